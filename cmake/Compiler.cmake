@@ -1,0 +1,21 @@
+# Language level, warnings and sanitizers that hold for everything in the tree.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+find_program(SMLA_CCACHE ccache)
+if(SMLA_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${SMLA_CCACHE})
+endif()
+
+# No contraction to FMA behind the source's back: RoPE and the quantisers promise mul/mul/add (spec 2).
+add_library(smla_flags INTERFACE)
+target_compile_options(smla_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -ffp-contract=off>)
+if(SMLA_SANITIZE)
+  target_compile_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE})
+endif()

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smla {
+
+/// The kind of machine a plan runs on.
+enum class DeviceKind : std::uint8_t { kCpu, kCuda };
+
+/// "cpu" or "cuda".
+std::string name_of(DeviceKind kind);
+/// @throws InvalidArgument for another name.
+DeviceKind device_from_name(const std::string& name);
+
+/// Where work is queued: a cudaStream_t on a GPU, null on the CPU (work is done when the call returns).
+struct Stream {
+  void* handle = nullptr;
+};
+
+/// Scratch memory lent by the caller for the duration of one call; at least `Plan::workspace_bytes()`, 64-byte aligned.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// What this CPU and operating system can run.
+struct CpuFeatures {
+  std::string model;  ///< the processor's brand text
+  int cores = 0;      ///< processors this process may use
+  bool avx2 = false;  ///< AVX2, FMA and F16C
+  bool avx512 = false;  ///< AVX-512 F, BW, DQ and VL
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;
+};
+
+/// Read once, then cached. SMLA_CPU=generic|avx2|avx512 in the environment hides everything above the named level.
+const CpuFeatures& cpu_features();
+
+/// One GPU as the driver reports it.
+struct GpuInfo {
+  std::string name;
+  int major = 0;
+  int minor = 0;
+  int multiprocessors = 0;
+  std::size_t memory_bytes = 0;
+};
+
+/// The GPUs of this machine; empty where there is none or the build has no CUDA, then `reason` (if given) says why.
+std::vector<GpuInfo> gpus(std::string* reason = nullptr);
+
+/// Whether the CUDA parts were compiled in.
+bool built_with_cuda();
+
+}  // namespace smla

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace smla {
+
+/// YaRN scaling of the rope frequencies (spec 2); the amplitude factor is 1.
+struct YarnConfig {
+  double factor = 16.0;
+  std::int64_t original_max_position = 65536;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  friend bool operator==(const YarnConfig&, const YarnConfig&) = default;
+};
+
+/// What fixes a rope table: layers with equal parameters share one.
+struct RopeConfig {
+  double theta = 10000.0;
+  std::optional<YarnConfig> yarn;
+  int dim = 64;  ///< rope dims
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
+};
+
+/// The numbers of one attention layer (spec 1).
+struct LayerConfig {
+  std::int64_t hidden_size = 0;
+  std::int64_t num_heads = 0;
+  int head_dim = 512;
+  int rope_head_dim = 64;
+  std::int64_t q_lora_rank = 0;
+  std::int64_t o_lora_rank = 0;
+  std::int64_t o_groups = 1;
+  std::int64_t window = 128;
+  int compress_ratio = 1;  ///< 1: window only, 4: C4A, 128: C128A
+  std::int64_t index_n_heads = 64;
+  int index_head_dim = 128;
+  std::int64_t index_topk = 512;
+  float rms_norm_eps = 1e-6F;
+  RopeConfig rope;        ///< of this layer: every rotation of a layer uses this one table
+  bool hadamard = false;  ///< Walsh-Hadamard transform on both sides of the indexer
+
+  bool has_compressor() const { return compress_ratio > 1; }
+  bool has_indexer() const { return compress_ratio == 4; }
+};
+
+/// @throws InvalidArgument naming the first number that is impossible, what was got and what was expected.
+void check_layer_config(const LayerConfig& config);
+
+/// A DeepSeek-V4 model as far as attention is concerned (spec 1).
+struct ModelConfig {
+  std::string name;
+  std::int64_t hidden_size = 0;
+  std::int64_t num_layers = 0;  ///< decoder layers, without MTP
+  std::int64_t num_mtp_layers = 0;
+  std::int64_t num_heads = 0;
+  int head_dim = 512;
+  int rope_head_dim = 64;
+  std::int64_t q_lora_rank = 0;
+  std::int64_t o_lora_rank = 0;
+  std::int64_t o_groups = 1;
+  std::int64_t window = 128;
+  std::int64_t index_n_heads = 64;
+  int index_head_dim = 128;
+  std::int64_t index_topk = 512;
+  float rms_norm_eps = 1e-6F;
+  double rope_theta = 10000.0;            ///< window-only layers, never YaRN
+  double compress_rope_theta = 160000.0;  ///< C4A and C128A layers
+  std::optional<YarnConfig> yarn;         ///< of the compress layers
+  std::int64_t max_position = 1048576;
+  std::vector<int> compress_ratios;  ///< one entry a decoder layer, then MTP entries; as given: 0, 1, 4 or 128
+
+  /// Layer `index` (MTP layers follow the decoder layers and are window-only). @throws InvalidArgument when there is no such layer.
+  LayerConfig layer(std::int64_t index) const;
+};
+
+/// "v4-flash", "v4-pro" or "tiny" (all three layer kinds, a few MB of weights). @throws InvalidArgument for another name, with the accepted ones.
+ModelConfig model_preset(std::string_view name);
+/// Names of the presets.
+std::vector<std::string> model_preset_names();
+
+/// Reads a config.json text in either public shape: flat `compress_ratios` with `rope_theta`/`compress_rope_theta`/`rope_scaling`, or nested rope
+/// parameters ({"main": {...}, "compress": {...}}). @throws InvalidArgument naming the key, what was got and what was expected.
+ModelConfig parse_model_config(std::string_view json);
+/// A preset's name or the path of a config.json. @throws IoError, InvalidArgument.
+ModelConfig load_model_config(const std::string& preset_or_path);
+
+/// The one builder of rope tables (spec 2): [positions, dim] fp32, row p = cos(p*f_0..) || sin(p*f_0..), angle = fl32(p * f_i).
+std::vector<float> rope_table(const RopeConfig& config, std::int64_t positions);
+/// Its dim/2 frequencies, fp32.
+std::vector<float> rope_frequencies(const RopeConfig& config);
+
+}  // namespace smla

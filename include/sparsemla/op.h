@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sparsemla/device.h"
+#include "sparsemla/error.h"
+
+namespace smla {
+
+/// How an implementation is chosen for an op.
+struct PlanOptions {
+  DeviceKind device = DeviceKind::kCpu;
+  std::string implementation;  ///< a name from explain(), or empty for the first that accepts
+  bool deterministic = false;  ///< a row's result must not depend on its neighbours in the batch
+  int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
+};
+
+/// One implementation as seen by one problem.
+struct Candidate {
+  std::string name;      ///< "avx512", "ref", ...
+  std::string machine;   ///< what it needs: "any CPU", "AVX2 + FMA", ...
+  std::string refusal;   ///< empty: it would run; otherwise the reason why not
+};
+
+template <class Op>
+struct Implementation;
+
+/// The choice of an implementation for one step shape: made on the host, immutable, printable, cheap to copy.
+///
+/// An op is a struct with `kName`, `Problem` (shapes, dtypes, widths, scalars: never lengths or other device values) and `Args` (the tensors).
+/// `run` never allocates device memory, never synchronises and never reads lengths on the host; workspace and stream come last.
+template <class Op>
+class Plan {
+ public:
+  /// @throws InvalidArgument for an impossible problem or an unknown implementation name;
+  /// @throws Unsupported when nobody accepts, with each refusal.
+  explicit Plan(const typename Op::Problem& problem, const PlanOptions& options = {});
+
+  /// @throws InvalidArgument when a tensor does not fit the problem; the text names it, what was got and what was expected.
+  void run(const typename Op::Args& args, Workspace workspace = {}, Stream stream = {}) const;
+
+  const typename Op::Problem& problem() const { return problem_; }
+  std::string_view implementation() const;
+  std::size_t workspace_bytes() const;
+
+ private:
+  typename Op::Problem problem_;
+  const Implementation<Op>* implementation_;
+  bool deterministic_;
+  int threads_;
+};
+
+/// Every implementation of `Op`, best first, `ref` last, with its refusal of this problem.
+template <class Op>
+std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOptions& options = {});
+
+}  // namespace smla

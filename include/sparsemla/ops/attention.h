@@ -1,0 +1,78 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "sparsemla/kv_format.h"
+#include "sparsemla/op.h"
+#include "sparsemla/tensor_view.h"
+
+namespace smla {
+
+/// Attention of every query over the rows that its index lists name, in one or two caches (spec 2, 8; keys are also the values):
+///   s_j = scale * <q_h, k_j>,  lse = ln sum_j exp(s_j),  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink_h - lse))
+/// over all valid entries of all scopes, one softmax. Entry c of a row counts when c < clamp(lens, 0, width) and its index lies in
+/// [0, num_blocks * block_size); everything else is skipped, so no input can make it read outside a cache. Repeated slots count repeatedly.
+/// lse is natural and without the sink; a row with no key gives o = 0 and lse = +inf. sink -inf: none; +inf: o = 0.
+/// `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse = -inf; see MergePartials.
+struct SparseAttention {
+  static constexpr std::string_view kName = "sparse_attention";
+  static constexpr int kMaxScopes = 2;
+
+  struct ScopeShape {
+    const RowFormat* format = nullptr;
+    std::int64_t block_size = 0;  ///< rows in a block
+    std::int64_t width = 0;       ///< W: columns of the index matrix
+  };
+  struct Problem {
+    std::int64_t tokens = 0;     ///< T
+    std::int64_t heads = 0;      ///< H, 1..128
+    std::int64_t out_heads = 0;  ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
+    int dim = 512;
+    DType q = DType::kBF16;  ///< BF16, E4M3 or F32
+    DType o = DType::kBF16;  ///< BF16 or F32; F32 when partial
+    int scopes = 1;          ///< 1 or 2
+    std::array<ScopeShape, kMaxScopes> scope{};
+    float scale = 0.0F;    ///< softmax scale; 0 means dim^-0.5
+    float q_scale = 1.0F;  ///< E4M3 q: value = e4m3 * q_scale
+    bool partial = false;
+
+    std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }
+    float softmax_scale() const;
+  };
+  struct Scope {
+    PagedCache cache;
+    ConstTensorView indices;  ///< [T, W] I32 slots, rows may be strided
+    ConstTensorView lens;     ///< [T] I32; absent: W
+  };
+  struct Args {
+    ConstTensorView q;  ///< [T, >= H, dim]; heads past H are not read
+    std::array<Scope, kMaxScopes> scopes{};
+    ConstTensorView sink;  ///< [H] F32; absent: none
+    TensorView o;          ///< [T, Hp, dim]
+    TensorView lse;        ///< [T, H] F32; absent: not wanted
+  };
+};
+
+/// Partial results of slices of the key list to the final one (spec 9, 15): lse = ln sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i / (1 + exp(sink_h - lse)).
+/// A slice with lse -inf counts nothing. No slice with a key: o = 0, lse = +inf.
+struct MergePartials {
+  static constexpr std::string_view kName = "merge_partials";
+  struct Problem {
+    std::int64_t slices = 0;  ///< S
+    std::int64_t tokens = 0;
+    std::int64_t heads = 0;
+    int dim = 512;
+    DType o = DType::kBF16;  ///< BF16 or F32
+  };
+  struct Args {
+    ConstTensorView partial_o;    ///< [S, T, H, dim] F32
+    ConstTensorView partial_lse;  ///< [S, T, H] F32
+    ConstTensorView sink;         ///< [H] F32; absent: none
+    TensorView o;                 ///< [T, H, dim]
+    TensorView lse;               ///< [T, H] F32; absent: not wanted
+  };
+};
+
+}  // namespace smla

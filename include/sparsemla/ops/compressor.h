@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "sparsemla/kv_format.h"
+#include "sparsemla/op.h"
+#include "sparsemla/tensor_view.h"
+
+namespace smla {
+
+/// Compressor, step 1 (spec 3): write the row (kv, score + ape[pos mod r]) of every token with state slot >= 0 into the paged state cache.
+struct SaveState {
+  static constexpr std::string_view kName = "save_state";
+  struct Problem {
+    std::int64_t tokens = 0;
+    int ratio = 4;  ///< r: 4 (overlapping, coff 2) or 128 (coff 1)
+    int dim = 512;  ///< d: 512 main, 128 indexer
+    int coff() const { return ratio == 4 ? 2 : 1; }
+  };
+  struct Args {
+    ConstTensorView kv_score;   ///< [T, 2*coff*d] F32: kv then score, rows may be strided
+    ConstTensorView ape;        ///< [r, coff*d] F32 or BF16
+    ConstTensorView positions;  ///< [T] I64
+    ConstTensorView state_slots;  ///< [M] I64, M <= T; -1: the token writes nothing
+    PagedCache state;           ///< rows of state_rows(d, coff)
+  };
+};
+
+/// Compressor, step 2 (spec 3): for every token that closes a group, pool the window from the state cache, RMSNorm, rotate at position g*r, store.
+///
+/// Token t acts when state_slots[t] >= 0, (pos+1) mod r == 0 and entry_slots[t] >= 0. Its window is the W = coff*r positions up to pos, read back
+/// through the block table; positions < 0 count as value 0 and logit -inf. r = 4: the first 4 rows give channels [0,d), the last 4 give [d,2d).
+///   e[c] = sum_j softmax_j(score[j,c]) * kv[j,c];  y = RMSNorm(e; w, eps) in fp32;  last rope_dim dims rotated at (pos / r) * r; encoded in the cache's format.
+/// The nope dims are rounded to bf16 before the quantiser; full rows are rounded to bf16 first, F32 rows are not rounded.
+struct CompressStore {
+  static constexpr std::string_view kName = "compress_store";
+  struct Problem {
+    std::int64_t tokens = 0;
+    int ratio = 4;
+    int dim = 512;
+    int rope_dim = 64;
+    const RowFormat* format = nullptr;  ///< rows of the entry cache
+    bool hadamard = false;  ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
+    float eps = 1e-6F;
+    ClampRule clamp = ClampRule::kAmax;
+    int coff() const { return ratio == 4 ? 2 : 1; }
+  };
+  struct Args {
+    ConstTensorView positions;      ///< [T] I64
+    ConstTensorView token_to_req;   ///< [T] I32
+    ConstTensorView state_slots;    ///< [M] I64, M <= T
+    ConstTensorView entry_slots;    ///< [M] I64: slot in `entries`, -1 none
+    ConstTensorView block_table;    ///< [requests, columns] I32 of the state cache; negative entries are read as block 0
+    ConstTensorView norm_weight;    ///< [d] BF16 or F32
+    ConstTensorView cos_sin;        ///< [L, rope_dim] F32
+    PagedCache state;
+    PagedCache entries;
+  };
+};
+
+}  // namespace smla

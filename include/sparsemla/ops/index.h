@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "sparsemla/op.h"
+#include "sparsemla/tensor_view.h"
+
+namespace smla {
+
+/// Request of each token, from query_start_loc; tokens past its end are given 0 (spec 6.1).
+struct TokenToReq {
+  static constexpr std::string_view kName = "token_to_req";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;  ///< padding included
+  };
+  struct Args {
+    ConstTensorView query_start_loc;  ///< [requests+1] I32, ascending
+    TensorView token_to_req;          ///< [tokens] I32
+  };
+};
+
+/// slot = block_table[req, pos / block_size] * block_size + pos % block_size; -1 for padding tokens (past query_start_loc's end),
+/// for a column outside the table and for a negative entry (spec 5.5).
+struct SlotMapping {
+  static constexpr std::string_view kName = "slot_mapping";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+    std::int64_t block_size = 0;
+  };
+  struct Args {
+    ConstTensorView query_start_loc;  ///< [requests+1] I32
+    ConstTensorView positions;        ///< [tokens] I64
+    ConstTensorView token_to_req;     ///< [tokens] I32
+    ConstTensorView block_table;      ///< [requests, columns] I32
+    TensorView slots;                 ///< [tokens] I64
+  };
+};
+
+/// Slots of compressed entries (spec 5.5): the whole output is set to -1; a request token with (pos+1) % ratio == 0 gets
+/// c = pos / ratio, block_table[req, c / storage_block] * storage_block + c % storage_block. pos = seq_len - query_len + offset.
+/// Negative table entries are read as block 0 (upstream's clamp); a column outside the table gives -1.
+struct CompressedSlotMapping {
+  static constexpr std::string_view kName = "compressed_slot_mapping";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;  ///< length of the output
+    std::int64_t ratio = 4;
+    std::int64_t storage_block = 64;  ///< entries in a block
+  };
+  struct Args {
+    ConstTensorView query_start_loc;  ///< [requests+1] I32
+    ConstTensorView seq_lens;         ///< [requests] I32
+    ConstTensorView block_table;      ///< [requests, columns] I32
+    TensorView slots;                 ///< [tokens] I64
+  };
+};
+
+/// Window rows (spec 6.3), decode and prefill alike: for a valid token (slot >= 0) pos = seq_len - query_len + offset, start = max(pos-window+1, 0),
+/// column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid tokens: length 0 and a row of -1.
+struct WindowIndices {
+  static constexpr std::string_view kName = "window_indices";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+    std::int64_t window = 128;
+    std::int64_t block_size = 64;
+  };
+  struct Args {
+    ConstTensorView query_start_loc;  ///< [requests+1] I32
+    ConstTensorView seq_lens;         ///< [requests] I32
+    ConstTensorView token_to_req;     ///< [tokens] I32
+    ConstTensorView slot_mapping;     ///< [tokens] I64
+    ConstTensorView block_table;      ///< [requests, columns] I32
+    TensorView indices;               ///< [tokens, width >= window] I32; columns past the window are -1
+    TensorView lens;                  ///< [tokens] I32
+  };
+};
+
+/// C128A rows (spec 6.5): n = min((pos+1)/ratio, width) entries; column j < n is the global slot of entry j through the block table
+/// (`global`), or j itself (local); the rest -1; lens = n. Invalid tokens (slot < 0): length 0 and a row of -1.
+struct DenseCompressedIndices {
+  static constexpr std::string_view kName = "dense_compressed_indices";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+    std::int64_t ratio = 128;
+    std::int64_t storage_block = 2;
+    std::int64_t width = 0;  ///< columns
+    bool global = true;
+  };
+  struct Args {
+    ConstTensorView positions;     ///< [tokens] I64
+    ConstTensorView token_to_req;  ///< [tokens] I32
+    ConstTensorView slot_mapping;  ///< [tokens] I64 of the window cache: says which tokens are valid
+    ConstTensorView block_table;   ///< [requests, columns] I32 of the compressed cache
+    TensorView indices;            ///< [tokens, width] I32
+    TensorView lens;               ///< [tokens] I32
+  };
+};
+
+/// Local top-k entries to global slots (spec 7.1): v >= 0 -> block_table[req, v / storage_block] * storage_block + v % storage_block, same column; else -1.
+/// An entry whose request or block column lies outside the table, or whose table entry is negative, is invalid. With `compact` survivors move left.
+/// lens = valid token ? number of survivors : 0; indices of invalid tokens are still written.
+struct GlobalTopk {
+  static constexpr std::string_view kName = "global_topk";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+    std::int64_t k = 0;
+    std::int64_t storage_block = 64;
+    bool compact = false;
+  };
+  struct Args {
+    ConstTensorView topk;          ///< [tokens, k] I32
+    ConstTensorView token_to_req;  ///< [tokens] I32
+    ConstTensorView block_table;   ///< [requests, columns] I32
+    ConstTensorView valid;         ///< [tokens] BOOL
+    TensorView indices;            ///< [tokens, k] I32
+    TensorView lens;               ///< [tokens] I32
+  };
+};
+
+/// Short contexts (spec 4.7): row t = 0..n-1 then -1 with n = min((pos+1)/ratio, k).
+struct ShortContextTopk {
+  static constexpr std::string_view kName = "short_context_topk";
+  struct Problem {
+    std::int64_t tokens = 0;
+    std::int64_t ratio = 4;
+    std::int64_t k = 0;
+  };
+  struct Args {
+    ConstTensorView positions;  ///< [tokens] I64
+    TensorView indices;         ///< [tokens, k] I32
+  };
+};
+
+}  // namespace smla

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "sparsemla/kv_format.h"
+#include "sparsemla/op.h"
+#include "sparsemla/tensor_view.h"
+
+namespace smla {
+
+/// RoPE (dims dim-rope_dim.. at the token's position), optional Hadamard, rounding to bf16 and quantisation of the indexer's queries, and their head weights (spec 4.1 to 4.3).
+///
+/// format index_fp8:  s = 2^ceil(log2(max(amax,1e-4)/448)) per (token, head); q_out = e4m3(x/s); weights_out = ((w * s) * dim^-0.5) * heads^-0.5
+/// format index_mxfp4: groups of 32, s = 2^ceil(log2(max(amax, 6*2^-126)/6)); q_out packed e2m1 (low nibble = even dim), q_scale = UE8M0 bytes; weights_out = (w * dim^-0.5) * heads^-0.5
+/// format index_f32:  no rounding and no quantisation; weights as for mxfp4
+struct IndexerQ {
+  static constexpr std::string_view kName = "indexer_q";
+  struct Problem {
+    std::int64_t tokens = 0;
+    std::int64_t heads = 64;
+    int dim = 128;
+    int rope_dim = 64;
+    DType in = DType::kBF16;  ///< of q and weights: BF16 or F32
+    const RowFormat* format = nullptr;
+    bool hadamard = false;
+  };
+  struct Args {
+    ConstTensorView q;          ///< [T, heads, dim] `in`
+    ConstTensorView weights;    ///< [T, heads] `in`
+    ConstTensorView positions;  ///< [T] I64
+    ConstTensorView cos_sin;    ///< [L, rope_dim] F32
+    TensorView q_out;        ///< index_fp8: [T, heads, dim] E4M3; index_mxfp4: [T, heads, dim/2] U8; index_f32: [T, heads, dim] F32
+    TensorView q_scale;      ///< index_mxfp4: [T, heads, dim/32] U8; otherwise absent
+    TensorView weights_out;  ///< [T, heads] F32
+  };
+};
+
+/// Index scores straight from the pages, decode and prefill alike (spec 4.5):
+///   logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h]   for j < lens[row]; other columns are not written.
+/// Entry j of request b stands in block block_table[b, j / block_size], offset j % block_size. An entry whose block is outside the cache or whose
+/// column is outside the table scores -inf; lens are clamped to [0, width]; a row whose request is outside the table writes -inf.
+struct IndexerLogits {
+  static constexpr std::string_view kName = "indexer_logits";
+  struct Problem {
+    std::int64_t rows = 0;
+    std::int64_t heads = 64;
+    int dim = 128;
+    std::int64_t width = 0;  ///< columns of logits
+    const RowFormat* format = nullptr;  ///< of the index cache; fixes the dtype of q as in IndexerQ
+  };
+  struct Args {
+    ConstTensorView q;            ///< as IndexerQ::Args::q_out
+    ConstTensorView q_scale;      ///< as IndexerQ::Args::q_scale
+    ConstTensorView weights;      ///< [rows, heads] F32
+    ConstTensorView row_to_req;   ///< [rows] I32
+    ConstTensorView lens;         ///< [rows] I32, visible entries of the row
+    ConstTensorView block_table;  ///< [requests, columns] I32 of the index cache
+    PagedCache cache;
+    TensorView logits;            ///< [rows, width] F32, rows may be strided
+  };
+};
+
+}  // namespace smla

@@ -1,0 +1,118 @@
+#include "sparsemla/kv_format.h"
+
+#include <array>
+
+#include "sparsemla/error.h"
+
+namespace smla {
+
+namespace {
+
+// The only place where record sizes stand as numbers (spec 3, 4.4, 5.1, 5.2, 5.4).
+constexpr RowFormat kFp8DsMla{.name = "fp8_ds_mla",
+                              .dim = 512,
+                              .nope_dim = 448,
+                              .nope = Element::kE4M3,
+                              .rope = Element::kBF16,
+                              .scale = ScaleKind::kUe8m0,
+                              .group = 64,
+                              .data_bytes = 576,
+                              .scale_bytes = 8,
+                              .page_alignment = 576};
+constexpr RowFormat kBf16{.name = "bf16",
+                          .dim = 512,
+                          .nope_dim = 512,
+                          .nope = Element::kBF16,
+                          .rope = Element::kBF16,
+                          .data_bytes = 1024,
+                          .page_alignment = 512};
+constexpr RowFormat kFp8PerTensor{.name = "fp8_per_tensor",
+                                  .dim = 512,
+                                  .nope_dim = 512,
+                                  .nope = Element::kE4M3,
+                                  .rope = Element::kE4M3,
+                                  .scale = ScaleKind::kPerTensor,
+                                  .data_bytes = 512,
+                                  .page_alignment = 512};
+constexpr RowFormat kF32{.name = "f32", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 512};
+constexpr RowFormat kIndexFp8{.name = "index_fp8",
+                              .dim = 128,
+                              .nope_dim = 128,
+                              .nope = Element::kE4M3,
+                              .rope = Element::kE4M3,
+                              .scale = ScaleKind::kF32,
+                              .group = 128,
+                              .data_bytes = 128,
+                              .scale_bytes = 4,
+                              .page_alignment = 576};
+constexpr RowFormat kIndexMxfp4{.name = "index_mxfp4",
+                                .dim = 128,
+                                .nope_dim = 128,
+                                .nope = Element::kE2M1,
+                                .rope = Element::kE2M1,
+                                .scale = ScaleKind::kUe8m0,
+                                .group = 32,
+                                .data_bytes = 64,
+                                .scale_bytes = 4,
+                                .page_alignment = 576};
+constexpr RowFormat kIndexF32{.name = "index_f32", .dim = 128, .nope_dim = 128, .data_bytes = 512, .page_alignment = 512};
+constexpr RowFormat kStateC4{.name = "state_c4", .dim = 2048, .nope_dim = 2048, .data_bytes = 8192, .page_alignment = 576};
+constexpr RowFormat kStateC128{.name = "state_c128", .dim = 1024, .nope_dim = 1024, .data_bytes = 4096, .page_alignment = 576};
+constexpr RowFormat kStateIndex{.name = "state_index", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 576};
+
+constexpr std::array<const RowFormat*, 10> kAll{&kFp8DsMla,  &kBf16,     &kFp8PerTensor, &kF32,       &kIndexFp8,
+                                                &kIndexMxfp4, &kIndexF32, &kStateC4,      &kStateC128, &kStateIndex};
+
+}  // namespace
+
+const RowFormat& fp8_ds_mla_rows() { return kFp8DsMla; }
+const RowFormat& bf16_rows() { return kBf16; }
+const RowFormat& fp8_per_tensor_rows() { return kFp8PerTensor; }
+const RowFormat& f32_rows() { return kF32; }
+const RowFormat& index_fp8_rows() { return kIndexFp8; }
+const RowFormat& index_mxfp4_rows() { return kIndexMxfp4; }
+const RowFormat& index_f32_rows() { return kIndexF32; }
+
+const RowFormat& state_rows(int dim, int coff) {
+  for (const RowFormat* format : {&kStateC4, &kStateC128, &kStateIndex}) {
+    const bool index = format == &kStateIndex;
+    if (dim == (index ? 128 : 512) && format->dim == 2 * coff * dim) return *format;
+  }
+  throw InvalidArgument("state rows: got dim " + std::to_string(dim) + " with " + std::to_string(coff) +
+                        " halves, expected (512, 2), (512, 1) or (128, 2)");
+}
+
+std::span<const RowFormat* const> all_row_formats() { return kAll; }
+
+const RowFormat& row_format(std::string_view name) {
+  std::string accepted;
+  for (const RowFormat* format : kAll) {
+    if (format->name == name) return *format;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(format->name);
+  }
+  throw InvalidArgument("row format: got \"" + std::string(name) + "\", expected one of " + accepted);
+}
+
+std::int64_t block_bytes(const RowFormat& format, std::int64_t block_size) { return block_size * format.row_bytes(); }
+
+std::int64_t page_bytes(const RowFormat& format, std::int64_t block_size) {
+  const std::int64_t raw = block_bytes(format, block_size);
+  return (raw + format.page_alignment - 1) / format.page_alignment * format.page_alignment;
+}
+
+void check_cache(std::string_view name, const PagedCache& cache) {
+  const auto fail = [&](const std::string& got, const std::string& expected) {
+    throw InvalidArgument(std::string(name) + ": got " + got + ", expected " + expected);
+  };
+  if (cache.format == nullptr) fail("no row format", "one");
+  if (cache.num_blocks < 0) fail(std::to_string(cache.num_blocks) + " blocks", "0 or more");
+  if (cache.block_size < 1) fail("block size " + std::to_string(cache.block_size), "1 or more");
+  if (cache.num_blocks > 0 && cache.base == nullptr) fail("no memory", std::to_string(cache.num_blocks) + " blocks");
+  const std::int64_t least = block_bytes(*cache.format, cache.block_size);
+  if (cache.num_blocks > 1 && cache.block_stride_bytes < least) {
+    fail("block stride " + std::to_string(cache.block_stride_bytes) + " bytes",
+         "at least " + std::to_string(least) + " (" + std::to_string(cache.block_size) + " rows of " + std::string(cache.format->name) + ")");
+  }
+}
+
+}  // namespace smla

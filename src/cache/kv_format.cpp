@@ -19,13 +19,8 @@ constexpr RowFormat kFp8DsMla{.name = "fp8_ds_mla",
                               .data_bytes = 576,
                               .scale_bytes = 8,
                               .page_alignment = 576};
-constexpr RowFormat kBf16{.name = "bf16",
-                          .dim = 512,
-                          .nope_dim = 512,
-                          .nope = Element::kBF16,
-                          .rope = Element::kBF16,
-                          .data_bytes = 1024,
-                          .page_alignment = 512};
+constexpr RowFormat kBf16{
+    .name = "bf16", .dim = 512, .nope_dim = 512, .nope = Element::kBF16, .rope = Element::kBF16, .data_bytes = 1024, .page_alignment = 512};
 constexpr RowFormat kFp8PerTensor{.name = "fp8_per_tensor",
                                   .dim = 512,
                                   .nope_dim = 512,
@@ -60,7 +55,7 @@ constexpr RowFormat kStateC4{.name = "state_c4", .dim = 2048, .nope_dim = 2048, 
 constexpr RowFormat kStateC128{.name = "state_c128", .dim = 1024, .nope_dim = 1024, .data_bytes = 4096, .page_alignment = 576};
 constexpr RowFormat kStateIndex{.name = "state_index", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 576};
 
-constexpr std::array<const RowFormat*, 10> kAll{&kFp8DsMla,  &kBf16,     &kFp8PerTensor, &kF32,       &kIndexFp8,
+constexpr std::array<const RowFormat*, 10> kAll{&kFp8DsMla,   &kBf16,     &kFp8PerTensor, &kF32,       &kIndexFp8,
                                                 &kIndexMxfp4, &kIndexF32, &kStateC4,      &kStateC128, &kStateIndex};
 
 }  // namespace

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsemla/kv_format.h"
+#include "sparsemla/model_config.h"
+#include "sparsemla/tensor_view.h"
+
+namespace smla {
+
+/// What a cache of a layer holds (spec 5.4).
+enum class CacheRole : std::uint8_t { kWindow, kCompressed, kIndex, kState, kIndexState };
+inline constexpr int kNumCacheRoles = 5;
+/// "window", "compressed", "index", "state", "index_state".
+std::string name_of(CacheRole role);
+
+/// Formats and scales of a model's caches.
+struct CacheOptions {
+  const RowFormat* rows = &fp8_ds_mla_rows();  ///< window and compressed rows
+  const RowFormat* index = &index_fp8_rows();  ///< index rows
+  float kv_scale = 1.0F;                       ///< per-tensor rows
+};
+
+/// One cache of one layer inside its group's blocks.
+struct LayerCache {
+  std::int64_t layer = 0;  ///< position in the list of layers the layout was made for
+  CacheRole role = CacheRole::kWindow;
+  const RowFormat* format = nullptr;
+  std::int64_t block_size = 0;    ///< rows in a block
+  std::int64_t page_bytes = 0;    ///< bytes a block takes for this cache, padding included
+  std::int64_t offset_bytes = 0;  ///< from the block's start
+};
+
+/// Caches that share one block table per request.
+struct CacheGroup {
+  std::string name;               ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
+  std::int64_t block_tokens = 0;  ///< source tokens a block covers
+  std::int64_t window = 0;        ///< tokens that must be kept; 0: all of them
+  std::vector<LayerCache> caches;
+  std::int64_t page_bytes = 0;  ///< sum over its caches
+  bool sliding() const { return window > 0; }
+};
+
+/// How the caches of a list of layers share one slab of blocks (spec 5.4).
+///
+/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block. Sliding caches are grouped by (block tokens,
+/// window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full group's is split over its layers into sub-groups of about
+/// that size. A block belongs to one group at a time; block_stride is the largest group's page sum.
+struct KvLayout {
+  std::vector<CacheGroup> groups;
+  std::int64_t block_stride_bytes = 0;
+  std::int64_t num_layers = 0;
+  float kv_scale = 1.0F;
+
+  /// Group and cache of a layer's role; nullptr / -1 when the layer has none.
+  const LayerCache* find(std::int64_t layer, CacheRole role) const;
+  int group_of(std::int64_t layer, CacheRole role) const;
+};
+
+/// @throws InvalidArgument for an empty list or a layer with another window than 128's group allows.
+KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions& options);
+
+/// Blocks that a request of `tokens` tokens, fed in chunks of at most `chunk`, can hold at once in a group.
+std::int64_t max_blocks(const CacheGroup& group, std::int64_t tokens, std::int64_t chunk);
+
+/// One slab of `num_blocks` blocks, its free list, and what each group holds.
+class KvPool {
+ public:
+  /// @throws InvalidArgument for a negative number of blocks; std::bad_alloc.
+  KvPool(KvLayout layout, std::int64_t num_blocks);
+  ~KvPool();
+  KvPool(const KvPool&) = delete;
+  KvPool& operator=(const KvPool&) = delete;
+
+  const KvLayout& layout() const { return layout_; }
+  std::int64_t num_blocks() const { return num_blocks_; }
+  std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }
+
+  /// A block for `group`, its pages zeroed (only the bytes rows can use: neighbours are left alone); nothing when none is free.
+  std::optional<std::int32_t> allocate(int group);
+  /// Takes a block back. @throws InvalidArgument for a block that is not held by `group`.
+  void release(int group, std::int32_t block);
+
+  /// A layer's cache over the whole slab. @throws InvalidArgument when the layer has no such cache.
+  PagedCache cache(std::int64_t layer, CacheRole role) const;
+
+  std::int64_t held(int group) const { return held_[static_cast<std::size_t>(group)]; }
+  std::int64_t peak(int group) const { return peak_[static_cast<std::size_t>(group)]; }
+
+ private:
+  KvLayout layout_;
+  std::int64_t num_blocks_;
+  std::uint8_t* slab_;
+  std::vector<std::int32_t> free_;
+  std::vector<std::int32_t> owner_;  ///< group of each block, -1 free
+  std::vector<std::int64_t> held_;
+  std::vector<std::int64_t> peak_;
+};
+
+/// The blocks of one request: a table a group, -1 where a block was never needed or has slid out of the window.
+class RequestBlocks {
+ public:
+  explicit RequestBlocks(const KvLayout& layout) : tables_(layout.groups.size()) {}
+
+  /// Makes room for positions [begin, end) in every group. All or nothing: returns false, holding what it held, when the pool is too small.
+  bool reserve(KvPool& pool, std::int64_t begin, std::int64_t end);
+  /// Gives back what no query at `next_position` or later can see.
+  void slide(KvPool& pool, std::int64_t next_position);
+  /// Gives everything back.
+  void clear(KvPool& pool);
+
+  std::span<const std::int32_t> table(int group) const { return tables_[static_cast<std::size_t>(group)]; }
+
+ private:
+  std::vector<std::vector<std::int32_t>> tables_;
+};
+
+}  // namespace smla

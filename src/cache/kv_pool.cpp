@@ -1,0 +1,115 @@
+#include "sparsemla/kv_pool.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "sparsemla/error.h"
+
+namespace smla {
+
+KvPool::KvPool(KvLayout layout, std::int64_t num_blocks)
+    : layout_(std::move(layout)), num_blocks_(num_blocks), slab_(nullptr), held_(layout_.groups.size(), 0), peak_(layout_.groups.size(), 0) {
+  constexpr std::int64_t kMaxBlocks = 0x7FFF'FFFF;  // block ids are int32
+  if (num_blocks < 0 || num_blocks > kMaxBlocks) {
+    throw InvalidArgument("kv pool: blocks: got " + std::to_string(num_blocks) + ", expected 0 to " + std::to_string(kMaxBlocks));
+  }
+  const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(num_blocks * layout_.block_stride_bytes, 64));
+  slab_ = static_cast<std::uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+  if (slab_ == nullptr) throw std::bad_alloc();
+  owner_.assign(static_cast<std::size_t>(num_blocks), -1);
+  free_.reserve(static_cast<std::size_t>(num_blocks));
+  for (std::int64_t b = num_blocks - 1; b >= 0; --b) free_.push_back(static_cast<std::int32_t>(b));
+}
+
+KvPool::~KvPool() { std::free(slab_); }
+
+std::optional<std::int32_t> KvPool::allocate(int group) {
+  if (free_.empty()) return std::nullopt;
+  const std::int32_t block = free_.back();
+  free_.pop_back();
+  owner_[static_cast<std::size_t>(block)] = group;
+  const auto g = static_cast<std::size_t>(group);
+  peak_[g] = std::max(peak_[g], ++held_[g]);
+  std::uint8_t* start = slab_ + block * layout_.block_stride_bytes;
+  for (const LayerCache& c : layout_.groups[g].caches) {
+    std::memset(start + c.offset_bytes, 0, static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
+  }
+  return block;
+}
+
+void KvPool::release(int group, std::int32_t block) {
+  if (block < 0 || block >= num_blocks_ || owner_[static_cast<std::size_t>(block)] != group) {
+    throw InvalidArgument("kv pool: release: got block " + std::to_string(block) + ", expected one held by group " +
+                          layout_.groups[static_cast<std::size_t>(group)].name);
+  }
+  owner_[static_cast<std::size_t>(block)] = -1;
+  --held_[static_cast<std::size_t>(group)];
+  free_.push_back(block);
+}
+
+PagedCache KvPool::cache(std::int64_t layer, CacheRole role) const {
+  const LayerCache* c = layout_.find(layer, role);
+  if (c == nullptr) {
+    throw InvalidArgument("kv pool: got role " + name_of(role) + " of layer " + std::to_string(layer) + ", expected a cache that this layer has");
+  }
+  return {.format = c->format,
+          .base = slab_ + c->offset_bytes,
+          .num_blocks = num_blocks_,
+          .block_size = c->block_size,
+          .block_stride_bytes = layout_.block_stride_bytes,
+          .scale = layout_.kv_scale};
+}
+
+bool RequestBlocks::reserve(KvPool& pool, std::int64_t begin, std::int64_t end) {
+  std::vector<std::pair<int, std::size_t>> taken;
+  const KvLayout& layout = pool.layout();
+  for (std::size_t g = 0; g < layout.groups.size(); ++g) {
+    const std::int64_t tokens = layout.groups[g].block_tokens;
+    std::vector<std::int32_t>& table = tables_[g];
+    const auto columns = static_cast<std::size_t>((end + tokens - 1) / tokens);
+    if (table.size() < columns) table.resize(columns, -1);
+    for (auto c = static_cast<std::size_t>(begin / tokens); c < columns; ++c) {
+      if (table[c] >= 0) continue;
+      const std::optional<std::int32_t> block = pool.allocate(static_cast<int>(g));
+      if (!block) {
+        for (const auto& [group, column] : taken) {
+          pool.release(group, tables_[static_cast<std::size_t>(group)][column]);
+          tables_[static_cast<std::size_t>(group)][column] = -1;
+        }
+        return false;
+      }
+      table[c] = *block;
+      taken.emplace_back(static_cast<int>(g), c);
+    }
+  }
+  return true;
+}
+
+void RequestBlocks::slide(KvPool& pool, std::int64_t next_position) {
+  const KvLayout& layout = pool.layout();
+  for (std::size_t g = 0; g < layout.groups.size(); ++g) {
+    const CacheGroup& group = layout.groups[g];
+    if (!group.sliding()) continue;
+    const std::int64_t first_needed = std::max<std::int64_t>(next_position - group.window + 1, 0);
+    const std::int64_t last = std::min<std::int64_t>(first_needed / group.block_tokens, static_cast<std::int64_t>(tables_[g].size()));
+    // Columns before the first needed one were given back by earlier calls, down to the first -1.
+    for (std::int64_t c = last - 1; c >= 0 && tables_[g][static_cast<std::size_t>(c)] >= 0; --c) {
+      pool.release(static_cast<int>(g), tables_[g][static_cast<std::size_t>(c)]);
+      tables_[g][static_cast<std::size_t>(c)] = -1;
+    }
+  }
+}
+
+void RequestBlocks::clear(KvPool& pool) {
+  for (std::size_t g = 0; g < tables_.size(); ++g) {
+    for (const std::int32_t block : tables_[g]) {
+      if (block >= 0) pool.release(static_cast<int>(g), block);
+    }
+    tables_[g].clear();
+  }
+}
+
+}  // namespace smla

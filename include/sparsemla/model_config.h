@@ -20,7 +20,7 @@ struct YarnConfig {
 /// What fixes a rope table: layers with equal parameters share one.
 struct RopeConfig {
   double theta = 10000.0;
-  std::optional<YarnConfig> yarn;
+  std::optional<YarnConfig> yarn{};
   int dim = 64;  ///< rope dims
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "ops/registry.h"
+#include "sparsemla/ops/topk.h"
+
+namespace smla {
+
+void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
+void topk_cpu(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
+
+}  // namespace smla

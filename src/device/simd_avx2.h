@@ -65,6 +65,13 @@ struct Avx2Word {
     return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
   }
 
+  friend void sum4(Avx2Word a, Avx2Word b, Avx2Word c, Avx2Word d, float* out) {
+    const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a.v, b.v), _mm256_unpackhi_ps(a.v, b.v));
+    const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c.v, d.v), _mm256_unpackhi_ps(c.v, d.v));
+    const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+  }
+
   friend Avx2Word operator+(Avx2Word a, Avx2Word b) { return {_mm256_add_ps(a.v, b.v)}; }
   friend Avx2Word operator-(Avx2Word a, Avx2Word b) { return {_mm256_sub_ps(a.v, b.v)}; }
   friend Avx2Word operator*(Avx2Word a, Avx2Word b) { return {_mm256_mul_ps(a.v, b.v)}; }

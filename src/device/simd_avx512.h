@@ -69,6 +69,14 @@ struct Avx512Word {
     return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
   }
 
+  friend void sum4(Avx512Word a, Avx512Word b, Avx512Word c, Avx512Word d, float* out) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c.v, d.v), _mm512_unpackhi_ps(c.v, d.v));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+
   friend Avx512Word operator+(Avx512Word a, Avx512Word b) { return {_mm512_add_ps(a.v, b.v)}; }
   friend Avx512Word operator-(Avx512Word a, Avx512Word b) { return {_mm512_sub_ps(a.v, b.v)}; }
   friend Avx512Word operator*(Avx512Word a, Avx512Word b) { return {_mm512_mul_ps(a.v, b.v)}; }

@@ -17,6 +17,7 @@ struct GenericWord {
   static constexpr int kLanes = 4;
   typedef float Floats __attribute__((vector_size(16)));
   typedef std::int32_t Ints __attribute__((vector_size(16)));
+  typedef std::uint32_t Bits __attribute__((vector_size(16)));
   Floats v;
 
   static GenericWord zero() { return {Floats{}}; }
@@ -66,10 +67,10 @@ struct GenericWord {
   }
   /// kLanes bfloat16 numbers, rounded to nearest even; NaN stays NaN.
   void store_bf16(void* p) const {
-    const Ints u = reinterpret_cast<Ints>(v);
-    const Ints is_nan = (u & 0x7FFF'FFFF) > 0x7F80'0000;
-    const Ints rounded = u + 0x7FFF + ((u >> 16) & 1);
-    const Ints out = ((is_nan & (u | 0x0040'0000)) | (~is_nan & rounded)) >> 16;
+    const Bits u = reinterpret_cast<Bits>(v);
+    const Bits is_nan = reinterpret_cast<Bits>((u & 0x7FFF'FFFFU) > 0x7F80'0000U);
+    const Bits rounded = u + 0x7FFFU + ((u >> 16) & 1U);
+    const Bits out = ((is_nan & (u | 0x0040'0000U)) | (~is_nan & rounded)) >> 16;
     std::uint16_t h[4];
     for (int i = 0; i < kLanes; ++i) h[i] = static_cast<std::uint16_t>(out[i]);
     std::memcpy(p, h, sizeof h);
@@ -82,6 +83,13 @@ struct GenericWord {
     const float a = v[0] > v[2] ? v[0] : v[2];
     const float b = v[1] > v[3] ? v[1] : v[3];
     return a > b ? a : b;
+  }
+
+  /// out[0..3] = the sums of the lanes of a, b, c and d, each added in the same order whatever the others hold.
+  friend void sum4(GenericWord a, GenericWord b, GenericWord c, GenericWord d, float* out) {
+    const Floats ab = __builtin_shufflevector(a.v, b.v, 0, 4, 1, 5) + __builtin_shufflevector(a.v, b.v, 2, 6, 3, 7);
+    const Floats cd = __builtin_shufflevector(c.v, d.v, 0, 4, 1, 5) + __builtin_shufflevector(c.v, d.v, 2, 6, 3, 7);
+    GenericWord{__builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7)}.store(out);
   }
 
   friend GenericWord operator+(GenericWord a, GenericWord b) { return {a.v + b.v}; }
@@ -99,10 +107,7 @@ struct GenericWord {
     return {reinterpret_cast<Floats>(~below & reinterpret_cast<Ints>(value.v))};
   }
   /// 2^n where the argument is n + 1.5 * 2^23, n an integer in [-126, 127].
-  friend GenericWord pow2_of_biased(GenericWord x) {
-    typedef std::uint32_t Words __attribute__((vector_size(16)));
-    return {reinterpret_cast<Floats>((reinterpret_cast<Words>(x.v) << 23) + 0x3F80'0000U)};
-  }
+  friend GenericWord pow2_of_biased(GenericWord x) { return {reinterpret_cast<Floats>((reinterpret_cast<Bits>(x.v) << 23) + 0x3F80'0000U)}; }
 };
 
 }  // namespace

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "core/arena.h"
+#include "sparsemla/layer.h"
+#include "sparsemla/ops/attention.h"
+#include "sparsemla/ops/compressor.h"
+#include "sparsemla/ops/index.h"
+#include "sparsemla/ops/indexer.h"
+#include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/ops/projection.h"
+#include "sparsemla/ops/topk.h"
+
+namespace smla {
+
+/// Intermediate tensors of one forward, laid out in the caller's workspace. T tokens, H heads, d head_dim, K index_topk.
+struct LayerBuffers {
+  TensorView qr;              ///< [T, q_lora] act
+  TensorView kv;              ///< [T, d] act
+  TensorView kv_score;        ///< [T, 2*coff*d] F32
+  TensorView index_kv_score;  ///< [T, 2*2*128] F32
+  TensorView index_weights;   ///< [T, Hi] act
+  TensorView q;               ///< [T, H, d] act
+  TensorView q_attn;          ///< [T, H, d] what attention reads; q itself unless E4M3
+  TensorView index_q;         ///< [T, Hi, 128] act
+  TensorView index_q_stored;  ///< [T, Hi, 128 or 64] E4M3, U8 or F32
+  TensorView index_q_scale;   ///< [T, Hi, 4] U8, mxfp4 only
+  TensorView index_w;         ///< [T, Hi] F32
+  TensorView scores;          ///< [rows of a chunk, width] F32
+  TensorView topk;            ///< [T, K] I32 local
+  TensorView slots;           ///< [T, K] I32 global
+  TensorView slot_lens;       ///< [T] I32
+  TensorView o;               ///< [T, H, d] act
+  TensorView z;               ///< [T, G*o_lora] act
+  void* scratch = nullptr;
+  std::size_t scratch_bytes = 0;
+};
+
+struct LayerPlan::Ops {
+  std::int64_t tokens = 0;
+  std::int64_t requests = 0;
+  std::int64_t max_seq_len = 0;
+  bool short_context = false;    ///< C4A: every visible entry fits the top-k
+  std::int64_t score_width = 0;  ///< columns of the score matrix
+  std::int64_t score_rows = 0;   ///< rows scored at once, so that the matrix stays within its budget
+  std::size_t scratch_bytes = 0;
+  std::size_t workspace_bytes = 0;
+  std::string text;
+
+  std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm, index_weights_proj, index_wq_b;
+  std::optional<Plan<RmsNorm>> q_norm, kv_norm;
+  std::optional<Plan<QNormRopeInsert>> insert;
+  std::optional<Plan<SaveState>> save_state, save_index_state;
+  std::optional<Plan<CompressStore>> compress, compress_index;
+  std::optional<Plan<IndexerQ>> index_q;
+  std::optional<Plan<IndexerLogits>> logits, logits_tail;
+  std::optional<Plan<TopK>> topk, topk_tail;
+  std::optional<Plan<ShortContextTopk>> short_topk;
+  std::optional<Plan<GlobalTopk>> global_topk;
+  std::optional<Plan<SparseAttention>> attention;
+  std::optional<Plan<InverseRope>> inverse_rope;
+
+  LayerBuffers lay_out(const LayerConfig& config, const LayerOptions& options, void* base, std::size_t* used) const;
+};
+
+/// The dtype of activations.
+inline DType activation_dtype(const LayerOptions& options) { return options.precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }
+
+}  // namespace smla

@@ -1,0 +1,213 @@
+#include "layer/reference_layer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "sparsemla/error.h"
+#include "sparsemla/plan.h"
+
+namespace smla {
+
+namespace {
+
+double value_at(const ConstTensorView& v, std::int64_t flat) {
+  return v.dtype == DType::kBF16 ? static_cast<double>(to_float(static_cast<const BF16*>(v.data)[flat]))
+                                 : static_cast<double>(static_cast<const float*>(v.data)[flat]);
+}
+
+/// sum_i w[i] * x[i] over n values, in double.
+double dot_row(const ConstTensorView& w, std::int64_t offset, const double* x, std::int64_t n) {
+  double sum = 0;
+  if (w.dtype == DType::kBF16) {
+    const BF16* row = static_cast<const BF16*>(w.data) + offset;
+    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(to_float(row[i])) * x[i];
+  } else {
+    const float* row = static_cast<const float*>(w.data) + offset;
+    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(row[i]) * x[i];
+  }
+  return sum;
+}
+
+}  // namespace
+
+ReferenceLayer::ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin, const ConstTensorView& hidden)
+    : config_(config), weights_(weights), cos_sin_(cos_sin), hidden_(hidden) {
+  const auto tokens = static_cast<std::size_t>(hidden.size(0));
+  for (Rows* rows : {&lora_, &window_, &entries_, &kv_score_, &index_entries_, &index_kv_score_}) rows->resize(tokens);
+}
+
+ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, const double* x, std::int64_t first_row, std::int64_t rows,
+                                           std::int64_t inputs) const {
+  Row y(static_cast<std::size_t>(rows));
+#pragma omp parallel for schedule(static)
+  for (std::int64_t r = 0; r < rows; ++r) y[static_cast<std::size_t>(r)] = dot_row(w, (first_row + r) * inputs, x, inputs);
+  return y;
+}
+
+ReferenceLayer::Row ReferenceLayer::hidden_row(std::int64_t position) const {
+  if (position < 0 || position >= hidden_.size(0)) {
+    throw InvalidArgument("reference layer: position: got " + std::to_string(position) + ", expected 0 to " + std::to_string(hidden_.size(0) - 1));
+  }
+  Row x(static_cast<std::size_t>(config_.hidden_size));
+  for (std::int64_t i = 0; i < config_.hidden_size; ++i) x[static_cast<std::size_t>(i)] = value_at(hidden_, position * hidden_.stride[0] + i);
+  return x;
+}
+
+// y_i = x_i / sqrt(mean(x^2) + eps) * w_i
+void ReferenceLayer::rms_norm(Row& x, const ConstTensorView* weight) const {
+  double squares = 0;
+  for (const double v : x) squares += v * v;
+  const double factor = 1.0 / std::sqrt(squares / static_cast<double>(x.size()) + static_cast<double>(config_.rms_norm_eps));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] *= factor * (weight == nullptr ? 1.0 : value_at(*weight, static_cast<std::int64_t>(i)));
+}
+
+// Pairs (2i, 2i+1): e' = e*c -+ o*s, o' = o*c +- e*s
+void ReferenceLayer::rotate(double* last_dims, std::int64_t position, bool inverse) const {
+  const int half = config_.rope_head_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const double c = value_at(cos_sin_, position * config_.rope_head_dim + i);
+    const double s = value_at(cos_sin_, position * config_.rope_head_dim + half + i) * (inverse ? -1.0 : 1.0);
+    const double e = last_dims[2 * i];
+    const double o = last_dims[2 * i + 1];
+    last_dims[2 * i] = e * c - o * s;
+    last_dims[2 * i + 1] = o * c + e * s;
+  }
+}
+
+const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
+  auto& row = lora_[static_cast<std::size_t>(position)];
+  if (!row) {
+    row = linear(weights_.wq_a, hidden_row(position).data(), 0, config_.q_lora_rank, config_.hidden_size);
+    rms_norm(*row, &weights_.q_norm);
+  }
+  return *row;
+}
+
+const ReferenceLayer::Row& ReferenceLayer::window_row(std::int64_t position) {
+  auto& row = window_[static_cast<std::size_t>(position)];
+  if (!row) {
+    row = linear(weights_.wkv, hidden_row(position).data(), 0, config_.head_dim, config_.hidden_size);
+    rms_norm(*row, &weights_.kv_norm);
+    rotate(row->data() + config_.head_dim - config_.rope_head_dim, position, false);
+  }
+  return *row;
+}
+
+// e[c] = sum_s softmax_s(score[s,c]) kv[s,c] over the group's tokens; ratio 4 also over the previous group, whose tokens give channels [0, dim).
+const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const CompressorWeights& w, int dim, Rows& entries, Rows& kv_score) {
+  auto& out = entries[static_cast<std::size_t>(g)];
+  if (out) return *out;
+  const int r = config_.compress_ratio;
+  const std::int64_t width = w.wkv.size(0);
+  const bool overlap = r == 4;
+  const auto token = [&](std::int64_t position) -> const Row& {
+    auto& row = kv_score[static_cast<std::size_t>(position)];
+    if (!row) {
+      const Row x = hidden_row(position);
+      row = linear(w.wkv, x.data(), 0, width, config_.hidden_size);
+      Row score = linear(w.wgate, x.data(), 0, width, config_.hidden_size);
+      for (std::int64_t c = 0; c < width; ++c) score[static_cast<std::size_t>(c)] += value_at(w.ape, position % r * width + c);
+      row->insert(row->end(), score.begin(), score.end());
+    }
+    return *row;
+  };
+  Row e(static_cast<std::size_t>(dim));
+  for (int c = 0; c < dim; ++c) {
+    double best = -std::numeric_limits<double>::infinity();
+    double sum = 0;
+    double weighted = 0;
+    for (int pass = 0; pass < 2; ++pass) {
+      for (std::int64_t p = (overlap && g > 0 ? g - 1 : g) * r; p < (g + 1) * r; ++p) {
+        const auto channel = static_cast<std::size_t>(overlap && p >= g * r ? dim + c : c);
+        const Row& row = token(p);
+        const double score = row[static_cast<std::size_t>(width) + channel];
+        if (pass == 0) {
+          best = std::max(best, score);
+        } else {
+          sum += std::exp(score - best);
+          weighted += std::exp(score - best) * row[channel];
+        }
+      }
+    }
+    e[static_cast<std::size_t>(c)] = weighted / sum;
+  }
+  rms_norm(e, &w.norm);
+  rotate(e.data() + dim - config_.rope_head_dim, g * r, false);
+  out = std::move(e);
+  return *out;
+}
+
+const std::vector<double>& ReferenceLayer::entry(std::int64_t g) { return pooled(g, weights_.compressor, config_.head_dim, entries_, kv_score_); }
+
+const std::vector<double>& ReferenceLayer::index_entry(std::int64_t g) {
+  return pooled(g, weights_.index_compressor, config_.index_head_dim, index_entries_, index_kv_score_);
+}
+
+// score[j] = sum_h relu(<q_h, k_j>) * w_h * dim^-0.5 * heads^-0.5; the Hadamard transform on both sides changes nothing here
+std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
+  const std::int64_t heads = config_.index_n_heads;
+  const std::int64_t dim = config_.index_head_dim;
+  Row q = linear(weights_.index_wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank);
+  const Row w = linear(weights_.index_weights_proj, hidden_row(position).data(), 0, heads, config_.hidden_size);
+  for (std::int64_t h = 0; h < heads; ++h) rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
+  const double factor = 1.0 / std::sqrt(static_cast<double>(dim) * static_cast<double>(heads));
+  Row scores(static_cast<std::size_t>(visible_entries(position, config_.compress_ratio)));
+  for (std::size_t j = 0; j < scores.size(); ++j) {
+    const Row& k = index_entry(static_cast<std::int64_t>(j));
+    for (std::int64_t h = 0; h < heads; ++h) {
+      double s = 0;
+      for (std::int64_t i = 0; i < dim; ++i) s += q[static_cast<std::size_t>(h * dim + i)] * k[static_cast<std::size_t>(i)];
+      scores[j] += std::max(s, 0.0) * w[static_cast<std::size_t>(h)] * factor;
+    }
+  }
+  return scores;
+}
+
+std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries) {
+  const std::int64_t heads = config_.num_heads;
+  const std::int64_t dim = config_.head_dim;
+  Row q = linear(weights_.wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank);
+
+  std::vector<const Row*> keys;
+  for (std::int64_t p = std::max<std::int64_t>(position - config_.window + 1, 0); p <= position; ++p) keys.push_back(&window_row(p));
+  if (entries) {
+    for (const std::int32_t g : *entries) {
+      if (g >= 0 && g < visible_entries(position, config_.compress_ratio)) keys.push_back(&entry(g));
+    }
+  } else if (config_.compress_ratio == 128) {
+    for (std::int64_t g = 0; g < visible_entries(position, config_.compress_ratio); ++g) keys.push_back(&entry(g));
+  }
+
+  const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
+  Row o(static_cast<std::size_t>(heads * dim));
+  for (std::int64_t h = 0; h < heads; ++h) {
+    Row head(q.begin() + h * dim, q.begin() + (h + 1) * dim);
+    rms_norm(head, nullptr);
+    rotate(head.data() + dim - config_.rope_head_dim, position, false);
+    Row s(keys.size());
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      for (std::int64_t i = 0; i < dim; ++i) s[j] += scale * head[static_cast<std::size_t>(i)] * (*keys[j])[static_cast<std::size_t>(i)];
+    }
+    const double best = *std::ranges::max_element(s);
+    const double sink = value_at(weights_.attn_sink, h);
+    double sum = std::exp(sink - best);
+    for (const double v : s) sum += std::exp(v - best);
+    double* out = o.data() + h * dim;
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      const double p = std::exp(s[j] - best) / sum;
+      for (std::int64_t i = 0; i < dim; ++i) out[i] += p * (*keys[j])[static_cast<std::size_t>(i)];
+    }
+    rotate(out + dim - config_.rope_head_dim, position, true);
+  }
+
+  const std::int64_t group_in = heads / config_.o_groups * dim;
+  Row z;
+  for (std::int64_t g = 0; g < config_.o_groups; ++g) {
+    const Row part = linear(weights_.wo_a, o.data() + g * group_in, g * config_.o_lora_rank, config_.o_lora_rank, group_in);
+    z.insert(z.end(), part.begin(), part.end());
+  }
+  return linear(weights_.wo_b, z.data(), 0, config_.hidden_size, config_.o_groups * config_.o_lora_rank);
+}
+
+}  // namespace smla

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sparsemla/layer.h"
+
+namespace smla {
+
+/// attention(x) of one request in float64 that knows no pages, no chunks and no quantisation (spec 2 to 4): the truth a run is checked against.
+///
+/// Projections of a token are made when first needed and kept, so that several tokens of one request share them.
+class ReferenceLayer {
+ public:
+  /// @param hidden [tokens, hidden] F32 or BF16: the layer's inputs from position 0 on; memory stays with the caller, as do weights and cos_sin.
+  ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin, const ConstTensorView& hidden);
+
+  /// Index scores of every entry that `position` sees (C4A layers).
+  std::vector<double> index_scores(std::int64_t position);
+  /// The layer's output at `position`, attending over the window and over `entries`: for a C4A layer the chosen entries, for a C128A layer all that
+  /// are visible when absent.
+  std::vector<double> output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries);
+  /// Compressed entry g of the layer, or of its indexer.
+  const std::vector<double>& entry(std::int64_t g);
+  const std::vector<double>& index_entry(std::int64_t g);
+
+ private:
+  using Row = std::vector<double>;
+  using Rows = std::vector<std::optional<Row>>;
+
+  Row linear(const ConstTensorView& w, const double* x, std::int64_t first_row, std::int64_t rows, std::int64_t inputs) const;
+  Row hidden_row(std::int64_t position) const;
+  void rms_norm(Row& x, const ConstTensorView* weight) const;
+  void rotate(double* last_dims, std::int64_t position, bool inverse) const;
+  const Row& lora(std::int64_t position);
+  const Row& window_row(std::int64_t position);
+  const Row& pooled(std::int64_t g, const CompressorWeights& w, int dim, Rows& entries, Rows& kv_score);
+
+  LayerConfig config_;
+  LayerWeights weights_;
+  ConstTensorView cos_sin_;
+  ConstTensorView hidden_;
+  Rows lora_;
+  Rows window_;
+  Rows entries_;
+  Rows kv_score_;
+  Rows index_entries_;
+  Rows index_kv_score_;
+};
+
+}  // namespace smla

@@ -32,6 +32,8 @@ struct RmsNorm {
 /// q: each head is divided by its root mean square over all dims (no weight), its last `rope_dim` dims are rotated at the token's position, one rounding at the end.
 /// kv (already normed): the last dims are rotated, the row is encoded in the cache's format at its slot. kv itself is not changed.
 /// Rotation of pair i (interleaved): e' = e*c_i - o*s_i, o' = o*c_i + e*s_i, without contraction to FMA.
+/// A token whose position is not a row of `cos_sin` is skipped: neither its q_out row nor its cache row is written. Slots outside the cache write
+/// nothing. The slots of a call are distinct (of two tokens with one slot, either may win).
 struct QNormRopeInsert {
   static constexpr std::string_view kName = "qnorm_rope_insert";
   struct Problem {
@@ -59,6 +61,7 @@ struct QNormRopeInsert {
 };
 
 /// Inverse RoPE of the attention output at the query's position: e' = e*c + o*s, o' = o*c - e*s; one rounding (spec 2 step 7).
+/// A token whose position is not a row of `cos_sin` is skipped: its rows of y are not written.
 struct InverseRope {
   static constexpr std::string_view kName = "inverse_rope";
   struct Problem {

@@ -1,0 +1,110 @@
+#include <array>
+
+#include "core/check.h"
+#include "ops/compressor/implementations.h"
+
+namespace smla {
+
+namespace {
+
+std::string any_avx2(const CompressStore::Problem&, const PlanOptions&) { return needs_avx2(); }
+std::string any_avx512(const CompressStore::Problem&, const PlanOptions&) { return needs_avx512(); }
+
+constexpr std::array<Implementation<SaveState>, 2> kSaveState{{
+    {.name = "cpu", .machine = "any CPU", .run = save_state_cpu},
+    {.name = "ref", .machine = "any CPU", .run = save_state_ref},
+}};
+
+constexpr std::array<Implementation<CompressStore>, 4> kCompressStore{{
+    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512, .run = compress_store_avx512},
+    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2, .run = compress_store_avx2},
+    {.name = "cpu", .machine = "any CPU", .run = compress_store_cpu},
+    {.name = "ref", .machine = "any CPU", .run = compress_store_ref},
+}};
+
+void check_ratio(std::string_view op, int ratio) { check_that(ratio == 4 || ratio == 128, op, "ratio", ratio, "4 or 128"); }
+
+void check_format(const std::string& what, const PagedCache& cache, const RowFormat& expected) {
+  check_cache(what, cache);
+  if (cache.format->name == expected.name) return;
+  throw InvalidArgument(what + ": got " + std::string(cache.format->name) + " rows, expected " + std::string(expected.name) + " rows");
+}
+
+/// State rows are read and written in place as fp32.
+void check_state(const std::string& op, const PagedCache& state, int dim, int coff) {
+  check_format(op + ": state", state, state_rows(dim, coff));
+  const bool aligned = reinterpret_cast<std::uintptr_t>(state.base) % 4 == 0 && (state.num_blocks < 2 || state.block_stride_bytes % 4 == 0);
+  check_that(aligned, op, "state", "base or block stride " + std::to_string(state.block_stride_bytes) + " off fp32 alignment",
+             "multiples of 4 bytes");
+}
+
+void check_slots(std::string_view op, std::string_view what, const ConstTensorView& slots, std::int64_t tokens) {
+  check_tensor(op, what, slots, {kAny}, {DType::kI64});
+  check_that(slots.size(0) <= tokens, op, what, describe(slots), "at most " + std::to_string(tokens) + " tokens");
+}
+
+}  // namespace
+
+template <>
+std::span<const Implementation<SaveState>> OpTable<SaveState>::implementations() {
+  return kSaveState;
+}
+
+template <>
+void OpTable<SaveState>::check_problem(const SaveState::Problem& p) {
+  constexpr std::string_view op = SaveState::kName;
+  check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
+  check_ratio(op, p.ratio);
+  state_rows(p.dim, p.coff());  // throws unless there are such rows
+}
+
+template <>
+void OpTable<SaveState>::check_args(const SaveState::Problem& p, const SaveState::Args& a) {
+  constexpr std::string_view op = SaveState::kName;
+  const std::int64_t half = static_cast<std::int64_t>(p.coff()) * p.dim;
+  check_tensor(op, "kv_score", a.kv_score, {p.tokens, 2 * half}, {DType::kF32});
+  check_tensor(op, "ape", a.ape, {p.ratio, half}, {DType::kF32, DType::kBF16});
+  check_tensor(op, "positions", a.positions, {p.tokens}, {DType::kI64});
+  check_slots(op, "state_slots", a.state_slots, p.tokens);
+  check_state(std::string(op), a.state, p.dim, p.coff());
+}
+
+template <>
+std::span<const Implementation<CompressStore>> OpTable<CompressStore>::implementations() {
+  return kCompressStore;
+}
+
+template <>
+void OpTable<CompressStore>::check_problem(const CompressStore::Problem& p) {
+  constexpr std::string_view op = CompressStore::kName;
+  check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
+  check_ratio(op, p.ratio);
+  state_rows(p.dim, p.coff());
+  check_that(p.rope_dim >= 0 && p.rope_dim <= p.dim && p.rope_dim % 2 == 0, op, "rope_dim", p.rope_dim,
+             "an even number up to dim " + std::to_string(p.dim));
+  check_that(p.format != nullptr, op, "format", "none", "the entry cache's row format");
+  const std::string format(p.format->name);
+  check_that(p.format->dim == p.dim, op, "format", format + " with " + std::to_string(p.format->dim) + " dims", std::to_string(p.dim) + " dims");
+  check_that(p.format->rope_dim() == 0 || p.format->rope_dim() == p.rope_dim, op, "format",
+             format + " with " + std::to_string(p.format->rope_dim()) + " rope dims", std::to_string(p.rope_dim) + " rope dims");
+  check_that(!p.hadamard || p.dim == 128, op, "hadamard", "dim " + std::to_string(p.dim), "the indexer's 128");
+}
+
+template <>
+void OpTable<CompressStore>::check_args(const CompressStore::Problem& p, const CompressStore::Args& a) {
+  constexpr std::string_view op = CompressStore::kName;
+  check_tensor(op, "positions", a.positions, {p.tokens}, {DType::kI64});
+  check_tensor(op, "token_to_req", a.token_to_req, {p.tokens}, {DType::kI32});
+  check_slots(op, "state_slots", a.state_slots, p.tokens);
+  check_tensor(op, "entry_slots", a.entry_slots, {a.state_slots.size(0)}, {DType::kI64});
+  check_tensor(op, "block_table", a.block_table, {kAny, kAny}, {DType::kI32});
+  check_tensor(op, "norm_weight", a.norm_weight, {p.dim}, {DType::kBF16, DType::kF32});
+  check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
+  check_state(std::string(op), a.state, p.dim, p.coff());
+  check_format(std::string(op) + ": entries", a.entries, *p.format);
+}
+
+SMLA_DEFINE_OP(SaveState);
+SMLA_DEFINE_OP(CompressStore);
+
+}  // namespace smla

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "ops/registry.h"
+#include "sparsemla/ops/compressor.h"
+
+namespace smla {
+
+void save_state_ref(const SaveState::Problem& problem, const SaveState::Args& args, const RunContext& context);
+void save_state_cpu(const SaveState::Problem& problem, const SaveState::Args& args, const RunContext& context);
+
+void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context);
+void compress_store_cpu(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context);
+void compress_store_avx2(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context);
+void compress_store_avx512(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context);
+
+}  // namespace smla

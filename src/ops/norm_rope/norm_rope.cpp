@@ -1,0 +1,146 @@
+#include <array>
+
+#include "core/check.h"
+#include "ops/norm_rope/implementations.h"
+#include "ops/norm_rope/scalar.h"
+
+namespace smla {
+
+namespace {
+
+std::string name(DType dtype) { return std::string(name_of(dtype)); }
+
+void check_float(std::string_view op, std::string_view what, DType dtype) {
+  check_that(dtype == DType::kBF16 || dtype == DType::kF32, op, what, name(dtype), "BF16 or F32");
+}
+
+void check_rope_dims(std::string_view op, int dim, int rope_dim) {
+  check_that(dim >= 0 && dim <= kMaxRopeRow, op, "dim", dim, "0 to " + std::to_string(kMaxRopeRow));
+  check_that(rope_dim >= 0 && rope_dim <= dim && rope_dim % 2 == 0, op, "rope_dim", rope_dim, "an even number up to dim " + std::to_string(dim));
+}
+
+/// In place means the same elements at the same addresses.
+void check_in_place(std::string_view op, std::string_view output, const ConstTensorView& in, const ConstTensorView& out) {
+  if (in.data != out.data || in.numel() == 0) return;
+  bool same = in.dtype == out.dtype;
+  for (int i = 0; i + 1 < in.rank; ++i)
+    same = same && (in.size(i) <= 1 || in.stride[static_cast<std::size_t>(i)] == out.stride[static_cast<std::size_t>(i)]);
+  check_that(same, op, output, describe(out) + " over its input " + describe(in), "the input's dtype and strides, or other memory");
+}
+
+std::string any_avx2(const auto&, const PlanOptions&) { return needs_avx2(); }
+std::string any_avx512(const auto&, const PlanOptions&) { return needs_avx512(); }
+
+constexpr std::array<Implementation<RmsNorm>, 4> kRmsNorm{{
+    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<RmsNorm::Problem>, .run = rms_norm_avx512},
+    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<RmsNorm::Problem>, .run = rms_norm_avx2},
+    {.name = "cpu", .machine = "any CPU", .run = rms_norm_cpu},
+    {.name = "ref", .machine = "any CPU", .run = rms_norm_ref},
+}};
+
+constexpr std::array<Implementation<QNormRopeInsert>, 4> kInsert{{
+    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<QNormRopeInsert::Problem>, .run = qnorm_rope_insert_avx512},
+    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<QNormRopeInsert::Problem>, .run = qnorm_rope_insert_avx2},
+    {.name = "cpu", .machine = "any CPU", .run = qnorm_rope_insert_cpu},
+    {.name = "ref", .machine = "any CPU", .run = qnorm_rope_insert_ref},
+}};
+
+constexpr std::array<Implementation<InverseRope>, 2> kInverseRope{{
+    {.name = "cpu", .machine = "any CPU", .run = inverse_rope_cpu},
+    {.name = "ref", .machine = "any CPU", .run = inverse_rope_ref},
+}};
+
+}  // namespace
+
+template <>
+std::span<const Implementation<RmsNorm>> OpTable<RmsNorm>::implementations() {
+  return kRmsNorm;
+}
+
+template <>
+void OpTable<RmsNorm>::check_problem(const RmsNorm::Problem& p) {
+  constexpr std::string_view op = RmsNorm::kName;
+  check_that(p.rows >= 0, op, "rows", p.rows, "0 or more");
+  check_that(p.dim >= 0, op, "dim", p.dim, "0 or more");
+  check_float(op, "in", p.in);
+  check_float(op, "out", p.out);
+}
+
+template <>
+void OpTable<RmsNorm>::check_args(const RmsNorm::Problem& p, const RmsNorm::Args& a) {
+  constexpr std::string_view op = RmsNorm::kName;
+  check_tensor(op, "x", a.x, {p.rows, p.dim}, {p.in});
+  if (p.has_weight) check_tensor(op, "weight", a.weight, {p.dim}, {DType::kBF16, DType::kF32});
+  check_tensor(op, "y", a.y, {p.rows, p.dim}, {p.out});
+  check_in_place(op, "y", a.x, a.y);
+}
+
+template <>
+std::span<const Implementation<QNormRopeInsert>> OpTable<QNormRopeInsert>::implementations() {
+  return kInsert;
+}
+
+template <>
+void OpTable<QNormRopeInsert>::check_problem(const QNormRopeInsert::Problem& p) {
+  constexpr std::string_view op = QNormRopeInsert::kName;
+  check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
+  check_that(p.heads >= 0, op, "heads", p.heads, "0 or more");
+  check_that(p.heads == 0 || p.out_heads >= p.heads, op, "out_heads", p.out_heads, "at least " + std::to_string(p.heads) + " heads");
+  check_rope_dims(op, p.dim, p.rope_dim);
+  check_float(op, "in", p.in);
+  check_that(p.q_out == DType::kBF16 || p.q_out == DType::kF32 || p.q_out == DType::kE4M3, op, "q_out", name(p.q_out), "BF16, F32 or F8_E4M3");
+  if (p.format == nullptr) return;
+  const std::string format(p.format->name);
+  check_that(p.format->dim == p.dim, op, "format", format + " with " + std::to_string(p.format->dim) + " dims", std::to_string(p.dim) + " dims");
+  check_that(p.format->rope_dim() == 0 || p.format->rope_dim() == p.rope_dim, op, "format",
+             format + " with " + std::to_string(p.format->rope_dim()) + " rope dims", std::to_string(p.rope_dim) + " rope dims");
+}
+
+template <>
+void OpTable<QNormRopeInsert>::check_args(const QNormRopeInsert::Problem& p, const QNormRopeInsert::Args& a) {
+  constexpr std::string_view op = QNormRopeInsert::kName;
+  check_tensor(op, "positions", a.positions, {p.tokens}, {DType::kI64});
+  check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
+  if (p.heads > 0) {
+    check_tensor(op, "q", a.q, {p.tokens, p.heads, p.dim}, {p.in});
+    check_tensor(op, "q_out", a.q_out, {p.tokens, p.out_heads, p.dim}, {p.q_out});
+    check_in_place(op, "q_out", a.q, a.q_out);
+  }
+  if (p.format == nullptr) return;
+  check_tensor(op, "kv", a.kv, {p.tokens, p.dim}, {p.in});
+  check_tensor(op, "slot_mapping", a.slot_mapping, {kAny}, {DType::kI64});
+  check_that(a.slot_mapping.size(0) <= p.tokens, op, "slot_mapping", describe(a.slot_mapping), "at most " + std::to_string(p.tokens) + " tokens");
+  check_cache("qnorm_rope_insert: cache", a.cache);
+  check_that(a.cache.format->name == p.format->name, op, "cache", std::string(a.cache.format->name) + " rows", std::string(p.format->name) + " rows");
+}
+
+template <>
+std::span<const Implementation<InverseRope>> OpTable<InverseRope>::implementations() {
+  return kInverseRope;
+}
+
+template <>
+void OpTable<InverseRope>::check_problem(const InverseRope::Problem& p) {
+  constexpr std::string_view op = InverseRope::kName;
+  check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
+  check_that(p.heads >= 0, op, "heads", p.heads, "0 or more");
+  check_rope_dims(op, p.dim, p.rope_dim);
+  check_float(op, "in", p.in);
+  check_float(op, "out", p.out);
+}
+
+template <>
+void OpTable<InverseRope>::check_args(const InverseRope::Problem& p, const InverseRope::Args& a) {
+  constexpr std::string_view op = InverseRope::kName;
+  check_tensor(op, "x", a.x, {p.tokens, p.heads, p.dim}, {p.in});
+  check_tensor(op, "positions", a.positions, {p.tokens}, {DType::kI64});
+  check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
+  check_tensor(op, "y", a.y, {p.tokens, p.heads, p.dim}, {p.out});
+  check_in_place(op, "y", a.x, a.y);
+}
+
+SMLA_DEFINE_OP(RmsNorm);
+SMLA_DEFINE_OP(QNormRopeInsert);
+SMLA_DEFINE_OP(InverseRope);
+
+}  // namespace smla

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Checks the shape of the tree: `check_layering.py ROOT` prints every breach and exits 1 if there is one.
+
+The rule (docs/architecture.md): the folder is decided by the highest noun a line must know; includes point down only.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# Low to high. A folder may include its own layer and those before it.
+LAYERS = ["core", "device", "model", "checkpoint", "cache", "plan", "ops", "layer", "engine", "cases", "apps"]
+
+# Where each public header belongs. A header that is not named here is a breach: decide, then add it.
+PUBLIC = {
+    "error.h": "core",
+    "dtype.h": "core",
+    "tensor_view.h": "core",
+    "device.h": "device",
+    "model_config.h": "model",
+    "checkpoint.h": "checkpoint",
+    "kv_format.h": "cache",
+    "kv_pool.h": "cache",
+    "plan.h": "plan",
+    "op.h": "ops",
+    "layer.h": "layer",
+    "engine.h": "engine",
+    "case.h": "cases",
+    "sparsemla.h": "apps",
+    "c_api.h": "apps",
+}
+
+RECORD_SIZES = ("584", "576", "656", "37440")
+RECORD_SIZES_HOME = "src/cache/kv_format.cpp"
+JSON_HOMES = ("src/model/", "src/checkpoint/", "src/cases/", "apps/", "tests/")
+PROGRAM_ONLY = ("apps/", "tests/", "bench/")
+UNFINISHED = ("TO" + "DO", "FIX" + "ME")
+
+SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+TEXT_SUFFIXES = SOURCE_SUFFIXES | {".py", ".md", ".txt", ".cmake", ".json", ".sh", ".yml", ".yaml", ".toml", ""}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+DIRECTIVE = re.compile(r"^\s*#\s*(\w+)\s*(.*)$")
+# Comments go, strings stay; a newline inside a comment is kept so that line numbers hold.
+COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'(?![0-9a-fA-F])', re.DOTALL)
+
+
+def without_comments(text):
+    def keep(match):
+        found = match.group(0)
+        return "\n" * found.count("\n") if found.startswith("/") else found
+
+    return COMMENT.sub(keep, text)
+
+
+def files(root, folders, suffixes):
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and path.suffix in suffixes:
+                yield path, path.relative_to(root).as_posix()
+
+
+def includes(text):
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match:
+            yield number, match.group(1), match.group(2)
+
+
+def public_layer(name):
+    """Layer of "sparsemla/<name>", or None."""
+    return "ops" if name.startswith("ops/") else PUBLIC.get(name)
+
+
+def layer_of_file(relative):
+    parts = relative.split("/")
+    if parts[0] == "src":
+        return parts[1] if parts[1] in LAYERS else None
+    if relative.startswith("include/sparsemla/"):
+        return public_layer(relative[len("include/sparsemla/"):])
+    return "apps" if parts[0] == "apps" else None
+
+
+def layer_of_include(name):
+    if name.startswith("sparsemla/"):
+        return public_layer(name[len("sparsemla/"):])
+    first = name.split("/")[0]
+    return first if "/" in name and first in LAYERS else None
+
+
+def check_direction(root):
+    for path, relative in files(root, ["src", "include", "apps"], SOURCE_SUFFIXES):
+        own = layer_of_file(relative)
+        if own is None:
+            yield f"{relative}: belongs to no layer; known are {', '.join(LAYERS)} (public headers: PUBLIC in {Path(__file__).name})"
+            continue
+        for number, _, name in includes(without_comments(path.read_text())):
+            other = layer_of_include(name)
+            if other is None:
+                if name.startswith("sparsemla/"):
+                    yield f"{relative}:{number}: {name} is a public header of no known layer"
+            elif LAYERS.index(other) > LAYERS.index(own):
+                yield f"{relative}:{number}: {own} includes {name}, which belongs to the higher layer {other}"
+
+
+def check_public_headers(root):
+    for path, relative in files(root, ["include"], SOURCE_SUFFIXES):
+        text = without_comments(path.read_text())
+        for number, kind, name in includes(text):
+            standard = kind == "<" and re.fullmatch(r"[a-z_0-9]+", name)
+            if not standard and not name.startswith("sparsemla/"):
+                yield f"{relative}:{number}: a public header includes {name}; only the standard library and sparsemla/ are allowed"
+        for number, line in enumerate(text.splitlines(), 1):
+            match = DIRECTIVE.match(line)
+            if not match or match.group(1) == "include" or (match.group(1), match.group(2)) == ("pragma", "once"):
+                continue
+            if relative.endswith("/c_api.h") and "__cplusplus" in text and match.group(1) in ("ifdef", "endif"):
+                continue
+            yield f"{relative}:{number}: a public header has #{match.group(1)}; it must not depend on how it is built"
+        if "#pragma once" not in text:
+            yield f"{relative}: no #pragma once"
+
+
+def check_foreign_headers(root):
+    for path, relative in files(root, ["src", "apps", "tests", "examples", "bench"], SOURCE_SUFFIXES):
+        stem = path.stem
+        for number, _, name in includes(without_comments(path.read_text())):
+            where = f"{relative}:{number}: includes {name}"
+            if name.startswith("nlohmann/") and not (path.suffix == ".cpp" and relative.startswith(JSON_HOMES)):
+                yield f"{where}; JSON is read in .cpp files of {', '.join(JSON_HOMES)} only"
+            if name.startswith(("CLI/", "fmt/")) and not relative.startswith(PROGRAM_ONLY):
+                yield f"{where}; it is for programs only"
+            if re.match(r"(oneapi/)?dnnl", name) and not stem.endswith("_onednn"):
+                yield f"{where}; oneDNN belongs in *_onednn.cpp"
+            if re.match(r"cu(da|blas|b/|rand)", name) and path.suffix not in (".cu", ".cuh") and not stem.endswith("_cuda_oracle_test"):
+                yield f"{where}; CUDA headers belong in .cu and .cuh files"
+            if re.search(r"(^|/)(\w*intrin\.h|arm_neon\.h)$", name) and not (
+                re.search(r"_(avx2|avx512|amx)$", stem) or re.match(r"src/device/\w*simd\w*\.h$", relative)
+            ):
+                yield f"{where}; intrinsics belong in files named _avx2, _avx512 or _amx"
+            if stem.endswith("_ref") and re.search(r"intrin|neon|simd|avx|amx|kernel", name):
+                yield f"{where}; a reference knows no SIMD and no kernel"
+
+
+def check_record_sizes(root):
+    pattern = re.compile(r"(?<![\w.])(" + "|".join(RECORD_SIZES) + r")(?![\w.]*\w)")
+    for path, relative in files(root, ["src", "include", "apps"], SOURCE_SUFFIXES):
+        if relative == RECORD_SIZES_HOME:
+            continue
+        text = re.sub(r"(?<=\d)'(?=\d)", "", without_comments(path.read_text()))
+        for number, line in enumerate(text.splitlines(), 1):
+            for match in pattern.finditer(line):
+                yield f"{relative}:{number}: the record size {match.group(1)} as a literal; it belongs in {RECORD_SIZES_HOME}"
+
+
+def check_unfinished(root):
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        if parts[0].startswith((".git", "build")) or not path.is_file() or path.suffix not in TEXT_SUFFIXES:
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            for word in UNFINISHED:
+                if re.search(rf"\b{word}\b", line):
+                    yield f"{path.relative_to(root).as_posix()}:{number}: {word}"
+
+
+CHECKS = [check_direction, check_public_headers, check_foreign_headers, check_record_sizes, check_unfinished]
+
+
+def breaches(root):
+    return [text for check in CHECKS for text in check(Path(root))]
+
+
+def main():
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "src").is_dir():
+        sys.exit("usage: check_layering.py ROOT (the folder that holds src/)")
+    found = breaches(sys.argv[1])
+    for text in found:
+        print(text)
+    print(f"layering: {len(found)} breaches" if found else "layering: every include points down")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""The checker's own test: a good tree passes, and each bad line is found."""
+
+import tempfile
+import unittest
+from pathlib import Path
+
+import check_layering
+
+GOOD = {
+    "include/sparsemla/dtype.h": "#pragma once\n#include <cstdint>\n",
+    "include/sparsemla/kv_format.h": '#pragma once\n#include "sparsemla/dtype.h"\n',
+    "src/cache/kv_format.cpp": '#include "sparsemla/kv_format.h"\nconstexpr int kRow = 584;\n',
+    "src/ops/attention/attention_ref.cpp": '#include "cache/row_codec.h"\n#include "ops/registry.h"\n// a row of 584 bytes\n',
+    "src/model/config_json.cpp": "#include <nlohmann/json.hpp>\n",
+    "apps/smla/main.cpp": '#include <CLI/CLI.hpp>\n#include "sparsemla/kv_format.h"\n',
+}
+
+
+class CheckLayering(unittest.TestCase):
+    def breaches(self, path=None, text=""):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in GOOD.items() if path is None else [*GOOD.items(), (path, text)]:
+                target = Path(folder) / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(content)
+            return check_layering.breaches(folder)
+
+    def expect(self, path, text, phrase):
+        found = self.breaches(path, text)
+        self.assertEqual(1, len(found), found)
+        self.assertIn(phrase, found[0])
+        self.assertIn(path, found[0])
+
+    def test_a_good_tree_passes(self):
+        self.assertEqual([], self.breaches())
+
+    def test_include_upwards(self):
+        self.expect("src/core/log.cpp", '#include "engine/scheduler.h"\n', "higher layer engine")
+
+    def test_public_header_includes_upwards(self):
+        self.expect("include/sparsemla/device.h", '#pragma once\n#include "sparsemla/op.h"\n', "higher layer ops")
+
+    def test_folder_of_no_layer(self):
+        self.expect("src/misc/things.cpp", "int x;\n", "belongs to no layer")
+
+    def test_public_header_of_no_layer(self):
+        self.expect("include/sparsemla/misc.h", "#pragma once\n", "belongs to no layer")
+
+    def test_public_header_with_foreign_include(self):
+        for name in ("<cuda_runtime.h>", "<omp.h>", "<oneapi/dnnl/dnnl.hpp>", "<nlohmann/json.hpp>"):
+            self.expect("include/sparsemla/error.h", f"#pragma once\n#include {name}\n", "only the standard library")
+
+    def test_public_header_that_depends_on_the_build(self):
+        self.expect("include/sparsemla/error.h", "#pragma once\n#define SMLA_X 1\n", "must not depend on how it is built")
+
+    def test_public_header_without_guard(self):
+        self.expect("include/sparsemla/error.h", "#include <string>\n", "no #pragma once")
+
+    def test_json_outside_its_folders(self):
+        self.expect("src/ops/topk/topk.cpp", "#include <nlohmann/json.hpp>\n", "JSON is read")
+        self.expect("src/model/config.h", "#include <nlohmann/json.hpp>\n", "JSON is read")
+
+    def test_program_library_in_the_library(self):
+        self.expect("src/core/log.cpp", "#include <fmt/format.h>\n", "for programs only")
+
+    def test_onednn_outside_its_files(self):
+        self.expect("src/ops/projection/projection_cpu.cpp", "#include <oneapi/dnnl/dnnl.hpp>\n", "_onednn.cpp")
+
+    def test_cuda_outside_its_files(self):
+        self.expect("src/device/gpus.cpp", "#include <cuda_runtime.h>\n", ".cu and .cuh")
+
+    def test_intrinsics_outside_their_files(self):
+        self.expect("src/ops/topk/topk_cpu.cpp", "#include <immintrin.h>\n", "_avx2")
+
+    def test_reference_with_a_kernel(self):
+        self.expect("src/ops/topk/topk_ref.cpp", '#include "ops/topk/kernel_words.h"\n', "knows no SIMD")
+
+    def test_record_size_as_a_literal(self):
+        self.expect("src/ops/topk/topk.cpp", "int bytes = 3 * 584;\n", "record size 584")
+        self.expect("src/ops/topk/topk.cpp", "int page = 37'440;\n", "record size 37440")
+
+    def test_unfinished_words(self):
+        word = "TO" + "DO"
+        self.expect("docs/notes.md", f"{word}: write this\n", word)
+
+
+if __name__ == "__main__":
+    unittest.main()

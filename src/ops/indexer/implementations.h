@@ -1,0 +1,17 @@
+#pragma once
+
+#include "ops/registry.h"
+#include "sparsemla/ops/indexer.h"
+
+namespace smla {
+
+void indexer_q_ref(const IndexerQ::Problem& problem, const IndexerQ::Args& args, const RunContext& context);
+void indexer_q_cpu(const IndexerQ::Problem& problem, const IndexerQ::Args& args, const RunContext& context);
+
+void indexer_logits_ref(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context);
+void indexer_logits_cpu(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context);
+void indexer_logits_avx2(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context);
+void indexer_logits_avx512(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context);
+std::size_t indexer_logits_workspace(const IndexerLogits::Problem& problem, int threads);
+
+}  // namespace smla

@@ -163,6 +163,8 @@ JsonValue parse_json(std::string_view where, std::string_view text, const JsonLi
   return builder.take();
 }
 
+std::string json_string(std::string_view text) { return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); }
+
 JsonReader::JsonReader(std::string where, const JsonValue& value) : where_(std::move(where)), value_(&value) {
   if (value.kind != JsonValue::Kind::kObject) throw InvalidArgument(where_ + ": got " + value.describe() + ", expected an object");
 }

@@ -39,6 +39,9 @@ struct JsonLimits {
 /// Parses one JSON text completely. @throws InvalidArgument "<where>: ..." with the last key seen and what is wrong.
 JsonValue parse_json(std::string_view where, std::string_view text, const JsonLimits& limits = {});
 
+/// `text` as a JSON string with its quotes; bytes that are no UTF-8 are replaced.
+std::string json_string(std::string_view text);
+
 /// Typed access to an object's members; every error reads "<where>: <key>: got ..., expected ...".
 /// A key may be given with aliases ("hidden_size|dim"): the first that is present counts, and two that disagree are an error.
 class JsonReader {

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cases/case_file.h"
+#include "cases/tolerance.h"
+#include "sparsemla/op.h"
+
+namespace smla {
+
+/// How a recorded call is run again.
+struct ReplayOptions {
+  PlanOptions plan;  ///< device, forced implementation, threads
+};
+
+/// What came out: owned tensors by result name ("o", "lse", "output", ...), without the "out." prefix.
+struct ReplayResult {
+  std::string implementation;  ///< what ran
+  std::map<std::string, HostTensor> results;
+};
+
+/// Runs the case's op on its inputs. A replay function makes views, calls the library and computes nothing itself; it may return more results
+/// than the case expects. Tensors are host memory: for another device it stages them there and back.
+/// @throws InvalidArgument naming the file and the tensor, Unsupported when nothing here can run it.
+using ReplayFunction = ReplayResult (*)(const CaseFile& file, const ReplayOptions& options);
+
+struct ReplayEntry {
+  std::string_view op;
+  ReplayFunction run;
+};
+
+/// Every op that has a case form.
+std::span<const ReplayEntry> replay_table();
+
+/// Runs the case's op. @throws InvalidArgument for an op that is not in the table, naming those that are.
+ReplayResult replay(const CaseFile& file, const ReplayOptions& options);
+
+/// One line of `smla verify`.
+struct Verdict {
+  std::string result;  ///< "o"
+  std::string implementation;
+  Comparison comparison;
+};
+
+/// Compares what came out with every out.* tensor under `params.tolerance`.
+/// @throws InvalidArgument when the case expects nothing, the replay did not make a result, or a tolerance is malformed.
+std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made);
+
+/// The replay functions.
+ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& options);
+ReplayResult replay_attention_layer(const CaseFile& file, const ReplayOptions& options);
+
+}  // namespace smla

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/host_tensor.h"
+#include "sparsemla/dtype.h"
+
+namespace smla {
+
+/// Where a tensor stands in a safetensors file.
+struct SafetensorsEntry {
+  std::string dtype;  ///< as written; see `SafetensorsFile::read` for those that can be read
+  std::vector<std::int64_t> shape;
+  std::int64_t begin = 0;  ///< bytes from the start of the file
+  std::int64_t end = 0;
+};
+
+/// A safetensors file, checked when opened: header size, names, dtypes, shapes, offsets (in the file, no overlap, no hole). Tensors are read on
+/// demand by bounds-checked pread, never mapped, so a file that shrinks meanwhile is an IoError and not a signal. Errors name the file and the
+/// tensor.
+class SafetensorsFile {
+ public:
+  /// @throws IoError when the file cannot be read or is damaged.
+  explicit SafetensorsFile(const std::string& path);
+  ~SafetensorsFile();
+  SafetensorsFile(SafetensorsFile&& other) noexcept;
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(SafetensorsFile&&) = delete;
+
+  const std::string& path() const { return path_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::map<std::string, SafetensorsEntry>& tensors() const { return tensors_; }
+  bool has(const std::string& name) const { return tensors_.contains(name); }
+
+  /// BOOL, U8, I32, I64, F32, F64, BF16, F8_E4M3, and F8_E8M0 as U8.
+  /// @throws InvalidArgument when there is no such tensor, Unsupported for another dtype, IoError when the file changed.
+  HostTensor read(const std::string& name) const;
+
+ private:
+  const SafetensorsEntry& entry(const std::string& name) const;
+  void read_header();
+  void add_tensor(const std::string& name, SafetensorsEntry entry, std::int64_t data_begin);
+  void check_layout(std::int64_t data_begin) const;
+  void read_bytes(std::int64_t offset, void* to, std::int64_t bytes, const std::string& what) const;
+  [[noreturn]] void damaged(const std::string& what) const;
+
+  std::string path_;
+  int file_ = -1;
+  std::int64_t size_ = 0;
+  std::map<std::string, std::string> metadata_;
+  std::map<std::string, SafetensorsEntry> tensors_;
+};
+
+/// Writes tensors in the given order behind an 8-byte aligned header. @throws IoError; InvalidArgument for a repeated or reserved name.
+void write_safetensors(const std::string& path, const std::map<std::string, std::string>& metadata,
+                       const std::vector<std::pair<std::string, const HostTensor*>>& tensors);
+
+}  // namespace smla

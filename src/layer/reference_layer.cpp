@@ -21,9 +21,11 @@ double dot_row(const ConstTensorView& w, std::int64_t offset, const double* x, s
   double sum = 0;
   if (w.dtype == DType::kBF16) {
     const BF16* row = static_cast<const BF16*>(w.data) + offset;
+#pragma omp simd reduction(+ : sum)
     for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(to_float(row[i])) * x[i];
   } else {
     const float* row = static_cast<const float*>(w.data) + offset;
+#pragma omp simd reduction(+ : sum)
     for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(row[i]) * x[i];
   }
   return sum;

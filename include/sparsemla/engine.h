@@ -1,0 +1,120 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsemla/layer.h"
+
+namespace smla {
+
+/// What a request asks for. Its tokens are synthetic: the hidden state of a token is a function of (seed, id, position).
+struct RequestSpec {
+  std::int64_t id = 0;
+  double arrival_seconds = 0;      ///< since the start of the run
+  std::int64_t prompt_tokens = 0;  ///< at least 1
+  std::int64_t output_tokens = 0;  ///< at least 1
+  /// Positions that pass through the layers: the last output token is never fed back.
+  std::int64_t positions() const { return prompt_tokens + output_tokens - 1; }
+};
+
+/// A fault to plant, so that a check can be seen to fail.
+enum class PlantedError : std::uint8_t { kNone, kPosition, kBlock };
+
+/// A stack of attention layers under continuous batching.
+struct EngineOptions {
+  ModelConfig model;
+  std::vector<std::int64_t> layers;  ///< indices into the model
+  LayerOptions layer;
+  std::int64_t max_batched_tokens = 512;  ///< tokens of a step
+  std::int64_t max_seqs = 16;             ///< requests in flight
+  std::int64_t num_blocks = 0;            ///< of the KV pool
+  std::int64_t max_model_len = 0;         ///< longest request in positions; rope tables are this long
+  int speculative = 0;                    ///< draft tokens a decode step verifies
+  double draft_acceptance = 0.7;          ///< share of drafts that a seeded coin accepts
+  std::uint64_t seed = 0;
+  PlantedError planted_error = PlantedError::kNone;
+};
+
+/// One row of a step's batch.
+struct StepRow {
+  std::int64_t request = 0;  ///< id
+  std::int64_t position = 0;
+  bool rejected = false;  ///< a draft that verification throws away; the position comes again later
+};
+
+/// Watches a run; every call comes on the calling thread.
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+  /// A layer's input and output [T, hidden] before norm and residual; `topk` [T, K] I32 for C4A layers, else absent.
+  virtual void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input, const ConstTensorView& output,
+                        const ConstTensorView& topk) = 0;
+};
+
+/// What became of a request.
+struct RequestResult {
+  enum class State : std::uint8_t { kWaiting, kRunning, kFinished, kRefused };
+  RequestSpec spec;
+  State state = State::kWaiting;
+  std::string refusal;         ///< why it can never run
+  std::int64_t generated = 0;  ///< output tokens so far
+  std::int64_t preemptions = 0;
+  double first_token_seconds = -1;  ///< since the start of the run; -1: none yet
+  double finish_seconds = -1;
+  std::uint64_t digest = 0;  ///< of the stack's output bits at every position, in order; finished requests
+};
+
+/// Sums over a run.
+struct RunTotals {
+  std::int64_t steps = 0;
+  std::int64_t prefill_tokens = 0;  ///< prompt tokens computed, recomputation included
+  std::int64_t decode_tokens = 0;   ///< accepted output positions
+  std::int64_t draft_tokens = 0;
+  std::int64_t rejected_drafts = 0;
+  std::int64_t preemptions = 0;
+  std::int64_t recomputed_tokens = 0;
+  double prefill_seconds = 0;  ///< step time by share of tokens
+  double decode_seconds = 0;
+  double metadata_seconds = 0;
+  double residual_seconds = 0;  ///< norm and residual between layers, inputs, digests
+  std::array<double, kNumStages> stage_seconds{};
+};
+
+/// Blocks a request needs at its full length, at most. `chunk`: the most tokens one step feeds.
+std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, std::int64_t chunk);
+
+/// Continuous batching over paged caches: chunked prefill, decodes first, preemption of the youngest, speculative verification (spec 6).
+class Engine {
+ public:
+  /// @throws InvalidArgument naming the option that is impossible.
+  explicit Engine(const EngineOptions& options, EngineObserver* observer = nullptr);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Queues a request; one that can never fit is refused by name in its result. @throws InvalidArgument for a duplicate id or lengths below 1.
+  void submit(const RequestSpec& request);
+  /// Runs one step over what is queued. False when nothing is left to do. `now`: seconds since the start of the run.
+  bool step(const std::function<double()>& now);
+
+  bool idle() const;
+  const KvPool& pool() const;
+  const RunTotals& totals() const;
+  std::vector<RequestResult> results() const;  ///< in order of submission
+  const AttentionLayer& layer(std::int64_t index) const;
+  ConstTensorView rope(std::int64_t index) const;
+  const LayerWeights& weights(std::int64_t index) const;
+  /// Implementations of the last step, by op.
+  std::string implementations() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace smla

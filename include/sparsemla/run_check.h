@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsemla/engine.h"
+
+namespace smla {
+
+/// One (request, token, layer) whose attention was recomputed in float64.
+struct CheckedSample {
+  std::int64_t request = 0;
+  std::int64_t position = 0;
+  std::int64_t layer = 0;        ///< index into the run's layers
+  std::int64_t model_layer = 0;  ///< index into the model
+  int compress_ratio = 1;
+  bool computed = false;       ///< false: the run ended before it, or its request was refused
+  double relative_l2 = 0;      ///< |got - want| / |want| over the layer's output
+  double topk_difference = 0;  ///< share of the chosen entries that are not float64's own choice
+  bool topk_ok = true;         ///< the choice lies within 0.25 standard deviations of the k-th best score
+  std::string topk_text;       ///< what is wrong with the choice
+};
+
+/// What a check found.
+struct CheckReport {
+  std::vector<CheckedSample> samples;
+  double bound = 0;  ///< on relative_l2
+  bool passed = true;
+  int worst = -1;  ///< sample with the largest relative_l2; -1: none was computed
+};
+
+/// The bound on a checked output's relative l2 error: 0.01 bf16 rows, 0.05 fp8_ds_mla, 0.06 per-tensor FP8, 1e-4 float32.
+double check_bound(const LayerOptions& options);
+
+/// Samples of a run against the float64 layer that knows no pages and no chunks: keeps the layer's inputs of the sampled requests while the run goes
+/// on, recomputes at the end, attending over the run's own top-k set, which is judged apart.
+class RunCheck : public EngineObserver {
+ public:
+  /// Picks `samples` places among `requests` by the seed; every layer kind gets its turn.
+  RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples);
+  ~RunCheck() override;
+
+  void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input, const ConstTensorView& output,
+                const ConstTensorView& topk) override;
+
+  /// Recomputes what was kept. @param progress called after each sample with the number done.
+  CheckReport finish(const Engine& engine, const std::function<void(int)>& progress = {});
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace smla

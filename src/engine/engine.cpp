@@ -1,0 +1,349 @@
+#include "sparsemla/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <unordered_map>
+
+#include "core/check.h"
+#include "engine/scheduler.h"
+#include "engine/synthetic.h"
+#include "sparsemla/ops/norm_rope.h"
+
+namespace smla {
+
+namespace {
+
+constexpr std::string_view kWhat = "engine";
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Adds up a layer's stages and keeps its top-k rows.
+class StageSums : public LayerObserver {
+ public:
+  explicit StageSums(std::array<double, kNumStages>& sums) : sums_(sums) {}
+  void on_stage(Stage stage, double seconds) override { sums_[static_cast<std::size_t>(stage)] += seconds; }
+  void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t) override {
+    if (name == "topk") topk = value;
+  }
+  ConstTensorView topk;
+
+ private:
+  std::array<double, kNumStages>& sums_;
+};
+
+std::uint64_t digest_row(const ConstTensorView& rows, std::int64_t row) {
+  const std::int64_t bytes = rows.size(1) * size_of(rows.dtype);
+  const auto* p = static_cast<const std::uint8_t*>(rows.data) + row * rows.stride[0] * size_of(rows.dtype);
+  std::uint64_t h = 0xCBF2'9CE4'8422'2325U;
+  for (std::int64_t i = 0; i + 8 <= bytes; i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, p + i, 8);
+    h = mix(h ^ word);
+  }
+  return h;
+}
+
+/// x += y, rounded once to x's dtype.
+void add_rows(const TensorView& x, const ConstTensorView& y) {
+  const std::int64_t n = x.numel();
+  if (x.dtype == DType::kBF16) {
+    auto* a = x.as<BF16>();
+    const auto* b = y.as<BF16>();
+    for (std::int64_t i = 0; i < n; ++i) a[i] = to_bf16(to_float(a[i]) + to_float(b[i]));
+  } else {
+    auto* a = x.as<float>();
+    const auto* b = y.as<float>();
+    for (std::int64_t i = 0; i < n; ++i) a[i] += b[i];
+  }
+}
+
+}  // namespace
+
+std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, std::int64_t chunk) {
+  std::int64_t blocks = 0;
+  for (const CacheGroup& group : layout.groups) blocks += max_blocks(group, request.positions(), std::min(chunk, request.positions()));
+  return blocks;
+}
+
+struct Engine::State {
+  EngineOptions options;
+  EngineObserver* observer = nullptr;
+  std::vector<LayerConfig> configs;
+  std::vector<OwnedLayerWeights> weights;
+  std::vector<std::pair<RopeConfig, HostTensor>> ropes;
+  std::vector<AttentionLayer> layers;
+  std::unique_ptr<KvPool> pool;
+  std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<StepMetadata> metadata;
+  std::vector<std::unique_ptr<Request>> requests;
+  std::unordered_map<std::int64_t, std::size_t> by_id;
+  HostTensor workspace{DType::kU8, {0}};
+  RunTotals totals;
+  std::string implementations;
+
+  /// The tensors of one step, kept between build and use.
+  struct Batch {
+    std::vector<Scheduled> parts;
+    std::vector<StepRow> rows;
+    HostTensor query_start_loc, seq_lens, positions;
+    std::vector<HostTensor> tables;
+    std::int64_t max_seq_len = 0;
+    bool prefill = false;
+  };
+
+  ConstTensorView rope_of(const RopeConfig& config);
+  std::int64_t accepted_drafts(const Request& r, std::int64_t drafts) const;
+  Batch make_batch(std::vector<Scheduled> parts) const;
+  void plant(Batch& batch) const;
+  HostTensor inputs(const Batch& batch) const;
+  void run_layers(const Batch& batch, HostTensor& x, HostTensor& y);
+  void complete(const Batch& batch, const HostTensor& x, double now);
+};
+
+ConstTensorView Engine::State::rope_of(const RopeConfig& config) {
+  for (auto& [known, table] : ropes) {
+    if (known == config) return table.view();
+  }
+  HostTensor table(DType::kF32, {options.max_model_len, config.dim});
+  const std::vector<float> values = rope_table(config, options.max_model_len);
+  std::ranges::copy(values, table.as<float>());
+  ropes.emplace_back(config, std::move(table));
+  return ropes.back().second.view();
+}
+
+Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(std::make_unique<State>()) {
+  const auto positive = [](std::int64_t value, std::string_view name) { check_that(value >= 1, kWhat, name, value, "1 or more"); };
+  check_that(!options.layers.empty(), kWhat, "layers", std::string("none"), "at least one");
+  positive(options.max_batched_tokens, "max_batched_tokens");
+  positive(options.max_seqs, "max_seqs");
+  positive(options.num_blocks, "num_blocks");
+  positive(options.max_model_len, "max_model_len");
+  check_that(options.max_model_len <= options.model.max_position, kWhat, "max_model_len", options.max_model_len,
+             "at most " + std::to_string(options.model.max_position) + ", the model's max_position");
+  check_that(options.speculative >= 0, kWhat, "speculative", options.speculative, "0 or more");
+  check_that(options.draft_acceptance >= 0 && options.draft_acceptance <= 1, kWhat, "draft_acceptance", std::to_string(options.draft_acceptance),
+             "0 to 1");
+  State& s = *state_;
+  s.options = options;
+  s.observer = observer;
+  if (s.options.layer.precision == Precision::kF32) s.options.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
+  for (const std::int64_t index : options.layers) s.configs.push_back(options.model.layer(index));
+  s.ropes.reserve(s.configs.size());
+  for (std::size_t i = 0; i < s.configs.size(); ++i) {
+    s.weights.push_back(random_weights(s.configs[i], mix(options.seed, static_cast<std::uint64_t>(options.layers[i]) + 1)));
+    s.layers.emplace_back(s.configs[i], s.weights.back().views, s.options.layer, s.rope_of(s.configs[i].rope));
+  }
+  s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks);
+  s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative);
+  s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs);
+}
+
+Engine::~Engine() = default;
+
+void Engine::submit(const RequestSpec& spec) {
+  State& s = *state_;
+  const std::string who = "request " + std::to_string(spec.id);
+  check_that(spec.prompt_tokens >= 1, who, "prompt tokens", spec.prompt_tokens, "1 or more");
+  check_that(spec.output_tokens >= 1, who, "output tokens", spec.output_tokens, "1 or more");
+  check_that(!s.by_id.contains(spec.id), who, "id", spec.id, "one that was not submitted before");
+  s.by_id[spec.id] = s.requests.size();
+  s.requests.push_back(std::make_unique<Request>(spec, s.pool->layout()));
+  Request& r = *s.requests.back();
+  const std::int64_t need = blocks_needed(s.pool->layout(), spec, s.options.max_batched_tokens);
+  if (spec.positions() > s.options.max_model_len) {
+    r.result.refusal =
+        who + ": got " + std::to_string(spec.positions()) + " positions, expected at most max_model_len " + std::to_string(s.options.max_model_len);
+  } else if (need > s.pool->num_blocks()) {
+    r.result.refusal =
+        who + ": needs " + std::to_string(need) + " cache blocks at its full length, the pool has " + std::to_string(s.pool->num_blocks());
+  }
+  if (!r.result.refusal.empty()) {
+    r.result.state = RequestResult::State::kRefused;
+    return;
+  }
+  s.scheduler->add(&r);
+}
+
+/// Drafts accepted in a row; a coin of (seed, request, position), so that a replay after preemption or another batch sees the same tokens.
+std::int64_t Engine::State::accepted_drafts(const Request& r, std::int64_t drafts) const {
+  std::int64_t accepted = 0;
+  while (accepted < drafts) {
+    const auto position = static_cast<std::uint64_t>(r.computed + 1 + accepted);
+    const std::uint64_t coin = mix(mix(options.seed, 0xACCE97U), mix(static_cast<std::uint64_t>(r.result.spec.id), position));
+    if (unit(coin) >= options.draft_acceptance) break;
+    ++accepted;
+  }
+  return accepted;
+}
+
+Engine::State::Batch Engine::State::make_batch(std::vector<Scheduled> parts) const {
+  Batch b;
+  b.parts = std::move(parts);
+  const auto requests_in = static_cast<std::int64_t>(b.parts.size());
+  b.query_start_loc = HostTensor(DType::kI32, {requests_in + 1});
+  b.seq_lens = HostTensor(DType::kI32, {requests_in});
+  for (std::int64_t i = 0; i < requests_in; ++i) {
+    const Scheduled& part = b.parts[static_cast<std::size_t>(i)];
+    const Request& r = *part.request;
+    const std::int64_t accepted = accepted_drafts(r, part.drafts);
+    for (std::int64_t j = 0; j < part.tokens; ++j) {
+      b.rows.push_back({.request = r.result.spec.id, .position = r.computed + j, .rejected = j > part.tokens - 1 - part.drafts + accepted});
+    }
+    const std::int64_t seq_len = r.computed + part.tokens;
+    b.query_start_loc.as<std::int32_t>()[i + 1] = static_cast<std::int32_t>(b.rows.size());
+    b.seq_lens.as<std::int32_t>()[i] = static_cast<std::int32_t>(seq_len);
+    b.max_seq_len = std::max(b.max_seq_len, seq_len);
+    b.prefill = b.prefill || !r.decoding();
+  }
+  b.positions = HostTensor(DType::kI64, {static_cast<std::int64_t>(b.rows.size())});
+  for (std::size_t t = 0; t < b.rows.size(); ++t) b.positions.as<std::int64_t>()[t] = b.rows[t].position;
+  for (std::size_t g = 0; g < pool->layout().groups.size(); ++g) {
+    std::size_t columns = 0;
+    for (const Scheduled& part : b.parts) columns = std::max(columns, part.request->blocks.table(static_cast<int>(g)).size());
+    HostTensor table(DType::kI32, {requests_in, static_cast<std::int64_t>(columns)});
+    std::fill_n(table.as<std::int32_t>(), table.numel(), -1);
+    for (std::size_t i = 0; i < b.parts.size(); ++i)
+      std::ranges::copy(b.parts[i].request->blocks.table(static_cast<int>(g)), table.as<std::int32_t>() + i * columns);
+    b.tables.push_back(std::move(table));
+  }
+  if (options.planted_error != PlantedError::kNone) plant(b);
+  return b;
+}
+
+/// Wrong positions (neighbours swapped), or lost blocks (every window block taken for block 0).
+void Engine::State::plant(Batch& batch) const {
+  if (options.planted_error == PlantedError::kPosition) {
+    for (std::int64_t t = 0; t < batch.positions.numel(); ++t) {
+      std::int64_t& position = batch.positions.as<std::int64_t>()[t];
+      if (position + 1 < options.max_model_len) position ^= 1;
+    }
+    return;
+  }
+  const int group = pool->layout().group_of(0, CacheRole::kWindow);
+  HostTensor& table = batch.tables[static_cast<std::size_t>(group)];
+  for (std::int64_t i = 0; i < table.numel(); ++i) {
+    if (table.as<std::int32_t>()[i] >= 0) table.as<std::int32_t>()[i] = 0;
+  }
+}
+
+HostTensor Engine::State::inputs(const Batch& batch) const {
+  const DType act = options.layer.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
+  HostTensor x(act, {static_cast<std::int64_t>(batch.rows.size()), options.model.hidden_size});
+  const TensorView rows = x.view();
+#pragma omp parallel for schedule(static)
+  for (std::size_t t = 0; t < batch.rows.size(); ++t) {
+    const auto row = static_cast<std::int64_t>(t);
+    synthetic_hidden(options.seed, batch.rows[t].rejected ? 1 : 0, batch.rows[t].request, batch.rows[t].position, rows.slice(0, row, row + 1));
+  }
+  return x;
+}
+
+/// x <- x + RMSNorm(attention(x)) through the stack.
+void Engine::State::run_layers(const Batch& batch, HostTensor& x, HostTensor& y) {
+  auto start = std::chrono::steady_clock::now();
+  StepBatch step{.query_start_loc = batch.query_start_loc.view(),
+                 .seq_lens = batch.seq_lens.view(),
+                 .positions = batch.positions.view(),
+                 .block_tables = {},
+                 .max_seq_len = batch.max_seq_len};
+  for (const HostTensor& table : batch.tables) step.block_tables.push_back(table.view());
+  metadata->build(step);
+  totals.metadata_seconds += seconds_since(start);
+
+  implementations.clear();
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto index = static_cast<std::int64_t>(i);
+    const LayerCaches caches = caches_of(*pool, index);
+    const LayerPlan plan = layers[i].plan(x.size(0), static_cast<std::int64_t>(batch.parts.size()), batch.max_seq_len, caches);
+    if (workspace.bytes() < plan.workspace_bytes())
+      workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
+    StageSums sums(totals.stage_seconds);
+    layers[i].forward(plan, metadata->layer(index), caches, x.view(), y.view(), {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &sums);
+    if (observer != nullptr) observer->on_layer(index, batch.rows, x.view(), y.view(), sums.topk);
+    implementations = plan.describe();
+
+    start = std::chrono::steady_clock::now();
+    const DType act = x.dtype();
+    Plan<RmsNorm>({.rows = x.size(0), .dim = x.size(1), .in = act, .out = act, .has_weight = false, .eps = configs[i].rms_norm_eps},
+                  {.deterministic = options.layer.deterministic, .threads = options.layer.threads})
+        .run({.x = y.view(), .weight = {}, .y = y.view()});
+    add_rows(x.view(), y.view());
+    totals.residual_seconds += seconds_since(start);
+  }
+}
+
+/// Accepts, counts, finishes.
+void Engine::State::complete(const Batch& batch, const HostTensor& x, double now) {
+  std::int64_t row = 0;
+  for (const Scheduled& part : batch.parts) {
+    Request& r = *part.request;
+    const bool decoding = r.decoding();
+    std::int64_t kept = 0;
+    for (std::int64_t j = 0; j < part.tokens; ++j, ++row) {
+      const StepRow& info = batch.rows[static_cast<std::size_t>(row)];
+      if (info.rejected) continue;
+      ++kept;
+      r.digests[static_cast<std::size_t>(info.position)] = digest_row(x.view(), row);
+    }
+    totals.draft_tokens += part.drafts;
+    totals.rejected_drafts += part.tokens - kept;
+    totals.recomputed_tokens += std::clamp<std::int64_t>(r.furthest - r.computed, 0, kept);
+    (decoding ? totals.decode_tokens : totals.prefill_tokens) += kept;
+    const bool emits = r.computed + kept == r.known() || decoding;
+    r.computed += kept;
+    r.furthest = std::max(r.furthest, r.computed);
+    r.blocks.slide(*pool, r.computed);
+    if (emits) {
+      r.result.generated += decoding ? kept : 1;
+      if (r.result.first_token_seconds < 0) r.result.first_token_seconds = now;
+    }
+    if (r.result.generated >= r.result.spec.output_tokens) {
+      r.result.finish_seconds = now;
+      for (const std::uint64_t d : r.digests) r.result.digest = mix(r.result.digest, d);
+      scheduler->finish(&r);
+    }
+  }
+}
+
+bool Engine::step(const std::function<double()>& now) {
+  State& s = *state_;
+  std::vector<Scheduled> parts = s.scheduler->schedule();
+  s.totals.preemptions = s.scheduler->preemptions();
+  if (parts.empty()) return !s.scheduler->idle();
+  const auto start = std::chrono::steady_clock::now();
+  const State::Batch batch = s.make_batch(std::move(parts));
+  HostTensor x = s.inputs(batch);
+  HostTensor y(x.dtype(), x.shape());
+  s.totals.residual_seconds += seconds_since(start);
+  s.run_layers(batch, x, y);
+  ++s.totals.steps;
+  std::int64_t prefill_rows = 0;
+  for (const Scheduled& part : batch.parts) prefill_rows += part.request->decoding() ? 0 : part.tokens;
+  const double share = static_cast<double>(prefill_rows) / static_cast<double>(batch.rows.size());
+  s.complete(batch, x, now());
+  const double spent = seconds_since(start);
+  s.totals.prefill_seconds += spent * share;
+  s.totals.decode_seconds += spent * (1 - share);
+  return true;
+}
+
+bool Engine::idle() const { return state_->scheduler->idle(); }
+const KvPool& Engine::pool() const { return *state_->pool; }
+const RunTotals& Engine::totals() const { return state_->totals; }
+
+std::vector<RequestResult> Engine::results() const {
+  std::vector<RequestResult> out;
+  for (const auto& r : state_->requests) out.push_back(r->result);
+  return out;
+}
+
+const AttentionLayer& Engine::layer(std::int64_t index) const { return state_->layers.at(static_cast<std::size_t>(index)); }
+ConstTensorView Engine::rope(std::int64_t index) const { return state_->rope_of(state_->configs.at(static_cast<std::size_t>(index)).rope); }
+const LayerWeights& Engine::weights(std::int64_t index) const { return state_->weights.at(static_cast<std::size_t>(index)).views; }
+std::string Engine::implementations() const { return state_->implementations; }
+
+}  // namespace smla

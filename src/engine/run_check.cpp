@@ -1,0 +1,181 @@
+#include "sparsemla/run_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "core/host_tensor.h"
+#include "engine/synthetic.h"
+#include "layer/reference_layer.h"
+
+namespace smla {
+
+namespace {
+
+constexpr double kTopkShare = 0.10;   // of the chosen set that may differ from float64's
+constexpr double kTopkMargin = 0.25;  // standard deviations around the k-th best score
+
+double value_at(const ConstTensorView& v, std::int64_t i) {
+  return v.dtype == DType::kBF16 ? static_cast<double>(to_float(v.as<BF16>()[i])) : static_cast<double>(v.as<float>()[i]);
+}
+
+/// Judges the run's choice among the visible scores.
+void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>& scores, std::int64_t k, CheckedSample& sample) {
+  const std::size_t n = scores.size();
+  const std::size_t wanted = std::min(n, static_cast<std::size_t>(k));
+  std::vector<bool> in(n, false);
+  std::size_t count = 0;
+  for (const std::int32_t j : chosen) {
+    if (j < 0) continue;
+    if (static_cast<std::size_t>(j) >= n || in[static_cast<std::size_t>(j)]) {
+      sample.topk_ok = false;
+      sample.topk_text = "entry " + std::to_string(j) + (static_cast<std::size_t>(j) >= n ? " is not visible" : " was chosen twice");
+      return;
+    }
+    in[static_cast<std::size_t>(j)] = true;
+    ++count;
+  }
+  if (count != wanted) {
+    sample.topk_ok = false;
+    sample.topk_text = "got " + std::to_string(count) + " entries, expected " + std::to_string(wanted);
+    return;
+  }
+  if (n <= wanted) return;
+
+  std::vector<std::size_t> order(n);
+  std::iota(order.begin(), order.end(), 0U);
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < wanted; ++i) different += in[order[i]] ? 0 : 1;
+  sample.topk_difference = static_cast<double>(different) / static_cast<double>(wanted);
+
+  const double mean = std::accumulate(scores.begin(), scores.end(), 0.0) / static_cast<double>(n);
+  double variance = 0;
+  for (const double s : scores) variance += (s - mean) * (s - mean);
+  const double margin = kTopkMargin * std::sqrt(variance / static_cast<double>(n));
+  const double boundary = scores[order[wanted - 1]];
+  for (std::size_t j = 0; j < n; ++j) {
+    if (in[j] ? scores[j] >= boundary - margin : scores[j] <= boundary + margin) continue;
+    sample.topk_ok = false;
+    sample.topk_text = "entry " + std::to_string(j) + (in[j] ? " was chosen with score " : " was left out with score ") + std::to_string(scores[j]) +
+                       ", k-th best " + std::to_string(boundary) + ", margin " + std::to_string(margin);
+    return;
+  }
+  if (sample.topk_difference > kTopkShare) {
+    sample.topk_ok = false;
+    sample.topk_text = std::to_string(different) + " of " + std::to_string(wanted) + " entries differ from float64's choice";
+  }
+}
+
+}  // namespace
+
+double check_bound(const LayerOptions& options) {
+  if (options.precision == Precision::kF32) return 1e-4;
+  if (options.caches.rows->scale == ScaleKind::kPerTensor) return 0.06;
+  if (options.caches.rows->scale == ScaleKind::kUe8m0) return 0.05;
+  return 0.01;
+}
+
+struct RunCheck::State {
+  EngineOptions options;
+  std::vector<CheckedSample> samples;
+  std::map<std::pair<std::int64_t, std::int64_t>, HostTensor> inputs;  ///< (request, layer) -> [positions up to the last sample, hidden]
+  std::vector<HostTensor> outputs;                                     ///< a row a sample
+  std::vector<std::vector<std::int32_t>> topk;                         ///< a row a sample
+};
+
+RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples) : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.options = options;
+  if (requests.empty()) return;
+  const DType act = options.layer.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
+  for (int i = 0; i < samples; ++i) {
+    const std::uint64_t bits = mix(mix(options.seed, 0xC4ECU), static_cast<std::uint64_t>(i));
+    const RequestSpec& request = requests[bits % requests.size()];
+    const std::int64_t layer = i % static_cast<std::int64_t>(options.layers.size());
+    // Every other sample among the output positions, where a request has some.
+    const std::int64_t positions = request.positions();
+    const std::int64_t first = i % 2 == 1 ? std::min(request.prompt_tokens, positions - 1) : 0;
+    const std::int64_t position = first + static_cast<std::int64_t>(mix(bits) % static_cast<std::uint64_t>(positions - first));
+    const std::int64_t model_layer = options.layers[static_cast<std::size_t>(layer)];
+    s.samples.push_back({.request = request.id,
+                         .position = position,
+                         .layer = layer,
+                         .model_layer = model_layer,
+                         .compress_ratio = options.model.layer(model_layer).compress_ratio});
+    s.outputs.emplace_back(act, std::vector<std::int64_t>{1, options.model.hidden_size});
+    s.topk.emplace_back();
+    HostTensor& kept = s.inputs[{request.id, layer}];
+    if (kept.absent() || kept.size(0) <= position) kept = HostTensor(act, {position + 1, options.model.hidden_size});
+  }
+}
+
+RunCheck::~RunCheck() = default;
+
+void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input, const ConstTensorView& output,
+                        const ConstTensorView& topk) {
+  State& s = *state_;
+  const std::int64_t hidden = input.size(1);
+  const std::int64_t bytes = hidden * size_of(input.dtype);
+  for (std::size_t t = 0; t < rows.size(); ++t) {
+    const StepRow& row = rows[t];
+    const auto found = s.inputs.find({row.request, layer});
+    if (found == s.inputs.end() || row.rejected || row.position >= found->second.size(0)) continue;
+    const auto copy = [&](const ConstTensorView& from, HostTensor& to, std::int64_t to_row) {
+      const auto* source = static_cast<const std::uint8_t*>(from.data) + static_cast<std::int64_t>(t) * from.stride[0] * size_of(from.dtype);
+      std::copy_n(source, bytes, static_cast<std::uint8_t*>(to.data()) + to_row * bytes);
+    };
+    copy(input, found->second, row.position);
+    for (std::size_t i = 0; i < s.samples.size(); ++i) {
+      CheckedSample& sample = s.samples[i];
+      if (sample.request != row.request || sample.layer != layer || sample.position != row.position) continue;
+      copy(output, s.outputs[i], 0);
+      if (!topk.absent()) {
+        const auto* chosen = topk.as<std::int32_t>() + static_cast<std::int64_t>(t) * topk.stride[0];
+        s.topk[i].assign(chosen, chosen + topk.size(1));
+      }
+      sample.computed = true;
+    }
+  }
+}
+
+CheckReport RunCheck::finish(const Engine& engine, const std::function<void(int)>& progress) {
+  State& s = *state_;
+  CheckReport report{.samples = {}, .bound = check_bound(s.options.layer)};
+  std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<ReferenceLayer>> references;
+  for (std::size_t i = 0; i < s.samples.size(); ++i) {
+    CheckedSample sample = s.samples[i];
+    if (sample.computed) {
+      const AttentionLayer& layer = engine.layer(sample.layer);
+      const std::pair key{sample.request, sample.layer};
+      auto& reference = references[key];
+      if (reference == nullptr) {
+        const HostTensor& inputs = s.inputs.at(key);
+        reference = std::make_unique<ReferenceLayer>(layer.config(), engine.weights(sample.layer), engine.rope(sample.layer), inputs.view());
+      }
+      const bool chooses = layer.config().has_indexer();
+      if (chooses) judge_topk(s.topk[i], reference->index_scores(sample.position), layer.config().index_topk, sample);
+      const std::vector<double> want =
+          reference->output(sample.position, chooses ? std::optional<std::span<const std::int32_t>>(s.topk[i]) : std::nullopt);
+      double error = 0;
+      double norm = 0;
+      const ConstTensorView got = std::as_const(s.outputs[i]).view();
+      for (std::size_t c = 0; c < want.size(); ++c) {
+        const double difference = value_at(got, static_cast<std::int64_t>(c)) - want[c];
+        error += difference * difference;
+        norm += want[c] * want[c];
+      }
+      sample.relative_l2 = std::sqrt(error / norm);
+      report.passed = report.passed && sample.relative_l2 <= report.bound && sample.topk_ok;
+      if (report.worst < 0 || !(sample.relative_l2 <= report.samples[static_cast<std::size_t>(report.worst)].relative_l2))
+        report.worst = static_cast<int>(i);
+    }
+    report.samples.push_back(sample);
+    if (progress) progress(static_cast<int>(i) + 1);
+  }
+  return report;
+}
+
+}  // namespace smla

@@ -1,0 +1,77 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+namespace smla {
+
+void Scheduler::preempt(Request* request) {
+  request->blocks.clear(pool_);
+  request->computed = 0;
+  request->result.state = RequestResult::State::kWaiting;
+  ++request->result.preemptions;
+  ++preemptions_;
+  std::erase(running_, request);
+  waiting_.push_front(request);
+}
+
+/// Frees the youngest requests until `request` fits; false when it had to go itself.
+bool Scheduler::reserve_or_preempt(Request* request, std::int64_t tokens) {
+  while (!request->blocks.reserve(pool_, request->computed, request->computed + tokens)) {
+    Request* youngest = running_.back();
+    preempt(youngest);
+    if (youngest == request) return false;
+  }
+  return true;
+}
+
+std::vector<Scheduled> Scheduler::schedule() {
+  std::vector<Scheduled> decodes;
+  std::vector<Scheduled> prefills;
+  std::int64_t budget = max_batched_tokens_;
+  const std::int64_t preempted_before = preemptions_;
+
+  // Preemption shortens running_ from its end, so positions before `i` stay valid.
+  for (std::size_t i = 0; i < running_.size() && budget > 0; ++i) {
+    Request* r = running_[i];
+    if (!r->decoding()) continue;
+    const std::int64_t remaining = r->result.spec.output_tokens - r->result.generated;
+    const std::int64_t drafts = std::min<std::int64_t>({speculative_, remaining - 1, budget - 1});
+    if (!reserve_or_preempt(r, 1 + drafts)) continue;
+    decodes.push_back({.request = r, .tokens = 1 + drafts, .drafts = drafts});
+    budget -= 1 + drafts;
+  }
+  for (std::size_t i = 0; i < running_.size() && budget > 0; ++i) {
+    Request* r = running_[i];
+    if (r->decoding()) continue;
+    const std::int64_t chunk = std::min(budget, r->known() - r->computed);
+    if (!reserve_or_preempt(r, chunk)) continue;
+    prefills.push_back({.request = r, .tokens = chunk, .drafts = 0});
+    budget -= chunk;
+  }
+  // Somebody scheduled above may have been preempted by a later one.
+  const auto gone = [](const Scheduled& s) { return s.request->result.state != RequestResult::State::kRunning; };
+  std::erase_if(decodes, gone);
+  std::erase_if(prefills, gone);
+
+  while (!waiting_.empty() && budget > 0 && static_cast<std::int64_t>(running_.size()) < max_seqs_ && preemptions_ == preempted_before) {
+    Request* r = waiting_.front();
+    const std::int64_t chunk = std::min(budget, r->known() - r->computed);
+    if (!r->blocks.reserve(pool_, r->computed, r->computed + chunk)) break;
+    waiting_.pop_front();
+    running_.push_back(r);
+    r->result.state = RequestResult::State::kRunning;
+    prefills.push_back({.request = r, .tokens = chunk, .drafts = 0});
+    budget -= chunk;
+  }
+  std::ranges::stable_sort(prefills, {}, &Scheduled::tokens);
+  decodes.insert(decodes.end(), prefills.begin(), prefills.end());
+  return decodes;
+}
+
+void Scheduler::finish(Request* request) {
+  request->blocks.clear(pool_);
+  request->result.state = RequestResult::State::kFinished;
+  std::erase(running_, request);
+}
+
+}  // namespace smla

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "sparsemla/engine.h"
+#include "sparsemla/kv_pool.h"
+
+namespace smla {
+
+/// A request as the engine sees it.
+struct Request {
+  RequestResult result;
+  RequestBlocks blocks;
+  std::int64_t computed = 0;           ///< positions whose rows stand in the caches
+  std::int64_t furthest = 0;           ///< the most that was ever computed, to count recomputation
+  std::vector<std::uint64_t> digests;  ///< of the output at each position
+
+  Request(const RequestSpec& spec, const KvLayout& layout) : blocks(layout) {
+    result.spec = spec;
+    digests.resize(static_cast<std::size_t>(spec.positions()), 0);
+  }
+  /// Tokens that exist: the prompt and what was generated.
+  std::int64_t known() const { return result.spec.prompt_tokens + result.generated; }
+  bool decoding() const { return result.generated > 0 && known() - computed == 1; }
+};
+
+/// One request's part of a step: positions [computed, computed + tokens), the last `drafts` of them speculative.
+struct Scheduled {
+  Request* request = nullptr;
+  std::int64_t tokens = 0;
+  std::int64_t drafts = 0;
+};
+
+/// Decides what a step computes: decodes first, then prefill chunks, then new requests; preempts the youngest when blocks run out.
+class Scheduler {
+ public:
+  Scheduler(KvPool& pool, std::int64_t max_batched_tokens, std::int64_t max_seqs, int speculative)
+      : pool_(pool), max_batched_tokens_(max_batched_tokens), max_seqs_(max_seqs), speculative_(speculative) {}
+
+  void add(Request* request) { waiting_.push_back(request); }
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+  /// The next step's batch in its order: decodes, then prefills by length. Blocks are reserved.
+  std::vector<Scheduled> schedule();
+  /// Takes a finished request out and its blocks back.
+  void finish(Request* request);
+  std::int64_t preemptions() const { return preemptions_; }
+
+ private:
+  bool reserve_or_preempt(Request* request, std::int64_t tokens);
+  void preempt(Request* request);
+
+  KvPool& pool_;
+  std::int64_t max_batched_tokens_;
+  std::int64_t max_seqs_;
+  int speculative_;
+  std::deque<Request*> waiting_;
+  std::vector<Request*> running_;  ///< by admission: the youngest last
+  std::int64_t preemptions_ = 0;
+};
+
+}  // namespace smla

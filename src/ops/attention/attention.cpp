@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/check.h"
+#include "ops/attention/implementations.h"
+
+namespace smla {
+
+namespace {
+
+std::string refuse_avx2(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx2(); }
+std::string refuse_avx512(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx512(); }
+
+constexpr std::array<Implementation<SparseAttention>, 4> kSparseAttention{{
+    {.name = "avx512",
+     .machine = "AVX-512 F/BW/DQ/VL",
+     .refuse = refuse_avx512,
+     .workspace_bytes = sparse_attention_workspace,
+     .run = sparse_attention_avx512},
+    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = refuse_avx2, .workspace_bytes = sparse_attention_workspace, .run = sparse_attention_avx2},
+    {.name = "cpu", .machine = "any CPU", .workspace_bytes = sparse_attention_workspace, .run = sparse_attention_cpu},
+    {.name = "ref", .machine = "any CPU", .run = sparse_attention_ref},
+}};
+
+constexpr std::array<Implementation<MergePartials>, 2> kMergePartials{{
+    {.name = "cpu", .machine = "any CPU", .run = merge_partials_cpu},
+    {.name = "ref", .machine = "any CPU", .run = merge_partials_ref},
+}};
+
+std::string scope_name(int index, const char* part) { return "scope " + std::to_string(index) + (part[0] == 0 ? "" : " ") + part; }
+
+}  // namespace
+
+float SparseAttention::Problem::softmax_scale() const { return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(dim)); }
+
+std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token) {
+  if (scope.lens.absent()) return width;
+  const std::int64_t length = scope.lens.as<std::int32_t>()[token * scope.lens.stride[0]];
+  return std::clamp<std::int64_t>(length, 0, width);
+}
+
+template <>
+std::span<const Implementation<SparseAttention>> OpTable<SparseAttention>::implementations() {
+  return kSparseAttention;
+}
+
+template <>
+void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) {
+  constexpr std::string_view kOp = SparseAttention::kName;
+  check_that(p.tokens >= 0, kOp, "tokens", p.tokens, "0 or more");
+  check_that(p.heads >= 1 && p.heads <= 128, kOp, "heads", p.heads, "1 to 128");
+  check_that(p.out_heads == 0 || p.out_heads >= p.heads, kOp, "out_heads", p.out_heads, "0 or at least heads = " + std::to_string(p.heads));
+  check_that(p.dim >= 1 && p.dim <= 65536, kOp, "dim", p.dim, "1 to 65536");
+  check_that(p.q == DType::kBF16 || p.q == DType::kE4M3 || p.q == DType::kF32, kOp, "q dtype", std::string(name_of(p.q)), "BF16, F8_E4M3 or F32");
+  check_that(p.o == DType::kF32 || (p.o == DType::kBF16 && !p.partial), kOp, "o dtype", std::string(name_of(p.o)),
+             p.partial ? "F32 (partial results)" : "BF16 or F32");
+  check_that(p.scopes >= 1 && p.scopes <= SparseAttention::kMaxScopes, kOp, "scopes", p.scopes, "1 or 2");
+  check_that(std::isfinite(p.scale), kOp, "scale", std::to_string(p.scale), "a finite number");
+  check_that(std::isfinite(p.q_scale), kOp, "q_scale", std::to_string(p.q_scale), "a finite number");
+  for (int i = 0; i < p.scopes; ++i) {
+    const SparseAttention::ScopeShape& s = p.scope[static_cast<std::size_t>(i)];
+    check_that(s.format != nullptr, kOp, scope_name(i, "format"), std::string("none"), "a row format");
+    check_that(s.format->dim == p.dim, kOp, scope_name(i, "format"),
+               std::string(s.format->name) + " rows of " + std::to_string(s.format->dim) + " numbers", "rows of " + std::to_string(p.dim));
+    check_that(s.block_size >= 1, kOp, scope_name(i, "block_size"), s.block_size, "1 or more");
+    check_that(s.width >= 0, kOp, scope_name(i, "width"), s.width, "0 or more");
+  }
+}
+
+template <>
+void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, const SparseAttention::Args& args) {
+  constexpr std::string_view kOp = SparseAttention::kName;
+  check_tensor(kOp, "q", args.q, {p.tokens, kAny, p.dim}, {p.q});
+  check_that(args.q.size(1) >= p.heads, kOp, "q heads", args.q.size(1), "at least " + std::to_string(p.heads));
+  check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.dim}, {p.o});
+  if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
+  if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
+  check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"), "none: partial results leave it to merge_partials");
+  for (int i = 0; i < p.scopes; ++i) {
+    const SparseAttention::Scope& s = args.scopes[static_cast<std::size_t>(i)];
+    const SparseAttention::ScopeShape& shape = p.scope[static_cast<std::size_t>(i)];
+    check_cache(std::string(kOp) + ": " + scope_name(i, "cache"), s.cache);
+    check_that(s.cache.format == shape.format, kOp, scope_name(i, "cache"), std::string(s.cache.format->name) + " rows",
+               std::string(shape.format->name) + " rows");
+    check_that(s.cache.block_size == shape.block_size, kOp, scope_name(i, "cache"), "block size " + std::to_string(s.cache.block_size),
+               std::to_string(shape.block_size));
+    if (shape.width > 0) check_tensor(kOp, scope_name(i, "indices"), s.indices, {p.tokens, shape.width}, {DType::kI32});
+    if (!s.lens.absent()) check_tensor(kOp, scope_name(i, "lens"), s.lens, {p.tokens}, {DType::kI32});
+  }
+}
+
+template <>
+std::span<const Implementation<MergePartials>> OpTable<MergePartials>::implementations() {
+  return kMergePartials;
+}
+
+template <>
+void OpTable<MergePartials>::check_problem(const MergePartials::Problem& p) {
+  constexpr std::string_view kOp = MergePartials::kName;
+  check_that(p.slices >= 0, kOp, "slices", p.slices, "0 or more");
+  check_that(p.tokens >= 0, kOp, "tokens", p.tokens, "0 or more");
+  check_that(p.heads >= 1, kOp, "heads", p.heads, "1 or more");
+  check_that(p.dim >= 1, kOp, "dim", p.dim, "1 or more");
+  check_that(p.o == DType::kF32 || p.o == DType::kBF16, kOp, "o dtype", std::string(name_of(p.o)), "BF16 or F32");
+}
+
+template <>
+void OpTable<MergePartials>::check_args(const MergePartials::Problem& p, const MergePartials::Args& args) {
+  constexpr std::string_view kOp = MergePartials::kName;
+  check_tensor(kOp, "partial_o", args.partial_o, {p.slices, p.tokens, p.heads, p.dim}, {DType::kF32});
+  check_tensor(kOp, "partial_lse", args.partial_lse, {p.slices, p.tokens, p.heads}, {DType::kF32});
+  check_tensor(kOp, "o", args.o, {p.tokens, p.heads, p.dim}, {p.o});
+  if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
+  if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
+}
+
+SMLA_DEFINE_OP(SparseAttention);
+SMLA_DEFINE_OP(MergePartials);
+
+}  // namespace smla

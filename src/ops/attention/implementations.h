@@ -1,0 +1,21 @@
+#pragma once
+
+#include "ops/registry.h"
+#include "sparsemla/ops/attention.h"
+
+namespace smla {
+
+/// What decides whether entry c of a row counts (see SparseAttention): the first min(lens, W) entries, clamped at 0.
+std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token);
+
+void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
+
+std::size_t sparse_attention_workspace(const SparseAttention::Problem& problem, int threads);
+void sparse_attention_cpu(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
+void sparse_attention_avx2(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
+void sparse_attention_avx512(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
+
+void merge_partials_ref(const MergePartials::Problem& problem, const MergePartials::Args& args, const RunContext& context);
+void merge_partials_cpu(const MergePartials::Problem& problem, const MergePartials::Args& args, const RunContext& context);
+
+}  // namespace smla

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""`run_tidy.py BUILD SECONDS JOBS`: clang-tidy over the sources on standard input, in that order, until the seconds are used up.
+
+Prints the findings; the last line is "REACHED n total". Exits 1 when there were findings.
+"""
+
+import concurrent.futures
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def gcc_openmp_folder(build):
+    """clang has no omp.h of its own and must not see gcc's other headers: a folder with a link to that one file."""
+    include = subprocess.run(["g++", "-print-file-name=include"], capture_output=True, text=True, check=True).stdout.strip()
+    folder = build / "tidy"
+    folder.mkdir(exist_ok=True)
+    link = folder / "omp.h"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(include) / "omp.h")
+    return folder
+
+
+def main():
+    build, seconds, jobs = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    known = {Path(entry["file"]).resolve() for entry in json.loads((build / "compile_commands.json").read_text())}
+    sources = [name for name in dict.fromkeys(sys.stdin.read().split()) if Path(name).resolve() in known]
+    command = ["clang-tidy", "-p", str(build), "--quiet", f"--extra-arg=-isystem{gcc_openmp_folder(build)}"]
+    command += ["--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-optimization-argument"]
+    deadline = time.monotonic() + seconds
+
+    def check(source):
+        if time.monotonic() > deadline:
+            return None
+        done = subprocess.run([*command, source], capture_output=True, text=True)
+        return "" if done.returncode == 0 else done.stdout + done.stderr
+
+    reached = findings = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for output in pool.map(check, sources):
+            reached += output is not None
+            if output:
+                findings += 1
+                print(output.strip())
+    print(f"REACHED {reached} {len(sources)}")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""`summarize_tests.py LABEL JUNIT`: one line for each failed or skipped test with its reason, then "COUNT passed failed skipped"."""
+
+import re
+import sys
+import xml.etree.ElementTree as xml
+
+NOISE = re.compile(r"^(Note: Google Test filter|\[[ =\-A-Z]*\]|Running main|Using configuration|\s*$|.*: Skipped$|\d+ (FAILED|DISABLED))")
+
+
+def reason(case):
+    """The test's own words: its first lines that are not gtest's frame."""
+    text = case.findtext("system-out") or ""
+    lines = [line.strip() for line in text.splitlines() if not NOISE.match(line)]
+    return " ".join(lines[:2])[:200] or "no reason was printed"
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("usage: summarize_tests.py LABEL JUNIT")
+    label, path = sys.argv[1:]
+    passed = failed = skipped = 0
+    for case in xml.parse(path).getroot().iter("testcase"):
+        status = case.get("status")
+        if status == "run":
+            passed += 1
+        elif status == "fail":
+            failed += 1
+            print(f"FAIL {label}: {case.get('name')}: {reason(case)}")
+        else:
+            skipped += 1
+            print(f"SKIP {label}: {case.get('name')}: {reason(case)}")
+    print(f"COUNT {passed} {failed} {skipped}")
+
+
+if __name__ == "__main__":
+    main()

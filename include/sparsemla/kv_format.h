@@ -27,14 +27,14 @@ enum class ClampRule : std::uint8_t { kAmax, kScale };
 /// Every record size in the library is derived from one of these; nowhere else does one appear as a literal.
 struct RowFormat {
   std::string_view name;
-  int dim = 0;        ///< numbers in a row: nope dims first, rope dims last
-  int nope_dim = 0;   ///< dims stored as `nope`; the other dim - nope_dim are stored as `rope`
+  int dim = 0;       ///< numbers in a row: nope dims first, rope dims last
+  int nope_dim = 0;  ///< dims stored as `nope`; the other dim - nope_dim are stored as `rope`
   Element nope = Element::kF32;
   Element rope = Element::kF32;
   ScaleKind scale = ScaleKind::kNone;
-  int group = 0;        ///< dims a scale covers
-  int data_bytes = 0;   ///< bytes of a row's numbers
-  int scale_bytes = 0;  ///< bytes of a row's scales, padding of the scale slot included
+  int group = 0;           ///< dims a scale covers
+  int data_bytes = 0;      ///< bytes of a row's numbers
+  int scale_bytes = 0;     ///< bytes of a row's scales, padding of the scale slot included
   int page_alignment = 0;  ///< a page is rounded up to a multiple of this
 
   int rope_dim() const { return dim - nope_dim; }
@@ -62,6 +62,10 @@ std::span<const RowFormat* const> all_row_formats();
 
 /// The format of that name. @throws InvalidArgument with the accepted names.
 const RowFormat& row_format(std::string_view name);
+
+/// The attention rows that a --cache-dtype name means for the flashmla front-end (spec 15): fp8_ds_mla = fp8 = fp8_e4m3 = fp8_inc = auto,
+/// bf16 = bfloat16, fp8_per_tensor. @throws InvalidArgument for e5m2 and unknown names, with the accepted ones.
+const RowFormat& cache_rows(std::string_view cache_dtype);
 
 /// Bytes of a block of `block_size` rows without padding, and rounded up to the format's page alignment.
 std::int64_t block_bytes(const RowFormat& format, std::int64_t block_size);

@@ -8,7 +8,7 @@ namespace smla {
 
 namespace {
 
-constexpr std::array<ReplayEntry, 1> kTable{{{"sparse_attention", replay_sparse_attention}}};
+constexpr std::array<ReplayEntry, 2> kTable{{{"sparse_attention", replay_sparse_attention}, {"attention_layer", replay_attention_layer}}};
 
 }  // namespace
 

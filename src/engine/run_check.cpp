@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "core/host_tensor.h"
 #include "engine/synthetic.h"

@@ -1,0 +1,261 @@
+#include <algorithm>
+#include <numeric>
+
+#include "cases/replay.h"
+#include "core/check.h"
+#include "sparsemla/layer.h"
+#include "sparsemla/ops/compressor.h"
+
+namespace smla {
+
+namespace {
+
+LayerConfig read_config(const JsonReader& p) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  LayerConfig c;
+  c.hidden_size = p.integer("hidden_size", 1, kMost);
+  c.num_heads = p.integer("num_heads", 1, 128);
+  c.head_dim = static_cast<int>(p.integer("head_dim", 512, 512, 512));
+  c.rope_head_dim = static_cast<int>(p.integer("rope_head_dim", 64, 64, 64));
+  c.q_lora_rank = p.integer("q_lora_rank", 1, kMost);
+  c.o_lora_rank = p.integer("o_lora_rank", 1, kMost);
+  c.o_groups = p.integer("o_groups", 1, 128);
+  c.window = p.integer("window", 128, 128, 128);
+  c.compress_ratio = std::max(1, static_cast<int>(p.integer("compress_ratio", 0, 1 << 20)));
+  c.index_n_heads = p.integer("index_n_heads", 1, 128, 64);
+  c.index_head_dim = static_cast<int>(p.integer("index_head_dim", 128, 128, 128));
+  c.index_topk = p.integer("index_topk", 1, kMost, 512);
+  c.rms_norm_eps = static_cast<float>(p.number("rms_norm_eps", 0, 1, 1e-6));
+  c.rope.theta = p.number("rope_theta", 1, 1e12);
+  c.rope.dim = c.rope_head_dim;
+  if (const auto yarn = p.object("yarn")) {
+    c.rope.yarn = YarnConfig{.factor = yarn->number("factor", 1, 1e6),
+                             .original_max_position = yarn->integer("original_max_position", 1, std::int64_t{1} << 32),
+                             .beta_fast = yarn->number("beta_fast", 0, 1e6),
+                             .beta_slow = yarn->number("beta_slow", 0, 1e6)};
+  }
+  c.hadamard = p.flag("hadamard", false);
+  return c;
+}
+
+/// One request run chunk by chunk through one layer, every block kept.
+class LayerReplay {
+ public:
+  LayerReplay(const CaseFile& file, const ReplayOptions& options) : file_(file), params_(file.reader()), config_(read_config(params_)) {
+    const std::string precision = params_.text("precision");
+    check_that(precision == "f32" || precision == "bf16", params_.where(), "precision", "\"" + precision + "\"", "\"f32\" or \"bf16\"");
+    options_.precision = precision == "f32" ? Precision::kF32 : Precision::kBF16;
+    read_formats();
+    options_.short_context = false;  // the case may ask for the scores
+    options_.deterministic = options.plan.deterministic;
+    options_.threads = options.plan.threads;
+    if (!options.plan.implementation.empty()) options_.implementations["*"] = options.plan.implementation;
+    check_layer_config(config_);
+
+    const HostTensor& hidden = file.tensor("in.hidden");
+    check_tensor(file.path, "in.hidden", hidden.view(), {kAny, config_.hidden_size}, {DType::kBF16, DType::kF32});
+    tokens_ = hidden.size(0);
+    hidden_ = converted(hidden, options_.precision == Precision::kF32 ? DType::kF32 : DType::kBF16);
+    steps_ = params_.integers("steps", 1, std::int64_t{1} << 24, std::size_t{1} << 20);
+    const std::int64_t total = std::accumulate(steps_.begin(), steps_.end(), std::int64_t{0});
+    check_that(total == tokens_, params_.where(), "sum of steps", total, std::to_string(tokens_) + ", the rows of in.hidden");
+    read_weights();
+  }
+
+  ReplayResult run();
+
+ private:
+  static HostTensor converted(const HostTensor& from, DType to);
+  void read_formats();
+  void read_weights();
+  CompressorWeights compressor(const std::string& prefix) const {
+    return {.wkv = file_.view(prefix + "wkv.weight"),
+            .wgate = file_.view(prefix + "wgate.weight"),
+            .ape = file_.view(prefix + "ape"),
+            .norm = file_.view(prefix + "norm.weight")};
+  }
+  HostTensor entries(const KvPool& pool, const RequestBlocks& blocks, CacheRole role, const CompressorWeights& weights, int dim,
+                     const ConstTensorView& cos_sin) const;
+
+  const CaseFile& file_;
+  JsonReader params_;
+  LayerConfig config_;
+  LayerOptions options_;
+  LayerWeights weights_;
+  HostTensor sink_;
+  HostTensor hidden_;
+  std::int64_t tokens_ = 0;
+  std::vector<std::int64_t> steps_;
+};
+
+HostTensor LayerReplay::converted(const HostTensor& from, DType to) {
+  if (from.dtype() == to) return from.clone();
+  HostTensor out(to, from.shape());
+  for (std::int64_t i = 0; i < from.numel(); ++i) {
+    if (to == DType::kF32) {
+      out.as<float>()[i] = to_float(from.as<BF16>()[i]);
+    } else {
+      out.as<BF16>()[i] = to_bf16(from.as<float>()[i]);
+    }
+  }
+  return out;
+}
+
+void LayerReplay::read_formats() {
+  if (options_.precision == Precision::kF32) {
+    options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
+    return;
+  }
+  const std::string rows = params_.text("cache_dtype", std::string(fp8_ds_mla_rows().name));
+  const std::string index = params_.text("index_dtype", "fp8");
+  check_that(index == "fp8" || index == "mxfp4", params_.where(), "index_dtype", "\"" + index + "\"", "\"fp8\" or \"mxfp4\"");
+  options_.caches.rows = &cache_rows(rows);
+  options_.caches.index = index == "fp8" ? &index_fp8_rows() : &index_mxfp4_rows();
+  if (options_.caches.rows->scale == ScaleKind::kPerTensor) options_.q = DType::kE4M3;
+}
+
+void LayerReplay::read_weights() {
+  const HostTensor& sink = file_.tensor("weights.attn_sink");
+  check_tensor(file_.path, "weights.attn_sink", sink.view(), {config_.num_heads}, {DType::kF32, DType::kBF16});
+  sink_ = converted(sink, DType::kF32);
+  const auto weight = [&](const std::string& name) { return file_.view("weights." + name + ".weight"); };
+  weights_ = {.wq_a = weight("wq_a"),
+              .q_norm = weight("q_norm"),
+              .wq_b = weight("wq_b"),
+              .wkv = weight("wkv"),
+              .kv_norm = weight("kv_norm"),
+              .wo_a = weight("wo_a"),
+              .wo_b = weight("wo_b"),
+              .attn_sink = std::as_const(sink_).view()};
+  if (config_.has_compressor()) weights_.compressor = compressor("weights.compressor.");
+  if (config_.has_indexer()) {
+    weights_.index_compressor = compressor("weights.indexer.compressor.");
+    weights_.index_wq_b = weight("indexer.wq_b");
+    weights_.index_weights_proj = weight("indexer.weights_proj");
+  }
+}
+
+/// Keeps what the case compares beside the output.
+class Recorder : public LayerObserver {
+ public:
+  Recorder(std::int64_t tokens, const LayerConfig& c) : topk(DType::kI32, {tokens, c.index_topk}), scores(DType::kF32, {tokens, tokens / 4}) {}
+  void on_stage(Stage, double) override {}
+  void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first_row) override {
+    for (std::int64_t r = 0; r < value.size(0); ++r) {
+      const std::int64_t row = first + first_row + r;
+      if (name == "topk") {
+        std::copy_n(value.as<std::int32_t>() + r * value.stride[0], value.size(1), topk.as<std::int32_t>() + row * topk.size(1));
+      } else if (name == "index_scores") {
+        std::copy_n(value.as<float>() + r * value.stride[0], std::min((row + 1) / 4, value.size(1)), scores.as<float>() + row * scores.size(1));
+      }
+    }
+  }
+  std::int64_t first = 0;  ///< token of the step's first row
+  HostTensor topk;
+  HostTensor scores;
+};
+
+/// Every entry before quantisation: pooled once more from the state rows, which are all still there, into float32 rows.
+HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks, CacheRole role, const CompressorWeights& weights, int dim,
+                                const ConstTensorView& cos_sin) const {
+  const int ratio = config_.compress_ratio;
+  const std::int64_t count = tokens_ / ratio;
+  HostTensor out(DType::kF32, {count, dim});
+  if (count == 0) return out;
+  HostTensor positions(DType::kI64, {count});
+  HostTensor requests(DType::kI32, {count});
+  HostTensor slots(DType::kI64, {count});
+  for (std::int64_t g = 0; g < count; ++g) {
+    positions.as<std::int64_t>()[g] = (g + 1) * ratio - 1;
+    slots.as<std::int64_t>()[g] = g;
+  }
+  const auto table = blocks.table(pool.layout().group_of(0, role));
+  const RowFormat& format = dim == index_f32_rows().dim ? index_f32_rows() : f32_rows();
+  Plan<CompressStore>({.tokens = count,
+                       .ratio = ratio,
+                       .dim = dim,
+                       .rope_dim = config_.rope_head_dim,
+                       .format = &format,
+                       .hadamard = role == CacheRole::kIndexState && config_.hadamard,
+                       .eps = config_.rms_norm_eps})
+      .run({.positions = positions.view(),
+            .token_to_req = requests.view(),
+            .state_slots = slots.view(),
+            .entry_slots = slots.view(),
+            .block_table = view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}),
+            .norm_weight = weights.norm,
+            .cos_sin = cos_sin,
+            .state = pool.cache(0, role),
+            .entries = {.format = &format,
+                        .base = static_cast<std::uint8_t*>(out.data()),
+                        .num_blocks = 1,
+                        .block_size = count,
+                        .block_stride_bytes = block_bytes(format, count)}});
+  return out;
+}
+
+ReplayResult LayerReplay::run() {
+  HostTensor cos_sin(DType::kF32, {std::max<std::int64_t>(tokens_, 1), config_.rope_head_dim});
+  std::ranges::copy(rope_table(config_.rope, cos_sin.size(0)), cos_sin.as<float>());
+  const AttentionLayer layer(config_, weights_, options_, std::as_const(cos_sin).view());
+  const KvLayout layout = make_kv_layout({&config_, 1}, layer.options().caches);
+  std::int64_t need = 0;
+  for (const CacheGroup& group : layout.groups) need += (tokens_ + group.block_tokens - 1) / group.block_tokens;
+  KvPool pool(layout, need);
+  RequestBlocks blocks(layout);
+  StepMetadata metadata(layout, {&config_, 1});
+  const LayerCaches caches = caches_of(pool, 0);
+  HostTensor output(hidden_.dtype(), hidden_.shape());
+  HostTensor workspace;
+  Recorder recorder(tokens_, config_);
+  ReplayResult result;
+
+  std::int64_t begin = 0;
+  for (const std::int64_t n : steps_) {
+    const std::int64_t end = begin + n;
+    check_that(blocks.reserve(pool, begin, end), file_.path, "blocks of the pool", need, "enough for every token");
+    HostTensor loc(DType::kI32, {2});
+    HostTensor seq(DType::kI32, {1});
+    HostTensor positions(DType::kI64, {n});
+    loc.as<std::int32_t>()[1] = static_cast<std::int32_t>(n);
+    seq.as<std::int32_t>()[0] = static_cast<std::int32_t>(end);
+    std::iota(positions.as<std::int64_t>(), positions.as<std::int64_t>() + n, begin);
+    StepBatch batch{.query_start_loc = loc.view(), .seq_lens = seq.view(), .positions = positions.view(), .block_tables = {}, .max_seq_len = end};
+    for (std::size_t g = 0; g < layout.groups.size(); ++g) {
+      const auto table = blocks.table(static_cast<int>(g));
+      batch.block_tables.push_back(view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}));
+    }
+    metadata.build(batch);
+    const LayerPlan plan = layer.plan(n, 1, end, caches);
+    workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+    std::fill_n(static_cast<std::uint8_t*>(workspace.data()), workspace.bytes(), std::uint8_t{0xFF});
+    recorder.first = begin;
+    layer.forward(plan, metadata.layer(0), caches, std::as_const(hidden_).view().slice(0, begin, end), output.view().slice(0, begin, end),
+                  {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &recorder);
+    result.implementation = plan.describe();
+    begin = end;
+  }
+
+  const HostTensor* want = file_.find("out.output");
+  result.results.emplace("output", want != nullptr && want->dtype() == DType::kF32 ? converted(output, DType::kF32) : std::move(output));
+  if (config_.has_compressor()) {
+    result.results.emplace("compressed_kv",
+                           entries(pool, blocks, CacheRole::kState, weights_.compressor, config_.head_dim, std::as_const(cos_sin).view()));
+  }
+  if (config_.has_indexer()) {
+    result.results.emplace("indexer_kv", entries(pool, blocks, CacheRole::kIndexState, weights_.index_compressor, config_.index_head_dim,
+                                                 std::as_const(cos_sin).view()));
+    result.results.emplace("topk", std::move(recorder.topk));
+    result.results.emplace("index_scores", std::move(recorder.scores));
+  }
+  return result;
+}
+
+}  // namespace
+
+ReplayResult replay_attention_layer(const CaseFile& file, const ReplayOptions& options) {
+  file.expect_inputs({"hidden"});
+  return LayerReplay(file, options).run();
+}
+
+}  // namespace smla

@@ -227,7 +227,8 @@ void run_kernel(const Problem& problem, const Args& args, const RunContext& cont
   const std::size_t scratch_bytes = lay_out(problem, nullptr, measure);
   char* memory = static_cast<char*>(context.workspace.data);
   memory += (64 - reinterpret_cast<std::uintptr_t>(memory) % 64) % 64;
-#pragma omp parallel num_threads(context.threads)
+  const auto threads = static_cast<int>(std::clamp<std::int64_t>(groups * chunks, 1, context.threads));
+#pragma omp parallel num_threads(threads)
   {
     Scratch scratch{};
     lay_out(problem, memory + static_cast<std::size_t>(omp_get_thread_num()) * scratch_bytes, scratch);

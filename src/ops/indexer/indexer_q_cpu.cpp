@@ -118,7 +118,8 @@ void run_token(const IndexerQ::Problem& problem, const IndexerQ::Args& args, std
 
 void indexer_q_cpu(const IndexerQ::Problem& problem, const IndexerQ::Args& args, const RunContext& context) {
   const auto run = problem.in == DType::kBF16 ? run_token<BF16> : run_token<float>;
-#pragma omp parallel for num_threads(context.threads)
+  const auto threads = static_cast<int>(std::clamp<std::int64_t>(problem.tokens, 1, context.threads));
+#pragma omp parallel for num_threads(threads)
   for (std::int64_t t = 0; t < problem.tokens; ++t) run(problem, args, t);
 }
 

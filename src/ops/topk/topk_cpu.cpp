@@ -92,7 +92,10 @@ void topk_cpu(const TopK::Problem& problem, const TopK::Args& args, const RunCon
   const std::int32_t* lens = args.lens.as<std::int32_t>();
   const float* logits = args.logits.as<float>();
   std::int32_t* indices = args.indices.as<std::int32_t>();
-#pragma omp parallel num_threads(context.threads)
+  // Starting threads costs more than a small selection.
+  const std::int64_t worthwhile = std::min(problem.rows, problem.rows * problem.width / 16384);
+  const auto threads = static_cast<int>(std::clamp<std::int64_t>(worthwhile, 1, context.threads));
+#pragma omp parallel num_threads(threads)
   {
     Digits digits;
 #pragma omp for schedule(dynamic)

@@ -1,0 +1,45 @@
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "parity/topk_cases.h"
+
+namespace smla {
+namespace {
+
+constexpr std::int32_t kPoison = 0x5A5A'5A5A;
+constexpr std::int64_t kOutPadding = 3;
+
+std::vector<std::int32_t> run(const cases::TopkCase& c, const cases::TopkInputs& inputs, const std::string& implementation, int threads) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(c.rows * (c.k + kOutPadding)), kPoison);
+  TensorView view(out.data(), DType::kI32, {c.rows, c.k});
+  view.stride[0] = c.k + kOutPadding;
+  Plan<TopK>(c.problem(), {.implementation = implementation, .threads = threads})
+      .run({.logits = inputs.view(c), .lens = view_of(inputs.lens.data(), {c.rows}), .indices = view});
+  return out;
+}
+
+TEST(TopkParity, EveryImplementationEqualsRef) {
+  std::set<std::string> refused;
+  for (const cases::TopkCase& c : cases::topk_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    const cases::TopkInputs inputs(c);
+    const std::vector<std::int32_t> expected = run(c, inputs, "ref", 1);
+    for (std::int64_t row = 0; row < c.rows; ++row) {
+      for (std::int64_t j = 0; j < c.k; ++j) ASSERT_NE(expected[row * (c.k + kOutPadding) + j], kPoison) << "row " << row << " column " << j;
+      for (std::int64_t j = c.k; j < c.k + kOutPadding; ++j) ASSERT_EQ(expected[row * (c.k + kOutPadding) + j], kPoison) << "row " << row;
+    }
+    for (const Candidate& candidate : explain<TopK>(c.problem())) {
+      if (!candidate.refusal.empty()) {
+        refused.insert(candidate.name + ": " + candidate.refusal);
+        continue;
+      }
+      for (const int threads : {1, 2}) ASSERT_EQ(run(c, inputs, candidate.name, threads), expected) << candidate.name << ", threads " << threads;
+    }
+  }
+  for (const std::string& text : refused) std::printf("[ refused  ] topk %s\n", text.c_str());
+}
+
+}  // namespace
+}  // namespace smla

@@ -1,0 +1,271 @@
+#pragma once
+
+// The cases of the norm_rope family: parameters, and seeded inputs made from them. Shared by parity, property, fuzz and bench programs.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <ostream>
+#include <random>
+#include <vector>
+
+#include "core/host_tensor.h"
+#include "sparsemla/ops/norm_rope.h"
+
+namespace smla::norm_rope_cases {
+
+constexpr std::uint8_t kPoison = 0xA5;
+
+/// Numbers as activations have them: normal, but of very different magnitude from one group of 32 to the next, with zero and tiny groups.
+inline void fill_activations(HostTensor& tensor, std::mt19937_64& random) {
+  std::normal_distribution<float> normal;
+  float magnitude = 1.0F;
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+    if (i % 32 == 0) {
+      const auto kind = random() % 16;
+      magnitude = kind == 0 ? 0.0F : kind == 1 ? 1e-6F : std::ldexp(1.0F, static_cast<int>(random() % 8) - 4);
+    }
+    const float v = magnitude * normal(random);
+    if (tensor.dtype() == DType::kF32) {
+      tensor.as<float>()[i] = v;
+    } else {
+      tensor.as<BF16>()[i] = to_bf16(v);
+    }
+  }
+}
+
+/// [positions, dim] cos || sin of angles that grow with the position.
+inline HostTensor rope_rows(std::int64_t positions, int dim) {
+  HostTensor table(DType::kF32, {positions, dim});
+  for (std::int64_t p = 0; p < positions; ++p) {
+    for (int i = 0; i < dim / 2; ++i) {
+      const double angle = static_cast<double>(p) * std::pow(10000.0, -2.0 * i / dim);
+      table.as<float>()[p * dim + i] = static_cast<float>(std::cos(angle));
+      table.as<float>()[p * dim + dim / 2 + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+  return table;
+}
+
+inline void poison(HostTensor& tensor) { std::memset(tensor.data(), kPoison, tensor.bytes()); }
+
+struct RmsNormCase {
+  RmsNorm::Problem problem;
+  DType weight = DType::kBF16;
+  std::int64_t row_gap = 0;  ///< extra columns of the matrix that x is a slice of
+  friend std::ostream& operator<<(std::ostream& out, const RmsNormCase& c) {
+    return out << "rms_norm " << c.problem.rows << "x" << c.problem.dim << " " << name_of(c.problem.in) << " to " << name_of(c.problem.out)
+               << (c.problem.has_weight ? " with " : " without ") << name_of(c.weight) << " weight, gap " << c.row_gap;
+  }
+};
+
+inline std::vector<RmsNormCase> rms_norm_cases() {
+  std::vector<RmsNormCase> cases;
+  for (const std::int64_t rows : {0, 1, 3, 4, 5, 127, 128, 129, 255, 256}) {
+    cases.push_back({.problem = {.rows = rows, .dim = 512}, .row_gap = rows % 2 == 0 ? 0 : 1024});
+  }
+  for (const std::int64_t dim : {0, 1, 2, 7, 33, 511, 513, 1024, 1536, 4096, 7168}) {
+    cases.push_back({.problem = {.rows = 5, .dim = dim}});
+    cases.push_back({.problem = {.rows = 3, .dim = dim, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kF32, .row_gap = 3});
+    cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kF32, .out = DType::kBF16, .has_weight = false}});
+    cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kBF16, .out = DType::kF32, .has_weight = true, .eps = 0.5F}});
+  }
+  return cases;
+}
+
+struct RmsNormInputs {
+  HostTensor x, weight, y;
+  RmsNorm::Args args;
+};
+
+inline RmsNormInputs make_inputs(const RmsNormCase& c, std::uint64_t seed = 1) {
+  std::mt19937_64 random(seed);
+  RmsNormInputs in;
+  in.x = HostTensor(c.problem.in, {c.problem.rows, c.problem.dim + c.row_gap});
+  in.weight = HostTensor(c.weight, {c.problem.dim});
+  in.y = HostTensor(c.problem.out, {c.problem.rows, c.problem.dim + 8});
+  fill_activations(in.x, random);
+  fill_activations(in.weight, random);
+  poison(in.y);
+  in.args.x = std::as_const(in.x).view().slice(1, c.row_gap, c.row_gap + c.problem.dim);
+  in.args.y = in.y.view().slice(1, 0, c.problem.dim);
+  if (c.problem.has_weight) in.args.weight = in.weight.view();
+  return in;
+}
+
+struct InsertCase {
+  std::int64_t tokens = 4;
+  std::int64_t inserted = 4;  ///< M
+  std::int64_t heads = 8;
+  std::int64_t out_heads = 8;
+  const RowFormat* format = nullptr;
+  std::int64_t block_size = 64;
+  DType in = DType::kBF16;
+  DType q_out = DType::kBF16;
+  ClampRule clamp = ClampRule::kAmax;
+  float scale = 1.0F;    ///< of the cache, and 1/q_scale_inv
+  bool hostile = false;  ///< slots and positions that point nowhere
+
+  QNormRopeInsert::Problem problem() const {
+    return {.tokens = tokens,
+            .heads = heads,
+            .out_heads = out_heads,
+            .dim = format == nullptr ? 512 : format->dim,
+            .rope_dim = 64,
+            .in = in,
+            .q_out = q_out,
+            .format = format,
+            .q_scale_inv = 1.0F / scale,
+            .clamp = clamp};
+  }
+  friend std::ostream& operator<<(std::ostream& out, const InsertCase& c) {
+    return out << "insert " << c.inserted << " of " << c.tokens << " tokens, heads " << c.heads << " of " << c.out_heads << ", " << name_of(c.in)
+               << " to " << name_of(c.q_out) << ", " << (c.format == nullptr ? "no cache" : c.format->name) << " in blocks of " << c.block_size
+               << (c.clamp == ClampRule::kScale ? ", scale clamp" : "") << ", scale " << c.scale << (c.hostile ? ", hostile" : "");
+  }
+};
+
+inline std::vector<InsertCase> insert_cases() {
+  const RowFormat* formats[] = {&fp8_ds_mla_rows(), &bf16_rows(),        &fp8_per_tensor_rows(), &f32_rows(),
+                                &index_fp8_rows(),  &index_mxfp4_rows(), &index_f32_rows()};
+  std::vector<InsertCase> cases;
+  for (const std::int64_t tokens : {0, 1, 3, 4, 5, 127, 128, 129, 255, 256}) {
+    cases.push_back({.tokens = tokens, .inserted = tokens, .heads = 7, .out_heads = 8, .format = &fp8_ds_mla_rows(), .hostile = tokens > 100});
+    cases.push_back({.tokens = tokens, .inserted = tokens / 2, .heads = 1, .out_heads = 1, .format = &bf16_rows(), .block_size = 53});
+  }
+  for (const std::int64_t heads : {1, 7, 8, 16, 64, 128}) {
+    for (const DType out : {DType::kBF16, DType::kE4M3, DType::kF32}) {
+      cases.push_back(
+          {.tokens = 5, .inserted = 3, .heads = heads, .out_heads = heads + heads % 8, .format = &fp8_ds_mla_rows(), .q_out = out, .scale = 0.37F});
+    }
+  }
+  for (const RowFormat* format : formats) {
+    for (const std::int64_t block_size : {1, 2, 3, 53, 64, 256}) {
+      for (const ClampRule clamp : {ClampRule::kAmax, ClampRule::kScale}) {
+        cases.push_back({.tokens = 37,
+                         .inserted = 35,
+                         .heads = 2,
+                         .out_heads = 3,
+                         .format = format,
+                         .block_size = block_size,
+                         .clamp = clamp,
+                         .scale = 1.7F,
+                         .hostile = block_size == 3});
+      }
+      cases.push_back({.tokens = 9, .inserted = 9, .heads = 0, .out_heads = 0, .format = format, .block_size = block_size, .in = DType::kF32});
+    }
+  }
+  cases.push_back({.tokens = 6, .inserted = 0, .heads = 8, .out_heads = 16, .in = DType::kF32, .q_out = DType::kF32});
+  return cases;
+}
+
+/// A paged cache that owns its bytes: poisoned, blocks further apart than a page.
+struct OwnedCache {
+  std::vector<std::uint8_t> bytes;
+  PagedCache cache;
+  void allocate(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::int64_t gap) {
+    const std::int64_t stride = page_bytes(format, block_size) + gap;
+    bytes.assign(static_cast<std::size_t>(blocks * stride), kPoison);
+    cache = {.format = &format, .base = bytes.data(), .num_blocks = blocks, .block_size = block_size, .block_stride_bytes = stride};
+  }
+};
+
+struct InsertInputs {
+  HostTensor q, kv, positions, cos_sin, slots, q_out;
+  OwnedCache cache;
+  QNormRopeInsert::Args args;
+};
+
+inline InsertInputs make_inputs(const InsertCase& c, std::uint64_t seed = 1) {
+  std::mt19937_64 random(seed);
+  const QNormRopeInsert::Problem p = c.problem();
+  constexpr std::int64_t kPositions = 300;
+  InsertInputs in;
+  in.q = HostTensor(c.in, {c.tokens, c.heads, p.dim});
+  in.kv = HostTensor(c.in, {c.tokens, p.dim + 40});
+  in.positions = HostTensor(DType::kI64, {c.tokens});
+  in.slots = HostTensor(DType::kI64, {c.inserted});
+  in.cos_sin = rope_rows(kPositions, p.rope_dim);
+  in.q_out = HostTensor(c.q_out, {c.tokens, c.out_heads, p.dim});
+  fill_activations(in.q, random);
+  fill_activations(in.kv, random);
+  poison(in.q_out);
+  for (std::int64_t t = 0; t < c.tokens; ++t) in.positions.as<std::int64_t>()[t] = static_cast<std::int64_t>(random() % kPositions);
+  if (c.format != nullptr) {
+    in.cache.allocate(*c.format, c.inserted / c.block_size + 2, c.block_size, 48);
+    in.cache.cache.scale = c.scale;
+    std::vector<std::int64_t> order(static_cast<std::size_t>(in.cache.cache.num_slots()));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (std::int64_t t = 0; t < c.inserted; ++t) in.slots.as<std::int64_t>()[t] = random() % 5 == 0 ? -1 : order[static_cast<std::size_t>(t)];
+  }
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  if (c.hostile) {
+    for (std::int64_t t = 0; t < c.inserted; t += 4) {
+      const std::int64_t bad[] = {in.cache.cache.num_slots(), kMax, std::numeric_limits<std::int64_t>::min(), -2};
+      in.slots.as<std::int64_t>()[t] = bad[t / 4 % 4];
+    }
+    for (std::int64_t t = 1; t < c.tokens; t += 5) {
+      const std::int64_t bad[] = {-1, kPositions, kMax, std::numeric_limits<std::int64_t>::min()};
+      in.positions.as<std::int64_t>()[t] = bad[t / 5 % 4];
+    }
+  }
+  in.args = {.q = in.q.view(),
+             .kv = std::as_const(in.kv).view().slice(1, 8, 8 + p.dim),
+             .positions = in.positions.view(),
+             .cos_sin = in.cos_sin.view(),
+             .slot_mapping = in.slots.view(),
+             .q_out = in.q_out.view(),
+             .cache = in.cache.cache};
+  return in;
+}
+
+struct InverseCase {
+  InverseRope::Problem problem;
+  std::int64_t extra_heads = 0;  ///< x is a slice of a buffer with so many heads more
+  friend std::ostream& operator<<(std::ostream& out, const InverseCase& c) {
+    return out << "inverse_rope " << c.problem.tokens << "x" << c.problem.heads << "x" << c.problem.dim << " " << name_of(c.problem.in) << " to "
+               << name_of(c.problem.out) << ", " << c.extra_heads << " extra heads";
+  }
+};
+
+inline std::vector<InverseCase> inverse_cases() {
+  std::vector<InverseCase> cases;
+  for (const std::int64_t tokens : {0, 1, 3, 4, 5, 127, 128, 129, 255, 256}) {
+    for (const DType type : {DType::kBF16, DType::kF32})
+      cases.push_back({.problem = {.tokens = tokens, .heads = 7, .in = type, .out = type}, .extra_heads = 1});
+  }
+  for (const std::int64_t heads : {0, 1, 8, 16, 64, 128}) {
+    cases.push_back({.problem = {.tokens = 3, .heads = heads, .in = DType::kF32}});
+    cases.push_back({.problem = {.tokens = 2, .heads = heads, .dim = 128, .out = DType::kF32}, .extra_heads = 3});
+  }
+  return cases;
+}
+
+struct InverseInputs {
+  HostTensor x, positions, cos_sin, y;
+  InverseRope::Args args;
+};
+
+inline InverseInputs make_inputs(const InverseCase& c, std::uint64_t seed = 1) {
+  std::mt19937_64 random(seed);
+  const InverseRope::Problem& p = c.problem;
+  InverseInputs in;
+  in.x = HostTensor(p.in, {p.tokens, p.heads + c.extra_heads, p.dim});
+  in.positions = HostTensor(DType::kI64, {p.tokens});
+  in.cos_sin = rope_rows(300, p.rope_dim);
+  in.y = HostTensor(p.out, {p.tokens, p.heads + 1, p.dim});
+  fill_activations(in.x, random);
+  poison(in.y);
+  for (std::int64_t t = 0; t < p.tokens; ++t) in.positions.as<std::int64_t>()[t] = static_cast<std::int64_t>(random() % 310) - 5;
+  in.args = {.x = std::as_const(in.x).view().slice(1, 0, p.heads),
+             .positions = in.positions.view(),
+             .cos_sin = in.cos_sin.view(),
+             .y = in.y.view().slice(1, 0, p.heads)};
+  return in;
+}
+
+}  // namespace smla::norm_rope_cases

@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "ops/catalog.h"
+#include "ops/registry.h"
+#include "sparsemla/device.h"
+#include "sparsemla/model_config.h"
+
+namespace smla {
+
+namespace {
+
+/// Whether a library-backed implementation of some op exists in this build, and why not.
+struct LibraryUse {
+  bool present = false;
+  std::string reason = "not in this build";
+};
+
+LibraryUse find_library(std::string_view implementation) {
+  for (const OpInfo& op : op_catalog()) {
+    for (const Candidate& candidate : op.candidates({})) {
+      if (candidate.name != implementation) continue;
+      return {.present = candidate.refusal.empty(), .reason = candidate.refusal};
+    }
+  }
+  return {};
+}
+
+/// The first candidate that accepts, as Plan would choose it.
+const Candidate* chosen(const std::vector<Candidate>& candidates) {
+  for (const Candidate& candidate : candidates) {
+    if (candidate.refusal.empty()) return &candidate;
+  }
+  return nullptr;
+}
+
+const char* yes_no(bool value) { return value ? "yes" : "no"; }
+
+void print_text() {
+  const CpuFeatures& cpu = cpu_features();
+  fmt::print("smla {}\n\n", SMLA_VERSION);
+  fmt::print("CPU      {}\n", cpu.model);
+  fmt::print("         {} processors, {} threads by default\n", cpu.cores, resolve_threads(0));
+  fmt::print("         AVX2+FMA+F16C {}, AVX-512 F/BW/DQ/VL {}, AVX-512 BF16 {}, AMX BF16 {}\n", yes_no(cpu.avx2), yes_no(cpu.avx512),
+             yes_no(cpu.avx512_bf16), yes_no(cpu.amx_bf16));
+  std::string reason;
+  const std::vector<GpuInfo> devices = gpus(&reason);
+  if (devices.empty()) fmt::print("GPU      none: {}\n", reason);
+  for (const GpuInfo& gpu : devices) {
+    fmt::print("GPU      {}, sm_{}{}, {} multiprocessors, {:.1f} GiB\n", gpu.name, gpu.major, gpu.minor, gpu.multiprocessors,
+               static_cast<double>(gpu.memory_bytes) / (1 << 30));
+  }
+  fmt::print("CUDA     {}\n", built_with_cuda() ? "in this build" : "not in this build");
+  const LibraryUse onednn = find_library("onednn");
+  fmt::print("oneDNN   {}{}\n", yes_no(onednn.present), onednn.present ? "" : ": " + onednn.reason);
+  fmt::print("models   {}\n\n", fmt::join(model_preset_names(), ", "));
+
+  fmt::print("Implementations, best first; * would run on this CPU for the typical problem in parentheses.\n");
+  for (const OpInfo& op : op_catalog()) {
+    const std::vector<Candidate> candidates = op.candidates({});
+    const Candidate* best = chosen(candidates);
+    fmt::print("\n{}  ({})\n", op.name, op.problem);
+    for (const Candidate& candidate : candidates) {
+      fmt::print("  {} {:<8} {}{}\n", &candidate == best ? '*' : ' ', candidate.name, candidate.machine,
+                 candidate.refusal.empty() ? "" : "; no: " + candidate.refusal);
+    }
+  }
+}
+
+void print_json() {
+  const CpuFeatures& cpu = cpu_features();
+  nlohmann::ordered_json out;
+  out["version"] = SMLA_VERSION;
+  out["cpu"] = {{"model", cpu.model},      {"cores", cpu.cores},   {"threads", resolve_threads(0)},
+                {"avx2", cpu.avx2},        {"avx512", cpu.avx512}, {"avx512_bf16", cpu.avx512_bf16},
+                {"amx_bf16", cpu.amx_bf16}};
+  std::string reason;
+  out["gpus"] = nlohmann::ordered_json::array();
+  for (const GpuInfo& gpu : gpus(&reason)) {
+    out["gpus"].push_back({{"name", gpu.name},
+                           {"major", gpu.major},
+                           {"minor", gpu.minor},
+                           {"multiprocessors", gpu.multiprocessors},
+                           {"memory_bytes", gpu.memory_bytes}});
+  }
+  out["no_gpu_reason"] = reason;
+  out["cuda"] = built_with_cuda();
+  const LibraryUse onednn = find_library("onednn");
+  out["onednn"] = {{"present", onednn.present}, {"reason", onednn.present ? "" : onednn.reason}};
+  out["models"] = model_preset_names();
+  out["ops"] = nlohmann::ordered_json::array();
+  for (const OpInfo& op : op_catalog()) {
+    const std::vector<Candidate> candidates = op.candidates({});
+    const Candidate* best = chosen(candidates);
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const Candidate& c : candidates) list.push_back({{"name", c.name}, {"machine", c.machine}, {"refusal", c.refusal}});
+    out["ops"].push_back(
+        {{"name", op.name}, {"family", op.family}, {"problem", op.problem}, {"runs", best == nullptr ? "" : best->name}, {"implementations", list}});
+  }
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+}  // namespace
+
+void add_info_command(CLI::App& app, int& exit_code) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* command = app.add_subcommand("info", "Show this machine, every op's implementations, what runs here, what is missing and why");
+  command->add_flag("--json", *json, "Print JSON");
+  command->footer("SMLA_CPU=generic|avx2|avx512 in the environment hides everything above that level.");
+  command->callback([json, &exit_code] {
+    *json ? print_json() : print_text();
+    exit_code = kExitPass;
+  });
+}
+
+}  // namespace smla

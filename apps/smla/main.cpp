@@ -1,0 +1,52 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "commands.h"
+
+namespace smla {
+
+void print_error(const std::string& text) {
+  std::fflush(stdout);
+  fmt::print(stderr, "smla: {}\n", text);
+}
+
+namespace {
+
+int run_program(int argc, char** argv) {
+  CLI::App app{"SparseMLA: DeepSeek-V4 sparse attention on any machine.", "smla"};
+  app.set_version_flag("--version", "smla " SMLA_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Exit status: 0 all right, 1 a result is not right, 2 wrong usage, a bad file, or nothing here can run it.\n`smla COMMAND --help` tells more.");
+  int exit_code = kExitPass;
+  add_run_command(app, exit_code);
+  add_verify_command(app, exit_code);
+  add_info_command(app, exit_code);
+  add_why_command(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kExitPass : kExitBad;
+  }
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace smla
+
+int main(int argc, char** argv) {
+  try {
+    const int code = smla::run_program(argc, argv);
+    // A full disk behind stdout must not pass for success.
+    return std::fflush(stdout) == 0 ? code : smla::kExitBad;
+  } catch (const std::bad_alloc&) {
+    smla::print_error("out of memory");
+  } catch (const std::exception& e) {
+    smla::print_error(e.what());
+  }
+  return smla::kExitBad;
+}

@@ -1,0 +1,104 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <new>
+
+#include "cases/replay.h"
+#include "commands.h"
+#include "sparsemla/device.h"
+#include "sparsemla/error.h"
+
+namespace smla {
+
+namespace {
+
+struct VerifyOptions {
+  std::vector<std::string> files;
+  std::string implementation;
+  std::string device = "cpu";
+  std::string dump;
+  int threads = 0;
+};
+
+std::string place(const std::vector<std::int64_t>& where) { return where.empty() ? "-" : fmt::format("[{}]", fmt::join(where, ", ")); }
+
+void print_verdict(const std::string& path, const Verdict& verdict) {
+  const Comparison& c = verdict.comparison;
+  std::string line = fmt::format("{}  {}  {}  worst {:.3g} at {}", c.pass ? "PASS" : "FAIL", std::filesystem::path(path).filename().string(),
+                                 verdict.result, c.worst, place(c.where));
+  if (!c.detail.empty()) line += fmt::format(" ({})", c.detail);
+  line += fmt::format("  l2 {:.3g}  [{}]", c.l2, verdict.implementation);
+  if (!c.failure.empty()) line += fmt::format("  {}", c.failure);
+  fmt::print("{}\n", line);
+}
+
+/// The case again with what came out in place of what was expected.
+void dump_case(const VerifyOptions& options, const CaseFile& file, const ReplayResult& made) {
+  std::map<std::string, const HostTensor*> tensors;
+  for (const auto& [name, tensor] : file.tensors) {
+    if (!name.starts_with("out.")) tensors[name] = &tensor;
+  }
+  for (const auto& [name, tensor] : made.results) tensors["out." + name] = &tensor;
+  std::filesystem::path path = options.dump;
+  if (options.files.size() > 1 || std::filesystem::is_directory(path)) path /= std::filesystem::path(file.path).filename();
+  write_case(path.string(), file.op, to_json(file.params), tensors);
+}
+
+int verify_file(const VerifyOptions& options, const ReplayOptions& replay_options, const std::string& path) {
+  const CaseFile file = read_case(path);
+  const ReplayResult made = replay(file, replay_options);
+  if (!options.dump.empty()) dump_case(options, file, made);
+  int code = kExitPass;
+  for (const Verdict& verdict : judge(file, made)) {
+    print_verdict(path, verdict);
+    if (!verdict.comparison.pass) code = kExitMismatch;
+  }
+  return code;
+}
+
+int verify(const VerifyOptions& options) {
+  if (!options.dump.empty() && options.files.size() > 1 && !std::filesystem::is_directory(options.dump)) {
+    throw InvalidArgument("--dump: got \"" + options.dump + "\", expected an existing folder for more than one file");
+  }
+  const ReplayOptions replay_options{
+      .plan = {.device = device_from_name(options.device), .implementation = options.implementation, .threads = options.threads}};
+  int code = kExitPass;
+  for (const std::string& path : options.files) {
+    // One bad file does not hide the others.
+    try {
+      code = std::max(code, verify_file(options, replay_options, path));
+    } catch (const Error& e) {
+      const std::string text = e.what();
+      print_error(text.find(path) == std::string::npos ? path + ": " + text : text);
+      code = kExitBad;
+    } catch (const std::bad_alloc&) {
+      print_error(path + ": out of memory");
+      code = kExitBad;
+    }
+  }
+  return code;
+}
+
+}  // namespace
+
+void add_verify_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<VerifyOptions>();
+  CLI::App* command = app.add_subcommand("verify", "Replay recorded calls (smla-case/1 files) and compare with their expected results");
+  command->add_option("FILE", options->files, "Case files")->required();
+  command->add_option("--impl", options->implementation,
+                      "Force an implementation by name, e.g. ref (see `smla info`); default: the best that accepts");
+  command->add_option("--device", options->device, "Where to run: cpu or cuda")->capture_default_str();
+  command->add_option("--threads", options->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
+  command->add_option("--dump", options->dump, "Write the case with the results that came out: a file, or an existing folder");
+  std::string ops;
+  for (const ReplayEntry& entry : replay_table()) ops += (ops.empty() ? "" : ", ") + std::string(entry.op);
+  command->footer("Prints one line a result: verdict, file, result, worst element and where, relative l2 error, [implementation].\nKnown ops: " +
+                  ops + ".\nExit status: 0 all pass, 1 a mismatch, 2 a bad file, an unknown op or a missing tensor.");
+  command->callback([options, &exit_code] { exit_code = verify(*options); });
+}
+
+}  // namespace smla

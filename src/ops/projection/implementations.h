@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/registry.h"
+#include "sparsemla/ops/projection.h"
+
+namespace smla {
+
+using ProjectionProblem = Projection::Problem;
+
+void projection_ref(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+
+/// The library's own kernels: one text (projection_kernel.h), three words.
+void projection_cpu(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+void projection_avx2(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+void projection_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threads);
+
+/// oneDNN, or its stand-in, which always refuses (no_onednn.cpp).
+std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options);
+std::size_t projection_onednn_workspace(const ProjectionProblem& problem, int threads);
+void projection_onednn(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+
+/// Shape of the work of one call of a tile function. The inputs are summed in blocks of kProjectionKBlock, whatever the rest of the shape is: a
+/// result's order of additions depends on k alone. All other numbers only cut the work.
+inline constexpr std::int64_t kProjectionKBlock = 1024;     ///< 4 KiB of a float row: six rows of x stay in the first-level cache
+inline constexpr std::int64_t kProjectionPanel = 64;        ///< weight rows of a tile: as floats 256 KiB, the second-level cache
+inline constexpr std::int64_t kProjectionTileRows = 192;    ///< x rows that share one conversion of the panel
+inline constexpr std::int64_t kProjectionMaxFewRows = 24;   ///< most x rows that any word converts whole, see few_rows()
+inline constexpr std::int64_t kProjectionMaxBlockRows = 6;  ///< x rows of the widest register block
+
+/// y[i, j] = sum_k x[i, k] * w[j, k] for i < m <= kProjectionTileRows, j < n <= kProjectionPanel: one group's piece.
+struct ProjectionTile {
+  const void* x = nullptr;
+  const void* w = nullptr;  ///< row stride k
+  void* y = nullptr;
+  std::int64_t x_stride = 0;  ///< elements from row to row
+  std::int64_t y_stride = 0;
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  bool x_bf16 = false;
+  bool w_bf16 = false;
+  bool y_bf16 = false;
+  float* scratch = nullptr;  ///< projection_scratch_floats() of them
+};
+using ProjectionTileFunction = void (*)(const ProjectionTile& tile);
+
+void projection_tile_cpu(const ProjectionTile& tile);
+void projection_tile_avx2(const ProjectionTile& tile);
+void projection_tile_avx512(const ProjectionTile& tile);
+
+}  // namespace smla

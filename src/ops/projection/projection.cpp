@@ -1,0 +1,101 @@
+#include <array>
+
+#include "core/check.h"
+#include "ops/projection/implementations.h"
+
+namespace smla {
+
+namespace {
+
+std::string any_cpu(const ProjectionProblem&, const PlanOptions&) { return ""; }
+std::string avx2_cpu(const ProjectionProblem&, const PlanOptions&) { return needs_avx2(); }
+std::string avx512_cpu(const ProjectionProblem&, const PlanOptions&) { return needs_avx512(); }
+
+void check_size(std::string_view what, std::int64_t got, std::int64_t least) {
+  check_that(got >= least, Projection::kName, what, got, "at least " + std::to_string(least));
+}
+
+void check_float(std::string_view what, DType dtype) {
+  check_that(dtype == DType::kBF16 || dtype == DType::kF32, Projection::kName, what, "dtype " + std::string(name_of(dtype)), "BF16 or F32");
+}
+
+/// a * b * c elements of at most 4 bytes must be addressable.
+void check_product(std::string_view what, std::int64_t a, std::int64_t b, std::int64_t c) {
+  std::int64_t ab = 0;
+  std::int64_t bytes = 0;
+  std::int64_t abc = 0;
+  const bool fits = !__builtin_mul_overflow(a, b, &ab) && !__builtin_mul_overflow(ab, c, &abc) && !__builtin_mul_overflow(abc, 8, &bytes);
+  check_that(fits, Projection::kName, what, std::to_string(a) + " x " + std::to_string(b) + " x " + std::to_string(c) + " elements",
+             "a size that 64 bits can address");
+}
+
+/// No two elements of y at one address: the inner of the first two dimensions must step over a row, the outer one over all of the inner.
+bool rows_apart(const TensorView& y) {
+  const int inner = y.stride[1] <= y.stride[0] ? 1 : 0;
+  const int outer = 1 - inner;
+  const auto extent = [&](int dim) { return y.size(dim) > 1 ? y.stride[static_cast<std::size_t>(dim)] : 0; };
+  const std::int64_t row = y.size(2);
+  if (y.size(inner) > 1 && extent(inner) < row) return false;
+  if (y.size(outer) <= 1) return true;
+  return extent(outer) >= (y.size(inner) - 1) * extent(inner) + row;
+}
+
+std::string strides_text(const ConstTensorView& view) {
+  return "strides " + std::to_string(view.stride[0]) + ", " + std::to_string(view.stride[1]) + ", " + std::to_string(view.stride[2]);
+}
+
+}  // namespace
+
+template <>
+std::span<const Implementation<Projection>> OpTable<Projection>::implementations() {
+  static constexpr std::array<Implementation<Projection>, 5> kTable{{
+      {.name = "onednn",
+       .machine = "oneDNN",
+       .refuse = projection_onednn_refuse,
+       .workspace_bytes = projection_onednn_workspace,
+       .run = projection_onednn},
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .refuse = avx512_cpu,
+       .workspace_bytes = projection_cpu_workspace,
+       .run = projection_avx512},
+      {.name = "avx2", .machine = "AVX2 + FMA", .refuse = avx2_cpu, .workspace_bytes = projection_cpu_workspace, .run = projection_avx2},
+      {.name = "cpu", .machine = "any CPU", .refuse = any_cpu, .workspace_bytes = projection_cpu_workspace, .run = projection_cpu},
+      {.name = "ref", .machine = "any CPU", .refuse = any_cpu, .run = projection_ref},
+  }};
+  return kTable;
+}
+
+template <>
+void OpTable<Projection>::check_problem(const ProjectionProblem& problem) {
+  check_size("m", problem.m, 0);
+  check_size("n", problem.n, 0);
+  check_size("k", problem.k, 0);
+  check_size("groups", problem.groups, 1);
+  check_float("x", problem.x);
+  check_float("w", problem.w);
+  check_float("y", problem.y);
+  check_product("x", problem.m, problem.groups, problem.k);
+  check_product("w", problem.groups, problem.n, problem.k);
+  check_product("y", problem.m, problem.groups, problem.n);
+}
+
+template <>
+void OpTable<Projection>::check_args(const ProjectionProblem& problem, const Projection::Args& args) {
+  constexpr std::string_view op = Projection::kName;
+  check_tensor(op, "x", args.x, {problem.m, problem.groups, problem.k}, {problem.x});
+  check_tensor(op, "w", args.w, {problem.groups, problem.n, problem.k}, {problem.w});
+  check_tensor(op, "y", args.y, {problem.m, problem.groups, problem.n}, {problem.y});
+  check_that(args.w.numel() == 0 || args.w.contiguous(), op, "w", strides_text(args.w), "contiguous");
+  if (args.x.numel() != 0) {
+    check_that((args.x.size(0) <= 1 || args.x.stride[0] >= 0) && (args.x.size(1) <= 1 || args.x.stride[1] >= 0), op, "x", strides_text(args.x),
+               "no negative stride");
+  }
+  if (args.y.numel() != 0) {
+    check_that(rows_apart(args.y), op, "y", strides_text(args.y), "rows that do not overlap");
+  }
+}
+
+SMLA_DEFINE_OP(Projection);
+
+}  // namespace smla

@@ -1,0 +1,95 @@
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/projection/implementations.h"
+
+// Drives the tile functions: cuts m, n and groups into tiles, one thread a tile. Which cut is taken never shows in the results.
+
+namespace smla {
+
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Floats a thread needs: the sums of a tile, then either x (whole rows, where they are few) or one register block of x and the widened panel.
+std::int64_t scratch_floats(const ProjectionProblem& p) {
+  constexpr std::int64_t kSums = kProjectionTileRows * kProjectionPanel;
+  constexpr std::int64_t kWidestWord = 16;
+  constexpr std::int64_t kMany = (kProjectionMaxBlockRows + kProjectionPanel) * kProjectionKBlock;
+  const std::int64_t few = p.m <= kProjectionMaxFewRows ? p.m * ceil_div(p.k, kWidestWord) * kWidestWord : 0;
+  return kSums + std::max(few, kMany);
+}
+
+/// Weight rows of a tile: the panel, less where that would leave threads without work.
+std::int64_t tile_columns(const ProjectionProblem& p, std::int64_t row_tiles, int threads) {
+  const std::int64_t wanted = ceil_div(4 * static_cast<std::int64_t>(threads), row_tiles * p.groups);  // pieces of n
+  const std::int64_t columns = ceil_div(ceil_div(p.n, wanted), 4) * 4;
+  return std::clamp<std::int64_t>(columns, 16, kProjectionPanel);
+}
+
+void set_to_zero(const ProjectionProblem& p, const TensorView& y) {
+  for (std::int64_t i = 0; i < p.m * p.groups; ++i) {
+    const std::int64_t at = (i / p.groups) * y.stride[0] + (i % p.groups) * y.stride[1];
+    std::memset(static_cast<char*>(y.data) + at * size_of(y.dtype), 0, static_cast<std::size_t>(p.n * size_of(y.dtype)));
+  }
+}
+
+void run_tiles(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) return set_to_zero(p, a.y);
+  // Starting a thread costs some microseconds: a thread should have more than that to do.
+  const double work = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) * static_cast<double>(p.groups);
+  const int threads = static_cast<int>(std::min<double>(context.threads, work / 65536.0 + 1.0));
+  const std::int64_t row_tiles = ceil_div(p.m, kProjectionTileRows);
+  const std::int64_t rows = ceil_div(ceil_div(p.m, row_tiles), kProjectionMaxBlockRows) * kProjectionMaxBlockRows;
+  const std::int64_t columns = tile_columns(p, row_tiles, threads);
+  const std::int64_t column_tiles = ceil_div(p.n, columns);
+  const std::int64_t tiles = p.groups * column_tiles * row_tiles;
+  const std::int64_t scratch = scratch_floats(p);
+  float* scratch_base = static_cast<float*>(context.workspace.data);
+
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (std::int64_t index = 0; index < tiles; ++index) {
+    const std::int64_t group = index / (column_tiles * row_tiles);
+    const std::int64_t j = index / row_tiles % column_tiles * columns;
+    const std::int64_t i = index % row_tiles * rows;
+    if (i >= p.m) continue;
+    ProjectionTile tile;
+    tile.x = static_cast<const char*>(a.x.data) + (i * a.x.stride[0] + group * a.x.stride[1]) * size_of(p.x);
+    tile.w = static_cast<const char*>(a.w.data) + (group * p.n + j) * p.k * size_of(p.w);
+    tile.y = static_cast<char*>(a.y.data) + (i * a.y.stride[0] + group * a.y.stride[1] + j) * size_of(p.y);
+    tile.x_stride = a.x.stride[0];
+    tile.y_stride = a.y.stride[0];
+    tile.m = std::min(rows, p.m - i);
+    tile.n = std::min(columns, p.n - j);
+    tile.k = p.k;
+    tile.x_bf16 = p.x == DType::kBF16;
+    tile.w_bf16 = p.w == DType::kBF16;
+    tile.y_bf16 = p.y == DType::kBF16;
+    tile.scratch = scratch_base + omp_get_thread_num() * scratch;
+    tile_function(tile);
+  }
+}
+
+}  // namespace
+
+std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threads) {
+  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return 0;
+  return static_cast<std::size_t>(scratch_floats(problem)) * sizeof(float) * static_cast<std::size_t>(threads);
+}
+
+void projection_cpu(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
+  run_tiles(projection_tile_cpu, problem, args, context);
+}
+
+void projection_avx2(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
+  run_tiles(projection_tile_avx2, problem, args, context);
+}
+
+void projection_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
+  run_tiles(projection_tile_avx512, problem, args, context);
+}
+
+}  // namespace smla

@@ -1,0 +1,174 @@
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <tuple>
+
+#include "ops/projection/implementations.h"
+
+// Large bf16 x bf16 projections on CPUs that multiply bf16 natively. Everything else is at least as fast, and exact, in the library's own kernels.
+//
+// oneDNN's blocked GEMM wants dense matrices, so strided rows are copied; rows go in chunks, which bounds the copies and the number of primitives.
+
+namespace smla {
+
+namespace {
+
+constexpr std::int64_t kChunkRows = 512;
+constexpr std::int64_t kLeastRows = 20;  // below, the weights' way from memory is the limit: the own kernels stream them without packing
+constexpr std::size_t kCacheCapacity = 512;
+constexpr std::size_t kAlignment = 64;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// oneDNN fixes its partition when a primitive is made and starts its threads when it runs: both ask OpenMP of the calling thread.
+class ThreadsGuard {
+ public:
+  explicit ThreadsGuard(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
+  ~ThreadsGuard() { omp_set_num_threads(before_); }
+  ThreadsGuard(const ThreadsGuard&) = delete;
+  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
+
+ private:
+  int before_;
+};
+
+const dnnl::engine& cpu_engine() {
+  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+/// A dense [rows, k] x [n, k]^T product, made once.
+struct Product {
+  dnnl::matmul primitive;
+  dnnl::memory::desc x, w, y, scratch;
+  std::string implementation;
+};
+
+Product make_product(std::int64_t rows, const ProjectionProblem& p, int threads) {
+  using dnnl::memory;
+  const ThreadsGuard guard(threads);
+  Product out;
+  out.x = memory::desc({rows, p.k}, memory::data_type::bf16, memory::dims{p.k, 1});
+  out.w = memory::desc({p.k, p.n}, memory::data_type::bf16, memory::dims{1, p.k});
+  out.y = memory::desc({rows, p.n}, p.y == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32, memory::dims{p.n, 1});
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(out.x, out.w, out.y), attributes, cpu_engine());
+  out.implementation = description.impl_info_str();
+  out.scratch = description.scratchpad_desc();
+  out.primitive = dnnl::matmul(description);
+  return out;
+}
+
+/// The product of `rows` rows of this problem; making one takes about half a millisecond, finding one about a microsecond.
+Product product(std::int64_t rows, const ProjectionProblem& p, int threads) {
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, int>;
+  static std::mutex mutex;
+  static std::map<Key, Product> cache;
+  const Key key{rows, p.n, p.k, p.y, threads};
+  const std::lock_guard lock(mutex);
+  const auto found = cache.find(key);
+  if (found != cache.end()) return found->second;
+  if (cache.size() >= kCacheCapacity) cache.clear();
+  return cache.emplace(key, make_product(rows, p, threads)).first->second;
+}
+
+std::int64_t chunk_rows(const ProjectionProblem& p) { return std::min(p.m, kChunkRows); }
+std::int64_t last_rows(const ProjectionProblem& p) { return p.m % chunk_rows(p) == 0 ? chunk_rows(p) : p.m % chunk_rows(p); }
+
+/// Where the copies and oneDNN's scratch lie in the workspace.
+struct Layout {
+  std::size_t y = 0, scratch = 0, total = 0;
+};
+
+Layout layout(const ProjectionProblem& p, int threads) {
+  const auto rows = static_cast<std::size_t>(chunk_rows(p));
+  Layout l;
+  l.y = aligned(rows * static_cast<std::size_t>(p.k * size_of(p.x)));
+  l.scratch = l.y + aligned(rows * static_cast<std::size_t>(p.n * size_of(p.y)));
+  l.total = l.scratch + std::max(product(chunk_rows(p), p, threads).scratch.get_size(), product(last_rows(p), p, threads).scratch.get_size());
+  return l;
+}
+
+void copy_rows(const char* from, std::int64_t from_bytes, char* to, std::int64_t to_bytes, std::int64_t rows, std::int64_t row_bytes, int threads) {
+#pragma omp parallel for num_threads(threads)
+  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_bytes, from + i * from_bytes, static_cast<std::size_t>(row_bytes));
+}
+
+void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  const Layout l = layout(p, context.threads);
+  char* const base = static_cast<char*>(context.workspace.data);
+  const ThreadsGuard guard(context.threads);
+  dnnl::stream stream(cpu_engine());
+  const std::int64_t x_row = p.k * size_of(p.x);
+  const std::int64_t y_row = p.n * size_of(p.y);
+  const std::int64_t x_stride = a.x.stride[0] * size_of(p.x);
+  const std::int64_t y_stride = a.y.stride[0] * size_of(p.y);
+  for (std::int64_t g = 0; g < p.groups; ++g) {
+    for (std::int64_t i = 0; i < p.m; i += kChunkRows) {
+      const std::int64_t rows = std::min(kChunkRows, p.m - i);
+      const char* x = static_cast<const char*>(a.x.data) + i * x_stride + g * a.x.stride[1] * size_of(p.x);
+      const char* w = static_cast<const char*>(a.w.data) + g * p.n * p.k * size_of(p.w);
+      char* y = static_cast<char*>(a.y.data) + i * y_stride + g * a.y.stride[1] * size_of(p.y);
+      const bool x_dense = x_stride == x_row;
+      const bool y_dense = y_stride == y_row;
+      if (!x_dense) copy_rows(x, x_stride, base, x_row, rows, x_row, context.threads);
+
+      const Product made = product(rows, p, context.threads);
+      // The library takes sources as void*; it does not write them.
+      const dnnl::memory x_memory(made.x, cpu_engine(), const_cast<char*>(x_dense ? x : base));
+      const dnnl::memory w_memory(made.w, cpu_engine(), const_cast<char*>(w));
+      const dnnl::memory y_memory(made.y, cpu_engine(), y_dense ? y : base + l.y);
+      const dnnl::memory scratch(made.scratch, cpu_engine(), base + l.scratch);
+      made.primitive.execute(stream,
+                             {{DNNL_ARG_SRC, x_memory}, {DNNL_ARG_WEIGHTS, w_memory}, {DNNL_ARG_DST, y_memory}, {DNNL_ARG_SCRATCHPAD, scratch}});
+      stream.wait();
+
+      if (!y_dense) copy_rows(base + l.y, y_row, y, y_stride, rows, y_row, context.threads);
+    }
+  }
+}
+
+}  // namespace
+
+std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options) {
+  if (options.deterministic) return "oneDNN picks its blocking by the number of rows: a row's bits could depend on its neighbours";
+  if (problem.x != DType::kBF16 || problem.w != DType::kBF16) return "only BF16 x BF16: float32 products are as fast in the own kernels";
+  if (!cpu_features().avx512_bf16 && !cpu_features().amx_bf16) return "this CPU has no native bf16 products (AVX512_BF16 or AMX)";
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto bf16_isa = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+  if ((isa & bf16_isa) != bf16_isa) return "oneDNN is kept from using native bf16 products (ONEDNN_MAX_CPU_ISA)";
+  if (problem.n == 0 || problem.k == 0) return "nothing to multiply";
+  if (problem.m < kLeastRows) {
+    return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(kLeastRows) + " rows the own kernels are faster";
+  }
+  try {
+    const Product made = product(chunk_rows(problem), problem, resolve_threads(options.threads));
+    if (made.implementation.rfind("ref", 0) == 0) return "oneDNN has no fast implementation of this shape";
+  } catch (const dnnl::error& error) {
+    return std::string("oneDNN refuses this shape: ") + error.what();
+  }
+  return "";
+}
+
+std::size_t projection_onednn_workspace(const ProjectionProblem& problem, int threads) {
+  try {
+    return layout(problem, threads).total;
+  } catch (const dnnl::error& error) {
+    throw Error(std::string("projection: oneDNN: ") + error.what());
+  }
+}
+
+void projection_onednn(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
+  try {
+    run(problem, args, context);
+  } catch (const dnnl::error& error) {
+    throw Error(std::string("projection: oneDNN: ") + error.what());
+  }
+}
+
+}  // namespace smla

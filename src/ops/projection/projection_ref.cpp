@@ -1,0 +1,51 @@
+#include <bit>
+
+#include "ops/projection/implementations.h"
+
+// y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y.
+
+namespace smla {
+
+namespace {
+
+double element(const void* data, DType dtype, std::int64_t at) {
+  return dtype == DType::kBF16 ? static_cast<double>(to_float(static_cast<const BF16*>(data)[at]))
+                               : static_cast<double>(static_cast<const float*>(data)[at]);
+}
+
+/// Double to bfloat16 in one rounding: the step to float is made towards odd, so that it keeps which side of a tie the number is on.
+BF16 bf16_of_double(double value) {
+  const float nearest = static_cast<float>(value);
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
+  const double difference = value - static_cast<double>(nearest);
+  if (difference != 0.0 && (bits & 1U) == 0 && (bits & 0x7F80'0000U) != 0x7F80'0000U) {
+    const bool away_from_zero = (difference > 0.0) == (value > 0.0);
+    bits = away_from_zero ? bits + 1 : bits - 1;
+  }
+  return to_bf16(std::bit_cast<float>(bits));
+}
+
+}  // namespace
+
+void projection_ref(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
+  const std::int64_t rows = problem.m * problem.groups;
+#pragma omp parallel for num_threads(context.threads)
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t i = row / problem.groups;
+    const std::int64_t g = row % problem.groups;
+    const std::int64_t x_at = i * args.x.stride[0] + g * args.x.stride[1];
+    const std::int64_t y_at = i * args.y.stride[0] + g * args.y.stride[1];
+    for (std::int64_t j = 0; j < problem.n; ++j) {
+      const std::int64_t w_at = (g * problem.n + j) * problem.k;
+      double sum = 0.0;
+      for (std::int64_t k = 0; k < problem.k; ++k) sum += element(args.x.data, problem.x, x_at + k) * element(args.w.data, problem.w, w_at + k);
+      if (problem.y == DType::kBF16) {
+        static_cast<BF16*>(args.y.data)[y_at + j] = bf16_of_double(sum);
+      } else {
+        static_cast<float*>(args.y.data)[y_at + j] = static_cast<float>(sum);
+      }
+    }
+  }
+}
+
+}  // namespace smla

@@ -1,0 +1,162 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "sparsemla/ops/projection.h"
+
+namespace smla::test {
+
+/// A projection with seeded inputs. Gaps lie between rows (x and y are column slices of wider matrices) and, for y, the groups may come first.
+struct ProjectionCase {
+  Projection::Problem problem;
+  std::int64_t x_gap = 0;  ///< elements between one row of x and the next
+  std::int64_t y_gap = 0;
+  bool y_group_major = false;  ///< y stored as [groups, m, n]
+  std::uint64_t seed = 1;
+};
+
+inline std::string describe(const ProjectionCase& c) {
+  const Projection::Problem& p = c.problem;
+  const auto name = [](DType d) { return std::string(name_of(d)); };
+  return "m " + std::to_string(p.m) + " n " + std::to_string(p.n) + " k " + std::to_string(p.k) + " groups " + std::to_string(p.groups) + " " +
+         name(p.x) + " x " + name(p.w) + " -> " + name(p.y) + " gaps " + std::to_string(c.x_gap) + " " + std::to_string(c.y_gap) +
+         (c.y_group_major ? " group-major" : "") + " seed " + std::to_string(c.seed);
+}
+
+/// Uniform in [-1, 1); a plain 64-bit mixer, so that every platform draws the same numbers.
+class ProjectionRandom {
+ public:
+  explicit ProjectionRandom(std::uint64_t seed) : state_(seed * 0x9E37'79B9'7F4A'7C15ULL + 1) {}
+  float next() {
+    state_ += 0x9E37'79B9'7F4A'7C15ULL;
+    std::uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D0'49BB'1331'11EBULL;
+    return static_cast<float>(static_cast<std::int64_t>((z ^ (z >> 31)) >> 40) - (1 << 23)) * 0x1p-23F;
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// Elements of one dtype as bytes; unset elements are NaN.
+class ProjectionBuffer {
+ public:
+  ProjectionBuffer(DType dtype, std::int64_t elements) : dtype_(dtype), bytes_(static_cast<std::size_t>(elements * size_of(dtype)), 0xFF) {}
+  void set(std::int64_t at, float value) {
+    if (dtype_ == DType::kBF16) {
+      put(at, to_bf16(value));
+    } else {
+      put(at, value);
+    }
+  }
+  float get(std::int64_t at) const { return dtype_ == DType::kBF16 ? to_float(take<BF16>(at)) : take<float>(at); }
+  bool poisoned(std::int64_t at) const {
+    const auto size = static_cast<std::size_t>(size_of(dtype_));
+    for (std::size_t b = 0; b < size; ++b) {
+      if (bytes_[static_cast<std::size_t>(at) * size + b] != 0xFF) return false;
+    }
+    return true;
+  }
+  void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
+  bool same_bits(const ProjectionBuffer& other) const { return bytes_ == other.bytes_; }
+  bool same_bits(const ProjectionBuffer& other, std::int64_t at) const {
+    const auto size = static_cast<std::size_t>(size_of(dtype_));
+    return std::memcmp(bytes_.data() + static_cast<std::size_t>(at) * size, other.bytes_.data() + static_cast<std::size_t>(at) * size, size) == 0;
+  }
+  std::int64_t elements() const { return static_cast<std::int64_t>(bytes_.size()) / size_of(dtype_); }
+
+ private:
+  template <class T>
+  void put(std::int64_t at, T value) {
+    std::memcpy(bytes_.data() + static_cast<std::size_t>(at) * sizeof(T), &value, sizeof(T));
+  }
+  template <class T>
+  T take(std::int64_t at) const {
+    T value;
+    std::memcpy(&value, bytes_.data() + static_cast<std::size_t>(at) * sizeof(T), sizeof(T));
+    return value;
+  }
+  DType dtype_;
+  std::vector<unsigned char> bytes_;
+};
+
+/// The tensors of a case. `y` is poisoned; the last row of x and y has no gap behind it.
+struct ProjectionTensors {
+  explicit ProjectionTensors(const ProjectionCase& c)
+      : problem(c.problem),
+        x_row(c.problem.groups * c.problem.k + c.x_gap),
+        y_stride_m(c.y_group_major ? c.problem.n + c.y_gap : c.problem.groups * c.problem.n + c.y_gap),
+        y_stride_g(c.y_group_major ? c.problem.m * y_stride_m : c.problem.n),
+        x(problem.x, problem.m == 0 ? 0 : (problem.m - 1) * x_row + problem.groups * problem.k),
+        w(problem.w, problem.groups * problem.n * problem.k),
+        y(poisoned_y()) {
+    ProjectionRandom random(c.seed);
+    for (std::int64_t i = 0; i < problem.m; ++i) {
+      for (std::int64_t j = 0; j < problem.groups * problem.k; ++j) x.set(i * x_row + j, random.next());
+    }
+    for (std::int64_t i = 0; i < w.elements(); ++i) w.set(i, random.next());
+  }
+
+  ProjectionBuffer poisoned_y() const {
+    const bool empty = problem.m == 0 || problem.n == 0;
+    return {problem.y, empty ? 0 : (problem.m - 1) * y_stride_m + (problem.groups - 1) * y_stride_g + problem.n};
+  }
+  std::int64_t y_at(std::int64_t i, std::int64_t g, std::int64_t j) const { return i * y_stride_m + g * y_stride_g + j; }
+  Projection::Args args(ProjectionBuffer& out) const {
+    Projection::Args a{ConstTensorView(x.data(), problem.x, {problem.m, problem.groups, problem.k}),
+                       ConstTensorView(w.data(), problem.w, {problem.groups, problem.n, problem.k}),
+                       TensorView(out.data(), problem.y, {problem.m, problem.groups, problem.n})};
+    a.x.stride[0] = x_row;
+    a.y.stride[0] = y_stride_m;
+    a.y.stride[1] = y_stride_g;
+    return a;
+  }
+
+  Projection::Problem problem;
+  std::int64_t x_row, y_stride_m, y_stride_g;
+  ProjectionBuffer x, w, y;
+};
+
+/// Shapes that meet every edge of the kernels' tiles, dtypes and strides taken in turn; large products with few groups only.
+inline std::vector<ProjectionCase> projection_cases() {
+  const DType types[2] = {DType::kBF16, DType::kF32};
+  std::vector<ProjectionCase> out;
+  std::uint64_t count = 0;
+  const auto add = [&](std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t groups, unsigned dtypes) {
+    ProjectionCase c;
+    c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = types[dtypes & 1U], .w = types[(dtypes >> 1) & 1U], .y = types[(dtypes >> 2) & 1U]};
+    const std::uint64_t turn = count++;
+    c.x_gap = turn % 3 == 0 ? 0 : static_cast<std::int64_t>(turn % 37);
+    c.y_gap = turn % 4 == 0 ? 0 : static_cast<std::int64_t>(turn % 11);
+    c.y_group_major = turn % 5 == 4;
+    c.seed = turn + 1;
+    out.push_back(c);
+  };
+  for (const std::int64_t groups : {1, 2, 8}) {
+    for (const std::int64_t m : {0, 1, 2, 5, 6, 7, 16, 33, 64}) {
+      for (const std::int64_t n : {1, 3, 4, 5, 64, 129, 512}) {
+        for (const std::int64_t k : {1, 7, 16, 64, 100, 1024, 4096}) {
+          if (groups * m * n * k > (groups == 1 ? 40'000'000 : 3'000'000)) continue;
+          add(m, n, k, groups, static_cast<unsigned>(count * 5 + count / 8));
+        }
+      }
+    }
+  }
+  for (unsigned dtypes = 0; dtypes < 8; ++dtypes) {
+    add(25, 70, 2049, 2, dtypes);  // many rows, last block of k a single input
+    add(200, 20, 130, 1, dtypes);  // two tiles of rows
+    add(3, 0, 16, 2, dtypes);
+    add(3, 5, 0, 2, dtypes);
+    add(40, 33, 0, 1, dtypes);
+  }
+  add(64, 512, 4096, 1, 0);
+  add(1100, 24, 40, 1, 0);  // several chunks of rows
+  return out;
+}
+
+}  // namespace smla::test

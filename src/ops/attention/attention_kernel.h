@@ -161,12 +161,12 @@ inline void score_block(const float* q, const float* keys, std::int64_t stride, 
 }
 
 /// o[h] = o[h] * fade[h] + sum_k p[h][k] key_k for `kHeads` heads and the four words at one place of the rows.
+/// A tile is summed by itself first: rounding grows with the length of a tile and the number of tiles, not with the length of the list.
 template <class Word, int kHeads>
 inline void value_block(const float* p, const float* fade, const float* keys, std::int64_t stride, int n, float* o) {
   Word sums[kHeads][4];
   for (int h = 0; h < kHeads; ++h) {
-    const Word f = Word::all(fade[h]);
-    for (int j = 0; j < 4; ++j) sums[h][j] = Word::load(o + h * stride + j * Word::kLanes) * f;
+    for (int j = 0; j < 4; ++j) sums[h][j] = Word::zero();
   }
   for (int k = 0; k < n; ++k) {
     Word x[4];
@@ -177,7 +177,11 @@ inline void value_block(const float* p, const float* fade, const float* keys, st
     }
   }
   for (int h = 0; h < kHeads; ++h) {
-    for (int j = 0; j < 4; ++j) sums[h][j].store(o + h * stride + j * Word::kLanes);
+    const Word f = Word::all(fade[h]);
+    for (int j = 0; j < 4; ++j) {
+      float* place = o + h * stride + j * Word::kLanes;
+      fma(Word::load(place), f, sums[h][j]).store(place);
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include <sparsemla/ops/attention.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 using namespace smla;
 
@@ -12,8 +13,11 @@ int main() {
 
   const PagedCache cache{&bf16_rows(), reinterpret_cast<std::uint8_t*>(rows.data()), 1, 2, 2048};
   const Plan<SparseAttention> plan({.tokens = 1, .heads = 1, .scope = {{{&bf16_rows(), 2, 3}}}});
+  const Workspace scratch{std::aligned_alloc(64, plan.workspace_bytes()), plan.workspace_bytes()};
   plan.run({.q = view_of(q.data(), {1, 1, 512}),
             .scopes = {{{cache, view_of(slots.data(), {1, 3}), {}}}},
-            .o = view_of(o.data(), {1, 1, 512})});
+            .o = view_of(o.data(), {1, 1, 512})},
+           scratch);
   std::printf("o = %.3f %.3f %.3f ...\n", to_float(o[0]), to_float(o[1]), to_float(o[2]));
+  std::free(scratch.data);
 }

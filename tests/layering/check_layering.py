@@ -25,6 +25,8 @@ PUBLIC = {
     "op.h": "ops",
     "layer.h": "layer",
     "engine.h": "engine",
+    "trace.h": "engine",
+    "run_check.h": "engine",
     "case.h": "cases",
     "sparsemla.h": "apps",
     "c_api.h": "apps",

@@ -1,7 +1,6 @@
 #include "cases/case_file.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 
 #include "checkpoint/safetensors.h"
@@ -66,6 +65,9 @@ CaseFile read_case(const std::string& path) {
     const bool known = std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
                                    [&](std::string_view prefix) { return name.starts_with(prefix) && name.size() > prefix.size(); });
     if (!known) throw InvalidArgument(path + ": tensor " + name + ": got a name without prefix, expected in.*, weights.* or out.*");
+    if (entry.shape.size() > static_cast<std::size_t>(TensorView::kMaxRank)) {
+      throw InvalidArgument(path + ": tensor " + name + ": got " + std::to_string(entry.shape.size()) + " dimensions, expected at most 4");
+    }
     out.tensors.emplace(name, file.read(name));
   }
   return out;

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Drives the smla program as a user does: cli_test.py PROGRAM SOURCE_DIR. Prints each check; exit 1 when one fails."""
+
+import json
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROGRAM, SOURCE = sys.argv[1], Path(sys.argv[2])
+FAILURES = []
+
+
+def run(*args, code, out="", err="", env=None):
+    """Runs the program and checks status and texts; returns stdout."""
+    done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=300, check=False, env=env)
+    problems = [] if done.returncode == code else [f"status {done.returncode}, expected {code}"]
+    problems += [f"no {text!r} on stdout" for text in ([out] if isinstance(out, str) else out) if text not in done.stdout]
+    problems += [f"no {text!r} on stderr" for text in ([err] if isinstance(err, str) else err) if text not in done.stderr]
+    print(("ok  " if not problems else "FAIL"), "smla", *[str(a) if len(str(a)) < 60 else "..." + str(a)[-50:] for a in args])
+    if problems:
+        FAILURES.append(args)
+        print("    " + "; ".join(problems), done.stdout[-1500:], done.stderr[-1500:], sep="\n    ")
+    return done.stdout
+
+
+def save(path, op, params, tensors):
+    """A smla-case/1 file; tensors: name -> (dtype, shape, bytes)."""
+    header, data = {"__metadata__": {"format": "smla-case/1", "op": op, "params": json.dumps(params)}}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def load(path):
+    raw = path.read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + size])
+    meta = header.pop("__metadata__")
+    return meta, {n: (t["dtype"], t["shape"], raw[8 + size + t["data_offsets"][0] : 8 + size + t["data_offsets"][1]]) for n, t in header.items()}
+
+
+def attention_case(rng, cache_format):
+    """Random queries over random rows; the expected results are filled in later."""
+    tokens, heads, width, blocks, rows = 3, 4, 6, 3, 5
+    bf16 = lambda n: b"".join(struct.pack("<f", rng.gauss(0, 1))[2:] for _ in range(n))
+    row = {"bf16": 1024, "fp8_per_tensor": 512}[cache_format]
+    cache = bf16(blocks * rows * 512) if row == 1024 else bytes(rng.randrange(0x70) for _ in range(blocks * rows * row))
+    indices = [rng.randrange(-2, blocks * rows + 2) for _ in range(tokens * width)]
+    params = {"scale": 512**-0.5, "format0": cache_format, "block_size0": rows,
+              "tolerance": {"o": {"l2": 2.2e-3}, "lse": {"abs": 1e-5, "rel": 1e-5}}}
+    tensors = {"in.q": ("BF16", [tokens, heads, 512], bf16(tokens * heads * 512)),
+               "in.cache0": ("U8", [blocks, rows * row], cache),
+               "in.indices0": ("I32", [tokens, width], struct.pack(f"<{len(indices)}i", *indices)),
+               "in.sink": ("F32", [heads], struct.pack("<4f", float("-inf"), float("inf"), 0.0, 1.5)),
+               "out.o": ("BF16", [tokens, heads, 512], bytes(2 * tokens * heads * 512)),
+               "out.lse": ("F32", [tokens, heads], bytes(4 * tokens * heads))}
+    return params, tensors
+
+
+def check_verify(folder):
+    rng = random.Random(5)
+    for cache_format in ("bf16", "fp8_per_tensor"):
+        blank, good = folder / f"blank_{cache_format}.safetensors", folder / f"good_{cache_format}.safetensors"
+        params, tensors = attention_case(rng, cache_format)
+        save(blank, "sparse_attention", params, tensors)
+        run("verify", "--impl", "ref", "--dump", good, blank, code=1, out=["FAIL", "o  worst"])
+        run("verify", good, code=0, out=["PASS", "lse", "[", "l2"])
+        run("verify", "--impl", "ref", good, code=0, out="[ref]")
+        run("verify", "--impl", "cpu", "--threads", "1", good, code=0, out="[cpu]")
+
+    meta, tensors = load(good)
+    broken = bytearray(tensors["out.o"][2])
+    broken[1] ^= 0x40  # another exponent
+    save(folder / "wrong.safetensors", meta["op"], json.loads(meta["params"]), {**tensors, "out.o": (*tensors["out.o"][:2], bytes(broken))})
+    run("verify", folder / "wrong.safetensors", code=1, out=["FAIL", "at [0, 0, 0]", "PASS"])
+
+    raw = good.read_bytes()
+    for keep in (0, 4, 100, len(raw) // 2, len(raw) - 1):
+        (folder / "cut.safetensors").write_bytes(raw[:keep])
+        run("verify", folder / "cut.safetensors", code=2, err="cut.safetensors")
+    run("verify", folder / "cut.safetensors", good, folder / "wrong.safetensors", code=2, out=["PASS", "FAIL"], err="cut.safetensors")
+    save(folder / "no_q.safetensors", meta["op"], json.loads(meta["params"]), {n: t for n, t in tensors.items() if n != "in.q"})
+    run("verify", folder / "no_q.safetensors", code=2, err="in.q")
+    save(folder / "op.safetensors", "magic", {}, tensors)
+    run("verify", folder / "op.safetensors", code=2, err=["magic", "sparse_attention", "attention_layer"])
+    run("verify", folder / "absent.safetensors", code=2, err="absent.safetensors")
+    run("verify", folder, code=2, err="regular file")
+    run("verify", "--impl", "abacus", good, code=2, err=["abacus", "ref"])
+    run("verify", "--device", "tpu", good, code=2, err=["tpu", "cuda"])
+    run("verify", code=2, err="FILE")
+    run("verify", "--dump", folder / "nowhere", good, good, code=2, err="folder")
+    (folder / "dumped").mkdir()
+    run("verify", "--dump", folder / "dumped", good, SOURCE / "tests/golden/layer_swa.safetensors", code=0)
+    run("verify", folder / "dumped" / good.name, folder / "dumped" / "layer_swa.safetensors", code=0)
+    run("verify", *sorted((SOURCE / "tests/golden").glob("layer_*.safetensors")), code=0, out=["layer_yarn_c4a.safetensors  topk", "index_scores"])
+
+
+def check_info_and_why():
+    run("--version", code=0, out="smla ")
+    run("--help", code=0, out=["run", "verify", "info", "why", "Exit status"])
+    for command in ("run", "verify", "info", "why"):
+        run(command, "--help", code=0, out=["--help", command])
+    run(code=2, err="subcommand")
+    run("walk", code=2)
+    run("info", code=0, out=["CPU", "oneDNN", "sparse_attention", "GPU"])
+    info = json.loads(run("info", "--json", code=0))
+    for op in info["ops"]:
+        names = [i["name"] for i in op["implementations"]]
+        if names[-1] != "ref" or not op["runs"]:
+            FAILURES.append(op["name"])
+            print("FAIL", op["name"], "has no ref at the end or nothing runs:", names)
+        run("why", op["name"], code=0, out=["chosen", "ref"])
+    run("info", code=0, out="this CPU has no AVX2", env={"SMLA_CPU": "generic"})
+    run("info", code=2, err="SMLA_CPU", env={"SMLA_CPU": "quantum"})
+    shape = ["--heads", 7, "--tokens", 3, "--width", "128,512", "--format", "fp8_ds_mla,bf16", "--block-size", "64,2"]
+    run("why", "sparse_attention", *shape, code=0, out=["7 heads", "width 512 of bf16 in blocks of 2", "chosen"])
+    run("why", "sparse_attention", "--width", 9, "--q", "e4m3", "--impl", "ref", code=0, out=["* ref", "e4m3 q"])
+    run("why", "sparse_attention", "--device", "cuda", code=1, out="runs on cpu, asked for cuda")
+    run("why", "sparse_attention", "--format", "e5m2", code=2, err=["e5m2", "fp8_ds_mla"])
+    run("why", "sparse_attention", "--width", "1,2,3", code=2, err="--width")
+    run("why", "sparse_attention", "--width", "1,2", "--block-size", "1,2,3", code=2, err="--block-size")
+    run("why", "sparse_attention", "--heads", 129, code=2, err="129")
+    run("why", "sparse_attention", "--heads", "many", code=2, err="--heads")
+    run("why", "sparse_attention", "--tokens", -1, code=2)
+    run("why", "sparse_attention", "--impl", "abacus", code=2, err="abacus")
+    run("why", "topk", "--heads", 3, code=2, err="topk")
+    run("why", "nothing", code=2, err=["nothing", "topk"])
+
+
+def check_run(folder):
+    """Only what is refused before any work: `smla run` has tests of its own."""
+    bad = folder / "bad.jsonl"
+    bad.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}\n{"timestamp": 0, "input_length": -5}\n')
+    run("run", "--trace", bad, code=2, err=["bad.jsonl:2", "input_length"])
+    run("run", "--trace", folder / "absent.jsonl", code=2, err="absent.jsonl")
+    (folder / "config.json").write_text('{"hidden_size": NaN}')
+    run("run", "--model", folder / "config.json", code=2, err="hidden_size")
+    run("run", "--model", "v5", code=2, err=["v5", "v4-flash"])
+    run("run", "--cache-dtype", "e5m2", code=2, err=["e5m2", "fp8_ds_mla"])
+
+
+with tempfile.TemporaryDirectory() as temporary:
+    check_verify(Path(temporary))
+    check_info_and_why()
+    check_run(Path(temporary))
+print(f"{len(FAILURES)} failed")
+sys.exit(1 if FAILURES else 0)

@@ -78,7 +78,9 @@ struct RunTotals {
   std::int64_t rejected_drafts = 0;
   std::int64_t preemptions = 0;
   std::int64_t recomputed_tokens = 0;
-  double prefill_seconds = 0;  ///< step time by share of tokens
+  std::int64_t peak_blocks = 0;         ///< of the pool, over all groups
+  std::int64_t peak_cached_tokens = 0;  ///< tokens whose rows stood in the caches at once
+  double prefill_seconds = 0;           ///< step time by share of tokens
   double decode_seconds = 0;
   double metadata_seconds = 0;
   double residual_seconds = 0;  ///< norm and residual between layers, inputs, digests

@@ -319,11 +319,17 @@ bool Engine::step(const std::function<double()>& now) {
   HostTensor x = s.inputs(batch);
   HostTensor y(x.dtype(), x.shape());
   s.totals.residual_seconds += seconds_since(start);
+  s.totals.peak_blocks = std::max(s.totals.peak_blocks, s.pool->num_blocks() - s.pool->free_blocks());
   s.run_layers(batch, x, y);
   ++s.totals.steps;
   std::int64_t prefill_rows = 0;
   for (const Scheduled& part : batch.parts) prefill_rows += part.request->decoding() ? 0 : part.tokens;
   const double share = static_cast<double>(prefill_rows) / static_cast<double>(batch.rows.size());
+  std::int64_t cached = 0;
+  for (const auto& r : s.requests) {
+    if (r->result.state == RequestResult::State::kRunning) cached += r->computed;
+  }
+  s.totals.peak_cached_tokens = std::max(s.totals.peak_cached_tokens, cached + static_cast<std::int64_t>(batch.rows.size()));
   s.complete(batch, x, now());
   const double spent = seconds_since(start);
   s.totals.prefill_seconds += spent * share;

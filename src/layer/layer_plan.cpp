@@ -27,7 +27,7 @@ class Chooser {
     std::optional<Plan<Op>> made(std::in_place, problem, plan);
     *scratch_ = std::max(*scratch_, made->workspace_bytes());
     const std::string entry = std::string(Op::kName) + " " + std::string(made->implementation());
-    if (text_->find(entry) == std::string::npos) *text_ += (text_->empty() ? "" : ", ") + entry;
+    if ((", " + *text_ + ",").find(", " + entry + ",") == std::string::npos) *text_ += (text_->empty() ? "" : ", ") + entry;
     return made;
   }
 

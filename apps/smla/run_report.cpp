@@ -1,0 +1,246 @@
+#include "run_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace smla {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Mean and percentiles of seconds, in milliseconds.
+struct Spread {
+  std::size_t count = 0;
+  double mean = 0, p50 = 0, p99 = 0;
+};
+
+Spread spread(std::vector<double> seconds) {
+  Spread s{.count = seconds.size()};
+  if (seconds.empty()) return s;
+  std::ranges::sort(seconds);
+  const auto at = [&](double q) {  // nearest rank
+    const auto rank = static_cast<std::size_t>(std::ceil(q * static_cast<double>(seconds.size())));
+    return 1e3 * seconds[std::clamp<std::size_t>(rank, 1, seconds.size()) - 1];
+  };
+  for (const double v : seconds) s.mean += 1e3 * v / static_cast<double>(seconds.size());
+  s.p50 = at(0.50);
+  s.p99 = at(0.99);
+  return s;
+}
+
+Spread ttft(const RunReport& r) {
+  std::vector<double> v;
+  for (const RequestResult& q : r.results) {
+    const double arrival = r.arrival_speed > 0 ? q.spec.arrival_seconds : 0;
+    if (q.first_token_seconds >= 0) v.push_back(q.first_token_seconds - arrival);
+  }
+  return spread(std::move(v));
+}
+
+Spread tpot(const RunReport& r) {
+  std::vector<double> v;
+  for (const RequestResult& q : r.results) {
+    if (q.finish_seconds >= 0 && q.spec.output_tokens > 1) {
+      v.push_back((q.finish_seconds - q.first_token_seconds) / static_cast<double>(q.spec.output_tokens - 1));
+    }
+  }
+  return spread(std::move(v));
+}
+
+std::int64_t count(const RunReport& r, RequestResult::State state) {
+  return std::ranges::count_if(r.results, [&](const RequestResult& q) { return q.state == state; });
+}
+
+double rate(std::int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
+
+std::string bytes_text(double bytes) {
+  const char* unit = "B";
+  for (const char* next : {"KiB", "MiB", "GiB"}) {
+    if (bytes < 1024) break;
+    bytes /= 1024;
+    unit = next;
+  }
+  return fmt::format("{:.1f} {}", bytes, unit);
+}
+
+std::string kind_name(int ratio) { return ratio == 4 ? "C4A" : (ratio == 128 ? "C128A" : "window"); }
+
+/// Group bytes at the peak, and for each token that stood in the caches at the run's peak.
+struct GroupUse {
+  std::string name;
+  std::int64_t blocks = 0;
+  double bytes = 0, per_token = 0;
+};
+
+std::vector<GroupUse> group_use(const RunReport& r) {
+  std::vector<GroupUse> out;
+  for (std::size_t g = 0; g < r.layout.groups.size(); ++g) {
+    const double bytes = static_cast<double>(r.peak_blocks[g] * r.layout.groups[g].page_bytes);
+    out.push_back({.name = r.layout.groups[g].name,
+                   .blocks = r.peak_blocks[g],
+                   .bytes = bytes,
+                   .per_token = bytes / static_cast<double>(std::max<std::int64_t>(r.totals.peak_cached_tokens, 1))});
+  }
+  return out;
+}
+
+/// Stage names and seconds, the engine's own parts last.
+std::vector<std::pair<std::string, double>> stages(const RunReport& r) {
+  std::vector<std::pair<std::string, double>> out;
+  for (int i = 0; i < kNumStages; ++i) out.emplace_back(name_of(static_cast<Stage>(i)), r.totals.stage_seconds[static_cast<std::size_t>(i)]);
+  out.emplace_back("metadata", r.totals.metadata_seconds);
+  out.emplace_back("inputs and residual", r.totals.residual_seconds);
+  return out;
+}
+
+std::string check_text(const RunReport& r) {
+  std::string out = fmt::format("\ncheck against float64 (relative l2 of attention(x), bound {})\n", r.check.bound);
+  out += "  request    token  layer  kind     relative l2  top-k\n";
+  for (const CheckedSample& s : r.check.samples) {
+    const std::string where = fmt::format("  {:>7}  {:>7}  {:>5}  {:<7}", s.request, s.position, s.model_layer, kind_name(s.compress_ratio));
+    if (!s.computed) {
+      out += where + "  not computed in this run\n";
+      continue;
+    }
+    std::string topk = "-";
+    if (s.compress_ratio == 4) topk = s.topk_ok ? fmt::format("{:.1f} % differ", 100 * s.topk_difference) : "WRONG: " + s.topk_text;
+    out += fmt::format("{}  {:>11.3e}  {}{}\n", where, s.relative_l2, topk, s.relative_l2 <= r.check.bound ? "" : "  OVER THE BOUND");
+  }
+  if (r.check.worst >= 0) {
+    const CheckedSample& w = r.check.samples[static_cast<std::size_t>(r.check.worst)];
+    out += fmt::format("  worst {:.3e} at request {} token {} layer {}: {}\n", w.relative_l2, w.request, w.position, w.model_layer,
+                       r.check.passed ? "PASS" : "FAIL");
+  }
+  return out;
+}
+
+Json spread_json(const Spread& s) { return {{"count", s.count}, {"mean", s.mean}, {"p50", s.p50}, {"p99", s.p99}}; }
+
+Json check_json(const CheckReport& c) {
+  Json samples = Json::array();
+  for (const CheckedSample& s : c.samples) {
+    samples.push_back({{"request", s.request},
+                       {"position", s.position},
+                       {"layer", s.model_layer},
+                       {"compress_ratio", s.compress_ratio},
+                       {"computed", s.computed},
+                       {"relative_l2", s.relative_l2},
+                       {"topk_difference", s.topk_difference},
+                       {"topk_ok", s.topk_ok},
+                       {"topk_text", s.topk_text}});
+  }
+  return {{"passed", c.passed}, {"bound", c.bound}, {"samples", samples}};
+}
+
+}  // namespace
+
+std::string report_text(const RunReport& r) {
+  using State = RequestResult::State;
+  const RunTotals& t = r.totals;
+  std::string out;
+  out += fmt::format("\n{}: {} layers, rows {}, index {}, {} precision\n", r.options.model.name, r.options.layers.size(),
+                     r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
+                     r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
+  out += fmt::format("requests from {}, lengths x {}; weights are seeded random and a token's hidden state is f(seed {}, request, position)", r.trace,
+                     r.scale_lengths, r.options.seed);
+  out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
+  if (r.interrupted) out += "INTERRUPTED: the report covers what was done so far\n";
+  out += fmt::format("\nrequests    {} finished, {} refused, {} unfinished of {}\n", count(r, State::kFinished), count(r, State::kRefused),
+                     count(r, State::kWaiting) + count(r, State::kRunning), r.results.size());
+  for (const RequestResult& q : r.results) {
+    if (q.state == State::kRefused) out += "            refused " + q.refusal + "\n";
+  }
+  out += fmt::format("steps       {} in {:.2f} s (set-up {:.2f} s)\n", t.steps, r.wall_seconds, r.setup_seconds);
+  out += fmt::format("prefill     {} tokens, {:.1f} tokens/s\n", t.prefill_tokens, rate(t.prefill_tokens, t.prefill_seconds));
+  out += fmt::format("decode      {} tokens, {:.1f} tokens/s\n", t.decode_tokens, rate(t.decode_tokens, t.decode_seconds));
+  if (r.options.speculative > 0) out += fmt::format("drafts      {} verified, {} rejected\n", t.draft_tokens, t.rejected_drafts);
+  out += fmt::format("preemptions {} ({} tokens recomputed)\n", t.preemptions, t.recomputed_tokens);
+  for (const auto& [name, s] : {std::pair{"TTFT ms", ttft(r)}, std::pair{"TPOT ms", tpot(r)}}) {
+    out += s.count == 0 ? fmt::format("{}     no request got that far\n", name)
+                        : fmt::format("{}     mean {:.1f}, p50 {:.1f}, p99 {:.1f}\n", name, s.mean, s.p50, s.p99);
+  }
+
+  out += fmt::format("\ncache at its peak: {} of {} blocks of {} bytes, {} tokens\n", t.peak_blocks, r.options.num_blocks,
+                     r.layout.block_stride_bytes, t.peak_cached_tokens);
+  out += "  group            blocks       bytes  bytes/token\n";
+  for (const GroupUse& g : group_use(r))
+    out += fmt::format("  {:<14} {:>8}  {:>10}  {:>11.1f}\n", g.name, g.blocks, bytes_text(g.bytes), g.per_token);
+
+  out += "\ntime by stage          seconds  share\n";
+  double sum = 0;
+  for (const auto& [name, seconds] : stages(r)) sum += seconds;
+  for (const auto& [name, seconds] : stages(r)) {
+    out += fmt::format("  {:<20} {:>8.3f}  {:>4.1f} %\n", name, seconds, sum > 0 ? 100 * seconds / sum : 0);
+  }
+  out += "implementations: " + r.implementations + "\n";
+  if (r.checked) out += check_text(r);
+  return out;
+}
+
+std::string report_json(const RunReport& r) {
+  using State = RequestResult::State;
+  constexpr const char* kStates[] = {"waiting", "running", "finished", "refused"};
+  const RunTotals& t = r.totals;
+  Json requests = Json::array();
+  for (const RequestResult& q : r.results) {
+    requests.push_back({{"id", q.spec.id},
+                        {"state", kStates[static_cast<int>(q.state)]},
+                        {"arrival_seconds", q.spec.arrival_seconds},
+                        {"prompt_tokens", q.spec.prompt_tokens},
+                        {"output_tokens", q.spec.output_tokens},
+                        {"generated", q.generated},
+                        {"preemptions", q.preemptions},
+                        {"first_token_seconds", q.first_token_seconds},
+                        {"finish_seconds", q.finish_seconds},
+                        {"digest", fmt::format("{:016x}", q.digest)},
+                        {"refusal", q.refusal}});
+  }
+  Json groups = Json::array();
+  for (const GroupUse& g : group_use(r))
+    groups.push_back({{"name", g.name}, {"peak_blocks", g.blocks}, {"peak_bytes", g.bytes}, {"bytes_per_token", g.per_token}});
+  Json stage_seconds;
+  for (const auto& [name, seconds] : stages(r)) stage_seconds[name] = seconds;
+  Json j = {{"schema", "smla-run/1"},
+            {"model", r.options.model.name},
+            {"layers", r.options.layers},
+            {"trace", r.trace},
+            {"scale_lengths", r.scale_lengths},
+            {"arrival_speed", r.arrival_speed},
+            {"seed", r.options.seed},
+            {"synthetic", "weights are seeded random; hidden states are f(seed, request, position); rejected drafts come from another stream"},
+            {"cache_dtype", r.options.layer.caches.rows->name},
+            {"speculative", r.options.speculative},
+            {"interrupted", r.interrupted},
+            {"wall_seconds", r.wall_seconds},
+            {"setup_seconds", r.setup_seconds},
+            {"finished", count(r, State::kFinished)},
+            {"refused", count(r, State::kRefused)},
+            {"steps", t.steps},
+            {"prefill_tokens", t.prefill_tokens},
+            {"decode_tokens", t.decode_tokens},
+            {"prefill_tokens_per_second", rate(t.prefill_tokens, t.prefill_seconds)},
+            {"decode_tokens_per_second", rate(t.decode_tokens, t.decode_seconds)},
+            {"draft_tokens", t.draft_tokens},
+            {"rejected_drafts", t.rejected_drafts},
+            {"preemptions", t.preemptions},
+            {"recomputed_tokens", t.recomputed_tokens},
+            {"ttft_ms", spread_json(ttft(r))},
+            {"tpot_ms", spread_json(tpot(r))},
+            {"kv",
+             {{"blocks", r.options.num_blocks},
+              {"block_bytes", r.layout.block_stride_bytes},
+              {"peak_blocks", t.peak_blocks},
+              {"peak_cached_tokens", t.peak_cached_tokens},
+              {"groups", groups}}},
+            {"stage_seconds", stage_seconds},
+            {"implementations", r.implementations},
+            {"requests", requests}};
+  if (r.checked) j["check"] = check_json(r.check);
+  return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace smla

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sparsemla/engine.h"
+#include "sparsemla/run_check.h"
+
+namespace smla {
+
+/// Everything that a run ends with.
+struct RunReport {
+  EngineOptions options;
+  std::string trace;  ///< where the requests came from
+  double scale_lengths = 1;
+  double arrival_speed = 0;
+  bool interrupted = false;
+  double wall_seconds = 0;
+  double setup_seconds = 0;
+  std::vector<RequestResult> results;
+  RunTotals totals;
+  KvLayout layout;
+  std::vector<std::int64_t> peak_blocks;  ///< a group
+  std::string implementations;
+  bool checked = false;
+  CheckReport check;
+};
+
+/// The report for people.
+std::string report_text(const RunReport& report);
+/// The report as JSON (schema "smla-run/1").
+std::string report_json(const RunReport& report);
+
+}  // namespace smla

@@ -90,13 +90,13 @@ TEST(CompressedSlotMapping, NegativeEntriesAreBlockZeroAndForeignColumnsNothing)
 }
 
 TEST(CompressedSlotMapping, HostileStartsStayInside) {
-  const Ints start{kMin, kMax, -3, 2};
+  const Ints start{kMin, kMax, -3, 0};
   const Ints seq{kMax, kMin, kMax};
   const Ints blocks{1, 1, 1};
   Longs out(5, 99);
   Plan<CompressedSlotMapping>({.requests = 3, .tokens = 5, .ratio = 1, .storage_block = 2})
       .run({.query_start_loc = view(start), .seq_lens = view(seq), .block_table = table(blocks, 3), .slots = view(out)});
-  EXPECT_THAT(out, ElementsAre(2, 3, -1, -1, -1));  // the first request, at positions 0.. of its one block; the others lie elsewhere
+  EXPECT_THAT(out, ElementsAre(2, 3, -1, -1, -1));  // the first request covers all, from position 0 on; the others nothing
 }
 
 struct Window {

@@ -59,7 +59,8 @@ struct CompressedSlotMapping {
 };
 
 /// Window rows (spec 6.3), decode and prefill alike: for a valid token (slot >= 0) pos = seq_len - query_len + offset, start = max(pos-window+1, 0),
-/// column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid tokens: length 0 and a row of -1.
+/// column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid tokens, tokens of a request outside the batch and negative positions:
+/// length 0 and a row of -1. A position whose block column is outside the table or whose block is negative has -1 in its column; the length still counts it.
 struct WindowIndices {
   static constexpr std::string_view kName = "window_indices";
   struct Problem {
@@ -81,6 +82,7 @@ struct WindowIndices {
 
 /// C128A rows (spec 6.5): n = min((pos+1)/ratio, width) entries; column j < n is the global slot of entry j through the block table
 /// (`global`), or j itself (local); the rest -1; lens = n. Invalid tokens (slot < 0): length 0 and a row of -1.
+/// An entry that the table does not hold is -1 in its column. Local rows need no block table.
 struct DenseCompressedIndices {
   static constexpr std::string_view kName = "dense_compressed_indices";
   struct Problem {

@@ -14,6 +14,7 @@ namespace smla {
 /// format index_fp8:  s = 2^ceil(log2(max(amax,1e-4)/448)) per (token, head); q_out = e4m3(x/s); weights_out = ((w * s) * dim^-0.5) * heads^-0.5
 /// format index_mxfp4: groups of 32, s = 2^ceil(log2(max(amax, 6*2^-126)/6)); q_out packed e2m1 (low nibble = even dim), q_scale = UE8M0 bytes; weights_out = (w * dim^-0.5) * heads^-0.5
 /// format index_f32:  no rounding and no quantisation; weights as for mxfp4
+/// Positions outside the table are read as its first or last row.
 struct IndexerQ {
   static constexpr std::string_view kName = "indexer_q";
   struct Problem {
@@ -40,6 +41,7 @@ struct IndexerQ {
 ///   logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h]   for j < lens[row]; other columns are not written.
 /// Entry j of request b stands in block block_table[b, j / block_size], offset j % block_size. An entry whose block is outside the cache or whose
 /// column is outside the table scores -inf; lens are clamped to [0, width]; a row whose request is outside the table writes -inf.
+/// relu of a NaN is 0.
 struct IndexerLogits {
   static constexpr std::string_view kName = "indexer_logits";
   struct Problem {

@@ -91,6 +91,8 @@ def check_verify(folder):
     run("verify", folder / "absent.safetensors", code=2, err="absent.safetensors")
     run("verify", folder, code=2, err="regular file")
     run("verify", "--impl", "abacus", good, code=2, err=["abacus", "ref"])
+    run("verify", "--impl", "abacus", SOURCE / "tests/golden/layer_swa.safetensors", code=2, err=["abacus", "ref"])
+    run("verify", "--device", "cuda", SOURCE / "tests/golden/layer_swa.safetensors", code=2, err="cuda")
     run("verify", "--device", "tpu", good, code=2, err=["tpu", "cuda"])
     run("verify", code=2, err="FILE")
     run("verify", "--dump", folder / "nowhere", good, good, code=2, err="folder")

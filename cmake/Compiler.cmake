@@ -15,7 +15,8 @@ endif()
 # No contraction to FMA behind the source's back: RoPE and the quantisers promise mul/mul/add (spec 2).
 add_library(smla_flags INTERFACE)
 target_compile_options(smla_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers -Wno-restrict -ffp-contract=off>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers -ffp-contract=off>
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
 if(SMLA_SANITIZE)
   target_compile_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE})

@@ -38,7 +38,7 @@ add_library(sparsemla STATIC ${SMLA_SOURCES} ${SMLA_CUDA_SOURCES})
 add_library(sparsemla::sparsemla ALIAS sparsemla)
 target_include_directories(sparsemla PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
                                      PRIVATE ${PROJECT_SOURCE_DIR}/src)
-target_compile_features(sparsemla INTERFACE cxx_std_20)
+target_compile_features(sparsemla PUBLIC cxx_std_20)
 target_link_libraries(sparsemla PRIVATE $<BUILD_INTERFACE:smla_flags> OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)
 if(SMLA_HAS_ONEDNN)
   target_link_libraries(sparsemla PRIVATE DNNL::dnnl)

@@ -206,8 +206,8 @@ struct AttentionOutputs {
       : problem(p),
         o(static_cast<std::size_t>(p.tokens * p.padded_heads() * head_bytes())),
         lse(static_cast<std::size_t>(p.tokens * (p.heads + kOutputGap))) {
-    std::memset(o.data(), kPoison, o.size());
-    std::memset(lse.data(), kPoison, lse.size() * sizeof(float));
+    std::fill(o.begin(), o.end(), kPoison);
+    if (!lse.empty()) std::memset(lse.data(), kPoison, lse.size() * sizeof(float));
   }
   std::int64_t head_bytes() const { return (problem.dim + kOutputGap) * size_of(problem.o); }
   const std::uint8_t* head(std::int64_t t, std::int64_t h) const { return o.data() + (t * problem.padded_heads() + h) * head_bytes(); }

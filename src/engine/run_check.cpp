@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -170,8 +171,12 @@ CheckReport RunCheck::finish(const Engine& engine, const std::function<void(int)
       }
       sample.relative_l2 = std::sqrt(error / norm);
       report.passed = report.passed && sample.relative_l2 <= report.bound && sample.topk_ok;
-      if (report.worst < 0 || !(sample.relative_l2 <= report.samples[static_cast<std::size_t>(report.worst)].relative_l2))
+      // A NaN is the worst of all.
+      const auto badness = [](double e) { return std::isnan(e) ? std::numeric_limits<double>::infinity() : e; };
+      if (report.worst < 0 || badness(sample.relative_l2) > badness(report.samples[static_cast<std::size_t>(report.worst)].relative_l2)) {
         report.worst = static_cast<int>(i);
+      }
+      report.worst = static_cast<int>(i);
     }
     report.samples.push_back(sample);
     if (progress) progress(static_cast<int>(i) + 1);

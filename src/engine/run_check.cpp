@@ -176,7 +176,6 @@ CheckReport RunCheck::finish(const Engine& engine, const std::function<void(int)
       if (report.worst < 0 || badness(sample.relative_l2) > badness(report.samples[static_cast<std::size_t>(report.worst)].relative_l2)) {
         report.worst = static_cast<int>(i);
       }
-      report.worst = static_cast<int>(i);
     }
     report.samples.push_back(sample);
     if (progress) progress(static_cast<int>(i) + 1);

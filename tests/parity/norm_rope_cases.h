@@ -10,6 +10,7 @@
 #include <numeric>
 #include <ostream>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/host_tensor.h"

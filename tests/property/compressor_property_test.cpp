@@ -2,6 +2,9 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <numeric>
+#include <utility>
+
 #include "cache/row_codec.h"
 #include "parity/compressor_cases.h"
 

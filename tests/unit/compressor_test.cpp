@@ -219,6 +219,24 @@ TEST(Compressor, ChannelsWithoutFiniteLogitsPoolToZero) {
   }
 }
 
+TEST(Compressor, SoftmaxIsTakenFromTheLargestLogit) {
+  const CompressorCase c{.format = &f32_rows(), .requests = {{0, 8}}, .small = DType::kF32};
+  for (const std::string& name : runnable(c.store())) {
+    std::vector<float> want;
+    for (const float shift : {0.0F, 1024.0F, -1024.0F}) {
+      CompressorInputs in = make_inputs(c);
+      std::memset(in.ape.data(), 0, in.ape.bytes());
+      for (std::int64_t t = 0; t < 8; ++t) {
+        float* logits = in.kv_score.as<float>() + t * in.kv_score.size(1) + 4 + 1024;
+        for (int i = 0; i < 1024; ++i) logits[i] = std::round(16.0F * logits[i]) / 16.0F + shift;  // exact at every shift
+      }
+      run(c, in, name);
+      if (shift == 0.0F) want = entry(c, in, 1);
+      EXPECT_EQ(entry(c, in, 1), want) << name << " shift " << shift;
+    }
+  }
+}
+
 // The stored forms of one entry: F32 exact, bf16 rounded once, per-tensor rows and group-scaled rows quantised from the bf16 number.
 TEST(Compressor, RoundsToBf16BeforeTheQuantiser) {
   for (const RowFormat* format : {&bf16_rows(), &fp8_per_tensor_rows(), &fp8_ds_mla_rows()}) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cache/row_codec.h"
+#include "core/codecs.h"
 #include "parity/norm_rope_cases.h"
 
 namespace smla {
@@ -150,6 +151,39 @@ TEST(QNormRopeInsert, QuantisesToSaturatedE4m3) {
               .q_out = view_of(out.data(), {1, 1, 512}),
               .cache = {}});
     for (const E4M3 code : out) ASSERT_EQ(code.bits, 0x7E) << name;
+  }
+}
+
+TEST(QNormRopeInsert, E4m3CodesAreExactWhereTheNormIs) {
+  // Multiples of 1/64 have a mean square that fp32 holds exactly; eps fills it up to 1, so the head is its own norm.
+  std::vector<float> q(512);
+  double squares = 0.0;
+  for (int i = 0; i < 512; ++i) {
+    q[static_cast<std::size_t>(i)] = static_cast<float>(i * 37 % 127 - 63) / 64.0F;
+    squares += static_cast<double>(q[static_cast<std::size_t>(i)]) * q[static_cast<std::size_t>(i)];
+  }
+  const HostTensor table = rope_rows(1, 64);  // position 0: no rotation
+  const std::int64_t position = 0;
+  for (const float factor : {1.0F, 0.01F, 3.7F, 64.0F, 700.0F}) {
+    const QNormRopeInsert::Problem problem{.tokens = 1,
+                                           .heads = 1,
+                                           .out_heads = 1,
+                                           .in = DType::kF32,
+                                           .q_out = DType::kE4M3,
+                                           .eps = static_cast<float>(1.0 - squares / 512.0),
+                                           .q_scale_inv = factor};
+    for (const std::string& name : runnable<QNormRopeInsert>(problem)) {
+      std::vector<E4M3> out(512);
+      Plan<QNormRopeInsert>(problem, {.implementation = name})
+          .run({.q = view_of(std::as_const(q).data(), {1, 1, 512}),
+                .kv = {},
+                .positions = view_of(&position, {1}),
+                .cos_sin = table.view(),
+                .slot_mapping = {},
+                .q_out = view_of(out.data(), {1, 1, 512}),
+                .cache = {}});
+      for (std::size_t i = 0; i < 512; ++i) ASSERT_EQ(out[i].bits & 0x7F, to_e4m3(q[i] * factor).bits & 0x7F) << name << " x " << q[i] * factor;
+    }
   }
 }
 

@@ -12,7 +12,7 @@ void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore:
          const RunContext& context) {
   const std::int64_t tokens = args.state_slots.size(0);
   // One token in r closes a group: chunks of r tokens hold about one entry each.
-#pragma omp parallel for num_threads(context.threads) if (tokens > problem.ratio) schedule(dynamic, problem.ratio)
+#pragma omp parallel for num_threads(context.threads) if (tokens > 32) schedule(dynamic, problem.ratio)
   for (std::int64_t t = 0; t < tokens; ++t) {
     const Closing token = closing_token(problem, args, t);
     if (!token.acts) continue;

@@ -11,7 +11,7 @@ void save_state_cpu(const SaveState::Problem& problem, const SaveState::Args& ar
   const auto* slots = static_cast<const std::int64_t*>(args.state_slots.data);
   const auto* positions = static_cast<const std::int64_t*>(args.positions.data);
   const std::int64_t rows = args.state_slots.size(0);
-#pragma omp parallel for num_threads(context.threads) if (rows * half > 16384) schedule(static)
+#pragma omp parallel for num_threads(context.threads) if (rows * half > 65536) schedule(static)
   for (std::int64_t t = 0; t < rows; ++t) {
     if (slots[t] < 0 || slots[t] >= args.state.num_slots() || positions[t] < 0) continue;
     const float* kv = static_cast<const float*>(args.kv_score.data) + t * args.kv_score.stride[0];

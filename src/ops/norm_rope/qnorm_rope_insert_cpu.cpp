@@ -25,7 +25,7 @@ void run(const NormRopeKernels& kernels, const QNormRopeInsert::Problem& problem
   const std::int64_t inserted = problem.format == nullptr ? 0 : args.slot_mapping.size(0);
   const std::int64_t heads = problem.heads == 0 ? 0 : problem.out_heads;
   const auto head_bytes = static_cast<std::size_t>(problem.dim * size_of(problem.q_out));
-  const bool parallel = problem.tokens * (heads + 1) * problem.dim > 16384;
+  const bool parallel = problem.tokens * (heads + 1) * problem.dim > 65536;  // below, waking threads costs more than it saves
 #pragma omp parallel num_threads(context.threads) if (parallel)
   {
 #pragma omp for schedule(static) nowait

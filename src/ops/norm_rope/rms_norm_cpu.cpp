@@ -9,7 +9,7 @@ namespace {
 void run(const NormRopeKernels& kernels, const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context) {
   const void* weight = problem.has_weight ? args.weight.data : nullptr;
   // Waking threads costs more than norming a few thousand numbers.
-  const bool parallel = problem.rows > 1 && problem.rows * problem.dim > 16384;
+  const bool parallel = problem.rows > 1 && problem.rows * problem.dim > 65536;
 #pragma omp parallel for num_threads(context.threads) if (parallel) schedule(static)
   for (std::int64_t r = 0; r < problem.rows; ++r) {
     kernels.norm(row_of(args.x, r), problem.in, weight, args.weight.dtype, row_of(args.y, r), problem.out, problem.dim, problem.eps);

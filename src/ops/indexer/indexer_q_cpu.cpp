@@ -13,16 +13,33 @@ namespace {
 
 constexpr int kMaxDim = 512;
 
-/// to_e4m3 without branches, so that a loop of it becomes SIMD.
-std::uint32_t e4m3_bits(float x) {
-  const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
-  const std::uint32_t normal = ((magnitude + 0x7'FFFFU + ((magnitude >> 20) & 1U)) >> 20) - 960U;
-  const std::uint32_t tiny = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 16384.0F) - 0x4680'0000U;
-  std::uint32_t code = magnitude < 0x3C80'0000U ? tiny : normal;
-  code = magnitude >= 0x43E8'0000U ? 0x7EU : code;
-  code = magnitude > 0x7F80'0000U ? 0x7FU : code;
-  return ((u >> 24) & 0x80U) | code;
+/// All ones where a > b, else 0; for numbers without sign bit, such as the bits of magnitudes. A subtraction instead of a comparison,
+/// because of comparisons the compiler makes jumps, and a loop with jumps does not become SIMD.
+std::int32_t above(std::int32_t a, std::int32_t b) { return (b - a) >> 31; }
+std::int32_t choose(std::int32_t mask, std::int32_t yes, std::int32_t no) { return (yes & mask) | (no & ~mask); }
+
+/// to_e4m3 without branches.
+std::int32_t e4m3_code(float x) {
+  const std::int32_t u = std::bit_cast<std::int32_t>(x);
+  const std::int32_t magnitude = u & 0x7FFF'FFFF;
+  const auto raised =
+      static_cast<std::uint32_t>(magnitude) + 0x7'FFFFU + static_cast<std::uint32_t>((magnitude >> 20) & 1);  // of a NaN past the sign bit
+  const std::int32_t normal = static_cast<std::int32_t>(raised >> 20) - 960;
+  const std::int32_t tiny = std::bit_cast<std::int32_t>(std::bit_cast<float>(magnitude) + 16384.0F) - 0x4680'0000;
+  const std::int32_t number = choose(above(0x3C80'0000, magnitude), tiny, normal);
+  const std::int32_t finite = choose(above(0x43E8'0000, magnitude), number, 0x7E);
+  return ((u >> 24) & 0x80) | choose(above(magnitude, 0x7F80'0000), 0x7F, finite);
+}
+
+/// to_e2m1 without branches: the code is the number of thresholds passed.
+std::int32_t e2m1_code(float x) {
+  const std::int32_t u = std::bit_cast<std::int32_t>(x);
+  const std::int32_t magnitude = u & 0x7FFF'FFFF;
+  constexpr auto bits_of = [](float v) { return std::bit_cast<std::int32_t>(v); };
+  const std::int32_t passed = above(magnitude, bits_of(0.25F)) + above(magnitude, bits_of(0.75F) - 1) + above(magnitude, bits_of(1.25F)) +
+                              above(magnitude, bits_of(1.75F) - 1) + above(magnitude, bits_of(2.5F)) + above(magnitude, bits_of(3.5F) - 1) +
+                              above(magnitude, bits_of(5.0F));
+  return ((u >> 28) & 8) | -passed;
 }
 
 void widen(const BF16* from, int n, float* to) {
@@ -34,15 +51,16 @@ void round_to_bf16(float* x, int n) {
   for (int i = 0; i < n; ++i) {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(x[i]);
     const std::uint32_t rounded = (u + 0x7FFFU + ((u >> 16) & 1U)) & 0xFFFF'0000U;
-    x[i] = std::bit_cast<float>((u & 0x7FFF'FFFFU) > 0x7F80'0000U ? (u | 0x0040'0000U) & 0xFFFF'0000U : rounded);
+    x[i] = std::bit_cast<float>(static_cast<std::int32_t>(u & 0x7FFF'FFFFU) > 0x7F80'0000 ? (u | 0x0040'0000U) & 0xFFFF'0000U : rounded);
   }
 }
 
 float largest_magnitude(const float* x, int n) {
-  std::uint32_t amax = 0;  // magnitudes order like their bits; a NaN is passed over, as by std::max(amax, |x|)
+  std::int32_t amax = 0;
   for (int i = 0; i < n; ++i) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x[i]) & 0x7FFF'FFFFU;
-    amax = magnitude <= 0x7F80'0000U && magnitude > amax ? magnitude : amax;
+    const std::int32_t magnitude = std::bit_cast<std::int32_t>(x[i]) & 0x7FFF'FFFF;
+    const std::int32_t number = magnitude & ~above(magnitude, 0x7F80'0000);  // a NaN is passed over, as by std::max(amax, |x|)
+    amax = number > amax ? number : amax;
   }
   return std::bit_cast<float>(amax);
 }
@@ -61,7 +79,7 @@ float quantise_fp8(const float* x, int dim, E4M3* out) {
   const int e = e4m3_group_exponent(largest_magnitude(x, dim), false);
   const float inverse = exp2_int(-e);
   std::uint8_t codes[kMaxDim];
-  for (int d = 0; d < dim; ++d) codes[d] = static_cast<std::uint8_t>(e4m3_bits(x[d] * inverse));
+  for (int d = 0; d < dim; ++d) codes[d] = static_cast<std::uint8_t>(e4m3_code(x[d] * inverse));
   std::memcpy(out, codes, static_cast<std::size_t>(dim));
   return exp2_int(e);
 }
@@ -71,11 +89,9 @@ void quantise_mxfp4(const float* x, const RowFormat& format, std::uint8_t* out, 
     const float* group = x + static_cast<std::ptrdiff_t>(g) * format.group;
     const int e = e2m1_group_exponent(largest_magnitude(group, format.group));
     const float inverse = exp2_int(-e);
-    for (int d = 0; d < format.group; d += 2) {
-      const int low = to_e2m1(group[d] * inverse);
-      const int high = to_e2m1(group[d + 1] * inverse);
-      *out++ = static_cast<std::uint8_t>(low | (high << 4));
-    }
+    std::int32_t codes[kMaxDim];
+    for (int d = 0; d < format.group; ++d) codes[d] = e2m1_code(group[d] * inverse);
+    for (int d = 0; d < format.group; d += 2) *out++ = static_cast<std::uint8_t>(codes[d] | (codes[d + 1] << 4));
     scales[g] = static_cast<std::uint8_t>(e + 127);
   }
 }

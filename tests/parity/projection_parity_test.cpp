@@ -78,10 +78,11 @@ TEST(ProjectionParity, EveryImplementationAgreesWithRef) {
   for (const ProjectionCase& c : projection_cases()) {
     const ProjectionTensors tensors(c);
     ProjectionBuffer truth = tensors.poisoned_y();
-    run_one(tensors, "ref", 2, truth);
+    const int threads = c.seed % 8 == 0 ? 2 : 1;  // seldom two: a busy machine makes teams of threads wait for each other
+    run_one(tensors, "ref", threads, truth);
     check_written(tensors, truth);
     ASSERT_FALSE(HasFatalFailure()) << "ref: " << describe(c);
-    for (const Candidate& candidate : explain<Projection>(tensors.problem, options("", 2))) {
+    for (const Candidate& candidate : explain<Projection>(tensors.problem, options("", threads))) {
       if (candidate.name == "ref") continue;
       if (!candidate.refusal.empty()) {
         const std::string reason = candidate.refusal.substr(0, candidate.refusal.find("got m"));
@@ -90,7 +91,7 @@ TEST(ProjectionParity, EveryImplementationAgreesWithRef) {
       }
       SCOPED_TRACE(candidate.name + ": " + describe(c));
       ProjectionBuffer y = tensors.poisoned_y();
-      run_one(tensors, candidate.name, 2, y);
+      run_one(tensors, candidate.name, threads, y);
       check_written(tensors, y);
       check_close(tensors, y, truth, candidate.name);
       ASSERT_FALSE(HasFatalFailure());

@@ -9,7 +9,7 @@
 
 #include "ops/projection/implementations.h"
 
-// Large bf16 x bf16 projections on CPUs that multiply bf16 natively. Everything else is at least as fast, and exact, in the library's own kernels.
+// Large bf16 x bf16 projections on CPUs that multiply bf16 natively. float32 stays with the own kernels (docs/kernels/projection.md has the numbers).
 //
 // oneDNN's blocked GEMM wants dense matrices, so strided rows are copied; rows go in chunks, which bounds the copies and the number of primitives.
 
@@ -137,7 +137,7 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
 
 std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options) {
   if (options.deterministic) return "oneDNN picks its blocking by the number of rows: a row's bits could depend on its neighbours";
-  if (problem.x != DType::kBF16 || problem.w != DType::kBF16) return "only BF16 x BF16: float32 products are as fast in the own kernels";
+  if (problem.x != DType::kBF16 || problem.w != DType::kBF16) return "only BF16 x BF16: float32 products stay with the own kernels";
   if (!cpu_features().avx512_bf16 && !cpu_features().amx_bf16) return "this CPU has no native bf16 products (AVX512_BF16 or AMX)";
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto bf16_isa = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);

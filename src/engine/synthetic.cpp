@@ -40,23 +40,26 @@ OwnedLayerWeights random_weights(const LayerConfig& c, std::uint64_t seed) {
   const auto linear = [&](std::int64_t outputs, std::int64_t inputs) {
     return add(DType::kBF16, {outputs, inputs}, 0, 1.0 / std::sqrt(static_cast<double>(inputs)));
   };
-  const auto norm = [&](std::int64_t dim) { return add(DType::kBF16, {dim}, 1.0, 0.1); };
+  const auto norm = [&](std::int64_t dim, double mean) { return add(DType::kBF16, {dim}, mean, 0.1 * mean); };
+  // Keys of length 0.7 sqrt(dim) against queries of length sqrt(dim): scores with a standard deviation of 0.7, a softmax that prefers without
+  // singling out.
+  constexpr double kKeyNorm = 0.7;
   const auto compressor = [&](std::int64_t dim) {
     const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
     CompressorWeights w;
     w.wkv = linear(width, c.hidden_size);
     w.wgate = linear(width, c.hidden_size);
     w.ape = add(DType::kF32, {c.compress_ratio, width}, 0, 0.2);
-    w.norm = norm(dim);
+    w.norm = norm(dim, kKeyNorm);
     return w;
   };
 
   LayerWeights& w = out.views;
   w.wq_a = linear(c.q_lora_rank, c.hidden_size);
-  w.q_norm = norm(c.q_lora_rank);
+  w.q_norm = norm(c.q_lora_rank, 1.0);
   w.wq_b = linear(c.num_heads * c.head_dim, c.q_lora_rank);
   w.wkv = linear(c.head_dim, c.hidden_size);
-  w.kv_norm = norm(c.head_dim);
+  w.kv_norm = norm(c.head_dim, kKeyNorm);
   w.wo_a = linear(c.o_groups * c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim);
   w.wo_b = linear(c.hidden_size, c.o_groups * c.o_lora_rank);
   w.attn_sink = add(DType::kF32, {c.num_heads}, 0, 1.0);

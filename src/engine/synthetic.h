@@ -26,7 +26,7 @@ struct OwnedLayerWeights {
   LayerWeights views;
 };
 
-/// Seeded random bf16 weights with variance 1/inputs, norms near 1, small ape, sinks in [-2, 2].
+/// Seeded random bf16 weights with variance 1/inputs, query norms near 1 and key norms near 0.7, small ape, sinks in [-2, 2].
 OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed);
 
 /// The hidden state of a token: uniform with variance 1, a function of (seed, stream, request, position). Stream 0: true tokens; 1: rejected drafts.

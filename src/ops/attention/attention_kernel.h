@@ -13,9 +13,12 @@
 namespace smla {
 namespace {
 
-/// Heads in a register block: x4 accumulators must fit into 32 registers (AVX-512) or 16 (the others).
+/// Heads in a register block: x4 accumulators must fit into 32 registers (AVX-512) or 16 (AVX2; the generic word also needs some for products, having
+/// no FMA).
 template <class Word>
-constexpr int kHeadBlock = Word::kLanes == 16 ? 6 : 3;
+constexpr int kHeadBlock = Word::kLanes == 16  ? 6
+                           : Word::kLanes == 8 ? 3
+                                               : 2;
 
 constexpr float kNegativeInfinity = -__builtin_inff();
 

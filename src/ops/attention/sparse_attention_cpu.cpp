@@ -15,6 +15,9 @@ namespace {
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
+/// Heads that a task should have at least: with fewer, decoding the keys once more costs too much.
+constexpr std::int64_t kLeastHeads = 6;
+
 /// How heads and scratch are cut: with fewer rows than keep the threads busy a row's heads are split; each part decodes the keys for itself.
 struct Cut {
   std::int64_t groups = 1;  ///< tasks a row
@@ -23,7 +26,7 @@ struct Cut {
   std::int64_t row_stride = 0;
 
   Cut(const SparseAttention::Problem& problem, int threads) {
-    const std::int64_t most = ceil_div(problem.heads, kHeadBlock<GenericWord> * 2);
+    const std::int64_t most = ceil_div(problem.heads, kLeastHeads);
     const auto even = [&](std::int64_t g) { return problem.tokens * g >= 4 * threads || problem.tokens * g % threads == 0; };
     while (groups < most && !even(groups)) ++groups;
     heads = ceil_div(problem.heads, groups);

@@ -28,9 +28,9 @@ struct Workspace {
 
 /// What this CPU and operating system can run.
 struct CpuFeatures {
-  std::string model;  ///< the processor's brand text
-  int cores = 0;      ///< processors this process may use
-  bool avx2 = false;  ///< AVX2, FMA and F16C
+  std::string model;    ///< the processor's brand text
+  int cores = 0;        ///< processors this process may use
+  bool avx2 = false;    ///< AVX2, FMA and F16C
   bool avx512 = false;  ///< AVX-512 F, BW, DQ and VL
   bool avx512_bf16 = false;
   bool amx_bf16 = false;

@@ -44,14 +44,38 @@ DType dtype_from_name(std::string_view name);
 
 template <class T>
 struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::kF32; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::kF64; };
-template <> struct DTypeOf<BF16> { static constexpr DType value = DType::kBF16; };
-template <> struct DTypeOf<E4M3> { static constexpr DType value = DType::kE4M3; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::kU8; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::kI32; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::kI64; };
-template <> struct DTypeOf<bool> { static constexpr DType value = DType::kBool; };
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
+template <>
+struct DTypeOf<BF16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<E4M3> {
+  static constexpr DType value = DType::kE4M3;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::kBool;
+};
 
 /// The C++ type that stores `DTypeOf<T>`.
 template <class T>

@@ -39,9 +39,7 @@ struct BasicTensorView {
   }
 
   /// A mutable view is also a const one.
-  operator BasicTensorView<const void>() const
-    requires(!std::is_const_v<Void>)
-  {
+  operator BasicTensorView<const void>() const requires(!std::is_const_v<Void>) {
     BasicTensorView<const void> v;
     v.data = data;
     v.dtype = dtype;

@@ -29,7 +29,8 @@ void check_tensor(std::string_view op, std::string_view tensor, const ConstTenso
   std::string got = view.absent() ? "no tensor" : describe(view);
   if (ok && dtype_ok && !data_ok) got += " without data";
   if (ok && dtype_ok && !dense) got += " with last stride " + std::to_string(view.stride[static_cast<std::size_t>(view.rank - 1)]);
-  throw InvalidArgument(std::string(op) + ": " + std::string(tensor) + ": got " + got + ", expected " + expected + (dense ? "" : " with last stride 1"));
+  throw InvalidArgument(std::string(op) + ": " + std::string(tensor) + ": got " + got + ", expected " + expected +
+                        (dense ? "" : " with last stride 1"));
 }
 
 void check_that(bool ok, std::string_view op, std::string_view what, const std::string& got, const std::string& expected) {

@@ -18,9 +18,7 @@ constexpr float exp2_int(int e) {
 }
 
 /// UE8M0: byte b is 2^(b-127); 255 is NaN.
-constexpr float from_ue8m0(std::uint8_t byte) {
-  return byte == 255 ? std::bit_cast<float>(0x7FC0'0000U) : exp2_int(static_cast<int>(byte) - 127);
-}
+constexpr float from_ue8m0(std::uint8_t byte) { return byte == 255 ? std::bit_cast<float>(0x7FC0'0000U) : exp2_int(static_cast<int>(byte) - 127); }
 
 /// E4M3FN to float, exact.
 constexpr float to_float(E4M3 x) {

@@ -4,13 +4,13 @@ namespace smla {
 
 namespace {
 constexpr std::array<std::pair<DType, std::string_view>, 8> kNames{{{DType::kF32, "F32"},
-                                                                   {DType::kF64, "F64"},
-                                                                   {DType::kBF16, "BF16"},
-                                                                   {DType::kE4M3, "F8_E4M3"},
-                                                                   {DType::kU8, "U8"},
-                                                                   {DType::kI32, "I32"},
-                                                                   {DType::kI64, "I64"},
-                                                                   {DType::kBool, "BOOL"}}};
+                                                                    {DType::kF64, "F64"},
+                                                                    {DType::kBF16, "BF16"},
+                                                                    {DType::kE4M3, "F8_E4M3"},
+                                                                    {DType::kU8, "U8"},
+                                                                    {DType::kI32, "I32"},
+                                                                    {DType::kI64, "I64"},
+                                                                    {DType::kBool, "BOOL"}}};
 }  // namespace
 
 std::string_view name_of(DType dtype) {

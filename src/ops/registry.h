@@ -107,8 +107,8 @@ std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOp
 }
 
 /// Instantiates what callers link against. Use once an op, after defining OpTable<Op>'s three members.
-#define SMLA_DEFINE_OP(Op)     \
-  template class Plan<Op>;     \
+#define SMLA_DEFINE_OP(Op) \
+  template class Plan<Op>; \
   template std::vector<Candidate> explain<Op>(const Op::Problem&, const PlanOptions&)
 
 }  // namespace smla

@@ -55,7 +55,8 @@ struct SparseAttention {
   };
 };
 
-/// Partial results of slices of the key list to the final one (spec 9, 15): lse = ln sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i / (1 + exp(sink_h - lse)).
+/// Partial results of slices of the key list to the final one (spec 9, 15):
+///   lse = ln sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i / (1 + exp(sink_h - lse)).
 /// A slice with lse -inf counts nothing. No slice with a key: o = 0, lse = +inf.
 struct MergePartials {
   static constexpr std::string_view kName = "merge_partials";

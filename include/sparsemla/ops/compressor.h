@@ -10,7 +10,8 @@
 namespace smla {
 
 /// Compressor, step 1 (spec 3): write the row (kv, score + ape[pos mod r]) of every token with state slot >= 0 into the paged state cache.
-/// Skipped: tokens with a slot outside the cache or a negative position. The slots of a call are distinct (of two tokens with one slot, either may win).
+/// Skipped: tokens with a slot outside the cache or a negative position.
+/// The slots of a call are distinct (of two tokens with one slot, either may win).
 struct SaveState {
   static constexpr std::string_view kName = "save_state";
   struct Problem {
@@ -20,11 +21,11 @@ struct SaveState {
     int coff() const { return ratio == 4 ? 2 : 1; }
   };
   struct Args {
-    ConstTensorView kv_score;   ///< [T, 2*coff*d] F32: kv then score, rows may be strided
-    ConstTensorView ape;        ///< [r, coff*d] F32 or BF16
-    ConstTensorView positions;  ///< [T] I64
+    ConstTensorView kv_score;     ///< [T, 2*coff*d] F32: kv then score, rows may be strided
+    ConstTensorView ape;          ///< [r, coff*d] F32 or BF16
+    ConstTensorView positions;    ///< [T] I64
     ConstTensorView state_slots;  ///< [M] I64, M <= T; -1: the token writes nothing
-    PagedCache state;           ///< rows of state_rows(d, coff)
+    PagedCache state;             ///< rows of state_rows(d, coff)
   };
 };
 
@@ -32,13 +33,15 @@ struct SaveState {
 ///
 /// Token t acts when state_slots[t] >= 0, (pos+1) mod r == 0 and entry_slots[t] >= 0. Its window is the W = coff*r positions up to pos, read back
 /// through the block table; positions < 0 count as value 0 and logit -inf. r = 4: the first 4 rows give channels [0,d), the last 4 give [d,2d).
-///   e[c] = sum_j softmax_j(score[j,c]) * kv[j,c];  y = RMSNorm(e; w, eps) in fp32;  last rope_dim dims rotated at (pos / r) * r; encoded in the cache's format.
+///   e[c] = sum_j softmax_j(score[j,c]) * kv[j,c];  y = RMSNorm(e; w, eps) in fp32;  last rope_dim dims rotated at (pos / r) * r;
+///   encoded in the cache's format.
 /// The nope dims are rounded to bf16 before the quantiser; full rows are rounded to bf16 first, F32 rows are not rounded. With `hadamard` the rotated
 /// row is rounded to bf16 before the transform (not for F32 rows) and encoded after it.
 ///
-/// Nothing in the tensors can make it read or write outside of them. A window row whose column is outside the block table, or whose block is outside the
-/// state cache, counts like a position < 0. A token is skipped (its entry is not written) when its request is not a row of the block table, its entry slot
-/// is outside `entries`, its group's position is not a row of `cos_sin`, or no row of its window can be read. A channel whose logits are all -inf pools to 0.
+/// Nothing in the tensors can make it read or write outside of them. A window row whose column is outside the block table, or whose block is
+/// outside the state cache, counts like a position < 0. A token is skipped (its entry is not written) when its request is not a row of the block
+/// table, its entry slot is outside `entries`, its group's position is not a row of `cos_sin`, or no row of its window can be read.
+/// A channel whose logits are all -inf pools to 0.
 /// The entry slots of a call are distinct; all of SaveState's rows must have been written before.
 struct CompressStore {
   static constexpr std::string_view kName = "compress_store";
@@ -48,19 +51,19 @@ struct CompressStore {
     int dim = 512;
     int rope_dim = 64;
     const RowFormat* format = nullptr;  ///< rows of the entry cache
-    bool hadamard = false;  ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
+    bool hadamard = false;              ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
     float eps = 1e-6F;
     ClampRule clamp = ClampRule::kAmax;
     int coff() const { return ratio == 4 ? 2 : 1; }
   };
   struct Args {
-    ConstTensorView positions;      ///< [T] I64
-    ConstTensorView token_to_req;   ///< [T] I32
-    ConstTensorView state_slots;    ///< [M] I64, M <= T
-    ConstTensorView entry_slots;    ///< [M] I64: slot in `entries`, -1 none
-    ConstTensorView block_table;    ///< [requests, columns] I32 of the state cache; negative entries are read as block 0
-    ConstTensorView norm_weight;    ///< [d] BF16 or F32
-    ConstTensorView cos_sin;        ///< [L, rope_dim] F32
+    ConstTensorView positions;     ///< [T] I64
+    ConstTensorView token_to_req;  ///< [T] I32
+    ConstTensorView state_slots;   ///< [M] I64, M <= T
+    ConstTensorView entry_slots;   ///< [M] I64: slot in `entries`, -1 none
+    ConstTensorView block_table;   ///< [requests, columns] I32 of the state cache; negative entries are read as block 0
+    ConstTensorView norm_weight;   ///< [d] BF16 or F32
+    ConstTensorView cos_sin;       ///< [L, rope_dim] F32
     PagedCache state;
     PagedCache entries;
   };

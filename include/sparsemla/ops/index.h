@@ -59,8 +59,9 @@ struct CompressedSlotMapping {
 };
 
 /// Window rows (spec 6.3), decode and prefill alike: for a valid token (slot >= 0) pos = seq_len - query_len + offset, start = max(pos-window+1, 0),
-/// column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid tokens, tokens of a request outside the batch and negative positions:
-/// length 0 and a row of -1. A position whose block column is outside the table or whose block is negative has -1 in its column; the length still counts it.
+/// column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid tokens, tokens of a request outside the batch and negative
+/// positions: length 0 and a row of -1. A position whose block column is outside the table or whose block is negative has -1 in its column; the length
+/// still counts it.
 struct WindowIndices {
   static constexpr std::string_view kName = "window_indices";
   struct Problem {
@@ -103,7 +104,8 @@ struct DenseCompressedIndices {
   };
 };
 
-/// Local top-k entries to global slots (spec 7.1): v >= 0 -> block_table[req, v / storage_block] * storage_block + v % storage_block, same column; else -1.
+/// Local top-k entries to global slots (spec 7.1): v >= 0 -> block_table[req, v / storage_block] * storage_block + v % storage_block, same column;
+/// else -1.
 /// An entry whose request or block column lies outside the table, or whose table entry is negative, is invalid. With `compact` survivors move left.
 /// lens = valid token ? number of survivors : 0; indices of invalid tokens are still written.
 struct GlobalTopk {

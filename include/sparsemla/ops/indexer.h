@@ -9,10 +9,12 @@
 
 namespace smla {
 
-/// RoPE (dims dim-rope_dim.. at the token's position), optional Hadamard, rounding to bf16 and quantisation of the indexer's queries, and their head weights (spec 4.1 to 4.3).
+/// RoPE (dims dim-rope_dim.. at the token's position), optional Hadamard, rounding to bf16 and quantisation of the indexer's queries, and their
+/// head weights (spec 4.1 to 4.3).
 ///
 /// format index_fp8:  s = 2^ceil(log2(max(amax,1e-4)/448)) per (token, head); q_out = e4m3(x/s); weights_out = ((w * s) * dim^-0.5) * heads^-0.5
-/// format index_mxfp4: groups of 32, s = 2^ceil(log2(max(amax, 6*2^-126)/6)); q_out packed e2m1 (low nibble = even dim), q_scale = UE8M0 bytes; weights_out = (w * dim^-0.5) * heads^-0.5
+/// format index_mxfp4: groups of 32, s = 2^ceil(log2(max(amax, 6*2^-126)/6)); q_out packed e2m1 (low nibble = even dim), q_scale = UE8M0 bytes;
+///                     weights_out = (w * dim^-0.5) * heads^-0.5
 /// format index_f32:  no rounding and no quantisation; weights as for mxfp4
 /// Positions outside the table are read as its first or last row.
 struct IndexerQ {
@@ -31,9 +33,9 @@ struct IndexerQ {
     ConstTensorView weights;    ///< [T, heads] `in`
     ConstTensorView positions;  ///< [T] I64
     ConstTensorView cos_sin;    ///< [L, rope_dim] F32
-    TensorView q_out;        ///< index_fp8: [T, heads, dim] E4M3; index_mxfp4: [T, heads, dim/2] U8; index_f32: [T, heads, dim] F32
-    TensorView q_scale;      ///< index_mxfp4: [T, heads, dim/32] U8; otherwise absent
-    TensorView weights_out;  ///< [T, heads] F32
+    TensorView q_out;           ///< index_fp8: [T, heads, dim] E4M3; index_mxfp4: [T, heads, dim/2] U8; index_f32: [T, heads, dim] F32
+    TensorView q_scale;         ///< index_mxfp4: [T, heads, dim/32] U8; otherwise absent
+    TensorView weights_out;     ///< [T, heads] F32
   };
 };
 
@@ -48,7 +50,7 @@ struct IndexerLogits {
     std::int64_t rows = 0;
     std::int64_t heads = 64;
     int dim = 128;
-    std::int64_t width = 0;  ///< columns of logits
+    std::int64_t width = 0;             ///< columns of logits
     const RowFormat* format = nullptr;  ///< of the index cache; fixes the dtype of q as in IndexerQ
   };
   struct Args {
@@ -59,7 +61,7 @@ struct IndexerLogits {
     ConstTensorView lens;         ///< [rows] I32, visible entries of the row
     ConstTensorView block_table;  ///< [requests, columns] I32 of the index cache
     PagedCache cache;
-    TensorView logits;            ///< [rows, width] F32, rows may be strided
+    TensorView logits;  ///< [rows, width] F32, rows may be strided
   };
 };
 

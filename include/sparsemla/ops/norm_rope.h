@@ -29,7 +29,8 @@ struct RmsNorm {
 
 /// Head norm + RoPE of q and RoPE + quantise + insert of kv, one op as upstream fuses it (spec 2 step 4, 5.3).
 ///
-/// q: each head is divided by its root mean square over all dims (no weight), its last `rope_dim` dims are rotated at the token's position, one rounding at the end.
+/// q: each head is divided by its root mean square over all dims (no weight), its last `rope_dim` dims are rotated at the token's position,
+/// one rounding at the end.
 /// kv (already normed): the last dims are rotated, the row is encoded in the cache's format at its slot. kv itself is not changed.
 /// Rotation of pair i (interleaved): e' = e*c_i - o*s_i, o' = o*c_i + e*s_i, without contraction to FMA.
 /// A token whose position is not a row of `cos_sin` is skipped: neither its q_out row nor its cache row is written. Slots outside the cache write
@@ -42,8 +43,8 @@ struct QNormRopeInsert {
     std::int64_t out_heads = 0;  ///< Hp >= H: heads H..Hp-1 of q_out are written as +0
     int dim = 512;
     int rope_dim = 64;
-    DType in = DType::kBF16;     ///< of q and kv: BF16 or F32
-    DType q_out = DType::kBF16;  ///< BF16, F32 or E4M3
+    DType in = DType::kBF16;            ///< of q and kv: BF16 or F32
+    DType q_out = DType::kBF16;         ///< BF16, F32 or E4M3
     const RowFormat* format = nullptr;  ///< rows of the cache; null when nothing is inserted
     float eps = 1e-6F;
     float q_scale_inv = 1.0F;  ///< E4M3 q_out: e4m3(clamp(x * q_scale_inv, +-448))

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace smla {
 
@@ -27,5 +28,40 @@ std::int64_t dense_width(std::int64_t max_model_len, std::int64_t ratio = 128);
 
 /// Columns of a block table: blocks for max_model_len tokens, rounded up to a multiple of 128 / gcd(128, block_tokens) (spec 5.4).
 std::int64_t block_table_width(std::int64_t max_model_len, std::int64_t block_tokens);
+
+/// Requests [begin, end) of a batch's prefills whose rows are gathered into one workspace [end - begin, m, 512] (spec 6.8).
+struct PrefillChunk {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t n = 0;  ///< compressed rows of a request: the chunk's maximum of seq / ratio, 0 for window-only layers
+  std::int64_t m = 0;  ///< rows of a request: n plus the chunk's maximum of gather_length
+  friend bool operator==(const PrefillChunk&, const PrefillChunk&) = default;
+};
+
+/// Window rows that a prefill gathers: query_len + min(seq_len - query_len, window - 1) (spec 6.4).
+std::int64_t gather_length(std::int64_t seq_len, std::int64_t query_len, std::int64_t window = 128);
+
+/// What bounds a chunk: count * (max n + max gather) <= requests * (entries of max_model_len + window + max_batched_tokens).
+struct ChunkLimits {
+  std::int64_t requests = 4;  ///< the constant C of spec 6.8
+  std::int64_t window = 128;
+  std::int64_t max_model_len = 0;
+  std::int64_t max_batched_tokens = 0;
+};
+
+/// Greedy chunks over prefills, in order; a request that alone exceeds the limit gets a chunk of its own. ratio 1: window-only.
+/// @throws InvalidArgument when the lists differ in length or a query is longer than its sequence.
+std::vector<PrefillChunk> plan_prefill_chunks(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> query_lens, std::int64_t ratio,
+                                              const ChunkLimits& limits);
+
+/// Rows of a score matrix that fit `budget_bytes` at `width` fp32 columns, at least 1 (spec 4.8).
+std::int64_t score_rows(std::int64_t width, std::int64_t budget_bytes);
+
+/// Entries of a sequence of `length` that rank `rank` of `ranks` owns when they are dealt in runs of `interleave` (spec 9).
+/// @throws InvalidArgument for a rank outside the ranks or sizes below 1.
+std::int64_t local_length(std::int64_t length, std::int64_t rank, std::int64_t ranks, std::int64_t interleave);
+
+/// Columns of a window row when a draft block of `draft_tokens` sees itself (DSpark): window + drafts rounded up to 64; just the window without drafts (spec 6.3).
+std::int64_t draft_window_width(std::int64_t window, std::int64_t draft_tokens);
 
 }  // namespace smla

@@ -105,7 +105,7 @@ void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOption
   const std::int64_t width = visible_entries(ops->max_seq_len - 1, c.compress_ratio);
   ops->short_context = options.short_context && width <= c.index_topk;
   ops->score_width = width;
-  ops->score_rows = std::clamp<std::int64_t>(kScoreBudgetBytes / (4 * std::max<std::int64_t>(width, 1)), 1, std::max<std::int64_t>(ops->tokens, 1));
+  ops->score_rows = std::min(score_rows(width, kScoreBudgetBytes), std::max<std::int64_t>(ops->tokens, 1));
   ops->global_topk = choose.make<GlobalTopk>(
       {.requests = ops->requests, .tokens = ops->tokens, .k = c.index_topk, .storage_block = caches.compressed.block_size, .compact = true});
   if (ops->short_context) {

@@ -201,14 +201,28 @@ const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
   return found->second;
 }
 
-HostTensor SafetensorsFile::read(const std::string& name) const {
+HostTensor SafetensorsFile::read(const std::string& name) const { return read_part(name, entry(name).shape, entry(name).begin); }
+
+HostTensor SafetensorsFile::read_rows(const std::string& name, std::int64_t begin, std::int64_t end) const {
+  const SafetensorsEntry& stored = entry(name);
+  const std::int64_t rows = stored.shape.empty() ? 0 : stored.shape[0];
+  if (begin < 0 || begin > end || end > rows) {
+    throw InvalidArgument(path_ + ": tensor " + name + ": got rows " + std::to_string(begin) + " to " + std::to_string(end) +
+                          ", expected some of its " + std::to_string(rows));
+  }
+  std::vector<std::int64_t> shape = stored.shape;
+  if (!shape.empty()) shape[0] = end - begin;
+  return read_part(name, std::move(shape), stored.begin + (rows == 0 ? 0 : (stored.end - stored.begin) / rows * begin));
+}
+
+HostTensor SafetensorsFile::read_part(const std::string& name, std::vector<std::int64_t> shape, std::int64_t begin) const {
   const SafetensorsEntry& stored = entry(name);
   const StoredType* type = stored_type(stored.dtype);
   if (type == nullptr || !type->readable) {
     throw Unsupported(path_ + ": tensor " + name + ": dtype: got " + stored.dtype + ", expected one of " + readable_types());
   }
-  HostTensor tensor(*type->readable, stored.shape);
-  read_bytes(stored.begin, tensor.data(), stored.end - stored.begin, "tensor " + name);
+  HostTensor tensor(*type->readable, std::move(shape));
+  read_bytes(begin, tensor.data(), static_cast<std::int64_t>(tensor.bytes()), "tensor " + name);
   if (tensor.dtype() == DType::kBool) {
     const auto* bytes = static_cast<const unsigned char*>(tensor.data());
     if (std::any_of(bytes, bytes + tensor.bytes(), [](unsigned char b) { return b > 1; }))
@@ -219,6 +233,13 @@ HostTensor SafetensorsFile::read(const std::string& name) const {
 
 void write_safetensors(const std::string& path, const std::map<std::string, std::string>& metadata,
                        const std::vector<std::pair<std::string, const HostTensor*>>& tensors) {
+  std::vector<SafetensorsItem> items;
+  for (const auto& [name, tensor] : tensors) items.push_back({.name = name, .tensor = tensor, .dtype = {}});
+  write_safetensors_items(path, metadata, items);
+}
+
+void write_safetensors_items(const std::string& path, const std::map<std::string, std::string>& metadata,
+                             const std::vector<SafetensorsItem>& tensors) {
   std::string header = "{";
   if (!metadata.empty()) {
     header += "\"__metadata__\":{";
@@ -227,9 +248,14 @@ void write_safetensors(const std::string& path, const std::map<std::string, std:
   }
   std::set<std::string> names{"__metadata__"};
   std::size_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor, as_dtype] : tensors) {
+    const std::string dtype = as_dtype.empty() ? std::string(name_of(tensor->dtype())) : as_dtype;
+    const StoredType* type = stored_type(dtype);
+    if (type == nullptr || type->bytes != size_of(tensor->dtype())) {
+      throw InvalidArgument(path + ": tensor " + name + ": dtype: got " + dtype + ", expected a safetensors dtype of its size");
+    }
     if (!names.insert(name).second) throw InvalidArgument(path + ": tensor " + name + ": got a reserved or repeated name, expected another");
-    header += (header.size() == 1 ? "" : ",") + json_string(name) + ":{\"dtype\":\"" + std::string(name_of(tensor->dtype())) + "\",\"shape\":[";
+    header += (header.size() == 1 ? "" : ",") + json_string(name) + ":{\"dtype\":\"" + dtype + "\",\"shape\":[";
     for (int i = 0; i < tensor->rank(); ++i) header += (i == 0 ? "" : ",") + std::to_string(tensor->size(i));
     header += "],\"data_offsets\":[" + std::to_string(offset) + "," + std::to_string(offset + tensor->bytes()) + "]}";
     offset += tensor->bytes();
@@ -247,7 +273,7 @@ void write_safetensors(const std::string& path, const std::map<std::string, std:
   for (std::size_t i = 0; i < 8; ++i) prefix[i] = static_cast<unsigned char>(header.size() >> (8 * i));
   put(prefix.data(), prefix.size());
   put(header.data(), header.size());
-  for (const auto& [name, tensor] : tensors) put(tensor->data(), tensor->bytes());
+  for (const SafetensorsItem& item : tensors) put(item.tensor->data(), item.tensor->bytes());
   if (std::fflush(file.get()) != 0) throw IoError(path + ": writing failed: " + std::strerror(errno));
 }
 

@@ -41,9 +41,12 @@ class SafetensorsFile {
   /// BOOL, U8, I32, I64, F32, F64, BF16, F8_E4M3, and F8_E8M0 as U8.
   /// @throws InvalidArgument when there is no such tensor, Unsupported for another dtype, IoError when the file changed.
   HostTensor read(const std::string& name) const;
+  /// Rows [begin, end) of the first dimension. @throws as `read`; InvalidArgument for rows that are not there.
+  HostTensor read_rows(const std::string& name, std::int64_t begin, std::int64_t end) const;
 
  private:
   const SafetensorsEntry& entry(const std::string& name) const;
+  HostTensor read_part(const std::string& name, std::vector<std::int64_t> shape, std::int64_t begin) const;
   void read_header();
   void add_tensor(const std::string& name, SafetensorsEntry entry, std::int64_t data_begin);
   void check_layout(std::int64_t data_begin) const;
@@ -57,7 +60,15 @@ class SafetensorsFile {
   std::map<std::string, SafetensorsEntry> tensors_;
 };
 
+/// A tensor to write. `dtype`: its name in the file where that is not `name_of(tensor->dtype())` (F8_E8M0 for U8).
+struct SafetensorsItem {
+  std::string name;
+  const HostTensor* tensor = nullptr;
+  std::string dtype;
+};
 /// Writes tensors in the given order behind an 8-byte aligned header. @throws IoError; InvalidArgument for a repeated or reserved name.
+void write_safetensors_items(const std::string& path, const std::map<std::string, std::string>& metadata,
+                             const std::vector<SafetensorsItem>& tensors);
 void write_safetensors(const std::string& path, const std::map<std::string, std::string>& metadata,
                        const std::vector<std::pair<std::string, const HostTensor*>>& tensors);
 

@@ -24,6 +24,7 @@ PUBLIC = {
     "plan.h": "plan",
     "op.h": "ops",
     "layer.h": "layer",
+    "weights.h": "layer",
     "engine.h": "engine",
     "trace.h": "engine",
     "run_check.h": "engine",

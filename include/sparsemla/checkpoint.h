@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparsemla/model_config.h"
+#include "sparsemla/tensor_view.h"
+
+namespace smla {
+
+/// The attention tensors of one layer, or of one tensor-parallel slice of it, ready for `layer_weights` (sparsemla/weights.h).
+struct LayerTensors {
+  LayerConfig config;  ///< with the heads and o_groups of the slice
+  /// By checkpoint name without "layers.<i>.attn.": "wq_a.weight", "attn_sink", "indexer.compressor.ape", ... Linear weights are BF16 (F32 where the
+  /// file has F32), norms as stored, attn_sink and ape F32.
+  std::map<std::string, ConstTensorView, std::less<>> tensors;
+  std::optional<float> q_scale;              ///< of e4m3 queries
+  std::optional<float> kv_scale;             ///< of the window cache's per-tensor rows, and of the compressed cache's unless that has its own
+  std::optional<float> compressed_kv_scale;  ///< of the compressed cache's per-tensor rows
+  std::shared_ptr<const void> memory;        ///< what the views look into
+};
+
+/// What rank `rank` of `size` computes of a layer: heads and o_groups divided, everything else whole.
+/// @throws InvalidArgument naming both numbers when they do not divide, or when there is no such rank.
+LayerConfig tensor_parallel_slice(const LayerConfig& layer, int rank, int size);
+
+/// A DeepSeek-V4 checkpoint: a folder with config.json and model.safetensors, or with model.safetensors.index.json and its shards; or one safetensors
+/// file. Opening reads headers only; tensors are read when asked for, by bounds-checked pread, so that a file which shrinks meanwhile is an IoError.
+class Checkpoint {
+ public:
+  /// @throws IoError for files that are missing or damaged; InvalidArgument for a config.json that is no DeepSeek-V4.
+  explicit Checkpoint(const std::string& path);
+  ~Checkpoint();
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+
+  const std::string& path() const;
+  /// The folder's config.json; nothing when there is none.
+  const std::optional<ModelConfig>& model() const;
+  /// Names of all tensors, a leading "model." cut off.
+  std::vector<std::string> names() const;
+  /// Whether layer `index` brings a q_scale or a KV scale.
+  bool has_cache_scales(std::int64_t index) const;
+
+  /// Layer `index` of the checkpoint's own model. FP8 weights with 128x128 block scales and NVFP4 weights become BF16: the exact product of code and
+  /// scales, rounded once to nearest even (exact where the scales are powers of two).
+  /// @throws InvalidArgument that lists every missing, unknown and misshaped tensor of the layer, or when there is no config.json; IoError for damaged
+  /// contents (a number or scale that is not finite, a file that shrank), naming tensor, row and column.
+  LayerTensors load_layer(std::int64_t index, int tp_rank = 0, int tp_size = 1) const;
+  /// The same with the numbers of the whole layer given.
+  LayerTensors load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace smla

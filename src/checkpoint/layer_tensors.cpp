@@ -1,0 +1,287 @@
+#include "checkpoint/layer_tensors.h"
+
+#include <algorithm>
+#include <set>
+
+#include "sparsemla/error.h"
+
+namespace smla {
+
+namespace {
+
+constexpr std::size_t kMaxListed = 64;
+
+using Shape = std::vector<std::int64_t>;
+
+std::string text_of(const Shape& shape) {
+  std::string text = "[";
+  for (const std::int64_t n : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(n);
+  return text + "]";
+}
+
+/// What tensor-parallel ranks share out.
+enum class Cut : std::uint8_t { kNone, kRows, kColumns };
+
+/// A tensor that a layer needs, with its whole shape.
+struct Wanted {
+  std::string name;
+  Shape shape;
+  bool linear = false;  ///< may be quantised
+  bool as_f32 = false;
+  Cut cut = Cut::kNone;
+};
+
+std::vector<Wanted> wanted_tensors(const LayerConfig& c) {
+  std::vector<Wanted> list;
+  const auto linear = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs, Cut cut = Cut::kNone) {
+    list.push_back({.name = name + ".weight", .shape = {outputs, inputs}, .linear = true, .cut = cut});
+  };
+  const auto plain = [&](const std::string& name, Shape shape, bool as_f32, Cut cut = Cut::kNone) {
+    list.push_back({.name = name, .shape = std::move(shape), .as_f32 = as_f32, .cut = cut});
+  };
+  const auto compressor = [&](const std::string& prefix, std::int64_t dim) {
+    const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
+    linear(prefix + "wkv", width, c.hidden_size);
+    linear(prefix + "wgate", width, c.hidden_size);
+    plain(prefix + "ape", {c.compress_ratio, width}, true);
+    plain(prefix + "norm.weight", {dim}, false);
+  };
+  linear("wq_a", c.q_lora_rank, c.hidden_size);
+  plain("q_norm.weight", {c.q_lora_rank}, false);
+  linear("wq_b", c.num_heads * c.head_dim, c.q_lora_rank, Cut::kRows);
+  linear("wkv", c.head_dim, c.hidden_size);
+  plain("kv_norm.weight", {c.head_dim}, false);
+  linear("wo_a", c.o_groups * c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim, Cut::kRows);
+  linear("wo_b", c.hidden_size, c.o_groups * c.o_lora_rank, Cut::kColumns);
+  plain("attn_sink", {c.num_heads}, true, Cut::kRows);
+  if (c.has_compressor()) compressor("compressor.", c.head_dim);
+  if (c.has_indexer()) {
+    compressor("indexer.compressor.", c.index_head_dim);
+    linear("indexer.wq_b", c.index_n_heads * c.index_head_dim, c.q_lora_rank);
+    linear("indexer.weights_proj", c.index_n_heads, c.hidden_size);
+  }
+  return list;
+}
+
+/// Matches what a layer needs with what is stored, and collects everything that does not fit.
+class Inventory {
+ public:
+  explicit Inventory(const StoredLayer& stored) : stored_(stored) {}
+
+  LinearSource linear(const Wanted& wanted);
+  StoredTensor plain(const Wanted& wanted);
+  /// Null when there is none of that name.
+  const StoredTensor* scalar(const std::string& name);
+  /// @throws InvalidArgument with the whole list.
+  void finish(const std::string& where) const;
+
+ private:
+  const StoredTensor* take(const std::string& name) {
+    const auto found = stored_.find(name);
+    if (found == stored_.end()) return nullptr;
+    used_.insert(name);
+    return &found->second;
+  }
+  void missing(const std::string& name, const std::string& expected) { problems_.push_back("missing: " + name + ", expected " + expected); }
+  void misfit(const std::string& name, const StoredTensor& got, const std::string& expected) {
+    problems_.push_back("misshaped: " + name + ": got " + text_of(got.entry->shape) + " " + got.entry->dtype + ", expected " + expected);
+  }
+  void expect(const std::string& name, const StoredTensor& got, const Shape& shape, std::initializer_list<std::string_view> dtypes);
+  void fp8_scale(const std::string& stem, LinearSource& source);
+  void nvfp4_scales(const std::string& stem, LinearSource& source);
+
+  const StoredLayer& stored_;
+  std::set<std::string> used_;
+  std::vector<std::string> problems_;
+};
+
+void Inventory::expect(const std::string& name, const StoredTensor& got, const Shape& shape, std::initializer_list<std::string_view> dtypes) {
+  const bool dtype_fits = std::find(dtypes.begin(), dtypes.end(), got.entry->dtype) != dtypes.end();
+  if (dtype_fits && got.entry->shape == shape) return;
+  std::string names;
+  for (const std::string_view d : dtypes) names += (names.empty() ? "" : " or ") + std::string(d);
+  misfit(name, got, text_of(shape) + " " + names);
+}
+
+void Inventory::fp8_scale(const std::string& stem, LinearSource& source) {
+  const Shape shape{(source.outputs + kFp8Block - 1) / kFp8Block, (source.inputs + kFp8Block - 1) / kFp8Block};
+  std::string found;
+  for (const char* suffix : {".scale", ".weight_scale_inv", ".weight_scale"}) {
+    const StoredTensor* scale = take(stem + suffix);
+    if (scale == nullptr) continue;
+    if (!found.empty()) {
+      problems_.push_back("unknown: " + stem + suffix + ", expected no second block scale beside " + found);
+      continue;
+    }
+    found = stem + suffix;
+    expect(found, *scale, shape, {"F8_E8M0", "U8", "F32"});
+    source.scale = *scale;
+  }
+  if (found.empty()) missing(stem + ".scale", text_of(shape) + " F8_E8M0 or F32 (also .weight_scale_inv or .weight_scale) beside FP8 weights");
+}
+
+void Inventory::nvfp4_scales(const std::string& stem, LinearSource& source) {
+  const Shape shape{source.outputs, source.inputs / kNvfp4Group};
+  if (const StoredTensor* scale = take(stem + ".weight_scale")) {
+    expect(stem + ".weight_scale", *scale, shape, {"F8_E4M3"});
+    source.scale = *scale;
+  } else {
+    missing(stem + ".weight_scale", text_of(shape) + " F8_E4M3 beside NVFP4 weights");
+  }
+  if (const StoredTensor* scale = scalar(stem + ".weight_scale_2")) {
+    source.global_scale = *scale;
+  } else {
+    missing(stem + ".weight_scale_2", "[] F32 beside NVFP4 weights");
+  }
+}
+
+LinearSource Inventory::linear(const Wanted& wanted) {
+  LinearSource source{.outputs = wanted.shape[0], .inputs = wanted.shape[1]};
+  const StoredTensor* weight = take(wanted.name);
+  if (weight == nullptr) {
+    missing(wanted.name, text_of(wanted.shape));
+    // Its scales would be called unknown; they only lack their weight.
+    for (const char* suffix : {".scale", ".weight_scale_inv", ".weight_scale", ".weight_scale_2"})
+      take(wanted.name.substr(0, wanted.name.rfind('.')) + suffix);
+    return source;
+  }
+  source.weight = *weight;
+  const std::string stem = wanted.name.substr(0, wanted.name.rfind('.'));
+  if (weight->entry->dtype == "F8_E4M3") {
+    source.encoding = LinearEncoding::kFp8;
+    expect(wanted.name, *weight, wanted.shape, {"F8_E4M3"});
+    fp8_scale(stem, source);
+  } else if (weight->entry->dtype == "U8") {
+    source.encoding = LinearEncoding::kNvfp4;
+    if (source.inputs % kNvfp4Group != 0) {
+      misfit(wanted.name, *weight, "no NVFP4, whose columns are a multiple of 16, for " + std::to_string(source.inputs) + " inputs");
+    }
+    expect(wanted.name, *weight, {source.outputs, source.inputs / 2}, {"U8"});
+    nvfp4_scales(stem, source);
+  } else {
+    expect(wanted.name, *weight, wanted.shape, {"BF16", "F32", "F8_E4M3", "U8"});
+  }
+  return source;
+}
+
+StoredTensor Inventory::plain(const Wanted& wanted) {
+  const StoredTensor* tensor = take(wanted.name);
+  if (tensor == nullptr) {
+    missing(wanted.name, text_of(wanted.shape));
+    return {};
+  }
+  expect(wanted.name, *tensor, wanted.shape, {"BF16", "F32"});
+  return *tensor;
+}
+
+const StoredTensor* Inventory::scalar(const std::string& name) {
+  const StoredTensor* tensor = take(name);
+  if (tensor == nullptr) return nullptr;
+  expect(name, *tensor, tensor->entry->shape == Shape{1} ? Shape{1} : Shape{}, {"F32", "BF16"});
+  return tensor;
+}
+
+void Inventory::finish(const std::string& where) const {
+  std::vector<std::string> all = problems_;
+  for (const auto& [name, tensor] : stored_) {
+    if (!used_.contains(name)) {
+      all.push_back("unknown: " + name + ": got " + text_of(tensor.entry->shape) + " " + tensor.entry->dtype + ", expected no such tensor");
+    }
+  }
+  if (all.empty()) return;
+  std::string text = where + ": " + std::to_string(all.size()) + (all.size() == 1 ? " tensor does" : " tensors do") + " not fit";
+  for (std::size_t i = 0; i < std::min(all.size(), kMaxListed); ++i) text += "\n  " + all[i];
+  if (all.size() > kMaxListed) text += "\n  and " + std::to_string(all.size() - kMaxListed) + " more";
+  throw InvalidArgument(text);
+}
+
+/// Scales of queries and caches, when the checkpoint has them.
+struct CacheScales {
+  const StoredTensor* q = nullptr;
+  std::vector<const StoredTensor*> window;
+  std::vector<const StoredTensor*> compressed;
+};
+
+CacheScales find_scales(Inventory& inventory, bool compresses) {
+  CacheScales scales{.q = inventory.scalar("q_scale"), .window = {}, .compressed = {}};
+  for (const char* name : {"kv_scale", "k_scale", "v_scale"}) {
+    if (const StoredTensor* s = inventory.scalar(name)) scales.window.push_back(s);
+    if (!compresses) continue;
+    if (const StoredTensor* s = inventory.scalar(std::string("compressor.") + name)) scales.compressed.push_back(s);
+  }
+  return scales;
+}
+
+/// Keys are values too, so all scales of one cache must be the same number.
+std::optional<float> common_scale(const std::vector<const StoredTensor*>& sources) {
+  std::optional<float> common;
+  for (const StoredTensor* source : sources) {
+    const float value = read_scalar(*source);
+    if (common && *common != value) {
+      throw IoError(source->where() + ": got " + std::to_string(value) + ", expected " + std::to_string(*common) + " as in " + sources[0]->name +
+                    " (keys are values, one scale serves both)");
+    }
+    common = value;
+  }
+  return common;
+}
+
+Range part(std::int64_t size, bool cut, int rank, int ranks) { return cut ? Range{size / ranks * rank, size / ranks * (rank + 1)} : Range{0, size}; }
+
+}  // namespace
+
+LayerConfig tensor_parallel_slice(const LayerConfig& layer, int rank, int size) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw InvalidArgument("tensor parallel slice: got rank " + std::to_string(rank) + " of " + std::to_string(size) + ", expected 0 <= rank < size");
+  }
+  LayerConfig slice = layer;
+  for (const auto& [name, count] : {std::pair("num_heads", &slice.num_heads), std::pair("o_groups", &slice.o_groups)}) {
+    if (*count % size != 0) {
+      throw InvalidArgument("tensor parallel slice: " + std::string(name) + ": got " + std::to_string(*count) + ", expected a multiple of tp_size " +
+                            std::to_string(size));
+    }
+    *count /= size;
+  }
+  return slice;
+}
+
+LayerTensors read_layer(const std::string& where, const StoredLayer& stored, const LayerConfig& layer, int tp_rank, int tp_size) {
+  check_layer_config(layer);
+  LayerTensors out;
+  out.config = tensor_parallel_slice(layer, tp_rank, tp_size);
+
+  const std::vector<Wanted> wanted = wanted_tensors(layer);
+  Inventory inventory(stored);
+  std::map<std::string, LinearSource> linears;
+  std::map<std::string, StoredTensor> plains;
+  for (const Wanted& w : wanted) {
+    if (w.linear) {
+      linears.emplace(w.name, inventory.linear(w));
+    } else {
+      plains.emplace(w.name, inventory.plain(w));
+    }
+  }
+  const CacheScales scales = find_scales(inventory, layer.has_compressor());
+  inventory.finish(where);
+
+  const auto memory = std::make_shared<std::vector<HostTensor>>();
+  memory->reserve(wanted.size());
+  for (const Wanted& w : wanted) {
+    const Range rows = part(w.shape[0], w.cut == Cut::kRows, tp_rank, tp_size);
+    if (w.linear) {
+      memory->push_back(read_linear(linears.at(w.name), rows, part(w.shape[1], w.cut == Cut::kColumns, tp_rank, tp_size)));
+      out.tensors.emplace(w.name, std::as_const(memory->back()).view());
+    } else {
+      // A sink of -inf is no sink, +inf one that takes all.
+      memory->push_back(read_plain(plains.at(w.name), w.as_f32, w.name == "attn_sink"));
+      out.tensors.emplace(w.name, std::as_const(memory->back()).view().slice(0, rows.begin, rows.end));
+    }
+  }
+  if (scales.q != nullptr) out.q_scale = read_scalar(*scales.q);
+  out.kv_scale = common_scale(scales.window);
+  out.compressed_kv_scale = common_scale(scales.compressed);
+  out.memory = memory;
+  return out;
+}
+
+}  // namespace smla

@@ -1,0 +1,226 @@
+#include "checkpoint/linear.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/check.h"
+#include "sparsemla/error.h"
+
+namespace smla {
+
+namespace {
+
+constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+
+bool finite(BF16 x) { return (x.bits & 0x7F80U) != 0x7F80U; }
+
+[[noreturn]] void bad_value(const StoredTensor& source, const std::string& at, const std::string& expected) {
+  throw IoError(source.where() + ": got a bad value at [" + at + "], expected " + expected);
+}
+
+/// Block scales as doubles. @throws IoError unless each is finite and not negative.
+std::vector<double> read_scales(const StoredTensor& source, const HostTensor& stored, std::int64_t first_row) {
+  std::vector<double> scales(static_cast<std::size_t>(stored.numel()));
+  for (std::int64_t i = 0; i < stored.numel(); ++i) {
+    float value = 0;
+    switch (stored.dtype()) {
+      case DType::kF32: value = stored.as<float>()[i]; break;
+      case DType::kE4M3: value = to_float(stored.as<E4M3>()[i]); break;
+      default: value = from_ue8m0(stored.as<std::uint8_t>()[i]); break;
+    }
+    if (!std::isfinite(value) || value < 0) {
+      bad_value(source, std::to_string(first_row + i / stored.size(1)) + ", " + std::to_string(i % stored.size(1)),
+                "a finite scale that is not negative");
+    }
+    scales[static_cast<std::size_t>(i)] = static_cast<double>(value);
+  }
+  return scales;
+}
+
+/// One block of rows of a weight on its way to bf16. Returns the flat index (in the piece) of the first number that is not finite, or kNone.
+std::int64_t decode_fp8(const HostTensor& codes, const double* scales, Range columns, BF16* out) {
+  std::int64_t bad = kNone;
+  const std::int64_t inputs = codes.size(1);
+#pragma omp parallel for schedule(static) reduction(min : bad)
+  for (std::int64_t block = columns.begin / kFp8Block; block < (columns.end + kFp8Block - 1) / kFp8Block; ++block) {
+    std::array<BF16, 256> value{};
+    for (unsigned code = 0; code < 256; ++code) {
+      value[code] = bf16_of(static_cast<double>(to_float(E4M3{static_cast<std::uint8_t>(code)})) * scales[block]);
+    }
+    for (std::int64_t r = 0; r < codes.size(0); ++r) {
+      for (std::int64_t c = std::max(columns.begin, block * kFp8Block); c < std::min(columns.end, (block + 1) * kFp8Block); ++c) {
+        const BF16 v = value[codes.as<E4M3>()[r * inputs + c].bits];
+        const std::int64_t at = r * columns.size() + c - columns.begin;
+        if (!finite(v)) bad = std::min(bad, at);
+        out[at] = v;
+      }
+    }
+  }
+  return bad;
+}
+
+std::int64_t decode_nvfp4(const HostTensor& codes, const double* scales, double global, Range columns, BF16* out) {
+  std::int64_t bad = kNone;
+  const std::int64_t inputs = 2 * codes.size(1);
+  const std::int64_t groups = inputs / kNvfp4Group;
+#pragma omp parallel for schedule(static) reduction(min : bad)
+  for (std::int64_t r = 0; r < codes.size(0); ++r) {
+    for (std::int64_t g = columns.begin / kNvfp4Group; g < (columns.end + kNvfp4Group - 1) / kNvfp4Group; ++g) {
+      std::array<BF16, 16> value{};
+      // 4 + 24 + 2 significant bits: the product is exact in double.
+      for (unsigned code = 0; code < 16; ++code) {
+        value[code] = bf16_of(static_cast<double>(from_e2m1(static_cast<std::uint8_t>(code))) * (scales[r * groups + g] * global));
+      }
+      for (std::int64_t c = std::max(columns.begin, g * kNvfp4Group); c < std::min(columns.end, (g + 1) * kNvfp4Group); ++c) {
+        const unsigned byte = codes.as<std::uint8_t>()[r * codes.size(1) + c / 2];
+        const BF16 v = value[c % 2 == 0 ? byte & 15U : byte >> 4U];
+        const std::int64_t at = r * columns.size() + c - columns.begin;
+        if (!finite(v)) bad = std::min(bad, at);
+        out[at] = v;
+      }
+    }
+  }
+  return bad;
+}
+
+template <class T>
+std::int64_t copy_plain(const HostTensor& from, Range columns, T* out) {
+  std::int64_t bad = kNone;
+  const std::int64_t inputs = from.size(1);
+  const T* source = from.as<T>();
+#pragma omp parallel for schedule(static) reduction(min : bad)
+  for (std::int64_t r = 0; r < from.size(0); ++r) {
+    for (std::int64_t c = columns.begin; c < columns.end; ++c) {
+      const T v = source[r * inputs + c];
+      const std::int64_t at = r * columns.size() + c - columns.begin;
+      bool good = false;
+      if constexpr (std::is_same_v<T, BF16>) {
+        good = finite(v);
+      } else {
+        good = std::isfinite(v);
+      }
+      if (!good) bad = std::min(bad, at);
+      out[at] = v;
+    }
+  }
+  return bad;
+}
+
+}  // namespace
+
+HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
+  const bool f32 = s.encoding == LinearEncoding::kPlain && s.weight.entry->dtype == "F32";
+  HostTensor out(f32 ? DType::kF32 : DType::kBF16, {rows.size(), columns.size()});
+  std::vector<double> block_scales;
+  if (s.encoding == LinearEncoding::kFp8) block_scales = read_scales(s.scale, s.scale.file->read(s.scale.name), 0);
+  const double global = s.encoding == LinearEncoding::kNvfp4 ? static_cast<double>(read_scalar(s.global_scale)) : 1.0;
+
+  // Pieces end at multiples of 128 rows, so that each lies in one row of blocks.
+  for (std::int64_t begin = rows.begin; begin < rows.end;) {
+    const std::int64_t end = std::min(rows.end, (begin / kFp8Block + 1) * kFp8Block);
+    const HostTensor piece = s.weight.file->read_rows(s.weight.name, begin, end);
+    const std::int64_t offset = (begin - rows.begin) * columns.size();
+    std::int64_t bad = kNone;
+    if (f32) {
+      bad = copy_plain(piece, columns, out.as<float>() + offset);
+    } else if (s.encoding == LinearEncoding::kPlain) {
+      bad = copy_plain(piece, columns, out.as<BF16>() + offset);
+    } else if (s.encoding == LinearEncoding::kFp8) {
+      const std::int64_t blocks = (s.inputs + kFp8Block - 1) / kFp8Block;
+      bad = decode_fp8(piece, block_scales.data() + begin / kFp8Block * blocks, columns, out.as<BF16>() + offset);
+    } else {
+      const std::vector<double> scales = read_scales(s.scale, s.scale.file->read_rows(s.scale.name, begin, end), begin);
+      bad = decode_nvfp4(piece, scales.data(), global, columns, out.as<BF16>() + offset);
+    }
+    if (bad != kNone) {
+      bad_value(s.weight, std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
+                "a weight that is finite as bf16");
+    }
+    begin = end;
+  }
+  return out;
+}
+
+HostTensor read_plain(const StoredTensor& source, bool as_f32, bool infinity) {
+  HostTensor stored = source.file->read(source.name);
+  HostTensor wide(DType::kF32, stored.shape());
+  for (std::int64_t i = 0; i < stored.numel(); ++i) {
+    const float v = stored.dtype() == DType::kF32 ? stored.as<float>()[i] : to_float(stored.as<BF16>()[i]);
+    if (infinity ? std::isnan(v) : !std::isfinite(v)) bad_value(source, std::to_string(i), infinity ? "no NaN" : "a finite number");
+    wide.as<float>()[i] = v;
+  }
+  return as_f32 ? std::move(wide) : std::move(stored);
+}
+
+float read_scalar(const StoredTensor& source) {
+  const HostTensor value = read_plain(source, true, false);
+  if (value.numel() != 1 || !(value.as<float>()[0] > 0)) bad_value(source, "0", "a positive scale");
+  return value.as<float>()[0];
+}
+
+namespace {
+
+EncodedLinear encode_fp8(const BF16* w, std::int64_t outputs, std::int64_t inputs) {
+  const std::int64_t block_rows = (outputs + kFp8Block - 1) / kFp8Block;
+  const std::int64_t block_columns = (inputs + kFp8Block - 1) / kFp8Block;
+  EncodedLinear out{
+      .weight = HostTensor(DType::kE4M3, {outputs, inputs}), .scale = HostTensor(DType::kU8, {block_rows, block_columns}), .global_scale = {}};
+  for (std::int64_t b = 0; b < block_rows * block_columns; ++b) {
+    const Range rows{b / block_columns * kFp8Block, std::min(outputs, (b / block_columns + 1) * kFp8Block)};
+    const Range columns{b % block_columns * kFp8Block, std::min(inputs, (b % block_columns + 1) * kFp8Block)};
+    float amax = 0;
+    for (std::int64_t r = rows.begin; r < rows.end; ++r)
+      for (std::int64_t c = columns.begin; c < columns.end; ++c) amax = std::max(amax, std::abs(to_float(w[r * inputs + c])));
+    const int exponent = amax > 0 ? std::clamp(ceil_log2(std::max(amax / 448.0F, std::numeric_limits<float>::min())), -126, 127) : 0;
+    out.scale.as<std::uint8_t>()[b] = static_cast<std::uint8_t>(exponent + 127);
+    for (std::int64_t r = rows.begin; r < rows.end; ++r)
+      for (std::int64_t c = columns.begin; c < columns.end; ++c)
+        out.weight.as<E4M3>()[r * inputs + c] = to_e4m3(std::ldexp(to_float(w[r * inputs + c]), -exponent));
+  }
+  return out;
+}
+
+EncodedLinear encode_nvfp4(const BF16* w, std::int64_t outputs, std::int64_t inputs) {
+  const std::int64_t groups = inputs / kNvfp4Group;
+  EncodedLinear out{.weight = HostTensor(DType::kU8, {outputs, inputs / 2}),
+                    .scale = HostTensor(DType::kE4M3, {outputs, groups}),
+                    .global_scale = HostTensor(DType::kF32, {})};
+  float largest = 0;
+  for (std::int64_t i = 0; i < outputs * inputs; ++i) largest = std::max(largest, std::abs(to_float(w[i])));
+  const float global = largest > 0 ? std::max(largest / (6.0F * 448.0F), std::numeric_limits<float>::min()) : 1.0F;
+  out.global_scale.as<float>()[0] = global;
+  for (std::int64_t g = 0; g < outputs * groups; ++g) {
+    const BF16* x = w + g * kNvfp4Group;
+    float amax = 0;
+    for (std::int64_t i = 0; i < kNvfp4Group; ++i) amax = std::max(amax, std::abs(to_float(x[i])));
+    const E4M3 scale = to_e4m3(amax / 6.0F / global);
+    out.scale.as<E4M3>()[g] = scale;
+    const float step = to_float(scale) * global;
+    for (std::int64_t i = 0; i < kNvfp4Group; ++i) {
+      const unsigned code = step > 0 ? to_e2m1(to_float(x[i]) / step) : 0;
+      out.weight.as<std::uint8_t>()[(g * kNvfp4Group + i) / 2] |= static_cast<std::uint8_t>(code << (i % 2 == 0 ? 0 : 4));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+EncodedLinear encode_linear(const ConstTensorView& weight, LinearEncoding encoding) {
+  check_tensor("encode_linear", "weight", weight, {kAny, kAny}, {DType::kBF16});
+  check_that(weight.contiguous(), "encode_linear", "weight", std::string("strided rows"), "contiguous ones");
+  const auto* w = weight.as<BF16>();
+  if (encoding == LinearEncoding::kFp8) return encode_fp8(w, weight.size(0), weight.size(1));
+  if (encoding == LinearEncoding::kNvfp4) {
+    check_that(weight.size(1) % kNvfp4Group == 0, "encode_linear", "columns", weight.size(1), "a multiple of 16 for NVFP4");
+    return encode_nvfp4(w, weight.size(0), weight.size(1));
+  }
+  HostTensor copy(DType::kBF16, {weight.size(0), weight.size(1)});
+  std::memcpy(copy.data(), w, copy.bytes());
+  return {.weight = std::move(copy), .scale = {}, .global_scale = {}};
+}
+
+}  // namespace smla

@@ -24,7 +24,7 @@ def gcc_openmp_folder(build):
 
 
 def main():
-    build, seconds, jobs = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    build, seconds, jobs = Path(sys.argv[1]).resolve(), float(sys.argv[2]), int(sys.argv[3])
     known = {Path(entry["file"]).resolve() for entry in json.loads((build / "compile_commands.json").read_text())}
     sources = [name for name in dict.fromkeys(sys.stdin.read().split()) if Path(name).resolve() in known]
     command = ["clang-tidy", "-p", str(build), "--quiet", f"--extra-arg=-isystem{gcc_openmp_folder(build)}"]
@@ -35,7 +35,7 @@ def main():
         if time.monotonic() > deadline:
             return None
         done = subprocess.run([*command, source], capture_output=True, text=True)
-        return "" if done.returncode == 0 else done.stdout + done.stderr
+        return "" if done.returncode == 0 else done.stdout or done.stderr
 
     reached = findings = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

@@ -86,6 +86,19 @@ TEST(RowCodecGolden, G4Mxfp4Block) {
   EXPECT_EQ(hex(m.data(2), 16), "eededdccccabaa890021224344545566");
 }
 
+TEST(RowCodec, QuantisersSeeBf16) {
+  // Just above the midpoint of 1 and 1.125: e4m3 of it is 1.125, but bf16 puts it on the midpoint, whose even neighbour is 1.
+  for (const RowFormat* f : {&fp8_ds_mla_rows(), &index_fp8_rows()}) {
+    Memory m(*f, 4);
+    std::vector<float> row(static_cast<std::size_t>(f->dim), 0.0F);
+    row[0] = 448.0F;  // the group's scale is 1
+    row[1] = 1.0625F + 0x1p-20F;
+    ASSERT_EQ(to_e4m3(row[1]), to_e4m3(1.125F));
+    encode_row(m.cache, 5, row.data());
+    EXPECT_EQ(m.data(5)[1], to_e4m3(1.0F).bits) << f->name;
+  }
+}
+
 TEST(RowCodec, DecodeOfEncodeIsWithinTheFormatsStep) {
   for (const RowFormat* f : all_row_formats()) {
     Memory m(*f, 5);

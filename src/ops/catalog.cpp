@@ -31,6 +31,14 @@ InverseRope::Problem typical<InverseRope>() {
   return {.tokens = 64, .heads = 64};
 }
 template <>
+InverseRopeQuant::Problem typical<InverseRopeQuant>() {
+  return {.tokens = 64, .heads = 64, .groups = 8};
+}
+template <>
+InsertRows::Problem typical<InsertRows>() {
+  return {.tokens = 64, .format = &fp8_ds_mla_rows()};
+}
+template <>
 SaveState::Problem typical<SaveState>() {
   return {.tokens = 64};
 }
@@ -45,6 +53,14 @@ IndexerQ::Problem typical<IndexerQ>() {
 template <>
 IndexerLogits::Problem typical<IndexerLogits>() {
   return {.rows = 64, .width = 4096, .format = &index_fp8_rows()};
+}
+template <>
+GatherIndexRows::Problem typical<GatherIndexRows>() {
+  return {.requests = 8, .rows = 4096, .format = &index_fp8_rows()};
+}
+template <>
+RaggedIndexerLogits::Problem typical<RaggedIndexerLogits>() {
+  return {.rows = 64, .keys = 4096, .format = &index_fp8_rows()};
 }
 template <>
 TopK::Problem typical<TopK>() {
@@ -79,6 +95,18 @@ ShortContextTopk::Problem typical<ShortContextTopk>() {
   return {.tokens = 64, .k = 512};
 }
 template <>
+CombineTopkWindow::Problem typical<CombineTopkWindow>() {
+  return {.requests = 4, .tokens = 64, .top_k = 512, .m = 2048, .n = 1024};
+}
+template <>
+MixedSparseIndices::Problem typical<MixedSparseIndices>() {
+  return {.requests = 8, .tokens = 64, .decode_tokens = 4, .top_k = 512, .compressed_width = 512};
+}
+template <>
+GatherRows::Problem typical<GatherRows>() {
+  return {.requests = 4, .rows = 2048, .format = &fp8_ds_mla_rows()};
+}
+template <>
 SparseAttention::Problem typical<SparseAttention>() {
   SparseAttention::Problem problem{.tokens = 64, .heads = 64, .scopes = 2};
   problem.scope[0] = {.format = &fp8_ds_mla_rows(), .block_size = 64, .width = 128};
@@ -102,13 +130,16 @@ OpInfo info(std::string_view family, std::string_view problem) {
 }  // namespace
 
 std::span<const OpInfo> op_catalog() {
-  static const std::array<OpInfo, 18> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
+  static const std::array<OpInfo, 25> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
                                            info<RmsNorm>("norm_rope", "64 rows of 1024, bf16"),
                                            info<QNormRopeInsert>("norm_rope", "64 tokens, 64 heads, fp8_ds_mla rows"),
+                                           info<InsertRows>("norm_rope", "64 tokens, fp8_ds_mla rows"),
                                            info<SaveState>("compressor", "64 tokens, C4A"),
                                            info<CompressStore>("compressor", "64 tokens, C4A, fp8_ds_mla rows"),
                                            info<IndexerQ>("indexer", "64 tokens, 64 heads, index_fp8"),
                                            info<IndexerLogits>("indexer", "64 rows, 64 heads, 4096 entries, index_fp8"),
+                                           info<GatherIndexRows>("indexer", "8 requests, 4096 entries, index_fp8"),
+                                           info<RaggedIndexerLogits>("indexer", "64 rows, 64 heads, 4096 entries, index_fp8"),
                                            info<TopK>("topk", "64 rows, 512 of 4096"),
                                            info<TokenToReq>("index", "8 requests, 64 tokens"),
                                            info<SlotMapping>("index", "8 requests, 64 tokens"),
@@ -117,9 +148,13 @@ std::span<const OpInfo> op_catalog() {
                                            info<DenseCompressedIndices>("index", "8 requests, 64 tokens, C128A, 128 columns"),
                                            info<GlobalTopk>("index", "8 requests, 64 tokens, top 512"),
                                            info<ShortContextTopk>("index", "64 tokens, top 512"),
+                                           info<CombineTopkWindow>("index", "4 requests, 64 tokens, top 512, window 128"),
+                                           info<MixedSparseIndices>("index", "8 requests, 4 decode and 60 prefill tokens, top 512"),
+                                           info<GatherRows>("attention", "4 requests, 2048 rows each, fp8_ds_mla rows"),
                                            info<SparseAttention>("attention", "64 tokens, 64 heads, widths 128 + 512, fp8_ds_mla rows"),
                                            info<MergePartials>("attention", "4 slices, 64 tokens, 64 heads"),
-                                           info<InverseRope>("norm_rope", "64 tokens, 64 heads")};
+                                           info<InverseRope>("norm_rope", "64 tokens, 64 heads"),
+                                           info<InverseRopeQuant>("norm_rope", "64 tokens, 64 heads, 8 groups")};
   return kOps;
 }
 

@@ -76,4 +76,25 @@ struct MergePartials {
   };
 };
 
+/// Rows of requests, decoded to bf16 into one workspace, as a prefill that reads plain rows wants them (spec 7.4):
+///   out[b, offset + i] = row of position seq - L + i of request b, i < L; L = gather_lens[b], or seq_lens[b] without gather_lens.
+/// Only the table columns of these positions are read. A position whose block lies outside the table or the cache gives a row of zeros. Other rows of
+/// `out` are not touched; L is clamped to [0, seq], and rows that would lie past the end of `out` are left out.
+struct GatherRows {
+  static constexpr std::string_view kName = "gather_rows";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t rows = 0;    ///< rows of a request in `out`
+    std::int64_t offset = 0;  ///< first row written
+    const RowFormat* format = nullptr;
+  };
+  struct Args {
+    PagedCache cache;
+    ConstTensorView seq_lens;     ///< [requests] I32, rows that the request has
+    ConstTensorView gather_lens;  ///< [requests] I32; absent: all
+    ConstTensorView block_table;  ///< [requests, columns] I32
+    TensorView out;               ///< [requests, rows, format dim] BF16
+  };
+};
+
 }  // namespace smla

@@ -141,4 +141,72 @@ struct ShortContextTopk {
   };
 };
 
+/// Rows of a chunk's gathered workspace [n, M] that each prefill token attends to (spec 7.2): first its compressed entries, then its window.
+///
+/// Request b of the chunk, token i: pos = seq - qlen + i (query_start_loc is rebased by its first entry); tl = min((pos+1)/ratio, top_k), sl = min(pos+1, window).
+///   indices[0:tl] = topk[0:tl] + M*b;  indices[tl:tl+sl] = M*b + N + (pos-sl+1 - (seq-gather)) + 0..sl-1;  lens = tl+sl.
+/// With `clear_rest` the other columns are -1, without they are not touched (consumers must honour lens). Negative top-k entries, and rows that an
+/// int32 cannot hold or that lie before the workspace, are -1 in their column. Tokens of no request and negative positions have length 0.
+struct CombineTopkWindow {
+  static constexpr std::string_view kName = "combine_topk_window";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+    std::int64_t window = 128;
+    std::int64_t ratio = 4;
+    std::int64_t top_k = 0;  ///< 0: no compressed part
+    std::int64_t m = 0;      ///< M: workspace rows of a request
+    std::int64_t n = 0;      ///< N: of which compressed
+    bool clear_rest = true;
+  };
+  struct Args {
+    ConstTensorView topk;             ///< [tokens, >= top_k] I32 local entries; absent when top_k is 0
+    ConstTensorView query_start_loc;  ///< [requests+1] I32, may start above 0
+    ConstTensorView seq_lens;         ///< [requests] I32
+    ConstTensorView gather_lens;      ///< [requests] I32
+    TensorView indices;               ///< [tokens, >= top_k + window] I32
+    TensorView lens;                  ///< [tokens] I32
+  };
+};
+
+/// One index matrix over window and compressed rows for the whole batch (spec 7.3): columns [0, Ws) window slots, [Ws, Ws+P) compressed slots.
+/// Every non-negative slot s is remapped to (s / block) * span + s % block, so that a kernel with a flat token axis finds it in strided memory.
+///
+/// Decode token: its window row; its compressed row as it is, or looked up (`local`); lens = Ws + c, where c is the number of entries >= 0 of a valid
+/// token (`local`), or its decode_lens, or all columns without decode_lens; 0 without a compressed part. Prefill token at pos: the last
+/// min(pos+1, window) positions; the first n = min((pos+1)/ratio, top_k) entries, looked up; lens = Ws + n. Everything that leads outside the tables is
+/// -1 in its column; a prefill token of no request or with a negative position has a row of -1 and length 0.
+struct MixedSparseIndices {
+  static constexpr std::string_view kName = "mixed_sparse_indices";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+    std::int64_t decode_tokens = 0;  ///< the first tokens; the others are prefill
+    std::int64_t window = 128;
+    std::int64_t window_width = 128;  ///< Ws >= window
+    std::int64_t ratio = 4;
+    std::int64_t top_k = 0;             ///< entries a prefill token may take; 0: no compressed part in prefill rows
+    std::int64_t compressed_width = 0;  ///< P
+    std::int64_t window_block = 64;
+    std::int64_t compressed_block = 64;
+    std::int64_t window_span = 0;      ///< tokens from a block to the next; 0: window_block
+    std::int64_t compressed_span = 0;  ///< 0: compressed_block
+    bool local = true;                 ///< decode rows hold local entries (C4A) to look up, not global slots (C128A)
+  };
+  struct Args {
+    ConstTensorView decode_window;      ///< [decode_tokens, Ws] I32
+    ConstTensorView decode_compressed;  ///< [decode_tokens, *] I32; absent: none
+    ConstTensorView decode_lens;        ///< [decode_tokens] I32 when global; absent: all columns
+    ConstTensorView decode_valid;       ///< [decode_tokens] BOOL when local
+    ConstTensorView prefill_topk;       ///< [tokens - decode_tokens, *] I32 local; absent: none
+    ConstTensorView query_start_loc;    ///< [requests+1] I32
+    ConstTensorView seq_lens;           ///< [requests] I32
+    ConstTensorView token_to_req;       ///< [tokens] I32
+    ConstTensorView window_table;       ///< [requests, columns] I32
+    ConstTensorView compressed_table;   ///< [requests, columns] I32; absent without a compressed part
+    TensorView indices;                 ///< [tokens, Ws + P] I32
+    TensorView lens;                    ///< [tokens] I32
+  };
+};
+
 }  // namespace smla

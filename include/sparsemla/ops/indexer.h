@@ -65,4 +65,45 @@ struct IndexerLogits {
   };
 };
 
+/// Index rows of requests copied out of their pages as they are: values and scales of request b at rows [cu_seq_lens[b], cu_seq_lens[b+1]) (spec 4.5).
+/// An entry whose block lies outside the table or the cache, and rows past the last request, are not written.
+struct GatherIndexRows {
+  static constexpr std::string_view kName = "gather_index_rows";
+  struct Problem {
+    std::int64_t requests = 0;
+    std::int64_t rows = 0;  ///< rows of the outputs
+    const RowFormat* format = nullptr;
+  };
+  struct Args {
+    PagedCache cache;
+    ConstTensorView cu_seq_lens;  ///< [requests+1] I32, ascending
+    ConstTensorView block_table;  ///< [requests, columns] I32
+    TensorView values;            ///< [rows, data bytes] U8
+    TensorView scales;            ///< [rows, scale bytes] U8
+  };
+};
+
+/// Index scores over gathered rows: logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h] for starts[row] <= j < ends[row] (spec 4.5).
+/// Other columns are not written; bounds are clamped to [0, keys].
+struct RaggedIndexerLogits {
+  static constexpr std::string_view kName = "ragged_indexer_logits";
+  struct Problem {
+    std::int64_t rows = 0;
+    std::int64_t keys = 0;
+    std::int64_t heads = 64;
+    int dim = 128;
+    const RowFormat* format = nullptr;
+  };
+  struct Args {
+    ConstTensorView q;        ///< as IndexerQ::Args::q_out
+    ConstTensorView q_scale;  ///< as IndexerQ::Args::q_scale
+    ConstTensorView weights;  ///< [rows, heads] F32
+    ConstTensorView values;   ///< [keys, data bytes] U8, as gathered
+    ConstTensorView scales;   ///< [keys, scale bytes] U8, as gathered
+    ConstTensorView starts;   ///< [rows] I32
+    ConstTensorView ends;     ///< [rows] I32
+    TensorView logits;        ///< [rows, keys] F32, rows may be strided
+  };
+};
+
 }  // namespace smla

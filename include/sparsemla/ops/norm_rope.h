@@ -81,4 +81,52 @@ struct InverseRope {
   };
 };
 
+/// How InverseRopeQuant stores its scales.
+enum class OutputScale : std::uint8_t {
+  kF32,     ///< one fp32 power of two for each 128 dims: [G, D/128, Ta] (SM90 GEMM recipe)
+  kUe8m0x4  ///< four UE8M0 bytes of consecutive 128-dim groups in one int32, the first in the low byte: [G, cdiv(D/128, 4), Ta] (SM100 recipe)
+};
+
+/// Inverse RoPE and FP8 quantisation of the attention output, the input of an FP8 output projection (spec 2, "FP8 o-projection").
+///
+/// x = inverse rotation in fp32, not rounded to bf16; over each 128 consecutive dims of a head: a = max(max|x|, 1e-10), scale = 2^ceil(log2(a/448)),
+/// value = e4m3(clamp(x / scale, +-448)). D = H/G * dim. Scales are T-innermost, padded to Ta = T rounded up to 4 with zeros.
+/// A token whose position is not a row of `cos_sin` is skipped: neither its values nor its scales are written.
+struct InverseRopeQuant {
+  static constexpr std::string_view kName = "inverse_rope_quant";
+  static constexpr int kGroup = 128;  ///< dims of a scale; divides dim
+  struct Problem {
+    std::int64_t tokens = 0;
+    std::int64_t heads = 0;
+    std::int64_t groups = 1;  ///< G, divides H
+    int dim = 512;
+    int rope_dim = 64;
+    DType in = DType::kBF16;  ///< BF16 or F32
+    OutputScale scale = OutputScale::kF32;
+  };
+  struct Args {
+    ConstTensorView x;          ///< [T, >= H, dim] `in`
+    ConstTensorView positions;  ///< [T] I64
+    ConstTensorView cos_sin;    ///< [L, rope_dim] F32
+    TensorView values;          ///< [G, T, D] E4M3
+    TensorView scales;          ///< kF32: [G, D/128, Ta] F32; kUe8m0x4: [G, cdiv(D/128, 4), Ta] I32
+  };
+};
+
+/// Encodes rows as they are into a cache (spec 4.2, 5.1): no norm, no rotation. What a host that made its rows itself needs.
+struct InsertRows {
+  static constexpr std::string_view kName = "insert_rows";
+  struct Problem {
+    std::int64_t tokens = 0;
+    DType in = DType::kBF16;  ///< BF16 or F32
+    const RowFormat* format = nullptr;
+    ClampRule clamp = ClampRule::kAmax;
+  };
+  struct Args {
+    ConstTensorView rows;          ///< [T, format dim] `in`, rows may be strided
+    ConstTensorView slot_mapping;  ///< [M] I64, M <= T; only rows with a slot inside the cache are written
+    PagedCache cache;
+  };
+};
+
 }  // namespace smla

@@ -28,6 +28,11 @@ constexpr std::array<Implementation<MergePartials>, 2> kMergePartials{{
     {.name = "ref", .machine = "any CPU", .run = merge_partials_ref},
 }};
 
+constexpr std::array<Implementation<GatherRows>, 2> kGatherRows{{
+    {.name = "cpu", .machine = "any CPU", .refuse = gather_rows_refuse, .run = gather_rows_cpu},
+    {.name = "ref", .machine = "any CPU", .run = gather_rows_ref},
+}};
+
 std::string scope_name(int index, const char* part) { return "scope " + std::to_string(index) + (part[0] == 0 ? "" : " ") + part; }
 
 }  // namespace
@@ -115,7 +120,34 @@ void OpTable<MergePartials>::check_args(const MergePartials::Problem& p, const M
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
 }
 
+template <>
+std::span<const Implementation<GatherRows>> OpTable<GatherRows>::implementations() {
+  return kGatherRows;
+}
+
+template <>
+void OpTable<GatherRows>::check_problem(const GatherRows::Problem& p) {
+  constexpr std::string_view kOp = GatherRows::kName;
+  check_that(p.requests >= 0, kOp, "requests", p.requests, "0 or more");
+  check_that(p.rows >= 0, kOp, "rows", p.rows, "0 or more");
+  check_that(p.offset >= 0, kOp, "offset", p.offset, "0 or more");
+  check_that(p.format != nullptr, kOp, "format", std::string("none"), "a row format");
+}
+
+template <>
+void OpTable<GatherRows>::check_args(const GatherRows::Problem& p, const GatherRows::Args& args) {
+  constexpr std::string_view kOp = GatherRows::kName;
+  check_cache(std::string(kOp) + ": cache", args.cache);
+  check_that(args.cache.format->name == p.format->name, kOp, "cache", std::string(args.cache.format->name) + " rows",
+             std::string(p.format->name) + " rows");
+  check_tensor(kOp, "seq_lens", args.seq_lens, {p.requests}, {DType::kI32});
+  if (!args.gather_lens.absent()) check_tensor(kOp, "gather_lens", args.gather_lens, {p.requests}, {DType::kI32});
+  check_tensor(kOp, "block_table", args.block_table, {p.requests, kAny}, {DType::kI32});
+  check_tensor(kOp, "out", args.out, {p.requests, p.rows, p.format->dim}, {DType::kBF16});
+}
+
 SMLA_DEFINE_OP(SparseAttention);
 SMLA_DEFINE_OP(MergePartials);
+SMLA_DEFINE_OP(GatherRows);
 
 }  // namespace smla

@@ -18,4 +18,8 @@ void sparse_attention_avx512(const SparseAttention::Problem& problem, const Spar
 void merge_partials_ref(const MergePartials::Problem& problem, const MergePartials::Args& args, const RunContext& context);
 void merge_partials_cpu(const MergePartials::Problem& problem, const MergePartials::Args& args, const RunContext& context);
 
+std::string gather_rows_refuse(const GatherRows::Problem& problem, const PlanOptions& options);
+void gather_rows_ref(const GatherRows::Problem& problem, const GatherRows::Args& args, const RunContext& context);
+void gather_rows_cpu(const GatherRows::Problem& problem, const GatherRows::Args& args, const RunContext& context);
+
 }  // namespace smla

@@ -1,4 +1,4 @@
-// Tables and argument checks of the index family: seven small ops that share one shape of file.
+// Tables and argument checks of the index family: small ops that share one shape of file.
 #include "core/check.h"
 #include "ops/index/implementations.h"
 
@@ -157,6 +157,92 @@ void OpTable<ShortContextTopk>::check_args(const ShortContextTopk::Problem& prob
   check_tensor(ShortContextTopk::kName, "indices", args.indices, {problem.tokens, problem.k}, {DType::kI32});
 }
 
+template <>
+std::span<const Implementation<CombineTopkWindow>> OpTable<CombineTopkWindow>::implementations() {
+  static constexpr Implementation<CombineTopkWindow> kTable[] = {{.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
+  return kTable;
+}
+template <>
+void OpTable<CombineTopkWindow>::check_problem(const CombineTopkWindow::Problem& problem) {
+  constexpr std::string_view op = CombineTopkWindow::kName;
+  check_sizes(op, problem.requests, problem.tokens);
+  check_that(problem.requests <= INT32_MAX, op, "problem.requests", problem.requests, "0 to 2^31-1");
+  check_positive(op, "problem.window", problem.window);
+  check_positive(op, "problem.ratio", problem.ratio);
+  check_that(problem.top_k >= 0 && problem.top_k <= INT32_MAX, op, "problem.top_k", problem.top_k, "0 to 2^31-1");
+  check_that(problem.m >= 0 && problem.m <= INT32_MAX, op, "problem.m", problem.m, "0 to 2^31-1");
+  check_that(problem.n >= 0 && problem.n <= INT32_MAX, op, "problem.n", problem.n, "0 to 2^31-1");
+}
+template <>
+void OpTable<CombineTopkWindow>::check_args(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args) {
+  constexpr std::string_view op = CombineTopkWindow::kName;
+  if (problem.top_k > 0) {
+    check_tensor(op, "topk", args.topk, {problem.tokens, kAny}, {DType::kI32});
+    check_that(args.topk.size(1) >= problem.top_k, op, "columns of topk", args.topk.size(1), "at least " + std::to_string(problem.top_k));
+  }
+  check_tensor(op, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
+  check_tensor(op, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
+  check_tensor(op, "gather_lens", args.gather_lens, {problem.requests}, {DType::kI32});
+  check_tensor(op, "indices", args.indices, {problem.tokens, kAny}, {DType::kI32});
+  check_that(args.indices.size(1) >= problem.top_k + problem.window, op, "columns of indices", args.indices.size(1),
+             "at least " + std::to_string(problem.top_k + problem.window) + ", top_k + window");
+  check_tensor(op, "lens", args.lens, {problem.tokens}, {DType::kI32});
+}
+
+template <>
+std::span<const Implementation<MixedSparseIndices>> OpTable<MixedSparseIndices>::implementations() {
+  static constexpr Implementation<MixedSparseIndices> kTable[] = {{.name = "ref", .machine = "any CPU", .run = mixed_sparse_indices_ref}};
+  return kTable;
+}
+template <>
+void OpTable<MixedSparseIndices>::check_problem(const MixedSparseIndices::Problem& problem) {
+  constexpr std::string_view op = MixedSparseIndices::kName;
+  check_sizes(op, problem.requests, problem.tokens);
+  check_that(problem.decode_tokens >= 0 && problem.decode_tokens <= problem.tokens, op, "problem.decode_tokens", problem.decode_tokens,
+             "0 to " + std::to_string(problem.tokens));
+  check_positive(op, "problem.window", problem.window);
+  check_positive(op, "problem.ratio", problem.ratio);
+  check_positive(op, "problem.window_block", problem.window_block);
+  check_positive(op, "problem.compressed_block", problem.compressed_block);
+  const auto at_least = [&](std::string_view what, std::int64_t got, std::int64_t least) {
+    check_that(got >= least && got <= INT32_MAX, op, what, got, std::to_string(least) + " to 2^31-1");
+  };
+  at_least("problem.window_width", problem.window_width, problem.window);
+  at_least("problem.top_k", problem.top_k, 0);
+  at_least("problem.compressed_width", problem.compressed_width, problem.top_k);
+  if (problem.window_span != 0) at_least("problem.window_span", problem.window_span, problem.window_block);
+  if (problem.compressed_span != 0) at_least("problem.compressed_span", problem.compressed_span, problem.compressed_block);
+}
+template <>
+void OpTable<MixedSparseIndices>::check_args(const MixedSparseIndices::Problem& problem, const MixedSparseIndices::Args& args) {
+  constexpr std::string_view op = MixedSparseIndices::kName;
+  const std::int64_t prefill = problem.tokens - problem.decode_tokens;
+  const bool decode_part = !args.decode_compressed.absent() && problem.decode_tokens > 0;
+  const bool prefill_part = problem.top_k > 0 && prefill > 0;
+  if (problem.decode_tokens > 0) {
+    check_tensor(op, "decode_window", args.decode_window, {problem.decode_tokens, problem.window_width}, {DType::kI32});
+  }
+  if (!args.decode_compressed.absent()) {
+    check_tensor(op, "decode_compressed", args.decode_compressed, {problem.decode_tokens, kAny}, {DType::kI32});
+  }
+  if (decode_part && problem.local) check_tensor(op, "decode_valid", args.decode_valid, {problem.decode_tokens}, {DType::kBool});
+  if (!args.decode_lens.absent()) check_tensor(op, "decode_lens", args.decode_lens, {problem.decode_tokens}, {DType::kI32});
+  if (prefill_part) {
+    check_tensor(op, "prefill_topk", args.prefill_topk, {prefill, kAny}, {DType::kI32});
+    check_that(args.prefill_topk.size(1) >= problem.top_k, op, "columns of prefill_topk", args.prefill_topk.size(1),
+               "at least " + std::to_string(problem.top_k));
+  }
+  check_tensor(op, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
+  check_tensor(op, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
+  check_tensor(op, "token_to_req", args.token_to_req, {problem.tokens}, {DType::kI32});
+  check_tensor(op, "window_table", args.window_table, {problem.requests, kAny}, {DType::kI32});
+  if ((decode_part && problem.local) || prefill_part || !args.compressed_table.absent()) {
+    check_tensor(op, "compressed_table", args.compressed_table, {problem.requests, kAny}, {DType::kI32});
+  }
+  check_tensor(op, "indices", args.indices, {problem.tokens, problem.window_width + problem.compressed_width}, {DType::kI32});
+  check_tensor(op, "lens", args.lens, {problem.tokens}, {DType::kI32});
+}
+
 SMLA_DEFINE_OP(TokenToReq);
 SMLA_DEFINE_OP(SlotMapping);
 SMLA_DEFINE_OP(CompressedSlotMapping);
@@ -164,5 +250,7 @@ SMLA_DEFINE_OP(WindowIndices);
 SMLA_DEFINE_OP(DenseCompressedIndices);
 SMLA_DEFINE_OP(GlobalTopk);
 SMLA_DEFINE_OP(ShortContextTopk);
+SMLA_DEFINE_OP(CombineTopkWindow);
+SMLA_DEFINE_OP(MixedSparseIndices);
 
 }  // namespace smla

@@ -3,17 +3,11 @@
 
 #include "ops/index/block_lookup.h"
 #include "ops/index/implementations.h"
+#include "ops/index/visible.h"
 
 namespace smla {
 
 namespace {
-
-/// Entries that a query at `pos` sees: j < (pos+1)/ratio, at most `most`.
-std::int64_t visible_entries(std::int64_t pos, std::int64_t ratio, std::int64_t most) {
-  if (pos < 0) return 0;
-  // pos/ratio with one more where pos closes its group: (pos+1)/ratio without the overflow at the largest pos.
-  return std::min(pos / ratio + (pos % ratio == ratio - 1 ? 1 : 0), most);
-}
 
 std::int32_t* row_of(const TensorView& rows, std::int64_t t) { return rows.as<std::int32_t>() + t * rows.stride[0]; }
 

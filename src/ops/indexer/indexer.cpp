@@ -5,8 +5,8 @@ namespace smla {
 
 namespace {
 
-std::string avx2_only(const IndexerLogits::Problem&, const PlanOptions&) { return needs_avx2(); }
-std::string avx512_only(const IndexerLogits::Problem&, const PlanOptions&) { return needs_avx512(); }
+std::string avx2_only(const auto&, const PlanOptions&) { return needs_avx2(); }
+std::string avx512_only(const auto&, const PlanOptions&) { return needs_avx512(); }
 
 /// Both ops take rows of one kind of element: e4m3 with one fp32 scale, e2m1 with UE8M0 group scales, or plain fp32.
 void check_format(std::string_view op, const RowFormat* format, int dim, std::int64_t heads) {
@@ -73,10 +73,14 @@ std::span<const Implementation<IndexerLogits>> OpTable<IndexerLogits>::implement
   static constexpr Implementation<IndexerLogits> kTable[] = {
       {.name = "avx512",
        .machine = "AVX-512 F/BW/DQ/VL",
-       .refuse = avx512_only,
+       .refuse = avx512_only<IndexerLogits::Problem>,
        .workspace_bytes = indexer_logits_workspace,
        .run = indexer_logits_avx512},
-      {.name = "avx2", .machine = "AVX2 + FMA", .refuse = avx2_only, .workspace_bytes = indexer_logits_workspace, .run = indexer_logits_avx2},
+      {.name = "avx2",
+       .machine = "AVX2 + FMA",
+       .refuse = avx2_only<IndexerLogits::Problem>,
+       .workspace_bytes = indexer_logits_workspace,
+       .run = indexer_logits_avx2},
       {.name = "cpu", .machine = "any CPU", .workspace_bytes = indexer_logits_workspace, .run = indexer_logits_cpu},
       {.name = "ref", .machine = "any CPU", .run = indexer_logits_ref},
   };
@@ -103,7 +107,76 @@ void OpTable<IndexerLogits>::check_args(const IndexerLogits::Problem& problem, c
              std::string(problem.format->name));
 }
 
+template <>
+std::span<const Implementation<RaggedIndexerLogits>> OpTable<RaggedIndexerLogits>::implementations() {
+  static constexpr Implementation<RaggedIndexerLogits> kTable[] = {
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .refuse = avx512_only<RaggedIndexerLogits::Problem>,
+       .workspace_bytes = ragged_indexer_logits_workspace,
+       .run = ragged_indexer_logits_avx512},
+      {.name = "avx2",
+       .machine = "AVX2 + FMA",
+       .refuse = avx2_only<RaggedIndexerLogits::Problem>,
+       .workspace_bytes = ragged_indexer_logits_workspace,
+       .run = ragged_indexer_logits_avx2},
+      {.name = "cpu", .machine = "any CPU", .workspace_bytes = ragged_indexer_logits_workspace, .run = ragged_indexer_logits_cpu},
+      {.name = "ref", .machine = "any CPU", .run = ragged_indexer_logits_ref},
+  };
+  return kTable;
+}
+
+template <>
+void OpTable<RaggedIndexerLogits>::check_problem(const RaggedIndexerLogits::Problem& problem) {
+  constexpr std::string_view op = RaggedIndexerLogits::kName;
+  check_format(op, problem.format, problem.dim, problem.heads);
+  check_that(problem.rows >= 0, op, "problem.rows", problem.rows, "0 or more");
+  check_that(problem.keys >= 0 && problem.keys <= INT32_MAX, op, "problem.keys", problem.keys, "0 to 2^31-1");
+}
+
+template <>
+void OpTable<RaggedIndexerLogits>::check_args(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args) {
+  constexpr std::string_view op = RaggedIndexerLogits::kName;
+  check_q(op, "q", args.q, args.q_scale, *problem.format, problem.rows, problem.heads);
+  check_tensor(op, "weights", args.weights, {problem.rows, problem.heads}, {DType::kF32});
+  check_tensor(op, "values", args.values, {problem.keys, problem.format->data_bytes}, {DType::kU8});
+  if (problem.format->scale_bytes > 0) check_tensor(op, "scales", args.scales, {problem.keys, problem.format->scale_bytes}, {DType::kU8});
+  check_tensor(op, "starts", args.starts, {problem.rows}, {DType::kI32});
+  check_tensor(op, "ends", args.ends, {problem.rows}, {DType::kI32});
+  check_tensor(op, "logits", args.logits, {problem.rows, problem.keys}, {DType::kF32});
+}
+
+template <>
+std::span<const Implementation<GatherIndexRows>> OpTable<GatherIndexRows>::implementations() {
+  static constexpr Implementation<GatherIndexRows> kTable[] = {
+      {.name = "ref", .machine = "any CPU", .run = gather_index_rows_ref},
+  };
+  return kTable;
+}
+
+template <>
+void OpTable<GatherIndexRows>::check_problem(const GatherIndexRows::Problem& problem) {
+  constexpr std::string_view op = GatherIndexRows::kName;
+  check_that(problem.format != nullptr, op, "problem.format", "none", "a row format");
+  check_that(problem.requests >= 0, op, "problem.requests", problem.requests, "0 or more");
+  check_that(problem.rows >= 0, op, "problem.rows", problem.rows, "0 or more");
+}
+
+template <>
+void OpTable<GatherIndexRows>::check_args(const GatherIndexRows::Problem& problem, const GatherIndexRows::Args& args) {
+  constexpr std::string_view op = GatherIndexRows::kName;
+  check_cache(std::string(op) + ": cache", args.cache);
+  check_that(args.cache.format->name == problem.format->name, op, "cache.format", std::string(args.cache.format->name),
+             std::string(problem.format->name));
+  check_tensor(op, "cu_seq_lens", args.cu_seq_lens, {problem.requests + 1}, {DType::kI32});
+  check_tensor(op, "block_table", args.block_table, {problem.requests, kAny}, {DType::kI32});
+  check_tensor(op, "values", args.values, {problem.rows, problem.format->data_bytes}, {DType::kU8});
+  if (problem.format->scale_bytes > 0) check_tensor(op, "scales", args.scales, {problem.rows, problem.format->scale_bytes}, {DType::kU8});
+}
+
 SMLA_DEFINE_OP(IndexerQ);
 SMLA_DEFINE_OP(IndexerLogits);
+SMLA_DEFINE_OP(RaggedIndexerLogits);
+SMLA_DEFINE_OP(GatherIndexRows);
 
 }  // namespace smla

@@ -18,6 +18,14 @@ namespace {
 using Problem = IndexerLogits::Problem;
 using Args = IndexerLogits::Args;
 
+/// Keys that stand in one array (RaggedIndexerLogits) instead of pages. The driver then reads nothing of Args but q, weights and logits.
+struct Ragged {
+  ConstTensorView values;
+  ConstTensorView scales;
+  const std::int32_t* starts;
+  const std::int32_t* ends;
+};
+
 constexpr std::int64_t kChunkKeys = 2048;                    // keys of a work item
 constexpr std::int64_t kGroupBytes = std::int64_t{1} << 18;  // floats of q that a work item keeps: they should stay in the second-level cache
 constexpr int kLane = 16;                                    // bytes and keys of a transposed square
@@ -113,6 +121,16 @@ std::uint64_t find_keys(const Args& args, const std::int32_t* table, std::int64_
     }
   }
   return missing;
+}
+
+/// The same from one array.
+void find_keys(const Ragged& ragged, std::int64_t at, int count, const std::uint8_t* zeros, Key* keys) {
+  const auto* values = static_cast<const std::uint8_t*>(ragged.values.data);
+  const auto* scales = static_cast<const std::uint8_t*>(ragged.scales.data);
+  for (int i = 0; i < kTileKeys; ++i) {
+    keys[i] = {zeros, zeros};
+    if (i < count) keys[i] = {values + (at + i) * ragged.values.stride[0], scales == nullptr ? zeros : scales + (at + i) * ragged.scales.stride[0]};
+  }
 }
 
 typedef std::uint8_t Bytes __attribute__((vector_size(kLane)));
@@ -217,8 +235,40 @@ void score_run(const Problem& problem, const Args& args, const LogitsKernel& ker
   }
 }
 
+/// Rows [begin, end) against the keys [from, to) of one array: every row has its own first and last key.
+void score_ragged(const Problem& problem, const Args& args, const Ragged& ragged, const LogitsKernel& kernel, const Scratch& scratch,
+                  std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
+  std::int64_t first = to;
+  std::int64_t last = from;
+  const std::int64_t q_size = problem.heads * problem.dim;
+  for (std::int64_t row = begin; row < end; ++row) {
+    if (ragged.ends[row] <= ragged.starts[row]) continue;
+    first = std::min<std::int64_t>(first, ragged.starts[row]);
+    last = std::max<std::int64_t>(last, ragged.ends[row]);
+    widen_q(problem, args, row, scratch.q + (row - begin) * q_size);
+  }
+  first = std::max(first, from);
+  last = std::min(last, to);
+  for (std::int64_t at = first; at < last; at += kTileKeys) {
+    const std::int64_t stop = std::min(at + kTileKeys, last);
+    Key keys[kTileKeys];
+    find_keys(ragged, at, static_cast<int>(stop - at), scratch.zeros, keys);
+    load_tile(problem, keys, kernel, scratch);
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t low = std::max<std::int64_t>(ragged.starts[row], at);
+      const std::int64_t high = std::min<std::int64_t>(ragged.ends[row], stop);
+      if (high <= low) continue;
+      const float* weights = static_cast<const float*>(args.weights.data) + row * args.weights.stride[0];
+      kernel.score(scratch.q + (row - begin) * q_size, weights, problem.heads, problem.dim, scratch.keys, scratch.key_scales,
+                   static_cast<int>(high - at), scratch.out);
+      float* logits = static_cast<float*>(args.logits.data) + row * args.logits.stride[0];
+      std::memcpy(logits + low, scratch.out + (low - at), static_cast<std::size_t>(high - low) * sizeof(float));
+    }
+  }
+}
+
 /// Work items are groups of rows times chunks of columns. Every logit is a sum of its own in a fixed order, so neither the cut nor the threads show.
-void run_kernel(const Problem& problem, const Args& args, const RunContext& context, const LogitsKernel& kernel) {
+void run_kernel(const Problem& problem, const Args& args, const Ragged* ragged, const RunContext& context, const LogitsKernel& kernel) {
   const std::int32_t* row_to_req = static_cast<const std::int32_t*>(args.row_to_req.data);
   const std::int64_t group = rows_of_group(problem);
   const std::int64_t groups = (problem.rows + group - 1) / group;
@@ -238,12 +288,35 @@ void run_kernel(const Problem& problem, const Args& args, const RunContext& cont
       const std::int64_t from = item % chunks * kChunkKeys;
       const std::int64_t to = std::min(from + kChunkKeys, problem.width);
       const std::int64_t last = std::min((item / chunks + 1) * group, problem.rows);
+      if (ragged != nullptr) {
+        score_ragged(problem, args, *ragged, kernel, scratch, item / chunks * group, last, from, to);
+        continue;
+      }
       for (std::int64_t begin = item / chunks * group, end = begin; begin < last; begin = end) {
         while (end < last && row_to_req[end] == row_to_req[begin]) ++end;
         score_run(problem, args, kernel, scratch, begin, end, from, to);
       }
     }
   }
+}
+
+/// The ragged op in the driver's terms.
+Problem paged_problem(const RaggedIndexerLogits::Problem& problem) {
+  return {.rows = problem.rows, .heads = problem.heads, .dim = problem.dim, .width = problem.keys, .format = problem.format};
+}
+
+void run_kernel(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context,
+                const LogitsKernel& kernel) {
+  Args rows;
+  rows.q = args.q;
+  rows.q_scale = args.q_scale;
+  rows.weights = args.weights;
+  rows.logits = args.logits;
+  const Ragged ragged{.values = args.values,
+                      .scales = args.scales,
+                      .starts = static_cast<const std::int32_t*>(args.starts.data),
+                      .ends = static_cast<const std::int32_t*>(args.ends.data)};
+  run_kernel(paged_problem(problem), rows, &ragged, context, kernel);
 }
 
 }  // namespace
@@ -254,12 +327,26 @@ std::size_t indexer_logits_workspace(const IndexerLogits::Problem& problem, int 
 }
 
 void indexer_logits_cpu(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context) {
-  run_kernel(problem, args, context, indexer_logits_kernel_generic());
+  run_kernel(problem, args, nullptr, context, indexer_logits_kernel_generic());
 }
 void indexer_logits_avx2(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context) {
-  run_kernel(problem, args, context, indexer_logits_kernel_avx2());
+  run_kernel(problem, args, nullptr, context, indexer_logits_kernel_avx2());
 }
 void indexer_logits_avx512(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context) {
+  run_kernel(problem, args, nullptr, context, indexer_logits_kernel_avx512());
+}
+
+std::size_t ragged_indexer_logits_workspace(const RaggedIndexerLogits::Problem& problem, int threads) {
+  return indexer_logits_workspace(paged_problem(problem), threads);
+}
+
+void ragged_indexer_logits_cpu(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context) {
+  run_kernel(problem, args, context, indexer_logits_kernel_generic());
+}
+void ragged_indexer_logits_avx2(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context) {
+  run_kernel(problem, args, context, indexer_logits_kernel_avx2());
+}
+void ragged_indexer_logits_avx512(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context) {
   run_kernel(problem, args, context, indexer_logits_kernel_avx512());
 }
 

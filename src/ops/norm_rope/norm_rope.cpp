@@ -50,6 +50,13 @@ constexpr std::array<Implementation<InverseRope>, 2> kInverseRope{{
     {.name = "ref", .machine = "any CPU", .run = inverse_rope_ref},
 }};
 
+constexpr std::array<Implementation<InverseRopeQuant>, 2> kInverseRopeQuant{{
+    {.name = "cpu", .machine = "any CPU", .run = inverse_rope_quant_cpu},
+    {.name = "ref", .machine = "any CPU", .run = inverse_rope_quant_ref},
+}};
+
+constexpr std::array<Implementation<InsertRows>, 1> kInsertRows{{{.name = "ref", .machine = "any CPU", .run = insert_rows_ref}}};
+
 }  // namespace
 
 template <>
@@ -139,8 +146,65 @@ void OpTable<InverseRope>::check_args(const InverseRope::Problem& p, const Inver
   check_in_place(op, "y", a.x, a.y);
 }
 
+template <>
+std::span<const Implementation<InverseRopeQuant>> OpTable<InverseRopeQuant>::implementations() {
+  return kInverseRopeQuant;
+}
+
+template <>
+void OpTable<InverseRopeQuant>::check_problem(const InverseRopeQuant::Problem& p) {
+  constexpr std::string_view op = InverseRopeQuant::kName;
+  check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
+  check_that(p.heads >= 0, op, "heads", p.heads, "0 or more");
+  check_that(p.groups >= 1 && p.heads % p.groups == 0, op, "groups", p.groups, "a divisor of " + std::to_string(p.heads) + " heads");
+  check_rope_dims(op, p.dim, p.rope_dim);
+  check_that(p.dim % InverseRopeQuant::kGroup == 0, op, "dim", p.dim, "a multiple of " + std::to_string(InverseRopeQuant::kGroup));
+  check_float(op, "in", p.in);
+}
+
+template <>
+void OpTable<InverseRopeQuant>::check_args(const InverseRopeQuant::Problem& p, const InverseRopeQuant::Args& a) {
+  constexpr std::string_view op = InverseRopeQuant::kName;
+  check_tensor(op, "x", a.x, {p.tokens, kAny, p.dim}, {p.in});
+  check_that(a.x.size(1) >= p.heads, op, "heads of x", a.x.size(1), "at least " + std::to_string(p.heads));
+  check_tensor(op, "positions", a.positions, {p.tokens}, {DType::kI64});
+  check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
+  const std::int64_t width = p.heads / p.groups * p.dim;
+  const std::int64_t chunks = width / InverseRopeQuant::kGroup;
+  const bool packed = p.scale == OutputScale::kUe8m0x4;
+  check_tensor(op, "values", a.values, {p.groups, p.tokens, width}, {DType::kE4M3});
+  check_tensor(op, "scales", a.scales, {p.groups, packed ? (chunks + 3) / 4 : chunks, (p.tokens + 3) / 4 * 4}, {packed ? DType::kI32 : DType::kF32});
+}
+
+template <>
+std::span<const Implementation<InsertRows>> OpTable<InsertRows>::implementations() {
+  return kInsertRows;
+}
+
+template <>
+void OpTable<InsertRows>::check_problem(const InsertRows::Problem& p) {
+  constexpr std::string_view op = InsertRows::kName;
+  check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
+  check_float(op, "in", p.in);
+  check_that(p.format != nullptr, op, "format", std::string("none"), "a row format");
+  check_that(p.format->dim <= kMaxRopeRow, op, "format", std::string(p.format->name) + " with " + std::to_string(p.format->dim) + " dims",
+             "at most " + std::to_string(kMaxRopeRow));
+}
+
+template <>
+void OpTable<InsertRows>::check_args(const InsertRows::Problem& p, const InsertRows::Args& a) {
+  constexpr std::string_view op = InsertRows::kName;
+  check_tensor(op, "rows", a.rows, {p.tokens, p.format->dim}, {p.in});
+  check_tensor(op, "slot_mapping", a.slot_mapping, {kAny}, {DType::kI64});
+  check_that(a.slot_mapping.size(0) <= p.tokens, op, "slot_mapping", describe(a.slot_mapping), "at most " + std::to_string(p.tokens) + " tokens");
+  check_cache("insert_rows: cache", a.cache);
+  check_that(a.cache.format->name == p.format->name, op, "cache", std::string(a.cache.format->name) + " rows", std::string(p.format->name) + " rows");
+}
+
 SMLA_DEFINE_OP(RmsNorm);
 SMLA_DEFINE_OP(QNormRopeInsert);
 SMLA_DEFINE_OP(InverseRope);
+SMLA_DEFINE_OP(InverseRopeQuant);
+SMLA_DEFINE_OP(InsertRows);
 
 }  // namespace smla

@@ -1,8 +1,10 @@
 #include "cases/replay.h"
 
+#include <algorithm>
 #include <array>
 #include <set>
 
+#include "cases/upstream.h"
 #include "ops/catalog.h"
 #include "sparsemla/error.h"
 
@@ -11,6 +13,34 @@ namespace smla {
 namespace {
 
 constexpr std::array<ReplayEntry, 2> kTable{{{"sparse_attention", replay_sparse_attention}, {"attention_layer", replay_attention_layer, true}}};
+
+/// "upstream:DeepGEMM f (sm90)" -> "upstream:f".
+std::string plain_name(std::string_view op) {
+  constexpr std::string_view kPrefix = "upstream:";
+  if (!op.starts_with(kPrefix)) return std::string(op);
+  op.remove_prefix(kPrefix.size());
+  for (const std::string_view library : {"DeepGEMM ", "vllm "}) {
+    if (op.starts_with(library)) op.remove_prefix(library.size());
+  }
+  if (op.ends_with(')')) op = op.substr(0, op.rfind(" ("));
+  return std::string(kPrefix) + std::string(op);
+}
+
+/// `tensor` with 0 wherever a column has no meaning.
+HostTensor defined_part(const HostTensor& tensor, const ColumnRanges& ranges) {
+  HostTensor out(tensor.dtype(), tensor.shape());
+  const std::int64_t width = tensor.rank() == 2 ? tensor.size(1) : 0;
+  const std::int64_t rows = std::min<std::int64_t>(width == 0 ? 0 : tensor.size(0), static_cast<std::int64_t>(ranges.size()));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto [begin, end] = ranges[static_cast<std::size_t>(row)];
+    const std::int64_t first = std::clamp<std::int64_t>(begin, 0, width);
+    const std::int64_t last = std::clamp<std::int64_t>(end, first, width);
+    const std::int64_t at = (row * width + first) * size_of(tensor.dtype());
+    std::copy_n(static_cast<const std::uint8_t*>(tensor.data()) + at, (last - first) * size_of(tensor.dtype()),
+                static_cast<std::uint8_t*>(out.data()) + at);
+  }
+  return out;
+}
 
 /// A layer forces a name only on the ops that have it, so a name that nobody has would pass unseen.
 void check_implementation(const std::string& name) {
@@ -27,16 +57,24 @@ void check_implementation(const std::string& name) {
 
 }  // namespace
 
-std::span<const ReplayEntry> replay_table() { return kTable; }
+std::span<const ReplayEntry> replay_table() {
+  static const std::vector<ReplayEntry> kAll = [] {
+    std::vector<ReplayEntry> all(kTable.begin(), kTable.end());
+    const auto upstream = upstream::table();
+    all.insert(all.end(), upstream.begin(), upstream.end());
+    return all;
+  }();
+  return kAll;
+}
 
 ReplayResult replay(const CaseFile& file, const ReplayOptions& options) {
   std::string known;
-  for (const ReplayEntry& entry : kTable) {
-    if (entry.op == file.op) {
+  for (const ReplayEntry& entry : replay_table()) {
+    if (plain_name(entry.op) == plain_name(file.op)) {
       check_implementation(options.plan.implementation);
       if (entry.cpu_only && options.plan.device != DeviceKind::kCpu) {
         throw Unsupported(file.path + ": op " + file.op + ": got device " + name_of(options.plan.device) +
-                          ", expected cpu (the layer has no other form yet)");
+                          ", expected cpu (this case has no other form yet)");
       }
       return entry.run(file, options);
     }
@@ -51,6 +89,7 @@ std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made) {
   const auto tolerances = file.reader().object("tolerance");
   std::vector<Verdict> verdicts;
   for (const std::string& name : expected) {
+    if (made.ignored.contains(name)) continue;
     const auto got = made.results.find(name);
     if (got == made.results.end()) {
       std::string known;
@@ -59,11 +98,19 @@ std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made) {
                             known);
     }
     Tolerance tolerance;
+    if (const auto bound = made.bounds.find(name); bound != made.bounds.end()) tolerance = bound->second;
     if (const JsonValue* value = tolerances ? tolerances->find(name) : nullptr) {
       tolerance = parse_tolerance(file.path + ": params: tolerance: " + name, *value);
     }
     try {
-      verdicts.push_back({name, made.implementation, compare(got->second, file.tensor("out." + name), tolerance)});
+      const HostTensor& want = file.tensor("out." + name);
+      const auto ranges = made.defined.find(name);
+      if (ranges != made.defined.end() && got->second.shape() == want.shape()) {
+        verdicts.push_back(
+            {name, made.implementation, compare(defined_part(got->second, ranges->second), defined_part(want, ranges->second), tolerance)});
+      } else {
+        verdicts.push_back({name, made.implementation, compare(got->second, want, tolerance)});
+      }
     } catch (const InvalidArgument& e) {
       throw InvalidArgument(file.path + ": out." + name + ": " + e.what());
     }

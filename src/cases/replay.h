@@ -1,9 +1,11 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cases/case_file.h"
@@ -17,10 +19,16 @@ struct ReplayOptions {
   PlanOptions plan;  ///< device, forced implementation, threads
 };
 
+/// Columns [first, second) of each row of a matrix.
+using ColumnRanges = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
 /// What came out: owned tensors by result name ("o", "lse", "output", ...), without the "out." prefix.
 struct ReplayResult {
   std::string implementation;  ///< what ran
   std::map<std::string, HostTensor> results;
+  std::map<std::string, Tolerance> bounds{};      ///< of a result for which the case gives none; without either: equal bytes
+  std::map<std::string, ColumnRanges> defined{};  ///< of a result whose other columns have no meaning and are not compared
+  std::set<std::string> ignored{};                ///< results a case may expect and that nobody compares
 };
 
 /// Runs the case's op on its inputs. A replay function makes views, calls the library and computes nothing itself; it may return more results
@@ -34,7 +42,7 @@ struct ReplayEntry {
   bool cpu_only = false;  ///< the op has no form on another device yet
 };
 
-/// Every op that has a case form.
+/// Every op that has a case form. Upstream's names (upstream:...) may be given without the library before them and the note in brackets behind.
 std::span<const ReplayEntry> replay_table();
 
 /// Runs the case's op. @throws InvalidArgument for an op that is not in the table or an implementation name that no op has, naming the known ones;

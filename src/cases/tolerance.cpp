@@ -188,8 +188,11 @@ void check_meaning(const HostTensor& want, const Tolerance& tolerance) {
   if (tolerance.set && want.dtype() != DType::kI32 && want.dtype() != DType::kI64) {
     throw InvalidArgument("tolerance set: got a result of dtype " + dtype + ", expected I32 or I64");
   }
-  if (tolerance.rows && (want.dtype() != DType::kU8 || want.rank() != 2)) {
-    throw InvalidArgument("tolerance rows: got a result " + describe(want.view()) + ", expected U8 [blocks, block stride]");
+  const bool raw = want.dtype() == DType::kU8 && want.rank() == 2;
+  const bool typed = is_float(want.dtype()) && want.rank() == 3;
+  if (tolerance.rows && !raw && !typed) {
+    throw InvalidArgument("tolerance rows: got a result " + describe(want.view()) +
+                          ", expected U8 [blocks, block stride] or numbers [blocks, block size, dim]");
   }
 }
 
@@ -246,6 +249,14 @@ Comparison compare(const HostTensor& got, const HostTensor& want, const Toleranc
   check_meaning(want, tolerance);
   if (tolerance.exact()) return compare_bytes(got, want);
   Tolerance values = tolerance;
+  if (values.abs_of_largest) {
+    double largest = 0.0;
+    for (std::int64_t i = 0; i < want.numel(); ++i) {
+      if (const double w = std::fabs(element(want, i)); std::isfinite(w)) largest = std::max(largest, w);
+    }
+    values.abs = values.abs.value_or(0.0) + *values.abs_of_largest * largest;
+    values.abs_of_largest.reset();
+  }
   values.set = false;
   values.rows.reset();
   std::vector<Comparison> parts;

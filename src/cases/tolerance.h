@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@ struct RowsTolerance {
   std::int64_t block_size = 0;
   std::int64_t steps = 0;
   std::int64_t ulp = 0;
+  std::optional<std::set<std::int64_t>> written{};  ///< slots that the call wrote: all other records equal byte by byte; absent: every slot
 };
 
 /// How far a result may be from the expected one; everything that is given must hold, nothing given means equal bytes.
@@ -25,13 +27,14 @@ struct RowsTolerance {
 struct Tolerance {
   std::optional<double> abs;  ///< with rel: |got - want| <= abs + rel * |want|
   std::optional<double> rel;
-  std::optional<double> l2;         ///< |got - want|_2 <= l2 * |want|_2, infinite and NaN elements of want left out
-  std::optional<double> cos;        ///< 1 - cosine similarity <= cos
-  std::optional<std::int64_t> ulp;  ///< distance in representable values of want's dtype (BF16, F8_E4M3, F32)
-  bool set = false;                 ///< rows as sets of integers: -1 ignored, duplicates refused
+  std::optional<double> abs_of_largest;  ///< adds this fraction of the largest finite |want| to `abs`; only in default bounds, never in a file
+  std::optional<double> l2;              ///< |got - want|_2 <= l2 * |want|_2, infinite and NaN elements of want left out
+  std::optional<double> cos;             ///< 1 - cosine similarity <= cos
+  std::optional<std::int64_t> ulp;       ///< distance in representable values of want's dtype (BF16, F8_E4M3, F32)
+  bool set = false;                      ///< rows as sets of integers: -1 ignored, duplicates refused
   std::optional<RowsTolerance> rows;
 
-  bool exact() const { return !abs && !rel && !l2 && !cos && !ulp && !set && !rows; }
+  bool exact() const { return !abs && !rel && !abs_of_largest && !l2 && !cos && !ulp && !set && !rows; }
 };
 
 /// Reads `params.tolerance.<result>`. @throws InvalidArgument for an unknown bound or an impossible value.

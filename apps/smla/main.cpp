@@ -24,6 +24,7 @@ int run_program(int argc, char** argv) {
       "Exit status: 0 all right, 1 a result is not right, 2 wrong usage, a bad file, or nothing here can run it.\n`smla COMMAND --help` tells more.");
   int exit_code = kExitPass;
   add_run_command(app, exit_code);
+  add_make_checkpoint_command(app, exit_code);
   add_verify_command(app, exit_code);
   add_info_command(app, exit_code);
   add_why_command(app, exit_code);

@@ -29,7 +29,8 @@ constexpr double kBundledScale = 0.1;
 constexpr std::int64_t kDefaultKvBytes = std::int64_t{4} << 30;
 
 struct RunArguments {
-  std::string model = "tiny";
+  std::string model;
+  std::string weights;
   std::string layers;
   std::string trace;
   std::int64_t max_requests = 0;
@@ -143,7 +144,13 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
 
 EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpec>& specs) {
   EngineOptions o;
-  o.model = load_model_config(a.model);
+  if (!a.weights.empty()) o.weights = std::make_shared<const Checkpoint>(a.weights);
+  if (a.model.empty() && o.weights != nullptr) {
+    if (!o.weights->model()) throw InvalidArgument("--weights: got " + a.weights + " without a config.json, expected one, or --model");
+    o.model = *o.weights->model();
+  } else {
+    o.model = load_model_config(a.model.empty() ? "tiny" : a.model);
+  }
   o.layers = parse_layers(a.layers, o.model);
   o.layer.precision = a.precision == "f32" ? Precision::kF32 : Precision::kBF16;
   if (o.layer.precision == Precision::kF32) {
@@ -201,6 +208,14 @@ void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, bool
   report.wall_seconds = now();
 }
 
+/// One notice a model: rows and queries by the options' scales where the checkpoint brings none.
+void tell_of_missing_scales(const EngineOptions& o) {
+  if (o.weights == nullptr || o.layer.precision == Precision::kF32 || o.layer.caches.rows->scale != ScaleKind::kPerTensor) return;
+  if (std::ranges::all_of(o.layers, [&](std::int64_t layer) { return o.weights->has_cache_scales(layer); })) return;
+  fmt::print(stderr, "smla run: {} has no KV or q scales for some layers; they use {} and {}\n", o.weights->path(), o.layer.caches.kv_scale,
+             o.layer.q_scale);
+}
+
 int run(const RunArguments& a) {
   RunReport report;
   if (a.threads > 0) omp_set_num_threads(a.threads);
@@ -210,6 +225,7 @@ int run(const RunArguments& a) {
   if (!a.quiet)
     fmt::print(stderr, "smla run: {}, {} layers, {} requests; making weights and caches\n", report.options.model.name, report.options.layers.size(),
                specs.size());
+  tell_of_missing_scales(report.options);
   std::vector<RequestSpec> checkable;
   std::ranges::copy_if(specs, std::back_inserter(checkable), [&](const RequestSpec& s) { return s.positions() <= report.options.max_model_len; });
   RunCheck check(checkable, report.options, a.check);
@@ -251,7 +267,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->footer(
       "With no option: the first 16 requests of the bundled trace, lengths x 0.1, through the tiny preset, 8 samples checked.\n"
       "Exit status: 0 done and checks passed, 1 a check failed, 2 bad input, 130 interrupted.");
-  c->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json")->capture_default_str();
+  c->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
+  c->add_option("--weights", a->weights, "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
   c->add_option("--layers", a->layers, "N: the first N layers; a list has a comma: 0,2,3 or 3, (default: all decoder layers)");
   c->add_option("--trace", a->trace, "Request trace, JSON Lines: timestamp (ms), input_length, output_length, hash_ids (default: bundled slice)");
   c->add_option("--max-requests", a->max_requests, "Only the first N requests (default: 16 of the bundled slice, all of a file)")
@@ -271,8 +288,12 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--precision", a->precision, "bf16, or f32: float32 activations and caches")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
-  c->add_option("--kv-scale", a->kv_scale, "Scale of fp8_per_tensor rows")->check(CLI::Range(1e-6, 1e6))->capture_default_str();
-  c->add_option("--q-scale", a->q_scale, "Scale of e4m3 queries")->check(CLI::Range(1e-6, 1e6))->capture_default_str();
+  c->add_option("--kv-scale", a->kv_scale, "Scale of fp8_per_tensor rows, for layers whose checkpoint has none")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
+  c->add_option("--q-scale", a->q_scale, "Scale of e4m3 queries, for layers whose checkpoint has none")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
   c->add_option("--speculative", a->speculative, "Draft tokens a decode step verifies")->check(CLI::Range(0, 64))->capture_default_str();
   c->add_option("--draft-acceptance", a->acceptance, "Share of drafts that the seeded coin accepts")
       ->check(CLI::Range(0.0, 1.0))

@@ -145,8 +145,8 @@ std::string report_text(const RunReport& r) {
   out += fmt::format("\n{}: {} layers, rows {}, index {}, {} precision\n", r.options.model.name, r.options.layers.size(),
                      r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
                      r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
-  out += fmt::format("requests from {}, lengths x {}; weights are seeded random and a token's hidden state is f(seed {}, request, position)", r.trace,
-                     r.scale_lengths, r.options.seed);
+  out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)", r.trace, r.scale_lengths,
+                     r.options.weights == nullptr ? "weights are seeded random" : "weights from " + r.options.weights->path(), r.options.seed);
   out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
   if (r.interrupted) out += "INTERRUPTED: the report covers what was done so far\n";
   out += fmt::format("\nrequests    {} finished, {} refused, {} unfinished of {}\n", count(r, State::kFinished), count(r, State::kRefused),
@@ -211,7 +211,9 @@ std::string report_json(const RunReport& r) {
             {"scale_lengths", r.scale_lengths},
             {"arrival_speed", r.arrival_speed},
             {"seed", r.options.seed},
-            {"synthetic", "weights are seeded random; hidden states are f(seed, request, position); rejected drafts come from another stream"},
+            {"weights", r.options.weights == nullptr ? Json(nullptr) : Json(r.options.weights->path())},
+            {"synthetic", std::string(r.options.weights == nullptr ? "weights are seeded random; " : "") +
+                              "hidden states are f(seed, request, position); rejected drafts come from another stream"},
             {"cache_dtype", r.options.layer.caches.rows->name},
             {"speculative", r.options.speculative},
             {"interrupted", r.interrupted},

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "sparsemla/checkpoint.h"
 #include "sparsemla/layer.h"
 
 namespace smla {
@@ -38,6 +39,8 @@ struct EngineOptions {
   double draft_acceptance = 0.7;          ///< share of drafts that a seeded coin accepts
   std::uint64_t seed = 0;
   PlantedError planted_error = PlantedError::kNone;
+  /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of `layer`.
+  std::shared_ptr<const Checkpoint> weights{};
 };
 
 /// One row of a step's batch.

@@ -40,18 +40,31 @@ std::vector<double> read_scales(const StoredTensor& source, const HostTensor& st
   return scales;
 }
 
-/// One block of rows of a weight on its way to bf16. Returns the flat index (in the piece) of the first number that is not finite, or kNone.
-std::int64_t decode_fp8(const HostTensor& codes, const double* scales, Range columns, BF16* out) {
+// Pieces are decoded by threads only when they are large: below, waking the threads takes longer than the work.
+constexpr std::int64_t kPieceElements = std::int64_t{1} << 23;
+constexpr std::int64_t kThreadedElements = std::int64_t{1} << 20;
+
+/// A piece of a weight on its way to bf16: rows from `first_row` on. Each returns the flat index (in the piece) of the first number that is not finite,
+/// or kNone.
+std::int64_t decode_fp8(const HostTensor& codes, std::int64_t first_row, const double* scales, Range columns, BF16* out) {
   std::int64_t bad = kNone;
   const std::int64_t inputs = codes.size(1);
-#pragma omp parallel for schedule(static) reduction(min : bad)
-  for (std::int64_t block = columns.begin / kFp8Block; block < (columns.end + kFp8Block - 1) / kFp8Block; ++block) {
+  const std::int64_t scale_columns = (inputs + kFp8Block - 1) / kFp8Block;
+  const std::int64_t first_column_block = columns.begin / kFp8Block;
+  const std::int64_t column_blocks = (columns.end + kFp8Block - 1) / kFp8Block - first_column_block;
+  const std::int64_t first_row_block = first_row / kFp8Block;
+  const std::int64_t row_blocks = (first_row + codes.size(0) + kFp8Block - 1) / kFp8Block - first_row_block;
+#pragma omp parallel for schedule(static) reduction(min : bad) if (codes.numel() >= kThreadedElements)
+  for (std::int64_t block = 0; block < row_blocks * column_blocks; ++block) {
+    const std::int64_t row_block = first_row_block + block / column_blocks;
+    const std::int64_t column_block = first_column_block + block % column_blocks;
     std::array<BF16, 256> value{};
     for (unsigned code = 0; code < 256; ++code) {
-      value[code] = bf16_of(static_cast<double>(to_float(E4M3{static_cast<std::uint8_t>(code)})) * scales[block]);
+      value[code] = bf16_of(static_cast<double>(to_float(E4M3{static_cast<std::uint8_t>(code)})) * scales[row_block * scale_columns + column_block]);
     }
-    for (std::int64_t r = 0; r < codes.size(0); ++r) {
-      for (std::int64_t c = std::max(columns.begin, block * kFp8Block); c < std::min(columns.end, (block + 1) * kFp8Block); ++c) {
+    const Range rows{std::max<std::int64_t>(0, row_block * kFp8Block - first_row), std::min(codes.size(0), (row_block + 1) * kFp8Block - first_row)};
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      for (std::int64_t c = std::max(columns.begin, column_block * kFp8Block); c < std::min(columns.end, (column_block + 1) * kFp8Block); ++c) {
         const BF16 v = value[codes.as<E4M3>()[r * inputs + c].bits];
         const std::int64_t at = r * columns.size() + c - columns.begin;
         if (!finite(v)) bad = std::min(bad, at);
@@ -66,7 +79,7 @@ std::int64_t decode_nvfp4(const HostTensor& codes, const double* scales, double 
   std::int64_t bad = kNone;
   const std::int64_t inputs = 2 * codes.size(1);
   const std::int64_t groups = inputs / kNvfp4Group;
-#pragma omp parallel for schedule(static) reduction(min : bad)
+#pragma omp parallel for schedule(static) reduction(min : bad) if (codes.numel() >= kThreadedElements)
   for (std::int64_t r = 0; r < codes.size(0); ++r) {
     for (std::int64_t g = columns.begin / kNvfp4Group; g < (columns.end + kNvfp4Group - 1) / kNvfp4Group; ++g) {
       std::array<BF16, 16> value{};
@@ -91,7 +104,7 @@ std::int64_t copy_plain(const HostTensor& from, Range columns, T* out) {
   std::int64_t bad = kNone;
   const std::int64_t inputs = from.size(1);
   const T* source = from.as<T>();
-#pragma omp parallel for schedule(static) reduction(min : bad)
+#pragma omp parallel for schedule(static) reduction(min : bad) if (from.numel() >= kThreadedElements)
   for (std::int64_t r = 0; r < from.size(0); ++r) {
     for (std::int64_t c = columns.begin; c < columns.end; ++c) {
       const T v = source[r * inputs + c];
@@ -118,9 +131,9 @@ HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
   if (s.encoding == LinearEncoding::kFp8) block_scales = read_scales(s.scale, s.scale.file->read(s.scale.name), 0);
   const double global = s.encoding == LinearEncoding::kNvfp4 ? static_cast<double>(read_scalar(s.global_scale)) : 1.0;
 
-  // Pieces end at multiples of 128 rows, so that each lies in one row of blocks.
+  const std::int64_t piece_rows = std::max<std::int64_t>(1, kPieceElements / std::max<std::int64_t>(1, s.inputs));
   for (std::int64_t begin = rows.begin; begin < rows.end;) {
-    const std::int64_t end = std::min(rows.end, (begin / kFp8Block + 1) * kFp8Block);
+    const std::int64_t end = std::min(rows.end, begin + piece_rows);
     const HostTensor piece = s.weight.file->read_rows(s.weight.name, begin, end);
     const std::int64_t offset = (begin - rows.begin) * columns.size();
     std::int64_t bad = kNone;
@@ -129,8 +142,7 @@ HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
     } else if (s.encoding == LinearEncoding::kPlain) {
       bad = copy_plain(piece, columns, out.as<BF16>() + offset);
     } else if (s.encoding == LinearEncoding::kFp8) {
-      const std::int64_t blocks = (s.inputs + kFp8Block - 1) / kFp8Block;
-      bad = decode_fp8(piece, block_scales.data() + begin / kFp8Block * blocks, columns, out.as<BF16>() + offset);
+      bad = decode_fp8(piece, begin, block_scales.data(), columns, out.as<BF16>() + offset);
     } else {
       const std::vector<double> scales = read_scales(s.scale, s.scale.file->read_rows(s.scale.name, begin, end), begin);
       bad = decode_nvfp4(piece, scales.data(), global, columns, out.as<BF16>() + offset);

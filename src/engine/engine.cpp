@@ -10,6 +10,7 @@
 #include "engine/scheduler.h"
 #include "engine/synthetic.h"
 #include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/weights.h"
 
 namespace smla {
 
@@ -74,6 +75,7 @@ struct Engine::State {
   EngineObserver* observer = nullptr;
   std::vector<LayerConfig> configs;
   std::vector<OwnedLayerWeights> weights;
+  std::vector<LayerTensors> loaded;  ///< one a layer when there is a checkpoint
   std::vector<std::pair<RopeConfig, HostTensor>> ropes;
   std::vector<AttentionLayer> layers;
   std::unique_ptr<KvPool> pool;
@@ -95,6 +97,8 @@ struct Engine::State {
     bool prefill = false;
   };
 
+  void add_layer(std::int64_t model_layer, const LayerConfig& config);
+  LayerCaches caches(std::int64_t layer) const;
   ConstTensorView rope_of(const RopeConfig& config);
   std::int64_t accepted_drafts(const Request& r, std::int64_t drafts) const;
   Batch make_batch(std::vector<Scheduled> parts) const;
@@ -115,6 +119,28 @@ ConstTensorView Engine::State::rope_of(const RopeConfig& config) {
   return ropes.back().second.view();
 }
 
+void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& config) {
+  LayerOptions layer_options = options.layer;
+  if (options.weights == nullptr) {
+    weights.push_back(random_weights(config, layer_seed(options.seed, model_layer)));
+  } else {
+    loaded.push_back(options.weights->load_layer(model_layer, config));
+    weights.push_back({.storage = {}, .views = layer_weights(loaded.back())});
+    layer_options.q_scale = loaded.back().q_scale.value_or(layer_options.q_scale);
+  }
+  layers.emplace_back(config, weights.back().views, layer_options, rope_of(config.rope));
+}
+
+/// A layer's caches; per-tensor rows by the checkpoint's scale when it has one.
+LayerCaches Engine::State::caches(std::int64_t layer) const {
+  LayerCaches caches = caches_of(*pool, layer);
+  if (loaded.empty() || options.layer.caches.rows->scale != ScaleKind::kPerTensor) return caches;
+  const LayerTensors& tensors = loaded[static_cast<std::size_t>(layer)];
+  caches.window.scale = tensors.kv_scale.value_or(caches.window.scale);
+  caches.compressed.scale = tensors.compressed_kv_scale.value_or(tensors.kv_scale.value_or(caches.compressed.scale));
+  return caches;
+}
+
 Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(std::make_unique<State>()) {
   const auto positive = [](std::int64_t value, std::string_view name) { check_that(value >= 1, kWhat, name, value, "1 or more"); };
   check_that(!options.layers.empty(), kWhat, "layers", std::string("none"), "at least one");
@@ -133,10 +159,7 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   if (s.options.layer.precision == Precision::kF32) s.options.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
   for (const std::int64_t index : options.layers) s.configs.push_back(options.model.layer(index));
   s.ropes.reserve(s.configs.size());
-  for (std::size_t i = 0; i < s.configs.size(); ++i) {
-    s.weights.push_back(random_weights(s.configs[i], mix(options.seed, static_cast<std::uint64_t>(options.layers[i]) + 1)));
-    s.layers.emplace_back(s.configs[i], s.weights.back().views, s.options.layer, s.rope_of(s.configs[i].rope));
-  }
+  for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(options.layers[i], s.configs[i]);
   s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks);
   s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative);
   s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs);
@@ -257,7 +280,7 @@ void Engine::State::run_layers(const Batch& batch, HostTensor& x, HostTensor& y)
   implementations.clear();
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
-    const LayerCaches caches = caches_of(*pool, index);
+    const LayerCaches caches = this->caches(index);
     const LayerPlan plan = layers[i].plan(x.size(0), static_cast<std::int64_t>(batch.parts.size()), batch.max_seq_len, caches);
     if (workspace.bytes() < plan.workspace_bytes())
       workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});

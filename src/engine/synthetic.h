@@ -26,6 +26,9 @@ struct OwnedLayerWeights {
   LayerWeights views;
 };
 
+/// Seed of a model layer's weights in a run of seed `seed`.
+constexpr std::uint64_t layer_seed(std::uint64_t seed, std::int64_t model_layer) { return mix(seed, static_cast<std::uint64_t>(model_layer) + 1); }
+
 /// Seeded random bf16 weights with variance 1/inputs, query norms near 1 and key norms near 0.7, small ape, sinks in [-2, 2].
 OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed);
 

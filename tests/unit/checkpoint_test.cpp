@@ -12,10 +12,12 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "checkpoint/index.h"
 #include "checkpoint/linear.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/writer.h"
 #include "sparsemla/weights.h"
 
 namespace smla {
@@ -477,6 +479,37 @@ TEST_F(CheckpointFiles, LayerNames) {
                            "layers.1", "layers.", "", "model.", "model.model.layers.1.attn.x", "xlayers.1.attn.x", "layers.1.attn_norm.x"}) {
     EXPECT_FALSE(split_layer_name(name, layer, rest)) << name;
   }
+}
+
+TEST(CheckpointWriter, ConfigJsonReadsBack) {
+  for (const std::string& name : model_preset_names()) {
+    ModelConfig model = model_preset(name);
+    model.name = "a \"name\"";
+    const ModelConfig back = parse_model_config(model_config_json(model));
+    EXPECT_EQ(back.name, model.name);
+    EXPECT_EQ(back.num_layers, model.num_layers);
+    EXPECT_EQ(back.num_mtp_layers, model.num_mtp_layers);
+    EXPECT_EQ(back.max_position, model.max_position);
+    EXPECT_EQ(back.compress_ratios, model.compress_ratios);
+    for (std::int64_t i = 0; i < model.num_layers; ++i) {
+      const LayerConfig a = model.layer(i);
+      const LayerConfig b = back.layer(i);
+      EXPECT_EQ(
+          std::tie(a.hidden_size, a.num_heads, a.q_lora_rank, a.o_lora_rank, a.o_groups, a.window, a.compress_ratio, a.index_n_heads, a.index_topk),
+          std::tie(b.hidden_size, b.num_heads, b.q_lora_rank, b.o_lora_rank, b.o_groups, b.window, b.compress_ratio, b.index_n_heads, b.index_topk));
+      EXPECT_EQ(a.rope, b.rope);
+      EXPECT_EQ(a.rms_norm_eps, b.rms_norm_eps);
+    }
+  }
+}
+
+TEST(CheckpointWriter, RefusesShardsWithoutTensors) {
+  CheckpointWriter writer;
+  const HostTensor t(DType::kF32, {2});
+  writer.add("a", t.view());
+  EXPECT_THROW(writer.write(::testing::TempDir(), model_preset("tiny"), 2), InvalidArgument);
+  EXPECT_THROW(writer.write(::testing::TempDir(), model_preset("tiny"), 0), InvalidArgument);
+  EXPECT_THROW(writer.write("/no/such/folder", model_preset("tiny"), 1), IoError);
 }
 
 TEST(LinearEncodings, RoundingIsOnceAndToNearestEven) {

@@ -25,7 +25,7 @@ volatile std::sig_atomic_t g_interrupted = 0;
 
 // What runs when nothing is asked for: a part of the bundled trace that two cores finish in well under a minute.
 constexpr std::int64_t kBundledRequests = 16;
-constexpr double kBundledScale = 0.1;
+constexpr double kBundledScale = 0.15;
 constexpr std::int64_t kDefaultKvBytes = std::int64_t{4} << 30;
 
 struct RunArguments {
@@ -265,7 +265,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
   auto a = std::make_shared<RunArguments>();
   CLI::App* c = app.add_subcommand("run", "Replay a request trace through a stack of attention layers and check samples against float64");
   c->footer(
-      "With no option: the first 16 requests of the bundled trace, lengths x 0.1, through the tiny preset, 8 samples checked.\n"
+      "With no option: the first 16 requests of the bundled trace, lengths x 0.15, through the tiny preset, 8 samples checked.\n"
       "Exit status: 0 done and checks passed, 1 a check failed, 2 bad input, 130 interrupted.");
   c->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
   c->add_option("--weights", a->weights, "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
@@ -273,7 +273,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--trace", a->trace, "Request trace, JSON Lines: timestamp (ms), input_length, output_length, hash_ids (default: bundled slice)");
   c->add_option("--max-requests", a->max_requests, "Only the first N requests (default: 16 of the bundled slice, all of a file)")
       ->check(CLI::PositiveNumber);
-  c->add_option("--scale-lengths", a->scale_lengths, "Factor on prompt and output lengths (default: 0.1 for the bundled slice, 1 for a file)")
+  c->add_option("--scale-lengths", a->scale_lengths, "Factor on prompt and output lengths (default: 0.15 for the bundled slice, 1 for a file)")
       ->check(CLI::Range(1e-9, 1e3));
   c->add_option("--arrival-speed", a->arrival_speed, "Replay arrivals this many times faster than recorded; 0: all at once")
       ->check(CLI::NonNegativeNumber)

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "engine/scheduler.h"
+#include "engine/step_tensors.h"
 #include "engine/synthetic.h"
 #include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/weights.h"
@@ -87,25 +88,11 @@ struct Engine::State {
   RunTotals totals;
   std::string implementations;
 
-  /// The tensors of one step, kept between build and use.
-  struct Batch {
-    std::vector<Scheduled> parts;
-    std::vector<StepRow> rows;
-    HostTensor query_start_loc, seq_lens, positions;
-    std::vector<HostTensor> tables;
-    std::int64_t max_seq_len = 0;
-    bool prefill = false;
-  };
-
   void add_layer(std::int64_t model_layer, const LayerConfig& config);
   LayerCaches caches(std::int64_t layer) const;
   ConstTensorView rope_of(const RopeConfig& config);
-  std::int64_t accepted_drafts(const Request& r, std::int64_t drafts) const;
-  Batch make_batch(std::vector<Scheduled> parts) const;
-  void plant(Batch& batch) const;
-  HostTensor inputs(const Batch& batch) const;
-  void run_layers(const Batch& batch, HostTensor& x, HostTensor& y);
-  void complete(const Batch& batch, const HostTensor& x, double now);
+  void run_layers(const StepTensors& batch, HostTensor& x, HostTensor& y);
+  void complete(const StepTensors& batch, const HostTensor& x, double now);
 };
 
 ConstTensorView Engine::State::rope_of(const RopeConfig& config) {
@@ -191,82 +178,8 @@ void Engine::submit(const RequestSpec& spec) {
   s.scheduler->add(&r);
 }
 
-/// Drafts accepted in a row; a coin of (seed, request, position), so that a replay after preemption or another batch sees the same tokens.
-std::int64_t Engine::State::accepted_drafts(const Request& r, std::int64_t drafts) const {
-  std::int64_t accepted = 0;
-  while (accepted < drafts) {
-    const auto position = static_cast<std::uint64_t>(r.computed + 1 + accepted);
-    const std::uint64_t coin = mix(mix(options.seed, 0xACCE97U), mix(static_cast<std::uint64_t>(r.result.spec.id), position));
-    if (unit(coin) >= options.draft_acceptance) break;
-    ++accepted;
-  }
-  return accepted;
-}
-
-Engine::State::Batch Engine::State::make_batch(std::vector<Scheduled> parts) const {
-  Batch b;
-  b.parts = std::move(parts);
-  const auto requests_in = static_cast<std::int64_t>(b.parts.size());
-  b.query_start_loc = HostTensor(DType::kI32, {requests_in + 1});
-  b.seq_lens = HostTensor(DType::kI32, {requests_in});
-  for (std::int64_t i = 0; i < requests_in; ++i) {
-    const Scheduled& part = b.parts[static_cast<std::size_t>(i)];
-    const Request& r = *part.request;
-    const std::int64_t accepted = accepted_drafts(r, part.drafts);
-    for (std::int64_t j = 0; j < part.tokens; ++j) {
-      b.rows.push_back({.request = r.result.spec.id, .position = r.computed + j, .rejected = j > part.tokens - 1 - part.drafts + accepted});
-    }
-    const std::int64_t seq_len = r.computed + part.tokens;
-    b.query_start_loc.as<std::int32_t>()[i + 1] = static_cast<std::int32_t>(b.rows.size());
-    b.seq_lens.as<std::int32_t>()[i] = static_cast<std::int32_t>(seq_len);
-    b.max_seq_len = std::max(b.max_seq_len, seq_len);
-    b.prefill = b.prefill || !r.decoding();
-  }
-  b.positions = HostTensor(DType::kI64, {static_cast<std::int64_t>(b.rows.size())});
-  for (std::size_t t = 0; t < b.rows.size(); ++t) b.positions.as<std::int64_t>()[t] = b.rows[t].position;
-  for (std::size_t g = 0; g < pool->layout().groups.size(); ++g) {
-    std::size_t columns = 0;
-    for (const Scheduled& part : b.parts) columns = std::max(columns, part.request->blocks.table(static_cast<int>(g)).size());
-    HostTensor table(DType::kI32, {requests_in, static_cast<std::int64_t>(columns)});
-    std::fill_n(table.as<std::int32_t>(), table.numel(), -1);
-    for (std::size_t i = 0; i < b.parts.size(); ++i)
-      std::ranges::copy(b.parts[i].request->blocks.table(static_cast<int>(g)), table.as<std::int32_t>() + i * columns);
-    b.tables.push_back(std::move(table));
-  }
-  if (options.planted_error != PlantedError::kNone) plant(b);
-  return b;
-}
-
-/// Wrong positions (neighbours swapped), or lost blocks (every window block taken for block 0).
-void Engine::State::plant(Batch& batch) const {
-  if (options.planted_error == PlantedError::kPosition) {
-    for (std::int64_t t = 0; t < batch.positions.numel(); ++t) {
-      std::int64_t& position = batch.positions.as<std::int64_t>()[t];
-      if (position + 1 < options.max_model_len) position ^= 1;
-    }
-    return;
-  }
-  const int group = pool->layout().group_of(0, CacheRole::kWindow);
-  HostTensor& table = batch.tables[static_cast<std::size_t>(group)];
-  for (std::int64_t i = 0; i < table.numel(); ++i) {
-    if (table.as<std::int32_t>()[i] >= 0) table.as<std::int32_t>()[i] = 0;
-  }
-}
-
-HostTensor Engine::State::inputs(const Batch& batch) const {
-  const DType act = options.layer.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
-  HostTensor x(act, {static_cast<std::int64_t>(batch.rows.size()), options.model.hidden_size});
-  const TensorView rows = x.view();
-#pragma omp parallel for schedule(static)
-  for (std::size_t t = 0; t < batch.rows.size(); ++t) {
-    const auto row = static_cast<std::int64_t>(t);
-    synthetic_hidden(options.seed, batch.rows[t].rejected ? 1 : 0, batch.rows[t].request, batch.rows[t].position, rows.slice(0, row, row + 1));
-  }
-  return x;
-}
-
 /// x <- x + RMSNorm(attention(x)) through the stack.
-void Engine::State::run_layers(const Batch& batch, HostTensor& x, HostTensor& y) {
+void Engine::State::run_layers(const StepTensors& batch, HostTensor& x, HostTensor& y) {
   auto start = std::chrono::steady_clock::now();
   StepBatch step{.query_start_loc = batch.query_start_loc.view(),
                  .seq_lens = batch.seq_lens.view(),
@@ -300,7 +213,7 @@ void Engine::State::run_layers(const Batch& batch, HostTensor& x, HostTensor& y)
 }
 
 /// Accepts, counts, finishes.
-void Engine::State::complete(const Batch& batch, const HostTensor& x, double now) {
+void Engine::State::complete(const StepTensors& batch, const HostTensor& x, double now) {
   std::int64_t row = 0;
   for (const Scheduled& part : batch.parts) {
     Request& r = *part.request;
@@ -338,8 +251,8 @@ bool Engine::step(const std::function<double()>& now) {
   s.totals.preemptions = s.scheduler->preemptions();
   if (parts.empty()) return !s.scheduler->idle();
   const auto start = std::chrono::steady_clock::now();
-  const State::Batch batch = s.make_batch(std::move(parts));
-  HostTensor x = s.inputs(batch);
+  const StepTensors batch = make_step(std::move(parts), s.options, *s.pool);
+  HostTensor x = step_inputs(batch, s.options);
   HostTensor y(x.dtype(), x.shape());
   s.totals.residual_seconds += seconds_since(start);
   s.totals.peak_blocks = std::max(s.totals.peak_blocks, s.pool->num_blocks() - s.pool->free_blocks());

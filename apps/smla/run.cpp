@@ -4,185 +4,20 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <fstream>
-#include <numeric>
-#include <optional>
 #include <thread>
 
-#include "bundled_trace.h"
 #include "commands.h"
 #include "progress.h"
+#include "run_arguments.h"
 #include "run_report.h"
-#include "sparsemla/trace.h"
 
 namespace smla {
 
 namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;
-
-// What runs when nothing is asked for: a part of the bundled trace that two cores finish in well under a minute.
-constexpr std::int64_t kBundledRequests = 16;
-constexpr double kBundledScale = 0.15;
-constexpr std::int64_t kDefaultKvBytes = std::int64_t{4} << 30;
-
-struct RunArguments {
-  std::string model;
-  std::string weights;
-  std::string layers;
-  std::string trace;
-  std::int64_t max_requests = 0;
-  std::optional<double> scale_lengths;
-  double arrival_speed = 0;
-  std::int64_t max_batched_tokens = 512;
-  std::int64_t max_seqs = 16;
-  std::int64_t kv_blocks = 0;
-  std::string kv_bytes;
-  std::string cache_dtype = "fp8_ds_mla";
-  std::string precision = "bf16";
-  double kv_scale = 1.0;
-  double q_scale = 1.0;
-  int speculative = 0;
-  double acceptance = 0.7;
-  int check = 8;
-  int threads = 0;
-  std::uint64_t seed = 0;
-  std::string json;
-  std::vector<std::string> implementations;
-  bool deterministic = false;
-  bool quiet = false;
-  std::string plant_error;
-};
-
-std::int64_t parse_bytes(const std::string& text) {
-  std::size_t used = 0;
-  double value = -1;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  const std::string unit = text.substr(used);
-  double factor = -1;
-  if (unit.empty()) factor = 1;
-  if (unit == "K" || unit == "KiB") factor = 1024;
-  if (unit == "M" || unit == "MiB") factor = 1024.0 * 1024;
-  if (unit == "G" || unit == "GiB") factor = 1024.0 * 1024 * 1024;
-  if (used == 0 || factor < 0 || !(value >= 0) || value * factor > 1e15) {
-    throw InvalidArgument("--kv-bytes: got \"" + text + "\", expected a number of bytes such as 500000000, 800M or 2G");
-  }
-  return static_cast<std::int64_t>(value * factor);
-}
-
-/// "3": the first three; "0,2,3" and "3,": a list.
-std::vector<std::int64_t> parse_layers(const std::string& text, const ModelConfig& model) {
-  const std::int64_t all = model.num_layers + model.num_mtp_layers;
-  std::vector<std::int64_t> layers;
-  const auto number = [&](const std::string& s) {
-    if (s.empty() || s.size() > 9 || !std::ranges::all_of(s, [](char c) { return c >= '0' && c <= '9'; })) {
-      throw InvalidArgument("--layers: got \"" + text + "\", expected a count such as 3 or a list such as 0,2,3");
-    }
-    return static_cast<std::int64_t>(std::stoll(s));
-  };
-  if (text.empty()) {
-    layers.resize(static_cast<std::size_t>(model.num_layers));
-    std::iota(layers.begin(), layers.end(), 0);
-  } else if (text.find(',') == std::string::npos) {
-    const std::int64_t n = number(text);
-    if (n < 1 || n > all) throw InvalidArgument("--layers: got " + text + " layers, expected 1 to " + std::to_string(all));
-    layers.resize(static_cast<std::size_t>(n));
-    std::iota(layers.begin(), layers.end(), 0);
-  } else {
-    for (std::size_t begin = 0; begin < text.size();) {
-      const std::size_t comma = std::min(text.find(',', begin), text.size());
-      layers.push_back(number(text.substr(begin, comma - begin)));
-      if (layers.back() >= all) {
-        throw InvalidArgument("--layers: got layer " + std::to_string(layers.back()) + ", expected 0 to " + std::to_string(all - 1));
-      }
-      begin = comma + 1;
-    }
-  }
-  return layers;
-}
-
-std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report) {
-  const bool bundled = a.trace.empty();
-  const std::int64_t limit = a.max_requests > 0 ? a.max_requests : (bundled ? kBundledRequests : 0);
-  report.scale_lengths = a.scale_lengths.value_or(bundled ? kBundledScale : 1.0);
-  report.arrival_speed = a.arrival_speed;
-  report.trace = bundled ? "the bundled slice of the Mooncake conversation trace" : a.trace;
-  const std::vector<TraceRequest> trace = bundled ? parse_trace("bundled trace", kBundledTrace, limit) : read_trace(a.trace, limit);
-  std::vector<RequestSpec> specs;
-  for (const TraceRequest& t : trace) {
-    const auto scaled = [&](std::int64_t n) { return std::max<std::int64_t>(1, std::llround(static_cast<double>(n) * report.scale_lengths)); };
-    specs.push_back({.id = static_cast<std::int64_t>(specs.size()),
-                     .arrival_seconds = a.arrival_speed > 0 ? t.arrival_ms / 1e3 / a.arrival_speed : 0,
-                     .prompt_tokens = scaled(t.input_length),
-                     .output_tokens = scaled(t.output_length)});
-  }
-  std::ranges::stable_sort(specs, {}, &RequestSpec::arrival_seconds);
-  return specs;
-}
-
-/// Enough blocks for the longest `max_seqs` requests at once, within the byte limit.
-std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, const std::vector<RequestSpec>& specs) {
-  if (a.kv_blocks > 0) return a.kv_blocks;
-  std::vector<LayerConfig> configs;
-  for (const std::int64_t layer : options.layers) configs.push_back(options.model.layer(layer));
-  const KvLayout layout = make_kv_layout(configs, options.layer.caches);
-  std::vector<std::int64_t> needs;
-  for (const RequestSpec& s : specs) needs.push_back(blocks_needed(layout, s, options.max_batched_tokens));
-  std::ranges::sort(needs, std::greater<>());
-  const std::size_t at_once = std::min<std::size_t>(needs.size(), static_cast<std::size_t>(options.max_seqs));
-  const std::int64_t wanted = std::accumulate(needs.begin(), needs.begin() + static_cast<std::ptrdiff_t>(at_once), std::int64_t{0});
-  const std::int64_t bytes = a.kv_bytes.empty() ? kDefaultKvBytes : parse_bytes(a.kv_bytes);
-  const std::int64_t limit = bytes / layout.block_stride_bytes;
-  return std::max<std::int64_t>(1, a.kv_bytes.empty() ? std::min(wanted, limit) : limit);
-}
-
-EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpec>& specs) {
-  EngineOptions o;
-  if (!a.weights.empty()) o.weights = std::make_shared<const Checkpoint>(a.weights);
-  if (a.model.empty() && o.weights != nullptr) {
-    if (!o.weights->model()) throw InvalidArgument("--weights: got " + a.weights + " without a config.json, expected one, or --model");
-    o.model = *o.weights->model();
-  } else {
-    o.model = load_model_config(a.model.empty() ? "tiny" : a.model);
-  }
-  o.layers = parse_layers(a.layers, o.model);
-  o.layer.precision = a.precision == "f32" ? Precision::kF32 : Precision::kBF16;
-  if (o.layer.precision == Precision::kF32) {
-    o.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
-  } else {
-    o.layer.caches.rows = &cache_rows(a.cache_dtype);
-    o.layer.caches.kv_scale = static_cast<float>(a.kv_scale);
-    o.layer.q_scale = static_cast<float>(a.q_scale);
-    if (o.layer.caches.rows->scale == ScaleKind::kPerTensor) o.layer.q = DType::kE4M3;
-  }
-  o.layer.deterministic = a.deterministic;
-  o.layer.threads = a.threads;
-  for (const std::string& choice : a.implementations) {
-    const std::size_t equals = choice.find('=');
-    if (equals == std::string::npos) {
-      o.layer.implementations["*"] = choice;
-    } else {
-      o.layer.implementations[choice.substr(0, equals)] = choice.substr(equals + 1);
-    }
-  }
-  o.max_batched_tokens = a.max_batched_tokens;
-  o.max_seqs = a.max_seqs;
-  for (const RequestSpec& s : specs) o.max_model_len = std::max(o.max_model_len, s.positions());
-  o.max_model_len = std::min(o.max_model_len, o.model.max_position);
-  o.speculative = a.speculative;
-  o.draft_acceptance = a.acceptance;
-  o.seed = a.seed;
-  if (a.plant_error == "position") o.planted_error = PlantedError::kPosition;
-  if (a.plant_error == "block") o.planted_error = PlantedError::kBlock;
-  o.num_blocks = choose_blocks(a, o, specs);
-  return o;
-}
 
 /// Feeds requests as they arrive and steps until all are done or Ctrl-C.
 void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, bool quiet, RunReport& report) {

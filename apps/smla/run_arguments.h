@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "run_report.h"
+
+namespace smla {
+
+/// The options of `smla run` as they were typed.
+struct RunArguments {
+  std::string model;
+  std::string weights;
+  std::string layers;
+  std::string trace;
+  std::int64_t max_requests = 0;
+  std::optional<double> scale_lengths;
+  double arrival_speed = 0;
+  std::int64_t max_batched_tokens = 512;
+  std::int64_t max_seqs = 16;
+  std::int64_t kv_blocks = 0;
+  std::string kv_bytes;
+  std::string cache_dtype = "fp8_ds_mla";
+  std::string precision = "bf16";
+  double kv_scale = 1.0;
+  double q_scale = 1.0;
+  int speculative = 0;
+  double acceptance = 0.7;
+  int check = 8;
+  int threads = 0;
+  std::uint64_t seed = 0;
+  std::string json;
+  std::vector<std::string> implementations;
+  bool deterministic = false;
+  bool quiet = false;
+  std::string plant_error;
+};
+
+/// The trace's requests, scaled, in order of arrival; notes in the report where they came from. @throws InvalidArgument, IoError.
+std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report);
+
+/// What the engine is to do. @throws InvalidArgument naming the option, what was got and what was expected.
+EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpec>& specs);
+
+}  // namespace smla

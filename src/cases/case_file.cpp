@@ -63,7 +63,7 @@ CaseFile read_case(const std::string& path) {
   out.reader();  // throws unless the params are an object
   for (const auto& [name, entry] : file.tensors()) {
     const bool known = std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
-                                   [&](std::string_view prefix) { return name.starts_with(prefix) && name.size() > prefix.size(); });
+                                   [&name = name](std::string_view prefix) { return name.starts_with(prefix) && name.size() > prefix.size(); });
     if (!known) throw InvalidArgument(path + ": tensor " + name + ": got a name without prefix, expected in.*, weights.* or out.*");
     if (entry.shape.size() > static_cast<std::size_t>(TensorView::kMaxRank)) {
       throw InvalidArgument(path + ": tensor " + name + ": got " + std::to_string(entry.shape.size()) + " dimensions, expected at most 4");

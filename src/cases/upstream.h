@@ -34,7 +34,8 @@ inline ConstTensorView input(const CaseFile& file, const char* name, std::initia
 /// Shape of an expected result, or `otherwise` when the case does not expect it.
 inline std::vector<std::int64_t> shape_of(const CaseFile& file, const std::string& result, std::vector<std::int64_t> otherwise) {
   const HostTensor* want = file.find("out." + result);
-  return want == nullptr ? std::move(otherwise) : want->shape();
+  if (want != nullptr) return want->shape();
+  return otherwise;
 }
 
 /// An output full of bytes that no result has, so that what an op forgets to write shows.

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "commands.h"
+#include "sparsemla/case.h"
 
 namespace smla {
 
@@ -41,6 +42,7 @@ int run_program(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    smla::record_calls_from_environment();
     const int code = smla::run_program(argc, argv);
     // A full disk behind stdout must not pass for success.
     return std::fflush(stdout) == 0 ? code : smla::kExitBad;

@@ -12,6 +12,7 @@
 #include "progress.h"
 #include "run_arguments.h"
 #include "run_report.h"
+#include "sparsemla/case.h"
 
 namespace smla {
 
@@ -20,12 +21,12 @@ namespace {
 volatile std::sig_atomic_t g_interrupted = 0;
 
 /// Feeds requests as they arrive and steps until all are done or Ctrl-C.
-void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, bool quiet, RunReport& report) {
+void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, const RunArguments& a, RunReport& report) {
   const auto start = std::chrono::steady_clock::now();
   const auto now = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   std::int64_t total = 0;
   for (const RequestSpec& s : specs) total += s.positions();
-  Progress progress("run", "tokens", total, quiet);
+  Progress progress("run", "tokens", total, a.quiet);
   std::size_t next = 0;
   while (g_interrupted == 0) {
     while (next < specs.size() && specs[next].arrival_seconds <= now()) engine.submit(specs[next++]);
@@ -34,7 +35,10 @@ void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, bool
       std::this_thread::sleep_for(std::chrono::duration<double>(std::min(specs[next].arrival_seconds - now(), 0.05)));
       continue;
     }
+    const bool dumped = !a.dump.empty() && engine.totals().steps + 1 == a.dump_step;
+    if (dumped) record_calls(a.dump);
     engine.step(now);
+    if (dumped) record_calls("");
     const RunTotals& t = engine.totals();
     progress.update(t.prefill_tokens + t.decode_tokens - t.recomputed_tokens, fmt::format("step {}", t.steps));
   }
@@ -68,7 +72,7 @@ int run(const RunArguments& a) {
   report.setup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   const auto previous = std::signal(SIGINT, [](int) { g_interrupted = 1; });
-  replay_requests(engine, specs, a.quiet, report);
+  replay_requests(engine, specs, a, report);
   std::signal(SIGINT, previous);
 
   report.results = engine.results();
@@ -136,6 +140,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--check", a->check, "Samples (request, token, layer) recomputed in float64; 0: none")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
+  c->add_option("--dump", a->dump, "Record every op of one step as case files in this folder, for smla verify");
+  c->add_option("--dump-step", a->dump_step, "Which step, counted from 1")->check(CLI::Range(std::int64_t{1}, INT64_MAX))->capture_default_str();
   c->add_option("--plant-error", a->plant_error, "Plant a fault (position or block) to see the check fail")
       ->check(CLI::IsMember({"position", "block"}));
   c->add_option("--threads", a->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();

@@ -36,6 +36,8 @@ struct RunArguments {
   bool deterministic = false;
   bool quiet = false;
   std::string plant_error;
+  std::string dump;            ///< folder for case files of one step's calls
+  std::int64_t dump_step = 1;  ///< counted from 1
 };
 
 /// The trace's requests, scaled, in order of arrival; notes in the report where they came from. @throws InvalidArgument, IoError.

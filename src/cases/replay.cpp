@@ -4,6 +4,7 @@
 #include <array>
 #include <set>
 
+#include "cases/op_case.h"
 #include "cases/upstream.h"
 #include "ops/catalog.h"
 #include "sparsemla/error.h"
@@ -60,8 +61,7 @@ void check_implementation(const std::string& name) {
 std::span<const ReplayEntry> replay_table() {
   static const std::vector<ReplayEntry> kAll = [] {
     std::vector<ReplayEntry> all(kTable.begin(), kTable.end());
-    const auto upstream = upstream::table();
-    all.insert(all.end(), upstream.begin(), upstream.end());
+    for (const auto entries : {op_case::table(), upstream::table()}) all.insert(all.end(), entries.begin(), entries.end());
     return all;
   }();
   return kAll;

@@ -63,6 +63,7 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   problem.scale = static_cast<float>(params.number("scale", -3.4e38, 3.4e38, 0.0));  // 0: dim^-0.5
   problem.q_scale = static_cast<float>(params.number("q_scale", -3.4e38, 3.4e38, 1.0));
   problem.partial = params.flag("partial", false);
+  problem.out_heads = params.integer("out_heads", 0, 1 << 20, 0);
   const HostTensor* want_o = file.find("out.o");
   if (problem.partial || (want_o != nullptr && want_o->dtype() == DType::kF32)) problem.o = DType::kF32;
   problem.scopes = file.find("in.cache1") != nullptr || file.find("in.indices1") != nullptr ? 2 : 1;
@@ -77,7 +78,7 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   const Plan<SparseAttention> plan(problem, options.plan);
 
   // Poisoned, so that what an implementation forgets to write shows.
-  HostTensor o(problem.o, {problem.tokens, problem.heads, problem.dim});
+  HostTensor o(problem.o, {problem.tokens, problem.padded_heads(), problem.dim});
   HostTensor lse(DType::kF32, {problem.tokens, problem.heads});
   std::memset(o.data(), 0xFF, o.bytes());
   std::memset(lse.data(), 0xFF, lse.bytes());

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,6 +37,14 @@ struct OpTable {
   static void check_problem(const typename Op::Problem& problem);
   static void check_args(const typename Op::Problem& problem, const typename Op::Args& args);
 };
+
+/// Sees every run of `Op` on the CPU; it must call `run` exactly once.
+template <class Op>
+using CallObserver = void (*)(const typename Op::Problem& problem, const typename Op::Args& args, const std::function<void()>& run);
+
+/// The observer of the process, null when there is none: how calls are recorded (cases/record.cpp).
+template <class Op>
+inline std::atomic<CallObserver<Op>> call_observer{nullptr};
 
 /// Refusals shared by many implementations; empty when the CPU has the feature.
 std::string needs_avx2();
@@ -77,7 +87,13 @@ void Plan<Op>::run(const typename Op::Args& args, Workspace workspace, Stream st
     throw InvalidArgument(std::string(Op::kName) + ": workspace: got " + std::to_string(workspace.bytes) + " bytes, expected at least " +
                           std::to_string(workspace_bytes()));
   }
-  implementation_->run(problem_, args, {.workspace = workspace, .stream = stream, .threads = threads_, .deterministic = deterministic_});
+  const RunContext context{.workspace = workspace, .stream = stream, .threads = threads_, .deterministic = deterministic_};
+  const CallObserver<Op> observer = call_observer<Op>.load(std::memory_order_relaxed);
+  if (observer == nullptr || implementation_->device != DeviceKind::kCpu) {
+    implementation_->run(problem_, args, context);
+  } else {
+    observer(problem_, args, [&] { implementation_->run(problem_, args, context); });
+  }
 }
 
 template <class Op>

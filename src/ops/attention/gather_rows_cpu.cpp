@@ -65,7 +65,7 @@ void gather_rows_cpu(const GatherRows::Problem& problem, const GatherRows::Args&
     if (slot >= 0) {
       decode(args.cache, slot, out);
     } else {
-      std::memset(out, 0, row_bytes);
+      std::memset(static_cast<void*>(out), 0, row_bytes);
     }
   }
 }

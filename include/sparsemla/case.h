@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace smla {
+
+/// Records every op that runs on the CPU from now on as a case file `<number>_<op>.smla-case.safetensors` in `folder` (made if needed), which
+/// `smla verify` replays; an empty name stops. Calls are recorded one at a time, whatever thread they come from. Runs become slow, files as large as the caches.
+/// @throws IoError when the folder cannot be made. A file that cannot be written makes the run that it records throw IoError.
+void record_calls(const std::string& folder);
+
+/// record_calls with the folder named by the environment variable SMLA_DUMP; nothing when it is unset or empty.
+void record_calls_from_environment();
+
+/// How many calls this process has recorded.
+std::int64_t recorded_calls();
+
+}  // namespace smla

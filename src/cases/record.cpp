@@ -1,0 +1,212 @@
+// Live calls to case files. A tensor is copied without its strides; of a cache the pages are copied, not what other caches keep between them.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <vector>
+
+#include "cases/op_case.h"
+#include "ops/registry.h"
+#include "sparsemla/case.h"
+#include "sparsemla/error.h"
+
+namespace smla {
+
+namespace {
+
+struct Recorder {
+  std::mutex mutex;
+  std::string folder;
+  std::int64_t count = 0;
+};
+Recorder& recorder() {
+  static Recorder instance;
+  return instance;
+}
+
+HostTensor contiguous(const ConstTensorView& view) {
+  const std::vector<std::int64_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+  HostTensor out(view.dtype, shape);
+  if (out.numel() == 0) return out;
+  const std::int64_t row = shape.back();
+  const auto bytes = static_cast<std::size_t>(row * size_of(view.dtype));
+  for (std::int64_t i = 0; i < out.numel() / row; ++i) {
+    std::int64_t at = 0;
+    std::int64_t rest = i;
+    for (int d = view.rank - 2; d >= 0; --d) {
+      at += rest % view.size(d) * view.stride[static_cast<std::size_t>(d)];
+      rest /= view.size(d);
+    }
+    std::memcpy(static_cast<std::uint8_t*>(out.data()) + static_cast<std::size_t>(i) * bytes,
+                static_cast<const std::uint8_t*>(view.data) + at * size_of(view.dtype), bytes);
+  }
+  return out;
+}
+
+HostTensor pages(const PagedCache& cache) {
+  const std::int64_t page = block_bytes(*cache.format, cache.block_size);
+  HostTensor out(DType::kU8, {cache.num_blocks, page});
+  for (std::int64_t b = 0; b < cache.num_blocks; ++b) {
+    std::memcpy(out.as<std::uint8_t>() + b * page, cache.block(b), static_cast<std::size_t>(page));
+  }
+  return out;
+}
+
+/// A case under construction.
+struct Draft {
+  std::map<std::string, HostTensor> tensors;
+  std::string params;
+  std::string tolerance;
+
+  static void append(std::string& object, const std::string& key, const std::string& value) {
+    object += (object.empty() ? "" : ", ") + json_string(key) + ": " + value;
+  }
+  void param(const std::string& key, const std::string& json) { append(params, key, json); }
+  void param(const std::string& key, double value) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.17g", value);
+    param(key, std::string(text));
+  }
+  /// What separates two implementations of the same op, not two runs of one.
+  void bound(const std::string& result, DType dtype, bool set) {
+    if (set) append(tolerance, result, "{\"set\": true}");
+    if (dtype == DType::kF32) append(tolerance, result, "{\"l2\": 1e-5}");
+    if (dtype == DType::kBF16) append(tolerance, result, "{\"l2\": 2.2e-3}");
+    if (dtype == DType::kE4M3) append(tolerance, result, "{\"ulp\": 1}");
+  }
+  void write(std::string_view op) {
+    Recorder& r = recorder();
+    if (!tolerance.empty()) param("tolerance", "{" + tolerance + "}");
+    char number[24];
+    std::snprintf(number, sizeof number, "%06lld_", static_cast<long long>(r.count));
+    std::map<std::string, const HostTensor*> list;
+    for (const auto& [name, tensor] : tensors) list[name] = &tensor;
+    write_case((std::filesystem::path(r.folder) / (number + std::string(op) + ".smla-case.safetensors")).string(), op, "{" + params + "}", list);
+    ++r.count;
+  }
+};
+
+struct WriteFields {
+  Draft& draft;
+  void operator()(const char* name, std::int64_t value) const { draft.param(name, std::to_string(value)); }
+  void operator()(const char* name, int value) const { draft.param(name, std::to_string(value)); }
+  void operator()(const char* name, float value) const { draft.param(name, static_cast<double>(value)); }
+  void operator()(const char* name, bool value) const { draft.param(name, value ? std::string("true") : std::string("false")); }
+  void operator()(const char* name, DType value) const { draft.param(name, json_string(name_of(value))); }
+  void operator()(const char* name, const RowFormat* value) const {
+    if (value != nullptr) draft.param(name, json_string(value->name));
+  }
+  void operator()(const char* name, ClampRule value) const { draft.param(name, json_string(op_case::text_of(value))); }
+  void operator()(const char* name, OutputScale value) const { draft.param(name, json_string(op_case::text_of(value))); }
+};
+
+struct WriteBefore {
+  Draft& draft;
+  void in(const std::string& name, const ConstTensorView& view) const {
+    if (!view.absent()) draft.tensors.insert_or_assign("in." + name, contiguous(view));
+  }
+  void out(const std::string& name, const TensorView& view) const {
+    if (!view.absent()) draft.tensors.insert_or_assign("in." + name + "_before", contiguous(view));
+  }
+  void cache(const std::string& name, const PagedCache& cache, CacheAccess access) const {
+    if (cache.format == nullptr) return;
+    draft.param(name + "_format", json_string(cache.format->name));
+    draft.param(name + "_block_size", std::to_string(cache.block_size));
+    draft.param(name + "_scale", static_cast<double>(cache.scale));
+    draft.tensors.insert_or_assign("in." + name + (access == CacheAccess::kWrite ? "_before" : ""), pages(cache));
+  }
+};
+
+struct WriteAfter {
+  Draft& draft;
+  bool set;  ///< integer results are sets
+  void in(const std::string&, const ConstTensorView&) const {}
+  void out(const std::string& name, const TensorView& view) const {
+    if (view.absent()) return;
+    draft.tensors.insert_or_assign("out." + name, contiguous(view));
+    draft.bound(name, view.dtype, set);
+  }
+  void cache(const std::string& name, const PagedCache& cache, CacheAccess access) const {
+    if (cache.format == nullptr || access == CacheAccess::kRead) return;
+    draft.tensors.insert_or_assign("out." + name, pages(cache));
+    Draft::append(draft.tolerance, name,
+                  "{\"rows\": {\"format\": " + json_string(cache.format->name) + ", \"block_size\": " + std::to_string(cache.block_size) +
+                      ", \"steps\": 1, \"ulp\": 1}}");
+  }
+};
+
+template <class Op>
+void record(const typename Op::Problem& problem, const typename Op::Args& args, const std::function<void()>& run) {
+  const std::lock_guard lock(recorder().mutex);
+  typename Op::Problem p = problem;
+  typename Op::Args a = args;
+  Draft draft;
+  fields(p, WriteFields{draft});
+  tensors(a, WriteBefore{draft});
+  run();
+  tensors(a, WriteAfter{draft, std::string_view(Op::kName) == TopK::kName});
+  draft.write(Op::kName);
+}
+
+/// sparse_attention has a form of its own, older than the others.
+template <>
+void record<SparseAttention>(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const std::function<void()>& run) {
+  const std::lock_guard lock(recorder().mutex);
+  Draft draft;
+  draft.param("scale", static_cast<double>(problem.softmax_scale()));
+  draft.param("q_scale", static_cast<double>(problem.q_scale));
+  draft.param("partial", std::string(problem.partial ? "true" : "false"));
+  draft.param("out_heads", std::to_string(problem.out_heads));
+  const WriteBefore before{draft};
+  before.in("q", args.q.slice(1, 0, problem.heads));
+  before.in("sink", args.sink);
+  for (int i = 0; i < problem.scopes; ++i) {
+    const SparseAttention::Scope& scope = args.scopes[static_cast<std::size_t>(i)];
+    const std::string suffix = std::to_string(i);
+    draft.param("format" + suffix, json_string(scope.cache.format->name));
+    draft.param("block_size" + suffix, std::to_string(scope.cache.block_size));
+    draft.param("kv_scale" + suffix, static_cast<double>(scope.cache.scale));
+    draft.tensors.insert_or_assign("in.cache" + suffix, pages(scope.cache));
+    const bool empty = problem.scope[static_cast<std::size_t>(i)].width == 0;
+    draft.tensors.insert_or_assign("in.indices" + suffix, empty ? HostTensor(DType::kI32, {problem.tokens, 0}) : contiguous(scope.indices));
+    before.in("lens" + suffix, scope.lens);
+  }
+  run();
+  const WriteAfter after{draft, false};
+  after.out("o", args.o);
+  after.out("lse", args.lse);
+  draft.write(SparseAttention::kName);
+}
+
+template <class... Ops>
+void observe(bool on) {
+  (call_observer<Ops>.store(on ? record<Ops> : nullptr), ...);
+}
+
+}  // namespace
+
+void record_calls(const std::string& folder) {
+  const std::lock_guard lock(recorder().mutex);
+  if (!folder.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (!std::filesystem::is_directory(folder)) throw IoError("record_calls: " + folder + ": got " + error.message() + ", expected a folder");
+  }
+  recorder().folder = folder;
+  observe<Projection, RmsNorm, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits,
+          TopK, TokenToReq, SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk,
+          CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention, MergePartials, InverseRope, InverseRopeQuant>(!folder.empty());
+}
+
+void record_calls_from_environment() {
+  const char* folder = std::getenv("SMLA_DUMP");
+  if (folder != nullptr && *folder != 0) record_calls(folder);
+}
+
+std::int64_t recorded_calls() {
+  const std::lock_guard lock(recorder().mutex);
+  return recorder().count;
+}
+
+}  // namespace smla

@@ -1,0 +1,124 @@
+// Live calls become case files, and the files replay to the same results.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <vector>
+
+#include "cases/replay.h"
+#include "ops/catalog.h"
+#include "parity/norm_rope_cases.h"
+#include "sparsemla/case.h"
+#include "sparsemla/error.h"
+#include "sparsemla/ops/index.h"
+
+namespace smla {
+namespace {
+
+using namespace norm_rope_cases;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+class RecordCalls : public testing::Test {
+ protected:
+  RecordCalls() : folder_(std::filesystem::temp_directory_path() / ("smla_record_" + std::to_string(getpid()))) {
+    std::filesystem::remove_all(folder_);
+  }
+  ~RecordCalls() override {
+    record_calls("");
+    std::filesystem::remove_all(folder_);
+  }
+  std::vector<CaseFile> files() const {
+    std::vector<std::filesystem::path> paths;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) paths.push_back(entry.path());
+    std::sort(paths.begin(), paths.end());
+    std::vector<CaseFile> out;
+    for (const auto& path : paths) out.push_back(read_case(path.string()));
+    return out;
+  }
+  static bool passes(const CaseFile& file, const std::string& implementation) {
+    ReplayOptions options;
+    options.plan.implementation = implementation;
+    bool all = true;
+    for (const Verdict& verdict : judge(file, replay(file, options))) all = all && verdict.comparison.pass;
+    return all;
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(RecordCalls, StridedTensorsAndWrittenCachesReplay) {
+  const InsertCase c{.tokens = 9, .inserted = 7, .heads = 2, .out_heads = 3, .format = &fp8_ds_mla_rows(), .block_size = 3, .hostile = true};
+  const InsertInputs in = make_inputs(c);
+  record_calls(folder_.string());
+  const std::int64_t before = recorded_calls();
+  Plan<QNormRopeInsert>(c.problem()).run(in.args);
+  record_calls("");
+  Plan<QNormRopeInsert>(c.problem()).run(in.args);
+  EXPECT_EQ(recorded_calls(), before + 1);
+
+  std::vector<CaseFile> cases = files();
+  ASSERT_EQ(cases.size(), 1U);
+  EXPECT_EQ(cases[0].op, "qnorm_rope_insert");
+  for (const char* implementation : {"", "ref", "cpu"}) EXPECT_TRUE(passes(cases[0], implementation)) << implementation;
+  cases[0].tensors.at("out.cache").as<std::uint8_t>()[0] ^= 0x40U;
+  EXPECT_FALSE(passes(cases[0], "ref"));
+}
+
+TEST_F(RecordCalls, EveryKindOfScalarComesBack) {
+  HostTensor x(DType::kF32, {3, 4, 512});
+  std::mt19937_64 random(3);
+  fill_activations(x, random);
+  HostTensor positions(DType::kI64, {3});
+  const HostTensor table = rope_rows(4, 64);
+  HostTensor values(DType::kE4M3, {2, 3, 1024});
+  HostTensor scales(DType::kI32, {2, 2, 4});
+  const std::vector<std::int32_t> topk{3, -1, 0, 4};
+  const std::vector<std::int32_t> requests{0};
+  const std::vector<std::int32_t> blocks{5, 9};
+  const std::vector<std::uint8_t> valid{1};
+  std::vector<std::int32_t> indices(4);
+  std::vector<std::int32_t> lens(1);
+
+  record_calls(folder_.string());
+  Plan<InverseRopeQuant>({.tokens = 3, .heads = 4, .groups = 2, .in = DType::kF32, .scale = OutputScale::kUe8m0x4})
+      .run({.x = x.view(), .positions = positions.view(), .cos_sin = table.view(), .values = values.view(), .scales = scales.view()});
+  Plan<GlobalTopk>({.requests = 1, .tokens = 1, .k = 4, .storage_block = 2, .compact = true})
+      .run({.topk = view_of(topk.data(), {1, 4}),
+            .token_to_req = view_of(requests.data(), {1}),
+            .block_table = view_of(blocks.data(), {1, 2}),
+            .valid = ConstTensorView(valid.data(), DType::kBool, {1}),
+            .indices = view_of(indices.data(), {1, 4}),
+            .lens = view_of(lens.data(), {1})});
+  record_calls("");
+  std::vector<CaseFile> cases = files();
+  ASSERT_EQ(cases.size(), 2U);
+  for (const CaseFile& file : cases) EXPECT_TRUE(passes(file, "ref")) << file.op;
+  CaseFile& changed = cases[0];
+  for (auto& [key, value] : changed.params.members) {
+    if (key == "scale") value.text = "f32";
+  }
+  EXPECT_THROW(passes(changed, "ref"), InvalidArgument);  // int32 words are no fp32 scales
+  for (auto& [key, value] : changed.params.members) {
+    if (key == "scale") value.text = "f16";
+  }
+  EXPECT_THAT([&] { passes(changed, "ref"); }, ThrowsMessage<InvalidArgument>(HasSubstr("scale: got \"f16\", expected f32 or ue8m0x4")));
+}
+
+TEST_F(RecordCalls, TheEnvironmentNamesTheFolder) {
+  ASSERT_EQ(setenv("SMLA_DUMP", folder_.c_str(), 1), 0);
+  record_calls_from_environment();
+  unsetenv("SMLA_DUMP");
+  EXPECT_TRUE(std::filesystem::is_directory(folder_));
+  EXPECT_THROW(record_calls("/dev/null/nowhere"), IoError);
+}
+
+TEST(ReplayTable, EveryOpOfTheLibraryHasACaseForm) {
+  std::vector<std::string_view> names;
+  for (const ReplayEntry& entry : replay_table()) names.push_back(entry.op);
+  for (const OpInfo& op : op_catalog()) EXPECT_THAT(names, testing::Contains(op.name));
+}
+
+}  // namespace
+}  // namespace smla

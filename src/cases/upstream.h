@@ -32,7 +32,7 @@ inline ConstTensorView input(const CaseFile& file, const char* name, std::initia
 }
 
 /// Shape of an expected result, or `otherwise` when the case does not expect it.
-inline std::vector<std::int64_t> shape_of(const CaseFile& file, const std::string& result, std::vector<std::int64_t> otherwise) {
+inline std::vector<std::int64_t> shape_of(const CaseFile& file, const std::string& result, const std::vector<std::int64_t>& otherwise) {
   const HostTensor* want = file.find("out." + result);
   if (want != nullptr) return want->shape();
   return otherwise;

@@ -60,7 +60,7 @@ struct Trace {
 /// One layer over its own strided, poisoned memory.
 class LayerHarness {
  public:
-  LayerHarness(int ratio, LayerOptions options, std::vector<std::int64_t> lengths)
+  LayerHarness(int ratio, const LayerOptions& options, std::vector<std::int64_t> lengths)
       : config_(small_layer(ratio)), lengths_(std::move(lengths)), weights_(random_weights(config_, 17)) {
     const std::int64_t longest = *std::ranges::max_element(lengths_);
     cos_sin_ = HostTensor(DType::kF32, {longest + 1, config_.rope_head_dim});

@@ -98,7 +98,7 @@ TEST_F(Safetensors, ReadsTheGoldenCases) {
 
 TEST_F(Safetensors, MissingFileAndFolder) {
   EXPECT_THROW(SafetensorsFile("/no/such/file"), IoError);
-  EXPECT_THROW(SafetensorsFile(::testing::TempDir()), IoError);
+  EXPECT_THROW(SafetensorsFile{testing::TempDir()}, IoError);
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   EXPECT_THROW(SafetensorsFile{path_}, IoError);  // and does not wait for a writer
 }

@@ -145,9 +145,9 @@ void fields(GatherRows::Problem& p, auto&& f) { SMLA_FIELD(requests), SMLA_FIELD
 void tensors(GatherRows::Args& a, auto&& t) { SMLA_READ(cache), SMLA_IN(seq_lens), SMLA_IN(gather_lens), SMLA_IN(block_table), SMLA_OUT(out); }
 
 void fields(Projection::Problem& p, auto&& f) {
-  SMLA_FIELD(m), SMLA_FIELD(n), SMLA_FIELD(k), SMLA_FIELD(groups), SMLA_FIELD(x), SMLA_FIELD(w), SMLA_FIELD(y);
+  SMLA_FIELD(m), SMLA_FIELD(n), SMLA_FIELD(k), SMLA_FIELD(groups), SMLA_FIELD(x), SMLA_FIELD(w), SMLA_FIELD(y), SMLA_FIELD(x_scale);
 }
-void tensors(Projection::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(w), SMLA_OUT(y); }
+void tensors(Projection::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(w), SMLA_OUT(y), SMLA_IN(x_scale); }
 
 #undef SMLA_FIELD
 #undef SMLA_IN

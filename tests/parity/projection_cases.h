@@ -1,10 +1,13 @@
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "core/codecs.h"
 #include "sparsemla/ops/projection.h"
 
 namespace smla::test {
@@ -16,13 +19,15 @@ struct ProjectionCase {
   std::int64_t y_gap = 0;
   bool y_group_major = false;  ///< y stored as [groups, m, n]
   std::uint64_t seed = 1;
+  std::int64_t scale_gap = 0;  ///< E4M3 x: rows that the scales have beyond m
 };
 
 inline std::string describe(const ProjectionCase& c) {
   const Projection::Problem& p = c.problem;
   const auto name = [](DType d) { return std::string(name_of(d)); };
+  const std::string scales = p.x != DType::kE4M3 ? "" : p.x_scale == OutputScale::kF32 ? " (f32 scales)" : " (ue8m0x4 scales)";
   return "m " + std::to_string(p.m) + " n " + std::to_string(p.n) + " k " + std::to_string(p.k) + " groups " + std::to_string(p.groups) + " " +
-         name(p.x) + " x " + name(p.w) + " -> " + name(p.y) + " gaps " + std::to_string(c.x_gap) + " " + std::to_string(c.y_gap) +
+         name(p.x) + scales + " x " + name(p.w) + " -> " + name(p.y) + " gaps " + std::to_string(c.x_gap) + " " + std::to_string(c.y_gap) +
          (c.y_group_major ? " group-major" : "") + " seed " + std::to_string(c.seed);
 }
 
@@ -49,6 +54,8 @@ class ProjectionBuffer {
   void set(std::int64_t at, float value) {
     if (dtype_ == DType::kBF16) {
       put(at, to_bf16(value));
+    } else if (dtype_ == DType::kE4M3) {
+      put(at, to_e4m3(value * 448.0F));
     } else {
       put(at, value);
     }
@@ -94,17 +101,34 @@ struct ProjectionTensors {
         y_stride_g(c.y_group_major ? c.problem.m * y_stride_m : c.problem.n),
         x(problem.x, problem.m == 0 ? 0 : (problem.m - 1) * x_row + problem.groups * problem.k),
         w(problem.w, problem.groups * problem.n * problem.k),
+        scale_rows(problem.x_scale == OutputScale::kF32 ? chunks() : (chunks() + 3) / 4),
+        scale_columns(problem.m + c.scale_gap),
+        scales(DType::kF32, problem.x == DType::kE4M3 ? problem.groups * scale_rows * scale_columns : 0),
         y(poisoned_y()) {
     ProjectionRandom random(c.seed);
     for (std::int64_t i = 0; i < problem.m; ++i) {
       for (std::int64_t j = 0; j < problem.groups * problem.k; ++j) x.set(i * x_row + j, random.next());
     }
     for (std::int64_t i = 0; i < w.elements(); ++i) w.set(i, random.next());
+    for (std::int64_t i = 0; i < scales.elements(); ++i) set_scale(i, random);
   }
 
   ProjectionBuffer poisoned_y() const {
     const bool empty = problem.m == 0 || problem.n == 0;
     return {problem.y, empty ? 0 : (problem.m - 1) * y_stride_m + (problem.groups - 1) * y_stride_g + problem.n};
+  }
+  std::int64_t chunks() const { return problem.k / Projection::kScaleGroup; }
+  /// Powers of two about 2^-9; NaN where no row is. The packed form has four in a word.
+  void set_scale(std::int64_t at, ProjectionRandom& random) {
+    std::uint32_t bytes[4];
+    for (std::uint32_t& byte : bytes) byte = static_cast<std::uint32_t>(118.0F + random.next() * 6.0F);
+    if (at % scale_columns >= problem.m) {
+      scales.set(at, from_ue8m0(255));
+    } else if (problem.x_scale == OutputScale::kF32) {
+      scales.set(at, from_ue8m0(static_cast<std::uint8_t>(bytes[0])));
+    } else {
+      scales.set(at, std::bit_cast<float>(bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24));
+    }
   }
   std::int64_t y_at(std::int64_t i, std::int64_t g, std::int64_t j) const { return i * y_stride_m + g * y_stride_g + j; }
   Projection::Args args(ProjectionBuffer& out) const {
@@ -112,6 +136,10 @@ struct ProjectionTensors {
                        ConstTensorView(w.data(), problem.w, {problem.groups, problem.n, problem.k}),
                        TensorView(out.data(), problem.y, {problem.m, problem.groups, problem.n})};
     a.x.stride[0] = x_row;
+    if (problem.x == DType::kE4M3) {
+      a.x_scale = ConstTensorView(scales.data(), problem.x_scale == OutputScale::kF32 ? DType::kF32 : DType::kI32,
+                                  {problem.groups, scale_rows, scale_columns});
+    }
     a.y.stride[0] = y_stride_m;
     a.y.stride[1] = y_stride_g;
     return a;
@@ -119,7 +147,9 @@ struct ProjectionTensors {
 
   Projection::Problem problem;
   std::int64_t x_row, y_stride_m, y_stride_g;
-  ProjectionBuffer x, w, y;
+  ProjectionBuffer x, w;
+  std::int64_t scale_rows, scale_columns;
+  ProjectionBuffer scales, y;
 };
 
 /// Shapes that meet every edge of the kernels' tiles, dtypes and strides taken in turn; large products with few groups only.
@@ -153,6 +183,20 @@ inline std::vector<ProjectionCase> projection_cases() {
     add(3, 0, 16, 2, dtypes);
     add(3, 5, 0, 2, dtypes);
     add(40, 33, 0, 1, dtypes);
+  }
+  const std::size_t plain = out.size();
+  for (const OutputScale scale : {OutputScale::kF32, OutputScale::kUe8m0x4}) {
+    for (const std::int64_t m : {0, 1, 3, 5, 24, 25, 193, 400}) {
+      for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{5, 128, 1}, {70, 640, 3}, {33, 2048, 2}, {3, 0, 2}, {0, 128, 1}}) {
+        if (m * n * k * groups <= 12'000'000) add(m, n, k, groups, static_cast<unsigned>(count));
+      }
+    }
+    for (std::size_t i = plain; i < out.size(); ++i) {
+      if (out[i].problem.x == DType::kE4M3) continue;
+      out[i].problem.x = DType::kE4M3;
+      out[i].problem.x_scale = scale;
+      out[i].scale_gap = static_cast<std::int64_t>(i % 4);
+    }
   }
   add(64, 512, 4096, 1, 0);
   add(1100, 24, 40, 1, 0);  // several chunks of rows

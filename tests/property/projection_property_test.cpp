@@ -45,7 +45,12 @@ ProjectionCase arbitrary_case() {
   p.n = *inRange<std::int64_t>(1, p.m > 100 ? 20 : 140);
   p.k = *rc::gen::oneOf(inRange<std::int64_t>(0, 40), inRange<std::int64_t>(1000, p.m > 100 ? 1100 : 2100));
   p.groups = *inRange<std::int64_t>(1, 4);
-  p.x = *rc::gen::element(DType::kBF16, DType::kF32);
+  p.x = *rc::gen::element(DType::kBF16, DType::kF32, DType::kE4M3);
+  if (p.x == DType::kE4M3) {
+    p.k = p.k / Projection::kScaleGroup * Projection::kScaleGroup;
+    p.x_scale = *rc::gen::element(OutputScale::kF32, OutputScale::kUe8m0x4);
+    c.scale_gap = *inRange<std::int64_t>(0, 4);
+  }
   p.w = *rc::gen::element(DType::kBF16, DType::kF32);
   p.y = *rc::gen::element(DType::kBF16, DType::kF32);
   c.x_gap = *inRange<std::int64_t>(0, 9);
@@ -66,6 +71,7 @@ void run_part(const ProjectionTensors& t, ProjectionBuffer& y, const std::string
   p.m = end - begin;
   Projection::Args a = t.args(y);
   a.x = a.x.slice(0, begin, end);
+  if (p.x == DType::kE4M3) a.x_scale = a.x_scale.slice(2, begin, end);
   a.y = a.y.slice(0, begin, end);
   run(p, a, implementation, threads);
 }
@@ -101,7 +107,8 @@ TEST(ProjectionProperty, RowsDoNotDependOnTheirNeighbours) {
     const auto row = *rc::gen::inRange<std::int64_t>(0, c.problem.m);
     ProjectionTensors loud(c);  // every other row infinite
     for (std::int64_t i = 0; i < c.problem.m; ++i) {
-      for (std::int64_t j = 0; i != row && j < c.problem.groups * c.problem.k; ++j) loud.x.set(i * loud.x_row + j, HUGE_VALF);
+      for (std::int64_t j = 0; i != row && j < c.problem.groups * c.problem.k; ++j)
+        loud.x.set(i * loud.x_row + j, c.problem.x == DType::kE4M3 ? NAN : HUGE_VALF);
     }
     for (const std::string& name : steady_implementations(c.problem)) {
       ProjectionBuffer quiet = t.poisoned_y();
@@ -132,6 +139,7 @@ TEST(ProjectionProperty, GroupsAndOutputsStandAlone) {
       const ProjectionBuffer before = whole;
       Projection::Args a = t.args(whole);
       a.x = a.x.slice(1, group, group + 1);
+      if (part.x == DType::kE4M3) a.x_scale = a.x_scale.slice(0, group, group + 1);
       a.y = a.y.slice(1, group, group + 1).slice(2, first, last);
       a.w = a.w.slice(0, group, group + 1).slice(1, first, last);
       a.w.stride = ConstTensorView(a.w.data, a.w.dtype, {1, part.n, part.k}).stride;

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "sparsemla/op.h"
+#include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/tensor_view.h"
 
 namespace smla {
@@ -11,6 +12,8 @@ namespace smla {
 /// Linear layers, one or G side by side (spec 2):  y[m, g, n] = sum_k x[m, g, k] * w[g, n, k], fp32 accumulation, one rounding.
 ///
 /// groups = 1 is a plain projection; groups = o_groups is the grouped output projection wo_a (einsum bhr,hdr->bhd).
+/// x may be E4M3 with one scale for each 128 inputs of a row, as InverseRopeQuant writes them (its `values` [G, T, D] seen as [T, G, D]): then
+/// y[m, g, n] = sum_k (x[m, g, k] * scale[g, k / 128, m]) * w[g, n, k]. Each x * scale must be a float32 number.
 /// Implementations differ in summation order; one that accepts `deterministic` gives a row the same bits whatever the other rows are.
 struct Projection {
   static constexpr std::string_view kName = "projection";
@@ -19,14 +22,18 @@ struct Projection {
     std::int64_t n = 0;  ///< outputs of a group
     std::int64_t k = 0;  ///< inputs of a group
     std::int64_t groups = 1;
-    DType x = DType::kBF16;  ///< BF16 or F32
-    DType w = DType::kBF16;  ///< BF16 or F32
-    DType y = DType::kBF16;  ///< BF16 or F32
+    DType x = DType::kBF16;                   ///< BF16, F32 or E4M3
+    DType w = DType::kBF16;                   ///< BF16 or F32
+    DType y = DType::kBF16;                   ///< BF16 or F32
+    OutputScale x_scale = OutputScale::kF32;  ///< how the scales of E4M3 x are stored
   };
+  static constexpr std::int64_t kScaleGroup = InverseRopeQuant::kGroup;  ///< inputs of a scale of E4M3 x; divides k
   struct Args {
     ConstTensorView x;  ///< [m, groups, k]; the first two strides are free, the last is 1
     ConstTensorView w;  ///< [groups, n, k] contiguous
     TensorView y;       ///< [m, groups, n]; the first two strides are free, the last is 1
+    /// With E4M3 x only. kF32: [groups, k/128, >= m] F32; kUe8m0x4: [groups, cdiv(k/128, 4), >= m] I32. The first two strides are free, the last is 1.
+    ConstTensorView x_scale{};
   };
 };
 

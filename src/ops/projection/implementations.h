@@ -17,6 +17,12 @@ void projection_avx2(const ProjectionProblem& problem, const Projection::Args& a
 void projection_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threads);
 
+/// The scale of E4M3 x: of row `row`, group `group`, inputs [chunk * kScaleGroup, (chunk + 1) * kScaleGroup).
+float x_scale_of(const ProjectionProblem& problem, const ConstTensorView& scales, std::int64_t row, std::int64_t group, std::int64_t chunk);
+
+/// Rows [begin, begin + rows) of E4M3 x times their scales, as floats [rows, groups, k].
+void decode_x(const ProjectionProblem& problem, const Projection::Args& args, std::int64_t begin, std::int64_t rows, float* out, int threads);
+
 /// oneDNN, or its stand-in, which always refuses (no_onednn.cpp).
 std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options);
 std::size_t projection_onednn_workspace(const ProjectionProblem& problem, int threads);

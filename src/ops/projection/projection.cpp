@@ -19,6 +19,34 @@ void check_float(std::string_view what, DType dtype) {
   check_that(dtype == DType::kBF16 || dtype == DType::kF32, Projection::kName, what, "dtype " + std::string(name_of(dtype)), "BF16 or F32");
 }
 
+std::string strides_text(const ConstTensorView& view) {
+  return "strides " + std::to_string(view.stride[0]) + ", " + std::to_string(view.stride[1]) + ", " + std::to_string(view.stride[2]);
+}
+
+void check_x(const ProjectionProblem& problem) {
+  if (problem.x != DType::kE4M3) {
+    check_that(problem.x == DType::kBF16 || problem.x == DType::kF32, Projection::kName, "x", "dtype " + std::string(name_of(problem.x)),
+               "BF16, F32 or F8_E4M3");
+    return;
+  }
+  check_that(problem.k % Projection::kScaleGroup == 0, Projection::kName, "k", problem.k,
+             "a multiple of " + std::to_string(Projection::kScaleGroup) + ", the inputs of a scale of F8_E4M3 x");
+}
+
+void check_x_scale(const ProjectionProblem& problem, const ConstTensorView& scale) {
+  constexpr std::string_view op = Projection::kName;
+  if (problem.x != DType::kE4M3) {
+    check_that(scale.absent(), op, "x_scale", describe(scale), "none: x is " + std::string(name_of(problem.x)));
+    return;
+  }
+  const bool packed = problem.x_scale == OutputScale::kUe8m0x4;
+  const std::int64_t chunks = problem.k / Projection::kScaleGroup;
+  check_tensor(op, "x_scale", scale, {problem.groups, packed ? (chunks + 3) / 4 : chunks, kAny}, {packed ? DType::kI32 : DType::kF32});
+  check_that(scale.size(2) >= problem.m, op, "x_scale", describe(scale), "at least " + std::to_string(problem.m) + " rows in its last dimension");
+  check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op, "x_scale", strides_text(scale),
+             "no negative stride");
+}
+
 /// a * b * c elements of at most 4 bytes must be addressable.
 void check_product(std::string_view what, std::int64_t a, std::int64_t b, std::int64_t c) {
   std::int64_t ab = 0;
@@ -38,10 +66,6 @@ bool rows_apart(const TensorView& y) {
   if (y.size(inner) > 1 && extent(inner) < row) return false;
   if (y.size(outer) <= 1) return true;
   return extent(outer) >= (y.size(inner) - 1) * extent(inner) + row;
-}
-
-std::string strides_text(const ConstTensorView& view) {
-  return "strides " + std::to_string(view.stride[0]) + ", " + std::to_string(view.stride[1]) + ", " + std::to_string(view.stride[2]);
 }
 
 }  // namespace
@@ -72,7 +96,7 @@ void OpTable<Projection>::check_problem(const ProjectionProblem& problem) {
   check_size("n", problem.n, 0);
   check_size("k", problem.k, 0);
   check_size("groups", problem.groups, 1);
-  check_float("x", problem.x);
+  check_x(problem);
   check_float("w", problem.w);
   check_float("y", problem.y);
   check_product("x", problem.m, problem.groups, problem.k);
@@ -86,6 +110,7 @@ void OpTable<Projection>::check_args(const ProjectionProblem& problem, const Pro
   check_tensor(op, "x", args.x, {problem.m, problem.groups, problem.k}, {problem.x});
   check_tensor(op, "w", args.w, {problem.groups, problem.n, problem.k}, {problem.w});
   check_tensor(op, "y", args.y, {problem.m, problem.groups, problem.n}, {problem.y});
+  check_x_scale(problem, args.x_scale);
   check_that(args.w.numel() == 0 || args.w.contiguous(), op, "w", strides_text(args.w), "contiguous");
   if (args.x.numel() != 0) {
     check_that((args.x.size(0) <= 1 || args.x.stride[0] >= 0) && (args.x.size(1) <= 1 || args.x.stride[1] >= 0), op, "x", strides_text(args.x),

@@ -73,23 +73,54 @@ void run_tiles(ProjectionTileFunction tile_function, const ProjectionProblem& p,
   }
 }
 
+/// E4M3 x: a tile's rows at a time are made floats, behind the threads' scratch.
+ProjectionProblem decoded_problem(const ProjectionProblem& p) {
+  ProjectionProblem out = p;
+  out.m = std::min(p.m, kProjectionTileRows);
+  out.x = DType::kF32;
+  return out;
+}
+
+std::size_t scratch_bytes(const ProjectionProblem& p, int threads) {
+  return static_cast<std::size_t>(scratch_floats(p)) * sizeof(float) * static_cast<std::size_t>(threads);
+}
+
+void run_decoded(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) return set_to_zero(p, a.y);
+  ProjectionProblem part = decoded_problem(p);
+  auto* x = reinterpret_cast<float*>(static_cast<char*>(context.workspace.data) + scratch_bytes(part, context.threads));
+  for (std::int64_t i = 0; i < p.m; i += kProjectionTileRows) {
+    part.m = std::min(kProjectionTileRows, p.m - i);
+    decode_x(p, a, i, part.m, x, context.threads);
+    const Projection::Args args{.x = view_of<const float>(x, {part.m, p.groups, p.k}), .w = a.w, .y = a.y.slice(0, i, i + part.m)};
+    run_tiles(tile_function, part, args, context);
+  }
+}
+
+void run(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  p.x == DType::kE4M3 ? run_decoded(tile_function, p, a, context) : run_tiles(tile_function, p, a, context);
+}
+
 }  // namespace
 
 std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threads) {
   if (problem.m == 0 || problem.n == 0 || problem.k == 0) return 0;
-  return static_cast<std::size_t>(scratch_floats(problem)) * sizeof(float) * static_cast<std::size_t>(threads);
+  if (problem.x != DType::kE4M3) return scratch_bytes(problem, threads);
+  const ProjectionProblem part = decoded_problem(problem);
+  return scratch_bytes(part, threads) + static_cast<std::size_t>(part.m * part.groups * part.k) * sizeof(float);
 }
 
 void projection_cpu(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
-  run_tiles(projection_tile_cpu, problem, args, context);
+  run(projection_tile_cpu, problem, args, context);
 }
 
 void projection_avx2(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
-  run_tiles(projection_tile_avx2, problem, args, context);
+  run(projection_tile_avx2, problem, args, context);
 }
 
 void projection_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
-  run_tiles(projection_tile_avx512, problem, args, context);
+  run(projection_tile_avx512, problem, args, context);
 }
 
 }  // namespace smla

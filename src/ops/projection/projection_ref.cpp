@@ -1,14 +1,16 @@
 #include <bit>
 
+#include "core/codecs.h"
 #include "ops/projection/implementations.h"
 
-// y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y.
+// y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y. E4M3 x is multiplied by its scale first.
 
 namespace smla {
 
 namespace {
 
 double element(const void* data, DType dtype, std::int64_t at) {
+  if (dtype == DType::kE4M3) return static_cast<double>(to_float(static_cast<const E4M3*>(data)[at]));
   return dtype == DType::kBF16 ? static_cast<double>(to_float(static_cast<const BF16*>(data)[at]))
                                : static_cast<double>(static_cast<const float*>(data)[at]);
 }
@@ -38,7 +40,11 @@ void projection_ref(const ProjectionProblem& problem, const Projection::Args& ar
     for (std::int64_t j = 0; j < problem.n; ++j) {
       const std::int64_t w_at = (g * problem.n + j) * problem.k;
       double sum = 0.0;
-      for (std::int64_t k = 0; k < problem.k; ++k) sum += element(args.x.data, problem.x, x_at + k) * element(args.w.data, problem.w, w_at + k);
+      for (std::int64_t k = 0; k < problem.k; ++k) {
+        double x = element(args.x.data, problem.x, x_at + k);
+        if (problem.x == DType::kE4M3) x *= static_cast<double>(x_scale_of(problem, args.x_scale, i, g, k / Projection::kScaleGroup));
+        sum += x * element(args.w.data, problem.w, w_at + k);
+      }
       if (problem.y == DType::kBF16) {
         static_cast<BF16*>(args.y.data)[y_at + j] = bf16_of_double(sum);
       } else {

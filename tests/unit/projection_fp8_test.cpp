@@ -1,0 +1,179 @@
+// FP8 input of the projection: what InverseRopeQuant writes goes in as it is.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <random>
+
+#include "cases/case_file.h"
+#include "cases/replay.h"
+#include "core/host_tensor.h"
+#include "sparsemla/case.h"
+#include "sparsemla/ops/projection.h"
+
+namespace smla {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kTokens = 7, kHeads = 4, kGroups = 2, kDim = 512, kOutputs = 9, kWidth = kHeads / kGroups * kDim;
+
+/// A quantised attention output and the weights of its grouped projection.
+struct Quantised {
+  OutputScale scale;
+  HostTensor rotated{DType::kF32, {kTokens, kHeads, kDim}}, values{DType::kE4M3, {kGroups, kTokens, kWidth}}, scales,
+      w{DType::kBF16, {kGroups, kOutputs, kWidth}};
+
+  explicit Quantised(OutputScale form) : scale(form) {
+    std::mt19937_64 random(3);
+    std::normal_distribution<float> normal;
+    HostTensor o(DType::kBF16, {kTokens, kHeads, kDim});
+    HostTensor positions(DType::kI64, {kTokens});
+    HostTensor cos_sin(DType::kF32, {kTokens, 64});
+    for (std::int64_t i = 0; i < o.numel(); ++i) o.as<BF16>()[i] = to_bf16(normal(random) * (i % 700 < 128 ? 1e-3F : 1.0F));
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      positions.as<std::int64_t>()[t] = t;
+      for (std::int64_t i = 0; i < 32; ++i) {
+        cos_sin.as<float>()[t * 64 + i] = std::cos(static_cast<float>(t * i));
+        cos_sin.as<float>()[t * 64 + 32 + i] = std::sin(static_cast<float>(t * i));
+      }
+    }
+    for (std::int64_t i = 0; i < w.numel(); ++i) w.as<BF16>()[i] = to_bf16(normal(random));
+    const bool packed = form == OutputScale::kUe8m0x4;
+    const std::int64_t chunks = kWidth / InverseRopeQuant::kGroup;
+    scales = HostTensor(packed ? DType::kI32 : DType::kF32, {kGroups, packed ? (chunks + 3) / 4 : chunks, (kTokens + 3) / 4 * 4});
+    Plan<InverseRopeQuant>({.tokens = kTokens, .heads = kHeads, .groups = kGroups, .scale = form})
+        .run({.x = o.view(), .positions = positions.view(), .cos_sin = cos_sin.view(), .values = values.view(), .scales = scales.view()});
+    Plan<InverseRope>({.tokens = kTokens, .heads = kHeads, .out = DType::kF32})
+        .run({.x = o.view(), .positions = positions.view(), .cos_sin = cos_sin.view(), .y = rotated.view()});
+  }
+  Projection::Problem problem(DType y = DType::kF32) const {
+    return {.m = kTokens, .n = kOutputs, .k = kWidth, .groups = kGroups, .x = DType::kE4M3, .y = y, .x_scale = scale};
+  }
+  Projection::Args args(HostTensor& y) const {
+    ConstTensorView x(values.data(), DType::kE4M3, {kTokens, kGroups, kWidth});
+    x.stride = {kWidth, kTokens * kWidth, 1};
+    return {.x = x, .w = w.view(), .y = y.view(), .x_scale = scales.view()};
+  }
+};
+
+void run(const Projection::Problem& problem, const Projection::Args& args, const std::string& implementation) {
+  const Plan<Projection> plan(problem, {.implementation = implementation, .threads = 2});
+  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  plan.run(args, {.data = workspace.data(), .bytes = workspace.bytes()});
+}
+
+TEST(ProjectionFp8, ProjectsTheRotatedOutputUpToFp8Rounding) {
+  for (const OutputScale form : {OutputScale::kF32, OutputScale::kUe8m0x4}) {
+    const Quantised q(form);
+    for (const Candidate& candidate : explain<Projection>(q.problem())) {
+      if (!candidate.refusal.empty()) continue;
+      HostTensor y(DType::kF32, {kTokens, kGroups, kOutputs});
+      run(q.problem(), q.args(y), candidate.name);
+      double off = 0.0;
+      double size = 0.0;
+      for (std::int64_t i = 0; i < y.numel(); ++i) {
+        const std::int64_t t = i / (kGroups * kOutputs);
+        const std::int64_t g = i / kOutputs % kGroups;
+        double want = 0.0;
+        for (std::int64_t k = 0; k < kWidth; ++k) {
+          want += static_cast<double>(q.rotated.as<float>()[t * kHeads * kDim + g * kWidth + k]) *
+                  static_cast<double>(to_float(q.w.as<BF16>()[(g * kOutputs + i % kOutputs) * kWidth + k]));
+        }
+        off += (static_cast<double>(y.as<float>()[i]) - want) * (static_cast<double>(y.as<float>()[i]) - want);
+        size += want * want;
+      }
+      EXPECT_LT(std::sqrt(off / size), 0.04) << candidate.name;  // e4m3: half a step of 1/8, spread over many inputs
+      EXPECT_GT(off, 0.0);
+    }
+  }
+}
+
+TEST(ProjectionFp8, BothScaleFormsGiveTheSameBits) {
+  const Quantised floats(OutputScale::kF32);
+  const Quantised packed(OutputScale::kUe8m0x4);
+  for (const Candidate& candidate : explain<Projection>(floats.problem())) {
+    if (!candidate.refusal.empty()) continue;
+    HostTensor a(DType::kF32, {kTokens, kGroups, kOutputs});
+    HostTensor b(DType::kF32, {kTokens, kGroups, kOutputs});
+    run(floats.problem(), floats.args(a), candidate.name);
+    run(packed.problem(), packed.args(b), candidate.name);
+    EXPECT_EQ(std::memcmp(a.data(), b.data(), a.bytes()), 0) << candidate.name;
+  }
+}
+
+TEST(ProjectionFp8, OneDnnRefuses) {
+  for (const Candidate& candidate : explain<Projection>(Quantised(OutputScale::kF32).problem(DType::kBF16))) {
+    if (candidate.name == "onednn") {
+      EXPECT_NE(candidate.refusal, "");
+    }
+  }
+}
+
+TEST(ProjectionFp8, WrongScalesAreNamed) {
+  const Quantised q(OutputScale::kF32);
+  HostTensor y(DType::kF32, {kTokens, kGroups, kOutputs});
+  const auto text = [&](const Projection::Problem& problem, const Projection::Args& args) {
+    try {
+      run(problem, args, "ref");
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  Projection::Args bad = q.args(y);
+  EXPECT_EQ(text(q.problem(), bad), "no error");
+  bad.x_scale = {};
+  EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got"));
+  bad = q.args(y);
+  bad.x_scale.shape[2] = kTokens - 1;
+  EXPECT_EQ(text(q.problem(), bad), "projection: x_scale: got [2, 8, 6] F32, expected at least 7 rows in its last dimension");
+  bad = q.args(y);
+  bad.x_scale.shape[1] = 7;
+  EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got [2, 7, 8] F32, expected [2, 8, "));
+  bad = q.args(y);
+  bad.x_scale.dtype = DType::kI32;
+  EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got [2, 8, 8] I32"));
+  bad = q.args(y);
+  bad.x_scale.stride[1] = -8;
+  EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got strides 64, -8, 1, expected no negative stride"));
+  Projection::Problem odd = q.problem();
+  odd.k = 100;
+  EXPECT_EQ(text(odd, q.args(y)), "projection: k: got 100, expected a multiple of 128, the inputs of a scale of F8_E4M3 x");
+  Projection::Problem plain = q.problem();
+  plain.x = DType::kBF16;
+  bad = q.args(y);
+  HostTensor bf16(DType::kBF16, {kTokens, kGroups, kWidth});
+  bad.x = bf16.view();
+  EXPECT_EQ(text(plain, bad), "projection: x_scale: got [2, 8, 8] F32, expected none: x is BF16");
+}
+
+TEST(ProjectionFp8, HasACaseForm) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "projection_fp8_cases";
+  std::filesystem::remove_all(folder);
+  record_calls(folder.string());
+  for (const OutputScale form : {OutputScale::kF32, OutputScale::kUe8m0x4}) {
+    const Quantised q(form);
+    HostTensor y(DType::kBF16, {kTokens, kGroups, kOutputs});
+    run(q.problem(DType::kBF16), q.args(y), "ref");
+  }
+  record_calls("");
+  int replayed = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const CaseFile file = read_case(entry.path().string());
+    if (file.op != Projection::kName) continue;
+    for (const std::string implementation : {"ref", "cpu"}) {
+      for (const Verdict& verdict : judge(file, replay(file, {.plan = {.implementation = implementation}}))) {
+        EXPECT_TRUE(verdict.comparison.pass) << entry.path();
+      }
+    }
+    ++replayed;
+  }
+  EXPECT_EQ(replayed, 2);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace smla

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <string>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// Records every op that runs on the CPU from now on as a case file `<number>_<op>.smla-case.safetensors` in `folder` (made if needed), which
 /// `smla verify` replays; an empty name stops. Calls are recorded one at a time, whatever thread they come from. Runs become slow, files as large as the caches.

@@ -7,10 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "sparsemla/export.h"
 #include "sparsemla/model_config.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// The attention tensors of one layer, or of one tensor-parallel slice of it, ready for `layer_weights` (sparsemla/weights.h).
 struct LayerTensors {

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// The kind of machine a plan runs on.
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// Element types of tensors; the names are those of safetensors.
 enum class DType : std::uint8_t { kF32, kF64, kBF16, kE4M3, kU8, kI32, kI64, kBool };

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "sparsemla/checkpoint.h"
+#include "sparsemla/export.h"
 #include "sparsemla/layer.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// What a request asks for. Its tokens are synthetic: the hidden state of a token is a function of (seed, id, position).
 struct RequestSpec {

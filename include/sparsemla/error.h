@@ -3,7 +3,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// Base of every exception that leaves the library. The text names the tensor or file, what was got and what was expected.
 class Error : public std::runtime_error {

@@ -5,7 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// How one number of a cache row is stored.
 enum class Element : std::uint8_t { kF32, kBF16, kE4M3, kE2M1 };

@@ -7,11 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/model_config.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// What a cache of a layer holds (spec 5.4).
 enum class CacheRole : std::uint8_t { kWindow, kCompressed, kIndex, kState, kIndexState };

@@ -8,12 +8,13 @@
 #include <string_view>
 #include <vector>
 
+#include "sparsemla/export.h"
 #include "sparsemla/kv_pool.h"
 #include "sparsemla/model_config.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// Activations and caches of a layer: bf16 with a quantised or bf16 cache, or float32 throughout (the semantics alone, spec cases).
 enum class Precision : std::uint8_t { kBF16, kF32 };

@@ -6,7 +6,9 @@
 #include <string_view>
 #include <vector>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// YaRN scaling of the rope frequencies (spec 2); the amplitude factor is 1.
 struct YarnConfig {

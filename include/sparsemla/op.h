@@ -8,8 +8,9 @@
 
 #include "sparsemla/device.h"
 #include "sparsemla/error.h"
+#include "sparsemla/export.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// How an implementation is chosen for an op.
 struct PlanOptions {

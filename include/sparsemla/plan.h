@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// How a batch, ordered decodes first, falls into its two parts (spec 6).
 struct BatchSplit {

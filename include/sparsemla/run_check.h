@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "sparsemla/engine.h"
+#include "sparsemla/export.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// One (request, token, layer) whose attention was recomputed in float64.
 struct CheckedSample {

@@ -8,8 +8,9 @@
 
 #include "sparsemla/dtype.h"
 #include "sparsemla/error.h"
+#include "sparsemla/export.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// A tensor that somebody else owns: pointer, dtype, shape and strides (in elements). At most four dimensions.
 /// `Void` is `void` or `const void`; see TensorView and ConstTensorView.

@@ -5,7 +5,9 @@
 #include <string_view>
 #include <vector>
 
-namespace smla {
+#include "sparsemla/export.h"
+
+namespace SMLA_API smla {
 
 /// One request of a recorded trace.
 struct TraceRequest {

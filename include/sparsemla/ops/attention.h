@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// Attention of every query over the rows that its index lists name, in one or two caches (spec 2, 8; keys are also the values):
 ///   s_j = scale * <q_h, k_j>,  lse = ln sum_j exp(s_j),  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink_h - lse))

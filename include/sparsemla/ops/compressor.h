@@ -3,11 +3,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// Compressor, step 1 (spec 3): write the row (kv, score + ape[pos mod r]) of every token with state slot >= 0 into the paged state cache.
 /// Skipped: tokens with a slot outside the cache or a negative position.

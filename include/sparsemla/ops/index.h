@@ -3,10 +3,11 @@
 #include <cstdint>
 #include <string_view>
 
+#include "sparsemla/export.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// Request of each token, from query_start_loc; tokens past its end are given 0 (spec 6.1).
 struct TokenToReq {

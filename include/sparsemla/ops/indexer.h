@@ -3,11 +3,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// RoPE (dims dim-rope_dim.. at the token's position), optional Hadamard, rounding to bf16 and quantisation of the indexer's queries, and their
 /// head weights (spec 4.1 to 4.3).

@@ -3,11 +3,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "sparsemla/export.h"
 #include "sparsemla/op.h"
 #include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// Linear layers, one or G side by side (spec 2):  y[m, g, n] = sum_k x[m, g, k] * w[g, n, k], fp32 accumulation, one rounding.
 ///

@@ -3,10 +3,11 @@
 #include <cstdint>
 #include <string_view>
 
+#include "sparsemla/export.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
 
-namespace smla {
+namespace SMLA_API smla {
 
 /// The k best columns of every row, exactly (spec 4.6, 15): the set of the highest scores, ties at the boundary to the lowest column.
 ///

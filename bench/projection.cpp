@@ -1,97 +1,81 @@
-// Times one projection: projection IMPLEMENTATION THREADS M N K GROUPS X W Y (dtypes bf16 or f32), see docs/kernels/projection.md.
-// Up to 64 rows the weights change from run to run (at least 256 MiB of them, or 16 sets), so that they come from memory as in a decode step.
-
 #include "sparsemla/ops/projection.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <string>
-#include <vector>
+
+#include "bench/inputs.h"
+
+// The layer's linear maps, bf16 weights and activations. Few rows: the weights change from call to call, so that they come from memory as in a
+// decode step, where the other layers' weights have passed through the caches since.
+
+namespace smla::bench {
 
 namespace {
 
-using namespace smla;
+constexpr std::int64_t kFewRows = 64;
+constexpr std::int64_t kRotatedBytes = std::int64_t{192} << 20;
+constexpr std::int64_t kMaxSets = 64;
 
-std::vector<unsigned char> numbers(DType dtype, std::int64_t count) {
-  std::vector<unsigned char> bytes(static_cast<std::size_t>(count * size_of(dtype)));
-  std::uint32_t state = 1;
-  for (std::int64_t i = 0; i < count; ++i) {
-    state = state * 1664525U + 1013904223U;
-    const float value = static_cast<float>(state >> 8) * 0x1p-24F - 0.5F;
-    if (dtype == DType::kBF16) {
-      reinterpret_cast<BF16*>(bytes.data())[i] = to_bf16(value);
-    } else {
-      reinterpret_cast<float*>(bytes.data())[i] = value;
-    }
+struct Linear {
+  std::string_view name;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  std::int64_t groups = 1;
+  DType y = DType::kBF16;
+};
+
+std::vector<Linear> linears(const Options& options) {
+  // A C4A layer has them all.
+  const bool c4a = std::ranges::find(options.ratios, 4) != options.ratios.end();
+  const LayerConfig c = layer_of_ratio(options, c4a ? 4 : options.ratios.at(0));
+  std::vector<Linear> out{{.name = "wq_a", .n = c.q_lora_rank, .k = c.hidden_size},
+                          {.name = "wkv", .n = c.head_dim, .k = c.hidden_size},
+                          {.name = "wq_b", .n = c.num_heads * c.head_dim, .k = c.q_lora_rank},
+                          {.name = "wo_a", .n = c.o_lora_rank, .k = c.num_heads / c.o_groups * c.head_dim, .groups = c.o_groups},
+                          {.name = "wo_b", .n = c.hidden_size, .k = c.o_groups * c.o_lora_rank}};
+  if (c.has_compressor()) out.push_back({.name = "compressor", .n = (c.has_indexer() ? 2 : 1) * c.head_dim, .k = c.hidden_size, .y = DType::kF32});
+  if (c.has_indexer()) {
+    out.push_back({.name = "index wq_b", .n = c.index_n_heads * c.index_head_dim, .k = c.q_lora_rank});
+    out.push_back({.name = "index weights", .n = c.index_n_heads, .k = c.hidden_size});
   }
-  return bytes;
+  return out;
 }
 
-DType type_of(const std::string& name) { return dtype_from_name(name == "bf16" ? "BF16" : "F32"); }
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-void bench(char** argv) {
-  PlanOptions options;
-  options.implementation = argv[1];
-  options.threads = std::atoi(argv[2]);
-  Projection::Problem p;
-  p.m = std::atoll(argv[3]);
-  p.n = std::atoll(argv[4]);
-  p.k = std::atoll(argv[5]);
-  p.groups = std::atoll(argv[6]);
-  p.x = type_of(argv[7]);
-  p.w = type_of(argv[8]);
-  p.y = type_of(argv[9]);
-  const Plan<Projection> plan(p, options);
-
-  const std::int64_t weights = p.groups * p.n * p.k;
-  const std::int64_t sets = p.m > 64 ? 1 : std::clamp<std::int64_t>((256 << 20) / (weights * size_of(p.w)), 1, 16);
-  std::vector<std::vector<unsigned char>> w;
-  for (std::int64_t i = 0; i < sets; ++i) w.push_back(numbers(p.w, weights));
-  const std::vector<unsigned char> x = numbers(p.x, p.m * p.groups * p.k);
-  std::vector<unsigned char> y = numbers(p.y, p.m * p.groups * p.n);
-  std::vector<unsigned char> memory(plan.workspace_bytes() + 64);
-  const Workspace workspace{memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64, plan.workspace_bytes()};
-
-  std::vector<double> times;
-  double spent = 0.0;
-  for (std::size_t i = 0; i < 6 || spent < 1.0; ++i) {
-    const Projection::Args args{ConstTensorView(x.data(), p.x, {p.m, p.groups, p.k}),
-                                ConstTensorView(w[i % w.size()].data(), p.w, {p.groups, p.n, p.k}), TensorView(y.data(), p.y, {p.m, p.groups, p.n})};
-    const auto start = std::chrono::steady_clock::now();
-    plan.run(args, workspace);
-    const double t = seconds_since(start);
-    if (i > 0) times.push_back(t);
-    spent += t;
-  }
-  std::sort(times.begin(), times.end());
-  const double median = times[times.size() / 2];
-  const double flop = 2.0 * static_cast<double>(weights) * static_cast<double>(p.m);
-  const double bytes = static_cast<double>(weights * size_of(p.w));
-  std::printf(
-      "%-7s threads %d  m %-5lld n %-5lld k %-5lld groups %lld %s x %s -> %s: median %.3f ms best %.3f ms, %.1f (best %.1f) GFLOP/s, weights %.1f "
-      "(best %.1f) GB/s\n",
-      argv[1], options.threads, static_cast<long long>(p.m), static_cast<long long>(p.n), static_cast<long long>(p.k),
-      static_cast<long long>(p.groups), argv[7], argv[8], argv[9], median * 1e3, times[0] * 1e3, flop / median * 1e-9, flop / times[0] * 1e-9,
-      bytes / median * 1e-9, bytes / times[0] * 1e-9);
+Row measure_linear(const Options& options, const Linear& linear, std::int64_t m) {
+  const Projection::Problem problem{
+      .m = m, .n = linear.n, .k = linear.k, .groups = linear.groups, .x = DType::kBF16, .w = DType::kBF16, .y = linear.y};
+  const Plan<Projection> plan(problem, plan_options<Projection>(options, problem));
+  Scratch scratch(plan.workspace_bytes());
+  const std::int64_t weights = linear.groups * linear.n * linear.k;
+  const std::int64_t sets = m > kFewRows ? 1 : std::clamp<std::int64_t>(kRotatedBytes / (weights * 2), 1, kMaxSets);
+  const HostTensor w = random_numbers(DType::kBF16, {sets, weights}, 11, 0.5F);
+  const HostTensor x = random_numbers(DType::kBF16, {m, linear.groups, linear.k}, 12, 1.0F);
+  HostTensor y(linear.y, {m, linear.groups, linear.n});
+  const Timing time = measure(options.measure, [&](std::int64_t call) {
+    const ConstTensorView set(w.as<BF16>() + call % sets * weights, DType::kBF16, {linear.groups, linear.n, linear.k});
+    plan.run({.x = x.view(), .w = set, .y = y.view()}, scratch.get());
+  });
+  return {.group = "projection",
+          .name = fmt::format("{} x {}", linear.name, m),
+          .shape = fmt::format("rows {}, {} -> {}{}, bf16 weights", m, linear.k, linear.n,
+                               linear.groups > 1 ? fmt::format(", {} groups", linear.groups) : ""),
+          .implementation = std::string(plan.implementation()),
+          .time = time,
+          .flops = 2.0 * static_cast<double>(weights) * static_cast<double>(m),
+          .bytes = 2.0 * static_cast<double>(weights) + static_cast<double>(x.bytes() + y.bytes()),
+          .bf16 = true,
+          .stages = {}};
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 10) {
-    std::fprintf(stderr, "usage: %s IMPLEMENTATION THREADS M N K GROUPS X W Y (bf16 or f32)\n", argv[0]);
-    return 2;
-  }
-  try {
-    bench(argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
+void bench_projection(const Options& options, const Emit& emit) {
+  std::vector<std::int64_t> rows = options.batches;
+  rows.insert(rows.end(), options.tokens.begin(), options.tokens.end());
+  for (const std::int64_t m : rows) {
+    for (const Linear& linear : linears(options)) emit(measure_linear(options, linear, m));
   }
 }
+
+}  // namespace smla::bench

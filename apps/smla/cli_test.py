@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Drives the smla program as a user does: cli_test.py PROGRAM SOURCE_DIR. Prints each check; exit 1 when one fails."""
 
+import csv
 import json
 import random
 import struct
@@ -183,10 +184,56 @@ def check_checkpoint(folder):
     run("run", "--weights", made, code=2, err="same folder")
 
 
+def check_bench(folder):
+    """Tiny shapes through every group; the three formats tell the same."""
+    small = ["--model", "tiny", "--batch", "1,2", "--tokens", 5, "--context", 700, "--keys", "3,200", "--prefill", 40, "--chunk", 16]
+    quick = ["--min-time", 0, "--min-runs", 2, "-q"]
+    groups = ["attention", "indexer", "topk", "projection", "layer"]
+    report = json.loads(run("bench", *small, *quick, "--format", "json", code=0))
+    machine, rows = report["machine"], report["rows"]
+    problems = [f"no rows of {g}" for g in groups if not any(r["group"] == g for r in rows)]
+    problems += [f"ceiling {n}: {v}" for n, v in [*machine["peak_gflops"].items(), ("read", machine["read_gbs"])] if not 0.01 < v < 1e7]
+    for row in rows:
+        good = row["runs"] >= 2 and 0 < row["best_ms"] <= row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["implementation"] and row["megabytes"] > 0
+        good = good and abs(row["gflops"] - row["gflop"] / row["median_ms"] * 1e3) <= 1e-6 * row["gflops"]
+        good = good and (row["group"] != "layer" or abs(sum(row["stages"].values()) - 1) < 1e-6)
+        problems += [] if good else [f"row {row}"]
+    flop = {(r["name"], r["shape"]): r["gflop"] for r in rows if r["group"] == "attention"}
+    heads = int(next(shape for _, shape in flop).split("heads ")[1].split(",")[0])
+    if flop.get(("2 tokens", f"tokens 2, heads {heads}, keys 200, fp8_ds_mla")) != 4 * 2 * heads * 200 * 512 * 1e-9:
+        problems.append(f"operations of attention: {flop}")
+    run("bench", *small, *quick, "--format", "csv", "--output", folder / "bench.csv", code=0)
+    lines = list(csv.DictReader((folder / "bench.csv").open()))
+    told = [(r["group"], r["name"], r["shape"], r["implementation"]) for r in lines if r["group"] != "machine"]
+    if told != [(r["group"], r["name"], r["shape"], r["implementation"]) for r in rows] or any(None in r or None in r.values() for r in lines):
+        problems.append("CSV and JSON differ")
+    table = run("bench", *small, *quick, "layer", code=0, out=["CPU", "GB/s", "C128A prefill", "output projection"])
+    if "topk top" in table:
+        problems.append("other groups ran")
+    run("bench", "machine", *quick, code=0, out=["GFLOP/s", "GB/s"])
+    forced = json.loads(run("bench", "attention", *small, *quick, "--impl", "sparse_attention=ref", "--heads", 7, "--format", "json", code=0))
+    if {r["implementation"] for r in forced["rows"]} != {"ref"} or "heads 7" not in forced["rows"][0]["shape"]:
+        problems.append("--impl or --heads was not heeded")
+    run("bench", "--help", code=0, out=["machine", "--kind", "attention", "Exit status"])
+    run("bench", "weather", code=2, err=["weather", "attention"])
+    run("bench", "--model", "v5", code=2, err=["v5", "v4-flash"])
+    run("bench", "machine", "--kind", "c8a", code=2, err="--kind")
+    run("bench", "machine", "--batch", 0, code=2, err="--batch")
+    run("bench", "machine", "--format", "xml", code=2, err="--format")
+    run("bench", "machine", *quick, "--output", folder / "nowhere" / "x", code=2, err="--output")
+    run("bench", "machine", "--device", "cuda", code=2, err="cuda")
+    run("bench", "attention", *small, *quick, "--impl", "sparse_attention=abacus", code=2, err="abacus")
+    run("bench", "attention", *small, *quick, "--cache-dtype", "e5m2", code=2, err="e5m2")
+    if problems:
+        FAILURES.append("bench")
+        print("FAIL bench:", *problems, sep="\n    ")
+
+
 with tempfile.TemporaryDirectory() as temporary:
     check_verify(Path(temporary))
     check_info_and_why()
     check_run(Path(temporary))
     check_checkpoint(Path(temporary))
+    check_bench(Path(temporary))
 print(f"{len(FAILURES)} failed")
 sys.exit(1 if FAILURES else 0)

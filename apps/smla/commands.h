@@ -17,6 +17,7 @@ inline constexpr int kExitBad = 2;       ///< wrong usage, a bad file, nothing t
 void add_run_command(CLI::App& app, int& exit_code);
 void add_make_checkpoint_command(CLI::App& app, int& exit_code);
 void add_verify_command(CLI::App& app, int& exit_code);
+void add_bench_command(CLI::App& app, int& exit_code);
 void add_info_command(CLI::App& app, int& exit_code);
 void add_why_command(CLI::App& app, int& exit_code);
 

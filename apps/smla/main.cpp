@@ -27,6 +27,7 @@ int run_program(int argc, char** argv) {
   add_run_command(app, exit_code);
   add_make_checkpoint_command(app, exit_code);
   add_verify_command(app, exit_code);
+  add_bench_command(app, exit_code);
   add_info_command(app, exit_code);
   add_why_command(app, exit_code);
   try {

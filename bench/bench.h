@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bench/machine.h"
+#include "bench/measure.h"
+#include "sparsemla/kv_format.h"
+#include "sparsemla/model_config.h"
+#include "sparsemla/op.h"
+
+namespace smla::bench {
+
+/// What is measured: shapes come from the model, sizes from here.
+struct Options {
+  ModelConfig model;
+  std::int64_t heads = 0;                           ///< query heads; 0: the model's
+  std::vector<std::int64_t> batches{1, 16};         ///< decoding requests of a step, a token each
+  std::vector<std::int64_t> tokens{512};            ///< prefill tokens of a step
+  std::vector<std::int64_t> contexts{8192};         ///< tokens a decoding request has behind it
+  std::vector<std::int64_t> keys{128, 640, 1152};   ///< keys a query attends to, group attention
+  std::vector<std::int64_t> prefills{1024, 2048};   ///< lengths of whole prompts, group layer
+  std::int64_t chunk = 512;                         ///< tokens of a prefill step, group layer
+  std::vector<int> ratios{1, 4, 128};               ///< layer kinds by compress ratio
+  const RowFormat* rows = &fp8_ds_mla_rows();       ///< of the attention caches
+  const RowFormat* index_rows = &index_fp8_rows();  ///< of the index cache
+  DeviceKind device = DeviceKind::kCpu;
+  std::map<std::string, std::string, std::less<>> implementations;  ///< by op name; "*" for every op that has it
+  int threads = 0;
+  MeasureOptions measure;
+};
+
+/// One measured thing.
+struct Row {
+  std::string group;           ///< "attention"
+  std::string name;            ///< "decode", "prefill", "wq_b", ...
+  std::string shape;           ///< "tokens 16, heads 64, keys 1152, fp8_ds_mla"
+  std::string implementation;  ///< what ran; a layer's list of ops
+  Timing time;
+  double flops = 0;   ///< the formula's operations, 2 for a multiply-add; what an implementation does beside it does not count
+  double bytes = 0;   ///< what has to come from or go to memory once: weights, cache rows, inputs, outputs
+  bool bf16 = false;  ///< both factors of its products are bf16, so that bf16 dot products may compute it
+  std::vector<std::pair<std::string, double>> stages;  ///< share of the time by stage; layers only
+};
+
+/// The least time this machine could take: operations at its peak or bytes at its bandwidth, whichever is longer.
+double floor_seconds(const Row& row, const Machine& machine);
+
+using Emit = std::function<void(const Row& row)>;
+
+/// A set of rows that can be asked for by name.
+struct Group {
+  std::string_view name;
+  std::string_view help;
+  void (*run)(const Options& options, const Emit& emit);
+};
+
+/// In the order in which they run. The ceilings of the machine are no group: they come with every run.
+std::span<const Group> groups();
+
+void bench_attention(const Options& options, const Emit& emit);
+void bench_indexer(const Options& options, const Emit& emit);
+void bench_topk(const Options& options, const Emit& emit);
+void bench_projection(const Options& options, const Emit& emit);
+void bench_layer(const Options& options, const Emit& emit);
+
+/// The config of the model's first layer of this compress ratio (1: window only), with Options::heads. @throws InvalidArgument when it has none.
+LayerConfig layer_of_ratio(const Options& options, int ratio);
+/// "SWA", "C4A" or "C128A".
+std::string_view kind_name(int ratio);
+
+}  // namespace smla::bench

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/bench.h"
+#include "core/host_tensor.h"
+#include "sparsemla/device.h"
+#include "sparsemla/op.h"
+
+namespace smla::bench {
+
+/// Uniform numbers in [-width, width), a function of (seed, place); BF16, F32 or E4M3.
+HostTensor random_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width);
+
+/// [rows, columns] I32: in each row distinct numbers below `limit`, in random order; columns <= limit.
+HostTensor random_choices(std::int64_t rows, std::int64_t columns, std::int64_t limit, std::uint64_t seed);
+
+/// A cache of random valid rows, owned.
+struct OwnedCache {
+  HostTensor bytes;
+  PagedCache cache;
+};
+OwnedCache random_cache(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::uint64_t seed);
+/// Fills every row of a cache with random numbers; its page padding stays as it is.
+void fill_cache(const PagedCache& cache, std::uint64_t seed);
+
+/// How Options choose for `op`. "*" counts where the op has it and it accepts.
+template <class Op>
+PlanOptions plan_options(const Options& options, const typename Op::Problem& problem) {
+  PlanOptions plan{.device = options.device, .implementation = "", .deterministic = false, .threads = options.threads};
+  if (const auto named = options.implementations.find(Op::kName); named != options.implementations.end()) {
+    plan.implementation = named->second;
+  } else if (const auto all = options.implementations.find("*"); all != options.implementations.end()) {
+    for (const Candidate& c : explain<Op>(problem, plan)) {
+      if (c.name == all->second && c.refusal.empty()) plan.implementation = c.name;
+    }
+  }
+  return plan;
+}
+
+/// Scratch memory of a plan.
+class Scratch {
+ public:
+  explicit Scratch(std::size_t bytes) : memory_(DType::kU8, {static_cast<std::int64_t>(bytes)}) {}
+  Workspace get() { return {.data = memory_.data(), .bytes = memory_.bytes()}; }
+
+ private:
+  HostTensor memory_;
+};
+
+}  // namespace smla::bench

@@ -1,0 +1,108 @@
+#include "bench/machine.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+
+#include "bench/peak.h"
+#include "ops/registry.h"
+#include "sparsemla/device.h"
+
+namespace smla::bench {
+
+namespace {
+
+constexpr int kTurns = 5;                                     // short runs of each ceiling, all ceilings in turn
+constexpr std::int64_t kReadBytes = std::int64_t{256} << 20;  // past every cache
+constexpr std::int64_t kFloats = kReadBytes / static_cast<std::int64_t>(sizeof(float));
+
+/// /proc/cpuinfo's "model name", which a virtual machine may set; else the processor's own text.
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return cpu_features().model;
+}
+
+/// Operations a second of all threads; about `seconds` long.
+double run_arithmetic(const PeakKernels& kernels, int threads, double seconds, Clock clock) {
+  const auto now = [&](int share) { return seconds_now(clock, share); };
+  double flops = 0;
+  float probe[3] = {0.5F, 0.25F, 0};
+  std::int64_t rounds = 1000;
+  double spent = 0;
+  while (true) {
+    const double start = now(1);
+    kernels.arithmetic(rounds, probe);
+    spent = now(1) - start;
+    if (spent > 2e-4) break;
+    rounds *= 4;
+  }
+  rounds = std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(rounds) * seconds / spent));
+  const double start = now(threads);
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+  {
+    float x[3] = {0.5F, 0.25F, 0};
+    flops += kernels.arithmetic(rounds, x);
+  }
+  return flops / (now(threads) - start);
+}
+
+/// Bytes a second of all threads.
+double run_read(const PeakKernels& kernels, int threads, const float* memory, Clock clock) {
+  float sum = 0;
+  const double start = seconds_now(clock, threads);
+#pragma omp parallel num_threads(threads) reduction(+ : sum)
+  {
+    const std::int64_t part = kFloats / threads / 64 * 64;
+    sum += kernels.read(memory + part * omp_get_thread_num(), part);
+  }
+  const double bandwidth = static_cast<double>(kReadBytes) / (seconds_now(clock, threads) - start);
+  return sum == 0 ? bandwidth : -1;  // the memory is zeros: the comparison keeps the reads
+}
+
+std::vector<PeakKernels> kernels_of_this_cpu() {
+  const CpuFeatures& cpu = cpu_features();
+  std::vector<PeakKernels> out{peak_generic()};
+  if (cpu.avx2) out.push_back(peak_avx2());
+  if (cpu.avx512) out.push_back(peak_avx512());
+  if (cpu.avx512_bf16) out.push_back(peak_bf16_avx512());
+  std::erase_if(out, [](const PeakKernels& k) { return k.arithmetic == nullptr; });
+  return out;
+}
+
+}  // namespace
+
+double Machine::peak(const std::string& name) const {
+  const auto found = std::ranges::find(peaks, name, &Peak::name);
+  return found == peaks.end() ? 0 : found->flops;
+}
+
+double Machine::fp32_peak() const { return std::max({peak("generic"), peak("avx2"), peak("avx512")}); }
+double Machine::bf16_peak() const { return std::max(fp32_peak(), peak("avx512_bf16")); }
+
+Machine measure_machine(int threads, double seconds, Clock clock) {
+  Machine out{.cpu = cpu_name(), .cores = cpu_features().cores, .threads = resolve_threads(threads), .peaks = {}, .read_bandwidth = 0};
+  const std::vector<PeakKernels> kernels = kernels_of_this_cpu();
+  for (const PeakKernels& k : kernels) out.peaks.push_back({.name = k.name, .flops = 0});
+  // Every thread touches the part that it will read.
+  const std::unique_ptr<float[]> memory(new float[static_cast<std::size_t>(kFloats)]);
+#pragma omp parallel for num_threads(out.threads) schedule(static)
+  for (std::int64_t i = 0; i < kFloats; ++i) memory[static_cast<std::size_t>(i)] = 0;
+  const double each = seconds / kTurns / static_cast<double>(kernels.size() + 1);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (std::size_t i = 0; i < kernels.size(); ++i) {
+      out.peaks[i].flops = std::max(out.peaks[i].flops, run_arithmetic(kernels[i], out.threads, each, clock));
+    }
+    for (const PeakKernels& k : kernels) {
+      if (k.read != nullptr) out.read_bandwidth = std::max(out.read_bandwidth, run_read(k, out.threads, memory.get(), clock));
+    }
+  }
+  return out;
+}
+
+}  // namespace smla::bench

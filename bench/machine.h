@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/measure.h"
+
+namespace smla::bench {
+
+/// What one instruction set reaches on all threads together, floating-point operations a second.
+struct Peak {
+  std::string name;  ///< "generic", "avx2", "avx512": fp32 multiply-adds; "avx512_bf16": bf16 dot products with fp32 sums
+  double flops = 0;
+};
+
+/// The ceilings that rows are held against, measured on this machine, in this run, on the threads of this run.
+struct Machine {
+  std::string cpu;
+  int cores = 0;
+  int threads = 0;
+  std::vector<Peak> peaks;    ///< those that the CPU has (and SMLA_CPU leaves)
+  double read_bandwidth = 0;  ///< bytes a second out of memory, in order
+
+  /// The highest fp32 peak.
+  double fp32_peak() const;
+  /// The highest peak that bf16 products can use: that of dot products, where there are none the fp32 one.
+  double bf16_peak() const;
+  /// The peak of that name, 0 when there is none.
+  double peak(const std::string& name) const;
+};
+
+/// Takes about `seconds`. Each ceiling is the best of several short runs: what the machine can do when nobody disturbs it.
+Machine measure_machine(int threads, double seconds, Clock clock = Clock::kWall);
+
+}  // namespace smla::bench

@@ -1,9 +1,10 @@
-# The library: every source under src/, sorted by suffix into the machine it must run on (docs/architecture.md, "The one rule").
+# The library: every source under src/, sorted by suffix into the machine it must run on (docs/architecture.md, "The one rule"), and the C interface.
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(nlohmann_json REQUIRED)
 
 file(GLOB_RECURSE SMLA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cpp)
 file(GLOB_RECURSE SMLA_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu)
+file(GLOB SMLA_C_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bindings/c/*.cpp)
 
 # oneDNN by header and library: Debian's package configuration asks for OpenCL's development files, which are not needed here.
 set(SMLA_HAS_ONEDNN OFF)
@@ -39,18 +40,46 @@ else()
   list(APPEND SMLA_SOURCES ${SMLA_NO_ONEDNN})
 endif()
 
-add_library(sparsemla STATIC ${SMLA_SOURCES} ${SMLA_CUDA_SOURCES})
-add_library(sparsemla::sparsemla ALIAS sparsemla)
-target_include_directories(sparsemla PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
-                                     PRIVATE ${PROJECT_SOURCE_DIR}/src)
-target_compile_features(sparsemla PUBLIC cxx_std_20)
-target_link_libraries(sparsemla PRIVATE $<BUILD_INTERFACE:smla_flags> OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)
+# One set of objects, two libraries: sparsemla (static; the program and the tests link it, for they know the library from within) and sparsemla_shared,
+# which shows what public headers declare and nothing else. sparsemla::sparsemla, for users of the tree, is the shared one with BUILD_SHARED_LIBS.
+add_library(smla_objects OBJECT ${SMLA_SOURCES} ${SMLA_C_SOURCES} ${SMLA_CUDA_SOURCES})
+set_target_properties(smla_objects PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+target_include_directories(smla_objects PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/bindings)
+target_link_libraries(smla_objects PRIVATE smla_flags OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)
+set_source_files_properties(${PROJECT_SOURCE_DIR}/bindings/c/version.cpp PROPERTIES COMPILE_DEFINITIONS
+  "SMLA_VERSION_TEXT=\"${PROJECT_VERSION}\";SMLA_VERSION_MAJOR=${PROJECT_VERSION_MAJOR};SMLA_VERSION_MINOR=${PROJECT_VERSION_MINOR};SMLA_VERSION_PATCH=${PROJECT_VERSION_PATCH}")
 if(SMLA_HAS_ONEDNN)
-  target_link_libraries(sparsemla PRIVATE smla_dnnl)
+  target_link_libraries(smla_objects PRIVATE smla_dnnl)
 endif()
-if(SMLA_HAS_CUDA)
-  find_package(CUDAToolkit REQUIRED)
-  target_link_libraries(sparsemla PRIVATE CUDA::cudart_static)
+
+function(smla_add_library target kind)
+  add_library(${target} ${kind} $<TARGET_OBJECTS:smla_objects>)
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:smla_flags> OpenMP::OpenMP_CXX)
+  if(SMLA_HAS_ONEDNN)
+    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:smla_dnnl> $<INSTALL_INTERFACE:dnnl>)
+  endif()
+  if(SMLA_HAS_CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  endif()
+endfunction()
+
+include(GNUInstallDirs)
+smla_add_library(sparsemla STATIC)
+target_include_directories(sparsemla PRIVATE ${PROJECT_SOURCE_DIR}/src)
+if(SMLA_SHARED)
+  smla_add_library(sparsemla_shared SHARED)
+  set(SMLA_EXPORTS ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+  set_target_properties(sparsemla_shared PROPERTIES OUTPUT_NAME sparsemla VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+                                                    LINK_DEPENDS ${SMLA_EXPORTS})
+  target_link_options(sparsemla_shared PRIVATE LINKER:--version-script=${SMLA_EXPORTS} LINKER:--no-undefined)
+endif()
+if(BUILD_SHARED_LIBS AND SMLA_SHARED)
+  add_library(sparsemla::sparsemla ALIAS sparsemla_shared)
+else()
+  add_library(sparsemla::sparsemla ALIAS sparsemla)
 endif()
 
 # One file, one instruction set. On other processors these files compile to nothing but a refusal.

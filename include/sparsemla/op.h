@@ -57,6 +57,6 @@ class Plan {
 
 /// Every implementation of `Op`, best first, `ref` last, with its refusal of this problem.
 template <class Op>
-std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOptions& options = {});
+SMLA_API std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOptions& options = {});
 
 }  // namespace smla

@@ -44,7 +44,7 @@ using CallObserver = void (*)(const typename Op::Problem& problem, const typenam
 
 /// The observer of the process, null when there is none: how calls are recorded (cases/record.cpp).
 template <class Op>
-inline std::atomic<CallObserver<Op>> call_observer{nullptr};
+[[gnu::visibility("hidden")]] inline std::atomic<CallObserver<Op>> call_observer{nullptr};
 
 /// Refusals shared by many implementations; empty when the CPU has the feature.
 std::string needs_avx2();

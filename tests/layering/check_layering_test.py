@@ -8,6 +8,9 @@ from pathlib import Path
 import check_layering
 
 GOOD = {
+    "include/sparsemla/export.h": "#pragma once\n#ifdef __cplusplus\n#define SMLA_API [[x]]\n#else\n#define SMLA_API y\n#endif\n",
+    "include/sparsemla/c_api.h": '#pragma once\n#include <stdint.h>\n#include "sparsemla/export.h"\n#ifdef __cplusplus\nextern "C" {\n#endif\n',
+    "bindings/c/status.cpp": '#include "c/status.h"\n#include "sparsemla/c_api.h"\n#include "ops/registry.h"\n',
     "include/sparsemla/dtype.h": "#pragma once\n#include <cstdint>\n",
     "include/sparsemla/kv_format.h": '#pragma once\n#include "sparsemla/dtype.h"\n',
     "src/cache/kv_format.cpp": '#include "sparsemla/kv_format.h"\nconstexpr int kRow = 584;\n',
@@ -40,6 +43,18 @@ class CheckLayering(unittest.TestCase):
 
     def test_public_header_includes_upwards(self):
         self.expect("include/sparsemla/device.h", '#pragma once\n#include "sparsemla/op.h"\n', "higher layer ops")
+
+    def test_bindings_know_no_program(self):
+        self.expect("bindings/c/run.cpp", '#include "apps/commands.h"\n', "higher layer apps")
+
+    def test_the_library_knows_no_binding(self):
+        self.expect("src/layer/step.cpp", '#include "sparsemla/c_api.h"\n', "higher layer bindings")
+
+    def test_c_header_only_in_the_c_interface(self):
+        self.expect("include/sparsemla/device.h", "#pragma once\n#include <stdint.h>\n", "only the standard library")
+
+    def test_export_header_has_one_macro(self):
+        self.expect("include/sparsemla/export.h", "#pragma once\n#define SMLA_SHARED 1\n", "must not depend on how it is built")
 
     def test_folder_of_no_layer(self):
         self.expect("src/misc/things.cpp", "int x;\n", "belongs to no layer")

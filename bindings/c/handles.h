@@ -1,0 +1,33 @@
+#pragma once
+
+#include <optional>
+
+#include "core/host_tensor.h"
+#include "sparsemla/c_api.h"
+#include "sparsemla/layer.h"
+#include "sparsemla/weights.h"
+
+/// A layer and what it needs to stay.
+struct smla_layer {
+  smla::LayerTensors weights;  ///< views of the caller's memory, or of the checkpoint's, which they keep
+  smla::HostTensor cos_sin;
+  smla::KvLayout layout;  ///< of this layer alone
+  std::optional<smla::AttentionLayer> layer;
+
+  /// The scale of a cache's per-tensor rows: the checkpoint's, else the options'.
+  float scale_of(smla::CacheRole role) const {
+    const float window = weights.kv_scale.value_or(layer->options().caches.kv_scale);
+    if (role == smla::CacheRole::kWindow) return window;
+    return role == smla::CacheRole::kCompressed ? weights.compressed_kv_scale.value_or(window) : 1.0F;
+  }
+};
+
+/// The metadata of one step, for layers whose caches look like those of the layer it was made for.
+struct smla_step {
+  smla_step(const smla::KvLayout& layout_in, const smla::LayerConfig& config_in) : layout(layout_in), config(config_in) {}
+
+  smla::KvLayout layout;
+  smla::LayerConfig config;
+  std::vector<smla::HostTensor> block_tables;  ///< copies: the metadata looks into them
+  std::optional<smla::StepMetadata> metadata;  ///< nothing before the first good build
+};

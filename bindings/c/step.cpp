@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+
+#include "c/descriptors.h"
+#include "c/handles.h"
+#include "c/status.h"
+
+namespace {
+
+using namespace smla;
+using namespace smla::c;
+
+static_assert(SMLA_NUM_CACHES == kNumCacheRoles);
+static_assert(SMLA_CACHE_INDEX_STATE == static_cast<int>(CacheRole::kIndexState));
+
+HostTensor copy_of(const ConstTensorView& table) {
+  HostTensor copy(DType::kI32, {table.size(0), table.size(1)});
+  for (std::int64_t r = 0; r < table.size(0); ++r) {
+    std::copy_n(table.as<std::int32_t>() + r * table.stride[0], table.size(1), copy.as<std::int32_t>() + r * table.size(1));
+  }
+  return copy;
+}
+
+std::int64_t largest(const ConstTensorView& seq_lens) {
+  if (seq_lens.absent() || seq_lens.rank != 1 || seq_lens.dtype != DType::kI32 || seq_lens.size(0) == 0 || seq_lens.data == nullptr) return 0;
+  std::int64_t most = 0;
+  for (std::int64_t i = 0; i < seq_lens.size(0); ++i) most = std::max<std::int64_t>(most, seq_lens.as<std::int32_t>()[i * seq_lens.stride[0]]);
+  return most;
+}
+
+void build(smla_step& step, const smla_step_batch* batch) {
+  const smla_step_batch given = read_struct("smla_step_batch", batch);
+  check_reserved("smla_step_batch", given.reserved);
+  StepBatch out{.query_start_loc = read_tensor("query_start_loc", given.query_start_loc),
+                .seq_lens = read_tensor("seq_lens", given.seq_lens),
+                .positions = read_tensor("positions", given.positions),
+                .block_tables = {},
+                .max_seq_len = given.max_seq_len,
+                .decode_threshold = given.decode_threshold == 0 ? 1 : given.decode_threshold};
+  if (given.decode_threshold < 0) throw InvalidArgument("decode_threshold: got " + std::to_string(given.decode_threshold) + ", expected 0 or more");
+  if (given.max_seq_len < 0) throw InvalidArgument("max_seq_len: got " + std::to_string(given.max_seq_len) + ", expected 0 or more");
+  const std::int64_t longest = largest(out.seq_lens);
+  if (given.max_seq_len == 0) out.max_seq_len = longest;
+  if (out.max_seq_len < longest) {
+    throw InvalidArgument("max_seq_len: got " + std::to_string(out.max_seq_len) + ", expected at least " + std::to_string(longest) +
+                          ", the largest of seq_lens");
+  }
+  const std::size_t groups = step.layout.groups.size();
+  if (given.num_block_tables != static_cast<std::int32_t>(groups)) {
+    throw InvalidArgument("block_tables: got " + std::to_string(given.num_block_tables) + ", expected " + std::to_string(groups) +
+                          ", one for each cache group");
+  }
+  need_pointer(static_cast<const void*>(given.block_tables), "smla_step_build", "block_tables");
+  for (std::size_t g = 0; g < groups; ++g) {
+    const std::string name = "block_tables[" + step.layout.groups[g].name + "]";
+    const ConstTensorView table = read_tensor(name, given.block_tables[g]);
+    if (table.rank != 2 || table.dtype != DType::kI32 || (table.numel() > 0 && table.data == nullptr)) {
+      throw InvalidArgument(name + ": got " + (table.absent() ? "no tensor" : describe(table)) + ", expected [requests, columns] I32 with data");
+    }
+    step.block_tables.push_back(copy_of(table));
+    out.block_tables.push_back(step.block_tables.back().view());
+  }
+  StepMetadata metadata(step.layout, {&step.config, 1});
+  metadata.build(out);
+  step.metadata.emplace(std::move(metadata));
+}
+
+const StepMetadata& built(const smla_step* step, const char* function) {
+  need_pointer(step, function, "step");
+  if (!step->metadata.has_value())
+    throw InvalidArgument(std::string(function) + ": step: got one that was not built, expected smla_step_build before");
+  return *step->metadata;
+}
+
+PagedCache& cache_in(LayerCaches& caches, CacheRole role) {
+  switch (role) {
+    case CacheRole::kWindow: return caches.window;
+    case CacheRole::kCompressed: return caches.compressed;
+    case CacheRole::kIndex: return caches.index;
+    case CacheRole::kState: return caches.state;
+    case CacheRole::kIndexState: break;
+  }
+  return caches.index_state;
+}
+
+/// Caches of the shape that the layer asks for, without memory: what a plan looks at.
+LayerCaches shapes_of(const smla_layer& layer) {
+  LayerCaches out;
+  for (int role = 0; role < kNumCacheRoles; ++role) {
+    const LayerCache* need = layer.layout.find(0, static_cast<CacheRole>(role));
+    if (need == nullptr) continue;
+    cache_in(out, static_cast<CacheRole>(role)) = {.format = need->format, .block_size = need->block_size, .block_stride_bytes = need->page_bytes};
+  }
+  return out;
+}
+
+LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches) {
+  const smla_layer_caches given = read_struct("smla_layer_caches", caches);
+  LayerCaches out;
+  for (int i = 0; i < kNumCacheRoles; ++i) {
+    const auto role = static_cast<CacheRole>(i);
+    const std::string name = name_of(role) + " cache";
+    const LayerCache* need = layer.layout.find(0, role);
+    if ((need == nullptr) != (given.cache[i] == nullptr)) {
+      throw InvalidArgument(name + (need == nullptr ? ": got one, expected NULL: a layer of this kind has none" : ": got NULL, expected one"));
+    }
+    if (need == nullptr) continue;
+    const PagedCache cache = read_cache(name, given.cache[i], layer.scale_of(role));
+    if (cache.format != need->format || cache.block_size != need->block_size) {
+      throw InvalidArgument(name + ": got blocks of " + std::to_string(cache.block_size) + " " + std::string(cache.format->name) +
+                            " rows, expected " + std::to_string(need->block_size) + " " + std::string(need->format->name) + " rows");
+    }
+    cache_in(out, role) = cache;
+  }
+  return out;
+}
+
+/// Whether a step's slots mean the same in the caches of this layer.
+void check_same_kind(const smla_layer& layer, const smla_step& step) {
+  const LayerConfig& config = layer.layer->config();
+  bool same = config.compress_ratio == step.config.compress_ratio && config.window == step.config.window;
+  for (int role = 0; same && role < kNumCacheRoles; ++role) {
+    const LayerCache* a = layer.layout.find(0, static_cast<CacheRole>(role));
+    const LayerCache* b = step.layout.find(0, static_cast<CacheRole>(role));
+    same = (a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size);
+  }
+  if (!same) {
+    throw InvalidArgument("smla_layer_forward: step: got one for compress_ratio " + std::to_string(step.config.compress_ratio) +
+                          ", expected one for layers of compress_ratio " + std::to_string(config.compress_ratio) + " and their cache formats");
+  }
+}
+
+ConstTensorView tensor_of(const LayerStep& s, std::string_view name) {
+  const std::array<std::pair<std::string_view, ConstTensorView>, 9> tensors{{{"window_slots", s.window_slots},
+                                                                             {"window_indices", s.window_indices},
+                                                                             {"window_lens", s.window_lens},
+                                                                             {"entry_slots", s.entry_slots},
+                                                                             {"entry_lens", s.entry_lens},
+                                                                             {"state_slots", s.state_slots},
+                                                                             {"index_state_slots", s.index_state_slots},
+                                                                             {"dense_indices", s.dense_indices},
+                                                                             {"dense_lens", s.dense_lens}}};
+  std::string accepted;
+  for (const auto& [known, tensor] : tensors) {
+    if (tensor.absent()) continue;
+    if (known == name) return tensor;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(known);
+  }
+  throw InvalidArgument("smla_step_get_tensor: name: got \"" + std::string(name) + "\", expected one of " + accepted);
+}
+
+}  // namespace
+
+extern "C" {
+
+smla_status smla_step_create(const smla_layer* layer, smla_step** step) {
+  return guarded([&] {
+    need_pointer(static_cast<const void*>(step), "smla_step_create", "step");
+    *step = nullptr;
+    need_pointer(layer, "smla_step_create", "layer");
+    *step = std::make_unique<smla_step>(layer->layout, layer->layer->config()).release();
+  });
+}
+
+void smla_step_destroy(smla_step* step) { delete step; }
+
+smla_status smla_step_build(smla_step* step, const smla_step_batch* batch) {
+  return guarded([&] {
+    need_pointer(step, "smla_step_build", "step");
+    step->metadata.reset();
+    step->block_tables.clear();
+    build(*step, batch);
+  });
+}
+
+smla_status smla_step_get_tensor(const smla_step* step, const char* name, smla_tensor* tensor) {
+  return guarded([&] {
+    need_pointer(name, "smla_step_get_tensor", "name");
+    const ConstTensorView view = tensor_of(built(step, "smla_step_get_tensor").layer(0), name);
+    smla_tensor out{};
+    out.data = const_cast<void*>(view.data);
+    out.dtype = write_dtype(view.dtype);
+    out.rank = view.rank;
+    std::ranges::copy(view.shape, out.shape);
+    std::ranges::copy(view.stride, out.strides);
+    write_struct("smla_tensor", tensor, out);
+  });
+}
+
+smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_t requests, int64_t max_seq_len, size_t* workspace_bytes) {
+  return guarded([&] {
+    need_pointer(layer, "smla_layer_workspace", "layer");
+    need_pointer(workspace_bytes, "smla_layer_workspace", "workspace_bytes");
+    *workspace_bytes = layer->layer->reserve_bytes(tokens, requests, max_seq_len, shapes_of(*layer));
+  });
+}
+
+smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
+                               const smla_tensor* output, void* workspace, size_t workspace_bytes) {
+  return guarded([&] {
+    need_pointer(layer, "smla_layer_forward", "layer");
+    const StepMetadata& metadata = built(step, "smla_layer_forward");
+    check_same_kind(*layer, *step);
+    check_workspace("workspace", workspace, workspace_bytes);
+    const LayerCaches read = read_caches(*layer, caches);
+    const LayerStep s = metadata.layer(0);
+    const LayerPlan plan = layer->layer->plan(metadata.shape(), read);
+    layer->layer->forward(plan, s, read, read_tensor("hidden", hidden), read_tensor("output", output), {.data = workspace, .bytes = workspace_bytes});
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""abi_test.py LIBRARY: the C interface by dlopen from Python, with nothing but the standard library. Expected numbers are computed here."""
+
+import array
+import ctypes as c
+import math
+import random
+import sys
+import unittest
+
+DIM, ROPE = 512, 64
+F32, BF16, I32, I64 = 1, 3, 6, 7
+OK, INVALID = 0, 1
+DTYPES = {"f": F32, "H": BF16, "i": I32, "q": I64}
+
+
+class Struct(c.Structure):
+    """Zeroed, with its size in the first field."""
+
+    def __init__(self, **fields):
+        super().__init__(struct_size=c.sizeof(type(self)), **fields)
+
+
+class Tensor(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("data", c.c_void_p), ("dtype", c.c_int32), ("rank", c.c_int32),
+                ("shape", c.c_int64 * 4), ("strides", c.c_int64 * 4)]
+
+
+class Cache(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("format", c.c_char_p), ("base", c.c_void_p), ("num_blocks", c.c_int64),
+                ("block_size", c.c_int64), ("block_stride_bytes", c.c_int64), ("kv_scale", c.c_float), ("reserved", c.c_int32)]
+
+
+class Scope(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("cache", c.POINTER(Cache)), ("indices", c.POINTER(Tensor)), ("lens", c.POINTER(Tensor))]
+
+
+class Attention(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("q", c.POINTER(Tensor)), ("scope", c.POINTER(Scope)), ("scope2", c.POINTER(Scope)),
+                ("sink", c.POINTER(Tensor)), ("o", c.POINTER(Tensor)), ("lse", c.POINTER(Tensor)), ("heads", c.c_int64),
+                ("scale", c.c_float), ("q_scale", c.c_float), ("partial", c.c_int32), ("deterministic", c.c_int32),
+                ("threads", c.c_int32), ("reserved", c.c_int32), ("implementation", c.c_char_p)]
+
+
+class LayerConfig(Struct):
+    _fields_ = [("struct_size", c.c_uint64)] + [(name, c.c_int64) for name in (
+        "hidden_size", "num_heads", "q_lora_rank", "o_lora_rank", "o_groups", "head_dim", "rope_head_dim", "window", "compress_ratio",
+        "index_n_heads", "index_head_dim", "index_topk")] + [
+        ("rms_norm_eps", c.c_double), ("rope_theta", c.c_double), ("yarn_factor", c.c_double), ("yarn_max_position", c.c_int64),
+        ("yarn_beta_fast", c.c_double), ("yarn_beta_slow", c.c_double), ("hadamard", c.c_int32), ("reserved", c.c_int32)]
+
+
+class LayerOptions(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("max_position", c.c_int64), ("cache_rows", c.c_char_p), ("index_rows", c.c_char_p),
+                ("precision", c.c_int32), ("q_dtype", c.c_int32), ("q_scale", c.c_float), ("kv_scale", c.c_float),
+                ("threads", c.c_int32), ("deterministic", c.c_int32), ("implementation", c.c_char_p)]
+
+
+class CacheNeed(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("present", c.c_int32), ("group", c.c_int32), ("format", c.c_char_p), ("block_size", c.c_int64),
+                ("block_tokens", c.c_int64), ("window", c.c_int64), ("page_bytes", c.c_int64), ("kv_scale", c.c_float), ("reserved", c.c_int32)]
+
+
+class Batch(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("query_start_loc", c.POINTER(Tensor)), ("seq_lens", c.POINTER(Tensor)),
+                ("positions", c.POINTER(Tensor)), ("block_tables", c.POINTER(c.POINTER(Tensor))), ("num_block_tables", c.c_int32),
+                ("reserved", c.c_int32), ("max_seq_len", c.c_int64), ("decode_threshold", c.c_int64)]
+
+
+class LayerCaches(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("cache", c.POINTER(Cache) * 5)]
+
+
+def tensor(values, *shape):
+    made = Tensor(data=values.buffer_info()[0], dtype=DTYPES[values.typecode], rank=len(shape))
+    made.shape[:len(shape)] = shape
+    return made
+
+
+def bf16(values):
+    """To the nearest of the numbers that are multiples of 1/64 below 2: exact in bf16, so the upper half of the float is all of it."""
+    return array.array("H", (word >> 16 for word in array.array("I", array.array("f", values).tobytes())))
+
+
+class Aligned:
+    def __init__(self, size):
+        self.memory = c.create_string_buffer(size + 64)
+        self.address = (c.addressof(self.memory) + 63) // 64 * 64
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b))
+
+
+def attend(query, keys, sink):
+    scores = [dot(query, key) / math.sqrt(DIM) for key in keys]
+    total = sum(map(math.exp, scores)) + math.exp(sink)
+    return [sum(math.exp(s) * key[d] for s, key in zip(scores, keys)) / total for d in range(DIM)]
+
+
+def rms_norm(x, weight=None):
+    factor = 1 / math.sqrt(dot(x, x) / len(x) + 1e-6)
+    return [v * factor * (weight[i] if weight else 1) for i, v in enumerate(x)]
+
+
+def rotate(x, position, sign=1):
+    x = list(x)
+    for i in range(ROPE // 2):
+        angle = position * 10000 ** (-2 * i / ROPE)
+        cos, sin, at = math.cos(angle), sign * math.sin(angle), DIM - ROPE + 2 * i
+        x[at], x[at + 1] = x[at] * cos - x[at + 1] * sin, x[at + 1] * cos + x[at] * sin
+    return x
+
+
+class Abi(unittest.TestCase):
+    def setUp(self):
+        self.random = random.Random(7)
+
+    def numbers(self, n):
+        return [self.random.randrange(-64, 64) / 64 for _ in range(n)]
+
+    def check(self, status):
+        self.assertEqual((OK, ""), (status, lib.smla_last_error().decode()))
+
+    def test_version(self):
+        self.assertRegex(lib.smla_version().decode(), r"^\d+\.\d+\.\d+$")
+
+    def test_sparse_attention(self):
+        rows, heads, tokens, width = 8, 2, 2, 4
+        keys = [self.numbers(DIM) for _ in range(rows)]
+        queries = [[self.numbers(DIM) for _ in range(heads)] for _ in range(tokens)]
+        chosen = [[0, 5, -1, 7], [3, 99, 6, 1]]
+        sinks = [0.5, -1.0]
+        kv = bf16([x for row in keys for x in row])
+        q = bf16([x for token in queries for row in token for x in row])
+        indices = array.array("i", chosen[0] + chosen[1])
+        sink, o = array.array("f", sinks), array.array("f", bytes(4 * tokens * heads * DIM))
+        cache = Cache(format=b"bf16", base=kv.buffer_info()[0], num_blocks=2, block_size=4)
+        t_q, t_indices, t_sink, t_o = tensor(q, tokens, heads, DIM), tensor(indices, tokens, width), tensor(sink, heads), tensor(o, tokens, heads, DIM)
+        scope = Scope(cache=c.pointer(cache), indices=c.pointer(t_indices))
+        args = Attention(q=c.pointer(t_q), scope=c.pointer(scope), sink=c.pointer(t_sink), o=c.pointer(t_o), implementation=b"ref")
+        size = c.c_size_t()
+        self.check(lib.smla_sparse_attention_workspace(c.byref(args), c.byref(size), None))
+        workspace = Aligned(size.value)
+        self.check(lib.smla_sparse_attention(c.byref(args), c.c_void_p(workspace.address), size))
+        for t in range(tokens):
+            for h in range(heads):
+                want = attend(queries[t][h], [keys[i] for i in chosen[t] if 0 <= i < rows], sinks[h])
+                got = o[(t * heads + h) * DIM:(t * heads + h + 1) * DIM]
+                self.assertLess(max(abs(a - b) for a, b in zip(want, got)), 1e-6)
+
+        args.struct_size = 3
+        self.assertEqual(INVALID, lib.smla_sparse_attention(c.byref(args), c.c_void_p(workspace.address), size))
+        self.assertIn("struct_size 3", lib.smla_last_error().decode())
+        args.struct_size = c.sizeof(args)
+        cache.format = b"fp9"
+        self.assertEqual(INVALID, lib.smla_sparse_attention(c.byref(args), c.c_void_p(workspace.address), size))
+        self.assertIn('"fp9"', lib.smla_last_error().decode())
+        self.assertEqual(INVALID, lib.smla_sparse_attention(None, None, 0))
+
+    def test_layer(self):
+        hidden, heads, q_lora, o_lora, tokens = 16, 2, 8, 4, 3
+        shapes = {"wq_a.weight": (q_lora, hidden), "q_norm.weight": (q_lora,), "wq_b.weight": (heads * DIM, q_lora), "wkv.weight": (DIM, hidden),
+                  "kv_norm.weight": (DIM,), "wo_a.weight": (heads * o_lora, DIM), "wo_b.weight": (hidden, heads * o_lora), "attn_sink": (heads,)}
+        weights = {name: array.array("f", self.numbers(math.prod(shape))) for name, shape in shapes.items()}
+        descriptors = {name: tensor(weights[name], *shape) for name, shape in shapes.items()}
+        names = (c.c_char_p * len(shapes))(*(name.encode() for name in shapes))
+        pointers = (c.POINTER(Tensor) * len(shapes))(*(c.pointer(d) for d in descriptors.values()))
+        config = LayerConfig(hidden_size=hidden, num_heads=heads, q_lora_rank=q_lora, o_lora_rank=o_lora, o_groups=heads)
+        options = LayerOptions(max_position=16, precision=F32)
+        layer, step = c.c_void_p(), c.c_void_p()
+        self.check(lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes), c.byref(layer)))
+        self.check(lib.smla_step_create(layer, c.byref(step)))
+        need = CacheNeed()
+        self.check(lib.smla_layer_cache_need(layer, 0, c.byref(need)))
+        memory = Aligned(need.page_bytes)
+        cache = Cache(format=need.format, base=memory.address, num_blocks=1, block_size=need.block_size)
+        caches = LayerCaches()
+        caches.cache[0] = c.pointer(cache)
+
+        x = array.array("f", self.numbers(tokens * hidden))
+        out = array.array("f", bytes(4 * tokens * hidden))
+        loc, seq, positions = array.array("i", [0, tokens]), array.array("i", [tokens]), array.array("q", range(tokens))
+        table = array.array("i", [0])
+        parts = [tensor(loc, 2), tensor(seq, 1), tensor(positions, tokens), tensor(table, 1, 1)]
+        tables = (c.POINTER(Tensor) * 1)(c.pointer(parts[3]))
+        batch = Batch(query_start_loc=c.pointer(parts[0]), seq_lens=c.pointer(parts[1]), positions=c.pointer(parts[2]), block_tables=tables,
+                      num_block_tables=1)
+        self.check(lib.smla_step_build(step, c.byref(batch)))
+        size = c.c_size_t()
+        self.check(lib.smla_layer_workspace(layer, c.c_int64(tokens), c.c_int64(1), c.c_int64(tokens), c.byref(size)))
+        workspace = Aligned(size.value)
+        t_x, t_out = tensor(x, tokens, hidden), tensor(out, tokens, hidden)
+        self.check(lib.smla_layer_forward(layer, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size))
+
+        def linear(name, values):
+            return [dot(weights[name][i:i + len(values)], values) for i in range(0, len(weights[name]), len(values))]
+
+        keys = []
+        for t in range(tokens):
+            row = x[t * hidden:(t + 1) * hidden]
+            keys.append(rotate(rms_norm(linear("wkv.weight", row), weights["kv_norm.weight"]), t))
+            q = linear("wq_b.weight", rms_norm(linear("wq_a.weight", row), weights["q_norm.weight"]))
+            z = []
+            for h in range(heads):
+                o = rotate(attend(rotate(rms_norm(q[h * DIM:(h + 1) * DIM]), t), keys, weights["attn_sink"][h]), t, -1)
+                z += [dot(weights["wo_a.weight"][r * DIM:(r + 1) * DIM], o) for r in range(h * o_lora, (h + 1) * o_lora)]
+            want, got = linear("wo_b.weight", z), out[t * hidden:(t + 1) * hidden]
+            self.assertLess(math.dist(want, got), 1e-5 * math.hypot(*want))
+
+        cache.block_size = 1
+        self.assertEqual(INVALID, lib.smla_layer_forward(layer, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size))
+        self.assertIn("window cache", lib.smla_last_error().decode())
+        bad = c.c_void_p()
+        self.assertEqual(INVALID, lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes) - 1, c.byref(bad)))
+        self.assertIn("attn_sink", lib.smla_last_error().decode())
+        self.assertIsNone(bad.value)
+        lib.smla_step_destroy(step)
+        lib.smla_layer_destroy(layer)
+
+
+if __name__ == "__main__":
+    lib = c.CDLL(sys.argv.pop(1))
+    lib.smla_last_error.restype = lib.smla_version.restype = c.c_char_p
+    for function in ("smla_layer_destroy", "smla_step_destroy"):
+        getattr(lib, function).argtypes = [c.c_void_p]
+    lib.smla_layer_create.argtypes = [c.c_void_p] * 4 + [c.c_int64, c.c_void_p]
+    unittest.main()

@@ -71,8 +71,9 @@ void bench_attention(const Options& options, const Emit& emit) {
   const std::int64_t most = *std::ranges::max_element(options.keys);
   const std::int64_t pool = std::max<std::int64_t>((most + kBlock - 1) / kBlock, 256);
   const Caches caches{.window = random_cache(*options.rows, 64, kBlock, 1), .entries = random_cache(*options.rows, pool, kBlock, 2)};
-  std::vector<std::int64_t> tokens = options.batches;
-  tokens.insert(tokens.end(), options.tokens.begin(), options.tokens.end());
+  std::vector<std::int64_t> tokens = decode_rows(options);
+  const std::vector<std::int64_t> prefill = prefill_rows(options);
+  tokens.insert(tokens.end(), prefill.begin(), prefill.end());
   const std::int64_t heads = options.heads > 0 ? options.heads : options.model.num_heads;
   for (const std::int64_t keys : options.keys) {
     for (const std::int64_t t : tokens) emit(measure_attention(options, caches, t, heads, keys));

@@ -26,6 +26,8 @@ struct Options {
   std::vector<std::int64_t> contexts{8192};         ///< tokens a decoding request has behind it
   std::vector<std::int64_t> keys{128, 640, 1152};   ///< keys a query attends to, group attention
   std::vector<std::int64_t> prefills{1024, 2048};   ///< lengths of whole prompts, group layer
+  bool decode = true;                               ///< whether decode steps are measured
+  bool prefill = true;                              ///< whether prefill steps are measured
   std::int64_t chunk = 512;                         ///< tokens of a prefill step, group layer
   std::vector<int> ratios{1, 4, 128};               ///< layer kinds by compress ratio
   const RowFormat* rows = &fp8_ds_mla_rows();       ///< of the attention caches
@@ -69,6 +71,10 @@ void bench_indexer(const Options& options, const Emit& emit);
 void bench_topk(const Options& options, const Emit& emit);
 void bench_projection(const Options& options, const Emit& emit);
 void bench_layer(const Options& options, const Emit& emit);
+
+/// Options::batches and Options::tokens, empty where that half is not measured.
+std::vector<std::int64_t> decode_rows(const Options& options);
+std::vector<std::int64_t> prefill_rows(const Options& options);
 
 /// The config of the model's first layer of this compress ratio (1: window only), with Options::heads. @throws InvalidArgument when it has none.
 LayerConfig layer_of_ratio(const Options& options, int ratio);

@@ -27,6 +27,9 @@ double floor_seconds(const Row& row, const Machine& machine) {
   return std::max(peak > 0 ? row.flops / peak : 0, machine.read_bandwidth > 0 ? row.bytes / machine.read_bandwidth : 0);
 }
 
+std::vector<std::int64_t> decode_rows(const Options& options) { return options.decode ? options.batches : std::vector<std::int64_t>{}; }
+std::vector<std::int64_t> prefill_rows(const Options& options) { return options.prefill ? options.tokens : std::vector<std::int64_t>{}; }
+
 LayerConfig layer_of_ratio(const Options& options, int ratio) {
   for (std::int64_t i = 0; i < options.model.num_layers + options.model.num_mtp_layers; ++i) {
     LayerConfig config = options.model.layer(i);

@@ -25,8 +25,8 @@ struct Step {
 
 std::vector<Step> steps(const Options& options) {
   std::vector<Step> out;
-  for (const std::int64_t b : options.batches) out.push_back({.rows = b, .decode = true});
-  for (const std::int64_t t : options.tokens) out.push_back({.rows = t, .decode = false});
+  for (const std::int64_t b : decode_rows(options)) out.push_back({.rows = b, .decode = true});
+  for (const std::int64_t t : prefill_rows(options)) out.push_back({.rows = t, .decode = false});
   return out;
 }
 

@@ -252,10 +252,10 @@ Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
 
 void bench_layer(const Options& options, const Emit& emit) {
   for (const int ratio : options.ratios) {
-    for (const std::int64_t context : options.contexts) {
+    for (const std::int64_t context : options.decode ? options.contexts : std::vector<std::int64_t>{}) {
       for (const std::int64_t requests : options.batches) emit(measure_decode(options, ratio, requests, context));
     }
-    for (const std::int64_t length : options.prefills) emit(measure_prefill(options, ratio, length));
+    for (const std::int64_t length : options.prefill ? options.prefills : std::vector<std::int64_t>{}) emit(measure_prefill(options, ratio, length));
   }
 }
 

@@ -71,8 +71,9 @@ Row measure_linear(const Options& options, const Linear& linear, std::int64_t m)
 }  // namespace
 
 void bench_projection(const Options& options, const Emit& emit) {
-  std::vector<std::int64_t> rows = options.batches;
-  rows.insert(rows.end(), options.tokens.begin(), options.tokens.end());
+  std::vector<std::int64_t> rows = decode_rows(options);
+  const std::vector<std::int64_t> prefill = prefill_rows(options);
+  rows.insert(rows.end(), prefill.begin(), prefill.end());
   for (const std::int64_t m : rows) {
     for (const Linear& linear : linears(options)) emit(measure_linear(options, linear, m));
   }

@@ -27,6 +27,7 @@ struct BenchArguments {
   std::string cache_dtype = "fp8_ds_mla";
   std::string index_dtype = "fp8";
   std::string device = "cpu";
+  std::string only;
   std::string clock = "wall";
   std::vector<std::string> implementations;
   std::string format = "table";
@@ -44,6 +45,8 @@ bench::Options bench_options(const BenchArguments& a) {
   o.measure.threads = resolve_threads(o.threads);
   o.device = device_from_name(a.device);
   if (o.device != DeviceKind::kCpu) throw Unsupported("bench: got --device " + a.device + ", expected cpu: there are no kernels for it yet");
+  o.decode = a.only != "prefill";
+  o.prefill = a.only != "decode";
   o.ratios.clear();
   for (const std::string& kind : a.kinds) o.ratios.push_back(kind == "swa" ? 1 : (kind == "c4a" ? 4 : 128));
   for (const std::string& choice : a.implementations) {
@@ -155,6 +158,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--index-dtype", a->index_dtype, "Index rows")->check(CLI::IsMember({"fp8", "mxfp4"}))->capture_default_str();
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
   command->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")->allow_extra_args(false);
+  command->add_option("--only", a->only, "Measure decode or prefill alone")->check(CLI::IsMember({"decode", "prefill"}));
   command->add_option("--clock", a->clock, "wall, or cpu: processor time over threads, to compare kernels on a machine that is not quiet")
       ->check(CLI::IsMember({"wall", "cpu"}))
       ->capture_default_str();

@@ -214,6 +214,10 @@ def check_bench(folder):
     forced = json.loads(run("bench", "attention", *small, *quick, "--impl", "sparse_attention=ref", "--heads", 7, "--format", "json", code=0))
     if {r["implementation"] for r in forced["rows"]} != {"ref"} or "heads 7" not in forced["rows"][0]["shape"]:
         problems.append("--impl or --heads was not heeded")
+    halves = [json.loads(run("bench", "attention", *small, *quick, "--only", half, "--format", "json", code=0)) for half in ("decode", "prefill")]
+    if [[row["name"] for row in half["rows"]] for half in halves] != [["1 tokens", "2 tokens"] * 2, ["5 tokens"] * 2]:
+        problems.append("--only was not heeded")
+    run("bench", "machine", *quick, "--clock", "cpu", code=0)
     run("bench", "--help", code=0, out=["machine", "--kind", "attention", "Exit status"])
     run("bench", "weather", code=2, err=["weather", "attention"])
     run("bench", "--model", "v5", code=2, err=["v5", "v4-flash"])

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sparsemla/export.h"
@@ -45,6 +47,12 @@ struct CacheGroup {
   std::vector<LayerCache> caches;
   std::int64_t page_bytes = 0;  ///< sum over its caches
   bool sliding() const { return window > 0; }
+  /// The first position whose rows a query at `next_position` or later can still need.
+  std::int64_t first_kept(std::int64_t next_position) const { return sliding() && next_position >= window ? next_position - window + 1 : 0; }
+  /// Table columns [first, second) that a request of `tokens` computed positions needs to go on.
+  std::pair<std::int64_t, std::int64_t> live_columns(std::int64_t tokens) const {
+    return {first_kept(tokens) / block_tokens, (tokens + block_tokens - 1) / block_tokens};
+  }
 };
 
 /// How the caches of a list of layers share one slab of blocks (spec 5.4).
@@ -89,6 +97,8 @@ class KvPool {
 
   /// A layer's cache over the whole slab. @throws InvalidArgument when the layer has no such cache.
   PagedCache cache(std::int64_t layer, CacheRole role) const;
+  /// Gives a layer's per-tensor rows a scale of their own in place of the layout's. @throws InvalidArgument when the layer has no such cache.
+  void set_scale(std::int64_t layer, CacheRole role, float scale);
 
   std::int64_t held(int group) const { return held_[static_cast<std::size_t>(group)]; }
   std::int64_t peak(int group) const { return peak_[static_cast<std::size_t>(group)]; }
@@ -101,6 +111,7 @@ class KvPool {
   std::vector<std::int32_t> owner_;  ///< group of each block, -1 free
   std::vector<std::int64_t> held_;
   std::vector<std::int64_t> peak_;
+  std::map<std::pair<std::int64_t, CacheRole>, float> scales_;  ///< where they differ from the layout's
 };
 
 /// The blocks of one request: a table a group, -1 where a block was never needed or has slid out of the window.
@@ -110,14 +121,22 @@ class RequestBlocks {
 
   /// Makes room for positions [begin, end) in every group. All or nothing: returns false, holding what it held, when the pool is too small.
   bool reserve(KvPool& pool, std::int64_t begin, std::int64_t end);
+  /// Makes room for what a request of `tokens` computed positions needs to go on: its live columns in every group. All or nothing, as above.
+  bool reserve_live(KvPool& pool, std::int64_t tokens);
   /// Gives back what no query at `next_position` or later can see.
   void slide(KvPool& pool, std::int64_t next_position);
   /// Gives everything back.
   void clear(KvPool& pool);
 
   std::span<const std::int32_t> table(int group) const { return tables_[static_cast<std::size_t>(group)]; }
+  /// Groups it was made for.
+  int num_groups() const { return static_cast<int>(tables_.size()); }
+  /// Holds no block.
+  bool empty() const;
 
  private:
+  bool take(KvPool& pool, std::span<const std::pair<std::int64_t, std::int64_t>> columns);
+
   std::vector<std::vector<std::int32_t>> tables_;
 };
 

@@ -55,23 +55,48 @@ PagedCache KvPool::cache(std::int64_t layer, CacheRole role) const {
   if (c == nullptr) {
     throw InvalidArgument("kv pool: got role " + name_of(role) + " of layer " + std::to_string(layer) + ", expected a cache that this layer has");
   }
+  const auto scale = scales_.find({layer, role});
   return {.format = c->format,
           .base = slab_ + c->offset_bytes,
           .num_blocks = num_blocks_,
           .block_size = c->block_size,
           .block_stride_bytes = layout_.block_stride_bytes,
-          .scale = layout_.kv_scale};
+          .scale = scale == scales_.end() ? layout_.kv_scale : scale->second};
+}
+
+void KvPool::set_scale(std::int64_t layer, CacheRole role, float scale) {
+  (void)cache(layer, role);  // must exist
+  scales_.insert_or_assign({layer, role}, scale);
 }
 
 bool RequestBlocks::reserve(KvPool& pool, std::int64_t begin, std::int64_t end) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> columns;
+  for (const CacheGroup& group : pool.layout().groups) {
+    columns.emplace_back(begin / group.block_tokens, (end + group.block_tokens - 1) / group.block_tokens);
+  }
+  return take(pool, columns);
+}
+
+bool RequestBlocks::reserve_live(KvPool& pool, std::int64_t tokens) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> columns;
+  for (const CacheGroup& group : pool.layout().groups) columns.push_back(group.live_columns(tokens));
+  return take(pool, columns);
+}
+
+bool RequestBlocks::take(KvPool& pool, std::span<const std::pair<std::int64_t, std::int64_t>> columns) {
+  // Memory first: nothing may throw once a block is taken.
   std::vector<std::pair<int, std::size_t>> taken;
-  const KvLayout& layout = pool.layout();
-  for (std::size_t g = 0; g < layout.groups.size(); ++g) {
-    const std::int64_t tokens = layout.groups[g].block_tokens;
+  std::int64_t most = 0;
+  for (std::size_t g = 0; g < columns.size(); ++g) {
+    const auto end = static_cast<std::size_t>(columns[g].second);
+    if (tables_[g].size() < end) tables_[g].resize(end, -1);
+    most += columns[g].second - columns[g].first;
+  }
+  taken.reserve(static_cast<std::size_t>(std::max<std::int64_t>(most, 0)));
+  for (std::size_t g = 0; g < columns.size(); ++g) {
     std::vector<std::int32_t>& table = tables_[g];
-    const auto columns = static_cast<std::size_t>((end + tokens - 1) / tokens);
-    if (table.size() < columns) table.resize(columns, -1);
-    for (auto c = static_cast<std::size_t>(begin / tokens); c < columns; ++c) {
+    const auto end = static_cast<std::size_t>(columns[g].second);
+    for (auto c = static_cast<std::size_t>(columns[g].first); c < end; ++c) {
       if (table[c] >= 0) continue;
       const std::optional<std::int32_t> block = pool.allocate(static_cast<int>(g));
       if (!block) {
@@ -93,8 +118,8 @@ void RequestBlocks::slide(KvPool& pool, std::int64_t next_position) {
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {
     const CacheGroup& group = layout.groups[g];
     if (!group.sliding()) continue;
-    const std::int64_t first_needed = std::max<std::int64_t>(next_position - group.window + 1, 0);
-    const std::int64_t last = std::min<std::int64_t>(first_needed / group.block_tokens, static_cast<std::int64_t>(tables_[g].size()));
+    const std::int64_t last =
+        std::min<std::int64_t>(group.first_kept(next_position) / group.block_tokens, static_cast<std::int64_t>(tables_[g].size()));
     // Columns before the first needed one were given back by earlier calls, down to the first -1.
     for (std::int64_t c = last - 1; c >= 0 && tables_[g][static_cast<std::size_t>(c)] >= 0; --c) {
       pool.release(static_cast<int>(g), tables_[g][static_cast<std::size_t>(c)]);
@@ -110,6 +135,10 @@ void RequestBlocks::clear(KvPool& pool) {
     }
     tables_[g].clear();
   }
+}
+
+bool RequestBlocks::empty() const {
+  return std::ranges::all_of(tables_, [](const auto& table) { return std::ranges::all_of(table, [](std::int32_t block) { return block < 0; }); });
 }
 
 }  // namespace smla

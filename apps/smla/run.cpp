@@ -123,7 +123,20 @@ void add_run_command(CLI::App& app, int& exit_code) {
       c->add_option("--kv-blocks", a->kv_blocks, "Blocks of the KV pool (default: enough for max-seqs of the longest, at most 4 GiB)")
           ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
   c->add_option("--kv-bytes", a->kv_bytes, "Bytes of the KV pool, e.g. 500M or 2G")->excludes(blocks);
-  c->add_option("--cache-dtype", a->cache_dtype, "fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")->capture_default_str();
+  c->add_option("--front-end", a->front_end, "flashmla, flashinfer, sm120, auto, or one of upstream's backend names")->capture_default_str();
+  c->add_flag("--strict", a->strict, "Refuse what upstream's kernels of that front-end refuse, with its texts");
+  c->add_flag("--gather-prefill", a->gather_prefill, "flashmla: prefills copy their rows into a bf16 workspace first, as upstream does");
+  c->add_option("--cache-dtype", a->cache_dtype,
+                "fp8_ds_mla, bf16, fp8_per_tensor (queries e4m3 too), auto, or upstream's names: bfloat16, fp8, fp8_e4m3, fp8_inc (default: the "
+                "front-end's: bf16 with flashinfer, else fp8_ds_mla)");
+  c->add_option("--index-dtype", a->index_dtype, "Rows of the index cache: fp8 or mxfp4")->capture_default_str();
+  c->add_flag("--hadamard", a->hadamard, "Walsh-Hadamard transform on both sides of the indexer");
+  c->add_option("--index-topk-freq", a->index_topk_freq,
+                "Of N C4A layers in a row the first chooses entries, the others reuse them (default: the model's)")
+      ->check(CLI::Range(1, 1 << 20));
+  c->add_option("--output-projection", a->output_projection, "bf16; fp8: E4M3 outputs with fp32 scales; fp8-ue8m0: with packed UE8M0 scales")
+      ->check(CLI::IsMember({"bf16", "fp8", "fp8-ue8m0"}))
+      ->capture_default_str();
   c->add_option("--precision", a->precision, "bf16, or f32: float32 activations and caches")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
@@ -137,6 +150,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--draft-acceptance", a->acceptance, "Share of drafts that the seeded coin accepts")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  c->add_flag("--adaptive-speculation", a->adaptive_speculation, "Draft as many tokens as a request's last step suggests, at most --speculative");
   c->add_option("--check", a->check, "Samples (request, token, layer) recomputed in float64; 0: none")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();

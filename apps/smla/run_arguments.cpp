@@ -114,12 +114,20 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   } else {
     o.model = load_model_config(a.model.empty() ? "tiny" : a.model);
   }
+  o.model.hadamard = o.model.hadamard || a.hadamard;
+  if (a.index_topk_freq > 0) o.model.index_topk_freq = a.index_topk_freq;
   o.layers = parse_layers(a.layers, o.model);
+  o.layer.front_end = front_end(a.front_end);
+  o.layer.strict = a.strict;
+  o.layer.gather_prefill = a.gather_prefill;
+  if (a.output_projection == "fp8") o.layer.fp8_output = OutputScale::kF32;
+  if (a.output_projection == "fp8-ue8m0") o.layer.fp8_output = OutputScale::kUe8m0x4;
   o.layer.precision = a.precision == "f32" ? Precision::kF32 : Precision::kBF16;
   if (o.layer.precision == Precision::kF32) {
     o.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
   } else {
-    o.layer.caches.rows = &cache_rows(a.cache_dtype);
+    o.layer.caches.rows = a.cache_dtype.empty() ? &cache_rows(o.layer.front_end, "auto") : &cache_rows(o.layer.front_end, a.cache_dtype, a.strict);
+    o.layer.caches.index = &index_rows(a.index_dtype, a.strict);
     o.layer.caches.kv_scale = static_cast<float>(a.kv_scale);
     o.layer.q_scale = static_cast<float>(a.q_scale);
     if (o.layer.caches.rows->scale == ScaleKind::kPerTensor) o.layer.q = DType::kE4M3;
@@ -138,7 +146,10 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.max_seqs = a.max_seqs;
   for (const RequestSpec& s : specs) o.max_model_len = std::max(o.max_model_len, s.positions());
   o.max_model_len = std::min(o.max_model_len, o.model.max_position);
+  o.layer.chunks.max_model_len = o.max_model_len;
+  o.layer.chunks.max_batched_tokens = o.max_batched_tokens;
   o.speculative = a.speculative;
+  o.adaptive_speculation = a.adaptive_speculation;
   o.draft_acceptance = a.acceptance;
   o.seed = a.seed;
   if (a.plant_error == "position") o.planted_error = PlantedError::kPosition;

@@ -22,12 +22,20 @@ struct RunArguments {
   std::int64_t max_seqs = 16;
   std::int64_t kv_blocks = 0;
   std::string kv_bytes;
-  std::string cache_dtype = "fp8_ds_mla";
+  std::string front_end = "flashmla";
+  bool strict = false;
+  bool gather_prefill = false;
+  std::string cache_dtype;  ///< empty: the front-end's default
+  std::string index_dtype = "fp8";
+  std::string output_projection = "bf16";
+  bool hadamard = false;
+  std::int64_t index_topk_freq = 0;  ///< 0: the model's
   std::string precision = "bf16";
   double kv_scale = 1.0;
   double q_scale = 1.0;
   int speculative = 0;
   double acceptance = 0.7;
+  bool adaptive_speculation = false;
   int check = 8;
   int threads = 0;
   std::uint64_t seed = 0;

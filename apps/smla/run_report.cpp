@@ -142,8 +142,8 @@ std::string report_text(const RunReport& r) {
   using State = RequestResult::State;
   const RunTotals& t = r.totals;
   std::string out;
-  out += fmt::format("\n{}: {} layers, rows {}, index {}, {} precision\n", r.options.model.name, r.options.layers.size(),
-                     r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
+  out += fmt::format("\n{}: {} layers, {} front-end, rows {}, index {}, {} precision\n", r.options.model.name, r.options.layers.size(),
+                     name_of(r.options.layer.front_end), r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
                      r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
   out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)", r.trace, r.scale_lengths,
                      r.options.weights == nullptr ? "weights are seeded random" : "weights from " + r.options.weights->path(), r.options.seed);
@@ -214,7 +214,9 @@ std::string report_json(const RunReport& r) {
             {"weights", r.options.weights == nullptr ? Json(nullptr) : Json(r.options.weights->path())},
             {"synthetic", std::string(r.options.weights == nullptr ? "weights are seeded random; " : "") +
                               "hidden states are f(seed, request, position); rejected drafts come from another stream"},
+            {"front_end", name_of(r.options.layer.front_end)},
             {"cache_dtype", r.options.layer.caches.rows->name},
+            {"index_dtype", r.options.layer.caches.index->name},
             {"speculative", r.options.speculative},
             {"interrupted", r.interrupted},
             {"wall_seconds", r.wall_seconds},

@@ -37,7 +37,9 @@ struct EngineOptions {
   std::int64_t num_blocks = 0;            ///< of the KV pool
   std::int64_t max_model_len = 0;         ///< longest request in positions; rope tables are this long
   int speculative = 0;                    ///< draft tokens a decode step verifies
-  double draft_acceptance = 0.7;          ///< share of drafts that a seeded coin accepts
+  /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always `speculative` (spec 6.10).
+  bool adaptive_speculation = false;
+  double draft_acceptance = 0.7;  ///< share of drafts that a seeded coin accepts
   std::uint64_t seed = 0;
   PlantedError planted_error = PlantedError::kNone;
   /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of `layer`.

@@ -3,15 +3,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "sparsemla/export.h"
+#include "sparsemla/front_end.h"
 #include "sparsemla/kv_pool.h"
 #include "sparsemla/model_config.h"
 #include "sparsemla/op.h"
+#include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/step_metadata.h"
 #include "sparsemla/tensor_view.h"
 
 namespace SMLA_API smla {
@@ -66,6 +68,16 @@ struct LayerOptions {
   DType q = DType::kBF16;  ///< queries as attention sees them: BF16, or E4M3 with q_scale
   float q_scale = 1.0F;
   ClampRule clamp = ClampRule::kAmax;
+  FrontEnd front_end = FrontEnd::kFlashMla;
+  /// flashmla: copy each prefill chunk's rows into a bf16 workspace and attend to that, as upstream does (spec 7.2, 7.4, 8.5). Off: prefills read the
+  /// caches themselves. Not with float32 caches, which bf16 rows could not hold.
+  bool gather_prefill = false;
+  /// Upstream's limits of the front-end, with its texts (spec 8): heads, widths, blocks, dtypes. Heads are padded as upstream pads them.
+  bool strict = false;
+  std::int64_t padded_heads = 0;  ///< heads of the query and output buffers; those past num_heads are 0. 0: num_heads (strict: upstream's)
+  /// FP8 output projection (spec 2): the rotated output in E4M3 with scales of 128 dims, stored in this layout; absent: activations as they are.
+  std::optional<OutputScale> fp8_output{};
+  ChunkLimits chunks{};       ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the step's tokens
   bool short_context = true;  ///< take the short-context path of the indexer (spec 4.7) where it applies
   bool deterministic = false;
   int threads = 0;
@@ -85,62 +97,13 @@ struct LayerCaches {
 /// All caches of layer `layer` in a pool.
 LayerCaches caches_of(const KvPool& pool, std::int64_t layer);
 
-/// One step's batch, decodes first and prefills after; shared by all layers (spec 6).
-struct StepBatch {
-  ConstTensorView query_start_loc;            ///< [R+1] I32, from 0
-  ConstTensorView seq_lens;                   ///< [R] I32, this step's tokens included; 0 for padding requests
-  ConstTensorView positions;                  ///< [T] I64; T may exceed query_start_loc's end: the rest is padding
-  std::vector<ConstTensorView> block_tables;  ///< one for each group of the layout, [R, columns] I32
-  std::int64_t max_seq_len = 0;               ///< upper bound of seq_lens, known on the host
-};
-
-/// What one layer reads of the step's metadata.
-struct LayerStep {
-  std::int64_t tokens = 0;
-  std::int64_t requests = 0;
-  std::int64_t max_seq_len = 0;
-  ConstTensorView positions;          ///< [T] I64
-  ConstTensorView token_to_req;       ///< [T] I32
-  ConstTensorView valid;              ///< [T] BOOL
-  ConstTensorView window_slots;       ///< [T] I64
-  ConstTensorView window_indices;     ///< [T, window] I32
-  ConstTensorView window_lens;        ///< [T] I32
-  ConstTensorView entry_slots;        ///< [T] I64, compress layers
-  ConstTensorView entry_lens;         ///< [T] I32 visible entries, compress layers; 0 for padding
-  ConstTensorView entry_block_table;  ///< [R, columns] I32, compress layers
-  ConstTensorView state_slots;        ///< [T] I64, compress layers
-  ConstTensorView state_block_table;
-  ConstTensorView index_state_slots;  ///< C4A layers
-  ConstTensorView index_state_block_table;
-  ConstTensorView dense_indices;  ///< [T, W] I32, C128A layers
-  ConstTensorView dense_lens;     ///< [T] I32, C128A layers
-};
-
-/// Slots, window rows and C128A rows of a step (spec 5.5, 6.1 to 6.5): built once a step, each cache group and layer kind once, read by every layer.
-class StepMetadata {
- public:
-  /// The layout and the configs of the layers it was made for, in the same order.
-  StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers);
-  ~StepMetadata();
-  StepMetadata(StepMetadata&&) noexcept;
-  StepMetadata& operator=(StepMetadata&&) noexcept;
-
-  /// @throws InvalidArgument naming the tensor that does not fit.
-  void build(const StepBatch& batch);
-  LayerStep layer(std::int64_t layer) const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 /// Watches a layer at work; every call comes on the calling thread.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
   virtual void on_stage(Stage stage, double seconds) = 0;
   /// Rows [first_row, first_row + value.size(0)) of an intermediate: "topk" [*, k] I32 local entries, "index_scores" [*, max entries] F32 (row t is
-  /// defined for its visible entries).
+  /// defined for its visible entries), "attention" [*, Hp, head_dim] the attention output before it is rotated back.
   virtual void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first_row) = 0;
 };
 
@@ -167,15 +130,30 @@ class AttentionLayer {
   const LayerConfig& config() const { return config_; }
   const LayerOptions& options() const { return options_; }
 
-  /// For steps of exactly `tokens` tokens of `requests` requests with no sequence longer than max_seq_len, over caches shaped like `caches`.
-  LayerPlan plan(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const;
+  /// For steps of this shape (StepMetadata::shape()), over caches shaped like `caches`.
+  /// @throws Unsupported with upstream's text when strict and a call of the step has no upstream kernel.
+  LayerPlan plan(const StepShape& shape, const LayerCaches& caches) const;
+  /// The same for `tokens` tokens of `requests` requests, all of them decodes, with no sequence longer than max_seq_len.
+  LayerPlan plan(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const {
+    return plan(StepShape::decodes(tokens, requests, max_seq_len), caches);
+  }
+  /// Workspace that no step of at most `tokens` tokens, `requests` requests and sequences of max_seq_len exceeds: what a server reserves at the start.
+  std::size_t reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const;
 
   /// output = attention(hidden); both [T, hidden] BF16 (F32 at precision kF32). Writes this step's rows into the caches. Padding tokens give 0.
   /// @throws InvalidArgument when a tensor does not fit the plan, or a position is past the rope table.
   void forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches, const ConstTensorView& hidden, const TensorView& output,
                Workspace workspace, Stream stream = {}, LayerObserver* observer = nullptr) const;
 
+  /// A profile run without metadata (spec 2, 8.5): all projections and norms run, no cache is read or written, attention gives zeros.
+  void dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output, Workspace workspace, Stream stream = {}) const;
+
  private:
+  std::shared_ptr<const LayerPlan::Ops> make_ops(const StepShape& shape, const LayerCaches& caches, const LayerOptions& options,
+                                                 std::size_t least_score_bytes) const;
+  void check_options();
+  void check_step(const LayerStep& step) const;
+
   LayerConfig config_;
   LayerWeights weights_;
   LayerOptions options_;

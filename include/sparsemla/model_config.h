@@ -44,9 +44,13 @@ struct LayerConfig {
   float rms_norm_eps = 1e-6F;
   RopeConfig rope;        ///< of this layer: every rotation of a layer uses this one table
   bool hadamard = false;  ///< Walsh-Hadamard transform on both sides of the indexer
+  /// C4A: attends to the entries that the last choosing C4A layer before it chose, and runs no indexer of its own (IndexCache, spec 9).
+  bool reuses_topk = false;
 
   bool has_compressor() const { return compress_ratio > 1; }
   bool has_indexer() const { return compress_ratio == 4; }
+  /// A C4A layer that scores and selects entries itself.
+  bool chooses() const { return has_indexer() && !reuses_topk; }
 };
 
 /// @throws InvalidArgument naming the first number that is impossible, what was got and what was expected.
@@ -73,6 +77,8 @@ struct ModelConfig {
   double compress_rope_theta = 160000.0;  ///< C4A and C128A layers
   std::optional<YarnConfig> yarn;         ///< of the compress layers
   std::int64_t max_position = 1048576;
+  bool hadamard = false;             ///< Walsh-Hadamard transform on both sides of the indexer (spec 4.1)
+  std::int64_t index_topk_freq = 1;  ///< of this many C4A layers in a row the first chooses entries, the others reuse them (IndexCache, spec 9)
   std::vector<int> compress_ratios;  ///< one entry a decoder layer, then MTP entries; as given: 0, 1, 4 or 128
 
   /// Layer `index` (MTP layers follow the decoder layers and are window-only). @throws InvalidArgument when there is no such layer.

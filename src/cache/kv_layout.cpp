@@ -92,9 +92,9 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
     const std::int64_t entries = kFullBlockTokens / config.compress_ratio;
     add(full, layer, CacheRole::kCompressed, *options.rows, entries);
     if (config.has_indexer()) {
-      add(full, layer, CacheRole::kIndex, *options.index, entries);
+      if (config.chooses()) add(full, layer, CacheRole::kIndex, *options.index, entries);
       add(state_c4, layer, CacheRole::kState, state_rows(config.head_dim, 2), kStateC4BlockTokens);
-      add(state_c4, layer, CacheRole::kIndexState, state_rows(config.index_head_dim, 2), kStateC4BlockTokens);
+      if (config.chooses()) add(state_c4, layer, CacheRole::kIndexState, state_rows(config.index_head_dim, 2), kStateC4BlockTokens);
     } else {
       add(state_c128, layer, CacheRole::kState, state_rows(config.head_dim, 1), kStateC128BlockTokens);
     }

@@ -45,6 +45,9 @@ class LayerReplay {
     const std::string precision = params_.text("precision");
     check_that(precision == "f32" || precision == "bf16", params_.where(), "precision", "\"" + precision + "\"", "\"f32\" or \"bf16\"");
     options_.precision = precision == "f32" ? Precision::kF32 : Precision::kBF16;
+    options_.front_end = front_end(params_.text("front_end", "flashmla"));
+    options_.strict = params_.flag("strict", false);
+    options_.gather_prefill = params_.flag("gather_prefill", false);
     read_formats();
     options_.short_context = false;  // the case may ask for the scores
     options_.deterministic = options.plan.deterministic;
@@ -106,11 +109,8 @@ void LayerReplay::read_formats() {
     options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
     return;
   }
-  const std::string rows = params_.text("cache_dtype", std::string(fp8_ds_mla_rows().name));
-  const std::string index = params_.text("index_dtype", "fp8");
-  check_that(index == "fp8" || index == "mxfp4", params_.where(), "index_dtype", "\"" + index + "\"", "\"fp8\" or \"mxfp4\"");
-  options_.caches.rows = &cache_rows(rows);
-  options_.caches.index = index == "fp8" ? &index_fp8_rows() : &index_mxfp4_rows();
+  options_.caches.rows = &cache_rows(options_.front_end, params_.text("cache_dtype", std::string(fp8_ds_mla_rows().name)), options_.strict);
+  options_.caches.index = &index_rows(params_.text("index_dtype", "fp8"));
   if (options_.caches.rows->scale == ScaleKind::kPerTensor) options_.q = DType::kE4M3;
 }
 
@@ -203,7 +203,7 @@ ReplayResult LayerReplay::run() {
   for (const CacheGroup& group : layout.groups) need += (tokens_ + group.block_tokens - 1) / group.block_tokens;
   KvPool pool(layout, need);
   RequestBlocks blocks(layout);
-  StepMetadata metadata(layout, {&config_, 1});
+  StepMetadata metadata(layout, {&config_, 1}, options_.front_end);
   const LayerCaches caches = caches_of(pool, 0);
   HostTensor output(hidden_.dtype(), hidden_.shape());
   HostTensor workspace;
@@ -226,7 +226,7 @@ ReplayResult LayerReplay::run() {
       batch.block_tables.push_back(view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}));
     }
     metadata.build(batch);
-    const LayerPlan plan = layer.plan(n, 1, end, caches);
+    const LayerPlan plan = layer.plan(metadata.shape(), caches);
     workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
     std::fill_n(static_cast<std::uint8_t*>(workspace.data()), workspace.bytes(), std::uint8_t{0xFF});
     recorder.first = begin;

@@ -144,12 +144,22 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.options = options;
   s.observer = observer;
   if (s.options.layer.precision == Precision::kF32) s.options.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
-  for (const std::int64_t index : options.layers) s.configs.push_back(options.model.layer(index));
+  bool chosen = false;
+  for (const std::int64_t index : options.layers) {
+    s.configs.push_back(options.model.layer(index));
+    chosen = chosen || s.configs.back().chooses();
+    check_that(chosen || !s.configs.back().reuses_topk, kWhat, "layers", "layer " + std::to_string(index) + ", which reuses an earlier layer's top-k",
+               "a C4A layer that chooses before it");
+  }
   s.ropes.reserve(s.configs.size());
   for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(options.layers[i], s.configs[i]);
   s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks);
-  s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative);
-  s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs);
+  s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative, options.adaptive_speculation);
+  s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, options.layer.front_end);
+  if (!options.layer.strict) return;
+  std::vector<std::string> names;
+  for (const std::int64_t index : options.layers) names.push_back("layers." + std::to_string(index) + ".attn");
+  check_upstream_layout(s.pool->layout(), names);
 }
 
 Engine::~Engine() = default;
@@ -185,7 +195,8 @@ void Engine::State::run_layers(const StepTensors& batch, HostTensor& x, HostTens
                  .seq_lens = batch.seq_lens.view(),
                  .positions = batch.positions.view(),
                  .block_tables = {},
-                 .max_seq_len = batch.max_seq_len};
+                 .max_seq_len = batch.max_seq_len,
+                 .decode_threshold = 1 + options.speculative};
   for (const HostTensor& table : batch.tables) step.block_tables.push_back(table.view());
   metadata->build(step);
   totals.metadata_seconds += seconds_since(start);
@@ -194,7 +205,7 @@ void Engine::State::run_layers(const StepTensors& batch, HostTensor& x, HostTens
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     const LayerCaches caches = this->caches(index);
-    const LayerPlan plan = layers[i].plan(x.size(0), static_cast<std::int64_t>(batch.parts.size()), batch.max_seq_len, caches);
+    const LayerPlan plan = layers[i].plan(metadata->shape(), caches);
     if (workspace.bytes() < plan.workspace_bytes())
       workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
     StageSums sums(totals.stage_seconds);
@@ -226,6 +237,7 @@ void Engine::State::complete(const StepTensors& batch, const HostTensor& x, doub
       r.digests[static_cast<std::size_t>(info.position)] = digest_row(x.view(), row);
     }
     totals.draft_tokens += part.drafts;
+    r.learn(part.drafts, kept - 1);
     totals.rejected_drafts += part.tokens - kept;
     totals.recomputed_tokens += std::clamp<std::int64_t>(r.furthest - r.computed, 0, kept);
     (decoding ? totals.decode_tokens : totals.prefill_tokens) += kept;

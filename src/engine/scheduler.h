@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -17,6 +18,7 @@ struct Request {
   std::int64_t computed = 0;           ///< positions whose rows stand in the caches
   std::int64_t furthest = 0;           ///< the most that was ever computed, to count recomputation
   std::vector<std::uint64_t> digests;  ///< of the output at each position
+  std::int64_t next_drafts = 1;        ///< adaptive speculation: draft tokens of the next step
 
   Request(const RequestSpec& spec, const KvLayout& layout) : blocks(layout) {
     result.spec = spec;
@@ -24,6 +26,10 @@ struct Request {
   }
   /// Tokens that exist: the prompt and what was generated.
   std::int64_t known() const { return result.spec.prompt_tokens + result.generated; }
+  /// One more draft after a step whose drafts were all accepted, otherwise as many as were.
+  void learn(std::int64_t drafts, std::int64_t accepted) {
+    if (drafts > 0) next_drafts = accepted == drafts ? drafts + 1 : std::max<std::int64_t>(accepted, 1);
+  }
   bool decoding() const { return result.generated > 0 && known() - computed == 1; }
 };
 
@@ -37,8 +43,8 @@ struct Scheduled {
 /// Decides what a step computes: decodes first, then prefill chunks, then new requests; preempts the youngest when blocks run out.
 class Scheduler {
  public:
-  Scheduler(KvPool& pool, std::int64_t max_batched_tokens, std::int64_t max_seqs, int speculative)
-      : pool_(pool), max_batched_tokens_(max_batched_tokens), max_seqs_(max_seqs), speculative_(speculative) {}
+  Scheduler(KvPool& pool, std::int64_t max_batched_tokens, std::int64_t max_seqs, int speculative, bool adaptive)
+      : pool_(pool), max_batched_tokens_(max_batched_tokens), max_seqs_(max_seqs), speculative_(speculative), adaptive_(adaptive) {}
 
   void add(Request* request) { waiting_.push_back(request); }
   bool idle() const { return waiting_.empty() && running_.empty(); }
@@ -56,6 +62,7 @@ class Scheduler {
   std::int64_t max_batched_tokens_;
   std::int64_t max_seqs_;
   int speculative_;
+  bool adaptive_;
   std::deque<Request*> waiting_;
   std::vector<Request*> running_;  ///< by admission: the youngest last
   std::int64_t preemptions_ = 0;

@@ -1,7 +1,9 @@
 #include <array>
 #include <chrono>
+#include <cstring>
 
 #include "core/check.h"
+#include "core/host_tensor.h"
 #include "layer/layer_plan.h"
 
 namespace smla {
@@ -58,13 +60,16 @@ struct Forward {
   LayerObserver* observer;
   Stopwatch& watch;
 
-  void project(const Plan<Projection>& plan, const ConstTensorView& x, const ConstTensorView& w, const TensorView& y) const {
-    const std::int64_t groups = plan.problem().groups;
+  static ConstTensorView grouped(const ConstTensorView& w, const Projection::Problem& p) {
     ConstTensorView weight = w;
     weight.rank = 3;
-    weight.shape = {groups, plan.problem().n, plan.problem().k, 0};
-    weight.stride = {plan.problem().n * plan.problem().k, plan.problem().k, 1, 0};
-    plan.run({.x = as_groups(x, groups), .w = weight, .y = as_groups(y, groups)}, scratch, stream);
+    weight.shape = {p.groups, p.n, p.k, 0};
+    weight.stride = {p.n * p.k, p.k, 1, 0};
+    return weight;
+  }
+  void project(const Plan<Projection>& plan, const ConstTensorView& x, const ConstTensorView& w, const TensorView& y) const {
+    const Projection::Problem& p = plan.problem();
+    plan.run({.x = as_groups(x, p.groups), .w = grouped(w, p), .y = as_groups(y, p.groups)}, scratch, stream);
   }
   void input_projections(const ConstTensorView& hidden) const;
   void queries_and_window() const;
@@ -72,7 +77,7 @@ struct Forward {
   void index() const;
   void score() const;
   void attend() const;
-  void output(const TensorView& out) const;
+  void output(const ConstTensorView& positions, const TensorView& out) const;
 };
 
 void Forward::input_projections(const ConstTensorView& hidden) const {
@@ -84,7 +89,7 @@ void Forward::input_projections(const ConstTensorView& hidden) const {
     project(plan, hidden, w.wgate, out.slice(1, half, 2 * half));
   };
   if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
-  if (config.has_indexer()) {
+  if (config.chooses()) {
     kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
     if (!ops.short_context) project(*ops.index_weights_proj, hidden, weights.index_weights_proj, b.index_weights);
   }
@@ -98,7 +103,7 @@ void Forward::queries_and_window() const {
 
   TensorView q_rows = b.q;
   q_rows.rank = 2;
-  q_rows.shape = {step.tokens, config.num_heads * config.head_dim, 0, 0};
+  q_rows.shape = {ops.tokens, config.num_heads * config.head_dim, 0, 0};
   q_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
   project(*ops.wq_b, b.qr, weights.wq_b, q_rows);
   watch.lap(Stage::kQProjection);
@@ -107,7 +112,7 @@ void Forward::queries_and_window() const {
                    .kv = b.kv,
                    .positions = step.positions,
                    .cos_sin = cos_sin,
-                   .slot_mapping = step.window_slots,
+                   .slot_mapping = step.window_slots,  // absent in a dummy run: nothing is inserted
                    .q_out = b.q_attn,
                    .cache = caches.window},
                   scratch, stream);
@@ -131,7 +136,7 @@ void Forward::compress() const {
   };
   if (!config.has_compressor()) return;
   pair(*ops.save_state, *ops.compress, weights.compressor, b.kv_score, step.state_slots, step.state_block_table, caches.state, caches.compressed);
-  if (config.has_indexer()) {
+  if (config.chooses()) {
     pair(*ops.save_index_state, *ops.compress_index, weights.index_compressor, b.index_kv_score, step.index_state_slots, step.index_state_block_table,
          caches.index_state, caches.index);
   }
@@ -170,49 +175,50 @@ void Forward::score() const {
     watch.lap(Stage::kIndexer);
     if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
     (whole ? ops.topk : ops.topk_tail)
-        ->run({.logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = b.topk.slice(0, begin, end)}, scratch, stream);
+        ->run({.logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)}, scratch, stream);
     watch.lap(Stage::kTopk);
   }
 }
 
 void Forward::index() const {
   if (!config.has_indexer()) return;
-  if (ops.short_context) {
-    ops.short_topk->run({.positions = step.positions, .indices = b.topk}, scratch, stream);
-  } else {
-    score();
+  if (config.chooses()) {
+    if (ops.short_context) {
+      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, scratch, stream);
+    } else {
+      score();
+    }
   }
-  if (observer != nullptr) observer->on_tensor("topk", b.topk, 0);
-  ops.global_topk->run({.topk = b.topk,
-                        .token_to_req = step.token_to_req,
-                        .block_table = step.entry_block_table,
-                        .valid = step.valid,
-                        .indices = b.slots,
-                        .lens = b.slot_lens},
-                       scratch, stream);
+  if (observer != nullptr) observer->on_tensor("topk", step.topk, 0);
   watch.lap(Stage::kTopk);
 }
 
 void Forward::attend() const {
-  SparseAttention::Args args{.q = b.q_attn, .scopes = {}, .sink = weights.attn_sink, .o = b.o, .lse = {}};
-  args.scopes[0] = {.cache = caches.window, .indices = step.window_indices, .lens = step.window_lens};
-  if (config.has_indexer()) {
-    args.scopes[1] = {.cache = caches.compressed, .indices = b.slots, .lens = b.slot_lens};
-  } else if (config.has_compressor()) {
-    args.scopes[1] = {.cache = caches.compressed, .indices = step.dense_indices, .lens = step.dense_lens};
-  }
-  ops.attention->run(args, scratch, stream);
+  run_attention_calls(ops.attention, config, step, caches, weights.attn_sink, b.attention, scratch, stream);
   watch.lap(Stage::kAttention);
+  if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
 }
 
-void Forward::output(const TensorView& out) const {
-  ops.inverse_rope->run({.x = b.o, .positions = step.positions, .cos_sin = cos_sin, .y = b.o}, scratch, stream);
-  watch.lap(Stage::kInverseRope);
-  TensorView o_rows = b.o;
-  o_rows.rank = 2;
-  o_rows.shape = {step.tokens, config.num_heads * config.head_dim, 0, 0};
-  o_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
-  project(*ops.wo_a, o_rows, weights.wo_a, b.z);
+void Forward::output(const ConstTensorView& positions, const TensorView& out) const {
+  if (ops.inverse_rope_quant) {
+    ops.inverse_rope_quant->run({.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales}, scratch, stream);
+    watch.lap(Stage::kInverseRope);
+    const Projection::Problem& p = ops.wo_a->problem();
+    ConstTensorView x = b.o_values;  // [G, T, D] seen as [T, G, D]
+    x.shape = {p.m, p.groups, p.k, 0};
+    x.stride = {p.k, p.m * p.k, 1, 0};
+    ops.wo_a->run({.x = x, .w = grouped(weights.wo_a, p), .y = as_groups(b.z, p.groups), .x_scale = b.o_scales}, scratch, stream);
+  } else {
+    const std::int64_t width = config.num_heads * config.head_dim;
+    const TensorView heads = b.o.slice(1, 0, config.num_heads);
+    ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, scratch, stream);
+    watch.lap(Stage::kInverseRope);
+    TensorView o_rows = b.o_heads;
+    o_rows.rank = 2;
+    o_rows.shape = {positions.size(0), width, 0, 0};
+    o_rows.stride = {width, 1, 0, 0};
+    project(*ops.wo_a, o_rows, weights.wo_a, b.z);
+  }
   project(*ops.wo_b, b.z, weights.wo_b, out);
   watch.lap(Stage::kOutputProjection);
 }
@@ -249,15 +255,47 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
   check_tensor(kWhat, "attn_sink", weights.attn_sink, {config.num_heads}, {DType::kF32});
   check_tensor(kWhat, "cos_sin", cos_sin, {kAny, config.rope_head_dim}, {DType::kF32});
   if (config.has_compressor()) check_compressor("compressor.", weights.compressor, config, config.head_dim);
-  if (config.has_indexer()) {
+  if (config.chooses()) {
     check_compressor("indexer.compressor.", weights.index_compressor, config, config.index_head_dim);
     check_tensor(kWhat, "indexer.wq_b", weights.index_wq_b, {config.index_n_heads * config.index_head_dim, config.q_lora_rank}, linear);
     check_tensor(kWhat, "indexer.weights_proj", weights.index_weights_proj, {config.index_n_heads, config.hidden_size}, linear);
   }
-  if (options.precision == Precision::kF32) {
+  check_options();
+}
+
+/// Completes the options: float32 rows at precision kF32, head padding, chunk limits. Strict: what upstream refuses at construction.
+void AttentionLayer::check_options() {
+  if (options_.precision == Precision::kF32) {
     options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
     options_.q = DType::kBF16;  // attention reads float32 activations as they are
   }
+  if (options_.chunks.max_model_len == 0) options_.chunks.max_model_len = cos_sin_.size(0);
+  const std::int64_t upstream = options_.strict ? upstream_padded_heads(options_.front_end, config_.num_heads) : config_.num_heads;
+  if (options_.padded_heads == 0) options_.padded_heads = upstream;
+  check_that(options_.padded_heads >= config_.num_heads && options_.padded_heads <= 128, kWhat, "padded_heads", options_.padded_heads,
+             std::to_string(config_.num_heads) + ", the layer's heads, to 128");
+  check_that(!options_.fp8_output || config_.num_heads / config_.o_groups * config_.head_dim % InverseRopeQuant::kGroup == 0, kWhat,
+             "dims of an output group", config_.num_heads / config_.o_groups * config_.head_dim,
+             "a multiple of " + std::to_string(InverseRopeQuant::kGroup) + " for the FP8 output projection");
+}
+
+/// Upstream's texts for metadata that a step lacks (spec 8.7, 15) come first where they apply.
+void AttentionLayer::check_step(const LayerStep& step) const {
+  if (!config_.has_compressor()) return;
+  const std::string kind = config_.has_indexer() ? "c4a" : "c128a";
+  if (options_.strict && step.entry_lens.absent()) {
+    throw InvalidArgument(options_.front_end == FrontEnd::kSm120 ? "Sparse MLA metadata is required for compressed layers."
+                                                                 : "missing schedule entry for layer kind " + kind);
+  }
+  check_that(!step.entry_lens.absent() && !step.entry_slots.absent(), kWhat, "entry_lens and entry_slots of the step", std::string("none"),
+             "those of a " + kind + " layer");
+  if (config_.has_indexer()) {
+    if (options_.strict && step.topk.absent()) throw InvalidArgument("C4A decode requires top-k indices from the indexer.");
+    check_tensor(kWhat, "topk of the step", step.topk, {step.tokens, config_.index_topk}, {DType::kI32});
+    return;
+  }
+  if (options_.strict && step.dense_indices.absent()) throw InvalidArgument("Compressed sparse MLA prefill requires compressed sparse indices.");
+  check_that(!step.dense_indices.absent(), kWhat, "dense_indices of the step", std::string("none"), "those of a c128a layer");
 }
 
 void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches, const ConstTensorView& hidden,
@@ -273,6 +311,14 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
   check_tensor(kWhat, "output", output, {ops.tokens, config_.hidden_size}, {act});
   check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", std::to_string(workspace.bytes) + " bytes",
              "at least " + std::to_string(ops.workspace_bytes));
+
+  check_that(step.split == ops.shape.split || !ops.attention.by_split, kWhat, "decode tokens of the step", step.split.decode_tokens,
+             std::to_string(ops.shape.split.decode_tokens) + " as planned");
+  check_that(step.window_indices.size(1) == ops.shape.window_width, kWhat, "columns of window_indices", step.window_indices.size(1),
+             std::to_string(ops.shape.window_width) + " as planned");
+  check_step(step);
+  check_that(options_.front_end != FrontEnd::kFlashInfer || config_.has_indexer() || !step.mixed_indices.absent(), kWhat, "mixed_indices of the step",
+             std::string("none"), "those of step metadata made for the flashinfer front-end");
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
@@ -293,7 +339,40 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
   forward.compress();
   forward.index();
   forward.attend();
-  forward.output(output);
+  forward.output(step.positions, output);
+}
+
+void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output, Workspace workspace,
+                               Stream stream) const {
+  const LayerPlan::Ops& ops = *plan.ops_;
+  const DType act = activation_dtype(options_);
+  check_tensor(kWhat, "hidden", hidden, {ops.tokens, config_.hidden_size}, {act});
+  check_tensor(kWhat, "output", output, {ops.tokens, config_.hidden_size}, {act});
+  check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", std::to_string(workspace.bytes) + " bytes",
+             "at least " + std::to_string(ops.workspace_bytes));
+  std::size_t used = 0;
+  const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
+  const HostTensor positions(DType::kI64, {ops.tokens});
+  const HostTensor no_slots(DType::kI64, {0});
+  // A cache of no blocks: an insert finds nowhere to write.
+  const LayerCaches no_caches{.window = {.format = options_.caches.rows, .block_size = 1}};
+  const LayerStep step{.tokens = ops.tokens, .positions = positions.view(), .window_slots = no_slots.view()};
+  Stopwatch watch(nullptr);
+  const Forward forward{.config = config_,
+                        .weights = weights_,
+                        .ops = ops,
+                        .step = step,
+                        .caches = no_caches,
+                        .cos_sin = cos_sin_,
+                        .b = buffers,
+                        .scratch = {.data = buffers.scratch, .bytes = buffers.scratch_bytes},
+                        .stream = stream,
+                        .observer = nullptr,
+                        .watch = watch};
+  forward.input_projections(hidden);
+  forward.queries_and_window();
+  std::memset(buffers.o.data, 0, static_cast<std::size_t>(buffers.o.numel() * size_of(buffers.o.dtype)));
+  forward.output(positions.view(), output);
 }
 
 }  // namespace smla

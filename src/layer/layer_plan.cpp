@@ -1,5 +1,6 @@
 #include "layer/layer_plan.h"
 
+#include "layer/chooser.h"
 #include "sparsemla/plan.h"
 
 namespace smla {
@@ -8,34 +9,6 @@ namespace {
 
 /// Bytes that the fp32 score matrix of a C4A layer may take; longer batches are scored a few rows at a time.
 constexpr std::int64_t kScoreBudgetBytes = std::int64_t{64} << 20;
-
-/// Makes op plans by the layer's options and keeps what they share.
-class Chooser {
- public:
-  Chooser(const LayerOptions& options, std::size_t* scratch, std::string* text) : options_(options), scratch_(scratch), text_(text) {}
-
-  template <class Op>
-  std::optional<Plan<Op>> make(const typename Op::Problem& problem) const {
-    PlanOptions plan{.device = DeviceKind::kCpu, .implementation = "", .deterministic = options_.deterministic, .threads = options_.threads};
-    if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
-      plan.implementation = named->second;
-    } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {
-      for (const Candidate& c : explain<Op>(problem, plan)) {
-        if (c.name == all->second && c.refusal.empty()) plan.implementation = c.name;
-      }
-    }
-    std::optional<Plan<Op>> made(std::in_place, problem, plan);
-    *scratch_ = std::max(*scratch_, made->workspace_bytes());
-    const std::string entry = std::string(Op::kName) + " " + std::string(made->implementation());
-    if ((", " + *text_ + ",").find(", " + entry + ",") == std::string::npos) *text_ += (text_->empty() ? "" : ", ") + entry;
-    return made;
-  }
-
- private:
-  const LayerOptions& options_;
-  std::size_t* scratch_;
-  std::string* text_;
-};
 
 }  // namespace
 
@@ -50,14 +23,13 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   b.qr = arena.take(act, {tokens, c.q_lora_rank});
   b.kv = arena.take(act, {tokens, c.head_dim});
   b.q = arena.take(act, {tokens, c.num_heads, c.head_dim});
-  b.q_attn = options.q == DType::kE4M3 ? arena.take(DType::kE4M3, {tokens, c.num_heads, c.head_dim}) : b.q;
+  const bool padded = padded_heads > c.num_heads;
+  const bool fp8_q = options.q == DType::kE4M3;
+  b.q_attn = fp8_q || padded ? arena.take(fp8_q ? DType::kE4M3 : act, {tokens, padded_heads, c.head_dim}) : b.q;
   if (c.has_compressor()) b.kv_score = arena.take(DType::kF32, {tokens, 2 * (c.has_indexer() ? 2 : 1) * c.head_dim});
-  if (c.has_indexer()) {
+  if (c.chooses()) {
     const RowFormat& format = *options.caches.index;
     b.index_kv_score = arena.take(DType::kF32, {tokens, std::int64_t{4} * c.index_head_dim});
-    b.topk = arena.take(DType::kI32, {tokens, c.index_topk});
-    b.slots = arena.take(DType::kI32, {tokens, c.index_topk});
-    b.slot_lens = arena.take(DType::kI32, {tokens});
     if (!short_context) {
       b.index_weights = arena.take(act, {tokens, hi});
       b.index_q = arena.take(act, {tokens, hi, c.index_head_dim});
@@ -66,10 +38,37 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
       b.index_q_stored = arena.take(stored, {tokens, hi, packed ? c.index_head_dim / 2 : c.index_head_dim});
       if (packed) b.index_q_scale = arena.take(DType::kU8, {tokens, hi, format.groups()});
       b.index_w = arena.take(DType::kF32, {tokens, hi});
+      const std::size_t before = arena.used();
       b.scores = arena.take(DType::kF32, {score_rows, score_width});
+      if (const std::size_t taken = arena.used() - before; taken < least_score_bytes) arena.raw(least_score_bytes - taken);
     }
   }
-  b.o = arena.take(act, {tokens, c.num_heads, c.head_dim});
+  b.o = arena.take(act, {tokens, padded_heads, c.head_dim});
+  b.o_heads = padded ? b.q : b.o;  // the queries are no longer needed then
+  if (options.fp8_output) {
+    const std::int64_t width = c.num_heads / c.o_groups * c.head_dim;
+    const std::int64_t groups = width / InverseRopeQuant::kGroup;
+    const std::int64_t rows = (tokens + 3) / 4 * 4;
+    b.o_values = arena.take(DType::kE4M3, {c.o_groups, tokens, width});
+    b.o_scales = *options.fp8_output == OutputScale::kF32 ? arena.take(DType::kF32, {c.o_groups, groups, rows})
+                                                          : arena.take(DType::kI32, {c.o_groups, (groups + 3) / 4, rows});
+  }
+  AttentionBuffers& a = b.attention;
+  a.q = b.q_attn;
+  a.o = b.o;
+  if (attention.needs_slots()) {
+    a.slots = arena.take(DType::kI32, {tokens, c.index_topk});
+    a.slot_lens = arena.take(DType::kI32, {tokens});
+  }
+  if (attention.mixed) {
+    a.mixed = arena.take(DType::kI32, {tokens, attention.mixed_width});
+    a.mixed_lens = arena.take(DType::kI32, {tokens});
+  }
+  if (attention.gathered_rows > 0) {
+    a.gathered = arena.take(DType::kBF16, {attention.gathered_rows, c.head_dim});
+    a.combined = arena.take(DType::kI32, {attention.combined_rows, attention.combined_width});
+    a.combined_lens = arena.take(DType::kI32, {attention.combined_rows});
+  }
   b.z = arena.take(act, {tokens, c.o_groups * c.o_lora_rank});
   b.scratch_bytes = scratch_bytes;
   b.scratch = arena.raw(scratch_bytes);
@@ -95,19 +94,17 @@ void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOp
   };
   ops->save_state = choose.make<SaveState>({.tokens = ops->tokens, .ratio = c.compress_ratio, .dim = c.head_dim});
   ops->compress = store(c.head_dim, options.caches.rows, false);
-  if (!c.has_indexer()) return;
+  if (!c.chooses()) return;
   ops->save_index_state = choose.make<SaveState>({.tokens = ops->tokens, .ratio = c.compress_ratio, .dim = c.index_head_dim});
   ops->compress_index = store(c.index_head_dim, options.caches.index, c.hadamard);
 }
 
 /// Scoring and selection; the score matrix is cut along rows to stay within its budget.
-void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, const LayerCaches& caches, Ops* ops) {
+void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, Ops* ops) {
   const std::int64_t width = visible_entries(ops->max_seq_len - 1, c.compress_ratio);
   ops->short_context = options.short_context && width <= c.index_topk;
   ops->score_width = width;
   ops->score_rows = std::min(score_rows(width, kScoreBudgetBytes), std::max<std::int64_t>(ops->tokens, 1));
-  ops->global_topk = choose.make<GlobalTopk>(
-      {.requests = ops->requests, .tokens = ops->tokens, .k = c.index_topk, .storage_block = caches.compressed.block_size, .compact = true});
   if (ops->short_context) {
     ops->short_topk = choose.make<ShortContextTopk>({.tokens = ops->tokens, .ratio = c.compress_ratio, .k = c.index_topk});
     return;
@@ -130,42 +127,59 @@ void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOption
   ops->topk_tail = choose.make<TopK>({.rows = tail, .width = width, .k = c.index_topk});
 }
 
-SparseAttention::Problem attention_problem(const LayerConfig& c, const LayerOptions& options, const LayerCaches& caches, const Ops& ops) {
-  SparseAttention::Problem problem{.tokens = ops.tokens,
-                                   .heads = c.num_heads,
-                                   .out_heads = c.num_heads,
-                                   .dim = c.head_dim,
-                                   .q = options.q == DType::kE4M3 ? DType::kE4M3 : activation_dtype(options),
-                                   .o = activation_dtype(options),
-                                   .scopes = c.has_compressor() ? 2 : 1,
-                                   .scope = {},
-                                   .scale = 0.0F,
-                                   .q_scale = options.q_scale,
-                                   .partial = false};
-  problem.scope[0] = {.format = options.caches.rows, .block_size = caches.window.block_size, .width = c.window};
-  if (c.has_compressor()) {
-    const std::int64_t width = c.has_indexer() ? c.index_topk : std::max<std::int64_t>(ops.max_seq_len / c.compress_ratio, 1);
-    problem.scope[1] = {.format = options.caches.rows, .block_size = caches.compressed.block_size, .width = width};
+/// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).
+void plan_output(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, const LayerWeights& weights, Ops* ops) {
+  const DType act = activation_dtype(options);
+  const std::int64_t width = c.num_heads / c.o_groups * c.head_dim;
+  Projection::Problem wo_a{.m = ops->tokens, .n = c.o_lora_rank, .k = width, .groups = c.o_groups, .x = act, .w = weights.wo_a.dtype, .y = act};
+  if (options.fp8_output) {
+    ops->inverse_rope_quant = choose.make<InverseRopeQuant>({.tokens = ops->tokens,
+                                                             .heads = c.num_heads,
+                                                             .groups = c.o_groups,
+                                                             .dim = c.head_dim,
+                                                             .rope_dim = c.rope_head_dim,
+                                                             .in = act,
+                                                             .scale = *options.fp8_output});
+    wo_a.x = DType::kE4M3;
+    wo_a.x_scale = *options.fp8_output;
+  } else {
+    ops->inverse_rope = choose.make<InverseRope>(
+        {.tokens = ops->tokens, .heads = c.num_heads, .dim = c.head_dim, .rope_dim = c.rope_head_dim, .in = act, .out = act});
   }
-  return problem;
+  ops->wo_a = choose.make<Projection>(wo_a);
+  ops->wo_b = choose.make<Projection>(
+      {.m = ops->tokens, .n = c.hidden_size, .k = c.o_groups * c.o_lora_rank, .groups = 1, .x = act, .w = weights.wo_b.dtype, .y = act});
 }
 
 }  // namespace
 
-LayerPlan AttentionLayer::plan(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const {
+LayerPlan AttentionLayer::plan(const StepShape& shape, const LayerCaches& caches) const {
+  LayerPlan plan;
+  plan.ops_ = make_ops(shape, caches, options_, 0);
+  return plan;
+}
+
+/// The ops of a step shape. `least_score_bytes`: see LayerPlan::Ops.
+std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& shape, const LayerCaches& caches, const LayerOptions& options,
+                                                               std::size_t least_score_bytes) const {
   const LayerConfig& c = config_;
-  const DType act = activation_dtype(options_);
+  const DType act = activation_dtype(options);
+  const std::int64_t tokens = shape.tokens;
   auto ops = std::make_shared<LayerPlan::Ops>();
+  ops->shape = shape;
   ops->tokens = tokens;
-  ops->requests = requests;
-  ops->max_seq_len = max_seq_len;
-  const Chooser choose(options_, &ops->scratch_bytes, &ops->text);
-  const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y, std::int64_t groups = 1) {
-    return choose.make<Projection>({.m = tokens, .n = n, .k = k, .groups = groups, .x = act, .w = w.dtype, .y = y});
+  ops->requests = shape.requests;
+  ops->max_seq_len = shape.max_seq_len;
+  ops->padded_heads = options.padded_heads;
+  ops->least_score_bytes = least_score_bytes;
+  const Chooser choose(options, &ops->scratch_bytes, &ops->text);
+  const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y) {
+    return choose.make<Projection>({.m = tokens, .n = n, .k = k, .groups = 1, .x = act, .w = w.dtype, .y = y});
   };
   const auto norm = [&](std::int64_t dim) {
     return choose.make<RmsNorm>({.rows = tokens, .dim = dim, .in = act, .out = act, .has_weight = true, .eps = c.rms_norm_eps});
   };
+  if (options.strict) check_upstream_blocks(caches.window.block_size, caches.compressed.block_size, c.compress_ratio);
 
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
@@ -174,35 +188,55 @@ LayerPlan AttentionLayer::plan(std::int64_t tokens, std::int64_t requests, std::
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = choose.make<QNormRopeInsert>({.tokens = tokens,
                                               .heads = c.num_heads,
-                                              .out_heads = c.num_heads,
+                                              .out_heads = options.padded_heads,
                                               .dim = c.head_dim,
                                               .rope_dim = c.rope_head_dim,
                                               .in = act,
-                                              .q_out = options_.q == DType::kE4M3 ? DType::kE4M3 : act,
-                                              .format = options_.caches.rows,
+                                              .q_out = options.q == DType::kE4M3 ? DType::kE4M3 : act,
+                                              .format = options.caches.rows,
                                               .eps = c.rms_norm_eps,
-                                              .q_scale_inv = 1.0F / options_.q_scale,
-                                              .clamp = options_.clamp});
+                                              .q_scale_inv = 1.0F / options.q_scale,
+                                              .clamp = options.clamp});
   if (c.has_compressor()) {
     ops->compressor_gemm = project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
-    plan_compressors(choose, c, options_, ops.get());
+    plan_compressors(choose, c, options, ops.get());
   }
-  if (c.has_indexer()) {
+  if (c.chooses()) {
     ops->index_compressor_gemm = project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
     ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
-    plan_indexer(choose, c, options_, caches, ops.get());
+    plan_indexer(choose, c, options, ops.get());
   }
-  ops->attention = choose.make<SparseAttention>(attention_problem(c, options_, caches, *ops));
-  ops->inverse_rope =
-      choose.make<InverseRope>({.tokens = tokens, .heads = c.num_heads, .dim = c.head_dim, .rope_dim = c.rope_head_dim, .in = act, .out = act});
-  ops->wo_a = project(weights_.wo_a, c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim, act, c.o_groups);
-  ops->wo_b = project(weights_.wo_b, c.hidden_size, c.o_groups * c.o_lora_rank, act);
-  ops->lay_out(c, options_, nullptr, &ops->workspace_bytes);
+  ops->attention = plan_attention_calls(choose, c, shape, caches);
+  plan_output(choose, c, options, weights_, ops.get());
+  ops->lay_out(c, options, nullptr, &ops->workspace_bytes);
+  return ops;
+}
 
-  LayerPlan plan;
-  plan.ops_ = std::move(ops);
-  return plan;
+std::size_t AttentionLayer::reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const {
+  LayerOptions options = options_;
+  options.short_context = false;  // scoring needs more
+  options.strict = false;         // a shape that upstream's kernels refuse is not run, only measured
+  // The score matrix is cut to its budget whatever its width; only a row wider than the budget takes more.
+  const std::int64_t width = std::max<std::int64_t>(visible_entries(max_seq_len - 1, config_.compress_ratio), 1);
+  const std::int64_t scores = std::min(std::max(kScoreBudgetBytes, 4 * width), 4 * width * std::max<std::int64_t>(tokens, 1));
+  StepShape shape = StepShape::decodes(tokens, requests, max_seq_len);
+  shape.window_width = std::max<std::int64_t>(shape.window_width, draft_window_width(config_.window, tokens));
+  std::size_t bytes = make_ops(shape, caches, options, static_cast<std::size_t>(scores))->workspace_bytes;
+  if (options.front_end != FrontEnd::kFlashMla || !options.gather_prefill || tokens == 0) return bytes;
+  // Gathered prefills: rows as many as the chunk limits ever admit, which one request of the greatest length and the others as short as they come
+  // cannot show; so the area itself is reserved (spec 6.8).
+  const std::int64_t longest = std::max(options.chunks.max_model_len, max_seq_len);
+  const std::int64_t batched = std::max(options.chunks.max_batched_tokens, tokens);
+  const std::int64_t entries = config_.has_compressor() ? (longest + config_.compress_ratio - 1) / config_.compress_ratio : 0;
+  const std::int64_t rows = options.chunks.requests * (entries + config_.window + batched);
+  const std::int64_t picked = config_.has_indexer() ? config_.index_topk : entries;
+  const std::int64_t columns = (picked + config_.window + 127) / 128 * 128;
+  Arena arena(nullptr);
+  arena.take(DType::kBF16, {rows, config_.head_dim});
+  arena.take(DType::kI32, {tokens, columns});
+  arena.take(DType::kI32, {tokens});
+  return bytes + arena.used();
 }
 
 }  // namespace smla

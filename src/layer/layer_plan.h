@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/arena.h"
+#include "layer/attention_calls.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/ops/attention.h"
 #include "sparsemla/ops/compressor.h"
@@ -23,17 +24,18 @@ struct LayerBuffers {
   TensorView index_kv_score;  ///< [T, 2*2*128] F32
   TensorView index_weights;   ///< [T, Hi] act
   TensorView q;               ///< [T, H, d] act
-  TensorView q_attn;          ///< [T, H, d] what attention reads; q itself unless E4M3
+  TensorView q_attn;          ///< [T, Hp, d] what attention reads; q itself unless E4M3 or padded
   TensorView index_q;         ///< [T, Hi, 128] act
   TensorView index_q_stored;  ///< [T, Hi, 128 or 64] E4M3, U8 or F32
   TensorView index_q_scale;   ///< [T, Hi, 4] U8, mxfp4 only
   TensorView index_w;         ///< [T, Hi] F32
   TensorView scores;          ///< [rows of a chunk, width] F32
-  TensorView topk;            ///< [T, K] I32 local
-  TensorView slots;           ///< [T, K] I32 global
-  TensorView slot_lens;       ///< [T] I32
-  TensorView o;               ///< [T, H, d] act
-  TensorView z;               ///< [T, G*o_lora] act
+  AttentionBuffers attention;
+  TensorView o;         ///< [T, Hp, d] act
+  TensorView o_heads;   ///< [T, H, d] act, rotated back: o itself unless padded
+  TensorView o_values;  ///< [G, T, D] E4M3, FP8 output projection
+  TensorView o_scales;  ///< its scales
+  TensorView z;         ///< [T, G*o_lora] act
   void* scratch = nullptr;
   std::size_t scratch_bytes = 0;
 };
@@ -42,9 +44,12 @@ struct LayerPlan::Ops {
   std::int64_t tokens = 0;
   std::int64_t requests = 0;
   std::int64_t max_seq_len = 0;
-  bool short_context = false;    ///< C4A: every visible entry fits the top-k
-  std::int64_t score_width = 0;  ///< columns of the score matrix
-  std::int64_t score_rows = 0;   ///< rows scored at once, so that the matrix stays within its budget
+  StepShape shape;
+  std::int64_t padded_heads = 0;
+  std::size_t least_score_bytes = 0;  ///< reserve more for the score matrix than this shape needs
+  bool short_context = false;         ///< C4A: every visible entry fits the top-k
+  std::int64_t score_width = 0;       ///< columns of the score matrix
+  std::int64_t score_rows = 0;        ///< rows scored at once, so that the matrix stays within its budget
   std::size_t scratch_bytes = 0;
   std::size_t workspace_bytes = 0;
   std::string text;
@@ -58,9 +63,9 @@ struct LayerPlan::Ops {
   std::optional<Plan<IndexerLogits>> logits, logits_tail;
   std::optional<Plan<TopK>> topk, topk_tail;
   std::optional<Plan<ShortContextTopk>> short_topk;
-  std::optional<Plan<GlobalTopk>> global_topk;
-  std::optional<Plan<SparseAttention>> attention;
+  AttentionCalls attention;
   std::optional<Plan<InverseRope>> inverse_rope;
+  std::optional<Plan<InverseRopeQuant>> inverse_rope_quant;
 
   LayerBuffers lay_out(const LayerConfig& config, const LayerOptions& options, void* base, std::size_t* used) const;
 };

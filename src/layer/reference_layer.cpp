@@ -166,13 +166,15 @@ std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   return scores;
 }
 
-std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries) {
+std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries,
+                                           std::optional<std::pair<std::int64_t, std::int64_t>> window) {
   const std::int64_t heads = config_.num_heads;
   const std::int64_t dim = config_.head_dim;
   Row q = linear(weights_.wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank);
 
   std::vector<const Row*> keys;
-  for (std::int64_t p = std::max<std::int64_t>(position - config_.window + 1, 0); p <= position; ++p) keys.push_back(&window_row(p));
+  const auto [first, last] = window.value_or(std::pair{std::max<std::int64_t>(position - config_.window + 1, 0), position});
+  for (std::int64_t p = first; p <= last; ++p) keys.push_back(&window_row(p));
   if (entries) {
     for (const std::int32_t g : *entries) {
       if (g >= 0 && g < visible_entries(position, config_.compress_ratio)) keys.push_back(&entry(g));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sparsemla/layer.h"
@@ -21,7 +22,9 @@ class ReferenceLayer {
   std::vector<double> index_scores(std::int64_t position);
   /// The layer's output at `position`, attending over the window and over `entries`: for a C4A layer the chosen entries, for a C128A layer all that
   /// are visible when absent.
-  std::vector<double> output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries);
+  /// `window`: first and last position seen, where it is not the causal window (DSpark).
+  std::vector<double> output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries,
+                             std::optional<std::pair<std::int64_t, std::int64_t>> window = std::nullopt);
   /// Compressed entry g of the layer, or of its indexer.
   const std::vector<double>& entry(std::int64_t g);
   const std::vector<double>& index_entry(std::int64_t g);

@@ -154,6 +154,7 @@ ModelConfig parse_model_config(std::string_view text) {
   bool any_indexer = false;
   for (const int ratio : config.compress_ratios) any_indexer = any_indexer || ratio == 4;
   // The two public models differ here, so a missing key is no default.
+  config.index_topk_freq = json.integer("index_topk_freq", 1, kMaxWidth, 1);
   config.index_topk = any_indexer ? json.integer("index_topk", 1, kMaxWidth) : json.integer("index_topk", 1, kMaxWidth, config.index_topk);
   read_rope(json, config);
   for (std::int64_t i = 0; i < config.num_layers; ++i) check_layer_config(config.layer(i));

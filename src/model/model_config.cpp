@@ -1,5 +1,6 @@
 #include "sparsemla/model_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -144,7 +145,12 @@ LayerConfig ModelConfig::layer(std::int64_t index) const {
                     .index_head_dim = index_head_dim,
                     .index_topk = index_topk,
                     .rms_norm_eps = rms_norm_eps,
-                    .rope = {.theta = compress ? compress_rope_theta : rope_theta, .dim = rope_head_dim}};
+                    .rope = {.theta = compress ? compress_rope_theta : rope_theta, .dim = rope_head_dim},
+                    .hadamard = hadamard};
+  if (layer.has_indexer() && index_topk_freq > 1) {
+    const auto before = std::count(compress_ratios.begin(), compress_ratios.begin() + static_cast<std::ptrdiff_t>(index), 4);
+    layer.reuses_topk = before % index_topk_freq != 0;
+  }
   if (compress) layer.rope.yarn = yarn;
   return layer;
 }

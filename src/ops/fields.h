@@ -97,7 +97,9 @@ void tensors(SlotMapping::Args& a, auto&& t) {
 void fields(CompressedSlotMapping::Problem& p, auto&& f) { SMLA_FIELD(requests), SMLA_FIELD(tokens), SMLA_FIELD(ratio), SMLA_FIELD(storage_block); }
 void tensors(CompressedSlotMapping::Args& a, auto&& t) { SMLA_IN(query_start_loc), SMLA_IN(seq_lens), SMLA_IN(block_table), SMLA_OUT(slots); }
 
-void fields(WindowIndices::Problem& p, auto&& f) { SMLA_FIELD(requests), SMLA_FIELD(tokens), SMLA_FIELD(window), SMLA_FIELD(block_size); }
+void fields(WindowIndices::Problem& p, auto&& f) {
+  SMLA_FIELD(requests), SMLA_FIELD(tokens), SMLA_FIELD(window), SMLA_FIELD(block_size), SMLA_FIELD(noncausal_tokens);
+}
 void tensors(WindowIndices::Args& a, auto&& t) {
   SMLA_IN(query_start_loc), SMLA_IN(seq_lens), SMLA_IN(token_to_req), SMLA_IN(slot_mapping), SMLA_IN(block_table), SMLA_OUT(indices), SMLA_OUT(lens);
 }

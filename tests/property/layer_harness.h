@@ -46,11 +46,14 @@ struct Surroundings {
   std::uint8_t fill = 0;    ///< of every byte not yet written
   std::int64_t padding_tokens = 0;
   std::int64_t padding_requests = 0;
+  std::int64_t decode_threshold = 1;
+  std::int64_t dspark_tokens = 0;  ///< the last step's decodes are draft blocks that see themselves whole; 0: causal
 };
 
 /// Everything a run leaves behind, in logical order.
 struct Trace {
-  std::map<std::pair<int, std::int64_t>, std::vector<std::uint8_t>> output;  ///< (request, position) -> bytes of the layer's output
+  std::map<std::pair<int, std::int64_t>, std::vector<std::uint8_t>> output;     ///< (request, position) -> bytes of the layer's output
+  std::map<std::pair<int, std::int64_t>, std::vector<std::uint8_t>> attention;  ///< bytes of the attention output, all heads
   std::map<std::pair<int, std::int64_t>, std::vector<std::int32_t>> topk;
   std::map<std::pair<int, std::int64_t>, std::vector<float>> scores;
   std::map<std::string, std::vector<std::uint8_t>> caches;  ///< "compressed/0" -> bytes of its rows, by request
@@ -70,6 +73,15 @@ class LayerHarness {
   }
 
   Trace run(const Steps& steps, const Surroundings& around) const;
+  const LayerConfig& config() const { return config_; }
+  const LayerWeights& weights() const { return weights_.views; }
+  ConstTensorView cos_sin() const { return cos_sin_.view(); }
+  /// Inputs of a request, as run() feeds them to its accepted rows.
+  HostTensor inputs(int request, DType dtype) const {
+    HostTensor hidden(dtype, {lengths_[static_cast<std::size_t>(request)], config_.hidden_size});
+    for (std::int64_t i = 0; i < hidden.size(0); ++i) synthetic_hidden(5, 0, request, i, hidden.view().slice(0, i, i + 1));
+    return hidden;
+  }
 
  private:
   struct Memory {
@@ -78,7 +90,7 @@ class LayerHarness {
     std::vector<std::vector<std::vector<std::int32_t>>> tables;  ///< [group][request]
   };
   Memory make_memory(const Surroundings& around) const;
-  void step(const std::vector<Piece>& pieces, const Surroundings& around, Memory& memory, Trace& trace) const;
+  void step(const std::vector<Piece>& pieces, const Surroundings& around, bool causal, Memory& memory, Trace& trace) const;
   void read_caches(const Memory& memory, Trace& trace) const;
 
   LayerConfig config_;
@@ -137,16 +149,22 @@ class Keep : public LayerObserver {
     for (std::int64_t r = 0; r < value.size(0); ++r) {
       if (name == "topk")
         topk[first + r].assign(value.as<std::int32_t>() + r * value.stride[0], value.as<std::int32_t>() + r * value.stride[0] + value.size(1));
+      if (name == "attention") {
+        const auto bytes = static_cast<std::size_t>(value.stride[0] * size_of(value.dtype));
+        const auto* row = static_cast<const std::uint8_t*>(value.data) + static_cast<std::size_t>(r) * bytes;
+        attention[first + r].assign(row, row + bytes);
+      }
       if (name == "index_scores")
         scores[first + r].assign(value.as<float>() + r * value.stride[0], value.as<float>() + r * value.stride[0] + value.size(1));
     }
   }
+  std::map<std::int64_t, std::vector<std::uint8_t>> attention;
   std::map<std::int64_t, std::vector<std::int32_t>> topk;
   std::map<std::int64_t, std::vector<float>> scores;
 };
 }  // namespace detail
 
-inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundings& around, Memory& memory, Trace& trace) const {
+inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundings& around, bool causal, Memory& memory, Trace& trace) const {
   const AttentionLayer& layer = layer_[0];
   const auto requests = static_cast<std::int64_t>(pieces.size()) + around.padding_requests;
   std::vector<std::int32_t> loc{0};
@@ -181,7 +199,10 @@ inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundi
                   .seq_lens = view_of(std::as_const(seq).data(), {requests}),
                   .positions = view_of(std::as_const(positions).data(), {tokens}),
                   .block_tables = {},
-                  .max_seq_len = longest};
+                  .max_seq_len = longest,
+                  .decode_threshold = around.decode_threshold,
+                  .causal = causal,
+                  .dspark_tokens = around.dspark_tokens};
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     std::size_t columns = 1;
     for (const Piece& p : pieces) columns = std::max(columns, memory.tables[g][static_cast<std::size_t>(p.request)].size());
@@ -191,9 +212,11 @@ inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundi
     }
     batch.block_tables.push_back(tables.back().view());
   }
-  StepMetadata metadata(layout_, {&config_, 1});
+  StepMetadata metadata(layout_, {&config_, 1}, layer.options().front_end);
   metadata.build(batch);
-  const LayerPlan plan = layer.plan(tokens, requests, longest, memory.caches);
+  const LayerPlan plan = layer.plan(metadata.shape(), memory.caches);
+  if (plan.workspace_bytes() > layer.reserve_bytes(tokens, requests, longest, memory.caches))
+    throw Unsupported("a step needs more than was reserved");
   HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
   std::memset(workspace.data(), 0xFF, workspace.bytes());
   std::memset(output.data(), 0xFF, output.bytes());
@@ -209,6 +232,7 @@ inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundi
     for (std::int64_t i = p.begin; i < p.end; ++i, ++row) {
       if (i >= p.end - p.rejected) continue;
       trace.output[{p.request, i}].assign(bytes + static_cast<std::size_t>(row) * width, bytes + static_cast<std::size_t>(row + 1) * width);
+      trace.attention[{p.request, i}] = keep.attention[row];
       if (keep.topk.contains(row)) trace.topk[{p.request, i}] = keep.topk[row];
       if (keep.scores.contains(row)) {
         keep.scores[row].resize(static_cast<std::size_t>((i + 1) / 4));
@@ -249,7 +273,7 @@ inline void LayerHarness::read_caches(const Memory& memory, Trace& trace) const 
 inline Trace LayerHarness::run(const Steps& steps, const Surroundings& around) const {
   Memory memory = make_memory(around);
   Trace trace;
-  for (const std::vector<Piece>& pieces : steps) step(pieces, around, memory, trace);
+  for (std::size_t i = 0; i < steps.size(); ++i) step(steps[i], around, around.dspark_tokens == 0 || i + 1 < steps.size(), memory, trace);
   read_caches(memory, trace);
   return trace;
 }

@@ -63,6 +63,9 @@ struct CompressedSlotMapping {
 /// column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid tokens, tokens of a request outside the batch and negative
 /// positions: length 0 and a row of -1. A position whose block column is outside the table or whose block is negative has -1 in its column; the length
 /// still counts it.
+///
+/// The first `noncausal_tokens` tokens stand in draft blocks that see themselves whole (DSpark, spec 6.3): with prefix = seq_len - query_len, start =
+/// max(prefix - window, 0) and every token of the block gets positions start..seq_len-1, at most as many as there are columns.
 struct WindowIndices {
   static constexpr std::string_view kName = "window_indices";
   struct Problem {
@@ -70,6 +73,7 @@ struct WindowIndices {
     std::int64_t tokens = 0;
     std::int64_t window = 128;
     std::int64_t block_size = 64;
+    std::int64_t noncausal_tokens = 0;  ///< 0 to tokens
   };
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
@@ -77,7 +81,7 @@ struct WindowIndices {
     ConstTensorView token_to_req;     ///< [tokens] I32
     ConstTensorView slot_mapping;     ///< [tokens] I64
     ConstTensorView block_table;      ///< [requests, columns] I32
-    TensorView indices;               ///< [tokens, width >= window] I32; columns past the window are -1
+    TensorView indices;               ///< [tokens, width >= window] I32; columns past a row's length are -1
     TensorView lens;                  ///< [tokens] I32
   };
 };
@@ -176,7 +180,8 @@ struct CombineTopkWindow {
 /// Decode token: its window row; its compressed row as it is, or looked up (`local`); lens = Ws + c, where c is the number of entries >= 0 of a valid
 /// token (`local`), or its decode_lens, or all columns without decode_lens; 0 without a compressed part. Prefill token at pos: the last
 /// min(pos+1, window) positions; the first n = min((pos+1)/ratio, top_k) entries, looked up; lens = Ws + n. Everything that leads outside the tables is
-/// -1 in its column; a prefill token of no request or with a negative position has a row of -1 and length 0.
+/// -1 in its column; a prefill token outside its request's part of query_start_loc, of no request or with a negative position has a row of -1 and
+/// length 0.
 struct MixedSparseIndices {
   static constexpr std::string_view kName = "mixed_sparse_indices";
   struct Problem {

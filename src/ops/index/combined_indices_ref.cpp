@@ -95,7 +95,7 @@ void mixed_sparse_indices_ref(const MixedSparseIndices::Problem& problem, const 
       continue;
     }
     lens[t] = 0;
-    if (r < 0 || r >= problem.requests) continue;
+    if (r < 0 || r >= problem.requests || t < start[r] || t >= start[r + 1]) continue;
     const std::int64_t pos = static_cast<std::int64_t>(seq_lens[r]) - start[r + 1] + t;
     if (pos < 0) continue;
     const std::int64_t seen = std::min(pos + 1, problem.window);

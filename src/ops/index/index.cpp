@@ -81,6 +81,8 @@ void OpTable<WindowIndices>::check_problem(const WindowIndices::Problem& problem
   check_sizes(WindowIndices::kName, problem.requests, problem.tokens);
   check_positive(WindowIndices::kName, "problem.window", problem.window);
   check_positive(WindowIndices::kName, "problem.block_size", problem.block_size);
+  check_that(problem.noncausal_tokens >= 0 && problem.noncausal_tokens <= problem.tokens, WindowIndices::kName, "problem.noncausal_tokens",
+             problem.noncausal_tokens, "0 to " + std::to_string(problem.tokens) + ", the tokens");
 }
 template <>
 void OpTable<WindowIndices>::check_args(const WindowIndices::Problem& problem, const WindowIndices::Args& args) {

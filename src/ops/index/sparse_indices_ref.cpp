@@ -26,8 +26,13 @@ void window_indices_ref(const WindowIndices::Problem& problem, const WindowIndic
     const std::int64_t r = request[t];
     std::int64_t pos = -1;
     if (slots[t] >= 0 && r >= 0 && r < problem.requests) pos = static_cast<std::int64_t>(seq_lens[r]) - start_loc[r + 1] + t;
-    const std::int64_t first = std::max<std::int64_t>(pos - problem.window + 1, 0);
-    const std::int64_t n = pos < 0 ? 0 : pos + 1 - first;
+    std::int64_t first = std::max<std::int64_t>(pos - problem.window + 1, 0);
+    std::int64_t n = pos < 0 ? 0 : pos + 1 - first;
+    if (pos >= 0 && t < problem.noncausal_tokens) {
+      const std::int64_t prefix = static_cast<std::int64_t>(seq_lens[r]) - start_loc[r + 1] + start_loc[r];
+      first = std::max<std::int64_t>(prefix - problem.window, 0);
+      n = std::clamp<std::int64_t>(seq_lens[r] - first, 0, width);
+    }
     for (std::int64_t i = 0; i < n; ++i) row[i] = blocks.index(r, first + i);
     std::fill(row + n, row + width, -1);
     lens[t] = static_cast<std::int32_t>(n);

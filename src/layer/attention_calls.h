@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "layer/chooser.h"
+#include "sparsemla/layer.h"
+#include "sparsemla/ops/attention.h"
+#include "sparsemla/ops/index.h"
+
+namespace smla {
+
+/// One call of attention over tokens [begin, end) of a step. A gathered call first copies its requests' rows into a bf16 workspace.
+struct AttentionCall {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::optional<Plan<SparseAttention>> attention;
+  std::optional<PrefillChunk> chunk;  ///< gathered: which prefills
+  std::optional<Plan<GatherRows>> gather_entries;
+  std::optional<Plan<GatherRows>> gather_window;
+  std::optional<Plan<CombineTopkWindow>> combine;
+};
+
+/// How a front-end cuts a step's attention into calls (spec 8.5 to 8.7). The formula is the same in each.
+struct AttentionCalls {
+  FrontEnd front_end = FrontEnd::kFlashMla;
+  std::vector<AttentionCall> calls;
+  std::optional<Plan<GlobalTopk>> global_topk;    ///< C4A: local entries to slots
+  std::optional<Plan<MixedSparseIndices>> mixed;  ///< C4A with flashinfer
+  std::int64_t gathered_rows = 0;                 ///< of the largest chunk
+  std::int64_t combined_rows = 0;                 ///< tokens of the largest gathered call
+  std::int64_t combined_width = 0;                ///< columns of its index rows
+  std::int64_t mixed_width = 0;                   ///< columns of the mixed matrix
+  bool by_split = true;                           ///< whether the calls follow the step's split into decodes and prefills
+  bool needs_slots() const { return global_topk.has_value(); }
+};
+
+/// @throws Unsupported with upstream's text when the options are strict and a call has no upstream kernel.
+AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches);
+
+/// Where the calls of a step keep what they make.
+struct AttentionBuffers {
+  ConstTensorView q;         ///< [T, Hp, d]
+  TensorView o;              ///< [T, Hp, d]
+  TensorView slots;          ///< [T, K] I32
+  TensorView slot_lens;      ///< [T] I32
+  TensorView gathered;       ///< [rows, d] BF16
+  TensorView combined;       ///< [rows, width] I32
+  TensorView combined_lens;  ///< [rows] I32
+  TensorView mixed;          ///< [T, width] I32
+  TensorView mixed_lens;     ///< [T] I32
+};
+
+void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step, const LayerCaches& caches,
+                         const ConstTensorView& sink, const AttentionBuffers& buffers, Workspace scratch, Stream stream);
+
+}  // namespace smla

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "sparsemla/layer.h"
+
+namespace smla {
+
+/// Makes op plans by the layer's options and keeps what they share: the largest workspace, and the list of what runs.
+class Chooser {
+ public:
+  Chooser(const LayerOptions& options, std::size_t* scratch, std::string* text) : options_(options), scratch_(scratch), text_(text) {}
+
+  const LayerOptions& options() const { return options_; }
+
+  template <class Op>
+  std::optional<Plan<Op>> make(const typename Op::Problem& problem) const {
+    PlanOptions plan{.device = DeviceKind::kCpu, .implementation = "", .deterministic = options_.deterministic, .threads = options_.threads};
+    if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
+      plan.implementation = named->second;
+    } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {
+      for (const Candidate& c : explain<Op>(problem, plan)) {
+        if (c.name == all->second && c.refusal.empty()) plan.implementation = c.name;
+      }
+    }
+    std::optional<Plan<Op>> made(std::in_place, problem, plan);
+    *scratch_ = std::max(*scratch_, made->workspace_bytes());
+    const std::string entry = std::string(Op::kName) + " " + std::string(made->implementation());
+    if ((", " + *text_ + ",").find(", " + entry + ",") == std::string::npos) *text_ += (text_->empty() ? "" : ", ") + entry;
+    return made;
+  }
+
+ private:
+  const LayerOptions& options_;
+  std::size_t* scratch_;
+  std::string* text_;
+};
+
+}  // namespace smla

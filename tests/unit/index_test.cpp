@@ -193,6 +193,15 @@ TEST(ShortContextTopk, GoldenG6Visibility) {
   EXPECT_THAT(out, ElementsAre(-1, -1, -1, 0, -1, -1, 0, -1, -1, 0, 1, -1, -1, -1, -1, 0, 1, 2));
 }
 
+TEST(ShortContextTopk, TheLargestPositionDoesNotOverflow) {
+  const Longs positions{std::numeric_limits<std::int64_t>::max()};
+  for (const std::int64_t ratio : {1, 2, 4}) {
+    Ints out(3, 99);
+    Plan<ShortContextTopk>({.tokens = 1, .ratio = ratio, .k = 3}).run({.positions = view(positions), .indices = view_of(out.data(), {1, 3})});
+    EXPECT_THAT(out, ElementsAre(0, 1, 2)) << ratio;
+  }
+}
+
 Rows global(const Ints& topk, std::int64_t k, const Ints& requests, const Ints& blocks, std::int64_t n, std::vector<std::uint8_t> valid,
             bool compact) {
   const std::int64_t tokens = count(requests);

@@ -83,6 +83,7 @@ smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index,
     need_pointer(folder, "smla_layer_create_from_checkpoint", "folder");
     Options read = read_options(options);
     LayerTensors weights = Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size);
+    write_config(weights.config);  // refuses a layer that this interface cannot describe
     read.layer.q_scale = weights.q_scale.value_or(read.layer.q_scale);
     *layer = make_layer(std::move(weights), read).release();
   });

@@ -56,6 +56,7 @@ LayerConfig read_config(const smla_layer_config* config) {
 }
 
 smla_layer_config write_config(const LayerConfig& c) {
+  if (c.reuses_topk) throw Unsupported("smla_layer_config: got a layer that reuses another layer's top-k, expected one that chooses its own");
   const YarnConfig yarn = c.rope.yarn.value_or(YarnConfig{.factor = 0, .original_max_position = 0, .beta_fast = 0, .beta_slow = 0});
   return {.struct_size = sizeof(smla_layer_config),
           .hidden_size = c.hidden_size,

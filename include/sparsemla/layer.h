@@ -123,6 +123,9 @@ class LayerPlan {
 /// A DeepSeek-V4 attention layer: hidden states in, hidden states out (spec 2). Holds views of its weights and no other state.
 class AttentionLayer {
  public:
+  /// @param config  the layer's numbers
+  /// @param weights views, whose memory must outlive the layer
+  /// @param options how it computes
   /// @param cos_sin [positions, rope_head_dim] F32, the layer's rope table (rope_table()); must outlive the layer.
   /// @throws InvalidArgument naming the weight or number that does not fit, got and expected.
   AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options, const ConstTensorView& cos_sin);

@@ -47,7 +47,7 @@ class RunCheck : public EngineObserver {
   void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input, const ConstTensorView& output,
                 const ConstTensorView& topk) override;
 
-  /// Recomputes what was kept. @param progress called after each sample with the number done.
+  /// Recomputes what was kept. @param engine the engine that ran. @param progress called after each sample with the number done.
   CheckReport finish(const Engine& engine, const std::function<void(int)>& progress = {});
 
  private:

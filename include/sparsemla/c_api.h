@@ -62,10 +62,10 @@ SMLA_API const char* smla_status_name(smla_status status);
 typedef struct smla_tensor {
   uint64_t struct_size;  ///< sizeof(smla_tensor)
   void* data;            ///< first element, aligned to its size; inputs are not written
-  smla_dtype dtype;
-  int32_t rank;        ///< 1 to 4
-  int64_t shape[4];    ///< the first `rank` count
-  int64_t strides[4];  ///< in elements, 0 or more; the last dimension must be contiguous (1). All zero: contiguous
+  smla_dtype dtype;      ///< of its elements
+  int32_t rank;          ///< 1 to 4
+  int64_t shape[4];      ///< the first `rank` count
+  int64_t strides[4];    ///< in elements, 0 or more; the last dimension must be contiguous (1). All zero: contiguous
 } smla_tensor;
 
 /// A paged cache in the caller's memory. Row of slot s: block s / block_size at `base + (s / block_size) * block_stride_bytes`, row s % block_size in it.
@@ -141,11 +141,11 @@ SMLA_API smla_status smla_merge_partials(const smla_tensor* partial_o, const sml
 
 /// The numbers of one attention layer.
 typedef struct smla_layer_config {
-  uint64_t struct_size;  ///< sizeof(smla_layer_config)
-  int64_t hidden_size;
-  int64_t num_heads;
-  int64_t q_lora_rank;
-  int64_t o_lora_rank;
+  uint64_t struct_size;       ///< sizeof(smla_layer_config)
+  int64_t hidden_size;        ///< width of hidden states
+  int64_t num_heads;          ///< query heads
+  int64_t q_lora_rank;        ///< width of the low-rank query
+  int64_t o_lora_rank;        ///< width of the low-rank output of a group
   int64_t o_groups;           ///< 0: 1
   int64_t head_dim;           ///< 0: 512
   int64_t rope_head_dim;      ///< 0: 64

@@ -36,10 +36,10 @@ class Checkpoint {
   /// @throws IoError for files that are missing or damaged; InvalidArgument for a config.json that is no DeepSeek-V4.
   explicit Checkpoint(const std::string& path);
   ~Checkpoint();
-  Checkpoint(Checkpoint&&) noexcept;
-  Checkpoint& operator=(Checkpoint&&) noexcept;
+  Checkpoint(Checkpoint&&) noexcept;             ///< moves
+  Checkpoint& operator=(Checkpoint&&) noexcept;  ///< moves
 
-  const std::string& path() const;
+  const std::string& path() const;  ///< as given
   /// The folder's config.json; nothing when there is none.
   const std::optional<ModelConfig>& model() const;
   /// Names of all tensors, a leading "model." cut off.

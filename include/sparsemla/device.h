@@ -19,23 +19,23 @@ DeviceKind device_from_name(const std::string& name);
 
 /// Where work is queued: a cudaStream_t on a GPU, null on the CPU (work is done when the call returns).
 struct Stream {
-  void* handle = nullptr;
+  void* handle = nullptr;  ///< null on the CPU
 };
 
 /// Scratch memory lent by the caller for the duration of one call; at least `Plan::workspace_bytes()`, 64-byte aligned.
 struct Workspace {
-  void* data = nullptr;
-  std::size_t bytes = 0;
+  void* data = nullptr;   ///< 64-byte aligned
+  std::size_t bytes = 0;  ///< its size
 };
 
 /// What this CPU and operating system can run.
 struct CpuFeatures {
-  std::string model;    ///< the processor's brand text
-  int cores = 0;        ///< processors this process may use
-  bool avx2 = false;    ///< AVX2, FMA and F16C
-  bool avx512 = false;  ///< AVX-512 F, BW, DQ and VL
-  bool avx512_bf16 = false;
-  bool amx_bf16 = false;
+  std::string model;         ///< the processor's brand text
+  int cores = 0;             ///< processors this process may use
+  bool avx2 = false;         ///< AVX2, FMA and F16C
+  bool avx512 = false;       ///< AVX-512 F, BW, DQ and VL
+  bool avx512_bf16 = false;  ///< AVX-512 BF16
+  bool amx_bf16 = false;     ///< AMX with BF16 tiles
 };
 
 /// Read once, then cached. SMLA_CPU=generic|avx2|avx512 in the environment hides everything above the named level.
@@ -43,11 +43,11 @@ const CpuFeatures& cpu_features();
 
 /// One GPU as the driver reports it.
 struct GpuInfo {
-  std::string name;
-  int major = 0;
-  int minor = 0;
-  int multiprocessors = 0;
-  std::size_t memory_bytes = 0;
+  std::string name;              ///< the driver's name for it
+  int major = 0;                 ///< of the compute capability
+  int minor = 0;                 ///< of the compute capability
+  int multiprocessors = 0;       ///< how many
+  std::size_t memory_bytes = 0;  ///< of the device
 };
 
 /// The GPUs of this machine; empty where there is none or the build has no CUDA, then `reason` (if given) says why.

@@ -13,14 +13,14 @@ enum class DType : std::uint8_t { kF32, kF64, kBF16, kE4M3, kU8, kI32, kI64, kBo
 
 /// bfloat16 as its 16 bits: sign, 8 exponent bits, 7 fraction bits.
 struct BF16 {
-  std::uint16_t bits = 0;
-  friend bool operator==(BF16, BF16) = default;
+  std::uint16_t bits = 0;                        ///< the code
+  friend bool operator==(BF16, BF16) = default;  ///< member by member
 };
 
 /// OCP E4M3FN as its byte: no infinity, NaN is 0x7F and 0xFF, largest finite value 448.
 struct E4M3 {
-  std::uint8_t bits = 0;
-  friend bool operator==(E4M3, E4M3) = default;
+  std::uint8_t bits = 0;                         ///< the code
+  friend bool operator==(E4M3, E4M3) = default;  ///< member by member
 };
 
 /// Bytes of one element.
@@ -46,37 +46,45 @@ DType dtype_from_name(std::string_view name);
 
 template <class T>
 struct DTypeOf;
+/// Of float.
 template <>
 struct DTypeOf<float> {
-  static constexpr DType value = DType::kF32;
+  static constexpr DType value = DType::kF32;  ///< its dtype
 };
+/// Of double.
 template <>
 struct DTypeOf<double> {
-  static constexpr DType value = DType::kF64;
+  static constexpr DType value = DType::kF64;  ///< its dtype
 };
+/// Of BF16.
 template <>
 struct DTypeOf<BF16> {
-  static constexpr DType value = DType::kBF16;
+  static constexpr DType value = DType::kBF16;  ///< its dtype
 };
+/// Of E4M3.
 template <>
 struct DTypeOf<E4M3> {
-  static constexpr DType value = DType::kE4M3;
+  static constexpr DType value = DType::kE4M3;  ///< its dtype
 };
+/// Of uint8_t.
 template <>
 struct DTypeOf<std::uint8_t> {
-  static constexpr DType value = DType::kU8;
+  static constexpr DType value = DType::kU8;  ///< its dtype
 };
+/// Of int32_t.
 template <>
 struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::kI32;
+  static constexpr DType value = DType::kI32;  ///< its dtype
 };
+/// Of int64_t.
 template <>
 struct DTypeOf<std::int64_t> {
-  static constexpr DType value = DType::kI64;
+  static constexpr DType value = DType::kI64;  ///< its dtype
 };
+/// Of bool.
 template <>
 struct DTypeOf<bool> {
-  static constexpr DType value = DType::kBool;
+  static constexpr DType value = DType::kBool;  ///< its dtype
 };
 
 /// The C++ type that stores `DTypeOf<T>`.

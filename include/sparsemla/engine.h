@@ -16,7 +16,7 @@ namespace SMLA_API smla {
 
 /// What a request asks for. Its tokens are synthetic: the hidden state of a token is a function of (seed, id, position).
 struct RequestSpec {
-  std::int64_t id = 0;
+  std::int64_t id = 0;             ///< unique in a run
   double arrival_seconds = 0;      ///< since the start of the run
   std::int64_t prompt_tokens = 0;  ///< at least 1
   std::int64_t output_tokens = 0;  ///< at least 1
@@ -29,9 +29,9 @@ enum class PlantedError : std::uint8_t { kNone, kPosition, kBlock };
 
 /// A stack of attention layers under continuous batching.
 struct EngineOptions {
-  ModelConfig model;
-  std::vector<std::int64_t> layers;  ///< indices into the model
-  LayerOptions layer;
+  ModelConfig model;                      ///< its numbers
+  std::vector<std::int64_t> layers;       ///< indices into the model
+  LayerOptions layer;                     ///< how every layer computes
   std::int64_t max_batched_tokens = 512;  ///< tokens of a step
   std::int64_t max_seqs = 16;             ///< requests in flight
   std::int64_t num_blocks = 0;            ///< of the KV pool
@@ -39,18 +39,18 @@ struct EngineOptions {
   int speculative = 0;                    ///< draft tokens a decode step verifies
   /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always `speculative` (spec 6.10).
   bool adaptive_speculation = false;
-  double draft_acceptance = 0.7;  ///< share of drafts that a seeded coin accepts
-  std::uint64_t seed = 0;
-  PlantedError planted_error = PlantedError::kNone;
+  double draft_acceptance = 0.7;                     ///< share of drafts that a seeded coin accepts
+  std::uint64_t seed = 0;                            ///< of everything that is drawn
+  PlantedError planted_error = PlantedError::kNone;  ///< so that a check can be seen to fail
   /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of `layer`.
   std::shared_ptr<const Checkpoint> weights{};
 };
 
 /// One row of a step's batch.
 struct StepRow {
-  std::int64_t request = 0;  ///< id
-  std::int64_t position = 0;
-  bool rejected = false;  ///< a draft that verification throws away; the position comes again later
+  std::int64_t request = 0;   ///< id
+  std::int64_t position = 0;  ///< in its request
+  bool rejected = false;      ///< a draft that verification throws away; the position comes again later
 };
 
 /// Watches a run; every call comes on the calling thread.
@@ -64,33 +64,34 @@ class EngineObserver {
 
 /// What became of a request.
 struct RequestResult {
+  /// Where a request stands.
   enum class State : std::uint8_t { kWaiting, kRunning, kFinished, kRefused };
-  RequestSpec spec;
-  State state = State::kWaiting;
-  std::string refusal;         ///< why it can never run
-  std::int64_t generated = 0;  ///< output tokens so far
-  std::int64_t preemptions = 0;
+  RequestSpec spec;                 ///< what it asked for
+  State state = State::kWaiting;    ///< at the time of asking
+  std::string refusal;              ///< why it can never run
+  std::int64_t generated = 0;       ///< output tokens so far
+  std::int64_t preemptions = 0;     ///< times that blocks were taken away
   double first_token_seconds = -1;  ///< since the start of the run; -1: none yet
-  double finish_seconds = -1;
-  std::uint64_t digest = 0;  ///< of the stack's output bits at every position, in order; finished requests
+  double finish_seconds = -1;       ///< since the start of the run; -1: not yet
+  std::uint64_t digest = 0;         ///< of the stack's output bits at every position, in order; finished requests
 };
 
 /// Sums over a run.
 struct RunTotals {
-  std::int64_t steps = 0;
-  std::int64_t prefill_tokens = 0;  ///< prompt tokens computed, recomputation included
-  std::int64_t decode_tokens = 0;   ///< accepted output positions
-  std::int64_t draft_tokens = 0;
-  std::int64_t rejected_drafts = 0;
-  std::int64_t preemptions = 0;
-  std::int64_t recomputed_tokens = 0;
-  std::int64_t peak_blocks = 0;         ///< of the pool, over all groups
-  std::int64_t peak_cached_tokens = 0;  ///< tokens whose rows stood in the caches at once
-  double prefill_seconds = 0;           ///< step time by share of tokens
-  double decode_seconds = 0;
-  double metadata_seconds = 0;
-  double residual_seconds = 0;  ///< norm and residual between layers, inputs, digests
-  std::array<double, kNumStages> stage_seconds{};
+  std::int64_t steps = 0;                          ///< how many
+  std::int64_t prefill_tokens = 0;                 ///< prompt tokens computed, recomputation included
+  std::int64_t decode_tokens = 0;                  ///< accepted output positions
+  std::int64_t draft_tokens = 0;                   ///< proposed
+  std::int64_t rejected_drafts = 0;                ///< thrown away by verification
+  std::int64_t preemptions = 0;                    ///< how often
+  std::int64_t recomputed_tokens = 0;              ///< prompt tokens computed again after a preemption
+  std::int64_t peak_blocks = 0;                    ///< of the pool, over all groups
+  std::int64_t peak_cached_tokens = 0;             ///< tokens whose rows stood in the caches at once
+  double prefill_seconds = 0;                      ///< step time by share of tokens
+  double decode_seconds = 0;                       ///< step time by share of tokens
+  double metadata_seconds = 0;                     ///< in StepMetadata
+  double residual_seconds = 0;                     ///< norm and residual between layers, inputs, digests
+  std::array<double, kNumStages> stage_seconds{};  ///< by Stage
 };
 
 /// Blocks a request needs at its full length, at most. `chunk`: the most tokens one step feeds.
@@ -110,13 +111,13 @@ class Engine {
   /// Runs one step over what is queued. False when nothing is left to do. `now`: seconds since the start of the run.
   bool step(const std::function<double()>& now);
 
-  bool idle() const;
-  const KvPool& pool() const;
-  const RunTotals& totals() const;
-  std::vector<RequestResult> results() const;  ///< in order of submission
-  const AttentionLayer& layer(std::int64_t index) const;
-  ConstTensorView rope(std::int64_t index) const;
-  const LayerWeights& weights(std::int64_t index) const;
+  bool idle() const;                                      ///< whether nothing is left to do
+  const KvPool& pool() const;                             ///< the blocks
+  const RunTotals& totals() const;                        ///< so far
+  std::vector<RequestResult> results() const;             ///< in order of submission
+  const AttentionLayer& layer(std::int64_t index) const;  ///< by position in the list of layers
+  ConstTensorView rope(std::int64_t index) const;         ///< a layer's rope table
+  const LayerWeights& weights(std::int64_t index) const;  ///< a layer's
   /// Implementations of the last step, by op.
   std::string implementations() const;
 

@@ -49,8 +49,8 @@ SMLA_API std::int64_t upstream_padded_heads(FrontEnd front_end, std::int64_t hea
 
 /// One call of attention as upstream's kernel would see it.
 struct UpstreamCall {
-  std::int64_t tokens = 0;
-  std::int64_t padded_heads = 0;
+  std::int64_t tokens = 0;            ///< T
+  std::int64_t padded_heads = 0;      ///< heads of the kernel's buffers
   std::int64_t window_width = 0;      ///< columns of the window part
   std::int64_t compressed_width = 0;  ///< columns of the compressed part; 0: none
 };

@@ -24,24 +24,26 @@ enum class ScaleKind : std::uint8_t {
 enum class ClampRule : std::uint8_t { kAmax, kScale };
 
 /// A cache record as data. Within a block of `bs` rows the bytes are segregated: first bs x data_bytes, then bs x scale_bytes
-/// (spec 4.4, 5.1), then padding up to the block's stride.
+/// (spec 4.4, 5.1), then padding up to the block's stride. A format with inline scales keeps them in the row instead, between its nope and its
+/// rope numbers; then scale_bytes is 0 and data_bytes is the whole row.
 ///
 /// Every record size in the library is derived from one of these; nowhere else does one appear as a literal.
 struct RowFormat {
-  std::string_view name;
-  int dim = 0;       ///< numbers in a row: nope dims first, rope dims last
-  int nope_dim = 0;  ///< dims stored as `nope`; the other dim - nope_dim are stored as `rope`
-  Element nope = Element::kF32;
-  Element rope = Element::kF32;
-  ScaleKind scale = ScaleKind::kNone;
-  int group = 0;           ///< dims a scale covers
-  int data_bytes = 0;      ///< bytes of a row's numbers
-  int scale_bytes = 0;     ///< bytes of a row's scales, padding of the scale slot included
-  int page_alignment = 0;  ///< a page is rounded up to a multiple of this
+  std::string_view name;               ///< what it is called
+  int dim = 0;                         ///< numbers in a row: nope dims first, rope dims last
+  int nope_dim = 0;                    ///< dims stored as `nope`; the other dim - nope_dim are stored as `rope`
+  Element nope = Element::kF32;        ///< element of the nope dims
+  Element rope = Element::kF32;        ///< a layer's rope table
+  ScaleKind scale = ScaleKind::kNone;  ///< how numbers are scaled
+  int group = 0;                       ///< dims a scale covers
+  int data_bytes = 0;                  ///< bytes of a row's numbers
+  int scale_bytes = 0;                 ///< bytes of a row's scales, padding of the scale slot included
+  int page_alignment = 0;              ///< a page is rounded up to a multiple of this
+  int inline_scale_bytes = 0;          ///< bytes of the scales inside a row, counted in data_bytes
 
-  int rope_dim() const { return dim - nope_dim; }
-  int row_bytes() const { return data_bytes + scale_bytes; }
-  int groups() const { return group == 0 ? 0 : nope_dim / group; }
+  int rope_dim() const { return dim - nope_dim; }                   ///< dims stored as `rope`
+  int row_bytes() const { return data_bytes + scale_bytes; }        ///< numbers and scales
+  int groups() const { return group == 0 ? 0 : nope_dim / group; }  ///< scales of a row
 };
 
 /// The attention rows (512 numbers): fp8_ds_mla, bf16, fp8_per_tensor, f32.
@@ -49,6 +51,9 @@ const RowFormat& fp8_ds_mla_rows();
 const RowFormat& bf16_rows();
 const RowFormat& fp8_per_tensor_rows();
 const RowFormat& f32_rows();
+
+/// DeepSeek-V3.2's rows (576 numbers, of which the first 512 are the value): fp8_v32. Stored and read, but no attention kernel takes them.
+const RowFormat& fp8_v32_rows();
 
 /// The indexer's rows (128 numbers): index_fp8, index_mxfp4, index_f32.
 const RowFormat& index_fp8_rows();
@@ -76,15 +81,15 @@ std::int64_t page_bytes(const RowFormat& format, std::int64_t block_size);
 /// A paged cache that somebody else owns.
 /// Row of slot s: block s / block_size at base + (s / block_size) * block_stride_bytes, offset s % block_size in it. All in 64 bits.
 struct PagedCache {
-  const RowFormat* format = nullptr;
-  std::uint8_t* base = nullptr;
-  std::int64_t num_blocks = 0;
+  const RowFormat* format = nullptr;    ///< how rows are stored
+  std::uint8_t* base = nullptr;         ///< first block
+  std::int64_t num_blocks = 0;          ///< blocks that may be read and written
   std::int64_t block_size = 0;          ///< rows in a block
   std::int64_t block_stride_bytes = 0;  ///< from one block to the next; at least block_bytes(format, block_size)
   float scale = 1.0F;                   ///< kPerTensor: number = e4m3 * scale
 
-  std::int64_t num_slots() const { return num_blocks * block_size; }
-  std::uint8_t* block(std::int64_t index) const { return base + index * block_stride_bytes; }
+  std::int64_t num_slots() const { return num_blocks * block_size; }                           ///< rows of the cache
+  std::uint8_t* block(std::int64_t index) const { return base + index * block_stride_bytes; }  ///< its first byte
 };
 
 /// @throws InvalidArgument naming `name` when the cache is null, its stride too small or its sizes negative.

@@ -31,22 +31,22 @@ struct CacheOptions {
 
 /// One cache of one layer inside its group's blocks.
 struct LayerCache {
-  std::int64_t layer = 0;  ///< position in the list of layers the layout was made for
-  CacheRole role = CacheRole::kWindow;
-  const RowFormat* format = nullptr;
-  std::int64_t block_size = 0;    ///< rows in a block
-  std::int64_t page_bytes = 0;    ///< bytes a block takes for this cache, padding included
-  std::int64_t offset_bytes = 0;  ///< from the block's start
+  std::int64_t layer = 0;               ///< position in the list of layers the layout was made for
+  CacheRole role = CacheRole::kWindow;  ///< what it holds
+  const RowFormat* format = nullptr;    ///< how rows are stored
+  std::int64_t block_size = 0;          ///< rows in a block
+  std::int64_t page_bytes = 0;          ///< bytes a block takes for this cache, padding included
+  std::int64_t offset_bytes = 0;        ///< from the block's start
 };
 
 /// Caches that share one block table per request.
 struct CacheGroup {
-  std::string name;               ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
-  std::int64_t block_tokens = 0;  ///< source tokens a block covers
-  std::int64_t window = 0;        ///< tokens that must be kept; 0: all of them
-  std::vector<LayerCache> caches;
-  std::int64_t page_bytes = 0;  ///< sum over its caches
-  bool sliding() const { return window > 0; }
+  std::string name;                            ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
+  std::int64_t block_tokens = 0;               ///< source tokens a block covers
+  std::int64_t window = 0;                     ///< tokens that must be kept; 0: all of them
+  std::vector<LayerCache> caches;              ///< in order of their offsets
+  std::int64_t page_bytes = 0;                 ///< sum over its caches
+  bool sliding() const { return window > 0; }  ///< whether old blocks are given back
   /// The first position whose rows a query at `next_position` or later can still need.
   std::int64_t first_kept(std::int64_t next_position) const { return sliding() && next_position >= window ? next_position - window + 1 : 0; }
   /// Table columns [first, second) that a request of `tokens` computed positions needs to go on.
@@ -61,14 +61,14 @@ struct CacheGroup {
 /// window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full group's is split over its layers into sub-groups of about
 /// that size. A block belongs to one group at a time; block_stride is the largest group's page sum.
 struct KvLayout {
-  std::vector<CacheGroup> groups;
-  std::int64_t block_stride_bytes = 0;
-  std::int64_t num_layers = 0;
-  float kv_scale = 1.0F;
+  std::vector<CacheGroup> groups;       ///< "full" first when there is one
+  std::int64_t block_stride_bytes = 0;  ///< from one block to the next
+  std::int64_t num_layers = 0;          ///< how many layers share it
+  float kv_scale = 1.0F;                ///< of per-tensor rows
 
   /// Group and cache of a layer's role; nullptr / -1 when the layer has none.
   const LayerCache* find(std::int64_t layer, CacheRole role) const;
-  int group_of(std::int64_t layer, CacheRole role) const;
+  int group_of(std::int64_t layer, CacheRole role) const;  ///< -1: none
 };
 
 /// @throws InvalidArgument for an empty list or a layer with another window than 128's group allows.
@@ -86,9 +86,9 @@ class KvPool {
   KvPool(const KvPool&) = delete;
   KvPool& operator=(const KvPool&) = delete;
 
-  const KvLayout& layout() const { return layout_; }
-  std::int64_t num_blocks() const { return num_blocks_; }
-  std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }
+  const KvLayout& layout() const { return layout_; }                                    ///< as given
+  std::int64_t num_blocks() const { return num_blocks_; }                               ///< of the slab
+  std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }  ///< blocks that nobody holds
 
   /// A block for `group`, its pages zeroed (only the bytes rows can use: neighbours are left alone); nothing when none is free.
   std::optional<std::int32_t> allocate(int group);
@@ -100,8 +100,8 @@ class KvPool {
   /// Gives a layer's per-tensor rows a scale of their own in place of the layout's. @throws InvalidArgument when the layer has no such cache.
   void set_scale(std::int64_t layer, CacheRole role, float scale);
 
-  std::int64_t held(int group) const { return held_[static_cast<std::size_t>(group)]; }
-  std::int64_t peak(int group) const { return peak_[static_cast<std::size_t>(group)]; }
+  std::int64_t held(int group) const { return held_[static_cast<std::size_t>(group)]; }  ///< blocks that a group holds
+  std::int64_t peak(int group) const { return peak_[static_cast<std::size_t>(group)]; }  ///< the most it held
 
  private:
   KvLayout layout_;
@@ -117,7 +117,7 @@ class KvPool {
 /// The blocks of one request: a table a group, -1 where a block was never needed or has slid out of the window.
 class RequestBlocks {
  public:
-  explicit RequestBlocks(const KvLayout& layout) : tables_(layout.groups.size()) {}
+  explicit RequestBlocks(const KvLayout& layout) : tables_(layout.groups.size()) {}  ///< holds no block yet
 
   /// Makes room for positions [begin, end) in every group. All or nothing: returns false, holding what it held, when the pool is too small.
   bool reserve(KvPool& pool, std::int64_t begin, std::int64_t end);
@@ -128,6 +128,7 @@ class RequestBlocks {
   /// Gives everything back.
   void clear(KvPool& pool);
 
+  /// Block numbers, -1 where there is none.
   std::span<const std::int32_t> table(int group) const { return tables_[static_cast<std::size_t>(group)]; }
   /// Groups it was made for.
   int num_groups() const { return static_cast<int>(tables_.size()); }

@@ -63,12 +63,12 @@ struct LayerWeights {
 
 /// How a layer computes.
 struct LayerOptions {
-  Precision precision = Precision::kBF16;
-  CacheOptions caches;     ///< formats of its caches; float32 rows at precision kF32
-  DType q = DType::kBF16;  ///< queries as attention sees them: BF16, or E4M3 with q_scale
-  float q_scale = 1.0F;
-  ClampRule clamp = ClampRule::kAmax;
-  FrontEnd front_end = FrontEnd::kFlashMla;
+  Precision precision = Precision::kBF16;    ///< of activations
+  CacheOptions caches;                       ///< formats of its caches; float32 rows at precision kF32
+  DType q = DType::kBF16;                    ///< queries as attention sees them: BF16, or E4M3 with q_scale
+  float q_scale = 1.0F;                      ///< of E4M3 queries: number = e4m3 * q_scale
+  ClampRule clamp = ClampRule::kAmax;        ///< the quantiser's floor
+  FrontEnd front_end = FrontEnd::kFlashMla;  ///< how index lists are prepared
   /// flashmla: copy each prefill chunk's rows into a bf16 workspace and attend to that, as upstream does (spec 7.2, 7.4, 8.5). Off: prefills read the
   /// caches themselves. Not with float32 caches, which bf16 rows could not hold.
   bool gather_prefill = false;
@@ -77,21 +77,21 @@ struct LayerOptions {
   std::int64_t padded_heads = 0;  ///< heads of the query and output buffers; those past num_heads are 0. 0: num_heads (strict: upstream's)
   /// FP8 output projection (spec 2): the rotated output in E4M3 with scales of 128 dims, stored in this layout; absent: activations as they are.
   std::optional<OutputScale> fp8_output{};
-  ChunkLimits chunks{};       ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the step's tokens
-  bool short_context = true;  ///< take the short-context path of the indexer (spec 4.7) where it applies
-  bool deterministic = false;
-  int threads = 0;
+  ChunkLimits chunks{};        ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the step's tokens
+  bool short_context = true;   ///< take the short-context path of the indexer (spec 4.7) where it applies
+  bool deterministic = false;  ///< a row's result must not depend on its neighbours
+  int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
   /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts.
   std::map<std::string, std::string, std::less<>> implementations;
 };
 
 /// Caches of one layer; those that its kind does not have stay empty.
 struct LayerCaches {
-  PagedCache window;
-  PagedCache compressed;
-  PagedCache index;
-  PagedCache state;
-  PagedCache index_state;
+  PagedCache window;       ///< every layer
+  PagedCache compressed;   ///< compress layers
+  PagedCache index;        ///< C4A layers
+  PagedCache state;        ///< compress layers
+  PagedCache index_state;  ///< C4A layers
 };
 
 /// All caches of layer `layer` in a pool.
@@ -101,7 +101,7 @@ LayerCaches caches_of(const KvPool& pool, std::int64_t layer);
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
-  virtual void on_stage(Stage stage, double seconds) = 0;
+  virtual void on_stage(Stage stage, double seconds) = 0;  ///< after each part, with its time
   /// Rows [first_row, first_row + value.size(0)) of an intermediate: "topk" [*, k] I32 local entries, "index_scores" [*, max entries] F32 (row t is
   /// defined for its visible entries), "attention" [*, Hp, head_dim] the attention output before it is rotated back.
   virtual void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first_row) = 0;
@@ -111,7 +111,7 @@ class LayerObserver {
 class LayerPlan {
  public:
   struct Ops;
-  std::size_t workspace_bytes() const;
+  std::size_t workspace_bytes() const;  ///< that a run needs
   /// "projection avx512, rms_norm cpu, ...": one name an op, in the order of use.
   std::string describe() const;
 
@@ -130,8 +130,8 @@ class AttentionLayer {
   /// @throws InvalidArgument naming the weight or number that does not fit, got and expected.
   AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options, const ConstTensorView& cos_sin);
 
-  const LayerConfig& config() const { return config_; }
-  const LayerOptions& options() const { return options_; }
+  const LayerConfig& config() const { return config_; }     ///< the layer's numbers
+  const LayerOptions& options() const { return options_; }  ///< as they took effect
 
   /// For steps of this shape (StepMetadata::shape()), over caches shaped like `caches`.
   /// @throws Unsupported with upstream's text when strict and a call of the step has no upstream kernel.

@@ -12,43 +12,43 @@ namespace SMLA_API smla {
 
 /// YaRN scaling of the rope frequencies (spec 2); the amplitude factor is 1.
 struct YarnConfig {
-  double factor = 16.0;
-  std::int64_t original_max_position = 65536;
-  double beta_fast = 32.0;
-  double beta_slow = 1.0;
-  friend bool operator==(const YarnConfig&, const YarnConfig&) = default;
+  double factor = 16.0;                                                    ///< by which positions stretch
+  std::int64_t original_max_position = 65536;                              ///< positions before scaling
+  double beta_fast = 32.0;                                                 ///< rotations above which a dim is left alone
+  double beta_slow = 1.0;                                                  ///< rotations below which a dim is stretched
+  friend bool operator==(const YarnConfig&, const YarnConfig&) = default;  ///< member by member
 };
 
 /// What fixes a rope table: layers with equal parameters share one.
 struct RopeConfig {
-  double theta = 10000.0;
-  std::optional<YarnConfig> yarn{};
-  int dim = 64;  ///< rope dims
-  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
+  double theta = 10000.0;                                                  ///< base of the frequencies
+  std::optional<YarnConfig> yarn{};                                        ///< none: plain frequencies
+  int dim = 64;                                                            ///< rope dims
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;  ///< member by member
 };
 
 /// The numbers of one attention layer (spec 1).
 struct LayerConfig {
-  std::int64_t hidden_size = 0;
-  std::int64_t num_heads = 0;
-  int head_dim = 512;
-  int rope_head_dim = 64;
-  std::int64_t q_lora_rank = 0;
-  std::int64_t o_lora_rank = 0;
-  std::int64_t o_groups = 1;
-  std::int64_t window = 128;
-  int compress_ratio = 1;  ///< 1: window only, 4: C4A, 128: C128A
-  std::int64_t index_n_heads = 64;
-  int index_head_dim = 128;
-  std::int64_t index_topk = 512;
-  float rms_norm_eps = 1e-6F;
-  RopeConfig rope;        ///< of this layer: every rotation of a layer uses this one table
-  bool hadamard = false;  ///< Walsh-Hadamard transform on both sides of the indexer
+  std::int64_t hidden_size = 0;     ///< width of hidden states
+  std::int64_t num_heads = 0;       ///< query heads
+  int head_dim = 512;               ///< numbers of a head
+  int rope_head_dim = 64;           ///< dims of a head that are rotated, its last
+  std::int64_t q_lora_rank = 0;     ///< width of the low-rank query
+  std::int64_t o_lora_rank = 0;     ///< width of the low-rank output of a group
+  std::int64_t o_groups = 1;        ///< groups of the output projection
+  std::int64_t window = 128;        ///< tokens that a query sees, itself included
+  int compress_ratio = 1;           ///< 1: window only, 4: C4A, 128: C128A
+  std::int64_t index_n_heads = 64;  ///< heads of the indexer
+  int index_head_dim = 128;         ///< numbers of an indexer's head
+  std::int64_t index_topk = 512;    ///< entries that the indexer chooses
+  float rms_norm_eps = 1e-6F;       ///< RMSNorm's epsilon
+  RopeConfig rope;                  ///< of this layer: every rotation of a layer uses this one table
+  bool hadamard = false;            ///< Walsh-Hadamard transform on both sides of the indexer
   /// C4A: attends to the entries that the last choosing C4A layer before it chose, and runs no indexer of its own (IndexCache, spec 9).
   bool reuses_topk = false;
 
-  bool has_compressor() const { return compress_ratio > 1; }
-  bool has_indexer() const { return compress_ratio == 4; }
+  bool has_compressor() const { return compress_ratio > 1; }  ///< C4A or C128A
+  bool has_indexer() const { return compress_ratio == 4; }    ///< C4A
   /// A C4A layer that scores and selects entries itself.
   bool chooses() const { return has_indexer() && !reuses_topk; }
 };
@@ -58,28 +58,28 @@ void check_layer_config(const LayerConfig& config);
 
 /// A DeepSeek-V4 model as far as attention is concerned (spec 1).
 struct ModelConfig {
-  std::string name;
-  std::int64_t hidden_size = 0;
-  std::int64_t num_layers = 0;  ///< decoder layers, without MTP
-  std::int64_t num_mtp_layers = 0;
-  std::int64_t num_heads = 0;
-  int head_dim = 512;
-  int rope_head_dim = 64;
-  std::int64_t q_lora_rank = 0;
-  std::int64_t o_lora_rank = 0;
-  std::int64_t o_groups = 1;
-  std::int64_t window = 128;
-  std::int64_t index_n_heads = 64;
-  int index_head_dim = 128;
-  std::int64_t index_topk = 512;
-  float rms_norm_eps = 1e-6F;
+  std::string name;                       ///< preset or path
+  std::int64_t hidden_size = 0;           ///< width of hidden states
+  std::int64_t num_layers = 0;            ///< decoder layers, without MTP
+  std::int64_t num_mtp_layers = 0;        ///< multi-token prediction layers
+  std::int64_t num_heads = 0;             ///< query heads
+  int head_dim = 512;                     ///< numbers of a head
+  int rope_head_dim = 64;                 ///< dims of a head that are rotated, its last
+  std::int64_t q_lora_rank = 0;           ///< width of the low-rank query
+  std::int64_t o_lora_rank = 0;           ///< width of the low-rank output of a group
+  std::int64_t o_groups = 1;              ///< groups of the output projection
+  std::int64_t window = 128;              ///< tokens that a query sees, itself included
+  std::int64_t index_n_heads = 64;        ///< heads of the indexer
+  int index_head_dim = 128;               ///< numbers of an indexer's head
+  std::int64_t index_topk = 512;          ///< entries that the indexer chooses
+  float rms_norm_eps = 1e-6F;             ///< RMSNorm's epsilon
   double rope_theta = 10000.0;            ///< window-only layers, never YaRN
   double compress_rope_theta = 160000.0;  ///< C4A and C128A layers
   std::optional<YarnConfig> yarn;         ///< of the compress layers
-  std::int64_t max_position = 1048576;
-  bool hadamard = false;             ///< Walsh-Hadamard transform on both sides of the indexer (spec 4.1)
-  std::int64_t index_topk_freq = 1;  ///< of this many C4A layers in a row the first chooses entries, the others reuse them (IndexCache, spec 9)
-  std::vector<int> compress_ratios;  ///< one entry a decoder layer, then MTP entries; as given: 0, 1, 4 or 128
+  std::int64_t max_position = 1048576;    ///< longest context
+  bool hadamard = false;                  ///< Walsh-Hadamard transform on both sides of the indexer (spec 4.1)
+  std::int64_t index_topk_freq = 1;       ///< of this many C4A layers in a row the first chooses entries, the others reuse them (IndexCache, spec 9)
+  std::vector<int> compress_ratios;       ///< one entry a decoder layer, then MTP entries; as given: 0, 1, 4 or 128
 
   /// Layer `index` (MTP layers follow the decoder layers and are window-only). @throws InvalidArgument when there is no such layer.
   LayerConfig layer(std::int64_t index) const;

@@ -14,10 +14,10 @@ namespace SMLA_API smla {
 
 /// How an implementation is chosen for an op.
 struct PlanOptions {
-  DeviceKind device = DeviceKind::kCpu;
-  std::string implementation;  ///< a name from explain(), or empty for the first that accepts
-  bool deterministic = false;  ///< a row's result must not depend on its neighbours in the batch
-  int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
+  DeviceKind device = DeviceKind::kCpu;  ///< where to run
+  std::string implementation;            ///< a name from explain(), or empty for the first that accepts
+  bool deterministic = false;            ///< a row's result must not depend on its neighbours in the batch
+  int threads = 0;                       ///< CPU threads; 0: as many as OpenMP would start
 };
 
 /// One implementation as seen by one problem.
@@ -44,9 +44,9 @@ class Plan {
   /// @throws InvalidArgument when a tensor does not fit the problem; the text names it, what was got and what was expected.
   void run(const typename Op::Args& args, Workspace workspace = {}, Stream stream = {}) const;
 
-  const typename Op::Problem& problem() const { return problem_; }
-  std::string_view implementation() const;
-  std::size_t workspace_bytes() const;
+  const typename Op::Problem& problem() const { return problem_; }  ///< as given
+  std::string_view implementation() const;                          ///< the chosen one's name
+  std::size_t workspace_bytes() const;                              ///< that a run needs
 
  private:
   typename Op::Problem problem_;

@@ -10,11 +10,11 @@ namespace SMLA_API smla {
 
 /// How a batch, ordered decodes first, falls into its two parts (spec 6).
 struct BatchSplit {
-  std::int64_t decodes = 0;
-  std::int64_t prefills = 0;
-  std::int64_t decode_tokens = 0;
-  std::int64_t prefill_tokens = 0;
-  friend bool operator==(const BatchSplit&, const BatchSplit&) = default;
+  std::int64_t decodes = 0;                                                ///< requests
+  std::int64_t prefills = 0;                                               ///< requests
+  std::int64_t decode_tokens = 0;                                          ///< their tokens
+  std::int64_t prefill_tokens = 0;                                         ///< their tokens
+  friend bool operator==(const BatchSplit&, const BatchSplit&) = default;  ///< member by member
 };
 
 /// Requests with at most `threshold` query tokens at the head of the batch are decodes (zero-length padding requests too); the first longer one
@@ -33,11 +33,11 @@ std::int64_t block_table_width(std::int64_t max_model_len, std::int64_t block_to
 
 /// Requests [begin, end) of a batch's prefills whose rows are gathered into one workspace [end - begin, m, 512] (spec 6.8).
 struct PrefillChunk {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t n = 0;  ///< compressed rows of a request: the chunk's maximum of seq / ratio, 0 for window-only layers
-  std::int64_t m = 0;  ///< rows of a request: n plus the chunk's maximum of gather_length
-  friend bool operator==(const PrefillChunk&, const PrefillChunk&) = default;
+  std::int64_t begin = 0;  ///< first request
+  std::int64_t end = 0;    ///< one past the last request
+  std::int64_t n = 0;      ///< compressed rows of a request: the chunk's maximum of seq / ratio, 0 for window-only layers
+  std::int64_t m = 0;      ///< rows of a request: n plus the chunk's maximum of gather_length
+  friend bool operator==(const PrefillChunk&, const PrefillChunk&) = default;  ///< member by member
 };
 
 /// Window rows that a prefill gathers: query_len + min(seq_len - query_len, window - 1) (spec 6.4).
@@ -45,10 +45,10 @@ std::int64_t gather_length(std::int64_t seq_len, std::int64_t query_len, std::in
 
 /// What bounds a chunk: count * (max n + max gather) <= requests * (entries of max_model_len + window + max_batched_tokens).
 struct ChunkLimits {
-  std::int64_t requests = 4;  ///< the constant C of spec 6.8
-  std::int64_t window = 128;
-  std::int64_t max_model_len = 0;
-  std::int64_t max_batched_tokens = 0;
+  std::int64_t requests = 4;            ///< the constant C of spec 6.8
+  std::int64_t window = 128;            ///< tokens that a query sees, itself included
+  std::int64_t max_model_len = 0;       ///< longest sequence
+  std::int64_t max_batched_tokens = 0;  ///< tokens of a step
 };
 
 /// Greedy chunks over prefills, in order; a request that alone exceeds the limit gets a chunk of its own. ratio 1: window-only.

@@ -6,30 +6,29 @@
 #include <vector>
 
 #include "sparsemla/export.h"
-#include "sparsemla/export.h"
 #include "sparsemla/kv_pool.h"
 
 namespace SMLA_API smla {
 
 /// What a snapshot holds of one cache: whole blocks, oldest first.
 struct SnapshotCache {
-  std::int64_t layer = 0;
-  CacheRole role = CacheRole::kWindow;
-  const RowFormat* format = nullptr;
-  float scale = 1.0F;             ///< of per-tensor rows
-  std::int64_t block_size = 0;    ///< rows in a block
-  std::int64_t block_tokens = 0;  ///< source tokens a block covers
-  std::int64_t window = 0;        ///< tokens kept; 0: all
-  std::int64_t first_block = 0;   ///< number of the first block held, counted from position 0
-  std::int64_t blocks = 0;
+  std::int64_t layer = 0;               ///< position in the list of layers
+  CacheRole role = CacheRole::kWindow;  ///< what it holds
+  const RowFormat* format = nullptr;    ///< how rows are stored
+  float scale = 1.0F;                   ///< of per-tensor rows
+  std::int64_t block_size = 0;          ///< rows in a block
+  std::int64_t block_tokens = 0;        ///< source tokens a block covers
+  std::int64_t window = 0;              ///< tokens kept; 0: all
+  std::int64_t first_block = 0;         ///< number of the first block held, counted from position 0
+  std::int64_t blocks = 0;              ///< how many
 };
 
 /// What a snapshot says of itself.
 struct SnapshotInfo {
-  std::int64_t tokens = 0;      ///< positions whose rows stand in the caches
-  std::int64_t num_layers = 0;  ///< of the layout it was saved from
-  std::vector<SnapshotCache> caches;
-  std::vector<std::uint8_t> note;  ///< what the host gave to save_snapshot, unchanged
+  std::int64_t tokens = 0;            ///< positions whose rows stand in the caches
+  std::int64_t num_layers = 0;        ///< of the layout it was saved from
+  std::vector<SnapshotCache> caches;  ///< in order of their offsets
+  std::vector<std::uint8_t> note;     ///< what the host gave to save_snapshot, unchanged
 };
 
 /// The state of a request of `tokens` computed positions as one self-describing buffer (docs/snapshot.md): the rows of every cache of every layer that

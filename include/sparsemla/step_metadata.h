@@ -29,14 +29,14 @@ struct StepBatch {
   /// The host's copies of query_start_loc and seq_lens: they rule the split and the chunks, while rows are defined by the tensors alone, which may
   /// deal a decode batch's tokens out otherwise (adaptive draft lengths, spec 6.10). Absent: the tensors are read.
   std::span<const std::int32_t> host_query_start_loc{};
-  std::span<const std::int32_t> host_seq_lens{};
+  std::span<const std::int32_t> host_seq_lens{};  ///< [R]
 };
 
 /// What a layer's plan knows of a step: counts and the chunks of its prefills, all on the host.
 struct StepShape {
-  std::int64_t tokens = 0;
-  std::int64_t requests = 0;
-  std::int64_t max_seq_len = 0;
+  std::int64_t tokens = 0;                       ///< T
+  std::int64_t requests = 0;                     ///< R
+  std::int64_t max_seq_len = 0;                  ///< upper bound of the lengths
   BatchSplit split;                              ///< decodes first
   std::int64_t window_width = 128;               ///< columns of window_indices
   std::vector<std::int32_t> prefill_query_lens;  ///< [prefills]
@@ -56,33 +56,33 @@ struct StepShape {
 
 /// What one layer reads of the step's metadata. R requests, Rp of them prefills, Td decode tokens.
 struct LayerStep {
-  std::int64_t tokens = 0;
-  std::int64_t requests = 0;
-  std::int64_t max_seq_len = 0;
-  BatchSplit split;
-  ConstTensorView query_start_loc;     ///< [R+1] I32
-  ConstTensorView seq_lens;            ///< [R] I32
-  ConstTensorView positions;           ///< [T] I64
-  ConstTensorView token_to_req;        ///< [T] I32
-  ConstTensorView valid;               ///< [T] BOOL
-  ConstTensorView window_slots;        ///< [T] I64
-  ConstTensorView window_indices;      ///< [T, window width] I32
-  ConstTensorView window_lens;         ///< [T] I32
-  ConstTensorView window_block_table;  ///< [R, columns] I32
-  ConstTensorView gather_lens;         ///< [Rp] I32: window rows that a prefill gathers (spec 6.4)
-  ConstTensorView entry_slots;         ///< [T] I64, compress layers
-  ConstTensorView entry_lens;          ///< [T] I32 visible entries, compress layers; 0 for padding
-  ConstTensorView entry_counts;        ///< [Rp] I32: entries of a prefill's sequence, seq / ratio, compress layers
-  ConstTensorView entry_block_table;   ///< [R, columns] I32, compress layers
-  ConstTensorView state_slots;         ///< [T] I64, compress layers
-  ConstTensorView state_block_table;
-  ConstTensorView index_state_slots;  ///< C4A layers that choose
-  ConstTensorView index_state_block_table;
-  ConstTensorView dense_indices;  ///< [T, W] I32 global, C128A layers
-  ConstTensorView dense_lens;     ///< [T] I32, C128A layers
-  ConstTensorView dense_local;    ///< [T - Td, W] I32 local, C128A layers' prefills
-  ConstTensorView mixed_indices;  ///< [T, window width + P] I32: flashinfer, window-only and C128A layers (C4A layers make theirs)
-  TensorView topk;                ///< [T, index_topk] I32: the entries C4A layers chose; one buffer for all layers of a step
+  std::int64_t tokens = 0;                  ///< T
+  std::int64_t requests = 0;                ///< R
+  std::int64_t max_seq_len = 0;             ///< upper bound of the lengths
+  BatchSplit split;                         ///< decodes first
+  ConstTensorView query_start_loc;          ///< [R+1] I32
+  ConstTensorView seq_lens;                 ///< [R] I32
+  ConstTensorView positions;                ///< [T] I64
+  ConstTensorView token_to_req;             ///< [T] I32
+  ConstTensorView valid;                    ///< [T] BOOL
+  ConstTensorView window_slots;             ///< [T] I64
+  ConstTensorView window_indices;           ///< [T, window width] I32
+  ConstTensorView window_lens;              ///< [T] I32
+  ConstTensorView window_block_table;       ///< [R, columns] I32
+  ConstTensorView gather_lens;              ///< [Rp] I32: window rows that a prefill gathers (spec 6.4)
+  ConstTensorView entry_slots;              ///< [T] I64, compress layers
+  ConstTensorView entry_lens;               ///< [T] I32 visible entries, compress layers; 0 for padding
+  ConstTensorView entry_counts;             ///< [Rp] I32: entries of a prefill's sequence, seq / ratio, compress layers
+  ConstTensorView entry_block_table;        ///< [R, columns] I32, compress layers
+  ConstTensorView state_slots;              ///< [T] I64, compress layers
+  ConstTensorView state_block_table;        ///< [R, columns] I32
+  ConstTensorView index_state_slots;        ///< C4A layers that choose
+  ConstTensorView index_state_block_table;  ///< [R, columns] I32
+  ConstTensorView dense_indices;            ///< [T, W] I32 global, C128A layers
+  ConstTensorView dense_lens;               ///< [T] I32, C128A layers
+  ConstTensorView dense_local;              ///< [T - Td, W] I32 local, C128A layers' prefills
+  ConstTensorView mixed_indices;            ///< [T, window width + P] I32: flashinfer, window-only and C128A layers (C4A layers make theirs)
+  TensorView topk;                          ///< [T, index_topk] I32: the entries C4A layers chose; one buffer for all layers of a step
 };
 
 /// Slots, window rows and C128A rows of a step (spec 5.5, 6.1 to 6.5, 7.3): built once a step, each cache group and layer kind once, read by every layer.
@@ -91,8 +91,8 @@ class SMLA_API StepMetadata {
   /// The layout and the configs of the layers it was made for, in the same order.
   StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end = FrontEnd::kFlashMla);
   ~StepMetadata();
-  StepMetadata(StepMetadata&&) noexcept;
-  StepMetadata& operator=(StepMetadata&&) noexcept;
+  StepMetadata(StepMetadata&&) noexcept;             ///< moves
+  StepMetadata& operator=(StepMetadata&&) noexcept;  ///< moves
 
   /// @throws InvalidArgument naming the tensor that does not fit.
   void build(const StepBatch& batch);
@@ -102,8 +102,8 @@ class SMLA_API StepMetadata {
   /// @param seq_lens [R] I32, 0 for a request that sits out. @throws InvalidArgument unless the last build had one token for each request.
   void advance(const ConstTensorView& seq_lens);
 
-  const StepShape& shape() const;
-  LayerStep layer(std::int64_t layer) const;
+  const StepShape& shape() const;             ///< what plans need
+  LayerStep layer(std::int64_t layer) const;  ///< what the layer at this position reads
 
  private:
   struct State;

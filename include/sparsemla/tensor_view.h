@@ -16,13 +16,13 @@ namespace SMLA_API smla {
 /// `Void` is `void` or `const void`; see TensorView and ConstTensorView.
 template <class Void>
 struct BasicTensorView {
-  static constexpr int kMaxRank = 4;
+  static constexpr int kMaxRank = 4;  ///< dimensions there may be
 
-  Void* data = nullptr;
-  DType dtype = DType::kF32;
-  int rank = 0;
-  std::array<std::int64_t, kMaxRank> shape{};
-  std::array<std::int64_t, kMaxRank> stride{};
+  Void* data = nullptr;                         ///< first element
+  DType dtype = DType::kF32;                    ///< of its elements
+  int rank = 0;                                 ///< dimensions
+  std::array<std::int64_t, kMaxRank> shape{};   ///< of each dimension
+  std::array<std::int64_t, kMaxRank> stride{};  ///< in elements
 
   BasicTensorView() = default;
 
@@ -52,12 +52,14 @@ struct BasicTensorView {
 
   /// No tensor was given (an optional argument left out).
   bool absent() const { return rank == 0 && data == nullptr; }
-  std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
+  std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }  ///< one dimension
+  /// Elements.
   std::int64_t numel() const {
     std::int64_t n = rank == 0 ? 0 : 1;
     for (int i = 0; i < rank; ++i) n *= size(i);
     return n;
   }
+  /// Whether rows follow each other without a gap.
   bool contiguous() const {
     std::int64_t step = 1;
     for (int i = rank - 1; i >= 0; --i) {

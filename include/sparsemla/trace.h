@@ -15,7 +15,7 @@ struct TraceRequest {
   std::int64_t input_length = 0;       ///< prompt tokens, at least 1
   std::int64_t output_length = 0;      ///< tokens to generate, at least 1
   std::vector<std::int64_t> hash_ids;  ///< one id for each prefix block of the prompt; equal ids, equal prefix. Kept, no effect yet
-  friend bool operator==(const TraceRequest&, const TraceRequest&) = default;
+  friend bool operator==(const TraceRequest&, const TraceRequest&) = default;  ///< member by member
 };
 
 /// Reads a trace as JSON Lines: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]} a line, other keys ignored, blank lines

@@ -18,41 +18,45 @@ namespace SMLA_API smla {
 /// lse is natural and without the sink; a row with no key gives o = 0 and lse = +inf. sink -inf: none; +inf: o = 0.
 /// `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse = -inf; see MergePartials.
 struct SparseAttention {
-  static constexpr std::string_view kName = "sparse_attention";
-  static constexpr int kMaxScopes = 2;
+  static constexpr std::string_view kName = "sparse_attention";  ///< the op's name
+  static constexpr int kMaxScopes = 2;                           ///< how many there may be
 
+  /// What the problem says of a scope.
   struct ScopeShape {
-    const RowFormat* format = nullptr;
-    std::int64_t block_size = 0;  ///< rows in a block
-    std::int64_t width = 0;       ///< W: columns of the index matrix
+    const RowFormat* format = nullptr;  ///< how rows are stored
+    std::int64_t block_size = 0;        ///< rows in a block
+    std::int64_t width = 0;             ///< W: columns of the index matrix
   };
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;     ///< T
-    std::int64_t heads = 0;      ///< H, 1..128
-    std::int64_t out_heads = 0;  ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
-    int dim = 512;
-    DType q = DType::kBF16;  ///< BF16, E4M3 or F32
-    DType o = DType::kBF16;  ///< BF16 or F32; F32 when partial
-    int scopes = 1;          ///< 1 or 2
-    std::array<ScopeShape, kMaxScopes> scope{};
-    float scale = 0.0F;    ///< softmax scale; 0 means dim^-0.5
-    float q_scale = 1.0F;  ///< E4M3 q: value = e4m3 * q_scale
-    bool partial = false;
+    std::int64_t tokens = 0;                     ///< T
+    std::int64_t heads = 0;                      ///< H, 1..128
+    std::int64_t out_heads = 0;                  ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
+    int dim = 512;                               ///< numbers of a row
+    DType q = DType::kBF16;                      ///< BF16, E4M3 or F32
+    DType o = DType::kBF16;                      ///< BF16 or F32; F32 when partial
+    int scopes = 1;                              ///< 1 or 2
+    std::array<ScopeShape, kMaxScopes> scope{};  ///< shapes of each
+    float scale = 0.0F;                          ///< softmax scale; 0 means dim^-0.5
+    float q_scale = 1.0F;                        ///< E4M3 q: value = e4m3 * q_scale
+    bool partial = false;                        ///< no sink, o in F32
 
-    std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }
-    float softmax_scale() const;
+    std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
+    float softmax_scale() const;                                                      ///< the scale that holds
   };
+  /// A cache and the rows of it that queries attend to.
   struct Scope {
-    PagedCache cache;
+    PagedCache cache;         ///< the paged cache
     ConstTensorView indices;  ///< [T, W] I32 slots, rows may be strided
     ConstTensorView lens;     ///< [T] I32; absent: W
   };
+  /// Tensors of a call.
   struct Args {
-    ConstTensorView q;  ///< [T, >= H, dim]; heads past H are not read
-    std::array<Scope, kMaxScopes> scopes{};
-    ConstTensorView sink;  ///< [H] F32; absent: none
-    TensorView o;          ///< [T, Hp, dim]
-    TensorView lse;        ///< [T, H] F32; absent: not wanted
+    ConstTensorView q;                       ///< [T, >= H, dim]; heads past H are not read
+    std::array<Scope, kMaxScopes> scopes{};  ///< as many as the problem says
+    ConstTensorView sink;                    ///< [H] F32; absent: none
+    TensorView o;                            ///< [T, Hp, dim]
+    TensorView lse;                          ///< [T, H] F32; absent: not wanted
   };
 };
 
@@ -60,14 +64,16 @@ struct SparseAttention {
 ///   lse = ln sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i / (1 + exp(sink_h - lse)).
 /// A slice with lse -inf counts nothing. No slice with a key: o = 0, lse = +inf.
 struct MergePartials {
-  static constexpr std::string_view kName = "merge_partials";
+  static constexpr std::string_view kName = "merge_partials";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
     std::int64_t slices = 0;  ///< S
-    std::int64_t tokens = 0;
-    std::int64_t heads = 0;
-    int dim = 512;
-    DType o = DType::kBF16;  ///< BF16 or F32
+    std::int64_t tokens = 0;  ///< T
+    std::int64_t heads = 0;   ///< H
+    int dim = 512;            ///< numbers of a row
+    DType o = DType::kBF16;   ///< BF16 or F32
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView partial_o;    ///< [S, T, H, dim] F32
     ConstTensorView partial_lse;  ///< [S, T, H] F32
@@ -82,15 +88,17 @@ struct MergePartials {
 /// Only the table columns of these positions are read. A position whose block lies outside the table or the cache gives a row of zeros. Other rows of
 /// `out` are not touched; L is clamped to [0, seq], and rows that would lie past the end of `out` are left out.
 struct GatherRows {
-  static constexpr std::string_view kName = "gather_rows";
+  static constexpr std::string_view kName = "gather_rows";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t rows = 0;    ///< rows of a request in `out`
-    std::int64_t offset = 0;  ///< first row written
-    const RowFormat* format = nullptr;
+    std::int64_t requests = 0;          ///< R
+    std::int64_t rows = 0;              ///< rows of a request in `out`
+    std::int64_t offset = 0;            ///< first row written
+    const RowFormat* format = nullptr;  ///< how rows are stored
   };
+  /// Tensors of a call.
   struct Args {
-    PagedCache cache;
+    PagedCache cache;             ///< the paged cache
     ConstTensorView seq_lens;     ///< [requests] I32, rows that the request has
     ConstTensorView gather_lens;  ///< [requests] I32; absent: all
     ConstTensorView block_table;  ///< [requests, columns] I32

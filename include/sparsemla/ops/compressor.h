@@ -14,13 +14,15 @@ namespace SMLA_API smla {
 /// Skipped: tokens with a slot outside the cache or a negative position.
 /// The slots of a call are distinct (of two tokens with one slot, either may win).
 struct SaveState {
-  static constexpr std::string_view kName = "save_state";
+  static constexpr std::string_view kName = "save_state";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;
-    int ratio = 4;  ///< r: 4 (overlapping, coff 2) or 128 (coff 1)
-    int dim = 512;  ///< d: 512 main, 128 indexer
-    int coff() const { return ratio == 4 ? 2 : 1; }
+    std::int64_t tokens = 0;                         ///< T
+    int ratio = 4;                                   ///< r: 4 (overlapping, coff 2) or 128 (coff 1)
+    int dim = 512;                                   ///< d: 512 main, 128 indexer
+    int coff() const { return ratio == 4 ? 2 : 1; }  ///< halves of a state row: 2 with overlap, else 1
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView kv_score;     ///< [T, 2*coff*d] F32: kv then score, rows may be strided
     ConstTensorView ape;          ///< [r, coff*d] F32 or BF16
@@ -45,18 +47,20 @@ struct SaveState {
 /// A channel whose logits are all -inf pools to 0.
 /// The entry slots of a call are distinct; all of SaveState's rows must have been written before.
 struct CompressStore {
-  static constexpr std::string_view kName = "compress_store";
+  static constexpr std::string_view kName = "compress_store";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;
-    int ratio = 4;
-    int dim = 512;
-    int rope_dim = 64;
-    const RowFormat* format = nullptr;  ///< rows of the entry cache
-    bool hadamard = false;              ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
-    float eps = 1e-6F;
-    ClampRule clamp = ClampRule::kAmax;
-    int coff() const { return ratio == 4 ? 2 : 1; }
+    std::int64_t tokens = 0;                         ///< T
+    int ratio = 4;                                   ///< r: tokens of an entry
+    int dim = 512;                                   ///< numbers of a row
+    int rope_dim = 64;                               ///< the last dims
+    const RowFormat* format = nullptr;               ///< rows of the entry cache
+    bool hadamard = false;                           ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
+    float eps = 1e-6F;                               ///< RMSNorm's epsilon
+    ClampRule clamp = ClampRule::kAmax;              ///< the quantiser's floor
+    int coff() const { return ratio == 4 ? 2 : 1; }  ///< halves of a state row: 2 with overlap, else 1
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView positions;     ///< [T] I64
     ConstTensorView token_to_req;  ///< [T] I32
@@ -65,8 +69,8 @@ struct CompressStore {
     ConstTensorView block_table;   ///< [requests, columns] I32 of the state cache; negative entries are read as block 0
     ConstTensorView norm_weight;   ///< [d] BF16 or F32
     ConstTensorView cos_sin;       ///< [L, rope_dim] F32
-    PagedCache state;
-    PagedCache entries;
+    PagedCache state;              ///< read
+    PagedCache entries;            ///< cache of the compressed entries
   };
 };
 

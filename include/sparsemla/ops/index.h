@@ -11,11 +11,13 @@ namespace SMLA_API smla {
 
 /// Request of each token, from query_start_loc; tokens past its end are given 0 (spec 6.1).
 struct TokenToReq {
-  static constexpr std::string_view kName = "token_to_req";
+  static constexpr std::string_view kName = "token_to_req";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;  ///< padding included
+    std::int64_t requests = 0;  ///< R
+    std::int64_t tokens = 0;    ///< padding included
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32, ascending
     TensorView token_to_req;          ///< [tokens] I32
@@ -25,12 +27,14 @@ struct TokenToReq {
 /// slot = block_table[req, pos / block_size] * block_size + pos % block_size; -1 for padding tokens (past query_start_loc's end),
 /// for a column outside the table and for a negative entry (spec 5.5).
 struct SlotMapping {
-  static constexpr std::string_view kName = "slot_mapping";
+  static constexpr std::string_view kName = "slot_mapping";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;
-    std::int64_t block_size = 0;
+    std::int64_t requests = 0;    ///< R
+    std::int64_t tokens = 0;      ///< T
+    std::int64_t block_size = 0;  ///< rows in a block
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
     ConstTensorView positions;        ///< [tokens] I64
@@ -44,13 +48,15 @@ struct SlotMapping {
 /// c = pos / ratio, block_table[req, c / storage_block] * storage_block + c % storage_block. pos = seq_len - query_len + offset.
 /// Negative table entries are read as block 0 (upstream's clamp); a column outside the table gives -1.
 struct CompressedSlotMapping {
-  static constexpr std::string_view kName = "compressed_slot_mapping";
+  static constexpr std::string_view kName = "compressed_slot_mapping";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;  ///< length of the output
-    std::int64_t ratio = 4;
+    std::int64_t requests = 0;        ///< R
+    std::int64_t tokens = 0;          ///< length of the output
+    std::int64_t ratio = 4;           ///< r: tokens of an entry
     std::int64_t storage_block = 64;  ///< entries in a block
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
     ConstTensorView seq_lens;         ///< [requests] I32
@@ -67,14 +73,16 @@ struct CompressedSlotMapping {
 /// The first `noncausal_tokens` tokens stand in draft blocks that see themselves whole (DSpark, spec 6.3): with prefix = seq_len - query_len, start =
 /// max(prefix - window, 0) and every token of the block gets positions start..seq_len-1, at most as many as there are columns.
 struct WindowIndices {
-  static constexpr std::string_view kName = "window_indices";
+  static constexpr std::string_view kName = "window_indices";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;
-    std::int64_t window = 128;
-    std::int64_t block_size = 64;
+    std::int64_t requests = 0;          ///< R
+    std::int64_t tokens = 0;            ///< T
+    std::int64_t window = 128;          ///< tokens that a query sees, itself included
+    std::int64_t block_size = 64;       ///< rows in a block
     std::int64_t noncausal_tokens = 0;  ///< 0 to tokens
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
     ConstTensorView seq_lens;         ///< [requests] I32
@@ -90,15 +98,17 @@ struct WindowIndices {
 /// (`global`), or j itself (local); the rest -1; lens = n. Invalid tokens (slot < 0): length 0 and a row of -1.
 /// An entry that the table does not hold is -1 in its column. Local rows need no block table.
 struct DenseCompressedIndices {
-  static constexpr std::string_view kName = "dense_compressed_indices";
+  static constexpr std::string_view kName = "dense_compressed_indices";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;
-    std::int64_t ratio = 128;
-    std::int64_t storage_block = 2;
-    std::int64_t width = 0;  ///< columns
-    bool global = true;
+    std::int64_t requests = 0;       ///< R
+    std::int64_t tokens = 0;         ///< T
+    std::int64_t ratio = 128;        ///< r: tokens of an entry
+    std::int64_t storage_block = 2;  ///< entries in a block
+    std::int64_t width = 0;          ///< columns
+    bool global = true;              ///< slots through the block table; false: entry numbers
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView positions;     ///< [tokens] I64
     ConstTensorView token_to_req;  ///< [tokens] I32
@@ -114,14 +124,16 @@ struct DenseCompressedIndices {
 /// An entry whose request or block column lies outside the table, or whose table entry is negative, is invalid. With `compact` survivors move left.
 /// lens = valid token ? number of survivors : 0; indices of invalid tokens are still written.
 struct GlobalTopk {
-  static constexpr std::string_view kName = "global_topk";
+  static constexpr std::string_view kName = "global_topk";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;
-    std::int64_t k = 0;
-    std::int64_t storage_block = 64;
-    bool compact = false;
+    std::int64_t requests = 0;        ///< R
+    std::int64_t tokens = 0;          ///< T
+    std::int64_t k = 0;               ///< how many are chosen
+    std::int64_t storage_block = 64;  ///< entries in a block
+    bool compact = false;             ///< survivors move left
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView topk;          ///< [tokens, k] I32
     ConstTensorView token_to_req;  ///< [tokens] I32
@@ -134,12 +146,14 @@ struct GlobalTopk {
 
 /// Short contexts (spec 4.7): row t = 0..n-1 then -1 with n = min((pos+1)/ratio, k).
 struct ShortContextTopk {
-  static constexpr std::string_view kName = "short_context_topk";
+  static constexpr std::string_view kName = "short_context_topk";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;
-    std::int64_t ratio = 4;
-    std::int64_t k = 0;
+    std::int64_t tokens = 0;  ///< T
+    std::int64_t ratio = 4;   ///< r: tokens of an entry
+    std::int64_t k = 0;       ///< how many are chosen
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView positions;  ///< [tokens] I64
     TensorView indices;         ///< [tokens, k] I32
@@ -153,17 +167,19 @@ struct ShortContextTopk {
 /// With `clear_rest` the other columns are -1, without they are not touched (consumers must honour lens). Negative top-k entries, and rows that an
 /// int32 cannot hold or that lie before the workspace, are -1 in their column. Tokens of no request and negative positions have length 0.
 struct CombineTopkWindow {
-  static constexpr std::string_view kName = "combine_topk_window";
+  static constexpr std::string_view kName = "combine_topk_window";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;
-    std::int64_t window = 128;
-    std::int64_t ratio = 4;
-    std::int64_t top_k = 0;  ///< 0: no compressed part
-    std::int64_t m = 0;      ///< M: workspace rows of a request
-    std::int64_t n = 0;      ///< N: of which compressed
-    bool clear_rest = true;
+    std::int64_t requests = 0;  ///< R
+    std::int64_t tokens = 0;    ///< T
+    std::int64_t window = 128;  ///< tokens that a query sees, itself included
+    std::int64_t ratio = 4;     ///< r: tokens of an entry
+    std::int64_t top_k = 0;     ///< 0: no compressed part
+    std::int64_t m = 0;         ///< M: workspace rows of a request
+    std::int64_t n = 0;         ///< N: of which compressed
+    bool clear_rest = true;     ///< columns past lens become -1
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView topk;             ///< [tokens, >= top_k] I32 local entries; absent when top_k is 0
     ConstTensorView query_start_loc;  ///< [requests+1] I32, may start above 0
@@ -183,22 +199,24 @@ struct CombineTopkWindow {
 /// -1 in its column; a prefill token outside its request's part of query_start_loc, of no request or with a negative position has a row of -1 and
 /// length 0.
 struct MixedSparseIndices {
-  static constexpr std::string_view kName = "mixed_sparse_indices";
+  static constexpr std::string_view kName = "mixed_sparse_indices";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t tokens = 0;
-    std::int64_t decode_tokens = 0;  ///< the first tokens; the others are prefill
-    std::int64_t window = 128;
-    std::int64_t window_width = 128;  ///< Ws >= window
-    std::int64_t ratio = 4;
-    std::int64_t top_k = 0;             ///< entries a prefill token may take; 0: no compressed part in prefill rows
-    std::int64_t compressed_width = 0;  ///< P
-    std::int64_t window_block = 64;
-    std::int64_t compressed_block = 64;
-    std::int64_t window_span = 0;      ///< tokens from a block to the next; 0: window_block
-    std::int64_t compressed_span = 0;  ///< 0: compressed_block
-    bool local = true;                 ///< decode rows hold local entries (C4A) to look up, not global slots (C128A)
+    std::int64_t requests = 0;           ///< R
+    std::int64_t tokens = 0;             ///< T
+    std::int64_t decode_tokens = 0;      ///< the first tokens; the others are prefill
+    std::int64_t window = 128;           ///< tokens that a query sees, itself included
+    std::int64_t window_width = 128;     ///< Ws >= window
+    std::int64_t ratio = 4;              ///< r: tokens of an entry
+    std::int64_t top_k = 0;              ///< entries a prefill token may take; 0: no compressed part in prefill rows
+    std::int64_t compressed_width = 0;   ///< P
+    std::int64_t window_block = 64;      ///< window rows in a block
+    std::int64_t compressed_block = 64;  ///< entries in a block
+    std::int64_t window_span = 0;        ///< tokens from a block to the next; 0: window_block
+    std::int64_t compressed_span = 0;    ///< 0: compressed_block
+    bool local = true;                   ///< decode rows hold local entries (C4A) to look up, not global slots (C128A)
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView decode_window;      ///< [decode_tokens, Ws] I32
     ConstTensorView decode_compressed;  ///< [decode_tokens, *] I32; absent: none

@@ -19,16 +19,18 @@ namespace SMLA_API smla {
 /// format index_f32:  no rounding and no quantisation; weights as for mxfp4
 /// Positions outside the table are read as its first or last row.
 struct IndexerQ {
-  static constexpr std::string_view kName = "indexer_q";
+  static constexpr std::string_view kName = "indexer_q";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;
-    std::int64_t heads = 64;
-    int dim = 128;
-    int rope_dim = 64;
-    DType in = DType::kBF16;  ///< of q and weights: BF16 or F32
-    const RowFormat* format = nullptr;
-    bool hadamard = false;
+    std::int64_t tokens = 0;            ///< T
+    std::int64_t heads = 64;            ///< H
+    int dim = 128;                      ///< numbers of a row
+    int rope_dim = 64;                  ///< the last dims
+    DType in = DType::kBF16;            ///< of q and weights: BF16 or F32
+    const RowFormat* format = nullptr;  ///< how rows are stored
+    bool hadamard = false;              ///< Walsh-Hadamard transform after RoPE
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView q;          ///< [T, heads, dim] `in`
     ConstTensorView weights;    ///< [T, heads] `in`
@@ -46,14 +48,16 @@ struct IndexerQ {
 /// column is outside the table scores -inf; lens are clamped to [0, width]; a row whose request is outside the table writes -inf.
 /// relu of a NaN is 0.
 struct IndexerLogits {
-  static constexpr std::string_view kName = "indexer_logits";
+  static constexpr std::string_view kName = "indexer_logits";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;
-    std::int64_t heads = 64;
-    int dim = 128;
+    std::int64_t rows = 0;              ///< how many rows
+    std::int64_t heads = 64;            ///< H
+    int dim = 128;                      ///< numbers of a row
     std::int64_t width = 0;             ///< columns of logits
     const RowFormat* format = nullptr;  ///< of the index cache; fixes the dtype of q as in IndexerQ
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView q;            ///< as IndexerQ::Args::q_out
     ConstTensorView q_scale;      ///< as IndexerQ::Args::q_scale
@@ -61,22 +65,24 @@ struct IndexerLogits {
     ConstTensorView row_to_req;   ///< [rows] I32
     ConstTensorView lens;         ///< [rows] I32, visible entries of the row
     ConstTensorView block_table;  ///< [requests, columns] I32 of the index cache
-    PagedCache cache;
-    TensorView logits;  ///< [rows, width] F32, rows may be strided
+    PagedCache cache;             ///< the paged cache
+    TensorView logits;            ///< [rows, width] F32, rows may be strided
   };
 };
 
 /// Index rows of requests copied out of their pages as they are: values and scales of request b at rows [cu_seq_lens[b], cu_seq_lens[b+1]) (spec 4.5).
 /// An entry whose block lies outside the table or the cache, and rows past the last request, are not written.
 struct GatherIndexRows {
-  static constexpr std::string_view kName = "gather_index_rows";
+  static constexpr std::string_view kName = "gather_index_rows";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t requests = 0;
-    std::int64_t rows = 0;  ///< rows of the outputs
-    const RowFormat* format = nullptr;
+    std::int64_t requests = 0;          ///< R
+    std::int64_t rows = 0;              ///< rows of the outputs
+    const RowFormat* format = nullptr;  ///< how rows are stored
   };
+  /// Tensors of a call.
   struct Args {
-    PagedCache cache;
+    PagedCache cache;             ///< the paged cache
     ConstTensorView cu_seq_lens;  ///< [requests+1] I32, ascending
     ConstTensorView block_table;  ///< [requests, columns] I32
     TensorView values;            ///< [rows, data bytes] U8
@@ -87,14 +93,16 @@ struct GatherIndexRows {
 /// Index scores over gathered rows: logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h] for starts[row] <= j < ends[row] (spec 4.5).
 /// Other columns are not written; bounds are clamped to [0, keys].
 struct RaggedIndexerLogits {
-  static constexpr std::string_view kName = "ragged_indexer_logits";
+  static constexpr std::string_view kName = "ragged_indexer_logits";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;
-    std::int64_t keys = 0;
-    std::int64_t heads = 64;
-    int dim = 128;
-    const RowFormat* format = nullptr;
+    std::int64_t rows = 0;              ///< how many rows
+    std::int64_t keys = 0;              ///< gathered rows
+    std::int64_t heads = 64;            ///< H
+    int dim = 128;                      ///< numbers of a row
+    const RowFormat* format = nullptr;  ///< how rows are stored
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView q;        ///< as IndexerQ::Args::q_out
     ConstTensorView q_scale;  ///< as IndexerQ::Args::q_scale

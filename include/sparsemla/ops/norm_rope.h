@@ -12,15 +12,17 @@ namespace SMLA_API smla {
 
 /// RMSNorm of rows: y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i in fp32, products left to right, one rounding at the end (spec 2).
 struct RmsNorm {
-  static constexpr std::string_view kName = "rms_norm";
+  static constexpr std::string_view kName = "rms_norm";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;
-    std::int64_t dim = 0;
+    std::int64_t rows = 0;     ///< how many
+    std::int64_t dim = 0;      ///< numbers of a row
     DType in = DType::kBF16;   ///< BF16 or F32
     DType out = DType::kBF16;  ///< BF16 or F32
-    bool has_weight = true;
-    float eps = 1e-6F;
+    bool has_weight = true;    ///< false: no multiplication by w
+    float eps = 1e-6F;         ///< RMSNorm's epsilon
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView x;       ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
     ConstTensorView weight;  ///< [dim] BF16 or F32; absent without weight
@@ -37,20 +39,22 @@ struct RmsNorm {
 /// A token whose position is not a row of `cos_sin` is skipped: neither its q_out row nor its cache row is written. Slots outside the cache write
 /// nothing. The slots of a call are distinct (of two tokens with one slot, either may win).
 struct QNormRopeInsert {
-  static constexpr std::string_view kName = "qnorm_rope_insert";
+  static constexpr std::string_view kName = "qnorm_rope_insert";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;     ///< N
-    std::int64_t heads = 0;      ///< H, 0 when there is no q
-    std::int64_t out_heads = 0;  ///< Hp >= H: heads H..Hp-1 of q_out are written as +0
-    int dim = 512;
-    int rope_dim = 64;
-    DType in = DType::kBF16;            ///< of q and kv: BF16 or F32
-    DType q_out = DType::kBF16;         ///< BF16, F32 or E4M3
-    const RowFormat* format = nullptr;  ///< rows of the cache; null when nothing is inserted
-    float eps = 1e-6F;
-    float q_scale_inv = 1.0F;  ///< E4M3 q_out: e4m3(clamp(x * q_scale_inv, +-448))
-    ClampRule clamp = ClampRule::kAmax;
+    std::int64_t tokens = 0;             ///< N
+    std::int64_t heads = 0;              ///< H, 0 when there is no q
+    std::int64_t out_heads = 0;          ///< Hp >= H: heads H..Hp-1 of q_out are written as +0
+    int dim = 512;                       ///< numbers of a row
+    int rope_dim = 64;                   ///< the last dims
+    DType in = DType::kBF16;             ///< of q and kv: BF16 or F32
+    DType q_out = DType::kBF16;          ///< BF16, F32 or E4M3
+    const RowFormat* format = nullptr;   ///< rows of the cache; null when nothing is inserted
+    float eps = 1e-6F;                   ///< RMSNorm's epsilon
+    float q_scale_inv = 1.0F;            ///< E4M3 q_out: e4m3(clamp(x * q_scale_inv, +-448))
+    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView q;             ///< [N, H, dim] `in`
     ConstTensorView kv;            ///< [N, dim] `in`, rows may be strided
@@ -58,22 +62,24 @@ struct QNormRopeInsert {
     ConstTensorView cos_sin;       ///< [L, rope_dim] F32, row p = cos || sin
     ConstTensorView slot_mapping;  ///< [M] I64, M <= N: only the first M rows of kv are inserted, and only where slot >= 0
     TensorView q_out;              ///< [N, Hp, dim]; may be q itself when Hp = H and the dtypes agree
-    PagedCache cache;
+    PagedCache cache;              ///< the paged cache
   };
 };
 
 /// Inverse RoPE of the attention output at the query's position: e' = e*c + o*s, o' = o*c - e*s; one rounding (spec 2 step 7).
 /// A token whose position is not a row of `cos_sin` is skipped: its rows of y are not written.
 struct InverseRope {
-  static constexpr std::string_view kName = "inverse_rope";
+  static constexpr std::string_view kName = "inverse_rope";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;
-    std::int64_t heads = 0;
-    int dim = 512;
-    int rope_dim = 64;
+    std::int64_t tokens = 0;   ///< T
+    std::int64_t heads = 0;    ///< H
+    int dim = 512;             ///< numbers of a row
+    int rope_dim = 64;         ///< the last dims
     DType in = DType::kBF16;   ///< BF16 or F32
     DType out = DType::kBF16;  ///< BF16 or F32
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView x;          ///< [T, H, dim] `in`; H may be strided over a wider buffer
     ConstTensorView positions;  ///< [T] I64
@@ -94,17 +100,19 @@ enum class OutputScale : std::uint8_t {
 /// value = e4m3(clamp(x / scale, +-448)). D = H/G * dim. Scales are T-innermost, padded to Ta = T rounded up to 4 with zeros.
 /// A token whose position is not a row of `cos_sin` is skipped: neither its values nor its scales are written.
 struct InverseRopeQuant {
-  static constexpr std::string_view kName = "inverse_rope_quant";
-  static constexpr int kGroup = 128;  ///< dims of a scale; divides dim
+  static constexpr std::string_view kName = "inverse_rope_quant";  ///< the op's name
+  static constexpr int kGroup = 128;                               ///< dims of a scale; divides dim
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;
-    std::int64_t heads = 0;
-    std::int64_t groups = 1;  ///< G, divides H
-    int dim = 512;
-    int rope_dim = 64;
-    DType in = DType::kBF16;  ///< BF16 or F32
-    OutputScale scale = OutputScale::kF32;
+    std::int64_t tokens = 0;                ///< T
+    std::int64_t heads = 0;                 ///< H
+    std::int64_t groups = 1;                ///< G, divides H
+    int dim = 512;                          ///< numbers of a row
+    int rope_dim = 64;                      ///< the last dims
+    DType in = DType::kBF16;                ///< BF16 or F32
+    OutputScale scale = OutputScale::kF32;  ///< how scales are stored
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView x;          ///< [T, >= H, dim] `in`
     ConstTensorView positions;  ///< [T] I64
@@ -116,17 +124,19 @@ struct InverseRopeQuant {
 
 /// Encodes rows as they are into a cache (spec 4.2, 5.1): no norm, no rotation. What a host that made its rows itself needs.
 struct InsertRows {
-  static constexpr std::string_view kName = "insert_rows";
+  static constexpr std::string_view kName = "insert_rows";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;
-    DType in = DType::kBF16;  ///< BF16 or F32
-    const RowFormat* format = nullptr;
-    ClampRule clamp = ClampRule::kAmax;
+    std::int64_t tokens = 0;             ///< T
+    DType in = DType::kBF16;             ///< BF16 or F32
+    const RowFormat* format = nullptr;   ///< how rows are stored
+    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView rows;          ///< [T, format dim] `in`, rows may be strided
     ConstTensorView slot_mapping;  ///< [M] I64, M <= T; only rows with a slot inside the cache are written
-    PagedCache cache;
+    PagedCache cache;              ///< the paged cache
   };
 };
 

@@ -17,18 +17,20 @@ namespace SMLA_API smla {
 /// y[m, g, n] = sum_k (x[m, g, k] * scale[g, k / 128, m]) * w[g, n, k]. Each x * scale must be a float32 number.
 /// Implementations differ in summation order; one that accepts `deterministic` gives a row the same bits whatever the other rows are.
 struct Projection {
-  static constexpr std::string_view kName = "projection";
+  static constexpr std::string_view kName = "projection";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t m = 0;  ///< rows
-    std::int64_t n = 0;  ///< outputs of a group
-    std::int64_t k = 0;  ///< inputs of a group
-    std::int64_t groups = 1;
+    std::int64_t m = 0;                       ///< rows
+    std::int64_t n = 0;                       ///< outputs of a group
+    std::int64_t k = 0;                       ///< inputs of a group
+    std::int64_t groups = 1;                  ///< G
     DType x = DType::kBF16;                   ///< BF16, F32 or E4M3
     DType w = DType::kBF16;                   ///< BF16 or F32
     DType y = DType::kBF16;                   ///< BF16 or F32
     OutputScale x_scale = OutputScale::kF32;  ///< how the scales of E4M3 x are stored
   };
   static constexpr std::int64_t kScaleGroup = InverseRopeQuant::kGroup;  ///< inputs of a scale of E4M3 x; divides k
+  /// Tensors of a call.
   struct Args {
     ConstTensorView x;  ///< [m, groups, k]; the first two strides are free, the last is 1
     ConstTensorView w;  ///< [groups, n, k] contiguous

@@ -14,12 +14,14 @@ namespace SMLA_API smla {
 /// n = clamp(lens[row], 0, width). n <= k: columns 0..n-1. Otherwise k distinct columns, in ascending order on the CPU and in Deterministic mode.
 /// The rest of the row is -1. NaN is never chosen before a number; -0 equals +0.
 struct TopK {
-  static constexpr std::string_view kName = "topk";
+  static constexpr std::string_view kName = "topk";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;
+    std::int64_t rows = 0;   ///< how many rows
     std::int64_t width = 0;  ///< columns of logits
-    std::int64_t k = 0;
+    std::int64_t k = 0;      ///< how many are chosen
   };
+  /// Tensors of a call.
   struct Args {
     ConstTensorView logits;  ///< [rows, width] F32, rows may be strided
     ConstTensorView lens;    ///< [rows] I32

@@ -29,6 +29,16 @@ constexpr RowFormat kFp8PerTensor{.name = "fp8_per_tensor",
                                   .scale = ScaleKind::kPerTensor,
                                   .data_bytes = 512,
                                   .page_alignment = 512};
+constexpr RowFormat kFp8V32{.name = "fp8_v32",
+                            .dim = 576,
+                            .nope_dim = 512,
+                            .nope = Element::kE4M3,
+                            .rope = Element::kBF16,
+                            .scale = ScaleKind::kF32,
+                            .group = 128,
+                            .data_bytes = 656,
+                            .page_alignment = 16,
+                            .inline_scale_bytes = 16};
 constexpr RowFormat kF32{.name = "f32", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 512};
 constexpr RowFormat kIndexFp8{.name = "index_fp8",
                               .dim = 128,
@@ -55,8 +65,8 @@ constexpr RowFormat kStateC4{.name = "state_c4", .dim = 2048, .nope_dim = 2048, 
 constexpr RowFormat kStateC128{.name = "state_c128", .dim = 1024, .nope_dim = 1024, .data_bytes = 4096, .page_alignment = 576};
 constexpr RowFormat kStateIndex{.name = "state_index", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 576};
 
-constexpr std::array<const RowFormat*, 10> kAll{&kFp8DsMla,   &kBf16,     &kFp8PerTensor, &kF32,       &kIndexFp8,
-                                                &kIndexMxfp4, &kIndexF32, &kStateC4,      &kStateC128, &kStateIndex};
+constexpr std::array<const RowFormat*, 11> kAll{&kFp8DsMla, &kBf16,    &kFp8PerTensor, &kF32,        &kIndexFp8, &kIndexMxfp4,
+                                                &kIndexF32, &kStateC4, &kStateC128,    &kStateIndex, &kFp8V32};
 
 }  // namespace
 
@@ -64,6 +74,7 @@ const RowFormat& fp8_ds_mla_rows() { return kFp8DsMla; }
 const RowFormat& bf16_rows() { return kBf16; }
 const RowFormat& fp8_per_tensor_rows() { return kFp8PerTensor; }
 const RowFormat& f32_rows() { return kF32; }
+const RowFormat& fp8_v32_rows() { return kFp8V32; }
 const RowFormat& index_fp8_rows() { return kIndexFp8; }
 const RowFormat& index_mxfp4_rows() { return kIndexMxfp4; }
 const RowFormat& index_f32_rows() { return kIndexF32; }

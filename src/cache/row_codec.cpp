@@ -10,16 +10,6 @@ namespace smla {
 
 namespace {
 
-constexpr int bits_of(Element element) {
-  switch (element) {
-    case Element::kF32: return 32;
-    case Element::kBF16: return 16;
-    case Element::kE4M3: return 8;
-    case Element::kE2M1: return 4;
-  }
-  return 0;
-}
-
 float load(Element element, const std::uint8_t* bytes, int i) {
   switch (element) {
     case Element::kF32: {
@@ -67,22 +57,22 @@ float group_scale(const RowFormat& format, const std::uint8_t* scales, int group
 void decode_row(const PagedCache& cache, std::int64_t slot, float* values) {
   const RowFormat& f = *cache.format;
   const std::uint8_t* data = row_data(cache, slot / cache.block_size, slot % cache.block_size);
-  const std::uint8_t* scales = row_scales(cache, slot / cache.block_size, slot % cache.block_size);
+  const std::uint8_t* scales = scales_of_row(cache, slot / cache.block_size, slot % cache.block_size);
   for (int i = 0; i < f.nope_dim; ++i) {
     float v = load(f.nope, data, i);
     if (f.group > 0) v *= group_scale(f, scales, i / f.group);
     if (f.scale == ScaleKind::kPerTensor) v *= cache.scale;
     values[i] = v;
   }
-  const std::uint8_t* rope = data + static_cast<std::ptrdiff_t>(f.nope_dim) * bits_of(f.nope) / 8;
+  const std::uint8_t* rope = data + rope_offset(f);
   for (int i = 0; i < f.rope_dim(); ++i) values[f.nope_dim + i] = load(f.rope, rope, i);
 }
 
 void encode_row(const PagedCache& cache, std::int64_t slot, const float* values, ClampRule clamp) {
   const RowFormat& f = *cache.format;
   std::uint8_t* data = row_data(cache, slot / cache.block_size, slot % cache.block_size);
-  std::uint8_t* scales = row_scales(cache, slot / cache.block_size, slot % cache.block_size);
-  std::memset(scales, 0, static_cast<std::size_t>(f.scale_bytes));
+  std::uint8_t* scales = scales_of_row(cache, slot / cache.block_size, slot % cache.block_size);
+  std::memset(scales, 0, static_cast<std::size_t>(f.scale_bytes + f.inline_scale_bytes));
 
   for (int g = 0; g < f.groups(); ++g) {
     const float* x = values + static_cast<std::ptrdiff_t>(g) * f.group;
@@ -103,7 +93,7 @@ void encode_row(const PagedCache& cache, std::int64_t slot, const float* values,
     const float factor = f.scale == ScaleKind::kPerTensor ? 1.0F / cache.scale : 1.0F;
     for (int i = 0; i < f.nope_dim; ++i) store(f.nope, data, i, f.scale == ScaleKind::kPerTensor ? values[i] * factor : values[i]);
   }
-  std::uint8_t* rope = data + static_cast<std::ptrdiff_t>(f.nope_dim) * bits_of(f.nope) / 8;
+  std::uint8_t* rope = data + rope_offset(f);
   for (int i = 0; i < f.rope_dim(); ++i) store(f.rope, rope, i, values[f.nope_dim + i]);
 }
 

@@ -38,6 +38,8 @@ class RowsComparison {
         continue;
       }
       at = compare_part(block, row, at, format.nope, format.nope_dim);
+      compare_exact(block, row, at, format.inline_scale_bytes, "a scale byte differs");
+      at += format.inline_scale_bytes;
       compare_part(block, row, at, format.rope, format.rope_dim());
       compare_exact(block, row, block * stride_ + scales + row * format.scale_bytes, format.scale_bytes, "a scale byte differs");
     }

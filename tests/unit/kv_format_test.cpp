@@ -21,7 +21,7 @@ TEST(KvFormat, PageSizesOfTheCacheTable) {
   for (const Row& row : {Row{"fp8_ds_mla", 64, 37376, 37440}, Row{"fp8_ds_mla", 2, 1168, 1728}, Row{"bf16", 64, 65536, 65536},
                          Row{"bf16", 2, 2048, 2048}, Row{"fp8_per_tensor", 64, 32768, 32768}, Row{"fp8_per_tensor", 2, 1024, 1024},
                          Row{"index_fp8", 64, 8448, 8640}, Row{"index_mxfp4", 64, 4352, 4608}, Row{"state_c4", 4, 32768, 32832},
-                         Row{"state_c128", 8, 32768, 32832}, Row{"state_index", 4, 8192, 8640}}) {
+                         Row{"state_c128", 8, 32768, 32832}, Row{"state_index", 4, 8192, 8640}, Row{"fp8_v32", 64, 64 * 656, 64 * 656}}) {
     const RowFormat& format = row_format(row.format);
     EXPECT_EQ(block_bytes(format, row.block_size), row.raw) << row.format;
     EXPECT_EQ(page_bytes(format, row.block_size), row.page) << row.format;
@@ -32,10 +32,12 @@ TEST(KvFormat, NumbersOfEachFormatAgree) {
   for (const RowFormat* f : all_row_formats()) {
     EXPECT_EQ(&row_format(f->name), f);
     const auto bits = [](Element e) { return e == Element::kF32 ? 32 : e == Element::kBF16 ? 16 : e == Element::kE4M3 ? 8 : 4; };
-    EXPECT_EQ(f->data_bytes * 8, f->nope_dim * bits(f->nope) + f->rope_dim() * bits(f->rope)) << f->name;
+    EXPECT_EQ((f->data_bytes - f->inline_scale_bytes) * 8, f->nope_dim * bits(f->nope) + f->rope_dim() * bits(f->rope)) << f->name;
+    EXPECT_TRUE(f->scale_bytes == 0 || f->inline_scale_bytes == 0) << f->name;
     const int scale_bytes = f->scale == ScaleKind::kUe8m0 ? f->groups() : f->scale == ScaleKind::kF32 ? 4 * f->groups() : 0;
-    EXPECT_GE(f->scale_bytes, scale_bytes) << f->name;
-    EXPECT_LT(f->scale_bytes - scale_bytes, 8) << f->name;
+    const int place = f->scale_bytes + f->inline_scale_bytes;
+    EXPECT_GE(place, scale_bytes) << f->name;
+    EXPECT_LT(place - scale_bytes, 8) << f->name;
     if (f->group > 0) {
       EXPECT_EQ(f->nope_dim % f->group, 0) << f->name;
     }

@@ -169,6 +169,33 @@ TEST(RowCodec, WritesItsOwnBytesAndNoOther) {
   }
 }
 
+// DeepSeek-V3.2: 512 codes, four fp32 scales, 64 bf16 numbers, row after row.
+TEST(RowCodec, V32RowsKeepTheirScalesInside) {
+  Memory m(fp8_v32_rows(), 3, 0);
+  std::vector<float> row(576);
+  for (int i = 0; i < 576; ++i)
+    row[static_cast<std::size_t>(i)] = static_cast<float>(i % 7 - 3) * (i < 512 ? std::ldexp(1.0F, i / 128 * 4 - 8) : 0.5F);
+  encode_row(m.cache, 4, row.data());
+  const std::uint8_t* bytes = m.cache.block(1) + 656;
+  for (int g = 0; g < 4; ++g) {
+    float scale = 0;
+    std::memcpy(&scale, bytes + 512 + 4 * g, 4);
+    EXPECT_EQ(scale, std::ldexp(1.0F, 4 * g - 8 - 7)) << g;  // 3 / 448 rounded up to a power of two is 2^-7
+    EXPECT_EQ(to_float(E4M3{bytes[128 * g + 6]}) * scale, row[static_cast<std::size_t>(128 * g + 6)]);
+  }
+  BF16 rope;
+  std::memcpy(&rope, bytes + 528 + 2 * 63, 2);
+  EXPECT_EQ(to_float(rope), row[575]);
+  std::vector<float> back(576);
+  decode_row(m.cache, 4, back.data());
+  EXPECT_EQ(back, row);
+  // Writers elsewhere use any fp32 scale.
+  const float third = 1.0F / 3.0F;
+  std::memcpy(m.cache.block(1) + 656 + 512, &third, 4);
+  decode_row(m.cache, 4, back.data());
+  EXPECT_EQ(back[6], to_float(E4M3{bytes[6]}) * third);
+}
+
 TEST(RowCodec, PerTensorScaleMultipliesOnTheWayOut) {
   Memory m(fp8_per_tensor_rows(), 2);
   m.cache.scale = 0.125F;

@@ -68,6 +68,8 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
     check_that(s.format != nullptr, kOp, scope_name(i, "format"), std::string("none"), "a row format");
     check_that(s.format->dim == p.dim, kOp, scope_name(i, "format"),
                std::string(s.format->name) + " rows of " + std::to_string(s.format->dim) + " numbers", "rows of " + std::to_string(p.dim));
+    check_that(s.format->inline_scale_bytes == 0, kOp, scope_name(i, "format"),
+               std::string(s.format->name) + " rows, whose scales are inside the row", "rows whose scales lie behind the block's numbers");
     check_that(s.block_size >= 1, kOp, scope_name(i, "block_size"), s.block_size, "1 or more");
     check_that(s.width >= 0, kOp, scope_name(i, "width"), s.width, "0 or more");
   }

@@ -33,7 +33,7 @@ struct RowFormat {
   int dim = 0;                         ///< numbers in a row: nope dims first, rope dims last
   int nope_dim = 0;                    ///< dims stored as `nope`; the other dim - nope_dim are stored as `rope`
   Element nope = Element::kF32;        ///< element of the nope dims
-  Element rope = Element::kF32;        ///< a layer's rope table
+  Element rope = Element::kF32;        ///< element of the rope dims
   ScaleKind scale = ScaleKind::kNone;  ///< how numbers are scaled
   int group = 0;                       ///< dims a scale covers
   int data_bytes = 0;                  ///< bytes of a row's numbers

@@ -59,6 +59,29 @@ std::vector<PrefillChunk> plan_prefill_chunks(std::span<const std::int32_t> seq_
 /// Rows of a score matrix that fit `budget_bytes` at `width` fp32 columns, at least 1 (spec 4.8).
 std::int64_t score_rows(std::int64_t width, std::int64_t budget_bytes);
 
+/// Queries [query_begin, query_end) of a batch's prefill tokens whose scores are computed at once, over the entries of requests [begin, end) (spec 4.8).
+struct LogitChunk {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t query_begin = 0;
+  std::int64_t query_end = 0;
+  std::int64_t entries = 0;  ///< columns: entries of its requests together, and rows of the buffer that their keys are gathered into
+  bool gather = true;        ///< false: the keys of the chunk before, a piece of the same request, are still there
+  friend bool operator==(const LogitChunk&, const LogitChunk&) = default;
+};
+
+/// What bounds a chunk.
+struct LogitLimits {
+  std::int64_t key_rows = 0;                                  ///< rows that the buffer of gathered keys really has
+  std::int64_t logit_bytes = std::int64_t{512} * 1024 * 1024;  ///< of the fp32 score matrix
+};
+
+/// Greedy chunks over prefills, in order: as many requests as fit both limits. A request whose scores alone exceed logit_bytes is cut along its queries,
+/// one query at least; the later pieces do not gather again. Requests without an entry or a query make no chunk of their own.
+/// @throws InvalidArgument when the lists differ in length, a query is longer than its sequence, or a request has more entries than key_rows.
+std::vector<LogitChunk> plan_logit_chunks(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> query_lens, std::int64_t ratio,
+                                          const LogitLimits& limits);
+
 /// Entries of a sequence of `length` that rank `rank` of `ranks` owns when they are dealt in runs of `interleave` (spec 9).
 /// @throws InvalidArgument for a rank outside the ranks or sizes below 1.
 std::int64_t local_length(std::int64_t length, std::int64_t rank, std::int64_t ranks, std::int64_t interleave);

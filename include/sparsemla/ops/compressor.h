@@ -53,7 +53,7 @@ struct CompressStore {
     std::int64_t tokens = 0;                         ///< T
     int ratio = 4;                                   ///< r: tokens of an entry
     int dim = 512;                                   ///< numbers of a row
-    int rope_dim = 64;                               ///< the last dims
+    int rope_dim = 64;                               ///< dims that are rotated, the last
     const RowFormat* format = nullptr;               ///< rows of the entry cache
     bool hadamard = false;                           ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
     float eps = 1e-6F;                               ///< RMSNorm's epsilon

@@ -25,7 +25,7 @@ struct IndexerQ {
     std::int64_t tokens = 0;            ///< T
     std::int64_t heads = 64;            ///< H
     int dim = 128;                      ///< numbers of a row
-    int rope_dim = 64;                  ///< the last dims
+    int rope_dim = 64;                  ///< dims that are rotated, the last
     DType in = DType::kBF16;            ///< of q and weights: BF16 or F32
     const RowFormat* format = nullptr;  ///< how rows are stored
     bool hadamard = false;              ///< Walsh-Hadamard transform after RoPE

@@ -46,7 +46,7 @@ struct QNormRopeInsert {
     std::int64_t heads = 0;              ///< H, 0 when there is no q
     std::int64_t out_heads = 0;          ///< Hp >= H: heads H..Hp-1 of q_out are written as +0
     int dim = 512;                       ///< numbers of a row
-    int rope_dim = 64;                   ///< the last dims
+    int rope_dim = 64;                   ///< dims that are rotated, the last
     DType in = DType::kBF16;             ///< of q and kv: BF16 or F32
     DType q_out = DType::kBF16;          ///< BF16, F32 or E4M3
     const RowFormat* format = nullptr;   ///< rows of the cache; null when nothing is inserted
@@ -75,7 +75,7 @@ struct InverseRope {
     std::int64_t tokens = 0;   ///< T
     std::int64_t heads = 0;    ///< H
     int dim = 512;             ///< numbers of a row
-    int rope_dim = 64;         ///< the last dims
+    int rope_dim = 64;         ///< dims that are rotated, the last
     DType in = DType::kBF16;   ///< BF16 or F32
     DType out = DType::kBF16;  ///< BF16 or F32
   };
@@ -108,7 +108,7 @@ struct InverseRopeQuant {
     std::int64_t heads = 0;                 ///< H
     std::int64_t groups = 1;                ///< G, divides H
     int dim = 512;                          ///< numbers of a row
-    int rope_dim = 64;                      ///< the last dims
+    int rope_dim = 64;                      ///< dims that are rotated, the last
     DType in = DType::kBF16;                ///< BF16 or F32
     OutputScale scale = OutputScale::kF32;  ///< how scales are stored
   };

@@ -43,7 +43,7 @@ endif()
 # One set of objects, two libraries: sparsemla (static; the program and the tests link it, for they know the library from within) and sparsemla_shared,
 # which shows what public headers declare and nothing else. sparsemla::sparsemla, for users of the tree, is the shared one with BUILD_SHARED_LIBS.
 add_library(smla_objects OBJECT ${SMLA_SOURCES} ${SMLA_C_SOURCES} ${SMLA_CUDA_SOURCES})
-set_target_properties(smla_objects PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+set_target_properties(smla_objects PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_include_directories(smla_objects PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/bindings)
 target_link_libraries(smla_objects PRIVATE smla_flags OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)
 set_source_files_properties(${PROJECT_SOURCE_DIR}/bindings/c/version.cpp PROPERTIES COMPILE_DEFINITIONS
@@ -54,6 +54,7 @@ endif()
 
 function(smla_add_library target kind)
   add_library(${target} ${kind} $<TARGET_OBJECTS:smla_objects>)
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:smla_flags> OpenMP::OpenMP_CXX)

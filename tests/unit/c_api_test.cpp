@@ -1,0 +1,210 @@
+// A layer through the C interface gives the bits that the same layer gives through C++, for every kind, with weights by name and from a checkpoint.
+#include "sparsemla/c_api.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <filesystem>
+
+#include "checkpoint/writer.h"
+#include "core/host_tensor.h"
+#include "engine/synthetic.h"
+#include "layer/weight_names.h"
+#include "sparsemla/layer.h"
+
+namespace smla {
+namespace {
+
+constexpr std::int64_t kPositions = 320;
+
+smla_tensor describe_for_c(const ConstTensorView& view) {
+  smla_tensor t{};
+  t.struct_size = sizeof t;
+  t.data = const_cast<void*>(view.data);
+  t.dtype = std::array{SMLA_F32, SMLA_F64, SMLA_BF16, SMLA_E4M3, SMLA_U8, SMLA_I32, SMLA_I64, SMLA_BOOL}[static_cast<std::size_t>(view.dtype)];
+  t.rank = view.rank;
+  std::ranges::copy(view.shape, t.shape);
+  std::ranges::copy(view.stride, t.strides);
+  return t;
+}
+
+/// One step's batch of one request, over a pool of its own.
+struct Sequence {
+  explicit Sequence(const KvLayout& layout) : pool(layout, 128), blocks(layout) {}
+
+  StepBatch next(std::int64_t n) {
+    EXPECT_TRUE(blocks.reserve(pool, length, length + n));
+    loc = {0, static_cast<std::int32_t>(n)};
+    length += n;
+    seq = {static_cast<std::int32_t>(length)};
+    positions.clear();
+    for (std::int64_t p = length - n; p < length; ++p) positions.push_back(p);
+    StepBatch batch{.query_start_loc = view_of(std::as_const(loc).data(), {2}),
+                    .seq_lens = view_of(std::as_const(seq).data(), {1}),
+                    .positions = view_of(std::as_const(positions).data(), {n}),
+                    .block_tables = {},
+                    .max_seq_len = length};
+    for (std::size_t g = 0; g < pool.layout().groups.size(); ++g) {
+      const auto table = blocks.table(static_cast<int>(g));
+      batch.block_tables.push_back(view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}));
+    }
+    return batch;
+  }
+
+  KvPool pool;
+  RequestBlocks blocks;
+  std::int64_t length = 0;
+  std::vector<std::int32_t> loc, seq;
+  std::vector<std::int64_t> positions;
+};
+
+HostTensor hidden_states(const LayerConfig& config, std::int64_t begin, std::int64_t n) {
+  HostTensor hidden(DType::kBF16, {n, config.hidden_size});
+  for (std::int64_t i = 0; i < n; ++i) synthetic_hidden(3, 0, 0, begin + i, hidden.view().slice(0, i, i + 1));
+  return hidden;
+}
+
+std::string through_cpp(const AttentionLayer& layer, Sequence& sequence, std::int64_t n) {
+  const HostTensor hidden = hidden_states(layer.config(), sequence.length, n);
+  HostTensor output(DType::kBF16, {n, layer.config().hidden_size});
+  StepMetadata metadata(sequence.pool.layout(), {&layer.config(), 1});
+  metadata.build(sequence.next(n));
+  const LayerCaches caches = caches_of(sequence.pool, 0);
+  const LayerPlan plan = layer.plan(metadata.shape(), caches);
+  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  layer.forward(plan, metadata.layer(0), caches, hidden.view(), output.view(), {.data = workspace.data(), .bytes = workspace.bytes()});
+  return {static_cast<const char*>(output.data()), output.bytes()};
+}
+
+std::string through_c(const smla_layer* layer, const LayerConfig& config, Sequence& sequence, std::int64_t n) {
+  const HostTensor hidden = hidden_states(config, sequence.length, n);
+  HostTensor output(DType::kBF16, {n, config.hidden_size});
+  const StepBatch batch = sequence.next(n);
+  const smla_tensor loc = describe_for_c(batch.query_start_loc);
+  const smla_tensor seq = describe_for_c(batch.seq_lens);
+  const smla_tensor positions = describe_for_c(batch.positions);
+  std::vector<smla_tensor> tables;
+  for (const ConstTensorView& table : batch.block_tables) tables.push_back(describe_for_c(table));
+  std::vector<const smla_tensor*> table_pointers;
+  for (const smla_tensor& table : tables) table_pointers.push_back(&table);
+  smla_step_batch c_batch{};
+  c_batch.struct_size = sizeof c_batch;
+  c_batch.query_start_loc = &loc;
+  c_batch.seq_lens = &seq;
+  c_batch.positions = &positions;
+  c_batch.block_tables = table_pointers.data();
+  c_batch.num_block_tables = static_cast<std::int32_t>(tables.size());
+  smla_step* step = nullptr;
+  EXPECT_EQ(smla_step_create(layer, &step), SMLA_OK) << smla_last_error();
+  EXPECT_EQ(smla_step_build(step, &c_batch), SMLA_OK) << smla_last_error();
+
+  std::array<smla_cache, SMLA_NUM_CACHES> memory{};
+  smla_layer_caches caches{};
+  caches.struct_size = sizeof caches;
+  for (int role = 0; role < SMLA_NUM_CACHES; ++role) {
+    smla_cache_need need{};
+    need.struct_size = sizeof need;
+    EXPECT_EQ(smla_layer_cache_need(layer, role, &need), SMLA_OK) << smla_last_error();
+    if (need.present == 0) continue;
+    const PagedCache cache = sequence.pool.cache(0, static_cast<CacheRole>(role));
+    memory[role] = {.struct_size = sizeof(smla_cache),
+                    .format = need.format,
+                    .base = cache.base,
+                    .num_blocks = cache.num_blocks,
+                    .block_size = need.block_size,
+                    .block_stride_bytes = cache.block_stride_bytes,
+                    .kv_scale = 0,
+                    .reserved = 0};
+    caches.cache[role] = &memory[role];
+  }
+  std::size_t bytes = 0;
+  EXPECT_EQ(smla_layer_workspace(layer, n, 1, sequence.length, &bytes), SMLA_OK) << smla_last_error();
+  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(bytes)});
+  const smla_tensor in = describe_for_c(hidden.view());
+  const smla_tensor out = describe_for_c(output.view());
+  EXPECT_EQ(smla_layer_forward(layer, step, &caches, &in, &out, workspace.data(), bytes), SMLA_OK) << smla_last_error();
+  smla_step_destroy(step);
+  return {static_cast<const char*>(output.data()), output.bytes()};
+}
+
+/// A prompt, then two single tokens; the second of them closes a group of either ratio.
+void expect_same(const AttentionLayer& layer, const smla_layer* c_layer) {
+  const KvLayout layout = make_kv_layout({&layer.config(), 1}, layer.options().caches);
+  Sequence ours(layout);
+  Sequence theirs(layout);
+  for (const std::int64_t n : {254, 1, 1, 60}) {
+    const std::string expected = through_cpp(layer, ours, n);
+    EXPECT_EQ(through_c(c_layer, layer.config(), theirs, n), expected) << "ending at position " << ours.length;
+    EXPECT_NE(expected, std::string(expected.size(), '\0'));
+  }
+}
+
+HostTensor rope_of(const LayerConfig& config) {
+  HostTensor rope(DType::kF32, {kPositions, config.rope_head_dim});
+  std::ranges::copy(rope_table(config.rope, kPositions), rope.as<float>());
+  return rope;
+}
+
+smla_layer_options options_for_c() {
+  smla_layer_options options{};
+  options.struct_size = sizeof options;
+  options.max_position = kPositions;
+  return options;
+}
+
+/// Layers of the tiny preset: one of each kind.
+class CApi : public testing::TestWithParam<std::int64_t> {};
+
+TEST_P(CApi, ALayerWithWeightsByName) {
+  const LayerConfig config = model_preset("tiny").layer(GetParam());
+  OwnedLayerWeights weights = random_weights(config, 11);
+  std::vector<std::string> names;
+  std::vector<smla_tensor> tensors;
+  visit_weights(config, weights.views, [&](std::string_view name, ConstTensorView& view) {
+    names.emplace_back(name);
+    tensors.push_back(describe_for_c(view));
+  });
+  std::vector<const char*> name_pointers;
+  std::vector<const smla_tensor*> pointers;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    name_pointers.push_back(names[i].c_str());
+    pointers.push_back(&tensors[i]);
+  }
+  smla_layer_config c_config{};
+  c_config.struct_size = sizeof c_config;
+  ASSERT_EQ(smla_model_layer_config("tiny", GetParam(), &c_config), SMLA_OK) << smla_last_error();
+  const smla_layer_options options = options_for_c();
+  smla_layer* c_layer = nullptr;
+  ASSERT_EQ(smla_layer_create(&c_config, &options, name_pointers.data(), pointers.data(), static_cast<std::int64_t>(names.size()), &c_layer), SMLA_OK)
+      << smla_last_error();
+  EXPECT_EQ(smla_layer_num_groups(c_layer), config.has_compressor() ? 3 : 1);
+  const HostTensor rope = rope_of(config);
+  expect_same(AttentionLayer(config, weights.views, {}, rope.view()), c_layer);
+  smla_layer_destroy(c_layer);
+}
+
+TEST_P(CApi, ALayerOfACheckpoint) {
+  const std::string folder = testing::TempDir() + "smla_c_api_checkpoint_" + std::to_string(GetParam());
+  std::filesystem::create_directories(folder);
+  const ModelConfig model = model_preset("tiny");
+  const LayerConfig config = model.layer(GetParam());
+  OwnedLayerWeights weights = random_weights(config, 12);
+  CheckpointWriter writer;
+  visit_weights(config, weights.views, [&](std::string_view name, ConstTensorView& view) {
+    writer.add("layers." + std::to_string(GetParam()) + ".attn." + std::string(name), view);
+  });
+  writer.write(folder, model, 1);
+  const smla_layer_options options = options_for_c();
+  smla_layer* c_layer = nullptr;
+  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), GetParam(), &options, 0, 1, &c_layer), SMLA_OK) << smla_last_error();
+  const HostTensor rope = rope_of(config);
+  expect_same(AttentionLayer(config, weights.views, {}, rope.view()), c_layer);
+  smla_layer_destroy(c_layer);
+  std::filesystem::remove_all(folder);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CApi, testing::Values(0, 1, 2));
+
+}  // namespace
+}  // namespace smla

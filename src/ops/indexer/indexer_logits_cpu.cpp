@@ -26,7 +26,8 @@ struct Ragged {
   const std::int32_t* ends;
 };
 
-constexpr std::int64_t kChunkKeys = 2048;                    // keys of a work item
+constexpr std::int64_t kChunkKeys = 2048;                    // most keys of a work item
+constexpr std::int64_t kLeastKeys = 256;                     // fewest, where a short context is cut finer to keep the threads busy
 constexpr std::int64_t kGroupBytes = std::int64_t{1} << 18;  // floats of q that a work item keeps: they should stay in the second-level cache
 constexpr int kLane = 16;                                    // bytes and keys of a transposed square
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -267,12 +268,20 @@ void score_ragged(const Problem& problem, const Args& args, const Ragged& ragged
   }
 }
 
+/// Keys of a work item, whole tiles: two items a thread where the context is long enough.
+std::int64_t keys_of_item(std::int64_t width, std::int64_t groups, int threads) {
+  const std::int64_t pieces = groups == 0 ? 1 : (2 * static_cast<std::int64_t>(threads) + groups - 1) / groups;
+  const std::int64_t tiles = (width + pieces * kTileKeys - 1) / (pieces * kTileKeys);
+  return std::clamp(tiles * kTileKeys, kLeastKeys, kChunkKeys);
+}
+
 /// Work items are groups of rows times chunks of columns. Every logit is a sum of its own in a fixed order, so neither the cut nor the threads show.
 void run_kernel(const Problem& problem, const Args& args, const Ragged* ragged, const RunContext& context, const LogitsKernel& kernel) {
   const std::int32_t* row_to_req = static_cast<const std::int32_t*>(args.row_to_req.data);
   const std::int64_t group = rows_of_group(problem);
   const std::int64_t groups = (problem.rows + group - 1) / group;
-  const std::int64_t chunks = (problem.width + kChunkKeys - 1) / kChunkKeys;
+  const std::int64_t chunk = keys_of_item(problem.width, groups, context.threads);
+  const std::int64_t chunks = (problem.width + chunk - 1) / chunk;
   Scratch measure{};
   const std::size_t scratch_bytes = lay_out(problem, nullptr, measure);
   char* memory = static_cast<char*>(context.workspace.data);
@@ -285,8 +294,8 @@ void run_kernel(const Problem& problem, const Args& args, const Ragged* ragged, 
     std::memset(scratch.zeros, 0, static_cast<std::size_t>(problem.format->row_bytes()));
 #pragma omp for schedule(dynamic)
     for (std::int64_t item = 0; item < groups * chunks; ++item) {
-      const std::int64_t from = item % chunks * kChunkKeys;
-      const std::int64_t to = std::min(from + kChunkKeys, problem.width);
+      const std::int64_t from = item % chunks * chunk;
+      const std::int64_t to = std::min(from + chunk, problem.width);
       const std::int64_t last = std::min((item / chunks + 1) * group, problem.rows);
       if (ragged != nullptr) {
         score_ragged(problem, args, *ragged, kernel, scratch, item / chunks * group, last, from, to);

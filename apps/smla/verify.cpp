@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "sparsemla/device.h"
 #include "sparsemla/error.h"
+#include "sparsemla/ops/validate.h"
 
 namespace smla {
 
@@ -22,6 +23,7 @@ struct VerifyOptions {
   std::string device = "cpu";
   std::string dump;
   int threads = 0;
+  bool validate = false;
 };
 
 std::string place(const std::vector<std::int64_t>& where) { return where.empty() ? "-" : fmt::format("[{}]", fmt::join(where, ", ")); }
@@ -66,6 +68,7 @@ int verify(const VerifyOptions& options) {
   }
   const ReplayOptions replay_options{
       .plan = {.device = device_from_name(options.device), .implementation = options.implementation, .threads = options.threads}};
+  if (options.validate) validate_calls(true);
   int code = kExitPass;
   for (const std::string& path : options.files) {
     // One bad file does not hide the others.
@@ -94,6 +97,7 @@ void add_verify_command(CLI::App& app, int& exit_code) {
   command->add_option("--device", options->device, "Where to run: cpu or cuda")->capture_default_str();
   command->add_option("--threads", options->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
   command->add_option("--dump", options->dump, "Write the case with the results that came out: a file, or an existing folder");
+  command->add_flag("--validate", options->validate, "First check the indices, lengths, slots and block tables that each op is given");
   std::string ops;
   for (const ReplayEntry& entry : replay_table()) ops += (ops.empty() ? "" : ", ") + std::string(entry.op);
   command->footer("Prints one line a result: verdict, file, result, worst element and where, relative l2 error, [implementation].\nKnown ops: " +

@@ -27,6 +27,7 @@ PUBLIC = {
     "op.h": "ops",
     "front_end.h": "layer",
     "step_metadata.h": "layer",
+    "validate.h": "layer",
     "layer.h": "layer",
     "weights.h": "layer",
     "engine.h": "engine",

@@ -69,8 +69,8 @@ struct LayerOptions {
   float q_scale = 1.0F;                      ///< of E4M3 queries: number = e4m3 * q_scale
   ClampRule clamp = ClampRule::kAmax;        ///< the quantiser's floor
   FrontEnd front_end = FrontEnd::kFlashMla;  ///< how index lists are prepared
-  /// flashmla: copy each prefill chunk's rows into a bf16 workspace and attend to that, as upstream does (spec 7.2, 7.4, 8.5). Off: prefills read the
-  /// caches themselves. Not with float32 caches, which bf16 rows could not hold.
+  /// flashmla over fp8_ds_mla rows: copy each prefill chunk's rows into a bf16 workspace, which holds them exactly, and attend to that, as upstream
+  /// does (spec 7.2, 7.4, 8.5). Off, and for rows of another format: prefills read the caches themselves.
   bool gather_prefill = false;
   /// Upstream's limits of the front-end, with its texts (spec 8): heads, widths, blocks, dtypes. Heads are padded as upstream pads them.
   bool strict = false;

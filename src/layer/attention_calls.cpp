@@ -27,7 +27,7 @@ class CallPlanner {
 
   AttentionCalls plan() {
     const LayerOptions& options = choose_.options();
-    const bool gather = calls_.front_end == FrontEnd::kFlashMla && options.gather_prefill && options.precision == Precision::kBF16;
+    const bool gather = calls_.front_end == FrontEnd::kFlashMla && options.gather_prefill && caches_.window.format->scale == ScaleKind::kUe8m0;
     if (calls_.front_end == FrontEnd::kFlashInfer) {
       plan_mixed();
     } else if (config_.has_indexer()) {

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <map>
+#include <tuple>
+
 #include "sparsemla/run_check.h"
 
 namespace smla {
@@ -66,6 +70,109 @@ TEST(Engine, NamesWhatIsImpossible) {
   options = tiny_options();
   options.max_model_len = std::int64_t{1} << 40;
   EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("max_model_len"));
+}
+
+/// Keeps every C4A layer's chosen entries by (layer, request, position).
+class TopkRows : public EngineObserver {
+ public:
+  void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView&, const ConstTensorView&,
+                const ConstTensorView& topk) override {
+    if (topk.absent()) return;
+    for (std::size_t t = 0; t < rows.size(); ++t) {
+      const auto* row = topk.as<std::int32_t>() + static_cast<std::int64_t>(t) * topk.stride[0];
+      by_row[{layer, rows[t].request, rows[t].position}].assign(row, row + topk.size(1));
+    }
+  }
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::int32_t>> by_row;
+};
+
+TEST(Engine, IndexCacheReusesTheChoosersTopk) {
+  EngineOptions options = tiny_options();
+  options.layers = {1, 2, 3};  // C4A, C128A, C4A
+  std::map<std::int64_t, bool> same;
+  for (const std::int64_t freq : {1, 2}) {
+    options.model.index_topk_freq = freq;
+    TopkRows rows;
+    const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 300, .output_tokens = 3}};
+    Engine engine(options, &rows);
+    engine.submit(specs[0]);
+    while (engine.step([] { return 0.0; })) {
+    }
+    EXPECT_EQ(engine.results()[0].state, RequestResult::State::kFinished);
+    same[freq] = true;
+    for (const auto& [key, chosen] : rows.by_row) {
+      if (std::get<0>(key) == 0) same[freq] = same[freq] && rows.by_row.at({2, std::get<1>(key), std::get<2>(key)}) == chosen;
+    }
+    EXPECT_EQ(engine.pool().layout().find(2, CacheRole::kIndex) == nullptr, freq == 2) << "a layer that reuses keeps no index rows";
+  }
+  EXPECT_FALSE(same[1]);
+  EXPECT_TRUE(same[2]);
+  options.layers = {3, 2};
+  EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("got layer 3, which reuses an earlier layer's top-k"));
+}
+
+TEST(Engine, StrictRefusesALayerTwice) {
+  EngineOptions options = tiny_options();
+  options.layers = {0, 1, 1};
+  Engine engine(options);
+  options.layer.strict = true;
+  EXPECT_EQ(error_of([&] { Engine e(options); }), "Duplicate layer name: layers.1.attn");
+}
+
+TEST(Engine, EveryWayOfComputingGivesSoundOutputs) {
+  struct Way {
+    std::string name;
+    std::function<void(EngineOptions&)> set;
+  };
+  const std::vector<Way> ways{{"flashinfer", [](EngineOptions& o) { o.layer.front_end = FrontEnd::kFlashInfer; }},
+                              {"sm120", [](EngineOptions& o) { o.layer.front_end = FrontEnd::kSm120; }},
+                              {"gathered", [](EngineOptions& o) { o.layer.gather_prefill = true; }},
+                              {"fp8 output", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kF32; }},
+                              {"fp8 output, ue8m0", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kUe8m0x4; }},
+                              {"hadamard", [](EngineOptions& o) { o.model.hadamard = true; }},
+                              {"mxfp4 index, hadamard",
+                               [](EngineOptions& o) {
+                                 o.model.hadamard = true;
+                                 o.layer.caches.index = &index_mxfp4_rows();
+                               }},
+                              {"mxfp4 index", [](EngineOptions& o) { o.layer.caches.index = &index_mxfp4_rows(); }},
+                              {"index cache", [](EngineOptions& o) { o.model.index_topk_freq = 2; }},
+                              {"padded heads", [](EngineOptions& o) { o.layer.padded_heads = 16; }},
+                              {"strict flashinfer",
+                               [](EngineOptions& o) {
+                                 o.layer.front_end = FrontEnd::kFlashInfer;
+                                 o.layer.caches.rows = &bf16_rows();
+                                 o.layer.strict = true;
+                               }},
+                              {"speculation", [](EngineOptions& o) { o.speculative = 3; }},
+                              {"adaptive speculation", [](EngineOptions& o) {
+                                 o.speculative = 5;
+                                 o.adaptive_speculation = true;
+                               }}};
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 190, .output_tokens = 20}, {.id = 1, .prompt_tokens = 140, .output_tokens = 30}};
+  std::uint64_t plain_digest = 0;
+  for (std::size_t i = 0; i <= ways.size(); ++i) {
+    EngineOptions options = tiny_options();
+    options.layers = {0, 1, 2, 3};
+    options.num_blocks = 900;
+    if (i > 0) ways[i - 1].set(options);
+    const std::string name = i > 0 ? ways[i - 1].name : "plain";
+    RunCheck check(specs, options, 12);
+    Engine engine(options, &check);
+    for (const RequestSpec& spec : specs) engine.submit(spec);
+    while (engine.step([] { return 0.0; })) {
+    }
+    const CheckReport report = check.finish(engine);
+    EXPECT_TRUE(report.passed) << name << ": l2 " << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of " << report.bound;
+    for (const CheckedSample& s : report.samples) EXPECT_TRUE(s.topk_ok) << name << ": " << s.topk_text;
+    const std::uint64_t digest = engine.results()[0].digest;
+    if (i == 0) plain_digest = digest;
+    if (name.find("speculation") != std::string::npos) {
+      EXPECT_GT(engine.totals().rejected_drafts, 0) << name;
+    } else if (name.find("fp8") != std::string::npos || name.find("index") != std::string::npos) {
+      EXPECT_NE(digest, plain_digest) << name << " changed nothing";
+    }
+  }
 }
 
 TEST(RunCheck, PassesASoundRunAndFailsAPlantedError) {

@@ -5,11 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <string>
+#include <thread>
 
 #include "sparsemla/error.h"
 
@@ -205,6 +208,32 @@ TEST_F(Safetensors, AFileThatShrinksIsAnIoError) {
   } catch (const IoError& e) {
     EXPECT_THAT(e.what(), AllOf(HasSubstr("tensor a"), HasSubstr("shrank")));
   }
+}
+
+TEST_F(Safetensors, AFileThatShrinksWhileItIsReadIsAnIoError) {
+  const HostTensor a = filled(DType::kF32, {1 << 18});
+  write_safetensors(path_, {}, {{"a", &a}});
+  const off_t whole = static_cast<off_t>(std::filesystem::file_size(path_));
+  const SafetensorsFile file(path_);
+  std::atomic<bool> done{false};
+  std::thread other([&] {  // cuts the file and makes it long again, all the time
+    while (!done) {
+      ASSERT_EQ(::truncate(path_.c_str(), whole / 3), 0);
+      ASSERT_EQ(::truncate(path_.c_str(), whole), 0);
+    }
+  });
+  int errors = 0;
+  for (int i = 0; i < 20000 && errors < 3; ++i) {
+    try {
+      EXPECT_EQ(file.read("a").bytes(), a.bytes());
+    } catch (const IoError& e) {
+      EXPECT_THAT(e.what(), AllOf(HasSubstr("tensor a"), HasSubstr("shrank")));
+      ++errors;
+    }
+  }
+  done = true;
+  other.join();
+  EXPECT_EQ(errors, 3) << "no read met the short file";
 }
 
 TEST(HostTensor, SizesAreChecked) {

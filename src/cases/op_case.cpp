@@ -70,7 +70,9 @@ std::span<const ReplayEntry> table() {
                                      entry<GatherRows>(),
                                      entry<MergePartials>(),
                                      entry<InverseRope>(),
-                                     entry<InverseRopeQuant>()};
+                                     entry<InverseRopeQuant>(),
+                                     entry<PackSequences>(),
+                                     entry<UnpackSequences>()};
   return kTable;
 }
 

@@ -196,7 +196,8 @@ void record_calls(const std::string& folder) {
   recorder().folder = folder;
   observe<Projection, RmsNorm, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits,
           TopK, TokenToReq, SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk,
-          CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention, MergePartials, InverseRope, InverseRopeQuant>(!folder.empty());
+          CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention, MergePartials, InverseRope, InverseRopeQuant, PackSequences,
+          UnpackSequences>(!folder.empty());
 }
 
 void record_calls_from_environment() {

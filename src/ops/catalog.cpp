@@ -9,6 +9,7 @@
 #include "sparsemla/ops/indexer.h"
 #include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/ops/projection.h"
+#include "sparsemla/ops/sequences.h"
 #include "sparsemla/ops/topk.h"
 
 namespace smla {
@@ -122,6 +123,15 @@ Projection::Problem typical<Projection>() {
   return {.m = 64, .n = 1024, .k = 4096};
 }
 
+template <>
+PackSequences::Problem typical<PackSequences>() {
+  return {.requests = 8, .tokens = 20, .max_len = 4, .row = 64 * 128, .dtype = DType::kE4M3};
+}
+template <>
+UnpackSequences::Problem typical<UnpackSequences>() {
+  return typical<PackSequences>();
+}
+
 template <class Op>
 OpInfo info(std::string_view family, std::string_view problem) {
   return {Op::kName, family, problem, [](const PlanOptions& options) { return explain<Op>(typical<Op>(), options); }};
@@ -130,7 +140,7 @@ OpInfo info(std::string_view family, std::string_view problem) {
 }  // namespace
 
 std::span<const OpInfo> op_catalog() {
-  static const std::array<OpInfo, 25> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
+  static const std::array<OpInfo, 27> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
                                            info<RmsNorm>("norm_rope", "64 rows of 1024, bf16"),
                                            info<QNormRopeInsert>("norm_rope", "64 tokens, 64 heads, fp8_ds_mla rows"),
                                            info<InsertRows>("norm_rope", "64 tokens, fp8_ds_mla rows"),
@@ -154,7 +164,9 @@ std::span<const OpInfo> op_catalog() {
                                            info<SparseAttention>("attention", "64 tokens, 64 heads, widths 128 + 512, fp8_ds_mla rows"),
                                            info<MergePartials>("attention", "4 slices, 64 tokens, 64 heads"),
                                            info<InverseRope>("norm_rope", "64 tokens, 64 heads"),
-                                           info<InverseRopeQuant>("norm_rope", "64 tokens, 64 heads, 8 groups")};
+                                           info<InverseRopeQuant>("norm_rope", "64 tokens, 64 heads, 8 groups"),
+                                           info<PackSequences>("sequences", "8 requests, 20 rows to 8 x 4, 64 x 128 e4m3"),
+                                           info<UnpackSequences>("sequences", "8 requests, 8 x 4 rows to 20, 64 x 128 e4m3")};
   return kOps;
 }
 

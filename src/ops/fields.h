@@ -11,6 +11,7 @@
 #include "sparsemla/ops/indexer.h"
 #include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/ops/projection.h"
+#include "sparsemla/ops/sequences.h"
 #include "sparsemla/ops/topk.h"
 
 namespace smla {
@@ -150,6 +151,12 @@ void fields(Projection::Problem& p, auto&& f) {
   SMLA_FIELD(m), SMLA_FIELD(n), SMLA_FIELD(k), SMLA_FIELD(groups), SMLA_FIELD(x), SMLA_FIELD(w), SMLA_FIELD(y), SMLA_FIELD(x_scale);
 }
 void tensors(Projection::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(w), SMLA_OUT(y), SMLA_IN(x_scale); }
+
+void fields(PackSequences::Problem& p, auto&& f) {
+  SMLA_FIELD(requests), SMLA_FIELD(tokens), SMLA_FIELD(max_len), SMLA_FIELD(row), SMLA_FIELD(dtype);
+}
+void tensors(PackSequences::Args& a, auto&& t) { SMLA_IN(rows), SMLA_IN(query_start_loc), SMLA_OUT(packed); }
+void tensors(UnpackSequences::Args& a, auto&& t) { SMLA_IN(packed), SMLA_IN(query_start_loc), SMLA_OUT(rows); }
 
 #undef SMLA_FIELD
 #undef SMLA_IN

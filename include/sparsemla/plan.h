@@ -72,7 +72,7 @@ struct LogitChunk {
 
 /// What bounds a chunk.
 struct LogitLimits {
-  std::int64_t key_rows = 0;                                  ///< rows that the buffer of gathered keys really has
+  std::int64_t key_rows = 0;                                   ///< rows that the buffer of gathered keys really has
   std::int64_t logit_bytes = std::int64_t{512} * 1024 * 1024;  ///< of the fp32 score matrix
 };
 

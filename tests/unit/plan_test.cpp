@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <random>
 #include <vector>
 
 #include "sparsemla/error.h"
@@ -65,6 +67,91 @@ TEST(Plan, WidthsAndBudgets) {
   EXPECT_EQ(score_rows(1024, 1 << 20), 256);
   EXPECT_EQ(score_rows(1 << 30, 1 << 20), 1);
   EXPECT_EQ(score_rows(0, 4096), 1024);
+}
+
+TEST(Plan, LogitChunksByHand) {
+  const auto plan = [](std::vector<std::int32_t> seq, std::vector<std::int32_t> query, const LogitLimits& limits) {
+    return plan_logit_chunks(seq, query, 4, limits);
+  };
+  // 20 + 25 entries fit 50 rows, 30 more do not.
+  EXPECT_EQ(plan({80, 100, 120}, {3, 4, 5}, {.key_rows = 50}),
+            (std::vector<LogitChunk>{{.begin = 0, .end = 2, .query_begin = 0, .query_end = 7, .entries = 45},
+                                     {.begin = 2, .end = 3, .query_begin = 7, .query_end = 12, .entries = 30}}));
+  // 100 entries, room for 250 scores: two queries at a time, gathered once.
+  EXPECT_EQ(plan({8, 400, 8}, {1, 5, 1}, {.key_rows = 1000, .logit_bytes = 1000}),
+            (std::vector<LogitChunk>{{.begin = 0, .end = 1, .query_begin = 0, .query_end = 1, .entries = 2},
+                                     {.begin = 1, .end = 2, .query_begin = 1, .query_end = 3, .entries = 100},
+                                     {.begin = 1, .end = 2, .query_begin = 3, .query_end = 5, .entries = 100, .gather = false},
+                                     {.begin = 1, .end = 2, .query_begin = 5, .query_end = 6, .entries = 100, .gather = false},
+                                     {.begin = 2, .end = 3, .query_begin = 6, .query_end = 7, .entries = 2}}));
+  // One query alone over budget is one chunk; what has no entry has none.
+  EXPECT_EQ(plan({400}, {2}, {.key_rows = 100, .logit_bytes = 4}).size(), 2U);
+  EXPECT_TRUE(plan({3, 2, 0}, {3, 1, 0}, {.key_rows = 0}).empty());
+  EXPECT_TRUE(plan({}, {}, {}).empty());
+  EXPECT_THROW(plan({404}, {1}, {.key_rows = 100}), InvalidArgument);
+  EXPECT_THROW(plan({4}, {5}, {.key_rows = 100}), InvalidArgument);
+  EXPECT_THROW(plan({4}, {-1}, {.key_rows = 100}), InvalidArgument);
+  EXPECT_THROW(plan({4}, {}, {.key_rows = 100}), InvalidArgument);
+}
+
+// A bound of 40 sequences of max_model_len on the packed entries is four times what a buffer of 40 * max_model_len / 4 rows holds.
+TEST(Plan, LogitChunksNeverOverfillTheKeyBuffer) {
+  const std::int64_t max_model_len = 1024;
+  const std::vector<std::int32_t> seq(100, 1024);
+  const std::vector<std::int32_t> query(100, 1);
+  const LogitLimits limits{.key_rows = 40 * max_model_len / 4};
+  const std::vector<LogitChunk> chunks = plan_logit_chunks(seq, query, 4, limits);
+  ASSERT_EQ(chunks.size(), 3U);
+  EXPECT_EQ(chunks[0].end, 40);
+  for (const LogitChunk& c : chunks) EXPECT_LE(c.entries, limits.key_rows);
+}
+
+TEST(Plan, LogitChunksCoverEveryQueryOnceWithinTheLimits) {
+  std::mt19937 random(5);
+  const auto below = [&](int n) { return static_cast<std::int32_t>(random() % static_cast<unsigned>(n)); };
+  for (int run = 0; run < 2000; ++run) {
+    std::vector<std::int32_t> seq;
+    std::vector<std::int32_t> query;
+    for (int i = below(12); i > 0; --i) {
+      seq.push_back(below(4) == 0 ? below(8) : below(900));
+      query.push_back(std::min(seq.back(), below(60)));
+    }
+    const LogitLimits limits{.key_rows = 225 + below(500), .logit_bytes = 4 * below(3000)};
+    std::int64_t next = 0;      // query tokens
+    std::int64_t request = 0;   // of them
+    std::int64_t gathered = 0;  // rows in the buffer
+    for (const LogitChunk& c : plan_logit_chunks(seq, query, 4, limits)) {
+      std::int64_t entries = 0;
+      std::int64_t first = 0;
+      std::int64_t last = 0;
+      for (std::int64_t r = 0; r < c.end; ++r) {
+        if (r < c.begin) first += query[static_cast<std::size_t>(r)];
+        last += query[static_cast<std::size_t>(r)];
+        if (r >= c.begin) entries += seq[static_cast<std::size_t>(r)] / 4;
+      }
+      // What was skipped has no entry or no query.
+      for (std::int64_t r = request; r < c.begin; ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        ASSERT_TRUE(seq[i] / 4 == 0 || query[i] == 0);
+        next += query[i];
+      }
+      request = c.end;
+      if (c.gather) gathered = entries;
+      ASSERT_EQ(c.entries, entries);
+      ASSERT_EQ(c.entries, gathered);
+      ASSERT_GT(c.entries, 0);
+      ASSERT_LE(c.entries, limits.key_rows);
+      ASSERT_EQ(c.query_begin, next);
+      ASSERT_GE(c.query_begin, first);
+      ASSERT_LE(c.query_end, last);
+      ASSERT_GT(c.query_end, c.query_begin);
+      const bool one = c.query_end - c.query_begin == 1 && c.end - c.begin == 1;
+      ASSERT_TRUE(one || (c.query_end - c.query_begin) * c.entries <= limits.logit_bytes / 4);
+      ASSERT_TRUE(c.gather || c.end - c.begin == 1);
+      next = c.query_end;
+    }
+    for (auto i = static_cast<std::size_t>(request); i < seq.size(); ++i) ASSERT_TRUE(seq[i] / 4 == 0 || query[i] == 0);
+  }
 }
 
 }  // namespace

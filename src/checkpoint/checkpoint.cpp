@@ -88,14 +88,11 @@ std::map<std::string, std::string> parse_checkpoint_index(const std::string& whe
   }
 }
 
-bool split_layer_name(std::string_view name, std::int64_t& layer, std::string& rest) {
-  for (const std::string_view prefix : {"model.", "layers."}) {
-    if (name.starts_with(prefix)) {
-      name.remove_prefix(prefix.size());
-    } else if (prefix == "layers.") {
-      return false;
-    }
-  }
+bool split_layer_name(std::string_view name, std::int64_t& layer, std::string& rest, std::string_view stack) {
+  constexpr std::string_view kModel = "model.";
+  if (name.starts_with(kModel)) name.remove_prefix(kModel.size());
+  if (!name.starts_with(stack) || name.size() == stack.size() || name[stack.size()] != '.') return false;
+  name.remove_prefix(stack.size() + 1);
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
   const auto digits = static_cast<std::size_t>(end - name.data());
   if (error != std::errc() || layer < 0 || (digits > 1 && name[0] == '0') || name[0] == '-') return false;
@@ -112,11 +109,13 @@ struct Checkpoint::State {
   std::map<std::string, SafetensorsFile> files;  ///< by file name
   std::map<std::string, StoredTensor> tensors;   ///< by name without "model."
   std::map<std::int64_t, StoredLayer> layers;
+  std::map<std::int64_t, StoredLayer> mtp;  ///< by their own numbers
 
   void open_shards();
   void open_file(const std::string& name, const std::string& file_path);
   void add(const SafetensorsFile& file, const std::string& name);
   const StoredLayer& layer(std::int64_t index) const;
+  const StoredLayer& mtp_layer(std::int64_t index) const;
 };
 
 void Checkpoint::State::open_shards() {
@@ -158,13 +157,27 @@ void Checkpoint::State::add(const SafetensorsFile& file, const std::string& name
   std::int64_t layer = 0;
   std::string rest;
   if (split_layer_name(name, layer, rest)) layers[layer].emplace(rest, stored);
+  if (split_layer_name(name, layer, rest, "mtp")) mtp[layer].emplace(rest, stored);
 }
 
 const StoredLayer& Checkpoint::State::layer(std::int64_t index) const {
   const auto found = layers.find(index);
+  const std::int64_t own = model ? index - model->num_layers : -1;  // its number among the MTP layers
+  if (own >= 0 && mtp.contains(own)) {
+    if (found == layers.end()) return mtp.at(own);
+    throw IoError(path + ": layer " + std::to_string(index) + ": got tensors named layers." + std::to_string(index) + ".attn.* and mtp." +
+                  std::to_string(own) + ".attn.*, expected one of the two");
+  }
   if (found != layers.end()) return found->second;
   throw InvalidArgument(path + ": layer " + std::to_string(index) + ": got no tensor named layers." + std::to_string(index) +
                         ".attn.*, expected its attention weights (the checkpoint has them of " + std::to_string(layers.size()) + " layers)");
+}
+
+const StoredLayer& Checkpoint::State::mtp_layer(std::int64_t index) const {
+  const auto found = mtp.find(index);
+  if (found != mtp.end()) return found->second;
+  throw InvalidArgument(path + ": MTP layer " + std::to_string(index) + ": got no tensor named mtp." + std::to_string(index) +
+                        ".attn.*, expected its attention weights (the checkpoint has them of " + std::to_string(mtp.size()) + " MTP layers)");
 }
 
 Checkpoint::Checkpoint(const std::string& path) : state_(std::make_unique<State>()) {
@@ -217,6 +230,10 @@ LayerTensors Checkpoint::load_layer(std::int64_t index, int tp_rank, int tp_size
 
 LayerTensors Checkpoint::load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size) const {
   return read_layer(state_->path + ": layer " + std::to_string(index), state_->layer(index), layer, tp_rank, tp_size);
+}
+
+LayerTensors Checkpoint::load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size) const {
+  return read_layer(state_->path + ": MTP layer " + std::to_string(index), state_->mtp_layer(index), layer, tp_rank, tp_size);
 }
 
 }  // namespace smla

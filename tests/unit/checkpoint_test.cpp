@@ -481,6 +481,46 @@ TEST_F(CheckpointFiles, LayerNames) {
   }
 }
 
+TEST_F(CheckpointFiles, MtpLayersFollowTheDecoderLayers) {
+  std::int64_t number = -1;
+  std::string rest;
+  EXPECT_TRUE(split_layer_name("model.mtp.2.attn.wq_a.scale", number, rest, "mtp"));
+  EXPECT_EQ(number, 2);
+  EXPECT_EQ(rest, "wq_a.scale");
+  EXPECT_FALSE(split_layer_name("mtp.2.attn.wq_a.scale", number, rest));
+  EXPECT_FALSE(split_layer_name("layers.2.attn.wq_a.scale", number, rest, "mtp"));
+  for (const char* name : {"mtp", "mtp.", "mtp.x.attn.y", "mtpx.0.attn.y", "mtp.0.ffn.y", "mtp.0.e_proj.weight"}) {
+    EXPECT_FALSE(split_layer_name(name, number, rest, "mtp")) << name;
+  }
+
+  const RandomLayer decoder(odd_layer(1), Encoding::kFp8Ue8m0, 3);
+  const RandomLayer draft(odd_layer(1), Encoding::kFp8Ue8m0, 4, "mtp.0.attn.");
+  Items items;
+  for (const RandomLayer* layer : {&decoder, &draft}) {
+    for (const auto& [name, item] : layer->items) items[name] = {item.tensor.clone(), item.dtype};
+  }
+  items["mtp.0.e_proj.weight"] = {HostTensor(DType::kBF16, {2, 2}), ""};
+  write("model.safetensors", items);
+  {
+    const Checkpoint bare(folder_);  // no config.json: the two stacks have numbers of their own
+    expect_meaning(bare.load_layer(0, odd_layer(1)), decoder, "decoder ");
+    expect_meaning(bare.load_mtp_layer(0, odd_layer(1)), draft, "mtp ");
+    EXPECT_THAT(error_of<InvalidArgument>([&] { bare.load_mtp_layer(1, odd_layer(1)); }), HasSubstr("got no tensor named mtp.1.attn.*"));
+    EXPECT_THAT(error_of<InvalidArgument>([&] { bare.load_layer(1, odd_layer(1)); }), HasSubstr("got no tensor named layers.1.attn.*"));
+  }
+  ModelConfig model = model_preset("tiny");
+  model.num_layers = 1;
+  model.num_mtp_layers = 1;
+  model.compress_ratios = {0, 0};
+  text("config.json", model_config_json(model));
+  expect_meaning(Checkpoint(folder_).load_layer(1, odd_layer(1)), draft, "layer 1 ");
+  // Under both names: which one?
+  for (const auto& [name, item] : RandomLayer(odd_layer(1), Encoding::kBF16, 5, "layers.1.attn.").items)
+    items[name] = {item.tensor.clone(), item.dtype};
+  write("model.safetensors", items);
+  EXPECT_THAT(error_of<IoError>([&] { Checkpoint(folder_).load_layer(1, odd_layer(1)); }), HasSubstr("layers.1.attn.* and mtp.0.attn.*"));
+}
+
 TEST(CheckpointWriter, ConfigJsonReadsBack) {
   for (const std::string& name : model_preset_names()) {
     ModelConfig model = model_preset(name);

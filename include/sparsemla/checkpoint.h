@@ -47,14 +47,14 @@ class Checkpoint {
   /// Whether layer `index` brings a q_scale or a KV scale.
   bool has_cache_scales(std::int64_t index) const;
 
-  /// Layer `index` of the checkpoint's own model; the MTP layers follow the decoder layers, under their index or as mtp.<number of its own>. FP8 weights with 128x128 block scales and NVFP4 weights become BF16: the exact product of code and
+  /// Layer `index` of the checkpoint's own model; the MTP layers follow the decoder layers, under their index or as `mtp.N`, N a number of its own. FP8 weights with 128x128 block scales and NVFP4 weights become BF16: the exact product of code and
   /// scales, rounded once to nearest even (exact where the scales are powers of two).
   /// @throws InvalidArgument that lists every missing, unknown and misshaped tensor of the layer, or when there is no config.json; IoError for damaged
   /// contents (a number or scale that is not finite, a file that shrank), naming tensor, row and column.
   LayerTensors load_layer(std::int64_t index, int tp_rank = 0, int tp_size = 1) const;
   /// The same with the numbers of the whole layer given.
   LayerTensors load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1) const;
-  /// The tensors mtp.<index>.attn.*, for a checkpoint without config.json.
+  /// The tensors of `mtp.N.attn`, N = `index`, for a checkpoint without config.json.
   LayerTensors load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1) const;
 
  private:

@@ -61,13 +61,13 @@ std::int64_t score_rows(std::int64_t width, std::int64_t budget_bytes);
 
 /// Queries [query_begin, query_end) of a batch's prefill tokens whose scores are computed at once, over the entries of requests [begin, end) (spec 4.8).
 struct LogitChunk {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t query_begin = 0;
-  std::int64_t query_end = 0;
-  std::int64_t entries = 0;  ///< columns: entries of its requests together, and rows of the buffer that their keys are gathered into
-  bool gather = true;        ///< false: the keys of the chunk before, a piece of the same request, are still there
-  friend bool operator==(const LogitChunk&, const LogitChunk&) = default;
+  std::int64_t begin = 0;        ///< first request
+  std::int64_t end = 0;          ///< one past the last request
+  std::int64_t query_begin = 0;  ///< first query
+  std::int64_t query_end = 0;    ///< one past the last query
+  std::int64_t entries = 0;      ///< columns: entries of its requests together, and rows of the buffer that their keys are gathered into
+  bool gather = true;            ///< false: the keys of the chunk before, a piece of the same request, are still there
+  friend bool operator==(const LogitChunk&, const LogitChunk&) = default;  ///< member by member
 };
 
 /// What bounds a chunk.

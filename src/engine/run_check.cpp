@@ -16,15 +16,24 @@ namespace smla {
 
 namespace {
 
-constexpr double kTopkShare = 0.10;   // of the chosen set that may differ from float64's
-constexpr double kTopkMargin = 0.25;  // standard deviations around the k-th best score
+/// How far a choice may be from float64's.
+struct TopkBound {
+  double share = 0.10;   ///< of the chosen set that may differ
+  double margin = 0.25;  ///< standard deviations around the k-th best score
+};
+
+/// Index rows of 4 bits order close scores by chance.
+TopkBound topk_bound(const LayerOptions& options) {
+  return options.caches.index->nope == Element::kE2M1 ? TopkBound{.share = 0.30, .margin = 0.75} : TopkBound{};
+}
 
 double value_at(const ConstTensorView& v, std::int64_t i) {
   return v.dtype == DType::kBF16 ? static_cast<double>(to_float(v.as<BF16>()[i])) : static_cast<double>(v.as<float>()[i]);
 }
 
 /// Judges the run's choice among the visible scores.
-void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>& scores, std::int64_t k, CheckedSample& sample) {
+void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>& scores, std::int64_t k, const TopkBound& bound,
+                CheckedSample& sample) {
   const std::size_t n = scores.size();
   const std::size_t wanted = std::min(n, static_cast<std::size_t>(k));
   std::vector<bool> in(n, false);
@@ -56,7 +65,7 @@ void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>&
   const double mean = std::accumulate(scores.begin(), scores.end(), 0.0) / static_cast<double>(n);
   double variance = 0;
   for (const double s : scores) variance += (s - mean) * (s - mean);
-  const double margin = kTopkMargin * std::sqrt(variance / static_cast<double>(n));
+  const double margin = bound.margin * std::sqrt(variance / static_cast<double>(n));
   const double boundary = scores[order[wanted - 1]];
   for (std::size_t j = 0; j < n; ++j) {
     if (in[j] ? scores[j] >= boundary - margin : scores[j] <= boundary + margin) continue;
@@ -65,7 +74,7 @@ void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>&
                        ", k-th best " + std::to_string(boundary) + ", margin " + std::to_string(margin);
     return;
   }
-  if (sample.topk_difference > kTopkShare) {
+  if (sample.topk_difference > bound.share) {
     sample.topk_ok = false;
     sample.topk_text = std::to_string(different) + " of " + std::to_string(wanted) + " entries differ from float64's choice";
   }
@@ -163,7 +172,8 @@ CheckReport RunCheck::finish(const Engine& engine, const std::function<void(int)
         reference = std::make_unique<ReferenceLayer>(layer.config(), engine.weights(sample.layer), engine.rope(sample.layer), inputs.view());
       }
       const bool chooses = layer.config().has_indexer();
-      if (layer.config().chooses()) judge_topk(s.topk[i], reference->index_scores(sample.position), layer.config().index_topk, sample);
+      if (layer.config().chooses())
+        judge_topk(s.topk[i], reference->index_scores(sample.position), layer.config().index_topk, topk_bound(layer.options()), sample);
       const std::vector<double> want =
           reference->output(sample.position, chooses ? std::optional<std::span<const std::int32_t>>(s.topk[i]) : std::nullopt);
       double error = 0;

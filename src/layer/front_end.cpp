@@ -57,8 +57,8 @@ void check_strict_dtype(FrontEnd front_end, std::string_view name) {
 }  // namespace
 
 std::string_view name_of(FrontEnd front_end) {
-  constexpr std::array<std::string_view, 3> kOwn{"flashmla", "flashinfer", "sm120"};
-  return kOwn[static_cast<std::size_t>(front_end)];
+  constexpr std::array<std::string_view, 3> kFrontEnds{"flashmla", "flashinfer", "sm120"};
+  return kFrontEnds[static_cast<std::size_t>(front_end)];
 }
 
 std::vector<std::string_view> front_end_names(FrontEnd front_end) {

@@ -64,7 +64,9 @@ TEST(StepMetadata, AdvanceIsAFreshBuildInPlace) {
       EXPECT_EQ(after.window_lens.as<std::int32_t>()[t], want.window_lens.as<std::int32_t>()[t]);
       EXPECT_EQ(after.window_slots.as<std::int64_t>()[t], want.window_slots.as<std::int64_t>()[t]);
       EXPECT_EQ(after.positions.as<std::int64_t>()[t], want.positions.as<std::int64_t>()[t]);
-      if (f == FrontEnd::kFlashInfer) EXPECT_EQ(row(after.mixed_indices, t), row(want.mixed_indices, t));
+      if (f == FrontEnd::kFlashInfer) {
+        EXPECT_EQ(row(after.mixed_indices, t), row(want.mixed_indices, t));
+      }
     }
     EXPECT_EQ(after.window_lens.as<std::int32_t>()[1], 128);
     EXPECT_EQ(after.window_lens.as<std::int32_t>()[2], 0) << "a request that sits out";

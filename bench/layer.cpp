@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <utility>
 
 #include "bench/inputs.h"
 #include "engine/synthetic.h"
-#include "sparsemla/ops/indexer.h"
-#include "sparsemla/ops/projection.h"
 #include "sparsemla/plan.h"
+#include "sparsemla/step_metadata.h"
 
 // One attention layer with random weights, hidden states in, hidden states out, as an engine drives it: plan and step metadata are made once a step
 // for all layers, so they are not part of a layer's time.
@@ -170,6 +170,13 @@ struct PlannedStep {
   std::int64_t tokens = 0;
 };
 
+PlannedStep planned_step(const Bed& bed, std::int64_t before, std::int64_t tokens, std::int64_t max_seq_len) {
+  StepMetadata metadata = bed.step(before, tokens, max_seq_len);
+  LayerPlan plan = bed.layer->plan(metadata.shape(), bed.caches);
+  const std::int64_t rows = metadata.shape().tokens;
+  return {.metadata = std::move(metadata), .plan = std::move(plan), .tokens = rows};
+}
+
 /// Runs `steps` one after the other as one measured call; `together` false: one of them a call, in turn.
 Timing measure_steps(const Options& options, const Bed& bed, const std::vector<PlannedStep>& steps, bool together, StageTimes& stages) {
   std::int64_t most = 0;
@@ -210,9 +217,7 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
           .stages = {}};
   std::vector<PlannedStep> steps;
   for (std::int64_t i = 0; i < kPositions; ++i) {
-    steps.push_back({.metadata = bed.step(context + i, 1, context + kPositions),
-                     .plan = bed.layer->plan(requests, requests, context + kPositions, bed.caches),
-                     .tokens = requests});
+    steps.push_back(planned_step(bed, context + i, 1, context + kPositions));
   }
   add_floor(bed.config, options, bed.weights.views, requests, context, 1, row);
   StageTimes stages;
@@ -237,8 +242,7 @@ Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
   std::vector<PlannedStep> steps;
   for (std::int64_t before = 0; before < length; before += options.chunk) {
     const std::int64_t tokens = std::min(options.chunk, length - before);
-    steps.push_back(
-        {.metadata = bed.step(before, tokens, before + tokens), .plan = bed.layer->plan(tokens, 1, before + tokens, bed.caches), .tokens = tokens});
+    steps.push_back(planned_step(bed, before, tokens, before + tokens));
     add_floor(bed.config, options, bed.weights.views, 1, before, tokens, row);
   }
   StageTimes stages;

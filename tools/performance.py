@@ -160,8 +160,10 @@ def machine_table(results):
             rows.append([name, *(number(peaks[n]) if n in peaks else "-" for n in ("generic", "avx2", "avx512", "avx512_bf16")),
                          number(report["machine"]["read_gbs"]), f"{100 * report['machine']['drift']:.1f} %"])
     first = results.runs["ops"]
-    clock = results.transformers.get("clock", "wall")
-    text = f"CPU: {first['cpu']}, {first['threads']} of {first['cores']} processors. Version {first['version']}, {first['date'][:10]}, {clock} clock.\n\n"
+    text = f"CPU: {first['cpu']}, {first['threads']} of {first['cores']} processors. Version {first['version']}, {first['date'][:10]}, {first['clock']} clock.\n"
+    if first["clock"] == "cpu":
+        text += "Preliminary: the machine was not quiet, so this is processor time, not what a user waits.\n"
+    text += "\n"
     return text + table(["run", "generic", "AVX2", "AVX-512", "bf16 dot products", "reading, GB/s", "before / after"], rows)
 
 

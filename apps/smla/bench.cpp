@@ -83,6 +83,7 @@ BenchReport run_groups(const std::vector<bench::Group>& groups, const bench::Opt
   const double seconds = std::clamp(4 * options.measure.min_seconds, 0.05, kMachineSeconds);
   BenchReport report;
   report.model = options.model.name;
+  report.clock = options.measure.clock == bench::Clock::kCpu ? "cpu" : "wall";
   say("ceilings of this machine");
   report.before = bench::measure_machine(options.threads, seconds, options.measure.clock);
   for (const bench::Group& group : groups) {

@@ -128,6 +128,7 @@ std::string bench_json(const BenchReport& report) {
   out["cpu"] = machine.cpu;
   out["cores"] = machine.cores;
   out["threads"] = machine.threads;
+  out["clock"] = report.clock;
   out["model"] = report.model;
   out["machine"] = machine_json(machine);
   out["machine"]["before"] = machine_json(report.before);

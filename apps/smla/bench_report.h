@@ -10,6 +10,7 @@ namespace smla {
 /// What one `smla bench` measured.
 struct BenchReport {
   std::string model;
+  std::string clock;      ///< "wall" or "cpu"
   bench::Machine before;  ///< ceilings measured before the rows
   bench::Machine after;   ///< and after them; the same object twice where nothing ran in between
   std::vector<bench::Row> rows;

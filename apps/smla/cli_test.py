@@ -218,7 +218,8 @@ def check_bench(folder):
     halves = [json.loads(run("bench", "attention", *small, *quick, "--only", half, "--format", "json", code=0)) for half in ("decode", "prefill")]
     if [[row["name"] for row in half["rows"]] for half in halves] != [["1 tokens", "2 tokens"] * 2, ["5 tokens"] * 2]:
         problems.append("--only was not heeded")
-    run("bench", "machine", *quick, "--clock", "cpu", code=0)
+    if json.loads(run("bench", "machine", *quick, "--clock", "cpu", "--format", "json", code=0))["clock"] != "cpu" or report["clock"] != "wall":
+        problems.append("--clock was not told")
     run("bench", "--help", code=0, out=["machine", "--kind", "attention", "Exit status"])
     run("bench", "weather", code=2, err=["weather", "attention"])
     run("bench", "--model", "v5", code=2, err=["v5", "v4-flash"])

@@ -68,6 +68,16 @@ std::int64_t request_of(const Numbers& token_to_req, const BatchNumbers& batch, 
   return r;
 }
 
+/// Requests of a rectangle of max_len rows each.
+void check_packed(std::string_view op, const PackSequences::Problem& problem, const ConstTensorView& query_start_loc) {
+  const Numbers start(op, "query_start_loc", query_start_loc);
+  check_starts(op, start, problem.requests, problem.tokens);
+  for (std::int64_t r = 0; r < problem.requests; ++r) {
+    if (start(r + 1) - start(r) > problem.max_len)
+      start.bad(r + 1, kNoColumn, "at most max_len " + std::to_string(problem.max_len) + " past row " + std::to_string(r));
+  }
+}
+
 }  // namespace
 
 void validate(const SparseAttention::Problem& problem, const SparseAttention::Args& args) {
@@ -356,6 +366,16 @@ void validate(const RmsNorm::Problem& problem, const RmsNorm::Args& args) { chec
 
 void validate(const Projection::Problem& problem, const Projection::Args& args) { check_shapes<Projection>(problem, args); }
 
+void validate(const PackSequences::Problem& problem, const PackSequences::Args& args) {
+  check_shapes<PackSequences>(problem, args);
+  check_packed(PackSequences::kName, problem, args.query_start_loc);
+}
+
+void validate(const UnpackSequences::Problem& problem, const UnpackSequences::Args& args) {
+  check_shapes<UnpackSequences>(problem, args);
+  check_packed(UnpackSequences::kName, problem, args.query_start_loc);
+}
+
 namespace {
 
 template <class Op>
@@ -374,7 +394,7 @@ void watch(bool on) {
 void validate_calls(bool on) {
   watch<SparseAttention, MergePartials, GatherRows, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, TokenToReq, SlotMapping,
         CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, CombineTopkWindow, MixedSparseIndices, SaveState,
-        CompressStore, QNormRopeInsert, InsertRows, InverseRope, InverseRopeQuant, RmsNorm, Projection>(on);
+        CompressStore, QNormRopeInsert, InsertRows, InverseRope, InverseRopeQuant, RmsNorm, Projection, PackSequences, UnpackSequences>(on);
 }
 
 }  // namespace smla

@@ -229,7 +229,11 @@ def main():
     put("safetensors", "raw", b"R" + len(text).to_bytes(8, "little") + text + POOL[:8])
     line = '{"timestamp": 27, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]}'
     put("trace", "two", (line + "\n\n" + line.replace("27", "1.5e3") + "\r\n").encode())
-    for target in ("index", "topk", "gather", "indexer", "attention"):
+    for kind in range(4):
+        for length in range(4):
+            put("snapshot", f"good_{kind}{length}", bytes([16, kind, length, 0]))
+    put("snapshot", "raw", b"R\0" + bytes(80))
+    for target in ("index", "topk", "gather", "indexer", "attention", "snapshot"):
         for i in range(6):
             put(target, str(i), bytes((j * (17 + 2 * i) + i * 41) % 251 for j in range(120 + 40 * i)))
 

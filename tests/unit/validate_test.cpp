@@ -430,6 +430,25 @@ TEST(Validate, InsertsAndRotations) {
               HasSubstr("indexer_q: positions row 1: got 8"));
 }
 
+TEST(Validate, Sequences) {
+  const auto pack = [](const Ints& start) {
+    const PackSequences::Problem problem{.requests = 2, .tokens = 6, .max_len = 3, .row = 8, .dtype = DType::kU8};
+    const ConstTensorView rows = blank(DType::kU8, {6, 8});
+    const ConstTensorView packed = blank(DType::kU8, {2, 3, 8});
+    const std::string there = error_of([&] {
+      validate(problem, PackSequences::Args{.rows = rows, .query_start_loc = view(start), .packed = blank(DType::kU8, {2, 3, 8})});
+    });
+    const std::string back = error_of([&] {
+      validate(problem, UnpackSequences::Args{.packed = packed, .query_start_loc = view(start), .rows = blank(DType::kU8, {6, 8})});
+    });
+    EXPECT_EQ(there.empty(), back.empty());
+    return there;
+  };
+  EXPECT_EQ(pack({0, 3, 5}), "");
+  EXPECT_EQ(pack({0, 3, 2}), "pack_sequences: query_start_loc row 2: got 2, expected 3..6");
+  EXPECT_THAT(pack({0, 1, 5}), HasSubstr("query_start_loc row 2: got 5, expected at most max_len 3 past row 1"));
+}
+
 /// A step over the caches of a window-only layer: one group of blocks of 64 tokens.
 struct Batch {
   Ints start{0, 2, 3};

@@ -1,5 +1,4 @@
 // A request that is saved, loaded into another pool and continued gives the bits of one that was never interrupted.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -9,9 +8,6 @@
 
 namespace smla::test {
 namespace {
-
-using testing::HasSubstr;
-using testing::ThrowsMessage;
 
 /// A window-only, a C4A and a C128A layer.
 struct Stack {

@@ -28,7 +28,7 @@ HostTensor normal(DType dtype, std::vector<std::int64_t> shape, unsigned seed) {
   return out;
 }
 
-HostTensor upto(std::int64_t count) {
+HostTensor ascending(std::int64_t count) {
   HostTensor out(DType::kI64, {count});
   for (std::int64_t i = 0; i < count; ++i) out.as<std::int64_t>()[i] = i;
   return out;
@@ -46,14 +46,15 @@ struct Pages {
 
 /// The scores of one token over all entries, keys and queries through the compressor and the indexer.
 std::vector<double> scores(const RowFormat& format, bool rotate_keys, bool rotate_queries) {
-  const HostTensor positions = upto(kTokens);
+  const HostTensor positions = ascending(kTokens);
   const HostTensor kv_score = normal(DType::kF32, {kTokens, 512}, 1);
   const HostTensor ape = normal(DType::kF32, {4, 256}, 2);
   HostTensor norm(DType::kF32, {128});
   HostTensor cos_sin(DType::kF32, {kTokens, 64});
   for (std::int64_t i = 0; i < 128; ++i) norm.as<float>()[i] = 1.0F;
   for (std::int64_t i = 0; i < cos_sin.numel(); ++i) {
-    const float angle = 0.1F * static_cast<float>((i / 64) * (i % 32));
+    const std::int64_t turns = i / 64 * (i % 32);
+    const float angle = 0.1F * static_cast<float>(turns);
     cos_sin.as<float>()[i] = i % 64 < 32 ? std::cos(angle) : std::sin(angle);
   }
   std::vector<std::int32_t> table(kTokens / kBlock);
@@ -82,7 +83,7 @@ std::vector<double> scores(const RowFormat& format, bool rotate_keys, bool rotat
   const DType in = floats ? DType::kF32 : DType::kBF16;
   const HostTensor q = normal(in, {1, kHeads, 128}, 3);
   const HostTensor weights = normal(in, {1, kHeads}, 4);
-  const HostTensor position = upto(1);
+  const HostTensor position = ascending(1);
   HostTensor q_out(floats ? DType::kF32 : fp4 ? DType::kU8 : DType::kE4M3, {1, kHeads, fp4 ? 64 : 128});
   HostTensor q_scale(DType::kU8, {1, kHeads, 4});
   HostTensor w_out(DType::kF32, {1, kHeads});

@@ -17,7 +17,6 @@
 namespace smla {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 

@@ -55,7 +55,7 @@ TEST(Threads, PlansAreMadeAndTableReadEverywhere) {
 }
 
 TEST(Threads, OnePlanRunsOnManyThreads) {
-  const cases::TopkCase c{.rows = 20, .width = 700, .k = 64, .padding = 3};
+  const cases::TopkCase c{.rows = 60, .width = 2000, .k = 64, .padding = 3};  // enough that the op takes threads of its own
   const cases::TopkInputs inputs(c);
   const Plan<TopK> plan(c.problem(), {.threads = inner_threads()});
   std::vector<std::vector<std::int32_t>> results(4, std::vector<std::int32_t>(static_cast<std::size_t>(c.rows * c.k)));

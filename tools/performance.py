@@ -48,6 +48,8 @@ def hugging_face_python(out):
     say(f"installing torch and transformers in {out / 'venv'}")
     cpu_index = ["--index-url", "https://download.pytorch.org/whl/cpu"]
     subprocess.run([sys.executable, "-m", "venv", str(out / "venv")], capture_output=True, check=False)
+    if not python.exists():
+        return None, "python3 -m venv failed (Debian: python3-venv)"
     for command in ([*cpu_index, "torch"], ["torch", "transformers", "numpy"]):
         done = subprocess.run([str(python), "-m", "pip", "install", "-q", *command], capture_output=True, text=True, check=False)
     if done.returncode == 0 and subprocess.run(ready, capture_output=True, check=False).returncode == 0:

@@ -24,10 +24,12 @@ struct smla_layer {
 
 /// The metadata of one step, for layers whose caches look like those of the layer it was made for.
 struct smla_step {
-  smla_step(const smla::KvLayout& layout_in, const smla::LayerConfig& config_in) : layout(layout_in), config(config_in) {}
+  smla_step(const smla::KvLayout& layout_in, const smla::LayerConfig& config_in, smla::FrontEnd front_end_in)
+      : layout(layout_in), config(config_in), front_end(front_end_in) {}
 
   smla::KvLayout layout;
   smla::LayerConfig config;
+  smla::FrontEnd front_end;
   std::vector<smla::HostTensor> block_tables;  ///< copies: the metadata looks into them
   std::optional<smla::StepMetadata> metadata;  ///< nothing before the first good build
 };

@@ -19,6 +19,14 @@ DType read_option_dtype(std::string_view name, smla_dtype given, DType other) {
   throw InvalidArgument(std::string(name) + ": got " + std::string(name_of(dtype)) + ", expected BF16 or " + std::string(name_of(other)));
 }
 
+std::optional<OutputScale> read_output_rows(const char* given) {
+  const std::string_view name = given == nullptr ? "bf16" : given;
+  if (name == "bf16") return std::nullopt;
+  if (name == "fp8") return OutputScale::kF32;
+  if (name == "fp8-ue8m0") return OutputScale::kUe8m0x4;
+  throw InvalidArgument("output_rows: got \"" + std::string(name) + "\", expected \"bf16\", \"fp8\" or \"fp8-ue8m0\"");
+}
+
 }  // namespace
 
 LayerConfig read_config(const smla_layer_config* config) {
@@ -97,6 +105,11 @@ Options read_options(const smla_layer_options* options) {
   out.layer.deterministic = read_flag("deterministic", given.deterministic);
   out.layer.threads = read_threads(given.threads);
   if (given.implementation != nullptr) out.layer.implementations["*"] = given.implementation;
+  out.layer.front_end = front_end(given.front_end == nullptr ? "flashmla" : given.front_end);
+  out.layer.fp8_output = read_output_rows(given.output_rows);
+  out.layer.padded_heads = given.padded_heads;
+  out.layer.strict = read_flag("strict", given.strict);
+  out.layer.gather_prefill = read_flag("gather_prefill", given.gather_prefill);
   return out;
 }
 

@@ -62,7 +62,7 @@ void build(smla_step& step, const smla_step_batch* batch) {
     step.block_tables.push_back(copy_of(table));
     out.block_tables.push_back(step.block_tables.back().view());
   }
-  StepMetadata metadata(step.layout, {&step.config, 1});
+  StepMetadata metadata(step.layout, {&step.config, 1}, step.front_end);
   metadata.build(out);
   step.metadata.emplace(std::move(metadata));
 }
@@ -160,7 +160,7 @@ smla_status smla_step_create(const smla_layer* layer, smla_step** step) {
     need_pointer(static_cast<const void*>(step), "smla_step_create", "step");
     *step = nullptr;
     need_pointer(layer, "smla_step_create", "layer");
-    *step = std::make_unique<smla_step>(layer->layout, layer->layer->config()).release();
+    *step = std::make_unique<smla_step>(layer->layout, layer->layer->config(), layer->layer->options().front_end).release();
   });
 }
 

@@ -183,6 +183,11 @@ typedef struct smla_layer_options {
   int32_t threads;             ///< 0: as many as OpenMP would start
   int32_t deterministic;       ///< 1: a token's result must not depend on its neighbours in the batch
   const char* implementation;  ///< wanted for every op that has it and accepts, e.g. "ref"; NULL: the best of each
+  const char* front_end;       ///< "flashmla", "flashinfer", "sm120" or one of upstream's backend names; NULL: "flashmla"
+  const char* output_rows;     ///< what the output projection reads: "bf16", "fp8" (E4M3, fp32 scales) or "fp8-ue8m0"; NULL: "bf16"
+  int64_t padded_heads;        ///< heads of the query and output buffers inside; 0: the layer's
+  int32_t strict;              ///< 1: refuse what upstream's kernels of the front-end refuse, with its texts
+  int32_t gather_prefill;      ///< 1: flashmla copies a prefill's fp8_ds_mla rows into a bf16 workspace first, as upstream does
 } smla_layer_options;
 
 /// An attention layer: hidden states in, hidden states out. It holds a rope table and views of its weights.

@@ -449,7 +449,7 @@ static smla_status feed(const smla_layer* layer, smla_step* step, const smla_lay
   return status;
 }
 
-static void test_layer(void) {
+static void test_layer(const char* front_end) {
   struct layer_test l;
   smla_layer* layer = NULL;
   smla_step* step = NULL;
@@ -464,6 +464,7 @@ static void test_layer(void) {
   for (int i = 0; i < DIM; ++i) kv_norm[i] = 1 + next_number() / 4;
 
   make_layer_test(&l);
+  l.options.front_end = front_end;
   CHECK(smla_layer_create(&l.config, &l.options, names, l.pointers, NAMES, &layer) == SMLA_OK);
   CHECK(smla_step_create(layer, &step) == SMLA_OK);
   CHECK(smla_layer_num_groups(layer) == 1);
@@ -540,6 +541,10 @@ static void test_layer_errors(void) {
     CHECK(layer == NULL);                                                                                                 \
   } while (0)
   WITH(l.config.struct_size = 7, NAMES, "smla_layer_config: got struct_size 7");
+  WITH(l.options.front_end = "flashmlo", NAMES, "front-end: got \"flashmlo\"");
+  WITH(l.options.output_rows = "fp4", NAMES, "output_rows: got \"fp4\"");
+  WITH(l.options.padded_heads = 129, NAMES, "padded_heads: got 129");
+  WITH(l.options.strict = 2, NAMES, "strict");
   WITH(l.options.struct_size = 7, NAMES, "smla_layer_options: got struct_size 7");
   WITH(l.options.max_position = 0, NAMES, "max_position");
   WITH(l.options.cache_rows = "fp5", NAMES, "\"fp5\"");
@@ -592,7 +597,9 @@ int main(void) {
   test_partial();
   test_attention_errors();
   test_newer_caller();
-  test_layer();
+  test_layer(NULL);
+  test_layer("flashinfer");
+  test_layer("sm120");
   test_layer_errors();
   if (failures == 0) printf("abi: all as expected\n");
   return failures == 0 ? 0 : 1;

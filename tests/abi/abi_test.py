@@ -53,7 +53,8 @@ class LayerConfig(Struct):
 class LayerOptions(Struct):
     _fields_ = [("struct_size", c.c_uint64), ("max_position", c.c_int64), ("cache_rows", c.c_char_p), ("index_rows", c.c_char_p),
                 ("precision", c.c_int32), ("q_dtype", c.c_int32), ("q_scale", c.c_float), ("kv_scale", c.c_float),
-                ("threads", c.c_int32), ("deterministic", c.c_int32), ("implementation", c.c_char_p)]
+                ("threads", c.c_int32), ("deterministic", c.c_int32), ("implementation", c.c_char_p), ("front_end", c.c_char_p),
+                ("output_rows", c.c_char_p), ("padded_heads", c.c_int64), ("strict", c.c_int32), ("gather_prefill", c.c_int32)]
 
 
 class CacheNeed(Struct):

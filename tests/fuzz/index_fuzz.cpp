@@ -129,7 +129,8 @@ void window_indices(Input& in) {
   const std::int64_t width = window + in.range(0, 3);
   Guarded<std::int32_t> out(b.tokens, width, in.range(0, 2));
   Guarded<std::int32_t> lens(1, b.tokens, 3);
-  Plan<WindowIndices>({.requests = b.requests, .tokens = b.tokens, .window = window, .block_size = b.block})
+  const std::int64_t noncausal = std::min<std::int64_t>(in.range(0, 12), b.tokens);
+  Plan<WindowIndices>({.requests = b.requests, .tokens = b.tokens, .window = window, .block_size = b.block, .noncausal_tokens = noncausal})
       .run({.query_start_loc = b.start_view(),
             .seq_lens = b.seq_view(),
             .token_to_req = b.request_view(),
@@ -143,10 +144,15 @@ void window_indices(Input& in) {
     const std::int64_t r = b.request[static_cast<std::size_t>(t)];
     const bool known = b.slots[static_cast<std::size_t>(t)] >= 0 && r >= 0 && r < b.requests;
     const Wide pos = known ? b.position_in(r, t) : -1;
-    const Wide len = std::clamp<Wide>(pos + 1, 0, window);
+    Wide len = std::clamp<Wide>(pos + 1, 0, window);
+    Wide first = pos + 1 - len;
+    if (pos >= 0 && t < noncausal) {  // a draft block that sees itself whole
+      first = std::max<Wide>(b.position_in(r, b.start_of(r)) - window, 0);
+      len = std::clamp<Wide>(b.seq[static_cast<std::size_t>(r)] - first, 0, width);
+    }
     require(lens.at(0, t) == len, "window_indices: length");
     for (std::int64_t c = 0; c < width; ++c) {
-      require(out.at(t, c) == (c < len ? b.index(r, pos + 1 - len + c, b.block) : -1), "window_indices: column");
+      require(out.at(t, c) == (c < len ? b.index(r, first + c, b.block) : -1), "window_indices: column");
     }
   }
 }
@@ -381,7 +387,7 @@ void mixed_sparse_indices(Input& in) {
       }
       const std::int64_t given = with_lens ? std::clamp<std::int64_t>(decode_lens[static_cast<std::size_t>(t)], 0, used) : used;
       len = p.window_width + (!p.local ? given : valid[static_cast<std::size_t>(t)] != 0 ? there : 0);
-    } else if (r >= 0 && r < b.requests && b.position_in(r, t) >= 0) {
+    } else if (r >= 0 && r < b.requests && b.holds(r, t) && b.position_in(r, t) >= 0) {
       const Wide pos = b.position_in(r, t);
       const Wide seen = std::min<Wide>(pos + 1, p.window);
       for (std::int64_t i = 0; i < seen; ++i) {

@@ -183,7 +183,7 @@ std::string report_text(const RunReport& r) {
 
 std::string report_json(const RunReport& r) {
   using State = RequestResult::State;
-  constexpr const char* kStates[] = {"waiting", "running", "finished", "refused"};
+  constexpr const char* kStates[] = {"waiting", "running", "finished", "refused", "cancelled"};
   const RunTotals& t = r.totals;
   Json requests = Json::array();
   for (const RequestResult& q : r.results) {

@@ -65,7 +65,7 @@ class EngineObserver {
 /// What became of a request.
 struct RequestResult {
   /// Where a request stands.
-  enum class State : std::uint8_t { kWaiting, kRunning, kFinished, kRefused };
+  enum class State : std::uint8_t { kWaiting, kRunning, kFinished, kRefused, kCancelled };
   RequestSpec spec;                 ///< what it asked for
   State state = State::kWaiting;    ///< at the time of asking
   std::string refusal;              ///< why it can never run
@@ -110,6 +110,16 @@ class Engine {
   void submit(const RequestSpec& request);
   /// Runs one step over what is queued. False when nothing is left to do. `now`: seconds since the start of the run.
   bool step(const std::function<double()>& now);
+
+  /// The state of a running request as a snapshot (docs/snapshot.md), taken between two steps; the request runs on here. Another engine with the same
+  /// layers, formats, weights and seed goes on with it bit for bit. @throws InvalidArgument for an id that is not running.
+  std::vector<std::uint8_t> save_request(std::int64_t id) const;
+  /// Takes a saved request over and runs it on. All or nothing: on an error the engine is as before.
+  /// @throws IoError for a damaged snapshot; InvalidArgument for one of other layers or formats, an id that was submitted before, a request that can
+  /// never fit, too few free blocks or seats. @return its id.
+  std::int64_t restore_request(std::span<const std::uint8_t> snapshot);
+  /// Gives up a request that is waiting or running; its blocks are free. @throws InvalidArgument for another id.
+  void cancel(std::int64_t id);
 
   bool idle() const;                                      ///< whether nothing is left to do
   const KvPool& pool() const;                             ///< the blocks

@@ -7,10 +7,12 @@
 #include <unordered_map>
 
 #include "core/check.h"
+#include "engine/request_note.h"
 #include "engine/scheduler.h"
 #include "engine/step_tensors.h"
 #include "engine/synthetic.h"
 #include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/snapshot.h"
 #include "sparsemla/weights.h"
 
 namespace smla {
@@ -89,7 +91,9 @@ struct Engine::State {
   std::string implementations;
 
   void add_layer(std::int64_t model_layer, const LayerConfig& config);
-  LayerCaches caches(std::int64_t layer) const;
+  void set_cache_scales();
+  std::string refusal(const RequestSpec& spec) const;
+  Request& alive(std::int64_t id, bool running) const;
   ConstTensorView rope_of(const RopeConfig& config);
   void run_layers(const StepTensors& batch, HostTensor& x, HostTensor& y);
   void complete(const StepTensors& batch, const HostTensor& x, double now);
@@ -118,14 +122,15 @@ void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& confi
   layers.emplace_back(config, weights.back().views, layer_options, rope_of(config.rope));
 }
 
-/// A layer's caches; per-tensor rows by the checkpoint's scale when it has one.
-LayerCaches Engine::State::caches(std::int64_t layer) const {
-  LayerCaches caches = caches_of(*pool, layer);
-  if (loaded.empty() || options.layer.caches.rows->scale != ScaleKind::kPerTensor) return caches;
-  const LayerTensors& tensors = loaded[static_cast<std::size_t>(layer)];
-  caches.window.scale = tensors.kv_scale.value_or(caches.window.scale);
-  caches.compressed.scale = tensors.compressed_kv_scale.value_or(tensors.kv_scale.value_or(caches.compressed.scale));
-  return caches;
+/// Per-tensor rows by the checkpoint's scales where it has any.
+void Engine::State::set_cache_scales() {
+  if (loaded.empty() || options.layer.caches.rows->scale != ScaleKind::kPerTensor) return;
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    const auto layer = static_cast<std::int64_t>(i);
+    const float window = loaded[i].kv_scale.value_or(options.layer.caches.kv_scale);
+    pool->set_scale(layer, CacheRole::kWindow, window);
+    if (configs[i].has_compressor()) pool->set_scale(layer, CacheRole::kCompressed, loaded[i].compressed_kv_scale.value_or(window));
+  }
 }
 
 Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(std::make_unique<State>()) {
@@ -154,6 +159,7 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.ropes.reserve(s.configs.size());
   for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(options.layers[i], s.configs[i]);
   s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks);
+  s.set_cache_scales();
   s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative, options.adaptive_speculation);
   s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, options.layer.front_end);
   if (!options.layer.strict) return;
@@ -164,6 +170,19 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
 
 Engine::~Engine() = default;
 
+/// Why a request can never run here; empty: it can.
+std::string Engine::State::refusal(const RequestSpec& spec) const {
+  const std::string who = "request " + std::to_string(spec.id);
+  if (spec.positions() > options.max_model_len) {
+    return who + ": got " + std::to_string(spec.positions()) + " positions, expected at most max_model_len " + std::to_string(options.max_model_len);
+  }
+  const std::int64_t need = blocks_needed(pool->layout(), spec, options.max_batched_tokens);
+  if (need > pool->num_blocks()) {
+    return who + ": needs " + std::to_string(need) + " cache blocks at its full length, the pool has " + std::to_string(pool->num_blocks());
+  }
+  return {};
+}
+
 void Engine::submit(const RequestSpec& spec) {
   State& s = *state_;
   const std::string who = "request " + std::to_string(spec.id);
@@ -173,14 +192,7 @@ void Engine::submit(const RequestSpec& spec) {
   s.by_id[spec.id] = s.requests.size();
   s.requests.push_back(std::make_unique<Request>(spec, s.pool->layout()));
   Request& r = *s.requests.back();
-  const std::int64_t need = blocks_needed(s.pool->layout(), spec, s.options.max_batched_tokens);
-  if (spec.positions() > s.options.max_model_len) {
-    r.result.refusal =
-        who + ": got " + std::to_string(spec.positions()) + " positions, expected at most max_model_len " + std::to_string(s.options.max_model_len);
-  } else if (need > s.pool->num_blocks()) {
-    r.result.refusal =
-        who + ": needs " + std::to_string(need) + " cache blocks at its full length, the pool has " + std::to_string(s.pool->num_blocks());
-  }
+  r.result.refusal = s.refusal(spec);
   if (!r.result.refusal.empty()) {
     r.result.state = RequestResult::State::kRefused;
     return;
@@ -204,7 +216,7 @@ void Engine::State::run_layers(const StepTensors& batch, HostTensor& x, HostTens
   implementations.clear();
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
-    const LayerCaches caches = this->caches(index);
+    const LayerCaches caches = caches_of(*pool, index);
     const LayerPlan plan = layers[i].plan(metadata->shape(), caches);
     if (workspace.bytes() < plan.workspace_bytes())
       workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
@@ -283,6 +295,43 @@ bool Engine::step(const std::function<double()>& now) {
   s.totals.prefill_seconds += spent * share;
   s.totals.decode_seconds += spent * (1 - share);
   return true;
+}
+
+/// The request of that id, waiting or running (or running alone).
+Request& Engine::State::alive(std::int64_t id, bool running) const {
+  const auto found = by_id.find(id);
+  Request* r = found == by_id.end() ? nullptr : requests[found->second].get();
+  using enum RequestResult::State;
+  const bool fits = r != nullptr && (r->result.state == kRunning || (!running && r->result.state == kWaiting));
+  check_that(fits, kWhat, "id", id, running ? "a running request's" : "a waiting or running request's");
+  return *r;
+}
+
+std::vector<std::uint8_t> Engine::save_request(std::int64_t id) const {
+  const Request& r = state_->alive(id, true);
+  return save_snapshot(*state_->pool, r.blocks, r.computed, write_note(r));
+}
+
+std::int64_t Engine::restore_request(std::span<const std::uint8_t> snapshot) {
+  State& s = *state_;
+  const SnapshotInfo info = inspect_snapshot(snapshot);
+  std::unique_ptr<Request> r = read_note(info.note, info.tokens, s.pool->layout());
+  const std::int64_t id = r->result.spec.id;
+  check_that(!s.by_id.contains(id), kWhat, "id of the snapshot", id, "one that was not submitted before");
+  if (const std::string refusal = s.refusal(r->result.spec); !refusal.empty()) throw InvalidArgument(refusal);
+  check_that(s.scheduler->has_seat(), kWhat, "request in flight " + std::to_string(id), s.options.max_seqs + 1,
+             "at most max_seqs " + std::to_string(s.options.max_seqs));
+  load_snapshot(snapshot, *s.pool, r->blocks);
+  s.scheduler->adopt(r.get());
+  s.by_id[id] = s.requests.size();
+  s.requests.push_back(std::move(r));
+  return id;
+}
+
+void Engine::cancel(std::int64_t id) {
+  Request& r = state_->alive(id, false);
+  state_->scheduler->drop(&r);
+  r.result.state = RequestResult::State::kCancelled;
 }
 
 bool Engine::idle() const { return state_->scheduler->idle(); }

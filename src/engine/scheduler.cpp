@@ -53,7 +53,7 @@ std::vector<Scheduled> Scheduler::schedule() {
   std::erase_if(decodes, gone);
   std::erase_if(prefills, gone);
 
-  while (!waiting_.empty() && budget > 0 && static_cast<std::int64_t>(running_.size()) < max_seqs_ && preemptions_ == preempted_before) {
+  while (!waiting_.empty() && budget > 0 && has_seat() && preemptions_ == preempted_before) {
     Request* r = waiting_.front();
     const std::int64_t chunk = std::min(budget, r->known() - r->computed);
     if (!r->blocks.reserve(pool_, r->computed, r->computed + chunk)) break;
@@ -68,10 +68,20 @@ std::vector<Scheduled> Scheduler::schedule() {
   return decodes;
 }
 
+void Scheduler::adopt(Request* request) {
+  request->result.state = RequestResult::State::kRunning;
+  running_.push_back(request);
+}
+
 void Scheduler::finish(Request* request) {
-  request->blocks.clear(pool_);
+  drop(request);
   request->result.state = RequestResult::State::kFinished;
+}
+
+void Scheduler::drop(Request* request) {
+  request->blocks.clear(pool_);
   std::erase(running_, request);
+  std::erase(waiting_, request);
 }
 
 }  // namespace smla

@@ -50,8 +50,13 @@ class Scheduler {
   bool idle() const { return waiting_.empty() && running_.empty(); }
   /// The next step's batch in its order: decodes, then prefills by length. Blocks are reserved.
   std::vector<Scheduled> schedule();
+  bool has_seat() const { return static_cast<std::int64_t>(running_.size()) < max_seqs_; }
+  /// Takes in a request whose blocks are already held, as the youngest.
+  void adopt(Request* request);
   /// Takes a finished request out and its blocks back.
   void finish(Request* request);
+  /// Takes any request out and its blocks back.
+  void drop(Request* request);
   std::int64_t preemptions() const { return preemptions_; }
 
  private:

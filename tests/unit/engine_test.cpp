@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "sparsemla/run_check.h"
+#include "sparsemla/snapshot.h"
 
 namespace smla {
 namespace {
@@ -109,6 +110,80 @@ TEST(Engine, IndexCacheReusesTheChoosersTopk) {
   EXPECT_TRUE(same[2]);
   options.layers = {3, 2};
   EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("got layer 3, which reuses an earlier layer's top-k"));
+}
+
+TEST(Engine, ASavedRequestGoesOnElsewhereBitForBit) {
+  EngineOptions options = tiny_options();
+  options.layers = {0, 1, 2, 3};
+  options.speculative = 2;
+  const auto now = [] { return 0.0; };
+  const RequestSpec moved{.id = 5, .prompt_tokens = 150, .output_tokens = 40};
+  Engine alone(options);
+  alone.submit(moved);
+  while (alone.step(now)) {
+  }
+  const RequestResult want = alone.results()[0];
+
+  for (const int steps : {1, 2, 3, 9}) {  // in the prompt, at its end, among the output
+    Engine from(options);
+    from.submit({.id = 1, .prompt_tokens = 60, .output_tokens = 30});
+    from.submit(moved);
+    for (int i = 0; i < steps; ++i) from.step(now);
+    const std::vector<std::uint8_t> snapshot = from.save_request(5);
+    from.cancel(5);
+    while (from.step(now)) {
+    }
+    EXPECT_EQ(from.results()[1].state, RequestResult::State::kCancelled);
+    EXPECT_EQ(from.pool().free_blocks(), from.pool().num_blocks());
+
+    options.num_blocks = 700;
+    Engine to(options);
+    to.submit({.id = 2, .prompt_tokens = 33, .output_tokens = 50});
+    to.step(now);
+    EXPECT_EQ(to.restore_request(snapshot), 5);
+    while (to.step(now)) {
+    }
+    EXPECT_EQ(to.results()[1].state, RequestResult::State::kFinished);
+    EXPECT_EQ(to.results()[1].generated, want.generated);
+    EXPECT_EQ(to.results()[1].digest, want.digest) << steps << " steps before the move";
+    EXPECT_THAT(error_of([&] { to.restore_request(snapshot); }), HasSubstr("id of the snapshot: got 5"));
+    EXPECT_THAT(error_of([&] { to.save_request(5); }), HasSubstr("id: got 5, expected a running request's"));
+  }
+}
+
+TEST(Engine, RefusesASnapshotItCannotTake) {
+  const EngineOptions options = tiny_options();
+  Engine from(options);
+  from.submit({.id = 5, .prompt_tokens = 150, .output_tokens = 40});
+  from.step([] { return 0.0; });
+  const std::vector<std::uint8_t> good = from.save_request(5);
+  const auto refused = [](const EngineOptions& o, const std::vector<std::uint8_t>& snapshot) {
+    Engine to(o);
+    const std::string text = error_of([&] { to.restore_request(snapshot); });
+    EXPECT_TRUE(to.idle());
+    EXPECT_EQ(to.pool().free_blocks(), to.pool().num_blocks());
+    return text;
+  };
+  std::vector<std::uint8_t> damaged = good;
+  damaged[damaged.size() / 2] ^= 4;
+  EXPECT_THAT(refused(options, damaged), HasSubstr("checksum"));
+  EngineOptions other = options;
+  other.num_blocks = 20;
+  EXPECT_THAT(refused(other, good), HasSubstr("request 5: needs"));
+  other = options;
+  other.max_model_len = 100;
+  EXPECT_THAT(refused(other, good), HasSubstr("expected at most max_model_len 100"));
+  other = options;
+  other.layers = {0, 1};
+  EXPECT_THAT(refused(other, good), HasSubstr("layers"));
+  other = options;
+  other.layer.caches.rows = &bf16_rows();
+  EXPECT_THAT(refused(other, good), HasSubstr("fp8_ds_mla"));
+  // A snapshot that no engine wrote: its note says nothing of the request.
+  KvPool pool(from.pool().layout(), 100);
+  RequestBlocks blocks(pool.layout());
+  ASSERT_TRUE(blocks.reserve(pool, 0, 96));
+  EXPECT_THAT(refused(options, save_snapshot(pool, blocks, 96)), HasSubstr("bytes of the note: got 0"));
 }
 
 TEST(Engine, StrictRefusesALayerTwice) {

@@ -435,7 +435,7 @@ TEST(Validate, Sequences) {
     const PackSequences::Problem problem{.requests = 2, .tokens = 6, .max_len = 3, .row = 8, .dtype = DType::kU8};
     const ConstTensorView rows = blank(DType::kU8, {6, 8});
     const ConstTensorView packed = blank(DType::kU8, {2, 3, 8});
-    const std::string there = error_of([&] {
+    std::string there = error_of([&] {
       validate(problem, PackSequences::Args{.rows = rows, .query_start_loc = view(start), .packed = blank(DType::kU8, {2, 3, 8})});
     });
     const std::string back = error_of([&] {

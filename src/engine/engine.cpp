@@ -1,19 +1,12 @@
-#include "sparsemla/engine.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <unordered_map>
 
 #include "core/check.h"
-#include "engine/request_note.h"
-#include "engine/scheduler.h"
-#include "engine/step_tensors.h"
+#include "engine/engine_state.h"
 #include "engine/synthetic.h"
 #include "sparsemla/ops/norm_rope.h"
-#include "sparsemla/snapshot.h"
-#include "sparsemla/weights.h"
 
 namespace smla {
 
@@ -66,38 +59,6 @@ void add_rows(const TensorView& x, const ConstTensorView& y) {
 }
 
 }  // namespace
-
-std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, std::int64_t chunk) {
-  std::int64_t blocks = 0;
-  for (const CacheGroup& group : layout.groups) blocks += max_blocks(group, request.positions(), std::min(chunk, request.positions()));
-  return blocks;
-}
-
-struct Engine::State {
-  EngineOptions options;
-  EngineObserver* observer = nullptr;
-  std::vector<LayerConfig> configs;
-  std::vector<OwnedLayerWeights> weights;
-  std::vector<LayerTensors> loaded;  ///< one a layer when there is a checkpoint
-  std::vector<std::pair<RopeConfig, HostTensor>> ropes;
-  std::vector<AttentionLayer> layers;
-  std::unique_ptr<KvPool> pool;
-  std::unique_ptr<Scheduler> scheduler;
-  std::unique_ptr<StepMetadata> metadata;
-  std::vector<std::unique_ptr<Request>> requests;
-  std::unordered_map<std::int64_t, std::size_t> by_id;
-  HostTensor workspace{DType::kU8, {0}};
-  RunTotals totals;
-  std::string implementations;
-
-  void add_layer(std::int64_t model_layer, const LayerConfig& config);
-  void set_cache_scales();
-  std::string refusal(const RequestSpec& spec) const;
-  Request& alive(std::int64_t id, bool running) const;
-  ConstTensorView rope_of(const RopeConfig& config);
-  void run_layers(const StepTensors& batch, HostTensor& x, HostTensor& y);
-  void complete(const StepTensors& batch, const HostTensor& x, double now);
-};
 
 ConstTensorView Engine::State::rope_of(const RopeConfig& config) {
   for (auto& [known, table] : ropes) {
@@ -169,36 +130,6 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
 }
 
 Engine::~Engine() = default;
-
-/// Why a request can never run here; empty: it can.
-std::string Engine::State::refusal(const RequestSpec& spec) const {
-  const std::string who = "request " + std::to_string(spec.id);
-  if (spec.positions() > options.max_model_len) {
-    return who + ": got " + std::to_string(spec.positions()) + " positions, expected at most max_model_len " + std::to_string(options.max_model_len);
-  }
-  const std::int64_t need = blocks_needed(pool->layout(), spec, options.max_batched_tokens);
-  if (need > pool->num_blocks()) {
-    return who + ": needs " + std::to_string(need) + " cache blocks at its full length, the pool has " + std::to_string(pool->num_blocks());
-  }
-  return {};
-}
-
-void Engine::submit(const RequestSpec& spec) {
-  State& s = *state_;
-  const std::string who = "request " + std::to_string(spec.id);
-  check_that(spec.prompt_tokens >= 1, who, "prompt tokens", spec.prompt_tokens, "1 or more");
-  check_that(spec.output_tokens >= 1, who, "output tokens", spec.output_tokens, "1 or more");
-  check_that(!s.by_id.contains(spec.id), who, "id", spec.id, "one that was not submitted before");
-  s.by_id[spec.id] = s.requests.size();
-  s.requests.push_back(std::make_unique<Request>(spec, s.pool->layout()));
-  Request& r = *s.requests.back();
-  r.result.refusal = s.refusal(spec);
-  if (!r.result.refusal.empty()) {
-    r.result.state = RequestResult::State::kRefused;
-    return;
-  }
-  s.scheduler->add(&r);
-}
 
 /// x <- x + RMSNorm(attention(x)) through the stack.
 void Engine::State::run_layers(const StepTensors& batch, HostTensor& x, HostTensor& y) {
@@ -295,43 +226,6 @@ bool Engine::step(const std::function<double()>& now) {
   s.totals.prefill_seconds += spent * share;
   s.totals.decode_seconds += spent * (1 - share);
   return true;
-}
-
-/// The request of that id, waiting or running (or running alone).
-Request& Engine::State::alive(std::int64_t id, bool running) const {
-  const auto found = by_id.find(id);
-  Request* r = found == by_id.end() ? nullptr : requests[found->second].get();
-  using enum RequestResult::State;
-  const bool fits = r != nullptr && (r->result.state == kRunning || (!running && r->result.state == kWaiting));
-  check_that(fits, kWhat, "id", id, running ? "a running request's" : "a waiting or running request's");
-  return *r;
-}
-
-std::vector<std::uint8_t> Engine::save_request(std::int64_t id) const {
-  const Request& r = state_->alive(id, true);
-  return save_snapshot(*state_->pool, r.blocks, r.computed, write_note(r));
-}
-
-std::int64_t Engine::restore_request(std::span<const std::uint8_t> snapshot) {
-  State& s = *state_;
-  const SnapshotInfo info = inspect_snapshot(snapshot);
-  std::unique_ptr<Request> r = read_note(info.note, info.tokens, s.pool->layout());
-  const std::int64_t id = r->result.spec.id;
-  check_that(!s.by_id.contains(id), kWhat, "id of the snapshot", id, "one that was not submitted before");
-  if (const std::string refusal = s.refusal(r->result.spec); !refusal.empty()) throw InvalidArgument(refusal);
-  check_that(s.scheduler->has_seat(), kWhat, "request in flight " + std::to_string(id), s.options.max_seqs + 1,
-             "at most max_seqs " + std::to_string(s.options.max_seqs));
-  load_snapshot(snapshot, *s.pool, r->blocks);
-  s.scheduler->adopt(r.get());
-  s.by_id[id] = s.requests.size();
-  s.requests.push_back(std::move(r));
-  return id;
-}
-
-void Engine::cancel(std::int64_t id) {
-  Request& r = state_->alive(id, false);
-  state_->scheduler->drop(&r);
-  r.result.state = RequestResult::State::kCancelled;
 }
 
 bool Engine::idle() const { return state_->scheduler->idle(); }

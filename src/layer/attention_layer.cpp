@@ -1,10 +1,9 @@
 #include <array>
-#include <chrono>
 #include <cstring>
 
 #include "core/check.h"
 #include "core/host_tensor.h"
-#include "layer/layer_plan.h"
+#include "layer/forward.h"
 
 namespace smla {
 
@@ -12,215 +11,12 @@ namespace {
 
 constexpr std::string_view kWhat = "attention layer";
 
-/// [rows, n] as the [rows, 1, n] that a projection takes.
-template <class View>
-View as_groups(const View& v, std::int64_t groups) {
-  View out = v;
-  out.rank = 3;
-  out.shape = {v.size(0), groups, v.size(1) / groups, 0};
-  out.stride = {v.stride[0], v.size(1) / groups, 1, 0};
-  return out;
-}
-
 void check_compressor(const std::string& prefix, const CompressorWeights& w, const LayerConfig& c, std::int64_t dim) {
   const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
   check_tensor(kWhat, prefix + "wkv", w.wkv, {width, c.hidden_size}, {DType::kBF16, DType::kF32});
   check_tensor(kWhat, prefix + "wgate", w.wgate, {width, c.hidden_size}, {w.wkv.dtype});
   check_tensor(kWhat, prefix + "ape", w.ape, {c.compress_ratio, width}, {DType::kF32, DType::kBF16});
   check_tensor(kWhat, prefix + "norm", w.norm, {dim}, {DType::kBF16, DType::kF32});
-}
-
-/// Runs the parts of a forward and reports the time of each.
-class Stopwatch {
- public:
-  explicit Stopwatch(LayerObserver* observer) : observer_(observer), last_(std::chrono::steady_clock::now()) {}
-  void lap(Stage stage) {
-    if (observer_ == nullptr) return;
-    const auto now = std::chrono::steady_clock::now();
-    observer_->on_stage(stage, std::chrono::duration<double>(now - last_).count());
-    last_ = now;
-  }
-
- private:
-  LayerObserver* observer_;
-  std::chrono::steady_clock::time_point last_;
-};
-
-/// What the parts of one forward share.
-struct Forward {
-  const LayerConfig& config;
-  const LayerWeights& weights;
-  const LayerPlan::Ops& ops;
-  const LayerStep& step;
-  const LayerCaches& caches;
-  const ConstTensorView& cos_sin;
-  const LayerBuffers& b;
-  Workspace scratch;
-  Stream stream;
-  LayerObserver* observer;
-  Stopwatch& watch;
-
-  static ConstTensorView grouped(const ConstTensorView& w, const Projection::Problem& p) {
-    ConstTensorView weight = w;
-    weight.rank = 3;
-    weight.shape = {p.groups, p.n, p.k, 0};
-    weight.stride = {p.n * p.k, p.k, 1, 0};
-    return weight;
-  }
-  void project(const Plan<Projection>& plan, const ConstTensorView& x, const ConstTensorView& w, const TensorView& y) const {
-    const Projection::Problem& p = plan.problem();
-    plan.run({.x = as_groups(x, p.groups), .w = grouped(w, p), .y = as_groups(y, p.groups)}, scratch, stream);
-  }
-  void input_projections(const ConstTensorView& hidden) const;
-  void queries_and_window() const;
-  void compress() const;
-  void index() const;
-  void score() const;
-  void attend() const;
-  void output(const ConstTensorView& positions, const TensorView& out) const;
-};
-
-void Forward::input_projections(const ConstTensorView& hidden) const {
-  project(*ops.wq_a, hidden, weights.wq_a, b.qr);
-  project(*ops.wkv, hidden, weights.wkv, b.kv);
-  const auto kv_score = [&](const Plan<Projection>& plan, const CompressorWeights& w, const TensorView& out) {
-    const std::int64_t half = out.size(1) / 2;
-    project(plan, hidden, w.wkv, out.slice(1, 0, half));
-    project(plan, hidden, w.wgate, out.slice(1, half, 2 * half));
-  };
-  if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
-  if (config.chooses()) {
-    kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
-    if (!ops.short_context) project(*ops.index_weights_proj, hidden, weights.index_weights_proj, b.index_weights);
-  }
-  watch.lap(Stage::kInputProjections);
-}
-
-void Forward::queries_and_window() const {
-  ops.q_norm->run({.x = b.qr, .weight = weights.q_norm, .y = b.qr}, scratch, stream);
-  ops.kv_norm->run({.x = b.kv, .weight = weights.kv_norm, .y = b.kv}, scratch, stream);
-  watch.lap(Stage::kNorms);
-
-  TensorView q_rows = b.q;
-  q_rows.rank = 2;
-  q_rows.shape = {ops.tokens, config.num_heads * config.head_dim, 0, 0};
-  q_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
-  project(*ops.wq_b, b.qr, weights.wq_b, q_rows);
-  watch.lap(Stage::kQProjection);
-
-  ops.insert->run({.q = b.q,
-                   .kv = b.kv,
-                   .positions = step.positions,
-                   .cos_sin = cos_sin,
-                   .slot_mapping = step.window_slots,  // absent in a dummy run: nothing is inserted
-                   .q_out = b.q_attn,
-                   .cache = caches.window},
-                  scratch, stream);
-  watch.lap(Stage::kInsert);
-}
-
-void Forward::compress() const {
-  const auto pair = [&](const Plan<SaveState>& save, const Plan<CompressStore>& store, const CompressorWeights& w, const TensorView& kv_score,
-                        const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state, const PagedCache& entries) {
-    save.run({.kv_score = kv_score, .ape = w.ape, .positions = step.positions, .state_slots = slots, .state = state}, scratch, stream);
-    store.run({.positions = step.positions,
-               .token_to_req = step.token_to_req,
-               .state_slots = slots,
-               .entry_slots = step.entry_slots,
-               .block_table = table,
-               .norm_weight = w.norm,
-               .cos_sin = cos_sin,
-               .state = state,
-               .entries = entries},
-              scratch, stream);
-  };
-  if (!config.has_compressor()) return;
-  pair(*ops.save_state, *ops.compress, weights.compressor, b.kv_score, step.state_slots, step.state_block_table, caches.state, caches.compressed);
-  if (config.chooses()) {
-    pair(*ops.save_index_state, *ops.compress_index, weights.index_compressor, b.index_kv_score, step.index_state_slots, step.index_state_block_table,
-         caches.index_state, caches.index);
-  }
-  watch.lap(Stage::kCompressor);
-}
-
-void Forward::score() const {
-  TensorView rows = b.index_q;
-  rows.rank = 2;
-  rows.shape = {step.tokens, config.index_n_heads * config.index_head_dim, 0, 0};
-  rows.stride = {config.index_n_heads * config.index_head_dim, 1, 0, 0};
-  project(*ops.index_wq_b, b.qr, weights.index_wq_b, rows);
-  ops.index_q->run({.q = b.index_q,
-                    .weights = b.index_weights,
-                    .positions = step.positions,
-                    .cos_sin = cos_sin,
-                    .q_out = b.index_q_stored,
-                    .q_scale = b.index_q_scale,
-                    .weights_out = b.index_w},
-                   scratch, stream);
-  watch.lap(Stage::kIndexer);
-  for (std::int64_t begin = 0; begin < step.tokens; begin += ops.score_rows) {
-    const std::int64_t end = std::min(begin + ops.score_rows, step.tokens);
-    const bool whole = end - begin == ops.score_rows;
-    const TensorView scores = b.scores.slice(0, 0, end - begin);
-    (whole ? ops.logits : ops.logits_tail)
-        ->run({.q = b.index_q_stored.slice(0, begin, end),
-               .q_scale = b.index_q_scale.absent() ? ConstTensorView() : ConstTensorView(b.index_q_scale.slice(0, begin, end)),
-               .weights = b.index_w.slice(0, begin, end),
-               .row_to_req = step.token_to_req.slice(0, begin, end),
-               .lens = step.entry_lens.slice(0, begin, end),
-               .block_table = step.entry_block_table,
-               .cache = caches.index,
-               .logits = scores},
-              scratch, stream);
-    watch.lap(Stage::kIndexer);
-    if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
-    (whole ? ops.topk : ops.topk_tail)
-        ->run({.logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)}, scratch, stream);
-    watch.lap(Stage::kTopk);
-  }
-}
-
-void Forward::index() const {
-  if (!config.has_indexer()) return;
-  if (config.chooses()) {
-    if (ops.short_context) {
-      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, scratch, stream);
-    } else {
-      score();
-    }
-  }
-  if (observer != nullptr) observer->on_tensor("topk", step.topk, 0);
-  watch.lap(Stage::kTopk);
-}
-
-void Forward::attend() const {
-  run_attention_calls(ops.attention, config, step, caches, weights.attn_sink, b.attention, scratch, stream);
-  watch.lap(Stage::kAttention);
-  if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
-}
-
-void Forward::output(const ConstTensorView& positions, const TensorView& out) const {
-  if (ops.inverse_rope_quant) {
-    ops.inverse_rope_quant->run({.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales}, scratch, stream);
-    watch.lap(Stage::kInverseRope);
-    const Projection::Problem& p = ops.wo_a->problem();
-    ConstTensorView x = b.o_values;  // [G, T, D] seen as [T, G, D]
-    x.shape = {p.m, p.groups, p.k, 0};
-    x.stride = {p.k, p.m * p.k, 1, 0};
-    ops.wo_a->run({.x = x, .w = grouped(weights.wo_a, p), .y = as_groups(b.z, p.groups), .x_scale = b.o_scales}, scratch, stream);
-  } else {
-    const std::int64_t width = config.num_heads * config.head_dim;
-    const TensorView heads = b.o.slice(1, 0, config.num_heads);
-    ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, scratch, stream);
-    watch.lap(Stage::kInverseRope);
-    TensorView o_rows = b.o_heads;
-    o_rows.rank = 2;
-    o_rows.shape = {positions.size(0), width, 0, 0};
-    o_rows.stride = {width, 1, 0, 0};
-    project(*ops.wo_a, o_rows, weights.wo_a, b.z);
-  }
-  project(*ops.wo_b, b.z, weights.wo_b, out);
-  watch.lap(Stage::kOutputProjection);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <functional>
 #include <numeric>
 
+#include "sparsemla/engine.h"
+
 namespace smla {
 namespace {
 
@@ -483,6 +485,44 @@ TEST(Validate, Step) {
   EXPECT_THAT((Batch{.max_seq_len = 129}.error()), HasSubstr("seq_lens row 0: got 130, expected at most max_seq_len 129"));
   EXPECT_THAT((Batch{.positions = {128, 128, 69, 5}}.error()), HasSubstr("positions row 1: got 128, expected 129, seq_len - query_len + offset"));
   EXPECT_THAT((Batch{.rope = 129}.error()), HasSubstr("positions row 1: got 129, expected 0..128"));
+}
+
+// Chunks, drafts that are thrown away, preemption: what the engine gives its ops has no bad number. (The flashinfer front-end hands C4A rows their visible
+// entries as lengths, more than its matrix has columns, and leaves the rest to the clamp that attention promises.)
+TEST(Validate, ALiveRunPasses) {
+  for (const FrontEnd front_end : {FrontEnd::kFlashMla, FrontEnd::kSm120}) {
+    EngineOptions o;
+    o.model = model_preset("tiny");
+    o.model.hidden_size = 32;
+    o.model.num_heads = 2;
+    o.model.q_lora_rank = 16;
+    o.model.o_lora_rank = 8;
+    o.model.o_groups = 2;
+    o.model.index_n_heads = 2;
+    o.model.index_topk = 9;
+    o.model.num_layers = 3;
+    o.model.num_mtp_layers = 0;
+    o.model.compress_ratios = {0, 4, 128};
+    o.layers = {0, 1, 2};
+    o.layer.front_end = front_end;
+    o.max_batched_tokens = 40;
+    o.max_seqs = 3;
+    o.num_blocks = 70;
+    o.max_model_len = 200;
+    o.speculative = 2;
+    Engine engine(o);
+    for (std::int64_t id = 0; id < 4; ++id) {
+      engine.submit({.id = id, .arrival_seconds = 0, .prompt_tokens = 3 + 43 * id, .output_tokens = 7});
+    }
+    validate_calls(true);
+    const std::string error = error_of([&] {
+      for (int i = 0; i < 1000 && engine.step([] { return 0.0; }); ++i) {
+      }
+    });
+    validate_calls(false);
+    EXPECT_EQ(error, "") << name_of(front_end);
+    for (const RequestResult& r : engine.results()) EXPECT_EQ(r.state, RequestResult::State::kFinished) << r.refusal;
+  }
 }
 
 TEST(Validate, EveryCallOfTheProcessWhenAsked) {

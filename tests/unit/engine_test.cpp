@@ -159,7 +159,7 @@ TEST(Engine, RefusesASnapshotItCannotTake) {
   const std::vector<std::uint8_t> good = from.save_request(5);
   const auto refused = [](const EngineOptions& o, const std::vector<std::uint8_t>& snapshot) {
     Engine to(o);
-    const std::string text = error_of([&] { to.restore_request(snapshot); });
+    std::string text = error_of([&] { to.restore_request(snapshot); });
     EXPECT_TRUE(to.idle());
     EXPECT_EQ(to.pool().free_blocks(), to.pool().num_blocks());
     return text;

@@ -114,14 +114,16 @@ ReplayResult paged_logits(const CaseFile& file, const ReplayOptions& options) {
   args.block_table = input(file, "block_table", {kAny, kAny}, DType::kI32);
   args.cache = cache_of(file, "in.cache", cache, index_fp8_rows(), params.integer("block_size", 1, INT32_MAX, 64));
   const auto longest = rows == 0 ? 0 : *std::max_element(lens.as<std::int32_t>(), lens.as<std::int32_t>() + rows);
-  HostTensor logits = prefilled_scores(file, rows, std::max(longest, 0));
+  // No entry exists past the block table, whatever the lengths say: a width that the file itself justifies.
+  const std::int64_t held = args.block_table.size(1) * args.cache.block_size;
+  HostTensor logits = prefilled_scores(file, rows, std::clamp<std::int64_t>(longest, 0, held));
   args.logits = logits.view();
   const IndexerLogits::Problem problem{
       .rows = rows, .heads = q.size(2), .dim = static_cast<int>(q.size(3)), .width = logits.size(1), .format = &index_fp8_rows()};
   ReplayResult result;
   run(Plan<IndexerLogits>(problem, options.plan), args, result);
   ColumnRanges& defined = result.defined["logits"];
-  for (std::int64_t row = 0; row < rows; ++row) defined.push_back({0, lens.as<std::int32_t>()[row]});
+  for (std::int64_t row = 0; row < rows; ++row) defined.push_back({0, std::min<std::int64_t>(lens.as<std::int32_t>()[row], logits.size(1))});
   result.bounds.emplace("logits", scores());
   result.results.emplace("logits", std::move(logits));
   result.ignored.insert("schedule");

@@ -72,6 +72,8 @@ ReplayResult gather_index_rows(const CaseFile& file, const ReplayOptions& option
   check_tensor(file.path, "out.dst_k", want_k.view(), {kAny, kAny}, {DType::kU8, DType::kE4M3});
   const std::int64_t rows = want_k.size(0);
   const RowFormat& format = want_k.size(1) == index_mxfp4_rows().data_bytes ? index_mxfp4_rows() : index_fp8_rows();
+  check_that(want_k.size(1) == format.data_bytes, file.path, "out.dst_k", describe(want_k.view()),
+             "rows of " + std::to_string(index_fp8_rows().data_bytes) + " or " + std::to_string(index_mxfp4_rows().data_bytes) + " bytes");
   check_that(static_cast<std::int64_t>(want_scale.bytes()) == rows * format.scale_bytes, file.path, "out.dst_scale", describe(want_scale.view()),
              std::to_string(format.scale_bytes) + " bytes for each row of out.dst_k");
   const auto fill = static_cast<int>(params.integer("fill", 0, 255, 0));

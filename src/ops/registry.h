@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "sparsemla/op.h"
 
@@ -117,7 +118,9 @@ std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOp
     } else if (candidate.refuse != nullptr) {
       refusal = candidate.refuse(problem, options);
     }
-    out.push_back({std::string(candidate.name), std::string(candidate.machine), refusal});
+    Candidate seen{
+        .name = std::string(candidate.name), .machine = std::string(candidate.machine), .refusal = refusal};  // nvcc loses a braced argument
+    out.push_back(std::move(seen));
   }
   return out;
 }

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "ops/attention/implementations.h"
+#include "ops/cuda_op.h"
 
 namespace smla {
 
@@ -12,7 +13,8 @@ namespace {
 std::string refuse_avx2(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx2(); }
 std::string refuse_avx512(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx512(); }
 
-constexpr std::array<Implementation<SparseAttention>, 4> kSparseAttention{{
+constexpr std::array<Implementation<SparseAttention>, 5> kSparseAttention{{
+    cuda_line<SparseAttention>(),
     {.name = "avx512",
      .machine = "AVX-512 F/BW/DQ/VL",
      .refuse = refuse_avx512,

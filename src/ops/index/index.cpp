@@ -1,5 +1,6 @@
 // Tables and argument checks of the index family: small ops that share one shape of file.
 #include "core/check.h"
+#include "ops/cuda_op.h"
 #include "ops/index/implementations.h"
 
 namespace smla {
@@ -20,7 +21,7 @@ void check_positive(std::string_view op, std::string_view what, std::int64_t got
 
 template <>
 std::span<const Implementation<TokenToReq>> OpTable<TokenToReq>::implementations() {
-  static constexpr Implementation<TokenToReq> kTable[] = {{.name = "ref", .machine = "any CPU", .run = token_to_req_ref}};
+  static constexpr Implementation<TokenToReq> kTable[] = {cuda_line<TokenToReq>(), {.name = "ref", .machine = "any CPU", .run = token_to_req_ref}};
   return kTable;
 }
 template <>
@@ -35,7 +36,7 @@ void OpTable<TokenToReq>::check_args(const TokenToReq::Problem& problem, const T
 
 template <>
 std::span<const Implementation<SlotMapping>> OpTable<SlotMapping>::implementations() {
-  static constexpr Implementation<SlotMapping> kTable[] = {{.name = "ref", .machine = "any CPU", .run = slot_mapping_ref}};
+  static constexpr Implementation<SlotMapping> kTable[] = {cuda_line<SlotMapping>(), {.name = "ref", .machine = "any CPU", .run = slot_mapping_ref}};
   return kTable;
 }
 template <>
@@ -54,7 +55,8 @@ void OpTable<SlotMapping>::check_args(const SlotMapping::Problem& problem, const
 
 template <>
 std::span<const Implementation<CompressedSlotMapping>> OpTable<CompressedSlotMapping>::implementations() {
-  static constexpr Implementation<CompressedSlotMapping> kTable[] = {{.name = "ref", .machine = "any CPU", .run = compressed_slot_mapping_ref}};
+  static constexpr Implementation<CompressedSlotMapping> kTable[] = {cuda_line<CompressedSlotMapping>(),
+                                                                     {.name = "ref", .machine = "any CPU", .run = compressed_slot_mapping_ref}};
   return kTable;
 }
 template <>
@@ -73,7 +75,8 @@ void OpTable<CompressedSlotMapping>::check_args(const CompressedSlotMapping::Pro
 
 template <>
 std::span<const Implementation<WindowIndices>> OpTable<WindowIndices>::implementations() {
-  static constexpr Implementation<WindowIndices> kTable[] = {{.name = "ref", .machine = "any CPU", .run = window_indices_ref}};
+  static constexpr Implementation<WindowIndices> kTable[] = {cuda_line<WindowIndices>(),
+                                                             {.name = "ref", .machine = "any CPU", .run = window_indices_ref}};
   return kTable;
 }
 template <>
@@ -99,7 +102,8 @@ void OpTable<WindowIndices>::check_args(const WindowIndices::Problem& problem, c
 
 template <>
 std::span<const Implementation<DenseCompressedIndices>> OpTable<DenseCompressedIndices>::implementations() {
-  static constexpr Implementation<DenseCompressedIndices> kTable[] = {{.name = "ref", .machine = "any CPU", .run = dense_compressed_indices_ref}};
+  static constexpr Implementation<DenseCompressedIndices> kTable[] = {cuda_line<DenseCompressedIndices>(),
+                                                                      {.name = "ref", .machine = "any CPU", .run = dense_compressed_indices_ref}};
   return kTable;
 }
 template <>
@@ -123,7 +127,7 @@ void OpTable<DenseCompressedIndices>::check_args(const DenseCompressedIndices::P
 
 template <>
 std::span<const Implementation<GlobalTopk>> OpTable<GlobalTopk>::implementations() {
-  static constexpr Implementation<GlobalTopk> kTable[] = {{.name = "ref", .machine = "any CPU", .run = global_topk_ref}};
+  static constexpr Implementation<GlobalTopk> kTable[] = {cuda_line<GlobalTopk>(), {.name = "ref", .machine = "any CPU", .run = global_topk_ref}};
   return kTable;
 }
 template <>
@@ -144,7 +148,8 @@ void OpTable<GlobalTopk>::check_args(const GlobalTopk::Problem& problem, const G
 
 template <>
 std::span<const Implementation<ShortContextTopk>> OpTable<ShortContextTopk>::implementations() {
-  static constexpr Implementation<ShortContextTopk> kTable[] = {{.name = "ref", .machine = "any CPU", .run = short_context_topk_ref}};
+  static constexpr Implementation<ShortContextTopk> kTable[] = {cuda_line<ShortContextTopk>(),
+                                                                {.name = "ref", .machine = "any CPU", .run = short_context_topk_ref}};
   return kTable;
 }
 template <>
@@ -161,7 +166,8 @@ void OpTable<ShortContextTopk>::check_args(const ShortContextTopk::Problem& prob
 
 template <>
 std::span<const Implementation<CombineTopkWindow>> OpTable<CombineTopkWindow>::implementations() {
-  static constexpr Implementation<CombineTopkWindow> kTable[] = {{.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
+  static constexpr Implementation<CombineTopkWindow> kTable[] = {cuda_line<CombineTopkWindow>(),
+                                                                 {.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
   return kTable;
 }
 template <>
@@ -193,7 +199,8 @@ void OpTable<CombineTopkWindow>::check_args(const CombineTopkWindow::Problem& pr
 
 template <>
 std::span<const Implementation<MixedSparseIndices>> OpTable<MixedSparseIndices>::implementations() {
-  static constexpr Implementation<MixedSparseIndices> kTable[] = {{.name = "ref", .machine = "any CPU", .run = mixed_sparse_indices_ref}};
+  static constexpr Implementation<MixedSparseIndices> kTable[] = {cuda_line<MixedSparseIndices>(),
+                                                                  {.name = "ref", .machine = "any CPU", .run = mixed_sparse_indices_ref}};
   return kTable;
 }
 template <>

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+
+#include "device/numbers.cuh"
+#include "sparsemla/kv_format.h"
+
+namespace smla::device {
+
+/// A paged cache as a kernel reads it: the record format by value.
+struct CacheView {
+  const std::uint8_t* base = nullptr;
+  std::int64_t num_slots = 0;
+  std::int64_t block_size = 1;
+  std::int64_t block_stride = 0;
+  std::int64_t data_bytes = 0;
+  std::int64_t scale_bytes = 0;
+  float scale = 1.0F;
+  int dim = 0;
+  int nope_dim = 0;
+  int group = 0;
+  Element nope = Element::kF32;
+  Element rope = Element::kF32;
+  ScaleKind kind = ScaleKind::kNone;
+
+  __device__ const std::uint8_t* data(std::int64_t slot) const {
+    const std::int64_t block = slot / block_size;
+    return base + block * block_stride + (slot - block * block_size) * data_bytes;
+  }
+  __device__ const std::uint8_t* scales(std::int64_t slot) const {
+    const std::int64_t block = slot / block_size;
+    return base + block * block_stride + block_size * data_bytes + (slot - block * block_size) * scale_bytes;
+  }
+
+  __device__ static float load(const std::uint8_t* row, Element element, std::int64_t first_byte, int i) {
+    switch (element) {
+      case Element::kF32: return *reinterpret_cast<const float*>(row + first_byte + 4 * i);
+      case Element::kBF16: return from_bf16(*reinterpret_cast<const std::uint16_t*>(row + first_byte + 2 * i));
+      case Element::kE4M3: return from_e4m3(row[first_byte + i]);
+      case Element::kE2M1: break;
+    }
+    const unsigned byte = row[first_byte + i / 2];
+    return from_e2m1(i % 2 == 0 ? byte & 15U : byte >> 4);
+  }
+
+  __device__ std::int64_t nope_bytes() const {
+    return nope == Element::kF32 ? 4 * nope_dim : (nope == Element::kBF16 ? 2 * nope_dim : (nope == Element::kE4M3 ? nope_dim : nope_dim / 2));
+  }
+
+  /// Number d of the row of a slot, decoded.
+  __device__ float number(std::int64_t slot, int d) const {
+    const std::uint8_t* row = data(slot);
+    if (d >= nope_dim) return load(row, rope, nope_bytes(), d - nope_dim);
+    const float v = load(row, nope, 0, d);
+    switch (kind) {
+      case ScaleKind::kNone: return v;
+      case ScaleKind::kPerTensor: return v * scale;
+      case ScaleKind::kUe8m0: return v * from_ue8m0(scales(slot)[d / group]);
+      case ScaleKind::kF32: break;
+    }
+    return v * reinterpret_cast<const float*>(scales(slot))[d / group];
+  }
+};
+
+inline CacheView view_of_cache(const PagedCache& cache) {
+  const RowFormat& f = *cache.format;
+  return {.base = cache.base,
+          .num_slots = cache.num_slots(),
+          .block_size = cache.block_size,
+          .block_stride = cache.block_stride_bytes,
+          .data_bytes = f.data_bytes,
+          .scale_bytes = f.scale_bytes,
+          .scale = cache.scale,
+          .dim = f.dim,
+          .nope_dim = f.nope_dim,
+          .group = f.group,
+          .nope = f.nope,
+          .rope = f.rope,
+          .kind = f.scale};
+}
+
+}  // namespace smla::device

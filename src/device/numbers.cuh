@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace smla::device {
+
+/// Exact widening of the stored number formats. e4m3 in integer arithmetic: hardware conversions exist from sm_89 on only.
+__device__ inline float from_bf16(std::uint16_t bits) { return __uint_as_float(static_cast<std::uint32_t>(bits) << 16); }
+
+__device__ inline float from_e4m3(std::uint8_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80U) << 24;
+  const std::uint32_t magnitude = bits & 0x7FU;
+  if (magnitude == 0x7FU) return __uint_as_float(sign | 0x7FC0'0000U);
+  // As the low bits of a float the code is 2^-120 of its value, subnormals too.
+  return __uint_as_float(sign | (magnitude << 20)) * 0x1p120F;
+}
+
+__device__ inline float from_e2m1(unsigned code) {
+  const unsigned m = code & 7U;
+  const float v = m < 2U ? 0.5F * static_cast<float>(m) : __uint_as_float((m << 22) + (126U << 23));
+  return (code & 8U) != 0U ? -v : v;
+}
+
+__device__ inline float from_ue8m0(std::uint8_t byte) {
+  return byte == 255U ? __uint_as_float(0x7FC0'0000U)
+                      : (byte == 0U ? __uint_as_float(0x0040'0000U) : __uint_as_float(static_cast<std::uint32_t>(byte) << 23));
+}
+
+/// Round to nearest even.
+__device__ inline std::uint16_t to_bf16_bits(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+
+}  // namespace smla::device

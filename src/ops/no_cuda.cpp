@@ -1,0 +1,34 @@
+// Every op's CUDA implementation where the build has no CUDA: it refuses every problem, so that it is never run.
+#include "ops/cuda_op.h"
+#include "sparsemla/ops/attention.h"
+#include "sparsemla/ops/index.h"
+
+namespace smla {
+
+template <class Op>
+std::string CudaOp<Op>::refuse(const typename Op::Problem& /*problem*/, const PlanOptions& /*options*/) {
+  return needs_gpu();
+}
+
+template <class Op>
+std::size_t CudaOp<Op>::workspace_bytes(const typename Op::Problem& /*problem*/, int /*threads*/) {
+  return 0;
+}
+
+template <class Op>
+void CudaOp<Op>::run(const typename Op::Problem& /*problem*/, const typename Op::Args& /*args*/, const RunContext& /*context*/) {
+  throw Unsupported(std::string(Op::kName) + ": " + needs_gpu());
+}
+
+template struct CudaOp<TokenToReq>;
+template struct CudaOp<SlotMapping>;
+template struct CudaOp<CompressedSlotMapping>;
+template struct CudaOp<WindowIndices>;
+template struct CudaOp<DenseCompressedIndices>;
+template struct CudaOp<GlobalTopk>;
+template struct CudaOp<ShortContextTopk>;
+template struct CudaOp<CombineTopkWindow>;
+template struct CudaOp<MixedSparseIndices>;
+template struct CudaOp<SparseAttention>;
+
+}  // namespace smla

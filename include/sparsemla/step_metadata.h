@@ -72,6 +72,7 @@ struct LayerStep {
   ConstTensorView gather_lens;              ///< [Rp] I32: window rows that a prefill gathers (spec 6.4)
   ConstTensorView entry_slots;              ///< [T] I64, compress layers
   ConstTensorView entry_lens;               ///< [T] I32 visible entries, compress layers; 0 for padding
+  ConstTensorView topk_lens;                ///< [T] I32 entries that a C4A row holds: min(entry_lens, index_topk), C4A layers
   ConstTensorView entry_counts;             ///< [Rp] I32: entries of a prefill's sequence, seq / ratio, compress layers
   ConstTensorView entry_block_table;        ///< [R, columns] I32, compress layers
   ConstTensorView state_slots;              ///< [T] I64, compress layers

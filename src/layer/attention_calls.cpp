@@ -215,7 +215,9 @@ void CallRunner::direct(const AttentionCall& call) const {
     const std::int64_t window = step.window_indices.size(1);
     args.scopes[0].indices = rows(mixed).slice(1, 0, window);
     if (config.has_compressor()) {
-      args.scopes[1] = {.cache = caches.compressed, .indices = rows(mixed).slice(1, window, mixed.size(1)), .lens = rows(step.entry_lens)};
+      args.scopes[1] = {.cache = caches.compressed,
+                        .indices = rows(mixed).slice(1, window, mixed.size(1)),
+                        .lens = rows(config.has_indexer() ? step.topk_lens : step.entry_lens)};
     }
   } else if (config.has_indexer()) {
     args.scopes[1] = {.cache = caches.compressed, .indices = rows(b.slots), .lens = rows(b.slot_lens)};

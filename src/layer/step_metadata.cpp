@@ -179,6 +179,7 @@ LayerStep StepMetadata::layer(std::int64_t layer) const {
   step.state_block_table = group(CacheRole::kState).block_table;
   if (config.has_indexer()) {
     step.topk = s.topk.view();
+    step.topk_lens = const_view(ratio.topk_lens);
     if (!config.chooses()) return step;
     step.index_state_slots = const_view(group(CacheRole::kIndexState).slots);
     step.index_state_block_table = group(CacheRole::kIndexState).block_table;

@@ -67,7 +67,12 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
     out.entry_counts.as<std::int32_t>()[r] = std::max(seq_lens.as<std::int32_t>()[shape.split.decodes + r], 0) / ratio;
   }
 
-  if (ratio == 4) return;  // C4A rows come from the indexer
+  if (ratio == 4) {  // C4A rows come from the indexer
+    shape_as(out.topk_lens, DType::kI32, {shape.tokens});
+    const auto most = static_cast<std::int32_t>(layers[static_cast<std::size_t>(layer)].index_topk);
+    for (std::int64_t t = 0; t < shape.tokens; ++t) out.topk_lens.as<std::int32_t>()[t] = std::min(lens[t], most);
+    return;
+  }
   const std::int64_t width = std::max<std::int64_t>(shape.max_seq_len / ratio, 1);
   const auto dense = [&](std::int64_t begin, bool global, HostTensor& indices, HostTensor& row_lens) {
     const std::int64_t rows = shape.tokens - begin;

@@ -24,6 +24,7 @@ struct GroupStep {
 struct RatioStep {
   HostTensor entry_slots;   ///< [T] I64
   HostTensor entry_lens;    ///< [T] I32
+  HostTensor topk_lens;     ///< [T] I32, ratio 4
   HostTensor entry_counts;  ///< [Rp] I32
   HostTensor dense_indices;
   HostTensor dense_lens;

@@ -487,10 +487,9 @@ TEST(Validate, Step) {
   EXPECT_THAT((Batch{.rope = 129}.error()), HasSubstr("positions row 1: got 129, expected 0..128"));
 }
 
-// Chunks, drafts that are thrown away, preemption: what the engine gives its ops has no bad number. (The flashinfer front-end hands C4A rows their visible
-// entries as lengths, more than its matrix has columns, and leaves the rest to the clamp that attention promises.)
+// Chunks, drafts that are thrown away, preemption: what the engine gives its ops has no bad number.
 TEST(Validate, ALiveRunPasses) {
-  for (const FrontEnd front_end : {FrontEnd::kFlashMla, FrontEnd::kSm120}) {
+  for (const FrontEnd front_end : {FrontEnd::kFlashMla, FrontEnd::kFlashInfer, FrontEnd::kSm120}) {
     EngineOptions o;
     o.model = model_preset("tiny");
     o.model.hidden_size = 32;

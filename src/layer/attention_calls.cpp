@@ -151,7 +151,7 @@ class CallPlanner {
                                                       .clear_rest = false});
       calls_.gathered_rows = std::max(calls_.gathered_rows, requests * chunk.m);
       calls_.combined_rows = std::max(calls_.combined_rows, tokens);
-      calls_.calls.push_back(std::move(call));
+      calls_.calls.push_back(call);
     }
   }
 

@@ -17,12 +17,12 @@ void check_factor(const JsonReader& params, const char* name, std::int64_t n) {
   check_that(std::fabs(got - expected) <= 1e-6 * expected, params.where(), name, std::to_string(got), std::to_string(expected));
 }
 
-/// Where the op writes no score, what upstream left there is handed back as it is: only ReplayResult::defined columns are compared.
-HostTensor prefilled_scores(const CaseFile& file, std::int64_t rows, std::int64_t width) {
+/// As wide as upstream's own, which may be padded. Only ReplayResult::defined columns are compared, and there a score that was not written shows.
+HostTensor poisoned_scores(const CaseFile& file, std::int64_t rows, std::int64_t width) {
   const HostTensor* want = file.find("out.logits");
   if (want == nullptr) return poisoned(DType::kF32, {rows, width});
   check_tensor(file.path, "out.logits", want->view(), {rows, kAny}, {DType::kF32});
-  return want->clone();
+  return poisoned(DType::kF32, want->shape());
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ ReplayResult paged_logits(const CaseFile& file, const ReplayOptions& options) {
   const auto longest = rows == 0 ? 0 : *std::max_element(lens.as<std::int32_t>(), lens.as<std::int32_t>() + rows);
   // No entry exists past the block table, whatever the lengths say: a width that the file itself justifies.
   const std::int64_t held = args.block_table.size(1) * args.cache.block_size;
-  HostTensor logits = prefilled_scores(file, rows, std::clamp<std::int64_t>(longest, 0, held));
+  HostTensor logits = poisoned_scores(file, rows, std::clamp<std::int64_t>(longest, 0, held));
   args.logits = logits.view();
   const IndexerLogits::Problem problem{
       .rows = rows, .heads = q.size(2), .dim = static_cast<int>(q.size(3)), .width = logits.size(1), .format = &index_fp8_rows()};
@@ -150,7 +150,7 @@ ReplayResult ragged_logits(const CaseFile& file, const ReplayOptions& options) {
   const HostTensor& ends = input(file, {"ke", "cu_seq_len_k_end", "cu_seqlen_ke"});
   args.starts = starts.view();
   args.ends = ends.view();
-  HostTensor logits = prefilled_scores(file, rows, keys);
+  HostTensor logits = poisoned_scores(file, rows, keys);
   // Upstream may pad its rows; what is past the keys is not defined.
   args.logits = logits.view();
   check_that(logits.size(1) >= keys, file.path, "columns of out.logits", logits.size(1), "at least the " + std::to_string(keys) + " keys");

@@ -146,6 +146,7 @@ TEST(Engine, ASavedRequestGoesOnElsewhereBitForBit) {
     EXPECT_EQ(to.results()[1].state, RequestResult::State::kFinished);
     EXPECT_EQ(to.results()[1].generated, want.generated);
     EXPECT_EQ(to.results()[1].digest, want.digest) << steps << " steps before the move";
+    EXPECT_EQ(to.totals().recomputed_tokens, 0) << "the snapshot's last token was computed again";
     EXPECT_THAT(error_of([&] { to.restore_request(snapshot); }), HasSubstr("id of the snapshot: got 5"));
     EXPECT_THAT(error_of([&] { to.save_request(5); }), HasSubstr("id: got 5, expected a running request's"));
   }

@@ -2,7 +2,7 @@
 """Measures what docs/performance.md shows and writes its tables. Standard library only.
 
 performance.py measure PROGRAM [--out DIR] [--clock wall|cpu] [--threads N] [--quick] [--no-transformers]
-    Runs `smla bench` and tools/compare_transformers.py; their JSON goes to DIR (build/performance). About 8 minutes on two quiet cores. The comparison
+    Runs `smla bench` and tools/compare_transformers.py; their JSON goes to DIR (build/performance). About 5 minutes on two quiet cores. The comparison
     runs in a virtual environment DIR/venv, made with pip when it is missing (SMLA_HF_PYTHON names another python that has torch and transformers); where
     it cannot be made the other measurements stand and the page says so.
 performance.py render [--out DIR]

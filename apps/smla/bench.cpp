@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "ops/registry.h"
 #include "sparsemla/error.h"
+#include "sparsemla/front_end.h"
 
 namespace smla {
 
@@ -39,7 +40,7 @@ struct BenchArguments {
 bench::Options bench_options(const BenchArguments& a) {
   bench::Options o = a.options;
   o.model = load_model_config(a.model);
-  o.rows = &cache_rows(a.cache_dtype);
+  o.rows = &cache_rows(FrontEnd::kFlashMla, a.cache_dtype);
   o.index_rows = a.index_dtype == "mxfp4" ? &index_mxfp4_rows() : &index_fp8_rows();
   o.measure.clock = a.clock == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
   o.measure.threads = resolve_threads(o.threads);

@@ -70,10 +70,6 @@ std::span<const RowFormat* const> all_row_formats();
 /// The format of that name. @throws InvalidArgument with the accepted names.
 const RowFormat& row_format(std::string_view name);
 
-/// The attention rows that a --cache-dtype name means for the flashmla front-end (spec 15): fp8_ds_mla = fp8 = fp8_e4m3 = fp8_inc = auto,
-/// bf16 = bfloat16, fp8_per_tensor. @throws InvalidArgument for e5m2 and unknown names, with the accepted ones.
-const RowFormat& cache_rows(std::string_view cache_dtype);
-
 /// Bytes of a block of `block_size` rows without padding, and rounded up to the format's page alignment.
 std::int64_t block_bytes(const RowFormat& format, std::int64_t block_size);
 std::int64_t page_bytes(const RowFormat& format, std::int64_t block_size);

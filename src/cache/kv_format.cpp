@@ -99,16 +99,6 @@ const RowFormat& row_format(std::string_view name) {
   throw InvalidArgument("row format: got \"" + std::string(name) + "\", expected one of " + accepted);
 }
 
-const RowFormat& cache_rows(std::string_view cache_dtype) {
-  if (cache_dtype == "bf16" || cache_dtype == "bfloat16") return kBf16;
-  if (cache_dtype == "fp8_per_tensor") return kFp8PerTensor;
-  for (const std::string_view name : {"fp8_ds_mla", "fp8", "fp8_e4m3", "fp8_inc", "auto"}) {
-    if (cache_dtype == name) return kFp8DsMla;
-  }
-  throw InvalidArgument("cache dtype: got \"" + std::string(cache_dtype) +
-                        "\", expected one of fp8_ds_mla (fp8, fp8_e4m3, fp8_inc, auto), bf16 (bfloat16), fp8_per_tensor");
-}
-
 std::int64_t block_bytes(const RowFormat& format, std::int64_t block_size) { return block_size * format.row_bytes(); }
 
 std::int64_t page_bytes(const RowFormat& format, std::int64_t block_size) {

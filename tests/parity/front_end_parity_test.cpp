@@ -11,7 +11,6 @@ namespace smla {
 namespace {
 
 using test::LayerHarness;
-using test::Piece;
 using test::Steps;
 using test::Surroundings;
 using test::Trace;

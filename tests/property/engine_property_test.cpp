@@ -4,33 +4,16 @@
 #include <map>
 
 #include "property/few_cases.h"
+#include "property/small_model.h"
 #include "sparsemla/engine.h"
 #include "sparsemla/run_check.h"
 
 namespace smla {
 namespace {
 
-/// All three layer kinds, small enough for the reference.
-ModelConfig small_model() {
-  ModelConfig m;
-  m.name = "small";
-  m.hidden_size = 32;
-  m.num_layers = 3;
-  m.num_heads = 2;
-  m.q_lora_rank = 16;
-  m.o_lora_rank = 8;
-  m.o_groups = 2;
-  m.index_n_heads = 2;
-  m.index_topk = 9;
-  m.yarn = YarnConfig{};
-  m.max_position = 4096;
-  m.compress_ratios = {0, 4, 128};
-  return m;
-}
-
 EngineOptions small_options(std::int64_t max_model_len) {
   EngineOptions o;
-  o.model = small_model();
+  o.model = test::small_model();
   o.layers = {0, 1, 2};
   o.layer.deterministic = true;
   o.layer.implementations = {{"projection", "ref"}};

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "property/layer_harness.h"
+#include "property/small_model.h"
 #include "sparsemla/engine.h"
 
 namespace smla {
@@ -60,26 +61,9 @@ TEST(Incident, Vllm43416WhatBlocksHeldBeforeDoesNotMatter) {
   }
 }
 
-ModelConfig three_kinds() {
-  ModelConfig m;
-  m.name = "small";
-  m.hidden_size = 32;
-  m.num_layers = 3;
-  m.num_heads = 2;
-  m.q_lora_rank = 16;
-  m.o_lora_rank = 8;
-  m.o_groups = 2;
-  m.index_n_heads = 2;
-  m.index_topk = 9;
-  m.yarn = YarnConfig{};
-  m.max_position = 4096;
-  m.compress_ratios = {0, 4, 128};
-  return m;
-}
-
 std::map<std::int64_t, std::uint64_t> digests(const std::vector<RequestSpec>& specs, int speculative) {
   EngineOptions o;
-  o.model = three_kinds();
+  o.model = test::small_model();
   o.layers = {0, 1, 2};
   o.layer = plain();
   o.max_batched_tokens = 48;

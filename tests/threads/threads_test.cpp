@@ -11,6 +11,7 @@
 #include "parity/attention_cases.h"
 #include "parity/topk_cases.h"
 #include "property/layer_harness.h"
+#include "property/small_model.h"
 #include "sparsemla/case.h"
 #include "sparsemla/engine.h"
 #include "sparsemla/ops/index.h"
@@ -145,18 +146,7 @@ TEST(Threads, OneLayerServesSeveralThreads) {
 
 std::uint64_t digest_of_a_run(std::uint64_t seed) {
   EngineOptions o;
-  o.model.name = "small";
-  o.model.hidden_size = 32;
-  o.model.num_layers = 3;
-  o.model.num_heads = 2;
-  o.model.q_lora_rank = 16;
-  o.model.o_lora_rank = 8;
-  o.model.o_groups = 2;
-  o.model.index_n_heads = 2;
-  o.model.index_topk = 9;
-  o.model.yarn = YarnConfig{};
-  o.model.max_position = 4096;
-  o.model.compress_ratios = {0, 4, 128};
+  o.model = test::small_model();
   o.layers = {0, 1, 2};
   o.layer = options();
   o.max_batched_tokens = 48;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <numeric>
 
+#include "property/small_model.h"
 #include "sparsemla/engine.h"
 
 namespace smla {
@@ -491,17 +492,7 @@ TEST(Validate, Step) {
 TEST(Validate, ALiveRunPasses) {
   for (const FrontEnd front_end : {FrontEnd::kFlashMla, FrontEnd::kFlashInfer, FrontEnd::kSm120}) {
     EngineOptions o;
-    o.model = model_preset("tiny");
-    o.model.hidden_size = 32;
-    o.model.num_heads = 2;
-    o.model.q_lora_rank = 16;
-    o.model.o_lora_rank = 8;
-    o.model.o_groups = 2;
-    o.model.index_n_heads = 2;
-    o.model.index_topk = 9;
-    o.model.num_layers = 3;
-    o.model.num_mtp_layers = 0;
-    o.model.compress_ratios = {0, 4, 128};
+    o.model = test::small_model();
     o.layers = {0, 1, 2};
     o.layer.front_end = front_end;
     o.max_batched_tokens = 40;

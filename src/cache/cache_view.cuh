@@ -9,12 +9,13 @@ namespace smla::device {
 
 /// A paged cache as a kernel reads it: the record format by value.
 struct CacheView {
-  const std::uint8_t* base = nullptr;
+  std::uint8_t* base = nullptr;
   std::int64_t num_slots = 0;
   std::int64_t block_size = 1;
   std::int64_t block_stride = 0;
   std::int64_t data_bytes = 0;
   std::int64_t scale_bytes = 0;
+  std::int64_t inline_scale_bytes = 0;
   float scale = 1.0F;
   int dim = 0;
   int nope_dim = 0;
@@ -23,11 +24,13 @@ struct CacheView {
   Element rope = Element::kF32;
   ScaleKind kind = ScaleKind::kNone;
 
-  __device__ const std::uint8_t* data(std::int64_t slot) const {
+  __device__ std::uint8_t* data(std::int64_t slot) const {
     const std::int64_t block = slot / block_size;
     return base + block * block_stride + (slot - block * block_size) * data_bytes;
   }
-  __device__ const std::uint8_t* scales(std::int64_t slot) const {
+  /// The scales of a row: inside it, or with those of the block's other rows.
+  __device__ std::uint8_t* scales(std::int64_t slot) const {
+    if (inline_scale_bytes > 0) return data(slot) + nope_bytes();
     const std::int64_t block = slot / block_size;
     return base + block * block_stride + block_size * data_bytes + (slot - block * block_size) * scale_bytes;
   }
@@ -47,10 +50,12 @@ struct CacheView {
     return nope == Element::kF32 ? 4 * nope_dim : (nope == Element::kBF16 ? 2 * nope_dim : (nope == Element::kE4M3 ? nope_dim : nope_dim / 2));
   }
 
+  __device__ std::int64_t rope_offset() const { return nope_bytes() + inline_scale_bytes; }
+
   /// Number d of the row of a slot, decoded.
   __device__ float number(std::int64_t slot, int d) const {
     const std::uint8_t* row = data(slot);
-    if (d >= nope_dim) return load(row, rope, nope_bytes(), d - nope_dim);
+    if (d >= nope_dim) return load(row, rope, rope_offset(), d - nope_dim);
     const float v = load(row, nope, 0, d);
     switch (kind) {
       case ScaleKind::kNone: return v;
@@ -70,6 +75,7 @@ inline CacheView view_of_cache(const PagedCache& cache) {
           .block_stride = cache.block_stride_bytes,
           .data_bytes = f.data_bytes,
           .scale_bytes = f.scale_bytes,
+          .inline_scale_bytes = f.inline_scale_bytes,
           .scale = cache.scale,
           .dim = f.dim,
           .nope_dim = f.nope_dim,

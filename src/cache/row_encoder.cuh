@@ -1,0 +1,150 @@
+#pragma once
+
+// Cache rows written by kernels, the bytes of encode_row in cache/row_codec.h:
+//
+//   encode_row(cache, slot, row, clamp, warp, warps)            row: a __shared__ or global const float*, 16-byte aligned
+//   encode_row_of(cache, slot, clamp, warp, warps, quad)        quad(q): numbers 4q..4q+3 as a float4, asked of one thread once
+//
+// `warps` whole warps of a block call it together, each with its own number `warp`, all 32 lanes, with the same other arguments. It has no barrier: a
+// row in shared memory must be complete before (__syncthreads, or __syncwarp for one warp) and may be changed only after another. `slot` must be in
+// the cache. Any base and block stride will do: where a store cannot be wide, it is narrow.
+
+#include <string>
+
+#include "cache/cache_view.cuh"
+#include "core/codecs.h"
+
+namespace smla::device {
+
+/// Why the device cannot encode such rows; empty where it can. A group of numbers with one scale must be a power of two that a warp holds.
+inline std::string encoder_refusal(const RowFormat& f) {
+  const bool whole = f.dim % 4 == 0 && f.nope_dim % 4 == 0;
+  const bool groups = f.group == 0 || (f.group >= 4 && f.group <= 128 && (f.group & (f.group - 1)) == 0 && f.nope_dim % f.group == 0);
+  return whole && groups ? "" : std::string(f.name) + " rows: dims or groups that a warp cannot share out by fours";
+}
+
+__device__ inline float4 rounded_to_bf16(float4 v) {
+  return {to_float(to_bf16(v.x)), to_float(to_bf16(v.y)), to_float(to_bf16(v.z)), to_float(to_bf16(v.w))};
+}
+__device__ inline float4 scaled(float4 v, float factor) {
+  return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor)};
+}
+/// NaN counts as no number.
+__device__ inline float largest_magnitude(float4 v) { return fmaxf(fmaxf(fmaxf(fmaxf(0.0F, fabsf(v.x)), fabsf(v.y)), fabsf(v.z)), fabsf(v.w)); }
+
+/// Largest of every `lanes` neighbours of a warp, a power of two.
+__device__ inline float max_of_lanes(float v, int lanes) {
+  for (int i = lanes / 2; i > 0; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFF'FFFFU, v, i));
+  return v;
+}
+
+/// Four numbers in the bytes of an element, the first in the lowest.
+__device__ inline uint4 f32_bits(float4 v) { return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)}; }
+__device__ inline uint2 bf16_bits(float4 v) {
+  return {to_bf16(v.x).bits | static_cast<std::uint32_t>(to_bf16(v.y).bits) << 16, to_bf16(v.z).bits | static_cast<std::uint32_t>(to_bf16(v.w).bits)
+                                                                                                           << 16};
+}
+__device__ inline std::uint32_t e4m3_bits(float4 v) {
+  return to_e4m3(v.x).bits | static_cast<std::uint32_t>(to_e4m3(v.y).bits) << 8 | static_cast<std::uint32_t>(to_e4m3(v.z).bits) << 16 |
+         static_cast<std::uint32_t>(to_e4m3(v.w).bits) << 24;
+}
+__device__ inline std::uint16_t e2m1_bits(float4 v) {
+  return static_cast<std::uint16_t>(to_e2m1(v.x) | to_e2m1(v.y) << 4 | to_e2m1(v.z) << 8 | to_e2m1(v.w) << 12);
+}
+
+template <class Word>
+__device__ bool aligned(const void* p) {
+  return reinterpret_cast<std::uintptr_t>(p) % sizeof(Word) == 0;
+}
+
+/// Any address.
+__device__ inline void put(std::uint8_t* to, std::uint16_t word) {
+  if (aligned<std::uint16_t>(to)) {
+    *reinterpret_cast<std::uint16_t*>(to) = word;
+    return;
+  }
+  to[0] = static_cast<std::uint8_t>(word);
+  to[1] = static_cast<std::uint8_t>(word >> 8);
+}
+__device__ inline void put(std::uint8_t* to, std::uint32_t word) {
+  if (aligned<std::uint32_t>(to)) {
+    *reinterpret_cast<std::uint32_t*>(to) = word;
+    return;
+  }
+  put(to, static_cast<std::uint16_t>(word));
+  put(to + 2, static_cast<std::uint16_t>(word >> 16));
+}
+__device__ inline void put(std::uint8_t* to, uint2 words) {
+  if (aligned<uint2>(to)) {
+    *reinterpret_cast<uint2*>(to) = words;
+    return;
+  }
+  put(to, words.x);
+  put(to + 4, words.y);
+}
+__device__ inline void put(std::uint8_t* to, uint4 words) {
+  if (aligned<uint4>(to)) {
+    *reinterpret_cast<uint4*>(to) = words;
+    return;
+  }
+  put(to, uint2{words.x, words.y});
+  put(to + 8, uint2{words.z, words.w});
+}
+
+/// Numbers 4q..4q+3 of the part of a row that begins at `bytes`, rounded once.
+__device__ inline void store_quad(Element element, std::uint8_t* bytes, int q, float4 v) {
+  switch (element) {
+    case Element::kF32: put(bytes + 16 * q, f32_bits(v)); break;
+    case Element::kBF16: put(bytes + 8 * q, bf16_bits(v)); break;
+    case Element::kE4M3: put(bytes + 4 * q, e4m3_bits(v)); break;
+    case Element::kE2M1: put(bytes + 2 * q, e2m1_bits(v)); break;
+  }
+}
+
+/// Exponent of a group's scale, and the scale's bytes.
+__device__ inline int group_exponent(Element element, float amax, ClampRule clamp) {
+  return element == Element::kE2M1 ? e2m1_group_exponent(amax) : e4m3_group_exponent(amax, clamp == ClampRule::kScale);
+}
+__device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, int e) {
+  if (kind == ScaleKind::kUe8m0) {
+    scales[g] = static_cast<std::uint8_t>(min(max(e + 127, 0), 255));
+  } else {
+    put(scales + 4 * g, __float_as_uint(exp2_int(e)));
+  }
+}
+
+/// Numbers that `quad` computes, see above.
+template <class Quad>
+__device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad) {
+  std::uint8_t* data = cache.data(slot);
+  std::uint8_t* scales = cache.scales(slot);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int nope = cache.nope_dim / 4;
+  const int lanes = cache.group / 4;
+  for (int first = 32 * warp; lanes > 0 && first < nope; first += 32 * warps) {
+    const int q = first + lane;
+    const float4 v = q < nope ? rounded_to_bf16(quad(q)) : float4{0, 0, 0, 0};
+    const int e = group_exponent(cache.nope, max_of_lanes(largest_magnitude(v), lanes), clamp);
+    if (q >= nope) continue;
+    store_quad(cache.nope, data, q, scaled(v, exp2_int(-e)));
+    if (q % lanes == 0) store_scale(cache.kind, scales, q / lanes, e);
+  }
+  const int thread = 32 * warp + lane;
+  const int threads = 32 * warps;
+  if (lanes == 0) {
+    const bool divide = cache.kind == ScaleKind::kPerTensor;
+    const float factor = divide ? 1.0F / cache.scale : 1.0F;
+    for (int q = thread; q < nope; q += threads) store_quad(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
+  }
+  for (int q = nope + thread; q < cache.dim / 4; q += threads) store_quad(cache.rope, data + cache.rope_offset(), q - nope, quad(q));
+  // The rest of a scale slot is 0.
+  const int written = lanes == 0 ? 0 : nope / lanes * (cache.kind == ScaleKind::kUe8m0 ? 1 : 4);
+  for (int i = written + thread; i < cache.scale_bytes + cache.inline_scale_bytes; i += threads) scales[i] = 0;
+}
+
+/// A row in memory, see above.
+__device__ inline void encode_row(const CacheView& cache, std::int64_t slot, const float* row, ClampRule clamp, int warp = 0, int warps = 1) {
+  encode_row_of(cache, slot, clamp, warp, warps, [row](int q) { return reinterpret_cast<const float4*>(row)[q]; });
+}
+
+}  // namespace smla::device

@@ -49,6 +49,7 @@ constexpr ReplayEntry entry() {
 std::span<const ReplayEntry> table() {
   static constexpr std::array kTable{entry<Projection>(),
                                      entry<RmsNorm>(),
+                                     entry<AddRows>(),
                                      entry<QNormRopeInsert>(),
                                      entry<InsertRows>(),
                                      entry<SaveState>(),
@@ -65,6 +66,9 @@ std::span<const ReplayEntry> table() {
                                      entry<DenseCompressedIndices>(),
                                      entry<GlobalTopk>(),
                                      entry<ShortContextTopk>(),
+                                     entry<VisibleEntries>(),
+                                     entry<PrefillLens>(),
+                                     entry<DraftPositions>(),
                                      entry<CombineTopkWindow>(),
                                      entry<MixedSparseIndices>(),
                                      entry<GatherRows>(),

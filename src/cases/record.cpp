@@ -194,10 +194,10 @@ void record_calls(const std::string& folder) {
     if (!std::filesystem::is_directory(folder)) throw IoError("record_calls: " + folder + ": got " + error.message() + ", expected a folder");
   }
   recorder().folder = folder;
-  observe<Projection, RmsNorm, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits,
-          TopK, TokenToReq, SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk,
-          CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention, MergePartials, InverseRope, InverseRopeQuant, PackSequences,
-          UnpackSequences>(!folder.empty());
+  observe<Projection, RmsNorm, AddRows, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, GatherIndexRows,
+          RaggedIndexerLogits, TopK, TokenToReq, SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk,
+          ShortContextTopk, VisibleEntries, PrefillLens, DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention,
+          MergePartials, InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>(!folder.empty());
 }
 
 void record_calls_from_environment() {

@@ -96,6 +96,22 @@ ShortContextTopk::Problem typical<ShortContextTopk>() {
   return {.tokens = 64, .k = 512};
 }
 template <>
+VisibleEntries::Problem typical<VisibleEntries>() {
+  return {.tokens = 64};
+}
+template <>
+PrefillLens::Problem typical<PrefillLens>() {
+  return {.requests = 8};
+}
+template <>
+DraftPositions::Problem typical<DraftPositions>() {
+  return {.requests = 8};
+}
+template <>
+AddRows::Problem typical<AddRows>() {
+  return {.rows = 64, .dim = 4096};
+}
+template <>
 CombineTopkWindow::Problem typical<CombineTopkWindow>() {
   return {.requests = 4, .tokens = 64, .top_k = 512, .m = 2048, .n = 1024};
 }
@@ -140,8 +156,9 @@ OpInfo info(std::string_view family, std::string_view problem) {
 }  // namespace
 
 std::span<const OpInfo> op_catalog() {
-  static const std::array<OpInfo, 27> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
+  static const std::array<OpInfo, 31> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
                                            info<RmsNorm>("norm_rope", "64 rows of 1024, bf16"),
+                                           info<AddRows>("norm_rope", "64 rows of 4096, bf16"),
                                            info<QNormRopeInsert>("norm_rope", "64 tokens, 64 heads, fp8_ds_mla rows"),
                                            info<InsertRows>("norm_rope", "64 tokens, fp8_ds_mla rows"),
                                            info<SaveState>("compressor", "64 tokens, C4A"),
@@ -158,6 +175,9 @@ std::span<const OpInfo> op_catalog() {
                                            info<DenseCompressedIndices>("index", "8 requests, 64 tokens, C128A, 128 columns"),
                                            info<GlobalTopk>("index", "8 requests, 64 tokens, top 512"),
                                            info<ShortContextTopk>("index", "64 tokens, top 512"),
+                                           info<VisibleEntries>("index", "64 tokens, C4A"),
+                                           info<PrefillLens>("index", "8 requests, window 128, C4A"),
+                                           info<DraftPositions>("index", "8 requests"),
                                            info<CombineTopkWindow>("index", "4 requests, 64 tokens, top 512, window 128"),
                                            info<MixedSparseIndices>("index", "8 requests, 4 decode and 60 prefill tokens, top 512"),
                                            info<GatherRows>("attention", "4 requests, 2048 rows each, fp8_ds_mla rows"),

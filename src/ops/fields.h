@@ -31,6 +31,9 @@ void fields(RmsNorm::Problem& p, auto&& f) {
 }
 void tensors(RmsNorm::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(weight), SMLA_OUT(y); }
 
+void fields(AddRows::Problem& p, auto&& f) { SMLA_FIELD(rows), SMLA_FIELD(dim), SMLA_FIELD(dtype); }
+void tensors(AddRows::Args& a, auto&& t) { SMLA_IN(y), SMLA_OUT(x); }
+
 void fields(QNormRopeInsert::Problem& p, auto&& f) {
   SMLA_FIELD(tokens), SMLA_FIELD(heads), SMLA_FIELD(out_heads), SMLA_FIELD(dim), SMLA_FIELD(rope_dim), SMLA_FIELD(in), SMLA_FIELD(q_out);
   SMLA_FIELD(format), SMLA_FIELD(eps), SMLA_FIELD(q_scale_inv), SMLA_FIELD(clamp);
@@ -121,6 +124,17 @@ void tensors(GlobalTopk::Args& a, auto&& t) {
 
 void fields(ShortContextTopk::Problem& p, auto&& f) { SMLA_FIELD(tokens), SMLA_FIELD(ratio), SMLA_FIELD(k); }
 void tensors(ShortContextTopk::Args& a, auto&& t) { SMLA_IN(positions), SMLA_OUT(indices); }
+
+void fields(VisibleEntries::Problem& p, auto&& f) { SMLA_FIELD(tokens), SMLA_FIELD(ratio), SMLA_FIELD(top_k); }
+void tensors(VisibleEntries::Args& a, auto&& t) {
+  SMLA_IN(positions), SMLA_IN(slot_mapping), SMLA_OUT(valid), SMLA_OUT(lens), SMLA_OUT(topk_lens);
+}
+
+void fields(PrefillLens::Problem& p, auto&& f) { SMLA_FIELD(requests), SMLA_FIELD(decodes), SMLA_FIELD(window), SMLA_FIELD(ratio); }
+void tensors(PrefillLens::Args& a, auto&& t) { SMLA_IN(query_start_loc), SMLA_IN(seq_lens), SMLA_OUT(gather_lens), SMLA_OUT(entry_counts); }
+
+void fields(DraftPositions::Problem& p, auto&& f) { SMLA_FIELD(requests); }
+void tensors(DraftPositions::Args& a, auto&& t) { SMLA_IN(seq_lens), SMLA_OUT(positions); }
 
 void fields(CombineTopkWindow::Problem& p, auto&& f) {
   SMLA_FIELD(requests), SMLA_FIELD(tokens), SMLA_FIELD(window), SMLA_FIELD(ratio), SMLA_FIELD(top_k), SMLA_FIELD(m), SMLA_FIELD(n);

@@ -2,6 +2,7 @@
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/attention.h"
 #include "sparsemla/ops/index.h"
+#include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
 
@@ -27,8 +28,12 @@ template struct CudaOp<WindowIndices>;
 template struct CudaOp<DenseCompressedIndices>;
 template struct CudaOp<GlobalTopk>;
 template struct CudaOp<ShortContextTopk>;
+template struct CudaOp<VisibleEntries>;
+template struct CudaOp<PrefillLens>;
+template struct CudaOp<DraftPositions>;
 template struct CudaOp<CombineTopkWindow>;
 template struct CudaOp<MixedSparseIndices>;
 template struct CudaOp<SparseAttention>;
+template struct CudaOp<AddRows>;
 
 }  // namespace smla

@@ -250,6 +250,23 @@ void validate(const GlobalTopk::Problem& problem, const GlobalTopk::Args& args) 
 
 void validate(const ShortContextTopk::Problem& problem, const ShortContextTopk::Args& args) { check_shapes<ShortContextTopk>(problem, args); }
 
+void validate(const VisibleEntries::Problem& problem, const VisibleEntries::Args& args) { check_shapes<VisibleEntries>(problem, args); }
+
+void validate(const PrefillLens::Problem& problem, const PrefillLens::Args& args) {
+  constexpr std::string_view op = PrefillLens::kName;
+  check_shapes<PrefillLens>(problem, args);
+  const Numbers start(op, "query_start_loc", args.query_start_loc);
+  const Numbers seq(op, "seq_lens", args.seq_lens);
+  for (std::int64_t r = problem.decodes; r < problem.requests; ++r) {
+    start.in(start(r), INT32_MAX, r + 1);
+    seq.in(start(r + 1) - start(r), INT32_MAX, r);
+  }
+}
+
+void validate(const DraftPositions::Problem& problem, const DraftPositions::Args& args) { check_shapes<DraftPositions>(problem, args); }
+
+void validate(const AddRows::Problem& problem, const AddRows::Args& args) { check_shapes<AddRows>(problem, args); }
+
 void validate(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args) {
   constexpr std::string_view op = CombineTopkWindow::kName;
   check_shapes<CombineTopkWindow>(problem, args);
@@ -393,8 +410,9 @@ void watch(bool on) {
 
 void validate_calls(bool on) {
   watch<SparseAttention, MergePartials, GatherRows, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, TokenToReq, SlotMapping,
-        CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, CombineTopkWindow, MixedSparseIndices, SaveState,
-        CompressStore, QNormRopeInsert, InsertRows, InverseRope, InverseRopeQuant, RmsNorm, Projection, PackSequences, UnpackSequences>(on);
+        CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, VisibleEntries, PrefillLens, DraftPositions,
+        CombineTopkWindow, MixedSparseIndices, SaveState, CompressStore, QNormRopeInsert, InsertRows, InverseRope, InverseRopeQuant, RmsNorm, AddRows,
+        Projection, PackSequences, UnpackSequences>(on);
 }
 
 }  // namespace smla

@@ -160,6 +160,60 @@ struct ShortContextTopk {
   };
 };
 
+/// Which tokens are real, and how many compressed entries each sees (spec 2, 6.2):
+///   valid = slot >= 0;  lens = (pos+1)/ratio where valid and pos >= 0, else 0;  topk_lens = min(lens, top_k).
+struct VisibleEntries {
+  static constexpr std::string_view kName = "visible_entries";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
+  struct Problem {
+    std::int64_t tokens = 0;  ///< T
+    std::int64_t ratio = 4;   ///< r: tokens of an entry
+    std::int64_t top_k = 0;   ///< the most of topk_lens
+  };
+  /// Tensors of a call.
+  struct Args {
+    ConstTensorView positions;     ///< [tokens] I64
+    ConstTensorView slot_mapping;  ///< [tokens] I64 window slots, -1 padding
+    TensorView valid;              ///< [tokens] BOOL; absent: not wanted
+    TensorView lens;               ///< [tokens] I32; absent: not wanted
+    TensorView topk_lens;          ///< [tokens] I32; absent: not wanted
+  };
+};
+
+/// What a prefill gathers (spec 6.4, 7.4), for the requests behind the decodes: gather_lens = query + clamp(seq - query, 0, window - 1) window rows,
+/// entry_counts = max(seq, 0) / ratio entries; query = max(query_start_loc[r+1] - query_start_loc[r], 0).
+struct PrefillLens {
+  static constexpr std::string_view kName = "prefill_lens";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
+  struct Problem {
+    std::int64_t requests = 0;  ///< R
+    std::int64_t decodes = 0;   ///< requests that come first and are left out
+    std::int64_t window = 128;  ///< tokens that a query sees, itself included
+    std::int64_t ratio = 4;     ///< r: tokens of an entry
+  };
+  /// Tensors of a call.
+  struct Args {
+    ConstTensorView query_start_loc;  ///< [requests+1] I32
+    ConstTensorView seq_lens;         ///< [requests] I32
+    TensorView gather_lens;           ///< [requests - decodes] I32; absent: not wanted
+    TensorView entry_counts;          ///< [requests - decodes] I32; absent: not wanted
+  };
+};
+
+/// The one token of every request of a draft step stands last: positions = seq_len - 1 (spec 6.10).
+struct DraftPositions {
+  static constexpr std::string_view kName = "draft_positions";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
+  struct Problem {
+    std::int64_t requests = 0;  ///< R
+  };
+  /// Tensors of a call.
+  struct Args {
+    ConstTensorView seq_lens;  ///< [requests] I32
+    TensorView positions;      ///< [requests] I64
+  };
+};
+
 /// Rows of a chunk's gathered workspace [n, M] that each prefill token attends to (spec 7.2): first its compressed entries, then its window.
 ///
 /// Request b of the chunk, token i: pos = seq - qlen + i (query_start_loc is rebased by its first entry); tl = min((pos+1)/ratio, top_k), sl = min(pos+1, window).

@@ -30,6 +30,22 @@ struct RmsNorm {
   };
 };
 
+/// The residual of a layer: x += y in fp32, one rounding.
+struct AddRows {
+  static constexpr std::string_view kName = "add_rows";  ///< the op's name
+  /// Shapes, dtypes and scalars of a call.
+  struct Problem {
+    std::int64_t rows = 0;       ///< how many
+    std::int64_t dim = 0;        ///< numbers of a row
+    DType dtype = DType::kBF16;  ///< BF16 or F32
+  };
+  /// Tensors of a call.
+  struct Args {
+    ConstTensorView y;  ///< [rows, dim]; rows may be strided
+    TensorView x;       ///< [rows, dim], read and written; rows may be strided
+  };
+};
+
 /// Head norm + RoPE of q and RoPE + quantise + insert of kv, one op as upstream fuses it (spec 2 step 4, 5.3).
 ///
 /// q: each head is divided by its root mean square over all dims (no weight), its last `rope_dim` dims are rotated at the token's position,

@@ -52,6 +52,14 @@ void validate(const DenseCompressedIndices::Problem& problem, const DenseCompres
 void validate(const GlobalTopk::Problem& problem, const GlobalTopk::Args& args);
 /// Shapes alone: any position has its row.
 void validate(const ShortContextTopk::Problem& problem, const ShortContextTopk::Args& args);
+/// Shapes alone: every number has a meaning.
+void validate(const VisibleEntries::Problem& problem, const VisibleEntries::Args& args);
+/// Starts, and sequences of at least their tokens.
+void validate(const PrefillLens::Problem& problem, const PrefillLens::Args& args);
+/// Shapes alone.
+void validate(const DraftPositions::Problem& problem, const DraftPositions::Args& args);
+/// Shapes alone.
+void validate(const AddRows::Problem& problem, const AddRows::Args& args);
 /// Starts, sequences, entries, and that the window was gathered and has room.
 void validate(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args);
 /// Starts, sequences, lists, requests and blocks.

@@ -165,6 +165,65 @@ void OpTable<ShortContextTopk>::check_args(const ShortContextTopk::Problem& prob
 }
 
 template <>
+std::span<const Implementation<VisibleEntries>> OpTable<VisibleEntries>::implementations() {
+  static constexpr Implementation<VisibleEntries> kTable[] = {cuda_line<VisibleEntries>(),
+                                                              {.name = "ref", .machine = "any CPU", .run = visible_entries_ref}};
+  return kTable;
+}
+template <>
+void OpTable<VisibleEntries>::check_problem(const VisibleEntries::Problem& problem) {
+  check_sizes(VisibleEntries::kName, 0, problem.tokens);
+  check_positive(VisibleEntries::kName, "problem.ratio", problem.ratio);
+  check_that(problem.top_k >= 0 && problem.top_k <= INT32_MAX, VisibleEntries::kName, "problem.top_k", problem.top_k, "0 to 2^31-1");
+}
+template <>
+void OpTable<VisibleEntries>::check_args(const VisibleEntries::Problem& problem, const VisibleEntries::Args& args) {
+  check_tensor(VisibleEntries::kName, "positions", args.positions, {problem.tokens}, {DType::kI64});
+  check_tensor(VisibleEntries::kName, "slot_mapping", args.slot_mapping, {problem.tokens}, {DType::kI64});
+  if (!args.valid.absent()) check_tensor(VisibleEntries::kName, "valid", args.valid, {problem.tokens}, {DType::kBool});
+  if (!args.lens.absent()) check_tensor(VisibleEntries::kName, "lens", args.lens, {problem.tokens}, {DType::kI32});
+  if (!args.topk_lens.absent()) check_tensor(VisibleEntries::kName, "topk_lens", args.topk_lens, {problem.tokens}, {DType::kI32});
+}
+
+template <>
+std::span<const Implementation<PrefillLens>> OpTable<PrefillLens>::implementations() {
+  static constexpr Implementation<PrefillLens> kTable[] = {cuda_line<PrefillLens>(), {.name = "ref", .machine = "any CPU", .run = prefill_lens_ref}};
+  return kTable;
+}
+template <>
+void OpTable<PrefillLens>::check_problem(const PrefillLens::Problem& problem) {
+  check_sizes(PrefillLens::kName, problem.requests, 0);
+  check_that(problem.decodes >= 0 && problem.decodes <= problem.requests, PrefillLens::kName, "problem.decodes", problem.decodes,
+             "0 to " + std::to_string(problem.requests) + ", the requests");
+  check_positive(PrefillLens::kName, "problem.window", problem.window);
+  check_positive(PrefillLens::kName, "problem.ratio", problem.ratio);
+}
+template <>
+void OpTable<PrefillLens>::check_args(const PrefillLens::Problem& problem, const PrefillLens::Args& args) {
+  const std::int64_t prefills = problem.requests - problem.decodes;
+  check_tensor(PrefillLens::kName, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
+  check_tensor(PrefillLens::kName, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
+  if (!args.gather_lens.absent()) check_tensor(PrefillLens::kName, "gather_lens", args.gather_lens, {prefills}, {DType::kI32});
+  if (!args.entry_counts.absent()) check_tensor(PrefillLens::kName, "entry_counts", args.entry_counts, {prefills}, {DType::kI32});
+}
+
+template <>
+std::span<const Implementation<DraftPositions>> OpTable<DraftPositions>::implementations() {
+  static constexpr Implementation<DraftPositions> kTable[] = {cuda_line<DraftPositions>(),
+                                                              {.name = "ref", .machine = "any CPU", .run = draft_positions_ref}};
+  return kTable;
+}
+template <>
+void OpTable<DraftPositions>::check_problem(const DraftPositions::Problem& problem) {
+  check_sizes(DraftPositions::kName, problem.requests, 0);
+}
+template <>
+void OpTable<DraftPositions>::check_args(const DraftPositions::Problem& problem, const DraftPositions::Args& args) {
+  check_tensor(DraftPositions::kName, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
+  check_tensor(DraftPositions::kName, "positions", args.positions, {problem.requests}, {DType::kI64});
+}
+
+template <>
 std::span<const Implementation<CombineTopkWindow>> OpTable<CombineTopkWindow>::implementations() {
   static constexpr Implementation<CombineTopkWindow> kTable[] = {cuda_line<CombineTopkWindow>(),
                                                                  {.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
@@ -259,6 +318,9 @@ SMLA_DEFINE_OP(WindowIndices);
 SMLA_DEFINE_OP(DenseCompressedIndices);
 SMLA_DEFINE_OP(GlobalTopk);
 SMLA_DEFINE_OP(ShortContextTopk);
+SMLA_DEFINE_OP(VisibleEntries);
+SMLA_DEFINE_OP(PrefillLens);
+SMLA_DEFINE_OP(DraftPositions);
 SMLA_DEFINE_OP(CombineTopkWindow);
 SMLA_DEFINE_OP(MixedSparseIndices);
 

@@ -1,0 +1,104 @@
+// The lengths of a step on the device: a thread for each token or request.
+#include "device/launch.cuh"
+#include "ops/cuda_op.h"
+#include "sparsemla/ops/index.h"
+
+namespace smla {
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr std::int64_t kMost = 0x7FFF'FFFF;
+
+__device__ std::int64_t thread_index() { return blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; }
+
+__global__ void entries(VisibleEntries::Problem p, const std::int64_t* positions, const std::int64_t* slots, bool* valid, std::int32_t* lens,
+                        std::int32_t* topk_lens) {
+  const std::int64_t t = thread_index();
+  if (t >= p.tokens) return;
+  const bool real = slots[t] >= 0;
+  std::int64_t seen = 0;
+  if (real && positions[t] >= 0) {  // (pos + 1) / ratio without the overflow at the largest position
+    const std::int64_t whole = positions[t] / p.ratio;
+    seen = min(whole + (positions[t] - whole * p.ratio == p.ratio - 1 ? 1 : 0), kMost);
+  }
+  if (valid != nullptr) valid[t] = real;
+  if (lens != nullptr) lens[t] = static_cast<std::int32_t>(seen);
+  if (topk_lens != nullptr) topk_lens[t] = static_cast<std::int32_t>(min(seen, p.top_k));
+}
+
+__global__ void prefills(PrefillLens::Problem p, const std::int32_t* start, const std::int32_t* seq_lens, std::int32_t* gather_lens,
+                         std::int32_t* entry_counts) {
+  const std::int64_t i = thread_index();
+  const std::int64_t r = p.decodes + i;
+  if (r >= p.requests) return;
+  const std::int64_t query = max(static_cast<std::int64_t>(start[r + 1]) - start[r], std::int64_t{0});
+  const std::int64_t seq = seq_lens[r];
+  const std::int64_t prefix = min(max(seq - query, std::int64_t{0}), p.window - 1);
+  if (gather_lens != nullptr) gather_lens[i] = static_cast<std::int32_t>(min(query + prefix, kMost));
+  if (entry_counts != nullptr) entry_counts[i] = static_cast<std::int32_t>(max(seq, std::int64_t{0}) / p.ratio);
+}
+
+__global__ void last_positions(std::int64_t requests, const std::int32_t* seq_lens, std::int64_t* positions) {
+  const std::int64_t r = thread_index();
+  if (r < requests) positions[r] = static_cast<std::int64_t>(seq_lens[r]) - 1;
+}
+
+template <class T>
+T* data_of(const auto& v) {
+  return static_cast<T*>(v.data);
+}
+
+}  // namespace
+
+template <>
+std::string CudaOp<VisibleEntries>::refuse(const VisibleEntries::Problem&, const PlanOptions&) {
+  return needs_gpu();
+}
+template <>
+std::size_t CudaOp<VisibleEntries>::workspace_bytes(const VisibleEntries::Problem&, int) {
+  return 0;
+}
+template <>
+void CudaOp<VisibleEntries>::run(const VisibleEntries::Problem& p, const VisibleEntries::Args& a, const RunContext& context) {
+  if (p.tokens == 0) return;
+  entries<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
+      p, data_of<const std::int64_t>(a.positions), data_of<const std::int64_t>(a.slot_mapping), data_of<bool>(a.valid), data_of<std::int32_t>(a.lens),
+      data_of<std::int32_t>(a.topk_lens));
+  check_launch("visible_entries");
+}
+
+template <>
+std::string CudaOp<PrefillLens>::refuse(const PrefillLens::Problem&, const PlanOptions&) {
+  return needs_gpu();
+}
+template <>
+std::size_t CudaOp<PrefillLens>::workspace_bytes(const PrefillLens::Problem&, int) {
+  return 0;
+}
+template <>
+void CudaOp<PrefillLens>::run(const PrefillLens::Problem& p, const PrefillLens::Args& a, const RunContext& context) {
+  if (p.requests == p.decodes) return;
+  prefills<<<blocks_for(p.requests - p.decodes, kThreads), kThreads, 0, stream_of(context.stream)>>>(
+      p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<std::int32_t>(a.gather_lens),
+      data_of<std::int32_t>(a.entry_counts));
+  check_launch("prefill_lens");
+}
+
+template <>
+std::string CudaOp<DraftPositions>::refuse(const DraftPositions::Problem&, const PlanOptions&) {
+  return needs_gpu();
+}
+template <>
+std::size_t CudaOp<DraftPositions>::workspace_bytes(const DraftPositions::Problem&, int) {
+  return 0;
+}
+template <>
+void CudaOp<DraftPositions>::run(const DraftPositions::Problem& p, const DraftPositions::Args& a, const RunContext& context) {
+  if (p.requests == 0) return;
+  last_positions<<<blocks_for(p.requests, kThreads), kThreads, 0, stream_of(context.stream)>>>(p.requests, data_of<const std::int32_t>(a.seq_lens),
+                                                                                               data_of<std::int64_t>(a.positions));
+  check_launch("draft_positions");
+}
+
+}  // namespace smla

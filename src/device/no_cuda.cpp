@@ -1,4 +1,6 @@
+#include "device/cuda_memory.h"
 #include "sparsemla/device.h"
+#include "sparsemla/error.h"
 
 namespace smla {
 
@@ -8,5 +10,26 @@ std::vector<GpuInfo> gpus(std::string* reason) {
   if (reason != nullptr) *reason = "this build has no CUDA";
   return {};
 }
+
+namespace {
+[[noreturn]] void none() { throw Unsupported("cuda: this build has no CUDA"); }
+}  // namespace
+
+void* cuda_allocate(std::size_t) { none(); }
+void cuda_free(void*) {}
+void cuda_copy(void*, const void*, std::size_t, Stream) { none(); }
+void cuda_fill(void*, int, std::size_t, Stream) { none(); }
+void cuda_synchronize(Stream) { none(); }
+void* cuda_make_stream() { none(); }
+void cuda_free_stream(void*) {}
+void* cuda_make_event() { none(); }
+void cuda_free_event(void*) {}
+void cuda_record(void*, Stream) { none(); }
+void cuda_wait(void*, Stream) { none(); }
+void cuda_begin_capture(Stream) { none(); }
+void* cuda_end_capture(Stream) { none(); }
+void cuda_abandon_capture(Stream) {}
+void cuda_launch_graph(void*, Stream) { none(); }
+void cuda_free_graph(void*) {}
 
 }  // namespace smla

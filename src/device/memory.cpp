@@ -1,0 +1,45 @@
+#include "device/memory.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "device/cuda_memory.h"
+
+namespace smla {
+
+DeviceMemory::DeviceMemory(DeviceKind device, std::size_t bytes) : bytes_(bytes) {
+  const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
+  void* p = device == DeviceKind::kCpu ? std::aligned_alloc(64, rounded) : cuda_allocate(rounded);
+  if (p == nullptr) throw std::bad_alloc();
+  data_ = std::unique_ptr<void, FreeDeviceMemory>(p, FreeDeviceMemory(device));
+  fill_bytes(device, p, 0, rounded);
+  synchronize(device);
+}
+
+void FreeDeviceMemory::operator()(void* p) const { device == DeviceKind::kCpu ? std::free(p) : cuda_free(p); }
+
+void copy_bytes(DeviceKind device, void* to, const void* from, std::size_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  if (device == DeviceKind::kCpu) {
+    std::memcpy(to, from, bytes);
+  } else {
+    cuda_copy(to, from, bytes, stream);
+  }
+}
+
+void fill_bytes(DeviceKind device, void* to, int byte, std::size_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  if (device == DeviceKind::kCpu) {
+    std::memset(to, byte, bytes);
+  } else {
+    cuda_fill(to, byte, bytes, stream);
+  }
+}
+
+void synchronize(DeviceKind device, Stream stream) {
+  if (device == DeviceKind::kCuda) cuda_synchronize(stream);
+}
+
+}  // namespace smla

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "sparsemla/device.h"
+
+namespace smla {
+
+/// Gives memory back to the device it is of.
+struct FreeDeviceMemory {
+  FreeDeviceMemory() noexcept = default;
+  explicit FreeDeviceMemory(DeviceKind kind) noexcept : device(kind) {}
+  void operator()(void* p) const;
+  DeviceKind device = DeviceKind::kCpu;
+};
+
+/// Memory of a device, zeroed when made. @throws Unsupported for a GPU where there is none; CudaError; std::bad_alloc.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  DeviceMemory(DeviceKind device, std::size_t bytes);
+  void* data() const { return data_.get(); }  ///< 64-byte aligned, also of no bytes; null when default-constructed
+  std::size_t bytes() const { return bytes_; }
+  DeviceKind device() const { return data_.get_deleter().device; }
+
+ private:
+  std::unique_ptr<void, FreeDeviceMemory> data_;
+  std::size_t bytes_ = 0;
+};
+
+/// Between memories of `device` and the host, in either direction, or within one. On a GPU queued on `stream`; host memory that was copied from may be
+/// used again when the call returns, and a copy to the host is complete then.
+void copy_bytes(DeviceKind device, void* to, const void* from, std::size_t bytes, Stream stream = {});
+/// Every byte of memory of `device`.
+void fill_bytes(DeviceKind device, void* to, int byte, std::size_t bytes, Stream stream = {});
+/// Waits until all that is queued on `stream` is done; nothing to do on the CPU. @throws CudaError when something queued failed.
+void synchronize(DeviceKind device, Stream stream = {});
+
+}  // namespace smla

@@ -9,10 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "sparsemla/device.h"
 #include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/model_config.h"
 #include "sparsemla/tensor_view.h"
+
+namespace smla {
+class DeviceMemory;
+}
 
 namespace SMLA_API smla {
 
@@ -80,13 +85,16 @@ std::int64_t max_blocks(const CacheGroup& group, std::int64_t tokens, std::int64
 /// One slab of `num_blocks` blocks, its free list, and what each group holds.
 class KvPool {
  public:
-  /// @throws InvalidArgument for a negative number of blocks; std::bad_alloc.
-  KvPool(KvLayout layout, std::int64_t num_blocks);
+  /// In the memory of `device`; blocks are zeroed on `stream`, so that work queued there later finds them so.
+  /// @throws InvalidArgument for a negative number of blocks; std::bad_alloc, CudaError; Unsupported for a GPU where there is none.
+  KvPool(KvLayout layout, std::int64_t num_blocks, DeviceKind device = DeviceKind::kCpu, Stream stream = {});
   ~KvPool();
   KvPool(const KvPool&) = delete;
   KvPool& operator=(const KvPool&) = delete;
 
   const KvLayout& layout() const { return layout_; }                                    ///< as given
+  DeviceKind device() const { return device_; }                                         ///< whose memory it is
+  Stream stream() const { return stream_; }                                             ///< on which blocks are zeroed
   std::int64_t num_blocks() const { return num_blocks_; }                               ///< of the slab
   std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }  ///< blocks that nobody holds
 
@@ -106,6 +114,9 @@ class KvPool {
  private:
   KvLayout layout_;
   std::int64_t num_blocks_;
+  DeviceKind device_;
+  Stream stream_;
+  std::unique_ptr<DeviceMemory> memory_;
   std::uint8_t* slab_;
   std::vector<std::int32_t> free_;
   std::vector<std::int32_t> owner_;  ///< group of each block, -1 free

@@ -63,6 +63,7 @@ struct LayerWeights {
 
 /// How a layer computes.
 struct LayerOptions {
+  DeviceKind device = DeviceKind::kCpu;      ///< whose memory weights, caches, activations and workspace lie in, and which runs
   Precision precision = Precision::kBF16;    ///< of activations
   CacheOptions caches;                       ///< formats of its caches; float32 rows at precision kF32
   DType q = DType::kBF16;                    ///< queries as attention sees them: BF16, or E4M3 with q_scale
@@ -81,6 +82,8 @@ struct LayerOptions {
   bool short_context = true;   ///< take the short-context path of the indexer (spec 4.7) where it applies
   bool deterministic = false;  ///< a row's result must not depend on its neighbours
   int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
+  /// On a GPU: compressor and indexer run beside the query projection on streams of the layer's own, joined before attention (spec 2).
+  bool side_streams = true;
   /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts.
   std::map<std::string, std::string, std::less<>> implementations;
 };
@@ -101,7 +104,8 @@ LayerCaches caches_of(const KvPool& pool, std::int64_t layer);
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
-  virtual void on_stage(Stage stage, double seconds) = 0;  ///< after each part, with its time
+  /// After each part, with its time. On a GPU the stream is waited for at each part, and no side streams run.
+  virtual void on_stage(Stage stage, double seconds) = 0;
   /// Rows [first_row, first_row + value.size(0)) of an intermediate: "topk" [*, k] I32 local entries, "index_scores" [*, max entries] F32 (row t is
   /// defined for its visible entries), "attention" [*, Hp, head_dim] the attention output before it is rotated back.
   virtual void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first_row) = 0;
@@ -119,6 +123,8 @@ class LayerPlan {
   friend class AttentionLayer;
   std::shared_ptr<const Ops> ops_;
 };
+
+struct SideStreams;
 
 /// A DeepSeek-V4 attention layer: hidden states in, hidden states out (spec 2). Holds views of its weights and no other state.
 class AttentionLayer {
@@ -144,6 +150,7 @@ class AttentionLayer {
   std::size_t reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const;
 
   /// output = attention(hidden); both [T, hidden] BF16 (F32 at precision kF32). Writes this step's rows into the caches. Padding tokens give 0.
+  /// On a GPU queued on `stream`, without allocating or waiting (unless observed), so that it can be recorded in a CUDA graph.
   /// @throws InvalidArgument when a tensor does not fit the plan, or a position is past the rope table.
   void forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches, const ConstTensorView& hidden, const TensorView& output,
                Workspace workspace, Stream stream = {}, LayerObserver* observer = nullptr) const;
@@ -161,6 +168,7 @@ class AttentionLayer {
   LayerWeights weights_;
   LayerOptions options_;
   ConstTensorView cos_sin_;
+  std::shared_ptr<SideStreams> side_;  ///< null without
 };
 
 }  // namespace smla

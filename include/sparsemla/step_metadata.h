@@ -89,19 +89,24 @@ struct LayerStep {
 /// Slots, window rows and C128A rows of a step (spec 5.5, 6.1 to 6.5, 7.3): built once a step, each cache group and layer kind once, read by every layer.
 class SMLA_API StepMetadata {
  public:
-  /// The layout and the configs of the layers it was made for, in the same order.
-  StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end = FrontEnd::kFlashMla);
+  /// The layout and the configs of the layers it was made for, in the same order. Its tensors, and those of the batches it is built from, lie in the
+  /// memory of `device`.
+  StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end = FrontEnd::kFlashMla,
+               DeviceKind device = DeviceKind::kCpu);
   ~StepMetadata();
   StepMetadata(StepMetadata&&) noexcept;             ///< moves
   StepMetadata& operator=(StepMetadata&&) noexcept;  ///< moves
 
+  /// On a GPU queued on `stream`: nothing waits, and nothing is allocated once as large a step was built before, so that a build can be recorded in a
+  /// CUDA graph. host_query_start_loc and host_seq_lens must be given there.
   /// @throws InvalidArgument naming the tensor that does not fit.
-  void build(const StepBatch& batch);
+  void build(const StepBatch& batch, Stream stream = {});
 
   /// A further draft step over the same requests (MTP with more than one draft, spec 6.10): one token a request, at seq_len - 1. Positions, slots and
   /// window rows are made anew in place: every buffer keeps its address and shape.
-  /// @param seq_lens [R] I32, 0 for a request that sits out. @throws InvalidArgument unless the last build had one token for each request.
-  void advance(const ConstTensorView& seq_lens);
+  /// @param seq_lens [R] I32, 0 for a request that sits out. @param max_seq_len their upper bound, known on the host.
+  /// @throws InvalidArgument unless the last build had one token for each request.
+  void advance(const ConstTensorView& seq_lens, std::int64_t max_seq_len, Stream stream = {});
 
   const StepShape& shape() const;             ///< what plans need
   LayerStep layer(std::int64_t layer) const;  ///< what the layer at this position reads

@@ -1,30 +1,33 @@
 #include "sparsemla/kv_pool.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 #include <utility>
 
+#include "device/memory.h"
 #include "sparsemla/error.h"
 
 namespace smla {
 
-KvPool::KvPool(KvLayout layout, std::int64_t num_blocks)
-    : layout_(std::move(layout)), num_blocks_(num_blocks), slab_(nullptr), held_(layout_.groups.size(), 0), peak_(layout_.groups.size(), 0) {
+KvPool::KvPool(KvLayout layout, std::int64_t num_blocks, DeviceKind device, Stream stream)
+    : layout_(std::move(layout)),
+      num_blocks_(num_blocks),
+      device_(device),
+      stream_(stream),
+      slab_(nullptr),
+      held_(layout_.groups.size(), 0),
+      peak_(layout_.groups.size(), 0) {
   constexpr std::int64_t kMaxBlocks = 0x7FFF'FFFF;  // block ids are int32
   if (num_blocks < 0 || num_blocks > kMaxBlocks) {
     throw InvalidArgument("kv pool: blocks: got " + std::to_string(num_blocks) + ", expected 0 to " + std::to_string(kMaxBlocks));
   }
-  const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(num_blocks * layout_.block_stride_bytes, 64));
-  slab_ = static_cast<std::uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-  if (slab_ == nullptr) throw std::bad_alloc();
+  memory_ = std::make_unique<DeviceMemory>(device, static_cast<std::size_t>(num_blocks * layout_.block_stride_bytes), false);
+  slab_ = static_cast<std::uint8_t*>(memory_->data());
   owner_.assign(static_cast<std::size_t>(num_blocks), -1);
   free_.reserve(static_cast<std::size_t>(num_blocks));
   for (std::int64_t b = num_blocks - 1; b >= 0; --b) free_.push_back(static_cast<std::int32_t>(b));
 }
 
-KvPool::~KvPool() { std::free(slab_); }
+KvPool::~KvPool() = default;
 
 std::optional<std::int32_t> KvPool::allocate(int group) {
   if (free_.empty()) return std::nullopt;
@@ -35,7 +38,7 @@ std::optional<std::int32_t> KvPool::allocate(int group) {
   peak_[g] = std::max(peak_[g], ++held_[g]);
   std::uint8_t* start = slab_ + block * layout_.block_stride_bytes;
   for (const LayerCache& c : layout_.groups[g].caches) {
-    std::memset(start + c.offset_bytes, 0, static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
+    fill_bytes(device_, start + c.offset_bytes, 0, static_cast<std::size_t>(block_bytes(*c.format, c.block_size)), stream_);
   }
   return block;
 }

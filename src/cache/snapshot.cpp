@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <utility>
 
 #include "cache/snapshot_records.h"
+#include "device/memory.h"
 #include "sparsemla/error.h"
 
 namespace smla {
@@ -55,9 +55,9 @@ std::vector<SnapshotCache> live_caches(const KvPool& pool, std::int64_t tokens) 
 }
 
 /// A block as it is saved: rows of positions from `tokens` on are zeros.
-void copy_block(const PagedCache& cache, std::int32_t block, std::int64_t rows, std::vector<std::uint8_t>& page) {
+void copy_block(const KvPool& pool, const PagedCache& cache, std::int32_t block, std::int64_t rows, std::vector<std::uint8_t>& page) {
   const RowFormat& f = *cache.format;
-  std::memcpy(page.data(), cache.block(block), page.size());
+  copy_bytes(pool.device(), page.data(), cache.block(block), page.size(), pool.stream());
   const std::int64_t scales = cache.block_size * f.data_bytes;
   std::fill(page.begin() + rows * f.data_bytes, page.begin() + scales, std::uint8_t{0});
   std::fill(page.begin() + scales + rows * f.scale_bytes, page.end(), std::uint8_t{0});
@@ -110,7 +110,7 @@ std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks&
     const std::int64_t rows = tokens / (c.block_tokens / c.block_size);
     page.resize(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
     for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
-      copy_block(cache, table[static_cast<std::size_t>(b)], std::clamp<std::int64_t>(rows - b * c.block_size, 0, c.block_size), page);
+      copy_block(pool, cache, table[static_cast<std::size_t>(b)], std::clamp<std::int64_t>(rows - b * c.block_size, 0, c.block_size), page);
       w.append(page.data(), page.size());
     }
   }
@@ -141,7 +141,7 @@ SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, Re
     const auto table = blocks.table(layout.group_of(c.layer, c.role));
     for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
       const auto page = r.take(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
-      std::memcpy(cache.block(table[static_cast<std::size_t>(b)]), page.data(), page.size());
+      copy_bytes(pool.device(), cache.block(table[static_cast<std::size_t>(b)]), page.data(), page.size(), pool.stream());
     }
   }
   return info;

@@ -9,11 +9,12 @@
 
 namespace smla {
 
-DeviceMemory::DeviceMemory(DeviceKind device, std::size_t bytes) : bytes_(bytes) {
+DeviceMemory::DeviceMemory(DeviceKind device, std::size_t bytes, bool zeroed) : bytes_(bytes) {
   const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
   void* p = device == DeviceKind::kCpu ? std::aligned_alloc(64, rounded) : cuda_allocate(rounded);
   if (p == nullptr) throw std::bad_alloc();
   data_ = std::unique_ptr<void, FreeDeviceMemory>(p, FreeDeviceMemory(device));
+  if (!zeroed) return;
   fill_bytes(device, p, 0, rounded);
   synchronize(device);
 }

@@ -15,11 +15,11 @@ struct FreeDeviceMemory {
   DeviceKind device = DeviceKind::kCpu;
 };
 
-/// Memory of a device, zeroed when made. @throws Unsupported for a GPU where there is none; CudaError; std::bad_alloc.
+/// Memory of a device. @throws Unsupported for a GPU where there is none; CudaError; std::bad_alloc.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  DeviceMemory(DeviceKind device, std::size_t bytes);
+  DeviceMemory(DeviceKind device, std::size_t bytes, bool zeroed = true);
   void* data() const { return data_.get(); }  ///< 64-byte aligned, also of no bytes; null when default-constructed
   std::size_t bytes() const { return bytes_; }
   DeviceKind device() const { return data_.get_deleter().device; }

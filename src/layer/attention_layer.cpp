@@ -1,5 +1,4 @@
 #include <array>
-#include <cstring>
 
 #include "core/check.h"
 #include "core/host_tensor.h"
@@ -57,6 +56,7 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
     check_tensor(kWhat, "indexer.weights_proj", weights.index_weights_proj, {config.index_n_heads, config.hidden_size}, linear);
   }
   check_options();
+  if (has_side_lanes(config_, options_)) side_ = std::make_shared<SideStreams>(options_.device);
 }
 
 /// Completes the options: float32 rows at precision kF32, head padding, chunk limits. Strict: what upstream refuses at construction.
@@ -118,7 +118,9 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
-  Stopwatch watch(observer);
+  SideStreams* side = observer == nullptr ? side_.get() : nullptr;
+  const auto lane = [&](std::size_t i, Stream own) { return Lane{.stream = side == nullptr ? stream : own, .scratch = buffers.scratch[i]}; };
+  Stopwatch watch(observer, options_.device, stream);
   const Forward forward{.config = config_,
                         .weights = weights_,
                         .ops = ops,
@@ -126,16 +128,15 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
                         .caches = caches,
                         .cos_sin = cos_sin_,
                         .b = buffers,
-                        .scratch = {.data = buffers.scratch, .bytes = buffers.scratch_bytes},
-                        .stream = stream,
+                        .main = lane(0, stream),
+                        .compressor = lane(1, side == nullptr ? stream : side->compressor.get()),
+                        .indexer = lane(2, side == nullptr ? stream : side->indexer.get()),
+                        .side = side,
                         .observer = observer,
                         .watch = watch};
-  forward.input_projections(hidden);
-  forward.queries_and_window();
-  forward.compress();
-  forward.index();
-  forward.attend();
-  forward.output(step.positions, output);
+  std::unique_lock<std::mutex> lock;
+  if (side != nullptr) lock = std::unique_lock(side->lock);
+  forward.run(hidden, output);
 }
 
 void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output, Workspace workspace,
@@ -148,12 +149,13 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
              "at least " + std::to_string(ops.workspace_bytes));
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
-  const HostTensor positions(DType::kI64, {ops.tokens});
   const HostTensor no_slots(DType::kI64, {0});
   // A cache of no blocks: an insert finds nowhere to write.
   const LayerCaches no_caches{.window = {.format = options_.caches.rows, .block_size = 1}};
-  const LayerStep step{.tokens = ops.tokens, .positions = positions.view(), .window_slots = no_slots.view()};
-  Stopwatch watch(nullptr);
+  const ConstTensorView positions = buffers.zero_positions;
+  const LayerStep step{.tokens = ops.tokens, .positions = positions, .window_slots = no_slots.view()};
+  const Lane lane{.stream = stream, .scratch = buffers.scratch[0]};
+  Stopwatch watch(nullptr, options_.device, stream);
   const Forward forward{.config = config_,
                         .weights = weights_,
                         .ops = ops,
@@ -161,14 +163,21 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
                         .caches = no_caches,
                         .cos_sin = cos_sin_,
                         .b = buffers,
-                        .scratch = {.data = buffers.scratch, .bytes = buffers.scratch_bytes},
-                        .stream = stream,
+                        .main = lane,
+                        .compressor = lane,
+                        .indexer = lane,
+                        .side = nullptr,
                         .observer = nullptr,
                         .watch = watch};
+  const auto zero = [&](const TensorView& v) {
+    fill_bytes(options_.device, v.data, 0, static_cast<std::size_t>(v.numel() * size_of(v.dtype)), stream);
+  };
+  zero(buffers.zero_positions);
   forward.input_projections(hidden);
+  forward.latent_norms();
   forward.queries_and_window();
-  std::memset(buffers.o.data, 0, static_cast<std::size_t>(buffers.o.numel() * size_of(buffers.o.dtype)));
-  forward.output(positions.view(), output);
+  zero(buffers.o);
+  forward.output(positions, output);
 }
 
 }  // namespace smla

@@ -17,7 +17,7 @@ class Chooser {
 
   template <class Op>
   std::optional<Plan<Op>> make(const typename Op::Problem& problem) const {
-    PlanOptions plan{.device = DeviceKind::kCpu, .implementation = "", .deterministic = options_.deterministic, .threads = options_.threads};
+    PlanOptions plan{.device = options_.device, .implementation = "", .deterministic = options_.deterministic, .threads = options_.threads};
     if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
       plan.implementation = named->second;
     } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {

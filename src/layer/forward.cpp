@@ -26,37 +26,39 @@ ConstTensorView grouped(const ConstTensorView& w, const Projection::Problem& p) 
 
 }  // namespace
 
-void Forward::project(const Plan<Projection>& plan, const ConstTensorView& x, const ConstTensorView& w, const TensorView& y) const {
+void Forward::project(const Lane& lane, const Plan<Projection>& plan, const ConstTensorView& x, const ConstTensorView& w, const TensorView& y) const {
   const Projection::Problem& p = plan.problem();
-  plan.run({.x = as_groups(x, p.groups), .w = grouped(w, p), .y = as_groups(y, p.groups)}, scratch, stream);
+  plan.run({.x = as_groups(x, p.groups), .w = grouped(w, p), .y = as_groups(y, p.groups)}, lane.scratch, lane.stream);
 }
 
 void Forward::input_projections(const ConstTensorView& hidden) const {
-  project(*ops.wq_a, hidden, weights.wq_a, b.qr);
-  project(*ops.wkv, hidden, weights.wkv, b.kv);
+  project(main, *ops.wq_a, hidden, weights.wq_a, b.qr);
+  project(main, *ops.wkv, hidden, weights.wkv, b.kv);
   const auto kv_score = [&](const Plan<Projection>& plan, const CompressorWeights& w, const TensorView& out) {
     const std::int64_t half = out.size(1) / 2;
-    project(plan, hidden, w.wkv, out.slice(1, 0, half));
-    project(plan, hidden, w.wgate, out.slice(1, half, 2 * half));
+    project(main, plan, hidden, w.wkv, out.slice(1, 0, half));
+    project(main, plan, hidden, w.wgate, out.slice(1, half, 2 * half));
   };
   if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
   if (config.chooses()) {
     kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
-    if (!ops.short_context) project(*ops.index_weights_proj, hidden, weights.index_weights_proj, b.index_weights);
+    if (!ops.short_context) project(main, *ops.index_weights_proj, hidden, weights.index_weights_proj, b.index_weights);
   }
   watch.lap(Stage::kInputProjections);
 }
 
-void Forward::queries_and_window() const {
-  ops.q_norm->run({.x = b.qr, .weight = weights.q_norm, .y = b.qr}, scratch, stream);
-  ops.kv_norm->run({.x = b.kv, .weight = weights.kv_norm, .y = b.kv}, scratch, stream);
+void Forward::latent_norms() const {
+  ops.q_norm->run({.x = b.qr, .weight = weights.q_norm, .y = b.qr}, main.scratch, main.stream);
+  ops.kv_norm->run({.x = b.kv, .weight = weights.kv_norm, .y = b.kv}, main.scratch, main.stream);
   watch.lap(Stage::kNorms);
+}
 
+void Forward::queries_and_window() const {
   TensorView q_rows = b.q;
   q_rows.rank = 2;
   q_rows.shape = {ops.tokens, config.num_heads * config.head_dim, 0, 0};
   q_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
-  project(*ops.wq_b, b.qr, weights.wq_b, q_rows);
+  project(main, *ops.wq_b, b.qr, weights.wq_b, q_rows);
   watch.lap(Stage::kQProjection);
 
   ops.insert->run({.q = b.q,
@@ -66,31 +68,30 @@ void Forward::queries_and_window() const {
                    .slot_mapping = step.window_slots,  // absent in a dummy run: nothing is inserted
                    .q_out = b.q_attn,
                    .cache = caches.window},
-                  scratch, stream);
+                  main.scratch, main.stream);
   watch.lap(Stage::kInsert);
 }
 
+void Forward::compress_into(const Lane& lane, const Plan<SaveState>& save, const Plan<CompressStore>& store, const CompressorWeights& w,
+                            const TensorView& kv_score, const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state,
+                            const PagedCache& entries) const {
+  save.run({.kv_score = kv_score, .ape = w.ape, .positions = step.positions, .state_slots = slots, .state = state}, lane.scratch, lane.stream);
+  store.run({.positions = step.positions,
+             .token_to_req = step.token_to_req,
+             .state_slots = slots,
+             .entry_slots = step.entry_slots,
+             .block_table = table,
+             .norm_weight = w.norm,
+             .cos_sin = cos_sin,
+             .state = state,
+             .entries = entries},
+            lane.scratch, lane.stream);
+}
+
 void Forward::compress() const {
-  const auto pair = [&](const Plan<SaveState>& save, const Plan<CompressStore>& store, const CompressorWeights& w, const TensorView& kv_score,
-                        const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state, const PagedCache& entries) {
-    save.run({.kv_score = kv_score, .ape = w.ape, .positions = step.positions, .state_slots = slots, .state = state}, scratch, stream);
-    store.run({.positions = step.positions,
-               .token_to_req = step.token_to_req,
-               .state_slots = slots,
-               .entry_slots = step.entry_slots,
-               .block_table = table,
-               .norm_weight = w.norm,
-               .cos_sin = cos_sin,
-               .state = state,
-               .entries = entries},
-              scratch, stream);
-  };
   if (!config.has_compressor()) return;
-  pair(*ops.save_state, *ops.compress, weights.compressor, b.kv_score, step.state_slots, step.state_block_table, caches.state, caches.compressed);
-  if (config.chooses()) {
-    pair(*ops.save_index_state, *ops.compress_index, weights.index_compressor, b.index_kv_score, step.index_state_slots, step.index_state_block_table,
-         caches.index_state, caches.index);
-  }
+  compress_into(compressor, *ops.save_state, *ops.compress, weights.compressor, b.kv_score, step.state_slots, step.state_block_table, caches.state,
+                caches.compressed);
   watch.lap(Stage::kCompressor);
 }
 
@@ -99,7 +100,7 @@ void Forward::score() const {
   rows.rank = 2;
   rows.shape = {step.tokens, config.index_n_heads * config.index_head_dim, 0, 0};
   rows.stride = {config.index_n_heads * config.index_head_dim, 1, 0, 0};
-  project(*ops.index_wq_b, b.qr, weights.index_wq_b, rows);
+  project(indexer, *ops.index_wq_b, b.qr, weights.index_wq_b, rows);
   ops.index_q->run({.q = b.index_q,
                     .weights = b.index_weights,
                     .positions = step.positions,
@@ -107,7 +108,7 @@ void Forward::score() const {
                     .q_out = b.index_q_stored,
                     .q_scale = b.index_q_scale,
                     .weights_out = b.index_w},
-                   scratch, stream);
+                   indexer.scratch, indexer.stream);
   watch.lap(Stage::kIndexer);
   for (std::int64_t begin = 0; begin < step.tokens; begin += ops.score_rows) {
     const std::int64_t end = std::min(begin + ops.score_rows, step.tokens);
@@ -122,11 +123,12 @@ void Forward::score() const {
                .block_table = step.entry_block_table,
                .cache = caches.index,
                .logits = scores},
-              scratch, stream);
+              indexer.scratch, indexer.stream);
     watch.lap(Stage::kIndexer);
     if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
     (whole ? ops.topk : ops.topk_tail)
-        ->run({.logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)}, scratch, stream);
+        ->run({.logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)}, indexer.scratch,
+              indexer.stream);
     watch.lap(Stage::kTopk);
   }
 }
@@ -134,8 +136,11 @@ void Forward::score() const {
 void Forward::index() const {
   if (!config.has_indexer()) return;
   if (config.chooses()) {
+    compress_into(indexer, *ops.save_index_state, *ops.compress_index, weights.index_compressor, b.index_kv_score, step.index_state_slots,
+                  step.index_state_block_table, caches.index_state, caches.index);
+    watch.lap(Stage::kCompressor);
     if (ops.short_context) {
-      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, scratch, stream);
+      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, indexer.scratch, indexer.stream);
     } else {
       score();
     }
@@ -145,33 +150,60 @@ void Forward::index() const {
 }
 
 void Forward::attend() const {
-  run_attention_calls(ops.attention, config, step, caches, weights.attn_sink, b.attention, scratch, stream);
+  run_attention_calls(ops.attention, config, step, caches, weights.attn_sink, b.attention, main.scratch, main.stream);
   watch.lap(Stage::kAttention);
   if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
 }
 
 void Forward::output(const ConstTensorView& positions, const TensorView& out) const {
   if (ops.inverse_rope_quant) {
-    ops.inverse_rope_quant->run({.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales}, scratch, stream);
+    ops.inverse_rope_quant->run({.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales}, main.scratch,
+                                main.stream);
     watch.lap(Stage::kInverseRope);
     const Projection::Problem& p = ops.wo_a->problem();
     ConstTensorView x = b.o_values;  // [G, T, D] seen as [T, G, D]
     x.shape = {p.m, p.groups, p.k, 0};
     x.stride = {p.k, p.m * p.k, 1, 0};
-    ops.wo_a->run({.x = x, .w = grouped(weights.wo_a, p), .y = as_groups(b.z, p.groups), .x_scale = b.o_scales}, scratch, stream);
+    ops.wo_a->run({.x = x, .w = grouped(weights.wo_a, p), .y = as_groups(b.z, p.groups), .x_scale = b.o_scales}, main.scratch, main.stream);
   } else {
     const std::int64_t width = config.num_heads * config.head_dim;
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
-    ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, scratch, stream);
+    ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch, main.stream);
     watch.lap(Stage::kInverseRope);
     TensorView o_rows = b.o_heads;
     o_rows.rank = 2;
     o_rows.shape = {positions.size(0), width, 0, 0};
     o_rows.stride = {width, 1, 0, 0};
-    project(*ops.wo_a, o_rows, weights.wo_a, b.z);
+    project(main, *ops.wo_a, o_rows, weights.wo_a, b.z);
   }
-  project(*ops.wo_b, b.z, weights.wo_b, out);
+  project(main, *ops.wo_b, b.z, weights.wo_b, out);
   watch.lap(Stage::kOutputProjection);
+}
+
+/// The compressor needs the input projections, the indexer the normed latent queries too; attention needs all three (spec 2).
+void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
+  input_projections(hidden);
+  if (side == nullptr) {
+    latent_norms();
+    queries_and_window();
+    compress();
+    index();
+  } else {
+    side->inputs_ready.record(main.stream);
+    side->inputs_ready.make_wait(compressor.stream);
+    compress();
+    side->compressed.record(compressor.stream);
+    latent_norms();
+    side->queries_ready.record(main.stream);
+    side->queries_ready.make_wait(indexer.stream);
+    index();
+    side->indexed.record(indexer.stream);
+    queries_and_window();
+    side->compressed.make_wait(main.stream);
+    side->indexed.make_wait(main.stream);
+  }
+  attend();
+  output(step.positions, out);
 }
 
 }  // namespace smla

@@ -70,8 +70,9 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
     a.combined_lens = arena.take(DType::kI32, {attention.combined_rows});
   }
   b.z = arena.take(act, {tokens, c.o_groups * c.o_lora_rank});
-  b.scratch_bytes = scratch_bytes;
-  b.scratch = arena.raw(scratch_bytes);
+  b.zero_positions = arena.take(DType::kI64, {tokens});
+  b.scratch.fill({.data = arena.raw(scratch_bytes), .bytes = scratch_bytes});
+  for (std::size_t lane = 1; has_side_lanes(c, options) && lane < b.scratch.size(); ++lane) b.scratch[lane].data = arena.raw(scratch_bytes);
   *used = arena.used();
   return b;
 }

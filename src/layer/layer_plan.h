@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "core/arena.h"
@@ -31,13 +32,13 @@ struct LayerBuffers {
   TensorView index_w;         ///< [T, Hi] F32
   TensorView scores;          ///< [rows of a chunk, width] F32
   AttentionBuffers attention;
-  TensorView o;         ///< [T, Hp, d] act
-  TensorView o_heads;   ///< [T, H, d] act, rotated back: o itself unless padded
-  TensorView o_values;  ///< [G, T, D] E4M3, FP8 output projection
-  TensorView o_scales;  ///< its scales
-  TensorView z;         ///< [T, G*o_lora] act
-  void* scratch = nullptr;
-  std::size_t scratch_bytes = 0;
+  TensorView o;                        ///< [T, Hp, d] act
+  TensorView o_heads;                  ///< [T, H, d] act, rotated back: o itself unless padded
+  TensorView o_values;                 ///< [G, T, D] E4M3, FP8 output projection
+  TensorView o_scales;                 ///< its scales
+  TensorView z;                        ///< [T, G*o_lora] act
+  TensorView zero_positions;           ///< [T] I64, dummy runs
+  std::array<Workspace, 3> scratch{};  ///< one a lane: main, compressor, indexer; the same one without side streams
 };
 
 struct LayerPlan::Ops {
@@ -69,6 +70,11 @@ struct LayerPlan::Ops {
 
   LayerBuffers lay_out(const LayerConfig& config, const LayerOptions& options, void* base, std::size_t* used) const;
 };
+
+/// Whether compressor and indexer run on streams of their own.
+inline bool has_side_lanes(const LayerConfig& config, const LayerOptions& options) {
+  return options.device == DeviceKind::kCuda && options.side_streams && config.has_compressor();
+}
 
 /// The dtype of activations.
 inline DType activation_dtype(const LayerOptions& options) { return options.precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }

@@ -10,7 +10,9 @@ namespace {
 
 constexpr std::string_view kWhat = "step metadata";
 
-std::vector<std::int32_t> host_copy(std::span<const std::int32_t> given, const ConstTensorView& tensor, std::string_view name) {
+std::vector<std::int32_t> host_copy(std::span<const std::int32_t> given, const ConstTensorView& tensor, std::string_view name, DeviceKind device) {
+  check_that(!given.empty() || tensor.size(0) == 0 || device == DeviceKind::kCpu, kWhat, name, std::string("none"),
+             "the host's copy of what lies on the GPU");
   if (given.empty()) return {tensor.as<std::int32_t>(), tensor.as<std::int32_t>() + tensor.size(0)};
   check_that(static_cast<std::int64_t>(given.size()) == tensor.size(0), kWhat, name, static_cast<std::int64_t>(given.size()),
              std::to_string(tensor.size(0)) + " as in the tensor");
@@ -19,12 +21,14 @@ std::vector<std::int32_t> host_copy(std::span<const std::int32_t> given, const C
 
 }  // namespace
 
-StepMetadata::StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end) : state_(std::make_unique<State>()) {
+StepMetadata::StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end, DeviceKind device)
+    : state_(std::make_unique<State>()) {
   check_that(layout.num_layers == static_cast<std::int64_t>(layers.size()), kWhat, "layers", static_cast<std::int64_t>(layers.size()),
              std::to_string(layout.num_layers) + " as in the layout");
   state_->layout = layout;
   state_->layers.assign(layers.begin(), layers.end());
   state_->front_end = front_end;
+  state_->device = device;
   state_->groups.resize(layout.groups.size());
 }
 
@@ -52,8 +56,8 @@ void StepMetadata::State::check(const StepBatch& batch) const {
 
 /// Counts, split and chunks from the host's copies; rows come from the tensors.
 void StepMetadata::State::read_shape(const StepBatch& batch) {
-  const std::vector<std::int32_t> loc = host_copy(batch.host_query_start_loc, batch.query_start_loc, "host_query_start_loc");
-  const std::vector<std::int32_t> seq = host_copy(batch.host_seq_lens, batch.seq_lens, "host_seq_lens");
+  const std::vector<std::int32_t> loc = host_copy(batch.host_query_start_loc, batch.query_start_loc, "host_query_start_loc", device);
+  const std::vector<std::int32_t> seq = host_copy(batch.host_seq_lens, batch.seq_lens, "host_seq_lens", device);
   const std::int64_t window = layers.front().window;
   shape = {.tokens = batch.positions.size(0),
            .requests = batch.query_start_loc.size(0) - 1,
@@ -81,34 +85,28 @@ void StepMetadata::State::read_shape(const StepBatch& batch) {
   }
 }
 
-void StepMetadata::build(const StepBatch& batch) {
+void StepMetadata::build(const StepBatch& batch, Stream stream) {
   State& s = *state_;
+  s.stream = stream;
   s.check(batch);
   s.read_shape(batch);
-  const auto copy = [](const ConstTensorView& from, HostTensor& to) {
-    shape_as(to, from.dtype, {from.size(0)});
-    std::copy_n(static_cast<const std::uint8_t*>(from.data), to.bytes(), static_cast<std::uint8_t*>(to.data()));
+  const auto copy = [&s](const ConstTensorView& from, DeviceTensor& to) {
+    s.shape_as(to, from.dtype, {from.size(0)});
+    copy_bytes(s.device, to.data(), from.data, to.bytes(), s.stream);
   };
   copy(batch.query_start_loc, s.query_start_loc);
   copy(batch.seq_lens, s.seq_lens);
   copy(batch.positions, s.positions);
   for (std::size_t g = 0; g < s.groups.size(); ++g) s.groups[g].block_table = batch.block_tables[g];
   const StepShape& shape = s.shape;
-  shape_as(s.token_to_req, DType::kI32, {shape.tokens});
-  Plan<TokenToReq>({.requests = shape.requests, .tokens = shape.tokens})
-      .run({.query_start_loc = s.query_start_loc.view(), .token_to_req = s.token_to_req.view()});
-
-  shape_as(s.gather_lens, DType::kI32, {shape.split.prefills});
-  for (std::int64_t r = 0; r < shape.split.prefills; ++r) {
-    const std::int64_t row = shape.split.decodes + r;
-    const std::int32_t* loc = s.query_start_loc.as<std::int32_t>() + row;
-    s.gather_lens.as<std::int32_t>()[r] =
-        static_cast<std::int32_t>(gather_length(s.seq_lens.as<std::int32_t>()[row], loc[1] - loc[0], s.layers.front().window));
-  }
+  s.shape_as(s.token_to_req, DType::kI32, {shape.tokens});
+  s.run<TokenToReq>({.requests = shape.requests, .tokens = shape.tokens},
+                    {.query_start_loc = s.query_start_loc.view(), .token_to_req = s.token_to_req.view()});
+  s.build_prefills();
   const auto indexer = std::ranges::find_if(s.layers, [](const LayerConfig& c) { return c.has_indexer(); });
   if (indexer != s.layers.end()) {
-    shape_as(s.topk, DType::kI32, {shape.tokens, indexer->index_topk});
-    std::fill_n(s.topk.as<std::int32_t>(), s.topk.numel(), -1);
+    s.shape_as(s.topk, DType::kI32, {shape.tokens, indexer->index_topk});
+    fill_bytes(s.device, s.topk.data(), 0xFF, s.topk.bytes(), stream);  // -1
   }
   s.build_slots();
   s.build_windows();
@@ -122,19 +120,18 @@ void StepMetadata::build(const StepBatch& batch) {
   }
 }
 
-void StepMetadata::advance(const ConstTensorView& seq_lens) {
+void StepMetadata::advance(const ConstTensorView& seq_lens, std::int64_t max_seq_len, Stream stream) {
   State& s = *state_;
+  s.stream = stream;
   const StepShape& shape = s.shape;
   check_that(shape.split.prefills == 0 && shape.tokens == shape.requests && s.causal, kWhat, "draft step",
              std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.requests) + " requests", "one token for each request, causal");
   check_that(!s.has_ratio(4) && !s.has_ratio(128), kWhat, "draft step", std::string("compress layers"), "window-only layers");
   check_tensor(kWhat, "seq_lens", seq_lens, {shape.requests}, {DType::kI32});
-  for (std::int64_t r = 0; r < shape.requests; ++r) {
-    const std::int32_t length = seq_lens.as<std::int32_t>()[r];
-    s.seq_lens.as<std::int32_t>()[r] = length;
-    s.positions.as<std::int64_t>()[r] = static_cast<std::int64_t>(length) - 1;
-    s.shape.max_seq_len = std::max<std::int64_t>(s.shape.max_seq_len, length);
-  }
+  check_that(max_seq_len >= 0, kWhat, "max_seq_len", max_seq_len, "an upper bound of seq_lens");
+  s.shape.max_seq_len = std::max(s.shape.max_seq_len, max_seq_len);
+  copy_bytes(s.device, s.seq_lens.data(), seq_lens.data, s.seq_lens.bytes(), stream);
+  s.run<DraftPositions>({.requests = shape.requests}, {.seq_lens = s.seq_lens.view(), .positions = s.positions.view()});
   s.build_slots();
   s.build_windows();
   s.build_valid();
@@ -150,7 +147,7 @@ LayerStep StepMetadata::layer(std::int64_t layer) const {
   check_that(layer >= 0 && layer < s.layout.num_layers, kWhat, "layer", layer, "0 to " + std::to_string(s.layout.num_layers - 1));
   const LayerConfig& config = s.layers[static_cast<std::size_t>(layer)];
   const auto group = [&](CacheRole role) -> GroupStep& { return s.groups[static_cast<std::size_t>(s.layout.group_of(layer, role))]; };
-  const auto const_view = [](const HostTensor& t) { return t.view(); };
+  const auto const_view = [](const DeviceTensor& t) { return t.view(); };
   GroupStep& window = group(CacheRole::kWindow);
   LayerStep step{.tokens = s.shape.tokens,
                  .requests = s.shape.requests,

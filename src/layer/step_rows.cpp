@@ -9,12 +9,12 @@ void StepMetadata::State::build_slots() {
     const CacheGroup& group = layout.groups[g];
     if (!group.sliding()) continue;
     shape_as(groups[g].slots, DType::kI64, {shape.tokens});
-    Plan<SlotMapping>({.requests = shape.requests, .tokens = shape.tokens, .block_size = group.block_tokens})
-        .run({.query_start_loc = query_start_loc.view(),
-              .positions = positions.view(),
-              .token_to_req = token_to_req.view(),
-              .block_table = groups[g].block_table,
-              .slots = groups[g].slots.view()});
+    run<SlotMapping>({.requests = shape.requests, .tokens = shape.tokens, .block_size = group.block_tokens},
+                     {.query_start_loc = query_start_loc.view(),
+                      .positions = positions.view(),
+                      .token_to_req = token_to_req.view(),
+                      .block_table = groups[g].block_table,
+                      .slots = groups[g].slots.view()});
   }
 }
 
@@ -24,26 +24,32 @@ void StepMetadata::State::build_windows() {
     if (!has_role(g, CacheRole::kWindow)) continue;
     shape_as(groups[g].window_indices, DType::kI32, {shape.tokens, shape.window_width});
     shape_as(groups[g].window_lens, DType::kI32, {shape.tokens});
-    Plan<WindowIndices>({.requests = shape.requests,
-                         .tokens = shape.tokens,
-                         .window = group.window,
-                         .block_size = group.block_tokens,
-                         .noncausal_tokens = causal ? 0 : shape.split.decode_tokens})
-        .run({.query_start_loc = query_start_loc.view(),
-              .seq_lens = seq_lens.view(),
-              .token_to_req = token_to_req.view(),
-              .slot_mapping = groups[g].slots.view(),
-              .block_table = groups[g].block_table,
-              .indices = groups[g].window_indices.view(),
-              .lens = groups[g].window_lens.view()});
+    run<WindowIndices>({.requests = shape.requests,
+                        .tokens = shape.tokens,
+                        .window = group.window,
+                        .block_size = group.block_tokens,
+                        .noncausal_tokens = causal ? 0 : shape.split.decode_tokens},
+                       {.query_start_loc = query_start_loc.view(),
+                        .seq_lens = seq_lens.view(),
+                        .token_to_req = token_to_req.view(),
+                        .slot_mapping = groups[g].slots.view(),
+                        .block_table = groups[g].block_table,
+                        .indices = groups[g].window_indices.view(),
+                        .lens = groups[g].window_lens.view()});
   }
 }
 
 void StepMetadata::State::build_valid() {
   shape_as(valid, DType::kBool, {shape.tokens});
   const int group = layout.group_of(0, CacheRole::kWindow);
-  const auto* slots = groups[static_cast<std::size_t>(group)].slots.as<std::int64_t>();
-  for (std::int64_t t = 0; t < shape.tokens; ++t) valid.as<bool>()[t] = slots[t] >= 0;
+  run<VisibleEntries>({.tokens = shape.tokens, .ratio = 1},
+                      {.positions = positions.view(), .slot_mapping = groups[static_cast<std::size_t>(group)].slots.view(), .valid = valid.view()});
+}
+
+void StepMetadata::State::build_prefills() {
+  shape_as(gather_lens, DType::kI32, {shape.split.prefills});
+  run<PrefillLens>({.requests = shape.requests, .decodes = shape.split.decodes, .window = layers.front().window},
+                   {.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .gather_lens = gather_lens.view()});
 }
 
 void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
@@ -53,28 +59,26 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
   const TensorView slots = groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kWindow))].slots.view();
 
   shape_as(out.entry_slots, DType::kI64, {shape.tokens});
-  Plan<CompressedSlotMapping>({.requests = shape.requests, .tokens = shape.tokens, .ratio = ratio, .storage_block = entries.block_size})
-      .run({.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .block_table = table, .slots = out.entry_slots.view()});
+  run<CompressedSlotMapping>(
+      {.requests = shape.requests, .tokens = shape.tokens, .ratio = ratio, .storage_block = entries.block_size},
+      {.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .block_table = table, .slots = out.entry_slots.view()});
 
   shape_as(out.entry_lens, DType::kI32, {shape.tokens});
-  const auto* pos = positions.as<std::int64_t>();
-  const auto* ok = valid.as<bool>();
-  auto* lens = out.entry_lens.as<std::int32_t>();
-  for (std::int64_t t = 0; t < shape.tokens; ++t) lens[t] = ok[t] ? static_cast<std::int32_t>((pos[t] + 1) / ratio) : 0;
+  VisibleEntries::Args seen{.positions = positions.view(), .slot_mapping = slots, .lens = out.entry_lens.view()};
+  const bool chooses = ratio == 4;  // C4A rows come from the indexer
+  if (chooses) {
+    shape_as(out.topk_lens, DType::kI32, {shape.tokens});
+    seen.topk_lens = out.topk_lens.view();
+  }
+  run<VisibleEntries>({.tokens = shape.tokens, .ratio = ratio, .top_k = layers[static_cast<std::size_t>(layer)].index_topk}, seen);
 
   shape_as(out.entry_counts, DType::kI32, {shape.split.prefills});
-  for (std::int64_t r = 0; r < shape.split.prefills; ++r) {
-    out.entry_counts.as<std::int32_t>()[r] = std::max(seq_lens.as<std::int32_t>()[shape.split.decodes + r], 0) / ratio;
-  }
+  run<PrefillLens>({.requests = shape.requests, .decodes = shape.split.decodes, .window = layers.front().window, .ratio = ratio},
+                   {.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .entry_counts = out.entry_counts.view()});
+  if (chooses) return;
 
-  if (ratio == 4) {  // C4A rows come from the indexer
-    shape_as(out.topk_lens, DType::kI32, {shape.tokens});
-    const auto most = static_cast<std::int32_t>(layers[static_cast<std::size_t>(layer)].index_topk);
-    for (std::int64_t t = 0; t < shape.tokens; ++t) out.topk_lens.as<std::int32_t>()[t] = std::min(lens[t], most);
-    return;
-  }
   const std::int64_t width = std::max<std::int64_t>(shape.max_seq_len / ratio, 1);
-  const auto dense = [&](std::int64_t begin, bool global, HostTensor& indices, HostTensor& row_lens) {
+  const auto dense = [&](std::int64_t begin, bool global, DeviceTensor& indices, DeviceTensor& row_lens) {
     const std::int64_t rows = shape.tokens - begin;
     shape_as(indices, DType::kI32, {rows, width});
     shape_as(row_lens, DType::kI32, {rows});
@@ -92,7 +96,7 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
 }
 
 /// One matrix for window-only layers (ratio 1) or C128A layers (spec 7.3). Our attention takes the block stride, so no slot is remapped.
-void StepMetadata::State::build_mixed(std::size_t group, int ratio, HostTensor& out) {
+void StepMetadata::State::build_mixed(std::size_t group, int ratio, DeviceTensor& out) {
   GroupStep& g = groups[group];
   const bool dense = ratio > 1;
   const std::int64_t width = dense ? c128.dense_indices.size(1) : 0;
@@ -125,7 +129,7 @@ void StepMetadata::State::build_mixed(std::size_t group, int ratio, HostTensor& 
     args.prefill_topk = c128.dense_local.view();
     args.compressed_table = groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kCompressed))].block_table;
   }
-  Plan<MixedSparseIndices>(problem).run(args);
+  run<MixedSparseIndices>(problem, args);
 }
 
 }  // namespace smla

@@ -4,7 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/host_tensor.h"
+#include "device/device_tensor.h"
+#include "sparsemla/op.h"
 #include "sparsemla/step_metadata.h"
 
 namespace smla {
@@ -12,47 +13,45 @@ namespace smla {
 /// What a cache group needs each step.
 struct GroupStep {
   ConstTensorView block_table;
-  HostTensor slots;           ///< [T] I64; sliding groups
-  HostTensor window_indices;  ///< [T, window width] I32; groups with window rows
-  HostTensor window_lens;     ///< [T] I32
-  HostTensor mixed_swa;       ///< flashinfer: [T, window width] I32 of window-only layers
-  HostTensor mixed_dense;     ///< flashinfer: [T, window width + P] I32 of C128A layers
-  HostTensor mixed_lens;      ///< [T] I32
+  DeviceTensor slots;           ///< [T] I64; sliding groups
+  DeviceTensor window_indices;  ///< [T, window width] I32; groups with window rows
+  DeviceTensor window_lens;     ///< [T] I32
+  DeviceTensor mixed_swa;       ///< flashinfer: [T, window width] I32 of window-only layers
+  DeviceTensor mixed_dense;     ///< flashinfer: [T, window width + P] I32 of C128A layers
+  DeviceTensor mixed_lens;      ///< [T] I32
 };
 
 /// What a compress ratio needs each step.
 struct RatioStep {
-  HostTensor entry_slots;   ///< [T] I64
-  HostTensor entry_lens;    ///< [T] I32
-  HostTensor topk_lens;     ///< [T] I32, ratio 4
-  HostTensor entry_counts;  ///< [Rp] I32
-  HostTensor dense_indices;
-  HostTensor dense_lens;
-  HostTensor dense_local;
-  HostTensor dense_local_lens;
+  DeviceTensor entry_slots;   ///< [T] I64
+  DeviceTensor entry_lens;    ///< [T] I32
+  DeviceTensor topk_lens;     ///< [T] I32, ratio 4
+  DeviceTensor entry_counts;  ///< [Rp] I32
+  DeviceTensor dense_indices;
+  DeviceTensor dense_lens;
+  DeviceTensor dense_local;
+  DeviceTensor dense_local_lens;
 };
-
-/// A host tensor of this shape: the same memory as before when the shape is.
-inline void shape_as(HostTensor& t, DType dtype, std::vector<std::int64_t> shape) {
-  if (t.absent() || t.dtype() != dtype || t.shape() != shape) t = HostTensor(dtype, std::move(shape));
-}
 
 struct StepMetadata::State {
   KvLayout layout;
   std::vector<LayerConfig> layers;
   FrontEnd front_end = FrontEnd::kFlashMla;
+  DeviceKind device = DeviceKind::kCpu;
+  Stream stream;  ///< of the build at work
   StepShape shape;
   bool causal = true;
-  HostTensor query_start_loc;
-  HostTensor seq_lens;
-  HostTensor positions;
-  HostTensor token_to_req;
-  HostTensor valid;
-  HostTensor gather_lens;
-  HostTensor topk;
+  DeviceTensor query_start_loc;
+  DeviceTensor seq_lens;
+  DeviceTensor positions;
+  DeviceTensor token_to_req;
+  DeviceTensor valid;
+  DeviceTensor gather_lens;
+  DeviceTensor topk;
   std::vector<GroupStep> groups;
   RatioStep c4;
   RatioStep c128;
+  DeviceTensor scratch;  ///< of the builders
 
   bool any_layer(auto&& wanted) const { return std::ranges::any_of(layers, wanted); }
   bool has_ratio(int ratio) const {
@@ -67,13 +66,21 @@ struct StepMetadata::State {
   bool has_role(std::size_t group, CacheRole role) const {
     return std::ranges::any_of(layout.groups[group].caches, [&](const LayerCache& c) { return c.role == role; });
   }
+  void shape_as(DeviceTensor& t, DType dtype, std::vector<std::int64_t> size) const { t.reshape(device, dtype, std::move(size)); }
+  template <class Op>
+  void run(const typename Op::Problem& problem, const typename Op::Args& args) {
+    const Plan<Op> plan(problem, {.device = device});
+    if (scratch.bytes() < plan.workspace_bytes()) shape_as(scratch, DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+    plan.run(args, {.data = scratch.data(), .bytes = scratch.bytes()}, stream);
+  }
   void check(const StepBatch& batch) const;
   void read_shape(const StepBatch& batch);
   void build_slots();
   void build_windows();
   void build_valid();
+  void build_prefills();
   void build_ratio(int ratio, RatioStep& out);
-  void build_mixed(std::size_t group, int ratio, HostTensor& out);
+  void build_mixed(std::size_t group, int ratio, DeviceTensor& out);
 };
 
 }  // namespace smla

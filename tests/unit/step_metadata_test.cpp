@@ -51,7 +51,7 @@ TEST(StepMetadata, AdvanceIsAFreshBuildInPlace) {
     stepped.build(d.batch(loc, seq, positions));
     const LayerStep before = stepped.layer(0);
     const std::vector<std::int32_t> next{6, 129, 0};
-    stepped.advance(view_of(next.data(), {3}));
+    stepped.advance(view_of(next.data(), {3}), *std::ranges::max_element(next));
     const LayerStep after = stepped.layer(0);
     EXPECT_EQ(after.window_indices.data, before.window_indices.data);
     EXPECT_EQ(after.window_slots.data, before.window_slots.data);
@@ -78,10 +78,10 @@ TEST(StepMetadata, AdvanceNeedsOneTokenARequest) {
   StepMetadata metadata(d.layout, d.layers);
   metadata.build(d.batch({0, 2, 3, 3}, {6, 9, 0}, {4, 5, 8}));
   const std::vector<std::int32_t> next{7, 10, 0};
-  EXPECT_THROW(metadata.advance(view_of(next.data(), {2})), InvalidArgument);
+  EXPECT_THROW(metadata.advance(view_of(next.data(), {2}), 9), InvalidArgument);
   StepMetadata single(d.layout, d.layers);
   single.build(d.batch({0, 1, 2, 3}, {6, 9, 1}, {5, 8, 0}));
-  EXPECT_THROW(single.advance(view_of(next.data(), {2})), InvalidArgument) << "another number of requests";
+  EXPECT_THROW(single.advance(view_of(next.data(), {2}), 9), InvalidArgument) << "another number of requests";
 }
 
 TEST(StepMetadata, TensorsDefineRowsWhateverTheHostExpected) {

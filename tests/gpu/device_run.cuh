@@ -98,8 +98,8 @@ class DeviceArguments {
 
 /// Runs a plan of the device over host memory: uploads, runs over workspace of 0xFF, waits, downloads.
 template <class Op>
-void run_on_gpu(const typename Op::Problem& problem, typename Op::Args args, const std::string& implementation = "") {
-  const Plan<Op> plan(problem, {.device = DeviceKind::kCuda, .implementation = implementation});
+void run_on_gpu(const typename Op::Problem& problem, typename Op::Args args, const std::string& implementation = "", bool deterministic = false) {
+  const Plan<Op> plan(problem, {.device = DeviceKind::kCuda, .implementation = implementation, .deterministic = deterministic});
   DeviceArguments memory;
   memory.upload(args);
   void* workspace = nullptr;

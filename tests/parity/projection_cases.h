@@ -1,7 +1,11 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -151,6 +155,45 @@ struct ProjectionTensors {
   std::int64_t scale_rows, scale_columns;
   ProjectionBuffer scales, y;
 };
+
+/// Everything of y written and nothing else.
+inline void check_written(const ProjectionTensors& t, const ProjectionBuffer& y) {
+  std::vector<bool> inside(static_cast<std::size_t>(y.elements()), false);
+  for (std::int64_t i = 0; i < t.problem.m; ++i) {
+    for (std::int64_t g = 0; g < t.problem.groups; ++g) {
+      for (std::int64_t j = 0; j < t.problem.n; ++j) inside[static_cast<std::size_t>(t.y_at(i, g, j))] = true;
+    }
+  }
+  for (std::int64_t i = 0; i < y.elements(); ++i) ASSERT_EQ(y.poisoned(i), !inside[static_cast<std::size_t>(i)]) << "element " << i;
+}
+
+inline float bf16_ulp(float value) { return std::ldexp(1.0F, (value == 0.0F ? -126 : std::max(std::ilogb(value), -126)) - 7); }
+
+/// fp32 results: l2 1e-5 of the whole. bf16 results: each within 1 ulp or 1e-5 of its row's largest. Native bf16 products rounded to bf16: l2 4e-3 as
+/// well.
+inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, const ProjectionBuffer& truth, const std::string& implementation) {
+  double difference = 0.0;
+  double size = 0.0;
+  for (std::int64_t i = 0; i < t.problem.m; ++i) {
+    for (std::int64_t g = 0; g < t.problem.groups; ++g) {
+      float largest = 0.0F;
+      for (std::int64_t j = 0; j < t.problem.n; ++j) largest = std::max(largest, std::fabs(truth.get(t.y_at(i, g, j))));
+      for (std::int64_t j = 0; j < t.problem.n; ++j) {
+        const float want = truth.get(t.y_at(i, g, j));
+        const float got = y.get(t.y_at(i, g, j));
+        const float off = std::fabs(got - want);
+        difference += static_cast<double>(off) * static_cast<double>(off);
+        size += static_cast<double>(want) * static_cast<double>(want);
+        if (t.problem.y == DType::kBF16) {
+          ASSERT_LE(off, std::max(bf16_ulp(want), 1e-5F * largest))
+              << "row " << i << " group " << g << " output " << j << ": " << got << " for " << want;
+        }
+      }
+    }
+  }
+  const double bound = t.problem.y == DType::kF32 ? 1e-5 : 4e-3;
+  ASSERT_LE(std::sqrt(difference), bound * std::sqrt(size)) << implementation;
+}
 
 /// Shapes that meet every edge of the kernels' tiles, dtypes and strides taken in turn; large products with few groups only.
 inline std::vector<ProjectionCase> projection_cases() {

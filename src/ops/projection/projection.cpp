@@ -72,7 +72,14 @@ bool rows_apart(const TensorView& y) {
 
 template <>
 std::span<const Implementation<Projection>> OpTable<Projection>::implementations() {
-  static constexpr std::array<Implementation<Projection>, 5> kTable{{
+  static constexpr std::array<Implementation<Projection>, 7> kTable{{
+      {.name = "cublaslt",
+       .machine = "NVIDIA GPU, sm_80 and up, cuBLASLt",
+       .device = DeviceKind::kCuda,
+       .refuse = projection_cublaslt_refuse,
+       .workspace_bytes = projection_cublaslt_workspace,
+       .run = projection_cublaslt},
+      cuda_line<Projection>(),
       {.name = "onednn",
        .machine = "oneDNN",
        .refuse = projection_onednn_refuse,

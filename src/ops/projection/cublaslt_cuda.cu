@@ -1,0 +1,50 @@
+#include <dlfcn.h>
+
+#include "ops/projection/cublaslt.cuh"
+
+namespace smla {
+
+namespace {
+
+template <class Function>
+void bind(void* library, const char* name, Function& to, std::string& missing) {
+  to = reinterpret_cast<Function>(dlsym(library, name));
+  if (to == nullptr && missing.empty()) missing = std::string("cuBLASLt has no ") + name;
+}
+
+CublasLt open() {
+  CublasLt lt;
+  const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) library = dlopen(("/usr/local/cuda/lib64/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    lt.missing = name + " was not found (LD_LIBRARY_PATH, /usr/local/cuda/lib64)";
+    return lt;
+  }
+  bind(library, "cublasLtCreate", lt.create, lt.missing);
+  bind(library, "cublasLtMatmul", lt.matmul, lt.missing);
+  bind(library, "cublasLtMatmulAlgoGetHeuristic", lt.heuristic, lt.missing);
+  bind(library, "cublasLtMatmulDescCreate", lt.make_desc, lt.missing);
+  bind(library, "cublasLtMatmulDescDestroy", lt.free_desc, lt.missing);
+  bind(library, "cublasLtMatmulDescSetAttribute", lt.set_desc, lt.missing);
+  bind(library, "cublasLtMatrixLayoutCreate", lt.make_layout, lt.missing);
+  bind(library, "cublasLtMatrixLayoutDestroy", lt.free_layout, lt.missing);
+  bind(library, "cublasLtMatrixLayoutSetAttribute", lt.set_layout, lt.missing);
+  bind(library, "cublasLtMatmulPreferenceCreate", lt.make_preference, lt.missing);
+  bind(library, "cublasLtMatmulPreferenceDestroy", lt.free_preference, lt.missing);
+  bind(library, "cublasLtMatmulPreferenceSetAttribute", lt.set_preference, lt.missing);
+  if (!lt.missing.empty()) return lt;
+  if (const cublasStatus_t status = lt.create(&lt.handle); status != CUBLAS_STATUS_SUCCESS) {
+    lt.missing = "cublasLtCreate: status " + std::to_string(static_cast<int>(status));
+  }
+  return lt;
+}
+
+}  // namespace
+
+const CublasLt& cublaslt() {
+  static const CublasLt lt = open();
+  return lt;
+}
+
+}  // namespace smla

@@ -31,7 +31,9 @@ enum class PlantedError : std::uint8_t { kNone, kPosition, kBlock };
 struct EngineOptions {
   ModelConfig model;                      ///< its numbers
   std::vector<std::int64_t> layers;       ///< indices into the model
-  LayerOptions layer;                     ///< how every layer computes
+  LayerOptions layer;                     ///< how and where every layer computes; its device holds the pool, too
+  bool graphs = true;                     ///< on a GPU: decode steps are recorded as CUDA graphs, one for each padded size
+  bool time_stages = true;                ///< sum up the layers' stages; on a GPU each part is waited for then, and no graphs run
   std::int64_t max_batched_tokens = 512;  ///< tokens of a step
   std::int64_t max_seqs = 16;             ///< requests in flight
   std::int64_t num_blocks = 0;            ///< of the KV pool
@@ -89,9 +91,10 @@ struct RunTotals {
   std::int64_t peak_cached_tokens = 0;             ///< tokens whose rows stood in the caches at once
   double prefill_seconds = 0;                      ///< step time by share of tokens
   double decode_seconds = 0;                       ///< step time by share of tokens
-  double metadata_seconds = 0;                     ///< in StepMetadata
-  double residual_seconds = 0;                     ///< norm and residual between layers, inputs, digests
-  std::array<double, kNumStages> stage_seconds{};  ///< by Stage
+  std::int64_t graph_steps = 0;                    ///< steps that were launched as a recorded graph
+  double metadata_seconds = 0;                     ///< in StepMetadata; on a GPU the time to queue it
+  double residual_seconds = 0;                     ///< norm and residual between layers, inputs, digests; on a GPU the time to queue them
+  std::array<double, kNumStages> stage_seconds{};  ///< by Stage; zeros without time_stages
 };
 
 /// Blocks a request needs at its full length, at most. `chunk`: the most tokens one step feeds.

@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "engine/engine_state.h"
 #include "engine/synthetic.h"
-#include "sparsemla/ops/norm_rope.h"
+#include "layer/weight_names.h"
 
 namespace smla {
 
@@ -17,20 +17,6 @@ constexpr std::string_view kWhat = "engine";
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
-
-/// Adds up a layer's stages and keeps its top-k rows.
-class StageSums : public LayerObserver {
- public:
-  explicit StageSums(std::array<double, kNumStages>& sums) : sums_(sums) {}
-  void on_stage(Stage stage, double seconds) override { sums_[static_cast<std::size_t>(stage)] += seconds; }
-  void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t) override {
-    if (name == "topk") topk = value;
-  }
-  ConstTensorView topk;
-
- private:
-  std::array<double, kNumStages>& sums_;
-};
 
 std::uint64_t digest_row(const ConstTensorView& rows, std::int64_t row) {
   const std::int64_t bytes = rows.size(1) * size_of(rows.dtype);
@@ -44,31 +30,30 @@ std::uint64_t digest_row(const ConstTensorView& rows, std::int64_t row) {
   return h;
 }
 
-/// x += y, rounded once to x's dtype.
-void add_rows(const TensorView& x, const ConstTensorView& y) {
-  const std::int64_t n = x.numel();
-  if (x.dtype == DType::kBF16) {
-    auto* a = x.as<BF16>();
-    const auto* b = y.as<BF16>();
-    for (std::int64_t i = 0; i < n; ++i) a[i] = to_bf16(to_float(a[i]) + to_float(b[i]));
-  } else {
-    auto* a = x.as<float>();
-    const auto* b = y.as<float>();
-    for (std::int64_t i = 0; i < n; ++i) a[i] += b[i];
-  }
-}
-
 }  // namespace
 
-ConstTensorView Engine::State::rope_of(const RopeConfig& config) {
-  for (auto& [known, table] : ropes) {
-    if (known == config) return table.view();
+Engine::State::Rope& Engine::State::rope_of(const RopeConfig& config) {
+  for (Rope& rope : ropes) {
+    if (rope.config == config) return rope;
   }
   HostTensor table(DType::kF32, {options.max_model_len, config.dim});
-  const std::vector<float> values = rope_table(config, options.max_model_len);
-  std::ranges::copy(values, table.as<float>());
-  ropes.emplace_back(config, std::move(table));
-  return ropes.back().second.view();
+  std::ranges::copy(rope_table(config, options.max_model_len), table.as<float>());
+  DeviceTensor placed;
+  if (device() != DeviceKind::kCpu) placed = DeviceTensor::copy_of(device(), table.view());
+  ropes.push_back({.config = config, .host = std::move(table), .device = std::move(placed)});
+  return ropes.back();
+}
+
+/// Views of weights in the device's memory.
+LayerWeights Engine::State::place_weights(const LayerConfig& config, const LayerWeights& host) {
+  LayerWeights placed = host;
+  if (device() == DeviceKind::kCpu) return placed;
+  std::vector<DeviceTensor>& storage = device_weights.emplace_back();
+  visit_weights(config, placed, [&](std::string_view, ConstTensorView& view) {
+    storage.push_back(DeviceTensor::copy_of(device(), view));
+    view = storage.back().view();
+  });
+  return placed;
 }
 
 void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& config) {
@@ -80,7 +65,9 @@ void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& confi
     weights.push_back({.storage = {}, .views = layer_weights(loaded.back())});
     layer_options.q_scale = loaded.back().q_scale.value_or(layer_options.q_scale);
   }
-  layers.emplace_back(config, weights.back().views, layer_options, rope_of(config.rope));
+  const Rope& rope = rope_of(config.rope);
+  layers.emplace_back(config, place_weights(config, weights.back().views), layer_options,
+                      rope.device.absent() ? rope.host.view() : rope.device.view());
 }
 
 /// Per-tensor rows by the checkpoint's scales where it has any.
@@ -117,52 +104,24 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
     check_that(chosen || !s.configs.back().reuses_topk, kWhat, "layers", "layer " + std::to_string(index) + ", which reuses an earlier layer's top-k",
                "a C4A layer that chooses before it");
   }
+  s.stream = OwnedStream(s.device());
   s.ropes.reserve(s.configs.size());
   for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(options.layers[i], s.configs[i]);
-  s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks);
+  s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks, s.device(), s.stream.get());
   s.set_cache_scales();
   s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative, options.adaptive_speculation);
-  s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, options.layer.front_end);
+  s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, options.layer.front_end, s.device());
   if (!options.layer.strict) return;
   std::vector<std::string> names;
   for (const std::int64_t index : options.layers) names.push_back("layers." + std::to_string(index) + ".attn");
   check_upstream_layout(s.pool->layout(), names);
 }
 
-Engine::~Engine() = default;
-
-/// x <- x + RMSNorm(attention(x)) through the stack.
-void Engine::State::run_layers(const StepTensors& batch, HostTensor& x, HostTensor& y) {
-  auto start = std::chrono::steady_clock::now();
-  StepBatch step{.query_start_loc = batch.query_start_loc.view(),
-                 .seq_lens = batch.seq_lens.view(),
-                 .positions = batch.positions.view(),
-                 .block_tables = {},
-                 .max_seq_len = batch.max_seq_len,
-                 .decode_threshold = 1 + options.speculative};
-  for (const HostTensor& table : batch.tables) step.block_tables.push_back(table.view());
-  metadata->build(step);
-  totals.metadata_seconds += seconds_since(start);
-
-  implementations.clear();
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const auto index = static_cast<std::int64_t>(i);
-    const LayerCaches caches = caches_of(*pool, index);
-    const LayerPlan plan = layers[i].plan(metadata->shape(), caches);
-    if (workspace.bytes() < plan.workspace_bytes())
-      workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
-    StageSums sums(totals.stage_seconds);
-    layers[i].forward(plan, metadata->layer(index), caches, x.view(), y.view(), {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &sums);
-    if (observer != nullptr) observer->on_layer(index, batch.rows, x.view(), y.view(), sums.topk);
-    implementations = plan.describe();
-
-    start = std::chrono::steady_clock::now();
-    const DType act = x.dtype();
-    Plan<RmsNorm>({.rows = x.size(0), .dim = x.size(1), .in = act, .out = act, .has_weight = false, .eps = configs[i].rms_norm_eps},
-                  {.deterministic = options.layer.deterministic, .threads = options.layer.threads})
-        .run({.x = y.view(), .weight = {}, .y = y.view()});
-    add_rows(x.view(), y.view());
-    totals.residual_seconds += seconds_since(start);
+/// What is still queued reads the members that go now.
+Engine::~Engine() {
+  try {
+    synchronize(state_->device(), state_->stream.get());
+  } catch (const Error&) {  // a destructor has nobody to tell
   }
 }
 
@@ -208,10 +167,9 @@ bool Engine::step(const std::function<double()>& now) {
   const auto start = std::chrono::steady_clock::now();
   const StepTensors batch = make_step(std::move(parts), s.options, *s.pool);
   HostTensor x = step_inputs(batch, s.options);
-  HostTensor y(x.dtype(), x.shape());
   s.totals.residual_seconds += seconds_since(start);
   s.totals.peak_blocks = std::max(s.totals.peak_blocks, s.pool->num_blocks() - s.pool->free_blocks());
-  s.run_layers(batch, x, y);
+  s.run_layers(batch, x);
   ++s.totals.steps;
   std::int64_t prefill_rows = 0;
   for (const Scheduled& part : batch.parts) prefill_rows += part.request->decoding() ? 0 : part.tokens;
@@ -239,7 +197,9 @@ std::vector<RequestResult> Engine::results() const {
 }
 
 const AttentionLayer& Engine::layer(std::int64_t index) const { return state_->layers.at(static_cast<std::size_t>(index)); }
-ConstTensorView Engine::rope(std::int64_t index) const { return state_->rope_of(state_->configs.at(static_cast<std::size_t>(index)).rope); }
+ConstTensorView Engine::rope(std::int64_t index) const {
+  return std::as_const(state_->rope_of(state_->configs.at(static_cast<std::size_t>(index)).rope).host).view();
+}
 const LayerWeights& Engine::weights(std::int64_t index) const { return state_->weights.at(static_cast<std::size_t>(index)).views; }
 std::string Engine::implementations() const { return state_->implementations; }
 

@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/host_tensor.h"
+#include "device/device_tensor.h"
+#include "device/streams.h"
+#include "engine/device_step.h"
 #include "engine/scheduler.h"
 #include "engine/step_tensors.h"
 #include "engine/synthetic.h"
@@ -17,18 +19,29 @@ namespace smla {
 
 struct Engine::State {
   EngineOptions options;
+  OwnedStream stream;  ///< goes last
   EngineObserver* observer = nullptr;
   std::vector<LayerConfig> configs;
   std::vector<OwnedLayerWeights> weights;
-  std::vector<LayerTensors> loaded;  ///< one a layer when there is a checkpoint
-  std::vector<std::pair<RopeConfig, HostTensor>> ropes;
+  std::vector<LayerTensors> loaded;                       ///< one a layer when there is a checkpoint
+  std::vector<std::vector<DeviceTensor>> device_weights;  ///< a layer's, where they are not the host's
+  /// A rope table on the host and, where that is another place, on the device.
+  struct Rope {
+    RopeConfig config;
+    HostTensor host;
+    DeviceTensor device;
+  };
+  std::vector<Rope> ropes;
   std::vector<AttentionLayer> layers;
   std::unique_ptr<KvPool> pool;
   std::unique_ptr<Scheduler> scheduler;
   std::unique_ptr<StepMetadata> metadata;
   std::vector<std::unique_ptr<Request>> requests;
   std::unordered_map<std::int64_t, std::size_t> by_id;
-  HostTensor workspace{DType::kU8, {0}};
+  DeviceTensor workspace;
+  DeviceStep eager;
+  std::vector<std::unique_ptr<DecodeGraph>> graphs;
+  DeviceTensor graph_workspace;  ///< of all graphs; as large as any decode step needs
   RunTotals totals;
   std::string implementations;
 
@@ -36,8 +49,18 @@ struct Engine::State {
   void set_cache_scales();
   std::string refusal(const RequestSpec& spec) const;
   Request& alive(std::int64_t id, bool running) const;
-  ConstTensorView rope_of(const RopeConfig& config);
-  void run_layers(const StepTensors& batch, HostTensor& x, HostTensor& y);
+  Rope& rope_of(const RopeConfig& config);
+  DeviceKind device() const { return options.layer.device; }
+  LayerWeights place_weights(const LayerConfig& config, const LayerWeights& host);
+  bool recordable(const StepTensors& batch) const;
+  /// The batch through the stack; x: hidden states in, residual stream out.
+  void run_layers(const StepTensors& batch, HostTensor& x);
+  void run_eager(const StepTensors& batch, HostTensor& x);
+  void run_graph(const StepTensors& batch, HostTensor& x);
+  DecodeGraph& graph_of(const StepTensors& batch);
+  void queue_graph(DecodeGraph& g, const StepBatch& step);
+  void add_residual(std::size_t layer, const TensorView& x, const TensorView& y);
+  void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y, const ConstTensorView& topk) const;
   void complete(const StepTensors& batch, const HostTensor& x, double now);
 };
 

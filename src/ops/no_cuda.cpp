@@ -1,8 +1,12 @@
 // Every op's CUDA implementation where the build has no CUDA: it refuses every problem, so that it is never run.
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/attention.h"
+#include "sparsemla/ops/compressor.h"
 #include "sparsemla/ops/index.h"
+#include "sparsemla/ops/indexer.h"
 #include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/ops/projection.h"
+#include "sparsemla/ops/sequences.h"
 
 namespace smla {
 
@@ -34,6 +38,14 @@ template struct CudaOp<DraftPositions>;
 template struct CudaOp<CombineTopkWindow>;
 template struct CudaOp<MixedSparseIndices>;
 template struct CudaOp<SparseAttention>;
+template struct CudaOp<Projection>;
 template struct CudaOp<AddRows>;
+template struct CudaOp<MergePartials>;
+template struct CudaOp<GatherRows>;
+template struct CudaOp<SaveState>;
+template struct CudaOp<CompressStore>;
+template struct CudaOp<GatherIndexRows>;
+template struct CudaOp<PackSequences>;
+template struct CudaOp<UnpackSequences>;
 
 }  // namespace smla

@@ -25,12 +25,14 @@ constexpr std::array<Implementation<SparseAttention>, 5> kSparseAttention{{
     {.name = "ref", .machine = "any CPU", .run = sparse_attention_ref},
 }};
 
-constexpr std::array<Implementation<MergePartials>, 2> kMergePartials{{
+constexpr std::array<Implementation<MergePartials>, 3> kMergePartials{{
+    cuda_line<MergePartials>(),
     {.name = "cpu", .machine = "any CPU", .run = merge_partials_cpu},
     {.name = "ref", .machine = "any CPU", .run = merge_partials_ref},
 }};
 
-constexpr std::array<Implementation<GatherRows>, 2> kGatherRows{{
+constexpr std::array<Implementation<GatherRows>, 3> kGatherRows{{
+    cuda_line<GatherRows>(),
     {.name = "cpu", .machine = "any CPU", .refuse = gather_rows_refuse, .run = gather_rows_cpu},
     {.name = "ref", .machine = "any CPU", .run = gather_rows_ref},
 }};

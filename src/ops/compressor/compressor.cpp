@@ -2,6 +2,7 @@
 
 #include "core/check.h"
 #include "ops/compressor/implementations.h"
+#include "ops/cuda_op.h"
 
 namespace smla {
 
@@ -10,12 +11,14 @@ namespace {
 std::string any_avx2(const CompressStore::Problem&, const PlanOptions&) { return needs_avx2(); }
 std::string any_avx512(const CompressStore::Problem&, const PlanOptions&) { return needs_avx512(); }
 
-constexpr std::array<Implementation<SaveState>, 2> kSaveState{{
+constexpr std::array<Implementation<SaveState>, 3> kSaveState{{
+    cuda_line<SaveState>(),
     {.name = "cpu", .machine = "any CPU", .run = save_state_cpu},
     {.name = "ref", .machine = "any CPU", .run = save_state_ref},
 }};
 
-constexpr std::array<Implementation<CompressStore>, 4> kCompressStore{{
+constexpr std::array<Implementation<CompressStore>, 5> kCompressStore{{
+    cuda_line<CompressStore>(),
     {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512, .run = compress_store_avx512},
     {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2, .run = compress_store_avx2},
     {.name = "cpu", .machine = "any CPU", .run = compress_store_cpu},

@@ -1,4 +1,5 @@
 #include "core/check.h"
+#include "ops/cuda_op.h"
 #include "ops/indexer/implementations.h"
 
 namespace smla {
@@ -149,6 +150,7 @@ void OpTable<RaggedIndexerLogits>::check_args(const RaggedIndexerLogits::Problem
 template <>
 std::span<const Implementation<GatherIndexRows>> OpTable<GatherIndexRows>::implementations() {
   static constexpr Implementation<GatherIndexRows> kTable[] = {
+      cuda_line<GatherIndexRows>(),
       {.name = "ref", .machine = "any CPU", .run = gather_index_rows_ref},
   };
   return kTable;

@@ -1,12 +1,14 @@
 #include "core/check.h"
+#include "ops/cuda_op.h"
 #include "ops/sequences/implementations.h"
 
 namespace smla {
 
 namespace {
 
-constexpr Implementation<PackSequences> kPack[] = {{.name = "ref", .machine = "any CPU", .run = pack_sequences_ref}};
-constexpr Implementation<UnpackSequences> kUnpack[] = {{.name = "ref", .machine = "any CPU", .run = unpack_sequences_ref}};
+constexpr Implementation<PackSequences> kPack[] = {cuda_line<PackSequences>(), {.name = "ref", .machine = "any CPU", .run = pack_sequences_ref}};
+constexpr Implementation<UnpackSequences> kUnpack[] = {cuda_line<UnpackSequences>(),
+                                                       {.name = "ref", .machine = "any CPU", .run = unpack_sequences_ref}};
 
 void check_sizes(std::string_view op, const PackSequences::Problem& problem) {
   const auto at_least_0 = [&](std::string_view name, std::int64_t value) { check_that(value >= 0, op, name, value, "0 or more"); };

@@ -1,0 +1,203 @@
+// Paged rows decoded to bf16: a warp for a row, eight numbers a lane at a time.
+#include <algorithm>
+
+#include "cache/cache_view.cuh"
+#include "cache/row_codec.h"
+#include "device/copy.cuh"
+#include "device/launch.cuh"
+#include "ops/cuda_op.h"
+#include "sparsemla/ops/attention.h"
+
+namespace smla {
+
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kChunk = 8;  ///< numbers that a lane decodes at once: they share an element and a scale
+constexpr unsigned kMostBlocks = 1U << 16;
+
+struct Call {
+  device::CacheView cache;
+  std::int64_t num_blocks = 0;
+  int data_word = 1;
+  int scale_word = 1;
+  std::int64_t requests = 0;
+  std::int64_t most = 0;  ///< rows of a request that `out` has room for
+  const std::int32_t* seq_lens = nullptr;
+  const std::int32_t* gather_lens = nullptr;
+  const std::int32_t* table = nullptr;
+  std::int64_t table_stride = 0;
+  std::int64_t columns = 0;
+  std::uint16_t* out = nullptr;  ///< its first row that may be written
+  std::int64_t out_stride[2] = {0, 0};
+  int out_word = 2;
+};
+
+/// kWords words of memory that is aligned to `word` bytes.
+template <int kWords>
+__device__ void load(const std::uint8_t* from, int word, std::uint32_t (&to)[kWords]) {
+  if (word == 16 && kWords % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      const uint4 v = reinterpret_cast<const uint4*>(from)[i];
+      to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+    }
+  } else if (word >= 8 && kWords % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords / 2; ++i) {
+      const uint2 v = reinterpret_cast<const uint2*>(from)[i];
+      to[2 * i] = v.x, to[2 * i + 1] = v.y;
+    }
+  } else if (word >= 4) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) to[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      to[i] = from[4 * i] | static_cast<std::uint32_t>(from[4 * i + 1]) << 8 | static_cast<std::uint32_t>(from[4 * i + 2]) << 16 |
+              static_cast<std::uint32_t>(from[4 * i + 3]) << 24;
+    }
+  }
+}
+
+/// Stored numbers [i, i + 8) of a part of a row.
+__device__ void load_chunk(const std::uint8_t* part, Element element, int i, int word, float (&v)[kChunk]) {
+  switch (element) {
+    case Element::kF32: {
+      std::uint32_t w[8];
+      load(part + 4 * i, word, w);
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) v[j] = __uint_as_float(w[j]);
+      break;
+    }
+    case Element::kBF16: {
+      std::uint32_t w[4];
+      load(part + 2 * i, word, w);
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) v[j] = device::from_bf16(static_cast<std::uint16_t>(w[j / 2] >> (16 * (j % 2))));
+      break;
+    }
+    case Element::kE4M3: {
+      std::uint32_t w[2];
+      load(part + i, word, w);
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) v[j] = device::from_e4m3(static_cast<std::uint8_t>(w[j / 4] >> (8 * (j % 4))));
+      break;
+    }
+    case Element::kE2M1: {
+      std::uint32_t w[1];
+      load(part + i / 2, word, w);
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) v[j] = device::from_e2m1((w[0] >> (4 * j)) & 15U);
+      break;
+    }
+  }
+}
+
+/// Numbers [d, d + 8) of the row of a slot.
+__device__ void decode(const Call& c, std::int64_t slot, int d, float (&v)[kChunk]) {
+  const device::CacheView& cache = c.cache;
+  const std::uint8_t* row = cache.data(slot);
+  if (d >= cache.nope_dim) {
+    load_chunk(row + cache.rope_offset(), cache.rope, d - cache.nope_dim, c.data_word, v);
+    return;
+  }
+  load_chunk(row, cache.nope, d, c.data_word, v);
+  if (cache.kind == ScaleKind::kNone) return;
+  float factor = cache.scale;
+  if (cache.kind != ScaleKind::kPerTensor) {
+    const std::uint8_t* scales = cache.scales(slot);
+    if (cache.kind == ScaleKind::kUe8m0) {
+      factor = device::from_ue8m0(scales[d / cache.group]);
+    } else {
+      std::uint32_t w[1];
+      load(scales + 4 * (d / cache.group), c.scale_word, w);
+      factor = __uint_as_float(w[0]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) v[j] *= factor;
+}
+
+__device__ void store(std::uint16_t* to, int word, const float (&v)[kChunk]) {
+  std::uint32_t pair[kChunk / 2];
+#pragma unroll
+  for (int j = 0; j < kChunk / 2; ++j) {
+    pair[j] = device::to_bf16_bits(v[2 * j]) | static_cast<std::uint32_t>(device::to_bf16_bits(v[2 * j + 1])) << 16;
+  }
+  if (word == 16) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) to[j] = static_cast<std::uint16_t>(pair[j / 2] >> (16 * (j % 2)));
+}
+
+__global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Call c) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < c.requests * c.most; item += warps) {
+    const std::int64_t b = item / c.most;
+    const std::int64_t i = item - b * c.most;
+    const std::int64_t seq = max(static_cast<std::int64_t>(c.seq_lens[b]), std::int64_t{0});
+    const std::int64_t asked = c.gather_lens == nullptr ? seq : static_cast<std::int64_t>(c.gather_lens[b]);
+    const std::int64_t length = min(max(asked, std::int64_t{0}), seq);
+    if (i >= length) continue;
+    const std::int64_t position = seq - length + i;
+    const std::int64_t column = position / c.cache.block_size;
+    std::int64_t slot = -1;
+    if (column < c.columns) {
+      const std::int64_t block = c.table[b * c.table_stride + column];
+      if (block >= 0 && block < c.num_blocks) slot = block * c.cache.block_size + (position - column * c.cache.block_size);
+    }
+    std::uint16_t* out = c.out + b * c.out_stride[0] + i * c.out_stride[1];
+    for (int d = kChunk * lane; d < c.cache.dim; d += kChunk * 32) {
+      float v[kChunk] = {};
+      if (slot >= 0) decode(c, slot, d, v);
+      store(out + d, c.out_word, v);
+    }
+  }
+}
+
+}  // namespace
+
+template <>
+std::string CudaOp<GatherRows>::refuse(const GatherRows::Problem& p, const PlanOptions&) {
+  const RowFormat& f = *p.format;
+  const bool groups = f.scale == ScaleKind::kUe8m0 || f.scale == ScaleKind::kF32;
+  if (f.nope_dim % kChunk != 0 || f.rope_dim() % kChunk != 0 || f.group % kChunk != 0 || groups != (f.group > 0)) {
+    return std::string(f.name) + " rows; it takes parts and groups of multiples of " + std::to_string(kChunk) + " numbers";
+  }
+  return needs_gpu();
+}
+
+template <>
+std::size_t CudaOp<GatherRows>::workspace_bytes(const GatherRows::Problem&, int) {
+  return 0;
+}
+
+template <>
+void CudaOp<GatherRows>::run(const GatherRows::Problem& p, const GatherRows::Args& a, const RunContext& context) {
+  const std::int64_t most = std::max<std::int64_t>(p.rows - p.offset, 0);
+  if (p.requests == 0 || most == 0) return;
+  const RowFormat& f = *p.format;
+  Call c{.cache = device::view_of_cache(a.cache),
+         .num_blocks = a.cache.num_blocks,
+         .requests = p.requests,
+         .most = most,
+         .seq_lens = static_cast<const std::int32_t*>(a.seq_lens.data),
+         .gather_lens = static_cast<const std::int32_t*>(a.gather_lens.data),
+         .table = static_cast<const std::int32_t*>(a.block_table.data),
+         .table_stride = a.block_table.stride[0],
+         .columns = a.block_table.size(1),
+         .out = static_cast<std::uint16_t*>(a.out.data) + p.offset * a.out.stride[1],
+         .out_stride = {a.out.stride[0], a.out.stride[1]}};
+  const std::int64_t scales_at = f.inline_scale_bytes > 0 ? inline_scale_offset(f) : c.cache.block_size * c.cache.data_bytes;
+  c.data_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, rope_offset(f));
+  c.scale_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, scales_at, c.cache.scale_bytes);
+  c.out_word = device::common_word(c.out, 2 * c.out_stride[0], 2 * c.out_stride[1]);
+  gather<<<std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
+  check_launch("gather_rows");
+}
+
+}  // namespace smla

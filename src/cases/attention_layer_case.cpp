@@ -3,6 +3,8 @@
 
 #include "cases/replay.h"
 #include "core/check.h"
+#include "device/device_tensor.h"
+#include "layer/weight_names.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/ops/compressor.h"
 
@@ -52,6 +54,7 @@ class LayerReplay {
     options_.short_context = false;  // the case may ask for the scores
     options_.deterministic = options.plan.deterministic;
     options_.threads = options.plan.threads;
+    options_.device = options.plan.device;
     if (!options.plan.implementation.empty()) options_.implementations["*"] = options.plan.implementation;
     check_layer_config(config_);
 
@@ -138,9 +141,18 @@ void LayerReplay::read_weights() {
 /// Keeps what the case compares beside the output.
 class Recorder : public LayerObserver {
  public:
-  Recorder(std::int64_t tokens, const LayerConfig& c) : topk(DType::kI32, {tokens, c.index_topk}), scores(DType::kF32, {tokens, tokens / 4}) {}
+  Recorder(std::int64_t tokens, const LayerConfig& c, DeviceKind device)
+      : topk(DType::kI32, {tokens, c.index_topk}), scores(DType::kF32, {tokens, tokens / 4}), device_(device) {}
   void on_stage(Stage, double) override {}
-  void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first_row) override {
+  void on_tensor(std::string_view name, const ConstTensorView& made, std::int64_t first_row) override {
+    if (name != "topk" && name != "index_scores") return;
+    ConstTensorView value = made;
+    HostTensor copy(made.dtype, {made.size(0), made.stride[0]});
+    if (device_ != DeviceKind::kCpu) {  // whole rows; a matrix of one row may be shorter than its stride
+      const std::int64_t elements = made.size(0) == 0 ? 0 : (made.size(0) - 1) * made.stride[0] + made.size(1);
+      copy_bytes(device_, copy.data(), made.data, static_cast<std::size_t>(elements * size_of(made.dtype)));
+      value.data = copy.data();
+    }
     for (std::int64_t r = 0; r < value.size(0); ++r) {
       const std::int64_t row = first + first_row + r;
       if (name == "topk") {
@@ -153,6 +165,9 @@ class Recorder : public LayerObserver {
   std::int64_t first = 0;  ///< token of the step's first row
   HostTensor topk;
   HostTensor scores;
+
+ private:
+  DeviceKind device_;
 };
 
 /// Every entry before quantisation: pooled once more from the state rows, which are all still there, into float32 rows.
@@ -170,6 +185,10 @@ HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks,
     slots.as<std::int64_t>()[g] = g;
   }
   const auto table = blocks.table(pool.layout().group_of(0, role));
+  PagedCache state = pool.cache(0, role);
+  HostTensor rows(DType::kU8, {(state.num_blocks - 1) * state.block_stride_bytes + block_bytes(*state.format, state.block_size)});
+  copy_bytes(pool.device(), rows.data(), state.base, rows.bytes());
+  state.base = rows.as<std::uint8_t>();
   const RowFormat& format = dim == index_f32_rows().dim ? index_f32_rows() : f32_rows();
   Plan<CompressStore>({.tokens = count,
                        .ratio = ratio,
@@ -185,7 +204,7 @@ HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks,
             .block_table = view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}),
             .norm_weight = weights.norm,
             .cos_sin = cos_sin,
-            .state = pool.cache(0, role),
+            .state = state,
             .entries = {.format = &format,
                         .base = static_cast<std::uint8_t*>(out.data()),
                         .num_blocks = 1,
@@ -195,46 +214,69 @@ HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks,
 }
 
 ReplayResult LayerReplay::run() {
+  const DeviceKind device = options_.device;
   HostTensor cos_sin(DType::kF32, {std::max<std::int64_t>(tokens_, 1), config_.rope_head_dim});
   std::ranges::copy(rope_table(config_.rope, cos_sin.size(0)), cos_sin.as<float>());
-  const AttentionLayer layer(config_, weights_, options_, std::as_const(cos_sin).view());
+  // Copies of everything that the layer reads in the device's memory.
+  const DeviceTensor rope = DeviceTensor::copy_of(device, cos_sin.view());
+  std::vector<DeviceTensor> storage;
+  LayerWeights weights = weights_;
+  visit_weights(config_, weights, [&](std::string_view, ConstTensorView& view) {
+    storage.push_back(DeviceTensor::copy_of(device, view));
+    view = std::as_const(storage.back()).view();
+  });
+  const DeviceTensor hidden = DeviceTensor::copy_of(device, hidden_.view());
+  DeviceTensor made(device, hidden_.dtype(), hidden_.shape());
+
+  const AttentionLayer layer(config_, weights, options_, rope.view());
   const KvLayout layout = make_kv_layout({&config_, 1}, layer.options().caches);
   std::int64_t need = 0;
   for (const CacheGroup& group : layout.groups) need += (tokens_ + group.block_tokens - 1) / group.block_tokens;
-  KvPool pool(layout, need);
+  KvPool pool(layout, need, device);
   RequestBlocks blocks(layout);
-  StepMetadata metadata(layout, {&config_, 1}, options_.front_end);
+  StepMetadata metadata(layout, {&config_, 1}, options_.front_end, device);
   const LayerCaches caches = caches_of(pool, 0);
-  HostTensor output(hidden_.dtype(), hidden_.shape());
-  HostTensor workspace;
-  Recorder recorder(tokens_, config_);
+  DeviceTensor workspace;
+  Recorder recorder(tokens_, config_, device);
   ReplayResult result;
 
   std::int64_t begin = 0;
   for (const std::int64_t n : steps_) {
     const std::int64_t end = begin + n;
     check_that(blocks.reserve(pool, begin, end), file_.path, "blocks of the pool", need, "enough for every token");
-    HostTensor loc(DType::kI32, {2});
-    HostTensor seq(DType::kI32, {1});
-    HostTensor positions(DType::kI64, {n});
-    loc.as<std::int32_t>()[1] = static_cast<std::int32_t>(n);
-    seq.as<std::int32_t>()[0] = static_cast<std::int32_t>(end);
-    std::iota(positions.as<std::int64_t>(), positions.as<std::int64_t>() + n, begin);
-    StepBatch batch{.query_start_loc = loc.view(), .seq_lens = seq.view(), .positions = positions.view(), .block_tables = {}, .max_seq_len = end};
+    const std::vector<std::int32_t> loc{0, static_cast<std::int32_t>(n)};
+    const std::vector<std::int32_t> seq{static_cast<std::int32_t>(end)};
+    std::vector<std::int64_t> positions(static_cast<std::size_t>(n));
+    std::iota(positions.begin(), positions.end(), begin);
+    std::vector<DeviceTensor> placed;
+    const auto place = [&](const ConstTensorView& view) {
+      placed.push_back(DeviceTensor::copy_of(device, view));
+      return std::as_const(placed.back()).view();
+    };
+    StepBatch batch{.query_start_loc = place(view_of(loc.data(), {2})),
+                    .seq_lens = place(view_of(seq.data(), {1})),
+                    .positions = place(view_of(positions.data(), {n})),
+                    .block_tables = {},
+                    .max_seq_len = end,
+                    .host_query_start_loc = loc,
+                    .host_seq_lens = seq};
     for (std::size_t g = 0; g < layout.groups.size(); ++g) {
       const auto table = blocks.table(static_cast<int>(g));
-      batch.block_tables.push_back(view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}));
+      batch.block_tables.push_back(place(view_of(table.data(), {1, static_cast<std::int64_t>(table.size())})));
     }
     metadata.build(batch);
     const LayerPlan plan = layer.plan(metadata.shape(), caches);
-    workspace = HostTensor(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-    std::fill_n(static_cast<std::uint8_t*>(workspace.data()), workspace.bytes(), std::uint8_t{0xFF});
+    workspace.reshape(device, DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+    fill_bytes(device, workspace.data(), 0xFF, workspace.bytes());
     recorder.first = begin;
-    layer.forward(plan, metadata.layer(0), caches, std::as_const(hidden_).view().slice(0, begin, end), output.view().slice(0, begin, end),
+    layer.forward(plan, metadata.layer(0), caches, hidden.view().slice(0, begin, end), made.view().slice(0, begin, end),
                   {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &recorder);
+    synchronize(device);
     result.implementation = plan.describe();
     begin = end;
   }
+  HostTensor output(hidden_.dtype(), hidden_.shape());
+  copy_bytes(device, output.data(), made.data(), output.bytes());
 
   const HostTensor* want = file_.find("out.output");
   result.results.emplace("output", want != nullptr && want->dtype() == DType::kF32 ? converted(output, DType::kF32) : std::move(output));

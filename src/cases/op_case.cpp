@@ -41,7 +41,7 @@ namespace {
 
 template <class Op>
 constexpr ReplayEntry entry() {
-  return {Op::kName, replay_op<Op>, true};
+  return {Op::kName, replay_op<Op>};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "cases/replay.h"
 #include "core/check.h"
 #include "ops/fields.h"
+#include "ops/staging.h"
 
 namespace smla::op_case {
 
@@ -63,8 +64,7 @@ ReplayResult replay_op(const CaseFile& file, const ReplayOptions& options) {
   typename Op::Args args;
   tensors(args, ReadTensors{file, file.reader(), result});
   const Plan<Op> plan(problem, options.plan);
-  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-  plan.run(args, {.data = workspace.data(), .bytes = workspace.bytes()});
+  run_staged(plan, args, options.plan.device);
   result.implementation = std::string(plan.implementation());
   return result;
 }

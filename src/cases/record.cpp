@@ -8,6 +8,7 @@
 
 #include "cases/op_case.h"
 #include "ops/registry.h"
+#include "ops/staging.h"
 #include "sparsemla/case.h"
 #include "sparsemla/error.h"
 
@@ -137,8 +138,7 @@ struct WriteAfter {
 };
 
 template <class Op>
-void record(const typename Op::Problem& problem, const typename Op::Args& args, const std::function<void()>& run) {
-  const std::lock_guard lock(recorder().mutex);
+void record_on_host(const typename Op::Problem& problem, const typename Op::Args& args, const std::function<void()>& run) {
   typename Op::Problem p = problem;
   typename Op::Args a = args;
   Draft draft;
@@ -151,8 +151,7 @@ void record(const typename Op::Problem& problem, const typename Op::Args& args, 
 
 /// sparse_attention has a form of its own, older than the others.
 template <>
-void record<SparseAttention>(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const std::function<void()>& run) {
-  const std::lock_guard lock(recorder().mutex);
+void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const std::function<void()>& run) {
   Draft draft;
   draft.param("scale", static_cast<double>(problem.softmax_scale()));
   draft.param("q_scale", static_cast<double>(problem.q_scale));
@@ -177,6 +176,12 @@ void record<SparseAttention>(const SparseAttention::Problem& problem, const Spar
   after.out("o", args.o);
   after.out("lse", args.lse);
   draft.write(SparseAttention::kName);
+}
+
+template <class Op>
+void record(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place, const std::function<void()>& run) {
+  const std::lock_guard lock(recorder().mutex);
+  show_call<Op>(args, place, run, [&](const typename Op::Args& host, const std::function<void()>& go) { record_on_host<Op>(problem, host, go); });
 }
 
 template <class... Ops>

@@ -13,7 +13,7 @@ namespace smla {
 
 namespace {
 
-constexpr std::array<ReplayEntry, 2> kTable{{{"sparse_attention", replay_sparse_attention}, {"attention_layer", replay_attention_layer, true}}};
+constexpr std::array<ReplayEntry, 2> kTable{{{"sparse_attention", replay_sparse_attention}, {"attention_layer", replay_attention_layer}}};
 
 /// "upstream:DeepGEMM f (sm90)" -> "upstream:f".
 std::string plain_name(std::string_view op) {
@@ -72,10 +72,6 @@ ReplayResult replay(const CaseFile& file, const ReplayOptions& options) {
   for (const ReplayEntry& entry : replay_table()) {
     if (plain_name(entry.op) == plain_name(file.op)) {
       check_implementation(options.plan.implementation);
-      if (entry.cpu_only && options.plan.device != DeviceKind::kCpu) {
-        throw Unsupported(file.path + ": op " + file.op + ": got device " + name_of(options.plan.device) +
-                          ", expected cpu (this case has no other form yet)");
-      }
       return entry.run(file, options);
     }
     known += (known.empty() ? "" : ", ") + std::string(entry.op);

@@ -39,14 +39,12 @@ using ReplayFunction = ReplayResult (*)(const CaseFile& file, const ReplayOption
 struct ReplayEntry {
   std::string_view op;
   ReplayFunction run;
-  bool cpu_only = false;  ///< the op has no form on another device yet
 };
 
 /// Every op that has a case form. Upstream's names (upstream:...) may be given without the library before them and the note in brackets behind.
 std::span<const ReplayEntry> replay_table();
 
-/// Runs the case's op. @throws InvalidArgument for an op that is not in the table or an implementation name that no op has, naming the known ones;
-/// Unsupported for a device that the op has no form on.
+/// Runs the case's op. @throws InvalidArgument for an op that is not in the table or an implementation name that no op has, naming the known ones.
 ReplayResult replay(const CaseFile& file, const ReplayOptions& options);
 
 /// One line of `smla verify`.

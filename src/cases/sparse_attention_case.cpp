@@ -3,6 +3,7 @@
 
 #include "cases/replay.h"
 #include "core/check.h"
+#include "ops/staging.h"
 #include "sparsemla/error.h"
 #include "sparsemla/ops/attention.h"
 
@@ -84,8 +85,7 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   std::memset(lse.data(), 0xFF, lse.bytes());
   args.o = o.view();
   args.lse = lse.view();
-  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-  plan.run(args, {.data = workspace.data(), .bytes = workspace.bytes()});
+  run_staged(plan, args, options.plan.device);
 
   ReplayResult result{.implementation = std::string(plan.implementation()), .results = {}};
   result.results.emplace("o", std::move(o));

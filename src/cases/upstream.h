@@ -10,6 +10,7 @@
 
 #include "cases/replay.h"
 #include "core/check.h"
+#include "ops/staging.h"
 
 namespace smla::upstream {
 
@@ -90,11 +91,11 @@ inline Tolerance scores() {
   return out;
 }
 
-/// Runs a plan with memory of its own as workspace.
+/// Plans and runs an op over host memory, on whatever device the options name.
 template <class Op>
-void run(const Plan<Op>& plan, const typename Op::Args& args, ReplayResult& result) {
-  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-  plan.run(args, {.data = workspace.data(), .bytes = workspace.bytes()});
+void run(const typename Op::Problem& problem, const ReplayOptions& options, const typename Op::Args& args, ReplayResult& result) {
+  const Plan<Op> plan(problem, options.plan);
+  run_staged(plan, args, options.plan.device);
   result.implementation = std::string(plan.implementation());
 }
 

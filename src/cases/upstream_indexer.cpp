@@ -55,7 +55,7 @@ ReplayResult indexer_q(const CaseFile& file, const ReplayOptions& options) {
                                   .rope_dim = static_cast<int>(args.cos_sin.size(1)),
                                   .format = fp8 ? &index_fp8_rows() : &index_mxfp4_rows()};
   ReplayResult result;
-  run(Plan<IndexerQ>(problem, options.plan), args, result);
+  run<IndexerQ>(problem, options, args, result);
   if (fp8) result.bounds.emplace("q_fp8", ulps(1));
   result.bounds.emplace("weights_out", floats());
   result.results.emplace(fp8 ? "q_fp8" : "q_packed", std::move(q_out));
@@ -89,7 +89,7 @@ ReplayResult gather_index_rows(const CaseFile& file, const ReplayOptions& option
   args.values = TensorView(k.data(), DType::kU8, {rows, format.data_bytes});
   args.scales = TensorView(scale.data(), DType::kU8, {rows, format.scale_bytes});
   ReplayResult result;
-  run(Plan<GatherIndexRows>({.requests = args.cu_seq_lens.size(0) - 1, .rows = rows, .format = &format}, options.plan), args, result);
+  run<GatherIndexRows>({.requests = args.cu_seq_lens.size(0) - 1, .rows = rows, .format = &format}, options, args, result);
   result.results.emplace("dst_k", std::move(k));
   result.results.emplace("dst_scale", std::move(scale));
   return result;
@@ -123,7 +123,7 @@ ReplayResult paged_logits(const CaseFile& file, const ReplayOptions& options) {
   const IndexerLogits::Problem problem{
       .rows = rows, .heads = q.size(2), .dim = static_cast<int>(q.size(3)), .width = logits.size(1), .format = &index_fp8_rows()};
   ReplayResult result;
-  run(Plan<IndexerLogits>(problem, options.plan), args, result);
+  run<IndexerLogits>(problem, options, args, result);
   ColumnRanges& defined = result.defined["logits"];
   for (std::int64_t row = 0; row < rows; ++row) defined.push_back({0, std::min<std::int64_t>(lens.as<std::int32_t>()[row], logits.size(1))});
   result.bounds.emplace("logits", scores());
@@ -158,7 +158,7 @@ ReplayResult ragged_logits(const CaseFile& file, const ReplayOptions& options) {
   const RaggedIndexerLogits::Problem problem{
       .rows = rows, .keys = keys, .heads = args.q.size(1), .dim = static_cast<int>(args.q.size(2)), .format = &format};
   ReplayResult result;
-  run(Plan<RaggedIndexerLogits>(problem, options.plan), args, result);
+  run<RaggedIndexerLogits>(problem, options, args, result);
   ColumnRanges& defined = result.defined["logits"];
   for (std::int64_t row = 0; row < rows; ++row) {
     defined.push_back({starts.as<std::int32_t>()[row], std::min<std::int64_t>(ends.as<std::int32_t>()[row], keys)});
@@ -181,7 +181,7 @@ ReplayResult topk(const CaseFile& file, const ReplayOptions& options) {
   HostTensor indices = poisoned(DType::kI32, {rows, k});  // ascending, -1 last: as it is on the CPU
   args.indices = indices.view();
   ReplayResult result;
-  run(Plan<TopK>({.rows = rows, .width = args.logits.size(1), .k = k}, options.plan), args, result);
+  run<TopK>({.rows = rows, .width = args.logits.size(1), .k = k}, options, args, result);
   Tolerance set;
   set.set = true;
   result.bounds.emplace("indices_sorted", set);

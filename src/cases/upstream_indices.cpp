@@ -47,7 +47,7 @@ ReplayResult combine_indices(const CaseFile& file, const ReplayOptions& options)
   args.indices = indices.view();
   args.lens = lens.view();
   ReplayResult result;
-  run(Plan<CombineTopkWindow>(problem, options.plan), args, result);
+  run<CombineTopkWindow>(problem, options, args, result);
   result.results.emplace("combined_indices", std::move(indices));
   result.results.emplace("combined_lens", std::move(lens));
   return result;
@@ -70,7 +70,7 @@ ReplayResult global_indices(const CaseFile& file, const ReplayOptions& options) 
                                     .k = args.topk.size(1),
                                     .storage_block = file.reader().integer("block_size", 1, INT32_MAX)};
   ReplayResult result;
-  run(Plan<GlobalTopk>(problem, options.plan), args, result);
+  run<GlobalTopk>(problem, options, args, result);
   result.results.emplace("global_topk_indices", std::move(indices));
   result.results.emplace("topk_lens", std::move(lens));
   return result;
@@ -93,7 +93,7 @@ ReplayResult compressed_slots(const CaseFile& file, const ReplayOptions& options
                                                .ratio = params.integer("compress_ratio", 1, INT32_MAX),
                                                .storage_block = params.integer("block_size", 1, INT32_MAX)};
   ReplayResult result;
-  run(Plan<CompressedSlotMapping>(problem, options.plan), args, result);
+  run<CompressedSlotMapping>(problem, options, args, result);
   result.results.emplace("slot_mapping", std::move(slots));
   return result;
 }
@@ -142,7 +142,7 @@ ReplayResult mixed_indices(const CaseFile& file, const ReplayOptions& options) {
   args.indices = indices.view();
   args.lens = lens.view();
   ReplayResult result;
-  run(Plan<MixedSparseIndices>(problem, options.plan), args, result);
+  run<MixedSparseIndices>(problem, options, args, result);
   result.results.emplace("sparse_indices", std::move(indices));
   result.results.emplace("sparse_topk_lens", std::move(lens));
   return result;

@@ -51,7 +51,7 @@ ReplayResult insert(const CaseFile& file, const ReplayOptions& options, const Ro
                                          .eps = epsilon(file),
                                          .q_scale_inv = scalar(file, "q_scale_inv")};
   ReplayResult result;
-  run(Plan<QNormRopeInsert>(problem, options.plan), args, result);
+  run<QNormRopeInsert>(problem, options, args, result);
   // The nope part is quantised from the given bf16 numbers; a per-tensor row also from rotated ones.
   const std::int64_t steps = format.scale == ScaleKind::kPerTensor ? 1 : 0;
   result.bounds.emplace(q_name, ulps(1));
@@ -74,7 +74,7 @@ ReplayResult q_kv_rmsnorm(const CaseFile& file, const ReplayOptions& options) {
     const std::int64_t dim = weight.numel();
     HostTensor y = poisoned(DType::kBF16, {both.size(0), dim});
     const RmsNorm::Problem problem{.rows = both.size(0), .dim = dim, .eps = epsilon(file)};
-    run(Plan<RmsNorm>(problem, options.plan), {.x = both.slice(1, begin, begin + dim), .weight = weight.view(), .y = y.view()}, result);
+    run<RmsNorm>(problem, options, {.x = both.slice(1, begin, begin + dim), .weight = weight.view(), .y = y.view()}, result);
     result.bounds.emplace(name, ulps(1));
     result.results.emplace(name, std::move(y));
   };
@@ -100,7 +100,7 @@ ReplayResult insert_keys(const CaseFile& file, const ReplayOptions& options) {
   args.slot_mapping = input(file, "slot_mapping", {kAny}, DType::kI64);
   args.cache = cache_of(file, "in.cache_before", cache, format, file.reader().integer("block_size", 1, INT32_MAX));
   ReplayResult result;
-  run(Plan<InsertRows>({.tokens = k.size(0), .format = &format}, options.plan), args, result);
+  run<InsertRows>({.tokens = k.size(0), .format = &format}, options, args, result);
   result.bounds.emplace("cache", written_rows(args.cache, args.slot_mapping, 0, 1));
   result.results.emplace("cache", std::move(cache));
   return result;
@@ -133,7 +133,7 @@ ReplayResult inverse_rope_quant(const CaseFile& file, const ReplayOptions& optio
   HostTensor scales = poisoned(scale_type, {problem.groups, rows, padded});
   args.scales = scales.view();
   ReplayResult result;
-  run(Plan<InverseRopeQuant>(problem, options.plan), args, result);
+  run<InverseRopeQuant>(problem, options, args, result);
   HostTensor seen(scale_type, {o.size(0), problem.groups, rows});
   const auto* from = static_cast<const std::uint32_t*>(scales.data());
   auto* to = static_cast<std::uint32_t*>(seen.data());
@@ -170,7 +170,7 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
   save.state =
       cache_of(file, "in.state_before", state, state_rows(dim, ratio == 4 ? 2 : 1), params.integer("state_block", 1, INT32_MAX, state.size(1)));
   ReplayResult result;
-  run(Plan<SaveState>({.tokens = tokens, .ratio = ratio, .dim = dim}, options.plan), save, result);
+  run<SaveState>({.tokens = tokens, .ratio = ratio, .dim = dim}, options, save, result);
 
   CompressStore::Args store;
   store.positions = save.positions;
@@ -186,7 +186,7 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
       .tokens = tokens, .ratio = ratio, .dim = dim, .rope_dim = static_cast<int>(store.cos_sin.size(1)), .format = &format};
   problem.eps = epsilon(file);
   problem.clamp = clamp == "amax" ? ClampRule::kAmax : ClampRule::kScale;
-  run(Plan<CompressStore>(problem, options.plan), store, result);
+  run<CompressStore>(problem, options, store, result);
 
   const std::int64_t row_bytes = save.state.format->data_bytes;
   HostTensor rows(DType::kF32, {save.state_slots.size(0), row_bytes / 4});
@@ -221,7 +221,7 @@ ReplayResult gather_rows(const CaseFile& file, const ReplayOptions& options) {
   const GatherRows::Problem problem{
       .requests = want.size(0), .rows = want.size(1), .offset = params.integer("offset", 0, kMost, 0), .format = &format};
   ReplayResult result;
-  run(Plan<GatherRows>(problem, options.plan), args, result);
+  run<GatherRows>(problem, options, args, result);
   result.bounds.emplace("out", ulps(1));
   result.results.emplace("out", std::move(out));
   return result;

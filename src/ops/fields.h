@@ -155,6 +155,14 @@ void tensors(MixedSparseIndices::Args& a, auto&& t) {
   SMLA_OUT(indices), SMLA_OUT(lens);
 }
 
+/// Its problem has scopes, so there are no fields().
+void tensors(SparseAttention::Args& a, auto&& t) {
+  SMLA_IN(q), SMLA_IN(sink), SMLA_OUT(o), SMLA_OUT(lse);
+  for (SparseAttention::Scope& scope : a.scopes) {
+    t.cache("cache", scope.cache, CacheAccess::kRead), t.in("indices", scope.indices), t.in("lens", scope.lens);
+  }
+}
+
 void fields(MergePartials::Problem& p, auto&& f) { SMLA_FIELD(slices), SMLA_FIELD(tokens), SMLA_FIELD(heads), SMLA_FIELD(dim), SMLA_FIELD(o); }
 void tensors(MergePartials::Args& a, auto&& t) { SMLA_IN(partial_o), SMLA_IN(partial_lse), SMLA_IN(sink), SMLA_OUT(o), SMLA_OUT(lse); }
 

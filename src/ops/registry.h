@@ -39,9 +39,16 @@ struct OpTable {
   static void check_args(const typename Op::Problem& problem, const typename Op::Args& args);
 };
 
-/// Sees every run of `Op` on the CPU; it must call `run` exactly once.
+/// Where a call's tensors lie and where it is queued.
+struct CallPlace {
+  DeviceKind device = DeviceKind::kCpu;
+  Stream stream;
+};
+
+/// Sees every run of `Op`; it must call `run` exactly once.
 template <class Op>
-using CallObserver = void (*)(const typename Op::Problem& problem, const typename Op::Args& args, const std::function<void()>& run);
+using CallObserver = void (*)(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place,
+                              const std::function<void()>& run);
 
 /// The observer of the process, null when there is none: how calls are recorded (cases/record.cpp).
 template <class Op>
@@ -90,10 +97,11 @@ void Plan<Op>::run(const typename Op::Args& args, Workspace workspace, Stream st
   }
   const RunContext context{.workspace = workspace, .stream = stream, .threads = threads_, .deterministic = deterministic_};
   const CallObserver<Op> observer = call_observer<Op>.load(std::memory_order_relaxed);
-  if (observer == nullptr || implementation_->device != DeviceKind::kCpu) {
+  if (observer == nullptr) {
     implementation_->run(problem_, args, context);
   } else {
-    observer(problem_, args, [&] { implementation_->run(problem_, args, context); });
+    const CallPlace place{.device = implementation_->device, .stream = stream};
+    observer(problem_, args, place, [&] { implementation_->run(problem_, args, context); });
   }
 }
 

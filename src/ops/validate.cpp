@@ -6,6 +6,7 @@
 
 #include "ops/numbers.h"
 #include "ops/registry.h"
+#include "ops/staging.h"
 
 namespace smla {
 
@@ -396,8 +397,13 @@ void validate(const UnpackSequences::Problem& problem, const UnpackSequences::Ar
 namespace {
 
 template <class Op>
-void validate_then_run(const typename Op::Problem& problem, const typename Op::Args& args, const std::function<void()>& run) {
-  validate(problem, args);
+void validate_then_run(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place, const std::function<void()>& run) {
+  if (place.device == DeviceKind::kCpu) {
+    validate(problem, args);
+  } else {
+    StagedTensors copies(DeviceKind::kCpu, place.stream);
+    validate(problem, copies.bring(args));
+  }
   run();
 }
 

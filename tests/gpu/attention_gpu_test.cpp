@@ -1,5 +1,5 @@
 // Sparse attention on the GPU against `_ref` over the family's own cases.
-#include "gpu/device_run.cuh"
+#include "gpu/gpu_run.h"
 #include "parity/attention_cases.h"
 
 namespace smla {

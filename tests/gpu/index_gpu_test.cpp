@@ -1,7 +1,7 @@
 // The index ops on the GPU against `_ref`: sound batches and hostile numbers, bit for bit.
 #include <random>
 
-#include "gpu/device_run.cuh"
+#include "gpu/gpu_run.h"
 #include "sparsemla/ops/index.h"
 
 namespace smla {

@@ -1,7 +1,7 @@
 // Projections on the GPU against `_ref` over the family's own cases.
 #include <set>
 
-#include "gpu/device_run.cuh"
+#include "gpu/gpu_run.h"
 #include "parity/projection_cases.h"
 
 namespace smla::test {

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -30,12 +31,20 @@ LibraryUse find_library(std::string_view implementation) {
   return {};
 }
 
-/// The first candidate that accepts, as Plan would choose it.
-const Candidate* chosen(const std::vector<Candidate>& candidates) {
-  for (const Candidate& candidate : candidates) {
-    if (candidate.refusal.empty()) return &candidate;
+/// An op's candidates, each with what it says on its own device.
+std::vector<Candidate> candidates_of(const OpInfo& op) {
+  std::vector<Candidate> all = op.candidates({});
+  const std::vector<Candidate> gpu = op.candidates({.device = DeviceKind::kCuda});
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!gpu[i].refusal.starts_with("runs on ")) all[i].refusal = gpu[i].refusal;
   }
-  return nullptr;
+  return all;
+}
+
+/// The first candidate that accepts, as Plan would choose it; empty where there is none.
+std::string name_of_chosen(const std::vector<Candidate>& candidates) {
+  const auto found = std::ranges::find_if(candidates, [](const Candidate& c) { return c.refusal.empty(); });
+  return found == candidates.end() ? "" : found->name;
 }
 
 const char* yes_no(bool value) { return value ? "yes" : "no"; }
@@ -59,13 +68,14 @@ void print_text() {
   fmt::print("oneDNN   {}{}\n", yes_no(onednn.present), onednn.present ? "" : ": " + onednn.reason);
   fmt::print("models   {}\n\n", fmt::join(model_preset_names(), ", "));
 
-  fmt::print("Implementations, best first; * would run on this CPU for the typical problem in parentheses.\n");
+  fmt::print("Implementations, best first; * would run here for the typical problem in parentheses, on the CPU\nand on a GPU.\n");
   for (const OpInfo& op : op_catalog()) {
-    const std::vector<Candidate> candidates = op.candidates({});
-    const Candidate* best = chosen(candidates);
+    const std::vector<Candidate> candidates = candidates_of(op);
+    const std::string best = name_of_chosen(op.candidates({}));
+    const std::string best_gpu = name_of_chosen(op.candidates({.device = DeviceKind::kCuda}));
     fmt::print("\n{}  ({})\n", op.name, op.problem);
     for (const Candidate& candidate : candidates) {
-      fmt::print("  {} {:<8} {}{}\n", &candidate == best ? '*' : ' ', candidate.name, candidate.machine,
+      fmt::print("  {} {:<8} {}{}\n", candidate.name == best || candidate.name == best_gpu ? '*' : ' ', candidate.name, candidate.machine,
                  candidate.refusal.empty() ? "" : "; no: " + candidate.refusal);
     }
   }
@@ -94,12 +104,15 @@ void print_json() {
   out["models"] = model_preset_names();
   out["ops"] = nlohmann::ordered_json::array();
   for (const OpInfo& op : op_catalog()) {
-    const std::vector<Candidate> candidates = op.candidates({});
-    const Candidate* best = chosen(candidates);
+    const std::vector<Candidate> candidates = candidates_of(op);
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
     for (const Candidate& c : candidates) list.push_back({{"name", c.name}, {"machine", c.machine}, {"refusal", c.refusal}});
-    out["ops"].push_back(
-        {{"name", op.name}, {"family", op.family}, {"problem", op.problem}, {"runs", best == nullptr ? "" : best->name}, {"implementations", list}});
+    out["ops"].push_back({{"name", op.name},
+                          {"family", op.family},
+                          {"problem", op.problem},
+                          {"runs", name_of_chosen(op.candidates({}))},
+                          {"runs_on_gpu", name_of_chosen(op.candidates({.device = DeviceKind::kCuda}))},
+                          {"implementations", list}});
   }
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }

@@ -158,6 +158,9 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--dump-step", a->dump_step, "Which step, counted from 1")->check(CLI::Range(std::int64_t{1}, INT64_MAX))->capture_default_str();
   c->add_option("--plant-error", a->plant_error, "Plant a fault (position or block) to see the check fail")
       ->check(CLI::IsMember({"position", "block"}));
+  c->add_option("--device", a->device, "Where layers and caches are: cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  c->add_flag("--no-graphs", a->no_graphs, "cuda: queue every decode step anew instead of launching recorded CUDA graphs");
+  c->add_flag("--stage-times", a->stage_times, "cuda: time the stages; each is waited for, and no graphs run");
   c->add_option("--threads", a->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
   c->add_option("--seed", a->seed, "Seed of weights, inputs, drafts and samples")->capture_default_str();
   c->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME");

@@ -132,6 +132,11 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
     o.layer.q_scale = static_cast<float>(a.q_scale);
     if (o.layer.caches.rows->scale == ScaleKind::kPerTensor) o.layer.q = DType::kE4M3;
   }
+  o.layer.device = device_from_name(a.device);
+  if (std::string reason; o.layer.device == DeviceKind::kCuda && gpus(&reason).empty())
+    throw Unsupported("--device: got cuda, but there is no GPU: " + reason);
+  o.time_stages = o.layer.device == DeviceKind::kCpu || a.stage_times;
+  o.graphs = !a.no_graphs && a.dump.empty();  // a recorded graph's calls cannot be written to files
   o.layer.deterministic = a.deterministic;
   o.layer.threads = a.threads;
   for (const std::string& choice : a.implementations) {

@@ -41,6 +41,9 @@ struct RunArguments {
   std::uint64_t seed = 0;
   std::string json;
   std::vector<std::string> implementations;
+  std::string device = "cpu";
+  bool no_graphs = false;
+  bool stage_times = false;
   bool deterministic = false;
   bool quiet = false;
   std::string plant_error;

@@ -142,9 +142,9 @@ std::string report_text(const RunReport& r) {
   using State = RequestResult::State;
   const RunTotals& t = r.totals;
   std::string out;
-  out += fmt::format("\n{}: {} layers, {} front-end, rows {}, index {}, {} precision\n", r.options.model.name, r.options.layers.size(),
-                     name_of(r.options.layer.front_end), r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
-                     r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
+  out += fmt::format("\n{}: {} layers on {}, {} front-end, rows {}, index {}, {} precision\n", r.options.model.name, r.options.layers.size(),
+                     name_of(r.options.layer.device), name_of(r.options.layer.front_end), r.options.layer.caches.rows->name,
+                     r.options.layer.caches.index->name, r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
   out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)", r.trace, r.scale_lengths,
                      r.options.weights == nullptr ? "weights are seeded random" : "weights from " + r.options.weights->path(), r.options.seed);
   out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
@@ -154,7 +154,8 @@ std::string report_text(const RunReport& r) {
   for (const RequestResult& q : r.results) {
     if (q.state == State::kRefused) out += "            refused " + q.refusal + "\n";
   }
-  out += fmt::format("steps       {} in {:.2f} s (set-up {:.2f} s)\n", t.steps, r.wall_seconds, r.setup_seconds);
+  out += fmt::format("steps       {} in {:.2f} s (set-up {:.2f} s)", t.steps, r.wall_seconds, r.setup_seconds);
+  out += t.graph_steps > 0 ? fmt::format(", {} as recorded graphs\n", t.graph_steps) : "\n";
   out += fmt::format("prefill     {} tokens, {:.1f} tokens/s\n", t.prefill_tokens, rate(t.prefill_tokens, t.prefill_seconds));
   out += fmt::format("decode      {} tokens, {:.1f} tokens/s\n", t.decode_tokens, rate(t.decode_tokens, t.decode_seconds));
   if (r.options.speculative > 0) out += fmt::format("drafts      {} verified, {} rejected\n", t.draft_tokens, t.rejected_drafts);
@@ -170,11 +171,15 @@ std::string report_text(const RunReport& r) {
   for (const GroupUse& g : group_use(r))
     out += fmt::format("  {:<14} {:>8}  {:>10}  {:>11.1f}\n", g.name, g.blocks, bytes_text(g.bytes), g.per_token);
 
-  out += "\ntime by stage          seconds  share\n";
-  double sum = 0;
-  for (const auto& [name, seconds] : stages(r)) sum += seconds;
-  for (const auto& [name, seconds] : stages(r)) {
-    out += fmt::format("  {:<20} {:>8.3f}  {:>4.1f} %\n", name, seconds, sum > 0 ? 100 * seconds / sum : 0);
+  if (r.options.time_stages) {
+    out += "\ntime by stage          seconds  share\n";
+    double sum = 0;
+    for (const auto& [name, seconds] : stages(r)) sum += seconds;
+    for (const auto& [name, seconds] : stages(r)) {
+      out += fmt::format("  {:<20} {:>8.3f}  {:>4.1f} %\n", name, seconds, sum > 0 ? 100 * seconds / sum : 0);
+    }
+  } else {
+    out += "\nstages are not timed on a GPU without --stage-times\n";
   }
   out += "implementations: " + r.implementations + "\n";
   if (r.checked) out += check_text(r);
@@ -215,6 +220,8 @@ std::string report_json(const RunReport& r) {
             {"synthetic", std::string(r.options.weights == nullptr ? "weights are seeded random; " : "") +
                               "hidden states are f(seed, request, position); rejected drafts come from another stream"},
             {"front_end", name_of(r.options.layer.front_end)},
+            {"device", name_of(r.options.layer.device)},
+            {"graph_steps", t.graph_steps},
             {"cache_dtype", r.options.layer.caches.rows->name},
             {"index_dtype", r.options.layer.caches.index->name},
             {"speculative", r.options.speculative},

@@ -1,0 +1,68 @@
+#!/bin/sh
+# The checks that need a GPU: sh gpu_check.sh [PART...], from a folder that `./dev gpu-check --bundle` made, or through `./dev gpu-check`.
+#   tests      every op, layer and engine test against the reference (GPU tests that are built for this machine)
+#   verify     every golden case and upstream dump through smla verify --device cuda
+#   run        smla run --device cuda: the bundled trace with graphs, checked against float64, on each front-end
+#   ptx        tests once more from compute_80 PTX alone (the program in ptx/ is compiled by the driver)
+#   small      tests once more with the shared memory of sm_86, sm_89 and sm_120 (99 KB)
+#   sanitize   compute-sanitizer's four tools over a small grid, each with a fault planted first
+# Without PART: tests verify run. Needs an NVIDIA driver, for `sanitize` compute-sanitizer.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH OMP_WAIT_POLICY=passive
+failed=""
+
+part() { # NAME COMMAND...
+  name=$1
+  shift
+  echo "== $name"
+  if "$@"; then echo "PASS $name"; else
+    echo "FAIL $name"
+    failed="$failed $name"
+  fi
+}
+
+verify() {
+  "$here/smla" verify --device cuda --validate "$here"/golden/*.safetensors "$here"/golden/upstream/*.safetensors
+}
+
+run() {
+  for options in "" "--front-end flashinfer --cache-dtype fp8_per_tensor" "--front-end sm120 --index-dtype mxfp4 --speculative 2" \
+    "--gather-prefill --deterministic --output-projection fp8" "--no-graphs --max-requests 4"; do
+    echo "-- smla run --device cuda $options"
+    # shellcheck disable=SC2086
+    "$here/smla" run --device cuda --quiet $options || return 1
+  done
+}
+
+small_grid='IndexGpu.*:AttentionGpu.Special*:*Gpu.SmallGrid*'
+
+sanitize() {
+  for tool in memcheck racecheck initcheck synccheck; do
+    echo "-- $tool: a planted fault must be found"
+    if compute-sanitizer --tool "$tool" --error-exitcode 9 "$here/planted_fault" "$tool" >"$here/$tool.log" 2>&1; then
+      echo "$tool did not find the planted fault"
+      return 1
+    fi
+    grep -m 1 "ERROR SUMMARY\|RACECHECK SUMMARY" "$here/$tool.log"
+    echo "-- $tool: the small grid"
+    compute-sanitizer --tool "$tool" --error-exitcode 9 "$here/test_gpu" --gtest_filter="$small_grid" >"$here/$tool.log" 2>&1
+    code=$?
+    tail -n 4 "$here/$tool.log"
+    [ "$code" = 0 ] || return 1
+  done
+}
+
+[ $# -gt 0 ] || set -- tests verify run
+for name in "$@"; do
+  case $name in
+    tests) part tests "$here/test_gpu" ;;
+    verify | run | sanitize) part "$name" "$name" ;;
+    ptx) part ptx env CUDA_CACHE_DISABLE=1 "$here/ptx/test_gpu" ;;
+    small) part small env SMLA_CUDA_SHARED_BYTES=101376 "$here/test_gpu" ;;
+    *) echo "gpu_check: got \"$name\", expected tests, verify, run, ptx, small or sanitize" >&2 && exit 2 ;;
+  esac
+done
+[ -z "$failed" ] || echo "FAILED:$failed"
+[ -z "$failed" ]

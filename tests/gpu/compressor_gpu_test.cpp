@@ -1,0 +1,243 @@
+// The compressor on the GPU against `_ref` over the family's own cases: state rows byte for byte, entries within the family's bounds.
+#include "gpu/device_run.cuh"
+#include "parity/compressor_compare.h"
+
+namespace smla {
+namespace {
+
+using namespace compressor_cases;
+
+class CompressorGpu : public test::GpuTest {};
+
+/// The same blocks at another distance.
+void move_blocks(OwnedCache& owned, std::int64_t further) {
+  PagedCache to = owned.cache;
+  to.block_stride_bytes += further;
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(to.num_blocks * to.block_stride_bytes), kPoison);
+  to.base = bytes.data();
+  const std::int64_t n = std::min(owned.cache.block_stride_bytes, to.block_stride_bytes);
+  for (std::int64_t b = 0; b < to.num_blocks; ++b) std::memcpy(to.block(b), owned.cache.block(b), static_cast<std::size_t>(n));
+  owned.bytes = std::move(bytes);
+  owned.cache = to;
+  owned.cache.base = owned.bytes.data();
+}
+
+/// Strides that no wide load fits: fp32 rows 4 bytes off, entries an odd number of bytes.
+void misalign(CompressorInputs& in) {
+  move_blocks(in.state, 4);
+  move_blocks(in.entries, 1);
+  const std::int64_t width = in.save.kv_score.size(1);
+  HostTensor narrow(DType::kF32, {in.save.kv_score.size(0), width + 3});
+  for (std::int64_t t = 0; t < in.save.kv_score.size(0); ++t) {
+    std::copy_n(in.save.kv_score.as<float>() + t * in.save.kv_score.stride[0], width, narrow.as<float>() + t * (width + 3));
+  }
+  in.kv_score = std::move(narrow);
+  in.save.kv_score = std::as_const(in.kv_score).view().slice(1, 0, width);
+  in.save.state = in.store.state = in.state.cache;
+  in.store.entries = in.entries.cache;
+}
+
+CompressorInputs inputs_of(const CompressorCase& c, bool odd) {
+  CompressorInputs in = make_inputs(c);
+  if (odd) misalign(in);
+  return in;
+}
+
+void check_save(const CompressorCase& c, bool odd) {
+  SCOPED_TRACE(testing::Message() << c << (odd ? ", misaligned" : ""));
+  const CompressorInputs want = inputs_of(c, odd);
+  const CompressorInputs got = inputs_of(c, odd);
+  Plan<SaveState>(c.save(), {.implementation = "ref"}).run(want.save);
+  test::run_on_gpu<SaveState>(c.save(), got.save, "cuda");
+  const auto [a, b] = std::mismatch(want.state.bytes.begin(), want.state.bytes.end(), got.state.bytes.begin());
+  ASSERT_TRUE(a == want.state.bytes.end()) << "byte " << a - want.state.bytes.begin() << " of blocks of " << want.state.cache.block_stride_bytes
+                                           << ": want " << +*a << " got " << +*b;
+}
+
+struct Count {
+  std::int64_t entries = 0;
+  std::int64_t equal = 0;
+};
+
+/// `change` alters the state after it was saved, alike for both.
+template <class Change>
+void check_store(const CompressorCase& c, bool odd, const Change& change, Count& count) {
+  SCOPED_TRACE(testing::Message() << c << (odd ? ", misaligned" : ""));
+  CompressorInputs want = inputs_of(c, odd);
+  CompressorInputs got = inputs_of(c, odd);
+  for (CompressorInputs* in : {&want, &got}) {
+    Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in->save);
+    change(in->state.cache);
+  }
+  const std::vector<std::uint8_t> before = got.entries.bytes;
+  Plan<CompressStore>(c.store(), {.implementation = "ref"}).run(want.store);
+  test::run_on_gpu<CompressStore>(c.store(), got.store, "cuda");
+  ASSERT_TRUE(want.state.bytes == got.state.bytes) << "the state was changed";
+  for (std::int64_t slot = 0; slot < got.entries.cache.num_slots(); ++slot) {
+    ASSERT_EQ(written(want.entries.cache, slot), written(got.entries.cache, slot)) << "slot " << slot;
+    if (!written(got.entries.cache, slot)) continue;
+    ++count.entries;
+    count.equal += same_record(want.entries.cache, got.entries.cache, slot) ? 1 : 0;
+    expect_close_record(want, got, slot);
+    if (testing::Test::HasFatalFailure()) FAIL() << "slot " << slot;
+  }
+  ASSERT_TRUE(without_records(got.entries) == before) << "bytes outside of the records were changed";
+}
+
+void unchanged(PagedCache& /*state*/) {}
+
+TEST_F(CompressorGpu, SaveStateIsRefByteForByte) {
+  for (const CompressorCase& c : all_cases()) {
+    check_save(c, false);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(CompressorGpu, CompressStoreIsRef) {
+  Count count;
+  for (const CompressorCase& c : all_cases()) {
+    check_store(c, false, unchanged, count);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(count.entries, 500);
+  // Sums differ in their last fp32 bit: few codes flip. A wrong rounding would leave hardly a record equal.
+  EXPECT_GT(count.equal, count.entries / 2);
+}
+
+std::vector<CompressorCase> few_cases() {
+  std::vector<CompressorCase> cases;
+  for (const RowFormat* format : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &f32_rows()}) {
+    cases.push_back({.format = format, .requests = {{0, 10}, {41, 11}}, .state_block = 3, .entry_block = 5, .small = DType::kF32});
+    cases.push_back({.ratio = 128, .format = format, .requests = {{120, 9}, {200, 60}}, .state_block = 53, .entry_block = 2});
+  }
+  for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()}) {
+    cases.push_back({.format = format, .requests = {{3, 21}, {0, 4}}, .state_block = 2, .entry_block = 3, .hadamard = true});
+  }
+  return cases;
+}
+
+TEST_F(CompressorGpu, AnyStrideIsRef) {
+  Count count;
+  for (const CompressorCase& c : few_cases()) {
+    check_save(c, true);
+    check_store(c, true, unchanged, count);
+    if (HasFailure()) return;
+  }
+}
+
+/// Logits far apart, -inf among them, and channels with nothing else.
+TEST_F(CompressorGpu, ExtremeLogitsAreRef) {
+  Count count;
+  for (const CompressorCase& c : few_cases()) {
+    const std::int64_t half = static_cast<std::int64_t>(c.store().coff()) * c.format->dim;
+    const auto change = [half](PagedCache& state) {
+      for (std::int64_t slot = 0; slot < state.num_slots(); ++slot) {
+        auto* logits = reinterpret_cast<float*>(state.block(slot / state.block_size) + slot % state.block_size * state.format->data_bytes) + half;
+        for (std::int64_t i = 0; i < half; ++i) {
+          if (i % 7 == 1) logits[i] *= 40.0F;
+          if ((i + slot) % 5 == 2 || i % 11 == 3) logits[i] = -std::numeric_limits<float>::infinity();
+        }
+      }
+    };
+    check_store(c, false, change, count);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(CompressorGpu, TwentyRepeatsAreTheSameBits) {
+  for (const CompressorCase& c : few_cases()) {
+    SCOPED_TRACE(testing::PrintToString(c));
+    std::vector<std::uint8_t> first;
+    for (int i = 0; i <= 20; ++i) {
+      const CompressorInputs in = make_inputs(c);
+      Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in.save);
+      test::run_on_gpu<CompressStore>(c.store(), in.store, "cuda");
+      if (i == 0) first = in.entries.bytes;
+      ASSERT_TRUE(first == in.entries.bytes) << "repeat " << i;
+    }
+  }
+}
+
+TEST_F(CompressorGpu, AnEntryDoesNotDependOnItsNeighbours) {
+  for (const CompressorCase& c : few_cases()) {
+    SCOPED_TRACE(testing::PrintToString(c));
+    CompressorInputs all = make_inputs(c);
+    Plan<SaveState>(c.save(), {.implementation = "ref"}).run(all.save);
+    test::run_on_gpu<CompressStore>(c.store(), all.store, "cuda");
+    CompressorInputs alone = make_inputs(c);
+    Plan<SaveState>(c.save(), {.implementation = "ref"}).run(alone.save);
+    std::int64_t kept = -1;  // the last entry's slot
+    for (std::int64_t t = alone.entry_slots.numel() - 1; t >= 0; --t) {
+      std::int64_t& slot = alone.entry_slots.as<std::int64_t>()[t];
+      if (kept < 0) {
+        kept = slot;
+      } else {
+        slot = -1;
+      }
+    }
+    ASSERT_GE(kept, 0);
+    test::run_on_gpu<CompressStore>(c.store(), alone.store, "cuda");
+    ASSERT_TRUE(written(alone.entries.cache, kept));
+    ASSERT_TRUE(same_record(all.entries.cache, alone.entries.cache, kept)) << "slot " << kept;
+  }
+}
+
+/// 70,000 tokens, of which the last 64 have a slot; every row of kv_score is the same one.
+TEST_F(CompressorGpu, MoreThan65535Tokens) {
+  constexpr std::int64_t kTokens = 70'000;
+  constexpr std::int64_t kLast = 64;
+  Random random{9};
+  CompressorInputs in[2];
+  const HostTensor kv_score = numbers(DType::kF32, {1, 512}, random, 4.0F);
+  const HostTensor ape = numbers(DType::kF32, {4, 256}, random);
+  const HostTensor weight = numbers(DType::kBF16, {128}, random, 2.0F);
+  const HostTensor table = rope_rows(kTokens, 64);
+  HostTensor positions(DType::kI64, {kTokens});
+  HostTensor requests(DType::kI32, {kTokens});
+  HostTensor state_slots(DType::kI64, {kTokens});
+  HostTensor entry_slots(DType::kI64, {kTokens});
+  HostTensor blocks(DType::kI32, {1, kTokens / 4});
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    positions.as<std::int64_t>()[t] = t;
+    const std::int64_t i = t - (kTokens - kLast);
+    state_slots.as<std::int64_t>()[t] = i;  // negative before the last
+    entry_slots.as<std::int64_t>()[t] = t % 4 == 3 && i >= 0 ? i / 4 : -1;
+  }
+  for (std::int64_t column = 0; column < kTokens / 4; ++column)
+    blocks.as<std::int32_t>()[column] = static_cast<std::int32_t>(column - (kTokens - kLast) / 4);
+  const SaveState::Problem save{.tokens = kTokens, .ratio = 4, .dim = 128};
+  const CompressStore::Problem store{.tokens = kTokens, .ratio = 4, .dim = 128, .format = &index_fp8_rows()};
+  for (CompressorInputs& each : in) {
+    each.state.allocate(state_rows(128, 2), kLast / 4, 4, 0);
+    each.entries.allocate(index_fp8_rows(), 1, 64, kPoison);
+    each.save = {.kv_score = ConstTensorView(kv_score.data(), DType::kF32, {kTokens, 512}),
+                 .ape = ape.view(),
+                 .positions = std::as_const(positions).view(),
+                 .state_slots = std::as_const(state_slots).view(),
+                 .state = each.state.cache};
+    each.save.kv_score.stride[0] = 0;
+    each.store = {.positions = std::as_const(positions).view(),
+                  .token_to_req = std::as_const(requests).view(),
+                  .state_slots = std::as_const(state_slots).view(),
+                  .entry_slots = std::as_const(entry_slots).view(),
+                  .block_table = std::as_const(blocks).view(),
+                  .norm_weight = weight.view(),
+                  .cos_sin = table.view(),
+                  .state = each.state.cache,
+                  .entries = each.entries.cache};
+  }
+  Plan<SaveState>(save, {.implementation = "ref"}).run(in[0].save);
+  Plan<CompressStore>(store, {.implementation = "ref"}).run(in[0].store);
+  test::run_on_gpu<SaveState>(save, in[1].save, "cuda");
+  ASSERT_TRUE(in[0].state.bytes == in[1].state.bytes);
+  test::run_on_gpu<CompressStore>(store, in[1].store, "cuda");
+  for (std::int64_t slot = 0; slot < kLast / 4; ++slot) {
+    SCOPED_TRACE(slot);
+    ASSERT_TRUE(written(in[1].entries.cache, slot));
+    expect_close_record(in[0], in[1], slot);
+  }
+  ASSERT_FALSE(written(in[1].entries.cache, kLast / 4));
+}
+
+}  // namespace
+}  // namespace smla

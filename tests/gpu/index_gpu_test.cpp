@@ -115,6 +115,26 @@ void check_all(unsigned seed, bool hostile) {
           .query_start_loc = Batch::list(b.start), .seq_lens = Batch::list(b.seq), .block_table = b.table_view(), .slots = view_of(l.data(), {n})};
     });
   }
+  for (const std::int64_t ratio : {1, 4, 128}) {
+    expect_equal<VisibleEntries>({.tokens = n, .ratio = ratio, .top_k = b.pick(0, 40)}, 3 * n, 0, [&](auto& i, auto&) {
+      return VisibleEntries::Args{.positions = Batch::list(b.positions),
+                                  .slot_mapping = Batch::list(b.slots),
+                                  .valid = TensorView(i.data() + 2 * n, DType::kBool, {n}),
+                                  .lens = view_of(i.data(), {n}),
+                                  .topk_lens = view_of(i.data() + n, {n})};
+    });
+    const std::int64_t decodes = b.pick(0, b.requests);
+    const std::int64_t prefills = b.requests - decodes;
+    expect_equal<PrefillLens>({.requests = b.requests, .decodes = decodes, .ratio = ratio}, 2 * prefills, 0, [&](auto& i, auto&) {
+      return PrefillLens::Args{.query_start_loc = Batch::list(b.start),
+                               .seq_lens = Batch::list(b.seq),
+                               .gather_lens = view_of(i.data(), {prefills}),
+                               .entry_counts = view_of(i.data() + prefills, {prefills})};
+    });
+  }
+  expect_equal<DraftPositions>({.requests = b.requests}, 0, b.requests, [&](auto&, auto& l) {
+    return DraftPositions::Args{.seq_lens = Batch::list(b.seq), .positions = view_of(l.data(), {b.requests})};
+  });
   for (const std::int64_t blocks : {std::int64_t{0}, n / 2}) {
     const std::int64_t width = 192;
     expect_equal<WindowIndices>({.requests = b.requests, .tokens = n, .window = 128, .block_size = b.block, .noncausal_tokens = blocks},

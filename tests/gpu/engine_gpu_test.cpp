@@ -1,0 +1,181 @@
+// Layers, metadata, pool and graphs on the GPU, seen through the engine.
+#include <map>
+#include <thread>
+
+#include "gpu/gpu_run.h"
+#include "property/small_model.h"
+#include "sparsemla/engine.h"
+#include "sparsemla/run_check.h"
+
+namespace smla {
+namespace {
+
+class EngineGpu : public test::GpuTest {};
+
+EngineOptions gpu_options() {
+  EngineOptions o;
+  o.model = test::small_model();
+  o.layers = {0, 1, 2};
+  o.layer.device = DeviceKind::kCuda;
+  o.layer.deterministic = true;
+  o.time_stages = false;
+  o.max_batched_tokens = 64;
+  o.max_seqs = 8;
+  o.num_blocks = 4000;
+  o.max_model_len = 1500;
+  return o;
+}
+
+/// Lengths on both sides of the window, of an entry of 128 tokens and of the top-k, and requests that come and go.
+const std::vector<RequestSpec> kRequests{{.id = 0, .prompt_tokens = 3, .output_tokens = 40},    {.id = 1, .prompt_tokens = 130, .output_tokens = 9},
+                                         {.id = 2, .prompt_tokens = 1, .output_tokens = 1},     {.id = 3, .prompt_tokens = 64, .output_tokens = 70},
+                                         {.id = 4, .prompt_tokens = 300, .output_tokens = 12},  {.id = 5, .prompt_tokens = 17, .output_tokens = 150},
+                                         {.id = 6, .prompt_tokens = 1020, .output_tokens = 10}, {.id = 7, .prompt_tokens = 5, .output_tokens = 5}};
+
+struct Outcome {
+  std::map<std::int64_t, std::uint64_t> digests;
+  RunTotals totals;
+};
+
+Outcome finish(Engine& engine) {
+  while (engine.step([] { return 0.0; })) {
+  }
+  Outcome out{.digests = {}, .totals = engine.totals()};
+  for (const RequestResult& r : engine.results()) {
+    EXPECT_EQ(r.state, RequestResult::State::kFinished) << r.refusal;
+    out.digests[r.spec.id] = r.digest;
+  }
+  return out;
+}
+
+Outcome run(const EngineOptions& options, std::vector<RequestSpec> specs = kRequests) {
+  Engine engine(options);
+  for (const RequestSpec& s : specs) engine.submit(s);
+  return finish(engine);
+}
+
+TEST_F(EngineGpu, RecordedGraphsGiveTheSameBitsWhileLengthsAndBatchesChange) {
+  EngineOptions options = gpu_options();
+  const Outcome recorded = run(options);
+  EXPECT_GT(recorded.totals.graph_steps, 20);
+  options.graphs = false;
+  const Outcome queued = run(options);
+  EXPECT_EQ(queued.totals.graph_steps, 0);
+  EXPECT_EQ(recorded.digests, queued.digests);
+}
+
+TEST_F(EngineGpu, SideStreamsGiveTheSameBits) {
+  EngineOptions options = gpu_options();
+  const Outcome beside = run(options);
+  options.layer.side_streams = false;
+  EXPECT_EQ(beside.digests, run(options).digests);
+}
+
+TEST_F(EngineGpu, TwentyRunsGiveTheSameBits) {
+  EngineOptions options = gpu_options();
+  options.layer.deterministic = false;
+  const Outcome first = run(options);
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(first.digests, run(options).digests) << "run " << i;
+}
+
+TEST_F(EngineGpu, TheBatchAroundARequestChangesNoBitWhenDeterministic) {
+  EngineOptions options = gpu_options();
+  const Outcome base = run(options);
+  std::vector<RequestSpec> reversed(kRequests.rbegin(), kRequests.rend());
+  options.max_batched_tokens = 23;
+  options.max_seqs = 3;
+  EXPECT_EQ(run(options, reversed).digests, base.digests);
+  options.speculative = 3;
+  EXPECT_EQ(run(options, reversed).digests, base.digests);
+}
+
+TEST_F(EngineGpu, TwoEnginesOnTwoThreadsDoNotMeet) {
+  const EngineOptions options = gpu_options();
+  const Outcome alone = run(options);
+  std::map<std::int64_t, std::uint64_t> digests[2];
+  std::vector<std::thread> threads;
+  for (auto& mine : digests) threads.emplace_back([&] { mine = run(options).digests; });
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(digests[0], alone.digests);
+  EXPECT_EQ(digests[1], alone.digests);
+}
+
+TEST_F(EngineGpu, ARestoredRequestGoesOnBitForBit) {
+  const EngineOptions options = gpu_options();
+  const Outcome whole = run(options);
+  Engine first(options);
+  for (const RequestSpec& s : kRequests) first.submit(s);
+  for (int i = 0; i < 45; ++i) first.step([] { return 0.0; });
+  EngineOptions other = options;
+  other.num_blocks = 2500;
+  Engine second(other);
+  int moved = 0;
+  for (const RequestResult& r : first.results()) {
+    if (r.state != RequestResult::State::kRunning) continue;
+    second.restore_request(first.save_request(r.spec.id));
+    ++moved;
+  }
+  ASSERT_GT(moved, 0);
+  for (const auto& [id, digest] : finish(second).digests) EXPECT_EQ(digest, whole.digests.at(id)) << "request " << id;
+}
+
+/// Every front-end, format and option against the float64 layer; small shapes of all three kinds.
+TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
+  struct Variant {
+    const char* name;
+    std::function<void(EngineOptions&)> set;
+  };
+  const std::vector<Variant> variants{{"flashmla", [](EngineOptions&) {}},
+                                      {"flashmla, cuBLASLt allowed", [](EngineOptions& o) { o.layer.deterministic = false; }},
+                                      {"gathered prefills", [](EngineOptions& o) { o.layer.gather_prefill = true; }},
+                                      {"bf16 rows", [](EngineOptions& o) { o.layer.caches.rows = &bf16_rows(); }},
+                                      {"mxfp4 index, hadamard",
+                                       [](EngineOptions& o) {
+                                         o.layer.caches.index = &index_mxfp4_rows();
+                                         o.model.hadamard = true;
+                                       }},
+                                      {"flashinfer, per-tensor rows, e4m3 q",
+                                       [](EngineOptions& o) {
+                                         o.layer.front_end = FrontEnd::kFlashInfer;
+                                         o.layer.caches.rows = &fp8_per_tensor_rows();
+                                         o.layer.caches.kv_scale = 0.02F;
+                                         o.layer.q_scale = 0.02F;
+                                         o.layer.q = DType::kE4M3;
+                                       }},
+                                      {"sm120, speculative",
+                                       [](EngineOptions& o) {
+                                         o.layer.front_end = FrontEnd::kSm120;
+                                         o.speculative = 2;
+                                       }},
+                                      {"float32", [](EngineOptions& o) { o.layer.precision = Precision::kF32; }},
+                                      {"one layer's top-k for all", [](EngineOptions& o) { o.model.index_topk_freq = 3; }}};
+  for (const Variant& v : variants) {
+    SCOPED_TRACE(v.name);
+    EngineOptions options = gpu_options();
+    v.set(options);
+    RunCheck check(kRequests, options, 24);
+    Engine engine(options, &check);
+    for (const RequestSpec& s : kRequests) engine.submit(s);
+    (void)finish(engine);
+    const CheckReport report = check.finish(engine);
+    ASSERT_GE(report.worst, 0);
+    const CheckedSample& worst = report.samples[static_cast<std::size_t>(report.worst)];
+    EXPECT_TRUE(report.passed) << "worst relative l2 " << worst.relative_l2 << " of " << report.bound << " at request " << worst.request << " token "
+                               << worst.position << " layer " << worst.layer << "; " << engine.implementations();
+    for (const CheckedSample& s : report.samples) EXPECT_TRUE(s.topk_ok) << s.topk_text;
+  }
+}
+
+/// A planted fault must show on the GPU too.
+TEST_F(EngineGpu, APlantedErrorIsSeen) {
+  EngineOptions options = gpu_options();
+  options.planted_error = PlantedError::kBlock;
+  RunCheck check(kRequests, options, 24);
+  Engine engine(options, &check);
+  for (const RequestSpec& s : kRequests) engine.submit(s);
+  (void)finish(engine);
+  EXPECT_FALSE(check.finish(engine).passed);
+}
+
+}  // namespace
+}  // namespace smla

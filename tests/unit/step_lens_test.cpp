@@ -1,0 +1,84 @@
+// visible_entries, prefill_lens, draft_positions, add_rows.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/host_tensor.h"
+#include "sparsemla/ops/index.h"
+#include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/ops/validate.h"
+
+namespace smla {
+namespace {
+
+constexpr std::int64_t kLast = std::numeric_limits<std::int64_t>::max();
+
+TEST(VisibleEntries, CountsWholeGroupsOfRealTokens) {
+  const std::vector<std::int64_t> positions{0, 3, 4, 7, 7, -1, kLast};
+  const std::vector<std::int64_t> slots{5, 5, 5, 5, -1, 5, 5};
+  std::vector<std::int32_t> lens(7, 99);
+  std::vector<std::int32_t> topk(7, 99);
+  HostTensor valid(DType::kBool, {7});
+  Plan<VisibleEntries>({.tokens = 7, .ratio = 4, .top_k = 1})
+      .run({.positions = view_of(positions.data(), {7}),
+            .slot_mapping = view_of(slots.data(), {7}),
+            .valid = valid.view(),
+            .lens = view_of(lens.data(), {7}),
+            .topk_lens = view_of(topk.data(), {7})});
+  EXPECT_EQ(lens, (std::vector<std::int32_t>{0, 1, 1, 2, 0, 0, INT32_MAX}));
+  EXPECT_EQ(topk, (std::vector<std::int32_t>{0, 1, 1, 1, 0, 0, 1}));
+  for (int t = 0; t < 7; ++t) EXPECT_EQ(valid.as<bool>()[t], t != 4) << t;
+}
+
+TEST(VisibleEntries, WhatIsNotWantedIsNotWritten) {
+  const std::vector<std::int64_t> positions{8};
+  const std::vector<std::int64_t> slots{0};
+  Plan<VisibleEntries>({.tokens = 1}).run({.positions = view_of(positions.data(), {1}), .slot_mapping = view_of(slots.data(), {1})});
+}
+
+TEST(PrefillLens, LeavesTheDecodesOutAndBoundsTheWindow) {
+  const std::vector<std::int32_t> start{0, 1, 3, 203, 203, 200};
+  const std::vector<std::int32_t> seq{9, 2, 1000, 50, -7};
+  std::vector<std::int32_t> gather(4, -5);
+  std::vector<std::int32_t> counts(4, -5);
+  const PrefillLens::Args args{.query_start_loc = view_of(start.data(), {6}),
+                               .seq_lens = view_of(seq.data(), {5}),
+                               .gather_lens = view_of(gather.data(), {4}),
+                               .entry_counts = view_of(counts.data(), {4})};
+  Plan<PrefillLens>({.requests = 5, .decodes = 1, .window = 128, .ratio = 4}).run(args);
+  EXPECT_EQ(gather, (std::vector<std::int32_t>{2, 327, 50, 0}));
+  EXPECT_EQ(counts, (std::vector<std::int32_t>{0, 250, 12, 0}));
+  EXPECT_THROW(validate(PrefillLens::Problem{.requests = 5, .decodes = 1}, args), InvalidArgument) << "the last request ends before it starts";
+  EXPECT_THROW(Plan<PrefillLens>({.requests = 2, .decodes = 3}), InvalidArgument);
+}
+
+TEST(DraftPositions, LastTokenOfEachRequest) {
+  const std::vector<std::int32_t> seq{5, 0, INT32_MIN};
+  std::vector<std::int64_t> positions(3);
+  Plan<DraftPositions>({.requests = 3}).run({.seq_lens = view_of(seq.data(), {3}), .positions = view_of(positions.data(), {3})});
+  EXPECT_EQ(positions, (std::vector<std::int64_t>{4, -1, std::int64_t{INT32_MIN} - 1}));
+}
+
+TEST(AddRows, RoundsOnceAndLeavesGapsAlone) {
+  const BF16 one = to_bf16(1.0F);
+  const BF16 small = to_bf16(0x1p-8F);  // half of 1's last place
+  const BF16 gap = to_bf16(-3.0F);
+  const std::array<BF16, 6> y{small, to_bf16(0x1.8p-8F), gap, small, one, gap};
+  std::array<BF16, 6> x{one, one, gap, to_bf16(-1.0F), one, gap};
+  TensorView x_rows(x.data(), DType::kBF16, {2, 2});
+  ConstTensorView y_rows(y.data(), DType::kBF16, {2, 2});
+  x_rows.stride[0] = y_rows.stride[0] = 3;
+  Plan<AddRows>({.rows = 2, .dim = 2}).run({.y = y_rows, .x = x_rows});
+  EXPECT_EQ(to_float(x[0]), 1.0F);
+  EXPECT_EQ(to_float(x[1]), 1.0078125F);
+  EXPECT_EQ(to_float(x[3]), -0.99609375F);
+  EXPECT_EQ(to_float(x[4]), 2.0F);
+  EXPECT_EQ(x[2].bits, gap.bits);
+  EXPECT_EQ(x[5].bits, gap.bits);
+}
+
+}  // namespace
+}  // namespace smla

@@ -14,7 +14,9 @@ namespace SMLA_API smla {
 /// is not its token's (seq_len - query_len + offset) or lies past `rope_positions`; a block that this step reads or writes and that lies outside the
 /// table or the pool; a block that two requests write, or one in two groups.
 /// @param num_blocks of the pool; rope_positions: rows of the rope table.
+/// @param device whose memory the tensors lie in: a GPU's are copied to the host behind what is queued on `stream`, which is waited for.
 /// @throws InvalidArgument for the first bad number, and for tensors that do not fit together.
-void validate(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions);
+void validate(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions,
+              DeviceKind device = DeviceKind::kCpu, Stream stream = {});
 
 }  // namespace smla

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "core/host_tensor.h"
+#include "device/memory.h"
 #include "ops/numbers.h"
 #include "sparsemla/validate.h"
 
@@ -46,9 +48,20 @@ void check_tables(const StepBatch& batch, const KvLayout& layout, std::int64_t n
   }
 }
 
-}  // namespace
+/// A GPU's tensor on the host, packed; `kept` owns it.
+ConstTensorView host_copy(const ConstTensorView& v, DeviceKind device, Stream stream, std::vector<HostTensor>& kept) {
+  if (v.absent() || v.numel() == 0) return v;
+  const std::int64_t row = v.rank == 2 ? v.size(1) : 1;
+  HostTensor& copy = kept.emplace_back(v.dtype, std::vector<std::int64_t>(v.shape.begin(), v.shape.begin() + v.rank));
+  const std::int64_t element = size_of(v.dtype);
+  for (std::int64_t r = 0; r < v.size(0); ++r) {
+    copy_bytes(device, static_cast<std::uint8_t*>(copy.data()) + r * row * element,
+               static_cast<const std::uint8_t*>(v.data) + r * v.stride[0] * element, static_cast<std::size_t>(row * element), stream);
+  }
+  return std::as_const(copy).view();
+}
 
-void validate(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions) {
+void validate_on_host(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions) {
   check_tensor(kWhat, "query_start_loc", batch.query_start_loc, {kAny}, {DType::kI32});
   check_that(batch.query_start_loc.size(0) >= 1, kWhat, "numbers of query_start_loc", batch.query_start_loc.size(0), "at least 1, requests + 1");
   const std::int64_t requests = batch.query_start_loc.size(0) - 1;
@@ -78,6 +91,19 @@ void validate(const StepBatch& batch, const KvLayout& layout, std::int64_t num_b
     needed.push_back({.request = r, .begin = 0, .write = seq - query, .end = seq});
   }
   check_tables(batch, layout, num_blocks, needed);
+}
+
+}  // namespace
+
+void validate(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions, DeviceKind device,
+              Stream stream) {
+  if (device == DeviceKind::kCpu) return validate_on_host(batch, layout, num_blocks, rope_positions);
+  std::vector<HostTensor> kept;
+  StepBatch copy = batch;
+  for (ConstTensorView* v : {&copy.query_start_loc, &copy.seq_lens, &copy.positions}) *v = host_copy(*v, device, stream, kept);
+  for (ConstTensorView& table : copy.block_tables) table = host_copy(table, device, stream, kept);
+  synchronize(device, stream);
+  validate_on_host(copy, layout, num_blocks, rope_positions);
 }
 
 }  // namespace smla

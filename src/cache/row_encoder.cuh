@@ -12,7 +12,7 @@
 #include <string>
 
 #include "cache/cache_view.cuh"
-#include "core/codecs.h"
+#include "device/quads.cuh"
 
 namespace smla::device {
 
@@ -23,32 +23,8 @@ inline std::string encoder_refusal(const RowFormat& f) {
   return whole && groups ? "" : std::string(f.name) + " rows: dims or groups that a warp cannot share out by fours";
 }
 
-__device__ inline float4 rounded_to_bf16(float4 v) {
-  return {to_float(to_bf16(v.x)), to_float(to_bf16(v.y)), to_float(to_bf16(v.z)), to_float(to_bf16(v.w))};
-}
-__device__ inline float4 scaled(float4 v, float factor) {
-  return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor)};
-}
-/// NaN counts as no number.
-__device__ inline float largest_magnitude(float4 v) { return fmaxf(fmaxf(fmaxf(fmaxf(0.0F, fabsf(v.x)), fabsf(v.y)), fabsf(v.z)), fabsf(v.w)); }
-
-/// Largest of every `lanes` neighbours of a warp, a power of two.
-__device__ inline float max_of_lanes(float v, int lanes) {
-  for (int i = lanes / 2; i > 0; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFF'FFFFU, v, i));
-  return v;
-}
-
-/// Four numbers in the bytes of an element, the first in the lowest.
-__device__ inline uint4 f32_bits(float4 v) { return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)}; }
-__device__ inline uint2 bf16_bits(float4 v) {
-  return {to_bf16(v.x).bits | static_cast<std::uint32_t>(to_bf16(v.y).bits) << 16, to_bf16(v.z).bits | static_cast<std::uint32_t>(to_bf16(v.w).bits)
-                                                                                                           << 16};
-}
-__device__ inline std::uint32_t e4m3_bits(float4 v) {
-  return to_e4m3(v.x).bits | static_cast<std::uint32_t>(to_e4m3(v.y).bits) << 8 | static_cast<std::uint32_t>(to_e4m3(v.z).bits) << 16 |
-         static_cast<std::uint32_t>(to_e4m3(v.w).bits) << 24;
-}
-__device__ inline std::uint16_t e2m1_bits(float4 v) {
+/// Four numbers as e2m1 codes, the first in the lowest bits.
+__device__ inline std::uint16_t e2m1_codes(float4 v) {
   return static_cast<std::uint16_t>(to_e2m1(v.x) | to_e2m1(v.y) << 4 | to_e2m1(v.z) << 8 | to_e2m1(v.w) << 12);
 }
 
@@ -92,12 +68,12 @@ __device__ inline void put(std::uint8_t* to, uint4 words) {
 }
 
 /// Numbers 4q..4q+3 of the part of a row that begins at `bytes`, rounded once.
-__device__ inline void store_quad(Element element, std::uint8_t* bytes, int q, float4 v) {
+__device__ inline void store_part(Element element, std::uint8_t* bytes, int q, float4 v) {
   switch (element) {
-    case Element::kF32: put(bytes + 16 * q, f32_bits(v)); break;
-    case Element::kBF16: put(bytes + 8 * q, bf16_bits(v)); break;
-    case Element::kE4M3: put(bytes + 4 * q, e4m3_bits(v)); break;
-    case Element::kE2M1: put(bytes + 2 * q, e2m1_bits(v)); break;
+    case Element::kF32: put(bytes + 16 * q, narrowed<float>(v)); break;
+    case Element::kBF16: put(bytes + 8 * q, narrowed<BF16>(v)); break;
+    case Element::kE4M3: put(bytes + 4 * q, narrowed<E4M3>(v)); break;
+    case Element::kE2M1: put(bytes + 2 * q, e2m1_codes(v)); break;
   }
 }
 
@@ -121,12 +97,13 @@ __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRu
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int nope = cache.nope_dim / 4;
   const int lanes = cache.group / 4;
+#pragma unroll 1
   for (int first = 32 * warp; lanes > 0 && first < nope; first += 32 * warps) {
     const int q = first + lane;
     const float4 v = q < nope ? rounded_to_bf16(quad(q)) : float4{0, 0, 0, 0};
     const int e = group_exponent(cache.nope, max_of_lanes(largest_magnitude(v), lanes), clamp);
     if (q >= nope) continue;
-    store_quad(cache.nope, data, q, scaled(v, exp2_int(-e)));
+    store_part(cache.nope, data, q, scaled(v, exp2_int(-e)));
     if (q % lanes == 0) store_scale(cache.kind, scales, q / lanes, e);
   }
   const int thread = 32 * warp + lane;
@@ -134,11 +111,14 @@ __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRu
   if (lanes == 0) {
     const bool divide = cache.kind == ScaleKind::kPerTensor;
     const float factor = divide ? 1.0F / cache.scale : 1.0F;
-    for (int q = thread; q < nope; q += threads) store_quad(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
+#pragma unroll 1
+    for (int q = thread; q < nope; q += threads) store_part(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
   }
-  for (int q = nope + thread; q < cache.dim / 4; q += threads) store_quad(cache.rope, data + cache.rope_offset(), q - nope, quad(q));
+#pragma unroll 1
+  for (int q = nope + thread; q < cache.dim / 4; q += threads) store_part(cache.rope, data + cache.rope_offset(), q - nope, quad(q));
   // The rest of a scale slot is 0.
   const int written = lanes == 0 ? 0 : nope / lanes * (cache.kind == ScaleKind::kUe8m0 ? 1 : 4);
+#pragma unroll 1
   for (int i = written + thread; i < cache.scale_bytes + cache.inline_scale_bytes; i += threads) scales[i] = 0;
 }
 

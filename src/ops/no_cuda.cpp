@@ -1,4 +1,5 @@
 // Every op's CUDA implementation where the build has no CUDA: it refuses every problem, so that it is never run.
+#include "ops/attention/implementations.h"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/attention.h"
 #include "sparsemla/ops/compressor.h"
@@ -38,12 +39,19 @@ template struct CudaOp<DraftPositions>;
 template struct CudaOp<CombineTopkWindow>;
 template struct CudaOp<MixedSparseIndices>;
 template struct CudaOp<SparseAttention>;
+template struct CudaOp<SparseAttentionSimt>;
 template struct CudaOp<Projection>;
+template struct CudaOp<RmsNorm>;
+template struct CudaOp<QNormRopeInsert>;
+template struct CudaOp<InverseRope>;
+template struct CudaOp<InverseRopeQuant>;
+template struct CudaOp<InsertRows>;
 template struct CudaOp<AddRows>;
 template struct CudaOp<MergePartials>;
 template struct CudaOp<GatherRows>;
 template struct CudaOp<SaveState>;
 template struct CudaOp<CompressStore>;
+template struct CudaOp<IndexerQ>;
 template struct CudaOp<GatherIndexRows>;
 template struct CudaOp<PackSequences>;
 template struct CudaOp<UnpackSequences>;

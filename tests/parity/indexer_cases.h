@@ -83,6 +83,37 @@ struct IndexerQInputs {
   }
 };
 
+/// What IndexerQ writes, poisoned before.
+struct IndexerQOutputs {
+  static constexpr std::uint32_t kPoison = 0x7FA5'5A5A;  ///< a NaN nobody computes
+  std::vector<std::uint8_t> q;
+  std::vector<std::uint8_t> scale;
+  std::vector<std::uint32_t> weights;
+  bool operator==(const IndexerQOutputs&) const = default;
+
+  explicit IndexerQOutputs(const IndexerQCase& c) {
+    const auto numbers = static_cast<std::size_t>(c.tokens * c.heads * 128);
+    switch (c.format->nope) {
+      case Element::kE4M3: q.assign(numbers, 0xA5); break;
+      case Element::kE2M1: q.assign(numbers / 2, 0xA5), scale.assign(numbers / 32, 0xFF); break;
+      default: q.assign(numbers * 4, 0xFF); break;
+    }
+    weights.assign(static_cast<std::size_t>(c.tokens * c.heads), kPoison);
+  }
+  IndexerQ::Args attached(const IndexerQCase& c, IndexerQ::Args args) {
+    switch (c.format->nope) {
+      case Element::kE4M3: args.q_out = TensorView(q.data(), DType::kE4M3, {c.tokens, c.heads, 128}); break;
+      case Element::kE2M1:
+        args.q_out = TensorView(q.data(), DType::kU8, {c.tokens, c.heads, 64});
+        args.q_scale = TensorView(scale.data(), DType::kU8, {c.tokens, c.heads, 4});
+        break;
+      default: args.q_out = TensorView(q.data(), DType::kF32, {c.tokens, c.heads, 128}); break;
+    }
+    args.weights_out = TensorView(weights.data(), DType::kF32, {c.tokens, c.heads});
+    return args;
+  }
+};
+
 inline std::vector<IndexerQCase> indexer_q_cases() {
   std::vector<IndexerQCase> out;
   std::uint32_t seed = 1;

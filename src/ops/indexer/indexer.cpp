@@ -41,6 +41,7 @@ void check_q(std::string_view op, std::string_view name, const ConstTensorView& 
 template <>
 std::span<const Implementation<IndexerQ>> OpTable<IndexerQ>::implementations() {
   static constexpr Implementation<IndexerQ> kTable[] = {
+      cuda_line<IndexerQ>(),
       {.name = "cpu", .machine = "any CPU", .run = indexer_q_cpu},
       {.name = "ref", .machine = "any CPU", .run = indexer_q_ref},
   };

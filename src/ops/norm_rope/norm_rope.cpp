@@ -1,6 +1,7 @@
 #include <array>
 
 #include "core/check.h"
+#include "ops/cuda_op.h"
 #include "ops/norm_rope/implementations.h"
 #include "ops/norm_rope/scalar.h"
 
@@ -31,31 +32,36 @@ void check_in_place(std::string_view op, std::string_view output, const ConstTen
 std::string any_avx2(const auto&, const PlanOptions&) { return needs_avx2(); }
 std::string any_avx512(const auto&, const PlanOptions&) { return needs_avx512(); }
 
-constexpr std::array<Implementation<RmsNorm>, 4> kRmsNorm{{
+constexpr std::array<Implementation<RmsNorm>, 5> kRmsNorm{{
     {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<RmsNorm::Problem>, .run = rms_norm_avx512},
     {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<RmsNorm::Problem>, .run = rms_norm_avx2},
     {.name = "cpu", .machine = "any CPU", .run = rms_norm_cpu},
+    cuda_line<RmsNorm>(),
     {.name = "ref", .machine = "any CPU", .run = rms_norm_ref},
 }};
 
-constexpr std::array<Implementation<QNormRopeInsert>, 4> kInsert{{
+constexpr std::array<Implementation<QNormRopeInsert>, 5> kInsert{{
     {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<QNormRopeInsert::Problem>, .run = qnorm_rope_insert_avx512},
     {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<QNormRopeInsert::Problem>, .run = qnorm_rope_insert_avx2},
     {.name = "cpu", .machine = "any CPU", .run = qnorm_rope_insert_cpu},
+    cuda_line<QNormRopeInsert>(),
     {.name = "ref", .machine = "any CPU", .run = qnorm_rope_insert_ref},
 }};
 
-constexpr std::array<Implementation<InverseRope>, 2> kInverseRope{{
+constexpr std::array<Implementation<InverseRope>, 3> kInverseRope{{
     {.name = "cpu", .machine = "any CPU", .run = inverse_rope_cpu},
+    cuda_line<InverseRope>(),
     {.name = "ref", .machine = "any CPU", .run = inverse_rope_ref},
 }};
 
-constexpr std::array<Implementation<InverseRopeQuant>, 2> kInverseRopeQuant{{
+constexpr std::array<Implementation<InverseRopeQuant>, 3> kInverseRopeQuant{{
     {.name = "cpu", .machine = "any CPU", .run = inverse_rope_quant_cpu},
+    cuda_line<InverseRopeQuant>(),
     {.name = "ref", .machine = "any CPU", .run = inverse_rope_quant_ref},
 }};
 
-constexpr std::array<Implementation<InsertRows>, 1> kInsertRows{{{.name = "ref", .machine = "any CPU", .run = insert_rows_ref}}};
+constexpr std::array<Implementation<InsertRows>, 2> kInsertRows{
+    {cuda_line<InsertRows>(), {.name = "ref", .machine = "any CPU", .run = insert_rows_ref}}};
 
 }  // namespace
 

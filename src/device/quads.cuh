@@ -1,0 +1,196 @@
+#pragma once
+
+#include "core/codecs.h"
+#include "device/numbers.cuh"
+
+namespace smla::device {
+
+// Rows by fours: what a thread loads, computes and stores at a time.
+
+__device__ inline float4 scaled(float4 v, float factor) {
+  return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor)};
+}
+__device__ inline float4 product(float4 v, float4 w) { return {__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w)}; }
+__device__ inline float4 rounded_to_bf16(float4 v) {
+  return {to_float(to_bf16(v.x)), to_float(to_bf16(v.y)), to_float(to_bf16(v.z)), to_float(to_bf16(v.w))};
+}
+/// NaN counts as no number.
+__device__ inline float largest_magnitude(float4 v) { return fmaxf(fmaxf(fmaxf(fmaxf(0.0F, fabsf(v.x)), fabsf(v.y)), fabsf(v.z)), fabsf(v.w)); }
+
+/// Largest of every `lanes` neighbours of a warp, a power of two.
+__device__ inline float max_of_lanes(float v, int lanes) {
+  for (int i = lanes / 2; i > 0; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFF'FFFFU, v, i));
+  return v;
+}
+
+/// Sum over a warp, the same bits in every lane.
+__device__ inline float sum_of_warp(float v) {
+  for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xFFFF'FFFFU, v, i);
+  return v;
+}
+
+/// Four elements of a row as they are stored, the first in the lowest bits.
+template <class T>
+struct RawOf;
+template <>
+struct RawOf<float> {
+  using type = uint4;
+};
+template <>
+struct RawOf<BF16> {
+  using type = uint2;
+};
+template <>
+struct RawOf<E4M3> {
+  using type = std::uint32_t;
+};
+template <class T>
+using Raw = typename RawOf<T>::type;
+
+__device__ inline float widened(float v) { return v; }
+__device__ inline float widened(BF16 v) { return to_float(v); }
+__device__ inline float4 widened(uint4 raw) {
+  return {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
+}
+__device__ inline float4 widened(uint2 raw) {
+  return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF'0000U), __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xFFFF'0000U)};
+}
+
+/// One rounding; of bf16 as core/codecs.h does it, to the last bit of a NaN.
+template <class T>
+__device__ Raw<T> narrowed(float4 v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)};
+  } else if constexpr (std::is_same_v<T, BF16>) {
+    const auto pair = [](float a, float b) { return to_bf16(a).bits | static_cast<std::uint32_t>(to_bf16(b).bits) << 16; };
+    return {pair(v.x, v.y), pair(v.z, v.w)};
+  } else {
+    const auto byte = [](float a) { return static_cast<std::uint32_t>(to_e4m3(a).bits); };
+    return byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
+  }
+}
+
+/// The same by the machine's own conversion, which knows one NaN.
+template <class T>
+__device__ Raw<T> computed(float4 v) {
+  if constexpr (std::is_same_v<T, BF16>) {
+    const auto pair = [](float a, float b) {
+      const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+      return static_cast<std::uint32_t>(__bfloat16_as_ushort(both.x)) | static_cast<std::uint32_t>(__bfloat16_as_ushort(both.y)) << 16;
+    };
+    return {pair(v.x, v.y), pair(v.z, v.w)};
+  } else {
+    return narrowed<T>(v);
+  }
+}
+
+template <class T>
+__device__ inline T one_of(std::uint32_t raw) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __uint_as_float(raw);
+  } else if constexpr (std::is_same_v<T, BF16>) {
+    return {static_cast<std::uint16_t>(raw)};
+  } else {
+    return {static_cast<std::uint8_t>(raw)};
+  }
+}
+
+/// Elements i..i+3 of a row of n. By fours: i and n are multiples of 4 and the row is aligned to four elements. Otherwise i may be anything, and what
+/// lies outside of the row is read as 0 and not written.
+template <bool kByFours, class T>
+__device__ Raw<T> load_quad(const T* row, int i, int n) {
+  if constexpr (kByFours) {
+    return *reinterpret_cast<const Raw<T>*>(row + i);
+  } else if constexpr (std::is_same_v<T, float>) {
+    const auto at = [&](int j) { return i + j >= 0 && i + j < n ? __float_as_uint(row[i + j]) : 0U; };
+    return {at(0), at(1), at(2), at(3)};
+  } else {
+    const auto at = [&](int j) { return i + j >= 0 && i + j < n ? static_cast<std::uint32_t>(row[i + j].bits) : 0U; };
+    return {at(0) | at(1) << 16, at(2) | at(3) << 16};
+  }
+}
+
+template <bool kByFours, class T>
+__device__ void store_quad(T* row, int i, int n, Raw<T> raw) {
+  if constexpr (kByFours) {
+    *reinterpret_cast<Raw<T>*>(row + i) = raw;
+  } else {
+    const auto put = [&](int j, std::uint32_t bits) {
+      if (i + j >= 0 && i + j < n) row[i + j] = one_of<T>(bits);
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      put(0, raw.x), put(1, raw.y), put(2, raw.z), put(3, raw.w);
+    } else if constexpr (std::is_same_v<T, BF16>) {
+      put(0, raw.x), put(1, raw.x >> 16), put(2, raw.y), put(3, raw.y >> 16);
+    } else {
+      put(0, raw), put(1, raw >> 8), put(2, raw >> 16), put(3, raw >> 24);
+    }
+  }
+}
+
+/// A rope table, and what rotation of the numbers i..i+3 of a row by it means: pair p stands at nope + 2p, each product and each sum is rounded by
+/// itself. Its first number and `nope` are both even or both odd.
+struct Rope {
+  const float* cos_sin = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t stride = 0;
+  int nope = 0;
+  int pairs = 0;
+
+  __device__ bool has(std::int64_t position) const { return position >= 0 && position < rows; }
+  /// Of a position that it has; null where nothing is rotated.
+  __device__ const float* row(std::int64_t position) const { return pairs == 0 ? nullptr : cos_sin + position * stride; }
+
+  __device__ static void rotate(float& e, float& o, float c, float s) {
+    const float even = __fsub_rn(__fmul_rn(e, c), __fmul_rn(o, s));
+    o = __fadd_rn(__fmul_rn(o, c), __fmul_rn(e, s));
+    e = even;
+  }
+  /// `sign` -1 turns back: e*c - o*(-s) has the bits of e*c + o*s.
+  __device__ float4 rotated(float4 v, int i, const float* row, float sign = 1.0F) const {
+    const int p = (i - nope) / 2;
+    if (i >= nope && p < pairs) rotate(v.x, v.y, row[p], sign * row[pairs + p]);
+    if (i + 2 >= nope && p + 1 < pairs) rotate(v.z, v.w, row[p + 1], sign * row[pairs + p + 1]);
+    return v;
+  }
+};
+
+/// A row in the registers of kThreads threads, the first 16 * kThreads elements of it; what is longer is read again each time. From element `begin`
+/// on, which may be negative.
+template <int kThreads, bool kByFours, class T>
+struct HeldRow {
+  static constexpr int kHeld = 4;
+  const T* row;
+  int n;
+  int first;
+  Raw<T> held[kHeld];
+
+  __device__ HeldRow(const T* row_in, int n_in, int begin, int thread) : row(row_in), n(n_in), first(begin + 4 * thread) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int i = first + 4 * kThreads * k;
+      if (i < n) held[k] = load_quad<kByFours>(row, i, n);
+    }
+  }
+  /// f(i, raw) for the thread's quads in order.
+  template <class F>
+  __device__ void each(F&& f) const {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int i = first + 4 * kThreads * k;
+      if (i < n) f(i, held[k]);
+    }
+    for (int i = first + 4 * kThreads * kHeld; i < n; i += 4 * kThreads) f(i, load_quad<kByFours>(row, i, n));
+  }
+  /// This thread's part of the sum of squares.
+  __device__ float squares() const {
+    float4 sum{0, 0, 0, 0};
+    each([&](int, Raw<T> raw) {
+      const float4 v = widened(raw);
+      sum.x += v.x * v.x, sum.y += v.y * v.y, sum.z += v.z * v.z, sum.w += v.w * v.w;
+    });
+    return (sum.x + sum.y) + (sum.z + sum.w);
+  }
+};
+
+}  // namespace smla::device

@@ -1,0 +1,167 @@
+// The indexer's queries on the device: a warp for a head, all of it in registers from load to store.
+#include <cmath>
+
+#include "cache/row_encoder.cuh"
+#include "device/hadamard.cuh"
+#include "device/row_views.cuh"
+#include "ops/cuda_op.h"
+#include "sparsemla/ops/indexer.h"
+
+namespace smla {
+
+namespace {
+
+constexpr int kMaxDim = 512;
+
+struct Call {
+  const void* q = nullptr;
+  std::int64_t q_stride[2] = {0, 0};
+  bool by_fours = false;  ///< q
+  const void* weights = nullptr;
+  std::int64_t weights_stride = 0;
+  const std::int64_t* positions = nullptr;
+  device::Rope rope;
+  std::uint8_t* out = nullptr;
+  std::int64_t out_stride[2] = {0, 0};  ///< in bytes
+  std::uint8_t* scale = nullptr;
+  std::int64_t scale_stride[2] = {0, 0};
+  float* weights_out = nullptr;
+  std::int64_t weights_out_stride = 0;
+  std::int64_t heads = 0;
+  device::HeadGrid grid;
+  int dim = 0;
+  int group = 0;
+  Element element = Element::kF32;
+  bool hadamard = false;
+  float dim_factor = 0;
+  float head_factor = 0;
+};
+
+template <int kQuads>
+__device__ void round_all(float4 (&x)[kQuads]) {
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) x[k] = device::rounded_to_bf16(x[k]);
+}
+
+/// Loads and rotates the quads of a head; numbers past dim are 0.
+template <int kQuads, class In>
+__device__ void load_head(const Call& c, const In* q, const float* cos_sin, float4 (&x)[kQuads]) {
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) {
+    const int i = 128 * k + 4 * static_cast<int>(threadIdx.x);
+    x[k] = float4{0, 0, 0, 0};
+    if (i >= c.dim) continue;
+    x[k] = device::widened(c.by_fours ? device::load_quad<true>(q, i, c.dim) : device::load_quad<false>(q, i, c.dim));
+    x[k] = c.rope.rotated(x[k], i, cos_sin);
+  }
+}
+
+/// The whole head in one group of e4m3; its scale.
+template <int kQuads>
+__device__ float store_fp8(const Call& c, const float4 (&x)[kQuads], std::uint8_t* out) {
+  float amax = 0;
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) amax = fmaxf(amax, device::largest_magnitude(x[k]));
+  const int e = e4m3_group_exponent(device::max_of_lanes(amax, 32), false);
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) {
+    const int q = 32 * k + static_cast<int>(threadIdx.x);
+    if (4 * q < c.dim) device::store_part(Element::kE4M3, out, q, device::scaled(x[k], exp2_int(-e)));
+  }
+  return exp2_int(e);
+}
+
+template <int kQuads>
+__device__ void store_mxfp4(const Call& c, const float4 (&x)[kQuads], std::uint8_t* out, std::uint8_t* scales) {
+  const int lanes = c.group / 4;
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) {
+    const int q = 32 * k + static_cast<int>(threadIdx.x);
+    const int e = e2m1_group_exponent(device::max_of_lanes(device::largest_magnitude(x[k]), lanes));
+    if (4 * q >= c.dim) continue;
+    device::store_part(Element::kE2M1, out, q, device::scaled(x[k], exp2_int(-e)));
+    if (q % lanes == 0) scales[q / lanes] = static_cast<std::uint8_t>(e + 127);
+  }
+}
+
+template <int kQuads, class In>
+__global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const __grid_constant__ Call c) {
+  const std::int64_t token = c.grid.token();
+  const std::int64_t head = c.grid.head();
+  if (head >= c.heads) return;
+  const std::int64_t position = min(max(c.positions[token], std::int64_t{0}), c.rope.rows - 1);
+  float4 x[kQuads];
+  load_head(c, static_cast<const In*>(c.q) + token * c.q_stride[0] + head * c.q_stride[1], c.rope.row(position), x);
+
+  const bool quantised = c.element != Element::kF32;
+  if (quantised) round_all(x);
+  if (c.hadamard) {
+    device::hadamard(x, c.dim);
+    if (quantised) round_all(x);
+  }
+
+  std::uint8_t* out = c.out + token * c.out_stride[0] + head * c.out_stride[1];
+  float weight = device::widened(static_cast<const In*>(c.weights)[token * c.weights_stride + head]);
+  if (c.element == Element::kE4M3) {
+    weight = __fmul_rn(weight, store_fp8(c, x, out));
+  } else if (c.element == Element::kE2M1) {
+    store_mxfp4(c, x, out, c.scale + token * c.scale_stride[0] + head * c.scale_stride[1]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kQuads; ++k) {
+      const int q = 32 * k + static_cast<int>(threadIdx.x);
+      if (4 * q < c.dim) device::store_part(Element::kF32, out, q, x[k]);
+    }
+  }
+  if (threadIdx.x == 0) c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
+}
+
+}  // namespace
+
+template <>
+std::string CudaOp<IndexerQ>::refuse(const IndexerQ::Problem& problem, const PlanOptions&) {
+  std::string reason = needs_gpu();
+  if (reason.empty() && problem.dim > kMaxDim) reason = "dim above " + std::to_string(kMaxDim);
+  if (reason.empty() && problem.format->nope == Element::kE2M1) reason = device::encoder_refusal(*problem.format);
+  return reason;
+}
+
+template <>
+std::size_t CudaOp<IndexerQ>::workspace_bytes(const IndexerQ::Problem&, int) {
+  return 0;
+}
+
+template <>
+void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, const RunContext& context) {
+  if (p.tokens == 0) return;
+  const bool has_scale = !a.q_scale.absent();
+  const std::int64_t out_bytes = size_of(a.q_out.dtype);
+  const Call c{.q = a.q.data,
+               .q_stride = {a.q.stride[0], a.q.stride[1]},
+               .by_fours = device::by_fours(a.q),
+               .weights = a.weights.data,
+               .weights_stride = a.weights.stride[0],
+               .positions = static_cast<const std::int64_t*>(a.positions.data),
+               .rope = device::rope_of(a.cos_sin, p.dim, p.rope_dim),
+               .out = static_cast<std::uint8_t*>(a.q_out.data),
+               .out_stride = {a.q_out.stride[0] * out_bytes, a.q_out.stride[1] * out_bytes},
+               .scale = has_scale ? static_cast<std::uint8_t*>(a.q_scale.data) : nullptr,
+               .scale_stride = {has_scale ? a.q_scale.stride[0] : 0, has_scale ? a.q_scale.stride[1] : 0},
+               .weights_out = static_cast<float*>(a.weights_out.data),
+               .weights_out_stride = a.weights_out.stride[0],
+               .heads = p.heads,
+               .grid = device::HeadGrid::of(p.heads),
+               .dim = p.dim,
+               .group = p.format->group,
+               .element = p.format->nope,
+               .hadamard = p.hadamard,
+               .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
+               .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
+  device::with_float(p.in, [&]<class In>(In) {
+    const auto kernel = p.dim <= 128 ? queries<1, In> : queries<kMaxDim / 128, In>;
+    kernel<<<c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream)>>>(c);
+    check_launch("queries");
+  });
+}
+
+}  // namespace smla

@@ -1,0 +1,196 @@
+// Rotation of the attention output back, and its quantisation: a warp for a head of a token.
+#include "device/row_views.cuh"
+#include "ops/cuda_op.h"
+#include "sparsemla/ops/norm_rope.h"
+
+namespace smla {
+
+namespace {
+
+using namespace device;
+
+constexpr int kWarps = HeadGrid::kWarps;
+
+template <class In, class Out>
+struct Call {
+  Rows<const In> x;
+  Rows<Out> y;
+  const std::int64_t* positions = nullptr;
+  Rope rope;
+  HeadGrid grid;
+  std::int64_t heads = 0;
+  int dim = 0;
+};
+
+template <bool kByFours, class In, class Out>
+__global__ void __launch_bounds__(32 * kWarps) rotate_back(const __grid_constant__ Call<In, Out> c) {
+  const std::int64_t token = c.grid.token();
+  const std::int64_t head = c.grid.head();
+  const std::int64_t position = c.positions[token];
+  if (head >= c.heads || !c.rope.has(position)) return;
+  const float* cos_sin = c.rope.row(position);
+  const In* x = c.x.row(token, head);
+  Out* y = c.y.row(token, head);
+  const int nope = c.rope.nope;
+  const bool in_place = static_cast<const void*>(x) == static_cast<const void*>(y);
+  const int begin = (kByFours ? 0 : -(nope & 1)) + (in_place ? nope & ~3 : 0);
+  const HeldRow<32, kByFours, In> held(x, c.dim, begin, static_cast<int>(threadIdx.x));
+  held.each([&](int i, Raw<In> raw) {
+    if constexpr (std::is_same_v<In, Out>) {
+      if (i + 3 < nope) {
+        store_quad<kByFours>(y, i, c.dim, raw);
+        return;
+      }
+    }
+    store_quad<kByFours>(y, i, c.dim, computed<Out>(c.rope.rotated(widened(raw), i, cos_sin, -1.0F)));
+  });
+}
+
+constexpr int kGroup = InverseRopeQuant::kGroup;
+static_assert(kGroup == 4 * 32);  // a warp's quads
+
+template <class In>
+struct QuantCall {
+  Rows<const In> x;
+  Rows<E4M3> values;
+  std::uint32_t* scales = nullptr;  ///< 4 bytes, whatever they hold
+  std::int64_t scale_stride[2] = {0, 0};
+  const std::int64_t* positions = nullptr;
+  Rope rope;
+  HeadGrid grid;
+  unsigned blocks = 0;  ///< of heads; those behind them write the padding
+  std::int64_t tokens = 0;
+  std::int64_t padded = 0;  ///< Ta
+  std::int64_t scale_rows = 0;
+  std::int64_t groups = 0;
+  std::int64_t heads = 0;
+  std::int64_t group_heads = 0;
+  int dim = 0;
+  bool packed = false;
+
+  __device__ std::uint32_t* scale(std::int64_t g, std::int64_t row, std::int64_t t) const {
+    return scales + g * scale_stride[0] + row * scale_stride[1] + t;
+  }
+};
+
+template <class In>
+__device__ void clear_padding(const QuantCall<In>& c) {
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x - c.blocks) * blockDim.x * blockDim.y + threadIdx.y * blockDim.x + threadIdx.x;
+  const std::int64_t more = c.padded - c.tokens;
+  if (thread >= more * c.groups * c.scale_rows) return;
+  const std::int64_t line = thread / more;
+  *c.scale(line / c.scale_rows, line % c.scale_rows, c.tokens + thread % more) = 0;
+}
+
+template <bool kByFours, class In>
+__global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_constant__ QuantCall<In> c) {
+  if (blockIdx.x >= c.blocks) {
+    clear_padding(c);
+    return;
+  }
+  const std::int64_t token = c.grid.token();
+  const std::int64_t head = c.grid.head();
+  const std::int64_t position = c.positions[token];
+  if (head >= c.heads || !c.rope.has(position)) return;
+  const float* cos_sin = c.rope.row(position);
+  const std::int64_t group = head / c.group_heads;
+  const std::int64_t first = (head - group * c.group_heads) * c.dim;  // of this head in the group's row
+  E4M3* values = c.values.row(group, token) + first;
+  const std::int64_t chunks = c.group_heads * c.dim / kGroup;
+  const bool whole_words = c.dim % (4 * kGroup) == 0;
+  std::uint32_t word = 0;
+  const HeldRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0, static_cast<int>(threadIdx.x));
+  // dim is a multiple of kGroup: all lanes of the warp come here, with one group.
+  held.each([&](int i, Raw<In> raw) {
+    const float4 v = c.rope.rotated(widened(raw), i, cos_sin, -1.0F);
+    const float amax = fmaxf(1e-10F, max_of_lanes(largest_magnitude(v), 32));
+    const int e = ceil_log2(__fmul_rn(amax, 1.0F / 448.0F));
+    store_quad<kByFours>(values, i, c.dim, narrowed<E4M3>(scaled(v, exp2_int(-e))));
+    const std::int64_t k = (first + i) / kGroup;
+    if (threadIdx.x != 0) return;
+    if (!c.packed) {
+      *c.scale(group, k, token) = __float_as_uint(exp2_int(e));
+    } else if (whole_words) {
+      word |= static_cast<std::uint32_t>(e + 127) << (8 * (k % 4));
+      if (k % 4 == 3) {
+        *c.scale(group, k / 4, token) = word;
+        word = 0;
+      }
+    } else {
+      // Heads share words; each writes its bytes, and the last of them those of no group.
+      auto* bytes = reinterpret_cast<std::uint8_t*>(c.scale(group, k / 4, token));
+      bytes[k % 4] = static_cast<std::uint8_t>(e + 127);
+      for (std::int64_t b = k % 4 + 1; k + 1 == chunks && b < 4; ++b) bytes[b] = 0;
+    }
+  });
+}
+
+}  // namespace
+
+template <>
+std::string CudaOp<InverseRope>::refuse(const InverseRope::Problem&, const PlanOptions&) {
+  return needs_gpu();
+}
+template <>
+std::size_t CudaOp<InverseRope>::workspace_bytes(const InverseRope::Problem&, int) {
+  return 0;
+}
+template <>
+void CudaOp<InverseRope>::run(const InverseRope::Problem& p, const InverseRope::Args& a, const RunContext& context) {
+  if (p.tokens == 0 || p.heads == 0 || p.dim == 0) return;
+  with_float(p.in, [&]<class In>(In) {
+    with_float(p.out, [&]<class Out>(Out) {
+      with_bool(by_fours(a.x) && by_fours(a.y), [&]<bool kByFours>(std::bool_constant<kByFours>) {
+        const Call<In, Out> c{.x = rows_of<const In>(a.x),
+                              .y = rows_of<Out>(a.y),
+                              .positions = static_cast<const std::int64_t*>(a.positions.data),
+                              .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
+                              .grid = HeadGrid::of(p.heads),
+                              .heads = p.heads,
+                              .dim = p.dim};
+        rotate_back<kByFours><<<c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream)>>>(c);
+        check_launch("rotate_back");
+      });
+    });
+  });
+}
+
+template <>
+std::string CudaOp<InverseRopeQuant>::refuse(const InverseRopeQuant::Problem&, const PlanOptions&) {
+  return needs_gpu();
+}
+template <>
+std::size_t CudaOp<InverseRopeQuant>::workspace_bytes(const InverseRopeQuant::Problem&, int) {
+  return 0;
+}
+template <>
+void CudaOp<InverseRopeQuant>::run(const InverseRopeQuant::Problem& p, const InverseRopeQuant::Args& a, const RunContext& context) {
+  if (p.tokens == 0 || p.heads == 0 || p.dim == 0) return;
+  with_float(p.in, [&]<class In>(In) {
+    with_bool(by_fours(a.x) && by_fours(a.values), [&]<bool kByFours>(std::bool_constant<kByFours>) {
+      const HeadGrid grid = HeadGrid::of(p.heads);
+      const std::int64_t padding = (a.scales.size(2) - p.tokens) * p.groups * a.scales.size(1);
+      const QuantCall<In> c{.x = rows_of<const In>(a.x),
+                            .values = rows_of<E4M3>(a.values),
+                            .scales = static_cast<std::uint32_t*>(a.scales.data),
+                            .scale_stride = {a.scales.stride[0], a.scales.stride[1]},
+                            .positions = static_cast<const std::int64_t*>(a.positions.data),
+                            .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
+                            .grid = grid,
+                            .blocks = grid.blocks(p.tokens),
+                            .tokens = p.tokens,
+                            .padded = a.scales.size(2),
+                            .scale_rows = a.scales.size(1),
+                            .groups = p.groups,
+                            .heads = p.heads,
+                            .group_heads = p.heads / p.groups,
+                            .dim = p.dim,
+                            .packed = p.scale == OutputScale::kUe8m0x4};
+      const unsigned blocks = blocks_for(c.blocks + static_cast<std::int64_t>(blocks_for(padding, 32 * grid.heads)), 1);
+      quantise_back<kByFours><<<blocks, grid.block(), 0, stream_of(context.stream)>>>(c);
+      check_launch("quantise_back");
+    });
+  });
+}
+
+}  // namespace smla

@@ -18,6 +18,7 @@ struct Call {
   SparseAttention::Problem problem;
   SparseAttention::Args args;
   PlanOptions options;
+  Stream stream;
 };
 
 SparseAttention::Scope read_scope(const std::string& name, const smla_attention_scope* scope) {
@@ -35,8 +36,9 @@ void need_rank(const char* name, const ConstTensorView& view, int rank) {
 }
 
 Call read_call(const smla_sparse_attention_args* args) {
-  const smla_sparse_attention_args given = read_struct("smla_sparse_attention_args", args);
+  const smla_sparse_attention_args given = read_struct("smla_sparse_attention_args", args, offsetof(smla_sparse_attention_args, device));
   check_reserved("smla_sparse_attention_args", given.reserved);
+  check_reserved("smla_sparse_attention_args", given.reserved2);
   Call call;
   call.args.q = read_tensor("q", given.q);
   call.args.o = read_tensor("o", given.o);
@@ -62,7 +64,8 @@ Call read_call(const smla_sparse_attention_args* args) {
     need_rank(i == 0 ? "scope.indices" : "scope2.indices", scope.indices, 2);
     call.problem.scope[i] = {.format = scope.cache.format, .block_size = scope.cache.block_size, .width = scope.indices.size(1)};
   }
-  call.options = {.device = DeviceKind::kCpu,
+  call.stream = {.handle = given.stream};
+  call.options = {.device = read_device(given.device),
                   .implementation = given.implementation == nullptr ? "" : given.implementation,
                   .deterministic = read_flag("deterministic", given.deterministic),
                   .threads = read_threads(given.threads)};
@@ -86,12 +89,17 @@ smla_status smla_sparse_attention(const smla_sparse_attention_args* args, void* 
   return guarded([&] {
     const Call call = read_call(args);
     check_workspace("workspace", workspace, workspace_bytes);
-    Plan<SparseAttention>(call.problem, call.options).run(call.args, {.data = workspace, .bytes = workspace_bytes});
+    Plan<SparseAttention>(call.problem, call.options).run(call.args, {.data = workspace, .bytes = workspace_bytes}, call.stream);
   });
 }
 
 smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse, const smla_tensor* sink, const smla_tensor* o,
                                 const smla_tensor* lse) {
+  return smla_merge_partials_on(SMLA_CPU, nullptr, partial_o, partial_lse, sink, o, lse);
+}
+
+smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o, const smla_tensor* partial_lse,
+                                   const smla_tensor* sink, const smla_tensor* o, const smla_tensor* lse) {
   return guarded([&] {
     const MergePartials::Args args{.partial_o = read_tensor("partial_o", partial_o),
                                    .partial_lse = read_tensor("partial_lse", partial_lse),
@@ -106,9 +114,10 @@ smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor*
                                     .tokens = args.partial_o.size(1),
                                     .heads = args.partial_o.size(2),
                                     .dim = static_cast<int>(std::min<std::int64_t>(args.partial_o.size(3), 1 << 20)),
-                                    .o = args.o.dtype});
-    HostTensor scratch(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-    plan.run(args, {.data = scratch.data(), .bytes = scratch.bytes()});
+                                    .o = args.o.dtype},
+                                   {.device = read_device(device)});
+    const HostTensor scratch(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});  // of the CPU's; the GPU's kernel needs none
+    plan.run(args, {.data = const_cast<void*>(scratch.data()), .bytes = scratch.bytes()}, {.handle = stream});
   });
 }
 

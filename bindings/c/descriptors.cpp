@@ -118,6 +118,12 @@ bool read_flag(std::string_view name, std::int32_t value) {
   return value == 1;
 }
 
+DeviceKind read_device(smla_device device) {
+  if (device == SMLA_CPU) return DeviceKind::kCpu;
+  if (device == SMLA_CUDA) return DeviceKind::kCuda;
+  throw InvalidArgument("device: got " + std::to_string(device) + ", expected SMLA_CPU or SMLA_CUDA");
+}
+
 int read_threads(std::int32_t threads) {
   if (threads < 0 || threads > kMostThreads) fail("threads", std::to_string(threads), "0 to " + std::to_string(kMostThreads));
   return threads;

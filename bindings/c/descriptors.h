@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "sparsemla/c_api.h"
+#include "sparsemla/device.h"
 #include "sparsemla/error.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/tensor_view.h"
@@ -55,6 +56,8 @@ PagedCache read_cache(std::string_view name, const smla_cache* cache, float defa
 
 /// @throws InvalidArgument unless `value` is 0 or 1.
 bool read_flag(std::string_view name, std::int32_t value);
+/// @throws InvalidArgument for a number that is no device.
+DeviceKind read_device(smla_device device);
 /// @throws InvalidArgument for a number of threads that no machine should start.
 int read_threads(std::int32_t threads);
 /// @throws InvalidArgument unless `value` is 0.

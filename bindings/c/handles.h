@@ -2,15 +2,16 @@
 
 #include <optional>
 
-#include "core/host_tensor.h"
+#include "device/device_tensor.h"
 #include "sparsemla/c_api.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/weights.h"
 
 /// A layer and what it needs to stay.
 struct smla_layer {
-  smla::LayerTensors weights;  ///< views of the caller's memory, or of the checkpoint's, which they keep
-  smla::HostTensor cos_sin;
+  smla::LayerTensors weights;                ///< views of the caller's memory, or of the checkpoint's, which they keep
+  std::vector<smla::DeviceTensor> uploaded;  ///< a checkpoint's tensors on a GPU
+  smla::DeviceTensor cos_sin;
   smla::KvLayout layout;  ///< of this layer alone
   std::optional<smla::AttentionLayer> layer;
 
@@ -24,12 +25,13 @@ struct smla_layer {
 
 /// The metadata of one step, for layers whose caches look like those of the layer it was made for.
 struct smla_step {
-  smla_step(const smla::KvLayout& layout_in, const smla::LayerConfig& config_in, smla::FrontEnd front_end_in)
-      : layout(layout_in), config(config_in), front_end(front_end_in) {}
+  smla_step(const smla::KvLayout& layout_in, const smla::LayerConfig& config_in, const smla::LayerOptions& options)
+      : layout(layout_in), config(config_in), device(options.device), metadata(layout, {&config, 1}, options.front_end, options.device) {}
 
   smla::KvLayout layout;
   smla::LayerConfig config;
-  smla::FrontEnd front_end;
-  std::vector<smla::HostTensor> block_tables;  ///< copies: the metadata looks into them
-  std::optional<smla::StepMetadata> metadata;  ///< nothing before the first good build
+  smla::DeviceKind device;
+  std::vector<smla::DeviceTensor> block_tables;  ///< copies: the metadata looks into them
+  smla::StepMetadata metadata;
+  bool built = false;
 };

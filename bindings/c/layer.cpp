@@ -13,12 +13,20 @@ namespace {
 using namespace smla;
 using namespace smla::c;
 
-std::unique_ptr<smla_layer> make_layer(LayerTensors weights, const Options& options) {
+/// @param upload the tensors lie on the host and the layer may run elsewhere
+std::unique_ptr<smla_layer> make_layer(LayerTensors weights, const Options& options, bool upload) {
   auto made = std::make_unique<smla_layer>();
   made->weights = std::move(weights);
+  if (upload && options.layer.device != DeviceKind::kCpu) {
+    for (auto& [name, view] : made->weights.tensors) {
+      made->uploaded.push_back(DeviceTensor::copy_of(options.layer.device, view));
+      view = std::as_const(made->uploaded.back()).view();
+    }
+    made->weights.memory.reset();
+  }
   const LayerConfig& config = made->weights.config;
-  made->cos_sin = HostTensor(DType::kF32, {options.max_position, config.rope_head_dim});
-  std::ranges::copy(rope_table(config.rope, options.max_position), made->cos_sin.as<float>());
+  const std::vector<float> rope = rope_table(config.rope, options.max_position);
+  made->cos_sin = DeviceTensor::copy_of(options.layer.device, view_of(rope.data(), {options.max_position, config.rope_head_dim}));
   made->layer.emplace(config, layer_weights(made->weights), options.layer, std::as_const(made->cos_sin).view());
   made->layout = make_kv_layout({&config, 1}, made->layer->options().caches);
   return made;
@@ -71,7 +79,7 @@ smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_
       }
     }
     check_names(weights);
-    *layer = make_layer(std::move(weights), read).release();
+    *layer = make_layer(std::move(weights), read, false).release();
   });
 }
 
@@ -85,7 +93,7 @@ smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index,
     LayerTensors weights = Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size);
     write_config(weights.config);  // refuses a layer that this interface cannot describe
     read.layer.q_scale = weights.q_scale.value_or(read.layer.q_scale);
-    *layer = make_layer(std::move(weights), read).release();
+    *layer = make_layer(std::move(weights), read, true).release();
   });
 }
 

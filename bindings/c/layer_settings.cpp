@@ -90,11 +90,13 @@ smla_layer_config write_config(const LayerConfig& c) {
 }
 
 Options read_options(const smla_layer_options* options) {
-  const smla_layer_options given = read_struct("smla_layer_options", options);
+  const smla_layer_options given = read_struct("smla_layer_options", options, offsetof(smla_layer_options, device));
   if (given.max_position < 1 || given.max_position > (std::int64_t{1} << 30)) {
     throw InvalidArgument("smla_layer_options: max_position: got " + std::to_string(given.max_position) + ", expected 1 to 2^30");
   }
+  check_reserved("smla_layer_options", given.reserved);
   Options out{.layer = {}, .max_position = given.max_position};
+  out.layer.device = read_device(given.device);
   const DType precision = read_option_dtype("precision", given.precision, DType::kF32);
   out.layer.precision = precision == DType::kF32 ? Precision::kF32 : Precision::kBF16;
   out.layer.caches = {.rows = &rows_of_dim("cache_rows", given.cache_rows, fp8_ds_mla_rows()),

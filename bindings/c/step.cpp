@@ -15,12 +15,14 @@ using namespace smla::c;
 static_assert(SMLA_NUM_CACHES == kNumCacheRoles);
 static_assert(SMLA_CACHE_INDEX_STATE == static_cast<int>(CacheRole::kIndexState));
 
-HostTensor copy_of(const ConstTensorView& table) {
-  HostTensor copy(DType::kI32, {table.size(0), table.size(1)});
+void copy_table(const ConstTensorView& table, DeviceTensor& copy, DeviceKind device, Stream stream) {
+  copy.reshape(device, DType::kI32, {table.size(0), table.size(1)});
+  const std::int64_t row = table.size(1) * size_of(DType::kI32);
+  if (table.contiguous()) return copy_bytes(device, copy.data(), table.data, copy.bytes(), stream);
   for (std::int64_t r = 0; r < table.size(0); ++r) {
-    std::copy_n(table.as<std::int32_t>() + r * table.stride[0], table.size(1), copy.as<std::int32_t>() + r * table.size(1));
+    copy_bytes(device, static_cast<std::uint8_t*>(copy.data()) + r * row,
+               static_cast<const std::uint8_t*>(table.data) + r * table.stride[0] * size_of(DType::kI32), static_cast<std::size_t>(row), stream);
   }
-  return copy;
 }
 
 std::int64_t largest(const ConstTensorView& seq_lens) {
@@ -31,7 +33,7 @@ std::int64_t largest(const ConstTensorView& seq_lens) {
 }
 
 void build(smla_step& step, const smla_step_batch* batch) {
-  const smla_step_batch given = read_struct("smla_step_batch", batch);
+  const smla_step_batch given = read_struct("smla_step_batch", batch, offsetof(smla_step_batch, host_query_start_loc));
   check_reserved("smla_step_batch", given.reserved);
   StepBatch out{.query_start_loc = read_tensor("query_start_loc", given.query_start_loc),
                 .seq_lens = read_tensor("seq_lens", given.seq_lens),
@@ -41,7 +43,16 @@ void build(smla_step& step, const smla_step_batch* batch) {
                 .decode_threshold = given.decode_threshold == 0 ? 1 : given.decode_threshold};
   if (given.decode_threshold < 0) throw InvalidArgument("decode_threshold: got " + std::to_string(given.decode_threshold) + ", expected 0 or more");
   if (given.max_seq_len < 0) throw InvalidArgument("max_seq_len: got " + std::to_string(given.max_seq_len) + ", expected 0 or more");
-  const std::int64_t longest = largest(out.seq_lens);
+  const Stream stream{.handle = given.stream};
+  ConstTensorView host_lens = step.device == DeviceKind::kCpu ? out.seq_lens : ConstTensorView();
+  if (given.host_query_start_loc != nullptr && out.query_start_loc.rank == 1) {
+    out.host_query_start_loc = {given.host_query_start_loc, static_cast<std::size_t>(out.query_start_loc.size(0))};
+  }
+  if (given.host_seq_lens != nullptr && out.seq_lens.rank == 1) {
+    out.host_seq_lens = {given.host_seq_lens, static_cast<std::size_t>(out.seq_lens.size(0))};
+    host_lens = view_of(given.host_seq_lens, {out.seq_lens.size(0)});
+  }
+  const std::int64_t longest = largest(host_lens);
   if (given.max_seq_len == 0) out.max_seq_len = longest;
   if (out.max_seq_len < longest) {
     throw InvalidArgument("max_seq_len: got " + std::to_string(out.max_seq_len) + ", expected at least " + std::to_string(longest) +
@@ -53,25 +64,24 @@ void build(smla_step& step, const smla_step_batch* batch) {
                           ", one for each cache group");
   }
   need_pointer(static_cast<const void*>(given.block_tables), "smla_step_build", "block_tables");
+  step.block_tables.resize(groups);
   for (std::size_t g = 0; g < groups; ++g) {
     const std::string name = "block_tables[" + step.layout.groups[g].name + "]";
     const ConstTensorView table = read_tensor(name, given.block_tables[g]);
     if (table.rank != 2 || table.dtype != DType::kI32 || (table.numel() > 0 && table.data == nullptr)) {
       throw InvalidArgument(name + ": got " + (table.absent() ? "no tensor" : describe(table)) + ", expected [requests, columns] I32 with data");
     }
-    step.block_tables.push_back(copy_of(table));
-    out.block_tables.push_back(step.block_tables.back().view());
+    copy_table(table, step.block_tables[g], step.device, stream);
+    out.block_tables.push_back(step.block_tables[g].view());
   }
-  StepMetadata metadata(step.layout, {&step.config, 1}, step.front_end);
-  metadata.build(out);
-  step.metadata.emplace(std::move(metadata));
+  step.metadata.build(out, stream);
+  step.built = true;
 }
 
 const StepMetadata& built(const smla_step* step, const char* function) {
   need_pointer(step, function, "step");
-  if (!step->metadata.has_value())
-    throw InvalidArgument(std::string(function) + ": step: got one that was not built, expected smla_step_build before");
-  return *step->metadata;
+  if (!step->built) throw InvalidArgument(std::string(function) + ": step: got one that was not built, expected smla_step_build before");
+  return step->metadata;
 }
 
 PagedCache& cache_in(LayerCaches& caches, CacheRole role) {
@@ -120,7 +130,8 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
 /// Whether a step's slots mean the same in the caches of this layer.
 void check_same_kind(const smla_layer& layer, const smla_step& step) {
   const LayerConfig& config = layer.layer->config();
-  bool same = config.compress_ratio == step.config.compress_ratio && config.window == step.config.window;
+  bool same =
+      layer.layer->options().device == step.device && config.compress_ratio == step.config.compress_ratio && config.window == step.config.window;
   for (int role = 0; same && role < kNumCacheRoles; ++role) {
     const LayerCache* a = layer.layout.find(0, static_cast<CacheRole>(role));
     const LayerCache* b = step.layout.find(0, static_cast<CacheRole>(role));
@@ -128,7 +139,8 @@ void check_same_kind(const smla_layer& layer, const smla_step& step) {
   }
   if (!same) {
     throw InvalidArgument("smla_layer_forward: step: got one for compress_ratio " + std::to_string(step.config.compress_ratio) +
-                          ", expected one for layers of compress_ratio " + std::to_string(config.compress_ratio) + " and their cache formats");
+                          ", expected one for layers of compress_ratio " + std::to_string(config.compress_ratio) + " on " +
+                          name_of(layer.layer->options().device) + " and their cache formats");
   }
 }
 
@@ -160,7 +172,7 @@ smla_status smla_step_create(const smla_layer* layer, smla_step** step) {
     need_pointer(static_cast<const void*>(step), "smla_step_create", "step");
     *step = nullptr;
     need_pointer(layer, "smla_step_create", "layer");
-    *step = std::make_unique<smla_step>(layer->layout, layer->layer->config(), layer->layer->options().front_end).release();
+    *step = std::make_unique<smla_step>(layer->layout, layer->layer->config(), layer->layer->options()).release();
   });
 }
 
@@ -169,8 +181,7 @@ void smla_step_destroy(smla_step* step) { delete step; }
 smla_status smla_step_build(smla_step* step, const smla_step_batch* batch) {
   return guarded([&] {
     need_pointer(step, "smla_step_build", "step");
-    step->metadata.reset();
-    step->block_tables.clear();
+    step->built = false;
     build(*step, batch);
   });
 }
@@ -199,6 +210,11 @@ smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_
 
 smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
                                const smla_tensor* output, void* workspace, size_t workspace_bytes) {
+  return smla_layer_forward_on(layer, step, caches, hidden, output, workspace, workspace_bytes, nullptr);
+}
+
+smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
+                                  const smla_tensor* output, void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&] {
     need_pointer(layer, "smla_layer_forward", "layer");
     const StepMetadata& metadata = built(step, "smla_layer_forward");
@@ -207,7 +223,8 @@ smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, c
     const LayerCaches read = read_caches(*layer, caches);
     const LayerStep s = metadata.layer(0);
     const LayerPlan plan = layer->layer->plan(metadata.shape(), read);
-    layer->layer->forward(plan, s, read, read_tensor("hidden", hidden), read_tensor("output", output), {.data = workspace, .bytes = workspace_bytes});
+    layer->layer->forward(plan, s, read, read_tensor("hidden", hidden), read_tensor("output", output), {.data = workspace, .bytes = workspace_bytes},
+                          {.handle = stream});
   });
 }
 

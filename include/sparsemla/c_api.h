@@ -58,6 +58,12 @@ SMLA_API const char* smla_last_error(void);
 /// "SMLA_OK", "SMLA_INVALID_ARGUMENT", ...; "unknown status" for another number. Never NULL.
 SMLA_API const char* smla_status_name(smla_status status);
 
+/// Where memory lies and work runs: one of SMLA_CPU and SMLA_CUDA.
+typedef int32_t smla_device;
+/// Devices. With SMLA_CUDA the `data`, `base` and workspace pointers of a call are device memory of the current GPU, work is queued on the `stream`
+/// (a cudaStream_t; NULL: the default stream) and the call does not wait for it, nor does it allocate device memory unless it says so.
+enum { SMLA_CPU = 0, SMLA_CUDA = 1 };
+
 /// A tensor in the caller's memory. Absent tensors are NULL pointers to this struct.
 typedef struct smla_tensor {
   uint64_t struct_size;  ///< sizeof(smla_tensor)
@@ -113,7 +119,10 @@ typedef struct smla_sparse_attention_args {
   int32_t deterministic;               ///< 1: a query's result must not depend on its neighbours
   int32_t threads;                     ///< 0: as many as OpenMP would start
   int32_t reserved;                    ///< 0
-  const char* implementation;          ///< "ref", "cpu", "avx2", "avx512"; NULL: the best that accepts
+  const char* implementation;          ///< "ref", "cpu", "avx2", "avx512", "cuda", ...; NULL: the best that accepts
+  smla_device device;                  ///< whose memory all tensors lie in
+  int32_t reserved2;                   ///< 0
+  void* stream;                        ///< SMLA_CUDA: where to queue
 } smla_sparse_attention_args;
 
 /// The workspace that `smla_sparse_attention` needs for these shapes (the tensors' data is not touched), and the implementation it will take.
@@ -136,6 +145,17 @@ SMLA_API smla_status smla_sparse_attention(const smla_sparse_attention_args* arg
 /// @param lse         [T, H] F32, written; NULL: not wanted
 SMLA_API smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse, const smla_tensor* sink, const smla_tensor* o,
                                          const smla_tensor* lse);
+
+/// The same over memory of `device`, queued on `stream`; no workspace is needed.
+/// @param device      SMLA_CPU or SMLA_CUDA
+/// @param stream      SMLA_CUDA: where to queue
+/// @param partial_o   [S, T, H, dim] F32
+/// @param partial_lse [S, T, H] F32
+/// @param sink        [H] F32; NULL: none
+/// @param o           [T, H, dim] BF16 or F32, written
+/// @param lse         [T, H] F32, written; NULL: not wanted
+SMLA_API smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o, const smla_tensor* partial_lse,
+                                            const smla_tensor* sink, const smla_tensor* o, const smla_tensor* lse);
 
 /* ---- one attention layer ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -188,6 +208,8 @@ typedef struct smla_layer_options {
   int64_t padded_heads;        ///< heads of the query and output buffers inside; 0: the layer's
   int32_t strict;              ///< 1: refuse what upstream's kernels of the front-end refuse, with its texts
   int32_t gather_prefill;      ///< 1: flashmla copies a prefill's fp8_ds_mla rows into a bf16 workspace first, as upstream does
+  smla_device device;          ///< where the layer runs; SMLA_CUDA: weights given by pointer, caches and activations are device memory
+  int32_t reserved;            ///< 0
 } smla_layer_options;
 
 /// An attention layer: hidden states in, hidden states out. It holds a rope table and views of its weights.
@@ -262,6 +284,9 @@ typedef struct smla_step_batch {
   int32_t reserved;                        ///< 0
   int64_t max_seq_len;                     ///< upper bound of seq_lens; 0: their maximum
   int64_t decode_threshold;                ///< requests at the head with at most this many tokens are decodes: 1 + draft tokens; 0: 1
+  const int32_t* host_query_start_loc;     ///< [R+1] the host's copy of query_start_loc; must be given with SMLA_CUDA layers, else NULL is fine
+  const int32_t* host_seq_lens;            ///< [R] the same of seq_lens
+  void* stream;                            ///< SMLA_CUDA layers: where to queue
 } smla_step_batch;
 
 /// Slots and index rows of one step: built once, read by every layer of the same kind.
@@ -271,7 +296,8 @@ typedef struct smla_step smla_step;
 SMLA_API smla_status smla_step_create(const smla_layer* layer, smla_step** step);
 /// Frees a step. NULL is allowed.
 SMLA_API void smla_step_destroy(smla_step* step);
-/// Computes the step's slots and index rows; nothing of the batch needs to stay. On failure the step is empty.
+/// Computes the step's slots and index rows. Nothing of the batch needs to stay (with SMLA_CUDA: once the queued work is done). On failure the step is
+/// empty. With SMLA_CUDA device memory is allocated when a batch is larger than any before; a build that was made once can be recorded in a CUDA graph.
 SMLA_API smla_status smla_step_build(smla_step* step, const smla_step_batch* batch);
 /// A look at what was built, e.g. for the caller's own cache writes: "window_slots" [T] I64 (where each token's row goes, -1 for padding),
 /// "window_indices" [T, window] I32, "window_lens" [T] I32, and where the kind of layer has them "entry_slots" [T] I64 (-1: the token closes no group),
@@ -304,6 +330,17 @@ SMLA_API smla_status smla_layer_workspace(const smla_layer* layer, int64_t token
 /// @param workspace_bytes at least what smla_layer_workspace says for a step like this one
 SMLA_API smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
                                         const smla_tensor* output, void* workspace, size_t workspace_bytes);
+/// The same, queued on a stream.
+/// @param layer           the layer, of device SMLA_CUDA
+/// @param step            a built step, made for a layer of this kind
+/// @param caches          the layer's caches
+/// @param hidden          [T, hidden_size] in the layer's precision
+/// @param output          [T, hidden_size] the same, written
+/// @param workspace       aligned to 64 bytes
+/// @param workspace_bytes at least what smla_layer_workspace says for a step like this one
+/// @param stream          where to queue
+SMLA_API smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
+                                           const smla_tensor* output, void* workspace, size_t workspace_bytes, void* stream);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 #include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/ops/projection.h"
 #include "sparsemla/ops/sequences.h"
+#include "sparsemla/ops/topk.h"
 
 namespace smla {
 
@@ -52,7 +53,10 @@ template struct CudaOp<GatherRows>;
 template struct CudaOp<SaveState>;
 template struct CudaOp<CompressStore>;
 template struct CudaOp<IndexerQ>;
+template struct CudaOp<IndexerLogits>;
 template struct CudaOp<GatherIndexRows>;
+template struct CudaOp<RaggedIndexerLogits>;
+template struct CudaOp<TopK>;
 template struct CudaOp<PackSequences>;
 template struct CudaOp<UnpackSequences>;
 

@@ -73,6 +73,7 @@ void OpTable<IndexerQ>::check_args(const IndexerQ::Problem& problem, const Index
 template <>
 std::span<const Implementation<IndexerLogits>> OpTable<IndexerLogits>::implementations() {
   static constexpr Implementation<IndexerLogits> kTable[] = {
+      cuda_line<IndexerLogits>(),
       {.name = "avx512",
        .machine = "AVX-512 F/BW/DQ/VL",
        .refuse = avx512_only<IndexerLogits::Problem>,
@@ -112,6 +113,7 @@ void OpTable<IndexerLogits>::check_args(const IndexerLogits::Problem& problem, c
 template <>
 std::span<const Implementation<RaggedIndexerLogits>> OpTable<RaggedIndexerLogits>::implementations() {
   static constexpr Implementation<RaggedIndexerLogits> kTable[] = {
+      cuda_line<RaggedIndexerLogits>(),
       {.name = "avx512",
        .machine = "AVX-512 F/BW/DQ/VL",
        .refuse = avx512_only<RaggedIndexerLogits::Problem>,

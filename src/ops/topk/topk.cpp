@@ -1,4 +1,5 @@
 #include "core/check.h"
+#include "ops/cuda_op.h"
 #include "ops/topk/implementations.h"
 
 namespace smla {
@@ -6,6 +7,7 @@ namespace smla {
 template <>
 std::span<const Implementation<TopK>> OpTable<TopK>::implementations() {
   static constexpr Implementation<TopK> kTable[] = {
+      cuda_line<TopK>(),
       {.name = "cpu", .machine = "any CPU", .run = topk_cpu},
       {.name = "ref", .machine = "any CPU", .run = topk_ref},
   };

@@ -1,0 +1,159 @@
+// Exact selection on the GPU against `_ref`: the same columns in the same order, whatever the scores.
+#include <bit>
+#include <map>
+
+#include "gpu/gpu_run.h"
+#include "parity/topk_cases.h"
+
+namespace smla {
+namespace {
+
+using cases::Scores;
+using cases::TopkCase;
+using cases::TopkInputs;
+
+constexpr std::int32_t kPoison = 0x5A5A'5A5A;
+constexpr std::int64_t kOutPadding = 3;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<std::int32_t> select(const TopkCase& c, const TopkInputs& inputs, bool gpu) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(c.rows * (c.k + kOutPadding)), kPoison);
+  TensorView view(out.data(), DType::kI32, {c.rows, c.k});
+  view.stride[0] = c.k + kOutPadding;
+  const TopK::Args args{.logits = inputs.view(c), .lens = view_of(inputs.lens.data(), {c.rows}), .indices = view};
+  if (gpu) {
+    test::run_on_gpu<TopK>(c.problem(), args, "cuda");
+  } else {
+    Plan<TopK>(c.problem(), {.implementation = "ref"}).run(args);
+  }
+  return out;
+}
+
+void check(const TopkCase& c, const TopkInputs& inputs) {
+  SCOPED_TRACE(testing::Message() << c);
+  const std::vector<std::int32_t> want = select(c, inputs, false);
+  const std::vector<std::int32_t> got = select(c, inputs, true);
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const std::int64_t row = static_cast<std::int64_t>(i) / (c.k + kOutPadding);
+    ASSERT_EQ(want[i], got[i]) << "row " << row << " (length " << inputs.lens[static_cast<std::size_t>(row)] << ") place "
+                               << static_cast<std::int64_t>(i) % (c.k + kOutPadding);
+  }
+}
+
+class TopkGpu : public test::GpuTest {};
+
+TEST_F(TopkGpu, CasesAreRef) {
+  for (const TopkCase& c : cases::topk_cases()) {
+    check(c, TopkInputs(c));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(TopkGpu, WidthsAndChoices) {
+  std::uint32_t seed = 1;
+  for (const std::int64_t width : {0, 1, 31, 2048, 4096, 4097, 16'384, 16'385, 65'537}) {
+    for (const std::int64_t k : {1, 512, 1024, 2048}) {
+      for (const Scores scores : {Scores::kNormal, Scores::kEqual, Scores::kPlateau, Scores::kNan, Scores::kInfinite}) {
+        const auto w = static_cast<std::int32_t>(width);
+        const TopkCase c{.rows = 3, .width = width, .k = k, .padding = 1, .scores = scores, .lens = {w, w - 1, w / 2 + 1}, .seed = ++seed};
+        check(c, TopkInputs(c));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(TopkGpu, WideRows) {
+  for (const Scores scores : cases::kAllScores) {
+    TopkCase c{.rows = 1, .width = 262'144, .k = 2048, .scores = scores, .seed = 77};
+    const TopkInputs inputs(c);
+    for (const std::int64_t k : {1, 512, 2048}) {
+      c.k = k;
+      check(c, inputs);
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(TopkGpu, RowsOfFewValues) {
+  // Rows of values drawn from a few, among them NaN of both signs, both infinities, both zeros and subnormals.
+  const std::map<std::string, std::vector<float>> draws = {{"NaN", {kNan, -kNan}},
+                                                           {"-inf", {-kInfinity}},
+                                                           {"+inf", {kInfinity}},
+                                                           {"NaN or -inf", {kNan, -kInfinity}},
+                                                           {"infinities", {kInfinity, -kInfinity}},
+                                                           {"zeros", {0.0F, -0.0F}},
+                                                           {"subnormals", {0x1p-149F, -0x1p-149F, 0.0F, -0.0F, 0x1.fffffcp-127F}},
+                                                           {"all", {kNan, -kNan, kInfinity, -kInfinity, 0.0F, -0.0F, 0x1p-149F, -3.0F, 3.0F}},
+                                                           {"largest", {3.4028235e38F, kInfinity, -3.4028235e38F, -kInfinity}}};
+  std::mt19937 random(9);
+  for (const auto& [name, values] : draws) {
+    for (const std::int64_t width : {40, 3000, 20'000}) {
+      for (const std::int64_t k : {1, 33, 2048}) {
+        const TopkCase c{.rows = 4, .width = width, .k = k, .padding = 3};
+        TopkInputs inputs(c);
+        for (float& v : inputs.logits) v = values[random() % values.size()];
+        SCOPED_TRACE(name);
+        check(c, inputs);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(TopkGpu, NeighboursInEveryDigit) {
+  // Keys that differ in their last, middle or first bits only, so that every pass decides once.
+  std::mt19937 random(3);
+  for (const int shift : {0, 5, 10, 15, 21, 26}) {
+    for (const std::int64_t width : {1500, 17'000}) {
+      for (const std::int64_t k : {7, 700}) {
+        const TopkCase c{.rows = 2, .width = width, .k = k};
+        TopkInputs inputs(c);
+        for (float& v : inputs.logits) v = std::bit_cast<float>(0x0080'0000U + ((static_cast<std::uint32_t>(random()) % 61U) << shift));
+        check(c, inputs);
+        for (float& v : inputs.logits) v = -v;
+        check(c, inputs);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(TopkGpu, HostileLengths) {
+  std::mt19937 random(4);
+  for (const std::int64_t width : {100, 5000, 20'000}) {
+    const TopkCase c{.rows = 40, .width = width, .k = 512, .padding = 7, .scores = Scores::kNormal, .seed = 5};
+    TopkInputs inputs(c);
+    const std::int32_t wild[] = {INT32_MIN, -1, 0, 511, 512, 513, INT32_MAX};
+    for (std::int32_t& len : inputs.lens) len = random() % 2 == 0 ? wild[random() % std::size(wild)] : static_cast<std::int32_t>(random());
+    check(c, inputs);
+  }
+}
+
+TEST_F(TopkGpu, LargeChoices) {
+  for (const std::int64_t k : {5000, 40'000, 65'536, 65'537, 100'000}) {
+    for (const Scores scores : {Scores::kNormal, Scores::kPlateau, Scores::kNan}) {
+      const TopkCase c{.rows = 2, .width = 65'537, .k = k, .padding = 2, .scores = scores, .lens = {65'537, 41'000}, .seed = 6};
+      check(c, TopkInputs(c));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(TopkGpu, MoreThan65535Rows) {
+  const TopkCase c{.rows = 70'000, .width = 9, .k = 3, .lens = {9, 8, 3, 2, 0, -1}, .seed = 8};
+  check(c, TopkInputs(c));
+}
+
+TEST_F(TopkGpu, TwentyRepeatsAreTheSame) {
+  for (const std::int64_t width : {3000, 30'000}) {
+    const TopkCase c{.rows = 5, .width = width, .k = 512, .scores = Scores::kPlateau, .seed = 10};
+    const TopkInputs inputs(c);
+    const std::vector<std::int32_t> first = select(c, inputs, true);
+    for (int i = 0; i < 20; ++i) ASSERT_EQ(first, select(c, inputs, true)) << "width " << width << " repeat " << i;
+  }
+}
+
+}  // namespace
+}  // namespace smla

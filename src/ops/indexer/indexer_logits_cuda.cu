@@ -269,6 +269,7 @@ template <Element kElement>
 __device__ float score_tile(const SharedQ& q, int sixteens, const std::uint32_t (&keys)[4][2 * kSteps], const float* key_scales, int lane) {
   const int row = lane / 4;
   float sum[8] = {};
+  __syncwarp();  // products need all lanes at one place, and lanes may have loaded or stored apart
 #pragma unroll 1
   for (int h = 0; h < sixteens; ++h) {
     const uint4* a = reinterpret_cast<const uint4*>(q.fragments) + h * kSteps * 32 + lane;

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "core/codecs.h"
+#include <type_traits>
+
 #include "device/numbers.cuh"
 
 namespace smla::device {

@@ -82,14 +82,14 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
     const std::int64_t rows = shape.tokens - begin;
     shape_as(indices, DType::kI32, {rows, width});
     shape_as(row_lens, DType::kI32, {rows});
-    Plan<DenseCompressedIndices>(
-        {.requests = shape.requests, .tokens = rows, .ratio = ratio, .storage_block = entries.block_size, .width = width, .global = global})
-        .run({.positions = positions.view().slice(0, begin, shape.tokens),
-              .token_to_req = token_to_req.view().slice(0, begin, shape.tokens),
-              .slot_mapping = slots.slice(0, begin, shape.tokens),
-              .block_table = table,
-              .indices = indices.view(),
-              .lens = row_lens.view()});
+    run<DenseCompressedIndices>(
+        {.requests = shape.requests, .tokens = rows, .ratio = ratio, .storage_block = entries.block_size, .width = width, .global = global},
+        {.positions = positions.view().slice(0, begin, shape.tokens),
+         .token_to_req = token_to_req.view().slice(0, begin, shape.tokens),
+         .slot_mapping = slots.slice(0, begin, shape.tokens),
+         .block_table = table,
+         .indices = indices.view(),
+         .lens = row_lens.view()});
   };
   dense(0, true, out.dense_indices, out.dense_lens);
   dense(shape.split.decode_tokens, false, out.dense_local, out.dense_local_lens);

@@ -35,10 +35,19 @@ struct CacheView {
     return base + block * block_stride + block_size * data_bytes + (slot - block * block_size) * scale_bytes;
   }
 
+  /// A word at any address: a cache may have any base and stride, and a misaligned load faults.
+  template <class Word>
+  __device__ static Word word(const std::uint8_t* p) {
+    if (reinterpret_cast<std::uintptr_t>(p) % sizeof(Word) == 0) return *reinterpret_cast<const Word*>(p);
+    Word v = 0;
+    for (int i = static_cast<int>(sizeof(Word)) - 1; i >= 0; --i) v = static_cast<Word>(v << 8 | p[i]);
+    return v;
+  }
+
   __device__ static float load(const std::uint8_t* row, Element element, std::int64_t first_byte, int i) {
     switch (element) {
-      case Element::kF32: return *reinterpret_cast<const float*>(row + first_byte + 4 * i);
-      case Element::kBF16: return from_bf16(*reinterpret_cast<const std::uint16_t*>(row + first_byte + 2 * i));
+      case Element::kF32: return __uint_as_float(word<std::uint32_t>(row + first_byte + 4 * i));
+      case Element::kBF16: return from_bf16(word<std::uint16_t>(row + first_byte + 2 * i));
       case Element::kE4M3: return from_e4m3(row[first_byte + i]);
       case Element::kE2M1: break;
     }
@@ -63,7 +72,7 @@ struct CacheView {
       case ScaleKind::kUe8m0: return v * from_ue8m0(scales(slot)[d / group]);
       case ScaleKind::kF32: break;
     }
-    return v * reinterpret_cast<const float*>(scales(slot))[d / group];
+    return v * __uint_as_float(word<std::uint32_t>(scales(slot) + 4 * (d / group)));
   }
 };
 

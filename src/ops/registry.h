@@ -22,7 +22,7 @@ struct RunContext {
 /// One way to compute `Op`. Plain functions, so that a list of them is a table.
 template <class Op>
 struct Implementation {
-  std::string_view name;     ///< file suffix: "ref", "cpu", "avx2", "avx512", "onednn", "cuda", "sm90"
+  std::string_view name;     ///< file suffix: "ref", "cpu", "avx2", "avx512", "onednn", "cuda", "cuda_simt", "sm90"
   std::string_view machine;  ///< what it needs, for people
   DeviceKind device = DeviceKind::kCpu;
   /// Why it does not take this problem here; empty when it does.

@@ -1,82 +1,341 @@
-// Sparse attention on the GPU against `_ref` over the family's own cases.
+// Sparse attention on the GPU against `_ref`: every implementation, every tile of the tensor-core kernel, split and whole.
+#include <cstring>
+#include <iostream>
+#include <set>
+
+#include "device/shared_limit.h"
 #include "gpu/gpu_run.h"
-#include "parity/attention_cases.h"
+#include "ops/attention/attention_split.h"
+#include "parity/attention_compare.h"
 
 namespace smla {
 namespace {
 
 using namespace attention_cases;
 
+/// One way to run a call.
+struct Way {
+  std::string implementation = "cuda";
+  bool deterministic = false;
+  std::size_t shared = 0;  ///< what a block may have; 0: what the GPU grants
+
+  friend std::ostream& operator<<(std::ostream& out, const Way& w) {
+    out << w.implementation << (w.deterministic ? ", deterministic" : "");
+    if (w.shared > 0) out << ", " << w.shared << " bytes of shared memory";
+    return out;
+  }
+};
+
+class SharedLimit {
+ public:
+  explicit SharedLimit(std::size_t bytes) { device::limit_shared_bytes(bytes); }
+  ~SharedLimit() { device::limit_shared_bytes(0); }
+  SharedLimit(const SharedLimit&) = delete;
+  SharedLimit& operator=(const SharedLimit&) = delete;
+};
+
 class AttentionGpu : public test::GpuTest {};
 
-AttentionOutputs run_device(AttentionInputs& in) {
+/// Why an implementation does not take a problem; empty when it does.
+std::string refusal(const SparseAttention::Problem& p, const std::string& implementation) {
+  for (const Candidate& x : explain<SparseAttention>(p, {.device = DeviceKind::kCuda})) {
+    if (x.name == implementation) return x.refusal;
+  }
+  return "no such implementation";
+}
+
+AttentionOutputs run_device(AttentionInputs& in, const Way& way = {}) {
+  const SharedLimit limit(way.shared);
   AttentionOutputs out(in.problem);
   SparseAttention::Args args = in.args();
   out.attach(args);
-  test::run_on_gpu<SparseAttention>(in.problem, args);
+  test::run_on_gpu<SparseAttention>(in.problem, args, way.implementation, way.deterministic);
   return out;
 }
 
-/// l2 2.2e-3 of the output and 1e-5 * max(1, |lse|), against `_ref`; padded heads +0, gaps untouched.
-void expect_near(const AttentionOutputs& want, const AttentionOutputs& got) {
-  const SparseAttention::Problem& p = want.problem;
-  double error = 0;
-  double norm = 0;
-  EXPECT_TRUE(got.gaps_untouched());
-  for (std::int64_t t = 0; t < p.tokens; ++t) {
-    for (std::int64_t h = 0; h < p.padded_heads(); ++h) {
-      for (std::int64_t d = 0; d < p.dim; ++d) {
-        const double w = want.value(t, h, d);
-        const double g = got.value(t, h, d);
-        ASSERT_TRUE(std::isfinite(g)) << "token " << t << " head " << h << " dim " << d;
-        ASSERT_TRUE(h < p.heads || (g == 0 && !std::signbit(g))) << "padded head " << h;
-        error += (w - g) * (w - g);
-        norm += w * w;
-      }
-      if (h >= p.heads) continue;
-      const float w = want.lse_of(t, h);
-      const float g = got.lse_of(t, h);
-      if (std::isinf(w) || std::isinf(g)) {
-        ASSERT_EQ(w, g) << "lse of token " << t << " head " << h;
-      } else {
-        ASSERT_LE(std::fabs(w - g), 1e-5F * std::max(1.0F, std::fabs(w))) << "lse of token " << t << " head " << h;
-      }
+/// All that take a problem: both implementations, whole and in fixed parts, with every tile that the GPU can hold.
+std::vector<Way> ways_of(const SparseAttention::Problem& p) {
+  std::vector<Way> ways;
+  if (refusal(p, "cuda").empty()) {
+    ways = {{}, {.deterministic = true}};
+    std::set<int> tiles{attention_tile(p.heads, device::shared_limit())};
+    for (const AttentionTile& tile : kAttentionTiles) {
+      const auto bytes = static_cast<std::size_t>(tile.shared_bytes());
+      if (bytes <= device::shared_limit() && tiles.insert(attention_tile(p.heads, bytes)).second) ways.push_back({.shared = bytes});
     }
   }
-  EXPECT_LE(std::sqrt(error), (p.o == DType::kBF16 ? 2.2e-3 : 1e-5) * std::sqrt(norm));
+  if (refusal(p, "cuda_simt").empty()) ways.push_back({.implementation = "cuda_simt"});
+  return ways;
 }
 
-template <class Cases>
-void check(const Cases& cases) {
-  int ran = 0;
+/// Every way against `_ref`.
+void check(AttentionInputs& in, std::map<std::string, int>& ran) {
+  const AttentionOutputs want = attention_cases::run(in, "ref", 1);
+  const std::vector<Way> ways = ways_of(in.problem);
+  EXPECT_FALSE(ways.empty());
+  for (const Way& way : ways) {
+    SCOPED_TRACE(testing::PrintToString(way));
+    expect_parity(want, run_device(in, way));
+    ++ran[way.implementation];
+  }
+}
+
+void check(const std::vector<AttentionCase>& cases) {
+  std::map<std::string, int> ran;
   for (const AttentionCase& c : cases) {
-    const std::vector<Candidate> candidates = explain<SparseAttention>(problem_of(c), {.device = DeviceKind::kCuda});
-    const auto cuda = std::ranges::find_if(candidates, [](const Candidate& x) { return x.name == "cuda"; });
-    if (!cuda->refusal.empty()) {
-      std::cout << "refused: " << cuda->refusal << " (" << c << ")\n";
-      continue;
-    }
     SCOPED_TRACE(testing::PrintToString(c));
     AttentionInputs in = make_inputs(c);
-    expect_near(attention_cases::run(in, "ref", 0), run_device(in));
-    ++ran;
+    check(in, ran);
     if (testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(ran, 0);
+  EXPECT_GT(ran["cuda"], 0);
+  EXPECT_GT(ran["cuda_simt"], 0);
+  for (const auto& [name, n] : ran) std::cout << name << ": " << n << " runs\n";
+}
+
+void expect_same_bits(const AttentionOutputs& want, const AttentionOutputs& got) {
+  ASSERT_EQ(want.o, got.o);
+  ASSERT_EQ(0, std::memcmp(want.lse.data(), got.lse.data(), want.lse.size() * sizeof(float)));
+}
+
+/// A token of a call by itself.
+AttentionInputs only(const AttentionInputs& in, std::int64_t token) {
+  AttentionInputs one = in;
+  one.problem.tokens = 1;
+  const std::int64_t row = in.q_stride * size_of(in.problem.q);
+  one.q.assign(in.q.begin() + token * row, in.q.begin() + (token + 1) * row);
+  for (ScopeInputs& s : one.scopes) {
+    s.indices = {s.indices.begin() + token * s.index_stride, s.indices.begin() + (token + 1) * s.index_stride};
+    if (!s.lens.empty()) s.lens = {s.lens[static_cast<std::size_t>(token)]};
+  }
+  return one;
+}
+
+void expect_row(const AttentionOutputs& all, std::int64_t token, const AttentionOutputs& one) {
+  const std::int64_t row = all.problem.padded_heads() * all.head_bytes();
+  ASSERT_EQ(0, std::memcmp(all.head(token, 0), one.head(0, 0), static_cast<std::size_t>(row))) << "token " << token;
+  for (std::int64_t h = 0; h < all.problem.heads; ++h) {
+    const float want = all.lse_of(token, h);
+    const float got = one.lse_of(0, h);
+    ASSERT_EQ(0, std::memcmp(&want, &got, sizeof want)) << "lse of token " << token << " head " << h << ": " << want << " and " << got;
+  }
 }
 
 TEST_F(AttentionGpu, GridIsRef) { check(grid_cases()); }
 TEST_F(AttentionGpu, SpecialCasesAreRef) { check(special_cases()); }
 
-TEST_F(AttentionGpu, TwentyRepeatsAreTheSameBits) {
-  AttentionInputs in =
-      make_inputs({.tokens = 5, .heads = 13, .sink = 0.3F, .scopes = {{.width = 128}, {.width = 333, .block_size = 2, .num_blocks = 90}}});
-  const AttentionOutputs first = run_device(in);
-  for (int i = 0; i < 20; ++i) {
-    const AttentionOutputs again = run_device(in);
-    ASSERT_EQ(first.o, again.o);
-    ASSERT_EQ(0, std::memcmp(first.lse.data(), again.lse.data(), first.lse.size() * sizeof(float)));
+/// Heads by widths; formats, block sizes, gaps, dtypes and second scopes take turns of different lengths.
+TEST_F(AttentionGpu, HeadsByWidthsAreRef) {
+  const char* formats[] = {"fp8_ds_mla", "fp8_per_tensor", "bf16"};
+  const std::int64_t block_sizes[] = {1, 2, 53, 64, 256};
+  const std::int64_t gaps[] = {0, 8, 64, 4096};
+  std::vector<AttentionCase> cases;
+  std::size_t i = 0;
+  for (const std::int64_t heads : {1, 7, 8, 16, 32, 64, 96, 128}) {
+    for (const std::int64_t width : {0, 1, 64, 128, 640, 1152, 8320}) {
+      if (heads * width > 1152 * 128) continue;
+      const std::int64_t block = block_sizes[i % 5];
+      AttentionCase c{.tokens = heads * width > 640 * 32 ? 1 : 2, .heads = heads, .seed = static_cast<unsigned>(7000 + i)};
+      c.q = i % 4 == 1 ? DType::kE4M3 : DType::kBF16;
+      c.q_scale = c.q == DType::kE4M3 ? 0.71F : 1.0F;
+      c.q_magnitude = i % 6 == 5 ? 4.0F : (i % 6 == 2 ? 0.1F : 1.0F);
+      if (i % 3 != 0) c.sink = 0.4F;
+      if (i % 7 == 3 && width <= 1152) c.partial = true, c.o = DType::kF32, c.sink = std::nullopt;
+      ScopeCase first{.format = formats[i % 3], .width = width, .block_size = block, .num_blocks = 1 + 700 / block, .block_gap = gaps[i % 4]};
+      first.lens = i % 2 == 0 ? Lens::kAbsent : Lens::kMixed;
+      first.kv_scale = 0.37F;
+      if (width > 128 && i % 2 == 1) {
+        ScopeCase second{.format = formats[(i / 3 + i) % 3], .width = width - 128, .block_size = 2, .num_blocks = 300, .block_gap = gaps[i / 4 % 4]};
+        second.kv_scale = 1.7F;
+        first.width = 128;
+        c.scopes = {first, second};
+      } else {
+        c.scopes = {first};
+      }
+      cases.push_back(c);
+      ++i;
+    }
   }
+  check(cases);
+}
+
+/// Bases and strides that are multiples of 8, 4, 2 or 1 byte only.
+TEST_F(AttentionGpu, MisalignedRowsAreRef) {
+  std::vector<AttentionCase> cases;
+  for (const char* format : {"fp8_ds_mla", "fp8_per_tensor", "bf16"}) {
+    for (const std::int64_t gap : {1, 2, 3, 4, 8, 24}) {
+      for (const DType q : {DType::kBF16, DType::kE4M3}) {
+        cases.push_back({.tokens = 4,
+                         .heads = 9,
+                         .q_gap = gap,
+                         .q = q,
+                         .scopes = {{.format = format, .width = 70, .block_size = 5, .num_blocks = 20, .block_gap = gap, .index_gap = gap}},
+                         .seed = static_cast<unsigned>(9000 + cases.size())});
+      }
+    }
+  }
+  check(cases);
+}
+
+/// Strides of o that forbid to store two neighbours at once change nothing but the place.
+TEST_F(AttentionGpu, AnOddOutputHoldsTheSameBits) {
+  for (const DType o : {DType::kBF16, DType::kF32}) {
+    for (const std::int64_t tokens : {2, 300}) {  // in parts, and whole
+      AttentionInputs in = make_inputs({.tokens = tokens, .heads = 3, .out_heads = 5, .o = o, .sink = 0.1F, .scopes = {{.width = 200}}});
+      const AttentionOutputs want = run_device(in);
+      const std::int64_t stride = in.problem.dim + 1;
+      const std::int64_t size = size_of(o);
+      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tokens * 5 * stride * size), kPoison);
+      AttentionOutputs other(in.problem);
+      SparseAttention::Args args = in.args();
+      other.attach(args);
+      args.o = TensorView(bytes.data(), o, {tokens, 5, in.problem.dim});
+      args.o.stride[1] = stride;
+      args.o.stride[0] = 5 * stride;
+      test::run_on_gpu<SparseAttention>(in.problem, args, "cuda");
+      for (std::int64_t row = 0; row < tokens * 5; ++row) {
+        const std::uint8_t* got = bytes.data() + row * stride * size;
+        ASSERT_EQ(0, std::memcmp(want.head(row / 5, row % 5), got, static_cast<std::size_t>(in.problem.dim * size))) << "row " << row;
+        const bool last = row == tokens * 5 - 1;
+        ASSERT_TRUE(last || std::all_of(got + in.problem.dim * size, got + stride * size, [](std::uint8_t b) { return b == kPoison; }));
+      }
+    }
+  }
+}
+
+/// Random words as indices and lengths.
+TEST_F(AttentionGpu, AnyWordsAreRef) {
+  std::map<std::string, int> ran;
+  for (unsigned seed = 1; seed <= 12; ++seed) {
+    const std::int64_t heads = seed % 3 == 0 ? 40 : 5;
+    AttentionInputs in =
+        make_inputs({.tokens = 6,
+                     .heads = heads,
+                     .sink = 0.2F,
+                     .scopes = {{.width = 90, .lens = Lens::kAbsent},
+                                {.format = seed % 2 == 0 ? "bf16" : "fp8_per_tensor", .width = 45, .block_size = 53, .lens = Lens::kAbsent}},
+                     .seed = seed});
+    std::mt19937 random(seed);
+    for (ScopeInputs& s : in.scopes) {
+      // What is in the cache by chance may be a row that holds nothing.
+      for (std::int32_t& index : s.indices) {
+        const auto word = static_cast<std::int32_t>(random());
+        if (random() % 2 == 0) index = s.valid(word) ? -1 : word;
+      }
+      for (std::int64_t t = 0; t < 6; ++t)
+        s.lens.push_back(t % 2 == 0 ? static_cast<std::int32_t>(random()) : static_cast<std::int32_t>(random() % 100));
+    }
+    SCOPED_TRACE(seed);
+    check(in, ran);
+    if (HasFailure()) return;
+  }
+}
+
+/// A named row of NaN makes its own token NaN and no other.
+TEST_F(AttentionGpu, NanStaysWithItsToken) {
+  for (const char* format : {"fp8_ds_mla", "fp8_per_tensor", "bf16"}) {
+    AttentionInputs in =
+        make_inputs({.tokens = 4, .heads = 20, .scopes = {{.format = format, .width = 100, .num_blocks = 60, .lens = Lens::kAbsent, .invalid = 0}}});
+    for (const Way& way : ways_of(in.problem)) {
+      SCOPED_TRACE(testing::Message() << format << " " << way);
+      AttentionInputs bad = in;
+      const AttentionOutputs want = run_device(bad, way);
+      // A row that nobody names is still 0xFF: NaN in every format.
+      std::set<std::int32_t> named(bad.scopes[0].indices.begin(), bad.scopes[0].indices.end());
+      std::int32_t unnamed = 0;
+      while (named.count(unnamed) > 0) ++unnamed;
+      ASSERT_TRUE(bad.scopes[0].valid(unnamed));
+      bad.scopes[0].index(2, 37) = unnamed;
+      const AttentionOutputs got = run_device(bad, way);
+      for (std::int64_t t = 0; t < 4; ++t) {
+        if (t != 2) {
+          ASSERT_EQ(0, std::memcmp(want.head(t, 0), got.head(t, 0), static_cast<std::size_t>(20 * want.head_bytes()))) << "token " << t;
+          continue;
+        }
+        for (std::int64_t h = 0; h < 20; ++h) {
+          ASSERT_TRUE(std::isnan(got.lse_of(t, h))) << "head " << h;
+          for (std::int64_t d = 0; d < 512; ++d) ASSERT_TRUE(std::isnan(got.value(t, h, d))) << "head " << h << " dim " << d;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(AttentionGpu, TwentyRepeatsAreTheSameBits) {
+  for (const std::int64_t heads : {13, 30, 70}) {
+    AttentionInputs in = make_inputs({.tokens = 5,
+                                      .heads = heads,
+                                      .sink = 0.3F,
+                                      .scopes = {{.width = 128}, {.width = 1333, .block_size = 2, .num_blocks = 900, .lens = Lens::kAbsent}}});
+    for (const Way& way : ways_of(in.problem)) {
+      SCOPED_TRACE(testing::PrintToString(way));
+      const AttentionOutputs first = run_device(in, way);
+      for (int i = 0; i < 20; ++i) {
+        expect_same_bits(first, run_device(in, way));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// Deterministic: a token's bits are the same in any batch, at any place of it, and in wider matrices.
+TEST_F(AttentionGpu, ATokenIsTheSameInAnyBatch) {
+  for (const std::int64_t heads : {3, 64, 100}) {
+    for (const std::int64_t width : {100, 1100}) {
+      SCOPED_TRACE(testing::Message() << heads << " heads, width " << width);
+      AttentionInputs in = make_inputs({.tokens = 40,
+                                        .heads = heads,
+                                        .out_heads = 128,
+                                        .sink = 0.3F,
+                                        .scopes = {{.format = "bf16", .width = 128}, {.width = width, .num_blocks = 40, .index_gap = 700}}});
+      for (const std::string implementation : {"cuda", "cuda_simt"}) {
+        const Way way{.implementation = implementation, .deterministic = true};
+        const AttentionOutputs all = run_device(in, way);
+        for (const std::int64_t t : {0, 1, 5, 22, 39}) {
+          AttentionInputs one = only(in, t);
+          expect_row(all, t, run_device(one, way));
+          one.problem.scope[1].width += 700;
+          expect_row(all, t, run_device(one, way));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+/// More tokens than one launch has workspace for.
+TEST_F(AttentionGpu, SeveralLaunchesAreRef) {
+  AttentionInputs in = make_inputs({.tokens = 100, .heads = 128, .sink = 0.3F, .scopes = {{.width = 1200, .num_blocks = 2, .lens = Lens::kMixed}}});
+  for (std::int32_t& length : in.scopes[0].lens) length = std::min(length, 4);
+  for (const std::int64_t t : {3, 60, 99}) in.scopes[0].lens[static_cast<std::size_t>(t)] = 0;
+  const AttentionSplit split = split_attention(in.problem, device::multiprocessors(), device::shared_limit(), true);
+  ASSERT_GT(split.parts, 1);
+  ASSERT_LT(split.launch_tokens, 100);
+  std::map<std::string, int> ran;
+  check(in, ran);
+}
+
+TEST_F(AttentionGpu, ManyTokensAreRef) {
+  AttentionInputs in = make_inputs({.tokens = 66000, .heads = 1, .scopes = {{.width = 1}}});
+  std::map<std::string, int> ran;
+  check(in, ran);
+}
+
+TEST_F(AttentionGpu, RefusalsSayWhatIsTaken) {
+  const auto problem = [](AttentionCase c) { return problem_of(c); };
+  const auto refused = [&](const AttentionCase& c, const std::string& word) {
+    const SparseAttention::Problem p = problem(c);
+    EXPECT_NE(std::string::npos, refusal(p, "cuda").find(word)) << refusal(p, "cuda");
+    EXPECT_EQ("", refusal(p, "cuda_simt"));
+    EXPECT_EQ("cuda_simt", Plan<SparseAttention>(p, {.device = DeviceKind::kCuda}).implementation());
+  };
+  refused({.q = DType::kF32, .scopes = {{.width = 3}}}, "F32");
+  refused({.scopes = {{.width = 3}, {.format = "f32", .width = 3}}}, "f32 rows");
+  refused({.scopes = {{.format = "index_fp8", .width = 3}}}, "rows of 128 numbers");
+  const SparseAttention::Problem p = problem({.scopes = {{.width = 3}}});
+  EXPECT_EQ("cuda", Plan<SparseAttention>(p, {.device = DeviceKind::kCuda}).implementation());
+  const SharedLimit limit(1000);
+  EXPECT_NE(std::string::npos, refusal(p, "cuda").find("1000 bytes")) << refusal(p, "cuda");
 }
 
 }  // namespace

@@ -13,8 +13,14 @@ namespace {
 std::string refuse_avx2(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx2(); }
 std::string refuse_avx512(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx512(); }
 
-constexpr std::array<Implementation<SparseAttention>, 5> kSparseAttention{{
+constexpr std::array<Implementation<SparseAttention>, 6> kSparseAttention{{
     cuda_line<SparseAttention>(),
+    {.name = "cuda_simt",
+     .machine = "NVIDIA GPU, sm_80 and up",
+     .device = DeviceKind::kCuda,
+     .refuse = CudaOp<SparseAttentionSimt>::refuse,
+     .workspace_bytes = CudaOp<SparseAttentionSimt>::workspace_bytes,
+     .run = CudaOp<SparseAttentionSimt>::run},
     {.name = "avx512",
      .machine = "AVX-512 F/BW/DQ/VL",
      .refuse = refuse_avx512,

@@ -8,6 +8,9 @@ namespace smla {
 /// What decides whether entry c of a row counts (see SparseAttention): the first min(lens, W) entries, clamped at 0.
 std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token);
 
+/// The op as the fp32 CUDA kernel does it, whose CudaOp is its own: dtypes, formats and rows that the tensor-core kernel leaves.
+struct SparseAttentionSimt : SparseAttention {};
+
 void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
 
 std::size_t sparse_attention_workspace(const SparseAttention::Problem& problem, int threads);

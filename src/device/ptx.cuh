@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+namespace smla::device {
+
+// Instructions that C++ has no name for, from sm_80 on.
+
+__device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+/// Four 8x8 tiles of 16-bit numbers: lanes 8i..8i+7 hold the addresses of tile i's rows, 16 bytes each. Lane l gets numbers 2(l%4) and 2(l%4)+1 of row
+/// l/4 of every tile.
+__device__ inline void load_tiles(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// The same of the transposed tiles: numbers of rows 2(l%4) and 2(l%4)+1, column l/4.
+__device__ inline void load_tiles_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// d += a b over 16: a is 16 x 16 bf16, b 16 x 8 bf16, d 16 x 8 fp32. Lane l holds d of rows l/4 (d[0], d[1]) and l/4+8 (d[2], d[3]), columns 2(l%4) and
+/// 2(l%4)+1.
+__device__ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Asks for the cache line of an address of global memory, to L2.
+__device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+}  // namespace smla::device

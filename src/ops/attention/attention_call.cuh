@@ -1,0 +1,81 @@
+#pragma once
+
+#include "cache/cache_view.cuh"
+#include "sparsemla/ops/attention.h"
+
+namespace smla {
+
+/// A cache and its index matrix as a kernel reads them.
+struct KeyList {
+  device::CacheView cache;
+  const std::int32_t* indices = nullptr;
+  std::int64_t index_stride = 0;
+  const std::int32_t* lens = nullptr;
+  std::int64_t lens_stride = 0;
+  std::int64_t width = 0;
+
+  /// Entries of a token's row that count.
+  __device__ std::int64_t entries(std::int64_t token) const {
+    if (lens == nullptr) return width;
+    return min(max(static_cast<std::int64_t>(lens[token * lens_stride]), std::int64_t{0}), width);
+  }
+  /// The slot of an entry, -1 if it lies outside of the cache.
+  __device__ std::int32_t slot(std::int64_t token, std::int64_t entry) const {
+    const std::int32_t slot = indices[token * index_stride + entry];
+    return slot >= 0 && slot < cache.num_slots ? slot : -1;
+  }
+};
+
+/// A call of SparseAttention by value.
+struct AttentionCall {
+  std::int64_t heads = 0;
+  std::int64_t out_heads = 0;
+  int dim = 0;
+  int scopes = 1;
+  float scale = 0;
+  float q_scale = 1;
+  bool partial = false;
+  DType q_dtype = DType::kBF16;
+  DType o_dtype = DType::kBF16;
+  const void* q = nullptr;
+  std::int64_t q_stride[2] = {0, 0};
+  void* o = nullptr;
+  std::int64_t o_stride[2] = {0, 0};
+  float* lse = nullptr;
+  std::int64_t lse_stride[2] = {0, 0};
+  const float* sink = nullptr;
+  std::int64_t sink_stride = 0;
+  KeyList keys[SparseAttention::kMaxScopes];
+};
+
+inline AttentionCall attention_call(const SparseAttention::Problem& p, const SparseAttention::Args& a) {
+  AttentionCall c{.heads = p.heads,
+                  .out_heads = p.padded_heads(),
+                  .dim = p.dim,
+                  .scopes = p.scopes,
+                  .scale = p.softmax_scale(),
+                  .q_scale = p.q_scale,
+                  .partial = p.partial,
+                  .q_dtype = p.q,
+                  .o_dtype = p.o,
+                  .q = a.q.data,
+                  .q_stride = {a.q.stride[0], a.q.stride[1]},
+                  .o = a.o.data,
+                  .o_stride = {a.o.stride[0], a.o.stride[1]},
+                  .lse = static_cast<float*>(a.lse.data),
+                  .lse_stride = {a.lse.stride[0], a.lse.stride[1]},
+                  .sink = static_cast<const float*>(a.sink.data),
+                  .sink_stride = a.sink.stride[0]};
+  for (int s = 0; s < p.scopes; ++s) {
+    const SparseAttention::Scope& from = a.scopes[static_cast<std::size_t>(s)];
+    c.keys[s] = {.cache = device::view_of_cache(from.cache),
+                 .indices = static_cast<const std::int32_t*>(from.indices.data),
+                 .index_stride = from.indices.stride[0],
+                 .lens = static_cast<const std::int32_t*>(from.lens.data),
+                 .lens_stride = from.lens.stride[0],
+                 .width = p.scope[static_cast<std::size_t>(s)].width};
+  }
+  return c;
+}
+
+}  // namespace smla

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "sparsemla/ops/attention.h"
+
+namespace smla {
+
+/// What a block of the tensor-core kernel holds in shared memory: so many heads of q, so many keys. Its eight warps share the scores of a tile of keys
+/// out by heads x keys x dims, and the output by columns.
+struct AttentionTile {
+  static constexpr int kWarps = 8;
+  static constexpr int kDim = 512;
+
+  int heads = 0;
+  int keys = 0;
+  int head_warps = 1;
+  int key_warps = 1;
+  int dim_warps = 1;
+  int resident = 1;  ///< blocks of a multiprocessor, by registers
+
+  /// A row of scores, fp32 and then two bf16 parts, padded so that eight rows' beginnings lie in different banks.
+  constexpr int score_row_bytes() const { return 4 * keys + 16; }
+  constexpr int row_bytes() const { return 2 * kDim; }
+  constexpr int keys_at() const { return heads * row_bytes(); }
+  constexpr int scores_at() const { return keys_at() + keys * row_bytes(); }
+  constexpr int key_rows_at() const { return scores_at() + dim_warps * heads * score_row_bytes(); }
+  constexpr int masks_at() const { return key_rows_at() + 2 * keys * 16; }
+  constexpr int factors_at() const { return masks_at() + 16; }
+  constexpr int shared_bytes() const { return factors_at() + 4 * heads; }
+};
+
+/// By heads, then the best first.
+inline constexpr std::array<AttentionTile, 5> kAttentionTiles{{
+    {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2},
+    {.heads = 32, .keys = 32, .key_warps = 2, .dim_warps = 4},
+    {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
+    {.heads = 64, .keys = 32, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
+    {.heads = 64, .keys = 16, .head_warps = 4, .dim_warps = 2},
+}};
+
+/// The best tile of the fewest heads that hold all of `heads`, or as many as fit into `shared_bytes`; -1: none fits.
+constexpr int attention_tile(std::int64_t heads, std::size_t shared_bytes) {
+  int best = -1;
+  for (int i = 0; i < static_cast<int>(kAttentionTiles.size()); ++i) {
+    const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(i)];
+    if (static_cast<std::size_t>(tile.shared_bytes()) > shared_bytes) continue;
+    const int have = best < 0 ? 0 : kAttentionTiles[static_cast<std::size_t>(best)].heads;
+    if (have < heads && tile.heads > have) best = i;
+  }
+  return best;
+}
+
+/// How a call is cut. A part is a run of `part_keys` entries of a token's list, both scopes one behind the other; with one part a block writes the
+/// output itself, otherwise its sums go to the workspace and are merged.
+struct AttentionSplit {
+  int tile = 0;  ///< of kAttentionTiles
+  std::int64_t part_keys = 0;
+  std::int64_t parts = 1;
+  std::int64_t launch_tokens = 0;  ///< tokens of a launch: the workspace is reused by the next
+
+  static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
+  static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
+  static constexpr std::int64_t kLentBytes = 64 << 20;                ///< of a launch, if one token needs no more
+  static constexpr std::int64_t kFixedPart = 512;
+  static constexpr std::int64_t kMostParts = 128;
+
+  std::int64_t workspace_bytes(std::int64_t heads) const { return parts == 1 ? 0 : launch_tokens * parts * heads * (kSumBytes + kStateBytes); }
+};
+
+/// `fixed`: parts of kFixedPart entries whatever the call is, so that a token's bits depend on its own lists alone. Otherwise as many parts as make the
+/// call shortest, counted in keys: waves of blocks, each as long as its keys and what a block costs besides, and the merge.
+inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes, bool fixed) {
+  constexpr std::int64_t kBlockCost = 96;
+  constexpr std::int64_t kMergeCost = 128;
+  AttentionSplit split{.tile = attention_tile(p.heads, shared_bytes)};
+  const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
+  std::int64_t width = 0;
+  for (int s = 0; s < p.scopes; ++s) width += p.scope[static_cast<std::size_t>(s)].width;
+  const std::int64_t steps = std::max<std::int64_t>((width + tile.keys - 1) / tile.keys, 1);
+  const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
+  const std::int64_t slots = static_cast<std::int64_t>(multiprocessors) * tile.resident;
+  if (fixed) {
+    split.part_keys = AttentionSplit::kFixedPart;
+    split.parts = std::max<std::int64_t>((width + split.part_keys - 1) / split.part_keys, 1);
+  } else {
+    split.part_keys = steps * tile.keys;
+    std::int64_t best = (blocks + slots - 1) / slots * (split.part_keys + kBlockCost);
+    for (std::int64_t parts = 2; parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots; ++parts) {
+      const std::int64_t part = (steps + parts - 1) / parts * tile.keys;
+      const std::int64_t cost = (blocks * parts + slots - 1) / slots * (part + kBlockCost) + kMergeCost + 2 * parts;
+      if (cost >= best) continue;
+      best = cost;
+      split.part_keys = part;
+      split.parts = (width + part - 1) / part;
+    }
+  }
+  split.launch_tokens = p.tokens;
+  if (split.parts > 1) {
+    const std::int64_t token = split.parts * p.heads * (AttentionSplit::kSumBytes + AttentionSplit::kStateBytes);
+    split.launch_tokens = std::min(p.tokens, std::max<std::int64_t>(AttentionSplit::kLentBytes / token, 1));
+  }
+  return split;
+}
+
+}  // namespace smla

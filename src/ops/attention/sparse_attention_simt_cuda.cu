@@ -1,0 +1,139 @@
+// Sparse attention in fp32 throughout, for what the tensor-core kernel leaves: any element type, any row. A block for a token and eight heads, a warp for a
+// head. Rows are decoded once a block; nothing but the rows that an index list names is read.
+#include <cmath>
+
+#include "device/launch.cuh"
+#include "device/numbers.cuh"
+#include "ops/attention/attention_call.cuh"
+#include "ops/attention/implementations.h"
+#include "ops/cuda_op.h"
+
+namespace smla {
+
+namespace {
+
+constexpr int kWarps = 8;  ///< heads of a block
+constexpr int kKeys = 16;  ///< rows in shared memory at once
+constexpr int kMaxDim = 512;
+constexpr int kLane = kMaxDim / 32;  ///< dims of a lane
+
+__device__ float load_q(const AttentionCall& c, std::int64_t token, std::int64_t head, int d) {
+  const std::int64_t i = token * c.q_stride[0] + head * c.q_stride[1] + d;
+  if (c.q_dtype == DType::kBF16) return device::from_bf16(static_cast<const std::uint16_t*>(c.q)[i]);
+  if (c.q_dtype == DType::kE4M3) return device::from_e4m3(static_cast<const std::uint8_t*>(c.q)[i]) * c.q_scale;
+  return static_cast<const float*>(c.q)[i];
+}
+
+__device__ float warp_sum(float v) {
+  for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xFFFF'FFFFU, v, i);
+  return v;
+}
+
+/// One head's running softmax: m the largest score, l the sum of exp(s - m), acc the lane's dims of the weighted sum of rows.
+struct Running {
+  float m = -INFINITY;
+  float l = 0;
+  float acc[kLane] = {};
+
+  __device__ void add(const float* row, float s) {
+    const float next = fmaxf(m, s);
+    const float old = __expf(m - next);
+    const float p = __expf(s - next);
+    l = l * old + p;
+    m = next;
+#pragma unroll
+    for (int i = 0; i < kLane; ++i) acc[i] = acc[i] * old + p * row[32 * i + threadIdx.x % 32];
+  }
+};
+
+__global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionCall c) {
+  __shared__ float rows[kKeys][kMaxDim];
+  __shared__ std::int32_t slots[kKeys];
+  const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
+  const std::int64_t token = blockIdx.x / groups;
+  const std::int64_t head = blockIdx.x % groups * kWarps + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool mine = head < c.heads;
+
+  float q[kLane];
+#pragma unroll
+  for (int i = 0; i < kLane; ++i) q[i] = mine && 32 * i + lane < c.dim ? load_q(c, token, head, 32 * i + lane) : 0;
+
+  Running run;
+  for (int s = 0; s < c.scopes; ++s) {
+    const KeyList& list = c.keys[s];
+    const std::int64_t entries = list.entries(token);
+    for (std::int64_t base = 0; base < entries; base += kKeys) {
+      // Look up the rows of this round.
+      if (threadIdx.x < kKeys) {
+        slots[threadIdx.x] = base + threadIdx.x < entries ? list.slot(token, base + threadIdx.x) : -1;
+      }
+      __syncthreads();
+      // Decode them.
+      for (int i = static_cast<int>(threadIdx.x); i < kKeys * kMaxDim; i += 32 * kWarps) {
+        const int key = i / kMaxDim;
+        const int d = i % kMaxDim;
+        rows[key][d] = slots[key] >= 0 && d < c.dim ? list.cache.number(slots[key], d) : 0;
+      }
+      __syncthreads();
+      // Score and add.
+      for (int key = 0; mine && key < kKeys; ++key) {
+        if (slots[key] < 0) continue;
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < kLane; ++i) dot += q[i] * rows[key][32 * i + lane];
+        run.add(rows[key], warp_sum(dot) * c.scale);
+      }
+      __syncthreads();
+    }
+  }
+
+  if (head >= c.out_heads) return;
+  const bool empty = run.l == 0;
+  const float lse = empty ? (c.partial ? -INFINITY : INFINITY) : run.m + logf(run.l);
+  float factor = 0;
+  if (mine && !empty) {
+    const float sink = c.sink == nullptr || c.partial ? -INFINITY : c.sink[head * c.sink_stride];
+    // exp(sink - m) may overflow, and then the answer is 0, as it should be.
+    factor = 1.0F / (run.l + expf(sink - run.m));
+  }
+#pragma unroll
+  for (int i = 0; i < kLane; ++i) {
+    const int d = 32 * i + lane;
+    if (d >= c.dim) continue;
+    const float v = factor == 0 ? 0 : run.acc[i] * factor;
+    const std::int64_t at = token * c.o_stride[0] + head * c.o_stride[1] + d;
+    if (c.o_dtype == DType::kBF16) {
+      static_cast<std::uint16_t*>(c.o)[at] = device::to_bf16_bits(v);
+    } else {
+      static_cast<float*>(c.o)[at] = v;
+    }
+  }
+  if (mine && c.lse != nullptr && lane == 0) c.lse[token * c.lse_stride[0] + head * c.lse_stride[1]] = lse;
+}
+
+}  // namespace
+
+template <>
+std::string CudaOp<SparseAttentionSimt>::refuse(const SparseAttention::Problem& p, const PlanOptions&) {
+  if (p.dim > kMaxDim || p.dim % 32 != 0) {
+    return "rows of " + std::to_string(p.dim) + " numbers; it takes multiples of 32 up to " + std::to_string(kMaxDim);
+  }
+  return needs_gpu();
+}
+
+template <>
+std::size_t CudaOp<SparseAttentionSimt>::workspace_bytes(const SparseAttention::Problem&, int) {
+  return 0;
+}
+
+template <>
+void CudaOp<SparseAttentionSimt>::run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
+  if (p.tokens == 0) return;
+  const AttentionCall c = attention_call(p, a);
+  const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
+  attend<<<blocks_for(p.tokens * groups, 1), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
+  check_launch("sparse_attention attend, simt");
+}
+
+}  // namespace smla

@@ -40,7 +40,7 @@ __device__ float sum_of_row(float v) {
 }
 
 template <int kRowWarps, bool kByFours, class In, class Out>
-__global__ void __launch_bounds__(32 * kWarps) norm_rows(const __grid_constant__ Call<In, Out> c) {
+__global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> c) {
   const std::int64_t row = kRowWarps == 1 ? static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.y : blockIdx.x;
   if (row >= c.rows) return;
   const int thread = static_cast<int>(threadIdx.x) + (kRowWarps == 1 ? 0 : 32 * static_cast<int>(threadIdx.y));

@@ -119,7 +119,15 @@ TEST_F(EngineGpu, ARestoredRequestGoesOnBitForBit) {
   for (const auto& [id, digest] : finish(second).digests) EXPECT_EQ(digest, whole.digests.at(id)) << "request " << id;
 }
 
-/// Every front-end, format and option against the float64 layer; small shapes of all three kinds.
+/// A model wide enough for the bounds of the float64 check, which are those of real shapes.
+EngineOptions checked_options() {
+  EngineOptions o = gpu_options();
+  o.model = model_preset("tiny");
+  o.max_batched_tokens = 512;
+  return o;
+}
+
+/// Every front-end, format and option against the float64 layer; all three kinds of layer.
 TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
   struct Variant {
     const char* name;
@@ -151,9 +159,9 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
                                       {"one layer's top-k for all", [](EngineOptions& o) { o.model.index_topk_freq = 3; }}};
   for (const Variant& v : variants) {
     SCOPED_TRACE(v.name);
-    EngineOptions options = gpu_options();
+    EngineOptions options = checked_options();
     v.set(options);
-    RunCheck check(kRequests, options, 24);
+    RunCheck check(kRequests, options, 12);
     Engine engine(options, &check);
     for (const RequestSpec& s : kRequests) engine.submit(s);
     (void)finish(engine);
@@ -168,9 +176,9 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
 
 /// A planted fault must show on the GPU too.
 TEST_F(EngineGpu, APlantedErrorIsSeen) {
-  EngineOptions options = gpu_options();
+  EngineOptions options = checked_options();
   options.planted_error = PlantedError::kBlock;
-  RunCheck check(kRequests, options, 24);
+  RunCheck check(kRequests, options, 12);
   Engine engine(options, &check);
   for (const RequestSpec& s : kRequests) engine.submit(s);
   (void)finish(engine);

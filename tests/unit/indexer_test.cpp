@@ -192,6 +192,7 @@ TEST(IndexerErrors, NameTheTensor) {
               HasSubstr("got fp8_ds_mla, expected index_fp8, index_mxfp4 or index_f32"));
   EXPECT_THAT(text([] { Plan<IndexerLogits>({.rows = 1, .heads = 129, .width = 4, .format = &index_fp8_rows()}); }),
               HasSubstr("problem.heads: got 129, expected 1 to 128"));
+  EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .dim = 2048, .format = &state_rows(512, 2)}); }), HasSubstr("rows of at most 512"));
   EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .dim = 64, .format = &index_fp8_rows()}); }), HasSubstr("problem.dim: got 64, expected 128"));
   EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .in = DType::kI32, .format = &index_fp8_rows()}); }), HasSubstr("problem.in: got I32"));
   EXPECT_THAT(text([] {

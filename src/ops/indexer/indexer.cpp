@@ -17,6 +17,9 @@ void check_format(std::string_view op, const RowFormat* format, int dim, std::in
   const bool f32 = format->nope == Element::kF32 && format->scale == ScaleKind::kNone;
   check_that(format->rope_dim() == 0 && format->dim % 32 == 0 && (fp8 || fp4 || f32), op, "problem.format", std::string(format->name),
              "index_fp8, index_mxfp4 or index_f32");
+  constexpr int kMaxDim = 512;  // a head's numbers lie in the kernels' registers or on the stack
+  check_that(format->dim <= kMaxDim, op, "problem.format", std::string(format->name) + " of " + std::to_string(format->dim) + " numbers",
+             "rows of at most " + std::to_string(kMaxDim));
   check_that(dim == format->dim, op, "problem.dim", dim, std::to_string(format->dim) + " as in " + std::string(format->name));
   check_that(heads >= 1 && heads <= 128, op, "problem.heads", heads, "1 to 128");
 }

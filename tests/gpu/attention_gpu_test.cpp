@@ -1,6 +1,8 @@
 // Sparse attention on the GPU against `_ref`: every implementation, every tile of the tensor-core kernel, split and whole.
+#include <bit>
 #include <cstring>
 #include <iostream>
+#include <map>
 #include <set>
 
 #include "device/shared_limit.h"
@@ -117,7 +119,8 @@ void expect_row(const AttentionOutputs& all, std::int64_t token, const Attention
   for (std::int64_t h = 0; h < all.problem.heads; ++h) {
     const float want = all.lse_of(token, h);
     const float got = one.lse_of(0, h);
-    ASSERT_EQ(0, std::memcmp(&want, &got, sizeof want)) << "lse of token " << token << " head " << h << ": " << want << " and " << got;
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(want), std::bit_cast<std::uint32_t>(got))
+        << "lse of token " << token << " head " << h << ": " << want << " and " << got;
   }
 }
 
@@ -322,9 +325,8 @@ TEST_F(AttentionGpu, ManyTokensAreRef) {
 }
 
 TEST_F(AttentionGpu, RefusalsSayWhatIsTaken) {
-  const auto problem = [](AttentionCase c) { return problem_of(c); };
   const auto refused = [&](const AttentionCase& c, const std::string& word) {
-    const SparseAttention::Problem p = problem(c);
+    const SparseAttention::Problem p = problem_of(c);
     EXPECT_NE(std::string::npos, refusal(p, "cuda").find(word)) << refusal(p, "cuda");
     EXPECT_EQ("", refusal(p, "cuda_simt"));
     EXPECT_EQ("cuda_simt", Plan<SparseAttention>(p, {.device = DeviceKind::kCuda}).implementation());
@@ -332,7 +334,7 @@ TEST_F(AttentionGpu, RefusalsSayWhatIsTaken) {
   refused({.q = DType::kF32, .scopes = {{.width = 3}}}, "F32");
   refused({.scopes = {{.width = 3}, {.format = "f32", .width = 3}}}, "f32 rows");
   refused({.scopes = {{.format = "index_fp8", .width = 3}}}, "rows of 128 numbers");
-  const SparseAttention::Problem p = problem({.scopes = {{.width = 3}}});
+  const SparseAttention::Problem p = problem_of({.scopes = {{.width = 3}}});
   EXPECT_EQ("cuda", Plan<SparseAttention>(p, {.device = DeviceKind::kCuda}).implementation());
   const SharedLimit limit(1000);
   EXPECT_NE(std::string::npos, refusal(p, "cuda").find("1000 bytes")) << refusal(p, "cuda");

@@ -16,8 +16,14 @@ inline void check_cuda(cudaError_t status, const char* call) {
   throw CudaError(std::string(call) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
 }
 
+/// With SMLA_PRINT_KERNELS in the environment: the name on standard error, the first time it is seen.
+void print_kernel(const char* kernel);
+
 /// After a kernel launch: a bad configuration or a missing image. @throws CudaError naming the kernel.
-inline void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
+inline void check_launch(const char* kernel) {
+  check_cuda(cudaGetLastError(), kernel);
+  print_kernel(kernel);
+}
 
 inline cudaStream_t stream_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 

@@ -9,6 +9,7 @@ endif()
 find_program(SMLA_CCACHE ccache)
 if(SMLA_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${SMLA_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${SMLA_CCACHE})
 endif()
 
 # GCC 12 warns of overlapping copies in its own std::string (-Wrestrict).

@@ -1,5 +1,5 @@
 // The compressor on the GPU against `_ref` over the family's own cases: state rows byte for byte, entries within the family's bounds.
-#include "gpu/device_run.cuh"
+#include "gpu/gpu_run.h"
 #include "parity/compressor_compare.h"
 
 namespace smla {

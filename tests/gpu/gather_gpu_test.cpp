@@ -1,7 +1,7 @@
 // Rows that leave their pages and partial results that become one, on the GPU against `_ref`: copies byte for byte, merges within the family's bounds.
 #include <random>
 
-#include "gpu/device_run.cuh"
+#include "gpu/gpu_run.h"
 #include "parity/attention_compare.h"
 #include "parity/gathered_cases.h"
 #include "parity/merge_cases.h"

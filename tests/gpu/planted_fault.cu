@@ -21,10 +21,10 @@ __global__ void read_unwritten(const int* data, int* out, int n) {
   *out = sum;
 }
 
-/// Half of the block waits at a barrier for all of it.
-__global__ void half_barrier(int* out) {
-  if (threadIdx.x < 32) __syncthreads();
+/// Every thread of a warp waits at a barrier that only the first belongs to.
+__global__ void foreign_barrier(int* out) {
   out[threadIdx.x] = 1;
+  __syncwarp(1U);
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   } else if (std::strcmp(tool, "initcheck") == 0) {
     read_unwritten<<<1, 1>>>(data, out, kThreads);
   } else if (std::strcmp(tool, "synccheck") == 0) {
-    half_barrier<<<1, kThreads>>>(out);
+    foreign_barrier<<<1, kThreads>>>(out);
   } else {
     std::fprintf(stderr, "planted_fault: got \"%s\", expected memcheck, racecheck, initcheck or synccheck\n", tool);
     return 2;

@@ -1,7 +1,7 @@
 // Packing and unpacking on the GPU against `_ref`, byte for byte, gaps included.
 #include <random>
 
-#include "gpu/device_run.cuh"
+#include "gpu/gpu_run.h"
 #include "sparsemla/ops/sequences.h"
 
 namespace smla {

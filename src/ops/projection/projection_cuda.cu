@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(32 * kFewWarps) few_rows(const __grid_constant
   for (std::int64_t chunk = warp; chunk * kChunk < o.k; chunk += kFewWarps) {
     float part[kFewTiles][4] = {};
     float(&into)[kFewTiles][4] = kE4M3 ? part : acc;
-#pragma unroll
+#pragma unroll(kE4M3 ? 1 : kChunk / 32)
     for (int step = 0; step < kChunk / 32; ++step) {
       const std::int64_t k = chunk * kChunk + 32 * step + 8 * lane;
       const uint4 a = load_x<kE4M3>(o, row + quad, group, k);
@@ -240,7 +240,7 @@ __device__ float load_any(const void* data, DType dtype, std::int64_t at) {
   return static_cast<const float*>(data)[at];
 }
 
-__global__ void __launch_bounds__(256) plain(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+__global__ void __launch_bounds__(256, 3) plain(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   __shared__ float xs[kPlainTile][kPlainK + 1];
   __shared__ float ws[kPlainTile][kPlainK + 1];
   const std::int64_t row = blockIdx.x % row_blocks * kPlainTile;

@@ -100,6 +100,20 @@ TEST_F(EngineGpu, TwoEnginesOnTwoThreadsDoNotMeet) {
   EXPECT_EQ(digests[1], alone.digests);
 }
 
+TEST_F(EngineGpu, FiveHundredAndTwelveRequestsAtOnce) {
+  EngineOptions options = gpu_options();
+  options.max_seqs = 512;
+  options.max_batched_tokens = 700;
+  options.num_blocks = 12'000;
+  std::vector<RequestSpec> specs;
+  for (int i = 0; i < 512; ++i) specs.push_back({.id = i, .arrival_seconds = 0, .prompt_tokens = 1 + i % 9, .output_tokens = 2 + i % 13});
+  const Outcome recorded = run(options, specs);
+  EXPECT_GT(recorded.totals.graph_steps, 0);
+  options.graphs = false;
+  options.max_seqs = 33;
+  EXPECT_EQ(run(options, specs).digests, recorded.digests);
+}
+
 TEST_F(EngineGpu, ARestoredRequestGoesOnBitForBit) {
   const EngineOptions options = gpu_options();
   const Outcome whole = run(options);

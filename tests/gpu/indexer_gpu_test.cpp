@@ -142,6 +142,10 @@ TEST_F(IndexerLogitsGpu, LongContexts) {
     const IndexerLogitsInputs inputs(c);
     worst = std::max(worst, check<IndexerLogits>(c.problem(), inputs.args(c)));
   }
+  // A context of 1,048,576 tokens.
+  const IndexerLogitsCase million{.rows = 1, .requests = 1, .heads = 2, .width = 262'144, .format = kFormats[0], .lens = {262'144}};
+  const IndexerLogitsInputs inputs(million);
+  worst = std::max(worst, check<IndexerLogits>(million.problem(), inputs.args(million)));
 }
 
 TEST_F(IndexerLogitsGpu, HostileLists) {

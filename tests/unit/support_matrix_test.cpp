@@ -17,11 +17,12 @@ struct Column {
   std::string_view implementation;
   std::string_view title;
 };
-constexpr std::array<Column, 7> kColumns{{{"ref", "reference"},
+constexpr std::array<Column, 8> kColumns{{{"ref", "reference"},
                                           {"cpu", "any CPU"},
                                           {"avx2", "AVX2"},
                                           {"avx512", "AVX-512"},
                                           {"onednn", "oneDNN"},
+                                          {"cublaslt", "cuBLASLt"},
                                           {"cuda", "CUDA sm_80+"},
                                           {"sm90", "Hopper"}}};
 

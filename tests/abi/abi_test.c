@@ -231,6 +231,10 @@ static void test_attention_errors(void) {
   CHECK(smla_sparse_attention_workspace(&a.args, &bytes, &name) == SMLA_OK && name != NULL && strlen(name) > 0);
   CHECK(strcmp(smla_last_error(), "") == 0);
   CHECK_ERROR(smla_sparse_attention_workspace(NULL, &bytes, NULL), SMLA_INVALID_ARGUMENT, "NULL");
+  /* A caller compiled before there were devices. */
+  a.args.struct_size = offsetof(smla_sparse_attention_args, device);
+  a.args.device = 7;
+  CHECK(smla_sparse_attention_workspace(&a.args, &bytes, &name) == SMLA_OK);
 
 #define WITH(change, word)                                                                            \
   do {                                                                                                \
@@ -239,7 +243,8 @@ static void test_attention_errors(void) {
     CHECK_ERROR(smla_sparse_attention_workspace(&a.args, &bytes, NULL), SMLA_INVALID_ARGUMENT, word); \
   } while (0)
   WITH(a.args.struct_size = 0, "struct_size 0");
-  WITH(a.args.struct_size = sizeof a.args - 8, "struct_size");
+  WITH(a.args.struct_size = offsetof(smla_sparse_attention_args, implementation), "struct_size");
+  WITH(a.args.device = 7, "device: got 7");
   WITH(a.args.struct_size = 1U << 30, "struct_size");
   WITH(a.q.struct_size = 1, "q: got struct_size 1");
   WITH(a.cache.struct_size = 0, "scope.cache");

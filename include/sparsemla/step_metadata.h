@@ -104,7 +104,9 @@ class SMLA_API StepMetadata {
 
   /// A further draft step over the same requests (MTP with more than one draft, spec 6.10): one token a request, at seq_len - 1. Positions, slots and
   /// window rows are made anew in place: every buffer keeps its address and shape.
-  /// @param seq_lens [R] I32, 0 for a request that sits out. @param max_seq_len their upper bound, known on the host.
+  /// @param seq_lens    [R] I32, 0 for a request that sits out
+  /// @param max_seq_len their upper bound, known on the host
+  /// @param stream      where to queue on a GPU
   /// @throws InvalidArgument unless the last build had one token for each request.
   void advance(const ConstTensorView& seq_lens, std::int64_t max_seq_len, Stream stream = {});
 

@@ -126,9 +126,7 @@ void fields(ShortContextTopk::Problem& p, auto&& f) { SMLA_FIELD(tokens), SMLA_F
 void tensors(ShortContextTopk::Args& a, auto&& t) { SMLA_IN(positions), SMLA_OUT(indices); }
 
 void fields(VisibleEntries::Problem& p, auto&& f) { SMLA_FIELD(tokens), SMLA_FIELD(ratio), SMLA_FIELD(top_k); }
-void tensors(VisibleEntries::Args& a, auto&& t) {
-  SMLA_IN(positions), SMLA_IN(slot_mapping), SMLA_OUT(valid), SMLA_OUT(lens), SMLA_OUT(topk_lens);
-}
+void tensors(VisibleEntries::Args& a, auto&& t) { SMLA_IN(positions), SMLA_IN(slot_mapping), SMLA_OUT(valid), SMLA_OUT(lens), SMLA_OUT(topk_lens); }
 
 void fields(PrefillLens::Problem& p, auto&& f) { SMLA_FIELD(requests), SMLA_FIELD(decodes), SMLA_FIELD(window), SMLA_FIELD(ratio); }
 void tensors(PrefillLens::Args& a, auto&& t) { SMLA_IN(query_start_loc), SMLA_IN(seq_lens), SMLA_OUT(gather_lens), SMLA_OUT(entry_counts); }

@@ -48,7 +48,7 @@ Outcome finish(Engine& engine) {
   return out;
 }
 
-Outcome run(const EngineOptions& options, std::vector<RequestSpec> specs = kRequests) {
+Outcome run(const EngineOptions& options, const std::vector<RequestSpec>& specs = kRequests) {
   Engine engine(options);
   for (const RequestSpec& s : specs) engine.submit(s);
   return finish(engine);

@@ -20,7 +20,9 @@ target_compile_options(smla_flags INTERFACE
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>
   # A kernel that spills registers does not build. 554: the conversion of a view to a const view, which a const view never takes.
   # Relaxed constexpr: the number formats of core/codecs.h are the same code on the device.
-  $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=554 --expt-relaxed-constexpr -Xptxas=-warn-spills,-Werror>)
+  $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=554 --expt-relaxed-constexpr -Xptxas=-warn-spills,-Werror>
+  # Machine code of five architectures to a fifth of its size.
+  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>>:--compress-mode=size>)
 if(SMLA_SANITIZE)
   target_compile_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE})

@@ -106,7 +106,7 @@ TEST_F(EngineGpu, FiveHundredAndTwelveRequestsAtOnce) {
   options.max_batched_tokens = 700;
   options.num_blocks = 12'000;
   std::vector<RequestSpec> specs;
-  for (int i = 0; i < 512; ++i) specs.push_back({.id = i, .arrival_seconds = 0, .prompt_tokens = 1 + i % 9, .output_tokens = 2 + i % 13});
+  for (int i = 0; i < 512; ++i) specs.push_back({.id = i, .arrival_seconds = 0, .prompt_tokens = 1 + i % 9, .output_tokens = 9 + i % 3});
   const Outcome recorded = run(options, specs);
   EXPECT_GT(recorded.totals.graph_steps, 0);
   options.graphs = false;

@@ -8,8 +8,8 @@ namespace {
 
 SparseAttention::Problem problem(std::int64_t tokens, std::int64_t heads, std::int64_t first, std::int64_t second = 0) {
   SparseAttention::Problem p{.tokens = tokens, .heads = heads, .scopes = 2};
-  p.scope[0].width = first;
-  p.scope[1].width = second;
+  p.scope[0] = {.format = &fp8_ds_mla_rows(), .width = first};
+  p.scope[1] = {.format = &fp8_ds_mla_rows(), .width = second};
   return p;
 }
 
@@ -18,24 +18,38 @@ constexpr std::size_t kSm80 = 163 * 1024;
 constexpr std::size_t kSm90 = 227 * 1024;
 
 TEST(AttentionSplit, TilesFitTheMachinesTheyAreFor) {
-  const auto keys = [](std::int64_t heads, std::size_t bytes) {
-    return kAttentionTiles[static_cast<std::size_t>(attention_tile(heads, bytes))].keys;
-  };
-  const auto most = [](std::int64_t heads, std::size_t bytes) {
-    return kAttentionTiles[static_cast<std::size_t>(attention_tile(heads, bytes))].heads;
+  const KeyLayout sizes[] = {key_layout(fp8_ds_mla_rows()), key_layout(fp8_per_tensor_rows()), key_layout(bf16_rows())};
+  const auto tile = [](std::int64_t heads, const KeyLayout& key, std::size_t bytes) -> const AttentionTile& {
+    return kAttentionTiles[static_cast<std::size_t>(attention_tile(heads, key.bytes(), bytes))];
   };
   for (const std::size_t bytes : {kSmall, kSm80, kSm90}) {
-    for (std::int64_t heads = 1; heads <= 128; ++heads) {
-      ASSERT_GE(attention_tile(heads, bytes), 0);
-      ASSERT_LE(static_cast<std::size_t>(kAttentionTiles[static_cast<std::size_t>(attention_tile(heads, bytes))].shared_bytes()), bytes);
-      EXPECT_EQ(heads <= 16 ? 16 : (heads <= 32 ? 32 : 64), most(heads, bytes)) << heads;
+    for (const KeyLayout& key : sizes) {
+      for (std::int64_t heads = 1; heads <= 128; ++heads) {
+        ASSERT_GE(attention_tile(heads, key.bytes(), bytes), 0);
+        const AttentionTile& t = tile(heads, key, bytes);
+        ASSERT_LE(static_cast<std::size_t>(t.shared_bytes(key.bytes())), bytes);
+        const int most = bytes == kSmall && key.code_groups == 0 ? 32 : 64;
+        EXPECT_EQ(heads <= 16 ? 16 : (heads <= 32 ? 32 : most), t.heads) << heads;
+      }
     }
   }
-  EXPECT_EQ(16, keys(64, kSmall));
-  EXPECT_EQ(32, keys(64, kSm80));
-  EXPECT_EQ(64, keys(64, kSm90));
-  EXPECT_EQ(32, most(64, 90000));
-  EXPECT_EQ(-1, attention_tile(1, 48 * 1024));
+  const KeyLayout& mla = sizes[0];
+  EXPECT_EQ(16, tile(64, mla, kSmall).keys);
+  EXPECT_EQ(32, tile(64, mla, kSm80).keys);
+  EXPECT_EQ(64, tile(64, mla, kSm90).keys);
+  EXPECT_EQ(64, tile(64, sizes[2], kSm90).keys);
+  EXPECT_EQ(-1, attention_tile(1, mla.bytes(), 48 * 1024));
+}
+
+/// A part of a buffer begins where the one before ends, and each is aligned to what reads it.
+TEST(AttentionSplit, KeysAreAsLargeAsTheirParts) {
+  for (int groups = 0; groups <= AttentionTile::kGroups; ++groups) {
+    const KeyLayout key{.code_groups = groups};
+    EXPECT_GE(key.code_bytes(), groups * AttentionTile::kGroup);
+    EXPECT_EQ(0, key.code_bytes() % 128);
+    EXPECT_EQ(0, key.half_bytes() % 128);
+    EXPECT_EQ(key.code_bytes() + key.half_bytes() + 2 * groups + 1, key.bytes());
+  }
 }
 
 TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
@@ -48,9 +62,11 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
             const AttentionSplit split = split_attention(p, 132, bytes, fixed);
             SCOPED_TRACE(testing::Message() << tokens << " tokens, " << heads << " heads, width " << width << ", fixed " << fixed);
             EXPECT_GE(split.parts, 1);
-            EXPECT_GE(split.parts * split.part_keys, width);
-            EXPECT_TRUE(split.parts == 1 || (split.parts - 1) * split.part_keys < width);
-            EXPECT_EQ(0, split.part_keys % kAttentionTiles[static_cast<std::size_t>(split.tile)].keys);
+            const std::int64_t keys = kAttentionTiles[static_cast<std::size_t>(split.tile)].keys;
+            const std::int64_t whole = (p.scope[0].width + keys - 1) / keys * keys + (p.scope[1].width + keys - 1) / keys * keys;
+            EXPECT_GE(split.parts * split.part_keys, whole);
+            EXPECT_TRUE(split.parts == 1 || (split.parts - 1) * split.part_keys < whole);
+            EXPECT_EQ(0, split.part_keys % keys);
             EXPECT_TRUE(split.launch_tokens >= 1 || tokens == 0);
             EXPECT_TRUE(split.launch_tokens <= 1 || split.workspace_bytes(heads) <= AttentionSplit::kLentBytes);
             EXPECT_TRUE(fixed || split.parts <= AttentionSplit::kMostParts);

@@ -46,6 +46,21 @@ struct AttentionCall {
   const float* sink = nullptr;
   std::int64_t sink_stride = 0;
   KeyList keys[SparseAttention::kMaxScopes];
+
+  __device__ float query(std::int64_t token, std::int64_t head, int d) const {
+    const std::int64_t i = token * q_stride[0] + head * q_stride[1] + d;
+    if (q_dtype == DType::kBF16) return device::from_bf16(static_cast<const std::uint16_t*>(q)[i]);
+    if (q_dtype == DType::kE4M3) return device::from_e4m3(static_cast<const std::uint8_t*>(q)[i]) * q_scale;
+    return static_cast<const float*>(q)[i];
+  }
+  __device__ void store(std::int64_t token, std::int64_t head, int d, float v) const {
+    const std::int64_t at = token * o_stride[0] + head * o_stride[1] + d;
+    if (o_dtype == DType::kBF16) {
+      static_cast<std::uint16_t*>(o)[at] = device::to_bf16_bits(v);
+    } else {
+      static_cast<float*>(o)[at] = v;
+    }
+  }
 };
 
 inline AttentionCall attention_call(const SparseAttention::Problem& p, const SparseAttention::Args& a) {

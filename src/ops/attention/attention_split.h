@@ -9,11 +9,14 @@
 
 namespace smla {
 
-/// What a block of the tensor-core kernel holds in shared memory: so many heads of q, so many keys. Its eight warps share the scores of a tile of keys
-/// out by heads x keys x dims, and the output by columns.
+/// What a block of the tensor-core kernel holds in shared memory: so many heads of q, and so many keys twice, as their cache stores them. Its eight warps
+/// share the scores of a tile of keys out by heads x keys x dims, and the output by columns.
 struct AttentionTile {
   static constexpr int kWarps = 8;
   static constexpr int kDim = 512;
+  static constexpr int kGroup = 64;  ///< dims that share a scale, and a warp's columns of the output
+  static constexpr int kGroups = kDim / kGroup;
+  static constexpr int kBuffers = 2;
 
   int heads = 0;
   int keys = 0;
@@ -22,40 +25,64 @@ struct AttentionTile {
   int dim_warps = 1;
   int resident = 1;  ///< blocks of a multiprocessor, by registers
 
-  /// A row of scores, fp32 and then two bf16 parts, padded so that eight rows' beginnings lie in different banks.
+  constexpr int row_bytes() const { return 2 * kDim; }  ///< of q
+  /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different banks.
   constexpr int score_row_bytes() const { return 4 * keys + 16; }
-  constexpr int row_bytes() const { return 2 * kDim; }
-  constexpr int keys_at() const { return heads * row_bytes(); }
-  constexpr int scores_at() const { return keys_at() + keys * row_bytes(); }
-  constexpr int key_rows_at() const { return scores_at() + dim_warps * heads * score_row_bytes(); }
-  constexpr int masks_at() const { return key_rows_at() + 2 * keys * 16; }
-  constexpr int factors_at() const { return masks_at() + 16; }
-  constexpr int shared_bytes() const { return factors_at() + 4 * heads; }
+  constexpr int scores_at() const { return heads * row_bytes(); }
+  constexpr int factors_at() const { return scores_at() + dim_warps * heads * score_row_bytes(); }
+  constexpr int buffers_at() const { return (factors_at() + 4 * heads + 127) / 128 * 128; }
+
+  constexpr int buffer_bytes(int key_bytes) const { return (keys * key_bytes + 127) / 128 * 128; }
+  /// With keys of at most so many bytes, and what a kernel has of its own.
+  constexpr int shared_bytes(int key_bytes) const { return buffers_at() + kBuffers * buffer_bytes(key_bytes) + kOwnBytes; }
+  static constexpr int kOwnBytes = 128;
+};
+
+/// A key in a buffer, each part for all keys together: e4m3 codes, the numbers that are no codes in half precision, a scale for each group of codes, and
+/// whether the key counts.
+struct KeyLayout {
+  int code_groups = 0;  ///< groups of 64 dims that are codes
+
+  constexpr int code_bytes() const { return (code_groups + 1) / 2 * 128; }
+  constexpr int half_bytes() const { return (AttentionTile::kGroups - code_groups) * 2 * AttentionTile::kGroup; }
+  constexpr int scale_bytes() const { return 2 * code_groups; }
+  constexpr int bytes() const { return code_bytes() + half_bytes() + scale_bytes() + 1; }
 };
 
 /// By heads, then the best first.
-inline constexpr std::array<AttentionTile, 5> kAttentionTiles{{
+inline constexpr std::array<AttentionTile, 7> kAttentionTiles{{
+    {.heads = 16, .keys = 64, .key_warps = 4, .dim_warps = 2, .resident = 2},
     {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2},
-    {.heads = 32, .keys = 32, .key_warps = 2, .dim_warps = 4},
+    {.heads = 32, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2},
+    {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4},
     {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 32, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 16, .head_warps = 4, .dim_warps = 2},
 }};
 
+/// Of the rows of a cache: groups of e4m3 codes, then bf16.
+constexpr KeyLayout key_layout(const RowFormat& f) { return {.code_groups = f.nope == Element::kE4M3 ? f.nope_dim / AttentionTile::kGroup : 0}; }
+/// Of the largest keys of a call.
+inline int key_bytes(const SparseAttention::Problem& p) {
+  int bytes = 0;
+  for (int s = 0; s < p.scopes; ++s) bytes = std::max(bytes, key_layout(*p.scope[static_cast<std::size_t>(s)].format).bytes());
+  return bytes;
+}
+
 /// The best tile of the fewest heads that hold all of `heads`, or as many as fit into `shared_bytes`; -1: none fits.
-constexpr int attention_tile(std::int64_t heads, std::size_t shared_bytes) {
+constexpr int attention_tile(std::int64_t heads, int key_bytes, std::size_t shared_bytes) {
   int best = -1;
   for (int i = 0; i < static_cast<int>(kAttentionTiles.size()); ++i) {
     const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(i)];
-    if (static_cast<std::size_t>(tile.shared_bytes()) > shared_bytes) continue;
+    if (static_cast<std::size_t>(tile.shared_bytes(key_bytes)) > shared_bytes) continue;
     const int have = best < 0 ? 0 : kAttentionTiles[static_cast<std::size_t>(best)].heads;
     if (have < heads && tile.heads > have) best = i;
   }
   return best;
 }
 
-/// How a call is cut. A part is a run of `part_keys` entries of a token's list, both scopes one behind the other; with one part a block writes the
-/// output itself, otherwise its sums go to the workspace and are merged.
+/// How a call is cut. A part is a run of `part_keys` entries of a token's list, each scope filled up to whole tiles and one behind the other; with one part
+/// a block writes the output itself, otherwise its sums go to the workspace and are merged.
 struct AttentionSplit {
   int tile = 0;  ///< of kAttentionTiles
   std::int64_t part_keys = 0;
@@ -76,18 +103,18 @@ struct AttentionSplit {
 inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes, bool fixed) {
   constexpr std::int64_t kBlockCost = 96;
   constexpr std::int64_t kMergeCost = 128;
-  AttentionSplit split{.tile = attention_tile(p.heads, shared_bytes)};
+  AttentionSplit split{.tile = attention_tile(p.heads, key_bytes(p), shared_bytes)};
   const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
-  std::int64_t width = 0;
-  for (int s = 0; s < p.scopes; ++s) width += p.scope[static_cast<std::size_t>(s)].width;
-  const std::int64_t steps = std::max<std::int64_t>((width + tile.keys - 1) / tile.keys, 1);
+  std::int64_t steps = 0;
+  for (int s = 0; s < p.scopes; ++s) steps += (p.scope[static_cast<std::size_t>(s)].width + tile.keys - 1) / tile.keys;
+  const std::int64_t width = steps * tile.keys;
   const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
   const std::int64_t slots = static_cast<std::int64_t>(multiprocessors) * tile.resident;
   if (fixed) {
     split.part_keys = AttentionSplit::kFixedPart;
     split.parts = std::max<std::int64_t>((width + split.part_keys - 1) / split.part_keys, 1);
   } else {
-    split.part_keys = steps * tile.keys;
+    split.part_keys = std::max<std::int64_t>(width, tile.keys);
     std::int64_t best = (blocks + slots - 1) / slots * (split.part_keys + kBlockCost);
     for (std::int64_t parts = 2; parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots; ++parts) {
       const std::int64_t part = (steps + parts - 1) / parts * tile.keys;

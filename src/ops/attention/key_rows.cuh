@@ -1,48 +1,45 @@
 #pragma once
 
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "device/ptx.cuh"
 #include "ops/attention/attention_call.cuh"
-#include "ops/attention/tile_math.cuh"
+#include "ops/attention/attention_split.h"
 
 namespace smla {
 
-/// How rows of 512 numbers are turned into bf16, piece by piece of eight numbers: first pieces of e4m3 codes, then pieces of bf16. Both are exact: an e4m3
-/// number has four significant bits, and a group's scale is a power of two. The scale of a whole cache is left to scores and weights.
-struct PieceFormat {
-  int codes = 0;   ///< pieces of e4m3 codes
-  int scaled = 0;  ///< pieces under a scale byte, of eight pieces each
-  int word = 1;    ///< what divides every piece's address: 16, 8 or less
-};
+// Rows of 512 numbers in shared memory, as the cache stores them: groups of 64 e4m3 codes first, then groups of 64 bf16 numbers, which become half
+// precision there. e4m3 times a power of two is exact in half precision and bf16 nearly always is; `odd` says where it is not.
 
-/// Bytes of a piece: eight codes in the first half, or eight bf16 numbers.
-__device__ inline uint4 load_piece(const std::uint8_t* row, int c, const PieceFormat& f) {
-  const bool codes = c < f.codes;
-  const std::uint8_t* p = row + (codes ? 8 * c : 16 * c - 8 * f.codes);
-  uint4 v{0, 0, 0, 0};
-  if (f.word >= 8) {
-    if (!codes && f.word == 16) return __ldg(reinterpret_cast<const uint4*>(p));
-    const uint2 low = __ldg(reinterpret_cast<const uint2*>(p));
-    v.x = low.x, v.y = low.y;
-    if (codes) return v;
-    const uint2 high = __ldg(reinterpret_cast<const uint2*>(p) + 1);
-    v.z = high.x, v.w = high.y;
-    return v;
+/// Numbers in half precision are this many times what they are, so that small ones keep their bits; those of 1,024 and more do not fit.
+constexpr float kHalfUnit = 0x1p6F;
+
+/// What the machine's e4m3 conversion leaves to the scale: before sm_89 codes are widened by shifting, to 2^-8 of their value.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+constexpr int kCodeShift = 8;
+#else
+constexpr int kCodeShift = 0;
+#endif
+
+/// Four codes to halves: 0 and 1, 2 and 3.
+__device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+  if constexpr (kCodeShift == 0) {
+    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
+  } else {
+    const auto shift = [](std::uint32_t x) { return (x & 0x8000'8000U) | ((x >> 1) & 0x3F80'3F80U); };
+    low = shift(__byte_perm(codes, 0, 0x1404));
+    high = shift(__byte_perm(codes, 0, 0x3424));
   }
-#pragma unroll 1
-  for (int i = codes ? 7 : 15; i >= 0; --i) {
-    v.w = __funnelshift_l(v.z, v.w, 8);
-    v.z = __funnelshift_l(v.y, v.z, 8);
-    v.y = __funnelshift_l(v.x, v.y, 8);
-    v.x = v.x << 8 | __ldg(p + i);
-  }
-  return v;
 }
 
-__device__ inline std::uint32_t multiply_pair(std::uint32_t a, std::uint32_t b) {
-  __nv_bfloat162 x;
-  __nv_bfloat162 y;
+/// Whether any of four codes is NaN and widen_codes makes a number of it.
+__device__ inline bool lost_nan(std::uint32_t codes) {
+  return kCodeShift != 0 && (((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U) != 0U;
+}
+
+__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
+  __half2 x;
+  __half2 y;
   memcpy(&x, &a, 4);
   memcpy(&y, &b, 4);
   x = __hmul2(x, y);
@@ -50,76 +47,146 @@ __device__ inline std::uint32_t multiply_pair(std::uint32_t a, std::uint32_t b) 
   return a;
 }
 
-/// Two codes, each in the upper byte of its half. As the low bits of a bf16 number a code is 2^-120 of its value, subnormals too.
-__device__ inline std::uint32_t widen_pair(std::uint32_t codes, std::uint32_t scale) {
-  const std::uint32_t small = (codes & 0x8000'8000U) | ((codes >> 4) & 0x07F0'07F0U);
-  return multiply_pair(multiply_pair(small, 0x7B80'7B80U), scale);
+__device__ inline std::uint32_t halves_of(float low, float high) {
+  const __half2 h = __floats2half2_rn(low, high);
+  std::uint32_t bits;
+  memcpy(&bits, &h, 4);
+  return bits;
 }
+/// Whether a number of the two is infinite or NaN.
+__device__ inline bool unbounded(std::uint32_t halves) { return (((halves & 0x7C00'7C00U) + 0x0400'0400U) & 0x8000'8000U) != 0U; }
 
-/// Bits of 2^(byte - 127) as bf16, twice; 255 is NaN.
-__device__ inline std::uint32_t scale_pair(std::uint32_t byte) {
-  const std::uint32_t bits = byte == 255U ? 0x7FC0U : (byte == 0U ? 0x0040U : byte << 7);
-  return bits << 16 | bits;
+/// What widened codes are multiplied with for scale 2^(byte - 127), in units of kHalfUnit. 0 stands for 0: such numbers are below 2^-118.
+__device__ inline std::uint16_t half_scale(int byte) {
+  const int exponent = byte - 127 + 6 + 15 + kCodeShift;
+  if (byte == 0 || exponent < -9) return 0;
+  return static_cast<std::uint16_t>(exponent > 0 ? min(exponent, 30) << 10 : 0x200 >> -exponent);
 }
+/// Whether half precision holds codes of this scale: all of them from 2^-21 to 2^1, nearly all of a group's norm from 2^-26 on.
+__device__ inline bool odd_scale(int byte) { return byte != 0 && (byte < 101 || byte > 128); }
 
-/// Eight codes times a scale as bf16.
-__device__ inline uint4 widen_codes(std::uint32_t low, std::uint32_t high, std::uint32_t scale) {
-  uint4 v{widen_pair(__byte_perm(low, 0, 0x1404), scale), widen_pair(__byte_perm(low, 0, 0x3424), scale),
-          widen_pair(__byte_perm(high, 0, 0x1404), scale), widen_pair(__byte_perm(high, 0, 0x3424), scale)};
-  // Codes 0x7F and 0xFF are NaN: here they came out as 480.
-  const std::uint32_t nan = (((low & 0x7F7F'7F7FU) + 0x0101'0101U) | ((high & 0x7F7F'7F7FU) + 0x0101'0101U)) & 0x8080'8080U;
-  if (nan != 0U) {
-    const auto patch = [](std::uint32_t pair, std::uint32_t codes) {
-      if ((codes & 0x7FU) == 0x7FU) pair = (pair & 0xFFFF'0000U) | 0x7FC0U;
-      if ((codes & 0x7F00U) == 0x7F00U) pair = (pair & 0xFFFFU) | 0x7FC0'0000U;
-      return pair;
-    };
-    v = {patch(v.x, low), patch(v.y, low >> 16), patch(v.z, high), patch(v.w, high >> 16)};
-  }
-  return v;
-}
-
-/// Where a key's numbers and scale bytes are; data is null where a list names no row.
-struct KeyRow {
-  const std::uint8_t* data = nullptr;
-  const std::uint8_t* scales = nullptr;
+/// How the rows of a scope lie in memory.
+struct RowLayout {
+  KeyLayout key;
+  bool scaled = false;  ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
+  int word = 1;         ///< what divides the address of any 16 bytes of any row: 16, 8 or less
 };
 
-/// The row of a slot, -1 for none.
-__device__ inline KeyRow key_row(const device::CacheView& cache, std::int32_t slot) {
-  if (slot < 0) return {};
-  // A slot has 31 bits; a block longer than that holds them all.
-  const std::int64_t block = cache.block_size > slot ? 0 : static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(cache.block_size);
-  const std::int64_t row = slot - block * cache.block_size;
-  const std::uint8_t* base = cache.base + block * cache.block_stride;
-  return {base + row * cache.data_bytes, base + cache.block_size * cache.data_bytes + row * cache.scale_bytes};
+/// Starts copying 16 bytes, or copies them where asynchronous copies cannot.
+__device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bool there, int word) {
+  if (word == 16) return device::copy_async<16>(to, from, there);
+  if (word == 8) {
+    device::copy_async<8>(to, from, there);
+    return device::copy_async<8>(to + 8, from + 8, there);
+  }
+  uint4 v{0, 0, 0, 0};
+#pragma unroll 1
+  for (int i = 15; there && i >= 0; --i) {
+    v.w = __funnelshift_l(v.z, v.w, 8);
+    v.z = __funnelshift_l(v.y, v.z, 8);
+    v.y = __funnelshift_l(v.x, v.y, 8);
+    v.x = v.x << 8 | __ldg(from + i);
+  }
+  device::store_shared(to, v);
 }
 
-/// kRows rows on their way from global to shared memory, in the registers of a warp: two pieces a lane. Behind its eight codes a piece keeps their scale.
-template <int kRows>
-struct RowsInFlight {
-  uint4 piece[kRows][2];
+/// A buffer of a tile's keys. A row's 16-byte pieces are permuted within each 128 bytes by the row, so that neither a warp that reads 64 bytes of eight
+/// rows nor one that reads a piece of eight rows meets a bank twice.
+template <AttentionTile kTile>
+struct KeyBuffer {
+  std::uint32_t at = 0;
+  KeyLayout layout;
 
-  __device__ void load(int r, const KeyRow& row, const PieceFormat& f) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+  __device__ static int swizzle_codes(int key) { return (key & 1) << 2 | (key >> 1 & 3); }
+  __device__ static int swizzle_halves(int key) { return key & 7; }
+  __device__ std::uint32_t codes(int key) const { return at + key * layout.code_bytes(); }
+  __device__ std::uint32_t halves(int key) const { return at + kTile.keys * layout.code_bytes() + key * layout.half_bytes(); }
+  /// Scales of a group, key by key.
+  __device__ std::uint32_t scales(int group) const {
+    return at + kTile.keys * (layout.code_bytes() + layout.half_bytes()) + group * kTile.keys * 2;
+  }
+  __device__ std::uint32_t valid() const { return scales(layout.code_groups); }
+};
+
+/// A thread's share of filling buffers: a part of one row.
+template <AttentionTile kTile>
+struct RowCopy {
+  static constexpr int kThreads = 32 * AttentionTile::kWarps;
+  static constexpr int kParts = kThreads / kTile.keys;  ///< threads of a row
+  static constexpr int kScales = kParts < AttentionTile::kGroups ? AttentionTile::kGroups / kParts : 1;
+  static constexpr int kUnit = 16;  ///< bf16 numbers that one thread takes together
+
+  int scale[kScales] = {};
+  bool there = false;
+
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / kParts; }
+  __device__ static int part() { return static_cast<int>(threadIdx.x) % kParts; }
+
+  /// Starts copying the row of a slot, -1 for none.
+  __device__ void start(const KeyBuffer<kTile>& buffer, const device::CacheView& cache, const RowLayout& layout, std::int32_t slot) {
+    there = slot >= 0;
+    const std::int64_t named = there ? slot : 0;
+    // A slot has 31 bits; a block longer than that holds them all.
+    const std::int64_t block =
+        cache.block_size > named ? 0 : static_cast<std::uint32_t>(named) / static_cast<std::uint32_t>(cache.block_size);
+    const std::int64_t in_block = named - block * cache.block_size;
+    const std::uint8_t* base = cache.base + block * cache.block_stride;
+    const std::uint8_t* data = base + in_block * cache.data_bytes;
+    const std::uint32_t codes = buffer.codes(row());
+    const int code_pieces = layout.key.code_groups * (AttentionTile::kGroup / 16);
+    const int swizzle = KeyBuffer<kTile>::swizzle_codes(row());
+    for (int c = part(); c < code_pieces; c += kParts) copy_piece(codes + ((c ^ swizzle) << 4), data + 16 * c, there, layout.word);
+    const std::uint8_t* rest = data + layout.key.code_groups * AttentionTile::kGroup;
+    for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd_piece) {
+      copy_piece(even, rest + 32 * unit, there, layout.word);
+      copy_piece(odd_piece, rest + 32 * unit + 16, there, layout.word);
+    });
+    const std::uint8_t* scales = base + cache.block_size * cache.data_bytes + in_block * cache.scale_bytes;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int c = lane + 32 * i;
-      uint4 v{0, 0, 0, 0};
-      if (row.data != nullptr) v = load_piece(row.data, c, f);
-      if (c < f.codes) v.z = row.data != nullptr && c < f.scaled ? __ldg(row.scales + c / 8) : 127U;
-      piece[r][i] = v;
+    for (int i = 0; i < kScales; ++i) {
+      const int group = part() * kScales + i;
+      scale[i] = layout.scaled ? (there && group < layout.key.code_groups ? __ldg(scales + group) : 0) : -1;
     }
   }
-  /// As row `at` of the rows in `shared`.
-  __device__ void store(int r, std::uint8_t* shared, int at, const PieceFormat& f) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+
+  /// Makes the copied part of the row what the products take; wait_copies() came before, a barrier must follow. Returns whether half precision does not
+  /// hold it.
+  __device__ bool finish(const KeyBuffer<kTile>& buffer) const {
+    bool odd = false;
+    for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd_piece) {
+      const uint4 a = device::load_shared(even);
+      const uint4 b = device::load_shared(odd_piece);
+      const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16) * kHalfUnit; };
+      const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit; };
+      const uint4 evens{halves_of(low(a.x), low(a.y)), halves_of(low(a.z), low(a.w)), halves_of(low(b.x), low(b.y)), halves_of(low(b.z), low(b.w))};
+      const uint4 odds{halves_of(high(a.x), high(a.y)), halves_of(high(a.z), high(a.w)), halves_of(high(b.x), high(b.y)),
+                       halves_of(high(b.z), high(b.w))};
+      odd = odd || unbounded(evens.x) || unbounded(evens.y) || unbounded(evens.z) || unbounded(evens.w) || unbounded(odds.x) ||
+            unbounded(odds.y) || unbounded(odds.z) || unbounded(odds.w);
+      device::store_shared(even, evens);
+      device::store_shared(odd_piece, odds);
+    });
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int c = lane + 32 * i;
-      const uint4 v = piece[r][i];
-      *reinterpret_cast<uint4*>(shared + piece_at(at, c)) = c < f.codes ? widen_codes(v.x, v.y, scale_pair(v.z)) : v;
+    for (int i = 0; i < kScales; ++i) {
+      const int group = part() * kScales + i;
+      if (group >= buffer.layout.code_groups) break;
+      odd = odd || (scale[i] >= 0 && odd_scale(scale[i]));
+      // Without scales codes stay what they are.
+      const std::uint16_t bits = scale[i] >= 0 ? half_scale(scale[i]) : static_cast<std::uint16_t>((15 + kCodeShift) << 10);
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(buffer.scales(group) + 2 * row()), "h"(bits) : "memory");
     }
+    if (part() == 0) asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer.valid() + row()), "r"(there ? 1 : 0) : "memory");
+    return odd;
+  }
+
+ private:
+  /// f(unit, where its even numbers will be, where its odd ones) for this thread's units of 16 bf16 numbers.
+  template <class F>
+  __device__ void for_units(const KeyBuffer<kTile>& buffer, F&& f) const {
+    const int units = (AttentionTile::kGroups - buffer.layout.code_groups) * (AttentionTile::kGroup / kUnit);
+    const std::uint32_t halves = buffer.halves(row());
+    const int swizzle = KeyBuffer<kTile>::swizzle_halves(row());
+    for (int u = part(); u < units; u += kParts) f(u, halves + (((2 * u) ^ swizzle) << 4), halves + (((2 * u + 1) ^ swizzle) << 4));
   }
 };
 

@@ -1,7 +1,8 @@
 // Sparse attention on the tensor cores of any GPU from sm_80 on. A block takes a token, a tile of heads and a run of its key list; keys pass through shared
-// memory as bf16, tile by tile, and are scored, weighed and added from there. See docs/kernels/sparse_attention.md.
+// memory as their cache stores them, tile by tile, and are widened to half precision on their way into the products. See docs/kernels/sparse_attention.md.
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "device/copy.cuh"
 #include "device/launch.cuh"
@@ -24,116 +25,144 @@ constexpr float kLn2 = 0.693147181F;
 
 struct TileCall {
   AttentionCall a;
-  PieceFormat q_format;
-  PieceFormat format[SparseAttention::kMaxScopes];
+  RowLayout layout[SparseAttention::kMaxScopes];
   float score_scale[SparseAttention::kMaxScopes] = {0, 0};   ///< scores to powers of two
-  float weight_scale[SparseAttention::kMaxScopes] = {1, 1};  ///< of rows whose numbers have a common scale
-  bool pairs = false;                                        ///< two neighbours of o may be stored at once
+  float weight_scale[SparseAttention::kMaxScopes] = {1, 1};  ///< a scope's unit of numbers, in units of the largest
+  float unit = 1;                                            ///< that largest
+  bool exact = false;                                        ///< half precision does not hold the units
+  int word = 2;                                              ///< what divides the address of any four neighbours of o
+  int q_word = 1;                                            ///< and of any eight of q
   std::int64_t part_keys = 0;
-  std::int64_t parts = 1;
+  std::uint32_t parts = 1;
+  std::uint32_t head_tiles = 1;
   std::int64_t first_token = 0;
   float* sums = nullptr;     ///< [tokens of a launch, parts, H, 512]
   float2* states = nullptr;  ///< [tokens of a launch, parts, H]
 };
 
-/// A head's state after some keys: the largest score, in powers of two, and the sum of 2^(score - largest). What is left to do with it.
+/// A head's state after some keys: a reference score, in powers of two, and the sum of 2^(score - reference). What is left to do with it.
 struct Finish {
   float factor;  ///< of the sums
   float lse;
 };
-__device__ Finish finish(const AttentionCall& c, std::int64_t head, float largest, float sum) {
+__device__ Finish finish(const AttentionCall& c, std::int64_t head, float reference, float sum) {
   if (sum == 0) return {0, c.partial ? -INFINITY : INFINITY};
   const float sink = c.sink == nullptr ? -INFINITY : c.sink[head * c.sink_stride];
   // The sink's term may overflow, and then the answer is 0, as it should be.
-  return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -largest))), fmaf(largest, kLn2, logf(sum))};
+  return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -reference))), fmaf(reference, kLn2, logf(sum))};
 }
 /// Adding 0 makes one zero of both: sums that went through the workspace have lost the sign.
 __device__ float finished(float sum, float factor) { return factor == 0 ? 0 : (sum + 0.0F) * factor; }
 
-__device__ void store_pair(const TileCall& c, std::int64_t at, float x, float y) {
+/// Four neighbours of o.
+__device__ void store(const TileCall& c, std::int64_t at, const float4& v) {
   if (c.a.o_dtype == DType::kBF16) {
     auto* to = static_cast<std::uint16_t*>(c.a.o) + at;
-    const std::uint16_t low = device::to_bf16_bits(x);
-    const std::uint16_t high = device::to_bf16_bits(y);
-    if (c.pairs) {
-      *reinterpret_cast<std::uint32_t*>(to) = static_cast<std::uint32_t>(high) << 16 | low;
+    const std::uint32_t low = static_cast<std::uint32_t>(device::to_bf16_bits(v.y)) << 16 | device::to_bf16_bits(v.x);
+    const std::uint32_t high = static_cast<std::uint32_t>(device::to_bf16_bits(v.w)) << 16 | device::to_bf16_bits(v.z);
+    if (c.word >= 8) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(low, high);
     } else {
-      to[0] = low, to[1] = high;
+      to[0] = static_cast<std::uint16_t>(low), to[1] = static_cast<std::uint16_t>(low >> 16);
+      to[2] = static_cast<std::uint16_t>(high), to[3] = static_cast<std::uint16_t>(high >> 16);
     }
   } else {
     auto* to = static_cast<float*>(c.a.o) + at;
-    if (c.pairs) {
-      *reinterpret_cast<float2*>(to) = make_float2(x, y);
+    if (c.word == 16) {
+      *reinterpret_cast<float4*>(to) = v;
     } else {
-      to[0] = x, to[1] = y;
+      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
     }
   }
 }
+__device__ float4 times(const float4& v, float f) { return make_float4(v.x * f, v.y * f, v.z * f, v.w * f); }
+__device__ float4 finished(const float4& v, float f) {
+  return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f));
+}
 
-/// A token's list, both scopes one behind the other: entries [begin, end) of it are this block's.
+/// A token's list, both scopes filled up to whole tiles and one behind the other: entries [begin, end) of it are this block's.
+template <AttentionTile kTile>
 struct Run {
   std::int64_t token;
-  std::int64_t second;  ///< first entry of the second scope
-  std::int64_t begin;
-  std::int64_t end;
+  int first;   ///< entries of the first scope
+  int second;  ///< first entry of the second scope
+  int begin;
+  int end;
 
-  __device__ Run(const TileCall& c, std::int64_t token_in, std::int64_t part) : token(token_in), second(c.a.keys[0].entries(token_in)) {
-    const std::int64_t all = second + (c.a.scopes > 1 ? c.a.keys[1].entries(token) : 0);
-    begin = part * c.part_keys;
-    end = min(all, begin + c.part_keys);
+  __device__ Run(const TileCall& c, std::int64_t token_in, std::int64_t part) : token(token_in), first(static_cast<int>(c.a.keys[0].entries(token_in))) {
+    second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
+    const int all = c.a.scopes > 1 ? second + static_cast<int>(c.a.keys[1].entries(token)) : first;
+    begin = static_cast<int>(min(part * c.part_keys, static_cast<std::int64_t>(all)));
+    end = static_cast<int>(min(begin + c.part_keys, static_cast<std::int64_t>(all)));
   }
-  __device__ bool has(std::int64_t entry) const { return entry < end; }
-  /// First key of the second scope in the `keys` from `base` on.
-  __device__ int turn(std::int64_t base, int keys) const {
-    return static_cast<int>(min(max(second - base, std::int64_t{0}), static_cast<std::int64_t>(keys)));
-  }
-  __device__ std::int32_t slot(const TileCall& c, std::int64_t entry) const {
+  /// Of the tile that begins at an entry.
+  __device__ int scope(int base) const { return base < second ? 0 : 1; }
+  __device__ std::int32_t slot(const TileCall& c, int entry) const {
     if (entry >= end) return -1;
-    return entry < second ? c.a.keys[0].slot(token, entry) : c.a.keys[1].slot(token, entry - second);
+    if (entry >= second) return c.a.keys[1].slot(token, entry - second);
+    return entry < first ? c.a.keys[0].slot(token, entry) : -1;
   }
 };
 
-/// Running softmax of a tile's rows of scores. A row belongs to kLanes neighbouring threads, which hold its state together.
+/// Running softmax of a tile's rows of scores. A row belongs to kLanes threads of a warp, which hold its state together. Sums and weights are those of
+/// scores less a reference, which the largest score so far exceeds by kRoom - kSlack to kRoom: only when it grows by more than kSlack must older
+/// sums fade, and small weights keep their bits in half precision.
 template <AttentionTile kTile>
 struct Softmax {
   static constexpr int kLanes = kThreads / kTile.heads;
-  static constexpr int kKeys = kTile.keys / kLanes;  ///< of a thread
-  float largest = -INFINITY;
+  static constexpr int kRows = 32 / kLanes;              ///< of a warp
+  static constexpr int kKeys = kTile.keys / kLanes;      ///< of a thread
+  static constexpr float kRoom = 10;
+  static constexpr float kSlack = 4;
+  float reference = -INFINITY;
   float sum = 0;  ///< of this thread's keys
 
-  __device__ static int row() { return static_cast<int>(threadIdx.x) / kLanes; }
-  __device__ static bool first() { return threadIdx.x % kLanes == 0; }
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 32 * kRows + static_cast<int>(threadIdx.x) % kRows; }
+  __device__ static bool first() { return threadIdx.x % 32 < kRows; }
 
-  /// Turns the scores of a tile into weights, in their place, and returns what older sums fade by. `mask`: keys that count; `second`: first key of the
-  /// second scope.
-  __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint32_t* mask, int second) {
-    static_assert(kKeys % 2 == 0);
-    const int key = static_cast<int>(threadIdx.x) % kLanes * kKeys;
+  /// Turns the scores of a tile into weights, in their place, and returns what older sums fade by.
+  __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint8_t* valid, int scope) {
+    static_assert(kKeys % 2 == 0 && kKeys <= 16);
+    const int key = static_cast<int>(threadIdx.x) % 32 / kRows * kKeys;
     std::uint8_t* line = scores + row() * kTile.score_row_bytes();
     float s[kKeys];
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) s[i] = 0;
 #pragma unroll
     for (int w = 0; w < kTile.dim_warps; ++w) {
-      const auto* part = reinterpret_cast<const float2*>(line + w * kTile.heads * kTile.score_row_bytes()) + key / 2;
+      const std::uint8_t* part = line + w * kTile.heads * kTile.score_row_bytes() + 4 * key;
+      if constexpr (kKeys % 4 == 0) {
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) {
-        const float2 v = part[i];
-        s[2 * i] += v.x, s[2 * i + 1] += v.y;
+        for (int i = 0; i < kKeys; i += 4) {
+          const float4 v = reinterpret_cast<const float4*>(part)[i / 4];
+          s[i] += v.x, s[i + 1] += v.y, s[i + 2] += v.z, s[i + 3] += v.w;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kKeys; i += 2) {
+          const float2 v = reinterpret_cast<const float2*>(part)[i / 2];
+          s[i] += v.x, s[i + 1] += v.y;
+        }
       }
     }
-    const std::uint32_t valid = mask[key / 32] >> (key % 32);
+    const float scale = c.score_scale[scope];
     float top = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      s[i] = (valid >> i & 1U) != 0U ? s[i] * c.score_scale[key + i < second ? 0 : 1] : -INFINITY;
-      top = fmaxf(top, s[i]);
+    for (int i = 0; i < kKeys; i += 2) {
+      const std::uint16_t pair = *reinterpret_cast<const std::uint16_t*>(valid + key + i);
+      s[i] = (pair & 1U) != 0U ? s[i] * scale : -INFINITY;
+      s[i + 1] = (pair & 0x100U) != 0U ? s[i + 1] * scale : -INFINITY;
+      top = fmaxf(top, fmaxf(s[i], s[i + 1]));
     }
 #pragma unroll
-    for (int i = kLanes / 2; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, i));
-    const float next = fmaxf(largest, top);
-    const float shift = next == -INFINITY ? 0 : next;
-    const float fade = exp2f(largest - shift);
+    for (int i = kRows; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, i));
+    float fade = 1;
+    if (top > reference + (kRoom + kSlack)) {
+      const float next = top - kRoom;
+      fade = exp2f(reference - next);
+      reference = next;
+    }
+    const float shift = reference == -INFINITY ? 0 : reference;
     float mine = 0;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
@@ -141,20 +170,20 @@ struct Softmax {
       mine += s[i];
     }
     sum = fmaf(sum, fade, mine);
-    largest = next;
     // The threads of a row are in one warp: all of them have read their scores before one writes.
     __syncwarp();
-    auto* coarse = reinterpret_cast<std::uint32_t*>(line) + key / 2;
-    auto* fine = reinterpret_cast<std::uint32_t*>(line + 2 * kTile.keys) + key / 2;
+    auto* weights = reinterpret_cast<std::uint32_t*>(line) + key / 2;
+    const float weight = c.weight_scale[scope];
+    std::uint32_t pairs[kKeys / 2];
 #pragma unroll
-    for (int i = 0; i < kKeys; i += 2) {
-      const float x = s[i] * c.weight_scale[key + i < second ? 0 : 1];
-      const float y = s[i + 1] * c.weight_scale[key + i + 1 < second ? 0 : 1];
-      const std::uint16_t x_bits = device::to_bf16_bits(x);
-      const std::uint16_t y_bits = device::to_bf16_bits(y);
-      coarse[i / 2] = static_cast<std::uint32_t>(y_bits) << 16 | x_bits;
-      fine[i / 2] =
-          static_cast<std::uint32_t>(device::to_bf16_bits(y - device::from_bf16(y_bits))) << 16 | device::to_bf16_bits(x - device::from_bf16(x_bits));
+    for (int i = 0; i < kKeys; i += 2) pairs[i / 2] = halves_of(s[i] * weight, s[i + 1] * weight);
+    if constexpr (kKeys % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; i += 4)
+        *reinterpret_cast<uint4*>(weights + i) = make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) weights[i] = pairs[i];
     }
     return fade;
   }
@@ -163,229 +192,287 @@ struct Softmax {
   __device__ float whole_sum() const {
     float all = sum;
 #pragma unroll
-    for (int i = kLanes / 2; i > 0; i /= 2) all += __shfl_xor_sync(kAll, all, i);
+    for (int i = kRows; i < 32; i *= 2) all += __shfl_xor_sync(kAll, all, i);
     return all;
   }
 };
 
+/// A head of a block in fp32, number by number, for rows that half precision does not hold: a warp's work, slow and rare. Results as those of a block;
+/// `lent`: shared memory, 3 x 512 numbers a warp.
+template <AttentionTile kTile>
+__device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::int64_t head, std::int64_t state, float* lent) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float* const q = lent + static_cast<int>(threadIdx.x) / 32 * 3 * kDim;
+  float* const row = q + kDim;
+  float* const sums = row + kDim;
+  const auto each = [&](auto&& f) {
+#pragma unroll 1
+    for (int d = lane; d < kDim; d += 32) f(d);
+  };
+  each([&](int d) { q[d] = c.a.query(run.token, head, d) * c.a.scale * kLog2E, sums[d] = 0; });
+  float largest = -INFINITY;
+  float sum = 0;
+#pragma unroll 1
+  for (int entry = run.begin; entry < run.end; ++entry) {
+    const std::int32_t slot = run.slot(c, entry);
+    if (slot < 0) continue;
+    const device::CacheView& cache = c.a.keys[run.scope(entry)].cache;
+    float score = 0;
+    each([&](int d) {
+      row[d] = cache.number(slot, d);
+      score += q[d] * row[d];
+    });
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) score += __shfl_xor_sync(kAll, score, i);
+    const float next = fmaxf(largest, score);
+    const float fade = exp2f(largest - next);
+    const float weight = exp2f(score - next);
+    sum = sum * fade + weight;
+    largest = next;
+    each([&](int d) { sums[d] = sums[d] * fade + weight * row[d]; });
+  }
+  if (c.parts > 1) {
+    if (lane == 0) c.states[state] = make_float2(largest, sum);
+    each([&](int d) { c.sums[state * kDim + d] = sums[d]; });
+    return;
+  }
+  const Finish f = finish(c.a, head, largest, sum);
+  if (lane == 0 && c.a.lse != nullptr) c.a.lse[run.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+  each([&](int d) { c.a.store(run.token, head, d, finished(sums[d], f.factor)); });
+}
+
+/// The queries of a block to shared memory in half precision; rows past the last head are zeros. Returns whether a number does not fit.
+template <AttentionTile kTile>
+__device__ bool load_queries(const TileCall& c, std::uint8_t* shared, std::int64_t token, std::int64_t first_head, int heads) {
+  bool odd = false;
+  constexpr int kPieces = kTile.heads * kDim / 8 / kThreads;
+#pragma unroll 4
+  for (int i = 0; i < kPieces; ++i) {
+    const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
+    const int head = piece / (kDim / 8);
+    const int dim = piece % (kDim / 8) * 8;
+    std::uint32_t halves[4] = {0, 0, 0, 0};
+    if (head < heads) {
+      const std::int64_t at = token * c.a.q_stride[0] + (first_head + head) * c.a.q_stride[1] + dim;
+      if (c.a.q_dtype == DType::kBF16) {
+        const auto* from = static_cast<const std::uint16_t*>(c.a.q) + at;
+        uint4 v;
+        if (c.q_word == 16) {
+          v = __ldg(reinterpret_cast<const uint4*>(from));
+        } else {
+          const auto pair = [&](int d) { return static_cast<std::uint32_t>(__ldg(from + d + 1)) << 16 | __ldg(from + d); };
+          v = make_uint4(pair(0), pair(2), pair(4), pair(6));
+        }
+        const auto convert = [](std::uint32_t pair) { return halves_of(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF'0000U)); };
+        halves[0] = convert(v.x), halves[1] = convert(v.y), halves[2] = convert(v.z), halves[3] = convert(v.w);
+#pragma unroll
+        for (int d = 0; d < 4; ++d) odd = odd || unbounded(halves[d]);
+      } else {
+        const auto* from = static_cast<const std::uint8_t*>(c.a.q) + at;
+#pragma unroll
+        for (int d = 0; d < 4; ++d) halves[d] = halves_of(device::from_e4m3(__ldg(from + 2 * d)), device::from_e4m3(__ldg(from + 2 * d + 1)));
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < 4; ++d) store_q(shared, head, dim + 2 * d, halves[d]);
+  }
+  return odd;
+}
+
+/// Which token of a launch, which heads and which part of the list a block has.
+struct Place {
+  std::uint32_t token;
+  std::uint32_t part;
+  std::uint32_t first_head;
+
+  /// Asked for again rather than kept: the loop over keys needs every register.
+  template <AttentionTile kTile>
+  __device__ static Place of(const TileCall& c) {
+    std::uint32_t block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    const std::uint32_t tile = block / c.parts;
+    return {.token = tile / c.head_tiles, .part = block % c.parts, .first_head = tile % c.head_tiles * kTile.heads};
+  }
+  template <AttentionTile kTile>
+  __device__ int heads(const TileCall& c) const {
+    return static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTile.heads}));
+  }
+  /// The first head's place among the states.
+  __device__ std::int64_t state(const TileCall& c) const { return (std::int64_t{token} * c.parts + part) * c.a.heads + first_head; }
+};
+
 template <int kIndex>
-__global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) attend(const __grid_constant__ TileCall c) {
+__global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) attend(const __grid_constant__ TileCall c, int key_bytes) {
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
-  constexpr int kRows = kTile.keys / AttentionTile::kWarps;  // of a warp
-  constexpr int kEarly = kRows < 4 ? kRows : 4;              // that are loaded while the tile before is still in use
-  static_assert(kRows % kEarly == 0);
+  constexpr int kHeadThreads = kThreads / kTile.head_warps;  // that share heads, in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
-  std::uint8_t* const rows = shared + kTile.keys_at();
+  __shared__ int odd;  // a number was met that half precision does not hold
   std::uint8_t* const scores = shared + kTile.scores_at();
-  auto* const key_rows = reinterpret_cast<KeyRow*>(shared + kTile.key_rows_at());
-  auto* const masks = reinterpret_cast<std::uint32_t*>(shared + kTile.masks_at());
   auto* const factors = reinterpret_cast<float*>(shared + kTile.factors_at());
   const std::uint32_t shared_at = device::shared_address(shared);
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
-  const int lane = thread % 32;
 
-  const std::int64_t tiles = (c.a.heads + kTile.heads - 1) / kTile.heads;
-  const std::int64_t part = blockIdx.x % c.parts;
-  const std::int64_t first_head = blockIdx.x / c.parts % tiles * kTile.heads;
-  const std::int64_t local = blockIdx.x / c.parts / tiles;
-  const int heads = static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTile.heads}));
-  const Run run(c, c.first_token + local, part);
-  const std::int64_t state = (local * c.parts + part) * c.a.heads + first_head;
+  const Place place = Place::of<kTile>(c);
+  const Run<kTile> run(c, c.first_token + place.token, place.part);
   if (c.parts > 1 && run.begin >= run.end) {
-    if (thread < heads) c.states[state + thread] = make_float2(-INFINITY, 0);
+    if (thread < place.heads<kTile>(c)) c.states[place.state(c) + thread] = make_float2(-INFINITY, 0);
     return;
   }
-
-  // Where the keys of a tile are, and which of them count; `turn`: its first key of the second scope.
-  const auto find = [&](std::int32_t slot, int turn, int buffer) {
-    if (thread >= kTile.keys) return;
-    const KeyRow row = key_row(c.a.keys[thread < turn ? 0 : 1].cache, slot);
-    key_rows[buffer * kTile.keys + thread] = row;
-    const unsigned lanes = kTile.keys < 32 ? (1U << kTile.keys % 32) - 1U : kAll;
-    const unsigned valid = __ballot_sync(lanes, row.data != nullptr);
-    if (lane == 0) masks[2 * buffer + warp] = valid;
-  };
-  RowsInFlight<kEarly> flight;
-  // Rows first..first + kEarly of this warp.
-  const auto load = [&](int turn, int buffer, int first) {
-#pragma unroll
-    for (int r = 0; r < kEarly; ++r) {
-      const int at = warp * kRows + first + r;
-      flight.load(r, key_rows[buffer * kTile.keys + at], c.format[at < turn ? 0 : 1]);
-    }
-  };
-  const auto store = [&](int turn, int first) {
-#pragma unroll
-    for (int r = 0; r < kEarly; ++r) {
-      const int at = warp * kRows + first + r;
-      flight.store(r, rows, at, c.format[at < turn ? 0 : 1]);
-    }
-  };
-  // The rest of them, as far as L2.
-  const auto ask = [&](int turn, int buffer) {
-#pragma unroll
-    for (int r = kEarly; r < kRows; ++r) {
-      const int at = warp * kRows + r;
-      const std::uint8_t* data = key_rows[buffer * kTile.keys + at].data;
-      if (data != nullptr && 64 * lane < c.a.keys[at < turn ? 0 : 1].cache.data_bytes) device::prefetch(data + 64 * lane);
-    }
-  };
-
-  int turn = run.turn(run.begin, kTile.keys);
-  if (run.has(run.begin)) find(thread < kTile.keys ? run.slot(c, run.begin + thread) : -1, turn, 0);
-  // The queries; rows past the last head are zeros.
-  const auto* q = static_cast<const std::uint8_t*>(c.a.q);
-  const std::int64_t q_size = c.a.q_dtype == DType::kBF16 ? 2 : 1;
-#pragma unroll 4
-  for (int h = warp; h < kTile.heads; h += AttentionTile::kWarps) {
-    RowsInFlight<1> row;
-    const std::uint8_t* from = q + q_size * (run.token * c.a.q_stride[0] + (first_head + h) * c.a.q_stride[1]);
-    row.load(0, {h < heads ? from : nullptr, nullptr}, c.q_format);
-    row.store(0, shared, h, c.q_format);
-  }
+  if (thread == 0) odd = c.exact ? 1 : 0;
   __syncthreads();
-  if (run.has(run.begin)) {
-#pragma unroll 1
-    for (int first = 0; first < kRows; first += kEarly) {
-      load(turn, 0, first);
-      store(turn, first);
-    }
-  }
+
+  RowCopy<kTile> copy;
+  const auto buffer_of = [&](int base) {
+    const int which = (base - run.begin) / kTile.keys % AttentionTile::kBuffers;
+    return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes),
+                            .layout = c.layout[run.scope(base)].key};
+  };
+  const auto start = [&](int base, std::int32_t slot) {
+    const int scope = run.scope(base);
+    copy.start(buffer_of(base), c.a.keys[scope].cache, c.layout[scope], slot);
+    device::close_copies();
+  };
+  const auto slot_of = [&](int base) { return run.slot(c, base + RowCopy<kTile>::row()); };
+  if (run.begin < run.end) start(run.begin, slot_of(run.begin));
+  std::int32_t slot = slot_of(run.begin + kTile.keys);
+  if (load_queries<kTile>(c, shared, run.token, place.first_head, place.heads<kTile>(c))) odd = 1;
 
   Softmax<kTile> softmax;
   OutputTile<kTile> output;
-  int buffer = 0;
 #pragma unroll 1
-  for (std::int64_t base = run.begin; base < run.end; base += kTile.keys) {
+  for (int base = run.begin; base < run.end; base += kTile.keys) {
+    const KeyBuffer<kTile> keys = buffer_of(base);
+    device::wait_copies<0>();
+    if (copy.finish(keys)) odd = 1;
     __syncthreads();
-    // Scores, and meanwhile the slots of the next tile.
-    const std::int64_t next = base + kTile.keys;
-    const std::int32_t slot = thread < kTile.keys ? run.slot(c, next + thread) : -1;
-    score_tile<kTile>(shared_at, scores);
-    const int next_turn = run.turn(next, kTile.keys);
-    find(slot, next_turn, buffer ^ 1);
-    __syncthreads();
-    const float fade = softmax.take(c, scores, masks + 2 * buffer, turn);
+    const int next = base + kTile.keys;
+    if (next < run.end) start(next, slot);
+    slot = slot_of(next + kTile.keys);
+    if (score_tile<kTile>(shared_at, scores, keys)) odd = 1;
+    device::barrier(1 + thread / kHeadThreads, kHeadThreads);
+    const float fade = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base));
     if (softmax.first()) factors[softmax.row()] = fade;
-    const int faded = __syncthreads_or(fade != 1.0F);
-    // Values, and meanwhile the rows of the next tile.
-    buffer ^= 1;
-    turn = next_turn;
-    const bool more = run.has(next);
-    if (more) {
-      load(turn, buffer, 0);
-      ask(turn, buffer);
-    }
-    if (faded != 0) output.fade(factors);
-    output.add(shared_at);
-    __syncthreads();
-    if (more) {
-      store(turn, 0);
-#pragma unroll 1
-      for (int first = kEarly; first < kRows; first += kEarly) {
-        load(turn, buffer, first);
-        store(turn, first);
-      }
-    }
+    if (__syncthreads_or(fade != 1.0F) != 0) output.fade(factors);
+    output.add(shared_at + kTile.scores_at(), keys);
   }
 
-  const float sum = softmax.whole_sum();
-  const std::int64_t head = first_head + softmax.row();
-  if (c.parts > 1) {
-    if (softmax.first() && softmax.row() < heads) c.states[state + softmax.row()] = make_float2(softmax.largest, sum);
-    output.each([&](int h, int column, float x, float y) {
-      if (h < heads) *reinterpret_cast<float2*>(c.sums + (state + h) * kDim + column) = make_float2(x, y);
-    });
-    return;
-  }
-  if (softmax.first() && softmax.row() < heads) {
-    const Finish f = finish(c.a, head, softmax.largest, sum);
-    factors[softmax.row()] = f.factor;
-    if (c.a.lse != nullptr) c.a.lse[run.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
-  }
   __syncthreads();
-  const std::int64_t out = run.token * c.a.o_stride[0] + first_head * c.a.o_stride[1];
-  output.each([&](int h, int column, float x, float y) {
-    if (h >= heads) return;
-    const float factor = factors[h];
-    store_pair(c, out + h * c.a.o_stride[1] + column, finished(x, factor), finished(y, factor));
-  });
-  if (first_head + kTile.heads < c.a.heads) return;
+  const Place at = Place::of<kTile>(c);
+  const std::int64_t token = c.first_token + at.token;
+  const int heads = at.heads<kTile>(c);
+  const int warp = thread / 32;
+  if (odd != 0) {
+    const Run<kTile> again(c, token, at.part);
+    for (int h = warp; h < heads; h += AttentionTile::kWarps) {
+      attend_exactly<kTile>(c, again, at.first_head + h, at.state(c) + h, reinterpret_cast<float*>(shared));
+    }
+  } else {
+    const float sum = softmax.whole_sum();
+    const int row = softmax.row();
+    if (c.parts > 1) {
+      const std::int64_t state = at.state(c);
+      if (softmax.first() && row < heads) c.states[state + row] = make_float2(softmax.reference, sum);
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads) *reinterpret_cast<float4*>(c.sums + (state + h) * kDim + column) = times(v, c.unit);
+      });
+      return;
+    }
+    if (softmax.first() && row < heads) {
+      const std::int64_t head = at.first_head + row;
+      const Finish f = finish(c.a, head, softmax.reference, sum);
+      factors[row] = f.factor;
+      if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+    }
+    __syncthreads();
+    const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
+    output.each([&](int h, int column, const float4& v) {
+      if (h < heads) store(c, out + h * c.a.o_stride[1] + column, finished(times(v, c.unit), factors[h]));
+    });
+  }
+  if (c.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
   for (std::int64_t h = c.a.heads + warp; h < c.a.out_heads; h += AttentionTile::kWarps) {
-    for (int d = 2 * lane; d < kDim; d += 64) store_pair(c, run.token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, 0, 0);
+    for (int d = 4 * (thread % 32); d < kDim; d += 128) store(c, token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
   }
 }
 
 constexpr int kMergeGroups = 4;
 
-/// The parts of a head to its output: a thread for two columns of every fourth part. With one part that has keys it gives the bits that the block of that
+/// The parts of a head to its output: a thread for four columns of every fourth part. With one part that has keys it gives the bits that the block of that
 /// part would have given without others.
-__global__ void __launch_bounds__(kMergeGroups* kDim / 2) merge(const __grid_constant__ TileCall c) {
-  __shared__ float2 others[kMergeGroups - 1][kDim / 2];
+__global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_constant__ TileCall c) {
+  __shared__ float4 others[kMergeGroups - 1][kDim / 4];
   const std::int64_t head = blockIdx.x % c.a.out_heads;
   const std::int64_t local = blockIdx.x / c.a.out_heads;
   const std::int64_t token = c.first_token + local;
-  const int group = static_cast<int>(threadIdx.x) / (kDim / 2);
-  const int pair = static_cast<int>(threadIdx.x) % (kDim / 2);
-  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 2 * pair;
+  const int group = static_cast<int>(threadIdx.x) / (kDim / 4);
+  const int quad = static_cast<int>(threadIdx.x) % (kDim / 4);
+  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * quad;
   if (head >= c.a.heads) {
-    if (group == 0) store_pair(c, out, 0, 0);
+    if (group == 0) store(c, out, make_float4(0, 0, 0, 0));
     return;
   }
   const std::int64_t state = local * c.parts * c.a.heads + head;
-  float largest = -INFINITY;
-  for (std::int64_t i = 0; i < c.parts; ++i) largest = fmaxf(largest, c.states[state + i * c.a.heads].x);
-  const float shift = largest == -INFINITY ? 0 : largest;
+  float reference = -INFINITY;
+  for (std::int64_t i = 0; i < c.parts; ++i) reference = fmaxf(reference, c.states[state + i * c.a.heads].x);
+  const float shift = reference == -INFINITY ? 0 : reference;
   float sum = 0;
   for (std::int64_t i = 0; i < c.parts; ++i) {
     const float2 part = c.states[state + i * c.a.heads];
     sum = fmaf(part.y, exp2f(part.x - shift), sum);
   }
-  float2 total{0, 0};
+  float4 total{0, 0, 0, 0};
 #pragma unroll 4
   for (std::int64_t i = group; i < c.parts; i += kMergeGroups) {
     const float2 part = c.states[state + i * c.a.heads];
     if (part.y == 0) continue;  // no key: the sums were not written
     const float weight = exp2f(part.x - shift);
-    const float2 v = *reinterpret_cast<const float2*>(c.sums + (state + i * c.a.heads) * kDim + 2 * pair);
-    total.x = fmaf(v.x, weight, total.x);
-    total.y = fmaf(v.y, weight, total.y);
+    const float4 v = *reinterpret_cast<const float4*>(c.sums + (state + i * c.a.heads) * kDim + 4 * quad);
+    total.x = fmaf(v.x, weight, total.x), total.y = fmaf(v.y, weight, total.y);
+    total.z = fmaf(v.z, weight, total.z), total.w = fmaf(v.w, weight, total.w);
   }
-  if (group > 0) others[group - 1][pair] = total;
+  if (group > 0) others[group - 1][quad] = total;
   __syncthreads();
   if (group > 0) return;
 #pragma unroll
-  for (int g = 0; g < kMergeGroups - 1; ++g) total.x += others[g][pair].x, total.y += others[g][pair].y;
-  const Finish f = finish(c.a, head, largest, sum);
-  store_pair(c, out, finished(total.x, f.factor), finished(total.y, f.factor));
-  if (pair == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+  for (int g = 0; g < kMergeGroups - 1; ++g) {
+    const float4 v = others[g][quad];
+    total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
+  }
+  const Finish f = finish(c.a, head, reference, sum);
+  store(c, out, finished(total, f.factor));
+  if (quad == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
 }
 
 template <int kIndex>
-void launch(const TileCall& c, unsigned blocks, cudaStream_t stream) {
-  constexpr int kShared = kAttentionTiles[kIndex].shared_bytes();
-  check_cuda(cudaFuncSetAttribute(attend<kIndex>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "cudaFuncSetAttribute");
-  attend<kIndex><<<blocks, kThreads, kShared, stream>>>(c);
+void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stream) {
+  const int shared = kAttentionTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
+  check_cuda(cudaFuncSetAttribute(attend<kIndex>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+  attend<kIndex><<<blocks, kThreads, shared, stream>>>(c, key_bytes);
 }
 
-using Launch = void (*)(const TileCall&, unsigned, cudaStream_t);
-constexpr std::array<Launch, kAttentionTiles.size()> kLaunch{launch<0>, launch<1>, launch<2>, launch<3>, launch<4>};
+using Launch = void (*)(const TileCall&, int, unsigned, cudaStream_t);
+template <int... kIndex>
+constexpr std::array<Launch, sizeof...(kIndex)> launches(std::integer_sequence<int, kIndex...>) {
+  return {launch<kIndex>...};
+}
+constexpr auto kLaunch = launches(std::make_integer_sequence<int, static_cast<int>(kAttentionTiles.size())>());
 
 bool takes(const RowFormat& f) {
-  if (f.nope_dim % 64 != 0 || f.dim % 8 != 0) return false;
+  if (f.nope_dim % AttentionTile::kGroup != 0 || f.dim != kDim) return false;
   const bool rest = f.rope_dim() == 0 || f.rope == Element::kBF16;
   if (f.nope == Element::kBF16) return f.scale == ScaleKind::kNone && rest;
   if (f.nope != Element::kE4M3) return false;
-  return f.scale == ScaleKind::kUe8m0 ? f.group == 64 && rest : f.scale == ScaleKind::kPerTensor && f.rope_dim() == 0;
+  return f.scale == ScaleKind::kUe8m0 ? f.group == AttentionTile::kGroup && rest : f.scale == ScaleKind::kPerTensor && f.rope_dim() == 0;
 }
 
-PieceFormat format_of(const device::CacheView& cache) {
-  const int codes = cache.nope == Element::kE4M3 ? cache.nope_dim / 8 : 0;
-  return {.codes = codes,
-          .scaled = cache.kind == ScaleKind::kUe8m0 ? codes : 0,
+RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
+  return {.key = key_layout(f),
+          .scaled = f.scale == ScaleKind::kUe8m0,
           .word = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes)};
 }
+
+constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
+std::int64_t listed_entries(const SparseAttention::Problem& p) { return p.scope[0].width + (p.scopes > 1 ? p.scope[1].width : 0); }
 
 AttentionSplit split_of(const SparseAttention::Problem& p, bool fixed) {
   return split_attention(p, device::multiprocessors(), device::shared_limit(), fixed);
@@ -401,10 +488,11 @@ std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, c
     const RowFormat& f = *p.scope[static_cast<std::size_t>(s)].format;
     if (!takes(f)) return std::string(f.name) + " rows, which bf16 does not hold exactly";
   }
+  if (listed_entries(p) > kMostEntries) return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
   if (std::string none = needs_gpu(); !none.empty()) return none;
-  if (attention_tile(p.heads, device::shared_limit()) >= 0) return "";
+  if (attention_tile(p.heads, key_bytes(p), device::shared_limit()) >= 0) return "";
   return "shared memory of " + std::to_string(device::shared_limit()) + " bytes a block; it takes " +
-         std::to_string(kAttentionTiles[0].shared_bytes());
+         std::to_string(kAttentionTiles[1].shared_bytes(key_bytes(p)));
 }
 
 template <>
@@ -418,27 +506,33 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
   const AttentionSplit split = split_of(p, context.deterministic);
   const std::int64_t o_size = size_of(p.o);
   const std::int64_t q_size = size_of(p.q);
-  TileCall c{.a = attention_call(p, a), .part_keys = split.part_keys, .parts = split.parts};
-  c.q_format = {.codes = p.q == DType::kE4M3 ? kDim / 8 : 0, .word = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1])};
-  c.pairs = device::common_word(static_cast<const void*>(c.a.o), o_size * c.a.o_stride[0], o_size * c.a.o_stride[1]) >= 2 * o_size;
+  TileCall c{.a = attention_call(p, a), .part_keys = split.part_keys, .parts = static_cast<std::uint32_t>(split.parts)};
+  c.q_word = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1]);
+  c.word = device::common_word(static_cast<const void*>(c.a.o), o_size * c.a.o_stride[0], o_size * c.a.o_stride[1]);
+  float unit[SparseAttention::kMaxScopes] = {0, 0};
   for (int s = 0; s < p.scopes; ++s) {
     const device::CacheView& cache = c.a.keys[s].cache;
-    const float common = cache.kind == ScaleKind::kPerTensor ? cache.scale : 1.0F;
-    c.format[s] = format_of(cache);
-    c.score_scale[s] = c.a.scale * (p.q == DType::kE4M3 ? p.q_scale : 1.0F) * common * kLog2E;
-    c.weight_scale[s] = common;
+    unit[s] = cache.kind == ScaleKind::kPerTensor ? cache.scale : 1 / kHalfUnit;
+    c.layout[s] = layout_of(*p.scope[static_cast<std::size_t>(s)].format, cache);
+    c.score_scale[s] = c.a.scale * (p.q == DType::kE4M3 ? p.q_scale : 1.0F) * unit[s] * kLog2E;
+  }
+  c.unit = std::max(std::abs(unit[0]), std::abs(unit[1]));
+  for (int s = 0; s < p.scopes; ++s) {
+    c.weight_scale[s] = unit[s] / c.unit;
+    c.exact = c.exact || !(std::abs(c.weight_scale[s]) >= 0x1p-10F);
   }
   c.sums = static_cast<float*>(context.workspace.data);
   c.states = reinterpret_cast<float2*>(c.sums + (split.parts == 1 ? 0 : split.launch_tokens * split.parts * p.heads * kDim));
   const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
   const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;
+  c.head_tiles = static_cast<std::uint32_t>(tiles);
   const cudaStream_t stream = stream_of(context.stream);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
-    kLaunch[static_cast<std::size_t>(split.tile)](c, blocks_for(tokens * tiles * split.parts, 1), stream);
+    kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles * split.parts, 1), stream);
     check_launch("sparse_attention attend");
     if (split.parts == 1) continue;
-    merge<<<blocks_for(tokens * c.a.out_heads, 1), kMergeGroups * kDim / 2, 0, stream>>>(c);
+    merge<<<blocks_for(tokens * c.a.out_heads, 1), kMergeGroups * kDim / 4, 0, stream>>>(c);
     check_launch("sparse_attention merge");
   }
 }

@@ -17,13 +17,6 @@ constexpr int kKeys = 16;  ///< rows in shared memory at once
 constexpr int kMaxDim = 512;
 constexpr int kLane = kMaxDim / 32;  ///< dims of a lane
 
-__device__ float load_q(const AttentionCall& c, std::int64_t token, std::int64_t head, int d) {
-  const std::int64_t i = token * c.q_stride[0] + head * c.q_stride[1] + d;
-  if (c.q_dtype == DType::kBF16) return device::from_bf16(static_cast<const std::uint16_t*>(c.q)[i]);
-  if (c.q_dtype == DType::kE4M3) return device::from_e4m3(static_cast<const std::uint8_t*>(c.q)[i]) * c.q_scale;
-  return static_cast<const float*>(c.q)[i];
-}
-
 __device__ float warp_sum(float v) {
   for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xFFFF'FFFFU, v, i);
   return v;
@@ -57,7 +50,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
 
   float q[kLane];
 #pragma unroll
-  for (int i = 0; i < kLane; ++i) q[i] = mine && 32 * i + lane < c.dim ? load_q(c, token, head, 32 * i + lane) : 0;
+  for (int i = 0; i < kLane; ++i) q[i] = mine && 32 * i + lane < c.dim ? c.query(token, head, 32 * i + lane) : 0;
 
   Running run;
   for (int s = 0; s < c.scopes; ++s) {
@@ -102,12 +95,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
     const int d = 32 * i + lane;
     if (d >= c.dim) continue;
     const float v = factor == 0 ? 0 : run.acc[i] * factor;
-    const std::int64_t at = token * c.o_stride[0] + head * c.o_stride[1] + d;
-    if (c.o_dtype == DType::kBF16) {
-      static_cast<std::uint16_t*>(c.o)[at] = device::to_bf16_bits(v);
-    } else {
-      static_cast<float*>(c.o)[at] = v;
-    }
+    c.store(token, head, d, v);
   }
   if (mine && c.lse != nullptr && lane == 0) c.lse[token * c.lse_stride[0] + head * c.lse_stride[1]] = lse;
 }

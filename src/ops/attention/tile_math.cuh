@@ -2,65 +2,126 @@
 
 #include "device/ptx.cuh"
 #include "ops/attention/attention_split.h"
+#include "ops/attention/key_rows.cuh"
 
 namespace smla {
 
-/// Rows of 512 bf16 numbers in shared memory are 64 pieces of 16 bytes, and piece c of row r lies at place c ^ (r % 8): eight rows' pieces c are in
-/// different banks, which is what loading an 8x8 tile wants.
-__device__ inline int piece_at(int row, int c) { return row * 2 * AttentionTile::kDim + ((c ^ (row & 7)) << 4); }
+// The two matrix products of a tile. Inside a group of 64 dims their order is a lane's own: lane t of four takes dims 16t..16t+15, four in each of four
+// steps, so that codes come 16 bytes at a time. q lies in that order too: step s of a group has dims 16t+4s, +1 at numbers 16s+2t, +1 and dims 16t+4s+2, +3
+// at 16s+8+2t, +1.
 
-/// Scores of a tile: <q_h, k_j> over this warp's part of the dims, for its heads and its keys, into the rows of scores of that part. All of them in fp32.
+/// A row of q is 64 pieces of 16 bytes; piece c of head h lies at place c ^ (h % 8).
+__device__ inline int q_at(int head, int c) { return head * 2 * AttentionTile::kDim + ((c ^ (head & 7)) << 4); }
+
+/// Stores two neighbouring dims of q, the first of them even.
+__device__ inline void store_q(std::uint8_t* shared, int head, int dim, std::uint32_t halves) {
+  const int in_lane = dim % 16;
+  const int piece = dim / 64 * 8 + in_lane / 4 * 2 + in_lane / 2 % 2;
+  *reinterpret_cast<std::uint32_t*>(shared + q_at(head, piece) + dim % 64 / 16 * 4) = halves;
+}
+
+/// Scores of a tile: <q_h, k_j> over this warp's part of the dims, for its heads and its keys, into the rows of scores of that part. Returns whether a
+/// number was lost.
 template <AttentionTile kTile>
-__device__ void score_tile(std::uint32_t shared, std::uint8_t* scores) {
+__device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const KeyBuffer<kTile>& keys) {
   constexpr int kHeadTiles = kTile.heads / 16 / kTile.head_warps;
   constexpr int kKeyTiles = kTile.keys / 8 / kTile.key_warps;
-  constexpr int kSteps = AttentionTile::kDim / 16 / kTile.dim_warps;
-  static_assert(kHeadTiles >= 1 && kKeyTiles >= 2 && kKeyTiles % 2 == 0 &&
-                kTile.head_warps * kTile.key_warps * kTile.dim_warps == AttentionTile::kWarps);
+  constexpr int kGroups = AttentionTile::kGroups / kTile.dim_warps;
+  static_assert(kHeadTiles >= 1 && kKeyTiles >= 1 && kTile.head_warps * kTile.key_warps * kTile.dim_warps == AttentionTile::kWarps);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int part = warp % kTile.dim_warps;
-  const int key = warp / kTile.dim_warps % kTile.key_warps * (8 * kKeyTiles);
+  const int key = warp / kTile.dim_warps % kTile.key_warps * (8 * kKeyTiles) + lane / 4;
   const int head = warp / (kTile.dim_warps * kTile.key_warps) * (16 * kHeadTiles);
-
-  // A lane's rows are the same modulo 8 in every tile.
+  const int quarter = lane % 4;
   const std::uint32_t q_row = shared + (head + lane % 16) * kTile.row_bytes();
-  const std::uint32_t k_row = shared + kTile.keys_at() + (key + lane / 16 * 8 + lane % 8) * kTile.row_bytes();
+  const int q_swizzle = lane & 7;
+
   float sums[kHeadTiles][kKeyTiles][4] = {};
-#pragma unroll 4
-  for (int i = 0; i < kSteps; ++i) {
-    const int c = 2 * (part * kSteps + i);
-    const int q_place = ((c + lane / 16) ^ (lane & 7)) << 4;
-    const int k_place = ((c + lane / 8 % 2) ^ (lane & 7)) << 4;
+  bool lost = false;
+  const auto step = [&](int group, int s, const std::uint32_t (&b)[kKeyTiles][2]) {
+    const int place = ((8 * group + 2 * s + lane / 16) ^ q_swizzle) << 4;
     std::uint32_t q[kHeadTiles][4];
-    std::uint32_t k[kKeyTiles / 2][4];
 #pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(q[h], q_row + h * 16 * kTile.row_bytes() + q_place);
+    for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(q[h], q_row + h * 16 * kTile.row_bytes() + place);
 #pragma unroll
-    for (int j = 0; j < kKeyTiles / 2; ++j) device::load_tiles(k[j], k_row + j * 16 * kTile.row_bytes() + k_place);
+    for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) {
+      for (int h = 0; h < kHeadTiles; ++h) device::multiply_add_half(sums[h][j], q[h], b[j][0], b[j][1]);
+    }
+  };
+#pragma unroll 1
+  for (int i = 0; i < kGroups; ++i) {
+    const int group = part * kGroups + i;
+    if (group < keys.layout.code_groups) {
+      std::uint32_t codes[kKeyTiles][4];
+      std::uint32_t scale[kKeyTiles];
 #pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j) device::multiply_add(sums[h][j], q[h], k[j / 2][j % 2 * 2], k[j / 2][j % 2 * 2 + 1]);
+      for (int j = 0; j < kKeyTiles; ++j) {
+        const int place = (4 * group + quarter) ^ KeyBuffer<kTile>::swizzle_codes(lane / 4);
+        const uint4 v = device::load_shared(keys.codes(key + 8 * j) + (place << 4));
+        codes[j][0] = v.x, codes[j][1] = v.y, codes[j][2] = v.z, codes[j][3] = v.w;
+        std::uint16_t bits;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(keys.scales(group) + 2 * (key + 8 * j)) : "memory");
+        scale[j] = bits * 0x1'0001U;
+      }
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        std::uint32_t b[kKeyTiles][2];
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j) {
+          lost = lost || lost_nan(codes[j][s]);
+          widen_codes(codes[j][s], b[j][0], b[j][1]);
+          b[j][0] = multiply_halves(b[j][0], scale[j]);
+          b[j][1] = multiply_halves(b[j][1], scale[j]);
+        }
+        step(group, s, b);
+      }
+    } else {
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        uint2 even[kKeyTiles];
+        uint2 odd[kKeyTiles];
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j) {
+          const int piece = 8 * (group - keys.layout.code_groups) + 2 * quarter;
+          const std::uint32_t row = keys.halves(key + 8 * j) + 8 * half;
+          even[j] = device::load_shared_pair(row + ((piece ^ (lane / 4)) << 4));
+          odd[j] = device::load_shared_pair(row + (((piece + 1) ^ (lane / 4)) << 4));
+        }
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          std::uint32_t b[kKeyTiles][2];
+#pragma unroll
+          for (int j = 0; j < kKeyTiles; ++j) {
+            b[j][0] = __byte_perm(s == 0 ? even[j].x : even[j].y, s == 0 ? odd[j].x : odd[j].y, 0x5410);
+            b[j][1] = __byte_perm(s == 0 ? even[j].x : even[j].y, s == 0 ? odd[j].x : odd[j].y, 0x7632);
+          }
+          step(group, 2 * half + s, b);
+        }
+      }
     }
   }
+  const int column = key - lane / 4 + 2 * quarter;
 #pragma unroll
   for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
     for (int j = 0; j < kKeyTiles; ++j) {
-      std::uint8_t* row = scores + (part * kTile.heads + head + 16 * h + lane / 4) * kTile.score_row_bytes() + 4 * (key + 8 * j + 2 * (lane % 4));
+      std::uint8_t* row = scores + (part * kTile.heads + head + 16 * h + lane / 4) * kTile.score_row_bytes() + 4 * (column + 8 * j);
       *reinterpret_cast<float2*>(row) = make_float2(sums[h][j][0], sums[h][j][1]);
       *reinterpret_cast<float2*>(row + 8 * kTile.score_row_bytes()) = make_float2(sums[h][j][2], sums[h][j][3]);
     }
   }
+  return lost;
 }
 
-/// A warp's part of the output: all heads, 64 columns.
+/// A warp's part of the output: all heads, one group of columns. sums[h][2u] are even, sums[h][2u+1] odd columns of 16u..16u+15.
 template <AttentionTile kTile>
 struct OutputTile {
   static constexpr int kHeadTiles = kTile.heads / 16;
-  static constexpr int kColumns = AttentionTile::kDim / AttentionTile::kWarps;
-  float sums[kHeadTiles][kColumns / 8][4] = {};
+  static constexpr int kUnits = AttentionTile::kGroup / 16;
+  static_assert(AttentionTile::kGroups == AttentionTile::kWarps);
+  float sums[kHeadTiles][2 * kUnits][4] = {};
 
   __device__ void fade(const float* factors) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -69,52 +130,90 @@ struct OutputTile {
       const float low = factors[16 * h + lane / 4];
       const float high = factors[16 * h + 8 + lane / 4];
 #pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
+      for (int j = 0; j < 2 * kUnits; ++j) {
         sums[h][j][0] *= low, sums[h][j][1] *= low;
         sums[h][j][2] *= high, sums[h][j][3] *= high;
       }
     }
   }
 
-  /// sums += weights x rows. A weight is two bf16 numbers, the second what the first leaves: one alone is as coarse as a rounded output, and both together
-  /// would miss the output's bound.
-  __device__ void add(std::uint32_t shared) {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
+  /// sums += weights x rows.
+  __device__ void add(std::uint32_t scores, const KeyBuffer<kTile>& keys) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const std::uint32_t weights = shared + kTile.scores_at() + lane % 16 * kTile.score_row_bytes() + lane / 16 * 16;
-    const std::uint32_t k_row = shared + kTile.keys_at() + lane % 16 * kTile.row_bytes();
+    const int group = static_cast<int>(threadIdx.x) / 32;
+    const std::uint32_t weights = scores + lane % 16 * kTile.score_row_bytes() + lane / 16 * 16;
+    const int quarter = lane % 4;
+    std::uint32_t w[kHeadTiles][4];
+    const auto load_weights = [&](int i) {
 #pragma unroll
-    for (int i = 0; i < kTile.keys / 16; ++i) {
-      std::uint32_t v[kColumns / 16][4];
-#pragma unroll
-      for (int j = 0; j < kColumns / 16; ++j) {
-        const int place = ((warp * (kColumns / 8) + 2 * j + lane / 16) ^ (lane & 7)) << 4;
-        device::load_tiles_transposed(v[j], k_row + i * 16 * kTile.row_bytes() + place);
-      }
+      for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(w[h], weights + h * 16 * kTile.score_row_bytes() + 32 * i);
+    };
+    const auto multiply = [&](int unit, const std::uint32_t (&b)[2][2]) {
 #pragma unroll
       for (int h = 0; h < kHeadTiles; ++h) {
+        device::multiply_add_half(sums[h][2 * unit], w[h], b[0][0], b[0][1]);
+        device::multiply_add_half(sums[h][2 * unit + 1], w[h], b[1][0], b[1][1]);
+      }
+    };
+    if (group < keys.layout.code_groups) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          std::uint32_t w[4];
-          device::load_tiles(w, weights + 16 * h * kTile.score_row_bytes() + half * 2 * kTile.keys + 32 * i);
+      for (int i = 0; i < kTile.keys / 16; ++i) {
+        load_weights(i);
+        // Tiles: keys 0-7 and 8-15 of a piece, then of the next.
+        const std::uint32_t row = keys.codes(16 * i + lane % 16);
+        std::uint32_t low_scale;
+        std::uint32_t high_scale;
+        const std::uint32_t scale = keys.scales(group) + 2 * (16 * i + 2 * quarter);
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(low_scale) : "r"(scale) : "memory");
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(high_scale) : "r"(scale + 16) : "memory");
 #pragma unroll
-          for (int j = 0; j < kColumns / 8; ++j) device::multiply_add(sums[h][j], w, v[j / 2][j % 2 * 2], v[j / 2][j % 2 * 2 + 1]);
+        for (int pair = 0; pair < kUnits / 2; ++pair) {
+          std::uint32_t codes[4];
+          const int place = (4 * group + 2 * pair + lane / 16) ^ KeyBuffer<kTile>::swizzle_codes(lane % 8);
+          device::load_tiles_transposed(codes, row + (place << 4));
+#pragma unroll
+          for (int u = 0; u < 2; ++u) {
+            std::uint32_t b[2][2];
+            widen_codes(__byte_perm(codes[2 * u], 0, 0x3120), b[0][0], b[1][0]);
+            widen_codes(__byte_perm(codes[2 * u + 1], 0, 0x3120), b[0][1], b[1][1]);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) b[e][0] = multiply_halves(b[e][0], low_scale), b[e][1] = multiply_halves(b[e][1], high_scale);
+            multiply(2 * pair + u, b);
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTile.keys / 16; ++i) {
+        load_weights(i);
+        const std::uint32_t row = keys.halves(16 * i + lane % 16);
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+          std::uint32_t v[4];
+          const int place = (8 * (group - keys.layout.code_groups) + 2 * u + lane / 16) ^ KeyBuffer<kTile>::swizzle_halves(lane % 8);
+          device::load_tiles_transposed(v, row + (place << 4));
+          const std::uint32_t b[2][2] = {{v[0], v[1]}, {v[2], v[3]}};
+          multiply(u, b);
         }
       }
     }
   }
 
-  /// f(head, column, a, b) for every two neighbours that this lane holds.
+  /// f(head, column, numbers) for every four neighbours that this lane holds.
   template <class F>
   __device__ void each(F&& f) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int column = static_cast<int>(threadIdx.x) / 32 * kColumns + 2 * (lane % 4);
+    const int column = static_cast<int>(threadIdx.x) / 32 * AttentionTile::kGroup + 4 * (lane % 4);
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
       for (int low = 0; low < 2; ++low) {
 #pragma unroll
-        for (int j = 0; j < kColumns / 8; ++j) f(16 * h + 8 * low + lane / 4, column + 8 * j, sums[h][j][2 * low], sums[h][j][2 * low + 1]);
+        for (int u = 0; u < kUnits; ++u) {
+          const auto& even = sums[h][2 * u];
+          const auto& odd = sums[h][2 * u + 1];
+          f(16 * h + 8 * low + lane / 4, column + 16 * u, make_float4(even[2 * low], odd[2 * low], even[2 * low + 1], odd[2 * low + 1]));
+        }
       }
     }
   }

@@ -53,8 +53,8 @@ __device__ inline std::uint32_t halves_of(float low, float high) {
   memcpy(&bits, &h, 4);
   return bits;
 }
-/// Whether a number of the two is infinite or NaN.
-__device__ inline bool unbounded(std::uint32_t halves) { return (((halves & 0x7C00'7C00U) + 0x0400'0400U) & 0x8000'8000U) != 0U; }
+/// The upper bit of a half is set where its number is infinite or NaN.
+__device__ inline std::uint32_t carries(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }
 
 /// What widened codes are multiplied with for scale 2^(byte - 127), in units of kHalfUnit. 0 stands for 0: such numbers are below 2^-118.
 __device__ inline std::uint16_t half_scale(int byte) {
@@ -72,12 +72,17 @@ struct RowLayout {
   int word = 1;         ///< what divides the address of any 16 bytes of any row: 16, 8 or less
 };
 
-/// Starts copying 16 bytes, or copies them where asynchronous copies cannot.
-__device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bool there, int word) {
-  if (word == 16) return device::copy_async<16>(to, from, there);
-  if (word == 8) {
+/// Starts copying 16 bytes whose address kWord divides, or copies them where asynchronous copies cannot.
+template <int kWord>
+__device__ void copy_piece(std::uint32_t to, const std::uint8_t* from, bool there) {
+  if constexpr (kWord == 16) {
+    device::copy_async<16>(to, from, there);
+    return;
+  }
+  if constexpr (kWord == 8) {
     device::copy_async<8>(to, from, there);
-    return device::copy_async<8>(to + 8, from + 8, there);
+    device::copy_async<8>(to + 8, from + 8, there);
+    return;
   }
   uint4 v{0, 0, 0, 0};
 #pragma unroll 1
@@ -125,47 +130,45 @@ struct RowCopy {
   /// Starts copying the row of a slot, -1 for none.
   __device__ void start(const KeyBuffer<kTile>& buffer, const device::CacheView& cache, const RowLayout& layout, std::int32_t slot) {
     there = slot >= 0;
-    const std::int64_t named = there ? slot : 0;
+    const std::uint32_t named = there ? static_cast<std::uint32_t>(slot) : 0U;
     // A slot has 31 bits; a block longer than that holds them all.
-    const std::int64_t block =
-        cache.block_size > named ? 0 : static_cast<std::uint32_t>(named) / static_cast<std::uint32_t>(cache.block_size);
+    const std::uint32_t block = cache.block_size > named ? 0U : named / static_cast<std::uint32_t>(cache.block_size);
     const std::int64_t in_block = named - block * cache.block_size;
     const std::uint8_t* base = cache.base + block * cache.block_stride;
     const std::uint8_t* data = base + in_block * cache.data_bytes;
-    const std::uint32_t codes = buffer.codes(row());
-    const int code_pieces = layout.key.code_groups * (AttentionTile::kGroup / 16);
-    const int swizzle = KeyBuffer<kTile>::swizzle_codes(row());
-    for (int c = part(); c < code_pieces; c += kParts) copy_piece(codes + ((c ^ swizzle) << 4), data + 16 * c, there, layout.word);
-    const std::uint8_t* rest = data + layout.key.code_groups * AttentionTile::kGroup;
-    for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd_piece) {
-      copy_piece(even, rest + 32 * unit, there, layout.word);
-      copy_piece(odd_piece, rest + 32 * unit + 16, there, layout.word);
-    });
-    const std::uint8_t* scales = base + cache.block_size * cache.data_bytes + in_block * cache.scale_bytes;
+    if (layout.word == 16) {
+      copy_row<16>(buffer, data);
+    } else if (layout.word == 8) {
+      copy_row<8>(buffer, data);
+    } else {
+      copy_row<1>(buffer, data);
+    }
+    const std::uint8_t* scales = base + cache.block_size * cache.data_bytes + in_block * cache.scale_bytes + part() * kScales;
 #pragma unroll
     for (int i = 0; i < kScales; ++i) {
-      const int group = part() * kScales + i;
-      scale[i] = layout.scaled ? (there && group < layout.key.code_groups ? __ldg(scales + group) : 0) : -1;
+      scale[i] = -1;
+      if (layout.scaled && part() * kScales + i < buffer.layout.code_groups) scale[i] = there ? __ldg(scales + i) : 0;
     }
   }
 
   /// Makes the copied part of the row what the products take; wait_copies() came before, a barrier must follow. Returns whether half precision does not
   /// hold it.
   __device__ bool finish(const KeyBuffer<kTile>& buffer) const {
-    bool odd = false;
-    for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd_piece) {
+    std::uint32_t unbounded = 0;
+    for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
       const uint4 a = device::load_shared(even);
-      const uint4 b = device::load_shared(odd_piece);
+      const uint4 b = device::load_shared(odd);
       const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16) * kHalfUnit; };
       const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit; };
       const uint4 evens{halves_of(low(a.x), low(a.y)), halves_of(low(a.z), low(a.w)), halves_of(low(b.x), low(b.y)), halves_of(low(b.z), low(b.w))};
       const uint4 odds{halves_of(high(a.x), high(a.y)), halves_of(high(a.z), high(a.w)), halves_of(high(b.x), high(b.y)),
                        halves_of(high(b.z), high(b.w))};
-      odd = odd || unbounded(evens.x) || unbounded(evens.y) || unbounded(evens.z) || unbounded(evens.w) || unbounded(odds.x) ||
-            unbounded(odds.y) || unbounded(odds.z) || unbounded(odds.w);
+      unbounded |= carries(evens.x) | carries(evens.y) | carries(evens.z) | carries(evens.w) | carries(odds.x) | carries(odds.y) | carries(odds.z) |
+                   carries(odds.w);
       device::store_shared(even, evens);
-      device::store_shared(odd_piece, odds);
+      device::store_shared(odd, odds);
     });
+    bool odd = (unbounded & 0x8000'8000U) != 0U;
 #pragma unroll
     for (int i = 0; i < kScales; ++i) {
       const int group = part() * kScales + i;
@@ -180,12 +183,30 @@ struct RowCopy {
   }
 
  private:
+  template <int kWord>
+  __device__ void copy_row(const KeyBuffer<kTile>& buffer, const std::uint8_t* data) const {
+    constexpr int kPieces = AttentionTile::kDim / 16 / kParts;
+    const std::uint32_t codes = buffer.codes(row());
+    const int swizzle = KeyBuffer<kTile>::swizzle_codes(row());
+    const int pieces = buffer.layout.code_groups * (AttentionTile::kGroup / 16) - part();
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (i * kParts < pieces) copy_piece<kWord>(codes + (((part() + i * kParts) ^ swizzle) << 4), data + 16 * (part() + i * kParts), there);
+    }
+    const std::uint8_t* rest = data + buffer.layout.code_groups * AttentionTile::kGroup;
+    for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd) {
+      copy_piece<kWord>(even, rest + 32 * unit, there);
+      copy_piece<kWord>(odd, rest + 32 * unit + 16, there);
+    });
+  }
+
   /// f(unit, where its even numbers will be, where its odd ones) for this thread's units of 16 bf16 numbers.
   template <class F>
   __device__ void for_units(const KeyBuffer<kTile>& buffer, F&& f) const {
     const int units = (AttentionTile::kGroups - buffer.layout.code_groups) * (AttentionTile::kGroup / kUnit);
     const std::uint32_t halves = buffer.halves(row());
     const int swizzle = KeyBuffer<kTile>::swizzle_halves(row());
+#pragma unroll 1
     for (int u = part(); u < units; u += kParts) f(u, halves + (((2 * u) ^ swizzle) << 4), halves + (((2 * u + 1) ^ swizzle) << 4));
   }
 };

@@ -54,17 +54,25 @@ __device__ Finish finish(const AttentionCall& c, std::int64_t head, float refere
 /// Adding 0 makes one zero of both: sums that went through the workspace have lost the sign.
 __device__ float finished(float sum, float factor) { return factor == 0 ? 0 : (sum + 0.0F) * factor; }
 
+__device__ uint2 bf16_of(const float4& v) {
+  const auto pair = [](float x, float y) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+    std::uint32_t bits;
+    memcpy(&bits, &both, 4);
+    return bits;
+  };
+  return make_uint2(pair(v.x, v.y), pair(v.z, v.w));
+}
 /// Four neighbours of o.
 __device__ void store(const TileCall& c, std::int64_t at, const float4& v) {
   if (c.a.o_dtype == DType::kBF16) {
     auto* to = static_cast<std::uint16_t*>(c.a.o) + at;
-    const std::uint32_t low = static_cast<std::uint32_t>(device::to_bf16_bits(v.y)) << 16 | device::to_bf16_bits(v.x);
-    const std::uint32_t high = static_cast<std::uint32_t>(device::to_bf16_bits(v.w)) << 16 | device::to_bf16_bits(v.z);
+    const uint2 bits = bf16_of(v);
     if (c.word >= 8) {
-      *reinterpret_cast<uint2*>(to) = make_uint2(low, high);
+      *reinterpret_cast<uint2*>(to) = bits;
     } else {
-      to[0] = static_cast<std::uint16_t>(low), to[1] = static_cast<std::uint16_t>(low >> 16);
-      to[2] = static_cast<std::uint16_t>(high), to[3] = static_cast<std::uint16_t>(high >> 16);
+      to[0] = static_cast<std::uint16_t>(bits.x), to[1] = static_cast<std::uint16_t>(bits.x >> 16);
+      to[2] = static_cast<std::uint16_t>(bits.y), to[3] = static_cast<std::uint16_t>(bits.y >> 16);
     }
   } else {
     auto* to = static_cast<float*>(c.a.o) + at;
@@ -97,10 +105,14 @@ struct Run {
   }
   /// Of the tile that begins at an entry.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
-  __device__ std::int32_t slot(const TileCall& c, int entry) const {
-    if (entry >= end) return -1;
-    if (entry >= second) return c.a.keys[1].slot(token, entry - second);
-    return entry < first ? c.a.keys[0].slot(token, entry) : -1;
+  /// What the list says at an entry, and the slot it means: -1 for none. Apart, so that nobody waits for the first until it is needed.
+  __device__ std::int32_t listed(const TileCall& c, int entry) const {
+    if (entry >= end || (entry >= first && entry < second)) return -1;
+    const KeyList& list = c.a.keys[scope(entry)];
+    return __ldg(list.indices + token * list.index_stride + (entry < second ? entry : entry - second));
+  }
+  __device__ std::int32_t slot(const TileCall& c, int entry, std::int32_t listed) const {
+    return listed >= 0 && listed < c.a.keys[scope(entry)].cache.num_slots ? listed : -1;
   }
 };
 
@@ -214,7 +226,7 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
   float sum = 0;
 #pragma unroll 1
   for (int entry = run.begin; entry < run.end; ++entry) {
-    const std::int32_t slot = run.slot(c, entry);
+    const std::int32_t slot = run.slot(c, entry, run.listed(c, entry));
     if (slot < 0) continue;
     const device::CacheView& cache = c.a.keys[run.scope(entry)].cache;
     float score = 0;
@@ -244,39 +256,76 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
 /// The queries of a block to shared memory in half precision; rows past the last head are zeros. Returns whether a number does not fit.
 template <AttentionTile kTile>
 __device__ bool load_queries(const TileCall& c, std::uint8_t* shared, std::int64_t token, std::int64_t first_head, int heads) {
-  bool odd = false;
   constexpr int kPieces = kTile.heads * kDim / 8 / kThreads;
-#pragma unroll 4
-  for (int i = 0; i < kPieces; ++i) {
-    const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
-    const int head = piece / (kDim / 8);
-    const int dim = piece % (kDim / 8) * 8;
-    std::uint32_t halves[4] = {0, 0, 0, 0};
-    if (head < heads) {
-      const std::int64_t at = token * c.a.q_stride[0] + (first_head + head) * c.a.q_stride[1] + dim;
-      if (c.a.q_dtype == DType::kBF16) {
-        const auto* from = static_cast<const std::uint16_t*>(c.a.q) + at;
-        uint4 v;
-        if (c.q_word == 16) {
-          v = __ldg(reinterpret_cast<const uint4*>(from));
-        } else {
-          const auto pair = [&](int d) { return static_cast<std::uint32_t>(__ldg(from + d + 1)) << 16 | __ldg(from + d); };
-          v = make_uint4(pair(0), pair(2), pair(4), pair(6));
-        }
-        const auto convert = [](std::uint32_t pair) { return halves_of(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF'0000U)); };
-        halves[0] = convert(v.x), halves[1] = convert(v.y), halves[2] = convert(v.z), halves[3] = convert(v.w);
+  std::uint32_t unbounded = 0;
+  const auto each = [&](auto&& load, auto&& convert) {
+    std::uint32_t halves[kPieces][4];
 #pragma unroll
-        for (int d = 0; d < 4; ++d) odd = odd || unbounded(halves[d]);
-      } else {
-        const auto* from = static_cast<const std::uint8_t*>(c.a.q) + at;
+    for (int i = 0; i < kPieces; ++i) {
+      const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
+      const int head = piece / (kDim / 8);
 #pragma unroll
-        for (int d = 0; d < 4; ++d) halves[d] = halves_of(device::from_e4m3(__ldg(from + 2 * d)), device::from_e4m3(__ldg(from + 2 * d + 1)));
-      }
+      for (int d = 0; d < 4; ++d) halves[i][d] = 0;
+      if (head < heads) load(halves[i], token * c.a.q_stride[0] + (first_head + head) * c.a.q_stride[1] + piece % (kDim / 8) * 8);
     }
 #pragma unroll
-    for (int d = 0; d < 4; ++d) store_q(shared, head, dim + 2 * d, halves[d]);
+    for (int i = 0; i < kPieces; ++i) {
+      const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
+      convert(halves[i]);
+#pragma unroll
+      for (int d = 0; d < 4; ++d) store_q(shared, piece / (kDim / 8), piece % (kDim / 8) * 8 + 2 * d, halves[i][d]);
+    }
+  };
+  const bool codes = c.a.q_dtype == DType::kE4M3;
+  if (!codes && c.q_word == 16) {
+    each(
+        [&](std::uint32_t(&pairs)[4], std::int64_t at) {
+          const uint4 v = __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(c.a.q) + at));
+          pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;
+        },
+        [&](std::uint32_t(&pairs)[4]) {
+#pragma unroll
+          for (int d = 0; d < 4; ++d) {
+            pairs[d] = halves_of(__uint_as_float(pairs[d] << 16), __uint_as_float(pairs[d] & 0xFFFF'0000U));
+            unbounded |= carries(pairs[d]);
+          }
+        });
+  } else if (codes && c.q_word >= 8) {
+    // Their scale is left to the scores.
+    each(
+        [&](std::uint32_t(&pairs)[4], std::int64_t at) {
+          const uint2 v = __ldg(reinterpret_cast<const uint2*>(static_cast<const std::uint8_t*>(c.a.q) + at));
+          pairs[0] = v.x, pairs[2] = v.y;
+        },
+        [&](std::uint32_t(&pairs)[4]) {
+          if (lost_nan(pairs[0]) || lost_nan(pairs[2])) unbounded = ~0U;
+          constexpr std::uint32_t kAgain = ((15U + kCodeShift) << 10) * 0x1'0001U;
+#pragma unroll
+          for (int d = 0; d < 4; d += 2) {
+            widen_codes(pairs[d], pairs[d], pairs[d + 1]);
+            if constexpr (kCodeShift != 0) pairs[d] = multiply_halves(pairs[d], kAgain), pairs[d + 1] = multiply_halves(pairs[d + 1], kAgain);
+          }
+        });
+  } else {
+    // Number by number: queries of any alignment.
+#pragma unroll 1
+    for (int pair = static_cast<int>(threadIdx.x); pair < kTile.heads * kDim / 2; pair += kThreads) {
+      const int head = pair / (kDim / 2);
+      const int dim = pair % (kDim / 2) * 2;
+      std::uint32_t halves = 0;
+      if (head < heads) {
+        const std::int64_t at = token * c.a.q_stride[0] + (first_head + head) * c.a.q_stride[1] + dim;
+        const auto number = [&](std::int64_t i) {
+          return codes ? device::from_e4m3(__ldg(static_cast<const std::uint8_t*>(c.a.q) + i))
+                       : device::from_bf16(__ldg(static_cast<const std::uint16_t*>(c.a.q) + i));
+        };
+        halves = halves_of(number(at), number(at + 1));
+        if (!codes) unbounded |= carries(halves);
+      }
+      store_q(shared, head, dim, halves);
+    }
   }
-  return odd;
+  return (unbounded & 0x8000'8000U) != 0U;
 }
 
 /// Which token of a launch, which heads and which part of the list a block has.
@@ -327,14 +376,14 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) at
     return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes),
                             .layout = c.layout[run.scope(base)].key};
   };
-  const auto start = [&](int base, std::int32_t slot) {
+  const auto start = [&](int base, std::int32_t listed) {
     const int scope = run.scope(base);
-    copy.start(buffer_of(base), c.a.keys[scope].cache, c.layout[scope], slot);
+    copy.start(buffer_of(base), c.a.keys[scope].cache, c.layout[scope], run.slot(c, base, listed));
     device::close_copies();
   };
-  const auto slot_of = [&](int base) { return run.slot(c, base + RowCopy<kTile>::row()); };
-  if (run.begin < run.end) start(run.begin, slot_of(run.begin));
-  std::int32_t slot = slot_of(run.begin + kTile.keys);
+  const auto listed_at = [&](int base) { return run.listed(c, base + RowCopy<kTile>::row()); };
+  std::int32_t listed = listed_at(run.begin + kTile.keys);
+  if (run.begin < run.end) start(run.begin, listed_at(run.begin));
   if (load_queries<kTile>(c, shared, run.token, place.first_head, place.heads<kTile>(c))) odd = 1;
 
   Softmax<kTile> softmax;
@@ -346,8 +395,8 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) at
     if (copy.finish(keys)) odd = 1;
     __syncthreads();
     const int next = base + kTile.keys;
-    if (next < run.end) start(next, slot);
-    slot = slot_of(next + kTile.keys);
+    if (next < run.end) start(next, listed);
+    listed = listed_at(next + kTile.keys);
     if (score_tile<kTile>(shared_at, scores, keys)) odd = 1;
     device::barrier(1 + thread / kHeadThreads, kHeadThreads);
     const float fade = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base));
@@ -385,9 +434,21 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) at
     }
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
-    output.each([&](int h, int column, const float4& v) {
-      if (h < heads) store(c, out + h * c.a.o_stride[1] + column, finished(times(v, c.unit), factors[h]));
-    });
+    // As finished() of sums that went through the workspace.
+    const auto done = [&](const float4& v, float f) {
+      const auto one = [&](float x) { return fmaf(fmaf(x, c.unit, 0.0F), f, 0.0F); };
+      return make_float4(one(v.x), one(v.y), one(v.z), one(v.w));
+    };
+    if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
+      auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(done(v, factors[h]));
+      });
+    } else {
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, done(v, factors[h]));
+      });
+    }
   }
   if (c.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
   for (std::int64_t h = c.a.heads + warp; h < c.a.out_heads; h += AttentionTile::kWarps) {

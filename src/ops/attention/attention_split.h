@@ -23,14 +23,15 @@ struct AttentionTile {
   int head_warps = 1;
   int key_warps = 1;
   int dim_warps = 1;
-  int resident = 1;  ///< blocks of a multiprocessor, by registers
+  int resident = 1;  ///< blocks of a multiprocessor at most, by registers
 
   constexpr int row_bytes() const { return 2 * kDim; }  ///< of q
   /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different banks.
   constexpr int score_row_bytes() const { return 4 * keys + 16; }
   constexpr int scores_at() const { return heads * row_bytes(); }
   constexpr int factors_at() const { return scores_at() + dim_warps * heads * score_row_bytes(); }
-  constexpr int buffers_at() const { return (factors_at() + 4 * heads + 127) / 128 * 128; }
+  constexpr int lent_at() const { return factors_at() + 4 * heads; }  ///< four bytes a thread
+  constexpr int buffers_at() const { return (lent_at() + 4 * 32 * kWarps + 127) / 128 * 128; }
 
   constexpr int buffer_bytes(int key_bytes) const { return (keys * key_bytes + 127) / 128 * 128; }
   /// With keys of at most so many bytes, and what a kernel has of its own.
@@ -109,7 +110,10 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, int mul
   for (int s = 0; s < p.scopes; ++s) steps += (p.scope[static_cast<std::size_t>(s)].width + tile.keys - 1) / tile.keys;
   const std::int64_t width = steps * tile.keys;
   const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
-  const std::int64_t slots = static_cast<std::int64_t>(multiprocessors) * tile.resident;
+  // A multiprocessor has little more shared memory than a block may have.
+  constexpr std::size_t kReserved = 1024;
+  const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) / (static_cast<std::size_t>(tile.shared_bytes(key_bytes(p))) + kReserved));
+  const std::int64_t slots = multiprocessors * std::clamp<std::int64_t>(fit, 1, tile.resident);
   if (fixed) {
     split.part_keys = AttentionSplit::kFixedPart;
     split.parts = std::max<std::int64_t>((width + split.part_keys - 1) / split.part_keys, 1);

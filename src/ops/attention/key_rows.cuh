@@ -33,9 +33,7 @@ __device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std:
 }
 
 /// Whether any of four codes is NaN and widen_codes makes a number of it.
-__device__ inline bool lost_nan(std::uint32_t codes) {
-  return kCodeShift != 0 && (((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U) != 0U;
-}
+__device__ inline bool lost_nan(std::uint32_t codes) { return kCodeShift != 0 && (((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U) != 0U; }
 
 __device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
   __half2 x;
@@ -68,22 +66,12 @@ __device__ inline bool odd_scale(int byte) { return byte != 0 && (byte < 101 || 
 /// How the rows of a scope lie in memory.
 struct RowLayout {
   KeyLayout key;
-  bool scaled = false;  ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
-  int word = 1;         ///< what divides the address of any 16 bytes of any row: 16, 8 or less
+  bool scaled = false;   ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
+  bool aligned = false;  ///< to 16 bytes, and scales to 4
 };
 
-/// Starts copying 16 bytes whose address kWord divides, or copies them where asynchronous copies cannot.
-template <int kWord>
-__device__ void copy_piece(std::uint32_t to, const std::uint8_t* from, bool there) {
-  if constexpr (kWord == 16) {
-    device::copy_async<16>(to, from, there);
-    return;
-  }
-  if constexpr (kWord == 8) {
-    device::copy_async<8>(to, from, there);
-    device::copy_async<8>(to + 8, from + 8, there);
-    return;
-  }
+/// Copies 16 bytes of any alignment, zeros where `there` is false: for rows that asynchronous copies cannot take 16 bytes at a time of.
+__device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bool there) {
   uint4 v{0, 0, 0, 0};
 #pragma unroll 1
   for (int i = 15; there && i >= 0; --i) {
@@ -107,9 +95,7 @@ struct KeyBuffer {
   __device__ std::uint32_t codes(int key) const { return at + key * layout.code_bytes(); }
   __device__ std::uint32_t halves(int key) const { return at + kTile.keys * layout.code_bytes() + key * layout.half_bytes(); }
   /// Scales of a group, key by key.
-  __device__ std::uint32_t scales(int group) const {
-    return at + kTile.keys * (layout.code_bytes() + layout.half_bytes()) + group * kTile.keys * 2;
-  }
+  __device__ std::uint32_t scales(int group) const { return at + kTile.keys * (layout.code_bytes() + layout.half_bytes()) + group * kTile.keys * 2; }
   __device__ std::uint32_t valid() const { return scales(layout.code_groups); }
 };
 
@@ -121,7 +107,7 @@ struct RowCopy {
   static constexpr int kScales = kParts < AttentionTile::kGroups ? AttentionTile::kGroups / kParts : 1;
   static constexpr int kUnit = 16;  ///< bf16 numbers that one thread takes together
 
-  int scale[kScales] = {};
+  std::uint32_t lent;  ///< four bytes of shared memory for scales
   bool there = false;
 
   __device__ static int row() { return static_cast<int>(threadIdx.x) / kParts; }
@@ -136,24 +122,42 @@ struct RowCopy {
     const std::int64_t in_block = named - block * cache.block_size;
     const std::uint8_t* base = cache.base + block * cache.block_stride;
     const std::uint8_t* data = base + in_block * cache.data_bytes;
-    if (layout.word == 16) {
-      copy_row<16>(buffer, data);
-    } else if (layout.word == 8) {
-      copy_row<8>(buffer, data);
-    } else {
-      copy_row<1>(buffer, data);
-    }
-    const std::uint8_t* scales = base + cache.block_size * cache.data_bytes + in_block * cache.scale_bytes + part() * kScales;
+    const int code_pieces = buffer.layout.code_groups * (AttentionTile::kGroup / 16);
+    const std::uint32_t codes = buffer.codes(row());
+    const int swizzle = KeyBuffer<kTile>::swizzle_codes(row());
+    const std::uint8_t* rest = data + 16 * code_pieces;
+    const std::uint8_t* scales = base + cache.block_size * cache.data_bytes + in_block * cache.scale_bytes + first_scale() / 4 * 4;
+    if (layout.aligned) {
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) {
-      scale[i] = -1;
-      if (layout.scaled && part() * kScales + i < buffer.layout.code_groups) scale[i] = there ? __ldg(scales + i) : 0;
+      for (int i = 0; i < AttentionTile::kDim / 16 / kParts; ++i) {
+        const int c = part() + i * kParts;
+        if (c < code_pieces) device::copy_async<16>(codes + ((c ^ swizzle) << 4), data + 16 * c, there);
+      }
+      for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd) {
+        device::copy_async<16>(even, rest + 32 * unit, there);
+        device::copy_async<16>(odd, rest + 32 * unit + 16, there);
+      });
+      if (layout.scaled && first_scale() < AttentionTile::kGroups) device::copy_async<4>(lent, scales, there);
+    } else {
+#pragma unroll 1
+      for (int c = part(); c < code_pieces; c += kParts) copy_piece(codes + ((c ^ swizzle) << 4), data + 16 * c, there);
+      for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd) {
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) copy_piece(half == 0 ? even : odd, rest + 32 * unit + 16 * half, there);
+      });
+      if (layout.scaled && first_scale() < AttentionTile::kGroups) {
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) {
+          const std::uint32_t byte = there && first_scale() / 4 * 4 + i < cache.scale_bytes ? __ldg(scales + i) : 0U;
+          asm volatile("st.shared.u8 [%0], %1;" ::"r"(lent + i), "r"(byte) : "memory");
+        }
+      }
     }
   }
 
   /// Makes the copied part of the row what the products take; wait_copies() came before, a barrier must follow. Returns whether half precision does not
   /// hold it.
-  __device__ bool finish(const KeyBuffer<kTile>& buffer) const {
+  __device__ bool finish(const KeyBuffer<kTile>& buffer, bool scaled) const {
     std::uint32_t unbounded = 0;
     for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
       const uint4 a = device::load_shared(even);
@@ -169,36 +173,27 @@ struct RowCopy {
       device::store_shared(odd, odds);
     });
     bool odd = (unbounded & 0x8000'8000U) != 0U;
+    if (first_scale() < buffer.layout.code_groups) {
+      std::uint32_t scales = 0;
+      if (scaled) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(lent) : "memory");
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) {
-      const int group = part() * kScales + i;
-      if (group >= buffer.layout.code_groups) break;
-      odd = odd || (scale[i] >= 0 && odd_scale(scale[i]));
-      // Without scales codes stay what they are.
-      const std::uint16_t bits = scale[i] >= 0 ? half_scale(scale[i]) : static_cast<std::uint16_t>((15 + kCodeShift) << 10);
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(buffer.scales(group) + 2 * row()), "h"(bits) : "memory");
+      for (int i = 0; i < kScales; ++i) {
+        const int group = first_scale() + i;
+        const int byte = static_cast<int>(scales >> (8 * (group % 4)) & 0xFFU);
+        // Without scales codes stay what they are.
+        const std::uint16_t bits = scaled ? half_scale(byte) : static_cast<std::uint16_t>((15 + kCodeShift) << 10);
+        if (group >= buffer.layout.code_groups) break;
+        odd = odd || (scaled && odd_scale(byte));
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(buffer.scales(group) + 2 * row()), "h"(bits) : "memory");
+      }
     }
     if (part() == 0) asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer.valid() + row()), "r"(there ? 1 : 0) : "memory");
     return odd;
   }
 
  private:
-  template <int kWord>
-  __device__ void copy_row(const KeyBuffer<kTile>& buffer, const std::uint8_t* data) const {
-    constexpr int kPieces = AttentionTile::kDim / 16 / kParts;
-    const std::uint32_t codes = buffer.codes(row());
-    const int swizzle = KeyBuffer<kTile>::swizzle_codes(row());
-    const int pieces = buffer.layout.code_groups * (AttentionTile::kGroup / 16) - part();
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      if (i * kParts < pieces) copy_piece<kWord>(codes + (((part() + i * kParts) ^ swizzle) << 4), data + 16 * (part() + i * kParts), there);
-    }
-    const std::uint8_t* rest = data + buffer.layout.code_groups * AttentionTile::kGroup;
-    for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd) {
-      copy_piece<kWord>(even, rest + 32 * unit, there);
-      copy_piece<kWord>(odd, rest + 32 * unit + 16, there);
-    });
-  }
+  /// First of the groups whose scales this thread has.
+  __device__ static int first_scale() { return part() * kScales; }
 
   /// f(unit, where its even numbers will be, where its odd ones) for this thread's units of 16 bf16 numbers.
   template <class F>

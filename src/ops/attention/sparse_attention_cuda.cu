@@ -31,7 +31,7 @@ struct TileCall {
   float unit = 1;                                            ///< that largest
   bool exact = false;                                        ///< half precision does not hold the units
   int word = 2;                                              ///< what divides the address of any four neighbours of o
-  int q_word = 1;                                            ///< and of any eight of q
+  bool q_aligned = false;                                    ///< heads of q to 16 bytes
   std::int64_t part_keys = 0;
   std::uint32_t parts = 1;
   std::uint32_t head_tiles = 1;
@@ -84,9 +84,7 @@ __device__ void store(const TileCall& c, std::int64_t at, const float4& v) {
   }
 }
 __device__ float4 times(const float4& v, float f) { return make_float4(v.x * f, v.y * f, v.z * f, v.w * f); }
-__device__ float4 finished(const float4& v, float f) {
-  return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f));
-}
+__device__ float4 finished(const float4& v, float f) { return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f)); }
 
 /// A token's list, both scopes filled up to whole tiles and one behind the other: entries [begin, end) of it are this block's.
 template <AttentionTile kTile>
@@ -97,7 +95,8 @@ struct Run {
   int begin;
   int end;
 
-  __device__ Run(const TileCall& c, std::int64_t token_in, std::int64_t part) : token(token_in), first(static_cast<int>(c.a.keys[0].entries(token_in))) {
+  __device__ Run(const TileCall& c, std::int64_t token_in, std::int64_t part)
+      : token(token_in), first(static_cast<int>(c.a.keys[0].entries(token_in))) {
     second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
     const int all = c.a.scopes > 1 ? second + static_cast<int>(c.a.keys[1].entries(token)) : first;
     begin = static_cast<int>(min(part * c.part_keys, static_cast<std::int64_t>(all)));
@@ -105,14 +104,15 @@ struct Run {
   }
   /// Of the tile that begins at an entry.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
+  __device__ bool has(int entry) const { return entry < end && (entry < first || entry >= second); }
   /// What the list says at an entry, and the slot it means: -1 for none. Apart, so that nobody waits for the first until it is needed.
   __device__ std::int32_t listed(const TileCall& c, int entry) const {
-    if (entry >= end || (entry >= first && entry < second)) return -1;
-    const KeyList& list = c.a.keys[scope(entry)];
-    return __ldg(list.indices + token * list.index_stride + (entry < second ? entry : entry - second));
+    const int there = has(entry) ? entry : begin;
+    const KeyList& list = c.a.keys[scope(there)];
+    return __ldg(list.indices + token * list.index_stride + (there < second ? there : there - second));
   }
   __device__ std::int32_t slot(const TileCall& c, int entry, std::int32_t listed) const {
-    return listed >= 0 && listed < c.a.keys[scope(entry)].cache.num_slots ? listed : -1;
+    return has(entry) && listed >= 0 && listed < c.a.keys[scope(entry)].cache.num_slots ? listed : -1;
   }
 };
 
@@ -122,8 +122,8 @@ struct Run {
 template <AttentionTile kTile>
 struct Softmax {
   static constexpr int kLanes = kThreads / kTile.heads;
-  static constexpr int kRows = 32 / kLanes;              ///< of a warp
-  static constexpr int kKeys = kTile.keys / kLanes;      ///< of a thread
+  static constexpr int kRows = 32 / kLanes;          ///< of a warp
+  static constexpr int kKeys = kTile.keys / kLanes;  ///< of a thread
   static constexpr float kRoom = 10;
   static constexpr float kSlack = 4;
   float reference = -INFINITY;
@@ -191,8 +191,7 @@ struct Softmax {
     for (int i = 0; i < kKeys; i += 2) pairs[i / 2] = halves_of(s[i] * weight, s[i + 1] * weight);
     if constexpr (kKeys % 8 == 0) {
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; i += 4)
-        *reinterpret_cast<uint4*>(weights + i) = make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
+      for (int i = 0; i < kKeys / 2; i += 4) *reinterpret_cast<uint4*>(weights + i) = make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
     } else {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) weights[i] = pairs[i];
@@ -253,80 +252,86 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
   each([&](int d) { c.a.store(run.token, head, d, finished(sums[d], f.factor)); });
 }
 
-/// The queries of a block to shared memory in half precision; rows past the last head are zeros. Returns whether a number does not fit.
+/// The queries of a block, in half precision in shared memory; rows past the last head are zeros.
 template <AttentionTile kTile>
-__device__ bool load_queries(const TileCall& c, std::uint8_t* shared, std::int64_t token, std::int64_t first_head, int heads) {
-  constexpr int kPieces = kTile.heads * kDim / 8 / kThreads;
-  std::uint32_t unbounded = 0;
-  const auto each = [&](auto&& load, auto&& convert) {
-    std::uint32_t halves[kPieces][4];
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
-      const int head = piece / (kDim / 8);
-#pragma unroll
-      for (int d = 0; d < 4; ++d) halves[i][d] = 0;
-      if (head < heads) load(halves[i], token * c.a.q_stride[0] + (first_head + head) * c.a.q_stride[1] + piece % (kDim / 8) * 8);
-    }
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
-      convert(halves[i]);
-#pragma unroll
-      for (int d = 0; d < 4; ++d) store_q(shared, piece / (kDim / 8), piece % (kDim / 8) * 8 + 2 * d, halves[i][d]);
-    }
-  };
-  const bool codes = c.a.q_dtype == DType::kE4M3;
-  if (!codes && c.q_word == 16) {
-    each(
-        [&](std::uint32_t(&pairs)[4], std::int64_t at) {
-          const uint4 v = __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(c.a.q) + at));
-          pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;
-        },
-        [&](std::uint32_t(&pairs)[4]) {
-#pragma unroll
-          for (int d = 0; d < 4; ++d) {
-            pairs[d] = halves_of(__uint_as_float(pairs[d] << 16), __uint_as_float(pairs[d] & 0xFFFF'0000U));
-            unbounded |= carries(pairs[d]);
-          }
-        });
-  } else if (codes && c.q_word >= 8) {
-    // Their scale is left to the scores.
-    each(
-        [&](std::uint32_t(&pairs)[4], std::int64_t at) {
-          const uint2 v = __ldg(reinterpret_cast<const uint2*>(static_cast<const std::uint8_t*>(c.a.q) + at));
-          pairs[0] = v.x, pairs[2] = v.y;
-        },
-        [&](std::uint32_t(&pairs)[4]) {
-          if (lost_nan(pairs[0]) || lost_nan(pairs[2])) unbounded = ~0U;
-          constexpr std::uint32_t kAgain = ((15U + kCodeShift) << 10) * 0x1'0001U;
-#pragma unroll
-          for (int d = 0; d < 4; d += 2) {
-            widen_codes(pairs[d], pairs[d], pairs[d + 1]);
-            if constexpr (kCodeShift != 0) pairs[d] = multiply_halves(pairs[d], kAgain), pairs[d + 1] = multiply_halves(pairs[d + 1], kAgain);
-          }
-        });
-  } else {
-    // Number by number: queries of any alignment.
-#pragma unroll 1
-    for (int pair = static_cast<int>(threadIdx.x); pair < kTile.heads * kDim / 2; pair += kThreads) {
-      const int head = pair / (kDim / 2);
-      const int dim = pair % (kDim / 2) * 2;
-      std::uint32_t halves = 0;
-      if (head < heads) {
-        const std::int64_t at = token * c.a.q_stride[0] + (first_head + head) * c.a.q_stride[1] + dim;
-        const auto number = [&](std::int64_t i) {
-          return codes ? device::from_e4m3(__ldg(static_cast<const std::uint8_t*>(c.a.q) + i))
-                       : device::from_bf16(__ldg(static_cast<const std::uint16_t*>(c.a.q) + i));
-        };
-        halves = halves_of(number(at), number(at + 1));
-        if (!codes) unbounded |= carries(halves);
+struct Queries {
+  const TileCall& c;
+  std::uint32_t shared;
+  std::int64_t first;  ///< number of q
+  int heads;
+  int piece_dims;  ///< numbers of 16 bytes
+  bool codes;
+
+  __device__ Queries(const TileCall& call, std::uint32_t shared_at, std::int64_t token, std::int64_t first_head, int heads_in)
+      : c(call),
+        shared(shared_at),
+        first(token * call.a.q_stride[0] + first_head * call.a.q_stride[1]),
+        heads(heads_in),
+        piece_dims(call.a.q_dtype == DType::kE4M3 ? 16 : 8),
+        codes(call.a.q_dtype == DType::kE4M3) {}
+
+  /// Starts copying them as they are, a group's pieces to the group's places.
+  __device__ void start() const {
+    const int pieces = AttentionTile::kGroup / piece_dims;  // of a group
+    const auto* q = static_cast<const std::uint8_t*>(c.a.q);
+    const int size = codes ? 1 : 2;
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < kTile.heads * AttentionTile::kGroups * pieces; i += kThreads) {
+      const int in_row = i % (AttentionTile::kGroups * pieces);
+      const int head = i / (AttentionTile::kGroups * pieces);
+      const std::uint32_t to = shared + q_at(head, in_row / pieces * 8 + in_row % pieces);
+      const std::uint8_t* from = q + size * (first + head * c.a.q_stride[1] + in_row * piece_dims);
+      if (c.q_aligned) {
+        device::copy_async<16>(to, from, head < heads);
+      } else {
+        copy_piece(to, from, head < heads);
       }
-      store_q(shared, head, dim, halves);
     }
   }
-  return (unbounded & 0x8000'8000U) != 0U;
-}
+
+  /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether a number does not fit.
+  __device__ bool finish() const {
+    std::uint32_t unbounded = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kTile.heads * AttentionTile::kGroups; i += kThreads) {
+      const int head = i % kTile.heads;
+      const int group = i / kTile.heads;
+      std::uint32_t pairs[32];
+      if (codes) {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          const uint4 v = device::load_shared(shared + q_at(head, 8 * group + p));
+          const std::uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            std::uint32_t(&low) = pairs[8 * p + 2 * w];
+            std::uint32_t(&high) = pairs[8 * p + 2 * w + 1];
+            if (lost_nan(word[w])) unbounded = ~0U;
+            widen_codes(word[w], low, high);
+            constexpr std::uint32_t kRest = ((15U + kCodeShift) << 10) * 0x1'0001U;
+            if constexpr (kCodeShift != 0) low = multiply_halves(low, kRest), high = multiply_halves(high, kRest);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int p = 0; p < 8; ++p) {
+          const uint4 v = device::load_shared(shared + q_at(head, 8 * group + p));
+          const std::uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            pairs[4 * p + w] = halves_of(__uint_as_float(word[w] << 16), __uint_as_float(word[w] & 0xFFFF'0000U));
+            unbounded |= carries(pairs[4 * p + w]);
+          }
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < 8; ++p) {
+        device::store_shared(shared + q_at(head, 8 * group + p), make_uint4(pairs[p], pairs[8 + p], pairs[16 + p], pairs[24 + p]));
+      }
+    }
+    return (unbounded & 0x8000'8000U) != 0U;
+  }
+};
 
 /// Which token of a launch, which heads and which part of the list a block has.
 struct Place {
@@ -350,8 +355,18 @@ struct Place {
   __device__ std::int64_t state(const TileCall& c) const { return (std::int64_t{token} * c.parts + part) * c.a.heads + first_head; }
 };
 
+/// Two blocks of 32 heads fit the shared memory of sm_90 and sm_100 only; elsewhere their registers are better spent.
+template <AttentionTile kTile>
+constexpr int resident() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  return kTile.heads == 32 ? 1 : kTile.resident;
+#else
+  return kTile.resident;
+#endif
+}
+
 template <int kIndex>
-__global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) attend(const __grid_constant__ TileCall c, int key_bytes) {
+__global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>()) attend(const __grid_constant__ TileCall c, int key_bytes) {
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
   constexpr int kHeadThreads = kThreads / kTile.head_warps;  // that share heads, in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -368,23 +383,29 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) at
     return;
   }
   if (thread == 0) odd = c.exact ? 1 : 0;
-  __syncthreads();
 
-  RowCopy<kTile> copy;
+  RowCopy<kTile> copy{.lent = shared_at + kTile.lent_at() + 4 * thread};
   const auto buffer_of = [&](int base) {
     const int which = (base - run.begin) / kTile.keys % AttentionTile::kBuffers;
-    return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes),
-                            .layout = c.layout[run.scope(base)].key};
+    return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes), .layout = c.layout[run.scope(base)].key};
   };
   const auto start = [&](int base, std::int32_t listed) {
     const int scope = run.scope(base);
-    copy.start(buffer_of(base), c.a.keys[scope].cache, c.layout[scope], run.slot(c, base, listed));
+    copy.start(buffer_of(base), c.a.keys[scope].cache, c.layout[scope], run.slot(c, base + RowCopy<kTile>::row(), listed));
     device::close_copies();
   };
   const auto listed_at = [&](int base) { return run.listed(c, base + RowCopy<kTile>::row()); };
-  std::int32_t listed = listed_at(run.begin + kTile.keys);
-  if (run.begin < run.end) start(run.begin, listed_at(run.begin));
-  if (load_queries<kTile>(c, shared, run.token, place.first_head, place.heads<kTile>(c))) odd = 1;
+  const Queries<kTile> queries(c, shared_at, run.token, place.first_head, place.heads<kTile>(c));
+  std::int32_t listed = -1;
+  if (run.begin < run.end) {
+    start(run.begin, listed_at(run.begin));
+    listed = listed_at(run.begin + kTile.keys);
+    queries.start();
+    device::close_copies();
+    device::wait_copies<0>();
+    __syncthreads();
+    if (queries.finish()) odd = 1;
+  }
 
   Softmax<kTile> softmax;
   OutputTile<kTile> output;
@@ -392,7 +413,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident) at
   for (int base = run.begin; base < run.end; base += kTile.keys) {
     const KeyBuffer<kTile> keys = buffer_of(base);
     device::wait_copies<0>();
-    if (copy.finish(keys)) odd = 1;
+    if (copy.finish(keys, c.layout[run.scope(base)].scaled)) odd = 1;
     __syncthreads();
     const int next = base + kTile.keys;
     if (next < run.end) start(next, listed);
@@ -527,9 +548,10 @@ bool takes(const RowFormat& f) {
 }
 
 RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
-  return {.key = key_layout(f),
-          .scaled = f.scale == ScaleKind::kUe8m0,
-          .word = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes)};
+  return {
+      .key = key_layout(f),
+      .scaled = f.scale == ScaleKind::kUe8m0,
+      .aligned = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 && cache.scale_bytes % 4 == 0};
 }
 
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
@@ -568,7 +590,7 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
   const std::int64_t o_size = size_of(p.o);
   const std::int64_t q_size = size_of(p.q);
   TileCall c{.a = attention_call(p, a), .part_keys = split.part_keys, .parts = static_cast<std::uint32_t>(split.parts)};
-  c.q_word = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1]);
+  c.q_aligned = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1]) == 16;
   c.word = device::common_word(static_cast<const void*>(c.a.o), o_size * c.a.o_stride[0], o_size * c.a.o_stride[1]);
   float unit[SparseAttention::kMaxScopes] = {0, 0};
   for (int s = 0; s < p.scopes; ++s) {

@@ -13,13 +13,6 @@ namespace smla {
 /// A row of q is 64 pieces of 16 bytes; piece c of head h lies at place c ^ (h % 8).
 __device__ inline int q_at(int head, int c) { return head * 2 * AttentionTile::kDim + ((c ^ (head & 7)) << 4); }
 
-/// Stores two neighbouring dims of q, the first of them even.
-__device__ inline void store_q(std::uint8_t* shared, int head, int dim, std::uint32_t halves) {
-  const int in_lane = dim % 16;
-  const int piece = dim / 64 * 8 + in_lane / 4 * 2 + in_lane / 2 % 2;
-  *reinterpret_cast<std::uint32_t*>(shared + q_at(head, piece) + dim % 64 / 16 * 4) = halves;
-}
-
 /// Scores of a tile: <q_h, k_j> over this warp's part of the dims, for its heads and its keys, into the rows of scores of that part. Returns whether a
 /// number was lost.
 template <AttentionTile kTile>
@@ -39,7 +32,7 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
 
   float sums[kHeadTiles][kKeyTiles][4] = {};
   bool lost = false;
-  const auto step = [&](int group, int s, const std::uint32_t (&b)[kKeyTiles][2]) {
+  const auto step = [&](int group, int s, const std::uint32_t(&b)[kKeyTiles][2]) {
     const int place = ((8 * group + 2 * s + lane / 16) ^ q_swizzle) << 4;
     std::uint32_t q[kHeadTiles][4];
 #pragma unroll
@@ -148,7 +141,7 @@ struct OutputTile {
 #pragma unroll
       for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(w[h], weights + h * 16 * kTile.score_row_bytes() + 32 * i);
     };
-    const auto multiply = [&](int unit, const std::uint32_t (&b)[2][2]) {
+    const auto multiply = [&](int unit, const std::uint32_t(&b)[2][2]) {
 #pragma unroll
       for (int h = 0; h < kHeadTiles; ++h) {
         device::multiply_add_half(sums[h][2 * unit], w[h], b[0][0], b[0][1]);

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;  ///< what its kernels for Hopper want
 constexpr std::size_t kWorkspaceAlignment = 256;
 constexpr std::int64_t kScaledRows = 4;  ///< with block scales, rows come in multiples of this
-constexpr std::int64_t kFewRows = 16;    ///< up to here the own kernel reads FP8 weights once whatever the number of rows is
+constexpr std::int64_t kFewRows = 16;    ///< up to here the own kernel reads FP8 weights once, and more rows never need less workspace
 
 // Block scales came with cuBLAS 12.9.
 #if CUBLAS_VERSION >= 120900
@@ -197,7 +197,10 @@ std::string refuse_scaled(const ProjectionProblem& p) {
   if (p.x_scale != OutputScale::kF32) return "it takes F32 scales of x";
   if (const int sm = capability(); sm != 90) return "it has block scales of FP8 products on sm_90 only, this is sm_" + std::to_string(sm);
   if (p.n % kAligned != 0 || p.k % Projection::kScaleGroup != 0) return "FP8 products: it takes n in multiples of 16 and k in multiples of 128";
-  if (p.m < kScaledRows || (p.m <= kFewRows && p.m % kScaledRows != 0)) return "FP8 products: it takes rows in multiples of 4";
+  if (p.m <= kFewRows) {
+    return "got m = " + std::to_string(p.m) + ": up to " + std::to_string(kFewRows) +
+           " rows the own kernel reads FP8 weights once, and m need be no multiple of 4";
+  }
   return "";
 }
 

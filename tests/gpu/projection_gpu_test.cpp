@@ -41,8 +41,9 @@ TEST_F(ProjectionGpu, EveryImplementationAgreesWithRef) { EXPECT_GT(compare_all(
 TEST_F(ProjectionGpu, Fp8WeightsAgreeWithRef) {
   std::vector<ProjectionCase> cases = fp8_weight_cases();
   for (const std::int64_t m : {64, 200, 203, 2048}) {
-    for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{512, 4096, 1}, {1024, 4096, 1}, {4096, 1024, 1}, {256, 1024, 8}}) {
-      if (m * n * k * groups > 1'100'000'000) continue;
+    for (const auto& [n, k, groups] :
+         {std::array<std::int64_t, 3>{512, 4096, 1}, {1024, 4096, 1}, {4096, 1024, 1}, {256, 1024, 8}, {32768, 1024, 1}, {4096, 8192, 1}}) {
+      if (m * n * k * groups > 4'400'000'000) continue;
       ProjectionCase c;
       c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = DType::kE4M3, .w = DType::kE4M3};
       c.scale_gap = (m + 3) / 4 * 4 - m;

@@ -163,6 +163,13 @@ def check_checkpoint(folder):
         if (digest("--weights", made, "--seed", 4) == memory) != (dtype == "bf16"):
             FAILURES.append(dtype)
             print("FAIL: digests of weights in memory and from", made)
+    fp8 = folder / "made_fp8_bf16"
+    kept = digest("--weights", fp8, "--fp8-weights", "on")
+    if kept == digest("--weights", fp8, "--fp8-weights", "off") or digest("--weights", fp8) != digest("--weights", fp8, "--fp8-weights", "off"):
+        FAILURES.append("fp8 weights")
+        print("FAIL: --fp8-weights on changes nothing, or auto keeps FP8 weights on a CPU")
+    run("run", "--weights", fp8, "--fp8-weights", "on", *quick, code=0, out=["FP8 as stored", "quantize_rows", "PASS"])
+    run("run", "--weights", fp8, "--fp8-weights", "some", code=2, err="--fp8-weights")
     scaled = folder / "scaled"
     run("make-checkpoint", scaled, "--layers", 2, "--kv-scale", 0.5, "--q-scale", 0.5, "--model-prefix", code=0, out="2 layers")
     per_tensor = ["--cache-dtype", "fp8_per_tensor"]

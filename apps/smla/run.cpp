@@ -108,6 +108,10 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "Exit status: 0 done and checks passed, 1 a check failed, 2 bad input, 130 interrupted.");
   c->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
   c->add_option("--weights", a->weights, "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
+  c->add_option("--fp8-weights", a->fp8_weights,
+                "The checkpoint's FP8 weights: on keeps them (FP8 inputs, too), off dequantises them, auto keeps them where cuBLASLt multiplies them")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   c->add_option("--layers", a->layers, "N: the first N layers; a list has a comma: 0,2,3 or 3, (default: all decoder layers)");
   c->add_option("--trace", a->trace, "Request trace, JSON Lines: timestamp (ms), input_length, output_length, hash_ids (default: bundled slice)");
   c->add_option("--max-requests", a->max_requests, "Only the first N requests (default: 16 of the bundled slice, all of a file)")

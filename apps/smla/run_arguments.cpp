@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "bundled_trace.h"
+#include "sparsemla/ops/projection.h"
 #include "sparsemla/trace.h"
 
 namespace smla {
@@ -84,6 +85,18 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   return std::max<std::int64_t>(1, a.kv_bytes.empty() ? std::min(wanted, limit) : limit);
 }
 
+/// auto: where FP8 x FP8 runs on tensor cores and nothing else was asked for.
+bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
+  if (a.fp8_weights != "auto") return a.fp8_weights == "on";
+  if (o.weights == nullptr || o.layer.device != DeviceKind::kCuda || o.layer.deterministic || o.layer.implementations.contains(Projection::kName)) {
+    return false;
+  }
+  const Projection::Problem typical{.m = 64, .n = o.model.q_lora_rank, .k = o.model.hidden_size, .x = DType::kE4M3, .w = DType::kE4M3};
+  if (typical.k % Projection::kScaleGroup != 0) return false;
+  const std::vector<Candidate> candidates = explain<Projection>(typical, {.device = o.layer.device});
+  return std::ranges::any_of(candidates, [](const Candidate& c) { return c.name == "cublaslt" && c.refusal.empty(); });
+}
+
 }  // namespace
 
 std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report) {
@@ -147,6 +160,7 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
       o.layer.implementations[choice.substr(0, equals)] = choice.substr(equals + 1);
     }
   }
+  o.fp8_weights = keeps_fp8_weights(a, o);
   o.max_batched_tokens = a.max_batched_tokens;
   o.max_seqs = a.max_seqs;
   for (const RequestSpec& s : specs) o.max_model_len = std::max(o.max_model_len, s.positions());

@@ -13,6 +13,7 @@ namespace smla {
 struct RunArguments {
   std::string model;
   std::string weights;
+  std::string fp8_weights = "auto";
   std::string layers;
   std::string trace;
   std::int64_t max_requests = 0;

@@ -146,7 +146,9 @@ std::string report_text(const RunReport& r) {
                      name_of(r.options.layer.device), name_of(r.options.layer.front_end), r.options.layer.caches.rows->name,
                      r.options.layer.caches.index->name, r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
   out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)", r.trace, r.scale_lengths,
-                     r.options.weights == nullptr ? "weights are seeded random" : "weights from " + r.options.weights->path(), r.options.seed);
+                     r.options.weights == nullptr ? "weights are seeded random"
+                                                  : "weights from " + r.options.weights->path() + (r.options.fp8_weights ? " (FP8 as stored)" : ""),
+                     r.options.seed);
   out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
   if (r.interrupted) out += "INTERRUPTED: the report covers what was done so far\n";
   out += fmt::format("\nrequests    {} finished, {} refused, {} unfinished of {}\n", count(r, State::kFinished), count(r, State::kRefused),
@@ -217,6 +219,7 @@ std::string report_json(const RunReport& r) {
             {"arrival_speed", r.arrival_speed},
             {"seed", r.options.seed},
             {"weights", r.options.weights == nullptr ? Json(nullptr) : Json(r.options.weights->path())},
+            {"fp8_weights", r.options.fp8_weights},
             {"synthetic", std::string(r.options.weights == nullptr ? "weights are seeded random; " : "") +
                               "hidden states are f(seed, request, position); rejected drafts come from another stream"},
             {"front_end", name_of(r.options.layer.front_end)},

@@ -37,9 +37,11 @@ void check_names(const LayerTensors& given) {
   std::set<std::string, std::less<>> known;
   std::string wrong;
   LayerWeights unused;
-  visit_weights(given.config, unused, [&](std::string_view name, ConstTensorView&) {
+  visit_weights(given.config, unused, [&](std::string_view name, ConstTensorView& view) {
     known.emplace(name);
-    if (!given.tensors.contains(name)) wrong += "\n  " + std::string(name) + ": got no such tensor, expected it";
+    const auto found = given.tensors.find(name);
+    if (found != given.tensors.end()) view = found->second;
+    if (found == given.tensors.end()) wrong += "\n  " + std::string(name) + ": got no such tensor, expected it";
   });
   for (const auto& [name, tensor] : given.tensors) {
     if (!known.contains(name)) wrong += "\n  " + name + ": got a tensor, expected none of that name in a layer of this kind";
@@ -90,7 +92,7 @@ smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index,
     *layer = nullptr;
     need_pointer(folder, "smla_layer_create_from_checkpoint", "folder");
     Options read = read_options(options);
-    LayerTensors weights = Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size);
+    LayerTensors weights = Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size, {.keep_fp8 = read.fp8_weights});
     write_config(weights.config);  // refuses a layer that this interface cannot describe
     read.layer.q_scale = weights.q_scale.value_or(read.layer.q_scale);
     *layer = make_layer(std::move(weights), read, true).release();

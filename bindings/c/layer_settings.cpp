@@ -94,7 +94,6 @@ Options read_options(const smla_layer_options* options) {
   if (given.max_position < 1 || given.max_position > (std::int64_t{1} << 30)) {
     throw InvalidArgument("smla_layer_options: max_position: got " + std::to_string(given.max_position) + ", expected 1 to 2^30");
   }
-  check_reserved("smla_layer_options", given.reserved);
   Options out{.layer = {}, .max_position = given.max_position};
   out.layer.device = read_device(given.device);
   const DType precision = read_option_dtype("precision", given.precision, DType::kF32);
@@ -112,6 +111,7 @@ Options read_options(const smla_layer_options* options) {
   out.layer.padded_heads = given.padded_heads;
   out.layer.strict = read_flag("strict", given.strict);
   out.layer.gather_prefill = read_flag("gather_prefill", given.gather_prefill);
+  out.fp8_weights = read_flag("fp8_weights", given.fp8_weights);
   return out;
 }
 

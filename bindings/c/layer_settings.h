@@ -13,6 +13,7 @@ smla_layer_config write_config(const LayerConfig& config);
 struct Options {
   LayerOptions layer;
   std::int64_t max_position = 0;
+  bool fp8_weights = false;  ///< of a checkpoint, kept
 };
 
 /// @throws InvalidArgument naming the option that is impossible.

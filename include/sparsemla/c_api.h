@@ -209,7 +209,7 @@ typedef struct smla_layer_options {
   int32_t strict;              ///< 1: refuse what upstream's kernels of the front-end refuse, with its texts
   int32_t gather_prefill;      ///< 1: flashmla copies a prefill's fp8_ds_mla rows into a bf16 workspace first, as upstream does
   smla_device device;          ///< where the layer runs; SMLA_CUDA: weights given by pointer, caches and activations are device memory
-  int32_t reserved;            ///< 0
+  int32_t fp8_weights;         ///< 1: smla_layer_create_from_checkpoint keeps the checkpoint's FP8 weights; 0: it dequantises them
 } smla_layer_options;
 
 /// An attention layer: hidden states in, hidden states out. It holds a rope table and views of its weights.
@@ -220,9 +220,11 @@ typedef struct smla_layer smla_layer;
 /// @param options  how it computes
 /// @param names    `count` checkpoint names without "layers.<i>.attn.": "wq_a.weight", "q_norm.weight", "wq_b.weight", "wkv.weight", "kv_norm.weight",
 ///                 "wo_a.weight", "wo_b.weight", "attn_sink"; with a compressor "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers
-///                 also "indexer.compressor.*", "indexer.wq_b.weight", "indexer.weights_proj.weight". A missing or unknown name is an error.
+///                 also "indexer.compressor.*", "indexer.wq_b.weight", "indexer.weights_proj.weight". A missing or unknown name is an error. The scales
+///                 of an E4M3 weight stand beside it: "wq_a.scale" for "wq_a.weight".
 /// @param count    how many names and tensors
-/// @param tensors  as many descriptors; linear weights BF16 or F32 [outputs, inputs], attn_sink F32
+/// @param tensors  as many descriptors; linear weights BF16 or F32 [outputs, inputs], attn_sink F32. wq_a, wq_b, wkv, wo_a, wo_b and indexer.wq_b may be
+///                 E4M3 with scales [ceil(outputs/128), ceil(inputs/128)] F32: then their inputs are quantised to FP8, too
 /// @param layer    written; smla_layer_destroy frees it
 SMLA_API smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_options* options, const char* const* names,
                                        const smla_tensor* const* tensors, int64_t count, smla_layer** layer);

@@ -46,6 +46,7 @@ struct EngineOptions {
   PlantedError planted_error = PlantedError::kNone;  ///< so that a check can be seen to fail
   /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of `layer`.
   std::shared_ptr<const Checkpoint> weights{};
+  bool fp8_weights = false;  ///< keep FP8 weights of `weights` (LoadOptions::keep_fp8); off: dequantised at load
 };
 
 /// One row of a step's batch.

@@ -45,7 +45,8 @@ struct CompressorWeights {
   ConstTensorView norm;   ///< [dim] BF16 or F32
 };
 
-/// Weights of one layer by their checkpoint names (spec 1); memory belongs to the caller and must outlive the layer.
+/// Weights of one layer by their checkpoint names (spec 1); memory belongs to the caller and must outlive the layer. Linear weights are BF16 or F32.
+/// Those with a scale below may be E4M3: then their inputs are quantised to FP8, too (QuantizeRows; of wo_a by LayerOptions::fp8_output).
 struct LayerWeights {
   ConstTensorView wq_a;                ///< [q_lora_rank, hidden]
   ConstTensorView q_norm;              ///< [q_lora_rank]
@@ -59,6 +60,14 @@ struct LayerWeights {
   CompressorWeights index_compressor;  ///< compress_ratio = 4
   ConstTensorView index_wq_b;          ///< [index_n_heads*index_head_dim, q_lora_rank], compress_ratio = 4
   ConstTensorView index_weights_proj;  ///< [index_n_heads, hidden], compress_ratio = 4
+  /// With E4M3 weights only: [cdiv(outputs, 128), cdiv(inputs, 128)] F32, a scale for each 128 x 128 of the weight; inputs are a multiple of 128, and
+  /// so are the outputs of a group of wo_a.
+  ConstTensorView wq_a_scale{};
+  ConstTensorView wq_b_scale{};        ///< as wq_a_scale
+  ConstTensorView wkv_scale{};         ///< as wq_a_scale
+  ConstTensorView wo_a_scale{};        ///< as wq_a_scale
+  ConstTensorView wo_b_scale{};        ///< as wq_a_scale
+  ConstTensorView index_wq_b_scale{};  ///< as wq_a_scale
 };
 
 /// How a layer computes.
@@ -76,7 +85,8 @@ struct LayerOptions {
   /// Upstream's limits of the front-end, with its texts (spec 8): heads, widths, blocks, dtypes. Heads are padded as upstream pads them.
   bool strict = false;
   std::int64_t padded_heads = 0;  ///< heads of the query and output buffers; those past num_heads are 0. 0: num_heads (strict: upstream's)
-  /// FP8 output projection (spec 2): the rotated output in E4M3 with scales of 128 dims, stored in this layout; absent: activations as they are.
+  /// FP8 output projection (spec 2): the rotated output in E4M3 with scales of 128 dims, stored in this layout; absent: activations as they are, or kF32
+  /// with an E4M3 wo_a.
   std::optional<OutputScale> fp8_output{};
   ChunkLimits chunks{};        ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the step's tokens
   bool short_context = true;   ///< take the short-context path of the indexer (spec 4.7) where it applies

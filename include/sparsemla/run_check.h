@@ -28,13 +28,15 @@ struct CheckedSample {
 /// What a check found.
 struct CheckReport {
   std::vector<CheckedSample> samples;  ///< all that were picked
-  double bound = 0;                    ///< on relative_l2
+  double bound = 0;                    ///< on relative_l2: that of the layer with the widest
   bool passed = true;                  ///< every sample within its bound
   int worst = -1;                      ///< sample with the largest relative_l2; -1: none was computed
 };
 
 /// The bound on a checked output's relative l2 error: 0.01 bf16 rows, 0.05 fp8_ds_mla, 0.06 per-tensor FP8, 1e-4 float32.
 double check_bound(const LayerOptions& options);
+/// The same for a layer of these weights: 0.06 more where some of them are E4M3, whose inputs are rounded to FP8, too.
+double check_bound(const LayerOptions& options, const LayerWeights& weights);
 
 /// Samples of a run against the float64 layer that knows no pages and no chunks: keeps the layer's inputs of the sampled requests while the run goes
 /// on, recomputes at the end, attending over the run's own top-k set, which is judged apart.

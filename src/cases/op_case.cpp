@@ -50,6 +50,7 @@ std::span<const ReplayEntry> table() {
   static constexpr std::array kTable{entry<Projection>(),
                                      entry<RmsNorm>(),
                                      entry<AddRows>(),
+                                     entry<QuantizeRows>(),
                                      entry<QNormRopeInsert>(),
                                      entry<InsertRows>(),
                                      entry<SaveState>(),

@@ -199,7 +199,7 @@ void record_calls(const std::string& folder) {
     if (!std::filesystem::is_directory(folder)) throw IoError("record_calls: " + folder + ": got " + error.message() + ", expected a folder");
   }
   recorder().folder = folder;
-  observe<Projection, RmsNorm, AddRows, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, GatherIndexRows,
+  observe<Projection, RmsNorm, AddRows, QuantizeRows, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, GatherIndexRows,
           RaggedIndexerLogits, TopK, TokenToReq, SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk,
           ShortContextTopk, VisibleEntries, PrefillLens, DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention,
           MergePartials, InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>(!folder.empty());

@@ -223,17 +223,17 @@ bool Checkpoint::has_cache_scales(std::int64_t index) const {
   });
 }
 
-LayerTensors Checkpoint::load_layer(std::int64_t index, int tp_rank, int tp_size) const {
+LayerTensors Checkpoint::load_layer(std::int64_t index, int tp_rank, int tp_size, const LoadOptions& options) const {
   if (!state_->model) throw InvalidArgument(state_->path + ": got no config.json, expected one, or the numbers of layer " + std::to_string(index));
-  return load_layer(index, state_->model->layer(index), tp_rank, tp_size);
+  return load_layer(index, state_->model->layer(index), tp_rank, tp_size, options);
 }
 
-LayerTensors Checkpoint::load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size) const {
-  return read_layer(state_->path + ": layer " + std::to_string(index), state_->layer(index), layer, tp_rank, tp_size);
+LayerTensors Checkpoint::load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size, const LoadOptions& options) const {
+  return read_layer(state_->path + ": layer " + std::to_string(index), state_->layer(index), layer, tp_rank, tp_size, options);
 }
 
-LayerTensors Checkpoint::load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size) const {
-  return read_layer(state_->path + ": MTP layer " + std::to_string(index), state_->mtp_layer(index), layer, tp_rank, tp_size);
+LayerTensors Checkpoint::load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size, const LoadOptions& options) const {
+  return read_layer(state_->path + ": MTP layer " + std::to_string(index), state_->mtp_layer(index), layer, tp_rank, tp_size, options);
 }
 
 }  // namespace smla

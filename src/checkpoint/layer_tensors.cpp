@@ -29,20 +29,21 @@ struct Wanted {
   bool linear = false;  ///< may be quantised
   bool as_f32 = false;
   Cut cut = Cut::kNone;
+  std::int64_t kept_groups = 0;  ///< how many maps of equal size it is side by side if a layer takes it in FP8; 0: no layer does
 };
 
 std::vector<Wanted> wanted_tensors(const LayerConfig& c) {
   std::vector<Wanted> list;
-  const auto linear = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs, Cut cut = Cut::kNone) {
-    list.push_back({.name = name + ".weight", .shape = {outputs, inputs}, .linear = true, .cut = cut});
+  const auto linear = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs, Cut cut = Cut::kNone, std::int64_t kept_groups = 1) {
+    list.push_back({.name = name + ".weight", .shape = {outputs, inputs}, .linear = true, .cut = cut, .kept_groups = kept_groups});
   };
   const auto plain = [&](const std::string& name, Shape shape, bool as_f32, Cut cut = Cut::kNone) {
     list.push_back({.name = name, .shape = std::move(shape), .as_f32 = as_f32, .cut = cut});
   };
   const auto compressor = [&](const std::string& prefix, std::int64_t dim) {
     const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
-    linear(prefix + "wkv", width, c.hidden_size);
-    linear(prefix + "wgate", width, c.hidden_size);
+    linear(prefix + "wkv", width, c.hidden_size, Cut::kNone, 0);
+    linear(prefix + "wgate", width, c.hidden_size, Cut::kNone, 0);
     plain(prefix + "ape", {c.compress_ratio, width}, true);
     plain(prefix + "norm.weight", {dim}, false);
   };
@@ -51,14 +52,14 @@ std::vector<Wanted> wanted_tensors(const LayerConfig& c) {
   linear("wq_b", c.num_heads * c.head_dim, c.q_lora_rank, Cut::kRows);
   linear("wkv", c.head_dim, c.hidden_size);
   plain("kv_norm.weight", {c.head_dim}, false);
-  linear("wo_a", c.o_groups * c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim, Cut::kRows);
+  linear("wo_a", c.o_groups * c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim, Cut::kRows, c.o_groups);
   linear("wo_b", c.hidden_size, c.o_groups * c.o_lora_rank, Cut::kColumns);
   plain("attn_sink", {c.num_heads}, true, Cut::kRows);
   if (c.has_compressor()) compressor("compressor.", c.head_dim);
   if (c.has_indexer()) {
     compressor("indexer.compressor.", c.index_head_dim);
     linear("indexer.wq_b", c.index_n_heads * c.index_head_dim, c.q_lora_rank);
-    linear("indexer.weights_proj", c.index_n_heads, c.hidden_size);
+    linear("indexer.weights_proj", c.index_n_heads, c.hidden_size, Cut::kNone, 0);
   }
   return list;
 }
@@ -228,6 +229,12 @@ std::optional<float> common_scale(const std::vector<const StoredTensor*>& source
 
 Range part(std::int64_t size, bool cut, int rank, int ranks) { return cut ? Range{size / ranks * rank, size / ranks * (rank + 1)} : Range{0, size}; }
 
+/// Whether a layer can take rows x columns of this weight as they are stored: its inputs and each group's outputs must be whole blocks.
+bool can_keep(const Wanted& w, const LinearSource& source, Range rows, Range columns) {
+  if (w.kept_groups == 0 || source.encoding != LinearEncoding::kFp8 || !is_whole_blocks(source, rows, columns)) return false;
+  return columns.size() % kFp8Block == 0 && (w.kept_groups == 1 || w.shape[0] / w.kept_groups % kFp8Block == 0);
+}
+
 }  // namespace
 
 LayerConfig tensor_parallel_slice(const LayerConfig& layer, int rank, int size) {
@@ -245,7 +252,8 @@ LayerConfig tensor_parallel_slice(const LayerConfig& layer, int rank, int size) 
   return slice;
 }
 
-LayerTensors read_layer(const std::string& where, const StoredLayer& stored, const LayerConfig& layer, int tp_rank, int tp_size) {
+LayerTensors read_layer(const std::string& where, const StoredLayer& stored, const LayerConfig& layer, int tp_rank, int tp_size,
+                        const LoadOptions& options) {
   check_layer_config(layer);
   LayerTensors out;
   out.config = tensor_parallel_slice(layer, tp_rank, tp_size);
@@ -265,12 +273,20 @@ LayerTensors read_layer(const std::string& where, const StoredLayer& stored, con
   inventory.finish(where);
 
   const auto memory = std::make_shared<std::vector<HostTensor>>();
-  memory->reserve(wanted.size());
+  memory->reserve(2 * wanted.size());
   for (const Wanted& w : wanted) {
     const Range rows = part(w.shape[0], w.cut == Cut::kRows, tp_rank, tp_size);
-    if (w.linear) {
-      memory->push_back(read_linear(linears.at(w.name), rows, part(w.shape[1], w.cut == Cut::kColumns, tp_rank, tp_size)));
-      out.tensors.emplace(w.name, std::as_const(memory->back()).view());
+    const auto keep = [&](const std::string& name, HostTensor tensor) {
+      memory->push_back(std::move(tensor));
+      out.tensors.emplace(name, std::as_const(memory->back()).view());
+    };
+    const Range columns = w.linear ? part(w.shape[1], w.cut == Cut::kColumns, tp_rank, tp_size) : Range{};
+    if (w.linear && options.keep_fp8 && can_keep(w, linears.at(w.name), rows, columns)) {
+      KeptLinear kept = read_fp8(linears.at(w.name), rows, columns);
+      keep(w.name, std::move(kept.codes));
+      keep(w.name.substr(0, w.name.rfind('.')) + ".scale", std::move(kept.scales));
+    } else if (w.linear) {
+      keep(w.name, read_linear(linears.at(w.name), rows, columns));
     } else {
       // A sink of -inf is no sink, +inf one that takes all.
       memory->push_back(read_plain(plains.at(w.name), w.as_f32, w.name == "attn_sink"));

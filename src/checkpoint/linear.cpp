@@ -156,6 +156,44 @@ HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
   return out;
 }
 
+bool is_whole_blocks(const LinearSource& s, Range rows, Range columns) {
+  const auto whole = [](Range part, std::int64_t all) { return part.begin % kFp8Block == 0 && (part.end % kFp8Block == 0 || part.end == all); };
+  return whole(rows, s.outputs) && whole(columns, s.inputs);
+}
+
+KeptLinear read_fp8(const LinearSource& s, Range rows, Range columns) {
+  const auto blocks = [](Range part) { return Range{part.begin / kFp8Block, (part.end + kFp8Block - 1) / kFp8Block}; };
+  const Range block_rows = blocks(rows);
+  const Range block_columns = blocks(columns);
+  const std::int64_t stride = (s.inputs + kFp8Block - 1) / kFp8Block;
+  KeptLinear out{.codes = HostTensor(DType::kE4M3, {rows.size(), columns.size()}),
+                 .scales = HostTensor(DType::kF32, {block_rows.size(), block_columns.size()})};
+  const std::vector<double> scales = read_scales(s.scale, s.scale.file->read(s.scale.name), 0);
+  for (std::int64_t r = 0; r < block_rows.size(); ++r) {
+    for (std::int64_t c = 0; c < block_columns.size(); ++c) {
+      const double scale = scales[static_cast<std::size_t>((block_rows.begin + r) * stride + block_columns.begin + c)];
+      out.scales.as<float>()[r * block_columns.size() + c] = static_cast<float>(scale);
+    }
+  }
+  // Decoded once and thrown away: a weight that cannot be dequantised is no better kept.
+  const std::int64_t piece_rows = std::max<std::int64_t>(1, kPieceElements / std::max<std::int64_t>(1, s.inputs));
+  for (std::int64_t begin = rows.begin; begin < rows.end;) {
+    const std::int64_t end = std::min(rows.end, begin + piece_rows);
+    const HostTensor piece = s.weight.file->read_rows(s.weight.name, begin, end);
+    std::vector<BF16> decoded(static_cast<std::size_t>((end - begin) * columns.size()));
+    if (const std::int64_t bad = decode_fp8(piece, begin, scales.data(), columns, decoded.data()); bad != kNone) {
+      bad_value(s.weight, std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
+                "a weight that is finite as bf16");
+    }
+    for (std::int64_t r = begin; r < end; ++r) {
+      std::memcpy(out.codes.as<E4M3>() + (r - rows.begin) * columns.size(), piece.as<E4M3>() + (r - begin) * s.inputs + columns.begin,
+                  static_cast<std::size_t>(columns.size()));
+    }
+    begin = end;
+  }
+  return out;
+}
+
 HostTensor read_plain(const StoredTensor& source, bool as_f32, bool infinity) {
   HostTensor stored = source.file->read(source.name);
   HostTensor wide(DType::kF32, stored.shape());

@@ -49,6 +49,16 @@ struct Range {
 /// @throws IoError naming tensor, row and column of a number or scale that is not finite.
 HostTensor read_linear(const LinearSource& source, Range rows, Range columns);
 
+/// An FP8 weight as it is stored: codes [rows, columns] E4M3 and the scales of its blocks, F32.
+struct KeptLinear {
+  HostTensor codes;
+  HostTensor scales;
+};
+/// Whether rows x columns of a weight are whole blocks of it.
+bool is_whole_blocks(const LinearSource& source, Range rows, Range columns);
+/// Rows x columns, whole blocks, of a kFp8 weight. @throws IoError as read_linear, for the same numbers.
+KeptLinear read_fp8(const LinearSource& source, Range rows, Range columns);
+
 /// A tensor of any rank as it is, or widened to F32. `infinity`: whether it may hold infinities. @throws IoError as above.
 HostTensor read_plain(const StoredTensor& source, bool as_f32, bool infinity);
 

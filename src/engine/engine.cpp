@@ -61,7 +61,7 @@ void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& confi
   if (options.weights == nullptr) {
     weights.push_back(random_weights(config, layer_seed(options.seed, model_layer)));
   } else {
-    loaded.push_back(options.weights->load_layer(model_layer, config));
+    loaded.push_back(options.weights->load_layer(model_layer, config, 0, 1, {.keep_fp8 = options.fp8_weights}));
     weights.push_back({.storage = {}, .views = layer_weights(loaded.back())});
     layer_options.q_scale = loaded.back().q_scale.value_or(layer_options.q_scale);
   }

@@ -94,6 +94,12 @@ double check_bound(const LayerOptions& options) {
   return 0.01;
 }
 
+double check_bound(const LayerOptions& options, const LayerWeights& weights) {
+  const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
+  const bool inputs = fp8(weights.wq_a) || fp8(weights.wkv) || fp8(weights.wq_b) || fp8(weights.index_wq_b) || fp8(weights.wo_b);
+  return check_bound(options) + (inputs ? 0.06 : 0.0);
+}
+
 struct RunCheck::State {
   EngineOptions options;
   std::vector<CheckedSample> samples;
@@ -159,7 +165,10 @@ void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const
 
 CheckReport RunCheck::finish(const Engine& engine, const std::function<void(int)>& progress) {
   State& s = *state_;
-  CheckReport report{.samples = {}, .bound = check_bound(s.options.layer)};
+  CheckReport report;
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(s.options.layers.size()); ++i) {
+    report.bound = std::max(report.bound, check_bound(engine.layer(i).options(), engine.weights(i)));
+  }
   std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<ReferenceLayer>> references;
   for (std::size_t i = 0; i < s.samples.size(); ++i) {
     CheckedSample sample = s.samples[i];

@@ -18,6 +18,22 @@ void check_compressor(const std::string& prefix, const CompressorWeights& w, con
   check_tensor(kWhat, prefix + "norm", w.norm, {dim}, {DType::kBF16, DType::kF32});
 }
 
+/// [n, k] of `groups` linear maps side by side; E4M3 with the scales of its blocks, and then with inputs and groups that are whole blocks.
+void check_linear(const std::string& name, const ConstTensorView& w, const ConstTensorView& scale, std::int64_t n, std::int64_t k,
+                  std::int64_t groups = 1) {
+  constexpr std::int64_t kBlock = Projection::kWeightBlock;
+  check_tensor(kWhat, name, w, {groups * n, k}, {DType::kBF16, DType::kF32, DType::kE4M3});
+  if (w.dtype != DType::kE4M3) {
+    check_that(scale.absent(), kWhat, name + ".scale", describe(scale), "none: the weight is " + std::string(name_of(w.dtype)));
+    return;
+  }
+  check_that(k % kBlock == 0, kWhat, "inputs of " + name, k, "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
+  check_that(groups == 1 || n % kBlock == 0, kWhat, "outputs of a group of " + name, n,
+             "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
+  check_tensor(kWhat, name + ".scale", scale, {(groups * n + kBlock - 1) / kBlock, k / kBlock}, {DType::kF32});
+  check_that(scale.contiguous(), kWhat, name + ".scale", std::string("strided rows"), "contiguous ones");
+}
+
 }  // namespace
 
 std::string_view name_of(Stage stage) {
@@ -40,31 +56,32 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
     : config_(config), weights_(weights), options_(options), cos_sin_(cos_sin) {
   check_layer_config(config);
   const auto linear = {DType::kBF16, DType::kF32};
-  check_tensor(kWhat, "wq_a", weights.wq_a, {config.q_lora_rank, config.hidden_size}, linear);
+  check_linear("wq_a", weights.wq_a, weights.wq_a_scale, config.q_lora_rank, config.hidden_size);
   check_tensor(kWhat, "q_norm", weights.q_norm, {config.q_lora_rank}, linear);
-  check_tensor(kWhat, "wq_b", weights.wq_b, {config.num_heads * config.head_dim, config.q_lora_rank}, linear);
-  check_tensor(kWhat, "wkv", weights.wkv, {config.head_dim, config.hidden_size}, linear);
+  check_linear("wq_b", weights.wq_b, weights.wq_b_scale, config.num_heads * config.head_dim, config.q_lora_rank);
+  check_linear("wkv", weights.wkv, weights.wkv_scale, config.head_dim, config.hidden_size);
   check_tensor(kWhat, "kv_norm", weights.kv_norm, {config.head_dim}, linear);
-  check_tensor(kWhat, "wo_a", weights.wo_a, {config.o_groups * config.o_lora_rank, config.num_heads / config.o_groups * config.head_dim}, linear);
-  check_tensor(kWhat, "wo_b", weights.wo_b, {config.hidden_size, config.o_groups * config.o_lora_rank}, linear);
+  check_linear("wo_a", weights.wo_a, weights.wo_a_scale, config.o_lora_rank, config.num_heads / config.o_groups * config.head_dim, config.o_groups);
+  check_linear("wo_b", weights.wo_b, weights.wo_b_scale, config.hidden_size, config.o_groups * config.o_lora_rank);
   check_tensor(kWhat, "attn_sink", weights.attn_sink, {config.num_heads}, {DType::kF32});
   check_tensor(kWhat, "cos_sin", cos_sin, {kAny, config.rope_head_dim}, {DType::kF32});
   if (config.has_compressor()) check_compressor("compressor.", weights.compressor, config, config.head_dim);
   if (config.chooses()) {
     check_compressor("indexer.compressor.", weights.index_compressor, config, config.index_head_dim);
-    check_tensor(kWhat, "indexer.wq_b", weights.index_wq_b, {config.index_n_heads * config.index_head_dim, config.q_lora_rank}, linear);
+    check_linear("indexer.wq_b", weights.index_wq_b, weights.index_wq_b_scale, config.index_n_heads * config.index_head_dim, config.q_lora_rank);
     check_tensor(kWhat, "indexer.weights_proj", weights.index_weights_proj, {config.index_n_heads, config.hidden_size}, linear);
   }
   check_options();
   if (has_side_lanes(config_, options_)) side_ = std::make_shared<SideStreams>(options_.device);
 }
 
-/// Completes the options: float32 rows at precision kF32, head padding, chunk limits. Strict: what upstream refuses at construction.
+/// Completes the options: float32 rows at precision kF32, FP8 outputs for an FP8 wo_a, head padding, chunk limits. Strict: what upstream refuses at construction.
 void AttentionLayer::check_options() {
   if (options_.precision == Precision::kF32) {
     options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
     options_.q = DType::kBF16;  // attention reads float32 activations as they are
   }
+  if (weights_.wo_a.dtype == DType::kE4M3 && !options_.fp8_output) options_.fp8_output = OutputScale::kF32;
   if (options_.chunks.max_model_len == 0) options_.chunks.max_model_len = cos_sin_.size(0);
   const std::int64_t upstream = options_.strict ? upstream_padded_heads(options_.front_end, config_.num_heads) : config_.num_heads;
   if (options_.padded_heads == 0) options_.padded_heads = upstream;

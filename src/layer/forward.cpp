@@ -24,31 +24,52 @@ ConstTensorView grouped(const ConstTensorView& w, const Projection::Problem& p) 
   return weight;
 }
 
+/// The scales of an E4M3 weight [groups*n, k] by its groups.
+ConstTensorView grouped_scales(const ConstTensorView& scale, const Projection::Problem& p) {
+  if (p.w != DType::kE4M3) return {};
+  ConstTensorView scales = scale;
+  const std::int64_t rows = scale.size(0) / p.groups;
+  scales.rank = 3;
+  scales.shape = {p.groups, rows, scale.size(1), 0};
+  scales.stride = {rows * scale.size(1), scale.size(1), 1, 0};
+  return scales;
+}
+
 }  // namespace
 
-void Forward::project(const Lane& lane, const Plan<Projection>& plan, const ConstTensorView& x, const ConstTensorView& w, const TensorView& y) const {
+void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w, const TensorView& y,
+                      const ConstTensorView& w_scale) const {
   const Projection::Problem& p = plan.problem();
-  plan.run({.x = as_groups(x, p.groups), .w = grouped(w, p), .y = as_groups(y, p.groups)}, lane.scratch, lane.stream);
+  const bool fp8 = p.x == DType::kE4M3;
+  plan.run({.x = as_groups(fp8 ? x.values : x.x, p.groups),
+            .w = grouped(w, p),
+            .y = as_groups(y, p.groups),
+            .x_scale = fp8 ? x.scales : ConstTensorView(),
+            .w_scale = grouped_scales(w_scale, p)},
+           lane.scratch, lane.stream);
 }
 
 void Forward::input_projections(const ConstTensorView& hidden) const {
-  project(main, *ops.wq_a, hidden, weights.wq_a, b.qr);
-  project(main, *ops.wkv, hidden, weights.wkv, b.kv);
+  const Input input{.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales};
+  if (ops.quantize_hidden) ops.quantize_hidden->run({.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales}, main.scratch, main.stream);
+  project(main, *ops.wq_a, input, weights.wq_a, b.qr, weights.wq_a_scale);
+  project(main, *ops.wkv, input, weights.wkv, b.kv, weights.wkv_scale);
   const auto kv_score = [&](const Plan<Projection>& plan, const CompressorWeights& w, const TensorView& out) {
     const std::int64_t half = out.size(1) / 2;
-    project(main, plan, hidden, w.wkv, out.slice(1, 0, half));
-    project(main, plan, hidden, w.wgate, out.slice(1, half, 2 * half));
+    project(main, plan, input, w.wkv, out.slice(1, 0, half));
+    project(main, plan, input, w.wgate, out.slice(1, half, 2 * half));
   };
   if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
   if (config.chooses()) {
     kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
-    if (!ops.short_context) project(main, *ops.index_weights_proj, hidden, weights.index_weights_proj, b.index_weights);
+    if (!ops.short_context) project(main, *ops.index_weights_proj, input, weights.index_weights_proj, b.index_weights);
   }
   watch.lap(Stage::kInputProjections);
 }
 
 void Forward::latent_norms() const {
   ops.q_norm->run({.x = b.qr, .weight = weights.q_norm, .y = b.qr}, main.scratch, main.stream);
+  if (ops.quantize_qr) ops.quantize_qr->run({.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, main.scratch, main.stream);
   ops.kv_norm->run({.x = b.kv, .weight = weights.kv_norm, .y = b.kv}, main.scratch, main.stream);
   watch.lap(Stage::kNorms);
 }
@@ -58,7 +79,7 @@ void Forward::queries_and_window() const {
   q_rows.rank = 2;
   q_rows.shape = {ops.tokens, config.num_heads * config.head_dim, 0, 0};
   q_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
-  project(main, *ops.wq_b, b.qr, weights.wq_b, q_rows);
+  project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, q_rows, weights.wq_b_scale);
   watch.lap(Stage::kQProjection);
 
   ops.insert->run({.q = b.q,
@@ -100,7 +121,7 @@ void Forward::score() const {
   rows.rank = 2;
   rows.shape = {step.tokens, config.index_n_heads * config.index_head_dim, 0, 0};
   rows.stride = {config.index_n_heads * config.index_head_dim, 1, 0, 0};
-  project(indexer, *ops.index_wq_b, b.qr, weights.index_wq_b, rows);
+  project(indexer, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b, rows, weights.index_wq_b_scale);
   ops.index_q->run({.q = b.index_q,
                     .weights = b.index_weights,
                     .positions = step.positions,
@@ -164,7 +185,12 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
     ConstTensorView x = b.o_values;  // [G, T, D] seen as [T, G, D]
     x.shape = {p.m, p.groups, p.k, 0};
     x.stride = {p.k, p.m * p.k, 1, 0};
-    ops.wo_a->run({.x = x, .w = grouped(weights.wo_a, p), .y = as_groups(b.z, p.groups), .x_scale = b.o_scales}, main.scratch, main.stream);
+    ops.wo_a->run({.x = x,
+                   .w = grouped(weights.wo_a, p),
+                   .y = as_groups(b.z, p.groups),
+                   .x_scale = b.o_scales,
+                   .w_scale = grouped_scales(weights.wo_a_scale, p)},
+                  main.scratch, main.stream);
   } else {
     const std::int64_t width = config.num_heads * config.head_dim;
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
@@ -174,9 +200,10 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
     o_rows.rank = 2;
     o_rows.shape = {positions.size(0), width, 0, 0};
     o_rows.stride = {width, 1, 0, 0};
-    project(main, *ops.wo_a, o_rows, weights.wo_a, b.z);
+    project(main, *ops.wo_a, {.x = o_rows}, weights.wo_a, b.z);
   }
-  project(main, *ops.wo_b, b.z, weights.wo_b, out);
+  if (ops.quantize_z) ops.quantize_z->run({.x = b.z, .values = b.z_values, .scales = b.z_scales}, main.scratch, main.stream);
+  project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, weights.wo_b, out, weights.wo_b_scale);
   watch.lap(Stage::kOutputProjection);
 }
 

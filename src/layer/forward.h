@@ -76,7 +76,14 @@ struct Forward {
   void output(const ConstTensorView& positions, const TensorView& out) const;
 
  private:
-  void project(const Lane& lane, const Plan<Projection>& plan, const ConstTensorView& x, const ConstTensorView& w, const TensorView& y) const;
+  /// An input as it is and, where a weight wants it so, in FP8.
+  struct Input {
+    ConstTensorView x;
+    ConstTensorView values{};
+    ConstTensorView scales{};
+  };
+  void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w, const TensorView& y,
+               const ConstTensorView& w_scale = {}) const;
   void compress_into(const Lane& lane, const Plan<SaveState>& save, const Plan<CompressStore>& store, const CompressorWeights& w,
                      const TensorView& kv_score, const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state,
                      const PagedCache& entries) const;

@@ -20,6 +20,15 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   const DType act = activation_dtype(options);
   const std::int64_t hi = c.index_n_heads;
   LayerBuffers b;
+  const auto quantised = [&](const std::optional<Plan<QuantizeRows>>& plan, TensorView& values, TensorView& scales) {
+    if (!plan) return;
+    const std::int64_t dim = plan->problem().dim;
+    values = arena.take(DType::kE4M3, {tokens, dim});
+    scales = arena.take(DType::kF32, {1, dim / QuantizeRows::kGroup, (tokens + 3) / 4 * 4});
+  };
+  quantised(quantize_hidden, b.hidden_values, b.hidden_scales);
+  quantised(quantize_qr, b.qr_values, b.qr_scales);
+  quantised(quantize_z, b.z_values, b.z_scales);
   b.qr = arena.take(act, {tokens, c.q_lora_rank});
   b.kv = arena.take(act, {tokens, c.head_dim});
   b.q = arena.take(act, {tokens, c.num_heads, c.head_dim});
@@ -148,8 +157,11 @@ void plan_output(const Chooser& choose, const LayerConfig& c, const LayerOptions
         {.tokens = ops->tokens, .heads = c.num_heads, .dim = c.head_dim, .rope_dim = c.rope_head_dim, .in = act, .out = act});
   }
   ops->wo_a = choose.make<Projection>(wo_a);
+  const std::int64_t latent = c.o_groups * c.o_lora_rank;
+  const bool fp8 = weights.wo_b.dtype == DType::kE4M3;
+  if (fp8) ops->quantize_z = choose.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
   ops->wo_b = choose.make<Projection>(
-      {.m = ops->tokens, .n = c.hidden_size, .k = c.o_groups * c.o_lora_rank, .groups = 1, .x = act, .w = weights.wo_b.dtype, .y = act});
+      {.m = ops->tokens, .n = c.hidden_size, .k = latent, .groups = 1, .x = fp8 ? DType::kE4M3 : act, .w = weights.wo_b.dtype, .y = act});
 }
 
 }  // namespace
@@ -174,18 +186,22 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->padded_heads = options.padded_heads;
   ops->least_score_bytes = least_score_bytes;
   const Chooser choose(options, &ops->scratch_bytes, &ops->text);
+  const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
   const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y) {
-    return choose.make<Projection>({.m = tokens, .n = n, .k = k, .groups = 1, .x = act, .w = w.dtype, .y = y});
+    return choose.make<Projection>({.m = tokens, .n = n, .k = k, .groups = 1, .x = fp8(w) ? DType::kE4M3 : act, .w = w.dtype, .y = y});
   };
+  const auto quantize = [&](std::int64_t dim) { return choose.make<QuantizeRows>({.rows = tokens, .dim = dim, .in = act}); };
   const auto norm = [&](std::int64_t dim) {
     return choose.make<RmsNorm>({.rows = tokens, .dim = dim, .in = act, .out = act, .has_weight = true, .eps = c.rms_norm_eps});
   };
   if (options.strict) check_upstream_blocks(caches.window.block_size, caches.compressed.block_size, c.compress_ratio);
 
+  if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
   ops->q_norm = norm(c.q_lora_rank);
   ops->kv_norm = norm(c.head_dim);
+  if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = choose.make<QNormRopeInsert>({.tokens = tokens,
                                               .heads = c.num_heads,

@@ -19,7 +19,11 @@ namespace smla {
 
 /// Intermediate tensors of one forward, laid out in the caller's workspace. T tokens, H heads, d head_dim, K index_topk.
 struct LayerBuffers {
+  TensorView hidden_values;   ///< [T, hidden] E4M3, FP8 wq_a or wkv
+  TensorView hidden_scales;   ///< [1, hidden/128, T to a multiple of 4] F32
   TensorView qr;              ///< [T, q_lora] act
+  TensorView qr_values;       ///< [T, q_lora] E4M3, normed, FP8 wq_b or index_wq_b
+  TensorView qr_scales;       ///< as hidden_scales
   TensorView kv;              ///< [T, d] act
   TensorView kv_score;        ///< [T, 2*coff*d] F32
   TensorView index_kv_score;  ///< [T, 2*2*128] F32
@@ -37,6 +41,8 @@ struct LayerBuffers {
   TensorView o_values;                 ///< [G, T, D] E4M3, FP8 output projection
   TensorView o_scales;                 ///< its scales
   TensorView z;                        ///< [T, G*o_lora] act
+  TensorView z_values;                 ///< [T, G*o_lora] E4M3, FP8 wo_b
+  TensorView z_scales;                 ///< as hidden_scales
   TensorView zero_positions;           ///< [T] I64, dummy runs
   std::array<Workspace, 3> scratch{};  ///< one a lane: main, compressor, indexer; the same one without side streams
 };
@@ -56,6 +62,7 @@ struct LayerPlan::Ops {
   std::string text;
 
   std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm, index_weights_proj, index_wq_b;
+  std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
   std::optional<Plan<RmsNorm>> q_norm, kv_norm;
   std::optional<Plan<QNormRopeInsert>> insert;
   std::optional<Plan<SaveState>> save_state, save_index_state;

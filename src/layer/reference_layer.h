@@ -33,7 +33,9 @@ class ReferenceLayer {
   using Row = std::vector<double>;
   using Rows = std::vector<std::optional<Row>>;
 
-  Row linear(const ConstTensorView& w, const double* x, std::int64_t first_row, std::int64_t rows, std::int64_t inputs) const;
+  /// `scale`: of the blocks of an E4M3 w.
+  Row linear(const ConstTensorView& w, const double* x, std::int64_t first_row, std::int64_t rows, std::int64_t inputs,
+             const ConstTensorView& scale = {}) const;
   Row hidden_row(std::int64_t position) const;
   void rms_norm(Row& x, const ConstTensorView* weight) const;
   void rotate(double* last_dims, std::int64_t position, bool inverse) const;

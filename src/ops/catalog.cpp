@@ -112,6 +112,10 @@ AddRows::Problem typical<AddRows>() {
   return {.rows = 64, .dim = 4096};
 }
 template <>
+QuantizeRows::Problem typical<QuantizeRows>() {
+  return {.rows = 64, .dim = 4096};
+}
+template <>
 CombineTopkWindow::Problem typical<CombineTopkWindow>() {
   return {.requests = 4, .tokens = 64, .top_k = 512, .m = 2048, .n = 1024};
 }
@@ -156,9 +160,10 @@ OpInfo info(std::string_view family, std::string_view problem) {
 }  // namespace
 
 std::span<const OpInfo> op_catalog() {
-  static const std::array<OpInfo, 31> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
+  static const std::array<OpInfo, 32> kOps{info<Projection>("projection", "64 rows of bf16, 4096 to 1024"),
                                            info<RmsNorm>("norm_rope", "64 rows of 1024, bf16"),
                                            info<AddRows>("norm_rope", "64 rows of 4096, bf16"),
+                                           info<QuantizeRows>("norm_rope", "64 rows of 4096, bf16"),
                                            info<QNormRopeInsert>("norm_rope", "64 tokens, 64 heads, fp8_ds_mla rows"),
                                            info<InsertRows>("norm_rope", "64 tokens, fp8_ds_mla rows"),
                                            info<SaveState>("compressor", "64 tokens, C4A"),

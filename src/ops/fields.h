@@ -52,6 +52,9 @@ void fields(InverseRopeQuant::Problem& p, auto&& f) {
 }
 void tensors(InverseRopeQuant::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(positions), SMLA_IN(cos_sin), SMLA_OUT(values), SMLA_OUT(scales); }
 
+void fields(QuantizeRows::Problem& p, auto&& f) { SMLA_FIELD(rows), SMLA_FIELD(dim), SMLA_FIELD(in), SMLA_FIELD(scale); }
+void tensors(QuantizeRows::Args& a, auto&& t) { SMLA_IN(x), SMLA_OUT(values), SMLA_OUT(scales); }
+
 void fields(InsertRows::Problem& p, auto&& f) { SMLA_FIELD(tokens), SMLA_FIELD(in), SMLA_FIELD(format), SMLA_FIELD(clamp); }
 void tensors(InsertRows::Args& a, auto&& t) { SMLA_IN(rows), SMLA_IN(slot_mapping), SMLA_WRITE(cache); }
 
@@ -170,7 +173,7 @@ void tensors(GatherRows::Args& a, auto&& t) { SMLA_READ(cache), SMLA_IN(seq_lens
 void fields(Projection::Problem& p, auto&& f) {
   SMLA_FIELD(m), SMLA_FIELD(n), SMLA_FIELD(k), SMLA_FIELD(groups), SMLA_FIELD(x), SMLA_FIELD(w), SMLA_FIELD(y), SMLA_FIELD(x_scale);
 }
-void tensors(Projection::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(w), SMLA_OUT(y), SMLA_IN(x_scale); }
+void tensors(Projection::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(w), SMLA_OUT(y), SMLA_IN(x_scale), SMLA_IN(w_scale); }
 
 void fields(PackSequences::Problem& p, auto&& f) {
   SMLA_FIELD(requests), SMLA_FIELD(tokens), SMLA_FIELD(max_len), SMLA_FIELD(row), SMLA_FIELD(dtype);

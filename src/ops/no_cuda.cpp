@@ -46,6 +46,7 @@ template struct CudaOp<RmsNorm>;
 template struct CudaOp<QNormRopeInsert>;
 template struct CudaOp<InverseRope>;
 template struct CudaOp<InverseRopeQuant>;
+template struct CudaOp<QuantizeRows>;
 template struct CudaOp<InsertRows>;
 template struct CudaOp<AddRows>;
 template struct CudaOp<MergePartials>;

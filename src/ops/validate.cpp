@@ -268,6 +268,8 @@ void validate(const DraftPositions::Problem& problem, const DraftPositions::Args
 
 void validate(const AddRows::Problem& problem, const AddRows::Args& args) { check_shapes<AddRows>(problem, args); }
 
+void validate(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args) { check_shapes<QuantizeRows>(problem, args); }
+
 void validate(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args) {
   constexpr std::string_view op = CombineTopkWindow::kName;
   check_shapes<CombineTopkWindow>(problem, args);
@@ -418,7 +420,7 @@ void validate_calls(bool on) {
   watch<SparseAttention, MergePartials, GatherRows, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, TokenToReq, SlotMapping,
         CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, VisibleEntries, PrefillLens, DraftPositions,
         CombineTopkWindow, MixedSparseIndices, SaveState, CompressStore, QNormRopeInsert, InsertRows, InverseRope, InverseRopeQuant, RmsNorm, AddRows,
-        Projection, PackSequences, UnpackSequences>(on);
+        QuantizeRows, Projection, PackSequences, UnpackSequences>(on);
 }
 
 }  // namespace smla

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "gpu/gpu_run.h"
+#include "property/fp8_checkpoint.h"
 #include "property/small_model.h"
 #include "sparsemla/engine.h"
 #include "sparsemla/run_check.h"
@@ -98,6 +99,52 @@ TEST_F(EngineGpu, TwoEnginesOnTwoThreadsDoNotMeet) {
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(digests[0], alone.digests);
   EXPECT_EQ(digests[1], alone.digests);
+}
+
+EngineOptions fp8_options(const test::Fp8Checkpoint& folder) {
+  EngineOptions options = gpu_options();
+  options.model = test::fp8_model();
+  options.weights = folder.open();
+  options.fp8_weights = true;
+  options.layer.deterministic = false;
+  return options;
+}
+
+TEST_F(EngineGpu, Fp8WeightsPassTheCheck) {
+  const test::Fp8Checkpoint folder("smla_gpu_fp8_check", test::fp8_model());
+  for (const bool deterministic : {false, true}) {
+    for (const char* projections : {"", "cuda"}) {
+      EngineOptions options = fp8_options(folder);
+      options.layer.deterministic = deterministic;
+      if (*projections != 0) options.layer.implementations["projection"] = projections;
+      RunCheck check(kRequests, options, 12);
+      Engine engine(options, &check);
+      for (const RequestSpec& s : kRequests) engine.submit(s);
+      finish(engine);
+      const CheckReport report = check.finish(engine);
+      EXPECT_TRUE(report.passed) << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of " << report.bound;
+      std::cout << "[ measured ] FP8 weights, " << (deterministic ? "deterministic: " : "") << engine.implementations() << ": relative l2 "
+                << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of " << report.bound << "\n";
+    }
+  }
+}
+
+/// The quantised queries are read on the indexer's stream; scales are copied together inside recorded graphs.
+TEST_F(EngineGpu, Fp8WeightsGiveTheSameBitsWithGraphsAndSideStreams) {
+  const test::Fp8Checkpoint folder("smla_gpu_fp8_bits", test::fp8_model());
+  EngineOptions options = fp8_options(folder);
+  const Outcome recorded = run(options);
+  EXPECT_GT(recorded.totals.graph_steps, 20);
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(recorded.digests, run(options).digests) << "run " << i;
+  options.layer.side_streams = false;
+  EXPECT_EQ(recorded.digests, run(options).digests);
+  options.graphs = false;
+  EXPECT_EQ(run(options).totals.graph_steps, 0);
+  options.layer.deterministic = true;
+  const Outcome queued = run(options);
+  options.graphs = true;
+  options.layer.side_streams = true;
+  EXPECT_EQ(queued.digests, run(options).digests);
 }
 
 TEST_F(EngineGpu, FiveHundredAndTwelveRequestsAtOnce) {

@@ -340,6 +340,21 @@ TEST_F(NormRopeGpu, InverseRopeQuantIntoStridedOutputs) {
   }
 }
 
+TEST_F(NormRopeGpu, QuantizeRowsIsRefByteForByte) {
+  std::vector<RowsCase> cases = rows_cases();
+  cases.push_back({.problem = {.rows = 2049, .dim = 1536}});
+  for (const RowsCase& c : cases) {
+    SCOPED_TRACE(testing::Message() << c);
+    RowsRun want(c);
+    RowsRun got(c);
+    run_ref<QuantizeRows>(c.problem, want.args());
+    run_on_gpu<QuantizeRows>(c.problem, got.args());
+    expect_equal_bytes(want.values, got.values);
+    expect_equal_bytes(want.scales, got.scales);
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// Rows, slots and a cache of InsertRows.
 struct Inserted {
   HostTensor rows;
@@ -461,6 +476,14 @@ TEST_F(NormRopeGpu, AnyBaseWillDo) {
     run_shifted<InverseRopeQuant>(quant.problem(), got_quant.args(), shift);
     expect_equal_bytes(want_quant.values, got_quant.values);
     expect_equal_bytes(want_quant.scales, got_quant.scales);
+
+    const RowsCase rows{.problem = {.rows = 5, .dim = 640, .in = DType::kF32}};
+    RowsRun want_rows(rows);
+    RowsRun got_rows(rows);
+    run_ref<QuantizeRows>(rows.problem, want_rows.args());
+    run_shifted<QuantizeRows>(rows.problem, got_rows.args(), shift);
+    expect_equal_bytes(want_rows.values, got_rows.values);
+    expect_equal_bytes(want_rows.scales, got_rows.scales);
 
     for (const RowFormat* format : all_row_formats()) {
       const Inserted want(*format, 7, DType::kF32, 2, ClampRule::kAmax, 0, 0);

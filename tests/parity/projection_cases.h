@@ -23,7 +23,8 @@ struct ProjectionCase {
   std::int64_t y_gap = 0;
   bool y_group_major = false;  ///< y stored as [groups, m, n]
   std::uint64_t seed = 1;
-  std::int64_t scale_gap = 0;  ///< E4M3 x: rows that the scales have beyond m
+  std::int64_t scale_gap = 0;    ///< E4M3 x: rows that the scales have beyond m
+  std::int64_t w_scale_gap = 0;  ///< E4M3 w: scales between those of one block of outputs and the next
 };
 
 inline std::string describe(const ProjectionCase& c) {
@@ -108,6 +109,10 @@ struct ProjectionTensors {
         scale_rows(problem.x_scale == OutputScale::kF32 ? chunks() : (chunks() + 3) / 4),
         scale_columns(problem.m + c.scale_gap),
         scales(DType::kF32, problem.x == DType::kE4M3 ? problem.groups * scale_rows * scale_columns : 0),
+        w_scale_rows((problem.n + 127) / 128),
+        w_scale_columns((problem.k + 127) / 128),
+        w_scale_stride(w_scale_columns + c.w_scale_gap),
+        w_scales(DType::kF32, problem.w == DType::kE4M3 ? problem.groups * w_scale_rows * w_scale_stride : 0),
         y(poisoned_y()) {
     ProjectionRandom random(c.seed);
     for (std::int64_t i = 0; i < problem.m; ++i) {
@@ -115,6 +120,9 @@ struct ProjectionTensors {
     }
     for (std::int64_t i = 0; i < w.elements(); ++i) w.set(i, random.next());
     for (std::int64_t i = 0; i < scales.elements(); ++i) set_scale(i, random);
+    for (std::int64_t i = 0; i < w_scales.elements(); ++i) {  // any numbers about 2^-9; NaN where no block is
+      if (i % w_scale_stride < w_scale_columns) w_scales.set(i, (1.5F + random.next()) * 0x1p-9F);
+    }
   }
 
   ProjectionBuffer poisoned_y() const {
@@ -144,6 +152,11 @@ struct ProjectionTensors {
       a.x_scale = ConstTensorView(scales.data(), problem.x_scale == OutputScale::kF32 ? DType::kF32 : DType::kI32,
                                   {problem.groups, scale_rows, scale_columns});
     }
+    if (problem.w == DType::kE4M3) {
+      a.w_scale = ConstTensorView(w_scales.data(), DType::kF32, {problem.groups, w_scale_rows, w_scale_columns});
+      a.w_scale.stride[0] = w_scale_rows * w_scale_stride;
+      a.w_scale.stride[1] = w_scale_stride;
+    }
     a.y.stride[0] = y_stride_m;
     a.y.stride[1] = y_stride_g;
     return a;
@@ -153,7 +166,9 @@ struct ProjectionTensors {
   std::int64_t x_row, y_stride_m, y_stride_g;
   ProjectionBuffer x, w;
   std::int64_t scale_rows, scale_columns;
-  ProjectionBuffer scales, y;
+  ProjectionBuffer scales;
+  std::int64_t w_scale_rows, w_scale_columns, w_scale_stride;
+  ProjectionBuffer w_scales, y;
 };
 
 /// Everything of y written and nothing else.
@@ -170,8 +185,9 @@ inline void check_written(const ProjectionTensors& t, const ProjectionBuffer& y)
 inline float bf16_ulp(float value) { return std::ldexp(1.0F, (value == 0.0F ? -126 : std::max(std::ilogb(value), -126)) - 7); }
 
 /// fp32 results: l2 1e-5 of the whole. bf16 results: each within 1 ulp or 1e-5 of its row's largest. Native bf16 products rounded to bf16: l2 4e-3 as
-/// well.
-inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, const ProjectionBuffer& truth, const std::string& implementation) {
+/// well. Tensor cores that add FP8 products in fewer bits than fp32 has (`fp8_sums`): l2 1e-3, each bf16 within 2 ulp or 1e-3 of its row's largest.
+inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, const ProjectionBuffer& truth, const std::string& implementation,
+                        bool fp8_sums = false) {
   double difference = 0.0;
   double size = 0.0;
   for (std::int64_t i = 0; i < t.problem.m; ++i) {
@@ -185,13 +201,13 @@ inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, c
         difference += static_cast<double>(off) * static_cast<double>(off);
         size += static_cast<double>(want) * static_cast<double>(want);
         if (t.problem.y == DType::kBF16) {
-          ASSERT_LE(off, std::max(bf16_ulp(want), 1e-5F * largest))
+          ASSERT_LE(off, fp8_sums ? std::max(2.0F * bf16_ulp(want), 1e-3F * largest) : std::max(bf16_ulp(want), 1e-5F * largest))
               << "row " << i << " group " << g << " output " << j << ": " << got << " for " << want;
         }
       }
     }
   }
-  const double bound = t.problem.y == DType::kF32 ? 1e-5 : 4e-3;
+  const double bound = t.problem.y == DType::kBF16 ? 4e-3 : fp8_sums ? 1e-3 : 1e-5;
   ASSERT_LE(std::sqrt(difference), bound * std::sqrt(size)) << implementation;
 }
 
@@ -243,6 +259,52 @@ inline std::vector<ProjectionCase> projection_cases() {
   }
   add(64, 512, 4096, 1, 0);
   add(1100, 24, 40, 1, 0);  // several chunks of rows
+  return out;
+}
+
+/// E4M3 weights: the layers' shapes, odd ones, every dtype of x, both forms of its scales, blocks that are not whole.
+inline std::vector<ProjectionCase> fp8_weight_cases() {
+  std::vector<ProjectionCase> out;
+  std::uint64_t count = 1000;
+  const auto add = [&](std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t groups, DType x, DType y) {
+    ProjectionCase c;
+    c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = x, .w = DType::kE4M3, .y = y};
+    c.seed = ++count;
+    out.push_back(c);
+  };
+  for (const std::int64_t m : {0, 1, 3, 4, 16, 17, 64, 67}) {
+    for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{512, 4096, 1},
+                                       {1024, 512, 1},
+                                       {256, 512, 8},
+                                       {144, 384, 2},
+                                       {130, 640, 3},
+                                       {5, 128, 1},
+                                       {0, 128, 1},
+                                       {3, 0, 2}}) {
+      if (m * n * k * groups > 140'000'000) continue;
+      for (const DType y : {DType::kBF16, DType::kF32}) {
+        add(m, n, k, groups, DType::kE4M3, y);
+        // Strides that no fast kernel takes as they are, and those that only have to be copied together.
+        ProjectionCase gaps = out.back();
+        gaps.x_gap = count % 2 == 0 ? 16 : 3;
+        gaps.y_gap = count % 3 == 0 ? 8 : 0;
+        gaps.y_group_major = count % 3 == 1;
+        gaps.scale_gap = static_cast<std::int64_t>(count % 5);
+        gaps.w_scale_gap = static_cast<std::int64_t>(count % 3);
+        gaps.problem.x_scale = count % 7 == 0 ? OutputScale::kUe8m0x4 : OutputScale::kF32;
+        out.push_back(gaps);
+      }
+    }
+  }
+  for (const DType x : {DType::kBF16, DType::kF32}) {
+    for (const std::int64_t m : {1, 5, 33}) {
+      for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{129, 1, 2}, {257, 130, 1}, {64, 1040, 2}, {32, 1024, 1}}) {
+        add(m, n, k, groups, x, m == 5 ? DType::kF32 : DType::kBF16);
+        out.back().x_gap = m % 3;
+        out.back().w_scale_gap = m / 5;
+      }
+    }
+  }
   return out;
 }
 

@@ -11,7 +11,9 @@
 #include "core/host_tensor.h"
 #include "engine/synthetic.h"
 #include "layer/weight_names.h"
+#include "property/fp8_checkpoint.h"
 #include "sparsemla/layer.h"
+#include "sparsemla/weights.h"
 
 namespace smla {
 namespace {
@@ -202,6 +204,49 @@ TEST_P(CApi, ALayerOfACheckpoint) {
   expect_same(AttentionLayer(config, weights.views, {}, rope.view()), c_layer);
   smla_layer_destroy(c_layer);
   std::filesystem::remove_all(folder);
+}
+
+TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
+  const ModelConfig model = test::fp8_model();
+  const test::Fp8Checkpoint folder("smla_c_api_fp8", model);
+  const LayerTensors kept = Checkpoint(folder.path()).load_layer(0, 0, 1, {.keep_fp8 = true});
+  const HostTensor rope = rope_of(kept.config);
+  const AttentionLayer ours(kept.config, layer_weights(kept), {}, rope.view());
+
+  smla_layer_options options = options_for_c();
+  options.fp8_weights = 1;
+  smla_layer* loaded = nullptr;
+  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &loaded), SMLA_OK) << smla_last_error();
+  expect_same(ours, loaded);
+  smla_layer_config c_config{};
+  c_config.struct_size = sizeof c_config;
+  ASSERT_EQ(smla_layer_get_config(loaded, &c_config), SMLA_OK) << smla_last_error();
+  smla_layer_destroy(loaded);
+
+  // The same by names: scales stand beside their weights, and one that is not there is named.
+  std::vector<const char*> names;
+  std::vector<smla_tensor> tensors;
+  for (const auto& [name, view] : kept.tensors) {
+    names.push_back(name.c_str());
+    tensors.push_back(describe_for_c(view));
+  }
+  std::vector<const smla_tensor*> pointers;
+  for (const smla_tensor& tensor : tensors) pointers.push_back(&tensor);
+  smla_layer* named = nullptr;
+  ASSERT_EQ(smla_layer_create(&c_config, &options, names.data(), pointers.data(), static_cast<std::int64_t>(names.size()), &named), SMLA_OK)
+      << smla_last_error();
+  expect_same(ours, named);
+  smla_layer_destroy(named);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (std::string_view(names[i]) != "wkv.scale") continue;
+    names.erase(names.begin() + static_cast<std::ptrdiff_t>(i));
+    pointers.erase(pointers.begin() + static_cast<std::ptrdiff_t>(i));
+    break;
+  }
+  EXPECT_NE(smla_layer_create(&c_config, &options, names.data(), pointers.data(), static_cast<std::int64_t>(names.size()), &named), SMLA_OK);
+  EXPECT_NE(std::string(smla_last_error()).find("wkv.scale: got no such tensor"), std::string::npos) << smla_last_error();
+  options.fp8_weights = 2;
+  EXPECT_NE(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &named), SMLA_OK);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, CApi, testing::Values(0, 1, 2));

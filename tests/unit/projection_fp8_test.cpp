@@ -1,4 +1,4 @@
-// FP8 input of the projection: what InverseRopeQuant writes goes in as it is.
+// FP8 operands of the projection: what InverseRopeQuant and QuantizeRows write goes in as it is, and so do a checkpoint's weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include "cases/case_file.h"
 #include "cases/replay.h"
 #include "core/host_tensor.h"
+#include "parity/projection_cases.h"
 #include "sparsemla/case.h"
 #include "sparsemla/ops/projection.h"
 
@@ -150,6 +151,81 @@ TEST(ProjectionFp8, WrongScalesAreNamed) {
   EXPECT_EQ(text(plain, bad), "projection: x_scale: got [2, 8, 8] F32, expected none: x is BF16");
 }
 
+/// [groups, n, k] in double.
+double weight_at(const test::ProjectionTensors& t, std::int64_t g, std::int64_t n, std::int64_t k) {
+  const Projection::Problem& p = t.problem;
+  const double code = static_cast<double>(to_float(static_cast<const E4M3*>(t.w.data())[(g * p.n + n) * p.k + k]));
+  return code * static_cast<double>(t.w_scales.get((g * t.w_scale_rows + n / 128) * t.w_scale_stride + k / 128));
+}
+
+TEST(ProjectionFp8, WeightsAreCodesTimesTheScaleOfTheirBlock) {
+  for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{200, 384}, {129, 130}, {1, 1}, {128, 128}}) {
+    test::ProjectionCase c;
+    c.problem = {.m = 3, .n = n, .k = k, .groups = 2, .x = DType::kF32, .w = DType::kE4M3, .y = DType::kF32};
+    c.w_scale_gap = 2;
+    const test::ProjectionTensors t(c);
+    test::ProjectionBuffer y = t.poisoned_y();
+    run(c.problem, t.args(y), "ref");
+    test::check_written(t, y);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      for (std::int64_t g = 0; g < 2; ++g) {
+        for (std::int64_t j = 0; j < n; ++j) {
+          double want = 0.0;
+          for (std::int64_t l = 0; l < k; ++l) want += static_cast<double>(t.x.get(i * t.x_row + g * k + l)) * weight_at(t, g, j, l);
+          ASSERT_EQ(y.get(t.y_at(i, g, j)), static_cast<float>(want)) << n << " x " << k << " row " << i << " output " << j;
+        }
+      }
+    }
+  }
+}
+
+TEST(ProjectionFp8, CpuKernelsSayWhatToDoWithFp8Weights) {
+  const Projection::Problem problem{.m = 4, .n = 128, .k = 128, .w = DType::kE4M3};
+  int accepted = 0;
+  for (const Candidate& candidate : explain<Projection>(problem)) {
+    if (candidate.refusal.empty()) ++accepted;
+    if (candidate.name == "cpu") EXPECT_EQ(candidate.refusal, "it has no kernel for F8_E4M3 weights: dequantise them at load");
+  }
+  EXPECT_EQ(accepted, 1);
+  EXPECT_EQ(Plan<Projection>(problem).implementation(), "ref");
+}
+
+TEST(ProjectionFp8, WrongWeightScalesAreNamed) {
+  test::ProjectionCase c;
+  c.problem = {.m = 2, .n = 200, .k = 384, .groups = 2, .w = DType::kE4M3};
+  const test::ProjectionTensors t(c);
+  test::ProjectionBuffer y = t.poisoned_y();
+  const auto text = [&](const Projection::Problem& problem, const Projection::Args& args) {
+    try {
+      run(problem, args, "ref");
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(text(c.problem, t.args(y)), "no error");
+  Projection::Args bad = t.args(y);
+  bad.w_scale = {};
+  EXPECT_THAT(text(c.problem, bad), HasSubstr("projection: w_scale: got"));
+  bad = t.args(y);
+  bad.w_scale.shape[1] = 1;
+  EXPECT_EQ(text(c.problem, bad), "projection: w_scale: got [2, 1, 3] F32, expected [2, 2, 3] F32");
+  bad = t.args(y);
+  bad.w_scale.dtype = DType::kBF16;
+  EXPECT_THAT(text(c.problem, bad), HasSubstr("projection: w_scale: got [2, 2, 3] BF16, expected [2, 2, 3] F32"));
+  bad = t.args(y);
+  bad.w_scale.stride[1] = -3;
+  EXPECT_EQ(text(c.problem, bad), "projection: w_scale: got strides 6, -3, 1, expected no negative stride");
+  Projection::Problem plain = c.problem;
+  plain.w = DType::kBF16;
+  bad = t.args(y);
+  const HostTensor w(DType::kBF16, {2, 200, 384});
+  bad.w = w.view();
+  EXPECT_EQ(text(plain, bad), "projection: w_scale: got [2, 2, 3] F32, expected none: w is BF16");
+  plain.w = DType::kU8;
+  EXPECT_EQ(text(plain, bad), "projection: w: got dtype U8, expected BF16, F32 or F8_E4M3");
+}
+
 TEST(ProjectionFp8, HasACaseForm) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "projection_fp8_cases";
   std::filesystem::remove_all(folder);
@@ -159,19 +235,26 @@ TEST(ProjectionFp8, HasACaseForm) {
     HostTensor y(DType::kBF16, {kTokens, kGroups, kOutputs});
     run(q.problem(DType::kBF16), q.args(y), "ref");
   }
+  test::ProjectionCase both;
+  both.problem = {.m = 5, .n = 130, .k = 256, .groups = 2, .x = DType::kE4M3, .w = DType::kE4M3};
+  both.w_scale_gap = 1;
+  const test::ProjectionTensors tensors(both);
+  test::ProjectionBuffer product = tensors.poisoned_y();
+  run(both.problem, tensors.args(product), "ref");
   record_calls("");
   int replayed = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const CaseFile file = read_case(entry.path().string());
     if (file.op != Projection::kName) continue;
-    for (const std::string implementation : {"ref", "cpu"}) {
+    const bool fp8_weights = file.tensors.contains("in.w_scale");
+    for (const std::string implementation : fp8_weights ? std::vector<std::string>{"ref"} : std::vector<std::string>{"ref", "cpu"}) {
       for (const Verdict& verdict : judge(file, replay(file, {.plan = {.implementation = implementation}}))) {
         EXPECT_TRUE(verdict.comparison.pass) << entry.path();
       }
     }
     ++replayed;
   }
-  EXPECT_EQ(replayed, 2);
+  EXPECT_EQ(replayed, 3);
   std::filesystem::remove_all(folder);
 }
 

@@ -140,7 +140,7 @@ TEST(Projection, ImpossibleProblemsAreNamed) {
   };
   EXPECT_EQ(text({.m = -1, .n = 1, .k = 1}), "projection: m: got -1, expected at least 0");
   EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .groups = 0}), "projection: groups: got 0, expected at least 1");
-  EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .w = DType::kE4M3}), "projection: w: got dtype F8_E4M3, expected BF16 or F32");
+  EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .w = DType::kU8}), "projection: w: got dtype U8, expected BF16, F32 or F8_E4M3");
   EXPECT_THAT(text({.m = 1, .n = std::int64_t{1} << 40, .k = std::int64_t{1} << 40}),
               HasSubstr("projection: w: got 1 x 1099511627776 x 1099511627776"));
 }

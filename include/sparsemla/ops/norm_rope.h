@@ -138,6 +138,28 @@ struct InverseRopeQuant {
   };
 };
 
+/// FP8 quantisation of rows, the input of an FP8 linear layer: InverseRopeQuant's rule and scales without the rotation.
+///
+/// Over each 128 consecutive numbers of a row: a = max(max|x|, 1e-10), scale = 2^ceil(log2(a/448)), value = e4m3(clamp(x / scale, +-448)). Scales are
+/// row-innermost, padded to Ta = rows rounded up to 4 with zeros: what a Projection with groups = 1 takes as x_scale.
+struct QuantizeRows {
+  static constexpr std::string_view kName = "quantize_rows";  ///< the op's name
+  static constexpr int kGroup = InverseRopeQuant::kGroup;     ///< numbers of a scale; divides dim
+  /// Shapes, dtypes and scalars of a call.
+  struct Problem {
+    std::int64_t rows = 0;                  ///< T
+    std::int64_t dim = 0;                   ///< D, numbers of a row
+    DType in = DType::kBF16;                ///< BF16 or F32
+    OutputScale scale = OutputScale::kF32;  ///< how scales are stored
+  };
+  /// Tensors of a call.
+  struct Args {
+    ConstTensorView x;  ///< [T, D] `in`; rows may be strided
+    TensorView values;  ///< [T, D] E4M3; rows may be strided
+    TensorView scales;  ///< kF32: [1, D/128, Ta] F32; kUe8m0x4: [1, cdiv(D/128, 4), Ta] I32
+  };
+};
+
 /// Encodes rows as they are into a cache (spec 4.2, 5.1): no norm, no rotation. What a host that made its rows itself needs.
 struct InsertRows {
   static constexpr std::string_view kName = "insert_rows";  ///< the op's name

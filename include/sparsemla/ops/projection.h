@@ -15,6 +15,8 @@ namespace SMLA_API smla {
 /// groups = 1 is a plain projection; groups = o_groups is the grouped output projection wo_a (einsum bhr,hdr->bhd).
 /// x may be E4M3 with one scale for each 128 inputs of a row, as InverseRopeQuant writes them (its `values` [G, T, D] seen as [T, G, D]): then
 /// y[m, g, n] = sum_k (x[m, g, k] * scale[g, k / 128, m]) * w[g, n, k]. Each x * scale must be a float32 number.
+/// w may be E4M3 with one scale for each block of 128 outputs x 128 inputs, as FP8 checkpoints have them: w[g, n, k] above is then
+/// w[g, n, k] * w_scale[g, n / 128, k / 128], which must be a float32 number too. x may be of any dtype then; E4M3 is what tensor cores multiply.
 /// Implementations differ in summation order; one that accepts `deterministic` gives a row the same bits whatever the other rows are.
 struct Projection {
   static constexpr std::string_view kName = "projection";  ///< the op's name
@@ -25,11 +27,12 @@ struct Projection {
     std::int64_t k = 0;                       ///< inputs of a group
     std::int64_t groups = 1;                  ///< G
     DType x = DType::kBF16;                   ///< BF16, F32 or E4M3
-    DType w = DType::kBF16;                   ///< BF16 or F32
+    DType w = DType::kBF16;                   ///< BF16, F32 or E4M3
     DType y = DType::kBF16;                   ///< BF16 or F32
     OutputScale x_scale = OutputScale::kF32;  ///< how the scales of E4M3 x are stored
   };
   static constexpr std::int64_t kScaleGroup = InverseRopeQuant::kGroup;  ///< inputs of a scale of E4M3 x; divides k
+  static constexpr std::int64_t kWeightBlock = 128;                      ///< outputs and inputs of a scale of E4M3 w; the last blocks may be smaller
   /// Tensors of a call.
   struct Args {
     ConstTensorView x;  ///< [m, groups, k]; the first two strides are free, the last is 1
@@ -37,6 +40,8 @@ struct Projection {
     TensorView y;       ///< [m, groups, n]; the first two strides are free, the last is 1
     /// With E4M3 x only. kF32: [groups, k/128, >= m] F32; kUe8m0x4: [groups, cdiv(k/128, 4), >= m] I32. The first two strides are free, the last is 1.
     ConstTensorView x_scale{};
+    /// With E4M3 w only: [groups, cdiv(n, 128), cdiv(k, 128)] F32. The first two strides are free, the last is 1.
+    ConstTensorView w_scale{};
   };
 };
 

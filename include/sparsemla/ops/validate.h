@@ -60,6 +60,8 @@ void validate(const PrefillLens::Problem& problem, const PrefillLens::Args& args
 void validate(const DraftPositions::Problem& problem, const DraftPositions::Args& args);
 /// Shapes alone.
 void validate(const AddRows::Problem& problem, const AddRows::Args& args);
+/// Shapes alone.
+void validate(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args);
 /// Starts, sequences, entries, and that the window was gathered and has room.
 void validate(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args);
 /// Starts, sequences, lists, requests and blocks.

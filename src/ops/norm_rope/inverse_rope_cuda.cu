@@ -1,6 +1,7 @@
 // Rotation of the attention output back, and its quantisation: a warp for a head of a token.
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
+#include "ops/norm_rope/quantise.cuh"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -103,9 +104,9 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   // dim is a multiple of kGroup: all lanes of the warp come here, with one group.
   held.each([&](int i, Raw<In> raw) {
     const float4 v = c.rope.rotated(widened(raw), i, cos_sin, -1.0F);
-    const float amax = fmaxf(1e-10F, max_of_lanes(largest_magnitude(v), 32));
-    const int e = ceil_log2(__fmul_rn(amax, 1.0F / 448.0F));
-    store_quad<kByFours>(values, i, c.dim, narrowed<E4M3>(scaled(v, exp2_int(-e))));
+    std::uint32_t codes = 0;
+    const int e = quantised(v, codes);
+    store_quad<kByFours>(values, i, c.dim, codes);
     const std::int64_t k = (first + i) / kGroup;
     if (threadIdx.x != 0) return;
     if (!c.packed) {

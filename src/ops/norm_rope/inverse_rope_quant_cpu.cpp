@@ -1,9 +1,9 @@
 #include <algorithm>
-#include <cmath>
 
 #include "device/simd_generic.h"
 #include "ops/norm_rope/implementations.h"
 #include "ops/norm_rope/kernels.h"
+#include "ops/norm_rope/quantise.h"
 #include "ops/norm_rope/scalar.h"
 
 namespace smla {
@@ -11,16 +11,6 @@ namespace smla {
 namespace {
 
 constexpr int kGroup = InverseRopeQuant::kGroup;
-
-/// The reference's exponent of one group, and its bytes.
-int quantise_group(const float* x, std::uint8_t* values) {
-  float amax = 1e-10F;
-  for (int i = 0; i < kGroup; ++i) amax = std::max(amax, std::fabs(x[i]));
-  const int e = ceil_log2(amax * (1.0F / 448.0F));
-  const float inverse = exp2_int(-e);
-  for (int i = 0; i < kGroup; ++i) values[i] = e4m3_bits(x[i] * inverse);
-  return e;
-}
 
 /// One token's heads of one group.
 void quantise_row(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args, std::int64_t g, std::int64_t t,
@@ -41,7 +31,8 @@ void quantise_row(const InverseRopeQuant::Problem& problem, const InverseRopeQua
     rotate_pairs(x + nope, pairs, cosines, sines);
     for (std::int64_t c = 0; c < chunks; ++c) {
       const std::int64_t k = h * chunks + c;
-      const int e = quantise_group(x + c * kGroup, values + k * kGroup);
+      const int e = quantise_group(
+          kGroup, [&](int i) { return x[c * kGroup + i]; }, [&](int i, float v) { values[k * kGroup + i] = e4m3_bits(v); });
       if (!packed) {
         scales[k * args.scales.stride[1]] = __builtin_bit_cast(std::uint32_t, exp2_int(e));
         continue;

@@ -1,7 +1,5 @@
-#include <algorithm>
-#include <cmath>
-
 #include "ops/norm_rope/implementations.h"
+#include "ops/norm_rope/quantise.h"
 #include "ops/norm_rope/scalar.h"
 
 namespace smla {
@@ -44,10 +42,8 @@ void inverse_rope_quant_ref(const InverseRopeQuant::Problem& problem, const Inve
       for (std::int64_t k = 0; k < chunks; ++k) {
         const void* x = row_of(args.x, t, g * heads_of_group + k * kGroup / problem.dim);
         const int begin = static_cast<int>(k * kGroup % problem.dim);
-        float amax = 1e-10F;
-        for (int i = 0; i < kGroup; ++i) amax = std::max(amax, std::fabs(rotated(problem, x, cos_sin, begin + i)));
-        const int e = ceil_log2(amax * (1.0F / 448.0F));
-        for (int i = 0; i < kGroup; ++i) values[k * kGroup + i] = to_e4m3(rotated(problem, x, cos_sin, begin + i) * exp2_int(-e));
+        const int e = quantise_group(
+            kGroup, [&](int i) { return rotated(problem, x, cos_sin, begin + i); }, [&](int i, float v) { values[k * kGroup + i] = to_e4m3(v); });
         if (!packed) args.scales.as<float>()[scale_at(g, k, t)] = exp2_int(e);
         word |= static_cast<std::uint32_t>(e + 127) << (8 * (k % 4));
         if (packed && (k % 4 == 3 || k + 1 == chunks)) {

@@ -21,6 +21,12 @@ std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threa
 /// The scale of E4M3 x: of row `row`, group `group`, inputs [chunk * kScaleGroup, (chunk + 1) * kScaleGroup).
 float x_scale_of(const ProjectionProblem& problem, const ConstTensorView& scales, std::int64_t row, std::int64_t group, std::int64_t chunk);
 
+/// The scale of E4M3 w: of output `n` and input `k` of group `group`.
+inline float w_scale_of(const ConstTensorView& scales, std::int64_t group, std::int64_t n, std::int64_t k) {
+  constexpr std::int64_t kBlock = Projection::kWeightBlock;
+  return static_cast<const float*>(scales.data)[group * scales.stride[0] + n / kBlock * scales.stride[1] + k / kBlock];
+}
+
 /// Rows [begin, begin + rows) of E4M3 x times their scales, as floats [rows, groups, k].
 void decode_x(const ProjectionProblem& problem, const Projection::Args& args, std::int64_t begin, std::int64_t rows, float* out, int threads);
 

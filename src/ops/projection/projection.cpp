@@ -7,9 +7,19 @@ namespace smla {
 
 namespace {
 
-std::string any_cpu(const ProjectionProblem&, const PlanOptions&) { return ""; }
-std::string avx2_cpu(const ProjectionProblem&, const PlanOptions&) { return needs_avx2(); }
-std::string avx512_cpu(const ProjectionProblem&, const PlanOptions&) { return needs_avx512(); }
+/// The library's own CPU kernels multiply floats.
+std::string float_weights(const ProjectionProblem& problem) {
+  return problem.w == DType::kE4M3 ? "it has no kernel for F8_E4M3 weights: dequantise them at load" : "";
+}
+std::string any_cpu(const ProjectionProblem& problem, const PlanOptions&) { return float_weights(problem); }
+std::string avx2_cpu(const ProjectionProblem& problem, const PlanOptions&) {
+  const std::string missing = needs_avx2();
+  return missing.empty() ? float_weights(problem) : missing;
+}
+std::string avx512_cpu(const ProjectionProblem& problem, const PlanOptions&) {
+  const std::string missing = needs_avx512();
+  return missing.empty() ? float_weights(problem) : missing;
+}
 
 void check_size(std::string_view what, std::int64_t got, std::int64_t least) {
   check_that(got >= least, Projection::kName, what, got, "at least " + std::to_string(least));
@@ -19,16 +29,18 @@ void check_float(std::string_view what, DType dtype) {
   check_that(dtype == DType::kBF16 || dtype == DType::kF32, Projection::kName, what, "dtype " + std::string(name_of(dtype)), "BF16 or F32");
 }
 
+void check_operand(std::string_view what, DType dtype) {
+  check_that(dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kE4M3, Projection::kName, what, "dtype " + std::string(name_of(dtype)),
+             "BF16, F32 or F8_E4M3");
+}
+
 std::string strides_text(const ConstTensorView& view) {
   return "strides " + std::to_string(view.stride[0]) + ", " + std::to_string(view.stride[1]) + ", " + std::to_string(view.stride[2]);
 }
 
 void check_x(const ProjectionProblem& problem) {
-  if (problem.x != DType::kE4M3) {
-    check_that(problem.x == DType::kBF16 || problem.x == DType::kF32, Projection::kName, "x", "dtype " + std::string(name_of(problem.x)),
-               "BF16, F32 or F8_E4M3");
-    return;
-  }
+  check_operand("x", problem.x);
+  if (problem.x != DType::kE4M3) return;
   check_that(problem.k % Projection::kScaleGroup == 0, Projection::kName, "k", problem.k,
              "a multiple of " + std::to_string(Projection::kScaleGroup) + ", the inputs of a scale of F8_E4M3 x");
 }
@@ -44,6 +56,18 @@ void check_x_scale(const ProjectionProblem& problem, const ConstTensorView& scal
   check_tensor(op, "x_scale", scale, {problem.groups, packed ? (chunks + 3) / 4 : chunks, kAny}, {packed ? DType::kI32 : DType::kF32});
   check_that(scale.size(2) >= problem.m, op, "x_scale", describe(scale), "at least " + std::to_string(problem.m) + " rows in its last dimension");
   check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op, "x_scale", strides_text(scale),
+             "no negative stride");
+}
+
+void check_w_scale(const ProjectionProblem& problem, const ConstTensorView& scale) {
+  constexpr std::string_view op = Projection::kName;
+  if (problem.w != DType::kE4M3) {
+    check_that(scale.absent(), op, "w_scale", describe(scale), "none: w is " + std::string(name_of(problem.w)));
+    return;
+  }
+  const auto blocks = [](std::int64_t size) { return (size + Projection::kWeightBlock - 1) / Projection::kWeightBlock; };
+  check_tensor(op, "w_scale", scale, {problem.groups, blocks(problem.n), blocks(problem.k)}, {DType::kF32});
+  check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op, "w_scale", strides_text(scale),
              "no negative stride");
 }
 
@@ -92,7 +116,7 @@ std::span<const Implementation<Projection>> OpTable<Projection>::implementations
        .run = projection_avx512},
       {.name = "avx2", .machine = "AVX2 + FMA", .refuse = avx2_cpu, .workspace_bytes = projection_cpu_workspace, .run = projection_avx2},
       {.name = "cpu", .machine = "any CPU", .refuse = any_cpu, .workspace_bytes = projection_cpu_workspace, .run = projection_cpu},
-      {.name = "ref", .machine = "any CPU", .refuse = any_cpu, .run = projection_ref},
+      {.name = "ref", .machine = "any CPU", .run = projection_ref},
   }};
   return kTable;
 }
@@ -104,7 +128,7 @@ void OpTable<Projection>::check_problem(const ProjectionProblem& problem) {
   check_size("k", problem.k, 0);
   check_size("groups", problem.groups, 1);
   check_x(problem);
-  check_float("w", problem.w);
+  check_operand("w", problem.w);
   check_float("y", problem.y);
   check_product("x", problem.m, problem.groups, problem.k);
   check_product("w", problem.groups, problem.n, problem.k);
@@ -118,6 +142,7 @@ void OpTable<Projection>::check_args(const ProjectionProblem& problem, const Pro
   check_tensor(op, "w", args.w, {problem.groups, problem.n, problem.k}, {problem.w});
   check_tensor(op, "y", args.y, {problem.m, problem.groups, problem.n}, {problem.y});
   check_x_scale(problem, args.x_scale);
+  check_w_scale(problem, args.w_scale);
   check_that(args.w.numel() == 0 || args.w.contiguous(), op, "w", strides_text(args.w), "contiguous");
   if (args.x.numel() != 0) {
     check_that((args.x.size(0) <= 1 || args.x.stride[0] >= 0) && (args.x.size(1) <= 1 || args.x.stride[1] >= 0), op, "x", strides_text(args.x),

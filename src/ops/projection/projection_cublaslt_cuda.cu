@@ -1,4 +1,5 @@
-// Projections by cuBLASLt: bf16 x bf16 and fp32 x fp32 with fp32 sums. What its heuristic chose for a shape is kept.
+// Projections by cuBLASLt: bf16 x bf16, fp32 x fp32, and on Hopper FP8 x FP8 with block scales, all with fp32 sums. What its heuristic chose for a shape
+// is kept.
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -16,6 +17,23 @@ namespace {
 
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;  ///< what its kernels for Hopper want
 constexpr std::size_t kWorkspaceAlignment = 256;
+constexpr std::int64_t kScaledRows = 4;  ///< with block scales, rows come in multiples of this
+constexpr std::int64_t kFewRows = 16;    ///< up to here the own kernel reads FP8 weights once, and more rows never need less workspace
+
+// Block scales came with cuBLAS 12.9.
+#if CUBLAS_VERSION >= 120900
+constexpr bool kHasBlockScales = true;
+constexpr std::int32_t kWeightScales = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+constexpr std::int32_t kInputScales = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+constexpr cublasLtMatmulDescAttributes_t kWeightScaleMode = CUBLASLT_MATMUL_DESC_A_SCALE_MODE;
+constexpr cublasLtMatmulDescAttributes_t kInputScaleMode = CUBLASLT_MATMUL_DESC_B_SCALE_MODE;
+#else
+constexpr bool kHasBlockScales = false;
+constexpr std::int32_t kWeightScales = 0;
+constexpr std::int32_t kInputScales = 0;
+constexpr cublasLtMatmulDescAttributes_t kWeightScaleMode = CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
+constexpr cublasLtMatmulDescAttributes_t kInputScaleMode = CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
+#endif
 
 void must(cublasStatus_t status, const char* call) {
   if (status != CUBLAS_STATUS_SUCCESS) throw CudaError(std::string(call) + ": status " + std::to_string(static_cast<int>(status)));
@@ -31,13 +49,14 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 };
 
-std::uint32_t alignment_of(const void* p) {
-  const auto address = reinterpret_cast<std::uintptr_t>(p);
+/// Of an address, or of several `step` bytes apart.
+std::uint32_t alignment_of(const void* p, std::int64_t step = 0) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p) | static_cast<std::uintptr_t>(step);
   return address == 0 ? 256U : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
 }
 
 Shape shape_of(const ProjectionProblem& p) {
-  const auto type = [](DType d) { return d == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; };
+  const auto type = [](DType d) { return d == DType::kBF16 ? CUDA_R_16BF : d == DType::kE4M3 ? CUDA_R_8F_E4M3 : CUDA_R_32F; };
   return {.m = p.m,
           .n = p.n,
           .k = p.k,
@@ -85,14 +104,36 @@ Layout make_layout(cudaDataType type, std::int64_t rows, std::int64_t columns, s
   return layout;
 }
 
+/// Where the scales of an FP8 product lie, as cuBLASLt wants them (its manual, "128-element 1D and 128x128 2D block scaling"): 16-byte aligned; of w one for each 128 x 128, those of
+/// a block of outputs consecutive and padded to a multiple of four; of x one for each 128 inputs of a row, those of all rows consecutive.
+struct Scales {
+  const float* w = nullptr;
+  const float* x = nullptr;
+};
+
+Desc make_desc(const Scales& scales) {
+  const CublasLt& lt = cublaslt();
+  cublasLtMatmulDesc_t made = nullptr;
+  must(lt.make_desc(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  Desc desc(made);
+  const auto set = [&](cublasLtMatmulDescAttributes_t which, const auto& value) {
+    must(lt.set_desc(made, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  if (scales.w == nullptr) return desc;
+  set(kWeightScaleMode, kWeightScales);
+  set(kInputScaleMode, kInputScales);
+  set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(scales.w));
+  set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(scales.x));
+  return desc;
+}
+
 std::shared_ptr<const Product> make_product(const Shape& s) {
   const CublasLt& lt = cublaslt();
   auto p = std::make_shared<Product>();
-  cublasLtMatmulDesc_t desc = nullptr;
-  must(lt.make_desc(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-  p->desc.reset(desc);
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  must(lt.set_desc(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed), "cublasLtMatmulDescSetAttribute");
+  alignas(16) static constexpr float kNoScales[4] = {};  // the heuristic asks whether there are any and does not read them
+  p->desc = make_desc(s.in == CUDA_R_8F_E4M3 ? Scales{kNoScales, kNoScales} : Scales{});
+  const cublasLtMatmulDesc_t desc = p->desc.get();
   p->w = make_layout(s.in, s.k, s.n, s.k, s.groups, s.n * s.k);
   p->x = make_layout(s.in, s.k, s.m, s.x_row, s.groups, s.x_group);
   p->y = make_layout(s.out, s.n, s.m, s.y_row, s.groups, s.y_group);
@@ -129,22 +170,139 @@ std::shared_ptr<const Product> product_of(const Shape& shape) {
   return made.emplace(std::pair(device, shape), make_product(shape)).first->second;
 }
 
+std::int64_t rounded_up(std::int64_t v, std::int64_t to) { return (v + to - 1) / to * to; }
+
+/// Compute capability of the current device: 90 for 9.0.
+int capability() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  return 10 * major + minor;
+}
+
+/// A shape of one group of an FP8 product, without the rows that are too many for a multiple of four.
+Shape scaled_shape_of(const ProjectionProblem& p) {
+  Shape shape = shape_of(p);
+  shape.m = p.m / kScaledRows * kScaledRows;
+  shape.groups = 1;
+  return shape;
+}
+
+std::string refuse_scaled(const ProjectionProblem& p) {
+  constexpr std::int64_t kAligned = 16;
+  if (!kHasBlockScales) return "this build's cuBLAS has no block scales of FP8 products (12.9 and later have)";
+  if (p.x_scale != OutputScale::kF32) return "it takes F32 scales of x";
+  if (const int sm = capability(); sm != 90) return "it has block scales of FP8 products on sm_90 only, this is sm_" + std::to_string(sm);
+  if (p.n % kAligned != 0 || p.k % Projection::kScaleGroup != 0) return "FP8 products: it takes n in multiples of 16 and k in multiples of 128";
+  if (p.m <= kFewRows) {
+    return "got m = " + std::to_string(p.m) + ": up to " + std::to_string(kFewRows) +
+           " rows the own kernel reads FP8 weights once, and m need be no multiple of 4";
+  }
+  return "";
+}
+
+/// Bytes behind cuBLASLt's own workspace for scales that are not where it wants them.
+std::size_t input_scale_bytes(const ProjectionProblem& p) {
+  return static_cast<std::size_t>(rounded_up(p.k / Projection::kScaleGroup * p.m * 4, static_cast<std::int64_t>(kWorkspaceAlignment)));
+}
+std::size_t weight_scale_bytes(const ProjectionProblem& p) {
+  const std::int64_t rows = rounded_up(p.n, Projection::kWeightBlock) / Projection::kWeightBlock;
+  return static_cast<std::size_t>(rows * rounded_up(p.k / Projection::kWeightBlock, 4) * 4);
+}
+
+/// `rows` x `columns` scales with `wanted` floats from row to row: where they lie, or copied to `scratch`.
+const float* scales_at(const float* scales, std::int64_t stride, std::int64_t rows, std::int64_t columns, std::int64_t wanted, float* scratch,
+                       cudaStream_t stream) {
+  const bool dense = (rows <= 1 && wanted == columns) || stride == wanted;
+  if (dense && wanted == columns && reinterpret_cast<std::uintptr_t>(scales) % 16 == 0) return scales;
+  const auto bytes = [](std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); };
+  if (wanted != columns) check_cuda(cudaMemsetAsync(scratch, 0, bytes(rows * wanted), stream), "cudaMemsetAsync");
+  // A single row may have any stride, also one that no copy takes.
+  const std::int64_t from = rows <= 1 ? columns : stride;
+  if (from >= columns) {
+    check_cuda(cudaMemcpy2DAsync(scratch, bytes(wanted), scales, bytes(from), bytes(columns), static_cast<std::size_t>(rows),
+                                 cudaMemcpyDeviceToDevice, stream),
+               "cudaMemcpy2DAsync");
+    return scratch;
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {  // rows that overlap
+    check_cuda(cudaMemcpyAsync(scratch + r * wanted, scales + r * stride, bytes(columns), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+  }
+  return scratch;
+}
+
+/// FP8 x FP8: the groups one after the other, since a batch of matrices has no block scales. Rows beyond a multiple of four are the own kernel's.
+void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  Shape shape = scaled_shape_of(p);
+  shape.x_row = a.x.stride[0], shape.y_row = a.y.stride[0];
+  const std::int64_t x_group = p.groups > 1 ? a.x.stride[1] : 0;
+  const std::int64_t y_group = p.groups > 1 ? a.y.stride[1] : 0;
+  const std::int64_t y_bytes = size_of(p.y);
+  shape.x_align = alignment_of(a.x.data, x_group);
+  shape.w_align = alignment_of(a.w.data, p.groups > 1 ? p.n * p.k : 0);
+  shape.y_align = alignment_of(a.y.data, y_group * y_bytes);
+  const bool aligned = std::min({shape.x_align, shape.w_align, shape.y_align}) >= 16 && shape.x_row % 16 == 0 && shape.y_row * y_bytes % 16 == 0;
+  const std::shared_ptr<const Product> product = aligned && shape.x_row >= p.k && shape.y_row >= p.n ? product_of(shape) : nullptr;
+  if (product == nullptr || !product->found) return CudaOp<Projection>::run(p, a, context);
+
+  const std::int64_t chunks = p.k / Projection::kScaleGroup;
+  const std::int64_t blocks = rounded_up(p.n, Projection::kWeightBlock) / Projection::kWeightBlock;
+  auto workspace = reinterpret_cast<std::uintptr_t>(context.workspace.data);
+  workspace = (workspace + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  auto* x_scratch = reinterpret_cast<float*>(workspace + kWorkspace);
+  auto* w_scratch = reinterpret_cast<float*>(workspace + kWorkspace + input_scale_bytes(p));
+  const cudaStream_t stream = stream_of(context.stream);
+  const float one = 1;
+  const float zero = 0;
+  const CublasLt& lt = cublaslt();
+  for (std::int64_t g = 0; g < p.groups; ++g) {
+    const auto* xs = static_cast<const float*>(a.x_scale.data) + (p.groups > 1 ? g * a.x_scale.stride[0] : 0);
+    const auto* ws = static_cast<const float*>(a.w_scale.data) + (p.groups > 1 ? g * a.w_scale.stride[0] : 0);
+    const Scales scales{.w = scales_at(ws, a.w_scale.stride[1], blocks, chunks, rounded_up(chunks, 4), w_scratch, stream),
+                        .x = scales_at(xs, a.x_scale.stride[1], chunks, shape.m, shape.m, x_scratch, stream)};
+    const Desc desc = make_desc(scales);
+    const auto* x = static_cast<const std::uint8_t*>(a.x.data) + g * x_group;
+    const auto* w = static_cast<const std::uint8_t*>(a.w.data) + g * p.n * p.k;
+    auto* y = static_cast<std::uint8_t*>(a.y.data) + g * y_group * y_bytes;
+    must(lt.matmul(lt.handle, desc.get(), &one, w, product->w.get(), x, product->x.get(), &zero, y, product->y.get(), y, product->y.get(),
+                   &product->algo, reinterpret_cast<void*>(workspace), kWorkspace, stream),
+         "cublasLtMatmul");
+  }
+  if (shape.m == p.m) return;
+  ProjectionProblem rest = p;
+  rest.m = p.m - shape.m;
+  CudaOp<Projection>::run(
+      rest,
+      {.x = a.x.slice(0, shape.m, p.m), .w = a.w, .y = a.y.slice(0, shape.m, p.m), .x_scale = a.x_scale.slice(2, shape.m, p.m), .w_scale = a.w_scale},
+      context);
+}
+
 }  // namespace
 
 std::string projection_cublaslt_refuse(const ProjectionProblem& p, const PlanOptions& options) {
   if (const std::string gpu = needs_gpu(); !gpu.empty()) return gpu;
-  if (p.x != p.w || p.x == DType::kE4M3) return "it takes x and w of one dtype, BF16 or F32";
+  if (p.x != p.w) return "it takes x and w of one dtype";
   if (p.x == DType::kF32 && p.y == DType::kBF16) return "it takes no bf16 y of float32 operands";
   if (options.deterministic) return "its choice of kernel depends on the number of rows (deterministic)";
   if (p.m == 0 || p.n == 0 || p.k == 0) return "it takes no empty matrices";
   if (p.m > INT32_MAX || p.n > INT32_MAX || p.k > INT32_MAX || p.groups > INT32_MAX) return "it takes sizes to 2^31-1";
+  const bool scaled = p.x == DType::kE4M3;
+  if (scaled) {
+    if (const std::string refusal = refuse_scaled(p); !refusal.empty()) return refusal;
+  }
   if (const std::string& missing = cublaslt().missing; !missing.empty()) return missing;
-  return product_of(shape_of(p))->found ? "" : "it has no kernel for this shape";
+  return product_of(scaled ? scaled_shape_of(p) : shape_of(p))->found ? "" : "it has no kernel for this shape";
 }
 
-std::size_t projection_cublaslt_workspace(const ProjectionProblem&, int) { return kWorkspace + kWorkspaceAlignment; }
+std::size_t projection_cublaslt_workspace(const ProjectionProblem& p, int) {
+  return kWorkspace + kWorkspaceAlignment + (p.x == DType::kE4M3 ? input_scale_bytes(p) + weight_scale_bytes(p) : 0);
+}
 
 void projection_cublaslt(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  if (p.x == DType::kE4M3) return run_scaled(p, a, context);
   Shape shape = shape_of(p);
   if (p.m > 1) shape.x_row = a.x.stride[0], shape.y_row = a.y.stride[0];
   if (p.groups > 1) shape.x_group = a.x.stride[1], shape.y_group = a.y.stride[1];

@@ -1,9 +1,11 @@
-// Projections on any GPU from sm_80, three kernels:
+// Projections on any GPU from sm_80, four kernels:
 //  - few rows: the weights' way from memory is the limit, so they stream straight into registers; eight warps of a block share out k. Also E4M3 x, whose
 //    scales hold for 128 inputs.
+//  - the same for E4M3 weights, which become bf16 on their way into the tensor cores.
 //  - many rows: tiles in shared memory behind a three-stage cp.async pipeline.
 //  - fp32 FMA for float32 operands and for tensors without 16-byte alignment.
 // Each adds in an order that depends on k alone; in deterministic mode the choice of kernel does not depend on m either.
+#include <cuda_bf16.h>
 #include <cuda_pipeline_primitives.h>
 
 #include "core/codecs.h"
@@ -21,9 +23,11 @@ struct Operands {
   const void* w = nullptr;
   void* y = nullptr;
   const void* x_scale = nullptr;
+  const float* w_scale = nullptr;
   std::int64_t x_row = 0, x_group = 0;  ///< strides in elements
   std::int64_t y_row = 0, y_group = 0;
   std::int64_t scale_group = 0, scale_chunk = 0;
+  std::int64_t w_scale_group = 0, w_scale_row = 0;
   std::int64_t m = 0, n = 0, k = 0;
   DType x_dtype = DType::kBF16, w_dtype = DType::kBF16, y_dtype = DType::kBF16;
   bool packed_scales = false;
@@ -33,6 +37,10 @@ struct Operands {
     if (!packed_scales) return static_cast<const float*>(x_scale)[at + chunk * scale_chunk];
     const auto word = static_cast<std::uint32_t>(static_cast<const std::int32_t*>(x_scale)[at + chunk / 4 * scale_chunk]);
     return from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (chunk % 4))));
+  }
+  /// Of output `column` and inputs [kWeightBlock * block, ...) of E4M3 w.
+  __device__ float weight_scale(std::int64_t group, std::int64_t column, std::int64_t block) const {
+    return w_scale[group * w_scale_group + column / Projection::kWeightBlock * w_scale_row + block];
   }
   __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {
     const std::int64_t at = row * y_row + group * y_group + column;
@@ -77,6 +85,32 @@ __device__ uint4 load_x(const Operands& o, std::int64_t row, std::int64_t group,
   }
 }
 
+/// The sums of a block's warps, added in their order and stored.
+__device__ void add_warps(const Operands& o, const float (&acc)[kFewTiles][4], float (&sums)[kFewWarps][kFewRows][kFewColumns], std::int64_t row,
+                          std::int64_t column, std::int64_t group) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int tile = 0; tile < kFewTiles; ++tile) {
+    const int at = 8 * tile + 2 * lane;
+    sums[warp][quad][at] = acc[tile][0];
+    sums[warp][quad][at + 1] = acc[tile][1];
+    sums[warp][quad + 8][at] = acc[tile][2];
+    sums[warp][quad + 8][at + 1] = acc[tile][3];
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kFewRows * kFewColumns; i += 32 * kFewWarps) {
+    const int r = i / kFewColumns;
+    const int j = i % kFewColumns;
+    if (row + r >= o.m || column + j >= o.n) continue;
+    float sum = 0;
+#pragma unroll
+    for (int s = 0; s < kFewWarps; ++s) sum += sums[s][r][j];
+    o.store(row + r, group, column + j, sum);
+  }
+}
+
 template <bool kE4M3>
 __global__ void __launch_bounds__(32 * kFewWarps) few_rows(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   __shared__ float sums[kFewWarps][kFewRows][kFewColumns];
@@ -118,24 +152,107 @@ __global__ void __launch_bounds__(32 * kFewWarps) few_rows(const __grid_constant
       }
     }
   }
-#pragma unroll
-  for (int tile = 0; tile < kFewTiles; ++tile) {
-    const int at = 8 * tile + 2 * lane;
-    sums[warp][quad][at] = acc[tile][0];
-    sums[warp][quad][at + 1] = acc[tile][1];
-    sums[warp][quad + 8][at] = acc[tile][2];
-    sums[warp][quad + 8][at + 1] = acc[tile][3];
+  add_warps(o, acc, sums, row, column, group);
+}
+
+/// Four E4M3 codes as bf16, in which they are exact, in two registers.
+__device__ uint2 bf16_of_e4m3(std::uint32_t codes) {
+  constexpr std::uint32_t kMagnitudes = 0x7F7F'7F7FU;
+  if ((((codes & kMagnitudes) + 0x0101'0101U) & 0x8080'8080U) != 0) {  // a NaN among them
+    const auto one = [&](int i) { return __float_as_uint(device::from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i)))) >> 16; };
+    return make_uint2(one(0) | one(1) << 16, one(2) | one(3) << 16);
   }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kFewRows * kFewColumns; i += 32 * kFewWarps) {
-    const int r = i / kFewColumns;
-    const int j = i % kFewColumns;
-    if (row + r >= o.m || column + j >= o.n) continue;
-    float sum = 0;
-#pragma unroll
-    for (int s = 0; s < kFewWarps; ++s) sum += sums[s][r][j];
-    o.store(row + r, group, column + j, sum);
+  // A code's exponent and mantissa at bf16's places are 2^-120 of its value, subnormals too.
+  const auto pair = [](std::uint32_t high_bytes) {
+    const std::uint32_t bits = (high_bytes >> 4 & 0x07F0'07F0U) | (high_bytes & 0x8000'8000U);
+    std::uint32_t out;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(bits), "r"(0x7B80'7B80U), "r"(0x8000'8000U));  // times 2^120, plus -0
+    return out;
+  };
+  return make_uint2(pair(__byte_perm(codes, 0, 0x1404)), pair(__byte_perm(codes, 0, 0x3424)));
+}
+
+/// Sixteen inputs of a row as bf16: inputs 0-7 and 8-15.
+struct Sixteen {
+  uint4 low = {0, 0, 0, 0};
+  uint4 high = {0, 0, 0, 0};
+};
+__device__ Sixteen sixteen_of_e4m3(const uint4& codes) {
+  const uint2 a = bf16_of_e4m3(codes.x);
+  const uint2 b = bf16_of_e4m3(codes.y);
+  const uint2 c = bf16_of_e4m3(codes.z);
+  const uint2 d = bf16_of_e4m3(codes.w);
+  return {make_uint4(a.x, a.y, b.x, b.y), make_uint4(c.x, c.y, d.x, d.y)};
+}
+template <bool kE4M3>
+__device__ Sixteen load_sixteen(const Operands& o, std::int64_t row, std::int64_t group, std::int64_t k) {
+  if (row >= o.m || k >= o.k) return {};
+  const std::int64_t at = row * o.x_row + group * o.x_group + k;
+  if constexpr (kE4M3) {
+    return sixteen_of_e4m3(*reinterpret_cast<const uint4*>(static_cast<const std::uint8_t*>(o.x) + at));
+  } else {
+    const auto* x = reinterpret_cast<const uint4*>(static_cast<const BF16*>(o.x) + at);
+    return {x[0], x[1]};
   }
+}
+
+static_assert(Projection::kWeightBlock == kChunk && Projection::kWeightBlock % kFewColumns == 0);  // one scale of w a warp's turn
+
+/// few_rows for E4M3 weights: a lane's 16 bytes are sixteen inputs, spent on four k-steps.
+template <bool kE4M3>
+__global__ void __launch_bounds__(32 * kFewWarps)
+    few_rows_of_e4m3(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+  __shared__ float sums[kFewWarps][kFewRows][kFewColumns];
+  // Rows innermost: blocks that run together share their weights.
+  const std::int64_t row = blockIdx.x % row_blocks * kFewRows;
+  const std::int64_t column = blockIdx.x / row_blocks % column_blocks * kFewColumns;
+  const std::int64_t group = blockIdx.x / row_blocks / column_blocks;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  const std::uint8_t* w = static_cast<const std::uint8_t*>(o.w) + group * o.n * o.k;
+
+  float acc[kFewTiles][4] = {};
+  for (std::int64_t chunk = warp; chunk * kChunk < o.k; chunk += kFewWarps) {
+    float part[kFewTiles][4] = {};
+#pragma unroll
+    for (int step = 0; step < kChunk / 64; ++step) {
+      const std::int64_t k = chunk * kChunk + 64 * step + 16 * lane;
+      uint4 codes[kFewTiles];
+#pragma unroll
+      for (int tile = 0; tile < kFewTiles; ++tile) {
+        const std::int64_t j = column + 8 * tile + quad;
+        codes[tile] = j < o.n && k < o.k ? __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k)) : make_uint4(0, 0, 0, 0);
+      }
+      const Sixteen a = load_sixteen<kE4M3>(o, row + quad, group, k);
+      const Sixteen c = load_sixteen<kE4M3>(o, row + quad + 8, group, k);
+#pragma unroll
+      for (int tile = 0; tile < kFewTiles; ++tile) {
+        const Sixteen b = sixteen_of_e4m3(codes[tile]);
+        mma_bf16(part[tile], a.low.x, c.low.x, a.low.y, c.low.y, b.low.x, b.low.y);
+        mma_bf16(part[tile], a.low.z, c.low.z, a.low.w, c.low.w, b.low.z, b.low.w);
+        mma_bf16(part[tile], a.high.x, c.high.x, a.high.y, c.high.y, b.high.x, b.high.y);
+        mma_bf16(part[tile], a.high.z, c.high.z, a.high.w, c.high.w, b.high.z, b.high.w);
+      }
+    }
+    const float weights = o.weight_scale(group, column, chunk);
+    float top = weights;
+    float bottom = weights;
+    if constexpr (kE4M3) {
+      top = row + quad < o.m ? o.scale(row + quad, group, chunk) : 0;
+      bottom = row + quad + 8 < o.m ? o.scale(row + quad + 8, group, chunk) : 0;
+    }
+#pragma unroll
+    for (int tile = 0; tile < kFewTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float v = part[tile][i] * (i < 2 ? top : bottom);
+        if constexpr (kE4M3) v *= weights;
+        acc[tile][i] += v;
+      }
+    }
+  }
+  add_warps(o, acc, sums, row, column, group);
 }
 
 // Many rows: 64 x 128 outputs a block of eight warps (2 x 4), 32 x 32 a warp.
@@ -260,7 +377,12 @@ __global__ void __launch_bounds__(256, 3) plain(const __grid_constant__ Operands
         if (o.x_dtype == DType::kE4M3) xv *= o.scale(row + r, group, (k + tx) / kChunk);
       }
       xs[r][tx] = xv;
-      ws[r][tx] = in && column + r < o.n ? load_any(o.w, o.w_dtype, (group * o.n + column + r) * o.k + k + tx) : 0;
+      float wv = 0;
+      if (in && column + r < o.n) {
+        wv = load_any(o.w, o.w_dtype, (group * o.n + column + r) * o.k + k + tx);
+        if (o.w_dtype == DType::kE4M3) wv *= o.weight_scale(group, column + r, (k + tx) / Projection::kWeightBlock);
+      }
+      ws[r][tx] = wv;
     }
     __syncthreads();
 #pragma unroll 8
@@ -280,11 +402,13 @@ __global__ void __launch_bounds__(256, 3) plain(const __grid_constant__ Operands
 
 bool multiple_of(std::int64_t v, std::int64_t of) { return v % of == 0; }
 
-/// Whether both operands can be read 16 bytes (E4M3 x: 8 bytes) at a time.
+/// Whether both operands can be read 16 bytes (E4M3 x: 8 bytes, unless w is too) at a time.
 bool aligned(const Operands& o, std::int64_t groups) {
   const auto address = [](const void* p) { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)); };
-  return multiple_of(address(o.x), o.x_dtype == DType::kE4M3 ? 8 : 16) && multiple_of(address(o.w), 16) && multiple_of(o.k, 8) &&
-         (o.m <= 1 || multiple_of(o.x_row, 8)) && (groups <= 1 || multiple_of(o.x_group, 8));
+  const std::int64_t inputs = o.w_dtype == DType::kE4M3 ? 16 : 8;
+  const std::int64_t x_inputs = o.x_dtype == DType::kE4M3 ? inputs : 8;
+  return multiple_of(address(o.x), o.x_dtype == DType::kE4M3 ? inputs : 16) && multiple_of(address(o.w), 16) && multiple_of(o.k, inputs) &&
+         (o.m <= 1 || multiple_of(o.x_row, x_inputs)) && (groups <= 1 || multiple_of(o.x_group, x_inputs));
 }
 
 }  // namespace
@@ -306,12 +430,15 @@ void CudaOp<Projection>::run(const Projection::Problem& p, const Projection::Arg
              .w = a.w.data,
              .y = a.y.data,
              .x_scale = a.x_scale.data,
+             .w_scale = static_cast<const float*>(a.w_scale.data),
              .x_row = a.x.stride[0],
              .x_group = a.x.stride[1],
              .y_row = a.y.stride[0],
              .y_group = a.y.stride[1],
              .scale_group = a.x_scale.stride[0],
              .scale_chunk = a.x_scale.stride[1],
+             .w_scale_group = a.w_scale.stride[0],
+             .w_scale_row = a.w_scale.stride[1],
              .m = p.m,
              .n = p.n,
              .k = p.k,
@@ -326,9 +453,11 @@ void CudaOp<Projection>::run(const Projection::Problem& p, const Projection::Arg
     kernel<<<blocks_for(columns * rows * p.groups, 1), threads, shared, stream>>>(o, columns, rows);
     check_launch("projection");
   };
-  const bool tensor_cores = p.w == DType::kBF16 && p.x != DType::kF32 && aligned(o, p.groups);
+  const bool tensor_cores = p.w != DType::kF32 && p.x != DType::kF32 && aligned(o, p.groups);
   if (!tensor_cores) {
     launch(plain, 256, 0, kPlainTile, kPlainTile);
+  } else if (p.w == DType::kE4M3) {
+    launch(p.x == DType::kE4M3 ? few_rows_of_e4m3<true> : few_rows_of_e4m3<false>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
   } else if (p.x == DType::kE4M3) {
     launch(few_rows<true>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
   } else if (p.m <= kFewRows && !context.deterministic) {

@@ -1,9 +1,11 @@
 #include <bit>
+#include <vector>
 
 #include "core/codecs.h"
 #include "ops/projection/implementations.h"
 
-// y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y. E4M3 x is multiplied by its scale first.
+// y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y. E4M3 x and w are multiplied by
+// their scales first.
 
 namespace smla {
 
@@ -37,13 +39,19 @@ void projection_ref(const ProjectionProblem& problem, const Projection::Args& ar
     const std::int64_t g = row % problem.groups;
     const std::int64_t x_at = i * args.x.stride[0] + g * args.x.stride[1];
     const std::int64_t y_at = i * args.y.stride[0] + g * args.y.stride[1];
+    std::vector<double> x(static_cast<std::size_t>(problem.k));
+    for (std::int64_t k = 0; k < problem.k; ++k) {
+      double& v = x[static_cast<std::size_t>(k)];
+      v = element(args.x.data, problem.x, x_at + k);
+      if (problem.x == DType::kE4M3) v *= static_cast<double>(x_scale_of(problem, args.x_scale, i, g, k / Projection::kScaleGroup));
+    }
     for (std::int64_t j = 0; j < problem.n; ++j) {
       const std::int64_t w_at = (g * problem.n + j) * problem.k;
       double sum = 0.0;
       for (std::int64_t k = 0; k < problem.k; ++k) {
-        double x = element(args.x.data, problem.x, x_at + k);
-        if (problem.x == DType::kE4M3) x *= static_cast<double>(x_scale_of(problem, args.x_scale, i, g, k / Projection::kScaleGroup));
-        sum += x * element(args.w.data, problem.w, w_at + k);
+        double w = element(args.w.data, problem.w, w_at + k);
+        if (problem.w == DType::kE4M3) w *= static_cast<double>(w_scale_of(args.w_scale, g, j, k));
+        sum += x[static_cast<std::size_t>(k)] * w;
       }
       if (problem.y == DType::kBF16) {
         static_cast<BF16*>(args.y.data)[y_at + j] = bf16_of_double(sum);

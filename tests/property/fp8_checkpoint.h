@@ -1,0 +1,56 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "checkpoint/writer.h"
+#include "engine/synthetic.h"
+#include "layer/weight_names.h"
+#include "sparsemla/checkpoint.h"
+
+namespace smla::test {
+
+/// A layer of each kind, all of whose FP8 weights a layer can take as they are.
+inline ModelConfig fp8_model() {
+  ModelConfig m = model_preset("tiny");
+  m.num_layers = 3;
+  m.o_lora_rank = 128;
+  m.compress_ratios = {0, 4, 128};
+  return m;
+}
+
+/// A checkpoint of random FP8 weights in a folder that goes with it; compressors and weights_proj are BF16.
+class Fp8Checkpoint {
+ public:
+  Fp8Checkpoint(const std::string& name, const ModelConfig& model) : path_((std::filesystem::temp_directory_path() / name).string()) {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_);
+    CheckpointWriter writer;
+    for (std::int64_t i = 0; i < model.num_layers; ++i) {
+      OwnedLayerWeights owned = random_weights(model.layer(i), layer_seed(9, i));
+      const std::string prefix = "layers." + std::to_string(i) + ".attn.";
+      visit_weights(model.layer(i), owned.views, [&](std::string_view tensor, ConstTensorView& view) {
+        const bool linear = view.rank == 2 && tensor.ends_with(".weight");
+        const bool apart = tensor.find("compressor.") != std::string_view::npos || tensor == "indexer.weights_proj.weight";
+        if (!linear) return writer.add(prefix + std::string(tensor), view);
+        writer.add_linear(prefix + std::string(tensor.substr(0, tensor.rfind('.'))), view, apart ? LinearEncoding::kPlain : LinearEncoding::kFp8);
+      });
+    }
+    writer.write(path_, model, 1);
+  }
+  ~Fp8Checkpoint() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Fp8Checkpoint(const Fp8Checkpoint&) = delete;
+  Fp8Checkpoint& operator=(const Fp8Checkpoint&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::shared_ptr<const Checkpoint> open() const { return std::make_shared<const Checkpoint>(path_); }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace smla::test

@@ -184,7 +184,9 @@ TEST(ProjectionFp8, CpuKernelsSayWhatToDoWithFp8Weights) {
   int accepted = 0;
   for (const Candidate& candidate : explain<Projection>(problem)) {
     if (candidate.refusal.empty()) ++accepted;
-    if (candidate.name == "cpu") EXPECT_EQ(candidate.refusal, "it has no kernel for F8_E4M3 weights: dequantise them at load");
+    if (candidate.name == "cpu") {
+      EXPECT_EQ(candidate.refusal, "it has no kernel for F8_E4M3 weights: dequantise them at load");
+    }
   }
   EXPECT_EQ(accepted, 1);
   EXPECT_EQ(Plan<Projection>(problem).implementation(), "ref");
@@ -247,7 +249,7 @@ TEST(ProjectionFp8, HasACaseForm) {
     const CaseFile file = read_case(entry.path().string());
     if (file.op != Projection::kName) continue;
     const bool fp8_weights = file.tensors.contains("in.w_scale");
-    for (const std::string implementation : fp8_weights ? std::vector<std::string>{"ref"} : std::vector<std::string>{"ref", "cpu"}) {
+    for (const std::string& implementation : fp8_weights ? std::vector<std::string>{"ref"} : std::vector<std::string>{"ref", "cpu"}) {
       for (const Verdict& verdict : judge(file, replay(file, {.plan = {.implementation = implementation}}))) {
         EXPECT_TRUE(verdict.comparison.pass) << entry.path();
       }

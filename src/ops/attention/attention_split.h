@@ -30,8 +30,7 @@ struct AttentionTile {
   constexpr int score_row_bytes() const { return 4 * keys + 16; }
   constexpr int scores_at() const { return heads * row_bytes(); }
   constexpr int factors_at() const { return scores_at() + dim_warps * heads * score_row_bytes(); }
-  constexpr int lent_at() const { return factors_at() + 4 * heads; }  ///< four bytes a thread
-  constexpr int buffers_at() const { return (lent_at() + 4 * 32 * kWarps + 127) / 128 * 128; }
+  constexpr int buffers_at() const { return (factors_at() + 4 * heads + 127) / 128 * 128; }
 
   constexpr int buffer_bytes(int key_bytes) const { return (keys * key_bytes + 127) / 128 * 128; }
   /// With keys of at most so many bytes, and what a kernel has of its own.
@@ -39,14 +38,14 @@ struct AttentionTile {
   static constexpr int kOwnBytes = 128;
 };
 
-/// A key in a buffer, each part for all keys together: e4m3 codes, the numbers that are no codes in half precision, a scale for each group of codes, and
-/// whether the key counts.
+/// A key in a buffer, each part for all keys together: e4m3 codes, the numbers that are no codes in half precision, a scale for each group, and whether
+/// the key counts.
 struct KeyLayout {
   int code_groups = 0;  ///< groups of 64 dims that are codes
 
   constexpr int code_bytes() const { return (code_groups + 1) / 2 * 128; }
   constexpr int half_bytes() const { return (AttentionTile::kGroups - code_groups) * 2 * AttentionTile::kGroup; }
-  constexpr int scale_bytes() const { return 2 * code_groups; }
+  constexpr int scale_bytes() const { return code_groups > 0 ? 2 * AttentionTile::kGroups : 0; }
   constexpr int bytes() const { return code_bytes() + half_bytes() + scale_bytes() + 1; }
 };
 

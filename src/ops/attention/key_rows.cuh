@@ -94,9 +94,11 @@ struct KeyBuffer {
   __device__ static int swizzle_halves(int key) { return key & 7; }
   __device__ std::uint32_t codes(int key) const { return at + key * layout.code_bytes(); }
   __device__ std::uint32_t halves(int key) const { return at + kTile.keys * layout.code_bytes() + key * layout.half_bytes(); }
-  /// Scales of a group, key by key.
-  __device__ std::uint32_t scales(int group) const { return at + kTile.keys * (layout.code_bytes() + layout.half_bytes()) + group * kTile.keys * 2; }
-  __device__ std::uint32_t valid() const { return scales(layout.code_groups); }
+  /// Of a key's groups, 16 bytes.
+  __device__ std::uint32_t scales(int key) const {
+    return at + kTile.keys * (layout.code_bytes() + layout.half_bytes()) + key * 2 * AttentionTile::kGroups;
+  }
+  __device__ std::uint32_t valid() const { return at + kTile.keys * (layout.bytes() - 1); }
 };
 
 /// A thread's share of filling buffers: a part of one row.
@@ -104,10 +106,9 @@ template <AttentionTile kTile>
 struct RowCopy {
   static constexpr int kThreads = 32 * AttentionTile::kWarps;
   static constexpr int kParts = kThreads / kTile.keys;  ///< threads of a row
-  static constexpr int kScales = kParts < AttentionTile::kGroups ? AttentionTile::kGroups / kParts : 1;
+  static constexpr int kScales = 2;  ///< that a thread takes together
   static constexpr int kUnit = 16;  ///< bf16 numbers that one thread takes together
 
-  std::uint32_t lent;  ///< four bytes of shared memory for scales
   bool there = false;
 
   __device__ static int row() { return static_cast<int>(threadIdx.x) / kParts; }
@@ -137,7 +138,7 @@ struct RowCopy {
         device::copy_async<16>(even, rest + 32 * unit, there);
         device::copy_async<16>(odd, rest + 32 * unit + 16, there);
       });
-      if (layout.scaled && first_scale() < AttentionTile::kGroups) device::copy_async<4>(lent, scales, there);
+      if (layout.scaled && first_scale() < AttentionTile::kGroups) device::copy_async<4>(lent(buffer), scales, there);
     } else {
 #pragma unroll 1
       for (int c = part(); c < code_pieces; c += kParts) copy_piece(codes + ((c ^ swizzle) << 4), data + 16 * c, there);
@@ -149,7 +150,7 @@ struct RowCopy {
 #pragma unroll 1
         for (int i = 0; i < 4; ++i) {
           const std::uint32_t byte = there && first_scale() / 4 * 4 + i < cache.scale_bytes ? __ldg(scales + i) : 0U;
-          asm volatile("st.shared.u8 [%0], %1;" ::"r"(lent + i), "r"(byte) : "memory");
+          asm volatile("st.shared.u8 [%0], %1;" ::"r"(lent(buffer) + i), "r"(byte) : "memory");
         }
       }
     }
@@ -174,26 +175,25 @@ struct RowCopy {
     });
     bool odd = (unbounded & 0x8000'8000U) != 0U;
     if (first_scale() < buffer.layout.code_groups) {
-      std::uint32_t scales = 0;
-      if (scaled) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(lent) : "memory");
-#pragma unroll
-      for (int i = 0; i < kScales; ++i) {
-        const int group = first_scale() + i;
-        const int byte = static_cast<int>(scales >> (8 * (group % 4)) & 0xFFU);
-        // Without scales codes stay what they are.
-        const std::uint16_t bits = scaled ? half_scale(byte) : static_cast<std::uint16_t>((15 + kCodeShift) << 10);
-        if (group >= buffer.layout.code_groups) break;
-        odd = odd || (scaled && odd_scale(byte));
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(buffer.scales(group) + 2 * row()), "h"(bits) : "memory");
-      }
+      std::uint32_t bytes = 0;
+      if (scaled) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bytes) : "r"(lent(buffer)) : "memory");
+      bytes >>= 8 * (first_scale() % 4);
+      const int low = static_cast<int>(bytes & 0xFFU);
+      const int high = first_scale() + 1 < buffer.layout.code_groups ? static_cast<int>(bytes >> 8 & 0xFFU) : 0;
+      odd = odd || odd_scale(low) || odd_scale(high);
+      // Without scales codes stay what they are.
+      constexpr std::uint32_t kOne = ((15U + kCodeShift) << 10) * 0x1'0001U;
+      const std::uint32_t pair = scaled ? static_cast<std::uint32_t>(half_scale(high)) << 16 | half_scale(low) : kOne;
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(lent(buffer)), "r"(pair) : "memory");
     }
     if (part() == 0) asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer.valid() + row()), "r"(there ? 1 : 0) : "memory");
     return odd;
   }
 
  private:
-  /// First of the groups whose scales this thread has.
+  /// First of the groups whose scales this thread has, and where: as bytes, four with those of other groups, and then in half precision.
   __device__ static int first_scale() { return part() * kScales; }
+  __device__ static std::uint32_t lent(const KeyBuffer<kTile>& buffer) { return buffer.scales(row()) + 2 * first_scale(); }
 
   /// f(unit, where its even numbers will be, where its odd ones) for this thread's units of 16 bf16 numbers.
   template <class F>

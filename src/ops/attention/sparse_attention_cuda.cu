@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   }
   if (thread == 0) odd = c.exact ? 1 : 0;
 
-  RowCopy<kTile> copy{.lent = shared_at + kTile.lent_at() + 4 * thread};
+  RowCopy<kTile> copy;
   const auto buffer_of = [&](int base) {
     const int which = (base - run.begin) / kTile.keys % AttentionTile::kBuffers;
     return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes), .layout = c.layout[run.scope(base)].key};

@@ -55,7 +55,7 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
         const uint4 v = device::load_shared(keys.codes(key + 8 * j) + (place << 4));
         codes[j][0] = v.x, codes[j][1] = v.y, codes[j][2] = v.z, codes[j][3] = v.w;
         std::uint16_t bits;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(keys.scales(group) + 2 * (key + 8 * j)) : "memory");
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(keys.scales(key + 8 * j) + 2 * group) : "memory");
         scale[j] = bits * 0x1'0001U;
       }
 #pragma unroll
@@ -154,11 +154,16 @@ struct OutputTile {
         load_weights(i);
         // Tiles: keys 0-7 and 8-15 of a piece, then of the next.
         const std::uint32_t row = keys.codes(16 * i + lane % 16);
-        std::uint32_t low_scale;
-        std::uint32_t high_scale;
-        const std::uint32_t scale = keys.scales(group) + 2 * (16 * i + 2 * quarter);
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(low_scale) : "r"(scale) : "memory");
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(high_scale) : "r"(scale + 16) : "memory");
+        const std::uint32_t scale = keys.scales(16 * i + 2 * quarter) + 2 * group;
+        const auto scales = [&](int key) {
+          std::uint16_t low;
+          std::uint16_t high;
+          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(scale + key * 2 * AttentionTile::kGroups) : "memory");
+          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(scale + (key + 1) * 2 * AttentionTile::kGroups) : "memory");
+          return static_cast<std::uint32_t>(high) << 16 | low;
+        };
+        const std::uint32_t low_scale = scales(0);
+        const std::uint32_t high_scale = scales(8);
 #pragma unroll
         for (int pair = 0; pair < kUnits / 2; ++pair) {
           std::uint32_t codes[4];

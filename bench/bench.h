@@ -36,7 +36,25 @@ struct Options {
   std::map<std::string, std::string, std::less<>> implementations;  ///< by op name; "*" for every op that has it
   int threads = 0;
   MeasureOptions measure;
+
+  // With DeviceKind::kCuda; an empty list means the whole grid.
+  std::vector<std::int64_t> head_counts{64, 128};  ///< query heads, each in turn
+  std::vector<std::string> grids;                  ///< names of grids, "decode" or "prefill" for example
+  std::vector<std::string> layers;                 ///< decode attention: "c4a_32k", ...
+  std::vector<std::int64_t> key_counts;            ///< keys of a query
+  std::vector<std::int64_t> pools;                 ///< entries that a prefill chooses from
+  std::vector<std::int64_t> next_n{1};             ///< queries of a decoding request
 };
+
+/// What came of comparing a row's results with the reference.
+struct Check {
+  bool done = false;
+  double l2 = 0;        ///< |got - want|_2 / |want|_2, the worst of what was compared
+  std::string failure;  ///< empty: all right
+};
+
+/// What its bytes are held against; on a CPU always reading in order.
+enum class Traffic : std::uint8_t { kCopy, kGather };
 
 /// One measured thing.
 struct Row {
@@ -49,6 +67,10 @@ struct Row {
   double bytes = 0;   ///< what has to come from or go to memory once: weights, cache rows, inputs, outputs
   bool bf16 = false;  ///< both factors of its products are bf16, so that bf16 dot products may compute it
   std::vector<std::pair<std::string, double>> stages;  ///< share of the time by stage; layers only
+  std::string cell{};                                  ///< what other measurements of the same thing are filed under, "decode/64/swa/1"
+  Traffic traffic = Traffic::kCopy;                    ///< what its bytes are held against
+  Check check{};                                       ///< where results were recomputed
+  std::string skipped{};                               ///< why it was not measured; then there is no time
 };
 
 /// The least time this machine could take: operations at its peak or bytes at its bandwidth, whichever is longer.
@@ -65,12 +87,15 @@ struct Group {
 
 /// In the order in which they run. The ceilings of the machine are no group: they come with every run.
 std::span<const Group> groups();
+/// Those of a run on a GPU.
+std::span<const Group> device_groups();
 
 void bench_attention(const Options& options, const Emit& emit);
 void bench_indexer(const Options& options, const Emit& emit);
 void bench_topk(const Options& options, const Emit& emit);
 void bench_projection(const Options& options, const Emit& emit);
 void bench_layer(const Options& options, const Emit& emit);
+void bench_device_attention(const Options& options, const Emit& emit);
 
 /// Options::batches and Options::tokens, empty where that half is not measured.
 std::vector<std::int64_t> decode_rows(const Options& options);

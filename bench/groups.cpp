@@ -18,11 +18,23 @@ constexpr std::array<Group, 5> kGroups{{
      .run = bench_layer},
 }};
 
+constexpr std::array<Group, 1> kDeviceGroups{{
+    {.name = "attention",
+     .help = "sparse attention: the grids decode and prefill over --heads, --batch, --layer, --keys, --pool, --tokens and --next-n",
+     .run = bench_device_attention},
+}};
+
 }  // namespace
 
 std::span<const Group> groups() { return kGroups; }
+std::span<const Group> device_groups() { return kDeviceGroups; }
 
 double floor_seconds(const Row& row, const Machine& machine) {
+  if (!machine.gpu.empty()) {
+    const double product = machine.peak("product");
+    const double bandwidth = row.traffic == Traffic::kGather ? machine.gather() : machine.bandwidth("copy");
+    return std::max(product > 0 ? row.flops / product : 0, bandwidth > 0 ? row.bytes / bandwidth : 0);
+  }
   const double peak = row.bf16 ? machine.bf16_peak() : machine.fp32_peak();
   return std::max(peak > 0 ? row.flops / peak : 0, machine.read_bandwidth > 0 ? row.bytes / machine.read_bandwidth : 0);
 }

@@ -73,6 +73,16 @@ struct Row {
   std::string skipped{};                               ///< why it was not measured; then there is no time
 };
 
+/// What limits a row on a machine: "product", "copy" or "gather" of a GPU, "fp32", "bf16" or "read" of a CPU; operations or bytes a second.
+struct Bound {
+  std::string_view name;
+  double rate = 0;
+  double seconds = 0;  ///< the least time
+};
+Bound bound_of(const Row& row, const Machine& machine);
+/// The ceilings that rows can be bound by, seconds left out.
+std::vector<Bound> bounds_of(const Machine& machine);
+
 /// The least time this machine could take: operations at its peak or bytes at its bandwidth, whichever is longer.
 double floor_seconds(const Row& row, const Machine& machine);
 

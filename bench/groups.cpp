@@ -29,15 +29,30 @@ constexpr std::array<Group, 1> kDeviceGroups{{
 std::span<const Group> groups() { return kGroups; }
 std::span<const Group> device_groups() { return kDeviceGroups; }
 
-double floor_seconds(const Row& row, const Machine& machine) {
-  if (!machine.gpu.empty()) {
-    const double product = machine.peak("product");
-    const double bandwidth = row.traffic == Traffic::kGather ? machine.gather() : machine.bandwidth("copy");
-    return std::max(product > 0 ? row.flops / product : 0, bandwidth > 0 ? row.bytes / bandwidth : 0);
-  }
-  const double peak = row.bf16 ? machine.bf16_peak() : machine.fp32_peak();
-  return std::max(peak > 0 ? row.flops / peak : 0, machine.read_bandwidth > 0 ? row.bytes / machine.read_bandwidth : 0);
+Bound bound_of(const Row& row, const Machine& machine) {
+  const bool gpu = !machine.gpu.empty();
+  const bool gather = row.traffic == Traffic::kGather;
+  Bound work{.name = gpu ? "product" : (row.bf16 ? "bf16" : "fp32"),
+             .rate = gpu ? machine.peak("product") : (row.bf16 ? machine.bf16_peak() : machine.fp32_peak())};
+  Bound bytes{.name = gpu ? (gather ? "gather" : "copy") : "read",
+              .rate = gpu ? (gather ? machine.gather() : machine.bandwidth("copy")) : machine.read_bandwidth};
+  if (work.rate > 0) work.seconds = row.flops / work.rate;
+  if (bytes.rate > 0) bytes.seconds = row.bytes / bytes.rate;
+  return work.seconds > bytes.seconds ? work : bytes;
 }
+
+std::vector<Bound> bounds_of(const Machine& machine) {
+  if (machine.gpu.empty()) {
+    return {{.name = "fp32", .rate = machine.fp32_peak()},
+            {.name = "bf16", .rate = machine.bf16_peak()},
+            {.name = "read", .rate = machine.read_bandwidth}};
+  }
+  return {{.name = "product", .rate = machine.peak("product")},
+          {.name = "copy", .rate = machine.bandwidth("copy")},
+          {.name = "gather", .rate = machine.gather()}};
+}
+
+double floor_seconds(const Row& row, const Machine& machine) { return bound_of(row, machine).seconds; }
 
 std::vector<std::int64_t> decode_rows(const Options& options) { return options.decode ? options.batches : std::vector<std::int64_t>{}; }
 std::vector<std::int64_t> prefill_rows(const Options& options) { return options.prefill ? options.tokens : std::vector<std::int64_t>{}; }

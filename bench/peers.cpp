@@ -84,7 +84,12 @@ double ceiling(const PeerTable& table, std::string_view name) {
   return found == table.ceilings.end() ? 0 : found->second;
 }
 
-double gather(const PeerTable& table) { return std::max(ceiling(table, "gather_2_gbs"), ceiling(table, "gather_64_gbs")) * 1e9; }
+/// By the name of a bound.
+double ceiling_of(const PeerTable& table, std::string_view name) {
+  if (name == "product") return ceiling(table, "product_tflops") * 1e12;
+  if (name == "copy") return ceiling(table, "copy_gbs") * 1e9;
+  return name == "gather" ? std::max(ceiling(table, "gather_2_gbs"), ceiling(table, "gather_64_gbs")) * 1e9 : 0;
+}
 
 }  // namespace
 
@@ -139,20 +144,16 @@ PeerTime peer_time(const Row& row, const Machine& machine, std::span<const PeerT
   } else if (const auto rate = match.cell->numbers.find("tflops"); rate != match.cell->numbers.end()) {
     out.measured = row.flops / (rate->second * 1e12);
   }
-  const double product = machine.peak("product");
-  const double bandwidth = row.traffic == Traffic::kGather ? machine.gather() : machine.bandwidth("copy");
-  const double their_product = ceiling(*match.table, "product_tflops") * 1e12;
-  const double their_bandwidth = row.traffic == Traffic::kGather ? gather(*match.table) : ceiling(*match.table, "copy_gbs") * 1e9;
-  const bool by_product = row.flops * bandwidth > row.bytes * product;
-  const double ours = by_product ? product : bandwidth;
-  const double theirs = by_product ? their_product : their_bandwidth;
-  out.scaled = ours > 0 && theirs > 0 ? out.measured * theirs / ours : out.measured;
+  const Bound ours = bound_of(row, machine);
+  const double theirs = ceiling_of(*match.table, ours.name);
+  out.scaled = ours.rate > 0 && theirs > 0 ? out.measured * theirs / ours.rate : out.measured;
   return out;
 }
 
 double ceiling_difference(const PeerTable& table, const Machine& machine) {
-  return std::max({relative(ceiling(table, "product_tflops") * 1e12, machine.peak("product")),
-                   relative(ceiling(table, "copy_gbs") * 1e9, machine.bandwidth("copy")), relative(gather(table), machine.gather())});
+  double most = 0;
+  for (const Bound& ours : bounds_of(machine)) most = std::max(most, relative(ceiling_of(table, ours.name), ours.rate));
+  return most;
 }
 
 }  // namespace smla::bench

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <sstream>
 
 #include "bench/device_machine.h"
-#include "bench_report.h"
+#include "bench_compare.h"
 #include "commands.h"
 #include "ops/cuda_op.h"
 #include "sparsemla/error.h"
@@ -187,6 +188,44 @@ void add_shape_options(CLI::App* command, BenchArguments& a) {
       ->capture_default_str();
 }
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw IoError(path + " could not be read");
+  return text.str();
+}
+
+struct CompareArguments {
+  std::vector<std::string> files;
+  bool peers = false;
+};
+
+int run_compare(const CompareArguments& a) {
+  if (a.files.size() != (a.peers ? 1U : 2U)) {
+    throw InvalidArgument(fmt::format("bench compare: got {} files, expected two, or one with --peers", a.files.size()));
+  }
+  const BenchReport first = parse_report(a.files[0], text_of(a.files[0]));
+  bool voided = false;
+  if (a.peers) {
+    fmt::print("{}", peers_table(first, voided));
+  } else {
+    const BenchComparison comparison = compare_reports(first, parse_report(a.files[1], text_of(a.files[1])));
+    voided = !comparison.void_because.empty();
+    fmt::print("{}", comparison_table(comparison));
+  }
+  return voided ? kExitMismatch : kExitPass;
+}
+
+void add_compare_command(CLI::App* bench, int& exit_code) {
+  auto a = std::make_shared<CompareArguments>();
+  CLI::App* command = bench->add_subcommand("compare", "Two runs row by row, or one beside other people's kernels");
+  command->add_option("FILE", a->files, "What `smla bench --json` wrote")->required();
+  command->add_flag("--peers", a->peers, "One file: beside the measurements in data/peers");
+  command->footer("Ceilings that differ by more than 5 % make a comparison VOID.\nExit status: 0 compared, 1 VOID, 2 wrong usage or a bad file.");
+  command->callback([a, &exit_code] { exit_code = run_compare(*a); });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, int& exit_code) {
@@ -221,7 +260,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
       "--device cuda: the groups attention; times are those of CUDA graph replays after a sweep of L2, some results of each cell are recomputed.\n"
       "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
+  add_compare_command(command, exit_code);
   command->callback([a, command, &exit_code] {
+    if (!command->get_subcommands().empty()) return;
     if (a->device == "cuda") use_gpu_defaults(*command, a->options);
     exit_code = run_bench(*a);
   });

@@ -110,6 +110,13 @@ GpuNumbers gpu_numbers(const bench::Row& row, const bench::Machine& machine) {
   return n;
 }
 
+std::string peer_line(const PeerSummary& s) {
+  const std::string wrong = s.wrong > 0 ? fmt::format("; {} WRONG and not counted", s.wrong) : "";
+  if (s.count == 0) return fmt::format("  {:<20} no right cell{}\n", s.cells, wrong);
+  return fmt::format("  {:<20} {:>3} cells: {:.2f}x in the geometric mean, {:.2f}x at worst ({}){}\n", s.cells, s.count, s.mean, s.worst,
+                     s.worst_cell, wrong);
+}
+
 std::string gpu_table(const BenchReport& report) {
   const bench::Machine machine = report.ceilings();
   std::string out = gpu_head(report, machine);
@@ -143,10 +150,7 @@ std::string gpu_table(const BenchReport& report) {
   }
   const std::vector<PeerSummary> summaries = report.peer_summaries();
   if (!summaries.empty()) out += "\nbeside the peers' kernels:\n";
-  for (const PeerSummary& s : summaries) {
-    out += fmt::format("  {:<20} {:>3} cells: {:.2f}x in the geometric mean, {:.2f}x at worst ({}){}\n", s.cells, s.count, s.mean, s.worst,
-                       s.worst_cell, s.wrong > 0 ? fmt::format("; {} WRONG and not counted", s.wrong) : "");
-  }
+  for (const PeerSummary& s : summaries) out += peer_line(s);
   for (const bench::PeerTable& table : bench::peer_tables()) {
     const bool used = std::ranges::any_of(report.rows, [&](const bench::Row& row) { return table.cells.contains(row.cell); });
     const double off = bench::ceiling_difference(table, machine);

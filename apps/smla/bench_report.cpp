@@ -60,6 +60,7 @@ nlohmann::ordered_json gpu_row_json(const bench::Row& row, const bench::Machine&
               {"megabytes", row.bytes * 1e-6},
               {"gflops", n.tflops * 1e3},
               {"gbs", n.gbs},
+              {"traffic", row.traffic == bench::Traffic::kGather ? "gather" : "copy"},
               {"floor_ms", n.floor * 1e3},
               {"over_floor", n.over_floor}});
   if (row.check.done) {
@@ -208,6 +209,7 @@ std::string bench_json(const BenchReport& report) {
                            {"best_ms", row.time.best * 1e3},
                            {"gflop", row.flops * 1e-9},
                            {"megabytes", row.bytes * 1e-6},
+                           {"bf16", row.bf16},
                            {"gflops", d.gflops},
                            {"gbs", d.gbs},
                            {"fp32_peak_share", d.peak_share},

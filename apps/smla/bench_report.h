@@ -51,6 +51,8 @@ struct GpuNumbers {
 };
 GpuNumbers gpu_numbers(const bench::Row& row, const bench::Machine& machine);
 
+/// A line of people's summaries.
+std::string peer_line(const PeerSummary& summary);
 /// `text` as a field of a CSV line.
 std::string csv_field(const std::string& text);
 /// The table and the CSV of a run on a GPU.

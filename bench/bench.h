@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -69,6 +70,7 @@ struct Row {
   std::vector<std::pair<std::string, double>> stages;  ///< share of the time by stage; layers only
   std::string cell{};                                  ///< what other measurements of the same thing are filed under, "decode/64/swa/1"
   Traffic traffic = Traffic::kCopy;                    ///< what its bytes are held against
+  double product_rate = 1;                             ///< of its products beside those of bf16: 2 where both factors are fp8 or fp4
   Check check{};                                       ///< where results were recomputed
   std::string skipped{};                               ///< why it was not measured; then there is no time
 };
@@ -106,6 +108,15 @@ void bench_topk(const Options& options, const Emit& emit);
 void bench_projection(const Options& options, const Emit& emit);
 void bench_layer(const Options& options, const Emit& emit);
 void bench_device_attention(const Options& options, const Emit& emit);
+void bench_device_indexer(const Options& options, const Emit& emit);
+void bench_device_ops(const Options& options, const Emit& emit);
+void bench_device_projection(const Options& options, const Emit& emit);
+
+/// Whether a filter of Options lets a value through: it is empty or has it.
+template <class T>
+bool wanted(const std::vector<T>& filter, const T& value) {
+  return filter.empty() || std::ranges::find(filter, value) != filter.end();
+}
 
 /// Options::batches and Options::tokens, empty where that half is not measured.
 std::vector<std::int64_t> decode_rows(const Options& options);

@@ -58,11 +58,6 @@ struct Cell {
   std::int64_t keys() const { return kWindow + named; }
 };
 
-template <class T>
-bool wanted(const std::vector<T>& filter, const T& value) {
-  return filter.empty() || std::ranges::find(filter, value) != filter.end();
-}
-
 /// Rows of one kind in a paged cache, for all sets, and who owns which blocks.
 struct Pool {
   Pool(const RowFormat& format, std::int64_t sets, std::int64_t requests_in, std::int64_t entries_in, std::int64_t page_in, std::uint64_t seed,

@@ -1,5 +1,7 @@
 #include "bench/device_inputs.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -72,6 +74,40 @@ Check check_result(const HostTensor& got, const HostTensor& want, double l2) {
   }
   const Comparison found = compare(got, want, {.l2 = l2});
   return {.done = true, .l2 = found.l2, .failure = found.pass ? "" : found.failure + (found.detail.empty() ? "" : ", " + found.detail)};
+}
+
+Check check_selection(std::span<const std::int32_t> chosen, const std::vector<float>& scores, double slack) {
+  Check out{.done = true, .l2 = 0, .failure = ""};
+  const std::size_t count = std::min(chosen.size(), scores.size());
+  std::vector<bool> taken(scores.size());
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const std::int32_t c = chosen[i];
+    const bool fine = i < count ? c >= 0 && static_cast<std::size_t>(c) < scores.size() && !taken[static_cast<std::size_t>(c)] : c == -1;
+    if (!fine) {
+      out.failure =
+          fmt::format("choice {} is {}, {} entries were visible{}", i, c, scores.size(), i < count && c >= 0 ? " and each counts once" : "");
+      return out;
+    }
+    if (i < count) taken[static_cast<std::size_t>(c)] = true;
+  }
+  double largest = 0;
+  double worst_taken = INFINITY;
+  double best_left = -INFINITY;
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(scores[i])));
+    if (taken[i]) {
+      worst_taken = std::min(worst_taken, static_cast<double>(scores[i]));
+    } else {
+      best_left = std::max(best_left, static_cast<double>(scores[i]));
+    }
+  }
+  if (std::isnan(largest) || std::ranges::any_of(scores, [](float s) { return std::isnan(s); })) {
+    out.failure = "the reference is not a number";
+  } else if (largest > 0) {
+    out.l2 = std::max(0.0, (best_left - worst_taken) / largest);
+    if (out.l2 > slack) out.failure = fmt::format("an entry with score {:.5g} was passed over for one with {:.5g}", best_left, worst_taken);
+  }
+  return out;
 }
 
 Check worse(const Check& a, const Check& b) {

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "bench/bench.h"
 #include "bench/gpu.h"
 #include "core/host_tensor.h"
@@ -38,6 +41,9 @@ PackedRows pack_rows(const PagedCache& from, const std::int32_t* slots, std::int
 
 /// |got - want|_2 / |want|_2 within `l2`, infinities and NaN in place.
 Check check_result(const HostTensor& got, const HostTensor& want, double l2);
+/// Whether `chosen`, -1 behind its end, are the highest of `scores`: as many as there can be, each once, and none passed over that is better by more than
+/// `slack` times the largest magnitude. `l2` is by how much the worst one falls short, in the same measure.
+Check check_selection(std::span<const std::int32_t> chosen, const std::vector<float>& scores, double slack);
 /// The worse of two.
 Check worse(const Check& a, const Check& b);
 

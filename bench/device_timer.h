@@ -23,6 +23,8 @@ class DeviceTimer {
   /// Replays the recordings in turn: as warm-up for a fifth of min_seconds, at least once each; then until both limits of `options` are reached, no
   /// longer than kMostSeconds where min_runs is out of reach. Limits count everything, sweeps too; the times are those between the events.
   Timing time(const MeasureOptions& options, std::span<const GpuRecording> recordings) const;
+  /// Both.
+  Timing time(const MeasureOptions& options, std::span<const std::function<void()>> calls) const { return time(options, record(calls)); }
   /// One replay, complete on return.
   void replay(const GpuRecording& recording) const;
 

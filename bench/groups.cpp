@@ -18,10 +18,15 @@ constexpr std::array<Group, 5> kGroups{{
      .run = bench_layer},
 }};
 
-constexpr std::array<Group, 1> kDeviceGroups{{
+constexpr std::array<Group, 4> kDeviceGroups{{
     {.name = "attention",
      .help = "sparse attention: the grids decode and prefill over --heads, --batch, --layer, --keys, --pool, --tokens and --next-n",
      .run = bench_device_attention},
+    {.name = "indexer",
+     .help = "index scores and the selection out of them: the grids decode (--batch, --next-n, --pool) and prefill (--tokens, --pool)",
+     .run = bench_device_indexer},
+    {.name = "ops", .help = "the other ops with V4-Pro's shapes, --tokens tokens", .run = bench_device_ops},
+    {.name = "projection", .help = "the layer's linear maps with --batch and --tokens rows", .run = bench_device_projection},
 }};
 
 }  // namespace
@@ -33,7 +38,7 @@ Bound bound_of(const Row& row, const Machine& machine) {
   const bool gpu = !machine.gpu.empty();
   const bool gather = row.traffic == Traffic::kGather;
   Bound work{.name = gpu ? "product" : (row.bf16 ? "bf16" : "fp32"),
-             .rate = gpu ? machine.peak("product") : (row.bf16 ? machine.bf16_peak() : machine.fp32_peak())};
+             .rate = gpu ? row.product_rate * machine.peak("product") : (row.bf16 ? machine.bf16_peak() : machine.fp32_peak())};
   Bound bytes{.name = gpu ? (gather ? "gather" : "copy") : "read",
               .rate = gpu ? (gather ? machine.gather() : machine.bandwidth("copy")) : machine.read_bandwidth};
   if (work.rate > 0) work.seconds = row.flops / work.rate;

@@ -145,7 +145,7 @@ PeerTime peer_time(const Row& row, const Machine& machine, std::span<const PeerT
     out.measured = row.flops / (rate->second * 1e12);
   }
   const Bound ours = bound_of(row, machine);
-  const double theirs = ceiling_of(*match.table, ours.name);
+  const double theirs = ceiling_of(*match.table, ours.name) * (ours.name == "product" ? row.product_rate : 1);
   out.scaled = ours.rate > 0 && theirs > 0 ? out.measured * theirs / ours.rate : out.measured;
   return out;
 }

@@ -48,13 +48,14 @@ bench::Options bench_options(const BenchArguments& a) {
   bench::Options o = a.options;
   o.model = load_model_config(a.model);
   o.rows = &cache_rows(FrontEnd::kFlashMla, a.cache_dtype);
-  o.index_rows = a.index_dtype == "mxfp4" ? &index_mxfp4_rows() : &index_fp8_rows();
+  o.index_rows = &row_format("index_" + a.index_dtype);
   o.measure.clock = a.clock == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
   o.measure.threads = resolve_threads(o.threads);
   o.device = device_from_name(a.device);
   if (o.device == DeviceKind::kCuda) {
     if (const std::string refusal = needs_gpu(); !refusal.empty()) throw Unsupported("bench: --device cuda: " + refusal);
     if (!a.heads.empty()) o.head_counts = a.heads;
+    if (a.heads.size() == 1) o.heads = a.heads[0];
     for (const std::int64_t heads : o.head_counts) {
       if (heads < 1) throw InvalidArgument("bench: got --heads " + std::to_string(heads) + ", expected 1 to 128 with --device cuda");
     }
@@ -242,7 +243,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   add_shape_options(command, *a);
   command->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")->capture_default_str();
-  command->add_option("--index-dtype", a->index_dtype, "Index rows")->check(CLI::IsMember({"fp8", "mxfp4"}))->capture_default_str();
+  command->add_option("--index-dtype", a->index_dtype, "Index rows: fp8, mxfp4, or the end of another index_ format's name")->capture_default_str();
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
   command->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")->allow_extra_args(false);
   command->add_option("--only", a->only, "Measure decode or prefill alone")->check(CLI::IsMember({"decode", "prefill"}));
@@ -254,12 +255,12 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_flag("--csv", a->csv, "The same as --format csv");
   command->add_option("--output", a->output, "Write to this file instead of stdout");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
-  command->footer(
-      "WHAT:\n  " + groups +
-      "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
-      "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
-      "--device cuda: the groups attention; times are those of CUDA graph replays after a sweep of L2, some results of each cell are recomputed.\n"
-      "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
+  command->footer("WHAT:\n  " + groups +
+                  "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
+                  "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
+                  "--device cuda: the groups attention, indexer, ops, projection; times are those of CUDA graph replays after a sweep of L2, some "
+                  "results of each cell are recomputed.\n"
+                  "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
   add_compare_command(command, exit_code);
   command->callback([a, command, &exit_code] {
     if (!command->get_subcommands().empty()) return;

@@ -54,6 +54,7 @@ bench::Row row_of(const Json& json) {
   row.bytes = json.at("megabytes").get<double>() * 1e6;
   row.bf16 = json.value("bf16", false);
   row.traffic = json.value("traffic", "copy") == "gather" ? bench::Traffic::kGather : bench::Traffic::kCopy;
+  row.product_rate = json.value("product_rate", 1.0);
   if (const std::string check = json.value("check", ""); !check.empty()) {
     constexpr std::string_view kWrong = "WRONG: ";
     row.check = {.done = true, .l2 = json.at("l2").get<double>(), .failure = check == "ok" ? "" : check};
@@ -135,7 +136,8 @@ BenchComparison compare_reports(const BenchReport& a, const BenchReport& b) {
     const bench::Bound bound = bench::bound_of(row, machine_a);
     const std::vector<bench::Bound> theirs = bench::bounds_of(machine_b);
     const auto same = std::ranges::find(theirs, bound.name, &bench::Bound::name);
-    const double scale = same != theirs.end() && same->rate > 0 && bound.rate > 0 ? bound.rate / same->rate : 1;
+    const double rate = bound.rate / (bound.name == "product" ? row.product_rate : 1);
+    const double scale = same != theirs.end() && same->rate > 0 && rate > 0 ? rate / same->rate : 1;
     out.rows.push_back({.name = name, .a = row.time.median, .b = other->time.median, .ratio = row.time.median * scale / other->time.median});
     logs += std::log(out.rows.back().ratio);
   }

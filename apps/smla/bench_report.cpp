@@ -60,6 +60,7 @@ nlohmann::ordered_json gpu_row_json(const bench::Row& row, const bench::Machine&
               {"megabytes", row.bytes * 1e-6},
               {"gflops", n.tflops * 1e3},
               {"gbs", n.gbs},
+              {"product_rate", row.product_rate},
               {"traffic", row.traffic == bench::Traffic::kGather ? "gather" : "copy"},
               {"floor_ms", n.floor * 1e3},
               {"over_floor", n.over_floor}});

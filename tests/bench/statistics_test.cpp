@@ -85,6 +85,21 @@ TEST(BenchCheck, NotANumberNeverPasses) {
   EXPECT_NE(check_result(nan, nan, 4e-3).failure, "");
 }
 
+TEST(BenchCheck, SelectionsAreSets) {
+  const std::vector<float> scores{0.5F, -1, 3, 2, 2, -4};
+  const auto verdict = [&](std::vector<std::int32_t> chosen, double slack = 0) { return check_selection(chosen, scores, slack).failure; };
+  EXPECT_EQ(verdict({2, 3, 4}), "");
+  EXPECT_EQ(verdict({4, 2}), "") << "of two equals either";
+  EXPECT_EQ(verdict({0, 1, 2, 3, 4, 5, -1, -1}), "");
+  EXPECT_NE(verdict({2, 3, 0}), "") << "4 was better";
+  EXPECT_EQ(verdict({2, 3, 0}, 0.5), "");
+  EXPECT_NE(verdict({2, 2, 3}), "") << "twice";
+  EXPECT_NE(verdict({2, 3, 6}), "") << "outside";
+  EXPECT_NE(verdict({2, 3, -1}), "") << "too few";
+  EXPECT_NE(verdict({0, 1, 2, 3, 4, 5, 0}), "") << "too many";
+  EXPECT_NE(check_selection(std::vector<std::int32_t>{0}, {NAN}, 1).failure, "");
+}
+
 TEST(BenchCheck, TheWorseOfTwo) {
   const Check good{.done = true, .l2 = 1e-3, .failure = ""};
   const Check bad{.done = true, .l2 = 1e-4, .failure = "no"};

@@ -125,5 +125,58 @@ TEST_F(BenchGpu, AttentionCellsAreRightInEveryFormat) {
   }
 }
 
+void expect_right(const Row& row, bool checked) {
+  SCOPED_TRACE(row.group + " " + row.name + " " + row.shape);
+  EXPECT_EQ(row.skipped, "");
+  EXPECT_EQ(row.check.failure, "");
+  EXPECT_TRUE(row.check.done || !checked);
+  EXPECT_GT(row.time.median, 0);
+  EXPECT_GT(row.bytes, 0);
+}
+
+TEST_F(BenchGpu, IndexerCellsAreRightInEveryFormat) {
+  Options options;
+  options.model = load_model_config("v4-flash");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {1, 3};
+  options.tokens = {90};
+  options.next_n = {2};
+  options.pools = {600, 9000};
+  for (const RowFormat* rows : {&index_fp8_rows(), &index_mxfp4_rows()}) {
+    options.index_rows = rows;
+    bench_device_indexer(options, [&](const Row& row) { expect_right(row, true); });
+  }
+}
+
+TEST_F(BenchGpu, OpsAreRight) {
+  Options options;
+  options.model = load_model_config("v4-flash");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.tokens = {1, 5, 130, 257};
+  int rows = 0;
+  bench_device_ops(options, [&](const Row& row) {
+    ++rows;
+    expect_right(row, row.name.find("x 257") == std::string::npos);
+  });
+  EXPECT_EQ(rows, 19 * 4 + 3 * 3);
+}
+
+TEST_F(BenchGpu, ProjectionsAreRight) {
+  Options options;
+  options.model = load_model_config("v4-flash");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {1, 3};
+  options.tokens = {100};
+  int rows = 0;
+  bench_device_projection(options, [&](const Row& row) {
+    ++rows;
+    expect_right(row, true);
+  });
+  EXPECT_EQ(rows, 8 * 3);
+}
+
 }  // namespace
 }  // namespace smla::bench

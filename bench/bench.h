@@ -13,6 +13,7 @@
 #include "bench/machine.h"
 #include "bench/measure.h"
 #include "sparsemla/kv_format.h"
+#include "sparsemla/layer.h"
 #include "sparsemla/model_config.h"
 #include "sparsemla/op.h"
 
@@ -39,12 +40,12 @@ struct Options {
   MeasureOptions measure;
 
   // With DeviceKind::kCuda; an empty list means the whole grid.
-  std::vector<std::int64_t> head_counts{64, 128};  ///< query heads, each in turn
-  std::vector<std::string> grids;                  ///< names of grids, "decode" or "prefill" for example
-  std::vector<std::string> layers;                 ///< decode attention: "c4a_32k", ...
-  std::vector<std::int64_t> key_counts;            ///< keys of a query
-  std::vector<std::int64_t> pools;                 ///< entries that a prefill chooses from
-  std::vector<std::int64_t> next_n{1};             ///< queries of a decoding request
+  std::vector<std::int64_t> head_counts;  ///< query heads, each in turn; layers: empty means the model's
+  std::vector<std::string> grids;         ///< names of grids, "decode" or "prefill" for example
+  std::vector<std::string> layers;        ///< decode attention: "c4a_32k", ...
+  std::vector<std::int64_t> key_counts;   ///< keys of a query
+  std::vector<std::int64_t> pools;        ///< entries that a prefill chooses from
+  std::vector<std::int64_t> next_n{1};    ///< queries of a decoding request
 };
 
 /// What came of comparing a row's results with the reference.
@@ -56,6 +57,9 @@ struct Check {
 
 /// What its bytes are held against; on a CPU always reading in order.
 enum class Traffic : std::uint8_t { kCopy, kGather };
+
+/// "NAME" for every op that has it ("*"), "OP=NAME" for one.
+std::map<std::string, std::string, std::less<>> implementations_of(const std::vector<std::string>& choices);
 
 /// One measured thing.
 struct Row {
@@ -111,6 +115,7 @@ void bench_device_attention(const Options& options, const Emit& emit);
 void bench_device_indexer(const Options& options, const Emit& emit);
 void bench_device_ops(const Options& options, const Emit& emit);
 void bench_device_projection(const Options& options, const Emit& emit);
+void bench_device_layer(const Options& options, const Emit& emit);
 
 /// Whether a filter of Options lets a value through: it is empty or has it.
 template <class T>
@@ -124,6 +129,10 @@ std::vector<std::int64_t> prefill_rows(const Options& options);
 
 /// The config of the model's first layer of this compress ratio (1: window only), with Options::heads. @throws InvalidArgument when it has none.
 LayerConfig layer_of_ratio(const Options& options, int ratio);
+/// Adds the operations and bytes of one step of a layer: weights once, then what each token attends to and scores. Each request has `before` tokens
+/// behind it and brings `tokens` more.
+void add_layer_floor(const LayerConfig& config, const Options& options, const LayerWeights& weights, std::int64_t requests, std::int64_t before,
+                     std::int64_t tokens, Row& row);
 /// "SWA", "C4A" or "C128A".
 std::string_view kind_name(int ratio);
 

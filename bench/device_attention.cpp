@@ -38,6 +38,7 @@ constexpr std::array<DecodeLayer, 6> kDecodeLayers{{{.name = "swa", .keys = 128}
                                                     {.name = "c128_32k", .keys = 384, .entries = 256, .page = 2},
                                                     {.name = "c128_128k", .keys = 1152, .entries = 1024, .page = 2},
                                                     {.name = "c128_1M", .keys = 8320, .entries = 8192, .page = 2}}};
+constexpr std::array<std::int64_t, 2> kHeads{64, 128};
 constexpr std::array<std::int64_t, 9> kDecodeBatches{1, 2, 4, 8, 16, 32, 64, 128, 256};
 constexpr std::array<std::int64_t, 2> kPrefillPools{8192, 32768};
 constexpr std::array<std::int64_t, 3> kPrefillKeys{640, 1152, 2048};
@@ -340,7 +341,8 @@ void bench_device_attention(const Options& options, const Emit& emit) {
   const DeviceTimer timer;
   for (const std::string& grid : {std::string("decode"), std::string("prefill")}) {
     if (!wanted(options.grids, grid) || (grid == "decode" ? !options.decode : !options.prefill)) continue;
-    for (const std::int64_t heads : options.head_counts) {
+    const std::vector<std::int64_t> grid_heads(kHeads.begin(), kHeads.end());
+    for (const std::int64_t heads : options.head_counts.empty() ? grid_heads : options.head_counts) {
       for (const Cell& cell : grid == "decode" ? decode_cells(options, heads) : prefill_cells(options, heads))
         emit(measure_cell(options, cell, timer));
     }

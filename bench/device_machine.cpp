@@ -93,17 +93,22 @@ std::string driver_version(std::string_view text) {
   return found == std::istream_iterator<std::string>() ? "" : *found;
 }
 
-Machine measure_gpu(const MeasureOptions& options) {
+Machine gpu_identity() {
   Machine out;
   out.cpu = cpu_name();
   out.cores = cpu_features().cores;
-  out.threads = options.threads;
   const GpuFacts facts = gpu_facts();
   out.gpu = facts.name;
   std::ifstream file("/proc/driver/nvidia/version");
   const std::string version = driver_version(std::string(std::istreambuf_iterator<char>(file), {}));
   out.driver = version.empty() ? "unknown" : version;
   out.cuda = fmt::format("{}, driver knows {}", cuda_name(facts.runtime_cuda), cuda_name(facts.driver_cuda));
+  return out;
+}
+
+Machine measure_gpu(const MeasureOptions& options) {
+  Machine out = gpu_identity();
+  out.threads = options.threads;
   const DeviceTimer timer;
   out.peaks.push_back({.name = "product", .flops = measure_product(timer, options, out.product)});
   out.peaks.push_back({.name = "mma", .flops = measure_mma(timer, options)});

@@ -9,6 +9,9 @@ namespace smla::bench {
 /// from registers, and what the timer itself measures of nothing. @throws Unsupported without a GPU.
 Machine measure_gpu(const MeasureOptions& options);
 
+/// Its name, the driver's version and CUDA's, no ceilings.
+Machine gpu_identity();
+
 /// "580.65.06" out of /proc/driver/nvidia/version; empty when the text has no version.
 std::string driver_version(std::string_view text);
 

@@ -36,6 +36,30 @@ void DeviceTimer::replay(const GpuRecording& recording) const {
   synchronize(DeviceKind::kCuda, stream());
 }
 
+DeviceTimer::Replay DeviceTimer::measure_replay(const std::function<void()>& call) const {
+  constexpr int kRounds = 9;
+  constexpr int kReplays = 20;
+  const GpuRecording recording(
+      stream(), [] {}, call);
+  replay(recording);
+  std::vector<double> launches;
+  std::vector<double> warm;
+  for (int round = 0; round < kRounds; ++round) {
+    const double start = seconds_now(Clock::kWall, 1);
+    double last = start;
+    for (int i = 0; i < kReplays; ++i) {
+      recording.launch(stream());
+      const double now = seconds_now(Clock::kWall, 1);
+      // Later launches may wait for room in the queue.
+      if (i == 0) launches.push_back(now - last);
+      last = now;
+    }
+    synchronize(DeviceKind::kCuda, stream());
+    warm.push_back((seconds_now(Clock::kWall, 1) - start) / kReplays);
+  }
+  return {.launch = summarize(std::move(launches)).median, .warm = summarize(std::move(warm)).median};
+}
+
 Timing DeviceTimer::time(const MeasureOptions& options, std::span<const GpuRecording> recordings) const {
   if (recordings.empty()) throw InvalidArgument("bench: got no recordings, expected at least one");
   const auto now = [] { return seconds_now(Clock::kWall, 1); };

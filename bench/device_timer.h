@@ -25,6 +25,12 @@ class DeviceTimer {
   Timing time(const MeasureOptions& options, std::span<const GpuRecording> recordings) const;
   /// Both.
   Timing time(const MeasureOptions& options, std::span<const std::function<void()>> calls) const { return time(options, record(calls)); }
+  /// Host seconds that a launch takes of the caller's thread, and that a replay takes from one to the next when they follow each other, nothing swept.
+  struct Replay {
+    double launch = 0;
+    double warm = 0;
+  };
+  Replay measure_replay(const std::function<void()>& call) const;
   /// One replay, complete on return.
   void replay(const GpuRecording& recording) const;
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -43,6 +44,17 @@ class GpuRecording {
   };
   std::unique_ptr<void, Free> handle_;
 };
+
+/// Nodes of a recorded call by kind.
+struct GpuNodes {
+  int kernels = 0;  ///< of this library
+  int library = 0;  ///< kernels of other libraries: cuBLASLt's
+  int memsets = 0;
+  int copies = 0;
+  std::map<std::string, int> names{};  ///< this library's kernels by their mangled names
+};
+/// Records `call`, which must have run before, and counts. Events and forks between streams are no nodes that do anything.
+GpuNodes gpu_count_nodes(Stream stream, const std::function<void()>& call);
 
 /// Reads all of it, in order, and keeps nothing.
 void gpu_sweep(const void* memory, std::size_t bytes, Stream stream);

@@ -1,5 +1,8 @@
 #include <cuda_runtime.h>
 
+#include <string_view>
+#include <vector>
+
 #include "bench/gpu.h"
 #include "device/launch.cuh"
 
@@ -23,7 +26,58 @@ struct Recorded {
   }
 };
 
+/// What `work` queues on a stream, as a graph. @throws whatever `work` throws; CudaError.
+template <class Work>
+cudaGraph_t capture(cudaStream_t stream, Work&& work) {
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  cudaGraph_t graph = nullptr;
+  try {
+    work();
+  } catch (...) {
+    if (cudaStreamEndCapture(stream, &graph) == cudaSuccess && graph != nullptr) (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();
+    throw;
+  }
+  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  return graph;
+}
+
+void count_kernel(cudaGraphNode_t node, GpuNodes& counts) {
+  cudaKernelNodeParams params{};
+  const char* name = nullptr;
+  // A library that brings its own runtime launches what this one has no name for.
+  const bool known =
+      cudaGraphKernelNodeGetParams(node, &params) == cudaSuccess && cudaFuncGetName(&name, params.func) == cudaSuccess && name != nullptr;
+  (void)cudaGetLastError();
+  if (known && std::string_view(name).find("smla") != std::string_view::npos) {
+    ++counts.kernels;
+    ++counts.names[name];
+  } else {
+    ++counts.library;
+  }
+}
+
 }  // namespace
+
+GpuNodes gpu_count_nodes(Stream stream, const std::function<void()>& call) {
+  cudaGraph_t graph = capture(stream_of(stream), call);
+  std::size_t count = 0;
+  cudaError_t status = cudaGraphGetNodes(graph, nullptr, &count);
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (status == cudaSuccess && count > 0) status = cudaGraphGetNodes(graph, nodes.data(), &count);
+  GpuNodes counts;
+  for (const cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type{};
+    if (status == cudaSuccess) status = cudaGraphNodeGetType(node, &type);
+    if (status != cudaSuccess) break;
+    if (type == cudaGraphNodeTypeKernel) count_kernel(node, counts);
+    if (type == cudaGraphNodeTypeMemset) ++counts.memsets;
+    if (type == cudaGraphNodeTypeMemcpy) ++counts.copies;
+  }
+  (void)cudaGraphDestroy(graph);
+  check_cuda(status, "cudaGraphGetNodes");
+  return counts;
+}
 
 GpuFacts gpu_facts() {
   cudaDeviceProp p{};
@@ -51,20 +105,13 @@ GpuRecording::GpuRecording(Stream stream, const std::function<void()>& before, c
   check_cuda(cudaEventCreate(&made->start), "cudaEventCreate");
   check_cuda(cudaEventCreate(&made->stop), "cudaEventCreate");
   cudaStream_t s = stream_of(stream);
-  check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  cudaGraph_t graph = nullptr;
-  try {
+  cudaGraph_t graph = capture(s, [&] {
     before();
     // External: a node of the graph that records, not a mark of the recording.
     check_cuda(cudaEventRecordWithFlags(made->start, s, cudaEventRecordExternal), "cudaEventRecordWithFlags");
     call();
     check_cuda(cudaEventRecordWithFlags(made->stop, s, cudaEventRecordExternal), "cudaEventRecordWithFlags");
-  } catch (...) {
-    if (cudaStreamEndCapture(s, &graph) == cudaSuccess && graph != nullptr) (void)cudaGraphDestroy(graph);
-    (void)cudaGetLastError();
-    throw;
-  }
-  check_cuda(cudaStreamEndCapture(s, &graph), "cudaStreamEndCapture");
+  });
   const cudaError_t status = cudaGraphInstantiate(&made->graph, graph, 0);
   (void)cudaGraphDestroy(graph);
   check_cuda(status, "cudaGraphInstantiate");

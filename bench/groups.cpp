@@ -18,7 +18,7 @@ constexpr std::array<Group, 5> kGroups{{
      .run = bench_layer},
 }};
 
-constexpr std::array<Group, 4> kDeviceGroups{{
+constexpr std::array<Group, 5> kDeviceGroups{{
     {.name = "attention",
      .help = "sparse attention: the grids decode and prefill over --heads, --batch, --layer, --keys, --pool, --tokens and --next-n",
      .run = bench_device_attention},
@@ -27,6 +27,9 @@ constexpr std::array<Group, 4> kDeviceGroups{{
      .run = bench_device_indexer},
     {.name = "ops", .help = "the other ops with V4-Pro's shapes, --tokens tokens", .run = bench_device_ops},
     {.name = "projection", .help = "the layer's linear maps with --batch and --tokens rows", .run = bench_device_projection},
+    {.name = "layer",
+     .help = "one attention layer of each --kind as a graph: decode at --context with --batch requests, prompts of --prefill tokens in one step",
+     .run = bench_device_layer},
 }};
 
 }  // namespace
@@ -58,6 +61,19 @@ std::vector<Bound> bounds_of(const Machine& machine) {
 }
 
 double floor_seconds(const Row& row, const Machine& machine) { return bound_of(row, machine).seconds; }
+
+std::map<std::string, std::string, std::less<>> implementations_of(const std::vector<std::string>& choices) {
+  std::map<std::string, std::string, std::less<>> out;
+  for (const std::string& choice : choices) {
+    const std::size_t equals = choice.find('=');
+    if (equals == std::string::npos) {
+      out["*"] = choice;
+    } else {
+      out[choice.substr(0, equals)] = choice.substr(equals + 1);
+    }
+  }
+  return out;
+}
 
 std::vector<std::int64_t> decode_rows(const Options& options) { return options.decode ? options.batches : std::vector<std::int64_t>{}; }
 std::vector<std::int64_t> prefill_rows(const Options& options) { return options.prefill ? options.tokens : std::vector<std::int64_t>{}; }

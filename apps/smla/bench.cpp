@@ -13,6 +13,7 @@
 #include "bench_compare.h"
 #include "commands.h"
 #include "ops/cuda_op.h"
+#include "serve.h"
 #include "sparsemla/error.h"
 #include "sparsemla/front_end.h"
 
@@ -67,14 +68,7 @@ bench::Options bench_options(const BenchArguments& a) {
   o.prefill = a.only != "decode";
   o.ratios.clear();
   for (const std::string& kind : a.kinds) o.ratios.push_back(kind == "swa" ? 1 : (kind == "c4a" ? 4 : 128));
-  for (const std::string& choice : a.implementations) {
-    const std::size_t equals = choice.find('=');
-    if (equals == std::string::npos) {
-      o.implementations["*"] = choice;
-    } else {
-      o.implementations[choice.substr(0, equals)] = choice.substr(equals + 1);
-    }
-  }
+  o.implementations = bench::implementations_of(a.implementations);
   return o;
 }
 
@@ -151,6 +145,8 @@ int run_bench(const BenchArguments& a) {
 void use_gpu_defaults(const CLI::App& command, bench::Options& o) {
   if (command.count("--batch") == 0) o.batches.clear();
   if (command.count("--tokens") == 0) o.tokens.clear();
+  if (command.count("--context") == 0) o.contexts.clear();
+  if (command.count("--prefill") == 0) o.prefills.clear();
   if (command.count("--keys") > 0) o.key_counts = o.keys;
   if (command.count("--min-time") == 0) o.measure.min_seconds = kGpuSeconds;
   if (command.count("--min-runs") == 0) o.measure.min_runs = kGpuRuns;
@@ -255,13 +251,15 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_flag("--csv", a->csv, "The same as --format csv");
   command->add_option("--output", a->output, "Write to this file instead of stdout");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
-  command->footer("WHAT:\n  " + groups +
-                  "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
-                  "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
-                  "--device cuda: the groups attention, indexer, ops, projection; times are those of CUDA graph replays after a sweep of L2, some "
-                  "results of each cell are recomputed.\n"
-                  "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
+  command->footer(
+      "WHAT:\n  " + groups +
+      "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
+      "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
+      "--device cuda: the groups attention, indexer, ops, projection, layer; times are those of CUDA graph replays after a sweep of L2, some "
+      "results of each cell are recomputed.\n"
+      "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
   add_compare_command(command, exit_code);
+  add_serve_command(command, exit_code);
   command->callback([a, command, &exit_code] {
     if (!command->get_subcommands().empty()) return;
     if (a->device == "cuda") use_gpu_defaults(*command, a->options);

@@ -54,6 +54,9 @@ bench::Row row_of(const Json& json) {
   row.bytes = json.at("megabytes").get<double>() * 1e6;
   row.bf16 = json.value("bf16", false);
   row.traffic = json.value("traffic", "copy") == "gather" ? bench::Traffic::kGather : bench::Traffic::kCopy;
+  if (json.contains("stages")) {
+    for (const auto& [name, value] : json.at("stages").items()) row.stages.emplace_back(name, value.get<double>());
+  }
   row.product_rate = json.value("product_rate", 1.0);
   if (const std::string check = json.value("check", ""); !check.empty()) {
     constexpr std::string_view kWrong = "WRONG: ";

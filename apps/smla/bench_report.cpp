@@ -68,6 +68,7 @@ nlohmann::ordered_json gpu_row_json(const bench::Row& row, const bench::Machine&
     out["l2"] = row.check.l2;
     out["check"] = row.check.failure.empty() ? "ok" : "WRONG: " + row.check.failure;
   }
+  for (const auto& [name, value] : row.stages) out["stages"][name] = value;
   if (n.peer > 0) {
     out["peer_ms"] = n.peer * 1e3;
     out["peer_scaled_ms"] = n.peer_scaled * 1e3;

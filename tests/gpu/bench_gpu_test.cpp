@@ -178,5 +178,47 @@ TEST_F(BenchGpu, ProjectionsAreRight) {
   EXPECT_EQ(rows, 8 * 3);
 }
 
+TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
+  Options options;
+  options.model = load_model_config("tiny");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {1, 3};
+  options.contexts = {700};
+  options.prefills = {130};
+  options.next_n = {1, 2};
+  for (const std::int64_t heads : {0, 4}) {
+    options.head_counts = {heads};
+    int rows = 0;
+    bench_device_layer(options, [&](const Row& row) {
+      ++rows;
+      expect_right(row, false);
+      ASSERT_EQ(row.stages.size(), 6U);
+      EXPECT_EQ(row.stages[0].first, "kernels");
+      EXPECT_GE(row.stages[0].second, 5) << row.name;
+      EXPECT_GT(row.stages[5].second, 0) << row.name;
+    });
+    EXPECT_EQ(rows, 3 * (2 * 2 + 1));
+  }
+}
+
+TEST_F(BenchGpu, NodesAreThoseOfTheCall) {
+  const OwnedStream stream(DeviceKind::kCuda);
+  DeviceTensor t(DeviceKind::kCuda, DType::kF32, {64});
+  const auto call = [&] {
+    fill_bytes(DeviceKind::kCuda, t.data(), 1, t.bytes(), stream.get());
+    gpu_random(t.view(), 1, 1, stream.get());
+    gpu_random(t.view(), 2, 1, stream.get());
+  };
+  call();
+  const GpuNodes nodes = gpu_count_nodes(stream.get(), call);
+  EXPECT_EQ(nodes.memsets, 1);
+  EXPECT_EQ(nodes.kernels, 2);
+  EXPECT_EQ(nodes.library, 0);
+  EXPECT_EQ(nodes.copies, 0);
+  ASSERT_EQ(nodes.names.size(), 1U);
+  EXPECT_EQ(nodes.names.begin()->second, 2);
+}
+
 }  // namespace
 }  // namespace smla::bench

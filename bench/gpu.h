@@ -67,7 +67,7 @@ double gpu_multiply_add(std::int64_t rounds, Stream stream);
 void gpu_random(const TensorView& to, std::uint64_t seed, float width, Stream stream);
 /// Slot i of `to`, i < rows, becomes the row of `from` in slot slots[i]; without slots in one that (seed, i) chooses.
 void gpu_copy_rows(const PagedCache& to, const PagedCache& from, const std::int32_t* slots, std::int64_t rows, std::uint64_t seed, Stream stream);
-/// Elements of a contiguous BF16 or F32 tensor that are NaN. Waits.
+/// Elements of a contiguous BF16, F32 or E4M3 tensor that are NaN. Waits.
 std::int64_t gpu_count_nan(const ConstTensorView& values, Stream stream);
 
 /// Which entries of its request's list a query names.

@@ -133,6 +133,8 @@ __global__ void __launch_bounds__(kThreads) count_nan(const T* values, std::int6
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step) {
     if constexpr (std::is_same_v<T, BF16>) {
       mine += (values[i].bits & 0x7FFFU) > 0x7F80U ? 1 : 0;
+    } else if constexpr (std::is_same_v<T, E4M3>) {
+      mine += (values[i].bits & 0x7FU) == 0x7FU ? 1 : 0;
     } else {
       mine += isnan(values[i]) ? 1 : 0;
     }
@@ -240,7 +242,11 @@ std::int64_t gpu_count_nan(const ConstTensorView& values, Stream stream) {
     const auto run = [&](const auto* p) {
       count_nan<<<looping_blocks(n), kThreads, 0, stream_of(stream)>>>(p, n, static_cast<unsigned long long*>(count.data()));
     };
-    values.dtype == DType::kBF16 ? run(values.as<BF16>()) : run(values.as<float>());
+    switch (values.dtype) {
+      case DType::kBF16: run(values.as<BF16>()); break;
+      case DType::kE4M3: run(values.as<E4M3>()); break;
+      default: run(values.as<float>()); break;
+    }
     check_launch("bench count_nan");
   }
   unsigned long long found = 0;

@@ -18,13 +18,61 @@ constexpr std::array<Group, 5> kGroups{{
      .run = bench_layer},
 }};
 
+constexpr std::array<Group, 5> kDeviceGroups{{
+    {.name = "attention",
+     .help = "sparse attention: the grids decode and prefill over --heads, --batch, --layer, --keys, --pool, --tokens and --next-n",
+     .run = bench_device_attention},
+    {.name = "indexer",
+     .help = "index scores and the selection out of them: the grids decode (--batch, --next-n, --pool) and prefill (--tokens, --pool)",
+     .run = bench_device_indexer},
+    {.name = "ops", .help = "the other ops with V4-Pro's shapes, --tokens tokens", .run = bench_device_ops},
+    {.name = "projection", .help = "the layer's linear maps with --batch and --tokens rows", .run = bench_device_projection},
+    {.name = "layer",
+     .help = "one attention layer of each --kind as a graph: decode at --context with --batch requests, prompts of --prefill tokens in one step",
+     .run = bench_device_layer},
+}};
+
 }  // namespace
 
 std::span<const Group> groups() { return kGroups; }
+std::span<const Group> device_groups() { return kDeviceGroups; }
 
-double floor_seconds(const Row& row, const Machine& machine) {
-  const double peak = row.bf16 ? machine.bf16_peak() : machine.fp32_peak();
-  return std::max(peak > 0 ? row.flops / peak : 0, machine.read_bandwidth > 0 ? row.bytes / machine.read_bandwidth : 0);
+Bound bound_of(const Row& row, const Machine& machine) {
+  const bool gpu = !machine.gpu.empty();
+  const bool gather = row.traffic == Traffic::kGather;
+  Bound work{.name = gpu ? "product" : (row.bf16 ? "bf16" : "fp32"),
+             .rate = gpu ? row.product_rate * machine.peak("product") : (row.bf16 ? machine.bf16_peak() : machine.fp32_peak())};
+  Bound bytes{.name = gpu ? (gather ? "gather" : "copy") : "read",
+              .rate = gpu ? (gather ? machine.gather() : machine.bandwidth("copy")) : machine.read_bandwidth};
+  if (work.rate > 0) work.seconds = row.flops / work.rate;
+  if (bytes.rate > 0) bytes.seconds = row.bytes / bytes.rate;
+  return work.seconds > bytes.seconds ? work : bytes;
+}
+
+std::vector<Bound> bounds_of(const Machine& machine) {
+  if (machine.gpu.empty()) {
+    return {{.name = "fp32", .rate = machine.fp32_peak()},
+            {.name = "bf16", .rate = machine.bf16_peak()},
+            {.name = "read", .rate = machine.read_bandwidth}};
+  }
+  return {{.name = "product", .rate = machine.peak("product")},
+          {.name = "copy", .rate = machine.bandwidth("copy")},
+          {.name = "gather", .rate = machine.gather()}};
+}
+
+double floor_seconds(const Row& row, const Machine& machine) { return bound_of(row, machine).seconds; }
+
+std::map<std::string, std::string, std::less<>> implementations_of(const std::vector<std::string>& choices) {
+  std::map<std::string, std::string, std::less<>> out;
+  for (const std::string& choice : choices) {
+    const std::size_t equals = choice.find('=');
+    if (equals == std::string::npos) {
+      out["*"] = choice;
+    } else {
+      out[choice.substr(0, equals)] = choice.substr(equals + 1);
+    }
+  }
+  return out;
 }
 
 std::vector<std::int64_t> decode_rows(const Options& options) { return options.decode ? options.batches : std::vector<std::int64_t>{}; }

@@ -142,9 +142,10 @@ double linear_weights(const LayerWeights& w, bool scores) {
   return scores ? n + numbers(w.index_wq_b) + numbers(w.index_weights_proj) : n;
 }
 
-/// Adds one step's operations and bytes: weights once, then what each token attends to and scores.
-void add_floor(const LayerConfig& c, const Options& options, const LayerWeights& weights, std::int64_t requests, std::int64_t before,
-               std::int64_t tokens, Row& row) {
+}  // namespace
+
+void add_layer_floor(const LayerConfig& c, const Options& options, const LayerWeights& weights, std::int64_t requests, std::int64_t before,
+                     std::int64_t tokens, Row& row) {
   const bool scores = c.has_indexer() && visible_entries(before + tokens - 1, c.compress_ratio) > c.index_topk;
   const double linear = linear_weights(weights, scores);
   row.bytes += 2 * linear;
@@ -162,6 +163,8 @@ void add_floor(const LayerConfig& c, const Options& options, const LayerWeights&
   }
   row.bytes += static_cast<double>(requests * tokens * c.hidden_size) * 4;
 }
+
+namespace {
 
 /// A planned step and what it runs on.
 struct PlannedStep {
@@ -219,7 +222,7 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
   for (std::int64_t i = 0; i < kPositions; ++i) {
     steps.push_back(planned_step(bed, context + i, 1, context + kPositions));
   }
-  add_floor(bed.config, options, bed.weights.views, requests, context, 1, row);
+  add_layer_floor(bed.config, options, bed.weights.views, requests, context, 1, row);
   StageTimes stages;
   row.time = measure_steps(options, bed, steps, false, stages);
   row.stages = stages.shares();
@@ -243,7 +246,7 @@ Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
   for (std::int64_t before = 0; before < length; before += options.chunk) {
     const std::int64_t tokens = std::min(options.chunk, length - before);
     steps.push_back(planned_step(bed, before, tokens, before + tokens));
-    add_floor(bed.config, options, bed.weights.views, 1, before, tokens, row);
+    add_layer_floor(bed.config, options, bed.weights.views, 1, before, tokens, row);
   }
   StageTimes stages;
   row.time = measure_steps(options, bed, steps, true, stages);

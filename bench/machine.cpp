@@ -18,7 +18,8 @@ constexpr int kTurns = 5;                                     // short runs of e
 constexpr std::int64_t kReadBytes = std::int64_t{256} << 20;  // past every cache
 constexpr std::int64_t kFloats = kReadBytes / static_cast<std::int64_t>(sizeof(float));
 
-/// /proc/cpuinfo's "model name", which a virtual machine may set; else the processor's own text.
+}  // namespace
+
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -27,6 +28,8 @@ std::string cpu_name() {
   }
   return cpu_features().model;
 }
+
+namespace {
 
 /// Operations a second of all threads; about `seconds` long.
 double run_arithmetic(const PeakKernels& kernels, int threads, double seconds, Clock clock) {
@@ -82,11 +85,20 @@ double Machine::peak(const std::string& name) const {
   return found == peaks.end() ? 0 : found->flops;
 }
 
+double Machine::bandwidth(const std::string& name) const {
+  const auto found = std::ranges::find(bandwidths, name, &Peak::name);
+  return found == bandwidths.end() ? 0 : found->flops;
+}
+double Machine::gather() const { return std::max(bandwidth("gather_2"), bandwidth("gather_64")); }
+
 double Machine::fp32_peak() const { return std::max({peak("generic"), peak("avx2"), peak("avx512")}); }
 double Machine::bf16_peak() const { return std::max(fp32_peak(), peak("avx512_bf16")); }
 
 Machine measure_machine(int threads, double seconds, Clock clock) {
-  Machine out{.cpu = cpu_name(), .cores = cpu_features().cores, .threads = resolve_threads(threads), .peaks = {}, .read_bandwidth = 0};
+  Machine out;
+  out.cpu = cpu_name();
+  out.cores = cpu_features().cores;
+  out.threads = resolve_threads(threads);
   const std::vector<PeakKernels> kernels = kernels_of_this_cpu();
   for (const PeakKernels& k : kernels) out.peaks.push_back({.name = k.name, .flops = 0});
   // Every thread touches the part that it will read.

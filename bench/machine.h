@@ -10,7 +10,7 @@ namespace smla::bench {
 /// What one instruction set reaches on all threads together, floating-point operations a second.
 struct Peak {
   std::string name;  ///< "generic", "avx2", "avx512": fp32 multiply-adds; "avx512_bf16": bf16 dot products with fp32 sums
-  double flops = 0;
+  double flops = 0;  ///< a second; of a bandwidth bytes a second
 };
 
 /// The ceilings that rows are held against, measured on this machine, in this run, on the threads of this run.
@@ -21,13 +21,28 @@ struct Machine {
   std::vector<Peak> peaks;    ///< those that the CPU has (and SMLA_CPU leaves)
   double read_bandwidth = 0;  ///< bytes a second out of memory, in order
 
+  // A run on a GPU: its own ceilings; then `peaks` are "product" (bf16 8192^3) and "mma" (mma.sync from registers), and read_bandwidth is 0.
+  std::string gpu;               ///< its name; empty: a run on the CPU
+  std::string driver;            ///< the driver's version
+  std::string cuda;              ///< of the runtime in the program, and the newest that the driver knows
+  std::string product;           ///< implementation of the matrix product
+  std::vector<Peak> bandwidths;  ///< bytes a second: "copy" (read + written), "gather_2", "gather_64" (rows at random, blocks of 2 and 64)
+  double timer = 0;              ///< seconds between two events with nothing between them
+
   /// The highest fp32 peak.
   double fp32_peak() const;
   /// The highest peak that bf16 products can use: that of dot products, where there are none the fp32 one.
   double bf16_peak() const;
   /// The peak of that name, 0 when there is none.
   double peak(const std::string& name) const;
+  /// The bandwidth of that name, 0 when there is none.
+  double bandwidth(const std::string& name) const;
+  /// Reading whole rows at random, the faster of both kinds of blocks.
+  double gather() const;
 };
+
+/// /proc/cpuinfo's "model name", which a virtual machine may set; else the processor's own text.
+std::string cpu_name();
 
 /// Takes about `seconds`. Each ceiling is the best of several short runs: what the machine can do when nobody disturbs it.
 Machine measure_machine(int threads, double seconds, Clock clock = Clock::kWall);

@@ -5,25 +5,12 @@
 #include <algorithm>
 
 #include "bench/inputs.h"
+#include "bench/linears.h"
 
 // The layer's linear maps, bf16 weights and activations. Few rows: the weights change from call to call, so that they come from memory as in a
 // decode step, where the other layers' weights have passed through the caches since.
 
 namespace smla::bench {
-
-namespace {
-
-constexpr std::int64_t kFewRows = 64;
-constexpr std::int64_t kRotatedBytes = std::int64_t{192} << 20;
-constexpr std::int64_t kMaxSets = 64;
-
-struct Linear {
-  std::string_view name;
-  std::int64_t n = 0;
-  std::int64_t k = 0;
-  std::int64_t groups = 1;
-  DType y = DType::kBF16;
-};
 
 std::vector<Linear> linears(const Options& options) {
   // A C4A layer has them all.
@@ -41,6 +28,12 @@ std::vector<Linear> linears(const Options& options) {
   }
   return out;
 }
+
+namespace {
+
+constexpr std::int64_t kFewRows = 64;
+constexpr std::int64_t kRotatedBytes = std::int64_t{192} << 20;
+constexpr std::int64_t kMaxSets = 64;
 
 Row measure_linear(const Options& options, const Linear& linear, std::int64_t m) {
   const Projection::Problem problem{

@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <sstream>
 
-#include "bench_report.h"
+#include "bench/device_machine.h"
+#include "bench_compare.h"
 #include "commands.h"
-#include "ops/registry.h"
+#include "ops/cuda_op.h"
+#include "serve.h"
 #include "sparsemla/error.h"
 #include "sparsemla/front_end.h"
 
@@ -19,6 +22,8 @@ namespace smla {
 namespace {
 
 constexpr double kMachineSeconds = 1.0;  // less for runs that measure little
+constexpr double kGpuSeconds = 0.1;
+constexpr std::int64_t kGpuRuns = 60;
 
 /// The options of `smla bench` as they were typed.
 struct BenchArguments {
@@ -31,7 +36,10 @@ struct BenchArguments {
   std::string only;
   std::string clock = "wall";
   std::vector<std::string> implementations;
+  std::vector<std::int64_t> heads;
   std::string format = "table";
+  bool json = false;
+  bool csv = false;
   std::string output;
   bool quiet = false;
   bench::Options options;
@@ -41,36 +49,39 @@ bench::Options bench_options(const BenchArguments& a) {
   bench::Options o = a.options;
   o.model = load_model_config(a.model);
   o.rows = &cache_rows(FrontEnd::kFlashMla, a.cache_dtype);
-  o.index_rows = a.index_dtype == "mxfp4" ? &index_mxfp4_rows() : &index_fp8_rows();
+  o.index_rows = &row_format("index_" + a.index_dtype);
   o.measure.clock = a.clock == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
   o.measure.threads = resolve_threads(o.threads);
   o.device = device_from_name(a.device);
-  if (o.device != DeviceKind::kCpu) throw Unsupported("bench: got --device " + a.device + ", expected cpu: there are no kernels for it yet");
+  if (o.device == DeviceKind::kCuda) {
+    if (const std::string refusal = needs_gpu(); !refusal.empty()) throw Unsupported("bench: --device cuda: " + refusal);
+    if (!a.heads.empty()) o.head_counts = a.heads;
+    if (a.heads.size() == 1) o.heads = a.heads[0];
+    for (const std::int64_t heads : o.head_counts) {
+      if (heads < 1) throw InvalidArgument("bench: got --heads " + std::to_string(heads) + ", expected 1 to 128 with --device cuda");
+    }
+  } else {
+    if (a.heads.size() > 1) throw InvalidArgument("bench: got several --heads, expected one with --device cpu");
+    o.heads = a.heads.empty() ? 0 : a.heads[0];
+  }
   o.decode = a.only != "prefill";
   o.prefill = a.only != "decode";
   o.ratios.clear();
   for (const std::string& kind : a.kinds) o.ratios.push_back(kind == "swa" ? 1 : (kind == "c4a" ? 4 : 128));
-  for (const std::string& choice : a.implementations) {
-    const std::size_t equals = choice.find('=');
-    if (equals == std::string::npos) {
-      o.implementations["*"] = choice;
-    } else {
-      o.implementations[choice.substr(0, equals)] = choice.substr(equals + 1);
-    }
-  }
+  o.implementations = bench::implementations_of(a.implementations);
   return o;
 }
 
 /// The groups that were asked for, in their own order; all of them when none was. "machine" alone: none.
-std::vector<bench::Group> chosen_groups(const std::vector<std::string>& what) {
+std::vector<bench::Group> chosen_groups(const std::vector<std::string>& what, std::span<const bench::Group> groups) {
   std::vector<bench::Group> out;
   std::string names = "machine";
-  for (const bench::Group& group : bench::groups()) {
+  for (const bench::Group& group : groups) {
     names += fmt::format(", {}", group.name);
     if (what.empty() || std::ranges::find(what, group.name) != what.end()) out.push_back(group);
   }
   for (const std::string& name : what) {
-    if (name != "machine" && std::ranges::find(bench::groups(), name, &bench::Group::name) == bench::groups().end()) {
+    if (name != "machine" && std::ranges::find(groups, name, &bench::Group::name) == groups.end()) {
       throw InvalidArgument("bench: got \"" + name + "\", expected " + names);
     }
   }
@@ -84,17 +95,27 @@ BenchReport run_groups(const std::vector<bench::Group>& groups, const bench::Opt
   const double seconds = std::clamp(4 * options.measure.min_seconds, 0.05, kMachineSeconds);
   BenchReport report;
   report.model = options.model.name;
+  report.command = command_line();
   report.clock = options.measure.clock == bench::Clock::kCpu ? "cpu" : "wall";
+  const bool gpu = options.device == DeviceKind::kCuda;
+  const auto ceilings = [&] {
+    return gpu ? bench::measure_gpu(options.measure) : bench::measure_machine(options.threads, seconds, options.measure.clock);
+  };
   say("ceilings of this machine");
-  report.before = bench::measure_machine(options.threads, seconds, options.measure.clock);
+  report.before = ceilings();
   for (const bench::Group& group : groups) {
     say(fmt::format("{}: {}", group.name, group.help));
     group.run(options, [&](const bench::Row& row) {
       report.rows.push_back(row);
-      say(fmt::format("  {} ({}): {:.4g} ms", row.name, row.shape, row.time.median * 1e3));
+      const std::string verdict = row.check.failure.empty() ? "" : " WRONG: " + row.check.failure;
+      if (!row.skipped.empty()) {
+        say(fmt::format("  {} ({}): SKIP {}", row.name, row.shape, row.skipped));
+      } else {
+        say(fmt::format("  {} ({}): {:.4g} {}{}", row.name, row.shape, row.time.median * (gpu ? 1e6 : 1e3), gpu ? "us" : "ms", verdict));
+      }
     });
   }
-  report.after = groups.empty() ? report.before : bench::measure_machine(options.threads, seconds, options.measure.clock);
+  report.after = groups.empty() ? report.before : ceilings();
   return report;
 }
 
@@ -110,15 +131,29 @@ void write(const BenchArguments& a, const std::string& text) {
 }
 
 int run_bench(const BenchArguments& a) {
-  const std::vector<bench::Group> groups = chosen_groups(a.what);
+  const bool gpu = device_from_name(a.device) == DeviceKind::kCuda;
+  const std::vector<bench::Group> groups = chosen_groups(a.what, gpu ? bench::device_groups() : bench::groups());
   const bench::Options options = bench_options(a);
   if (options.threads > 0) omp_set_num_threads(options.threads);
   const BenchReport report = run_groups(groups, options, a.quiet);
-  write(a, a.format == "json" ? bench_json(report) : (a.format == "csv" ? bench_csv(report) : bench_table(report)));
-  return kExitPass;
+  const std::string format = a.json ? "json" : (a.csv ? "csv" : a.format);
+  write(a, format == "json" ? bench_json(report) : (format == "csv" ? bench_csv(report) : bench_table(report)));
+  return report.wrong() > 0 ? kExitMismatch : kExitPass;
 }
 
-void add_shape_options(CLI::App* command, bench::Options& o) {
+/// On a GPU an option that is not given means its grid's values, and time is measured in smaller portions.
+void use_gpu_defaults(const CLI::App& command, bench::Options& o) {
+  if (command.count("--batch") == 0) o.batches.clear();
+  if (command.count("--tokens") == 0) o.tokens.clear();
+  if (command.count("--context") == 0) o.contexts.clear();
+  if (command.count("--prefill") == 0) o.prefills.clear();
+  if (command.count("--keys") > 0) o.key_counts = o.keys;
+  if (command.count("--min-time") == 0) o.measure.min_seconds = kGpuSeconds;
+  if (command.count("--min-runs") == 0) o.measure.min_runs = kGpuRuns;
+}
+
+void add_shape_options(CLI::App* command, BenchArguments& a) {
+  bench::Options& o = a.options;
   const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 24);
   const auto list = [&](const char* name, std::vector<std::int64_t>& values, const char* help) {
     command->add_option(name, values, help)->delimiter(',')->allow_extra_args(false)->check(count)->capture_default_str();
@@ -129,9 +164,18 @@ void add_shape_options(CLI::App* command, bench::Options& o) {
   list("--keys", o.keys, "Keys a query attends to; attention");
   list("--prefill", o.prefills, "Lengths of whole prompts; layer");
   command->add_option("--chunk", o.chunk, "Tokens of a prefill step; layer")->check(count)->capture_default_str();
-  command->add_option("--heads", o.heads, "Query heads, a slice of a tensor-parallel model for example; 0: the model's")
-      ->check(CLI::Range(0, 128))
-      ->capture_default_str();
+  command->add_option("--heads", a.heads, "Query heads, a slice of a tensor-parallel model for example; 0: the model's. cuda: a list (64,128)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0, 128));
+  list("--pool", o.pools, "cuda: entries that a prefill chooses from");
+  list("--next-n", o.next_n, "cuda: queries of a decoding request");
+  command->add_option("--grid", o.grids, "cuda: grids of a group by name, decode or prefill for example (default: all)")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command->add_option("--layer", o.layers, "cuda: decode attention of these alone: swa, c4a_32k, c128_8k, c128_32k, c128_128k, c128_1M")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_option("--threads", o.threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
   command->add_option("--min-time", o.measure.min_seconds, "Seconds to measure each row at least, after a warm-up")
       ->check(CLI::Range(0.0, 3600.0))
@@ -139,6 +183,44 @@ void add_shape_options(CLI::App* command, bench::Options& o) {
   command->add_option("--min-runs", o.measure.min_runs, "Calls to measure for each row at least")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw IoError(path + " could not be read");
+  return text.str();
+}
+
+struct CompareArguments {
+  std::vector<std::string> files;
+  bool peers = false;
+};
+
+int run_compare(const CompareArguments& a) {
+  if (a.files.size() != (a.peers ? 1U : 2U)) {
+    throw InvalidArgument(fmt::format("bench compare: got {} files, expected two, or one with --peers", a.files.size()));
+  }
+  const BenchReport first = parse_report(a.files[0], text_of(a.files[0]));
+  bool voided = false;
+  if (a.peers) {
+    fmt::print("{}", peers_table(first, voided));
+  } else {
+    const BenchComparison comparison = compare_reports(first, parse_report(a.files[1], text_of(a.files[1])));
+    voided = !comparison.void_because.empty();
+    fmt::print("{}", comparison_table(comparison));
+  }
+  return voided ? kExitMismatch : kExitPass;
+}
+
+void add_compare_command(CLI::App* bench, int& exit_code) {
+  auto a = std::make_shared<CompareArguments>();
+  CLI::App* command = bench->add_subcommand("compare", "Two runs row by row, or one beside other people's kernels");
+  command->add_option("FILE", a->files, "What `smla bench --json` wrote")->required();
+  command->add_flag("--peers", a->peers, "One file: beside the measurements in data/peers");
+  command->footer("Ceilings that differ by more than 5 % make a comparison VOID.\nExit status: 0 compared, 1 VOID, 2 wrong usage or a bad file.");
+  command->callback([a, &exit_code] { exit_code = run_compare(*a); });
 }
 
 }  // namespace
@@ -155,9 +237,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->allow_extra_args(false)
       ->check(CLI::IsMember({"swa", "c4a", "c128a"}))
       ->capture_default_str();
-  add_shape_options(command, a->options);
+  add_shape_options(command, *a);
   command->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")->capture_default_str();
-  command->add_option("--index-dtype", a->index_dtype, "Index rows")->check(CLI::IsMember({"fp8", "mxfp4"}))->capture_default_str();
+  command->add_option("--index-dtype", a->index_dtype, "Index rows: fp8, mxfp4, or the end of another index_ format's name")->capture_default_str();
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
   command->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")->allow_extra_args(false);
   command->add_option("--only", a->only, "Measure decode or prefill alone")->check(CLI::IsMember({"decode", "prefill"}));
@@ -165,13 +247,24 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"wall", "cpu"}))
       ->capture_default_str();
   command->add_option("--format", a->format, "What to write")->check(CLI::IsMember({"table", "csv", "json"}))->capture_default_str();
+  command->add_flag("--json", a->json, "The same as --format json");
+  command->add_flag("--csv", a->csv, "The same as --format csv");
   command->add_option("--output", a->output, "Write to this file instead of stdout");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
-  command->footer("WHAT:\n  " + groups +
-                  "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
-                  "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
-                  "Exit status: 0 measured, 2 wrong usage.");
-  command->callback([a, &exit_code] { exit_code = run_bench(*a); });
+  command->footer(
+      "WHAT:\n  " + groups +
+      "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
+      "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
+      "--device cuda: the groups attention, indexer, ops, projection, layer; times are those of CUDA graph replays after a sweep of L2, some "
+      "results of each cell are recomputed.\n"
+      "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
+  add_compare_command(command, exit_code);
+  add_serve_command(command, exit_code);
+  command->callback([a, command, &exit_code] {
+    if (!command->get_subcommands().empty()) return;
+    if (a->device == "cuda") use_gpu_defaults(*command, a->options);
+    exit_code = run_bench(*a);
+  });
 }
 
 }  // namespace smla

@@ -12,8 +12,6 @@ namespace smla {
 
 namespace {
 
-constexpr double kVoidDrift = 0.05;  // ceilings that moved more say that the machine was not the same throughout
-
 /// A row's derived numbers.
 struct Derived {
   double gflops = 0;
@@ -34,17 +32,49 @@ Derived derive(const bench::Row& row, const bench::Machine& machine) {
           .floor = bench::floor_seconds(row, machine)};
 }
 
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  std::string out = "\"";
-  for (const char c : text) out += c == '"' ? "\"\"" : std::string(1, c);
-  return out + "\"";
-}
-
 nlohmann::ordered_json machine_json(const bench::Machine& machine) {
   nlohmann::ordered_json peaks = nlohmann::ordered_json::object();
   for (const bench::Peak& peak : machine.peaks) peaks[peak.name] = peak.flops * 1e-9;
+  if (!machine.gpu.empty()) {
+    nlohmann::ordered_json bandwidths = nlohmann::ordered_json::object();
+    for (const bench::Peak& b : machine.bandwidths) bandwidths[b.name] = b.flops * 1e-9;
+    return {{"peak_gflops", peaks}, {"bandwidth_gbs", bandwidths}, {"timer_us", machine.timer * 1e6}, {"product", machine.product}};
+  }
   return {{"peak_gflops", peaks}, {"fp32_peak_gflops", machine.fp32_peak() * 1e-9}, {"read_gbs", machine.read_bandwidth * 1e-9}};
+}
+
+nlohmann::ordered_json gpu_row_json(const bench::Row& row, const bench::Machine& machine) {
+  nlohmann::ordered_json out{{"group", row.group}, {"name", row.name}, {"shape", row.shape}, {"cell", row.cell}};
+  if (!row.skipped.empty()) {
+    out["skipped"] = row.skipped;
+    return out;
+  }
+  const GpuNumbers n = gpu_numbers(row, machine);
+  out.update({{"implementation", row.implementation},
+              {"runs", row.time.runs},
+              {"median_ms", row.time.median * 1e3},
+              {"p10_ms", row.time.p10 * 1e3},
+              {"p90_ms", row.time.p90 * 1e3},
+              {"best_ms", row.time.best * 1e3},
+              {"gflop", row.flops * 1e-9},
+              {"megabytes", row.bytes * 1e-6},
+              {"gflops", n.tflops * 1e3},
+              {"gbs", n.gbs},
+              {"product_rate", row.product_rate},
+              {"traffic", row.traffic == bench::Traffic::kGather ? "gather" : "copy"},
+              {"floor_ms", n.floor * 1e3},
+              {"over_floor", n.over_floor}});
+  if (row.check.done) {
+    out["l2"] = row.check.l2;
+    out["check"] = row.check.failure.empty() ? "ok" : "WRONG: " + row.check.failure;
+  }
+  for (const auto& [name, value] : row.stages) out["stages"][name] = value;
+  if (n.peer > 0) {
+    out["peer_ms"] = n.peer * 1e3;
+    out["peer_scaled_ms"] = n.peer_scaled * 1e3;
+    if (n.ratio > 0) out["peer_ratio"] = n.ratio;
+  }
+  return out;
 }
 
 std::string spread(const bench::Timing& time) { return fmt::format("{:.4g} .. {:.4g}", time.p10 * 1e3, time.p90 * 1e3); }
@@ -55,16 +85,32 @@ bench::Machine BenchReport::ceilings() const {
   bench::Machine out = before;
   for (bench::Peak& peak : out.peaks) peak.flops = std::max(peak.flops, after.peak(peak.name));
   out.read_bandwidth = std::max(before.read_bandwidth, after.read_bandwidth);
+  for (bench::Peak& b : out.bandwidths) b.flops = std::max(b.flops, after.bandwidth(b.name));
+  out.timer = std::min(before.timer, after.timer);
   return out;
 }
 
 double BenchReport::drift() const {
   const auto moved = [](double a, double b) { return ratio(std::abs(a - b), std::max(a, b)); };
+  if (on_gpu()) {
+    double most = 0;
+    for (const bench::Peak& p : before.peaks) most = std::max(most, moved(p.flops, after.peak(p.name)));
+    for (const bench::Peak& b : before.bandwidths) most = std::max(most, moved(b.flops, after.bandwidth(b.name)));
+    return most;
+  }
   return std::max({moved(before.fp32_peak(), after.fp32_peak()), moved(before.bf16_peak(), after.bf16_peak()),
                    moved(before.read_bandwidth, after.read_bandwidth)});
 }
 
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) out += c == '"' ? "\"\"" : std::string(1, c);
+  return out + "\"";
+}
+
 std::string bench_table(const BenchReport& report) {
+  if (report.on_gpu()) return gpu_table(report);
   const bench::Machine machine = report.ceilings();
   std::string out = fmt::format("CPU {}, {} of {} processors\n", machine.cpu, machine.threads, machine.cores);
   for (const bench::Peak& peak : machine.peaks) {
@@ -98,6 +144,7 @@ std::string bench_table(const BenchReport& report) {
 }
 
 std::string bench_csv(const BenchReport& report) {
+  if (report.on_gpu()) return gpu_csv(report);
   const bench::Machine machine = report.ceilings();
   std::string out =
       "group,name,shape,implementation,threads,runs,median_ms,p10_ms,p90_ms,best_ms,gflop,megabytes,gflops,gbs,fp32_peak_share,"
@@ -130,12 +177,26 @@ std::string bench_json(const BenchReport& report) {
   out["threads"] = machine.threads;
   out["clock"] = report.clock;
   out["model"] = report.model;
+  out["command"] = report.command;
+  if (report.on_gpu()) {
+    out["device"] = machine.gpu;
+    out["driver"] = machine.driver;
+    out["cuda"] = machine.cuda;
+  }
   out["machine"] = machine_json(machine);
   out["machine"]["before"] = machine_json(report.before);
   out["machine"]["after"] = machine_json(report.after);
   out["machine"]["drift"] = report.drift();
   out["rows"] = nlohmann::ordered_json::array();
-  for (const bench::Row& row : report.rows) {
+  if (report.on_gpu()) {
+    for (const bench::Row& row : report.rows) out["rows"].push_back(gpu_row_json(row, machine));
+    out["peers"] = nlohmann::ordered_json::array();
+    for (const PeerSummary& s : report.peer_summaries()) {
+      out["peers"].push_back(
+          {{"cells", s.cells}, {"count", s.count}, {"wrong", s.wrong}, {"geometric_mean", s.mean}, {"worst", s.worst}, {"worst_cell", s.worst_cell}});
+    }
+  }
+  for (const bench::Row& row : report.on_gpu() ? std::vector<bench::Row>{} : report.rows) {
     const Derived d = derive(row, machine);
     nlohmann::ordered_json stages = nlohmann::ordered_json::object();
     for (const auto& [stage, share] : row.stages) stages[stage] = share;
@@ -150,6 +211,7 @@ std::string bench_json(const BenchReport& report) {
                            {"best_ms", row.time.best * 1e3},
                            {"gflop", row.flops * 1e-9},
                            {"megabytes", row.bytes * 1e-6},
+                           {"bf16", row.bf16},
                            {"gflops", d.gflops},
                            {"gbs", d.gbs},
                            {"fp32_peak_share", d.peak_share},

@@ -192,6 +192,46 @@ def check_checkpoint(folder):
     run("run", "--weights", made, code=2, err="same folder")
 
 
+def gpu_report(path, speed=1.0, time_ms=0.01, **row):
+    """A report as a GPU's run would write it, its ceilings `speed` times those of the peers' run."""
+    ceilings = {"peak_gflops": {"product": 799e3 * speed, "mma": 6e5}, "bandwidth_gbs": {"copy": 4271 * speed, "gather_2": 3350, "gather_64": 3580 * speed},
+                "timer_us": 1.0, "product": "cublaslt"}
+    rows = [{"group": "attention", "name": name, "shape": "s", "cell": name, "implementation": "cuda", "runs": 9, "median_ms": time_ms, "p10_ms": time_ms,
+             "p90_ms": time_ms, "best_ms": time_ms, "gflop": 1.0, "megabytes": 35.8, "traffic": "gather", "over_floor": 1.0, "l2": 1e-3, "check": "ok", **row}
+            for name in ("decode/64/swa/1", "decode/64/swa/16")]
+    path.write_text(json.dumps({"format": "smla-bench/1", "version": "0", "date": "now", "cpu": "c", "cores": 1, "threads": 1, "clock": "wall", "model": "v4-flash",
+                                "device": "a GPU", "driver": "1", "cuda": "13.0", "machine": {"before": ceilings, "after": ceilings}, "rows": rows}))
+    return path
+
+
+def check_gpu_bench(folder):
+    """bench compare, bench serve and --device cuda, as far as they go without a GPU."""
+    problems = []
+    a, b = gpu_report(folder / "a.json"), gpu_report(folder / "b.json", time_ms=0.005)
+    run("bench", "compare", a, b, code=0, out=["2.000x", "2 rows: geometric mean 2.000x"])
+    run("bench", "compare", a, gpu_report(folder / "fast.json", speed=1.07), code=1, out=["VOID", "product"])
+    run("bench", "compare", a, gpu_report(folder / "wrong.json", check="WRONG: no"), code=0, out="WRONG: no")
+    run("bench", "compare", a, "--peers", code=0, out=["1.15x", "FlashMLA", "decode/* up to 16", "geometric mean"])
+    run("bench", "compare", folder / "fast.json", "--peers", code=1, out="VOID")
+    run("bench", "compare", a, code=2, err="one with --peers")
+    run("bench", "compare", a, b, "--peers", code=2, err="2 files")
+    run("bench", "compare", a, folder / "absent.json", code=2, err="absent.json")
+    (folder / "no.json").write_text('{"format": "other"}')
+    run("bench", "compare", a, folder / "no.json", code=2, err=["no.json", "smla-bench/1"])
+    run("bench", "compare", "--help", code=0, out=["--peers", "VOID"])
+    run("bench", "serve", "--help", code=0, out=["--requests", "TTFT"])
+    plot = subprocess.run([sys.executable, SOURCE / "tools/plot.py", a, "--text"], capture_output=True, text=True, check=False)
+    problems += [] if plot.returncode == 0 and "decode/64/swa" in plot.stdout else [f"plot: {plot.stderr}"]
+    bad = subprocess.run([sys.executable, SOURCE / "tools/plot.py", folder / "no.json"], capture_output=True, text=True, check=False)
+    problems += [] if bad.returncode == 1 and "no.json" in bad.stderr else [f"plot of a bad file: {bad.stderr}"]
+    if "GPU      none" not in run("info", code=0):
+        print("SKIP smla bench --device cuda: there is a GPU; the tests gpu.BenchGpu use it")
+        return problems
+    run("bench", "machine", "--device", "cuda", code=2, err="no GPU")
+    run("bench", "serve", code=2, err="no GPU")
+    return problems
+
+
 def check_bench(folder):
     """Tiny shapes through every group; the three formats tell the same."""
     small = ["--model", "tiny", "--batch", "1,2", "--tokens", 5, "--context", 700, "--keys", "3,200", "--prefill", 40, "--chunk", 16]
@@ -234,7 +274,10 @@ def check_bench(folder):
     run("bench", "machine", "--batch", 0, code=2, err="--batch")
     run("bench", "machine", "--format", "xml", code=2, err="--format")
     run("bench", "machine", *quick, "--output", folder / "nowhere" / "x", code=2, err="--output")
-    run("bench", "machine", "--device", "cuda", code=2, err="cuda")
+    problems += check_gpu_bench(folder)
+    run("bench", "attention", *small, *quick, "--heads", "7,8", code=2, err="--heads")
+    if json.loads(run("bench", "machine", *quick, "--json", code=0))["format"] != "smla-bench/1" or not run("bench", "machine", *quick, "--csv", code=0).startswith("group,"):
+        problems.append("--json or --csv was not heeded")
     run("bench", "attention", *small, *quick, "--impl", "sparse_attention=abacus", code=2, err="abacus")
     run("bench", "attention", *small, *quick, "--cache-dtype", "e5m2", code=2, err="e5m2")
     if problems:

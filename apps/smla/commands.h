@@ -21,6 +21,9 @@ void add_bench_command(CLI::App& app, int& exit_code);
 void add_info_command(CLI::App& app, int& exit_code);
 void add_why_command(CLI::App& app, int& exit_code);
 
+/// The program's arguments as they were typed, with blanks between them.
+const std::string& command_line();
+
 /// Writes "smla: <text>" to stderr.
 void print_error(const std::string& text);
 

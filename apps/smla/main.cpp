@@ -17,7 +17,13 @@ void print_error(const std::string& text) {
 
 namespace {
 
+std::string& typed() {
+  static std::string text;
+  return text;
+}
+
 int run_program(int argc, char** argv) {
+  for (int i = 0; i < argc; ++i) typed() += (i == 0 ? "" : " ") + std::string(argv[i]);
   CLI::App app{"SparseMLA: DeepSeek-V4 sparse attention on any machine.", "smla"};
   app.set_version_flag("--version", "smla " SMLA_VERSION);
   app.require_subcommand(1);
@@ -39,6 +45,9 @@ int run_program(int argc, char** argv) {
 }
 
 }  // namespace
+
+const std::string& command_line() { return typed(); }
+
 }  // namespace smla
 
 int main(int argc, char** argv) {

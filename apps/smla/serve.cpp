@@ -1,0 +1,144 @@
+#include "bench/serve.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench/device_machine.h"
+#include "commands.h"
+#include "ops/cuda_op.h"
+#include "serve.h"
+#include "sparsemla/error.h"
+#include "sparsemla/front_end.h"
+
+namespace smla {
+
+namespace {
+
+struct ServeArguments {
+  std::string model = "v4-flash";
+  std::string cache_dtype = "fp8_ds_mla";
+  std::string index_dtype = "fp8";
+  std::vector<std::int64_t> requests{1, 2, 4, 8, 16, 32, 64, 128};
+  std::int64_t prompt = 8192;
+  std::int64_t output = 8192;
+  std::int64_t rounds = 4;
+  std::int64_t heads = 0;
+  std::vector<std::string> implementations;
+  double min_seconds = 0.1;
+  std::string json;
+  bool quiet = false;
+};
+
+struct Line {
+  std::int64_t requests = 0;
+  bench::ServeResult result;
+};
+
+/// Sizes of decode batches to measure: powers of two up to the largest number of requests, and that.
+std::vector<std::int64_t> batches_to(std::int64_t most) {
+  std::vector<std::int64_t> out;
+  for (std::int64_t b = 1; b < most; b *= 2) out.push_back(b);
+  out.push_back(most);
+  return out;
+}
+
+std::string table_of(const ServeArguments& a, const bench::Options& options, const bench::Machine& machine, const std::vector<Line>& lines) {
+  std::string stack;
+  std::int64_t all = 0;
+  for (const auto& [ratio, layers] : bench::layers_by_ratio(options.model)) {
+    stack += fmt::format("{}{} {}", stack.empty() ? "" : ", ", layers, bench::kind_name(ratio));
+    all += layers;
+  }
+  std::string out = fmt::format("GPU {}, driver {}, CUDA {}\n", machine.gpu, machine.driver, machine.cuda);
+  out += fmt::format("attention of {}: {} layers ({}), {} cache rows, index_{}\n", a.model, all, stack, a.cache_dtype, a.index_dtype);
+  out += fmt::format(
+      "{} prompt and {} output tokens; all requests come at once, then another whenever one is done, {} times as many in all. One layer of each kind "
+      "is\n"
+      "measured from hidden states to hidden states and multiplied by its layers; nothing else of a model is in these times.\n\n",
+      a.prompt, a.output, a.rounds);
+  out += "| requests | mean TPOT, ms | median | p99 | mean TTFT, ms | median | p99 | output tokens/s |\n|---|---|---|---|---|---|---|---|\n";
+  for (const Line& l : lines) {
+    const double tokens = static_cast<double>(l.requests * a.rounds * a.output);
+    out += fmt::format("| {} | {:.3f} | {:.3f} | {:.3f} | {:.1f} | {:.1f} | {:.1f} | {:.0f} |\n", l.requests, l.result.tpot.mean * 1e3,
+                       l.result.tpot.median * 1e3, l.result.tpot.p99 * 1e3, l.result.ttft.mean * 1e3, l.result.ttft.median * 1e3,
+                       l.result.ttft.p99 * 1e3, l.result.seconds > 0 ? tokens / l.result.seconds : 0);
+  }
+  return out;
+}
+
+std::string json_of(const ServeArguments& a, const bench::Machine& machine, const std::vector<Line>& lines, const std::vector<bench::Row>& rows) {
+  const auto spread = [](const bench::Spread& s) {
+    return nlohmann::ordered_json{{"mean_ms", s.mean * 1e3}, {"median_ms", s.median * 1e3}, {"p99_ms", s.p99 * 1e3}};
+  };
+  nlohmann::ordered_json out{{"format", "smla-serve/1"}, {"command", command_line()}, {"model", a.model},   {"device", machine.gpu},
+                             {"driver", machine.driver}, {"cuda", machine.cuda},      {"prompt", a.prompt}, {"output", a.output}};
+  out["loads"] = nlohmann::ordered_json::array();
+  for (const Line& l : lines) out["loads"].push_back({{"requests", l.requests}, {"tpot", spread(l.result.tpot)}, {"ttft", spread(l.result.ttft)}});
+  out["layers"] = nlohmann::ordered_json::array();
+  for (const bench::Row& row : rows) out["layers"].push_back({{"name", row.name}, {"shape", row.shape}, {"median_ms", row.time.median * 1e3}});
+  return out.dump(2) + "\n";
+}
+
+int run_serve(const ServeArguments& a) {
+  if (const std::string refusal = needs_gpu(); !refusal.empty()) throw Unsupported("bench serve: " + refusal);
+  bench::Options options;
+  options.model = load_model_config(a.model);
+  options.rows = &cache_rows(FrontEnd::kFlashMla, a.cache_dtype);
+  options.index_rows = &row_format("index_" + a.index_dtype);
+  options.device = DeviceKind::kCuda;
+  options.heads = a.heads;
+  options.measure.min_seconds = a.min_seconds;
+  options.measure.min_runs = 40;
+  options.implementations = bench::implementations_of(a.implementations);
+  const bench::Machine machine = bench::gpu_identity();
+  std::vector<bench::Row> rows;
+  const auto emit = [&](const bench::Row& row) {
+    rows.push_back(row);
+    if (!a.quiet) fmt::print(stderr, "smla bench serve: {} ({}): {:.4g} us\n", row.name, row.shape, row.time.median * 1e6);
+  };
+  const bench::StackTimes times = bench::measure_stack(options, batches_to(*std::ranges::max_element(a.requests)), a.prompt, a.output, emit);
+  std::vector<Line> lines;
+  for (const std::int64_t n : a.requests) {
+    lines.push_back(
+        {.requests = n, .result = bench::simulate(times, {.concurrent = n, .total = n * a.rounds, .prompt = a.prompt, .output = a.output})});
+  }
+  fmt::print("{}", table_of(a, options, machine, lines));
+  if (a.json.empty()) return kExitPass;
+  std::ofstream file(a.json, std::ios::binary);
+  file << json_of(a, machine, lines, rows);
+  file.flush();
+  if (!file) throw IoError("--json: " + a.json + " could not be written");
+  return kExitPass;
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App* bench, int& exit_code) {
+  auto a = std::make_shared<ServeArguments>();
+  CLI::App* command = bench->add_subcommand("serve", "The attention share of serving: TPOT and TTFT of a model's whole attention stack on a GPU");
+  const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 24);
+  command->add_option("--model", a->model, "Preset or a config.json")->capture_default_str();
+  command->add_option("--requests", a->requests, "Concurrent requests")->delimiter(',')->allow_extra_args(false)->check(count)->capture_default_str();
+  command->add_option("--prompt", a->prompt, "Tokens of a prompt, one step")->check(count)->capture_default_str();
+  command->add_option("--output-tokens", a->output, "Tokens that each request is given")->check(count)->capture_default_str();
+  command->add_option("--rounds", a->rounds, "Requests in all, times the concurrent ones")->check(CLI::Range(1, 1000))->capture_default_str();
+  command->add_option("--heads", a->heads, "Heads of a tensor-parallel rank; 0: the model's")->check(CLI::Range(0, 128))->capture_default_str();
+  command->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")->capture_default_str();
+  command->add_option("--index-dtype", a->index_dtype, "Index rows")->capture_default_str();
+  command->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")->allow_extra_args(false);
+  command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+  command->add_option("--json", a->json, "Write the results to this file as well");
+  command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
+  command->footer(
+      "Layers are measured by kind at several lengths, in between times are interpolated; a schedule with whole prompts before decodes is then "
+      "played\n"
+      "through. Window-only layers are measured once a batch size. Exit status: 0 measured, 2 wrong usage or no GPU.");
+  command->callback([a, &exit_code] { exit_code = run_serve(*a); });
+}
+
+}  // namespace smla

@@ -1,0 +1,270 @@
+#include "bench/device_layer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <memory>
+#include <numeric>
+
+#include "bench/device_inputs.h"
+#include "bench/inputs.h"
+#include "engine/synthetic.h"
+#include "layer/weight_names.h"
+
+// One attention layer with random weights on a GPU, hidden states in, hidden states out. Plans and step metadata are made once a step for all layers, so
+// they are not part of a layer's time. Caches lie one after the other, each group of them with blocks of its own in random order, and only the blocks
+// that a step can touch exist.
+
+namespace smla::bench {
+
+namespace {
+
+constexpr double kMemoryShare = 0.8;
+constexpr std::int64_t kSteps = 4;  // positions in turn: a C4A layer closes a group every fourth token
+constexpr std::array<std::int64_t, 9> kBatches{1, 2, 4, 8, 16, 32, 64, 128, 256};
+constexpr std::array<std::int64_t, 4> kContexts{8192, 32768, 131072, 1048576};
+constexpr std::array<std::int64_t, 5> kPrompts{512, 1024, 2048, 4096, 8192};
+
+LayerOptions layer_options(const Options& options) {
+  LayerOptions out;
+  out.device = DeviceKind::kCuda;
+  out.caches = {.rows = options.rows, .index = options.index_rows, .kv_scale = 1.0F / 256};
+  if (options.rows->scale == ScaleKind::kPerTensor) {
+    out.q = DType::kE4M3;
+    out.q_scale = 1.0F / 64;
+  }
+  out.implementations = options.implementations;
+  return out;
+}
+
+/// Table columns of a group that a request of `length` positions needs when its last `tokens` are computed now.
+std::pair<std::int64_t, std::int64_t> live_columns(const CacheGroup& group, std::int64_t length, std::int64_t tokens) {
+  const std::int64_t end = (length + group.block_tokens - 1) / group.block_tokens;
+  return {group.first_kept(length - tokens) / group.block_tokens, end};
+}
+
+template <class T>
+DeviceTensor device_copy(const std::vector<T>& values) {
+  return DeviceTensor::copy_of(DeviceKind::kCuda, ConstTensorView(values.data(), dtype_of<T>, {static_cast<std::int64_t>(values.size())}));
+}
+
+}  // namespace
+
+/// The caches of one cache group of a layer and the blocks in them.
+struct LayerRun::GroupCaches {
+  std::int64_t first_column = 0;
+  std::int64_t columns = 0;  ///< live ones of a request
+  std::deque<DeviceCache> caches;
+};
+
+/// One step, ready to run.
+struct LayerRun::Step {
+  std::vector<std::int32_t> host_starts;
+  std::vector<std::int32_t> host_lens;
+  DeviceTensor starts;
+  DeviceTensor lens;
+  DeviceTensor positions;
+  std::vector<DeviceTensor> tables;
+  std::unique_ptr<StepMetadata> metadata;
+  std::optional<LayerPlan> plan;
+  DeviceTensor hidden;
+};
+
+LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads) {
+  Options whole = options;
+  whole.heads = 0;
+  LayerConfig config = layer_of_ratio(whole, ratio);
+  if (heads > 0 && heads != config.num_heads) {
+    // A rank of a tensor-parallel model has its share of the groups of the output projection too.
+    if (config.num_heads % heads == 0) config.o_groups = std::max<std::int64_t>(1, config.o_groups * heads / config.num_heads);
+    config.num_heads = heads;
+  }
+  return config;
+}
+
+LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions) : config(config_in) {
+  OwnedLayerWeights weights = random_weights(config, 1);
+  views = weights.views;
+  visit_weights(config, views, [&](std::string_view, ConstTensorView& view) {
+    storage_.push_back(DeviceTensor::copy_of(DeviceKind::kCuda, view));
+    view = std::as_const(storage_.back()).view();
+  });
+  const std::vector<float> table = rope_table(config.rope, positions);
+  rope_ = DeviceTensor::copy_of(DeviceKind::kCuda, ConstTensorView(table.data(), DType::kF32, {positions, config.rope_head_dim}));
+  layer.emplace(config, views, layer_options(options), std::as_const(rope_).view());
+}
+
+double LayerRun::bytes_of(const Options& options, const LayerConfig& config, const LayerShape& shape) {
+  const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
+  double bytes = 0;
+  for (const CacheGroup& group : layout.groups) {
+    const auto [begin, end] = live_columns(group, shape.length, shape.tokens + kSteps);
+    for (const LayerCache& cache : group.caches) {
+      bytes += static_cast<double>(DeviceCache::bytes_of(*cache.format, shape.requests * (end - begin), cache.block_size));
+    }
+  }
+  // Tables, window and index rows of the steps; activations are a few times the hidden states.
+  const std::int64_t tokens = shape.requests * shape.tokens;
+  bytes += static_cast<double>(kSteps * shape.requests * (shape.length / 4 + 1024) * 4);
+  return bytes + static_cast<double>(kSteps * tokens) * (2.0 * static_cast<double>(config.hidden_size) + 4096) +
+         8.0 * static_cast<double>(tokens * config.num_heads * config.head_dim);
+}
+
+LayerRun::~LayerRun() = default;
+
+LayerRun::LayerRun(const Options& options, const LayerOnGpu& layer, const LayerShape& shape, const DeviceTimer& timer)
+    : layer_(layer), shape_(shape), stream_(timer.stream()) {
+  const LayerConfig& config = layer.config;
+  const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
+  std::uint64_t seed = 20;
+  for (const CacheGroup& group : layout.groups) {
+    GroupCaches& made = groups_.emplace_back();
+    const auto [begin, end] = live_columns(group, shape.length, shape.tokens + kSteps);
+    made.first_column = begin;
+    made.columns = end - begin;
+    for (const LayerCache& c : group.caches) {
+      PagedCache cache = made.caches.emplace_back(*c.format, shape.requests * made.columns, c.block_size, ++seed, stream_).cache();
+      if (c.format->scale == ScaleKind::kPerTensor) cache.scale = layout.kv_scale;
+      switch (c.role) {
+        case CacheRole::kWindow: caches_.window = cache; break;
+        case CacheRole::kCompressed: caches_.compressed = cache; break;
+        case CacheRole::kIndex: caches_.index = cache; break;
+        case CacheRole::kState: caches_.state = cache; break;
+        case CacheRole::kIndexState: caches_.index_state = cache; break;
+      }
+    }
+  }
+  std::size_t workspace = 0;
+  for (std::int64_t i = 0; i < (shape.prefill ? 2 : kSteps); ++i) {
+    make_step(layout, i);
+    workspace = std::max(workspace, steps_.back()->plan->workspace_bytes());
+  }
+  workspace_ = DeviceMemory(DeviceKind::kCuda, workspace, false);
+  output_ = DeviceTensor(DeviceKind::kCuda, DType::kBF16, {shape.requests * shape.tokens, config.hidden_size});
+  synchronize(DeviceKind::kCuda, stream_);
+}
+
+void LayerRun::make_step(const KvLayout& layout, std::int64_t index) {
+  const LayerConfig& config = layer_.config;
+  const std::int64_t requests = shape_.requests;
+  const std::int64_t tokens = shape_.tokens;
+  // Decodes: the last of the steps ends at the context's end.
+  const std::int64_t length = shape_.prefill ? shape_.length : shape_.length - (kSteps - 1) + index;
+  Step& step = *steps_.emplace_back(std::make_unique<Step>());
+  std::vector<std::int64_t> positions;
+  for (std::int64_t r = 0; r <= requests; ++r) step.host_starts.push_back(static_cast<std::int32_t>(r * tokens));
+  for (std::int64_t r = 0; r < requests; ++r) {
+    step.host_lens.push_back(static_cast<std::int32_t>(length));
+    for (std::int64_t t = 0; t < tokens; ++t) positions.push_back(length - tokens + t);
+  }
+  step.starts = device_copy(step.host_starts);
+  step.lens = device_copy(step.host_lens);
+  step.positions = device_copy(positions);
+  StepBatch batch{.query_start_loc = step.starts.view(),
+                  .seq_lens = step.lens.view(),
+                  .positions = step.positions.view(),
+                  .block_tables = {},
+                  .max_seq_len = shape_.length,
+                  .decode_threshold = shape_.prefill ? 1 : tokens,
+                  .host_query_start_loc = step.host_starts,
+                  .host_seq_lens = step.host_lens};
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const GroupCaches& group = groups_[g];
+    const std::int64_t blocks = requests * group.columns;
+    const HostTensor order = random_choices(1, blocks, blocks, 40 + static_cast<std::uint64_t>(index));
+    HostTensor table(DType::kI32, {requests, group.first_column + group.columns});
+    std::fill_n(table.as<std::int32_t>(), table.numel(), -1);
+    for (std::int64_t r = 0; r < requests; ++r) {
+      std::copy_n(order.as<std::int32_t>() + r * group.columns, group.columns, table.as<std::int32_t>() + r * table.size(1) + group.first_column);
+    }
+    step.tables.push_back(DeviceTensor::copy_of(DeviceKind::kCuda, std::as_const(table).view()));
+  }
+  for (const DeviceTensor& table : step.tables) batch.block_tables.push_back(table.view());
+  step.metadata = std::make_unique<StepMetadata>(layout, std::span(&config, 1), FrontEnd::kFlashMla, DeviceKind::kCuda);
+  step.metadata->build(batch, stream_);
+  step.plan = layer_.layer->plan(step.metadata->shape(), caches_);
+  // Variance 1, as a normed hidden state has.
+  step.hidden = device_numbers(DType::kBF16, {requests * tokens, config.hidden_size}, 60 + static_cast<std::uint64_t>(index), 1.732F, stream_);
+}
+
+std::string LayerRun::implementation() const { return steps_[0]->plan->describe(); }
+
+std::vector<std::function<void()>> LayerRun::calls() {
+  std::vector<std::function<void()>> out;
+  for (const std::unique_ptr<Step>& made : steps_) {
+    out.emplace_back([this, step = made.get()] {
+      layer_.layer->forward(*step->plan, step->metadata->layer(0), caches_, std::as_const(step->hidden).view(), output_.view(),
+                            {.data = workspace_.data(), .bytes = workspace_.bytes()}, stream_);
+    });
+  }
+  return out;
+}
+
+Check LayerRun::check(const std::function<void()>& replay) {
+  fill_bytes(DeviceKind::kCuda, output_.data(), 0xFF, output_.bytes(), stream_);
+  replay();
+  const std::int64_t bad = gpu_count_nan(std::as_const(output_).view(), stream_);
+  Check out;
+  if (bad > 0) out = {.done = true, .l2 = 0, .failure = fmt::format("{} outputs are NaN or were not written", bad)};
+  return out;
+}
+
+Row measure_layer(const Options& options, const LayerOnGpu& layer, const LayerShape& shape, const DeviceTimer& timer) {
+  Row row;
+  row.group = "layer";
+  row.name = fmt::format("{} {}", kind_name(layer.config.compress_ratio), shape.prefill ? "prefill" : "decode");
+  row.shape = shape.prefill ? fmt::format("tokens {}, ", shape.tokens) : fmt::format("requests {}, context {}, ", shape.requests, shape.length);
+  if (!shape.prefill && shape.tokens > 1) row.shape += fmt::format("next_n {}, ", shape.tokens);
+  row.shape += fmt::format("{} heads {} groups {}, {}, {}", options.model.name, layer.config.num_heads, layer.config.o_groups, options.rows->name,
+                           options.index_rows->name);
+  row.bf16 = true;
+  add_layer_floor(layer.config, options, layer.views, shape.requests, shape.length - shape.tokens, shape.tokens, row);
+  const double free = kMemoryShare * static_cast<double>(gpu_free_bytes());
+  if (const double bytes = LayerRun::bytes_of(options, layer.config, shape); bytes > free) {
+    row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
+    return row;
+  }
+  LayerRun run(options, layer, shape, timer);
+  row.implementation = run.implementation();
+  const std::vector<std::function<void()>> calls = run.calls();
+  const std::vector<GpuRecording> recordings = timer.record(calls);
+  row.time = timer.time(options.measure, recordings);
+  const GpuNodes nodes = gpu_count_nodes(timer.stream(), calls[0]);
+  const DeviceTimer::Replay replay = timer.measure_replay(calls[0]);
+  row.stages = {{"kernels", nodes.kernels}, {"library_kernels", nodes.library}, {"memsets", nodes.memsets},
+                {"copies", nodes.copies},   {"launch_us", replay.launch * 1e6}, {"warm_us", replay.warm * 1e6}};
+  row.check = run.check([&] { timer.replay(recordings.back()); });
+  return row;
+}
+
+void bench_device_layer(const Options& options, const Emit& emit) {
+  const auto or_grid = [](const std::vector<std::int64_t>& given, std::span<const std::int64_t> grid) {
+    return given.empty() ? std::vector<std::int64_t>(grid.begin(), grid.end()) : given;
+  };
+  const std::vector<std::int64_t> contexts = or_grid(options.contexts, kContexts);
+  const std::vector<std::int64_t> prompts = or_grid(options.prefills, kPrompts);
+  const bool decode = options.decode && wanted(options.grids, std::string("decode"));
+  const bool prefill = options.prefill && wanted(options.grids, std::string("prefill"));
+  const DeviceTimer timer;
+  for (const std::int64_t heads : or_grid(options.head_counts, std::array<std::int64_t, 1>{0})) {
+    for (const int ratio : options.ratios) {
+      const std::int64_t longest = std::max(*std::ranges::max_element(contexts), *std::ranges::max_element(prompts));
+      const LayerOnGpu layer(options, slice_of_layer(options, ratio, heads), longest);
+      for (std::size_t c = 0; decode && c < contexts.size(); ++c) {
+        if (ratio == 1 && c > 0) continue;  // a window is a window
+        for (const std::int64_t next_n : options.next_n) {
+          for (const std::int64_t batch : or_grid(options.batches, kBatches)) {
+            emit(measure_layer(options, layer, {.requests = batch, .tokens = next_n, .length = contexts[c]}, timer));
+          }
+        }
+      }
+      for (const std::int64_t length : prefill ? prompts : std::vector<std::int64_t>{}) {
+        emit(measure_layer(options, layer, {.requests = 1, .tokens = length, .length = length, .prefill = true}, timer));
+      }
+    }
+  }
+}
+
+}  // namespace smla::bench

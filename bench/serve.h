@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "bench/bench.h"
+
+namespace smla::bench {
+
+/// Seconds that the attention layers of a whole stack take, by (decoding requests, tokens behind each): measured points, straight lines between them,
+/// the nearest point outside of them.
+class StackTimes {
+ public:
+  void set(std::int64_t requests, std::int64_t context, double seconds) { points_[requests][context] = seconds; }
+  /// @throws InvalidArgument without a point.
+  double decode(double requests, double context) const;
+
+  double prefill = 0;  ///< of one whole prompt
+
+ private:
+  std::map<std::int64_t, std::map<std::int64_t, double>> points_;
+};
+
+/// How requests come: `concurrent` at once, and another whenever one is done, `total` in all.
+struct Load {
+  std::int64_t concurrent = 1;
+  std::int64_t total = 1;
+  std::int64_t prompt = 8192;
+  std::int64_t output = 8192;
+};
+
+/// Mean, median and 99th percentile by nearest rank, in seconds.
+struct Spread {
+  double mean = 0;
+  double median = 0;
+  double p99 = 0;
+};
+Spread spread_of(std::vector<double> seconds);
+
+struct ServeResult {
+  Spread ttft;         ///< from a request's arrival to its first token
+  Spread tpot;         ///< time of a further token, a request's average
+  double seconds = 0;  ///< of everything
+};
+
+/// A server whose only work is attention: one whole prompt a step and before all decodes, else a token for every running request.
+ServeResult simulate(const StackTimes& times, const Load& load);
+
+/// Layers of each compress ratio in a model's decoder stack: 43 of V4-Flash.
+std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model);
+
+/// Measures one layer of each kind at `batches` requests and contexts from `prompt` to `prompt` + `output`, and one prompt; each time is multiplied by
+/// the kind's layers in the stack. `emit` sees every row.
+StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>& batches, std::int64_t prompt, std::int64_t output,
+                         const Emit& emit);
+
+}  // namespace smla::bench

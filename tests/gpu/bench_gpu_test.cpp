@@ -1,0 +1,224 @@
+#include <algorithm>
+#include <set>
+
+#include "bench/choices.h"
+#include "bench/device_inputs.h"
+#include "bench/device_machine.h"
+#include "bench/inputs.h"
+#include "gpu/gpu_run.h"
+
+namespace smla::bench {
+namespace {
+
+using BenchGpu = test::GpuTest;
+
+const MeasureOptions kQuick{.min_seconds = 0, .min_runs = 8};
+
+std::vector<std::int32_t> slots_of(const IndexRule& rule, std::int64_t queries, std::int64_t width, const HostTensor& tables) {
+  DeviceTensor slots(DeviceKind::kCuda, DType::kI32, {queries, width});
+  const DeviceTensor device = DeviceTensor::copy_of(DeviceKind::kCuda, tables.view());
+  gpu_make_indices(slots.view(), device.view(), rule, {});
+  const HostTensor host = to_host(std::as_const(slots).view(), {});
+  return {host.as<std::int32_t>(), host.as<std::int32_t>() + host.numel()};
+}
+
+TEST_F(BenchGpu, IndicesAreTheRequestsOwnAndDistinct) {
+  const HostTensor order = random_choices(1, 6 * 5, 30, 1);
+  HostTensor tables(DType::kI32, {6, 5});
+  std::copy_n(order.as<std::int32_t>(), 30, tables.as<std::int32_t>());
+  for (const auto kind : {IndexRule::Kind::kAll, IndexRule::Kind::kSliding, IndexRule::Kind::kRandom}) {
+    IndexRule rule{.queries_of_request = 2, .entries = 37, .kind = kind, .seed = 5, .first_below = 8, .page = 8};
+    const std::int64_t width = 28;
+    const std::vector<std::int32_t> slots = slots_of(rule, 12, width, tables);
+    for (std::int64_t q = 0; q < 12; ++q) {
+      const std::set<std::int32_t> row(slots.begin() + q * width, slots.begin() + (q + 1) * width);
+      EXPECT_EQ(static_cast<std::int64_t>(row.size()), width);
+      for (std::int64_t c = 0; c < width; ++c) {
+        std::int64_t entry = c;
+        if (kind == IndexRule::Kind::kRandom) entry = Shuffle(37).at(c, mix(5, static_cast<std::uint64_t>(q)));
+        if (kind == IndexRule::Kind::kSliding) entry += static_cast<std::int64_t>(mix(5, static_cast<std::uint64_t>(q / 2)) % 8) + q % 2;
+        EXPECT_EQ(slots[static_cast<std::size_t>(q * width + c)], tables.as<std::int32_t>()[q / 2 * 5 + entry / 8] * 8 + entry % 8);
+      }
+    }
+  }
+  EXPECT_THROW(slots_of({.entries = 50, .page = 8}, 6, 10, tables), InvalidArgument) << "more entries than blocks";
+  EXPECT_THROW(slots_of({.entries = 8, .page = 8}, 6, 10, tables), InvalidArgument) << "more columns than entries";
+}
+
+TEST_F(BenchGpu, RowsAreValidAndComeBackAsTheyAre) {
+  for (const RowFormat* format : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &index_fp8_rows(), &index_mxfp4_rows()}) {
+    const DeviceCache cache(*format, 9, 2, 3, {});
+    HostTensor order(DType::kI32, {3});
+    for (int i = 0; i < 3; ++i) order.as<std::int32_t>()[i] = 17 - 8 * i;
+    const DeviceTensor slots = DeviceTensor::copy_of(DeviceKind::kCuda, std::as_const(order).view());
+    const PackedRows packed = pack_rows(cache.cache(), static_cast<const std::int32_t*>(slots.data()), 3, {});
+    HostTensor whole(DType::kU8, {9 * cache.cache().block_stride_bytes});
+    copy_bytes(DeviceKind::kCuda, whole.data(), cache.cache().base, whole.bytes());
+    synchronize(DeviceKind::kCuda);
+    const auto bytes = static_cast<std::size_t>(format->data_bytes);
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::int64_t slot = order.as<std::int32_t>()[i];
+      const std::uint8_t* block = whole.as<std::uint8_t>() + slot / 2 * cache.cache().block_stride_bytes;
+      EXPECT_TRUE(std::equal(packed.bytes.as<std::uint8_t>() + i * bytes, packed.bytes.as<std::uint8_t>() + (i + 1) * bytes,
+                             block + static_cast<std::size_t>(slot % 2) * bytes))
+          << format->name;
+    }
+  }
+}
+
+TEST_F(BenchGpu, UnwrittenNumbersAreCounted) {
+  DeviceTensor t = device_numbers(DType::kBF16, {1000}, 1, 2.0F, {});
+  EXPECT_EQ(gpu_count_nan(std::as_const(t).view(), {}), 0);
+  fill_bytes(DeviceKind::kCuda, static_cast<std::uint16_t*>(t.data()) + 990, 0xFF, 20);
+  EXPECT_EQ(gpu_count_nan(std::as_const(t).view(), {}), 10);
+}
+
+TEST_F(BenchGpu, TheTimerTellsSomethingFromNothing) {
+  const DeviceTimer timer;
+  const DeviceMemory a(DeviceKind::kCuda, std::size_t{256} << 20);
+  const DeviceMemory b(DeviceKind::kCuda, std::size_t{256} << 20);
+  const std::vector<std::function<void()>> calls{[] {}, [&] { copy_bytes(DeviceKind::kCuda, b.data(), a.data(), a.bytes(), timer.stream()); }};
+  const std::vector<GpuRecording> recordings = timer.record(calls);
+  const double nothing = timer.time(kQuick, std::span(recordings).first(1)).median;
+  const double copy = timer.time(kQuick, std::span(recordings).last(1)).median;
+  EXPECT_GT(nothing, 0);
+  EXPECT_LT(nothing, 20e-6);
+  EXPECT_GT(copy, 10 * nothing);
+  EXPECT_LT(static_cast<double>(2 * a.bytes()) / copy, 20e12) << "faster than any memory";
+}
+
+TEST_F(BenchGpu, CeilingsAreInTheirOrder) {
+  const Machine m = measure_gpu(kQuick);
+  EXPECT_GT(m.peak("product"), 1e12);
+  EXPECT_GT(m.peak("mma"), 1e12);
+  EXPECT_GT(m.bandwidth("copy"), 1e10);
+  EXPECT_GT(m.bandwidth("gather_2"), 1e10);
+  EXPECT_LT(m.bandwidth("gather_64"), 1.5 * m.bandwidth("copy"));
+  EXPECT_GT(m.timer, 0);
+  EXPECT_FALSE(m.product.empty());
+}
+
+TEST_F(BenchGpu, AttentionCellsAreRightInEveryFormat) {
+  Options options;
+  options.model = load_model_config("v4-flash");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.head_counts = {8, 64};
+  options.batches = {1, 3};
+  options.tokens = {70};
+  options.next_n = {1, 2};
+  options.layers = {"swa", "c4a_32k", "c128_32k"};
+  options.pools = {8192};
+  options.key_counts = {128, 640, 384};
+  for (const RowFormat* rows : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows()}) {
+    options.rows = rows;
+    int cells = 0;
+    bench_device_attention(options, [&](const Row& row) {
+      ++cells;
+      EXPECT_EQ(row.skipped, "");
+      EXPECT_TRUE(row.check.done) << row.name << " " << row.shape;
+      EXPECT_EQ(row.check.failure, "") << row.name << " " << row.shape;
+      EXPECT_GT(row.time.median, 0);
+      EXPECT_GE(row.time.runs, 8);
+    });
+    EXPECT_EQ(cells, 2 * (3 * 2 * 2 + 1));
+  }
+}
+
+void expect_right(const Row& row, bool checked) {
+  SCOPED_TRACE(row.group + " " + row.name + " " + row.shape);
+  EXPECT_EQ(row.skipped, "");
+  EXPECT_EQ(row.check.failure, "");
+  EXPECT_TRUE(row.check.done || !checked);
+  EXPECT_GT(row.time.median, 0);
+  EXPECT_GT(row.bytes, 0);
+}
+
+TEST_F(BenchGpu, IndexerCellsAreRightInEveryFormat) {
+  Options options;
+  options.model = load_model_config("v4-flash");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {1, 3};
+  options.tokens = {90};
+  options.next_n = {2};
+  options.pools = {600, 9000};
+  for (const RowFormat* rows : {&index_fp8_rows(), &index_mxfp4_rows()}) {
+    options.index_rows = rows;
+    bench_device_indexer(options, [&](const Row& row) { expect_right(row, true); });
+  }
+}
+
+TEST_F(BenchGpu, OpsAreRight) {
+  Options options;
+  options.model = load_model_config("v4-flash");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.tokens = {1, 5, 130, 257};
+  int rows = 0;
+  bench_device_ops(options, [&](const Row& row) {
+    ++rows;
+    expect_right(row, row.name.find("x 257") == std::string::npos);
+  });
+  EXPECT_EQ(rows, 19 * 4 + 3 * 3);
+}
+
+TEST_F(BenchGpu, ProjectionsAreRight) {
+  Options options;
+  options.model = load_model_config("v4-flash");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {1, 3};
+  options.tokens = {100};
+  int rows = 0;
+  bench_device_projection(options, [&](const Row& row) {
+    ++rows;
+    expect_right(row, true);
+  });
+  EXPECT_EQ(rows, 8 * 3);
+}
+
+TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
+  Options options;
+  options.model = load_model_config("tiny");
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {1, 3};
+  options.contexts = {700};
+  options.prefills = {130};
+  options.next_n = {1, 2};
+  for (const std::int64_t heads : {0, 4}) {
+    options.head_counts = {heads};
+    int rows = 0;
+    bench_device_layer(options, [&](const Row& row) {
+      ++rows;
+      expect_right(row, false);
+      ASSERT_EQ(row.stages.size(), 6U);
+      EXPECT_EQ(row.stages[0].first, "kernels");
+      EXPECT_GE(row.stages[0].second, 5) << row.name;
+      EXPECT_GT(row.stages[5].second, 0) << row.name;
+    });
+    EXPECT_EQ(rows, 3 * (2 * 2 + 1));
+  }
+}
+
+TEST_F(BenchGpu, NodesAreThoseOfTheCall) {
+  const OwnedStream stream(DeviceKind::kCuda);
+  DeviceTensor t(DeviceKind::kCuda, DType::kF32, {64});
+  const auto call = [&] {
+    fill_bytes(DeviceKind::kCuda, t.data(), 1, t.bytes(), stream.get());
+    gpu_random(t.view(), 1, 1, stream.get());
+    gpu_random(t.view(), 2, 1, stream.get());
+  };
+  call();
+  const GpuNodes nodes = gpu_count_nodes(stream.get(), call);
+  EXPECT_EQ(nodes.memsets, 1);
+  EXPECT_EQ(nodes.kernels, 2);
+  EXPECT_EQ(nodes.library, 0);
+  EXPECT_EQ(nodes.copies, 0);
+  ASSERT_EQ(nodes.names.size(), 1U);
+  EXPECT_EQ(nodes.names.begin()->second, 2);
+}
+
+}  // namespace
+}  // namespace smla::bench

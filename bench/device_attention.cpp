@@ -8,6 +8,7 @@
 #include "bench/device_inputs.h"
 #include "bench/device_timer.h"
 #include "bench/inputs.h"
+#include "sparsemla/error.h"
 #include "sparsemla/ops/attention.h"
 
 // Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of its request in a second cache. Each
@@ -271,7 +272,14 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
     row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
     return row;
   }
-  Bed bed(options, cell, sets, timer);
+  std::optional<Bed> made;
+  try {
+    made.emplace(options, cell, sets, timer);
+  } catch (const Unsupported& e) {
+    row.skipped = one_line(e);
+    return row;
+  }
+  Bed& bed = *made;
   row.implementation = bed.implementation();
   const std::vector<std::function<void()>> calls = bed.calls();
   const std::vector<GpuRecording> recordings = timer.record(calls);

@@ -1,3 +1,5 @@
+// Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of its request in a second cache. Each
+// cell has several sets of queries, pages and indices, and no replay finds anything of the one before. Long because its two grids share one bed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,9 +12,6 @@
 #include "bench/inputs.h"
 #include "sparsemla/error.h"
 #include "sparsemla/ops/attention.h"
-
-// Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of its request in a second cache. Each
-// cell has several sets of queries, pages and indices, and no replay finds anything of the one before.
 
 namespace smla::bench {
 

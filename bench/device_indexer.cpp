@@ -1,3 +1,5 @@
+// The C4A indexer on a GPU between its GEMMs, as a layer runs it: scores over every visible entry, and the exact selection out of them. Long because its
+// two grids share one bed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,8 +14,6 @@
 #include "sparsemla/error.h"
 #include "sparsemla/ops/indexer.h"
 #include "sparsemla/ops/topk.h"
-
-// The C4A indexer on a GPU between its GEMMs, as a layer runs it: scores over every visible entry, and the exact selection out of them.
 
 namespace smla::bench {
 

@@ -1,3 +1,5 @@
+// Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of its request in a second cache. Each
+// cell has several sets of queries, pages and indices, and no replay finds anything of the one before. Long because its two grids share one bed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,10 +10,8 @@
 #include "bench/device_inputs.h"
 #include "bench/device_timer.h"
 #include "bench/inputs.h"
+#include "sparsemla/error.h"
 #include "sparsemla/ops/attention.h"
-
-// Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of its request in a second cache. Each
-// cell has several sets of queries, pages and indices, and no replay finds anything of the one before.
 
 namespace smla::bench {
 
@@ -271,7 +271,14 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
     row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
     return row;
   }
-  Bed bed(options, cell, sets, timer);
+  std::optional<Bed> made;
+  try {
+    made.emplace(options, cell, sets, timer);
+  } catch (const Unsupported& e) {
+    row.skipped = one_line(e);
+    return row;
+  }
+  Bed& bed = *made;
   row.implementation = bed.implementation();
   const std::vector<std::function<void()>> calls = bed.calls();
   const std::vector<GpuRecording> recordings = timer.record(calls);

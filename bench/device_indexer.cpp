@@ -1,3 +1,5 @@
+// The C4A indexer on a GPU between its GEMMs, as a layer runs it: scores over every visible entry, and the exact selection out of them. Long because its
+// two grids share one bed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,10 +11,9 @@
 #include "bench/device_inputs.h"
 #include "bench/device_timer.h"
 #include "bench/inputs.h"
+#include "sparsemla/error.h"
 #include "sparsemla/ops/indexer.h"
 #include "sparsemla/ops/topk.h"
-
-// The C4A indexer on a GPU between its GEMMs, as a layer runs it: scores over every visible entry, and the exact selection out of them.
 
 namespace smla::bench {
 
@@ -229,7 +230,14 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
     row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
     return row;
   }
-  Bed bed(options, cell, sets, timer);
+  std::optional<Bed> made;
+  try {
+    made.emplace(options, cell, sets, timer);
+  } catch (const Unsupported& e) {
+    row.skipped = one_line(e);
+    return row;
+  }
+  Bed& bed = *made;
   row.implementation = fmt::format("indexer_logits {}, topk {}", bed.logits_plan->implementation(), bed.topk_plan->implementation());
   std::vector<std::function<void()>> chain;
   std::vector<std::function<void()>> alone;

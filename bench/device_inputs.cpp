@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "bench/inputs.h"
 #include "cases/tolerance.h"
@@ -13,6 +14,13 @@ namespace smla::bench {
 namespace {
 
 constexpr std::int64_t kRandomRows = 4096;
+
+/// Random valid rows of a format on the host, made once.
+const OwnedCache& rows_to_copy(const RowFormat& format) {
+  static std::map<const RowFormat*, OwnedCache> made;
+  const auto found = made.find(&format);
+  return found != made.end() ? found->second : made.emplace(&format, random_cache(format, 1, kRandomRows, 17)).first->second;
+}
 
 }  // namespace
 
@@ -37,7 +45,7 @@ HostTensor to_host(const ConstTensorView& from, Stream stream) {
 
 DeviceCache::DeviceCache(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::uint64_t seed, Stream stream)
     : memory_(DeviceKind::kCuda, static_cast<std::size_t>(bytes_of(format, blocks, block_size)), false) {
-  const OwnedCache host = random_cache(format, 1, kRandomRows, seed);
+  const OwnedCache& host = rows_to_copy(format);
   const DeviceTensor rows = DeviceTensor::copy_of(DeviceKind::kCuda, host.bytes.view());
   PagedCache source = host.cache;
   source.base = static_cast<std::uint8_t*>(rows.data());
@@ -108,6 +116,12 @@ Check check_selection(std::span<const std::int32_t> chosen, const std::vector<fl
     if (out.l2 > slack) out.failure = fmt::format("an entry with score {:.5g} was passed over for one with {:.5g}", best_left, worst_taken);
   }
   return out;
+}
+
+std::string one_line(const std::exception& error) {
+  std::string text = error.what();
+  std::ranges::replace(text, '\n', ';');
+  return text;
 }
 
 Check worse(const Check& a, const Check& b) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <exception>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "bench/bench.h"
@@ -44,6 +46,8 @@ Check check_result(const HostTensor& got, const HostTensor& want, double l2);
 /// Whether `chosen`, -1 behind its end, are the highest of `scores`: as many as there can be, each once, and none passed over that is better by more than
 /// `slack` times the largest magnitude. `l2` is by how much the worst one falls short, in the same measure.
 Check check_selection(std::span<const std::int32_t> chosen, const std::vector<float>& scores, double slack);
+/// An exception's text on one line.
+std::string one_line(const std::exception& error);
 /// The worse of two.
 Check worse(const Check& a, const Check& b);
 

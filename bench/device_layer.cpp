@@ -107,7 +107,8 @@ double LayerRun::bytes_of(const Options& options, const LayerConfig& config, con
   }
   // Tables, window and index rows of the steps; activations are a few times the hidden states.
   const std::int64_t tokens = shape.requests * shape.tokens;
-  bytes += static_cast<double>(kSteps * shape.requests * (shape.length / 4 + 1024) * 4);
+  const std::int64_t columns = shape.length / 4 + 1024;
+  bytes += static_cast<double>(kSteps * shape.requests * columns * 4);
   return bytes + static_cast<double>(kSteps * tokens) * (2.0 * static_cast<double>(config.hidden_size) + 4096) +
          8.0 * static_cast<double>(tokens * config.num_heads * config.head_dim);
 }

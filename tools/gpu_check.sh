@@ -3,6 +3,7 @@
 #   tests      every op, layer and engine test against the reference (GPU tests that are built for this machine)
 #   verify     every golden case and upstream dump through smla verify --device cuda
 #   run        smla run --device cuda: the bundled trace with graphs, checked against float64, on each front-end
+#   bench      smla bench --device cuda over a few cells of every group: whether results are right; the times mean little
 #   ptx        tests once more from compute_80 PTX alone (the program in ptx/ is compiled by the driver)
 #   small      tests once more with the shared memory of sm_86, sm_89 and sm_120 (99 KB)
 #   sanitize   compute-sanitizer's four tools over a small grid, each with a fault planted first
@@ -41,6 +42,13 @@ small_grid='*-*Twenty*:*MoreThan65535*:CallsGpu.Slots*:TopkGpu.Wide*:TopkGpu.Wid
 small_grid="$small_grid:IndexerLogitsGpu.LongContexts:IndexerLogitsGpu.RowsOfOne*:IndexerLogitsGpu.EveryNumber*:IndexerLogitsGpu.Paged*"
 small_grid="$small_grid:ProjectionGpu.Every*:AttentionGpu.Grid*:AttentionGpu.HeadsBy*:AttentionGpu.Several*:AttentionGpu.Many*:NormRopeGpu.QNormRopeInsertIsRef:NormRopeGpu.InsertRows*"
 small_grid="$small_grid:EngineGpu.Every*:EngineGpu.TheBatch*:EngineGpu.Two*:EngineGpu.APlanted*:EngineGpu.Side*:CompressorGpu.CompressStoreIsRef"
+small_grid="$small_grid:BenchGpu.*Cells*:BenchGpu.Ceilings*:BenchGpu.Layers*:BenchGpu.OpsAreRight:BenchGpu.Projections*:BenchGpu.TheTimer*"
+
+bench() {
+  "$here/smla" bench attention indexer ops projection --device cuda --heads 8,64,128 --batch 1,33 --tokens 130 --next-n 1,2 --pool 8192 --keys 128,384,640,1152 \
+    --min-time 0.01 --min-runs 8 --quiet &&
+    "$here/smla" bench layer --device cuda --model tiny --batch 1,5 --context 3000 --prefill 300 --min-time 0.01 --min-runs 8 --quiet
+}
 
 sanitize() {
   for tool in memcheck racecheck initcheck synccheck; do
@@ -66,10 +74,10 @@ sanitize() {
 for name in "$@"; do
   case $name in
     tests) part tests "$here/test_gpu" ;;
-    verify | run | sanitize) part "$name" "$name" ;;
+    verify | run | bench | sanitize) part "$name" "$name" ;;
     ptx) part ptx env CUDA_CACHE_DISABLE=1 "$here/ptx/test_gpu" ;;
     small) part small env SMLA_CUDA_SHARED_BYTES=101376 "$here/test_gpu" ;;
-    *) echo "gpu_check: got \"$name\", expected tests, verify, run, ptx, small or sanitize" >&2 && exit 2 ;;
+    *) echo "gpu_check: got \"$name\", expected tests, verify, run, bench, ptx, small or sanitize" >&2 && exit 2 ;;
   esac
 done
 [ -z "$failed" ] || echo "FAILED:$failed"

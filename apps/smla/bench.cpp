@@ -230,6 +230,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Measure ops and layers against this machine's own ceilings");
   std::string groups = "machine     the ceilings alone: fp32 and bf16 arithmetic, reading memory; they come with every run\n";
   for (const bench::Group& group : bench::groups()) groups += fmt::format("  {:<11} {}\n", group.name, group.help);
+  std::string device_groups =
+      "machine     the ceilings alone: a bf16 product, copying, gathering rows, mma.sync, the timer; they come with every run\n";
+  for (const bench::Group& group : bench::device_groups()) device_groups += fmt::format("  {:<11} {}\n", group.name, group.help);
   command->add_option("WHAT", a->what, "What to measure, see below (default: everything)");
   command->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json")->capture_default_str();
   command->add_option("--kind", a->kinds, "Layer kinds")
@@ -251,13 +254,11 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_flag("--csv", a->csv, "The same as --format csv");
   command->add_option("--output", a->output, "Write to this file instead of stdout");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
-  command->footer(
-      "WHAT:\n  " + groups +
-      "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
-      "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
-      "--device cuda: the groups attention, indexer, ops, projection, layer; times are those of CUDA graph replays after a sweep of L2, some "
-      "results of each cell are recomputed.\n"
-      "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
+  command->footer("WHAT:\n  " + groups + "\nWHAT with --device cuda:\n  " + device_groups +
+                  "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
+                  "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
+                  "--device cuda: times are those of CUDA graph replays after a sweep of L2; some results of each cell are computed again.\n"
+                  "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
   add_compare_command(command, exit_code);
   add_serve_command(command, exit_code);
   command->callback([a, command, &exit_code] {

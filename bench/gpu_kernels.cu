@@ -61,13 +61,24 @@ __global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ WordR
     data[r] = block + row * c.data_words;
     scales[r] = block + (c.data_words << c.shift) + row * c.scale_words - c.data_words;
   }
+  // Everything is on its way before the first word is looked at.
+  constexpr int kAtOnce = 3;
   unsigned long long bits = 0;
-  for (int w = lane; w < words; w += 32) {
-    unsigned long long v[kRows];
+  for (int w = lane; w < words; w += 32 * kAtOnce) {
+    unsigned long long v[kRows][kAtOnce];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) v[r] = (w < c.data_words ? data[r] : scales[r])[w];
+    for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) bits = (bits ^ v[r]) * 3;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = w + 32 * i;
+        v[r][i] = at < words ? __ldg((at < c.data_words ? data[r] : scales[r]) + at) : 0;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) bits = (bits ^ v[r][i]) * 3;
+    }
   }
   pretend_to_keep(static_cast<unsigned>(bits) ^ static_cast<unsigned>(bits >> 32), never);
 }

@@ -43,7 +43,7 @@ struct AttentionTile {
 struct KeyLayout {
   int code_groups = 0;  ///< groups of 64 dims that are codes
 
-  constexpr int code_bytes() const { return (code_groups + 1) / 2 * 128; }
+  constexpr int code_bytes() const { return code_groups > 0 ? AttentionTile::kDim : 0; }
   constexpr int half_bytes() const { return (AttentionTile::kGroups - code_groups) * 2 * AttentionTile::kGroup; }
   constexpr int scale_bytes() const { return code_groups > 0 ? 2 * AttentionTile::kGroups : 0; }
   constexpr int bytes() const { return code_bytes() + half_bytes() + scale_bytes() + 1; }

@@ -63,9 +63,17 @@ __device__ inline std::uint16_t half_scale(int byte) {
 /// Whether half precision holds codes of this scale: all of them from 2^-21 to 2^1, nearly all of a group's norm from 2^-26 on.
 __device__ inline bool odd_scale(int byte) { return byte != 0 && (byte < 101 || byte > 128); }
 
-/// How the rows of a scope lie in memory.
+/// How the rows of a scope lie in memory, as a block's loop wants it.
 struct RowLayout {
   KeyLayout key;
+  const std::uint8_t* base = nullptr;
+  std::int64_t block_stride = 0;
+  std::int64_t scales = 0;       ///< from a block's beginning to its scales
+  std::uint32_t num_slots = 0;   ///< no more than an index can name
+  std::uint32_t block_size = 1;
+  int block_bits = -1;           ///< of a block size that is a power of two
+  std::uint32_t row_bytes = 0;
+  std::uint32_t scale_bytes = 0;
   bool scaled = false;   ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
   bool aligned = false;  ///< to 16 bytes, and scales to 4
 };
@@ -92,7 +100,7 @@ struct KeyBuffer {
 
   __device__ static int swizzle_codes(int key) { return (key & 1) << 2 | (key >> 1 & 3); }
   __device__ static int swizzle_halves(int key) { return key & 7; }
-  __device__ std::uint32_t codes(int key) const { return at + key * layout.code_bytes(); }
+  __device__ std::uint32_t codes(int key) const { return at + key * AttentionTile::kDim; }
   __device__ std::uint32_t halves(int key) const { return at + kTile.keys * layout.code_bytes() + key * layout.half_bytes(); }
   /// Of a key's groups, 16 bytes.
   __device__ std::uint32_t scales(int key) const {
@@ -109,47 +117,48 @@ struct RowCopy {
   static constexpr int kScales = 2;  ///< that a thread takes together
   static constexpr int kUnit = 16;  ///< bf16 numbers that one thread takes together
 
-  bool there = false;
+  int there = 0;  ///< whether the list names a row
 
   __device__ static int row() { return static_cast<int>(threadIdx.x) / kParts; }
   __device__ static int part() { return static_cast<int>(threadIdx.x) % kParts; }
 
   /// Starts copying the row of a slot, -1 for none.
-  __device__ void start(const KeyBuffer<kTile>& buffer, const device::CacheView& cache, const RowLayout& layout, std::int32_t slot) {
-    there = slot >= 0;
-    const std::uint32_t named = there ? static_cast<std::uint32_t>(slot) : 0U;
-    // A slot has 31 bits; a block longer than that holds them all.
-    const std::uint32_t block = cache.block_size > named ? 0U : named / static_cast<std::uint32_t>(cache.block_size);
-    const std::int64_t in_block = named - block * cache.block_size;
-    const std::uint8_t* base = cache.base + block * cache.block_stride;
-    const std::uint8_t* data = base + in_block * cache.data_bytes;
-    const int code_pieces = buffer.layout.code_groups * (AttentionTile::kGroup / 16);
-    const std::uint32_t codes = buffer.codes(row());
-    const int swizzle = KeyBuffer<kTile>::swizzle_codes(row());
-    const std::uint8_t* rest = data + 16 * code_pieces;
-    const std::uint8_t* scales = base + cache.block_size * cache.data_bytes + in_block * cache.scale_bytes + first_scale() / 4 * 4;
+  __device__ void start(const KeyBuffer<kTile>& buffer, const RowLayout& layout, std::int32_t slot) {
+    there = slot >= 0 ? 1 : 0;
+    const auto named = static_cast<std::uint32_t>(max(slot, 0));
+    const std::uint32_t block = layout.block_bits >= 0 ? named >> layout.block_bits : named / layout.block_size;
+    const std::uint32_t in_block = named - block * layout.block_size;
+    const std::uint8_t* base = layout.base + static_cast<std::int64_t>(block) * layout.block_stride;
+    const std::uint8_t* data = base + static_cast<std::uint64_t>(in_block) * layout.row_bytes;
+    const std::uint8_t* scales = base + layout.scales + static_cast<std::uint64_t>(in_block) * layout.scale_bytes + first_scale() / 4 * 4;
+    const int pieces = buffer.layout.code_groups * (AttentionTile::kGroup / 16) - part();
+    const std::uint8_t* from = data + 16 * part();
+    const std::uint32_t to = buffer.codes(row()) + ((part() ^ KeyBuffer<kTile>::swizzle_codes(row())) << 4);
+    const std::uint8_t* rest = data + AttentionTile::kGroup * buffer.layout.code_groups + 32 * part();
+    // Piece part() + i * kParts: with four threads a row every other one lies in the other half of its 128 bytes.
+    const auto place = [&](int i) { return kParts == 4 ? (to ^ (i % 2 * 64)) + i / 2 * 128 : to + i * 16 * kParts; };
     if (layout.aligned) {
 #pragma unroll
       for (int i = 0; i < AttentionTile::kDim / 16 / kParts; ++i) {
-        const int c = part() + i * kParts;
-        if (c < code_pieces) device::copy_async<16>(codes + ((c ^ swizzle) << 4), data + 16 * c, there);
+        if (i * kParts < pieces) device::copy_async<16>(place(i), from + 16 * kParts * i, there != 0);
       }
-      for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd) {
-        device::copy_async<16>(even, rest + 32 * unit, there);
-        device::copy_async<16>(odd, rest + 32 * unit + 16, there);
+      for_units(buffer, [&](int i, std::uint32_t even, std::uint32_t odd) {
+        device::copy_async<16>(even, rest + 32 * kParts * i, there != 0);
+        device::copy_async<16>(odd, rest + 32 * kParts * i + 16, there != 0);
       });
-      if (layout.scaled && first_scale() < AttentionTile::kGroups) device::copy_async<4>(lent(buffer), scales, there);
+      if (layout.scaled && first_scale() < AttentionTile::kGroups) device::copy_async<4>(lent(buffer), scales, there != 0);
     } else {
 #pragma unroll 1
-      for (int c = part(); c < code_pieces; c += kParts) copy_piece(codes + ((c ^ swizzle) << 4), data + 16 * c, there);
-      for_units(buffer, [&](int unit, std::uint32_t even, std::uint32_t odd) {
+      for (int i = 0; i * kParts < pieces; ++i) copy_piece(place(i), from + 16 * kParts * i, there != 0);
+      for_units(buffer, [&](int i, std::uint32_t even, std::uint32_t odd) {
 #pragma unroll 1
-        for (int half = 0; half < 2; ++half) copy_piece(half == 0 ? even : odd, rest + 32 * unit + 16 * half, there);
+        for (int half = 0; half < 2; ++half) copy_piece(half == 0 ? even : odd, rest + 32 * kParts * i + 16 * half, there != 0);
       });
       if (layout.scaled && first_scale() < AttentionTile::kGroups) {
 #pragma unroll 1
         for (int i = 0; i < 4; ++i) {
-          const std::uint32_t byte = there && first_scale() / 4 * 4 + i < cache.scale_bytes ? __ldg(scales + i) : 0U;
+          const bool inside = there != 0 && first_scale() / 4 * 4 + i < static_cast<int>(layout.scale_bytes);
+          const std::uint32_t byte = inside ? __ldg(scales + i) : 0U;
           asm volatile("st.shared.u8 [%0], %1;" ::"r"(lent(buffer) + i), "r"(byte) : "memory");
         }
       }
@@ -186,7 +195,7 @@ struct RowCopy {
       const std::uint32_t pair = scaled ? static_cast<std::uint32_t>(half_scale(high)) << 16 | half_scale(low) : kOne;
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(lent(buffer)), "r"(pair) : "memory");
     }
-    if (part() == 0) asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer.valid() + row()), "r"(there ? 1 : 0) : "memory");
+    if (part() == 0) asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer.valid() + row()), "r"(there) : "memory");
     return odd;
   }
 
@@ -195,14 +204,13 @@ struct RowCopy {
   __device__ static int first_scale() { return part() * kScales; }
   __device__ static std::uint32_t lent(const KeyBuffer<kTile>& buffer) { return buffer.scales(row()) + 2 * first_scale(); }
 
-  /// f(unit, where its even numbers will be, where its odd ones) for this thread's units of 16 bf16 numbers.
+  /// f(i, where its even numbers will be, where its odd ones) for this thread's units part() + i * kParts of 16 bf16 numbers.
   template <class F>
   __device__ void for_units(const KeyBuffer<kTile>& buffer, F&& f) const {
-    const int units = (AttentionTile::kGroups - buffer.layout.code_groups) * (AttentionTile::kGroup / kUnit);
-    const std::uint32_t halves = buffer.halves(row());
-    const int swizzle = KeyBuffer<kTile>::swizzle_halves(row());
+    const int units = (AttentionTile::kGroups - buffer.layout.code_groups) * (AttentionTile::kGroup / kUnit) - part();
+    const std::uint32_t even = buffer.halves(row()) + (((2 * part()) ^ KeyBuffer<kTile>::swizzle_halves(row())) << 4);
 #pragma unroll 1
-    for (int u = part(); u < units; u += kParts) f(u, halves + (((2 * u) ^ swizzle) << 4), halves + (((2 * u + 1) ^ swizzle) << 4));
+    for (int i = 0; i * kParts < units; ++i) f(i, even + 32 * kParts * i, (even ^ 16) + 32 * kParts * i);
   }
 };
 

@@ -1,6 +1,7 @@
 // Sparse attention on the tensor cores of any GPU from sm_80 on. A block takes a token, a tile of heads and a run of its key list; keys pass through shared
 // memory as their cache stores them, tile by tile, and are widened to half precision on their way into the products. See docs/kernels/sparse_attention.md.
 #include <array>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -104,15 +105,18 @@ struct Run {
   }
   /// Of the tile that begins at an entry.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
-  __device__ bool has(int entry) const { return entry < end && (entry < first || entry >= second); }
+  /// Whether the tile that begins at `base` has an entry.
+  __device__ bool has(int base, int entry) const { return entry < (base < second ? min(first, end) : end); }
   /// What the list says at an entry, and the slot it means: -1 for none. Apart, so that nobody waits for the first until it is needed.
-  __device__ std::int32_t listed(const TileCall& c, int entry) const {
-    const int there = has(entry) ? entry : begin;
-    const KeyList& list = c.a.keys[scope(there)];
-    return __ldg(list.indices + token * list.index_stride + (there < second ? there : there - second));
+  __device__ std::int32_t listed(const TileCall& c, int base, int row) const {
+    const bool there = has(base, base + row);
+    const int tile = there ? base : begin;
+    const int entry = there ? base + row : begin;
+    const KeyList& list = c.a.keys[scope(tile)];
+    return __ldg(list.indices + token * list.index_stride + (tile < second ? entry : entry - second));
   }
-  __device__ std::int32_t slot(const TileCall& c, int entry, std::int32_t listed) const {
-    return has(entry) && listed >= 0 && listed < c.a.keys[scope(entry)].cache.num_slots ? listed : -1;
+  __device__ std::int32_t slot(const TileCall& c, int base, int row, std::int32_t listed) const {
+    return has(base, base + row) && static_cast<std::uint32_t>(listed) < c.layout[scope(base)].num_slots ? listed : -1;
   }
 };
 
@@ -225,9 +229,10 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
   float sum = 0;
 #pragma unroll 1
   for (int entry = run.begin; entry < run.end; ++entry) {
-    const std::int32_t slot = run.slot(c, entry, run.listed(c, entry));
+    const int base = run.begin + (entry - run.begin) / kTile.keys * kTile.keys;
+    const std::int32_t slot = run.slot(c, base, entry - base, run.listed(c, base, entry - base));
     if (slot < 0) continue;
-    const device::CacheView& cache = c.a.keys[run.scope(entry)].cache;
+    const device::CacheView& cache = c.a.keys[run.scope(base)].cache;
     float score = 0;
     each([&](int d) {
       row[d] = cache.number(slot, d);
@@ -391,10 +396,10 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   };
   const auto start = [&](int base, std::int32_t listed) {
     const int scope = run.scope(base);
-    copy.start(buffer_of(base), c.a.keys[scope].cache, c.layout[scope], run.slot(c, base + RowCopy<kTile>::row(), listed));
+    copy.start(buffer_of(base), c.layout[scope], run.slot(c, base, RowCopy<kTile>::row(), listed));
     device::close_copies();
   };
-  const auto listed_at = [&](int base) { return run.listed(c, base + RowCopy<kTile>::row()); };
+  const auto listed_at = [&](int base) { return run.listed(c, base, RowCopy<kTile>::row()); };
   const Queries<kTile> queries(c, shared_at, run.token, place.first_head, place.heads<kTile>(c));
   std::int32_t listed = -1;
   if (run.begin < run.end) {
@@ -548,10 +553,19 @@ bool takes(const RowFormat& f) {
 }
 
 RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
-  return {
-      .key = key_layout(f),
-      .scaled = f.scale == ScaleKind::kUe8m0,
-      .aligned = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 && cache.scale_bytes % 4 == 0};
+  // A slot has 31 bits; a block longer than that holds them all.
+  const auto block_size = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.block_size, std::int64_t{1} << 31));
+  return {.key = key_layout(f),
+          .base = cache.base,
+          .block_stride = cache.block_stride,
+          .scales = cache.block_size * cache.data_bytes,
+          .num_slots = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.num_slots, std::int64_t{1} << 31)),
+          .block_size = block_size,
+          .block_bits = std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
+          .row_bytes = static_cast<std::uint32_t>(cache.data_bytes),
+          .scale_bytes = static_cast<std::uint32_t>(cache.scale_bytes),
+          .scaled = f.scale == ScaleKind::kUe8m0,
+          .aligned = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 && cache.scale_bytes % 4 == 0};
 }
 
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;

@@ -27,16 +27,18 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
   const int key = warp / kTile.dim_warps % kTile.key_warps * (8 * kKeyTiles) + lane / 4;
   const int head = warp / (kTile.dim_warps * kTile.key_warps) * (16 * kHeadTiles);
   const int quarter = lane % 4;
-  const std::uint32_t q_row = shared + (head + lane % 16) * kTile.row_bytes();
-  const int q_swizzle = lane & 7;
+  // Groups lie 128 bytes apart; step s of a group is at the address of its first, with 32 s exchanged.
+  const std::uint32_t q_row = shared + q_at(head + lane % 16, lane / 16);
+
+  const std::uint32_t code_row = keys.codes(key) + ((quarter ^ KeyBuffer<kTile>::swizzle_codes(lane / 4)) << 4);
 
   float sums[kHeadTiles][kKeyTiles][4] = {};
   bool lost = false;
   const auto step = [&](int group, int s, const std::uint32_t(&b)[kKeyTiles][2]) {
-    const int place = ((8 * group + 2 * s + lane / 16) ^ q_swizzle) << 4;
+    const std::uint32_t from = (q_row + 128 * group) ^ (32 * s);
     std::uint32_t q[kHeadTiles][4];
 #pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(q[h], q_row + h * 16 * kTile.row_bytes() + place);
+    for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(q[h], from + h * 16 * kTile.row_bytes());
 #pragma unroll
     for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
@@ -49,13 +51,14 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
     if (group < keys.layout.code_groups) {
       std::uint32_t codes[kKeyTiles][4];
       std::uint32_t scale[kKeyTiles];
+      const std::uint32_t from = (code_row + group / 2 * 128) ^ (group % 2 * 64);
+      const std::uint32_t scales = keys.scales(key) + 2 * group;
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
-        const int place = (4 * group + quarter) ^ KeyBuffer<kTile>::swizzle_codes(lane / 4);
-        const uint4 v = device::load_shared(keys.codes(key + 8 * j) + (place << 4));
+        const uint4 v = device::load_shared(from + 8 * j * AttentionTile::kDim);
         codes[j][0] = v.x, codes[j][1] = v.y, codes[j][2] = v.z, codes[j][3] = v.w;
         std::uint16_t bits;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(keys.scales(key + 8 * j) + 2 * group) : "memory");
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(scales + 8 * j * 2 * AttentionTile::kGroups) : "memory");
         scale[j] = bits * 0x1'0001U;
       }
 #pragma unroll
@@ -149,11 +152,11 @@ struct OutputTile {
       }
     };
     if (group < keys.layout.code_groups) {
+      const std::uint32_t code_row = keys.codes(lane % 16) + (((4 * group + lane / 16) ^ KeyBuffer<kTile>::swizzle_codes(lane % 8)) << 4);
 #pragma unroll
       for (int i = 0; i < kTile.keys / 16; ++i) {
         load_weights(i);
         // Tiles: keys 0-7 and 8-15 of a piece, then of the next.
-        const std::uint32_t row = keys.codes(16 * i + lane % 16);
         const std::uint32_t scale = keys.scales(16 * i + 2 * quarter) + 2 * group;
         const auto scales = [&](int key) {
           std::uint16_t low;
@@ -167,8 +170,7 @@ struct OutputTile {
 #pragma unroll
         for (int pair = 0; pair < kUnits / 2; ++pair) {
           std::uint32_t codes[4];
-          const int place = (4 * group + 2 * pair + lane / 16) ^ KeyBuffer<kTile>::swizzle_codes(lane % 8);
-          device::load_tiles_transposed(codes, row + (place << 4));
+          device::load_tiles_transposed(codes, (code_row ^ (32 * pair)) + 16 * i * AttentionTile::kDim);
 #pragma unroll
           for (int u = 0; u < 2; ++u) {
             std::uint32_t b[2][2];

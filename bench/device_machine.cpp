@@ -57,7 +57,7 @@ double measure_copy(const DeviceTimer& timer, const MeasureOptions& options) {
   const DeviceMemory from(DeviceKind::kCuda, kCopied, false);
   const DeviceMemory to(DeviceKind::kCuda, kCopied, false);
   fill_bytes(DeviceKind::kCuda, from.data(), 0x35, from.bytes(), timer.stream());
-  return 2.0 * kCopied / median(timer, options, {[&] { copy_bytes(DeviceKind::kCuda, to.data(), from.data(), from.bytes(), timer.stream()); }});
+  return 2.0 * kCopied / median(timer, options, {[&] { gpu_copy(to.data(), from.data(), from.bytes(), timer.stream()); }});
 }
 
 /// Every row of a cache once, in random order.

@@ -324,8 +324,8 @@ void compress(Bed& b, int ratio, int dim, const RowFormat& format, bool all) {
   const std::int64_t requests = all ? b.tokens : 1;
   const std::int64_t before = all ? window : b.tokens + window;   // states that can be read
   const std::int64_t end = (before + ratio - 1) / ratio * ratio;  // positions 0..end-1 exist; a table of all of them stays small
-  const std::int64_t closed = all ? b.tokens : std::max<std::int64_t>(b.tokens / ratio, 1);
   const std::int64_t first = all ? end - 1 : end - b.tokens;
+  const std::int64_t closed = all ? b.tokens : std::max<std::int64_t>(end / ratio - first / ratio, 1);
   const std::int64_t columns = (end + block - 1) / block;
   const HostTensor entry = random_choices(1, closed, closed, 5 + b.set);
   b.call<CompressStore>(
@@ -336,8 +336,7 @@ void compress(Bed& b, int ratio, int dim, const RowFormat& format, bool all) {
                                                       [&](std::int64_t t) {
                                                         if (all) return static_cast<std::int64_t>(entry.as<std::int32_t>()[t]);
                                                         if ((first + t + 1) % ratio != 0) return std::int64_t{-1};
-                                                        const std::int64_t which = (first + t + 1) / ratio - (first + ratio) / ratio;
-                                                        return std::int64_t{entry.as<std::int32_t>()[std::clamp<std::int64_t>(which, 0, closed - 1)]};
+                                                        return std::int64_t{entry.as<std::int32_t>()[(first + t + 1) / ratio - first / ratio - 1]};
                                                       }),
                 .block_table = b.table(requests, columns),
                 .norm_weight = b.numbers(DType::kBF16, {dim}),

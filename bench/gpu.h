@@ -58,6 +58,8 @@ GpuNodes gpu_count_nodes(Stream stream, const std::function<void()>& call);
 
 /// Reads all of it, in order, and keeps nothing.
 void gpu_sweep(const void* memory, std::size_t bytes, Stream stream);
+/// Copies memory of whole 16-byte words with a kernel: a recorded memcpy may go through a copy engine, which is slower.
+void gpu_copy(void* to, const void* from, std::size_t bytes, Stream stream);
 /// Whole rows of a cache with 8-byte records, at these slots: what reading without any arithmetic takes.
 void gpu_gather(const PagedCache& cache, const std::int32_t* slots, std::int64_t rows, Stream stream);
 /// mma.sync m16n8k16 over bf16 in registers, `rounds` rounds of every warp; returns the floating-point operations.

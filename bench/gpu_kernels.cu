@@ -36,6 +36,20 @@ __global__ void __launch_bounds__(kThreads) sweep(const uint4* memory, std::int6
   pretend_to_keep(bits, never);
 }
 
+constexpr int kCopyWords = 4;  ///< of a thread
+__global__ void __launch_bounds__(kThreads) copy(uint4* to, const uint4* from, std::int64_t words) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kThreads * kCopyWords + threadIdx.x;
+  uint4 v[kCopyWords];
+#pragma unroll
+  for (int i = 0; i < kCopyWords; ++i) {
+    if (first + i * kThreads < words) v[i] = __ldcs(from + first + i * kThreads);
+  }
+#pragma unroll
+  for (int i = 0; i < kCopyWords; ++i) {
+    if (first + i * kThreads < words) __stcs(to + first + i * kThreads, v[i]);
+  }
+}
+
 /// Rows of a cache with a power of two of them in a block, all in 8-byte words.
 struct WordRows {
   const std::uint8_t* base = nullptr;
@@ -192,6 +206,13 @@ void gpu_sweep(const void* memory, std::size_t bytes, Stream stream) {
   const auto words = static_cast<std::int64_t>(bytes / sizeof(uint4));
   sweep<<<looping_blocks(words), kThreads, 0, stream_of(stream)>>>(static_cast<const uint4*>(memory), words, kNever);
   check_launch("bench sweep");
+}
+
+void gpu_copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+  const auto words = static_cast<std::int64_t>(bytes / sizeof(uint4));
+  copy<<<blocks_for(words, std::int64_t{kThreads} * kCopyWords), kThreads, 0, stream_of(stream)>>>(static_cast<uint4*>(to),
+                                                                                                   static_cast<const uint4*>(from), words);
+  check_launch("bench copy");
 }
 
 void gpu_gather(const PagedCache& cache, const std::int32_t* slots, std::int64_t rows, Stream stream) {

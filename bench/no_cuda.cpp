@@ -17,6 +17,7 @@ void GpuRecording::launch(Stream) const { none(); }
 double GpuRecording::seconds() const { none(); }
 GpuNodes gpu_count_nodes(Stream, const std::function<void()>&) { none(); }
 void gpu_sweep(const void*, std::size_t, Stream) { none(); }
+void gpu_copy(void*, const void*, std::size_t, Stream) { none(); }
 void gpu_gather(const PagedCache&, const std::int32_t*, std::int64_t, Stream) { none(); }
 double gpu_multiply_add(std::int64_t, Stream) { none(); }
 void gpu_random(const TensorView&, std::uint64_t, float, Stream) { none(); }

@@ -99,10 +99,12 @@ struct AttentionSplit {
 };
 
 /// `fixed`: parts of kFixedPart entries whatever the call is, so that a token's bits depend on its own lists alone. Otherwise as many parts as make the
-/// call shortest, counted in keys: waves of blocks, each as long as its keys and what a block costs besides, and the merge.
+/// call shortest, counted in keys: waves of blocks, each as long as its keys and what a block costs besides, and the merge, which costs a launch and its
+/// way through L2.
 inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes, bool fixed) {
   constexpr std::int64_t kBlockCost = 96;
-  constexpr std::int64_t kMergeCost = 128;
+  constexpr std::int64_t kMergeCost = 48;
+  constexpr std::int64_t kRowsOfKey = 80;  ///< rows of sums, written and read, in the time of a key
   AttentionSplit split{.tile = attention_tile(p.heads, key_bytes(p), shared_bytes)};
   const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   std::int64_t steps = 0;
@@ -121,7 +123,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, int mul
     std::int64_t best = (blocks + slots - 1) / slots * (split.part_keys + kBlockCost);
     for (std::int64_t parts = 2; parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots; ++parts) {
       const std::int64_t part = (steps + parts - 1) / parts * tile.keys;
-      const std::int64_t cost = (blocks * parts + slots - 1) / slots * (part + kBlockCost) + kMergeCost + 2 * parts;
+      const std::int64_t cost = (blocks * parts + slots - 1) / slots * (part + kBlockCost) + kMergeCost + p.tokens * p.heads * parts / kRowsOfKey;
       if (cost >= best) continue;
       best = cost;
       split.part_keys = part;

@@ -53,7 +53,7 @@ __device__ Finish finish(const AttentionCall& c, std::int64_t head, float refere
   return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -reference))), fmaf(reference, kLn2, logf(sum))};
 }
 /// Adding 0 makes one zero of both: sums that went through the workspace have lost the sign.
-__device__ float finished(float sum, float factor) { return factor == 0 ? 0 : (sum + 0.0F) * factor; }
+__device__ float finished(float sum, float factor) { return fmaf(sum, factor, 0.0F); }
 
 __device__ uint2 bf16_of(const float4& v) {
   const auto pair = [](float x, float y) {
@@ -84,7 +84,6 @@ __device__ void store(const TileCall& c, std::int64_t at, const float4& v) {
     }
   }
 }
-__device__ float4 times(const float4& v, float f) { return make_float4(v.x * f, v.y * f, v.z * f, v.w * f); }
 __device__ float4 finished(const float4& v, float f) { return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f)); }
 
 /// A token's list, both scopes filled up to whole tiles and one behind the other: entries [begin, end) of it are this block's.
@@ -249,12 +248,12 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
   }
   if (c.parts > 1) {
     if (lane == 0) c.states[state] = make_float2(largest, sum);
-    each([&](int d) { c.sums[state * kDim + d] = sums[d]; });
+    each([&](int d) { c.sums[state * kDim + d] = sums[d] / c.unit; });
     return;
   }
   const Finish f = finish(c.a, head, largest, sum);
   if (lane == 0 && c.a.lse != nullptr) c.a.lse[run.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
-  each([&](int d) { c.a.store(run.token, head, d, finished(sums[d], f.factor)); });
+  each([&](int d) { c.a.store(run.token, head, d, f.factor == 0 ? 0 : finished(sums[d], f.factor)); });
 }
 
 /// The queries of a block, in half precision in shared memory; rows past the last head are zeros.
@@ -264,7 +263,6 @@ struct Queries {
   std::uint32_t shared;
   std::int64_t first;  ///< number of q
   int heads;
-  int piece_dims;  ///< numbers of 16 bytes
   bool codes;
 
   __device__ Queries(const TileCall& call, std::uint32_t shared_at, std::int64_t token, std::int64_t first_head, int heads_in)
@@ -272,25 +270,14 @@ struct Queries {
         shared(shared_at),
         first(token * call.a.q_stride[0] + first_head * call.a.q_stride[1]),
         heads(heads_in),
-        piece_dims(call.a.q_dtype == DType::kE4M3 ? 16 : 8),
         codes(call.a.q_dtype == DType::kE4M3) {}
 
   /// Starts copying them as they are, a group's pieces to the group's places.
   __device__ void start() const {
-    const int pieces = AttentionTile::kGroup / piece_dims;  // of a group
-    const auto* q = static_cast<const std::uint8_t*>(c.a.q);
-    const int size = codes ? 1 : 2;
-#pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x); i < kTile.heads * AttentionTile::kGroups * pieces; i += kThreads) {
-      const int in_row = i % (AttentionTile::kGroups * pieces);
-      const int head = i / (AttentionTile::kGroups * pieces);
-      const std::uint32_t to = shared + q_at(head, in_row / pieces * 8 + in_row % pieces);
-      const std::uint8_t* from = q + size * (first + head * c.a.q_stride[1] + in_row * piece_dims);
-      if (c.q_aligned) {
-        device::copy_async<16>(to, from, head < heads);
-      } else {
-        copy_piece(to, from, head < heads);
-      }
+    if (codes) {
+      start_pieces<1>();
+    } else {
+      start_pieces<2>();
     }
   }
 
@@ -335,6 +322,35 @@ struct Queries {
       }
     }
     return (unbounded & 0x8000'8000U) != 0U;
+  }
+
+ private:
+  /// With numbers of so many bytes. A thread takes the same piece of every few heads.
+  template <int kBytes>
+  __device__ void start_pieces() const {
+    constexpr int kPieces = kBytes * AttentionTile::kGroup / 16;  // of a group
+    constexpr int kRow = kPieces * AttentionTile::kGroups;
+    constexpr int kStep = kThreads / kRow;  // heads at once
+    const int piece = static_cast<int>(threadIdx.x) % kRow;
+    const int head = static_cast<int>(threadIdx.x) / kRow;
+    const int place = piece / kPieces * 8 + piece % kPieces;
+    const std::uint8_t* from = static_cast<const std::uint8_t*>(c.a.q) + kBytes * (first + head * c.a.q_stride[1]) + 16 * piece;
+    const std::int64_t step = kBytes * kStep * c.a.q_stride[1];
+    const auto each = [&](auto&& copy) {
+#pragma unroll
+      for (int i = 0; i < kTile.heads / kStep; ++i) {
+        copy(shared + q_at(head + i * kStep, place), head + i * kStep < heads);
+        from += step;
+      }
+    };
+    if (c.q_aligned) {
+      each([&](std::uint32_t to, bool there) { device::copy_async<16>(to, from, there); });
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kTile.heads / kStep; ++i, from += step) {
+        copy_piece(shared + q_at(head + i * kStep, place), from, head + i * kStep < heads);
+      }
+    }
   }
 };
 
@@ -448,31 +464,26 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
       const std::int64_t state = at.state(c);
       if (softmax.first() && row < heads) c.states[state + row] = make_float2(softmax.reference, sum);
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<float4*>(c.sums + (state + h) * kDim + column) = times(v, c.unit);
+        if (h < heads) *reinterpret_cast<float4*>(c.sums + (state + h) * kDim + column) = v;
       });
       return;
     }
     if (softmax.first() && row < heads) {
       const std::int64_t head = at.first_head + row;
       const Finish f = finish(c.a, head, softmax.reference, sum);
-      factors[row] = f.factor;
+      factors[row] = f.factor * c.unit;
       if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
     }
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
-    // As finished() of sums that went through the workspace.
-    const auto done = [&](const float4& v, float f) {
-      const auto one = [&](float x) { return fmaf(fmaf(x, c.unit, 0.0F), f, 0.0F); };
-      return make_float4(one(v.x), one(v.y), one(v.z), one(v.w));
-    };
     if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
       auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(done(v, factors[h]));
+        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(finished(v, factors[h]));
       });
     } else {
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, done(v, factors[h]));
+        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, finished(v, factors[h]));
       });
     }
   }
@@ -483,50 +494,63 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
 }
 
 constexpr int kMergeGroups = 4;
+constexpr int kMergeShared = 8;  ///< from so many parts on the groups of a block share a head's
 
-/// The parts of a head to its output: a thread for four columns of every fourth part. With one part that has keys it gives the bits that the block of that
-/// part would have given without others.
-__global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_constant__ TileCall c) {
-  __shared__ float4 others[kMergeGroups - 1][kDim / 4];
-  const std::int64_t head = blockIdx.x % c.a.out_heads;
-  const std::int64_t local = blockIdx.x / c.a.out_heads;
-  const std::int64_t token = c.first_token + local;
+/// The parts of a head to its output: a thread for four columns, and with kShare for every fourth part. With one part that has keys it gives the bits that
+/// the block of that part would have given without others.
+template <bool kShare>
+__global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_constant__ TileCall c, std::int64_t rows) {
+  __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
   const int group = static_cast<int>(threadIdx.x) / (kDim / 4);
   const int quad = static_cast<int>(threadIdx.x) % (kDim / 4);
+  const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + group;
+  const int first = kShare ? group : 0;
+  constexpr int kStep = kShare ? kMergeGroups : 1;
+  if (row >= rows) return;
+  const std::int64_t head = row % c.a.out_heads;
+  const std::int64_t local = row / c.a.out_heads;
+  const std::int64_t token = c.first_token + local;
   const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * quad;
   if (head >= c.a.heads) {
-    if (group == 0) store(c, out, make_float4(0, 0, 0, 0));
+    if (first == 0) store(c, out, make_float4(0, 0, 0, 0));
     return;
   }
-  const std::int64_t state = local * c.parts * c.a.heads + head;
+  const int parts = static_cast<int>(c.parts);
+  const float2* states = c.states + local * c.parts * c.a.heads + head;
   float reference = -INFINITY;
-  for (std::int64_t i = 0; i < c.parts; ++i) reference = fmaxf(reference, c.states[state + i * c.a.heads].x);
+#pragma unroll 4
+  for (int i = 0; i < parts; ++i) reference = fmaxf(reference, states[i * c.a.heads].x);
   const float shift = reference == -INFINITY ? 0 : reference;
   float sum = 0;
-  for (std::int64_t i = 0; i < c.parts; ++i) {
-    const float2 part = c.states[state + i * c.a.heads];
+#pragma unroll 4
+  for (int i = 0; i < parts; ++i) {
+    const float2 part = states[i * c.a.heads];
     sum = fmaf(part.y, exp2f(part.x - shift), sum);
   }
+  const float* sums = c.sums + (local * c.parts * c.a.heads + head) * kDim + 4 * quad;
   float4 total{0, 0, 0, 0};
 #pragma unroll 4
-  for (std::int64_t i = group; i < c.parts; i += kMergeGroups) {
-    const float2 part = c.states[state + i * c.a.heads];
+  for (int i = first; i < parts; i += kStep) {
+    const float2 part = states[i * c.a.heads];
     if (part.y == 0) continue;  // no key: the sums were not written
     const float weight = exp2f(part.x - shift);
-    const float4 v = *reinterpret_cast<const float4*>(c.sums + (state + i * c.a.heads) * kDim + 4 * quad);
+    const float4 v = *reinterpret_cast<const float4*>(sums + i * c.a.heads * kDim);
     total.x = fmaf(v.x, weight, total.x), total.y = fmaf(v.y, weight, total.y);
     total.z = fmaf(v.z, weight, total.z), total.w = fmaf(v.w, weight, total.w);
   }
-  if (group > 0) others[group - 1][quad] = total;
-  __syncthreads();
-  if (group > 0) return;
+  if constexpr (kShare) {
+    if (group > 0) others[group - 1][quad] = total;
+    __syncthreads();
+    if (group > 0) return;
 #pragma unroll
-  for (int g = 0; g < kMergeGroups - 1; ++g) {
-    const float4 v = others[g][quad];
-    total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
+    for (int g = 0; g < kMergeGroups - 1; ++g) {
+      const float4 v = others[g][quad];
+      total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
+    }
   }
   const Finish f = finish(c.a, head, reference, sum);
-  store(c, out, finished(total, f.factor));
+  if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // sums may be infinite
+  store(c, out, finished(total, f.factor * c.unit));
   if (quad == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
 }
 
@@ -555,17 +579,18 @@ bool takes(const RowFormat& f) {
 RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
   // A slot has 31 bits; a block longer than that holds them all.
   const auto block_size = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.block_size, std::int64_t{1} << 31));
-  return {.key = key_layout(f),
-          .base = cache.base,
-          .block_stride = cache.block_stride,
-          .scales = cache.block_size * cache.data_bytes,
-          .num_slots = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.num_slots, std::int64_t{1} << 31)),
-          .block_size = block_size,
-          .block_bits = std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
-          .row_bytes = static_cast<std::uint32_t>(cache.data_bytes),
-          .scale_bytes = static_cast<std::uint32_t>(cache.scale_bytes),
-          .scaled = f.scale == ScaleKind::kUe8m0,
-          .aligned = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 && cache.scale_bytes % 4 == 0};
+  return {
+      .key = key_layout(f),
+      .base = cache.base,
+      .block_stride = cache.block_stride,
+      .scales = cache.block_size * cache.data_bytes,
+      .num_slots = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.num_slots, std::int64_t{1} << 31)),
+      .block_size = block_size,
+      .block_bits = std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
+      .row_bytes = static_cast<std::uint32_t>(cache.data_bytes),
+      .scale_bytes = static_cast<std::uint32_t>(cache.scale_bytes),
+      .scaled = f.scale == ScaleKind::kUe8m0,
+      .aligned = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 && cache.scale_bytes % 4 == 0};
 }
 
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
@@ -629,7 +654,9 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
     kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles * split.parts, 1), stream);
     check_launch("sparse_attention attend");
     if (split.parts == 1) continue;
-    merge<<<blocks_for(tokens * c.a.out_heads, 1), kMergeGroups * kDim / 4, 0, stream>>>(c);
+    const std::int64_t rows = tokens * c.a.out_heads;
+    const bool share = split.parts >= kMergeShared;
+    (share ? merge<true> : merge<false>)<<<blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream>>>(c, rows);
     check_launch("sparse_attention merge");
   }
 }

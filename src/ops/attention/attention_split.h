@@ -50,9 +50,10 @@ struct KeyLayout {
 };
 
 /// By heads, then the best first.
-inline constexpr std::array<AttentionTile, 7> kAttentionTiles{{
+inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
     {.heads = 16, .keys = 64, .key_warps = 4, .dim_warps = 2, .resident = 2},
     {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2},
+    {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2},
     {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .resident = 2},
     {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4},
     {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},

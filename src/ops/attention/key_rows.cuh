@@ -68,10 +68,10 @@ struct RowLayout {
   KeyLayout key;
   const std::uint8_t* base = nullptr;
   std::int64_t block_stride = 0;
-  std::int64_t scales = 0;       ///< from a block's beginning to its scales
-  std::uint32_t num_slots = 0;   ///< no more than an index can name
+  std::int64_t scales = 0;      ///< from a block's beginning to its scales
+  std::uint32_t num_slots = 0;  ///< no more than an index can name
   std::uint32_t block_size = 1;
-  int block_bits = -1;           ///< of a block size that is a power of two
+  int block_bits = -1;  ///< of a block size that is a power of two
   std::uint32_t row_bytes = 0;
   std::uint32_t scale_bytes = 0;
   bool scaled = false;   ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
@@ -114,8 +114,8 @@ template <AttentionTile kTile>
 struct RowCopy {
   static constexpr int kThreads = 32 * AttentionTile::kWarps;
   static constexpr int kParts = kThreads / kTile.keys;  ///< threads of a row
-  static constexpr int kScales = 2;  ///< that a thread takes together
-  static constexpr int kUnit = 16;  ///< bf16 numbers that one thread takes together
+  static constexpr int kScales = 2;                     ///< that a thread takes together
+  static constexpr int kUnit = 16;                      ///< bf16 numbers that one thread takes together
 
   int there = 0;  ///< whether the list names a row
 

@@ -379,7 +379,7 @@ struct Place {
 /// Two blocks of 32 heads fit the shared memory of sm_90 and sm_100 only; elsewhere their registers are better spent.
 template <AttentionTile kTile>
 constexpr int resident() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1100)
   return kTile.heads == 32 ? 1 : kTile.resident;
 #else
   return kTile.resident;

@@ -1,58 +1,24 @@
 #pragma once
 
-#include <cuda_fp16.h>
-
+#include "device/halves.cuh"
 #include "device/ptx.cuh"
 #include "ops/attention/attention_call.cuh"
 #include "ops/attention/attention_split.h"
 
 namespace smla {
 
+using device::carries;
+using device::halves_of;
+using device::kCodeShift;
+using device::lost_nan;
+using device::multiply_halves;
+using device::widen_codes;
+
 // Rows of 512 numbers in shared memory, as the cache stores them: groups of 64 e4m3 codes first, then groups of 64 bf16 numbers, which become half
 // precision there. e4m3 times a power of two is exact in half precision and bf16 nearly always is; `odd` says where it is not.
 
 /// Numbers in half precision are this many times what they are, so that small ones keep their bits; those of 1,024 and more do not fit.
 constexpr float kHalfUnit = 0x1p6F;
-
-/// What the machine's e4m3 conversion leaves to the scale: before sm_89 codes are widened by shifting, to 2^-8 of their value.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-constexpr int kCodeShift = 8;
-#else
-constexpr int kCodeShift = 0;
-#endif
-
-/// Four codes to halves: 0 and 1, 2 and 3.
-__device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
-  if constexpr (kCodeShift == 0) {
-    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
-  } else {
-    const auto shift = [](std::uint32_t x) { return (x & 0x8000'8000U) | ((x >> 1) & 0x3F80'3F80U); };
-    low = shift(__byte_perm(codes, 0, 0x1404));
-    high = shift(__byte_perm(codes, 0, 0x3424));
-  }
-}
-
-/// Whether any of four codes is NaN and widen_codes makes a number of it.
-__device__ inline bool lost_nan(std::uint32_t codes) { return kCodeShift != 0 && (((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U) != 0U; }
-
-__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
-  __half2 x;
-  __half2 y;
-  memcpy(&x, &a, 4);
-  memcpy(&y, &b, 4);
-  x = __hmul2(x, y);
-  memcpy(&a, &x, 4);
-  return a;
-}
-
-__device__ inline std::uint32_t halves_of(float low, float high) {
-  const __half2 h = __floats2half2_rn(low, high);
-  std::uint32_t bits;
-  memcpy(&bits, &h, 4);
-  return bits;
-}
-/// The upper bit of a half is set where its number is infinite or NaN.
-__device__ inline std::uint32_t carries(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }
 
 /// What widened codes are multiplied with for scale 2^(byte - 127), in units of kHalfUnit. 0 stands for 0: such numbers are below 2^-118.
 __device__ inline std::uint16_t half_scale(int byte) {

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device/halves.cuh"
 #include "device/launch.cuh"
 #include "device/numbers.cuh"
+#include "device/shared_limit.h"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/indexer.h"
 
@@ -20,8 +22,9 @@ constexpr int kTile = 32;                 ///< keys of a warp at once
 constexpr int kSteps = kTensorDim / 16;   ///< products of 16 dims in a dot product
 constexpr int kGroups = kTensorDim / 32;  ///< scales of an e2m1 row
 constexpr int kMaxRows = 8;               ///< rows of a block
-constexpr int kSharedQ = 40 << 10;        ///< bytes of shared memory for the queries of a block
-constexpr int kBlocks = 2048;             ///< blocks to aim at: a few for every place of a large GPU
+constexpr int kResident = 3;              ///< blocks of a multiprocessor
+constexpr int kWaves = 2;                 ///< of them, to aim at: rows are of unequal length, but each block lays queries out anew
+constexpr int kBlocks = 2048;             ///< blocks to aim at without tensor cores
 
 /// Where entry j stands: in a row of a block of the cache, or (not paged) in row j of an array. Negative blocks do not exist.
 struct Place {
@@ -113,48 +116,54 @@ __device__ float load_float(const std::uint8_t* p, int align) {
 template <Element kElement>
 struct Codes;
 
-/// Four e4m3 codes to (b0, b2), (b1, b3), each as 2^-8 of its value: the code's bits are those of an fp16 number with another bias.
+/// Four e4m3 codes to (b0, b1), (b2, b3).
 template <>
 struct Codes<Element::kE4M3> {
   static constexpr int kWords = kTensorDim / 4;
   static constexpr int kPairs = 2;
-  static constexpr float kUnit = 0x1p16F;  ///< of a product of two
 
   /// A thread's words of a key are those of 16 bytes in each half of the row.
   __device__ static int step_of(int word) { return word / 16 * 4 + word % 4; }
   __device__ static int quarter_of(int word) { return word % 16 / 4; }
+  /// Of a product of two.
+  __device__ static float unit() { return device::kCodeShift == 0 ? 1.0F : 0x1p16F; }
 
-  __device__ static std::uint32_t nans(std::uint32_t w) { return ((w & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U; }
-  __device__ static void widen_numbers(std::uint32_t w, std::uint32_t* out) {
-    out[0] = ((w << 7) & 0x3F80'3F80U) | ((w << 8) & 0x8000'8000U);
-    out[1] = ((w >> 1) & 0x3F80'3F80U) | (w & 0x8000'8000U);
-  }
   __device__ static void add_nans(std::uint32_t w, std::uint32_t* out) {
-    const std::uint32_t n = nans(w);
-    out[0] |= ((n >> 7) & 0x0001'0001U) * 0x7E00U;
-    out[1] |= ((n >> 15) & 0x0001'0001U) * 0x7E00U;
+    const std::uint32_t n = device::lost_nans(w);
+    const auto pair = [](std::uint32_t two) { return ((two >> 7 & 1U) | (two >> 15 & 1U) << 16) * 0x7E00U; };
+    out[0] |= pair(n), out[1] |= pair(n >> 16);
   }
   __device__ static void widen(std::uint32_t w, std::uint32_t* out) {
-    widen_numbers(w, out);
-    add_nans(w, out);
+    device::widen_codes(w, out[0], out[1]);
+    if constexpr (device::kCodeShift != 0) add_nans(w, out);
   }
-  /// The thread's share of a key, [step][register].
-  __device__ static void load(const std::uint8_t* row, int align, int quarter, std::uint32_t (&out)[2 * kSteps]) {
-    std::uint32_t w[kSteps];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 four = load_four(row + 64 * half + 16 * quarter, align);
-      w[4 * half] = four.x, w[4 * half + 1] = four.y, w[4 * half + 2] = four.z, w[4 * half + 3] = four.w;
-    }
+
+  /// A thread's share of a key as it is stored, and [step][register].
+  struct Raw {
+    uint4 four[2];
+  };
+  __device__ static Raw fetch(const std::uint8_t* row, int align, int quarter) {
+    return {{load_four(row + 16 * quarter, align), load_four(row + 64 + 16 * quarter, align)}};
+  }
+  __device__ static void widen(const Raw& raw, std::uint32_t (&out)[2 * kSteps]) {
     std::uint32_t found = 0;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      widen_numbers(w[i], out + 2 * i);
-      found |= nans(w[i]);
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t w[4] = {raw.four[half].x, raw.four[half].y, raw.four[half].z, raw.four[half].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        device::widen_codes(w[i], out[8 * half + 2 * i], out[8 * half + 2 * i + 1]);
+        found |= device::lost_nans(w[i]);
+      }
     }
+    if constexpr (device::kCodeShift == 0) return;
     if (found == 0) return;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) add_nans(w[i], out + 2 * i);
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t w[4] = {raw.four[half].x, raw.four[half].y, raw.four[half].z, raw.four[half].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) add_nans(w[i], out + 8 * half + 2 * i);
+    }
   }
 };
 
@@ -163,7 +172,6 @@ template <>
 struct Codes<Element::kE2M1> {
   static constexpr int kWords = kTensorDim / 8;
   static constexpr int kPairs = 4;
-  static constexpr float kUnit = 1.0F;
 
   /// Two products are one group of 32 dims, 16 bytes; a thread has a word of each group.
   __device__ static int step_of(int word) { return word / 4 * 2; }
@@ -177,12 +185,20 @@ struct Codes<Element::kE2M1> {
       asm("mul.f16x2 %0, %1, %2;" : "=r"(out[i]) : "r"(bits), "r"(0x7400'7400U));  // of 2^-14 of the value: times 2^14
     }
   }
-  __device__ static void load(const std::uint8_t* row, int /*align*/, int quarter, std::uint32_t (&out)[2 * kSteps]) {
-    std::uint32_t w[kGroups];
+  __device__ static float unit() { return 1.0F; }
+
+  struct Raw {
+    std::uint32_t word[kGroups];
+  };
+  __device__ static Raw fetch(const std::uint8_t* row, int /*align*/, int quarter) {
+    Raw raw;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) w[g] = load_word(row + 16 * g + 4 * quarter);
+    for (int g = 0; g < kGroups; ++g) raw.word[g] = load_word(row + 16 * g + 4 * quarter);
+    return raw;
+  }
+  __device__ static void widen(const Raw& raw, std::uint32_t (&out)[2 * kSteps]) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) widen(w[g], out + 4 * g);
+    for (int g = 0; g < kGroups; ++g) widen(raw.word[g], out + 4 * g);
   }
 };
 
@@ -209,16 +225,27 @@ struct SharedQ {
   template <Element kElement>
   __device__ void fill(const Call& c, std::int64_t row, int sixteens) const {
     using C = Codes<kElement>;
-    for (int i = static_cast<int>(threadIdx.x); i < 16 * sixteens * C::kWords; i += kThreads) {
-      const int head = i / C::kWords;
-      const int word = i % C::kWords;
-      std::uint32_t pairs[C::kPairs];
-      C::widen(head < c.heads ? load_word(c.q + row * c.q_stride[0] + head * c.q_stride[1] + 4 * word) : 0U, pairs);
+    constexpr int kAtOnce = 8;  // on their way together
+    for (int base = static_cast<int>(threadIdx.x); base < 16 * sixteens * C::kWords; base += kAtOnce * kThreads) {
+      std::uint32_t words[kAtOnce];
 #pragma unroll
-      for (int p = 0; p < C::kPairs; ++p) {
-        const int step = C::step_of(word) + p / 2;
-        const int lane = head % 8 * 4 + C::quarter_of(word);
-        fragments[((head / 16 * kSteps + step) * 32 + lane) * 4 + head % 16 / 8 + p % 2 * 2] = pairs[p];
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int head = (base + k * kThreads) / C::kWords;
+        words[k] = head < c.heads ? load_word(c.q + row * c.q_stride[0] + head * c.q_stride[1] + 4 * ((base + k * kThreads) % C::kWords)) : 0U;
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int head = (base + k * kThreads) / C::kWords;
+        const int word = (base + k * kThreads) % C::kWords;
+        if (head >= 16 * sixteens) break;
+        std::uint32_t pairs[C::kPairs];
+        C::widen(words[k], pairs);
+#pragma unroll
+        for (int p = 0; p < C::kPairs; ++p) {
+          const int step = C::step_of(word) + p / 2;
+          const int lane = head % 8 * 4 + C::quarter_of(word);
+          fragments[((head / 16 * kSteps + step) * 32 + lane) * 4 + head % 16 / 8 + p % 2 * 2] = pairs[p];
+        }
       }
     }
     for (int head = static_cast<int>(threadIdx.x); head < 16 * sixteens; head += kThreads) {
@@ -311,7 +338,7 @@ __device__ float score_tile(const SharedQ& q, int sixteens, const std::uint32_t 
 
 /// A block has up to kMaxRows rows and every parts-th run of kWarps tiles; a warp has a tile. Rows of one request share the keys that are loaded.
 template <Element kElement>
-__global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? 4 : 2) score_tensor(const __grid_constant__ Call c) {
+__global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? kResident : 2) score_tensor(const __grid_constant__ Call c) {
   using C = Codes<kElement>;
   constexpr bool kScaled = kElement == Element::kE2M1;
   extern __shared__ uint4 memory[];
@@ -350,38 +377,45 @@ __global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? 4 : 2) 
     for (next_request = r + 1; next_request < rows && requests[next_request] == requests[r]; ++next_request)
       last = max(last, spans[next_request].end);
     std::int64_t j = (block_tile + warp) * kTile + key_of(lane);
-    Place next = j < last ? c.keys.find(requests[r], j) : Place{};
-    for (std::int64_t base = (block_tile + warp) * kTile; base < last; base += hop, j += hop) {
-      const Place place = next;
-      next = j + hop < last ? c.keys.find(requests[r], j + hop) : Place{};
-
-      float scale = 1.0F;
-      if constexpr (kScaled) {
-        const std::uint32_t bytes = place.block < 0 ? 0U : load_word(c.keys.scales_at(place));
-        __syncwarp();
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) key_scales[kTile * g + key_of(lane)] = device::from_ue8m0(static_cast<std::uint8_t>(bytes >> (8 * g)));
-        __syncwarp();
-      } else {
-        if (place.block >= 0) scale = __uint_as_float(load_word(c.keys.scales_at(place)));
-      }
-      std::uint32_t keys[4][2 * kSteps];
+    const auto find = [&](std::int64_t at) { return at < last ? c.keys.find(requests[r], at) : Place{}; };
+    Place place = find(j);
+    Place next = find(j + hop);
+    std::uint32_t scale_bits = 0;
+    typename C::Raw raw[4];
+    // A tile's keys are on their way while the one before is computed.
+    const auto fetch = [&](Place of) {
+      scale_bits = of.block < 0 ? 0U : load_word(c.keys.scales_at(of));
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         Place from;
-        from.block = __shfl_sync(0xFFFF'FFFFU, place.block, lane_of(8 * t + lane / 4));
-        from.offset = __shfl_sync(0xFFFF'FFFFU, place.offset, lane_of(8 * t + lane / 4));
-        if (from.block >= 0) {
-          C::load(c.keys.data_at(from), c.keys.data_align, lane % 4, keys[t]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < 2 * kSteps; ++i) keys[t][i] = 0;
-        }
+        from.block = __shfl_sync(0xFFFF'FFFFU, of.block, lane_of(8 * t + lane / 4));
+        from.offset = __shfl_sync(0xFFFF'FFFFU, of.offset, lane_of(8 * t + lane / 4));
+        raw[t] = {};
+        if (from.block >= 0) raw[t] = C::fetch(c.keys.data_at(from), c.keys.data_align, lane % 4);
       }
+    };
+    fetch(place);
+    for (std::int64_t base = (block_tile + warp) * kTile; base < last; base += hop, j += hop) {
+      std::uint32_t keys[4][2 * kSteps];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) C::widen(raw[t], keys[t]);
+      float scale = 1.0F;
+      if constexpr (kScaled) {
+        __syncwarp();
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) key_scales[kTile * g + key_of(lane)] = device::from_ue8m0(static_cast<std::uint8_t>(scale_bits >> (8 * g)));
+        __syncwarp();
+      } else {
+        if (place.block >= 0) scale = __uint_as_float(scale_bits);
+      }
+      const bool exists = place.block >= 0;
+      place = next;
+      if (base + hop < last) fetch(place);
+      next = find(j + 2 * hop);
       for (int i = r; i < next_request; ++i) {
         if (spans[i].begin >= base + kTile || spans[i].end <= base) continue;
-        const float score = score_tile<kElement>(SharedQ(memory, i, sixteens, kScaled), sixteens, keys, key_scales, lane) * C::kUnit * scale;
-        if (j >= spans[i].begin && j < spans[i].end) c.logits[(first + i) * c.logit_stride + j] = place.block >= 0 ? score : -INFINITY;
+        const float score = score_tile<kElement>(SharedQ(memory, i, sixteens, kScaled), sixteens, keys, key_scales, lane) * C::unit() * scale;
+        if (j >= spans[i].begin && j < spans[i].end) c.logits[(first + i) * c.logit_stride + j] = exists ? score : -INFINITY;
       }
     }
   }
@@ -478,24 +512,29 @@ struct Alignment {
   int value() const { return static_cast<int>(bits & (~bits + 1)); }
 };
 
+/// `sharing`: rows that may have one request's keys.
 template <Element kElement>
-void launch(Call& c, const RunContext& context) {
-  const auto parts = [&](std::int64_t groups, std::int64_t keys) {
-    return static_cast<int>(std::clamp<std::int64_t>((kBlocks + groups - 1) / groups, 1, (c.width + keys - 1) / keys));
+void launch(Call& c, std::int64_t sharing, const RunContext& context) {
+  const auto parts = [&](std::int64_t blocks, std::int64_t groups, std::int64_t keys) {
+    return static_cast<int>(std::clamp<std::int64_t>((blocks + groups - 1) / groups, 1, (c.width + keys - 1) / keys));
   };
   if constexpr (kElement != Element::kF32) {
     const bool groups_of_32 = kElement == Element::kE4M3 || c.group == 32;
     if (c.dim == kTensorDim && groups_of_32 && std::min({c.q_align, c.keys.data_align, c.keys.scale_align}) >= 4) {
       const int row_bytes = SharedQ::bytes((c.heads + 15) / 16, kElement == Element::kE2M1);
-      c.group_rows = static_cast<int>(std::min<std::int64_t>(c.rows, std::clamp(kSharedQ / row_bytes, 1, kMaxRows)));
+      constexpr int kReserved = 2 << 10;  // of a block, beside its queries
+      const int fit = std::clamp((static_cast<int>(device::shared_limit()) / kResident - kReserved) / row_bytes, 1, kMaxRows);
+      c.group_rows = static_cast<int>(std::clamp<std::int64_t>(sharing, 1, std::min<std::int64_t>(c.rows, fit)));
       c.groups = (c.rows + c.group_rows - 1) / c.group_rows;
-      c.parts = parts(c.groups, kWarps * kTile);
-      score_tensor<kElement><<<blocks_for(c.groups * c.parts, 1), kThreads, c.group_rows * row_bytes, stream_of(context.stream)>>>(c);
+      c.parts = parts(std::int64_t{kWaves} * kResident * device::multiprocessors(), c.groups, kWarps * kTile);
+      const int shared = c.group_rows * row_bytes;
+      check_cuda(cudaFuncSetAttribute(score_tensor<kElement>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+      score_tensor<kElement><<<blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream)>>>(c);
       check_launch("indexer_logits score_tensor");
       return;
     }
   }
-  c.parts = parts(c.rows, kFmaKeys);
+  c.parts = parts(kBlocks, c.rows, kFmaKeys);
   score_fma<kElement><<<blocks_for(c.rows * c.parts, 1), kThreads, 0, stream_of(context.stream)>>>(c);
   check_launch("indexer_logits score_fma");
 }
@@ -523,11 +562,11 @@ Call call_of(const typename Op::Problem& p, const typename Op::Args& a, std::int
   return c;
 }
 
-void score(Call& c, const RowFormat& format, const RunContext& context) {
+void score(Call& c, const RowFormat& format, std::int64_t sharing, const RunContext& context) {
   switch (format.nope) {
-    case Element::kE4M3: return launch<Element::kE4M3>(c, context);
-    case Element::kE2M1: return launch<Element::kE2M1>(c, context);
-    default: return launch<Element::kF32>(c, context);
+    case Element::kE4M3: return launch<Element::kE4M3>(c, sharing, context);
+    case Element::kE2M1: return launch<Element::kE2M1>(c, sharing, context);
+    default: return launch<Element::kF32>(c, sharing, context);
   }
 }
 
@@ -563,7 +602,7 @@ void CudaOp<IndexerLogits>::run(const IndexerLogits::Problem& p, const IndexerLo
   k.table_stride = a.block_table.stride[0];
   k.requests = a.block_table.size(0);
   k.columns = a.block_table.size(1);
-  score(c, *p.format, context);
+  score(c, *p.format, p.rows / std::max<std::int64_t>(k.requests, 1), context);
 }
 
 template <>
@@ -589,7 +628,7 @@ void CudaOp<RaggedIndexerLogits>::run(const RaggedIndexerLogits::Problem& p, con
   k.scales = static_cast<const std::uint8_t*>(a.scales.data);
   k.scale_stride = a.scales.stride[0];
   k.scale_align = Alignment().address(k.scales).stride(p.keys, k.scale_stride).value();
-  score(c, *p.format, context);
+  score(c, *p.format, p.rows, context);
 }
 
 }  // namespace smla

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace smla::device {
+
+// Two numbers of half precision in a word, and e4m3 codes on their way to them.
+
+/// widen_codes() gives codes as 2^-kCodeShift of their value: before sm_89 by shifting, as there is no conversion.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+constexpr int kCodeShift = 8;
+#else
+constexpr int kCodeShift = 0;
+#endif
+
+/// Four codes to halves: 0 and 1, 2 and 3.
+__device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+  if constexpr (kCodeShift == 0) {
+    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
+  } else {
+    const auto shift = [](std::uint32_t x) { return (x & 0x8000'8000U) | ((x >> 1) & 0x3F80'3F80U); };
+    low = shift(__byte_perm(codes, 0, 0x1404));
+    high = shift(__byte_perm(codes, 0, 0x3424));
+  }
+}
+
+/// A bit for each of four codes that is NaN while widen_codes() makes a number of it, the upper bit of its byte.
+__device__ inline std::uint32_t lost_nans(std::uint32_t codes) {
+  return kCodeShift == 0 ? 0U : ((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U;
+}
+__device__ inline bool lost_nan(std::uint32_t codes) { return lost_nans(codes) != 0U; }
+
+__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
+  __half2 x;
+  __half2 y;
+  memcpy(&x, &a, 4);
+  memcpy(&y, &b, 4);
+  x = __hmul2(x, y);
+  memcpy(&a, &x, 4);
+  return a;
+}
+
+__device__ inline std::uint32_t halves_of(float low, float high) {
+  const __half2 h = __floats2half2_rn(low, high);
+  std::uint32_t bits;
+  memcpy(&bits, &h, 4);
+  return bits;
+}
+/// The upper bit of a half is set where its number is infinite or NaN.
+__device__ inline std::uint32_t carries(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }
+
+}  // namespace smla::device

@@ -27,4 +27,17 @@ constexpr Implementation<Op> cuda_line() {
 /// Why no kernel can run here; empty where there is a GPU of sm_80 or later.
 std::string needs_gpu();
 
+/// What an op that any GPU takes defines: refusal, workspace, and the head of its run, whose body follows.
+#define SMLA_CUDA_OP(Op, bytes)                                                         \
+  template <>                                                                           \
+  std::string CudaOp<Op>::refuse(const Op::Problem&, const PlanOptions&) {              \
+    return needs_gpu();                                                                 \
+  }                                                                                     \
+  template <>                                                                           \
+  std::size_t CudaOp<Op>::workspace_bytes([[maybe_unused]] const Op::Problem& p, int) { \
+    return bytes;                                                                       \
+  }                                                                                     \
+  template <>                                                                           \
+  void CudaOp<Op>::run([[maybe_unused]] const Op::Problem& p, const Op::Args& a, const RunContext& context)
+
 }  // namespace smla

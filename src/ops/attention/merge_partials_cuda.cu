@@ -114,18 +114,7 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ Call c
 
 }  // namespace
 
-template <>
-std::string CudaOp<MergePartials>::refuse(const MergePartials::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-
-template <>
-std::size_t CudaOp<MergePartials>::workspace_bytes(const MergePartials::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<MergePartials>::run(const MergePartials::Problem& p, const MergePartials::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(MergePartials, 0) {
   if (p.tokens == 0) return;
   const Call c{.slices = p.slices,
                .heads = p.heads,

@@ -294,18 +294,7 @@ void launch_compress(const Pool& c, std::int64_t tokens, bool vector, cudaStream
 
 }  // namespace
 
-template <>
-std::string CudaOp<SaveState>::refuse(const SaveState::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-
-template <>
-std::size_t CudaOp<SaveState>::workspace_bytes(const SaveState::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<SaveState>::run(const SaveState::Problem& p, const SaveState::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(SaveState, 0) {
   const std::int64_t tokens = a.state_slots.size(0);
   if (tokens == 0) return;
   const Save c{.ratio = p.ratio,

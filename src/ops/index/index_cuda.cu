@@ -20,7 +20,9 @@ struct Table {
   /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
   __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
     if (request < 0 || request >= requests || i < 0) return -1;
-    const std::int64_t column = i / block_size;
+    // Nearly always both have 32 bits, in which a division is a fraction of the work.
+    const bool narrow = ((i | block_size) >> 32) == 0;
+    const std::int64_t column = narrow ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(block_size) : i / block_size;
     if (column >= columns) return -1;
     std::int64_t block = entries[request * stride + column];
     if (block < 0) {
@@ -142,34 +144,52 @@ __global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(n);
 }
 
-/// Survivors keep their order: each round of blockDim entries takes its places from a running total.
-__global__ void global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk, const std::int32_t* request, const bool* valid,
-                            Rows<std::int32_t> out, std::int32_t* lens) {
-  __shared__ std::int32_t warp_sum[kThreads / 32];
-  __shared__ std::int32_t total;
+constexpr int kGlobalRun = 4;  ///< entries of a thread in a round, all on their way at once
+
+/// Survivors keep their order: a warp has a run of 32 kGlobalRun entries, and each round takes its places from a running total.
+__global__ void __launch_bounds__(kThreads) global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk,
+                                                        const std::int32_t* request, const bool* valid, Rows<std::int32_t> out, std::int32_t* lens) {
+  constexpr int kWarps = kThreads / 32;
+  __shared__ std::int32_t warp_sum[2][kWarps];
   const std::int64_t t = blockIdx.x;
-  if (threadIdx.x == 0) total = 0;
-  __syncthreads();
-  for (std::int64_t base = 0; base < k; base += kThreads) {
-    const std::int64_t j = base + threadIdx.x;
-    const std::int32_t index = j < k ? as_index(table.slot(request[t], topk.row(t)[j])) : -1;
-    const unsigned alive = __ballot_sync(0xFFFF'FFFFU, index >= 0);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (lane == 0) warp_sum[threadIdx.x / 32] = __popc(alive);
-    __syncthreads();
-    std::int32_t place = total + __popc(alive & ((1U << lane) - 1U));
-    std::int32_t sum = 0;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < static_cast<int>(threadIdx.x) / 32) place += warp_sum[w];
-      sum += warp_sum[w];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const std::int64_t r = request[t];
+  std::int32_t total = 0;
+  int round = 0;
+  for (std::int64_t base = 0; base < k; base += kThreads * kGlobalRun, round ^= 1) {
+    const std::int64_t first = base + warp * 32 * kGlobalRun + lane;
+    std::int32_t local[kGlobalRun];
+    std::int32_t index[kGlobalRun];
+#pragma unroll
+    for (int i = 0; i < kGlobalRun; ++i) local[i] = first + 32 * i < k ? topk.row(t)[first + 32 * i] : -1;
+#pragma unroll
+    for (int i = 0; i < kGlobalRun; ++i) index[i] = as_index(table.slot(r, local[i]));
+    std::int32_t place[kGlobalRun];
+    std::int32_t alive = 0;
+#pragma unroll
+    for (int i = 0; i < kGlobalRun; ++i) {
+      const unsigned which = __ballot_sync(0xFFFF'FFFFU, index[i] >= 0);
+      place[i] = alive + __popc(which & ((1U << lane) - 1U));
+      alive += __popc(which);
     }
+    if (lane == 0) warp_sum[round][warp] = alive;
     // Every entry of this round was read before any place of it is written, and places never lie past the entries read.
     __syncthreads();
-    if (!compact && j < k) out.row(t)[j] = index;
-    if (compact && index >= 0) out.row(t)[place] = index;
-    if (threadIdx.x == 0) total += sum;
-    __syncthreads();
+    std::int32_t before = total;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp) before += warp_sum[round][w];
+      total += warp_sum[round][w];
+    }
+#pragma unroll
+    for (int i = 0; i < kGlobalRun; ++i) {
+      if (!compact && first + 32 * i < k) out.row(t)[first + 32 * i] = index[i];
+      if (compact && index[i] >= 0) out.row(t)[before + place[i]] = index[i];
+    }
   }
+  // The last round's places are written before what follows them.
+  __syncthreads();
   for (std::int64_t j = total + threadIdx.x; compact && j < k; j += kThreads) out.row(t)[j] = -1;
   if (threadIdx.x == 0) lens[t] = valid[t] ? total : 0;
 }
@@ -287,24 +307,11 @@ unsigned row_blocks(std::int64_t rows) { return blocks_for(rows, 1); }
 
 }  // namespace
 
-/// Refusal and workspace of an op that any GPU takes.
-#define SMLA_CUDA_INDEX_OP(Op, bytes)                                                   \
-  template <>                                                                           \
-  std::string CudaOp<Op>::refuse(const Op::Problem&, const PlanOptions&) {              \
-    return needs_gpu();                                                                 \
-  }                                                                                     \
-  template <>                                                                           \
-  std::size_t CudaOp<Op>::workspace_bytes([[maybe_unused]] const Op::Problem& p, int) { \
-    return bytes;                                                                       \
-  }                                                                                     \
-  template <>                                                                           \
-  void CudaOp<Op>::run([[maybe_unused]] const Op::Problem& p, const Op::Args& a, const RunContext& context)
-
-SMLA_CUDA_INDEX_OP(TokenToReq, 0) {
+SMLA_CUDA_OP(TokenToReq, 0) {
   launch_owners(a.query_start_loc, p.requests, p.tokens, data_of<std::int32_t>(a.token_to_req), 0, stream_of(context.stream));
 }
 
-SMLA_CUDA_INDEX_OP(SlotMapping, 0) {
+SMLA_CUDA_OP(SlotMapping, 0) {
   if (p.tokens == 0) return;
   slot_mapping<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
       table_of(a.block_table, p.block_size), p.requests, p.tokens, data_of<const std::int32_t>(a.query_start_loc),
@@ -312,7 +319,7 @@ SMLA_CUDA_INDEX_OP(SlotMapping, 0) {
   check_launch("slot_mapping");
 }
 
-SMLA_CUDA_INDEX_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
+SMLA_CUDA_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
   if (p.tokens == 0) return;
   auto* owner = static_cast<std::int32_t*>(context.workspace.data);
   launch_owners(a.query_start_loc, p.requests, p.tokens, owner, -1, stream_of(context.stream));
@@ -322,7 +329,7 @@ SMLA_CUDA_INDEX_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)
   check_launch("compressed_slots");
 }
 
-SMLA_CUDA_INDEX_OP(WindowIndices, 0) {
+SMLA_CUDA_OP(WindowIndices, 0) {
   if (p.tokens == 0) return;
   window_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(
       table_of(a.block_table, p.block_size), p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
@@ -330,7 +337,7 @@ SMLA_CUDA_INDEX_OP(WindowIndices, 0) {
   check_launch("window_rows");
 }
 
-SMLA_CUDA_INDEX_OP(DenseCompressedIndices, 0) {
+SMLA_CUDA_OP(DenseCompressedIndices, 0) {
   if (p.tokens == 0) return;
   dense_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(
       table_of(a.block_table, p.storage_block), p, data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req),
@@ -338,7 +345,7 @@ SMLA_CUDA_INDEX_OP(DenseCompressedIndices, 0) {
   check_launch("dense_rows");
 }
 
-SMLA_CUDA_INDEX_OP(GlobalTopk, 0) {
+SMLA_CUDA_OP(GlobalTopk, 0) {
   if (p.tokens == 0) return;
   global_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(
       table_of(a.block_table, p.storage_block), p.k, p.compact, rows_of(a.topk), data_of<const std::int32_t>(a.token_to_req),
@@ -346,14 +353,14 @@ SMLA_CUDA_INDEX_OP(GlobalTopk, 0) {
   check_launch("global_rows");
 }
 
-SMLA_CUDA_INDEX_OP(ShortContextTopk, 0) {
+SMLA_CUDA_OP(ShortContextTopk, 0) {
   if (p.tokens == 0) return;
   short_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(p.ratio, p.k, data_of<const std::int64_t>(a.positions),
                                                                                rows_of(a.indices));
   check_launch("short_rows");
 }
 
-SMLA_CUDA_INDEX_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
+SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
   if (p.tokens == 0) return;
   const cudaStream_t stream = stream_of(context.stream);
   auto* owner = static_cast<std::int32_t*>(context.workspace.data);
@@ -369,7 +376,7 @@ SMLA_CUDA_INDEX_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
   check_launch("combined_rows");
 }
 
-SMLA_CUDA_INDEX_OP(MixedSparseIndices, 0) {
+SMLA_CUDA_OP(MixedSparseIndices, 0) {
   if (p.tokens == 0) return;
   const MixedInputs in{.decode_window = rows_of(a.decode_window),
                        .decode_compressed = rows_of(a.decode_compressed),

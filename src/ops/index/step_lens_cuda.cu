@@ -51,16 +51,7 @@ T* data_of(const auto& v) {
 
 }  // namespace
 
-template <>
-std::string CudaOp<VisibleEntries>::refuse(const VisibleEntries::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-template <>
-std::size_t CudaOp<VisibleEntries>::workspace_bytes(const VisibleEntries::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<VisibleEntries>::run(const VisibleEntries::Problem& p, const VisibleEntries::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(VisibleEntries, 0) {
   if (p.tokens == 0) return;
   entries<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
       p, data_of<const std::int64_t>(a.positions), data_of<const std::int64_t>(a.slot_mapping), data_of<bool>(a.valid), data_of<std::int32_t>(a.lens),
@@ -68,16 +59,7 @@ void CudaOp<VisibleEntries>::run(const VisibleEntries::Problem& p, const Visible
   check_launch("visible_entries");
 }
 
-template <>
-std::string CudaOp<PrefillLens>::refuse(const PrefillLens::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-template <>
-std::size_t CudaOp<PrefillLens>::workspace_bytes(const PrefillLens::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<PrefillLens>::run(const PrefillLens::Problem& p, const PrefillLens::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(PrefillLens, 0) {
   if (p.requests == p.decodes) return;
   prefills<<<blocks_for(p.requests - p.decodes, kThreads), kThreads, 0, stream_of(context.stream)>>>(
       p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<std::int32_t>(a.gather_lens),
@@ -85,16 +67,7 @@ void CudaOp<PrefillLens>::run(const PrefillLens::Problem& p, const PrefillLens::
   check_launch("prefill_lens");
 }
 
-template <>
-std::string CudaOp<DraftPositions>::refuse(const DraftPositions::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-template <>
-std::size_t CudaOp<DraftPositions>::workspace_bytes(const DraftPositions::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<DraftPositions>::run(const DraftPositions::Problem& p, const DraftPositions::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(DraftPositions, 0) {
   if (p.requests == 0) return;
   last_positions<<<blocks_for(p.requests, kThreads), kThreads, 0, stream_of(context.stream)>>>(p.requests, data_of<const std::int32_t>(a.seq_lens),
                                                                                                data_of<std::int64_t>(a.positions));

@@ -60,18 +60,7 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
 
 }  // namespace
 
-template <>
-std::string CudaOp<GatherIndexRows>::refuse(const GatherIndexRows::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-
-template <>
-std::size_t CudaOp<GatherIndexRows>::workspace_bytes(const GatherIndexRows::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<GatherIndexRows>::run(const GatherIndexRows::Problem& p, const GatherIndexRows::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(GatherIndexRows, 0) {
   if (p.requests == 0 || p.rows == 0) return;
   Call c{.cache = device::view_of_cache(a.cache),
          .num_blocks = a.cache.num_blocks,

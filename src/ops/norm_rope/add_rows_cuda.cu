@@ -23,18 +23,7 @@ __global__ void add(T* x, std::int64_t x_stride, const T* y, std::int64_t y_stri
 
 }  // namespace
 
-template <>
-std::string CudaOp<AddRows>::refuse(const AddRows::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-
-template <>
-std::size_t CudaOp<AddRows>::workspace_bytes(const AddRows::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<AddRows>::run(const AddRows::Problem& p, const AddRows::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(AddRows, 0) {
   const std::int64_t count = p.rows * p.dim;
   if (count == 0) return;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>((count + kThreads - 1) / kThreads, 8192));

@@ -128,16 +128,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
 
 }  // namespace
 
-template <>
-std::string CudaOp<InverseRope>::refuse(const InverseRope::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-template <>
-std::size_t CudaOp<InverseRope>::workspace_bytes(const InverseRope::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<InverseRope>::run(const InverseRope::Problem& p, const InverseRope::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(InverseRope, 0) {
   if (p.tokens == 0 || p.heads == 0 || p.dim == 0) return;
   with_float(p.in, [&]<class In>(In) {
     with_float(p.out, [&]<class Out>(Out) {
@@ -156,16 +147,7 @@ void CudaOp<InverseRope>::run(const InverseRope::Problem& p, const InverseRope::
   });
 }
 
-template <>
-std::string CudaOp<InverseRopeQuant>::refuse(const InverseRopeQuant::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-template <>
-std::size_t CudaOp<InverseRopeQuant>::workspace_bytes(const InverseRopeQuant::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<InverseRopeQuant>::run(const InverseRopeQuant::Problem& p, const InverseRopeQuant::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(InverseRopeQuant, 0) {
   if (p.tokens == 0 || p.heads == 0 || p.dim == 0) return;
   with_float(p.in, [&]<class In>(In) {
     with_bool(by_fours(a.x) && by_fours(a.values), [&]<bool kByFours>(std::bool_constant<kByFours>) {

@@ -66,16 +66,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ 
 
 }  // namespace
 
-template <>
-std::string CudaOp<QuantizeRows>::refuse(const QuantizeRows::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-template <>
-std::size_t CudaOp<QuantizeRows>::workspace_bytes(const QuantizeRows::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<QuantizeRows>::run(const QuantizeRows::Problem& p, const QuantizeRows::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(QuantizeRows, 0) {
   if (p.rows == 0 || p.dim == 0) return;
   const std::int64_t words = (p.dim / kGroup + kGroups - 1) / kGroups;
   with_float(p.in, [&]<class In>(In) {

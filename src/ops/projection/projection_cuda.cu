@@ -413,18 +413,7 @@ bool aligned(const Operands& o, std::int64_t groups) {
 
 }  // namespace
 
-template <>
-std::string CudaOp<Projection>::refuse(const Projection::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-
-template <>
-std::size_t CudaOp<Projection>::workspace_bytes(const Projection::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<Projection>::run(const Projection::Problem& p, const Projection::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(Projection, 0) {
   if (p.m == 0 || p.n == 0) return;
   Operands o{.x = a.x.data,
              .w = a.w.data,

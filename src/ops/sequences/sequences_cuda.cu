@@ -81,34 +81,8 @@ void launch(const Call& c, const RunContext& context) {
 
 }  // namespace
 
-template <>
-std::string CudaOp<PackSequences>::refuse(const PackSequences::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
+SMLA_CUDA_OP(PackSequences, 0) { launch<true>(call_of(p, a.rows, a.packed, a.query_start_loc), context); }
 
-template <>
-std::size_t CudaOp<PackSequences>::workspace_bytes(const PackSequences::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<PackSequences>::run(const PackSequences::Problem& p, const PackSequences::Args& a, const RunContext& context) {
-  launch<true>(call_of(p, a.rows, a.packed, a.query_start_loc), context);
-}
-
-template <>
-std::string CudaOp<UnpackSequences>::refuse(const UnpackSequences::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-
-template <>
-std::size_t CudaOp<UnpackSequences>::workspace_bytes(const UnpackSequences::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<UnpackSequences>::run(const UnpackSequences::Problem& p, const UnpackSequences::Args& a, const RunContext& context) {
-  launch<false>(call_of(p, a.rows, a.packed, a.query_start_loc), context);
-}
+SMLA_CUDA_OP(UnpackSequences, 0) { launch<false>(call_of(p, a.rows, a.packed, a.query_start_loc), context); }
 
 }  // namespace smla

@@ -217,18 +217,7 @@ void launch(std::int64_t rows, const Call& c, const RunContext& context) {
 
 }  // namespace
 
-template <>
-std::string CudaOp<TopK>::refuse(const TopK::Problem&, const PlanOptions&) {
-  return needs_gpu();
-}
-
-template <>
-std::size_t CudaOp<TopK>::workspace_bytes(const TopK::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<TopK>::run(const TopK::Problem& p, const TopK::Args& a, const RunContext& context) {
+SMLA_CUDA_OP(TopK, 0) {
   if (p.rows == 0 || p.k == 0) return;
   const Call c{.logits = static_cast<const float*>(a.logits.data),
                .logit_stride = a.logits.stride[0],

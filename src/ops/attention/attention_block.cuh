@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cmath>
+
+#include "device/numbers.cuh"
+#include "ops/attention/attention_call.cuh"
+#include "ops/attention/attention_split.h"
+#include "ops/attention/key_rows.cuh"
+
+namespace smla::attention {
+
+// What every part of the tensor-core kernel knows: the call, a block's place in it, a head's end.
+
+constexpr int kThreads = 32 * AttentionTile::kWarps;
+constexpr int kDim = AttentionTile::kDim;
+constexpr unsigned kAll = 0xFFFF'FFFFU;
+constexpr float kLog2E = 1.44269504F;
+constexpr float kLn2 = 0.693147181F;
+
+/// A call by value.
+struct TileCall {
+  AttentionCall a;
+  RowLayout layout[SparseAttention::kMaxScopes];
+  float score_scale[SparseAttention::kMaxScopes] = {0, 0};   ///< scores to powers of two
+  float weight_scale[SparseAttention::kMaxScopes] = {1, 1};  ///< a scope's unit of numbers, in units of the largest
+  float unit = 1;                                            ///< that largest
+  bool exact = false;                                        ///< half precision does not hold the units
+  int word = 2;                                              ///< what divides the address of any four neighbours of o
+  bool q_aligned = false;                                    ///< heads of q to 16 bytes
+  std::int64_t part_keys = 0;
+  std::uint32_t parts = 1;
+  std::uint32_t head_tiles = 1;
+  std::int64_t first_token = 0;
+  float* sums = nullptr;     ///< [tokens of a launch, parts, H, 512]
+  float2* states = nullptr;  ///< [tokens of a launch, parts, H]
+};
+
+/// A head's state after some keys: a reference score, in powers of two, and the sum of 2^(score - reference). What is left to do with it.
+struct Finish {
+  float factor;  ///< of the sums
+  float lse;
+};
+__device__ inline Finish finish(const AttentionCall& c, std::int64_t head, float reference, float sum) {
+  if (sum == 0) return {0, c.partial ? -INFINITY : INFINITY};
+  const float sink = c.sink == nullptr ? -INFINITY : c.sink[head * c.sink_stride];
+  // The sink's term may overflow, and then the answer is 0, as it should be.
+  return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -reference))), fmaf(reference, kLn2, logf(sum))};
+}
+/// Adding 0 makes one zero of both: sums that went through the workspace have lost the sign.
+__device__ inline float finished(float sum, float factor) { return fmaf(sum, factor, 0.0F); }
+
+__device__ inline uint2 bf16_of(const float4& v) {
+  const auto pair = [](float x, float y) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+    std::uint32_t bits;
+    memcpy(&bits, &both, 4);
+    return bits;
+  };
+  return make_uint2(pair(v.x, v.y), pair(v.z, v.w));
+}
+/// Four neighbours of o.
+__device__ inline void store(const TileCall& c, std::int64_t at, const float4& v) {
+  if (c.a.o_dtype == DType::kBF16) {
+    auto* to = static_cast<std::uint16_t*>(c.a.o) + at;
+    const uint2 bits = bf16_of(v);
+    if (c.word >= 8) {
+      *reinterpret_cast<uint2*>(to) = bits;
+    } else {
+      to[0] = static_cast<std::uint16_t>(bits.x), to[1] = static_cast<std::uint16_t>(bits.x >> 16);
+      to[2] = static_cast<std::uint16_t>(bits.y), to[3] = static_cast<std::uint16_t>(bits.y >> 16);
+    }
+  } else {
+    auto* to = static_cast<float*>(c.a.o) + at;
+    if (c.word == 16) {
+      *reinterpret_cast<float4*>(to) = v;
+    } else {
+      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    }
+  }
+}
+__device__ inline float4 finished(const float4& v, float f) {
+  return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f));
+}
+
+/// A token's list, both scopes filled up to whole tiles and one behind the other: entries [begin, end) of it are this block's.
+template <AttentionTile kTile>
+struct Run {
+  std::int64_t token;
+  int first;   ///< entries of the first scope
+  int second;  ///< first entry of the second scope
+  int begin;
+  int end;
+
+  __device__ Run(const TileCall& c, std::int64_t token_in, std::int64_t part)
+      : token(token_in), first(static_cast<int>(c.a.keys[0].entries(token_in))) {
+    second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
+    const int all = c.a.scopes > 1 ? second + static_cast<int>(c.a.keys[1].entries(token)) : first;
+    begin = static_cast<int>(min(part * c.part_keys, static_cast<std::int64_t>(all)));
+    end = static_cast<int>(min(begin + c.part_keys, static_cast<std::int64_t>(all)));
+  }
+  /// Of the tile that begins at an entry.
+  __device__ int scope(int base) const { return base < second ? 0 : 1; }
+  /// Whether the tile that begins at `base` has an entry.
+  __device__ bool has(int base, int entry) const { return entry < (base < second ? min(first, end) : end); }
+  /// What the list says at an entry, and the slot it means: -1 for none. Apart, so that nobody waits for the first until it is needed.
+  __device__ std::int32_t listed(const TileCall& c, int base, int row) const {
+    const bool there = has(base, base + row);
+    const int tile = there ? base : begin;
+    const int entry = there ? base + row : begin;
+    const KeyList& list = c.a.keys[scope(tile)];
+    return __ldg(list.indices + token * list.index_stride + (tile < second ? entry : entry - second));
+  }
+  __device__ std::int32_t slot(const TileCall& c, int base, int row, std::int32_t listed) const {
+    return has(base, base + row) && static_cast<std::uint32_t>(listed) < c.layout[scope(base)].num_slots ? listed : -1;
+  }
+};
+
+/// Which token of a launch, which heads and which part of the list a block has.
+struct Place {
+  std::uint32_t token;
+  std::uint32_t part;
+  std::uint32_t first_head;
+
+  /// Asked for again rather than kept: the loop over keys needs every register.
+  template <AttentionTile kTile>
+  __device__ static Place of(const TileCall& c) {
+    std::uint32_t block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    const std::uint32_t tile = block / c.parts;
+    return {.token = tile / c.head_tiles, .part = block % c.parts, .first_head = tile % c.head_tiles * kTile.heads};
+  }
+  template <AttentionTile kTile>
+  __device__ int heads(const TileCall& c) const {
+    return static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTile.heads}));
+  }
+  /// The first head's place among the states.
+  __device__ std::int64_t state(const TileCall& c) const { return (std::int64_t{token} * c.parts + part) * c.a.heads + first_head; }
+};
+
+}  // namespace smla::attention

@@ -1,0 +1,52 @@
+#pragma once
+
+#include "ops/attention/attention_block.cuh"
+
+namespace smla::attention {
+
+/// A head of a block in fp32, number by number, for rows that half precision does not hold: a warp's work, slow and rare. Results as those of a block;
+/// `lent`: shared memory, 3 x 512 numbers a warp.
+template <AttentionTile kTile>
+__device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::int64_t head, std::int64_t state, float* lent) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float* const q = lent + static_cast<int>(threadIdx.x) / 32 * 3 * kDim;
+  float* const row = q + kDim;
+  float* const sums = row + kDim;
+  const auto each = [&](auto&& f) {
+#pragma unroll 1
+    for (int d = lane; d < kDim; d += 32) f(d);
+  };
+  each([&](int d) { q[d] = c.a.query(run.token, head, d) * c.a.scale * kLog2E, sums[d] = 0; });
+  float largest = -INFINITY;
+  float sum = 0;
+#pragma unroll 1
+  for (int entry = run.begin; entry < run.end; ++entry) {
+    const int base = run.begin + (entry - run.begin) / kTile.keys * kTile.keys;
+    const std::int32_t slot = run.slot(c, base, entry - base, run.listed(c, base, entry - base));
+    if (slot < 0) continue;
+    const device::CacheView& cache = c.a.keys[run.scope(base)].cache;
+    float score = 0;
+    each([&](int d) {
+      row[d] = cache.number(slot, d);
+      score += q[d] * row[d];
+    });
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) score += __shfl_xor_sync(kAll, score, i);
+    const float next = fmaxf(largest, score);
+    const float fade = exp2f(largest - next);
+    const float weight = exp2f(score - next);
+    sum = sum * fade + weight;
+    largest = next;
+    each([&](int d) { sums[d] = sums[d] * fade + weight * row[d]; });
+  }
+  if (c.parts > 1) {
+    if (lane == 0) c.states[state] = make_float2(largest, sum);
+    each([&](int d) { c.sums[state * kDim + d] = sums[d] / c.unit; });
+    return;
+  }
+  const Finish f = finish(c.a, head, largest, sum);
+  if (lane == 0 && c.a.lse != nullptr) c.a.lse[run.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+  each([&](int d) { c.a.store(run.token, head, d, f.factor == 0 ? 0 : finished(sums[d], f.factor)); });
+}
+
+}  // namespace smla::attention

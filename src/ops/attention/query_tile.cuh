@@ -1,0 +1,106 @@
+#pragma once
+
+#include "ops/attention/attention_block.cuh"
+#include "ops/attention/tile_math.cuh"
+
+namespace smla::attention {
+
+/// The queries of a block, in half precision in shared memory; rows past the last head are zeros.
+template <AttentionTile kTile>
+struct Queries {
+  const TileCall& c;
+  std::uint32_t shared;
+  std::int64_t first;  ///< number of q
+  int heads;
+  bool codes;
+
+  __device__ Queries(const TileCall& call, std::uint32_t shared_at, std::int64_t token, std::int64_t first_head, int heads_in)
+      : c(call),
+        shared(shared_at),
+        first(token * call.a.q_stride[0] + first_head * call.a.q_stride[1]),
+        heads(heads_in),
+        codes(call.a.q_dtype == DType::kE4M3) {}
+
+  /// Starts copying them as they are, a group's pieces to the group's places.
+  __device__ void start() const {
+    if (codes) {
+      start_pieces<1>();
+    } else {
+      start_pieces<2>();
+    }
+  }
+
+  /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether a number does not fit.
+  __device__ bool finish() const {
+    std::uint32_t unbounded = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kTile.heads * AttentionTile::kGroups; i += kThreads) {
+      const int head = i % kTile.heads;
+      const int group = i / kTile.heads;
+      std::uint32_t pairs[32];
+      if (codes) {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          const uint4 v = device::load_shared(shared + q_at(head, 8 * group + p));
+          const std::uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            std::uint32_t(&low) = pairs[8 * p + 2 * w];
+            std::uint32_t(&high) = pairs[8 * p + 2 * w + 1];
+            if (lost_nan(word[w])) unbounded = ~0U;
+            widen_codes(word[w], low, high);
+            constexpr std::uint32_t kRest = ((15U + kCodeShift) << 10) * 0x1'0001U;
+            if constexpr (kCodeShift != 0) low = multiply_halves(low, kRest), high = multiply_halves(high, kRest);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int p = 0; p < 8; ++p) {
+          const uint4 v = device::load_shared(shared + q_at(head, 8 * group + p));
+          const std::uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            pairs[4 * p + w] = halves_of(__uint_as_float(word[w] << 16), __uint_as_float(word[w] & 0xFFFF'0000U));
+            unbounded |= carries(pairs[4 * p + w]);
+          }
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < 8; ++p) {
+        device::store_shared(shared + q_at(head, 8 * group + p), make_uint4(pairs[p], pairs[8 + p], pairs[16 + p], pairs[24 + p]));
+      }
+    }
+    return (unbounded & 0x8000'8000U) != 0U;
+  }
+
+ private:
+  /// With numbers of so many bytes. A thread takes the same piece of every few heads.
+  template <int kBytes>
+  __device__ void start_pieces() const {
+    constexpr int kPieces = kBytes * AttentionTile::kGroup / 16;  // of a group
+    constexpr int kRow = kPieces * AttentionTile::kGroups;
+    constexpr int kStep = kThreads / kRow;  // heads at once
+    const int piece = static_cast<int>(threadIdx.x) % kRow;
+    const int head = static_cast<int>(threadIdx.x) / kRow;
+    const int place = piece / kPieces * 8 + piece % kPieces;
+    const std::uint8_t* from = static_cast<const std::uint8_t*>(c.a.q) + kBytes * (first + head * c.a.q_stride[1]) + 16 * piece;
+    const std::int64_t step = kBytes * kStep * c.a.q_stride[1];
+    const auto each = [&](auto&& copy) {
+#pragma unroll
+      for (int i = 0; i < kTile.heads / kStep; ++i) {
+        copy(shared + q_at(head + i * kStep, place), head + i * kStep < heads);
+        from += step;
+      }
+    };
+    if (c.q_aligned) {
+      each([&](std::uint32_t to, bool there) { device::copy_async<16>(to, from, there); });
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kTile.heads / kStep; ++i, from += step) {
+        copy_piece(shared + q_at(head + i * kStep, place), from, head + i * kStep < heads);
+      }
+    }
+  }
+};
+
+}  // namespace smla::attention

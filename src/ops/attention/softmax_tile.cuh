@@ -1,0 +1,99 @@
+#pragma once
+
+#include "ops/attention/attention_block.cuh"
+
+namespace smla::attention {
+
+/// Running softmax of a tile's rows of scores. A row belongs to kLanes threads of a warp, which hold its state together. Sums and weights are those of
+/// scores less a reference, which the largest score so far exceeds by kRoom - kSlack to kRoom: only when it grows by more than kSlack must older
+/// sums fade, and small weights keep their bits in half precision.
+template <AttentionTile kTile>
+struct Softmax {
+  static constexpr int kLanes = kThreads / kTile.heads;
+  static constexpr int kRows = 32 / kLanes;          ///< of a warp
+  static constexpr int kKeys = kTile.keys / kLanes;  ///< of a thread
+  static constexpr float kRoom = 10;
+  static constexpr float kSlack = 4;
+  float reference = -INFINITY;
+  float sum = 0;  ///< of this thread's keys
+
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 32 * kRows + static_cast<int>(threadIdx.x) % kRows; }
+  __device__ static bool first() { return threadIdx.x % 32 < kRows; }
+
+  /// Turns the scores of a tile into weights, in their place, and returns what older sums fade by.
+  __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint8_t* valid, int scope) {
+    static_assert(kKeys % 2 == 0 && kKeys <= 16);
+    const int key = static_cast<int>(threadIdx.x) % 32 / kRows * kKeys;
+    std::uint8_t* line = scores + row() * kTile.score_row_bytes();
+    float s[kKeys];
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) s[i] = 0;
+#pragma unroll
+    for (int w = 0; w < kTile.dim_warps; ++w) {
+      const std::uint8_t* part = line + w * kTile.heads * kTile.score_row_bytes() + 4 * key;
+      if constexpr (kKeys % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < kKeys; i += 4) {
+          const float4 v = reinterpret_cast<const float4*>(part)[i / 4];
+          s[i] += v.x, s[i + 1] += v.y, s[i + 2] += v.z, s[i + 3] += v.w;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kKeys; i += 2) {
+          const float2 v = reinterpret_cast<const float2*>(part)[i / 2];
+          s[i] += v.x, s[i + 1] += v.y;
+        }
+      }
+    }
+    const float scale = c.score_scale[scope];
+    float top = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kKeys; i += 2) {
+      const std::uint16_t pair = *reinterpret_cast<const std::uint16_t*>(valid + key + i);
+      s[i] = (pair & 1U) != 0U ? s[i] * scale : -INFINITY;
+      s[i + 1] = (pair & 0x100U) != 0U ? s[i + 1] * scale : -INFINITY;
+      top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+    }
+#pragma unroll
+    for (int i = kRows; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, i));
+    float fade = 1;
+    if (top > reference + (kRoom + kSlack)) {
+      const float next = top - kRoom;
+      fade = exp2f(reference - next);
+      reference = next;
+    }
+    const float shift = reference == -INFINITY ? 0 : reference;
+    float mine = 0;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      s[i] = exp2f(s[i] - shift);
+      mine += s[i];
+    }
+    sum = fmaf(sum, fade, mine);
+    // The threads of a row are in one warp: all of them have read their scores before one writes.
+    __syncwarp();
+    auto* weights = reinterpret_cast<std::uint32_t*>(line) + key / 2;
+    const float weight = c.weight_scale[scope];
+    std::uint32_t pairs[kKeys / 2];
+#pragma unroll
+    for (int i = 0; i < kKeys; i += 2) pairs[i / 2] = halves_of(s[i] * weight, s[i + 1] * weight);
+    if constexpr (kKeys % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; i += 4) *reinterpret_cast<uint4*>(weights + i) = make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) weights[i] = pairs[i];
+    }
+    return fade;
+  }
+
+  /// The row's sum, in every thread of it.
+  __device__ float whole_sum() const {
+    float all = sum;
+#pragma unroll
+    for (int i = kRows; i < 32; i *= 2) all += __shfl_xor_sync(kAll, all, i);
+    return all;
+  }
+};
+
+}  // namespace smla::attention

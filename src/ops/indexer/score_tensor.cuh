@@ -1,0 +1,234 @@
+#pragma once
+
+#include "ops/indexer/index_codes.cuh"
+
+namespace smla::indexer {
+
+// Scores on tensor cores.
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kTile = 32;     ///< keys of a warp at once
+constexpr int kMaxRows = 8;   ///< rows of a block
+constexpr int kResident = 3;  ///< blocks of a multiprocessor
+
+/// c += a b: 16 heads x 16 dims, 16 dims x 8 keys.
+__device__ inline void multiply(float (&c)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+/// What a row's queries take in shared memory: fragments, weights and, of e2m1 rows, group scales, of heads in sixteens.
+struct SharedQ {
+  std::uint32_t* fragments;  ///< [sixteen][step][lane][4]
+  float* weights;            ///< [head]
+  float* scales;             ///< [head][group]
+
+  static constexpr int bytes(int sixteens, bool scaled) { return sixteens * (16 * kTensorDim * 2 + 16 * 4 + (scaled ? 16 * kGroups * 4 : 0)); }
+
+  __device__ SharedQ(uint4* memory, int row, int sixteens, bool scaled)
+      : fragments(reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::uint8_t*>(memory) + row * bytes(sixteens, scaled))),
+        weights(reinterpret_cast<float*>(fragments + sixteens * kSteps * 128)),
+        scales(weights + 16 * sixteens) {}
+
+  template <Element kElement>
+  __device__ void fill(const Call& c, std::int64_t row, int sixteens) const {
+    using C = Codes<kElement>;
+    constexpr int kAtOnce = 8;  // on their way together
+    for (int base = static_cast<int>(threadIdx.x); base < 16 * sixteens * C::kWords; base += kAtOnce * kThreads) {
+      std::uint32_t words[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int head = (base + k * kThreads) / C::kWords;
+        words[k] = head < c.heads ? load_word(c.q + row * c.q_stride[0] + head * c.q_stride[1] + 4 * ((base + k * kThreads) % C::kWords)) : 0U;
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int head = (base + k * kThreads) / C::kWords;
+        const int word = (base + k * kThreads) % C::kWords;
+        if (head >= 16 * sixteens) break;
+        std::uint32_t pairs[C::kPairs];
+        C::widen(words[k], pairs);
+#pragma unroll
+        for (int p = 0; p < C::kPairs; ++p) {
+          const int step = C::step_of(word) + p / 2;
+          const int lane = head % 8 * 4 + C::quarter_of(word);
+          fragments[((head / 16 * kSteps + step) * 32 + lane) * 4 + head % 16 / 8 + p % 2 * 2] = pairs[p];
+        }
+      }
+    }
+    for (int head = static_cast<int>(threadIdx.x); head < 16 * sixteens; head += kThreads) {
+      weights[head] = head < c.heads ? c.weights[row * c.weight_stride + head] : 0.0F;
+    }
+    if constexpr (kElement == Element::kE2M1) {
+      for (int i = static_cast<int>(threadIdx.x); i < 16 * sixteens * kGroups; i += kThreads) {
+        const int head = i / kGroups;
+        scales[i] = head < c.heads ? device::from_ue8m0(c.q_scale[row * c.q_scale_stride[0] + head * c.q_scale_stride[1] + i % kGroups]) : 0.0F;
+      }
+    }
+  }
+};
+
+/// sum[2t + i] += relu(dot) * weight of one head (`upper`: of the second eight) with keys 8t + 2 quarter + i.
+__device__ inline void add_head(float (&sum)[8], const float (&dots)[4][4], int upper, float weight) {
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    sum[2 * t] = fmaf(fmaxf(dots[t][2 * upper], 0.0F), weight, sum[2 * t]);
+    sum[2 * t + 1] = fmaf(fmaxf(dots[t][2 * upper + 1], 0.0F), weight, sum[2 * t + 1]);
+  }
+}
+
+/// Adds the sums of the eight lanes that share keys; lane l gets the key key_of(l). A tree, the same for every key.
+__device__ inline float fold(const float (&sum)[8], int lane) {
+  float four[4];
+  float two[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool high = (lane & 16) != 0;
+    four[i] = (high ? sum[4 + i] : sum[i]) + __shfl_xor_sync(0xFFFF'FFFFU, high ? sum[i] : sum[4 + i], 16);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool high = (lane & 8) != 0;
+    two[i] = (high ? four[2 + i] : four[i]) + __shfl_xor_sync(0xFFFF'FFFFU, high ? four[i] : four[2 + i], 8);
+  }
+  const bool high = (lane & 4) != 0;
+  return (high ? two[1] : two[0]) + __shfl_xor_sync(0xFFFF'FFFFU, high ? two[0] : two[1], 4);
+}
+
+/// The key of a tile that a lane looks up and stores, and the lane of a key.
+__device__ inline int key_of(int lane) { return (lane & 24) + 2 * (lane & 3) + ((lane >> 2) & 1); }
+__device__ inline int lane_of(int key) { return (key & 24) + ((key & 1) << 2) + ((key >> 1) & 3); }
+
+/// One row's heads with 32 keys: the lane's key before its own scale.
+template <Element kElement>
+__device__ inline float score_tile(const SharedQ& q, int sixteens, const std::uint32_t (&keys)[4][2 * kSteps], const float* key_scales, int lane) {
+  const int row = lane / 4;
+  float sum[8] = {};
+  __syncwarp();  // products need all lanes at one place, and lanes may have loaded or stored apart
+#pragma unroll 1
+  for (int h = 0; h < sixteens; ++h) {
+    const uint4* a = reinterpret_cast<const uint4*>(q.fragments) + h * kSteps * 32 + lane;
+    float dots[4][4] = {};
+    if constexpr (kElement == Element::kE4M3) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint4 heads = a[32 * s];
+#pragma unroll
+        for (int t = 0; t < 4; ++t) multiply(dots[t], heads, keys[t][2 * s], keys[t][2 * s + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        float part[4][4] = {};
+#pragma unroll
+        for (int s = 2 * g; s < 2 * g + 2; ++s) {
+          const uint4 heads = a[32 * s];
+#pragma unroll
+          for (int t = 0; t < 4; ++t) multiply(part[t], heads, keys[t][2 * s], keys[t][2 * s + 1]);
+        }
+        const float low = q.scales[(16 * h + row) * kGroups + g];
+        const float high = q.scales[(16 * h + 8 + row) * kGroups + g];
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          const float2 k = *reinterpret_cast<const float2*>(key_scales + kTile * g + 8 * t + 2 * (lane % 4));
+          dots[t][0] = fmaf(part[t][0] * low, k.x, dots[t][0]);
+          dots[t][1] = fmaf(part[t][1] * low, k.y, dots[t][1]);
+          dots[t][2] = fmaf(part[t][2] * high, k.x, dots[t][2]);
+          dots[t][3] = fmaf(part[t][3] * high, k.y, dots[t][3]);
+        }
+      }
+    }
+    add_head(sum, dots, 0, q.weights[16 * h + row]);
+    add_head(sum, dots, 1, q.weights[16 * h + 8 + row]);
+  }
+  return fold(sum, lane);
+}
+
+/// A block has up to kMaxRows rows and every parts-th run of kWarps tiles; a warp has a tile. Rows of one request share the keys that are loaded.
+template <Element kElement>
+__global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? kResident : 2) score_tensor(const __grid_constant__ Call c) {
+  using C = Codes<kElement>;
+  constexpr bool kScaled = kElement == Element::kE2M1;
+  extern __shared__ uint4 memory[];
+  __shared__ Span spans[kMaxRows];
+  __shared__ std::int32_t requests[kMaxRows];
+  __shared__ float2 group_scales[kWarps][kScaled ? kGroups * kTile / 2 : 1];
+
+  const std::int64_t first = blockIdx.x % c.groups * c.group_rows;
+  const std::int64_t part = blockIdx.x / c.groups;
+  const int rows = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first));
+  const int sixteens = (c.heads + 15) / 16;
+  if (static_cast<int>(threadIdx.x) < rows) {
+    spans[threadIdx.x] = c.span(first + threadIdx.x);
+    requests[threadIdx.x] = c.row_to_req == nullptr ? 0 : c.row_to_req[first + threadIdx.x];
+  }
+  __syncthreads();
+  std::int32_t begin = c.width;
+  std::int32_t end = 0;
+  for (int r = 0; r < rows; ++r) {
+    if (spans[r].end > 0) begin = min(begin, spans[r].begin);
+    end = max(end, spans[r].end);
+  }
+  const std::int64_t block_tile = begin / kTile + part * kWarps;
+  if (block_tile * kTile >= end) return;
+  for (int r = 0; r < rows; ++r) {
+    if (spans[r].end > 0) SharedQ(memory, r, sixteens, kScaled).fill<kElement>(c, first + r, sixteens);
+  }
+  __syncthreads();
+
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t hop = static_cast<std::int64_t>(c.parts) * kWarps * kTile;
+  float* key_scales = reinterpret_cast<float*>(group_scales[warp]);
+  for (int r = 0, next_request = 0; r < rows; r = next_request) {
+    std::int32_t last = spans[r].end;
+    for (next_request = r + 1; next_request < rows && requests[next_request] == requests[r]; ++next_request)
+      last = max(last, spans[next_request].end);
+    std::int64_t j = (block_tile + warp) * kTile + key_of(lane);
+    const auto find = [&](std::int64_t at) { return at < last ? c.keys.find(requests[r], at) : Place{}; };
+    Place place = find(j);
+    Place next = find(j + hop);
+    std::uint32_t scale_bits = 0;
+    typename C::Raw raw[4];
+    // A tile's keys are on their way while the one before is computed.
+    const auto fetch = [&](Place of) {
+      scale_bits = of.block < 0 ? 0U : load_word(c.keys.scales_at(of));
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        Place from;
+        from.block = __shfl_sync(0xFFFF'FFFFU, of.block, lane_of(8 * t + lane / 4));
+        from.offset = __shfl_sync(0xFFFF'FFFFU, of.offset, lane_of(8 * t + lane / 4));
+        raw[t] = {};
+        if (from.block >= 0) raw[t] = C::fetch(c.keys.data_at(from), c.keys.data_align, lane % 4);
+      }
+    };
+    fetch(place);
+    for (std::int64_t base = (block_tile + warp) * kTile; base < last; base += hop, j += hop) {
+      std::uint32_t keys[4][2 * kSteps];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) C::widen(raw[t], keys[t]);
+      float scale = 1.0F;
+      if constexpr (kScaled) {
+        __syncwarp();
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) key_scales[kTile * g + key_of(lane)] = device::from_ue8m0(static_cast<std::uint8_t>(scale_bits >> (8 * g)));
+        __syncwarp();
+      } else {
+        if (place.block >= 0) scale = __uint_as_float(scale_bits);
+      }
+      const bool exists = place.block >= 0;
+      place = next;
+      if (base + hop < last) fetch(place);
+      next = find(j + 2 * hop);
+      for (int i = r; i < next_request; ++i) {
+        if (spans[i].begin >= base + kTile || spans[i].end <= base) continue;
+        const float score = score_tile<kElement>(SharedQ(memory, i, sixteens, kScaled), sixteens, keys, key_scales, lane) * C::unit() * scale;
+        if (j >= spans[i].begin && j < spans[i].end) c.logits[(first + i) * c.logit_stride + j] = exists ? score : -INFINITY;
+      }
+    }
+  }
+}
+
+}  // namespace smla::indexer

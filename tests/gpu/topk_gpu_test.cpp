@@ -76,6 +76,29 @@ TEST_F(TopkGpu, WideRows) {
   }
 }
 
+TEST_F(TopkGpu, FewWideRows) {
+  // Rows that several blocks share, in one launch and in several, of lengths on both sides of what one block does by itself; keys that crowd one
+  // first digit, so that more can be chosen than a list holds.
+  std::uint32_t seed = 100;
+  for (const std::int64_t rows : {1, 7, 64, 65}) {
+    for (const std::int64_t width : {16'385, 33'000, 70'000}) {
+      for (const Scores scores : {Scores::kNormal, Scores::kPlateau, Scores::kEqual}) {
+        TopkCase c{.rows = rows, .width = width, .k = 512, .padding = 5, .scores = scores, .seed = ++seed};
+        TopkInputs inputs(c);
+        const auto w = static_cast<std::int32_t>(width);
+        const std::int32_t lens[] = {w, 8192, 8193, 512, 513, 0, w - 1, 16'384, 12'289, -1, w / 2};
+        for (std::size_t i = 0; i < inputs.lens.size(); ++i) inputs.lens[i] = lens[(i + seed) % std::size(lens)];
+        check(c, inputs);
+        if (HasFailure()) return;
+        for (float& v : inputs.logits) v = 1.0F + std::abs(v) * 0x1p-12F;
+        c.k = 2048;
+        check(c, inputs);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_F(TopkGpu, RowsOfFewValues) {
   // Rows of values drawn from a few, among them NaN of both signs, both infinities, both zeros and subnormals.
   const std::map<std::string, std::vector<float>> draws = {{"NaN", {kNan, -kNan}},

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "sparsemla/ops/topk.h"
+
+namespace smla {
+
+/// How a call of few wide rows is cut. Each row is shared by `parts` blocks, which count the first digit of its keys and then list the columns that can
+/// be chosen; the last of them to finish chooses. Rows go in launches of `launch_rows`, which use the same workspace one after another.
+struct TopkSplit {
+  std::int64_t parts = 1;        ///< blocks of a row; 1: one block does it all
+  std::int64_t launch_rows = 0;  ///< where rows are cut
+
+  static constexpr std::int64_t kOneBlock = 16'384;  ///< columns that a block holds in registers; calls of wider rows are cut
+  static constexpr std::int64_t kShortRow = 8192;    ///< in such a call, a row that one block does by itself
+  static constexpr std::int64_t kStep = 1024;        ///< a part is a multiple of it
+  static constexpr std::int64_t kLeastPart = 4096;
+  static constexpr std::int64_t kMostParts = 64;
+  static constexpr std::int64_t kMostChosen = 4096;  ///< k: a list must have room for more
+  static constexpr std::int64_t kListed = 16'384;  ///< columns of a row that can be chosen; one block chooses from the whole row where there are more
+  static constexpr std::int64_t kLaunchRows = 64;
+  static constexpr std::int64_t kLaunches = 4;
+  static constexpr std::int64_t kMostMultiprocessors = 256;  ///< that a call is cut for
+
+  // The first digit, 13 bits, is found in two steps: which of 64 groups, which of its 128 values.
+  static constexpr int kGroups = 64;
+  static constexpr int kValues = 128;
+  static constexpr int kDigitBits = 13;
+  static constexpr int kDigits = kGroups * kValues;
+  static_assert(kDigits == 1 << kDigitBits);
+
+  static constexpr std::int64_t kPartBytes = 4 * (kDigits + kGroups);  ///< of the workspace, for a part
+  static constexpr std::int64_t kRowBytes = 8 * kListed + 4;           ///< and for a row
+};
+
+/// Columns of a part of a row of n < 2^31 columns: at most `parts` of them cover it.
+constexpr std::uint32_t topk_part_columns(std::uint32_t n, std::uint32_t parts) {
+  constexpr auto kStep = static_cast<std::uint32_t>(TopkSplit::kStep);
+  const std::uint32_t even = (n + parts - 1) / parts;
+  return std::max((even + kStep - 1) / kStep * kStep, static_cast<std::uint32_t>(TopkSplit::kLeastPart));
+}
+
+/// Most rows of a launch: each has two blocks at least, all of them at work at once.
+constexpr std::int64_t topk_launch_rows(int multiprocessors) { return std::clamp<std::int64_t>(multiprocessors / 2, 1, TopkSplit::kLaunchRows); }
+
+constexpr TopkSplit split_topk(const TopK::Problem& p, int multiprocessors) {
+  const std::int64_t most = topk_launch_rows(multiprocessors);
+  if (p.rows <= 0 || p.rows > TopkSplit::kLaunches * most || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMostChosen) return {};
+  const std::int64_t launches = (p.rows + most - 1) / most;
+  TopkSplit split{.launch_rows = (p.rows + launches - 1) / launches};
+  const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / split.launch_rows;
+  split.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts), (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart);
+  return split;
+}
+
+/// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 17 MB.
+constexpr std::int64_t topk_workspace_bytes(const TopK::Problem& p, int multiprocessors) {
+  if (p.rows <= 0 || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMostChosen) return 0;
+  const std::int64_t rows = std::min(p.rows, topk_launch_rows(multiprocessors));
+  const std::int64_t blocks = std::clamp<std::int64_t>(multiprocessors, 2, TopkSplit::kMostMultiprocessors);
+  return std::min(blocks, rows * TopkSplit::kMostParts) * TopkSplit::kPartBytes + rows * TopkSplit::kRowBytes;
+}
+
+}  // namespace smla

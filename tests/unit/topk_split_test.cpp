@@ -1,0 +1,58 @@
+// How the GPU's top-k cuts calls of few wide rows: parts that cover a row, launches and a workspace that stay within their bounds.
+#include "ops/topk/topk_split.h"
+
+#include <gtest/gtest.h>
+
+namespace smla {
+namespace {
+
+constexpr std::int64_t kWidths[] = {0, 1, 8192, 16'384, 16'385, 20'000, 65'537, 262'144, 1'000'003, 2'147'483'647};
+constexpr std::int64_t kRows[] = {0, 1, 2, 8, 63, 64, 65, 132, 256, 257, 70'000};
+constexpr int kMultiprocessors[] = {1, 2, 7, 58, 132, 188, 1000};
+
+TEST(TopkSplit, OnlyFewWideRowsAreCut) {
+  EXPECT_EQ(1, split_topk({.rows = 1, .width = 16'384, .k = 512}, 132).parts);
+  EXPECT_EQ(1, split_topk({.rows = 2048, .width = 262'144, .k = 512}, 132).parts);
+  EXPECT_EQ(1, split_topk({.rows = 1, .width = 262'144, .k = 5000}, 132).parts);
+  EXPECT_EQ(64, split_topk({.rows = 1, .width = 262'144, .k = 512}, 132).parts);
+  EXPECT_EQ(8, split_topk({.rows = 8, .width = 32'768, .k = 512}, 132).parts);
+}
+
+TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
+  for (const int multiprocessors : kMultiprocessors) {
+    for (const std::int64_t rows : kRows) {
+      for (const std::int64_t width : kWidths) {
+        const TopK::Problem p{.rows = rows, .width = width, .k = 512};
+        const TopkSplit split = split_topk(p, multiprocessors);
+        SCOPED_TRACE(testing::Message() << rows << " rows of " << width << " on " << multiprocessors);
+        if (split.parts == 1) continue;
+        ASSERT_GE(split.launch_rows, 1);
+        EXPECT_LE(rows, split.launch_rows * TopkSplit::kLaunches);
+        EXPECT_LE(split.parts, TopkSplit::kMostParts);
+        EXPECT_LE(split.launch_rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes), topk_workspace_bytes(p, multiprocessors));
+        for (const std::int64_t n : kWidths) {
+          if (n <= TopkSplit::kShortRow || n > width) continue;
+          const std::int64_t columns = topk_part_columns(static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(split.parts));
+          EXPECT_GE(columns * split.parts, n);
+          EXPECT_EQ(0, columns % TopkSplit::kStep);
+        }
+      }
+    }
+  }
+}
+
+TEST(TopkSplit, AWorkspaceIsBoundedAndEnoughForSmallerCalls) {
+  for (const int multiprocessors : kMultiprocessors) {
+    std::int64_t fewer = 0;
+    for (const std::int64_t rows : kRows) {
+      const std::int64_t bytes = topk_workspace_bytes({.rows = rows, .width = 262'144, .k = 512}, multiprocessors);
+      EXPECT_LE(fewer, bytes);
+      EXPECT_LE(bytes, 17'000'000);
+      EXPECT_GE(bytes, topk_workspace_bytes({.rows = rows, .width = 20'000, .k = 512}, multiprocessors));
+      fewer = bytes;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smla

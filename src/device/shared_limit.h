@@ -14,6 +14,9 @@ std::size_t shared_limit();
 /// Lowers it for tests, until called with 0.
 void limit_shared_bytes(std::size_t bytes);
 
+/// The least compute capability of the machine's GPUs, 10 times its major and its minor number: 90 for sm_90; 0 without a GPU.
+int least_capability();
+
 /// Multiprocessors of the first GPU.
 int multiprocessors();
 

@@ -37,6 +37,24 @@ std::size_t shared_limit() {
 
 void limit_shared_bytes(std::size_t bytes) { lowered.store(bytes, std::memory_order_relaxed); }
 
+int least_capability() {
+  static const int least = [] {
+    int gpus = 0;
+    if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
+    int found = 0;
+    for (int i = 0; i < gpus; ++i) {
+      int major = 0;
+      int minor = 0;
+      if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i) != cudaSuccess) continue;
+      if (cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i) != cudaSuccess) continue;
+      found = found == 0 ? 10 * major + minor : std::min(found, 10 * major + minor);
+    }
+    (void)cudaGetLastError();
+    return found;
+  }();
+  return least;
+}
+
 int multiprocessors() {
   static const int count = [] {
     int n = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "device/copy.cuh"
+#include "device/early_launch.cuh"
 #include "device/launch.cuh"
 #include "device/numbers.cuh"
 #include "device/shared_limit.h"
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     output.add(shared_at + kTile.scores_at(), keys);
   }
 
+  device::let_next_launch();
   __syncthreads();
   const Place at = Place::of<kTile>(c);
   const std::int64_t token = c.first_token + at.token;
@@ -146,6 +148,7 @@ constexpr int kMergeShared = 8;  ///< from so many parts on the groups of a bloc
 template <bool kShare>
 __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_constant__ TileCall c, std::int64_t rows) {
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
+  device::wait_for_work_before();
   const int group = static_cast<int>(threadIdx.x) / (kDim / 4);
   const int quad = static_cast<int>(threadIdx.x) % (kDim / 4);
   const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + group;
@@ -301,8 +304,8 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
     if (split.parts == 1) continue;
     const std::int64_t rows = tokens * c.a.out_heads;
     const bool share = split.parts >= kMergeShared;
-    (share ? merge<true> : merge<false>)<<<blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream>>>(c, rows);
-    check_launch("sparse_attention merge");
+    const auto start = share ? device::launch_early<merge<true>, TileCall, std::int64_t> : device::launch_early<merge<false>, TileCall, std::int64_t>;
+    start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, stream, c, rows);
   }
 }
 

@@ -23,6 +23,9 @@ struct Codes<Element::kE4M3> {
   /// A thread's words of a key are those of 16 bytes in each half of the row.
   __device__ static int step_of(int word) { return word / 16 * 4 + word % 4; }
   __device__ static int quarter_of(int word) { return word % 16 / 4; }
+  /// How far word w of four lies behind their first.
+  __device__ static constexpr int step_after(int w) { return w; }
+  __device__ static constexpr int quarter_after(int) { return 0; }
   /// Of a product of two.
   __device__ static float unit() { return device::kCodeShift == 0 ? 1.0F : 0x1p16F; }
 
@@ -40,8 +43,9 @@ struct Codes<Element::kE4M3> {
   struct Raw {
     uint4 four[2];
   };
-  __device__ static Raw fetch(const std::uint8_t* row, int align, int quarter) {
-    return {{load_four(row + 16 * quarter, align), load_four(row + 64 + 16 * quarter, align)}};
+  template <bool kWide>
+  __device__ static Raw fetch(const std::uint8_t* row, int quarter) {
+    return {{load_four<kWide>(row + 16 * quarter), load_four<kWide>(row + 64 + 16 * quarter)}};
   }
   __device__ static void widen(const Raw& raw, std::uint32_t (&out)[2 * kSteps]) {
     std::uint32_t found = 0;
@@ -74,6 +78,8 @@ struct Codes<Element::kE2M1> {
   /// Two products are one group of 32 dims, 16 bytes; a thread has a word of each group.
   __device__ static int step_of(int word) { return word / 4 * 2; }
   __device__ static int quarter_of(int word) { return word % 4; }
+  __device__ static constexpr int step_after(int) { return 0; }
+  __device__ static constexpr int quarter_after(int w) { return w; }
 
   __device__ static void widen(std::uint32_t w, std::uint32_t* out) {
 #pragma unroll
@@ -88,7 +94,8 @@ struct Codes<Element::kE2M1> {
   struct Raw {
     std::uint32_t word[kGroups];
   };
-  __device__ static Raw fetch(const std::uint8_t* row, int /*align*/, int quarter) {
+  template <bool kWide>
+  __device__ static Raw fetch(const std::uint8_t* row, int quarter) {
     Raw raw;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) raw.word[g] = load_word(row + 16 * g + 4 * quarter);

@@ -5,7 +5,7 @@
 
 namespace smla::indexer {
 
-/// Where entry j stands: in a row of a block of the cache, or (not paged) in row j of an array. Negative blocks do not exist.
+/// Where entry j stands: in a row of a block of the cache, or (not paged) in row j of an array.
 struct Place {
   std::int32_t block = -1;
   std::int32_t offset = 0;
@@ -20,22 +20,24 @@ struct Keys {
   std::int64_t scale_stride = 0;
   std::int64_t scale_bytes = 0;
   int scale_align = 1;
-  std::int64_t blocks = 0;
+  std::uint32_t blocks = 0;  ///< of an array: rows
   std::uint32_t block_size = 1;
+  int block_bits = -1;  ///< where block_size is a power of two
   bool paged = false;
   const std::int32_t* table = nullptr;
   std::int64_t table_stride = 0;
   std::int64_t requests = 0;
   std::int64_t columns = 0;
 
+  /// What the block table says. It is not looked at here, so that nobody waits for it before it is needed.
   __device__ Place find(std::int64_t request, std::int64_t j) const {
     if (!paged) return {static_cast<std::int32_t>(j), 0};
-    const std::uint32_t column = static_cast<std::uint32_t>(j) / block_size;
-    if (request < 0 || request >= requests || column >= columns) return {};
-    const std::int32_t block = table[request * table_stride + column];
-    if (block < 0 || block >= blocks) return {};
-    return {block, static_cast<std::int32_t>(static_cast<std::uint32_t>(j) - column * block_size)};
+    const auto entry = static_cast<std::uint32_t>(j);
+    const std::uint32_t column = block_bits >= 0 ? entry >> block_bits : entry / block_size;
+    const bool listed = request >= 0 && request < requests && column < columns;
+    return {listed ? __ldg(table + request * table_stride + column) : -1, static_cast<std::int32_t>(entry - column * block_size)};
   }
+  __device__ bool holds(Place p) const { return static_cast<std::uint32_t>(p.block) < blocks; }
   __device__ const std::uint8_t* data_at(Place p) const { return data + p.block * data_stride + p.offset * data_bytes; }
   __device__ const std::uint8_t* scales_at(Place p) const { return scales + p.block * scale_stride + p.offset * scale_bytes; }
 };
@@ -79,8 +81,9 @@ struct Call {
 
 __device__ inline std::uint32_t load_word(const std::uint8_t* p) { return __ldg(reinterpret_cast<const std::uint32_t*>(p)); }
 
-__device__ inline uint4 load_four(const std::uint8_t* p, int align) {
-  if (align >= 16) return __ldg(reinterpret_cast<const uint4*>(p));
+template <bool kWide>
+__device__ uint4 load_four(const std::uint8_t* p) {
+  if constexpr (kWide) return __ldg(reinterpret_cast<const uint4*>(p));
   return make_uint4(load_word(p), load_word(p + 4), load_word(p + 8), load_word(p + 12));
 }
 

@@ -2,11 +2,13 @@
 // products are exact and sums are fp32. A warp keeps 32 keys in registers as the columns of its products; heads are their rows, and come from shared
 // memory where the block has laid them out as fragments. Other rows take fp32 arithmetic.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "device/launch.cuh"
 #include "device/shared_limit.h"
 #include "ops/cuda_op.h"
+#include "ops/indexer/logits_split.h"
 #include "ops/indexer/score_fma.cuh"
 #include "ops/indexer/score_tensor.cuh"
 #include "sparsemla/ops/indexer.h"
@@ -17,7 +19,6 @@ namespace {
 
 using namespace indexer;
 
-constexpr int kWaves = 2;      ///< of them, to aim at: rows are of unequal length, but each block lays queries out anew
 constexpr int kBlocks = 2048;  ///< blocks to aim at without tensor cores
 
 /// The largest power of two, up to 16, that divides an address and the strides of dimensions with more than one element.
@@ -31,26 +32,38 @@ struct Alignment {
 /// `sharing`: rows that may have one request's keys.
 template <Element kElement>
 void launch(Call& c, std::int64_t sharing, const RunContext& context) {
-  const auto parts = [&](std::int64_t blocks, std::int64_t groups, std::int64_t keys) {
-    return static_cast<int>(std::clamp<std::int64_t>((blocks + groups - 1) / groups, 1, (c.width + keys - 1) / keys));
-  };
   if constexpr (kElement != Element::kF32) {
     const bool groups_of_32 = kElement == Element::kE4M3 || c.group == 32;
     if (c.dim == kTensorDim && groups_of_32 && std::min({c.q_align, c.keys.data_align, c.keys.scale_align}) >= 4) {
       const int row_bytes = SharedQ::bytes((c.heads + 15) / 16, kElement == Element::kE2M1);
       constexpr int kReserved = 2 << 10;  // of a block, beside its queries
-      const int fit = std::clamp((static_cast<int>(device::shared_limit()) / kResident - kReserved) / row_bytes, 1, kMaxRows);
+      const int fit = std::clamp((static_cast<int>(device::shared_limit()) / resident<kElement>() - kReserved) / row_bytes, 1, kMaxRows);
       c.group_rows = static_cast<int>(std::clamp<std::int64_t>(sharing, 1, std::min<std::int64_t>(c.rows, fit)));
       c.groups = (c.rows + c.group_rows - 1) / c.group_rows;
-      c.parts = parts(std::int64_t{kWaves} * kResident * device::multiprocessors(), c.groups, kWarps * kTile);
+      constexpr int kRun = kWarps * kTile;
+      c.parts = static_cast<int>(logits_parts({.groups = c.groups,
+                                               .rows = c.group_rows,
+                                               .runs = (std::int64_t{c.width} + kRun - 1) / kRun,
+                                               .resident = std::int64_t{resident<kElement>()} * device::multiprocessors(),
+                                               .uneven = sharing > kMaxRows}));
       const int shared = c.group_rows * row_bytes;
-      check_cuda(cudaFuncSetAttribute(score_tensor<kElement>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
-      score_tensor<kElement><<<blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream)>>>(c);
+      const auto start = [&](auto kernel) {
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+        kernel<<<blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream)>>>(c);
+      };
+      const bool wide = std::min(c.q_align, c.keys.data_align) >= 16;
+      if (!wide) {
+        start(score_tensor<kElement, 0, false>);
+      } else if (c.heads > 48 && c.heads <= 64) {
+        start(score_tensor < kElement, kElement == Element::kE4M3 ? 4 : 0, true >);  // registers of e2m1 rows do not do for more
+      } else {
+        start(score_tensor<kElement, 0, true>);
+      }
       check_launch("indexer_logits score_tensor");
       return;
     }
   }
-  c.parts = parts(kBlocks, c.rows, kFmaKeys);
+  c.parts = static_cast<int>(std::clamp<std::int64_t>((kBlocks + c.rows - 1) / c.rows, 1, (c.width + kFmaKeys - 1) / kFmaKeys));
   score_fma<kElement><<<blocks_for(c.rows * c.parts, 1), kFmaThreads, 0, stream_of(context.stream)>>>(c);
   check_launch("indexer_logits score_fma");
 }
@@ -100,8 +113,9 @@ SMLA_CUDA_OP(IndexerLogits, 0) {
   k.scales = a.cache.base + a.cache.block_size * k.data_bytes;
   k.scale_stride = a.cache.block_stride_bytes;
   k.scale_align = Alignment().address(k.scales).stride(a.cache.num_blocks, k.scale_stride).stride(a.cache.block_size, k.scale_bytes).value();
-  k.blocks = a.cache.num_blocks;
+  k.blocks = static_cast<std::uint32_t>(std::min<std::int64_t>(a.cache.num_blocks, std::int64_t{1} << 31));  // a table has no larger numbers
   k.block_size = static_cast<std::uint32_t>(std::min<std::int64_t>(a.cache.block_size, INT32_MAX));  // no entry lies past the first such block
+  k.block_bits = std::has_single_bit(k.block_size) ? std::countr_zero(k.block_size) : -1;
   k.paged = true;
   k.table = static_cast<const std::int32_t*>(a.block_table.data);
   k.table_stride = a.block_table.stride[0];
@@ -116,6 +130,7 @@ SMLA_CUDA_OP(RaggedIndexerLogits, 0) {
   c.starts = static_cast<const std::int32_t*>(a.starts.data);
   c.ends = static_cast<const std::int32_t*>(a.ends.data);
   Keys& k = c.keys;
+  k.blocks = static_cast<std::uint32_t>(p.keys);
   k.data = static_cast<const std::uint8_t*>(a.values.data);
   k.data_stride = a.values.stride[0];
   k.data_align = Alignment().address(k.data).stride(p.keys, k.data_stride).value();

@@ -37,7 +37,10 @@ __global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constan
   const int y = thread / 16;
 
   for (std::int64_t base = span.begin + part * kFmaKeys; base < span.end; base += static_cast<std::int64_t>(c.parts) * kFmaKeys) {
-    if (thread < kFmaKeys) places[thread] = base + thread < span.end ? c.keys.find(request, base + thread) : Place{};
+    if (thread < kFmaKeys) {
+      const Place place = base + thread < span.end ? c.keys.find(request, base + thread) : Place{};
+      places[thread] = c.keys.holds(place) ? place : Place{};
+    }
     __syncthreads();
     float sum[4] = {};
     for (int h = 0; h < c.heads; h += kFmaHeads) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "device/early_launch.cuh"
 #include "ops/indexer/index_codes.cuh"
 
 namespace smla::indexer {
@@ -8,9 +9,14 @@ namespace smla::indexer {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kTile = 32;     ///< keys of a warp at once
-constexpr int kMaxRows = 8;   ///< rows of a block
-constexpr int kResident = 3;  ///< blocks of a multiprocessor
+constexpr int kTile = 32;    ///< keys of a warp at once
+constexpr int kMaxRows = 8;  ///< rows of a block
+
+/// Blocks of a multiprocessor.
+template <Element kElement>
+constexpr int resident() {
+  return kElement == Element::kE4M3 ? 3 : 2;
+}
 
 /// c += a b: 16 heads x 16 dims, 16 dims x 8 keys.
 __device__ inline void multiply(float (&c)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
@@ -32,29 +38,36 @@ struct SharedQ {
         weights(reinterpret_cast<float*>(fragments + sixteens * kSteps * 128)),
         scales(weights + 16 * sixteens) {}
 
-  template <Element kElement>
+  /// A thread takes four words of a head at a time: those of one place of the fragments of as many products.
+  template <Element kElement, bool kWide>
   __device__ void fill(const Call& c, std::int64_t row, int sixteens) const {
     using C = Codes<kElement>;
-    constexpr int kAtOnce = 8;  // on their way together
-    for (int base = static_cast<int>(threadIdx.x); base < 16 * sixteens * C::kWords; base += kAtOnce * kThreads) {
-      std::uint32_t words[kAtOnce];
+    constexpr int kFours = C::kWords / 4;  // of a head
+    constexpr int kAtOnce = 4;             // on their way together
+    const std::uint8_t* from = c.q + row * c.q_stride[0];
+    for (int base = static_cast<int>(threadIdx.x); base < 16 * sixteens * kFours; base += kAtOnce * kThreads) {
+      uint4 four[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int head = (base + k * kThreads) / C::kWords;
-        words[k] = head < c.heads ? load_word(c.q + row * c.q_stride[0] + head * c.q_stride[1] + 4 * ((base + k * kThreads) % C::kWords)) : 0U;
+        const int head = (base + k * kThreads) / kFours;
+        four[k] = make_uint4(0, 0, 0, 0);
+        if (head < c.heads) four[k] = load_four<kWide>(from + head * c.q_stride[1] + 16 * ((base + k * kThreads) % kFours));
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int head = (base + k * kThreads) / C::kWords;
-        const int word = (base + k * kThreads) % C::kWords;
+        const int head = (base + k * kThreads) / kFours;
+        const int first = (base + k * kThreads) % kFours * 4;
         if (head >= 16 * sixteens) break;
-        std::uint32_t pairs[C::kPairs];
-        C::widen(words[k], pairs);
+        const std::uint32_t word[4] = {four[k].x, four[k].y, four[k].z, four[k].w};
+        std::uint32_t* to = fragments + head / 16 * kSteps * 128 + head % 8 * 16 + head % 16 / 8;
 #pragma unroll
-        for (int p = 0; p < C::kPairs; ++p) {
-          const int step = C::step_of(word) + p / 2;
-          const int lane = head % 8 * 4 + C::quarter_of(word);
-          fragments[((head / 16 * kSteps + step) * 32 + lane) * 4 + head % 16 / 8 + p % 2 * 2] = pairs[p];
+        for (int w = 0; w < 4; ++w) {
+          std::uint32_t pairs[C::kPairs];
+          C::widen(word[w], pairs);
+#pragma unroll
+          for (int p = 0; p < C::kPairs; ++p) {
+            to[(C::step_of(first) + C::step_after(w) + p / 2) * 128 + (C::quarter_of(first) + C::quarter_after(w)) * 4 + p % 2 * 2] = pairs[p];
+          }
         }
       }
     }
@@ -101,14 +114,14 @@ __device__ inline float fold(const float (&sum)[8], int lane) {
 __device__ inline int key_of(int lane) { return (lane & 24) + 2 * (lane & 3) + ((lane >> 2) & 1); }
 __device__ inline int lane_of(int key) { return (key & 24) + ((key & 1) << 2) + ((key >> 1) & 3); }
 
-/// One row's heads with 32 keys: the lane's key before its own scale.
-template <Element kElement>
+/// One row's heads with 32 keys: the lane's key before its own scale. kSixteens: how many sixteens of heads, 0 if that is not known before.
+template <Element kElement, int kSixteens>
 __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::uint32_t (&keys)[4][2 * kSteps], const float* key_scales, int lane) {
   const int row = lane / 4;
   float sum[8] = {};
   __syncwarp();  // products need all lanes at one place, and lanes may have loaded or stored apart
-#pragma unroll 1
-  for (int h = 0; h < sixteens; ++h) {
+#pragma unroll(kSixteens > 0 ? 4 : 1)
+  for (int h = 0; h < (kSixteens > 0 ? kSixteens : sixteens); ++h) {
     const uint4* a = reinterpret_cast<const uint4*>(q.fragments) + h * kSteps * 32 + lane;
     float dots[4][4] = {};
     if constexpr (kElement == Element::kE4M3) {
@@ -147,8 +160,9 @@ __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::ui
 }
 
 /// A block has up to kMaxRows rows and every parts-th run of kWarps tiles; a warp has a tile. Rows of one request share the keys that are loaded.
-template <Element kElement>
-__global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? kResident : 2) score_tensor(const __grid_constant__ Call c) {
+/// kWide: keys and queries begin on 16 bytes.
+template <Element kElement, int kSixteens, bool kWide>
+__global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(const __grid_constant__ Call c) {
   using C = Codes<kElement>;
   constexpr bool kScaled = kElement == Element::kE2M1;
   extern __shared__ uint4 memory[];
@@ -173,11 +187,6 @@ __global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? kReside
   }
   const std::int64_t block_tile = begin / kTile + part * kWarps;
   if (block_tile * kTile >= end) return;
-  for (int r = 0; r < rows; ++r) {
-    if (spans[r].end > 0) SharedQ(memory, r, sixteens, kScaled).fill<kElement>(c, first + r, sixteens);
-  }
-  __syncthreads();
-
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t hop = static_cast<std::int64_t>(c.parts) * kWarps * kTile;
@@ -188,23 +197,28 @@ __global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? kReside
       last = max(last, spans[next_request].end);
     std::int64_t j = (block_tile + warp) * kTile + key_of(lane);
     const auto find = [&](std::int64_t at) { return at < last ? c.keys.find(requests[r], at) : Place{}; };
-    Place place = find(j);
-    Place next = find(j + hop);
+    Place next = find(j);
     std::uint32_t scale_bits = 0;
+    bool exists = false;  // the entry whose score this lane stores
     typename C::Raw raw[4];
-    // A tile's keys are on their way while the one before is computed.
+    // A tile's keys are on their way while the one before is computed. For an entry that does not exist some queries are read: its score is not used.
     const auto fetch = [&](Place of) {
-      scale_bits = of.block < 0 ? 0U : load_word(c.keys.scales_at(of));
+      exists = c.keys.holds(of);
+      scale_bits = load_word(exists ? c.keys.scales_at(of) : c.q);
+      const auto row = reinterpret_cast<std::uint64_t>(exists ? c.keys.data_at(of) : c.q);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        Place from;
-        from.block = __shfl_sync(0xFFFF'FFFFU, of.block, lane_of(8 * t + lane / 4));
-        from.offset = __shfl_sync(0xFFFF'FFFFU, of.offset, lane_of(8 * t + lane / 4));
-        raw[t] = {};
-        if (from.block >= 0) raw[t] = C::fetch(c.keys.data_at(from), c.keys.data_align, lane % 4);
+        const auto from = __shfl_sync(0xFFFF'FFFFU, row, lane_of(8 * t + lane / 4));
+        raw[t] = C::template fetch<kWide>(reinterpret_cast<const std::uint8_t*>(from), lane % 4);
       }
     };
-    fetch(place);
+    fetch(next);
+    next = find(j + hop);
+    for (int i = r; i < next_request; ++i) {
+      if (spans[i].end > 0) SharedQ(memory, i, sixteens, kScaled).template fill<kElement, kWide>(c, first + i, sixteens);
+    }
+    __syncthreads();
+    device::let_next_launch();
     for (std::int64_t base = (block_tile + warp) * kTile; base < last; base += hop, j += hop) {
       std::uint32_t keys[4][2 * kSteps];
 #pragma unroll
@@ -216,16 +230,16 @@ __global__ void __launch_bounds__(kThreads, kElement == Element::kE4M3 ? kReside
         for (int g = 0; g < kGroups; ++g) key_scales[kTile * g + key_of(lane)] = device::from_ue8m0(static_cast<std::uint8_t>(scale_bits >> (8 * g)));
         __syncwarp();
       } else {
-        if (place.block >= 0) scale = __uint_as_float(scale_bits);
+        scale = __uint_as_float(scale_bits);
       }
-      const bool exists = place.block >= 0;
-      place = next;
-      if (base + hop < last) fetch(place);
+      const bool found = exists;
+      fetch(next);  // behind the last tile too: a condition would make the compiler wait for the loads and copy them
       next = find(j + 2 * hop);
       for (int i = r; i < next_request; ++i) {
         if (spans[i].begin >= base + kTile || spans[i].end <= base) continue;
-        const float score = score_tile<kElement>(SharedQ(memory, i, sixteens, kScaled), sixteens, keys, key_scales, lane) * C::unit() * scale;
-        if (j >= spans[i].begin && j < spans[i].end) c.logits[(first + i) * c.logit_stride + j] = exists ? score : -INFINITY;
+        const float score =
+            score_tile<kElement, kSixteens>(SharedQ(memory, i, sixteens, kScaled), sixteens, keys, key_scales, lane) * C::unit() * scale;
+        if (j >= spans[i].begin && j < spans[i].end) c.logits[(first + i) * c.logit_stride + j] = found ? score : -INFINITY;
       }
     }
   }

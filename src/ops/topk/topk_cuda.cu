@@ -1,7 +1,7 @@
 // Exact selection on any GPU: the radix selection of topk_cpu.cpp. One block for a row; a row that fits its registers is read once, a longer one once for
 // each digit (at most three) and for the output. Few wide rows are cut into parts (topk_split.h): one kernel counts the first digit of each part, the next
 // lists the columns that can be chosen, in order, and the last block of a row to arrive chooses from the list.
-#include "device/launch.cuh"
+#include "device/early_launch.cuh"
 #include "device/shared_limit.h"
 #include "ops/cuda_op.h"
 #include "ops/topk/topk_split.h"
@@ -257,6 +257,7 @@ __device__ void write_all(std::int64_t n, std::int64_t k, std::int32_t* out) {
 template <int kThreads, int kItems>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ Call c) {
   __shared__ SelectionShared<kThreads> shared;
+  device::wait_for_work_before();
   const std::int64_t row = blockIdx.x;
   const std::int64_t n = c.length(row);
   if (n <= c.k) return write_all(n, c.k, c.out(row));
@@ -294,6 +295,8 @@ __global__ void __launch_bounds__(kPartThreads, 1) count_parts(const __grid_cons
   constexpr int kGroupThreads = TopkSplit::kValues / kMine;  // neighbours in a warp
   static_assert(kMine % 4 == 0 && 32 % kGroupThreads == 0);
   alignas(16) __shared__ std::uint32_t count[TopkSplit::kDigits];
+  device::wait_for_work_before();
+  device::let_next_launch();
   const std::int64_t row = blockIdx.x / p.parts;
   const std::int64_t n = p.call.length(row);
   if (n <= TopkSplit::kShortRow) return;
@@ -456,6 +459,7 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
   __shared__ PartSums<TopkSplit::kGroups> group_sums;
   __shared__ PartSums<TopkSplit::kValues> value_sums;
   __shared__ bool last;
+  device::wait_for_work_before();
   const std::int64_t row = blockIdx.x / p.parts;
   const std::int64_t n = p.call.length(row);
   std::int32_t* out = p.call.out(row);
@@ -505,8 +509,7 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
 
 template <int kThreads, int kItems>
 void launch(std::int64_t rows, const Call& c, const RunContext& context) {
-  select<kThreads, kItems><<<blocks_for(rows, 1), kThreads, 0, stream_of(context.stream)>>>(c);
-  check_launch("topk select");
+  device::launch_early<select<kThreads, kItems>>("topk select", blocks_for(rows, 1), kThreads, stream_of(context.stream), c);
 }
 
 /// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it.
@@ -528,10 +531,8 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
   parts.arrived = parts.columns + split.launch_rows * TopkSplit::kListed;
   for (std::int64_t row = 0; row < p.rows; row += split.launch_rows) {
     const unsigned grid = blocks_for(std::min(split.launch_rows, p.rows - row) * split.parts, 1);
-    count_parts<<<grid, kPartThreads, 0, stream_of(context.stream)>>>(parts);
-    check_launch("topk count_parts");
-    select_parts<<<grid, kPartThreads, 0, stream_of(context.stream)>>>(parts);
-    check_launch("topk select_parts");
+    device::launch_early<count_parts>("topk count_parts", grid, kPartThreads, stream_of(context.stream), parts);
+    device::launch_early<select_parts>("topk select_parts", grid, kPartThreads, stream_of(context.stream), parts);
     parts.call.logits += split.launch_rows * c.logit_stride;
     parts.call.lens += split.launch_rows;
     parts.call.indices += split.launch_rows * c.index_stride;

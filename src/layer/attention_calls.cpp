@@ -15,8 +15,8 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + s
 /// What the planning of one step's calls shares.
 class CallPlanner {
  public:
-  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches)
-      : choose_(choose), config_(config), shape_(shape), caches_(caches) {
+  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches, bool chosen_slots)
+      : choose_(choose), config_(config), shape_(shape), caches_(caches), chosen_slots_(chosen_slots) {
     calls_.front_end = choose.options().front_end;
     if (config.has_indexer()) {
       entry_width_ = config.index_topk;
@@ -31,11 +31,13 @@ class CallPlanner {
     if (calls_.front_end == FrontEnd::kFlashInfer) {
       plan_mixed();
     } else if (config_.has_indexer()) {
-      calls_.global_topk = choose_.make<GlobalTopk>({.requests = shape_.requests,
-                                                     .tokens = shape_.tokens,
-                                                     .k = config_.index_topk,
-                                                     .storage_block = caches_.compressed.block_size,
-                                                     .compact = true});
+      calls_.has_slots = true;
+      if (!chosen_slots_)
+        calls_.global_topk = choose_.make<GlobalTopk>({.requests = shape_.requests,
+                                                       .tokens = shape_.tokens,
+                                                       .k = config_.index_topk,
+                                                       .storage_block = caches_.compressed.block_size,
+                                                       .compact = true});
     }
     if (calls_.front_end == FrontEnd::kFlashMla && !gather) {
       calls_.by_split = false;
@@ -159,6 +161,7 @@ class CallPlanner {
   const LayerConfig& config_;
   const StepShape& shape_;
   const LayerCaches& caches_;
+  bool chosen_slots_;
   std::int64_t entry_width_ = 0;  ///< columns of the compressed part
   AttentionCalls calls_;
 };
@@ -281,8 +284,9 @@ void CallRunner::gathered(const AttentionCall& call) const {
 
 }  // namespace
 
-AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches) {
-  return CallPlanner(choose, config, shape, caches).plan();
+AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
+                                    bool chosen_slots) {
+  return CallPlanner(choose, config, shape, caches, chosen_slots).plan();
 }
 
 void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step, const LayerCaches& caches,

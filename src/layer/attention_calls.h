@@ -33,11 +33,13 @@ struct AttentionCalls {
   std::int64_t combined_width = 0;                ///< columns of its index rows
   std::int64_t mixed_width = 0;                   ///< columns of the mixed matrix
   bool by_split = true;                           ///< whether the calls follow the step's split into decodes and prefills
-  bool needs_slots() const { return global_topk.has_value(); }
+  bool has_slots = false;                         ///< C4A: calls read slots, which the top-k or global_topk makes
 };
 
-/// @throws Unsupported with upstream's text when the options are strict and a call has no upstream kernel.
-AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches);
+/// `chosen_slots`: the step's own top-k writes slots too. @throws Unsupported with upstream's text when the options are strict and a call has no upstream
+/// kernel.
+AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
+                                    bool chosen_slots);
 
 /// Where the calls of a step keep what they make.
 struct AttentionBuffers {

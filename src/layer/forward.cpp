@@ -148,8 +148,15 @@ void Forward::score() const {
     watch.lap(Stage::kIndexer);
     if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
     (whole ? ops.topk : ops.topk_tail)
-        ->run({.logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)}, indexer.scratch,
-              indexer.stream);
+        ->run({.logits = scores,
+               .lens = step.entry_lens.slice(0, begin, end),
+               .indices = step.topk.slice(0, begin, end),
+               .token_to_req = step.token_to_req.slice(0, begin, end),
+               .block_table = step.entry_block_table,
+               .valid = step.valid.slice(0, begin, end),
+               .slots = ops.slot_block > 0 ? b.attention.slots.slice(0, begin, end) : TensorView(),
+               .slot_lens = ops.slot_block > 0 ? b.attention.slot_lens.slice(0, begin, end) : TensorView()},
+              indexer.scratch, indexer.stream);
     watch.lap(Stage::kTopk);
   }
 }

@@ -65,7 +65,7 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   AttentionBuffers& a = b.attention;
   a.q = b.q_attn;
   a.o = b.o;
-  if (attention.needs_slots()) {
+  if (attention.has_slots) {
     a.slots = arena.take(DType::kI32, {tokens, c.index_topk});
     a.slot_lens = arena.take(DType::kI32, {tokens});
   }
@@ -109,8 +109,8 @@ void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOp
   ops->compress_index = store(c.index_head_dim, options.caches.index, c.hadamard);
 }
 
-/// Scoring and selection; the score matrix is cut along rows to stay within its budget.
-void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, Ops* ops) {
+/// Scoring and selection; the score matrix is cut along rows to stay within its budget. slot_block: entries in a block of the compressed cache.
+void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, std::int64_t slot_block, Ops* ops) {
   const std::int64_t width = visible_entries(ops->max_seq_len - 1, c.compress_ratio);
   ops->short_context = options.short_context && width <= c.index_topk;
   ops->score_width = width;
@@ -133,8 +133,12 @@ void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOption
   const std::int64_t tail = ops->tokens % ops->score_rows;
   ops->logits = score(ops->score_rows);
   ops->logits_tail = score(tail);
-  ops->topk = choose.make<TopK>({.rows = ops->score_rows, .width = width, .k = c.index_topk});
-  ops->topk_tail = choose.make<TopK>({.rows = tail, .width = width, .k = c.index_topk});
+  if (options.front_end != FrontEnd::kFlashInfer) ops->slot_block = slot_block;
+  const auto select = [&](std::int64_t rows) {
+    return choose.make<TopK>({.rows = rows, .width = width, .k = c.index_topk, .storage_block = ops->slot_block});
+  };
+  ops->topk = select(ops->score_rows);
+  ops->topk_tail = select(tail);
 }
 
 /// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).
@@ -222,9 +226,9 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     ops->index_compressor_gemm = project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
     ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
-    plan_indexer(choose, c, options, ops.get());
+    plan_indexer(choose, c, options, caches.compressed.block_size, ops.get());
   }
-  ops->attention = plan_attention_calls(choose, c, shape, caches);
+  ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0);
   plan_output(choose, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);
   return ops;

@@ -56,6 +56,7 @@ struct LayerPlan::Ops {
   std::size_t least_score_bytes = 0;  ///< reserve more for the score matrix than this shape needs
   bool short_context = false;         ///< C4A: every visible entry fits the top-k
   std::int64_t score_width = 0;       ///< columns of the score matrix
+  std::int64_t slot_block = 0;        ///< entries in a block where the top-k writes slots too
   std::int64_t score_rows = 0;        ///< rows scored at once, so that the matrix stays within its budget
   std::size_t scratch_bytes = 0;
   std::size_t workspace_bytes = 0;

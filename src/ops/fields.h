@@ -90,8 +90,11 @@ void tensors(RaggedIndexerLogits::Args& a, auto&& t) {
   SMLA_IN(q), SMLA_IN(q_scale), SMLA_IN(weights), SMLA_IN(values), SMLA_IN(scales), SMLA_IN(starts), SMLA_IN(ends), SMLA_OUT(logits);
 }
 
-void fields(TopK::Problem& p, auto&& f) { SMLA_FIELD(rows), SMLA_FIELD(width), SMLA_FIELD(k); }
-void tensors(TopK::Args& a, auto&& t) { SMLA_IN(logits), SMLA_IN(lens), SMLA_OUT(indices); }
+void fields(TopK::Problem& p, auto&& f) { SMLA_FIELD(rows), SMLA_FIELD(width), SMLA_FIELD(k), SMLA_FIELD(storage_block); }
+void tensors(TopK::Args& a, auto&& t) {
+  SMLA_IN(logits), SMLA_IN(lens), SMLA_OUT(indices), SMLA_IN(token_to_req), SMLA_IN(block_table), SMLA_IN(valid), SMLA_OUT(slots),
+      SMLA_OUT(slot_lens);
+}
 
 void fields(TokenToReq::Problem& p, auto&& f) { SMLA_FIELD(requests), SMLA_FIELD(tokens); }
 void tensors(TokenToReq::Args& a, auto&& t) { SMLA_IN(query_start_loc), SMLA_OUT(token_to_req); }

@@ -143,6 +143,32 @@ TEST_F(TopkGpu, NeighboursInEveryDigit) {
   }
 }
 
+TEST_F(TopkGpu, SlotsAreRef) {
+  for (const TopkCase& c : cases::slot_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    const TopkInputs inputs(c);
+    const cases::SlotInputs table(c);
+    TopK::Problem problem = c.problem();
+    problem.storage_block = cases::SlotInputs::kBlock;
+    std::vector<std::int32_t> chosen[2];
+    std::vector<std::int32_t> slots[2];
+    std::vector<std::int32_t> lens[2];
+    for (const int gpu : {0, 1}) {
+      chosen[gpu].resize(static_cast<std::size_t>(c.rows * c.k));
+      TopK::Args args{.logits = inputs.view(c), .lens = view_of(inputs.lens.data(), {c.rows}), .indices = view_of(chosen[gpu].data(), {c.rows, c.k})};
+      table.add_to(args, c, slots[gpu], lens[gpu]);
+      if (gpu == 1) {
+        test::run_on_gpu<TopK>(problem, args, "cuda");
+      } else {
+        Plan<TopK>(problem, {.implementation = "ref"}).run(args);
+      }
+    }
+    ASSERT_EQ(chosen[0], chosen[1]);
+    ASSERT_EQ(slots[0], slots[1]);
+    ASSERT_EQ(lens[0], lens[1]);
+  }
+}
+
 TEST_F(TopkGpu, HostileLengths) {
   std::mt19937 random(4);
   for (const std::int64_t width : {100, 5000, 20'000}) {

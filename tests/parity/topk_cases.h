@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <ostream>
 #include <random>
 #include <string>
@@ -98,5 +99,48 @@ inline std::vector<TopkCase> topk_cases() {
   out.push_back({.rows = 3, .width = 0, .k = 4, .lens = {0, 3, -1}});
   return out;
 }
+
+/// Cases whose chosen columns become slots: narrow rows, one block's rows, rows that several blocks of a GPU share, no choice at all.
+inline std::vector<TopkCase> slot_cases() {
+  std::vector<TopkCase> out;
+  std::uint32_t seed = 700;
+  for (const std::int64_t k : {0, 5, 512, 2048}) {
+    for (const std::int64_t width : {3, 1000, 9000, 40'000}) {
+      const auto w = static_cast<std::int32_t>(width);
+      out.push_back({.rows = 7, .width = width, .k = k, .padding = 1, .lens = {w, 0, w / 2, -3, w - 1, 4, w + 9}, .seed = ++seed});
+    }
+  }
+  return out;
+}
+
+/// Where the entries of a case's rows are: tables with holes, requests that do not exist, rows that are not valid.
+struct SlotInputs {
+  static constexpr std::int64_t kRequests = 3;
+  static constexpr std::int64_t kBlock = 48;
+  std::int64_t columns = 0;
+  std::vector<std::int32_t> table;
+  std::vector<std::int32_t> request;
+  std::unique_ptr<bool[]> valid;
+
+  explicit SlotInputs(const TopkCase& c) : columns(c.width / kBlock), valid(std::make_unique<bool[]>(static_cast<std::size_t>(c.rows))) {
+    std::mt19937 random(c.seed);
+    for (std::int64_t i = 0; i < kRequests * columns; ++i)
+      table.push_back(random() % 9 == 0 ? -1 - static_cast<std::int32_t>(random() % 5) : static_cast<std::int32_t>(random() % 60'000'000));
+    for (std::int64_t row = 0; row < c.rows; ++row) {
+      request.push_back(static_cast<std::int32_t>(random() % 5) - 1);
+      valid[static_cast<std::size_t>(row)] = random() % 4 != 0;
+    }
+  }
+  /// Completes a call; the three last are outputs.
+  void add_to(TopK::Args& args, const TopkCase& c, std::vector<std::int32_t>& slots, std::vector<std::int32_t>& lens) const {
+    args.token_to_req = view_of(request.data(), {c.rows});
+    args.block_table = view_of(table.data(), {kRequests, columns});
+    args.valid = ConstTensorView(valid.get(), DType::kBool, {c.rows});
+    slots.assign(static_cast<std::size_t>(c.rows * c.k), 0x5A5A'5A5A);
+    lens.assign(static_cast<std::size_t>(c.rows), 0x5A5A'5A5A);
+    args.slots = view_of(slots.data(), {c.rows, c.k});
+    args.slot_lens = view_of(lens.data(), {c.rows});
+  }
+};
 
 }  // namespace smla::cases

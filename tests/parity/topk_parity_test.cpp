@@ -4,6 +4,7 @@
 #include <string>
 
 #include "parity/topk_cases.h"
+#include "sparsemla/ops/index.h"
 
 namespace smla {
 namespace {
@@ -39,6 +40,39 @@ TEST(TopkParity, EveryImplementationEqualsRef) {
     }
   }
   for (const std::string& text : refused) std::printf("[ refused  ] topk %s\n", text.c_str());
+}
+
+/// Slots are what GlobalTopk makes of the choice.
+TEST(TopkParity, SlotsAreThoseOfGlobalTopk) {
+  for (const cases::TopkCase& c : cases::slot_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    const cases::TopkInputs inputs(c);
+    const cases::SlotInputs table(c);
+    TopK::Problem problem = c.problem();
+    problem.storage_block = cases::SlotInputs::kBlock;
+    for (const Candidate& candidate : explain<TopK>(problem)) {
+      if (!candidate.refusal.empty()) continue;
+      std::vector<std::int32_t> chosen(static_cast<std::size_t>(c.rows * c.k));
+      std::vector<std::int32_t> slots;
+      std::vector<std::int32_t> lens;
+      TopK::Args args{.logits = inputs.view(c), .lens = view_of(inputs.lens.data(), {c.rows}), .indices = view_of(chosen.data(), {c.rows, c.k})};
+      table.add_to(args, c, slots, lens);
+      Plan<TopK>(problem, {.implementation = candidate.name}).run(args);
+      std::vector<std::int32_t> want_slots(slots.size());
+      std::vector<std::int32_t> want_lens(lens.size());
+      Plan<GlobalTopk>(
+          {.requests = cases::SlotInputs::kRequests, .tokens = c.rows, .k = c.k, .storage_block = problem.storage_block, .compact = true},
+          {.implementation = "ref"})
+          .run({.topk = args.indices,
+                .token_to_req = args.token_to_req,
+                .block_table = args.block_table,
+                .valid = args.valid,
+                .indices = view_of(want_slots.data(), {c.rows, c.k}),
+                .lens = view_of(want_lens.data(), {c.rows})});
+      ASSERT_EQ(want_slots, slots) << candidate.name;
+      ASSERT_EQ(want_lens, lens) << candidate.name;
+    }
+  }
 }
 
 }  // namespace

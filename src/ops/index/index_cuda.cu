@@ -1,46 +1,16 @@
 // The index family on the device: what each contract says, a block of threads for each row, a thread for each column.
 #include "device/launch.cuh"
 #include "ops/cuda_op.h"
+#include "ops/index/global_row.cuh"
 #include "sparsemla/ops/index.h"
 
 namespace smla {
 
 namespace {
 
+using namespace index_rows;
+
 constexpr int kThreads = 128;
-
-/// A block table as index builders read it: requests and columns outside of it, and negative entries, lead nowhere.
-struct Table {
-  const std::int32_t* entries = nullptr;
-  std::int64_t requests = 0;
-  std::int64_t columns = 0;
-  std::int64_t stride = 0;
-  std::int64_t block_size = 1;
-
-  /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
-  __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
-    if (request < 0 || request >= requests || i < 0) return -1;
-    // Nearly always both have 32 bits, in which a division is a fraction of the work.
-    const bool narrow = ((i | block_size) >> 32) == 0;
-    const std::int64_t column = narrow ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(block_size) : i / block_size;
-    if (column >= columns) return -1;
-    std::int64_t block = entries[request * stride + column];
-    if (block < 0) {
-      if (!clamp) return -1;
-      block = 0;
-    }
-    return block * block_size + (i - column * block_size);
-  }
-};
-
-Table table_of(const ConstTensorView& v, std::int64_t block_size) {
-  if (v.absent()) return {.block_size = block_size};
-  return {.entries = static_cast<const std::int32_t*>(v.data),
-          .requests = v.size(0),
-          .columns = v.size(1),
-          .stride = v.stride[0],
-          .block_size = block_size};
-}
 
 /// An int32 matrix whose rows may be strided.
 template <class Int>
@@ -61,9 +31,6 @@ template <class T>
 T* data_of(const auto& v) {
   return static_cast<T*>(v.data);
 }
-
-/// What an index row can hold, -1 otherwise.
-__device__ std::int32_t as_index(std::int64_t v) { return v < 0 || v > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(v); }
 
 /// Entries of `ratio` tokens that a query at `pos` sees, at most `most`. pos may be the largest number.
 __device__ std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio, std::int64_t most) {
@@ -144,54 +111,11 @@ __global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(n);
 }
 
-constexpr int kGlobalRun = 4;  ///< entries of a thread in a round, all on their way at once
-
-/// Survivors keep their order: a warp has a run of 32 kGlobalRun entries, and each round takes its places from a running total.
 __global__ void __launch_bounds__(kThreads) global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk,
                                                         const std::int32_t* request, const bool* valid, Rows<std::int32_t> out, std::int32_t* lens) {
-  constexpr int kWarps = kThreads / 32;
-  __shared__ std::int32_t warp_sum[2][kWarps];
+  __shared__ GlobalRow<kThreads> row;
   const std::int64_t t = blockIdx.x;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const std::int64_t r = request[t];
-  std::int32_t total = 0;
-  int round = 0;
-  for (std::int64_t base = 0; base < k; base += kThreads * kGlobalRun, round ^= 1) {
-    const std::int64_t first = base + warp * 32 * kGlobalRun + lane;
-    std::int32_t local[kGlobalRun];
-    std::int32_t index[kGlobalRun];
-#pragma unroll
-    for (int i = 0; i < kGlobalRun; ++i) local[i] = first + 32 * i < k ? topk.row(t)[first + 32 * i] : -1;
-#pragma unroll
-    for (int i = 0; i < kGlobalRun; ++i) index[i] = as_index(table.slot(r, local[i]));
-    std::int32_t place[kGlobalRun];
-    std::int32_t alive = 0;
-#pragma unroll
-    for (int i = 0; i < kGlobalRun; ++i) {
-      const unsigned which = __ballot_sync(0xFFFF'FFFFU, index[i] >= 0);
-      place[i] = alive + __popc(which & ((1U << lane) - 1U));
-      alive += __popc(which);
-    }
-    if (lane == 0) warp_sum[round][warp] = alive;
-    // Every entry of this round was read before any place of it is written, and places never lie past the entries read.
-    __syncthreads();
-    std::int32_t before = total;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) before += warp_sum[round][w];
-      total += warp_sum[round][w];
-    }
-#pragma unroll
-    for (int i = 0; i < kGlobalRun; ++i) {
-      if (!compact && first + 32 * i < k) out.row(t)[first + 32 * i] = index[i];
-      if (compact && index[i] >= 0) out.row(t)[before + place[i]] = index[i];
-    }
-  }
-  // The last round's places are written before what follows them.
-  __syncthreads();
-  for (std::int64_t j = total + threadIdx.x; compact && j < k; j += kThreads) out.row(t)[j] = -1;
-  if (threadIdx.x == 0) lens[t] = valid[t] ? total : 0;
+  row.write(table, request[t], valid[t], k, compact, topk.row(t), out.row(t), lens + t);
 }
 
 __global__ void short_rows(std::int64_t ratio, std::int64_t k, const std::int64_t* positions, Rows<std::int32_t> out) {

@@ -5,6 +5,8 @@
 
 namespace smla {
 
+/// Slots of the chosen columns where the problem wants them.
+void topk_slots(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
 void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
 void topk_cpu(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
 

@@ -104,6 +104,7 @@ void topk_cpu(const TopK::Problem& problem, const TopK::Args& args, const RunCon
       select_row(logits + row * args.logits.stride[0], n, problem.k, indices + row * args.indices.stride[0], digits);
     }
   }
+  topk_slots(problem, args, context);
 }
 
 }  // namespace smla

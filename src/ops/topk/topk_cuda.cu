@@ -4,6 +4,7 @@
 #include "device/early_launch.cuh"
 #include "device/shared_limit.h"
 #include "ops/cuda_op.h"
+#include "ops/index/global_row.cuh"
 #include "ops/topk/topk_split.h"
 
 namespace smla {
@@ -235,6 +236,16 @@ struct Selection {
   __device__ void run(std::uint32_t k, std::int32_t* out) { write(find_threshold(k, 0, 0), k, out); }
 };
 
+/// What the chosen columns' slots need.
+struct Slots {
+  index_rows::Table table;
+  const std::int32_t* request = nullptr;
+  const bool* valid = nullptr;
+  std::int32_t* slots = nullptr;  ///< null: not wanted
+  std::int64_t stride = 0;
+  std::int32_t* lens = nullptr;
+};
+
 struct Call {
   const float* logits = nullptr;
   std::int64_t logit_stride = 0;
@@ -243,10 +254,19 @@ struct Call {
   std::int64_t k = 0;
   std::int32_t* indices = nullptr;
   std::int64_t index_stride = 0;
+  Slots slots;
 
   __device__ std::int64_t length(std::int64_t row) const { return min(max(static_cast<std::int64_t>(lens[row]), std::int64_t{0}), width); }
   __device__ std::int32_t* out(std::int64_t row) const { return indices + row * index_stride; }
   __device__ const float* scores(std::int64_t row) const { return logits + row * logit_stride; }
+
+  /// After a block of kThreads has written a row.
+  template <int kThreads>
+  __device__ void write_slots(std::int64_t row, index_rows::GlobalRow<kThreads>& shared) const {
+    if (slots.slots == nullptr) return;
+    __syncthreads();
+    shared.write(slots.table, slots.request[row], slots.valid[row], k, true, out(row), slots.slots + row * slots.stride, slots.lens + row);
+  }
 };
 
 /// A row of n <= k columns.
@@ -257,11 +277,16 @@ __device__ void write_all(std::int64_t n, std::int64_t k, std::int32_t* out) {
 template <int kThreads, int kItems>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ Call c) {
   __shared__ SelectionShared<kThreads> shared;
+  __shared__ index_rows::GlobalRow<kThreads> slots;
   device::wait_for_work_before();
   const std::int64_t row = blockIdx.x;
   const std::int64_t n = c.length(row);
-  if (n <= c.k) return write_all(n, c.k, c.out(row));
-  Selection<kThreads, kItems, Scores>(shared, {c.scores(row)}, static_cast<std::uint32_t>(n)).run(static_cast<std::uint32_t>(c.k), c.out(row));
+  if (n <= c.k || c.k == 0) {
+    write_all(n, c.k, c.out(row));
+  } else {
+    Selection<kThreads, kItems, Scores>(shared, {c.scores(row)}, static_cast<std::uint32_t>(n)).run(static_cast<std::uint32_t>(c.k), c.out(row));
+  }
+  c.write_slots<kThreads>(row, slots);
 }
 
 constexpr int kPartThreads = 1024;  ///< of the kernels that share a row
@@ -458,6 +483,7 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
   __shared__ SelectionShared<kPartThreads> shared;
   __shared__ PartSums<TopkSplit::kGroups> group_sums;
   __shared__ PartSums<TopkSplit::kValues> value_sums;
+  __shared__ index_rows::GlobalRow<kPartThreads> slots;
   __shared__ bool last;
   device::wait_for_work_before();
   const std::int64_t row = blockIdx.x / p.parts;
@@ -467,7 +493,9 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
   const auto k = static_cast<std::uint32_t>(p.call.k);
   const Part part(n, p.parts);
   if (n <= p.call.k) {
-    if (part.number == 0) write_all(n, p.call.k, out);
+    if (part.number != 0) return;
+    write_all(n, p.call.k, out);
+    p.call.write_slots<kPartThreads>(row, slots);
     return;
   }
   bool alone = n <= TopkSplit::kShortRow;
@@ -500,11 +528,13 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
       __threadfence();
       Selection<kPartThreads, kItems, List> selection(shared, {keys, columns}, listed);
       selection.write(selection.find_threshold(k - above, TopkSplit::kDigitBits, digit), k, out);
+      p.call.write_slots<kPartThreads>(row, slots);
       return;
     }
   }
   if (part.number != 0) return;
   Selection<kPartThreads, kItems, Scores>(shared, scores, static_cast<std::uint32_t>(n)).run(k, out);
+  p.call.write_slots<kPartThreads>(row, slots);
 }
 
 template <int kThreads, int kItems>
@@ -536,20 +566,33 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
     parts.call.logits += split.launch_rows * c.logit_stride;
     parts.call.lens += split.launch_rows;
     parts.call.indices += split.launch_rows * c.index_stride;
+    if (c.slots.slots == nullptr) continue;
+    parts.call.slots.request += split.launch_rows;
+    parts.call.slots.valid += split.launch_rows;
+    parts.call.slots.slots += split.launch_rows * c.slots.stride;
+    parts.call.slots.lens += split.launch_rows;
   }
 }
 
 }  // namespace
 
 SMLA_CUDA_OP(TopK, static_cast<std::size_t>(topk_workspace_bytes(p, device::multiprocessors()))) {
-  if (p.rows == 0 || p.k == 0) return;
-  const Call c{.logits = static_cast<const float*>(a.logits.data),
-               .logit_stride = a.logits.stride[0],
-               .lens = static_cast<const std::int32_t*>(a.lens.data),
-               .width = p.width,
-               .k = p.k,
-               .indices = static_cast<std::int32_t*>(a.indices.data),
-               .index_stride = a.indices.stride[0]};
+  if (p.rows == 0 || (p.k == 0 && p.storage_block == 0)) return;
+  Call c{.logits = static_cast<const float*>(a.logits.data),
+         .logit_stride = a.logits.stride[0],
+         .lens = static_cast<const std::int32_t*>(a.lens.data),
+         .width = p.width,
+         .k = p.k,
+         .indices = static_cast<std::int32_t*>(a.indices.data),
+         .index_stride = a.indices.stride[0]};
+  if (p.storage_block > 0) {
+    c.slots = {.table = index_rows::table_of(a.block_table, p.storage_block),
+               .request = static_cast<const std::int32_t*>(a.token_to_req.data),
+               .valid = static_cast<const bool*>(a.valid.data),
+               .slots = static_cast<std::int32_t*>(a.slots.data),
+               .stride = a.slots.stride[0],
+               .lens = static_cast<std::int32_t*>(a.slot_lens.data)};
+  }
   const TopkSplit split = split_topk(p, device::multiprocessors());
   if (split.parts > 1) return launch_parts(p, split, c, context);
   launch_rows(p, c, context);

@@ -8,7 +8,7 @@
 namespace smla {
 
 // Columns 0..n-1 sorted by (numbers before NaN, score descending, column ascending); the first k of them, in ascending order.
-void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunContext& /*context*/) {
+void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context) {
   const std::int32_t* lens = args.lens.as<std::int32_t>();
   for (std::int64_t row = 0; row < problem.rows; ++row) {
     const float* scores = args.logits.as<float>() + row * args.logits.stride[0];
@@ -23,6 +23,7 @@ void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunCon
     std::sort(columns.begin(), columns.end());
     std::fill(std::copy(columns.begin(), columns.end(), out), out + problem.k, -1);
   }
+  topk_slots(problem, args, context);
 }
 
 }  // namespace smla

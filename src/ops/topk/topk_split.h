@@ -48,7 +48,7 @@ constexpr std::int64_t topk_launch_rows(int multiprocessors) { return std::clamp
 
 constexpr TopkSplit split_topk(const TopK::Problem& p, int multiprocessors) {
   const std::int64_t most = topk_launch_rows(multiprocessors);
-  if (p.rows <= 0 || p.rows > TopkSplit::kLaunches * most || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMostChosen) return {};
+  if (p.rows <= 0 || p.rows > TopkSplit::kLaunches * most || p.width <= TopkSplit::kOneBlock || p.k <= 0 || p.k > TopkSplit::kMostChosen) return {};
   const std::int64_t launches = (p.rows + most - 1) / most;
   TopkSplit split{.launch_rows = (p.rows + launches - 1) / launches};
   const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / split.launch_rows;

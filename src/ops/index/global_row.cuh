@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+
+#include "sparsemla/tensor_view.h"
+
+namespace smla::index_rows {
+
+/// A block table as index builders read it: requests and columns outside of it, and negative entries, lead nowhere.
+struct Table {
+  const std::int32_t* entries = nullptr;
+  std::int64_t requests = 0;
+  std::int64_t columns = 0;
+  std::int64_t stride = 0;
+  std::int64_t block_size = 1;
+
+  /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
+  __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
+    if (request < 0 || request >= requests || i < 0) return -1;
+    // Nearly always both have 32 bits, in which a division is a fraction of the work.
+    const bool narrow = ((i | block_size) >> 32) == 0;
+    const std::int64_t column = narrow ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(block_size) : i / block_size;
+    if (column >= columns) return -1;
+    std::int64_t block = entries[request * stride + column];
+    if (block < 0) {
+      if (!clamp) return -1;
+      block = 0;
+    }
+    return block * block_size + (i - column * block_size);
+  }
+};
+
+inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
+  if (v.absent()) return {.block_size = block_size};
+  return {.entries = static_cast<const std::int32_t*>(v.data),
+          .requests = v.size(0),
+          .columns = v.size(1),
+          .stride = v.stride[0],
+          .block_size = block_size};
+}
+
+/// What an index row can hold, -1 otherwise.
+__device__ inline std::int32_t as_index(std::int64_t v) { return v < 0 || v > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(v); }
+
+/// One row of GlobalTopk by a block of kThreads. In shared memory.
+template <int kThreads>
+struct GlobalRow {
+  static constexpr int kRun = 4;  ///< entries of a thread in a round, all on their way at once
+  static constexpr int kWarps = kThreads / 32;
+
+  std::int32_t warp_sum[2][kWarps];
+
+  /// Survivors keep their order: a warp has a run of 32 kRun entries, and each round takes its places from a running total. `out` may be `local`.
+  __device__ void write(const Table& table, std::int64_t request, bool valid, std::int64_t k, bool compact, const std::int32_t* local,
+                        std::int32_t* out, std::int32_t* len) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    std::int32_t total = 0;
+    int round = 0;
+    for (std::int64_t base = 0; base < k; base += kThreads * kRun, round ^= 1) {
+      const std::int64_t first = base + warp * 32 * kRun + lane;
+      std::int32_t entry[kRun];
+      std::int32_t index[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) entry[i] = first + 32 * i < k ? local[first + 32 * i] : -1;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) index[i] = as_index(table.slot(request, entry[i]));
+      std::int32_t place[kRun];
+      std::int32_t alive = 0;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const unsigned which = __ballot_sync(0xFFFF'FFFFU, index[i] >= 0);
+        place[i] = alive + __popc(which & ((1U << lane) - 1U));
+        alive += __popc(which);
+      }
+      if (lane == 0) warp_sum[round][warp] = alive;
+      // Every entry of this round was read before any place of it is written, and places never lie past the entries read.
+      __syncthreads();
+      std::int32_t before = total;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        if (w < warp) before += warp_sum[round][w];
+        total += warp_sum[round][w];
+      }
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        if (!compact && first + 32 * i < k) out[first + 32 * i] = index[i];
+        if (compact && index[i] >= 0) out[before + place[i]] = index[i];
+      }
+    }
+    // The last round's places are written before what follows them.
+    __syncthreads();
+    for (std::int64_t j = total + threadIdx.x; compact && j < k; j += kThreads) out[j] = -1;
+    if (threadIdx.x == 0) *len = valid ? total : 0;
+  }
+};
+
+}  // namespace smla::index_rows

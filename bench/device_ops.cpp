@@ -210,12 +210,15 @@ class Bed {
 };
 
 void norms(Bed& b) {
-  for (const std::int64_t dim : {b.config.q_lora_rank, std::int64_t{b.config.head_dim}}) {
-    b.call<RmsNorm>(
-        {.rows = b.tokens, .dim = dim},
-        {.x = b.numbers(DType::kBF16, {b.tokens, dim}), .weight = b.numbers(DType::kBF16, {dim}), .y = b.empty(DType::kBF16, {b.tokens, dim})});
-    b.count(4 * b.tokens * dim + 2 * dim, b.tokens * dim);
-  }
+  const std::int64_t dim = b.config.q_lora_rank;
+  const std::int64_t dim2 = b.config.head_dim;
+  b.call<RmsNorm>({.rows = b.tokens, .dim = dim, .dim2 = dim2}, {.x = b.numbers(DType::kBF16, {b.tokens, dim}),
+                                                                 .weight = b.numbers(DType::kBF16, {dim}),
+                                                                 .y = b.empty(DType::kBF16, {b.tokens, dim}),
+                                                                 .x2 = b.numbers(DType::kBF16, {b.tokens, dim2}),
+                                                                 .weight2 = b.numbers(DType::kBF16, {dim2}),
+                                                                 .y2 = b.empty(DType::kBF16, {b.tokens, dim2})});
+  b.count((4 * b.tokens + 2) * (dim + dim2), b.tokens * (dim + dim2));
 }
 
 void insert(Bed& b, const RowFormat& format) {

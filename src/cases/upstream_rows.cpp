@@ -70,16 +70,20 @@ ReplayResult q_kv_rmsnorm(const CaseFile& file, const ReplayOptions& options) {
   check_that(q_weight.numel() + kv_weight.numel() == both.size(1), file.path, "columns of in.qr_kv", both.size(1),
              "those of in.q_weight and in.kv_weight");
   ReplayResult result;
-  const auto half = [&](const char* name, const HostTensor& weight, std::int64_t begin) {
-    const std::int64_t dim = weight.numel();
-    HostTensor y = poisoned(DType::kBF16, {both.size(0), dim});
-    const RmsNorm::Problem problem{.rows = both.size(0), .dim = dim, .eps = epsilon(file)};
-    run<RmsNorm>(problem, options, {.x = both.slice(1, begin, begin + dim), .weight = weight.view(), .y = y.view()}, result);
-    result.bounds.emplace(name, ulps(1));
-    result.results.emplace(name, std::move(y));
-  };
-  half("qr_out", q_weight, 0);
-  half("kv_out", kv_weight, q_weight.numel());
+  HostTensor qr = poisoned(DType::kBF16, {both.size(0), q_weight.numel()});
+  HostTensor kv = poisoned(DType::kBF16, {both.size(0), kv_weight.numel()});
+  const RmsNorm::Problem problem{.rows = both.size(0), .dim = q_weight.numel(), .dim2 = kv_weight.numel(), .eps = epsilon(file)};
+  run<RmsNorm>(problem, options,
+               {.x = both.slice(1, 0, problem.dim),
+                .weight = q_weight.view(),
+                .y = qr.view(),
+                .x2 = both.slice(1, problem.dim, problem.dim + problem.dim2),
+                .weight2 = kv_weight.view(),
+                .y2 = kv.view()},
+               result);
+  result.bounds = {{"qr_out", ulps(1)}, {"kv_out", ulps(1)}};
+  result.results.emplace("qr_out", std::move(qr));
+  result.results.emplace("kv_out", std::move(kv));
   return result;
 }
 

@@ -68,9 +68,9 @@ void Forward::input_projections(const ConstTensorView& hidden) const {
 }
 
 void Forward::latent_norms() const {
-  ops.q_norm->run({.x = b.qr, .weight = weights.q_norm, .y = b.qr}, main.scratch, main.stream);
+  ops.latent_norms->run({.x = b.qr, .weight = weights.q_norm, .y = b.qr, .x2 = b.kv, .weight2 = weights.kv_norm, .y2 = b.kv}, main.scratch,
+                        main.stream);
   if (ops.quantize_qr) ops.quantize_qr->run({.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, main.scratch, main.stream);
-  ops.kv_norm->run({.x = b.kv, .weight = weights.kv_norm, .y = b.kv}, main.scratch, main.stream);
   watch.lap(Stage::kNorms);
 }
 

@@ -195,16 +195,13 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     return choose.make<Projection>({.m = tokens, .n = n, .k = k, .groups = 1, .x = fp8(w) ? DType::kE4M3 : act, .w = w.dtype, .y = y});
   };
   const auto quantize = [&](std::int64_t dim) { return choose.make<QuantizeRows>({.rows = tokens, .dim = dim, .in = act}); };
-  const auto norm = [&](std::int64_t dim) {
-    return choose.make<RmsNorm>({.rows = tokens, .dim = dim, .in = act, .out = act, .has_weight = true, .eps = c.rms_norm_eps});
-  };
   if (options.strict) check_upstream_blocks(caches.window.block_size, caches.compressed.block_size, c.compress_ratio);
 
   if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
-  ops->q_norm = norm(c.q_lora_rank);
-  ops->kv_norm = norm(c.head_dim);
+  ops->latent_norms = choose.make<RmsNorm>(
+      {.rows = tokens, .dim = c.q_lora_rank, .dim2 = c.head_dim, .in = act, .out = act, .has_weight = true, .eps = c.rms_norm_eps});
   if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = choose.make<QNormRopeInsert>({.tokens = tokens,

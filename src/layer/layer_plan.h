@@ -64,7 +64,7 @@ struct LayerPlan::Ops {
 
   std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm, index_weights_proj, index_wq_b;
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
-  std::optional<Plan<RmsNorm>> q_norm, kv_norm;
+  std::optional<Plan<RmsNorm>> latent_norms;
   std::optional<Plan<QNormRopeInsert>> insert;
   std::optional<Plan<SaveState>> save_state, save_index_state;
   std::optional<Plan<CompressStore>> compress, compress_index;

@@ -27,9 +27,9 @@ enum class CacheAccess : std::uint8_t { kRead, kWrite };
 #define SMLA_WRITE(name) t.cache(#name, a.name, CacheAccess::kWrite)
 
 void fields(RmsNorm::Problem& p, auto&& f) {
-  SMLA_FIELD(rows), SMLA_FIELD(dim), SMLA_FIELD(in), SMLA_FIELD(out), SMLA_FIELD(has_weight), SMLA_FIELD(eps);
+  SMLA_FIELD(rows), SMLA_FIELD(dim), SMLA_FIELD(dim2), SMLA_FIELD(in), SMLA_FIELD(out), SMLA_FIELD(has_weight), SMLA_FIELD(eps);
 }
-void tensors(RmsNorm::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(weight), SMLA_OUT(y); }
+void tensors(RmsNorm::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(weight), SMLA_OUT(y), SMLA_IN(x2), SMLA_IN(weight2), SMLA_OUT(y2); }
 
 void fields(AddRows::Problem& p, auto&& f) { SMLA_FIELD(rows), SMLA_FIELD(dim), SMLA_FIELD(dtype); }
 void tensors(AddRows::Args& a, auto&& t) { SMLA_IN(y), SMLA_OUT(x); }

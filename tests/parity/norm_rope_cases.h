@@ -58,8 +58,8 @@ struct RmsNormCase {
   DType weight = DType::kBF16;
   std::int64_t row_gap = 0;  ///< extra columns of the matrix that x is a slice of
   friend std::ostream& operator<<(std::ostream& out, const RmsNormCase& c) {
-    return out << "rms_norm " << c.problem.rows << "x" << c.problem.dim << " " << name_of(c.problem.in) << " to " << name_of(c.problem.out)
-               << (c.problem.has_weight ? " with " : " without ") << name_of(c.weight) << " weight, gap " << c.row_gap;
+    return out << "rms_norm " << c.problem.rows << "x" << c.problem.dim << " and " << c.problem.dim2 << " " << name_of(c.problem.in) << " to "
+               << name_of(c.problem.out) << (c.problem.has_weight ? " with " : " without ") << name_of(c.weight) << " weight, gap " << c.row_gap;
   }
 };
 
@@ -74,11 +74,17 @@ inline std::vector<RmsNormCase> rms_norm_cases() {
     cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kF32, .out = DType::kBF16, .has_weight = false}});
     cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kBF16, .out = DType::kF32, .has_weight = true, .eps = 0.5F}});
   }
+  for (const std::int64_t dim2 : {1, 33, 512, 4096}) {
+    for (const std::int64_t dim : {0, 7, 1024, 1536}) cases.push_back({.problem = {.rows = 19, .dim = dim, .dim2 = dim2}, .row_gap = 4});
+    cases.push_back({.problem = {.rows = 3, .dim = 512, .dim2 = dim2, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kF32});
+    cases.push_back({.problem = {.rows = 2, .dim = 512, .dim2 = dim2, .has_weight = false}});
+  }
   return cases;
 }
 
 struct RmsNormInputs {
   HostTensor x, weight, y;
+  HostTensor x2, weight2, y2;
   RmsNorm::Args args;
 };
 
@@ -94,6 +100,16 @@ inline RmsNormInputs make_inputs(const RmsNormCase& c, std::uint64_t seed = 1) {
   in.args.x = std::as_const(in.x).view().slice(1, c.row_gap, c.row_gap + c.problem.dim);
   in.args.y = in.y.view().slice(1, 0, c.problem.dim);
   if (c.problem.has_weight) in.args.weight = in.weight.view();
+  if (c.problem.dim2 == 0) return in;
+  in.x2 = HostTensor(c.problem.in, {c.problem.rows, c.problem.dim2});
+  in.weight2 = HostTensor(c.weight, {c.problem.dim2});
+  in.y2 = HostTensor(c.problem.out, {c.problem.rows, c.problem.dim2});
+  fill_activations(in.x2, random);
+  fill_activations(in.weight2, random);
+  poison(in.y2);
+  in.args.x2 = std::as_const(in.x2).view();
+  in.args.y2 = in.y2.view();
+  if (c.problem.has_weight) in.args.weight2 = in.weight2.view();
   return in;
 }
 

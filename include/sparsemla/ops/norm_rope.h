@@ -11,12 +11,14 @@
 namespace SMLA_API smla {
 
 /// RMSNorm of rows: y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i in fp32, products left to right, one rounding at the end (spec 2).
+/// With `dim2` > 0 a second matrix of as many rows is normed in the same launch, as a layer does with its latent queries and keys.
 struct RmsNorm {
   static constexpr std::string_view kName = "rms_norm";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
     std::int64_t rows = 0;     ///< how many
     std::int64_t dim = 0;      ///< numbers of a row
+    std::int64_t dim2 = 0;     ///< numbers of a row of the second matrix; 0: there is none
     DType in = DType::kBF16;   ///< BF16 or F32
     DType out = DType::kBF16;  ///< BF16 or F32
     bool has_weight = true;    ///< false: no multiplication by w
@@ -24,9 +26,12 @@ struct RmsNorm {
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView x;       ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
-    ConstTensorView weight;  ///< [dim] BF16 or F32; absent without weight
-    TensorView y;            ///< [rows, dim] `out`; may be x itself
+    ConstTensorView x;        ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
+    ConstTensorView weight;   ///< [dim] BF16 or F32; absent without weight
+    TensorView y;             ///< [rows, dim] `out`; may be x itself
+    ConstTensorView x2;       ///< [rows, dim2] `in`, the second matrix
+    ConstTensorView weight2;  ///< [dim2] BF16 or F32; absent without weight
+    TensorView y2;            ///< [rows, dim2] `out`; may be x2 itself
   };
 };
 

@@ -75,6 +75,7 @@ void OpTable<RmsNorm>::check_problem(const RmsNorm::Problem& p) {
   constexpr std::string_view op = RmsNorm::kName;
   check_that(p.rows >= 0, op, "rows", p.rows, "0 or more");
   check_that(p.dim >= 0, op, "dim", p.dim, "0 or more");
+  check_that(p.dim2 >= 0, op, "dim2", p.dim2, "0 or more");
   check_float(op, "in", p.in);
   check_float(op, "out", p.out);
 }
@@ -86,6 +87,11 @@ void OpTable<RmsNorm>::check_args(const RmsNorm::Problem& p, const RmsNorm::Args
   if (p.has_weight) check_tensor(op, "weight", a.weight, {p.dim}, {DType::kBF16, DType::kF32});
   check_tensor(op, "y", a.y, {p.rows, p.dim}, {p.out});
   check_in_place(op, "y", a.x, a.y);
+  if (p.dim2 == 0) return;
+  check_tensor(op, "x2", a.x2, {p.rows, p.dim2}, {p.in});
+  if (p.has_weight) check_tensor(op, "weight2", a.weight2, {p.dim2}, {DType::kBF16, DType::kF32});
+  check_tensor(op, "y2", a.y2, {p.rows, p.dim2}, {p.out});
+  check_in_place(op, "y2", a.x2, a.y2);
 }
 
 template <>

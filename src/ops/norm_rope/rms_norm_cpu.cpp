@@ -6,14 +6,20 @@ namespace smla {
 
 namespace {
 
-void run(const NormRopeKernels& kernels, const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context) {
-  const void* weight = problem.has_weight ? args.weight.data : nullptr;
+void norm(const NormRopeKernels& kernels, const RmsNorm::Problem& problem, std::int64_t dim, const ConstTensorView& x, const ConstTensorView& weight,
+          const TensorView& y, const RunContext& context) {
+  const void* w = problem.has_weight ? weight.data : nullptr;
   // Waking threads costs more than norming a few thousand numbers.
-  const bool parallel = problem.rows > 1 && problem.rows * problem.dim > 65536;
+  const bool parallel = problem.rows > 1 && problem.rows * dim > 65536;
 #pragma omp parallel for num_threads(context.threads) if (parallel) schedule(static)
   for (std::int64_t r = 0; r < problem.rows; ++r) {
-    kernels.norm(row_of(args.x, r), problem.in, weight, args.weight.dtype, row_of(args.y, r), problem.out, problem.dim, problem.eps);
+    kernels.norm(row_of(x, r), problem.in, w, weight.dtype, row_of(y, r), problem.out, dim, problem.eps);
   }
+}
+
+void run(const NormRopeKernels& kernels, const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context) {
+  norm(kernels, problem, problem.dim, args.x, args.weight, args.y, context);
+  if (problem.dim2 > 0) norm(kernels, problem, problem.dim2, args.x2, args.weight2, args.y2, context);
 }
 
 }  // namespace

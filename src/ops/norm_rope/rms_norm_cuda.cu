@@ -1,4 +1,6 @@
 // RMSNorm on the device: a warp for a short row, eight for a long one; what a thread holds of it stays in registers between the two passes.
+#include <algorithm>
+
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -14,14 +16,22 @@ constexpr int kWarps = HeadGrid::kWarps;
 constexpr std::int64_t kShort = 1024;         ///< the longest row of one warp
 constexpr std::int64_t kMaxDim = 1LL << 30U;  ///< elements of a row are counted in int
 
+/// A matrix to norm.
 template <class In, class Out>
-struct Call {
+struct Matrix {
   Rows<const In> x;
   Rows<Out> y;
   const void* weight = nullptr;
   bool weight_f32 = false;
-  std::int64_t rows = 0;
   int dim = 0;
+};
+
+/// One or two matrices of as many rows; the second one's blocks follow the first one's.
+template <class In, class Out>
+struct Call {
+  Matrix<In, Out> matrix[2];
+  std::int64_t rows = 0;
+  unsigned blocks = 0;  ///< of a matrix
   float eps = 0;
 };
 
@@ -40,13 +50,15 @@ __device__ float sum_of_row(float v) {
 }
 
 template <int kRowWarps, bool kByFours, class In, class Out>
-__global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> c) {
-  const std::int64_t row = kRowWarps == 1 ? static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.y : blockIdx.x;
-  if (row >= c.rows) return;
+__global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> call) {
+  const unsigned block = blockIdx.x < call.blocks ? blockIdx.x : blockIdx.x - call.blocks;
+  const Matrix<In, Out>& c = call.matrix[blockIdx.x < call.blocks ? 0 : 1];
+  const std::int64_t row = kRowWarps == 1 ? static_cast<std::int64_t>(block) * kWarps + threadIdx.y : block;
+  if (row >= call.rows) return;
   const int thread = static_cast<int>(threadIdx.x) + (kRowWarps == 1 ? 0 : 32 * static_cast<int>(threadIdx.y));
   const HeldRow<32 * kRowWarps, kByFours, In> x(c.x.row(row), c.dim, 0, thread);
   const float sum = sum_of_row<kRowWarps>(x.squares());
-  const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(c.dim)) + c.eps);
+  const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(c.dim)) + call.eps);
   Out* y = c.y.row(row);
   x.each([&](int i, Raw<In> raw) {
     float4 v = scaled(widened(raw), inverse);
@@ -59,8 +71,10 @@ __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_row
 }
 
 template <int kRowWarps, bool kByFours, class In, class Out>
-void launch(const Call<In, Out>& c, cudaStream_t stream) {
-  norm_rows<kRowWarps, kByFours><<<blocks_for(c.rows, kRowWarps == 1 ? kWarps : 1), dim3(32, kWarps), 0, stream>>>(c);
+void launch(Call<In, Out> c, cudaStream_t stream) {
+  c.blocks = blocks_for(c.rows, kRowWarps == 1 ? kWarps : 1);
+  const unsigned all = blocks_for((c.matrix[1].dim > 0 ? 2 : 1) * static_cast<std::int64_t>(c.blocks), 1);
+  norm_rows<kRowWarps, kByFours><<<all, dim3(32, kWarps), 0, stream>>>(c);
   check_launch("norm_rows");
 }
 
@@ -69,7 +83,7 @@ void launch(const Call<In, Out>& c, cudaStream_t stream) {
 template <>
 std::string CudaOp<RmsNorm>::refuse(const RmsNorm::Problem& problem, const PlanOptions&) {
   const std::string reason = needs_gpu();
-  if (reason.empty() && problem.dim > kMaxDim) return "dim above 2^30";
+  if (reason.empty() && std::max(problem.dim, problem.dim2) > kMaxDim) return "dim above 2^30";
   return reason;
 }
 
@@ -80,19 +94,26 @@ std::size_t CudaOp<RmsNorm>::workspace_bytes(const RmsNorm::Problem&, int) {
 
 template <>
 void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, const RunContext& context) {
-  if (p.rows == 0 || p.dim == 0) return;
-  const bool fours = by_fours(a.x) && by_fours(a.y) && (!p.has_weight || by_fours(a.weight));
+  if (p.rows == 0 || (p.dim == 0 && p.dim2 == 0)) return;
+  const auto aligned = [&](const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y) {
+    return by_fours(x) && by_fours(y) && (!p.has_weight || by_fours(weight));
+  };
+  const bool fours = (p.dim == 0 || aligned(a.x, a.weight, a.y)) && (p.dim2 == 0 || aligned(a.x2, a.weight2, a.y2));
   with_float(p.in, [&]<class In>(In) {
     with_float(p.out, [&]<class Out>(Out) {
       with_bool(fours, [&]<bool kByFours>(std::bool_constant<kByFours>) {
-        const Call<In, Out> c{.x = rows_of<const In>(a.x),
-                              .y = rows_of<Out>(a.y),
-                              .weight = p.has_weight ? a.weight.data : nullptr,
-                              .weight_f32 = p.has_weight && a.weight.dtype == DType::kF32,
-                              .rows = p.rows,
-                              .dim = static_cast<int>(p.dim),
-                              .eps = p.eps};
-        if (p.dim <= kShort) {
+        const auto matrix = [&](const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y, std::int64_t dim) {
+          return Matrix<In, Out>{.x = rows_of<const In>(x),
+                                 .y = rows_of<Out>(y),
+                                 .weight = p.has_weight ? weight.data : nullptr,
+                                 .weight_f32 = p.has_weight && weight.dtype == DType::kF32,
+                                 .dim = static_cast<int>(dim)};
+        };
+        Call<In, Out> c{.rows = p.rows, .eps = p.eps};
+        int count = 0;
+        if (p.dim > 0) c.matrix[count++] = matrix(a.x, a.weight, a.y, p.dim);
+        if (p.dim2 > 0) c.matrix[count++] = matrix(a.x2, a.weight2, a.y2, p.dim2);
+        if (std::max(p.dim, p.dim2) <= kShort) {
           launch<1, kByFours>(c, stream_of(context.stream));
         } else {
           launch<kWarps, kByFours>(c, stream_of(context.stream));

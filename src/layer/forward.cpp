@@ -93,26 +93,25 @@ void Forward::queries_and_window() const {
   watch.lap(Stage::kInsert);
 }
 
-void Forward::compress_into(const Lane& lane, const Plan<SaveState>& save, const Plan<CompressStore>& store, const CompressorWeights& w,
-                            const TensorView& kv_score, const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state,
-                            const PagedCache& entries) const {
-  save.run({.kv_score = kv_score, .ape = w.ape, .positions = step.positions, .state_slots = slots, .state = state}, lane.scratch, lane.stream);
-  store.run({.positions = step.positions,
-             .token_to_req = step.token_to_req,
-             .state_slots = slots,
-             .entry_slots = step.entry_slots,
-             .block_table = table,
-             .norm_weight = w.norm,
-             .cos_sin = cos_sin,
-             .state = state,
-             .entries = entries},
-            lane.scratch, lane.stream);
+void Forward::compress_into(const Lane& lane, const Plan<CompressStore>& plan, const CompressorWeights& w, const TensorView& kv_score,
+                            const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state, const PagedCache& entries) const {
+  plan.run({.positions = step.positions,
+            .token_to_req = step.token_to_req,
+            .state_slots = slots,
+            .entry_slots = step.entry_slots,
+            .block_table = table,
+            .norm_weight = w.norm,
+            .cos_sin = cos_sin,
+            .kv_score = kv_score,
+            .ape = w.ape,
+            .state = state,
+            .entries = entries},
+           lane.scratch, lane.stream);
 }
 
 void Forward::compress() const {
   if (!config.has_compressor()) return;
-  compress_into(compressor, *ops.save_state, *ops.compress, weights.compressor, b.kv_score, step.state_slots, step.state_block_table, caches.state,
-                caches.compressed);
+  compress_into(compressor, *ops.compress, weights.compressor, b.kv_score, step.state_slots, step.state_block_table, caches.state, caches.compressed);
   watch.lap(Stage::kCompressor);
 }
 
@@ -164,8 +163,8 @@ void Forward::score() const {
 void Forward::index() const {
   if (!config.has_indexer()) return;
   if (config.chooses()) {
-    compress_into(indexer, *ops.save_index_state, *ops.compress_index, weights.index_compressor, b.index_kv_score, step.index_state_slots,
-                  step.index_state_block_table, caches.index_state, caches.index);
+    compress_into(indexer, *ops.compress_index, weights.index_compressor, b.index_kv_score, step.index_state_slots, step.index_state_block_table,
+                  caches.index_state, caches.index);
     watch.lap(Stage::kCompressor);
     if (ops.short_context) {
       ops.short_topk->run({.positions = step.positions, .indices = step.topk}, indexer.scratch, indexer.stream);

@@ -84,9 +84,8 @@ struct Forward {
   };
   void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w, const TensorView& y,
                const ConstTensorView& w_scale = {}) const;
-  void compress_into(const Lane& lane, const Plan<SaveState>& save, const Plan<CompressStore>& store, const CompressorWeights& w,
-                     const TensorView& kv_score, const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state,
-                     const PagedCache& entries) const;
+  void compress_into(const Lane& lane, const Plan<CompressStore>& plan, const CompressorWeights& w, const TensorView& kv_score,
+                     const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state, const PagedCache& entries) const;
   void score() const;
 };
 

@@ -90,7 +90,7 @@ namespace {
 
 using Ops = LayerPlan::Ops;
 
-/// The compressor pair (save state, pool + store) of the layer, and of its indexer.
+/// The compressor of the layer, and of its indexer.
 void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, Ops* ops) {
   const auto store = [&](int dim, const RowFormat* format, bool hadamard) {
     return choose.make<CompressStore>({.tokens = ops->tokens,
@@ -102,10 +102,8 @@ void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOp
                                        .eps = c.rms_norm_eps,
                                        .clamp = options.clamp});
   };
-  ops->save_state = choose.make<SaveState>({.tokens = ops->tokens, .ratio = c.compress_ratio, .dim = c.head_dim});
   ops->compress = store(c.head_dim, options.caches.rows, false);
   if (!c.chooses()) return;
-  ops->save_index_state = choose.make<SaveState>({.tokens = ops->tokens, .ratio = c.compress_ratio, .dim = c.index_head_dim});
   ops->compress_index = store(c.index_head_dim, options.caches.index, c.hadamard);
 }
 

@@ -66,7 +66,6 @@ struct LayerPlan::Ops {
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
   std::optional<Plan<RmsNorm>> latent_norms;
   std::optional<Plan<QNormRopeInsert>> insert;
-  std::optional<Plan<SaveState>> save_state, save_index_state;
   std::optional<Plan<CompressStore>> compress, compress_index;
   std::optional<Plan<IndexerQ>> index_q;
   std::optional<Plan<IndexerLogits>> logits, logits_tail;

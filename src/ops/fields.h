@@ -67,7 +67,9 @@ void fields(CompressStore::Problem& p, auto&& f) {
 }
 void tensors(CompressStore::Args& a, auto&& t) {
   SMLA_IN(positions), SMLA_IN(token_to_req), SMLA_IN(state_slots), SMLA_IN(entry_slots), SMLA_IN(block_table), SMLA_IN(norm_weight);
-  SMLA_IN(cos_sin), SMLA_READ(state), SMLA_WRITE(entries);
+  SMLA_IN(cos_sin), SMLA_IN(kv_score), SMLA_IN(ape);
+  t.cache("state", a.state, a.kv_score.absent() ? CacheAccess::kRead : CacheAccess::kWrite);
+  SMLA_WRITE(entries);
 }
 
 void fields(IndexerQ::Problem& p, auto&& f) {

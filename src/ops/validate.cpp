@@ -352,6 +352,7 @@ void validate(const CompressStore::Problem& problem, const CompressStore::Args& 
   const Numbers entries(op, "entry_slots", args.entry_slots);
   const TableNumbers table(op, "block_table", args.block_table, args.state.block_size, args.state.num_blocks);
   check_written(entries, entries.rows(), args.entries.num_slots());
+  if (!args.kv_score.absent()) check_written(states, states.rows(), args.state.num_slots());
   const std::int64_t window = problem.coff() * static_cast<std::int64_t>(problem.ratio);
   for (std::int64_t t = 0; t < entries.rows(); ++t) {
     if (states.index(args.state.num_slots(), t) < 0 || entries(t) < 0) continue;

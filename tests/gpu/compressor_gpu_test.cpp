@@ -86,6 +86,22 @@ void check_store(const CompressorCase& c, bool odd, const Change& change, Count&
 
 void unchanged(PagedCache& /*state*/) {}
 
+TEST_F(CompressorGpu, SavingInTheSameLaunchIsThePair) {
+  for (const CompressorCase& c : all_cases()) {
+    for (const bool odd : {false, true}) {
+      SCOPED_TRACE(testing::Message() << c << (odd ? ", misaligned" : ""));
+      const CompressorInputs want = inputs_of(c, odd);
+      const CompressorInputs got = inputs_of(c, odd);
+      test::run_on_gpu<SaveState>(c.save(), want.save, "cuda");
+      test::run_on_gpu<CompressStore>(c.store(), want.store, "cuda");
+      test::run_on_gpu<CompressStore>(c.store(), got.saving(), "cuda");
+      if (c.hostile) continue;  // its tokens read slots that others write: either value may be seen
+      ASSERT_TRUE(want.state.bytes == got.state.bytes);
+      ASSERT_TRUE(want.entries.bytes == got.entries.bytes);
+    }
+  }
+}
+
 TEST_F(CompressorGpu, SaveStateIsRefByteForByte) {
   for (const CompressorCase& c : all_cases()) {
     check_save(c, false);

@@ -160,6 +160,14 @@ struct CompressorInputs {
   OwnedCache state, entries;
   SaveState::Args save;
   CompressStore::Args store;
+
+  /// Both as one call.
+  CompressStore::Args saving() const {
+    CompressStore::Args args = store;
+    args.kv_score = save.kv_score;
+    args.ape = save.ape;
+    return args;
+  }
 };
 
 /// Points some slots, requests, positions and table entries at nothing.

@@ -71,5 +71,21 @@ TEST(CompressorParity, CompressStore) {
   EXPECT_GT(equal, entries / 2);
 }
 
+/// A call with kv_score does what SaveState and CompressStore do.
+TEST(CompressorParity, SavingInTheSameCallIsThePair) {
+  for (const CompressorCase& c : all_cases()) {
+    for (const std::string& name : accepted<CompressStore>(c.store())) {
+      SCOPED_TRACE(testing::Message() << c << " on " << name);
+      const CompressorInputs want = make_inputs(c);
+      Plan<SaveState>(c.save(), {.implementation = "ref"}).run(want.save);
+      Plan<CompressStore>(c.store(), {.implementation = name}).run(want.store);
+      const CompressorInputs got = make_inputs(c);
+      Plan<CompressStore>(c.store(), {.implementation = name}).run(got.saving());
+      ASSERT_TRUE(want.state.bytes == got.state.bytes);
+      ASSERT_TRUE(want.entries.bytes == got.entries.bytes);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace smla

@@ -45,7 +45,9 @@ struct SaveState {
 /// outside the state cache, counts like a position < 0. A token is skipped (its entry is not written) when its request is not a row of the block
 /// table, its entry slot is outside `entries`, its group's position is not a row of `cos_sin`, or no row of its window can be read.
 /// A channel whose logits are all -inf pools to 0.
-/// The entry slots of a call are distinct; all of SaveState's rows must have been written before.
+/// The entry slots of a call are distinct; all of SaveState's rows must have been written before, unless the call has `kv_score` and `ape`: then it first
+/// does what SaveState does, in the same launch. The tokens of a request stand one behind the other then, and a state slot that the call writes is read for
+/// the position it is written for only.
 struct CompressStore {
   static constexpr std::string_view kName = "compress_store";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -69,7 +71,9 @@ struct CompressStore {
     ConstTensorView block_table;   ///< [requests, columns] I32 of the state cache; negative entries are read as block 0
     ConstTensorView norm_weight;   ///< [d] BF16 or F32
     ConstTensorView cos_sin;       ///< [L, rope_dim] F32
-    PagedCache state;              ///< read
+    ConstTensorView kv_score;      ///< [T, 2*coff*d] F32 as SaveState takes it; absent: the rows are in the state cache
+    ConstTensorView ape;           ///< [r, coff*d] F32 or BF16, with kv_score
+    PagedCache state;              ///< read; with kv_score written first
     PagedCache entries;            ///< cache of the compressed entries
   };
 };

@@ -10,6 +10,7 @@ namespace {
 
 void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore::Problem& problem, const CompressStore::Args& args,
          const RunContext& context) {
+  if (!args.kv_score.absent()) save_state_cpu(save_problem(problem), save_args(args), context);
   const std::int64_t tokens = args.state_slots.size(0);
   // One token in r closes a group: chunks of r tokens hold about one entry each.
 #pragma omp parallel for num_threads(context.threads) if (tokens > 32) schedule(dynamic, problem.ratio)

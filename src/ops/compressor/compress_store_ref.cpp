@@ -32,7 +32,8 @@ double pool(const Window& window, int channel) {
 }  // namespace
 
 // Pool, y = e * rsqrt(sum(e^2)/d + eps) * w, rotate at the group's first position, store (spec 3, algorithm step 2).
-void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext&) {
+void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context) {
+  if (!args.kv_score.absent()) save_state_ref(save_problem(problem), save_args(args), context);
   Window window;
   for (std::int64_t t = 0; t < args.state_slots.size(0); ++t) {
     const Closing token = closing_token(problem, args, t);

@@ -105,6 +105,14 @@ void OpTable<CompressStore>::check_args(const CompressStore::Problem& p, const C
   check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
   check_state(std::string(op), a.state, p.dim, p.coff());
   check_format(std::string(op) + ": entries", a.entries, *p.format);
+  if (a.kv_score.absent()) return;
+  const std::int64_t half = static_cast<std::int64_t>(p.coff()) * p.dim;
+  check_tensor(op, "kv_score", a.kv_score, {p.tokens, 2 * half}, {DType::kF32});
+  check_tensor(op, "ape", a.ape, {p.ratio, half}, {DType::kF32, DType::kBF16});
+}
+
+SaveState::Args save_args(const CompressStore::Args& a) {
+  return {.kv_score = a.kv_score, .ape = a.ape, .positions = a.positions, .state_slots = a.state_slots, .state = a.state};
 }
 
 SMLA_DEFINE_OP(SaveState);

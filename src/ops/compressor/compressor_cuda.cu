@@ -5,6 +5,7 @@
 #include "device/copy.cuh"
 #include "device/hadamard.cuh"
 #include "device/launch.cuh"
+#include "ops/compressor/implementations.h"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/compressor.h"
 
@@ -61,11 +62,16 @@ struct Save {
   const std::int64_t* positions = nullptr;
   const std::int64_t* slots = nullptr;
   device::CacheView state;
+
+  template <bool kVector>
+  __device__ Quad bias(std::int64_t at) const {
+    return ape_bf16 ? load<kVector>(static_cast<const std::uint16_t*>(ape) + at) : load<kVector>(static_cast<const float*>(ape) + at);
+  }
 };
 
-template <bool kVector>
-__global__ void __launch_bounds__(kSaveThreads) save(const __grid_constant__ Save c) {
-  const std::int64_t t = blockIdx.x;
+/// A token's row, by a block of kThreads.
+template <bool kVector, int kThreads>
+__device__ void save_row(const Save& c, std::int64_t t) {
   const std::int64_t slot = c.slots[t];
   const std::int64_t pos = c.positions[t];
   if (slot < 0 || slot >= c.state.num_slots || pos < 0) return;
@@ -73,16 +79,20 @@ __global__ void __launch_bounds__(kSaveThreads) save(const __grid_constant__ Sav
   auto* to = reinterpret_cast<float*>(c.state.data(slot));
   const std::int64_t ape = pos % c.ratio * c.ape_stride;
 #pragma unroll 4
-  for (int i = 4 * static_cast<int>(threadIdx.x); i < 2 * c.half; i += 4 * kSaveThreads) {
+  for (int i = 4 * static_cast<int>(threadIdx.x); i < 2 * c.half; i += 4 * kThreads) {
     Quad q = load<kVector>(from + i);
     if (i >= c.half) {
-      const std::int64_t at = ape + i - c.half;
-      const Quad a = c.ape_bf16 ? load<kVector>(static_cast<const std::uint16_t*>(c.ape) + at) : load<kVector>(static_cast<const float*>(c.ape) + at);
+      const Quad a = c.bias<kVector>(ape + i - c.half);
 #pragma unroll
       for (int k = 0; k < 4; ++k) q.v[k] += a.v[k];
     }
     store<kVector>(to + i, q);
   }
+}
+
+template <bool kVector>
+__global__ void __launch_bounds__(kSaveThreads) save(const __grid_constant__ Save c) {
+  save_row<kVector, kSaveThreads>(c, blockIdx.x);
 }
 
 struct Pool {
@@ -106,6 +116,7 @@ struct Pool {
   device::CacheView state;
   std::int64_t state_blocks = 0;
   device::CacheView entries;
+  Save save;  ///< with kSave: this call's own rows
 };
 
 /// Threads of an entry: a thread for four channels, and groups of threads that share the rows of a long window out.
@@ -129,8 +140,9 @@ struct Running {
 /// What logits are subtracted from: finite where all were -inf, so that their weights are 0.
 __device__ float pivot(float largest) { return largest == -INFINITY ? 0 : largest; }
 
-template <int kDim, int kRatio, bool kVector>
-__device__ Running pool_rows(const float* const* rows, int channel) {
+/// `bias`: of each row, what is added to its logits: an offset in the ape, -1 for nothing.
+template <int kDim, int kRatio, bool kVector, bool kSave>
+__device__ Running pool_rows(const Save& save, const float* const* rows, const int* bias, int channel) {
   using S = Shape<kDim, kRatio>;
   constexpr int kBatch = 8;  // rows in flight
   Running run;
@@ -145,6 +157,13 @@ __device__ Running pool_rows(const float* const* rows, int channel) {
       const float* row = rows[base + i];
       logit[i] = row == nullptr ? Quad{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}} : load<kVector>(row + S::kCoff * kDim + channel);
       value[i] = row == nullptr ? Quad{{0, 0, 0, 0}} : load<kVector>(row + channel);
+      if constexpr (kSave) {
+        if (bias[base + i] >= 0) {
+          const Quad a = save.bias<kVector>(bias[base + i] + channel);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) logit[i].v[k] += a.v[k];
+        }
+      }
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -166,16 +185,19 @@ __device__ Running pool_rows(const float* const* rows, int channel) {
   return run;
 }
 
-/// One entry. Nothing but the rows that its window names is read.
-template <int kDim, int kRatio, bool kVector>
+/// One entry. Nothing but the rows that its window names is read. kSave: a token's own state row is written before, and rows of the call's other tokens
+/// are taken from where those take them, as their blocks may not have written them yet.
+template <int kDim, int kRatio, bool kVector, bool kSave>
 __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const __grid_constant__ Pool c) {
   using S = Shape<kDim, kRatio>;
   __shared__ const float* rows[S::kWindow];
+  __shared__ int bias[kSave ? S::kWindow : 1];
   __shared__ float merged[S::kGroups][3][S::kGroups > 1 ? kDim : 1];
   __shared__ float warp_squares[S::kLanes / 32];
   __shared__ __align__(16) float row[kDim];
 
   const std::int64_t t = blockIdx.x;
+  if constexpr (kSave) save_row<kVector, S::kThreads>(c.save, t);
   const std::int64_t pos = c.positions[t];
   const std::int64_t entry = c.entry_slots[t];
   if (c.state_slots[t] < 0 || pos < 0 || pos % kRatio != kRatio - 1 || entry < 0 || entry >= c.entries.num_slots) return;
@@ -194,15 +216,24 @@ __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const 
       const std::int64_t block = max(c.table[request * c.table_stride + column], 0);
       found = block < c.state_blocks;
       // Overlap: a row gives its first half of channels to the next group's entry, its second half to its own group's.
-      if (found)
-        rows[thread] = reinterpret_cast<const float*>(c.state.data(block * c.state.block_size + at % c.state.block_size)) + thread / kRatio * kDim;
+      const std::int64_t slot = block * c.state.block_size + at % c.state.block_size;
+      const int half = thread / kRatio * kDim;
+      if (found) rows[thread] = reinterpret_cast<const float*>(c.state.data(slot)) + half;
+      if constexpr (kSave) {
+        bias[thread] = -1;
+        const std::int64_t own = t - (pos - at);  // the token of that position, if the call has it
+        if (found && own >= 0 && c.positions[own] == at && c.request[own] == request && c.state_slots[own] == slot) {
+          rows[thread] = c.save.kv_score + own * c.save.kv_score_stride + half;
+          bias[thread] = static_cast<int>(at % kRatio * c.save.ape_stride) + half;
+        }
+      }
     }
   }
   if (__syncthreads_or(found ? 1 : 0) == 0) return;
 
   const int group = thread / S::kLanes;
   const int channel = 4 * (thread % S::kLanes);
-  Running run = pool_rows<kDim, kRatio, kVector>(rows + group * S::kRows, channel);
+  Running run = pool_rows<kDim, kRatio, kVector, kSave>(c.save, rows + group * S::kRows, bias + (kSave ? group * S::kRows : 0), channel);
   if constexpr (S::kGroups > 1) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -284,12 +315,29 @@ __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const 
 
 template <int kDim, int kRatio>
 void launch_compress(const Pool& c, std::int64_t tokens, bool vector, cudaStream_t stream) {
-  constexpr int kThreads = Shape<kDim, kRatio>::kThreads;
-  if (vector) {
-    compress<kDim, kRatio, true><<<blocks_for(tokens, 1), kThreads, 0, stream>>>(c);
-  } else {
-    compress<kDim, kRatio, false><<<blocks_for(tokens, 1), kThreads, 0, stream>>>(c);
-  }
+  const auto kernel = c.save.kv_score == nullptr ? (vector ? compress<kDim, kRatio, true, false> : compress<kDim, kRatio, false, false>)
+                                                 : (vector ? compress<kDim, kRatio, true, true> : compress<kDim, kRatio, false, true>);
+  kernel<<<blocks_for(tokens, 1), Shape<kDim, kRatio>::kThreads, 0, stream>>>(c);
+}
+
+Save save_of(const SaveState::Problem& p, const SaveState::Args& a) {
+  return {.ratio = p.ratio,
+          .half = p.coff() * p.dim,
+          .kv_score = static_cast<const float*>(a.kv_score.data),
+          .kv_score_stride = a.kv_score.stride[0],
+          .ape = a.ape.data,
+          .ape_bf16 = a.ape.dtype == DType::kBF16,
+          .ape_stride = a.ape.stride[0],
+          .positions = static_cast<const std::int64_t*>(a.positions.data),
+          .slots = static_cast<const std::int64_t*>(a.state_slots.data),
+          .state = device::view_of_cache(a.state)};
+}
+
+/// Whether its rows can be read and written by fours.
+bool by_fours(const Save& c) {
+  const std::int64_t ape_size = c.ape_bf16 ? 2 : 4;
+  return device::common_word(c.kv_score, 4 * c.kv_score_stride, c.state.base, c.state.block_stride) == 16 &&
+         device::common_word(c.ape, ape_size * c.ape_stride) >= 4 * ape_size;
 }
 
 }  // namespace
@@ -297,21 +345,9 @@ void launch_compress(const Pool& c, std::int64_t tokens, bool vector, cudaStream
 SMLA_CUDA_OP(SaveState, 0) {
   const std::int64_t tokens = a.state_slots.size(0);
   if (tokens == 0) return;
-  const Save c{.ratio = p.ratio,
-               .half = p.coff() * p.dim,
-               .kv_score = static_cast<const float*>(a.kv_score.data),
-               .kv_score_stride = a.kv_score.stride[0],
-               .ape = a.ape.data,
-               .ape_bf16 = a.ape.dtype == DType::kBF16,
-               .ape_stride = a.ape.stride[0],
-               .positions = static_cast<const std::int64_t*>(a.positions.data),
-               .slots = static_cast<const std::int64_t*>(a.state_slots.data),
-               .state = device::view_of_cache(a.state)};
-  const std::int64_t ape_size = size_of(a.ape.dtype);
-  const bool vector = device::common_word(c.kv_score, 4 * c.kv_score_stride, c.state.base, c.state.block_stride) == 16 &&
-                      device::common_word(c.ape, ape_size * c.ape_stride) >= 4 * ape_size;
+  const Save c = save_of(p, a);
   const unsigned blocks = blocks_for(tokens, 1);
-  if (vector) {
+  if (by_fours(c)) {
     save<true><<<blocks, kSaveThreads, 0, stream_of(context.stream)>>>(c);
   } else {
     save<false><<<blocks, kSaveThreads, 0, stream_of(context.stream)>>>(c);
@@ -334,27 +370,28 @@ template <>
 void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressStore::Args& a, const RunContext& context) {
   const std::int64_t tokens = a.state_slots.size(0);
   if (tokens == 0) return;
-  const Pool c{.positions = static_cast<const std::int64_t*>(a.positions.data),
-               .request = static_cast<const std::int32_t*>(a.token_to_req.data),
-               .state_slots = static_cast<const std::int64_t*>(a.state_slots.data),
-               .entry_slots = static_cast<const std::int64_t*>(a.entry_slots.data),
-               .table = static_cast<const std::int32_t*>(a.block_table.data),
-               .table_stride = a.block_table.stride[0],
-               .requests = a.block_table.size(0),
-               .columns = a.block_table.size(1),
-               .weight = a.norm_weight.data,
-               .weight_bf16 = a.norm_weight.dtype == DType::kBF16,
-               .cos_sin = static_cast<const float*>(a.cos_sin.data),
-               .cos_sin_stride = a.cos_sin.stride[0],
-               .rope_rows = a.cos_sin.size(0),
-               .rope_dim = p.rope_dim,
-               .eps = p.eps,
-               .hadamard = p.hadamard,
-               .clamp = p.clamp,
-               .state = device::view_of_cache(a.state),
-               .state_blocks = a.state.num_blocks,
-               .entries = device::view_of_cache(a.entries)};
-  const bool vector = device::common_word(c.state.base, c.state.block_stride, c.state.data_bytes) == 16;
+  Pool c{.positions = static_cast<const std::int64_t*>(a.positions.data),
+         .request = static_cast<const std::int32_t*>(a.token_to_req.data),
+         .state_slots = static_cast<const std::int64_t*>(a.state_slots.data),
+         .entry_slots = static_cast<const std::int64_t*>(a.entry_slots.data),
+         .table = static_cast<const std::int32_t*>(a.block_table.data),
+         .table_stride = a.block_table.stride[0],
+         .requests = a.block_table.size(0),
+         .columns = a.block_table.size(1),
+         .weight = a.norm_weight.data,
+         .weight_bf16 = a.norm_weight.dtype == DType::kBF16,
+         .cos_sin = static_cast<const float*>(a.cos_sin.data),
+         .cos_sin_stride = a.cos_sin.stride[0],
+         .rope_rows = a.cos_sin.size(0),
+         .rope_dim = p.rope_dim,
+         .eps = p.eps,
+         .hadamard = p.hadamard,
+         .clamp = p.clamp,
+         .state = device::view_of_cache(a.state),
+         .state_blocks = a.state.num_blocks,
+         .entries = device::view_of_cache(a.entries)};
+  if (!a.kv_score.absent()) c.save = save_of(save_problem(p), save_args(a));
+  const bool vector = device::common_word(c.state.base, c.state.block_stride, c.state.data_bytes) == 16 && (a.kv_score.absent() || by_fours(c.save));
   if (p.dim == 128) {
     launch_compress<128, 4>(c, tokens, vector, stream_of(context.stream));
   } else if (p.ratio == 4) {

@@ -8,6 +8,10 @@ namespace smla {
 void save_state_ref(const SaveState::Problem& problem, const SaveState::Args& args, const RunContext& context);
 void save_state_cpu(const SaveState::Problem& problem, const SaveState::Args& args, const RunContext& context);
 
+/// Of a CompressStore, what it does as a SaveState first.
+SaveState::Args save_args(const CompressStore::Args& args);
+inline SaveState::Problem save_problem(const CompressStore::Problem& p) { return {.tokens = p.tokens, .ratio = p.ratio, .dim = p.dim}; }
+
 void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context);
 void compress_store_cpu(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context);
 void compress_store_avx2(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context);

@@ -54,7 +54,7 @@ void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAtt
 }  // namespace
 
 ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& options) {
-  file.expect_inputs({"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink"});
+  file.expect_inputs({"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink", "positions", "cos_sin"});
   const JsonReader params = file.reader();
   const HostTensor& q = file.tensor("in.q");
   check_tensor(file.path, "in.q", q.view(), {kAny, kAny, kAny}, {DType::kBF16, DType::kE4M3, DType::kF32});
@@ -65,6 +65,7 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   problem.q_scale = static_cast<float>(params.number("q_scale", -3.4e38, 3.4e38, 1.0));
   problem.partial = params.flag("partial", false);
   problem.out_heads = params.integer("out_heads", 0, 1 << 20, 0);
+  problem.rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0));
   const HostTensor* want_o = file.find("out.o");
   if (problem.partial || (want_o != nullptr && want_o->dtype() == DType::kF32)) problem.o = DType::kF32;
   problem.scopes = file.find("in.cache1") != nullptr || file.find("in.indices1") != nullptr ? 2 : 1;
@@ -75,6 +76,10 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   if (const HostTensor* sink = file.find("in.sink")) {
     check_tensor(file.path, "in.sink", sink->view(), {problem.heads}, {DType::kF32});
     args.sink = sink->view();
+  }
+  if (problem.rope_dim > 0) {
+    args.positions = file.tensor("in.positions").view();
+    args.cos_sin = file.tensor("in.cos_sin").view();
   }
   const Plan<SparseAttention> plan(problem, options.plan);
 

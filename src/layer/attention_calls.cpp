@@ -15,8 +15,8 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + s
 /// What the planning of one step's calls shares.
 class CallPlanner {
  public:
-  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches, bool chosen_slots)
-      : choose_(choose), config_(config), shape_(shape), caches_(caches), chosen_slots_(chosen_slots) {
+  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches, bool chosen_slots, int rope_dim)
+      : choose_(choose), config_(config), shape_(shape), caches_(caches), chosen_slots_(chosen_slots), rope_dim_(rope_dim) {
     calls_.front_end = choose.options().front_end;
     if (config.has_indexer()) {
       entry_width_ = config.index_topk;
@@ -81,7 +81,8 @@ class CallPlanner {
             .scope = {},
             .scale = 0.0F,
             .q_scale = options.q_scale,
-            .partial = false};
+            .partial = false,
+            .rope_dim = rope_dim_};
   }
 
   void check_upstream(std::int64_t tokens) const {
@@ -162,6 +163,7 @@ class CallPlanner {
   const StepShape& shape_;
   const LayerCaches& caches_;
   bool chosen_slots_;
+  int rope_dim_;
   std::int64_t entry_width_ = 0;  ///< columns of the compressed part
   AttentionCalls calls_;
 };
@@ -211,7 +213,8 @@ void CallRunner::make_indices() const {
 
 void CallRunner::direct(const AttentionCall& call) const {
   const auto rows = [&](const auto& v) { return v.slice(0, call.begin, call.end); };
-  SparseAttention::Args args{.q = rows(b.q), .scopes = {}, .sink = sink, .o = rows(b.o), .lse = {}};
+  SparseAttention::Args args{
+      .q = rows(b.q), .scopes = {}, .sink = sink, .o = rows(b.o), .lse = {}, .positions = rows(step.positions), .cos_sin = b.cos_sin};
   args.scopes[0] = {.cache = caches.window, .indices = rows(step.window_indices), .lens = rows(step.window_lens)};
   if (calls.front_end == FrontEnd::kFlashInfer) {
     const ConstTensorView mixed = config.has_indexer() ? ConstTensorView(b.mixed) : step.mixed_indices;
@@ -271,7 +274,9 @@ void CallRunner::gathered(const AttentionCall& call) const {
                      .indices = indices,
                      .lens = lens},
                     scratch, stream);
-  SparseAttention::Args args{.q = b.q.slice(0, call.begin, call.end), .scopes = {}, .sink = sink, .o = b.o.slice(0, call.begin, call.end), .lse = {}};
+  const auto rows = [&](const auto& v) { return v.slice(0, call.begin, call.end); };
+  SparseAttention::Args args{
+      .q = rows(b.q), .scopes = {}, .sink = sink, .o = rows(b.o), .lse = {}, .positions = rows(step.positions), .cos_sin = b.cos_sin};
   args.scopes[0] = {.cache = {.format = &bf16_rows(),
                               .base = static_cast<std::uint8_t*>(out.data),
                               .num_blocks = requests,
@@ -285,8 +290,8 @@ void CallRunner::gathered(const AttentionCall& call) const {
 }  // namespace
 
 AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
-                                    bool chosen_slots) {
-  return CallPlanner(choose, config, shape, caches, chosen_slots).plan();
+                                    bool chosen_slots, int rope_dim) {
+  return CallPlanner(choose, config, shape, caches, chosen_slots, rope_dim).plan();
 }
 
 void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step, const LayerCaches& caches,

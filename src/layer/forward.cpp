@@ -177,7 +177,10 @@ void Forward::index() const {
 }
 
 void Forward::attend() const {
-  run_attention_calls(ops.attention, config, step, caches, weights.attn_sink, b.attention, main.scratch, main.stream);
+  AttentionBuffers buffers = b.attention;
+  buffers.cos_sin = cos_sin;
+  run_attention_calls(rotates() ? *ops.rotating_attention : ops.attention, config, step, caches, weights.attn_sink, buffers, main.scratch,
+                      main.stream);
   watch.lap(Stage::kAttention);
   if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
 }
@@ -200,7 +203,7 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   } else {
     const std::int64_t width = config.num_heads * config.head_dim;
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
-    ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch, main.stream);
+    if (!rotates()) ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch, main.stream);
     watch.lap(Stage::kInverseRope);
     TensorView o_rows = b.o_heads;
     o_rows.rank = 2;

@@ -65,6 +65,8 @@ struct Forward {
   LayerObserver* observer;
   Stopwatch& watch;
 
+  /// Whether attention ends with the rotation back. Observers are shown what it was before.
+  bool rotates() const { return ops.rotating_attention && observer == nullptr; }
   /// Everything, with a batch's metadata.
   void run(const ConstTensorView& hidden, const TensorView& out) const;
   void input_projections(const ConstTensorView& hidden) const;

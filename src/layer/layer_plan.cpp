@@ -223,7 +223,9 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
     plan_indexer(choose, c, options, caches.compressed.block_size, ops.get());
   }
-  ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0);
+  ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, 0);
+  const bool rotates = options.device == DeviceKind::kCuda && !options.fp8_output && options.padded_heads == c.num_heads;
+  if (rotates) ops->rotating_attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, c.rope_head_dim);
   plan_output(choose, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);
   return ops;

@@ -72,6 +72,7 @@ struct LayerPlan::Ops {
   std::optional<Plan<TopK>> topk, topk_tail;
   std::optional<Plan<ShortContextTopk>> short_topk;
   AttentionCalls attention;
+  std::optional<AttentionCalls> rotating_attention;  ///< the same, with the rotation back in its epilogue; for a forward that nobody observes
   std::optional<Plan<InverseRope>> inverse_rope;
   std::optional<Plan<InverseRopeQuant>> inverse_rope_quant;
 

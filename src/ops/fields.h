@@ -163,7 +163,7 @@ void tensors(MixedSparseIndices::Args& a, auto&& t) {
 
 /// Its problem has scopes, so there are no fields().
 void tensors(SparseAttention::Args& a, auto&& t) {
-  SMLA_IN(q), SMLA_IN(sink), SMLA_OUT(o), SMLA_OUT(lse);
+  SMLA_IN(q), SMLA_IN(sink), SMLA_IN(positions), SMLA_IN(cos_sin), SMLA_OUT(o), SMLA_OUT(lse);
   for (SparseAttention::Scope& scope : a.scopes) {
     t.cache("cache", scope.cache, CacheAccess::kRead), t.in("indices", scope.indices), t.in("lens", scope.lens);
   }

@@ -99,6 +99,7 @@ void validate(const SparseAttention::Problem& problem, const SparseAttention::Ar
     }
   }
   check_sink(op, args.sink, problem.heads);
+  if (problem.rope_dim > 0) check_positions(op, args.positions, problem.tokens, args.cos_sin);
 }
 
 void validate(const MergePartials::Problem& problem, const MergePartials::Args& args) {

@@ -1,14 +1,17 @@
 // Sparse attention on the GPU against `_ref`: every implementation, every tile of the tensor-core kernel, split and whole.
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iostream>
 #include <map>
 #include <set>
 
+#include "core/host_tensor.h"
 #include "device/shared_limit.h"
 #include "gpu/gpu_run.h"
 #include "ops/attention/attention_split.h"
 #include "parity/attention_compare.h"
+#include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
 namespace {
@@ -294,6 +297,51 @@ TEST_F(AttentionGpu, NumbersPastHalfPrecisionAreRef) {
 }
 
 /// A named row of NaN makes its own token NaN and no other.
+/// With rope_dim the bits are those of InverseRope afterwards, however a call is cut; positions without a row are left as they are.
+TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
+  constexpr std::int64_t kPositions = 50;
+  for (const DType o : {DType::kBF16, DType::kF32}) {
+    for (const std::int64_t heads : {1, 20, 64, 100}) {
+      for (const int rope : {2, 64, 512}) {
+        for (const float magnitude : {1.0F, 1e6F}) {
+          AttentionInputs in = make_inputs({.tokens = 5,
+                                            .heads = heads,
+                                            .out_heads = heads + 3,
+                                            .o = o,
+                                            .q_magnitude = magnitude,
+                                            .sink = 0.5F,
+                                            .scopes = {{.format = "fp8_ds_mla", .width = 128}, {.format = "bf16", .width = 400}}});
+          SCOPED_TRACE(testing::Message() << heads << " heads, " << rope << " dims, " << name_of(o) << ", q x " << magnitude);
+          HostTensor table(DType::kF32, {kPositions, rope});
+          for (std::int64_t i = 0; i < table.numel(); ++i) table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
+          const std::int64_t positions[] = {0, 49, -1, 50, 7};
+          SparseAttention::Problem problem = in.problem;
+          problem.rope_dim = rope;
+          for (const Way& way : ways_of(problem)) {
+            SCOPED_TRACE(testing::PrintToString(way));
+            AttentionOutputs want = run_device(in, way);
+            SparseAttention::Args args = in.args();
+            want.attach(args);
+            const TensorView turned = args.o.slice(1, 0, heads);
+            const InverseRope::Problem back{.tokens = 5, .heads = heads, .dim = problem.dim, .rope_dim = rope, .in = o, .out = o};
+            test::run_on_gpu<InverseRope>(back,
+                                          {.x = turned, .positions = view_of(positions, {5}), .cos_sin = std::as_const(table).view(), .y = turned});
+            AttentionOutputs got(problem);
+            args = in.args();
+            got.attach(args);
+            args.positions = view_of(positions, {5});
+            args.cos_sin = std::as_const(table).view();
+            const SharedLimit limit(way.shared);
+            test::run_on_gpu<SparseAttention>(problem, args, way.implementation, way.deterministic);
+            expect_same_bits(want, got);
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttentionGpu, NanStaysWithItsToken) {
   for (const char* format : {"fp8_ds_mla", "fp8_per_tensor", "bf16"}) {
     AttentionInputs in =

@@ -5,6 +5,7 @@
 
 #include "parity/attention_compare.h"
 #include "parity/merge_cases.h"
+#include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
 namespace {
@@ -52,6 +53,32 @@ TEST(AttentionParity, OutputsThatAreNotWantedMayBeAbsent) {
     SparseAttention::Args args = in.args();
     got.attach(args);
     args.lse = {};
+    plan.run(args, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+    EXPECT_EQ(want.o, got.o) << name;
+  }
+}
+
+/// With rope_dim a call ends as InverseRope would end it.
+TEST(AttentionParity, RotatingBackIsInverseRope) {
+  AttentionInputs in = make_inputs({.tokens = 3, .heads = 7, .out_heads = 9, .scopes = {{.width = 70}}});
+  const float cos_sin[] = {0.8F, 0.1F, 0.6F, 0.99F, 1.0F, 0.5F, 0.0F, -0.5F};
+  const std::int64_t positions[] = {1, 2, 0};
+  SparseAttention::Problem problem = in.problem;
+  problem.rope_dim = 4;
+  for (const std::string& name : accepted<SparseAttention>(problem)) {
+    AttentionOutputs want = run(in, name, 1);
+    SparseAttention::Args args = in.args();
+    want.attach(args);
+    const TensorView turned = args.o.slice(1, 0, 7);
+    Plan<InverseRope>({.tokens = 3, .heads = 7, .dim = problem.dim, .rope_dim = 4}, {.implementation = "ref"})
+        .run({.x = turned, .positions = view_of(positions, {3}), .cos_sin = view_of(cos_sin, {2, 4}), .y = turned});
+    const Plan<SparseAttention> plan(problem, {.implementation = name, .threads = 1});
+    std::vector<float> scratch(plan.workspace_bytes() / sizeof(float));
+    AttentionOutputs got(problem);
+    args = in.args();
+    got.attach(args);
+    args.positions = view_of(positions, {3});
+    args.cos_sin = view_of(cos_sin, {2, 4});
     plan.run(args, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
     EXPECT_EQ(want.o, got.o) << name;
   }

@@ -17,6 +17,7 @@ namespace SMLA_API smla {
 /// [0, num_blocks * block_size); everything else is skipped, so no input can make it read outside a cache. Repeated slots count repeatedly.
 /// lse is natural and without the sink; a row with no key gives o = 0 and lse = +inf. sink -inf: none; +inf: o = 0.
 /// `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse = -inf; see MergePartials.
+/// `rope_dim`: o ends as InverseRope makes it in place (spec 2 step 7), bit for bit, in the same launch.
 struct SparseAttention {
   static constexpr std::string_view kName = "sparse_attention";  ///< the op's name
   static constexpr int kMaxScopes = 2;                           ///< how many there may be
@@ -40,6 +41,7 @@ struct SparseAttention {
     float scale = 0.0F;                          ///< softmax scale; 0 means dim^-0.5
     float q_scale = 1.0F;                        ///< E4M3 q: value = e4m3 * q_scale
     bool partial = false;                        ///< no sink, o in F32
+    int rope_dim = 0;                            ///< dims of o that are rotated back, the last; 0: none. Not for partial results
 
     std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
     float softmax_scale() const;                                                      ///< the scale that holds
@@ -57,6 +59,8 @@ struct SparseAttention {
     ConstTensorView sink;                    ///< [H] F32; absent: none
     TensorView o;                            ///< [T, Hp, dim]
     TensorView lse;                          ///< [T, H] F32; absent: not wanted
+    ConstTensorView positions;               ///< [T] I64, with rope_dim
+    ConstTensorView cos_sin;                 ///< [L, rope_dim] F32, with rope_dim
   };
 };
 

@@ -47,6 +47,15 @@ std::string scope_name(int index, const char* part) { return "scope " + std::to_
 
 }  // namespace
 
+InverseRope::Problem rope_problem(const SparseAttention::Problem& p) {
+  return {.tokens = p.tokens, .heads = p.heads, .dim = p.dim, .rope_dim = p.rope_dim, .in = p.o, .out = p.o};
+}
+
+InverseRope::Args rope_args(const SparseAttention::Problem& p, const SparseAttention::Args& a) {
+  const TensorView heads = a.o.slice(1, 0, p.heads);
+  return {.x = heads, .positions = a.positions, .cos_sin = a.cos_sin, .y = heads};
+}
+
 float SparseAttention::Problem::softmax_scale() const { return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(dim)); }
 
 std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token) {
@@ -73,6 +82,9 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   check_that(p.scopes >= 1 && p.scopes <= SparseAttention::kMaxScopes, kOp, "scopes", p.scopes, "1 or 2");
   check_that(std::isfinite(p.scale), kOp, "scale", std::to_string(p.scale), "a finite number");
   check_that(std::isfinite(p.q_scale), kOp, "q_scale", std::to_string(p.q_scale), "a finite number");
+  const int most = p.partial ? 0 : p.dim;
+  check_that(p.rope_dim >= 0 && p.rope_dim <= most && p.rope_dim % 2 == 0, kOp, "rope_dim", p.rope_dim,
+             p.partial ? "0 (partial results)" : "an even number up to dim " + std::to_string(p.dim));
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::ScopeShape& s = p.scope[static_cast<std::size_t>(i)];
     check_that(s.format != nullptr, kOp, scope_name(i, "format"), std::string("none"), "a row format");
@@ -94,6 +106,10 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
   check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"), "none: partial results leave it to merge_partials");
+  if (p.rope_dim > 0) {
+    check_tensor(kOp, "positions", args.positions, {p.tokens}, {DType::kI64});
+    check_tensor(kOp, "cos_sin", args.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
+  }
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::Scope& s = args.scopes[static_cast<std::size_t>(i)];
     const SparseAttention::ScopeShape& shape = p.scope[static_cast<std::size_t>(i)];

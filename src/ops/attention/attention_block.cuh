@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "device/numbers.cuh"
+#include "device/quads.cuh"
 #include "ops/attention/attention_call.cuh"
 #include "ops/attention/attention_split.h"
 #include "ops/attention/key_rows.cuh"
@@ -31,8 +32,19 @@ struct TileCall {
   std::uint32_t parts = 1;
   std::uint32_t head_tiles = 1;
   std::int64_t first_token = 0;
-  float* sums = nullptr;     ///< [tokens of a launch, parts, H, 512]
-  float2* states = nullptr;  ///< [tokens of a launch, parts, H]
+  float* sums = nullptr;                    ///< [tokens of a launch, parts, H, 512]
+  float2* states = nullptr;                 ///< [tokens of a launch, parts, H]
+  const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
+  device::Rope rope;                        ///< pairs in twos
+
+  /// Four neighbours of a token's o, rotated back after they were rounded, as InverseRope does it.
+  __device__ float4 rotated_back(std::int64_t token, int column, float4 v) const {
+    if (positions == nullptr || column < rope.nope) return v;
+    const std::int64_t position = positions[token];
+    if (!rope.has(position)) return v;
+    if (a.o_dtype == DType::kBF16) v = device::rounded_to_bf16(v);
+    return rope.rotated(v, column, rope.row(position), -1.0F);
+  }
 };
 
 /// A head's state after some keys: a reference score, in powers of two, and the sum of 2^(score - reference). What is left to do with it.

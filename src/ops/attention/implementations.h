@@ -2,6 +2,7 @@
 
 #include "ops/registry.h"
 #include "sparsemla/ops/attention.h"
+#include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
 
@@ -10,6 +11,10 @@ std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width,
 
 /// The op as the fp32 CUDA kernel does it, whose CudaOp is its own: dtypes, formats and rows that the tensor-core kernel leaves.
 struct SparseAttentionSimt : SparseAttention {};
+
+/// What is left of a call with rope_dim after its attention: InverseRope in place.
+InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
+InverseRope::Args rope_args(const SparseAttention::Problem& problem, const SparseAttention::Args& args);
 
 void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
 

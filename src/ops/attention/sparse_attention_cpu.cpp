@@ -7,6 +7,7 @@
 #include "device/simd_generic.h"
 #include "ops/attention/attention_kernel.h"
 #include "ops/attention/implementations.h"
+#include "ops/norm_rope/implementations.h"
 
 namespace smla {
 
@@ -127,6 +128,7 @@ void attend_rows(const SparseAttention::Problem& problem, const SparseAttention:
     attend(make_task(problem, args, cut, i, scratch + omp_get_thread_num() * cut.scratch_floats()));
   }
   clear_padding(problem, args.o);
+  if (problem.rope_dim > 0) inverse_rope_cpu(rope_problem(problem), rope_args(problem, args), context);
 }
 
 void attend_row_generic(const AttentionTask& task) { attend_row<GenericWord>(task); }

@@ -9,6 +9,7 @@
 #include "device/early_launch.cuh"
 #include "device/launch.cuh"
 #include "device/numbers.cuh"
+#include "device/row_views.cuh"
 #include "device/shared_limit.h"
 #include "ops/attention/exact_head.cuh"
 #include "ops/attention/query_tile.cuh"
@@ -126,11 +127,11 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
       auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(finished(v, factors[h]));
+        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(c.rotated_back(token, column, finished(v, factors[h])));
       });
     } else {
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, finished(v, factors[h]));
+        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, c.rotated_back(token, column, finished(v, factors[h])));
       });
     }
   }
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_
   }
   const Finish f = finish(c.a, head, reference, sum);
   if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // sums may be infinite
-  store(c, out, finished(total, f.factor * c.unit));
+  store(c, out, c.rotated_back(token, 4 * quad, finished(total, f.factor * c.unit)));
   if (quad == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
 }
 
@@ -258,6 +259,7 @@ std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, c
     const RowFormat& f = *p.scope[static_cast<std::size_t>(s)].format;
     if (!takes(f)) return std::string(f.name) + " rows, which bf16 does not hold exactly";
   }
+  if (p.rope_dim % 4 != 0) return std::to_string(p.rope_dim) + " dims to rotate back; it takes multiples of 4";
   if (listed_entries(p) > kMostEntries) return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
   if (std::string none = needs_gpu(); !none.empty()) return none;
   if (attention_tile(p.heads, key_bytes(p), device::shared_limit()) >= 0) return "";
@@ -290,6 +292,10 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
   for (int s = 0; s < p.scopes; ++s) {
     c.weight_scale[s] = unit[s] / c.unit;
     c.exact = c.exact || !(std::abs(c.weight_scale[s]) >= 0x1p-10F);
+  }
+  if (p.rope_dim > 0) {
+    c.positions = static_cast<const std::int64_t*>(a.positions.data);
+    c.rope = device::rope_of(a.cos_sin, p.dim, p.rope_dim);
   }
   c.sums = static_cast<float*>(context.workspace.data);
   c.states = reinterpret_cast<float2*>(c.sums + (split.parts == 1 ? 0 : split.launch_tokens * split.parts * p.heads * kDim));

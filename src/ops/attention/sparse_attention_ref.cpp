@@ -7,6 +7,7 @@
 #include "cache/row_codec.h"
 #include "core/codecs.h"
 #include "ops/attention/implementations.h"
+#include "ops/norm_rope/implementations.h"
 
 namespace smla {
 
@@ -49,7 +50,7 @@ std::vector<float> selected_rows(const SparseAttention::Problem& problem, const 
 }  // namespace
 
 // s_j = scale <q, k_j>;  lse = ln sum_j exp(s_j);  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink - lse)).
-void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext&) {
+void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context) {
   const auto dim = static_cast<std::size_t>(problem.dim);
   const double scale = problem.softmax_scale();
   std::vector<double> q(dim);
@@ -84,6 +85,7 @@ void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseA
       if (h < problem.heads && !args.lse.absent()) args.lse.as<float>()[t * args.lse.stride[0] + h * args.lse.stride[1]] = static_cast<float>(lse);
     }
   }
+  if (problem.rope_dim > 0) inverse_rope_ref(rope_problem(problem), rope_args(problem, args), context);
 }
 
 }  // namespace smla

@@ -122,6 +122,7 @@ void CudaOp<SparseAttentionSimt>::run(const SparseAttention::Problem& p, const S
   const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
   attend<<<blocks_for(p.tokens * groups, 1), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
   check_launch("sparse_attention attend, simt");
+  if (p.rope_dim > 0) CudaOp<InverseRope>::run(rope_problem(p), rope_args(p, a), context);
 }
 
 }  // namespace smla

@@ -37,13 +37,22 @@ struct TileCall {
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
   device::Rope rope;                        ///< pairs in twos
 
-  /// Four neighbours of a token's o, rotated back after they were rounded, as InverseRope does it.
-  __device__ float4 rotated_back(std::int64_t token, int column, float4 v) const {
-    if (positions == nullptr || column < rope.nope) return v;
+  /// The row of cos_sin that turns a token's o back; null for none.
+  __device__ const float* back_row(std::int64_t token) const {
+    if (positions == nullptr) return nullptr;
     const std::int64_t position = positions[token];
-    if (!rope.has(position)) return v;
+    return rope.has(position) ? rope.row(position) : nullptr;
+  }
+  /// Asks for it, so that it is near when the block ends.
+  __device__ void fetch_back_row(std::int64_t token, int thread) const {
+    if (32 * thread >= 2 * rope.pairs) return;
+    if (const float* row = back_row(token); row != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 32 * thread));
+  }
+  /// Four neighbours of o, rotated back by such a row after they were rounded, as InverseRope does it.
+  __device__ float4 rotated_back(const float* row, int column, float4 v) const {
+    if (row == nullptr || column < rope.nope) return v;
     if (a.o_dtype == DType::kBF16) v = device::rounded_to_bf16(v);
-    return rope.rotated(v, column, rope.row(position), -1.0F);
+    return rope.rotated(v, column, row, -1.0F);
   }
 };
 

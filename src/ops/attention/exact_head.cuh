@@ -47,10 +47,11 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
   const Finish f = finish(c.a, head, largest, sum);
   if (lane == 0 && c.a.lse != nullptr) c.a.lse[run.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
   __syncwarp();
+  const float* const back = c.back_row(run.token);
 #pragma unroll 1
   for (int d = 4 * lane; d < kDim; d += 128) {
     float4 v = f.factor == 0 ? make_float4(0, 0, 0, 0) : finished(*reinterpret_cast<const float4*>(sums + d), f.factor);
-    v = c.rotated_back(run.token, d, v);
+    v = c.rotated_back(back, d, v);
     store(c, run.token * c.a.o_stride[0] + head * c.a.o_stride[1] + d, v);
   }
 }

@@ -33,6 +33,9 @@ constexpr int resident() {
 #endif
 }
 
+constexpr int kTurned = AttentionTile::kGroup;            ///< the last columns, which one warp has
+constexpr int kTurningWarp = (kDim - kTurned) / kTurned;  ///< it
+
 template <int kIndex>
 __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>()) attend(const __grid_constant__ TileCall c, int key_bytes) {
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
@@ -70,6 +73,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     listed = listed_at(run.begin + kTile.keys);
     queries.start();
     device::close_copies();
+    c.fetch_back_row(run.token, thread);
     device::wait_copies<0>();
     __syncthreads();
     if (queries.finish()) odd = 1;
@@ -122,17 +126,32 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
       factors[row] = f.factor * c.unit;
       if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
     }
+    const float* const back = c.back_row(token);
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
-    if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
+    // Numbers to rotate go through shared memory: the code to do it stands once then, not once for every quad that a thread holds.
+    auto* const turning = reinterpret_cast<float*>(shared);
+    if (back != nullptr && warp == kTurningWarp) {
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads) *reinterpret_cast<float4*>(turning + h * kTurned + column - (kDim - kTurned)) = finished(v, factors[h]);
+      });
+    } else if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
       auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(c.rotated_back(token, column, finished(v, factors[h])));
+        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(finished(v, factors[h]));
       });
     } else {
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, c.rotated_back(token, column, finished(v, factors[h])));
+        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, finished(v, factors[h]));
       });
+    }
+    if (back != nullptr) {
+      __syncthreads();
+#pragma unroll 1
+      for (int i = 4 * thread; i < heads * kTurned; i += 4 * kThreads) {
+        const int column = kDim - kTurned + i % kTurned;
+        store(c, out + i / kTurned * c.a.o_stride[1] + column, c.rotated_back(back, column, *reinterpret_cast<const float4*>(turning + i)));
+      }
     }
   }
   if (c.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
@@ -199,7 +218,7 @@ __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_
   }
   const Finish f = finish(c.a, head, reference, sum);
   if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // sums may be infinite
-  store(c, out, c.rotated_back(token, 4 * quad, finished(total, f.factor * c.unit)));
+  store(c, out, c.rotated_back(c.back_row(token), 4 * quad, finished(total, f.factor * c.unit)));
   if (quad == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
 }
 
@@ -259,7 +278,9 @@ std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, c
     const RowFormat& f = *p.scope[static_cast<std::size_t>(s)].format;
     if (!takes(f)) return std::string(f.name) + " rows, which bf16 does not hold exactly";
   }
-  if (p.rope_dim % 4 != 0) return std::to_string(p.rope_dim) + " dims to rotate back; it takes multiples of 4";
+  if (p.rope_dim % 4 != 0 || p.rope_dim > kTurned) {
+    return std::to_string(p.rope_dim) + " dims to rotate back; it takes multiples of 4 up to " + std::to_string(kTurned);
+  }
   if (listed_entries(p) > kMostEntries) return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
   if (std::string none = needs_gpu(); !none.empty()) return none;
   if (attention_tile(p.heads, key_bytes(p), device::shared_limit()) >= 0) return "";

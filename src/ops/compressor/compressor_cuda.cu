@@ -212,6 +212,7 @@ __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const 
     const std::int64_t at = pos - (S::kWindow - 1) + thread;
     const std::int64_t column = at / c.state.block_size;
     rows[thread] = nullptr;
+    if constexpr (kSave) bias[thread] = -1;
     if (at >= 0 && column < c.columns) {
       const std::int64_t block = max(c.table[request * c.table_stride + column], 0);
       found = block < c.state_blocks;
@@ -220,7 +221,6 @@ __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const 
       const int half = thread / kRatio * kDim;
       if (found) rows[thread] = reinterpret_cast<const float*>(c.state.data(slot)) + half;
       if constexpr (kSave) {
-        bias[thread] = -1;
         const std::int64_t own = t - (pos - at);  // the token of that position, if the call has it
         if (found && own >= 0 && c.positions[own] == at && c.request[own] == request && c.state_slots[own] == slot) {
           rows[thread] = c.save.kv_score + own * c.save.kv_score_stride + half;

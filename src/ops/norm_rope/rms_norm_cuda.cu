@@ -24,6 +24,8 @@ struct Matrix {
   const void* weight = nullptr;
   bool weight_f32 = false;
   int dim = 0;
+
+  bool short_rows() const { return dim <= kShort; }
 };
 
 /// One or two matrices of as many rows; the second one's blocks follow the first one's.
@@ -31,7 +33,7 @@ template <class In, class Out>
 struct Call {
   Matrix<In, Out> matrix[2];
   std::int64_t rows = 0;
-  unsigned blocks = 0;  ///< of a matrix
+  unsigned blocks = 0;  ///< of the first matrix
   float eps = 0;
 };
 
@@ -49,32 +51,45 @@ __device__ float sum_of_row(float v) {
   return v;
 }
 
+/// A block's rows: kWarps short ones or a long one.
 template <int kRowWarps, bool kByFours, class In, class Out>
-__global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> call) {
-  const unsigned block = blockIdx.x < call.blocks ? blockIdx.x : blockIdx.x - call.blocks;
-  const Matrix<In, Out>& c = call.matrix[blockIdx.x < call.blocks ? 0 : 1];
+__device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block) {
   const std::int64_t row = kRowWarps == 1 ? static_cast<std::int64_t>(block) * kWarps + threadIdx.y : block;
-  if (row >= call.rows) return;
+  if (row >= rows) return;
   const int thread = static_cast<int>(threadIdx.x) + (kRowWarps == 1 ? 0 : 32 * static_cast<int>(threadIdx.y));
-  const HeldRow<32 * kRowWarps, kByFours, In> x(c.x.row(row), c.dim, 0, thread);
+  const HeldRow<32 * kRowWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
   const float sum = sum_of_row<kRowWarps>(x.squares());
-  const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(c.dim)) + call.eps);
-  Out* y = c.y.row(row);
+  const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(m.dim)) + eps);
+  Out* y = m.y.row(row);
   x.each([&](int i, Raw<In> raw) {
     float4 v = scaled(widened(raw), inverse);
-    if (c.weight != nullptr) {
-      v = product(v, c.weight_f32 ? widened(load_quad<kByFours>(static_cast<const float*>(c.weight), i, c.dim))
-                                  : widened(load_quad<kByFours>(static_cast<const BF16*>(c.weight), i, c.dim)));
+    if (m.weight != nullptr) {
+      v = product(v, m.weight_f32 ? widened(load_quad<kByFours>(static_cast<const float*>(m.weight), i, m.dim))
+                                  : widened(load_quad<kByFours>(static_cast<const BF16*>(m.weight), i, m.dim)));
     }
-    store_quad<kByFours>(y, i, c.dim, computed<Out>(v));
+    store_quad<kByFours>(y, i, m.dim, computed<Out>(v));
   });
 }
 
-template <int kRowWarps, bool kByFours, class In, class Out>
+/// kShortRows: of each matrix.
+template <bool kShortRows, bool kShortRows2, bool kByFours, class In, class Out>
+__global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> c) {
+  if (blockIdx.x < c.blocks) {
+    norm_block<kShortRows ? 1 : kWarps, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x);
+  } else {
+    norm_block<kShortRows2 ? 1 : kWarps, kByFours>(c.matrix[1], c.rows, c.eps, blockIdx.x - c.blocks);
+  }
+}
+
+template <bool kByFours, class In, class Out>
 void launch(Call<In, Out> c, cudaStream_t stream) {
-  c.blocks = blocks_for(c.rows, kRowWarps == 1 ? kWarps : 1);
-  const unsigned all = blocks_for((c.matrix[1].dim > 0 ? 2 : 1) * static_cast<std::int64_t>(c.blocks), 1);
-  norm_rows<kRowWarps, kByFours><<<all, dim3(32, kWarps), 0, stream>>>(c);
+  const auto blocks = [&](const Matrix<In, Out>& m) { return m.dim == 0 ? 0U : blocks_for(c.rows, m.short_rows() ? kWarps : 1); };
+  c.blocks = blocks(c.matrix[0]);
+  const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks(c.matrix[1]), 1);
+  with_bool(c.matrix[0].short_rows(), [&]<bool kFirst>(std::bool_constant<kFirst>) {
+    with_bool(c.matrix[1].short_rows(),
+              [&]<bool kSecond>(std::bool_constant<kSecond>) { norm_rows<kFirst, kSecond, kByFours><<<all, dim3(32, kWarps), 0, stream>>>(c); });
+  });
   check_launch("norm_rows");
 }
 
@@ -113,11 +128,7 @@ void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, con
         int count = 0;
         if (p.dim > 0) c.matrix[count++] = matrix(a.x, a.weight, a.y, p.dim);
         if (p.dim2 > 0) c.matrix[count++] = matrix(a.x2, a.weight2, a.y2, p.dim2);
-        if (std::max(p.dim, p.dim2) <= kShort) {
-          launch<1, kByFours>(c, stream_of(context.stream));
-        } else {
-          launch<kWarps, kByFours>(c, stream_of(context.stream));
-        }
+        launch<kByFours>(c, stream_of(context.stream));
       });
     });
   });

@@ -241,9 +241,9 @@ struct Slots {
   index_rows::Table table;
   const std::int32_t* request = nullptr;
   const bool* valid = nullptr;
-  std::int32_t* slots = nullptr;  ///< null: not wanted
+  std::int32_t* slots = nullptr;
   std::int64_t stride = 0;
-  std::int32_t* lens = nullptr;
+  std::int32_t* lens = nullptr;  ///< null: slots are not wanted
 };
 
 struct Call {
@@ -263,7 +263,7 @@ struct Call {
   /// After a block of kThreads has written a row.
   template <int kThreads>
   __device__ void write_slots(std::int64_t row, index_rows::GlobalRow<kThreads>& shared) const {
-    if (slots.slots == nullptr) return;
+    if (slots.lens == nullptr) return;
     __syncthreads();
     shared.write(slots.table, slots.request[row], slots.valid[row], k, true, out(row), slots.slots + row * slots.stride, slots.lens + row);
   }
@@ -566,7 +566,7 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
     parts.call.logits += split.launch_rows * c.logit_stride;
     parts.call.lens += split.launch_rows;
     parts.call.indices += split.launch_rows * c.index_stride;
-    if (c.slots.slots == nullptr) continue;
+    if (c.slots.lens == nullptr) continue;
     parts.call.slots.request += split.launch_rows;
     parts.call.slots.valid += split.launch_rows;
     parts.call.slots.slots += split.launch_rows * c.slots.stride;

@@ -117,6 +117,18 @@ Machine measure_gpu(const MeasureOptions& options) {
     out.bandwidths.push_back({.name = fmt::format("gather_{}", block), .flops = measure_gather(timer, options, block)});
   }
   out.timer = median(timer, options, {[] {}});
+  constexpr std::int32_t kFar = 1 << 16;  // numbers, so that no read brings the next one along
+  HostTensor places(DType::kI32, {4 * kFar});
+  for (std::int32_t i = 0; i < 4; ++i) places.as<std::int32_t>()[i * kFar] = (i + 1) % 4 * kFar;
+  const DeviceTensor next = DeviceTensor::copy_of(DeviceKind::kCuda, std::as_const(places).view());
+  DeviceTensor last(DeviceKind::kCuda, DType::kI32, {1});
+  const auto follow = [&](int reads) {
+    return median(timer, options, {[&] {
+                    gpu_follow(static_cast<const std::int32_t*>(next.data()), reads, static_cast<std::int32_t*>(last.data()), timer.stream());
+                  }});
+  };
+  out.launch = follow(0);
+  out.follow = follow(3);
   return out;
 }
 

@@ -62,6 +62,8 @@ void gpu_sweep(const void* memory, std::size_t bytes, Stream stream);
 void gpu_copy(void* to, const void* from, std::size_t bytes, Stream stream);
 /// Whole rows of a cache with 8-byte records, at these slots: what reading without any arithmetic takes.
 void gpu_gather(const PagedCache& cache, const std::int32_t* slots, std::int64_t rows, Stream stream);
+/// One thread that reads `reads` numbers, each where the one before says, and writes the last: with 0 what starting and ending a kernel takes.
+void gpu_follow(const std::int32_t* next, int reads, std::int32_t* last, Stream stream);
 /// mma.sync m16n8k16 over bf16 in registers, `rounds` rounds of every warp; returns the floating-point operations.
 double gpu_multiply_add(std::int64_t rounds, Stream stream);
 

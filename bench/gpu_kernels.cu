@@ -50,6 +50,12 @@ __global__ void __launch_bounds__(kThreads) copy(uint4* to, const uint4* from, s
   }
 }
 
+__global__ void follow(const std::int32_t* next, int reads, std::int32_t* last) {
+  std::int32_t at = 0;
+  for (int i = 0; i < reads; ++i) at = next[at];
+  if (reads > 0) *last = at;
+}
+
 /// Rows of a cache with a power of two of them in a block, all in 8-byte words.
 struct WordRows {
   const std::uint8_t* base = nullptr;
@@ -254,6 +260,10 @@ void gpu_random(const TensorView& to, std::uint64_t seed, float width, Stream st
   check_launch("bench random_numbers");
 }
 
+void gpu_follow(const std::int32_t* next, int reads, std::int32_t* last, Stream stream) {
+  follow<<<1, 1, 0, stream_of(stream)>>>(next, reads, last);
+  check_launch("bench follow");
+}
 void gpu_copy_rows(const PagedCache& to, const PagedCache& from, const std::int32_t* slots, std::int64_t rows, std::uint64_t seed, Stream stream) {
   const auto words = [](const PagedCache& c) {
     return c.format->data_bytes % 4 == 0 && c.format->scale_bytes % 4 == 0 && c.block_stride_bytes % 4 == 0;

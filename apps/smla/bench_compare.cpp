@@ -32,6 +32,8 @@ bench::Machine machine_of(const Json& json, const Json& report) {
   out.cuda = report.at("cuda").get<std::string>();
   out.product = json.at("product").get<std::string>();
   out.timer = json.at("timer_us").get<double>() * 1e-6;
+  out.launch = json.value("launch_us", 0.0) * 1e-6;
+  out.follow = json.value("follow_us", 0.0) * 1e-6;
   for (const auto& [name, gbs] : json.at("bandwidth_gbs").items()) out.bandwidths.push_back({.name = name, .flops = gbs.get<double>() * 1e9});
   return out;
 }

@@ -56,6 +56,8 @@ std::string gpu_head(const BenchReport& report, const bench::Machine& machine) {
     out += fmt::format("  {:<12} {:>9.1f} GB/s     {}\n", b.name, b.flops * 1e-9, what);
   }
   out += fmt::format("  {:<12} {:>9.2f} us       two events with nothing between; in every time below\n", "timer", machine.timer * 1e6);
+  out += fmt::format("  {:<12} {:>9.2f} us       a kernel that does nothing, code and parameters out of memory\n", "launch", machine.launch * 1e6);
+  out += fmt::format("  {:<12} {:>9.2f} us       a kernel of three reads, one after the other\n", "follow", machine.follow * 1e6);
   if (report.rows.empty()) return out;
   return out + fmt::format("  the same before and after within {:.1f} %{}\n\n", 100 * report.drift(),
                            report.drift() > kVoidDrift ? ": the machine was not quiet, do not trust this run" : "");
@@ -174,6 +176,8 @@ std::string gpu_csv(const BenchReport& report) {
   for (const bench::Peak& p : machine.peaks) ceiling(p.name, "", fmt::format("{:.6g}", p.flops * 1e-12), "");
   for (const bench::Peak& b : machine.bandwidths) ceiling(b.name, "", "", fmt::format("{:.6g}", b.flops * 1e-9));
   ceiling("timer", fmt::format("{:.4g}", machine.timer * 1e6), "", "");
+  ceiling("launch", fmt::format("{:.4g}", machine.launch * 1e6), "", "");
+  ceiling("follow", fmt::format("{:.4g}", machine.follow * 1e6), "", "");
   for (const bench::Row& row : report.rows) {
     out += fmt::format("{},{},{},{},", row.group, csv_field(row.name), csv_field(row.shape), row.cell);
     if (!row.skipped.empty()) {

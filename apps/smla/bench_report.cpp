@@ -38,7 +38,12 @@ nlohmann::ordered_json machine_json(const bench::Machine& machine) {
   if (!machine.gpu.empty()) {
     nlohmann::ordered_json bandwidths = nlohmann::ordered_json::object();
     for (const bench::Peak& b : machine.bandwidths) bandwidths[b.name] = b.flops * 1e-9;
-    return {{"peak_gflops", peaks}, {"bandwidth_gbs", bandwidths}, {"timer_us", machine.timer * 1e6}, {"product", machine.product}};
+    return {{"peak_gflops", peaks},
+            {"bandwidth_gbs", bandwidths},
+            {"timer_us", machine.timer * 1e6},
+            {"launch_us", machine.launch * 1e6},
+            {"follow_us", machine.follow * 1e6},
+            {"product", machine.product}};
   }
   return {{"peak_gflops", peaks}, {"fp32_peak_gflops", machine.fp32_peak() * 1e-9}, {"read_gbs", machine.read_bandwidth * 1e-9}};
 }
@@ -87,6 +92,8 @@ bench::Machine BenchReport::ceilings() const {
   out.read_bandwidth = std::max(before.read_bandwidth, after.read_bandwidth);
   for (bench::Peak& b : out.bandwidths) b.flops = std::max(b.flops, after.bandwidth(b.name));
   out.timer = std::min(before.timer, after.timer);
+  out.launch = std::min(before.launch, after.launch);
+  out.follow = std::min(before.follow, after.follow);
   return out;
 }
 

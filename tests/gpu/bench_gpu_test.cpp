@@ -95,6 +95,8 @@ TEST_F(BenchGpu, CeilingsAreInTheirOrder) {
   EXPECT_GT(m.bandwidth("gather_2"), 1e10);
   EXPECT_LT(m.bandwidth("gather_64"), 1.5 * m.bandwidth("copy"));
   EXPECT_GT(m.timer, 0);
+  EXPECT_GT(m.launch, m.timer);
+  EXPECT_GT(m.follow, m.launch);
   EXPECT_FALSE(m.product.empty());
 }
 

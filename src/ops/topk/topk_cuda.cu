@@ -492,17 +492,11 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
   const Scores scores{p.call.scores(row)};
   const auto k = static_cast<std::uint32_t>(p.call.k);
   const Part part(n, p.parts);
-  if (n <= p.call.k) {
-    if (part.number != 0) return;
-    write_all(n, p.call.k, out);
-    p.call.write_slots<kPartThreads>(row, slots);
-    return;
-  }
-  bool alone = n <= TopkSplit::kShortRow;
   std::uint32_t listed = 0;
   std::uint32_t above = 0;
   std::uint32_t digit = 0;
-  if (!alone) {
+  bool alone = n <= TopkSplit::kShortRow;
+  if (n > p.call.k && !alone) {
     if (part.begin >= n) return;
     PartColumns mine(scores.scores, part);
     group_sums.clear();
@@ -517,23 +511,25 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
     digit = group.digit.bin * TopkSplit::kValues + value.digit.bin;
     alone = listed > TopkSplit::kListed;
     if (!alone) {
-      std::uint32_t* keys = p.keys + row * TopkSplit::kListed;
-      std::uint32_t* columns = p.columns + row * TopkSplit::kListed;
-      mine.list(shared.sums, digit, group.above_before + value.above_before + value.inside_before, keys, columns);
+      mine.list(shared.sums, digit, group.above_before + value.above_before + value.inside_before, p.keys + row * TopkSplit::kListed,
+                p.columns + row * TopkSplit::kListed);
       __threadfence();
       __syncthreads();
       if (threadIdx.x == 0) last = atomicAdd(p.arrived + row, 1U) == parts - 1;
       __syncthreads();
       if (!last) return;
       __threadfence();
-      Selection<kPartThreads, kItems, List> selection(shared, {keys, columns}, listed);
-      selection.write(selection.find_threshold(k - above, TopkSplit::kDigitBits, digit), k, out);
-      p.call.write_slots<kPartThreads>(row, slots);
-      return;
     }
   }
-  if (part.number != 0) return;
-  Selection<kPartThreads, kItems, Scores>(shared, scores, static_cast<std::uint32_t>(n)).run(k, out);
+  if ((alone || n <= p.call.k) && part.number != 0) return;
+  if (n <= p.call.k) {
+    write_all(n, p.call.k, out);
+  } else if (alone) {
+    Selection<kPartThreads, kItems, Scores>(shared, scores, static_cast<std::uint32_t>(n)).run(k, out);
+  } else {
+    Selection<kPartThreads, kItems, List> selection(shared, {p.keys + row * TopkSplit::kListed, p.columns + row * TopkSplit::kListed}, listed);
+    selection.write(selection.find_threshold(k - above, TopkSplit::kDigitBits, digit), k, out);
+  }
   p.call.write_slots<kPartThreads>(row, slots);
 }
 

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Writes the GPU tables of docs/performance.md from `smla bench --device cuda --json`. Standard library only.
+
+    python3 tools/gpu_tables.py FOLDER
+
+FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--output of the groups of that name) and serve.json (--json of
+`smla bench serve`). Sections between <!-- gpu_NAME:begin --> and <!-- gpu_NAME:end --> are rewritten.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+LAYERS = ["swa", "c4a_32k", "c128_8k", "c128_32k", "c128_128k", "c128_1M"]
+
+
+def load(folder, name):
+    path = folder / f"{name}.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"gpu_tables: {path}: {error}")
+
+
+def number(value):
+    """Three significant digits."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def cells(report):
+    """{cell: row}; a row that is not right stops everything."""
+    out = {}
+    for row in report["rows"]:
+        if row.get("check", "ok") != "ok":
+            sys.exit(f"gpu_tables: {row['cell'] or row['name']}: {row['check']}")
+        if row.get("cell") and "skipped" not in row:
+            out[row["cell"]] = row
+    return out
+
+
+def mean(values):
+    values = list(values)
+    return math.exp(sum(math.log(v) for v in values) / len(values)) if values else 0.0
+
+
+def microseconds(row):
+    return row["median_ms"] * 1e3
+
+
+def beside_peer(row):
+    """Our time, and how many times the peer's (scaled by ceilings) it is."""
+    if "peer_ratio" not in row:
+        return number(microseconds(row))
+    return f"{number(microseconds(row))} ({1 / row['peer_ratio']:.2f})"
+
+
+def machine(reports):
+    names = [("product", "product"), ("mma", "mma.sync"), ("copy", "copy"), ("gather_2", "gather, 2"), ("gather_64", "gather, 64")]
+    rows = []
+    for group, report in reports.items():
+        m = report["machine"]
+        both = {**m["peak_gflops"], **m["bandwidth_gbs"]}
+        rates = [f"{both[name] / (1000 if name in ('product', 'mma') else 1):,.0f}" for name, _ in names]
+        times = [f"{m[name]:.2f}" for name in ("timer_us", "launch_us", "follow_us")]
+        rows.append([group, *rates, *times, f"{100 * m['drift']:.1f} %"])
+    first = next(iter(reports.values()))
+    head = f"{first['device']}, driver {first['driver']}, CUDA {first['cuda'].split(',')[0]}, {first['date'][:10]}.\n\n"
+    return head + table(["run", *[title for _, title in names], "timer", "launch", "follow", "moved"], rows)
+
+
+def grid(found, prefix, layers, columns, cell):
+    rows = []
+    for layer in layers:
+        row = [found.get(f"{prefix}/{layer}/{column}") for column in columns]
+        if any(row):
+            rows.append([layer, *[cell(r) if r else "-" for r in row]])
+    return rows
+
+
+def decode(found):
+    batches = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    out = ""
+    for heads in (64, 128, 32, 16, 8):
+        rows = grid(found, f"decode/{heads}", LAYERS, batches, beside_peer)
+        if not rows:
+            continue
+        against = ", and in brackets how many times FlashMLA's time that is" if heads in (64, 128) else ""
+        out += f"{heads} heads, microseconds{against}:\n\n" + table(["layer", *[str(b) for b in batches]], rows) + "\n"
+    return out
+
+
+def prefill(found):
+    lengths = [512, 2048, 4096, 8192]
+    groups = sorted({"/".join(c.split("/")[:-1]) for c in found if c.startswith("prefill/")}, key=lambda c: [int(x) for x in c.split("/")[1:]])
+    rows = []
+    for group in groups:
+        row = [found.get(f"{group}/{n}") for n in lengths]
+        _, heads, pool, keys = group.split("/")
+        rows.append([heads, pool, keys, *[f"{r['gflops'] / 1000:.0f}" if r else "-" for r in row]])
+    return table(["heads", "pool", "keys", *[str(n) for n in lengths]], rows)
+
+
+def indexer(found):
+    entries = [2048, 8192, 32768, 262144]
+    rows = []
+    for batch in (1, 8, 32, 128):
+        for next_n in (1, 2):
+            row = [found.get(f"indexer/{batch}/{next_n}/{e}") for e in entries]
+            rows.append([f"{batch} x {next_n}", *[f"{beside_peer(r)}, scores {number(r['stages']['logits_us'])}" if r else "-" for r in row]])
+    out = table(["requests x queries", *[f"{e:,}" for e in entries]], rows) + "\n"
+    rows = []
+    for queries in (2048, 4096):
+        row = [found.get(f"indexer_prefill/{queries}/{e}") for e in (2048, 8192, 32768)]
+        rows.append([str(queries), *[f"{beside_peer(r)}, scores {number(r['stages']['logits_us'])}" if r else "-" for r in row]])
+    return out + table(["prefill queries", "2,048", "8,192", "32,768"], rows)
+
+
+def ops(found):
+    lengths = [1, 64, 256, 2048, 8192]
+    names = sorted({c.split("/")[1] for c in found}, key=[c.split("/")[1] for c in found].index)
+    rows = []
+    for name in names:
+        row = [found.get(f"ops/{name}/{n}") for n in lengths]
+        last = row[-1]
+        floor = f"{number(last['floor_ms'] * 1e3)} ({microseconds(last) / (last['floor_ms'] * 1e3 + 2):.2f})" if last else "-"
+        rows.append([name, *[beside_peer(r) if r else "-" for r in row], floor])
+    return table(["op", *[str(n) for n in lengths], "floor at 8,192 (time / (floor + 2 us))"], rows)
+
+
+def projection(report):
+    rows = []
+    for row in report["rows"]:
+        if "skipped" in row:
+            continue
+        rows.append([row["shape"], row["implementation"], number(microseconds(row)), number(row["gflops"] / 1000), number(row["gbs"]), f"{row['over_floor']:.2f}"])
+    return table(["shape", "by", "us", "TFLOP/s", "GB/s", "x floor"], rows)
+
+
+def layer(report):
+    rows = []
+    for row in report["rows"]:
+        name = row["name"] + ", " + row["shape"].split(", fp8_ds_mla")[0]
+        if "skipped" in row:
+            rows.append([name, "SKIP: " + row["skipped"], "", "", "", ""])
+            continue
+        s = row["stages"]
+        nodes = f"{s['kernels']:.0f} + {s['library_kernels']:.0f}"
+        rows.append([name, number(microseconds(row)), f"{row['over_floor']:.2f}", nodes, number(s["launch_us"]), number(s["warm_us"])])
+    return table(["layer", "us", "x floor", "kernels: own + cuBLASLt's", "launch, us", "warm, us"], rows)
+
+
+def serve(report):
+    head = ["requests", "TPOT mean, ms", "median", "p99", "TTFT mean, ms", "median", "p99"]
+    rows = []
+    for load_row in report["loads"]:
+        times = [f"{load_row[kind][key]:.3g}" for kind in ("tpot", "ttft") for key in ("mean_ms", "median_ms", "p99_ms")]
+        rows.append([str(load_row["requests"]), *times])
+    return table(head, rows)
+
+
+def bars(attention, chain, op, layers):
+    def met(ok):
+        return "met" if ok else "missed"
+
+    rows = []
+    ours = {c: 1 / r["peer_ratio"] for c, r in attention.items() if c.startswith("decode/") and "peer_ratio" in r}
+    worst = max(ours, key=ours.get)
+    rows.append(["decode, all cells", "geometric mean at most 1.5 times FlashMLA's time", f"{mean(ours.values()):.2f}", met(mean(ours.values()) <= 1.5)])
+    rows.append(["decode, worst cell", "at most 2.5", f"{ours[worst]:.2f} ({worst})", met(ours[worst] <= 2.5)])
+    single = {c: v for c, v in ours.items() if c.endswith("/1")}
+    rows.append(["decode, one request", "at most 1.2", f"{min(single.values()):.2f} to {max(single.values()):.2f}", met(max(single.values()) <= 1.2)])
+    few = {}
+    for cell, row in attention.items():
+        parts = cell.split("/")
+        wide = attention.get("/".join(["decode", "64", *parts[2:]]))
+        if parts[0] == "decode" and parts[1] in ("8", "16", "32") and wide:
+            few[cell] = row["median_ms"] / wide["peer_scaled_ms"]
+    if few:
+        slow = [c for c, v in few.items() if v > 1]
+        text = f"{mean(few.values()):.2f} on average, {max(few.values()):.2f} at worst ({max(few, key=few.get)}); {len(few) - len(slow)} of {len(few)} cells faster"
+        rows.append(["decode, 8 to 32 heads", "faster than FlashMLA's 64 heads", text, met(not slow)])
+    for heads, least in ((64, 200), (128, 250)):
+        rates = {c: r["gflops"] / 1000 for c, r in attention.items() if c.startswith(f"prefill/{heads}/") and int(c.split("/")[-1]) >= 2048}
+        text = f"{min(rates.values()):.0f} to {max(rates.values()):.0f} TFLOP/s"
+        rows.append([f"prefill, {heads} heads, 2,048 queries and more", f"at least {least} TFLOP/s", text, met(min(rates.values()) >= least)])
+    ratios = {c: 1 / r["peer_ratio"] for c, r in chain.items() if "peer_ratio" in r}
+    for what, chosen, average, most in (
+        ("index chain, one query", [c for c in ratios if c.startswith("indexer/") and c.split("/")[2] == "1"], 1.5, 2.0),
+        ("index chain, two queries", [c for c in ratios if c.startswith("indexer/") and c.split("/")[2] == "2"], None, 2.5),
+        ("index chain, prefill", [c for c in ratios if c.startswith("indexer_prefill/")], 2.5, 3.0),
+    ):
+        average_now, worst_now = mean(ratios[c] for c in chosen), max(ratios[c] for c in chosen)
+        bound = (f"geometric mean at most {average}, " if average else "") + f"no cell over {most}"
+        ok = worst_now <= most and (average is None or average_now <= average)
+        rows.append([what, bound, f"{average_now:.2f}, {worst_now:.2f} at worst", met(ok)])
+    faster = [c for c, r in op.items() if r.get("peer_ratio", 0) >= 1]
+    known = [c for c, r in op.items() if "peer_ratio" in r]
+    rows.append(["ops", "each at most its peer's time", f"{len(faster)} of {len(known)} cells", met(len(faster) == len(known))])
+    long = {c: microseconds(r) / (r["floor_ms"] * 1e3 + 2) for c, r in op.items() if c.endswith("/8192")}
+    near = [c for c, v in long.items() if v <= 1.5]
+    rows.append(["ops, 8,192 tokens", "within 1.5 of (byte floor + 2 us)", f"{len(near)} of {len(long)} cells", met(len(near) == len(long))])
+    c128 = [c for c in op if c.startswith("ops/compress_c128_main") and "two_stage" in c]
+    within = [c for c in c128 if op[c].get("peer_ratio", 0) >= 1]
+    rows.append(["C128A compress", "at most the two-stage rows", f"{len(within)} of {len(c128)} cells", met(len(within) == len(c128))])
+    for kind, most in (("C4A", 8), ("C128A", 7), ("SWA", 7)):
+        counts = [int(r["stages"]["kernels"]) for r in layers["rows"] if r["name"].startswith(f"{kind} decode") and "skipped" not in r]
+        if counts:
+            rows.append([f"{kind} decode layer", f"at most {most} launches", f"{min(counts)} to {max(counts)}", met(max(counts) <= most)])
+    return table(["what", "bound", "measured", ""], rows)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = Path(sys.argv[1])
+    reports = {name: load(folder, name) for name in ("attention", "indexer", "ops", "projection", "layer")}
+    attention, chain, op = (cells(reports[name]) for name in ("attention", "indexer", "ops"))
+    sections = {
+        "bars": bars(attention, chain, op, reports["layer"]),
+        "machine": machine(reports),
+        "decode": decode(attention),
+        "prefill": prefill(attention),
+        "indexer": indexer(chain),
+        "ops": ops(op),
+        "projection": projection(reports["projection"]),
+        "layer": layer(reports["layer"]),
+        "serve": serve(load(folder, "serve")),
+    }
+    text = PAGE.read_text()
+    for name, content in sections.items():
+        begin, end = f"<!-- gpu_{name}:begin -->\n", f"<!-- gpu_{name}:end -->\n"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            sys.exit(f"gpu_tables: {PAGE}: expected one section between {begin.strip()} and {end.strip()}")
+        head, rest = text.split(begin)
+        text = head + begin + content + end + rest.split(end)[1]
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

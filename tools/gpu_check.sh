@@ -44,6 +44,10 @@ small_grid="$small_grid:ProjectionGpu.Every*:AttentionGpu.Grid*:AttentionGpu.Hea
 small_grid="$small_grid:EngineGpu.Every*:EngineGpu.TheBatch*:EngineGpu.Two*:EngineGpu.APlanted*:EngineGpu.Side*:CompressorGpu.CompressStoreIsRef"
 small_grid="$small_grid:BenchGpu.*Cells*:BenchGpu.Ceilings*:BenchGpu.Layers*:BenchGpu.OpsAreRight:BenchGpu.Projections*:BenchGpu.TheTimer*"
 
+# Many cases or wide rows, which racecheck follows access by access: their kernels have smaller tests too.
+slow_races='TopkGpu.FewWide*:TopkGpu.RowsOfFew*:TopkGpu.Neighbours*:AttentionGpu.Rotating*:AttentionGpu.AnyWords*:AttentionGpu.NumbersPast*'
+slow_races="$slow_races:CompressorGpu.SavingIn*:CompressorGpu.AnyStride*:NormRopeGpu.*Grid*:BenchGpu.*"
+
 bench() {
   "$here/smla" bench attention indexer ops projection --device cuda --heads 8,64,128 --batch 1,33 --tokens 130 --next-n 1,2 --pool 8192 --keys 128,384,640,1152 \
     --min-time 0.01 --min-runs 8 --quiet &&
@@ -61,7 +65,7 @@ sanitize() {
     echo "-- $tool: the small grid"
     grid=$small_grid
     [ "$tool" = memcheck ] || grid="$grid:EngineGpu.*" # hundreds of small kernels a run: minutes under the slower tools
-    [ "$tool" != racecheck ] || grid="$grid:AttentionGpu.Special*:AttentionGpu.AToken*:IndexerLogitsGpu.RaggedCases*:IndexerLogitsGpu.HostileLists"
+    [ "$tool" != racecheck ] || grid="$grid:AttentionGpu.Special*:AttentionGpu.AToken*:IndexerLogitsGpu.RaggedCases*:IndexerLogitsGpu.HostileLists:$slow_races"
     SMLA_PRINT_KERNELS=1 compute-sanitizer --tool "$tool" --error-exitcode 9 "$here/test_gpu" --gtest_filter="$grid" >"$here/$tool.log" 2>&1
     code=$?
     grep -h "^kernel " "$here/$tool.log" | sort

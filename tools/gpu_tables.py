@@ -4,7 +4,7 @@
     python3 tools/gpu_tables.py FOLDER
 
 FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--output of the groups of that name) and serve.json (--json of
-`smla bench serve`). Sections between <!-- gpu_NAME:begin --> and <!-- gpu_NAME:end --> are rewritten.
+`smla bench serve`); attention_few.json (other head counts), layer_pro.json and layer_tp.json (other models and slices) if they are there. Sections between <!-- gpu_NAME:begin --> and <!-- gpu_NAME:end --> are rewritten.
 """
 
 import json
@@ -223,16 +223,19 @@ def main():
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
     reports = {name: load(folder, name) for name in ("attention", "indexer", "ops", "projection", "layer")}
+    more = {name: load(folder, name) for name in ("attention_few", "layer_pro", "layer_tp") if (folder / f"{name}.json").exists()}
     attention, chain, op = (cells(reports[name]) for name in ("attention", "indexer", "ops"))
+    attention |= cells(more["attention_few"]) if "attention_few" in more else {}
+    layers = {"rows": reports["layer"]["rows"] + [row for name in ("layer_pro", "layer_tp") if name in more for row in more[name]["rows"]]}
     sections = {
-        "bars": bars(attention, chain, op, reports["layer"]),
-        "machine": machine(reports),
+        "bars": bars(attention, chain, op, layers),
+        "machine": machine(reports | more),
         "decode": decode(attention),
         "prefill": prefill(attention),
         "indexer": indexer(chain),
         "ops": ops(op),
         "projection": projection(reports["projection"]),
-        "layer": layer(reports["layer"]),
+        "layer": layer(layers),
         "serve": serve(load(folder, "serve")),
     }
     text = PAGE.read_text()

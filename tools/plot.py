@@ -66,21 +66,28 @@ def draw(lines, report, output):
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
+        import matplotlib.ticker
     except ImportError:
         sys.exit("plot: matplotlib was not found (Debian: python3-matplotlib; pip install matplotlib); --text prints the numbers without it")
-    figure, (floors, peers) = plt.subplots(1, 2, figsize=(14, 6), constrained_layout=True)
+    figure, (floors, peers) = plt.subplots(1, 2, figsize=(12, 4.5), constrained_layout=True)
     for line, points in lines.items():
         floors.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=line)
         known = [p for p in points if p[2] is not None]
         if known:
             peers.plot([p[0] for p in known], [p[2] for p in known], marker="o", label=line)
     peers.axhline(1.0, color="black", linewidth=0.8)
+    places = sorted({p[0] for points in lines.values() for p in points})
+    what = {"decode": "requests", "prefill": "queries", "ops": "tokens"}.get(next(iter(lines)).split("/")[0], "last number of the cell's name")
     for axes, title in ((floors, "time / floor"), (peers, "peer's time / ours, scaled by ceilings")):
-        axes.set(xscale="log", yscale="log", title=title, xlabel="last number of the cell's name")
-        axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-        axes.grid(True, which="both", alpha=0.3)
+        axes.set(xscale="log", title=title, xlabel=what)
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.minorticks_off()
+        axes.grid(True, alpha=0.3)
+    floors.set_yscale("log")
+    floors.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+    peers.set_ylim(bottom=0)
     floors.legend(fontsize="small")
-    figure.suptitle(f"{report['device']}, {report['date']}, smla {report['version']}")
+    figure.suptitle(f"{report['device']}, {report['date'][:10]}, smla {report['version']}")
     figure.savefig(output)
     print(output)
 

@@ -86,7 +86,8 @@ bool print_candidates(const std::vector<Candidate>& candidates, const std::strin
                                 : !candidate.refusal.empty() ? "refuses: " + candidate.refusal
                                 : wanted                     ? "accepts"
                                                              : "accepts, not asked for";
-    fmt::print("{} {:<8} {:<28} {}\n", chosen ? '*' : ' ', candidate.name, candidate.machine, verdict);
+    fmt::print("{} {:<9} {:<28} {}\n", chosen ? '*' : ' ', candidate.name, candidate.machine, verdict);
+    if (!candidate.choice.empty()) fmt::print("  {:<9} {}\n", "", candidate.choice);
   }
   if (!known) throw InvalidArgument("--impl: got \"" + forced + "\", expected one of " + names);
   return taken;

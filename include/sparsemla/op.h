@@ -25,6 +25,7 @@ struct Candidate {
   std::string name;     ///< "avx512", "ref", ...
   std::string machine;  ///< what it needs: "any CPU", "AVX2 + FMA", ...
   std::string refusal;  ///< empty: it would run; otherwise the reason why not
+  std::string choice;   ///< how it would cut the problem, where it has a choice: tiles, parts
 };
 
 template <class Op>

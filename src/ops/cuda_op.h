@@ -15,13 +15,14 @@ struct CudaOp {
 
 /// Its line in the op's table.
 template <class Op>
-constexpr Implementation<Op> cuda_line() {
+constexpr Implementation<Op> cuda_line(std::string (*choice)(const typename Op::Problem&, const PlanOptions&) = nullptr) {
   return {.name = "cuda",
           .machine = "NVIDIA GPU, sm_80 and up",
           .device = DeviceKind::kCuda,
           .refuse = CudaOp<Op>::refuse,
           .workspace_bytes = CudaOp<Op>::workspace_bytes,
-          .run = CudaOp<Op>::run};
+          .run = CudaOp<Op>::run,
+          .choice = choice};
 }
 
 /// Why no kernel can run here; empty where there is a GPU of sm_80 or later.

@@ -1,6 +1,7 @@
 // Every op's CUDA implementation where the build has no CUDA: it refuses every problem, so that it is never run.
 #include "ops/attention/implementations.h"
 #include "ops/cuda_op.h"
+#include "ops/topk/implementations.h"
 #include "sparsemla/ops/attention.h"
 #include "sparsemla/ops/compressor.h"
 #include "sparsemla/ops/index.h"
@@ -11,6 +12,9 @@
 #include "sparsemla/ops/topk.h"
 
 namespace smla {
+
+std::string attention_choice(const SparseAttention::Problem&, const PlanOptions&) { return {}; }
+std::string topk_choice(const TopK::Problem&, const PlanOptions&) { return {}; }
 
 template <class Op>
 std::string CudaOp<Op>::refuse(const typename Op::Problem& /*problem*/, const PlanOptions& /*options*/) {

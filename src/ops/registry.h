@@ -29,6 +29,8 @@ struct Implementation {
   std::string (*refuse)(const typename Op::Problem& problem, const PlanOptions& options) = nullptr;
   std::size_t (*workspace_bytes)(const typename Op::Problem& problem, int threads) = nullptr;  ///< null: none
   void (*run)(const typename Op::Problem& problem, const typename Op::Args& args, const RunContext& context) = nullptr;
+  /// How it would cut a problem that it takes, for people.
+  std::string (*choice)(const typename Op::Problem& problem, const PlanOptions& options) = nullptr;
 };
 
 /// The table of an op and its checks; defined once a family, in `<family>.cpp`, by SMLA_DEFINE_OP.
@@ -126,8 +128,11 @@ std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOp
     } else if (candidate.refuse != nullptr) {
       refusal = candidate.refuse(problem, options);
     }
-    Candidate seen{
-        .name = std::string(candidate.name), .machine = std::string(candidate.machine), .refusal = refusal};  // nvcc loses a braced argument
+    const bool tells = refusal.empty() && candidate.choice != nullptr;
+    Candidate seen{.name = std::string(candidate.name),
+                   .machine = std::string(candidate.machine),
+                   .refusal = refusal,
+                   .choice = tells ? candidate.choice(problem, options) : std::string()};  // nvcc loses a braced argument
     out.push_back(std::move(seen));
   }
   return out;

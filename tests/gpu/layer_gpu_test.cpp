@@ -10,9 +10,9 @@
 #include "gpu/gpu_run.h"
 #include "layer/weight_names.h"
 #include "property/small_model.h"
-#include "sparsemla/c_api.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/validate.h"
+#include "unit/c_views.h"
 
 namespace smla {
 namespace {
@@ -215,17 +215,6 @@ TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
   }
 }
 
-smla_tensor for_c(const ConstTensorView& view) {
-  smla_tensor t{};
-  t.struct_size = sizeof t;
-  t.data = const_cast<void*>(view.data);
-  t.dtype = std::array{SMLA_F32, SMLA_F64, SMLA_BF16, SMLA_E4M3, SMLA_U8, SMLA_I32, SMLA_I64, SMLA_BOOL}[static_cast<std::size_t>(view.dtype)];
-  t.rank = view.rank;
-  std::ranges::copy(view.shape, t.shape);
-  std::ranges::copy(view.stride, t.strides);
-  return t;
-}
-
 /// A prompt of 150 tokens through the C interface on the GPU, and through C++ on the CPU.
 TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
   constexpr std::int64_t kTokens = 150;
@@ -282,7 +271,7 @@ TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
     options.max_position = 300;
     options.device = SMLA_CUDA;
     std::vector<smla_tensor> tensors;
-    for (const DeviceTensor& t : weights.storage) tensors.push_back(for_c(t.view()));
+    for (const DeviceTensor& t : weights.storage) tensors.push_back(test::describe_for_c(t.view()));
     std::vector<const char*> names;
     std::vector<const smla_tensor*> pointers;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -295,24 +284,11 @@ TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
     smla_step* step = nullptr;
     ASSERT_EQ(smla_step_create(layer, &step), SMLA_OK) << smla_last_error();
     const StepBatch batch = b.on(DeviceKind::kCuda);
-    const smla_tensor loc = for_c(batch.query_start_loc);
-    const smla_tensor seq = for_c(batch.seq_lens);
-    const smla_tensor positions = for_c(batch.positions);
-    std::vector<smla_tensor> tables;
-    for (const ConstTensorView& t : batch.block_tables) tables.push_back(for_c(t));
-    std::vector<const smla_tensor*> table_pointers;
-    for (const smla_tensor& t : tables) table_pointers.push_back(&t);
-    smla_step_batch c_batch{};
-    c_batch.struct_size = sizeof c_batch;
-    c_batch.query_start_loc = &loc;
-    c_batch.seq_lens = &seq;
-    c_batch.positions = &positions;
-    c_batch.block_tables = table_pointers.data();
-    c_batch.num_block_tables = static_cast<std::int32_t>(tables.size());
-    EXPECT_EQ(smla_step_build(step, &c_batch), SMLA_INVALID_ARGUMENT) << "without the host's counts";
-    c_batch.host_query_start_loc = b.start.data();
-    c_batch.host_seq_lens = b.seq.data();
-    ASSERT_EQ(smla_step_build(step, &c_batch), SMLA_OK) << smla_last_error();
+    test::CBatch c_batch(batch);
+    EXPECT_EQ(smla_step_build(step, &c_batch.view), SMLA_INVALID_ARGUMENT) << "without the host's counts";
+    c_batch.view.host_query_start_loc = b.start.data();
+    c_batch.view.host_seq_lens = b.seq.data();
+    ASSERT_EQ(smla_step_build(step, &c_batch.view), SMLA_OK) << smla_last_error();
 
     std::array<smla_cache, SMLA_NUM_CACHES> memory{};
     smla_layer_caches c_caches{};
@@ -333,8 +309,8 @@ TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
     const DeviceMemory lent(DeviceKind::kCuda, bytes);
     const DeviceTensor in = DeviceTensor::copy_of(DeviceKind::kCuda, hidden.view());
     DeviceTensor out(DeviceKind::kCuda, DType::kBF16, {kTokens, config.hidden_size});
-    const smla_tensor c_in = for_c(in.view());
-    const smla_tensor c_out = for_c(std::as_const(out).view());
+    const smla_tensor c_in = test::describe_for_c(in.view());
+    const smla_tensor c_out = test::describe_for_c(std::as_const(out).view());
     ASSERT_EQ(smla_layer_forward_on(layer, step, &c_caches, &c_in, &c_out, lent.data(), bytes, nullptr), SMLA_OK) << smla_last_error();
     HostTensor got(DType::kBF16, {kTokens, config.hidden_size});
     copy_bytes(DeviceKind::kCuda, got.data(), out.data(), got.bytes());

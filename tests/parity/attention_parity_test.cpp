@@ -1,8 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <iostream>
-#include <set>
-
+#include "parity/accepted.h"
 #include "parity/attention_compare.h"
 #include "parity/merge_cases.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -10,21 +8,9 @@
 namespace smla {
 namespace {
 
-using namespace attention_cases;
+using test::accepted;
 
-template <class Op>
-std::vector<std::string> accepted(const typename Op::Problem& problem) {
-  static std::set<std::string> told;
-  std::vector<std::string> names;
-  for (const Candidate& candidate : explain<Op>(problem)) {
-    if (candidate.refusal.empty()) {
-      names.push_back(candidate.name);
-    } else if (told.insert(candidate.name).second) {
-      std::cout << Op::kName << ": " << candidate.name << " does not run here: " << candidate.refusal << "\n";
-    }
-  }
-  return names;
-}
+using namespace attention_cases;
 
 TEST(AttentionParity, EveryImplementationAgreesWithTheReference) {
   for (const AttentionCase& c : attention_cases::attention_cases()) {

@@ -1,28 +1,14 @@
 #include <gtest/gtest.h>
 
-#include <iostream>
-#include <set>
-
+#include "parity/accepted.h"
 #include "parity/compressor_compare.h"
 
 namespace smla {
 namespace {
 
-using namespace compressor_cases;
+using test::accepted;
 
-template <class Op>
-std::vector<std::string> accepted(const typename Op::Problem& problem) {
-  static std::set<std::string> told;
-  std::vector<std::string> names;
-  for (const Candidate& candidate : explain<Op>(problem)) {
-    if (candidate.refusal.empty()) {
-      names.push_back(candidate.name);
-    } else if (told.insert(candidate.name).second) {
-      std::cout << Op::kName << ": " << candidate.name << " does not run here: " << candidate.refusal << "\n";
-    }
-  }
-  return names;
-}
+using namespace compressor_cases;
 
 TEST(CompressorParity, SaveStateIsExact) {
   for (const CompressorCase& c : all_cases()) {

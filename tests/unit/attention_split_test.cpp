@@ -41,6 +41,14 @@ TEST(AttentionSplit, TilesFitTheMachinesTheyAreFor) {
   EXPECT_EQ(-1, attention_tile(1, mla.bytes(), 48 * 1024));
 }
 
+TEST(AttentionSplit, IsToldInWords) {
+  const SparseAttention::Problem one = problem(1, 64, 128, 512);
+  EXPECT_EQ("tiles of 64 heads x 64 keys, lists in 10 parts of up to 64 keys and a merge, 1315840 bytes of workspace",
+            describe(split_attention(one, 132, kSm90, false), one));
+  const SparseAttention::Problem many = problem(4096, 8, 128);
+  EXPECT_EQ("tiles of 16 heads x 64 keys, each list by one block for each tile of heads", describe(split_attention(many, 132, kSm90, false), many));
+}
+
 /// A part of a buffer begins where the one before ends, and each is aligned to what reads it.
 TEST(AttentionSplit, KeysAreAsLargeAsTheirParts) {
   for (int groups = 0; groups <= AttentionTile::kGroups; ++groups) {

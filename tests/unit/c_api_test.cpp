@@ -14,22 +14,14 @@
 #include "property/fp8_checkpoint.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/weights.h"
+#include "unit/c_views.h"
 
 namespace smla {
 namespace {
 
-constexpr std::int64_t kPositions = 320;
+using test::describe_for_c;
 
-smla_tensor describe_for_c(const ConstTensorView& view) {
-  smla_tensor t{};
-  t.struct_size = sizeof t;
-  t.data = const_cast<void*>(view.data);
-  t.dtype = std::array{SMLA_F32, SMLA_F64, SMLA_BF16, SMLA_E4M3, SMLA_U8, SMLA_I32, SMLA_I64, SMLA_BOOL}[static_cast<std::size_t>(view.dtype)];
-  t.rank = view.rank;
-  std::ranges::copy(view.shape, t.shape);
-  std::ranges::copy(view.stride, t.strides);
-  return t;
-}
+constexpr std::int64_t kPositions = 320;
 
 /// One step's batch of one request, over a pool of its own.
 struct Sequence {
@@ -83,23 +75,10 @@ std::string through_c(const smla_layer* layer, const LayerConfig& config, Sequen
   const HostTensor hidden = hidden_states(config, sequence.length, n);
   HostTensor output(DType::kBF16, {n, config.hidden_size});
   const StepBatch batch = sequence.next(n);
-  const smla_tensor loc = describe_for_c(batch.query_start_loc);
-  const smla_tensor seq = describe_for_c(batch.seq_lens);
-  const smla_tensor positions = describe_for_c(batch.positions);
-  std::vector<smla_tensor> tables;
-  for (const ConstTensorView& table : batch.block_tables) tables.push_back(describe_for_c(table));
-  std::vector<const smla_tensor*> table_pointers;
-  for (const smla_tensor& table : tables) table_pointers.push_back(&table);
-  smla_step_batch c_batch{};
-  c_batch.struct_size = sizeof c_batch;
-  c_batch.query_start_loc = &loc;
-  c_batch.seq_lens = &seq;
-  c_batch.positions = &positions;
-  c_batch.block_tables = table_pointers.data();
-  c_batch.num_block_tables = static_cast<std::int32_t>(tables.size());
+  const test::CBatch c_batch(batch);
   smla_step* step = nullptr;
   EXPECT_EQ(smla_step_create(layer, &step), SMLA_OK) << smla_last_error();
-  EXPECT_EQ(smla_step_build(step, &c_batch), SMLA_OK) << smla_last_error();
+  EXPECT_EQ(smla_step_build(step, &c_batch.view), SMLA_OK) << smla_last_error();
 
   std::array<smla_cache, SMLA_NUM_CACHES> memory{};
   smla_layer_caches caches{};

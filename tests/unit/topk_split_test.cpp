@@ -18,6 +18,11 @@ TEST(TopkSplit, OnlyFewWideRowsAreCut) {
   EXPECT_EQ(8, split_topk({.rows = 8, .width = 32'768, .k = 512}, 132).parts);
 }
 
+TEST(TopkSplit, IsToldInWords) {
+  EXPECT_EQ("a row by one block", describe(split_topk({.rows = 1, .width = 100, .k = 5}, 132)));
+  EXPECT_EQ("a row by up to 8 blocks, 8 rows at once", describe(split_topk({.rows = 8, .width = 32'768, .k = 512}, 132)));
+}
+
 TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
   for (const int multiprocessors : kMultiprocessors) {
     for (const std::int64_t rows : kRows) {

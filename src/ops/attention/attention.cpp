@@ -14,7 +14,7 @@ std::string refuse_avx2(const SparseAttention::Problem&, const PlanOptions&) { r
 std::string refuse_avx512(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx512(); }
 
 constexpr std::array<Implementation<SparseAttention>, 6> kSparseAttention{{
-    cuda_line<SparseAttention>(),
+    cuda_line<SparseAttention>(attention_choice),
     {.name = "cuda_simt",
      .machine = "NVIDIA GPU, sm_80 and up",
      .device = DeviceKind::kCuda,

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "sparsemla/ops/attention.h"
 
@@ -98,6 +99,16 @@ struct AttentionSplit {
 
   std::int64_t workspace_bytes(std::int64_t heads) const { return parts == 1 ? 0 : launch_tokens * parts * heads * (kSumBytes + kStateBytes); }
 };
+
+/// In words.
+inline std::string describe(const AttentionSplit& split, const SparseAttention::Problem& p) {
+  if (split.tile < 0) return "";
+  const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
+  std::string text = "tiles of " + std::to_string(tile.heads) + " heads x " + std::to_string(tile.keys) + " keys, ";
+  if (split.parts == 1) return text + "each list by one block for each tile of heads";
+  text += "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) + " keys and a merge, ";
+  return text + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
+}
 
 /// `fixed`: parts of kFixedPart entries whatever the call is, so that a token's bits depend on its own lists alone. Otherwise as many parts as make the
 /// call shortest, counted in keys: waves of blocks, each as long as its keys and what a block costs besides, and the merge, which costs a launch and its

@@ -16,6 +16,9 @@ struct SparseAttentionSimt : SparseAttention {};
 InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
 InverseRope::Args rope_args(const SparseAttention::Problem& problem, const SparseAttention::Args& args);
 
+/// How the tensor-core kernel cuts a problem on this machine.
+std::string attention_choice(const SparseAttention::Problem& problem, const PlanOptions& options);
+
 void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
 
 std::size_t sparse_attention_workspace(const SparseAttention::Problem& problem, int threads);

@@ -12,6 +12,7 @@
 #include "device/row_views.cuh"
 #include "device/shared_limit.h"
 #include "ops/attention/exact_head.cuh"
+#include "ops/attention/implementations.h"
 #include "ops/attention/query_tile.cuh"
 #include "ops/attention/softmax_tile.cuh"
 #include "ops/attention/tile_math.cuh"
@@ -286,6 +287,10 @@ std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, c
   if (attention_tile(p.heads, key_bytes(p), device::shared_limit()) >= 0) return "";
   return "shared memory of " + std::to_string(device::shared_limit()) + " bytes a block; it takes " +
          std::to_string(kAttentionTiles[1].shared_bytes(key_bytes(p)));
+}
+
+std::string attention_choice(const SparseAttention::Problem& p, const PlanOptions& options) {
+  return describe(split_of(p, options.deterministic), p);
 }
 
 template <>

@@ -8,7 +8,7 @@ namespace smla {
 template <>
 std::span<const Implementation<TopK>> OpTable<TopK>::implementations() {
   static constexpr Implementation<TopK> kTable[] = {
-      cuda_line<TopK>(),
+      cuda_line<TopK>(topk_choice),
       {.name = "cpu", .machine = "any CPU", .run = topk_cpu},
       {.name = "ref", .machine = "any CPU", .run = topk_ref},
   };

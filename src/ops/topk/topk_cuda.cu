@@ -5,6 +5,7 @@
 #include "device/shared_limit.h"
 #include "ops/cuda_op.h"
 #include "ops/index/global_row.cuh"
+#include "ops/topk/implementations.h"
 #include "ops/topk/topk_split.h"
 
 namespace smla {
@@ -571,6 +572,8 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
 }
 
 }  // namespace
+
+std::string topk_choice(const TopK::Problem& p, const PlanOptions&) { return describe(split_topk(p, device::multiprocessors())); }
 
 SMLA_CUDA_OP(TopK, static_cast<std::size_t>(topk_workspace_bytes(p, device::multiprocessors()))) {
   if (p.rows == 0 || (p.k == 0 && p.storage_block == 0)) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "sparsemla/ops/topk.h"
 
@@ -35,6 +36,12 @@ struct TopkSplit {
   static constexpr std::int64_t kPartBytes = 4 * (kDigits + kGroups);  ///< of the workspace, for a part
   static constexpr std::int64_t kRowBytes = 8 * kListed + 4;           ///< and for a row
 };
+
+/// In words.
+inline std::string describe(const TopkSplit& split) {
+  if (split.parts == 1) return "a row by one block";
+  return "a row by up to " + std::to_string(split.parts) + " blocks, " + std::to_string(split.launch_rows) + " rows at once";
+}
 
 /// Columns of a part of a row of n < 2^31 columns: at most `parts` of them cover it.
 constexpr std::uint32_t topk_part_columns(std::uint32_t n, std::uint32_t parts) {

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "ops/index/global_row.cuh"
+
+namespace smla::topk {
+
+/// What the chosen columns' slots need.
+struct Slots {
+  index_rows::Table table;
+  const std::int32_t* request = nullptr;
+  const bool* valid = nullptr;
+  std::int32_t* slots = nullptr;
+  std::int64_t stride = 0;
+  std::int32_t* lens = nullptr;  ///< null: slots are not wanted
+};
+
+struct Call {
+  const float* logits = nullptr;
+  std::int64_t logit_stride = 0;
+  const std::int32_t* lens = nullptr;
+  std::int64_t width = 0;
+  std::int64_t k = 0;
+  std::int32_t* indices = nullptr;
+  std::int64_t index_stride = 0;
+  Slots slots;
+
+  __device__ std::int64_t length(std::int64_t row) const { return min(max(static_cast<std::int64_t>(lens[row]), std::int64_t{0}), width); }
+  __device__ std::int32_t* out(std::int64_t row) const { return indices + row * index_stride; }
+  __device__ const float* scores(std::int64_t row) const { return logits + row * logit_stride; }
+
+  /// After a block of kThreads has written a row.
+  template <int kThreads>
+  __device__ void write_slots(std::int64_t row, index_rows::GlobalRow<kThreads>& shared) const {
+    if (slots.lens == nullptr) return;
+    __syncthreads();
+    shared.write(slots.table, slots.request[row], slots.valid[row], k, true, out(row), slots.slots + row * slots.stride, slots.lens + row);
+  }
+};
+
+/// A row of n <= k columns.
+__device__ inline void write_all(std::int64_t n, std::int64_t k, std::int32_t* out) {
+  for (std::int64_t i = threadIdx.x; i < k; i += blockDim.x) out[i] = i < n ? static_cast<std::int32_t>(i) : -1;
+}
+
+}  // namespace smla::topk

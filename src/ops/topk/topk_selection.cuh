@@ -1,0 +1,235 @@
+#pragma once
+
+#include <cstdint>
+
+namespace smla::topk {
+
+// The radix selection of topk_cpu.cpp by one block: a row that fits its registers is read once, a longer one once for each digit (at most three) and for the
+// output.
+
+constexpr int kBits = 11;  ///< of a digit at most
+constexpr int kBins = 1 << kBits;
+constexpr unsigned kAll = 0xFFFF'FFFFU;
+
+/// A key in the order of the scores: larger score, larger key; -0 = +0; NaN is 0, below -inf.
+__device__ inline std::uint32_t key_of(std::uint32_t score) {
+  const std::uint32_t magnitude = score & 0x7FFF'FFFFU;
+  const std::uint32_t ordered = (score >> 31) != 0U ? 0x8000'0000U - magnitude : 0x8000'0000U + magnitude;
+  return magnitude > 0x7F80'0000U ? 0U : ordered;
+}
+
+/// A row of scores.
+struct Scores {
+  const float* scores;
+
+  __device__ std::uint32_t load(std::uint32_t i) const { return __float_as_uint(__ldg(scores + i)); }
+  __device__ static std::uint32_t key(std::uint32_t loaded) { return key_of(loaded); }
+  __device__ std::uint32_t column(std::uint32_t i) const { return i; }
+};
+
+/// The columns of a row that can be chosen, in ascending order. Other blocks of the same kernel wrote them: not for the read-only cache.
+struct List {
+  const std::uint32_t* keys;
+  const std::uint32_t* columns;
+
+  __device__ std::uint32_t load(std::uint32_t i) const { return __ldcg(keys + i); }
+  __device__ static std::uint32_t key(std::uint32_t loaded) { return loaded; }
+  __device__ std::uint32_t column(std::uint32_t i) const { return __ldcg(columns + i); }
+};
+
+/// All keys above `key` are chosen and, of those that begin like it (shifted right by `shift`), the first `ties`.
+struct Threshold {
+  std::uint32_t key = 0;
+  int shift = 0;
+  std::uint32_t ties = 0;
+};
+
+/// Sums over the warps of a block, in their order. Uses alternate between two rows of totals, so that one barrier a call is enough.
+template <int kWarps>
+struct WarpSums {
+  std::uint32_t totals[2][kWarps];
+
+  /// What the warps before this one hold together, and all of them; a barrier.
+  __device__ std::uint32_t before(std::uint32_t mine, int use, std::uint32_t* all) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane == 0) totals[use % 2][warp] = mine;
+    __syncthreads();
+    std::uint32_t sum = lane < kWarps ? totals[use % 2][lane] : 0U;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const std::uint32_t left = __shfl_up_sync(kAll, sum, i);
+      if (lane >= i) sum += left;
+    }
+    *all = __shfl_sync(kAll, sum, 31);
+    const std::uint32_t previous = __shfl_sync(kAll, sum, warp == 0 ? 0 : warp - 1);
+    return warp == 0 ? 0U : previous;
+  }
+};
+
+/// A digit of the k-th largest key.
+struct Digit {
+  std::uint32_t bin;     ///< its value
+  std::uint32_t above;   ///< keys with a larger one
+  std::uint32_t inside;  ///< keys with this one
+};
+
+template <int kThreads>
+struct SelectionShared {
+  alignas(16) std::uint32_t count[2][kBins];  ///< of one digit, and zeros for the next
+  WarpSums<kThreads / 32> sums;
+  Digit digit;
+};
+
+/// The selection of one row by one block; an item is a column of a row of scores, or one of a list. A warp holds consecutive items, a lane every 32nd of
+/// them.
+template <int kThreads, int kItems, class Source>
+struct Selection {
+  static constexpr std::uint32_t kResident = kThreads * kItems;  ///< items that stay in registers
+  static constexpr int kMine = kBins / kThreads;
+
+  SelectionShared<kThreads>& shared;
+  const Source source;
+  std::uint32_t n;      ///< items; with one more chunk still a 32-bit number
+  std::uint32_t items;  ///< items of a thread in a chunk
+  std::uint32_t key[kItems];
+
+  __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t count)
+      : shared(memory), source(from), n(count), items(resident() ? (n + kThreads - 1) / kThreads : kItems) {
+    if (resident()) load(0);
+    clear(0);
+    clear(1);
+    __syncthreads();
+  }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ bool resident() const { return n <= kResident; }
+  __device__ std::uint32_t chunk() const { return items * kThreads; }
+  /// This lane's first item of a chunk; item i is 32 i further.
+  __device__ std::uint32_t first_of(std::uint32_t base) const { return base + threadIdx.x / 32 * (32 * items) + threadIdx.x % 32; }
+  __device__ bool holds(std::uint32_t i, std::uint32_t first) const { return i < items && first + 32 * i < n; }
+
+  __device__ void load(std::uint32_t base) {
+    const std::uint32_t first = first_of(base);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kItems; ++i) key[i] = holds(i, first) ? source.load(first + 32 * i) : 0U;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kItems; ++i) key[i] = Source::key(key[i]);
+  }
+
+  __device__ void clear(int row) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) shared.count[row][threadIdx.x + i * kThreads] = 0;
+  }
+
+  /// Counts the keys whose first `known` bits are `prefix` by their next `bits`.
+  __device__ void tally(std::uint32_t* count, int known, int bits, std::uint32_t prefix) {
+    const int shift = 32 - known - bits;
+    const std::uint32_t mask = (1U << bits) - 1U;
+    for (std::uint32_t base = 0; base < n; base += chunk()) {
+      if (!resident()) load(base);
+      const std::uint32_t first = first_of(base);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kItems; ++i) {
+        const bool counts = holds(i, first) && (known == 0 || key[i] >> (32 - known) == prefix);
+        if (counts) atomicAdd(&count[(key[i] >> shift) & mask], 1U);
+      }
+    }
+    __syncthreads();
+  }
+
+  /// The bin that holds the k-th largest key of those counted; at least k were. Two barriers.
+  __device__ Digit find_bin(const std::uint32_t* count, std::uint32_t k, int use) {
+    static_assert(kMine == 2 || kMine % 4 == 0);
+    const int low = kBins - (static_cast<int>(threadIdx.x) + 1) * kMine;
+    std::uint32_t bin[kMine];
+    if constexpr (kMine == 2) {
+      const uint2 pair = *reinterpret_cast<const uint2*>(count + low);
+      bin[0] = pair.x, bin[1] = pair.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kMine; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(count + low + i);
+        bin[i] = four.x, bin[i + 1] = four.y, bin[i + 2] = four.z, bin[i + 3] = four.w;
+      }
+    }
+    std::uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) mine += bin[i];
+    std::uint32_t up_to = mine;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const std::uint32_t left = __shfl_up_sync(kAll, up_to, i);
+      if (lane() >= i) up_to += left;
+    }
+    std::uint32_t all = 0;
+    const std::uint32_t warp_sum = __shfl_sync(kAll, up_to, 31);
+    std::uint32_t above = shared.sums.before(warp_sum, use, &all) + up_to - mine;
+#pragma unroll
+    for (int i = kMine - 1; i >= 0; --i) {
+      if (above < k && k <= above + bin[i]) shared.digit = {static_cast<std::uint32_t>(low + i), above, bin[i]};
+      above += bin[i];
+    }
+    __syncthreads();
+    return shared.digit;
+  }
+
+  /// The k-th largest of the keys whose first `known` bits are `prefix`; there are at least k > 0.
+  __device__ Threshold find_threshold(std::uint32_t k, int known, std::uint32_t prefix) {
+    for (int pass = 0; known < 32; ++pass) {
+      const int bits = min(32 - known, kBits);
+      tally(shared.count[pass % 2], known, bits, prefix);
+      const Digit digit = find_bin(shared.count[pass % 2], k, pass);
+      prefix = (prefix << bits) | digit.bin;
+      known += bits;
+      k -= digit.above;
+      if (digit.inside == k) break;
+      clear(pass % 2);  // for the pass after the next, past its barriers
+    }
+    return {prefix, 32 - known, k};
+  }
+
+  /// Writes the chosen columns in ascending order: a column's place is the number of chosen ones before it.
+  __device__ void write(const Threshold& t, std::uint32_t k, std::int32_t* out) {
+    std::uint32_t above = 0;  // keys above the threshold and equal to it in the chunks so far
+    std::uint32_t equal = 0;
+    const unsigned left = (1U << lane()) - 1U;
+    int use = 0;
+    for (std::uint32_t base = 0; base < n; base += chunk(), ++use) {
+      if (!resident()) load(base);
+      const std::uint32_t first = first_of(base);
+      std::uint32_t mine = 0;  // a chunk has at most 2^14 items: two counts fit a word
+#pragma unroll
+      for (std::uint32_t i = 0; i < kItems; ++i) {
+        const bool here = holds(i, first);
+        const unsigned over = __ballot_sync(kAll, here && key[i] >> t.shift > t.key);
+        const unsigned same = __ballot_sync(kAll, here && key[i] >> t.shift == t.key);
+        mine += static_cast<std::uint32_t>(__popc(over)) << 16 | static_cast<std::uint32_t>(__popc(same));
+      }
+      std::uint32_t all = 0;
+      const std::uint32_t before = shared.sums.before(mine, use, &all);
+      std::uint32_t over_before = above + (before >> 16);
+      std::uint32_t same_before = equal + (before & 0xFFFFU);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kItems; ++i) {
+        const bool here = holds(i, first);
+        const bool is_over = here && key[i] >> t.shift > t.key;
+        const bool is_same = here && key[i] >> t.shift == t.key;
+        const unsigned over = __ballot_sync(kAll, is_over);
+        const unsigned same = __ballot_sync(kAll, is_same);
+        const std::uint32_t over_at = over_before + static_cast<std::uint32_t>(__popc(over & left));
+        const std::uint32_t same_at = same_before + static_cast<std::uint32_t>(__popc(same & left));
+        if (is_over || (is_same && same_at < t.ties)) out[over_at + min(same_at, t.ties)] = static_cast<std::int32_t>(source.column(first + 32 * i));
+        over_before += static_cast<std::uint32_t>(__popc(over));
+        same_before += static_cast<std::uint32_t>(__popc(same));
+      }
+      above += all >> 16;
+      equal += all & 0xFFFFU;
+      if (above + min(equal, t.ties) >= k) return;
+    }
+  }
+
+  /// Needs 0 < k < n.
+  __device__ void run(std::uint32_t k, std::int32_t* out) { write(find_threshold(k, 0, 0), k, out); }
+};
+
+}  // namespace smla::topk

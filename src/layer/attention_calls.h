@@ -36,8 +36,8 @@ struct AttentionCalls {
   bool has_slots = false;                         ///< C4A: calls read slots, which the top-k or global_topk makes
 };
 
-/// `chosen_slots`: the step's own top-k writes slots too. `rope_dim`: dims of o that the calls rotate back. @throws Unsupported with upstream's text when the options are strict and a call has no upstream
-/// kernel.
+/// `chosen_slots`: the step's own top-k writes slots too. `rope_dim`: dims of o that the calls rotate back.
+/// @throws Unsupported with upstream's text when the options are strict and a call has no upstream kernel.
 AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
                                     bool chosen_slots, int rope_dim);
 

@@ -20,8 +20,7 @@ namespace {
 constexpr std::int64_t kWindow = 128;
 constexpr std::int64_t kPage = 64;
 constexpr std::int64_t kSets = 4;
-constexpr double kMemoryShare = 0.8;  // of what is free
-constexpr double kBound = 4e-3;       // relative error that bf16 weights and outputs allow, with room
+constexpr double kBound = 4e-3;  // relative error that bf16 weights and outputs allow, with room
 constexpr std::int64_t kProTopK = 1024;
 constexpr std::int64_t kManyHeads = 64;
 
@@ -264,13 +263,9 @@ Row describe(const Options& options, const Cell& cell) {
 
 Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& timer) {
   Row row = describe(options, cell);
-  std::int64_t sets = kSets;
-  const double free = kMemoryShare * static_cast<double>(gpu_free_bytes());
-  while (sets > 2 && Bed::bytes_of(options, cell, sets) > free) --sets;
-  if (const double bytes = Bed::bytes_of(options, cell, sets); bytes > free) {
-    row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
-    return row;
-  }
+  const std::int64_t sets = fitting_sets(
+      kSets, [&](std::int64_t n) { return Bed::bytes_of(options, cell, n); }, row);
+  if (sets == 0) return row;
   std::optional<Bed> made;
   try {
     made.emplace(options, cell, sets, timer);

@@ -22,7 +22,6 @@ namespace {
 constexpr std::int64_t kPage = 64;
 constexpr std::int64_t kRatio = 4;
 constexpr std::int64_t kSets = 4;
-constexpr double kMemoryShare = 0.8;
 constexpr double kSlack = 1e-3;  // of a row's largest score: what fp8 tensor cores lose in their sums
 constexpr std::int64_t kPiece = 4096;
 constexpr std::array<std::int64_t, 4> kBatches{1, 8, 32, 128};
@@ -223,13 +222,9 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
       static_cast<double>(cell.rows() * heads * rows.dim) * (rows.nope == Element::kE2M1 ? 0.5 : static_cast<double>(size_of(query_type(rows))));
   row.product_rate = rows.nope == Element::kE4M3 || rows.nope == Element::kE2M1 ? 2 : 1;
   if (&rows == &index_fp8_rows() && k == 512) row.cell = cell.key;
-  std::int64_t sets = kSets;
-  const double free = kMemoryShare * static_cast<double>(gpu_free_bytes());
-  while (sets > 2 && Bed::bytes_of(options, cell, sets) > free) --sets;
-  if (const double bytes = Bed::bytes_of(options, cell, sets); bytes > free) {
-    row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
-    return row;
-  }
+  const std::int64_t sets = fitting_sets(
+      kSets, [&](std::int64_t n) { return Bed::bytes_of(options, cell, n); }, row);
+  if (sets == 0) return row;
   std::optional<Bed> made;
   try {
     made.emplace(options, cell, sets, timer);

@@ -118,6 +118,18 @@ Check check_selection(std::span<const std::int32_t> chosen, const std::vector<fl
   return out;
 }
 
+std::int64_t fitting_sets(std::int64_t most, const std::function<double(std::int64_t sets)>& bytes_of, Row& row) {
+  constexpr double kShare = 0.8;  // of what is free
+  const double free = kShare * static_cast<double>(gpu_free_bytes());
+  std::int64_t sets = most;
+  while (sets > 2 && bytes_of(sets) > free) --sets;
+  if (const double bytes = bytes_of(sets); bytes > free) {
+    row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
+    return 0;
+  }
+  return sets;
+}
+
 std::string one_line(const std::exception& error) {
   std::string text = error.what();
   std::ranges::replace(text, '\n', ';');

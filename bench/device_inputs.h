@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,6 +47,8 @@ Check check_result(const HostTensor& got, const HostTensor& want, double l2);
 /// Whether `chosen`, -1 behind its end, are the highest of `scores`: as many as there can be, each once, and none passed over that is better by more than
 /// `slack` times the largest magnitude. `l2` is by how much the worst one falls short, in the same measure.
 Check check_selection(std::span<const std::int32_t> chosen, const std::vector<float>& scores, double slack);
+/// The most input sets, from `most` down to 2, that four fifths of the GPU's free memory hold; 0 where they hold not even those, and the row says so.
+std::int64_t fitting_sets(std::int64_t most, const std::function<double(std::int64_t sets)>& bytes_of, Row& row);
 /// An exception's text on one line.
 std::string one_line(const std::exception& error);
 /// The worse of two.

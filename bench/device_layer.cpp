@@ -21,7 +21,6 @@ namespace smla::bench {
 
 namespace {
 
-constexpr double kMemoryShare = 0.8;
 constexpr std::int64_t kSteps = 4;  // positions in turn: a C4A layer closes a group every fourth token
 constexpr std::array<std::int64_t, 9> kBatches{1, 2, 4, 8, 16, 32, 64, 128, 256};
 constexpr std::array<std::int64_t, 4> kContexts{8192, 32768, 131072, 1048576};
@@ -222,11 +221,9 @@ Row measure_layer(const Options& options, const LayerOnGpu& layer, const LayerSh
                            options.index_rows->name);
   row.bf16 = true;
   add_layer_floor(layer.config, options, layer.views, shape.requests, shape.length - shape.tokens, shape.tokens, row);
-  const double free = kMemoryShare * static_cast<double>(gpu_free_bytes());
-  if (const double bytes = LayerRun::bytes_of(options, layer.config, shape); bytes > free) {
-    row.skipped = fmt::format("needs {:.1f} GB, {:.1f} GB are free for it", bytes * 1e-9, free * 1e-9);
+  if (fitting_sets(
+          1, [&](std::int64_t) { return LayerRun::bytes_of(options, layer.config, shape); }, row) == 0)
     return row;
-  }
   LayerRun run(options, layer, shape, timer);
   row.implementation = run.implementation();
   const std::vector<std::function<void()>> calls = run.calls();

@@ -48,6 +48,18 @@ nlohmann::ordered_json machine_json(const bench::Machine& machine) {
   return {{"peak_gflops", peaks}, {"fp32_peak_gflops", machine.fp32_peak() * 1e-9}, {"read_gbs", machine.read_bandwidth * 1e-9}};
 }
 
+/// What a row's time and work are on any machine.
+nlohmann::ordered_json measured_json(const bench::Row& row) {
+  return {{"implementation", row.implementation},
+          {"runs", row.time.runs},
+          {"median_ms", row.time.median * 1e3},
+          {"p10_ms", row.time.p10 * 1e3},
+          {"p90_ms", row.time.p90 * 1e3},
+          {"best_ms", row.time.best * 1e3},
+          {"gflop", row.flops * 1e-9},
+          {"megabytes", row.bytes * 1e-6}};
+}
+
 nlohmann::ordered_json gpu_row_json(const bench::Row& row, const bench::Machine& machine) {
   nlohmann::ordered_json out{{"group", row.group}, {"name", row.name}, {"shape", row.shape}, {"cell", row.cell}};
   if (!row.skipped.empty()) {
@@ -55,15 +67,8 @@ nlohmann::ordered_json gpu_row_json(const bench::Row& row, const bench::Machine&
     return out;
   }
   const GpuNumbers n = gpu_numbers(row, machine);
-  out.update({{"implementation", row.implementation},
-              {"runs", row.time.runs},
-              {"median_ms", row.time.median * 1e3},
-              {"p10_ms", row.time.p10 * 1e3},
-              {"p90_ms", row.time.p90 * 1e3},
-              {"best_ms", row.time.best * 1e3},
-              {"gflop", row.flops * 1e-9},
-              {"megabytes", row.bytes * 1e-6},
-              {"gflops", n.tflops * 1e3},
+  out.update(measured_json(row));
+  out.update({{"gflops", n.tflops * 1e3},
               {"gbs", n.gbs},
               {"product_rate", row.product_rate},
               {"traffic", row.traffic == bench::Traffic::kGather ? "gather" : "copy"},
@@ -207,24 +212,16 @@ std::string bench_json(const BenchReport& report) {
     const Derived d = derive(row, machine);
     nlohmann::ordered_json stages = nlohmann::ordered_json::object();
     for (const auto& [stage, share] : row.stages) stages[stage] = share;
-    out["rows"].push_back({{"group", row.group},
-                           {"name", row.name},
-                           {"shape", row.shape},
-                           {"implementation", row.implementation},
-                           {"runs", row.time.runs},
-                           {"median_ms", row.time.median * 1e3},
-                           {"p10_ms", row.time.p10 * 1e3},
-                           {"p90_ms", row.time.p90 * 1e3},
-                           {"best_ms", row.time.best * 1e3},
-                           {"gflop", row.flops * 1e-9},
-                           {"megabytes", row.bytes * 1e-6},
-                           {"bf16", row.bf16},
-                           {"gflops", d.gflops},
-                           {"gbs", d.gbs},
-                           {"fp32_peak_share", d.peak_share},
-                           {"bandwidth_share", d.bandwidth_share},
-                           {"floor_ms", d.floor * 1e3},
-                           {"stages", stages}});
+    nlohmann::ordered_json line{{"group", row.group}, {"name", row.name}, {"shape", row.shape}};
+    line.update(measured_json(row));
+    line.update({{"bf16", row.bf16},
+                 {"gflops", d.gflops},
+                 {"gbs", d.gbs},
+                 {"fp32_peak_share", d.peak_share},
+                 {"bandwidth_share", d.bandwidth_share},
+                 {"floor_ms", d.floor * 1e3},
+                 {"stages", stages}});
+    out["rows"].push_back(std::move(line));
   }
   return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

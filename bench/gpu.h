@@ -30,7 +30,7 @@ struct GpuFacts {
 GpuFacts gpu_facts();
 std::size_t gpu_free_bytes();
 
-/// A call recorded with an event before and after it, and something untimed before both.
+/// A call recorded behind something that it shall not overlap, with an event before and after both.
 class GpuRecording {
  public:
   /// `call` must have run once before, so that nothing is loaded or chosen while it is recorded.

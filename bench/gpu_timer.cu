@@ -106,9 +106,9 @@ GpuRecording::GpuRecording(Stream stream, const std::function<void()>& before, c
   check_cuda(cudaEventCreate(&made->stop), "cudaEventCreate");
   cudaStream_t s = stream_of(stream);
   cudaGraph_t graph = capture(s, [&] {
-    before();
     // External: a node of the graph that records, not a mark of the recording.
     check_cuda(cudaEventRecordWithFlags(made->start, s, cudaEventRecordExternal), "cudaEventRecordWithFlags");
+    before();
     call();
     check_cuda(cudaEventRecordWithFlags(made->stop, s, cudaEventRecordExternal), "cudaEventRecordWithFlags");
   });

@@ -27,9 +27,9 @@ struct Machine {
   std::string cuda;              ///< of the runtime in the program, and the newest that the driver knows
   std::string product;           ///< implementation of the matrix product
   std::vector<Peak> bandwidths;  ///< bytes a second: "copy" (read + written), "gather_2", "gather_64" (rows at random, blocks of 2 and 64)
-  double timer = 0;              ///< seconds between two events with nothing between them
-  double launch = 0;             ///< the same with a kernel between that does nothing
-  double follow = 0;             ///< the same with a kernel that reads three numbers out of memory, one to find the next
+  double timer = 0;              ///< seconds over which measurements of nothing spread, p10 to p90
+  double launch = 0;             ///< of a kernel that does nothing
+  double follow = 0;             ///< of a kernel that reads three numbers out of memory, one to find the next
 
   /// The highest fp32 peak.
   double fp32_peak() const;

@@ -55,7 +55,7 @@ std::string gpu_head(const BenchReport& report, const bench::Machine& machine) {
     const std::string what = b.name == "copy" ? "read + written" : "fp8_ds_mla rows at random, blocks of " + b.name.substr(b.name.find('_') + 1);
     out += fmt::format("  {:<12} {:>9.1f} GB/s     {}\n", b.name, b.flops * 1e-9, what);
   }
-  out += fmt::format("  {:<12} {:>9.2f} us       two events with nothing between; in every time below\n", "timer", machine.timer * 1e6);
+  out += fmt::format("  {:<12} {:>9.2f} us       over which measurements of nothing spread, p10 to p90\n", "timer", machine.timer * 1e6);
   out += fmt::format("  {:<12} {:>9.2f} us       a kernel that does nothing, code and parameters out of memory\n", "launch", machine.launch * 1e6);
   out += fmt::format("  {:<12} {:>9.2f} us       a kernel of three reads, one after the other\n", "follow", machine.follow * 1e6);
   if (report.rows.empty()) return out;

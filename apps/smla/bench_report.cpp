@@ -96,7 +96,7 @@ bench::Machine BenchReport::ceilings() const {
   for (bench::Peak& peak : out.peaks) peak.flops = std::max(peak.flops, after.peak(peak.name));
   out.read_bandwidth = std::max(before.read_bandwidth, after.read_bandwidth);
   for (bench::Peak& b : out.bandwidths) b.flops = std::max(b.flops, after.bandwidth(b.name));
-  out.timer = std::min(before.timer, after.timer);
+  out.timer = std::max(before.timer, after.timer);
   out.launch = std::min(before.launch, after.launch);
   out.follow = std::min(before.follow, after.follow);
   return out;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -81,12 +82,13 @@ constexpr std::uint8_t to_e2m1(float x) {
 
 /// Exponent of a power-of-two group scale for e4m3 values: ceil(log2(max(amax, 1e-4) / 448)), or of max(amax/448, 1e-4) by the scale rule (spec 5.1).
 constexpr int e4m3_group_exponent(float amax, bool clamp_scale) {
-  const float floor_value = 1e-4F;
-  if (clamp_scale) {
-    const float s = amax / 448.0F;
-    return ceil_log2(s > floor_value ? s : floor_value);
-  }
-  return ceil_log2((amax > floor_value ? amax : floor_value) / 448.0F);
+  constexpr float kFloor = 1e-4F;
+  const float least = clamp_scale ? 0.0F : kFloor;
+  const float v = amax > least ? amax : least;  // NaN is none
+  // ceil_log2(v / 448) without the division, whose rounding never reaches a power of two that v does not: 448 is 1.75 * 2^8.
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(v);
+  const int e = v > 3.4028234e38F ? 128 : static_cast<int>((bits + 0x1F'FFFFU) >> 23) - 135;
+  return clamp_scale ? std::max(e, ceil_log2(kFloor)) : e;
 }
 
 /// Exponent of an MXFP4 group scale: clamp(ceil(log2(max(amax, 6*2^-126) / 6)), -127, 127) (spec 4.3).

@@ -13,33 +13,60 @@ __device__ inline void cross(float& a, float& b) {
   a = sum;
 }
 
-/// Butterfly with the thread `lanes` away: the lower of the two keeps the sum.
-__device__ inline float across(float v, int lanes, bool upper) {
-  const float other = __shfl_xor_sync(0xFFFF'FFFFU, v, lanes);
-  return upper ? __fsub_rn(other, v) : __fadd_rn(v, other);
+/// Butterfly with the thread `lanes` away: the lower of the two keeps the sum. `sign` is -1 for the upper, 1 for the lower; times it is exact.
+__device__ inline float across(float v, int lanes, float sign) { return __fmaf_rn(v, sign, __shfl_xor_sync(0xFFFF'FFFFU, v, lanes)); }
+
+template <int kQuads>
+__device__ void steps_across(float4 (&x)[kQuads], int lanes) {
+  const float sign = (threadIdx.x & static_cast<unsigned>(lanes)) != 0 ? -1.0F : 1.0F;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    x[i].x = across(x[i].x, lanes, sign);
+    x[i].y = across(x[i].y, lanes, sign);
+    x[i].z = across(x[i].z, lanes, sign);
+    x[i].w = across(x[i].w, lanes, sign);
+  }
 }
 
 }  // namespace hadamard_steps
+
+/// Normalised Walsh-Hadamard transform in place of 128 numbers that half a warp holds, eight a lane: number 8*lane + 4*i + j is component j of x[i]. The same
+/// bits as below. Both halves take part.
+__device__ inline void hadamard_of_half(float4 (&x)[2]) {
+  using hadamard_steps::cross;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    cross(x[i].x, x[i].y), cross(x[i].z, x[i].w);
+    cross(x[i].x, x[i].z), cross(x[i].y, x[i].w);
+  }
+  cross(x[0].x, x[1].x), cross(x[0].y, x[1].y);
+  cross(x[0].z, x[1].z), cross(x[0].w, x[1].w);
+#pragma unroll
+  for (int lanes = 1; lanes < 16; lanes *= 2) hadamard_steps::steps_across(x, lanes);
+  const float factor = __fdiv_rn(1.0F, __fsqrt_rn(128.0F));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    x[i].x = __fmul_rn(x[i].x, factor), x[i].y = __fmul_rn(x[i].y, factor);
+    x[i].z = __fmul_rn(x[i].z, factor), x[i].w = __fmul_rn(x[i].w, factor);
+  }
+}
 
 /// Normalised Walsh-Hadamard transform in place of the n numbers that a warp holds, bit for bit the one of cache/row_codec.h: number
 /// 128*i + 4*lane + j is component j of the lane's x[i]. n is a power of two up to 128*kQuads; components past n become anything.
 /// All 32 lanes take part. A row of 128 in shared memory: `float4 x[1] = {row[lane]}; hadamard(x, 128); row[lane] = x[0];`.
 template <int kQuads>
 __device__ void hadamard(float4 (&x)[kQuads], int n) {
-  using hadamard_steps::across;
   using hadamard_steps::cross;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     if (n > 1) cross(x[i].x, x[i].y), cross(x[i].z, x[i].w);
     if (n > 2) cross(x[i].x, x[i].z), cross(x[i].y, x[i].w);
-    for (int lanes = 1; lanes < 32 && 4 * lanes < n; lanes *= 2) {
-      const bool upper = (lane & lanes) != 0;
-      x[i].x = across(x[i].x, lanes, upper);
-      x[i].y = across(x[i].y, lanes, upper);
-      x[i].z = across(x[i].z, lanes, upper);
-      x[i].w = across(x[i].w, lanes, upper);
-    }
+  }
+  if (n >= 128) {
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) hadamard_steps::steps_across(x, lanes);
+  } else {
+    for (int lanes = 1; 4 * lanes < n; lanes *= 2) hadamard_steps::steps_across(x, lanes);
   }
 #pragma unroll
   for (int step = 1; step < kQuads; step *= 2) {

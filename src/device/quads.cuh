@@ -12,14 +12,31 @@ __device__ inline float4 scaled(float4 v, float factor) {
   return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor)};
 }
 __device__ inline float4 product(float4 v, float4 w) { return {__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w)}; }
+/// Whether the machine's own conversions may take them: they know one NaN, core/codecs.h keeps its sign. Infinities may say no.
+__device__ inline bool plain(float4 v) {
+  const float sum = (v.x + v.y) + (v.z + v.w);
+  return sum == sum;
+}
+/// Two bf16 by the machine's own conversion, the first in the lower half.
+__device__ inline std::uint32_t bf16_pair(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  std::uint32_t bits;
+  memcpy(&bits, &both, 4);
+  return bits;
+}
 __device__ inline float4 rounded_to_bf16(float4 v) {
-  return {to_float(to_bf16(v.x)), to_float(to_bf16(v.y)), to_float(to_bf16(v.z)), to_float(to_bf16(v.w))};
+  if (!plain(v)) return {to_float(to_bf16(v.x)), to_float(to_bf16(v.y)), to_float(to_bf16(v.z)), to_float(to_bf16(v.w))};
+  const std::uint32_t low = bf16_pair(v.x, v.y);
+  const std::uint32_t high = bf16_pair(v.z, v.w);
+  return {__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF'0000U), __uint_as_float(high << 16), __uint_as_float(high & 0xFFFF'0000U)};
 }
 /// NaN counts as no number.
 __device__ inline float largest_magnitude(float4 v) { return fmaxf(fmaxf(fmaxf(fmaxf(0.0F, fabsf(v.x)), fabsf(v.y)), fabsf(v.z)), fabsf(v.w)); }
 
-/// Largest of every `lanes` neighbours of a warp, a power of two.
+/// Largest of every `lanes` neighbours of a warp, a power of two; none is negative or NaN.
 __device__ inline float max_of_lanes(float v, int lanes) {
+  // Such numbers have the order of their bits.
+  if (lanes == 32) return __uint_as_float(__reduce_max_sync(0xFFFF'FFFFU, __float_as_uint(v)));
   for (int i = lanes / 2; i > 0; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFF'FFFFU, v, i));
   return v;
 }
@@ -57,17 +74,34 @@ __device__ inline float4 widened(uint2 raw) {
   return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF'0000U), __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xFFFF'0000U)};
 }
 
-/// One rounding; of bf16 as core/codecs.h does it, to the last bit of a NaN.
+/// Four numbers as E4M3, as core/codecs.h rounds them, with the signs of four others: a NaN that the machine computed with has lost its own.
+__device__ inline std::uint32_t e4m3_codes(float4 v, float4 signs) {
+#if __CUDA_ARCH__ >= 890
+  std::uint16_t low;
+  std::uint16_t high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v.y), "f"(v.x));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v.w), "f"(v.z));
+  const std::uint32_t codes = low | static_cast<std::uint32_t>(high) << 16;
+#else
+  const auto byte = [](float a) { return static_cast<std::uint32_t>(to_e4m3(a).bits); };
+  const std::uint32_t codes = byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
+#endif
+  const std::uint32_t top = __byte_perm(__byte_perm(__float_as_uint(signs.x), __float_as_uint(signs.y), 0x0073),
+                                        __byte_perm(__float_as_uint(signs.z), __float_as_uint(signs.w), 0x0073), 0x5410);
+  return codes | (top & 0x8080'8080U);
+}
+
+/// One rounding, as core/codecs.h does it, to the last bit of a NaN.
 template <class T>
 __device__ Raw<T> narrowed(float4 v) {
   if constexpr (std::is_same_v<T, float>) {
     return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)};
   } else if constexpr (std::is_same_v<T, BF16>) {
+    if (plain(v)) return {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
     const auto pair = [](float a, float b) { return to_bf16(a).bits | static_cast<std::uint32_t>(to_bf16(b).bits) << 16; };
     return {pair(v.x, v.y), pair(v.z, v.w)};
   } else {
-    const auto byte = [](float a) { return static_cast<std::uint32_t>(to_e4m3(a).bits); };
-    return byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
+    return e4m3_codes(v, v);
   }
 }
 
@@ -75,11 +109,7 @@ __device__ Raw<T> narrowed(float4 v) {
 template <class T>
 __device__ Raw<T> computed(float4 v) {
   if constexpr (std::is_same_v<T, BF16>) {
-    const auto pair = [](float a, float b) {
-      const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
-      return static_cast<std::uint32_t>(__bfloat16_as_ushort(both.x)) | static_cast<std::uint32_t>(__bfloat16_as_ushort(both.y)) << 16;
-    };
-    return {pair(v.x, v.y), pair(v.z, v.w)};
+    return {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
   } else {
     return narrowed<T>(v);
   }
@@ -156,11 +186,10 @@ struct Rope {
   }
 };
 
-/// A row in the registers of kThreads threads, the first 16 * kThreads elements of it; what is longer is read again each time. From element `begin`
+/// A row in the registers of kThreads threads, the first 4 * kHeld * kThreads elements of it; what is longer is read again each time. From element `begin`
 /// on, which may be negative.
-template <int kThreads, bool kByFours, class T>
+template <int kThreads, bool kByFours, class T, int kHeld = 4>
 struct HeldRow {
-  static constexpr int kHeld = 4;
   const T* row;
   int n;
   int first;

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <algorithm>
 #include <set>
 
@@ -81,9 +82,8 @@ TEST_F(BenchGpu, TheTimerTellsSomethingFromNothing) {
   const std::vector<GpuRecording> recordings = timer.record(calls);
   const double nothing = timer.time(kQuick, std::span(recordings).first(1)).median;
   const double copy = timer.time(kQuick, std::span(recordings).last(1)).median;
-  EXPECT_GT(nothing, 0);
-  EXPECT_LT(nothing, 20e-6);
-  EXPECT_GT(copy, 10 * nothing);
+  EXPECT_LT(std::abs(nothing), 3e-6);
+  EXPECT_GT(copy, 10 * std::abs(nothing));
   EXPECT_LT(static_cast<double>(2 * a.bytes()) / copy, 20e12) << "faster than any memory";
 }
 
@@ -94,8 +94,8 @@ TEST_F(BenchGpu, CeilingsAreInTheirOrder) {
   EXPECT_GT(m.bandwidth("copy"), 1e10);
   EXPECT_GT(m.bandwidth("gather_2"), 1e10);
   EXPECT_LT(m.bandwidth("gather_64"), 1.5 * m.bandwidth("copy"));
-  EXPECT_GT(m.timer, 0);
-  EXPECT_GT(m.launch, m.timer);
+  EXPECT_GE(m.timer, 0);
+  EXPECT_GT(m.launch, 0);
   EXPECT_GT(m.follow, m.launch);
   EXPECT_FALSE(m.product.empty());
 }

@@ -41,9 +41,22 @@ TEST(AttentionSplit, TilesFitTheMachinesTheyAreFor) {
   EXPECT_EQ(-1, attention_tile(1, mla.bytes(), 48 * 1024));
 }
 
+/// With few tokens narrow tiles share the heads out over multiprocessors that would idle; with many each key is read once.
+TEST(AttentionSplit, FewTokensTakeNarrowTiles) {
+  const auto heads = [](const SparseAttention::Problem& p, bool fixed) {
+    return kAttentionTiles[static_cast<std::size_t>(split_attention(p, 132, kSm90, fixed).tile)].heads;
+  };
+  for (const std::int64_t all : {64, 128}) {
+    EXPECT_EQ(16, heads(problem(1, all, 128, 512), false)) << all;
+    EXPECT_EQ(64, heads(problem(1, all, 128, 512), true)) << all;
+    EXPECT_EQ(64, heads(problem(1024, all, 128, 512), false)) << all;
+  }
+  EXPECT_EQ(1, split_attention(problem(1, 64, 128), 132, kSm90, false).parts);
+}
+
 TEST(AttentionSplit, IsToldInWords) {
   const SparseAttention::Problem one = problem(1, 64, 128, 512);
-  EXPECT_EQ("tiles of 64 heads x 64 keys, lists in 10 parts of up to 64 keys and a merge, 1315840 bytes of workspace",
+  EXPECT_EQ("tiles of 16 heads x 64 keys, lists in 10 parts of up to 64 keys and a merge, 1315840 bytes of workspace",
             describe(split_attention(one, 132, kSm90, false), one));
   const SparseAttention::Problem many = problem(4096, 8, 128);
   EXPECT_EQ("tiles of 16 heads x 64 keys, each list by one block for each tile of heads", describe(split_attention(many, 132, kSm90, false), many));
@@ -87,7 +100,8 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
 
 TEST(AttentionSplit, FewTokensAreSplitAndManyAreNot) {
   EXPECT_EQ(10, split_attention(problem(1, 64, 128, 512), 132, kSm90, false).parts);
-  EXPECT_EQ(2, split_attention(problem(64, 64, 128, 512), 132, kSm90, false).parts);
+  EXPECT_EQ(2, split_attention(problem(64, 32, 128, 512), 132, kSm90, false).parts);
+  EXPECT_EQ(1, split_attention(problem(64, 64, 128, 512), 132, kSm90, false).parts);
   EXPECT_EQ(1, split_attention(problem(128, 64, 128, 512), 132, kSm90, false).parts);
   EXPECT_EQ(1, split_attention(problem(4096, 64, 128, 512), 132, kSm90, false).parts);
 }

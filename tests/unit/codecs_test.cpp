@@ -196,6 +196,23 @@ TEST(Codecs, OneExponentRoutineServesAllQuantisers) {
   EXPECT_EQ(e2m1_group_exponent(0.0F), -126);
 }
 
+TEST(Codecs, TheExponentOfE4M3GroupsIsThatOfTheQuotient) {
+  // Around every power of two and every 1.75 of one, where ceil(log2) of v / 448 steps.
+  for (std::uint32_t exponent = 1; exponent < 255; ++exponent) {
+    for (const std::uint32_t fraction : {0U, 1U, 2U, 0x5F'FFFEU, 0x5F'FFFFU, 0x60'0000U, 0x60'0001U, 0x60'0002U, 0x7F'FFFEU, 0x7F'FFFFU}) {
+      const auto v = std::bit_cast<float>(exponent << 23 | fraction);
+      ASSERT_EQ(e4m3_group_exponent(v, false), ceil_log2(std::max(v, 1e-4F) / 448.0F)) << v;
+      ASSERT_EQ(e4m3_group_exponent(v, true), ceil_log2(std::max(v / 448.0F, 1e-4F))) << v;
+    }
+  }
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const bool clamp : {false, true}) {
+    EXPECT_EQ(e4m3_group_exponent(inf, clamp), 128);
+    EXPECT_EQ(e4m3_group_exponent(nan, clamp), e4m3_group_exponent(0.0F, clamp));
+  }
+}
+
 /// tests/golden/codec_tables.txt was made by another implementation (tools/make_codec_tables.py).
 TEST(Codecs, AgreesWithTheTablesOfMlDtypes) {
   std::ifstream file(SMLA_SOURCE_DIR "/tests/golden/codec_tables.txt");

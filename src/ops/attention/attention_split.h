@@ -25,6 +25,9 @@ struct AttentionTile {
   int key_warps = 1;
   int dim_warps = 1;
   int resident = 1;  ///< blocks of a multiprocessor at most, by registers
+  /// A key's time, and what a block costs besides, in hundredths of a key's time with 64 heads. Measured on an H200 (docs/kernels/sparse_attention.md).
+  int key_cost = 100;
+  int block_cost = 9600;
 
   constexpr int row_bytes() const { return 2 * kDim; }  ///< of q
   /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different banks.
@@ -52,11 +55,11 @@ struct KeyLayout {
 
 /// By heads, then the best first.
 inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
-    {.heads = 16, .keys = 64, .key_warps = 4, .dim_warps = 2, .resident = 2},
-    {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2},
-    {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2},
-    {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .resident = 2},
-    {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4},
+    {.heads = 16, .keys = 64, .key_warps = 4, .dim_warps = 2, .resident = 2, .key_cost = 50, .block_cost = 7000},
+    {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2, .key_cost = 50, .block_cost = 7000},
+    {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2, .key_cost = 72, .block_cost = 7500},
+    {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .resident = 2, .key_cost = 72, .block_cost = 7500},
+    {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4, .key_cost = 72, .block_cost = 7500},
     {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 32, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 16, .head_warps = 4, .dim_warps = 2},
@@ -110,36 +113,46 @@ inline std::string describe(const AttentionSplit& split, const SparseAttention::
   return text + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
 }
 
-/// `fixed`: parts of kFixedPart entries whatever the call is, so that a token's bits depend on its own lists alone. Otherwise as many parts as make the
-/// call shortest, counted in keys: waves of blocks, each as long as its keys and what a block costs besides, and the merge, which costs a launch and its
-/// way through L2.
+/// Entries of a token's list with each scope filled up to whole tiles, in tiles.
+inline std::int64_t tiles_of_list(const SparseAttention::Problem& p, const AttentionTile& tile) {
+  std::int64_t tiles = 0;
+  for (int s = 0; s < p.scopes; ++s) tiles += (p.scope[static_cast<std::size_t>(s)].width + tile.keys - 1) / tile.keys;
+  return tiles;
+}
+
+/// `fixed`: the tile that holds all heads and parts of kFixedPart entries whatever the call is, so that a token's bits depend on its own lists alone.
+/// Otherwise the tile and as many parts as make the call shortest: waves of blocks, each as long as its keys and what a block costs besides, and the merge,
+/// which costs a launch and its way through L2. Tiles of fewer heads read keys several times, and are done sooner where most multiprocessors would idle.
 inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes, bool fixed) {
-  constexpr std::int64_t kBlockCost = 96;
-  constexpr std::int64_t kMergeCost = 48;
-  constexpr std::int64_t kRowsOfKey = 80;  ///< rows of sums, written and read, in the time of a key
-  AttentionSplit split{.tile = attention_tile(p.heads, key_bytes(p), shared_bytes)};
-  const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
-  std::int64_t steps = 0;
-  for (int s = 0; s < p.scopes; ++s) steps += (p.scope[static_cast<std::size_t>(s)].width + tile.keys - 1) / tile.keys;
-  const std::int64_t width = steps * tile.keys;
-  const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
-  // A multiprocessor has little more shared memory than a block may have.
-  constexpr std::size_t kReserved = 1024;
-  const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) / (static_cast<std::size_t>(tile.shared_bytes(key_bytes(p))) + kReserved));
-  const std::int64_t slots = multiprocessors * std::clamp<std::int64_t>(fit, 1, tile.resident);
-  if (fixed) {
+  constexpr std::int64_t kMergeCost = 4800;  // as costs of tiles
+  constexpr std::int64_t kSumsRowCost = 5;   // of four rows of sums, written and read
+  constexpr std::size_t kReserved = 1024;    // a multiprocessor has little more shared memory than a block may have
+  const int bytes = key_bytes(p);
+  AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes)};
+  const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
+  if (fixed || split.tile < 0) {
     split.part_keys = AttentionSplit::kFixedPart;
-    split.parts = std::max<std::int64_t>((width + split.part_keys - 1) / split.part_keys, 1);
+    split.parts = std::max<std::int64_t>((tiles_of_list(p, whole) * whole.keys + split.part_keys - 1) / split.part_keys, 1);
   } else {
-    split.part_keys = std::max<std::int64_t>(width, tile.keys);
-    std::int64_t best = (blocks + slots - 1) / slots * (split.part_keys + kBlockCost);
-    for (std::int64_t parts = 2; parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots; ++parts) {
-      const std::int64_t part = (steps + parts - 1) / parts * tile.keys;
-      const std::int64_t cost = (blocks * parts + slots - 1) / slots * (part + kBlockCost) + kMergeCost + p.tokens * p.heads * parts / kRowsOfKey;
-      if (cost >= best) continue;
-      best = cost;
-      split.part_keys = part;
-      split.parts = (width + part - 1) / part;
+    std::int64_t best = -1;
+    for (const int heads : {whole.heads, 32, 16}) {
+      const int index = attention_tile(heads, bytes, shared_bytes);
+      const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(index)];
+      if (best >= 0 && tile.heads >= whole.heads) continue;  // looked at already
+      const std::int64_t steps = tiles_of_list(p, tile);
+      const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
+      const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) / (static_cast<std::size_t>(tile.shared_bytes(bytes)) + kReserved));
+      const std::int64_t slots = multiprocessors * std::clamp<std::int64_t>(fit, 1, tile.resident);
+      for (std::int64_t parts = 1; parts == 1 || (parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots); ++parts) {
+        const std::int64_t part = std::max<std::int64_t>((steps + parts - 1) / parts, 1) * tile.keys;
+        std::int64_t cost = (blocks * parts + slots - 1) / slots * (part * tile.key_cost + tile.block_cost);
+        if (parts > 1) cost += kMergeCost + p.tokens * p.heads * parts * kSumsRowCost / 4;
+        if (best >= 0 && cost >= best) continue;
+        best = cost;
+        split.tile = index;
+        split.part_keys = part;
+        split.parts = std::max<std::int64_t>((steps * tile.keys + part - 1) / part, 1);
+      }
     }
   }
   split.launch_tokens = p.tokens;

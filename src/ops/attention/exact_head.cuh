@@ -16,6 +16,7 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
 #pragma unroll 1
     for (int d = lane; d < kDim; d += 32) f(d);
   };
+  __syncwarp();  // the warp's head before this one was read by other lanes than those that write here
   each([&](int d) { q[d] = c.a.query(run.token, head, d) * c.a.scale * kLog2E, sums[d] = 0; });
   float largest = -INFINITY;
   float sum = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "sparsemla/tensor_view.h"
@@ -13,6 +14,7 @@ struct Table {
   std::int64_t columns = 0;
   std::int64_t stride = 0;
   std::int64_t block_size = 1;
+  int block_bits = 0;  ///< log2 of it, -1 where it is no power of two
 
   /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
   __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
@@ -28,15 +30,32 @@ struct Table {
     }
     return block * block_size + (i - column * block_size);
   }
+
+  /// A request's row, null for none.
+  __device__ const std::int32_t* row(std::int64_t request) const { return request < 0 || request >= requests ? nullptr : entries + request * stride; }
+  /// slot() of a row, as an index row holds it. Entries with 32 bits need no division with 64.
+  __device__ std::int32_t index(const std::int32_t* row, std::int32_t i) const {
+    if (row == nullptr || i < 0) return -1;
+    const auto at = static_cast<std::uint32_t>(i);
+    const auto size = static_cast<std::uint32_t>(min(block_size, std::int64_t{1} << 31));
+    const std::uint32_t column = block_bits >= 0 ? at >> min(block_bits, 31) : at / size;
+    if (column >= columns) return -1;
+    const std::int32_t block = __ldg(row + column);
+    if (block < 0) return -1;
+    const std::int64_t slot = block * block_size + (at - column * size);
+    return slot > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(slot);
+  }
 };
 
 inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
-  if (v.absent()) return {.block_size = block_size};
+  const int bits = std::has_single_bit(static_cast<std::uint64_t>(block_size)) ? std::countr_zero(static_cast<std::uint64_t>(block_size)) : -1;
+  if (v.absent()) return {.block_size = block_size, .block_bits = bits};
   return {.entries = static_cast<const std::int32_t*>(v.data),
           .requests = v.size(0),
           .columns = v.size(1),
           .stride = v.stride[0],
-          .block_size = block_size};
+          .block_size = block_size,
+          .block_bits = bits};
 }
 
 /// What an index row can hold, -1 otherwise.
@@ -55,16 +74,20 @@ struct GlobalRow {
                         std::int32_t* out, std::int32_t* len) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
+    const std::int32_t* const blocks = table.row(request);
     std::int32_t total = 0;
     int round = 0;
     for (std::int64_t base = 0; base < k; base += kThreads * kRun, round ^= 1) {
-      const std::int64_t first = base + warp * 32 * kRun + lane;
+      const int left = static_cast<int>(min(k - base, std::int64_t{kThreads * kRun}));
+      const int first = warp * 32 * kRun + lane;
+      const std::int32_t* const from = local + base;
+      std::int32_t* const to = out + base;
       std::int32_t entry[kRun];
       std::int32_t index[kRun];
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) entry[i] = first + 32 * i < k ? local[first + 32 * i] : -1;
+      for (int i = 0; i < kRun; ++i) entry[i] = first + 32 * i < left ? from[first + 32 * i] : -1;
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) index[i] = as_index(table.slot(request, entry[i]));
+      for (int i = 0; i < kRun; ++i) index[i] = table.index(blocks, entry[i]);
       std::int32_t place[kRun];
       std::int32_t alive = 0;
 #pragma unroll
@@ -84,7 +107,7 @@ struct GlobalRow {
       }
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
-        if (!compact && first + 32 * i < k) out[first + 32 * i] = index[i];
+        if (!compact && first + 32 * i < left) to[first + 32 * i] = index[i];
         if (compact && index[i] >= 0) out[before + place[i]] = index[i];
       }
     }

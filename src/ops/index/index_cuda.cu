@@ -39,6 +39,37 @@ __device__ std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio, std::
   return min(whole + (pos - whole * ratio == ratio - 1 ? 1 : 0), most);
 }
 
+/// store(j, load(j)) for every j < n, a thread's next kRun loads under way before the first of them is needed.
+template <class Load, class Store>
+__device__ void each_column(std::int64_t n, Load&& load, Store&& store) {
+  constexpr int kRun = 8;
+  for (std::int64_t base = threadIdx.x; base < n; base += kRun * kThreads) {
+    std::int32_t v[kRun];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) v[i] = base + i * kThreads < n ? load(base + i * kThreads) : -1;
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      if (base + i * kThreads < n) store(base + i * kThreads, v[i]);
+    }
+  }
+}
+
+constexpr std::int64_t kSearched = 1024;  ///< so many requests a block looks through for its tokens' owners, instead of launches that list them
+
+/// owner[i] = the last of the requests whose part of query_start_loc, less `origin`, holds token first + i, -1 for none; i < kTokens. A barrier before and after.
+template <int kTokens>
+__device__ void find_owners(const std::int32_t* start, std::int64_t requests, std::int64_t origin, std::int64_t first, std::int64_t tokens,
+                            std::int32_t (&owner)[kTokens]) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTokens; i += kThreads) owner[i] = -1;
+  __syncthreads();
+  for (std::int64_t r = threadIdx.x; r < requests; r += kThreads) {
+    const std::int64_t begin = max(start[r] - origin, first);
+    const std::int64_t end = min(min(start[r + 1] - origin, tokens), first + kTokens);
+    for (std::int64_t t = begin; t < end; ++t) atomicMax(owner + (t - first), static_cast<std::int32_t>(r));
+  }
+  __syncthreads();
+}
+
 /// owner[t] = the last request whose part of query_start_loc holds token t; untouched where none does.
 __global__ void owners(const std::int32_t* start, std::int64_t requests, std::int64_t tokens, std::int32_t* owner) {
   for (std::int64_t r = blockIdx.x; r < requests; r += gridDim.x) {
@@ -70,11 +101,16 @@ __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t to
   if (t < tokens) slots[t] = t < start[requests] ? table.slot(request[t], positions[t]) : -1;
 }
 
-__global__ void compressed_slots(Table table, std::int64_t tokens, std::int64_t ratio, const std::int32_t* owner, const std::int32_t* start,
-                                 const std::int32_t* seq_lens, std::int64_t* slots) {
-  const std::int64_t t = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+/// Without `owner`, blocks find the owners of their tokens.
+__global__ void __launch_bounds__(kThreads) compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio,
+                                                             const std::int32_t* owner, const std::int32_t* start, const std::int32_t* seq_lens,
+                                                             std::int64_t* slots) {
+  __shared__ std::int32_t found[kThreads];
+  const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kThreads);
+  const std::int64_t t = first + threadIdx.x;
+  if (owner == nullptr) find_owners(start, requests, 0, first, tokens, found);
   if (t >= tokens) return;
-  const std::int64_t r = owner[t];
+  const std::int64_t r = owner == nullptr ? found[threadIdx.x] : owner[t];
   std::int64_t slot = -1;
   if (r >= 0) {
     const std::int64_t pos = static_cast<std::int64_t>(seq_lens[r]) - start[r + 1] + t;
@@ -124,10 +160,13 @@ __global__ void short_rows(std::int64_t ratio, std::int64_t k, const std::int64_
   for (std::int64_t j = threadIdx.x; j < k; j += blockDim.x) out.row(t)[j] = j < n ? static_cast<std::int32_t>(j) : -1;
 }
 
-__global__ void combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
+/// Without `owner`, a block finds the owner of its token.
+__global__ void __launch_bounds__(kThreads) combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
                               const std::int32_t* seq_lens, const std::int32_t* gather_lens, Rows<std::int32_t> out, std::int32_t* lens) {
+  __shared__ std::int32_t found[1];
   const std::int64_t t = blockIdx.x;
-  const std::int64_t b = owner[t];
+  if (owner == nullptr) find_owners(start, p.requests, start[0], t, p.tokens, found);
+  const std::int64_t b = owner == nullptr ? found[0] : owner[t];
   std::int64_t pos = -1;
   std::int64_t seq = 0;
   if (b >= 0) {
@@ -137,16 +176,17 @@ __global__ void combined_rows(CombineTopkWindow::Problem p, const std::int32_t* 
   const std::int64_t entries = entries_seen(pos, p.ratio, p.top_k);
   const std::int64_t seen = pos < 0 ? 0 : min(pos + 1, p.window);
   const std::int64_t first = pos < 0 ? 0 : p.m * b + p.n + (pos - seen + 1) - (seq - gather_lens[b]);
-  for (std::int64_t j = threadIdx.x; j < out.columns; j += blockDim.x) {
-    if (j < entries) {
-      const std::int64_t local = topk.row(t)[j];
-      out.row(t)[j] = local < 0 ? -1 : as_index(local + p.m * b);
-    } else if (j < entries + seen) {
-      out.row(t)[j] = as_index(first + j - entries);
-    } else if (p.clear_rest) {
-      out.row(t)[j] = -1;
-    }
-  }
+  const std::int32_t* const chosen = topk.row(t);
+  std::int32_t* const row = out.row(t);
+  const std::int64_t shift = p.m * b;
+  each_column(
+      p.clear_rest ? out.columns : min(out.columns, entries + seen),
+      [&](std::int64_t j) {
+        if (j >= entries) return j < entries + seen ? as_index(first + j - entries) : -1;
+        const std::int32_t local = chosen[j];
+        return local < 0 ? -1 : as_index(local + shift);
+      },
+      [&](std::int64_t j, std::int32_t v) { row[j] = v; });
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(entries + seen);
 }
 
@@ -160,10 +200,23 @@ __global__ void chunk_owners(const std::int32_t* start, std::int64_t requests, s
 }
 
 /// A slot as a kernel with a flat token axis counts it.
-__device__ std::int32_t remapped(std::int64_t slot, std::int64_t block, std::int64_t span) {
-  if (slot < 0 || slot / block > 0x7FFF'FFFF) return -1;
-  return as_index(slot / block * (span == 0 ? block : span) + slot % block);
-}
+struct Remap {
+  std::int64_t block;
+  std::int64_t span;
+
+  __device__ bool none() const { return span == 0 || span == block; }
+  __device__ std::int32_t operator()(std::int64_t slot) const {
+    if (slot < 0) return -1;
+    if (none()) return as_index(slot);
+    const bool narrow = ((slot | block) >> 32) == 0;
+    const std::int64_t number = narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(block) : slot / block;
+    return number > 0x7FFF'FFFF ? -1 : as_index(number * span + (slot - number * block));
+  }
+  /// Of row i of a request, whose row of the table is given too.
+  __device__ std::int32_t operator()(const Table& table, const std::int32_t* row, std::int64_t request, std::int32_t i) const {
+    return none() ? table.index(row, i) : (*this)(table.slot(request, i));
+  }
+};
 
 struct MixedInputs {
   Rows<const std::int32_t> decode_window;
@@ -178,28 +231,34 @@ struct MixedInputs {
   Table compressed;
 };
 
-__global__ void mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
+__global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
   __shared__ std::int32_t present;
   const std::int64_t t = blockIdx.x;
   const std::int64_t r = in.request[t];
   std::int32_t* row = out.row(t);
   std::int32_t* entries = row + p.window_width;
+  const Remap window{p.window_block, p.window_span};
+  const Remap compressed{p.compressed_block, p.compressed_span};
+  const std::int32_t* const compressed_row = in.compressed.row(r);
+  const auto put_window = [&](std::int64_t j, std::int32_t v) { row[j] = v; };
+  const auto put_entry = [&](std::int64_t j, std::int32_t v) { entries[j] = v; };
   if (threadIdx.x == 0) present = 0;
   __syncthreads();
   if (t < p.decode_tokens) {
     const std::int64_t width = min(in.decode_compressed.columns, p.compressed_width);
-    for (std::int64_t i = threadIdx.x; i < p.window_width; i += blockDim.x)
-      row[i] = remapped(in.decode_window.row(t)[i], p.window_block, p.window_span);
+    const std::int32_t* const slots = in.decode_window.row(t);
+    const std::int32_t* const chosen = in.decode_compressed.row(t);
+    each_column(p.window_width, [&](std::int64_t i) { return window(slots[i]); }, put_window);
     std::int32_t mine = 0;
-    for (std::int64_t j = threadIdx.x; j < p.compressed_width; j += blockDim.x) {
-      std::int64_t slot = -1;
-      if (j < width) {
-        const std::int32_t v = in.decode_compressed.row(t)[j];
-        mine += v >= 0 ? 1 : 0;
-        slot = p.local ? in.compressed.slot(r, v) : v;
-      }
-      entries[j] = remapped(slot, p.compressed_block, p.compressed_span);
-    }
+    each_column(
+        p.compressed_width,
+        [&](std::int64_t j) {
+          if (j >= width) return -1;
+          const std::int32_t v = chosen[j];
+          mine += v >= 0 ? 1 : 0;
+          return p.local ? compressed(in.compressed, compressed_row, r, v) : compressed(v);
+        },
+        put_entry);
     atomicAdd(&present, mine);
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -216,13 +275,14 @@ __global__ void mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<s
   if (r >= 0 && r < p.requests && t >= in.start[r] && t < in.start[r + 1]) pos = static_cast<std::int64_t>(in.seq_lens[r]) - in.start[r + 1] + t;
   const std::int64_t seen = pos < 0 ? 0 : min(pos + 1, p.window);
   const std::int64_t visible = entries_seen(pos, p.ratio, p.top_k);
-  for (std::int64_t i = threadIdx.x; i < p.window_width; i += blockDim.x) {
-    row[i] = i < seen ? remapped(in.window.slot(r, pos - seen + 1 + i), p.window_block, p.window_span) : -1;
-  }
-  for (std::int64_t j = threadIdx.x; j < p.compressed_width; j += blockDim.x) {
-    const std::int64_t slot = j < visible ? in.compressed.slot(r, in.prefill_topk.row(t - p.decode_tokens)[j]) : -1;
-    entries[j] = remapped(slot, p.compressed_block, p.compressed_span);
-  }
+  const std::int32_t* const window_row = in.window.row(r);
+  const std::int32_t* const chosen = in.prefill_topk.row(t - p.decode_tokens);
+  // Positions below a sequence's length: 32 bits.
+  each_column(
+      p.window_width, [&](std::int64_t i) { return i < seen ? window(in.window, window_row, r, static_cast<std::int32_t>(pos - seen + 1 + i)) : -1; },
+      put_window);
+  each_column(
+      p.compressed_width, [&](std::int64_t j) { return j < visible ? compressed(in.compressed, compressed_row, r, chosen[j]) : -1; }, put_entry);
   if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width + visible);
 }
 
@@ -245,10 +305,10 @@ SMLA_CUDA_OP(SlotMapping, 0) {
 
 SMLA_CUDA_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
   if (p.tokens == 0) return;
-  auto* owner = static_cast<std::int32_t*>(context.workspace.data);
-  launch_owners(a.query_start_loc, p.requests, p.tokens, owner, -1, stream_of(context.stream));
+  auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
+  if (owner != nullptr) launch_owners(a.query_start_loc, p.requests, p.tokens, owner, -1, stream_of(context.stream));
   compressed_slots<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
-      table_of(a.block_table, p.storage_block), p.tokens, p.ratio, owner, data_of<const std::int32_t>(a.query_start_loc),
+      table_of(a.block_table, p.storage_block), p.requests, p.tokens, p.ratio, owner, data_of<const std::int32_t>(a.query_start_loc),
       data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
   check_launch("compressed_slots");
 }
@@ -287,13 +347,13 @@ SMLA_CUDA_OP(ShortContextTopk, 0) {
 SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
   if (p.tokens == 0) return;
   const cudaStream_t stream = stream_of(context.stream);
-  auto* owner = static_cast<std::int32_t*>(context.workspace.data);
-  fill<<<min(blocks_for(p.tokens, kThreads), 1024U), kThreads, 0, stream>>>(owner, p.tokens, -1);
-  if (p.requests > 0) {
+  auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
+  if (owner != nullptr) {
+    fill<<<min(blocks_for(p.tokens, kThreads), 1024U), kThreads, 0, stream>>>(owner, p.tokens, -1);
     chunk_owners<<<min(blocks_for(p.requests, 1), 4096U), kThreads, 0, stream>>>(data_of<const std::int32_t>(a.query_start_loc), p.requests, p.tokens,
                                                                                  owner);
+    check_launch("chunk_owners");
   }
-  check_launch("chunk_owners");
   combined_rows<<<row_blocks(p.tokens), kThreads, 0, stream>>>(p, owner, rows_of(a.topk), data_of<const std::int32_t>(a.query_start_loc),
                                                                data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.gather_lens),
                                                                rows_of(a.indices), data_of<std::int32_t>(a.lens));

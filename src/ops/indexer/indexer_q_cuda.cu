@@ -1,4 +1,4 @@
-// The indexer's queries on the device: a warp for a head, all of it in registers from load to store.
+// The indexer's queries on the device: a warp for a head, all of it in registers from load to store; of the heads that models have, half a warp.
 #include <cmath>
 
 #include "cache/row_encoder.cuh"
@@ -116,6 +116,63 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const _
   if (threadIdx.x == 0) c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
 }
 
+/// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves two, and fewer exchanges do.
+template <class In>
+__global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(const __grid_constant__ Call c) {
+  const std::int64_t token = c.grid.token();
+  const std::int64_t pair = 2 * c.grid.head();
+  if (pair >= c.heads) return;
+  const int lane = static_cast<int>(threadIdx.x) % 16;
+  const bool there = pair + threadIdx.x / 16 < c.heads;
+  const std::int64_t head = there ? pair + threadIdx.x / 16 : pair;
+  const std::int64_t position = min(max(c.positions[token], std::int64_t{0}), c.rope.rows - 1);
+  const In* q = static_cast<const In*>(c.q) + token * c.q_stride[0] + head * c.q_stride[1] + 8 * lane;
+  float weight = device::widened(static_cast<const In*>(c.weights)[token * c.weights_stride + head]);
+  float4 x[2];
+  if constexpr (sizeof(In) == 2) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(q);
+    x[0] = device::widened(make_uint2(raw.x, raw.y)), x[1] = device::widened(make_uint2(raw.z, raw.w));
+  } else {
+    x[0] = reinterpret_cast<const float4*>(q)[0], x[1] = reinterpret_cast<const float4*>(q)[1];
+  }
+  const float* cos_sin = c.rope.row(position);
+#pragma unroll
+  for (int k = 0; k < 2; ++k) x[k] = c.rope.rotated(x[k], 8 * lane + 4 * k, cos_sin);
+  round_all(x);
+  if (c.hadamard) {
+    device::hadamard_of_half(x);
+    round_all(x);
+  }
+
+  const float amax = fmaxf(device::largest_magnitude(x[0]), device::largest_magnitude(x[1]));
+  std::uint8_t* out = c.out + token * c.out_stride[0] + head * c.out_stride[1];
+  if (c.element == Element::kE4M3) {
+    const int e = e4m3_group_exponent(device::max_of_lanes(amax, 16), false);
+    const float factor = exp2_int(-e);
+    const auto codes = [&](float4 v) { return device::narrowed<E4M3>(device::scaled(v, factor)); };
+    if (there) device::put(out + 8 * lane, make_uint2(codes(x[0]), codes(x[1])));
+    weight = __fmul_rn(weight, exp2_int(e));
+  } else {
+    constexpr int kLanes = 4;  // of a group of 32
+    const int e = e2m1_group_exponent(device::max_of_lanes(amax, kLanes));
+    const float factor = exp2_int(-e);
+    const auto codes = [&](float4 v) { return static_cast<std::uint32_t>(device::e2m1_codes(device::scaled(v, factor))); };
+    if (there) device::put(out + 4 * lane, codes(x[0]) | codes(x[1]) << 16);
+    std::uint8_t* scales = c.scale + token * c.scale_stride[0] + head * c.scale_stride[1];
+    if (there && lane % kLanes == 0) scales[lane / kLanes] = static_cast<std::uint8_t>(e + 127);
+  }
+  if (there && lane == 0) c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
+}
+
+/// Whether queries_of_128 takes them.
+bool by_halves(const IndexerQ::Problem& p, const ConstTensorView& q) {
+  const std::int64_t eights = 16 / size_of(q.dtype);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(q.data) % 16 == 0 && (q.size(0) <= 1 || q.stride[0] % eights == 0) &&
+                       (q.size(1) <= 1 || q.stride[1] % eights == 0);
+  const bool group = p.format->nope == Element::kE4M3 || (p.format->nope == Element::kE2M1 && p.format->group == 32);
+  return aligned && group && p.dim == 128;
+}
+
 }  // namespace
 
 template <>
@@ -136,6 +193,7 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
   if (p.tokens == 0) return;
   const bool has_scale = !a.q_scale.absent();
   const std::int64_t out_bytes = size_of(a.q_out.dtype);
+  const bool halves = by_halves(p, a.q);
   const Call c{.q = a.q.data,
                .q_stride = {a.q.stride[0], a.q.stride[1]},
                .by_fours = device::by_fours(a.q),
@@ -150,7 +208,7 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
                .weights_out = static_cast<float*>(a.weights_out.data),
                .weights_out_stride = a.weights_out.stride[0],
                .heads = p.heads,
-               .grid = device::HeadGrid::of(p.heads),
+               .grid = device::HeadGrid::of(halves ? (p.heads + 1) / 2 : p.heads),
                .dim = p.dim,
                .group = p.format->group,
                .element = p.format->nope,
@@ -158,7 +216,7 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
                .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
                .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
   device::with_float(p.in, [&]<class In>(In) {
-    const auto kernel = p.dim <= 128 ? queries<1, In> : queries<kMaxDim / 128, In>;
+    const auto kernel = halves ? queries_of_128<In> : (p.dim <= 128 ? queries<1, In> : queries<kMaxDim / 128, In>);
     kernel<<<c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream)>>>(c);
     check_launch("queries");
   });

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   E4M3* values = c.values.row(group, token) + first;
   const std::int64_t chunks = c.group_heads * c.dim / kGroup;
   const bool whole_words = c.dim % (4 * kGroup) == 0;
+  const auto before = static_cast<std::uint32_t>(first / kGroup);  // groups; the sizes of a row are ints
   std::uint32_t word = 0;
   const HeldRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0, static_cast<int>(threadIdx.x));
   // dim is a multiple of kGroup: all lanes of the warp come here, with one group.
@@ -107,8 +108,8 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
     std::uint32_t codes = 0;
     const int e = quantised(v, codes);
     store_quad<kByFours>(values, i, c.dim, codes);
-    const std::int64_t k = (first + i) / kGroup;
     if (threadIdx.x != 0) return;
+    const std::uint32_t k = before + static_cast<std::uint32_t>(i) / kGroup;
     if (!c.packed) {
       *c.scale(group, k, token) = __float_as_uint(exp2_int(e));
     } else if (whole_words) {
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
       // Heads share words; each writes its bytes, and the last of them those of no group.
       auto* bytes = reinterpret_cast<std::uint8_t*>(c.scale(group, k / 4, token));
       bytes[k % 4] = static_cast<std::uint8_t>(e + 127);
-      for (std::int64_t b = k % 4 + 1; k + 1 == chunks && b < 4; ++b) bytes[b] = 0;
+      for (std::uint32_t b = k % 4 + 1; k + 1 == chunks && b < 4; ++b) bytes[b] = 0;
     }
   });
 }

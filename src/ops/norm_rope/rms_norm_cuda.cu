@@ -1,6 +1,8 @@
-// RMSNorm on the device: a warp for a short row, eight for a long one; what a thread holds of it stays in registers between the two passes.
+// RMSNorm on the device: a warp for a short row, which it keeps in shared memory between the two passes; eight for a long one, which stays in their
+// registers as far as they go.
 #include <algorithm>
 
+#include "device/ptx.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -13,7 +15,9 @@ using namespace device;
 
 constexpr int kWarps = HeadGrid::kWarps;
 
-constexpr std::int64_t kShort = 1024;         ///< the longest row of one warp
+constexpr int kLineBytes = 4096;  ///< of shared memory, for a warp's row
+template <class In>
+constexpr std::int64_t kShort = kLineBytes / sizeof(In);  ///< the longest row of one warp
 constexpr std::int64_t kMaxDim = 1LL << 30U;  ///< elements of a row are counted in int
 
 /// A matrix to norm.
@@ -25,7 +29,7 @@ struct Matrix {
   bool weight_f32 = false;
   int dim = 0;
 
-  bool short_rows() const { return dim <= kShort; }
+  bool short_rows() const { return dim <= kShort<In>; }
 };
 
 /// One or two matrices of as many rows; the second one's blocks follow the first one's.
@@ -51,13 +55,57 @@ __device__ float sum_of_row(float v) {
   return v;
 }
 
+/// A row that a warp brings to shared memory, all of it under way at once; to be used as a HeldRow of 32 threads, with less code.
+template <bool kByFours, class T>
+struct LineRow {
+  Raw<T>* line;
+  int n;
+
+  __device__ LineRow(const T* row, int n_in, Raw<T>* line_in) : line(line_in), n(n_in) {
+    const std::uint32_t to = shared_address(line);
+#pragma unroll 4
+    for (int i = 4 * static_cast<int>(threadIdx.x); i < n; i += 128) {
+      if constexpr (kByFours) {
+        copy_async<sizeof(Raw<T>)>(to + static_cast<std::uint32_t>(sizeof(Raw<T>)) * (i / 4), row + i, true);
+      } else {
+        line[i / 4] = load_quad<false>(row, i, n);
+      }
+    }
+    close_copies();
+  }
+  /// A thread's quads are those that it copied.
+  template <class F>
+  __device__ void each(F&& f) const {
+#pragma unroll 2
+    for (int i = 4 * static_cast<int>(threadIdx.x); i < n; i += 128) f(i, line[i / 4]);
+  }
+  __device__ float squares() const {
+    wait_copies<0>();
+    float4 sum{0, 0, 0, 0};
+    each([&](int, Raw<T> raw) {
+      const float4 v = widened(raw);
+      sum.x += v.x * v.x, sum.y += v.y * v.y, sum.z += v.z * v.z, sum.w += v.w * v.w;
+    });
+    return (sum.x + sum.y) + (sum.z + sum.w);
+  }
+};
+
 /// A block's rows: kWarps short ones or a long one.
 template <int kRowWarps, bool kByFours, class In, class Out>
-__device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block) {
+__device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Raw<In>* lines) {
   const std::int64_t row = kRowWarps == 1 ? static_cast<std::int64_t>(block) * kWarps + threadIdx.y : block;
   if (row >= rows) return;
   const int thread = static_cast<int>(threadIdx.x) + (kRowWarps == 1 ? 0 : 32 * static_cast<int>(threadIdx.y));
-  const HeldRow<32 * kRowWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
+  const auto x = [&] {
+    if constexpr (kRowWarps == 1) {
+      return LineRow<kByFours, In>(m.x.row(row), m.dim, lines + threadIdx.y * (kLineBytes / sizeof(Raw<In>)));
+    } else {
+      return HeldRow<32 * kRowWarps, kByFours, In>(m.x.row(row), m.dim, 0, thread);
+    }
+  }();
+  // Weights are on their way to L2 while the sum is made.
+  const int weight_bytes = m.weight == nullptr ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
+  for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kRowWarps) prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
   const float sum = sum_of_row<kRowWarps>(x.squares());
   const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(m.dim)) + eps);
   Out* y = m.y.row(row);
@@ -74,10 +122,14 @@ __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float ep
 /// kShortRows: of each matrix.
 template <bool kShortRows, bool kShortRows2, bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> c) {
-  if (blockIdx.x < c.blocks) {
-    norm_block<kShortRows ? 1 : kWarps, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x);
+  alignas(16) __shared__ Raw<In> lines[kShortRows || kShortRows2 ? kWarps * kLineBytes / sizeof(Raw<In>) : 1];
+  if constexpr (kShortRows == kShortRows2) {
+    const bool second = blockIdx.x >= c.blocks;
+    norm_block<kShortRows ? 1 : kWarps, kByFours>(c.matrix[second ? 1 : 0], c.rows, c.eps, blockIdx.x - (second ? c.blocks : 0U), lines);
+  } else if (blockIdx.x < c.blocks) {
+    norm_block<kShortRows ? 1 : kWarps, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, lines);
   } else {
-    norm_block<kShortRows2 ? 1 : kWarps, kByFours>(c.matrix[1], c.rows, c.eps, blockIdx.x - c.blocks);
+    norm_block<kShortRows2 ? 1 : kWarps, kByFours>(c.matrix[1], c.rows, c.eps, blockIdx.x - c.blocks, lines);
   }
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 using namespace topk;
 
-template <int kThreads, int kItems>
+template <int kThreads, int kItems, bool kShort>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ Call c) {
   __shared__ SelectionShared<kThreads> shared;
   __shared__ index_rows::GlobalRow<kThreads> slots;
@@ -19,24 +19,29 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid
   if (n <= c.k || c.k == 0) {
     write_all(n, c.k, c.out(row));
   } else {
-    Selection<kThreads, kItems, Scores>(shared, {c.scores(row)}, static_cast<std::uint32_t>(n)).run(static_cast<std::uint32_t>(c.k), c.out(row));
+    Selection<kThreads, kItems, kShort, Scores> selection(shared, {c.scores(row)}, static_cast<std::uint32_t>(n));
+    const Threshold threshold = selection.find_threshold(static_cast<std::uint32_t>(c.k), 0, 0);
+    selection.write(threshold, static_cast<std::uint32_t>(c.k), c.out(row));
   }
   c.write_slots<kThreads>(row, slots);
 }
 
-template <int kThreads, int kItems>
+template <int kThreads, int kItems, bool kShort = true>
 void launch(std::int64_t rows, const Call& c, const RunContext& context) {
-  device::launch_early<select<kThreads, kItems>>("topk select", blocks_for(rows, 1), kThreads, stream_of(context.stream), c);
+  device::launch_early<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, stream_of(context.stream), c);
 }
 
-/// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it.
+/// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it, or two wider ones.
 void launch_rows(const TopK::Problem& p, const Call& c, const RunContext& context) {
   const bool few = p.rows <= device::multiprocessors();
   if (!few && p.width <= 2048) return launch<256, 8>(p.rows, c, context);
   if (!few && p.width <= 4096) return launch<256, 16>(p.rows, c, context);
+  if (!few && p.width <= 8192) return launch<512, 16>(p.rows, c, context);
   if (p.width <= 4096) return launch<1024, 4>(p.rows, c, context);
   if (p.width <= 8192) return launch<1024, 8>(p.rows, c, context);
-  launch<1024, 16>(p.rows, c, context);
+  if (p.width <= 16384) return launch<1024, 16>(p.rows, c, context);
+  if (p.width <= 32768) return launch<1024, 32>(p.rows, c, context);
+  launch<1024, 16, false>(p.rows, c, context);
 }
 
 void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c, const RunContext& context) {

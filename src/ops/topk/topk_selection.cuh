@@ -20,8 +20,10 @@ __device__ inline std::uint32_t key_of(std::uint32_t score) {
 
 /// A row of scores.
 struct Scores {
+  static constexpr std::uint32_t kNothing = 0x7FFF'FFFF;  ///< loaded, the smallest key
   const float* scores;
 
+  __device__ Scores from(std::uint32_t i) const { return {scores + i}; }
   __device__ std::uint32_t load(std::uint32_t i) const { return __float_as_uint(__ldg(scores + i)); }
   __device__ static std::uint32_t key(std::uint32_t loaded) { return key_of(loaded); }
   __device__ std::uint32_t column(std::uint32_t i) const { return i; }
@@ -29,18 +31,19 @@ struct Scores {
 
 /// The columns of a row that can be chosen, in ascending order. Other blocks of the same kernel wrote them: not for the read-only cache.
 struct List {
+  static constexpr std::uint32_t kNothing = 0;
   const std::uint32_t* keys;
   const std::uint32_t* columns;
 
+  __device__ List from(std::uint32_t i) const { return {keys + i, columns + i}; }
   __device__ std::uint32_t load(std::uint32_t i) const { return __ldcg(keys + i); }
   __device__ static std::uint32_t key(std::uint32_t loaded) { return loaded; }
   __device__ std::uint32_t column(std::uint32_t i) const { return __ldcg(columns + i); }
 };
 
-/// All keys above `key` are chosen and, of those that begin like it (shifted right by `shift`), the first `ties`.
+/// All keys above `key` are chosen and the first `ties` of those that equal it.
 struct Threshold {
   std::uint32_t key = 0;
-  int shift = 0;
   std::uint32_t ties = 0;
 };
 
@@ -82,8 +85,8 @@ struct SelectionShared {
 };
 
 /// The selection of one row by one block; an item is a column of a row of scores, or one of a list. A warp holds consecutive items, a lane every 32nd of
-/// them.
-template <int kThreads, int kItems, class Source>
+/// them. kShort: no row has more items than the registers.
+template <int kThreads, int kItems, bool kShort, class Source>
 struct Selection {
   static constexpr std::uint32_t kResident = kThreads * kItems;  ///< items that stay in registers
   static constexpr int kMine = kBins / kThreads;
@@ -91,27 +94,44 @@ struct Selection {
   SelectionShared<kThreads>& shared;
   const Source source;
   std::uint32_t n;      ///< items; with one more chunk still a 32-bit number
-  std::uint32_t items;  ///< items of a thread in a chunk
   std::uint32_t key[kItems];
 
   __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t count)
-      : shared(memory), source(from), n(count), items(resident() ? (n + kThreads - 1) / kThreads : kItems) {
+      : shared(memory), source(from), n(count) {
     if (resident()) load(0);
     clear(0);
     clear(1);
     __syncthreads();
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ bool resident() const { return n <= kResident; }
-  __device__ std::uint32_t chunk() const { return items * kThreads; }
+  __device__ bool resident() const { return kShort || n <= kResident; }
+  /// f(first item of a chunk, its number); while f says so.
+  template <class F>
+  __device__ void each_chunk(F&& f) {
+    if constexpr (kShort) {
+      f(0U, 0);
+    } else {
+      int number = 0;
+      for (std::uint32_t base = 0; base < n; base += chunk(), ++number) {
+        if (!resident()) load(base);
+        if (!f(base, number)) return;
+      }
+    }
+  }
+  /// Items of a thread in a chunk.
+  __device__ std::uint32_t items() const { return resident() ? (n + kThreads - 1) / kThreads : kItems; }
+  __device__ std::uint32_t chunk() const { return items() * kThreads; }
+  /// Items of this lane in a chunk.
+  __device__ std::uint32_t held(std::uint32_t first) const { return first < n ? min((n - first + 31) / 32, items()) : 0U; }
   /// This lane's first item of a chunk; item i is 32 i further.
-  __device__ std::uint32_t first_of(std::uint32_t base) const { return base + threadIdx.x / 32 * (32 * items) + threadIdx.x % 32; }
-  __device__ bool holds(std::uint32_t i, std::uint32_t first) const { return i < items && first + 32 * i < n; }
+  __device__ std::uint32_t first_of(std::uint32_t base) const { return base + threadIdx.x / 32 * (32 * items()) + threadIdx.x % 32; }
 
   __device__ void load(std::uint32_t base) {
     const std::uint32_t first = first_of(base);
+    const std::uint32_t mine = held(first);
+    const Source from = source.from(first);
 #pragma unroll
-    for (std::uint32_t i = 0; i < kItems; ++i) key[i] = holds(i, first) ? source.load(first + 32 * i) : 0U;
+    for (std::uint32_t i = 0; i < kItems; ++i) key[i] = i < mine ? from.load(32 * i) : Source::kNothing;
 #pragma unroll
     for (std::uint32_t i = 0; i < kItems; ++i) key[i] = Source::key(key[i]);
   }
@@ -125,15 +145,16 @@ struct Selection {
   __device__ void tally(std::uint32_t* count, int known, int bits, std::uint32_t prefix) {
     const int shift = 32 - known - bits;
     const std::uint32_t mask = (1U << bits) - 1U;
-    for (std::uint32_t base = 0; base < n; base += chunk()) {
-      if (!resident()) load(base);
-      const std::uint32_t first = first_of(base);
+    // Places behind the last item count as the smallest key, which no threshold lies below.
+    const std::uint32_t most = items();
+    each_chunk([&](std::uint32_t, int) {
 #pragma unroll
       for (std::uint32_t i = 0; i < kItems; ++i) {
-        const bool counts = holds(i, first) && (known == 0 || key[i] >> (32 - known) == prefix);
+        const bool counts = i < most && (known == 0 || key[i] >> (32 - known) == prefix);
         if (counts) atomicAdd(&count[(key[i] >> shift) & mask], 1U);
       }
-    }
+      return true;
+    });
     __syncthreads();
   }
 
@@ -182,50 +203,54 @@ struct Selection {
       prefix = (prefix << bits) | digit.bin;
       known += bits;
       k -= digit.above;
-      if (digit.inside == k) break;
+      // All that begin like this are chosen, but not all items: there is a smaller key.
+      if (digit.inside == k) return {(prefix << (32 - known)) - 1, 0};
       clear(pass % 2);  // for the pass after the next, past its barriers
     }
-    return {prefix, 32 - known, k};
+    return {prefix, k};
   }
 
   /// Writes the chosen columns in ascending order: a column's place is the number of chosen ones before it.
   __device__ void write(const Threshold& t, std::uint32_t k, std::int32_t* out) {
+    static_assert(kItems <= 32 && kResident < 0x1'0000);  // a bit for an item, half a word for a chunk's count
     std::uint32_t above = 0;  // keys above the threshold and equal to it in the chunks so far
     std::uint32_t equal = 0;
     const unsigned left = (1U << lane()) - 1U;
-    int use = 0;
-    for (std::uint32_t base = 0; base < n; base += chunk(), ++use) {
-      if (!resident()) load(base);
+    each_chunk([&](std::uint32_t base, int use) {
       const std::uint32_t first = first_of(base);
-      std::uint32_t mine = 0;  // a chunk has at most 2^14 items: two counts fit a word
+      const std::uint32_t mine = held(first);
+      std::uint32_t over = 0;
+      std::uint32_t same = 0;
 #pragma unroll
-      for (std::uint32_t i = 0; i < kItems; ++i) {
-        const bool here = holds(i, first);
-        const unsigned over = __ballot_sync(kAll, here && key[i] >> t.shift > t.key);
-        const unsigned same = __ballot_sync(kAll, here && key[i] >> t.shift == t.key);
-        mine += static_cast<std::uint32_t>(__popc(over)) << 16 | static_cast<std::uint32_t>(__popc(same));
+      for (std::uint32_t i = 0; i < kItems; ++i) over |= key[i] > t.key ? 1U << i : 0U;
+      if (t.ties != 0) {
+#pragma unroll
+        for (std::uint32_t i = 0; i < kItems; ++i) same |= key[i] == t.key ? 1U << i : 0U;
       }
+      const std::uint32_t there = mine < 32 ? (1U << mine) - 1U : kAll;
+      over &= there, same &= there;
       std::uint32_t all = 0;
-      const std::uint32_t before = shared.sums.before(mine, use, &all);
+      const auto count = static_cast<std::uint32_t>(__popc(over)) << 16 | static_cast<std::uint32_t>(__popc(same));
+      const std::uint32_t before = shared.sums.before(__reduce_add_sync(kAll, count), use, &all);
       std::uint32_t over_before = above + (before >> 16);
       std::uint32_t same_before = equal + (before & 0xFFFFU);
-#pragma unroll
-      for (std::uint32_t i = 0; i < kItems; ++i) {
-        const bool here = holds(i, first);
-        const bool is_over = here && key[i] >> t.shift > t.key;
-        const bool is_same = here && key[i] >> t.shift == t.key;
-        const unsigned over = __ballot_sync(kAll, is_over);
-        const unsigned same = __ballot_sync(kAll, is_same);
-        const std::uint32_t over_at = over_before + static_cast<std::uint32_t>(__popc(over & left));
-        const std::uint32_t same_at = same_before + static_cast<std::uint32_t>(__popc(same & left));
+      // Few items of a row are chosen: most have no lane to write.
+      for (std::uint32_t some = __reduce_or_sync(kAll, over | same); some != 0; some &= some - 1) {
+        const int i = __ffs(static_cast<int>(some)) - 1;
+        const bool is_over = (over >> i & 1U) != 0U;
+        const bool is_same = (same >> i & 1U) != 0U;
+        const unsigned over_lanes = __ballot_sync(kAll, is_over);
+        const unsigned same_lanes = __ballot_sync(kAll, is_same);
+        const std::uint32_t over_at = over_before + static_cast<std::uint32_t>(__popc(over_lanes & left));
+        const std::uint32_t same_at = same_before + static_cast<std::uint32_t>(__popc(same_lanes & left));
         if (is_over || (is_same && same_at < t.ties)) out[over_at + min(same_at, t.ties)] = static_cast<std::int32_t>(source.column(first + 32 * i));
-        over_before += static_cast<std::uint32_t>(__popc(over));
-        same_before += static_cast<std::uint32_t>(__popc(same));
+        over_before += static_cast<std::uint32_t>(__popc(over_lanes));
+        same_before += static_cast<std::uint32_t>(__popc(same_lanes));
       }
       above += all >> 16;
       equal += all & 0xFFFFU;
-      if (above + min(equal, t.ties) >= k) return;
-    }
+      return above + min(equal, t.ties) < k;
+    });
   }
 
   /// Needs 0 < k < n.

@@ -15,7 +15,9 @@ struct TopkSplit {
   std::int64_t parts = 1;        ///< blocks of a row; 1: one block does it all
   std::int64_t launch_rows = 0;  ///< where rows are cut
 
-  static constexpr std::int64_t kOneBlock = 16'384;  ///< columns that a block holds in registers; calls of wider rows are cut
+  static constexpr std::int64_t kOneBlock = 16'384;  ///< columns that a block holds in registers; calls of wider rows are cut, but see kHeld
+  static constexpr std::int64_t kHeld = 32'768;      ///< the same at a few more cycles; these are cut only into
+  static constexpr std::int64_t kWorthwhile = 3;     ///< parts or more
   static constexpr std::int64_t kShortRow = 8192;    ///< in such a call, a row that one block does by itself
   static constexpr std::int64_t kStep = 1024;        ///< a part is a multiple of it
   static constexpr std::int64_t kLeastPart = 4096;
@@ -59,6 +61,7 @@ constexpr TopkSplit split_topk(const TopK::Problem& p, int multiprocessors) {
   const std::int64_t launches = (p.rows + most - 1) / most;
   TopkSplit split{.launch_rows = (p.rows + launches - 1) / launches};
   const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / split.launch_rows;
+  if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return {};
   split.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts), (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart);
   return split;
 }

@@ -95,8 +95,10 @@ TEST_F(BenchGpu, CeilingsAreInTheirOrder) {
   EXPECT_GT(m.bandwidth("gather_2"), 1e10);
   EXPECT_LT(m.bandwidth("gather_64"), 1.5 * m.bandwidth("copy"));
   EXPECT_GE(m.timer, 0);
-  EXPECT_GT(m.launch, 0);
-  EXPECT_GT(m.follow, m.launch);
+  // Of few runs medians are as good as the timer says.
+  EXPECT_GT(m.launch, -m.timer);
+  EXPECT_GT(m.follow, m.launch - m.timer);
+  EXPECT_LT(m.follow, 50e-6);
   EXPECT_FALSE(m.product.empty());
 }
 

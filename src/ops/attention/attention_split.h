@@ -25,9 +25,13 @@ struct AttentionTile {
   int key_warps = 1;
   int dim_warps = 1;
   int resident = 1;  ///< blocks of a multiprocessor at most, by registers
-  /// A key's time, and what a block costs besides, in hundredths of a key's time with 64 heads. Measured on an H200 (docs/kernels/sparse_attention.md).
-  int key_cost = 100;
-  int block_cost = 9600;
+  /// What a key and what a block besides its keys take, in hundredths of a key's time with 64 heads: alone on a multiprocessor, and beside another block.
+  struct Cost {
+    int key = 100;
+    int block = 9750;
+  };
+  Cost alone;
+  Cost beside;
 
   constexpr int row_bytes() const { return 2 * kDim; }  ///< of q
   /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different banks.
@@ -53,13 +57,19 @@ struct KeyLayout {
   constexpr int bytes() const { return code_bytes() + half_bytes() + scale_bytes() + 1; }
 };
 
+/// Fitted to 540 cells of an H200 (docs/kernels/sparse_attention.md); of 32 heads beside others a guess.
+constexpr AttentionTile::Cost kCost16{.key = 63, .block = 5150};
+constexpr AttentionTile::Cost kBeside16{.key = 87, .block = 6950};
+constexpr AttentionTile::Cost kCost32{.key = 74, .block = 7430};
+constexpr AttentionTile::Cost kBeside32{.key = 110, .block = 10'000};
+
 /// By heads, then the best first.
 inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
-    {.heads = 16, .keys = 64, .key_warps = 4, .dim_warps = 2, .resident = 2, .key_cost = 50, .block_cost = 7000},
-    {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2, .key_cost = 50, .block_cost = 7000},
-    {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2, .key_cost = 72, .block_cost = 7500},
-    {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .resident = 2, .key_cost = 72, .block_cost = 7500},
-    {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4, .key_cost = 72, .block_cost = 7500},
+    {.heads = 16, .keys = 64, .key_warps = 4, .dim_warps = 2, .resident = 2, .alone = kCost16, .beside = kBeside16},
+    {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2, .alone = kCost16, .beside = kBeside16},
+    {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2, .alone = kCost32},
+    {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .resident = 2, .alone = kCost32, .beside = kBeside32},
+    {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4, .alone = kCost32, .beside = kBeside32},
     {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 32, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 16, .head_warps = 4, .dim_warps = 2},
@@ -124,8 +134,8 @@ inline std::int64_t tiles_of_list(const SparseAttention::Problem& p, const Atten
 /// Otherwise the tile and as many parts as make the call shortest: waves of blocks, each as long as its keys and what a block costs besides, and the merge,
 /// which costs a launch and its way through L2. Tiles of fewer heads read keys several times, and are done sooner where most multiprocessors would idle.
 inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes, bool fixed) {
-  constexpr std::int64_t kMergeCost = 4800;  // as costs of tiles
-  constexpr std::int64_t kSumsRowCost = 5;   // of four rows of sums, written and read
+  constexpr std::int64_t kMergeCost = 4880;  // as costs of tiles
+  constexpr std::int64_t kSumsCost = 13;     // of ten rows of sums, written and read
   constexpr std::size_t kReserved = 1024;    // a multiprocessor has little more shared memory than a block may have
   const int bytes = key_bytes(p);
   AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes)};
@@ -142,11 +152,15 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, int mul
       const std::int64_t steps = tiles_of_list(p, tile);
       const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
       const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) / (static_cast<std::size_t>(tile.shared_bytes(bytes)) + kReserved));
-      const std::int64_t slots = multiprocessors * std::clamp<std::int64_t>(fit, 1, tile.resident);
+      const std::int64_t resident = std::clamp<std::int64_t>(fit, 1, tile.resident);
+      const std::int64_t slots = multiprocessors * resident;
       for (std::int64_t parts = 1; parts == 1 || (parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots); ++parts) {
         const std::int64_t part = std::max<std::int64_t>((steps + parts - 1) / parts, 1) * tile.keys;
-        std::int64_t cost = (blocks * parts + slots - 1) / slots * (part * tile.key_cost + tile.block_cost);
-        if (parts > 1) cost += kMergeCost + p.tokens * p.heads * parts * kSumsRowCost / 4;
+        const bool alone = resident == 1 || blocks * parts <= multiprocessors;
+        const AttentionTile::Cost& of = alone ? tile.alone : tile.beside;
+        const std::int64_t at_once = alone ? multiprocessors : slots;
+        std::int64_t cost = (blocks * parts + at_once - 1) / at_once * (part * of.key + of.block);
+        if (parts > 1) cost += kMergeCost + p.tokens * p.heads * parts * kSumsCost / 10;
         if (best >= 0 && cost >= best) continue;
         best = cost;
         split.tile = index;

@@ -37,9 +37,9 @@ struct Table {
   __device__ std::int32_t index(const std::int32_t* row, std::int32_t i) const {
     if (row == nullptr || i < 0) return -1;
     const auto at = static_cast<std::uint32_t>(i);
-    const auto size = static_cast<std::uint32_t>(min(block_size, std::int64_t{1} << 31));
-    const std::uint32_t column = block_bits >= 0 ? at >> min(block_bits, 31) : at / size;
-    if (column >= columns) return -1;
+    const auto size = static_cast<std::uint32_t>(block_size);  // checked: 31 bits
+    const std::uint32_t column = block_bits >= 0 ? at >> block_bits : at / size;
+    if (column >= static_cast<std::uint32_t>(min(columns, std::int64_t{0xFFFF'FFFF}))) return -1;
     const std::int32_t block = __ldg(row + column);
     if (block < 0) return -1;
     const std::int64_t slot = block * block_size + (at - column * size);

@@ -17,6 +17,11 @@ void check_positive(std::string_view op, std::string_view what, std::int64_t got
   check_that(got >= 1 && got <= INT32_MAX, op, what, got, "1 to 2^31-1");
 }
 
+/// `lens` counts them in int32.
+void check_columns(std::string_view op, const TensorView& indices) {
+  check_that(indices.size(1) <= INT32_MAX, op, "columns of indices", indices.size(1), "at most 2^31-1");
+}
+
 }  // namespace
 
 template <>
@@ -253,6 +258,7 @@ void OpTable<CombineTopkWindow>::check_args(const CombineTopkWindow::Problem& pr
   check_tensor(op, "indices", args.indices, {problem.tokens, kAny}, {DType::kI32});
   check_that(args.indices.size(1) >= problem.top_k + problem.window, op, "columns of indices", args.indices.size(1),
              "at least " + std::to_string(problem.top_k + problem.window) + ", top_k + window");
+  check_columns(op, args.indices);
   check_tensor(op, "lens", args.lens, {problem.tokens}, {DType::kI32});
 }
 
@@ -308,6 +314,7 @@ void OpTable<MixedSparseIndices>::check_args(const MixedSparseIndices::Problem& 
     check_tensor(op, "compressed_table", args.compressed_table, {problem.requests, kAny}, {DType::kI32});
   }
   check_tensor(op, "indices", args.indices, {problem.tokens, problem.window_width + problem.compressed_width}, {DType::kI32});
+  check_columns(op, args.indices);
   check_tensor(op, "lens", args.lens, {problem.tokens}, {DType::kI32});
 }
 

@@ -42,14 +42,15 @@ __device__ std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio, std::
 /// store(j, load(j)) for every j < n, a thread's next kRun loads under way before the first of them is needed.
 template <class Load, class Store>
 __device__ void each_column(std::int64_t n, Load&& load, Store&& store) {
-  constexpr int kRun = 8;
-  for (std::int64_t base = threadIdx.x; base < n; base += kRun * kThreads) {
+  constexpr unsigned kRun = 4;
+  const auto end = static_cast<unsigned>(n);  // columns of an index row are counted in int32
+  for (unsigned base = threadIdx.x; base < end; base += kRun * kThreads) {
     std::int32_t v[kRun];
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) v[i] = base + i * kThreads < n ? load(base + i * kThreads) : -1;
+    for (unsigned i = 0; i < kRun; ++i) v[i] = base + i * kThreads < end ? load(static_cast<int>(base + i * kThreads)) : -1;
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      if (base + i * kThreads < n) store(base + i * kThreads, v[i]);
+    for (unsigned i = 0; i < kRun; ++i) {
+      if (base + i * kThreads < end) store(base + i * kThreads, v[i]);
     }
   }
 }
@@ -179,14 +180,16 @@ __global__ void __launch_bounds__(kThreads) combined_rows(CombineTopkWindow::Pro
   const std::int32_t* const chosen = topk.row(t);
   std::int32_t* const row = out.row(t);
   const std::int64_t shift = p.m * b;
+  const auto of_topk = static_cast<int>(entries);
+  const auto filled = static_cast<int>(min(entries + seen, out.columns));
   each_column(
-      p.clear_rest ? out.columns : min(out.columns, entries + seen),
-      [&](std::int64_t j) {
-        if (j >= entries) return j < entries + seen ? as_index(first + j - entries) : -1;
+      p.clear_rest ? out.columns : filled,
+      [&](int j) {
+        if (j >= of_topk) return j < filled ? as_index(first + (j - of_topk)) : -1;
         const std::int32_t local = chosen[j];
         return local < 0 ? -1 : as_index(local + shift);
       },
-      [&](std::int64_t j, std::int32_t v) { row[j] = v; });
+      [&](unsigned j, std::int32_t v) { row[j] = v; });
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(entries + seen);
 }
 
@@ -204,17 +207,18 @@ struct Remap {
   std::int64_t block;
   std::int64_t span;
 
-  __device__ bool none() const { return span == 0 || span == block; }
+  bool none = span == 0 || span == block;
+
   __device__ std::int32_t operator()(std::int64_t slot) const {
     if (slot < 0) return -1;
-    if (none()) return as_index(slot);
+    if (none) return as_index(slot);
     const bool narrow = ((slot | block) >> 32) == 0;
     const std::int64_t number = narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(block) : slot / block;
     return number > 0x7FFF'FFFF ? -1 : as_index(number * span + (slot - number * block));
   }
   /// Of row i of a request, whose row of the table is given too.
   __device__ std::int32_t operator()(const Table& table, const std::int32_t* row, std::int64_t request, std::int32_t i) const {
-    return none() ? table.index(row, i) : (*this)(table.slot(request, i));
+    return none ? table.index(row, i) : (*this)(table.slot(request, i));
   }
 };
 
@@ -240,19 +244,19 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
   const Remap window{p.window_block, p.window_span};
   const Remap compressed{p.compressed_block, p.compressed_span};
   const std::int32_t* const compressed_row = in.compressed.row(r);
-  const auto put_window = [&](std::int64_t j, std::int32_t v) { row[j] = v; };
-  const auto put_entry = [&](std::int64_t j, std::int32_t v) { entries[j] = v; };
+  const auto put_window = [&](unsigned j, std::int32_t v) { row[j] = v; };
+  const auto put_entry = [&](unsigned j, std::int32_t v) { entries[j] = v; };
   if (threadIdx.x == 0) present = 0;
   __syncthreads();
   if (t < p.decode_tokens) {
-    const std::int64_t width = min(in.decode_compressed.columns, p.compressed_width);
+    const auto width = static_cast<int>(min(in.decode_compressed.columns, p.compressed_width));
     const std::int32_t* const slots = in.decode_window.row(t);
     const std::int32_t* const chosen = in.decode_compressed.row(t);
-    each_column(p.window_width, [&](std::int64_t i) { return window(slots[i]); }, put_window);
+    each_column(p.window_width, [&](int i) { return window(slots[i]); }, put_window);
     std::int32_t mine = 0;
     each_column(
         p.compressed_width,
-        [&](std::int64_t j) {
+        [&](int j) {
           if (j >= width) return -1;
           const std::int32_t v = chosen[j];
           mine += v >= 0 ? 1 : 0;
@@ -266,24 +270,21 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
     if (p.local) {
       if (width == 0 || !in.decode_valid[t]) count = 0;
     } else {
-      count = in.decode_lens == nullptr ? width : min(max(static_cast<std::int64_t>(in.decode_lens[t]), std::int64_t{0}), width);
+      count = in.decode_lens == nullptr ? width : min(max(in.decode_lens[t], 0), width);
     }
     lens[t] = static_cast<std::int32_t>(p.window_width + count);
     return;
   }
   std::int64_t pos = -1;
   if (r >= 0 && r < p.requests && t >= in.start[r] && t < in.start[r + 1]) pos = static_cast<std::int64_t>(in.seq_lens[r]) - in.start[r + 1] + t;
-  const std::int64_t seen = pos < 0 ? 0 : min(pos + 1, p.window);
-  const std::int64_t visible = entries_seen(pos, p.ratio, p.top_k);
+  const auto seen = static_cast<int>(pos < 0 ? 0 : min(pos + 1, p.window));
+  const auto visible = static_cast<int>(entries_seen(pos, p.ratio, p.top_k));
+  const auto first = static_cast<std::int32_t>(pos - seen + 1);  // positions below a sequence's length: 32 bits
   const std::int32_t* const window_row = in.window.row(r);
   const std::int32_t* const chosen = in.prefill_topk.row(t - p.decode_tokens);
-  // Positions below a sequence's length: 32 bits.
-  each_column(
-      p.window_width, [&](std::int64_t i) { return i < seen ? window(in.window, window_row, r, static_cast<std::int32_t>(pos - seen + 1 + i)) : -1; },
-      put_window);
-  each_column(
-      p.compressed_width, [&](std::int64_t j) { return j < visible ? compressed(in.compressed, compressed_row, r, chosen[j]) : -1; }, put_entry);
-  if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width + visible);
+  each_column(p.window_width, [&](int i) { return i < seen ? window(in.window, window_row, r, first + i) : -1; }, put_window);
+  each_column(p.compressed_width, [&](int j) { return j < visible ? compressed(in.compressed, compressed_row, r, chosen[j]) : -1; }, put_entry);
+  if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width) + visible;
 }
 
 /// Tokens of a step fit a grid's x dimension.

@@ -76,7 +76,7 @@ struct LineRow {
   /// A thread's quads are those that it copied.
   template <class F>
   __device__ void each(F&& f) const {
-#pragma unroll 2
+#pragma unroll 4
     for (int i = 4 * static_cast<int>(threadIdx.x); i < n; i += 128) f(i, line[i / 4]);
   }
   __device__ float squares() const {
@@ -103,8 +103,9 @@ __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float ep
       return HeldRow<32 * kRowWarps, kByFours, In>(m.x.row(row), m.dim, 0, thread);
     }
   }();
-  // Weights are on their way to L2 while the sum is made.
-  const int weight_bytes = m.weight == nullptr ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
+  // The first blocks send for the weights while they make their sums; all of them asking would wait for each other.
+  constexpr unsigned kFirst = 64;
+  const int weight_bytes = m.weight == nullptr || block >= kFirst ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
   for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kRowWarps) prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
   const float sum = sum_of_row<kRowWarps>(x.squares());
   const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(m.dim)) + eps);

@@ -20,7 +20,8 @@ void OpTable<TopK>::check_problem(const TopK::Problem& problem) {
   check_that(problem.rows >= 0, TopK::kName, "problem.rows", problem.rows, "0 or more");
   check_that(problem.width >= 0 && problem.width <= INT32_MAX, TopK::kName, "problem.width", problem.width, "0 to 2^31-1");
   check_that(problem.k >= 0 && problem.k <= INT32_MAX, TopK::kName, "problem.k", problem.k, "0 to 2^31-1");
-  check_that(problem.storage_block >= 0, TopK::kName, "problem.storage_block", problem.storage_block, "0 or more");
+  check_that(problem.storage_block >= 0 && problem.storage_block <= INT32_MAX, TopK::kName, "problem.storage_block", problem.storage_block,
+             "0 to 2^31-1");
 }
 
 template <>

@@ -23,9 +23,15 @@ __device__ inline void let_next_launch() {
 #endif
 }
 
-/// Starts a kernel that begins with wait_for_work_before(). @throws CudaError with `name`.
+/// Both, for kernels that leave the next one room beside them.
+__device__ inline void take_turn() {
+  wait_for_work_before();
+  let_next_launch();
+}
+
+/// Starts a kernel that begins with wait_for_work_before(); `shared`: bytes of dynamic shared memory. @throws CudaError with `name`.
 template <auto kKernel, class... Args>
-void launch_early(const char* name, unsigned blocks, unsigned threads, cudaStream_t stream, const Args&... args) {
+void launch_early(const char* name, unsigned blocks, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {
   static const bool waits = [] {
     cudaFuncAttributes code{};
     check_cuda(cudaFuncGetAttributes(&code, kKernel), "cudaFuncGetAttributes");
@@ -36,7 +42,8 @@ void launch_early(const char* name, unsigned blocks, unsigned threads, cudaStrea
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
+  config.blockDim = threads;
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = waits ? 1 : 0;

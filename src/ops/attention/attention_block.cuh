@@ -31,7 +31,9 @@ struct TileCall {
   std::int64_t part_keys = 0;
   std::uint32_t parts = 1;
   std::uint32_t head_tiles = 1;
+  std::int64_t tokens = 0;
   std::int64_t first_token = 0;
+  std::int64_t tokens_ahead = 0;            ///< how far the token of a multiprocessor's next block lies
   float* sums = nullptr;                    ///< [tokens of a launch, parts, H, 512]
   float2* states = nullptr;                 ///< [tokens of a launch, parts, H]
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back

@@ -4,7 +4,7 @@
 #include "cache/cache_view.cuh"
 #include "cache/row_codec.h"
 #include "device/copy.cuh"
-#include "device/launch.cuh"
+#include "device/early_launch.cuh"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/attention.h"
 
@@ -134,6 +134,7 @@ __device__ void store(std::uint16_t* to, int word, const float (&v)[kChunk]) {
 }
 
 __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Call c) {
+  device::take_turn();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < c.requests * c.most; item += warps) {
@@ -196,8 +197,7 @@ void CudaOp<GatherRows>::run(const GatherRows::Problem& p, const GatherRows::Arg
   c.data_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, rope_offset(f));
   c.scale_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, scales_at, c.cache.scale_bytes);
   c.out_word = device::common_word(c.out, 2 * c.out_stride[0], 2 * c.out_stride[1]);
-  gather<<<std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
-  check_launch("gather_rows");
+  device::launch_early<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream), c);
 }
 
 }  // namespace smla

@@ -30,6 +30,16 @@ struct Queries {
     }
   }
 
+  /// Asks for those of the token that is likely to be this multiprocessor's next, so that they come out of L2.
+  __device__ void fetch_later(std::int64_t tokens_ahead) const {
+    constexpr int kLine = 128;
+    const int bytes = codes ? AttentionTile::kDim : 2 * AttentionTile::kDim;
+    const auto* from = static_cast<const std::uint8_t*>(c.a.q) + (codes ? 1 : 2) * (first + tokens_ahead * c.a.q_stride[0]);
+    const std::int64_t head_bytes = (codes ? 1 : 2) * c.a.q_stride[1];
+#pragma unroll 1
+    for (int i = kLine * static_cast<int>(threadIdx.x); i < heads * bytes; i += kLine * kThreads) device::prefetch(from + i / bytes * head_bytes + i % bytes);
+  }
+
   /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether a number does not fit.
   __device__ bool finish() const {
     std::uint32_t unbounded = 0;

@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   const std::uint32_t shared_at = device::shared_address(shared);
   const int thread = static_cast<int>(threadIdx.x);
 
+  device::wait_for_work_before();
   const Place place = Place::of<kTile>(c);
   const Run<kTile> run(c, c.first_token + place.token, place.part);
   if (c.parts > 1 && run.begin >= run.end) {
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     listed = listed_at(run.begin + kTile.keys);
     queries.start();
     device::close_copies();
+    if (run.token + c.tokens_ahead < c.tokens) queries.fetch_later(c.tokens_ahead);
     c.fetch_back_row(run.token, thread);
     device::wait_copies<0>();
     __syncthreads();
@@ -227,7 +229,7 @@ template <int kIndex>
 void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stream) {
   const int shared = kAttentionTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
   check_cuda(cudaFuncSetAttribute(attend<kIndex>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
-  attend<kIndex><<<blocks, kThreads, shared, stream>>>(c, key_bytes);
+  device::launch_early<attend<kIndex>>("sparse_attention attend", blocks, kThreads, shared, stream, c, key_bytes);
 }
 
 using Launch = void (*)(const TileCall&, int, unsigned, cudaStream_t);
@@ -304,7 +306,7 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
   const AttentionSplit split = split_of(p, context.deterministic);
   const std::int64_t o_size = size_of(p.o);
   const std::int64_t q_size = size_of(p.q);
-  TileCall c{.a = attention_call(p, a), .part_keys = split.part_keys, .parts = static_cast<std::uint32_t>(split.parts)};
+  TileCall c{.a = attention_call(p, a), .part_keys = split.part_keys, .parts = static_cast<std::uint32_t>(split.parts), .tokens = p.tokens};
   c.q_aligned = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1]) == 16;
   c.word = device::common_word(static_cast<const void*>(c.a.o), o_size * c.a.o_stride[0], o_size * c.a.o_stride[1]);
   float unit[SparseAttention::kMaxScopes] = {0, 0};
@@ -331,13 +333,15 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
   const cudaStream_t stream = stream_of(context.stream);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
+    // Of as many blocks as there are multiprocessors the next begins where one ends; with fewer there is no next.
+    const std::int64_t ahead = device::multiprocessors() / tiles;
+    c.tokens_ahead = split.parts == 1 && tokens > ahead ? ahead : c.tokens;
     kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles * split.parts, 1), stream);
-    check_launch("sparse_attention attend");
     if (split.parts == 1) continue;
     const std::int64_t rows = tokens * c.a.out_heads;
     const bool share = split.parts >= kMergeShared;
     const auto start = share ? device::launch_early<merge<true>, TileCall, std::int64_t> : device::launch_early<merge<false>, TileCall, std::int64_t>;
-    start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, stream, c, rows);
+    start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream, c, rows);
   }
 }
 

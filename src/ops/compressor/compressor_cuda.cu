@@ -3,8 +3,8 @@
 
 #include "cache/row_encoder.cuh"
 #include "device/copy.cuh"
+#include "device/early_launch.cuh"
 #include "device/hadamard.cuh"
-#include "device/launch.cuh"
 #include "ops/compressor/implementations.h"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/compressor.h"
@@ -92,6 +92,7 @@ __device__ void save_row(const Save& c, std::int64_t t) {
 
 template <bool kVector>
 __global__ void __launch_bounds__(kSaveThreads) save(const __grid_constant__ Save c) {
+  device::take_turn();
   save_row<kVector, kSaveThreads>(c, blockIdx.x);
 }
 
@@ -196,6 +197,7 @@ __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const 
   __shared__ float warp_squares[S::kLanes / 32];
   __shared__ __align__(16) float row[kDim];
 
+  device::take_turn();
   const std::int64_t t = blockIdx.x;
   if constexpr (kSave) save_row<kVector, S::kThreads>(c.save, t);
   const std::int64_t pos = c.positions[t];
@@ -315,9 +317,15 @@ __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const 
 
 template <int kDim, int kRatio>
 void launch_compress(const Pool& c, std::int64_t tokens, bool vector, cudaStream_t stream) {
-  const auto kernel = c.save.kv_score == nullptr ? (vector ? compress<kDim, kRatio, true, false> : compress<kDim, kRatio, false, false>)
-                                                 : (vector ? compress<kDim, kRatio, true, true> : compress<kDim, kRatio, false, true>);
-  kernel<<<blocks_for(tokens, 1), Shape<kDim, kRatio>::kThreads, 0, stream>>>(c);
+  const auto start = [&]<bool kVector, bool kSave>() {
+    device::launch_early<compress<kDim, kRatio, kVector, kSave>>("compress_store", blocks_for(tokens, 1), Shape<kDim, kRatio>::kThreads, 0, stream, c);
+  };
+  const bool saves = c.save.kv_score != nullptr;
+  if (vector) {
+    saves ? start.template operator()<true, true>() : start.template operator()<true, false>();
+  } else {
+    saves ? start.template operator()<false, true>() : start.template operator()<false, false>();
+  }
 }
 
 Save save_of(const SaveState::Problem& p, const SaveState::Args& a) {
@@ -348,11 +356,10 @@ SMLA_CUDA_OP(SaveState, 0) {
   const Save c = save_of(p, a);
   const unsigned blocks = blocks_for(tokens, 1);
   if (by_fours(c)) {
-    save<true><<<blocks, kSaveThreads, 0, stream_of(context.stream)>>>(c);
+    device::launch_early<save<true>>("save_state", blocks, kSaveThreads, 0, stream_of(context.stream), c);
   } else {
-    save<false><<<blocks, kSaveThreads, 0, stream_of(context.stream)>>>(c);
+    device::launch_early<save<false>>("save_state", blocks, kSaveThreads, 0, stream_of(context.stream), c);
   }
-  check_launch("save_state");
 }
 
 template <>
@@ -399,7 +406,6 @@ void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressS
   } else {
     launch_compress<512, 128>(c, tokens, vector, stream_of(context.stream));
   }
-  check_launch("compress_store");
 }
 
 }  // namespace smla

@@ -35,15 +35,14 @@ struct Table {
   __device__ const std::int32_t* row(std::int64_t request) const { return request < 0 || request >= requests ? nullptr : entries + request * stride; }
   /// slot() of a row, as an index row holds it. Entries with 32 bits need no division with 64.
   __device__ std::int32_t index(const std::int32_t* row, std::int32_t i) const {
-    if (row == nullptr || i < 0) return -1;
     const auto at = static_cast<std::uint32_t>(i);
     const auto size = static_cast<std::uint32_t>(block_size);  // checked: 31 bits
     const std::uint32_t column = block_bits >= 0 ? at >> block_bits : at / size;
-    if (column >= static_cast<std::uint32_t>(min(columns, std::int64_t{0xFFFF'FFFF}))) return -1;
-    const std::int32_t block = __ldg(row + column);
-    if (block < 0) return -1;
+    // No branch: the lookups of several entries are under way at once.
+    const bool there = row != nullptr && i >= 0 && column < static_cast<std::uint32_t>(min(columns, std::int64_t{0xFFFF'FFFF}));
+    const std::int32_t block = there ? __ldg(row + column) : -1;
     const std::int64_t slot = block * block_size + (at - column * size);
-    return slot > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(slot);
+    return block < 0 || slot > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(slot);
   }
 };
 

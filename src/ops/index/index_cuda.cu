@@ -1,5 +1,5 @@
 // The index family on the device: what each contract says, a block of threads for each row, a thread for each column.
-#include "device/launch.cuh"
+#include "device/early_launch.cuh"
 #include "ops/cuda_op.h"
 #include "ops/index/global_row.cuh"
 #include "sparsemla/ops/index.h"
@@ -39,15 +39,17 @@ __device__ std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio, std::
   return min(whole + (pos - whole * ratio == ratio - 1 ? 1 : 0), most);
 }
 
-/// store(j, load(j)) for every j < n, a thread's next kRun loads under way before the first of them is needed.
-template <class Load, class Store>
-__device__ void each_column(std::int64_t n, Load&& load, Store&& store) {
+/// store(j, meaning(j, load(j))) for every j < n; a thread's next kRun loads, and then what their meanings load, are under way at once.
+template <class Load, class Meaning, class Store>
+__device__ void each_column(std::int64_t n, Load&& load, Meaning&& meaning, Store&& store) {
   constexpr unsigned kRun = 4;
   const auto end = static_cast<unsigned>(n);  // columns of an index row are counted in int32
   for (unsigned base = threadIdx.x; base < end; base += kRun * kThreads) {
     std::int32_t v[kRun];
 #pragma unroll
     for (unsigned i = 0; i < kRun; ++i) v[i] = base + i * kThreads < end ? load(static_cast<int>(base + i * kThreads)) : -1;
+#pragma unroll
+    for (unsigned i = 0; i < kRun; ++i) v[i] = meaning(static_cast<int>(base + i * kThreads), v[i]);
 #pragma unroll
     for (unsigned i = 0; i < kRun; ++i) {
       if (base + i * kThreads < end) store(base + i * kThreads, v[i]);
@@ -98,6 +100,7 @@ void launch_owners(const ConstTensorView& start, std::int64_t requests, std::int
 
 __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t tokens, const std::int32_t* start, const std::int64_t* positions,
                              const std::int32_t* request, std::int64_t* slots) {
+  device::take_turn();
   const std::int64_t t = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (t < tokens) slots[t] = t < start[requests] ? table.slot(request[t], positions[t]) : -1;
 }
@@ -106,6 +109,7 @@ __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t to
 __global__ void __launch_bounds__(kThreads) compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio,
                                                              const std::int32_t* owner, const std::int32_t* start, const std::int32_t* seq_lens,
                                                              std::int64_t* slots) {
+  device::take_turn();
   __shared__ std::int32_t found[kThreads];
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kThreads);
   const std::int64_t t = first + threadIdx.x;
@@ -122,6 +126,7 @@ __global__ void __launch_bounds__(kThreads) compressed_slots(Table table, std::i
 
 __global__ void window_rows(Table table, WindowIndices::Problem p, const std::int32_t* start, const std::int32_t* seq_lens,
                             const std::int32_t* request, const std::int64_t* slots, Rows<std::int32_t> out, std::int32_t* lens) {
+  device::take_turn();
   const std::int64_t t = blockIdx.x;
   const std::int64_t r = request[t];
   const bool known = slots[t] >= 0 && r >= 0 && r < p.requests;
@@ -140,6 +145,7 @@ __global__ void window_rows(Table table, WindowIndices::Problem p, const std::in
 
 __global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const std::int64_t* positions, const std::int32_t* request,
                            const std::int64_t* slots, Rows<std::int32_t> out, std::int32_t* lens) {
+  device::take_turn();
   const std::int64_t t = blockIdx.x;
   const std::int64_t n = slots[t] < 0 ? 0 : entries_seen(positions[t], p.ratio, p.width);
   for (std::int64_t j = threadIdx.x; j < p.width; j += blockDim.x) {
@@ -150,12 +156,14 @@ __global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const
 
 __global__ void __launch_bounds__(kThreads) global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk,
                                                         const std::int32_t* request, const bool* valid, Rows<std::int32_t> out, std::int32_t* lens) {
+  device::take_turn();
   __shared__ GlobalRow<kThreads> row;
   const std::int64_t t = blockIdx.x;
   row.write(table, request[t], valid[t], k, compact, topk.row(t), out.row(t), lens + t);
 }
 
 __global__ void short_rows(std::int64_t ratio, std::int64_t k, const std::int64_t* positions, Rows<std::int32_t> out) {
+  device::take_turn();
   const std::int64_t t = blockIdx.x;
   const std::int64_t n = entries_seen(positions[t], ratio, k);
   for (std::int64_t j = threadIdx.x; j < k; j += blockDim.x) out.row(t)[j] = j < n ? static_cast<std::int32_t>(j) : -1;
@@ -164,6 +172,7 @@ __global__ void short_rows(std::int64_t ratio, std::int64_t k, const std::int64_
 /// Without `owner`, a block finds the owner of its token.
 __global__ void __launch_bounds__(kThreads) combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
                               const std::int32_t* seq_lens, const std::int32_t* gather_lens, Rows<std::int32_t> out, std::int32_t* lens) {
+  device::take_turn();
   __shared__ std::int32_t found[1];
   const std::int64_t t = blockIdx.x;
   if (owner == nullptr) find_owners(start, p.requests, start[0], t, p.tokens, found);
@@ -184,9 +193,9 @@ __global__ void __launch_bounds__(kThreads) combined_rows(CombineTopkWindow::Pro
   const auto filled = static_cast<int>(min(entries + seen, out.columns));
   each_column(
       p.clear_rest ? out.columns : filled,
-      [&](int j) {
+      [&](int j) { return j < of_topk ? __ldg(chosen + j) : 0; },
+      [&](int j, std::int32_t local) {
         if (j >= of_topk) return j < filled ? as_index(first + (j - of_topk)) : -1;
-        const std::int32_t local = chosen[j];
         return local < 0 ? -1 : as_index(local + shift);
       },
       [&](unsigned j, std::int32_t v) { row[j] = v; });
@@ -236,6 +245,7 @@ struct MixedInputs {
 };
 
 __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
+  device::take_turn();
   __shared__ std::int32_t present;
   const std::int64_t t = blockIdx.x;
   const std::int64_t r = in.request[t];
@@ -252,13 +262,11 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
     const auto width = static_cast<int>(min(in.decode_compressed.columns, p.compressed_width));
     const std::int32_t* const slots = in.decode_window.row(t);
     const std::int32_t* const chosen = in.decode_compressed.row(t);
-    each_column(p.window_width, [&](int i) { return window(slots[i]); }, put_window);
+    each_column(p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
     std::int32_t mine = 0;
     each_column(
-        p.compressed_width,
-        [&](int j) {
-          if (j >= width) return -1;
-          const std::int32_t v = chosen[j];
+        p.compressed_width, [&](int j) { return j < width ? chosen[j] : -1; },
+        [&](int, std::int32_t v) {
           mine += v >= 0 ? 1 : 0;
           return p.local ? compressed(in.compressed, compressed_row, r, v) : compressed(v);
         },
@@ -282,8 +290,15 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
   const auto first = static_cast<std::int32_t>(pos - seen + 1);  // positions below a sequence's length: 32 bits
   const std::int32_t* const window_row = in.window.row(r);
   const std::int32_t* const chosen = in.prefill_topk.row(t - p.decode_tokens);
-  each_column(p.window_width, [&](int i) { return i < seen ? window(in.window, window_row, r, first + i) : -1; }, put_window);
-  each_column(p.compressed_width, [&](int j) { return j < visible ? compressed(in.compressed, compressed_row, r, chosen[j]) : -1; }, put_entry);
+  const auto position = [&](int i) { return i < seen ? first + i : -1; };
+  const auto entry = [&](int j) { return j < visible ? __ldg(chosen + j) : -1; };
+  if (window.none && compressed.none) {
+    each_column(p.window_width, position, [&](int, std::int32_t i) { return in.window.index(window_row, i); }, put_window);
+    each_column(p.compressed_width, entry, [&](int, std::int32_t i) { return in.compressed.index(compressed_row, i); }, put_entry);
+  } else {
+    each_column(p.window_width, position, [&](int, std::int32_t i) { return window(in.window.slot(r, i)); }, put_window);
+    each_column(p.compressed_width, entry, [&](int, std::int32_t i) { return compressed(in.compressed.slot(r, i)); }, put_entry);
+  }
   if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width) + visible;
 }
 
@@ -298,51 +313,34 @@ SMLA_CUDA_OP(TokenToReq, 0) {
 
 SMLA_CUDA_OP(SlotMapping, 0) {
   if (p.tokens == 0) return;
-  slot_mapping<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
-      table_of(a.block_table, p.block_size), p.requests, p.tokens, data_of<const std::int32_t>(a.query_start_loc),
-      data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req), data_of<std::int64_t>(a.slots));
-  check_launch("slot_mapping");
+  device::launch_early<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.block_size), p.requests, p.tokens, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req), data_of<std::int64_t>(a.slots));
 }
 
 SMLA_CUDA_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
   if (p.tokens == 0) return;
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
   if (owner != nullptr) launch_owners(a.query_start_loc, p.requests, p.tokens, owner, -1, stream_of(context.stream));
-  compressed_slots<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
-      table_of(a.block_table, p.storage_block), p.requests, p.tokens, p.ratio, owner, data_of<const std::int32_t>(a.query_start_loc),
-      data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
-  check_launch("compressed_slots");
+  device::launch_early<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p.requests, p.tokens, p.ratio, owner, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
 }
 
 SMLA_CUDA_OP(WindowIndices, 0) {
   if (p.tokens == 0) return;
-  window_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(
-      table_of(a.block_table, p.block_size), p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
-      data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
-  check_launch("window_rows");
+  device::launch_early<window_rows>("window_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.block_size), p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(DenseCompressedIndices, 0) {
   if (p.tokens == 0) return;
-  dense_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(
-      table_of(a.block_table, p.storage_block), p, data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req),
-      data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
-  check_launch("dense_rows");
+  device::launch_early<dense_rows>("dense_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p, data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(GlobalTopk, 0) {
   if (p.tokens == 0) return;
-  global_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(
-      table_of(a.block_table, p.storage_block), p.k, p.compact, rows_of(a.topk), data_of<const std::int32_t>(a.token_to_req),
-      data_of<const bool>(a.valid), rows_of(a.indices), data_of<std::int32_t>(a.lens));
-  check_launch("global_rows");
+  device::launch_early<global_rows>("global_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p.k, p.compact, rows_of(a.topk), data_of<const std::int32_t>(a.token_to_req), data_of<const bool>(a.valid), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(ShortContextTopk, 0) {
   if (p.tokens == 0) return;
-  short_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(p.ratio, p.k, data_of<const std::int64_t>(a.positions),
-                                                                               rows_of(a.indices));
-  check_launch("short_rows");
+  device::launch_early<short_rows>("short_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p.ratio, p.k, data_of<const std::int64_t>(a.positions), rows_of(a.indices));
 }
 
 SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
@@ -355,10 +353,7 @@ SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
                                                                                  owner);
     check_launch("chunk_owners");
   }
-  combined_rows<<<row_blocks(p.tokens), kThreads, 0, stream>>>(p, owner, rows_of(a.topk), data_of<const std::int32_t>(a.query_start_loc),
-                                                               data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.gather_lens),
-                                                               rows_of(a.indices), data_of<std::int32_t>(a.lens));
-  check_launch("combined_rows");
+  device::launch_early<combined_rows>("combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner, rows_of(a.topk), data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(MixedSparseIndices, 0) {
@@ -373,8 +368,7 @@ SMLA_CUDA_OP(MixedSparseIndices, 0) {
                        .request = data_of<const std::int32_t>(a.token_to_req),
                        .window = table_of(a.window_table, p.window_block),
                        .compressed = table_of(a.compressed_table, p.compressed_block)};
-  mixed_rows<<<row_blocks(p.tokens), kThreads, 0, stream_of(context.stream)>>>(p, in, rows_of(a.indices), data_of<std::int32_t>(a.lens));
-  check_launch("mixed_rows");
+  device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in, rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 }  // namespace smla

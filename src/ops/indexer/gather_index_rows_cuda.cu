@@ -1,7 +1,7 @@
 // Index rows of requests out of their pages: a warp for each row of the outputs, which finds its request by a vote over cu_seq_lens.
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
-#include "device/launch.cuh"
+#include "device/early_launch.cuh"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/indexer.h"
 
@@ -42,6 +42,7 @@ struct Call {
 };
 
 __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Call c) {
+  device::take_turn();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t to = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; to < c.rows; to += warps) {
@@ -77,8 +78,7 @@ SMLA_CUDA_OP(GatherIndexRows, 0) {
   const std::int64_t scales_at = c.cache.block_size * c.cache.data_bytes;
   c.value_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, c.values, c.value_stride);
   c.scale_word = device::common_word(c.cache.base, c.cache.block_stride, scales_at, c.cache.scale_bytes, c.scales, c.scale_stride);
-  gather<<<min(blocks_for(p.rows, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
-  check_launch("gather_index_rows");
+  device::launch_early<gather>("gather_index_rows", min(blocks_for(p.rows, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream), c);
 }
 
 }  // namespace smla

@@ -47,19 +47,19 @@ void launch(Call& c, std::int64_t sharing, const RunContext& context) {
                                                .resident = std::int64_t{resident<kElement>()} * device::multiprocessors(),
                                                .uneven = sharing > kMaxRows}));
       const int shared = c.group_rows * row_bytes;
-      const auto start = [&](auto kernel) {
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
-        kernel<<<blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream)>>>(c);
+      const auto start = [&]<auto kKernel>() {
+        check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+        device::launch_early<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream), c);
       };
       const bool wide = std::min(c.q_align, c.keys.data_align) >= 16;
       if (!wide) {
-        start(score_tensor<kElement, 0, false>);
+        start.template operator()<score_tensor<kElement, 0, false>>();
       } else if (c.heads > 48 && c.heads <= 64) {
-        start(score_tensor < kElement, kElement == Element::kE4M3 ? 4 : 0, true >);  // registers of e2m1 rows do not do for more
+        constexpr int kSixteens = kElement == Element::kE4M3 ? 4 : 0;
+        start.template operator()<score_tensor<kElement, kSixteens, true>>();  // registers of e2m1 rows do not do for more
       } else {
-        start(score_tensor<kElement, 0, true>);
+        start.template operator()<score_tensor<kElement, 0, true>>();
       }
-      check_launch("indexer_logits score_tensor");
       return;
     }
   }

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "cache/row_encoder.cuh"
+#include "device/early_launch.cuh"
 #include "device/hadamard.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
@@ -86,6 +87,7 @@ __device__ void store_mxfp4(const Call& c, const float4 (&x)[kQuads], std::uint8
 
 template <int kQuads, class In>
 __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const __grid_constant__ Call c) {
+  device::take_turn();
   const std::int64_t token = c.grid.token();
   const std::int64_t head = c.grid.head();
   if (head >= c.heads) return;
@@ -119,6 +121,7 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const _
 /// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves two, and fewer exchanges do.
 template <class In>
 __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(const __grid_constant__ Call c) {
+  device::take_turn();
   const std::int64_t token = c.grid.token();
   const std::int64_t pair = 2 * c.grid.head();
   if (pair >= c.heads) return;
@@ -216,9 +219,16 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
                .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
                .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
   device::with_float(p.in, [&]<class In>(In) {
-    const auto kernel = halves ? queries_of_128<In> : (p.dim <= 128 ? queries<1, In> : queries<kMaxDim / 128, In>);
-    kernel<<<c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream)>>>(c);
-    check_launch("queries");
+    const auto start = [&]<auto kKernel>() {
+      device::launch_early<kKernel>("queries", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream), c);
+    };
+    if (halves) {
+      start.template operator()<queries_of_128<In>>();
+    } else if (p.dim <= 128) {
+      start.template operator()<queries<1, In>>();
+    } else {
+      start.template operator()<queries<kMaxDim / 128, In>>();
+    }
   });
 }
 

@@ -170,6 +170,7 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
   __shared__ std::int32_t requests[kMaxRows];
   __shared__ float2 group_scales[kWarps][kScaled ? kGroups * kTile / 2 : 1];
 
+  device::wait_for_work_before();
   const std::int64_t first = blockIdx.x % c.groups * c.group_rows;
   const std::int64_t part = blockIdx.x / c.groups;
   const int rows = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first));

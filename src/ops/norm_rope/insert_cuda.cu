@@ -1,6 +1,7 @@
 // Rows on their way into attention: q heads normed and rotated, kv rows rotated and encoded at their slots. A warp for a head or a row; one kernel, whose
 // last blocks are the rows.
 #include "cache/row_encoder.cuh"
+#include "device/early_launch.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -67,6 +68,7 @@ __device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, con
 
 template <bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<In>) norm_rope_insert(const __grid_constant__ Call<In, Out> c) {
+  take_turn();
   if (blockIdx.x >= c.blocks) {
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x - c.blocks) * blockDim.y + threadIdx.y;
     const std::int64_t slot = c.insert.slot(row);
@@ -92,6 +94,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<In>) norm_rope_insert(con
 
 template <class In>
 __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant__ Insert<In> c) {
+  take_turn();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const std::int64_t slot = c.slot(row);
   if (slot < 0) return;
@@ -158,8 +161,7 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
         }
         if (inserted > 0) c.insert = insert_of<In>(a.kv, a.slot_mapping, a.cache, p.clamp);
         const unsigned blocks = blocks_for(c.blocks + static_cast<std::int64_t>(blocks_for(inserted, warps)), 1);
-        norm_rope_insert<kByFours><<<blocks, dim3(32, warps), 0, stream_of(context.stream)>>>(c);
-        check_launch("norm_rope_insert");
+        launch_early<norm_rope_insert<kByFours, In, Out>>("norm_rope_insert", blocks, dim3(32, warps), 0, stream_of(context.stream), c);
       });
     });
   });
@@ -178,9 +180,8 @@ void CudaOp<InsertRows>::run(const InsertRows::Problem& p, const InsertRows::Arg
   const std::int64_t rows = a.slot_mapping.size(0);
   if (rows == 0) return;
   with_float(p.in, [&]<class In>(In) {
-    insert_rows<<<blocks_for(rows, kWarps), dim3(32, kWarps), 0, stream_of(context.stream)>>>(
-        insert_of<In>(a.rows, a.slot_mapping, a.cache, p.clamp));
-    check_launch("insert_rows");
+    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, kWarps), dim3(32, kWarps), 0, stream_of(context.stream),
+                                  insert_of<In>(a.rows, a.slot_mapping, a.cache, p.clamp));
   });
 }
 

@@ -1,4 +1,5 @@
 // Rotation of the attention output back, and its quantisation: a warp for a head of a token.
+#include "device/early_launch.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
 #include "ops/norm_rope/quantise.cuh"
@@ -25,6 +26,7 @@ struct Call {
 
 template <bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps) rotate_back(const __grid_constant__ Call<In, Out> c) {
+  take_turn();
   const std::int64_t token = c.grid.token();
   const std::int64_t head = c.grid.head();
   const std::int64_t position = c.positions[token];
@@ -85,6 +87,7 @@ __device__ void clear_padding(const QuantCall<In>& c) {
 
 template <bool kByFours, class In>
 __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_constant__ QuantCall<In> c) {
+  take_turn();
   if (blockIdx.x >= c.blocks) {
     clear_padding(c);
     return;
@@ -141,8 +144,7 @@ SMLA_CUDA_OP(InverseRope, 0) {
                               .grid = HeadGrid::of(p.heads),
                               .heads = p.heads,
                               .dim = p.dim};
-        rotate_back<kByFours><<<c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream)>>>(c);
-        check_launch("rotate_back");
+        launch_early<rotate_back<kByFours, In, Out>>("rotate_back", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream), c);
       });
     });
   });
@@ -171,8 +173,7 @@ SMLA_CUDA_OP(InverseRopeQuant, 0) {
                             .dim = p.dim,
                             .packed = p.scale == OutputScale::kUe8m0x4};
       const unsigned blocks = blocks_for(c.blocks + static_cast<std::int64_t>(blocks_for(padding, 32 * grid.heads)), 1);
-      quantise_back<kByFours><<<blocks, grid.block(), 0, stream_of(context.stream)>>>(c);
-      check_launch("quantise_back");
+      launch_early<quantise_back<kByFours, In>>("quantise_back", blocks, grid.block(), 0, stream_of(context.stream), c);
     });
   });
 }

@@ -1,4 +1,5 @@
 // Rows to FP8: a warp for four groups of a row, all of whose numbers are on their way before the first is used.
+#include "device/early_launch.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
 #include "ops/norm_rope/quantise.cuh"
@@ -31,6 +32,7 @@ struct Call {
 
 template <bool kByFours, class In>
 __global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ Call<In> c) {
+  take_turn();
   const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (item >= c.items) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -81,8 +83,7 @@ SMLA_CUDA_OP(QuantizeRows, 0) {
                        .items = p.rows * words,
                        .words = words,
                        .packed = p.scale == OutputScale::kUe8m0x4};
-      quantise<kByFours><<<blocks_for(c.items, kWarps), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
-      check_launch("quantize_rows");
+      launch_early<quantise<kByFours, In>>("quantize_rows", blocks_for(c.items, kWarps), 32 * kWarps, 0, stream_of(context.stream), c);
     });
   });
 }

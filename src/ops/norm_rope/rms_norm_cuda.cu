@@ -2,6 +2,7 @@
 // registers as far as they go.
 #include <algorithm>
 
+#include "device/early_launch.cuh"
 #include "device/ptx.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
@@ -123,6 +124,7 @@ __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float ep
 /// kShortRows: of each matrix.
 template <bool kShortRows, bool kShortRows2, bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> c) {
+  take_turn();
   alignas(16) __shared__ Raw<In> lines[kShortRows || kShortRows2 ? kWarps * kLineBytes / sizeof(Raw<In>) : 1];
   if constexpr (kShortRows == kShortRows2) {
     const bool second = blockIdx.x >= c.blocks;
@@ -141,9 +143,10 @@ void launch(Call<In, Out> c, cudaStream_t stream) {
   const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks(c.matrix[1]), 1);
   with_bool(c.matrix[0].short_rows(), [&]<bool kFirst>(std::bool_constant<kFirst>) {
     with_bool(c.matrix[1].short_rows(),
-              [&]<bool kSecond>(std::bool_constant<kSecond>) { norm_rows<kFirst, kSecond, kByFours><<<all, dim3(32, kWarps), 0, stream>>>(c); });
+              [&]<bool kSecond>(std::bool_constant<kSecond>) {
+                launch_early<norm_rows<kFirst, kSecond, kByFours, In, Out>>("norm_rows", all, dim3(32, kWarps), 0, stream, c);
+              });
   });
-  check_launch("norm_rows");
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid
 
 template <int kThreads, int kItems, bool kShort = true>
 void launch(std::int64_t rows, const Call& c, const RunContext& context) {
-  device::launch_early<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, stream_of(context.stream), c);
+  device::launch_early<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, 0, stream_of(context.stream), c);
 }
 
 /// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it, or two wider ones.
@@ -53,8 +53,8 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
   parts.arrived = parts.columns + split.launch_rows * TopkSplit::kListed;
   for (std::int64_t row = 0; row < p.rows; row += split.launch_rows) {
     const unsigned grid = blocks_for(std::min(split.launch_rows, p.rows - row) * split.parts, 1);
-    device::launch_early<count_parts>("topk count_parts", grid, kPartThreads, stream_of(context.stream), parts);
-    device::launch_early<select_parts>("topk select_parts", grid, kPartThreads, stream_of(context.stream), parts);
+    device::launch_early<count_parts>("topk count_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
+    device::launch_early<select_parts>("topk select_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
     parts.call.logits += split.launch_rows * c.logit_stride;
     parts.call.lens += split.launch_rows;
     parts.call.indices += split.launch_rows * c.index_stride;

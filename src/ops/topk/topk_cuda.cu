@@ -14,16 +14,15 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid
   __shared__ SelectionShared<kThreads> shared;
   __shared__ index_rows::GlobalRow<kThreads> slots;
   device::wait_for_work_before();
-  const std::int64_t row = blockIdx.x;
-  const std::int64_t n = c.length(row);
+  const auto n = static_cast<std::uint32_t>(c.length(blockIdx.x));
   if (n <= c.k || c.k == 0) {
-    write_all(n, c.k, c.out(row));
+    write_all(n, c.k, c.out(blockIdx.x));
   } else {
-    Selection<kThreads, kItems, kShort, Scores> selection(shared, {c.scores(row)}, static_cast<std::uint32_t>(n));
+    Selection<kThreads, kItems, kShort, Scores> selection(shared, {c.scores(blockIdx.x)}, n);
     const Threshold threshold = selection.find_threshold(static_cast<std::uint32_t>(c.k), 0, 0);
-    selection.write(threshold, static_cast<std::uint32_t>(c.k), c.out(row));
+    selection.write(threshold, static_cast<std::uint32_t>(c.k), c.out(blockIdx.x));
   }
-  c.write_slots<kThreads>(row, slots);
+  c.write_slots<kThreads>(blockIdx.x, slots);
 }
 
 template <int kThreads, int kItems, bool kShort = true>

@@ -98,9 +98,9 @@ struct Selection {
 
   __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t count)
       : shared(memory), source(from), n(count) {
-    if (resident()) load(0);
     clear(0);
     clear(1);
+    if (resident()) load(0);
     __syncthreads();
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
@@ -146,12 +146,10 @@ struct Selection {
     const int shift = 32 - known - bits;
     const std::uint32_t mask = (1U << bits) - 1U;
     // Places behind the last item count as the smallest key, which no threshold lies below.
-    const std::uint32_t most = items();
     each_chunk([&](std::uint32_t, int) {
 #pragma unroll
       for (std::uint32_t i = 0; i < kItems; ++i) {
-        const bool counts = i < most && (known == 0 || key[i] >> (32 - known) == prefix);
-        if (counts) atomicAdd(&count[(key[i] >> shift) & mask], 1U);
+        if (known == 0 || key[i] >> (32 - known) == prefix) atomicAdd(&count[(key[i] >> shift) & mask], 1U);
       }
       return true;
     });

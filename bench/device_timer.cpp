@@ -18,8 +18,11 @@ DeviceTimer::DeviceTimer() : stream_(DeviceKind::kCuda), swept_(DeviceKind::kCud
   fill_bytes(DeviceKind::kCuda, swept_.data(), 0x35, swept_.bytes(), stream());
   gpu_sweep(swept_.data(), swept_.bytes(), stream());  // loaded before it is first recorded
   synchronize(DeviceKind::kCuda, stream());
-  idle_.emplace_back(
-      stream(), [&] { gpu_sweep(swept_.data(), swept_.bytes(), stream()); }, [] {});
+  constexpr int kIdle = 4;
+  for (int i = 0; i < kIdle; ++i) {
+    idle_.emplace_back(
+        stream(), [&] { gpu_sweep(swept_.data(), swept_.bytes(), stream()); }, [] {});
+  }
 }
 
 std::vector<GpuRecording> DeviceTimer::record(std::span<const std::function<void()>> calls) const {
@@ -66,8 +69,10 @@ Timing DeviceTimer::time(const MeasureOptions& options, std::span<const GpuRecor
   if (recordings.empty()) throw InvalidArgument("bench: got no recordings, expected at least one");
   const auto now = [] { return seconds_now(Clock::kWall, 1); };
   const auto round = [&] {
-    for (const GpuRecording& r : idle_) r.launch(stream());
-    for (const GpuRecording& r : recordings) r.launch(stream());
+    for (std::size_t i = 0; i < recordings.size(); ++i) {
+      idle_[i % idle_.size()].launch(stream());
+      recordings[i].launch(stream());
+    }
     synchronize(DeviceKind::kCuda, stream());
   };
   const double start = now();
@@ -84,7 +89,7 @@ Timing DeviceTimer::time(const MeasureOptions& options, std::span<const GpuRecor
   };
   while (!enough()) {
     round();
-    for (const GpuRecording& r : idle_) idle.push_back(r.seconds());
+    for (std::size_t i = 0; i < std::min(idle_.size(), recordings.size()); ++i) idle.push_back(idle_[i].seconds());
     for (const GpuRecording& r : recordings) seconds.push_back(r.seconds());
   }
   const double nothing = summarize(std::move(idle)).median;

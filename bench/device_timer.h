@@ -42,7 +42,7 @@ class DeviceTimer {
  private:
   OwnedStream stream_;
   DeviceMemory swept_;
-  std::vector<GpuRecording> idle_;  ///< the one without a call
+  std::vector<GpuRecording> idle_;  ///< without a call
 };
 
 }  // namespace smla::bench

@@ -13,7 +13,7 @@ namespace {
 
 using BenchGpu = test::GpuTest;
 
-const MeasureOptions kQuick{.min_seconds = 0, .min_runs = 8};
+const MeasureOptions kQuick{.min_seconds = 0, .min_runs = 24};
 
 std::vector<std::int32_t> slots_of(const IndexRule& rule, std::int64_t queries, std::int64_t width, const HostTensor& tables) {
   DeviceTensor slots(DeviceKind::kCuda, DType::kI32, {queries, width});

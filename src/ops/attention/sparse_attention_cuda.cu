@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     listed = listed_at(run.begin + kTile.keys);
     queries.start();
     device::close_copies();
-    if (run.token + c.tokens_ahead < c.tokens) queries.fetch_later(c.tokens_ahead);
+    if (run.token + c.tokens_ahead < c.tokens) queries.fetch_later(run.token, c.tokens_ahead);
     c.fetch_back_row(run.token, thread);
     device::wait_copies<0>();
     __syncthreads();

@@ -40,9 +40,8 @@ __device__ std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio, std::
 }
 
 /// store(j, meaning(j, load(j))) for every j < n; a thread's next kRun loads, and then what their meanings load, are under way at once.
-template <class Load, class Meaning, class Store>
+template <unsigned kRun = 4, class Load, class Meaning, class Store>
 __device__ void each_column(std::int64_t n, Load&& load, Meaning&& meaning, Store&& store) {
-  constexpr unsigned kRun = 4;
   const auto end = static_cast<unsigned>(n);  // columns of an index row are counted in int32
   for (unsigned base = threadIdx.x; base < end; base += kRun * kThreads) {
     std::int32_t v[kRun];
@@ -296,8 +295,8 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
     each_column(p.window_width, position, [&](int, std::int32_t i) { return in.window.index(window_row, i); }, put_window);
     each_column(p.compressed_width, entry, [&](int, std::int32_t i) { return in.compressed.index(compressed_row, i); }, put_entry);
   } else {
-    each_column(p.window_width, position, [&](int, std::int32_t i) { return window(in.window.slot(r, i)); }, put_window);
-    each_column(p.compressed_width, entry, [&](int, std::int32_t i) { return compressed(in.compressed.slot(r, i)); }, put_entry);
+    each_column<1>(p.window_width, position, [&](int, std::int32_t i) { return window(in.window.slot(r, i)); }, put_window);
+    each_column<1>(p.compressed_width, entry, [&](int, std::int32_t i) { return compressed(in.compressed.slot(r, i)); }, put_entry);
   }
   if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width) + visible;
 }

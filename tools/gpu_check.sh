@@ -14,6 +14,9 @@ LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH OMP_WAIT_POLICY=passive
 failed=""
 
+test_seconds=300 # of a test under a sanitizer
+sanitize_jobs=8
+
 part() { # NAME COMMAND...
   name=$1
   shift
@@ -54,6 +57,20 @@ bench() {
     "$here/smla" bench layer --device cuda --model tiny --batch 1,5 --context 3000 --prefill 300 --min-time 0.01 --min-runs 8 --quiet
 }
 
+# A test of the program under a tool, with a line of what came of it: TOOL TEST.
+watched_test() {
+  log=$here/$1.$2.log
+  SMLA_PRINT_KERNELS=1 timeout "$test_seconds" compute-sanitizer --tool "$1" --error-exitcode 9 "$here/test_gpu" --gtest_filter="$2" >"$log" 2>&1
+  code=$?
+  case $code in
+    0) echo "PASS $1 $2" ;;
+    124) echo "FAIL $1 $2: no end after $test_seconds s" ;;
+    *) echo "FAIL $1 $2: $(grep -h "SUMMARY\|Race reported\|^\[  FAILED" "$log" | head -n 4 | tr '\n' ' ')" ;;
+  esac
+  return "$code"
+}
+
+# Each test in a process of its own, several at once: one that is slow under a tool holds up none of the others.
 sanitize() {
   for tool in memcheck racecheck initcheck synccheck; do
     echo "-- $tool: a planted fault must be found"
@@ -66,13 +83,22 @@ sanitize() {
     grid=$small_grid
     [ "$tool" = memcheck ] || grid="$grid:EngineGpu.*" # hundreds of small kernels a run: minutes under the slower tools
     [ "$tool" != racecheck ] || grid="$grid:AttentionGpu.Special*:AttentionGpu.AToken*:IndexerLogitsGpu.RaggedCases*:IndexerLogitsGpu.HostileLists:$slow_races"
-    SMLA_PRINT_KERNELS=1 compute-sanitizer --tool "$tool" --error-exitcode 9 "$here/test_gpu" --gtest_filter="$grid" >"$here/$tool.log" 2>&1
+    "$here/test_gpu" --gtest_list_tests --gtest_filter="$grid" | awk '/^[A-Z][A-Za-z0-9]*\.$/ { suite = $1 } /^  / { print suite $1 }' >"$here/tests.list"
+    [ -s "$here/tests.list" ] || return 1
+    rm -f "$here/$tool".*.log
+    xargs -P "$sanitize_jobs" -I TEST sh "$here/run.sh" watch "$tool" TEST <"$here/tests.list" >"$here/$tool.results"
     code=$?
-    grep -h "^kernel " "$here/$tool.log" | sort
-    grep -h "SUMMARY\|tests ran\|^\[  FAILED" "$here/$tool.log"
+    cat "$here/$tool".*.log | grep "^kernel " | sort -u
+    sort "$here/$tool.results" | grep -v "^PASS" || true
+    echo "$tool: $(grep -c "^PASS" "$here/$tool.results") of $(wc -l <"$here/tests.list") tests without a finding"
     [ "$code" = 0 ] || return 1
   done
 }
+
+if [ "${1:-}" = watch ]; then # what sanitize() starts of itself
+  watched_test "$2" "$3"
+  exit
+fi
 
 [ $# -gt 0 ] || set -- tests verify run
 for name in "$@"; do

@@ -197,7 +197,8 @@ void CudaOp<GatherRows>::run(const GatherRows::Problem& p, const GatherRows::Arg
   c.data_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, rope_offset(f));
   c.scale_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, scales_at, c.cache.scale_bytes);
   c.out_word = device::common_word(c.out, 2 * c.out_stride[0], 2 * c.out_stride[1]);
-  device::launch_early<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream), c);
+  device::launch_early<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream),
+                               c);
 }
 
 }  // namespace smla

@@ -43,7 +43,8 @@ struct Queries {
     const auto* from = static_cast<const std::uint8_t*>(c.a.q) + (codes ? 1 : 2) * (first + tokens_ahead * c.a.q_stride[0]);
     const std::int64_t head_bytes = (codes ? 1 : 2) * c.a.q_stride[1];
 #pragma unroll 1
-    for (int i = kLine * static_cast<int>(threadIdx.x); i < heads * bytes; i += kLine * kThreads) device::prefetch(from + i / bytes * head_bytes + i % bytes);
+    for (int i = kLine * static_cast<int>(threadIdx.x); i < heads * bytes; i += kLine * kThreads)
+      device::prefetch(from + i / bytes * head_bytes + i % bytes);
   }
 
   /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether a number does not fit.

@@ -318,7 +318,8 @@ __global__ void __launch_bounds__(Shape<kDim, kRatio>::kThreads) compress(const 
 template <int kDim, int kRatio>
 void launch_compress(const Pool& c, std::int64_t tokens, bool vector, cudaStream_t stream) {
   const auto start = [&]<bool kVector, bool kSave>() {
-    device::launch_early<compress<kDim, kRatio, kVector, kSave>>("compress_store", blocks_for(tokens, 1), Shape<kDim, kRatio>::kThreads, 0, stream, c);
+    device::launch_early<compress<kDim, kRatio, kVector, kSave>>("compress_store", blocks_for(tokens, 1), Shape<kDim, kRatio>::kThreads, 0, stream,
+                                                                 c);
   };
   const bool saves = c.save.kv_score != nullptr;
   if (vector) {

@@ -105,9 +105,9 @@ __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t to
 }
 
 /// Without `owner`, blocks find the owners of their tokens.
-__global__ void __launch_bounds__(kThreads) compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio,
-                                                             const std::int32_t* owner, const std::int32_t* start, const std::int32_t* seq_lens,
-                                                             std::int64_t* slots) {
+__global__ void __launch_bounds__(kThreads)
+    compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio, const std::int32_t* owner,
+                     const std::int32_t* start, const std::int32_t* seq_lens, std::int64_t* slots) {
   device::take_turn();
   __shared__ std::int32_t found[kThreads];
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kThreads);
@@ -169,8 +169,9 @@ __global__ void short_rows(std::int64_t ratio, std::int64_t k, const std::int64_
 }
 
 /// Without `owner`, a block finds the owner of its token.
-__global__ void __launch_bounds__(kThreads) combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
-                              const std::int32_t* seq_lens, const std::int32_t* gather_lens, Rows<std::int32_t> out, std::int32_t* lens) {
+__global__ void __launch_bounds__(kThreads)
+    combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
+                  const std::int32_t* seq_lens, const std::int32_t* gather_lens, Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
   __shared__ std::int32_t found[1];
   const std::int64_t t = blockIdx.x;
@@ -191,8 +192,7 @@ __global__ void __launch_bounds__(kThreads) combined_rows(CombineTopkWindow::Pro
   const auto of_topk = static_cast<int>(entries);
   const auto filled = static_cast<int>(min(entries + seen, out.columns));
   each_column(
-      p.clear_rest ? out.columns : filled,
-      [&](int j) { return j < of_topk ? __ldg(chosen + j) : 0; },
+      p.clear_rest ? out.columns : filled, [&](int j) { return j < of_topk ? __ldg(chosen + j) : 0; },
       [&](int j, std::int32_t local) {
         if (j >= of_topk) return j < filled ? as_index(first + (j - of_topk)) : -1;
         return local < 0 ? -1 : as_index(local + shift);
@@ -261,7 +261,8 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
     const auto width = static_cast<int>(min(in.decode_compressed.columns, p.compressed_width));
     const std::int32_t* const slots = in.decode_window.row(t);
     const std::int32_t* const chosen = in.decode_compressed.row(t);
-    each_column(p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
+    each_column(
+        p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
     std::int32_t mine = 0;
     each_column(
         p.compressed_width, [&](int j) { return j < width ? chosen[j] : -1; },
@@ -292,11 +293,15 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
   const auto position = [&](int i) { return i < seen ? first + i : -1; };
   const auto entry = [&](int j) { return j < visible ? __ldg(chosen + j) : -1; };
   if (window.none && compressed.none) {
-    each_column(p.window_width, position, [&](int, std::int32_t i) { return in.window.index(window_row, i); }, put_window);
-    each_column(p.compressed_width, entry, [&](int, std::int32_t i) { return in.compressed.index(compressed_row, i); }, put_entry);
+    each_column(
+        p.window_width, position, [&](int, std::int32_t i) { return in.window.index(window_row, i); }, put_window);
+    each_column(
+        p.compressed_width, entry, [&](int, std::int32_t i) { return in.compressed.index(compressed_row, i); }, put_entry);
   } else {
-    each_column<1>(p.window_width, position, [&](int, std::int32_t i) { return window(in.window.slot(r, i)); }, put_window);
-    each_column<1>(p.compressed_width, entry, [&](int, std::int32_t i) { return compressed(in.compressed.slot(r, i)); }, put_entry);
+    each_column<1>(
+        p.window_width, position, [&](int, std::int32_t i) { return window(in.window.slot(r, i)); }, put_window);
+    each_column<1>(
+        p.compressed_width, entry, [&](int, std::int32_t i) { return compressed(in.compressed.slot(r, i)); }, put_entry);
   }
   if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width) + visible;
 }
@@ -312,34 +317,49 @@ SMLA_CUDA_OP(TokenToReq, 0) {
 
 SMLA_CUDA_OP(SlotMapping, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.block_size), p.requests, p.tokens, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req), data_of<std::int64_t>(a.slots));
+  device::launch_early<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream),
+                                     table_of(a.block_table, p.block_size), p.requests, p.tokens, data_of<const std::int32_t>(a.query_start_loc),
+                                     data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req),
+                                     data_of<std::int64_t>(a.slots));
 }
 
 SMLA_CUDA_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
   if (p.tokens == 0) return;
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
   if (owner != nullptr) launch_owners(a.query_start_loc, p.requests, p.tokens, owner, -1, stream_of(context.stream));
-  device::launch_early<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p.requests, p.tokens, p.ratio, owner, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
+  device::launch_early<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream),
+                                         table_of(a.block_table, p.storage_block), p.requests, p.tokens, p.ratio, owner,
+                                         data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
+                                         data_of<std::int64_t>(a.slots));
 }
 
 SMLA_CUDA_OP(WindowIndices, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<window_rows>("window_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.block_size), p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<window_rows>("window_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
+                                    table_of(a.block_table, p.block_size), p, data_of<const std::int32_t>(a.query_start_loc),
+                                    data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.token_to_req),
+                                    data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(DenseCompressedIndices, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<dense_rows>("dense_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p, data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<dense_rows>("dense_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
+                                   table_of(a.block_table, p.storage_block), p, data_of<const std::int64_t>(a.positions),
+                                   data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices),
+                                   data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(GlobalTopk, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<global_rows>("global_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p.k, p.compact, rows_of(a.topk), data_of<const std::int32_t>(a.token_to_req), data_of<const bool>(a.valid), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<global_rows>(
+      "global_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p.k, p.compact,
+      rows_of(a.topk), data_of<const std::int32_t>(a.token_to_req), data_of<const bool>(a.valid), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(ShortContextTopk, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<short_rows>("short_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p.ratio, p.k, data_of<const std::int64_t>(a.positions), rows_of(a.indices));
+  device::launch_early<short_rows>("short_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p.ratio, p.k,
+                                   data_of<const std::int64_t>(a.positions), rows_of(a.indices));
 }
 
 SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
@@ -352,7 +372,9 @@ SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
                                                                                  owner);
     check_launch("chunk_owners");
   }
-  device::launch_early<combined_rows>("combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner, rows_of(a.topk), data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<combined_rows>("combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner, rows_of(a.topk),
+                                      data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
+                                      data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(MixedSparseIndices, 0) {
@@ -367,7 +389,8 @@ SMLA_CUDA_OP(MixedSparseIndices, 0) {
                        .request = data_of<const std::int32_t>(a.token_to_req),
                        .window = table_of(a.window_table, p.window_block),
                        .compressed = table_of(a.compressed_table, p.compressed_block)};
-  device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in, rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in, rows_of(a.indices),
+                                   data_of<std::int32_t>(a.lens));
 }
 
 }  // namespace smla

@@ -49,7 +49,8 @@ void launch(Call& c, std::int64_t sharing, const RunContext& context) {
       const int shared = c.group_rows * row_bytes;
       const auto start = [&]<auto kKernel>() {
         check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
-        device::launch_early<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream), c);
+        device::launch_early<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream),
+                                      c);
       };
       const bool wide = std::min(c.q_align, c.keys.data_align) >= 16;
       if (!wide) {

@@ -97,8 +97,9 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   const std::int64_t position = c.positions[token];
   if (head >= c.heads || !c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
-  const std::int64_t group = static_cast<std::uint32_t>(head) / static_cast<std::uint32_t>(c.group_heads);  // heads fit, and a division of 64 bits is long
-  const std::int64_t first = (head - group * c.group_heads) * c.dim;  // of this head in the group's row
+  const std::int64_t group =
+      static_cast<std::uint32_t>(head) / static_cast<std::uint32_t>(c.group_heads);  // heads fit, and a division of 64 bits is long
+  const std::int64_t first = (head - group * c.group_heads) * c.dim;                 // of this head in the group's row
   E4M3* values = c.values.row(group, token) + first;
   const std::int64_t chunks = c.group_heads * c.dim / kGroup;
   const bool whole_words = c.dim % (4 * kGroup) == 0;

@@ -19,7 +19,7 @@ constexpr int kWarps = HeadGrid::kWarps;
 constexpr int kLineBytes = 4096;  ///< of shared memory, for a warp's row
 template <class In>
 constexpr std::int64_t kShort = kLineBytes / sizeof(In);  ///< the longest row of one warp
-constexpr std::int64_t kMaxDim = 1LL << 30U;  ///< elements of a row are counted in int
+constexpr std::int64_t kMaxDim = 1LL << 30U;              ///< elements of a row are counted in int
 
 /// A matrix to norm.
 template <class In, class Out>
@@ -142,10 +142,9 @@ void launch(Call<In, Out> c, cudaStream_t stream) {
   c.blocks = blocks(c.matrix[0]);
   const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks(c.matrix[1]), 1);
   with_bool(c.matrix[0].short_rows(), [&]<bool kFirst>(std::bool_constant<kFirst>) {
-    with_bool(c.matrix[1].short_rows(),
-              [&]<bool kSecond>(std::bool_constant<kSecond>) {
-                launch_early<norm_rows<kFirst, kSecond, kByFours, In, Out>>("norm_rows", all, dim3(32, kWarps), 0, stream, c);
-              });
+    with_bool(c.matrix[1].short_rows(), [&]<bool kSecond>(std::bool_constant<kSecond>) {
+      launch_early<norm_rows<kFirst, kSecond, kByFours, In, Out>>("norm_rows", all, dim3(32, kWarps), 0, stream, c);
+    });
   });
 }
 

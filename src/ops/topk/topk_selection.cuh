@@ -93,11 +93,10 @@ struct Selection {
 
   SelectionShared<kThreads>& shared;
   const Source source;
-  std::uint32_t n;      ///< items; with one more chunk still a 32-bit number
+  std::uint32_t n;  ///< items; with one more chunk still a 32-bit number
   std::uint32_t key[kItems];
 
-  __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t count)
-      : shared(memory), source(from), n(count) {
+  __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t count) : shared(memory), source(from), n(count) {
     clear(0);
     clear(1);
     if (resident()) load(0);
@@ -211,7 +210,7 @@ struct Selection {
   /// Writes the chosen columns in ascending order: a column's place is the number of chosen ones before it.
   __device__ void write(const Threshold& t, std::uint32_t k, std::int32_t* out) {
     static_assert(kItems <= 32 && kResident < 0x1'0000);  // a bit for an item, half a word for a chunk's count
-    std::uint32_t above = 0;  // keys above the threshold and equal to it in the chunks so far
+    std::uint32_t above = 0;                              // keys above the threshold and equal to it in the chunks so far
     std::uint32_t equal = 0;
     const unsigned left = (1U << lane()) - 1U;
     each_chunk([&](std::uint32_t base, int use) {

@@ -13,7 +13,8 @@ namespace smla::bench {
 
 /// Times calls on a GPU: what a call adds to a graph. It is recorded as one: an event, a sweep that reads a buffer several times as large as L2, the call, an
 /// event; what an earlier replay left in L2 is gone when the call begins. The same without a call is replayed in turn with it, and its median is subtracted.
-/// So a time holds what a kernel needs behind another one, and not what it needs behind an event, which is 2 us more on an H200 and in no layer.
+/// So a time holds what a kernel needs behind another one, and not what it needs behind an event, which is 2 us more on an H200 and in no layer. What a call
+/// leaves in L2 to be written to memory later is in no time.
 class DeviceTimer {
  public:
   DeviceTimer();

@@ -1,0 +1,169 @@
+// Index rows over window and compressed rows together, on the device.
+#include "ops/cuda_op.h"
+#include "ops/index/owners.cuh"
+#include "sparsemla/ops/index.h"
+
+namespace smla {
+
+namespace {
+
+using namespace index_rows;
+
+/// Without `owner`, a block finds the owner of its token.
+__global__ void __launch_bounds__(kThreads)
+    combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
+                  const std::int32_t* seq_lens, const std::int32_t* gather_lens, Rows<std::int32_t> out, std::int32_t* lens) {
+  device::take_turn();
+  __shared__ std::int32_t found[1];
+  const std::int64_t t = blockIdx.x;
+  if (owner == nullptr) find_owners(start, p.requests, start[0], t, p.tokens, found);
+  const std::int64_t b = owner == nullptr ? found[0] : owner[t];
+  std::int64_t pos = -1;
+  std::int64_t seq = 0;
+  if (b >= 0) {
+    seq = seq_lens[b];
+    pos = seq - (static_cast<std::int64_t>(start[b + 1]) - start[0]) + t;
+  }
+  const std::int64_t entries = entries_seen(pos, p.ratio, p.top_k);
+  const std::int64_t seen = pos < 0 ? 0 : min(pos + 1, p.window);
+  const std::int64_t first = pos < 0 ? 0 : p.m * b + p.n + (pos - seen + 1) - (seq - gather_lens[b]);
+  const std::int32_t* const chosen = topk.row(t);
+  std::int32_t* const row = out.row(t);
+  const std::int64_t shift = p.m * b;
+  const auto of_topk = static_cast<int>(entries);
+  const auto filled = static_cast<int>(min(entries + seen, out.columns));
+  each_column(
+      p.clear_rest ? out.columns : filled, [&](int j) { return j < of_topk ? __ldg(chosen + j) : 0; },
+      [&](int j, std::int32_t local) {
+        if (j >= of_topk) return j < filled ? as_index(first + (j - of_topk)) : -1;
+        return local < 0 ? -1 : as_index(local + shift);
+      },
+      [&](unsigned j, std::int32_t v) { row[j] = v; });
+  if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(entries + seen);
+}
+
+/// A slot as a kernel with a flat token axis counts it.
+struct Remap {
+  std::int64_t block;
+  std::int64_t span;
+
+  bool none = span == 0 || span == block;
+
+  __device__ std::int32_t operator()(std::int64_t slot) const {
+    if (slot < 0) return -1;
+    if (none) return as_index(slot);
+    const bool narrow = ((slot | block) >> 32) == 0;
+    const std::int64_t number = narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(block) : slot / block;
+    return number > 0x7FFF'FFFF ? -1 : as_index(number * span + (slot - number * block));
+  }
+  /// Of row i of a request, whose row of the table is given too.
+  __device__ std::int32_t operator()(const Table& table, const std::int32_t* row, std::int64_t request, std::int32_t i) const {
+    return none ? table.index(row, i) : (*this)(table.slot(request, i));
+  }
+};
+
+struct MixedInputs {
+  Rows<const std::int32_t> decode_window;
+  Rows<const std::int32_t> decode_compressed;
+  const std::int32_t* decode_lens = nullptr;
+  const bool* decode_valid = nullptr;
+  Rows<const std::int32_t> prefill_topk;
+  const std::int32_t* start = nullptr;
+  const std::int32_t* seq_lens = nullptr;
+  const std::int32_t* request = nullptr;
+  Table window;
+  Table compressed;
+};
+
+__global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
+  device::take_turn();
+  __shared__ std::int32_t present;
+  const std::int64_t t = blockIdx.x;
+  const std::int64_t r = in.request[t];
+  std::int32_t* row = out.row(t);
+  std::int32_t* entries = row + p.window_width;
+  const Remap window{p.window_block, p.window_span};
+  const Remap compressed{p.compressed_block, p.compressed_span};
+  const std::int32_t* const compressed_row = in.compressed.row(r);
+  const auto put_window = [&](unsigned j, std::int32_t v) { row[j] = v; };
+  const auto put_entry = [&](unsigned j, std::int32_t v) { entries[j] = v; };
+  if (threadIdx.x == 0) present = 0;
+  __syncthreads();
+  if (t < p.decode_tokens) {
+    const auto width = static_cast<int>(min(in.decode_compressed.columns, p.compressed_width));
+    const std::int32_t* const slots = in.decode_window.row(t);
+    const std::int32_t* const chosen = in.decode_compressed.row(t);
+    each_column(
+        p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
+    std::int32_t mine = 0;
+    each_column(
+        p.compressed_width, [&](int j) { return j < width ? chosen[j] : -1; },
+        [&](int, std::int32_t v) {
+          mine += v >= 0 ? 1 : 0;
+          return p.local ? compressed(in.compressed, compressed_row, r, v) : compressed(v);
+        },
+        put_entry);
+    atomicAdd(&present, mine);
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    std::int64_t count = present;
+    if (p.local) {
+      if (width == 0 || !in.decode_valid[t]) count = 0;
+    } else {
+      count = in.decode_lens == nullptr ? width : min(max(in.decode_lens[t], 0), width);
+    }
+    lens[t] = static_cast<std::int32_t>(p.window_width + count);
+    return;
+  }
+  std::int64_t pos = -1;
+  if (r >= 0 && r < p.requests && t >= in.start[r] && t < in.start[r + 1]) pos = static_cast<std::int64_t>(in.seq_lens[r]) - in.start[r + 1] + t;
+  const auto seen = static_cast<int>(pos < 0 ? 0 : min(pos + 1, p.window));
+  const auto visible = static_cast<int>(entries_seen(pos, p.ratio, p.top_k));
+  const auto first = static_cast<std::int32_t>(pos - seen + 1);  // positions below a sequence's length: 32 bits
+  const std::int32_t* const window_row = in.window.row(r);
+  const std::int32_t* const chosen = in.prefill_topk.row(t - p.decode_tokens);
+  const auto position = [&](int i) { return i < seen ? first + i : -1; };
+  const auto entry = [&](int j) { return j < visible ? __ldg(chosen + j) : -1; };
+  if (window.none && compressed.none) {
+    each_column(
+        p.window_width, position, [&](int, std::int32_t i) { return in.window.index(window_row, i); }, put_window);
+    each_column(
+        p.compressed_width, entry, [&](int, std::int32_t i) { return in.compressed.index(compressed_row, i); }, put_entry);
+  } else {
+    each_column<1>(
+        p.window_width, position, [&](int, std::int32_t i) { return window(in.window.slot(r, i)); }, put_window);
+    each_column<1>(
+        p.compressed_width, entry, [&](int, std::int32_t i) { return compressed(in.compressed.slot(r, i)); }, put_entry);
+  }
+  if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width) + visible;
+}
+
+}  // namespace
+
+SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
+  if (p.tokens == 0) return;
+  const cudaStream_t stream = stream_of(context.stream);
+  auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
+  if (owner != nullptr) list_owners(a.query_start_loc, true, p.requests, p.tokens, owner, -1, stream);
+  device::launch_early<combined_rows>("combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner, rows_of(a.topk),
+                                      data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
+                                      data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+}
+
+SMLA_CUDA_OP(MixedSparseIndices, 0) {
+  if (p.tokens == 0) return;
+  const MixedInputs in{.decode_window = rows_of(a.decode_window),
+                       .decode_compressed = rows_of(a.decode_compressed),
+                       .decode_lens = data_of<const std::int32_t>(a.decode_lens),
+                       .decode_valid = data_of<const bool>(a.decode_valid),
+                       .prefill_topk = rows_of(a.prefill_topk),
+                       .start = data_of<const std::int32_t>(a.query_start_loc),
+                       .seq_lens = data_of<const std::int32_t>(a.seq_lens),
+                       .request = data_of<const std::int32_t>(a.token_to_req),
+                       .window = table_of(a.window_table, p.window_block),
+                       .compressed = table_of(a.compressed_table, p.compressed_block)};
+  device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in, rows_of(a.indices),
+                                   data_of<std::int32_t>(a.lens));
+}
+
+}  // namespace smla

@@ -50,7 +50,7 @@ void expect_equal_caches(const OwnedCache& want, const OwnedCache& got) {
 
 TEST_F(NormRopeGpu, RmsNormIsRef) {
   std::vector<RmsNormCase> cases = rms_norm_cases();
-  for (const std::int64_t dim : {4, 12, 128, 1020, 1028, 4100, 8192, 20000}) {
+  for (const std::int64_t dim : {4, 12, 128, 1020, 1028, 2044, 2048, 2052, 4100, 8192, 20000}) {
     cases.push_back({.problem = {.rows = 9, .dim = dim}, .row_gap = dim % 8});
     cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kBF16, .row_gap = 4});
     cases.push_back({.problem = {.rows = 3, .dim = dim + 1, .out = DType::kF32}, .weight = DType::kF32, .row_gap = 1});
@@ -90,7 +90,7 @@ TEST_F(NormRopeGpu, RmsNormInPlaceHasTheSameBits) {
 }
 
 TEST_F(NormRopeGpu, ARowsBitsAreItsOwn) {
-  for (const std::int64_t dim : {512, 1536, 7168}) {
+  for (const std::int64_t dim : {512, 1536, 2048, 2052, 7168}) {
     const RmsNormCase c{.problem = {.rows = 21, .dim = dim}};
     const RmsNormInputs all = make_inputs(c);
     run_on_gpu<RmsNorm>(c.problem, all.args);
@@ -507,7 +507,7 @@ TEST_F(NormRopeGpu, MoreThan65535Rows) {
   expect_close_rows(want_norm.y, got_norm.y, 24);
 
   // Long rows have a block each. Row r begins at number 4r of one buffer.
-  constexpr std::int64_t kDim = 1028;
+  constexpr std::int64_t kDim = 2052;
   std::mt19937_64 random(8);
   HostTensor numbers(DType::kBF16, {4 * kRows + kDim});
   HostTensor y(DType::kBF16, {kRows, kDim});

@@ -75,7 +75,7 @@ inline std::vector<RmsNormCase> rms_norm_cases() {
     cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kBF16, .out = DType::kF32, .has_weight = true, .eps = 0.5F}});
   }
   for (const std::int64_t dim2 : {1, 33, 512, 4096}) {
-    for (const std::int64_t dim : {0, 7, 1024, 1536}) cases.push_back({.problem = {.rows = 19, .dim = dim, .dim2 = dim2}, .row_gap = 4});
+    for (const std::int64_t dim : {0, 7, 1024, 1536, 4096}) cases.push_back({.problem = {.rows = 19, .dim = dim, .dim2 = dim2}, .row_gap = 4});
     cases.push_back({.problem = {.rows = 3, .dim = 512, .dim2 = dim2, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kF32});
     cases.push_back({.problem = {.rows = 2, .dim = 512, .dim2 = dim2, .has_weight = false}});
   }

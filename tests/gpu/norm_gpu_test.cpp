@@ -1,0 +1,68 @@
+// RMSNorm on the GPU against `_ref`, and the bits of its rows.
+#include "gpu/norm_rope_gpu.h"
+
+namespace smla {
+namespace {
+
+using namespace norm_rope_gpu;
+using test::run_on_gpu;
+
+TEST_F(NormRopeGpu, RmsNormIsRef) {
+  std::vector<RmsNormCase> cases = rms_norm_cases();
+  for (const std::int64_t dim : {4, 12, 128, 1020, 1028, 2044, 2048, 2052, 4100, 8192, 20000}) {
+    cases.push_back({.problem = {.rows = 9, .dim = dim}, .row_gap = dim % 8});
+    cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kBF16, .row_gap = 4});
+    cases.push_back({.problem = {.rows = 3, .dim = dim + 1, .out = DType::kF32}, .weight = DType::kF32, .row_gap = 1});
+  }
+  for (const RmsNormCase& c : cases) {
+    SCOPED_TRACE(testing::Message() << c);
+    const RmsNormInputs want = make_inputs(c);
+    const RmsNormInputs got = make_inputs(c);
+    run_ref<RmsNorm>(c.problem, want.args);
+    run_on_gpu<RmsNorm>(c.problem, got.args);
+    expect_close_rows(want.y, got.y, c.problem.dim + 8);
+    if (c.problem.dim2 > 0) expect_close_rows(want.y2, got.y2, c.problem.dim2);
+    const std::int64_t row_bytes = (c.problem.dim + 8) * size_of(c.problem.out);
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(got.y.bytes()); ++i) {
+      if (i % row_bytes < c.problem.dim * size_of(c.problem.out)) continue;
+      ASSERT_EQ(static_cast<const std::uint8_t*>(got.y.data())[i], kPoison) << "byte " << i << " past a row was written";
+    }
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(NormRopeGpu, RmsNormInPlaceHasTheSameBits) {
+  for (const RmsNormCase& c : rms_norm_cases()) {
+    if (c.problem.in != c.problem.out) continue;
+    SCOPED_TRACE(testing::Message() << c);
+    RmsNormInputs in = make_inputs(c);
+    run_on_gpu<RmsNorm>(c.problem, in.args);
+    RmsNorm::Args same = in.args;
+    same.y = in.x.view().slice(1, c.row_gap, c.row_gap + c.problem.dim);
+    run_on_gpu<RmsNorm>(c.problem, same);
+    for (std::int64_t r = 0; r < c.problem.rows; ++r) {
+      for (std::int64_t i = 0; i < c.problem.dim; ++i) {
+        ASSERT_EQ(element(in.y, r * (c.problem.dim + 8) + i), element(in.x, r * (c.problem.dim + c.row_gap) + c.row_gap + i)) << r << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(NormRopeGpu, ARowsBitsAreItsOwn) {
+  for (const std::int64_t dim : {512, 1536, 2048, 2052, 7168}) {
+    const RmsNormCase c{.problem = {.rows = 21, .dim = dim}};
+    const RmsNormInputs all = make_inputs(c);
+    run_on_gpu<RmsNorm>(c.problem, all.args);
+    for (const std::int64_t r : {0, 7, 8, 20}) {
+      const RmsNormInputs one = make_inputs(c);
+      RmsNorm::Args args = one.args;
+      args.x = args.x.slice(0, r, r + 1);
+      args.y = args.y.slice(0, r, r + 1);
+      run_on_gpu<RmsNorm>({.rows = 1, .dim = dim}, args);
+      for (std::int64_t i = r * (dim + 8); i < (r + 1) * (dim + 8); ++i) ASSERT_EQ(all.y.as<BF16>()[i].bits, one.y.as<BF16>()[i].bits) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smla

@@ -182,6 +182,21 @@ TEST(MixedSparseIndices, HostileValuesLeadNowhere) {
   EXPECT_THAT(Ints(r.indices.begin() + 14, r.indices.begin() + 21), Each(-1));
 }
 
+/// Lengths are int32: a row of more columns could not say how many of them count. Nothing is read or written.
+TEST(CombinedIndexErrors, RowsAreNoWiderThanTheirLengthsCount) {
+  std::int32_t number = 0;
+  const auto row = [&](std::int64_t columns) { return TensorView(&number, DType::kI32, {1, columns}); };
+  const std::int64_t many = std::int64_t{1} << 31;
+  const ConstTensorView one(&number, DType::kI32, {1});
+  const ConstTensorView two(&number, DType::kI32, {2});
+  EXPECT_THAT(
+      [&] {
+        Plan<CombineTopkWindow>({.requests = 1, .tokens = 1, .window = 2})
+            .run({.query_start_loc = two, .seq_lens = one, .gather_lens = one, .indices = row(many), .lens = TensorView(&number, DType::kI32, {1})});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("columns of indices: got 2147483648, expected at most 2^31-1")));
+}
+
 TEST(CombinedIndexErrors, NameTheTensor) {
   EXPECT_THAT([] { Plan<CombineTopkWindow>({.requests = 1, .tokens = 2, .top_k = -1}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("combine_topk_window: problem.top_k: got -1")));

@@ -18,6 +18,14 @@ TEST(TopkSplit, OnlyFewWideRowsAreCut) {
   EXPECT_EQ(8, split_topk({.rows = 8, .width = 32'768, .k = 512}, 132).parts);
 }
 
+/// Rows that a block's registers hold are cut only where each gets three blocks; wider ones always, as long as they are few.
+TEST(TopkSplit, HeldRowsNeedThreeBlocksToBeCut) {
+  EXPECT_EQ(3, split_topk({.rows = 44, .width = 32'768, .k = 512}, 132).parts);
+  EXPECT_EQ(1, split_topk({.rows = 45, .width = 32'768, .k = 512}, 132).parts);
+  EXPECT_EQ(1, split_topk({.rows = 256, .width = 32'768, .k = 512}, 132).parts);
+  EXPECT_EQ(2, split_topk({.rows = 45, .width = 32'769, .k = 512}, 132).parts);
+}
+
 TEST(TopkSplit, IsToldInWords) {
   EXPECT_EQ("a row by one block", describe(split_topk({.rows = 1, .width = 100, .k = 5}, 132)));
   EXPECT_EQ("a row by up to 8 blocks, 8 rows at once", describe(split_topk({.rows = 8, .width = 32'768, .k = 512}, 132)));

@@ -90,6 +90,7 @@ TEST(TopkErrors, NameTheTensor) {
   EXPECT_THAT(text(bad), HasSubstr("topk: indices: got no tensor"));
   EXPECT_THROW(Plan<TopK>({.rows = -1, .width = 3, .k = 2}), InvalidArgument);
   EXPECT_THROW(Plan<TopK>({.rows = 1, .width = 3, .k = -2}), InvalidArgument);
+  EXPECT_THROW(Plan<TopK>({.rows = 1, .width = 3, .k = 2, .storage_block = std::int64_t{1} << 31}), InvalidArgument);
   EXPECT_THROW(Plan<TopK>({.rows = 1, .width = 3, .k = 2}, {.implementation = "radix"}), InvalidArgument);
 }
 

@@ -15,9 +15,9 @@ struct TopkSplit {
   std::int64_t parts = 1;        ///< blocks of a row; 1: one block does it all
   std::int64_t launch_rows = 0;  ///< where rows are cut
 
-  static constexpr std::int64_t kOneBlock = 16'384;  ///< columns that a block holds in registers; calls of wider rows are cut, but see kHeld
-  static constexpr std::int64_t kHeld = 32'768;      ///< the same at a few more cycles; these are cut only into
-  static constexpr std::int64_t kWorthwhile = 3;     ///< parts or more
+  static constexpr std::int64_t kOneBlock = 16'384;  ///< columns: no call of fewer is cut
+  static constexpr std::int64_t kHeld = 32'768;      ///< columns that a block's registers hold: calls of no more are cut only into
+  static constexpr std::int64_t kWorthwhile = 3;     ///< or more
   static constexpr std::int64_t kShortRow = 8192;    ///< in such a call, a row that one block does by itself
   static constexpr std::int64_t kStep = 1024;        ///< a part is a multiple of it
   static constexpr std::int64_t kLeastPart = 4096;

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "sparsemla/dtype.h"
 
@@ -87,7 +88,7 @@ constexpr int e4m3_group_exponent(float amax, bool clamp_scale) {
   const float v = amax > least ? amax : least;  // NaN is none
   // ceil_log2(v / 448) without the division, whose rounding never reaches a power of two that v does not: 448 is 1.75 * 2^8.
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(v);
-  const int e = v > 3.4028234e38F ? 128 : static_cast<int>((bits + 0x1F'FFFFU) >> 23) - 135;
+  const int e = v > std::numeric_limits<float>::max() ? 128 : static_cast<int>((bits + 0x1F'FFFFU) >> 23) - 135;
   return clamp_scale ? std::max(e, ceil_log2(kFloor)) : e;
 }
 

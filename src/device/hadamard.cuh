@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cuda_runtime.h>
+#include "device/quads.cuh"
 
 namespace smla::device {
 
@@ -44,11 +44,7 @@ __device__ inline void hadamard_of_half(float4 (&x)[2]) {
 #pragma unroll
   for (int lanes = 1; lanes < 16; lanes *= 2) hadamard_steps::steps_across(x, lanes);
   const float factor = __fdiv_rn(1.0F, __fsqrt_rn(128.0F));
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    x[i].x = __fmul_rn(x[i].x, factor), x[i].y = __fmul_rn(x[i].y, factor);
-    x[i].z = __fmul_rn(x[i].z, factor), x[i].w = __fmul_rn(x[i].w, factor);
-  }
+  x[0] = scaled(x[0], factor), x[1] = scaled(x[1], factor);
 }
 
 /// Normalised Walsh-Hadamard transform in place of the n numbers that a warp holds, bit for bit the one of cache/row_codec.h: number
@@ -79,12 +75,7 @@ __device__ void hadamard(float4 (&x)[kQuads], int n) {
   }
   const float factor = __fdiv_rn(1.0F, __fsqrt_rn(static_cast<float>(n)));
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    x[i].x = __fmul_rn(x[i].x, factor);
-    x[i].y = __fmul_rn(x[i].y, factor);
-    x[i].z = __fmul_rn(x[i].z, factor);
-    x[i].w = __fmul_rn(x[i].w, factor);
-  }
+  for (int i = 0; i < kQuads; ++i) x[i] = scaled(x[i], factor);
 }
 
 }  // namespace smla::device

@@ -186,10 +186,11 @@ struct Rope {
   }
 };
 
-/// A row in the registers of kThreads threads, the first 4 * kHeld * kThreads elements of it; what is longer is read again each time. From element `begin`
+/// A row in the registers of kThreads threads, the first 16 * kThreads elements of it; what is longer is read again each time. From element `begin`
 /// on, which may be negative.
-template <int kThreads, bool kByFours, class T, int kHeld = 4>
+template <int kThreads, bool kByFours, class T>
 struct HeldRow {
+  static constexpr int kHeld = 4;
   const T* row;
   int n;
   int first;

@@ -48,7 +48,16 @@ struct TileCall {
   /// Asks for it, so that it is near when the block ends.
   __device__ void fetch_back_row(std::int64_t token, int thread) const {
     if (32 * thread >= 2 * rope.pairs) return;
-    if (const float* row = back_row(token); row != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 32 * thread));
+    if (const float* row = back_row(token); row != nullptr) device::prefetch(row + 32 * thread);
+  }
+  /// The same of a token's lists.
+  __device__ void fetch_lists(std::int64_t token, int thread) const {
+    constexpr int kLine = 32;  // entries
+#pragma unroll 1
+    for (int s = 0; s < a.scopes; ++s) {
+      const std::int32_t* list = a.keys[s].indices + token * a.keys[s].index_stride;
+      for (std::int64_t i = kLine * thread; i < a.keys[s].width; i += kLine * kThreads) device::prefetch(list + i);
+    }
   }
   /// Four neighbours of o, rotated back by such a row after they were rounded, as InverseRope does it.
   __device__ float4 rotated_back(const float* row, int column, float4 v) const {
@@ -72,20 +81,11 @@ __device__ inline Finish finish(const AttentionCall& c, std::int64_t head, float
 /// Adding 0 makes one zero of both: sums that went through the workspace have lost the sign.
 __device__ inline float finished(float sum, float factor) { return fmaf(sum, factor, 0.0F); }
 
-__device__ inline uint2 bf16_of(const float4& v) {
-  const auto pair = [](float x, float y) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-    std::uint32_t bits;
-    memcpy(&bits, &both, 4);
-    return bits;
-  };
-  return make_uint2(pair(v.x, v.y), pair(v.z, v.w));
-}
 /// Four neighbours of o.
 __device__ inline void store(const TileCall& c, std::int64_t at, const float4& v) {
   if (c.a.o_dtype == DType::kBF16) {
     auto* to = static_cast<std::uint16_t*>(c.a.o) + at;
-    const uint2 bits = bf16_of(v);
+    const uint2 bits = device::computed<BF16>(v);
     if (c.word >= 8) {
       *reinterpret_cast<uint2*>(to) = bits;
     } else {

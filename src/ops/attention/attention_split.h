@@ -69,7 +69,7 @@ inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
     {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2, .alone = kCost16, .beside = kBeside16},
     {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2, .alone = kCost32},
     {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .resident = 2, .alone = kCost32, .beside = kBeside32},
-    {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4, .alone = kCost32, .beside = kBeside32},
+    {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4, .alone = kCost32},
     {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 32, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 16, .head_warps = 4, .dim_warps = 2},

@@ -30,14 +30,8 @@ struct Queries {
     }
   }
 
-  /// Asks for those of the token that is likely to be this multiprocessor's next, and for its lists, so that they come out of L2.
-  __device__ void fetch_later(std::int64_t token, std::int64_t tokens_ahead) const {
-    constexpr int kLineEntries = 32;
-#pragma unroll 1
-    for (int s = 0; s < c.a.scopes; ++s) {
-      const std::int32_t* list = c.a.keys[s].indices + (token + tokens_ahead) * c.a.keys[s].index_stride;
-      for (std::int64_t i = kLineEntries * threadIdx.x; i < c.a.keys[s].width; i += kLineEntries * kThreads) device::prefetch(list + i);
-    }
+  /// Asks for those of a later token, so that they come out of L2.
+  __device__ void fetch_later(std::int64_t tokens_ahead) const {
     constexpr int kLine = 128;
     const int bytes = codes ? AttentionTile::kDim : 2 * AttentionTile::kDim;
     const auto* from = static_cast<const std::uint8_t*>(c.a.q) + (codes ? 1 : 2) * (first + tokens_ahead * c.a.q_stride[0]);

@@ -75,7 +75,10 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     listed = listed_at(run.begin + kTile.keys);
     queries.start();
     device::close_copies();
-    if (run.token + c.tokens_ahead < c.tokens) queries.fetch_later(run.token, c.tokens_ahead);
+    if (run.token + c.tokens_ahead < c.tokens) {
+      queries.fetch_later(c.tokens_ahead);
+      c.fetch_lists(run.token + c.tokens_ahead, thread);
+    }
     c.fetch_back_row(run.token, thread);
     device::wait_copies<0>();
     __syncthreads();
@@ -141,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     } else if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
       auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = bf16_of(finished(v, factors[h]));
+        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = device::computed<BF16>(finished(v, factors[h]));
       });
     } else {
       output.each([&](int h, int column, const float4& v) {

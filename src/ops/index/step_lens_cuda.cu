@@ -1,13 +1,14 @@
 // The lengths of a step on the device: a thread for each token or request.
-#include "device/launch.cuh"
 #include "ops/cuda_op.h"
+#include "ops/index/index_rows.cuh"
 #include "sparsemla/ops/index.h"
 
 namespace smla {
 
 namespace {
 
-constexpr int kThreads = 128;
+using namespace index_rows;
+
 constexpr std::int64_t kMost = 0x7FFF'FFFF;
 
 __device__ std::int64_t thread_index() { return blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; }
@@ -17,11 +18,7 @@ __global__ void entries(VisibleEntries::Problem p, const std::int64_t* positions
   const std::int64_t t = thread_index();
   if (t >= p.tokens) return;
   const bool real = slots[t] >= 0;
-  std::int64_t seen = 0;
-  if (real && positions[t] >= 0) {  // (pos + 1) / ratio without the overflow at the largest position
-    const std::int64_t whole = positions[t] / p.ratio;
-    seen = min(whole + (positions[t] - whole * p.ratio == p.ratio - 1 ? 1 : 0), kMost);
-  }
+  const std::int64_t seen = real ? entries_seen(positions[t], p.ratio, kMost) : 0;
   if (valid != nullptr) valid[t] = real;
   if (lens != nullptr) lens[t] = static_cast<std::int32_t>(seen);
   if (topk_lens != nullptr) topk_lens[t] = static_cast<std::int32_t>(min(seen, p.top_k));
@@ -42,11 +39,6 @@ __global__ void prefills(PrefillLens::Problem p, const std::int32_t* start, cons
 __global__ void last_positions(std::int64_t requests, const std::int32_t* seq_lens, std::int64_t* positions) {
   const std::int64_t r = thread_index();
   if (r < requests) positions[r] = static_cast<std::int64_t>(seq_lens[r]) - 1;
-}
-
-template <class T>
-T* data_of(const auto& v) {
-  return static_cast<T*>(v.data);
 }
 
 }  // namespace

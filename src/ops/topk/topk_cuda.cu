@@ -18,9 +18,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid
   if (n <= c.k || c.k == 0) {
     write_all(n, c.k, c.out(blockIdx.x));
   } else {
-    Selection<kThreads, kItems, kShort, Scores> selection(shared, {c.scores(blockIdx.x)}, n);
-    const Threshold threshold = selection.find_threshold(static_cast<std::uint32_t>(c.k), 0, 0);
-    selection.write(threshold, static_cast<std::uint32_t>(c.k), c.out(blockIdx.x));
+    Selection<kThreads, kItems, kShort, Scores>(shared, {c.scores(blockIdx.x)}, n).run(static_cast<std::uint32_t>(c.k), c.out(blockIdx.x));
   }
   c.write_slots<kThreads>(blockIdx.x, slots);
 }

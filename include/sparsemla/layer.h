@@ -134,7 +134,7 @@ class LayerPlan {
   std::shared_ptr<const Ops> ops_;
 };
 
-struct SideStreams;
+struct SideStream;
 
 /// A DeepSeek-V4 attention layer: hidden states in, hidden states out (spec 2). Holds views of its weights and no other state.
 class AttentionLayer {
@@ -178,7 +178,7 @@ class AttentionLayer {
   LayerWeights weights_;
   LayerOptions options_;
   ConstTensorView cos_sin_;
-  std::shared_ptr<SideStreams> side_;  ///< null without
+  std::shared_ptr<SideStream> side_;  ///< null without
 };
 
 }  // namespace smla

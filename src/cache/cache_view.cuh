@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "device/numbers.cuh"
@@ -12,6 +13,7 @@ struct CacheView {
   std::uint8_t* base = nullptr;
   std::int64_t num_slots = 0;
   std::int64_t block_size = 1;
+  int block_bits = 0;  ///< where block_size is a power of two, else -1: a 64-bit division takes as long as a read of L2
   std::int64_t block_stride = 0;
   std::int64_t data_bytes = 0;
   std::int64_t scale_bytes = 0;
@@ -24,16 +26,22 @@ struct CacheView {
   Element rope = Element::kF32;
   ScaleKind kind = ScaleKind::kNone;
 
-  __device__ std::uint8_t* data(std::int64_t slot) const {
-    const std::int64_t block = slot / block_size;
-    return base + block * block_stride + (slot - block * block_size) * data_bytes;
+  /// The block that a slot, or the column that a position is in.
+  __device__ std::int64_t block_of(std::int64_t slot) const { return block_bits >= 0 ? slot >> block_bits : slot / block_size; }
+  /// Where a row's numbers and its scales begin: those inside it, or with those of the block's other rows.
+  struct Place {
+    std::uint8_t* data;
+    std::uint8_t* scales;
+  };
+  __device__ Place place(std::int64_t slot) const {
+    const std::int64_t block = block_of(slot);
+    const std::int64_t row = slot - block * block_size;
+    std::uint8_t* first = base + block * block_stride;
+    std::uint8_t* data = first + row * data_bytes;
+    return {data, inline_scale_bytes > 0 ? data + nope_bytes() : first + block_size * data_bytes + row * scale_bytes};
   }
-  /// The scales of a row: inside it, or with those of the block's other rows.
-  __device__ std::uint8_t* scales(std::int64_t slot) const {
-    if (inline_scale_bytes > 0) return data(slot) + nope_bytes();
-    const std::int64_t block = slot / block_size;
-    return base + block * block_stride + block_size * data_bytes + (slot - block * block_size) * scale_bytes;
-  }
+  __device__ std::uint8_t* data(std::int64_t slot) const { return place(slot).data; }
+  __device__ std::uint8_t* scales(std::int64_t slot) const { return place(slot).scales; }
 
   /// A word at any address: a cache may have any base and stride, and a misaligned load faults.
   template <class Word>
@@ -81,6 +89,9 @@ inline CacheView view_of_cache(const PagedCache& cache) {
   return {.base = cache.base,
           .num_slots = cache.num_slots(),
           .block_size = cache.block_size,
+          .block_bits = cache.block_size > 0 && std::has_single_bit(static_cast<std::uint64_t>(cache.block_size))
+                            ? std::countr_zero(static_cast<std::uint64_t>(cache.block_size))
+                            : -1,
           .block_stride = cache.block_stride_bytes,
           .data_bytes = f.data_bytes,
           .scale_bytes = f.scale_bytes,

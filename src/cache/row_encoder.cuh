@@ -92,8 +92,7 @@ __device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, 
 /// Numbers that `quad` computes, see above.
 template <class Quad>
 __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad) {
-  std::uint8_t* data = cache.data(slot);
-  std::uint8_t* scales = cache.scales(slot);
+  const auto [data, scales] = cache.place(slot);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int nope = cache.nope_dim / 4;
   const int lanes = cache.group / 4;

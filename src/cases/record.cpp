@@ -159,8 +159,10 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
   draft.param("out_heads", std::to_string(problem.out_heads));
   const WriteBefore before{draft};
   draft.param("rope_dim", std::to_string(problem.rope_dim));
+  draft.param("q_rope_dim", std::to_string(problem.q_rope_dim));
+  draft.param("q_eps", static_cast<double>(problem.q_eps));
   before.in("q", args.q.slice(1, 0, problem.heads));
-  if (problem.rope_dim > 0) before.in("positions", args.positions), before.in("cos_sin", args.cos_sin);
+  if (problem.rope_dim > 0 || problem.q_rope_dim > 0) before.in("positions", args.positions), before.in("cos_sin", args.cos_sin);
   before.in("sink", args.sink);
   for (int i = 0; i < problem.scopes; ++i) {
     const SparseAttention::Scope& scope = args.scopes[static_cast<std::size_t>(i)];

@@ -66,6 +66,8 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   problem.partial = params.flag("partial", false);
   problem.out_heads = params.integer("out_heads", 0, 1 << 20, 0);
   problem.rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0));
+  problem.q_rope_dim = static_cast<int>(params.integer("q_rope_dim", 0, problem.dim, 0));
+  problem.q_eps = static_cast<float>(params.number("q_eps", 0, 1, 1e-6));
   const HostTensor* want_o = file.find("out.o");
   if (problem.partial || (want_o != nullptr && want_o->dtype() == DType::kF32)) problem.o = DType::kF32;
   problem.scopes = file.find("in.cache1") != nullptr || file.find("in.indices1") != nullptr ? 2 : 1;
@@ -77,7 +79,7 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
     check_tensor(file.path, "in.sink", sink->view(), {problem.heads}, {DType::kF32});
     args.sink = sink->view();
   }
-  if (problem.rope_dim > 0) {
+  if (problem.rope_dim > 0 || problem.q_rope_dim > 0) {
     args.positions = file.tensor("in.positions").view();
     args.cos_sin = file.tensor("in.cos_sin").view();
   }

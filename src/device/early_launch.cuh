@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+
 #include "device/launch.cuh"
 #include "device/shared_limit.h"
 
@@ -29,26 +31,66 @@ __device__ inline void take_turn() {
   let_next_launch();
 }
 
-/// Starts a kernel that begins with wait_for_work_before(); `shared`: bytes of dynamic shared memory. @throws CudaError with `name`.
-template <auto kKernel, class... Args>
-void launch_early(const char* name, unsigned blocks, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {
-  static const bool waits = [] {
+/// A barrier of a cluster's blocks, by all their threads, in two halves: what was written before the first, in shared memory of any of them too, can be read
+/// behind the second.
+__device__ inline void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/// Writes to the place of a __shared__ number in a block of the cluster.
+__device__ inline void store_cluster(float* shared, unsigned block, float v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto own = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile(
+      "{ .reg .b32 place;\n"
+      "mapa.shared::cluster.u32 place, %0, %1;\n"
+      "st.shared::cluster.f32 [place], %2; }" ::"r"(own),
+      "r"(block), "f"(v)
+      : "memory");
+#endif
+}
+
+/// Whether a kernel can be launched in these ways: its code and all of the machine's GPUs are sm_90 or later.
+template <auto kKernel>
+bool knows_clusters() {
+  static const bool knows = [] {
     cudaFuncAttributes code{};
     check_cuda(cudaFuncGetAttributes(&code, kKernel), "cudaFuncGetAttributes");
     return code.ptxVersion >= 90 && least_capability() >= 90;
   }();
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  return knows;
+}
+
+/// Starts a kernel that begins with wait_for_work_before(), `together` blocks a cluster; `shared`: bytes of dynamic shared memory.
+/// @throws CudaError with `name`.
+template <auto kKernel, unsigned kTogether, class... Args>
+void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = kTogether, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = dim3(blocks_for(std::int64_t{clusters} * kTogether, 1));
   config.blockDim = threads;
   config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = waits ? 1 : 0;
+  config.attrs = attributes.data();
+  config.numAttrs = knows_clusters<kKernel>() ? (kTogether > 1 ? 2 : 1) : 0;
   check_cuda(cudaLaunchKernelEx(&config, kKernel, args...), name);
   print_kernel(name);
+}
+
+/// The same without clusters, on any GPU.
+template <auto kKernel, class... Args>
+void launch_early(const char* name, unsigned blocks, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {
+  launch_cluster<kKernel, 1>(name, blocks, threads, shared, stream, args...);
 }
 
 }  // namespace smla::device

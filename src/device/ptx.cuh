@@ -74,6 +74,9 @@ __device__ inline uint2 load_shared_pair(std::uint32_t at) {
 __device__ inline void store_shared(std::uint32_t at, const uint4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+__device__ inline void store_shared_pair(std::uint32_t at, const uint2& v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(v.x), "r"(v.y) : "memory");
+}
 
 /// Asks for the cache line of an address of global memory, to L2.
 __device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -47,6 +47,9 @@ __device__ inline float sum_of_warp(float v) {
   return v;
 }
 
+/// What RMSNorm multiplies a row of n numbers with.
+__device__ inline float inverse_root(float squares, int n, float eps) { return __frsqrt_rn(__fdiv_rn(squares, static_cast<float>(n)) + eps); }
+
 /// Four elements of a row as they are stored, the first in the lowest bits.
 template <class T>
 struct RawOf;
@@ -186,6 +189,35 @@ struct Rope {
   }
 };
 
+/// A thread's part of a sum of squares.
+struct Squares {
+  float4 sum{0, 0, 0, 0};
+  __device__ void add(float4 v) { sum.x += v.x * v.x, sum.y += v.y * v.y, sum.z += v.z * v.z, sum.w += v.w * v.w; }
+  __device__ float all() const { return (sum.x + sum.y) + (sum.z + sum.w); }
+};
+
+/// Normed without a weight and rotated: kRows rows of n numbers in a warp, which has numbers 128 k + 4 lane and the next three of each in v[row][k] and zeros past
+/// n. As QNormRopeInsert computes it before it rounds.
+template <int kRows, int kQuads>
+__device__ void norm_and_rotate(float4 (&v)[kRows][kQuads], int n, float eps, const Rope& rope, const float* cos_sin) {
+  float sum[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    Squares squares;
+#pragma unroll
+    for (int k = 0; k < kQuads; ++k) squares.add(v[r][k]);
+    sum[r] = squares.all();
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sum[r] = inverse_root(sum_of_warp(sum[r]), n, eps);
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) {
+    const int i = 128 * k + 4 * static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) v[r][k] = rope.rotated(scaled(v[r][k], sum[r]), i, cos_sin);
+  }
+}
+
 /// A row in the registers of kThreads threads, the first 16 * kThreads elements of it; what is longer is read again each time. From element `begin`
 /// on, which may be negative.
 template <int kThreads, bool kByFours, class T>
@@ -215,12 +247,9 @@ struct HeldRow {
   }
   /// This thread's part of the sum of squares.
   __device__ float squares() const {
-    float4 sum{0, 0, 0, 0};
-    each([&](int, Raw<T> raw) {
-      const float4 v = widened(raw);
-      sum.x += v.x * v.x, sum.y += v.y * v.y, sum.z += v.z * v.z, sum.w += v.w * v.w;
-    });
-    return (sum.x + sum.y) + (sum.z + sum.w);
+    Squares sum;
+    each([&](int, Raw<T> raw) { sum.add(widened(raw)); });
+    return sum.all();
   }
 };
 

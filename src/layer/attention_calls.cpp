@@ -15,8 +15,9 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + s
 /// What the planning of one step's calls shares.
 class CallPlanner {
  public:
-  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches, bool chosen_slots, int rope_dim)
-      : choose_(choose), config_(config), shape_(shape), caches_(caches), chosen_slots_(chosen_slots), rope_dim_(rope_dim) {
+  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches, bool chosen_slots,
+              const AttentionFolds& folds)
+      : choose_(choose), config_(config), shape_(shape), caches_(caches), chosen_slots_(chosen_slots), folds_(folds) {
     calls_.front_end = choose.options().front_end;
     if (config.has_indexer()) {
       entry_width_ = config.index_topk;
@@ -82,7 +83,9 @@ class CallPlanner {
             .scale = 0.0F,
             .q_scale = options.q_scale,
             .partial = false,
-            .rope_dim = rope_dim_};
+            .rope_dim = folds_.rope_dim,
+            .q_rope_dim = folds_.q_rope_dim,
+            .q_eps = folds_.q_eps};
   }
 
   void check_upstream(std::int64_t tokens) const {
@@ -163,7 +166,7 @@ class CallPlanner {
   const StepShape& shape_;
   const LayerCaches& caches_;
   bool chosen_slots_;
-  int rope_dim_;
+  AttentionFolds folds_;
   std::int64_t entry_width_ = 0;  ///< columns of the compressed part
   AttentionCalls calls_;
 };
@@ -290,8 +293,8 @@ void CallRunner::gathered(const AttentionCall& call) const {
 }  // namespace
 
 AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
-                                    bool chosen_slots, int rope_dim) {
-  return CallPlanner(choose, config, shape, caches, chosen_slots, rope_dim).plan();
+                                    bool chosen_slots, const AttentionFolds& folds) {
+  return CallPlanner(choose, config, shape, caches, chosen_slots, folds).plan();
 }
 
 void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step, const LayerCaches& caches,

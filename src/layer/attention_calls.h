@@ -36,10 +36,19 @@ struct AttentionCalls {
   bool has_slots = false;                         ///< C4A: calls read slots, which the top-k or global_topk makes
 };
 
-/// `chosen_slots`: the step's own top-k writes slots too. `rope_dim`: dims of o that the calls rotate back.
+/// What a step's calls do beside their attention: see SparseAttention.
+struct AttentionFolds {
+  int rope_dim = 0;    ///< dims of o that they rotate back
+  int q_rope_dim = 0;  ///< dims of q that they rotate after its norm
+  float q_eps = 1e-6F;
+
+  bool any() const { return rope_dim > 0 || q_rope_dim > 0; }
+};
+
+/// `chosen_slots`: the step's own top-k writes slots too.
 /// @throws Unsupported with upstream's text when the options are strict and a call has no upstream kernel.
 AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
-                                    bool chosen_slots, int rope_dim);
+                                    bool chosen_slots, const AttentionFolds& folds);
 
 /// Where the calls of a step keep what they make.
 struct AttentionBuffers {

@@ -72,7 +72,7 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
     check_tensor(kWhat, "indexer.weights_proj", weights.index_weights_proj, {config.index_n_heads, config.hidden_size}, linear);
   }
   check_options();
-  if (has_side_lanes(config_, options_)) side_ = std::make_shared<SideStreams>(options_.device);
+  if (has_side_lane(config_, options_)) side_ = std::make_shared<SideStream>(options_.device);
 }
 
 /// Completes the options: float32 rows at precision kF32, FP8 outputs for an FP8 wo_a, head padding, chunk limits. Strict: what upstream refuses at construction.
@@ -135,8 +135,7 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
-  SideStreams* side = observer == nullptr ? side_.get() : nullptr;
-  const auto lane = [&](std::size_t i, Stream own) { return Lane{.stream = side == nullptr ? stream : own, .scratch = buffers.scratch[i]}; };
+  SideStream* side = observer == nullptr ? side_.get() : nullptr;
   Stopwatch watch(observer, options_.device, stream);
   const Forward forward{.config = config_,
                         .weights = weights_,
@@ -145,9 +144,8 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
                         .caches = caches,
                         .cos_sin = cos_sin_,
                         .b = buffers,
-                        .main = lane(0, stream),
-                        .compressor = lane(1, side == nullptr ? stream : side->compressor.get()),
-                        .indexer = lane(2, side == nullptr ? stream : side->indexer.get()),
+                        .main = {.stream = stream, .scratch = buffers.scratch[0]},
+                        .beside = {.stream = side == nullptr ? stream : side->stream.get(), .scratch = buffers.scratch[1]},
                         .side = side,
                         .observer = observer,
                         .watch = watch};
@@ -181,8 +179,7 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
                         .cos_sin = cos_sin_,
                         .b = buffers,
                         .main = lane,
-                        .compressor = lane,
-                        .indexer = lane,
+                        .beside = lane,
                         .side = nullptr,
                         .observer = nullptr,
                         .watch = watch};
@@ -190,7 +187,7 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
     fill_bytes(options_.device, v.data, 0, static_cast<std::size_t>(v.numel() * size_of(v.dtype)), stream);
   };
   zero(buffers.zero_positions);
-  forward.input_projections(hidden);
+  forward.latent_projections(hidden);
   forward.latent_norms();
   forward.queries_and_window();
   zero(buffers.o);

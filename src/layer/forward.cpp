@@ -49,27 +49,37 @@ void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Inpu
            lane.scratch, lane.stream);
 }
 
-void Forward::input_projections(const ConstTensorView& hidden) const {
+void Forward::latent_projections(const ConstTensorView& hidden) const {
   const Input input{.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales};
   if (ops.quantize_hidden) ops.quantize_hidden->run({.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales}, main.scratch, main.stream);
   project(main, *ops.wq_a, input, weights.wq_a, b.qr, weights.wq_a_scale);
   project(main, *ops.wkv, input, weights.wkv, b.kv, weights.wkv_scale);
+}
+
+/// What compressors and indexer make of the hidden states; their weights are never FP8.
+void Forward::compressor_projections(const ConstTensorView& hidden) const {
   const auto kv_score = [&](const Plan<Projection>& plan, const CompressorWeights& w, const TensorView& out) {
     const std::int64_t half = out.size(1) / 2;
-    project(main, plan, input, w.wkv, out.slice(1, 0, half));
-    project(main, plan, input, w.wgate, out.slice(1, half, 2 * half));
+    project(beside, plan, {.x = hidden}, w.wkv, out.slice(1, 0, half));
+    project(beside, plan, {.x = hidden}, w.wgate, out.slice(1, half, 2 * half));
   };
   if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
   if (config.chooses()) {
     kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
-    if (!ops.short_context) project(main, *ops.index_weights_proj, input, weights.index_weights_proj, b.index_weights);
+    if (!ops.short_context) project(beside, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
   }
-  watch.lap(Stage::kInputProjections);
 }
 
 void Forward::latent_norms() const {
-  ops.latent_norms->run({.x = b.qr, .weight = weights.q_norm, .y = b.qr, .x2 = b.kv, .weight2 = weights.kv_norm, .y2 = b.kv}, main.scratch,
-                        main.stream);
+  RmsNorm::Args args{.x = b.qr, .weight = weights.q_norm, .y = b.qr, .x2 = b.kv, .weight2 = weights.kv_norm};
+  if (makes_queries()) {
+    args.positions = step.positions, args.cos_sin = cos_sin;
+    args.slot_mapping = step.window_slots, args.cache = caches.window;
+    ops.latent_norms_and_insert->run(args, main.scratch, main.stream);
+  } else {
+    args.y2 = b.kv;
+    ops.latent_norms->run(args, main.scratch, main.stream);
+  }
   if (ops.quantize_qr) ops.quantize_qr->run({.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, main.scratch, main.stream);
   watch.lap(Stage::kNorms);
 }
@@ -81,7 +91,7 @@ void Forward::queries_and_window() const {
   q_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
   project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, q_rows, weights.wq_b_scale);
   watch.lap(Stage::kQProjection);
-
+  if (makes_queries()) return;
   ops.insert->run({.q = b.q,
                    .kv = b.kv,
                    .positions = step.positions,
@@ -93,25 +103,27 @@ void Forward::queries_and_window() const {
   watch.lap(Stage::kInsert);
 }
 
-void Forward::compress_into(const Lane& lane, const Plan<CompressStore>& plan, const CompressorWeights& w, const TensorView& kv_score,
-                            const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state, const PagedCache& entries) const {
-  plan.run({.positions = step.positions,
-            .token_to_req = step.token_to_req,
-            .state_slots = slots,
-            .entry_slots = step.entry_slots,
-            .block_table = table,
-            .norm_weight = w.norm,
-            .cos_sin = cos_sin,
-            .kv_score = kv_score,
-            .ape = w.ape,
-            .state = state,
-            .entries = entries},
-           lane.scratch, lane.stream);
-}
-
+/// The layer's compressor and its indexer's.
 void Forward::compress() const {
   if (!config.has_compressor()) return;
-  compress_into(compressor, *ops.compress, weights.compressor, b.kv_score, step.state_slots, step.state_block_table, caches.state, caches.compressed);
+  const CompressorWeights& w = weights.compressor;
+  CompressStore::Args args{.positions = step.positions,
+                           .token_to_req = step.token_to_req,
+                           .state_slots = step.state_slots,
+                           .entry_slots = step.entry_slots,
+                           .block_table = step.state_block_table,
+                           .norm_weight = w.norm,
+                           .cos_sin = cos_sin,
+                           .kv_score = b.kv_score,
+                           .ape = w.ape,
+                           .state = caches.state,
+                           .entries = caches.compressed};
+  if (config.chooses()) {
+    args.state_slots2 = step.index_state_slots, args.block_table2 = step.index_state_block_table;
+    args.norm_weight2 = weights.index_compressor.norm, args.ape2 = weights.index_compressor.ape;
+    args.kv_score2 = b.index_kv_score, args.state2 = caches.index_state, args.entries2 = caches.index;
+  }
+  ops.compress->run(args, beside.scratch, beside.stream);
   watch.lap(Stage::kCompressor);
 }
 
@@ -120,7 +132,7 @@ void Forward::score() const {
   rows.rank = 2;
   rows.shape = {step.tokens, config.index_n_heads * config.index_head_dim, 0, 0};
   rows.stride = {config.index_n_heads * config.index_head_dim, 1, 0, 0};
-  project(indexer, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b, rows, weights.index_wq_b_scale);
+  project(beside, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b, rows, weights.index_wq_b_scale);
   ops.index_q->run({.q = b.index_q,
                     .weights = b.index_weights,
                     .positions = step.positions,
@@ -128,7 +140,7 @@ void Forward::score() const {
                     .q_out = b.index_q_stored,
                     .q_scale = b.index_q_scale,
                     .weights_out = b.index_w},
-                   indexer.scratch, indexer.stream);
+                   beside.scratch, beside.stream);
   watch.lap(Stage::kIndexer);
   for (std::int64_t begin = 0; begin < step.tokens; begin += ops.score_rows) {
     const std::int64_t end = std::min(begin + ops.score_rows, step.tokens);
@@ -143,7 +155,7 @@ void Forward::score() const {
                .block_table = step.entry_block_table,
                .cache = caches.index,
                .logits = scores},
-              indexer.scratch, indexer.stream);
+              beside.scratch, beside.stream);
     watch.lap(Stage::kIndexer);
     if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
     (whole ? ops.topk : ops.topk_tail)
@@ -155,7 +167,7 @@ void Forward::score() const {
                .valid = step.valid.slice(0, begin, end),
                .slots = ops.slot_block > 0 ? b.attention.slots.slice(0, begin, end) : TensorView(),
                .slot_lens = ops.slot_block > 0 ? b.attention.slot_lens.slice(0, begin, end) : TensorView()},
-              indexer.scratch, indexer.stream);
+              beside.scratch, beside.stream);
     watch.lap(Stage::kTopk);
   }
 }
@@ -163,11 +175,8 @@ void Forward::score() const {
 void Forward::index() const {
   if (!config.has_indexer()) return;
   if (config.chooses()) {
-    compress_into(indexer, *ops.compress_index, weights.index_compressor, b.index_kv_score, step.index_state_slots, step.index_state_block_table,
-                  caches.index_state, caches.index);
-    watch.lap(Stage::kCompressor);
     if (ops.short_context) {
-      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, indexer.scratch, indexer.stream);
+      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, beside.scratch, beside.stream);
     } else {
       score();
     }
@@ -179,8 +188,8 @@ void Forward::index() const {
 void Forward::attend() const {
   AttentionBuffers buffers = b.attention;
   buffers.cos_sin = cos_sin;
-  run_attention_calls(rotates() ? *ops.rotating_attention : ops.attention, config, step, caches, weights.attn_sink, buffers, main.scratch,
-                      main.stream);
+  run_attention_calls(observer == nullptr && ops.folded_attention ? *ops.folded_attention : ops.attention, config, step, caches, weights.attn_sink,
+                      buffers, main.scratch, main.stream);
   watch.lap(Stage::kAttention);
   if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
 }
@@ -216,27 +225,29 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   watch.lap(Stage::kOutputProjection);
 }
 
-/// The compressor needs the input projections, the indexer the normed latent queries too; attention needs all three (spec 2).
+/// Compressors and indexer have the hidden states to begin with; the indexer needs the normed latent queries too, and attention all of it (spec 2).
 void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
-  input_projections(hidden);
   if (side == nullptr) {
+    latent_projections(hidden);
+    compressor_projections(hidden);
+    watch.lap(Stage::kInputProjections);
     latent_norms();
     queries_and_window();
     compress();
     index();
   } else {
-    side->inputs_ready.record(main.stream);
-    side->inputs_ready.make_wait(compressor.stream);
+    side->begun.record(main.stream);
+    side->begun.make_wait(beside.stream);
+    latent_projections(hidden);
+    compressor_projections(hidden);
     compress();
-    side->compressed.record(compressor.stream);
     latent_norms();
     side->queries_ready.record(main.stream);
-    side->queries_ready.make_wait(indexer.stream);
+    if (config.has_indexer()) side->queries_ready.make_wait(beside.stream);
     index();
-    side->indexed.record(indexer.stream);
+    side->done.record(beside.stream);
     queries_and_window();
-    side->compressed.make_wait(main.stream);
-    side->indexed.make_wait(main.stream);
+    side->done.make_wait(main.stream);
   }
   attend();
   output(step.positions, out);

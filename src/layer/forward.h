@@ -9,18 +9,15 @@
 
 namespace smla {
 
-/// Streams beside the caller's for the compressor and the indexer of one layer. A forward holds the lock while it queues its work: an event's meaning is
-/// that of its last record.
-struct SideStreams {
-  explicit SideStreams(DeviceKind device)
-      : compressor(device), indexer(device), inputs_ready(device), queries_ready(device), compressed(device), indexed(device) {}
+/// A stream beside the caller's for the compressors and the indexer of one layer. A forward holds the lock while it queues its work: an event's meaning is that
+/// of its last record.
+struct SideStream {
+  explicit SideStream(DeviceKind device) : stream(device), begun(device), queries_ready(device), done(device) {}
   std::mutex lock;
-  OwnedStream compressor;
-  OwnedStream indexer;
-  Event inputs_ready;   ///< all input projections are done
+  OwnedStream stream;
+  Event begun;          ///< hidden states are there
   Event queries_ready;  ///< the latent queries are normed
-  Event compressed;
-  Event indexed;
+  Event done;
 };
 
 /// Where a part of a forward is queued, and the scratch that no other part uses at the same time.
@@ -59,17 +56,18 @@ struct Forward {
   const ConstTensorView& cos_sin;
   const LayerBuffers& b;
   Lane main;
-  Lane compressor;  ///< the same as `main` without side streams
-  Lane indexer;
-  SideStreams* side;  ///< null: one part after the other
+  Lane beside;       ///< compressors and indexer; the same as `main` without a side stream
+  SideStream* side;  ///< null: one part after the other
   LayerObserver* observer;
   Stopwatch& watch;
 
-  /// Whether attention ends with the rotation back. Observers are shown what it was before.
-  bool rotates() const { return ops.rotating_attention && observer == nullptr; }
+  /// Whether attention makes its queries of what was projected, and whether it ends with the rotation back. Observers are shown what stands between.
+  bool makes_queries() const { return ops.folds.q_rope_dim > 0 && observer == nullptr; }
+  bool rotates() const { return ops.folds.rope_dim > 0 && observer == nullptr; }
   /// Everything, with a batch's metadata.
   void run(const ConstTensorView& hidden, const TensorView& out) const;
-  void input_projections(const ConstTensorView& hidden) const;
+  void latent_projections(const ConstTensorView& hidden) const;
+  void compressor_projections(const ConstTensorView& hidden) const;
   void latent_norms() const;
   void queries_and_window() const;
   void compress() const;
@@ -86,8 +84,6 @@ struct Forward {
   };
   void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w, const TensorView& y,
                const ConstTensorView& w_scale = {}) const;
-  void compress_into(const Lane& lane, const Plan<CompressStore>& plan, const CompressorWeights& w, const TensorView& kv_score,
-                     const ConstTensorView& slots, const ConstTensorView& table, const PagedCache& state, const PagedCache& entries) const;
   void score() const;
 };
 

@@ -81,7 +81,7 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   b.z = arena.take(act, {tokens, c.o_groups * c.o_lora_rank});
   b.zero_positions = arena.take(DType::kI64, {tokens});
   b.scratch.fill({.data = arena.raw(scratch_bytes), .bytes = scratch_bytes});
-  for (std::size_t lane = 1; has_side_lanes(c, options) && lane < b.scratch.size(); ++lane) b.scratch[lane].data = arena.raw(scratch_bytes);
+  if (has_side_lane(c, options)) b.scratch[1].data = arena.raw(scratch_bytes);
   *used = arena.used();
   return b;
 }
@@ -92,19 +92,15 @@ using Ops = LayerPlan::Ops;
 
 /// The compressor of the layer, and of its indexer.
 void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, Ops* ops) {
-  const auto store = [&](int dim, const RowFormat* format, bool hadamard) {
-    return choose.make<CompressStore>({.tokens = ops->tokens,
-                                       .ratio = c.compress_ratio,
-                                       .dim = dim,
-                                       .rope_dim = c.rope_head_dim,
-                                       .format = format,
-                                       .hadamard = hadamard,
-                                       .eps = c.rms_norm_eps,
-                                       .clamp = options.clamp});
-  };
-  ops->compress = store(c.head_dim, options.caches.rows, false);
-  if (!c.chooses()) return;
-  ops->compress_index = store(c.index_head_dim, options.caches.index, c.hadamard);
+  CompressStore::Problem p{.tokens = ops->tokens,
+                           .ratio = c.compress_ratio,
+                           .dim = c.head_dim,
+                           .rope_dim = c.rope_head_dim,
+                           .format = options.caches.rows,
+                           .eps = c.rms_norm_eps,
+                           .clamp = options.clamp};
+  if (c.chooses()) p.dim2 = c.index_head_dim, p.format2 = options.caches.index, p.hadamard2 = c.hadamard;
+  ops->compress = choose.make<CompressStore>(p);
 }
 
 /// Scoring and selection; the score matrix is cut along rows to stay within its budget. slot_block: entries in a block of the compressed cache.
@@ -200,6 +196,9 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
   ops->latent_norms = choose.make<RmsNorm>(
       {.rows = tokens, .dim = c.q_lora_rank, .dim2 = c.head_dim, .in = act, .out = act, .has_weight = true, .eps = c.rms_norm_eps});
+  RmsNorm::Problem inserting = ops->latent_norms->problem();
+  inserting.format = options.caches.rows, inserting.rope_dim = c.rope_head_dim, inserting.clamp = options.clamp;
+  if (options.device == DeviceKind::kCuda) ops->latent_norms_and_insert = choose.make<RmsNorm>(inserting);
   if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = choose.make<QNormRopeInsert>({.tokens = tokens,
@@ -223,9 +222,13 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
     plan_indexer(choose, c, options, caches.compressed.block_size, ops.get());
   }
-  ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, 0);
-  const bool rotates = options.device == DeviceKind::kCuda && !options.fp8_output && options.padded_heads == c.num_heads;
-  if (rotates) ops->rotating_attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, c.rope_head_dim);
+  ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, {});
+  ops->folds.q_eps = c.rms_norm_eps;
+  if (options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads) {
+    if (!options.fp8_output) ops->folds.rope_dim = c.rope_head_dim;
+    if (options.q != DType::kE4M3) ops->folds.q_rope_dim = c.rope_head_dim;
+  }
+  if (ops->folds.any()) ops->folded_attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, ops->folds);
   plan_output(choose, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);
   return ops;

@@ -44,7 +44,7 @@ struct LayerBuffers {
   TensorView z_values;                 ///< [T, G*o_lora] E4M3, FP8 wo_b
   TensorView z_scales;                 ///< as hidden_scales
   TensorView zero_positions;           ///< [T] I64, dummy runs
-  std::array<Workspace, 3> scratch{};  ///< one a lane: main, compressor, indexer; the same one without side streams
+  std::array<Workspace, 2> scratch{};  ///< one a lane: main and beside; the same one without a side stream
 };
 
 struct LayerPlan::Ops {
@@ -65,22 +65,24 @@ struct LayerPlan::Ops {
   std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm, index_weights_proj, index_wq_b;
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
   std::optional<Plan<RmsNorm>> latent_norms;
+  std::optional<Plan<RmsNorm>> latent_norms_and_insert;  ///< the same, with the window's rows; where attention makes its own queries
   std::optional<Plan<QNormRopeInsert>> insert;
-  std::optional<Plan<CompressStore>> compress, compress_index;
+  std::optional<Plan<CompressStore>> compress;
   std::optional<Plan<IndexerQ>> index_q;
   std::optional<Plan<IndexerLogits>> logits, logits_tail;
   std::optional<Plan<TopK>> topk, topk_tail;
   std::optional<Plan<ShortContextTopk>> short_topk;
   AttentionCalls attention;
-  std::optional<AttentionCalls> rotating_attention;  ///< the same, with the rotation back in its epilogue; for a forward that nobody observes
+  AttentionFolds folds;
+  std::optional<AttentionCalls> folded_attention;  ///< the same with these folds; for a forward that nobody observes
   std::optional<Plan<InverseRope>> inverse_rope;
   std::optional<Plan<InverseRopeQuant>> inverse_rope_quant;
 
   LayerBuffers lay_out(const LayerConfig& config, const LayerOptions& options, void* base, std::size_t* used) const;
 };
 
-/// Whether compressor and indexer run on streams of their own.
-inline bool has_side_lanes(const LayerConfig& config, const LayerOptions& options) {
+/// Whether compressors and indexer run on a stream of their own.
+inline bool has_side_lane(const LayerConfig& config, const LayerOptions& options) {
   return options.device == DeviceKind::kCuda && options.side_streams && config.has_compressor();
 }
 

@@ -28,8 +28,12 @@ enum class CacheAccess : std::uint8_t { kRead, kWrite };
 
 void fields(RmsNorm::Problem& p, auto&& f) {
   SMLA_FIELD(rows), SMLA_FIELD(dim), SMLA_FIELD(dim2), SMLA_FIELD(in), SMLA_FIELD(out), SMLA_FIELD(has_weight), SMLA_FIELD(eps);
+  SMLA_FIELD(format), SMLA_FIELD(rope_dim), SMLA_FIELD(clamp);
 }
-void tensors(RmsNorm::Args& a, auto&& t) { SMLA_IN(x), SMLA_IN(weight), SMLA_OUT(y), SMLA_IN(x2), SMLA_IN(weight2), SMLA_OUT(y2); }
+void tensors(RmsNorm::Args& a, auto&& t) {
+  SMLA_IN(x), SMLA_IN(weight), SMLA_OUT(y), SMLA_IN(x2), SMLA_IN(weight2), SMLA_OUT(y2);
+  SMLA_IN(positions), SMLA_IN(cos_sin), SMLA_IN(slot_mapping), SMLA_WRITE(cache);
+}
 
 void fields(AddRows::Problem& p, auto&& f) { SMLA_FIELD(rows), SMLA_FIELD(dim), SMLA_FIELD(dtype); }
 void tensors(AddRows::Args& a, auto&& t) { SMLA_IN(y), SMLA_OUT(x); }
@@ -63,13 +67,16 @@ void tensors(SaveState::Args& a, auto&& t) { SMLA_IN(kv_score), SMLA_IN(ape), SM
 
 void fields(CompressStore::Problem& p, auto&& f) {
   SMLA_FIELD(tokens), SMLA_FIELD(ratio), SMLA_FIELD(dim), SMLA_FIELD(rope_dim), SMLA_FIELD(format), SMLA_FIELD(hadamard), SMLA_FIELD(eps);
-  SMLA_FIELD(clamp);
+  SMLA_FIELD(clamp), SMLA_FIELD(dim2), SMLA_FIELD(format2), SMLA_FIELD(hadamard2);
 }
 void tensors(CompressStore::Args& a, auto&& t) {
   SMLA_IN(positions), SMLA_IN(token_to_req), SMLA_IN(state_slots), SMLA_IN(entry_slots), SMLA_IN(block_table), SMLA_IN(norm_weight);
   SMLA_IN(cos_sin), SMLA_IN(kv_score), SMLA_IN(ape);
   t.cache("state", a.state, a.kv_score.absent() ? CacheAccess::kRead : CacheAccess::kWrite);
   SMLA_WRITE(entries);
+  SMLA_IN(state_slots2), SMLA_IN(block_table2), SMLA_IN(norm_weight2), SMLA_IN(kv_score2), SMLA_IN(ape2);
+  t.cache("state2", a.state2, a.kv_score.absent() ? CacheAccess::kRead : CacheAccess::kWrite);
+  SMLA_WRITE(entries2);
 }
 
 void fields(IndexerQ::Problem& p, auto&& f) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/compressor/implementations.h"
 #include "ops/numbers.h"
 #include "ops/registry.h"
 #include "ops/staging.h"
@@ -99,7 +100,7 @@ void validate(const SparseAttention::Problem& problem, const SparseAttention::Ar
     }
   }
   check_sink(op, args.sink, problem.heads);
-  if (problem.rope_dim > 0) check_positions(op, args.positions, problem.tokens, args.cos_sin);
+  if (problem.rope_dim > 0 || problem.q_rope_dim > 0) check_positions(op, args.positions, problem.tokens, args.cos_sin);
 }
 
 void validate(const MergePartials::Problem& problem, const MergePartials::Args& args) {
@@ -344,14 +345,18 @@ void validate(const SaveState::Problem& problem, const SaveState::Args& args) {
   }
 }
 
-void validate(const CompressStore::Problem& problem, const CompressStore::Args& args) {
+namespace {
+
+/// One compressor of a call; `suffix`: of its names.
+void check_entries(const CompressStore::Problem& problem, const CompressStore::Args& args, const std::string& suffix) {
   constexpr std::string_view op = CompressStore::kName;
-  check_shapes<CompressStore>(problem, args);
+  const std::string state_slots = "state_slots" + suffix;
+  const std::string block_table = "block_table" + suffix;
   const Numbers positions(op, "positions", args.positions);
   const Numbers requests(op, "token_to_req", args.token_to_req);
-  const Numbers states(op, "state_slots", args.state_slots);
+  const Numbers states(op, state_slots, args.state_slots);
   const Numbers entries(op, "entry_slots", args.entry_slots);
-  const TableNumbers table(op, "block_table", args.block_table, args.state.block_size, args.state.num_blocks);
+  const TableNumbers table(op, block_table, args.block_table, args.state.block_size, args.state.num_blocks);
   check_written(entries, entries.rows(), args.entries.num_slots());
   if (!args.kv_score.absent()) check_written(states, states.rows(), args.state.num_slots());
   const std::int64_t window = problem.coff() * static_cast<std::int64_t>(problem.ratio);
@@ -365,6 +370,14 @@ void validate(const CompressStore::Problem& problem, const CompressStore::Args& 
     const std::int64_t r = requests.in(0, table.requests() - 1, t);
     table.check(r, std::max<std::int64_t>(pos - window + 1, 0), pos + 1, "the states of token " + std::to_string(t));
   }
+}
+
+}  // namespace
+
+void validate(const CompressStore::Problem& problem, const CompressStore::Args& args) {
+  check_shapes<CompressStore>(problem, args);
+  check_entries(problem, args, "");
+  if (problem.dim2 > 0) check_entries(second_problem(problem), second_args(args), "2");
 }
 
 void validate(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args) {
@@ -392,7 +405,13 @@ void validate(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::
   check_positions(InverseRopeQuant::kName, args.positions, problem.tokens, args.cos_sin);
 }
 
-void validate(const RmsNorm::Problem& problem, const RmsNorm::Args& args) { check_shapes<RmsNorm>(problem, args); }
+void validate(const RmsNorm::Problem& problem, const RmsNorm::Args& args) {
+  check_shapes<RmsNorm>(problem, args);
+  if (problem.format == nullptr) return;
+  check_positions(RmsNorm::kName, args.positions, problem.rows, args.cos_sin);
+  const Numbers slots(RmsNorm::kName, "slot_mapping", args.slot_mapping);
+  check_written(slots, slots.rows(), args.cache.num_slots());
+}
 
 void validate(const Projection::Problem& problem, const Projection::Args& args) { check_shapes<Projection>(problem, args); }
 

@@ -296,7 +296,57 @@ TEST_F(AttentionGpu, NumbersPastHalfPrecisionAreRef) {
   check(in, ran);
 }
 
-/// A named row of NaN makes its own token NaN and no other.
+/// With q_rope_dim the bits are those of QNormRopeInsert before, however a call is cut and whatever way a block takes; of positions without a row q is used as
+/// it is.
+TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
+  constexpr std::int64_t kPositions = 50;
+  for (const DType q : {DType::kBF16, DType::kF32}) {
+    for (const std::int64_t heads : {1, 20, 64, 100}) {
+      for (const int rope : {2, 64, 512}) {
+        for (const int shift : {0, 12}) {  // of the rows: past what half precision holds
+          AttentionInputs in = make_inputs({.tokens = 5,
+                                            .heads = heads,
+                                            .out_heads = heads + 3,
+                                            .q = q,
+                                            .sink = 0.5F,
+                                            .scopes = {{.format = "fp8_ds_mla", .width = 128}, {.format = "bf16", .width = 400}}});
+          for (auto& scope : in.scopes) shift_rows(scope, shift);
+          SCOPED_TRACE(testing::Message() << heads << " heads, " << rope << " dims, " << name_of(q) << ", rows x 2^" << shift);
+          HostTensor table(DType::kF32, {kPositions, rope});
+          for (std::int64_t i = 0; i < table.numel(); ++i) table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
+          const std::int64_t positions[] = {0, 49, -1, 50, 7};
+          SparseAttention::Problem problem = in.problem;
+          problem.q_rope_dim = rope, problem.q_eps = 1e-4F;
+          HostTensor queries(q, {5, heads, problem.dim});
+          copy_heads(in.args().q, queries);
+          const QNormRopeInsert::Problem before{
+              .tokens = 5, .heads = heads, .out_heads = heads, .dim = problem.dim, .rope_dim = rope, .in = q, .q_out = q, .eps = 1e-4F};
+          test::run_on_gpu<QNormRopeInsert>(before, {.q = std::as_const(queries).view(),
+                                                     .positions = view_of(positions, {5}),
+                                                     .cos_sin = std::as_const(table).view(),
+                                                     .q_out = queries.view()});
+          for (const Way& way : ways_of(problem)) {
+            SCOPED_TRACE(testing::PrintToString(way));
+            const SharedLimit limit(way.shared);
+            AttentionOutputs want(in.problem);
+            SparseAttention::Args args = in.args();
+            args.q = std::as_const(queries).view();
+            want.attach(args);
+            test::run_on_gpu<SparseAttention>(in.problem, args, way.implementation, way.deterministic);
+            AttentionOutputs got(problem);
+            args = in.args();
+            got.attach(args);
+            args.positions = view_of(positions, {5}), args.cos_sin = std::as_const(table).view();
+            test::run_on_gpu<SparseAttention>(problem, args, way.implementation, way.deterministic);
+            expect_same_bits(want, got);
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
 /// With rope_dim the bits are those of InverseRope afterwards, however a call is cut; positions without a row are left as they are.
 TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
   constexpr std::int64_t kPositions = 50;
@@ -342,6 +392,7 @@ TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
   }
 }
 
+/// A named row of NaN makes its own token NaN and no other.
 TEST_F(AttentionGpu, NanStaysWithItsToken) {
   for (const char* format : {"fp8_ds_mla", "fp8_per_tensor", "bf16"}) {
     AttentionInputs in =

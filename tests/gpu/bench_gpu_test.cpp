@@ -199,8 +199,8 @@ TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
       expect_right(row, false);
       ASSERT_EQ(row.stages.size(), 6U);
       EXPECT_EQ(row.stages[0].first, "kernels");
-      EXPECT_GE(row.stages[0].second, 3) << row.name;
-      EXPECT_LE(row.stages[0].second, 9) << row.name;  // C4A: norms, insert, two compressors, index queries, scores, choice, attention, merge
+      EXPECT_GE(row.stages[0].second, 2) << row.name;
+      EXPECT_LE(row.stages[0].second, 7) << row.name;  // C4A: norms, compressors, index queries, scores, choice, attention, merge
       EXPECT_GT(row.stages[5].second, 0) << row.name;
     });
     EXPECT_EQ(rows, 3 * (2 * 2 + 1));

@@ -102,6 +102,35 @@ TEST_F(CompressorGpu, SavingInTheSameLaunchIsThePair) {
   }
 }
 
+/// Two compressors in one launch give the bits of each alone.
+TEST_F(CompressorGpu, TwoInOneLaunchAreEachAlone) {
+  for (const auto& [layer, index] : pairs()) {
+    for (const bool odd : {false, true}) {
+      for (const bool saves : {false, true}) {
+        SCOPED_TRACE(testing::Message() << layer << " and " << index << (odd ? ", misaligned" : "") << (saves ? ", saving" : ""));
+        CompressorInputs want[] = {make_inputs(layer), make_inputs(index, 2)};
+        CompressorInputs got[] = {make_inputs(layer), make_inputs(index, 2)};
+        if (odd) misalign(want[1]), misalign(got[1]);
+        for (const int i : {0, 1}) {
+          const SaveState::Problem save = i == 0 ? layer.save() : index.save();
+          Plan<SaveState>(save, {.implementation = "ref"}).run(want[i].save);
+          if (!saves) Plan<SaveState>(save, {.implementation = "ref"}).run(got[i].save);
+        }
+        CompressStore::Args alone = want[1].store;
+        alone.entry_slots = want[0].store.entry_slots;
+        test::run_on_gpu<CompressStore>(layer.store(), want[0].store, "cuda");
+        test::run_on_gpu<CompressStore>(index.store(), alone, "cuda");
+        test::run_on_gpu<CompressStore>(together(layer, index),
+                                        saves ? together(got[0].saving(), got[1].saving()) : together(got[0].store, got[1].store), "cuda");
+        for (const int i : {0, 1}) {
+          ASSERT_TRUE(want[i].state.bytes == got[i].state.bytes) << i;
+          ASSERT_TRUE(want[i].entries.bytes == got[i].entries.bytes) << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CompressorGpu, SaveStateIsRefByteForByte) {
   for (const CompressorCase& c : all_cases()) {
     check_save(c, false);

@@ -42,6 +42,22 @@ TEST_F(NormRopeGpu, RmsNormInPlaceHasTheSameBits) {
   }
 }
 
+TEST_F(NormRopeGpu, RmsNormThatInsertsIsThePair) {
+  for (const NormInsertCase& c : norm_insert_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    NormInsertInputs want(c);
+    run_on_gpu<RmsNorm>(c.problem(false), want.args(c, false));
+    QNormRopeInsert::Args insert = want.insert.args;
+    insert.kv = std::as_const(want.y2).view();
+    run_on_gpu<QNormRopeInsert>(c.insert.problem(), insert);
+    NormInsertInputs got(c);
+    run_on_gpu<RmsNorm>(c.problem(true), got.args(c, true));
+    expect_equal_bytes(want.y, got.y);
+    expect_equal_caches(want.insert.cache, got.insert.cache);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_F(NormRopeGpu, ARowsBitsAreItsOwn) {
   for (const std::int64_t dim : {512, 1536, 2048, 2052, 7168}) {
     const RmsNormCase c{.problem = {.rows = 21, .dim = dim}};

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
+#include "core/host_tensor.h"
 #include "parity/attention_cases.h"
 
 namespace smla::attention_cases {
@@ -19,6 +22,16 @@ inline void expect_same_lse(float want, float got) {
     ASSERT_EQ(want, got);
   } else {
     ASSERT_LE(std::fabs(want - got), 1e-5F * std::max(1.0F, std::fabs(want)));
+  }
+}
+
+/// The heads that `to` has, out of q.
+inline void copy_heads(const ConstTensorView& q, HostTensor& to) {
+  const auto bytes = static_cast<std::size_t>(to.size(2) * size_of(to.dtype()));
+  for (std::int64_t t = 0; t < to.size(0); ++t) {
+    for (std::int64_t h = 0; h < to.size(1); ++h) {
+      std::memcpy(to.view().slice(0, t, t + 1).slice(1, h, h + 1).data, q.slice(0, t, t + 1).slice(1, h, h + 1).data, bytes);
+    }
   }
 }
 

@@ -70,6 +70,40 @@ TEST(AttentionParity, RotatingBackIsInverseRope) {
   }
 }
 
+/// With q_rope_dim a call begins as QNormRopeInsert would begin it; of a position without a row q is used as it is.
+TEST(AttentionParity, QueriesMadeInTheCallAreQNormRopeInserts) {
+  for (const DType q : {DType::kBF16, DType::kF32}) {
+    AttentionInputs in = make_inputs({.tokens = 3, .heads = 7, .out_heads = 9, .q = q, .scopes = {{.width = 70}}});
+    const float cos_sin[] = {0.8F, 0.1F, 0.6F, 0.99F, 1.0F, 0.5F, 0.0F, -0.5F};
+    const std::int64_t positions[] = {1, 2, 0};
+    SparseAttention::Problem problem = in.problem;
+    problem.q_rope_dim = 4, problem.q_eps = 1e-3F;
+    for (const std::string& name : accepted<SparseAttention>(problem)) {
+      const SparseAttention::Args args = in.args();
+      HostTensor queries(q, {3, 7, problem.dim});
+      copy_heads(args.q, queries);
+      Plan<QNormRopeInsert>({.tokens = 3, .heads = 7, .out_heads = 7, .dim = problem.dim, .rope_dim = 4, .in = q, .q_out = q, .eps = 1e-3F},
+                            {.implementation = name == "ref" ? "ref" : "cpu"})
+          .run({.q = queries.view(), .positions = view_of(positions, {3}), .cos_sin = view_of(cos_sin, {2, 4}), .q_out = queries.view()});
+      const auto run_with = [&](const SparseAttention::Problem& p, SparseAttention::Args a, AttentionOutputs& out) {
+        const Plan<SparseAttention> plan(p, {.implementation = name, .threads = 1});
+        std::vector<float> scratch(plan.workspace_bytes() / sizeof(float) + 1);
+        out.attach(a);
+        plan.run(a, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+      };
+      AttentionOutputs want(problem);
+      SparseAttention::Args ready = args;
+      ready.q = std::as_const(queries).view();
+      run_with(in.problem, ready, want);
+      AttentionOutputs got(problem);
+      SparseAttention::Args raw = args;
+      raw.positions = view_of(positions, {3}), raw.cos_sin = view_of(cos_sin, {2, 4});
+      run_with(problem, raw, got);
+      EXPECT_EQ(want.o, got.o) << name;
+    }
+  }
+}
+
 TEST(MergePartialsParity, EveryImplementationAgreesWithTheReference) {
   for (const MergeCase& c : merge_cases()) {
     const MergeInputs in(c);

@@ -150,6 +150,11 @@ inline std::vector<CompressorCase> all_cases() {
       }
     }
   }
+  // Long enough that a block looks after several tokens.
+  cases.push_back({.format = &fp8_ds_mla_rows(), .requests = {{5, 1100}, {3, 7}}, .unmapped = 3});
+  cases.push_back({.format = &index_fp8_rows(), .requests = {{2, 1}, {5, 1099}}});
+  cases.push_back(
+      {.ratio = 128, .format = &fp8_ds_mla_rows(), .requests = {{0, 700}, {127, 1}, {255, 1}, {37, 600}}, .state_block = 8, .unmapped = 3});
   cases.push_back({.format = &fp8_ds_mla_rows(), .requests = {{0, 64}, {100, 64}}, .hostile = true});
   cases.push_back({.ratio = 128, .format = &f32_rows(), .requests = {{0, 128}, {0, 128}, {1, 127}, {64, 200}}, .state_block = 8, .hostile = true});
   return cases;
@@ -169,6 +174,35 @@ struct CompressorInputs {
     return args;
   }
 };
+
+/// A layer's compressor and its indexer's over the same requests, as one call: entries of both stand at the layer's slots.
+inline CompressStore::Problem together(const CompressorCase& layer, const CompressorCase& index) {
+  CompressStore::Problem p = layer.store();
+  p.dim2 = index.format->dim, p.format2 = index.format, p.hadamard2 = index.hadamard;
+  return p;
+}
+inline CompressStore::Args together(const CompressStore::Args& layer, const CompressStore::Args& index) {
+  CompressStore::Args a = layer;
+  a.state_slots2 = index.state_slots, a.block_table2 = index.block_table, a.norm_weight2 = index.norm_weight;
+  a.kv_score2 = index.kv_score, a.ape2 = index.ape, a.state2 = index.state, a.entries2 = index.entries;
+  return a;
+}
+/// Pairs of them.
+inline std::vector<std::pair<CompressorCase, CompressorCase>> pairs() {
+  std::vector<std::pair<CompressorCase, CompressorCase>> out;
+  const auto add = [&](CompressorCase layer, const RowFormat* index, std::int64_t state_block, bool hadamard) {
+    CompressorCase second = layer;
+    second.format = index, second.state_block = state_block, second.hadamard = hadamard;
+    out.emplace_back(std::move(layer), std::move(second));
+  };
+  for (const std::int64_t n : {0, 1, 4, 9, 128}) {
+    add({.format = &fp8_ds_mla_rows(), .requests = {{0, n}, {97, 9}, {1023, 1}}, .unmapped = n / 3}, &index_fp8_rows(), 4, n % 2 == 0);
+    add({.format = &bf16_rows(), .requests = {{2, n}, {0, 4}}, .small = DType::kF32}, &index_mxfp4_rows(), 3, true);
+  }
+  add({.format = &f32_rows(), .requests = {{3, 21}, {0, 4}}, .state_block = 2}, &index_f32_rows(), 53, true);
+  add({.format = &fp8_ds_mla_rows(), .requests = {{5, 1100}, {3, 7}}}, &index_fp8_rows(), 4, false);
+  return out;
+}
 
 /// Points some slots, requests, positions and table entries at nothing.
 inline void make_hostile(CompressorInputs& in, Random& random) {

@@ -73,5 +73,34 @@ TEST(CompressorParity, SavingInTheSameCallIsThePair) {
   }
 }
 
+/// Two compressors in one call do what each does alone, with rows that are there and rows that they save.
+TEST(CompressorParity, TwoInOneCallAreEachAlone) {
+  for (const auto& [layer, index] : pairs()) {
+    const CompressStore::Problem problem = together(layer, index);
+    for (const std::string& name : accepted<CompressStore>(problem)) {
+      for (const bool saves : {false, true}) {
+        SCOPED_TRACE(testing::Message() << layer << " and " << index << " on " << name << (saves ? ", saving" : ""));
+        const CompressorInputs want[] = {make_inputs(layer), make_inputs(index, 2)};
+        const CompressorInputs got[] = {make_inputs(layer), make_inputs(index, 2)};
+        for (const auto* in : {&want[0], &want[1], &got[0], &got[1]}) {
+          if (!saves || in == &want[0] || in == &want[1]) {
+            Plan<SaveState>(in == &want[0] || in == &got[0] ? layer.save() : index.save(), {.implementation = "ref"}).run(in->save);
+          }
+        }
+        CompressStore::Args alone = want[1].store;
+        alone.entry_slots = want[0].store.entry_slots;
+        Plan<CompressStore>(layer.store(), {.implementation = name}).run(want[0].store);
+        Plan<CompressStore>(index.store(), {.implementation = name}).run(alone);
+        Plan<CompressStore>(problem, {.implementation = name})
+            .run(saves ? together(got[0].saving(), got[1].saving()) : together(got[0].store, got[1].store));
+        for (const int i : {0, 1}) {
+          ASSERT_TRUE(want[i].state.bytes == got[i].state.bytes) << i;
+          ASSERT_TRUE(want[i].entries.bytes == got[i].entries.bytes) << i;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace smla

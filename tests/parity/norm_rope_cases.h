@@ -240,6 +240,64 @@ inline InsertInputs make_inputs(const InsertCase& c, std::uint64_t seed = 1) {
   return in;
 }
 
+/// A norm that inserts its second matrix, of an InsertCase without q.
+struct NormInsertCase {
+  InsertCase insert;
+  std::int64_t dim = 1024;  ///< of the first matrix
+  bool has_weight = true;
+
+  RmsNorm::Problem problem(bool inserts) const {
+    RmsNorm::Problem p{
+        .rows = insert.tokens, .dim = dim, .dim2 = insert.problem().dim, .in = insert.in, .out = insert.in, .has_weight = has_weight, .eps = 1e-5F};
+    if (inserts) p.format = insert.format, p.rope_dim = insert.problem().rope_dim, p.clamp = insert.clamp;
+    return p;
+  }
+};
+inline std::ostream& operator<<(std::ostream& out, const NormInsertCase& c) {
+  return out << c.insert << ", beside rows of " << c.dim << (c.has_weight ? "" : ", no weight");
+}
+
+inline std::vector<NormInsertCase> norm_insert_cases() {
+  std::vector<NormInsertCase> out;
+  for (InsertCase c : insert_cases()) {
+    if (c.format == nullptr) continue;
+    c.heads = c.out_heads = 0;
+    const std::int64_t dims[] = {0, 7, 1024, 1536, 4096};
+    out.push_back({.insert = c, .dim = dims[out.size() % 5], .has_weight = out.size() % 3 != 0});
+  }
+  return out;
+}
+
+/// x and y, the weights, and y2 for the norm that does not insert.
+struct NormInsertInputs {
+  InsertInputs insert;
+  HostTensor x, weight, weight2, y, y2;
+
+  explicit NormInsertInputs(const NormInsertCase& c) : insert(make_inputs(c.insert)) {
+    std::mt19937_64 random(4);
+    const std::int64_t dim2 = c.insert.problem().dim;
+    x = HostTensor(c.insert.in, {c.insert.tokens, c.dim});
+    y = HostTensor(c.insert.in, {c.insert.tokens, c.dim});
+    y2 = HostTensor(c.insert.in, {c.insert.tokens, dim2});
+    weight = HostTensor(DType::kF32, {c.dim});
+    weight2 = HostTensor(DType::kBF16, {dim2});
+    for (HostTensor* t : {&x, &weight, &weight2}) fill_activations(*t, random);
+    poison(y);
+    poison(y2);
+  }
+  RmsNorm::Args args(const NormInsertCase& c, bool inserts) {
+    RmsNorm::Args a{.x = std::as_const(x).view(), .y = y.view(), .x2 = insert.args.kv};
+    if (c.has_weight) a.weight = weight.view(), a.weight2 = weight2.view();
+    if (inserts) {
+      a.positions = insert.args.positions, a.cos_sin = insert.args.cos_sin;
+      a.slot_mapping = insert.args.slot_mapping, a.cache = insert.args.cache;
+    } else {
+      a.y2 = y2.view();
+    }
+    return a;
+  }
+};
+
 struct InverseCase {
   InverseRope::Problem problem;
   std::int64_t extra_heads = 0;  ///< x is a slice of a buffer with so many heads more

@@ -47,6 +47,27 @@ TEST(NormRopeParity, RmsNormInPlace) {
   }
 }
 
+/// A norm that inserts is the norm and the insert.
+TEST(NormRopeParity, RmsNormThatInsertsIsThePair) {
+  for (const NormInsertCase& c : norm_insert_cases()) {
+    for (const std::string& name : accepted<RmsNorm>(c.problem(true))) {
+      SCOPED_TRACE(testing::Message() << c << " on " << name);
+      NormInsertInputs want(c);
+      Plan<RmsNorm>(c.problem(false), {.implementation = name}).run(want.args(c, false));
+      QNormRopeInsert::Args insert = want.insert.args;
+      insert.kv = std::as_const(want.y2).view();
+      Plan<QNormRopeInsert>(c.insert.problem(), {.implementation = "ref"}).run(insert);
+      NormInsertInputs got(c);
+      const Plan<RmsNorm> plan(c.problem(true), {.implementation = name, .threads = 3});
+      std::vector<std::uint8_t> scratch(plan.workspace_bytes());
+      plan.run(got.args(c, true), {.data = scratch.data(), .bytes = scratch.size()});
+      expect_equal_bytes(want.y, got.y);
+      ASSERT_TRUE(want.insert.cache.bytes == got.insert.cache.bytes);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST(NormRopeParity, QNormRopeInsert) {
   for (const InsertCase& c : insert_cases()) {
     const InsertInputs want = make_inputs(c);

@@ -18,6 +18,8 @@ namespace SMLA_API smla {
 /// lse is natural and without the sink; a row with no key gives o = 0 and lse = +inf. sink -inf: none; +inf: o = 0.
 /// `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse = -inf; see MergePartials.
 /// `rope_dim`: o ends as InverseRope makes it in place (spec 2 step 7), bit for bit, in the same launch.
+/// `q_rope_dim`: q is as projected, and its heads are used as QNormRopeInsert would make them in place (spec 2 step 4), bit for bit, in the same launch; q itself
+/// is not changed.
 struct SparseAttention {
   static constexpr std::string_view kName = "sparse_attention";  ///< the op's name
   static constexpr int kMaxScopes = 2;                           ///< how many there may be
@@ -42,6 +44,8 @@ struct SparseAttention {
     float q_scale = 1.0F;                        ///< E4M3 q: value = e4m3 * q_scale
     bool partial = false;                        ///< no sink, o in F32
     int rope_dim = 0;                            ///< dims of o that are rotated back, the last; 0: none. Not for partial results
+    int q_rope_dim = 0;                          ///< dims of q that are rotated, the last, after its norm; 0: q is ready. Not for E4M3 q
+    float q_eps = 1e-6F;                         ///< with q_rope_dim: the norm's epsilon
 
     std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
     float softmax_scale() const;                                                      ///< the scale that holds
@@ -59,8 +63,8 @@ struct SparseAttention {
     ConstTensorView sink;                    ///< [H] F32; absent: none
     TensorView o;                            ///< [T, Hp, dim]
     TensorView lse;                          ///< [T, H] F32; absent: not wanted
-    ConstTensorView positions;               ///< [T] I64, with rope_dim
-    ConstTensorView cos_sin;                 ///< [L, rope_dim] F32, with rope_dim
+    ConstTensorView positions;               ///< [T] I64, with rope_dim or q_rope_dim
+    ConstTensorView cos_sin;                 ///< [L, rope_dim] F32, the same; both rotate by it where both are wanted
   };
 };
 

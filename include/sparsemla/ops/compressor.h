@@ -48,6 +48,8 @@ struct SaveState {
 /// The entry slots of a call are distinct; all of SaveState's rows must have been written before, unless the call has `kv_score` and `ape`: then it first
 /// does what SaveState does, in the same launch. The tokens of a request stand one behind the other then, and a state slot that the call writes is read for
 /// the position it is written for only.
+/// With `dim2` > 0 a second compressor of the same ratio works in the same launch, as an indexer's beside its layer's: what it has of its own ends in 2, and
+/// nothing of one is read or written by the other.
 struct CompressStore {
   static constexpr std::string_view kName = "compress_store";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -60,6 +62,9 @@ struct CompressStore {
     bool hadamard = false;                           ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
     float eps = 1e-6F;                               ///< RMSNorm's epsilon
     ClampRule clamp = ClampRule::kAmax;              ///< the quantiser's floor
+    int dim2 = 0;                                    ///< numbers of a row of the second compressor; 0: there is none
+    const RowFormat* format2 = nullptr;              ///< rows of its entry cache
+    bool hadamard2 = false;                          ///< as `hadamard`
     int coff() const { return ratio == 4 ? 2 : 1; }  ///< halves of a state row: 2 with overlap, else 1
   };
   /// Tensors of a call.
@@ -75,6 +80,13 @@ struct CompressStore {
     ConstTensorView ape;           ///< [r, coff*d] F32 or BF16, with kv_score
     PagedCache state;              ///< read; with kv_score written first
     PagedCache entries;            ///< cache of the compressed entries
+    ConstTensorView state_slots2;  ///< [M] I64, the second compressor's; M as that of state_slots
+    ConstTensorView block_table2;  ///< [requests2, columns2] I32 of its state cache
+    ConstTensorView norm_weight2;  ///< [dim2] BF16 or F32
+    ConstTensorView kv_score2;     ///< [T, 2*coff*dim2] F32; absent where kv_score is
+    ConstTensorView ape2;          ///< [r, coff*dim2] F32 or BF16, with kv_score2
+    PagedCache state2;             ///< as `state`
+    PagedCache entries2;           ///< its entries, at entry_slots too
   };
 };
 

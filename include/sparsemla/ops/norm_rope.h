@@ -11,27 +11,35 @@
 namespace SMLA_API smla {
 
 /// RMSNorm of rows: y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i in fp32, products left to right, one rounding at the end (spec 2).
-/// With `dim2` > 0 a second matrix of as many rows is normed in the same launch, as a layer does with its latent queries and keys.
+/// With `dim2` > 0 a second matrix of as many rows is normed in the same launch, as a layer does with its latent queries and keys. With `format` its rows do
+/// not go to y2 but are rotated and encoded at their slots, as QNormRopeInsert does it with kv = y2, bit for bit.
 struct RmsNorm {
   static constexpr std::string_view kName = "rms_norm";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;     ///< how many
-    std::int64_t dim = 0;      ///< numbers of a row
-    std::int64_t dim2 = 0;     ///< numbers of a row of the second matrix; 0: there is none
-    DType in = DType::kBF16;   ///< BF16 or F32
-    DType out = DType::kBF16;  ///< BF16 or F32
-    bool has_weight = true;    ///< false: no multiplication by w
-    float eps = 1e-6F;         ///< RMSNorm's epsilon
+    std::int64_t rows = 0;               ///< how many
+    std::int64_t dim = 0;                ///< numbers of a row
+    std::int64_t dim2 = 0;               ///< numbers of a row of the second matrix; 0: there is none
+    DType in = DType::kBF16;             ///< BF16 or F32
+    DType out = DType::kBF16;            ///< BF16 or F32
+    bool has_weight = true;              ///< false: no multiplication by w
+    float eps = 1e-6F;                   ///< RMSNorm's epsilon
+    const RowFormat* format = nullptr;   ///< rows of the cache that the second matrix is inserted into; null: it goes to y2
+    int rope_dim = 64;                   ///< with format: dims that are rotated, the last
+    ClampRule clamp = ClampRule::kAmax;  ///< with format: the quantiser's floor
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView x;        ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
-    ConstTensorView weight;   ///< [dim] BF16 or F32; absent without weight
-    TensorView y;             ///< [rows, dim] `out`; may be x itself
-    ConstTensorView x2;       ///< [rows, dim2] `in`, the second matrix
-    ConstTensorView weight2;  ///< [dim2] BF16 or F32; absent without weight
-    TensorView y2;            ///< [rows, dim2] `out`; may be x2 itself
+    ConstTensorView x;             ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
+    ConstTensorView weight;        ///< [dim] BF16 or F32; absent without weight
+    TensorView y;                  ///< [rows, dim] `out`; may be x itself
+    ConstTensorView x2;            ///< [rows, dim2] `in`, the second matrix
+    ConstTensorView weight2;       ///< [dim2] BF16 or F32; absent without weight
+    TensorView y2;                 ///< [rows, dim2] `out`; may be x2 itself. Absent with format
+    ConstTensorView positions;     ///< [rows] I64, with format
+    ConstTensorView cos_sin;       ///< [L, rope_dim] F32, with format
+    ConstTensorView slot_mapping;  ///< [M] I64, with format, M <= rows: only the first M rows are inserted, and only where slot >= 0
+    PagedCache cache;              ///< with format: the paged cache
   };
 };
 

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "core/check.h"
 #include "ops/attention/implementations.h"
 #include "ops/cuda_op.h"
+#include "ops/norm_rope/scalar.h"
 
 namespace smla {
 
@@ -56,6 +58,38 @@ InverseRope::Args rope_args(const SparseAttention::Problem& p, const SparseAtten
   return {.x = heads, .positions = a.positions, .cos_sin = a.cos_sin, .y = heads};
 }
 
+QNormRopeInsert::Problem query_problem(const SparseAttention::Problem& p) {
+  return {.tokens = p.tokens,
+          .heads = p.heads,
+          .out_heads = p.heads,
+          .dim = p.dim,
+          .rope_dim = p.q_rope_dim,
+          .in = p.q,
+          .q_out = p.q,
+          .format = nullptr,
+          .eps = p.q_eps};
+}
+
+std::size_t query_bytes(const SparseAttention::Problem& p) {
+  return p.q_rope_dim == 0 ? 0 : static_cast<std::size_t>(p.tokens * p.heads * p.dim * size_of(p.q));
+}
+
+SparseAttention::Args with_ready_queries(const SparseAttention::Problem& p, const SparseAttention::Args& a, void* place, QueryMaker make,
+                                         const RunContext& context) {
+  const TensorView ready(place, p.q, {p.tokens, p.heads, p.dim});
+  const auto bytes = static_cast<std::size_t>(p.dim * size_of(p.q));
+  for (std::int64_t t = 0; t < p.tokens; ++t) {
+    for (std::int64_t h = 0; h < p.heads; ++h) {
+      std::memcpy(ready.slice(0, t, t + 1).slice(1, h, h + 1).data, a.q.slice(0, t, t + 1).slice(1, h, h + 1).data, bytes);
+    }
+  }
+  make(query_problem(p), {.q = ready, .kv = {}, .positions = a.positions, .cos_sin = a.cos_sin, .slot_mapping = {}, .q_out = ready, .cache = {}},
+       context);
+  SparseAttention::Args args = a;
+  args.q = ready;
+  return args;
+}
+
 float SparseAttention::Problem::softmax_scale() const { return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(dim)); }
 
 std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token) {
@@ -85,6 +119,12 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   const int most = p.partial ? 0 : p.dim;
   check_that(p.rope_dim >= 0 && p.rope_dim <= most && p.rope_dim % 2 == 0, kOp, "rope_dim", p.rope_dim,
              p.partial ? "0 (partial results)" : "an even number up to dim " + std::to_string(p.dim));
+  check_that(p.q_rope_dim >= 0 && p.q_rope_dim <= p.dim && p.q_rope_dim % 2 == 0, kOp, "q_rope_dim", p.q_rope_dim,
+             "an even number up to dim " + std::to_string(p.dim));
+  check_that(p.q_rope_dim == 0 || p.rope_dim == 0 || p.q_rope_dim == p.rope_dim, kOp, "q_rope_dim", p.q_rope_dim,
+             "0 or rope_dim = " + std::to_string(p.rope_dim));
+  check_that(p.q_rope_dim == 0 || p.q != DType::kE4M3, kOp, "q dtype", std::string(name_of(p.q)), "BF16 or F32 with q_rope_dim");
+  check_that(p.q_rope_dim == 0 || p.dim <= kMaxRopeRow, kOp, "dim", p.dim, "up to " + std::to_string(kMaxRopeRow) + " with q_rope_dim");
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::ScopeShape& s = p.scope[static_cast<std::size_t>(i)];
     check_that(s.format != nullptr, kOp, scope_name(i, "format"), std::string("none"), "a row format");
@@ -106,9 +146,9 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
   check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"), "none: partial results leave it to merge_partials");
-  if (p.rope_dim > 0) {
+  if (const int rope = std::max(p.rope_dim, p.q_rope_dim); rope > 0) {
     check_tensor(kOp, "positions", args.positions, {p.tokens}, {DType::kI64});
-    check_tensor(kOp, "cos_sin", args.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
+    check_tensor(kOp, "cos_sin", args.cos_sin, {kAny, rope}, {DType::kF32});
   }
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::Scope& s = args.scopes[static_cast<std::size_t>(i)];

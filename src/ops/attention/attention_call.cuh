@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cache/cache_view.cuh"
+#include "device/row_views.cuh"
 #include "sparsemla/ops/attention.h"
 
 namespace smla {
@@ -46,6 +47,30 @@ struct AttentionCall {
   const float* sink = nullptr;
   std::int64_t sink_stride = 0;
   KeyList keys[SparseAttention::kMaxScopes];
+  const std::int64_t* q_positions = nullptr;  ///< null: q is ready
+  device::Rope q_rope;
+  float q_eps = 0;
+
+  /// The row of cos_sin that a token's queries are rotated by, which are normed then; null: they are ready.
+  __device__ const float* q_row(std::int64_t token) const {
+    if (q_positions == nullptr) return nullptr;
+    const std::int64_t position = q_positions[token];
+    return q_rope.has(position) ? q_rope.row(position) : nullptr;
+  }
+  /// A head's numbers in a warp, 128 k + 4 lane and the next three in q[k], as attention uses them; `row`: that token's q_row().
+  template <int kQuads>
+  __device__ void queries(std::int64_t token, std::int64_t head, const float* row, float4 (&q)[kQuads]) const {
+    float4 v[1][kQuads];
+#pragma unroll
+    for (int k = 0; k < kQuads; ++k) {
+      const int d = 128 * k + 4 * static_cast<int>(threadIdx.x % 32);
+      v[0][k] = make_float4(0, 0, 0, 0);
+      if (d < dim) v[0][k] = make_float4(query(token, head, d), query(token, head, d + 1), query(token, head, d + 2), query(token, head, d + 3));
+    }
+    if (row != nullptr) device::norm_and_rotate(v, dim, q_eps, q_rope, row);
+#pragma unroll
+    for (int k = 0; k < kQuads; ++k) q[k] = row != nullptr && q_dtype == DType::kBF16 ? device::rounded_to_bf16(v[0][k]) : v[0][k];
+  }
 
   __device__ float query(std::int64_t token, std::int64_t head, int d) const {
     const std::int64_t i = token * q_stride[0] + head * q_stride[1] + d;
@@ -81,6 +106,11 @@ inline AttentionCall attention_call(const SparseAttention::Problem& p, const Spa
                   .lse_stride = {a.lse.stride[0], a.lse.stride[1]},
                   .sink = static_cast<const float*>(a.sink.data),
                   .sink_stride = a.sink.stride[0]};
+  if (p.q_rope_dim > 0) {
+    c.q_positions = static_cast<const std::int64_t*>(a.positions.data);
+    c.q_rope = device::rope_of(a.cos_sin, p.dim, p.q_rope_dim);
+    c.q_eps = p.q_eps;
+  }
   for (int s = 0; s < p.scopes; ++s) {
     const SparseAttention::Scope& from = a.scopes[static_cast<std::size_t>(s)];
     c.keys[s] = {.cache = device::view_of_cache(from.cache),

@@ -4,6 +4,19 @@
 
 namespace smla::attention {
 
+/// A head's query in shared memory, as Queries::norm_and_rotate makes it: the same steps, with few registers.
+__device__ inline void norm_and_rotate(const TileCall& c, float* q, const float* cos_sin) {
+  const auto each_quad = [&](auto&& f) {
+#pragma unroll 1
+    for (int d = 4 * static_cast<int>(threadIdx.x % 32); d < kDim; d += 128) f(d, *reinterpret_cast<float4*>(q + d));
+  };
+  device::Squares squares;
+  each_quad([&](int, const float4& v) { squares.add(v); });
+  const float inverse = device::inverse_root(device::sum_of_warp(squares.all()), kDim, c.a.q_eps);
+  each_quad([&](int d, float4& v) { v = device::rounded_to_bf16(c.a.q_rope.rotated(device::scaled(v, inverse), d, cos_sin)); });
+  __syncwarp();
+}
+
 /// A head of a block in fp32, number by number, for rows that half precision does not hold: a warp's work, slow and rare. Results as those of a block;
 /// `lent`: shared memory, 3 x 512 numbers a warp.
 template <AttentionTile kTile>
@@ -17,7 +30,10 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
     for (int d = lane; d < kDim; d += 32) f(d);
   };
   __syncwarp();  // the warp's head before this one was read by other lanes than those that write here
-  each([&](int d) { q[d] = c.a.query(run.token, head, d) * c.a.scale * kLog2E, sums[d] = 0; });
+  each([&](int d) { q[d] = c.a.query(run.token, head, d), sums[d] = 0; });
+  __syncwarp();
+  if (const float* cos_sin = c.a.q_row(run.token); cos_sin != nullptr) norm_and_rotate(c, q, cos_sin);
+  each([&](int d) { q[d] *= c.a.scale * kLog2E; });
   float largest = -INFINITY;
   float sum = 0;
 #pragma unroll 1

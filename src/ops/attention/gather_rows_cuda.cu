@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
     const std::int64_t length = min(max(asked, std::int64_t{0}), seq);
     if (i >= length) continue;
     const std::int64_t position = seq - length + i;
-    const std::int64_t column = position / c.cache.block_size;
+    const std::int64_t column = c.cache.block_of(position);
     std::int64_t slot = -1;
     if (column < c.columns) {
       const std::int64_t block = c.table[b * c.table_stride + column];

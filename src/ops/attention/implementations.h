@@ -16,6 +16,12 @@ struct SparseAttentionSimt : SparseAttention {};
 InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
 InverseRope::Args rope_args(const SparseAttention::Problem& problem, const SparseAttention::Args& args);
 
+/// What stands before the attention of a call with q_rope_dim: QNormRopeInsert of a copy of q, which takes query_bytes(). For implementations on the host.
+using QueryMaker = void (*)(const QNormRopeInsert::Problem&, const QNormRopeInsert::Args&, const RunContext&);
+std::size_t query_bytes(const SparseAttention::Problem& problem);
+SparseAttention::Args with_ready_queries(const SparseAttention::Problem& problem, const SparseAttention::Args& args, void* place, QueryMaker make,
+                                         const RunContext& context);
+
 /// How the tensor-core kernel cuts a problem on this machine.
 std::string attention_choice(const SparseAttention::Problem& problem, const PlanOptions& options);
 

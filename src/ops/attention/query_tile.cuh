@@ -41,6 +41,29 @@ struct Queries {
       device::prefetch(from + i / bytes * head_bytes + i % bytes);
   }
 
+  /// Norms and rotates them where they lie, in bf16; `row`: of cos_sin. A warp takes kAtOnce heads at a time. A barrier came before and must follow.
+  __device__ void norm_and_rotate(const float* row) const {
+    constexpr int kAtOnce = 2;
+    constexpr int kQuads = kDim / 128;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto place = [&](int head, int k) { return shared + q_at(head, 16 * k + lane / 2) + lane % 2 * 8; };
+#pragma unroll 1
+    for (int head = static_cast<int>(threadIdx.x) / 32 * kAtOnce; head < heads; head += AttentionTile::kWarps * kAtOnce) {
+      float4 v[kAtOnce][kQuads];
+#pragma unroll
+      for (int h = 0; h < kAtOnce; ++h) {
+#pragma unroll
+        for (int k = 0; k < kQuads; ++k) v[h][k] = device::widened(device::load_shared_pair(place(head + h, k)));
+      }
+      device::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, row);
+#pragma unroll
+      for (int h = 0; h < kAtOnce; ++h) {
+#pragma unroll
+        for (int k = 0; k < kQuads; ++k) device::store_shared_pair(place(head + h, k), device::computed<BF16>(v[h][k]));
+      }
+    }
+  }
+
   /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether a number does not fit.
   __device__ bool finish() const {
     std::uint32_t unbounded = 0;

@@ -1,6 +1,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "cache/row_codec.h"
@@ -119,10 +120,18 @@ void clear_padding(const SparseAttention::Problem& problem, const TensorView& o)
   }
 }
 
-void attend_rows(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context, AttendRow attend) {
+/// Bytes of the queries that a call makes, in front of its threads' scratch.
+std::size_t queries_at_front(const SparseAttention::Problem& problem) {
+  constexpr std::size_t kLine = 64;
+  return (query_bytes(problem) + kLine - 1) / kLine * kLine;
+}
+
+void attend_rows(const SparseAttention::Problem& problem, const SparseAttention::Args& given, const RunContext& context, AttendRow attend) {
   const Cut cut(problem, context.threads);
   const std::int64_t tasks = problem.tokens * cut.groups;
-  auto* scratch = static_cast<float*>(context.workspace.data);
+  const SparseAttention::Args args =
+      problem.q_rope_dim == 0 ? given : with_ready_queries(problem, given, context.workspace.data, qnorm_rope_insert_cpu, context);
+  auto* scratch = reinterpret_cast<float*>(static_cast<std::byte*>(context.workspace.data) + queries_at_front(problem));
 #pragma omp parallel for num_threads(context.threads) schedule(dynamic, 1)
   for (std::int64_t i = 0; i < tasks; ++i) {
     attend(make_task(problem, args, cut, i, scratch + omp_get_thread_num() * cut.scratch_floats()));
@@ -136,7 +145,7 @@ void attend_row_generic(const AttentionTask& task) { attend_row<GenericWord>(tas
 }  // namespace
 
 std::size_t sparse_attention_workspace(const SparseAttention::Problem& problem, int threads) {
-  return static_cast<std::size_t>(Cut(problem, threads).scratch_floats() * threads) * sizeof(float);
+  return queries_at_front(problem) + static_cast<std::size_t>(Cut(problem, threads).scratch_floats() * threads) * sizeof(float);
 }
 
 void sparse_attention_cpu(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context) {

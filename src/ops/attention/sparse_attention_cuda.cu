@@ -80,8 +80,13 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
       c.fetch_lists(run.token + c.tokens_ahead, thread);
     }
     c.fetch_back_row(run.token, thread);
+    const float* const q_row = c.a.q_row(run.token);
     device::wait_copies<0>();
     __syncthreads();
+    if (q_row != nullptr) {
+      queries.norm_and_rotate(q_row);
+      __syncthreads();
+    }
     if (queries.finish()) odd = 1;
   }
 

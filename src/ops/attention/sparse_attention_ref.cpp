@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -50,7 +51,10 @@ std::vector<float> selected_rows(const SparseAttention::Problem& problem, const 
 }  // namespace
 
 // s_j = scale <q, k_j>;  lse = ln sum_j exp(s_j);  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink - lse)).
-void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context) {
+void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& given, const RunContext& context) {
+  std::vector<std::byte> queries(query_bytes(problem));
+  const SparseAttention::Args args =
+      problem.q_rope_dim == 0 ? given : with_ready_queries(problem, given, queries.data(), qnorm_rope_insert_ref, context);
   const auto dim = static_cast<std::size_t>(problem.dim);
   const double scale = problem.softmax_scale();
   std::vector<double> q(dim);

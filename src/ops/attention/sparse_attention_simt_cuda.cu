@@ -15,7 +15,7 @@ namespace {
 constexpr int kWarps = 8;  ///< heads of a block
 constexpr int kKeys = 16;  ///< rows in shared memory at once
 constexpr int kMaxDim = 512;
-constexpr int kLane = kMaxDim / 32;  ///< dims of a lane
+constexpr int kQuads = kMaxDim / 128;  ///< of a lane: dims 128 k + 4 lane and the next three
 
 __device__ float warp_sum(float v) {
   for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xFFFF'FFFFU, v, i);
@@ -26,21 +26,24 @@ __device__ float warp_sum(float v) {
 struct Running {
   float m = -INFINITY;
   float l = 0;
-  float acc[kLane] = {};
+  float4 acc[kQuads] = {};
 
-  __device__ void add(const float* row, float s) {
+  __device__ void add(const float4 (&row)[kQuads], float s) {
     const float next = fmaxf(m, s);
     const float old = __expf(m - next);
     const float p = __expf(s - next);
     l = l * old + p;
     m = next;
 #pragma unroll
-    for (int i = 0; i < kLane; ++i) acc[i] = acc[i] * old + p * row[32 * i + threadIdx.x % 32];
+    for (int k = 0; k < kQuads; ++k) {
+      acc[k].x = acc[k].x * old + p * row[k].x, acc[k].y = acc[k].y * old + p * row[k].y;
+      acc[k].z = acc[k].z * old + p * row[k].z, acc[k].w = acc[k].w * old + p * row[k].w;
+    }
   }
 };
 
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionCall c) {
-  __shared__ float rows[kKeys][kMaxDim];
+  __shared__ alignas(16) float rows[kKeys][kMaxDim];
   __shared__ std::int32_t slots[kKeys];
   const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
   const std::int64_t token = blockIdx.x / groups;
@@ -48,9 +51,8 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool mine = head < c.heads;
 
-  float q[kLane];
-#pragma unroll
-  for (int i = 0; i < kLane; ++i) q[i] = mine && 32 * i + lane < c.dim ? c.query(token, head, 32 * i + lane) : 0;
+  float4 q[kQuads] = {};
+  if (mine) c.queries(token, head, c.q_row(token), q);
 
   Running run;
   for (int s = 0; s < c.scopes; ++s) {
@@ -72,10 +74,14 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
       // Score and add.
       for (int key = 0; mine && key < kKeys; ++key) {
         if (slots[key] < 0) continue;
+        float4 row[kQuads];
         float dot = 0;
 #pragma unroll
-        for (int i = 0; i < kLane; ++i) dot += q[i] * rows[key][32 * i + lane];
-        run.add(rows[key], warp_sum(dot) * c.scale);
+        for (int k = 0; k < kQuads; ++k) {
+          row[k] = *reinterpret_cast<const float4*>(&rows[key][128 * k + 4 * lane]);
+          dot += q[k].x * row[k].x + q[k].y * row[k].y + q[k].z * row[k].z + q[k].w * row[k].w;
+        }
+        run.add(row, warp_sum(dot) * c.scale);
       }
       __syncthreads();
     }
@@ -91,11 +97,12 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
     factor = 1.0F / (run.l + expf(sink - run.m));
   }
 #pragma unroll
-  for (int i = 0; i < kLane; ++i) {
-    const int d = 32 * i + lane;
+  for (int k = 0; k < kQuads; ++k) {
+    const int d = 128 * k + 4 * lane;
     if (d >= c.dim) continue;
-    const float v = factor == 0 ? 0 : run.acc[i] * factor;
-    c.store(token, head, d, v);
+    const float4 v = factor == 0 ? make_float4(0, 0, 0, 0) : device::scaled(run.acc[k], factor);
+    c.store(token, head, d, v.x), c.store(token, head, d + 1, v.y);
+    c.store(token, head, d + 2, v.z), c.store(token, head, d + 3, v.w);
   }
   if (mine && c.lse != nullptr && lane == 0) c.lse[token * c.lse_stride[0] + head * c.lse_stride[1]] = lse;
 }

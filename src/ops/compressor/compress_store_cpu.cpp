@@ -27,6 +27,7 @@ void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore:
     rotate_pairs(row + problem.dim - problem.rope_dim, pairs, token.cos_sin, token.cos_sin + pairs);
     store_entry(problem, args.entries, token.entry_slot, row);
   }
+  if (problem.dim2 > 0) run(pool, kernels, second_problem(problem), second_args(args), context);
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ void compress_store_ref(const CompressStore::Problem& problem, const CompressSto
     }
     store_entry(problem, args.entries, token.entry_slot, row);
   }
+  if (problem.dim2 > 0) compress_store_ref(second_problem(problem), second_args(args), context);
 }
 
 }  // namespace smla

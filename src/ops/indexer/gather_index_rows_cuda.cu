@@ -34,10 +34,10 @@ struct Call {
     if (b >= requests) return -1;
     const std::int64_t first = start[b];
     if (to < first || to >= start[b + 1]) return -1;
-    const std::int64_t column = (to - first) / cache.block_size;
+    const std::int64_t column = cache.block_of(to - first);
     if (column >= columns) return -1;
     const std::int64_t block = table[b * table_stride + column];
-    return block < 0 || block >= num_blocks ? -1 : block * cache.block_size + (to - first) % cache.block_size;
+    return block < 0 || block >= num_blocks ? -1 : block * cache.block_size + (to - first - column * cache.block_size);
   }
 };
 

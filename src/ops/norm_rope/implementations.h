@@ -5,6 +5,11 @@
 
 namespace smla {
 
+/// What is left of a norm with `format` once its second matrix is normed, and the bytes that hold it meanwhile.
+QNormRopeInsert::Problem insert_problem(const RmsNorm::Problem& problem);
+QNormRopeInsert::Args insert_args(const RmsNorm::Args& args, const ConstTensorView& normed);
+std::size_t normed_bytes(const RmsNorm::Problem& problem, int threads);
+
 void rms_norm_ref(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 void rms_norm_cpu(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 void rms_norm_avx2(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);

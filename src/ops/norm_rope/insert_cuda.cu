@@ -1,9 +1,9 @@
 // Rows on their way into attention: q heads normed and rotated, kv rows rotated and encoded at their slots. A warp for a head or a row; one kernel, whose
 // last blocks are the rows.
-#include "cache/row_encoder.cuh"
 #include "device/early_launch.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
+#include "ops/norm_rope/insert.cuh"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -11,32 +11,13 @@ namespace smla {
 namespace {
 
 using namespace device;
+using insertion::Insert;
 
 constexpr int kWarps = HeadGrid::kWarps;
 
 /// Blocks of a multiprocessor that the registers must suffice for: fp32 heads take more of them.
 template <class In>
 constexpr int kBlocks = sizeof(In) == 4 ? 3 : 5;
-
-/// What is written to a cache.
-template <class In>
-struct Insert {
-  Rows<const In> kv;
-  bool by_fours = false;
-  const std::int64_t* slots = nullptr;
-  std::int64_t rows = 0;
-  CacheView cache;
-  ClampRule clamp = ClampRule::kAmax;
-
-  /// Slot of a row, -1 for none.
-  __device__ std::int64_t slot(std::int64_t row) const {
-    const std::int64_t slot = row < rows ? slots[row] : -1;
-    return slot < cache.num_slots ? slot : -1;
-  }
-  __device__ float4 quad(const In* from, int i) const {
-    return widened(by_fours ? load_quad<true>(from, i, cache.dim) : load_quad<false>(from, i, cache.dim));
-  }
-};
 
 template <class In, class Out>
 struct Call {
@@ -57,8 +38,7 @@ struct Call {
 template <bool kByFours, class In, class Out>
 __device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, const float* cos_sin) {
   const HeldRow<32, kByFours, In> held(q, c.dim, kByFours ? 0 : -(c.rope.nope & 1), static_cast<int>(threadIdx.x));
-  const float sum = sum_of_warp(held.squares());
-  const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(c.dim)) + c.eps);
+  const float inverse = inverse_root(sum_of_warp(held.squares()), c.dim, c.eps);
   held.each([&](int i, Raw<In> raw) {
     float4 v = c.rope.rotated(scaled(widened(raw), inverse), i, cos_sin);
     if constexpr (std::is_same_v<Out, E4M3>) v = scaled(v, c.factor);
@@ -70,14 +50,15 @@ template <bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<In>) norm_rope_insert(const __grid_constant__ Call<In, Out> c) {
   take_turn();
   if (blockIdx.x >= c.blocks) {
-    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x - c.blocks) * blockDim.y + threadIdx.y;
+    const std::int64_t row = blockIdx.x - c.blocks;
     const std::int64_t slot = c.insert.slot(row);
     if (slot < 0) return;
     const std::int64_t position = c.positions[row];
     if (!c.rope.has(position)) return;
     const float* cos_sin = c.rope.row(position);
     const In* from = c.insert.kv.row(row);
-    encode_row_of(c.insert.cache, slot, c.insert.clamp, 0, 1, [&](int q) { return c.rope.rotated(c.insert.quad(from, 4 * q), 4 * q, cos_sin); });
+    encode_row_of(c.insert.cache, slot, c.insert.clamp, static_cast<int>(threadIdx.y), static_cast<int>(blockDim.y),
+                  [&](int q) { return c.rope.rotated(c.insert.quad(from, 4 * q), 4 * q, cos_sin); });
     return;
   }
   const std::int64_t token = c.grid.token();
@@ -95,21 +76,13 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<In>) norm_rope_insert(con
 template <class In>
 __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant__ Insert<In> c) {
   take_turn();
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int warps = insertion::row_warps(c.cache.dim);
+  const int warp = static_cast<int>(threadIdx.y);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kWarps / warps) + warp / warps;
   const std::int64_t slot = c.slot(row);
   if (slot < 0) return;
   const In* from = c.kv.row(row);
-  encode_row_of(c.cache, slot, c.clamp, 0, 1, [&](int q) { return c.quad(from, 4 * q); });
-}
-
-template <class In>
-Insert<In> insert_of(const ConstTensorView& rows, const ConstTensorView& slots, const PagedCache& cache, ClampRule clamp) {
-  return {.kv = rows_of<const In>(rows),
-          .by_fours = by_fours(rows),
-          .slots = static_cast<const std::int64_t*>(slots.data),
-          .rows = slots.size(0),
-          .cache = view_of_cache(cache),
-          .clamp = clamp};
+  encode_row_of(c.cache, slot, c.clamp, warp % warps, warps, [&](int q) { return c.quad(from, 4 * q); });
 }
 
 template <class F>
@@ -121,16 +94,11 @@ void with_q_out(DType dtype, F&& f) {
   }
 }
 
-std::string refusal(const RowFormat* format) {
-  const std::string reason = needs_gpu();
-  return reason.empty() && format != nullptr ? encoder_refusal(*format) : reason;
-}
-
 }  // namespace
 
 template <>
 std::string CudaOp<QNormRopeInsert>::refuse(const QNormRopeInsert::Problem& problem, const PlanOptions&) {
-  return refusal(problem.format);
+  return insertion::refusal(problem.format);
 }
 template <>
 std::size_t CudaOp<QNormRopeInsert>::workspace_bytes(const QNormRopeInsert::Problem&, int) {
@@ -151,7 +119,7 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
                         .dim = p.dim,
                         .eps = p.eps,
                         .factor = p.q_scale_inv};
-        unsigned warps = kWarps;
+        unsigned warps = insertion::kRowWarps;
         if (has_q) {
           c.q = rows_of<const In>(a.q);
           c.y = rows_of<Out>(a.q_out);
@@ -159,8 +127,8 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
           c.blocks = c.grid.blocks(p.tokens);
           warps = c.grid.heads;
         }
-        if (inserted > 0) c.insert = insert_of<In>(a.kv, a.slot_mapping, a.cache, p.clamp);
-        const unsigned blocks = blocks_for(c.blocks + static_cast<std::int64_t>(blocks_for(inserted, warps)), 1);
+        if (inserted > 0) c.insert = insertion::insert_of<In>(a.kv, a.slot_mapping, a.cache, p.clamp);
+        const unsigned blocks = blocks_for(c.blocks + inserted, 1);
         launch_early<norm_rope_insert<kByFours, In, Out>>("norm_rope_insert", blocks, dim3(32, warps), 0, stream_of(context.stream), c);
       });
     });
@@ -169,7 +137,7 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
 
 template <>
 std::string CudaOp<InsertRows>::refuse(const InsertRows::Problem& problem, const PlanOptions&) {
-  return refusal(problem.format);
+  return insertion::refusal(problem.format);
 }
 template <>
 std::size_t CudaOp<InsertRows>::workspace_bytes(const InsertRows::Problem&, int) {
@@ -180,8 +148,8 @@ void CudaOp<InsertRows>::run(const InsertRows::Problem& p, const InsertRows::Arg
   const std::int64_t rows = a.slot_mapping.size(0);
   if (rows == 0) return;
   with_float(p.in, [&]<class In>(In) {
-    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, kWarps), dim3(32, kWarps), 0, stream_of(context.stream),
-                                  insert_of<In>(a.rows, a.slot_mapping, a.cache, p.clamp));
+    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, kWarps / insertion::row_warps(p.format->dim)), dim3(32, kWarps), 0,
+                                  stream_of(context.stream), insertion::insert_of<In>(a.rows, a.slot_mapping, a.cache, p.clamp));
   });
 }
 

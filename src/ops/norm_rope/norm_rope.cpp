@@ -20,6 +20,20 @@ void check_rope_dims(std::string_view op, int dim, int rope_dim) {
   check_that(rope_dim >= 0 && rope_dim <= dim && rope_dim % 2 == 0, op, "rope_dim", rope_dim, "an even number up to dim " + std::to_string(dim));
 }
 
+/// Rows of so many numbers on their way into a cache.
+void check_inserted(std::string_view op, const RowFormat& f, std::int64_t dim, int rope_dim) {
+  const std::string format(f.name);
+  check_that(f.dim == dim, op, "format", format + " with " + std::to_string(f.dim) + " dims", std::to_string(dim) + " dims");
+  check_that(f.rope_dim() == 0 || f.rope_dim() == rope_dim, op, "format", format + " with " + std::to_string(f.rope_dim()) + " rope dims",
+             std::to_string(rope_dim) + " rope dims");
+}
+void check_target(std::string_view op, std::int64_t tokens, const RowFormat& f, const ConstTensorView& slots, const PagedCache& cache) {
+  check_tensor(op, "slot_mapping", slots, {kAny}, {DType::kI64});
+  check_that(slots.size(0) <= tokens, op, "slot_mapping", describe(slots), "at most " + std::to_string(tokens) + " tokens");
+  check_cache(std::string(op) + ": cache", cache);
+  check_that(cache.format->name == f.name, op, "cache", std::string(cache.format->name) + " rows", std::string(f.name) + " rows");
+}
+
 /// In place means the same elements at the same addresses.
 void check_in_place(std::string_view op, std::string_view output, const ConstTensorView& in, const ConstTensorView& out) {
   if (in.data != out.data || in.numel() == 0) return;
@@ -33,11 +47,15 @@ std::string any_avx2(const auto&, const PlanOptions&) { return needs_avx2(); }
 std::string any_avx512(const auto&, const PlanOptions&) { return needs_avx512(); }
 
 constexpr std::array<Implementation<RmsNorm>, 5> kRmsNorm{{
-    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<RmsNorm::Problem>, .run = rms_norm_avx512},
-    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<RmsNorm::Problem>, .run = rms_norm_avx2},
-    {.name = "cpu", .machine = "any CPU", .run = rms_norm_cpu},
+    {.name = "avx512",
+     .machine = "AVX-512 F/BW/DQ/VL",
+     .refuse = any_avx512<RmsNorm::Problem>,
+     .workspace_bytes = normed_bytes,
+     .run = rms_norm_avx512},
+    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<RmsNorm::Problem>, .workspace_bytes = normed_bytes, .run = rms_norm_avx2},
+    {.name = "cpu", .machine = "any CPU", .workspace_bytes = normed_bytes, .run = rms_norm_cpu},
     cuda_line<RmsNorm>(),
-    {.name = "ref", .machine = "any CPU", .run = rms_norm_ref},
+    {.name = "ref", .machine = "any CPU", .workspace_bytes = normed_bytes, .run = rms_norm_ref},
 }};
 
 constexpr std::array<Implementation<QNormRopeInsert>, 5> kInsert{{
@@ -78,6 +96,11 @@ void OpTable<RmsNorm>::check_problem(const RmsNorm::Problem& p) {
   check_that(p.dim2 >= 0, op, "dim2", p.dim2, "0 or more");
   check_float(op, "in", p.in);
   check_float(op, "out", p.out);
+  if (p.format == nullptr) return;
+  check_that(p.dim2 > 0, op, "dim2", p.dim2, "1 or more with format");
+  check_that(p.in == p.out, op, "out", name(p.out), name(p.in) + ", as in, with format");
+  check_rope_dims(op, p.format->dim, p.rope_dim);
+  check_inserted(op, *p.format, p.dim2, p.rope_dim);
 }
 
 template <>
@@ -90,8 +113,26 @@ void OpTable<RmsNorm>::check_args(const RmsNorm::Problem& p, const RmsNorm::Args
   if (p.dim2 == 0) return;
   check_tensor(op, "x2", a.x2, {p.rows, p.dim2}, {p.in});
   if (p.has_weight) check_tensor(op, "weight2", a.weight2, {p.dim2}, {DType::kBF16, DType::kF32});
+  if (p.format != nullptr) {
+    check_tensor(op, "positions", a.positions, {p.rows}, {DType::kI64});
+    check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
+    check_target(op, p.rows, *p.format, a.slot_mapping, a.cache);
+    return;
+  }
   check_tensor(op, "y2", a.y2, {p.rows, p.dim2}, {p.out});
   check_in_place(op, "y2", a.x2, a.y2);
+}
+
+QNormRopeInsert::Problem insert_problem(const RmsNorm::Problem& p) {
+  return {.tokens = p.rows, .dim = static_cast<int>(p.dim2), .rope_dim = p.rope_dim, .in = p.out, .format = p.format, .clamp = p.clamp};
+}
+
+QNormRopeInsert::Args insert_args(const RmsNorm::Args& a, const ConstTensorView& normed) {
+  return {.q = {}, .kv = normed, .positions = a.positions, .cos_sin = a.cos_sin, .slot_mapping = a.slot_mapping, .q_out = {}, .cache = a.cache};
+}
+
+std::size_t normed_bytes(const RmsNorm::Problem& p, int) {
+  return p.format == nullptr ? 0 : static_cast<std::size_t>(p.rows * p.dim2 * size_of(p.out));
 }
 
 template <>
@@ -108,11 +149,7 @@ void OpTable<QNormRopeInsert>::check_problem(const QNormRopeInsert::Problem& p) 
   check_rope_dims(op, p.dim, p.rope_dim);
   check_float(op, "in", p.in);
   check_that(p.q_out == DType::kBF16 || p.q_out == DType::kF32 || p.q_out == DType::kE4M3, op, "q_out", name(p.q_out), "BF16, F32 or F8_E4M3");
-  if (p.format == nullptr) return;
-  const std::string format(p.format->name);
-  check_that(p.format->dim == p.dim, op, "format", format + " with " + std::to_string(p.format->dim) + " dims", std::to_string(p.dim) + " dims");
-  check_that(p.format->rope_dim() == 0 || p.format->rope_dim() == p.rope_dim, op, "format",
-             format + " with " + std::to_string(p.format->rope_dim()) + " rope dims", std::to_string(p.rope_dim) + " rope dims");
+  if (p.format != nullptr) check_inserted(op, *p.format, p.dim, p.rope_dim);
 }
 
 template <>
@@ -127,10 +164,7 @@ void OpTable<QNormRopeInsert>::check_args(const QNormRopeInsert::Problem& p, con
   }
   if (p.format == nullptr) return;
   check_tensor(op, "kv", a.kv, {p.tokens, p.dim}, {p.in});
-  check_tensor(op, "slot_mapping", a.slot_mapping, {kAny}, {DType::kI64});
-  check_that(a.slot_mapping.size(0) <= p.tokens, op, "slot_mapping", describe(a.slot_mapping), "at most " + std::to_string(p.tokens) + " tokens");
-  check_cache("qnorm_rope_insert: cache", a.cache);
-  check_that(a.cache.format->name == p.format->name, op, "cache", std::string(a.cache.format->name) + " rows", std::string(p.format->name) + " rows");
+  check_target(op, p.tokens, *p.format, a.slot_mapping, a.cache);
 }
 
 template <>
@@ -207,10 +241,7 @@ template <>
 void OpTable<InsertRows>::check_args(const InsertRows::Problem& p, const InsertRows::Args& a) {
   constexpr std::string_view op = InsertRows::kName;
   check_tensor(op, "rows", a.rows, {p.tokens, p.format->dim}, {p.in});
-  check_tensor(op, "slot_mapping", a.slot_mapping, {kAny}, {DType::kI64});
-  check_that(a.slot_mapping.size(0) <= p.tokens, op, "slot_mapping", describe(a.slot_mapping), "at most " + std::to_string(p.tokens) + " tokens");
-  check_cache("insert_rows: cache", a.cache);
-  check_that(a.cache.format->name == p.format->name, op, "cache", std::string(a.cache.format->name) + " rows", std::string(p.format->name) + " rows");
+  check_target(op, p.tokens, *p.format, a.slot_mapping, a.cache);
 }
 
 SMLA_DEFINE_OP(RmsNorm);

@@ -1,11 +1,13 @@
-// RMSNorm on the device: a warp for a short row, which it keeps in shared memory between the two passes; eight for a long one, which stays in their
-// registers as far as they go.
+// RMSNorm on the device: a warp for a short row, which it keeps in shared memory between the two passes, with the weights of all rows of its block; eight for a
+// long one, which stays in their registers as far as they go; four for a row that is inserted into a cache.
 #include <algorithm>
 
 #include "device/early_launch.cuh"
 #include "device/ptx.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
+#include "ops/norm_rope/insert.cuh"
+#include "ops/norm_rope/scalar.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -42,74 +44,104 @@ struct Call {
   float eps = 0;
 };
 
-template <int kRowWarps>
-__device__ float sum_of_row(float v) {
+__device__ float sum_of_block(float v) {
+  __shared__ float parts[kWarps];
   v = sum_of_warp(v);
-  if constexpr (kRowWarps > 1) {
-    __shared__ float parts[kRowWarps];
-    if (threadIdx.x == 0) parts[threadIdx.y] = v;
-    __syncthreads();
-    v = 0;
+  if (threadIdx.x == 0) parts[threadIdx.y] = v;
+  __syncthreads();
+  v = 0;
 #pragma unroll
-    for (int w = 0; w < kRowWarps; ++w) v += parts[w];
-  }
+  for (int w = 0; w < kWarps; ++w) v += parts[w];
   return v;
 }
 
-/// A row that a warp brings to shared memory, all of it under way at once; to be used as a HeldRow of 32 threads, with less code.
-template <bool kByFours, class T>
-struct LineRow {
-  Raw<T>* line;
+/// What a block keeps in shared memory: a short row for each warp, and their weights.
+template <class In>
+struct Short {
+  alignas(16) Raw<In> rows[kWarps][kLineBytes / sizeof(Raw<In>)];
+  alignas(16) uint4 weights[kShort<In> / 4];
+};
+
+/// A matrix's weights, which all threads of a block bring to shared memory, or one of them after the other out of memory where they do not lie by fours.
+template <bool kByFours>
+struct Weights {
+  const void* memory;
+  const void* shared;
+  bool f32;
   int n;
 
-  __device__ LineRow(const T* row, int n_in, Raw<T>* line_in) : line(line_in), n(n_in) {
-    const std::uint32_t to = shared_address(line);
-#pragma unroll 4
-    for (int i = 4 * static_cast<int>(threadIdx.x); i < n; i += 128) {
-      if constexpr (kByFours) {
-        copy_async<sizeof(Raw<T>)>(to + static_cast<std::uint32_t>(sizeof(Raw<T>)) * (i / 4), row + i, true);
-      } else {
-        line[i / 4] = load_quad<false>(row, i, n);
-      }
+  template <class In, class Out>
+  __device__ Weights(const Matrix<In, Out>& m, uint4* place) : memory(m.weight), shared(place), f32(m.weight_f32), n(m.dim) {
+    if (!kByFours || memory == nullptr) return;
+    constexpr int kPiece = 8;
+    const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
+    const int bytes = n * (f32 ? 4 : 2);
+    for (int i = kPiece * thread; i < bytes; i += kPiece * 32 * kWarps) {
+      copy_async<kPiece>(shared_address(place) + static_cast<std::uint32_t>(i), static_cast<const std::uint8_t*>(memory) + i, true);
     }
-    close_copies();
   }
-  /// A thread's quads are those that it copied.
-  template <class F>
-  __device__ void each(F&& f) const {
-#pragma unroll 4
-    for (int i = 4 * static_cast<int>(threadIdx.x); i < n; i += 128) f(i, line[i / 4]);
-  }
-  __device__ float squares() const {
-    wait_copies<0>();
-    float4 sum{0, 0, 0, 0};
-    each([&](int, Raw<T> raw) {
-      const float4 v = widened(raw);
-      sum.x += v.x * v.x, sum.y += v.y * v.y, sum.z += v.z * v.z, sum.w += v.w * v.w;
-    });
-    return (sum.x + sum.y) + (sum.z + sum.w);
+  __device__ float4 times(float4 v, int i) const {
+    if (memory == nullptr) return v;
+    if constexpr (kByFours) {
+      return product(v, f32 ? widened(static_cast<const uint4*>(shared)[i / 4]) : widened(static_cast<const uint2*>(shared)[i / 4]));
+    } else {
+      return product(v, f32 ? widened(load_quad<false>(static_cast<const float*>(memory), i, n))
+                            : widened(load_quad<false>(static_cast<const BF16*>(memory), i, n)));
+    }
   }
 };
 
-/// A block's rows: kWarps short ones or a long one.
-template <int kRowWarps, bool kByFours, class In, class Out>
-__device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Raw<In>* lines) {
-  const std::int64_t row = kRowWarps == 1 ? static_cast<std::int64_t>(block) * kWarps + threadIdx.y : block;
-  if (row >= rows) return;
-  const int thread = static_cast<int>(threadIdx.x) + (kRowWarps == 1 ? 0 : 32 * static_cast<int>(threadIdx.y));
-  const auto x = [&] {
-    if constexpr (kRowWarps == 1) {
-      return LineRow<kByFours, In>(m.x.row(row), m.dim, lines + threadIdx.y * (kLineBytes / sizeof(Raw<In>)));
+/// Starts bringing quads thread, thread + threads... of a row of n numbers to shared memory.
+template <bool kByFours, class T>
+__device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int threads) {
+#pragma unroll 4
+  for (int i = 4 * thread; i < n; i += 4 * threads) {
+    if constexpr (kByFours) {
+      copy_async<sizeof(Raw<T>)>(shared_address(line + i / 4), row + i, true);
     } else {
-      return HeldRow<32 * kRowWarps, kByFours, In>(m.x.row(row), m.dim, 0, thread);
+      line[i / 4] = load_quad<false>(row, i, n);
     }
-  }();
+  }
+}
+/// f(i, numbers i..i+3) for what of a row in shared memory is this lane's.
+template <class T, class F>
+__device__ void each_of_lane(const Raw<T>* line, int n, F&& f) {
+#pragma unroll 4
+  for (int i = 4 * static_cast<int>(threadIdx.x); i < n; i += 128) f(i, widened(line[i / 4]));
+}
+template <class T>
+__device__ float inverse_root_of_line(const Raw<T>* line, int n, float eps) {
+  Squares sum;
+  each_of_lane<T>(line, n, [&](int, float4 v) { sum.add(v); });
+  return inverse_root(sum_of_warp(sum.all()), n, eps);
+}
+
+/// kWarps short rows.
+template <bool kByFours, class In, class Out>
+__device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Short<In>& shared) {
+  const std::int64_t row = static_cast<std::int64_t>(block) * kWarps + threadIdx.y;
+  Raw<In>* line = shared.rows[threadIdx.y];
+  if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32);
+  const Weights<kByFours> weights(m, shared.weights);
+  close_copies();
+  wait_copies<0>();
+  __syncthreads();
+  if (row >= rows) return;
+  const float inverse = inverse_root_of_line<In>(line, m.dim, eps);
+  Out* y = m.y.row(row);
+  each_of_lane<In>(line, m.dim, [&](int i, float4 v) { store_quad<kByFours>(y, i, m.dim, computed<Out>(weights.times(scaled(v, inverse), i))); });
+}
+
+/// A long row.
+template <bool kByFours, class In, class Out>
+__device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row) {
+  const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
+  const HeldRow<32 * kWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
   // The first blocks send for the weights while they make their sums; all of them asking would wait for each other.
-  constexpr unsigned kFirst = 64;
-  const int weight_bytes = m.weight == nullptr || block >= kFirst ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
-  for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kRowWarps) prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
-  const float sum = sum_of_row<kRowWarps>(x.squares());
-  const float inverse = __frsqrt_rn(__fdiv_rn(sum, static_cast<float>(m.dim)) + eps);
+  constexpr std::int64_t kFirst = 64;
+  const int weight_bytes = m.weight == nullptr || row >= kFirst ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
+  for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kWarps) prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
+  const float inverse = inverse_root(sum_of_block(x.squares()), m.dim, eps);
   Out* y = m.y.row(row);
   x.each([&](int i, Raw<In> raw) {
     float4 v = scaled(widened(raw), inverse);
@@ -121,19 +153,93 @@ __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float ep
   });
 }
 
+/// A block's rows.
+template <bool kShortRows, bool kByFours, class In, class Out>
+__device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Short<In>& shared) {
+  if constexpr (kShortRows) {
+    norm_short<kByFours>(m, rows, eps, block, shared);
+  } else {
+    norm_long<kByFours>(m, eps, block);
+  }
+}
+
 /// kShortRows: of each matrix.
 template <bool kShortRows, bool kShortRows2, bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> c) {
   take_turn();
-  alignas(16) __shared__ Raw<In> lines[kShortRows || kShortRows2 ? kWarps * kLineBytes / sizeof(Raw<In>) : 1];
+  __shared__ Short<In> shared;
   if constexpr (kShortRows == kShortRows2) {
     const bool second = blockIdx.x >= c.blocks;
-    norm_block<kShortRows ? 1 : kWarps, kByFours>(c.matrix[second ? 1 : 0], c.rows, c.eps, blockIdx.x - (second ? c.blocks : 0U), lines);
+    norm_block<kShortRows, kByFours>(c.matrix[second ? 1 : 0], c.rows, c.eps, blockIdx.x - (second ? c.blocks : 0U), shared);
   } else if (blockIdx.x < c.blocks) {
-    norm_block<kShortRows ? 1 : kWarps, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, lines);
+    norm_block<kShortRows, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, shared);
   } else {
-    norm_block<kShortRows2 ? 1 : kWarps, kByFours>(c.matrix[1], c.rows, c.eps, blockIdx.x - c.blocks, lines);
+    norm_block<kShortRows2, kByFours>(c.matrix[1], c.rows, c.eps, blockIdx.x - c.blocks, shared);
   }
+}
+
+/// The second matrix's rows, rotated and encoded at their slots.
+template <class T>
+struct Target {
+  insertion::Insert<T> insert;  ///< its kv is not used
+  const std::int64_t* positions = nullptr;
+  Rope rope;
+};
+
+using insertion::kRowWarps;
+constexpr int kInserted = kWarps / kRowWarps;  ///< rows of a block
+constexpr int kNearRope = 128;                 ///< numbers of a row of cos_sin that shared memory has room for
+
+/// kInserted rows. Each warp of a row makes the sum of all of it, as norm_short makes it.
+template <bool kByFours, class T>
+__device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std::int64_t rows, float eps, unsigned block, Short<T>& shared) {
+  static_assert(kRowWarps * kLineBytes >= 4 * kMaxRopeRow);
+  __shared__ float near_rope[kInserted][kNearRope];
+  const int which = static_cast<int>(threadIdx.y) / kRowWarps;
+  const int warp = static_cast<int>(threadIdx.y) % kRowWarps;
+  const int thread = 32 * warp + static_cast<int>(threadIdx.x);
+  const std::int64_t row = static_cast<std::int64_t>(block) * kInserted + which;
+  const std::int64_t position = row < rows ? target.positions[row] : -1;
+  const std::int64_t slot = target.insert.slot(row);
+  Raw<T>* line = shared.rows[which * kRowWarps];
+  if (slot >= 0) bring_row<kByFours>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps);
+  const Weights<kByFours> weights(m, shared.weights);
+  close_copies();
+  const bool acts = slot >= 0 && target.rope.has(position);
+  const float* cos_sin = acts ? target.rope.row(position) : nullptr;
+  const bool near = 2 * target.rope.pairs <= kNearRope;
+  if (acts && near && thread < 2 * target.rope.pairs) near_rope[which][thread] = cos_sin[thread];
+  wait_copies<0>();
+  __syncthreads();
+  if (!acts) return;
+  const float inverse = inverse_root_of_line<T>(line, m.dim, eps);
+  const float* turn = near ? near_rope[which] : cos_sin;
+  encode_row_of(target.insert.cache, slot, target.insert.clamp, warp, kRowWarps, [&](int q) {
+    const float4 v = weights.times(scaled(widened(line[q]), inverse), 4 * q);
+    return target.rope.rotated(widened(computed<T>(v)), 4 * q, turn);
+  });
+}
+
+template <bool kShortRows, bool kByFours, class T>
+__global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
+    norm_insert_rows(const __grid_constant__ Call<T, T> c, const __grid_constant__ Target<T> target) {
+  take_turn();
+  __shared__ Short<T> shared;
+  if (blockIdx.x < c.blocks) {
+    norm_block<kShortRows, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, shared);
+  } else {
+    norm_insert<kByFours>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared);
+  }
+}
+
+template <bool kByFours, class T>
+void launch(Call<T, T> c, const Target<T>& target, cudaStream_t stream) {
+  const bool short_rows = c.matrix[0].short_rows();
+  c.blocks = c.matrix[0].dim == 0 ? 0U : blocks_for(c.rows, short_rows ? kWarps : 1);
+  const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks_for(c.rows, kInserted), 1);
+  with_bool(short_rows, [&]<bool kShort>(std::bool_constant<kShort>) {
+    launch_early<norm_insert_rows<kShort, kByFours, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c, target);
+  });
 }
 
 template <bool kByFours, class In, class Out>
@@ -152,7 +258,7 @@ void launch(Call<In, Out> c, cudaStream_t stream) {
 
 template <>
 std::string CudaOp<RmsNorm>::refuse(const RmsNorm::Problem& problem, const PlanOptions&) {
-  const std::string reason = needs_gpu();
+  const std::string reason = insertion::refusal(problem.format);
   if (reason.empty() && std::max(problem.dim, problem.dim2) > kMaxDim) return "dim above 2^30";
   return reason;
 }
@@ -165,24 +271,36 @@ std::size_t CudaOp<RmsNorm>::workspace_bytes(const RmsNorm::Problem&, int) {
 template <>
 void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, const RunContext& context) {
   if (p.rows == 0 || (p.dim == 0 && p.dim2 == 0)) return;
+  const bool inserts = p.format != nullptr;
   const auto aligned = [&](const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y) {
     return by_fours(x) && by_fours(y) && (!p.has_weight || by_fours(weight));
   };
   const bool fours = (p.dim == 0 || aligned(a.x, a.weight, a.y)) && (p.dim2 == 0 || aligned(a.x2, a.weight2, a.y2));
+  const auto matrix = [&]<class In, class Out>(In, Out, const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y,
+                                               std::int64_t dim) {
+    return Matrix<In, Out>{.x = rows_of<const In>(x),
+                           .y = rows_of<Out>(y),
+                           .weight = p.has_weight ? weight.data : nullptr,
+                           .weight_f32 = p.has_weight && weight.dtype == DType::kF32,
+                           .dim = static_cast<int>(dim)};
+  };
   with_float(p.in, [&]<class In>(In) {
-    with_float(p.out, [&]<class Out>(Out) {
-      with_bool(fours, [&]<bool kByFours>(std::bool_constant<kByFours>) {
-        const auto matrix = [&](const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y, std::int64_t dim) {
-          return Matrix<In, Out>{.x = rows_of<const In>(x),
-                                 .y = rows_of<Out>(y),
-                                 .weight = p.has_weight ? weight.data : nullptr,
-                                 .weight_f32 = p.has_weight && weight.dtype == DType::kF32,
-                                 .dim = static_cast<int>(dim)};
-        };
+    with_bool(fours, [&]<bool kByFours>(std::bool_constant<kByFours>) {
+      if (inserts) {
+        const Call<In, In> c{.matrix = {matrix(In{}, In{}, a.x, a.weight, a.y, p.dim), matrix(In{}, In{}, a.x2, a.weight2, a.y2, p.dim2)},
+                             .rows = p.rows,
+                             .eps = p.eps};
+        const Target<In> target{.insert = insertion::insert_of<In>({}, a.slot_mapping, a.cache, p.clamp),
+                                .positions = static_cast<const std::int64_t*>(a.positions.data),
+                                .rope = rope_of(a.cos_sin, static_cast<int>(p.dim2), p.rope_dim)};
+        launch<kByFours>(c, target, stream_of(context.stream));
+        return;
+      }
+      with_float(p.out, [&]<class Out>(Out) {
         Call<In, Out> c{.rows = p.rows, .eps = p.eps};
         int count = 0;
-        if (p.dim > 0) c.matrix[count++] = matrix(a.x, a.weight, a.y, p.dim);
-        if (p.dim2 > 0) c.matrix[count++] = matrix(a.x2, a.weight2, a.y2, p.dim2);
+        if (p.dim > 0) c.matrix[count++] = matrix(In{}, Out{}, a.x, a.weight, a.y, p.dim);
+        if (p.dim2 > 0) c.matrix[count++] = matrix(In{}, Out{}, a.x2, a.weight2, a.y2, p.dim2);
         launch<kByFours>(c, stream_of(context.stream));
       });
     });

@@ -28,9 +28,13 @@ void norm(const RmsNorm::Problem& problem, std::int64_t dim, const ConstTensorVi
 
 }  // namespace
 
-void rms_norm_ref(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext&) {
+void rms_norm_ref(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context) {
   norm(problem, problem.dim, args.x, args.weight, args.y);
-  if (problem.dim2 > 0) norm(problem, problem.dim2, args.x2, args.weight2, args.y2);
+  if (problem.dim2 == 0) return;
+  const bool inserts = problem.format != nullptr;
+  const TensorView y2 = inserts ? TensorView(context.workspace.data, problem.out, {problem.rows, problem.dim2}) : args.y2;
+  norm(problem, problem.dim2, args.x2, args.weight2, y2);
+  if (inserts) qnorm_rope_insert_ref(insert_problem(problem), insert_args(args, y2), context);
 }
 
 }  // namespace smla

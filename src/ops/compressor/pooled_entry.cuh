@@ -1,0 +1,347 @@
+#pragma once
+
+// An entry of a compressed cache: a window of state rows pooled, normed, rotated and encoded, in one pass over them.
+
+#include <cmath>
+
+#include "cache/row_encoder.cuh"
+#include "device/hadamard.cuh"
+#include "ops/compressor/state_row.cuh"
+
+namespace smla::compressor {
+
+constexpr unsigned kAll = 0xFFFF'FFFFU;
+
+/// A CompressStore by value.
+struct Pool {
+  std::int64_t tokens = 0;
+  int span = 1;  ///< tokens that a block, or a warp of it, looks after: up to 32
+  const std::int64_t* positions = nullptr;
+  const std::int32_t* request = nullptr;
+  const std::int64_t* state_slots = nullptr;
+  const std::int64_t* entry_slots = nullptr;
+  const std::int32_t* table = nullptr;
+  std::int64_t table_stride = 0;
+  std::int64_t requests = 0;
+  std::int64_t columns = 0;
+  const void* weight = nullptr;
+  bool weight_bf16 = false;
+  const float* cos_sin = nullptr;
+  std::int64_t cos_sin_stride = 0;
+  std::int64_t rope_rows = 0;
+  int rope_dim = 0;
+  float eps = 0;
+  bool hadamard = false;
+  ClampRule clamp = ClampRule::kAmax;
+  device::CacheView state;
+  std::int64_t state_blocks = 0;
+  device::CacheView entries;
+  Save save;  ///< with kSave: this call's own rows
+};
+
+/// Threads of an entry, in each of the kBlocks blocks that share its channels: a thread for four of them, and groups of threads that share the rows of a long
+/// window.
+template <int kDim, int kRatio, int kBlocks = 1>
+struct Shape {
+  static constexpr int kWidth = kDim;
+  static constexpr int kTokens = kRatio;
+  static constexpr int kCoff = kRatio == 4 ? 2 : 1;
+  static constexpr int kWindow = kCoff * kRatio;
+  static constexpr int kChannels = kDim / kBlocks;  ///< of a block
+  static constexpr int kLanes = kChannels / 4;
+  static constexpr int kGroups = kWindow <= 32 ? 1 : (kBlocks == 1 ? 4 : 16);
+  static constexpr int kRows = kWindow / kGroups;  ///< of a group
+  static constexpr int kThreads = kLanes * kGroups;
+  static constexpr int kFinishing = kDim / 4;                           ///< threads that norm and rotate
+  static constexpr int kSums = kGroups == 1 ? kLanes / 32 : kDim / 32;  ///< parts of the sum of squares
+  static_assert(kThreads >= kFinishing);
+};
+
+/// What the threads of an entry share.
+template <class S, bool kSave>
+struct Shared {
+  alignas(16) float row[S::kWidth];
+  const float* rows[S::kWindow];
+  int bias[kSave ? S::kWindow : 1];  ///< of each row, what is added to its logits: an offset in the ape, -1 for nothing
+  float merged[S::kGroups][3][S::kGroups > 1 ? S::kChannels : 1];
+  float squares[S::kSums];
+};
+
+/// A barrier of an entry's threads: of a warp or of the whole block.
+template <class S>
+__device__ void wait_for_all() {
+  if constexpr (S::kThreads == 32) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+template <class S>
+__device__ bool any_of_all(bool v) {
+  if constexpr (S::kThreads == 32) {
+    return __any_sync(kAll, v ? 1 : 0) != 0;
+  } else {
+    return __syncthreads_or(v ? 1 : 0) != 0;
+  }
+}
+
+/// A token, and whether it closes a group.
+template <class S>
+struct Closing {
+  std::int64_t token = 0;
+  std::int64_t pos = 0;
+  std::int64_t entry = 0;
+  std::int64_t request = 0;
+
+  /// Position of the group's first token.
+  __device__ std::int64_t first() const { return pos - (S::kTokens - 1); }
+};
+
+/// The tokens of a block, or of a warp of it, that close a group: at most 32, looked at by a lane each, all at once.
+template <class S>
+struct ClosingTokens {
+  Closing<S> mine;
+  unsigned waiting;
+
+  __device__ ClosingTokens(const Pool& c, std::int64_t begin, int count) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    bool acts = false;
+    if (lane < count && begin + lane < c.tokens) {
+      const std::int64_t t = begin + lane;
+      mine = {.token = t, .pos = c.positions[t], .entry = c.entry_slots[t], .request = c.request[t]};
+      acts = c.state_slots[t] >= 0 && mine.pos >= 0 && mine.pos % S::kTokens == S::kTokens - 1 && mine.entry >= 0 &&
+             mine.entry < c.entries.num_slots && mine.request >= 0 && mine.request < c.requests && mine.first() < c.rope_rows;
+    }
+    waiting = __ballot_sync(kAll, acts);
+  }
+  /// Takes the next one, the same in every lane; waiting != 0.
+  __device__ Closing<S> next() {
+    const int lane = __ffs(static_cast<int>(waiting)) - 1;
+    waiting &= waiting - 1;
+    return {.token = __shfl_sync(kAll, mine.token, lane),
+            .pos = __shfl_sync(kAll, mine.pos, lane),
+            .entry = __shfl_sync(kAll, mine.entry, lane),
+            .request = __shfl_sync(kAll, mine.request, lane)};
+  }
+};
+
+/// What a finishing thread needs beside its four channels, asked for before the rows.
+struct Ending {
+  float weight[4];
+  float cosine[2];
+  float sine[2];
+
+  template <class S>
+  __device__ static Ending of(const Pool& c, const Closing<S>& token, int channel, bool finishes) {
+    Ending e{};
+    if (!finishes) return e;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      e.weight[k] = c.weight_bf16 ? device::from_bf16(static_cast<const std::uint16_t*>(c.weight)[channel + k])
+                                  : static_cast<const float*>(c.weight)[channel + k];
+    }
+    const int rope = channel - (S::kWidth - c.rope_dim);
+    const float* row = c.cos_sin + token.first() * c.cos_sin_stride;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      e.cosine[k] = 1, e.sine[k] = 0;
+      if (rope + 2 * k < 0) continue;
+      e.cosine[k] = row[rope / 2 + k];
+      e.sine[k] = row[c.rope_dim / 2 + rope / 2 + k];
+    }
+    return e;
+  }
+};
+
+/// Looks the rows of a window up, a thread for each; false without any.
+template <class S, bool kSave>
+__device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>& shared, int thread) {
+  bool found = false;
+  if (thread < S::kWindow) {
+    const std::int64_t at = token.pos - (S::kWindow - 1) + thread;
+    const std::int64_t column = c.state.block_of(at);
+    const float* row = nullptr;
+    int bias = -1;
+    if (at >= 0 && column < c.columns) {
+      const std::int64_t block = max(c.table[token.request * c.table_stride + column], 0);
+      found = block < c.state_blocks;
+      // Overlap: a row gives its first half of channels to the next group's entry, its second half to its own group's.
+      const std::int64_t slot = block * c.state.block_size + (at - column * c.state.block_size);
+      const int half = thread / S::kTokens * S::kWidth;
+      if (found) row = reinterpret_cast<const float*>(c.state.data(slot)) + half;
+      if constexpr (kSave) {
+        const std::int64_t own = token.token - (token.pos - at);  // the token of that position, if the call has it
+        if (found && own >= 0 && c.positions[own] == at && c.request[own] == token.request && c.state_slots[own] == slot) {
+          row = c.save.kv_score + own * c.save.kv_score_stride + half;
+          bias = static_cast<int>(at % S::kTokens * c.save.ape_stride) + half;
+        }
+      }
+    }
+    shared.rows[thread] = row;
+    if constexpr (kSave) shared.bias[thread] = bias;
+  }
+  return any_of_all<S>(found);
+}
+
+/// Four channels' softmax over rows seen so far: m the largest logit, l the sum of exp(logit - m), acc the sum of exp(logit - m) * value.
+struct Running {
+  float m[4];
+  float l[4];
+  float acc[4];
+};
+
+/// What logits are subtracted from: finite where all were -inf, so that their weights are 0.
+__device__ inline float pivot(float largest) { return largest == -INFINITY ? 0 : largest; }
+/// exp of a number that is not above 0: its error, relative to the sum of such weights, is that of one rounding and the machine's 2^x.
+__device__ inline float weight_of(float below) { return __expf(below); }
+
+/// The rows of a group of threads, for four channels.
+template <class S, bool kVector, bool kSave>
+__device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, int first, int channel) {
+  constexpr int kBatch = 8;  // rows in flight
+  constexpr bool kOnce = S::kRows == kBatch;
+  Running run;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) run.m[k] = -INFINITY, run.l[k] = 0, run.acc[k] = 0;
+#pragma unroll 1
+  for (int base = first; base < first + S::kRows; base += kBatch) {
+    Quad value[kBatch];
+    Quad logit[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float* row = shared.rows[base + i];
+      logit[i] = row == nullptr ? Quad{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}} : load<kVector>(row + S::kCoff * S::kWidth + channel);
+      value[i] = row == nullptr ? Quad{{0, 0, 0, 0}} : load<kVector>(row + channel);
+      if constexpr (kSave) {
+        if (shared.bias[base + i] >= 0) {
+          const Quad a = save.bias<kVector>(shared.bias[base + i] + channel);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) logit[i].v[k] += a.v[k];
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      float largest = run.m[k];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) largest = fmaxf(largest, logit[i].v[k]);
+      if constexpr (!kOnce) {
+        const float old = weight_of(run.m[k] - pivot(largest));
+        run.l[k] *= old;
+        run.acc[k] *= old;
+      }
+      run.m[k] = largest;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float weight = weight_of(logit[i].v[k] - pivot(largest));
+        run.l[k] += weight;
+        run.acc[k] += weight * value[i].v[k];
+      }
+    }
+  }
+  return run;
+}
+__device__ inline float pooled(float l, float acc) { return l == 0 ? 0 : acc / l; }
+
+/// What the groups of a block made of a channel, merged. A barrier came before.
+template <class S, bool kSave>
+__device__ float merged_channel(const Shared<S, kSave>& shared, int channel) {
+  float largest = -INFINITY;
+  float l = 0;
+  float acc = 0;
+#pragma unroll
+  for (int g = 0; g < S::kGroups; ++g) largest = fmaxf(largest, shared.merged[g][0][channel]);
+#pragma unroll
+  for (int g = 0; g < S::kGroups; ++g) {
+    const float old = weight_of(shared.merged[g][0][channel] - pivot(largest));
+    l += shared.merged[g][1][channel] * old;
+    acc += shared.merged[g][2][channel] * old;
+  }
+  return pooled(l, acc);
+}
+template <class S, bool kSave>
+__device__ void keep(const Running& run, Shared<S, kSave>& shared, int group, int channel) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    shared.merged[group][0][channel + k] = run.m[k];
+    shared.merged[group][1][channel + k] = run.l[k];
+    shared.merged[group][2][channel + k] = run.acc[k];
+  }
+}
+
+/// The norm, the rotation and the entry, of channels 4 * thread and the next three; shared.squares are complete. By all threads of an entry's first block.
+template <class S, bool kSave>
+__device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, float4 pooled, Shared<S, kSave>& shared, int thread) {
+  if (thread < S::kFinishing) {
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < S::kSums; ++w) total += shared.squares[w];
+    const float inverse = device::inverse_root(total, S::kWidth, c.eps);
+    float4 y = device::product(device::scaled(pooled, inverse), make_float4(e.weight[0], e.weight[1], e.weight[2], e.weight[3]));
+    const int rope = 4 * thread - (S::kWidth - c.rope_dim);
+    if (rope >= 0) device::Rope::rotate(y.x, y.y, e.cosine[0], e.sine[0]);
+    if (rope + 2 >= 0) device::Rope::rotate(y.z, y.w, e.cosine[1], e.sine[1]);
+    const bool exact = c.entries.nope == Element::kF32;
+    if (!exact) y = device::rounded_to_bf16(y);
+    if constexpr (S::kWidth == 128) {
+      if (c.hadamard) {
+        float4 x[1] = {y};
+        device::hadamard(x, S::kWidth);
+        y = exact ? x[0] : device::rounded_to_bf16(x[0]);
+      }
+    }
+    reinterpret_cast<float4*>(shared.row)[thread] = y;
+  }
+  wait_for_all<S>();
+  device::encode_row(c.entries, token.entry, shared.row, c.clamp, thread / 32, S::kThreads / 32);
+}
+
+/// This call's own state rows of up to 32 tokens, by `warps` warps.
+template <bool kVector>
+__device__ void save_rows(const Pool& c, std::int64_t begin, int thread, int warps) {
+  const int size = 2 * c.save.half;
+  if (c.span == 1) return save_row<kVector>(c.save, begin, 0, size, thread, 32 * warps);
+#pragma unroll 1
+  for (int i = thread / 32; i < c.span && begin + i < c.tokens; i += warps) save_row<kVector>(c.save, begin + i, 0, size, thread % 32, 32);
+}
+
+/// Some tokens by a block, or by one warp of it. Nothing but the rows that their windows name is read. kSave: their own state rows are written before, and
+/// rows of the call's tokens are taken from where those are taken from, as other threads may not have written them yet.
+template <class S, bool kVector, bool kSave>
+__device__ void compress_tokens(const Pool& c, std::int64_t begin, Shared<S, kSave>& shared, int thread) {
+  if constexpr (kSave) save_rows<kVector>(c, begin, thread, S::kThreads / 32);
+  ClosingTokens<S> tokens(c, begin, c.span);
+  const int group = thread / S::kLanes;
+  const int channel = 4 * (thread % S::kLanes);
+#pragma unroll 1
+  while (tokens.waiting != 0) {
+    const Closing<S> token = tokens.next();
+    const Ending ending = Ending::of(c, token, channel, thread < S::kFinishing);
+    if (look_up<S, kSave>(c, token, shared, thread)) {
+      const Running run = pool_rows<S, kVector, kSave>(c.save, shared, group * S::kRows, channel);
+      float4 y = make_float4(0, 0, 0, 0);
+      float squares;
+      if constexpr (S::kGroups == 1) {
+        y = make_float4(pooled(run.l[0], run.acc[0]), pooled(run.l[1], run.acc[1]), pooled(run.l[2], run.acc[2]), pooled(run.l[3], run.acc[3]));
+        squares = y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
+      } else {
+        static_assert(S::kThreads == S::kWidth);
+        keep(run, shared, group, channel);
+        __syncthreads();
+        const float mine = merged_channel(shared, thread);
+        shared.row[thread] = mine;
+        squares = mine * mine;
+      }
+      squares = device::sum_of_warp(squares);
+      if (thread % 32 == 0) shared.squares[thread / 32] = squares;
+      wait_for_all<S>();
+      if constexpr (S::kGroups > 1) {
+        if (thread < S::kFinishing) y = reinterpret_cast<const float4*>(shared.row)[thread];
+      }
+      finish<S, kSave>(c, token, ending, y, shared, thread);
+    }
+    if (tokens.waiting != 0) wait_for_all<S>();
+  }
+}
+
+}  // namespace smla::compressor

@@ -1,0 +1,31 @@
+// The compressor's first step on the device: a block for a token's state row.
+#include "device/early_launch.cuh"
+#include "ops/compressor/implementations.h"
+#include "ops/compressor/state_row.cuh"
+#include "ops/cuda_op.h"
+
+namespace smla {
+
+namespace {
+
+using compressor::Save;
+
+constexpr int kThreads = 128;
+
+template <bool kVector>
+__global__ void __launch_bounds__(kThreads) save(const __grid_constant__ Save c) {
+  device::take_turn();
+  compressor::save_row<kVector>(c, blockIdx.x, 0, 2 * c.half, static_cast<int>(threadIdx.x), kThreads);
+}
+
+}  // namespace
+
+SMLA_CUDA_OP(SaveState, 0) {
+  const std::int64_t tokens = a.state_slots.size(0);
+  if (tokens == 0) return;
+  const Save c = compressor::save_of(p, a);
+  const auto start = compressor::by_fours(c) ? device::launch_early<save<true>, Save> : device::launch_early<save<false>, Save>;
+  start("save_state", blocks_for(tokens, 1), kThreads, 0, stream_of(context.stream), c);
+}
+
+}  // namespace smla

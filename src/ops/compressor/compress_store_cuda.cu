@@ -110,10 +110,11 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_together(const _
 #endif
 }
 
-/// Tokens that a block looks after: of a prefill few close a group.
+/// Tokens that a block, or a cluster of them, looks after: of a prefill few close a group. With so many blocks or clusters a GPU is busy; more than fit it at once
+/// begin late, clusters above all.
 int span_of(std::int64_t tokens, int ratio) {
-  constexpr std::int64_t kEnough = 256;  // blocks, which keep a GPU busy
-  return static_cast<int>(std::clamp<std::int64_t>(tokens / kEnough, 1, std::min(ratio, 32)));
+  const std::int64_t enough = ratio == 4 ? 256 : 32;
+  return static_cast<int>(std::clamp<std::int64_t>((tokens + enough - 1) / enough, 1, std::min(ratio, 32)));
 }
 
 /// kSave and kVector as the call has them.

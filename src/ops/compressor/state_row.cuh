@@ -5,6 +5,7 @@
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "sparsemla/ops/compressor.h"
 
 namespace smla::compressor {
@@ -67,8 +68,10 @@ template <bool kVector>
 __device__ void save_row(const Save& c, std::int64_t t, int begin, int end, int thread, int threads) {
   const std::int64_t slot = c.slots[t];
   const std::int64_t pos = c.positions[t];
-  if (slot < 0 || slot >= c.state.num_slots || pos < 0) return;
   const float* from = c.kv_score + t * c.kv_score_stride;
+  // Asked for before the slot is known.
+  for (int i = begin + 32 * thread; i < end; i += 32 * threads) device::prefetch(from + i);
+  if (slot < 0 || slot >= c.state.num_slots || pos < 0) return;
   auto* to = reinterpret_cast<float*>(c.state.data(slot));
   const std::int64_t ape = pos % c.ratio * c.ape_stride;
 #pragma unroll 4

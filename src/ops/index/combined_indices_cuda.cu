@@ -16,6 +16,9 @@ __global__ void __launch_bounds__(kThreads)
   device::take_turn();
   __shared__ std::int32_t found[1];
   const std::int64_t t = blockIdx.x;
+  // Asked for before it is known of whom, and how much.
+  fetch_row(topk.row(t), min(topk.columns, p.top_k));
+  if (p.requests <= kSearched) fetch_row(seq_lens, p.requests), fetch_row(gather_lens, p.requests);
   if (owner == nullptr) find_owners(start, p.requests, start[0], t, p.tokens, found);
   const std::int64_t b = owner == nullptr ? found[0] : owner[t];
   std::int64_t pos = -1;
@@ -84,6 +87,12 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
   std::int32_t* entries = row + p.window_width;
   const Remap window{p.window_block, p.window_span};
   const Remap compressed{p.compressed_block, p.compressed_span};
+  // Asked for while the request is looked up.
+  if (t < p.decode_tokens) {
+    fetch_row(in.decode_window.row(t), p.window_width), fetch_row(in.decode_compressed.row(t), min(in.decode_compressed.columns, p.compressed_width));
+  } else {
+    fetch_row(in.prefill_topk.row(t - p.decode_tokens), min(in.prefill_topk.columns, p.compressed_width));
+  }
   const std::int32_t* const compressed_row = in.compressed.row(r);
   const auto put_window = [&](unsigned j, std::int32_t v) { row[j] = v; };
   const auto put_entry = [&](unsigned j, std::int32_t v) { entries[j] = v; };
@@ -96,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
     each_column(
         p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
     std::int32_t mine = 0;
-    each_column(
+    each_column<8>(
         p.compressed_width, [&](int j) { return j < width ? chosen[j] : -1; },
         [&](int, std::int32_t v) {
           mine += v >= 0 ? 1 : 0;

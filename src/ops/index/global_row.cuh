@@ -60,10 +60,9 @@ inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
 /// What an index row can hold, -1 otherwise.
 __device__ inline std::int32_t as_index(std::int64_t v) { return v < 0 || v > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(v); }
 
-/// One row of GlobalTopk by a block of kThreads. In shared memory.
-template <int kThreads>
+/// One row of GlobalTopk by a block of kThreads. In shared memory. kRun: entries of a thread in a round, all on their way at once.
+template <int kThreads, int kRun = 4>
 struct GlobalRow {
-  static constexpr int kRun = 4;  ///< entries of a thread in a round, all on their way at once
   static constexpr int kWarps = kThreads / 32;
 
   std::int32_t warp_sum[2][kWarps];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/early_launch.cuh"
+#include "device/ptx.cuh"
 #include "ops/index/global_row.cuh"
 
 namespace smla::index_rows {
@@ -30,6 +31,12 @@ inline Rows<const std::int32_t> rows_of(const ConstTensorView& v) {
 template <class T>
 T* data_of(const auto& v) {
   return static_cast<T*>(v.data);
+}
+
+/// Asks for a row of n numbers; a block's threads together.
+__device__ inline void fetch_row(const std::int32_t* row, std::int64_t n) {
+  constexpr int kLine = 32;
+  if (const std::int64_t i = kLine * static_cast<std::int64_t>(threadIdx.x); i < n) device::prefetch(row + i);
 }
 
 /// Entries of `ratio` tokens that a query at `pos` sees, at most `most`. pos may be the largest number.

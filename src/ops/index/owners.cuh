@@ -13,6 +13,21 @@ constexpr std::int64_t kSearched = 1024;  ///< so many requests a block looks th
 template <int kTokens>
 __device__ void find_owners(const std::int32_t* start, std::int64_t requests, std::int64_t origin, std::int64_t first, std::int64_t tokens,
                             std::int32_t (&owner)[kTokens]) {
+  constexpr std::int64_t kFew = 32;
+  if (requests <= kFew) {
+    // Each token by itself: the parts of few requests may be long.
+    for (int i = static_cast<int>(threadIdx.x); i < kTokens; i += kThreads) {
+      const std::int64_t t = first + i;
+      std::int32_t last = -1;
+#pragma unroll 8
+      for (std::int32_t r = 0; r < static_cast<std::int32_t>(requests); ++r) {
+        if (t < tokens && start[r] - origin <= t && t < start[r + 1] - origin) last = r;
+      }
+      owner[i] = last;
+    }
+    __syncthreads();
+    return;
+  }
   for (int i = static_cast<int>(threadIdx.x); i < kTokens; i += kThreads) owner[i] = -1;
   __syncthreads();
   for (std::int64_t r = threadIdx.x; r < requests; r += kThreads) {

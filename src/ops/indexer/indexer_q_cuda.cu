@@ -118,53 +118,82 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const _
   if (threadIdx.x == 0) c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
 }
 
-/// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves two, and fewer exchanges do.
+constexpr int kPairs = 4;  ///< of heads, that a warp takes one after the other, all asked for at once
+
+/// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves two, and fewer exchanges do. What their token
+/// has of its own is looked up once for all pairs.
 template <class In>
 __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(const __grid_constant__ Call c) {
   device::take_turn();
   const std::int64_t token = c.grid.token();
-  const std::int64_t pair = 2 * c.grid.head();
-  if (pair >= c.heads) return;
+  const int first = 2 * kPairs * static_cast<int>(c.grid.head());
+  const int heads = static_cast<int>(c.heads);
+  if (first >= heads) return;
   const int lane = static_cast<int>(threadIdx.x) % 16;
-  const bool there = pair + threadIdx.x / 16 < c.heads;
-  const std::int64_t head = there ? pair + threadIdx.x / 16 : pair;
   const std::int64_t position = min(max(c.positions[token], std::int64_t{0}), c.rope.rows - 1);
-  const In* q = static_cast<const In*>(c.q) + token * c.q_stride[0] + head * c.q_stride[1] + 8 * lane;
-  float weight = device::widened(static_cast<const In*>(c.weights)[token * c.weights_stride + head]);
-  float4 x[2];
-  if constexpr (sizeof(In) == 2) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(q);
-    x[0] = device::widened(make_uint2(raw.x, raw.y)), x[1] = device::widened(make_uint2(raw.z, raw.w));
-  } else {
-    x[0] = reinterpret_cast<const float4*>(q)[0], x[1] = reinterpret_cast<const float4*>(q)[1];
+  // Past the last head its numbers are taken once more, and not stored.
+  const auto head_of = [&](int pair) { return min(first + 2 * pair + static_cast<int>(threadIdx.x) / 16, heads - 1); };
+  const In* q = static_cast<const In*>(c.q) + token * c.q_stride[0] + 8 * lane;
+  const In* given = static_cast<const In*>(c.weights) + token * c.weights_stride;
+  float4 x[kPairs][2];
+  float weight[kPairs];
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const In* from = q + head_of(p) * c.q_stride[1];
+    if constexpr (sizeof(In) == 2) {
+      const uint4 raw = *reinterpret_cast<const uint4*>(from);
+      x[p][0] = device::widened(make_uint2(raw.x, raw.y)), x[p][1] = device::widened(make_uint2(raw.z, raw.w));
+    } else {
+      x[p][0] = reinterpret_cast<const float4*>(from)[0], x[p][1] = reinterpret_cast<const float4*>(from)[1];
+    }
+    weight[p] = device::widened(given[head_of(p)]);
   }
   const float* cos_sin = c.rope.row(position);
+  float cosine[4];
+  float sine[4];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) x[k] = c.rope.rotated(x[k], 8 * lane + 4 * k, cos_sin);
-  round_all(x);
-  if (c.hadamard) {
-    device::hadamard_of_half(x);
-    round_all(x);
+  for (int k = 0; k < 4; ++k) {
+    const int pair = (8 * lane + 2 * k - c.rope.nope) / 2;
+    const bool turned = 8 * lane + 2 * k >= c.rope.nope && pair < c.rope.pairs;
+    cosine[k] = turned ? cos_sin[pair] : 1.0F;
+    sine[k] = turned ? cos_sin[c.rope.pairs + pair] : 0.0F;
   }
-
-  const float amax = fmaxf(device::largest_magnitude(x[0]), device::largest_magnitude(x[1]));
-  std::uint8_t* out = c.out + token * c.out_stride[0] + head * c.out_stride[1];
-  if (c.element == Element::kE4M3) {
-    const int e = e4m3_group_exponent(device::max_of_lanes(amax, 16), false);
-    const float factor = exp2_int(-e);
-    const auto codes = [&](float4 v) { return device::narrowed<E4M3>(device::scaled(v, factor)); };
-    if (there) device::put(out + 8 * lane, make_uint2(codes(x[0]), codes(x[1])));
-    weight = __fmul_rn(weight, exp2_int(e));
-  } else {
-    constexpr int kLanes = 4;  // of a group of 32
-    const int e = e2m1_group_exponent(device::max_of_lanes(amax, kLanes));
-    const float factor = exp2_int(-e);
-    const auto codes = [&](float4 v) { return static_cast<std::uint32_t>(device::e2m1_codes(device::scaled(v, factor))); };
-    if (there) device::put(out + 4 * lane, codes(x[0]) | codes(x[1]) << 16);
-    std::uint8_t* scales = c.scale + token * c.scale_stride[0] + head * c.scale_stride[1];
-    if (there && lane % kLanes == 0) scales[lane / kLanes] = static_cast<std::uint8_t>(e + 127);
+  const int turned_from = (c.rope.nope - 8 * lane + 1) / 2;  // of this lane's pairs
+  const auto turn = [&](float& even, float& odd, int k) {
+    if (k >= turned_from) device::Rope::rotate(even, odd, cosine[k], sine[k]);
+  };
+  std::uint8_t* const out = c.out + token * c.out_stride[0];
+  float* const weights_out = c.weights_out + token * c.weights_out_stride;
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    float4(&v)[2] = x[p];
+    turn(v[0].x, v[0].y, 0), turn(v[0].z, v[0].w, 1), turn(v[1].x, v[1].y, 2), turn(v[1].z, v[1].w, 3);
+    round_all(v);
+    if (c.hadamard) {
+      device::hadamard_of_half(v);
+      round_all(v);
+    }
+    const int head = head_of(p);
+    const bool there = first + 2 * p + static_cast<int>(threadIdx.x) / 16 < heads;
+    std::uint8_t* const to = out + head * c.out_stride[1];
+    const float amax = fmaxf(device::largest_magnitude(v[0]), device::largest_magnitude(v[1]));
+    if (c.element == Element::kE4M3) {
+      const int e = e4m3_group_exponent(device::max_of_lanes(amax, 16), false);
+      const float factor = exp2_int(-e);
+      const auto codes = [&](float4 a) { return device::narrowed<E4M3>(device::scaled(a, factor)); };
+      if (there) device::put(to + 8 * lane, make_uint2(codes(v[0]), codes(v[1])));
+      weight[p] = __fmul_rn(weight[p], exp2_int(e));
+    } else {
+      constexpr int kLanes = 4;  // of a group of 32
+      const int e = e2m1_group_exponent(device::max_of_lanes(amax, kLanes));
+      const float factor = exp2_int(-e);
+      const auto codes = [&](float4 a) { return static_cast<std::uint32_t>(device::e2m1_codes(device::scaled(a, factor))); };
+      if (there) device::put(to + 4 * lane, codes(v[0]) | codes(v[1]) << 16);
+      std::uint8_t* scales = c.scale + token * c.scale_stride[0] + head * c.scale_stride[1];
+      if (there && lane % kLanes == 0) scales[lane / kLanes] = static_cast<std::uint8_t>(e + 127);
+    }
+    if (there && lane == 0) weights_out[head] = __fmul_rn(__fmul_rn(weight[p], c.dim_factor), c.head_factor);
   }
-  if (there && lane == 0) c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
 }
 
 /// Whether queries_of_128 takes them.
@@ -211,7 +240,7 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
                .weights_out = static_cast<float*>(a.weights_out.data),
                .weights_out_stride = a.weights_out.stride[0],
                .heads = p.heads,
-               .grid = device::HeadGrid::of(halves ? (p.heads + 1) / 2 : p.heads),
+               .grid = device::HeadGrid::of(halves ? (p.heads + 2 * kPairs - 1) / (2 * kPairs) : p.heads),
                .dim = p.dim,
                .group = p.format->group,
                .element = p.format->nope,

@@ -3,6 +3,7 @@
 // What kernels that insert rows into a cache know of them.
 
 #include "cache/row_encoder.cuh"
+#include "device/ptx.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
 
@@ -10,9 +11,12 @@ namespace smla::insertion {
 
 using device::CacheView;
 
-/// Warps that share a row of so many numbers: each has 128 of them at a time.
-constexpr int kRowWarps = 4;
-__host__ __device__ constexpr int row_warps(int dim) { return dim <= 128 ? 1 : (dim <= 256 ? 2 : kRowWarps); }
+/// Warps that share a row, as a power of two: a warp has 128 of its numbers at a time, and one is enough where rows are many.
+constexpr int kMostRowBits = 2;
+inline int row_bits(std::int64_t rows, int dim) {
+  constexpr std::int64_t kMany = 2048;
+  return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMostRowBits);
+}
 
 /// What is written to a cache.
 template <class In>
@@ -23,10 +27,26 @@ struct Insert {
   std::int64_t rows = 0;
   CacheView cache;
   ClampRule clamp = ClampRule::kAmax;
+  int row_bits = 0;  ///< see there
+
+  /// Rows of a block of so many warps, as many as are whole.
+  __host__ __device__ unsigned block_rows(unsigned warps) const { return warps >> row_bits; }
+  /// This warp's row, -1 for none, and its number among those of the row.
+  __device__ std::int64_t row_of_warp(unsigned block) const {
+    const unsigned of_block = threadIdx.y >> row_bits;
+    return of_block < block_rows(blockDim.y) ? static_cast<std::int64_t>(block) * block_rows(blockDim.y) + of_block : -1;
+  }
+  __device__ int warp() const { return static_cast<int>(threadIdx.y) & (row_warps() - 1); }
+  __device__ int row_warps() const { return 1 << row_bits; }
+  /// Asks for a row that is likely to be wanted.
+  __device__ void fetch(std::int64_t row) const {
+    if (const int i = 128 * static_cast<int>(threadIdx.x) / static_cast<int>(sizeof(In)); row >= 0 && row < rows && i < cache.dim)
+      device::prefetch(kv.row(row) + i);
+  }
 
   /// Slot of a row, -1 for none.
   __device__ std::int64_t slot(std::int64_t row) const {
-    const std::int64_t slot = row < rows ? slots[row] : -1;
+    const std::int64_t slot = row >= 0 && row < rows ? slots[row] : -1;
     return slot < cache.num_slots ? slot : -1;
   }
   __device__ float4 quad(const In* from, int i) const {
@@ -41,7 +61,8 @@ Insert<In> insert_of(const ConstTensorView& rows, const ConstTensorView& slots, 
           .slots = static_cast<const std::int64_t*>(slots.data),
           .rows = slots.size(0),
           .cache = device::view_of_cache(cache),
-          .clamp = clamp};
+          .clamp = clamp,
+          .row_bits = row_bits(slots.size(0), cache.format->dim)};
 }
 
 /// Why the device cannot insert such rows; empty where it can or nothing is inserted.

@@ -35,9 +35,13 @@ struct Call {
   Insert<In> insert;
 };
 
+/// q is asked for before the position is known.
 template <bool kByFours, class In, class Out>
-__device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, const float* cos_sin) {
+__device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, std::int64_t position) {
   const HeldRow<32, kByFours, In> held(q, c.dim, kByFours ? 0 : -(c.rope.nope & 1), static_cast<int>(threadIdx.x));
+  if (!c.rope.has(position)) return;
+  const float* cos_sin = c.rope.row(position);
+  if (const int i = 32 * static_cast<int>(threadIdx.x); i < 2 * c.rope.pairs) prefetch(cos_sin + i);
   const float inverse = inverse_root(sum_of_warp(held.squares()), c.dim, c.eps);
   held.each([&](int i, Raw<In> raw) {
     float4 v = c.rope.rotated(scaled(widened(raw), inverse), i, cos_sin);
@@ -50,39 +54,39 @@ template <bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<In>) norm_rope_insert(const __grid_constant__ Call<In, Out> c) {
   take_turn();
   if (blockIdx.x >= c.blocks) {
-    const std::int64_t row = blockIdx.x - c.blocks;
+    const std::int64_t row = c.insert.row_of_warp(blockIdx.x - c.blocks);
+    c.insert.fetch(row);
     const std::int64_t slot = c.insert.slot(row);
-    if (slot < 0) return;
-    const std::int64_t position = c.positions[row];
-    if (!c.rope.has(position)) return;
+    const std::int64_t position = row >= 0 && row < c.insert.rows ? c.positions[row] : -1;
+    if (slot < 0 || !c.rope.has(position)) return;
     const float* cos_sin = c.rope.row(position);
     const In* from = c.insert.kv.row(row);
-    encode_row_of(c.insert.cache, slot, c.insert.clamp, static_cast<int>(threadIdx.y), static_cast<int>(blockDim.y),
+    encode_row_of(c.insert.cache, slot, c.insert.clamp, c.insert.warp(), c.insert.row_warps(),
                   [&](int q) { return c.rope.rotated(c.insert.quad(from, 4 * q), 4 * q, cos_sin); });
     return;
   }
   const std::int64_t token = c.grid.token();
   const std::int64_t head = c.grid.head();
+  if (head >= c.out_heads) return;
   const std::int64_t position = c.positions[token];
-  if (head >= c.out_heads || !c.rope.has(position)) return;
   Out* y = c.y.row(token, head);
   if (head < c.heads) {
-    norm_and_rotate<kByFours>(c, c.q.row(token, head), y, c.rope.row(position));
+    norm_and_rotate<kByFours>(c, c.q.row(token, head), y, position);
     return;
   }
+  if (!c.rope.has(position)) return;
   for (int i = 4 * static_cast<int>(threadIdx.x); i < c.dim; i += 128) store_quad<kByFours>(y, i, c.dim, Raw<Out>{});
 }
 
 template <class In>
 __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant__ Insert<In> c) {
   take_turn();
-  const int warps = insertion::row_warps(c.cache.dim);
-  const int warp = static_cast<int>(threadIdx.y);
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kWarps / warps) + warp / warps;
+  const std::int64_t row = c.row_of_warp(blockIdx.x);
+  c.fetch(row);
   const std::int64_t slot = c.slot(row);
   if (slot < 0) return;
   const In* from = c.kv.row(row);
-  encode_row_of(c.cache, slot, c.clamp, warp % warps, warps, [&](int q) { return c.quad(from, 4 * q); });
+  encode_row_of(c.cache, slot, c.clamp, c.warp(), c.row_warps(), [&](int q) { return c.quad(from, 4 * q); });
 }
 
 template <class F>
@@ -119,7 +123,7 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
                         .dim = p.dim,
                         .eps = p.eps,
                         .factor = p.q_scale_inv};
-        unsigned warps = insertion::kRowWarps;
+        unsigned warps = kWarps;
         if (has_q) {
           c.q = rows_of<const In>(a.q);
           c.y = rows_of<Out>(a.q_out);
@@ -127,8 +131,12 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
           c.blocks = c.grid.blocks(p.tokens);
           warps = c.grid.heads;
         }
-        if (inserted > 0) c.insert = insertion::insert_of<In>(a.kv, a.slot_mapping, a.cache, p.clamp);
-        const unsigned blocks = blocks_for(c.blocks + inserted, 1);
+        if (inserted > 0) {
+          c.insert = insertion::insert_of<In>(a.kv, a.slot_mapping, a.cache, p.clamp);
+          while (c.insert.block_rows(warps) == 0) --c.insert.row_bits;
+        }
+        const unsigned blocks =
+            blocks_for(c.blocks + static_cast<std::int64_t>(inserted == 0 ? 0 : blocks_for(inserted, c.insert.block_rows(warps))), 1);
         launch_early<norm_rope_insert<kByFours, In, Out>>("norm_rope_insert", blocks, dim3(32, warps), 0, stream_of(context.stream), c);
       });
     });
@@ -148,8 +156,8 @@ void CudaOp<InsertRows>::run(const InsertRows::Problem& p, const InsertRows::Arg
   const std::int64_t rows = a.slot_mapping.size(0);
   if (rows == 0) return;
   with_float(p.in, [&]<class In>(In) {
-    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, kWarps / insertion::row_warps(p.format->dim)), dim3(32, kWarps), 0,
-                                  stream_of(context.stream), insertion::insert_of<In>(a.rows, a.slot_mapping, a.cache, p.clamp));
+    const Insert<In> c = insertion::insert_of<In>(a.rows, a.slot_mapping, a.cache, p.clamp);
+    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, c.block_rows(kWarps)), dim3(32, kWarps), 0, stream_of(context.stream), c);
   });
 }
 

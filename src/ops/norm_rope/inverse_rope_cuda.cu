@@ -94,8 +94,10 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   }
   const std::int64_t token = c.grid.token();
   const std::int64_t head = c.grid.head();
+  if (head >= c.heads) return;
   const std::int64_t position = c.positions[token];
-  if (head >= c.heads || !c.rope.has(position)) return;
+  const HeldRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0, static_cast<int>(threadIdx.x));  // asked for before the position is known
+  if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
   const std::int64_t group =
       static_cast<std::uint32_t>(head) / static_cast<std::uint32_t>(c.group_heads);  // heads fit, and a division of 64 bits is long
@@ -105,7 +107,6 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   const bool whole_words = c.dim % (4 * kGroup) == 0;
   const auto before = static_cast<std::uint32_t>(first / kGroup);  // groups; the sizes of a row are ints
   std::uint32_t word = 0;
-  const HeldRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0, static_cast<int>(threadIdx.x));
   // dim is a multiple of kGroup: all lanes of the warp come here, with one group.
   held.each([&](int i, Raw<In> raw) {
     const float4 v = c.rope.rotated(widened(raw), i, cos_sin, -1.0F);

@@ -186,7 +186,7 @@ struct Target {
   Rope rope;
 };
 
-using insertion::kRowWarps;
+constexpr int kRowWarps = 4;                   ///< of a row that is inserted
 constexpr int kInserted = kWarps / kRowWarps;  ///< rows of a block
 constexpr int kNearRope = 128;                 ///< numbers of a row of cos_sin that shared memory has room for
 

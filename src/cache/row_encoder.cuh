@@ -4,6 +4,7 @@
 //
 //   encode_row(cache, slot, row, clamp, warp, warps)            row: a __shared__ or global const float*, 16-byte aligned
 //   encode_row_of(cache, slot, clamp, warp, warps, quad)        quad(q): numbers 4q..4q+3 as a float4, asked of one thread once
+//   encode_part_of(..., begin, end)                             the same of quads [begin, end) only, whole groups of a scale
 //
 // `warps` whole warps of a block call it together, each with its own number `warp`, all 32 lanes, with the same other arguments. It has no barrier: a
 // row in shared memory must be complete before (__syncthreads, or __syncwarp for one warp) and may be changed only after another. `slot` must be in
@@ -91,13 +92,13 @@ __device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, 
 
 /// Numbers that `quad` computes, see above.
 template <class Quad>
-__device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad) {
+__device__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad, int begin, int end) {
   const auto [data, scales] = cache.place(slot);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int nope = cache.nope_dim / 4;
+  const int nope = min(cache.nope_dim / 4, end);
   const int lanes = cache.group / 4;
 #pragma unroll 1
-  for (int first = 32 * warp; lanes > 0 && first < nope; first += 32 * warps) {
+  for (int first = begin + 32 * warp; lanes > 0 && first < nope; first += 32 * warps) {
     const int q = first + lane;
     const float4 v = q < nope ? rounded_to_bf16(quad(q)) : float4{0, 0, 0, 0};
     const int e = group_exponent(cache.nope, max_of_lanes(largest_magnitude(v), lanes), clamp);
@@ -111,14 +112,22 @@ __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRu
     const bool divide = cache.kind == ScaleKind::kPerTensor;
     const float factor = divide ? 1.0F / cache.scale : 1.0F;
 #pragma unroll 1
-    for (int q = thread; q < nope; q += threads) store_part(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
+    for (int q = begin + thread; q < nope; q += threads) store_part(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
   }
 #pragma unroll 1
-  for (int q = nope + thread; q < cache.dim / 4; q += threads) store_part(cache.rope, data + cache.rope_offset(), q - nope, quad(q));
+  for (int q = max(cache.nope_dim / 4, begin) + thread; q < end; q += threads) {
+    store_part(cache.rope, data + cache.rope_offset(), q - cache.nope_dim / 4, quad(q));
+  }
+  if (end < cache.dim / 4) return;
   // The rest of a scale slot is 0.
-  const int written = lanes == 0 ? 0 : nope / lanes * (cache.kind == ScaleKind::kUe8m0 ? 1 : 4);
+  const int written = lanes == 0 ? 0 : cache.nope_dim / 4 / lanes * (cache.kind == ScaleKind::kUe8m0 ? 1 : 4);
 #pragma unroll 1
   for (int i = written + thread; i < cache.scale_bytes + cache.inline_scale_bytes; i += threads) scales[i] = 0;
+}
+
+template <class Quad>
+__device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad) {
+  encode_part_of(cache, slot, clamp, warp, warps, quad, 0, cache.dim / 4);
 }
 
 /// A row in memory, see above.

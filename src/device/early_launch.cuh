@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "device/launch.cuh"
@@ -67,7 +68,26 @@ bool knows_clusters() {
   return knows;
 }
 
-/// Starts a kernel that begins with wait_for_work_before(), `together` blocks a cluster; `shared`: bytes of dynamic shared memory.
+/// Clusters of such blocks without dynamic shared memory that a GPU has at once.
+template <auto kKernel, unsigned kTogether>
+std::int64_t clusters_at_once(dim3 threads) {
+  static const std::int64_t most = [&] {
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeClusterDimension;
+    together.val.clusterDim = {.x = kTogether, .y = 1, .z = 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(kTogether);
+    config.blockDim = threads;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    int clusters = 0;
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config), "cudaOccupancyMaxActiveClusters");
+    return std::max<std::int64_t>(clusters, 1);
+  }();
+  return most;
+}
+
+/// Starts a kernel that begins with wait_for_work_before(), kTogether blocks a cluster; `shared`: bytes of dynamic shared memory.
 /// @throws CudaError with `name`.
 template <auto kKernel, unsigned kTogether, class... Args>
 void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {

@@ -81,39 +81,37 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_together(const _
   ClosingTokens<S> tokens(c, begin, c.span);
   const int group = thread / S::kLanes;
   const int quad = 4 * (thread % S::kLanes);
+  const int first = rank * S::kChannels;
+  device::cluster_arrive();  // all blocks have begun before others write to their shared memory
+  device::cluster_wait();
+  int turn = 0;
 #pragma unroll 1
   while (tokens.waiting != 0) {
     const Closing<S> token = tokens.next();
-    device::cluster_arrive();  // the first block's row is free, and it has begun
-    const Ending ending = Ending::of(c, token, 4 * thread, rank == 0 && thread < S::kFinishing);
-    const bool found = look_up<S, kSave>(c, token, shared, thread);
-    if (found) {
-      keep(pool_rows<S, kVector, kSave>(c.save, shared, group * S::kRows, rank * S::kChannels + quad), shared, group, quad);
-      __syncthreads();
-    }
-    device::cluster_wait();
-    if (found && thread < S::kChannels) {
+    const Ending ending = Ending::of(c, token, first + quad, thread < S::kFinishing);
+    // All blocks of the cluster find the same.
+    if (!look_up<S, kSave>(c, token, shared, thread)) continue;
+    keep(pool_rows<S, kVector, kSave>(c.save, shared, group * S::kRows, first + quad), shared, group, quad);
+    __syncthreads();
+    if (thread < S::kChannels) {
       const float mine = merged_channel(shared, thread);
+      shared.row[thread] = mine;
       const float squares = device::sum_of_warp(mine * mine);
-      device::store_cluster(&shared.row[rank * S::kChannels + thread], 0, mine);
-      if (thread % 32 == 0) device::store_cluster(&shared.squares[(rank * S::kChannels + thread) / 32], 0, squares);
+      if (const int block = thread % 32; block < kTogether) device::store_cluster(&shared.squares[turn][(first + thread) / 32], block, squares);
     }
     device::cluster_arrive();
     device::cluster_wait();
-    if (found && rank == 0) {
-      float4 y = make_float4(0, 0, 0, 0);
-      if (thread < S::kFinishing) y = reinterpret_cast<const float4*>(shared.row)[thread];
-      finish<S, kSave>(c, token, ending, y, shared, thread);
-    }
+    float4 y = make_float4(0, 0, 0, 0);
+    if (thread < S::kFinishing) y = reinterpret_cast<const float4*>(shared.row)[thread];
+    finish<S, kSave>(c, token, ending, y, shared.squares[turn], shared, first, thread);
+    turn ^= 1;
     if (tokens.waiting != 0) __syncthreads();
   }
 #endif
 }
 
-/// Tokens that a block, or a cluster of them, looks after: of a prefill few close a group. With so many blocks or clusters a GPU is busy; more than fit it at once
-/// begin late, clusters above all.
-int span_of(std::int64_t tokens, int ratio) {
-  const std::int64_t enough = ratio == 4 ? 256 : 32;
+/// Tokens that a block, or a cluster of them, looks after: of a prefill few close a group. `enough`: as many of them keep a GPU busy.
+int span_of(std::int64_t tokens, int ratio, std::int64_t enough = 256) {
   return static_cast<int>(std::clamp<std::int64_t>((tokens + enough - 1) / enough, 1, std::min(ratio, 32)));
 }
 
@@ -204,8 +202,11 @@ void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressS
       device::launch_early<compress_index<kVector, kSave>>(kName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
     } else if (p.ratio == 4) {
       device::launch_early<compress<MainC4a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC4a::kThreads, 0, stream, c);
-    } else if (device::knows_clusters<compress_together<kVector, kSave>>()) {
-      device::launch_cluster<compress_together<kVector, kSave>, kTogether>(kName, blocks_for(tokens, c.span), PartC128a::kThreads, 0, stream, c);
+    } else if (device::knows_clusters<compress_together<kVector, kSave>>() && p.format->group <= PartC128a::kChannels) {
+      Pool apart = c;
+      apart.span = span_of(tokens, p.ratio, device::clusters_at_once<compress_together<kVector, kSave>, kTogether>(PartC128a::kThreads));
+      device::launch_cluster<compress_together<kVector, kSave>, kTogether>(kName, blocks_for(tokens, apart.span), PartC128a::kThreads, 0, stream,
+                                                                           apart);
     } else {
       device::launch_early<compress<MainC128a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC128a::kThreads, 0, stream, c);
     }

@@ -52,7 +52,7 @@ struct Shape {
   static constexpr int kGroups = kWindow <= 32 ? 1 : (kBlocks == 1 ? 4 : 16);
   static constexpr int kRows = kWindow / kGroups;  ///< of a group
   static constexpr int kThreads = kLanes * kGroups;
-  static constexpr int kFinishing = kDim / 4;                           ///< threads that norm and rotate
+  static constexpr int kFinishing = kLanes;                             ///< threads that norm and rotate
   static constexpr int kSums = kGroups == 1 ? kLanes / 32 : kDim / 32;  ///< parts of the sum of squares
   static_assert(kThreads >= kFinishing);
 };
@@ -60,11 +60,11 @@ struct Shape {
 /// What the threads of an entry share.
 template <class S, bool kSave>
 struct Shared {
-  alignas(16) float row[S::kWidth];
+  alignas(16) float row[S::kChannels];
   const float* rows[S::kWindow];
   int bias[kSave ? S::kWindow : 1];  ///< of each row, what is added to its logits: an offset in the ape, -1 for nothing
   float merged[S::kGroups][3][S::kGroups > 1 ? S::kChannels : 1];
-  float squares[S::kSums];
+  float squares[2][S::kSums];  ///< in turn, so that one entry's are not overwritten by the next one's
 };
 
 /// A barrier of an entry's threads: of a warp or of the whole block.
@@ -269,16 +269,18 @@ __device__ void keep(const Running& run, Shared<S, kSave>& shared, int group, in
   }
 }
 
-/// The norm, the rotation and the entry, of channels 4 * thread and the next three; shared.squares are complete. By all threads of an entry's first block.
+/// The norm, the rotation and the entry, of the block's channels from `first` on; a finishing thread has four of them, `squares` is complete. By all threads of an
+/// entry in a block.
 template <class S, bool kSave>
-__device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, float4 pooled, Shared<S, kSave>& shared, int thread) {
+__device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, float4 pooled, const float (&squares)[S::kSums],
+                       Shared<S, kSave>& shared, int first, int thread) {
   if (thread < S::kFinishing) {
     float total = 0;
 #pragma unroll
-    for (int w = 0; w < S::kSums; ++w) total += shared.squares[w];
+    for (int w = 0; w < S::kSums; ++w) total += squares[w];
     const float inverse = device::inverse_root(total, S::kWidth, c.eps);
     float4 y = device::product(device::scaled(pooled, inverse), make_float4(e.weight[0], e.weight[1], e.weight[2], e.weight[3]));
-    const int rope = 4 * thread - (S::kWidth - c.rope_dim);
+    const int rope = first + 4 * thread - (S::kWidth - c.rope_dim);
     if (rope >= 0) device::Rope::rotate(y.x, y.y, e.cosine[0], e.sine[0]);
     if (rope + 2 >= 0) device::Rope::rotate(y.z, y.w, e.cosine[1], e.sine[1]);
     const bool exact = c.entries.nope == Element::kF32;
@@ -293,7 +295,9 @@ __device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, 
     reinterpret_cast<float4*>(shared.row)[thread] = y;
   }
   wait_for_all<S>();
-  device::encode_row(c.entries, token.entry, shared.row, c.clamp, thread / 32, S::kThreads / 32);
+  device::encode_part_of(
+      c.entries, token.entry, c.clamp, thread / 32, S::kThreads / 32,
+      [&](int q) { return reinterpret_cast<const float4*>(shared.row)[q - first / 4]; }, first / 4, (first + S::kChannels) / 4);
 }
 
 /// This call's own state rows of up to 32 tokens, by `warps` warps.
@@ -333,12 +337,12 @@ __device__ void compress_tokens(const Pool& c, std::int64_t begin, Shared<S, kSa
         squares = mine * mine;
       }
       squares = device::sum_of_warp(squares);
-      if (thread % 32 == 0) shared.squares[thread / 32] = squares;
+      if (thread % 32 == 0) shared.squares[0][thread / 32] = squares;
       wait_for_all<S>();
       if constexpr (S::kGroups > 1) {
         if (thread < S::kFinishing) y = reinterpret_cast<const float4*>(shared.row)[thread];
       }
-      finish<S, kSave>(c, token, ending, y, shared, thread);
+      finish<S, kSave>(c, token, ending, y, shared.squares[0], shared, 0, thread);
     }
     if (tokens.waiting != 0) wait_for_all<S>();
   }

@@ -56,6 +56,7 @@ struct Save {
   const std::int64_t* positions = nullptr;
   const std::int64_t* slots = nullptr;
   device::CacheView state;
+  bool few = false;  ///< tokens
 
   template <bool kVector>
   __device__ Quad bias(std::int64_t at) const {
@@ -69,8 +70,8 @@ __device__ void save_row(const Save& c, std::int64_t t, int begin, int end, int 
   const std::int64_t slot = c.slots[t];
   const std::int64_t pos = c.positions[t];
   const float* from = c.kv_score + t * c.kv_score_stride;
-  // Asked for before the slot is known.
-  for (int i = begin + 32 * thread; i < end; i += 32 * threads) device::prefetch(from + i);
+  // Asked for before the slot is known; of many tokens others hide the wait.
+  for (int i = begin + 32 * thread; c.few && i < end; i += 32 * threads) device::prefetch(from + i);
   if (slot < 0 || slot >= c.state.num_slots || pos < 0) return;
   auto* to = reinterpret_cast<float*>(c.state.data(slot));
   const std::int64_t ape = pos % c.ratio * c.ape_stride;
@@ -96,7 +97,8 @@ inline Save save_of(const SaveState::Problem& p, const SaveState::Args& a) {
           .ape_stride = a.ape.stride[0],
           .positions = static_cast<const std::int64_t*>(a.positions.data),
           .slots = static_cast<const std::int64_t*>(a.state_slots.data),
-          .state = device::view_of_cache(a.state)};
+          .state = device::view_of_cache(a.state),
+          .few = a.state_slots.size(0) <= 2048};
 }
 
 /// Whether its rows can be read and written by fours.

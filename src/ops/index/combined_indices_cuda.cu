@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t t = blockIdx.x;
   // Asked for before it is known of whom, and how much.
   fetch_row(topk.row(t), min(topk.columns, p.top_k));
-  if (p.requests <= kSearched) fetch_row(seq_lens, p.requests), fetch_row(gather_lens, p.requests);
+  constexpr unsigned kFirst = 64;  // blocks; all of them asking for the same would wait for each other
+  if (blockIdx.x < kFirst && p.requests <= kSearched) fetch_row(seq_lens, p.requests), fetch_row(gather_lens, p.requests);
   if (owner == nullptr) find_owners(start, p.requests, start[0], t, p.tokens, found);
   const std::int64_t b = owner == nullptr ? found[0] : owner[t];
   std::int64_t pos = -1;

@@ -118,11 +118,13 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const _
   if (threadIdx.x == 0) c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
 }
 
-constexpr int kPairs = 4;  ///< of heads, that a warp takes one after the other, all asked for at once
+/// Pairs of heads that a warp takes one after the other, all asked for at once: many where tokens are, so that what it does once for them is little.
+constexpr int kManyPairs = 4;
+int pairs_of_warp(std::int64_t tokens) { return tokens < 256 ? 1 : kManyPairs; }
 
 /// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves two, and fewer exchanges do. What their token
 /// has of its own is looked up once for all pairs.
-template <class In>
+template <int kPairs, class In>
 __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(const __grid_constant__ Call c) {
   device::take_turn();
   const std::int64_t token = c.grid.token();
@@ -226,6 +228,7 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
   const bool has_scale = !a.q_scale.absent();
   const std::int64_t out_bytes = size_of(a.q_out.dtype);
   const bool halves = by_halves(p, a.q);
+  const int pairs = pairs_of_warp(p.tokens);
   const Call c{.q = a.q.data,
                .q_stride = {a.q.stride[0], a.q.stride[1]},
                .by_fours = device::by_fours(a.q),
@@ -240,7 +243,7 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
                .weights_out = static_cast<float*>(a.weights_out.data),
                .weights_out_stride = a.weights_out.stride[0],
                .heads = p.heads,
-               .grid = device::HeadGrid::of(halves ? (p.heads + 2 * kPairs - 1) / (2 * kPairs) : p.heads),
+               .grid = device::HeadGrid::of(halves ? (p.heads + 2 * pairs - 1) / (2 * pairs) : p.heads),
                .dim = p.dim,
                .group = p.format->group,
                .element = p.format->nope,
@@ -251,8 +254,10 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
     const auto start = [&]<auto kKernel>() {
       device::launch_early<kKernel>("queries", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream), c);
     };
-    if (halves) {
-      start.template operator()<queries_of_128<In>>();
+    if (halves && pairs == 1) {
+      start.template operator()<queries_of_128<1, In>>();
+    } else if (halves) {
+      start.template operator()<queries_of_128<kManyPairs, In>>();
     } else if (p.dim <= 128) {
       start.template operator()<queries<1, In>>();
     } else {

@@ -11,12 +11,11 @@ namespace smla::insertion {
 
 using device::CacheView;
 
+constexpr std::int64_t kMany = 2048;  ///< more rows than these hide each other's waits
+
 /// Warps that share a row, as a power of two: a warp has 128 of its numbers at a time, and one is enough where rows are many.
 constexpr int kMostRowBits = 2;
-inline int row_bits(std::int64_t rows, int dim) {
-  constexpr std::int64_t kMany = 2048;
-  return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMostRowBits);
-}
+inline int row_bits(std::int64_t rows, int dim) { return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMostRowBits); }
 
 /// What is written to a cache.
 template <class In>
@@ -28,6 +27,7 @@ struct Insert {
   CacheView cache;
   ClampRule clamp = ClampRule::kAmax;
   int row_bits = 0;  ///< see there
+  bool many = false;
 
   /// Rows of a block of so many warps, as many as are whole.
   __host__ __device__ unsigned block_rows(unsigned warps) const { return warps >> row_bits; }
@@ -38,8 +38,9 @@ struct Insert {
   }
   __device__ int warp() const { return static_cast<int>(threadIdx.y) & (row_warps() - 1); }
   __device__ int row_warps() const { return 1 << row_bits; }
-  /// Asks for a row that is likely to be wanted.
+  /// Asks for a row that is likely to be wanted; of many rows others hide the wait.
   __device__ void fetch(std::int64_t row) const {
+    if (many) return;
     if (const int i = 128 * static_cast<int>(threadIdx.x) / static_cast<int>(sizeof(In)); row >= 0 && row < rows && i < cache.dim)
       device::prefetch(kv.row(row) + i);
   }
@@ -62,7 +63,8 @@ Insert<In> insert_of(const ConstTensorView& rows, const ConstTensorView& slots, 
           .rows = slots.size(0),
           .cache = device::view_of_cache(cache),
           .clamp = clamp,
-          .row_bits = row_bits(slots.size(0), cache.format->dim)};
+          .row_bits = row_bits(slots.size(0), cache.format->dim),
+          .many = slots.size(0) > kMany};
 }
 
 /// Why the device cannot insert such rows; empty where it can or nothing is inserted.

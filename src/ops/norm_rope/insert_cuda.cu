@@ -41,7 +41,6 @@ __device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, std
   const HeldRow<32, kByFours, In> held(q, c.dim, kByFours ? 0 : -(c.rope.nope & 1), static_cast<int>(threadIdx.x));
   if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
-  if (const int i = 32 * static_cast<int>(threadIdx.x); i < 2 * c.rope.pairs) prefetch(cos_sin + i);
   const float inverse = inverse_root(sum_of_warp(held.squares()), c.dim, c.eps);
   held.each([&](int i, Raw<In> raw) {
     float4 v = c.rope.rotated(scaled(widened(raw), inverse), i, cos_sin);

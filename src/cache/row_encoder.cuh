@@ -92,7 +92,8 @@ __device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, 
 
 /// Numbers that `quad` computes, see above.
 template <class Quad>
-__device__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad, int begin, int end) {
+__device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad, int begin,
+                                               int end) {
   const auto [data, scales] = cache.place(slot);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int nope = min(cache.nope_dim / 4, end);

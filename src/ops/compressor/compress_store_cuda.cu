@@ -82,31 +82,42 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_together(const _
   const int group = thread / S::kLanes;
   const int quad = 4 * (thread % S::kLanes);
   const int first = rank * S::kChannels;
-  device::cluster_arrive();  // all blocks have begun before others write to their shared memory
-  device::cluster_wait();
+  device::cluster_arrive();  // waited for before others' shared memory is written: they must have begun
+  bool begun = false;
   int turn = 0;
+  int sums = 0;  // turns with the entries that have a barrier of the cluster
+  Closing<S> token = tokens.next_or_none();
+  // All blocks of the cluster find the same.
+  bool found = token.token >= 0 && look_up<S, kSave>(c, token, shared, 0, thread);
 #pragma unroll 1
-  while (tokens.waiting != 0) {
-    const Closing<S> token = tokens.next();
-    const Ending ending = Ending::of(c, token, first + quad, thread < S::kFinishing);
-    // All blocks of the cluster find the same.
-    if (!look_up<S, kSave>(c, token, shared, thread)) continue;
-    keep(pool_rows<S, kVector, kSave>(c.save, shared, group * S::kRows, first + quad), shared, group, quad);
-    __syncthreads();
-    if (thread < S::kChannels) {
-      const float mine = merged_channel(shared, thread);
-      shared.row[thread] = mine;
-      const float squares = device::sum_of_warp(mine * mine);
-      if (const int block = thread % 32; block < kTogether) device::store_cluster(&shared.squares[turn][(first + thread) / 32], block, squares);
+  while (token.token >= 0) {
+    const Closing<S> next = tokens.next_or_none();
+    // The next one's rows are on their way to L2 while this one's are pooled.
+    const bool next_found = next.token >= 0 && look_up<S, kSave>(c, next, shared, turn ^ 1, thread);
+    if (next_found) fetch_rows(shared, turn ^ 1, first, thread);
+    if (found) {
+      const Ending ending = Ending::of(c, token, first + quad, thread < S::kFinishing);
+      keep(pool_rows<S, kVector, kSave>(c.save, shared, turn, group * S::kRows, first + quad), shared, group, quad);
+      __syncthreads();
+      if (!begun) device::cluster_wait();
+      begun = true;
+      if (thread < S::kChannels) {
+        const float mine = merged_channel(shared, thread);
+        shared.row[thread] = mine;
+        const float squares = device::sum_of_warp(mine * mine);
+        if (const int block = thread % 32; block < kTogether) device::store_cluster(&shared.squares[sums][(first + thread) / 32], block, squares);
+      }
+      device::cluster_arrive();
+      device::cluster_wait();
+      float4 y = make_float4(0, 0, 0, 0);
+      if (thread < S::kFinishing) y = reinterpret_cast<const float4*>(shared.row)[thread];
+      finish<S, kSave>(c, token, ending, y, shared.squares[sums], shared, first, thread);
+      sums ^= 1;
     }
-    device::cluster_arrive();
-    device::cluster_wait();
-    float4 y = make_float4(0, 0, 0, 0);
-    if (thread < S::kFinishing) y = reinterpret_cast<const float4*>(shared.row)[thread];
-    finish<S, kSave>(c, token, ending, y, shared.squares[turn], shared, first, thread);
-    turn ^= 1;
-    if (tokens.waiting != 0) __syncthreads();
+    token = next, found = next_found, turn ^= 1;
+    __syncthreads();
   }
+  if (!begun) device::cluster_wait();
 #endif
 }
 

@@ -53,6 +53,7 @@ struct Shape {
   static constexpr int kRows = kWindow / kGroups;  ///< of a group
   static constexpr int kThreads = kLanes * kGroups;
   static constexpr int kFinishing = kLanes;                             ///< threads that norm and rotate
+  static constexpr int kTurns = kBlocks > 1 ? 2 : 1;                    ///< entries that are under way at once: windows and sums of two
   static constexpr int kSums = kGroups == 1 ? kLanes / 32 : kDim / 32;  ///< parts of the sum of squares
   static_assert(kThreads >= kFinishing);
 };
@@ -61,10 +62,10 @@ struct Shape {
 template <class S, bool kSave>
 struct Shared {
   alignas(16) float row[S::kChannels];
-  const float* rows[S::kWindow];
-  int bias[kSave ? S::kWindow : 1];  ///< of each row, what is added to its logits: an offset in the ape, -1 for nothing
+  const float* rows[S::kTurns][S::kWindow];
+  int bias[S::kTurns][kSave ? S::kWindow : 1];  ///< of each row, what is added to its logits: an offset in the ape, -1 for nothing
   float merged[S::kGroups][3][S::kGroups > 1 ? S::kChannels : 1];
-  float squares[2][S::kSums];  ///< in turn, so that one entry's are not overwritten by the next one's
+  float squares[S::kTurns][S::kSums];
 };
 
 /// A barrier of an entry's threads: of a warp or of the whole block.
@@ -123,6 +124,11 @@ struct ClosingTokens {
             .entry = __shfl_sync(kAll, mine.entry, lane),
             .request = __shfl_sync(kAll, mine.request, lane)};
   }
+  /// The same; with token -1 where none waits.
+  __device__ Closing<S> next_or_none() {
+    if (waiting == 0) return {.token = -1};
+    return next();
+  }
 };
 
 /// What a finishing thread needs beside its four channels, asked for before the rows.
@@ -153,9 +159,9 @@ struct Ending {
   }
 };
 
-/// Looks the rows of a window up, a thread for each; false without any.
+/// Looks the rows of a window up, a thread for each; false without any. `turn`: of the windows under way.
 template <class S, bool kSave>
-__device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>& shared, int thread) {
+__device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>& shared, int turn, int thread) {
   bool found = false;
   if (thread < S::kWindow) {
     const std::int64_t at = token.pos - (S::kWindow - 1) + thread;
@@ -177,8 +183,8 @@ __device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>
         }
       }
     }
-    shared.rows[thread] = row;
-    if constexpr (kSave) shared.bias[thread] = bias;
+    shared.rows[turn][thread] = row;
+    if constexpr (kSave) shared.bias[turn][thread] = bias;
   }
   return any_of_all<S>(found);
 }
@@ -195,9 +201,22 @@ __device__ inline float pivot(float largest) { return largest == -INFINITY ? 0 :
 /// exp of a number that is not above 0: its error, relative to the sum of such weights, is that of one rounding and the machine's 2^x.
 __device__ inline float weight_of(float below) { return __expf(below); }
 
+/// Asks for the block's channels, from `channel` on, of a window's rows.
+template <class S, bool kSave>
+__device__ void fetch_rows(const Shared<S, kSave>& shared, int turn, int channel, int thread) {
+  constexpr int kLine = 32;
+  constexpr int kLines = S::kChannels / kLine;
+#pragma unroll 1
+  for (int i = thread; i < 2 * kLines * S::kWindow; i += S::kThreads) {
+    const float* row = shared.rows[turn][i / (2 * kLines)];
+    const int line = i % (2 * kLines);
+    if (row != nullptr) device::prefetch(row + line / kLines * (S::kCoff * S::kWidth) + channel + line % kLines * kLine);
+  }
+}
+
 /// The rows of a group of threads, for four channels.
 template <class S, bool kVector, bool kSave>
-__device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, int first, int channel) {
+__device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, int turn, int first, int channel) {
   constexpr int kBatch = 8;  // rows in flight
   constexpr bool kOnce = S::kRows == kBatch;
   Running run;
@@ -209,12 +228,12 @@ __device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, i
     Quad logit[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float* row = shared.rows[base + i];
+      const float* row = shared.rows[turn][base + i];
       logit[i] = row == nullptr ? Quad{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}} : load<kVector>(row + S::kCoff * S::kWidth + channel);
       value[i] = row == nullptr ? Quad{{0, 0, 0, 0}} : load<kVector>(row + channel);
       if constexpr (kSave) {
-        if (shared.bias[base + i] >= 0) {
-          const Quad a = save.bias<kVector>(shared.bias[base + i] + channel);
+        if (shared.bias[turn][base + i] >= 0) {
+          const Quad a = save.bias<kVector>(shared.bias[turn][base + i] + channel);
 #pragma unroll
           for (int k = 0; k < 4; ++k) logit[i].v[k] += a.v[k];
         }
@@ -321,8 +340,8 @@ __device__ void compress_tokens(const Pool& c, std::int64_t begin, Shared<S, kSa
   while (tokens.waiting != 0) {
     const Closing<S> token = tokens.next();
     const Ending ending = Ending::of(c, token, channel, thread < S::kFinishing);
-    if (look_up<S, kSave>(c, token, shared, thread)) {
-      const Running run = pool_rows<S, kVector, kSave>(c.save, shared, group * S::kRows, channel);
+    if (look_up<S, kSave>(c, token, shared, 0, thread)) {
+      const Running run = pool_rows<S, kVector, kSave>(c.save, shared, 0, group * S::kRows, channel);
       float4 y = make_float4(0, 0, 0, 0);
       float squares;
       if constexpr (S::kGroups == 1) {

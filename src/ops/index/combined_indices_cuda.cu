@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Probl
   if (window.none && compressed.none) {
     each_column(
         p.window_width, position, [&](int, std::int32_t i) { return in.window.index(window_row, i); }, put_window);
-    each_column(
+    each_column<8>(
         p.compressed_width, entry, [&](int, std::int32_t i) { return in.compressed.index(compressed_row, i); }, put_entry);
   } else {
     each_column<1>(

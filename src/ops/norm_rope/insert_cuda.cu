@@ -32,6 +32,7 @@ struct Call {
   int dim = 0;
   float eps = 0;
   float factor = 1;
+  bool many = false;  ///< tokens
   Insert<In> insert;
 };
 
@@ -41,6 +42,8 @@ __device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, std
   const HeldRow<32, kByFours, In> held(q, c.dim, kByFours ? 0 : -(c.rope.nope & 1), static_cast<int>(threadIdx.x));
   if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
+  // Where tokens are few their heads would all ask for the same lines, and wait for each other.
+  if (const int i = 32 * static_cast<int>(threadIdx.x); c.many && i < 2 * c.rope.pairs) prefetch(cos_sin + i);
   const float inverse = inverse_root(sum_of_warp(held.squares()), c.dim, c.eps);
   held.each([&](int i, Raw<In> raw) {
     float4 v = c.rope.rotated(scaled(widened(raw), inverse), i, cos_sin);
@@ -121,7 +124,8 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
                         .out_heads = p.out_heads,
                         .dim = p.dim,
                         .eps = p.eps,
-                        .factor = p.q_scale_inv};
+                        .factor = p.q_scale_inv,
+                        .many = p.tokens >= insertion::kMany};
         unsigned warps = kWarps;
         if (has_q) {
           c.q = rows_of<const In>(a.q);

@@ -172,6 +172,25 @@ TEST(SparseAttention, ArgumentErrorsNameTheThing) {
   EXPECT_THAT(with([](A&) {}), fails("sink: got a tensor, expected none"));
 }
 
+TEST(SparseAttention, OptionsThatDoNotGoTogetherAreRefused) {
+  const auto plan = [](auto&& change) {
+    return [change] {
+      SparseAttention::Problem p{.tokens = 1, .heads = 1};
+      p.scope[0] = {.format = &bf16_rows(), .block_size = 64, .width = 1};
+      change(p);
+      Plan<SparseAttention> made(p, {.implementation = "ref"});
+    };
+  };
+  using P = SparseAttention::Problem;
+  const auto fails = [](const char* text) { return ThrowsMessage<InvalidArgument>(HasSubstr(text)); };
+  EXPECT_NO_THROW(plan([](P& p) { p.q_rope_dim = 64, p.rope_dim = 64; })());
+  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 63; }), fails("q_rope_dim: got 63, expected an even number up to dim 512"));
+  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 514; }), fails("q_rope_dim: got 514"));
+  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 32, p.rope_dim = 64; }), fails("q_rope_dim: got 32, expected 0 or rope_dim = 64"));
+  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 64, p.q = DType::kE4M3; }), fails("q dtype: got F8_E4M3, expected BF16 or F32 with q_rope_dim"));
+  EXPECT_THAT(plan([](P& p) { p.rope_dim = 64, p.partial = true, p.o = DType::kF32; }), fails("rope_dim: got 64, expected 0 (partial results)"));
+}
+
 TEST(SparseAttention, WorkspaceMustBeLargeEnough) {
   AttentionInputs in = two_keys({});
   AttentionOutputs out(in.problem);

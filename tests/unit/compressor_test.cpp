@@ -356,5 +356,33 @@ TEST(CompressorErrors, NameTheTensorWhatWasGotAndWhatWasExpected) {
               ThrowsMessage<InvalidArgument>(HasSubstr("hadamard: got dim 512")));
 }
 
+TEST(CompressorErrors, OfASecondCompressorSayWhich) {
+  const CompressorCase layer{.format = &fp8_ds_mla_rows(), .requests = {{0, 4}}};
+  const CompressorCase index{.format = &index_fp8_rows(), .requests = {{0, 4}}};
+  const auto run = [&](auto&& change) {
+    const CompressorInputs in[] = {make_inputs(layer), make_inputs(index)};
+    CompressStore::Args args = together(in[0].saving(), in[1].saving());
+    change(args);
+    Plan<CompressStore>(together(layer, index)).run(args);
+  };
+  EXPECT_NO_THROW(run([](auto&) {}));
+  EXPECT_THAT([&] { run([](auto& a) { a.state_slots2.shape[0] = 3; }); },
+              ThrowsMessage<InvalidArgument>("compress_store: entry_slots: got [4] I64, expected [3] I64"));
+  EXPECT_THAT([&] { run([](auto& a) { a.block_table2.dtype = DType::kI64; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("block_table2: got")));
+  EXPECT_THAT([&] { run([](auto& a) { a.norm_weight2 = a.norm_weight; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("norm_weight2: got [512]")));
+  EXPECT_THAT([&] { run([](auto& a) { a.state2 = a.state; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: state2: got state_c4 rows")));
+  EXPECT_THAT([&] { run([](auto& a) { a.entries2.format = &index_mxfp4_rows(); }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: entries2: got")));
+  EXPECT_THAT([&] { run([](auto& a) { a.kv_score2 = {}; }); },
+              ThrowsMessage<InvalidArgument>("compress_store: kv_score2: got none, expected a tensor, as kv_score"));
+  EXPECT_THAT([&] { run([](auto& a) { a.ape2 = a.ape; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("ape2: got [4, 1024]")));
+  EXPECT_THAT([] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = 128}); },
+              ThrowsMessage<InvalidArgument>("compress_store: format2: got none, expected the entry cache's row format"));
+  EXPECT_THAT([] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = -1}); }, ThrowsMessage<InvalidArgument>(HasSubstr("dim2: got -1")));
+  EXPECT_THAT([] { Plan<CompressStore>({.ratio = 128, .format = &fp8_ds_mla_rows(), .dim2 = 128, .format2 = &index_fp8_rows()}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
+}
+
 }  // namespace
 }  // namespace smla

@@ -385,6 +385,14 @@ TEST(NormRopeErrors, NameTheTensorWhatWasGotAndWhatWasExpected) {
   EXPECT_THAT([] { Plan<QNormRopeInsert>({.rope_dim = 63}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("rope_dim: got 63, expected an even number")));
   EXPECT_THAT([] { Plan<RmsNorm>({.rows = -1}); }, ThrowsMessage<InvalidArgument>("rms_norm: rows: got -1, expected 0 or more"));
+  EXPECT_THAT([] { Plan<RmsNorm>({.format = &bf16_rows()}); },
+              ThrowsMessage<InvalidArgument>("rms_norm: dim2: got 0, expected 1 or more with format"));
+  EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 500, .format = &bf16_rows()}); },
+              ThrowsMessage<InvalidArgument>("rms_norm: format: got bf16 with 512 dims, expected 500 dims"));
+  EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 512, .out = DType::kF32, .format = &bf16_rows()}); },
+              ThrowsMessage<InvalidArgument>("rms_norm: out: got F32, expected BF16, as in, with format"));
+  EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 512, .format = &fp8_ds_mla_rows(), .rope_dim = 32}); },
+              ThrowsMessage<InvalidArgument>("rms_norm: format: got fp8_ds_mla with 64 rope dims, expected 32 rope dims"));
   EXPECT_THAT([] { Plan<RmsNorm>({.in = DType::kE4M3}); }, ThrowsMessage<InvalidArgument>("rms_norm: in: got F8_E4M3, expected BF16 or F32"));
   EXPECT_THAT([] { Plan<InverseRope>({.out = DType::kE4M3}); },
               ThrowsMessage<InvalidArgument>("inverse_rope: out: got F8_E4M3, expected BF16 or F32"));

@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <vector>
 
 #include "cases/replay.h"
 #include "ops/catalog.h"
+#include "parity/attention_cases.h"
+#include "parity/compressor_cases.h"
 #include "parity/norm_rope_cases.h"
 #include "sparsemla/case.h"
 #include "sparsemla/error.h"
@@ -104,6 +107,44 @@ TEST_F(RecordCalls, EveryKindOfScalarComesBack) {
     if (key == "scale") value.text = "f16";
   }
   EXPECT_THAT([&] { passes(changed, "ref"); }, ThrowsMessage<InvalidArgument>(HasSubstr("scale: got \"f16\", expected f32 or ue8m0x4")));
+}
+
+/// What ops take along as options is part of a recorded call.
+TEST_F(RecordCalls, NeighboursInACallComeBack) {
+  const NormInsertCase norm{.insert = {.tokens = 5, .inserted = 4, .heads = 0, .out_heads = 0, .format = &fp8_ds_mla_rows(), .block_size = 3},
+                            .dim = 64};
+  NormInsertInputs rows(norm);
+  const compressor_cases::CompressorCase layer{.format = &fp8_ds_mla_rows(), .requests = {{2, 9}}};
+  const compressor_cases::CompressorCase index{.format = &index_fp8_rows(), .requests = {{2, 9}}, .state_block = 3, .hadamard = true};
+  const compressor_cases::CompressorInputs states[] = {compressor_cases::make_inputs(layer), compressor_cases::make_inputs(index)};
+  attention_cases::AttentionInputs queries = attention_cases::make_inputs({.tokens = 2, .heads = 3, .scopes = {{.width = 20}}});
+  attention_cases::AttentionOutputs out(queries.problem);
+  SparseAttention::Problem attention = queries.problem;
+  attention.q_rope_dim = attention.rope_dim = 64, attention.q_eps = 1e-4F;
+  SparseAttention::Args args = queries.args();
+  out.attach(args);
+  const std::int64_t positions[] = {3, 1};
+  const HostTensor table = rope_rows(4, 64);
+  args.positions = view_of(positions, {2}), args.cos_sin = table.view();
+
+  const auto run = [](const auto& plan, const auto& arguments) {
+    std::vector<std::uint8_t> scratch(plan.workspace_bytes());
+    plan.run(arguments, {.data = scratch.data(), .bytes = scratch.size()});
+  };
+  record_calls(folder_.string());
+  run(Plan<RmsNorm>(norm.problem(true)), rows.args(norm, true));
+  run(Plan<CompressStore>(together(layer, index)), together(states[0].saving(), states[1].saving()));
+  run(Plan<SparseAttention>(attention), args);
+  record_calls("");
+  std::vector<CaseFile> cases = files();
+  ASSERT_EQ(cases.size(), 3U);
+  for (CaseFile& file : cases) {
+    EXPECT_TRUE(passes(file, "ref")) << file.op;
+    EXPECT_TRUE(passes(file, "cpu")) << file.op;
+    const char* const last = file.op == "rms_norm" ? "out.cache" : (file.op == "compress_store" ? "out.entries2" : "in.cos_sin");
+    std::memset(file.tensors.at(last).data(), 0x3D, file.tensors.at(last).bytes());
+    EXPECT_FALSE(passes(file, "ref")) << file.op;
+  }
 }
 
 TEST_F(RecordCalls, TheEnvironmentNamesTheFolder) {

@@ -92,7 +92,7 @@ struct Closing {
   std::int64_t token = 0;
   std::int64_t pos = 0;
   std::int64_t entry = 0;
-  std::int64_t request = 0;
+  std::int32_t request = 0;
 
   /// Position of the group's first token.
   __device__ std::int64_t first() const { return pos - (S::kTokens - 1); }
@@ -101,17 +101,20 @@ struct Closing {
 /// The tokens of a block, or of a warp of it, that close a group: at most 32, looked at by a lane each, all at once.
 template <class S>
 struct ClosingTokens {
-  Closing<S> mine;
+  std::int64_t begin;
+  std::int64_t pos = 0;  ///< of this lane's token
+  std::int64_t entry = 0;
+  std::int32_t request = 0;
   unsigned waiting;
 
-  __device__ ClosingTokens(const Pool& c, std::int64_t begin, int count) {
+  __device__ ClosingTokens(const Pool& c, std::int64_t first, int count) : begin(first) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     bool acts = false;
     if (lane < count && begin + lane < c.tokens) {
       const std::int64_t t = begin + lane;
-      mine = {.token = t, .pos = c.positions[t], .entry = c.entry_slots[t], .request = c.request[t]};
-      acts = c.state_slots[t] >= 0 && mine.pos >= 0 && mine.pos % S::kTokens == S::kTokens - 1 && mine.entry >= 0 &&
-             mine.entry < c.entries.num_slots && mine.request >= 0 && mine.request < c.requests && mine.first() < c.rope_rows;
+      pos = c.positions[t], entry = c.entry_slots[t], request = c.request[t];
+      acts = c.state_slots[t] >= 0 && pos >= 0 && pos % S::kTokens == S::kTokens - 1 && entry >= 0 && entry < c.entries.num_slots && request >= 0 &&
+             request < c.requests && pos - (S::kTokens - 1) < c.rope_rows;
     }
     waiting = __ballot_sync(kAll, acts);
   }
@@ -119,10 +122,10 @@ struct ClosingTokens {
   __device__ Closing<S> next() {
     const int lane = __ffs(static_cast<int>(waiting)) - 1;
     waiting &= waiting - 1;
-    return {.token = __shfl_sync(kAll, mine.token, lane),
-            .pos = __shfl_sync(kAll, mine.pos, lane),
-            .entry = __shfl_sync(kAll, mine.entry, lane),
-            .request = __shfl_sync(kAll, mine.request, lane)};
+    return {.token = begin + lane,
+            .pos = __shfl_sync(kAll, pos, lane),
+            .entry = __shfl_sync(kAll, entry, lane),
+            .request = __shfl_sync(kAll, request, lane)};
   }
   /// The same; with token -1 where none waits.
   __device__ Closing<S> next_or_none() {

@@ -79,7 +79,7 @@ struct MixedInputs {
   Table compressed;
 };
 
-__global__ void __launch_bounds__(kThreads) mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
+__global__ void __launch_bounds__(kThreads, 8) mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
   __shared__ std::int32_t present;
   const std::int64_t t = blockIdx.x;

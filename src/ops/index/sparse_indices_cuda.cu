@@ -39,8 +39,9 @@ __global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(n);
 }
 
-__global__ void __launch_bounds__(kThreads) global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk,
-                                                        const std::int32_t* request, const bool* valid, Rows<std::int32_t> out, std::int32_t* lens) {
+__global__ void __launch_bounds__(kThreads, 8)
+    global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk, const std::int32_t* request, const bool* valid,
+                Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
   __shared__ GlobalRow<kThreads, 8> row;
   const std::int64_t t = blockIdx.x;

@@ -133,7 +133,7 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
   };
   record_calls(folder_.string());
   run(Plan<RmsNorm>(norm.problem(true)), rows.args(norm, true));
-  run(Plan<CompressStore>(together(layer, index)), together(states[0].saving(), states[1].saving()));
+  run(Plan<CompressStore>(compressor_cases::together(layer, index)), compressor_cases::together(states[0].saving(), states[1].saving()));
   run(Plan<SparseAttention>(attention), args);
   record_calls("");
   std::vector<CaseFile> cases = files();

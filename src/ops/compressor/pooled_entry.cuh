@@ -80,6 +80,7 @@ __device__ void wait_for_all() {
 template <class S>
 __device__ bool any_of_all(bool v) {
   if constexpr (S::kThreads == 32) {
+    __syncwarp();  // a vote orders no memory
     return __any_sync(kAll, v ? 1 : 0) != 0;
   } else {
     return __syncthreads_or(v ? 1 : 0) != 0;

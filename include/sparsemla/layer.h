@@ -92,7 +92,8 @@ struct LayerOptions {
   bool short_context = true;   ///< take the short-context path of the indexer (spec 4.7) where it applies
   bool deterministic = false;  ///< a row's result must not depend on its neighbours
   int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
-  /// On a GPU: compressor and indexer run beside the query projection on streams of the layer's own, joined before attention (spec 2).
+  /// On a GPU: compressors and indexer, with their projections, run beside the latents and queries on a stream of the layer's own, joined before attention
+  /// (spec 2).
   bool side_streams = true;
   /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts.
   std::map<std::string, std::string, std::less<>> implementations;
@@ -114,7 +115,7 @@ LayerCaches caches_of(const KvPool& pool, std::int64_t layer);
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
-  /// After each part, with its time. On a GPU the stream is waited for at each part, and no side streams run.
+  /// After each part, with its time. On a GPU the stream is waited for at each part, and no side stream runs.
   virtual void on_stage(Stage stage, double seconds) = 0;
   /// Rows [first_row, first_row + value.size(0)) of an intermediate: "topk" [*, k] I32 local entries, "index_scores" [*, max entries] F32 (row t is
   /// defined for its visible entries), "attention" [*, Hp, head_dim] the attention output before it is rotated back.

@@ -78,6 +78,31 @@ __device__ inline void store_shared_pair(std::uint32_t at, const uint2& v) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(v.x), "r"(v.y) : "memory");
 }
 
+/// A barrier of a cluster's blocks, by all their threads, in two halves: what was written before the first, in shared memory of any of them too, can be read
+/// behind the second.
+__device__ inline void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/// Writes to the place of a __shared__ number in a block of the cluster.
+__device__ inline void store_cluster(float* shared, unsigned block, float v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto own = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile(
+      "{ .reg .b32 place;\n"
+      "mapa.shared::cluster.u32 place, %0, %1;\n"
+      "st.shared::cluster.f32 [place], %2; }" ::"r"(own),
+      "r"(block), "f"(v)
+      : "memory");
+#endif
+}
+
 /// Asks for the cache line of an address of global memory, to L2.
 __device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

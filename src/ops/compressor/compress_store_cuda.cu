@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device/early_launch.cuh"
+#include "device/ptx.cuh"
 #include "ops/compressor/implementations.h"
 #include "ops/compressor/pooled_entry.cuh"
 #include "ops/cuda_op.h"

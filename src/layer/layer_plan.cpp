@@ -183,6 +183,11 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->max_seq_len = shape.max_seq_len;
   ops->padded_heads = options.padded_heads;
   ops->least_score_bytes = least_score_bytes;
+  ops->folds.q_eps = c.rms_norm_eps;
+  if (options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads) {
+    if (!options.fp8_output) ops->folds.rope_dim = c.rope_head_dim;
+    if (options.q != DType::kE4M3) ops->folds.q_rope_dim = c.rope_head_dim;
+  }
   const Chooser choose(options, &ops->scratch_bytes, &ops->text);
   const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
   const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y) {
@@ -198,7 +203,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
       {.rows = tokens, .dim = c.q_lora_rank, .dim2 = c.head_dim, .in = act, .out = act, .has_weight = true, .eps = c.rms_norm_eps});
   RmsNorm::Problem inserting = ops->latent_norms->problem();
   inserting.format = options.caches.rows, inserting.rope_dim = c.rope_head_dim, inserting.clamp = options.clamp;
-  if (options.device == DeviceKind::kCuda) ops->latent_norms_and_insert = choose.make<RmsNorm>(inserting);
+  if (ops->folds.q_rope_dim > 0) ops->latent_norms_and_insert = choose.make<RmsNorm>(inserting);
   if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = choose.make<QNormRopeInsert>({.tokens = tokens,
@@ -223,11 +228,6 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     plan_indexer(choose, c, options, caches.compressed.block_size, ops.get());
   }
   ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, {});
-  ops->folds.q_eps = c.rms_norm_eps;
-  if (options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads) {
-    if (!options.fp8_output) ops->folds.rope_dim = c.rope_head_dim;
-    if (options.q != DType::kE4M3) ops->folds.q_rope_dim = c.rope_head_dim;
-  }
   if (ops->folds.any()) ops->folded_attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, ops->folds);
   plan_output(choose, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);

@@ -13,7 +13,7 @@ struct CacheView {
   std::uint8_t* base = nullptr;
   std::int64_t num_slots = 0;
   std::int64_t block_size = 1;
-  int block_bits = 0;  ///< where block_size is a power of two, else -1: a 64-bit division takes as long as a read of L2
+  int block_bits = 0;  ///< where block_size is a power of two, else -1: a shift instead of a 64-bit division
   std::int64_t block_stride = 0;
   std::int64_t data_bytes = 0;
   std::int64_t scale_bytes = 0;

@@ -26,8 +26,8 @@ struct Insert {
   std::int64_t rows = 0;
   CacheView cache;
   ClampRule clamp = ClampRule::kAmax;
-  int row_bits = 0;  ///< see there
-  bool many = false;
+  int row_bits = 0;   ///< 2 to this many warps share a row
+  bool many = false;  ///< more than kMany rows
 
   /// Rows of a block of so many warps, as many as are whole.
   __host__ __device__ unsigned block_rows(unsigned warps) const { return warps >> row_bits; }

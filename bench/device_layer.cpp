@@ -8,9 +8,7 @@
 #include <memory>
 #include <numeric>
 
-#include "bench/device_inputs.h"
 #include "bench/inputs.h"
-#include "engine/synthetic.h"
 #include "layer/weight_names.h"
 
 // One attention layer with random weights on a GPU, hidden states in, hidden states out. Plans and step metadata are made once a step for all layers, so
@@ -26,18 +24,6 @@ constexpr std::array<std::int64_t, 9> kBatches{1, 2, 4, 8, 16, 32, 64, 128, 256}
 constexpr std::array<std::int64_t, 4> kContexts{8192, 32768, 131072, 1048576};
 constexpr std::array<std::int64_t, 5> kPrompts{512, 1024, 2048, 4096, 8192};
 
-LayerOptions layer_options(const Options& options) {
-  LayerOptions out;
-  out.device = DeviceKind::kCuda;
-  out.caches = {.rows = options.rows, .index = options.index_rows, .kv_scale = 1.0F / 256};
-  if (options.rows->scale == ScaleKind::kPerTensor) {
-    out.q = DType::kE4M3;
-    out.q_scale = 1.0F / 64;
-  }
-  out.implementations = options.implementations;
-  return out;
-}
-
 /// Table columns of a group that a request of `length` positions needs when its last `tokens` are computed now.
 std::pair<std::int64_t, std::int64_t> live_columns(const CacheGroup& group, std::int64_t length, std::int64_t tokens) {
   const std::int64_t end = (length + group.block_tokens - 1) / group.block_tokens;
@@ -51,25 +37,28 @@ DeviceTensor device_copy(const std::vector<T>& values) {
 
 }  // namespace
 
-/// The caches of one cache group of a layer and the blocks in them.
-struct LayerRun::GroupCaches {
-  std::int64_t first_column = 0;
-  std::int64_t columns = 0;  ///< live ones of a request
-  std::deque<DeviceCache> caches;
-};
+LayerOptions layer_options(const Options& options) {
+  LayerOptions out;
+  out.device = DeviceKind::kCuda;
+  out.caches = {.rows = options.rows, .index = options.index_rows, .kv_scale = 1.0F / 256};
+  if (options.rows->scale == ScaleKind::kPerTensor) {
+    out.q = DType::kE4M3;
+    out.q_scale = 1.0F / 64;
+  }
+  out.implementations = options.implementations;
+  return out;
+}
 
-/// One step, ready to run.
-struct LayerRun::Step {
-  std::vector<std::int32_t> host_starts;
-  std::vector<std::int32_t> host_lens;
-  DeviceTensor starts;
-  DeviceTensor lens;
-  DeviceTensor positions;
-  std::vector<DeviceTensor> tables;
-  std::unique_ptr<StepMetadata> metadata;
-  std::optional<LayerPlan> plan;
-  DeviceTensor hidden;
-};
+PagedCache LayerCaches::* member_of(CacheRole role) {
+  switch (role) {
+    case CacheRole::kWindow: return &LayerCaches::window;
+    case CacheRole::kCompressed: return &LayerCaches::compressed;
+    case CacheRole::kIndex: return &LayerCaches::index;
+    case CacheRole::kState: return &LayerCaches::state;
+    case CacheRole::kIndexState: return &LayerCaches::index_state;
+  }
+  throw InvalidArgument("layer: cache role: got none that a layer has");
+}
 
 LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads) {
   Options whole = options;
@@ -84,15 +73,21 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 }
 
 LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions) : config(config_in) {
-  OwnedLayerWeights weights = random_weights(config, 1);
-  views = weights.views;
+  host_weights_ = random_weights(config, 1);
+  views = host_weights_.views;
   visit_weights(config, views, [&](std::string_view, ConstTensorView& view) {
     storage_.push_back(DeviceTensor::copy_of(DeviceKind::kCuda, view));
     view = std::as_const(storage_.back()).view();
   });
-  const std::vector<float> table = rope_table(config.rope, positions);
-  rope_ = DeviceTensor::copy_of(DeviceKind::kCuda, ConstTensorView(table.data(), DType::kF32, {positions, config.rope_head_dim}));
+  host_rope_ = rope_table(config.rope, positions);
+  const ConstTensorView table(host_rope_.data(), DType::kF32, {positions, config.rope_head_dim});
+  rope_ = DeviceTensor::copy_of(DeviceKind::kCuda, table);
   layer.emplace(config, views, layer_options(options), std::as_const(rope_).view());
+  LayerOptions host = layer_options(options);
+  host.device = DeviceKind::kCpu;
+  host.implementations.clear();
+  host.front_end = FrontEnd::kFlashInfer;  // slots are made of the chosen entries by an op of its own, after an observer has seen them
+  on_host.emplace(config, host_weights_.views, host, table);
 }
 
 double LayerRun::bytes_of(const Options& options, const LayerConfig& config, const LayerShape& shape) {
@@ -115,38 +110,31 @@ double LayerRun::bytes_of(const Options& options, const LayerConfig& config, con
 LayerRun::~LayerRun() = default;
 
 LayerRun::LayerRun(const Options& options, const LayerOnGpu& layer, const LayerShape& shape, const DeviceTimer& timer)
-    : layer_(layer), shape_(shape), stream_(timer.stream()) {
-  const LayerConfig& config = layer.config;
-  const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
+    : layer_(layer), shape_(shape), stream_(timer.stream()), layout_(make_kv_layout(std::span(&layer.config, 1), layer_options(options).caches)) {
   std::uint64_t seed = 20;
-  for (const CacheGroup& group : layout.groups) {
+  for (const CacheGroup& group : layout_.groups) {
     GroupCaches& made = groups_.emplace_back();
     const auto [begin, end] = live_columns(group, shape.length, shape.tokens + kSteps);
     made.first_column = begin;
     made.columns = end - begin;
     for (const LayerCache& c : group.caches) {
       PagedCache cache = made.caches.emplace_back(*c.format, shape.requests * made.columns, c.block_size, ++seed, stream_).cache();
-      if (c.format->scale == ScaleKind::kPerTensor) cache.scale = layout.kv_scale;
-      switch (c.role) {
-        case CacheRole::kWindow: caches_.window = cache; break;
-        case CacheRole::kCompressed: caches_.compressed = cache; break;
-        case CacheRole::kIndex: caches_.index = cache; break;
-        case CacheRole::kState: caches_.state = cache; break;
-        case CacheRole::kIndexState: caches_.index_state = cache; break;
-      }
+      if (c.format->scale == ScaleKind::kPerTensor) cache.scale = layout_.kv_scale;
+      made.roles.push_back(c.role);
+      caches_.*member_of(c.role) = cache;
     }
   }
   std::size_t workspace = 0;
   for (std::int64_t i = 0; i < (shape.prefill ? 2 : kSteps); ++i) {
-    make_step(layout, i);
+    make_step(i);
     workspace = std::max(workspace, steps_.back()->plan->workspace_bytes());
   }
   workspace_ = DeviceMemory(DeviceKind::kCuda, workspace, false);
-  output_ = DeviceTensor(DeviceKind::kCuda, DType::kBF16, {shape.requests * shape.tokens, config.hidden_size});
+  output_ = DeviceTensor(DeviceKind::kCuda, DType::kBF16, {shape.requests * shape.tokens, layer.config.hidden_size});
   synchronize(DeviceKind::kCuda, stream_);
 }
 
-void LayerRun::make_step(const KvLayout& layout, std::int64_t index) {
+void LayerRun::make_step(std::int64_t index) {
   const LayerConfig& config = layer_.config;
   const std::int64_t requests = shape_.requests;
   const std::int64_t tokens = shape_.tokens;
@@ -180,9 +168,10 @@ void LayerRun::make_step(const KvLayout& layout, std::int64_t index) {
       std::copy_n(order.as<std::int32_t>() + r * group.columns, group.columns, table.as<std::int32_t>() + r * table.size(1) + group.first_column);
     }
     step.tables.push_back(DeviceTensor::copy_of(DeviceKind::kCuda, std::as_const(table).view()));
+    step.host_tables.push_back(std::move(table));
   }
   for (const DeviceTensor& table : step.tables) batch.block_tables.push_back(table.view());
-  step.metadata = std::make_unique<StepMetadata>(layout, std::span(&config, 1), FrontEnd::kFlashMla, DeviceKind::kCuda);
+  step.metadata = std::make_unique<StepMetadata>(layout_, std::span(&config, 1), FrontEnd::kFlashMla, DeviceKind::kCuda);
   step.metadata->build(batch, stream_);
   step.plan = layer_.layer->plan(step.metadata->shape(), caches_);
   // Variance 1, as a normed hidden state has.
@@ -194,21 +183,14 @@ std::string LayerRun::implementation() const { return steps_[0]->plan->describe(
 std::vector<std::function<void()>> LayerRun::calls() {
   std::vector<std::function<void()>> out;
   for (const std::unique_ptr<Step>& made : steps_) {
-    out.emplace_back([this, step = made.get()] {
-      layer_.layer->forward(*step->plan, step->metadata->layer(0), caches_, std::as_const(step->hidden).view(), output_.view(),
-                            {.data = workspace_.data(), .bytes = workspace_.bytes()}, stream_);
-    });
+    out.emplace_back([this, step = made.get()] { forward(*step, nullptr); });
   }
   return out;
 }
 
-Check LayerRun::check(const std::function<void()>& replay) {
-  fill_bytes(DeviceKind::kCuda, output_.data(), 0xFF, output_.bytes(), stream_);
-  replay();
-  const std::int64_t bad = gpu_count_nan(std::as_const(output_).view(), stream_);
-  Check out;
-  if (bad > 0) out = {.done = true, .l2 = 0, .failure = fmt::format("{} outputs are NaN or were not written", bad)};
-  return out;
+void LayerRun::forward(const Step& step, LayerObserver* observer) {
+  layer_.layer->forward(*step.plan, step.metadata->layer(0), caches_, std::as_const(step.hidden).view(), output_.view(),
+                        {.data = workspace_.data(), .bytes = workspace_.bytes()}, stream_, observer);
 }
 
 Row measure_layer(const Options& options, const LayerOnGpu& layer, const LayerShape& shape, const DeviceTimer& timer) {

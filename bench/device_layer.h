@@ -1,13 +1,19 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "bench/bench.h"
+#include "bench/device_inputs.h"
 #include "bench/device_timer.h"
 #include "device/device_tensor.h"
+#include "engine/synthetic.h"
 #include "sparsemla/layer.h"
+#include "sparsemla/step_metadata.h"
 
 namespace smla::bench {
 
@@ -15,7 +21,13 @@ namespace smla::bench {
 /// belong to them.
 LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads);
 
-/// A layer with random weights in a GPU's memory.
+/// Formats, queries and choices of implementations of a layer on a GPU.
+LayerOptions layer_options(const Options& options);
+
+/// Where a layer's cache of this role stands among its caches.
+PagedCache LayerCaches::* member_of(CacheRole role);
+
+/// A layer with random weights in a GPU's memory, and the same layer on the host, which its results are held against.
 class LayerOnGpu {
  public:
   /// @param positions rows of its rope table
@@ -23,8 +35,11 @@ class LayerOnGpu {
   LayerConfig config;
   LayerWeights views;  ///< of its weights
   std::optional<AttentionLayer> layer;
+  std::optional<AttentionLayer> on_host;
 
  private:
+  OwnedLayerWeights host_weights_;
+  std::vector<float> host_rope_;
   std::deque<DeviceTensor> storage_;
   DeviceTensor rope_;
 };
@@ -46,17 +61,40 @@ class LayerRun {
 
   std::vector<std::function<void()>> calls();
   std::string implementation() const;
-  /// Whether a replay of the last call writes every output, and numbers. Their values are the tests' matter.
+  /// What a replay of the last call makes of poisoned outputs: all of them against the same step as ops one after the other on one stream, bit for bit, and
+  /// the last request's (of a prompt the last token's) against the layer on the host over copies of that request's blocks, which attends to the GPU's choice
+  /// of entries once that choice is found to be right.
   Check check(const std::function<void()>& replay);
 
  private:
-  struct GroupCaches;
-  struct Step;
-  void make_step(const KvLayout& layout, std::int64_t index);
+  /// The caches of one cache group of a layer and the blocks in them.
+  struct GroupCaches {
+    std::int64_t first_column = 0;
+    std::int64_t columns = 0;  ///< live ones of a request
+    std::vector<CacheRole> roles;
+    std::deque<DeviceCache> caches;
+  };
+  /// One step, ready to run.
+  struct Step {
+    std::vector<std::int32_t> host_starts;
+    std::vector<std::int32_t> host_lens;
+    std::vector<HostTensor> host_tables;
+    DeviceTensor starts;
+    DeviceTensor lens;
+    DeviceTensor positions;
+    std::vector<DeviceTensor> tables;
+    std::unique_ptr<StepMetadata> metadata;
+    std::optional<LayerPlan> plan;
+    DeviceTensor hidden;
+  };
+  void make_step(std::int64_t index);
+  void forward(const Step& step, LayerObserver* observer);
+  Check check_on_host(const Step& step, const HostTensor& got, const HostTensor& chosen) const;
 
   const LayerOnGpu& layer_;
   LayerShape shape_;
   Stream stream_;
+  KvLayout layout_;
   std::deque<GroupCaches> groups_;
   LayerCaches caches_;
   std::vector<std::unique_ptr<Step>> steps_;

@@ -1,9 +1,12 @@
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "bench/choices.h"
 #include "bench/device_inputs.h"
+#include "bench/device_layer.h"
 #include "bench/device_machine.h"
 #include "bench/inputs.h"
 #include "gpu/gpu_run.h"
@@ -196,7 +199,7 @@ TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
     int rows = 0;
     bench_device_layer(options, [&](const Row& row) {
       ++rows;
-      expect_right(row, false);
+      expect_right(row, true);
       ASSERT_EQ(row.stages.size(), 6U);
       EXPECT_EQ(row.stages[0].first, "kernels");
       EXPECT_GE(row.stages[0].second, 2) << row.name;
@@ -204,6 +207,32 @@ TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
       EXPECT_GT(row.stages[5].second, 0) << row.name;
     });
     EXPECT_EQ(rows, 3 * (2 * 2 + 1));
+  }
+}
+
+TEST_F(BenchGpu, ALayersWrongOutputsAreSeen) {
+  Options options;
+  options.model = load_model_config("tiny");
+  options.device = DeviceKind::kCuda;
+  const DeviceTimer timer;
+  for (const int ratio : {1, 4, 128}) {
+    for (const RowFormat* rows : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows()}) {
+      SCOPED_TRACE(testing::Message() << "ratio " << ratio << ", " << rows->name);
+      options.rows = rows;
+      const LayerOnGpu layer(options, slice_of_layer(options, ratio, 0), 700);
+      LayerRun run(options, layer, {.requests = 3, .tokens = 1, .length = 700}, timer);
+      const std::function<void()> last = run.calls().back();
+      const Check right = run.check(last);
+      EXPECT_TRUE(right.done);
+      EXPECT_EQ(right.failure, "");
+      EXPECT_THAT(run.check([] {}).failure, testing::HasSubstr("were not written"));
+      // Another step's outputs, as if the last step's kernels had read the wrong list.
+      EXPECT_THAT(run.check(run.calls().front()).failure, testing::HasSubstr("not those of the ops one after the other"));
+      // Both ways of running it agree on a wrong weight; the host does not.
+      auto* sinks = static_cast<float*>(const_cast<void*>(layer.views.attn_sink.data));
+      fill_bytes(DeviceKind::kCuda, sinks, 0x41, layer.views.attn_sink.size(0) * sizeof(float));  // 12.1
+      EXPECT_THAT(run.check(last).failure, testing::HasSubstr("l2 is over"));
+    }
   }
 }
 

@@ -20,8 +20,15 @@ using MainC128a = Shape<512, 128>;
 
 constexpr int kIndexWarps = 4;  ///< of a block: each has its own tokens
 
+/// Blocks of a C4A layer's compressor that a multiprocessor has room for: with five a thread has 96 registers, of which sm_80's code spills two.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
+constexpr int kC4aBlocks = 4;
+#else
+constexpr int kC4aBlocks = 5;
+#endif
+
 template <class S, bool kVector, bool kSave>
-__global__ void __launch_bounds__(S::kThreads, S::kThreads <= 128 ? 4 : 1) compress(const __grid_constant__ Pool c) {
+__global__ void __launch_bounds__(S::kThreads, S::kThreads <= 128 ? kC4aBlocks : 1) compress(const __grid_constant__ Pool c) {
   __shared__ Shared<S, kSave> shared;
   device::take_turn();
   compress_tokens<S, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, shared, static_cast<int>(threadIdx.x));
@@ -43,7 +50,7 @@ __global__ void __launch_bounds__(32 * kIndexWarps) compress_index(const __grid_
 
 /// The compressors of a layer and of its indexer; the first `blocks` blocks are the layer's.
 template <bool kVector, bool kSave>
-__global__ void __launch_bounds__(MainC4a::kThreads, 4)
+__global__ void __launch_bounds__(MainC4a::kThreads, kSave ? 4 : kC4aBlocks)
     compress_both(const __grid_constant__ Pool c, const __grid_constant__ Pool index, unsigned blocks) {
   static_assert(MainC4a::kThreads == 32 * kIndexWarps);
   union Both {

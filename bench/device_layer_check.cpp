@@ -14,7 +14,7 @@ namespace smla::bench {
 
 namespace {
 
-constexpr double kL2 = 0.02;  // roundings to bf16 and codes of rows on the way; the tests' bound for the same comparison
+constexpr double kL2 = 0.01;  // roundings to bf16 and codes of rows on the way add up to 0.004; one wrong key among 640 is 0.04
 
 /// How much less than one passed over a chosen entry's score on the host may be, as a share of the largest: queries are rounded to codes after products that
 /// the two machines add up in different orders.

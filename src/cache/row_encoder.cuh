@@ -5,6 +5,7 @@
 //   encode_row(cache, slot, row, clamp, warp, warps)            row: a __shared__ or global const float*, 16-byte aligned
 //   encode_row_of(cache, slot, clamp, warp, warps, quad)        quad(q): numbers 4q..4q+3 as a float4, asked of one thread once
 //   encode_part_of(..., begin, end)                             the same of quads [begin, end) only, whole groups of a scale
+//   encode_sixteens(cache, slot, clamp, first, v)               a row in the registers of neighbouring lanes, sixteen numbers each
 //
 // `warps` whole warps of a block call it together, each with its own number `warp`, all 32 lanes, with the same other arguments. It has no barrier: a
 // row in shared memory must be complete before (__syncthreads, or __syncwarp for one warp) and may be changed only after another. `slot` must be in
@@ -13,6 +14,8 @@
 #include <string>
 
 #include "cache/cache_view.cuh"
+#include "cache/row_codec.h"
+#include "device/copy.cuh"
 #include "device/quads.cuh"
 
 namespace smla::device {
@@ -129,6 +132,74 @@ __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int6
 template <class Quad>
 __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad) {
   encode_part_of(cache, slot, clamp, warp, warps, quad, 0, cache.dim / 4);
+}
+
+/// Whether encode_sixteens() knows such rows: their parts are aligned to 16 bytes.
+inline bool has_sixteens(const PagedCache& cache) {
+  const RowFormat& f = *cache.format;
+  const bool groups = f.group == 0 || (f.group % 16 == 0 && (f.group & (f.group - 1)) == 0);
+  const bool dims = f.dim % 16 == 0 && f.nope_dim % 16 == 0 && f.dim <= 16 * 32;
+  return groups && dims && common_word(cache.base, cache.block_stride_bytes, f.data_bytes, rope_offset(f)) == 16;
+}
+
+/// Sixteen numbers of a part of a row, rounded once.
+__device__ inline void store_sixteen(Element element, std::uint8_t* part, int first, const float4 (&v)[4]) {
+  switch (element) {
+    case Element::kF32:
+#pragma unroll
+      for (int j = 0; j < 4; ++j) reinterpret_cast<uint4*>(part + 4 * first)[j] = narrowed<float>(v[j]);
+      break;
+    case Element::kBF16:
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const uint2 low = narrowed<BF16>(v[2 * j]);
+        const uint2 high = narrowed<BF16>(v[2 * j + 1]);
+        reinterpret_cast<uint4*>(part + 2 * first)[j] = {low.x, low.y, high.x, high.y};
+      }
+      break;
+    case Element::kE4M3:
+      *reinterpret_cast<uint4*>(part + first) = {narrowed<E4M3>(v[0]), narrowed<E4M3>(v[1]), narrowed<E4M3>(v[2]), narrowed<E4M3>(v[3])};
+      break;
+    case Element::kE2M1: {
+      const auto pair = [&](int j) { return e2m1_codes(v[j]) | static_cast<std::uint32_t>(e2m1_codes(v[j + 1])) << 16; };
+      *reinterpret_cast<uint2*>(part + first / 2) = {pair(0), pair(2)};
+      break;
+    }
+  }
+}
+
+/// Numbers first..first+15 of the row of a slot, which has a lane for each sixteen, the first lane's number a multiple of a power of two that is no fewer
+/// lanes. All lanes of a warp call it together; those with slot -1 write nothing. kExact: the numbers are bf16.
+template <bool kExact>
+__device__ __forceinline__ void encode_sixteens(const CacheView& cache, std::int64_t slot, ClampRule clamp, int first, float4 (&v)[4]) {
+  const auto [data, scales] = cache.place(max(slot, std::int64_t{0}));
+  const bool coded = first < cache.nope_dim;
+  if (const int lanes = cache.group / 16; lanes > 0) {
+    float amax = 0;
+#pragma unroll
+    for (int j = 0; j < 4 && coded; ++j) {
+      if constexpr (!kExact) v[j] = rounded_to_bf16(v[j]);
+      amax = fmaxf(amax, largest_magnitude(v[j]));
+    }
+    const int e = group_exponent(cache.nope, max_of_lanes(amax, lanes), clamp);
+#pragma unroll
+    for (int j = 0; j < 4 && coded; ++j) v[j] = scaled(v[j], exp2_int(-e));
+    if (const int i = first / 16; slot >= 0 && coded && i % lanes == 0) store_scale(cache.kind, scales, i / lanes, e);
+  } else if (cache.kind == ScaleKind::kPerTensor && coded) {
+    const float factor = 1.0F / cache.scale;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = scaled(v[j], factor);
+  }
+  if (slot < 0) return;
+  if (coded) {
+    store_sixteen(cache.nope, data, first, v);
+  } else {
+    store_sixteen(cache.rope, data + cache.rope_offset(), first - cache.nope_dim, v);
+  }
+  // The rest of a scale slot is 0.
+  const int written = cache.group == 0 ? 0 : cache.nope_dim / cache.group * (cache.kind == ScaleKind::kUe8m0 ? 1 : 4);
+#pragma unroll 1
+  for (int i = written + first / 16; i < cache.scale_bytes + cache.inline_scale_bytes; i += cache.dim / 16) scales[i] = 0;
 }
 
 /// A row in memory, see above.

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "device/numbers.cuh"
+
 namespace smla::device {
 
 // Two numbers of half precision in a word, and e4m3 codes on their way to them.
@@ -31,6 +33,23 @@ __device__ inline std::uint32_t lost_nans(std::uint32_t codes) {
   return kCodeShift == 0 ? 0U : ((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U;
 }
 __device__ inline bool lost_nan(std::uint32_t codes) { return lost_nans(codes) != 0U; }
+
+/// Four codes as their numbers, the first in the lowest bits; every NaN is one.
+__device__ inline float4 widened_codes(std::uint32_t codes) {
+  if (lost_nan(codes)) {
+    const auto number = [&](int i) { return from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i))); };
+    return {number(0), number(1), number(2), number(3)};
+  }
+  constexpr float kUnit = static_cast<float>(1 << kCodeShift);
+  std::uint32_t low;
+  std::uint32_t high;
+  widen_codes(codes, low, high);
+  __half2 x;
+  __half2 y;
+  memcpy(&x, &low, 4);
+  memcpy(&y, &high, 4);
+  return {kUnit * __low2float(x), kUnit * __high2float(x), kUnit * __low2float(y), kUnit * __high2float(y)};
+}
 
 __device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
   __half2 x;

@@ -1,10 +1,12 @@
-// Paged rows decoded to bf16: a warp for a row, eight numbers a lane at a time.
+// Paged rows decoded to bf16: a warp for a row, sixteen numbers a lane at a time.
 #include <algorithm>
 
 #include "cache/cache_view.cuh"
 #include "cache/row_codec.h"
 #include "device/copy.cuh"
 #include "device/early_launch.cuh"
+#include "device/halves.cuh"
+#include "device/quads.cuh"
 #include "ops/cuda_op.h"
 #include "sparsemla/ops/attention.h"
 
@@ -13,7 +15,7 @@ namespace smla {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kChunk = 8;  ///< numbers that a lane decodes at once: they share an element and a scale
+constexpr int kChunk = 16;  ///< numbers that a lane decodes at once: they share an element and a scale
 constexpr unsigned kMostBlocks = 1U << 16;
 
 struct Call {
@@ -60,77 +62,80 @@ __device__ void load(const std::uint8_t* from, int word, std::uint32_t (&to)[kWo
   }
 }
 
-/// Stored numbers [i, i + 8) of a part of a row.
-__device__ void load_chunk(const std::uint8_t* part, Element element, int i, int word, float (&v)[kChunk]) {
+/// Sixteen numbers as bf16, the first of a pair in the lower half.
+using Pairs = std::uint32_t[kChunk / 2];
+
+__device__ void to_pairs(float4 v, float factor, std::uint32_t* pairs) {
+  v = device::scaled(v, factor);
+  pairs[0] = device::bf16_pair(v.x, v.y);
+  pairs[1] = device::bf16_pair(v.z, v.w);
+}
+
+/// Stored numbers [i, i + 16) of a part of a row, times `factor`. bf16 numbers without one stay what they are.
+__device__ void load_chunk(const std::uint8_t* part, Element element, int i, int word, float factor, Pairs& pairs) {
   switch (element) {
     case Element::kF32: {
-      std::uint32_t w[8];
+      std::uint32_t w[16];
       load(part + 4 * i, word, w);
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) v[j] = __uint_as_float(w[j]);
+      for (int j = 0; j < 4; ++j) to_pairs(device::widened(uint4{w[4 * j], w[4 * j + 1], w[4 * j + 2], w[4 * j + 3]}), factor, pairs + 2 * j);
       break;
     }
-    case Element::kBF16: {
-      std::uint32_t w[4];
-      load(part + 2 * i, word, w);
+    case Element::kBF16:
+      load(part + 2 * i, word, pairs);
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) v[j] = device::from_bf16(static_cast<std::uint16_t>(w[j / 2] >> (16 * (j % 2))));
+      for (int j = 0; j < 4 && factor != 1.0F; ++j) to_pairs(device::widened(uint2{pairs[2 * j], pairs[2 * j + 1]}), factor, pairs + 2 * j);
       break;
-    }
     case Element::kE4M3: {
-      std::uint32_t w[2];
+      std::uint32_t w[4];
       load(part + i, word, w);
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) v[j] = device::from_e4m3(static_cast<std::uint8_t>(w[j / 4] >> (8 * (j % 4))));
+      for (int j = 0; j < 4; ++j) to_pairs(device::widened_codes(w[j]), factor, pairs + 2 * j);
       break;
     }
     case Element::kE2M1: {
-      std::uint32_t w[1];
+      std::uint32_t w[2];
       load(part + i / 2, word, w);
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) v[j] = device::from_e2m1((w[0] >> (4 * j)) & 15U);
+      for (int j = 0; j < 4; ++j) {
+        const auto number = [&](int k) { return device::from_e2m1((w[j / 2] >> (16 * (j % 2) + 4 * k)) & 15U); };
+        to_pairs({number(0), number(1), number(2), number(3)}, factor, pairs + 2 * j);
+      }
       break;
     }
   }
 }
 
-/// Numbers [d, d + 8) of the row of a slot.
-__device__ void decode(const Call& c, std::int64_t slot, int d, float (&v)[kChunk]) {
+/// Numbers [d, d + 16) of a row.
+__device__ void decode(const Call& c, const device::CacheView::Place& row, int d, Pairs& pairs) {
   const device::CacheView& cache = c.cache;
-  const std::uint8_t* row = cache.data(slot);
   if (d >= cache.nope_dim) {
-    load_chunk(row + cache.rope_offset(), cache.rope, d - cache.nope_dim, c.data_word, v);
+    load_chunk(row.data + cache.rope_offset(), cache.rope, d - cache.nope_dim, c.data_word, 1.0F, pairs);
     return;
   }
-  load_chunk(row, cache.nope, d, c.data_word, v);
-  if (cache.kind == ScaleKind::kNone) return;
-  float factor = cache.scale;
-  if (cache.kind != ScaleKind::kPerTensor) {
-    const std::uint8_t* scales = cache.scales(slot);
-    if (cache.kind == ScaleKind::kUe8m0) {
-      factor = device::from_ue8m0(scales[d / cache.group]);
-    } else {
+  float factor = 1.0F;
+  switch (cache.kind) {
+    case ScaleKind::kNone: break;
+    case ScaleKind::kPerTensor: factor = cache.scale; break;
+    case ScaleKind::kUe8m0: factor = device::from_ue8m0(row.scales[d / cache.group]); break;
+    case ScaleKind::kF32: {
       std::uint32_t w[1];
-      load(scales + 4 * (d / cache.group), c.scale_word, w);
+      load(row.scales + 4 * (d / cache.group), c.scale_word, w);
       factor = __uint_as_float(w[0]);
+      break;
     }
   }
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) v[j] *= factor;
+  load_chunk(row.data, cache.nope, d, c.data_word, factor, pairs);
 }
 
-__device__ void store(std::uint16_t* to, int word, const float (&v)[kChunk]) {
-  std::uint32_t pair[kChunk / 2];
-#pragma unroll
-  for (int j = 0; j < kChunk / 2; ++j) {
-    pair[j] = device::to_bf16_bits(v[2 * j]) | static_cast<std::uint32_t>(device::to_bf16_bits(v[2 * j + 1])) << 16;
-  }
+__device__ void store(std::uint16_t* to, int word, const Pairs& pairs) {
   if (word == 16) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    reinterpret_cast<uint4*>(to)[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    reinterpret_cast<uint4*>(to)[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
     return;
   }
 #pragma unroll
-  for (int j = 0; j < kChunk; ++j) to[j] = static_cast<std::uint16_t>(pair[j / 2] >> (16 * (j % 2)));
+  for (int j = 0; j < kChunk; ++j) to[j] = static_cast<std::uint16_t>(pairs[j / 2] >> (16 * (j % 2)));
 }
 
 __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Call c) {
@@ -138,7 +143,9 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < c.requests * c.most; item += warps) {
-    const std::int64_t b = item / c.most;
+    // Nearly always both have 32 bits, in which a division is a fraction of the work.
+    const bool narrow = ((item | c.most) >> 32) == 0;
+    const std::int64_t b = narrow ? static_cast<std::uint32_t>(item) / static_cast<std::uint32_t>(c.most) : item / c.most;
     const std::int64_t i = item - b * c.most;
     const std::int64_t seq = max(static_cast<std::int64_t>(c.seq_lens[b]), std::int64_t{0});
     const std::int64_t asked = c.gather_lens == nullptr ? seq : static_cast<std::int64_t>(c.gather_lens[b]);
@@ -152,10 +159,11 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
       if (block >= 0 && block < c.num_blocks) slot = block * c.cache.block_size + (position - column * c.cache.block_size);
     }
     std::uint16_t* out = c.out + b * c.out_stride[0] + i * c.out_stride[1];
+    const device::CacheView::Place row = c.cache.place(max(slot, std::int64_t{0}));
     for (int d = kChunk * lane; d < c.cache.dim; d += kChunk * 32) {
-      float v[kChunk] = {};
-      if (slot >= 0) decode(c, slot, d, v);
-      store(out + d, c.out_word, v);
+      Pairs pairs = {};
+      if (slot >= 0) decode(c, row, d, pairs);
+      store(out + d, c.out_word, pairs);
     }
   }
 }

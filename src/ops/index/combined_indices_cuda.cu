@@ -10,7 +10,7 @@ namespace {
 using namespace index_rows;
 
 /// Without `owner`, a block finds the owner of its token.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
                   const std::int32_t* seq_lens, const std::int32_t* gather_lens, Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
         if (j >= of_topk) return j < filled ? as_index(first + (j - of_topk)) : -1;
         return local < 0 ? -1 : as_index(local + shift);
       },
-      [&](unsigned j, std::int32_t v) { row[j] = v; });
+      [&](int j, std::int32_t v) { row[j] = v; });
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(entries + seen);
 }
 
@@ -59,10 +59,6 @@ struct Remap {
     const bool narrow = ((slot | block) >> 32) == 0;
     const std::int64_t number = narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(block) : slot / block;
     return number > 0x7FFF'FFFF ? -1 : as_index(number * span + (slot - number * block));
-  }
-  /// Of row i of a request, whose row of the table is given too.
-  __device__ std::int32_t operator()(const Table& table, const std::int32_t* row, std::int64_t request, std::int32_t i) const {
-    return none ? table.index(row, i) : (*this)(table.slot(request, i));
   }
 };
 
@@ -83,69 +79,79 @@ __global__ void __launch_bounds__(kThreads, 8) mixed_rows(MixedSparseIndices::Pr
   device::take_turn();
   __shared__ std::int32_t present;
   const std::int64_t t = blockIdx.x;
+  const bool decode = t < p.decode_tokens;
   const std::int64_t r = in.request[t];
-  std::int32_t* row = out.row(t);
-  std::int32_t* entries = row + p.window_width;
-  const Remap window{p.window_block, p.window_span};
-  const Remap compressed{p.compressed_block, p.compressed_span};
+  const std::int32_t* const slots = decode ? in.decode_window.row(t) : nullptr;
+  const std::int32_t* const chosen = decode ? in.decode_compressed.row(t) : in.prefill_topk.row(t - p.decode_tokens);
+  const auto width = static_cast<int>(min(decode ? in.decode_compressed.columns : in.prefill_topk.columns, p.compressed_width));
   // Asked for while the request is looked up.
-  if (t < p.decode_tokens) {
-    fetch_row(in.decode_window.row(t), p.window_width), fetch_row(in.decode_compressed.row(t), min(in.decode_compressed.columns, p.compressed_width));
-  } else {
-    fetch_row(in.prefill_topk.row(t - p.decode_tokens), min(in.prefill_topk.columns, p.compressed_width));
-  }
-  const std::int32_t* const compressed_row = in.compressed.row(r);
-  const auto put_window = [&](unsigned j, std::int32_t v) { row[j] = v; };
-  const auto put_entry = [&](unsigned j, std::int32_t v) { entries[j] = v; };
+  if (decode) fetch_row(slots, p.window_width);
+  fetch_row(chosen, width);
   if (threadIdx.x == 0) present = 0;
   __syncthreads();
-  if (t < p.decode_tokens) {
-    const auto width = static_cast<int>(min(in.decode_compressed.columns, p.compressed_width));
-    const std::int32_t* const slots = in.decode_window.row(t);
-    const std::int32_t* const chosen = in.decode_compressed.row(t);
-    each_column(
-        p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
-    std::int32_t mine = 0;
-    each_column<8>(
-        p.compressed_width, [&](int j) { return j < width ? chosen[j] : -1; },
-        [&](int, std::int32_t v) {
-          mine += v >= 0 ? 1 : 0;
-          return p.local ? compressed(in.compressed, compressed_row, r, v) : compressed(v);
-        },
-        put_entry);
-    atomicAdd(&present, mine);
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    std::int64_t count = present;
-    if (p.local) {
-      if (width == 0 || !in.decode_valid[t]) count = 0;
-    } else {
-      count = in.decode_lens == nullptr ? width : min(max(in.decode_lens[t], 0), width);
-    }
-    lens[t] = static_cast<std::int32_t>(p.window_width + count);
-    return;
-  }
+
+  // Prefills: entries and positions that the query sees.
+  int visible = width;
+  int seen = 0;
   std::int64_t pos = -1;
-  if (r >= 0 && r < p.requests && t >= in.start[r] && t < in.start[r + 1]) pos = static_cast<std::int64_t>(in.seq_lens[r]) - in.start[r + 1] + t;
-  const auto seen = static_cast<int>(pos < 0 ? 0 : min(pos + 1, p.window));
-  const auto visible = static_cast<int>(entries_seen(pos, p.ratio, p.top_k));
+  if (!decode) {
+    if (r >= 0 && r < p.requests && t >= in.start[r] && t < in.start[r + 1]) pos = static_cast<std::int64_t>(in.seq_lens[r]) - in.start[r + 1] + t;
+    seen = static_cast<int>(pos < 0 ? 0 : min(pos + 1, p.window));
+    visible = static_cast<int>(entries_seen(pos, p.ratio, p.top_k));
+  }
+  std::int32_t* const row = out.row(t);
+  std::int32_t* const entries = row + p.window_width;
+  const Remap window{p.window_block, p.window_span};
+  const Remap compressed{p.compressed_block, p.compressed_span};
+  const auto put_window = [&](int j, std::int32_t v) { row[j] = v; };
+  const auto put_entry = [&](int j, std::int32_t v) { entries[j] = v; };
   const auto first = static_cast<std::int32_t>(pos - seen + 1);  // positions below a sequence's length: 32 bits
-  const std::int32_t* const window_row = in.window.row(r);
-  const std::int32_t* const chosen = in.prefill_topk.row(t - p.decode_tokens);
   const auto position = [&](int i) { return i < seen ? first + i : -1; };
-  const auto entry = [&](int j) { return j < visible ? __ldg(chosen + j) : -1; };
-  if (window.none && compressed.none) {
-    each_column(
-        p.window_width, position, [&](int, std::int32_t i) { return in.window.index(window_row, i); }, put_window);
-    each_column<8>(
-        p.compressed_width, entry, [&](int, std::int32_t i) { return in.compressed.index(compressed_row, i); }, put_entry);
+  if (decode) {
+    each_column<1>(
+        p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
+  } else if (window.none) {
+    const std::int32_t* const blocks = in.window.row(r);
+    each_column<1>(
+        p.window_width, position, [&](std::int32_t i) { return in.window.block_of(blocks, i); },
+        [&](int, std::int32_t i, std::uint32_t block) { return in.window.index_in(block, i); }, put_window);
   } else {
     each_column<1>(
         p.window_width, position, [&](int, std::int32_t i) { return window(in.window.slot(r, i)); }, put_window);
-    each_column<1>(
-        p.compressed_width, entry, [&](int, std::int32_t i) { return compressed(in.compressed.slot(r, i)); }, put_entry);
   }
-  if (threadIdx.x == 0) lens[t] = pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width) + visible;
+
+  const bool local = !decode || p.local;
+  std::int32_t mine = 0;
+  const auto entry = [&](int j) { return j < visible ? __ldg(chosen + j) : -1; };
+  if (local && compressed.none) {
+    const std::int32_t* const blocks = in.compressed.row(r);
+    each_column<8>(
+        p.compressed_width, entry, [&](std::int32_t i) { return in.compressed.block_of(blocks, i); },
+        [&](int, std::int32_t i, std::uint32_t block) {
+          mine += i >= 0 ? 1 : 0;
+          return in.compressed.index_in(block, i);
+        },
+        put_entry);
+  } else {
+    each_column<1>(
+        p.compressed_width, entry,
+        [&](int, std::int32_t i) {
+          mine += i >= 0 ? 1 : 0;
+          return compressed(local ? in.compressed.slot(r, i) : i);
+        },
+        put_entry);
+  }
+
+  std::int64_t count = visible;
+  if (decode && p.local) {
+    mine = static_cast<std::int32_t>(__reduce_add_sync(0xFFFF'FFFFU, static_cast<unsigned>(mine)));
+    if (threadIdx.x % 32 == 0) atomicAdd(&present, mine);
+    __syncthreads();
+    count = width == 0 || !in.decode_valid[t] ? 0 : present;
+  } else if (decode) {
+    count = in.decode_lens == nullptr ? width : min(max(in.decode_lens[t], 0), width);
+  }
+  if (threadIdx.x == 0) lens[t] = !decode && pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width + count);
 }
 
 }  // namespace

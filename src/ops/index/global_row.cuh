@@ -14,7 +14,8 @@ struct Table {
   std::int64_t columns = 0;
   std::int64_t stride = 0;
   std::int64_t block_size = 1;
-  int block_bits = 0;  ///< log2 of it, -1 where it is no power of two
+  std::uint32_t reciprocal = 1U << 31;  ///< 2^(31 + shift) / block_size, rounded up: i * reciprocal >> (31 + shift) is i / block_size for 31 bits
+  int shift = 0;                        ///< least with 2^shift >= block_size
 
   /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
   __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
@@ -33,36 +34,41 @@ struct Table {
 
   /// A request's row, null for none.
   __device__ const std::int32_t* row(std::int64_t request) const { return request < 0 || request >= requests ? nullptr : entries + request * stride; }
-  /// slot() of a row, as an index row holds it. Entries with 32 bits need no division with 64.
-  __device__ std::int32_t index(const std::int32_t* row, std::int32_t i) const {
-    const auto at = static_cast<std::uint32_t>(i);
-    const auto size = static_cast<std::uint32_t>(block_size);  // checked: 31 bits
-    const std::uint32_t column = block_bits >= 0 ? at >> block_bits : at / size;
-    // No branch: the lookups of several entries are under way at once.
+  /// slot() of a row, as an index row holds it, in two steps without a branch, so that the lookups of several entries are under way at once: its block, then
+  /// the slot in it. A block that is none, or negative, is one of 2^31 or more, whose slots have more than 31 bits.
+  __device__ std::uint32_t block_of(const std::int32_t* row, std::int32_t i) const {
+    const std::uint32_t column = column_of(i);
     const bool there = row != nullptr && i >= 0 && column < static_cast<std::uint32_t>(min(columns, std::int64_t{0xFFFF'FFFF}));
-    const std::int32_t block = there ? __ldg(row + column) : -1;
-    const std::int64_t slot = block * block_size + (at - column * size);
-    return block < 0 || slot > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(slot);
+    return there ? static_cast<std::uint32_t>(__ldg(row + column)) : 0xFFFF'FFFFU;
   }
+  __device__ std::int32_t index_in(std::uint32_t block, std::int32_t i) const {
+    const auto size = static_cast<std::uint32_t>(block_size);  // checked: 31 bits
+    const std::uint64_t slot = std::uint64_t{block} * size + (static_cast<std::uint32_t>(i) - column_of(i) * size);
+    return slot > 0x7FFF'FFFFU ? -1 : static_cast<std::int32_t>(slot);
+  }
+  __device__ std::uint32_t column_of(std::int32_t i) const { return __umulhi(2 * static_cast<std::uint32_t>(i), reciprocal) >> shift; }
 };
 
 inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
-  const int bits = std::has_single_bit(static_cast<std::uint64_t>(block_size)) ? std::countr_zero(static_cast<std::uint64_t>(block_size)) : -1;
-  if (v.absent()) return {.block_size = block_size, .block_bits = bits};
-  return {.entries = static_cast<const std::int32_t*>(v.data),
-          .requests = v.size(0),
-          .columns = v.size(1),
-          .stride = v.stride[0],
-          .block_size = block_size,
-          .block_bits = bits};
+  Table table{.block_size = block_size};
+  if (v.absent()) return table;
+  const auto size = static_cast<std::uint64_t>(block_size);
+  table.entries = static_cast<const std::int32_t*>(v.data);
+  table.requests = v.size(0);
+  table.columns = v.size(1);
+  table.stride = v.stride[0];
+  table.shift = std::bit_width(size - 1);
+  table.reciprocal = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + table.shift)) + size - 1) / size);
+  return table;
 }
 
 /// What an index row can hold, -1 otherwise.
 __device__ inline std::int32_t as_index(std::int64_t v) { return v < 0 || v > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(v); }
 
-/// One row of GlobalTopk by a block of kThreads. In shared memory. kRun: entries of a thread in a round, all on their way at once.
-template <int kThreads, int kRun = 4>
+/// One row of GlobalTopk by a block of kThreads. In shared memory.
+template <int kThreads>
 struct GlobalRow {
+  static constexpr int kRun = 8;  ///< entries of a thread in a round, all on their way at once
   static constexpr int kWarps = kThreads / 32;
 
   std::int32_t warp_sum[2][kWarps];
@@ -81,11 +87,16 @@ struct GlobalRow {
       const std::int32_t* const from = local + base;
       std::int32_t* const to = out + base;
       std::int32_t entry[kRun];
+      std::uint32_t block[kRun];
       std::int32_t index[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) entry[i] = first + 32 * i < left ? from[first + 32 * i] : -1;
+      __syncwarp();  // all loads before the first use: left to itself the compiler begins to use before it has loaded all
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) index[i] = table.index(blocks, entry[i]);
+      for (int i = 0; i < kRun; ++i) block[i] = table.block_of(blocks, entry[i]);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) index[i] = table.index_in(block[i], entry[i]);
       std::int32_t place[kRun];
       std::int32_t alive = 0;
 #pragma unroll

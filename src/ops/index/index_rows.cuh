@@ -46,21 +46,35 @@ __device__ inline std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio
   return min(whole + (pos - whole * ratio == ratio - 1 ? 1 : 0), most);
 }
 
-/// store(j, meaning(j, load(j))) for every j < n; a thread's next kRun loads, and then what their meanings load, are under way at once.
-template <unsigned kRun = 4, class Load, class Meaning, class Store>
-__device__ void each_column(std::int64_t n, Load&& load, Meaning&& meaning, Store&& store) {
-  const auto end = static_cast<unsigned>(n);  // columns of an index row are counted in int32
-  for (unsigned base = threadIdx.x; base < end; base += kRun * kThreads) {
+/// store(j, meaning(j, v, look_up(v))) with v = load(j) for every j < n, -1 where there is no j; by all threads of a block. A thread's next kRun loads, and then
+/// their lookups, are under way at once.
+template <int kRun, class Load, class LookUp, class Meaning, class Store>
+__device__ void each_column(std::int64_t n, Load&& load, LookUp&& look_up, Meaning&& meaning, Store&& store) {
+  // Columns of an index row are counted in int32. Signed, so that a thread's next column is its first one's address and a constant.
+  const auto end = static_cast<int>(n);
+  int base = static_cast<int>(threadIdx.x);
+  for (int left = end; left > 0; left -= kRun * kThreads, base += kRun * kThreads) {
+    const int mine = left - static_cast<int>(threadIdx.x);
     std::int32_t v[kRun];
+    decltype(look_up(v[0])) found[kRun];
 #pragma unroll
-    for (unsigned i = 0; i < kRun; ++i) v[i] = base + i * kThreads < end ? load(static_cast<int>(base + i * kThreads)) : -1;
+    for (int i = 0; i < kRun; ++i) v[i] = i * kThreads < mine ? load(base + i * kThreads) : -1;
+    __syncwarp();  // all loads before the first use: left to itself the compiler begins to use before it has loaded all
 #pragma unroll
-    for (unsigned i = 0; i < kRun; ++i) v[i] = meaning(static_cast<int>(base + i * kThreads), v[i]);
+    for (int i = 0; i < kRun; ++i) found[i] = look_up(v[i]);
+    __syncwarp();
 #pragma unroll
-    for (unsigned i = 0; i < kRun; ++i) {
-      if (base + i * kThreads < end) store(base + i * kThreads, v[i]);
+    for (int i = 0; i < kRun; ++i) {
+      const std::int32_t value = meaning(base + i * kThreads, v[i], found[i]);
+      if (i * kThreads < mine) store(base + i * kThreads, value);
     }
   }
+}
+/// The same with nothing to look up.
+template <int kRun = 4, class Load, class Meaning, class Store>
+__device__ void each_column(std::int64_t n, Load&& load, Meaning&& meaning, Store&& store) {
+  each_column<kRun>(
+      n, load, [](std::int32_t) { return 0; }, [&](int j, std::int32_t v, int) { return meaning(j, v); }, store);
 }
 
 }  // namespace smla::index_rows

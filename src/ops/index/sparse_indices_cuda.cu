@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 8)
     global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk, const std::int32_t* request, const bool* valid,
                 Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
-  __shared__ GlobalRow<kThreads, 8> row;
+  __shared__ GlobalRow<kThreads> row;
   const std::int64_t t = blockIdx.x;
   fetch_row(topk.row(t), k);
   row.write(table, request[t], valid[t], k, compact, topk.row(t), out.row(t), lens + t);

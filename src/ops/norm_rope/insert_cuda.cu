@@ -1,5 +1,8 @@
 // Rows on their way into attention: q heads normed and rotated, kv rows rotated and encoded at their slots. A warp for a head or a row; one kernel, whose
 // last blocks are the rows.
+#include <bit>
+
+#include "device/copy.cuh"
 #include "device/early_launch.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_op.h"
@@ -91,6 +94,35 @@ __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant
   encode_row_of(c.cache, slot, c.clamp, c.warp(), c.row_warps(), [&](int q) { return c.quad(from, 4 * q); });
 }
 
+/// Rows of up to 512 numbers, sixteen a lane: 2^lane_bits lanes for each. A row is on its way before its slot is known.
+template <class In>
+__global__ void __launch_bounds__(32 * kWarps) insert_sixteens(const __grid_constant__ Insert<In> c, int lane_bits) {
+  take_turn();
+  const int lane = static_cast<int>(threadIdx.x);
+  const std::int64_t warp = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.y;
+  const std::int64_t row = (warp << (5 - lane_bits)) + (lane >> lane_bits);
+  const int first = 16 * (lane & ((1 << lane_bits) - 1));
+  float4 v[4] = {};
+  std::int64_t slot = -1;
+  if (row < c.rows && first < c.cache.dim) {
+    constexpr int kLoads = static_cast<int>(sizeof(In));  // of 16 bytes
+    const auto* from = reinterpret_cast<const uint4*>(c.kv.row(row) + first);
+    uint4 raw[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) raw[i] = from[i];
+    slot = c.slot(row);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (kLoads == 4) {
+        v[j] = widened(raw[j]);
+      } else {
+        v[j] = widened(j % 2 == 0 ? uint2{raw[j / 2].x, raw[j / 2].y} : uint2{raw[j / 2].z, raw[j / 2].w});
+      }
+    }
+  }
+  encode_sixteens<std::is_same_v<In, BF16>>(c.cache, slot, c.clamp, first, v);
+}
+
 template <class F>
 void with_q_out(DType dtype, F&& f) {
   switch (dtype) {
@@ -160,6 +192,13 @@ void CudaOp<InsertRows>::run(const InsertRows::Problem& p, const InsertRows::Arg
   if (rows == 0) return;
   with_float(p.in, [&]<class In>(In) {
     const Insert<In> c = insertion::insert_of<In>(a.rows, a.slot_mapping, a.cache, p.clamp);
+    const auto row_bytes = a.rows.stride[0] * static_cast<std::int64_t>(sizeof(In));
+    if (has_sixteens(a.cache) && common_word(a.rows.data, row_bytes) == 16) {
+      const int lane_bits = std::bit_width(static_cast<unsigned>(p.format->dim / 16 - 1));
+      launch_early<insert_sixteens<In>>("insert_rows", blocks_for(rows, std::int64_t{kWarps} << (5 - lane_bits)), dim3(32, kWarps), 0,
+                                        stream_of(context.stream), c, lane_bits);
+      return;
+    }
     launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, c.block_rows(kWarps)), dim3(32, kWarps), 0, stream_of(context.stream), c);
   });
 }

@@ -23,7 +23,12 @@ struct Scores {
   static constexpr std::uint32_t kNothing = 0x7FFF'FFFF;  ///< loaded, the smallest key
   const float* scores;
 
-  __device__ Scores from(std::uint32_t i) const { return {scores + i}; }
+  /// Said to be opaque, or the compiler computes the address again for every item.
+  __device__ Scores from(std::uint32_t i) const {
+    const float* first = scores + i;
+    asm("" : "+l"(first));
+    return {first};
+  }
   __device__ std::uint32_t load(std::uint32_t i) const { return __float_as_uint(__ldg(scores + i)); }
   __device__ static std::uint32_t key(std::uint32_t loaded) { return key_of(loaded); }
   __device__ std::uint32_t column(std::uint32_t i) const { return i; }
@@ -82,6 +87,7 @@ struct SelectionShared {
   alignas(16) std::uint32_t count[2][kBins];  ///< of one digit, and zeros for the next
   WarpSums<kThreads / 32> sums;
   Digit digit;
+  std::uint32_t n;  ///< items
 };
 
 /// The selection of one row by one block; an item is a column of a row of scores, or one of a list. A warp holds consecutive items, a lane every 32nd of
@@ -93,17 +99,20 @@ struct Selection {
 
   SelectionShared<kThreads>& shared;
   const Source source;
-  std::uint32_t n;  ///< items; with one more chunk still a 32-bit number
+  std::uint32_t count;  ///< of items; with one more chunk still a 32-bit number
   std::uint32_t key[kItems];
 
-  __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t count) : shared(memory), source(from), n(count) {
+  __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t items) : shared(memory), source(from), count(items) {
     clear(0);
     clear(1);
-    if (resident()) load(0);
+    if (kShort && threadIdx.x == 0) shared.n = items;
     __syncthreads();
+    if (resident()) load(0);
   }
+  /// Items. Where keys take all registers, there is none left for their number.
+  __device__ std::uint32_t n() const { return kShort ? shared.n : count; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ bool resident() const { return kShort || n <= kResident; }
+  __device__ bool resident() const { return kShort || n() <= kResident; }
   /// f(first item of a chunk, its number); while f says so.
   template <class F>
   __device__ void each_chunk(F&& f) {
@@ -111,17 +120,17 @@ struct Selection {
       f(0U, 0);
     } else {
       int number = 0;
-      for (std::uint32_t base = 0; base < n; base += chunk(), ++number) {
+      for (std::uint32_t base = 0; base < n(); base += chunk(), ++number) {
         if (!resident()) load(base);
         if (!f(base, number)) return;
       }
     }
   }
   /// Items of a thread in a chunk.
-  __device__ std::uint32_t items() const { return resident() ? (n + kThreads - 1) / kThreads : kItems; }
+  __device__ std::uint32_t items() const { return resident() ? (n() + kThreads - 1) / kThreads : kItems; }
   __device__ std::uint32_t chunk() const { return items() * kThreads; }
   /// Items of this lane in a chunk.
-  __device__ std::uint32_t held(std::uint32_t first) const { return first < n ? min((n - first + 31) / 32, items()) : 0U; }
+  __device__ std::uint32_t held(std::uint32_t first) const { return first < n() ? min((n() - first + 31) / 32, items()) : 0U; }
   /// This lane's first item of a chunk; item i is 32 i further.
   __device__ std::uint32_t first_of(std::uint32_t base) const { return base + threadIdx.x / 32 * (32 * items()) + threadIdx.x % 32; }
 

@@ -32,15 +32,15 @@ __device__ inline void take_turn() {
   let_next_launch();
 }
 
-/// Whether a kernel can be launched in these ways: its code and all of the machine's GPUs are sm_90 or later.
+/// Whether a kernel's code and all of the machine's GPUs are sm_90 or later: what early launches and clusters need.
 template <auto kKernel>
-bool knows_clusters() {
-  static const bool knows = [] {
+bool has_sm90_code() {
+  static const bool has = [] {
     cudaFuncAttributes code{};
     check_cuda(cudaFuncGetAttributes(&code, kKernel), "cudaFuncGetAttributes");
     return code.ptxVersion >= 90 && least_capability() >= 90;
   }();
-  return knows;
+  return has;
 }
 
 /// Clusters of such blocks without dynamic shared memory that a GPU has at once.
@@ -77,7 +77,7 @@ void launch_cluster(const char* name, unsigned clusters, dim3 threads, int share
   config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream;
   config.attrs = attributes.data();
-  config.numAttrs = knows_clusters<kKernel>() ? (kTogether > 1 ? 2 : 1) : 0;
+  config.numAttrs = has_sm90_code<kKernel>() ? (kTogether > 1 ? 2 : 1) : 0;
   check_cuda(cudaLaunchKernelEx(&config, kKernel, args...), name);
   print_kernel(name);
 }

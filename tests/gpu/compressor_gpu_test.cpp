@@ -149,6 +149,55 @@ TEST_F(CompressorGpu, CompressStoreIsRef) {
   EXPECT_GT(count.equal, count.entries / 2);
 }
 
+/// A prompt with more groups than a GPU has clusters of blocks at once: each has the bits that it has among fewer.
+TEST_F(CompressorGpu, ManyLongGroupsAreRefAndThoseOfFew) {
+  constexpr std::int64_t kFew = 2600;
+  const CompressorCase c{.ratio = 128, .format = &fp8_ds_mla_rows(), .requests = {{37, 5000}, {127, 1}, {64, 200}}, .state_block = 8, .unmapped = 3};
+  Count count;
+  check_store(c, false, unchanged, count);
+  check_store(c, true, unchanged, count);
+  EXPECT_GT(count.entries, 78);
+  const CompressorInputs many = make_inputs(c);
+  test::run_on_gpu<CompressStore>(c.store(), many.saving(), "cuda");
+  const CompressorInputs few = make_inputs(c);
+  CompressStore::Args args = few.saving();
+  for (ConstTensorView* tokens : {&args.positions, &args.token_to_req, &args.state_slots, &args.entry_slots, &args.kv_score}) {
+    *tokens = tokens->slice(0, 0, kFew);
+  }
+  CompressStore::Problem problem = c.store();
+  problem.tokens = kFew;
+  test::run_on_gpu<CompressStore>(problem, args, "cuda");
+  int compared = 0;
+  for (std::int64_t slot = 0; slot < few.entries.cache.num_slots(); ++slot) {
+    if (!written(few.entries.cache, slot)) continue;
+    ++compared;
+    ASSERT_TRUE(same_record(many.entries.cache, few.entries.cache, slot)) << "slot " << slot;
+  }
+  EXPECT_EQ(compared, 20);  // positions 127, 255, ... of 37 to 2,636
+}
+
+/// Windows that nothing can be read of, between others that the same cluster of blocks pools.
+TEST_F(CompressorGpu, AWindowWithoutRowsLeavesItsNeighbours) {
+  CompressorCase c{.ratio = 128, .format = &fp8_ds_mla_rows(), .state_block = 128};
+  for (int i = 0; i < 70; ++i) c.requests.push_back({127, 1});
+  CompressorInputs want = make_inputs(c);
+  CompressorInputs got = make_inputs(c);
+  for (CompressorInputs* in : {&want, &got}) {
+    Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in->save);
+    for (std::int64_t r = 1; r < 70; r += 4) in->block_table.as<std::int32_t>()[r] = std::numeric_limits<std::int32_t>::max();
+  }
+  Plan<CompressStore>(c.store(), {.implementation = "ref"}).run(want.store);
+  test::run_on_gpu<CompressStore>(c.store(), got.store, "cuda");
+  int entries = 0;
+  for (std::int64_t slot = 0; slot < got.entries.cache.num_slots(); ++slot) {
+    ASSERT_EQ(written(want.entries.cache, slot), written(got.entries.cache, slot)) << "slot " << slot;
+    if (!written(got.entries.cache, slot)) continue;
+    ++entries;
+    expect_close_record(want, got, slot);
+  }
+  EXPECT_EQ(entries, 52);
+}
+
 std::vector<CompressorCase> few_cases() {
   std::vector<CompressorCase> cases;
   for (const RowFormat* format : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &f32_rows()}) {

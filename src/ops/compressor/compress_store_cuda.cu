@@ -221,7 +221,7 @@ void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressS
       device::launch_early<compress_index<kVector, kSave>>(kName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
     } else if (p.ratio == 4) {
       device::launch_early<compress<MainC4a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC4a::kThreads, 0, stream, c);
-    } else if (device::knows_clusters<compress_together<kVector, kSave>>() && p.format->group <= PartC128a::kChannels) {
+    } else if (device::has_sm90_code<compress_together<kVector, kSave>>() && p.format->group <= PartC128a::kChannels) {
       Pool apart = c;
       apart.span = span_of(tokens, p.ratio, device::clusters_at_once<compress_together<kVector, kSave>, kTogether>(PartC128a::kThreads));
       device::launch_cluster<compress_together<kVector, kSave>, kTogether>(kName, blocks_for(tokens, apart.span), PartC128a::kThreads, 0, stream,

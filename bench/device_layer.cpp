@@ -49,7 +49,7 @@ LayerOptions layer_options(const Options& options) {
   return out;
 }
 
-PagedCache LayerCaches::* member_of(CacheRole role) {
+PagedCache LayerCaches::*member_of(CacheRole role) {
   switch (role) {
     case CacheRole::kWindow: return &LayerCaches::window;
     case CacheRole::kCompressed: return &LayerCaches::compressed;

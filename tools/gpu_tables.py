@@ -4,7 +4,9 @@
     python3 tools/gpu_tables.py FOLDER
 
 FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--output of the groups of that name) and serve.json (--json of
-`smla bench serve`); attention_few.json (other head counts), layer_pro.json and layer_tp.json (other models and slices) if they are there. Sections between <!-- gpu_NAME:begin --> and <!-- gpu_NAME:end --> are rewritten.
+`smla bench serve`), attention_bf16.json, attention_per_tensor.json (other rows) and attention_next_n.json (several queries of a request); attention_few.json
+(other head counts), layer_pro.json and layer_tp.json (other models and slices) if they are there. Sections between <!-- gpu_NAME:begin --> and
+<!-- gpu_NAME:end --> are rewritten.
 """
 
 import json
@@ -107,6 +109,34 @@ def prefill(found):
         _, heads, pool, keys = group.split("/")
         rows.append([heads, pool, keys, *[f"{r['gflops'] / 1000:.0f}" if r else "-" for r in row]])
     return table(["heads", "pool", "keys", *[str(n) for n in lengths]], rows)
+
+
+def by_name(report):
+    """{name: row} of rows that no peer has; a row that is not right stops everything."""
+    cells(report)
+    return {row["name"]: row for row in report["rows"] if "skipped" not in row}
+
+
+def formats(reports):
+    names = {"fp8_ds_mla": "attention", "bf16": "attention_bf16", "fp8_per_tensor": "attention_per_tensor"}
+    heads = ", heads 64,"
+    found = {f: by_name({"rows": [r for r in reports[file]["rows"] if heads in r["shape"]]}) for f, file in names.items()}
+    rows = []
+    for name in found["bf16"]:
+        values = [found[f].get(name) for f in names]
+        unit = "TFLOP/s" if name.startswith("prefill") else "us"
+        rows.append([name, unit, *[number(v["gflops"] / 1000 if unit == "TFLOP/s" else microseconds(v)) if v else "-" for v in values]])
+    return table(["cell", "", *names], rows)
+
+
+def queries(reports):
+    found = by_name({"rows": [r for r in reports["attention"]["rows"] if ", heads 64," in r["shape"]]}) | by_name(reports["attention_next_n"])
+    names = {name.rsplit(" x ", 1)[0] for name in by_name(reports["attention_next_n"])}
+    rows = []
+    for name in sorted(names, key=lambda n: (LAYERS.index(n.split()[1]), n)):
+        values = [found.get(name if n == 1 else f"{name} x {n}") for n in (1, 2, 4, 8)]
+        rows.append([name, *[number(microseconds(v)) if v else "-" for v in values]])
+    return table(["cell", "1", "2", "4", "8"], rows)
 
 
 def indexer(found):
@@ -224,6 +254,7 @@ def main():
     folder = Path(sys.argv[1])
     reports = {name: load(folder, name) for name in ("attention", "indexer", "ops", "projection", "layer")}
     more = {name: load(folder, name) for name in ("attention_few", "layer_pro", "layer_tp") if (folder / f"{name}.json").exists()}
+    others = reports | {name: load(folder, name) for name in ("attention_bf16", "attention_per_tensor", "attention_next_n")}
     attention, chain, op = (cells(reports[name]) for name in ("attention", "indexer", "ops"))
     attention |= cells(more["attention_few"]) if "attention_few" in more else {}
     layers = {"rows": reports["layer"]["rows"] + [row for name in ("layer_pro", "layer_tp") if name in more for row in more[name]["rows"]]}
@@ -232,6 +263,8 @@ def main():
         "machine": machine(reports | more),
         "decode": decode(attention),
         "prefill": prefill(attention),
+        "formats": formats(others),
+        "queries": queries(others),
         "indexer": indexer(chain),
         "ops": ops(op),
         "projection": projection(reports["projection"]),

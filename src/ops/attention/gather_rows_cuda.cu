@@ -81,11 +81,12 @@ __device__ void load_chunk(const std::uint8_t* part, Element element, int i, int
       for (int j = 0; j < 4; ++j) to_pairs(device::widened(uint4{w[4 * j], w[4 * j + 1], w[4 * j + 2], w[4 * j + 3]}), factor, pairs + 2 * j);
       break;
     }
-    case Element::kBF16:
+    case Element::kBF16: {
       load(part + 2 * i, word, pairs);
 #pragma unroll
       for (int j = 0; j < 4 && factor != 1.0F; ++j) to_pairs(device::widened(uint2{pairs[2 * j], pairs[2 * j + 1]}), factor, pairs + 2 * j);
       break;
+    }
     case Element::kE4M3: {
       std::uint32_t w[4];
       load(part + i, word, w);

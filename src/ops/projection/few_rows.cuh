@@ -1,0 +1,205 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "ops/projection/operands.cuh"
+
+namespace smla::projection {
+
+// 16 rows x kFewColumns outputs a block, whose warps share out k. Inside a dot product the order of inputs is free as long as both operands agree, so a lane loads 16
+// bytes of a row, eight consecutive inputs, and spends them on two k-steps.
+
+constexpr int kFewRows = 16;
+constexpr int kFewColumns = 32;
+constexpr int kFewWarps = 8;
+constexpr int kFewTiles = kFewColumns / 8;
+
+/// Eight inputs of x as bf16; e4m3 is exact in it.
+template <bool kE4M3>
+__device__ uint4 load_x(const Operands& o, std::int64_t row, std::int64_t group, std::int64_t k) {
+  if (row >= o.m || k >= o.k) return make_uint4(0, 0, 0, 0);
+  const std::int64_t at = row * o.x_row + group * o.x_group + k;
+  if constexpr (!kE4M3) {
+    return *reinterpret_cast<const uint4*>(static_cast<const BF16*>(o.x) + at);
+  } else {
+    const uint2 bytes = *reinterpret_cast<const uint2*>(static_cast<const std::uint8_t*>(o.x) + at);
+    const auto pair = [](std::uint32_t two) {
+      const std::uint32_t low = __float_as_uint(device::from_e4m3(static_cast<std::uint8_t>(two & 0xFFU))) >> 16;
+      const std::uint32_t high = __float_as_uint(device::from_e4m3(static_cast<std::uint8_t>(two >> 8))) & 0xFFFF'0000U;
+      return low | high;
+    };
+    return make_uint4(pair(bytes.x & 0xFFFFU), pair(bytes.x >> 16), pair(bytes.y & 0xFFFFU), pair(bytes.y >> 16));
+  }
+}
+
+/// The sums of a block's warps, added in their order and stored.
+__device__ inline void add_warps(const Operands& o, const float (&acc)[kFewTiles][4], float (&sums)[kFewWarps][kFewRows][kFewColumns],
+                                 std::int64_t row, std::int64_t column, std::int64_t group) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int tile = 0; tile < kFewTiles; ++tile) {
+    const int at = 8 * tile + 2 * lane;
+    sums[warp][quad][at] = acc[tile][0];
+    sums[warp][quad][at + 1] = acc[tile][1];
+    sums[warp][quad + 8][at] = acc[tile][2];
+    sums[warp][quad + 8][at + 1] = acc[tile][3];
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kFewRows * kFewColumns; i += 32 * kFewWarps) {
+    const int r = i / kFewColumns;
+    const int j = i % kFewColumns;
+    if (row + r >= o.m || column + j >= o.n) continue;
+    float sum = 0;
+#pragma unroll
+    for (int s = 0; s < kFewWarps; ++s) sum += sums[s][r][j];
+    o.store(row + r, group, column + j, sum);
+  }
+}
+
+template <bool kE4M3>
+__global__ void __launch_bounds__(32 * kFewWarps) few_rows(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+  __shared__ float sums[kFewWarps][kFewRows][kFewColumns];
+  const std::int64_t column = blockIdx.x % column_blocks * kFewColumns;
+  const std::int64_t row = blockIdx.x / column_blocks % row_blocks * kFewRows;
+  const std::int64_t group = blockIdx.x / column_blocks / row_blocks;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  const BF16* w = static_cast<const BF16*>(o.w) + group * o.n * o.k;
+
+  float acc[kFewTiles][4] = {};
+  for (std::int64_t chunk = warp; chunk * kChunk < o.k; chunk += kFewWarps) {
+    float part[kFewTiles][4] = {};
+    float(&into)[kFewTiles][4] = kE4M3 ? part : acc;
+#pragma unroll(kE4M3 ? 1 : kChunk / 32)
+    for (int step = 0; step < kChunk / 32; ++step) {
+      const std::int64_t k = chunk * kChunk + 32 * step + 8 * lane;
+      const uint4 a = load_x<kE4M3>(o, row + quad, group, k);
+      const uint4 c = load_x<kE4M3>(o, row + quad + 8, group, k);
+#pragma unroll
+      for (int tile = 0; tile < kFewTiles; ++tile) {
+        const std::int64_t j = column + 8 * tile + quad;
+        uint4 b = make_uint4(0, 0, 0, 0);
+        if (j < o.n && k < o.k) b = __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k));
+        mma_bf16(into[tile], a.x, c.x, a.y, c.y, b.x, b.y);
+        mma_bf16(into[tile], a.z, c.z, a.w, c.w, b.z, b.w);
+      }
+    }
+    if constexpr (kE4M3) {
+      const float top = row + quad < o.m ? o.scale(row + quad, group, chunk) : 0;
+      const float bottom = row + quad + 8 < o.m ? o.scale(row + quad + 8, group, chunk) : 0;
+#pragma unroll
+      for (int tile = 0; tile < kFewTiles; ++tile) {
+        acc[tile][0] += top * part[tile][0];
+        acc[tile][1] += top * part[tile][1];
+        acc[tile][2] += bottom * part[tile][2];
+        acc[tile][3] += bottom * part[tile][3];
+      }
+    }
+  }
+  add_warps(o, acc, sums, row, column, group);
+}
+
+/// Four E4M3 codes as bf16, in which they are exact, in two registers.
+__device__ inline uint2 bf16_of_e4m3(std::uint32_t codes) {
+  constexpr std::uint32_t kMagnitudes = 0x7F7F'7F7FU;
+  if ((((codes & kMagnitudes) + 0x0101'0101U) & 0x8080'8080U) != 0) {  // a NaN among them
+    const auto one = [&](int i) { return __float_as_uint(device::from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i)))) >> 16; };
+    return make_uint2(one(0) | one(1) << 16, one(2) | one(3) << 16);
+  }
+  // A code's exponent and mantissa at bf16's places are 2^-120 of its value, subnormals too.
+  const auto pair = [](std::uint32_t high_bytes) {
+    const std::uint32_t bits = (high_bytes >> 4 & 0x07F0'07F0U) | (high_bytes & 0x8000'8000U);
+    std::uint32_t out;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(bits), "r"(0x7B80'7B80U), "r"(0x8000'8000U));  // times 2^120, plus -0
+    return out;
+  };
+  return make_uint2(pair(__byte_perm(codes, 0, 0x1404)), pair(__byte_perm(codes, 0, 0x3424)));
+}
+
+/// Sixteen inputs of a row as bf16: inputs 0-7 and 8-15.
+struct Sixteen {
+  uint4 low = {0, 0, 0, 0};
+  uint4 high = {0, 0, 0, 0};
+};
+__device__ inline Sixteen sixteen_of_e4m3(const uint4& codes) {
+  const uint2 a = bf16_of_e4m3(codes.x);
+  const uint2 b = bf16_of_e4m3(codes.y);
+  const uint2 c = bf16_of_e4m3(codes.z);
+  const uint2 d = bf16_of_e4m3(codes.w);
+  return {make_uint4(a.x, a.y, b.x, b.y), make_uint4(c.x, c.y, d.x, d.y)};
+}
+template <bool kE4M3>
+__device__ Sixteen load_sixteen(const Operands& o, std::int64_t row, std::int64_t group, std::int64_t k) {
+  if (row >= o.m || k >= o.k) return {};
+  const std::int64_t at = row * o.x_row + group * o.x_group + k;
+  if constexpr (kE4M3) {
+    return sixteen_of_e4m3(*reinterpret_cast<const uint4*>(static_cast<const std::uint8_t*>(o.x) + at));
+  } else {
+    const auto* x = reinterpret_cast<const uint4*>(static_cast<const BF16*>(o.x) + at);
+    return {x[0], x[1]};
+  }
+}
+
+static_assert(Projection::kWeightBlock == kChunk && Projection::kWeightBlock % kFewColumns == 0);  // one scale of w a warp's turn
+
+/// few_rows for E4M3 weights: a lane's 16 bytes are sixteen inputs, spent on four k-steps.
+template <bool kE4M3>
+__global__ void __launch_bounds__(32 * kFewWarps)
+    few_rows_of_e4m3(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+  __shared__ float sums[kFewWarps][kFewRows][kFewColumns];
+  // Rows innermost: blocks that run together share their weights.
+  const std::int64_t row = blockIdx.x % row_blocks * kFewRows;
+  const std::int64_t column = blockIdx.x / row_blocks % column_blocks * kFewColumns;
+  const std::int64_t group = blockIdx.x / row_blocks / column_blocks;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  const std::uint8_t* w = static_cast<const std::uint8_t*>(o.w) + group * o.n * o.k;
+
+  float acc[kFewTiles][4] = {};
+  for (std::int64_t chunk = warp; chunk * kChunk < o.k; chunk += kFewWarps) {
+    float part[kFewTiles][4] = {};
+#pragma unroll
+    for (int step = 0; step < kChunk / 64; ++step) {
+      const std::int64_t k = chunk * kChunk + 64 * step + 16 * lane;
+      uint4 codes[kFewTiles];
+#pragma unroll
+      for (int tile = 0; tile < kFewTiles; ++tile) {
+        const std::int64_t j = column + 8 * tile + quad;
+        codes[tile] = j < o.n && k < o.k ? __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k)) : make_uint4(0, 0, 0, 0);
+      }
+      const Sixteen a = load_sixteen<kE4M3>(o, row + quad, group, k);
+      const Sixteen c = load_sixteen<kE4M3>(o, row + quad + 8, group, k);
+#pragma unroll
+      for (int tile = 0; tile < kFewTiles; ++tile) {
+        const Sixteen b = sixteen_of_e4m3(codes[tile]);
+        mma_bf16(part[tile], a.low.x, c.low.x, a.low.y, c.low.y, b.low.x, b.low.y);
+        mma_bf16(part[tile], a.low.z, c.low.z, a.low.w, c.low.w, b.low.z, b.low.w);
+        mma_bf16(part[tile], a.high.x, c.high.x, a.high.y, c.high.y, b.high.x, b.high.y);
+        mma_bf16(part[tile], a.high.z, c.high.z, a.high.w, c.high.w, b.high.z, b.high.w);
+      }
+    }
+    const float weights = o.weight_scale(group, column, chunk);
+    float top = weights;
+    float bottom = weights;
+    if constexpr (kE4M3) {
+      top = row + quad < o.m ? o.scale(row + quad, group, chunk) : 0;
+      bottom = row + quad + 8 < o.m ? o.scale(row + quad + 8, group, chunk) : 0;
+    }
+#pragma unroll
+    for (int tile = 0; tile < kFewTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float v = part[tile][i] * (i < 2 ? top : bottom);
+        if constexpr (kE4M3) v *= weights;
+        acc[tile][i] += v;
+      }
+    }
+  }
+  add_warps(o, acc, sums, row, column, group);
+}
+
+}  // namespace smla::projection

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cuda_pipeline_primitives.h>
+
+#include "ops/projection/operands.cuh"
+
+namespace smla::projection {
+
+// 64 x 128 outputs a block of eight warps (2 x 4), 32 x 32 a warp.
+
+constexpr int kTileM = 64;
+constexpr int kTileN = 128;
+constexpr int kTileK = 64;
+constexpr int kStages = 3;
+constexpr int kTileWarps = 8;
+constexpr int kTileBytes = (kTileM + kTileN) * kTileK * 2;
+constexpr int kTileShared = kStages * kTileBytes;
+
+/// Where 16-byte chunk `c` of a row of 64 bf16 lies: chunks are permuted by the row, so that eight rows of one column lie in different banks.
+__device__ inline int swizzled(int row, int c) { return row * 128 + ((c ^ (row & 7)) * 16); }
+
+__device__ inline void load_matrices(std::uint32_t (&r)[4], const std::uint8_t* at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(at))));
+}
+
+/// A tile of `rows` rows from k on; rows and inputs that are not there are zeros.
+__device__ inline void fetch(std::uint8_t* to, const BF16* from, std::int64_t stride, int rows, std::int64_t rows_left, std::int64_t k,
+                             std::int64_t k_end) {
+  for (int i = static_cast<int>(threadIdx.x); i < rows * (kTileK / 8); i += 32 * kTileWarps) {
+    const int r = i / (kTileK / 8);
+    const int c = i % (kTileK / 8);
+    const bool there = r < rows_left && k + 8 * c < k_end;
+    const BF16* source = from + (there ? r * stride + k + 8 * c : 0);
+    __pipeline_memcpy_async(to + swizzled(r, c), source, 16, there ? 0 : 16);
+  }
+}
+
+__global__ void __launch_bounds__(32 * kTileWarps)
+    many_rows(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  // Rows innermost: blocks that run together share their weights.
+  const std::int64_t row = blockIdx.x % row_blocks * kTileM;
+  const std::int64_t column = blockIdx.x / row_blocks % column_blocks * kTileN;
+  const std::int64_t group = blockIdx.x / row_blocks / column_blocks;
+  const BF16* x = static_cast<const BF16*>(o.x) + row * o.x_row + group * o.x_group;
+  const BF16* w = static_cast<const BF16*>(o.w) + (group * o.n + column) * o.k;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_m = warp / 4 * 32;
+  const int warp_n = warp % 4 * 32;
+  const std::int64_t steps = (o.k + kTileK - 1) / kTileK;
+  const auto stage = [&](std::int64_t step) { return shared + step % kStages * kTileBytes; };
+  const auto start = [&](std::int64_t step) {
+    if (step < steps) {
+      fetch(stage(step), x, o.x_row, kTileM, o.m - row, step * kTileK, o.k);
+      fetch(stage(step) + kTileM * kTileK * 2, w, o.k, kTileN, o.n - column, step * kTileK, o.k);
+    }
+    __pipeline_commit();
+  };
+
+  float acc[2][4][4] = {};
+  for (int s = 0; s < kStages - 1; ++s) start(s);
+  for (std::int64_t step = 0; step < steps; ++step) {
+    __pipeline_wait_prior(kStages - 2);
+    __syncthreads();
+    start(step + kStages - 1);
+    const std::uint8_t* xs = stage(step);
+    const std::uint8_t* ws = xs + kTileM * kTileK * 2;
+#pragma unroll
+    for (int k = 0; k < kTileK / 16; ++k) {
+      std::uint32_t a[2][4];
+      std::uint32_t b[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        load_matrices(a[i], xs + swizzled(warp_m + 16 * i + lane % 16, 2 * k + lane / 16));
+        load_matrices(b[i], ws + swizzled(warp_n + 16 * i + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) mma_bf16(acc[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        const std::int64_t r = row + warp_m + 16 * i + lane / 4 + v / 2 * 8;
+        const std::int64_t c = column + warp_n + 8 * j + lane % 4 * 2 + v % 2;
+        if (r < o.m && c < o.n) o.store(r, group, c, acc[i][j][v]);
+      }
+    }
+  }
+}
+
+}  // namespace smla::projection

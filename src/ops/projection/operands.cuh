@@ -1,0 +1,53 @@
+#pragma once
+
+#include "core/codecs.h"
+#include "device/numbers.cuh"
+#include "sparsemla/ops/projection.h"
+
+namespace smla::projection {
+
+constexpr int kChunk = 128;  ///< inputs of a scale of x, and a warp's turn
+
+/// A Projection by value.
+struct Operands {
+  const void* x = nullptr;
+  const void* w = nullptr;
+  void* y = nullptr;
+  const void* x_scale = nullptr;
+  const float* w_scale = nullptr;
+  std::int64_t x_row = 0, x_group = 0;  ///< strides in elements
+  std::int64_t y_row = 0, y_group = 0;
+  std::int64_t scale_group = 0, scale_chunk = 0;
+  std::int64_t w_scale_group = 0, w_scale_row = 0;
+  std::int64_t m = 0, n = 0, k = 0;
+  DType x_dtype = DType::kBF16, w_dtype = DType::kBF16, y_dtype = DType::kBF16;
+  bool packed_scales = false;
+
+  __device__ float scale(std::int64_t row, std::int64_t group, std::int64_t chunk) const {
+    const std::int64_t at = group * scale_group + row;
+    if (!packed_scales) return static_cast<const float*>(x_scale)[at + chunk * scale_chunk];
+    const auto word = static_cast<std::uint32_t>(static_cast<const std::int32_t*>(x_scale)[at + chunk / 4 * scale_chunk]);
+    return from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (chunk % 4))));
+  }
+  /// Of output `column` and inputs [kWeightBlock * block, ...) of E4M3 w.
+  __device__ float weight_scale(std::int64_t group, std::int64_t column, std::int64_t block) const {
+    return w_scale[group * w_scale_group + column / Projection::kWeightBlock * w_scale_row + block];
+  }
+  __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {
+    const std::int64_t at = row * y_row + group * y_group + column;
+    if (y_dtype == DType::kBF16) {
+      static_cast<BF16*>(y)[at] = to_bf16(v);
+    } else {
+      static_cast<float*>(y)[at] = v;
+    }
+  }
+};
+
+__device__ inline void mma_bf16(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
+                                std::uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+}  // namespace smla::projection

@@ -5,7 +5,7 @@
 
 FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--output of the groups of that name) and serve.json (--json of
 `smla bench serve`), attention_bf16.json, attention_per_tensor.json (other rows) and attention_next_n.json (several queries of a request); attention_few.json
-(other head counts), layer_pro.json and layer_tp.json (other models and slices) if they are there. Sections between <!-- gpu_NAME:begin --> and
+(other head counts), layer_pro.json, layer_tp.json and layer_next_n.json (other models, slices, several queries of a request) if they are there. Sections between <!-- gpu_NAME:begin --> and
 <!-- gpu_NAME:end --> are rewritten.
 """
 
@@ -175,17 +175,38 @@ def projection(report):
     return table(["shape", "by", "us", "TFLOP/s", "GB/s", "x floor"], rows)
 
 
+def span(values, write):
+    values = sorted(values)
+    low, high = write(values[0]), write(values[-1])
+    return low if low == high else f"{low} to {high}"
+
+
 def layer(report):
-    rows = []
+    """A table of decodes and one of prefills for each model and number of heads; rows are layers, columns batch sizes or prompt lengths."""
+    groups = {}
     for row in report["rows"]:
-        name = row["name"] + ", " + row["shape"].split(", fp8_ds_mla")[0]
-        if "skipped" in row:
-            rows.append([name, "SKIP: " + row["skipped"], "", "", "", ""])
-            continue
-        s = row["stages"]
-        nodes = f"{s['kernels']:.0f} + {s['library_kernels']:.0f}"
-        rows.append([name, number(microseconds(row)), f"{row['over_floor']:.2f}", nodes, number(s["launch_us"]), number(s["warm_us"])])
-    return table(["layer", "us", "x floor", "kernels: own + cuBLASLt's", "launch, us", "warm, us"], rows)
+        parts = row["shape"].split(", ")
+        numbers = {p.split()[0]: int(p.split()[1]) for p in parts if p.split()[0] in ("requests", "context", "next_n", "tokens")}
+        what = next(p for p in parts if " heads " in p)
+        column = numbers.get("requests", numbers.get("tokens"))
+        line = row["name"].split()[0]
+        if "context" in numbers and not line.startswith("SWA"):
+            line += f", {numbers['context']:,}"
+        if "next_n" in numbers:
+            line += f", {numbers['next_n']} queries"
+        groups.setdefault((what, row["name"].split()[1]), {}).setdefault(line, {})[column] = row
+    out = ""
+    for (what, kind), lines in groups.items():
+        columns = sorted({c for line in lines.values() for c in line})
+        rows = []
+        for line, found in lines.items():
+            cell = [f"{number(microseconds(found[c]))} ({found[c]['over_floor']:.1f})" if c in found and "skipped" not in found[c] else "-" for c in columns]
+            stages = [r["stages"] for r in found.values() if "skipped" not in r]
+            rows.append([line, *cell, *[span([s[key] for s in stages], write) for key, write in
+                                        (("kernels", lambda v: f"{v:.0f}"), ("library_kernels", lambda v: f"{v:.0f}"), ("launch_us", lambda v: f"{v:.1f}"))]])
+        title = "requests" if kind == "decode" else "tokens of a prompt"
+        out += f"{what}, {kind}, by {title}:\n\n" + table(["layer", *[f"{c:,}" for c in columns], "kernels", "cuBLASLt's", "launch, us"], rows) + "\n"
+    return out
 
 
 def serve(report):
@@ -253,11 +274,11 @@ def main():
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
     reports = {name: load(folder, name) for name in ("attention", "indexer", "ops", "projection", "layer")}
-    more = {name: load(folder, name) for name in ("attention_few", "layer_pro", "layer_tp") if (folder / f"{name}.json").exists()}
+    more = {name: load(folder, name) for name in ("attention_few", "layer_pro", "layer_tp", "layer_next_n") if (folder / f"{name}.json").exists()}
     others = reports | {name: load(folder, name) for name in ("attention_bf16", "attention_per_tensor", "attention_next_n")}
     attention, chain, op = (cells(reports[name]) for name in ("attention", "indexer", "ops"))
     attention |= cells(more["attention_few"]) if "attention_few" in more else {}
-    layers = {"rows": reports["layer"]["rows"] + [row for name in ("layer_pro", "layer_tp") if name in more for row in more[name]["rows"]]}
+    layers = {"rows": reports["layer"]["rows"] + [row for name in ("layer_pro", "layer_tp", "layer_next_n") if name in more for row in more[name]["rows"]]}
     sections = {
         "bars": bars(attention, chain, op, layers),
         "machine": machine(reports | more),

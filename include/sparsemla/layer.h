@@ -88,7 +88,10 @@ struct LayerOptions {
   /// FP8 output projection (spec 2): the rotated output in E4M3 with scales of 128 dims, stored in this layout; absent: activations as they are, or kF32
   /// with an E4M3 wo_a.
   std::optional<OutputScale> fp8_output{};
-  ChunkLimits chunks{};        ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the step's tokens
+  ChunkLimits chunks{};  ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the step's tokens
+  /// Of the fp32 score matrix of a C4A layer: longer batches are scored a few rows at a time, two more launches each on a GPU. A single row may take more.
+  /// 0: 64 MiB, on a GPU 512 MiB (spec 4.8).
+  std::int64_t score_bytes = 0;
   bool short_context = true;   ///< take the short-context path of the indexer (spec 4.7) where it applies
   bool deterministic = false;  ///< a row's result must not depend on its neighbours
   int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start

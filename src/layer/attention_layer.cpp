@@ -87,6 +87,7 @@ void AttentionLayer::check_options() {
   if (options_.padded_heads == 0) options_.padded_heads = upstream;
   check_that(options_.padded_heads >= config_.num_heads && options_.padded_heads <= 128, kWhat, "padded_heads", options_.padded_heads,
              std::to_string(config_.num_heads) + ", the layer's heads, to 128");
+  check_that(options_.score_bytes >= 0, kWhat, "score_bytes", options_.score_bytes, "0 or more");
   check_that(!options_.fp8_output || config_.num_heads / config_.o_groups * config_.head_dim % InverseRopeQuant::kGroup == 0, kWhat,
              "dims of an output group", config_.num_heads / config_.o_groups * config_.head_dim,
              "a multiple of " + std::to_string(InverseRopeQuant::kGroup) + " for the FP8 output projection");

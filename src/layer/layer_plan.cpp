@@ -7,8 +7,11 @@ namespace smla {
 
 namespace {
 
-/// Bytes that the fp32 score matrix of a C4A layer may take; longer batches are scored a few rows at a time.
-constexpr std::int64_t kScoreBudgetBytes = std::int64_t{64} << 20;
+/// LayerOptions::score_bytes, or what it is by itself.
+std::int64_t score_budget(const LayerOptions& options) {
+  if (options.score_bytes > 0) return options.score_bytes;
+  return std::int64_t{options.device == DeviceKind::kCuda ? 512 : 64} << 20;
+}
 
 }  // namespace
 
@@ -108,7 +111,7 @@ void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOption
   const std::int64_t width = visible_entries(ops->max_seq_len - 1, c.compress_ratio);
   ops->short_context = options.short_context && width <= c.index_topk;
   ops->score_width = width;
-  ops->score_rows = std::min(score_rows(width, kScoreBudgetBytes), std::max<std::int64_t>(ops->tokens, 1));
+  ops->score_rows = std::min(score_rows(width, score_budget(options)), std::max<std::int64_t>(ops->tokens, 1));
   if (ops->short_context) {
     ops->short_topk = choose.make<ShortContextTopk>({.tokens = ops->tokens, .ratio = c.compress_ratio, .k = c.index_topk});
     return;
@@ -240,7 +243,7 @@ std::size_t AttentionLayer::reserve_bytes(std::int64_t tokens, std::int64_t requ
   options.strict = false;         // a shape that upstream's kernels refuse is not run, only measured
   // The score matrix is cut to its budget whatever its width; only a row wider than the budget takes more.
   const std::int64_t width = std::max<std::int64_t>(visible_entries(max_seq_len - 1, config_.compress_ratio), 1);
-  const std::int64_t scores = std::min(std::max(kScoreBudgetBytes, 4 * width), 4 * width * std::max<std::int64_t>(tokens, 1));
+  const std::int64_t scores = std::min(std::max(score_budget(options), 4 * width), 4 * width * std::max<std::int64_t>(tokens, 1));
   StepShape shape = StepShape::decodes(tokens, requests, max_seq_len);
   shape.window_width = std::max<std::int64_t>(shape.window_width, draft_window_width(config_.window, tokens));
   std::size_t bytes = make_ops(shape, caches, options, static_cast<std::size_t>(scores))->workspace_bytes;

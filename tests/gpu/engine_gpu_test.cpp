@@ -72,6 +72,15 @@ TEST_F(EngineGpu, SideStreamsGiveTheSameBits) {
   EXPECT_EQ(beside.digests, run(options).digests);
 }
 
+TEST_F(EngineGpu, ScoresInPiecesGiveTheSameBits) {
+  EngineOptions options = gpu_options();
+  const Outcome at_once = run(options);
+  for (const std::int64_t bytes : {1, 5000}) {  // a row at a time, and some
+    options.layer.score_bytes = bytes;
+    EXPECT_EQ(at_once.digests, run(options).digests) << bytes;
+  }
+}
+
 TEST_F(EngineGpu, TwentyRunsGiveTheSameBits) {
   EngineOptions options = gpu_options();
   options.layer.deterministic = false;

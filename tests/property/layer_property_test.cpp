@@ -87,6 +87,19 @@ TEST_P(LayerProperty, DecodeTokenByTokenIsPrefill) {
   EXPECT_EQ(prefill.caches, decode.caches);
 }
 
+TEST_P(LayerProperty, ScoresInPiecesAreScoresAtOnce) {
+  if (GetParam().ratio != 4) GTEST_SKIP() << "only C4A layers score";
+  check_few("a small score matrix = a large one", 2, [] {
+    const auto seed = *rc::gen::arbitrary<unsigned>();
+    LayerOptions options = options_of(GetParam());
+    const LayerHarness at_once(GetParam().ratio, options, lengths(seed));
+    options.score_bytes = 1 + static_cast<std::int64_t>(seed % 9) * 4 * 65;  // fewer than a row, and up to eight of about 65 entries
+    const LayerHarness in_pieces(GetParam().ratio, options, lengths(seed));
+    const Steps steps = random_steps(lengths(seed), seed, 120, false);
+    expect_equal(at_once.run(steps, {}), in_pieces.run(steps, {}));
+  });
+}
+
 TEST_P(LayerProperty, SurroundingsChangeNothing) {
   check_few("block permutation, strides, poison and padding", 2, [] {
     const auto seed = *rc::gen::arbitrary<unsigned>();

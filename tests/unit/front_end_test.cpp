@@ -228,6 +228,7 @@ TEST(StrictLayer, PadsHeadsAsUpstreamDoes) {
   EXPECT_EQ(small.layer({.front_end = FrontEnd::kFlashInfer, .strict = true}).options().padded_heads, 8);
   EXPECT_EQ(small.layer({.padded_heads = 5}).options().padded_heads, 5);
   EXPECT_EQ(error_of([&] { small.layer({.padded_heads = 2}); }), "attention layer: padded_heads: got 2, expected 3, the layer's heads, to 128");
+  EXPECT_EQ(error_of([&] { small.layer({.score_bytes = -1}); }), "attention layer: score_bytes: got -1, expected 0 or more");
 }
 
 TEST(StrictLayer, NamesTheMissingMetadata) {

@@ -213,7 +213,7 @@ def serve(report):
     head = ["requests", "TPOT mean, ms", "median", "p99", "TTFT mean, ms", "median", "p99"]
     rows = []
     for load_row in report["loads"]:
-        times = [f"{load_row[kind][key]:.3g}" for kind in ("tpot", "ttft") for key in ("mean_ms", "median_ms", "p99_ms")]
+        times = [number(load_row[kind][key]) for kind in ("tpot", "ttft") for key in ("mean_ms", "median_ms", "p99_ms")]
         rows.append([str(load_row["requests"]), *times])
     return table(head, rows)
 

@@ -28,7 +28,7 @@ TEST(TopkSplit, HeldRowsNeedThreeBlocksToBeCut) {
 
 TEST(TopkSplit, IsToldInWords) {
   EXPECT_EQ("a row by one block", describe(split_topk({.rows = 1, .width = 100, .k = 5}, 132)));
-  EXPECT_EQ("a row by up to 8 blocks, 8 rows at once", describe(split_topk({.rows = 8, .width = 32'768, .k = 512}, 132)));
+  EXPECT_EQ("a row by up to 8 blocks", describe(split_topk({.rows = 8, .width = 32'768, .k = 512}, 132)));
 }
 
 TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
@@ -39,10 +39,9 @@ TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
         const TopkSplit split = split_topk(p, multiprocessors);
         SCOPED_TRACE(testing::Message() << rows << " rows of " << width << " on " << multiprocessors);
         if (split.parts == 1) continue;
-        ASSERT_GE(split.launch_rows, 1);
-        EXPECT_LE(rows, split.launch_rows * TopkSplit::kLaunches);
+        EXPECT_LE(rows, TopkSplit::kMostRows);
         EXPECT_LE(split.parts, TopkSplit::kMostParts);
-        EXPECT_LE(split.launch_rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes), topk_workspace_bytes(p, multiprocessors));
+        EXPECT_LE(rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes), topk_workspace_bytes(p, multiprocessors));
         for (const std::int64_t n : kWidths) {
           if (n <= TopkSplit::kShortRow || n > width) continue;
           const std::int64_t columns = topk_part_columns(static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(split.parts));
@@ -60,7 +59,7 @@ TEST(TopkSplit, AWorkspaceIsBoundedAndEnoughForSmallerCalls) {
     for (const std::int64_t rows : kRows) {
       const std::int64_t bytes = topk_workspace_bytes({.rows = rows, .width = 262'144, .k = 512}, multiprocessors);
       EXPECT_LE(fewer, bytes);
-      EXPECT_LE(bytes, 17'000'000);
+      EXPECT_LE(bytes, 51'000'000);
       EXPECT_GE(bytes, topk_workspace_bytes({.rows = rows, .width = 20'000, .k = 512}, multiprocessors));
       fewer = bytes;
     }

@@ -42,25 +42,15 @@ void launch_rows(const TopK::Problem& p, const Call& c, const RunContext& contex
 }
 
 void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c, const RunContext& context) {
-  const std::int64_t blocks = split.launch_rows * split.parts;
+  const std::int64_t blocks = p.rows * split.parts;
   Parts parts{.call = c, .parts = static_cast<std::uint32_t>(split.parts), .digits = static_cast<std::uint32_t*>(context.workspace.data)};
   parts.groups = parts.digits + blocks * TopkSplit::kDigits;
   parts.keys = parts.groups + blocks * TopkSplit::kGroups;
-  parts.columns = parts.keys + split.launch_rows * TopkSplit::kListed;
-  parts.arrived = parts.columns + split.launch_rows * TopkSplit::kListed;
-  for (std::int64_t row = 0; row < p.rows; row += split.launch_rows) {
-    const unsigned grid = blocks_for(std::min(split.launch_rows, p.rows - row) * split.parts, 1);
-    device::launch_early<count_parts>("topk count_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
-    device::launch_early<select_parts>("topk select_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
-    parts.call.logits += split.launch_rows * c.logit_stride;
-    parts.call.lens += split.launch_rows;
-    parts.call.indices += split.launch_rows * c.index_stride;
-    if (c.slots.lens == nullptr) continue;
-    parts.call.slots.request += split.launch_rows;
-    parts.call.slots.valid += split.launch_rows;
-    parts.call.slots.slots += split.launch_rows * c.slots.stride;
-    parts.call.slots.lens += split.launch_rows;
-  }
+  parts.columns = parts.keys + p.rows * TopkSplit::kListed;
+  parts.arrived = parts.columns + p.rows * TopkSplit::kListed;
+  const unsigned grid = blocks_for(blocks, 1);
+  device::launch_early<count_parts>("topk count_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
+  device::launch_early<select_parts>("topk select_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
 }
 
 }  // namespace

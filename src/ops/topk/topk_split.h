@@ -10,10 +10,9 @@
 namespace smla {
 
 /// How a call of few wide rows is cut. Each row is shared by `parts` blocks, which count the first digit of its keys and then list the columns that can
-/// be chosen; the last of them to finish chooses. Rows go in launches of `launch_rows`, which use the same workspace one after another.
+/// be chosen; the last of them to finish chooses.
 struct TopkSplit {
-  std::int64_t parts = 1;        ///< blocks of a row; 1: one block does it all
-  std::int64_t launch_rows = 0;  ///< where rows are cut
+  std::int64_t parts = 1;  ///< blocks of a row; 1: one block does it all
 
   static constexpr std::int64_t kOneBlock = 16'384;  ///< columns: no call of fewer is cut
   static constexpr std::int64_t kHeld = 32'768;      ///< columns that a block's registers hold: calls of no more are cut only into
@@ -24,8 +23,7 @@ struct TopkSplit {
   static constexpr std::int64_t kMostParts = 64;
   static constexpr std::int64_t kMostChosen = 4096;  ///< k: a list must have room for more
   static constexpr std::int64_t kListed = 16'384;  ///< columns of a row that can be chosen; one block chooses from the whole row where there are more
-  static constexpr std::int64_t kLaunchRows = 64;
-  static constexpr std::int64_t kLaunches = 4;
+  static constexpr std::int64_t kMostRows = 256;
   static constexpr std::int64_t kMostMultiprocessors = 256;  ///< that a call is cut for
 
   // The first digit, 13 bits, is found in two steps: which of 64 groups, which of its 128 values.
@@ -42,7 +40,7 @@ struct TopkSplit {
 /// In words.
 inline std::string describe(const TopkSplit& split) {
   if (split.parts == 1) return "a row by one block";
-  return "a row by up to " + std::to_string(split.parts) + " blocks, " + std::to_string(split.launch_rows) + " rows at once";
+  return "a row by up to " + std::to_string(split.parts) + " blocks";
 }
 
 /// Columns of a part of a row of n < 2^31 columns: at most `parts` of them cover it.
@@ -52,25 +50,21 @@ constexpr std::uint32_t topk_part_columns(std::uint32_t n, std::uint32_t parts) 
   return std::max((even + kStep - 1) / kStep * kStep, static_cast<std::uint32_t>(TopkSplit::kLeastPart));
 }
 
-/// Most rows of a launch: each has two blocks at least, all of them at work at once.
-constexpr std::int64_t topk_launch_rows(int multiprocessors) { return std::clamp<std::int64_t>(multiprocessors / 2, 1, TopkSplit::kLaunchRows); }
+/// Most rows that are cut, into two at least: more of them keep a GPU busy by themselves.
+constexpr std::int64_t topk_most_rows(int multiprocessors) { return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMostRows); }
 
 constexpr TopkSplit split_topk(const TopK::Problem& p, int multiprocessors) {
-  const std::int64_t most = topk_launch_rows(multiprocessors);
-  if (p.rows <= 0 || p.rows > TopkSplit::kLaunches * most || p.width <= TopkSplit::kOneBlock || p.k <= 0 || p.k > TopkSplit::kMostChosen) return {};
-  const std::int64_t launches = (p.rows + most - 1) / most;
-  TopkSplit split{.launch_rows = (p.rows + launches - 1) / launches};
-  const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / split.launch_rows;
+  if (p.rows <= 0 || p.rows > topk_most_rows(multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 || p.k > TopkSplit::kMostChosen) return {};
+  const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / p.rows;
   if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return {};
-  split.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts), (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart);
-  return split;
+  return {.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts), (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart)};
 }
 
-/// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 17 MB.
+/// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 51 MB.
 constexpr std::int64_t topk_workspace_bytes(const TopK::Problem& p, int multiprocessors) {
   if (p.rows <= 0 || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMostChosen) return 0;
-  const std::int64_t rows = std::min(p.rows, topk_launch_rows(multiprocessors));
-  const std::int64_t blocks = std::clamp<std::int64_t>(multiprocessors, 2, TopkSplit::kMostMultiprocessors);
+  const std::int64_t rows = std::min(p.rows, topk_most_rows(multiprocessors));
+  const std::int64_t blocks = std::max(std::clamp<std::int64_t>(multiprocessors, 2, TopkSplit::kMostMultiprocessors), 2 * rows);
   return std::min(blocks, rows * TopkSplit::kMostParts) * TopkSplit::kPartBytes + rows * TopkSplit::kRowBytes;
 }
 

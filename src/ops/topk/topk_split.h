@@ -54,10 +54,12 @@ constexpr std::uint32_t topk_part_columns(std::uint32_t n, std::uint32_t parts) 
 constexpr std::int64_t topk_most_rows(int multiprocessors) { return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMostRows); }
 
 constexpr TopkSplit split_topk(const TopK::Problem& p, int multiprocessors) {
-  if (p.rows <= 0 || p.rows > topk_most_rows(multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 || p.k > TopkSplit::kMostChosen) return {};
+  if (p.rows <= 0 || p.rows > topk_most_rows(multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 || p.k > TopkSplit::kMostChosen)
+    return {};
   const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / p.rows;
   if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return {};
-  return {.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts), (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart)};
+  return {.parts =
+              std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts), (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart)};
 }
 
 /// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 51 MB.

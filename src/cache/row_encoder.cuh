@@ -168,8 +168,8 @@ __device__ inline void store_sixteen(Element element, std::uint8_t* part, int fi
   }
 }
 
-/// Numbers first..first+15 of the row of a slot, which has a lane for each sixteen, the first lane's number a multiple of a power of two that is no fewer
-/// lanes. All lanes of a warp call it together; those with slot -1 write nothing. kExact: the numbers are bf16.
+/// Numbers first..first+15 of the row of a slot: neighbouring lanes have a row's sixteens in order, 2^n lanes a row, enough for all of it, rows one after the
+/// other. All lanes of a warp call it together; those with slot -1 write nothing. kExact: the numbers are bf16.
 template <bool kExact>
 __device__ __forceinline__ void encode_sixteens(const CacheView& cache, std::int64_t slot, ClampRule clamp, int first, float4 (&v)[4]) {
   const auto [data, scales] = cache.place(max(slot, std::int64_t{0}));

@@ -144,9 +144,7 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < c.requests * c.most; item += warps) {
-    // Nearly always both have 32 bits, in which a division is a fraction of the work.
-    const bool narrow = ((item | c.most) >> 32) == 0;
-    const std::int64_t b = narrow ? static_cast<std::uint32_t>(item) / static_cast<std::uint32_t>(c.most) : item / c.most;
+    const std::int64_t b = device::quotient(item, c.most);
     const std::int64_t i = item - b * c.most;
     const std::int64_t seq = max(static_cast<std::int64_t>(c.seq_lens[b]), std::int64_t{0});
     const std::int64_t asked = c.gather_lens == nullptr ? seq : static_cast<std::int64_t>(c.gather_lens[b]);

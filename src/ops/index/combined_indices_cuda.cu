@@ -56,8 +56,7 @@ struct Remap {
   __device__ std::int32_t operator()(std::int64_t slot) const {
     if (slot < 0) return -1;
     if (none) return as_index(slot);
-    const bool narrow = ((slot | block) >> 32) == 0;
-    const std::int64_t number = narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(block) : slot / block;
+    const std::int64_t number = device::quotient(slot, block);
     return number > 0x7FFF'FFFF ? -1 : as_index(number * span + (slot - number * block));
   }
 };

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "device/numbers.cuh"
 #include "sparsemla/tensor_view.h"
 
 namespace smla::index_rows {
@@ -20,9 +21,7 @@ struct Table {
   /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
   __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
     if (request < 0 || request >= requests || i < 0) return -1;
-    // Nearly always both have 32 bits, in which a division is a fraction of the work.
-    const bool narrow = ((i | block_size) >> 32) == 0;
-    const std::int64_t column = narrow ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(block_size) : i / block_size;
+    const std::int64_t column = device::quotient(i, block_size);
     if (column >= columns) return -1;
     std::int64_t block = entries[request * stride + column];
     if (block < 0) {

@@ -42,9 +42,7 @@ __device__ inline void fetch_row(const std::int32_t* row, std::int64_t n) {
 /// Entries of `ratio` tokens that a query at `pos` sees, at most `most`. pos may be the largest number.
 __device__ inline std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio, std::int64_t most) {
   if (pos < 0) return 0;
-  // Nearly always both have 32 bits, in which a division is a fraction of the work.
-  const bool narrow = ((pos | ratio) >> 32) == 0;
-  const std::int64_t whole = narrow ? static_cast<std::uint32_t>(pos) / static_cast<std::uint32_t>(ratio) : pos / ratio;
+  const std::int64_t whole = device::quotient(pos, ratio);
   return min(whole + (pos - whole * ratio == ratio - 1 ? 1 : 0), most);
 }
 

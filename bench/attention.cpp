@@ -21,12 +21,16 @@ struct Caches {
   OwnedCache entries;
 };
 
-Row measure_attention(const Options& options, const Caches& caches, std::int64_t tokens, std::int64_t heads, std::int64_t keys) {
+Row measure_attention(const Options& options, const Caches& caches, std::int64_t tokens, std::int64_t heads,
+                      std::int64_t keys) {
   const RowFormat& rows = *options.rows;
   const std::int64_t window = std::min(keys, kWindow);
   const bool per_tensor = rows.scale == ScaleKind::kPerTensor;
-  SparseAttention::Problem problem{
-      .tokens = tokens, .heads = heads, .dim = rows.dim, .q = per_tensor ? DType::kE4M3 : DType::kBF16, .scopes = keys > window ? 2 : 1};
+  SparseAttention::Problem problem{.tokens = tokens,
+                                   .heads = heads,
+                                   .dim = rows.dim,
+                                   .q = per_tensor ? DType::kE4M3 : DType::kBF16,
+                                   .scopes = keys > window ? 2 : 1};
   problem.scope[0] = {.format = &rows, .block_size = kBlock, .width = window};
   if (keys > window) problem.scope[1] = {.format = &rows, .block_size = kBlock, .width = keys - window};
   const Plan<SparseAttention> plan(problem, plan_options<SparseAttention>(options, problem));
@@ -48,12 +52,13 @@ Row measure_attention(const Options& options, const Caches& caches, std::int64_t
     const Set& set = sets[static_cast<std::size_t>(call % kSets)];
     SparseAttention::Args args{.q = set.q.view(), .scopes = {}, .sink = sink.view(), .o = o.view(), .lse = {}};
     args.scopes[0] = {.cache = caches.window.cache, .indices = set.window.view(), .lens = {}};
-    if (problem.scopes == 2) args.scopes[1] = {.cache = caches.entries.cache, .indices = set.entries.view(), .lens = {}};
+    if (problem.scopes == 2)
+      args.scopes[1] = {.cache = caches.entries.cache, .indices = set.entries.view(), .lens = {}};
     plan.run(args, scratch.get());
   });
   // A row that several queries name has to come from memory once.
-  const std::int64_t read =
-      std::min(tokens * window, caches.window.cache.num_slots()) + std::min(tokens * (keys - window), caches.entries.cache.num_slots());
+  const std::int64_t read = std::min(tokens * window, caches.window.cache.num_slots()) +
+                            std::min(tokens * (keys - window), caches.entries.cache.num_slots());
   return {.group = "attention",
           .name = fmt::format("{} tokens", tokens),
           .shape = fmt::format("tokens {}, heads {}, keys {}, {}", tokens, heads, keys, rows.name),
@@ -70,7 +75,8 @@ Row measure_attention(const Options& options, const Caches& caches, std::int64_t
 void bench_attention(const Options& options, const Emit& emit) {
   const std::int64_t most = *std::ranges::max_element(options.keys);
   const std::int64_t pool = std::max<std::int64_t>((most + kBlock - 1) / kBlock, 256);
-  const Caches caches{.window = random_cache(*options.rows, 64, kBlock, 1), .entries = random_cache(*options.rows, pool, kBlock, 2)};
+  const Caches caches{.window = random_cache(*options.rows, 64, kBlock, 1),
+                      .entries = random_cache(*options.rows, pool, kBlock, 2)};
   std::vector<std::int64_t> tokens = decode_rows(options);
   const std::vector<std::int64_t> prefill = prefill_rows(options);
   tokens.insert(tokens.end(), prefill.begin(), prefill.end());

@@ -68,18 +68,20 @@ struct Row {
   std::string shape;           ///< "tokens 16, heads 64, keys 1152, fp8_ds_mla"
   std::string implementation;  ///< what ran; a layer's list of ops
   Timing time;
-  double flops = 0;   ///< the formula's operations, 2 for a multiply-add; what an implementation does beside it does not count
+  double flops =
+      0;  ///< the formula's operations, 2 for a multiply-add; what an implementation does beside it does not count
   double bytes = 0;   ///< what has to come from or go to memory once: weights, cache rows, inputs, outputs
   bool bf16 = false;  ///< both factors of its products are bf16, so that bf16 dot products may compute it
   std::vector<std::pair<std::string, double>> stages;  ///< share of the time by stage; layers only
-  std::string cell{};                                  ///< what other measurements of the same thing are filed under, "decode/64/swa/1"
-  Traffic traffic = Traffic::kCopy;                    ///< what its bytes are held against
-  double product_rate = 1;                             ///< of its products beside those of bf16: 2 where both factors are fp8 or fp4
-  Check check{};                                       ///< where results were recomputed
-  std::string skipped{};                               ///< why it was not measured; then there is no time
+  std::string cell{};                ///< what other measurements of the same thing are filed under, "decode/64/swa/1"
+  Traffic traffic = Traffic::kCopy;  ///< what its bytes are held against
+  double product_rate = 1;           ///< of its products beside those of bf16: 2 where both factors are fp8 or fp4
+  Check check{};                     ///< where results were recomputed
+  std::string skipped{};             ///< why it was not measured; then there is no time
 };
 
-/// What limits a row on a machine: "product", "copy" or "gather" of a GPU, "fp32", "bf16" or "read" of a CPU; operations or bytes a second.
+/// What limits a row on a machine: "product", "copy" or "gather" of a GPU, "fp32", "bf16" or "read" of a CPU;
+/// operations or bytes a second.
 struct Bound {
   std::string_view name;
   double rate = 0;
@@ -127,12 +129,13 @@ bool wanted(const std::vector<T>& filter, const T& value) {
 std::vector<std::int64_t> decode_rows(const Options& options);
 std::vector<std::int64_t> prefill_rows(const Options& options);
 
-/// The config of the model's first layer of this compress ratio (1: window only), with Options::heads. @throws InvalidArgument when it has none.
+/// The config of the model's first layer of this compress ratio (1: window only), with Options::heads. @throws
+/// InvalidArgument when it has none.
 LayerConfig layer_of_ratio(const Options& options, int ratio);
-/// Adds the operations and bytes of one step of a layer: weights once, then what each token attends to and scores. Each request has `before` tokens
-/// behind it and brings `tokens` more.
-void add_layer_floor(const LayerConfig& config, const Options& options, const LayerWeights& weights, std::int64_t requests, std::int64_t before,
-                     std::int64_t tokens, Row& row);
+/// Adds the operations and bytes of one step of a layer: weights once, then what each token attends to and scores. Each
+/// request has `before` tokens behind it and brings `tokens` more.
+void add_layer_floor(const LayerConfig& config, const Options& options, const LayerWeights& weights,
+                     std::int64_t requests, std::int64_t before, std::int64_t tokens, Row& row);
 /// "SWA", "C4A" or "C128A".
 std::string_view kind_name(int ratio);
 

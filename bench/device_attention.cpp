@@ -1,5 +1,6 @@
-// Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of its request in a second cache. Each
-// cell has several sets of queries, pages and indices, and no replay finds anything of the one before. Long because its two grids share one bed.
+// Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of
+// its request in a second cache. Each cell has several sets of queries, pages and indices, and no replay finds anything
+// of the one before. Long because its two grids share one bed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,15 +61,17 @@ struct Cell {
 
 /// Rows of one kind in a paged cache, for all sets, and who owns which blocks.
 struct Pool {
-  Pool(const RowFormat& format, std::int64_t sets, std::int64_t requests_in, std::int64_t entries_in, std::int64_t page_in, std::uint64_t seed,
-       Stream stream)
+  Pool(const RowFormat& format, std::int64_t sets, std::int64_t requests_in, std::int64_t entries_in,
+       std::int64_t page_in, std::uint64_t seed, Stream stream)
       : requests(requests_in),
         entries(entries_in),
         columns((entries + page_in - 1) / page_in),
         cache(format, sets * requests * columns, page_in, seed, stream),
         tables(DeviceTensor::copy_of(DeviceKind::kCuda, shuffled_tables(sets, seed).view())) {}
   /// Blocks of a set's requests: [requests, columns].
-  ConstTensorView tables_of(std::int64_t set) const { return std::as_const(tables).view().slice(0, set * requests, (set + 1) * requests); }
+  ConstTensorView tables_of(std::int64_t set) const {
+    return std::as_const(tables).view().slice(0, set * requests, (set + 1) * requests);
+  }
 
   std::int64_t requests;
   std::int64_t entries;
@@ -127,15 +130,21 @@ std::int64_t window_span(const Cell& cell) { return kPage - 1 + cell.queries - 1
 
 double Bed::bytes_of(const Options& options, const Cell& cell, std::int64_t sets) {
   const auto blocks = [](std::int64_t n, std::int64_t page) { return (n + page - 1) / page; };
-  const std::int64_t caches = DeviceCache::bytes_of(*options.rows, cell.requests * blocks(window_span(cell), kPage), kPage) +
-                              DeviceCache::bytes_of(*options.rows, cell.requests * blocks(cell.entries, cell.page), cell.page);
+  const std::int64_t caches =
+      DeviceCache::bytes_of(*options.rows, cell.requests * blocks(window_span(cell), kPage), kPage) +
+      DeviceCache::bytes_of(*options.rows, cell.requests * blocks(cell.entries, cell.page), cell.page);
   const std::int64_t numbers = cell.tokens() * cell.heads * options.rows->dim;
-  return static_cast<double>(sets) * static_cast<double>(caches + numbers * 2 + cell.tokens() * cell.keys() * 4) + static_cast<double>(numbers * 2);
+  return static_cast<double>(sets) * static_cast<double>(caches + numbers * 2 + cell.tokens() * cell.keys() * 4) +
+         static_cast<double>(numbers * 2);
 }
 
 Bed::Bed(const Options& options, const Cell& cell, std::int64_t sets, const DeviceTimer& timer)
     : cell_(cell), rows_(*options.rows), stream_(timer.stream()) {
-  problem_ = {.tokens = cell.tokens(), .heads = cell.heads, .dim = rows_.dim, .q = query_type(rows_), .scopes = cell.named > 0 ? 2 : 1};
+  problem_ = {.tokens = cell.tokens(),
+              .heads = cell.heads,
+              .dim = rows_.dim,
+              .q = query_type(rows_),
+              .scopes = cell.named > 0 ? 2 : 1};
   problem_.scope[0] = {.format = &rows_, .block_size = kPage, .width = kWindow};
   if (cell.named > 0) problem_.scope[1] = {.format = &rows_, .block_size = cell.page, .width = cell.named};
   plan_.emplace(problem_, plan_options<SparseAttention>(options, problem_));
@@ -145,7 +154,10 @@ Bed::Bed(const Options& options, const Cell& cell, std::int64_t sets, const Devi
     const auto seed = static_cast<std::uint64_t>(s);
     q_.push_back(device_numbers(problem_.q, {cell.tokens(), cell.heads, rows_.dim}, 100 + seed, 1.5F, stream_));
     window_slots_.emplace_back(DeviceKind::kCuda, DType::kI32, std::vector<std::int64_t>{cell.tokens(), kWindow});
-    IndexRule rule{.queries_of_request = cell.queries, .entries = window_->entries, .kind = IndexRule::Kind::kSliding, .seed = 200 + seed};
+    IndexRule rule{.queries_of_request = cell.queries,
+                   .entries = window_->entries,
+                   .kind = IndexRule::Kind::kSliding,
+                   .seed = 200 + seed};
     rule.first_below = rule.page = kPage;
     gpu_make_indices(window_slots_.back().view(), window_->tables_of(s), rule, stream_);
     if (cell.named == 0) continue;
@@ -170,14 +182,17 @@ SparseAttention::Args Bed::args_of(std::int64_t set) {
   const auto s = static_cast<std::size_t>(set);
   SparseAttention::Args args{.q = q_[s].view(), .scopes = {}, .sink = sink_.view(), .o = o_.view(), .lse = {}};
   args.scopes[0] = {.cache = window_->cache.cache(), .indices = window_slots_[s].view(), .lens = window_lens_.view()};
-  if (problem_.scopes == 2) args.scopes[1] = {.cache = pool_->cache.cache(), .indices = pool_slots_[s].view(), .lens = pool_lens_.view()};
+  if (problem_.scopes == 2)
+    args.scopes[1] = {.cache = pool_->cache.cache(), .indices = pool_slots_[s].view(), .lens = pool_lens_.view()};
   return args;
 }
 
 std::vector<std::function<void()>> Bed::calls() {
   std::vector<std::function<void()>> out;
   for (std::int64_t s = 0; s < static_cast<std::int64_t>(q_.size()); ++s) {
-    out.emplace_back([this, args = args_of(s)] { plan_->run(args, {.data = workspace_.data(), .bytes = workspace_.bytes()}, stream_); });
+    out.emplace_back([this, args = args_of(s)] {
+      plan_->run(args, {.data = workspace_.data(), .bytes = workspace_.bytes()}, stream_);
+    });
   }
   return out;
 }
@@ -186,7 +201,8 @@ std::vector<std::function<void()>> Bed::calls() {
 HostTensor Bed::reference(std::int64_t set, std::int64_t token) const {
   const auto s = static_cast<std::size_t>(set);
   const auto rows_of = [&](const Pool& pool, const DeviceTensor& slots, std::int64_t width) {
-    return pack_rows(pool.cache.cache(), static_cast<const std::int32_t*>(slots.data()) + token * width, width, stream_);
+    return pack_rows(pool.cache.cache(), static_cast<const std::int32_t*>(slots.data()) + token * width, width,
+                     stream_);
   };
   std::vector<PackedRows> packed;
   packed.push_back(rows_of(*window_, window_slots_[s], kWindow));
@@ -234,8 +250,10 @@ Check Bed::check(std::int64_t set, std::span<const std::int64_t> tokens, const s
     out.failure = fmt::format("{} outputs of set {} are NaN or were not written", bad, set);
   }
   for (const std::int64_t token : tokens) {
-    Check one = check_result(to_host(std::as_const(o_).view().slice(0, token, token + 1), stream_), reference(set, token), kBound);
-    if (!one.failure.empty()) one.failure = fmt::format("token {} of set {}: {} (l2 {:.2e})", token, set, one.failure, one.l2);
+    Check one = check_result(to_host(std::as_const(o_).view().slice(0, token, token + 1), stream_),
+                             reference(set, token), kBound);
+    if (!one.failure.empty())
+      one.failure = fmt::format("token {} of set {}: {} (l2 {:.2e})", token, set, one.failure, one.l2);
     out = worse(out, one);
   }
   return out;
@@ -246,15 +264,16 @@ Row describe(const Options& options, const Cell& cell) {
   const std::int64_t tokens = cell.tokens();
   // Rows that several queries name have to come from memory once.
   const std::int64_t window = cell.requests * std::min(cell.queries * kWindow, cell.queries - 1 + kWindow);
-  const std::int64_t entries = cell.requests * std::min(cell.entries, cell.random ? cell.queries * cell.named : cell.named);
+  const std::int64_t entries =
+      cell.requests * std::min(cell.entries, cell.random ? cell.queries * cell.named : cell.named);
   const double numbers = static_cast<double>(tokens * cell.heads * rows.dim);
   Row row;
   row.group = "attention";
   row.name = cell.name;
   row.shape = fmt::format("tokens {}, heads {}, keys {}, {}", tokens, cell.heads, cell.keys(), rows.name);
   row.flops = 4.0 * numbers * static_cast<double>(cell.keys());
-  row.bytes =
-      static_cast<double>((window + entries) * rows.row_bytes()) + numbers * static_cast<double>(size_of(query_type(rows)) + size_of(DType::kBF16));
+  row.bytes = static_cast<double>((window + entries) * rows.row_bytes()) +
+              numbers * static_cast<double>(size_of(query_type(rows)) + size_of(DType::kBF16));
   row.bf16 = true;
   row.traffic = Traffic::kGather;
   if (&rows == &fp8_ds_mla_rows() && !cell.key.empty()) row.cell = cell.key;
@@ -278,8 +297,11 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
   const std::vector<std::function<void()>> calls = bed.calls();
   const std::vector<GpuRecording> recordings = timer.record(calls);
   row.time = timer.time(options.measure, recordings);
-  // After the timing, so that what was timed is what is checked: the first and the last token of the first set, the middle one of the last.
-  const auto replay = [&](std::int64_t set) { return [&, set] { timer.replay(recordings[static_cast<std::size_t>(set)]); }; };
+  // After the timing, so that what was timed is what is checked: the first and the last token of the first set, the
+  // middle one of the last.
+  const auto replay = [&](std::int64_t set) {
+    return [&, set] { timer.replay(recordings[static_cast<std::size_t>(set)]); };
+  };
   std::vector<std::int64_t> ends{0};
   if (cell.tokens() > 1) ends.push_back(cell.tokens() - 1);
   const std::array<std::int64_t, 1> middle{cell.tokens() / 2};
@@ -290,7 +312,8 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
 std::vector<Cell> decode_cells(const Options& options, std::int64_t heads) {
   std::vector<Cell> out;
   const std::vector<std::int64_t> batches =
-      options.batches.empty() ? std::vector<std::int64_t>(kDecodeBatches.begin(), kDecodeBatches.end()) : options.batches;
+      options.batches.empty() ? std::vector<std::int64_t>(kDecodeBatches.begin(), kDecodeBatches.end())
+                              : options.batches;
   for (const DecodeLayer& layer : kDecodeLayers) {
     const std::int64_t top_k = heads > kManyHeads ? kProTopK : options.model.index_topk;
     const std::int64_t keys = layer.keys > 0 ? layer.keys : kWindow + top_k;

@@ -1,5 +1,5 @@
-// The C4A indexer on a GPU between its GEMMs, as a layer runs it: scores over every visible entry, and the exact selection out of them. Long because its
-// two grids share one bed.
+// The C4A indexer on a GPU between its GEMMs, as a layer runs it: scores over every visible entry, and the exact
+// selection out of them. Long because its two grids share one bed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -58,7 +58,9 @@ struct Bed {
   IndexerLogits::Args logits_args(std::int64_t set) const;
   void score(std::int64_t set) { logits_plan->run(logits_args(set), lent(), stream); }
   void choose() {
-    topk_plan->run({.logits = std::as_const(logits).view(), .lens = std::as_const(lens).view(), .indices = chosen.view()}, lent(), stream);
+    topk_plan->run(
+        {.logits = std::as_const(logits).view(), .lens = std::as_const(lens).view(), .indices = chosen.view()}, lent(),
+        stream);
   }
   Workspace lent() const { return {.data = workspace.data(), .bytes = workspace.bytes()}; }
   std::vector<float> reference(std::int64_t set, std::int64_t row) const;
@@ -96,12 +98,17 @@ DType query_type(const RowFormat& rows) {
 double Bed::bytes_of(const Options& options, const Cell& cell, std::int64_t sets) {
   const std::int64_t blocks = cell.requests * ((cell.entries + kPage - 1) / kPage);
   const std::int64_t q = cell.rows() * options.model.index_n_heads * options.index_rows->dim * 4;
-  return static_cast<double>(sets) * static_cast<double>(DeviceCache::bytes_of(*options.index_rows, blocks, kPage) + q) +
+  return static_cast<double>(sets) *
+             static_cast<double>(DeviceCache::bytes_of(*options.index_rows, blocks, kPage) + q) +
          static_cast<double>(cell.rows() * cell.entries * 4);
 }
 
 Bed::Bed(const Options& options, const Cell& cell_in, std::int64_t sets, const DeviceTimer& timer)
-    : cell(cell_in), rows(*options.index_rows), stream(timer.stream()), heads(options.model.index_n_heads), k(options.model.index_topk) {
+    : cell(cell_in),
+      rows(*options.index_rows),
+      stream(timer.stream()),
+      heads(options.model.index_n_heads),
+      k(options.model.index_topk) {
   problem = {.rows = cell.rows(), .heads = heads, .dim = rows.dim, .width = cell.entries, .format = &rows};
   logits_plan.emplace(problem, plan_options<IndexerLogits>(options, problem));
   const TopK::Problem selection{.rows = cell.rows(), .width = cell.entries, .k = k};
@@ -110,7 +117,8 @@ Bed::Bed(const Options& options, const Cell& cell_in, std::int64_t sets, const D
   const std::int64_t blocks = sets * cell.requests * columns;
   cache = DeviceCache(rows, blocks, kPage, 3, stream);
   const HostTensor order = random_choices(1, blocks, blocks, 4);
-  tables = DeviceTensor::copy_of(DeviceKind::kCuda, ConstTensorView(order.data(), DType::kI32, {sets * cell.requests, columns}));
+  tables = DeviceTensor::copy_of(DeviceKind::kCuda,
+                                 ConstTensorView(order.data(), DType::kI32, {sets * cell.requests, columns}));
   HostTensor owner(DType::kI32, {cell.rows()});
   HostTensor seen(DType::kI32, {cell.rows()});
   for (std::int64_t r = 0; r < cell.rows(); ++r) {
@@ -136,7 +144,8 @@ Bed::Bed(const Options& options, const Cell& cell_in, std::int64_t sets, const D
   }
   logits = DeviceTensor(DeviceKind::kCuda, DType::kF32, {cell.rows(), cell.entries});
   chosen = DeviceTensor(DeviceKind::kCuda, DType::kI32, {cell.rows(), k});
-  workspace = DeviceMemory(DeviceKind::kCuda, std::max(logits_plan->workspace_bytes(), topk_plan->workspace_bytes()), false);
+  workspace =
+      DeviceMemory(DeviceKind::kCuda, std::max(logits_plan->workspace_bytes(), topk_plan->workspace_bytes()), false);
   synchronize(DeviceKind::kCuda, stream);
 }
 
@@ -159,15 +168,17 @@ std::vector<float> Bed::reference(std::int64_t set, std::int64_t row) const {
   const std::int64_t visible = cell.visible(row % cell.queries);
   DeviceTensor slots(DeviceKind::kCuda, DType::kI32, {1, cell.entries});
   const std::int64_t owner = set * cell.requests + row / cell.queries;
-  gpu_make_indices(slots.view(), tables.view().slice(0, owner, owner + 1), {.entries = cell.entries, .kind = IndexRule::Kind::kAll, .page = kPage},
-                   stream);
+  gpu_make_indices(slots.view(), tables.view().slice(0, owner, owner + 1),
+                   {.entries = cell.entries, .kind = IndexRule::Kind::kAll, .page = kPage}, stream);
   std::vector<PackedRows> pieces;
   for (std::int64_t at = 0; at < visible; at += kPiece) {
-    pieces.push_back(pack_rows(cache.cache(), static_cast<const std::int32_t*>(slots.data()) + at, std::min(kPiece, visible - at), stream));
+    pieces.push_back(pack_rows(cache.cache(), static_cast<const std::int32_t*>(slots.data()) + at,
+                               std::min(kPiece, visible - at), stream));
   }
   const Queries& from = queries[static_cast<std::size_t>(set)];
   const HostTensor q = to_host(from.q.view().slice(0, row, row + 1), stream);
-  const HostTensor scale = from.scale.absent() ? HostTensor() : to_host(from.scale.view().slice(0, row, row + 1), stream);
+  const HostTensor scale =
+      from.scale.absent() ? HostTensor() : to_host(from.scale.view().slice(0, row, row + 1), stream);
   const HostTensor weights = to_host(from.weights.view().slice(0, row, row + 1), stream);
   const HostTensor zero(DType::kI32, {1, 1});
   std::vector<float> out(static_cast<std::size_t>(visible));
@@ -201,7 +212,8 @@ std::vector<float> Bed::reference(std::int64_t set, std::int64_t row) const {
 
 Check Bed::check(std::int64_t set, std::int64_t row) const {
   const HostTensor got = to_host(chosen.view().slice(0, row, row + 1), stream);
-  Check out = check_selection(std::span(got.as<std::int32_t>(), static_cast<std::size_t>(k)), reference(set, row), kSlack);
+  Check out =
+      check_selection(std::span(got.as<std::int32_t>(), static_cast<std::size_t>(k)), reference(set, row), kSlack);
   if (!out.failure.empty()) out.failure = fmt::format("row {} of set {}: {}", row, set, out.failure);
   return out;
 }
@@ -213,13 +225,14 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
   Row row;
   row.group = "indexer";
   row.name = cell.name;
-  row.shape = fmt::format("rows {}, entries {}, heads {} x {}, k {}, {}", cell.rows(), cell.entries, heads, rows.dim, k, rows.name);
+  row.shape = fmt::format("rows {}, entries {}, heads {} x {}, k {}, {}", cell.rows(), cell.entries, heads, rows.dim, k,
+                          rows.name);
   double scored = 0;
   for (std::int64_t i = 0; i < cell.queries; ++i) scored += static_cast<double>(cell.requests * cell.visible(i));
   row.flops = 2.0 * scored * static_cast<double>(heads * rows.dim);
-  row.bytes =
-      static_cast<double>(cell.requests * cell.entries * rows.row_bytes() + cell.rows() * (k * 4 + heads * 4)) +
-      static_cast<double>(cell.rows() * heads * rows.dim) * (rows.nope == Element::kE2M1 ? 0.5 : static_cast<double>(size_of(query_type(rows))));
+  row.bytes = static_cast<double>(cell.requests * cell.entries * rows.row_bytes() + cell.rows() * (k * 4 + heads * 4)) +
+              static_cast<double>(cell.rows() * heads * rows.dim) *
+                  (rows.nope == Element::kE2M1 ? 0.5 : static_cast<double>(size_of(query_type(rows))));
   row.product_rate = rows.nope == Element::kE4M3 || rows.nope == Element::kE2M1 ? 2 : 1;
   if (&rows == &index_fp8_rows() && k == 512) row.cell = cell.key;
   const std::int64_t sets = fitting_sets(
@@ -233,7 +246,8 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
     return row;
   }
   Bed& bed = *made;
-  row.implementation = fmt::format("indexer_logits {}, topk {}", bed.logits_plan->implementation(), bed.topk_plan->implementation());
+  row.implementation =
+      fmt::format("indexer_logits {}, topk {}", bed.logits_plan->implementation(), bed.topk_plan->implementation());
   std::vector<std::function<void()>> chain;
   std::vector<std::function<void()>> alone;
   for (std::int64_t s = 0; s < sets; ++s) {
@@ -266,7 +280,8 @@ void bench_device_indexer(const Options& options, const Emit& emit) {
   const DeviceTimer timer;
   if (options.decode && wanted(options.grids, std::string("decode"))) {
     // The grid has one and two queries a request; other numbers can be asked for.
-    const std::vector<std::int64_t> next_n = options.next_n == std::vector<std::int64_t>{1} ? std::vector<std::int64_t>{1, 2} : options.next_n;
+    const std::vector<std::int64_t> next_n =
+        options.next_n == std::vector<std::int64_t>{1} ? std::vector<std::int64_t>{1, 2} : options.next_n;
     for (const std::int64_t batch : or_grid(options.batches, kBatches)) {
       for (const std::int64_t n : next_n) {
         for (const std::int64_t length : or_grid(options.pools, kLengths)) {

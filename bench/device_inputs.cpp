@@ -19,12 +19,14 @@ constexpr std::int64_t kRandomRows = 4096;
 const OwnedCache& rows_to_copy(const RowFormat& format) {
   static std::map<const RowFormat*, OwnedCache> made;
   const auto found = made.find(&format);
-  return found != made.end() ? found->second : made.emplace(&format, random_cache(format, 1, kRandomRows, 17)).first->second;
+  return found != made.end() ? found->second
+                             : made.emplace(&format, random_cache(format, 1, kRandomRows, 17)).first->second;
 }
 
 }  // namespace
 
-DeviceTensor device_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width, Stream stream) {
+DeviceTensor device_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width,
+                            Stream stream) {
   DeviceTensor out(DeviceKind::kCuda, dtype, std::move(shape));
   gpu_random(out.view(), seed, width, stream);
   return out;
@@ -43,7 +45,8 @@ HostTensor to_host(const ConstTensorView& from, Stream stream) {
   return out;
 }
 
-DeviceCache::DeviceCache(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::uint64_t seed, Stream stream)
+DeviceCache::DeviceCache(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::uint64_t seed,
+                         Stream stream)
     : memory_(DeviceKind::kCuda, static_cast<std::size_t>(bytes_of(format, blocks, block_size)), false) {
   const OwnedCache& host = rows_to_copy(format);
   const DeviceTensor rows = DeviceTensor::copy_of(DeviceKind::kCuda, host.bytes.view());
@@ -76,12 +79,15 @@ PackedRows pack_rows(const PagedCache& from, const std::int32_t* slots, std::int
 Check check_result(const HostTensor& got, const HostTensor& want, double l2) {
   // compare() takes NaN for NaN; a reference that is one has read what nobody wrote.
   for (std::int64_t i = 0; i < want.numel(); ++i) {
-    if (want.dtype() == DType::kBF16 ? std::isnan(to_float(want.as<BF16>()[i])) : want.dtype() == DType::kF32 && std::isnan(want.as<float>()[i])) {
+    if (want.dtype() == DType::kBF16 ? std::isnan(to_float(want.as<BF16>()[i]))
+                                     : want.dtype() == DType::kF32 && std::isnan(want.as<float>()[i])) {
       return {.done = true, .l2 = 0, .failure = "the reference is not a number"};
     }
   }
   const Comparison found = compare(got, want, {.l2 = l2});
-  return {.done = true, .l2 = found.l2, .failure = found.pass ? "" : found.failure + (found.detail.empty() ? "" : ", " + found.detail)};
+  return {.done = true,
+          .l2 = found.l2,
+          .failure = found.pass ? "" : found.failure + (found.detail.empty() ? "" : ", " + found.detail)};
 }
 
 Check check_selection(std::span<const std::int32_t> chosen, const std::vector<float>& scores, double slack) {
@@ -90,10 +96,12 @@ Check check_selection(std::span<const std::int32_t> chosen, const std::vector<fl
   std::vector<bool> taken(scores.size());
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     const std::int32_t c = chosen[i];
-    const bool fine = i < count ? c >= 0 && static_cast<std::size_t>(c) < scores.size() && !taken[static_cast<std::size_t>(c)] : c == -1;
+    const bool fine = i < count
+                          ? c >= 0 && static_cast<std::size_t>(c) < scores.size() && !taken[static_cast<std::size_t>(c)]
+                          : c == -1;
     if (!fine) {
-      out.failure =
-          fmt::format("choice {} is {}, {} entries were visible{}", i, c, scores.size(), i < count && c >= 0 ? " and each counts once" : "");
+      out.failure = fmt::format("choice {} is {}, {} entries were visible{}", i, c, scores.size(),
+                                i < count && c >= 0 ? " and each counts once" : "");
       return out;
     }
     if (i < count) taken[static_cast<std::size_t>(c)] = true;
@@ -113,7 +121,9 @@ Check check_selection(std::span<const std::int32_t> chosen, const std::vector<fl
     out.failure = "the reference is not a number";
   } else if (largest > 0) {
     out.l2 = std::max(0.0, (best_left - worst_taken) / largest);
-    if (out.l2 > slack) out.failure = fmt::format("an entry with score {:.5g} was passed over for one with {:.5g}", best_left, worst_taken);
+    if (out.l2 > slack)
+      out.failure =
+          fmt::format("an entry with score {:.5g} was passed over for one with {:.5g}", best_left, worst_taken);
   }
   return out;
 }

@@ -14,7 +14,8 @@
 namespace smla::bench {
 
 /// Uniform numbers in [-width, width) in a GPU's memory; BF16, E4M3 or F32.
-DeviceTensor device_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width, Stream stream);
+DeviceTensor device_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width,
+                            Stream stream);
 /// n times `value`, I32.
 DeviceTensor device_constant(std::int64_t n, std::int64_t value);
 /// A copy on the host, complete on return.
@@ -44,10 +45,12 @@ PackedRows pack_rows(const PagedCache& from, const std::int32_t* slots, std::int
 
 /// |got - want|_2 / |want|_2 within `l2`, infinities and NaN in place.
 Check check_result(const HostTensor& got, const HostTensor& want, double l2);
-/// Whether `chosen`, -1 behind its end, are the highest of `scores`: as many as there can be, each once, and none passed over that is better by more than
-/// `slack` times the largest magnitude. `l2` is by how much the worst one falls short, in the same measure.
+/// Whether `chosen`, -1 behind its end, are the highest of `scores`: as many as there can be, each once, and none
+/// passed over that is better by more than `slack` times the largest magnitude. `l2` is by how much the worst one falls
+/// short, in the same measure.
 Check check_selection(std::span<const std::int32_t> chosen, const std::vector<float>& scores, double slack);
-/// The most input sets, from `most` down to 2, that four fifths of the GPU's free memory hold; 0 where they hold not even those, and the row says so.
+/// The most input sets, from `most` down to 2, that four fifths of the GPU's free memory hold; 0 where they hold not
+/// even those, and the row says so.
 std::int64_t fitting_sets(std::int64_t most, const std::function<double(std::int64_t sets)>& bytes_of, Row& row);
 /// An exception's text on one line.
 std::string one_line(const std::exception& error);

@@ -11,9 +11,9 @@
 #include "bench/inputs.h"
 #include "layer/weight_names.h"
 
-// One attention layer with random weights on a GPU, hidden states in, hidden states out. Plans and step metadata are made once a step for all layers, so
-// they are not part of a layer's time. Caches lie one after the other, each group of them with blocks of its own in random order, and only the blocks
-// that a step can touch exist.
+// One attention layer with random weights on a GPU, hidden states in, hidden states out. Plans and step metadata are
+// made once a step for all layers, so they are not part of a layer's time. Caches lie one after the other, each group
+// of them with blocks of its own in random order, and only the blocks that a step can touch exist.
 
 namespace smla::bench {
 
@@ -32,7 +32,8 @@ std::pair<std::int64_t, std::int64_t> live_columns(const CacheGroup& group, std:
 
 template <class T>
 DeviceTensor device_copy(const std::vector<T>& values) {
-  return DeviceTensor::copy_of(DeviceKind::kCuda, ConstTensorView(values.data(), dtype_of<T>, {static_cast<std::int64_t>(values.size())}));
+  return DeviceTensor::copy_of(DeviceKind::kCuda,
+                               ConstTensorView(values.data(), dtype_of<T>, {static_cast<std::int64_t>(values.size())}));
 }
 
 }  // namespace
@@ -66,13 +67,15 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
   LayerConfig config = layer_of_ratio(whole, ratio);
   if (heads > 0 && heads != config.num_heads) {
     // A rank of a tensor-parallel model has its share of the groups of the output projection too.
-    if (config.num_heads % heads == 0) config.o_groups = std::max<std::int64_t>(1, config.o_groups * heads / config.num_heads);
+    if (config.num_heads % heads == 0)
+      config.o_groups = std::max<std::int64_t>(1, config.o_groups * heads / config.num_heads);
     config.num_heads = heads;
   }
   return config;
 }
 
-LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions) : config(config_in) {
+LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions)
+    : config(config_in) {
   host_weights_ = random_weights(config, 1);
   views = host_weights_.views;
   visit_weights(config, views, [&](std::string_view, ConstTensorView& view) {
@@ -86,7 +89,8 @@ LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std
   LayerOptions host = layer_options(options);
   host.device = DeviceKind::kCpu;
   host.implementations.clear();
-  host.front_end = FrontEnd::kFlashInfer;  // slots are made of the chosen entries by an op of its own, after an observer has seen them
+  host.front_end = FrontEnd::kFlashInfer;  // slots are made of the chosen entries by an op of its own, after an
+                                           // observer has seen them
   on_host.emplace(config, host_weights_.views, host, table);
 }
 
@@ -96,7 +100,8 @@ double LayerRun::bytes_of(const Options& options, const LayerConfig& config, con
   for (const CacheGroup& group : layout.groups) {
     const auto [begin, end] = live_columns(group, shape.length, shape.tokens + kSteps);
     for (const LayerCache& cache : group.caches) {
-      bytes += static_cast<double>(DeviceCache::bytes_of(*cache.format, shape.requests * (end - begin), cache.block_size));
+      bytes +=
+          static_cast<double>(DeviceCache::bytes_of(*cache.format, shape.requests * (end - begin), cache.block_size));
     }
   }
   // Tables, window and index rows of the steps; activations are a few times the hidden states.
@@ -110,7 +115,10 @@ double LayerRun::bytes_of(const Options& options, const LayerConfig& config, con
 LayerRun::~LayerRun() = default;
 
 LayerRun::LayerRun(const Options& options, const LayerOnGpu& layer, const LayerShape& shape, const DeviceTimer& timer)
-    : layer_(layer), shape_(shape), stream_(timer.stream()), layout_(make_kv_layout(std::span(&layer.config, 1), layer_options(options).caches)) {
+    : layer_(layer),
+      shape_(shape),
+      stream_(timer.stream()),
+      layout_(make_kv_layout(std::span(&layer.config, 1), layer_options(options).caches)) {
   std::uint64_t seed = 20;
   for (const CacheGroup& group : layout_.groups) {
     GroupCaches& made = groups_.emplace_back();
@@ -118,7 +126,8 @@ LayerRun::LayerRun(const Options& options, const LayerOnGpu& layer, const LayerS
     made.first_column = begin;
     made.columns = end - begin;
     for (const LayerCache& c : group.caches) {
-      PagedCache cache = made.caches.emplace_back(*c.format, shape.requests * made.columns, c.block_size, ++seed, stream_).cache();
+      PagedCache cache =
+          made.caches.emplace_back(*c.format, shape.requests * made.columns, c.block_size, ++seed, stream_).cache();
       if (c.format->scale == ScaleKind::kPerTensor) cache.scale = layout_.kv_scale;
       made.roles.push_back(c.role);
       caches_.*member_of(c.role) = cache;
@@ -165,17 +174,20 @@ void LayerRun::make_step(std::int64_t index) {
     HostTensor table(DType::kI32, {requests, group.first_column + group.columns});
     std::fill_n(table.as<std::int32_t>(), table.numel(), -1);
     for (std::int64_t r = 0; r < requests; ++r) {
-      std::copy_n(order.as<std::int32_t>() + r * group.columns, group.columns, table.as<std::int32_t>() + r * table.size(1) + group.first_column);
+      std::copy_n(order.as<std::int32_t>() + r * group.columns, group.columns,
+                  table.as<std::int32_t>() + r * table.size(1) + group.first_column);
     }
     step.tables.push_back(DeviceTensor::copy_of(DeviceKind::kCuda, std::as_const(table).view()));
     step.host_tables.push_back(std::move(table));
   }
   for (const DeviceTensor& table : step.tables) batch.block_tables.push_back(table.view());
-  step.metadata = std::make_unique<StepMetadata>(layout_, std::span(&config, 1), FrontEnd::kFlashMla, DeviceKind::kCuda);
+  step.metadata =
+      std::make_unique<StepMetadata>(layout_, std::span(&config, 1), FrontEnd::kFlashMla, DeviceKind::kCuda);
   step.metadata->build(batch, stream_);
   step.plan = layer_.layer->plan(step.metadata->shape(), caches_);
   // Variance 1, as a normed hidden state has.
-  step.hidden = device_numbers(DType::kBF16, {requests * tokens, config.hidden_size}, 60 + static_cast<std::uint64_t>(index), 1.732F, stream_);
+  step.hidden = device_numbers(DType::kBF16, {requests * tokens, config.hidden_size},
+                               60 + static_cast<std::uint64_t>(index), 1.732F, stream_);
 }
 
 std::string LayerRun::implementation() const { return steps_[0]->plan->describe(); }
@@ -197,10 +209,11 @@ Row measure_layer(const Options& options, const LayerOnGpu& layer, const LayerSh
   Row row;
   row.group = "layer";
   row.name = fmt::format("{} {}", kind_name(layer.config.compress_ratio), shape.prefill ? "prefill" : "decode");
-  row.shape = shape.prefill ? fmt::format("tokens {}, ", shape.tokens) : fmt::format("requests {}, context {}, ", shape.requests, shape.length);
+  row.shape = shape.prefill ? fmt::format("tokens {}, ", shape.tokens)
+                            : fmt::format("requests {}, context {}, ", shape.requests, shape.length);
   if (!shape.prefill && shape.tokens > 1) row.shape += fmt::format("next_n {}, ", shape.tokens);
-  row.shape += fmt::format("{} heads {} groups {}, {}, {}", options.model.name, layer.config.num_heads, layer.config.o_groups, options.rows->name,
-                           options.index_rows->name);
+  row.shape += fmt::format("{} heads {} groups {}, {}, {}", options.model.name, layer.config.num_heads,
+                           layer.config.o_groups, options.rows->name, options.index_rows->name);
   row.bf16 = true;
   add_layer_floor(layer.config, options, layer.views, shape.requests, shape.length - shape.tokens, shape.tokens, row);
   if (fitting_sets(
@@ -241,7 +254,8 @@ void bench_device_layer(const Options& options, const Emit& emit) {
         }
       }
       for (const std::int64_t length : prefill ? prompts : std::vector<std::int64_t>{}) {
-        emit(measure_layer(options, layer, {.requests = 1, .tokens = length, .length = length, .prefill = true}, timer));
+        emit(
+            measure_layer(options, layer, {.requests = 1, .tokens = length, .length = length, .prefill = true}, timer));
       }
     }
   }

@@ -17,8 +17,8 @@
 
 namespace smla::bench {
 
-/// The config of a layer of this kind, or a tensor-parallel rank's share of it: as many heads (0: all), and as many groups of the output projection as
-/// belong to them.
+/// The config of a layer of this kind, or a tensor-parallel rank's share of it: as many heads (0: all), and as many
+/// groups of the output projection as belong to them.
 LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads);
 
 /// Formats, queries and choices of implementations of a layer on a GPU.
@@ -61,9 +61,10 @@ class LayerRun {
 
   std::vector<std::function<void()>> calls();
   std::string implementation() const;
-  /// What a replay of the last call makes of poisoned outputs: all of them against the same step as ops one after the other on one stream, bit for bit, and
-  /// the last request's (of a prompt the last token's) against the layer on the host over copies of that request's blocks, which attends to the GPU's choice
-  /// of entries once that choice is found to be right.
+  /// What a replay of the last call makes of poisoned outputs: all of them against the same step as ops one after the
+  /// other on one stream, bit for bit, and the last request's (of a prompt the last token's) against the layer on the
+  /// host over copies of that request's blocks, which attends to the GPU's choice of entries once that choice is found
+  /// to be right.
   Check check(const std::function<void()>& replay);
 
  private:

@@ -8,16 +8,18 @@
 #include "cases/tolerance.h"
 #include "sparsemla/plan.h"
 
-// Whether a layer's cell is right: fused and on several streams it must be what its ops give one after the other, and that must be what the host computes.
+// Whether a layer's cell is right: fused and on several streams it must be what its ops give one after the other, and
+// that must be what the host computes.
 
 namespace smla::bench {
 
 namespace {
 
-constexpr double kL2 = 0.01;  // roundings to bf16 and codes of rows on the way add up to 0.004; one wrong key among 640 is 0.04
+constexpr double kL2 =
+    0.01;  // roundings to bf16 and codes of rows on the way add up to 0.004; one wrong key among 640 is 0.04
 
-/// How much less than one passed over a chosen entry's score on the host may be, as a share of the largest: queries are rounded to codes after products that
-/// the two machines add up in different orders.
+/// How much less than one passed over a chosen entry's score on the host may be, as a share of the largest: queries are
+/// rounded to codes after products that the two machines add up in different orders.
 double score_slack(const RowFormat& index_rows) { return index_rows.nope == Element::kE2M1 ? 0.1 : 0.02; }
 
 /// Keeps what a GPU's layer chose; to be observed at all makes it run its ops one after the other.
@@ -70,7 +72,8 @@ class Chooser : public LayerObserver {
 HostTensor rows_of(const HostTensor& from, std::int64_t first, std::int64_t rows) {
   HostTensor out(from.dtype(), {rows, from.size(1)});
   const std::size_t row_bytes = from.bytes() / static_cast<std::size_t>(from.size(0));
-  std::memcpy(out.data(), static_cast<const std::uint8_t*>(from.data()) + static_cast<std::size_t>(first) * row_bytes, out.bytes());
+  std::memcpy(out.data(), static_cast<const std::uint8_t*>(from.data()) + static_cast<std::size_t>(first) * row_bytes,
+              out.bytes());
   return out;
 }
 
@@ -90,9 +93,13 @@ Check LayerRun::check(const std::function<void()>& replay) {
   Choice choice(stream_);
   const HostTensor apart = outputs_of([&] { forward(step, &choice); });
   std::int64_t different = 0;
-  for (std::int64_t i = 0; i < got.numel(); ++i) different += got.as<BF16>()[i].bits != apart.as<BF16>()[i].bits ? 1 : 0;
+  for (std::int64_t i = 0; i < got.numel(); ++i)
+    different += got.as<BF16>()[i].bits != apart.as<BF16>()[i].bits ? 1 : 0;
   if (different > 0) {
-    return {.done = true, .l2 = 0, .failure = fmt::format("{} of {} outputs are not those of the ops one after the other", different, got.numel())};
+    return {.done = true,
+            .l2 = 0,
+            .failure =
+                fmt::format("{} of {} outputs are not those of the ops one after the other", different, got.numel())};
   }
   return check_on_host(step, got, choice.topk);
 }
@@ -121,9 +128,11 @@ Check LayerRun::check_on_host(const Step& step, const HostTensor& got, const Hos
       PagedCache& to = caches.*member_of(group.roles[c]);
       to = from;
       to.num_blocks = group.columns;
-      to.base = memory.emplace_back(DType::kU8, std::vector<std::int64_t>{group.columns * from.block_stride_bytes}).as<std::uint8_t>();
+      to.base = memory.emplace_back(DType::kU8, std::vector<std::int64_t>{group.columns * from.block_stride_bytes})
+                    .as<std::uint8_t>();
       for (std::int64_t b = 0; b < group.columns; ++b) {
-        copy_bytes(DeviceKind::kCuda, to.block(b), from.block(blocks[b]), static_cast<std::size_t>(from.block_stride_bytes), stream_);
+        copy_bytes(DeviceKind::kCuda, to.block(b), from.block(blocks[b]),
+                   static_cast<std::size_t>(from.block_stride_bytes), stream_);
       }
     }
   }
@@ -146,8 +155,10 @@ Check LayerRun::check_on_host(const Step& step, const HostTensor& got, const Hos
   const LayerPlan plan = layer.plan(metadata.shape(), caches);
   HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
   HostTensor want(DType::kBF16, {tokens, config.hidden_size});
-  Chooser chooser(metadata.layer(0), chosen, positions[0], config.compress_ratio, score_slack(*layer.options().caches.index));
-  layer.forward(plan, metadata.layer(0), caches, hidden.view(), want.view(), {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &chooser);
+  Chooser chooser(metadata.layer(0), chosen, positions[0], config.compress_ratio,
+                  score_slack(*layer.options().caches.index));
+  layer.forward(plan, metadata.layer(0), caches, hidden.view(), want.view(),
+                {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &chooser);
   Check out = check_result(rows_of(got, row, tokens), want, kL2);
   if (out.failure.empty()) out.failure = chooser.check.failure;
   return out;

@@ -41,8 +41,10 @@ double measure_product(const DeviceTimer& timer, const MeasureOptions& options, 
   DeviceTensor y(DeviceKind::kCuda, DType::kBF16, {kSide, 1, kSide});
   Calls calls;
   for (int s = 0; s < kSets; ++s) {
-    x.push_back(device_numbers(DType::kBF16, {kSide, 1, kSide}, 10 + static_cast<std::uint64_t>(s), 1.0F, timer.stream()));
-    w.push_back(device_numbers(DType::kBF16, {1, kSide, kSide}, 20 + static_cast<std::uint64_t>(s), 0.5F, timer.stream()));
+    x.push_back(
+        device_numbers(DType::kBF16, {kSide, 1, kSide}, 10 + static_cast<std::uint64_t>(s), 1.0F, timer.stream()));
+    w.push_back(
+        device_numbers(DType::kBF16, {1, kSide, kSide}, 20 + static_cast<std::uint64_t>(s), 0.5F, timer.stream()));
   }
   for (std::size_t s = 0; s < kSets; ++s) {
     calls.emplace_back([&, s] {
@@ -57,7 +59,8 @@ double measure_copy(const DeviceTimer& timer, const MeasureOptions& options) {
   const DeviceMemory from(DeviceKind::kCuda, kCopied, false);
   const DeviceMemory to(DeviceKind::kCuda, kCopied, false);
   fill_bytes(DeviceKind::kCuda, from.data(), 0x35, from.bytes(), timer.stream());
-  return 2.0 * kCopied / median(timer, options, {[&] { gpu_copy(to.data(), from.data(), from.bytes(), timer.stream()); }});
+  return 2.0 * kCopied /
+         median(timer, options, {[&] { gpu_copy(to.data(), from.data(), from.bytes(), timer.stream()); }});
 }
 
 /// Every row of a cache once, in random order.
@@ -125,7 +128,8 @@ Machine measure_gpu(const MeasureOptions& options) {
   DeviceTensor last(DeviceKind::kCuda, DType::kI32, {1});
   const auto follow = [&](int reads) {
     return median(timer, options, {[&] {
-                    gpu_follow(static_cast<const std::int32_t*>(next.data()), reads, static_cast<std::int32_t*>(last.data()), timer.stream());
+                    gpu_follow(static_cast<const std::int32_t*>(next.data()), reads,
+                               static_cast<std::int32_t*>(last.data()), timer.stream());
                   }});
   };
   out.launch = follow(0);

@@ -5,8 +5,9 @@
 
 namespace smla::bench {
 
-/// The ceilings of the first GPU, medians: a bf16 product of 8192^3 by whatever Plan<Projection> chooses, a copy, gathers of fp8_ds_mla rows, mma.sync
-/// from registers, and what the timer itself measures of nothing. @throws Unsupported without a GPU.
+/// The ceilings of the first GPU, medians: a bf16 product of 8192^3 by whatever Plan<Projection> chooses, a copy,
+/// gathers of fp8_ds_mla rows, mma.sync from registers, and what the timer itself measures of nothing. @throws
+/// Unsupported without a GPU.
 Machine measure_gpu(const MeasureOptions& options);
 
 /// Its name, the driver's version and CUDA's, no ceilings.

@@ -1,5 +1,5 @@
-// The ops of a layer beside attention, indexer and GEMMs on a GPU, under the names that other people's kernels of the same work have (data/peers/ops.csv).
-// Long because each op has inputs of its own.
+// The ops of a layer beside attention, indexer and GEMMs on a GPU, under the names that other people's kernels of the
+// same work have (data/peers/ops.csv). Long because each op has inputs of its own.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,7 +51,8 @@ struct Collect {
     if (access == CacheAccess::kRead || c.format == nullptr) return;
     HostTensor numbers(DType::kF32, {c.num_slots(), c.format->dim});
 #pragma omp parallel for
-    for (std::int64_t slot = 0; slot < c.num_slots(); ++slot) decode_row(c, slot, numbers.as<float>() + slot * c.format->dim);
+    for (std::int64_t slot = 0; slot < c.num_slots(); ++slot)
+      decode_row(c, slot, numbers.as<float>() + slot * c.format->dim);
     to.tensors.push_back(std::move(numbers));
     to.bounds.push_back(quantised(*c.format) ? kCodeBound : kBound);
   }
@@ -62,7 +63,8 @@ struct Spoil {
   Stream stream;
   void in(const char*, const ConstTensorView&) const {}
   void out(const char*, const TensorView& v) const {
-    if (!v.absent()) fill_bytes(DeviceKind::kCuda, v.data, 0xFF, static_cast<std::size_t>(v.numel() * size_of(v.dtype)), stream);
+    if (!v.absent())
+      fill_bytes(DeviceKind::kCuda, v.data, 0xFF, static_cast<std::size_t>(v.numel() * size_of(v.dtype)), stream);
   }
   void cache(const char*, const PagedCache& c, CacheAccess access) const {
     if (access == CacheAccess::kRead || c.format == nullptr) return;
@@ -81,7 +83,8 @@ struct CountPoison {
   void cache(const char*, const PagedCache&, CacheAccess) const {}
 };
 
-/// For calls whose results are too many for the reference: whether they were written at all. Not a check of what they are.
+/// For calls whose results are too many for the reference: whether they were written at all. Not a check of what they
+/// are.
 template <class Op>
 Check check_written(typename Op::Args args, Stream stream, const std::function<void()>& replay) {
   tensors(args, Spoil{stream});
@@ -93,7 +96,8 @@ Check check_written(typename Op::Args args, Stream stream, const std::function<v
 }
 
 template <class Op>
-Check check_call(const typename Op::Problem& problem, typename Op::Args args, Stream stream, const std::function<void()>& replay) {
+Check check_call(const typename Op::Problem& problem, typename Op::Args args, Stream stream,
+                 const std::function<void()>& replay) {
   tensors(args, Spoil{stream});
   synchronize(DeviceKind::kCuda, stream);
   StagedTensors before(DeviceKind::kCpu, stream);
@@ -115,7 +119,8 @@ Check check_call(const typename Op::Problem& problem, typename Op::Args args, St
       const Comparison same = compare(got.tensors[i], want.tensors[i], {});
       one = {.done = true, .l2 = 0, .failure = same.pass ? "" : same.failure};
     }
-    if (!one.failure.empty()) one.failure = fmt::format("{} result {}: {} (l2 {:.2e})", Op::kName, i, one.failure, one.l2);
+    if (!one.failure.empty())
+      one.failure = fmt::format("{} result {}: {} (l2 {:.2e})", Op::kName, i, one.failure, one.l2);
     out = worse(out, one);
   }
   return out;
@@ -124,11 +129,13 @@ Check check_call(const typename Op::Problem& problem, typename Op::Args args, St
 /// Inputs and calls of one op with T tokens, in several sets.
 class Bed {
  public:
-  Bed(const Options& options_in, std::int64_t tokens_in, Stream stream_in) : options(options_in), tokens(tokens_in), stream(stream_in) {
+  Bed(const Options& options_in, std::int64_t tokens_in, Stream stream_in)
+      : options(options_in), tokens(tokens_in), stream(stream_in) {
     config = model_preset("v4-pro").layer(0);
     for (std::int64_t i = 0; config.compress_ratio != 4; ++i) config = model_preset("v4-pro").layer(i);
     const std::vector<float> table = rope_table(config.rope, kEnd);
-    rope_ = DeviceTensor::copy_of(DeviceKind::kCuda, ConstTensorView(table.data(), DType::kF32, {kEnd, config.rope_head_dim}));
+    rope_ = DeviceTensor::copy_of(DeviceKind::kCuda,
+                                  ConstTensorView(table.data(), DType::kF32, {kEnd, config.rope_head_dim}));
   }
 
   const Options& options;
@@ -146,7 +153,9 @@ class Bed {
   std::int64_t requests() const { return decodes() ? tokens : 1; }
   ConstTensorView rope() const { return rope_.view(); }
 
-  TensorView empty(DType dtype, std::vector<std::int64_t> shape) { return tensors_.emplace_back(DeviceKind::kCuda, dtype, std::move(shape)).view(); }
+  TensorView empty(DType dtype, std::vector<std::int64_t> shape) {
+    return tensors_.emplace_back(DeviceKind::kCuda, dtype, std::move(shape)).view();
+  }
   TensorView numbers(DType dtype, std::vector<std::int64_t> shape, float width = 1) {
     return tensors_.emplace_back(device_numbers(dtype, std::move(shape), ++seed_, width, stream)).view();
   }
@@ -155,7 +164,8 @@ class Bed {
   ConstTensorView values(std::vector<std::int64_t> shape, F&& value) {
     HostTensor host(dtype_of<T>, std::move(shape));
     for (std::int64_t i = 0; i < host.numel(); ++i) host.as<T>()[i] = static_cast<T>(value(i));
-    return std::as_const(tensors_.emplace_back(DeviceTensor::copy_of(DeviceKind::kCuda, std::as_const(host).view()))).view();
+    return std::as_const(tensors_.emplace_back(DeviceTensor::copy_of(DeviceKind::kCuda, std::as_const(host).view())))
+        .view();
   }
   /// Distinct numbers below `limit` in random order, as T.
   template <class T>
@@ -189,11 +199,14 @@ class Bed {
   void call(const typename Op::Problem& problem, const typename Op::Args& args) {
     auto plan = std::make_shared<Plan<Op>>(problem, plan_options<Op>(options, problem));
     auto workspace = std::make_shared<DeviceMemory>(DeviceKind::kCuda, plan->workspace_bytes(), false);
-    calls.back().emplace_back([this, plan, workspace, args] { plan->run(args, {.data = workspace->data(), .bytes = workspace->bytes()}, stream); });
+    calls.back().emplace_back([this, plan, workspace, args] {
+      plan->run(args, {.data = workspace->data(), .bytes = workspace->bytes()}, stream);
+    });
     if (set > 0) return;
     implementation += fmt::format("{}{} {}", implementation.empty() ? "" : ", ", Op::kName, plan->implementation());
     checks.emplace_back([this, problem, args](const std::function<void()>& replay) {
-      return numbers_out <= kMostChecked ? check_call<Op>(problem, args, stream, replay) : check_written<Op>(args, stream, replay);
+      return numbers_out <= kMostChecked ? check_call<Op>(problem, args, stream, replay)
+                                         : check_written<Op>(args, stream, replay);
     });
   }
   void count(std::int64_t touched, std::int64_t out) {
@@ -225,16 +238,18 @@ void insert(Bed& b, const RowFormat& format) {
   const std::int64_t heads = b.config.num_heads;
   const std::int64_t dim = b.config.head_dim;
   const DType out = format.scale == ScaleKind::kPerTensor ? DType::kE4M3 : DType::kBF16;
-  b.call<QNormRopeInsert>({.tokens = b.tokens, .heads = heads, .out_heads = heads, .q_out = out, .format = &format, .q_scale_inv = 64},
-                          {.q = b.numbers(DType::kBF16, {b.tokens, heads, dim}),
-                           .kv = b.numbers(DType::kBF16, {b.tokens, dim}),
-                           .positions = b.positions(),
-                           .cos_sin = b.rope(),
-                           .slot_mapping = b.choices<std::int64_t>(b.tokens, b.tokens),
-                           .q_out = b.empty(out, {b.tokens, heads, dim}),
-                           .cache = b.cache(format, b.tokens, 64)});
+  b.call<QNormRopeInsert>(
+      {.tokens = b.tokens, .heads = heads, .out_heads = heads, .q_out = out, .format = &format, .q_scale_inv = 64},
+      {.q = b.numbers(DType::kBF16, {b.tokens, heads, dim}),
+       .kv = b.numbers(DType::kBF16, {b.tokens, dim}),
+       .positions = b.positions(),
+       .cos_sin = b.rope(),
+       .slot_mapping = b.choices<std::int64_t>(b.tokens, b.tokens),
+       .q_out = b.empty(out, {b.tokens, heads, dim}),
+       .cache = b.cache(format, b.tokens, 64)});
   const std::int64_t rope = b.decodes() ? 1 : b.tokens;
-  b.count(b.tokens * (heads * dim * (2 + size_of(out)) + 2 * dim + format.row_bytes() + 16) + rope * 4 * b.config.rope_head_dim,
+  b.count(b.tokens * (heads * dim * (2 + size_of(out)) + 2 * dim + format.row_bytes() + 16) +
+              rope * 4 * b.config.rope_head_dim,
           b.tokens * heads * dim);
 }
 
@@ -244,26 +259,29 @@ void inverse_rope(Bed& b) {
   const std::int64_t groups = b.config.o_groups;
   const std::int64_t width = heads / groups * dim;
   const std::int64_t padded = (b.tokens + 3) / 4 * 4;
-  b.call<InverseRopeQuant>({.tokens = b.tokens, .heads = heads, .groups = groups}, {.x = b.numbers(DType::kBF16, {b.tokens, heads, dim}),
-                                                                                    .positions = b.positions(),
-                                                                                    .cos_sin = b.rope(),
-                                                                                    .values = b.empty(DType::kE4M3, {groups, b.tokens, width}),
-                                                                                    .scales = b.empty(DType::kF32, {groups, width / 128, padded})});
+  b.call<InverseRopeQuant>({.tokens = b.tokens, .heads = heads, .groups = groups},
+                           {.x = b.numbers(DType::kBF16, {b.tokens, heads, dim}),
+                            .positions = b.positions(),
+                            .cos_sin = b.rope(),
+                            .values = b.empty(DType::kE4M3, {groups, b.tokens, width}),
+                            .scales = b.empty(DType::kF32, {groups, width / 128, padded})});
   const std::int64_t rope = b.decodes() ? 1 : b.tokens;
-  b.count(b.tokens * (heads * dim * 3 + heads * dim / 32 + 8) + rope * 4 * b.config.rope_head_dim, b.tokens * heads * dim);
+  b.count(b.tokens * (heads * dim * 3 + heads * dim / 32 + 8) + rope * 4 * b.config.rope_head_dim,
+          b.tokens * heads * dim);
 }
 
 void global_topk(Bed& b) {
   const std::int64_t k = b.config.index_topk;
   const std::int64_t entries = kEnd / 4;
   const HostTensor topk = random_choices(b.tokens, k, entries, 1 + b.set);
-  b.call<GlobalTopk>({.requests = b.requests(), .tokens = b.tokens, .k = k, .storage_block = 64},
-                     {.topk = b.values<std::int32_t>({b.tokens, k}, [&](std::int64_t i) { return topk.as<std::int32_t>()[i]; }),
-                      .token_to_req = b.token_to_req(),
-                      .block_table = b.table(b.requests(), entries / 64),
-                      .valid = b.values<bool>({b.tokens}, [](std::int64_t) { return true; }),
-                      .indices = b.empty(DType::kI32, {b.tokens, k}),
-                      .lens = b.empty(DType::kI32, {b.tokens})});
+  b.call<GlobalTopk>(
+      {.requests = b.requests(), .tokens = b.tokens, .k = k, .storage_block = 64},
+      {.topk = b.values<std::int32_t>({b.tokens, k}, [&](std::int64_t i) { return topk.as<std::int32_t>()[i]; }),
+       .token_to_req = b.token_to_req(),
+       .block_table = b.table(b.requests(), entries / 64),
+       .valid = b.values<bool>({b.tokens}, [](std::int64_t) { return true; }),
+       .indices = b.empty(DType::kI32, {b.tokens, k}),
+       .lens = b.empty(DType::kI32, {b.tokens})});
   b.count(b.tokens * (8 * k + 9) + b.requests() * entries / 64 * 4, b.tokens * k);
 }
 
@@ -273,13 +291,14 @@ void combine(Bed& b) {
   const std::int64_t queries = b.decodes() ? 1 : b.tokens;
   const std::int64_t n = kEnd / 4;
   const HostTensor topk = random_choices(b.tokens, k, n, 1 + b.set);
-  b.call<CombineTopkWindow>({.requests = b.requests(), .tokens = b.tokens, .ratio = 4, .top_k = k, .m = n + queries + window - 1, .n = n},
-                            {.topk = b.values<std::int32_t>({b.tokens, k}, [&](std::int64_t i) { return topk.as<std::int32_t>()[i]; }),
-                             .query_start_loc = b.starts(),
-                             .seq_lens = b.lengths(kEnd),
-                             .gather_lens = b.lengths(queries + window - 1),
-                             .indices = b.empty(DType::kI32, {b.tokens, k + window}),
-                             .lens = b.empty(DType::kI32, {b.tokens})});
+  b.call<CombineTopkWindow>(
+      {.requests = b.requests(), .tokens = b.tokens, .ratio = 4, .top_k = k, .m = n + queries + window - 1, .n = n},
+      {.topk = b.values<std::int32_t>({b.tokens, k}, [&](std::int64_t i) { return topk.as<std::int32_t>()[i]; }),
+       .query_start_loc = b.starts(),
+       .seq_lens = b.lengths(kEnd),
+       .gather_lens = b.lengths(queries + window - 1),
+       .indices = b.empty(DType::kI32, {b.tokens, k + window}),
+       .lens = b.empty(DType::kI32, {b.tokens})});
   b.count(b.tokens * (4 * k + 4 * (k + window) + 4), b.tokens * (k + window));
 }
 
@@ -289,7 +308,8 @@ void mixed(Bed& b) {
   const std::int64_t decodes = b.decodes() ? b.tokens : 0;
   const std::int64_t entries = kEnd / 4;
   const HostTensor topk = random_choices(b.tokens, k, entries, 1 + b.set);
-  const ConstTensorView chosen = b.values<std::int32_t>({b.tokens, k}, [&](std::int64_t i) { return topk.as<std::int32_t>()[i]; });
+  const ConstTensorView chosen =
+      b.values<std::int32_t>({b.tokens, k}, [&](std::int64_t i) { return topk.as<std::int32_t>()[i]; });
   MixedSparseIndices::Args args{.query_start_loc = b.starts(),
                                 .seq_lens = b.lengths(kEnd),
                                 .token_to_req = b.token_to_req(),
@@ -301,8 +321,14 @@ void mixed(Bed& b) {
   args.decode_valid = b.values<bool>({decodes}, [](std::int64_t) { return true; });
   args.decode_compressed = chosen.slice(0, 0, decodes);
   args.prefill_topk = chosen.slice(0, decodes, b.tokens);
-  b.call<MixedSparseIndices>(
-      {.requests = b.requests(), .tokens = b.tokens, .decode_tokens = decodes, .ratio = 4, .top_k = k, .compressed_width = k, .local = true}, args);
+  b.call<MixedSparseIndices>({.requests = b.requests(),
+                              .tokens = b.tokens,
+                              .decode_tokens = decodes,
+                              .ratio = 4,
+                              .top_k = k,
+                              .compressed_width = k,
+                              .local = true},
+                             args);
   b.count(b.tokens * 8 * (window + k), b.tokens * (window + k));
 }
 
@@ -325,27 +351,30 @@ void compress(Bed& b, int ratio, int dim, const RowFormat& format, bool all) {
   const std::int64_t window = std::int64_t{problem.coff()} * ratio;
   const std::int64_t block = state_block(ratio);
   const std::int64_t requests = all ? b.tokens : 1;
-  const std::int64_t before = all ? window : b.tokens + window;   // states that can be read
-  const std::int64_t end = (before + ratio - 1) / ratio * ratio;  // positions 0..end-1 exist; a table of all of them stays small
+  const std::int64_t before = all ? window : b.tokens + window;  // states that can be read
+  const std::int64_t end =
+      (before + ratio - 1) / ratio * ratio;  // positions 0..end-1 exist; a table of all of them stays small
   const std::int64_t first = all ? end - 1 : end - b.tokens;
   const std::int64_t closed = all ? b.tokens : std::max<std::int64_t>(end / ratio - first / ratio, 1);
   const std::int64_t columns = (end + block - 1) / block;
   const HostTensor entry = random_choices(1, closed, closed, 5 + b.set);
   b.call<CompressStore>(
-      problem, {.positions = b.values<std::int64_t>({b.tokens}, [&](std::int64_t t) { return all ? end - 1 : first + t; }),
-                .token_to_req = b.values<std::int32_t>({b.tokens}, [&](std::int64_t t) { return all ? t : 0; }),
-                .state_slots = b.values<std::int64_t>({b.tokens}, [](std::int64_t t) { return t; }),
-                .entry_slots = b.values<std::int64_t>({b.tokens},
-                                                      [&](std::int64_t t) {
-                                                        if (all) return static_cast<std::int64_t>(entry.as<std::int32_t>()[t]);
-                                                        if ((first + t + 1) % ratio != 0) return std::int64_t{-1};
-                                                        return std::int64_t{entry.as<std::int32_t>()[(first + t + 1) / ratio - first / ratio - 1]};
-                                                      }),
-                .block_table = b.table(requests, columns),
-                .norm_weight = b.numbers(DType::kBF16, {dim}),
-                .cos_sin = b.rope(),
-                .state = b.cache(state_rows(dim, problem.coff()), requests * columns * block, block),
-                .entries = b.cache(format, closed, ratio == 128 ? 2 : 64)});
+      problem,
+      {.positions = b.values<std::int64_t>({b.tokens}, [&](std::int64_t t) { return all ? end - 1 : first + t; }),
+       .token_to_req = b.values<std::int32_t>({b.tokens}, [&](std::int64_t t) { return all ? t : 0; }),
+       .state_slots = b.values<std::int64_t>({b.tokens}, [](std::int64_t t) { return t; }),
+       .entry_slots = b.values<std::int64_t>(
+           {b.tokens},
+           [&](std::int64_t t) {
+             if (all) return static_cast<std::int64_t>(entry.as<std::int32_t>()[t]);
+             if ((first + t + 1) % ratio != 0) return std::int64_t{-1};
+             return std::int64_t{entry.as<std::int32_t>()[(first + t + 1) / ratio - first / ratio - 1]};
+           }),
+       .block_table = b.table(requests, columns),
+       .norm_weight = b.numbers(DType::kBF16, {dim}),
+       .cos_sin = b.rope(),
+       .state = b.cache(state_rows(dim, problem.coff()), requests * columns * block, block),
+       .entries = b.cache(format, closed, ratio == 128 ? 2 : 64)});
   // A group reads one half of each row of its window where windows overlap: no number of a state is read twice.
   b.count(closed * (window * dim * 8 + format.row_bytes() + 256) + b.tokens * 28, closed * window * dim);
 }
@@ -353,20 +382,22 @@ void compress(Bed& b, int ratio, int dim, const RowFormat& format, bool all) {
 void index_queries(Bed& b) {
   const std::int64_t heads = b.config.index_n_heads;
   const std::int64_t dim = b.config.index_head_dim;
-  b.call<IndexerQ>({.tokens = b.tokens, .heads = heads, .format = &index_fp8_rows()}, {.q = b.numbers(DType::kBF16, {b.tokens, heads, dim}),
-                                                                                       .weights = b.numbers(DType::kBF16, {b.tokens, heads}),
-                                                                                       .positions = b.positions(),
-                                                                                       .cos_sin = b.rope(),
-                                                                                       .q_out = b.empty(DType::kE4M3, {b.tokens, heads, dim}),
-                                                                                       .q_scale = {},
-                                                                                       .weights_out = b.empty(DType::kF32, {b.tokens, heads})});
+  b.call<IndexerQ>({.tokens = b.tokens, .heads = heads, .format = &index_fp8_rows()},
+                   {.q = b.numbers(DType::kBF16, {b.tokens, heads, dim}),
+                    .weights = b.numbers(DType::kBF16, {b.tokens, heads}),
+                    .positions = b.positions(),
+                    .cos_sin = b.rope(),
+                    .q_out = b.empty(DType::kE4M3, {b.tokens, heads, dim}),
+                    .q_scale = {},
+                    .weights_out = b.empty(DType::kF32, {b.tokens, heads})});
   b.count(b.tokens * heads * (3 * dim + 6) + (b.decodes() ? 1 : b.tokens) * 256, b.tokens * heads * dim);
 }
 
 void insert_rows(Bed& b, const RowFormat& format) {
-  b.call<InsertRows>({.tokens = b.tokens, .format = &format}, {.rows = b.numbers(DType::kBF16, {b.tokens, format.dim}),
-                                                               .slot_mapping = b.choices<std::int64_t>(b.tokens, b.tokens),
-                                                               .cache = b.cache(format, b.tokens, 64)});
+  b.call<InsertRows>({.tokens = b.tokens, .format = &format},
+                     {.rows = b.numbers(DType::kBF16, {b.tokens, format.dim}),
+                      .slot_mapping = b.choices<std::int64_t>(b.tokens, b.tokens),
+                      .cache = b.cache(format, b.tokens, 64)});
   b.count(b.tokens * (2 * format.dim + format.row_bytes() + 8), b.tokens * format.dim);
 }
 
@@ -383,10 +414,11 @@ void gather(Bed& b) {
 }
 
 void compressed_slots(Bed& b) {
-  b.call<CompressedSlotMapping>({.requests = b.requests(), .tokens = b.tokens}, {.query_start_loc = b.starts(),
-                                                                                 .seq_lens = b.lengths(kEnd),
-                                                                                 .block_table = b.table(b.requests(), kEnd / 4 / 64),
-                                                                                 .slots = b.empty(DType::kI64, {b.tokens})});
+  b.call<CompressedSlotMapping>({.requests = b.requests(), .tokens = b.tokens},
+                                {.query_start_loc = b.starts(),
+                                 .seq_lens = b.lengths(kEnd),
+                                 .block_table = b.table(b.requests(), kEnd / 4 / 64),
+                                 .slots = b.empty(DType::kI64, {b.tokens})});
   b.count(b.tokens * 8 + b.requests() * 12, b.tokens);
 }
 
@@ -409,7 +441,8 @@ constexpr std::array<Op, 22> kOps{{
     {"compress_c4_main_decode_all_boundary", [](Bed& b) { compress(b, 4, 512, fp8_ds_mla_rows(), true); }, true},
     {"save_partial_states_c128_main", [](Bed& b) { save(b, 128, 512); }},
     {"compress_c128_main_prefill_two_stage", [](Bed& b) { compress(b, 128, 512, fp8_ds_mla_rows(), false); }},
-    {"compress_c128_main_decode_all_boundary_two_stage", [](Bed& b) { compress(b, 128, 512, fp8_ds_mla_rows(), true); }, true},
+    {"compress_c128_main_decode_all_boundary_two_stage", [](Bed& b) { compress(b, 128, 512, fp8_ds_mla_rows(), true); },
+     true},
     {"save_partial_states_c4_indexer", [](Bed& b) { save(b, 4, 128); }},
     {"compress_c4_indexer_prefill", [](Bed& b) { compress(b, 4, 128, index_fp8_rows(), false); }},
     {"compress_c4_indexer_decode_all_boundary", [](Bed& b) { compress(b, 4, 128, index_fp8_rows(), true); }, true},
@@ -450,7 +483,8 @@ Row measure_op(const Options& options, const Op& op, std::int64_t tokens, const 
 
 void bench_device_ops(const Options& options, const Emit& emit) {
   const DeviceTimer timer;
-  const std::vector<std::int64_t> tokens = options.tokens.empty() ? std::vector<std::int64_t>(kTokens.begin(), kTokens.end()) : options.tokens;
+  const std::vector<std::int64_t> tokens =
+      options.tokens.empty() ? std::vector<std::int64_t>(kTokens.begin(), kTokens.end()) : options.tokens;
   for (const Op& op : kOps) {
     if (!wanted(options.layers, std::string(op.name))) continue;
     for (const std::int64_t t : tokens) {

@@ -22,7 +22,8 @@ constexpr std::array<std::int64_t, 12> kRows{1, 2, 4, 8, 16, 32, 64, 128, 256, 5
 constexpr std::int64_t kPiece = 512;
 
 /// Two rows of y, the first and the last, by the reference.
-Check check_rows(const Linear& linear, std::int64_t m, const DeviceTensor& x, const DeviceTensor& y, const HostTensor& w, Stream stream) {
+Check check_rows(const Linear& linear, std::int64_t m, const DeviceTensor& x, const DeviceTensor& y,
+                 const HostTensor& w, Stream stream) {
   Check out;
   for (const std::int64_t row : {std::int64_t{0}, m - 1}) {
     const HostTensor one = to_host(x.view().slice(0, row, row + 1), stream);
@@ -39,7 +40,8 @@ Check check_rows(const Linear& linear, std::int64_t m, const DeviceTensor& x, co
         const Projection::Problem problem{.m = 1, .n = end - begin, .k = linear.k, .y = linear.y};
         Plan<Projection>(problem, {.implementation = "ref"})
             .run({.x = one.view().slice(1, g, g + 1),
-                  .w = ConstTensorView(w.as<BF16>() + (g * linear.n + begin) * linear.k, DType::kBF16, {1, end - begin, linear.k}),
+                  .w = ConstTensorView(w.as<BF16>() + (g * linear.n + begin) * linear.k, DType::kBF16,
+                                       {1, end - begin, linear.k}),
                   .y = want.view().slice(1, g, g + 1).slice(2, begin, end)});
       } catch (...) {
 #pragma omp critical
@@ -55,19 +57,26 @@ Check check_rows(const Linear& linear, std::int64_t m, const DeviceTensor& x, co
 }
 
 /// One map with every number of rows.
-void measure_linear(const Options& options, const Linear& linear, const std::vector<std::int64_t>& rows, const DeviceTimer& timer, const Emit& emit) {
+void measure_linear(const Options& options, const Linear& linear, const std::vector<std::int64_t>& rows,
+                    const DeviceTimer& timer, const Emit& emit) {
   std::vector<DeviceTensor> w;
   for (std::uint64_t s = 0; s < kSets; ++s) {
     w.push_back(device_numbers(DType::kBF16, {linear.groups, linear.n, linear.k}, 11 + s, 0.5F, timer.stream()));
   }
   const HostTensor first = to_host(std::as_const(w[0]).view(), timer.stream());
   for (const std::int64_t m : rows) {
-    const Projection::Problem problem{
-        .m = m, .n = linear.n, .k = linear.k, .groups = linear.groups, .x = DType::kBF16, .w = DType::kBF16, .y = linear.y};
+    const Projection::Problem problem{.m = m,
+                                      .n = linear.n,
+                                      .k = linear.k,
+                                      .groups = linear.groups,
+                                      .x = DType::kBF16,
+                                      .w = DType::kBF16,
+                                      .y = linear.y};
     const Plan<Projection> plan(problem, plan_options<Projection>(options, problem));
     const DeviceMemory workspace(DeviceKind::kCuda, plan.workspace_bytes(), false);
     std::vector<DeviceTensor> x;
-    for (std::uint64_t s = 0; s < kSets; ++s) x.push_back(device_numbers(DType::kBF16, {m, linear.groups, linear.k}, 21 + s, 1.0F, timer.stream()));
+    for (std::uint64_t s = 0; s < kSets; ++s)
+      x.push_back(device_numbers(DType::kBF16, {m, linear.groups, linear.k}, 21 + s, 1.0F, timer.stream()));
     DeviceTensor y(DeviceKind::kCuda, linear.y, {m, linear.groups, linear.n});
     std::vector<std::function<void()>> calls;
     for (std::size_t s = 0; s < kSets; ++s) {
@@ -80,8 +89,8 @@ void measure_linear(const Options& options, const Linear& linear, const std::vec
     Row row;
     row.group = "projection";
     row.name = fmt::format("{} x {}", linear.name, m);
-    row.shape =
-        fmt::format("rows {}, {} -> {}{}, bf16 weights", m, linear.k, linear.n, linear.groups > 1 ? fmt::format(", {} groups", linear.groups) : "");
+    row.shape = fmt::format("rows {}, {} -> {}{}, bf16 weights", m, linear.k, linear.n,
+                            linear.groups > 1 ? fmt::format(", {} groups", linear.groups) : "");
     row.implementation = plan.implementation();
     row.time = timer.time(options.measure, recordings);
     const double weights = static_cast<double>(linear.groups * linear.n * linear.k);

@@ -14,7 +14,9 @@ constexpr double kWarmUpShare = 0.2;
 
 }  // namespace
 
-DeviceTimer::DeviceTimer() : stream_(DeviceKind::kCuda), swept_(DeviceKind::kCuda, std::max(kLeastSwept, kTimesL2 * gpu_facts().l2_bytes), false) {
+DeviceTimer::DeviceTimer()
+    : stream_(DeviceKind::kCuda),
+      swept_(DeviceKind::kCuda, std::max(kLeastSwept, kTimesL2 * gpu_facts().l2_bytes), false) {
   fill_bytes(DeviceKind::kCuda, swept_.data(), 0x35, swept_.bytes(), stream());
   gpu_sweep(swept_.data(), swept_.bytes(), stream());  // loaded before it is first recorded
   synchronize(DeviceKind::kCuda, stream());
@@ -70,7 +72,8 @@ Timing DeviceTimer::time(const MeasureOptions& options, std::span<const GpuRecor
   const auto now = [] { return seconds_now(Clock::kWall, 1); };
   const auto round = [&] {
     for (std::size_t i = 0; i < recordings.size(); ++i) {
-      // Twice: the first one also waits while what a call before left in L2 is written to memory. Only the second is measured.
+      // Twice: the first one also waits while what a call before left in L2 is written to memory. Only the second is
+      // measured.
       const GpuRecording& idle = idle_[i % idle_.size()];
       idle.launch(stream());
       idle.launch(stream());

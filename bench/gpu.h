@@ -11,8 +11,8 @@
 #include "sparsemla/kv_format.h"
 #include "sparsemla/tensor_view.h"
 
-// What the bench needs of CUDA beside the library: gpu_*.cu, or no_cuda.cpp, where everything throws Unsupported. All of it works on the first GPU, and
-// what takes a stream only queues.
+// What the bench needs of CUDA beside the library: gpu_*.cu, or no_cuda.cpp, where everything throws Unsupported. All
+// of it works on the first GPU, and what takes a stream only queues.
 
 namespace smla::bench {
 
@@ -53,7 +53,8 @@ struct GpuNodes {
   int copies = 0;
   std::map<std::string, int> names{};  ///< this library's kernels by their mangled names
 };
-/// Records `call`, which must have run before, and counts. Events and forks between streams are no nodes that do anything.
+/// Records `call`, which must have run before, and counts. Events and forks between streams are no nodes that do
+/// anything.
 GpuNodes gpu_count_nodes(Stream stream, const std::function<void()>& call);
 
 /// Reads all of it, in order, and keeps nothing.
@@ -62,7 +63,8 @@ void gpu_sweep(const void* memory, std::size_t bytes, Stream stream);
 void gpu_copy(void* to, const void* from, std::size_t bytes, Stream stream);
 /// Whole rows of a cache with 8-byte records, at these slots: what reading without any arithmetic takes.
 void gpu_gather(const PagedCache& cache, const std::int32_t* slots, std::int64_t rows, Stream stream);
-/// One thread that reads `reads` numbers, each where the one before says, and writes the last: with 0 what starting and ending a kernel takes.
+/// One thread that reads `reads` numbers, each where the one before says, and writes the last: with 0 what starting and
+/// ending a kernel takes.
 void gpu_follow(const std::int32_t* next, int reads, std::int32_t* last, Stream stream);
 /// mma.sync m16n8k16 over bf16 in registers, `rounds` rounds of every warp; returns the floating-point operations.
 double gpu_multiply_add(std::int64_t rounds, Stream stream);
@@ -70,14 +72,16 @@ double gpu_multiply_add(std::int64_t rounds, Stream stream);
 /// Uniform numbers in [-width, width), a function of (seed, place); BF16, E4M3 or F32, contiguous.
 void gpu_random(const TensorView& to, std::uint64_t seed, float width, Stream stream);
 /// Slot i of `to`, i < rows, becomes the row of `from` in slot slots[i]; without slots in one that (seed, i) chooses.
-void gpu_copy_rows(const PagedCache& to, const PagedCache& from, const std::int32_t* slots, std::int64_t rows, std::uint64_t seed, Stream stream);
+void gpu_copy_rows(const PagedCache& to, const PagedCache& from, const std::int32_t* slots, std::int64_t rows,
+                   std::uint64_t seed, Stream stream);
 /// Elements of a contiguous BF16, F32 or E4M3 tensor that are NaN. Waits.
 std::int64_t gpu_count_nan(const ConstTensorView& values, Stream stream);
 
 /// Which entries of its request's list a query names.
 struct IndexRule {
-  std::int64_t queries_of_request = 1;  ///< query t belongs to request t / queries_of_request and is its query t % queries_of_request
-  std::int64_t entries = 0;             ///< of a request
+  std::int64_t queries_of_request =
+      1;  ///< query t belongs to request t / queries_of_request and is its query t % queries_of_request
+  std::int64_t entries = 0;  ///< of a request
   enum class Kind : std::uint8_t {
     kAll,      ///< entry c in column c
     kSliding,  ///< in order, beginning below `first_below` as (seed, request) chooses, one later for each further query
@@ -87,7 +91,8 @@ struct IndexRule {
   std::int64_t first_below = 1;
   std::int64_t page = 64;  ///< entries of a block
 };
-/// slots [queries, width] I32 from tables [requests, blocks of `entries`] I32: slot = table[entry / page] * page + entry % page.
+/// slots [queries, width] I32 from tables [requests, blocks of `entries`] I32: slot = table[entry / page] * page +
+/// entry % page.
 void gpu_make_indices(const TensorView& slots, const ConstTensorView& tables, const IndexRule& rule, Stream stream);
 
 }  // namespace smla::bench

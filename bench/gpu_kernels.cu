@@ -67,7 +67,8 @@ struct WordRows {
 
 /// A warp reads kRows rows at once, 8 bytes a lane; the scales come as the words behind the numbers.
 template <int kRows>
-__global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ WordRows c, const std::int32_t* slots, std::int64_t rows, unsigned never) {
+__global__ void __launch_bounds__(kThreads)
+    gather(const __grid_constant__ WordRows c, const std::int32_t* slots, std::int64_t rows, unsigned never) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t first = (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
   const int words = c.data_words + c.scale_words;
@@ -141,17 +142,19 @@ __global__ void __launch_bounds__(kThreads) random_numbers(T* to, std::int64_t n
 }
 
 /// A warp a row; every record has whole 4-byte words.
-__global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ CacheView to, const __grid_constant__ CacheView from,
-                                                      const std::int32_t* slots, std::int64_t rows, std::uint64_t seed) {
+__global__ void __launch_bounds__(kThreads)
+    copy_rows(const __grid_constant__ CacheView to, const __grid_constant__ CacheView from, const std::int32_t* slots,
+              std::int64_t rows, std::uint64_t seed) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= rows) return;
-  const std::int64_t slot = slots != nullptr
-                                ? slots[row]
-                                : static_cast<std::int64_t>(mix(seed, static_cast<std::uint64_t>(row)) % static_cast<std::uint64_t>(from.num_slots));
+  const std::int64_t slot = slots != nullptr ? slots[row]
+                                             : static_cast<std::int64_t>(mix(seed, static_cast<std::uint64_t>(row)) %
+                                                                         static_cast<std::uint64_t>(from.num_slots));
   if (slot < 0 || slot >= from.num_slots) return;
   const auto copy = [&](std::uint8_t* a, const std::uint8_t* b, std::int64_t bytes) {
-    for (std::int64_t i = lane; i < bytes / 4; i += 32) reinterpret_cast<std::uint32_t*>(a)[i] = reinterpret_cast<const std::uint32_t*>(b)[i];
+    for (std::int64_t i = lane; i < bytes / 4; i += 32)
+      reinterpret_cast<std::uint32_t*>(a)[i] = reinterpret_cast<const std::uint32_t*>(b)[i];
   };
   copy(to.data(row), from.data(slot), from.data_bytes);
   copy(to.scales(row), from.scales(slot), from.scale_bytes);
@@ -182,9 +185,11 @@ struct IndexCall {
   IndexRule rule;
 };
 
-__global__ void __launch_bounds__(kThreads) make_indices(const __grid_constant__ IndexCall c, const __grid_constant__ Shuffle order) {
+__global__ void __launch_bounds__(kThreads)
+    make_indices(const __grid_constant__ IndexCall c, const __grid_constant__ Shuffle order) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < c.queries * c.width; i += step) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < c.queries * c.width;
+       i += step) {
     const std::int64_t query = i / c.width;
     const std::int64_t column = i - query * c.width;
     const std::int64_t request = query / c.rule.queries_of_request;
@@ -192,7 +197,8 @@ __global__ void __launch_bounds__(kThreads) make_indices(const __grid_constant__
     if (c.rule.kind == IndexRule::Kind::kRandom) {
       entry = order.at(column, mix(c.rule.seed, static_cast<std::uint64_t>(query)));
     } else if (c.rule.kind == IndexRule::Kind::kSliding) {
-      const std::uint64_t first = mix(c.rule.seed, static_cast<std::uint64_t>(request)) % static_cast<std::uint64_t>(c.rule.first_below);
+      const std::uint64_t first =
+          mix(c.rule.seed, static_cast<std::uint64_t>(request)) % static_cast<std::uint64_t>(c.rule.first_below);
       entry += static_cast<std::int64_t>(first) + query % c.rule.queries_of_request;
     }
     const std::int32_t block = c.tables[request * c.columns + entry / c.rule.page];
@@ -216,8 +222,8 @@ void gpu_sweep(const void* memory, std::size_t bytes, Stream stream) {
 
 void gpu_copy(void* to, const void* from, std::size_t bytes, Stream stream) {
   const auto words = static_cast<std::int64_t>(bytes / sizeof(uint4));
-  copy<<<blocks_for(words, std::int64_t{kThreads} * kCopyWords), kThreads, 0, stream_of(stream)>>>(static_cast<uint4*>(to),
-                                                                                                   static_cast<const uint4*>(from), words);
+  copy<<<blocks_for(words, std::int64_t{kThreads} * kCopyWords), kThreads, 0, stream_of(stream)>>>(
+      static_cast<uint4*>(to), static_cast<const uint4*>(from), words);
   check_launch("bench copy");
 }
 
@@ -225,8 +231,8 @@ void gpu_gather(const PagedCache& cache, const std::int32_t* slots, std::int64_t
   constexpr int kRows = 4;
   const RowFormat& f = *cache.format;
   const auto block = static_cast<std::uint64_t>(cache.block_size);
-  if (f.data_bytes % 8 != 0 || f.scale_bytes % 8 != 0 || cache.block_stride_bytes % 8 != 0 || f.inline_scale_bytes != 0 ||
-      !std::has_single_bit(block)) {
+  if (f.data_bytes % 8 != 0 || f.scale_bytes % 8 != 0 || cache.block_stride_bytes % 8 != 0 ||
+      f.inline_scale_bytes != 0 || !std::has_single_bit(block)) {
     throw InvalidArgument("bench gather: got " + std::string(f.name) + " rows in blocks of " + std::to_string(block) +
                           ", expected records of whole 8-byte words in blocks of a power of two");
   }
@@ -236,7 +242,8 @@ void gpu_gather(const PagedCache& cache, const std::int32_t* slots, std::int64_t
                       .shift = std::countr_zero(block),
                       .data_words = f.data_bytes / 8,
                       .scale_words = f.scale_bytes / 8};
-  gather<kRows><<<blocks_for(rows, std::int64_t{kWarps} * kRows), kThreads, 0, stream_of(stream)>>>(view, slots, rows, kNever);
+  gather<kRows>
+      <<<blocks_for(rows, std::int64_t{kWarps} * kRows), kThreads, 0, stream_of(stream)>>>(view, slots, rows, kNever);
   check_launch("bench gather");
 }
 
@@ -250,12 +257,16 @@ double gpu_multiply_add(std::int64_t rounds, Stream stream) {
 void gpu_random(const TensorView& to, std::uint64_t seed, float width, Stream stream) {
   const std::int64_t n = to.numel();
   if (n == 0) return;
-  const auto run = [&](auto* p) { random_numbers<<<looping_blocks(n), kThreads, 0, stream_of(stream)>>>(p, n, seed, width); };
+  const auto run = [&](auto* p) {
+    random_numbers<<<looping_blocks(n), kThreads, 0, stream_of(stream)>>>(p, n, seed, width);
+  };
   switch (to.dtype) {
     case DType::kBF16: run(static_cast<BF16*>(to.data)); break;
     case DType::kE4M3: run(static_cast<E4M3*>(to.data)); break;
     case DType::kF32: run(static_cast<float*>(to.data)); break;
-    default: throw InvalidArgument("bench random numbers: got dtype " + std::string(name_of(to.dtype)) + ", expected BF16, F8_E4M3 or F32");
+    default:
+      throw InvalidArgument("bench random numbers: got dtype " + std::string(name_of(to.dtype)) +
+                            ", expected BF16, F8_E4M3 or F32");
   }
   check_launch("bench random_numbers");
 }
@@ -264,16 +275,20 @@ void gpu_follow(const std::int32_t* next, int reads, std::int32_t* last, Stream 
   follow<<<1, 1, 0, stream_of(stream)>>>(next, reads, last);
   check_launch("bench follow");
 }
-void gpu_copy_rows(const PagedCache& to, const PagedCache& from, const std::int32_t* slots, std::int64_t rows, std::uint64_t seed, Stream stream) {
+void gpu_copy_rows(const PagedCache& to, const PagedCache& from, const std::int32_t* slots, std::int64_t rows,
+                   std::uint64_t seed, Stream stream) {
   const auto words = [](const PagedCache& c) {
     return c.format->data_bytes % 4 == 0 && c.format->scale_bytes % 4 == 0 && c.block_stride_bytes % 4 == 0;
   };
-  if (to.format != from.format || !words(to) || !words(from) || rows > to.num_slots() || to.format->inline_scale_bytes != 0) {
-    throw InvalidArgument("bench copy rows: got caches that do not fit, expected one format of whole 4-byte words and room for " +
-                          std::to_string(rows));
+  if (to.format != from.format || !words(to) || !words(from) || rows > to.num_slots() ||
+      to.format->inline_scale_bytes != 0) {
+    throw InvalidArgument(
+        "bench copy rows: got caches that do not fit, expected one format of whole 4-byte words and room for " +
+        std::to_string(rows));
   }
   if (rows == 0) return;
-  copy_rows<<<blocks_for(rows, kWarps), kThreads, 0, stream_of(stream)>>>(device::view_of_cache(to), device::view_of_cache(from), slots, rows, seed);
+  copy_rows<<<blocks_for(rows, kWarps), kThreads, 0, stream_of(stream)>>>(
+      device::view_of_cache(to), device::view_of_cache(from), slots, rows, seed);
   check_launch("bench copy_rows");
 }
 
@@ -282,7 +297,8 @@ std::int64_t gpu_count_nan(const ConstTensorView& values, Stream stream) {
   const std::int64_t n = values.numel();
   if (n > 0) {
     const auto run = [&](const auto* p) {
-      count_nan<<<looping_blocks(n), kThreads, 0, stream_of(stream)>>>(p, n, static_cast<unsigned long long*>(count.data()));
+      count_nan<<<looping_blocks(n), kThreads, 0, stream_of(stream)>>>(p, n,
+                                                                       static_cast<unsigned long long*>(count.data()));
     };
     switch (values.dtype) {
       case DType::kBF16: run(values.as<BF16>()); break;
@@ -307,8 +323,10 @@ void gpu_make_indices(const TensorView& slots, const ConstTensorView& tables, co
   if (slots.numel() == 0) return;
   const bool sliding = rule.kind == IndexRule::Kind::kSliding;
   const std::int64_t last = call.width + (sliding ? rule.first_below - 1 + rule.queries_of_request - 1 : 0);
-  if (last > rule.entries || rule.entries > call.columns * rule.page || tables.size(0) * rule.queries_of_request < call.queries) {
-    throw InvalidArgument("bench indices: got " + std::to_string(last) + " entries to name, expected at most " + std::to_string(rule.entries));
+  if (last > rule.entries || rule.entries > call.columns * rule.page ||
+      tables.size(0) * rule.queries_of_request < call.queries) {
+    throw InvalidArgument("bench indices: got " + std::to_string(last) + " entries to name, expected at most " +
+                          std::to_string(rule.entries));
   }
   make_indices<<<looping_blocks(slots.numel()), kThreads, 0, stream_of(stream)>>>(call, Shuffle(rule.entries));
   check_launch("bench make_indices");

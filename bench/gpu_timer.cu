@@ -46,8 +46,8 @@ void count_kernel(cudaGraphNode_t node, GpuNodes& counts) {
   cudaKernelNodeParams params{};
   const char* name = nullptr;
   // A library that brings its own runtime launches what this one has no name for.
-  const bool known =
-      cudaGraphKernelNodeGetParams(node, &params) == cudaSuccess && cudaFuncGetName(&name, params.func) == cudaSuccess && name != nullptr;
+  const bool known = cudaGraphKernelNodeGetParams(node, &params) == cudaSuccess &&
+                     cudaFuncGetName(&name, params.func) == cudaSuccess && name != nullptr;
   (void)cudaGetLastError();
   if (known && std::string_view(name).find("smla") != std::string_view::npos) {
     ++counts.kernels;

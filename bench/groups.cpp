@@ -9,8 +9,12 @@ namespace smla::bench {
 namespace {
 
 constexpr std::array<Group, 5> kGroups{{
-    {.name = "attention", .help = "sparse attention over --keys rows, for --batch decodes and --tokens of prefill", .run = bench_attention},
-    {.name = "indexer", .help = "index scores over --context / 4 entries, for --batch decodes and --tokens of prefill", .run = bench_indexer},
+    {.name = "attention",
+     .help = "sparse attention over --keys rows, for --batch decodes and --tokens of prefill",
+     .run = bench_attention},
+    {.name = "indexer",
+     .help = "index scores over --context / 4 entries, for --batch decodes and --tokens of prefill",
+     .run = bench_indexer},
     {.name = "topk", .help = "exact selection out of the same score rows", .run = bench_topk},
     {.name = "projection", .help = "the layer's linear maps with --batch and --tokens rows", .run = bench_projection},
     {.name = "layer",
@@ -20,15 +24,20 @@ constexpr std::array<Group, 5> kGroups{{
 
 constexpr std::array<Group, 5> kDeviceGroups{{
     {.name = "attention",
-     .help = "sparse attention: the grids decode and prefill over --heads, --batch, --layer, --keys, --pool, --tokens and --next-n",
+     .help = "sparse attention: the grids decode and prefill over --heads, --batch, --layer, --keys, --pool, --tokens "
+             "and --next-n",
      .run = bench_device_attention},
     {.name = "indexer",
-     .help = "index scores and the selection out of them: the grids decode (--batch, --next-n, --pool) and prefill (--tokens, --pool)",
+     .help = "index scores and the selection out of them: the grids decode (--batch, --next-n, --pool) and prefill "
+             "(--tokens, --pool)",
      .run = bench_device_indexer},
     {.name = "ops", .help = "the other ops with V4-Pro's shapes, --tokens tokens", .run = bench_device_ops},
-    {.name = "projection", .help = "the layer's linear maps with --batch and --tokens rows", .run = bench_device_projection},
+    {.name = "projection",
+     .help = "the layer's linear maps with --batch and --tokens rows",
+     .run = bench_device_projection},
     {.name = "layer",
-     .help = "one attention layer of each --kind as a graph: decode at --context with --batch requests, prompts of --prefill tokens in one step",
+     .help = "one attention layer of each --kind as a graph: decode at --context with --batch requests, prompts of "
+             "--prefill tokens in one step",
      .run = bench_device_layer},
 }};
 
@@ -41,7 +50,8 @@ Bound bound_of(const Row& row, const Machine& machine) {
   const bool gpu = !machine.gpu.empty();
   const bool gather = row.traffic == Traffic::kGather;
   Bound work{.name = gpu ? "product" : (row.bf16 ? "bf16" : "fp32"),
-             .rate = gpu ? row.product_rate * machine.peak("product") : (row.bf16 ? machine.bf16_peak() : machine.fp32_peak())};
+             .rate = gpu ? row.product_rate * machine.peak("product")
+                         : (row.bf16 ? machine.bf16_peak() : machine.fp32_peak())};
   Bound bytes{.name = gpu ? (gather ? "gather" : "copy") : "read",
               .rate = gpu ? (gather ? machine.gather() : machine.bandwidth("copy")) : machine.read_bandwidth};
   if (work.rate > 0) work.seconds = row.flops / work.rate;
@@ -75,8 +85,12 @@ std::map<std::string, std::string, std::less<>> implementations_of(const std::ve
   return out;
 }
 
-std::vector<std::int64_t> decode_rows(const Options& options) { return options.decode ? options.batches : std::vector<std::int64_t>{}; }
-std::vector<std::int64_t> prefill_rows(const Options& options) { return options.prefill ? options.tokens : std::vector<std::int64_t>{}; }
+std::vector<std::int64_t> decode_rows(const Options& options) {
+  return options.decode ? options.batches : std::vector<std::int64_t>{};
+}
+std::vector<std::int64_t> prefill_rows(const Options& options) {
+  return options.prefill ? options.tokens : std::vector<std::int64_t>{};
+}
 
 LayerConfig layer_of_ratio(const Options& options, int ratio) {
   for (std::int64_t i = 0; i < options.model.num_layers + options.model.num_mtp_layers; ++i) {
@@ -85,7 +99,8 @@ LayerConfig layer_of_ratio(const Options& options, int ratio) {
     if (options.heads > 0) config.num_heads = options.heads;
     return config;
   }
-  throw InvalidArgument("bench: got kind " + std::string(kind_name(ratio)) + ", expected one that " + options.model.name + " has");
+  throw InvalidArgument("bench: got kind " + std::string(kind_name(ratio)) + ", expected one that " +
+                        options.model.name + " has");
 }
 
 std::string_view kind_name(int ratio) { return ratio == 1 ? "SWA" : (ratio == 4 ? "C4A" : "C128A"); }

@@ -54,7 +54,8 @@ void fill_cache(const PagedCache& cache, std::uint64_t seed) {
     std::vector<float> row(static_cast<std::size_t>(dim));
 #pragma omp for schedule(static)
     for (std::int64_t slot = 0; slot < cache.num_slots(); ++slot) {
-      for (int d = 0; d < dim; ++d) row[static_cast<std::size_t>(d)] = symmetric(mix(seed, static_cast<std::uint64_t>(slot * dim + d)));
+      for (int d = 0; d < dim; ++d)
+        row[static_cast<std::size_t>(d)] = symmetric(mix(seed, static_cast<std::uint64_t>(slot * dim + d)));
       encode_row(cache, slot, row.data());
     }
   }

@@ -12,8 +12,8 @@
 #include "sparsemla/plan.h"
 #include "sparsemla/step_metadata.h"
 
-// One attention layer with random weights, hidden states in, hidden states out, as an engine drives it: plan and step metadata are made once a step
-// for all layers, so they are not part of a layer's time.
+// One attention layer with random weights, hidden states in, hidden states out, as an engine drives it: plan and step
+// metadata are made once a step for all layers, so they are not part of a layer's time.
 
 namespace smla::bench {
 
@@ -32,7 +32,8 @@ class StageTimes final : public LayerObserver {
     for (const double s : seconds_) all += s;
     std::vector<std::pair<std::string, double>> out;
     for (int i = 0; i < kNumStages; ++i) {
-      if (seconds_[static_cast<std::size_t>(i)] > 0) out.emplace_back(name_of(static_cast<Stage>(i)), seconds_[static_cast<std::size_t>(i)] / all);
+      if (seconds_[static_cast<std::size_t>(i)] > 0)
+        out.emplace_back(name_of(static_cast<Stage>(i)), seconds_[static_cast<std::size_t>(i)] / all);
     }
     return out;
   }
@@ -70,7 +71,8 @@ LayerOptions layer_options(const Options& options) {
   return out;
 }
 
-Bed::Bed(const Options& options, int ratio, std::int64_t requests, std::int64_t length) : config(layer_of_ratio(options, ratio)) {
+Bed::Bed(const Options& options, int ratio, std::int64_t requests, std::int64_t length)
+    : config(layer_of_ratio(options, ratio)) {
   weights = random_weights(config, 1);
   rope = rope_table(config.rope, length);
   const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
@@ -138,27 +140,31 @@ HostTensor hidden_states(const LayerConfig& config, std::int64_t tokens, std::ui
 double linear_weights(const LayerWeights& w, bool scores) {
   const auto numbers = [](const ConstTensorView& t) { return t.absent() ? 0.0 : static_cast<double>(t.numel()); };
   double n = numbers(w.wq_a) + numbers(w.wq_b) + numbers(w.wkv) + numbers(w.wo_a) + numbers(w.wo_b);
-  n += numbers(w.compressor.wkv) + numbers(w.compressor.wgate) + numbers(w.index_compressor.wkv) + numbers(w.index_compressor.wgate);
+  n += numbers(w.compressor.wkv) + numbers(w.compressor.wgate) + numbers(w.index_compressor.wkv) +
+       numbers(w.index_compressor.wgate);
   return scores ? n + numbers(w.index_wq_b) + numbers(w.index_weights_proj) : n;
 }
 
 }  // namespace
 
-void add_layer_floor(const LayerConfig& c, const Options& options, const LayerWeights& weights, std::int64_t requests, std::int64_t before,
-                     std::int64_t tokens, Row& row) {
+void add_layer_floor(const LayerConfig& c, const Options& options, const LayerWeights& weights, std::int64_t requests,
+                     std::int64_t before, std::int64_t tokens, Row& row) {
   const bool scores = c.has_indexer() && visible_entries(before + tokens - 1, c.compress_ratio) > c.index_topk;
   const double linear = linear_weights(weights, scores);
   row.bytes += 2 * linear;
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t position = before + t;
     const std::int64_t entries = c.has_compressor() ? visible_entries(position, c.compress_ratio) : 0;
-    const std::int64_t keys = std::min(c.window, position + 1) + (c.has_indexer() ? std::min(entries, c.index_topk) : entries);
+    const std::int64_t keys =
+        std::min(c.window, position + 1) + (c.has_indexer() ? std::min(entries, c.index_topk) : entries);
     const double scored = scores ? static_cast<double>(entries * c.index_n_heads * c.index_head_dim) : 0.0;
-    row.flops += static_cast<double>(requests) * (2 * linear + 4.0 * static_cast<double>(keys * c.num_heads * c.head_dim) + 2 * scored);
+    row.flops += static_cast<double>(requests) *
+                 (2 * linear + 4.0 * static_cast<double>(keys * c.num_heads * c.head_dim) + 2 * scored);
     // Tokens of one prompt share what they read, about; a decode reads its own.
     if (t + 1 == tokens) {
       row.bytes += static_cast<double>(requests) * static_cast<double>(keys * options.rows->row_bytes());
-      if (scores) row.bytes += static_cast<double>(requests) * static_cast<double>(entries * options.index_rows->row_bytes());
+      if (scores)
+        row.bytes += static_cast<double>(requests) * static_cast<double>(entries * options.index_rows->row_bytes());
     }
   }
   row.bytes += static_cast<double>(requests * tokens * c.hidden_size) * 4;
@@ -181,7 +187,8 @@ PlannedStep planned_step(const Bed& bed, std::int64_t before, std::int64_t token
 }
 
 /// Runs `steps` one after the other as one measured call; `together` false: one of them a call, in turn.
-Timing measure_steps(const Options& options, const Bed& bed, const std::vector<PlannedStep>& steps, bool together, StageTimes& stages) {
+Timing measure_steps(const Options& options, const Bed& bed, const std::vector<PlannedStep>& steps, bool together,
+                     StageTimes& stages) {
   std::int64_t most = 0;
   std::size_t scratch_bytes = 0;
   for (const PlannedStep& s : steps) {
@@ -190,10 +197,12 @@ Timing measure_steps(const Options& options, const Bed& bed, const std::vector<P
   }
   Scratch scratch(scratch_bytes);
   std::vector<HostTensor> inputs;
-  for (std::int64_t i = 0; i < kInputs; ++i) inputs.push_back(hidden_states(bed.config, most, static_cast<std::uint64_t>(i)));
+  for (std::int64_t i = 0; i < kInputs; ++i)
+    inputs.push_back(hidden_states(bed.config, most, static_cast<std::uint64_t>(i)));
   HostTensor output(DType::kBF16, {most, bed.config.hidden_size});
   const auto run = [&](const PlannedStep& s, std::int64_t input) {
-    bed.layer->forward(s.plan, s.metadata.layer(0), bed.caches, inputs[static_cast<std::size_t>(input % kInputs)].view().slice(0, 0, s.tokens),
+    bed.layer->forward(s.plan, s.metadata.layer(0), bed.caches,
+                       inputs[static_cast<std::size_t>(input % kInputs)].view().slice(0, 0, s.tokens),
                        output.view().slice(0, 0, s.tokens), scratch.get(), {}, &stages);
   };
   const auto count = static_cast<std::int64_t>(steps.size());
@@ -211,7 +220,8 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
   const Bed bed(options, ratio, requests, context + kPositions);
   Row row{.group = "layer",
           .name = fmt::format("{} decode", kind_name(ratio)),
-          .shape = fmt::format("requests {}, context {}, heads {}, {}", requests, context, bed.config.num_heads, options.rows->name),
+          .shape = fmt::format("requests {}, context {}, heads {}, {}", requests, context, bed.config.num_heads,
+                               options.rows->name),
           .implementation = "",
           .time = {},
           .flops = 0,
@@ -234,8 +244,8 @@ Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
   const Bed bed(options, ratio, 1, length);
   Row row{.group = "layer",
           .name = fmt::format("{} prefill", kind_name(ratio)),
-          .shape = fmt::format("tokens {} in steps of {}, heads {}, {}", length, std::min(length, options.chunk), bed.config.num_heads,
-                               options.rows->name),
+          .shape = fmt::format("tokens {} in steps of {}, heads {}, {}", length, std::min(length, options.chunk),
+                               bed.config.num_heads, options.rows->name),
           .implementation = "",
           .time = {},
           .flops = 0,
@@ -262,7 +272,8 @@ void bench_layer(const Options& options, const Emit& emit) {
     for (const std::int64_t context : options.decode ? options.contexts : std::vector<std::int64_t>{}) {
       for (const std::int64_t requests : options.batches) emit(measure_decode(options, ratio, requests, context));
     }
-    for (const std::int64_t length : options.prefill ? options.prefills : std::vector<std::int64_t>{}) emit(measure_prefill(options, ratio, length));
+    for (const std::int64_t length : options.prefill ? options.prefills : std::vector<std::int64_t>{})
+      emit(measure_prefill(options, ratio, length));
   }
 }
 

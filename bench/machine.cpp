@@ -111,7 +111,8 @@ Machine measure_machine(int threads, double seconds, Clock clock) {
       out.peaks[i].flops = std::max(out.peaks[i].flops, run_arithmetic(kernels[i], out.threads, each, clock));
     }
     for (const PeakKernels& k : kernels) {
-      if (k.read != nullptr) out.read_bandwidth = std::max(out.read_bandwidth, run_read(k, out.threads, memory.get(), clock));
+      if (k.read != nullptr)
+        out.read_bandwidth = std::max(out.read_bandwidth, run_read(k, out.threads, memory.get(), clock));
     }
   }
   return out;

@@ -9,7 +9,8 @@ namespace smla::bench {
 
 /// What one instruction set reaches on all threads together, floating-point operations a second.
 struct Peak {
-  std::string name;  ///< "generic", "avx2", "avx512": fp32 multiply-adds; "avx512_bf16": bf16 dot products with fp32 sums
+  std::string
+      name;  ///< "generic", "avx2", "avx512": fp32 multiply-adds; "avx512_bf16": bf16 dot products with fp32 sums
   double flops = 0;  ///< a second; of a bandwidth bytes a second
 };
 
@@ -21,12 +22,14 @@ struct Machine {
   std::vector<Peak> peaks;    ///< those that the CPU has (and SMLA_CPU leaves)
   double read_bandwidth = 0;  ///< bytes a second out of memory, in order
 
-  // A run on a GPU: its own ceilings; then `peaks` are "product" (bf16 8192^3) and "mma" (mma.sync from registers), and read_bandwidth is 0.
+  // A run on a GPU: its own ceilings; then `peaks` are "product" (bf16 8192^3) and "mma" (mma.sync from registers), and
+  // read_bandwidth is 0.
   std::string gpu;               ///< its name; empty: a run on the CPU
   std::string driver;            ///< the driver's version
   std::string cuda;              ///< of the runtime in the program, and the newest that the driver knows
   std::string product;           ///< implementation of the matrix product
-  std::vector<Peak> bandwidths;  ///< bytes a second: "copy" (read + written), "gather_2", "gather_64" (rows at random, blocks of 2 and 64)
+  std::vector<Peak> bandwidths;  ///< bytes a second: "copy" (read + written), "gather_2", "gather_64" (rows at random,
+                                 ///< blocks of 2 and 64)
   double timer = 0;              ///< seconds over which measurements of nothing spread, p10 to p90
   double launch = 0;             ///< of a kernel that does nothing
   double follow = 0;             ///< of a kernel that reads three numbers out of memory, one to find the next
@@ -46,7 +49,8 @@ struct Machine {
 /// /proc/cpuinfo's "model name", which a virtual machine may set; else the processor's own text.
 std::string cpu_name();
 
-/// Takes about `seconds`. Each ceiling is the best of several short runs: what the machine can do when nobody disturbs it.
+/// Takes about `seconds`. Each ceiling is the best of several short runs: what the machine can do when nobody disturbs
+/// it.
 Machine measure_machine(int threads, double seconds, Clock clock = Clock::kWall);
 
 }  // namespace smla::bench

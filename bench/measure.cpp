@@ -15,7 +15,8 @@ constexpr double kWarmUpShare = 0.2;
 }  // namespace
 
 double seconds_now(Clock clock, int threads) {
-  if (clock == Clock::kWall) return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  if (clock == Clock::kWall)
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   std::timespec t{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return (static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9) / threads;
@@ -24,8 +25,14 @@ double seconds_now(Clock clock, int threads) {
 Timing summarize(std::vector<double> seconds) {
   if (seconds.empty()) throw InvalidArgument("bench: got no times, expected at least one");
   std::ranges::sort(seconds);
-  const auto rank = [&](std::size_t percent) { return seconds[std::min((seconds.size() * percent) / 100, seconds.size() - 1)]; };
-  return {.runs = static_cast<std::int64_t>(seconds.size()), .median = rank(50), .p10 = rank(10), .p90 = rank(90), .best = seconds[0]};
+  const auto rank = [&](std::size_t percent) {
+    return seconds[std::min((seconds.size() * percent) / 100, seconds.size() - 1)];
+  };
+  return {.runs = static_cast<std::int64_t>(seconds.size()),
+          .median = rank(50),
+          .p10 = rank(10),
+          .p90 = rank(90),
+          .best = seconds[0]};
 }
 
 Timing measure(const MeasureOptions& options, const std::function<void(std::int64_t call)>& run) {
@@ -37,7 +44,8 @@ Timing measure(const MeasureOptions& options, const std::function<void(std::int6
   } while (now() - start < kWarmUpShare * options.min_seconds);
   std::vector<double> seconds;
   double spent = 0;
-  while (seconds.empty() || spent < options.min_seconds || static_cast<std::int64_t>(seconds.size()) < options.min_runs) {
+  while (seconds.empty() || spent < options.min_seconds ||
+         static_cast<std::int64_t>(seconds.size()) < options.min_runs) {
     const double before = now();
     run(call++);
     seconds.push_back(now() - before);

@@ -6,7 +6,8 @@
 
 namespace smla::bench {
 
-/// What time is. On a machine that others use too, kCpu still tells two kernels apart; it hides waiting and uneven shares of threads.
+/// What time is. On a machine that others use too, kCpu still tells two kernels apart; it hides waiting and uneven
+/// shares of threads.
 enum class Clock : std::uint8_t {
   kWall,  ///< the clock on the wall: what a user waits
   kCpu,   ///< processor time of the whole process, divided by the threads
@@ -33,8 +34,9 @@ struct Timing {
 /// Sorted by nearest rank. @throws InvalidArgument without a time.
 Timing summarize(std::vector<double> seconds);
 
-/// Calls `run(0)`, `run(1)`, ... and times each: first calls as warm-up (one at least, and a fifth of min_seconds), then until both limits are reached.
-/// `run` uses the number to take other inputs from call to call, so that nothing is found in a cache that a user would not find there.
+/// Calls `run(0)`, `run(1)`, ... and times each: first calls as warm-up (one at least, and a fifth of min_seconds),
+/// then until both limits are reached. `run` uses the number to take other inputs from call to call, so that nothing is
+/// found in a cache that a user would not find there.
 Timing measure(const MeasureOptions& options, const std::function<void(std::int64_t call)>& run);
 
 }  // namespace smla::bench

@@ -22,7 +22,9 @@ void gpu_gather(const PagedCache&, const std::int32_t*, std::int64_t, Stream) { 
 double gpu_multiply_add(std::int64_t, Stream) { none(); }
 void gpu_random(const TensorView&, std::uint64_t, float, Stream) { none(); }
 void gpu_follow(const std::int32_t*, int, std::int32_t*, Stream) { none(); }
-void gpu_copy_rows(const PagedCache&, const PagedCache&, const std::int32_t*, std::int64_t, std::uint64_t, Stream) { none(); }
+void gpu_copy_rows(const PagedCache&, const PagedCache&, const std::int32_t*, std::int64_t, std::uint64_t, Stream) {
+  none();
+}
 std::int64_t gpu_count_nan(const ConstTensorView&, Stream) { none(); }
 void gpu_make_indices(const TensorView&, const ConstTensorView&, const IndexRule&, Stream) { none(); }
 

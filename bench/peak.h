@@ -1,6 +1,7 @@
 #pragma once
 
-// The loops behind the ceilings of bench/machine.cpp, one set for each instruction set. Raw pointers only: files of other instruction sets include this.
+// The loops behind the ceilings of bench/machine.cpp, one set for each instruction set. Raw pointers only: files of
+// other instruction sets include this.
 
 #include <cstdint>
 
@@ -9,7 +10,8 @@ namespace smla::bench {
 /// One instruction set's loops; null where it has none.
 struct PeakKernels {
   const char* name = "";
-  /// Arithmetic without memory: `rounds` rounds; returns the floating-point operations done, 2 for a multiply-add. `x` keeps the compiler honest.
+  /// Arithmetic without memory: `rounds` rounds; returns the floating-point operations done, 2 for a multiply-add. `x`
+  /// keeps the compiler honest.
   double (*arithmetic)(std::int64_t rounds, float* x) = nullptr;
   /// Reads n floats in order and returns their sum.
   float (*read)(const float* p, std::int64_t n) = nullptr;

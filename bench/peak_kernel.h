@@ -1,7 +1,9 @@
 #pragma once
 
-// The loops of bench/peak.h over a SIMD word. Included by peak_{generic,avx2,avx512}.cpp only, after the word, `using Word` and
-//   constexpr int kChains   independent sums: enough to hide the latency of a multiply-add, few enough for the registers
+// The loops of bench/peak.h over a SIMD word. Included by peak_{generic,avx2,avx512}.cpp only, after the word, `using
+// Word` and
+//   constexpr int kChains   independent sums: enough to hide the latency of a multiply-add, few enough for the
+//   registers
 // Internal linkage throughout: see device/simd_generic.h.
 
 #include <cstdint>

@@ -57,9 +57,11 @@ void read_comment(PeerTable& table, int line, std::string_view text) {
   }
 }
 
-void read_cell(PeerTable& table, int line, const std::vector<std::string>& columns, const std::vector<std::string>& values) {
+void read_cell(PeerTable& table, int line, const std::vector<std::string>& columns,
+               const std::vector<std::string>& values) {
   if (values.size() != columns.size()) {
-    fail(table.name, line, "got " + std::to_string(values.size()) + " fields, expected " + std::to_string(columns.size()));
+    fail(table.name, line,
+         "got " + std::to_string(values.size()) + " fields, expected " + std::to_string(columns.size()));
   }
   std::string key = table.name;
   PeerCell cell;
@@ -130,7 +132,8 @@ std::span<const PeerTable> peer_tables() {
 
 PeerMatch find_peer(std::span<const PeerTable> tables, std::string_view cell) {
   for (const PeerTable& table : tables) {
-    if (const auto found = table.cells.find(cell); found != table.cells.end()) return {.table = &table, .cell = &found->second};
+    if (const auto found = table.cells.find(cell); found != table.cells.end())
+      return {.table = &table, .cell = &found->second};
   }
   return {};
 }

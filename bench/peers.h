@@ -16,7 +16,8 @@ struct PeerCell {
   std::string ours;                                    ///< what of this library does the same, where the names differ
 };
 
-/// One file of data/peers: lines "# key: text" and "# ceiling NAME NUMBER", then CSV. Columns before the first of numbers make a cell's name.
+/// One file of data/peers: lines "# key: text" and "# ceiling NAME NUMBER", then CSV. Columns before the first of
+/// numbers make a cell's name.
 struct PeerTable {
   std::string name;                                      ///< the file's, without suffix
   std::map<std::string, std::string, std::less<>> says;  ///< "source", "card", ...
@@ -41,7 +42,8 @@ PeerMatch find_peer(std::span<const PeerTable> tables, std::string_view cell);
 /// A peer's time for a row, in seconds: as it was measured, and as its card would have needed with this run's ceilings.
 struct PeerTime {
   double measured = 0;
-  double scaled = 0;  ///< times the other run's ceiling over this run's, the ceiling being the one that bounds the row's floor
+  double scaled =
+      0;  ///< times the other run's ceiling over this run's, the ceiling being the one that bounds the row's floor
 };
 /// Zeros without a peer.
 PeerTime peer_time(const Row& row, const Machine& machine, std::span<const PeerTable> tables);

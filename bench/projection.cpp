@@ -7,8 +7,8 @@
 #include "bench/inputs.h"
 #include "bench/linears.h"
 
-// The layer's linear maps, bf16 weights and activations. Few rows: the weights change from call to call, so that they come from memory as in a
-// decode step, where the other layers' weights have passed through the caches since.
+// The layer's linear maps, bf16 weights and activations. Few rows: the weights change from call to call, so that they
+// come from memory as in a decode step, where the other layers' weights have passed through the caches since.
 
 namespace smla::bench {
 
@@ -16,12 +16,15 @@ std::vector<Linear> linears(const Options& options) {
   // A C4A layer has them all.
   const bool c4a = std::ranges::find(options.ratios, 4) != options.ratios.end();
   const LayerConfig c = layer_of_ratio(options, c4a ? 4 : options.ratios.at(0));
-  std::vector<Linear> out{{.name = "wq_a", .n = c.q_lora_rank, .k = c.hidden_size},
-                          {.name = "wkv", .n = c.head_dim, .k = c.hidden_size},
-                          {.name = "wq_b", .n = c.num_heads * c.head_dim, .k = c.q_lora_rank},
-                          {.name = "wo_a", .n = c.o_lora_rank, .k = c.num_heads / c.o_groups * c.head_dim, .groups = c.o_groups},
-                          {.name = "wo_b", .n = c.hidden_size, .k = c.o_groups * c.o_lora_rank}};
-  if (c.has_compressor()) out.push_back({.name = "compressor", .n = (c.has_indexer() ? 2 : 1) * c.head_dim, .k = c.hidden_size, .y = DType::kF32});
+  std::vector<Linear> out{
+      {.name = "wq_a", .n = c.q_lora_rank, .k = c.hidden_size},
+      {.name = "wkv", .n = c.head_dim, .k = c.hidden_size},
+      {.name = "wq_b", .n = c.num_heads * c.head_dim, .k = c.q_lora_rank},
+      {.name = "wo_a", .n = c.o_lora_rank, .k = c.num_heads / c.o_groups * c.head_dim, .groups = c.o_groups},
+      {.name = "wo_b", .n = c.hidden_size, .k = c.o_groups * c.o_lora_rank}};
+  if (c.has_compressor())
+    out.push_back(
+        {.name = "compressor", .n = (c.has_indexer() ? 2 : 1) * c.head_dim, .k = c.hidden_size, .y = DType::kF32});
   if (c.has_indexer()) {
     out.push_back({.name = "index wq_b", .n = c.index_n_heads * c.index_head_dim, .k = c.q_lora_rank});
     out.push_back({.name = "index weights", .n = c.index_n_heads, .k = c.hidden_size});
@@ -36,8 +39,13 @@ constexpr std::int64_t kRotatedBytes = std::int64_t{192} << 20;
 constexpr std::int64_t kMaxSets = 64;
 
 Row measure_linear(const Options& options, const Linear& linear, std::int64_t m) {
-  const Projection::Problem problem{
-      .m = m, .n = linear.n, .k = linear.k, .groups = linear.groups, .x = DType::kBF16, .w = DType::kBF16, .y = linear.y};
+  const Projection::Problem problem{.m = m,
+                                    .n = linear.n,
+                                    .k = linear.k,
+                                    .groups = linear.groups,
+                                    .x = DType::kBF16,
+                                    .w = DType::kBF16,
+                                    .y = linear.y};
   const Plan<Projection> plan(problem, plan_options<Projection>(options, problem));
   Scratch scratch(plan.workspace_bytes());
   const std::int64_t weights = linear.groups * linear.n * linear.k;

@@ -46,7 +46,9 @@ Spread spread_of(std::vector<double> seconds) {
     const auto n = static_cast<double>(seconds.size());
     return seconds[static_cast<std::size_t>(std::max(0.0, std::ceil(share * n) - 1))];
   };
-  return {.mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size()), .median = rank(0.5), .p99 = rank(0.99)};
+  return {.mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size()),
+          .median = rank(0.5),
+          .p99 = rank(0.99)};
 }
 
 ServeResult simulate(const StackTimes& times, const Load& load) {
@@ -99,8 +101,8 @@ std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model) {
   return out;
 }
 
-StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>& batches, std::int64_t prompt, std::int64_t output,
-                         const Emit& emit) {
+StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>& batches, std::int64_t prompt,
+                         std::int64_t output, const Emit& emit) {
   const DeviceTimer timer;
   std::map<std::pair<std::int64_t, std::int64_t>, double> sums;
   StackTimes out;
@@ -120,7 +122,8 @@ StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>
         const std::int64_t context = prompt + output * i / (kContextPoints - 1);
         // A window-only layer does the same at every length past its window.
         const bool again = ratio == 1 && i > 0;
-        const double seconds = again ? window : time_of(layer, {.requests = batch, .tokens = 1, .length = context}, layers);
+        const double seconds =
+            again ? window : time_of(layer, {.requests = batch, .tokens = 1, .length = context}, layers);
         window = seconds;
         sums[{batch, context}] += seconds;
       }

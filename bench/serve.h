@@ -9,8 +9,8 @@
 
 namespace smla::bench {
 
-/// Seconds that the attention layers of a whole stack take, by (decoding requests, tokens behind each): measured points, straight lines between them,
-/// the nearest point outside of them.
+/// Seconds that the attention layers of a whole stack take, by (decoding requests, tokens behind each): measured
+/// points, straight lines between them, the nearest point outside of them.
 class StackTimes {
  public:
   void set(std::int64_t requests, std::int64_t context, double seconds) { points_[requests][context] = seconds; }
@@ -45,15 +45,16 @@ struct ServeResult {
   double seconds = 0;  ///< of everything
 };
 
-/// A server whose only work is attention: one whole prompt a step and before all decodes, else a token for every running request.
+/// A server whose only work is attention: one whole prompt a step and before all decodes, else a token for every
+/// running request.
 ServeResult simulate(const StackTimes& times, const Load& load);
 
 /// Layers of each compress ratio in a model's decoder stack: 43 of V4-Flash.
 std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model);
 
-/// Measures one layer of each kind at `batches` requests and contexts from `prompt` to `prompt` + `output`, and one prompt; each time is multiplied by
-/// the kind's layers in the stack. `emit` sees every row.
-StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>& batches, std::int64_t prompt, std::int64_t output,
-                         const Emit& emit);
+/// Measures one layer of each kind at `batches` requests and contexts from `prompt` to `prompt` + `output`, and one
+/// prompt; each time is multiplied by the kind's layers in the stack. `emit` sees every row.
+StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>& batches, std::int64_t prompt,
+                         std::int64_t output, const Emit& emit);
 
 }  // namespace smla::bench

@@ -54,11 +54,13 @@ bench::Options bench_options(const BenchArguments& a) {
   o.measure.threads = resolve_threads(o.threads);
   o.device = device_from_name(a.device);
   if (o.device == DeviceKind::kCuda) {
-    if (const std::string refusal = needs_gpu(); !refusal.empty()) throw Unsupported("bench: --device cuda: " + refusal);
+    if (const std::string refusal = needs_gpu(); !refusal.empty())
+      throw Unsupported("bench: --device cuda: " + refusal);
     if (!a.heads.empty()) o.head_counts = a.heads;
     if (a.heads.size() == 1) o.heads = a.heads[0];
     for (const std::int64_t heads : o.head_counts) {
-      if (heads < 1) throw InvalidArgument("bench: got --heads " + std::to_string(heads) + ", expected 1 to 128 with --device cuda");
+      if (heads < 1)
+        throw InvalidArgument("bench: got --heads " + std::to_string(heads) + ", expected 1 to 128 with --device cuda");
     }
   } else {
     if (a.heads.size() > 1) throw InvalidArgument("bench: got several --heads, expected one with --device cpu");
@@ -99,7 +101,8 @@ BenchReport run_groups(const std::vector<bench::Group>& groups, const bench::Opt
   report.clock = options.measure.clock == bench::Clock::kCpu ? "cpu" : "wall";
   const bool gpu = options.device == DeviceKind::kCuda;
   const auto ceilings = [&] {
-    return gpu ? bench::measure_gpu(options.measure) : bench::measure_machine(options.threads, seconds, options.measure.clock);
+    return gpu ? bench::measure_gpu(options.measure)
+               : bench::measure_machine(options.threads, seconds, options.measure.clock);
   };
   say("ceilings of this machine");
   report.before = ceilings();
@@ -111,7 +114,8 @@ BenchReport run_groups(const std::vector<bench::Group>& groups, const bench::Opt
       if (!row.skipped.empty()) {
         say(fmt::format("  {} ({}): SKIP {}", row.name, row.shape, row.skipped));
       } else {
-        say(fmt::format("  {} ({}): {:.4g} {}{}", row.name, row.shape, row.time.median * (gpu ? 1e6 : 1e3), gpu ? "us" : "ms", verdict));
+        say(fmt::format("  {} ({}): {:.4g} {}{}", row.name, row.shape, row.time.median * (gpu ? 1e6 : 1e3),
+                        gpu ? "us" : "ms", verdict));
       }
     });
   }
@@ -156,7 +160,11 @@ void add_shape_options(CLI::App* command, BenchArguments& a) {
   bench::Options& o = a.options;
   const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 24);
   const auto list = [&](const char* name, std::vector<std::int64_t>& values, const char* help) {
-    command->add_option(name, values, help)->delimiter(',')->allow_extra_args(false)->check(count)->capture_default_str();
+    command->add_option(name, values, help)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(count)
+        ->capture_default_str();
   };
   list("--batch", o.batches, "Decoding requests of a step, one token each");
   list("--tokens", o.tokens, "Prefill tokens of a step");
@@ -164,7 +172,9 @@ void add_shape_options(CLI::App* command, BenchArguments& a) {
   list("--keys", o.keys, "Keys a query attends to; attention");
   list("--prefill", o.prefills, "Lengths of whole prompts; layer");
   command->add_option("--chunk", o.chunk, "Tokens of a prefill step; layer")->check(count)->capture_default_str();
-  command->add_option("--heads", a.heads, "Query heads, a slice of a tensor-parallel model for example; 0: the model's. cuda: a list (64,128)")
+  command
+      ->add_option("--heads", a.heads,
+                   "Query heads, a slice of a tensor-parallel model for example; 0: the model's. cuda: a list (64,128)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::Range(0, 128));
@@ -173,7 +183,9 @@ void add_shape_options(CLI::App* command, BenchArguments& a) {
   command->add_option("--grid", o.grids, "cuda: grids of a group by name, decode or prefill for example (default: all)")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command->add_option("--layer", o.layers, "cuda: decode attention of these alone: swa, c4a_32k, c128_8k, c128_32k, c128_128k, c128_1M")
+  command
+      ->add_option("--layer", o.layers,
+                   "cuda: decode attention of these alone: swa, c4a_32k, c128_8k, c128_32k, c128_128k, c128_1M")
       ->delimiter(',')
       ->allow_extra_args(false);
   command->add_option("--threads", o.threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
@@ -200,7 +212,8 @@ struct CompareArguments {
 
 int run_compare(const CompareArguments& a) {
   if (a.files.size() != (a.peers ? 1U : 2U)) {
-    throw InvalidArgument(fmt::format("bench compare: got {} files, expected two, or one with --peers", a.files.size()));
+    throw InvalidArgument(
+        fmt::format("bench compare: got {} files, expected two, or one with --peers", a.files.size()));
   }
   const BenchReport first = parse_report(a.files[0], text_of(a.files[0]));
   bool voided = false;
@@ -219,7 +232,9 @@ void add_compare_command(CLI::App* bench, int& exit_code) {
   CLI::App* command = bench->add_subcommand("compare", "Two runs row by row, or one beside other people's kernels");
   command->add_option("FILE", a->files, "What `smla bench --json` wrote")->required();
   command->add_flag("--peers", a->peers, "One file: beside the measurements in data/peers");
-  command->footer("Ceilings that differ by more than 5 % make a comparison VOID.\nExit status: 0 compared, 1 VOID, 2 wrong usage or a bad file.");
+  command->footer(
+      "Ceilings that differ by more than 5 % make a comparison VOID.\nExit status: 0 compared, 1 VOID, 2 wrong usage "
+      "or a bad file.");
   command->callback([a, &exit_code] { exit_code = run_compare(*a); });
 }
 
@@ -228,11 +243,14 @@ void add_compare_command(CLI::App* bench, int& exit_code) {
 void add_bench_command(CLI::App& app, int& exit_code) {
   auto a = std::make_shared<BenchArguments>();
   CLI::App* command = app.add_subcommand("bench", "Measure ops and layers against this machine's own ceilings");
-  std::string groups = "machine     the ceilings alone: fp32 and bf16 arithmetic, reading memory; they come with every run\n";
+  std::string groups =
+      "machine     the ceilings alone: fp32 and bf16 arithmetic, reading memory; they come with every run\n";
   for (const bench::Group& group : bench::groups()) groups += fmt::format("  {:<11} {}\n", group.name, group.help);
   std::string device_groups =
-      "machine     the ceilings alone: a bf16 product, copying, gathering rows, mma.sync, the timer; they come with every run\n";
-  for (const bench::Group& group : bench::device_groups()) device_groups += fmt::format("  {:<11} {}\n", group.name, group.help);
+      "machine     the ceilings alone: a bf16 product, copying, gathering rows, mma.sync, the timer; they come with "
+      "every run\n";
+  for (const bench::Group& group : bench::device_groups())
+    device_groups += fmt::format("  {:<11} {}\n", group.name, group.help);
   command->add_option("WHAT", a->what, "What to measure, see below (default: everything)");
   command->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json")->capture_default_str();
   command->add_option("--kind", a->kinds, "Layer kinds")
@@ -241,23 +259,38 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"swa", "c4a", "c128a"}))
       ->capture_default_str();
   add_shape_options(command, *a);
-  command->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")->capture_default_str();
-  command->add_option("--index-dtype", a->index_dtype, "Index rows: fp8, mxfp4, or the end of another index_ format's name")->capture_default_str();
+  command
+      ->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")
+      ->capture_default_str();
+  command
+      ->add_option("--index-dtype", a->index_dtype,
+                   "Index rows: fp8, mxfp4, or the end of another index_ format's name")
+      ->capture_default_str();
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
-  command->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")->allow_extra_args(false);
-  command->add_option("--only", a->only, "Measure decode or prefill alone")->check(CLI::IsMember({"decode", "prefill"}));
-  command->add_option("--clock", a->clock, "wall, or cpu: processor time over threads, to compare kernels on a machine that is not quiet")
+  command
+      ->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")
+      ->allow_extra_args(false);
+  command->add_option("--only", a->only, "Measure decode or prefill alone")
+      ->check(CLI::IsMember({"decode", "prefill"}));
+  command
+      ->add_option("--clock", a->clock,
+                   "wall, or cpu: processor time over threads, to compare kernels on a machine that is not quiet")
       ->check(CLI::IsMember({"wall", "cpu"}))
       ->capture_default_str();
-  command->add_option("--format", a->format, "What to write")->check(CLI::IsMember({"table", "csv", "json"}))->capture_default_str();
+  command->add_option("--format", a->format, "What to write")
+      ->check(CLI::IsMember({"table", "csv", "json"}))
+      ->capture_default_str();
   command->add_flag("--json", a->json, "The same as --format json");
   command->add_flag("--csv", a->csv, "The same as --format csv");
   command->add_option("--output", a->output, "Write to this file instead of stdout");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
   command->footer("WHAT:\n  " + groups + "\nWHAT with --device cuda:\n  " + device_groups +
-                  "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the rows: where they differ by more\n"
-                  "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what an implementation does.\n"
-                  "--device cuda: times are those of CUDA graph replays after a sweep of L2; some results of each cell are computed again.\n"
+                  "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the "
+                  "rows: where they differ by more\n"
+                  "than 5 %, something else was running. GFLOP/s and GB/s count what the formula needs, once, not what "
+                  "an implementation does.\n"
+                  "--device cuda: times are those of CUDA graph replays after a sweep of L2; some results of each cell "
+                  "are computed again.\n"
                   "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
   add_compare_command(command, exit_code);
   add_serve_command(command, exit_code);

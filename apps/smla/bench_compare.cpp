@@ -22,7 +22,8 @@ bench::Machine machine_of(const Json& json, const Json& report) {
   out.cpu = report.at("cpu").get<std::string>();
   out.cores = report.at("cores").get<int>();
   out.threads = report.at("threads").get<int>();
-  for (const auto& [name, gflops] : json.at("peak_gflops").items()) out.peaks.push_back({.name = name, .flops = gflops.get<double>() * 1e9});
+  for (const auto& [name, gflops] : json.at("peak_gflops").items())
+    out.peaks.push_back({.name = name, .flops = gflops.get<double>() * 1e9});
   if (!report.contains("device")) {
     out.read_bandwidth = json.at("read_gbs").get<double>() * 1e9;
     return out;
@@ -34,7 +35,8 @@ bench::Machine machine_of(const Json& json, const Json& report) {
   out.timer = json.at("timer_us").get<double>() * 1e-6;
   out.launch = json.value("launch_us", 0.0) * 1e-6;
   out.follow = json.value("follow_us", 0.0) * 1e-6;
-  for (const auto& [name, gbs] : json.at("bandwidth_gbs").items()) out.bandwidths.push_back({.name = name, .flops = gbs.get<double>() * 1e9});
+  for (const auto& [name, gbs] : json.at("bandwidth_gbs").items())
+    out.bandwidths.push_back({.name = name, .flops = gbs.get<double>() * 1e9});
   return out;
 }
 
@@ -84,8 +86,8 @@ void compare_ceilings(const BenchReport& a, const BenchReport& b, BenchCompariso
   for (std::size_t i = 0; i < first.size(); ++i) {
     const double larger = std::max(first[i].rate, second[i].rate);
     const double off = larger > 0 ? std::abs(first[i].rate - second[i].rate) / larger : 0;
-    const std::string text =
-        fmt::format("{}: {:.4g} and {:.4g} G/s ({:.1f} %)", first[i].name, first[i].rate * 1e-9, second[i].rate * 1e-9, 100 * off);
+    const std::string text = fmt::format("{}: {:.4g} and {:.4g} G/s ({:.1f} %)", first[i].name, first[i].rate * 1e-9,
+                                         second[i].rate * 1e-9, 100 * off);
     if (off > kVoidDrift) out.void_because.push_back("ceilings differ: " + text);
     if (off > most) {
       most = off;
@@ -103,7 +105,8 @@ void compare_ceilings(const BenchReport& a, const BenchReport& b, BenchCompariso
 BenchReport parse_report(const std::string& file, const std::string& text) {
   try {
     const Json json = Json::parse(text);
-    if (json.at("format") != kFormat) throw InvalidArgument("got format " + json.at("format").dump() + ", expected \"" + kFormat + "\"");
+    if (json.at("format") != kFormat)
+      throw InvalidArgument("got format " + json.at("format").dump() + ", expected \"" + kFormat + "\"");
     BenchReport out;
     out.command = json.value("command", "");
     out.model = json.at("model").get<std::string>();
@@ -120,7 +123,8 @@ BenchReport parse_report(const std::string& file, const std::string& text) {
 }
 
 BenchComparison compare_reports(const BenchReport& a, const BenchReport& b) {
-  if (a.on_gpu() != b.on_gpu()) throw InvalidArgument("bench compare: got a run on a CPU and one on a GPU, expected two of a kind");
+  if (a.on_gpu() != b.on_gpu())
+    throw InvalidArgument("bench compare: got a run on a CPU and one on a GPU, expected two of a kind");
   BenchComparison out;
   compare_ceilings(a, b, out);
   const bench::Machine machine_a = a.ceilings();
@@ -143,7 +147,10 @@ BenchComparison compare_reports(const BenchReport& a, const BenchReport& b) {
     const auto same = std::ranges::find(theirs, bound.name, &bench::Bound::name);
     const double rate = bound.rate / (bound.name == "product" ? row.product_rate : 1);
     const double scale = same != theirs.end() && same->rate > 0 && rate > 0 ? rate / same->rate : 1;
-    out.rows.push_back({.name = name, .a = row.time.median, .b = other->time.median, .ratio = row.time.median * scale / other->time.median});
+    out.rows.push_back({.name = name,
+                        .a = row.time.median,
+                        .b = other->time.median,
+                        .ratio = row.time.median * scale / other->time.median});
     logs += std::log(out.rows.back().ratio);
   }
   for (const bench::Row& row : b.rows) {
@@ -159,7 +166,8 @@ std::string comparison_table(const BenchComparison& c) {
   std::string out;
   for (const std::string& why : c.void_because) out += "VOID: " + why + "\n";
   out +=
-      "ratio: first / second, the first scaled by the ceiling that bounds the row's floor (its rate there over its rate here); over 1: the second "
+      "ratio: first / second, the first scaled by the ceiling that bounds the row's floor (its rate there over its "
+      "rate here); over 1: the second "
       "is\n"
       "faster; ratios within 3 % are noise\n";
   out += "ceilings that differ most: " + c.difference + "\n\n";
@@ -167,18 +175,20 @@ std::string comparison_table(const BenchComparison& c) {
   for (const ComparedRow& row : c.rows) width = std::max(width, row.name.size());
   out += fmt::format("{:<{}}  {:>10}  {:>10}  {:>7}\n", "row", width, "first, us", "second, us", "ratio");
   for (const ComparedRow& row : c.rows)
-    out += fmt::format("{:<{}}  {:>10.4g}  {:>10.4g}  {:>6.3f}x\n", row.name, width, row.a * 1e6, row.b * 1e6, row.ratio);
+    out +=
+        fmt::format("{:<{}}  {:>10.4g}  {:>10.4g}  {:>6.3f}x\n", row.name, width, row.a * 1e6, row.b * 1e6, row.ratio);
   for (const std::string& text : c.left_out) out += "left out: " + text + "\n";
   if (!c.rows.empty()) {
     const auto [low, high] = std::ranges::minmax_element(c.rows, {}, &ComparedRow::ratio);
-    out += fmt::format("\n{} rows: geometric mean {:.3f}x, {:.3f}x ({}) to {:.3f}x ({}){}\n", c.rows.size(), c.mean, low->ratio, low->name,
-                       high->ratio, high->name, c.void_because.empty() ? "" : ", VOID");
+    out += fmt::format("\n{} rows: geometric mean {:.3f}x, {:.3f}x ({}) to {:.3f}x ({}){}\n", c.rows.size(), c.mean,
+                       low->ratio, low->name, high->ratio, high->name, c.void_because.empty() ? "" : ", VOID");
   }
   return out;
 }
 
 std::string peers_table(const BenchReport& report, bool& voided) {
-  if (!report.on_gpu()) throw InvalidArgument("bench compare --peers: got a run on a CPU, expected one with --device cuda");
+  if (!report.on_gpu())
+    throw InvalidArgument("bench compare --peers: got a run on a CPU, expected one with --device cuda");
   const bench::Machine machine = report.ceilings();
   std::string head;
   voided = false;
@@ -187,20 +197,24 @@ std::string peers_table(const BenchReport& report, bool& voided) {
     head += fmt::format("VOID: ceilings moved {:.1f} % during the run\n", 100 * report.drift());
   }
   for (const bench::PeerTable& table : bench::peer_tables()) {
-    if (std::ranges::none_of(report.rows, [&](const bench::Row& row) { return table.cells.contains(row.cell); })) continue;
+    if (std::ranges::none_of(report.rows, [&](const bench::Row& row) { return table.cells.contains(row.cell); }))
+      continue;
     const double off = bench::ceiling_difference(table, machine);
-    head += fmt::format("{}{}: {}, {}; ceilings {:.1f} % off\n", off > kVoidDrift ? "VOID: " : "", table.name, table.says.at("source"),
-                        table.says.at("card"), 100 * off);
+    head += fmt::format("{}{}: {}, {}; ceilings {:.1f} % off\n", off > kVoidDrift ? "VOID: " : "", table.name,
+                        table.says.at("source"), table.says.at("card"), 100 * off);
     voided = voided || off > kVoidDrift;
   }
-  std::string out =
-      head + "scaled: the peer's time, times its run's ceiling over this run's, of the ceiling that bounds the row's floor; ratio: scaled / ours\n\n";
-  out += fmt::format("{:<40}  {:>9}  {:>9}  {:>9}  {:>7}  {:>8}\n", "cell", "ours, us", "peer, us", "scaled", "ratio", "x floor");
+  std::string out = head +
+                    "scaled: the peer's time, times its run's ceiling over this run's, of the ceiling that bounds the "
+                    "row's floor; ratio: scaled / ours\n\n";
+  out += fmt::format("{:<40}  {:>9}  {:>9}  {:>9}  {:>7}  {:>8}\n", "cell", "ours, us", "peer, us", "scaled", "ratio",
+                     "x floor");
   for (const bench::Row& row : report.rows) {
     if (!row.skipped.empty()) continue;
     const GpuNumbers n = gpu_numbers(row, machine);
     if (n.peer <= 0) continue;
-    out += fmt::format("{:<40}  {:>9.4g}  {:>9.4g}  {:>9.4g}  {:>7}  {:>8.2f}\n", row.cell, row.time.median * 1e6, n.peer * 1e6, n.peer_scaled * 1e6,
+    out += fmt::format("{:<40}  {:>9.4g}  {:>9.4g}  {:>9.4g}  {:>7}  {:>8.2f}\n", row.cell, row.time.median * 1e6,
+                       n.peer * 1e6, n.peer_scaled * 1e6,
                        row.check.failure.empty() ? fmt::format("{:.2f}x", n.ratio) : "WRONG", n.over_floor);
   }
   out += "\n";

@@ -18,7 +18,8 @@ struct ComparedRow {
   double ratio = 0;  ///< a / b, a as it would be with b's ceilings: over 1 when b is faster
 };
 
-/// Two runs beside each other. A row's time in `a` is scaled by the ceiling that bounds its floor: times that of a, over that of b.
+/// Two runs beside each other. A row's time in `a` is scaled by the ceiling that bounds its floor: times that of a,
+/// over that of b.
 struct BenchComparison {
   std::vector<ComparedRow> rows;          ///< right in both
   std::vector<std::string> left_out;      ///< rows of one run alone, skipped or wrong ones, with the reason

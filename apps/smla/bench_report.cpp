@@ -45,7 +45,9 @@ nlohmann::ordered_json machine_json(const bench::Machine& machine) {
             {"follow_us", machine.follow * 1e6},
             {"product", machine.product}};
   }
-  return {{"peak_gflops", peaks}, {"fp32_peak_gflops", machine.fp32_peak() * 1e-9}, {"read_gbs", machine.read_bandwidth * 1e-9}};
+  return {{"peak_gflops", peaks},
+          {"fp32_peak_gflops", machine.fp32_peak() * 1e-9},
+          {"read_gbs", machine.read_bandwidth * 1e-9}};
 }
 
 /// What a row's time and work are on any machine.
@@ -87,7 +89,9 @@ nlohmann::ordered_json gpu_row_json(const bench::Row& row, const bench::Machine&
   return out;
 }
 
-std::string spread(const bench::Timing& time) { return fmt::format("{:.4g} .. {:.4g}", time.p10 * 1e3, time.p90 * 1e3); }
+std::string spread(const bench::Timing& time) {
+  return fmt::format("{:.4g} .. {:.4g}", time.p10 * 1e3, time.p90 * 1e3);
+}
 
 }  // namespace
 
@@ -133,23 +137,27 @@ std::string bench_table(const BenchReport& report) {
   if (report.rows.empty()) return out;
   out += fmt::format("  the same before and after within {:.1f} %{}\n\n", 100 * report.drift(),
                      report.drift() > kVoidDrift ? ": the machine was not quiet, do not trust this run" : "");
-  out += fmt::format("model {}; times in ms; peak: share of the fp32 peak; read: share of the memory bandwidth; floor: what the ceilings allow\n\n",
-                     report.model);
+  out += fmt::format(
+      "model {}; times in ms; peak: share of the fp32 peak; read: share of the memory bandwidth; floor: what the "
+      "ceilings allow\n\n",
+      report.model);
   std::size_t shape = 5;
   std::size_t name = 4;
   for (const bench::Row& row : report.rows) {
     shape = std::max(shape, row.shape.size());
     name = std::max(name, row.group.size() + 1 + row.name.size());
   }
-  out += fmt::format("{:<{}}  {:<{}}  {:>9}  {:>19}  {:>8} {:>7}  {:>6} {:>6}  {:>9}  {}\n", "what", name, "shape", shape, "median", "p10 .. p90",
-                     "GFLOP/s", "GB/s", "peak", "read", "floor", "implementation");
+  out += fmt::format("{:<{}}  {:<{}}  {:>9}  {:>19}  {:>8} {:>7}  {:>6} {:>6}  {:>9}  {}\n", "what", name, "shape",
+                     shape, "median", "p10 .. p90", "GFLOP/s", "GB/s", "peak", "read", "floor", "implementation");
   for (const bench::Row& row : report.rows) {
     const Derived d = derive(row, machine);
-    out += fmt::format("{:<{}}  {:<{}}  {:>9.4g}  {:>19}  {:>8.1f} {:>7.2f}  {:>4.0f} % {:>4.0f} %  {:>9.4g}  {}\n", row.group + " " + row.name, name,
-                       row.shape, shape, row.time.median * 1e3, spread(row.time), d.gflops, d.gbs, 100 * d.peak_share, 100 * d.bandwidth_share,
-                       d.floor * 1e3, row.stages.empty() ? row.implementation : "");
+    out += fmt::format("{:<{}}  {:<{}}  {:>9.4g}  {:>19}  {:>8.1f} {:>7.2f}  {:>4.0f} % {:>4.0f} %  {:>9.4g}  {}\n",
+                       row.group + " " + row.name, name, row.shape, shape, row.time.median * 1e3, spread(row.time),
+                       d.gflops, d.gbs, 100 * d.peak_share, 100 * d.bandwidth_share, d.floor * 1e3,
+                       row.stages.empty() ? row.implementation : "");
     std::string stages;
-    for (const auto& [stage, share] : row.stages) stages += fmt::format("{}{} {:.1f} %", stages.empty() ? "    " : ", ", stage, 100 * share);
+    for (const auto& [stage, share] : row.stages)
+      stages += fmt::format("{}{} {:.1f} %", stages.empty() ? "    " : ", ", stage, 100 * share);
     if (!stages.empty()) out += stages + "\n    " + row.implementation + "\n";
   }
   return out;
@@ -159,21 +167,26 @@ std::string bench_csv(const BenchReport& report) {
   if (report.on_gpu()) return gpu_csv(report);
   const bench::Machine machine = report.ceilings();
   std::string out =
-      "group,name,shape,implementation,threads,runs,median_ms,p10_ms,p90_ms,best_ms,gflop,megabytes,gflops,gbs,fp32_peak_share,"
+      "group,name,shape,implementation,threads,runs,median_ms,p10_ms,p90_ms,best_ms,gflop,megabytes,gflops,gbs,fp32_"
+      "peak_share,"
       "bandwidth_share,floor_ms,stages\n";
   const auto ceiling = [&](const std::string& name, const std::string& gflops, const std::string& gbs) {
-    out += fmt::format("machine,{},{},,{},,,,,,,,{},{},,,,\n", name, csv_field(machine.cpu), machine.threads, gflops, gbs);
+    out +=
+        fmt::format("machine,{},{},,{},,,,,,,,{},{},,,,\n", name, csv_field(machine.cpu), machine.threads, gflops, gbs);
   };
   for (const bench::Peak& peak : machine.peaks) ceiling(peak.name, fmt::format("{:.6g}", peak.flops * 1e-9), "");
   ceiling("memory", "", fmt::format("{:.6g}", machine.read_bandwidth * 1e-9));
   for (const bench::Row& row : report.rows) {
     const Derived d = derive(row, machine);
     std::string stages;
-    for (const auto& [stage, share] : row.stages) stages += fmt::format("{}{}={:.4f}", stages.empty() ? "" : ";", stage, share);
-    out += fmt::format("{},{},{},{},{},{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{}\n", row.group,
-                       csv_field(row.name), csv_field(row.shape), csv_field(row.implementation), machine.threads, row.time.runs,
-                       row.time.median * 1e3, row.time.p10 * 1e3, row.time.p90 * 1e3, row.time.best * 1e3, row.flops * 1e-9, row.bytes * 1e-6,
-                       d.gflops, d.gbs, d.peak_share, d.bandwidth_share, d.floor * 1e3, csv_field(stages));
+    for (const auto& [stage, share] : row.stages)
+      stages += fmt::format("{}{}={:.4f}", stages.empty() ? "" : ";", stage, share);
+    out += fmt::format(
+        "{},{},{},{},{},{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{}\n",
+        row.group, csv_field(row.name), csv_field(row.shape), csv_field(row.implementation), machine.threads,
+        row.time.runs, row.time.median * 1e3, row.time.p10 * 1e3, row.time.p90 * 1e3, row.time.best * 1e3,
+        row.flops * 1e-9, row.bytes * 1e-6, d.gflops, d.gbs, d.peak_share, d.bandwidth_share, d.floor * 1e3,
+        csv_field(stages));
   }
   return out;
 }
@@ -204,8 +217,12 @@ std::string bench_json(const BenchReport& report) {
     for (const bench::Row& row : report.rows) out["rows"].push_back(gpu_row_json(row, machine));
     out["peers"] = nlohmann::ordered_json::array();
     for (const PeerSummary& s : report.peer_summaries()) {
-      out["peers"].push_back(
-          {{"cells", s.cells}, {"count", s.count}, {"wrong", s.wrong}, {"geometric_mean", s.mean}, {"worst", s.worst}, {"worst_cell", s.worst_cell}});
+      out["peers"].push_back({{"cells", s.cells},
+                              {"count", s.count},
+                              {"wrong", s.wrong},
+                              {"geometric_mean", s.mean},
+                              {"worst", s.worst},
+                              {"worst_cell", s.worst_cell}});
     }
   }
   for (const bench::Row& row : report.on_gpu() ? std::vector<bench::Row>{} : report.rows) {

@@ -33,11 +33,13 @@ struct BenchReport {
   bool on_gpu() const { return !before.gpu.empty(); }
   /// Rows whose results were not right.
   int wrong() const;
-  /// By the names of cells, in order of appearance; ends with "decode/*" over more than one, and "decode/* up to 16" where batches are in the names.
+  /// By the names of cells, in order of appearance; ends with "decode/*" over more than one, and "decode/* up to 16"
+  /// where batches are in the names.
   std::vector<PeerSummary> peer_summaries() const;
 };
 
-inline constexpr double kVoidDrift = 0.05;  ///< ceilings that moved more say that the machine was not the same throughout
+inline constexpr double kVoidDrift =
+    0.05;  ///< ceilings that moved more say that the machine was not the same throughout
 
 /// A row's derived numbers, of a run on a GPU.
 struct GpuNumbers {

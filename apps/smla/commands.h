@@ -13,7 +13,8 @@ inline constexpr int kExitPass = 0;
 inline constexpr int kExitMismatch = 1;  ///< the work was done and its result is not right
 inline constexpr int kExitBad = 2;       ///< wrong usage, a bad file, nothing that can run it
 
-/// Each adds one subcommand whose callback sets `exit_code`; errors leave the callback as exceptions and end as status 2.
+/// Each adds one subcommand whose callback sets `exit_code`; errors leave the callback as exceptions and end as
+/// status 2.
 void add_run_command(CLI::App& app, int& exit_code);
 void add_make_checkpoint_command(CLI::App& app, int& exit_code);
 void add_verify_command(CLI::App& app, int& exit_code);

@@ -54,29 +54,31 @@ void print_text() {
   fmt::print("smla {}\n\n", SMLA_VERSION);
   fmt::print("CPU      {}\n", cpu.model);
   fmt::print("         {} processors, {} threads by default\n", cpu.cores, resolve_threads(0));
-  fmt::print("         AVX2+FMA+F16C {}, AVX-512 F/BW/DQ/VL {}, AVX-512 BF16 {}, AMX BF16 {}\n", yes_no(cpu.avx2), yes_no(cpu.avx512),
-             yes_no(cpu.avx512_bf16), yes_no(cpu.amx_bf16));
+  fmt::print("         AVX2+FMA+F16C {}, AVX-512 F/BW/DQ/VL {}, AVX-512 BF16 {}, AMX BF16 {}\n", yes_no(cpu.avx2),
+             yes_no(cpu.avx512), yes_no(cpu.avx512_bf16), yes_no(cpu.amx_bf16));
   std::string reason;
   const std::vector<GpuInfo> devices = gpus(&reason);
   if (devices.empty()) fmt::print("GPU      none: {}\n", reason);
   for (const GpuInfo& gpu : devices) {
-    fmt::print("GPU      {}, sm_{}{}, {} multiprocessors, {:.1f} GiB\n", gpu.name, gpu.major, gpu.minor, gpu.multiprocessors,
-               static_cast<double>(gpu.memory_bytes) / (1 << 30));
+    fmt::print("GPU      {}, sm_{}{}, {} multiprocessors, {:.1f} GiB\n", gpu.name, gpu.major, gpu.minor,
+               gpu.multiprocessors, static_cast<double>(gpu.memory_bytes) / (1 << 30));
   }
   fmt::print("CUDA     {}\n", built_with_cuda() ? "in this build" : "not in this build");
   const LibraryUse onednn = find_library("onednn");
   fmt::print("oneDNN   {}{}\n", yes_no(onednn.present), onednn.present ? "" : ": " + onednn.reason);
   fmt::print("models   {}\n\n", fmt::join(model_preset_names(), ", "));
 
-  fmt::print("Implementations, best first; * would run here for the typical problem in parentheses, on the CPU\nand on a GPU.\n");
+  fmt::print(
+      "Implementations, best first; * would run here for the typical problem in parentheses, on the CPU\nand on a "
+      "GPU.\n");
   for (const OpInfo& op : op_catalog()) {
     const std::vector<Candidate> candidates = candidates_of(op);
     const std::string best = name_of_chosen(op.candidates({}));
     const std::string best_gpu = name_of_chosen(op.candidates({.device = DeviceKind::kCuda}));
     fmt::print("\n{}  ({})\n", op.name, op.problem);
     for (const Candidate& candidate : candidates) {
-      fmt::print("  {} {:<8} {}{}\n", candidate.name == best || candidate.name == best_gpu ? '*' : ' ', candidate.name, candidate.machine,
-                 candidate.refusal.empty() ? "" : "; no: " + candidate.refusal);
+      fmt::print("  {} {:<8} {}{}\n", candidate.name == best || candidate.name == best_gpu ? '*' : ' ', candidate.name,
+                 candidate.machine, candidate.refusal.empty() ? "" : "; no: " + candidate.refusal);
     }
   }
 }
@@ -106,7 +108,8 @@ void print_json() {
   for (const OpInfo& op : op_catalog()) {
     const std::vector<Candidate> candidates = candidates_of(op);
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const Candidate& c : candidates) list.push_back({{"name", c.name}, {"machine", c.machine}, {"refusal", c.refusal}});
+    for (const Candidate& c : candidates)
+      list.push_back({{"name", c.name}, {"machine", c.machine}, {"refusal", c.refusal}});
     out["ops"].push_back({{"name", op.name},
                           {"family", op.family},
                           {"problem", op.problem},
@@ -121,7 +124,8 @@ void print_json() {
 
 void add_info_command(CLI::App& app, int& exit_code) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* command = app.add_subcommand("info", "Show this machine, every op's implementations, what runs here, what is missing and why");
+  CLI::App* command = app.add_subcommand(
+      "info", "Show this machine, every op's implementations, what runs here, what is missing and why");
   command->add_flag("--json", *json, "Print JSON");
   command->footer("SMLA_CPU=generic|avx2|avx512 in the environment hides everything above that level.");
   command->callback([json, &exit_code] {

@@ -28,7 +28,8 @@ int run_program(int argc, char** argv) {
   app.set_version_flag("--version", "smla " SMLA_VERSION);
   app.require_subcommand(1);
   app.footer(
-      "Exit status: 0 all right, 1 a result is not right, 2 wrong usage, a bad file, or nothing here can run it.\n`smla COMMAND --help` tells more.");
+      "Exit status: 0 all right, 1 a result is not right, 2 wrong usage, a bad file, or nothing here can run "
+      "it.\n`smla COMMAND --help` tells more.");
   int exit_code = kExitPass;
   add_run_command(app, exit_code);
   add_make_checkpoint_command(app, exit_code);

@@ -34,11 +34,16 @@ LinearEncoding encoding_of(const std::string& dtype) {
 }
 
 /// The compressor's GEMMs and weights_proj are bf16 in the public checkpoints, whatever the rest is.
-bool kept_apart(std::string_view stem) { return stem.find("compressor.") != std::string_view::npos || stem == "indexer.weights_proj"; }
+bool kept_apart(std::string_view stem) {
+  return stem.find("compressor.") != std::string_view::npos || stem == "indexer.weights_proj";
+}
 
-void add_scalar(CheckpointWriter& writer, const std::string& name, const float& value) { writer.add(name, view_of(&value, {1})); }
+void add_scalar(CheckpointWriter& writer, const std::string& name, const float& value) {
+  writer.add(name, view_of(&value, {1}));
+}
 
-void add_layer(CheckpointWriter& writer, const LayerConfig& config, LayerWeights weights, const std::string& prefix, const MakeArguments& a) {
+void add_layer(CheckpointWriter& writer, const LayerConfig& config, LayerWeights weights, const std::string& prefix,
+               const MakeArguments& a) {
   constexpr std::string_view kWeight = ".weight";
   visit_weights(config, weights, [&](std::string_view name, ConstTensorView& tensor) {
     if (tensor.rank != 2 || !name.ends_with(kWeight)) {
@@ -55,7 +60,8 @@ void add_layer(CheckpointWriter& writer, const LayerConfig& config, LayerWeights
 int make_checkpoint(const MakeArguments& a) {
   ModelConfig model = load_model_config(a.model);
   if (a.layers > model.num_layers) {
-    throw InvalidArgument("--layers: got " + std::to_string(a.layers) + ", expected 1 to " + std::to_string(model.num_layers));
+    throw InvalidArgument("--layers: got " + std::to_string(a.layers) + ", expected 1 to " +
+                          std::to_string(model.num_layers));
   }
   if (a.layers > 0) model.num_layers = a.layers;
   // Decoder layers only: MTP layers have parts beside attention.
@@ -72,8 +78,8 @@ int make_checkpoint(const MakeArguments& a) {
               (a.prefix ? "model.layers." : "layers.") + std::to_string(i) + ".attn.", a);
   }
   writer.write(a.folder, model, a.shards);
-  fmt::print("{}: {}, {} layers, {} tensors, {:.1f} MB in {} file{}\n", a.folder, model.name, model.num_layers, writer.tensors(),
-             static_cast<double>(writer.bytes()) / 1e6, a.shards, a.shards == 1 ? "" : "s");
+  fmt::print("{}: {}, {} layers, {} tensors, {:.1f} MB in {} file{}\n", a.folder, model.name, model.num_layers,
+             writer.tensors(), static_cast<double>(writer.bytes()) / 1e6, a.shards, a.shards == 1 ? "" : "s");
   return kExitPass;
 }
 
@@ -81,9 +87,13 @@ int make_checkpoint(const MakeArguments& a) {
 
 void add_make_checkpoint_command(CLI::App& app, int& exit_code) {
   auto a = std::make_shared<MakeArguments>();
-  CLI::App* c = app.add_subcommand("make-checkpoint", "Write a valid checkpoint with random attention weights, in official names");
-  c->footer("`smla run --weights DIR` runs it; with bf16 weights it gives what `smla run --model MODEL --seed S` gives without a checkpoint.");
-  c->add_option("DIR", a->folder, "Folder to write config.json and weights into; made when it is not there")->required();
+  CLI::App* c = app.add_subcommand("make-checkpoint",
+                                   "Write a valid checkpoint with random attention weights, in official names");
+  c->footer(
+      "`smla run --weights DIR` runs it; with bf16 weights it gives what `smla run --model MODEL --seed S` gives "
+      "without a checkpoint.");
+  c->add_option("DIR", a->folder, "Folder to write config.json and weights into; made when it is not there")
+      ->required();
   c->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json")->capture_default_str();
   c->add_option("--layers", a->layers, "Only the first N decoder layers (default: all)")->check(CLI::PositiveNumber);
   c->add_option("--dtype", a->dtype, "Linear weights: bf16, fp8 (128x128 UE8M0 scales) or nvfp4")

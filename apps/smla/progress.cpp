@@ -17,7 +17,8 @@ constexpr int kBarWidth = 24;
 
 std::string duration(double seconds) {
   const auto s = static_cast<std::int64_t>(std::lround(seconds));
-  return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60) : fmt::format("{}:{:02}", s / 60, s % 60);
+  return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
+                   : fmt::format("{}:{:02}", s / 60, s % 60);
 }
 }  // namespace
 

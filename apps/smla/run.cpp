@@ -49,10 +49,12 @@ void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, cons
 
 /// One notice a model: rows and queries by the options' scales where the checkpoint brings none.
 void tell_of_missing_scales(const EngineOptions& o) {
-  if (o.weights == nullptr || o.layer.precision == Precision::kF32 || o.layer.caches.rows->scale != ScaleKind::kPerTensor) return;
+  if (o.weights == nullptr || o.layer.precision == Precision::kF32 ||
+      o.layer.caches.rows->scale != ScaleKind::kPerTensor)
+    return;
   if (std::ranges::all_of(o.layers, [&](std::int64_t layer) { return o.weights->has_cache_scales(layer); })) return;
-  fmt::print(stderr, "smla run: {} has no KV or q scales for some layers; they use {} and {}\n", o.weights->path(), o.layer.caches.kv_scale,
-             o.layer.q_scale);
+  fmt::print(stderr, "smla run: {} has no KV or q scales for some layers; they use {} and {}\n", o.weights->path(),
+             o.layer.caches.kv_scale, o.layer.q_scale);
 }
 
 int run(const RunArguments& a) {
@@ -62,11 +64,12 @@ int run(const RunArguments& a) {
   const std::vector<RequestSpec> specs = read_requests(a, report);
   report.options = engine_options(a, specs);
   if (!a.quiet)
-    fmt::print(stderr, "smla run: {}, {} layers, {} requests; making weights and caches\n", report.options.model.name, report.options.layers.size(),
-               specs.size());
+    fmt::print(stderr, "smla run: {}, {} layers, {} requests; making weights and caches\n", report.options.model.name,
+               report.options.layers.size(), specs.size());
   tell_of_missing_scales(report.options);
   std::vector<RequestSpec> checkable;
-  std::ranges::copy_if(specs, std::back_inserter(checkable), [&](const RequestSpec& s) { return s.positions() <= report.options.max_model_len; });
+  std::ranges::copy_if(specs, std::back_inserter(checkable),
+                       [&](const RequestSpec& s) { return s.positions() <= report.options.max_model_len; });
   RunCheck check(checkable, report.options, a.check);
   Engine engine(report.options, a.check > 0 ? &check : nullptr);
   report.setup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -78,7 +81,8 @@ int run(const RunArguments& a) {
   report.results = engine.results();
   report.totals = engine.totals();
   report.layout = engine.pool().layout();
-  for (std::size_t g = 0; g < report.layout.groups.size(); ++g) report.peak_blocks.push_back(engine.pool().peak(static_cast<int>(g)));
+  for (std::size_t g = 0; g < report.layout.groups.size(); ++g)
+    report.peak_blocks.push_back(engine.pool().peak(static_cast<int>(g)));
   report.implementations = engine.implementations();
   if (a.check > 0) {
     Progress progress("check", "samples", a.check, a.quiet);
@@ -102,43 +106,61 @@ int run(const RunArguments& a) {
 
 void add_run_command(CLI::App& app, int& exit_code) {
   auto a = std::make_shared<RunArguments>();
-  CLI::App* c = app.add_subcommand("run", "Replay a request trace through a stack of attention layers and check samples against float64");
+  CLI::App* c = app.add_subcommand(
+      "run", "Replay a request trace through a stack of attention layers and check samples against float64");
   c->footer(
-      "With no option: the first 16 requests of the bundled trace, lengths x 0.15, through the tiny preset, 8 samples checked.\n"
+      "With no option: the first 16 requests of the bundled trace, lengths x 0.15, through the tiny preset, 8 samples "
+      "checked.\n"
       "Exit status: 0 done and checks passed, 1 a check failed, 2 bad input, 130 interrupted.");
-  c->add_option("--model", a->model, "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
-  c->add_option("--weights", a->weights, "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
+  c->add_option("--model", a->model,
+                "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
+  c->add_option("--weights", a->weights,
+                "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
   c->add_option("--fp8-weights", a->fp8_weights,
-                "The checkpoint's FP8 weights: on keeps them (FP8 inputs, too), off dequantises them, auto keeps them where cuBLASLt multiplies them")
+                "The checkpoint's FP8 weights: on keeps them (FP8 inputs, too), off dequantises them, auto keeps them "
+                "where cuBLASLt multiplies them")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
-  c->add_option("--layers", a->layers, "N: the first N layers; a list has a comma: 0,2,3 or 3, (default: all decoder layers)");
-  c->add_option("--trace", a->trace, "Request trace, JSON Lines: timestamp (ms), input_length, output_length, hash_ids (default: bundled slice)");
-  c->add_option("--max-requests", a->max_requests, "Only the first N requests (default: 16 of the bundled slice, all of a file)")
+  c->add_option("--layers", a->layers,
+                "N: the first N layers; a list has a comma: 0,2,3 or 3, (default: all decoder layers)");
+  c->add_option(
+      "--trace", a->trace,
+      "Request trace, JSON Lines: timestamp (ms), input_length, output_length, hash_ids (default: bundled slice)");
+  c->add_option("--max-requests", a->max_requests,
+                "Only the first N requests (default: 16 of the bundled slice, all of a file)")
       ->check(CLI::PositiveNumber);
-  c->add_option("--scale-lengths", a->scale_lengths, "Factor on prompt and output lengths (default: 0.15 for the bundled slice, 1 for a file)")
+  c->add_option("--scale-lengths", a->scale_lengths,
+                "Factor on prompt and output lengths (default: 0.15 for the bundled slice, 1 for a file)")
       ->check(CLI::Range(1e-9, 1e3));
-  c->add_option("--arrival-speed", a->arrival_speed, "Replay arrivals this many times faster than recorded; 0: all at once")
+  c->add_option("--arrival-speed", a->arrival_speed,
+                "Replay arrivals this many times faster than recorded; 0: all at once")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  c->add_option("--max-batched-tokens", a->max_batched_tokens, "Tokens of a step")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  c->add_option("--max-batched-tokens", a->max_batched_tokens, "Tokens of a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   c->add_option("--max-seqs", a->max_seqs, "Requests in flight")->check(CLI::Range(1, 1 << 16))->capture_default_str();
   CLI::Option* blocks =
-      c->add_option("--kv-blocks", a->kv_blocks, "Blocks of the KV pool (default: enough for max-seqs of the longest, at most 4 GiB)")
+      c->add_option("--kv-blocks", a->kv_blocks,
+                    "Blocks of the KV pool (default: enough for max-seqs of the longest, at most 4 GiB)")
           ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
   c->add_option("--kv-bytes", a->kv_bytes, "Bytes of the KV pool, e.g. 500M or 2G")->excludes(blocks);
-  c->add_option("--front-end", a->front_end, "flashmla, flashinfer, sm120, auto, or one of upstream's backend names")->capture_default_str();
+  c->add_option("--front-end", a->front_end, "flashmla, flashinfer, sm120, auto, or one of upstream's backend names")
+      ->capture_default_str();
   c->add_flag("--strict", a->strict, "Refuse what upstream's kernels of that front-end refuse, with its texts");
-  c->add_flag("--gather-prefill", a->gather_prefill, "flashmla: prefills copy their rows into a bf16 workspace first, as upstream does");
+  c->add_flag("--gather-prefill", a->gather_prefill,
+              "flashmla: prefills copy their rows into a bf16 workspace first, as upstream does");
   c->add_option("--cache-dtype", a->cache_dtype,
-                "fp8_ds_mla, bf16, fp8_per_tensor (queries e4m3 too), auto, or upstream's names: bfloat16, fp8, fp8_e4m3, fp8_inc (default: the "
+                "fp8_ds_mla, bf16, fp8_per_tensor (queries e4m3 too), auto, or upstream's names: bfloat16, fp8, "
+                "fp8_e4m3, fp8_inc (default: the "
                 "front-end's: bf16 with flashinfer, else fp8_ds_mla)");
   c->add_option("--index-dtype", a->index_dtype, "Rows of the index cache: fp8 or mxfp4")->capture_default_str();
   c->add_flag("--hadamard", a->hadamard, "Walsh-Hadamard transform on both sides of the indexer");
   c->add_option("--index-topk-freq", a->index_topk_freq,
                 "Of N C4A layers in a row the first chooses entries, the others reuse them (default: the model's)")
       ->check(CLI::Range(1, 1 << 20));
-  c->add_option("--output-projection", a->output_projection, "bf16; fp8: E4M3 outputs with fp32 scales; fp8-ue8m0: with packed UE8M0 scales")
+  c->add_option("--output-projection", a->output_projection,
+                "bf16; fp8: E4M3 outputs with fp32 scales; fp8-ue8m0: with packed UE8M0 scales")
       ->check(CLI::IsMember({"bf16", "fp8", "fp8-ue8m0"}))
       ->capture_default_str();
   c->add_option("--precision", a->precision, "bf16, or f32: float32 activations and caches")
@@ -150,20 +172,28 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--q-scale", a->q_scale, "Scale of e4m3 queries, for layers whose checkpoint has none")
       ->check(CLI::Range(1e-6, 1e6))
       ->capture_default_str();
-  c->add_option("--speculative", a->speculative, "Draft tokens a decode step verifies")->check(CLI::Range(0, 64))->capture_default_str();
+  c->add_option("--speculative", a->speculative, "Draft tokens a decode step verifies")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
   c->add_option("--draft-acceptance", a->acceptance, "Share of drafts that the seeded coin accepts")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  c->add_flag("--adaptive-speculation", a->adaptive_speculation, "Draft as many tokens as a request's last step suggests, at most --speculative");
+  c->add_flag("--adaptive-speculation", a->adaptive_speculation,
+              "Draft as many tokens as a request's last step suggests, at most --speculative");
   c->add_option("--check", a->check, "Samples (request, token, layer) recomputed in float64; 0: none")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
   c->add_option("--dump", a->dump, "Record every op of one step as case files in this folder, for smla verify");
-  c->add_option("--dump-step", a->dump_step, "Which step, counted from 1")->check(CLI::Range(std::int64_t{1}, INT64_MAX))->capture_default_str();
+  c->add_option("--dump-step", a->dump_step, "Which step, counted from 1")
+      ->check(CLI::Range(std::int64_t{1}, INT64_MAX))
+      ->capture_default_str();
   c->add_option("--plant-error", a->plant_error, "Plant a fault (position or block) to see the check fail")
       ->check(CLI::IsMember({"position", "block"}));
-  c->add_option("--device", a->device, "Where layers and caches are: cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  c->add_flag("--no-graphs", a->no_graphs, "cuda: queue every decode step anew instead of launching recorded CUDA graphs");
+  c->add_option("--device", a->device, "Where layers and caches are: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  c->add_flag("--no-graphs", a->no_graphs,
+              "cuda: queue every decode step anew instead of launching recorded CUDA graphs");
   c->add_flag("--stage-times", a->stage_times, "cuda: time the stages; each is waited for, and no graphs run");
   c->add_option("--threads", a->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
   c->add_option("--seed", a->seed, "Seed of weights, inputs, drafts and samples")->capture_default_str();

@@ -53,7 +53,8 @@ std::vector<std::int64_t> parse_layers(const std::string& text, const ModelConfi
     std::iota(layers.begin(), layers.end(), 0);
   } else if (text.find(',') == std::string::npos) {
     const std::int64_t n = number(text);
-    if (n < 1 || n > all) throw InvalidArgument("--layers: got " + text + " layers, expected 1 to " + std::to_string(all));
+    if (n < 1 || n > all)
+      throw InvalidArgument("--layers: got " + text + " layers, expected 1 to " + std::to_string(all));
     layers.resize(static_cast<std::size_t>(n));
     std::iota(layers.begin(), layers.end(), 0);
   } else {
@@ -61,7 +62,8 @@ std::vector<std::int64_t> parse_layers(const std::string& text, const ModelConfi
       const std::size_t comma = std::min(text.find(',', begin), text.size());
       layers.push_back(number(text.substr(begin, comma - begin)));
       if (layers.back() >= all) {
-        throw InvalidArgument("--layers: got layer " + std::to_string(layers.back()) + ", expected 0 to " + std::to_string(all - 1));
+        throw InvalidArgument("--layers: got layer " + std::to_string(layers.back()) + ", expected 0 to " +
+                              std::to_string(all - 1));
       }
       begin = comma + 1;
     }
@@ -79,7 +81,8 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   for (const RequestSpec& s : specs) needs.push_back(blocks_needed(layout, s, options.max_batched_tokens));
   std::ranges::sort(needs, std::greater<>());
   const std::size_t at_once = std::min<std::size_t>(needs.size(), static_cast<std::size_t>(options.max_seqs));
-  const std::int64_t wanted = std::accumulate(needs.begin(), needs.begin() + static_cast<std::ptrdiff_t>(at_once), std::int64_t{0});
+  const std::int64_t wanted =
+      std::accumulate(needs.begin(), needs.begin() + static_cast<std::ptrdiff_t>(at_once), std::int64_t{0});
   const std::int64_t bytes = a.kv_bytes.empty() ? kDefaultKvBytes : parse_bytes(a.kv_bytes);
   const std::int64_t limit = bytes / layout.block_stride_bytes;
   return std::max<std::int64_t>(1, a.kv_bytes.empty() ? std::min(wanted, limit) : limit);
@@ -88,10 +91,12 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
 /// auto: where FP8 x FP8 runs on tensor cores and nothing else was asked for.
 bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
-  if (o.weights == nullptr || o.layer.device != DeviceKind::kCuda || o.layer.deterministic || o.layer.implementations.contains(Projection::kName)) {
+  if (o.weights == nullptr || o.layer.device != DeviceKind::kCuda || o.layer.deterministic ||
+      o.layer.implementations.contains(Projection::kName)) {
     return false;
   }
-  const Projection::Problem typical{.m = 64, .n = o.model.q_lora_rank, .k = o.model.hidden_size, .x = DType::kE4M3, .w = DType::kE4M3};
+  const Projection::Problem typical{
+      .m = 64, .n = o.model.q_lora_rank, .k = o.model.hidden_size, .x = DType::kE4M3, .w = DType::kE4M3};
   if (typical.k % Projection::kScaleGroup != 0) return false;
   const std::vector<Candidate> candidates = explain<Projection>(typical, {.device = o.layer.device});
   return std::ranges::any_of(candidates, [](const Candidate& c) { return c.name == "cublaslt" && c.refusal.empty(); });
@@ -105,10 +110,13 @@ std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report)
   report.scale_lengths = a.scale_lengths.value_or(bundled ? kBundledScale : 1.0);
   report.arrival_speed = a.arrival_speed;
   report.trace = bundled ? "the bundled slice of the Mooncake conversation trace" : a.trace;
-  const std::vector<TraceRequest> trace = bundled ? parse_trace("bundled trace", kBundledTrace, limit) : read_trace(a.trace, limit);
+  const std::vector<TraceRequest> trace =
+      bundled ? parse_trace("bundled trace", kBundledTrace, limit) : read_trace(a.trace, limit);
   std::vector<RequestSpec> specs;
   for (const TraceRequest& t : trace) {
-    const auto scaled = [&](std::int64_t n) { return std::max<std::int64_t>(1, std::llround(static_cast<double>(n) * report.scale_lengths)); };
+    const auto scaled = [&](std::int64_t n) {
+      return std::max<std::int64_t>(1, std::llround(static_cast<double>(n) * report.scale_lengths));
+    };
     specs.push_back({.id = static_cast<std::int64_t>(specs.size()),
                      .arrival_seconds = a.arrival_speed > 0 ? t.arrival_ms / 1e3 / a.arrival_speed : 0,
                      .prompt_tokens = scaled(t.input_length),
@@ -122,7 +130,8 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   EngineOptions o;
   if (!a.weights.empty()) o.weights = std::make_shared<const Checkpoint>(a.weights);
   if (a.model.empty() && o.weights != nullptr) {
-    if (!o.weights->model()) throw InvalidArgument("--weights: got " + a.weights + " without a config.json, expected one, or --model");
+    if (!o.weights->model())
+      throw InvalidArgument("--weights: got " + a.weights + " without a config.json, expected one, or --model");
     o.model = *o.weights->model();
   } else {
     o.model = load_model_config(a.model.empty() ? "tiny" : a.model);
@@ -139,7 +148,8 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   if (o.layer.precision == Precision::kF32) {
     o.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
   } else {
-    o.layer.caches.rows = a.cache_dtype.empty() ? &cache_rows(o.layer.front_end, "auto") : &cache_rows(o.layer.front_end, a.cache_dtype, a.strict);
+    o.layer.caches.rows = a.cache_dtype.empty() ? &cache_rows(o.layer.front_end, "auto")
+                                                : &cache_rows(o.layer.front_end, a.cache_dtype, a.strict);
     o.layer.caches.index = &index_rows(a.index_dtype, a.strict);
     o.layer.caches.kv_scale = static_cast<float>(a.kv_scale);
     o.layer.q_scale = static_cast<float>(a.q_scale);

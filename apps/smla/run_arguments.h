@@ -52,7 +52,8 @@ struct RunArguments {
   std::int64_t dump_step = 1;  ///< counted from 1
 };
 
-/// The trace's requests, scaled, in order of arrival; notes in the report where they came from. @throws InvalidArgument, IoError.
+/// The trace's requests, scaled, in order of arrival; notes in the report where they came from. @throws
+/// InvalidArgument, IoError.
 std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report);
 
 /// What the engine is to do. @throws InvalidArgument naming the option, what was got and what was expected.

@@ -91,7 +91,8 @@ std::vector<GroupUse> group_use(const RunReport& r) {
 /// Stage names and seconds, the engine's own parts last.
 std::vector<std::pair<std::string, double>> stages(const RunReport& r) {
   std::vector<std::pair<std::string, double>> out;
-  for (int i = 0; i < kNumStages; ++i) out.emplace_back(name_of(static_cast<Stage>(i)), r.totals.stage_seconds[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < kNumStages; ++i)
+    out.emplace_back(name_of(static_cast<Stage>(i)), r.totals.stage_seconds[static_cast<std::size_t>(i)]);
   out.emplace_back("metadata", r.totals.metadata_seconds);
   out.emplace_back("inputs and residual", r.totals.residual_seconds);
   return out;
@@ -101,19 +102,22 @@ std::string check_text(const RunReport& r) {
   std::string out = fmt::format("\ncheck against float64 (relative l2 of attention(x), bound {})\n", r.check.bound);
   out += "  request    token  layer  kind     relative l2  top-k\n";
   for (const CheckedSample& s : r.check.samples) {
-    const std::string where = fmt::format("  {:>7}  {:>7}  {:>5}  {:<7}", s.request, s.position, s.model_layer, kind_name(s.compress_ratio));
+    const std::string where =
+        fmt::format("  {:>7}  {:>7}  {:>5}  {:<7}", s.request, s.position, s.model_layer, kind_name(s.compress_ratio));
     if (!s.computed) {
       out += where + "  not computed in this run\n";
       continue;
     }
     std::string topk = "-";
-    if (s.compress_ratio == 4) topk = s.topk_ok ? fmt::format("{:.1f} % differ", 100 * s.topk_difference) : "WRONG: " + s.topk_text;
-    out += fmt::format("{}  {:>11.3e}  {}{}\n", where, s.relative_l2, topk, s.relative_l2 <= r.check.bound ? "" : "  OVER THE BOUND");
+    if (s.compress_ratio == 4)
+      topk = s.topk_ok ? fmt::format("{:.1f} % differ", 100 * s.topk_difference) : "WRONG: " + s.topk_text;
+    out += fmt::format("{}  {:>11.3e}  {}{}\n", where, s.relative_l2, topk,
+                       s.relative_l2 <= r.check.bound ? "" : "  OVER THE BOUND");
   }
   if (r.check.worst >= 0) {
     const CheckedSample& w = r.check.samples[static_cast<std::size_t>(r.check.worst)];
-    out += fmt::format("  worst {:.3e} at request {} token {} layer {}: {}\n", w.relative_l2, w.request, w.position, w.model_layer,
-                       r.check.passed ? "PASS" : "FAIL");
+    out += fmt::format("  worst {:.3e} at request {} token {} layer {}: {}\n", w.relative_l2, w.request, w.position,
+                       w.model_layer, r.check.passed ? "PASS" : "FAIL");
   }
   return out;
 }
@@ -142,33 +146,40 @@ std::string report_text(const RunReport& r) {
   using State = RequestResult::State;
   const RunTotals& t = r.totals;
   std::string out;
-  out += fmt::format("\n{}: {} layers on {}, {} front-end, rows {}, index {}, {} precision\n", r.options.model.name, r.options.layers.size(),
-                     name_of(r.options.layer.device), name_of(r.options.layer.front_end), r.options.layer.caches.rows->name,
-                     r.options.layer.caches.index->name, r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
-  out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)", r.trace, r.scale_lengths,
+  out += fmt::format("\n{}: {} layers on {}, {} front-end, rows {}, index {}, {} precision\n", r.options.model.name,
+                     r.options.layers.size(), name_of(r.options.layer.device), name_of(r.options.layer.front_end),
+                     r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
+                     r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
+  out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)",
+                     r.trace, r.scale_lengths,
                      r.options.weights == nullptr ? "weights are seeded random"
-                                                  : "weights from " + r.options.weights->path() + (r.options.fp8_weights ? " (FP8 as stored)" : ""),
+                                                  : "weights from " + r.options.weights->path() +
+                                                        (r.options.fp8_weights ? " (FP8 as stored)" : ""),
                      r.options.seed);
   out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
   if (r.interrupted) out += "INTERRUPTED: the report covers what was done so far\n";
-  out += fmt::format("\nrequests    {} finished, {} refused, {} unfinished of {}\n", count(r, State::kFinished), count(r, State::kRefused),
-                     count(r, State::kWaiting) + count(r, State::kRunning), r.results.size());
+  out +=
+      fmt::format("\nrequests    {} finished, {} refused, {} unfinished of {}\n", count(r, State::kFinished),
+                  count(r, State::kRefused), count(r, State::kWaiting) + count(r, State::kRunning), r.results.size());
   for (const RequestResult& q : r.results) {
     if (q.state == State::kRefused) out += "            refused " + q.refusal + "\n";
   }
   out += fmt::format("steps       {} in {:.2f} s (set-up {:.2f} s)", t.steps, r.wall_seconds, r.setup_seconds);
   out += t.graph_steps > 0 ? fmt::format(", {} as recorded graphs\n", t.graph_steps) : "\n";
-  out += fmt::format("prefill     {} tokens, {:.1f} tokens/s\n", t.prefill_tokens, rate(t.prefill_tokens, t.prefill_seconds));
-  out += fmt::format("decode      {} tokens, {:.1f} tokens/s\n", t.decode_tokens, rate(t.decode_tokens, t.decode_seconds));
-  if (r.options.speculative > 0) out += fmt::format("drafts      {} verified, {} rejected\n", t.draft_tokens, t.rejected_drafts);
+  out += fmt::format("prefill     {} tokens, {:.1f} tokens/s\n", t.prefill_tokens,
+                     rate(t.prefill_tokens, t.prefill_seconds));
+  out +=
+      fmt::format("decode      {} tokens, {:.1f} tokens/s\n", t.decode_tokens, rate(t.decode_tokens, t.decode_seconds));
+  if (r.options.speculative > 0)
+    out += fmt::format("drafts      {} verified, {} rejected\n", t.draft_tokens, t.rejected_drafts);
   out += fmt::format("preemptions {} ({} tokens recomputed)\n", t.preemptions, t.recomputed_tokens);
   for (const auto& [name, s] : {std::pair{"TTFT ms", ttft(r)}, std::pair{"TPOT ms", tpot(r)}}) {
     out += s.count == 0 ? fmt::format("{}     no request got that far\n", name)
                         : fmt::format("{}     mean {:.1f}, p50 {:.1f}, p99 {:.1f}\n", name, s.mean, s.p50, s.p99);
   }
 
-  out += fmt::format("\ncache at its peak: {} of {} blocks of {} bytes, {} tokens\n", t.peak_blocks, r.options.num_blocks,
-                     r.layout.block_stride_bytes, t.peak_cached_tokens);
+  out += fmt::format("\ncache at its peak: {} of {} blocks of {} bytes, {} tokens\n", t.peak_blocks,
+                     r.options.num_blocks, r.layout.block_stride_bytes, t.peak_cached_tokens);
   out += "  group            blocks       bytes  bytes/token\n";
   for (const GroupUse& g : group_use(r))
     out += fmt::format("  {:<14} {:>8}  {:>10}  {:>11.1f}\n", g.name, g.blocks, bytes_text(g.bytes), g.per_token);
@@ -208,7 +219,8 @@ std::string report_json(const RunReport& r) {
   }
   Json groups = Json::array();
   for (const GroupUse& g : group_use(r))
-    groups.push_back({{"name", g.name}, {"peak_blocks", g.blocks}, {"peak_bytes", g.bytes}, {"bytes_per_token", g.per_token}});
+    groups.push_back(
+        {{"name", g.name}, {"peak_blocks", g.blocks}, {"peak_bytes", g.bytes}, {"bytes_per_token", g.per_token}});
   Json stage_seconds;
   for (const auto& [name, seconds] : stages(r)) stage_seconds[name] = seconds;
   Json j = {{"schema", "smla-run/1"},

@@ -47,7 +47,8 @@ std::vector<std::int64_t> batches_to(std::int64_t most) {
   return out;
 }
 
-std::string table_of(const ServeArguments& a, const bench::Options& options, const bench::Machine& machine, const std::vector<Line>& lines) {
+std::string table_of(const ServeArguments& a, const bench::Options& options, const bench::Machine& machine,
+                     const std::vector<Line>& lines) {
   std::string stack;
   std::int64_t all = 0;
   for (const auto& [ratio, layers] : bench::layers_by_ratio(options.model)) {
@@ -55,32 +56,43 @@ std::string table_of(const ServeArguments& a, const bench::Options& options, con
     all += layers;
   }
   std::string out = fmt::format("GPU {}, driver {}, CUDA {}\n", machine.gpu, machine.driver, machine.cuda);
-  out += fmt::format("attention of {}: {} layers ({}), {} cache rows, index_{}\n", a.model, all, stack, a.cache_dtype, a.index_dtype);
+  out += fmt::format("attention of {}: {} layers ({}), {} cache rows, index_{}\n", a.model, all, stack, a.cache_dtype,
+                     a.index_dtype);
   out += fmt::format(
-      "{} prompt and {} output tokens; all requests come at once, then another whenever one is done, {} times as many in all. One layer of each kind "
+      "{} prompt and {} output tokens; all requests come at once, then another whenever one is done, {} times as many "
+      "in all. One layer of each kind "
       "is\n"
-      "measured from hidden states to hidden states and multiplied by its layers; nothing else of a model is in these times.\n\n",
+      "measured from hidden states to hidden states and multiplied by its layers; nothing else of a model is in these "
+      "times.\n\n",
       a.prompt, a.output, a.rounds);
-  out += "| requests | mean TPOT, ms | median | p99 | mean TTFT, ms | median | p99 | output tokens/s |\n|---|---|---|---|---|---|---|---|\n";
+  out +=
+      "| requests | mean TPOT, ms | median | p99 | mean TTFT, ms | median | p99 | output tokens/s "
+      "|\n|---|---|---|---|---|---|---|---|\n";
   for (const Line& l : lines) {
     const double tokens = static_cast<double>(l.requests * a.rounds * a.output);
-    out += fmt::format("| {} | {:.3f} | {:.3f} | {:.3f} | {:.1f} | {:.1f} | {:.1f} | {:.0f} |\n", l.requests, l.result.tpot.mean * 1e3,
-                       l.result.tpot.median * 1e3, l.result.tpot.p99 * 1e3, l.result.ttft.mean * 1e3, l.result.ttft.median * 1e3,
-                       l.result.ttft.p99 * 1e3, l.result.seconds > 0 ? tokens / l.result.seconds : 0);
+    out += fmt::format("| {} | {:.3f} | {:.3f} | {:.3f} | {:.1f} | {:.1f} | {:.1f} | {:.0f} |\n", l.requests,
+                       l.result.tpot.mean * 1e3, l.result.tpot.median * 1e3, l.result.tpot.p99 * 1e3,
+                       l.result.ttft.mean * 1e3, l.result.ttft.median * 1e3, l.result.ttft.p99 * 1e3,
+                       l.result.seconds > 0 ? tokens / l.result.seconds : 0);
   }
   return out;
 }
 
-std::string json_of(const ServeArguments& a, const bench::Machine& machine, const std::vector<Line>& lines, const std::vector<bench::Row>& rows) {
+std::string json_of(const ServeArguments& a, const bench::Machine& machine, const std::vector<Line>& lines,
+                    const std::vector<bench::Row>& rows) {
   const auto spread = [](const bench::Spread& s) {
     return nlohmann::ordered_json{{"mean_ms", s.mean * 1e3}, {"median_ms", s.median * 1e3}, {"p99_ms", s.p99 * 1e3}};
   };
-  nlohmann::ordered_json out{{"format", "smla-serve/1"}, {"command", command_line()}, {"model", a.model},   {"device", machine.gpu},
-                             {"driver", machine.driver}, {"cuda", machine.cuda},      {"prompt", a.prompt}, {"output", a.output}};
+  nlohmann::ordered_json out{{"format", "smla-serve/1"}, {"command", command_line()}, {"model", a.model},
+                             {"device", machine.gpu},    {"driver", machine.driver},  {"cuda", machine.cuda},
+                             {"prompt", a.prompt},       {"output", a.output}};
   out["loads"] = nlohmann::ordered_json::array();
-  for (const Line& l : lines) out["loads"].push_back({{"requests", l.requests}, {"tpot", spread(l.result.tpot)}, {"ttft", spread(l.result.ttft)}});
+  for (const Line& l : lines)
+    out["loads"].push_back(
+        {{"requests", l.requests}, {"tpot", spread(l.result.tpot)}, {"ttft", spread(l.result.ttft)}});
   out["layers"] = nlohmann::ordered_json::array();
-  for (const bench::Row& row : rows) out["layers"].push_back({{"name", row.name}, {"shape", row.shape}, {"median_ms", row.time.median * 1e3}});
+  for (const bench::Row& row : rows)
+    out["layers"].push_back({{"name", row.name}, {"shape", row.shape}, {"median_ms", row.time.median * 1e3}});
   return out.dump(2) + "\n";
 }
 
@@ -99,13 +111,16 @@ int run_serve(const ServeArguments& a) {
   std::vector<bench::Row> rows;
   const auto emit = [&](const bench::Row& row) {
     rows.push_back(row);
-    if (!a.quiet) fmt::print(stderr, "smla bench serve: {} ({}): {:.4g} us\n", row.name, row.shape, row.time.median * 1e6);
+    if (!a.quiet)
+      fmt::print(stderr, "smla bench serve: {} ({}): {:.4g} us\n", row.name, row.shape, row.time.median * 1e6);
   };
-  const bench::StackTimes times = bench::measure_stack(options, batches_to(*std::ranges::max_element(a.requests)), a.prompt, a.output, emit);
+  const bench::StackTimes times =
+      bench::measure_stack(options, batches_to(*std::ranges::max_element(a.requests)), a.prompt, a.output, emit);
   std::vector<Line> lines;
   for (const std::int64_t n : a.requests) {
-    lines.push_back(
-        {.requests = n, .result = bench::simulate(times, {.concurrent = n, .total = n * a.rounds, .prompt = a.prompt, .output = a.output})});
+    lines.push_back({.requests = n,
+                     .result = bench::simulate(
+                         times, {.concurrent = n, .total = n * a.rounds, .prompt = a.prompt, .output = a.output})});
   }
   fmt::print("{}", table_of(a, options, machine, lines));
   if (a.json.empty()) return kExitPass;
@@ -120,22 +135,40 @@ int run_serve(const ServeArguments& a) {
 
 void add_serve_command(CLI::App* bench, int& exit_code) {
   auto a = std::make_shared<ServeArguments>();
-  CLI::App* command = bench->add_subcommand("serve", "The attention share of serving: TPOT and TTFT of a model's whole attention stack on a GPU");
+  CLI::App* command = bench->add_subcommand(
+      "serve", "The attention share of serving: TPOT and TTFT of a model's whole attention stack on a GPU");
   const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 24);
   command->add_option("--model", a->model, "Preset or a config.json")->capture_default_str();
-  command->add_option("--requests", a->requests, "Concurrent requests")->delimiter(',')->allow_extra_args(false)->check(count)->capture_default_str();
+  command->add_option("--requests", a->requests, "Concurrent requests")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(count)
+      ->capture_default_str();
   command->add_option("--prompt", a->prompt, "Tokens of a prompt, one step")->check(count)->capture_default_str();
-  command->add_option("--output-tokens", a->output, "Tokens that each request is given")->check(count)->capture_default_str();
-  command->add_option("--rounds", a->rounds, "Requests in all, times the concurrent ones")->check(CLI::Range(1, 1000))->capture_default_str();
-  command->add_option("--heads", a->heads, "Heads of a tensor-parallel rank; 0: the model's")->check(CLI::Range(0, 128))->capture_default_str();
-  command->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")->capture_default_str();
+  command->add_option("--output-tokens", a->output, "Tokens that each request is given")
+      ->check(count)
+      ->capture_default_str();
+  command->add_option("--rounds", a->rounds, "Requests in all, times the concurrent ones")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--heads", a->heads, "Heads of a tensor-parallel rank; 0: the model's")
+      ->check(CLI::Range(0, 128))
+      ->capture_default_str();
+  command
+      ->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")
+      ->capture_default_str();
   command->add_option("--index-dtype", a->index_dtype, "Index rows")->capture_default_str();
-  command->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")->allow_extra_args(false);
-  command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+  command
+      ->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")
+      ->allow_extra_args(false);
+  command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
   command->add_option("--json", a->json, "Write the results to this file as well");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
   command->footer(
-      "Layers are measured by kind at several lengths, in between times are interpolated; a schedule with whole prompts before decodes is then "
+      "Layers are measured by kind at several lengths, in between times are interpolated; a schedule with whole "
+      "prompts before decodes is then "
       "played\n"
       "through. Window-only layers are measured once a batch size. Exit status: 0 measured, 2 wrong usage or no GPU.");
   command->callback([a, &exit_code] { exit_code = run_serve(*a); });

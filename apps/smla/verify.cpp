@@ -26,12 +26,15 @@ struct VerifyOptions {
   bool validate = false;
 };
 
-std::string place(const std::vector<std::int64_t>& where) { return where.empty() ? "-" : fmt::format("[{}]", fmt::join(where, ", ")); }
+std::string place(const std::vector<std::int64_t>& where) {
+  return where.empty() ? "-" : fmt::format("[{}]", fmt::join(where, ", "));
+}
 
 void print_verdict(const std::string& path, const Verdict& verdict) {
   const Comparison& c = verdict.comparison;
-  std::string line = fmt::format("{}  {}  {}  worst {:.3g} at {}", c.pass ? "PASS" : "FAIL", std::filesystem::path(path).filename().string(),
-                                 verdict.result, c.worst, place(c.where));
+  std::string line =
+      fmt::format("{}  {}  {}  worst {:.3g} at {}", c.pass ? "PASS" : "FAIL",
+                  std::filesystem::path(path).filename().string(), verdict.result, c.worst, place(c.where));
   if (!c.detail.empty()) line += fmt::format(" ({})", c.detail);
   line += fmt::format("  l2 {:.3g}  [{}]", c.l2, verdict.implementation);
   if (!c.failure.empty()) line += fmt::format("  {}", c.failure);
@@ -46,7 +49,8 @@ void dump_case(const VerifyOptions& options, const CaseFile& file, const ReplayR
   }
   for (const auto& [name, tensor] : made.results) tensors["out." + name] = &tensor;
   std::filesystem::path path = options.dump;
-  if (options.files.size() > 1 || std::filesystem::is_directory(path)) path /= std::filesystem::path(file.path).filename();
+  if (options.files.size() > 1 || std::filesystem::is_directory(path))
+    path /= std::filesystem::path(file.path).filename();
   write_case(path.string(), file.op, to_json(file.params), tensors);
 }
 
@@ -66,8 +70,9 @@ int verify(const VerifyOptions& options) {
   if (!options.dump.empty() && options.files.size() > 1 && !std::filesystem::is_directory(options.dump)) {
     throw InvalidArgument("--dump: got \"" + options.dump + "\", expected an existing folder for more than one file");
   }
-  const ReplayOptions replay_options{
-      .plan = {.device = device_from_name(options.device), .implementation = options.implementation, .threads = options.threads}};
+  const ReplayOptions replay_options{.plan = {.device = device_from_name(options.device),
+                                              .implementation = options.implementation,
+                                              .threads = options.threads}};
   if (options.validate) validate_calls(true);
   int code = kExitPass;
   for (const std::string& path : options.files) {
@@ -90,18 +95,25 @@ int verify(const VerifyOptions& options) {
 
 void add_verify_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<VerifyOptions>();
-  CLI::App* command = app.add_subcommand("verify", "Replay recorded calls (smla-case/1 files) and compare with their expected results");
+  CLI::App* command =
+      app.add_subcommand("verify", "Replay recorded calls (smla-case/1 files) and compare with their expected results");
   command->add_option("FILE", options->files, "Case files")->required();
   command->add_option("--impl", options->implementation,
                       "Force an implementation by name, e.g. ref (see `smla info`); default: the best that accepts");
   command->add_option("--device", options->device, "Where to run: cpu or cuda")->capture_default_str();
-  command->add_option("--threads", options->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
-  command->add_option("--dump", options->dump, "Write the case with the results that came out: a file, or an existing folder");
-  command->add_flag("--validate", options->validate, "First check the indices, lengths, slots and block tables that each op is given");
+  command->add_option("--threads", options->threads, "CPU threads; 0: all")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command->add_option("--dump", options->dump,
+                      "Write the case with the results that came out: a file, or an existing folder");
+  command->add_flag("--validate", options->validate,
+                    "First check the indices, lengths, slots and block tables that each op is given");
   std::string ops;
   for (const ReplayEntry& entry : replay_table()) ops += (ops.empty() ? "" : ", ") + std::string(entry.op);
-  command->footer("Prints one line a result: verdict, file, result, worst element and where, relative l2 error, [implementation].\nKnown ops: " +
-                  ops + ".\nExit status: 0 all pass, 1 a mismatch, 2 a bad file, an unknown op or a missing tensor.");
+  command->footer(
+      "Prints one line a result: verdict, file, result, worst element and where, relative l2 error, "
+      "[implementation].\nKnown ops: " +
+      ops + ".\nExit status: 0 all pass, 1 a mismatch, 2 a bad file, an unknown op or a missing tensor.");
   command->callback([options, &exit_code] { exit_code = verify(*options); });
 }
 

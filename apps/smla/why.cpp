@@ -46,7 +46,8 @@ DType q_dtype(const std::string& name) {
 
 SparseAttention::Problem attention_problem(const WhyOptions& options) {
   const std::size_t scopes = options.widths.size();
-  if (scopes < 1 || scopes > SparseAttention::kMaxScopes) throw InvalidArgument(fmt::format("--width: got {} values, expected 1 or 2", scopes));
+  if (scopes < 1 || scopes > SparseAttention::kMaxScopes)
+    throw InvalidArgument(fmt::format("--width: got {} values, expected 1 or 2", scopes));
   check_list("--format", options.formats.size(), scopes);
   check_list("--block-size", options.block_sizes.size(), scopes);
   SparseAttention::Problem problem{.tokens = options.tokens,
@@ -56,8 +57,9 @@ SparseAttention::Problem attention_problem(const WhyOptions& options) {
                                    .scopes = static_cast<int>(scopes),
                                    .partial = options.partial};
   for (std::size_t i = 0; i < scopes; ++i) {
-    problem.scope[i] = {
-        .format = &row_format(of_scope(options.formats, i)), .block_size = of_scope(options.block_sizes, i), .width = options.widths[i]};
+    problem.scope[i] = {.format = &row_format(of_scope(options.formats, i)),
+                        .block_size = of_scope(options.block_sizes, i),
+                        .width = options.widths[i]};
   }
   return problem;
 }
@@ -66,7 +68,8 @@ std::string describe(const SparseAttention::Problem& problem, const std::string&
   std::string text = fmt::format("{} tokens, {} heads, {} q", problem.tokens, problem.heads, q);
   for (int i = 0; i < problem.scopes; ++i) {
     const SparseAttention::ScopeShape& scope = problem.scope[static_cast<std::size_t>(i)];
-    text += fmt::format("{} width {} of {} in blocks of {}", i == 0 ? "," : " +", scope.width, scope.format->name, scope.block_size);
+    text += fmt::format("{} width {} of {} in blocks of {}", i == 0 ? "," : " +", scope.width, scope.format->name,
+                        scope.block_size);
   }
   return text + (problem.partial ? ", partial" : "");
 }
@@ -94,7 +97,8 @@ bool print_candidates(const std::vector<Candidate>& candidates, const std::strin
 }
 
 int why(const WhyOptions& options, bool shaped) {
-  const PlanOptions plan{.device = device_from_name(options.device), .implementation = {}, .deterministic = options.deterministic};
+  const PlanOptions plan{
+      .device = device_from_name(options.device), .implementation = {}, .deterministic = options.deterministic};
   std::vector<Candidate> candidates;
   if (options.op == SparseAttention::kName) {
     const SparseAttention::Problem problem = attention_problem(options);
@@ -102,7 +106,8 @@ int why(const WhyOptions& options, bool shaped) {
     fmt::print("{} on {}: {}\n", options.op, options.device, describe(problem, options.q));
   } else {
     const OpInfo& op = find_op(options.op);
-    if (shaped) throw InvalidArgument("why: got shape options for " + options.op + ", expected them for sparse_attention only");
+    if (shaped)
+      throw InvalidArgument("why: got shape options for " + options.op + ", expected them for sparse_attention only");
     candidates = op.candidates(plan);
     fmt::print("{} on {}: {}\n", op.name, options.device, op.problem);
   }
@@ -115,9 +120,12 @@ int why(const WhyOptions& options, bool shaped) {
 
 void add_why_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<WhyOptions>();
-  CLI::App* command = app.add_subcommand("why", "Explain which implementation of an op would run for a problem, and why the others would not");
+  CLI::App* command = app.add_subcommand(
+      "why", "Explain which implementation of an op would run for a problem, and why the others would not");
   command
-      ->add_option("OP", options->op, "Name of the op (see `smla info`); shapes can be given for sparse_attention, others take their typical problem")
+      ->add_option("OP", options->op,
+                   "Name of the op (see `smla info`); shapes can be given for sparse_attention, others take their "
+                   "typical problem")
       ->required();
   CLI::Option_group* shape = command->add_option_group("Shape of sparse_attention");
   const auto positive = CLI::Range(std::int64_t{0}, std::int64_t{1} << 40);
@@ -127,7 +135,9 @@ void add_why_command(CLI::App& app, int& exit_code) {
       ->delimiter(',')
       ->check(positive)
       ->capture_default_str();
-  shape->add_option("--format", options->formats, "Cache rows: fp8_ds_mla, bf16, fp8_per_tensor or f32; one, or one for each scope")
+  shape
+      ->add_option("--format", options->formats,
+                   "Cache rows: fp8_ds_mla, bf16, fp8_per_tensor or f32; one, or one for each scope")
       ->delimiter(',')
       ->capture_default_str();
   shape->add_option("--block-size", options->block_sizes, "Rows in a cache block; one, or one for each scope")

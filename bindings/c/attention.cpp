@@ -30,13 +30,14 @@ SparseAttention::Scope read_scope(const std::string& name, const smla_attention_
 
 void need_rank(const char* name, const ConstTensorView& view, int rank) {
   if (view.rank != rank) {
-    throw InvalidArgument(std::string(kName) + ": " + name + ": got " + (view.absent() ? "no tensor" : describe(view)) + ", expected " +
-                          std::to_string(rank) + " dimensions");
+    throw InvalidArgument(std::string(kName) + ": " + name + ": got " + (view.absent() ? "no tensor" : describe(view)) +
+                          ", expected " + std::to_string(rank) + " dimensions");
   }
 }
 
 Call read_call(const smla_sparse_attention_args* args) {
-  const smla_sparse_attention_args given = read_struct("smla_sparse_attention_args", args, offsetof(smla_sparse_attention_args, device));
+  const smla_sparse_attention_args given =
+      read_struct("smla_sparse_attention_args", args, offsetof(smla_sparse_attention_args, device));
   check_reserved("smla_sparse_attention_args", given.reserved);
   check_reserved("smla_sparse_attention_args", given.reserved2);
   Call call;
@@ -62,7 +63,8 @@ Call read_call(const smla_sparse_attention_args* args) {
     const char* name = i == 0 ? "scope" : "scope2";
     SparseAttention::Scope& scope = call.args.scopes[i] = read_scope(name, scopes[i]);
     need_rank(i == 0 ? "scope.indices" : "scope2.indices", scope.indices, 2);
-    call.problem.scope[i] = {.format = scope.cache.format, .block_size = scope.cache.block_size, .width = scope.indices.size(1)};
+    call.problem.scope[i] = {
+        .format = scope.cache.format, .block_size = scope.cache.block_size, .width = scope.indices.size(1)};
   }
   call.stream = {.handle = given.stream};
   call.options = {.device = read_device(given.device),
@@ -76,7 +78,8 @@ Call read_call(const smla_sparse_attention_args* args) {
 
 extern "C" {
 
-smla_status smla_sparse_attention_workspace(const smla_sparse_attention_args* args, size_t* workspace_bytes, const char** implementation) {
+smla_status smla_sparse_attention_workspace(const smla_sparse_attention_args* args, size_t* workspace_bytes,
+                                            const char** implementation) {
   return guarded([&] {
     const Call call = read_call(args);
     const Plan<SparseAttention> plan(call.problem, call.options);
@@ -89,17 +92,19 @@ smla_status smla_sparse_attention(const smla_sparse_attention_args* args, void* 
   return guarded([&] {
     const Call call = read_call(args);
     check_workspace("workspace", workspace, workspace_bytes);
-    Plan<SparseAttention>(call.problem, call.options).run(call.args, {.data = workspace, .bytes = workspace_bytes}, call.stream);
+    Plan<SparseAttention>(call.problem, call.options)
+        .run(call.args, {.data = workspace, .bytes = workspace_bytes}, call.stream);
   });
 }
 
-smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse, const smla_tensor* sink, const smla_tensor* o,
-                                const smla_tensor* lse) {
+smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse, const smla_tensor* sink,
+                                const smla_tensor* o, const smla_tensor* lse) {
   return smla_merge_partials_on(SMLA_CPU, nullptr, partial_o, partial_lse, sink, o, lse);
 }
 
-smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o, const smla_tensor* partial_lse,
-                                   const smla_tensor* sink, const smla_tensor* o, const smla_tensor* lse) {
+smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o,
+                                   const smla_tensor* partial_lse, const smla_tensor* sink, const smla_tensor* o,
+                                   const smla_tensor* lse) {
   return guarded([&] {
     const MergePartials::Args args{.partial_o = read_tensor("partial_o", partial_o),
                                    .partial_lse = read_tensor("partial_lse", partial_lse),
@@ -107,8 +112,8 @@ smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_
                                    .o = read_tensor("o", o),
                                    .lse = read_tensor("lse", lse)};
     if (args.partial_o.rank != 4 || args.o.absent()) {
-      throw InvalidArgument("smla_merge_partials: got partial_o " + describe(args.partial_o) + " and o " + describe(args.o) +
-                            ", expected partial_o [S, T, H, dim] and o [T, H, dim]");
+      throw InvalidArgument("smla_merge_partials: got partial_o " + describe(args.partial_o) + " and o " +
+                            describe(args.o) + ", expected partial_o [S, T, H, dim] and o [T, H, dim]");
     }
     const Plan<MergePartials> plan({.slices = args.partial_o.size(0),
                                     .tokens = args.partial_o.size(1),
@@ -116,17 +121,20 @@ smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_
                                     .dim = static_cast<int>(std::min<std::int64_t>(args.partial_o.size(3), 1 << 20)),
                                     .o = args.o.dtype},
                                    {.device = read_device(device)});
-    const HostTensor scratch(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});  // of the CPU's; the GPU's kernel needs none
+    const HostTensor scratch(
+        DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});  // of the CPU's; the GPU's kernel needs none
     plan.run(args, {.data = const_cast<void*>(scratch.data()), .bytes = scratch.bytes()}, {.handle = stream});
   });
 }
 
-smla_status smla_cache_block_bytes(const char* format, int64_t block_size, int64_t* out_block_bytes, int64_t* out_page_bytes) {
+smla_status smla_cache_block_bytes(const char* format, int64_t block_size, int64_t* out_block_bytes,
+                                   int64_t* out_page_bytes) {
   return guarded([&] {
     need_pointer(format, "smla_cache_block_bytes", "format");
     const RowFormat& rows = row_format(format);
     if (block_size < 1 || block_size > INT32_MAX) {
-      throw InvalidArgument("smla_cache_block_bytes: got block size " + std::to_string(block_size) + ", expected 1 or more");
+      throw InvalidArgument("smla_cache_block_bytes: got block size " + std::to_string(block_size) +
+                            ", expected 1 or more");
     }
     if (out_block_bytes != nullptr) *out_block_bytes = block_bytes(rows, block_size);
     if (out_page_bytes != nullptr) *out_page_bytes = page_bytes(rows, block_size);

@@ -29,7 +29,8 @@ constexpr std::int32_t kMostThreads = 1024;
 
 /// a * b for numbers of 0 or more. @throws InvalidArgument when it does not fit.
 std::int64_t multiply(std::string_view name, std::int64_t a, std::int64_t b) {
-  if (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b) fail(name, "a tensor of more than 2^63 bytes", "one that memory can hold");
+  if (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b)
+    fail(name, "a tensor of more than 2^63 bytes", "one that memory can hold");
   return a * b;
 }
 
@@ -81,8 +82,10 @@ TensorView read_tensor(std::string_view name, const smla_tensor* tensor) {
     view.shape[i] = n;
     view.stride[i] = stride;
     step = multiply(name, step, n);
-    const std::int64_t reach = multiply(name, multiply(name, std::max<std::int64_t>(n - 1, 0), stride), size_of(view.dtype));
-    if (last_byte > std::numeric_limits<std::int64_t>::max() - reach) fail(name, "a tensor of more than 2^63 bytes", "one that memory can hold");
+    const std::int64_t reach =
+        multiply(name, multiply(name, std::max<std::int64_t>(n - 1, 0), stride), size_of(view.dtype));
+    if (last_byte > std::numeric_limits<std::int64_t>::max() - reach)
+      fail(name, "a tensor of more than 2^63 bytes", "one that memory can hold");
     last_byte += reach;
   }
   multiply(name, step, size_of(view.dtype));
@@ -106,7 +109,8 @@ PagedCache read_cache(std::string_view name, const smla_cache* cache, float defa
                        .base = static_cast<std::uint8_t*>(given.base),
                        .num_blocks = given.num_blocks,
                        .block_size = given.block_size,
-                       .block_stride_bytes = given.block_stride_bytes == 0 ? block_bytes(format, given.block_size) : given.block_stride_bytes,
+                       .block_stride_bytes = given.block_stride_bytes == 0 ? block_bytes(format, given.block_size)
+                                                                           : given.block_stride_bytes,
                        .scale = given.kv_scale == 0.0F ? default_scale : given.kv_scale};
   if (given.num_blocks < 0) fail(name, std::to_string(given.num_blocks) + " blocks", "0 or more");
   multiply(name, out.num_blocks, std::max(out.block_stride_bytes, out.block_size));
@@ -125,7 +129,8 @@ DeviceKind read_device(smla_device device) {
 }
 
 int read_threads(std::int32_t threads) {
-  if (threads < 0 || threads > kMostThreads) fail("threads", std::to_string(threads), "0 to " + std::to_string(kMostThreads));
+  if (threads < 0 || threads > kMostThreads)
+    fail("threads", std::to_string(threads), "0 to " + std::to_string(kMostThreads));
   return threads;
 }
 
@@ -135,7 +140,8 @@ void check_reserved(std::string_view name, std::int32_t value) {
 
 void check_workspace(std::string_view name, const void* data, std::size_t bytes) {
   if (data == nullptr && bytes > 0) fail(name, "NULL of " + std::to_string(bytes) + " bytes", "memory");
-  if (reinterpret_cast<std::uintptr_t>(data) % 64 != 0) fail(name, "memory that is not aligned", "an address that is a multiple of 64");
+  if (reinterpret_cast<std::uintptr_t>(data) % 64 != 0)
+    fail(name, "memory that is not aligned", "an address that is a multiple of 64");
 }
 
 }  // namespace smla::c

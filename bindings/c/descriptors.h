@@ -48,7 +48,8 @@ void write_struct(std::string_view name, T* given, T value, std::size_t first_ve
 DType read_dtype(std::string_view name, smla_dtype dtype);
 smla_dtype write_dtype(DType dtype);
 
-/// The view that a descriptor means; absent for NULL. That there is data where it is needed is checked by who uses it. @throws InvalidArgument naming the tensor and the field that is wrong.
+/// The view that a descriptor means; absent for NULL. That there is data where it is needed is checked by who uses it.
+/// @throws InvalidArgument naming the tensor and the field that is wrong.
 TensorView read_tensor(std::string_view name, const smla_tensor* tensor);
 
 /// The cache that a descriptor means. @throws InvalidArgument naming the cache and the field that is wrong.

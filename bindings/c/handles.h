@@ -26,7 +26,10 @@ struct smla_layer {
 /// The metadata of one step, for layers whose caches look like those of the layer it was made for.
 struct smla_step {
   smla_step(const smla::KvLayout& layout_in, const smla::LayerConfig& config_in, const smla::LayerOptions& options)
-      : layout(layout_in), config(config_in), device(options.device), metadata(layout, {&config, 1}, options.front_end, options.device) {}
+      : layout(layout_in),
+        config(config_in),
+        device(options.device),
+        metadata(layout, {&config, 1}, options.front_end, options.device) {}
 
   smla::KvLayout layout;
   smla::LayerConfig config;

@@ -26,7 +26,8 @@ std::unique_ptr<smla_layer> make_layer(LayerTensors weights, const Options& opti
   }
   const LayerConfig& config = made->weights.config;
   const std::vector<float> rope = rope_table(config.rope, options.max_position);
-  made->cos_sin = DeviceTensor::copy_of(options.layer.device, view_of(rope.data(), {options.max_position, config.rope_head_dim}));
+  made->cos_sin =
+      DeviceTensor::copy_of(options.layer.device, view_of(rope.data(), {options.max_position, config.rope_head_dim}));
   made->layer.emplace(config, layer_weights(made->weights), options.layer, std::as_const(made->cos_sin).view());
   made->layout = make_kv_layout({&config, 1}, made->layer->options().caches);
   return made;
@@ -44,7 +45,8 @@ void check_names(const LayerTensors& given) {
     if (found == given.tensors.end()) wrong += "\n  " + std::string(name) + ": got no such tensor, expected it";
   });
   for (const auto& [name, tensor] : given.tensors) {
-    if (!known.contains(name)) wrong += "\n  " + name + ": got a tensor, expected none of that name in a layer of this kind";
+    if (!known.contains(name))
+      wrong += "\n  " + name + ": got a tensor, expected none of that name in a layer of this kind";
   }
   if (!wrong.empty()) throw InvalidArgument("smla_layer_create:" + wrong);
 }
@@ -60,15 +62,22 @@ smla_status smla_model_layer_config(const char* model, int64_t layer, smla_layer
   });
 }
 
-smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_options* options, const char* const* names,
-                              const smla_tensor* const* tensors, int64_t count, smla_layer** layer) {
+smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_options* options,
+                              const char* const* names, const smla_tensor* const* tensors, int64_t count,
+                              smla_layer** layer) {
   return guarded([&] {
     constexpr const char* kName = "smla_layer_create";
     need_pointer(static_cast<const void*>(layer), kName, "layer");
     *layer = nullptr;
-    LayerTensors weights{.config = read_config(config), .tensors = {}, .q_scale = {}, .kv_scale = {}, .compressed_kv_scale = {}, .memory = nullptr};
+    LayerTensors weights{.config = read_config(config),
+                         .tensors = {},
+                         .q_scale = {},
+                         .kv_scale = {},
+                         .compressed_kv_scale = {},
+                         .memory = nullptr};
     const Options read = read_options(options);
-    if (count < 0) throw InvalidArgument("smla_layer_create: count: got " + std::to_string(count) + ", expected 0 or more");
+    if (count < 0)
+      throw InvalidArgument("smla_layer_create: count: got " + std::to_string(count) + ", expected 0 or more");
     if (count > 0) {
       need_pointer(static_cast<const void*>(names), kName, "names");
       need_pointer(static_cast<const void*>(tensors), kName, "tensors");
@@ -85,14 +94,15 @@ smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_
   });
 }
 
-smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index, const smla_layer_options* options, int32_t tp_rank, int32_t tp_size,
-                                              smla_layer** layer) {
+smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index, const smla_layer_options* options,
+                                              int32_t tp_rank, int32_t tp_size, smla_layer** layer) {
   return guarded([&] {
     need_pointer(static_cast<const void*>(layer), "smla_layer_create_from_checkpoint", "layer");
     *layer = nullptr;
     need_pointer(folder, "smla_layer_create_from_checkpoint", "folder");
     Options read = read_options(options);
-    LayerTensors weights = Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size, {.keep_fp8 = read.fp8_weights});
+    LayerTensors weights =
+        Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size, {.keep_fp8 = read.fp8_weights});
     write_config(weights.config);  // refuses a layer that this interface cannot describe
     read.layer.q_scale = weights.q_scale.value_or(read.layer.q_scale);
     *layer = make_layer(std::move(weights), read, true).release();
@@ -108,13 +118,16 @@ smla_status smla_layer_get_config(const smla_layer* layer, smla_layer_config* co
   });
 }
 
-int32_t smla_layer_num_groups(const smla_layer* layer) { return layer == nullptr ? 0 : static_cast<int32_t>(layer->layout.groups.size()); }
+int32_t smla_layer_num_groups(const smla_layer* layer) {
+  return layer == nullptr ? 0 : static_cast<int32_t>(layer->layout.groups.size());
+}
 
 smla_status smla_layer_cache_need(const smla_layer* layer, int32_t role, smla_cache_need* need) {
   return guarded([&] {
     need_pointer(layer, "smla_layer_cache_need", "layer");
     if (role < 0 || role >= SMLA_NUM_CACHES) {
-      throw InvalidArgument("smla_layer_cache_need: role: got " + std::to_string(role) + ", expected 0 to " + std::to_string(SMLA_NUM_CACHES - 1));
+      throw InvalidArgument("smla_layer_cache_need: role: got " + std::to_string(role) + ", expected 0 to " +
+                            std::to_string(SMLA_NUM_CACHES - 1));
     }
     smla_cache_need out{};
     const auto cache_role = static_cast<CacheRole>(role);

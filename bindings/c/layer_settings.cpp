@@ -9,14 +9,15 @@ namespace {
 const RowFormat& rows_of_dim(std::string_view name, const char* given, const RowFormat& otherwise) {
   const RowFormat& rows = given == nullptr ? otherwise : row_format(given);
   if (rows.dim == otherwise.dim) return rows;
-  throw InvalidArgument(std::string(name) + ": got " + std::string(rows.name) + ", rows of " + std::to_string(rows.dim) +
-                        " numbers, expected rows of " + std::to_string(otherwise.dim));
+  throw InvalidArgument(std::string(name) + ": got " + std::string(rows.name) + ", rows of " +
+                        std::to_string(rows.dim) + " numbers, expected rows of " + std::to_string(otherwise.dim));
 }
 
 DType read_option_dtype(std::string_view name, smla_dtype given, DType other) {
   const DType dtype = given == 0 ? DType::kBF16 : read_dtype(name, given);
   if (dtype == DType::kBF16 || dtype == other) return dtype;
-  throw InvalidArgument(std::string(name) + ": got " + std::string(name_of(dtype)) + ", expected BF16 or " + std::string(name_of(other)));
+  throw InvalidArgument(std::string(name) + ": got " + std::string(name_of(dtype)) + ", expected BF16 or " +
+                        std::string(name_of(other)));
 }
 
 std::optional<OutputScale> read_output_rows(const char* given) {
@@ -33,10 +34,13 @@ LayerConfig read_config(const smla_layer_config* config) {
   const smla_layer_config given = read_struct("smla_layer_config", config);
   check_reserved("smla_layer_config", given.reserved);
   const auto small = [](std::string_view name, std::int64_t value) {
-    if (value < 0 || value > (1 << 20)) throw InvalidArgument(std::string(name) + ": got " + std::to_string(value) + ", expected 0 to 1048576");
+    if (value < 0 || value > (1 << 20))
+      throw InvalidArgument(std::string(name) + ": got " + std::to_string(value) + ", expected 0 to 1048576");
     return static_cast<int>(value);
   };
-  const auto either = [](auto value, auto otherwise) { return value == 0 ? otherwise : static_cast<decltype(otherwise)>(value); };
+  const auto either = [](auto value, auto otherwise) {
+    return value == 0 ? otherwise : static_cast<decltype(otherwise)>(value);
+  };
   LayerConfig out{.hidden_size = given.hidden_size,
                   .num_heads = given.num_heads,
                   .head_dim = either(small("head_dim", given.head_dim), 512),
@@ -64,8 +68,11 @@ LayerConfig read_config(const smla_layer_config* config) {
 }
 
 smla_layer_config write_config(const LayerConfig& c) {
-  if (c.reuses_topk) throw Unsupported("smla_layer_config: got a layer that reuses another layer's top-k, expected one that chooses its own");
-  const YarnConfig yarn = c.rope.yarn.value_or(YarnConfig{.factor = 0, .original_max_position = 0, .beta_fast = 0, .beta_slow = 0});
+  if (c.reuses_topk)
+    throw Unsupported(
+        "smla_layer_config: got a layer that reuses another layer's top-k, expected one that chooses its own");
+  const YarnConfig yarn =
+      c.rope.yarn.value_or(YarnConfig{.factor = 0, .original_max_position = 0, .beta_fast = 0, .beta_slow = 0});
   return {.struct_size = sizeof(smla_layer_config),
           .hidden_size = c.hidden_size,
           .num_heads = c.num_heads,
@@ -92,7 +99,8 @@ smla_layer_config write_config(const LayerConfig& c) {
 Options read_options(const smla_layer_options* options) {
   const smla_layer_options given = read_struct("smla_layer_options", options, offsetof(smla_layer_options, device));
   if (given.max_position < 1 || given.max_position > (std::int64_t{1} << 30)) {
-    throw InvalidArgument("smla_layer_options: max_position: got " + std::to_string(given.max_position) + ", expected 1 to 2^30");
+    throw InvalidArgument("smla_layer_options: max_position: got " + std::to_string(given.max_position) +
+                          ", expected 1 to 2^30");
   }
   Options out{.layer = {}, .max_position = given.max_position};
   out.layer.device = read_device(given.device);

@@ -5,7 +5,8 @@
 
 namespace smla::c {
 
-/// The numbers of a layer that a struct means, 0 replaced by the defaults. @throws InvalidArgument naming the number that is impossible.
+/// The numbers of a layer that a struct means, 0 replaced by the defaults. @throws InvalidArgument naming the number
+/// that is impossible.
 LayerConfig read_config(const smla_layer_config* config);
 smla_layer_config write_config(const LayerConfig& config);
 

@@ -11,7 +11,8 @@ namespace smla::c {
 /// Keeps the text for smla_last_error; never throws.
 void set_last_error(const char* text) noexcept;
 
-/// The status of the exception that is being handled, its text kept for smla_last_error. Call only inside a catch block.
+/// The status of the exception that is being handled, its text kept for smla_last_error. Call only inside a catch
+/// block.
 smla_status status_of_current_exception() noexcept;
 
 /// Runs the body of a C function: no exception leaves it.

@@ -21,14 +21,18 @@ void copy_table(const ConstTensorView& table, DeviceTensor& copy, DeviceKind dev
   if (table.contiguous()) return copy_bytes(device, copy.data(), table.data, copy.bytes(), stream);
   for (std::int64_t r = 0; r < table.size(0); ++r) {
     copy_bytes(device, static_cast<std::uint8_t*>(copy.data()) + r * row,
-               static_cast<const std::uint8_t*>(table.data) + r * table.stride[0] * size_of(DType::kI32), static_cast<std::size_t>(row), stream);
+               static_cast<const std::uint8_t*>(table.data) + r * table.stride[0] * size_of(DType::kI32),
+               static_cast<std::size_t>(row), stream);
   }
 }
 
 std::int64_t largest(const ConstTensorView& seq_lens) {
-  if (seq_lens.absent() || seq_lens.rank != 1 || seq_lens.dtype != DType::kI32 || seq_lens.size(0) == 0 || seq_lens.data == nullptr) return 0;
+  if (seq_lens.absent() || seq_lens.rank != 1 || seq_lens.dtype != DType::kI32 || seq_lens.size(0) == 0 ||
+      seq_lens.data == nullptr)
+    return 0;
   std::int64_t most = 0;
-  for (std::int64_t i = 0; i < seq_lens.size(0); ++i) most = std::max<std::int64_t>(most, seq_lens.as<std::int32_t>()[i * seq_lens.stride[0]]);
+  for (std::int64_t i = 0; i < seq_lens.size(0); ++i)
+    most = std::max<std::int64_t>(most, seq_lens.as<std::int32_t>()[i * seq_lens.stride[0]]);
   return most;
 }
 
@@ -41,8 +45,10 @@ void build(smla_step& step, const smla_step_batch* batch) {
                 .block_tables = {},
                 .max_seq_len = given.max_seq_len,
                 .decode_threshold = given.decode_threshold == 0 ? 1 : given.decode_threshold};
-  if (given.decode_threshold < 0) throw InvalidArgument("decode_threshold: got " + std::to_string(given.decode_threshold) + ", expected 0 or more");
-  if (given.max_seq_len < 0) throw InvalidArgument("max_seq_len: got " + std::to_string(given.max_seq_len) + ", expected 0 or more");
+  if (given.decode_threshold < 0)
+    throw InvalidArgument("decode_threshold: got " + std::to_string(given.decode_threshold) + ", expected 0 or more");
+  if (given.max_seq_len < 0)
+    throw InvalidArgument("max_seq_len: got " + std::to_string(given.max_seq_len) + ", expected 0 or more");
   const Stream stream{.handle = given.stream};
   ConstTensorView host_lens = step.device == DeviceKind::kCpu ? out.seq_lens : ConstTensorView();
   if (given.host_query_start_loc != nullptr && out.query_start_loc.rank == 1) {
@@ -55,13 +61,13 @@ void build(smla_step& step, const smla_step_batch* batch) {
   const std::int64_t longest = largest(host_lens);
   if (given.max_seq_len == 0) out.max_seq_len = longest;
   if (out.max_seq_len < longest) {
-    throw InvalidArgument("max_seq_len: got " + std::to_string(out.max_seq_len) + ", expected at least " + std::to_string(longest) +
-                          ", the largest of seq_lens");
+    throw InvalidArgument("max_seq_len: got " + std::to_string(out.max_seq_len) + ", expected at least " +
+                          std::to_string(longest) + ", the largest of seq_lens");
   }
   const std::size_t groups = step.layout.groups.size();
   if (given.num_block_tables != static_cast<std::int32_t>(groups)) {
-    throw InvalidArgument("block_tables: got " + std::to_string(given.num_block_tables) + ", expected " + std::to_string(groups) +
-                          ", one for each cache group");
+    throw InvalidArgument("block_tables: got " + std::to_string(given.num_block_tables) + ", expected " +
+                          std::to_string(groups) + ", one for each cache group");
   }
   need_pointer(static_cast<const void*>(given.block_tables), "smla_step_build", "block_tables");
   step.block_tables.resize(groups);
@@ -69,7 +75,8 @@ void build(smla_step& step, const smla_step_batch* batch) {
     const std::string name = "block_tables[" + step.layout.groups[g].name + "]";
     const ConstTensorView table = read_tensor(name, given.block_tables[g]);
     if (table.rank != 2 || table.dtype != DType::kI32 || (table.numel() > 0 && table.data == nullptr)) {
-      throw InvalidArgument(name + ": got " + (table.absent() ? "no tensor" : describe(table)) + ", expected [requests, columns] I32 with data");
+      throw InvalidArgument(name + ": got " + (table.absent() ? "no tensor" : describe(table)) +
+                            ", expected [requests, columns] I32 with data");
     }
     copy_table(table, step.block_tables[g], step.device, stream);
     out.block_tables.push_back(step.block_tables[g].view());
@@ -80,7 +87,9 @@ void build(smla_step& step, const smla_step_batch* batch) {
 
 const StepMetadata& built(const smla_step* step, const char* function) {
   need_pointer(step, function, "step");
-  if (!step->built) throw InvalidArgument(std::string(function) + ": step: got one that was not built, expected smla_step_build before");
+  if (!step->built)
+    throw InvalidArgument(std::string(function) +
+                          ": step: got one that was not built, expected smla_step_build before");
   return step->metadata;
 }
 
@@ -101,7 +110,8 @@ LayerCaches shapes_of(const smla_layer& layer) {
   for (int role = 0; role < kNumCacheRoles; ++role) {
     const LayerCache* need = layer.layout.find(0, static_cast<CacheRole>(role));
     if (need == nullptr) continue;
-    cache_in(out, static_cast<CacheRole>(role)) = {.format = need->format, .block_size = need->block_size, .block_stride_bytes = need->page_bytes};
+    cache_in(out, static_cast<CacheRole>(role)) = {
+        .format = need->format, .block_size = need->block_size, .block_stride_bytes = need->page_bytes};
   }
   return out;
 }
@@ -114,13 +124,15 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
     const std::string name = name_of(role) + " cache";
     const LayerCache* need = layer.layout.find(0, role);
     if ((need == nullptr) != (given.cache[i] == nullptr)) {
-      throw InvalidArgument(name + (need == nullptr ? ": got one, expected NULL: a layer of this kind has none" : ": got NULL, expected one"));
+      throw InvalidArgument(name + (need == nullptr ? ": got one, expected NULL: a layer of this kind has none"
+                                                    : ": got NULL, expected one"));
     }
     if (need == nullptr) continue;
     const PagedCache cache = read_cache(name, given.cache[i], layer.scale_of(role));
     if (cache.format != need->format || cache.block_size != need->block_size) {
-      throw InvalidArgument(name + ": got blocks of " + std::to_string(cache.block_size) + " " + std::string(cache.format->name) +
-                            " rows, expected " + std::to_string(need->block_size) + " " + std::string(need->format->name) + " rows");
+      throw InvalidArgument(name + ": got blocks of " + std::to_string(cache.block_size) + " " +
+                            std::string(cache.format->name) + " rows, expected " + std::to_string(need->block_size) +
+                            " " + std::string(need->format->name) + " rows");
     }
     cache_in(out, role) = cache;
   }
@@ -130,17 +142,18 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
 /// Whether a step's slots mean the same in the caches of this layer.
 void check_same_kind(const smla_layer& layer, const smla_step& step) {
   const LayerConfig& config = layer.layer->config();
-  bool same =
-      layer.layer->options().device == step.device && config.compress_ratio == step.config.compress_ratio && config.window == step.config.window;
+  bool same = layer.layer->options().device == step.device && config.compress_ratio == step.config.compress_ratio &&
+              config.window == step.config.window;
   for (int role = 0; same && role < kNumCacheRoles; ++role) {
     const LayerCache* a = layer.layout.find(0, static_cast<CacheRole>(role));
     const LayerCache* b = step.layout.find(0, static_cast<CacheRole>(role));
     same = (a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size);
   }
   if (!same) {
-    throw InvalidArgument("smla_layer_forward: step: got one for compress_ratio " + std::to_string(step.config.compress_ratio) +
-                          ", expected one for layers of compress_ratio " + std::to_string(config.compress_ratio) + " on " +
-                          name_of(layer.layer->options().device) + " and their cache formats");
+    throw InvalidArgument("smla_layer_forward: step: got one for compress_ratio " +
+                          std::to_string(step.config.compress_ratio) + ", expected one for layers of compress_ratio " +
+                          std::to_string(config.compress_ratio) + " on " + name_of(layer.layer->options().device) +
+                          " and their cache formats");
   }
 }
 
@@ -200,7 +213,8 @@ smla_status smla_step_get_tensor(const smla_step* step, const char* name, smla_t
   });
 }
 
-smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_t requests, int64_t max_seq_len, size_t* workspace_bytes) {
+smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_t requests, int64_t max_seq_len,
+                                 size_t* workspace_bytes) {
   return guarded([&] {
     need_pointer(layer, "smla_layer_workspace", "layer");
     need_pointer(workspace_bytes, "smla_layer_workspace", "workspace_bytes");
@@ -208,13 +222,15 @@ smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_
   });
 }
 
-smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
-                               const smla_tensor* output, void* workspace, size_t workspace_bytes) {
+smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches,
+                               const smla_tensor* hidden, const smla_tensor* output, void* workspace,
+                               size_t workspace_bytes) {
   return smla_layer_forward_on(layer, step, caches, hidden, output, workspace, workspace_bytes, nullptr);
 }
 
-smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
-                                  const smla_tensor* output, void* workspace, size_t workspace_bytes, void* stream) {
+smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches,
+                                  const smla_tensor* hidden, const smla_tensor* output, void* workspace,
+                                  size_t workspace_bytes, void* stream) {
   return guarded([&] {
     need_pointer(layer, "smla_layer_forward", "layer");
     const StepMetadata& metadata = built(step, "smla_layer_forward");
@@ -223,8 +239,8 @@ smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step
     const LayerCaches read = read_caches(*layer, caches);
     const LayerStep s = metadata.layer(0);
     const LayerPlan plan = layer->layer->plan(metadata.shape(), read);
-    layer->layer->forward(plan, s, read, read_tensor("hidden", hidden), read_tensor("output", output), {.data = workspace, .bytes = workspace_bytes},
-                          {.handle = stream});
+    layer->layer->forward(plan, s, read, read_tensor("hidden", hidden), read_tensor("output", output),
+                          {.data = workspace, .bytes = workspace_bytes}, {.handle = stream});
   });
 }
 

@@ -10,12 +10,15 @@
 /// SparseMLA from C, and from every language that can call C. C11, no other header of the library is needed.
 ///
 /// Rules that hold for all of it:
-/// - Functions return a status; `SMLA_OK` is 0. After another status `smla_last_error()` has the text: what was wrong, what was got, what was expected.
+/// - Functions return a status; `SMLA_OK` is 0. After another status `smla_last_error()` has the text: what was wrong,
+/// what was got, what was expected.
 ///   No C++ exception leaves the library. Nothing is printed, nothing exits.
-/// - Every struct starts with `struct_size`, which the caller sets to `sizeof` of the struct as it knows it. In every other field 0 (NULL) means the
-///   default or "none", so a struct that is zeroed and then filled stays right when a later version adds fields at its end. A struct that is larger
-///   than the library's own is taken when its unknown tail is zero.
-/// - Memory that a descriptor points to belongs to the caller. A call reads it and forgets it, but for the weights of a layer, which must stay.
+/// - Every struct starts with `struct_size`, which the caller sets to `sizeof` of the struct as it knows it. In every
+/// other field 0 (NULL) means the
+///   default or "none", so a struct that is zeroed and then filled stays right when a later version adds fields at its
+///   end. A struct that is larger than the library's own is taken when its unknown tail is zero.
+/// - Memory that a descriptor points to belongs to the caller. A call reads it and forgets it, but for the weights of a
+/// layer, which must stay.
 /// - A handle may be used by several threads at once as long as it is `const` in all of them.
 
 #ifdef __cplusplus
@@ -51,17 +54,20 @@ enum {
 
 /// The library's version, "major.minor.patch". Never NULL.
 SMLA_API const char* smla_version(void);
-/// The same as numbers; any of the pointers may be NULL. Releases with the same major number (before 1.0: the same major and minor) are compatible.
+/// The same as numbers; any of the pointers may be NULL. Releases with the same major number (before 1.0: the same
+/// major and minor) are compatible.
 SMLA_API void smla_version_numbers(int32_t* major, int32_t* minor, int32_t* patch);
-/// The text of this thread's last call that returns a status: empty when it succeeded. Valid until this thread's next such call. Never NULL.
+/// The text of this thread's last call that returns a status: empty when it succeeded. Valid until this thread's next
+/// such call. Never NULL.
 SMLA_API const char* smla_last_error(void);
 /// "SMLA_OK", "SMLA_INVALID_ARGUMENT", ...; "unknown status" for another number. Never NULL.
 SMLA_API const char* smla_status_name(smla_status status);
 
 /// Where memory lies and work runs: one of SMLA_CPU and SMLA_CUDA.
 typedef int32_t smla_device;
-/// Devices. With SMLA_CUDA the `data`, `base` and workspace pointers of a call are device memory of the current GPU, work is queued on the `stream`
-/// (a cudaStream_t; NULL: the default stream) and the call does not wait for it, nor does it allocate device memory unless it says so.
+/// Devices. With SMLA_CUDA the `data`, `base` and workspace pointers of a call are device memory of the current GPU,
+/// work is queued on the `stream` (a cudaStream_t; NULL: the default stream) and the call does not wait for it, nor
+/// does it allocate device memory unless it says so.
 enum { SMLA_CPU = 0, SMLA_CUDA = 1 };
 
 /// A tensor in the caller's memory. Absent tensors are NULL pointers to this struct.
@@ -74,23 +80,29 @@ typedef struct smla_tensor {
   int64_t strides[4];    ///< in elements, 0 or more; the last dimension must be contiguous (1). All zero: contiguous
 } smla_tensor;
 
-/// A paged cache in the caller's memory. Row of slot s: block s / block_size at `base + (s / block_size) * block_stride_bytes`, row s % block_size in it.
+/// A paged cache in the caller's memory. Row of slot s: block s / block_size at `base + (s / block_size) *
+/// block_stride_bytes`, row s % block_size in it.
 typedef struct smla_cache {
-  uint64_t struct_size;        ///< sizeof(smla_cache)
-  const char* format;          ///< name of the rows: "fp8_ds_mla", "bf16", "fp8_per_tensor", "f32", "index_fp8", ... (docs/formats.md)
-  void* base;                  ///< first block
+  uint64_t struct_size;  ///< sizeof(smla_cache)
+  const char*
+      format;  ///< name of the rows: "fp8_ds_mla", "bf16", "fp8_per_tensor", "f32", "index_fp8", ... (docs/formats.md)
+  void* base;  ///< first block
   int64_t num_blocks;          ///< blocks that may be read and written
   int64_t block_size;          ///< rows in a block
   int64_t block_stride_bytes;  ///< from one block to the next; 0: blocks follow each other without a gap
-  float kv_scale;              ///< fp8_per_tensor rows: number = e4m3 * kv_scale; 0 means 1 (for a layer's cache: the layer's scale)
-  int32_t reserved;            ///< 0
+  float
+      kv_scale;  ///< fp8_per_tensor rows: number = e4m3 * kv_scale; 0 means 1 (for a layer's cache: the layer's scale)
+  int32_t reserved;  ///< 0
 } smla_cache;
 
-/// Bytes of a block of `block_size` rows of a format: `*block_bytes` without padding, `*page_bytes` rounded up to the format's page alignment. Either
-/// pointer may be NULL.
-SMLA_API smla_status smla_cache_block_bytes(const char* format, int64_t block_size, int64_t* block_bytes, int64_t* page_bytes);
+/// Bytes of a block of `block_size` rows of a format: `*block_bytes` without padding, `*page_bytes` rounded up to the
+/// format's page alignment. Either pointer may be NULL.
+SMLA_API smla_status smla_cache_block_bytes(const char* format, int64_t block_size, int64_t* block_bytes,
+                                            int64_t* page_bytes);
 
-/* ---- sparse attention --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- sparse attention
+ * ---------------------------------------------------------------------------------------------------------------------------
+ */
 
 /// A cache and the rows of it that each query attends to.
 typedef struct smla_attention_scope {
@@ -102,8 +114,9 @@ typedef struct smla_attention_scope {
 
 /// Attention of T queries with H heads over one or two scopes, one softmax over both:
 ///   s_j = scale * <q_h, k_j>,  lse = ln sum_j exp(s_j),  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink_h - lse))
-/// lse is natural and without the sink. A query with no row gives o = 0 and lse = +inf. `partial`: o is F32, the sink is left out, and a query with no
-/// row gives o = 0 and lse = -inf; smla_merge_partials makes the final result of such slices.
+/// lse is natural and without the sink. A query with no row gives o = 0 and lse = +inf. `partial`: o is F32, the sink
+/// is left out, and a query with no row gives o = 0 and lse = -inf; smla_merge_partials makes the final result of such
+/// slices.
 typedef struct smla_sparse_attention_args {
   uint64_t struct_size;                ///< sizeof(smla_sparse_attention_args)
   const smla_tensor* q;                ///< [T, >= H, dim] BF16, E4M3 or F32; heads past H are not read
@@ -125,16 +138,19 @@ typedef struct smla_sparse_attention_args {
   void* stream;                        ///< SMLA_CUDA: where to queue
 } smla_sparse_attention_args;
 
-/// The workspace that `smla_sparse_attention` needs for these shapes (the tensors' data is not touched), and the implementation it will take.
+/// The workspace that `smla_sparse_attention` needs for these shapes (the tensors' data is not touched), and the
+/// implementation it will take.
 /// @param args            what smla_sparse_attention will get
 /// @param workspace_bytes written; NULL: not wanted
 /// @param implementation  written; NULL: not wanted. The text is valid as long as the library is loaded.
-SMLA_API smla_status smla_sparse_attention_workspace(const smla_sparse_attention_args* args, size_t* workspace_bytes, const char** implementation);
+SMLA_API smla_status smla_sparse_attention_workspace(const smla_sparse_attention_args* args, size_t* workspace_bytes,
+                                                     const char** implementation);
 /// Computes.
 /// @param args            the tensors
 /// @param workspace       aligned to 64 bytes; NULL for 0 bytes
 /// @param workspace_bytes at least what smla_sparse_attention_workspace says
-SMLA_API smla_status smla_sparse_attention(const smla_sparse_attention_args* args, void* workspace, size_t workspace_bytes);
+SMLA_API smla_status smla_sparse_attention(const smla_sparse_attention_args* args, void* workspace,
+                                           size_t workspace_bytes);
 
 /// Partial results of S slices of the key list to the final one; the sink enters here, once.
 ///   lse = ln sum_i exp(lse_i),  o = sum_i exp(lse_i - lse) o_i / (1 + exp(sink_h - lse))
@@ -143,8 +159,8 @@ SMLA_API smla_status smla_sparse_attention(const smla_sparse_attention_args* arg
 /// @param sink        [H] F32; NULL: none
 /// @param o           [T, H, dim] BF16 or F32, written
 /// @param lse         [T, H] F32, written; NULL: not wanted
-SMLA_API smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse, const smla_tensor* sink, const smla_tensor* o,
-                                         const smla_tensor* lse);
+SMLA_API smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse,
+                                         const smla_tensor* sink, const smla_tensor* o, const smla_tensor* lse);
 
 /// The same over memory of `device`, queued on `stream`; no workspace is needed.
 /// @param device      SMLA_CPU or SMLA_CUDA
@@ -154,10 +170,13 @@ SMLA_API smla_status smla_merge_partials(const smla_tensor* partial_o, const sml
 /// @param sink        [H] F32; NULL: none
 /// @param o           [T, H, dim] BF16 or F32, written
 /// @param lse         [T, H] F32, written; NULL: not wanted
-SMLA_API smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o, const smla_tensor* partial_lse,
-                                            const smla_tensor* sink, const smla_tensor* o, const smla_tensor* lse);
+SMLA_API smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o,
+                                            const smla_tensor* partial_lse, const smla_tensor* sink,
+                                            const smla_tensor* o, const smla_tensor* lse);
 
-/* ---- one attention layer ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- one attention layer
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
 
 /// The numbers of one attention layer.
 typedef struct smla_layer_config {
@@ -192,24 +211,30 @@ SMLA_API smla_status smla_model_layer_config(const char* model, int64_t layer, s
 
 /// How a layer computes.
 typedef struct smla_layer_options {
-  uint64_t struct_size;        ///< sizeof(smla_layer_options)
-  int64_t max_position;        ///< rows of the rope table, which the layer makes and owns: one more than the largest position. Must be given
-  const char* cache_rows;      ///< rows of the window and compressed caches: "fp8_ds_mla", "bf16", "fp8_per_tensor"; NULL: "fp8_ds_mla"
-  const char* index_rows;      ///< rows of the index cache: "index_fp8", "index_mxfp4"; NULL: "index_fp8"
-  smla_dtype precision;        ///< SMLA_BF16 or SMLA_F32: activations (SMLA_F32: caches too); 0: SMLA_BF16
-  smla_dtype q_dtype;          ///< queries as attention sees them: SMLA_BF16 or SMLA_E4M3; 0: SMLA_BF16
-  float q_scale;               ///< of E4M3 queries; 0 means 1
-  float kv_scale;              ///< of fp8_per_tensor rows; 0 means 1
-  int32_t threads;             ///< 0: as many as OpenMP would start
-  int32_t deterministic;       ///< 1: a token's result must not depend on its neighbours in the batch
+  uint64_t struct_size;    ///< sizeof(smla_layer_options)
+  int64_t max_position;    ///< rows of the rope table, which the layer makes and owns: one more than the largest
+                           ///< position. Must be given
+  const char* cache_rows;  ///< rows of the window and compressed caches: "fp8_ds_mla", "bf16", "fp8_per_tensor"; NULL:
+                           ///< "fp8_ds_mla"
+  const char* index_rows;  ///< rows of the index cache: "index_fp8", "index_mxfp4"; NULL: "index_fp8"
+  smla_dtype precision;    ///< SMLA_BF16 or SMLA_F32: activations (SMLA_F32: caches too); 0: SMLA_BF16
+  smla_dtype q_dtype;      ///< queries as attention sees them: SMLA_BF16 or SMLA_E4M3; 0: SMLA_BF16
+  float q_scale;           ///< of E4M3 queries; 0 means 1
+  float kv_scale;          ///< of fp8_per_tensor rows; 0 means 1
+  int32_t threads;         ///< 0: as many as OpenMP would start
+  int32_t deterministic;   ///< 1: a token's result must not depend on its neighbours in the batch
   const char* implementation;  ///< wanted for every op that has it and accepts, e.g. "ref"; NULL: the best of each
-  const char* front_end;       ///< "flashmla", "flashinfer", "sm120" or one of upstream's backend names; NULL: "flashmla"
-  const char* output_rows;     ///< what the output projection reads: "bf16", "fp8" (E4M3, fp32 scales) or "fp8-ue8m0"; NULL: "bf16"
-  int64_t padded_heads;        ///< heads of the query and output buffers inside; 0: the layer's
-  int32_t strict;              ///< 1: refuse what upstream's kernels of the front-end refuse, with its texts
-  int32_t gather_prefill;      ///< 1: flashmla copies a prefill's fp8_ds_mla rows into a bf16 workspace first, as upstream does
-  smla_device device;          ///< where the layer runs; SMLA_CUDA: weights given by pointer, caches and activations are device memory
-  int32_t fp8_weights;         ///< 1: smla_layer_create_from_checkpoint keeps the checkpoint's FP8 weights; 0: it dequantises them
+  const char* front_end;    ///< "flashmla", "flashinfer", "sm120" or one of upstream's backend names; NULL: "flashmla"
+  const char* output_rows;  ///< what the output projection reads: "bf16", "fp8" (E4M3, fp32 scales) or "fp8-ue8m0";
+                            ///< NULL: "bf16"
+  int64_t padded_heads;     ///< heads of the query and output buffers inside; 0: the layer's
+  int32_t strict;           ///< 1: refuse what upstream's kernels of the front-end refuse, with its texts
+  int32_t
+      gather_prefill;  ///< 1: flashmla copies a prefill's fp8_ds_mla rows into a bf16 workspace first, as upstream does
+  smla_device
+      device;  ///< where the layer runs; SMLA_CUDA: weights given by pointer, caches and activations are device memory
+  int32_t
+      fp8_weights;  ///< 1: smla_layer_create_from_checkpoint keeps the checkpoint's FP8 weights; 0: it dequantises them
 } smla_layer_options;
 
 /// An attention layer: hidden states in, hidden states out. It holds a rope table and views of its weights.
@@ -218,25 +243,31 @@ typedef struct smla_layer smla_layer;
 /// Makes a layer over weights in the caller's memory, which must stay until the layer is destroyed.
 /// @param config   the layer's numbers
 /// @param options  how it computes
-/// @param names    `count` checkpoint names without "layers.<i>.attn.": "wq_a.weight", "q_norm.weight", "wq_b.weight", "wkv.weight", "kv_norm.weight",
-///                 "wo_a.weight", "wo_b.weight", "attn_sink"; with a compressor "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers
-///                 also "indexer.compressor.*", "indexer.wq_b.weight", "indexer.weights_proj.weight". A missing or unknown name is an error. The scales
-///                 of an E4M3 weight stand beside it: "wq_a.scale" for "wq_a.weight".
+/// @param names    `count` checkpoint names without "layers.<i>.attn.": "wq_a.weight", "q_norm.weight", "wq_b.weight",
+/// "wkv.weight", "kv_norm.weight",
+///                 "wo_a.weight", "wo_b.weight", "attn_sink"; with a compressor
+///                 "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers also "indexer.compressor.*",
+///                 "indexer.wq_b.weight", "indexer.weights_proj.weight". A missing or unknown name is an error. The
+///                 scales of an E4M3 weight stand beside it: "wq_a.scale" for "wq_a.weight".
 /// @param count    how many names and tensors
-/// @param tensors  as many descriptors; linear weights BF16 or F32 [outputs, inputs], attn_sink F32. wq_a, wq_b, wkv, wo_a, wo_b and indexer.wq_b may be
-///                 E4M3 with scales [ceil(outputs/128), ceil(inputs/128)] F32: then their inputs are quantised to FP8, too
+/// @param tensors  as many descriptors; linear weights BF16 or F32 [outputs, inputs], attn_sink F32. wq_a, wq_b, wkv,
+/// wo_a, wo_b and indexer.wq_b may be
+///                 E4M3 with scales [ceil(outputs/128), ceil(inputs/128)] F32: then their inputs are quantised to FP8,
+///                 too
 /// @param layer    written; smla_layer_destroy frees it
-SMLA_API smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_options* options, const char* const* names,
-                                       const smla_tensor* const* tensors, int64_t count, smla_layer** layer);
-/// Makes a layer from a checkpoint: a folder with config.json and safetensors files. The layer owns the weights. The checkpoint's own q and KV scales
-/// take the place of those in `options`.
+SMLA_API smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_options* options,
+                                       const char* const* names, const smla_tensor* const* tensors, int64_t count,
+                                       smla_layer** layer);
+/// Makes a layer from a checkpoint: a folder with config.json and safetensors files. The layer owns the weights. The
+/// checkpoint's own q and KV scales take the place of those in `options`.
 /// @param folder   of the checkpoint
 /// @param index    of the layer
 /// @param options  how it computes
 /// @param tp_rank  which tensor-parallel slice
 /// @param tp_size  of how many; 0 or 1: the whole layer
 /// @param layer    written; smla_layer_destroy frees it
-SMLA_API smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index, const smla_layer_options* options, int32_t tp_rank,
+SMLA_API smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index,
+                                                       const smla_layer_options* options, int32_t tp_rank,
                                                        int32_t tp_size, smla_layer** layer);
 /// Frees a layer. NULL is allowed. Steps made for the layer stay usable.
 SMLA_API void smla_layer_destroy(smla_layer* layer);
@@ -260,7 +291,8 @@ typedef struct smla_cache_need {
   int32_t group;         ///< which of the step's block tables
   const char* format;    ///< rows; valid as long as the library is loaded
   int64_t block_size;    ///< rows in a block
-  int64_t block_tokens;  ///< tokens of the sequence that a block stands for: token p is in column p / block_tokens of the block table
+  int64_t block_tokens;  ///< tokens of the sequence that a block stands for: token p is in column p / block_tokens of
+                         ///< the block table
   int64_t window;        ///< how many of the last tokens must be kept; 0: all
   int64_t page_bytes;    ///< bytes of a block, padding included; a block stride may be this or larger
   float kv_scale;        ///< of fp8_per_tensor rows: from the options or the checkpoint
@@ -277,18 +309,20 @@ SMLA_API smla_status smla_layer_cache_need(const smla_layer* layer, int32_t role
 
 /// One step's batch of R requests and T tokens: decodes first, prefills after.
 typedef struct smla_step_batch {
-  uint64_t struct_size;                    ///< sizeof(smla_step_batch)
-  const smla_tensor* query_start_loc;      ///< [R+1] I32 ascending from 0: tokens [i, i+1) belong to request i
-  const smla_tensor* seq_lens;             ///< [R] I32 tokens of each request, this step's included; 0 for padding requests
-  const smla_tensor* positions;            ///< [T] I64; tokens past the end of query_start_loc are padding
-  const smla_tensor* const* block_tables;  ///< one for each group, [R, columns] I32 block numbers, -1 where there is none
-  int32_t num_block_tables;                ///< as many as smla_layer_num_groups says
-  int32_t reserved;                        ///< 0
-  int64_t max_seq_len;                     ///< upper bound of seq_lens; 0: their maximum
-  int64_t decode_threshold;                ///< requests at the head with at most this many tokens are decodes: 1 + draft tokens; 0: 1
-  const int32_t* host_query_start_loc;     ///< [R+1] the host's copy of query_start_loc; must be given with SMLA_CUDA layers, else NULL is fine
-  const int32_t* host_seq_lens;            ///< [R] the same of seq_lens
-  void* stream;                            ///< SMLA_CUDA layers: where to queue
+  uint64_t struct_size;                ///< sizeof(smla_step_batch)
+  const smla_tensor* query_start_loc;  ///< [R+1] I32 ascending from 0: tokens [i, i+1) belong to request i
+  const smla_tensor* seq_lens;         ///< [R] I32 tokens of each request, this step's included; 0 for padding requests
+  const smla_tensor* positions;        ///< [T] I64; tokens past the end of query_start_loc are padding
+  const smla_tensor* const*
+      block_tables;          ///< one for each group, [R, columns] I32 block numbers, -1 where there is none
+  int32_t num_block_tables;  ///< as many as smla_layer_num_groups says
+  int32_t reserved;          ///< 0
+  int64_t max_seq_len;       ///< upper bound of seq_lens; 0: their maximum
+  int64_t decode_threshold;  ///< requests at the head with at most this many tokens are decodes: 1 + draft tokens; 0: 1
+  const int32_t* host_query_start_loc;  ///< [R+1] the host's copy of query_start_loc; must be given with SMLA_CUDA
+                                        ///< layers, else NULL is fine
+  const int32_t* host_seq_lens;         ///< [R] the same of seq_lens
+  void* stream;                         ///< SMLA_CUDA layers: where to queue
 } smla_step_batch;
 
 /// Slots and index rows of one step: built once, read by every layer of the same kind.
@@ -298,15 +332,18 @@ typedef struct smla_step smla_step;
 SMLA_API smla_status smla_step_create(const smla_layer* layer, smla_step** step);
 /// Frees a step. NULL is allowed.
 SMLA_API void smla_step_destroy(smla_step* step);
-/// Computes the step's slots and index rows. Nothing of the batch needs to stay (with SMLA_CUDA: once the queued work is done). On failure the step is
-/// empty. With SMLA_CUDA device memory is allocated when a batch is larger than any before; a build that was made once can be recorded in a CUDA graph.
+/// Computes the step's slots and index rows. Nothing of the batch needs to stay (with SMLA_CUDA: once the queued work
+/// is done). On failure the step is empty. With SMLA_CUDA device memory is allocated when a batch is larger than any
+/// before; a build that was made once can be recorded in a CUDA graph.
 SMLA_API smla_status smla_step_build(smla_step* step, const smla_step_batch* batch);
-/// A look at what was built, e.g. for the caller's own cache writes: "window_slots" [T] I64 (where each token's row goes, -1 for padding),
-/// "window_indices" [T, window] I32, "window_lens" [T] I32, and where the kind of layer has them "entry_slots" [T] I64 (-1: the token closes no group),
-/// "entry_lens" [T] I32, "state_slots" and "index_state_slots" [T] I64, "dense_indices" [T, W] I32, "dense_lens" [T] I32.
+/// A look at what was built, e.g. for the caller's own cache writes: "window_slots" [T] I64 (where each token's row
+/// goes, -1 for padding), "window_indices" [T, window] I32, "window_lens" [T] I32, and where the kind of layer has them
+/// "entry_slots" [T] I64 (-1: the token closes no group), "entry_lens" [T] I32, "state_slots" and "index_state_slots"
+/// [T] I64, "dense_indices" [T, W] I32, "dense_lens" [T] I32.
 /// @param step   a built step
 /// @param name   one of those above
-/// @param tensor written, its struct_size set before; its data is read-only and valid until the step is built again or destroyed
+/// @param tensor written, its struct_size set before; its data is read-only and valid until the step is built again or
+/// destroyed
 SMLA_API smla_status smla_step_get_tensor(const smla_step* step, const char* name, smla_tensor* tensor);
 
 /// Caches of one layer; NULL where its kind has none. Format and block size must be those of smla_layer_cache_need.
@@ -315,14 +352,17 @@ typedef struct smla_layer_caches {
   const smla_cache* cache[SMLA_NUM_CACHES];  ///< by SMLA_CACHE_*
 } smla_layer_caches;
 
-/// Workspace that no step of at most `tokens` tokens, `requests` requests and sequences of `max_seq_len` tokens exceeds.
+/// Workspace that no step of at most `tokens` tokens, `requests` requests and sequences of `max_seq_len` tokens
+/// exceeds.
 /// @param layer           the layer
 /// @param tokens          of a step
 /// @param requests        of a step
 /// @param max_seq_len     of a request, this step's tokens included
 /// @param workspace_bytes written
-SMLA_API smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_t requests, int64_t max_seq_len, size_t* workspace_bytes);
-/// output = attention(hidden) for the tokens of a built step. Writes the step's rows into the caches. Padding tokens give 0.
+SMLA_API smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_t requests,
+                                          int64_t max_seq_len, size_t* workspace_bytes);
+/// output = attention(hidden) for the tokens of a built step. Writes the step's rows into the caches. Padding tokens
+/// give 0.
 /// @param layer           the layer
 /// @param step            a built step, made for a layer of this kind
 /// @param caches          the layer's caches
@@ -330,8 +370,9 @@ SMLA_API smla_status smla_layer_workspace(const smla_layer* layer, int64_t token
 /// @param output          [T, hidden_size] the same, written
 /// @param workspace       aligned to 64 bytes
 /// @param workspace_bytes at least what smla_layer_workspace says for a step like this one
-SMLA_API smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
-                                        const smla_tensor* output, void* workspace, size_t workspace_bytes);
+SMLA_API smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches,
+                                        const smla_tensor* hidden, const smla_tensor* output, void* workspace,
+                                        size_t workspace_bytes);
 /// The same, queued on a stream.
 /// @param layer           the layer, of device SMLA_CUDA
 /// @param step            a built step, made for a layer of this kind
@@ -341,8 +382,10 @@ SMLA_API smla_status smla_layer_forward(const smla_layer* layer, const smla_step
 /// @param workspace       aligned to 64 bytes
 /// @param workspace_bytes at least what smla_layer_workspace says for a step like this one
 /// @param stream          where to queue
-SMLA_API smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches, const smla_tensor* hidden,
-                                           const smla_tensor* output, void* workspace, size_t workspace_bytes, void* stream);
+SMLA_API smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step,
+                                           const smla_layer_caches* caches, const smla_tensor* hidden,
+                                           const smla_tensor* output, void* workspace, size_t workspace_bytes,
+                                           void* stream);
 
 #ifdef __cplusplus
 }

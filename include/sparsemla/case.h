@@ -7,10 +7,12 @@
 
 namespace SMLA_API smla {
 
-/// Records every op that runs from now on as a case file `<number>_<op>.smla-case.safetensors` in `folder` (made if needed), which
-/// `smla verify` replays; an empty name stops. Calls are recorded one at a time, whatever thread they come from. Runs become slow, files as large as the caches;
-/// runs on a GPU are waited for and cannot be recorded in a CUDA graph meanwhile.
-/// @throws IoError when the folder cannot be made. A file that cannot be written makes the run that it records throw IoError.
+/// Records every op that runs from now on as a case file `<number>_<op>.smla-case.safetensors` in `folder` (made if
+/// needed), which `smla verify` replays; an empty name stops. Calls are recorded one at a time, whatever thread they
+/// come from. Runs become slow, files as large as the caches; runs on a GPU are waited for and cannot be recorded in a
+/// CUDA graph meanwhile.
+/// @throws IoError when the folder cannot be made. A file that cannot be written makes the run that it records throw
+/// IoError.
 void record_calls(const std::string& folder);
 
 /// record_calls with the folder named by the environment variable SMLA_DUMP; nothing when it is unset or empty.

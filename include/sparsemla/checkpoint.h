@@ -13,22 +13,26 @@
 
 namespace SMLA_API smla {
 
-/// The attention tensors of one layer, or of one tensor-parallel slice of it, ready for `layer_weights` (sparsemla/weights.h).
+/// The attention tensors of one layer, or of one tensor-parallel slice of it, ready for `layer_weights`
+/// (sparsemla/weights.h).
 struct LayerTensors {
   LayerConfig config;  ///< with the heads and o_groups of the slice
-  /// By checkpoint name without "layers.<i>.attn.": "wq_a.weight", "attn_sink", "indexer.compressor.ape", ... Linear weights are BF16 (F32 where the
-  /// file has F32; E4M3 where LoadOptions kept them, with "wq_a.scale", ... F32 beside), norms as stored, attn_sink and ape F32.
+  /// By checkpoint name without "layers.<i>.attn.": "wq_a.weight", "attn_sink", "indexer.compressor.ape", ... Linear
+  /// weights are BF16 (F32 where the file has F32; E4M3 where LoadOptions kept them, with "wq_a.scale", ... F32
+  /// beside), norms as stored, attn_sink and ape F32.
   std::map<std::string, ConstTensorView, std::less<>> tensors;
-  std::optional<float> q_scale;              ///< of e4m3 queries
-  std::optional<float> kv_scale;             ///< of the window cache's per-tensor rows, and of the compressed cache's unless that has its own
+  std::optional<float> q_scale;  ///< of e4m3 queries
+  std::optional<float>
+      kv_scale;  ///< of the window cache's per-tensor rows, and of the compressed cache's unless that has its own
   std::optional<float> compressed_kv_scale;  ///< of the compressed cache's per-tensor rows
   std::shared_ptr<const void> memory;        ///< what the views look into
 };
 
 /// How a layer's tensors are loaded.
 struct LoadOptions {
-  /// Keep FP8 weights of wq_a, wq_b, wkv, wo_a, wo_b and indexer.wq_b as E4M3 with F32 scales where a layer can take them so: the slice is whole blocks
-  /// of 128 x 128, its inputs are a multiple of 128, and so are the outputs of each group of wo_a. All others are dequantised.
+  /// Keep FP8 weights of wq_a, wq_b, wkv, wo_a, wo_b and indexer.wq_b as E4M3 with F32 scales where a layer can take
+  /// them so: the slice is whole blocks of 128 x 128, its inputs are a multiple of 128, and so are the outputs of each
+  /// group of wo_a. All others are dequantised.
   bool keep_fp8 = false;
 };
 
@@ -36,8 +40,9 @@ struct LoadOptions {
 /// @throws InvalidArgument naming both numbers when they do not divide, or when there is no such rank.
 LayerConfig tensor_parallel_slice(const LayerConfig& layer, int rank, int size);
 
-/// A DeepSeek-V4 checkpoint: a folder with config.json and model.safetensors, or with model.safetensors.index.json and its shards; or one safetensors
-/// file. Opening reads headers only; tensors are read when asked for, by bounds-checked pread, so that a file which shrinks meanwhile is an IoError.
+/// A DeepSeek-V4 checkpoint: a folder with config.json and model.safetensors, or with model.safetensors.index.json and
+/// its shards; or one safetensors file. Opening reads headers only; tensors are read when asked for, by bounds-checked
+/// pread, so that a file which shrinks meanwhile is an IoError.
 class Checkpoint {
  public:
   /// @throws IoError for files that are missing or damaged; InvalidArgument for a config.json that is no DeepSeek-V4.
@@ -54,15 +59,20 @@ class Checkpoint {
   /// Whether layer `index` brings a q_scale or a KV scale.
   bool has_cache_scales(std::int64_t index) const;
 
-  /// Layer `index` of the checkpoint's own model; the MTP layers follow the decoder layers, under their index or as `mtp.N`, N a number of its own. FP8 weights with 128x128 block scales and NVFP4 weights become BF16: the exact product of code and
-  /// scales, rounded once to nearest even (exact where the scales are powers of two), unless `options` keep them.
-  /// @throws InvalidArgument that lists every missing, unknown and misshaped tensor of the layer, or when there is no config.json; IoError for damaged
-  /// contents (a number or scale that is not finite, a file that shrank), naming tensor, row and column.
+  /// Layer `index` of the checkpoint's own model; the MTP layers follow the decoder layers, under their index or as
+  /// `mtp.N`, N a number of its own. FP8 weights with 128x128 block scales and NVFP4 weights become BF16: the exact
+  /// product of code and scales, rounded once to nearest even (exact where the scales are powers of two), unless
+  /// `options` keep them.
+  /// @throws InvalidArgument that lists every missing, unknown and misshaped tensor of the layer, or when there is no
+  /// config.json; IoError for damaged contents (a number or scale that is not finite, a file that shrank), naming
+  /// tensor, row and column.
   LayerTensors load_layer(std::int64_t index, int tp_rank = 0, int tp_size = 1, const LoadOptions& options = {}) const;
   /// The same with the numbers of the whole layer given.
-  LayerTensors load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1, const LoadOptions& options = {}) const;
+  LayerTensors load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1,
+                          const LoadOptions& options = {}) const;
   /// The tensors of `mtp.N.attn`, N = `index`, for a checkpoint without config.json.
-  LayerTensors load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1, const LoadOptions& options = {}) const;
+  LayerTensors load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1,
+                              const LoadOptions& options = {}) const;
 
  private:
   struct State;

@@ -14,7 +14,8 @@
 
 namespace SMLA_API smla {
 
-/// What a request asks for. Its tokens are synthetic: the hidden state of a token is a function of (seed, id, position).
+/// What a request asks for. Its tokens are synthetic: the hidden state of a token is a function of (seed, id,
+/// position).
 struct RequestSpec {
   std::int64_t id = 0;             ///< unique in a run
   double arrival_seconds = 0;      ///< since the start of the run
@@ -29,22 +30,24 @@ enum class PlantedError : std::uint8_t { kNone, kPosition, kBlock };
 
 /// A stack of attention layers under continuous batching.
 struct EngineOptions {
-  ModelConfig model;                      ///< its numbers
-  std::vector<std::int64_t> layers;       ///< indices into the model
-  LayerOptions layer;                     ///< how and where every layer computes; its device holds the pool, too
-  bool graphs = true;                     ///< on a GPU: decode steps are recorded as CUDA graphs, one for each padded size
-  bool time_stages = true;                ///< sum up the layers' stages; on a GPU each part is waited for then, and no graphs run
+  ModelConfig model;                 ///< its numbers
+  std::vector<std::int64_t> layers;  ///< indices into the model
+  LayerOptions layer;                ///< how and where every layer computes; its device holds the pool, too
+  bool graphs = true;                ///< on a GPU: decode steps are recorded as CUDA graphs, one for each padded size
+  bool time_stages = true;  ///< sum up the layers' stages; on a GPU each part is waited for then, and no graphs run
   std::int64_t max_batched_tokens = 512;  ///< tokens of a step
   std::int64_t max_seqs = 16;             ///< requests in flight
   std::int64_t num_blocks = 0;            ///< of the KV pool
   std::int64_t max_model_len = 0;         ///< longest request in positions; rope tables are this long
   int speculative = 0;                    ///< draft tokens a decode step verifies
-  /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always `speculative` (spec 6.10).
+  /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always
+  /// `speculative` (spec 6.10).
   bool adaptive_speculation = false;
   double draft_acceptance = 0.7;                     ///< share of drafts that a seeded coin accepts
   std::uint64_t seed = 0;                            ///< of everything that is drawn
   PlantedError planted_error = PlantedError::kNone;  ///< so that a check can be seen to fail
-  /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of `layer`.
+  /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of
+  /// `layer`.
   std::shared_ptr<const Checkpoint> weights{};
   bool fp8_weights = false;  ///< keep FP8 weights of `weights` (LoadOptions::keep_fp8); off: dequantised at load
 };
@@ -61,8 +64,8 @@ class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
   /// A layer's input and output [T, hidden] before norm and residual; `topk` [T, K] I32 for C4A layers, else absent.
-  virtual void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input, const ConstTensorView& output,
-                        const ConstTensorView& topk) = 0;
+  virtual void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
+                        const ConstTensorView& output, const ConstTensorView& topk) = 0;
 };
 
 /// What became of a request.
@@ -81,27 +84,28 @@ struct RequestResult {
 
 /// Sums over a run.
 struct RunTotals {
-  std::int64_t steps = 0;                          ///< how many
-  std::int64_t prefill_tokens = 0;                 ///< prompt tokens computed, recomputation included
-  std::int64_t decode_tokens = 0;                  ///< accepted output positions
-  std::int64_t draft_tokens = 0;                   ///< proposed
-  std::int64_t rejected_drafts = 0;                ///< thrown away by verification
-  std::int64_t preemptions = 0;                    ///< how often
-  std::int64_t recomputed_tokens = 0;              ///< prompt tokens computed again after a preemption
-  std::int64_t peak_blocks = 0;                    ///< of the pool, over all groups
-  std::int64_t peak_cached_tokens = 0;             ///< tokens whose rows stood in the caches at once
-  double prefill_seconds = 0;                      ///< step time by share of tokens
-  double decode_seconds = 0;                       ///< step time by share of tokens
-  std::int64_t graph_steps = 0;                    ///< steps that were launched as a recorded graph
-  double metadata_seconds = 0;                     ///< in StepMetadata; on a GPU the time to queue it
-  double residual_seconds = 0;                     ///< norm and residual between layers, inputs, digests; on a GPU the time to queue them
+  std::int64_t steps = 0;               ///< how many
+  std::int64_t prefill_tokens = 0;      ///< prompt tokens computed, recomputation included
+  std::int64_t decode_tokens = 0;       ///< accepted output positions
+  std::int64_t draft_tokens = 0;        ///< proposed
+  std::int64_t rejected_drafts = 0;     ///< thrown away by verification
+  std::int64_t preemptions = 0;         ///< how often
+  std::int64_t recomputed_tokens = 0;   ///< prompt tokens computed again after a preemption
+  std::int64_t peak_blocks = 0;         ///< of the pool, over all groups
+  std::int64_t peak_cached_tokens = 0;  ///< tokens whose rows stood in the caches at once
+  double prefill_seconds = 0;           ///< step time by share of tokens
+  double decode_seconds = 0;            ///< step time by share of tokens
+  std::int64_t graph_steps = 0;         ///< steps that were launched as a recorded graph
+  double metadata_seconds = 0;          ///< in StepMetadata; on a GPU the time to queue it
+  double residual_seconds = 0;  ///< norm and residual between layers, inputs, digests; on a GPU the time to queue them
   std::array<double, kNumStages> stage_seconds{};  ///< by Stage; zeros without time_stages
 };
 
 /// Blocks a request needs at its full length, at most. `chunk`: the most tokens one step feeds.
 std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, std::int64_t chunk);
 
-/// Continuous batching over paged caches: chunked prefill, decodes first, preemption of the youngest, speculative verification (spec 6).
+/// Continuous batching over paged caches: chunked prefill, decodes first, preemption of the youngest, speculative
+/// verification (spec 6).
 class Engine {
  public:
   /// @throws InvalidArgument naming the option that is impossible.
@@ -110,17 +114,19 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Queues a request; one that can never fit is refused by name in its result. @throws InvalidArgument for a duplicate id or lengths below 1.
+  /// Queues a request; one that can never fit is refused by name in its result. @throws InvalidArgument for a duplicate
+  /// id or lengths below 1.
   void submit(const RequestSpec& request);
   /// Runs one step over what is queued. False when nothing is left to do. `now`: seconds since the start of the run.
   bool step(const std::function<double()>& now);
 
-  /// The state of a running request as a snapshot (docs/snapshot.md), taken between two steps; the request runs on here. Another engine with the same
-  /// layers, formats, weights and seed goes on with it bit for bit. @throws InvalidArgument for an id that is not running.
+  /// The state of a running request as a snapshot (docs/snapshot.md), taken between two steps; the request runs on
+  /// here. Another engine with the same layers, formats, weights and seed goes on with it bit for bit. @throws
+  /// InvalidArgument for an id that is not running.
   std::vector<std::uint8_t> save_request(std::int64_t id) const;
   /// Takes a saved request over and runs it on. All or nothing: on an error the engine is as before.
-  /// @throws IoError for a damaged snapshot; InvalidArgument for one of other layers or formats, an id that was submitted before, a request that can
-  /// never fit, too few free blocks or seats. @return its id.
+  /// @throws IoError for a damaged snapshot; InvalidArgument for one of other layers or formats, an id that was
+  /// submitted before, a request that can never fit, too few free blocks or seats. @return its id.
   std::int64_t restore_request(std::span<const std::uint8_t> snapshot);
   /// Gives up a request that is waiting or running; its blocks are free. @throws InvalidArgument for another id.
   void cancel(std::int64_t id);

@@ -7,7 +7,8 @@
 
 namespace SMLA_API smla {
 
-/// Base of every exception that leaves the library. The text names the tensor or file, what was got and what was expected.
+/// Base of every exception that leaves the library. The text names the tensor or file, what was got and what was
+/// expected.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

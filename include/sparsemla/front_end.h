@@ -13,8 +13,9 @@
 
 namespace SMLA_API smla {
 
-/// How a layer prepares attention's index lists, after one of upstream's three backends (spec 8). A front-end chooses index layout, chunking, names
-/// and checks; it never chooses the formula, and all three run on every device with the same result.
+/// How a layer prepares attention's index lists, after one of upstream's three backends (spec 8). A front-end chooses
+/// index layout, chunking, names and checks; it never chooses the formula, and all three run on every device with the
+/// same result.
 enum class FrontEnd : std::uint8_t {
   kFlashMla,    ///< two scopes; prefills may be gathered into bf16 rows first (spec 8.5)
   kFlashInfer,  ///< one index matrix over window and entries; decodes and prefills called apart (spec 8.6)
@@ -24,8 +25,9 @@ enum class FrontEnd : std::uint8_t {
 /// "flashmla", "flashinfer", "sm120".
 SMLA_API std::string_view name_of(FrontEnd front_end);
 
-/// The front-end of a name or of one of upstream's backend names (spec 8.1, 15). "" and "auto": sm120 where `device_major` is 12, else flashmla.
-/// `device_major`: compute capability of the device, 0 for a CPU; it tells FLASHINFER_MLA_SPARSE_DSV4's two classes apart.
+/// The front-end of a name or of one of upstream's backend names (spec 8.1, 15). "" and "auto": sm120 where
+/// `device_major` is 12, else flashmla. `device_major`: compute capability of the device, 0 for a CPU; it tells
+/// FLASHINFER_MLA_SPARSE_DSV4's two classes apart.
 /// @throws InvalidArgument for other names with the accepted ones, for the two that upstream refuses with its text.
 SMLA_API FrontEnd front_end(std::string_view name, int device_major = 0);
 
@@ -39,12 +41,13 @@ SMLA_API std::vector<std::string_view> front_end_names(FrontEnd front_end);
 /// @throws InvalidArgument for e5m2 and unknown names with the accepted ones.
 SMLA_API const RowFormat& cache_rows(FrontEnd front_end, std::string_view cache_dtype, bool strict = false);
 
-/// The index rows of an indexer dtype name: fp8 = auto, mxfp4 (spec 4.4). `strict`: mxfp4 needs `device_major` 10, as upstream says.
+/// The index rows of an indexer dtype name: fp8 = auto, mxfp4 (spec 4.4). `strict`: mxfp4 needs `device_major` 10, as
+/// upstream says.
 /// @throws InvalidArgument with upstream's texts.
 SMLA_API const RowFormat& index_rows(std::string_view indexer_kv_dtype, bool strict = false, int device_major = 0);
 
-/// Heads that upstream's kernels of this front-end compute for `heads` (spec 8.3): flashmla 64 or 128; flashinfer and sm120 the next of 8, 16, 32, 64,
-/// 128. @throws InvalidArgument with upstream's text above 128.
+/// Heads that upstream's kernels of this front-end compute for `heads` (spec 8.3): flashmla 64 or 128; flashinfer and
+/// sm120 the next of 8, 16, 32, 64, 128. @throws InvalidArgument with upstream's text above 128.
 SMLA_API std::int64_t upstream_padded_heads(FrontEnd front_end, std::int64_t heads);
 
 /// One call of attention as upstream's kernel would see it.
@@ -55,16 +58,19 @@ struct UpstreamCall {
   std::int64_t compressed_width = 0;  ///< columns of the compressed part; 0: none
 };
 
-/// What upstream's kernels refuse about a call (spec 8.5 to 8.7): flashmla's widths in steps of 64 (128 with 128 heads), flashinfer's row in steps of
-/// 4, sm120's decode kernels for up to 64 tokens. @throws Unsupported with upstream's text where it has one.
+/// What upstream's kernels refuse about a call (spec 8.5 to 8.7): flashmla's widths in steps of 64 (128 with 128
+/// heads), flashinfer's row in steps of 4, sm120's decode kernels for up to 64 tokens. @throws Unsupported with
+/// upstream's text where it has one.
 SMLA_API void check_upstream_call(FrontEnd front_end, const UpstreamCall& call);
 
-/// What upstream refuses about cache blocks (spec 5.4): window blocks in steps of 64 tokens, compressed blocks of 256 source tokens.
-/// `compress_ratio` 1: no compressed cache. @throws InvalidArgument naming the block.
-SMLA_API void check_upstream_blocks(std::int64_t window_block, std::int64_t compressed_block, std::int64_t compress_ratio);
+/// What upstream refuses about cache blocks (spec 5.4): window blocks in steps of 64 tokens, compressed blocks of 256
+/// source tokens. `compress_ratio` 1: no compressed cache. @throws InvalidArgument naming the block.
+SMLA_API void check_upstream_blocks(std::int64_t window_block, std::int64_t compressed_block,
+                                    std::int64_t compress_ratio);
 
-/// What upstream refuses about a layout (spec 15): layer names that come twice, caches of a group without a common block size, pages larger than a
-/// block. `names`: of the layers, in the layout's order. @throws InvalidArgument with upstream's texts.
+/// What upstream refuses about a layout (spec 15): layer names that come twice, caches of a group without a common
+/// block size, pages larger than a block. `names`: of the layers, in the layout's order. @throws InvalidArgument with
+/// upstream's texts.
 SMLA_API void check_upstream_layout(const KvLayout& layout, std::span<const std::string> names);
 
 /// The argument checks of upstream's fused insert op, with its texts (spec 5.3).

@@ -23,9 +23,9 @@ enum class ScaleKind : std::uint8_t {
 /// Which floor a quantiser puts under a tiny group (spec 5.1): under its largest magnitude, or under the scale itself.
 enum class ClampRule : std::uint8_t { kAmax, kScale };
 
-/// A cache record as data. Within a block of `bs` rows the bytes are segregated: first bs x data_bytes, then bs x scale_bytes
-/// (spec 4.4, 5.1), then padding up to the block's stride. A format with inline scales keeps them in the row instead, between its nope and its
-/// rope numbers; then scale_bytes is 0 and data_bytes is the whole row.
+/// A cache record as data. Within a block of `bs` rows the bytes are segregated: first bs x data_bytes, then bs x
+/// scale_bytes (spec 4.4, 5.1), then padding up to the block's stride. A format with inline scales keeps them in the
+/// row instead, between its nope and its rope numbers; then scale_bytes is 0 and data_bytes is the whole row.
 ///
 /// Every record size in the library is derived from one of these; nowhere else does one appear as a literal.
 struct RowFormat {
@@ -52,7 +52,8 @@ const RowFormat& bf16_rows();
 const RowFormat& fp8_per_tensor_rows();
 const RowFormat& f32_rows();
 
-/// DeepSeek-V3.2's rows (576 numbers, of which the first 512 are the value): fp8_v32. Stored and read, but no attention kernel takes them.
+/// DeepSeek-V3.2's rows (576 numbers, of which the first 512 are the value): fp8_v32. Stored and read, but no attention
+/// kernel takes them.
 const RowFormat& fp8_v32_rows();
 
 /// The indexer's rows (128 numbers): index_fp8, index_mxfp4, index_f32.
@@ -60,7 +61,8 @@ const RowFormat& index_fp8_rows();
 const RowFormat& index_mxfp4_rows();
 const RowFormat& index_f32_rows();
 
-/// Compressor state rows of `coff` halves of `dim` values and as many scores, fp32 (spec 3): (512,2) C4A, (512,1) C128A, (128,2) indexer.
+/// Compressor state rows of `coff` halves of `dim` values and as many scores, fp32 (spec 3): (512,2) C4A, (512,1)
+/// C128A, (128,2) indexer.
 /// @throws InvalidArgument for another pair.
 const RowFormat& state_rows(int dim, int coff);
 
@@ -75,7 +77,8 @@ std::int64_t block_bytes(const RowFormat& format, std::int64_t block_size);
 std::int64_t page_bytes(const RowFormat& format, std::int64_t block_size);
 
 /// A paged cache that somebody else owns.
-/// Row of slot s: block s / block_size at base + (s / block_size) * block_stride_bytes, offset s % block_size in it. All in 64 bits.
+/// Row of slot s: block s / block_size at base + (s / block_size) * block_stride_bytes, offset s % block_size in it.
+/// All in 64 bits.
 struct PagedCache {
   const RowFormat* format = nullptr;    ///< how rows are stored
   std::uint8_t* base = nullptr;         ///< first block

@@ -46,14 +46,16 @@ struct LayerCache {
 
 /// Caches that share one block table per request.
 struct CacheGroup {
-  std::string name;                            ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
-  std::int64_t block_tokens = 0;               ///< source tokens a block covers
-  std::int64_t window = 0;                     ///< tokens that must be kept; 0: all of them
-  std::vector<LayerCache> caches;              ///< in order of their offsets
-  std::int64_t page_bytes = 0;                 ///< sum over its caches
+  std::string name;                ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
+  std::int64_t block_tokens = 0;   ///< source tokens a block covers
+  std::int64_t window = 0;         ///< tokens that must be kept; 0: all of them
+  std::vector<LayerCache> caches;  ///< in order of their offsets
+  std::int64_t page_bytes = 0;     ///< sum over its caches
   bool sliding() const { return window > 0; }  ///< whether old blocks are given back
   /// The first position whose rows a query at `next_position` or later can still need.
-  std::int64_t first_kept(std::int64_t next_position) const { return sliding() && next_position >= window ? next_position - window + 1 : 0; }
+  std::int64_t first_kept(std::int64_t next_position) const {
+    return sliding() && next_position >= window ? next_position - window + 1 : 0;
+  }
   /// Table columns [first, second) that a request of `tokens` computed positions needs to go on.
   std::pair<std::int64_t, std::int64_t> live_columns(std::int64_t tokens) const {
     return {first_kept(tokens) / block_tokens, (tokens + block_tokens - 1) / block_tokens};
@@ -62,9 +64,10 @@ struct CacheGroup {
 
 /// How the caches of a list of layers share one slab of blocks (spec 5.4).
 ///
-/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block. Sliding caches are grouped by (block tokens,
-/// window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full group's is split over its layers into sub-groups of about
-/// that size. A block belongs to one group at a time; block_stride is the largest group's page sum.
+/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block. Sliding caches
+/// are grouped by (block tokens, window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full
+/// group's is split over its layers into sub-groups of about that size. A block belongs to one group at a time;
+/// block_stride is the largest group's page sum.
 struct KvLayout {
   std::vector<CacheGroup> groups;       ///< "full" first when there is one
   std::int64_t block_stride_bytes = 0;  ///< from one block to the next
@@ -86,7 +89,8 @@ std::int64_t max_blocks(const CacheGroup& group, std::int64_t tokens, std::int64
 class KvPool {
  public:
   /// In the memory of `device`; blocks are zeroed on `stream`, so that work queued there later finds them so.
-  /// @throws InvalidArgument for a negative number of blocks; std::bad_alloc, CudaError; Unsupported for a GPU where there is none.
+  /// @throws InvalidArgument for a negative number of blocks; std::bad_alloc, CudaError; Unsupported for a GPU where
+  /// there is none.
   KvPool(KvLayout layout, std::int64_t num_blocks, DeviceKind device = DeviceKind::kCpu, Stream stream = {});
   ~KvPool();
   KvPool(const KvPool&) = delete;
@@ -98,14 +102,16 @@ class KvPool {
   std::int64_t num_blocks() const { return num_blocks_; }                               ///< of the slab
   std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }  ///< blocks that nobody holds
 
-  /// A block for `group`, its pages zeroed (only the bytes rows can use: neighbours are left alone); nothing when none is free.
+  /// A block for `group`, its pages zeroed (only the bytes rows can use: neighbours are left alone); nothing when none
+  /// is free.
   std::optional<std::int32_t> allocate(int group);
   /// Takes a block back. @throws InvalidArgument for a block that is not held by `group`.
   void release(int group, std::int32_t block);
 
   /// A layer's cache over the whole slab. @throws InvalidArgument when the layer has no such cache.
   PagedCache cache(std::int64_t layer, CacheRole role) const;
-  /// Gives a layer's per-tensor rows a scale of their own in place of the layout's. @throws InvalidArgument when the layer has no such cache.
+  /// Gives a layer's per-tensor rows a scale of their own in place of the layout's. @throws InvalidArgument when the
+  /// layer has no such cache.
   void set_scale(std::int64_t layer, CacheRole role, float scale);
 
   std::int64_t held(int group) const { return held_[static_cast<std::size_t>(group)]; }  ///< blocks that a group holds
@@ -130,9 +136,11 @@ class RequestBlocks {
  public:
   explicit RequestBlocks(const KvLayout& layout) : tables_(layout.groups.size()) {}  ///< holds no block yet
 
-  /// Makes room for positions [begin, end) in every group. All or nothing: returns false, holding what it held, when the pool is too small.
+  /// Makes room for positions [begin, end) in every group. All or nothing: returns false, holding what it held, when
+  /// the pool is too small.
   bool reserve(KvPool& pool, std::int64_t begin, std::int64_t end);
-  /// Makes room for what a request of `tokens` computed positions needs to go on: its live columns in every group. All or nothing, as above.
+  /// Makes room for what a request of `tokens` computed positions needs to go on: its live columns in every group. All
+  /// or nothing, as above.
   bool reserve_live(KvPool& pool, std::int64_t tokens);
   /// Gives back what no query at `next_position` or later can see.
   void slide(KvPool& pool, std::int64_t next_position);

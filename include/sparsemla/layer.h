@@ -18,7 +18,8 @@
 
 namespace SMLA_API smla {
 
-/// Activations and caches of a layer: bf16 with a quantised or bf16 cache, or float32 throughout (the semantics alone, spec cases).
+/// Activations and caches of a layer: bf16 with a quantised or bf16 cache, or float32 throughout (the semantics alone,
+/// spec cases).
 enum class Precision : std::uint8_t { kBF16, kF32 };
 
 /// Parts of a layer's time.
@@ -45,8 +46,9 @@ struct CompressorWeights {
   ConstTensorView norm;   ///< [dim] BF16 or F32
 };
 
-/// Weights of one layer by their checkpoint names (spec 1); memory belongs to the caller and must outlive the layer. Linear weights are BF16 or F32.
-/// Those with a scale below may be E4M3: then their inputs are quantised to FP8, too (QuantizeRows; of wo_a by LayerOptions::fp8_output).
+/// Weights of one layer by their checkpoint names (spec 1); memory belongs to the caller and must outlive the layer.
+/// Linear weights are BF16 or F32. Those with a scale below may be E4M3: then their inputs are quantised to FP8, too
+/// (QuantizeRows; of wo_a by LayerOptions::fp8_output).
 struct LayerWeights {
   ConstTensorView wq_a;                ///< [q_lora_rank, hidden]
   ConstTensorView q_norm;              ///< [q_lora_rank]
@@ -60,8 +62,8 @@ struct LayerWeights {
   CompressorWeights index_compressor;  ///< compress_ratio = 4
   ConstTensorView index_wq_b;          ///< [index_n_heads*index_head_dim, q_lora_rank], compress_ratio = 4
   ConstTensorView index_weights_proj;  ///< [index_n_heads, hidden], compress_ratio = 4
-  /// With E4M3 weights only: [cdiv(outputs, 128), cdiv(inputs, 128)] F32, a scale for each 128 x 128 of the weight; inputs are a multiple of 128, and
-  /// so are the outputs of a group of wo_a.
+  /// With E4M3 weights only: [cdiv(outputs, 128), cdiv(inputs, 128)] F32, a scale for each 128 x 128 of the weight;
+  /// inputs are a multiple of 128, and so are the outputs of a group of wo_a.
   ConstTensorView wq_a_scale{};
   ConstTensorView wq_b_scale{};        ///< as wq_a_scale
   ConstTensorView wkv_scale{};         ///< as wq_a_scale
@@ -72,31 +74,36 @@ struct LayerWeights {
 
 /// How a layer computes.
 struct LayerOptions {
-  DeviceKind device = DeviceKind::kCpu;      ///< whose memory weights, caches, activations and workspace lie in, and which runs
+  DeviceKind device =
+      DeviceKind::kCpu;  ///< whose memory weights, caches, activations and workspace lie in, and which runs
   Precision precision = Precision::kBF16;    ///< of activations
   CacheOptions caches;                       ///< formats of its caches; float32 rows at precision kF32
   DType q = DType::kBF16;                    ///< queries as attention sees them: BF16, or E4M3 with q_scale
   float q_scale = 1.0F;                      ///< of E4M3 queries: number = e4m3 * q_scale
   ClampRule clamp = ClampRule::kAmax;        ///< the quantiser's floor
   FrontEnd front_end = FrontEnd::kFlashMla;  ///< how index lists are prepared
-  /// flashmla over fp8_ds_mla rows: copy each prefill chunk's rows into a bf16 workspace, which holds them exactly, and attend to that, as upstream
-  /// does (spec 7.2, 7.4, 8.5). Off, and for rows of another format: prefills read the caches themselves.
+  /// flashmla over fp8_ds_mla rows: copy each prefill chunk's rows into a bf16 workspace, which holds them exactly, and
+  /// attend to that, as upstream does (spec 7.2, 7.4, 8.5). Off, and for rows of another format: prefills read the
+  /// caches themselves.
   bool gather_prefill = false;
-  /// Upstream's limits of the front-end, with its texts (spec 8): heads, widths, blocks, dtypes. Heads are padded as upstream pads them.
+  /// Upstream's limits of the front-end, with its texts (spec 8): heads, widths, blocks, dtypes. Heads are padded as
+  /// upstream pads them.
   bool strict = false;
-  std::int64_t padded_heads = 0;  ///< heads of the query and output buffers; those past num_heads are 0. 0: num_heads (strict: upstream's)
-  /// FP8 output projection (spec 2): the rotated output in E4M3 with scales of 128 dims, stored in this layout; absent: activations as they are, or kF32
-  /// with an E4M3 wo_a.
+  std::int64_t padded_heads =
+      0;  ///< heads of the query and output buffers; those past num_heads are 0. 0: num_heads (strict: upstream's)
+  /// FP8 output projection (spec 2): the rotated output in E4M3 with scales of 128 dims, stored in this layout; absent:
+  /// activations as they are, or kF32 with an E4M3 wo_a.
   std::optional<OutputScale> fp8_output{};
-  ChunkLimits chunks{};  ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the step's tokens
-  /// Of the fp32 score matrix of a C4A layer: longer batches are scored a few rows at a time, two more launches each on a GPU. A single row may take more.
-  /// 0: 64 MiB, on a GPU 512 MiB (spec 4.8).
+  ChunkLimits chunks{};  ///< of gathered prefills; max_model_len 0: the rope table's length, max_batched_tokens 0: the
+                         ///< step's tokens
+  /// Of the fp32 score matrix of a C4A layer: longer batches are scored a few rows at a time, two more launches each on
+  /// a GPU. A single row may take more. 0: 64 MiB, on a GPU 512 MiB (spec 4.8).
   std::int64_t score_bytes = 0;
   bool short_context = true;   ///< take the short-context path of the indexer (spec 4.7) where it applies
   bool deterministic = false;  ///< a row's result must not depend on its neighbours
   int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
-  /// On a GPU: compressors and indexer, with their projections, run beside the latents and queries on a stream of the layer's own, joined before attention
-  /// (spec 2).
+  /// On a GPU: compressors and indexer, with their projections, run beside the latents and queries on a stream of the
+  /// layer's own, joined before attention (spec 2).
   bool side_streams = true;
   /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts.
   std::map<std::string, std::string, std::less<>> implementations;
@@ -120,8 +127,9 @@ class LayerObserver {
   virtual ~LayerObserver() = default;
   /// After each part, with its time. On a GPU the stream is waited for at each part, and no side stream runs.
   virtual void on_stage(Stage stage, double seconds) = 0;
-  /// Rows [first_row, first_row + value.size(0)) of an intermediate: "topk" [*, k] I32 local entries, "index_scores" [*, max entries] F32 (row t is
-  /// defined for its visible entries), "attention" [*, Hp, head_dim] the attention output before it is rotated back.
+  /// Rows [first_row, first_row + value.size(0)) of an intermediate: "topk" [*, k] I32 local entries, "index_scores"
+  /// [*, max entries] F32 (row t is defined for its visible entries), "attention" [*, Hp, head_dim] the attention
+  /// output before it is rotated back.
   virtual void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first_row) = 0;
 };
 
@@ -140,7 +148,8 @@ class LayerPlan {
 
 struct SideStream;
 
-/// A DeepSeek-V4 attention layer: hidden states in, hidden states out (spec 2). Holds views of its weights and no other state.
+/// A DeepSeek-V4 attention layer: hidden states in, hidden states out (spec 2). Holds views of its weights and no other
+/// state.
 class AttentionLayer {
  public:
   /// @param config  the layer's numbers
@@ -148,7 +157,8 @@ class AttentionLayer {
   /// @param options how it computes
   /// @param cos_sin [positions, rope_head_dim] F32, the layer's rope table (rope_table()); must outlive the layer.
   /// @throws InvalidArgument naming the weight or number that does not fit, got and expected.
-  AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options, const ConstTensorView& cos_sin);
+  AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options,
+                 const ConstTensorView& cos_sin);
 
   const LayerConfig& config() const { return config_; }     ///< the layer's numbers
   const LayerOptions& options() const { return options_; }  ///< as they took effect
@@ -156,25 +166,33 @@ class AttentionLayer {
   /// For steps of this shape (StepMetadata::shape()), over caches shaped like `caches`.
   /// @throws Unsupported with upstream's text when strict and a call of the step has no upstream kernel.
   LayerPlan plan(const StepShape& shape, const LayerCaches& caches) const;
-  /// The same for `tokens` tokens of `requests` requests, all of them decodes, with no sequence longer than max_seq_len.
-  LayerPlan plan(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const {
+  /// The same for `tokens` tokens of `requests` requests, all of them decodes, with no sequence longer than
+  /// max_seq_len.
+  LayerPlan plan(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len,
+                 const LayerCaches& caches) const {
     return plan(StepShape::decodes(tokens, requests, max_seq_len), caches);
   }
-  /// Workspace that no step of at most `tokens` tokens, `requests` requests and sequences of max_seq_len exceeds: what a server reserves at the start.
-  std::size_t reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const;
+  /// Workspace that no step of at most `tokens` tokens, `requests` requests and sequences of max_seq_len exceeds: what
+  /// a server reserves at the start.
+  std::size_t reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len,
+                            const LayerCaches& caches) const;
 
-  /// output = attention(hidden); both [T, hidden] BF16 (F32 at precision kF32). Writes this step's rows into the caches. Padding tokens give 0.
-  /// On a GPU queued on `stream`, without allocating or waiting (unless observed), so that it can be recorded in a CUDA graph.
+  /// output = attention(hidden); both [T, hidden] BF16 (F32 at precision kF32). Writes this step's rows into the
+  /// caches. Padding tokens give 0. On a GPU queued on `stream`, without allocating or waiting (unless observed), so
+  /// that it can be recorded in a CUDA graph.
   /// @throws InvalidArgument when a tensor does not fit the plan, or a position is past the rope table.
-  void forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches, const ConstTensorView& hidden, const TensorView& output,
-               Workspace workspace, Stream stream = {}, LayerObserver* observer = nullptr) const;
+  void forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches, const ConstTensorView& hidden,
+               const TensorView& output, Workspace workspace, Stream stream = {},
+               LayerObserver* observer = nullptr) const;
 
-  /// A profile run without metadata (spec 2, 8.5): all projections and norms run, no cache is read or written, attention gives zeros.
-  void dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output, Workspace workspace, Stream stream = {}) const;
+  /// A profile run without metadata (spec 2, 8.5): all projections and norms run, no cache is read or written,
+  /// attention gives zeros.
+  void dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output, Workspace workspace,
+                 Stream stream = {}) const;
 
  private:
-  std::shared_ptr<const LayerPlan::Ops> make_ops(const StepShape& shape, const LayerCaches& caches, const LayerOptions& options,
-                                                 std::size_t least_score_bytes) const;
+  std::shared_ptr<const LayerPlan::Ops> make_ops(const StepShape& shape, const LayerCaches& caches,
+                                                 const LayerOptions& options, std::size_t least_score_bytes) const;
   void check_options();
   void check_step(const LayerStep& step) const;
 

@@ -12,10 +12,10 @@ namespace SMLA_API smla {
 
 /// YaRN scaling of the rope frequencies (spec 2); the amplitude factor is 1.
 struct YarnConfig {
-  double factor = 16.0;                                                    ///< by which positions stretch
-  std::int64_t original_max_position = 65536;                              ///< positions before scaling
-  double beta_fast = 32.0;                                                 ///< rotations above which a dim is left alone
-  double beta_slow = 1.0;                                                  ///< rotations below which a dim is stretched
+  double factor = 16.0;                        ///< by which positions stretch
+  std::int64_t original_max_position = 65536;  ///< positions before scaling
+  double beta_fast = 32.0;                     ///< rotations above which a dim is left alone
+  double beta_slow = 1.0;                      ///< rotations below which a dim is stretched
   friend bool operator==(const YarnConfig&, const YarnConfig&) = default;  ///< member by member
 };
 
@@ -44,7 +44,8 @@ struct LayerConfig {
   float rms_norm_eps = 1e-6F;       ///< RMSNorm's epsilon
   RopeConfig rope;                  ///< of this layer: every rotation of a layer uses this one table
   bool hadamard = false;            ///< Walsh-Hadamard transform on both sides of the indexer
-  /// C4A: attends to the entries that the last choosing C4A layer before it chose, and runs no indexer of its own (IndexCache, spec 9).
+  /// C4A: attends to the entries that the last choosing C4A layer before it chose, and runs no indexer of its own
+  /// (IndexCache, spec 9).
   bool reuses_topk = false;
 
   bool has_compressor() const { return compress_ratio > 1; }  ///< C4A or C128A
@@ -78,25 +79,30 @@ struct ModelConfig {
   std::optional<YarnConfig> yarn;         ///< of the compress layers
   std::int64_t max_position = 1048576;    ///< longest context
   bool hadamard = false;                  ///< Walsh-Hadamard transform on both sides of the indexer (spec 4.1)
-  std::int64_t index_topk_freq = 1;       ///< of this many C4A layers in a row the first chooses entries, the others reuse them (IndexCache, spec 9)
-  std::vector<int> compress_ratios;       ///< one entry a decoder layer, then MTP entries; as given: 0, 1, 4 or 128
+  std::int64_t index_topk_freq =
+      1;  ///< of this many C4A layers in a row the first chooses entries, the others reuse them (IndexCache, spec 9)
+  std::vector<int> compress_ratios;  ///< one entry a decoder layer, then MTP entries; as given: 0, 1, 4 or 128
 
-  /// Layer `index` (MTP layers follow the decoder layers and are window-only). @throws InvalidArgument when there is no such layer.
+  /// Layer `index` (MTP layers follow the decoder layers and are window-only). @throws InvalidArgument when there is no
+  /// such layer.
   LayerConfig layer(std::int64_t index) const;
 };
 
-/// "v4-flash", "v4-pro" or "tiny" (all three layer kinds, a few MB of weights). @throws InvalidArgument for another name, with the accepted ones.
+/// "v4-flash", "v4-pro" or "tiny" (all three layer kinds, a few MB of weights). @throws InvalidArgument for another
+/// name, with the accepted ones.
 ModelConfig model_preset(std::string_view name);
 /// Names of the presets.
 std::vector<std::string> model_preset_names();
 
-/// Reads a config.json text in either public shape: flat `compress_ratios` with `rope_theta`/`compress_rope_theta`/`rope_scaling`, or nested rope
-/// parameters ({"main": {...}, "compress": {...}}). @throws InvalidArgument naming the key, what was got and what was expected.
+/// Reads a config.json text in either public shape: flat `compress_ratios` with
+/// `rope_theta`/`compress_rope_theta`/`rope_scaling`, or nested rope parameters ({"main": {...}, "compress": {...}}).
+/// @throws InvalidArgument naming the key, what was got and what was expected.
 ModelConfig parse_model_config(std::string_view json);
 /// A preset's name or the path of a config.json. @throws IoError, InvalidArgument.
 ModelConfig load_model_config(const std::string& preset_or_path);
 
-/// The one builder of rope tables (spec 2): [positions, dim] fp32, row p = cos(p*f_0..) || sin(p*f_0..), angle = fl32(p * f_i).
+/// The one builder of rope tables (spec 2): [positions, dim] fp32, row p = cos(p*f_0..) || sin(p*f_0..), angle = fl32(p
+/// * f_i).
 std::vector<float> rope_table(const RopeConfig& config, std::int64_t positions);
 /// Its dim/2 frequencies, fp32.
 std::vector<float> rope_frequencies(const RopeConfig& config);

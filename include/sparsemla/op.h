@@ -33,8 +33,9 @@ struct Implementation;
 
 /// The choice of an implementation for one step shape: made on the host, immutable, printable, cheap to copy.
 ///
-/// An op is a struct with `kName`, `Problem` (shapes, dtypes, widths, scalars: never lengths or other device values) and `Args` (the tensors).
-/// `run` never allocates device memory, never synchronises and never reads lengths on the host; workspace and stream come last.
+/// An op is a struct with `kName`, `Problem` (shapes, dtypes, widths, scalars: never lengths or other device values)
+/// and `Args` (the tensors). `run` never allocates device memory, never synchronises and never reads lengths on the
+/// host; workspace and stream come last.
 template <class Op>
 class Plan {
  public:
@@ -42,7 +43,8 @@ class Plan {
   /// @throws Unsupported when nobody accepts, with each refusal.
   explicit Plan(const typename Op::Problem& problem, const PlanOptions& options = {});
 
-  /// @throws InvalidArgument when a tensor does not fit the problem; the text names it, what was got and what was expected.
+  /// @throws InvalidArgument when a tensor does not fit the problem; the text names it, what was got and what was
+  /// expected.
   void run(const typename Op::Args& args, Workspace workspace = {}, Stream stream = {}) const;
 
   const typename Op::Problem& problem() const { return problem_; }  ///< as given

@@ -33,23 +33,26 @@ struct CheckReport {
   int worst = -1;                      ///< sample with the largest relative_l2; -1: none was computed
 };
 
-/// The bound on a checked output's relative l2 error: 0.01 bf16 rows, 0.05 fp8_ds_mla, 0.06 per-tensor FP8, 1e-4 float32.
+/// The bound on a checked output's relative l2 error: 0.01 bf16 rows, 0.05 fp8_ds_mla, 0.06 per-tensor FP8, 1e-4
+/// float32.
 double check_bound(const LayerOptions& options);
 /// The same for a layer of these weights: 0.06 more where some of them are E4M3, whose inputs are rounded to FP8, too.
 double check_bound(const LayerOptions& options, const LayerWeights& weights);
 
-/// Samples of a run against the float64 layer that knows no pages and no chunks: keeps the layer's inputs of the sampled requests while the run goes
-/// on, recomputes at the end, attending over the run's own top-k set, which is judged apart.
+/// Samples of a run against the float64 layer that knows no pages and no chunks: keeps the layer's inputs of the
+/// sampled requests while the run goes on, recomputes at the end, attending over the run's own top-k set, which is
+/// judged apart.
 class RunCheck : public EngineObserver {
  public:
   /// Picks `samples` places among `requests` by the seed; every layer kind gets its turn.
   RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples);
   ~RunCheck() override;
 
-  void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input, const ConstTensorView& output,
-                const ConstTensorView& topk) override;
+  void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
+                const ConstTensorView& output, const ConstTensorView& topk) override;
 
-  /// Recomputes what was kept. @param engine the engine that ran. @param progress called after each sample with the number done.
+  /// Recomputes what was kept. @param engine the engine that ran. @param progress called after each sample with the
+  /// number done.
   CheckReport finish(const Engine& engine, const std::function<void(int)>& progress = {});
 
  private:

@@ -31,20 +31,23 @@ struct SnapshotInfo {
   std::vector<std::uint8_t> note;     ///< what the host gave to save_snapshot, unchanged
 };
 
-/// The state of a request of `tokens` computed positions as one self-describing buffer (docs/snapshot.md): the rows of every cache of every layer that
-/// it needs to go on, compressor states included. Rows of positions from `tokens` on (rejected drafts) are saved as zeros. The same state gives the
-/// same bytes, whatever blocks it stands in.
-/// @param note  bytes of the host's own, such as how far its sampler is. @throws InvalidArgument when `blocks` lacks a block that the request needs.
+/// The state of a request of `tokens` computed positions as one self-describing buffer (docs/snapshot.md): the rows of
+/// every cache of every layer that it needs to go on, compressor states included. Rows of positions from `tokens` on
+/// (rejected drafts) are saved as zeros. The same state gives the same bytes, whatever blocks it stands in.
+/// @param note  bytes of the host's own, such as how far its sampler is. @throws InvalidArgument when `blocks` lacks a
+/// block that the request needs.
 std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks& blocks, std::int64_t tokens,
                                         std::span<const std::uint8_t> note = {});
 
 /// Checks a snapshot as far as that goes without a pool. Allocates no more than the buffer's size.
-/// @throws IoError when it is damaged or truncated, InvalidArgument when it is of another version or of a row format that this library does not have.
+/// @throws IoError when it is damaged or truncated, InvalidArgument when it is of another version or of a row format
+/// that this library does not have.
 SnapshotInfo inspect_snapshot(std::span<const std::uint8_t> bytes);
 
-/// Puts the request into another pool: other blocks, number of blocks, groups or strides, but the same layers, formats, block sizes and scales.
-/// `blocks` must hold none. All or nothing: on an error pool and blocks hold what they held.
-/// @throws as inspect_snapshot; InvalidArgument when the pool's layout differs or has too few free blocks, naming got and expected.
+/// Puts the request into another pool: other blocks, number of blocks, groups or strides, but the same layers, formats,
+/// block sizes and scales. `blocks` must hold none. All or nothing: on an error pool and blocks hold what they held.
+/// @throws as inspect_snapshot; InvalidArgument when the pool's layout differs or has too few free blocks, naming got
+/// and expected.
 SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, RequestBlocks& blocks);
 
 /// Files. A file is written under another name first, so that its place never holds half a snapshot. @throws IoError.

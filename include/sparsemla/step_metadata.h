@@ -26,8 +26,9 @@ struct StepBatch {
   /// false: the decodes are DSpark draft blocks whose tokens see the whole block, the later ones too (spec 6.3).
   bool causal = true;
   std::int64_t dspark_tokens = 0;  ///< draft tokens of DSpark; 0: another way of speculation, or none
-  /// The host's copies of query_start_loc and seq_lens: they rule the split and the chunks, while rows are defined by the tensors alone, which may
-  /// deal a decode batch's tokens out otherwise (adaptive draft lengths, spec 6.10). Absent: the tensors are read.
+  /// The host's copies of query_start_loc and seq_lens: they rule the split and the chunks, while rows are defined by
+  /// the tensors alone, which may deal a decode batch's tokens out otherwise (adaptive draft lengths, spec 6.10).
+  /// Absent: the tensors are read.
   std::span<const std::int32_t> host_query_start_loc{};
   std::span<const std::int32_t> host_seq_lens{};  ///< [R]
 };
@@ -56,54 +57,56 @@ struct StepShape {
 
 /// What one layer reads of the step's metadata. R requests, Rp of them prefills, Td decode tokens.
 struct LayerStep {
-  std::int64_t tokens = 0;                  ///< T
-  std::int64_t requests = 0;                ///< R
-  std::int64_t max_seq_len = 0;             ///< upper bound of the lengths
-  BatchSplit split;                         ///< decodes first
-  ConstTensorView query_start_loc;          ///< [R+1] I32
-  ConstTensorView seq_lens;                 ///< [R] I32
-  ConstTensorView positions;                ///< [T] I64
-  ConstTensorView token_to_req;             ///< [T] I32
-  ConstTensorView valid;                    ///< [T] BOOL
-  ConstTensorView window_slots;             ///< [T] I64
-  ConstTensorView window_indices;           ///< [T, window width] I32
-  ConstTensorView window_lens;              ///< [T] I32
-  ConstTensorView window_block_table;       ///< [R, columns] I32
-  ConstTensorView gather_lens;              ///< [Rp] I32: window rows that a prefill gathers (spec 6.4)
-  ConstTensorView entry_slots;              ///< [T] I64, compress layers
-  ConstTensorView entry_lens;               ///< [T] I32 visible entries, compress layers; 0 for padding
-  ConstTensorView topk_lens;                ///< [T] I32 entries that a C4A row holds: min(entry_lens, index_topk), C4A layers
-  ConstTensorView entry_counts;             ///< [Rp] I32: entries of a prefill's sequence, seq / ratio, compress layers
-  ConstTensorView entry_block_table;        ///< [R, columns] I32, compress layers
-  ConstTensorView state_slots;              ///< [T] I64, compress layers
-  ConstTensorView state_block_table;        ///< [R, columns] I32
-  ConstTensorView index_state_slots;        ///< C4A layers that choose
+  std::int64_t tokens = 0;             ///< T
+  std::int64_t requests = 0;           ///< R
+  std::int64_t max_seq_len = 0;        ///< upper bound of the lengths
+  BatchSplit split;                    ///< decodes first
+  ConstTensorView query_start_loc;     ///< [R+1] I32
+  ConstTensorView seq_lens;            ///< [R] I32
+  ConstTensorView positions;           ///< [T] I64
+  ConstTensorView token_to_req;        ///< [T] I32
+  ConstTensorView valid;               ///< [T] BOOL
+  ConstTensorView window_slots;        ///< [T] I64
+  ConstTensorView window_indices;      ///< [T, window width] I32
+  ConstTensorView window_lens;         ///< [T] I32
+  ConstTensorView window_block_table;  ///< [R, columns] I32
+  ConstTensorView gather_lens;         ///< [Rp] I32: window rows that a prefill gathers (spec 6.4)
+  ConstTensorView entry_slots;         ///< [T] I64, compress layers
+  ConstTensorView entry_lens;          ///< [T] I32 visible entries, compress layers; 0 for padding
+  ConstTensorView topk_lens;          ///< [T] I32 entries that a C4A row holds: min(entry_lens, index_topk), C4A layers
+  ConstTensorView entry_counts;       ///< [Rp] I32: entries of a prefill's sequence, seq / ratio, compress layers
+  ConstTensorView entry_block_table;  ///< [R, columns] I32, compress layers
+  ConstTensorView state_slots;        ///< [T] I64, compress layers
+  ConstTensorView state_block_table;  ///< [R, columns] I32
+  ConstTensorView index_state_slots;  ///< C4A layers that choose
   ConstTensorView index_state_block_table;  ///< [R, columns] I32
   ConstTensorView dense_indices;            ///< [T, W] I32 global, C128A layers
   ConstTensorView dense_lens;               ///< [T] I32, C128A layers
   ConstTensorView dense_local;              ///< [T - Td, W] I32 local, C128A layers' prefills
-  ConstTensorView mixed_indices;            ///< [T, window width + P] I32: flashinfer, window-only and C128A layers (C4A layers make theirs)
-  TensorView topk;                          ///< [T, index_topk] I32: the entries C4A layers chose; one buffer for all layers of a step
+  ConstTensorView
+      mixed_indices;  ///< [T, window width + P] I32: flashinfer, window-only and C128A layers (C4A layers make theirs)
+  TensorView topk;    ///< [T, index_topk] I32: the entries C4A layers chose; one buffer for all layers of a step
 };
 
-/// Slots, window rows and C128A rows of a step (spec 5.5, 6.1 to 6.5, 7.3): built once a step, each cache group and layer kind once, read by every layer.
+/// Slots, window rows and C128A rows of a step (spec 5.5, 6.1 to 6.5, 7.3): built once a step, each cache group and
+/// layer kind once, read by every layer.
 class SMLA_API StepMetadata {
  public:
-  /// The layout and the configs of the layers it was made for, in the same order. Its tensors, and those of the batches it is built from, lie in the
-  /// memory of `device`.
+  /// The layout and the configs of the layers it was made for, in the same order. Its tensors, and those of the batches
+  /// it is built from, lie in the memory of `device`.
   StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end = FrontEnd::kFlashMla,
                DeviceKind device = DeviceKind::kCpu);
   ~StepMetadata();
   StepMetadata(StepMetadata&&) noexcept;             ///< moves
   StepMetadata& operator=(StepMetadata&&) noexcept;  ///< moves
 
-  /// On a GPU queued on `stream`: nothing waits, and nothing is allocated once as large a step was built before, so that a build can be recorded in a
-  /// CUDA graph. host_query_start_loc and host_seq_lens must be given there.
+  /// On a GPU queued on `stream`: nothing waits, and nothing is allocated once as large a step was built before, so
+  /// that a build can be recorded in a CUDA graph. host_query_start_loc and host_seq_lens must be given there.
   /// @throws InvalidArgument naming the tensor that does not fit.
   void build(const StepBatch& batch, Stream stream = {});
 
-  /// A further draft step over the same requests (MTP with more than one draft, spec 6.10): one token a request, at seq_len - 1. Positions, slots and
-  /// window rows are made anew in place: every buffer keeps its address and shape.
+  /// A further draft step over the same requests (MTP with more than one draft, spec 6.10): one token a request, at
+  /// seq_len - 1. Positions, slots and window rows are made anew in place: every buffer keeps its address and shape.
   /// @param seq_lens    [R] I32, 0 for a request that sits out
   /// @param max_seq_len their upper bound, known on the host
   /// @param stream      where to queue on a GPU

@@ -29,7 +29,8 @@ struct BasicTensorView {
   /// Contiguous, last dimension fastest.
   BasicTensorView(Void* data_in, DType dtype_in, std::initializer_list<std::int64_t> shape_in)
       : data(data_in), dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
-    if (rank > kMaxRank) throw InvalidArgument("tensor view: got " + std::to_string(rank) + " dimensions, expected at most 4");
+    if (rank > kMaxRank)
+      throw InvalidArgument("tensor view: got " + std::to_string(rank) + " dimensions, expected at most 4");
     int i = 0;
     for (const std::int64_t n : shape_in) shape[static_cast<std::size_t>(i++)] = n;
     std::int64_t step = 1;
@@ -74,7 +75,8 @@ struct BasicTensorView {
   auto* as() const {
     using Pointer = std::conditional_t<std::is_const_v<Void>, const T, T>;
     if (dtype != dtype_of<T>) {
-      throw InvalidArgument("tensor view: got dtype " + std::string(name_of(dtype)) + ", expected " + std::string(name_of(dtype_of<T>)));
+      throw InvalidArgument("tensor view: got dtype " + std::string(name_of(dtype)) + ", expected " +
+                            std::string(name_of(dtype_of<T>)));
     }
     return static_cast<Pointer*>(data);
   }

@@ -6,7 +6,8 @@
 
 namespace SMLA_API smla {
 
-/// Views of a loaded layer's tensors in the places where a layer looks for them; `tensors.memory` must outlive the layer.
+/// Views of a loaded layer's tensors in the places where a layer looks for them; `tensors.memory` must outlive the
+/// layer.
 /// @throws InvalidArgument naming a tensor that is not there.
 LayerWeights layer_weights(const LayerTensors& tensors);
 

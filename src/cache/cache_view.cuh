@@ -27,7 +27,9 @@ struct CacheView {
   ScaleKind kind = ScaleKind::kNone;
 
   /// The block that a slot, or the column that a position is in.
-  __device__ std::int64_t block_of(std::int64_t slot) const { return block_bits >= 0 ? slot >> block_bits : slot / block_size; }
+  __device__ std::int64_t block_of(std::int64_t slot) const {
+    return block_bits >= 0 ? slot >> block_bits : slot / block_size;
+  }
   /// Where a row's numbers and its scales begin: those inside it, or with those of the block's other rows.
   struct Place {
     std::uint8_t* data;
@@ -64,7 +66,9 @@ struct CacheView {
   }
 
   __device__ std::int64_t nope_bytes() const {
-    return nope == Element::kF32 ? 4 * nope_dim : (nope == Element::kBF16 ? 2 * nope_dim : (nope == Element::kE4M3 ? nope_dim : nope_dim / 2));
+    return nope == Element::kF32
+               ? 4 * nope_dim
+               : (nope == Element::kBF16 ? 2 * nope_dim : (nope == Element::kE4M3 ? nope_dim : nope_dim / 2));
   }
 
   __device__ std::int64_t rope_offset() const { return nope_bytes() + inline_scale_bytes; }

@@ -19,8 +19,13 @@ constexpr RowFormat kFp8DsMla{.name = "fp8_ds_mla",
                               .data_bytes = 576,
                               .scale_bytes = 8,
                               .page_alignment = 576};
-constexpr RowFormat kBf16{
-    .name = "bf16", .dim = 512, .nope_dim = 512, .nope = Element::kBF16, .rope = Element::kBF16, .data_bytes = 1024, .page_alignment = 512};
+constexpr RowFormat kBf16{.name = "bf16",
+                          .dim = 512,
+                          .nope_dim = 512,
+                          .nope = Element::kBF16,
+                          .rope = Element::kBF16,
+                          .data_bytes = 1024,
+                          .page_alignment = 512};
 constexpr RowFormat kFp8PerTensor{.name = "fp8_per_tensor",
                                   .dim = 512,
                                   .nope_dim = 512,
@@ -60,13 +65,18 @@ constexpr RowFormat kIndexMxfp4{.name = "index_mxfp4",
                                 .data_bytes = 64,
                                 .scale_bytes = 4,
                                 .page_alignment = 576};
-constexpr RowFormat kIndexF32{.name = "index_f32", .dim = 128, .nope_dim = 128, .data_bytes = 512, .page_alignment = 512};
-constexpr RowFormat kStateC4{.name = "state_c4", .dim = 2048, .nope_dim = 2048, .data_bytes = 8192, .page_alignment = 576};
-constexpr RowFormat kStateC128{.name = "state_c128", .dim = 1024, .nope_dim = 1024, .data_bytes = 4096, .page_alignment = 576};
-constexpr RowFormat kStateIndex{.name = "state_index", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 576};
+constexpr RowFormat kIndexF32{
+    .name = "index_f32", .dim = 128, .nope_dim = 128, .data_bytes = 512, .page_alignment = 512};
+constexpr RowFormat kStateC4{
+    .name = "state_c4", .dim = 2048, .nope_dim = 2048, .data_bytes = 8192, .page_alignment = 576};
+constexpr RowFormat kStateC128{
+    .name = "state_c128", .dim = 1024, .nope_dim = 1024, .data_bytes = 4096, .page_alignment = 576};
+constexpr RowFormat kStateIndex{
+    .name = "state_index", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 576};
 
-constexpr std::array<const RowFormat*, 11> kAll{&kFp8DsMla, &kBf16,    &kFp8PerTensor, &kF32,        &kIndexFp8, &kIndexMxfp4,
-                                                &kIndexF32, &kStateC4, &kStateC128,    &kStateIndex, &kFp8V32};
+constexpr std::array<const RowFormat*, 11> kAll{&kFp8DsMla,  &kBf16,       &kFp8PerTensor, &kF32,
+                                                &kIndexFp8,  &kIndexMxfp4, &kIndexF32,     &kStateC4,
+                                                &kStateC128, &kStateIndex, &kFp8V32};
 
 }  // namespace
 
@@ -117,7 +127,8 @@ void check_cache(std::string_view name, const PagedCache& cache) {
   const std::int64_t least = block_bytes(*cache.format, cache.block_size);
   if (cache.num_blocks > 1 && cache.block_stride_bytes < least) {
     fail("block stride " + std::to_string(cache.block_stride_bytes) + " bytes",
-         "at least " + std::to_string(least) + " (" + std::to_string(cache.block_size) + " rows of " + std::string(cache.format->name) + ")");
+         "at least " + std::to_string(least) + " (" + std::to_string(cache.block_size) + " rows of " +
+             std::string(cache.format->name) + ")");
   }
 }
 

@@ -30,7 +30,11 @@ std::int64_t pages(std::span<const LayerCache> caches) {
 }
 
 CacheGroup make_group(const std::string& name, const Set& set, std::span<const LayerCache> caches) {
-  CacheGroup group{.name = name, .block_tokens = set.block_tokens, .window = set.window, .caches = {caches.begin(), caches.end()}, .page_bytes = 0};
+  CacheGroup group{.name = name,
+                   .block_tokens = set.block_tokens,
+                   .window = set.window,
+                   .caches = {caches.begin(), caches.end()},
+                   .page_bytes = 0};
   for (LayerCache& c : group.caches) {
     c.offset_bytes = group.page_bytes;
     group.page_bytes += c.page_bytes;
@@ -84,8 +88,8 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
     const LayerConfig& config = layers[i];
     const auto layer = static_cast<std::int64_t>(i);
     if (config.window != window) {
-      throw InvalidArgument("kv layout: window of layer " + std::to_string(i) + ": got " + std::to_string(config.window) + ", expected " +
-                            std::to_string(window) + " as in layer 0");
+      throw InvalidArgument("kv layout: window of layer " + std::to_string(i) + ": got " +
+                            std::to_string(config.window) + ", expected " + std::to_string(window) + " as in layer 0");
     }
     add(rows, layer, CacheRole::kWindow, *options.rows, kWindowBlockTokens);
     if (!config.has_compressor()) continue;
@@ -94,13 +98,17 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
     if (config.has_indexer()) {
       if (config.chooses()) add(full, layer, CacheRole::kIndex, *options.index, entries);
       add(state_c4, layer, CacheRole::kState, state_rows(config.head_dim, 2), kStateC4BlockTokens);
-      if (config.chooses()) add(state_c4, layer, CacheRole::kIndexState, state_rows(config.index_head_dim, 2), kStateC4BlockTokens);
+      if (config.chooses())
+        add(state_c4, layer, CacheRole::kIndexState, state_rows(config.index_head_dim, 2), kStateC4BlockTokens);
     } else {
       add(state_c128, layer, CacheRole::kState, state_rows(config.head_dim, 1), kStateC128BlockTokens);
     }
   }
 
-  KvLayout layout{.groups = {}, .block_stride_bytes = 0, .num_layers = static_cast<std::int64_t>(layers.size()), .kv_scale = options.kv_scale};
+  KvLayout layout{.groups = {},
+                  .block_stride_bytes = 0,
+                  .num_layers = static_cast<std::int64_t>(layers.size()),
+                  .kv_scale = options.kv_scale};
   if (!full.caches.empty()) layout.groups.push_back(make_group(full.name, full, full.caches));
   const std::int64_t target = pages(full.caches);
   for (const Set* set : {&rows, &state_c4, &state_c128}) {
@@ -111,11 +119,13 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
       const std::int64_t begin = count * p / parts;
       const std::int64_t end = count * (p + 1) / parts;
       const std::string name = parts == 1 ? set->name : set->name + ("/" + std::to_string(p));
-      layout.groups.push_back(
-          make_group(name, *set, std::span(set->caches).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin))));
+      layout.groups.push_back(make_group(
+          name, *set,
+          std::span(set->caches).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin))));
     }
   }
-  for (const CacheGroup& group : layout.groups) layout.block_stride_bytes = std::max(layout.block_stride_bytes, group.page_bytes);
+  for (const CacheGroup& group : layout.groups)
+    layout.block_stride_bytes = std::max(layout.block_stride_bytes, group.page_bytes);
   return layout;
 }
 

@@ -18,9 +18,11 @@ KvPool::KvPool(KvLayout layout, std::int64_t num_blocks, DeviceKind device, Stre
       peak_(layout_.groups.size(), 0) {
   constexpr std::int64_t kMaxBlocks = 0x7FFF'FFFF;  // block ids are int32
   if (num_blocks < 0 || num_blocks > kMaxBlocks) {
-    throw InvalidArgument("kv pool: blocks: got " + std::to_string(num_blocks) + ", expected 0 to " + std::to_string(kMaxBlocks));
+    throw InvalidArgument("kv pool: blocks: got " + std::to_string(num_blocks) + ", expected 0 to " +
+                          std::to_string(kMaxBlocks));
   }
-  memory_ = std::make_unique<DeviceMemory>(device, static_cast<std::size_t>(num_blocks * layout_.block_stride_bytes), false);
+  memory_ =
+      std::make_unique<DeviceMemory>(device, static_cast<std::size_t>(num_blocks * layout_.block_stride_bytes), false);
   slab_ = static_cast<std::uint8_t*>(memory_->data());
   owner_.assign(static_cast<std::size_t>(num_blocks), -1);
   free_.reserve(static_cast<std::size_t>(num_blocks));
@@ -38,7 +40,8 @@ std::optional<std::int32_t> KvPool::allocate(int group) {
   peak_[g] = std::max(peak_[g], ++held_[g]);
   std::uint8_t* start = slab_ + block * layout_.block_stride_bytes;
   for (const LayerCache& c : layout_.groups[g].caches) {
-    fill_bytes(device_, start + c.offset_bytes, 0, static_cast<std::size_t>(block_bytes(*c.format, c.block_size)), stream_);
+    fill_bytes(device_, start + c.offset_bytes, 0, static_cast<std::size_t>(block_bytes(*c.format, c.block_size)),
+               stream_);
   }
   return block;
 }
@@ -56,7 +59,8 @@ void KvPool::release(int group, std::int32_t block) {
 PagedCache KvPool::cache(std::int64_t layer, CacheRole role) const {
   const LayerCache* c = layout_.find(layer, role);
   if (c == nullptr) {
-    throw InvalidArgument("kv pool: got role " + name_of(role) + " of layer " + std::to_string(layer) + ", expected a cache that this layer has");
+    throw InvalidArgument("kv pool: got role " + name_of(role) + " of layer " + std::to_string(layer) +
+                          ", expected a cache that this layer has");
   }
   const auto scale = scales_.find({layer, role});
   return {.format = c->format,
@@ -121,8 +125,8 @@ void RequestBlocks::slide(KvPool& pool, std::int64_t next_position) {
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {
     const CacheGroup& group = layout.groups[g];
     if (!group.sliding()) continue;
-    const std::int64_t last =
-        std::min<std::int64_t>(group.first_kept(next_position) / group.block_tokens, static_cast<std::int64_t>(tables_[g].size()));
+    const std::int64_t last = std::min<std::int64_t>(group.first_kept(next_position) / group.block_tokens,
+                                                     static_cast<std::int64_t>(tables_[g].size()));
     // Columns before the first needed one were given back by earlier calls, down to the first -1.
     for (std::int64_t c = last - 1; c >= 0 && tables_[g][static_cast<std::size_t>(c)] >= 0; --c) {
       pool.release(static_cast<int>(g), tables_[g][static_cast<std::size_t>(c)]);
@@ -141,7 +145,9 @@ void RequestBlocks::clear(KvPool& pool) {
 }
 
 bool RequestBlocks::empty() const {
-  return std::ranges::all_of(tables_, [](const auto& table) { return std::ranges::all_of(table, [](std::int32_t block) { return block < 0; }); });
+  return std::ranges::all_of(tables_, [](const auto& table) {
+    return std::ranges::all_of(table, [](std::int32_t block) { return block < 0; });
+  });
 }
 
 }  // namespace smla

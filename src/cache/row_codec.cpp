@@ -39,7 +39,8 @@ void store(Element element, std::uint8_t* bytes, int i, float value) {
     case Element::kE4M3: bytes[i] = to_e4m3(value).bits; break;
     case Element::kE2M1: {
       const std::uint8_t code = to_e2m1(value);
-      bytes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? (bytes[i / 2] & 0xF0U) | code : (bytes[i / 2] & 0x0FU) | (code << 4));
+      bytes[i / 2] =
+          static_cast<std::uint8_t>(i % 2 == 0 ? (bytes[i / 2] & 0xF0U) | code : (bytes[i / 2] & 0x0FU) | (code << 4));
       break;
     }
   }
@@ -91,7 +92,8 @@ void encode_row(const PagedCache& cache, std::int64_t slot, const float* values,
   }
   if (f.group == 0) {
     const float factor = f.scale == ScaleKind::kPerTensor ? 1.0F / cache.scale : 1.0F;
-    for (int i = 0; i < f.nope_dim; ++i) store(f.nope, data, i, f.scale == ScaleKind::kPerTensor ? values[i] * factor : values[i]);
+    for (int i = 0; i < f.nope_dim; ++i)
+      store(f.nope, data, i, f.scale == ScaleKind::kPerTensor ? values[i] * factor : values[i]);
   }
   std::uint8_t* rope = data + rope_offset(f);
   for (int i = 0; i < f.rope_dim(); ++i) store(f.rope, rope, i, values[f.nope_dim + i]);

@@ -19,8 +19,12 @@ constexpr int bits_of(Element element) {
 }
 
 /// Where a row's inline scales and its rope numbers begin.
-inline std::ptrdiff_t inline_scale_offset(const RowFormat& format) { return static_cast<std::ptrdiff_t>(format.nope_dim) * bits_of(format.nope) / 8; }
-inline std::ptrdiff_t rope_offset(const RowFormat& format) { return inline_scale_offset(format) + format.inline_scale_bytes; }
+inline std::ptrdiff_t inline_scale_offset(const RowFormat& format) {
+  return static_cast<std::ptrdiff_t>(format.nope_dim) * bits_of(format.nope) / 8;
+}
+inline std::ptrdiff_t rope_offset(const RowFormat& format) {
+  return inline_scale_offset(format) + format.inline_scale_bytes;
+}
 
 /// Where row `offset` of a block keeps its numbers and its scales.
 inline std::uint8_t* row_data(const PagedCache& cache, std::int64_t block, std::int64_t offset) {
@@ -36,15 +40,17 @@ inline std::uint8_t* scales_of_row(const PagedCache& cache, std::int64_t block, 
   return row_data(cache, block, offset) + inline_scale_offset(*cache.format);
 }
 
-/// The `format.dim` numbers of the row in slot `slot`, exact in fp32 (per-tensor rows: e4m3 * scale, one rounding). `slot` must be in the cache.
+/// The `format.dim` numbers of the row in slot `slot`, exact in fp32 (per-tensor rows: e4m3 * scale, one rounding).
+/// `slot` must be in the cache.
 void decode_row(const PagedCache& cache, std::int64_t slot, float* values);
 
 /// Encodes `format.dim` numbers into slot `slot`; scale padding is written as 0.
-/// Nope dims with group scales are rounded to bf16 before the quantiser (spec 5.1, 4.2); bf16 elements are rounded once; per-tensor rows take
-/// e4m3(clamp(x * (1/scale), +-448)) of the fp32 value as given.
+/// Nope dims with group scales are rounded to bf16 before the quantiser (spec 5.1, 4.2); bf16 elements are rounded
+/// once; per-tensor rows take e4m3(clamp(x * (1/scale), +-448)) of the fp32 value as given.
 void encode_row(const PagedCache& cache, std::int64_t slot, const float* values, ClampRule clamp = ClampRule::kAmax);
 
-/// Normalised Walsh-Hadamard transform of n (a power of two) numbers in place, Sylvester order, factor n^-0.5 (spec 4.1).
+/// Normalised Walsh-Hadamard transform of n (a power of two) numbers in place, Sylvester order, factor n^-0.5
+/// (spec 4.1).
 void hadamard(float* values, int n);
 
 }  // namespace smla

@@ -2,14 +2,16 @@
 
 // Cache rows written by kernels, the bytes of encode_row in cache/row_codec.h:
 //
-//   encode_row(cache, slot, row, clamp, warp, warps)            row: a __shared__ or global const float*, 16-byte aligned
-//   encode_row_of(cache, slot, clamp, warp, warps, quad)        quad(q): numbers 4q..4q+3 as a float4, asked of one thread once
-//   encode_part_of(..., begin, end)                             the same of quads [begin, end) only, whole groups of a scale
-//   encode_sixteens(cache, slot, clamp, first, v)               a row in the registers of neighbouring lanes, sixteen numbers each
+//   encode_row(cache, slot, row, clamp, warp, warps)            row: a __shared__ or global const float*, 16-byte
+//   aligned encode_row_of(cache, slot, clamp, warp, warps, quad)        quad(q): numbers 4q..4q+3 as a float4, asked of
+//   one thread once encode_part_of(..., begin, end)                             the same of quads [begin, end) only,
+//   whole groups of a scale encode_sixteens(cache, slot, clamp, first, v)               a row in the registers of
+//   neighbouring lanes, sixteen numbers each
 //
-// `warps` whole warps of a block call it together, each with its own number `warp`, all 32 lanes, with the same other arguments. It has no barrier: a
-// row in shared memory must be complete before (__syncthreads, or __syncwarp for one warp) and may be changed only after another. `slot` must be in
-// the cache. Any base and block stride will do: where a store cannot be wide, it is narrow.
+// `warps` whole warps of a block call it together, each with its own number `warp`, all 32 lanes, with the same other
+// arguments. It has no barrier: a row in shared memory must be complete before (__syncthreads, or __syncwarp for one
+// warp) and may be changed only after another. `slot` must be in the cache. Any base and block stride will do: where a
+// store cannot be wide, it is narrow.
 
 #include <string>
 
@@ -20,10 +22,12 @@
 
 namespace smla::device {
 
-/// Why the device cannot encode such rows; empty where it can. A group of numbers with one scale must be a power of two that a warp holds.
+/// Why the device cannot encode such rows; empty where it can. A group of numbers with one scale must be a power of two
+/// that a warp holds.
 inline std::string encoder_refusal(const RowFormat& f) {
   const bool whole = f.dim % 4 == 0 && f.nope_dim % 4 == 0;
-  const bool groups = f.group == 0 || (f.group >= 4 && f.group <= 128 && (f.group & (f.group - 1)) == 0 && f.nope_dim % f.group == 0);
+  const bool groups =
+      f.group == 0 || (f.group >= 4 && f.group <= 128 && (f.group & (f.group - 1)) == 0 && f.nope_dim % f.group == 0);
   return whole && groups ? "" : std::string(f.name) + " rows: dims or groups that a warp cannot share out by fours";
 }
 
@@ -95,8 +99,8 @@ __device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, 
 
 /// Numbers that `quad` computes, see above.
 template <class Quad>
-__device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad, int begin,
-                                               int end) {
+__device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp,
+                                               int warps, Quad quad, int begin, int end) {
   const auto [data, scales] = cache.place(slot);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int nope = min(cache.nope_dim / 4, end);
@@ -116,7 +120,8 @@ __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int6
     const bool divide = cache.kind == ScaleKind::kPerTensor;
     const float factor = divide ? 1.0F / cache.scale : 1.0F;
 #pragma unroll 1
-    for (int q = begin + thread; q < nope; q += threads) store_part(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
+    for (int q = begin + thread; q < nope; q += threads)
+      store_part(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
   }
 #pragma unroll 1
   for (int q = max(cache.nope_dim / 4, begin) + thread; q < end; q += threads) {
@@ -130,7 +135,8 @@ __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int6
 }
 
 template <class Quad>
-__device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps, Quad quad) {
+__device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps,
+                              Quad quad) {
   encode_part_of(cache, slot, clamp, warp, warps, quad, 0, cache.dim / 4);
 }
 
@@ -158,20 +164,25 @@ __device__ inline void store_sixteen(Element element, std::uint8_t* part, int fi
       }
       break;
     case Element::kE4M3:
-      *reinterpret_cast<uint4*>(part + first) = {narrowed<E4M3>(v[0]), narrowed<E4M3>(v[1]), narrowed<E4M3>(v[2]), narrowed<E4M3>(v[3])};
+      *reinterpret_cast<uint4*>(part + first) = {narrowed<E4M3>(v[0]), narrowed<E4M3>(v[1]), narrowed<E4M3>(v[2]),
+                                                 narrowed<E4M3>(v[3])};
       break;
     case Element::kE2M1: {
-      const auto pair = [&](int j) { return e2m1_codes(v[j]) | static_cast<std::uint32_t>(e2m1_codes(v[j + 1])) << 16; };
+      const auto pair = [&](int j) {
+        return e2m1_codes(v[j]) | static_cast<std::uint32_t>(e2m1_codes(v[j + 1])) << 16;
+      };
       *reinterpret_cast<uint2*>(part + first / 2) = {pair(0), pair(2)};
       break;
     }
   }
 }
 
-/// Numbers first..first+15 of the row of a slot: neighbouring lanes have a row's sixteens in order, 2^n lanes a row, enough for all of it, rows one after the
-/// other. All lanes of a warp call it together; those with slot -1 write nothing. kExact: the numbers are bf16.
+/// Numbers first..first+15 of the row of a slot: neighbouring lanes have a row's sixteens in order, 2^n lanes a row,
+/// enough for all of it, rows one after the other. All lanes of a warp call it together; those with slot -1 write
+/// nothing. kExact: the numbers are bf16.
 template <bool kExact>
-__device__ __forceinline__ void encode_sixteens(const CacheView& cache, std::int64_t slot, ClampRule clamp, int first, float4 (&v)[4]) {
+__device__ __forceinline__ void encode_sixteens(const CacheView& cache, std::int64_t slot, ClampRule clamp, int first,
+                                                float4 (&v)[4]) {
   const auto [data, scales] = cache.place(max(slot, std::int64_t{0}));
   const bool coded = first < cache.nope_dim;
   if (const int lanes = cache.group / 16; lanes > 0) {
@@ -199,11 +210,13 @@ __device__ __forceinline__ void encode_sixteens(const CacheView& cache, std::int
   // The rest of a scale slot is 0.
   const int written = cache.group == 0 ? 0 : cache.nope_dim / cache.group * (cache.kind == ScaleKind::kUe8m0 ? 1 : 4);
 #pragma unroll 1
-  for (int i = written + first / 16; i < cache.scale_bytes + cache.inline_scale_bytes; i += cache.dim / 16) scales[i] = 0;
+  for (int i = written + first / 16; i < cache.scale_bytes + cache.inline_scale_bytes; i += cache.dim / 16)
+    scales[i] = 0;
 }
 
 /// A row in memory, see above.
-__device__ inline void encode_row(const CacheView& cache, std::int64_t slot, const float* row, ClampRule clamp, int warp = 0, int warps = 1) {
+__device__ inline void encode_row(const CacheView& cache, std::int64_t slot, const float* row, ClampRule clamp,
+                                  int warp = 0, int warps = 1) {
   encode_row_of(cache, slot, clamp, warp, warps, [row](int q) { return reinterpret_cast<const float4*>(row)[q]; });
 }
 

@@ -20,8 +20,8 @@ using snapshot_records::cache_name;
 }
 
 std::string describe(const SnapshotCache& c) {
-  std::string out =
-      std::to_string(c.block_size) + " " + std::string(c.format->name) + " rows of " + std::to_string(c.block_tokens) + " tokens a block";
+  std::string out = std::to_string(c.block_size) + " " + std::string(c.format->name) + " rows of " +
+                    std::to_string(c.block_tokens) + " tokens a block";
   out += c.window > 0 ? ", window " + std::to_string(c.window) : ", all kept";
   if (c.format->scale == ScaleKind::kPerTensor) out += ", scale " + std::to_string(c.scale);
   return out;
@@ -29,7 +29,8 @@ std::string describe(const SnapshotCache& c) {
 
 bool same_form(const SnapshotCache& a, const SnapshotCache& b) {
   const bool scaled = a.format->scale == ScaleKind::kPerTensor;
-  return a.format == b.format && a.block_size == b.block_size && a.block_tokens == b.block_tokens && a.window == b.window &&
+  return a.format == b.format && a.block_size == b.block_size && a.block_tokens == b.block_tokens &&
+         a.window == b.window &&
          (!scaled || std::bit_cast<std::uint32_t>(a.scale) == std::bit_cast<std::uint32_t>(b.scale));
 }
 
@@ -55,7 +56,8 @@ std::vector<SnapshotCache> live_caches(const KvPool& pool, std::int64_t tokens) 
 }
 
 /// A block as it is saved: rows of positions from `tokens` on are zeros.
-void copy_block(const KvPool& pool, const PagedCache& cache, std::int32_t block, std::int64_t rows, std::vector<std::uint8_t>& page) {
+void copy_block(const KvPool& pool, const PagedCache& cache, std::int32_t block, std::int64_t rows,
+                std::vector<std::uint8_t>& page) {
   const RowFormat& f = *cache.format;
   copy_bytes(pool.device(), page.data(), cache.block(block), page.size(), pool.stream());
   const std::int64_t scales = cache.block_size * f.data_bytes;
@@ -64,7 +66,8 @@ void copy_block(const KvPool& pool, const PagedCache& cache, std::int32_t block,
 }
 
 void check_layout(const SnapshotInfo& info, const KvPool& pool) {
-  if (info.num_layers != pool.layout().num_layers) refuse("layers", std::to_string(info.num_layers), std::to_string(pool.layout().num_layers));
+  if (info.num_layers != pool.layout().num_layers)
+    refuse("layers", std::to_string(info.num_layers), std::to_string(pool.layout().num_layers));
   const std::vector<SnapshotCache> expected = live_caches(pool, info.tokens);
   for (std::size_t i = 0; i < std::max(info.caches.size(), expected.size()); ++i) {
     const bool got_more = i < info.caches.size();
@@ -85,12 +88,14 @@ void check_layout(const SnapshotInfo& info, const KvPool& pool) {
 
 }  // namespace
 
-std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks& blocks, std::int64_t tokens, std::span<const std::uint8_t> note) {
+std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks& blocks, std::int64_t tokens,
+                                        std::span<const std::uint8_t> note) {
   if (tokens < 0 || tokens > snapshot_records::kMaxTokens)
     refuse("tokens", std::to_string(tokens), "0 to " + std::to_string(snapshot_records::kMaxTokens));
   const KvLayout& layout = pool.layout();
   if (blocks.num_groups() != static_cast<int>(layout.groups.size())) {
-    refuse("blocks", std::to_string(blocks.num_groups()) + " groups", std::to_string(layout.groups.size()) + ", the pool's");
+    refuse("blocks", std::to_string(blocks.num_groups()) + " groups",
+           std::to_string(layout.groups.size()) + ", the pool's");
   }
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {
     const auto table = blocks.table(static_cast<int>(g));
@@ -98,7 +103,8 @@ std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks&
     for (std::int64_t c = first; c < end; ++c) {
       const bool held = c < static_cast<std::int64_t>(table.size()) && table[static_cast<std::size_t>(c)] >= 0;
       if (!held)
-        refuse("blocks of group " + layout.groups[g].name, "none in column " + std::to_string(c), "one, for " + std::to_string(tokens) + " tokens");
+        refuse("blocks of group " + layout.groups[g].name, "none in column " + std::to_string(c),
+               "one, for " + std::to_string(tokens) + " tokens");
     }
   }
   const std::vector<SnapshotCache> caches = live_caches(pool, tokens);
@@ -110,7 +116,8 @@ std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks&
     const std::int64_t rows = tokens / (c.block_tokens / c.block_size);
     page.resize(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
     for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
-      copy_block(pool, cache, table[static_cast<std::size_t>(b)], std::clamp<std::int64_t>(rows - b * c.block_size, 0, c.block_size), page);
+      copy_block(pool, cache, table[static_cast<std::size_t>(b)],
+                 std::clamp<std::int64_t>(rows - b * c.block_size, 0, c.block_size), page);
       w.append(page.data(), page.size());
     }
   }
@@ -132,7 +139,8 @@ SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, Re
            "an empty table for each of the pool's " + std::to_string(layout.groups.size()) + " groups");
   }
   std::int64_t needed = 0;
-  for (const CacheGroup& group : layout.groups) needed += group.live_columns(info.tokens).second - group.live_columns(info.tokens).first;
+  for (const CacheGroup& group : layout.groups)
+    needed += group.live_columns(info.tokens).second - group.live_columns(info.tokens).first;
   if (needed > pool.free_blocks() || !blocks.reserve_live(pool, info.tokens)) {
     refuse("pool", std::to_string(pool.free_blocks()) + " free blocks", "at least " + std::to_string(needed));
   }
@@ -141,7 +149,8 @@ SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, Re
     const auto table = blocks.table(layout.group_of(c.layer, c.role));
     for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
       const auto page = r.take(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
-      copy_bytes(pool.device(), cache.block(table[static_cast<std::size_t>(b)]), page.data(), page.size(), pool.stream());
+      copy_bytes(pool.device(), cache.block(table[static_cast<std::size_t>(b)]), page.data(), page.size(),
+                 pool.stream());
     }
   }
   return info;

@@ -16,7 +16,8 @@ void write_snapshot_file(const std::string& path, std::span<const std::uint8_t> 
     file.close();
     if (!file) {
       std::filesystem::remove(part, error);
-      throw IoError("snapshot: " + path + ": got a file that cannot be written, expected room for " + std::to_string(bytes.size()) + " bytes");
+      throw IoError("snapshot: " + path + ": got a file that cannot be written, expected room for " +
+                    std::to_string(bytes.size()) + " bytes");
     }
   }
   std::filesystem::rename(part, path, error);
@@ -29,14 +30,16 @@ void write_snapshot_file(const std::string& path, std::span<const std::uint8_t> 
 
 std::vector<std::uint8_t> read_snapshot_file(const std::string& path) {
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) throw IoError("snapshot: " + path + ": got no such file, expected one");
+  if (!std::filesystem::is_regular_file(path, error))
+    throw IoError("snapshot: " + path + ": got no such file, expected one");
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   std::ifstream file(path, std::ios::binary);
   if (error || !file) throw IoError("snapshot: " + path + ": got a file that cannot be read, expected a snapshot");
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(size));
   file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   if (static_cast<std::uintmax_t>(file.gcount()) != size) {
-    throw IoError("snapshot: " + path + ": got " + std::to_string(file.gcount()) + " bytes, expected " + std::to_string(size));
+    throw IoError("snapshot: " + path + ": got " + std::to_string(file.gcount()) + " bytes, expected " +
+                  std::to_string(size));
   }
   return bytes;
 }

@@ -37,17 +37,20 @@ void put_record(Writer& w, const SnapshotCache& c) {
   w.put(static_cast<std::uint32_t>(c.role));
   w.put(c.scale);
   w.append(name.data(), name.size());
-  for (const int number : {c.format->dim, c.format->nope_dim, c.format->data_bytes, c.format->scale_bytes}) w.put(static_cast<std::int32_t>(number));
+  for (const int number : {c.format->dim, c.format->nope_dim, c.format->data_bytes, c.format->scale_bytes})
+    w.put(static_cast<std::int32_t>(number));
   for (const std::int64_t number : {c.block_size, c.block_tokens, c.window, c.first_block, c.blocks}) w.put(number);
 }
 
 SnapshotCache take_record(Reader& r, std::int64_t num_layers) {
   SnapshotCache c;
   c.layer = r.take<std::int64_t>();
-  if (c.layer < 0 || c.layer >= num_layers) damaged("layer of a cache", std::to_string(c.layer), "0 to " + std::to_string(num_layers - 1));
+  if (c.layer < 0 || c.layer >= num_layers)
+    damaged("layer of a cache", std::to_string(c.layer), "0 to " + std::to_string(num_layers - 1));
   const auto role = r.take<std::uint32_t>();
   if (role >= kNumCacheRoles)
-    damaged("role of a cache of layer " + std::to_string(c.layer), std::to_string(role), "below " + std::to_string(kNumCacheRoles));
+    damaged("role of a cache of layer " + std::to_string(c.layer), std::to_string(role),
+            "below " + std::to_string(kNumCacheRoles));
   c.role = static_cast<CacheRole>(role);
   c.scale = r.take<float>();
   const auto name = r.take(kNameBytes);
@@ -60,10 +63,12 @@ SnapshotCache take_record(Reader& r, std::int64_t num_layers) {
   for (const int expected : {c.format->dim, c.format->nope_dim, c.format->data_bytes, c.format->scale_bytes}) {
     const auto got = r.take<std::int32_t>();
     if (got != expected) {
-      refuse(cache_name(c) + ": numbers of " + std::string(c.format->name) + " rows", std::to_string(got), std::to_string(expected));
+      refuse(cache_name(c) + ": numbers of " + std::string(c.format->name) + " rows", std::to_string(got),
+             std::to_string(expected));
     }
   }
-  for (std::int64_t* number : {&c.block_size, &c.block_tokens, &c.window, &c.first_block, &c.blocks}) *number = r.take<std::int64_t>();
+  for (std::int64_t* number : {&c.block_size, &c.block_tokens, &c.window, &c.first_block, &c.blocks})
+    *number = r.take<std::int64_t>();
   return c;
 }
 
@@ -71,14 +76,18 @@ SnapshotCache take_record(Reader& r, std::int64_t num_layers) {
 void check_record(const SnapshotCache& c, std::int64_t tokens) {
   constexpr std::int64_t kMost = 1 << 20;
   const std::string name = cache_name(c);
-  if (c.block_size < 1 || c.block_tokens < c.block_size || c.block_tokens > kMost || c.block_tokens % c.block_size != 0) {
-    damaged(name, std::to_string(c.block_size) + " rows of " + std::to_string(c.block_tokens) + " tokens a block", "a whole number of tokens a row");
+  if (c.block_size < 1 || c.block_tokens < c.block_size || c.block_tokens > kMost ||
+      c.block_tokens % c.block_size != 0) {
+    damaged(name, std::to_string(c.block_size) + " rows of " + std::to_string(c.block_tokens) + " tokens a block",
+            "a whole number of tokens a row");
   }
-  if (c.window < 0 || c.window > kMost) damaged(name + ": window", std::to_string(c.window), "0 to " + std::to_string(kMost));
+  if (c.window < 0 || c.window > kMost)
+    damaged(name + ": window", std::to_string(c.window), "0 to " + std::to_string(kMost));
   const auto [first, end] = group_form(c).live_columns(tokens);
   if (c.first_block != first || c.blocks != end - first) {
-    damaged(name, std::to_string(c.blocks) + " blocks from " + std::to_string(c.first_block),
-            std::to_string(end - first) + " from " + std::to_string(first) + " for " + std::to_string(tokens) + " tokens");
+    damaged(
+        name, std::to_string(c.blocks) + " blocks from " + std::to_string(c.first_block),
+        std::to_string(end - first) + " from " + std::to_string(first) + " for " + std::to_string(tokens) + " tokens");
   }
 }
 
@@ -96,11 +105,14 @@ std::uint64_t checksum(std::span<const std::uint8_t> bytes) {
   return sum;
 }
 
-std::string cache_name(const SnapshotCache& cache) { return name_of(cache.role) + " cache of layer " + std::to_string(cache.layer); }
+std::string cache_name(const SnapshotCache& cache) {
+  return name_of(cache.role) + " cache of layer " + std::to_string(cache.layer);
+}
 
 std::int64_t bytes_of(const SnapshotCache& c) { return c.blocks * block_bytes(*c.format, c.block_size); }
 
-Writer begin(std::int64_t tokens, std::int64_t num_layers, std::span<const SnapshotCache> caches, std::span<const std::uint8_t> note) {
+Writer begin(std::int64_t tokens, std::int64_t num_layers, std::span<const SnapshotCache> caches,
+             std::span<const std::uint8_t> note) {
   std::size_t size = kHeaderBytes + caches.size() * kRecordBytes + note.size() + kChecksumBytes;
   for (const SnapshotCache& c : caches) size += static_cast<std::size_t>(bytes_of(c));
   Writer w(size);
@@ -119,9 +131,11 @@ Writer begin(std::int64_t tokens, std::int64_t num_layers, std::span<const Snaps
 /// Everything but the blocks, which `r` stands before when it returns.
 SnapshotInfo take_info(std::span<const std::uint8_t> bytes, Reader& r) {
   if (bytes.size() < kHeaderBytes + kChecksumBytes) {
-    damaged("size", std::to_string(bytes.size()) + " bytes", "at least " + std::to_string(kHeaderBytes + kChecksumBytes));
+    damaged("size", std::to_string(bytes.size()) + " bytes",
+            "at least " + std::to_string(kHeaderBytes + kChecksumBytes));
   }
-  if (std::memcmp(r.take(kMagic.size()).data(), kMagic.data(), kMagic.size()) != 0) damaged("first bytes", "others", "SMLASNAP");
+  if (std::memcmp(r.take(kMagic.size()).data(), kMagic.data(), kMagic.size()) != 0)
+    damaged("first bytes", "others", "SMLASNAP");
   const auto version = r.take<std::uint32_t>();
   if (version != kVersion) refuse("version", std::to_string(version), std::to_string(kVersion));
   const auto caches = r.take<std::uint32_t>();
@@ -134,7 +148,8 @@ SnapshotInfo take_info(std::span<const std::uint8_t> bytes, Reader& r) {
 
   SnapshotInfo info;
   info.tokens = r.take<std::int64_t>();
-  if (info.tokens < 0 || info.tokens > kMaxTokens) damaged("tokens", std::to_string(info.tokens), "0 to " + std::to_string(kMaxTokens));
+  if (info.tokens < 0 || info.tokens > kMaxTokens)
+    damaged("tokens", std::to_string(info.tokens), "0 to " + std::to_string(kMaxTokens));
   info.num_layers = r.take<std::int64_t>();
   const auto note = r.take<std::uint64_t>();
   if (caches > r.left() / kRecordBytes) damaged("caches", std::to_string(caches), "as many as fit the file");
@@ -148,13 +163,15 @@ SnapshotInfo take_info(std::span<const std::uint8_t> bytes, Reader& r) {
         damaged("order of caches", cache_name(c), "one behind " + cache_name(before));
     }
   }
-  if (note > r.left() - kChecksumBytes) damaged("note", std::to_string(note) + " bytes", "at most what is left of the file");
+  if (note > r.left() - kChecksumBytes)
+    damaged("note", std::to_string(note) + " bytes", "at most what is left of the file");
   const auto host = r.take(static_cast<std::size_t>(note));
   info.note.assign(host.begin(), host.end());
   auto left = static_cast<std::int64_t>(r.left() - kChecksumBytes);
   for (const SnapshotCache& c : info.caches) {
     // Blocks first: their product with a block's bytes could pass 63 bits.
-    if (c.blocks > left || bytes_of(c) > left) damaged(cache_name(c), std::to_string(left) + " bytes left", std::to_string(c.blocks) + " blocks");
+    if (c.blocks > left || bytes_of(c) > left)
+      damaged(cache_name(c), std::to_string(left) + " bytes left", std::to_string(c.blocks) + " blocks");
     left -= bytes_of(c);
   }
   if (left != 0) damaged("blocks", std::to_string(left) + " bytes more", "none");

@@ -10,11 +10,13 @@
 
 #include "sparsemla/snapshot.h"
 
-// The bytes of a snapshot before its blocks (docs/snapshot.md). Numbers are little-endian, as is every machine the library runs on.
+// The bytes of a snapshot before its blocks (docs/snapshot.md). Numbers are little-endian, as is every machine the
+// library runs on.
 
 namespace smla::snapshot_records {
 
-inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  ///< far past any model; a block table of so many tokens is still small
+inline constexpr std::int64_t kMaxTokens =
+    std::int64_t{1} << 24;  ///< far past any model; a block table of so many tokens is still small
 
 std::uint64_t checksum(std::span<const std::uint8_t> bytes);
 
@@ -68,7 +70,8 @@ std::string cache_name(const SnapshotCache& cache);
 std::int64_t bytes_of(const SnapshotCache& cache);
 
 /// The bytes before the blocks, into a writer with room for the whole; `caches` by layer and role.
-Writer begin(std::int64_t tokens, std::int64_t num_layers, std::span<const SnapshotCache> caches, std::span<const std::uint8_t> note);
+Writer begin(std::int64_t tokens, std::int64_t num_layers, std::span<const SnapshotCache> caches,
+             std::span<const std::uint8_t> note);
 
 /// Reads and checks them; `reader`, made over all `bytes`, stands before the blocks when it returns.
 SnapshotInfo take_info(std::span<const std::uint8_t> bytes, Reader& reader);

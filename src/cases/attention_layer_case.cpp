@@ -43,9 +43,11 @@ LayerConfig read_config(const JsonReader& p) {
 /// One request run chunk by chunk through one layer, every block kept.
 class LayerReplay {
  public:
-  LayerReplay(const CaseFile& file, const ReplayOptions& options) : file_(file), params_(file.reader()), config_(read_config(params_)) {
+  LayerReplay(const CaseFile& file, const ReplayOptions& options)
+      : file_(file), params_(file.reader()), config_(read_config(params_)) {
     const std::string precision = params_.text("precision");
-    check_that(precision == "f32" || precision == "bf16", params_.where(), "precision", "\"" + precision + "\"", "\"f32\" or \"bf16\"");
+    check_that(precision == "f32" || precision == "bf16", params_.where(), "precision", "\"" + precision + "\"",
+               "\"f32\" or \"bf16\"");
     options_.precision = precision == "f32" ? Precision::kF32 : Precision::kBF16;
     options_.front_end = front_end(params_.text("front_end", "flashmla"));
     options_.strict = params_.flag("strict", false);
@@ -64,7 +66,8 @@ class LayerReplay {
     hidden_ = converted(hidden, options_.precision == Precision::kF32 ? DType::kF32 : DType::kBF16);
     steps_ = params_.integers("steps", 1, std::int64_t{1} << 24, std::size_t{1} << 20);
     const std::int64_t total = std::accumulate(steps_.begin(), steps_.end(), std::int64_t{0});
-    check_that(total == tokens_, params_.where(), "sum of steps", total, std::to_string(tokens_) + ", the rows of in.hidden");
+    check_that(total == tokens_, params_.where(), "sum of steps", total,
+               std::to_string(tokens_) + ", the rows of in.hidden");
     read_weights();
   }
 
@@ -80,8 +83,8 @@ class LayerReplay {
             .ape = file_.view(prefix + "ape"),
             .norm = file_.view(prefix + "norm.weight")};
   }
-  HostTensor entries(const KvPool& pool, const RequestBlocks& blocks, CacheRole role, const CompressorWeights& weights, int dim,
-                     const ConstTensorView& cos_sin) const;
+  HostTensor entries(const KvPool& pool, const RequestBlocks& blocks, CacheRole role, const CompressorWeights& weights,
+                     int dim, const ConstTensorView& cos_sin) const;
 
   const CaseFile& file_;
   JsonReader params_;
@@ -112,7 +115,8 @@ void LayerReplay::read_formats() {
     options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
     return;
   }
-  options_.caches.rows = &cache_rows(options_.front_end, params_.text("cache_dtype", std::string(fp8_ds_mla_rows().name)), options_.strict);
+  options_.caches.rows = &cache_rows(options_.front_end,
+                                     params_.text("cache_dtype", std::string(fp8_ds_mla_rows().name)), options_.strict);
   options_.caches.index = &index_rows(params_.text("index_dtype", "fp8"));
   if (options_.caches.rows->scale == ScaleKind::kPerTensor) options_.q = DType::kE4M3;
 }
@@ -156,9 +160,11 @@ class Recorder : public LayerObserver {
     for (std::int64_t r = 0; r < value.size(0); ++r) {
       const std::int64_t row = first + first_row + r;
       if (name == "topk") {
-        std::copy_n(value.as<std::int32_t>() + r * value.stride[0], value.size(1), topk.as<std::int32_t>() + row * topk.size(1));
+        std::copy_n(value.as<std::int32_t>() + r * value.stride[0], value.size(1),
+                    topk.as<std::int32_t>() + row * topk.size(1));
       } else if (name == "index_scores") {
-        std::copy_n(value.as<float>() + r * value.stride[0], std::min((row + 1) / 4, value.size(1)), scores.as<float>() + row * scores.size(1));
+        std::copy_n(value.as<float>() + r * value.stride[0], std::min((row + 1) / 4, value.size(1)),
+                    scores.as<float>() + row * scores.size(1));
       }
     }
   }
@@ -171,8 +177,8 @@ class Recorder : public LayerObserver {
 };
 
 /// Every entry before quantisation: pooled once more from the state rows, which are all still there, into float32 rows.
-HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks, CacheRole role, const CompressorWeights& weights, int dim,
-                                const ConstTensorView& cos_sin) const {
+HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks, CacheRole role,
+                                const CompressorWeights& weights, int dim, const ConstTensorView& cos_sin) const {
   const int ratio = config_.compress_ratio;
   const std::int64_t count = tokens_ / ratio;
   HostTensor out(DType::kF32, {count, dim});
@@ -186,7 +192,8 @@ HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks,
   }
   const auto table = blocks.table(pool.layout().group_of(0, role));
   PagedCache state = pool.cache(0, role);
-  HostTensor rows(DType::kU8, {(state.num_blocks - 1) * state.block_stride_bytes + block_bytes(*state.format, state.block_size)});
+  HostTensor rows(DType::kU8,
+                  {(state.num_blocks - 1) * state.block_stride_bytes + block_bytes(*state.format, state.block_size)});
   copy_bytes(pool.device(), rows.data(), state.base, rows.bytes());
   state.base = rows.as<std::uint8_t>();
   const RowFormat& format = dim == index_f32_rows().dim ? index_f32_rows() : f32_rows();
@@ -279,14 +286,15 @@ ReplayResult LayerReplay::run() {
   copy_bytes(device, output.data(), made.data(), output.bytes());
 
   const HostTensor* want = file_.find("out.output");
-  result.results.emplace("output", want != nullptr && want->dtype() == DType::kF32 ? converted(output, DType::kF32) : std::move(output));
+  result.results.emplace(
+      "output", want != nullptr && want->dtype() == DType::kF32 ? converted(output, DType::kF32) : std::move(output));
   if (config_.has_compressor()) {
-    result.results.emplace("compressed_kv",
-                           entries(pool, blocks, CacheRole::kState, weights_.compressor, config_.head_dim, std::as_const(cos_sin).view()));
+    result.results.emplace("compressed_kv", entries(pool, blocks, CacheRole::kState, weights_.compressor,
+                                                    config_.head_dim, std::as_const(cos_sin).view()));
   }
   if (config_.has_indexer()) {
-    result.results.emplace("indexer_kv", entries(pool, blocks, CacheRole::kIndexState, weights_.index_compressor, config_.index_head_dim,
-                                                 std::as_const(cos_sin).view()));
+    result.results.emplace("indexer_kv", entries(pool, blocks, CacheRole::kIndexState, weights_.index_compressor,
+                                                 config_.index_head_dim, std::as_const(cos_sin).view()));
     result.results.emplace("topk", std::move(recorder.topk));
     result.results.emplace("index_scores", std::move(recorder.scores));
   }

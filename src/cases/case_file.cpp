@@ -16,7 +16,8 @@ constexpr std::string_view kPrefixes[] = {"in.", "weights.", "out."};
 const std::string& metadata(const SafetensorsFile& file, const std::string& key) {
   const auto found = file.metadata().find(key);
   if (found == file.metadata().end())
-    throw InvalidArgument(file.path() + ": metadata " + key + ": got no such key, expected one (" + std::string(kFormat) + ")");
+    throw InvalidArgument(file.path() + ": metadata " + key + ": got no such key, expected one (" +
+                          std::string(kFormat) + ")");
   return found->second;
 }
 
@@ -51,31 +52,43 @@ void CaseFile::expect_inputs(const std::vector<std::string>& accepted) const {
     if (std::find(accepted.begin(), accepted.end(), name) != accepted.end()) continue;
     std::string list;
     for (const std::string& a : accepted) list += (list.empty() ? "" : ", ") + ("in." + a);
-    throw InvalidArgument(path + ": in." + name + ": got a tensor that op " + op + " does not have, expected one of " + list);
+    throw InvalidArgument(path + ": in." + name + ": got a tensor that op " + op + " does not have, expected one of " +
+                          list);
   }
 }
 
 CaseFile read_case(const std::string& path) {
   const SafetensorsFile file(path);
   const std::string& format = metadata(file, "format");
-  if (format != kFormat) throw InvalidArgument(path + ": metadata format: got \"" + format + "\", expected \"" + std::string(kFormat) + "\"");
-  CaseFile out{.path = path, .op = metadata(file, "op"), .params = parse_json(path + ": params", metadata(file, "params")), .tensors = {}};
+  if (format != kFormat)
+    throw InvalidArgument(path + ": metadata format: got \"" + format + "\", expected \"" + std::string(kFormat) +
+                          "\"");
+  CaseFile out{.path = path,
+               .op = metadata(file, "op"),
+               .params = parse_json(path + ": params", metadata(file, "params")),
+               .tensors = {}};
   out.reader();  // throws unless the params are an object
   for (const auto& [name, entry] : file.tensors()) {
-    const bool known = std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
-                                   [&name = name](std::string_view prefix) { return name.starts_with(prefix) && name.size() > prefix.size(); });
-    if (!known) throw InvalidArgument(path + ": tensor " + name + ": got a name without prefix, expected in.*, weights.* or out.*");
+    const bool known = std::any_of(std::begin(kPrefixes), std::end(kPrefixes), [&name = name](std::string_view prefix) {
+      return name.starts_with(prefix) && name.size() > prefix.size();
+    });
+    if (!known)
+      throw InvalidArgument(path + ": tensor " + name +
+                            ": got a name without prefix, expected in.*, weights.* or out.*");
     if (entry.shape.size() > static_cast<std::size_t>(TensorView::kMaxRank)) {
-      throw InvalidArgument(path + ": tensor " + name + ": got " + std::to_string(entry.shape.size()) + " dimensions, expected at most 4");
+      throw InvalidArgument(path + ": tensor " + name + ": got " + std::to_string(entry.shape.size()) +
+                            " dimensions, expected at most 4");
     }
     out.tensors.emplace(name, file.read(name));
   }
   return out;
 }
 
-void write_case(const std::string& path, std::string_view op, std::string_view params_json, const std::map<std::string, const HostTensor*>& tensors) {
+void write_case(const std::string& path, std::string_view op, std::string_view params_json,
+                const std::map<std::string, const HostTensor*>& tensors) {
   const std::vector<std::pair<std::string, const HostTensor*>> list(tensors.begin(), tensors.end());
-  write_safetensors(path, {{"format", std::string(kFormat)}, {"op", std::string(op)}, {"params", std::string(params_json)}}, list);
+  write_safetensors(
+      path, {{"format", std::string(kFormat)}, {"op", std::string(op)}, {"params", std::string(params_json)}}, list);
 }
 
 std::string to_json(const JsonValue& value) {
@@ -96,7 +109,8 @@ std::string to_json(const JsonValue& value) {
     }
     case JsonValue::Kind::kObject: {
       std::string out = "{";
-      for (const auto& [key, item] : value.members) out += (out.size() > 1 ? ", " : "") + json_string(key) + ": " + to_json(item);
+      for (const auto& [key, item] : value.members)
+        out += (out.size() > 1 ? ", " : "") + json_string(key) + ": " + to_json(item);
       return out + "}";
     }
   }

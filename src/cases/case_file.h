@@ -10,8 +10,9 @@
 
 namespace smla {
 
-/// One call of one operation, read from a smla-case/1 file: safetensors whose metadata hold `format`, `op` and `params`, with tensors
-/// in.<argument>, weights.<checkpoint name> and out.<result>. Lookups throw InvalidArgument naming the file and the tensor.
+/// One call of one operation, read from a smla-case/1 file: safetensors whose metadata hold `format`, `op` and
+/// `params`, with tensors in.<argument>, weights.<checkpoint name> and out.<result>. Lookups throw InvalidArgument
+/// naming the file and the tensor.
 struct CaseFile {
   std::string path;
   std::string op;
@@ -32,11 +33,13 @@ struct CaseFile {
   JsonReader reader() const { return JsonReader(path + ": params", params); }
 };
 
-/// @throws IoError for a damaged file, InvalidArgument for one that is no smla-case/1 or has a tensor outside in., weights. and out.
+/// @throws IoError for a damaged file, InvalidArgument for one that is no smla-case/1 or has a tensor outside in.,
+/// weights. and out.
 CaseFile read_case(const std::string& path);
 
 /// @throws IoError.
-void write_case(const std::string& path, std::string_view op, std::string_view params_json, const std::map<std::string, const HostTensor*>& tensors);
+void write_case(const std::string& path, std::string_view op, std::string_view params_json,
+                const std::map<std::string, const HostTensor*>& tensors);
 
 /// A JSON value as text again.
 std::string to_json(const JsonValue& value);

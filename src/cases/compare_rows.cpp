@@ -9,7 +9,9 @@ namespace smla {
 
 namespace {
 
-std::int64_t block_stride(const HostTensor& cache) { return cache.size(0) == 0 ? 0 : static_cast<std::int64_t>(cache.bytes()) / cache.size(0); }
+std::int64_t block_stride(const HostTensor& cache) {
+  return cache.size(0) == 0 ? 0 : static_cast<std::int64_t>(cache.bytes()) / cache.size(0);
+}
 
 /// Walks two caches and keeps the worst distance.
 class RowsComparison {
@@ -41,7 +43,8 @@ class RowsComparison {
       compare_exact(block, row, at, format.inline_scale_bytes, "a scale byte differs");
       at += format.inline_scale_bytes;
       compare_part(block, row, at, format.rope, format.rope_dim());
-      compare_exact(block, row, block * stride_ + scales + row * format.scale_bytes, format.scale_bytes, "a scale byte differs");
+      compare_exact(block, row, block * stride_ + scales + row * format.scale_bytes, format.scale_bytes,
+                    "a scale byte differs");
     }
     const std::int64_t used = block_bytes(format, tolerance_.block_size);
     compare_exact(block, tolerance_.block_size, block * stride_ + used, stride_ - used, "a padding byte differs");
@@ -78,7 +81,8 @@ class RowsComparison {
     const E4M3 w{want_[at]};
     if (g == w) return;
     const bool special = (g.bits & 0x7FU) == 0x7FU || (w.bits & 0x7FU) == 0x7FU;
-    note(block, row, at, special ? INT32_MAX : ulp_distance(g, w), tolerance_.steps, "an e4m3 code is too many steps off");
+    note(block, row, at, special ? INT32_MAX : ulp_distance(g, w), tolerance_.steps,
+         "an e4m3 code is too many steps off");
   }
   void compare_e2m1(std::int64_t block, std::int64_t row, std::int64_t at) {
     for (const int shift : {0, 4}) {
@@ -86,7 +90,8 @@ class RowsComparison {
         const int code = (byte >> shift) & 15;
         return code >= 8 ? 8 - code : code;
       };
-      note(block, row, at, std::abs(line(got_[at]) - line(want_[at])), tolerance_.steps, "an e2m1 code is too many steps off");
+      note(block, row, at, std::abs(line(got_[at]) - line(want_[at])), tolerance_.steps,
+           "an e2m1 code is too many steps off");
     }
   }
   void compare_exact(std::int64_t block, std::int64_t row, std::int64_t at, std::int64_t bytes, const char* what) {
@@ -95,7 +100,8 @@ class RowsComparison {
     note(block, row, at, std::abs(got_[at] - want_[at]), 0, what);
   }
 
-  void note(std::int64_t block, std::int64_t row, std::int64_t at, std::int64_t distance, std::int64_t bound, const char* what) {
+  void note(std::int64_t block, std::int64_t row, std::int64_t at, std::int64_t distance, std::int64_t bound,
+            const char* what) {
     if (distance > bound) {
       result_.pass = false;
       if (result_.failure.empty()) result_.failure = what;
@@ -103,7 +109,8 @@ class RowsComparison {
     if (static_cast<double>(distance) <= result_.worst) return;
     result_.worst = static_cast<double>(distance);
     result_.where = {block, at - block * stride_};
-    result_.detail = "row " + std::to_string(row) + " of the block, byte got " + std::to_string(got_[at]) + ", want " + std::to_string(want_[at]);
+    result_.detail = "row " + std::to_string(row) + " of the block, byte got " + std::to_string(got_[at]) + ", want " +
+                     std::to_string(want_[at]);
   }
 
   const std::uint8_t* got_;
@@ -119,8 +126,9 @@ Comparison compare_rows(const HostTensor& got, const HostTensor& want, const Row
   // block_size is below 2^31 and a record far below 2^31 bytes, so the product fits.
   const std::int64_t least = block_bytes(*tolerance.format, tolerance.block_size);
   if (want.size(0) > 0 && block_stride(want) < least) {
-    throw InvalidArgument("tolerance rows: got a block stride of " + std::to_string(block_stride(want)) + " bytes, expected at least " +
-                          std::to_string(least) + " for " + std::to_string(tolerance.block_size) + " rows of " + std::string(tolerance.format->name));
+    throw InvalidArgument("tolerance rows: got a block stride of " + std::to_string(block_stride(want)) +
+                          " bytes, expected at least " + std::to_string(least) + " for " +
+                          std::to_string(tolerance.block_size) + " rows of " + std::string(tolerance.format->name));
   }
   return RowsComparison(got, want, tolerance).run(want.size(0));
 }

@@ -30,7 +30,8 @@ void ReadTensors::cache(const char* name, PagedCache& cache, CacheAccess access)
   check_that(bytes.size(0) == 0 || bytes.size(1) >= least, file.path, tensor + " block stride", bytes.size(1),
              "at least " + std::to_string(least) + " bytes");
   if (access == CacheAccess::kRead) {
-    cache.base = const_cast<std::uint8_t*>(bytes.as<std::uint8_t>());  // PagedCache serves writers too and so has no const form
+    cache.base =
+        const_cast<std::uint8_t*>(bytes.as<std::uint8_t>());  // PagedCache serves writers too and so has no const form
     return;
   }
   HostTensor& made = result.results.insert_or_assign(key, bytes.clone()).first->second;

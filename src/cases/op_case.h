@@ -1,6 +1,7 @@
 #pragma once
 
-// The case form of an op that has no older one: op = kName, params = the members of Problem, tensors = the members of Args (ops/fields.h).
+// The case form of an op that has no older one: op = kName, params = the members of Problem, tensors = the members of
+// Args (ops/fields.h).
 
 #include <optional>
 
@@ -19,16 +20,28 @@ inline std::string_view text_of(OutputScale scale) { return scale == OutputScale
 struct ReadFields {
   JsonReader params;
 
-  void operator()(const char* name, std::int64_t& value) const { value = params.integer(name, INT64_MIN, INT64_MAX, value); }
-  void operator()(const char* name, int& value) const { value = static_cast<int>(params.integer(name, INT32_MIN, INT32_MAX, value)); }
-  void operator()(const char* name, float& value) const { value = static_cast<float>(params.number(name, -3.4e38, 3.4e38, value)); }
+  void operator()(const char* name, std::int64_t& value) const {
+    value = params.integer(name, INT64_MIN, INT64_MAX, value);
+  }
+  void operator()(const char* name, int& value) const {
+    value = static_cast<int>(params.integer(name, INT32_MIN, INT32_MAX, value));
+  }
+  void operator()(const char* name, float& value) const {
+    value = static_cast<float>(params.number(name, -3.4e38, 3.4e38, value));
+  }
   void operator()(const char* name, bool& value) const { value = params.flag(name, value); }
-  void operator()(const char* name, DType& value) const { value = dtype_from_name(params.text(name, std::string(name_of(value)))); }
+  void operator()(const char* name, DType& value) const {
+    value = dtype_from_name(params.text(name, std::string(name_of(value))));
+  }
   void operator()(const char* name, const RowFormat*& value) const {
     if (params.has(name)) value = &row_format(params.text(name));
   }
-  void operator()(const char* name, ClampRule& value) const { choose(name, value, {ClampRule::kAmax, ClampRule::kScale}); }
-  void operator()(const char* name, OutputScale& value) const { choose(name, value, {OutputScale::kF32, OutputScale::kUe8m0x4}); }
+  void operator()(const char* name, ClampRule& value) const {
+    choose(name, value, {ClampRule::kAmax, ClampRule::kScale});
+  }
+  void operator()(const char* name, OutputScale& value) const {
+    choose(name, value, {OutputScale::kF32, OutputScale::kUe8m0x4});
+  }
 
   template <class T>
   void choose(const char* name, T& value, std::initializer_list<T> all) const {
@@ -45,7 +58,8 @@ struct ReadFields {
   }
 };
 
-/// Makes Args from a case. Outputs start as in.<name>_before where the case has it, else poisoned; caches that are written as in.<name>_before.
+/// Makes Args from a case. Outputs start as in.<name>_before where the case has it, else poisoned; caches that are
+/// written as in.<name>_before.
 struct ReadTensors {
   const CaseFile& file;
   JsonReader params;

@@ -1,4 +1,5 @@
-// Live calls to case files. A tensor is copied without its strides; of a cache the pages are copied, not what other caches keep between them.
+// Live calls to case files. A tensor is copied without its strides; of a cache the pages are copied, not what other
+// caches keep between them.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -83,7 +84,8 @@ struct Draft {
     std::snprintf(number, sizeof number, "%06lld_", static_cast<long long>(r.count));
     std::map<std::string, const HostTensor*> list;
     for (const auto& [name, tensor] : tensors) list[name] = &tensor;
-    write_case((std::filesystem::path(r.folder) / (number + std::string(op) + ".smla-case.safetensors")).string(), op, "{" + params + "}", list);
+    write_case((std::filesystem::path(r.folder) / (number + std::string(op) + ".smla-case.safetensors")).string(), op,
+               "{" + params + "}", list);
     ++r.count;
   }
 };
@@ -93,13 +95,17 @@ struct WriteFields {
   void operator()(const char* name, std::int64_t value) const { draft.param(name, std::to_string(value)); }
   void operator()(const char* name, int value) const { draft.param(name, std::to_string(value)); }
   void operator()(const char* name, float value) const { draft.param(name, static_cast<double>(value)); }
-  void operator()(const char* name, bool value) const { draft.param(name, value ? std::string("true") : std::string("false")); }
+  void operator()(const char* name, bool value) const {
+    draft.param(name, value ? std::string("true") : std::string("false"));
+  }
   void operator()(const char* name, DType value) const { draft.param(name, json_string(name_of(value))); }
   void operator()(const char* name, const RowFormat* value) const {
     if (value != nullptr) draft.param(name, json_string(value->name));
   }
   void operator()(const char* name, ClampRule value) const { draft.param(name, json_string(op_case::text_of(value))); }
-  void operator()(const char* name, OutputScale value) const { draft.param(name, json_string(op_case::text_of(value))); }
+  void operator()(const char* name, OutputScale value) const {
+    draft.param(name, json_string(op_case::text_of(value)));
+  }
 };
 
 struct WriteBefore {
@@ -132,13 +138,14 @@ struct WriteAfter {
     if (cache.format == nullptr || access == CacheAccess::kRead) return;
     draft.tensors.insert_or_assign("out." + name, pages(cache));
     Draft::append(draft.tolerance, name,
-                  "{\"rows\": {\"format\": " + json_string(cache.format->name) + ", \"block_size\": " + std::to_string(cache.block_size) +
-                      ", \"steps\": 1, \"ulp\": 1}}");
+                  "{\"rows\": {\"format\": " + json_string(cache.format->name) +
+                      ", \"block_size\": " + std::to_string(cache.block_size) + ", \"steps\": 1, \"ulp\": 1}}");
   }
 };
 
 template <class Op>
-void record_on_host(const typename Op::Problem& problem, const typename Op::Args& args, const std::function<void()>& run) {
+void record_on_host(const typename Op::Problem& problem, const typename Op::Args& args,
+                    const std::function<void()>& run) {
   typename Op::Problem p = problem;
   typename Op::Args a = args;
   Draft draft;
@@ -151,7 +158,8 @@ void record_on_host(const typename Op::Problem& problem, const typename Op::Args
 
 /// sparse_attention has a form of its own, older than the others.
 template <>
-void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const std::function<void()>& run) {
+void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                                     const std::function<void()>& run) {
   Draft draft;
   draft.param("scale", static_cast<double>(problem.softmax_scale()));
   draft.param("q_scale", static_cast<double>(problem.q_scale));
@@ -162,7 +170,8 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
   draft.param("q_rope_dim", std::to_string(problem.q_rope_dim));
   draft.param("q_eps", static_cast<double>(problem.q_eps));
   before.in("q", args.q.slice(1, 0, problem.heads));
-  if (problem.rope_dim > 0 || problem.q_rope_dim > 0) before.in("positions", args.positions), before.in("cos_sin", args.cos_sin);
+  if (problem.rope_dim > 0 || problem.q_rope_dim > 0)
+    before.in("positions", args.positions), before.in("cos_sin", args.cos_sin);
   before.in("sink", args.sink);
   for (int i = 0; i < problem.scopes; ++i) {
     const SparseAttention::Scope& scope = args.scopes[static_cast<std::size_t>(i)];
@@ -172,7 +181,8 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
     draft.param("kv_scale" + suffix, static_cast<double>(scope.cache.scale));
     draft.tensors.insert_or_assign("in.cache" + suffix, pages(scope.cache));
     const bool empty = problem.scope[static_cast<std::size_t>(i)].width == 0;
-    draft.tensors.insert_or_assign("in.indices" + suffix, empty ? HostTensor(DType::kI32, {problem.tokens, 0}) : contiguous(scope.indices));
+    draft.tensors.insert_or_assign("in.indices" + suffix,
+                                   empty ? HostTensor(DType::kI32, {problem.tokens, 0}) : contiguous(scope.indices));
     before.in("lens" + suffix, scope.lens);
   }
   run();
@@ -183,9 +193,12 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
 }
 
 template <class Op>
-void record(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place, const std::function<void()>& run) {
+void record(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place,
+            const std::function<void()>& run) {
   const std::lock_guard lock(recorder().mutex);
-  show_call<Op>(args, place, run, [&](const typename Op::Args& host, const std::function<void()>& go) { record_on_host<Op>(problem, host, go); });
+  show_call<Op>(args, place, run, [&](const typename Op::Args& host, const std::function<void()>& go) {
+    record_on_host<Op>(problem, host, go);
+  });
 }
 
 template <class... Ops>
@@ -200,13 +213,15 @@ void record_calls(const std::string& folder) {
   if (!folder.empty()) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
-    if (!std::filesystem::is_directory(folder)) throw IoError("record_calls: " + folder + ": got " + error.message() + ", expected a folder");
+    if (!std::filesystem::is_directory(folder))
+      throw IoError("record_calls: " + folder + ": got " + error.message() + ", expected a folder");
   }
   recorder().folder = folder;
-  observe<Projection, RmsNorm, AddRows, QuantizeRows, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, GatherIndexRows,
-          RaggedIndexerLogits, TopK, TokenToReq, SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk,
-          ShortContextTopk, VisibleEntries, PrefillLens, DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention,
-          MergePartials, InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>(!folder.empty());
+  observe<Projection, RmsNorm, AddRows, QuantizeRows, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ,
+          IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, TokenToReq, SlotMapping, CompressedSlotMapping,
+          WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, VisibleEntries, PrefillLens,
+          DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention, MergePartials,
+          InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>(!folder.empty());
 }
 
 void record_calls_from_environment() {

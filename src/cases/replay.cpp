@@ -13,7 +13,8 @@ namespace smla {
 
 namespace {
 
-constexpr std::array<ReplayEntry, 2> kTable{{{"sparse_attention", replay_sparse_attention}, {"attention_layer", replay_attention_layer}}};
+constexpr std::array<ReplayEntry, 2> kTable{
+    {{"sparse_attention", replay_sparse_attention}, {"attention_layer", replay_attention_layer}}};
 
 /// "upstream:DeepGEMM f (sm90)" -> "upstream:f".
 std::string plain_name(std::string_view op) {
@@ -31,7 +32,8 @@ std::string plain_name(std::string_view op) {
 HostTensor defined_part(const HostTensor& tensor, const ColumnRanges& ranges) {
   HostTensor out(tensor.dtype(), tensor.shape());
   const std::int64_t width = tensor.rank() == 2 ? tensor.size(1) : 0;
-  const std::int64_t rows = std::min<std::int64_t>(width == 0 ? 0 : tensor.size(0), static_cast<std::int64_t>(ranges.size()));
+  const std::int64_t rows =
+      std::min<std::int64_t>(width == 0 ? 0 : tensor.size(0), static_cast<std::int64_t>(ranges.size()));
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto [begin, end] = ranges[static_cast<std::size_t>(row)];
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, width);
@@ -61,7 +63,8 @@ void check_implementation(const std::string& name) {
 std::span<const ReplayEntry> replay_table() {
   static const std::vector<ReplayEntry> kAll = [] {
     std::vector<ReplayEntry> all(kTable.begin(), kTable.end());
-    for (const auto entries : {op_case::table(), upstream::table()}) all.insert(all.end(), entries.begin(), entries.end());
+    for (const auto entries : {op_case::table(), upstream::table()})
+      all.insert(all.end(), entries.begin(), entries.end());
     return all;
   }();
   return kAll;
@@ -81,7 +84,8 @@ ReplayResult replay(const CaseFile& file, const ReplayOptions& options) {
 
 std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made) {
   const std::vector<std::string> expected = file.names("out.");
-  if (expected.empty()) throw InvalidArgument(file.path + ": got no out.* tensor, expected at least one result to compare with");
+  if (expected.empty())
+    throw InvalidArgument(file.path + ": got no out.* tensor, expected at least one result to compare with");
   const auto tolerances = file.reader().object("tolerance");
   std::vector<Verdict> verdicts;
   for (const std::string& name : expected) {
@@ -90,8 +94,8 @@ std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made) {
     if (got == made.results.end()) {
       std::string known;
       for (const auto& [n, tensor] : made.results) known += (known.empty() ? "" : ", ") + ("out." + n);
-      throw InvalidArgument(file.path + ": out." + name + ": got a result that op " + file.op + " does not make in this case, expected one of " +
-                            known);
+      throw InvalidArgument(file.path + ": out." + name + ": got a result that op " + file.op +
+                            " does not make in this case, expected one of " + known);
     }
     Tolerance tolerance;
     if (const auto bound = made.bounds.find(name); bound != made.bounds.end()) tolerance = bound->second;
@@ -103,7 +107,8 @@ std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made) {
       const auto ranges = made.defined.find(name);
       if (ranges != made.defined.end() && got->second.shape() == want.shape()) {
         verdicts.push_back(
-            {name, made.implementation, compare(defined_part(got->second, ranges->second), defined_part(want, ranges->second), tolerance)});
+            {name, made.implementation,
+             compare(defined_part(got->second, ranges->second), defined_part(want, ranges->second), tolerance)});
       } else {
         verdicts.push_back({name, made.implementation, compare(got->second, want, tolerance)});
       }

@@ -26,13 +26,16 @@ using ColumnRanges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 struct ReplayResult {
   std::string implementation;  ///< what ran
   std::map<std::string, HostTensor> results;
-  std::map<std::string, Tolerance> bounds{};      ///< of a result for which the case gives none; without either: equal bytes
-  std::map<std::string, ColumnRanges> defined{};  ///< of a result whose other columns have no meaning and are not compared
-  std::set<std::string> ignored{};                ///< results a case may expect and that nobody compares
+  std::map<std::string, Tolerance>
+      bounds{};  ///< of a result for which the case gives none; without either: equal bytes
+  std::map<std::string, ColumnRanges>
+      defined{};                    ///< of a result whose other columns have no meaning and are not compared
+  std::set<std::string> ignored{};  ///< results a case may expect and that nobody compares
 };
 
-/// Runs the case's op on its inputs. A replay function makes views, calls the library and computes nothing itself; it may return more results
-/// than the case expects. Tensors are host memory: for another device it stages them there and back.
+/// Runs the case's op on its inputs. A replay function makes views, calls the library and computes nothing itself; it
+/// may return more results than the case expects. Tensors are host memory: for another device it stages them there and
+/// back.
 /// @throws InvalidArgument naming the file and the tensor, Unsupported when nothing here can run it.
 using ReplayFunction = ReplayResult (*)(const CaseFile& file, const ReplayOptions& options);
 
@@ -41,10 +44,12 @@ struct ReplayEntry {
   ReplayFunction run;
 };
 
-/// Every op that has a case form. Upstream's names (upstream:...) may be given without the library before them and the note in brackets behind.
+/// Every op that has a case form. Upstream's names (upstream:...) may be given without the library before them and the
+/// note in brackets behind.
 std::span<const ReplayEntry> replay_table();
 
-/// Runs the case's op. @throws InvalidArgument for an op that is not in the table or an implementation name that no op has, naming the known ones.
+/// Runs the case's op. @throws InvalidArgument for an op that is not in the table or an implementation name that no op
+/// has, naming the known ones.
 ReplayResult replay(const CaseFile& file, const ReplayOptions& options);
 
 /// One line of `smla verify`.
@@ -55,7 +60,8 @@ struct Verdict {
 };
 
 /// Compares what came out with every out.* tensor under `params.tolerance`.
-/// @throws InvalidArgument when the case expects nothing, the replay did not make a result, or a tolerance is malformed.
+/// @throws InvalidArgument when the case expects nothing, the replay did not make a result, or a tolerance is
+/// malformed.
 std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made);
 
 /// The replay functions.

@@ -22,7 +22,8 @@ const RowFormat& attention_format(const JsonReader& params, const std::string& k
 }
 
 /// Scope `i` of the case: its problem and its tensors.
-void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAttention::Problem& problem, SparseAttention::Args& args) {
+void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAttention::Problem& problem,
+                SparseAttention::Args& args) {
   const std::string suffix = std::to_string(i);
   const HostTensor& cache = file.tensor("in.cache" + suffix);
   const HostTensor& indices = file.tensor("in.indices" + suffix);
@@ -42,8 +43,10 @@ void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAtt
   scope.cache.block_stride_bytes = cache.size(1);
   scope.cache.scale = static_cast<float>(params.number("kv_scale" + suffix, -3.4e38, 3.4e38, 1.0));
   const std::int64_t least = block_bytes(*shape.format, shape.block_size);
-  check_that(scope.cache.num_blocks == 0 || cache.size(1) >= least, file.path, "in.cache" + suffix + " block stride", cache.size(1),
-             "at least " + std::to_string(least) + " bytes, " + std::to_string(shape.block_size) + " rows of " + std::string(shape.format->name));
+  check_that(scope.cache.num_blocks == 0 || cache.size(1) >= least, file.path, "in.cache" + suffix + " block stride",
+             cache.size(1),
+             "at least " + std::to_string(least) + " bytes, " + std::to_string(shape.block_size) + " rows of " +
+                 std::string(shape.format->name));
   scope.indices = indices.view();
   if (const HostTensor* lens = file.find("in.lens" + suffix)) {
     check_tensor(file.path, "in.lens" + suffix, lens->view(), {problem.tokens}, {DType::kI32});
@@ -54,7 +57,8 @@ void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAtt
 }  // namespace
 
 ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& options) {
-  file.expect_inputs({"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink", "positions", "cos_sin"});
+  file.expect_inputs(
+      {"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink", "positions", "cos_sin"});
   const JsonReader params = file.reader();
   const HostTensor& q = file.tensor("in.q");
   check_tensor(file.path, "in.q", q.view(), {kAny, kAny, kAny}, {DType::kBF16, DType::kE4M3, DType::kF32});

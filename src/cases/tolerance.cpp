@@ -21,7 +21,9 @@ std::int64_t on_line(std::uint32_t bits, int width) {
   return (bits & sign) != 0U ? -magnitude : magnitude;
 }
 
-bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16 || dtype == DType::kE4M3; }
+bool is_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16 || dtype == DType::kE4M3;
+}
 
 double element(const HostTensor& t, std::int64_t i) {
   switch (t.dtype()) {
@@ -73,7 +75,8 @@ void fail(Comparison& result, const std::string& why) {
   if (result.failure.empty()) result.failure = why;
 }
 
-/// The value rules: in-place infinities and NaN, all-zero, abs + rel, ulp, l2, cos; fills worst, where and l2 on the way.
+/// The value rules: in-place infinities and NaN, all-zero, abs + rel, ulp, l2, cos; fills worst, where and l2 on the
+/// way.
 Comparison compare_values(const HostTensor& got, const HostTensor& want, const Tolerance& tolerance) {
   Comparison result;
   Sums sums;
@@ -102,10 +105,12 @@ Comparison compare_values(const HostTensor& got, const HostTensor& want, const T
     sums.want2 += w * w;
     sums.got2 += g * g;
     sums.dot += g * w;
-    if ((tolerance.abs || tolerance.rel) && !(error <= tolerance.abs.value_or(0.0) + tolerance.rel.value_or(0.0) * std::fabs(w))) {
+    if ((tolerance.abs || tolerance.rel) &&
+        !(error <= tolerance.abs.value_or(0.0) + tolerance.rel.value_or(0.0) * std::fabs(w))) {
       fail(result, "an element is past abs + rel * |want|");
     }
-    if (tolerance.ulp && ulps(got, want, i) > *tolerance.ulp) fail(result, "an element is more than " + std::to_string(*tolerance.ulp) + " ulp off");
+    if (tolerance.ulp && ulps(got, want, i) > *tolerance.ulp)
+      fail(result, "an element is more than " + std::to_string(*tolerance.ulp) + " ulp off");
   }
   result.worst = std::max(worst, 0.0);
   if (want.numel() > 0) {
@@ -114,11 +119,13 @@ Comparison compare_values(const HostTensor& got, const HostTensor& want, const T
   }
   result.l2 = sums.error2 == 0.0 ? 0.0 : std::sqrt(sums.error2) / std::sqrt(sums.want2);
   if (sums.want_zero && !sums.got_zero) fail(result, "all zeros expected");
-  if (tolerance.l2 && !(std::sqrt(sums.error2) <= *tolerance.l2 * std::sqrt(sums.want2))) fail(result, "l2 is over " + number(*tolerance.l2));
+  if (tolerance.l2 && !(std::sqrt(sums.error2) <= *tolerance.l2 * std::sqrt(sums.want2)))
+    fail(result, "l2 is over " + number(*tolerance.l2));
   if (tolerance.cos && sums.want2 > 0.0) {
     const double norms = std::sqrt(sums.want2) * std::sqrt(sums.got2);
     const double distance = norms > 0.0 ? 1.0 - sums.dot / norms : 1.0;
-    if (!(distance <= *tolerance.cos)) fail(result, "1 - cosine is " + number(distance) + ", over " + number(*tolerance.cos));
+    if (!(distance <= *tolerance.cos))
+      fail(result, "1 - cosine is " + number(distance) + ", over " + number(*tolerance.cos));
   }
   return result;
 }
@@ -127,7 +134,8 @@ Comparison compare_values(const HostTensor& got, const HostTensor& want, const T
 std::vector<std::int64_t> sorted_row(const HostTensor& t, std::int64_t row, std::int64_t width) {
   std::vector<std::int64_t> out;
   for (std::int64_t c = 0; c < width; ++c) {
-    const std::int64_t v = t.dtype() == DType::kI32 ? t.as<std::int32_t>()[row * width + c] : t.as<std::int64_t>()[row * width + c];
+    const std::int64_t v =
+        t.dtype() == DType::kI32 ? t.as<std::int32_t>()[row * width + c] : t.as<std::int64_t>()[row * width + c];
     if (v != -1) out.push_back(v);
   }
   std::sort(out.begin(), out.end());
@@ -152,7 +160,10 @@ Comparison compare_sets(const HostTensor& got, const HostTensor& want) {
     result.where = {row};
     const std::int64_t entry = twice != g.end() ? *twice : difference.front();
     const bool have = std::binary_search(g.begin(), g.end(), entry);
-    result.detail = (twice != g.end() ? "entry twice: " : have ? "entry not wanted: " : "entry missing: ") + std::to_string(entry);
+    result.detail = (twice != g.end() ? "entry twice: "
+                     : have           ? "entry not wanted: "
+                                      : "entry missing: ") +
+                    std::to_string(entry);
   }
   return result;
 }
@@ -166,7 +177,8 @@ Comparison compare_bytes(const HostTensor& got, const HostTensor& want) {
   std::int64_t count = 0;
   std::int64_t first = -1;
   for (std::int64_t i = 0; i < want.numel(); ++i) {
-    if (std::memcmp(g + static_cast<std::size_t>(i) * size, w + static_cast<std::size_t>(i) * size, size) == 0) continue;
+    if (std::memcmp(g + static_cast<std::size_t>(i) * size, w + static_cast<std::size_t>(i) * size, size) == 0)
+      continue;
     if (first < 0) first = i;
     ++count;
   }
@@ -235,7 +247,8 @@ Tolerance parse_tolerance(const std::string& where, const JsonValue& value) {
 }
 
 Comparison compare(const HostTensor& got, const HostTensor& want, const Tolerance& tolerance) {
-  const bool by_value = !tolerance.exact() && !tolerance.ulp && !tolerance.rows && !tolerance.set && is_float(got.dtype()) && is_float(want.dtype());
+  const bool by_value = !tolerance.exact() && !tolerance.ulp && !tolerance.rows && !tolerance.set &&
+                        is_float(got.dtype()) && is_float(want.dtype());
   if (got.shape() != want.shape() || (got.dtype() != want.dtype() && !by_value)) {
     Comparison mismatch;
     const auto text = [](const HostTensor& t) {

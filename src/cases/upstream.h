@@ -1,6 +1,7 @@
 #pragma once
 
-// What the adapters of upstream dumps (upstream_*.cpp) share. An adapter renames arguments, makes views and pre-fills outputs; it computes nothing.
+// What the adapters of upstream dumps (upstream_*.cpp) share. An adapter renames arguments, makes views and pre-fills
+// outputs; it computes nothing.
 
 #include <cstring>
 #include <initializer_list>
@@ -26,14 +27,16 @@ inline const HostTensor& input(const CaseFile& file, std::initializer_list<const
 inline const HostTensor& input(const CaseFile& file, const char* name) { return input(file, {name}); }
 
 /// Its checked view; kAny matches every size.
-inline ConstTensorView input(const CaseFile& file, const char* name, std::initializer_list<std::int64_t> shape, DType dtype) {
+inline ConstTensorView input(const CaseFile& file, const char* name, std::initializer_list<std::int64_t> shape,
+                             DType dtype) {
   const HostTensor& tensor = input(file, name);
   check_tensor(file.path, std::string("in.") + name, tensor.view(), shape, {dtype});
   return tensor.view();
 }
 
 /// Shape of an expected result, or `otherwise` when the case does not expect it.
-inline std::vector<std::int64_t> shape_of(const CaseFile& file, const std::string& result, const std::vector<std::int64_t>& otherwise) {
+inline std::vector<std::int64_t> shape_of(const CaseFile& file, const std::string& result,
+                                          const std::vector<std::int64_t>& otherwise) {
   const HostTensor* want = file.find("out." + result);
   if (want != nullptr) return want->shape();
   return otherwise;
@@ -48,25 +51,32 @@ inline HostTensor poisoned(DType dtype, std::vector<std::int64_t> shape) {
 
 /// Memory of a cache as the op sees it: any tensor whose first dimension counts blocks.
 /// @throws InvalidArgument naming `name` when a block does not fit.
-inline PagedCache cache_of(const CaseFile& file, std::string_view name, const HostTensor& memory, const RowFormat& format, std::int64_t block_size) {
+inline PagedCache cache_of(const CaseFile& file, std::string_view name, const HostTensor& memory,
+                           const RowFormat& format, std::int64_t block_size) {
   check_that(memory.rank() >= 2, file.path, name, describe(memory.view()), "[blocks, ...]");
   const std::int64_t blocks = memory.size(0);
-  const std::int64_t stride = blocks == 0 ? block_bytes(format, block_size) : static_cast<std::int64_t>(memory.bytes()) / blocks;
+  const std::int64_t stride =
+      blocks == 0 ? block_bytes(format, block_size) : static_cast<std::int64_t>(memory.bytes()) / blocks;
   check_that(stride >= block_bytes(format, block_size), file.path, std::string(name) + " block stride", stride,
-             "at least " + std::to_string(block_bytes(format, block_size)) + " bytes, " + std::to_string(block_size) + " rows of " +
-                 std::string(format.name));
-  return {
-      .format = &format,
-      .base = const_cast<std::uint8_t*>(static_cast<const std::uint8_t*>(memory.data())),  // ops that read take the same struct as those that write
-      .num_blocks = blocks,
-      .block_size = block_size,
-      .block_stride_bytes = stride};
+             "at least " + std::to_string(block_bytes(format, block_size)) + " bytes, " + std::to_string(block_size) +
+                 " rows of " + std::string(format.name));
+  return {.format = &format,
+          .base = const_cast<std::uint8_t*>(static_cast<const std::uint8_t*>(
+              memory.data())),  // ops that read take the same struct as those that write
+          .num_blocks = blocks,
+          .block_size = block_size,
+          .block_stride_bytes = stride};
 }
 
 /// Records on the written slots, everything else equal.
-inline Tolerance written_rows(const PagedCache& cache, const ConstTensorView& slots, std::int64_t steps, std::int64_t ulp) {
+inline Tolerance written_rows(const PagedCache& cache, const ConstTensorView& slots, std::int64_t steps,
+                              std::int64_t ulp) {
   Tolerance out;
-  out.rows = RowsTolerance{.format = cache.format, .block_size = cache.block_size, .steps = steps, .ulp = ulp, .written = std::set<std::int64_t>()};
+  out.rows = RowsTolerance{.format = cache.format,
+                           .block_size = cache.block_size,
+                           .steps = steps,
+                           .ulp = ulp,
+                           .written = std::set<std::int64_t>()};
   const auto* slot = slots.as<std::int64_t>();
   for (std::int64_t i = 0; i < slots.size(0); ++i) {
     if (slot[i] >= 0) out.rows->written->insert(slot[i]);
@@ -93,7 +103,8 @@ inline Tolerance scores() {
 
 /// Plans and runs an op over host memory, on whatever device the options name.
 template <class Op>
-void run(const typename Op::Problem& problem, const ReplayOptions& options, const typename Op::Args& args, ReplayResult& result) {
+void run(const typename Op::Problem& problem, const ReplayOptions& options, const typename Op::Args& args,
+         ReplayResult& result) {
   const Plan<Op> plan(problem, options.plan);
   run_staged(plan, args, options.plan.device);
   result.implementation = std::string(plan.implementation());

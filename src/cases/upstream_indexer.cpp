@@ -14,10 +14,12 @@ namespace {
 void check_factor(const JsonReader& params, const char* name, std::int64_t n) {
   const double expected = 1.0 / std::sqrt(static_cast<double>(n));
   const double got = params.number(name, -1e300, 1e300, expected);
-  check_that(std::fabs(got - expected) <= 1e-6 * expected, params.where(), name, std::to_string(got), std::to_string(expected));
+  check_that(std::fabs(got - expected) <= 1e-6 * expected, params.where(), name, std::to_string(got),
+             std::to_string(expected));
 }
 
-/// As wide as upstream's own, which may be padded. Only ReplayResult::defined columns are compared, and there a score that was not written shows.
+/// As wide as upstream's own, which may be padded. Only ReplayResult::defined columns are compared, and there a score
+/// that was not written shows.
 HostTensor poisoned_scores(const CaseFile& file, std::int64_t rows, std::int64_t width) {
   const HostTensor* want = file.find("out.logits");
   if (want == nullptr) return poisoned(DType::kF32, {rows, width});
@@ -73,9 +75,10 @@ ReplayResult gather_index_rows(const CaseFile& file, const ReplayOptions& option
   const std::int64_t rows = want_k.size(0);
   const RowFormat& format = want_k.size(1) == index_mxfp4_rows().data_bytes ? index_mxfp4_rows() : index_fp8_rows();
   check_that(want_k.size(1) == format.data_bytes, file.path, "out.dst_k", describe(want_k.view()),
-             "rows of " + std::to_string(index_fp8_rows().data_bytes) + " or " + std::to_string(index_mxfp4_rows().data_bytes) + " bytes");
-  check_that(static_cast<std::int64_t>(want_scale.bytes()) == rows * format.scale_bytes, file.path, "out.dst_scale", describe(want_scale.view()),
-             std::to_string(format.scale_bytes) + " bytes for each row of out.dst_k");
+             "rows of " + std::to_string(index_fp8_rows().data_bytes) + " or " +
+                 std::to_string(index_mxfp4_rows().data_bytes) + " bytes");
+  check_that(static_cast<std::int64_t>(want_scale.bytes()) == rows * format.scale_bytes, file.path, "out.dst_scale",
+             describe(want_scale.view()), std::to_string(format.scale_bytes) + " bytes for each row of out.dst_k");
   const auto fill = static_cast<int>(params.integer("fill", 0, 255, 0));
   HostTensor k(want_k.dtype(), want_k.shape());
   HostTensor scale(want_scale.dtype(), want_scale.shape());
@@ -89,7 +92,8 @@ ReplayResult gather_index_rows(const CaseFile& file, const ReplayOptions& option
   args.values = TensorView(k.data(), DType::kU8, {rows, format.data_bytes});
   args.scales = TensorView(scale.data(), DType::kU8, {rows, format.scale_bytes});
   ReplayResult result;
-  run<GatherIndexRows>({.requests = args.cu_seq_lens.size(0) - 1, .rows = rows, .format = &format}, options, args, result);
+  run<GatherIndexRows>({.requests = args.cu_seq_lens.size(0) - 1, .rows = rows, .format = &format}, options, args,
+                       result);
   result.results.emplace("dst_k", std::move(k));
   result.results.emplace("dst_scale", std::move(scale));
   return result;
@@ -110,7 +114,8 @@ ReplayResult paged_logits(const CaseFile& file, const ReplayOptions& options) {
   args.q = ConstTensorView(q.data(), DType::kE4M3, {rows, q.size(2), q.size(3)});
   args.weights = input(file, "weights", {rows, q.size(2)}, DType::kF32);
   HostTensor row_to_req(DType::kI32, {rows});
-  for (std::int64_t row = 0; row < rows; ++row) row_to_req.as<std::int32_t>()[row] = static_cast<std::int32_t>(row / next_n);
+  for (std::int64_t row = 0; row < rows; ++row)
+    row_to_req.as<std::int32_t>()[row] = static_cast<std::int32_t>(row / next_n);
   args.row_to_req = row_to_req.view();
   args.lens = ConstTensorView(lens.data(), DType::kI32, {rows});
   args.block_table = input(file, "block_table", {kAny, kAny}, DType::kI32);
@@ -120,12 +125,16 @@ ReplayResult paged_logits(const CaseFile& file, const ReplayOptions& options) {
   const std::int64_t held = args.block_table.size(1) * args.cache.block_size;
   HostTensor logits = poisoned_scores(file, rows, std::clamp<std::int64_t>(longest, 0, held));
   args.logits = logits.view();
-  const IndexerLogits::Problem problem{
-      .rows = rows, .heads = q.size(2), .dim = static_cast<int>(q.size(3)), .width = logits.size(1), .format = &index_fp8_rows()};
+  const IndexerLogits::Problem problem{.rows = rows,
+                                       .heads = q.size(2),
+                                       .dim = static_cast<int>(q.size(3)),
+                                       .width = logits.size(1),
+                                       .format = &index_fp8_rows()};
   ReplayResult result;
   run<IndexerLogits>(problem, options, args, result);
   ColumnRanges& defined = result.defined["logits"];
-  for (std::int64_t row = 0; row < rows; ++row) defined.push_back({0, std::min<std::int64_t>(lens.as<std::int32_t>()[row], logits.size(1))});
+  for (std::int64_t row = 0; row < rows; ++row)
+    defined.push_back({0, std::min<std::int64_t>(lens.as<std::int32_t>()[row], logits.size(1))});
   result.bounds.emplace("logits", scores());
   result.results.emplace("logits", std::move(logits));
   result.ignored.insert("schedule");
@@ -141,8 +150,8 @@ ReplayResult ragged_logits(const CaseFile& file, const ReplayOptions& options) {
   const HostTensor& scale = input(file, {"k_scale", "kv_scale", "k_scales", "kv_scales", "scale"});
   const std::int64_t keys = static_cast<std::int64_t>(k.bytes()) / format.data_bytes;
   check_tensor(file.path, "in.k", k.view(), {keys, format.data_bytes}, {DType::kE4M3, DType::kU8});
-  check_that(static_cast<std::int64_t>(scale.bytes()) == keys * format.scale_bytes, file.path, "in.k_scale", describe(scale.view()),
-             "[" + std::to_string(keys) + "] F32");
+  check_that(static_cast<std::int64_t>(scale.bytes()) == keys * format.scale_bytes, file.path, "in.k_scale",
+             describe(scale.view()), "[" + std::to_string(keys) + "] F32");
   args.values = ConstTensorView(k.data(), DType::kU8, {keys, format.data_bytes});
   args.scales = ConstTensorView(scale.data(), DType::kU8, {keys, format.scale_bytes});
   args.weights = input(file, "weights", {rows, args.q.size(1)}, DType::kF32);
@@ -153,7 +162,8 @@ ReplayResult ragged_logits(const CaseFile& file, const ReplayOptions& options) {
   HostTensor logits = poisoned_scores(file, rows, keys);
   // Upstream may pad its rows; what is past the keys is not defined.
   args.logits = logits.view();
-  check_that(logits.size(1) >= keys, file.path, "columns of out.logits", logits.size(1), "at least the " + std::to_string(keys) + " keys");
+  check_that(logits.size(1) >= keys, file.path, "columns of out.logits", logits.size(1),
+             "at least the " + std::to_string(keys) + " keys");
   args.logits.shape[1] = keys;
   const RaggedIndexerLogits::Problem problem{
       .rows = rows, .keys = keys, .heads = args.q.size(1), .dim = static_cast<int>(args.q.size(2)), .format = &format};
@@ -173,11 +183,13 @@ ReplayResult topk(const CaseFile& file, const ReplayOptions& options) {
   args.logits = input(file, "logits", {kAny, kAny}, DType::kF32);
   const std::int64_t rows = args.logits.size(0);
   const HostTensor& lens = input(file, {"lens", "lengths", "seq_lens"});
-  check_that(lens.dtype() == DType::kI32 && lens.numel() == rows, file.path, "in.lens", describe(lens.view()), "[" + std::to_string(rows) + "] I32");
+  check_that(lens.dtype() == DType::kI32 && lens.numel() == rows, file.path, "in.lens", describe(lens.view()),
+             "[" + std::to_string(rows) + "] I32");
   args.lens = ConstTensorView(lens.data(), DType::kI32, {rows});
   const HostTensor* want = file.find("out.indices_sorted");
-  const std::int64_t k =
-      file.reader().integer("k|topk", 0, INT32_MAX, want != nullptr && want->rank() == 2 ? std::optional<std::int64_t>(want->size(1)) : std::nullopt);
+  const std::int64_t k = file.reader().integer(
+      "k|topk", 0, INT32_MAX,
+      want != nullptr && want->rank() == 2 ? std::optional<std::int64_t>(want->size(1)) : std::nullopt);
   HostTensor indices = poisoned(DType::kI32, {rows, k});  // ascending, -1 last: as it is on the CPU
   args.indices = indices.view();
   ReplayResult result;

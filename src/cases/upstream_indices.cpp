@@ -11,10 +11,11 @@ namespace {
 /// A list of index rows, whatever size-1 axes stand between its first and last dimension.
 ConstTensorView index_rows(const CaseFile& file, const char* name) {
   const HostTensor& tensor = input(file, name);
-  check_that(tensor.dtype() == DType::kI32 && tensor.rank() >= 2, file.path, std::string("in.") + name, describe(tensor.view()),
-             "[tokens, width] I32");
+  check_that(tensor.dtype() == DType::kI32 && tensor.rank() >= 2, file.path, std::string("in.") + name,
+             describe(tensor.view()), "[tokens, width] I32");
   const std::int64_t rows = tensor.size(0);
-  return ConstTensorView(tensor.data(), DType::kI32, {rows, rows == 0 ? tensor.size(tensor.rank() - 1) : tensor.numel() / rows});
+  return ConstTensorView(tensor.data(), DType::kI32,
+                         {rows, rows == 0 ? tensor.size(tensor.rank() - 1) : tensor.numel() / rows});
 }
 ConstTensorView index_rows_if(const CaseFile& file, const char* name) {
   return file.find(std::string("in.") + name) == nullptr ? ConstTensorView{} : index_rows(file, name);
@@ -41,8 +42,9 @@ ReplayResult combine_indices(const CaseFile& file, const ReplayOptions& options)
   args.seq_lens = input(file, "seq_lens", {kAny}, DType::kI32);
   args.gather_lens = input(file, "gather_lens", {kAny}, DType::kI32);
   problem.requests = args.seq_lens.size(0);
-  HostTensor indices =
-      poisoned(DType::kI32, {problem.tokens, width_of(file, "combined_indices", (problem.top_k + problem.window + 127) / 128 * 128)});
+  HostTensor indices = poisoned(
+      DType::kI32,
+      {problem.tokens, width_of(file, "combined_indices", (problem.top_k + problem.window + 127) / 128 * 128)});
   HostTensor lens = poisoned(DType::kI32, {problem.tokens});
   args.indices = indices.view();
   args.lens = lens.view();
@@ -62,7 +64,8 @@ ReplayResult global_indices(const CaseFile& file, const ReplayOptions& options) 
   args.valid = input(file, "is_valid_token", {tokens}, DType::kBool);
   HostTensor indices = poisoned(DType::kI32, shape_of(file, "global_topk_indices", {tokens, args.topk.size(1)}));
   HostTensor lens = poisoned(DType::kI32, {tokens});
-  check_that(indices.numel() == args.topk.numel(), file.path, "out.global_topk_indices", describe(indices.view()), "the shape of in.topk_indices");
+  check_that(indices.numel() == args.topk.numel(), file.path, "out.global_topk_indices", describe(indices.view()),
+             "the shape of in.topk_indices");
   args.indices = TensorView(indices.data(), DType::kI32, {tokens, args.topk.size(1)});
   args.lens = lens.view();
   const GlobalTopk::Problem problem{.requests = args.block_table.size(0),
@@ -84,9 +87,12 @@ ReplayResult compressed_slots(const CaseFile& file, const ReplayOptions& options
   args.block_table = input(file, "block_table", {kAny, kAny}, DType::kI32);
   const std::int64_t starts = args.query_start_loc.size(0);
   const std::int64_t scheduled = starts == 0 ? 0 : std::max(args.query_start_loc.as<std::int32_t>()[starts - 1], 0);
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // of a step; nothing else in the file bounds what query_start_loc says
-  check_that(scheduled <= kMostTokens, file.path, "last number of in.query_start_loc", scheduled, "at most " + std::to_string(kMostTokens));
-  HostTensor slots = poisoned(DType::kI64, shape_of(file, "slot_mapping", {params.integer("num_tokens", 0, kMostTokens, scheduled)}));
+  constexpr std::int64_t kMostTokens = std::int64_t{1}
+                                       << 24;  // of a step; nothing else in the file bounds what query_start_loc says
+  check_that(scheduled <= kMostTokens, file.path, "last number of in.query_start_loc", scheduled,
+             "at most " + std::to_string(kMostTokens));
+  HostTensor slots =
+      poisoned(DType::kI64, shape_of(file, "slot_mapping", {params.integer("num_tokens", 0, kMostTokens, scheduled)}));
   args.slots = slots.view();
   const CompressedSlotMapping::Problem problem{.requests = args.seq_lens.size(0),
                                                .tokens = slots.numel(),
@@ -124,9 +130,11 @@ ReplayResult mixed_indices(const CaseFile& file, const ReplayOptions& options) {
                                       .compressed_span = params.integer("compressed_span", 0, INT32_MAX, 0),
                                       .local = params.flag("local", true)};
   problem.compressed_width = (std::max(problem.top_k, decode_width) + 3) / 4 * 4;
-  problem.compressed_width = width_of(file, "sparse_indices", problem.window_width + problem.compressed_width) - problem.window_width;
+  problem.compressed_width =
+      width_of(file, "sparse_indices", problem.window_width + problem.compressed_width) - problem.window_width;
   if (problem.local) {
-    if (file.find("in.is_valid_token") != nullptr) args.decode_valid = input(file, "is_valid_token", {kAny}, DType::kBool);
+    if (file.find("in.is_valid_token") != nullptr)
+      args.decode_valid = input(file, "is_valid_token", {kAny}, DType::kBool);
   } else if (file.find("in.decode_compressed_topk_lens") != nullptr) {
     args.decode_lens = input(file, "decode_compressed_topk_lens", {kAny}, DType::kI32);
   }

@@ -14,22 +14,26 @@ float epsilon(const CaseFile& file) { return static_cast<float>(file.reader().nu
 /// A scalar that upstream hands over as a tensor of one number, or a parameter, or 1.
 float scalar(const CaseFile& file, const char* name) {
   if (const HostTensor* tensor = file.find(std::string("in.") + name)) {
-    check_that(tensor->dtype() == DType::kF32 && tensor->numel() == 1, file.path, std::string("in.") + name, describe(tensor->view()), "[1] F32");
+    check_that(tensor->dtype() == DType::kF32 && tensor->numel() == 1, file.path, std::string("in.") + name,
+               describe(tensor->view()), "[1] F32");
     return tensor->as<float>()[0];
   }
   return static_cast<float>(file.reader().number(name, -3.4e38, 3.4e38, 1.0));
 }
 
 /// The three forms of the fused insert: they differ in the rows of the cache and in what becomes of q.
-ReplayResult insert(const CaseFile& file, const ReplayOptions& options, const RowFormat& format, DType q_out, const std::string& q_name) {
+ReplayResult insert(const CaseFile& file, const ReplayOptions& options, const RowFormat& format, DType q_out,
+                    const std::string& q_name) {
   const JsonReader params = file.reader();
   const ConstTensorView q = input(file, "q", {kAny, kAny, kAny}, DType::kBF16);
   HostTensor cache = input(file, "cache_before").clone();
   check_that(cache.rank() >= 2, file.path, "in.cache_before", describe(cache.view()), "[blocks, ...]");
   const bool raw = cache.dtype() == DType::kU8;
-  const std::int64_t block_size = params.integer("block_size", 1, INT32_MAX, raw ? std::nullopt : std::optional<std::int64_t>(cache.size(1)));
+  const std::int64_t block_size =
+      params.integer("block_size", 1, INT32_MAX, raw ? std::nullopt : std::optional<std::int64_t>(cache.size(1)));
   const std::int64_t heads = q.size(1);
-  const std::vector<std::int64_t> shape = shape_of(file, q_name, {q.size(0), params.integer("padded_heads", heads, INT32_MAX, heads), q.size(2)});
+  const std::vector<std::int64_t> shape =
+      shape_of(file, q_name, {q.size(0), params.integer("padded_heads", heads, INT32_MAX, heads), q.size(2)});
 
   QNormRopeInsert::Args args;
   args.q = q;
@@ -72,7 +76,8 @@ ReplayResult q_kv_rmsnorm(const CaseFile& file, const ReplayOptions& options) {
   ReplayResult result;
   HostTensor qr = poisoned(DType::kBF16, {both.size(0), q_weight.numel()});
   HostTensor kv = poisoned(DType::kBF16, {both.size(0), kv_weight.numel()});
-  const RmsNorm::Problem problem{.rows = both.size(0), .dim = q_weight.numel(), .dim2 = kv_weight.numel(), .eps = epsilon(file)};
+  const RmsNorm::Problem problem{
+      .rows = both.size(0), .dim = q_weight.numel(), .dim2 = kv_weight.numel(), .eps = epsilon(file)};
   run<RmsNorm>(problem, options,
                {.x = both.slice(1, 0, problem.dim),
                 .weight = q_weight.view(),
@@ -90,7 +95,9 @@ ReplayResult q_kv_rmsnorm(const CaseFile& file, const ReplayOptions& options) {
 ReplayResult insert_fp8_ds_mla(const CaseFile& file, const ReplayOptions& options) {
   return insert(file, options, fp8_ds_mla_rows(), DType::kBF16, "q_out");
 }
-ReplayResult insert_bf16(const CaseFile& file, const ReplayOptions& options) { return insert(file, options, bf16_rows(), DType::kBF16, "q_out"); }
+ReplayResult insert_bf16(const CaseFile& file, const ReplayOptions& options) {
+  return insert(file, options, bf16_rows(), DType::kBF16, "q_out");
+}
 ReplayResult insert_fp8(const CaseFile& file, const ReplayOptions& options) {
   return insert(file, options, fp8_per_tensor_rows(), DType::kE4M3, "q_fp8");
 }
@@ -159,7 +166,8 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
   check_that(ratio == 4 || ratio == 128, params.where(), "compress_ratio", ratio, "4 or 128");
   check_that(quant == "fp8" || (quant == "mxfp4" && dim == 128), params.where(), "quant", "\"" + quant + "\"",
              "\"fp8\", or \"mxfp4\" with head_dim 128");
-  check_that(clamp == "amax" || clamp == "scale", params.where(), "clamp", "\"" + clamp + "\"", "\"amax\" or \"scale\"");
+  check_that(clamp == "amax" || clamp == "scale", params.where(), "clamp", "\"" + clamp + "\"",
+             "\"amax\" or \"scale\"");
   const RowFormat& format = dim == 512 ? fp8_ds_mla_rows() : (quant == "fp8" ? index_fp8_rows() : index_mxfp4_rows());
 
   HostTensor state = input(file, "state_before").clone();
@@ -171,8 +179,8 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
   save.ape = input(file, "ape", {kAny, kAny}, DType::kF32);
   save.positions = input(file, "position", {tokens}, DType::kI64);
   save.state_slots = input(file, "state_slot", {kAny}, DType::kI64);
-  save.state =
-      cache_of(file, "in.state_before", state, state_rows(dim, ratio == 4 ? 2 : 1), params.integer("state_block", 1, INT32_MAX, state.size(1)));
+  save.state = cache_of(file, "in.state_before", state, state_rows(dim, ratio == 4 ? 2 : 1),
+                        params.integer("state_block", 1, INT32_MAX, state.size(1)));
   ReplayResult result;
   run<SaveState>({.tokens = tokens, .ratio = ratio, .dim = dim}, options, save, result);
 
@@ -186,8 +194,11 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
   store.cos_sin = input(file, "cos_sin", {kAny, kAny}, DType::kF32);
   store.state = save.state;
   store.entries = cache_of(file, "in.cache_before", cache, format, params.integer("kv_block", 1, INT32_MAX));
-  CompressStore::Problem problem{
-      .tokens = tokens, .ratio = ratio, .dim = dim, .rope_dim = static_cast<int>(store.cos_sin.size(1)), .format = &format};
+  CompressStore::Problem problem{.tokens = tokens,
+                                 .ratio = ratio,
+                                 .dim = dim,
+                                 .rope_dim = static_cast<int>(store.cos_sin.size(1)),
+                                 .format = &format};
   problem.eps = epsilon(file);
   problem.clamp = clamp == "amax" ? ClampRule::kAmax : ClampRule::kScale;
   run<CompressStore>(problem, options, store, result);
@@ -198,7 +209,8 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
     const std::int64_t slot = save.state_slots.as<std::int64_t>()[i];
     if (slot < 0 || slot >= save.state.num_slots()) continue;
     std::memcpy(static_cast<std::uint8_t*>(rows.data()) + i * row_bytes,
-                save.state.block(slot / save.state.block_size) + slot % save.state.block_size * row_bytes, static_cast<std::size_t>(row_bytes));
+                save.state.block(slot / save.state.block_size) + slot % save.state.block_size * row_bytes,
+                static_cast<std::size_t>(row_bytes));
   }
   result.bounds.emplace("state_rows", floats());
   result.bounds.emplace("cache", written_rows(store.entries, store.entry_slots, 1, 1));
@@ -219,11 +231,14 @@ ReplayResult gather_rows(const CaseFile& file, const ReplayOptions& options) {
   GatherRows::Args args;
   args.cache = cache_of(file, "in.cache", cache, format, params.integer("block_size", 1, INT32_MAX));
   args.seq_lens = input(file, "seq_lens", {want.size(0)}, DType::kI32);
-  if (file.find("in.gather_lens") != nullptr) args.gather_lens = input(file, "gather_lens", {want.size(0)}, DType::kI32);
+  if (file.find("in.gather_lens") != nullptr)
+    args.gather_lens = input(file, "gather_lens", {want.size(0)}, DType::kI32);
   args.block_table = input(file, "block_table", {kAny, kAny}, DType::kI32);
   args.out = out.view();
-  const GatherRows::Problem problem{
-      .requests = want.size(0), .rows = want.size(1), .offset = params.integer("offset", 0, kMost, 0), .format = &format};
+  const GatherRows::Problem problem{.requests = want.size(0),
+                                    .rows = want.size(1),
+                                    .offset = params.integer("offset", 0, kMost, 0),
+                                    .format = &format};
   ReplayResult result;
   run<GatherRows>(problem, options, args, result);
   result.bounds.emplace("out", ulps(1));

@@ -44,9 +44,11 @@ std::string read_text(const std::string& path) {
   if (file < 0) throw IoError(path + ": " + std::strerror(errno));
   const Closer closer{file};
   struct stat info {};
-  if (::fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) throw IoError(path + ": got something that is no regular file, expected JSON text");
+  if (::fstat(file, &info) != 0 || !S_ISREG(info.st_mode))
+    throw IoError(path + ": got something that is no regular file, expected JSON text");
   if (info.st_size > kMaxIndexBytes) {
-    throw IoError(path + ": got " + std::to_string(info.st_size) + " bytes, expected at most " + std::to_string(kMaxIndexBytes));
+    throw IoError(path + ": got " + std::to_string(info.st_size) + " bytes, expected at most " +
+                  std::to_string(kMaxIndexBytes));
   }
   std::string text(static_cast<std::size_t>(info.st_size), '\0');
   std::size_t used = 0;
@@ -71,13 +73,15 @@ std::string without_model(const std::string& name) { return name.starts_with("mo
 
 std::map<std::string, std::string> parse_checkpoint_index(const std::string& where, std::string_view json) {
   try {
-    const JsonValue value = parse_json(where, json, {.max_bytes = static_cast<std::size_t>(kMaxIndexBytes), .max_depth = 8});
+    const JsonValue value =
+        parse_json(where, json, {.max_bytes = static_cast<std::size_t>(kMaxIndexBytes), .max_depth = 8});
     const JsonReader reader(where, value);
     const std::optional<JsonReader> map = reader.object("weight_map");
     if (!map) reader.fail("weight_map", "no such key", "an object with the file of every tensor");
     std::map<std::string, std::string> files;
     for (const auto& [name, file] : map->value().members) {
-      const bool plain = file.kind == JsonValue::Kind::kString && file.text.ends_with(".safetensors") && file.text.front() != '.' &&
+      const bool plain = file.kind == JsonValue::Kind::kString && file.text.ends_with(".safetensors") &&
+                         file.text.front() != '.' &&
                          file.text.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
       if (!plain) map->fail(name, file.describe(), "the name of a .safetensors file in the same folder");
       files.emplace(name, file.text);
@@ -127,20 +131,24 @@ void Checkpoint::State::open_shards() {
   for (const std::string& shard : shards) {
     if (!exists(path + "/" + shard)) missing.push_back(shard);
   }
-  if (!missing.empty()) throw IoError(index + ": got shards that are not there: " + listed(missing) + ", expected them beside the index");
+  if (!missing.empty())
+    throw IoError(index + ": got shards that are not there: " + listed(missing) + ", expected them beside the index");
 
   std::map<std::string, std::string> owner;
   for (const std::string& shard : shards) {
     const auto& file = files.try_emplace(shard, path + "/" + shard).first->second;
     for (const auto& [name, entry] : file.tensors()) {
       const auto [known, fresh] = owner.emplace(name, shard);
-      if (!fresh) throw IoError(index + ": tensor " + name + ": got it in both " + known->second + " and " + shard + ", expected it once");
+      if (!fresh)
+        throw IoError(index + ": tensor " + name + ": got it in both " + known->second + " and " + shard +
+                      ", expected it once");
     }
   }
   for (const auto& [name, shard] : weight_map) {
     if (!files.at(shard).has(name)) missing.push_back(name + " (" + shard + ")");
   }
-  if (!missing.empty()) throw IoError(index + ": got tensors that their shards do not hold: " + listed(missing) + ", expected them there");
+  if (!missing.empty())
+    throw IoError(index + ": got tensors that their shards do not hold: " + listed(missing) + ", expected them there");
   // What a shard holds beyond the index counts too, so that a stray attention tensor is seen.
   for (const auto& [name, shard] : owner) add(files.at(shard), name);
 }
@@ -153,7 +161,8 @@ void Checkpoint::State::open_file(const std::string& name, const std::string& fi
 void Checkpoint::State::add(const SafetensorsFile& file, const std::string& name) {
   const StoredTensor stored{.file = &file, .name = name, .entry = &file.tensors().at(name)};
   const auto [known, fresh] = tensors.emplace(without_model(name), stored);
-  if (!fresh) throw IoError(path + ": tensor " + name + ": got it beside " + known->second.name + ", expected it under one name");
+  if (!fresh)
+    throw IoError(path + ": tensor " + name + ": got it beside " + known->second.name + ", expected it under one name");
   std::int64_t layer = 0;
   std::string rest;
   if (split_layer_name(name, layer, rest)) layers[layer].emplace(rest, stored);
@@ -165,19 +174,21 @@ const StoredLayer& Checkpoint::State::layer(std::int64_t index) const {
   const std::int64_t own = model ? index - model->num_layers : -1;  // its number among the MTP layers
   if (own >= 0 && mtp.contains(own)) {
     if (found == layers.end()) return mtp.at(own);
-    throw IoError(path + ": layer " + std::to_string(index) + ": got tensors named layers." + std::to_string(index) + ".attn.* and mtp." +
-                  std::to_string(own) + ".attn.*, expected one of the two");
+    throw IoError(path + ": layer " + std::to_string(index) + ": got tensors named layers." + std::to_string(index) +
+                  ".attn.* and mtp." + std::to_string(own) + ".attn.*, expected one of the two");
   }
   if (found != layers.end()) return found->second;
-  throw InvalidArgument(path + ": layer " + std::to_string(index) + ": got no tensor named layers." + std::to_string(index) +
-                        ".attn.*, expected its attention weights (the checkpoint has them of " + std::to_string(layers.size()) + " layers)");
+  throw InvalidArgument(path + ": layer " + std::to_string(index) + ": got no tensor named layers." +
+                        std::to_string(index) + ".attn.*, expected its attention weights (the checkpoint has them of " +
+                        std::to_string(layers.size()) + " layers)");
 }
 
 const StoredLayer& Checkpoint::State::mtp_layer(std::int64_t index) const {
   const auto found = mtp.find(index);
   if (found != mtp.end()) return found->second;
-  throw InvalidArgument(path + ": MTP layer " + std::to_string(index) + ": got no tensor named mtp." + std::to_string(index) +
-                        ".attn.*, expected its attention weights (the checkpoint has them of " + std::to_string(mtp.size()) + " MTP layers)");
+  throw InvalidArgument(path + ": MTP layer " + std::to_string(index) + ": got no tensor named mtp." +
+                        std::to_string(index) + ".attn.*, expected its attention weights (the checkpoint has them of " +
+                        std::to_string(mtp.size()) + " MTP layers)");
 }
 
 Checkpoint::Checkpoint(const std::string& path) : state_(std::make_unique<State>()) {
@@ -196,7 +207,9 @@ Checkpoint::Checkpoint(const std::string& path) : state_(std::make_unique<State>
     s.open_shards();
   } else {
     const std::string file = path + "/" + std::string(kFileName);
-    if (!exists(file)) throw IoError(path + ": got neither " + std::string(kFileName) + " nor " + std::string(kIndexName) + ", expected one of them");
+    if (!exists(file))
+      throw IoError(path + ": got neither " + std::string(kFileName) + " nor " + std::string(kIndexName) +
+                    ", expected one of them");
     s.open_file(std::string(kFileName), file);
   }
 }
@@ -224,16 +237,22 @@ bool Checkpoint::has_cache_scales(std::int64_t index) const {
 }
 
 LayerTensors Checkpoint::load_layer(std::int64_t index, int tp_rank, int tp_size, const LoadOptions& options) const {
-  if (!state_->model) throw InvalidArgument(state_->path + ": got no config.json, expected one, or the numbers of layer " + std::to_string(index));
+  if (!state_->model)
+    throw InvalidArgument(state_->path + ": got no config.json, expected one, or the numbers of layer " +
+                          std::to_string(index));
   return load_layer(index, state_->model->layer(index), tp_rank, tp_size, options);
 }
 
-LayerTensors Checkpoint::load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size, const LoadOptions& options) const {
-  return read_layer(state_->path + ": layer " + std::to_string(index), state_->layer(index), layer, tp_rank, tp_size, options);
+LayerTensors Checkpoint::load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size,
+                                    const LoadOptions& options) const {
+  return read_layer(state_->path + ": layer " + std::to_string(index), state_->layer(index), layer, tp_rank, tp_size,
+                    options);
 }
 
-LayerTensors Checkpoint::load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size, const LoadOptions& options) const {
-  return read_layer(state_->path + ": MTP layer " + std::to_string(index), state_->mtp_layer(index), layer, tp_rank, tp_size, options);
+LayerTensors Checkpoint::load_mtp_layer(std::int64_t index, const LayerConfig& layer, int tp_rank, int tp_size,
+                                        const LoadOptions& options) const {
+  return read_layer(state_->path + ": MTP layer " + std::to_string(index), state_->mtp_layer(index), layer, tp_rank,
+                    tp_size, options);
 }
 
 }  // namespace smla

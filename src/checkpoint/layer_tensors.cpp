@@ -29,13 +29,16 @@ struct Wanted {
   bool linear = false;  ///< may be quantised
   bool as_f32 = false;
   Cut cut = Cut::kNone;
-  std::int64_t kept_groups = 0;  ///< how many maps of equal size it is side by side if a layer takes it in FP8; 0: no layer does
+  std::int64_t kept_groups =
+      0;  ///< how many maps of equal size it is side by side if a layer takes it in FP8; 0: no layer does
 };
 
 std::vector<Wanted> wanted_tensors(const LayerConfig& c) {
   std::vector<Wanted> list;
-  const auto linear = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs, Cut cut = Cut::kNone, std::int64_t kept_groups = 1) {
-    list.push_back({.name = name + ".weight", .shape = {outputs, inputs}, .linear = true, .cut = cut, .kept_groups = kept_groups});
+  const auto linear = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs, Cut cut = Cut::kNone,
+                          std::int64_t kept_groups = 1) {
+    list.push_back(
+        {.name = name + ".weight", .shape = {outputs, inputs}, .linear = true, .cut = cut, .kept_groups = kept_groups});
   };
   const auto plain = [&](const std::string& name, Shape shape, bool as_f32, Cut cut = Cut::kNone) {
     list.push_back({.name = name, .shape = std::move(shape), .as_f32 = as_f32, .cut = cut});
@@ -83,11 +86,15 @@ class Inventory {
     used_.insert(name);
     return &found->second;
   }
-  void missing(const std::string& name, const std::string& expected) { problems_.push_back("missing: " + name + ", expected " + expected); }
-  void misfit(const std::string& name, const StoredTensor& got, const std::string& expected) {
-    problems_.push_back("misshaped: " + name + ": got " + text_of(got.entry->shape) + " " + got.entry->dtype + ", expected " + expected);
+  void missing(const std::string& name, const std::string& expected) {
+    problems_.push_back("missing: " + name + ", expected " + expected);
   }
-  void expect(const std::string& name, const StoredTensor& got, const Shape& shape, std::initializer_list<std::string_view> dtypes);
+  void misfit(const std::string& name, const StoredTensor& got, const std::string& expected) {
+    problems_.push_back("misshaped: " + name + ": got " + text_of(got.entry->shape) + " " + got.entry->dtype +
+                        ", expected " + expected);
+  }
+  void expect(const std::string& name, const StoredTensor& got, const Shape& shape,
+              std::initializer_list<std::string_view> dtypes);
   void fp8_scale(const std::string& stem, LinearSource& source);
   void nvfp4_scales(const std::string& stem, LinearSource& source);
 
@@ -96,7 +103,8 @@ class Inventory {
   std::vector<std::string> problems_;
 };
 
-void Inventory::expect(const std::string& name, const StoredTensor& got, const Shape& shape, std::initializer_list<std::string_view> dtypes) {
+void Inventory::expect(const std::string& name, const StoredTensor& got, const Shape& shape,
+                       std::initializer_list<std::string_view> dtypes) {
   const bool dtype_fits = std::find(dtypes.begin(), dtypes.end(), got.entry->dtype) != dtypes.end();
   if (dtype_fits && got.entry->shape == shape) return;
   std::string names;
@@ -118,7 +126,9 @@ void Inventory::fp8_scale(const std::string& stem, LinearSource& source) {
     expect(found, *scale, shape, {"F8_E8M0", "U8", "F32"});
     source.scale = *scale;
   }
-  if (found.empty()) missing(stem + ".scale", text_of(shape) + " F8_E8M0 or F32 (also .weight_scale_inv or .weight_scale) beside FP8 weights");
+  if (found.empty())
+    missing(stem + ".scale",
+            text_of(shape) + " F8_E8M0 or F32 (also .weight_scale_inv or .weight_scale) beside FP8 weights");
 }
 
 void Inventory::nvfp4_scales(const std::string& stem, LinearSource& source) {
@@ -155,7 +165,8 @@ LinearSource Inventory::linear(const Wanted& wanted) {
   } else if (weight->entry->dtype == "U8") {
     source.encoding = LinearEncoding::kNvfp4;
     if (source.inputs % kNvfp4Group != 0) {
-      misfit(wanted.name, *weight, "no NVFP4, whose columns are a multiple of 16, for " + std::to_string(source.inputs) + " inputs");
+      misfit(wanted.name, *weight,
+             "no NVFP4, whose columns are a multiple of 16, for " + std::to_string(source.inputs) + " inputs");
     }
     expect(wanted.name, *weight, {source.outputs, source.inputs / 2}, {"U8"});
     nvfp4_scales(stem, source);
@@ -186,11 +197,13 @@ void Inventory::finish(const std::string& where) const {
   std::vector<std::string> all = problems_;
   for (const auto& [name, tensor] : stored_) {
     if (!used_.contains(name)) {
-      all.push_back("unknown: " + name + ": got " + text_of(tensor.entry->shape) + " " + tensor.entry->dtype + ", expected no such tensor");
+      all.push_back("unknown: " + name + ": got " + text_of(tensor.entry->shape) + " " + tensor.entry->dtype +
+                    ", expected no such tensor");
     }
   }
   if (all.empty()) return;
-  std::string text = where + ": " + std::to_string(all.size()) + (all.size() == 1 ? " tensor does" : " tensors do") + " not fit";
+  std::string text =
+      where + ": " + std::to_string(all.size()) + (all.size() == 1 ? " tensor does" : " tensors do") + " not fit";
   for (std::size_t i = 0; i < std::min(all.size(), kMaxListed); ++i) text += "\n  " + all[i];
   if (all.size() > kMaxListed) text += "\n  and " + std::to_string(all.size() - kMaxListed) + " more";
   throw InvalidArgument(text);
@@ -219,19 +232,23 @@ std::optional<float> common_scale(const std::vector<const StoredTensor*>& source
   for (const StoredTensor* source : sources) {
     const float value = read_scalar(*source);
     if (common && *common != value) {
-      throw IoError(source->where() + ": got " + std::to_string(value) + ", expected " + std::to_string(*common) + " as in " + sources[0]->name +
-                    " (keys are values, one scale serves both)");
+      throw IoError(source->where() + ": got " + std::to_string(value) + ", expected " + std::to_string(*common) +
+                    " as in " + sources[0]->name + " (keys are values, one scale serves both)");
     }
     common = value;
   }
   return common;
 }
 
-Range part(std::int64_t size, bool cut, int rank, int ranks) { return cut ? Range{size / ranks * rank, size / ranks * (rank + 1)} : Range{0, size}; }
+Range part(std::int64_t size, bool cut, int rank, int ranks) {
+  return cut ? Range{size / ranks * rank, size / ranks * (rank + 1)} : Range{0, size};
+}
 
-/// Whether a layer can take rows x columns of this weight as they are stored: its inputs and each group's outputs must be whole blocks.
+/// Whether a layer can take rows x columns of this weight as they are stored: its inputs and each group's outputs must
+/// be whole blocks.
 bool can_keep(const Wanted& w, const LinearSource& source, Range rows, Range columns) {
-  if (w.kept_groups == 0 || source.encoding != LinearEncoding::kFp8 || !is_whole_blocks(source, rows, columns)) return false;
+  if (w.kept_groups == 0 || source.encoding != LinearEncoding::kFp8 || !is_whole_blocks(source, rows, columns))
+    return false;
   return columns.size() % kFp8Block == 0 && (w.kept_groups == 1 || w.shape[0] / w.kept_groups % kFp8Block == 0);
 }
 
@@ -239,21 +256,22 @@ bool can_keep(const Wanted& w, const LinearSource& source, Range rows, Range col
 
 LayerConfig tensor_parallel_slice(const LayerConfig& layer, int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size) {
-    throw InvalidArgument("tensor parallel slice: got rank " + std::to_string(rank) + " of " + std::to_string(size) + ", expected 0 <= rank < size");
+    throw InvalidArgument("tensor parallel slice: got rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                          ", expected 0 <= rank < size");
   }
   LayerConfig slice = layer;
   for (const auto& [name, count] : {std::pair("num_heads", &slice.num_heads), std::pair("o_groups", &slice.o_groups)}) {
     if (*count % size != 0) {
-      throw InvalidArgument("tensor parallel slice: " + std::string(name) + ": got " + std::to_string(*count) + ", expected a multiple of tp_size " +
-                            std::to_string(size));
+      throw InvalidArgument("tensor parallel slice: " + std::string(name) + ": got " + std::to_string(*count) +
+                            ", expected a multiple of tp_size " + std::to_string(size));
     }
     *count /= size;
   }
   return slice;
 }
 
-LayerTensors read_layer(const std::string& where, const StoredLayer& stored, const LayerConfig& layer, int tp_rank, int tp_size,
-                        const LoadOptions& options) {
+LayerTensors read_layer(const std::string& where, const StoredLayer& stored, const LayerConfig& layer, int tp_rank,
+                        int tp_size, const LoadOptions& options) {
   check_layer_config(layer);
   LayerTensors out;
   out.config = tensor_parallel_slice(layer, tp_rank, tp_size);

@@ -12,7 +12,7 @@ namespace smla {
 using StoredLayer = std::map<std::string, StoredTensor, std::less<>>;
 
 /// Reads a slice of a layer. `where` begins the error that lists all that is missing, unknown or misshaped.
-LayerTensors read_layer(const std::string& where, const StoredLayer& stored, const LayerConfig& layer, int tp_rank, int tp_size,
-                        const LoadOptions& options);
+LayerTensors read_layer(const std::string& where, const StoredLayer& stored, const LayerConfig& layer, int tp_rank,
+                        int tp_size, const LoadOptions& options);
 
 }  // namespace smla

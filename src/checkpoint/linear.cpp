@@ -44,9 +44,10 @@ std::vector<double> read_scales(const StoredTensor& source, const HostTensor& st
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 23;
 constexpr std::int64_t kThreadedElements = std::int64_t{1} << 20;
 
-/// A piece of a weight on its way to bf16: rows from `first_row` on. Each returns the flat index (in the piece) of the first number that is not finite,
-/// or kNone.
-std::int64_t decode_fp8(const HostTensor& codes, std::int64_t first_row, const double* scales, Range columns, BF16* out) {
+/// A piece of a weight on its way to bf16: rows from `first_row` on. Each returns the flat index (in the piece) of the
+/// first number that is not finite, or kNone.
+std::int64_t decode_fp8(const HostTensor& codes, std::int64_t first_row, const double* scales, Range columns,
+                        BF16* out) {
   std::int64_t bad = kNone;
   const std::int64_t inputs = codes.size(1);
   const std::int64_t scale_columns = (inputs + kFp8Block - 1) / kFp8Block;
@@ -60,11 +61,14 @@ std::int64_t decode_fp8(const HostTensor& codes, std::int64_t first_row, const d
     const std::int64_t column_block = first_column_block + block % column_blocks;
     std::array<BF16, 256> value{};
     for (unsigned code = 0; code < 256; ++code) {
-      value[code] = bf16_of(static_cast<double>(to_float(E4M3{static_cast<std::uint8_t>(code)})) * scales[row_block * scale_columns + column_block]);
+      value[code] = bf16_of(static_cast<double>(to_float(E4M3{static_cast<std::uint8_t>(code)})) *
+                            scales[row_block * scale_columns + column_block]);
     }
-    const Range rows{std::max<std::int64_t>(0, row_block * kFp8Block - first_row), std::min(codes.size(0), (row_block + 1) * kFp8Block - first_row)};
+    const Range rows{std::max<std::int64_t>(0, row_block * kFp8Block - first_row),
+                     std::min(codes.size(0), (row_block + 1) * kFp8Block - first_row)};
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-      for (std::int64_t c = std::max(columns.begin, column_block * kFp8Block); c < std::min(columns.end, (column_block + 1) * kFp8Block); ++c) {
+      for (std::int64_t c = std::max(columns.begin, column_block * kFp8Block);
+           c < std::min(columns.end, (column_block + 1) * kFp8Block); ++c) {
         const BF16 v = value[codes.as<E4M3>()[r * inputs + c].bits];
         const std::int64_t at = r * columns.size() + c - columns.begin;
         if (!finite(v)) bad = std::min(bad, at);
@@ -85,9 +89,11 @@ std::int64_t decode_nvfp4(const HostTensor& codes, const double* scales, double 
       std::array<BF16, 16> value{};
       // 4 + 24 + 2 significant bits: the product is exact in double.
       for (unsigned code = 0; code < 16; ++code) {
-        value[code] = bf16_of(static_cast<double>(from_e2m1(static_cast<std::uint8_t>(code))) * (scales[r * groups + g] * global));
+        value[code] = bf16_of(static_cast<double>(from_e2m1(static_cast<std::uint8_t>(code))) *
+                              (scales[r * groups + g] * global));
       }
-      for (std::int64_t c = std::max(columns.begin, g * kNvfp4Group); c < std::min(columns.end, (g + 1) * kNvfp4Group); ++c) {
+      for (std::int64_t c = std::max(columns.begin, g * kNvfp4Group); c < std::min(columns.end, (g + 1) * kNvfp4Group);
+           ++c) {
         const unsigned byte = codes.as<std::uint8_t>()[r * codes.size(1) + c / 2];
         const BF16 v = value[c % 2 == 0 ? byte & 15U : byte >> 4U];
         const std::int64_t at = r * columns.size() + c - columns.begin;
@@ -148,8 +154,10 @@ HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
       bad = decode_nvfp4(piece, scales.data(), global, columns, out.as<BF16>() + offset);
     }
     if (bad != kNone) {
-      bad_value(s.weight, std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
-                "a weight that is finite as bf16");
+      bad_value(
+          s.weight,
+          std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
+          "a weight that is finite as bf16");
     }
     begin = end;
   }
@@ -157,7 +165,9 @@ HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
 }
 
 bool is_whole_blocks(const LinearSource& s, Range rows, Range columns) {
-  const auto whole = [](Range part, std::int64_t all) { return part.begin % kFp8Block == 0 && (part.end % kFp8Block == 0 || part.end == all); };
+  const auto whole = [](Range part, std::int64_t all) {
+    return part.begin % kFp8Block == 0 && (part.end % kFp8Block == 0 || part.end == all);
+  };
   return whole(rows, s.outputs) && whole(columns, s.inputs);
 }
 
@@ -182,12 +192,14 @@ KeptLinear read_fp8(const LinearSource& s, Range rows, Range columns) {
     const HostTensor piece = s.weight.file->read_rows(s.weight.name, begin, end);
     std::vector<BF16> decoded(static_cast<std::size_t>((end - begin) * columns.size()));
     if (const std::int64_t bad = decode_fp8(piece, begin, scales.data(), columns, decoded.data()); bad != kNone) {
-      bad_value(s.weight, std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
-                "a weight that is finite as bf16");
+      bad_value(
+          s.weight,
+          std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
+          "a weight that is finite as bf16");
     }
     for (std::int64_t r = begin; r < end; ++r) {
-      std::memcpy(out.codes.as<E4M3>() + (r - rows.begin) * columns.size(), piece.as<E4M3>() + (r - begin) * s.inputs + columns.begin,
-                  static_cast<std::size_t>(columns.size()));
+      std::memcpy(out.codes.as<E4M3>() + (r - rows.begin) * columns.size(),
+                  piece.as<E4M3>() + (r - begin) * s.inputs + columns.begin, static_cast<std::size_t>(columns.size()));
     }
     begin = end;
   }
@@ -199,7 +211,8 @@ HostTensor read_plain(const StoredTensor& source, bool as_f32, bool infinity) {
   HostTensor wide(DType::kF32, stored.shape());
   for (std::int64_t i = 0; i < stored.numel(); ++i) {
     const float v = stored.dtype() == DType::kF32 ? stored.as<float>()[i] : to_float(stored.as<BF16>()[i]);
-    if (infinity ? std::isnan(v) : !std::isfinite(v)) bad_value(source, std::to_string(i), infinity ? "no NaN" : "a finite number");
+    if (infinity ? std::isnan(v) : !std::isfinite(v))
+      bad_value(source, std::to_string(i), infinity ? "no NaN" : "a finite number");
     wide.as<float>()[i] = v;
   }
   return as_f32 ? std::move(wide) : std::move(stored);
@@ -216,15 +229,18 @@ namespace {
 EncodedLinear encode_fp8(const BF16* w, std::int64_t outputs, std::int64_t inputs) {
   const std::int64_t block_rows = (outputs + kFp8Block - 1) / kFp8Block;
   const std::int64_t block_columns = (inputs + kFp8Block - 1) / kFp8Block;
-  EncodedLinear out{
-      .weight = HostTensor(DType::kE4M3, {outputs, inputs}), .scale = HostTensor(DType::kU8, {block_rows, block_columns}), .global_scale = {}};
+  EncodedLinear out{.weight = HostTensor(DType::kE4M3, {outputs, inputs}),
+                    .scale = HostTensor(DType::kU8, {block_rows, block_columns}),
+                    .global_scale = {}};
   for (std::int64_t b = 0; b < block_rows * block_columns; ++b) {
     const Range rows{b / block_columns * kFp8Block, std::min(outputs, (b / block_columns + 1) * kFp8Block)};
     const Range columns{b % block_columns * kFp8Block, std::min(inputs, (b % block_columns + 1) * kFp8Block)};
     float amax = 0;
     for (std::int64_t r = rows.begin; r < rows.end; ++r)
-      for (std::int64_t c = columns.begin; c < columns.end; ++c) amax = std::max(amax, std::abs(to_float(w[r * inputs + c])));
-    const int exponent = amax > 0 ? std::clamp(ceil_log2(std::max(amax / 448.0F, std::numeric_limits<float>::min())), -126, 127) : 0;
+      for (std::int64_t c = columns.begin; c < columns.end; ++c)
+        amax = std::max(amax, std::abs(to_float(w[r * inputs + c])));
+    const int exponent =
+        amax > 0 ? std::clamp(ceil_log2(std::max(amax / 448.0F, std::numeric_limits<float>::min())), -126, 127) : 0;
     out.scale.as<std::uint8_t>()[b] = static_cast<std::uint8_t>(exponent + 127);
     for (std::int64_t r = rows.begin; r < rows.end; ++r)
       for (std::int64_t c = columns.begin; c < columns.end; ++c)
@@ -251,7 +267,8 @@ EncodedLinear encode_nvfp4(const BF16* w, std::int64_t outputs, std::int64_t inp
     const float step = to_float(scale) * global;
     for (std::int64_t i = 0; i < kNvfp4Group; ++i) {
       const unsigned code = step > 0 ? to_e2m1(to_float(x[i]) / step) : 0;
-      out.weight.as<std::uint8_t>()[(g * kNvfp4Group + i) / 2] |= static_cast<std::uint8_t>(code << (i % 2 == 0 ? 0 : 4));
+      out.weight.as<std::uint8_t>()[(g * kNvfp4Group + i) / 2] |=
+          static_cast<std::uint8_t>(code << (i % 2 == 0 ? 0 : 4));
     }
   }
   return out;
@@ -265,7 +282,8 @@ EncodedLinear encode_linear(const ConstTensorView& weight, LinearEncoding encodi
   const auto* w = weight.as<BF16>();
   if (encoding == LinearEncoding::kFp8) return encode_fp8(w, weight.size(0), weight.size(1));
   if (encoding == LinearEncoding::kNvfp4) {
-    check_that(weight.size(1) % kNvfp4Group == 0, "encode_linear", "columns", weight.size(1), "a multiple of 16 for NVFP4");
+    check_that(weight.size(1) % kNvfp4Group == 0, "encode_linear", "columns", weight.size(1),
+               "a multiple of 16 for NVFP4");
     return encode_nvfp4(w, weight.size(0), weight.size(1));
   }
   HostTensor copy(DType::kBF16, {weight.size(0), weight.size(1)});

@@ -13,7 +13,7 @@ namespace smla {
 enum class LinearEncoding : std::uint8_t {
   kPlain,  ///< BF16 or F32
   kFp8,    ///< e4m3, one UE8M0 or fp32 scale for each 128x128 block
-  kNvfp4   ///< e2m1 (two a byte, the lower column in the low half), one e4m3 scale for each 16 columns, one fp32 for all
+  kNvfp4  ///< e2m1 (two a byte, the lower column in the low half), one e4m3 scale for each 16 columns, one fp32 for all
 };
 
 /// Rows or columns of a block that share an FP8 scale; columns that share an NVFP4 scale.
@@ -45,7 +45,8 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-/// Rows x columns of a weight whose shapes were checked: BF16, or F32 where the file has F32. Reads a block of rows at a time.
+/// Rows x columns of a weight whose shapes were checked: BF16, or F32 where the file has F32. Reads a block of rows at
+/// a time.
 /// @throws IoError naming tensor, row and column of a number or scale that is not finite.
 HostTensor read_linear(const LinearSource& source, Range rows, Range columns);
 
@@ -59,7 +60,8 @@ bool is_whole_blocks(const LinearSource& source, Range rows, Range columns);
 /// Rows x columns, whole blocks, of a kFp8 weight. @throws IoError as read_linear, for the same numbers.
 KeptLinear read_fp8(const LinearSource& source, Range rows, Range columns);
 
-/// A tensor of any rank as it is, or widened to F32. `infinity`: whether it may hold infinities. @throws IoError as above.
+/// A tensor of any rank as it is, or widened to F32. `infinity`: whether it may hold infinities. @throws IoError as
+/// above.
 HostTensor read_plain(const StoredTensor& source, bool as_f32, bool infinity);
 
 /// A positive finite fp32 scalar (F32 or BF16, [] or [1]). @throws IoError for another value.
@@ -69,7 +71,8 @@ float read_scalar(const StoredTensor& source);
 constexpr BF16 bf16_of(double x) {
   auto f = static_cast<float>(x);
   if (static_cast<double>(f) != x) {
-    // Round to odd first: the last bit says that something was cut off, so that the second rounding sees the whole number.
+    // Round to odd first: the last bit says that something was cut off, so that the second rounding sees the whole
+    // number.
     auto bits = std::bit_cast<std::uint32_t>(f);
     const bool away = x < 0 ? static_cast<double>(f) < x : static_cast<double>(f) > x;
     if ((bits & 0x7F80'0000U) != 0x7F80'0000U) f = std::bit_cast<float>((away ? bits - 1 : bits) | 1U);
@@ -77,7 +80,8 @@ constexpr BF16 bf16_of(double x) {
   return to_bf16(f);
 }
 
-/// A linear weight as a checkpoint stores it. `scale` and `global_scale` are absent where the encoding has none; kFp8 scales are UE8M0 bytes.
+/// A linear weight as a checkpoint stores it. `scale` and `global_scale` are absent where the encoding has none; kFp8
+/// scales are UE8M0 bytes.
 struct EncodedLinear {
   HostTensor weight;
   HostTensor scale;

@@ -49,7 +49,8 @@ constexpr std::array<StoredType, 16> kTypes{{{"BOOL", 1, DType::kBool},
                                              {"U64", 8, std::nullopt}}};
 
 const StoredType* stored_type(std::string_view name) {
-  const auto* found = std::find_if(kTypes.begin(), kTypes.end(), [&](const StoredType& type) { return type.name == name; });
+  const auto* found =
+      std::find_if(kTypes.begin(), kTypes.end(), [&](const StoredType& type) { return type.name == name; });
   return found == kTypes.end() ? nullptr : found;
 }
 
@@ -86,7 +87,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   try {
     struct stat info {};
     if (::fstat(file_, &info) != 0) throw IoError(path + ": " + std::strerror(errno));
-    if (!S_ISREG(info.st_mode)) throw IoError(path + ": got something that is no regular file, expected a safetensors file");
+    if (!S_ISREG(info.st_mode))
+      throw IoError(path + ": got something that is no regular file, expected a safetensors file");
     size_ = info.st_size;
     read_header();
   } catch (...) {
@@ -111,12 +113,13 @@ void SafetensorsFile::damaged(const std::string& what) const { throw IoError(pat
 void SafetensorsFile::read_bytes(std::int64_t offset, void* to, std::int64_t bytes, const std::string& what) const {
   auto* out = static_cast<char*>(to);
   while (bytes > 0) {
-    const ssize_t n = ::pread(file_, out, static_cast<std::size_t>(std::min<std::int64_t>(bytes, std::int64_t{1} << 30)), offset);
+    const ssize_t n =
+        ::pread(file_, out, static_cast<std::size_t>(std::min<std::int64_t>(bytes, std::int64_t{1} << 30)), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) damaged(what + ": " + std::strerror(errno));
     if (n == 0)
-      damaged(what + ": got the end of the file at byte " + std::to_string(offset) + ", expected " + std::to_string(bytes) +
-              " more (the file shrank)");
+      damaged(what + ": got the end of the file at byte " + std::to_string(offset) + ", expected " +
+              std::to_string(bytes) + " more (the file shrank)");
     out += n;
     offset += n;
     bytes -= n;
@@ -124,18 +127,21 @@ void SafetensorsFile::read_bytes(std::int64_t offset, void* to, std::int64_t byt
 }
 
 void SafetensorsFile::read_header() {
-  if (size_ < kPrefixBytes) damaged("got " + std::to_string(size_) + " bytes, expected a safetensors file of at least 8");
+  if (size_ < kPrefixBytes)
+    damaged("got " + std::to_string(size_) + " bytes, expected a safetensors file of at least 8");
   std::array<unsigned char, 8> prefix{};
   read_bytes(0, prefix.data(), kPrefixBytes, "header size");
   const std::uint64_t header_bytes = from_little_endian(prefix);
   const auto room = static_cast<std::uint64_t>(std::min(size_ - kPrefixBytes, kMaxHeaderBytes));
-  if (header_bytes > room) damaged("header size: got " + std::to_string(header_bytes) + " bytes, expected at most " + std::to_string(room));
+  if (header_bytes > room)
+    damaged("header size: got " + std::to_string(header_bytes) + " bytes, expected at most " + std::to_string(room));
   std::string text(static_cast<std::size_t>(header_bytes), '\0');
   read_bytes(kPrefixBytes, text.data(), static_cast<std::int64_t>(header_bytes), "header");
 
   const std::int64_t data_begin = kPrefixBytes + static_cast<std::int64_t>(header_bytes);
   try {
-    const JsonValue header = parse_json("header", text, {.max_bytes = static_cast<std::size_t>(kMaxHeaderBytes), .max_depth = 8});
+    const JsonValue header =
+        parse_json("header", text, {.max_bytes = static_cast<std::size_t>(kMaxHeaderBytes), .max_depth = 8});
     const JsonReader reader("header", header);  // throws unless it is an object
     for (const auto& [name, value] : header.members) {
       if (name == "__metadata__") {
@@ -145,9 +151,13 @@ void SafetensorsFile::read_header() {
       }
       const JsonReader tensor("tensor " + name, value);
       const std::vector<std::int64_t> offsets = tensor.integers("data_offsets", 0, INT64_MAX, 2);
-      if (offsets.size() != 2) tensor.fail("data_offsets", "an array of " + std::to_string(offsets.size()), "an array of 2");
+      if (offsets.size() != 2)
+        tensor.fail("data_offsets", "an array of " + std::to_string(offsets.size()), "an array of 2");
       add_tensor(name,
-                 {.dtype = tensor.text("dtype"), .shape = tensor.integers("shape", 0, INT64_MAX, kMaxRank), .begin = offsets[0], .end = offsets[1]},
+                 {.dtype = tensor.text("dtype"),
+                  .shape = tensor.integers("shape", 0, INT64_MAX, kMaxRank),
+                  .begin = offsets[0],
+                  .end = offsets[1]},
                  data_begin);
     }
   } catch (const InvalidArgument& e) {
@@ -159,17 +169,19 @@ void SafetensorsFile::read_header() {
 void SafetensorsFile::add_tensor(const std::string& name, SafetensorsEntry entry, std::int64_t data_begin) {
   const std::string what = "tensor " + name + ": ";
   const StoredType* type = stored_type(entry.dtype);
-  if (type == nullptr) damaged(what + "dtype: got \"" + entry.dtype + "\", which is no safetensors dtype; readable are " + readable_types());
+  if (type == nullptr)
+    damaged(what + "dtype: got \"" + entry.dtype + "\", which is no safetensors dtype; readable are " +
+            readable_types());
   const std::int64_t bytes = tensor_bytes(*type, entry.shape);
   if (bytes < 0) damaged(what + "shape: got a size that does not fit 63 bits");
   const std::string offsets = "[" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + "]";
   if (entry.begin > entry.end || entry.end > size_ - data_begin) {
-    damaged(what + "data_offsets: got " + offsets + ", expected them ascending and within the file's " + std::to_string(size_ - data_begin) +
-            " bytes of data");
+    damaged(what + "data_offsets: got " + offsets + ", expected them ascending and within the file's " +
+            std::to_string(size_ - data_begin) + " bytes of data");
   }
   if (entry.end - entry.begin != bytes) {
-    damaged(what + "data_offsets: got " + offsets + ", " + std::to_string(entry.end - entry.begin) + " bytes, expected " + std::to_string(bytes) +
-            " for its shape and dtype");
+    damaged(what + "data_offsets: got " + offsets + ", " + std::to_string(entry.end - entry.begin) +
+            " bytes, expected " + std::to_string(bytes) + " for its shape and dtype");
   }
   entry.begin += data_begin;
   entry.end += data_begin;
@@ -180,13 +192,15 @@ void SafetensorsFile::add_tensor(const std::string& name, SafetensorsEntry entry
 void SafetensorsFile::check_layout(std::int64_t data_begin) const {
   std::vector<std::pair<std::int64_t, const std::pair<const std::string, SafetensorsEntry>*>> order;
   for (const auto& item : tensors_) order.emplace_back(item.second.begin, &item);
-  std::sort(order.begin(), order.end(),
-            [](const auto& a, const auto& b) { return std::pair(a.first, a.second->second.end) < std::pair(b.first, b.second->second.end); });
+  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first, a.second->second.end) < std::pair(b.first, b.second->second.end);
+  });
   std::int64_t expected = data_begin;
   for (const auto& [begin, item] : order) {
     if (begin != expected) {
       damaged("tensor " + item->first + ": data_offsets: got a start " + std::to_string(begin - data_begin) + " that " +
-              (begin < expected ? "overlaps another tensor" : "leaves a hole") + ", expected " + std::to_string(expected - data_begin));
+              (begin < expected ? "overlaps another tensor" : "leaves a hole") + ", expected " +
+              std::to_string(expected - data_begin));
     }
     expected = item->second.end;
   }
@@ -197,29 +211,34 @@ void SafetensorsFile::check_layout(std::int64_t data_begin) const {
 
 const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end()) throw InvalidArgument(path_ + ": tensor " + name + ": got no such tensor, expected it in the file");
+  if (found == tensors_.end())
+    throw InvalidArgument(path_ + ": tensor " + name + ": got no such tensor, expected it in the file");
   return found->second;
 }
 
-HostTensor SafetensorsFile::read(const std::string& name) const { return read_part(name, entry(name).shape, entry(name).begin); }
+HostTensor SafetensorsFile::read(const std::string& name) const {
+  return read_part(name, entry(name).shape, entry(name).begin);
+}
 
 HostTensor SafetensorsFile::read_rows(const std::string& name, std::int64_t begin, std::int64_t end) const {
   const SafetensorsEntry& stored = entry(name);
   const std::int64_t rows = stored.shape.empty() ? 0 : stored.shape[0];
   if (begin < 0 || begin > end || end > rows) {
-    throw InvalidArgument(path_ + ": tensor " + name + ": got rows " + std::to_string(begin) + " to " + std::to_string(end) +
-                          ", expected some of its " + std::to_string(rows));
+    throw InvalidArgument(path_ + ": tensor " + name + ": got rows " + std::to_string(begin) + " to " +
+                          std::to_string(end) + ", expected some of its " + std::to_string(rows));
   }
   std::vector<std::int64_t> shape = stored.shape;
   if (!shape.empty()) shape[0] = end - begin;
   return read_part(name, std::move(shape), stored.begin + (rows == 0 ? 0 : (stored.end - stored.begin) / rows * begin));
 }
 
-HostTensor SafetensorsFile::read_part(const std::string& name, std::vector<std::int64_t> shape, std::int64_t begin) const {
+HostTensor SafetensorsFile::read_part(const std::string& name, std::vector<std::int64_t> shape,
+                                      std::int64_t begin) const {
   const SafetensorsEntry& stored = entry(name);
   const StoredType* type = stored_type(stored.dtype);
   if (type == nullptr || !type->readable) {
-    throw Unsupported(path_ + ": tensor " + name + ": dtype: got " + stored.dtype + ", expected one of " + readable_types());
+    throw Unsupported(path_ + ": tensor " + name + ": dtype: got " + stored.dtype + ", expected one of " +
+                      readable_types());
   }
   HostTensor tensor(*type->readable, std::move(shape));
   read_bytes(begin, tensor.data(), static_cast<std::int64_t>(tensor.bytes()), "tensor " + name);
@@ -243,7 +262,8 @@ void write_safetensors_items(const std::string& path, const std::map<std::string
   std::string header = "{";
   if (!metadata.empty()) {
     header += "\"__metadata__\":{";
-    for (const auto& [key, value] : metadata) header += (header.back() == '{' ? "" : ",") + json_string(key) + ":" + json_string(value);
+    for (const auto& [key, value] : metadata)
+      header += (header.back() == '{' ? "" : ",") + json_string(key) + ":" + json_string(value);
     header += "}";
   }
   std::set<std::string> names{"__metadata__"};
@@ -252,9 +272,11 @@ void write_safetensors_items(const std::string& path, const std::map<std::string
     const std::string dtype = as_dtype.empty() ? std::string(name_of(tensor->dtype())) : as_dtype;
     const StoredType* type = stored_type(dtype);
     if (type == nullptr || type->bytes != size_of(tensor->dtype())) {
-      throw InvalidArgument(path + ": tensor " + name + ": dtype: got " + dtype + ", expected a safetensors dtype of its size");
+      throw InvalidArgument(path + ": tensor " + name + ": dtype: got " + dtype +
+                            ", expected a safetensors dtype of its size");
     }
-    if (!names.insert(name).second) throw InvalidArgument(path + ": tensor " + name + ": got a reserved or repeated name, expected another");
+    if (!names.insert(name).second)
+      throw InvalidArgument(path + ": tensor " + name + ": got a reserved or repeated name, expected another");
     header += (header.size() == 1 ? "" : ",") + json_string(name) + ":{\"dtype\":\"" + dtype + "\",\"shape\":[";
     for (int i = 0; i < tensor->rank(); ++i) header += (i == 0 ? "" : ",") + std::to_string(tensor->size(i));
     header += "],\"data_offsets\":[" + std::to_string(offset) + "," + std::to_string(offset + tensor->bytes()) + "]}";
@@ -263,11 +285,12 @@ void write_safetensors_items(const std::string& path, const std::map<std::string
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
 
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"),
-                                                             [](std::FILE* f) { return f != nullptr ? std::fclose(f) : 0; });
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
+      std::fopen(path.c_str(), "wb"), [](std::FILE* f) { return f != nullptr ? std::fclose(f) : 0; });
   if (file == nullptr) throw IoError(path + ": " + std::strerror(errno));
   const auto put = [&](const void* data, std::size_t bytes) {
-    if (bytes != 0 && std::fwrite(data, 1, bytes, file.get()) != bytes) throw IoError(path + ": writing failed: " + std::strerror(errno));
+    if (bytes != 0 && std::fwrite(data, 1, bytes, file.get()) != bytes)
+      throw IoError(path + ": writing failed: " + std::strerror(errno));
   };
   std::array<unsigned char, 8> prefix{};
   for (std::size_t i = 0; i < 8; ++i) prefix[i] = static_cast<unsigned char>(header.size() >> (8 * i));

@@ -20,9 +20,9 @@ struct SafetensorsEntry {
   std::int64_t end = 0;
 };
 
-/// A safetensors file, checked when opened: header size, names, dtypes, shapes, offsets (in the file, no overlap, no hole). Tensors are read on
-/// demand by bounds-checked pread, never mapped, so a file that shrinks meanwhile is an IoError and not a signal. Errors name the file and the
-/// tensor.
+/// A safetensors file, checked when opened: header size, names, dtypes, shapes, offsets (in the file, no overlap, no
+/// hole). Tensors are read on demand by bounds-checked pread, never mapped, so a file that shrinks meanwhile is an
+/// IoError and not a signal. Errors name the file and the tensor.
 class SafetensorsFile {
  public:
   /// @throws IoError when the file cannot be read or is damaged.
@@ -39,7 +39,8 @@ class SafetensorsFile {
   bool has(const std::string& name) const { return tensors_.contains(name); }
 
   /// BOOL, U8, I32, I64, F32, F64, BF16, F8_E4M3, and F8_E8M0 as U8.
-  /// @throws InvalidArgument when there is no such tensor, Unsupported for another dtype, IoError when the file changed.
+  /// @throws InvalidArgument when there is no such tensor, Unsupported for another dtype, IoError when the file
+  /// changed.
   HostTensor read(const std::string& name) const;
   /// Rows [begin, end) of the first dimension. @throws as `read`; InvalidArgument for rows that are not there.
   HostTensor read_rows(const std::string& name, std::int64_t begin, std::int64_t end) const;
@@ -66,7 +67,8 @@ struct SafetensorsItem {
   const HostTensor* tensor = nullptr;
   std::string dtype;
 };
-/// Writes tensors in the given order behind an 8-byte aligned header. @throws IoError; InvalidArgument for a repeated or reserved name.
+/// Writes tensors in the given order behind an 8-byte aligned header. @throws IoError; InvalidArgument for a repeated
+/// or reserved name.
 void write_safetensors_items(const std::string& path, const std::map<std::string, std::string>& metadata,
                              const std::vector<SafetensorsItem>& tensors);
 void write_safetensors(const std::string& path, const std::map<std::string, std::string>& metadata,

@@ -42,7 +42,8 @@ std::string shard_name(int shard, int shards) {
 }  // namespace
 
 void CheckpointWriter::add(const std::string& name, const ConstTensorView& tensor) {
-  if (!tensor.contiguous()) throw InvalidArgument("checkpoint writer: " + name + ": got strided rows, expected contiguous ones");
+  if (!tensor.contiguous())
+    throw InvalidArgument("checkpoint writer: " + name + ": got strided rows, expected contiguous ones");
   HostTensor copy(tensor.dtype, std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.begin() + tensor.rank));
   if (copy.bytes() != 0) std::memcpy(copy.data(), tensor.data, copy.bytes());
   items_.push_back({.name = name, .tensor = std::move(copy), .dtype = {}});
@@ -51,7 +52,8 @@ void CheckpointWriter::add(const std::string& name, const ConstTensorView& tenso
 void CheckpointWriter::add_linear(const std::string& stem, const ConstTensorView& weight, LinearEncoding encoding) {
   EncodedLinear e = encode_linear(weight, encoding);
   items_.push_back({.name = stem + ".weight", .tensor = std::move(e.weight), .dtype = {}});
-  if (encoding == LinearEncoding::kFp8) items_.push_back({.name = stem + ".scale", .tensor = std::move(e.scale), .dtype = "F8_E8M0"});
+  if (encoding == LinearEncoding::kFp8)
+    items_.push_back({.name = stem + ".scale", .tensor = std::move(e.scale), .dtype = "F8_E8M0"});
   if (encoding == LinearEncoding::kNvfp4) {
     items_.push_back({.name = stem + ".weight_scale", .tensor = std::move(e.scale), .dtype = {}});
     items_.push_back({.name = stem + ".weight_scale_2", .tensor = std::move(e.global_scale), .dtype = {}});
@@ -67,7 +69,8 @@ std::int64_t CheckpointWriter::bytes() const {
 void CheckpointWriter::write(const std::string& folder, const ModelConfig& model, int shards) const {
   const auto count = static_cast<std::int64_t>(items_.size());
   if (shards < 1 || shards > count) {
-    throw InvalidArgument("checkpoint writer: shards: got " + std::to_string(shards) + ", expected 1 to " + std::to_string(count) + ", the tensors");
+    throw InvalidArgument("checkpoint writer: shards: got " + std::to_string(shards) + ", expected 1 to " +
+                          std::to_string(count) + ", the tensors");
   }
   write_text(folder + "/config.json", model_config_json(model));
   const std::map<std::string, std::string> metadata{{"format", "pt"}};
@@ -89,7 +92,8 @@ void CheckpointWriter::write(const std::string& folder, const ModelConfig& model
   }
   if (shards > 1) {
     write_text(folder + "/model.safetensors.index.json",
-               "{\n  \"metadata\": {\"total_size\": " + std::to_string(bytes()) + "},\n  \"weight_map\": {" + map + "\n  }\n}\n");
+               "{\n  \"metadata\": {\"total_size\": " + std::to_string(bytes()) + "},\n  \"weight_map\": {" + map +
+                   "\n  }\n}\n");
   }
 }
 
@@ -97,7 +101,9 @@ std::string model_config_json(const ModelConfig& m) {
   std::string ratios;
   for (const int ratio : m.compress_ratios) ratios += (ratios.empty() ? "" : ", ") + std::to_string(ratio);
   std::string text = "{\n  \"architectures\": [\"DeepseekV4ForCausalLM\"],\n  \"model_type\": \"deepseek_v4\",\n";
-  const auto put = [&](const char* key, const std::string& value) { text += "  \"" + std::string(key) + "\": " + value + ",\n"; };
+  const auto put = [&](const char* key, const std::string& value) {
+    text += "  \"" + std::string(key) + "\": " + value + ",\n";
+  };
   put("_name_or_path", json_string(m.name));
   put("hidden_size", std::to_string(m.hidden_size));
   put("num_hidden_layers", std::to_string(m.num_layers));
@@ -119,7 +125,8 @@ std::string model_config_json(const ModelConfig& m) {
   if (m.yarn) {
     put("rope_scaling", "{\"type\": \"yarn\", \"factor\": " + number(m.yarn->factor) +
                             ", \"original_max_position_embeddings\": " + std::to_string(m.yarn->original_max_position) +
-                            ", \"beta_fast\": " + number(m.yarn->beta_fast) + ", \"beta_slow\": " + number(m.yarn->beta_slow) + "}");
+                            ", \"beta_fast\": " + number(m.yarn->beta_fast) +
+                            ", \"beta_slow\": " + number(m.yarn->beta_slow) + "}");
   }
   put("max_position_embeddings", std::to_string(m.max_position));
   return text + "  \"compress_ratios\": [" + ratios + "]\n}\n";

@@ -8,8 +8,8 @@
 
 namespace smla {
 
-/// Hands out 64-byte aligned tensors from one piece of memory, in order. Over null it only counts, so that one function both sizes and lays out a
-/// workspace.
+/// Hands out 64-byte aligned tensors from one piece of memory, in order. Over null it only counts, so that one function
+/// both sizes and lays out a workspace.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<std::byte*>(base)) {}

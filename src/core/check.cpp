@@ -2,8 +2,8 @@
 
 namespace smla {
 
-void check_tensor(std::string_view op, std::string_view tensor, const ConstTensorView& view, std::initializer_list<std::int64_t> shape,
-                  std::initializer_list<DType> dtypes) {
+void check_tensor(std::string_view op, std::string_view tensor, const ConstTensorView& view,
+                  std::initializer_list<std::int64_t> shape, std::initializer_list<DType> dtypes) {
   bool ok = view.rank == static_cast<int>(shape.size());
   int i = 0;
   for (const std::int64_t n : shape) {
@@ -15,11 +15,13 @@ void check_tensor(std::string_view op, std::string_view tensor, const ConstTenso
   for (const DType d : dtypes) dtype_ok = dtype_ok || view.dtype == d;
   const bool empty = ok && view.numel() == 0;
   const bool data_ok = empty || view.data != nullptr;
-  const bool dense = view.rank == 0 || view.size(view.rank - 1) <= 1 || view.stride[static_cast<std::size_t>(view.rank - 1)] == 1;
+  const bool dense =
+      view.rank == 0 || view.size(view.rank - 1) <= 1 || view.stride[static_cast<std::size_t>(view.rank - 1)] == 1;
   if (ok && dtype_ok && data_ok && dense) return;
 
   std::string expected = "[";
-  for (const std::int64_t n : shape) expected += (expected.size() > 1 ? ", " : "") + (n == kAny ? std::string("*") : std::to_string(n));
+  for (const std::int64_t n : shape)
+    expected += (expected.size() > 1 ? ", " : "") + (n == kAny ? std::string("*") : std::to_string(n));
   expected += "]";
   const char* separator = " ";
   for (const DType d : dtypes) {
@@ -28,13 +30,16 @@ void check_tensor(std::string_view op, std::string_view tensor, const ConstTenso
   }
   std::string got = view.absent() ? "no tensor" : describe(view);
   if (ok && dtype_ok && !data_ok) got += " without data";
-  if (ok && dtype_ok && !dense) got += " with last stride " + std::to_string(view.stride[static_cast<std::size_t>(view.rank - 1)]);
+  if (ok && dtype_ok && !dense)
+    got += " with last stride " + std::to_string(view.stride[static_cast<std::size_t>(view.rank - 1)]);
   throw InvalidArgument(std::string(op) + ": " + std::string(tensor) + ": got " + got + ", expected " + expected +
                         (dense ? "" : " with last stride 1"));
 }
 
-void check_that(bool ok, std::string_view op, std::string_view what, const std::string& got, const std::string& expected) {
-  if (!ok) throw InvalidArgument(std::string(op) + ": " + std::string(what) + ": got " + got + ", expected " + expected);
+void check_that(bool ok, std::string_view op, std::string_view what, const std::string& got,
+                const std::string& expected) {
+  if (!ok)
+    throw InvalidArgument(std::string(op) + ": " + std::string(what) + ": got " + got + ", expected " + expected);
 }
 
 void check_that(bool ok, std::string_view op, std::string_view what, std::int64_t got, const std::string& expected) {

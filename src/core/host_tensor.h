@@ -27,7 +27,8 @@ class HostTensor {
     auto* p = static_cast<unsigned char*>(data_.get());
     for (std::size_t i = 0; i < bytes_; ++i) p[i] = 0;
   }
-  HostTensor(DType dtype, std::initializer_list<std::int64_t> shape) : HostTensor(dtype, std::vector<std::int64_t>(shape)) {}
+  HostTensor(DType dtype, std::initializer_list<std::int64_t> shape)
+      : HostTensor(dtype, std::vector<std::int64_t>(shape)) {}
 
   /// Bytes of a tensor. @throws InvalidArgument when a dimension is negative or the size does not fit 63 bits.
   static std::int64_t checked_bytes(DType dtype, const std::vector<std::int64_t>& shape) {
@@ -36,7 +37,8 @@ class HostTensor {
     for (const std::int64_t d : shape) {
       if (d < 0) throw InvalidArgument("tensor shape: got dimension " + std::to_string(d) + ", expected 0 or more");
       empty = empty || d == 0;
-      if (d > 0 && n > std::numeric_limits<std::int64_t>::max() / d) throw InvalidArgument("tensor shape: the size in bytes does not fit 63 bits");
+      if (d > 0 && n > std::numeric_limits<std::int64_t>::max() / d)
+        throw InvalidArgument("tensor shape: the size in bytes does not fit 63 bits");
       if (d > 0) n *= d;
     }
     return empty ? 0 : n;
@@ -85,7 +87,8 @@ class HostTensor {
 
   void check_dtype(DType wanted) const {
     if (dtype_ != wanted) {
-      throw InvalidArgument("tensor: got dtype " + std::string(name_of(dtype_)) + ", expected " + std::string(name_of(wanted)));
+      throw InvalidArgument("tensor: got dtype " + std::string(name_of(dtype_)) + ", expected " +
+                            std::string(name_of(wanted)));
     }
   }
 

@@ -22,14 +22,15 @@ CpuFeatures read_features() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   f.avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-  f.avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-             __builtin_cpu_supports("avx512vl") != 0;
+  f.avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+             __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
   f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16") != 0;
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
-  if (f.avx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) f.amx_bf16 = ((d >> 22) & 1U) != 0 && ((d >> 24) & 1U) != 0;
+  if (f.avx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0)
+    f.amx_bf16 = ((d >> 22) & 1U) != 0 && ((d >> 24) & 1U) != 0;
   char brand[49] = {};
   for (unsigned i = 0; i < 3; ++i) {
     unsigned r[4] = {};

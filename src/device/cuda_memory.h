@@ -6,7 +6,8 @@
 
 namespace smla {
 
-// What memory.h, streams.h and graphs need of CUDA: memory_cuda.cu, or no_cuda.cpp, where everything throws Unsupported.
+// What memory.h, streams.h and graphs need of CUDA: memory_cuda.cu, or no_cuda.cpp, where everything throws
+// Unsupported.
 void* cuda_allocate(std::size_t bytes);
 void cuda_free(void* p);
 void cuda_copy(void* to, const void* from, std::size_t bytes, Stream stream);

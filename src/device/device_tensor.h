@@ -12,14 +12,18 @@ namespace smla {
 class DeviceTensor {
  public:
   DeviceTensor() = default;
-  DeviceTensor(DeviceKind device, DType dtype, std::vector<std::int64_t> shape) { reshape(device, dtype, std::move(shape)); }
+  DeviceTensor(DeviceKind device, DType dtype, std::vector<std::int64_t> shape) {
+    reshape(device, dtype, std::move(shape));
+  }
   /// A copy of `from`, which lies on the host, complete when the call returns.
   static DeviceTensor copy_of(DeviceKind device, const ConstTensorView& from);
 
-  /// Takes this shape: in the memory it has where that is large enough, its contents then undefined; in new memory, zeroed, otherwise.
+  /// Takes this shape: in the memory it has where that is large enough, its contents then undefined; in new memory,
+  /// zeroed, otherwise.
   void reshape(DeviceKind device, DType dtype, std::vector<std::int64_t> shape) {
     const auto bytes = static_cast<std::size_t>(HostTensor::checked_bytes(dtype, shape));
-    if (memory_.data() == nullptr || memory_.device() != device || memory_.bytes() < bytes) memory_ = DeviceMemory(device, bytes);
+    if (memory_.data() == nullptr || memory_.device() != device || memory_.bytes() < bytes)
+      memory_ = DeviceMemory(device, bytes);
     dtype_ = dtype;
     shape_ = std::move(shape);
     bytes_ = bytes;

@@ -8,18 +8,20 @@
 
 namespace smla::device {
 
-// Programmatic dependent launch: a kernel is set up, its code fetched and its blocks placed while the one before it in the stream ends. From sm_90 on;
-// elsewhere, and where the driver compiled a kernel from older PTX, kernels follow each other as always.
+// Programmatic dependent launch: a kernel is set up, its code fetched and its blocks placed while the one before it in
+// the stream ends. From sm_90 on; elsewhere, and where the driver compiled a kernel from older PTX, kernels follow each
+// other as always.
 
-/// First in a kernel that launch_early() starts, in every thread before it returns or touches memory that others write: waits until all work before it is
-/// done and visible.
+/// First in a kernel that launch_early() starts, in every thread before it returns or touches memory that others write:
+/// waits until all work before it is done and visible.
 __device__ inline void wait_for_work_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// From here on the next kernel may be set up, once every block has come here or returned. It waits for the end of this one all the same.
+/// From here on the next kernel may be set up, once every block has come here or returned. It waits for the end of this
+/// one all the same.
 __device__ inline void let_next_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -62,10 +64,12 @@ std::int64_t clusters_at_once(dim3 threads) {
   return most;
 }
 
-/// Starts a kernel that begins with wait_for_work_before(), kTogether blocks a cluster; `shared`: bytes of dynamic shared memory.
+/// Starts a kernel that begins with wait_for_work_before(), kTogether blocks a cluster; `shared`: bytes of dynamic
+/// shared memory.
 /// @throws CudaError with `name`.
 template <auto kKernel, unsigned kTogether, class... Args>
-void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {
+void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,
+                    const Args&... args) {
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -84,7 +88,8 @@ void launch_cluster(const char* name, unsigned clusters, dim3 threads, int share
 
 /// The same without clusters, on any GPU.
 template <auto kKernel, class... Args>
-void launch_early(const char* name, unsigned blocks, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {
+void launch_early(const char* name, unsigned blocks, dim3 threads, int shared, cudaStream_t stream,
+                  const Args&... args) {
   launch_cluster<kKernel, 1>(name, blocks, threads, shared, stream, args...);
 }
 

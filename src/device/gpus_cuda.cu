@@ -18,7 +18,11 @@ std::vector<GpuInfo> gpus(std::string* reason) {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp p{};
     if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
-    found.push_back({.name = p.name, .major = p.major, .minor = p.minor, .multiprocessors = p.multiProcessorCount, .memory_bytes = p.totalGlobalMem});
+    found.push_back({.name = p.name,
+                     .major = p.major,
+                     .minor = p.minor,
+                     .multiprocessors = p.multiProcessorCount,
+                     .memory_bytes = p.totalGlobalMem});
   }
   if (found.empty() && reason != nullptr) *reason = "the driver reports no GPU";
   return found;

@@ -20,7 +20,9 @@ constexpr int kCodeShift = 0;
 /// Four codes to halves: 0 and 1, 2 and 3.
 __device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
   if constexpr (kCodeShift == 0) {
-    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(low), "=r"(high) : "r"(codes));
+    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
   } else {
     const auto shift = [](std::uint32_t x) { return (x & 0x8000'8000U) | ((x >> 1) & 0x3F80'3F80U); };
     low = shift(__byte_perm(codes, 0, 0x1404));

@@ -27,10 +27,12 @@ inline void check_launch(const char* kernel) {
 
 inline cudaStream_t stream_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// Blocks of `block` threads for `items`. The x dimension of a grid holds 2^31 - 1 blocks, so no kernel here counts rows in y or z.
+/// Blocks of `block` threads for `items`. The x dimension of a grid holds 2^31 - 1 blocks, so no kernel here counts
+/// rows in y or z.
 inline unsigned blocks_for(std::int64_t items, std::int64_t block) {
   const std::int64_t blocks = (items + block - 1) / block;
-  if (blocks > 0x7FFF'FFFF) throw InvalidArgument("grid: got " + std::to_string(blocks) + " blocks, expected at most 2^31-1");
+  if (blocks > 0x7FFF'FFFF)
+    throw InvalidArgument("grid: got " + std::to_string(blocks) + " blocks, expected at most 2^31-1");
   return static_cast<unsigned>(blocks);
 }
 

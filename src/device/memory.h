@@ -29,12 +29,13 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-/// Between memories of `device` and the host, in either direction, or within one. On a GPU queued on `stream`; host memory that was copied from may be
-/// used again when the call returns, and a copy to the host is complete then.
+/// Between memories of `device` and the host, in either direction, or within one. On a GPU queued on `stream`; host
+/// memory that was copied from may be used again when the call returns, and a copy to the host is complete then.
 void copy_bytes(DeviceKind device, void* to, const void* from, std::size_t bytes, Stream stream = {});
 /// Every byte of memory of `device`.
 void fill_bytes(DeviceKind device, void* to, int byte, std::size_t bytes, Stream stream = {});
-/// Waits until all that is queued on `stream` is done; nothing to do on the CPU. @throws CudaError when something queued failed.
+/// Waits until all that is queued on `stream` is done; nothing to do on the CPU. @throws CudaError when something
+/// queued failed.
 void synchronize(DeviceKind device, Stream stream = {});
 
 }  // namespace smla

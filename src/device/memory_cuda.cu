@@ -51,7 +51,9 @@ void* cuda_make_event() {
 
 void cuda_free_event(void* event) { (void)cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
 
-void cuda_record(void* event, Stream stream) { check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(stream)), "cudaEventRecord"); }
+void cuda_record(void* event, Stream stream) {
+  check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(stream)), "cudaEventRecord");
+}
 
 void cuda_wait(void* event, Stream stream) {
   check_cuda(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event), 0), "cudaStreamWaitEvent");

@@ -12,7 +12,8 @@ namespace smla::device {
 
 using smla::from_ue8m0;
 
-/// a / b of numbers that are not negative. Nearly always both have 32 bits, in which a division is a fraction of the work.
+/// a / b of numbers that are not negative. Nearly always both have 32 bits, in which a division is a fraction of the
+/// work.
 __device__ inline std::int64_t quotient(std::int64_t a, std::int64_t b) {
   const bool narrow = ((a | b) >> 32) == 0;
   return narrow ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;

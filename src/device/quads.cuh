@@ -11,8 +11,11 @@ namespace smla::device {
 __device__ inline float4 scaled(float4 v, float factor) {
   return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor)};
 }
-__device__ inline float4 product(float4 v, float4 w) { return {__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w)}; }
-/// Whether the machine's own conversions may take them: they know one NaN, core/codecs.h keeps its sign. Infinities may say no.
+__device__ inline float4 product(float4 v, float4 w) {
+  return {__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w)};
+}
+/// Whether the machine's own conversions may take them: they know one NaN, core/codecs.h keeps its sign. Infinities may
+/// say no.
 __device__ inline bool plain(float4 v) {
   const float sum = (v.x + v.y) + (v.z + v.w);
   return sum == sum;
@@ -25,13 +28,17 @@ __device__ inline std::uint32_t bf16_pair(float low, float high) {
   return bits;
 }
 __device__ inline float4 rounded_to_bf16(float4 v) {
-  if (!plain(v)) return {to_float(to_bf16(v.x)), to_float(to_bf16(v.y)), to_float(to_bf16(v.z)), to_float(to_bf16(v.w))};
+  if (!plain(v))
+    return {to_float(to_bf16(v.x)), to_float(to_bf16(v.y)), to_float(to_bf16(v.z)), to_float(to_bf16(v.w))};
   const std::uint32_t low = bf16_pair(v.x, v.y);
   const std::uint32_t high = bf16_pair(v.z, v.w);
-  return {__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF'0000U), __uint_as_float(high << 16), __uint_as_float(high & 0xFFFF'0000U)};
+  return {__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF'0000U), __uint_as_float(high << 16),
+          __uint_as_float(high & 0xFFFF'0000U)};
 }
 /// NaN counts as no number.
-__device__ inline float largest_magnitude(float4 v) { return fmaxf(fmaxf(fmaxf(fmaxf(0.0F, fabsf(v.x)), fabsf(v.y)), fabsf(v.z)), fabsf(v.w)); }
+__device__ inline float largest_magnitude(float4 v) {
+  return fmaxf(fmaxf(fmaxf(fmaxf(0.0F, fabsf(v.x)), fabsf(v.y)), fabsf(v.z)), fabsf(v.w));
+}
 
 /// Largest of every `lanes` neighbours of a warp, a power of two; none is negative or NaN.
 __device__ inline float max_of_lanes(float v, int lanes) {
@@ -48,7 +55,9 @@ __device__ inline float sum_of_warp(float v) {
 }
 
 /// What RMSNorm multiplies a row of n numbers with.
-__device__ inline float inverse_root(float squares, int n, float eps) { return __frsqrt_rn(__fdiv_rn(squares, static_cast<float>(n)) + eps); }
+__device__ inline float inverse_root(float squares, int n, float eps) {
+  return __frsqrt_rn(__fdiv_rn(squares, static_cast<float>(n)) + eps);
+}
 
 /// Four elements of a row as they are stored, the first in the lowest bits.
 template <class T>
@@ -74,10 +83,12 @@ __device__ inline float4 widened(uint4 raw) {
   return {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
 }
 __device__ inline float4 widened(uint2 raw) {
-  return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF'0000U), __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xFFFF'0000U)};
+  return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF'0000U), __uint_as_float(raw.y << 16),
+          __uint_as_float(raw.y & 0xFFFF'0000U)};
 }
 
-/// Four numbers as E4M3, as core/codecs.h rounds them, with the signs of four others: a NaN that the machine computed with has lost its own.
+/// Four numbers as E4M3, as core/codecs.h rounds them, with the signs of four others: a NaN that the machine computed
+/// with has lost its own.
 __device__ inline std::uint32_t e4m3_codes(float4 v, float4 signs) {
 #if __CUDA_ARCH__ >= 890
   std::uint16_t low;
@@ -89,8 +100,9 @@ __device__ inline std::uint32_t e4m3_codes(float4 v, float4 signs) {
   const auto byte = [](float a) { return static_cast<std::uint32_t>(to_e4m3(a).bits); };
   const std::uint32_t codes = byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
 #endif
-  const std::uint32_t top = __byte_perm(__byte_perm(__float_as_uint(signs.x), __float_as_uint(signs.y), 0x0073),
-                                        __byte_perm(__float_as_uint(signs.z), __float_as_uint(signs.w), 0x0073), 0x5410);
+  const std::uint32_t top =
+      __byte_perm(__byte_perm(__float_as_uint(signs.x), __float_as_uint(signs.y), 0x0073),
+                  __byte_perm(__float_as_uint(signs.z), __float_as_uint(signs.w), 0x0073), 0x5410);
   return codes | (top & 0x8080'8080U);
 }
 
@@ -101,7 +113,9 @@ __device__ Raw<T> narrowed(float4 v) {
     return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)};
   } else if constexpr (std::is_same_v<T, BF16>) {
     if (plain(v)) return {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
-    const auto pair = [](float a, float b) { return to_bf16(a).bits | static_cast<std::uint32_t>(to_bf16(b).bits) << 16; };
+    const auto pair = [](float a, float b) {
+      return to_bf16(a).bits | static_cast<std::uint32_t>(to_bf16(b).bits) << 16;
+    };
     return {pair(v.x, v.y), pair(v.z, v.w)};
   } else {
     return e4m3_codes(v, v);
@@ -129,8 +143,8 @@ __device__ inline T one_of(std::uint32_t raw) {
   }
 }
 
-/// Elements i..i+3 of a row of n. By fours: i and n are multiples of 4 and the row is aligned to four elements. Otherwise i may be anything, and what
-/// lies outside of the row is read as 0 and not written.
+/// Elements i..i+3 of a row of n. By fours: i and n are multiples of 4 and the row is aligned to four elements.
+/// Otherwise i may be anything, and what lies outside of the row is read as 0 and not written.
 template <bool kByFours, class T>
 __device__ Raw<T> load_quad(const T* row, int i, int n) {
   if constexpr (kByFours) {
@@ -162,8 +176,8 @@ __device__ void store_quad(T* row, int i, int n, Raw<T> raw) {
   }
 }
 
-/// A rope table, and what rotation of the numbers i..i+3 of a row by it means: pair p stands at nope + 2p, each product and each sum is rounded by
-/// itself. Its first number and `nope` are both even or both odd.
+/// A rope table, and what rotation of the numbers i..i+3 of a row by it means: pair p stands at nope + 2p, each product
+/// and each sum is rounded by itself. Its first number and `nope` are both even or both odd.
 struct Rope {
   const float* cos_sin = nullptr;
   std::int64_t rows = 0;
@@ -173,7 +187,9 @@ struct Rope {
 
   __device__ bool has(std::int64_t position) const { return position >= 0 && position < rows; }
   /// Of a position that it has; null where nothing is rotated.
-  __device__ const float* row(std::int64_t position) const { return pairs == 0 ? nullptr : cos_sin + position * stride; }
+  __device__ const float* row(std::int64_t position) const {
+    return pairs == 0 ? nullptr : cos_sin + position * stride;
+  }
 
   __device__ static void rotate(float& e, float& o, float c, float s) {
     const float even = __fsub_rn(__fmul_rn(e, c), __fmul_rn(o, s));
@@ -196,8 +212,8 @@ struct Squares {
   __device__ float all() const { return (sum.x + sum.y) + (sum.z + sum.w); }
 };
 
-/// Normed without a weight and rotated: kRows rows of n numbers in a warp, which has numbers 128 k + 4 lane and the next three of each in v[row][k] and zeros past
-/// n. As QNormRopeInsert computes it before it rounds.
+/// Normed without a weight and rotated: kRows rows of n numbers in a warp, which has numbers 128 k + 4 lane and the
+/// next three of each in v[row][k] and zeros past n. As QNormRopeInsert computes it before it rounds.
 template <int kRows, int kQuads>
 __device__ void norm_and_rotate(float4 (&v)[kRows][kQuads], int n, float eps, const Rope& rope, const float* cos_sin) {
   float sum[kRows];
@@ -218,8 +234,8 @@ __device__ void norm_and_rotate(float4 (&v)[kRows][kQuads], int n, float eps, co
   }
 }
 
-/// A row in the registers of kThreads threads, the first 16 * kThreads elements of it; what is longer is read again each time. From element `begin`
-/// on, which may be negative.
+/// A row in the registers of kThreads threads, the first 16 * kThreads elements of it; what is longer is read again
+/// each time. From element `begin` on, which may be negative.
 template <int kThreads, bool kByFours, class T>
 struct HeldRow {
   static constexpr int kHeld = 4;
@@ -228,7 +244,8 @@ struct HeldRow {
   int first;
   Raw<T> held[kHeld];
 
-  __device__ HeldRow(const T* row_in, int n_in, int begin, int thread) : row(row_in), n(n_in), first(begin + 4 * thread) {
+  __device__ HeldRow(const T* row_in, int n_in, int begin, int thread)
+      : row(row_in), n(n_in), first(begin + 4 * thread) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int i = first + 4 * kThreads * k;

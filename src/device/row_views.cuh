@@ -24,7 +24,8 @@ Rows<T> rows_of(const BasicTensorView<Void>& v) {
 /// Whether every row may be loaded or stored four elements at a time.
 inline bool by_fours(const ConstTensorView& v) {
   if (v.absent() || v.numel() == 0) return true;
-  bool ok = reinterpret_cast<std::uintptr_t>(v.data) % static_cast<std::uintptr_t>(4 * size_of(v.dtype)) == 0 && v.size(v.rank - 1) % 4 == 0;
+  bool ok = reinterpret_cast<std::uintptr_t>(v.data) % static_cast<std::uintptr_t>(4 * size_of(v.dtype)) == 0 &&
+            v.size(v.rank - 1) % 4 == 0;
   for (int i = 0; i + 1 < v.rank; ++i) ok = ok && (v.size(i) <= 1 || v.stride[static_cast<std::size_t>(i)] % 4 == 0);
   return ok;
 }

@@ -22,7 +22,8 @@ struct Avx2Word {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16))};
   }
   static Avx2Word load_e4m3(const void* p) {
-    // As a half the byte is worth 2^-8 of its value, subnormals included; 480 does not exist in E4M3FN, that code is NaN.
+    // As a half the byte is worth 2^-8 of its value, subnormals included; 480 does not exist in E4M3FN, that code is
+    // NaN.
     const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
     const __m128i magnitude = _mm_and_si128(x, _mm_set1_epi16(0x7F));
     const __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
@@ -33,10 +34,12 @@ struct Avx2Word {
   static Avx2Word load_e2m1(const void* p) {
     std::uint32_t packed = 0;
     __builtin_memcpy(&packed, p, sizeof packed);
-    const __m256i codes = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(packed)), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i codes =
+        _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(packed)), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
     const __m256 values = _mm256_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F);
     const __m256 magnitude = _mm256_permutevar8x32_ps(values, codes);  // takes the low three bits
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(static_cast<int>(0x8000'0000U)));
+    const __m256i sign =
+        _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(static_cast<int>(0x8000'0000U)));
     return {_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))};
   }
 
@@ -83,11 +86,14 @@ struct Avx2Word {
     return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, limit.v, _CMP_LT_OQ), value.v)};
   }
   friend Avx2Word pow2_of_biased(Avx2Word x) {
-    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(x.v), 23), _mm256_set1_epi32(0x3F80'0000)))};
+    return {_mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(x.v), 23), _mm256_set1_epi32(0x3F80'0000)))};
   }
 
  private:
-  static __m256i first(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+  static __m256i first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
 };
 
 }  // namespace

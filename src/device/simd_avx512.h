@@ -27,20 +27,25 @@ struct Avx512Word {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
   }
   static Avx512Word load_e4m3(const void* p) {
-    // As a half the byte is worth 2^-8 of its value, subnormals included; 480 does not exist in E4M3FN, that code is NaN.
+    // As a half the byte is worth 2^-8 of its value, subnormals included; 480 does not exist in E4M3FN, that code is
+    // NaN.
     const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
     const __m256i magnitude = _mm256_and_si256(x, _mm256_set1_epi16(0x7F));
     const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
-    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7F)), _mm256_set1_epi16(0x7C00));
+    const __m256i nan =
+        _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7F)), _mm256_set1_epi16(0x7C00));
     const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
     return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0F))};
   }
   static Avx512Word load_e2m1(const void* p) {
     std::uint64_t packed = 0;
     __builtin_memcpy(&packed, p, sizeof packed);
-    const __m512i halves = _mm512_inserti64x4(_mm512_set1_epi32(static_cast<int>(packed)), _mm256_set1_epi32(static_cast<int>(packed >> 32)), 1);
-    const __m512i codes = _mm512_srlv_epi32(halves, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
-    const __m512 values = _mm512_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F);
+    const __m512i halves = _mm512_inserti64x4(_mm512_set1_epi32(static_cast<int>(packed)),
+                                              _mm256_set1_epi32(static_cast<int>(packed >> 32)), 1);
+    const __m512i codes =
+        _mm512_srlv_epi32(halves, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
+    const __m512 values = _mm512_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F, -0.5F, -1.0F, -1.5F,
+                                         -2.0F, -3.0F, -4.0F, -6.0F);
     return {_mm512_permutexvar_ps(codes, values)};  // takes the low four bits
   }
 
@@ -88,7 +93,8 @@ struct Avx512Word {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), value.v)};
   }
   friend Avx512Word pow2_of_biased(Avx512Word x) {
-    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(x.v), 23), _mm512_set1_epi32(0x3F80'0000)))};
+    return {_mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(x.v), 23), _mm512_set1_epi32(0x3F80'0000)))};
   }
 
  private:

@@ -1,11 +1,14 @@
 #pragma once
 
-// SIMD word of any machine: 4 floats in the compiler's vector extension (SSE2, NEON or plain registers, whatever the base target has).
-// The three words (simd_generic.h, simd_avx2.h, simd_avx512.h) have one interface, so that a kernel is one text templated over the word:
-//   kLanes; zero, all, load, load_first, load_bf16, load_e4m3, load_e2m1; store, store_first, store_bf16; + - * /; sum, largest; and the free
-//   functions fma, min, max, unless_below, pow2_of_biased. simd_math.h adds exp. All pointers may be unaligned.
-// NOTE: everything here has internal linkage on purpose. A weak symbol emitted by a file built with -mavx512f could replace the portable copy
-// at link time and crash an older CPU. Include one word per .cpp, and no code of your own from inline functions with linkage beside it.
+// SIMD word of any machine: 4 floats in the compiler's vector extension (SSE2, NEON or plain registers, whatever the
+// base target has). The three words (simd_generic.h, simd_avx2.h, simd_avx512.h) have one interface, so that a kernel
+// is one text templated over the word:
+//   kLanes; zero, all, load, load_first, load_bf16, load_e4m3, load_e2m1; store, store_first, store_bf16; + - * /; sum,
+//   largest; and the free functions fma, min, max, unless_below, pow2_of_biased. simd_math.h adds exp. All pointers may
+//   be unaligned.
+// NOTE: everything here has internal linkage on purpose. A weak symbol emitted by a file built with -mavx512f could
+// replace the portable copy at link time and crash an older CPU. Include one word per .cpp, and no code of your own
+// from inline functions with linkage beside it.
 
 #include <cstdint>
 #include <cstring>
@@ -55,7 +58,8 @@ struct GenericWord {
   }
   /// kLanes E2M1 codes, two a byte, low nibble first.
   static GenericWord load_e2m1(const void* p) {
-    static constexpr float kValues[16] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+    static constexpr float kValues[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
+                                          -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
     std::uint8_t b[2];
     std::memcpy(b, p, sizeof b);
     return {Floats{kValues[b[0] & 15], kValues[b[0] >> 4], kValues[b[1] & 15], kValues[b[1] >> 4]}};
@@ -107,7 +111,9 @@ struct GenericWord {
     return {reinterpret_cast<Floats>(~below & reinterpret_cast<Ints>(value.v))};
   }
   /// 2^n where the argument is n + 1.5 * 2^23, n an integer in [-126, 127].
-  friend GenericWord pow2_of_biased(GenericWord x) { return {reinterpret_cast<Floats>((reinterpret_cast<Bits>(x.v) << 23) + 0x3F80'0000U)}; }
+  friend GenericWord pow2_of_biased(GenericWord x) {
+    return {reinterpret_cast<Floats>((reinterpret_cast<Bits>(x.v) << 23) + 0x3F80'0000U)};
+  }
 };
 
 }  // namespace

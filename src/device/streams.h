@@ -40,7 +40,8 @@ class Event {
 class Graph {
  public:
   Graph() = default;
-  /// Records what `work` queues on `stream` (and on streams that join it) without running it. @throws whatever `work` throws; CudaError.
+  /// Records what `work` queues on `stream` (and on streams that join it) without running it. @throws whatever `work`
+  /// throws; CudaError.
   Graph(Stream stream, const std::function<void()>& work);
   explicit operator bool() const { return handle_ != nullptr; }
   void launch(Stream stream) const;

@@ -15,7 +15,8 @@ std::int64_t padded_count(std::int64_t n) {
 
 /// Copies `values` into a tensor of `count` elements, the rest `pad`.
 template <class T>
-void put(DeviceTensor& to, DeviceKind device, const T* values, std::int64_t n, std::int64_t count, T pad, Stream stream) {
+void put(DeviceTensor& to, DeviceKind device, const T* values, std::int64_t n, std::int64_t count, T pad,
+         Stream stream) {
   std::vector<T> padded(values, values + n);
   padded.resize(static_cast<std::size_t>(count), pad);
   to.reshape(device, dtype_of<T>, {count});
@@ -25,7 +26,10 @@ void put(DeviceTensor& to, DeviceKind device, const T* values, std::int64_t n, s
 }  // namespace
 
 StepSizes exact_sizes(const StepTensors& batch) {
-  StepSizes sizes{.tokens = batch.positions.size(0), .requests = batch.seq_lens.size(0), .max_seq_len = batch.max_seq_len, .columns = {}};
+  StepSizes sizes{.tokens = batch.positions.size(0),
+                  .requests = batch.seq_lens.size(0),
+                  .max_seq_len = batch.max_seq_len,
+                  .columns = {}};
   for (const HostTensor& table : batch.tables) sizes.columns.push_back(table.size(1));
   return sizes;
 }
@@ -44,7 +48,8 @@ StepSizes padded_sizes(const StepTensors& batch, const KvLayout& layout, std::in
   return sizes;
 }
 
-StepBatch DeviceStep::upload(DeviceKind device, const StepTensors& batch, const HostTensor& hidden, const StepSizes& sizes, Stream stream) {
+StepBatch DeviceStep::upload(DeviceKind device, const StepTensors& batch, const HostTensor& hidden,
+                             const StepSizes& sizes, Stream stream) {
   const auto* start = batch.query_start_loc.as<std::int32_t>();
   const std::int64_t requests = batch.seq_lens.size(0);
   host_start_.assign(start, start + requests + 1);
@@ -53,7 +58,8 @@ StepBatch DeviceStep::upload(DeviceKind device, const StepTensors& batch, const 
   host_lens_.resize(static_cast<std::size_t>(sizes.requests), 0);
   put(query_start_loc_, device, host_start_.data(), sizes.requests + 1, sizes.requests + 1, 0, stream);
   put(seq_lens_, device, host_lens_.data(), sizes.requests, sizes.requests, 0, stream);
-  put(positions_, device, batch.positions.as<std::int64_t>(), batch.positions.size(0), sizes.tokens, std::int64_t{0}, stream);
+  put(positions_, device, batch.positions.as<std::int64_t>(), batch.positions.size(0), sizes.tokens, std::int64_t{0},
+      stream);
 
   StepBatch out{.query_start_loc = query_start_loc_.view(),
                 .seq_lens = seq_lens_.view(),

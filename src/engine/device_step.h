@@ -20,16 +20,18 @@ struct StepSizes {
 
 /// As large as the batch itself.
 StepSizes exact_sizes(const StepTensors& batch);
-/// As large as every decode step is made whose tokens, requests and lengths are about as many: tokens and requests to 1, 2, 4, 8, 16 and multiples of 16,
-/// lengths to powers of two from 1,024 on.
+/// As large as every decode step is made whose tokens, requests and lengths are about as many: tokens and requests to
+/// 1, 2, 4, 8, 16 and multiples of 16, lengths to powers of two from 1,024 on.
 StepSizes padded_sizes(const StepTensors& batch, const KvLayout& layout, std::int64_t max_model_len);
 
 /// A step's batch in the memory of the device that runs it.
 class DeviceStep {
  public:
-  /// Copies a batch and its hidden states there. Padding requests have no tokens and no blocks, padding tokens no request.
-  /// Over the same sizes every tensor keeps its address. @return views of what was copied; the host's copies live until the next upload.
-  StepBatch upload(DeviceKind device, const StepTensors& batch, const HostTensor& hidden, const StepSizes& sizes, Stream stream);
+  /// Copies a batch and its hidden states there. Padding requests have no tokens and no blocks, padding tokens no
+  /// request. Over the same sizes every tensor keeps its address. @return views of what was copied; the host's copies
+  /// live until the next upload.
+  StepBatch upload(DeviceKind device, const StepTensors& batch, const HostTensor& hidden, const StepSizes& sizes,
+                   Stream stream);
   TensorView x() { return x_.view(); }  ///< [tokens, hidden] the residual stream
   TensorView y() { return y_.view(); }  ///< [tokens, hidden] a layer's output
 

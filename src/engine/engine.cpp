@@ -77,12 +77,15 @@ void Engine::State::set_cache_scales() {
     const auto layer = static_cast<std::int64_t>(i);
     const float window = loaded[i].kv_scale.value_or(options.layer.caches.kv_scale);
     pool->set_scale(layer, CacheRole::kWindow, window);
-    if (configs[i].has_compressor()) pool->set_scale(layer, CacheRole::kCompressed, loaded[i].compressed_kv_scale.value_or(window));
+    if (configs[i].has_compressor())
+      pool->set_scale(layer, CacheRole::kCompressed, loaded[i].compressed_kv_scale.value_or(window));
   }
 }
 
 Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(std::make_unique<State>()) {
-  const auto positive = [](std::int64_t value, std::string_view name) { check_that(value >= 1, kWhat, name, value, "1 or more"); };
+  const auto positive = [](std::int64_t value, std::string_view name) {
+    check_that(value >= 1, kWhat, name, value, "1 or more");
+  };
   check_that(!options.layers.empty(), kWhat, "layers", std::string("none"), "at least one");
   positive(options.max_batched_tokens, "max_batched_tokens");
   positive(options.max_seqs, "max_seqs");
@@ -91,25 +94,29 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   check_that(options.max_model_len <= options.model.max_position, kWhat, "max_model_len", options.max_model_len,
              "at most " + std::to_string(options.model.max_position) + ", the model's max_position");
   check_that(options.speculative >= 0, kWhat, "speculative", options.speculative, "0 or more");
-  check_that(options.draft_acceptance >= 0 && options.draft_acceptance <= 1, kWhat, "draft_acceptance", std::to_string(options.draft_acceptance),
-             "0 to 1");
+  check_that(options.draft_acceptance >= 0 && options.draft_acceptance <= 1, kWhat, "draft_acceptance",
+             std::to_string(options.draft_acceptance), "0 to 1");
   State& s = *state_;
   s.options = options;
   s.observer = observer;
-  if (s.options.layer.precision == Precision::kF32) s.options.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
+  if (s.options.layer.precision == Precision::kF32)
+    s.options.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
   bool chosen = false;
   for (const std::int64_t index : options.layers) {
     s.configs.push_back(options.model.layer(index));
     chosen = chosen || s.configs.back().chooses();
-    check_that(chosen || !s.configs.back().reuses_topk, kWhat, "layers", "layer " + std::to_string(index) + ", which reuses an earlier layer's top-k",
+    check_that(chosen || !s.configs.back().reuses_topk, kWhat, "layers",
+               "layer " + std::to_string(index) + ", which reuses an earlier layer's top-k",
                "a C4A layer that chooses before it");
   }
   s.stream = OwnedStream(s.device());
   s.ropes.reserve(s.configs.size());
   for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(options.layers[i], s.configs[i]);
-  s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks, s.device(), s.stream.get());
+  s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks, s.device(),
+                                    s.stream.get());
   s.set_cache_scales();
-  s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative, options.adaptive_speculation);
+  s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative,
+                                            options.adaptive_speculation);
   s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, options.layer.front_end, s.device());
   if (!options.layer.strict) return;
   std::vector<std::string> names;
@@ -178,7 +185,8 @@ bool Engine::step(const std::function<double()>& now) {
   for (const auto& r : s.requests) {
     if (r->result.state == RequestResult::State::kRunning) cached += r->computed;
   }
-  s.totals.peak_cached_tokens = std::max(s.totals.peak_cached_tokens, cached + static_cast<std::int64_t>(batch.rows.size()));
+  s.totals.peak_cached_tokens =
+      std::max(s.totals.peak_cached_tokens, cached + static_cast<std::int64_t>(batch.rows.size()));
   s.complete(batch, x, now());
   const double spent = seconds_since(start);
   s.totals.prefill_seconds += spent * share;
@@ -196,11 +204,15 @@ std::vector<RequestResult> Engine::results() const {
   return out;
 }
 
-const AttentionLayer& Engine::layer(std::int64_t index) const { return state_->layers.at(static_cast<std::size_t>(index)); }
+const AttentionLayer& Engine::layer(std::int64_t index) const {
+  return state_->layers.at(static_cast<std::size_t>(index));
+}
 ConstTensorView Engine::rope(std::int64_t index) const {
   return std::as_const(state_->rope_of(state_->configs.at(static_cast<std::size_t>(index)).rope).host).view();
 }
-const LayerWeights& Engine::weights(std::int64_t index) const { return state_->weights.at(static_cast<std::size_t>(index)).views; }
+const LayerWeights& Engine::weights(std::int64_t index) const {
+  return state_->weights.at(static_cast<std::size_t>(index)).views;
+}
 std::string Engine::implementations() const { return state_->implementations; }
 
 }  // namespace smla

@@ -14,7 +14,8 @@ constexpr std::string_view kWhat = "engine";
 
 std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, std::int64_t chunk) {
   std::int64_t blocks = 0;
-  for (const CacheGroup& group : layout.groups) blocks += max_blocks(group, request.positions(), std::min(chunk, request.positions()));
+  for (const CacheGroup& group : layout.groups)
+    blocks += max_blocks(group, request.positions(), std::min(chunk, request.positions()));
   return blocks;
 }
 
@@ -22,11 +23,13 @@ std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, s
 std::string Engine::State::refusal(const RequestSpec& spec) const {
   const std::string who = "request " + std::to_string(spec.id);
   if (spec.positions() > options.max_model_len) {
-    return who + ": got " + std::to_string(spec.positions()) + " positions, expected at most max_model_len " + std::to_string(options.max_model_len);
+    return who + ": got " + std::to_string(spec.positions()) + " positions, expected at most max_model_len " +
+           std::to_string(options.max_model_len);
   }
   const std::int64_t need = blocks_needed(pool->layout(), spec, options.max_batched_tokens);
   if (need > pool->num_blocks()) {
-    return who + ": needs " + std::to_string(need) + " cache blocks at its full length, the pool has " + std::to_string(pool->num_blocks());
+    return who + ": needs " + std::to_string(need) + " cache blocks at its full length, the pool has " +
+           std::to_string(pool->num_blocks());
   }
   return {};
 }

@@ -60,7 +60,8 @@ struct Engine::State {
   DecodeGraph& graph_of(const StepTensors& batch);
   void queue_graph(DecodeGraph& g, const StepBatch& step);
   void add_residual(std::size_t layer, const TensorView& x, const TensorView& y);
-  void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y, const ConstTensorView& topk) const;
+  void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y,
+            const ConstTensorView& topk) const;
   void complete(const StepTensors& batch, const HostTensor& x, double now);
 };
 

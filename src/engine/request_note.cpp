@@ -48,22 +48,28 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
   };
   const std::size_t want = 8 * (kNumbers + static_cast<std::size_t>(tokens));
   if (note.size() != want)
-    refuse("bytes of the note", static_cast<std::int64_t>(note.size()), std::to_string(want) + " for " + std::to_string(tokens) + " tokens");
-  if (get(note, 0) != kMark) throw InvalidArgument("request snapshot: note: got one of another program, expected an engine's");
+    refuse("bytes of the note", static_cast<std::int64_t>(note.size()),
+           std::to_string(want) + " for " + std::to_string(tokens) + " tokens");
+  if (get(note, 0) != kMark)
+    throw InvalidArgument("request snapshot: note: got one of another program, expected an engine's");
   const auto number = [&](std::size_t i, const char* what, std::int64_t least, std::int64_t most) {
     const auto v = static_cast<std::int64_t>(get(note, i));
     if (v < least || v > most) refuse(what, v, std::to_string(least) + " to " + std::to_string(most));
     return v;
   };
-  RequestSpec spec{.id = static_cast<std::int64_t>(get(note, 1)), .arrival_seconds = std::bit_cast<double>(get(note, 8))};
+  RequestSpec spec{.id = static_cast<std::int64_t>(get(note, 1)),
+                   .arrival_seconds = std::bit_cast<double>(get(note, 8))};
   spec.prompt_tokens = number(2, "prompt tokens", 1, kMost);
   spec.output_tokens = number(3, "output tokens", 1, kMost);
-  if (tokens > spec.positions()) refuse("tokens", tokens, "at most " + std::to_string(spec.positions()) + ", the request's positions");
+  if (tokens > spec.positions())
+    refuse("tokens", tokens, "at most " + std::to_string(spec.positions()) + ", the request's positions");
   const std::int64_t generated = number(4, "generated tokens", 0, spec.output_tokens - 1);
   const bool prefilled = tokens >= spec.prompt_tokens;
-  if (prefilled ? generated != tokens - spec.prompt_tokens + 1 : generated > 0 && number(6, "furthest", 0, spec.positions()) < spec.prompt_tokens) {
+  if (prefilled ? generated != tokens - spec.prompt_tokens + 1
+                : generated > 0 && number(6, "furthest", 0, spec.positions()) < spec.prompt_tokens) {
     refuse("generated tokens", generated,
-           "a number that " + std::to_string(tokens) + " of " + std::to_string(spec.prompt_tokens) + " prompt tokens allow");
+           "a number that " + std::to_string(tokens) + " of " + std::to_string(spec.prompt_tokens) +
+               " prompt tokens allow");
   }
   auto request = std::make_unique<Request>(spec, layout);
   request->result.generated = generated;
@@ -71,7 +77,8 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
   request->furthest = number(6, "furthest", tokens, spec.positions());
   request->next_drafts = number(7, "next drafts", 1, kMost);
   request->computed = tokens;
-  for (std::int64_t i = 0; i < tokens; ++i) request->digests[static_cast<std::size_t>(i)] = get(note, kNumbers + static_cast<std::size_t>(i));
+  for (std::int64_t i = 0; i < tokens; ++i)
+    request->digests[static_cast<std::size_t>(i)] = get(note, kNumbers + static_cast<std::size_t>(i));
   return request;
 }
 

@@ -28,12 +28,13 @@ TopkBound topk_bound(const LayerOptions& options) {
 }
 
 double value_at(const ConstTensorView& v, std::int64_t i) {
-  return v.dtype == DType::kBF16 ? static_cast<double>(to_float(v.as<BF16>()[i])) : static_cast<double>(v.as<float>()[i]);
+  return v.dtype == DType::kBF16 ? static_cast<double>(to_float(v.as<BF16>()[i]))
+                                 : static_cast<double>(v.as<float>()[i]);
 }
 
 /// Judges the run's choice among the visible scores.
-void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>& scores, std::int64_t k, const TopkBound& bound,
-                CheckedSample& sample) {
+void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>& scores, std::int64_t k,
+                const TopkBound& bound, CheckedSample& sample) {
   const std::size_t n = scores.size();
   const std::size_t wanted = std::min(n, static_cast<std::size_t>(k));
   std::vector<bool> in(n, false);
@@ -42,7 +43,8 @@ void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>&
     if (j < 0) continue;
     if (static_cast<std::size_t>(j) >= n || in[static_cast<std::size_t>(j)]) {
       sample.topk_ok = false;
-      sample.topk_text = "entry " + std::to_string(j) + (static_cast<std::size_t>(j) >= n ? " is not visible" : " was chosen twice");
+      sample.topk_text =
+          "entry " + std::to_string(j) + (static_cast<std::size_t>(j) >= n ? " is not visible" : " was chosen twice");
       return;
     }
     in[static_cast<std::size_t>(j)] = true;
@@ -70,13 +72,15 @@ void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>&
   for (std::size_t j = 0; j < n; ++j) {
     if (in[j] ? scores[j] >= boundary - margin : scores[j] <= boundary + margin) continue;
     sample.topk_ok = false;
-    sample.topk_text = "entry " + std::to_string(j) + (in[j] ? " was chosen with score " : " was left out with score ") + std::to_string(scores[j]) +
+    sample.topk_text = "entry " + std::to_string(j) +
+                       (in[j] ? " was chosen with score " : " was left out with score ") + std::to_string(scores[j]) +
                        ", k-th best " + std::to_string(boundary) + ", margin " + std::to_string(margin);
     return;
   }
   if (sample.topk_difference > bound.share) {
     sample.topk_ok = false;
-    sample.topk_text = std::to_string(different) + " of " + std::to_string(wanted) + " entries differ from float64's choice";
+    sample.topk_text =
+        std::to_string(different) + " of " + std::to_string(wanted) + " entries differ from float64's choice";
   }
 }
 
@@ -96,19 +100,22 @@ double check_bound(const LayerOptions& options) {
 
 double check_bound(const LayerOptions& options, const LayerWeights& weights) {
   const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
-  const bool inputs = fp8(weights.wq_a) || fp8(weights.wkv) || fp8(weights.wq_b) || fp8(weights.index_wq_b) || fp8(weights.wo_b);
+  const bool inputs =
+      fp8(weights.wq_a) || fp8(weights.wkv) || fp8(weights.wq_b) || fp8(weights.index_wq_b) || fp8(weights.wo_b);
   return check_bound(options) + (inputs ? 0.06 : 0.0);
 }
 
 struct RunCheck::State {
   EngineOptions options;
   std::vector<CheckedSample> samples;
-  std::map<std::pair<std::int64_t, std::int64_t>, HostTensor> inputs;  ///< (request, layer) -> [positions up to the last sample, hidden]
-  std::vector<HostTensor> outputs;                                     ///< a row a sample
-  std::vector<std::vector<std::int32_t>> topk;                         ///< a row a sample
+  std::map<std::pair<std::int64_t, std::int64_t>, HostTensor>
+      inputs;                                   ///< (request, layer) -> [positions up to the last sample, hidden]
+  std::vector<HostTensor> outputs;              ///< a row a sample
+  std::vector<std::vector<std::int32_t>> topk;  ///< a row a sample
 };
 
-RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples) : state_(std::make_unique<State>()) {
+RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples)
+    : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.options = options;
   if (requests.empty()) return;
@@ -120,7 +127,8 @@ RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& o
     // Every other sample among the output positions, where a request has some.
     const std::int64_t positions = request.positions();
     const std::int64_t first = i % 2 == 1 ? std::min(request.prompt_tokens, positions - 1) : 0;
-    const std::int64_t position = first + static_cast<std::int64_t>(mix(bits) % static_cast<std::uint64_t>(positions - first));
+    const std::int64_t position =
+        first + static_cast<std::int64_t>(mix(bits) % static_cast<std::uint64_t>(positions - first));
     const std::int64_t model_layer = options.layers[static_cast<std::size_t>(layer)];
     s.samples.push_back({.request = request.id,
                          .position = position,
@@ -136,8 +144,8 @@ RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& o
 
 RunCheck::~RunCheck() = default;
 
-void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input, const ConstTensorView& output,
-                        const ConstTensorView& topk) {
+void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
+                        const ConstTensorView& output, const ConstTensorView& topk) {
   State& s = *state_;
   const std::int64_t hidden = input.size(1);
   const std::int64_t bytes = hidden * size_of(input.dtype);
@@ -146,7 +154,8 @@ void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const
     const auto found = s.inputs.find({row.request, layer});
     if (found == s.inputs.end() || row.rejected || row.position >= found->second.size(0)) continue;
     const auto copy = [&](const ConstTensorView& from, HostTensor& to, std::int64_t to_row) {
-      const auto* source = static_cast<const std::uint8_t*>(from.data) + static_cast<std::int64_t>(t) * from.stride[0] * size_of(from.dtype);
+      const auto* source = static_cast<const std::uint8_t*>(from.data) +
+                           static_cast<std::int64_t>(t) * from.stride[0] * size_of(from.dtype);
       std::copy_n(source, bytes, static_cast<std::uint8_t*>(to.data()) + to_row * bytes);
     };
     copy(input, found->second, row.position);
@@ -178,13 +187,15 @@ CheckReport RunCheck::finish(const Engine& engine, const std::function<void(int)
       auto& reference = references[key];
       if (reference == nullptr) {
         const HostTensor& inputs = s.inputs.at(key);
-        reference = std::make_unique<ReferenceLayer>(layer.config(), engine.weights(sample.layer), engine.rope(sample.layer), inputs.view());
+        reference = std::make_unique<ReferenceLayer>(layer.config(), engine.weights(sample.layer),
+                                                     engine.rope(sample.layer), inputs.view());
       }
       const bool chooses = layer.config().has_indexer();
       if (layer.config().chooses())
-        judge_topk(s.topk[i], reference->index_scores(sample.position), layer.config().index_topk, topk_bound(layer.options()), sample);
-      const std::vector<double> want =
-          reference->output(sample.position, chooses ? std::optional<std::span<const std::int32_t>>(s.topk[i]) : std::nullopt);
+        judge_topk(s.topk[i], reference->index_scores(sample.position), layer.config().index_topk,
+                   topk_bound(layer.options()), sample);
+      const std::vector<double> want = reference->output(
+          sample.position, chooses ? std::optional<std::span<const std::int32_t>>(s.topk[i]) : std::nullopt);
       double error = 0;
       double norm = 0;
       const ConstTensorView got = std::as_const(s.outputs[i]).view();
@@ -197,7 +208,8 @@ CheckReport RunCheck::finish(const Engine& engine, const std::function<void(int)
       report.passed = report.passed && sample.relative_l2 <= report.bound && sample.topk_ok;
       // A NaN is the worst of all.
       const auto badness = [](double e) { return std::isnan(e) ? std::numeric_limits<double>::infinity() : e; };
-      if (report.worst < 0 || badness(sample.relative_l2) > badness(report.samples[static_cast<std::size_t>(report.worst)].relative_l2)) {
+      if (report.worst < 0 ||
+          badness(sample.relative_l2) > badness(report.samples[static_cast<std::size_t>(report.worst)].relative_l2)) {
         report.worst = static_cast<int>(i);
       }
     }

@@ -41,8 +41,8 @@ class HostView {
 
 }  // namespace
 
-void Engine::State::show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y,
-                         const ConstTensorView& topk) const {
+void Engine::State::show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x,
+                         const ConstTensorView& y, const ConstTensorView& topk) const {
   const HostView input(device(), x, stream.get());
   const HostView output(device(), y, stream.get());
   const HostView chosen(device(), topk, stream.get());
@@ -51,8 +51,15 @@ void Engine::State::show(std::int64_t layer, const StepTensors& batch, const Con
 
 /// x <- x + RMSNorm(y).
 void Engine::State::add_residual(std::size_t layer, const TensorView& x, const TensorView& y) {
-  const PlanOptions plan{.device = device(), .deterministic = options.layer.deterministic, .threads = options.layer.threads};
-  Plan<RmsNorm>({.rows = x.size(0), .dim = x.size(1), .in = x.dtype, .out = x.dtype, .has_weight = false, .eps = configs[layer].rms_norm_eps}, plan)
+  const PlanOptions plan{
+      .device = device(), .deterministic = options.layer.deterministic, .threads = options.layer.threads};
+  Plan<RmsNorm>({.rows = x.size(0),
+                 .dim = x.size(1),
+                 .in = x.dtype,
+                 .out = x.dtype,
+                 .has_weight = false,
+                 .eps = configs[layer].rms_norm_eps},
+                plan)
       .run({.x = y, .weight = {}, .y = y}, {}, stream.get());
   Plan<AddRows>({.rows = x.size(0), .dim = x.size(1), .dtype = x.dtype}, plan).run({.y = y, .x = x}, {}, stream.get());
 }
@@ -72,10 +79,12 @@ void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
     const LayerPlan plan = layers[i].plan(metadata->shape(), caches);
     if (workspace.bytes() < plan.workspace_bytes()) {
       synchronize(device(), stream.get());  // the old one may still be read
-      workspace.reshape(device(), DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
+      workspace.reshape(device(), DType::kU8,
+                        {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
     }
     const LayerStep layer_step = metadata->layer(index);
-    layers[i].forward(plan, layer_step, caches, eager.x(), eager.y(), {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get(),
+    layers[i].forward(plan, layer_step, caches, eager.x(), eager.y(),
+                      {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get(),
                       options.time_stages ? &sums : nullptr);
     if (observer != nullptr) show(index, batch, eager.x(), eager.y(), layer_step.topk);
     implementations = plan.describe();
@@ -90,7 +99,8 @@ void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
 /// Pure decode batches on a GPU.
 bool Engine::State::recordable(const StepTensors& batch) const {
   if (device() == DeviceKind::kCpu || !options.graphs || options.time_stages) return false;
-  return std::ranges::all_of(batch.parts, [&](const Scheduled& part) { return part.tokens <= 1 + options.speculative; });
+  return std::ranges::all_of(batch.parts,
+                             [&](const Scheduled& part) { return part.tokens <= 1 + options.speculative; });
 }
 
 /// Everything between the uploaded batch and the residual stream's end.
@@ -102,8 +112,8 @@ void Engine::State::queue_graph(DecodeGraph& g, const StepBatch& step) {
     const LayerCaches caches = caches_of(*pool, index);
     if (g.plans.size() == i) g.plans.push_back(layers[i].plan(g.metadata.shape(), caches));
     const LayerStep layer_step = g.metadata.layer(index);
-    layers[i].forward(g.plans[i], layer_step, caches, g.step.x(), g.step.y(), {.data = graph_workspace.data(), .bytes = graph_workspace.bytes()},
-                      stream.get());
+    layers[i].forward(g.plans[i], layer_step, caches, g.step.x(), g.step.y(),
+                      {.data = graph_workspace.data(), .bytes = graph_workspace.bytes()}, stream.get());
     if (observer != nullptr) {
       const auto keep = [&](const ConstTensorView& from, DeviceTensor& to) {
         if (from.absent()) return;
@@ -133,11 +143,14 @@ DecodeGraph& Engine::State::graph_of(const StepTensors& batch) {
     graph_workspace.reshape(device(), DType::kU8, {static_cast<std::int64_t>(most)});
   }
   graphs.push_back(std::make_unique<DecodeGraph>(
-      DecodeGraph{.sizes = sizes, .step = {}, .metadata = StepMetadata(pool->layout(), configs, options.layer.front_end, device())}));
+      DecodeGraph{.sizes = sizes,
+                  .step = {},
+                  .metadata = StepMetadata(pool->layout(), configs, options.layer.front_end, device())}));
   return *graphs.back();
 }
 
-/// The first step of a size runs as it is queued, so that all memory is there, and is recorded for those that come after it.
+/// The first step of a size runs as it is queued, so that all memory is there, and is recorded for those that come
+/// after it.
 void Engine::State::run_graph(const StepTensors& batch, HostTensor& x) {
   const auto start = std::chrono::steady_clock::now();
   DecodeGraph& g = graph_of(batch);
@@ -159,6 +172,8 @@ void Engine::State::run_graph(const StepTensors& batch, HostTensor& x) {
   }
 }
 
-void Engine::State::run_layers(const StepTensors& batch, HostTensor& x) { recordable(batch) ? run_graph(batch, x) : run_eager(batch, x); }
+void Engine::State::run_layers(const StepTensors& batch, HostTensor& x) {
+  recordable(batch) ? run_graph(batch, x) : run_eager(batch, x);
+}
 
 }  // namespace smla

@@ -35,7 +35,8 @@ std::vector<Scheduled> Scheduler::schedule() {
     Request* r = running_[i];
     if (!r->decoding()) continue;
     const std::int64_t remaining = r->result.spec.output_tokens - r->result.generated;
-    const std::int64_t drafts = std::min<std::int64_t>({speculative_, adaptive_ ? r->next_drafts : speculative_, remaining - 1, budget - 1});
+    const std::int64_t drafts =
+        std::min<std::int64_t>({speculative_, adaptive_ ? r->next_drafts : speculative_, remaining - 1, budget - 1});
     if (!reserve_or_preempt(r, 1 + drafts)) continue;
     decodes.push_back({.request = r, .tokens = 1 + drafts, .drafts = drafts});
     budget -= 1 + drafts;

@@ -40,11 +40,16 @@ struct Scheduled {
   std::int64_t drafts = 0;
 };
 
-/// Decides what a step computes: decodes first, then prefill chunks, then new requests; preempts the youngest when blocks run out.
+/// Decides what a step computes: decodes first, then prefill chunks, then new requests; preempts the youngest when
+/// blocks run out.
 class Scheduler {
  public:
   Scheduler(KvPool& pool, std::int64_t max_batched_tokens, std::int64_t max_seqs, int speculative, bool adaptive)
-      : pool_(pool), max_batched_tokens_(max_batched_tokens), max_seqs_(max_seqs), speculative_(speculative), adaptive_(adaptive) {}
+      : pool_(pool),
+        max_batched_tokens_(max_batched_tokens),
+        max_seqs_(max_seqs),
+        speculative_(speculative),
+        adaptive_(adaptive) {}
 
   void add(Request* request) { waiting_.push_back(request); }
   bool idle() const { return waiting_.empty() && running_.empty(); }

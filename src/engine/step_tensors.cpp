@@ -9,12 +9,14 @@ namespace smla {
 
 namespace {
 
-/// Drafts accepted in a row; a coin of (seed, request, position), so that a replay after preemption or another batch sees the same tokens.
+/// Drafts accepted in a row; a coin of (seed, request, position), so that a replay after preemption or another batch
+/// sees the same tokens.
 std::int64_t accepted_drafts(const Request& r, std::int64_t drafts, const EngineOptions& options) {
   std::int64_t accepted = 0;
   while (accepted < drafts) {
     const auto position = static_cast<std::uint64_t>(r.computed + 1 + accepted);
-    const std::uint64_t coin = mix(mix(options.seed, 0xACCE97U), mix(static_cast<std::uint64_t>(r.result.spec.id), position));
+    const std::uint64_t coin =
+        mix(mix(options.seed, 0xACCE97U), mix(static_cast<std::uint64_t>(r.result.spec.id), position));
     if (unit(coin) >= options.draft_acceptance) break;
     ++accepted;
   }
@@ -50,7 +52,9 @@ StepTensors make_step(std::vector<Scheduled> parts, const EngineOptions& options
     const Request& r = *part.request;
     const std::int64_t accepted = accepted_drafts(r, part.drafts, options);
     for (std::int64_t j = 0; j < part.tokens; ++j) {
-      b.rows.push_back({.request = r.result.spec.id, .position = r.computed + j, .rejected = j > part.tokens - 1 - part.drafts + accepted});
+      b.rows.push_back({.request = r.result.spec.id,
+                        .position = r.computed + j,
+                        .rejected = j > part.tokens - 1 - part.drafts + accepted});
     }
     const std::int64_t seq_len = r.computed + part.tokens;
     b.query_start_loc.as<std::int32_t>()[i + 1] = static_cast<std::int32_t>(b.rows.size());
@@ -61,7 +65,8 @@ StepTensors make_step(std::vector<Scheduled> parts, const EngineOptions& options
   for (std::size_t t = 0; t < b.rows.size(); ++t) b.positions.as<std::int64_t>()[t] = b.rows[t].position;
   for (std::size_t g = 0; g < pool.layout().groups.size(); ++g) {
     std::size_t columns = 0;
-    for (const Scheduled& part : b.parts) columns = std::max(columns, part.request->blocks.table(static_cast<int>(g)).size());
+    for (const Scheduled& part : b.parts)
+      columns = std::max(columns, part.request->blocks.table(static_cast<int>(g)).size());
     HostTensor table(DType::kI32, {requests_in, static_cast<std::int64_t>(columns)});
     std::fill_n(table.as<std::int32_t>(), table.numel(), -1);
     for (std::size_t i = 0; i < b.parts.size(); ++i)
@@ -79,7 +84,8 @@ HostTensor step_inputs(const StepTensors& batch, const EngineOptions& options) {
 #pragma omp parallel for schedule(static)
   for (std::size_t t = 0; t < batch.rows.size(); ++t) {
     const auto row = static_cast<std::int64_t>(t);
-    synthetic_hidden(options.seed, batch.rows[t].rejected ? 1 : 0, batch.rows[t].request, batch.rows[t].position, rows.slice(0, row, row + 1));
+    synthetic_hidden(options.seed, batch.rows[t].rejected ? 1 : 0, batch.rows[t].request, batch.rows[t].position,
+                     rows.slice(0, row, row + 1));
   }
   return x;
 }

@@ -41,8 +41,8 @@ OwnedLayerWeights random_weights(const LayerConfig& c, std::uint64_t seed) {
     return add(DType::kBF16, {outputs, inputs}, 0, 1.0 / std::sqrt(static_cast<double>(inputs)));
   };
   const auto norm = [&](std::int64_t dim, double mean) { return add(DType::kBF16, {dim}, mean, 0.1 * mean); };
-  // Keys of length 0.7 sqrt(dim) against queries of length sqrt(dim): scores with a standard deviation of 0.7, a softmax that prefers without
-  // singling out.
+  // Keys of length 0.7 sqrt(dim) against queries of length sqrt(dim): scores with a standard deviation of 0.7, a
+  // softmax that prefers without singling out.
   constexpr double kKeyNorm = 0.7;
   const auto compressor = [&](std::int64_t dim) {
     const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
@@ -72,9 +72,10 @@ OwnedLayerWeights random_weights(const LayerConfig& c, std::uint64_t seed) {
   return out;
 }
 
-void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position, const TensorView& row) {
-  const std::uint64_t key =
-      mix(mix(seed, 0xD1B5'4A32'D192'ED03U + stream), mix(static_cast<std::uint64_t>(request), static_cast<std::uint64_t>(position)));
+void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position,
+                      const TensorView& row) {
+  const std::uint64_t key = mix(mix(seed, 0xD1B5'4A32'D192'ED03U + stream),
+                                mix(static_cast<std::uint64_t>(request), static_cast<std::uint64_t>(position)));
   const std::int64_t n = row.numel();
   constexpr float kHalfWidth = 1.7320508F;  // variance 1
   for (std::int64_t i = 0; i < n; i += 4) {

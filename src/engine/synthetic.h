@@ -27,12 +27,17 @@ struct OwnedLayerWeights {
 };
 
 /// Seed of a model layer's weights in a run of seed `seed`.
-constexpr std::uint64_t layer_seed(std::uint64_t seed, std::int64_t model_layer) { return mix(seed, static_cast<std::uint64_t>(model_layer) + 1); }
+constexpr std::uint64_t layer_seed(std::uint64_t seed, std::int64_t model_layer) {
+  return mix(seed, static_cast<std::uint64_t>(model_layer) + 1);
+}
 
-/// Seeded random bf16 weights with variance 1/inputs, query norms near 1 and key norms near 0.7, small ape, sinks in [-2, 2].
+/// Seeded random bf16 weights with variance 1/inputs, query norms near 1 and key norms near 0.7, small ape, sinks in
+/// [-2, 2].
 OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed);
 
-/// The hidden state of a token: uniform with variance 1, a function of (seed, stream, request, position). Stream 0: true tokens; 1: rejected drafts.
-void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position, const TensorView& row);
+/// The hidden state of a token: uniform with variance 1, a function of (seed, stream, request, position). Stream 0:
+/// true tokens; 1: rejected drafts.
+void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position,
+                      const TensorView& row);
 
 }  // namespace smla

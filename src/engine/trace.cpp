@@ -31,7 +31,8 @@ bool next_line(std::istream& in, const std::string& where, std::string& line) {
   for (int c = buffer->sbumpc(); c != std::char_traits<char>::eof(); c = buffer->sbumpc()) {
     if (c == '\n') return true;
     if (line.size() == kMaxLineBytes) {
-      throw InvalidArgument(where + ": got a line longer than " + std::to_string(kMaxLineBytes) + " bytes, expected one request a line");
+      throw InvalidArgument(where + ": got a line longer than " + std::to_string(kMaxLineBytes) +
+                            " bytes, expected one request a line");
     }
     line.push_back(static_cast<char>(c));
   }
@@ -39,10 +40,12 @@ bool next_line(std::istream& in, const std::string& where, std::string& line) {
 }
 
 std::vector<TraceRequest> parse_stream(const std::string& path, std::istream& in, std::int64_t max_requests) {
-  if (max_requests < 0) throw InvalidArgument("trace: max_requests: got " + std::to_string(max_requests) + ", expected 0 (all) or more");
+  if (max_requests < 0)
+    throw InvalidArgument("trace: max_requests: got " + std::to_string(max_requests) + ", expected 0 (all) or more");
   std::vector<TraceRequest> requests;
   std::string line;
-  for (std::int64_t number = 1; max_requests == 0 || static_cast<std::int64_t>(requests.size()) < max_requests; ++number) {
+  for (std::int64_t number = 1; max_requests == 0 || static_cast<std::int64_t>(requests.size()) < max_requests;
+       ++number) {
     const std::string where = path + ":" + std::to_string(number);
     if (!next_line(in, where, line)) break;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
@@ -58,7 +61,8 @@ std::vector<TraceRequest> read_trace(const std::string& path, std::int64_t max_r
   std::ifstream file(path, std::ios::binary);
   if (!file) throw IoError("trace: " + path + ": got no readable file, expected a JSON Lines trace");
   // A directory opens but does not read; it must not pass for an empty trace.
-  if (file.peek() == std::ifstream::traits_type::eof() && file.bad()) throw IoError("trace: " + path + ": reading failed");
+  if (file.peek() == std::ifstream::traits_type::eof() && file.bad())
+    throw IoError("trace: " + path + ": reading failed");
   file.clear();
   try {
     return parse_stream(path, file, max_requests);

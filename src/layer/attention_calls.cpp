@@ -15,8 +15,8 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + s
 /// What the planning of one step's calls shares.
 class CallPlanner {
  public:
-  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches, bool chosen_slots,
-              const AttentionFolds& folds)
+  CallPlanner(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
+              bool chosen_slots, const AttentionFolds& folds)
       : choose_(choose), config_(config), shape_(shape), caches_(caches), chosen_slots_(chosen_slots), folds_(folds) {
     calls_.front_end = choose.options().front_end;
     if (config.has_indexer()) {
@@ -28,7 +28,8 @@ class CallPlanner {
 
   AttentionCalls plan() {
     const LayerOptions& options = choose_.options();
-    const bool gather = calls_.front_end == FrontEnd::kFlashMla && options.gather_prefill && caches_.window.format->scale == ScaleKind::kUe8m0;
+    const bool gather = calls_.front_end == FrontEnd::kFlashMla && options.gather_prefill &&
+                        caches_.window.format->scale == ScaleKind::kUe8m0;
     if (calls_.front_end == FrontEnd::kFlashInfer) {
       plan_mixed();
     } else if (config_.has_indexer()) {
@@ -92,11 +93,14 @@ class CallPlanner {
     const LayerOptions& options = choose_.options();
     if (!options.strict) return;
     // Upstream's C128A width is the model length's, whatever this step needs (spec 6.5).
-    const std::int64_t dense = dense_width(std::max<std::int64_t>(options.chunks.max_model_len, shape_.max_seq_len), config_.compress_ratio);
-    check_upstream_call(calls_.front_end, {.tokens = tokens,
-                                           .padded_heads = options.padded_heads,
-                                           .window_width = shape_.window_width,
-                                           .compressed_width = config_.has_indexer() ? config_.index_topk : (config_.has_compressor() ? dense : 0)});
+    const std::int64_t dense =
+        dense_width(std::max<std::int64_t>(options.chunks.max_model_len, shape_.max_seq_len), config_.compress_ratio);
+    check_upstream_call(
+        calls_.front_end,
+        {.tokens = tokens,
+         .padded_heads = options.padded_heads,
+         .window_width = shape_.window_width,
+         .compressed_width = config_.has_indexer() ? config_.index_topk : (config_.has_compressor() ? dense : 0)});
   }
 
   /// A call that reads the caches: scopes as the step's index rows name them.
@@ -104,9 +108,11 @@ class CallPlanner {
     check_upstream(end - begin);
     SparseAttention::Problem p = problem(end - begin);
     p.scopes = config_.has_compressor() ? 2 : 1;
-    p.scope[0] = {.format = caches_.window.format, .block_size = caches_.window.block_size, .width = shape_.window_width};
+    p.scope[0] = {
+        .format = caches_.window.format, .block_size = caches_.window.block_size, .width = shape_.window_width};
     if (config_.has_compressor()) {
-      const std::int64_t width = calls_.front_end == FrontEnd::kFlashInfer ? round_up(entry_width_, kMixedStep) : entry_width_;
+      const std::int64_t width =
+          calls_.front_end == FrontEnd::kFlashInfer ? round_up(entry_width_, kMixedStep) : entry_width_;
       p.scope[1] = {.format = caches_.compressed.format, .block_size = caches_.compressed.block_size, .width = width};
     }
     calls_.calls.push_back({.begin = begin, .end = end, .attention = choose_.make<SparseAttention>(p)});
@@ -135,7 +141,8 @@ class CallPlanner {
     limits.max_model_len = std::max(limits.max_model_len, shape_.max_seq_len);
     limits.max_batched_tokens = std::max(limits.max_batched_tokens, shape_.tokens);
     calls_.combined_width = round_up(entry_width_ + config_.window, kCombinedStep);
-    for (const PrefillChunk& chunk : plan_prefill_chunks(shape_.prefill_seq_lens, shape_.prefill_query_lens, config_.compress_ratio, limits)) {
+    for (const PrefillChunk& chunk :
+         plan_prefill_chunks(shape_.prefill_seq_lens, shape_.prefill_query_lens, config_.compress_ratio, limits)) {
       const std::int64_t requests = chunk.end - chunk.begin;
       AttentionCall call{.begin = token_of(chunk.begin), .end = token_of(chunk.end), .chunk = chunk};
       const std::int64_t tokens = call.end - call.begin;
@@ -144,9 +151,11 @@ class CallPlanner {
       p.scope[0] = {.format = &bf16_rows(), .block_size = chunk.m, .width = calls_.combined_width};
       call.attention = choose_.make<SparseAttention>(p);
       if (chunk.n > 0) {
-        call.gather_entries = choose_.make<GatherRows>({.requests = requests, .rows = chunk.m, .offset = 0, .format = caches_.compressed.format});
+        call.gather_entries = choose_.make<GatherRows>(
+            {.requests = requests, .rows = chunk.m, .offset = 0, .format = caches_.compressed.format});
       }
-      call.gather_window = choose_.make<GatherRows>({.requests = requests, .rows = chunk.m, .offset = chunk.n, .format = caches_.window.format});
+      call.gather_window = choose_.make<GatherRows>(
+          {.requests = requests, .rows = chunk.m, .offset = chunk.n, .format = caches_.window.format});
       call.combine = choose_.make<CombineTopkWindow>({.requests = requests,
                                                       .tokens = tokens,
                                                       .window = config_.window,
@@ -216,8 +225,13 @@ void CallRunner::make_indices() const {
 
 void CallRunner::direct(const AttentionCall& call) const {
   const auto rows = [&](const auto& v) { return v.slice(0, call.begin, call.end); };
-  SparseAttention::Args args{
-      .q = rows(b.q), .scopes = {}, .sink = sink, .o = rows(b.o), .lse = {}, .positions = rows(step.positions), .cos_sin = b.cos_sin};
+  SparseAttention::Args args{.q = rows(b.q),
+                             .scopes = {},
+                             .sink = sink,
+                             .o = rows(b.o),
+                             .lse = {},
+                             .positions = rows(step.positions),
+                             .cos_sin = b.cos_sin};
   args.scopes[0] = {.cache = caches.window, .indices = rows(step.window_indices), .lens = rows(step.window_lens)};
   if (calls.front_end == FrontEnd::kFlashInfer) {
     const ConstTensorView mixed = config.has_indexer() ? ConstTensorView(b.mixed) : step.mixed_indices;
@@ -278,8 +292,13 @@ void CallRunner::gathered(const AttentionCall& call) const {
                      .lens = lens},
                     scratch, stream);
   const auto rows = [&](const auto& v) { return v.slice(0, call.begin, call.end); };
-  SparseAttention::Args args{
-      .q = rows(b.q), .scopes = {}, .sink = sink, .o = rows(b.o), .lse = {}, .positions = rows(step.positions), .cos_sin = b.cos_sin};
+  SparseAttention::Args args{.q = rows(b.q),
+                             .scopes = {},
+                             .sink = sink,
+                             .o = rows(b.o),
+                             .lse = {},
+                             .positions = rows(step.positions),
+                             .cos_sin = b.cos_sin};
   args.scopes[0] = {.cache = {.format = &bf16_rows(),
                               .base = static_cast<std::uint8_t*>(out.data),
                               .num_blocks = requests,
@@ -292,15 +311,22 @@ void CallRunner::gathered(const AttentionCall& call) const {
 
 }  // namespace
 
-AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
-                                    bool chosen_slots, const AttentionFolds& folds) {
+AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape,
+                                    const LayerCaches& caches, bool chosen_slots, const AttentionFolds& folds) {
   return CallPlanner(choose, config, shape, caches, chosen_slots, folds).plan();
 }
 
-void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step, const LayerCaches& caches,
-                         const ConstTensorView& sink, const AttentionBuffers& buffers, Workspace scratch, Stream stream) {
-  const CallRunner runner{
-      .calls = calls, .config = config, .step = step, .caches = caches, .sink = sink, .b = buffers, .scratch = scratch, .stream = stream};
+void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step,
+                         const LayerCaches& caches, const ConstTensorView& sink, const AttentionBuffers& buffers,
+                         Workspace scratch, Stream stream) {
+  const CallRunner runner{.calls = calls,
+                          .config = config,
+                          .step = step,
+                          .caches = caches,
+                          .sink = sink,
+                          .b = buffers,
+                          .scratch = scratch,
+                          .stream = stream};
   runner.make_indices();
   for (const AttentionCall& call : calls.calls) {
     call.chunk ? runner.gathered(call) : runner.direct(call);

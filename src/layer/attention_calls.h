@@ -11,7 +11,8 @@
 
 namespace smla {
 
-/// One call of attention over tokens [begin, end) of a step. A gathered call first copies its requests' rows into a bf16 workspace.
+/// One call of attention over tokens [begin, end) of a step. A gathered call first copies its requests' rows into a
+/// bf16 workspace.
 struct AttentionCall {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -32,8 +33,8 @@ struct AttentionCalls {
   std::int64_t combined_rows = 0;                 ///< tokens of the largest gathered call
   std::int64_t combined_width = 0;                ///< columns of its index rows
   std::int64_t mixed_width = 0;                   ///< columns of the mixed matrix
-  bool by_split = true;                           ///< whether the calls follow the step's split into decodes and prefills
-  bool has_slots = false;                         ///< C4A: calls read slots, which the top-k or global_topk makes
+  bool by_split = true;    ///< whether the calls follow the step's split into decodes and prefills
+  bool has_slots = false;  ///< C4A: calls read slots, which the top-k or global_topk makes
 };
 
 /// What a step's calls do beside their attention: see SparseAttention.
@@ -47,8 +48,8 @@ struct AttentionFolds {
 
 /// `chosen_slots`: the step's own top-k writes slots too.
 /// @throws Unsupported with upstream's text when the options are strict and a call has no upstream kernel.
-AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape, const LayerCaches& caches,
-                                    bool chosen_slots, const AttentionFolds& folds);
+AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape,
+                                    const LayerCaches& caches, bool chosen_slots, const AttentionFolds& folds);
 
 /// Where the calls of a step keep what they make.
 struct AttentionBuffers {
@@ -64,7 +65,8 @@ struct AttentionBuffers {
   TensorView mixed_lens;     ///< [T] I32
 };
 
-void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step, const LayerCaches& caches,
-                         const ConstTensorView& sink, const AttentionBuffers& buffers, Workspace scratch, Stream stream);
+void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step,
+                         const LayerCaches& caches, const ConstTensorView& sink, const AttentionBuffers& buffers,
+                         Workspace scratch, Stream stream);
 
 }  // namespace smla

@@ -18,16 +18,19 @@ void check_compressor(const std::string& prefix, const CompressorWeights& w, con
   check_tensor(kWhat, prefix + "norm", w.norm, {dim}, {DType::kBF16, DType::kF32});
 }
 
-/// [n, k] of `groups` linear maps side by side; E4M3 with the scales of its blocks, and then with inputs and groups that are whole blocks.
-void check_linear(const std::string& name, const ConstTensorView& w, const ConstTensorView& scale, std::int64_t n, std::int64_t k,
-                  std::int64_t groups = 1) {
+/// [n, k] of `groups` linear maps side by side; E4M3 with the scales of its blocks, and then with inputs and groups
+/// that are whole blocks.
+void check_linear(const std::string& name, const ConstTensorView& w, const ConstTensorView& scale, std::int64_t n,
+                  std::int64_t k, std::int64_t groups = 1) {
   constexpr std::int64_t kBlock = Projection::kWeightBlock;
   check_tensor(kWhat, name, w, {groups * n, k}, {DType::kBF16, DType::kF32, DType::kE4M3});
   if (w.dtype != DType::kE4M3) {
-    check_that(scale.absent(), kWhat, name + ".scale", describe(scale), "none: the weight is " + std::string(name_of(w.dtype)));
+    check_that(scale.absent(), kWhat, name + ".scale", describe(scale),
+               "none: the weight is " + std::string(name_of(w.dtype)));
     return;
   }
-  check_that(k % kBlock == 0, kWhat, "inputs of " + name, k, "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
+  check_that(k % kBlock == 0, kWhat, "inputs of " + name, k,
+             "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
   check_that(groups == 1 || n % kBlock == 0, kWhat, "outputs of a group of " + name, n,
              "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
   check_tensor(kWhat, name + ".scale", scale, {(groups * n + kBlock - 1) / kBlock, k / kBlock}, {DType::kF32});
@@ -37,14 +40,17 @@ void check_linear(const std::string& name, const ConstTensorView& w, const Const
 }  // namespace
 
 std::string_view name_of(Stage stage) {
-  constexpr std::array<std::string_view, kNumStages> kNames{"input projections", "norms", "q projection", "insert",       "compressor",
-                                                            "indexer",           "top-k", "attention",    "inverse rope", "output projection"};
+  constexpr std::array<std::string_view, kNumStages> kNames{
+      "input projections", "norms", "q projection", "insert",       "compressor",
+      "indexer",           "top-k", "attention",    "inverse rope", "output projection"};
   return kNames[static_cast<std::size_t>(stage)];
 }
 
 LayerCaches caches_of(const KvPool& pool, std::int64_t layer) {
   LayerCaches caches;
-  const auto get = [&](CacheRole role) { return pool.layout().find(layer, role) == nullptr ? PagedCache{} : pool.cache(layer, role); };
+  const auto get = [&](CacheRole role) {
+    return pool.layout().find(layer, role) == nullptr ? PagedCache{} : pool.cache(layer, role);
+  };
   return {.window = get(CacheRole::kWindow),
           .compressed = get(CacheRole::kCompressed),
           .index = get(CacheRole::kIndex),
@@ -52,7 +58,8 @@ LayerCaches caches_of(const KvPool& pool, std::int64_t layer) {
           .index_state = get(CacheRole::kIndexState)};
 }
 
-AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options, const ConstTensorView& cos_sin)
+AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options,
+                               const ConstTensorView& cos_sin)
     : config_(config), weights_(weights), options_(options), cos_sin_(cos_sin) {
   check_layer_config(config);
   const auto linear = {DType::kBF16, DType::kF32};
@@ -61,21 +68,25 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
   check_linear("wq_b", weights.wq_b, weights.wq_b_scale, config.num_heads * config.head_dim, config.q_lora_rank);
   check_linear("wkv", weights.wkv, weights.wkv_scale, config.head_dim, config.hidden_size);
   check_tensor(kWhat, "kv_norm", weights.kv_norm, {config.head_dim}, linear);
-  check_linear("wo_a", weights.wo_a, weights.wo_a_scale, config.o_lora_rank, config.num_heads / config.o_groups * config.head_dim, config.o_groups);
+  check_linear("wo_a", weights.wo_a, weights.wo_a_scale, config.o_lora_rank,
+               config.num_heads / config.o_groups * config.head_dim, config.o_groups);
   check_linear("wo_b", weights.wo_b, weights.wo_b_scale, config.hidden_size, config.o_groups * config.o_lora_rank);
   check_tensor(kWhat, "attn_sink", weights.attn_sink, {config.num_heads}, {DType::kF32});
   check_tensor(kWhat, "cos_sin", cos_sin, {kAny, config.rope_head_dim}, {DType::kF32});
   if (config.has_compressor()) check_compressor("compressor.", weights.compressor, config, config.head_dim);
   if (config.chooses()) {
     check_compressor("indexer.compressor.", weights.index_compressor, config, config.index_head_dim);
-    check_linear("indexer.wq_b", weights.index_wq_b, weights.index_wq_b_scale, config.index_n_heads * config.index_head_dim, config.q_lora_rank);
-    check_tensor(kWhat, "indexer.weights_proj", weights.index_weights_proj, {config.index_n_heads, config.hidden_size}, linear);
+    check_linear("indexer.wq_b", weights.index_wq_b, weights.index_wq_b_scale,
+                 config.index_n_heads * config.index_head_dim, config.q_lora_rank);
+    check_tensor(kWhat, "indexer.weights_proj", weights.index_weights_proj, {config.index_n_heads, config.hidden_size},
+                 linear);
   }
   check_options();
   if (has_side_lane(config_, options_)) side_ = std::make_shared<SideStream>(options_.device);
 }
 
-/// Completes the options: float32 rows at precision kF32, FP8 outputs for an FP8 wo_a, head padding, chunk limits. Strict: what upstream refuses at construction.
+/// Completes the options: float32 rows at precision kF32, FP8 outputs for an FP8 wo_a, head padding, chunk limits.
+/// Strict: what upstream refuses at construction.
 void AttentionLayer::check_options() {
   if (options_.precision == Precision::kF32) {
     options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
@@ -83,14 +94,16 @@ void AttentionLayer::check_options() {
   }
   if (weights_.wo_a.dtype == DType::kE4M3 && !options_.fp8_output) options_.fp8_output = OutputScale::kF32;
   if (options_.chunks.max_model_len == 0) options_.chunks.max_model_len = cos_sin_.size(0);
-  const std::int64_t upstream = options_.strict ? upstream_padded_heads(options_.front_end, config_.num_heads) : config_.num_heads;
+  const std::int64_t upstream =
+      options_.strict ? upstream_padded_heads(options_.front_end, config_.num_heads) : config_.num_heads;
   if (options_.padded_heads == 0) options_.padded_heads = upstream;
-  check_that(options_.padded_heads >= config_.num_heads && options_.padded_heads <= 128, kWhat, "padded_heads", options_.padded_heads,
-             std::to_string(config_.num_heads) + ", the layer's heads, to 128");
+  check_that(options_.padded_heads >= config_.num_heads && options_.padded_heads <= 128, kWhat, "padded_heads",
+             options_.padded_heads, std::to_string(config_.num_heads) + ", the layer's heads, to 128");
   check_that(options_.score_bytes >= 0, kWhat, "score_bytes", options_.score_bytes, "0 or more");
-  check_that(!options_.fp8_output || config_.num_heads / config_.o_groups * config_.head_dim % InverseRopeQuant::kGroup == 0, kWhat,
-             "dims of an output group", config_.num_heads / config_.o_groups * config_.head_dim,
-             "a multiple of " + std::to_string(InverseRopeQuant::kGroup) + " for the FP8 output projection");
+  check_that(
+      !options_.fp8_output || config_.num_heads / config_.o_groups * config_.head_dim % InverseRopeQuant::kGroup == 0,
+      kWhat, "dims of an output group", config_.num_heads / config_.o_groups * config_.head_dim,
+      "a multiple of " + std::to_string(InverseRopeQuant::kGroup) + " for the FP8 output projection");
 }
 
 /// Upstream's texts for metadata that a step lacks (spec 8.7, 15) come first where they apply.
@@ -98,27 +111,35 @@ void AttentionLayer::check_step(const LayerStep& step) const {
   if (!config_.has_compressor()) return;
   const std::string kind = config_.has_indexer() ? "c4a" : "c128a";
   if (options_.strict && step.entry_lens.absent()) {
-    throw InvalidArgument(options_.front_end == FrontEnd::kSm120 ? "Sparse MLA metadata is required for compressed layers."
-                                                                 : "missing schedule entry for layer kind " + kind);
+    throw InvalidArgument(options_.front_end == FrontEnd::kSm120
+                              ? "Sparse MLA metadata is required for compressed layers."
+                              : "missing schedule entry for layer kind " + kind);
   }
-  check_that(!step.entry_lens.absent() && !step.entry_slots.absent(), kWhat, "entry_lens and entry_slots of the step", std::string("none"),
-             "those of a " + kind + " layer");
+  check_that(!step.entry_lens.absent() && !step.entry_slots.absent(), kWhat, "entry_lens and entry_slots of the step",
+             std::string("none"), "those of a " + kind + " layer");
   if (config_.has_indexer()) {
-    if (options_.strict && step.topk.absent()) throw InvalidArgument("C4A decode requires top-k indices from the indexer.");
+    if (options_.strict && step.topk.absent())
+      throw InvalidArgument("C4A decode requires top-k indices from the indexer.");
     check_tensor(kWhat, "topk of the step", step.topk, {step.tokens, config_.index_topk}, {DType::kI32});
     return;
   }
-  if (options_.strict && step.dense_indices.absent()) throw InvalidArgument("Compressed sparse MLA prefill requires compressed sparse indices.");
-  check_that(!step.dense_indices.absent(), kWhat, "dense_indices of the step", std::string("none"), "those of a c128a layer");
+  if (options_.strict && step.dense_indices.absent())
+    throw InvalidArgument("Compressed sparse MLA prefill requires compressed sparse indices.");
+  check_that(!step.dense_indices.absent(), kWhat, "dense_indices of the step", std::string("none"),
+             "those of a c128a layer");
 }
 
-void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches, const ConstTensorView& hidden,
-                             const TensorView& output, Workspace workspace, Stream stream, LayerObserver* observer) const {
+void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches,
+                             const ConstTensorView& hidden, const TensorView& output, Workspace workspace,
+                             Stream stream, LayerObserver* observer) const {
   const LayerPlan::Ops& ops = *plan.ops_;
   const DType act = activation_dtype(options_);
-  check_that(step.tokens == ops.tokens, kWhat, "tokens of the step", step.tokens, std::to_string(ops.tokens) + " as planned");
-  check_that(step.requests == ops.requests, kWhat, "requests of the step", step.requests, std::to_string(ops.requests) + " as planned");
-  check_that(step.max_seq_len <= ops.max_seq_len, kWhat, "max_seq_len of the step", step.max_seq_len, "at most " + std::to_string(ops.max_seq_len));
+  check_that(step.tokens == ops.tokens, kWhat, "tokens of the step", step.tokens,
+             std::to_string(ops.tokens) + " as planned");
+  check_that(step.requests == ops.requests, kWhat, "requests of the step", step.requests,
+             std::to_string(ops.requests) + " as planned");
+  check_that(step.max_seq_len <= ops.max_seq_len, kWhat, "max_seq_len of the step", step.max_seq_len,
+             "at most " + std::to_string(ops.max_seq_len));
   check_that(step.max_seq_len <= cos_sin_.size(0), kWhat, "max_seq_len of the step", step.max_seq_len,
              "at most " + std::to_string(cos_sin_.size(0)) + ", the rows of cos_sin");
   check_tensor(kWhat, "hidden", hidden, {ops.tokens, config_.hidden_size}, {act});
@@ -126,37 +147,39 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
   check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", std::to_string(workspace.bytes) + " bytes",
              "at least " + std::to_string(ops.workspace_bytes));
 
-  check_that(step.split == ops.shape.split || !ops.attention.by_split, kWhat, "decode tokens of the step", step.split.decode_tokens,
-             std::to_string(ops.shape.split.decode_tokens) + " as planned");
-  check_that(step.window_indices.size(1) == ops.shape.window_width, kWhat, "columns of window_indices", step.window_indices.size(1),
-             std::to_string(ops.shape.window_width) + " as planned");
+  check_that(step.split == ops.shape.split || !ops.attention.by_split, kWhat, "decode tokens of the step",
+             step.split.decode_tokens, std::to_string(ops.shape.split.decode_tokens) + " as planned");
+  check_that(step.window_indices.size(1) == ops.shape.window_width, kWhat, "columns of window_indices",
+             step.window_indices.size(1), std::to_string(ops.shape.window_width) + " as planned");
   check_step(step);
-  check_that(options_.front_end != FrontEnd::kFlashInfer || config_.has_indexer() || !step.mixed_indices.absent(), kWhat, "mixed_indices of the step",
-             std::string("none"), "those of step metadata made for the flashinfer front-end");
+  check_that(options_.front_end != FrontEnd::kFlashInfer || config_.has_indexer() || !step.mixed_indices.absent(),
+             kWhat, "mixed_indices of the step", std::string("none"),
+             "those of step metadata made for the flashinfer front-end");
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
   SideStream* side = observer == nullptr ? side_.get() : nullptr;
   Stopwatch watch(observer, options_.device, stream);
-  const Forward forward{.config = config_,
-                        .weights = weights_,
-                        .ops = ops,
-                        .step = step,
-                        .caches = caches,
-                        .cos_sin = cos_sin_,
-                        .b = buffers,
-                        .main = {.stream = stream, .scratch = buffers.scratch[0]},
-                        .beside = {.stream = side == nullptr ? stream : side->stream.get(), .scratch = buffers.scratch[1]},
-                        .side = side,
-                        .observer = observer,
-                        .watch = watch};
+  const Forward forward{
+      .config = config_,
+      .weights = weights_,
+      .ops = ops,
+      .step = step,
+      .caches = caches,
+      .cos_sin = cos_sin_,
+      .b = buffers,
+      .main = {.stream = stream, .scratch = buffers.scratch[0]},
+      .beside = {.stream = side == nullptr ? stream : side->stream.get(), .scratch = buffers.scratch[1]},
+      .side = side,
+      .observer = observer,
+      .watch = watch};
   std::unique_lock<std::mutex> lock;
   if (side != nullptr) lock = std::unique_lock(side->lock);
   forward.run(hidden, output);
 }
 
-void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output, Workspace workspace,
-                               Stream stream) const {
+void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output,
+                               Workspace workspace, Stream stream) const {
   const LayerPlan::Ops& ops = *plan.ops_;
   const DType act = activation_dtype(options_);
   check_tensor(kWhat, "hidden", hidden, {ops.tokens, config_.hidden_size}, {act});

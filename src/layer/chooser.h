@@ -11,13 +11,17 @@ namespace smla {
 /// Makes op plans by the layer's options and keeps what they share: the largest workspace, and the list of what runs.
 class Chooser {
  public:
-  Chooser(const LayerOptions& options, std::size_t* scratch, std::string* text) : options_(options), scratch_(scratch), text_(text) {}
+  Chooser(const LayerOptions& options, std::size_t* scratch, std::string* text)
+      : options_(options), scratch_(scratch), text_(text) {}
 
   const LayerOptions& options() const { return options_; }
 
   template <class Op>
   std::optional<Plan<Op>> make(const typename Op::Problem& problem) const {
-    PlanOptions plan{.device = options_.device, .implementation = "", .deterministic = options_.deterministic, .threads = options_.threads};
+    PlanOptions plan{.device = options_.device,
+                     .implementation = "",
+                     .deterministic = options_.deterministic,
+                     .threads = options_.threads};
     if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
       plan.implementation = named->second;
     } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {
@@ -28,7 +32,8 @@ class Chooser {
     std::optional<Plan<Op>> made(std::in_place, problem, plan);
     *scratch_ = std::max(*scratch_, made->workspace_bytes());
     const std::string entry = std::string(Op::kName) + " " + std::string(made->implementation());
-    if ((", " + *text_ + ",").find(", " + entry + ",") == std::string::npos) *text_ += (text_->empty() ? "" : ", ") + entry;
+    if ((", " + *text_ + ",").find(", " + entry + ",") == std::string::npos)
+      *text_ += (text_->empty() ? "" : ", ") + entry;
     return made;
   }
 

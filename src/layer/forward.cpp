@@ -37,8 +37,8 @@ ConstTensorView grouped_scales(const ConstTensorView& scale, const Projection::P
 
 }  // namespace
 
-void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w, const TensorView& y,
-                      const ConstTensorView& w_scale) const {
+void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w,
+                      const TensorView& y, const ConstTensorView& w_scale) const {
   const Projection::Problem& p = plan.problem();
   const bool fp8 = p.x == DType::kE4M3;
   plan.run({.x = as_groups(fp8 ? x.values : x.x, p.groups),
@@ -51,7 +51,9 @@ void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Inpu
 
 void Forward::latent_projections(const ConstTensorView& hidden) const {
   const Input input{.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales};
-  if (ops.quantize_hidden) ops.quantize_hidden->run({.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales}, main.scratch, main.stream);
+  if (ops.quantize_hidden)
+    ops.quantize_hidden->run({.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales}, main.scratch,
+                             main.stream);
   project(main, *ops.wq_a, input, weights.wq_a, b.qr, weights.wq_a_scale);
   project(main, *ops.wkv, input, weights.wkv, b.kv, weights.wkv_scale);
 }
@@ -66,7 +68,8 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
   if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
   if (config.chooses()) {
     kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
-    if (!ops.short_context) project(beside, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
+    if (!ops.short_context)
+      project(beside, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
   }
 }
 
@@ -80,7 +83,8 @@ void Forward::latent_norms() const {
     args.y2 = b.kv;
     ops.latent_norms->run(args, main.scratch, main.stream);
   }
-  if (ops.quantize_qr) ops.quantize_qr->run({.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, main.scratch, main.stream);
+  if (ops.quantize_qr)
+    ops.quantize_qr->run({.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, main.scratch, main.stream);
   watch.lap(Stage::kNorms);
 }
 
@@ -89,7 +93,8 @@ void Forward::queries_and_window() const {
   q_rows.rank = 2;
   q_rows.shape = {ops.tokens, config.num_heads * config.head_dim, 0, 0};
   q_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
-  project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, q_rows, weights.wq_b_scale);
+  project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, q_rows,
+          weights.wq_b_scale);
   watch.lap(Stage::kQProjection);
   if (makes_queries()) return;
   ops.insert->run({.q = b.q,
@@ -132,7 +137,8 @@ void Forward::score() const {
   rows.rank = 2;
   rows.shape = {step.tokens, config.index_n_heads * config.index_head_dim, 0, 0};
   rows.stride = {config.index_n_heads * config.index_head_dim, 1, 0, 0};
-  project(beside, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b, rows, weights.index_wq_b_scale);
+  project(beside, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b, rows,
+          weights.index_wq_b_scale);
   ops.index_q->run({.q = b.index_q,
                     .weights = b.index_weights,
                     .positions = step.positions,
@@ -148,7 +154,8 @@ void Forward::score() const {
     const TensorView scores = b.scores.slice(0, 0, end - begin);
     (whole ? ops.logits : ops.logits_tail)
         ->run({.q = b.index_q_stored.slice(0, begin, end),
-               .q_scale = b.index_q_scale.absent() ? ConstTensorView() : ConstTensorView(b.index_q_scale.slice(0, begin, end)),
+               .q_scale =
+                   b.index_q_scale.absent() ? ConstTensorView() : ConstTensorView(b.index_q_scale.slice(0, begin, end)),
                .weights = b.index_w.slice(0, begin, end),
                .row_to_req = step.token_to_req.slice(0, begin, end),
                .lens = step.entry_lens.slice(0, begin, end),
@@ -188,16 +195,17 @@ void Forward::index() const {
 void Forward::attend() const {
   AttentionBuffers buffers = b.attention;
   buffers.cos_sin = cos_sin;
-  run_attention_calls(observer == nullptr && ops.folded_attention ? *ops.folded_attention : ops.attention, config, step, caches, weights.attn_sink,
-                      buffers, main.scratch, main.stream);
+  run_attention_calls(observer == nullptr && ops.folded_attention ? *ops.folded_attention : ops.attention, config, step,
+                      caches, weights.attn_sink, buffers, main.scratch, main.stream);
   watch.lap(Stage::kAttention);
   if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
 }
 
 void Forward::output(const ConstTensorView& positions, const TensorView& out) const {
   if (ops.inverse_rope_quant) {
-    ops.inverse_rope_quant->run({.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales}, main.scratch,
-                                main.stream);
+    ops.inverse_rope_quant->run(
+        {.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales},
+        main.scratch, main.stream);
     watch.lap(Stage::kInverseRope);
     const Projection::Problem& p = ops.wo_a->problem();
     ConstTensorView x = b.o_values;  // [G, T, D] seen as [T, G, D]
@@ -212,7 +220,9 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   } else {
     const std::int64_t width = config.num_heads * config.head_dim;
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
-    if (!rotates()) ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch, main.stream);
+    if (!rotates())
+      ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch,
+                            main.stream);
     watch.lap(Stage::kInverseRope);
     TensorView o_rows = b.o_heads;
     o_rows.rank = 2;
@@ -220,12 +230,15 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
     o_rows.stride = {width, 1, 0, 0};
     project(main, *ops.wo_a, {.x = o_rows}, weights.wo_a, b.z);
   }
-  if (ops.quantize_z) ops.quantize_z->run({.x = b.z, .values = b.z_values, .scales = b.z_scales}, main.scratch, main.stream);
-  project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, weights.wo_b, out, weights.wo_b_scale);
+  if (ops.quantize_z)
+    ops.quantize_z->run({.x = b.z, .values = b.z_values, .scales = b.z_scales}, main.scratch, main.stream);
+  project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, weights.wo_b, out,
+          weights.wo_b_scale);
   watch.lap(Stage::kOutputProjection);
 }
 
-/// Compressors and indexer have the hidden states to begin with; the indexer needs the normed latent queries too, and attention all of it (spec 2).
+/// Compressors and indexer have the hidden states to begin with; the indexer needs the normed latent queries too, and
+/// attention all of it (spec 2).
 void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
   if (side == nullptr) {
     latent_projections(hidden);

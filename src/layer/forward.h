@@ -9,8 +9,8 @@
 
 namespace smla {
 
-/// A stream beside the caller's for the compressors and the indexer of one layer. A forward holds the lock while it queues its work: an event's meaning is that
-/// of its last record.
+/// A stream beside the caller's for the compressors and the indexer of one layer. A forward holds the lock while it
+/// queues its work: an event's meaning is that of its last record.
 struct SideStream {
   explicit SideStream(DeviceKind device) : stream(device), begun(device), queries_ready(device), done(device) {}
   std::mutex lock;
@@ -61,7 +61,8 @@ struct Forward {
   LayerObserver* observer;
   Stopwatch& watch;
 
-  /// Whether attention makes its queries of what was projected, and whether it ends with the rotation back. Observers are shown what stands between.
+  /// Whether attention makes its queries of what was projected, and whether it ends with the rotation back. Observers
+  /// are shown what stands between.
   bool makes_queries() const { return ops.folds.q_rope_dim > 0 && observer == nullptr; }
   bool rotates() const { return ops.folds.rope_dim > 0 && observer == nullptr; }
   /// Everything, with a batch's metadata.
@@ -82,8 +83,8 @@ struct Forward {
     ConstTensorView values{};
     ConstTensorView scales{};
   };
-  void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w, const TensorView& y,
-               const ConstTensorView& w_scale = {}) const;
+  void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w,
+               const TensorView& y, const ConstTensorView& w_scale = {}) const;
   void score() const;
 };
 

@@ -43,15 +43,18 @@ bool is_plain_fp8(std::string_view name) { return name == "fp8" || name == "fp8_
 
 void check_strict_dtype(FrontEnd front_end, std::string_view name) {
   if (front_end == FrontEnd::kFlashInfer) {
-    if (name == "fp8_ds_mla") throw InvalidArgument("FLASHINFER_MLA_SPARSE_DSV4 SM10x uses the plain per-tensor FP8 KV layout, not fp8_ds_mla");
-    if (!one_of(std::array<std::string_view, 4>{"auto", "bfloat16", "fp8", "fp8_e4m3"}, name)) throw InvalidArgument("kv_cache_dtype not supported");
+    if (name == "fp8_ds_mla")
+      throw InvalidArgument("FLASHINFER_MLA_SPARSE_DSV4 SM10x uses the plain per-tensor FP8 KV layout, not fp8_ds_mla");
+    if (!one_of(std::array<std::string_view, 4>{"auto", "bfloat16", "fp8", "fp8_e4m3"}, name))
+      throw InvalidArgument("kv_cache_dtype not supported");
     return;
   }
   if (name == "auto" || name == "bfloat16") {
     throw InvalidArgument("DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got " + std::string(name));
   }
   const bool listed = name == "fp8_ds_mla" || is_plain_fp8(name);
-  if (!listed || (front_end == FrontEnd::kSm120 && name == "fp8_inc")) throw InvalidArgument("kv_cache_dtype not supported");
+  if (!listed || (front_end == FrontEnd::kSm120 && name == "fp8_inc"))
+    throw InvalidArgument("kv_cache_dtype not supported");
 }
 
 }  // namespace
@@ -74,7 +77,8 @@ FrontEnd front_end(std::string_view name, int device_major) {
   if (name == kFlashInferDsv4) return device_major == 12 ? FrontEnd::kSm120 : FrontEnd::kFlashInfer;
   if (name == "FLASHINFER_MLA_SPARSE" || name == "FLASHINFER_MLA_SPARSE_SM120") {
     throw InvalidArgument(std::string(name) +
-                          " is not a DeepSeek V4 attention backend. Use FLASHINFER_MLA_SPARSE_DSV4 for DeepSeek V4 FlashInfer sparse MLA.");
+                          " is not a DeepSeek V4 attention backend. Use FLASHINFER_MLA_SPARSE_DSV4 for DeepSeek V4 "
+                          "FlashInfer sparse MLA.");
   }
   std::string accepted = "auto";
   for (const Name& known : kNames) {
@@ -96,8 +100,9 @@ const RowFormat& cache_rows(FrontEnd front_end, std::string_view cache_dtype, bo
     return nullptr;
   }();
   if (found == nullptr) {
-    throw InvalidArgument("cache dtype: got \"" + std::string(cache_dtype) +
-                          "\", expected one of auto, fp8_ds_mla, bf16, bfloat16, fp8_per_tensor, fp8, fp8_e4m3, fp8_inc");
+    throw InvalidArgument(
+        "cache dtype: got \"" + std::string(cache_dtype) +
+        "\", expected one of auto, fp8_ds_mla, bf16, bfloat16, fp8_per_tensor, fp8, fp8_e4m3, fp8_inc");
   }
   if (strict) check_strict_dtype(front_end, cache_dtype);
   return *found;
@@ -110,8 +115,9 @@ const RowFormat& index_rows(std::string_view indexer_kv_dtype, bool strict, int 
                           "' is not supported by the DeepSeek sparse indexer (expected one of ('fp8', 'mxfp4')).");
   }
   if (strict && device_major != 10) {
-    throw InvalidArgument("indexer_kv_dtype='mxfp4' requires Blackwell datacenter GPUs (sm_10x), got " +
-                          (device_major == 0 ? std::string("a CPU") : "compute capability " + std::to_string(device_major) + ".x"));
+    throw InvalidArgument(
+        "indexer_kv_dtype='mxfp4' requires Blackwell datacenter GPUs (sm_10x), got " +
+        (device_major == 0 ? std::string("a CPU") : "compute capability " + std::to_string(device_major) + ".x"));
   }
   return index_mxfp4_rows();
 }
@@ -120,7 +126,8 @@ std::int64_t upstream_padded_heads(FrontEnd front_end, std::int64_t heads) {
   if (front_end == FrontEnd::kFlashMla) {
     if (heads <= 64) return 64;
     if (heads <= 128) return 128;
-    throw InvalidArgument("DeepseekV4 FlashMLA does not support " + std::to_string(heads) + " heads (FP8 decode kernel requires h_q in {64, 128}).");
+    throw InvalidArgument("DeepseekV4 FlashMLA does not support " + std::to_string(heads) +
+                          " heads (FP8 decode kernel requires h_q in {64, 128}).");
   }
   for (const std::int64_t padded : kHeadCounts) {
     if (heads <= padded) return padded;
@@ -135,26 +142,30 @@ void check_upstream_call(FrontEnd front_end, const UpstreamCall& call) {
       const std::int64_t step = call.padded_heads > 64 ? 128 : 64;
       for (const std::int64_t width : {call.window_width, call.compressed_width}) {
         if (width % step == 0) continue;
-        throw Unsupported("FlashMLA: top-k width: got " + std::to_string(width) + ", expected a multiple of " + std::to_string(step) + " with " +
-                          std::to_string(call.padded_heads) + " heads");
+        throw Unsupported("FlashMLA: top-k width: got " + std::to_string(width) + ", expected a multiple of " +
+                          std::to_string(step) + " with " + std::to_string(call.padded_heads) + " heads");
       }
       return;
     }
     case FrontEnd::kFlashInfer:
       if ((call.window_width + call.compressed_width) % 4 == 0) return;
-      throw Unsupported("FlashInfer sparse MLA: index row: got " + std::to_string(call.window_width + call.compressed_width) +
+      throw Unsupported("FlashInfer sparse MLA: index row: got " +
+                        std::to_string(call.window_width + call.compressed_width) +
                         " columns, expected a multiple of 4");
     case FrontEnd::kSm120: {
       if (!one_of(kHeadCounts, call.padded_heads) || !one_of(kSm120Widths, call.window_width)) {
-        throw Unsupported("FLASHINFER_MLA_SPARSE_DSV4 on SM120 requires a FlashInfer DSV4 sparse MLA decode specialization for (num_q_heads=" +
-                          std::to_string(call.padded_heads) + ", top_k=" + std::to_string(call.window_width) +
-                          "). Install a FlashInfer build containing flashinfer-ai/flashinfer#4380.");
+        throw Unsupported(
+            "FLASHINFER_MLA_SPARSE_DSV4 on SM120 requires a FlashInfer DSV4 sparse MLA decode specialization for "
+            "(num_q_heads=" +
+            std::to_string(call.padded_heads) + ", top_k=" + std::to_string(call.window_width) +
+            "). Install a FlashInfer build containing flashinfer-ai/flashinfer#4380.");
       }
       const bool decode_kernel = call.tokens <= 64;
       if (decode_kernel && call.compressed_width != 0 && call.compressed_width % 64 != 0) {
-        throw Unsupported("SM120 sparse-MLA has no decode kernel for this shape: num_tokens=" + std::to_string(call.tokens) +
-                          ", num_heads=" + std::to_string(call.padded_heads) + ", topk=" + std::to_string(call.window_width) +
-                          ", extra_topk=" + std::to_string(call.compressed_width));
+        throw Unsupported(
+            "SM120 sparse-MLA has no decode kernel for this shape: num_tokens=" + std::to_string(call.tokens) +
+            ", num_heads=" + std::to_string(call.padded_heads) + ", topk=" + std::to_string(call.window_width) +
+            ", extra_topk=" + std::to_string(call.compressed_width));
       }
       return;
     }
@@ -163,11 +174,12 @@ void check_upstream_call(FrontEnd front_end, const UpstreamCall& call) {
 
 void check_upstream_blocks(std::int64_t window_block, std::int64_t compressed_block, std::int64_t compress_ratio) {
   if (window_block < 64 || window_block % 64 != 0) {
-    throw InvalidArgument("block size of the window cache: got " + std::to_string(window_block) + " tokens, expected a multiple of 64");
+    throw InvalidArgument("block size of the window cache: got " + std::to_string(window_block) +
+                          " tokens, expected a multiple of 64");
   }
   if (compress_ratio > 1 && compressed_block * compress_ratio != 256) {
-    throw InvalidArgument("block size of the compressed cache: got " + std::to_string(compressed_block) + " entries of " +
-                          std::to_string(compress_ratio) + " tokens, expected 256 tokens");
+    throw InvalidArgument("block size of the compressed cache: got " + std::to_string(compressed_block) +
+                          " entries of " + std::to_string(compress_ratio) + " tokens, expected 256 tokens");
   }
 }
 
@@ -221,10 +233,12 @@ void check_upstream_insert(const QNormRopeInsert::Problem& problem, const QNormR
   }
   require(args.cos_sin.rank == 2 && args.cos_sin.size(1) == problem.rope_dim, "cos_sin_cache shape [max_pos, 64]");
   require(args.cos_sin.dtype == DType::kF32, "cos_sin_cache must be float32");
-  require(args.kv.size(0) == args.q.size(0) && args.positions.size(0) == args.q.size(0), "q/kv/position_ids row counts must match");
+  require(args.kv.size(0) == args.q.size(0) && args.positions.size(0) == args.q.size(0),
+          "q/kv/position_ids row counts must match");
   require(args.slot_mapping.size(0) <= args.q.size(0), "slot_mapping must not exceed q row count");
   if (!full_row && !one_of(kHeadCounts, padded)) {
-    throw InvalidArgument("unsupported num_heads_q_padded=" + std::to_string(padded) + " (compiled instantiations: 8, 16, 32, 64, 128).");
+    throw InvalidArgument("unsupported num_heads_q_padded=" + std::to_string(padded) +
+                          " (compiled instantiations: 8, 16, 32, 64, 128).");
   }
 }
 

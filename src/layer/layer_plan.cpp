@@ -18,7 +18,8 @@ std::int64_t score_budget(const LayerOptions& options) {
 std::size_t LayerPlan::workspace_bytes() const { return ops_->workspace_bytes; }
 std::string LayerPlan::describe() const { return ops_->text; }
 
-LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& options, void* base, std::size_t* used) const {
+LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& options, void* base,
+                                     std::size_t* used) const {
   Arena arena(base);
   const DType act = activation_dtype(options);
   const std::int64_t hi = c.index_n_heads;
@@ -52,7 +53,8 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
       b.index_w = arena.take(DType::kF32, {tokens, hi});
       const std::size_t before = arena.used();
       b.scores = arena.take(DType::kF32, {score_rows, score_width});
-      if (const std::size_t taken = arena.used() - before; taken < least_score_bytes) arena.raw(least_score_bytes - taken);
+      if (const std::size_t taken = arena.used() - before; taken < least_score_bytes)
+        arena.raw(least_score_bytes - taken);
     }
   }
   b.o = arena.take(act, {tokens, padded_heads, c.head_dim});
@@ -62,8 +64,9 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
     const std::int64_t groups = width / InverseRopeQuant::kGroup;
     const std::int64_t rows = (tokens + 3) / 4 * 4;
     b.o_values = arena.take(DType::kE4M3, {c.o_groups, tokens, width});
-    b.o_scales = *options.fp8_output == OutputScale::kF32 ? arena.take(DType::kF32, {c.o_groups, groups, rows})
-                                                          : arena.take(DType::kI32, {c.o_groups, (groups + 3) / 4, rows});
+    b.o_scales = *options.fp8_output == OutputScale::kF32
+                     ? arena.take(DType::kF32, {c.o_groups, groups, rows})
+                     : arena.take(DType::kI32, {c.o_groups, (groups + 3) / 4, rows});
   }
   AttentionBuffers& a = b.attention;
   a.q = b.q_attn;
@@ -106,14 +109,17 @@ void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOp
   ops->compress = choose.make<CompressStore>(p);
 }
 
-/// Scoring and selection; the score matrix is cut along rows to stay within its budget. slot_block: entries in a block of the compressed cache.
-void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, std::int64_t slot_block, Ops* ops) {
+/// Scoring and selection; the score matrix is cut along rows to stay within its budget. slot_block: entries in a block
+/// of the compressed cache.
+void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, std::int64_t slot_block,
+                  Ops* ops) {
   const std::int64_t width = visible_entries(ops->max_seq_len - 1, c.compress_ratio);
   ops->short_context = options.short_context && width <= c.index_topk;
   ops->score_width = width;
   ops->score_rows = std::min(score_rows(width, score_budget(options)), std::max<std::int64_t>(ops->tokens, 1));
   if (ops->short_context) {
-    ops->short_topk = choose.make<ShortContextTopk>({.tokens = ops->tokens, .ratio = c.compress_ratio, .k = c.index_topk});
+    ops->short_topk =
+        choose.make<ShortContextTopk>({.tokens = ops->tokens, .ratio = c.compress_ratio, .k = c.index_topk});
     return;
   }
   ops->index_q = choose.make<IndexerQ>({.tokens = ops->tokens,
@@ -124,8 +130,11 @@ void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOption
                                         .format = options.caches.index,
                                         .hadamard = c.hadamard});
   const auto score = [&](std::int64_t rows) {
-    return choose.make<IndexerLogits>(
-        {.rows = rows, .heads = c.index_n_heads, .dim = c.index_head_dim, .width = width, .format = options.caches.index});
+    return choose.make<IndexerLogits>({.rows = rows,
+                                       .heads = c.index_n_heads,
+                                       .dim = c.index_head_dim,
+                                       .width = width,
+                                       .format = options.caches.index});
   };
   const std::int64_t tail = ops->tokens % ops->score_rows;
   ops->logits = score(ops->score_rows);
@@ -139,10 +148,17 @@ void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOption
 }
 
 /// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).
-void plan_output(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, const LayerWeights& weights, Ops* ops) {
+void plan_output(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, const LayerWeights& weights,
+                 Ops* ops) {
   const DType act = activation_dtype(options);
   const std::int64_t width = c.num_heads / c.o_groups * c.head_dim;
-  Projection::Problem wo_a{.m = ops->tokens, .n = c.o_lora_rank, .k = width, .groups = c.o_groups, .x = act, .w = weights.wo_a.dtype, .y = act};
+  Projection::Problem wo_a{.m = ops->tokens,
+                           .n = c.o_lora_rank,
+                           .k = width,
+                           .groups = c.o_groups,
+                           .x = act,
+                           .w = weights.wo_a.dtype,
+                           .y = act};
   if (options.fp8_output) {
     ops->inverse_rope_quant = choose.make<InverseRopeQuant>({.tokens = ops->tokens,
                                                              .heads = c.num_heads,
@@ -154,15 +170,24 @@ void plan_output(const Chooser& choose, const LayerConfig& c, const LayerOptions
     wo_a.x = DType::kE4M3;
     wo_a.x_scale = *options.fp8_output;
   } else {
-    ops->inverse_rope = choose.make<InverseRope>(
-        {.tokens = ops->tokens, .heads = c.num_heads, .dim = c.head_dim, .rope_dim = c.rope_head_dim, .in = act, .out = act});
+    ops->inverse_rope = choose.make<InverseRope>({.tokens = ops->tokens,
+                                                  .heads = c.num_heads,
+                                                  .dim = c.head_dim,
+                                                  .rope_dim = c.rope_head_dim,
+                                                  .in = act,
+                                                  .out = act});
   }
   ops->wo_a = choose.make<Projection>(wo_a);
   const std::int64_t latent = c.o_groups * c.o_lora_rank;
   const bool fp8 = weights.wo_b.dtype == DType::kE4M3;
   if (fp8) ops->quantize_z = choose.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
-  ops->wo_b = choose.make<Projection>(
-      {.m = ops->tokens, .n = c.hidden_size, .k = latent, .groups = 1, .x = fp8 ? DType::kE4M3 : act, .w = weights.wo_b.dtype, .y = act});
+  ops->wo_b = choose.make<Projection>({.m = ops->tokens,
+                                       .n = c.hidden_size,
+                                       .k = latent,
+                                       .groups = 1,
+                                       .x = fp8 ? DType::kE4M3 : act,
+                                       .w = weights.wo_b.dtype,
+                                       .y = act});
 }
 
 }  // namespace
@@ -174,7 +199,8 @@ LayerPlan AttentionLayer::plan(const StepShape& shape, const LayerCaches& caches
 }
 
 /// The ops of a step shape. `least_score_bytes`: see LayerPlan::Ops.
-std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& shape, const LayerCaches& caches, const LayerOptions& options,
+std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& shape, const LayerCaches& caches,
+                                                               const LayerOptions& options,
                                                                std::size_t least_score_bytes) const {
   const LayerConfig& c = config_;
   const DType act = activation_dtype(options);
@@ -194,16 +220,24 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   const Chooser choose(options, &ops->scratch_bytes, &ops->text);
   const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
   const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y) {
-    return choose.make<Projection>({.m = tokens, .n = n, .k = k, .groups = 1, .x = fp8(w) ? DType::kE4M3 : act, .w = w.dtype, .y = y});
+    return choose.make<Projection>(
+        {.m = tokens, .n = n, .k = k, .groups = 1, .x = fp8(w) ? DType::kE4M3 : act, .w = w.dtype, .y = y});
   };
-  const auto quantize = [&](std::int64_t dim) { return choose.make<QuantizeRows>({.rows = tokens, .dim = dim, .in = act}); };
+  const auto quantize = [&](std::int64_t dim) {
+    return choose.make<QuantizeRows>({.rows = tokens, .dim = dim, .in = act});
+  };
   if (options.strict) check_upstream_blocks(caches.window.block_size, caches.compressed.block_size, c.compress_ratio);
 
   if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
-  ops->latent_norms = choose.make<RmsNorm>(
-      {.rows = tokens, .dim = c.q_lora_rank, .dim2 = c.head_dim, .in = act, .out = act, .has_weight = true, .eps = c.rms_norm_eps});
+  ops->latent_norms = choose.make<RmsNorm>({.rows = tokens,
+                                            .dim = c.q_lora_rank,
+                                            .dim2 = c.head_dim,
+                                            .in = act,
+                                            .out = act,
+                                            .has_weight = true,
+                                            .eps = c.rms_norm_eps});
   RmsNorm::Problem inserting = ops->latent_norms->problem();
   inserting.format = options.caches.rows, inserting.rope_dim = c.rope_head_dim, inserting.clamp = options.clamp;
   if (ops->folds.q_rope_dim > 0) ops->latent_norms_and_insert = choose.make<RmsNorm>(inserting);
@@ -221,38 +255,44 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
                                               .q_scale_inv = 1.0F / options.q_scale,
                                               .clamp = options.clamp});
   if (c.has_compressor()) {
-    ops->compressor_gemm = project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
+    ops->compressor_gemm =
+        project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
     plan_compressors(choose, c, options, ops.get());
   }
   if (c.chooses()) {
-    ops->index_compressor_gemm = project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
+    ops->index_compressor_gemm =
+        project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
     ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
     plan_indexer(choose, c, options, caches.compressed.block_size, ops.get());
   }
   ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, {});
-  if (ops->folds.any()) ops->folded_attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, ops->folds);
+  if (ops->folds.any())
+    ops->folded_attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, ops->folds);
   plan_output(choose, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);
   return ops;
 }
 
-std::size_t AttentionLayer::reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len, const LayerCaches& caches) const {
+std::size_t AttentionLayer::reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len,
+                                          const LayerCaches& caches) const {
   LayerOptions options = options_;
   options.short_context = false;  // scoring needs more
   options.strict = false;         // a shape that upstream's kernels refuse is not run, only measured
   // The score matrix is cut to its budget whatever its width; only a row wider than the budget takes more.
   const std::int64_t width = std::max<std::int64_t>(visible_entries(max_seq_len - 1, config_.compress_ratio), 1);
-  const std::int64_t scores = std::min(std::max(score_budget(options), 4 * width), 4 * width * std::max<std::int64_t>(tokens, 1));
+  const std::int64_t scores =
+      std::min(std::max(score_budget(options), 4 * width), 4 * width * std::max<std::int64_t>(tokens, 1));
   StepShape shape = StepShape::decodes(tokens, requests, max_seq_len);
   shape.window_width = std::max<std::int64_t>(shape.window_width, draft_window_width(config_.window, tokens));
   std::size_t bytes = make_ops(shape, caches, options, static_cast<std::size_t>(scores))->workspace_bytes;
   if (options.front_end != FrontEnd::kFlashMla || !options.gather_prefill || tokens == 0) return bytes;
-  // Gathered prefills: rows as many as the chunk limits ever admit, which one request of the greatest length and the others as short as they come
-  // cannot show; so the area itself is reserved (spec 6.8).
+  // Gathered prefills: rows as many as the chunk limits ever admit, which one request of the greatest length and the
+  // others as short as they come cannot show; so the area itself is reserved (spec 6.8).
   const std::int64_t longest = std::max(options.chunks.max_model_len, max_seq_len);
   const std::int64_t batched = std::max(options.chunks.max_batched_tokens, tokens);
-  const std::int64_t entries = config_.has_compressor() ? (longest + config_.compress_ratio - 1) / config_.compress_ratio : 0;
+  const std::int64_t entries =
+      config_.has_compressor() ? (longest + config_.compress_ratio - 1) / config_.compress_ratio : 0;
   const std::int64_t rows = options.chunks.requests * (entries + config_.window + batched);
   const std::int64_t picked = config_.has_indexer() ? config_.index_topk : entries;
   const std::int64_t columns = (picked + config_.window + 127) / 128 * 128;

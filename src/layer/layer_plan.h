@@ -17,7 +17,8 @@
 
 namespace smla {
 
-/// Intermediate tensors of one forward, laid out in the caller's workspace. T tokens, H heads, d head_dim, K index_topk.
+/// Intermediate tensors of one forward, laid out in the caller's workspace. T tokens, H heads, d head_dim, K
+/// index_topk.
 struct LayerBuffers {
   TensorView hidden_values;   ///< [T, hidden] E4M3, FP8 wq_a or wkv
   TensorView hidden_scales;   ///< [1, hidden/128, T to a multiple of 4] F32
@@ -62,10 +63,12 @@ struct LayerPlan::Ops {
   std::size_t workspace_bytes = 0;
   std::string text;
 
-  std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm, index_weights_proj, index_wq_b;
+  std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm,
+      index_weights_proj, index_wq_b;
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
   std::optional<Plan<RmsNorm>> latent_norms;
-  std::optional<Plan<RmsNorm>> latent_norms_and_insert;  ///< the same, with the window's rows; where attention makes its own queries
+  std::optional<Plan<RmsNorm>>
+      latent_norms_and_insert;  ///< the same, with the window's rows; where attention makes its own queries
   std::optional<Plan<QNormRopeInsert>> insert;
   std::optional<Plan<CompressStore>> compress;
   std::optional<Plan<IndexerQ>> index_q;
@@ -87,6 +90,8 @@ inline bool has_side_lane(const LayerConfig& config, const LayerOptions& options
 }
 
 /// The dtype of activations.
-inline DType activation_dtype(const LayerOptions& options) { return options.precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }
+inline DType activation_dtype(const LayerOptions& options) {
+  return options.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
+}
 
 }  // namespace smla

@@ -34,31 +34,35 @@ double dot_row(const ConstTensorView& w, std::int64_t offset, const double* x, s
 }
 
 /// The same with an E4M3 row, a block of 128 inputs at a time; `scales` are the row's.
-double dot_fp8_row(const ConstTensorView& w, std::int64_t offset, const double* x, std::int64_t n, const float* scales) {
+double dot_fp8_row(const ConstTensorView& w, std::int64_t offset, const double* x, std::int64_t n,
+                   const float* scales) {
   constexpr std::int64_t kBlock = Projection::kWeightBlock;
   const E4M3* row = static_cast<const E4M3*>(w.data) + offset;
   double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(to_float(row[i])) * static_cast<double>(scales[i / kBlock]) * x[i];
+  for (std::int64_t i = 0; i < n; ++i)
+    sum += static_cast<double>(to_float(row[i])) * static_cast<double>(scales[i / kBlock]) * x[i];
   return sum;
 }
 
 }  // namespace
 
-ReferenceLayer::ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin, const ConstTensorView& hidden)
+ReferenceLayer::ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin,
+                               const ConstTensorView& hidden)
     : config_(config), weights_(weights), cos_sin_(cos_sin), hidden_(hidden) {
   const auto tokens = static_cast<std::size_t>(hidden.size(0));
   for (Rows* rows : {&lora_, &window_, &entries_, &kv_score_, &index_entries_, &index_kv_score_}) rows->resize(tokens);
 }
 
-ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, const double* x, std::int64_t first_row, std::int64_t rows, std::int64_t inputs,
-                                           const ConstTensorView& scale) const {
+ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, const double* x, std::int64_t first_row,
+                                           std::int64_t rows, std::int64_t inputs, const ConstTensorView& scale) const {
   Row y(static_cast<std::size_t>(rows));
 #pragma omp parallel for schedule(static)
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t row = first_row + r;
     y[static_cast<std::size_t>(r)] =
         w.dtype == DType::kE4M3
-            ? dot_fp8_row(w, row * inputs, x, inputs, static_cast<const float*>(scale.data) + row / Projection::kWeightBlock * scale.stride[0])
+            ? dot_fp8_row(w, row * inputs, x, inputs,
+                          static_cast<const float*>(scale.data) + row / Projection::kWeightBlock * scale.stride[0])
             : dot_row(w, row * inputs, x, inputs);
   }
   return y;
@@ -66,10 +70,12 @@ ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, const doubl
 
 ReferenceLayer::Row ReferenceLayer::hidden_row(std::int64_t position) const {
   if (position < 0 || position >= hidden_.size(0)) {
-    throw InvalidArgument("reference layer: position: got " + std::to_string(position) + ", expected 0 to " + std::to_string(hidden_.size(0) - 1));
+    throw InvalidArgument("reference layer: position: got " + std::to_string(position) + ", expected 0 to " +
+                          std::to_string(hidden_.size(0) - 1));
   }
   Row x(static_cast<std::size_t>(config_.hidden_size));
-  for (std::int64_t i = 0; i < config_.hidden_size; ++i) x[static_cast<std::size_t>(i)] = value_at(hidden_, position * hidden_.stride[0] + i);
+  for (std::int64_t i = 0; i < config_.hidden_size; ++i)
+    x[static_cast<std::size_t>(i)] = value_at(hidden_, position * hidden_.stride[0] + i);
   return x;
 }
 
@@ -77,8 +83,10 @@ ReferenceLayer::Row ReferenceLayer::hidden_row(std::int64_t position) const {
 void ReferenceLayer::rms_norm(Row& x, const ConstTensorView* weight) const {
   double squares = 0;
   for (const double v : x) squares += v * v;
-  const double factor = 1.0 / std::sqrt(squares / static_cast<double>(x.size()) + static_cast<double>(config_.rms_norm_eps));
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] *= factor * (weight == nullptr ? 1.0 : value_at(*weight, static_cast<std::int64_t>(i)));
+  const double factor =
+      1.0 / std::sqrt(squares / static_cast<double>(x.size()) + static_cast<double>(config_.rms_norm_eps));
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] *= factor * (weight == nullptr ? 1.0 : value_at(*weight, static_cast<std::int64_t>(i)));
 }
 
 // Pairs (2i, 2i+1): e' = e*c -+ o*s, o' = o*c +- e*s
@@ -97,7 +105,8 @@ void ReferenceLayer::rotate(double* last_dims, std::int64_t position, bool inver
 const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
   auto& row = lora_[static_cast<std::size_t>(position)];
   if (!row) {
-    row = linear(weights_.wq_a, hidden_row(position).data(), 0, config_.q_lora_rank, config_.hidden_size, weights_.wq_a_scale);
+    row = linear(weights_.wq_a, hidden_row(position).data(), 0, config_.q_lora_rank, config_.hidden_size,
+                 weights_.wq_a_scale);
     rms_norm(*row, &weights_.q_norm);
   }
   return *row;
@@ -106,15 +115,18 @@ const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
 const ReferenceLayer::Row& ReferenceLayer::window_row(std::int64_t position) {
   auto& row = window_[static_cast<std::size_t>(position)];
   if (!row) {
-    row = linear(weights_.wkv, hidden_row(position).data(), 0, config_.head_dim, config_.hidden_size, weights_.wkv_scale);
+    row =
+        linear(weights_.wkv, hidden_row(position).data(), 0, config_.head_dim, config_.hidden_size, weights_.wkv_scale);
     rms_norm(*row, &weights_.kv_norm);
     rotate(row->data() + config_.head_dim - config_.rope_head_dim, position, false);
   }
   return *row;
 }
 
-// e[c] = sum_s softmax_s(score[s,c]) kv[s,c] over the group's tokens; ratio 4 also over the previous group, whose tokens give channels [0, dim).
-const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const CompressorWeights& w, int dim, Rows& entries, Rows& kv_score) {
+// e[c] = sum_s softmax_s(score[s,c]) kv[s,c] over the group's tokens; ratio 4 also over the previous group, whose
+// tokens give channels [0, dim).
+const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const CompressorWeights& w, int dim, Rows& entries,
+                                                  Rows& kv_score) {
   auto& out = entries[static_cast<std::size_t>(g)];
   if (out) return *out;
   const int r = config_.compress_ratio;
@@ -126,7 +138,8 @@ const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const Compress
       const Row x = hidden_row(position);
       row = linear(w.wkv, x.data(), 0, width, config_.hidden_size);
       Row score = linear(w.wgate, x.data(), 0, width, config_.hidden_size);
-      for (std::int64_t c = 0; c < width; ++c) score[static_cast<std::size_t>(c)] += value_at(w.ape, position % r * width + c);
+      for (std::int64_t c = 0; c < width; ++c)
+        score[static_cast<std::size_t>(c)] += value_at(w.ape, position % r * width + c);
       row->insert(row->end(), score.begin(), score.end());
     }
     return *row;
@@ -157,17 +170,21 @@ const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const Compress
   return *out;
 }
 
-const std::vector<double>& ReferenceLayer::entry(std::int64_t g) { return pooled(g, weights_.compressor, config_.head_dim, entries_, kv_score_); }
+const std::vector<double>& ReferenceLayer::entry(std::int64_t g) {
+  return pooled(g, weights_.compressor, config_.head_dim, entries_, kv_score_);
+}
 
 const std::vector<double>& ReferenceLayer::index_entry(std::int64_t g) {
   return pooled(g, weights_.index_compressor, config_.index_head_dim, index_entries_, index_kv_score_);
 }
 
-// score[j] = sum_h relu(<q_h, k_j>) * w_h * dim^-0.5 * heads^-0.5; the Hadamard transform on both sides changes nothing here
+// score[j] = sum_h relu(<q_h, k_j>) * w_h * dim^-0.5 * heads^-0.5; the Hadamard transform on both sides changes nothing
+// here
 std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   const std::int64_t heads = config_.index_n_heads;
   const std::int64_t dim = config_.index_head_dim;
-  Row q = linear(weights_.index_wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank, weights_.index_wq_b_scale);
+  Row q = linear(weights_.index_wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank,
+                 weights_.index_wq_b_scale);
   const Row w = linear(weights_.index_weights_proj, hidden_row(position).data(), 0, heads, config_.hidden_size);
   for (std::int64_t h = 0; h < heads; ++h) rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
   const double factor = 1.0 / std::sqrt(static_cast<double>(dim) * static_cast<double>(heads));
@@ -176,7 +193,8 @@ std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
     const Row& k = index_entry(static_cast<std::int64_t>(j));
     for (std::int64_t h = 0; h < heads; ++h) {
       double s = 0;
-      for (std::int64_t i = 0; i < dim; ++i) s += q[static_cast<std::size_t>(h * dim + i)] * k[static_cast<std::size_t>(i)];
+      for (std::int64_t i = 0; i < dim; ++i)
+        s += q[static_cast<std::size_t>(h * dim + i)] * k[static_cast<std::size_t>(i)];
       scores[j] += std::max(s, 0.0) * w[static_cast<std::size_t>(h)] * factor;
     }
   }
@@ -190,7 +208,8 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
   Row q = linear(weights_.wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank, weights_.wq_b_scale);
 
   std::vector<const Row*> keys;
-  const auto [first, last] = window.value_or(std::pair{std::max<std::int64_t>(position - config_.window + 1, 0), position});
+  const auto [first, last] =
+      window.value_or(std::pair{std::max<std::int64_t>(position - config_.window + 1, 0), position});
   for (std::int64_t p = first; p <= last; ++p) keys.push_back(&window_row(p));
   if (entries) {
     for (const std::int32_t g : *entries) {
@@ -208,7 +227,8 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
     rotate(head.data() + dim - config_.rope_head_dim, position, false);
     Row s(keys.size());
     for (std::size_t j = 0; j < keys.size(); ++j) {
-      for (std::int64_t i = 0; i < dim; ++i) s[j] += scale * head[static_cast<std::size_t>(i)] * (*keys[j])[static_cast<std::size_t>(i)];
+      for (std::int64_t i = 0; i < dim; ++i)
+        s[j] += scale * head[static_cast<std::size_t>(i)] * (*keys[j])[static_cast<std::size_t>(i)];
     }
     const double best = *std::ranges::max_element(s);
     const double sink = value_at(weights_.attn_sink, h);
@@ -225,10 +245,12 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
   const std::int64_t group_in = heads / config_.o_groups * dim;
   Row z;
   for (std::int64_t g = 0; g < config_.o_groups; ++g) {
-    const Row part = linear(weights_.wo_a, o.data() + g * group_in, g * config_.o_lora_rank, config_.o_lora_rank, group_in, weights_.wo_a_scale);
+    const Row part = linear(weights_.wo_a, o.data() + g * group_in, g * config_.o_lora_rank, config_.o_lora_rank,
+                            group_in, weights_.wo_a_scale);
     z.insert(z.end(), part.begin(), part.end());
   }
-  return linear(weights_.wo_b, z.data(), 0, config_.hidden_size, config_.o_groups * config_.o_lora_rank, weights_.wo_b_scale);
+  return linear(weights_.wo_b, z.data(), 0, config_.hidden_size, config_.o_groups * config_.o_lora_rank,
+                weights_.wo_b_scale);
 }
 
 }  // namespace smla

@@ -10,19 +10,22 @@
 
 namespace smla {
 
-/// attention(x) of one request in float64 that knows no pages, no chunks and no quantisation (spec 2 to 4): the truth a run is checked against.
+/// attention(x) of one request in float64 that knows no pages, no chunks and no quantisation (spec 2 to 4): the truth a
+/// run is checked against.
 ///
 /// Projections of a token are made when first needed and kept, so that several tokens of one request share them.
 class ReferenceLayer {
  public:
-  /// @param hidden [tokens, hidden] F32 or BF16: the layer's inputs from position 0 on; memory stays with the caller, as do weights and cos_sin.
-  ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin, const ConstTensorView& hidden);
+  /// @param hidden [tokens, hidden] F32 or BF16: the layer's inputs from position 0 on; memory stays with the caller,
+  /// as do weights and cos_sin.
+  ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin,
+                 const ConstTensorView& hidden);
 
   /// Index scores of every entry that `position` sees (C4A layers).
   std::vector<double> index_scores(std::int64_t position);
-  /// The layer's output at `position`, attending over the window and over `entries`: for a C4A layer the chosen entries, for a C128A layer all that
-  /// are visible when absent.
-  /// `window`: first and last position seen, where it is not the causal window (DSpark).
+  /// The layer's output at `position`, attending over the window and over `entries`: for a C4A layer the chosen
+  /// entries, for a C128A layer all that are visible when absent. `window`: first and last position seen, where it is
+  /// not the causal window (DSpark).
   std::vector<double> output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries,
                              std::optional<std::pair<std::int64_t, std::int64_t>> window = std::nullopt);
   /// Compressed entry g of the layer, or of its indexer.

@@ -10,21 +10,23 @@ namespace {
 
 constexpr std::string_view kWhat = "step metadata";
 
-std::vector<std::int32_t> host_copy(std::span<const std::int32_t> given, const ConstTensorView& tensor, std::string_view name, DeviceKind device) {
+std::vector<std::int32_t> host_copy(std::span<const std::int32_t> given, const ConstTensorView& tensor,
+                                    std::string_view name, DeviceKind device) {
   check_that(!given.empty() || tensor.size(0) == 0 || device == DeviceKind::kCpu, kWhat, name, std::string("none"),
              "the host's copy of what lies on the GPU");
   if (given.empty()) return {tensor.as<std::int32_t>(), tensor.as<std::int32_t>() + tensor.size(0)};
-  check_that(static_cast<std::int64_t>(given.size()) == tensor.size(0), kWhat, name, static_cast<std::int64_t>(given.size()),
-             std::to_string(tensor.size(0)) + " as in the tensor");
+  check_that(static_cast<std::int64_t>(given.size()) == tensor.size(0), kWhat, name,
+             static_cast<std::int64_t>(given.size()), std::to_string(tensor.size(0)) + " as in the tensor");
   return {given.begin(), given.end()};
 }
 
 }  // namespace
 
-StepMetadata::StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end, DeviceKind device)
+StepMetadata::StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end,
+                           DeviceKind device)
     : state_(std::make_unique<State>()) {
-  check_that(layout.num_layers == static_cast<std::int64_t>(layers.size()), kWhat, "layers", static_cast<std::int64_t>(layers.size()),
-             std::to_string(layout.num_layers) + " as in the layout");
+  check_that(layout.num_layers == static_cast<std::int64_t>(layers.size()), kWhat, "layers",
+             static_cast<std::int64_t>(layers.size()), std::to_string(layout.num_layers) + " as in the layout");
   state_->layout = layout;
   state_->layers.assign(layers.begin(), layers.end());
   state_->front_end = front_end;
@@ -38,25 +40,31 @@ StepMetadata& StepMetadata::operator=(StepMetadata&&) noexcept = default;
 
 void StepMetadata::State::check(const StepBatch& batch) const {
   check_tensor(kWhat, "query_start_loc", batch.query_start_loc, {kAny}, {DType::kI32});
-  check_that(batch.query_start_loc.size(0) >= 1, kWhat, "query_start_loc", batch.query_start_loc.size(0), "[requests + 1]");
+  check_that(batch.query_start_loc.size(0) >= 1, kWhat, "query_start_loc", batch.query_start_loc.size(0),
+             "[requests + 1]");
   const std::int64_t requests = batch.query_start_loc.size(0) - 1;
   check_tensor(kWhat, "seq_lens", batch.seq_lens, {requests}, {DType::kI32});
   check_tensor(kWhat, "positions", batch.positions, {kAny}, {DType::kI64});
   check_that(batch.decode_threshold >= 1, kWhat, "decode_threshold", batch.decode_threshold, "1 or more");
   check_that(batch.dspark_tokens >= 0, kWhat, "dspark_tokens", batch.dspark_tokens, "0 or more");
   if (!batch.causal && batch.dspark_tokens == 0) {
-    throw InvalidArgument("Non-causal DeepseekV4 SWA is only supported for the DSpark speculation mode, but causal=False was set without DSpark.");
+    throw InvalidArgument(
+        "Non-causal DeepseekV4 SWA is only supported for the DSpark speculation mode, but causal=False was set without "
+        "DSpark.");
   }
-  check_that(batch.block_tables.size() == layout.groups.size(), kWhat, "block_tables", static_cast<std::int64_t>(batch.block_tables.size()),
+  check_that(batch.block_tables.size() == layout.groups.size(), kWhat, "block_tables",
+             static_cast<std::int64_t>(batch.block_tables.size()),
              std::to_string(layout.groups.size()) + ", one for each cache group");
   for (std::size_t g = 0; g < batch.block_tables.size(); ++g) {
-    check_tensor(kWhat, "block_tables[" + layout.groups[g].name + "]", batch.block_tables[g], {requests, kAny}, {DType::kI32});
+    check_tensor(kWhat, "block_tables[" + layout.groups[g].name + "]", batch.block_tables[g], {requests, kAny},
+                 {DType::kI32});
   }
 }
 
 /// Counts, split and chunks from the host's copies; rows come from the tensors.
 void StepMetadata::State::read_shape(const StepBatch& batch) {
-  const std::vector<std::int32_t> loc = host_copy(batch.host_query_start_loc, batch.query_start_loc, "host_query_start_loc", device);
+  const std::vector<std::int32_t> loc =
+      host_copy(batch.host_query_start_loc, batch.query_start_loc, "host_query_start_loc", device);
   const std::vector<std::int32_t> seq = host_copy(batch.host_seq_lens, batch.seq_lens, "host_seq_lens", device);
   const std::int64_t window = layers.front().window;
   shape = {.tokens = batch.positions.size(0),
@@ -70,7 +78,8 @@ void StepMetadata::State::read_shape(const StepBatch& batch) {
   // Padding tokens behind the last request are nobody's: they go with the last part that has requests.
   const std::int64_t padding = shape.tokens - shape.split.decode_tokens - shape.split.prefill_tokens;
   check_that(padding >= 0, kWhat, "positions", shape.tokens,
-             "at least " + std::to_string(shape.split.decode_tokens + shape.split.prefill_tokens) + ", the end of query_start_loc");
+             "at least " + std::to_string(shape.split.decode_tokens + shape.split.prefill_tokens) +
+                 ", the end of query_start_loc");
   (shape.split.prefills > 0 ? shape.split.prefill_tokens : shape.split.decode_tokens) += padding;
   for (auto r = static_cast<std::size_t>(shape.split.decodes); r < seq.size(); ++r) {
     shape.prefill_query_lens.push_back(loc[r + 1] - loc[r]);
@@ -80,7 +89,8 @@ void StepMetadata::State::read_shape(const StepBatch& batch) {
   }
   if (causal) return;
   for (std::size_t r = 0; r < static_cast<std::size_t>(shape.split.decodes); ++r) {
-    check_that(loc[r + 1] - loc[r] <= shape.window_width - window, kWhat, "tokens of draft block " + std::to_string(r), loc[r + 1] - loc[r],
+    check_that(loc[r + 1] - loc[r] <= shape.window_width - window, kWhat, "tokens of draft block " + std::to_string(r),
+               loc[r + 1] - loc[r],
                "at most " + std::to_string(shape.window_width - window) + ", the columns beside the window");
   }
 }
@@ -125,8 +135,10 @@ void StepMetadata::advance(const ConstTensorView& seq_lens, std::int64_t max_seq
   s.stream = stream;
   const StepShape& shape = s.shape;
   check_that(shape.split.prefills == 0 && shape.tokens == shape.requests && s.causal, kWhat, "draft step",
-             std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.requests) + " requests", "one token for each request, causal");
-  check_that(!s.has_ratio(4) && !s.has_ratio(128), kWhat, "draft step", std::string("compress layers"), "window-only layers");
+             std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.requests) + " requests",
+             "one token for each request, causal");
+  check_that(!s.has_ratio(4) && !s.has_ratio(128), kWhat, "draft step", std::string("compress layers"),
+             "window-only layers");
   check_tensor(kWhat, "seq_lens", seq_lens, {shape.requests}, {DType::kI32});
   check_that(max_seq_len >= 0, kWhat, "max_seq_len", max_seq_len, "an upper bound of seq_lens");
   s.shape.max_seq_len = std::max(s.shape.max_seq_len, max_seq_len);
@@ -144,9 +156,12 @@ const StepShape& StepMetadata::shape() const { return state_->shape; }
 
 LayerStep StepMetadata::layer(std::int64_t layer) const {
   State& s = *state_;
-  check_that(layer >= 0 && layer < s.layout.num_layers, kWhat, "layer", layer, "0 to " + std::to_string(s.layout.num_layers - 1));
+  check_that(layer >= 0 && layer < s.layout.num_layers, kWhat, "layer", layer,
+             "0 to " + std::to_string(s.layout.num_layers - 1));
   const LayerConfig& config = s.layers[static_cast<std::size_t>(layer)];
-  const auto group = [&](CacheRole role) -> GroupStep& { return s.groups[static_cast<std::size_t>(s.layout.group_of(layer, role))]; };
+  const auto group = [&](CacheRole role) -> GroupStep& {
+    return s.groups[static_cast<std::size_t>(s.layout.group_of(layer, role))];
+  };
   const auto const_view = [](const DeviceTensor& t) { return t.view(); };
   GroupStep& window = group(CacheRole::kWindow);
   LayerStep step{.tokens = s.shape.tokens,

@@ -43,25 +43,33 @@ void StepMetadata::State::build_valid() {
   shape_as(valid, DType::kBool, {shape.tokens});
   const int group = layout.group_of(0, CacheRole::kWindow);
   run<VisibleEntries>({.tokens = shape.tokens, .ratio = 1},
-                      {.positions = positions.view(), .slot_mapping = groups[static_cast<std::size_t>(group)].slots.view(), .valid = valid.view()});
+                      {.positions = positions.view(),
+                       .slot_mapping = groups[static_cast<std::size_t>(group)].slots.view(),
+                       .valid = valid.view()});
 }
 
 void StepMetadata::State::build_prefills() {
   shape_as(gather_lens, DType::kI32, {shape.split.prefills});
-  run<PrefillLens>({.requests = shape.requests, .decodes = shape.split.decodes, .window = layers.front().window},
-                   {.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .gather_lens = gather_lens.view()});
+  run<PrefillLens>(
+      {.requests = shape.requests, .decodes = shape.split.decodes, .window = layers.front().window},
+      {.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .gather_lens = gather_lens.view()});
 }
 
 void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
-  const auto layer = std::ranges::find_if(layers, [&](const LayerConfig& c) { return c.compress_ratio == ratio; }) - layers.begin();
+  const auto layer =
+      std::ranges::find_if(layers, [&](const LayerConfig& c) { return c.compress_ratio == ratio; }) - layers.begin();
   const LayerCache& entries = *layout.find(layer, CacheRole::kCompressed);
-  const ConstTensorView& table = groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kCompressed))].block_table;
+  const ConstTensorView& table =
+      groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kCompressed))].block_table;
   const TensorView slots = groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kWindow))].slots.view();
 
   shape_as(out.entry_slots, DType::kI64, {shape.tokens});
   run<CompressedSlotMapping>(
       {.requests = shape.requests, .tokens = shape.tokens, .ratio = ratio, .storage_block = entries.block_size},
-      {.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .block_table = table, .slots = out.entry_slots.view()});
+      {.query_start_loc = query_start_loc.view(),
+       .seq_lens = seq_lens.view(),
+       .block_table = table,
+       .slots = out.entry_slots.view()});
 
   shape_as(out.entry_lens, DType::kI32, {shape.tokens});
   VisibleEntries::Args seen{.positions = positions.view(), .slot_mapping = slots, .lens = out.entry_lens.view()};
@@ -70,11 +78,15 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
     shape_as(out.topk_lens, DType::kI32, {shape.tokens});
     seen.topk_lens = out.topk_lens.view();
   }
-  run<VisibleEntries>({.tokens = shape.tokens, .ratio = ratio, .top_k = layers[static_cast<std::size_t>(layer)].index_topk}, seen);
+  run<VisibleEntries>(
+      {.tokens = shape.tokens, .ratio = ratio, .top_k = layers[static_cast<std::size_t>(layer)].index_topk}, seen);
 
   shape_as(out.entry_counts, DType::kI32, {shape.split.prefills});
-  run<PrefillLens>({.requests = shape.requests, .decodes = shape.split.decodes, .window = layers.front().window, .ratio = ratio},
-                   {.query_start_loc = query_start_loc.view(), .seq_lens = seq_lens.view(), .entry_counts = out.entry_counts.view()});
+  run<PrefillLens>(
+      {.requests = shape.requests, .decodes = shape.split.decodes, .window = layers.front().window, .ratio = ratio},
+      {.query_start_loc = query_start_loc.view(),
+       .seq_lens = seq_lens.view(),
+       .entry_counts = out.entry_counts.view()});
   if (chooses) return;
 
   const std::int64_t width = std::max<std::int64_t>(shape.max_seq_len / ratio, 1);
@@ -82,26 +94,32 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
     const std::int64_t rows = shape.tokens - begin;
     shape_as(indices, DType::kI32, {rows, width});
     shape_as(row_lens, DType::kI32, {rows});
-    run<DenseCompressedIndices>(
-        {.requests = shape.requests, .tokens = rows, .ratio = ratio, .storage_block = entries.block_size, .width = width, .global = global},
-        {.positions = positions.view().slice(0, begin, shape.tokens),
-         .token_to_req = token_to_req.view().slice(0, begin, shape.tokens),
-         .slot_mapping = slots.slice(0, begin, shape.tokens),
-         .block_table = table,
-         .indices = indices.view(),
-         .lens = row_lens.view()});
+    run<DenseCompressedIndices>({.requests = shape.requests,
+                                 .tokens = rows,
+                                 .ratio = ratio,
+                                 .storage_block = entries.block_size,
+                                 .width = width,
+                                 .global = global},
+                                {.positions = positions.view().slice(0, begin, shape.tokens),
+                                 .token_to_req = token_to_req.view().slice(0, begin, shape.tokens),
+                                 .slot_mapping = slots.slice(0, begin, shape.tokens),
+                                 .block_table = table,
+                                 .indices = indices.view(),
+                                 .lens = row_lens.view()});
   };
   dense(0, true, out.dense_indices, out.dense_lens);
   dense(shape.split.decode_tokens, false, out.dense_local, out.dense_local_lens);
 }
 
-/// One matrix for window-only layers (ratio 1) or C128A layers (spec 7.3). Our attention takes the block stride, so no slot is remapped.
+/// One matrix for window-only layers (ratio 1) or C128A layers (spec 7.3). Our attention takes the block stride, so no
+/// slot is remapped.
 void StepMetadata::State::build_mixed(std::size_t group, int ratio, DeviceTensor& out) {
   GroupStep& g = groups[group];
   const bool dense = ratio > 1;
   const std::int64_t width = dense ? c128.dense_indices.size(1) : 0;
   const std::int64_t columns = (width + 3) / 4 * 4;
-  const auto layer = std::ranges::find_if(layers, [&](const LayerConfig& c) { return c.compress_ratio == 128; }) - layers.begin();
+  const auto layer =
+      std::ranges::find_if(layers, [&](const LayerConfig& c) { return c.compress_ratio == 128; }) - layers.begin();
   shape_as(out, DType::kI32, {shape.tokens, shape.window_width + columns});
   shape_as(g.mixed_lens, DType::kI32, {shape.tokens});
   const std::int64_t decode_tokens = shape.split.decode_tokens;
@@ -127,7 +145,8 @@ void StepMetadata::State::build_mixed(std::size_t group, int ratio, DeviceTensor
     args.decode_compressed = c128.dense_indices.view().slice(0, 0, decode_tokens);
     args.decode_lens = c128.dense_lens.view().slice(0, 0, decode_tokens);
     args.prefill_topk = c128.dense_local.view();
-    args.compressed_table = groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kCompressed))].block_table;
+    args.compressed_table =
+        groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kCompressed))].block_table;
   }
   run<MixedSparseIndices>(problem, args);
 }

@@ -66,11 +66,14 @@ struct StepMetadata::State {
   bool has_role(std::size_t group, CacheRole role) const {
     return std::ranges::any_of(layout.groups[group].caches, [&](const LayerCache& c) { return c.role == role; });
   }
-  void shape_as(DeviceTensor& t, DType dtype, std::vector<std::int64_t> size) const { t.reshape(device, dtype, std::move(size)); }
+  void shape_as(DeviceTensor& t, DType dtype, std::vector<std::int64_t> size) const {
+    t.reshape(device, dtype, std::move(size));
+  }
   template <class Op>
   void run(const typename Op::Problem& problem, const typename Op::Args& args) {
     const Plan<Op> plan(problem, {.device = device});
-    if (scratch.bytes() < plan.workspace_bytes()) shape_as(scratch, DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+    if (scratch.bytes() < plan.workspace_bytes())
+      shape_as(scratch, DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
     plan.run(args, {.data = scratch.data(), .bytes = scratch.bytes()}, stream);
   }
   void check(const StepBatch& batch) const;

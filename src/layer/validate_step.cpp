@@ -25,7 +25,8 @@ struct Needed {
   std::int64_t end = 0;
 };
 
-void check_tables(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, const std::vector<Needed>& requests) {
+void check_tables(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks,
+                  const std::vector<Needed>& requests) {
   std::unordered_map<std::int64_t, Owner> writers;
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {
     const CacheGroup& group = layout.groups[g];
@@ -34,7 +35,8 @@ void check_tables(const StepBatch& batch, const KvLayout& layout, std::int64_t n
     const TableNumbers blocks(kWhat, name, batch.block_tables[g], group.block_tokens, num_blocks);
     for (const Needed& r : requests) {
       if (r.write == r.end) continue;
-      // A window-only reader looks back `window` tokens from the first that is computed; a full group is read from its beginning.
+      // A window-only reader looks back `window` tokens from the first that is computed; a full group is read from its
+      // beginning.
       const std::int64_t begin = group.sliding() ? std::max<std::int64_t>(r.write - group.window + 1, 0) : r.begin;
       blocks.check(r.request, begin, r.end, "positions " + range_of(begin, r.end - 1));
       for (std::int64_t column = r.write / group.block_tokens; column <= (r.end - 1) / group.block_tokens; ++column) {
@@ -56,21 +58,26 @@ ConstTensorView host_copy(const ConstTensorView& v, DeviceKind device, Stream st
   const std::int64_t element = size_of(v.dtype);
   for (std::int64_t r = 0; r < v.size(0); ++r) {
     copy_bytes(device, static_cast<std::uint8_t*>(copy.data()) + r * row * element,
-               static_cast<const std::uint8_t*>(v.data) + r * v.stride[0] * element, static_cast<std::size_t>(row * element), stream);
+               static_cast<const std::uint8_t*>(v.data) + r * v.stride[0] * element,
+               static_cast<std::size_t>(row * element), stream);
   }
   return std::as_const(copy).view();
 }
 
-void validate_on_host(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions) {
+void validate_on_host(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks,
+                      std::int64_t rope_positions) {
   check_tensor(kWhat, "query_start_loc", batch.query_start_loc, {kAny}, {DType::kI32});
-  check_that(batch.query_start_loc.size(0) >= 1, kWhat, "numbers of query_start_loc", batch.query_start_loc.size(0), "at least 1, requests + 1");
+  check_that(batch.query_start_loc.size(0) >= 1, kWhat, "numbers of query_start_loc", batch.query_start_loc.size(0),
+             "at least 1, requests + 1");
   const std::int64_t requests = batch.query_start_loc.size(0) - 1;
   check_tensor(kWhat, "seq_lens", batch.seq_lens, {requests}, {DType::kI32});
   check_tensor(kWhat, "positions", batch.positions, {kAny}, {DType::kI64});
-  check_that(batch.block_tables.size() == layout.groups.size(), kWhat, "block_tables", static_cast<std::int64_t>(batch.block_tables.size()),
+  check_that(batch.block_tables.size() == layout.groups.size(), kWhat, "block_tables",
+             static_cast<std::int64_t>(batch.block_tables.size()),
              std::to_string(layout.groups.size()) + ", one for each cache group");
   for (std::size_t g = 0; g < batch.block_tables.size(); ++g) {
-    check_tensor(kWhat, "block_tables[" + layout.groups[g].name + "]", batch.block_tables[g], {requests, kAny}, {DType::kI32});
+    check_tensor(kWhat, "block_tables[" + layout.groups[g].name + "]", batch.block_tables[g], {requests, kAny},
+                 {DType::kI32});
   }
 
   const Numbers start(kWhat, "query_start_loc", batch.query_start_loc);
@@ -85,7 +92,8 @@ void validate_on_host(const StepBatch& batch, const KvLayout& layout, std::int64
     if (seq > batch.max_seq_len) seq_lens.bad(r, kNoColumn, "at most max_seq_len " + std::to_string(batch.max_seq_len));
     for (std::int64_t i = 0; i < query; ++i) {
       const std::int64_t pos = seq - query + i;
-      if (positions(start(r) + i) != pos) positions.bad(start(r) + i, kNoColumn, std::to_string(pos) + ", seq_len - query_len + offset");
+      if (positions(start(r) + i) != pos)
+        positions.bad(start(r) + i, kNoColumn, std::to_string(pos) + ", seq_len - query_len + offset");
       positions.in(0, rope_positions - 1, start(r) + i);
     }
     needed.push_back({.request = r, .begin = 0, .write = seq - query, .end = seq});
@@ -95,12 +103,13 @@ void validate_on_host(const StepBatch& batch, const KvLayout& layout, std::int64
 
 }  // namespace
 
-void validate(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions, DeviceKind device,
-              Stream stream) {
+void validate(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks, std::int64_t rope_positions,
+              DeviceKind device, Stream stream) {
   if (device == DeviceKind::kCpu) return validate_on_host(batch, layout, num_blocks, rope_positions);
   std::vector<HostTensor> kept;
   StepBatch copy = batch;
-  for (ConstTensorView* v : {&copy.query_start_loc, &copy.seq_lens, &copy.positions}) *v = host_copy(*v, device, stream, kept);
+  for (ConstTensorView* v : {&copy.query_start_loc, &copy.seq_lens, &copy.positions})
+    *v = host_copy(*v, device, stream, kept);
   for (ConstTensorView& table : copy.block_tables) table = host_copy(table, device, stream, kept);
   synchronize(device, stream);
   validate_on_host(copy, layout, num_blocks, rope_positions);

@@ -6,7 +6,8 @@ namespace smla {
 
 namespace {
 
-void visit_compressor(const std::string& prefix, CompressorWeights& w, const std::function<void(std::string_view, ConstTensorView&)>& visit) {
+void visit_compressor(const std::string& prefix, CompressorWeights& w,
+                      const std::function<void(std::string_view, ConstTensorView&)>& visit) {
   visit(prefix + "wkv.weight", w.wkv);
   visit(prefix + "wgate.weight", w.wgate);
   visit(prefix + "ape", w.ape);
@@ -22,7 +23,8 @@ void visit_linear(const std::string& stem, ConstTensorView& w, ConstTensorView& 
 
 }  // namespace
 
-void visit_weights(const LayerConfig& config, LayerWeights& w, const std::function<void(std::string_view, ConstTensorView&)>& visit) {
+void visit_weights(const LayerConfig& config, LayerWeights& w,
+                   const std::function<void(std::string_view, ConstTensorView&)>& visit) {
   visit_linear("wq_a", w.wq_a, w.wq_a_scale, visit);
   visit("q_norm.weight", w.q_norm);
   visit_linear("wq_b", w.wq_b, w.wq_b_scale, visit);
@@ -43,7 +45,8 @@ LayerWeights layer_weights(const LayerTensors& tensors) {
   LayerWeights weights;
   visit_weights(tensors.config, weights, [&](std::string_view name, ConstTensorView& view) {
     const auto found = tensors.tensors.find(name);
-    if (found == tensors.tensors.end()) throw InvalidArgument("layer weights: " + std::string(name) + ": got no such tensor, expected it");
+    if (found == tensors.tensors.end())
+      throw InvalidArgument("layer weights: " + std::string(name) + ": got no such tensor, expected it");
     view = found->second;
   });
   return weights;

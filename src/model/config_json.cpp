@@ -1,4 +1,5 @@
-// config.json of DeepSeek-V4 in its public shapes: Hugging Face keys and those of the official inference code, flat or nested rope parameters.
+// config.json of DeepSeek-V4 in its public shapes: Hugging Face keys and those of the official inference code, flat or
+// nested rope parameters.
 #include <cmath>
 
 #include "model/json.h"
@@ -14,16 +15,20 @@ constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
 constexpr double kMaxTheta = 1e12;
 
 int checked_ratio(const JsonReader& json, const std::string& where, const JsonValue& value) {
-  if (value.kind == JsonValue::Kind::kInteger && (value.integer == 0 || value.integer == 1 || value.integer == 4 || value.integer == 128)) {
+  if (value.kind == JsonValue::Kind::kInteger &&
+      (value.integer == 0 || value.integer == 1 || value.integer == 4 || value.integer == 128)) {
     return static_cast<int>(value.integer);
   }
-  throw InvalidArgument(json.where() + ": " + where + ": Unsupported DeepSeek-V4 compress_ratio=" + value.describe() + "; expected 1, 4, or 128");
+  throw InvalidArgument(json.where() + ": " + where + ": Unsupported DeepSeek-V4 compress_ratio=" + value.describe() +
+                        "; expected 1, 4, or 128");
 }
 
 std::vector<int> ratios_from_list(const JsonReader& json, const JsonValue& list) {
-  if (list.kind != JsonValue::Kind::kArray) json.fail("compress_ratios", list.describe(), "an array with one of 0, 1, 4, 128 a layer");
+  if (list.kind != JsonValue::Kind::kArray)
+    json.fail("compress_ratios", list.describe(), "an array with one of 0, 1, 4, 128 a layer");
   std::vector<int> ratios;
-  for (const JsonValue& item : list.items) ratios.push_back(checked_ratio(json, "compress_ratios[" + std::to_string(ratios.size()) + "]", item));
+  for (const JsonValue& item : list.items)
+    ratios.push_back(checked_ratio(json, "compress_ratios[" + std::to_string(ratios.size()) + "]", item));
   return ratios;
 }
 
@@ -64,14 +69,15 @@ void read_layers(const JsonReader& json, ModelConfig& config) {
     config.compress_ratios = ratios_from_layer_types(json, *types);
   } else {
     json.fail(key, "no such key",
-              "the checkpoint's list with one of 0, 1, 4, 128 a layer (no default is assumed: the generated one swaps C4A and C128A layers)");
+              "the checkpoint's list with one of 0, 1, 4, 128 a layer (no default is assumed: the generated one swaps "
+              "C4A and C128A layers)");
   }
   const auto entries = static_cast<std::int64_t>(config.compress_ratios.size());
   const std::int64_t extra = entries - config.num_layers;
   if (extra != 0 && extra != mtp && extra != 1 && extra != 3) {
     json.fail(key, std::to_string(entries) + " entries",
-              std::to_string(config.num_layers) + " (num_hidden_layers), with up to " + std::to_string(std::max<std::int64_t>(mtp, 3)) +
-                  " more for MTP layers");
+              std::to_string(config.num_layers) + " (num_hidden_layers), with up to " +
+                  std::to_string(std::max<std::int64_t>(mtp, 3)) + " more for MTP layers");
   }
   config.num_mtp_layers = std::max(mtp, extra);
 }
@@ -80,11 +86,13 @@ void read_layers(const JsonReader& json, ModelConfig& config) {
 std::optional<YarnConfig> read_yarn(const JsonReader& json, bool required) {
   const std::string type = json.text("rope_type|type", required ? "yarn" : "default");
   if (type == "default" || type == "none") return std::nullopt;
-  if (type != "yarn" && type != "deepseek_yarn") json.fail("rope_type", "the string \"" + type + "\"", "yarn or default");
+  if (type != "yarn" && type != "deepseek_yarn")
+    json.fail("rope_type", "the string \"" + type + "\"", "yarn or default");
   const YarnConfig standard;
   YarnConfig yarn{
       .factor = json.number("factor|rope_factor", 1.0, 1e6),
-      .original_max_position = json.integer("original_max_position_embeddings|original_seq_len|original_max_position", 1, std::int64_t{1} << 40),
+      .original_max_position = json.integer("original_max_position_embeddings|original_seq_len|original_max_position",
+                                            1, std::int64_t{1} << 40),
       .beta_fast = json.number("beta_fast", 1e-6, 1e6, standard.beta_fast),
       .beta_slow = json.number("beta_slow", 1e-6, 1e6, standard.beta_slow)};
   if (yarn.factor == 1.0) return std::nullopt;
@@ -104,11 +112,13 @@ void read_rope(const JsonReader& json, ModelConfig& config) {
       if (!compress) rope->fail("compress", "no such key", "an object beside \"main\"");
       // A YaRN entry under "main" has no effect: window-only layers are never scaled.
       config.rope_theta = main->number("rope_theta|theta", 1.0 + 1e-6, kMaxTheta, config.rope_theta);
-      config.compress_rope_theta = compress->number("rope_theta|theta", 1.0 + 1e-6, kMaxTheta, config.compress_rope_theta);
+      config.compress_rope_theta =
+          compress->number("rope_theta|theta", 1.0 + 1e-6, kMaxTheta, config.compress_rope_theta);
       config.yarn = read_yarn(*compress, compress->has("factor"));
     } else {
       config.rope_theta = rope->number("rope_theta", 1.0 + 1e-6, kMaxTheta, config.rope_theta);
-      config.compress_rope_theta = rope->number("compress_rope_theta", 1.0 + 1e-6, kMaxTheta, config.compress_rope_theta);
+      config.compress_rope_theta =
+          rope->number("compress_rope_theta", 1.0 + 1e-6, kMaxTheta, config.compress_rope_theta);
       config.yarn = read_yarn(*rope, rope->has("factor"));
     }
     return;
@@ -117,7 +127,8 @@ void read_rope(const JsonReader& json, ModelConfig& config) {
     // The official inference code's flat keys.
     const YarnConfig standard;
     config.yarn = YarnConfig{.factor = json.number("rope_factor", 1.0, 1e6),
-                             .original_max_position = json.integer("original_seq_len", 1, std::int64_t{1} << 40, standard.original_max_position),
+                             .original_max_position = json.integer("original_seq_len", 1, std::int64_t{1} << 40,
+                                                                   standard.original_max_position),
                              .beta_fast = json.number("beta_fast", 1e-6, 1e6, standard.beta_fast),
                              .beta_slow = json.number("beta_slow", 1e-6, 1e6, standard.beta_slow)};
     if (config.yarn->factor == 1.0) config.yarn.reset();
@@ -143,11 +154,13 @@ ModelConfig parse_model_config(std::string_view text) {
   config.o_lora_rank = json.integer("o_lora_rank", 1, kMaxWidth);
   config.o_groups = json.integer("o_groups", 1, config.num_heads);
   if (config.num_heads % config.o_groups != 0) {
-    json.fail("o_groups", std::to_string(config.o_groups), "a divisor of num_attention_heads " + std::to_string(config.num_heads));
+    json.fail("o_groups", std::to_string(config.o_groups),
+              "a divisor of num_attention_heads " + std::to_string(config.num_heads));
   }
   config.window = json.integer("sliding_window|window_size", 1, kMaxWidth, 128);
   config.rms_norm_eps = static_cast<float>(json.number("rms_norm_eps|norm_eps", 1e-30, 1.0, 1e-6));
-  config.max_position = json.integer("max_position_embeddings|max_seq_len", 1, std::int64_t{1} << 24, config.max_position);
+  config.max_position =
+      json.integer("max_position_embeddings|max_seq_len", 1, std::int64_t{1} << 24, config.max_position);
   read_layers(json, config);
   config.index_n_heads = json.integer("index_n_heads", 1, 1024, config.index_n_heads);
   config.index_head_dim = static_cast<int>(json.integer("index_head_dim", 128, 128, 128));
@@ -155,7 +168,8 @@ ModelConfig parse_model_config(std::string_view text) {
   for (const int ratio : config.compress_ratios) any_indexer = any_indexer || ratio == 4;
   // The two public models differ here, so a missing key is no default.
   config.index_topk_freq = json.integer("index_topk_freq", 1, kMaxWidth, 1);
-  config.index_topk = any_indexer ? json.integer("index_topk", 1, kMaxWidth) : json.integer("index_topk", 1, kMaxWidth, config.index_topk);
+  config.index_topk = any_indexer ? json.integer("index_topk", 1, kMaxWidth)
+                                  : json.integer("index_topk", 1, kMaxWidth, config.index_topk);
   read_rope(json, config);
   for (std::int64_t i = 0; i < config.num_layers; ++i) check_layer_config(config.layer(i));
   return config;

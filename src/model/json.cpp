@@ -56,8 +56,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& e) override {
     const bool range = e.id == 406;
-    fail("got " + std::string(range ? "a number that no double can hold" : "text that is not JSON") + " at byte " + std::to_string(position) +
-         ", expected " + (range ? "a finite number" : "complete JSON"));
+    fail("got " + std::string(range ? "a number that no double can hold" : "text that is not JSON") + " at byte " +
+         std::to_string(position) + ", expected " + (range ? "a finite number" : "complete JSON"));
   }
 
   JsonValue take() { return std::move(root_); }
@@ -78,7 +78,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool open(JsonValue::Kind kind) {
     if (static_cast<int>(open_.size()) >= max_depth_) {
-      fail("got nesting deeper than " + std::to_string(max_depth_) + ", expected at most " + std::to_string(max_depth_));
+      fail("got nesting deeper than " + std::to_string(max_depth_) + ", expected at most " +
+           std::to_string(max_depth_));
     }
     open_.push_back({.kind = kind});
     keys_.emplace_back();
@@ -120,7 +121,9 @@ bool whole(const JsonValue& value, std::int64_t& out) {
     out = value.integer;
     return true;
   }
-  if (value.kind != JsonValue::Kind::kNumber || std::trunc(value.number) != value.number || std::fabs(value.number) > 0x1p62) return false;
+  if (value.kind != JsonValue::Kind::kNumber || std::trunc(value.number) != value.number ||
+      std::fabs(value.number) > 0x1p62)
+    return false;
   out = static_cast<std::int64_t>(value.number);
   return true;
 }
@@ -153,8 +156,8 @@ std::string JsonValue::describe() const {
 
 JsonValue parse_json(std::string_view where, std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes) {
-    throw InvalidArgument(std::string(where) + ": got " + std::to_string(text.size()) + " bytes of JSON, expected at most " +
-                          std::to_string(limits.max_bytes));
+    throw InvalidArgument(std::string(where) + ": got " + std::to_string(text.size()) +
+                          " bytes of JSON, expected at most " + std::to_string(limits.max_bytes));
   }
   Builder builder(where, limits.max_depth);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder)) {
@@ -163,10 +166,13 @@ JsonValue parse_json(std::string_view where, std::string_view text, const JsonLi
   return builder.take();
 }
 
-std::string json_string(std::string_view text) { return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); }
+std::string json_string(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 JsonReader::JsonReader(std::string where, const JsonValue& value) : where_(std::move(where)), value_(&value) {
-  if (value.kind != JsonValue::Kind::kObject) throw InvalidArgument(where_ + ": got " + value.describe() + ", expected an object");
+  if (value.kind != JsonValue::Kind::kObject)
+    throw InvalidArgument(where_ + ": got " + value.describe() + ", expected an object");
 }
 
 const JsonValue* JsonReader::find(std::string_view names) const {
@@ -193,7 +199,8 @@ const JsonValue& JsonReader::required(std::string_view names, const std::string&
   return *value;
 }
 
-std::int64_t JsonReader::integer(std::string_view names, std::int64_t min, std::int64_t max, std::optional<std::int64_t> fallback) const {
+std::int64_t JsonReader::integer(std::string_view names, std::int64_t min, std::int64_t max,
+                                 std::optional<std::int64_t> fallback) const {
   if (fallback && !has(names)) return *fallback;
   const std::string expected = range_text("an integer", std::to_string(min), std::to_string(max));
   const JsonValue& value = required(names, expected);
@@ -224,9 +231,10 @@ bool JsonReader::flag(std::string_view names, std::optional<bool> fallback) cons
   return value.boolean;
 }
 
-std::vector<std::int64_t> JsonReader::integers(std::string_view names, std::int64_t min, std::int64_t max, std::size_t max_items) const {
-  const std::string expected =
-      "an array of at most " + std::to_string(max_items) + " integers from " + std::to_string(min) + " to " + std::to_string(max);
+std::vector<std::int64_t> JsonReader::integers(std::string_view names, std::int64_t min, std::int64_t max,
+                                               std::size_t max_items) const {
+  const std::string expected = "an array of at most " + std::to_string(max_items) + " integers from " +
+                               std::to_string(min) + " to " + std::to_string(max);
   const JsonValue& value = required(names, expected);
   if (value.kind != JsonValue::Kind::kArray || value.items.size() > max_items) fail(names, value.describe(), expected);
   std::vector<std::int64_t> out;

@@ -10,8 +10,8 @@
 
 namespace smla {
 
-/// A JSON value as plain data, members in the order of the text. Everything the library reads passes through here, so that hostile text meets one set
-/// of limits: no duplicate keys, no deep nesting, no number that a double cannot hold.
+/// A JSON value as plain data, members in the order of the text. Everything the library reads passes through here, so
+/// that hostile text meets one set of limits: no duplicate keys, no deep nesting, no number that a double cannot hold.
 struct JsonValue {
   enum class Kind : std::uint8_t { kNull, kBool, kInteger, kNumber, kString, kArray, kObject };
 
@@ -43,7 +43,8 @@ JsonValue parse_json(std::string_view where, std::string_view text, const JsonLi
 std::string json_string(std::string_view text);
 
 /// Typed access to an object's members; every error reads "<where>: <key>: got ..., expected ...".
-/// A key may be given with aliases ("hidden_size|dim"): the first that is present counts, and two that disagree are an error.
+/// A key may be given with aliases ("hidden_size|dim"): the first that is present counts, and two that disagree are an
+/// error.
 class JsonReader {
  public:
   /// @throws InvalidArgument unless `value` is an object.
@@ -54,12 +55,14 @@ class JsonReader {
   bool has(std::string_view names) const { return find(names) != nullptr; }
 
   /// Without a default the key is required. Limits are inclusive. Whole numbers written as 4.0 are integers too.
-  std::int64_t integer(std::string_view names, std::int64_t min, std::int64_t max, std::optional<std::int64_t> fallback = std::nullopt) const;
+  std::int64_t integer(std::string_view names, std::int64_t min, std::int64_t max,
+                       std::optional<std::int64_t> fallback = std::nullopt) const;
   double number(std::string_view names, double min, double max, std::optional<double> fallback = std::nullopt) const;
   std::string text(std::string_view names, std::optional<std::string> fallback = std::nullopt) const;
   bool flag(std::string_view names, std::optional<bool> fallback = std::nullopt) const;
   /// Required array of integers.
-  std::vector<std::int64_t> integers(std::string_view names, std::int64_t min, std::int64_t max, std::size_t max_items) const;
+  std::vector<std::int64_t> integers(std::string_view names, std::int64_t min, std::int64_t max,
+                                     std::size_t max_items) const;
   /// A nested object, or nothing.
   std::optional<JsonReader> object(std::string_view names) const;
 

@@ -11,7 +11,8 @@ namespace smla {
 
 namespace {
 
-/// `first` entries, then 4 and 128 in turn (4 first) up to `layers` decoder layers, then one window-only MTP layer (spec 1).
+/// `first` entries, then 4 and 128 in turn (4 first) up to `layers` decoder layers, then one window-only MTP layer
+/// (spec 1).
 std::vector<int> alternating_ratios(std::vector<int> first, std::size_t layers) {
   const std::size_t start = first.size();
   while (first.size() < layers) first.push_back((first.size() - start) % 2 == 0 ? 4 : 128);
@@ -99,12 +100,14 @@ void check_layer_config(const LayerConfig& config) {
   check_count("o_lora_rank", config.o_lora_rank, 1, kMaxWidth);
   check_count("o_groups", config.o_groups, 1, config.num_heads);
   if (config.num_heads % config.o_groups != 0) {
-    throw InvalidArgument("layer config: o_groups: got " + std::to_string(config.o_groups) + ", expected a divisor of num_heads " +
-                          std::to_string(config.num_heads));
+    throw InvalidArgument("layer config: o_groups: got " + std::to_string(config.o_groups) +
+                          ", expected a divisor of num_heads " + std::to_string(config.num_heads));
   }
   check_count("window", config.window, 1, kMaxWidth);
-  if (config.compress_ratio != 0 && config.compress_ratio != 1 && config.compress_ratio != 4 && config.compress_ratio != 128) {
-    throw InvalidArgument("layer config: Unsupported compress_ratio=" + std::to_string(config.compress_ratio) + "; expected 1, 4, or 128");
+  if (config.compress_ratio != 0 && config.compress_ratio != 1 && config.compress_ratio != 4 &&
+      config.compress_ratio != 128) {
+    throw InvalidArgument("layer config: Unsupported compress_ratio=" + std::to_string(config.compress_ratio) +
+                          "; expected 1, 4, or 128");
   }
   if (config.has_indexer()) {
     check_count("index_n_heads", config.index_n_heads, 1, 1024);
@@ -112,7 +115,8 @@ void check_layer_config(const LayerConfig& config) {
     check_count("index_topk", config.index_topk, 1, kMaxWidth);
   }
   if (!(config.rms_norm_eps > 0.0F) || config.rms_norm_eps > 1.0F) {
-    throw InvalidArgument("layer config: rms_norm_eps: got " + std::to_string(config.rms_norm_eps) + ", expected a number above 0, at most 1");
+    throw InvalidArgument("layer config: rms_norm_eps: got " + std::to_string(config.rms_norm_eps) +
+                          ", expected a number above 0, at most 1");
   }
   check_count("rope.dim", config.rope.dim, config.rope_head_dim, config.rope_head_dim);
   rope_frequencies(config.rope);  // throws for an impossible theta or YaRN
@@ -126,10 +130,11 @@ LayerConfig ModelConfig::layer(std::int64_t index) const {
   int ratio = 1;  // MTP layers are window-only whatever their entry says
   if (index < num_layers) {
     if (index >= static_cast<std::int64_t>(compress_ratios.size())) {
-      throw InvalidArgument("model " + name + ": compress_ratios: got " + std::to_string(compress_ratios.size()) + " entries, expected at least " +
-                            std::to_string(num_layers));
+      throw InvalidArgument("model " + name + ": compress_ratios: got " + std::to_string(compress_ratios.size()) +
+                            " entries, expected at least " + std::to_string(num_layers));
     }
-    ratio = compress_ratios[static_cast<std::size_t>(index)] == 0 ? 1 : compress_ratios[static_cast<std::size_t>(index)];
+    ratio =
+        compress_ratios[static_cast<std::size_t>(index)] == 0 ? 1 : compress_ratios[static_cast<std::size_t>(index)];
   }
   const bool compress = ratio > 1;
   LayerConfig layer{.hidden_size = hidden_size,
@@ -148,7 +153,8 @@ LayerConfig ModelConfig::layer(std::int64_t index) const {
                     .rope = {.theta = compress ? compress_rope_theta : rope_theta, .dim = rope_head_dim},
                     .hadamard = hadamard};
   if (layer.has_indexer() && index_topk_freq > 1) {
-    const auto before = std::count(compress_ratios.begin(), compress_ratios.begin() + static_cast<std::ptrdiff_t>(index), 4);
+    const auto before =
+        std::count(compress_ratios.begin(), compress_ratios.begin() + static_cast<std::ptrdiff_t>(index), 4);
     layer.reuses_topk = before % index_topk_freq != 0;
   }
   if (compress) layer.rope.yarn = yarn;
@@ -157,7 +163,8 @@ LayerConfig ModelConfig::layer(std::int64_t index) const {
 
 ModelConfig model_preset(std::string_view name) {
   const Preset* preset = find_preset(name);
-  if (preset == nullptr) throw InvalidArgument("model: got \"" + std::string(name) + "\", expected one of " + preset_list());
+  if (preset == nullptr)
+    throw InvalidArgument("model: got \"" + std::string(name) + "\", expected one of " + preset_list());
   return preset->make();
 }
 
@@ -171,14 +178,16 @@ ModelConfig load_model_config(const std::string& preset_or_path) {
   if (find_preset(preset_or_path) != nullptr) return model_preset(preset_or_path);
   std::ifstream file(preset_or_path, std::ios::binary);
   if (!file)
-    throw IoError("model: got \"" + preset_or_path + "\", which is no readable file, expected one of " + preset_list() + " or a config.json");
+    throw IoError("model: got \"" + preset_or_path + "\", which is no readable file, expected one of " + preset_list() +
+                  " or a config.json");
   constexpr std::size_t kMaxBytes = std::size_t{16} << 20;
   std::string text(kMaxBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad()) throw IoError("model: " + preset_or_path + ": reading failed");
   text.resize(static_cast<std::size_t>(file.gcount()));
   if (text.size() > kMaxBytes)
-    throw IoError("model: " + preset_or_path + ": got more than " + std::to_string(kMaxBytes) + " bytes, expected a config.json");
+    throw IoError("model: " + preset_or_path + ": got more than " + std::to_string(kMaxBytes) +
+                  " bytes, expected a config.json");
   return parse_model_config(text);
 }
 

@@ -4,8 +4,8 @@
 
 namespace smla {
 
-/// The portable CUDA implementation of an op. The members are defined in `<op>_cuda.cu`, and for every op at once in `no_cuda.cpp` where the build has
-/// no CUDA.
+/// The portable CUDA implementation of an op. The members are defined in `<op>_cuda.cu`, and for every op at once in
+/// `no_cuda.cpp` where the build has no CUDA.
 template <class Op>
 struct CudaOp {
   static std::string refuse(const typename Op::Problem& problem, const PlanOptions& options);
@@ -15,7 +15,8 @@ struct CudaOp {
 
 /// Its line in the op's table.
 template <class Op>
-constexpr Implementation<Op> cuda_line(std::string (*choice)(const typename Op::Problem&, const PlanOptions&) = nullptr) {
+constexpr Implementation<Op> cuda_line(std::string (*choice)(const typename Op::Problem&,
+                                                             const PlanOptions&) = nullptr) {
   return {.name = "cuda",
           .machine = "NVIDIA GPU, sm_80 and up",
           .device = DeviceKind::kCuda,

@@ -27,7 +27,8 @@ std::size_t CudaOp<Op>::workspace_bytes(const typename Op::Problem& /*problem*/,
 }
 
 template <class Op>
-void CudaOp<Op>::run(const typename Op::Problem& /*problem*/, const typename Op::Args& /*args*/, const RunContext& /*context*/) {
+void CudaOp<Op>::run(const typename Op::Problem& /*problem*/, const typename Op::Args& /*args*/,
+                     const RunContext& /*context*/) {
   throw Unsupported(std::string(Op::kName) + ": " + needs_gpu());
 }
 

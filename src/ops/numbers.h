@@ -15,20 +15,23 @@ namespace smla {
 
 inline constexpr std::int64_t kNoColumn = -1;
 
-[[noreturn]] inline void bad_number(std::string_view op, std::string_view tensor, std::int64_t row, std::int64_t column, const std::string& got,
-                                    const std::string& expected) {
+[[noreturn]] inline void bad_number(std::string_view op, std::string_view tensor, std::int64_t row, std::int64_t column,
+                                    const std::string& got, const std::string& expected) {
   std::string what = std::string(tensor) + " row " + std::to_string(row);
   if (column != kNoColumn) what += " column " + std::to_string(column);
   throw InvalidArgument(std::string(op) + ": " + what + ": got " + got + ", expected " + expected);
 }
 
 /// "0..4095", or "nothing" where there is no such number.
-inline std::string range_of(std::int64_t lo, std::int64_t hi) { return hi < lo ? "nothing" : std::to_string(lo) + ".." + std::to_string(hi); }
+inline std::string range_of(std::int64_t lo, std::int64_t hi) {
+  return hi < lo ? "nothing" : std::to_string(lo) + ".." + std::to_string(hi);
+}
 
 /// One tensor of integers of an op, I32 or I64, up to two dimensions.
 class Numbers {
  public:
-  Numbers(std::string_view op, std::string_view name, const ConstTensorView& view) : op_(op), name_(name), view_(view) {}
+  Numbers(std::string_view op, std::string_view name, const ConstTensorView& view)
+      : op_(op), name_(name), view_(view) {}
   std::int64_t operator()(std::int64_t row, std::int64_t column = kNoColumn) const {
     const std::int64_t at = row * view_.stride[0] + (column == kNoColumn ? 0 : column * view_.stride[1]);
     return view_.dtype == DType::kI64 ? view_.as<std::int64_t>()[at] : view_.as<std::int32_t>()[at];
@@ -64,7 +67,8 @@ inline constexpr std::int64_t kAnyBlock = std::numeric_limits<std::int32_t>::max
 /// Block table of an op: looks entries up and names the one that leads nowhere.
 class TableNumbers {
  public:
-  TableNumbers(std::string_view op, std::string_view name, const ConstTensorView& table, std::int64_t block_size, std::int64_t num_blocks = kAnyBlock)
+  TableNumbers(std::string_view op, std::string_view name, const ConstTensorView& table, std::int64_t block_size,
+               std::int64_t num_blocks = kAnyBlock)
       : op_(op),
         name_(name),
         numbers_(op, name, table),
@@ -95,7 +99,8 @@ class TableNumbers {
 };
 
 /// query_start_loc ascends from 0 (or from `first` on where it may start anywhere) to at most `tokens` later.
-inline void check_starts(std::string_view op, const Numbers& start, std::int64_t requests, std::int64_t tokens, bool from_zero = true) {
+inline void check_starts(std::string_view op, const Numbers& start, std::int64_t requests, std::int64_t tokens,
+                         bool from_zero = true) {
   const std::int64_t first = start(0);
   if (from_zero && first != 0) bad_number(op, "query_start_loc", 0, kNoColumn, std::to_string(first), "0");
   for (std::int64_t r = 0; r < requests; ++r) {

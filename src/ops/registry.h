@@ -49,8 +49,8 @@ struct CallPlace {
 
 /// Sees every run of `Op`; it must call `run` exactly once.
 template <class Op>
-using CallObserver = void (*)(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place,
-                              const std::function<void()>& run);
+using CallObserver = void (*)(const typename Op::Problem& problem, const typename Op::Args& args,
+                              const CallPlace& place, const std::function<void()>& run);
 
 /// The observer of the process, null when there is none: how calls are recorded (cases/record.cpp).
 template <class Op>
@@ -65,7 +65,10 @@ int resolve_threads(int requested);
 
 template <class Op>
 Plan<Op>::Plan(const typename Op::Problem& problem, const PlanOptions& options)
-    : problem_(problem), implementation_(nullptr), deterministic_(options.deterministic), threads_(resolve_threads(options.threads)) {
+    : problem_(problem),
+      implementation_(nullptr),
+      deterministic_(options.deterministic),
+      threads_(resolve_threads(options.threads)) {
   OpTable<Op>::check_problem(problem);
   std::string refusals;
   bool known = options.implementation.empty();
@@ -85,19 +88,22 @@ Plan<Op>::Plan(const typename Op::Problem& problem, const PlanOptions& options)
     for (const Implementation<Op>& candidate : OpTable<Op>::implementations()) {
       if (candidate.device == options.device) names += (names.empty() ? "" : ", ") + std::string(candidate.name);
     }
-    throw InvalidArgument(std::string(Op::kName) + ": got implementation \"" + options.implementation + "\", expected one of " + names);
+    throw InvalidArgument(std::string(Op::kName) + ": got implementation \"" + options.implementation +
+                          "\", expected one of " + names);
   }
-  throw Unsupported(std::string(Op::kName) + ": no implementation on " + name_of(options.device) + " accepts this problem" + refusals);
+  throw Unsupported(std::string(Op::kName) + ": no implementation on " + name_of(options.device) +
+                    " accepts this problem" + refusals);
 }
 
 template <class Op>
 void Plan<Op>::run(const typename Op::Args& args, Workspace workspace, Stream stream) const {
   OpTable<Op>::check_args(problem_, args);
   if (workspace.bytes < workspace_bytes()) {
-    throw InvalidArgument(std::string(Op::kName) + ": workspace: got " + std::to_string(workspace.bytes) + " bytes, expected at least " +
-                          std::to_string(workspace_bytes()));
+    throw InvalidArgument(std::string(Op::kName) + ": workspace: got " + std::to_string(workspace.bytes) +
+                          " bytes, expected at least " + std::to_string(workspace_bytes()));
   }
-  const RunContext context{.workspace = workspace, .stream = stream, .threads = threads_, .deterministic = deterministic_};
+  const RunContext context{
+      .workspace = workspace, .stream = stream, .threads = threads_, .deterministic = deterministic_};
   const CallObserver<Op> observer = call_observer<Op>.load(std::memory_order_relaxed);
   if (observer == nullptr) {
     implementation_->run(problem_, args, context);
@@ -129,10 +135,11 @@ std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOp
       refusal = candidate.refuse(problem, options);
     }
     const bool tells = refusal.empty() && candidate.choice != nullptr;
-    Candidate seen{.name = std::string(candidate.name),
-                   .machine = std::string(candidate.machine),
-                   .refusal = refusal,
-                   .choice = tells ? candidate.choice(problem, options) : std::string()};  // nvcc loses a braced argument
+    Candidate seen{
+        .name = std::string(candidate.name),
+        .machine = std::string(candidate.machine),
+        .refusal = refusal,
+        .choice = tells ? candidate.choice(problem, options) : std::string()};  // nvcc loses a braced argument
     out.push_back(std::move(seen));
   }
   return out;

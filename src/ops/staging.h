@@ -1,6 +1,7 @@
 #pragma once
 
-// Tensors of a call in another memory: what replays a host's case on a GPU, and shows a GPU's call to observers on the host.
+// Tensors of a call in another memory: what replays a host's case on a GPU, and shows a GPU's call to observers on the
+// host.
 
 #include <algorithm>
 #include <functional>
@@ -12,7 +13,8 @@
 
 namespace smla {
 
-/// Copies of the memory that an op's arguments view. Views of one address share a copy; bytes between strided rows are copied too.
+/// Copies of the memory that an op's arguments view. Views of one address share a copy; bytes between strided rows are
+/// copied too.
 class StagedTensors {
  public:
   /// @param target whose memory the copies lie in; the other side is the host or the GPU, whichever `target` is not.
@@ -29,12 +31,14 @@ class StagedTensors {
   }
   /// Originals to copies once more.
   void again() {
-    for (auto& [original, piece] : pieces_) copy_bytes(DeviceKind::kCuda, piece.copy.data(), original, piece.bytes, stream_);
+    for (auto& [original, piece] : pieces_)
+      copy_bytes(DeviceKind::kCuda, piece.copy.data(), original, piece.bytes, stream_);
     synchronize(DeviceKind::kCuda, stream_);
   }
   /// Copies to originals, all bytes, so that a stray write shows.
   void back() {
-    for (auto& [original, piece] : pieces_) copy_bytes(DeviceKind::kCuda, const_cast<void*>(original), piece.copy.data(), piece.bytes, stream_);
+    for (auto& [original, piece] : pieces_)
+      copy_bytes(DeviceKind::kCuda, const_cast<void*>(original), piece.copy.data(), piece.bytes, stream_);
     synchronize(DeviceKind::kCuda, stream_);
   }
 
@@ -51,7 +55,8 @@ class StagedTensors {
     void out(const char*, TensorView& v) { view(v); }
     void cache(const char*, PagedCache& c, CacheAccess) {
       if (c.format == nullptr || c.base == nullptr || c.num_blocks == 0) return;
-      const auto bytes = static_cast<std::size_t>((c.num_blocks - 1) * c.block_stride_bytes + block_bytes(*c.format, c.block_size));
+      const auto bytes =
+          static_cast<std::size_t>((c.num_blocks - 1) * c.block_stride_bytes + block_bytes(*c.format, c.block_size));
       if (pass == Pass::kMeasure) {
         self.note(c.base, bytes);
       } else {
@@ -93,7 +98,8 @@ void run_staged(const Plan<Op>& plan, const typename Op::Args& args, DeviceKind 
   staged.back();
 }
 
-/// Shows a call to `look`, which must call its second argument once, over host memory: the call's own, or copies that follow the GPU's.
+/// Shows a call to `look`, which must call its second argument once, over host memory: the call's own, or copies that
+/// follow the GPU's.
 template <class Op>
 void show_call(const typename Op::Args& args, const CallPlace& place, const std::function<void()>& run, auto&& look) {
   if (place.device == DeviceKind::kCpu) return look(args, run);

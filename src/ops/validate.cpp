@@ -1,4 +1,5 @@
-// What validate reads of each op's tensors, in the order of sparsemla/ops/validate.h. Over 300 lines: one short function an op.
+// What validate reads of each op's tensors, in the order of sparsemla/ops/validate.h. Over 300 lines: one short
+// function an op.
 #include "sparsemla/ops/validate.h"
 
 #include <algorithm>
@@ -27,12 +28,14 @@ void check_shapes(const typename Op::Problem& problem, const typename Op::Args& 
 
 void check_sink(std::string_view op, const ConstTensorView& sink, std::int64_t heads) {
   for (std::int64_t h = 0; !sink.absent() && h < heads; ++h) {
-    if (std::isnan(sink.as<float>()[h * sink.stride[0]])) bad_number(op, "sink", h, kNoColumn, "nan", "a number or an infinity");
+    if (std::isnan(sink.as<float>()[h * sink.stride[0]]))
+      bad_number(op, "sink", h, kNoColumn, "nan", "a number or an infinity");
   }
 }
 
 /// Positions of rows that an op rotates.
-void check_positions(std::string_view op, const ConstTensorView& positions, std::int64_t rows, const ConstTensorView& cos_sin) {
+void check_positions(std::string_view op, const ConstTensorView& positions, std::int64_t rows,
+                     const ConstTensorView& cos_sin) {
   const Numbers numbers(op, "positions", positions);
   for (std::int64_t t = 0; t < rows; ++t) numbers.in(0, cos_sin.size(0) - 1, t);
 }
@@ -40,8 +43,8 @@ void check_positions(std::string_view op, const ConstTensorView& positions, std:
 /// A batch as the builders of indices see it: checks starts and sequences, then knows each token's position.
 class BatchNumbers {
  public:
-  BatchNumbers(std::string_view op, const ConstTensorView& start, const ConstTensorView& seq, std::int64_t requests, std::int64_t tokens,
-               bool from_zero = true)
+  BatchNumbers(std::string_view op, const ConstTensorView& start, const ConstTensorView& seq, std::int64_t requests,
+               std::int64_t tokens, bool from_zero = true)
       : start_(op, "query_start_loc", start), seq_(op, "seq_lens", seq) {
     check_starts(op, start_, requests, tokens, from_zero);
     for (std::int64_t r = 0; r < requests; ++r) {
@@ -60,8 +63,12 @@ class BatchNumbers {
   Numbers seq_;
 };
 
-std::string position_of(std::int64_t pos, std::int64_t t) { return "position " + std::to_string(pos) + " of token " + std::to_string(t); }
-std::string entry_of(std::int64_t j, std::int64_t t) { return "entry " + std::to_string(j) + " of row " + std::to_string(t); }
+std::string position_of(std::int64_t pos, std::int64_t t) {
+  return "position " + std::to_string(pos) + " of token " + std::to_string(t);
+}
+std::string entry_of(std::int64_t j, std::int64_t t) {
+  return "entry " + std::to_string(j) + " of row " + std::to_string(t);
+}
 
 /// The request of token t, which must hold it.
 std::int64_t request_of(const Numbers& token_to_req, const BatchNumbers& batch, std::int64_t requests, std::int64_t t) {
@@ -76,7 +83,8 @@ void check_packed(std::string_view op, const PackSequences::Problem& problem, co
   check_starts(op, start, problem.requests, problem.tokens);
   for (std::int64_t r = 0; r < problem.requests; ++r) {
     if (start(r + 1) - start(r) > problem.max_len)
-      start.bad(r + 1, kNoColumn, "at most max_len " + std::to_string(problem.max_len) + " past row " + std::to_string(r));
+      start.bad(r + 1, kNoColumn,
+                "at most max_len " + std::to_string(problem.max_len) + " past row " + std::to_string(r));
   }
 }
 
@@ -138,7 +146,9 @@ void validate(const IndexerLogits::Problem& problem, const IndexerLogits::Args& 
   const TableNumbers table(op, "block_table", args.block_table, args.cache.block_size, args.cache.num_blocks);
   for (std::int64_t row = 0; row < problem.rows; ++row) {
     const std::int64_t n = lens.in(0, problem.width, row);
-    if (n > 0) table.check(requests.in(0, table.requests() - 1, row), 0, n, "the " + std::to_string(n) + " entries of row " + std::to_string(row));
+    if (n > 0)
+      table.check(requests.in(0, table.requests() - 1, row), 0, n,
+                  "the " + std::to_string(n) + " entries of row " + std::to_string(row));
   }
 }
 
@@ -172,13 +182,15 @@ void validate(const TopK::Problem& problem, const TopK::Args& args) {
   for (std::int64_t row = 0; row < problem.rows; ++row) {
     if (!args.valid.as<bool>()[row]) continue;
     const std::int64_t n = lens(row);
-    table.check(requests.in(0, args.block_table.size(0) - 1, row), 0, n, "the " + std::to_string(n) + " entries of row " + std::to_string(row));
+    table.check(requests.in(0, args.block_table.size(0) - 1, row), 0, n,
+                "the " + std::to_string(n) + " entries of row " + std::to_string(row));
   }
 }
 
 void validate(const TokenToReq::Problem& problem, const TokenToReq::Args& args) {
   check_shapes<TokenToReq>(problem, args);
-  check_starts(TokenToReq::kName, Numbers(TokenToReq::kName, "query_start_loc", args.query_start_loc), problem.requests, problem.tokens);
+  check_starts(TokenToReq::kName, Numbers(TokenToReq::kName, "query_start_loc", args.query_start_loc), problem.requests,
+               problem.tokens);
 }
 
 void validate(const SlotMapping::Problem& problem, const SlotMapping::Args& args) {
@@ -203,7 +215,8 @@ void validate(const CompressedSlotMapping::Problem& problem, const CompressedSlo
   for (std::int64_t r = 0; r < problem.requests; ++r) {
     for (std::int64_t t = batch.begin(r); t < batch.end(r); ++t) {
       const std::int64_t pos = batch.position(r, t);
-      if ((pos + 1) % problem.ratio == 0) table.check(r, pos / problem.ratio, pos / problem.ratio + 1, entry_of(pos / problem.ratio, t));
+      if ((pos + 1) % problem.ratio == 0)
+        table.check(r, pos / problem.ratio, pos / problem.ratio + 1, entry_of(pos / problem.ratio, t));
     }
   }
 }
@@ -224,7 +237,8 @@ void validate(const WindowIndices::Problem& problem, const WindowIndices::Args& 
       continue;
     }
     const std::int64_t pos = batch.position(r, t);
-    table.check(r, std::max<std::int64_t>(pos - problem.window + 1, 0), pos + 1, "the window of token " + std::to_string(t));
+    table.check(r, std::max<std::int64_t>(pos - problem.window + 1, 0), pos + 1,
+                "the window of token " + std::to_string(t));
   }
 }
 
@@ -237,9 +251,11 @@ void validate(const DenseCompressedIndices::Problem& problem, const DenseCompres
   const TableNumbers table(op, "block_table", args.block_table, problem.storage_block);
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     if (slots.in(-1, std::numeric_limits<std::int64_t>::max(), t) < 0) continue;
-    const std::int64_t n = entries_at(positions.in(0, std::numeric_limits<std::int64_t>::max() - 1, t), problem.ratio, problem.width);
+    const std::int64_t n =
+        entries_at(positions.in(0, std::numeric_limits<std::int64_t>::max() - 1, t), problem.ratio, problem.width);
     if (problem.global)
-      table.check(requests.in(0, problem.requests - 1, t), 0, n, "the " + std::to_string(n) + " entries of token " + std::to_string(t));
+      table.check(requests.in(0, problem.requests - 1, t), 0, n,
+                  "the " + std::to_string(n) + " entries of token " + std::to_string(t));
   }
 }
 
@@ -259,9 +275,13 @@ void validate(const GlobalTopk::Problem& problem, const GlobalTopk::Args& args) 
   }
 }
 
-void validate(const ShortContextTopk::Problem& problem, const ShortContextTopk::Args& args) { check_shapes<ShortContextTopk>(problem, args); }
+void validate(const ShortContextTopk::Problem& problem, const ShortContextTopk::Args& args) {
+  check_shapes<ShortContextTopk>(problem, args);
+}
 
-void validate(const VisibleEntries::Problem& problem, const VisibleEntries::Args& args) { check_shapes<VisibleEntries>(problem, args); }
+void validate(const VisibleEntries::Problem& problem, const VisibleEntries::Args& args) {
+  check_shapes<VisibleEntries>(problem, args);
+}
 
 void validate(const PrefillLens::Problem& problem, const PrefillLens::Args& args) {
   constexpr std::string_view op = PrefillLens::kName;
@@ -274,11 +294,15 @@ void validate(const PrefillLens::Problem& problem, const PrefillLens::Args& args
   }
 }
 
-void validate(const DraftPositions::Problem& problem, const DraftPositions::Args& args) { check_shapes<DraftPositions>(problem, args); }
+void validate(const DraftPositions::Problem& problem, const DraftPositions::Args& args) {
+  check_shapes<DraftPositions>(problem, args);
+}
 
 void validate(const AddRows::Problem& problem, const AddRows::Args& args) { check_shapes<AddRows>(problem, args); }
 
-void validate(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args) { check_shapes<QuantizeRows>(problem, args); }
+void validate(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args) {
+  check_shapes<QuantizeRows>(problem, args);
+}
 
 void validate(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args) {
   constexpr std::string_view op = CombineTopkWindow::kName;
@@ -309,7 +333,8 @@ void validate(const MixedSparseIndices::Problem& problem, const MixedSparseIndic
   const Numbers decode_window(op, "decode_window", args.decode_window);
   const Numbers decode_compressed(op, "decode_compressed", args.decode_compressed);
   const Numbers decode_lens(op, "decode_lens", args.decode_lens);
-  const std::int64_t width = decode_compressed.absent() ? 0 : std::min(decode_compressed.columns(), problem.compressed_width);
+  const std::int64_t width =
+      decode_compressed.absent() ? 0 : std::min(decode_compressed.columns(), problem.compressed_width);
   for (std::int64_t t = 0; t < problem.decode_tokens; ++t) {
     for (std::int64_t c = 0; c < problem.window_width; ++c) decode_window.index(kAnySlot, t, c);
     const bool look_up = problem.local && width > 0 && args.decode_valid.as<bool>()[t];
@@ -324,7 +349,8 @@ void validate(const MixedSparseIndices::Problem& problem, const MixedSparseIndic
     for (std::int64_t t = std::max(batch.begin(r), problem.decode_tokens); t < batch.end(r); ++t) {
       request_of(requests, batch, problem.requests, t);
       const std::int64_t pos = batch.position(r, t);
-      windows.check(r, std::max<std::int64_t>(pos - problem.window + 1, 0), pos + 1, "the window of token " + std::to_string(t));
+      windows.check(r, std::max<std::int64_t>(pos - problem.window + 1, 0), pos + 1,
+                    "the window of token " + std::to_string(t));
       const std::int64_t n = entries_at(pos, problem.ratio, problem.top_k);
       for (std::int64_t j = 0; j < n; ++j) {
         const std::int64_t v = topk.index(kAnySlot, t - problem.decode_tokens, j);
@@ -365,7 +391,8 @@ void check_entries(const CompressStore::Problem& problem, const CompressStore::A
     const std::int64_t pos = positions.in(0, std::numeric_limits<std::int64_t>::max() - 1, t);
     if ((pos + 1) % problem.ratio != 0) continue;
     if (pos / problem.ratio * problem.ratio >= args.cos_sin.size(0)) {
-      positions.bad(t, kNoColumn, "a group that begins within the " + std::to_string(args.cos_sin.size(0)) + " rows of cos_sin");
+      positions.bad(t, kNoColumn,
+                    "a group that begins within the " + std::to_string(args.cos_sin.size(0)) + " rows of cos_sin");
     }
     const std::int64_t r = requests.in(0, table.requests() - 1, t);
     table.check(r, std::max<std::int64_t>(pos - window + 1, 0), pos + 1, "the states of token " + std::to_string(t));
@@ -413,7 +440,9 @@ void validate(const RmsNorm::Problem& problem, const RmsNorm::Args& args) {
   check_written(slots, slots.rows(), args.cache.num_slots());
 }
 
-void validate(const Projection::Problem& problem, const Projection::Args& args) { check_shapes<Projection>(problem, args); }
+void validate(const Projection::Problem& problem, const Projection::Args& args) {
+  check_shapes<Projection>(problem, args);
+}
 
 void validate(const PackSequences::Problem& problem, const PackSequences::Args& args) {
   check_shapes<PackSequences>(problem, args);
@@ -428,7 +457,8 @@ void validate(const UnpackSequences::Problem& problem, const UnpackSequences::Ar
 namespace {
 
 template <class Op>
-void validate_then_run(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place, const std::function<void()>& run) {
+void validate_then_run(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& place,
+                       const std::function<void()>& run) {
   if (place.device == DeviceKind::kCpu) {
     validate(problem, args);
   } else {
@@ -446,10 +476,11 @@ void watch(bool on) {
 }  // namespace
 
 void validate_calls(bool on) {
-  watch<SparseAttention, MergePartials, GatherRows, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, TokenToReq, SlotMapping,
-        CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, VisibleEntries, PrefillLens, DraftPositions,
-        CombineTopkWindow, MixedSparseIndices, SaveState, CompressStore, QNormRopeInsert, InsertRows, InverseRope, InverseRopeQuant, RmsNorm, AddRows,
-        QuantizeRows, Projection, PackSequences, UnpackSequences>(on);
+  watch<SparseAttention, MergePartials, GatherRows, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK,
+        TokenToReq, SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk,
+        ShortContextTopk, VisibleEntries, PrefillLens, DraftPositions, CombineTopkWindow, MixedSparseIndices, SaveState,
+        CompressStore, QNormRopeInsert, InsertRows, InverseRope, InverseRopeQuant, RmsNorm, AddRows, QuantizeRows,
+        Projection, PackSequences, UnpackSequences>(on);
 }
 
 }  // namespace smla

@@ -14,7 +14,8 @@ BatchSplit split_batch(std::span<const std::int32_t> query_start_loc, std::int64
   if (query_start_loc.empty()) throw InvalidArgument("query_start_loc: got [0], expected [requests + 1]");
   const auto requests = static_cast<std::int64_t>(query_start_loc.size()) - 1;
   const auto length = [&](std::int64_t r) {
-    return static_cast<std::int64_t>(query_start_loc[static_cast<std::size_t>(r + 1)]) - query_start_loc[static_cast<std::size_t>(r)];
+    return static_cast<std::int64_t>(query_start_loc[static_cast<std::size_t>(r + 1)]) -
+           query_start_loc[static_cast<std::size_t>(r)];
   };
   std::int64_t first_prefill = requests;
   for (std::int64_t r = requests - 1; r >= 0; --r) {
@@ -34,7 +35,9 @@ BatchSplit split_batch(std::span<const std::int32_t> query_start_loc, std::int64
           .prefill_tokens = query_start_loc.back() - middle};
 }
 
-std::int64_t dense_width(std::int64_t max_model_len, std::int64_t ratio) { return ceil_div(ceil_div(max_model_len, ratio), 128) * 128; }
+std::int64_t dense_width(std::int64_t max_model_len, std::int64_t ratio) {
+  return ceil_div(ceil_div(max_model_len, ratio), 128) * 128;
+}
 
 std::int64_t block_table_width(std::int64_t max_model_len, std::int64_t block_tokens) {
   return ceil_div(ceil_div(max_model_len, block_tokens), 128 / std::gcd<std::int64_t>(128, block_tokens)) *

@@ -8,25 +8,27 @@ namespace smla {
 
 namespace {
 
-void check_request(std::size_t i, std::int64_t seq_len, std::int64_t query_len, std::int64_t entries, std::int64_t key_rows) {
+void check_request(std::size_t i, std::int64_t seq_len, std::int64_t query_len, std::int64_t entries,
+                   std::int64_t key_rows) {
   const std::string row = "row " + std::to_string(i) + ": got ";
   if (query_len < 0 || query_len > seq_len) {
-    throw InvalidArgument("logit chunks: query_lens: " + row + std::to_string(query_len) + ", expected 0 to " + std::to_string(seq_len) +
-                          ", its sequence");
+    throw InvalidArgument("logit chunks: query_lens: " + row + std::to_string(query_len) + ", expected 0 to " +
+                          std::to_string(seq_len) + ", its sequence");
   }
   if (entries > key_rows) {
-    throw InvalidArgument("logit chunks: seq_lens: " + row + std::to_string(entries) + " entries, expected at most " + std::to_string(key_rows) +
-                          ", the rows for gathered keys");
+    throw InvalidArgument("logit chunks: seq_lens: " + row + std::to_string(entries) + " entries, expected at most " +
+                          std::to_string(key_rows) + ", the rows for gathered keys");
   }
 }
 
 }  // namespace
 
-std::vector<LogitChunk> plan_logit_chunks(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> query_lens, std::int64_t ratio,
+std::vector<LogitChunk> plan_logit_chunks(std::span<const std::int32_t> seq_lens,
+                                          std::span<const std::int32_t> query_lens, std::int64_t ratio,
                                           const LogitLimits& limits) {
   if (seq_lens.size() != query_lens.size()) {
-    throw InvalidArgument("logit chunks: query_lens: got " + std::to_string(query_lens.size()) + ", expected " + std::to_string(seq_lens.size()) +
-                          " as in seq_lens");
+    throw InvalidArgument("logit chunks: query_lens: got " + std::to_string(query_lens.size()) + ", expected " +
+                          std::to_string(seq_lens.size()) + " as in seq_lens");
   }
   if (ratio < 1) throw InvalidArgument("logit chunks: ratio: got " + std::to_string(ratio) + ", expected 1 or more");
   const std::int64_t budget = std::max<std::int64_t>(limits.logit_bytes / 4, 0);  // scores

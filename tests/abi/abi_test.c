@@ -1,4 +1,5 @@
-/* Longer than 300 lines: the C interface from C alone, every expected number computed here in double. Prints each failure; exit 1 when there is one. */
+/* Longer than 300 lines: the C interface from C alone, every expected number computed here in double. Prints each
+ * failure; exit 1 when there is one. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,14 +22,14 @@ static int failures = 0;
   } while (0)
 
 /* The status, and a word that the text must have. */
-#define CHECK_ERROR(call, wanted, word)                                                                                                     \
-  do {                                                                                                                                      \
-    const smla_status got_ = (call);                                                                                                        \
-    if (got_ != (wanted) || strstr(smla_last_error(), (word)) == NULL) {                                                                    \
-      ++failures;                                                                                                                           \
-      printf("%s:%d: %s\n  got %s \"%s\", expected %s with \"%s\"\n", __FILE__, __LINE__, #call, smla_status_name(got_), smla_last_error(), \
-             smla_status_name(wanted), (word));                                                                                             \
-    }                                                                                                                                       \
+#define CHECK_ERROR(call, wanted, word)                                                          \
+  do {                                                                                           \
+    const smla_status got_ = (call);                                                             \
+    if (got_ != (wanted) || strstr(smla_last_error(), (word)) == NULL) {                         \
+      ++failures;                                                                                \
+      printf("%s:%d: %s\n  got %s \"%s\", expected %s with \"%s\"\n", __FILE__, __LINE__, #call, \
+             smla_status_name(got_), smla_last_error(), smla_status_name(wanted), (word));       \
+    }                                                                                            \
   } while (0)
 
 static smla_tensor tensor(void* data, smla_dtype dtype, int32_t rank, int64_t a, int64_t b, int64_t c) {
@@ -311,8 +312,9 @@ static void test_newer_caller(void) {
 
 enum { HIDDEN = 16, Q_LORA = 8, O_LORA = 4, GROUPS = 2, TOKENS = 6, NAMES = 8 };
 
-static float wq_a[Q_LORA][HIDDEN], q_norm[Q_LORA], wq_b[H * DIM][Q_LORA], wkv[DIM][HIDDEN], kv_norm[DIM], wo_a[GROUPS * O_LORA][H / GROUPS * DIM],
-    wo_b[HIDDEN][GROUPS * O_LORA], attn_sink[H], hidden[TOKENS][HIDDEN], output[TOKENS][HIDDEN];
+static float wq_a[Q_LORA][HIDDEN], q_norm[Q_LORA], wq_b[H * DIM][Q_LORA], wkv[DIM][HIDDEN], kv_norm[DIM],
+    wo_a[GROUPS * O_LORA][H / GROUPS * DIM], wo_b[HIDDEN][GROUPS * O_LORA], attn_sink[H], hidden[TOKENS][HIDDEN],
+    output[TOKENS][HIDDEN];
 
 static void fill(float* x, size_t n, float scale) {
   for (size_t i = 0; i < n; ++i) x[i] = scale * next_number();
@@ -477,10 +479,12 @@ static void test_layer(const char* front_end) {
   need.struct_size = sizeof need;
   CHECK(smla_layer_cache_need(layer, SMLA_CACHE_STATE, &need) == SMLA_OK && need.present == 0);
   CHECK(smla_layer_cache_need(layer, SMLA_CACHE_WINDOW, &need) == SMLA_OK && need.present == 1);
-  CHECK(need.group == 0 && need.block_size == 64 && need.block_tokens == 64 && need.window == 128 && strcmp(need.format, "f32") == 0);
+  CHECK(need.group == 0 && need.block_size == 64 && need.block_tokens == 64 && need.window == 128 &&
+        strcmp(need.format, "f32") == 0);
   int64_t block = 0;
   int64_t page = 0;
-  CHECK(smla_cache_block_bytes(need.format, need.block_size, &block, &page) == SMLA_OK && block == 64 * 4 * DIM && page == need.page_bytes);
+  CHECK(smla_cache_block_bytes(need.format, need.block_size, &block, &page) == SMLA_OK && block == 64 * 4 * DIM &&
+        page == need.page_bytes);
 
   smla_cache cache;
   memset(&cache, 0, sizeof cache);
@@ -529,7 +533,8 @@ static void test_layer(const char* front_end) {
   CHECK_ERROR(smla_step_get_tensor(step, "entry_slots", &slots), SMLA_INVALID_ARGUMENT, "window_slots");
   smla_layer_config config;
   config.struct_size = sizeof config;
-  CHECK(smla_layer_get_config(layer, &config) == SMLA_OK && config.hidden_size == HIDDEN && config.window == 128 && config.compress_ratio == 1);
+  CHECK(smla_layer_get_config(layer, &config) == SMLA_OK && config.hidden_size == HIDDEN && config.window == 128 &&
+        config.compress_ratio == 1);
   smla_step_destroy(step);
   smla_layer_destroy(layer);
   free(cache.base);
@@ -538,12 +543,13 @@ static void test_layer(const char* front_end) {
 static void test_layer_errors(void) {
   struct layer_test l;
   smla_layer* layer = NULL;
-#define WITH(change, count, word)                                                                                         \
-  do {                                                                                                                    \
-    make_layer_test(&l);                                                                                                  \
-    change;                                                                                                               \
-    CHECK_ERROR(smla_layer_create(&l.config, &l.options, names, l.pointers, count, &layer), SMLA_INVALID_ARGUMENT, word); \
-    CHECK(layer == NULL);                                                                                                 \
+#define WITH(change, count, word)                                                                                  \
+  do {                                                                                                             \
+    make_layer_test(&l);                                                                                           \
+    change;                                                                                                        \
+    CHECK_ERROR(smla_layer_create(&l.config, &l.options, names, l.pointers, count, &layer), SMLA_INVALID_ARGUMENT, \
+                word);                                                                                             \
+    CHECK(layer == NULL);                                                                                          \
   } while (0)
   WITH(l.config.struct_size = 7, NAMES, "smla_layer_config: got struct_size 7");
   WITH(l.options.front_end = "flashmlo", NAMES, "front-end: got \"flashmlo\"");
@@ -567,12 +573,16 @@ static void test_layer_errors(void) {
   const char* wrong[NAMES];
   memcpy(wrong, names, sizeof wrong);
   wrong[0] = "wq_z.weight";
-  CHECK_ERROR(smla_layer_create(&l.config, &l.options, wrong, l.pointers, NAMES, &layer), SMLA_INVALID_ARGUMENT, "wq_z.weight: got a tensor");
+  CHECK_ERROR(smla_layer_create(&l.config, &l.options, wrong, l.pointers, NAMES, &layer), SMLA_INVALID_ARGUMENT,
+              "wq_z.weight: got a tensor");
   wrong[0] = names[1];
-  CHECK_ERROR(smla_layer_create(&l.config, &l.options, wrong, l.pointers, NAMES, &layer), SMLA_INVALID_ARGUMENT, "twice");
-  CHECK_ERROR(smla_layer_create(&l.config, &l.options, NULL, l.pointers, NAMES, &layer), SMLA_INVALID_ARGUMENT, "names");
+  CHECK_ERROR(smla_layer_create(&l.config, &l.options, wrong, l.pointers, NAMES, &layer), SMLA_INVALID_ARGUMENT,
+              "twice");
+  CHECK_ERROR(smla_layer_create(&l.config, &l.options, NULL, l.pointers, NAMES, &layer), SMLA_INVALID_ARGUMENT,
+              "names");
   CHECK_ERROR(smla_layer_create(&l.config, &l.options, names, l.pointers, NAMES, NULL), SMLA_INVALID_ARGUMENT, "layer");
-  CHECK_ERROR(smla_layer_create_from_checkpoint("/no/such/folder", 0, &l.options, 0, 1, &layer), SMLA_IO_ERROR, "/no/such/folder");
+  CHECK_ERROR(smla_layer_create_from_checkpoint("/no/such/folder", 0, &l.options, 0, 1, &layer), SMLA_IO_ERROR,
+              "/no/such/folder");
 
   smla_layer_config config;
   config.struct_size = sizeof config;

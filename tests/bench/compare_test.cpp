@@ -14,7 +14,8 @@ using test::gpu_row;
 
 BenchReport three_rows(double speed = 1) {
   BenchReport report = gpu_report(speed);
-  report.rows = {gpu_row("decode/64/swa/1", 10), gpu_row("decode/64/swa/32", 12.7), gpu_row("decode/128/swa/256", 93.8)};
+  report.rows = {gpu_row("decode/64/swa/1", 10), gpu_row("decode/64/swa/32", 12.7),
+                 gpu_row("decode/128/swa/256", 93.8)};
   return report;
 }
 

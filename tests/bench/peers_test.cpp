@@ -9,12 +9,14 @@ namespace smla::bench {
 namespace {
 
 constexpr std::string_view kHead =
-    "# source: S\n# card: C\n# method: M\n# ceiling product_tflops 799\n# ceiling copy_gbs 4000\n# ceiling gather_64_gbs 3580\n";
+    "# source: S\n# card: C\n# method: M\n# ceiling product_tflops 799\n# ceiling copy_gbs 4000\n# ceiling "
+    "gather_64_gbs 3580\n";
 
 PeerTable parse(const std::string& body) { return parse_peer_table("t", std::string(kHead) + body); }
 
 TEST(BenchPeers, TheTreesTablesAreWhole) {
-  const std::map<std::string, std::size_t> cells{{"decode", 108}, {"indexer", 32}, {"indexer_prefill", 6}, {"ops", 112}, {"prefill", 48}};
+  const std::map<std::string, std::size_t> cells{
+      {"decode", 108}, {"indexer", 32}, {"indexer_prefill", 6}, {"ops", 112}, {"prefill", 48}};
   ASSERT_EQ(peer_tables().size(), cells.size());
   for (const PeerTable& table : peer_tables()) {
     SCOPED_TRACE(table.name);
@@ -31,7 +33,9 @@ TEST(BenchPeers, TheTreesTablesAreWhole) {
 }
 
 TEST(BenchPeers, KnownCells) {
-  const auto number = [](std::string_view cell, const char* what) { return find_peer(peer_tables(), cell).cell->numbers.at(what); };
+  const auto number = [](std::string_view cell, const char* what) {
+    return find_peer(peer_tables(), cell).cell->numbers.at(what);
+  };
   EXPECT_EQ(number("decode/64/swa/1", "us"), 11.5);
   EXPECT_EQ(number("decode/128/c128_1M/256", "us"), 1273.6);
   EXPECT_EQ(number("decode/128/c128_1M/256", "floor_us"), 698.8);

@@ -18,8 +18,9 @@ inline BenchReport gpu_report(double speed = 1) {
   m.cuda = "13.0";
   m.product = "cublaslt";
   m.peaks = {{.name = "product", .flops = 799e12 * speed}, {.name = "mma", .flops = 600e12 * speed}};
-  m.bandwidths = {
-      {.name = "copy", .flops = 4271e9 * speed}, {.name = "gather_2", .flops = 3350e9 * speed}, {.name = "gather_64", .flops = 3580e9 * speed}};
+  m.bandwidths = {{.name = "copy", .flops = 4271e9 * speed},
+                  {.name = "gather_2", .flops = 3350e9 * speed},
+                  {.name = "gather_64", .flops = 3580e9 * speed}};
   m.timer = 1e-6;
   m.launch = 3e-6;
   m.follow = 4e-6;

@@ -47,7 +47,8 @@ TEST(BenchStatistics, AShuffleIsAPermutation) {
 }
 
 TEST(BenchStatistics, DriverVersion) {
-  EXPECT_EQ(driver_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: gcc 12.2.0\n"),
+  EXPECT_EQ(driver_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC "
+                           "version: gcc 12.2.0\n"),
             "580.65.06");
   EXPECT_EQ(driver_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19"), "535.129.03");
   EXPECT_EQ(driver_version(""), "");
@@ -87,7 +88,9 @@ TEST(BenchCheck, NotANumberNeverPasses) {
 
 TEST(BenchCheck, SelectionsAreSets) {
   const std::vector<float> scores{0.5F, -1, 3, 2, 2, -4};
-  const auto verdict = [&](std::vector<std::int32_t> chosen, double slack = 0) { return check_selection(chosen, scores, slack).failure; };
+  const auto verdict = [&](std::vector<std::int32_t> chosen, double slack = 0) {
+    return check_selection(chosen, scores, slack).failure;
+  };
   EXPECT_EQ(verdict({2, 3, 4}), "");
   EXPECT_EQ(verdict({4, 2}), "") << "of two equals either";
   EXPECT_EQ(verdict({0, 1, 2, 3, 4, 5, -1, -1}), "");

@@ -1,4 +1,5 @@
-// Sparse attention: every implementation against `ref`, over hostile indices and lengths, strided rows and caches whose unused rows are NaN.
+// Sparse attention: every implementation against `ref`, over hostile indices and lengths, strided rows and caches whose
+// unused rows are NaN.
 #include <algorithm>
 #include <cmath>
 
@@ -11,12 +12,14 @@ namespace {
 using namespace attention_cases;
 
 AttentionCase make_case(Input& in) {
-  const std::string formats[] = {"fp8_ds_mla", "bf16", "fp8_per_tensor", "f32", "index_fp8", "index_mxfp4", "index_f32"};
+  const std::string formats[] = {"fp8_ds_mla", "bf16",        "fp8_per_tensor", "f32",
+                                 "index_fp8",  "index_mxfp4", "index_f32"};
   constexpr std::int64_t kHeads[] = {1, 2, 3, 5, 8, 9, 16};
   constexpr std::int64_t kBlocks[] = {1, 2, 3, 53, 64};
   constexpr DType kQ[] = {DType::kBF16, DType::kE4M3, DType::kF32};
   constexpr float kSinks[] = {-kInf, -20.0F, 0.0F, 20.0F, kInf};
-  AttentionCase c{.tokens = in.range(0, 3), .heads = in.choice(kHeads), .q_gap = in.range(0, 3) * 8, .q = in.choice(kQ)};
+  AttentionCase c{
+      .tokens = in.range(0, 3), .heads = in.choice(kHeads), .q_gap = in.range(0, 3) * 8, .q = in.choice(kQ)};
   if (in.flag()) c.out_heads = c.heads + in.range(0, 4);
   if (in.flag()) c.q_heads = c.heads + in.range(0, 4);
   if (c.q == DType::kE4M3) c.q_scale = 0.25F;
@@ -26,7 +29,9 @@ AttentionCase make_case(Input& in) {
   const bool index_rows = in.byte() % 8 == 0;
   const std::int64_t scopes = in.range(1, 2);
   for (std::int64_t i = 0; i < scopes; ++i) {
-    ScopeCase s{.format = formats[index_rows ? 4 + in.byte() % 3 : in.byte() % 4], .width = in.range(0, 70), .block_size = in.choice(kBlocks)};
+    ScopeCase s{.format = formats[index_rows ? 4 + in.byte() % 3 : in.byte() % 4],
+                .width = in.range(0, 70),
+                .block_size = in.choice(kBlocks)};
     s.num_blocks = in.range(0, 4);
     s.block_gap = in.range(0, 2) * 64;
     s.index_gap = in.range(0, 3);
@@ -60,7 +65,8 @@ void plant(Input& in, const AttentionCase& c, AttentionInputs& inputs) {
         slot += step;
         if (column % every == 0) slot = in.hostile32(s.cache.num_slots());
         const std::int32_t chosen = s.index(t, column);
-        if (!s.valid(chosen) || column >= s.entries(t, c.scopes[i].width) || written[static_cast<std::size_t>(chosen)]) continue;
+        if (!s.valid(chosen) || column >= s.entries(t, c.scopes[i].width) || written[static_cast<std::size_t>(chosen)])
+          continue;
         written[static_cast<std::size_t>(chosen)] = true;
         for (float& v : row) v = normal(random);
         encode_row(s.cache, chosen, row.data());
@@ -75,19 +81,22 @@ void compare(const AttentionOutputs& want, const AttentionOutputs& got) {
   for (std::int64_t t = 0; t < p.tokens; ++t) {
     for (std::int64_t h = 0; h < p.padded_heads(); ++h) {
       double largest = 0;
-      for (std::int64_t d = 0; d < p.dim; ++d) largest = std::max(largest, std::fabs(static_cast<double>(want.value(t, h, d))));
+      for (std::int64_t d = 0; d < p.dim; ++d)
+        largest = std::max(largest, std::fabs(static_cast<double>(want.value(t, h, d))));
       for (std::int64_t d = 0; d < p.dim; ++d) {
         const float w = want.value(t, h, d);
         const float g = got.value(t, h, d);
         require(std::isfinite(w) && std::isfinite(g), "sparse_attention: a row that nobody selected was read");
         require(h < p.heads || (g == 0 && !std::signbit(g)), "sparse_attention: a padded head is not +0");
-        require(std::fabs(static_cast<double>(w) - g) <= (p.o == DType::kBF16 ? 8e-3 : 1e-4) * largest, "sparse_attention: another number");
+        require(std::fabs(static_cast<double>(w) - g) <= (p.o == DType::kBF16 ? 8e-3 : 1e-4) * largest,
+                "sparse_attention: another number");
       }
       if (h >= p.heads) continue;
       const float w = want.lse_of(t, h);
       const float g = got.lse_of(t, h);
-      require(w == g || std::fabs(static_cast<double>(w) - g) <= 1e-4 * std::max(1.0, std::fabs(static_cast<double>(w))),
-              "sparse_attention: another lse");
+      require(
+          w == g || std::fabs(static_cast<double>(w) - g) <= 1e-4 * std::max(1.0, std::fabs(static_cast<double>(w))),
+          "sparse_attention: another lse");
     }
   }
 }
@@ -106,11 +115,13 @@ void run(Input in) {
       }
     }
     for (std::int64_t h = 0; !any && h < c.heads; ++h) {
-      require(want.lse_of(t, h) == (c.partial ? -kInf : kInf) && want.value(t, h, 0) == 0, "sparse_attention: an empty row is not empty");
+      require(want.lse_of(t, h) == (c.partial ? -kInf : kInf) && want.value(t, h, 0) == 0,
+              "sparse_attention: an empty row is not empty");
     }
   }
   for (const Candidate& candidate : explain<SparseAttention>(inputs.problem)) {
-    if (candidate.refusal.empty() && candidate.name != "ref") compare(want, attention_cases::run(inputs, candidate.name, 1));
+    if (candidate.refusal.empty() && candidate.name != "ref")
+      compare(want, attention_cases::run(inputs, candidate.name, 1));
   }
 }
 

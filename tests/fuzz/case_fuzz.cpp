@@ -1,5 +1,6 @@
 // smla-case/1 files: read, replayed and judged. First byte 'R': the rest is the file. Otherwise a description of one:
-//   <byte><op>\n<params as JSON>\n, then a line "<name> <dtype> <sizes>" for each tensor, an empty line, and bytes that the tensors' numbers are made of.
+//   <byte><op>\n<params as JSON>\n, then a line "<name> <dtype> <sizes>" for each tensor, an empty line, and bytes that
+//   the tensors' numbers are made of.
 #include <algorithm>
 #include <sstream>
 
@@ -25,9 +26,12 @@ bool too_large(const JsonValue& value) {
          inside(value.members, [](const auto& v) -> const JsonValue& { return v.second; });
 }
 
-/// Numbers that mean something more often than random bits do: small integers with the ends of their type, floats around 1 with infinities and NaN.
+/// Numbers that mean something more often than random bits do: small integers with the ends of their type, floats
+/// around 1 with infinities and NaN.
 void fill(HostTensor& tensor, const std::string& pool, std::size_t& at) {
-  const auto next = [&] { return pool.empty() ? std::uint8_t{0} : static_cast<std::uint8_t>(pool[at++ % pool.size()]); };
+  const auto next = [&] {
+    return pool.empty() ? std::uint8_t{0} : static_cast<std::uint8_t>(pool[at++ % pool.size()]);
+  };
   const auto real = [&] {
     const std::uint8_t b = next();
     if (b == 0x7F) return std::numeric_limits<float>::infinity();
@@ -112,7 +116,8 @@ void run(Input input) {
     const ReplayResult again = replay(read, options);
     for (const auto& [name, tensor] : made.results) {
       const HostTensor& other = again.results.at(name);
-      require(tensor.bytes() == other.bytes() && (tensor.bytes() == 0 || std::memcmp(tensor.data(), other.data(), tensor.bytes()) == 0),
+      require(tensor.bytes() == other.bytes() &&
+                  (tensor.bytes() == 0 || std::memcmp(tensor.data(), other.data(), tensor.bytes()) == 0),
               "a second replay has other bits");
     }
   });

@@ -1,5 +1,6 @@
-// A checkpoint folder: the index, its shards and the layer that is loaded from them. The input is text parts separated by lines "%%":
-// numbers of the layer (bytes), the index, the header of a.safetensors, the header of b.safetensors, and bytes that the shards' data is made of.
+// A checkpoint folder: the index, its shards and the layer that is loaded from them. The input is text parts separated
+// by lines "%%": numbers of the layer (bytes), the index, the header of a.safetensors, the header of b.safetensors, and
+// bytes that the shards' data is made of.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -26,12 +27,14 @@ class Folder {
     path_ = made;
   }
   ~Folder() {
-    for (const char* name : {"model.safetensors.index.json", "a.safetensors", "b.safetensors"}) ::unlink(at(name).c_str());
+    for (const char* name : {"model.safetensors.index.json", "a.safetensors", "b.safetensors"})
+      ::unlink(at(name).c_str());
     ::rmdir(path_.c_str());
   }
   std::string at(const std::string& name) const { return path_ + "/" + name; }
   void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(at(name), std::ios::binary | std::ios::trunc).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    std::ofstream(at(name), std::ios::binary | std::ios::trunc)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   }
   const std::string& path() const { return path_; }
 

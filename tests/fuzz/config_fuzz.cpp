@@ -12,12 +12,14 @@ void run(const std::string& text) {
   for (std::int64_t i = 0; i < std::min<std::int64_t>(model.num_layers + model.num_mtp_layers, 80); ++i) {
     const LayerConfig layer = model.layer(i);
     check_layer_config(layer);
-    require(rope_frequencies(layer.rope).size() == static_cast<std::size_t>(layer.rope_head_dim / 2), "frequencies of another count");
+    require(rope_frequencies(layer.rope).size() == static_cast<std::size_t>(layer.rope_head_dim / 2),
+            "frequencies of another count");
   }
   // What is written reads back as the same model.
   const ModelConfig again = parse_model_config(model_config_json(model));
-  require(again.compress_ratios == model.compress_ratios && again.num_heads == model.num_heads && again.rope_theta == model.rope_theta &&
-              again.yarn == model.yarn && again.max_position == model.max_position,
+  require(again.compress_ratios == model.compress_ratios && again.num_heads == model.num_heads &&
+              again.rope_theta == model.rope_theta && again.yarn == model.yarn &&
+              again.max_position == model.max_position,
           "config.json does not read back as it was written");
 }
 

@@ -1,5 +1,5 @@
-// GatherRows and GatherIndexRows over caches of any format, with hostile lengths, offsets and block tables: every implementation against `ref`, and
-// `ref` against the rows one by one.
+// GatherRows and GatherIndexRows over caches of any format, with hostile lengths, offsets and block tables: every
+// implementation against `ref`, and `ref` against the rows one by one.
 #include <algorithm>
 
 #include "cache/row_codec.h"
@@ -28,7 +28,12 @@ struct PagedRequests {
     table = in.hostile_list(requests() * columns, blocks);
     const std::int64_t stride = page_bytes(format, block) + 64 * in.range(0, 1);
     memory.assign(static_cast<std::size_t>(blocks * stride), 0xFF);
-    cache = {.format = &format, .base = memory.data(), .num_blocks = blocks, .block_size = block, .block_stride_bytes = stride, .scale = 0.37F};
+    cache = {.format = &format,
+             .base = memory.data(),
+             .num_blocks = blocks,
+             .block_size = block,
+             .block_stride_bytes = stride,
+             .scale = 0.37F};
     // Any numbers do, as long as they are finite and of many sizes.
     std::uint32_t state = in.raw<std::uint16_t>();
     std::vector<float> row(static_cast<std::size_t>(format.dim));
@@ -55,13 +60,17 @@ void gather_rows(Input& in) {
   const auto formats = all_row_formats();
   const RowFormat& format = *formats[in.byte() % formats.size()];
   const PagedRequests r(in, format);
-  const GatherRows::Problem p{.requests = r.requests(), .rows = in.range(0, 40), .offset = in.range(0, 44), .format = &format};
+  const GatherRows::Problem p{
+      .requests = r.requests(), .rows = in.range(0, 40), .offset = in.range(0, 44), .format = &format};
   const bool with_gather = in.flag();
   const std::vector<std::int32_t> gather = in.hostile_list(r.requests(), 80);
   const auto run = [&](const std::string& name) {
     Guarded<std::uint16_t> out(p.requests * p.rows, format.dim, 5);
-    GatherRows::Args args{
-        .cache = r.cache, .seq_lens = view_of(r.seq_lens.data(), {p.requests}), .gather_lens = {}, .block_table = r.table_view(), .out = {}};
+    GatherRows::Args args{.cache = r.cache,
+                          .seq_lens = view_of(r.seq_lens.data(), {p.requests}),
+                          .gather_lens = {},
+                          .block_table = r.table_view(),
+                          .out = {}};
     if (with_gather) args.gather_lens = view_of(gather.data(), {p.requests});
     args.out = TensorView(out.row(0), DType::kBF16, {p.requests, p.rows, format.dim});
     args.out.stride[1] = format.dim + 5;
@@ -74,7 +83,8 @@ void gather_rows(Input& in) {
   std::vector<float> row(static_cast<std::size_t>(format.dim));
   for (std::int64_t b = 0; b < p.requests; ++b) {
     const std::int64_t seq = std::max(r.seq_lens[static_cast<std::size_t>(b)], 0);
-    const std::int64_t length = with_gather ? std::clamp<std::int64_t>(gather[static_cast<std::size_t>(b)], 0, seq) : seq;
+    const std::int64_t length =
+        with_gather ? std::clamp<std::int64_t>(gather[static_cast<std::size_t>(b)], 0, seq) : seq;
     for (std::int64_t i = 0; i < p.rows; ++i) {
       const bool written = i >= p.offset && i - p.offset < length;
       const std::int64_t slot = written ? slot_of(r, b, seq - length + i - p.offset) : -1;
@@ -87,7 +97,8 @@ void gather_rows(Input& in) {
     }
   }
   for (const Candidate& candidate : explain<GatherRows>(p)) {
-    if (candidate.refusal.empty() && candidate.name != "ref") require(run(candidate.name) == want, "gather_rows: an implementation is not ref");
+    if (candidate.refusal.empty() && candidate.name != "ref")
+      require(run(candidate.name) == want, "gather_rows: an implementation is not ref");
   }
 }
 
@@ -100,7 +111,8 @@ void gather_index_rows(Input& in) {
   const bool ascending = in.flag();
   if (ascending) std::sort(starts.begin(), starts.end());
   const auto run = [&](const std::string& name) {
-    std::pair<Guarded<std::uint8_t>, Guarded<std::uint8_t>> out{{p.rows, format.data_bytes, 5}, {p.rows, format.scale_bytes, 5}};
+    std::pair<Guarded<std::uint8_t>, Guarded<std::uint8_t>> out{{p.rows, format.data_bytes, 5},
+                                                                {p.rows, format.scale_bytes, 5}};
     GatherIndexRows::Args args{.cache = r.cache,
                                .cu_seq_lens = view_of(starts.data(), {p.requests + 1}),
                                .block_table = r.table_view(),
@@ -122,15 +134,20 @@ void gather_index_rows(Input& in) {
     const std::int64_t block = slot / r.cache.block_size;
     const std::int64_t at = slot % r.cache.block_size;
     if (slot < 0) {
-      require(want.first.poisoned(i) && want.second.poisoned(i), "gather_index_rows: a row that is nobody's was written");
+      require(want.first.poisoned(i) && want.second.poisoned(i),
+              "gather_index_rows: a row that is nobody's was written");
     } else {
-      const auto same = [](const std::uint8_t* a, const std::uint8_t* b, int n) { return std::memcmp(a, b, static_cast<std::size_t>(n)) == 0; };
+      const auto same = [](const std::uint8_t* a, const std::uint8_t* b, int n) {
+        return std::memcmp(a, b, static_cast<std::size_t>(n)) == 0;
+      };
       require(same(want.first.row(i), row_data(r.cache, block, at), format.data_bytes), "gather_index_rows: values");
-      require(same(want.second.row(i), row_scales(r.cache, block, at), format.scale_bytes), "gather_index_rows: scales");
+      require(same(want.second.row(i), row_scales(r.cache, block, at), format.scale_bytes),
+              "gather_index_rows: scales");
     }
   }
   for (const Candidate& candidate : explain<GatherIndexRows>(p)) {
-    if (candidate.refusal.empty() && candidate.name != "ref") require(run(candidate.name) == want, "gather_index_rows: an implementation is not ref");
+    if (candidate.refusal.empty() && candidate.name != "ref")
+      require(run(candidate.name) == want, "gather_index_rows: an implementation is not ref");
   }
 }
 

@@ -1,5 +1,5 @@
-// Index ops with hostile numbers against a second computation, straight from their contracts. Every output has canaries; every index list, length and
-// block table may hold anything. Over 300 lines: nine ops.
+// Index ops with hostile numbers against a second computation, straight from their contracts. Every output has
+// canaries; every index list, length and block table may hold anything. Over 300 lines: nine ops.
 #include <algorithm>
 #include <optional>
 
@@ -27,7 +27,8 @@ struct Batch {
     ascending = in.flag();
     if (ascending) {
       std::int32_t sum = 0;
-      for (std::int64_t r = 0; r <= requests; ++r) start.push_back(r == 0 ? 0 : sum += static_cast<std::int32_t>(in.range(0, 5)));
+      for (std::int64_t r = 0; r <= requests; ++r)
+        start.push_back(r == 0 ? 0 : sum += static_cast<std::int32_t>(in.range(0, 5)));
     } else {
       start = in.hostile_list(requests + 1, tokens);
     }
@@ -40,7 +41,9 @@ struct Batch {
   ConstTensorView start_view() const { return view_of(start.data(), {requests + 1}); }
   ConstTensorView seq_view() const { return view_of(seq.data(), {requests}); }
   ConstTensorView request_view() const { return view_of(static_cast<const std::int32_t*>(request.data()), {tokens}); }
-  ConstTensorView positions_view() const { return view_of(static_cast<const std::int64_t*>(positions.data()), {tokens}); }
+  ConstTensorView positions_view() const {
+    return view_of(static_cast<const std::int64_t*>(positions.data()), {tokens});
+  }
   ConstTensorView slots_view() const { return view_of(static_cast<const std::int64_t*>(slots.data()), {tokens}); }
   ConstTensorView table_view() const {
     ConstTensorView v(table.data(), DType::kI32, {requests, columns});
@@ -54,7 +57,8 @@ struct Batch {
     const Wide query_len = static_cast<Wide>(start_of(r + 1)) - start_of(r);
     return static_cast<Wide>(seq[static_cast<std::size_t>(r)]) - query_len + (t - static_cast<Wide>(start_of(r)));
   }
-  /// The slot of entry i of request r; nothing where the table does not lead to one. `clamp`: negative blocks are block 0.
+  /// The slot of entry i of request r; nothing where the table does not lead to one. `clamp`: negative blocks are block
+  /// 0.
   std::optional<Wide> slot(std::int64_t r, Wide i, std::int64_t block_size, bool clamp = false) const {
     if (r < 0 || r >= requests || i < 0 || i / block_size >= columns) return std::nullopt;
     Wide b = table[static_cast<std::size_t>(r * table_stride + static_cast<std::int64_t>(i / block_size))];
@@ -64,7 +68,9 @@ struct Batch {
   }
   /// The same as a column of an int32 row.
   std::int32_t index(std::int64_t r, Wide i, std::int64_t block_size) const { return narrow(slot(r, i, block_size)); }
-  static std::int32_t narrow(std::optional<Wide> v) { return v && *v >= 0 && *v <= INT32_MAX ? static_cast<std::int32_t>(*v) : -1; }
+  static std::int32_t narrow(std::optional<Wide> v) {
+    return v && *v >= 0 && *v <= INT32_MAX ? static_cast<std::int32_t>(*v) : -1;
+  }
 
   static constexpr std::int64_t kBlocks[] = {1, 2, 3, 53, 64, 256, INT32_MAX};
 };
@@ -79,7 +85,8 @@ void token_to_req(Input& in) {
     const std::int64_t r = out.at(0, t);
     bool nobody = true;
     for (std::int64_t other = 0; other < b.requests; ++other) nobody = nobody && !b.holds(other, t);
-    require(nobody ? r == 0 : r >= 0 && r < b.requests && b.holds(r, t), "token_to_req names a request that does not hold the token");
+    require(nobody ? r == 0 : r >= 0 && r < b.requests && b.holds(r, t),
+            "token_to_req names a request that does not hold the token");
   }
 }
 
@@ -95,7 +102,9 @@ void slot_mapping(Input& in) {
   out.check("slot_mapping wrote outside");
   for (std::int64_t t = 0; t < b.tokens; ++t) {
     Wide want = -1;
-    if (t < b.start.back()) want = b.slot(b.request[static_cast<std::size_t>(t)], b.positions[static_cast<std::size_t>(t)], b.block).value_or(-1);
+    if (t < b.start.back())
+      want = b.slot(b.request[static_cast<std::size_t>(t)], b.positions[static_cast<std::size_t>(t)], b.block)
+                 .value_or(-1);
     require(out.at(0, t) == want, "slot_mapping");
   }
 }
@@ -106,7 +115,10 @@ void compressed_slot_mapping(Input& in) {
   const std::int64_t ratio = in.choice(kRatios);
   Guarded<std::int64_t> out(1, b.tokens, 3);
   Plan<CompressedSlotMapping>({.requests = b.requests, .tokens = b.tokens, .ratio = ratio, .storage_block = b.block})
-      .run({.query_start_loc = b.start_view(), .seq_lens = b.seq_view(), .block_table = b.table_view(), .slots = view_of(out.row(0), {b.tokens})});
+      .run({.query_start_loc = b.start_view(),
+            .seq_lens = b.seq_view(),
+            .block_table = b.table_view(),
+            .slots = view_of(out.row(0), {b.tokens})});
   out.check("compressed_slot_mapping wrote outside");
   for (std::int64_t t = 0; t < b.tokens; ++t) {
     // Where the starts descend, a token may lie in several requests: one of them must explain the slot.
@@ -130,7 +142,11 @@ void window_indices(Input& in) {
   Guarded<std::int32_t> out(b.tokens, width, in.range(0, 2));
   Guarded<std::int32_t> lens(1, b.tokens, 3);
   const std::int64_t noncausal = std::min<std::int64_t>(in.range(0, 12), b.tokens);
-  Plan<WindowIndices>({.requests = b.requests, .tokens = b.tokens, .window = window, .block_size = b.block, .noncausal_tokens = noncausal})
+  Plan<WindowIndices>({.requests = b.requests,
+                       .tokens = b.tokens,
+                       .window = window,
+                       .block_size = b.block,
+                       .noncausal_tokens = noncausal})
       .run({.query_start_loc = b.start_view(),
             .seq_lens = b.seq_view(),
             .token_to_req = b.request_view(),
@@ -177,8 +193,12 @@ void dense_compressed_indices(Input& in) {
                                     .indices = out.view(DType::kI32),
                                     .lens = view_of(lens.row(0), {b.tokens})};
   if (!global && in.flag()) args.block_table = {};
-  Plan<DenseCompressedIndices>(
-      {.requests = b.requests, .tokens = b.tokens, .ratio = ratio, .storage_block = b.block, .width = width, .global = global})
+  Plan<DenseCompressedIndices>({.requests = b.requests,
+                                .tokens = b.tokens,
+                                .ratio = ratio,
+                                .storage_block = b.block,
+                                .width = width,
+                                .global = global})
       .run(args);
   out.check("dense_compressed_indices wrote outside its rows");
   lens.check("dense_compressed_indices wrote outside its lens");
@@ -222,7 +242,8 @@ void global_topk(Input& in) {
     std::vector<std::int32_t> want;
     std::int64_t found = 0;
     for (std::int64_t j = 0; j < k; ++j) {
-      const std::int32_t v = b.index(b.request[static_cast<std::size_t>(t)], local[static_cast<std::size_t>(t * (k + gap) + j)], b.block);
+      const std::int32_t v =
+          b.index(b.request[static_cast<std::size_t>(t)], local[static_cast<std::size_t>(t * (k + gap) + j)], b.block);
       found += v >= 0 ? 1 : 0;
       if (v >= 0 || !compact) want.push_back(v);
     }
@@ -240,7 +261,8 @@ void short_context_topk(Input& in) {
   const std::vector<std::int64_t> positions = in.hostile_longs(tokens, 64);
   Guarded<std::int32_t> out(tokens, k, in.range(0, 2));
   Plan<ShortContextTopk>({.tokens = tokens, .ratio = ratio, .k = k})
-      .run({.positions = view_of(static_cast<const std::int64_t*>(positions.data()), {tokens}), .indices = out.view(DType::kI32)});
+      .run({.positions = view_of(static_cast<const std::int64_t*>(positions.data()), {tokens}),
+            .indices = out.view(DType::kI32)});
   out.check("short_context_topk wrote outside");
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t n = visible(positions[static_cast<std::size_t>(t)], ratio, k);
@@ -296,7 +318,8 @@ void combine_topk_window(Input& in) {
       len = entries + static_cast<std::int64_t>(seen);
       for (std::int64_t j = 0; j < entries; ++j) {
         const Wide v = topk[static_cast<std::size_t>(t * stride + j)];
-        require(out.at(t, j) == (v < 0 ? -1 : Batch::narrow(v + static_cast<Wide>(p.m) * r)), "combine_topk_window: entry");
+        require(out.at(t, j) == (v < 0 ? -1 : Batch::narrow(v + static_cast<Wide>(p.m) * r)),
+                "combine_topk_window: entry");
       }
       const Wide gathered = static_cast<Wide>(b.seq[static_cast<std::size_t>(r)]) - gather[static_cast<std::size_t>(r)];
       for (std::int64_t i = 0; i < seen; ++i) {
@@ -305,7 +328,8 @@ void combine_topk_window(Input& in) {
       }
     }
     require(lens.at(0, t) == len, "combine_topk_window: length of the row");
-    for (std::int64_t c = len; c < width; ++c) require(p.clear_rest ? out.at(t, c) == -1 : out.poisoned(t, c), "combine_topk_window: rest");
+    for (std::int64_t c = len; c < width; ++c)
+      require(p.clear_rest ? out.at(t, c) == -1 : out.poisoned(t, c), "combine_topk_window: rest");
   }
 }
 
@@ -373,10 +397,13 @@ void mixed_sparse_indices(Input& in) {
     std::int32_t* entries = row.data() + p.window_width;
     std::int64_t len = 0;
     const std::int64_t r = b.request[static_cast<std::size_t>(t)];
-    const auto look_up = [&](std::int64_t v) { return remapped(b.slot(r, v, p.compressed_block), p.compressed_block, p.compressed_span); };
+    const auto look_up = [&](std::int64_t v) {
+      return remapped(b.slot(r, v, p.compressed_block), p.compressed_block, p.compressed_span);
+    };
     if (t < p.decode_tokens) {
       for (std::int64_t c = 0; c < p.window_width; ++c) {
-        row[static_cast<std::size_t>(c)] = remapped(window[static_cast<std::size_t>(t * p.window_width + c)], p.window_block, p.window_span);
+        row[static_cast<std::size_t>(c)] =
+            remapped(window[static_cast<std::size_t>(t * p.window_width + c)], p.window_block, p.window_span);
       }
       const std::int64_t used = with_compressed ? std::min(columns, p.compressed_width) : 0;
       std::int64_t there = 0;
@@ -385,16 +412,19 @@ void mixed_sparse_indices(Input& in) {
         there += v >= 0 ? 1 : 0;
         entries[j] = p.local ? look_up(v) : remapped(v, p.compressed_block, p.compressed_span);
       }
-      const std::int64_t given = with_lens ? std::clamp<std::int64_t>(decode_lens[static_cast<std::size_t>(t)], 0, used) : used;
+      const std::int64_t given =
+          with_lens ? std::clamp<std::int64_t>(decode_lens[static_cast<std::size_t>(t)], 0, used) : used;
       len = p.window_width + (!p.local ? given : valid[static_cast<std::size_t>(t)] != 0 ? there : 0);
     } else if (r >= 0 && r < b.requests && b.holds(r, t) && b.position_in(r, t) >= 0) {
       const Wide pos = b.position_in(r, t);
       const Wide seen = std::min<Wide>(pos + 1, p.window);
       for (std::int64_t i = 0; i < seen; ++i) {
-        row[static_cast<std::size_t>(i)] = remapped(b.slot(r, pos - seen + 1 + i, p.window_block), p.window_block, p.window_span);
+        row[static_cast<std::size_t>(i)] =
+            remapped(b.slot(r, pos - seen + 1 + i, p.window_block), p.window_block, p.window_span);
       }
       const std::int64_t n = visible(pos, p.ratio, p.top_k);
-      for (std::int64_t j = 0; j < n; ++j) entries[j] = look_up(topk[static_cast<std::size_t>((t - p.decode_tokens) * prefill_columns + j)]);
+      for (std::int64_t j = 0; j < n; ++j)
+        entries[j] = look_up(topk[static_cast<std::size_t>((t - p.decode_tokens) * prefill_columns + j)]);
       len = p.window_width + n;
     }
     require(std::equal(row.begin(), row.end(), out.row(t)), "mixed_sparse_indices: row");
@@ -407,8 +437,9 @@ void mixed_sparse_indices(Input& in) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace smla::fuzz;
-  constexpr void (*kOps[])(Input&) = {token_to_req, slot_mapping,       compressed_slot_mapping, window_indices,      dense_compressed_indices,
-                                      global_topk,  short_context_topk, combine_topk_window,     mixed_sparse_indices};
+  constexpr void (*kOps[])(Input&) = {
+      token_to_req, slot_mapping,       compressed_slot_mapping, window_indices,      dense_compressed_indices,
+      global_topk,  short_context_topk, combine_topk_window,     mixed_sparse_indices};
   Input input(data, size);
   kOps[input.byte() % 9](input);
   return 0;

@@ -1,5 +1,5 @@
-// Index scores over pages and over gathered rows: every implementation against `ref`, with hostile lengths, requests and block tables. Rows that no
-// table names are NaN, and hostile tables may name them.
+// Index scores over pages and over gathered rows: every implementation against `ref`, with hostile lengths, requests
+// and block tables. Rows that no table names are NaN, and hostile tables may name them.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +18,8 @@ const RowFormat* choose_format(Input& in) {
 }
 
 /// `begin`..`end` are defined, the rest is not written. Sums may differ by their order only.
-void compare(const Guarded<float>& got, const Guarded<float>& want, std::int64_t row, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void compare(const Guarded<float>& got, const Guarded<float>& want, std::int64_t row, std::int64_t begin,
+             std::int64_t end, std::int64_t width) {
   double largest = 0;
   for (std::int64_t j = begin; j < end; ++j) {
     if (std::isfinite(want.at(row, j))) largest = std::max(largest, std::fabs(static_cast<double>(want.at(row, j))));
@@ -88,7 +89,8 @@ void paged(Input& in) {
 
 void ragged(Input& in) {
   constexpr std::int64_t kHeads[] = {1, 2, 5, 32, 64};
-  gathered_cases::RaggedCase c{.format = choose_format(in), .heads = in.choice(kHeads), .keys = in.range(0, 200) / (in.flag() ? 1 : 8)};
+  gathered_cases::RaggedCase c{
+      .format = choose_format(in), .heads = in.choice(kHeads), .keys = in.range(0, 200) / (in.flag() ? 1 : 8)};
   const std::int64_t rows = in.range(0, 4);
   c.starts = in.hostile_list(rows, c.keys);
   c.ends = in.hostile_list(rows, c.keys);

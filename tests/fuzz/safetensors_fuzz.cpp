@@ -1,5 +1,6 @@
-// Safetensors. First byte 'R': the rest is the file. Otherwise: its header's text, a 0 byte, and bytes that its data is made of; the first byte also says
-// how many data bytes are missing or too many, and whether the file shrinks after it was opened.
+// Safetensors. First byte 'R': the rest is the file. Otherwise: its header's text, a 0 byte, and bytes that its data is
+// made of; the first byte also says how many data bytes are missing or too many, and whether the file shrinks after it
+// was opened.
 #include "checkpoint/safetensors.h"
 #include "support.h"
 
@@ -18,9 +19,10 @@ void read_all(const SafetensorsFile& file) {
       for (std::int64_t r = 0; r < rows; ++r) {
         const HostTensor row = file.read_rows(name, r, r + 1);
         require(
-            row.bytes() == row_bytes &&
-                (row_bytes == 0 ||
-                 std::memcmp(row.data(), static_cast<const std::uint8_t*>(whole.data()) + static_cast<std::size_t>(r) * row_bytes, row_bytes) == 0),
+            row.bytes() == row_bytes && (row_bytes == 0 || std::memcmp(row.data(),
+                                                                       static_cast<const std::uint8_t*>(whole.data()) +
+                                                                           static_cast<std::size_t>(r) * row_bytes,
+                                                                       row_bytes) == 0),
             "a row is not the row of the whole");
       }
     });

@@ -1,5 +1,6 @@
-// Snapshots. First byte 'R': the rest is a buffer as it is. Otherwise a good snapshot with some of its numbers changed (and its checksum made right again
-// most of the time): it is refused and nothing is held, or it loads and what is saved from there loads again as the same bytes.
+// Snapshots. First byte 'R': the rest is a buffer as it is. Otherwise a good snapshot with some of its numbers changed
+// (and its checksum made right again most of the time): it is refused and nothing is held, or it loads and what is
+// saved from there loads again as the same bytes.
 #include <algorithm>
 
 #include "cache/snapshot_records.h"
@@ -46,7 +47,8 @@ void load(const Bytes& bytes, int kind) {
   KvPool other(layout_of(kind), kBlocks);
   RequestBlocks moved(other.layout());
   load_snapshot(again, other, moved);
-  require(save_snapshot(other, moved, info.tokens, info.note) == again, "a snapshot of a loaded snapshot has other bytes");
+  require(save_snapshot(other, moved, info.tokens, info.note) == again,
+          "a snapshot of a loaded snapshot has other bytes");
   blocks.clear(pool);
   require(pool.free_blocks() == kBlocks, "blocks were lost");
 }

@@ -21,7 +21,8 @@ void tell(const char* text) {
 
 std::int64_t Input::hostile(std::int64_t limit, bool wide) {
   constexpr std::int32_t kEnds[] = {INT32_MIN, INT32_MIN + 1, -123456, -1, 114514, 1919810, 2147480000, INT32_MAX};
-  constexpr std::int64_t kWideEnds[] = {INT64_MIN, INT64_MIN + 1, std::int64_t{INT32_MIN} - 1, std::int64_t{INT32_MAX} + 1, INT64_MAX - 1, INT64_MAX};
+  constexpr std::int64_t kWideEnds[] = {
+      INT64_MIN, INT64_MIN + 1, std::int64_t{INT32_MIN} - 1, std::int64_t{INT32_MAX} + 1, INT64_MAX - 1, INT64_MAX};
   const std::uint8_t kind = byte();
   if (kind < 200) return limit <= 192 ? -2 + kind % (limit + 5) : raw<std::uint16_t>() % (limit + 5) - 2;
   if (kind < 240) return kEnds[kind % 8];
@@ -47,7 +48,8 @@ std::string Input::rest() {
   return out;
 }
 
-MemoryFile::MemoryFile() : file_(::memfd_create("smla_fuzz", MFD_CLOEXEC)), path_("/proc/self/fd/" + std::to_string(file_)) {
+MemoryFile::MemoryFile()
+    : file_(::memfd_create("smla_fuzz", MFD_CLOEXEC)), path_("/proc/self/fd/" + std::to_string(file_)) {
   require(file_ >= 0, "memfd_create failed");
 }
 

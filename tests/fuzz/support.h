@@ -1,6 +1,7 @@
 #pragma once
 
-// What the fuzz targets share: a reader of the fuzzer's bytes, matrices with canaries around every row, files in memory.
+// What the fuzz targets share: a reader of the fuzzer's bytes, matrices with canaries around every row, files in
+// memory.
 
 #include <cstdint>
 #include <cstring>
@@ -55,13 +56,18 @@ class Input {
   std::span<const std::uint8_t> bytes_;
 };
 
-/// [rows, columns] full of poison, `gap` elements between two rows and before the first and after the last that nobody may write.
+/// [rows, columns] full of poison, `gap` elements between two rows and before the first and after the last that nobody
+/// may write.
 template <class T>
 class Guarded {
  public:
   static constexpr std::uint8_t kPoison = 0xA5;
   Guarded(std::int64_t rows, std::int64_t columns, std::int64_t gap)
-      : rows_(rows), columns_(columns), stride_(columns + gap), gap_(gap), memory_(static_cast<std::size_t>(gap + rows * (columns + gap))) {
+      : rows_(rows),
+        columns_(columns),
+        stride_(columns + gap),
+        gap_(gap),
+        memory_(static_cast<std::size_t>(gap + rows * (columns + gap))) {
     if (!memory_.empty()) std::memset(memory_.data(), kPoison, memory_.size() * sizeof(T));
   }
   T* row(std::int64_t r) { return memory_.data() + gap_ + r * stride_; }
@@ -110,8 +116,8 @@ class MemoryFile {
   std::string path_;
 };
 
-/// A safetensors file: prefix, header text, and as many data bytes as the header's largest data_offsets ask for (at most 1 MiB), taken from
-/// `pool` again and again. `extra`: data bytes more or fewer than that.
+/// A safetensors file: prefix, header text, and as many data bytes as the header's largest data_offsets ask for (at
+/// most 1 MiB), taken from `pool` again and again. `extra`: data bytes more or fewer than that.
 std::string safetensors_bytes(const std::string& header, const std::string& pool, int extra = 0);
 
 /// Prints an error that was caught, where the environment has SMLA_FUZZ_VERBOSE: shows what a seed does.

@@ -1,4 +1,5 @@
-// TopK: `ref` against a stable sort, every other implementation against `ref`. Scores are drawn, or the fuzzer's own bits; lengths are anything.
+// TopK: `ref` against a stable sort, every other implementation against `ref`. Scores are drawn, or the fuzzer's own
+// bits; lengths are anything.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -10,8 +11,8 @@
 namespace smla::fuzz {
 namespace {
 
-Guarded<std::int32_t> select(const cases::TopkCase& c, const ConstTensorView& logits, const std::vector<std::int32_t>& lens,
-                             const std::string& name) {
+Guarded<std::int32_t> select(const cases::TopkCase& c, const ConstTensorView& logits,
+                             const std::vector<std::int32_t>& lens, const std::string& name) {
   Guarded<std::int32_t> out(c.rows, c.k, 3);
   Plan<TopK>(c.problem(), {.implementation = name, .threads = 1})
       .run({.logits = logits, .lens = view_of(lens.data(), {c.rows}), .indices = out.view(DType::kI32)});
@@ -21,7 +22,10 @@ Guarded<std::int32_t> select(const cases::TopkCase& c, const ConstTensorView& lo
 
 void run(Input in) {
   constexpr std::int64_t kCounts[] = {0, 1, 2, 5, 31, 64, 512, 513, 1024, 2048};
-  cases::TopkCase c{.rows = in.range(0, 4), .k = in.choice(kCounts), .padding = in.range(0, 9), .scores = in.choice(cases::kAllScores)};
+  cases::TopkCase c{.rows = in.range(0, 4),
+                    .k = in.choice(kCounts),
+                    .padding = in.range(0, 9),
+                    .scores = in.choice(cases::kAllScores)};
   c.width = in.flag() ? in.range(0, 100) : std::max<std::int64_t>(c.k + in.range(-20, 60), 0) * in.range(1, 3);
   c.seed = in.raw<std::uint16_t>();
   c.lens = in.hostile_list(std::max<std::int64_t>(c.rows, 1), c.width);
@@ -53,7 +57,8 @@ void run(Input in) {
   }
   for (const Candidate& candidate : explain<TopK>(c.problem())) {
     if (candidate.refusal.empty() && candidate.name != "ref") {
-      require(select(c, inputs.view(c), inputs.lens, candidate.name) == want, ("topk: " + candidate.name + " is not ref").c_str());
+      require(select(c, inputs.view(c), inputs.lens, candidate.name) == want,
+              ("topk: " + candidate.name + " is not ref").c_str());
     }
   }
 }

@@ -1,4 +1,5 @@
-// Sparse attention on the GPU against `_ref`: every implementation, every tile of the tensor-core kernel, split and whole.
+// Sparse attention on the GPU against `_ref`: every implementation, every tile of the tensor-core kernel, split and
+// whole.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -66,7 +67,8 @@ std::vector<Way> ways_of(const SparseAttention::Problem& p) {
     std::set<int> tiles{attention_tile(p.heads, key_bytes(p), device::shared_limit())};
     for (const AttentionTile& tile : kAttentionTiles) {
       const auto bytes = static_cast<std::size_t>(tile.shared_bytes(key_bytes(p)));
-      if (bytes <= device::shared_limit() && tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second) ways.push_back({.shared = bytes});
+      if (bytes <= device::shared_limit() && tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second)
+        ways.push_back({.shared = bytes});
     }
   }
   if (refusal(p, "cuda_simt").empty()) ways.push_back({.implementation = "cuda_simt"});
@@ -134,8 +136,9 @@ TEST_F(AttentionGpu, GridIsRef) { check(grid_cases()); }
 TEST_F(AttentionGpu, SpecialCasesAreRef) { check(special_cases()); }
 
 /// Heads by widths; formats, block sizes, gaps, dtypes and second scopes take turns of different lengths.
-/// Every pair of values of heads, width, format, block size and gap: cell i of heads x widths takes format i mod 3, block size i mod 5 and gap i mod 4,
-/// and the numbers of widths, formats, block sizes and gaps have no common divisor. Large cells are one token.
+/// Every pair of values of heads, width, format, block size and gap: cell i of heads x widths takes format i mod 3,
+/// block size i mod 5 and gap i mod 4, and the numbers of widths, formats, block sizes and gaps have no common divisor.
+/// Large cells are one token.
 TEST_F(AttentionGpu, HeadsByWidthsAreRef) {
   const char* formats[] = {"fp8_ds_mla", "fp8_per_tensor", "bf16"};
   const std::int64_t block_sizes[] = {1, 2, 53, 64, 256};
@@ -145,17 +148,26 @@ TEST_F(AttentionGpu, HeadsByWidthsAreRef) {
   for (const std::int64_t heads : {1, 7, 8, 16, 32, 64, 96, 128}) {
     for (const std::int64_t width : {0, 1, 64, 128, 640, 1152, 8320}) {
       const std::int64_t block = block_sizes[i % 5];
-      AttentionCase c{.tokens = heads * width > 640 * 32 ? 1 : 2, .heads = heads, .seed = static_cast<unsigned>(7000 + i)};
+      AttentionCase c{
+          .tokens = heads * width > 640 * 32 ? 1 : 2, .heads = heads, .seed = static_cast<unsigned>(7000 + i)};
       c.q = i % 4 == 1 ? DType::kE4M3 : DType::kBF16;
       c.q_scale = c.q == DType::kE4M3 ? 0.71F : 1.0F;
       c.q_magnitude = i % 6 == 5 ? 4.0F : (i % 6 == 2 ? 0.1F : 1.0F);
       if (i % 3 != 0) c.sink = 0.4F;
       if (i % 7 == 3 && width <= 1152) c.partial = true, c.o = DType::kF32, c.sink = std::nullopt;
-      ScopeCase first{.format = formats[i % 3], .width = width, .block_size = block, .num_blocks = 1 + 700 / block, .block_gap = gaps[i % 4]};
+      ScopeCase first{.format = formats[i % 3],
+                      .width = width,
+                      .block_size = block,
+                      .num_blocks = 1 + 700 / block,
+                      .block_gap = gaps[i % 4]};
       first.lens = i % 2 == 0 ? Lens::kAbsent : Lens::kMixed;
       first.kv_scale = 0.37F;
       if (width > 128 && i % 2 == 1) {
-        ScopeCase second{.format = formats[(i / 3 + i) % 3], .width = width - 128, .block_size = 2, .num_blocks = 300, .block_gap = gaps[i / 4 % 4]};
+        ScopeCase second{.format = formats[(i / 3 + i) % 3],
+                         .width = width - 128,
+                         .block_size = 2,
+                         .num_blocks = 300,
+                         .block_gap = gaps[i / 4 % 4]};
         second.kv_scale = 1.7F;
         first.width = 128;
         c.scopes = {first, second};
@@ -179,7 +191,12 @@ TEST_F(AttentionGpu, MisalignedRowsAreRef) {
                          .heads = 9,
                          .q_gap = gap,
                          .q = q,
-                         .scopes = {{.format = format, .width = 70, .block_size = 5, .num_blocks = 20, .block_gap = gap, .index_gap = gap}},
+                         .scopes = {{.format = format,
+                                     .width = 70,
+                                     .block_size = 5,
+                                     .num_blocks = 20,
+                                     .block_gap = gap,
+                                     .index_gap = gap}},
                          .seed = static_cast<unsigned>(9000 + cases.size())});
       }
     }
@@ -191,7 +208,8 @@ TEST_F(AttentionGpu, MisalignedRowsAreRef) {
 TEST_F(AttentionGpu, AnOddOutputHoldsTheSameBits) {
   for (const DType o : {DType::kBF16, DType::kF32}) {
     for (const std::int64_t tokens : {2, 300}) {  // in parts, and whole
-      AttentionInputs in = make_inputs({.tokens = tokens, .heads = 3, .out_heads = 5, .o = o, .sink = 0.1F, .scopes = {{.width = 200}}});
+      AttentionInputs in =
+          make_inputs({.tokens = tokens, .heads = 3, .out_heads = 5, .o = o, .sink = 0.1F, .scopes = {{.width = 200}}});
       const AttentionOutputs want = run_device(in);
       const std::int64_t stride = in.problem.dim + 1;
       const std::int64_t size = size_of(o);
@@ -205,9 +223,11 @@ TEST_F(AttentionGpu, AnOddOutputHoldsTheSameBits) {
       test::run_on_gpu<SparseAttention>(in.problem, args, "cuda");
       for (std::int64_t row = 0; row < tokens * 5; ++row) {
         const std::uint8_t* got = bytes.data() + row * stride * size;
-        ASSERT_EQ(0, std::memcmp(want.head(row / 5, row % 5), got, static_cast<std::size_t>(in.problem.dim * size))) << "row " << row;
+        ASSERT_EQ(0, std::memcmp(want.head(row / 5, row % 5), got, static_cast<std::size_t>(in.problem.dim * size)))
+            << "row " << row;
         const bool last = row == tokens * 5 - 1;
-        ASSERT_TRUE(last || std::all_of(got + in.problem.dim * size, got + stride * size, [](std::uint8_t b) { return b == kPoison; }));
+        ASSERT_TRUE(last || std::all_of(got + in.problem.dim * size, got + stride * size,
+                                        [](std::uint8_t b) { return b == kPoison; }));
       }
     }
   }
@@ -218,13 +238,15 @@ TEST_F(AttentionGpu, AnyWordsAreRef) {
   std::map<std::string, int> ran;
   for (unsigned seed = 1; seed <= 12; ++seed) {
     const std::int64_t heads = seed % 3 == 0 ? 40 : 5;
-    AttentionInputs in =
-        make_inputs({.tokens = 6,
-                     .heads = heads,
-                     .sink = 0.2F,
-                     .scopes = {{.width = 90, .lens = Lens::kAbsent},
-                                {.format = seed % 2 == 0 ? "bf16" : "fp8_per_tensor", .width = 45, .block_size = 53, .lens = Lens::kAbsent}},
-                     .seed = seed});
+    AttentionInputs in = make_inputs({.tokens = 6,
+                                      .heads = heads,
+                                      .sink = 0.2F,
+                                      .scopes = {{.width = 90, .lens = Lens::kAbsent},
+                                                 {.format = seed % 2 == 0 ? "bf16" : "fp8_per_tensor",
+                                                  .width = 45,
+                                                  .block_size = 53,
+                                                  .lens = Lens::kAbsent}},
+                                      .seed = seed});
     std::mt19937 random(seed);
     for (ScopeInputs& s : in.scopes) {
       // What is in the cache by chance may be a row that holds nothing.
@@ -276,51 +298,64 @@ TEST_F(AttentionGpu, NumbersPastHalfPrecisionAreRef) {
     float q;
   };
   std::map<std::string, int> ran;
-  for (const Numbers n : {Numbers{"fp8_ds_mla", 12, 0x1p-12F}, Numbers{"fp8_ds_mla", -40, 1.0F}, Numbers{"fp8_ds_mla", -17, 0x1p17F},
-                          Numbers{"bf16", 12, 0x1p-12F}, Numbers{"bf16", 100, 0x1p-100F}, Numbers{"bf16", -17, 0x1p17F}}) {
+  for (const Numbers n :
+       {Numbers{"fp8_ds_mla", 12, 0x1p-12F}, Numbers{"fp8_ds_mla", -40, 1.0F}, Numbers{"fp8_ds_mla", -17, 0x1p17F},
+        Numbers{"bf16", 12, 0x1p-12F}, Numbers{"bf16", 100, 0x1p-100F}, Numbers{"bf16", -17, 0x1p17F}}) {
     for (const std::int64_t heads : {5, 40}) {
       SCOPED_TRACE(testing::Message() << n.format << " x 2^" << n.shift << ", q " << n.q << ", heads " << heads);
-      AttentionInputs in =
-          make_inputs({.tokens = 3, .heads = heads, .q_magnitude = n.q, .sink = 0.2F, .scopes = {{.format = n.format, .width = 150}}});
+      AttentionInputs in = make_inputs({.tokens = 3,
+                                        .heads = heads,
+                                        .q_magnitude = n.q,
+                                        .sink = 0.2F,
+                                        .scopes = {{.format = n.format, .width = 150}}});
       shift_rows(in.scopes[0], n.shift);
       check(in, ran);
       if (HasFailure()) return;
     }
   }
   // One cache's numbers are too small in units of the other's.
-  AttentionInputs in =
-      make_inputs({.tokens = 3,
-                   .heads = 20,
-                   .sink = 0.2F,
-                   .scopes = {{.format = "fp8_per_tensor", .width = 90}, {.format = "fp8_per_tensor", .width = 70, .kv_scale = 0x1p-20F}}});
+  AttentionInputs in = make_inputs({.tokens = 3,
+                                    .heads = 20,
+                                    .sink = 0.2F,
+                                    .scopes = {{.format = "fp8_per_tensor", .width = 90},
+                                               {.format = "fp8_per_tensor", .width = 70, .kv_scale = 0x1p-20F}}});
   check(in, ran);
 }
 
-/// With q_rope_dim the bits are those of QNormRopeInsert before, however a call is cut and whatever way a block takes; of positions without a row q is used as
-/// it is.
+/// With q_rope_dim the bits are those of QNormRopeInsert before, however a call is cut and whatever way a block takes;
+/// of positions without a row q is used as it is.
 TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
   constexpr std::int64_t kPositions = 50;
   for (const DType q : {DType::kBF16, DType::kF32}) {
     for (const std::int64_t heads : {1, 20, 64, 100}) {
       for (const int rope : {2, 64, 512}) {
         for (const int shift : {0, 12}) {  // of the rows: past what half precision holds
-          AttentionInputs in = make_inputs({.tokens = 5,
-                                            .heads = heads,
-                                            .out_heads = heads + 3,
-                                            .q = q,
-                                            .sink = 0.5F,
-                                            .scopes = {{.format = "fp8_ds_mla", .width = 128}, {.format = "bf16", .width = 400}}});
+          AttentionInputs in =
+              make_inputs({.tokens = 5,
+                           .heads = heads,
+                           .out_heads = heads + 3,
+                           .q = q,
+                           .sink = 0.5F,
+                           .scopes = {{.format = "fp8_ds_mla", .width = 128}, {.format = "bf16", .width = 400}}});
           for (auto& scope : in.scopes) shift_rows(scope, shift);
-          SCOPED_TRACE(testing::Message() << heads << " heads, " << rope << " dims, " << name_of(q) << ", rows x 2^" << shift);
+          SCOPED_TRACE(testing::Message()
+                       << heads << " heads, " << rope << " dims, " << name_of(q) << ", rows x 2^" << shift);
           HostTensor table(DType::kF32, {kPositions, rope});
-          for (std::int64_t i = 0; i < table.numel(); ++i) table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
+          for (std::int64_t i = 0; i < table.numel(); ++i)
+            table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
           const std::int64_t positions[] = {0, 49, -1, 50, 7};
           SparseAttention::Problem problem = in.problem;
           problem.q_rope_dim = rope, problem.q_eps = 1e-4F;
           HostTensor queries(q, {5, heads, problem.dim});
           copy_heads(in.args().q, queries);
-          const QNormRopeInsert::Problem before{
-              .tokens = 5, .heads = heads, .out_heads = heads, .dim = problem.dim, .rope_dim = rope, .in = q, .q_out = q, .eps = 1e-4F};
+          const QNormRopeInsert::Problem before{.tokens = 5,
+                                                .heads = heads,
+                                                .out_heads = heads,
+                                                .dim = problem.dim,
+                                                .rope_dim = rope,
+                                                .in = q,
+                                                .q_out = q,
+                                                .eps = 1e-4F};
           test::run_on_gpu<QNormRopeInsert>(before, {.q = std::as_const(queries).view(),
                                                      .positions = view_of(positions, {5}),
                                                      .cos_sin = std::as_const(table).view(),
@@ -347,23 +382,27 @@ TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
   }
 }
 
-/// With rope_dim the bits are those of InverseRope afterwards, however a call is cut; positions without a row are left as they are.
+/// With rope_dim the bits are those of InverseRope afterwards, however a call is cut; positions without a row are left
+/// as they are.
 TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
   constexpr std::int64_t kPositions = 50;
   for (const DType o : {DType::kBF16, DType::kF32}) {
     for (const std::int64_t heads : {1, 20, 64, 100}) {
       for (const int rope : {2, 20, 64, 512}) {
         for (const float magnitude : {1.0F, 1e6F}) {
-          AttentionInputs in = make_inputs({.tokens = 5,
-                                            .heads = heads,
-                                            .out_heads = heads + 3,
-                                            .o = o,
-                                            .q_magnitude = magnitude,
-                                            .sink = 0.5F,
-                                            .scopes = {{.format = "fp8_ds_mla", .width = 128}, {.format = "bf16", .width = 400}}});
-          SCOPED_TRACE(testing::Message() << heads << " heads, " << rope << " dims, " << name_of(o) << ", q x " << magnitude);
+          AttentionInputs in =
+              make_inputs({.tokens = 5,
+                           .heads = heads,
+                           .out_heads = heads + 3,
+                           .o = o,
+                           .q_magnitude = magnitude,
+                           .sink = 0.5F,
+                           .scopes = {{.format = "fp8_ds_mla", .width = 128}, {.format = "bf16", .width = 400}}});
+          SCOPED_TRACE(testing::Message()
+                       << heads << " heads, " << rope << " dims, " << name_of(o) << ", q x " << magnitude);
           HostTensor table(DType::kF32, {kPositions, rope});
-          for (std::int64_t i = 0; i < table.numel(); ++i) table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
+          for (std::int64_t i = 0; i < table.numel(); ++i)
+            table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
           const std::int64_t positions[] = {0, 49, -1, 50, 7};
           SparseAttention::Problem problem = in.problem;
           problem.rope_dim = rope;
@@ -373,9 +412,12 @@ TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
             SparseAttention::Args args = in.args();
             want.attach(args);
             const TensorView turned = args.o.slice(1, 0, heads);
-            const InverseRope::Problem back{.tokens = 5, .heads = heads, .dim = problem.dim, .rope_dim = rope, .in = o, .out = o};
-            test::run_on_gpu<InverseRope>(back,
-                                          {.x = turned, .positions = view_of(positions, {5}), .cos_sin = std::as_const(table).view(), .y = turned});
+            const InverseRope::Problem back{
+                .tokens = 5, .heads = heads, .dim = problem.dim, .rope_dim = rope, .in = o, .out = o};
+            test::run_on_gpu<InverseRope>(back, {.x = turned,
+                                                 .positions = view_of(positions, {5}),
+                                                 .cos_sin = std::as_const(table).view(),
+                                                 .y = turned});
             AttentionOutputs got(problem);
             args = in.args();
             got.attach(args);
@@ -395,8 +437,10 @@ TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
 /// A named row of NaN makes its own token NaN and no other.
 TEST_F(AttentionGpu, NanStaysWithItsToken) {
   for (const char* format : {"fp8_ds_mla", "fp8_per_tensor", "bf16"}) {
-    AttentionInputs in =
-        make_inputs({.tokens = 4, .heads = 20, .scopes = {{.format = format, .width = 100, .num_blocks = 60, .lens = Lens::kAbsent, .invalid = 0}}});
+    AttentionInputs in = make_inputs(
+        {.tokens = 4,
+         .heads = 20,
+         .scopes = {{.format = format, .width = 100, .num_blocks = 60, .lens = Lens::kAbsent, .invalid = 0}}});
     for (const Way& way : ways_of(in.problem)) {
       SCOPED_TRACE(testing::Message() << format << " " << way);
       AttentionInputs bad = in;
@@ -410,12 +454,14 @@ TEST_F(AttentionGpu, NanStaysWithItsToken) {
       const AttentionOutputs got = run_device(bad, way);
       for (std::int64_t t = 0; t < 4; ++t) {
         if (t != 2) {
-          ASSERT_EQ(0, std::memcmp(want.head(t, 0), got.head(t, 0), static_cast<std::size_t>(20 * want.head_bytes()))) << "token " << t;
+          ASSERT_EQ(0, std::memcmp(want.head(t, 0), got.head(t, 0), static_cast<std::size_t>(20 * want.head_bytes())))
+              << "token " << t;
           continue;
         }
         for (std::int64_t h = 0; h < 20; ++h) {
           ASSERT_TRUE(std::isnan(got.lse_of(t, h))) << "head " << h;
-          for (std::int64_t d = 0; d < 512; ++d) ASSERT_TRUE(std::isnan(got.value(t, h, d))) << "head " << h << " dim " << d;
+          for (std::int64_t d = 0; d < 512; ++d)
+            ASSERT_TRUE(std::isnan(got.value(t, h, d))) << "head " << h << " dim " << d;
         }
       }
     }
@@ -424,10 +470,11 @@ TEST_F(AttentionGpu, NanStaysWithItsToken) {
 
 TEST_F(AttentionGpu, TwentyRepeatsAreTheSameBits) {
   for (const std::int64_t heads : {13, 30, 70}) {
-    AttentionInputs in = make_inputs({.tokens = 5,
-                                      .heads = heads,
-                                      .sink = 0.3F,
-                                      .scopes = {{.width = 128}, {.width = 1333, .block_size = 2, .num_blocks = 900, .lens = Lens::kAbsent}}});
+    AttentionInputs in = make_inputs(
+        {.tokens = 5,
+         .heads = heads,
+         .sink = 0.3F,
+         .scopes = {{.width = 128}, {.width = 1333, .block_size = 2, .num_blocks = 900, .lens = Lens::kAbsent}}});
     for (const Way& way : ways_of(in.problem)) {
       SCOPED_TRACE(testing::PrintToString(way));
       const AttentionOutputs first = run_device(in, way);
@@ -444,11 +491,12 @@ TEST_F(AttentionGpu, ATokenIsTheSameInAnyBatch) {
   for (const std::int64_t heads : {3, 64, 100}) {
     for (const std::int64_t width : {100, 1100}) {
       SCOPED_TRACE(testing::Message() << heads << " heads, width " << width);
-      AttentionInputs in = make_inputs({.tokens = 40,
-                                        .heads = heads,
-                                        .out_heads = 128,
-                                        .sink = 0.3F,
-                                        .scopes = {{.format = "bf16", .width = 128}, {.width = width, .num_blocks = 40, .index_gap = 700}}});
+      AttentionInputs in = make_inputs(
+          {.tokens = 40,
+           .heads = heads,
+           .out_heads = 128,
+           .sink = 0.3F,
+           .scopes = {{.format = "bf16", .width = 128}, {.width = width, .num_blocks = 40, .index_gap = 700}}});
       for (const std::string implementation : {"cuda", "cuda_simt"}) {
         const Way way{.implementation = implementation, .deterministic = true};
         const AttentionOutputs all = run_device(in, way);
@@ -466,7 +514,8 @@ TEST_F(AttentionGpu, ATokenIsTheSameInAnyBatch) {
 
 /// More tokens than one launch has workspace for.
 TEST_F(AttentionGpu, SeveralLaunchesAreRef) {
-  AttentionInputs in = make_inputs({.tokens = 100, .heads = 128, .sink = 0.3F, .scopes = {{.width = 1200, .num_blocks = 2, .lens = Lens::kMixed}}});
+  AttentionInputs in = make_inputs(
+      {.tokens = 100, .heads = 128, .sink = 0.3F, .scopes = {{.width = 1200, .num_blocks = 2, .lens = Lens::kMixed}}});
   for (std::int32_t& length : in.scopes[0].lens) length = std::min(length, 4);
   for (const std::int64_t t : {3, 60, 99}) in.scopes[0].lens[static_cast<std::size_t>(t)] = 0;
   const AttentionSplit split = split_attention(in.problem, device::multiprocessors(), device::shared_limit(), true);

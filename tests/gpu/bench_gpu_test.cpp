@@ -18,7 +18,8 @@ using BenchGpu = test::GpuTest;
 
 const MeasureOptions kQuick{.min_seconds = 0, .min_runs = 24};
 
-std::vector<std::int32_t> slots_of(const IndexRule& rule, std::int64_t queries, std::int64_t width, const HostTensor& tables) {
+std::vector<std::int32_t> slots_of(const IndexRule& rule, std::int64_t queries, std::int64_t width,
+                                   const HostTensor& tables) {
   DeviceTensor slots(DeviceKind::kCuda, DType::kI32, {queries, width});
   const DeviceTensor device = DeviceTensor::copy_of(DeviceKind::kCuda, tables.view());
   gpu_make_indices(slots.view(), device.view(), rule, {});
@@ -40,8 +41,10 @@ TEST_F(BenchGpu, IndicesAreTheRequestsOwnAndDistinct) {
       for (std::int64_t c = 0; c < width; ++c) {
         std::int64_t entry = c;
         if (kind == IndexRule::Kind::kRandom) entry = Shuffle(37).at(c, mix(5, static_cast<std::uint64_t>(q)));
-        if (kind == IndexRule::Kind::kSliding) entry += static_cast<std::int64_t>(mix(5, static_cast<std::uint64_t>(q / 2)) % 8) + q % 2;
-        EXPECT_EQ(slots[static_cast<std::size_t>(q * width + c)], tables.as<std::int32_t>()[q / 2 * 5 + entry / 8] * 8 + entry % 8);
+        if (kind == IndexRule::Kind::kSliding)
+          entry += static_cast<std::int64_t>(mix(5, static_cast<std::uint64_t>(q / 2)) % 8) + q % 2;
+        EXPECT_EQ(slots[static_cast<std::size_t>(q * width + c)],
+                  tables.as<std::int32_t>()[q / 2 * 5 + entry / 8] * 8 + entry % 8);
       }
     }
   }
@@ -50,7 +53,8 @@ TEST_F(BenchGpu, IndicesAreTheRequestsOwnAndDistinct) {
 }
 
 TEST_F(BenchGpu, RowsAreValidAndComeBackAsTheyAre) {
-  for (const RowFormat* format : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &index_fp8_rows(), &index_mxfp4_rows()}) {
+  for (const RowFormat* format :
+       {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &index_fp8_rows(), &index_mxfp4_rows()}) {
     const DeviceCache cache(*format, 9, 2, 3, {});
     HostTensor order(DType::kI32, {3});
     for (int i = 0; i < 3; ++i) order.as<std::int32_t>()[i] = 17 - 8 * i;
@@ -63,7 +67,8 @@ TEST_F(BenchGpu, RowsAreValidAndComeBackAsTheyAre) {
     for (std::size_t i = 0; i < 3; ++i) {
       const std::int64_t slot = order.as<std::int32_t>()[i];
       const std::uint8_t* block = whole.as<std::uint8_t>() + slot / 2 * cache.cache().block_stride_bytes;
-      EXPECT_TRUE(std::equal(packed.bytes.as<std::uint8_t>() + i * bytes, packed.bytes.as<std::uint8_t>() + (i + 1) * bytes,
+      EXPECT_TRUE(std::equal(packed.bytes.as<std::uint8_t>() + i * bytes,
+                             packed.bytes.as<std::uint8_t>() + (i + 1) * bytes,
                              block + static_cast<std::size_t>(slot % 2) * bytes))
           << format->name;
     }
@@ -81,7 +86,8 @@ TEST_F(BenchGpu, TheTimerTellsSomethingFromNothing) {
   const DeviceTimer timer;
   const DeviceMemory a(DeviceKind::kCuda, std::size_t{256} << 20);
   const DeviceMemory b(DeviceKind::kCuda, std::size_t{256} << 20);
-  const std::vector<std::function<void()>> calls{[] {}, [&] { copy_bytes(DeviceKind::kCuda, b.data(), a.data(), a.bytes(), timer.stream()); }};
+  const std::vector<std::function<void()>> calls{
+      [] {}, [&] { copy_bytes(DeviceKind::kCuda, b.data(), a.data(), a.bytes(), timer.stream()); }};
   const std::vector<GpuRecording> recordings = timer.record(calls);
   const double nothing = timer.time(kQuick, std::span(recordings).first(1)).median;
   const double copy = timer.time(kQuick, std::span(recordings).last(1)).median;
@@ -197,15 +203,17 @@ TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
   for (const std::int64_t heads : {0, 4}) {
     options.head_counts = {heads};
     int rows = 0;
-    bench_device_layer(options, [&](const Row& row) {
-      ++rows;
-      expect_right(row, true);
-      ASSERT_EQ(row.stages.size(), 6U);
-      EXPECT_EQ(row.stages[0].first, "kernels");
-      EXPECT_GE(row.stages[0].second, 2) << row.name;
-      EXPECT_LE(row.stages[0].second, 7) << row.name;  // C4A: norms, compressors, index queries, scores, choice, attention, merge
-      EXPECT_GT(row.stages[5].second, 0) << row.name;
-    });
+    bench_device_layer(options,
+                       [&](const Row& row) {
+                         ++rows;
+                         expect_right(row, true);
+                         ASSERT_EQ(row.stages.size(), 6U);
+                         EXPECT_EQ(row.stages[0].first, "kernels");
+                         EXPECT_GE(row.stages[0].second, 2) << row.name;
+                         EXPECT_LE(row.stages[0].second, 7)
+                             << row.name;  // C4A: norms, compressors, index queries, scores, choice, attention, merge
+                         EXPECT_GT(row.stages[5].second, 0) << row.name;
+                       });
     EXPECT_EQ(rows, 3 * (2 * 2 + 1));
   }
 }
@@ -227,7 +235,8 @@ TEST_F(BenchGpu, ALayersWrongOutputsAreSeen) {
       EXPECT_EQ(right.failure, "");
       EXPECT_THAT(run.check([] {}).failure, testing::HasSubstr("were not written"));
       // Another step's outputs, as if the last step's kernels had read the wrong list.
-      EXPECT_THAT(run.check(run.calls().front()).failure, testing::HasSubstr("not those of the ops one after the other"));
+      EXPECT_THAT(run.check(run.calls().front()).failure,
+                  testing::HasSubstr("not those of the ops one after the other"));
       // Both ways of running it agree on a wrong weight; the host does not.
       auto* sinks = static_cast<float*>(const_cast<void*>(layer.views.attn_sink.data));
       fill_bytes(DeviceKind::kCuda, sinks, 0x41, layer.views.attn_sink.size(0) * sizeof(float));  // 12.1

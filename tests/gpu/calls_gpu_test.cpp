@@ -57,16 +57,17 @@ TEST_F(CallsGpu, ARecordedCallOfTheGpuIsACaseForTheCpu) {
   const std::vector<std::int32_t> lens{50, 20, 4};
   std::vector<std::int32_t> chosen(3 * 8);
   record_calls(folder.string());
-  test::run_on_gpu<TopK>(
-      {.rows = 3, .width = 50, .k = 8},
-      {.logits = view_of(std::as_const(logits).data(), {3, 50}), .lens = view_of(lens.data(), {3}), .indices = view_of(chosen.data(), {3, 8})});
+  test::run_on_gpu<TopK>({.rows = 3, .width = 50, .k = 8}, {.logits = view_of(std::as_const(logits).data(), {3, 50}),
+                                                            .lens = view_of(lens.data(), {3}),
+                                                            .indices = view_of(chosen.data(), {3, 8})});
   record_calls("");
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const CaseFile file = read_case(entry.path().string());
     for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
       const ReplayResult made = replay(file, {.plan = {.device = device}});
-      for (const Verdict& verdict : judge(file, made)) EXPECT_TRUE(verdict.comparison.pass) << verdict.result << " on " << name_of(device);
+      for (const Verdict& verdict : judge(file, made))
+        EXPECT_TRUE(verdict.comparison.pass) << verdict.result << " on " << name_of(device);
     }
     ++files;
   }
@@ -110,8 +111,8 @@ TEST_F(CallsGpu, SlotsBeyondFourGigabytes) {
   const auto copy = [](const ConstTensorView& v) { return DeviceTensor::copy_of(DeviceKind::kCuda, v); };
   const DeviceTensor d_rows = copy(rows.view());
   const DeviceTensor d_q = copy(q.view());
-  const auto attend = [&](const std::vector<std::int64_t>& slots, const std::vector<std::int32_t>& indices, std::int64_t blocks,
-                          const std::string& implementation) {
+  const auto attend = [&](const std::vector<std::int64_t>& slots, const std::vector<std::int32_t>& indices,
+                          std::int64_t blocks, const std::string& implementation) {
     const PagedCache cache{.format = &format,
                            .base = static_cast<std::uint8_t*>(slab->data()),
                            .num_blocks = blocks,
@@ -144,7 +145,8 @@ TEST_F(CallsGpu, SlotsBeyondFourGigabytes) {
     const std::vector<std::uint16_t> want = attend(near, near_indices, kBlocks, c.name);
     EXPECT_EQ(want, attend(far, far_indices, kBlocks, c.name)) << c.name;
     EXPECT_TRUE(std::ranges::any_of(want, [](std::uint16_t v) { return v != 0; }));
-    EXPECT_TRUE(std::ranges::none_of(want, [](std::uint16_t v) { return (v & 0x7F80U) == 0x7F80U; })) << c.name << ": NaN from rows nobody named";
+    EXPECT_TRUE(std::ranges::none_of(want, [](std::uint16_t v) { return (v & 0x7F80U) == 0x7F80U; }))
+        << c.name << ": NaN from rows nobody named";
   }
 }
 
@@ -173,7 +175,8 @@ TEST_F(CallsGpu, CInterfaceTakesDevicePointersAndAStream) {
       t->as<BF16>()[i] = to_bf16(static_cast<float>(seed >> 8) * 0x1p-23F - 1.0F);
     }
   }
-  for (std::int64_t i = 0; i < indices.numel(); ++i) indices.as<std::int32_t>()[i] = static_cast<std::int32_t>((i * 29) % 70 - 3);
+  for (std::int64_t i = 0; i < indices.numel(); ++i)
+    indices.as<std::int32_t>()[i] = static_cast<std::int32_t>((i * 29) % 70 - 3);
   const DeviceTensor d_q = DeviceTensor::copy_of(DeviceKind::kCuda, q.view());
   const DeviceTensor d_cache = DeviceTensor::copy_of(DeviceKind::kCuda, cache.view());
   const DeviceTensor d_indices = DeviceTensor::copy_of(DeviceKind::kCuda, indices.view());
@@ -181,7 +184,8 @@ TEST_F(CallsGpu, CInterfaceTakesDevicePointersAndAStream) {
   HostTensor o(DType::kBF16, {kTokens, kHeads, 512});
 
   const OwnedStream stream(DeviceKind::kCuda);
-  const auto call = [&](smla_device device, const void* q_data, void* cache_data, const void* index_data, void* o_data) {
+  const auto call = [&](smla_device device, const void* q_data, void* cache_data, const void* index_data,
+                        void* o_data) {
     const smla_tensor q_c = describe_for_c(q_data, SMLA_BF16, {kTokens, kHeads, 512});
     const smla_tensor o_c = describe_for_c(o_data, SMLA_BF16, {kTokens, kHeads, 512});
     const smla_tensor index_c = describe_for_c(index_data, SMLA_I32, {kTokens, kWidth});

@@ -1,4 +1,5 @@
-// The compressor on the GPU against `_ref` over the family's own cases: state rows byte for byte, entries within the family's bounds.
+// The compressor on the GPU against `_ref` over the family's own cases: state rows byte for byte, entries within the
+// family's bounds.
 #include "gpu/gpu_run.h"
 #include "parity/compressor_compare.h"
 
@@ -16,7 +17,8 @@ void move_blocks(OwnedCache& owned, std::int64_t further) {
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(to.num_blocks * to.block_stride_bytes), kPoison);
   to.base = bytes.data();
   const std::int64_t n = std::min(owned.cache.block_stride_bytes, to.block_stride_bytes);
-  for (std::int64_t b = 0; b < to.num_blocks; ++b) std::memcpy(to.block(b), owned.cache.block(b), static_cast<std::size_t>(n));
+  for (std::int64_t b = 0; b < to.num_blocks; ++b)
+    std::memcpy(to.block(b), owned.cache.block(b), static_cast<std::size_t>(n));
   owned.bytes = std::move(bytes);
   owned.cache = to;
   owned.cache.base = owned.bytes.data();
@@ -29,7 +31,8 @@ void misalign(CompressorInputs& in) {
   const std::int64_t width = in.save.kv_score.size(1);
   HostTensor narrow(DType::kF32, {in.save.kv_score.size(0), width + 3});
   for (std::int64_t t = 0; t < in.save.kv_score.size(0); ++t) {
-    std::copy_n(in.save.kv_score.as<float>() + t * in.save.kv_score.stride[0], width, narrow.as<float>() + t * (width + 3));
+    std::copy_n(in.save.kv_score.as<float>() + t * in.save.kv_score.stride[0], width,
+                narrow.as<float>() + t * (width + 3));
   }
   in.kv_score = std::move(narrow);
   in.save.kv_score = std::as_const(in.kv_score).view().slice(1, 0, width);
@@ -50,8 +53,8 @@ void check_save(const CompressorCase& c, bool odd) {
   Plan<SaveState>(c.save(), {.implementation = "ref"}).run(want.save);
   test::run_on_gpu<SaveState>(c.save(), got.save, "cuda");
   const auto [a, b] = std::mismatch(want.state.bytes.begin(), want.state.bytes.end(), got.state.bytes.begin());
-  ASSERT_TRUE(a == want.state.bytes.end()) << "byte " << a - want.state.bytes.begin() << " of blocks of " << want.state.cache.block_stride_bytes
-                                           << ": want " << +*a << " got " << +*b;
+  ASSERT_TRUE(a == want.state.bytes.end()) << "byte " << a - want.state.bytes.begin() << " of blocks of "
+                                           << want.state.cache.block_stride_bytes << ": want " << +*a << " got " << +*b;
 }
 
 struct Count {
@@ -107,7 +110,8 @@ TEST_F(CompressorGpu, TwoInOneLaunchAreEachAlone) {
   for (const auto& [layer, index] : pairs()) {
     for (const bool odd : {false, true}) {
       for (const bool saves : {false, true}) {
-        SCOPED_TRACE(testing::Message() << layer << " and " << index << (odd ? ", misaligned" : "") << (saves ? ", saving" : ""));
+        SCOPED_TRACE(testing::Message() << layer << " and " << index << (odd ? ", misaligned" : "")
+                                        << (saves ? ", saving" : ""));
         CompressorInputs want[] = {make_inputs(layer), make_inputs(index, 2)};
         CompressorInputs got[] = {make_inputs(layer), make_inputs(index, 2)};
         if (odd) misalign(want[1]), misalign(got[1]);
@@ -120,8 +124,9 @@ TEST_F(CompressorGpu, TwoInOneLaunchAreEachAlone) {
         alone.entry_slots = want[0].store.entry_slots;
         test::run_on_gpu<CompressStore>(layer.store(), want[0].store, "cuda");
         test::run_on_gpu<CompressStore>(index.store(), alone, "cuda");
-        test::run_on_gpu<CompressStore>(together(layer, index),
-                                        saves ? together(got[0].saving(), got[1].saving()) : together(got[0].store, got[1].store), "cuda");
+        test::run_on_gpu<CompressStore>(
+            together(layer, index),
+            saves ? together(got[0].saving(), got[1].saving()) : together(got[0].store, got[1].store), "cuda");
         for (const int i : {0, 1}) {
           ASSERT_TRUE(want[i].state.bytes == got[i].state.bytes) << i;
           ASSERT_TRUE(want[i].entries.bytes == got[i].entries.bytes) << i;
@@ -152,7 +157,11 @@ TEST_F(CompressorGpu, CompressStoreIsRef) {
 /// A prompt with more groups than a GPU has clusters of blocks at once: each has the bits that it has among fewer.
 TEST_F(CompressorGpu, ManyLongGroupsAreRefAndThoseOfFew) {
   constexpr std::int64_t kFew = 2600;
-  const CompressorCase c{.ratio = 128, .format = &fp8_ds_mla_rows(), .requests = {{37, 5000}, {127, 1}, {64, 200}}, .state_block = 8, .unmapped = 3};
+  const CompressorCase c{.ratio = 128,
+                         .format = &fp8_ds_mla_rows(),
+                         .requests = {{37, 5000}, {127, 1}, {64, 200}},
+                         .state_block = 8,
+                         .unmapped = 3};
   Count count;
   check_store(c, false, unchanged, count);
   check_store(c, true, unchanged, count);
@@ -161,7 +170,8 @@ TEST_F(CompressorGpu, ManyLongGroupsAreRefAndThoseOfFew) {
   test::run_on_gpu<CompressStore>(c.store(), many.saving(), "cuda");
   const CompressorInputs few = make_inputs(c);
   CompressStore::Args args = few.saving();
-  for (ConstTensorView* tokens : {&args.positions, &args.token_to_req, &args.state_slots, &args.entry_slots, &args.kv_score}) {
+  for (ConstTensorView* tokens :
+       {&args.positions, &args.token_to_req, &args.state_slots, &args.entry_slots, &args.kv_score}) {
     *tokens = tokens->slice(0, 0, kFew);
   }
   CompressStore::Problem problem = c.store();
@@ -184,7 +194,8 @@ TEST_F(CompressorGpu, AWindowWithoutRowsLeavesItsNeighbours) {
   CompressorInputs got = make_inputs(c);
   for (CompressorInputs* in : {&want, &got}) {
     Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in->save);
-    for (std::int64_t r = 1; r < 70; r += 4) in->block_table.as<std::int32_t>()[r] = std::numeric_limits<std::int32_t>::max();
+    for (std::int64_t r = 1; r < 70; r += 4)
+      in->block_table.as<std::int32_t>()[r] = std::numeric_limits<std::int32_t>::max();
   }
   Plan<CompressStore>(c.store(), {.implementation = "ref"}).run(want.store);
   test::run_on_gpu<CompressStore>(c.store(), got.store, "cuda");
@@ -201,11 +212,14 @@ TEST_F(CompressorGpu, AWindowWithoutRowsLeavesItsNeighbours) {
 std::vector<CompressorCase> few_cases() {
   std::vector<CompressorCase> cases;
   for (const RowFormat* format : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &f32_rows()}) {
-    cases.push_back({.format = format, .requests = {{0, 10}, {41, 11}}, .state_block = 3, .entry_block = 5, .small = DType::kF32});
-    cases.push_back({.ratio = 128, .format = format, .requests = {{120, 9}, {200, 60}}, .state_block = 53, .entry_block = 2});
+    cases.push_back(
+        {.format = format, .requests = {{0, 10}, {41, 11}}, .state_block = 3, .entry_block = 5, .small = DType::kF32});
+    cases.push_back(
+        {.ratio = 128, .format = format, .requests = {{120, 9}, {200, 60}}, .state_block = 53, .entry_block = 2});
   }
   for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()}) {
-    cases.push_back({.format = format, .requests = {{3, 21}, {0, 4}}, .state_block = 2, .entry_block = 3, .hadamard = true});
+    cases.push_back(
+        {.format = format, .requests = {{3, 21}, {0, 4}}, .state_block = 2, .entry_block = 3, .hadamard = true});
   }
   return cases;
 }
@@ -226,7 +240,9 @@ TEST_F(CompressorGpu, ExtremeLogitsAreRef) {
     const std::int64_t half = static_cast<std::int64_t>(c.store().coff()) * c.format->dim;
     const auto change = [half](PagedCache& state) {
       for (std::int64_t slot = 0; slot < state.num_slots(); ++slot) {
-        auto* logits = reinterpret_cast<float*>(state.block(slot / state.block_size) + slot % state.block_size * state.format->data_bytes) + half;
+        auto* logits = reinterpret_cast<float*>(state.block(slot / state.block_size) +
+                                                slot % state.block_size * state.format->data_bytes) +
+                       half;
         for (std::int64_t i = 0; i < half; ++i) {
           if (i % 7 == 1) logits[i] *= 40.0F;
           if ((i + slot) % 5 == 2 || i % 11 == 3) logits[i] = -std::numeric_limits<float>::infinity();

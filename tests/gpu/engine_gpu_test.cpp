@@ -28,10 +28,11 @@ EngineOptions gpu_options() {
 }
 
 /// Lengths on both sides of the window, of an entry of 128 tokens and of the top-k, and requests that come and go.
-const std::vector<RequestSpec> kRequests{{.id = 0, .prompt_tokens = 3, .output_tokens = 40},    {.id = 1, .prompt_tokens = 130, .output_tokens = 9},
-                                         {.id = 2, .prompt_tokens = 1, .output_tokens = 1},     {.id = 3, .prompt_tokens = 64, .output_tokens = 70},
-                                         {.id = 4, .prompt_tokens = 300, .output_tokens = 12},  {.id = 5, .prompt_tokens = 17, .output_tokens = 150},
-                                         {.id = 6, .prompt_tokens = 1020, .output_tokens = 10}, {.id = 7, .prompt_tokens = 5, .output_tokens = 5}};
+const std::vector<RequestSpec> kRequests{
+    {.id = 0, .prompt_tokens = 3, .output_tokens = 40},    {.id = 1, .prompt_tokens = 130, .output_tokens = 9},
+    {.id = 2, .prompt_tokens = 1, .output_tokens = 1},     {.id = 3, .prompt_tokens = 64, .output_tokens = 70},
+    {.id = 4, .prompt_tokens = 300, .output_tokens = 12},  {.id = 5, .prompt_tokens = 17, .output_tokens = 150},
+    {.id = 6, .prompt_tokens = 1020, .output_tokens = 10}, {.id = 7, .prompt_tokens = 5, .output_tokens = 5}};
 
 struct Outcome {
   std::map<std::int64_t, std::uint64_t> digests;
@@ -131,9 +132,11 @@ TEST_F(EngineGpu, Fp8WeightsPassTheCheck) {
       for (const RequestSpec& s : kRequests) engine.submit(s);
       finish(engine);
       const CheckReport report = check.finish(engine);
-      EXPECT_TRUE(report.passed) << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of " << report.bound;
-      std::cout << "[ measured ] FP8 weights, " << (deterministic ? "deterministic: " : "") << engine.implementations() << ": relative l2 "
-                << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of " << report.bound << "\n";
+      EXPECT_TRUE(report.passed) << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of "
+                                 << report.bound;
+      std::cout << "[ measured ] FP8 weights, " << (deterministic ? "deterministic: " : "") << engine.implementations()
+                << ": relative l2 " << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of "
+                << report.bound << "\n";
     }
   }
 }
@@ -162,7 +165,8 @@ TEST_F(EngineGpu, FiveHundredAndTwelveRequestsAtOnce) {
   options.max_batched_tokens = 700;
   options.num_blocks = 12'000;
   std::vector<RequestSpec> specs;
-  for (int i = 0; i < 512; ++i) specs.push_back({.id = i, .arrival_seconds = 0, .prompt_tokens = 1 + i % 9, .output_tokens = 9 + i % 3});
+  for (int i = 0; i < 512; ++i)
+    specs.push_back({.id = i, .arrival_seconds = 0, .prompt_tokens = 1 + i % 9, .output_tokens = 9 + i % 3});
   const Outcome recorded = run(options, specs);
   EXPECT_GT(recorded.totals.graph_steps, 0);
   options.graphs = false;
@@ -203,30 +207,31 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
     const char* name;
     std::function<void(EngineOptions&)> set;
   };
-  const std::vector<Variant> variants{{"flashmla", [](EngineOptions&) {}},
-                                      {"flashmla, cuBLASLt allowed", [](EngineOptions& o) { o.layer.deterministic = false; }},
-                                      {"gathered prefills", [](EngineOptions& o) { o.layer.gather_prefill = true; }},
-                                      {"bf16 rows", [](EngineOptions& o) { o.layer.caches.rows = &bf16_rows(); }},
-                                      {"mxfp4 index, hadamard",
-                                       [](EngineOptions& o) {
-                                         o.layer.caches.index = &index_mxfp4_rows();
-                                         o.model.hadamard = true;
-                                       }},
-                                      {"flashinfer, per-tensor rows, e4m3 q",
-                                       [](EngineOptions& o) {
-                                         o.layer.front_end = FrontEnd::kFlashInfer;
-                                         o.layer.caches.rows = &fp8_per_tensor_rows();
-                                         o.layer.caches.kv_scale = 0.02F;
-                                         o.layer.q_scale = 0.02F;
-                                         o.layer.q = DType::kE4M3;
-                                       }},
-                                      {"sm120, speculative",
-                                       [](EngineOptions& o) {
-                                         o.layer.front_end = FrontEnd::kSm120;
-                                         o.speculative = 2;
-                                       }},
-                                      {"float32", [](EngineOptions& o) { o.layer.precision = Precision::kF32; }},
-                                      {"one layer's top-k for all", [](EngineOptions& o) { o.model.index_topk_freq = 3; }}};
+  const std::vector<Variant> variants{
+      {"flashmla", [](EngineOptions&) {}},
+      {"flashmla, cuBLASLt allowed", [](EngineOptions& o) { o.layer.deterministic = false; }},
+      {"gathered prefills", [](EngineOptions& o) { o.layer.gather_prefill = true; }},
+      {"bf16 rows", [](EngineOptions& o) { o.layer.caches.rows = &bf16_rows(); }},
+      {"mxfp4 index, hadamard",
+       [](EngineOptions& o) {
+         o.layer.caches.index = &index_mxfp4_rows();
+         o.model.hadamard = true;
+       }},
+      {"flashinfer, per-tensor rows, e4m3 q",
+       [](EngineOptions& o) {
+         o.layer.front_end = FrontEnd::kFlashInfer;
+         o.layer.caches.rows = &fp8_per_tensor_rows();
+         o.layer.caches.kv_scale = 0.02F;
+         o.layer.q_scale = 0.02F;
+         o.layer.q = DType::kE4M3;
+       }},
+      {"sm120, speculative",
+       [](EngineOptions& o) {
+         o.layer.front_end = FrontEnd::kSm120;
+         o.speculative = 2;
+       }},
+      {"float32", [](EngineOptions& o) { o.layer.precision = Precision::kF32; }},
+      {"one layer's top-k for all", [](EngineOptions& o) { o.model.index_topk_freq = 3; }}};
   for (const Variant& v : variants) {
     SCOPED_TRACE(v.name);
     EngineOptions options = checked_options();
@@ -238,8 +243,9 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
     const CheckReport report = check.finish(engine);
     ASSERT_GE(report.worst, 0);
     const CheckedSample& worst = report.samples[static_cast<std::size_t>(report.worst)];
-    EXPECT_TRUE(report.passed) << "worst relative l2 " << worst.relative_l2 << " of " << report.bound << " at request " << worst.request << " token "
-                               << worst.position << " layer " << worst.layer << "; " << engine.implementations();
+    EXPECT_TRUE(report.passed) << "worst relative l2 " << worst.relative_l2 << " of " << report.bound << " at request "
+                               << worst.request << " token " << worst.position << " layer " << worst.layer << "; "
+                               << engine.implementations();
     for (const CheckedSample& s : report.samples) EXPECT_TRUE(s.topk_ok) << s.topk_text;
   }
 }

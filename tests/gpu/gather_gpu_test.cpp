@@ -1,4 +1,5 @@
-// Rows that leave their pages and partial results that become one, on the GPU against `_ref`: copies byte for byte, merges within the family's bounds.
+// Rows that leave their pages and partial results that become one, on the GPU against `_ref`: copies byte for byte,
+// merges within the family's bounds.
 #include <random>
 
 #include "gpu/gpu_run.h"
@@ -30,13 +31,16 @@ void expect_same(const std::vector<T>& want, const std::vector<T>& got, std::int
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (same(want[i], got[i])) continue;
     const auto at = static_cast<std::int64_t>(i);
-    FAIL() << what << ": row " << at / width << " column " << at % width << " of " << width << ": want " << +want[i] << " got " << +got[i];
+    FAIL() << what << ": row " << at / width << " column " << at % width << " of " << width << ": want " << +want[i]
+           << " got " << +got[i];
   }
 }
 
 struct Random {
   std::mt19937_64 engine;
-  std::int64_t pick(std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(engine); }
+  std::int64_t pick(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(engine);
+  }
   template <class List>
   auto of(const List& list) {
     return list[static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(std::size(list)) - 1))];
@@ -48,7 +52,8 @@ struct Random {
   /// Numbers 0..most, and some that are anything.
   std::vector<std::int32_t> list(std::int64_t n, std::int64_t most, bool hostile) {
     std::vector<std::int32_t> out;
-    for (std::int64_t i = 0; i < n; ++i) out.push_back(hostile && pick(0, 3) == 0 ? wild() : static_cast<std::int32_t>(pick(0, most)));
+    for (std::int64_t i = 0; i < n; ++i)
+      out.push_back(hostile && pick(0, 3) == 0 ? wild() : static_cast<std::int32_t>(pick(0, most)));
     return out;
   }
 };
@@ -109,7 +114,8 @@ TEST_F(GatherGpu, RandomBytesAndHostileNumbersAreRef) {
     constexpr std::int64_t kPaddings[] = {0, 1, 4, 8};
     const std::int64_t block_size = random.of(kSizes);
     const bool hostile = seed % 2 == 1;
-    const std::int64_t blocks = std::min<std::int64_t>(random.pick(1, 9), std::max<std::int64_t>(1, 400'000 / block_bytes(format, block_size)));
+    const std::int64_t blocks =
+        std::min<std::int64_t>(random.pick(1, 9), std::max<std::int64_t>(1, 400'000 / block_bytes(format, block_size)));
     const RandomCache memory(format, blocks, block_size, random.of(kGaps), random);
     const std::int64_t requests = random.pick(0, 5);
     const std::int64_t columns = random.pick(hostile ? 0 : 1, 6);
@@ -123,11 +129,12 @@ TEST_F(GatherGpu, RandomBytesAndHostileNumbersAreRef) {
     if (random.pick(0, 1) == 0) args.gather_lens = view_of(lens.data(), {requests});
     args.block_table = view_of(table.data(), {requests, columns});
     args.block_table.stride[0] = stride;
-    const GatherRows::Problem problem{.requests = requests, .rows = random.pick(0, 90), .offset = random.pick(0, 12), .format = &format};
+    const GatherRows::Problem problem{
+        .requests = requests, .rows = random.pick(0, 90), .offset = random.pick(0, 12), .format = &format};
     const std::int64_t padding = random.of(kPaddings);
     SCOPED_TRACE(testing::Message() << "seed " << seed << " " << format.name << " block " << block_size << " stride "
-                                    << memory.cache.block_stride_bytes << " padding " << padding << " rows " << problem.rows << " offset "
-                                    << problem.offset);
+                                    << memory.cache.block_stride_bytes << " padding " << padding << " rows "
+                                    << problem.rows << " offset " << problem.offset);
     check_rows(problem, args, padding);
   }
 }
@@ -191,7 +198,8 @@ TEST_F(GatherGpu, IndexRowsAreRefByteForByte) {
     args.block_table.stride[0] = stride;
     const std::int64_t padding = random.of(kPaddings);
     SCOPED_TRACE(testing::Message() << "seed " << seed << " " << format.name << " block " << block_size << " stride "
-                                    << memory.cache.block_stride_bytes << " requests " << requests << " rows " << rows << " padding " << padding);
+                                    << memory.cache.block_stride_bytes << " requests " << requests << " rows " << rows
+                                    << " padding " << padding);
     check_index_rows({.requests = requests, .rows = rows, .format = &format}, args, padding);
   }
 }
@@ -239,14 +247,18 @@ TEST_F(MergeGpu, StridesOfPartialsAreFree) {
     const MergeInputs in(c);
     // A token's slices together, numbers and lse with gaps of NaN.
     const std::int64_t width = c.dim + gap;
-    std::vector<float> o(static_cast<std::size_t>(c.slices * c.tokens * c.heads * width), std::numeric_limits<float>::quiet_NaN());
-    std::vector<float> lse(static_cast<std::size_t>(c.slices * c.tokens * (c.heads + gap)), std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> o(static_cast<std::size_t>(c.slices * c.tokens * c.heads * width),
+                         std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> lse(static_cast<std::size_t>(c.slices * c.tokens * (c.heads + gap)),
+                           std::numeric_limits<float>::quiet_NaN());
     for (std::int64_t s = 0; s < c.slices; ++s) {
       for (std::int64_t t = 0; t < c.tokens; ++t) {
         for (std::int64_t h = 0; h < c.heads; ++h) {
           const std::int64_t from = (s * c.tokens + t) * c.heads + h;
-          lse[static_cast<std::size_t>((t * c.slices + s) * (c.heads + gap) + h)] = in.partial_lse[static_cast<std::size_t>(from)];
-          std::copy_n(in.partial_o.begin() + from * c.dim, c.dim, o.begin() + ((t * c.slices + s) * c.heads + h) * width);
+          lse[static_cast<std::size_t>((t * c.slices + s) * (c.heads + gap) + h)] =
+              in.partial_lse[static_cast<std::size_t>(from)];
+          std::copy_n(in.partial_o.begin() + from * c.dim, c.dim,
+                      o.begin() + ((t * c.slices + s) * c.heads + h) * width);
         }
       }
     }
@@ -271,7 +283,8 @@ TEST_F(MergeGpu, AbsentLseAndContiguousOutput) {
   args.lse = {};
   test::run_on_gpu<MergePartials>(c.problem(), args, "cuda");
   for (std::int64_t i = 0; i < c.tokens * c.heads * c.dim; ++i) {
-    ASSERT_EQ(want.value(i / c.dim / c.heads, i / c.dim % c.heads, i % c.dim), to_float(o[static_cast<std::size_t>(i)])) << "number " << i;
+    ASSERT_EQ(want.value(i / c.dim / c.heads, i / c.dim % c.heads, i % c.dim), to_float(o[static_cast<std::size_t>(i)]))
+        << "number " << i;
   }
 }
 

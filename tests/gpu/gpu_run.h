@@ -10,8 +10,10 @@ namespace smla::test {
 
 /// Runs the GPU's implementation over host memory: copies there, workspace of 0xFF, copies back.
 template <class Op>
-void run_on_gpu(const typename Op::Problem& problem, typename Op::Args args, const std::string& implementation = "", bool deterministic = false) {
-  const Plan<Op> plan(problem, {.device = DeviceKind::kCuda, .implementation = implementation, .deterministic = deterministic});
+void run_on_gpu(const typename Op::Problem& problem, typename Op::Args args, const std::string& implementation = "",
+                bool deterministic = false) {
+  const Plan<Op> plan(problem,
+                      {.device = DeviceKind::kCuda, .implementation = implementation, .deterministic = deterministic});
   run_staged(plan, args, DeviceKind::kCuda);
 }
 

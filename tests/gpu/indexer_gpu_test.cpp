@@ -1,4 +1,5 @@
-// Index scores on the GPU against `_ref`, which sums in double: over the family's own cases, every number of heads, NaN codes, hostile lists, odd strides.
+// Index scores on the GPU against `_ref`, which sums in double: over the family's own cases, every number of heads, NaN
+// codes, hostile lists, odd strides.
 #include <bit>
 #include <cstdio>
 #include <random>
@@ -39,7 +40,8 @@ Bits score(const typename Op::Problem& problem, typename Op::Args args, const ch
   return out;
 }
 
-/// Written are exactly the columns that ref wrote; infinities and NaNs stand where ref has them; the rest within l2. Returns the relative error.
+/// Written are exactly the columns that ref wrote; infinities and NaNs stand where ref has them; the rest within l2.
+/// Returns the relative error.
 double compare(const Bits& want, const Bits& got, std::int64_t width, double bound = kL2) {
   double error = 0;
   double norm = 0;
@@ -47,11 +49,13 @@ double compare(const Bits& want, const Bits& got, std::int64_t width, double bou
     const double w = std::bit_cast<float>(want[i]);
     const double g = std::bit_cast<float>(got[i]);
     const bool untouched = want[i] == kPoison || got[i] == kPoison;
-    const bool same = untouched ? want[i] == got[i] : (std::isfinite(w) ? std::isfinite(g) : (std::isnan(w) ? std::isnan(g) : w == g));
+    const bool same = untouched ? want[i] == got[i]
+                                : (std::isfinite(w) ? std::isfinite(g) : (std::isnan(w) ? std::isnan(g) : w == g));
     if (!same) {
       const auto at = static_cast<std::int64_t>(i);
-      ADD_FAILURE() << "row " << at / (width + kPadding) << " column " << at % (width + kPadding) << " of " << width << ": want " << w << " (bits "
-                    << std::hex << want[i] << ") got " << g << " (bits " << got[i] << ")";
+      ADD_FAILURE() << "row " << at / (width + kPadding) << " column " << at % (width + kPadding) << " of " << width
+                    << ": want " << w << " (bits " << std::hex << want[i] << ") got " << g << " (bits " << got[i]
+                    << ")";
       return INFINITY;
     }
     if (untouched || !std::isfinite(w)) continue;
@@ -137,13 +141,15 @@ TEST_F(IndexerLogitsGpu, RowsOfOneRequestInEveryNumber) {
 
 TEST_F(IndexerLogitsGpu, LongContexts) {
   for (const RowFormat* format : kFormats) {
-    const IndexerLogitsCase c{.rows = 3, .requests = 2, .heads = 3, .width = 70'001, .format = format, .lens = {70'001, 40'000, 65'537}};
+    const IndexerLogitsCase c{
+        .rows = 3, .requests = 2, .heads = 3, .width = 70'001, .format = format, .lens = {70'001, 40'000, 65'537}};
     SCOPED_TRACE(testing::Message() << c);
     const IndexerLogitsInputs inputs(c);
     worst = std::max(worst, check<IndexerLogits>(c.problem(), inputs.args(c)));
   }
   // A context of 1,048,576 tokens.
-  const IndexerLogitsCase million{.rows = 1, .requests = 1, .heads = 2, .width = 262'144, .format = kFormats[0], .lens = {262'144}};
+  const IndexerLogitsCase million{
+      .rows = 1, .requests = 1, .heads = 2, .width = 262'144, .format = kFormats[0], .lens = {262'144}};
   const IndexerLogitsInputs inputs(million);
   worst = std::max(worst, check<IndexerLogits>(million.problem(), inputs.args(million)));
 }
@@ -151,11 +157,19 @@ TEST_F(IndexerLogitsGpu, LongContexts) {
 TEST_F(IndexerLogitsGpu, HostileLists) {
   std::mt19937 random(5);
   constexpr std::int32_t kWild[] = {INT32_MIN, INT32_MIN + 1, -1, 0, 1, 63, 64, 114514, INT32_MAX - 1, INT32_MAX};
-  const auto wild = [&] { return random() % 2 == 0 ? kWild[random() % std::size(kWild)] : static_cast<std::int32_t>(random()); };
+  const auto wild = [&] {
+    return random() % 2 == 0 ? kWild[random() % std::size(kWild)] : static_cast<std::int32_t>(random());
+  };
   for (const RowFormat* format : kFormats) {
     for (std::uint32_t seed = 1; seed <= 20; ++seed) {
       const std::int64_t blocks[] = {1, 2, 3, 53, 64, 256};
-      const IndexerLogitsCase c{.rows = 17, .requests = 5, .heads = 5, .width = 200, .block_size = blocks[seed % 6], .format = format, .seed = seed};
+      const IndexerLogitsCase c{.rows = 17,
+                                .requests = 5,
+                                .heads = 5,
+                                .width = 200,
+                                .block_size = blocks[seed % 6],
+                                .format = format,
+                                .seed = seed};
       SCOPED_TRACE(testing::Message() << c);
       IndexerLogitsInputs inputs(c);
       for (auto* list : {&inputs.table, &inputs.row_to_req, &inputs.lens}) {
@@ -192,15 +206,18 @@ TEST_F(IndexerLogitsGpu, TablesWithoutAnEntry) {
 }
 
 TEST_F(IndexerLogitsGpu, AnyCodes) {
-  // Every byte may be anything, NaN codes and the whole range of scales: a dot product that is NaN counts as 0, a NaN key scale makes a NaN score.
+  // Every byte may be anything, NaN codes and the whole range of scales: a dot product that is NaN counts as 0, a NaN
+  // key scale makes a NaN score.
   std::mt19937 random(7);
   for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows()}) {
     for (std::uint32_t seed = 1; seed <= 6; ++seed) {
-      const IndexerLogitsCase c{.rows = 5, .requests = 2, .heads = 20, .width = 90, .block_size = 53, .format = format, .seed = seed};
+      const IndexerLogitsCase c{
+          .rows = 5, .requests = 2, .heads = 20, .width = 90, .block_size = 53, .format = format, .seed = seed};
       SCOPED_TRACE(testing::Message() << c);
       IndexerLogitsInputs inputs(c);
       for (std::uint8_t& byte : inputs.q) byte = random() % 64 == 0 ? 0xFF : byte;
-      for (std::uint8_t& byte : inputs.q_scale) byte = random() % 16 == 0 ? 0xFF : static_cast<std::uint8_t>(120 + random() % 12);
+      for (std::uint8_t& byte : inputs.q_scale)
+        byte = random() % 16 == 0 ? 0xFF : static_cast<std::uint8_t>(120 + random() % 12);
       for (std::int64_t block = 0; block < inputs.cache.num_blocks; ++block) {
         for (std::int64_t i = 0; i < inputs.cache.block_size; ++i) {
           std::uint8_t* data = row_data(inputs.cache, block, i);
@@ -210,7 +227,8 @@ TEST_F(IndexerLogitsGpu, AnyCodes) {
           }
           std::uint8_t* scales = row_scales(inputs.cache, block, i);
           if (format->scale == ScaleKind::kUe8m0) {
-            for (int g = 0; g < format->groups(); ++g) scales[g] = random() % 16 == 0 ? 0xFF : static_cast<std::uint8_t>(120 + random() % 12);
+            for (int g = 0; g < format->groups(); ++g)
+              scales[g] = random() % 16 == 0 ? 0xFF : static_cast<std::uint8_t>(120 + random() % 12);
           } else if (random() % 16 == 0) {
             std::memset(scales, 0xFF, 4);
           }
@@ -241,12 +259,14 @@ TEST_F(IndexerLogitsGpu, EveryE4M3CodeIsExact) {
   args.scales = ConstTensorView(scales.data(), DType::kU8, {256, 4});
   args.starts = view_of(starts.data(), {256});
   args.ends = view_of(ends.data(), {256});
-  const RaggedIndexerLogits::Problem problem{.rows = 256, .keys = 256, .heads = 1, .dim = 128, .format = &index_fp8_rows()};
+  const RaggedIndexerLogits::Problem problem{
+      .rows = 256, .keys = 256, .heads = 1, .dim = 128, .format = &index_fp8_rows()};
   const Bits want = score<RaggedIndexerLogits>(problem, args, "ref");
   const Bits got = score<RaggedIndexerLogits>(problem, args, "cuda");
   for (std::size_t i = 0; i < want.size(); ++i) {
     ASSERT_EQ(std::bit_cast<float>(want[i]) == std::bit_cast<float>(got[i]), want[i] != kPoison)
-        << "q code " << i / 261 << " key code " << i % 261 << ": want " << std::bit_cast<float>(want[i]) << " got " << std::bit_cast<float>(got[i]);
+        << "q code " << i / 261 << " key code " << i % 261 << ": want " << std::bit_cast<float>(want[i]) << " got "
+        << std::bit_cast<float>(got[i]);
     if (want[i] == kPoison) {
       ASSERT_EQ(got[i], kPoison);
     }
@@ -254,7 +274,8 @@ TEST_F(IndexerLogitsGpu, EveryE4M3CodeIsExact) {
 }
 
 TEST_F(IndexerLogitsGpu, EveryE2M1CodeIsExact) {
-  // One head, one nonzero dim in each query: code i % 16 at dim i / 16 of row i, against keys of 16 codes with 16 scales.
+  // One head, one nonzero dim in each query: code i % 16 at dim i / 16 of row i, against keys of 16 codes with 16
+  // scales.
   constexpr std::int64_t kRows = 16 * 128;
   std::vector<std::uint8_t> q(kRows * 64, 0);
   std::vector<std::uint8_t> q_scale(kRows * 4);
@@ -280,14 +301,16 @@ TEST_F(IndexerLogitsGpu, EveryE2M1CodeIsExact) {
   args.scales = ConstTensorView(scales.data(), DType::kU8, {16, 4});
   args.starts = view_of(starts.data(), {kRows});
   args.ends = view_of(ends.data(), {kRows});
-  const RaggedIndexerLogits::Problem problem{.rows = kRows, .keys = 16, .heads = 1, .dim = 128, .format = &index_mxfp4_rows()};
+  const RaggedIndexerLogits::Problem problem{
+      .rows = kRows, .keys = 16, .heads = 1, .dim = 128, .format = &index_mxfp4_rows()};
   const Bits want = score<RaggedIndexerLogits>(problem, args, "ref");
   const Bits got = score<RaggedIndexerLogits>(problem, args, "cuda");
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (want[i] == kPoison || got[i] == kPoison) {
       ASSERT_EQ(got[i], want[i]) << "row " << i / 21 << " column " << i % 21;
     } else {
-      ASSERT_EQ(std::bit_cast<float>(got[i]), std::bit_cast<float>(want[i])) << "row " << i / 21 << " column " << i % 21;
+      ASSERT_EQ(std::bit_cast<float>(got[i]), std::bit_cast<float>(want[i]))
+          << "row " << i / 21 << " column " << i % 21;
     }
   }
 }
@@ -296,14 +319,16 @@ TEST_F(IndexerLogitsGpu, OddStrides) {
   // Blocks and queries at odd bytes: nothing may be loaded by words.
   for (const RowFormat* format : kFormats) {
     for (const std::int64_t gap : {0, 1, 2, 4, 8, 20}) {
-      const IndexerLogitsCase c{.rows = 5, .requests = 2, .heads = 7, .width = 45, .block_size = 3, .format = format, .lens = {45, 44, 17}};
+      const IndexerLogitsCase c{
+          .rows = 5, .requests = 2, .heads = 7, .width = 45, .block_size = 3, .format = format, .lens = {45, 44, 17}};
       SCOPED_TRACE(testing::Message() << c << " gap " << gap);
       const IndexerLogitsInputs inputs(c);
       IndexerLogits::Args args = inputs.args(c);
       const std::int64_t stride = block_bytes(*format, c.block_size) + gap;
       std::vector<std::uint8_t> memory(static_cast<std::size_t>(inputs.cache.num_blocks * stride), 0xFF);
       for (std::int64_t block = 0; block < inputs.cache.num_blocks; ++block) {
-        std::memcpy(memory.data() + block * stride, inputs.cache.block(block), static_cast<std::size_t>(block_bytes(*format, c.block_size)));
+        std::memcpy(memory.data() + block * stride, inputs.cache.block(block),
+                    static_cast<std::size_t>(block_bytes(*format, c.block_size)));
       }
       args.cache.base = memory.data();
       args.cache.block_stride_bytes = stride;
@@ -350,7 +375,13 @@ TEST_F(IndexerLogitsGpu, RowsOfOtherLengths) {
 
 TEST_F(IndexerLogitsGpu, ARowDoesNotDependOnItsNeighbours) {
   for (const RowFormat* format : kFormats) {
-    const IndexerLogitsCase c{.rows = 23, .requests = 3, .heads = 11, .width = 150, .block_size = 53, .format = format, .lens = {150, 3, 149, 64}};
+    const IndexerLogitsCase c{.rows = 23,
+                              .requests = 3,
+                              .heads = 11,
+                              .width = 150,
+                              .block_size = 53,
+                              .format = format,
+                              .lens = {150, 3, 149, 64}};
     const IndexerLogitsInputs inputs(c);
     const IndexerLogits::Args args = inputs.args(c);
     const Bits all = score<IndexerLogits>(c.problem(), args, "cuda");
@@ -364,7 +395,8 @@ TEST_F(IndexerLogitsGpu, ARowDoesNotDependOnItsNeighbours) {
       alone.row_to_req = args.row_to_req.slice(0, row, row + 1);
       alone.lens = args.lens.slice(0, row, row + 1);
       const auto begin = all.begin() + row * (c.width + kPadding);
-      ASSERT_EQ(score<IndexerLogits>(one.problem(), alone, "cuda"), Bits(begin, begin + c.width + kPadding)) << format->name << " row " << row;
+      ASSERT_EQ(score<IndexerLogits>(one.problem(), alone, "cuda"), Bits(begin, begin + c.width + kPadding))
+          << format->name << " row " << row;
     }
   }
 }
@@ -372,7 +404,8 @@ TEST_F(IndexerLogitsGpu, ARowDoesNotDependOnItsNeighbours) {
 TEST_F(IndexerLogitsGpu, GatheredKeysScoreLikeTheirPages) {
   for (const RowFormat* format : kFormats) {
     const gathered_cases::PagedRequests pages(*format, 16, {290}, false, 11);
-    const RaggedCase c{.format = format, .heads = 12, .keys = 290, .starts = {0, 50, 0, 39}, .ends = {290, 270, 1, 288}, .seed = 4};
+    const RaggedCase c{
+        .format = format, .heads = 12, .keys = 290, .starts = {0, 50, 0, 39}, .ends = {290, 270, 1, 288}, .seed = 4};
     const RaggedInputs inputs(c);
     std::vector<std::uint8_t> values(static_cast<std::size_t>(290 * format->data_bytes));
     std::vector<std::uint8_t> scales(static_cast<std::size_t>(290 * format->scale_bytes));
@@ -397,11 +430,13 @@ TEST_F(IndexerLogitsGpu, GatheredKeysScoreLikeTheirPages) {
     paged.lens = view_of(lens.data(), {4});
     paged.block_table = pages.table_view();
     paged.cache = pages.cache;
-    const Bits from_pages = score<IndexerLogits>({.rows = 4, .heads = 12, .dim = 128, .width = 290, .format = format}, paged, "cuda");
+    const Bits from_pages =
+        score<IndexerLogits>({.rows = 4, .heads = 12, .dim = 128, .width = 290, .format = format}, paged, "cuda");
     const Bits from_rows = score<RaggedIndexerLogits>(c.problem(), ragged, "cuda");
     for (std::size_t row = 0; row < 4; ++row) {
       for (auto j = static_cast<std::size_t>(c.starts[row]); j < static_cast<std::size_t>(c.ends[row]); ++j) {
-        ASSERT_EQ(from_rows[row * 295 + j], from_pages[row * 295 + j]) << format->name << " row " << row << " column " << j;
+        ASSERT_EQ(from_rows[row * 295 + j], from_pages[row * 295 + j])
+            << format->name << " row " << row << " column " << j;
       }
     }
   }
@@ -409,7 +444,8 @@ TEST_F(IndexerLogitsGpu, GatheredKeysScoreLikeTheirPages) {
 
 TEST_F(IndexerLogitsGpu, MoreThan65535Rows) {
   for (const RowFormat* format : kFormats) {
-    const IndexerLogitsCase c{.rows = 70'000, .requests = 70, .heads = 1, .width = 3, .block_size = 2, .format = format, .lens = {3, 2, 1}};
+    const IndexerLogitsCase c{
+        .rows = 70'000, .requests = 70, .heads = 1, .width = 3, .block_size = 2, .format = format, .lens = {3, 2, 1}};
     SCOPED_TRACE(testing::Message() << c);
     const IndexerLogitsInputs inputs(c);
     check<IndexerLogits>(c.problem(), inputs.args(c));
@@ -418,10 +454,12 @@ TEST_F(IndexerLogitsGpu, MoreThan65535Rows) {
 
 TEST_F(IndexerLogitsGpu, TwentyRepeatsAreTheSameBits) {
   for (const RowFormat* format : kFormats) {
-    const IndexerLogitsCase c{.rows = 9, .requests = 3, .heads = 64, .width = 700, .format = format, .lens = {700, 512, 33}};
+    const IndexerLogitsCase c{
+        .rows = 9, .requests = 3, .heads = 64, .width = 700, .format = format, .lens = {700, 512, 33}};
     const IndexerLogitsInputs inputs(c);
     const Bits first = score<IndexerLogits>(c.problem(), inputs.args(c), "cuda");
-    for (int i = 0; i < 20; ++i) ASSERT_EQ(first, score<IndexerLogits>(c.problem(), inputs.args(c), "cuda")) << format->name << " repeat " << i;
+    for (int i = 0; i < 20; ++i)
+      ASSERT_EQ(first, score<IndexerLogits>(c.problem(), inputs.args(c), "cuda")) << format->name << " repeat " << i;
   }
 }
 

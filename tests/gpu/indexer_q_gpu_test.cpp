@@ -17,8 +17,8 @@ void expect_same(const char* what, const std::vector<T>& want, const std::vector
   ASSERT_EQ(want.size(), got.size()) << what;
   const auto at = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
   if (at == static_cast<std::ptrdiff_t>(want.size())) return;
-  FAIL() << what << ", row (token x heads + head) " << at / row << " element " << at % row << ": want " << std::hex << std::uint64_t{want[at]}
-         << ", got " << std::uint64_t{got[at]};
+  FAIL() << what << ", row (token x heads + head) " << at / row << " element " << at % row << ": want " << std::hex
+         << std::uint64_t{want[at]} << ", got " << std::uint64_t{got[at]};
 }
 
 void expect_same(const IndexerQCase& c, const IndexerQOutputs& want, const IndexerQOutputs& got) {
@@ -78,7 +78,8 @@ TEST_F(IndexerQGpu, AnyBaseAndStrideWillDo) {
       const IndexerQInputs inputs(c);
       std::vector<std::uint8_t> q(static_cast<std::size_t>(5 * (9 * 133 + 1) * size_of(in)));
       for (std::size_t i = 0; i < q.size(); ++i) q[i] = inputs.q[i % (inputs.q.size() / 4)];
-      const auto run = [&](std::vector<std::uint8_t>& out, std::vector<std::uint8_t>& scale, std::vector<float>& weights, bool gpu) {
+      const auto run = [&](std::vector<std::uint8_t>& out, std::vector<std::uint8_t>& scale,
+                           std::vector<float>& weights, bool gpu) {
         IndexerQOutputs shape(c);
         IndexerQ::Args args = shape.attached(c, inputs.args(c));
         args.q.data = q.data();
@@ -122,7 +123,9 @@ TEST_F(IndexerQGpu, PositionsAnywhere) {
   expect_same(c, want, got);
 }
 
-TEST_F(IndexerQGpu, MoreThan65535Tokens) { check({.tokens = 66000, .heads = 1, .format = &index_mxfp4_rows(), .hadamard = true}); }
+TEST_F(IndexerQGpu, MoreThan65535Tokens) {
+  check({.tokens = 66000, .heads = 1, .format = &index_mxfp4_rows(), .hadamard = true});
+}
 
 TEST_F(IndexerQGpu, TwentyRepeatsAreTheSameBits) {
   const IndexerQCase c{.tokens = 65, .heads = 64, .format = &index_fp8_rows(), .hadamard = true};

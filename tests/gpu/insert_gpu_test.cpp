@@ -1,4 +1,5 @@
-// Queries normed and rotated, rows inserted into caches on the GPU against `_ref`: what stands behind a sum within bounds, every cache byte for byte.
+// Queries normed and rotated, rows inserted into caches on the GPU against `_ref`: what stands behind a sum within
+// bounds, every cache byte for byte.
 #include "gpu/norm_rope_gpu.h"
 
 namespace smla {
@@ -33,8 +34,9 @@ TEST_F(NormRopeGpu, QNormRopeInsertIsRef) {
 }
 
 TEST_F(NormRopeGpu, QNormRopeInsertTakesAllHeadsAndFormats) {
-  const RowFormat* formats[] = {&fp8_ds_mla_rows(), &bf16_rows(),        &fp8_per_tensor_rows(), &f32_rows(),     nullptr,
-                                &index_fp8_rows(),  &index_mxfp4_rows(), &index_f32_rows(),      &fp8_v32_rows(), &state_rows(128, 2)};
+  const RowFormat* formats[] = {
+      &fp8_ds_mla_rows(), &bf16_rows(),        &fp8_per_tensor_rows(), &f32_rows(),     nullptr,
+      &index_fp8_rows(),  &index_mxfp4_rows(), &index_f32_rows(),      &fp8_v32_rows(), &state_rows(128, 2)};
   constexpr DType kOut[] = {DType::kBF16, DType::kE4M3, DType::kF32};
   constexpr std::int64_t kBlocks[] = {1, 2, 53, 64, 256};
   for (std::int64_t heads = 1; heads <= 128; ++heads) {
@@ -56,7 +58,13 @@ TEST_F(NormRopeGpu, QNormRopeInsertTakesAllHeadsAndFormats) {
 TEST_F(NormRopeGpu, QInPlaceHasTheSameBits) {
   for (const std::int64_t heads : {1, 7, 8, 13, 64}) {
     for (const DType type : {DType::kBF16, DType::kF32}) {
-      const InsertCase c{.tokens = 11, .inserted = 9, .heads = heads, .out_heads = heads, .format = &fp8_ds_mla_rows(), .in = type, .q_out = type};
+      const InsertCase c{.tokens = 11,
+                         .inserted = 9,
+                         .heads = heads,
+                         .out_heads = heads,
+                         .format = &fp8_ds_mla_rows(),
+                         .in = type,
+                         .q_out = type};
       InsertInputs apart = make_inputs(c);
       InsertInputs in_place = make_inputs(c);
       run_on_gpu<QNormRopeInsert>(c.problem(), apart.args);
@@ -73,8 +81,8 @@ TEST_F(NormRopeGpu, QNormRopeOfAnyShapeIsRef) {
   for (const Shape& s : kShapes) {
     for (const DType in : kFloats) {
       for (const DType out : {DType::kBF16, DType::kF32, DType::kE4M3}) {
-        SCOPED_TRACE(testing::Message() << "dim " << s.dim << " rope " << s.rope_dim << " gap " << s.gap << " " << name_of(in) << " "
-                                        << name_of(out));
+        SCOPED_TRACE(testing::Message() << "dim " << s.dim << " rope " << s.rope_dim << " gap " << s.gap << " "
+                                        << name_of(in) << " " << name_of(out));
         constexpr std::int64_t kTokens = 3;
         constexpr std::int64_t kHeads = 9;
         std::mt19937_64 random(3);

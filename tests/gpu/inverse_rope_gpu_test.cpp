@@ -28,7 +28,8 @@ void check_inverse(const InverseCase& c) {
       const std::int64_t y = (t * (c.problem.heads + 1) + h) * dim;
       const bool kept = skipped || h >= c.problem.heads;
       for (std::int64_t i = 0; i < dim; ++i) {
-        ASSERT_EQ(kept ? element(before, x + i) : element(want.y, y + i), element(got.x, x + i)) << "in place, " << t << " " << h << " " << i;
+        ASSERT_EQ(kept ? element(before, x + i) : element(want.y, y + i), element(got.x, x + i))
+            << "in place, " << t << " " << h << " " << i;
       }
     }
   }
@@ -40,7 +41,8 @@ TEST_F(NormRopeGpu, InverseRopeIsRefByteForByte) {
     if (HasFatalFailure()) return;
   }
   for (std::int64_t heads = 1; heads <= 128; ++heads) {
-    check_inverse({.problem = {.tokens = 2, .heads = heads, .dim = heads % 2 == 0 ? 512 : 128}, .extra_heads = heads % 3});
+    check_inverse(
+        {.problem = {.tokens = 2, .heads = heads, .dim = heads % 2 == 0 ? 512 : 128}, .extra_heads = heads % 3});
     if (HasFatalFailure()) return;
   }
 }
@@ -49,8 +51,8 @@ TEST_F(NormRopeGpu, InverseRopeOfAnyShapeIsRefByteForByte) {
   for (const Shape& s : kShapes) {
     for (const DType in : kFloats) {
       for (const DType out : kFloats) {
-        SCOPED_TRACE(testing::Message() << "dim " << s.dim << " rope " << s.rope_dim << " gap " << s.gap << " " << name_of(in) << " "
-                                        << name_of(out));
+        SCOPED_TRACE(testing::Message() << "dim " << s.dim << " rope " << s.rope_dim << " gap " << s.gap << " "
+                                        << name_of(in) << " " << name_of(out));
         std::mt19937_64 random(4);
         HostTensor x = wide(in, 3, 5, s.dim, s.gap);
         fill_activations(x, random);
@@ -59,19 +61,23 @@ TEST_F(NormRopeGpu, InverseRopeOfAnyShapeIsRefByteForByte) {
         HostTensor want = wide(out, 3, 5, s.dim, s.gap);
         poison(want);
         HostTensor got = want.clone();
-        const InverseRope::Problem p{.tokens = 3, .heads = 5, .dim = s.dim, .rope_dim = s.rope_dim, .in = in, .out = out};
+        const InverseRope::Problem p{
+            .tokens = 3, .heads = 5, .dim = s.dim, .rope_dim = s.rope_dim, .in = in, .out = out};
         const auto run = [&](HostTensor& y, auto&& on) {
-          on(p,
-             InverseRope::Args{
-                 .x = inner(std::as_const(x), s.gap), .positions = view_of(positions.data(), {3}), .cos_sin = cos_sin.view(), .y = inner(y, s.gap)});
+          on(p, InverseRope::Args{.x = inner(std::as_const(x), s.gap),
+                                  .positions = view_of(positions.data(), {3}),
+                                  .cos_sin = cos_sin.view(),
+                                  .y = inner(y, s.gap)});
         };
         run(want, run_ref<InverseRope>);
         run(got, [](const auto& problem, const auto& args) { run_on_gpu<InverseRope>(problem, args); });
         expect_equal_bytes(want, got);
         if (in == out) {
           HostTensor in_place = x.clone();
-          run_on_gpu<InverseRope>(
-              p, {.x = inner(in_place, s.gap), .positions = view_of(positions.data(), {3}), .cos_sin = cos_sin.view(), .y = inner(in_place, s.gap)});
+          run_on_gpu<InverseRope>(p, {.x = inner(in_place, s.gap),
+                                      .positions = view_of(positions.data(), {3}),
+                                      .cos_sin = cos_sin.view(),
+                                      .y = inner(in_place, s.gap)});
           run(x, [](const auto& problem, auto args) {
             args.x = args.y;
             run_ref<InverseRope>(problem, args);
@@ -87,7 +93,8 @@ TEST_F(NormRopeGpu, InverseRopeOfAnyShapeIsRefByteForByte) {
 TEST_F(NormRopeGpu, InverseRopeQuantIsRefByteForByte) {
   std::vector<QuantCase> cases = quant_cases();
   for (const OutputScale scale : {OutputScale::kF32, OutputScale::kUe8m0x4}) {
-    for (const int dim : {128, 256, 384, 640, 1024, 2048}) {  // words of four that heads share, and rows longer than a warp's registers
+    for (const int dim :
+         {128, 256, 384, 640, 1024, 2048}) {  // words of four that heads share, and rows longer than a warp's registers
       cases.push_back({.tokens = 7, .heads = 10, .groups = 2, .dim = dim, .scale = scale});
       cases.push_back({.tokens = 6, .heads = 9, .groups = 1, .dim = dim, .in = DType::kF32, .scale = scale});
       cases.push_back({.tokens = 2, .heads = 3, .groups = 3, .dim = dim, .scale = scale});

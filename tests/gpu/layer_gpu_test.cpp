@@ -43,9 +43,10 @@ struct Batch {
     positions.resize(positions.size() + static_cast<std::size_t>(padding), 0);
     std::mt19937 random(seed);
     for (const CacheGroup& group : layout.groups) {
-      HostTensor& t =
-          tables.emplace_back(DType::kI32, std::vector<std::int64_t>{static_cast<std::int64_t>(seq.size()), max_seq_len / group.block_tokens + 2});
-      for (std::int64_t i = 0; i < t.numel(); ++i) t.as<std::int32_t>()[i] = static_cast<std::int32_t>(random() % static_cast<unsigned>(num_blocks));
+      HostTensor& t = tables.emplace_back(DType::kI32, std::vector<std::int64_t>{static_cast<std::int64_t>(seq.size()),
+                                                                                 max_seq_len / group.block_tokens + 2});
+      for (std::int64_t i = 0; i < t.numel(); ++i)
+        t.as<std::int32_t>()[i] = static_cast<std::int32_t>(random() % static_cast<unsigned>(num_blocks));
     }
   }
   StepBatch on(DeviceKind device) {
@@ -54,16 +55,17 @@ struct Batch {
       placed.push_back(DeviceTensor::copy_of(device, v));
       return std::as_const(placed.back()).view();
     };
-    StepBatch out{.query_start_loc = place(view_of(std::as_const(start).data(), {static_cast<std::int64_t>(start.size())})),
-                  .seq_lens = place(view_of(std::as_const(seq).data(), {static_cast<std::int64_t>(seq.size())})),
-                  .positions = place(view_of(std::as_const(positions).data(), {static_cast<std::int64_t>(positions.size())})),
-                  .block_tables = {},
-                  .max_seq_len = max_seq_len,
-                  .decode_threshold = causal ? 2 : 5,
-                  .causal = causal,
-                  .dspark_tokens = causal ? 0 : 4,
-                  .host_query_start_loc = start,
-                  .host_seq_lens = seq};
+    StepBatch out{
+        .query_start_loc = place(view_of(std::as_const(start).data(), {static_cast<std::int64_t>(start.size())})),
+        .seq_lens = place(view_of(std::as_const(seq).data(), {static_cast<std::int64_t>(seq.size())})),
+        .positions = place(view_of(std::as_const(positions).data(), {static_cast<std::int64_t>(positions.size())})),
+        .block_tables = {},
+        .max_seq_len = max_seq_len,
+        .decode_threshold = causal ? 2 : 5,
+        .causal = causal,
+        .dspark_tokens = causal ? 0 : 4,
+        .host_query_start_loc = start,
+        .host_seq_lens = seq};
     for (const HostTensor& t : tables) out.block_tables.push_back(place(t.view()));
     return out;
   }
@@ -193,14 +195,16 @@ TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
   for (const LayerConfig& config : small_layers()) {
     const Weights weights(config);
     const std::vector<float> table = rope_table(config.rope, 300);
-    const DeviceTensor rope = DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const DeviceTensor rope =
+        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
     const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
-    const LayerPlan plan = layer.plan(7, 2, 300,
-                                      {.window = {.format = &fp8_ds_mla_rows(), .block_size = 64},
-                                       .compressed = {.format = &fp8_ds_mla_rows(), .block_size = 64},
-                                       .index = {.format = &index_fp8_rows(), .block_size = 64},
-                                       .state = {.format = &state_rows(512, config.has_indexer() ? 2 : 1), .block_size = 4},
-                                       .index_state = {.format = &state_rows(128, 2), .block_size = 4}});
+    const LayerPlan plan =
+        layer.plan(7, 2, 300,
+                   {.window = {.format = &fp8_ds_mla_rows(), .block_size = 64},
+                    .compressed = {.format = &fp8_ds_mla_rows(), .block_size = 64},
+                    .index = {.format = &index_fp8_rows(), .block_size = 64},
+                    .state = {.format = &state_rows(512, config.has_indexer() ? 2 : 1), .block_size = 4},
+                    .index_state = {.format = &state_rows(128, 2), .block_size = 4}});
     HostTensor hidden(DType::kBF16, {7, config.hidden_size});
     for (std::int64_t t = 0; t < 7; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
     const DeviceTensor in = DeviceTensor::copy_of(DeviceKind::kCuda, hidden.view());
@@ -232,7 +236,8 @@ TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
     b.add(kTokens, 0);
     for (std::size_t g = 0; g < layout.groups.size(); ++g) {
       const auto row = blocks.table(static_cast<int>(g));
-      HostTensor& t = b.tables.emplace_back(DType::kI32, std::vector<std::int64_t>{1, static_cast<std::int64_t>(row.size())});
+      HostTensor& t =
+          b.tables.emplace_back(DType::kI32, std::vector<std::int64_t>{1, static_cast<std::int64_t>(row.size())});
       std::ranges::copy(row, t.as<std::int32_t>());
     }
     HostTensor hidden(DType::kBF16, {kTokens, config.hidden_size});
@@ -279,7 +284,9 @@ TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
       pointers.push_back(&tensors[i]);
     }
     smla_layer* layer = nullptr;
-    ASSERT_EQ(smla_layer_create(&c_config, &options, names.data(), pointers.data(), static_cast<std::int64_t>(names.size()), &layer), SMLA_OK)
+    ASSERT_EQ(smla_layer_create(&c_config, &options, names.data(), pointers.data(),
+                                static_cast<std::int64_t>(names.size()), &layer),
+              SMLA_OK)
         << smla_last_error();
     smla_step* step = nullptr;
     ASSERT_EQ(smla_step_create(layer, &step), SMLA_OK) << smla_last_error();
@@ -311,7 +318,8 @@ TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
     DeviceTensor out(DeviceKind::kCuda, DType::kBF16, {kTokens, config.hidden_size});
     const smla_tensor c_in = test::describe_for_c(in.view());
     const smla_tensor c_out = test::describe_for_c(std::as_const(out).view());
-    ASSERT_EQ(smla_layer_forward_on(layer, step, &c_caches, &c_in, &c_out, lent.data(), bytes, nullptr), SMLA_OK) << smla_last_error();
+    ASSERT_EQ(smla_layer_forward_on(layer, step, &c_caches, &c_in, &c_out, lent.data(), bytes, nullptr), SMLA_OK)
+        << smla_last_error();
     HostTensor got(DType::kBF16, {kTokens, config.hidden_size});
     copy_bytes(DeviceKind::kCuda, got.data(), out.data(), got.bytes());
     double error = 0;

@@ -11,7 +11,9 @@ TEST_F(NormRopeGpu, RmsNormIsRef) {
   std::vector<RmsNormCase> cases = rms_norm_cases();
   for (const std::int64_t dim : {4, 12, 128, 1020, 1028, 2044, 2048, 2052, 4100, 8192, 20000}) {
     cases.push_back({.problem = {.rows = 9, .dim = dim}, .row_gap = dim % 8});
-    cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kBF16, .row_gap = 4});
+    cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kF32, .out = DType::kF32},
+                     .weight = DType::kBF16,
+                     .row_gap = 4});
     cases.push_back({.problem = {.rows = 3, .dim = dim + 1, .out = DType::kF32}, .weight = DType::kF32, .row_gap = 1});
   }
   for (const RmsNormCase& c : cases) {
@@ -36,7 +38,9 @@ TEST_F(NormRopeGpu, RmsNormInPlaceHasTheSameBits) {
     run_on_gpu<RmsNorm>(c.problem, same);
     for (std::int64_t r = 0; r < c.problem.rows; ++r) {
       for (std::int64_t i = 0; i < c.problem.dim; ++i) {
-        ASSERT_EQ(element(in.y, r * (c.problem.dim + 8) + i), element(in.x, r * (c.problem.dim + c.row_gap) + c.row_gap + i)) << r << " " << i;
+        ASSERT_EQ(element(in.y, r * (c.problem.dim + 8) + i),
+                  element(in.x, r * (c.problem.dim + c.row_gap) + c.row_gap + i))
+            << r << " " << i;
       }
     }
   }
@@ -69,7 +73,8 @@ TEST_F(NormRopeGpu, ARowsBitsAreItsOwn) {
       args.x = args.x.slice(0, r, r + 1);
       args.y = args.y.slice(0, r, r + 1);
       run_on_gpu<RmsNorm>({.rows = 1, .dim = dim}, args);
-      for (std::int64_t i = r * (dim + 8); i < (r + 1) * (dim + 8); ++i) ASSERT_EQ(all.y.as<BF16>()[i].bits, one.y.as<BF16>()[i].bits) << i;
+      for (std::int64_t i = r * (dim + 8); i < (r + 1) * (dim + 8); ++i)
+        ASSERT_EQ(all.y.as<BF16>()[i].bits, one.y.as<BF16>()[i].bits) << i;
     }
   }
 }

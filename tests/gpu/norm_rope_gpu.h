@@ -19,7 +19,8 @@ void run_ref(const typename Op::Problem& problem, const typename Op::Args& args)
 /// All of a tensor as rows of its last dimension.
 inline std::int64_t width_of(const HostTensor& t) { return t.size(t.rank() - 1); }
 
-/// Tensor [tokens, heads + 1, dim + gap] of which a view takes [tokens, heads, dim], so that strides and base are what `gap` makes them.
+/// Tensor [tokens, heads + 1, dim + gap] of which a view takes [tokens, heads, dim], so that strides and base are what
+/// `gap` makes them.
 inline HostTensor wide(DType dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::int64_t gap) {
   return HostTensor(dtype, {tokens, heads + 1, dim + gap});
 }
@@ -37,13 +38,14 @@ inline void expect_equal_caches(const OwnedCache& want, const OwnedCache& got) {
   const std::int64_t data = c.block_size * c.format->data_bytes;
   std::string where = "past the rows";
   if (in_block < data) {
-    where = "row " + std::to_string(in_block / c.format->data_bytes) + " number byte " + std::to_string(in_block % c.format->data_bytes);
+    where = "row " + std::to_string(in_block / c.format->data_bytes) + " number byte " +
+            std::to_string(in_block % c.format->data_bytes);
   } else if (in_block < block_bytes(*c.format, c.block_size)) {
     where = "row " + std::to_string((in_block - data) / c.format->scale_bytes) + " scale byte " +
             std::to_string((in_block - data) % c.format->scale_bytes);
   }
-  FAIL() << c.format->name << " cache, block " << at / c.block_stride_bytes << ", " << where << ": want " << int{want.bytes[at]} << ", got "
-         << int{got.bytes[at]};
+  FAIL() << c.format->name << " cache, block " << at / c.block_stride_bytes << ", " << where << ": want "
+         << int{want.bytes[at]} << ", got " << int{got.bytes[at]};
 }
 
 struct Shape {
@@ -52,8 +54,9 @@ struct Shape {
   std::int64_t gap;
 };
 /// Rows that no vector fits, pairs that begin at odd numbers, rows longer than a warp's registers.
-constexpr Shape kShapes[] = {{1, 0, 2},   {2, 2, 0},     {7, 4, 1},    {5, 4, 3},    {33, 32, 3},  {34, 30, 4},   {511, 64, 0},
-                             {513, 2, 5}, {514, 514, 2}, {512, 62, 4}, {516, 64, 4}, {1030, 6, 0}, {2048, 64, 8}, {2047, 2046, 1}};
+constexpr Shape kShapes[] = {{1, 0, 2},    {2, 2, 0},    {7, 4, 1},     {5, 4, 3},      {33, 32, 3},
+                             {34, 30, 4},  {511, 64, 0}, {513, 2, 5},   {514, 514, 2},  {512, 62, 4},
+                             {516, 64, 4}, {1030, 6, 0}, {2048, 64, 8}, {2047, 2046, 1}};
 constexpr DType kFloats[] = {DType::kBF16, DType::kF32};
 
 /// Rows, slots and a cache of InsertRows.
@@ -64,8 +67,8 @@ struct Inserted {
   InsertRows::Problem problem;
   std::int64_t gap = 0;
 
-  Inserted(const RowFormat& format, std::int64_t tokens, DType in, std::int64_t block_size, ClampRule clamp, std::int64_t row_gap,
-           std::int64_t block_gap)
+  Inserted(const RowFormat& format, std::int64_t tokens, DType in, std::int64_t block_size, ClampRule clamp,
+           std::int64_t row_gap, std::int64_t block_gap)
       : problem{.tokens = tokens, .in = in, .format = &format, .clamp = clamp}, gap(row_gap) {
     std::mt19937_64 random(static_cast<std::uint64_t>(tokens * 31 + block_size));
     rows = HostTensor(in, {tokens, format.dim + gap});
@@ -96,9 +99,10 @@ struct Inserted {
     std::vector<std::int64_t> order(static_cast<std::size_t>(cache.cache.num_slots()));
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
-    const std::int64_t bad[] = {-1, cache.cache.num_slots(), std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(),
-                                INT32_MAX};
-    for (std::int64_t t = 0; t + t / 8 < tokens; ++t) slots.push_back(t % 6 == 5 ? bad[t / 6 % 5] : order[static_cast<std::size_t>(t)]);
+    const std::int64_t bad[] = {-1, cache.cache.num_slots(), std::numeric_limits<std::int64_t>::max(),
+                                std::numeric_limits<std::int64_t>::min(), INT32_MAX};
+    for (std::int64_t t = 0; t + t / 8 < tokens; ++t)
+      slots.push_back(t % 6 == 5 ? bad[t / 6 % 5] : order[static_cast<std::size_t>(t)]);
   }
   InsertRows::Args args() const {
     PagedCache to = cache.cache;

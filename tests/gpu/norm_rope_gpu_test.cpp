@@ -1,4 +1,5 @@
-// What all of the norm_rope family must bear on the GPU: any base address, more rows than a grid's y dimension, repeats.
+// What all of the norm_rope family must bear on the GPU: any base address, more rows than a grid's y dimension,
+// repeats.
 #include "gpu/norm_rope_gpu.h"
 
 #include "gpu/shifted_run.h"
@@ -20,8 +21,15 @@ TEST_F(NormRopeGpu, AnyBaseWillDo) {
     run_shifted<RmsNorm>(norm.problem, got_norm.args, shift);
     expect_close_rows(want_norm.y, got_norm.y, 520);
 
-    for (const RowFormat* format : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &index_mxfp4_rows(), &index_fp8_rows()}) {
-      const InsertCase c{.tokens = 5, .inserted = 4, .heads = 3, .out_heads = 4, .format = format, .q_out = DType::kE4M3, .scale = 1.1F};
+    for (const RowFormat* format :
+         {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &index_mxfp4_rows(), &index_fp8_rows()}) {
+      const InsertCase c{.tokens = 5,
+                         .inserted = 4,
+                         .heads = 3,
+                         .out_heads = 4,
+                         .format = format,
+                         .q_out = DType::kE4M3,
+                         .scale = 1.1F};
       const InsertInputs want = make_inputs(c);
       const InsertInputs got = make_inputs(c);
       run_ref<QNormRopeInsert>(c.problem(), want.args);
@@ -84,11 +92,13 @@ TEST_F(NormRopeGpu, MoreThan65535Rows) {
   run_on_gpu<RmsNorm>({.rows = kRows, .dim = kDim, .has_weight = false}, overlapping);
   for (const std::int64_t r : {std::int64_t{0}, std::int64_t{65535}, std::int64_t{65536}, kRows - 1}) {
     HostTensor row(DType::kBF16, {1, kDim});
-    run_on_gpu<RmsNorm>({.rows = 1, .dim = kDim, .has_weight = false}, {.x = overlapping.x.slice(0, r, r + 1), .y = row.view()});
+    run_on_gpu<RmsNorm>({.rows = 1, .dim = kDim, .has_weight = false},
+                        {.x = overlapping.x.slice(0, r, r + 1), .y = row.view()});
     ASSERT_EQ(0, std::memcmp(row.data(), y.as<BF16>() + r * kDim, row.bytes())) << "row " << r;
   }
 
-  const InsertCase insert{.tokens = kRows, .inserted = kRows, .heads = 1, .out_heads = 1, .format = &index_fp8_rows(), .hostile = true};
+  const InsertCase insert{
+      .tokens = kRows, .inserted = kRows, .heads = 1, .out_heads = 1, .format = &index_fp8_rows(), .hostile = true};
   const InsertInputs want = make_inputs(insert);
   const InsertInputs got = make_inputs(insert);
   run_ref<QNormRopeInsert>(insert.problem(), want.args);
@@ -99,7 +109,8 @@ TEST_F(NormRopeGpu, MoreThan65535Rows) {
 
 TEST_F(NormRopeGpu, TwentyRepeatsAreTheSameBits) {
   const RmsNormCase norm{.problem = {.rows = 33, .dim = 7168}};
-  const InsertCase insert{.tokens = 33, .inserted = 30, .heads = 13, .out_heads = 16, .format = &fp8_ds_mla_rows(), .hostile = true};
+  const InsertCase insert{
+      .tokens = 33, .inserted = 30, .heads = 13, .out_heads = 16, .format = &fp8_ds_mla_rows(), .hostile = true};
   const QuantCase quant{.tokens = 33, .heads = 16, .groups = 4, .scale = OutputScale::kUe8m0x4};
   const RmsNormInputs first_norm = make_inputs(norm);
   const InsertInputs first_insert = make_inputs(insert);

@@ -34,7 +34,9 @@ int main(int argc, char** argv) {
   const char* tool = argc == 2 ? argv[1] : "";
   int* data = nullptr;
   int* out = nullptr;
-  if (cudaMalloc(&data, kThreads * sizeof(int)) != cudaSuccess || cudaMalloc(&out, kThreads * sizeof(int)) != cudaSuccess) return 2;
+  if (cudaMalloc(&data, kThreads * sizeof(int)) != cudaSuccess ||
+      cudaMalloc(&out, kThreads * sizeof(int)) != cudaSuccess)
+    return 2;
   if (std::strcmp(tool, "memcheck") == 0) {
     write_outside<<<1, 1>>>(data, 1 << 20);
   } else if (std::strcmp(tool, "racecheck") == 0) {

@@ -41,8 +41,12 @@ TEST_F(ProjectionGpu, EveryImplementationAgreesWithRef) { EXPECT_GT(compare_all(
 TEST_F(ProjectionGpu, Fp8WeightsAgreeWithRef) {
   std::vector<ProjectionCase> cases = fp8_weight_cases();
   for (const std::int64_t m : {64, 200, 203, 2048}) {
-    for (const auto& [n, k, groups] :
-         {std::array<std::int64_t, 3>{512, 4096, 1}, {1024, 4096, 1}, {4096, 1024, 1}, {256, 1024, 8}, {32768, 1024, 1}, {4096, 8192, 1}}) {
+    for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{512, 4096, 1},
+                                       {1024, 4096, 1},
+                                       {4096, 1024, 1},
+                                       {256, 1024, 8},
+                                       {32768, 1024, 1},
+                                       {4096, 8192, 1}}) {
       if (m * n * k * groups > 4'400'000'000) continue;
       ProjectionCase c;
       c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = DType::kE4M3, .w = DType::kE4M3};
@@ -61,14 +65,16 @@ TEST_F(ProjectionGpu, EveryCodeOfAnFp8WeightIsRead) {
   ProjectionTensors tensors(c);
   for (std::int64_t i = 0; i < 16 * 128; ++i) tensors.x.set(i, i % 128 == 8 * (i / 128) ? 1.0F : 0.0F);
   auto* w = static_cast<std::uint8_t*>(tensors.w.data());
-  for (std::int64_t i = 0; i < 256 * 128; ++i) w[i] = i % 128 % 8 == 0 ? static_cast<std::uint8_t>(i / 128 + 17 * (i % 128 / 8)) : std::uint8_t{0x38};
+  for (std::int64_t i = 0; i < 256 * 128; ++i)
+    w[i] = i % 128 % 8 == 0 ? static_cast<std::uint8_t>(i / 128 + 17 * (i % 128 / 8)) : std::uint8_t{0x38};
   ProjectionBuffer truth = tensors.poisoned_y();
   Plan<Projection>(tensors.problem, {.implementation = "ref"}).run(tensors.args(truth));
   ProjectionBuffer y = tensors.poisoned_y();
   run_on_gpu<Projection>(tensors.problem, tensors.args(y), "cuda");
   for (std::int64_t i = 0; i < 16 * 256; ++i) {
     const bool both_nan = std::isnan(y.get(i)) && std::isnan(truth.get(i));
-    ASSERT_TRUE(both_nan || y.get(i) == truth.get(i)) << "row " << i / 256 << " code " << (i % 256 + 17 * (i / 256)) % 256;
+    ASSERT_TRUE(both_nan || y.get(i) == truth.get(i))
+        << "row " << i / 256 << " code " << (i % 256 + 17 * (i / 256)) % 256;
   }
 }
 
@@ -90,7 +96,8 @@ TEST_F(ProjectionGpu, ARowsBitsDoNotDependOnTheOthersWhenDeterministic) {
       args.y = args.y.slice(0, row, row + 1);
       run_on_gpu<Projection>(one, args, "", true);
       for (std::int64_t g = 0; g < 2; ++g) {
-        for (std::int64_t j = 0; j < one.n; ++j) ASSERT_TRUE(alone.same_bits(whole, tensors.y_at(row, g, j))) << "row " << row << " output " << j;
+        for (std::int64_t j = 0; j < one.n; ++j)
+          ASSERT_TRUE(alone.same_bits(whole, tensors.y_at(row, g, j))) << "row " << row << " output " << j;
       }
     }
   }

@@ -34,19 +34,21 @@ struct ShiftedVisit {
     if (v.absent() || v.numel() == 0) return;
     std::int64_t last = 0;
     for (int i = 0; i < v.rank; ++i) last += (v.size(i) - 1) * v.stride[static_cast<std::size_t>(i)];
-    v.data = take(v.data, static_cast<std::size_t>((last + 1) * size_of(v.dtype)), static_cast<std::size_t>(elements * size_of(v.dtype)), back);
+    v.data = take(v.data, static_cast<std::size_t>((last + 1) * size_of(v.dtype)),
+                  static_cast<std::size_t>(elements * size_of(v.dtype)), back);
   }
   void in(const char*, ConstTensorView& v) { view(v, false); }
   void out(const char*, TensorView& v) { view(v, true); }
   void cache(const char*, PagedCache& c, CacheAccess) {
     if (c.format == nullptr || c.num_blocks == 0) return;
-    const auto bytes = static_cast<std::size_t>((c.num_blocks - 1) * c.block_stride_bytes + block_bytes(*c.format, c.block_size));
+    const auto bytes =
+        static_cast<std::size_t>((c.num_blocks - 1) * c.block_stride_bytes + block_bytes(*c.format, c.block_size));
     c.base = static_cast<std::uint8_t*>(take(c.base, bytes, static_cast<std::size_t>(elements), true));
   }
 };
 
-/// Runs the GPU's implementation over copies of host memory that begin `elements` elements (a cache: bytes) past an aligned address, and copies the
-/// outputs and caches back. Every view has a copy of its own: not for calls in place.
+/// Runs the GPU's implementation over copies of host memory that begin `elements` elements (a cache: bytes) past an
+/// aligned address, and copies the outputs and caches back. Every view has a copy of its own: not for calls in place.
 template <class Op>
 void run_shifted(const typename Op::Problem& problem, typename Op::Args args, std::int64_t elements) {
   std::list<ShiftedPiece> pieces;

@@ -36,8 +36,8 @@ void check(const TopkCase& c, const TopkInputs& inputs) {
   const std::vector<std::int32_t> got = select(c, inputs, true);
   for (std::size_t i = 0; i < want.size(); ++i) {
     const std::int64_t row = static_cast<std::int64_t>(i) / (c.k + kOutPadding);
-    ASSERT_EQ(want[i], got[i]) << "row " << row << " (length " << inputs.lens[static_cast<std::size_t>(row)] << ") place "
-                               << static_cast<std::int64_t>(i) % (c.k + kOutPadding);
+    ASSERT_EQ(want[i], got[i]) << "row " << row << " (length " << inputs.lens[static_cast<std::size_t>(row)]
+                               << ") place " << static_cast<std::int64_t>(i) % (c.k + kOutPadding);
   }
 }
 
@@ -56,7 +56,13 @@ TEST_F(TopkGpu, WidthsAndChoices) {
     for (const std::int64_t k : {1, 512, 1024, 2048}) {
       for (const Scores scores : {Scores::kNormal, Scores::kEqual, Scores::kPlateau, Scores::kNan, Scores::kInfinite}) {
         const auto w = static_cast<std::int32_t>(width);
-        const TopkCase c{.rows = 3, .width = width, .k = k, .padding = 1, .scores = scores, .lens = {w, w - 1, w / 2 + 1}, .seed = ++seed};
+        const TopkCase c{.rows = 3,
+                         .width = width,
+                         .k = k,
+                         .padding = 1,
+                         .scores = scores,
+                         .lens = {w, w - 1, w / 2 + 1},
+                         .seed = ++seed};
         check(c, TopkInputs(c));
         if (HasFailure()) return;
       }
@@ -101,15 +107,16 @@ TEST_F(TopkGpu, FewWideRows) {
 
 TEST_F(TopkGpu, RowsOfFewValues) {
   // Rows of values drawn from a few, among them NaN of both signs, both infinities, both zeros and subnormals.
-  const std::map<std::string, std::vector<float>> draws = {{"NaN", {kNan, -kNan}},
-                                                           {"-inf", {-kInfinity}},
-                                                           {"+inf", {kInfinity}},
-                                                           {"NaN or -inf", {kNan, -kInfinity}},
-                                                           {"infinities", {kInfinity, -kInfinity}},
-                                                           {"zeros", {0.0F, -0.0F}},
-                                                           {"subnormals", {0x1p-149F, -0x1p-149F, 0.0F, -0.0F, 0x1.fffffcp-127F}},
-                                                           {"all", {kNan, -kNan, kInfinity, -kInfinity, 0.0F, -0.0F, 0x1p-149F, -3.0F, 3.0F}},
-                                                           {"largest", {3.4028235e38F, kInfinity, -3.4028235e38F, -kInfinity}}};
+  const std::map<std::string, std::vector<float>> draws = {
+      {"NaN", {kNan, -kNan}},
+      {"-inf", {-kInfinity}},
+      {"+inf", {kInfinity}},
+      {"NaN or -inf", {kNan, -kInfinity}},
+      {"infinities", {kInfinity, -kInfinity}},
+      {"zeros", {0.0F, -0.0F}},
+      {"subnormals", {0x1p-149F, -0x1p-149F, 0.0F, -0.0F, 0x1.fffffcp-127F}},
+      {"all", {kNan, -kNan, kInfinity, -kInfinity, 0.0F, -0.0F, 0x1p-149F, -3.0F, 3.0F}},
+      {"largest", {3.4028235e38F, kInfinity, -3.4028235e38F, -kInfinity}}};
   std::mt19937 random(9);
   for (const auto& [name, values] : draws) {
     for (const std::int64_t width : {40, 3000, 20'000}) {
@@ -133,7 +140,8 @@ TEST_F(TopkGpu, NeighboursInEveryDigit) {
       for (const std::int64_t k : {7, 700}) {
         const TopkCase c{.rows = 2, .width = width, .k = k};
         TopkInputs inputs(c);
-        for (float& v : inputs.logits) v = std::bit_cast<float>(0x0080'0000U + ((static_cast<std::uint32_t>(random()) % 61U) << shift));
+        for (float& v : inputs.logits)
+          v = std::bit_cast<float>(0x0080'0000U + ((static_cast<std::uint32_t>(random()) % 61U) << shift));
         check(c, inputs);
         for (float& v : inputs.logits) v = -v;
         check(c, inputs);
@@ -155,7 +163,9 @@ TEST_F(TopkGpu, SlotsAreRef) {
     std::vector<std::int32_t> lens[2];
     for (const int gpu : {0, 1}) {
       chosen[gpu].resize(static_cast<std::size_t>(c.rows * c.k));
-      TopK::Args args{.logits = inputs.view(c), .lens = view_of(inputs.lens.data(), {c.rows}), .indices = view_of(chosen[gpu].data(), {c.rows, c.k})};
+      TopK::Args args{.logits = inputs.view(c),
+                      .lens = view_of(inputs.lens.data(), {c.rows}),
+                      .indices = view_of(chosen[gpu].data(), {c.rows, c.k})};
       table.add_to(args, c, slots[gpu], lens[gpu]);
       if (gpu == 1) {
         test::run_on_gpu<TopK>(problem, args, "cuda");
@@ -175,7 +185,8 @@ TEST_F(TopkGpu, HostileLengths) {
     const TopkCase c{.rows = 40, .width = width, .k = 512, .padding = 7, .scores = Scores::kNormal, .seed = 5};
     TopkInputs inputs(c);
     const std::int32_t wild[] = {INT32_MIN, -1, 0, 511, 512, 513, INT32_MAX};
-    for (std::int32_t& len : inputs.lens) len = random() % 2 == 0 ? wild[random() % std::size(wild)] : static_cast<std::int32_t>(random());
+    for (std::int32_t& len : inputs.lens)
+      len = random() % 2 == 0 ? wild[random() % std::size(wild)] : static_cast<std::int32_t>(random());
     check(c, inputs);
   }
 }
@@ -183,7 +194,8 @@ TEST_F(TopkGpu, HostileLengths) {
 TEST_F(TopkGpu, LargeChoices) {
   for (const std::int64_t k : {5000, 40'000, 65'536, 65'537, 100'000}) {
     for (const Scores scores : {Scores::kNormal, Scores::kPlateau, Scores::kNan}) {
-      const TopkCase c{.rows = 2, .width = 65'537, .k = k, .padding = 2, .scores = scores, .lens = {65'537, 41'000}, .seed = 6};
+      const TopkCase c{
+          .rows = 2, .width = 65'537, .k = k, .padding = 2, .scores = scores, .lens = {65'537, 41'000}, .seed = 6};
       check(c, TopkInputs(c));
       if (HasFailure()) return;
     }

@@ -1,6 +1,7 @@
 #pragma once
 
-// The cases of the attention family: parameters, and seeded inputs made from them. Shared by parity, property, fuzz and bench programs.
+// The cases of the attention family: parameters, and seeded inputs made from them. Shared by parity, property, fuzz and
+// bench programs.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +22,8 @@
 namespace smla::attention_cases {
 
 constexpr std::uint8_t kPoison = 0xA5;
-constexpr std::int64_t kOutputGap = 8;  ///< elements between the heads of o, and between the rows of lse, that nobody may write
+constexpr std::int64_t kOutputGap =
+    8;  ///< elements between the heads of o, and between the rows of lse, that nobody may write
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// What a row's length is.
@@ -55,12 +57,14 @@ struct AttentionCase {
   unsigned seed = 1;
 
   friend std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
-    out << "T=" << c.tokens << " H=" << c.heads << " Hp=" << c.out_heads << " q heads=" << c.q_heads << " q gap=" << c.q_gap << " q " << name_of(c.q)
-        << " x " << c.q_scale << " magnitude " << c.q_magnitude << " o " << name_of(c.o) << (c.partial ? " partial" : "") << " seed " << c.seed;
+    out << "T=" << c.tokens << " H=" << c.heads << " Hp=" << c.out_heads << " q heads=" << c.q_heads
+        << " q gap=" << c.q_gap << " q " << name_of(c.q) << " x " << c.q_scale << " magnitude " << c.q_magnitude
+        << " o " << name_of(c.o) << (c.partial ? " partial" : "") << " seed " << c.seed;
     if (c.sink) out << " sink " << *c.sink;
     for (const ScopeCase& s : c.scopes) {
-      out << " | " << s.format << " W=" << s.width << " blocks " << s.num_blocks << "x" << s.block_size << " gap " << s.block_gap << " index gap "
-          << s.index_gap << " lens " << static_cast<int>(s.lens) << " invalid " << s.invalid << " scale " << s.kv_scale;
+      out << " | " << s.format << " W=" << s.width << " blocks " << s.num_blocks << "x" << s.block_size << " gap "
+          << s.block_gap << " index gap " << s.index_gap << " lens " << static_cast<int>(s.lens) << " invalid "
+          << s.invalid << " scale " << s.kv_scale;
     }
     return out;
   }
@@ -77,7 +81,8 @@ inline SparseAttention::Problem problem_of(const AttentionCase& c) {
                              .q_scale = c.q_scale,
                              .partial = c.partial};
   for (std::size_t i = 0; i < c.scopes.size(); ++i) {
-    p.scope.at(i) = {.format = &row_format(c.scopes[i].format), .block_size = c.scopes[i].block_size, .width = c.scopes[i].width};
+    p.scope.at(i) = {
+        .format = &row_format(c.scopes[i].format), .block_size = c.scopes[i].block_size, .width = c.scopes[i].width};
   }
   return p;
 }
@@ -92,7 +97,9 @@ struct ScopeInputs {
   std::int64_t entries(std::int64_t token, std::int64_t width) const {
     return lens.empty() ? width : std::clamp<std::int64_t>(lens[static_cast<std::size_t>(token)], 0, width);
   }
-  std::int32_t& index(std::int64_t token, std::int64_t column) { return indices[static_cast<std::size_t>(token * index_stride + column)]; }
+  std::int32_t& index(std::int64_t token, std::int64_t column) {
+    return indices[static_cast<std::size_t>(token * index_stride + column)];
+  }
   bool valid(std::int32_t slot) const { return slot >= 0 && slot < cache.num_slots(); }
 };
 
@@ -112,9 +119,11 @@ struct AttentionInputs {
       ScopeInputs& s = scopes[i];
       s.cache.base = s.memory.data();
       a.scopes.at(i).cache = s.cache;
-      a.scopes.at(i).indices = ConstTensorView(s.indices.data(), DType::kI32, {problem.tokens, problem.scope.at(i).width});
+      a.scopes.at(i).indices =
+          ConstTensorView(s.indices.data(), DType::kI32, {problem.tokens, problem.scope.at(i).width});
       a.scopes.at(i).indices.stride[0] = s.index_stride;
-      if (!s.lens.empty() || problem.tokens == 0) a.scopes.at(i).lens = ConstTensorView(s.lens.data(), DType::kI32, {problem.tokens});
+      if (!s.lens.empty() || problem.tokens == 0)
+        a.scopes.at(i).lens = ConstTensorView(s.lens.data(), DType::kI32, {problem.tokens});
     }
     if (!sink.empty()) a.sink = view_of(static_cast<const float*>(sink.data()), {problem.heads});
     return a;
@@ -132,7 +141,8 @@ inline void put(DType dtype, std::uint8_t* bytes, std::int64_t i, float v) {
   }
 }
 
-/// Cache and index matrix of one scope. Rows that no valid entry within its row's length names stay 0xFF: NaN in every format.
+/// Cache and index matrix of one scope. Rows that no valid entry within its row's length names stay 0xFF: NaN in every
+/// format.
 inline ScopeInputs make_scope(const ScopeCase& c, std::int64_t tokens, std::mt19937_64& random) {
   const RowFormat& format = row_format(c.format);
   ScopeInputs s;
@@ -147,7 +157,8 @@ inline ScopeInputs make_scope(const ScopeCase& c, std::int64_t tokens, std::mt19
   const std::int64_t slots = s.cache.num_slots();
 
   if (c.lens != Lens::kAbsent) {
-    constexpr std::int32_t kHostile[] = {std::numeric_limits<std::int32_t>::max(), -1, std::numeric_limits<std::int32_t>::min(), 1000000};
+    constexpr std::int32_t kHostile[] = {std::numeric_limits<std::int32_t>::max(), -1,
+                                         std::numeric_limits<std::int32_t>::min(), 1000000};
     for (std::int64_t t = 0; t < tokens; ++t) {
       const auto some = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(c.width + 1));
       const bool whole = t % 3 == 0;
@@ -189,7 +200,8 @@ inline AttentionInputs make_inputs(const AttentionCase& c) {
   in.q_stride = in.q_heads * in.problem.dim + c.q_gap;
   in.q.assign(static_cast<std::size_t>(c.tokens * in.q_stride * size_of(c.q)), 0xFF);
   for (std::int64_t t = 0; t < c.tokens; ++t) {
-    for (std::int64_t i = 0; i < c.heads * in.problem.dim; ++i) put(c.q, in.q.data(), t * in.q_stride + i, c.q_magnitude * normal(random));
+    for (std::int64_t i = 0; i < c.heads * in.problem.dim; ++i)
+      put(c.q, in.q.data(), t * in.q_stride + i, c.q_magnitude * normal(random));
   }
   for (const ScopeCase& s : c.scopes) in.scopes.push_back(make_scope(s, c.tokens, random));
   for (std::int64_t h = 0; c.sink && h < c.heads; ++h) in.sink.push_back(h % 2 == 0 ? *c.sink : normal(random));
@@ -210,8 +222,12 @@ struct AttentionOutputs {
     if (!lse.empty()) std::memset(lse.data(), kPoison, lse.size() * sizeof(float));
   }
   std::int64_t head_bytes() const { return (problem.dim + kOutputGap) * size_of(problem.o); }
-  const std::uint8_t* head(std::int64_t t, std::int64_t h) const { return o.data() + (t * problem.padded_heads() + h) * head_bytes(); }
-  float lse_of(std::int64_t t, std::int64_t h) const { return lse[static_cast<std::size_t>(t * (problem.heads + kOutputGap) + h)]; }
+  const std::uint8_t* head(std::int64_t t, std::int64_t h) const {
+    return o.data() + (t * problem.padded_heads() + h) * head_bytes();
+  }
+  float lse_of(std::int64_t t, std::int64_t h) const {
+    return lse[static_cast<std::size_t>(t * (problem.heads + kOutputGap) + h)];
+  }
   float value(std::int64_t t, std::int64_t h, std::int64_t d) const {
     if (problem.o == DType::kBF16) {
       BF16 x;
@@ -231,7 +247,9 @@ struct AttentionOutputs {
   }
   /// Whether the gaps still hold the poison.
   bool gaps_untouched() const {
-    const auto poisoned = [](const std::uint8_t* p, std::int64_t n) { return std::all_of(p, p + n, [](std::uint8_t b) { return b == kPoison; }); };
+    const auto poisoned = [](const std::uint8_t* p, std::int64_t n) {
+      return std::all_of(p, p + n, [](std::uint8_t b) { return b == kPoison; });
+    };
     bool ok = true;
     for (std::int64_t t = 0; t < problem.tokens; ++t) {
       for (std::int64_t h = 0; h < problem.padded_heads(); ++h) {
@@ -270,8 +288,11 @@ inline std::vector<AttentionCase> grid_cases() {
     for (const std::int64_t width : {0, 1, 3, 4, 5, 127, 128, 129, 255, 256}) {
       AttentionCase c{.tokens = heads > 16 ? 2 : 3, .heads = heads, .seed = static_cast<unsigned>(1000 + i)};
       const std::int64_t block = block_sizes[i % 6];
-      c.scopes.push_back(
-          {.format = formats[i % 4], .width = width, .block_size = block, .num_blocks = 1 + 400 / block, .block_gap = i % 3 == 0 ? 64 : 0});
+      c.scopes.push_back({.format = formats[i % 4],
+                          .width = width,
+                          .block_size = block,
+                          .num_blocks = 1 + 400 / block,
+                          .block_gap = i % 3 == 0 ? 64 : 0});
       c.scopes[0].lens = i % 5 == 0 ? Lens::kAbsent : Lens::kMixed;
       c.scopes[0].kv_scale = i % 2 == 0 ? 0.37F : 1.0F;
       c.q = dtypes[i % 3];
@@ -295,7 +316,11 @@ inline std::vector<AttentionCase> special_cases() {
   };
   for (const std::int64_t width : {4095, 4096, 4097}) {
     add({.tokens = 1, .heads = 3, .scopes = {{.width = width, .num_blocks = 40, .lens = Lens::kAbsent}}});
-    add({.tokens = 1, .heads = 2, .o = DType::kF32, .sink = 0.0F, .scopes = {{.format = "f32", .width = width, .num_blocks = 40, .invalid = 0}}});
+    add({.tokens = 1,
+         .heads = 2,
+         .o = DType::kF32,
+         .sink = 0.0F,
+         .scopes = {{.format = "f32", .width = width, .num_blocks = 40, .invalid = 0}}});
   }
   for (const float sink : {-kInf, -20.0F, 0.0F, 20.0F, kInf}) {
     for (const DType o : {DType::kBF16, DType::kF32}) {
@@ -307,30 +332,49 @@ inline std::vector<AttentionCase> special_cases() {
     for (const char* second : {"fp8_ds_mla", "bf16", "fp8_per_tensor", "f32"}) {
       add({.heads = 7,
            .sink = 0.5F,
-           .scopes = {
-               {.format = first, .width = 128, .kv_scale = 0.5F},
-               {.format = second, .width = 67, .block_size = 2, .num_blocks = 53, .block_gap = 32, .lens = Lens::kHostile, .kv_scale = 1.7F}}});
+           .scopes = {{.format = first, .width = 128, .kv_scale = 0.5F},
+                      {.format = second,
+                       .width = 67,
+                       .block_size = 2,
+                       .num_blocks = 53,
+                       .block_gap = 32,
+                       .lens = Lens::kHostile,
+                       .kv_scale = 1.7F}}});
     }
   }
   for (const std::int64_t block : {1, 2, 3, 53, 64, 256}) {
     add({.heads = 4,
-         .scopes = {{.width = 90, .block_size = block, .num_blocks = 3}, {.width = 33, .block_size = block, .num_blocks = 2, .block_gap = 4096}}});
+         .scopes = {{.width = 90, .block_size = block, .num_blocks = 3},
+                    {.width = 33, .block_size = block, .num_blocks = 2, .block_gap = 4096}}});
   }
   for (const Lens lens : {Lens::kAbsent, Lens::kMixed, Lens::kHostile}) {
     add({.tokens = 9,
          .heads = 6,
-         .scopes = {{.width = 65, .index_gap = 7, .lens = lens, .invalid = 0.5}, {.width = 1, .index_gap = 3, .lens = lens}}});
+         .scopes = {{.width = 65, .index_gap = 7, .lens = lens, .invalid = 0.5},
+                    {.width = 1, .index_gap = 3, .lens = lens}}});
   }
   for (const std::int64_t heads : {1, 5, 6, 11, 13, 100, 127}) {
     add({.tokens = 2, .heads = heads, .out_heads = 128, .q_heads = 128, .sink = 1.0F, .scopes = {{.width = 66}}});
-    add({.tokens = 2, .heads = heads, .q_gap = 40, .o = DType::kF32, .partial = true, .scopes = {{.width = 66, .invalid = 0.6}}});
+    add({.tokens = 2,
+         .heads = heads,
+         .q_gap = 40,
+         .o = DType::kF32,
+         .partial = true,
+         .scopes = {{.width = 66, .invalid = 0.6}}});
   }
   for (const DType q : {DType::kBF16, DType::kE4M3, DType::kF32}) {
-    add({.heads = 9, .q_heads = 12, .q_gap = 24, .q = q, .q_scale = 0.013F, .q_magnitude = 100.0F, .scopes = {{.format = "bf16", .width = 150}}});
+    add({.heads = 9,
+         .q_heads = 12,
+         .q_gap = 24,
+         .q = q,
+         .q_scale = 0.013F,
+         .q_magnitude = 100.0F,
+         .scopes = {{.format = "bf16", .width = 150}}});
     add({.heads = 9, .q = q, .o = DType::kF32, .q_magnitude = 60.0F, .scopes = {{.format = "f32", .width = 150}}});
   }
   // Rows that are not 512 numbers, one of them with groups of four-bit numbers; an empty cache; no token.
-  for (const char* format : {"index_fp8", "index_mxfp4", "index_f32"}) add({.heads = 7, .scopes = {{.format = format, .width = 130}}});
+  for (const char* format : {"index_fp8", "index_mxfp4", "index_f32"})
+    add({.heads = 7, .scopes = {{.format = format, .width = 130}}});
   add({.heads = 3, .sink = 0.0F, .scopes = {{.width = 20, .num_blocks = 0}}});
   add({.heads = 3, .scopes = {{.width = 0}, {.width = 30}}});
   add({.tokens = 0, .heads = 3, .scopes = {{.width = 20}}});

@@ -30,12 +30,14 @@ inline void copy_heads(const ConstTensorView& q, HostTensor& to) {
   const auto bytes = static_cast<std::size_t>(to.size(2) * size_of(to.dtype()));
   for (std::int64_t t = 0; t < to.size(0); ++t) {
     for (std::int64_t h = 0; h < to.size(1); ++h) {
-      std::memcpy(to.view().slice(0, t, t + 1).slice(1, h, h + 1).data, q.slice(0, t, t + 1).slice(1, h, h + 1).data, bytes);
+      std::memcpy(to.view().slice(0, t, t + 1).slice(1, h, h + 1).data, q.slice(0, t, t + 1).slice(1, h, h + 1).data,
+                  bytes);
     }
   }
 }
 
-/// BF16: l2 2.2e-3 over the tensor, each element within one ulp or 4e-3 of its row's largest. F32: l2 `f32_bound`. Padded heads are +0.
+/// BF16: l2 2.2e-3 over the tensor, each element within one ulp or 4e-3 of its row's largest. F32: l2 `f32_bound`.
+/// Padded heads are +0.
 inline void expect_parity(const AttentionOutputs& want, const AttentionOutputs& got, double f32_bound = 1e-5) {
   const SparseAttention::Problem& p = want.problem;
   const bool bf16 = p.o == DType::kBF16;
@@ -48,7 +50,8 @@ inline void expect_parity(const AttentionOutputs& want, const AttentionOutputs& 
       for (std::int64_t d = 0; d < p.dim; ++d) {
         const float w = want.value(t, h, d);
         const float g = got.value(t, h, d);
-        ASSERT_TRUE(std::isfinite(w) && std::isfinite(g)) << "token " << t << " head " << h << " dim " << d << ": " << w << " and " << g;
+        ASSERT_TRUE(std::isfinite(w) && std::isfinite(g))
+            << "token " << t << " head " << h << " dim " << d << ": " << w << " and " << g;
         ASSERT_TRUE(h < p.heads || (g == 0 && !std::signbit(g))) << "padded head " << h;
         if (bf16 && std::abs(bf16_place(w) - bf16_place(g)) > 1) {
           ASSERT_LE(std::fabs(w - g), 4e-3F * largest) << "token " << t << " head " << h << " dim " << d;

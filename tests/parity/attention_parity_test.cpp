@@ -82,9 +82,19 @@ TEST(AttentionParity, QueriesMadeInTheCallAreQNormRopeInserts) {
       const SparseAttention::Args args = in.args();
       HostTensor queries(q, {3, 7, problem.dim});
       copy_heads(args.q, queries);
-      Plan<QNormRopeInsert>({.tokens = 3, .heads = 7, .out_heads = 7, .dim = problem.dim, .rope_dim = 4, .in = q, .q_out = q, .eps = 1e-3F},
+      Plan<QNormRopeInsert>({.tokens = 3,
+                             .heads = 7,
+                             .out_heads = 7,
+                             .dim = problem.dim,
+                             .rope_dim = 4,
+                             .in = q,
+                             .q_out = q,
+                             .eps = 1e-3F},
                             {.implementation = name == "ref" ? "ref" : "cpu"})
-          .run({.q = queries.view(), .positions = view_of(positions, {3}), .cos_sin = view_of(cos_sin, {2, 4}), .q_out = queries.view()});
+          .run({.q = queries.view(),
+                .positions = view_of(positions, {3}),
+                .cos_sin = view_of(cos_sin, {2, 4}),
+                .q_out = queries.view()});
       const auto run_with = [&](const SparseAttention::Problem& p, SparseAttention::Args a, AttentionOutputs& out) {
         const Plan<SparseAttention> plan(p, {.implementation = name, .threads = 1});
         std::vector<float> scratch(plan.workspace_bytes() / sizeof(float) + 1);

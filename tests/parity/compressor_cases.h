@@ -1,6 +1,7 @@
 #pragma once
 
-// The cases of the compressor family: parameters, and seeded inputs made from them. Shared by parity, property, fuzz and bench programs.
+// The cases of the compressor family: parameters, and seeded inputs made from them. Shared by parity, property, fuzz
+// and bench programs.
 
 #include <algorithm>
 #include <cmath>
@@ -69,10 +70,15 @@ inline HostTensor rope_rows(std::int64_t positions, int dim) {
 struct OwnedCache {
   std::vector<std::uint8_t> bytes;
   PagedCache cache;
-  void allocate(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::uint8_t fill, std::int64_t gap = 64) {
+  void allocate(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::uint8_t fill,
+                std::int64_t gap = 64) {
     const std::int64_t stride = page_bytes(format, block_size) + gap;
     bytes.assign(static_cast<std::size_t>(blocks * stride), fill);
-    cache = {.format = &format, .base = bytes.data(), .num_blocks = blocks, .block_size = block_size, .block_stride_bytes = stride};
+    cache = {.format = &format,
+             .base = bytes.data(),
+             .num_blocks = blocks,
+             .block_size = block_size,
+             .block_stride_bytes = stride};
   }
 };
 
@@ -108,12 +114,14 @@ struct CompressorCase {
   }
   SaveState::Problem save() const { return {.tokens = tokens(), .ratio = ratio, .dim = format->dim}; }
   CompressStore::Problem store() const {
-    return {.tokens = tokens(), .ratio = ratio, .dim = format->dim, .format = format, .hadamard = hadamard, .clamp = clamp};
+    return {
+        .tokens = tokens(), .ratio = ratio, .dim = format->dim, .format = format, .hadamard = hadamard, .clamp = clamp};
   }
   friend std::ostream& operator<<(std::ostream& out, const CompressorCase& c) {
-    out << "compress r " << c.ratio << " to " << c.format->name << " blocks " << c.state_block << " and " << c.entry_block << ", " << name_of(c.small)
-        << (c.hadamard ? ", hadamard" : "") << (c.clamp == ClampRule::kScale ? ", scale clamp" : "") << (c.hostile ? ", hostile" : "")
-        << ", unmapped " << c.unmapped << ", requests";
+    out << "compress r " << c.ratio << " to " << c.format->name << " blocks " << c.state_block << " and "
+        << c.entry_block << ", " << name_of(c.small) << (c.hadamard ? ", hadamard" : "")
+        << (c.clamp == ClampRule::kScale ? ", scale clamp" : "") << (c.hostile ? ", hostile" : "") << ", unmapped "
+        << c.unmapped << ", requests";
     for (const Chunk& chunk : c.requests) out << " " << chunk.first << "+" << chunk.tokens;
     return out;
   }
@@ -123,7 +131,8 @@ inline std::vector<CompressorCase> all_cases() {
   std::vector<CompressorCase> cases;
   for (const std::int64_t n : {0, 1, 3, 4, 5, 127, 128, 129, 255, 256}) {
     cases.push_back({.format = &fp8_ds_mla_rows(), .requests = {{0, n}}, .state_block = n % 2 == 0 ? 4 : 3});
-    cases.push_back({.ratio = 128, .format = &fp8_ds_mla_rows(), .requests = {{0, n}}, .state_block = 8, .entry_block = 2});
+    cases.push_back(
+        {.ratio = 128, .format = &fp8_ds_mla_rows(), .requests = {{0, n}}, .state_block = 8, .entry_block = 2});
     cases.push_back({.format = &index_fp8_rows(), .requests = {{0, n}, {97, 9}, {1023, 1}}});
   }
   for (const std::int64_t block : {1, 2, 3, 53, 64, 256}) {
@@ -136,7 +145,12 @@ inline std::vector<CompressorCase> all_cases() {
                          .small = DType::kF32,
                          .clamp = clamp});
       }
-      cases.push_back({.ratio = 128, .format = format, .requests = {{120, 9}, {200, 60}}, .state_block = block, .entry_block = block, .unmapped = 2});
+      cases.push_back({.ratio = 128,
+                       .format = format,
+                       .requests = {{120, 9}, {200, 60}},
+                       .state_block = block,
+                       .entry_block = block,
+                       .unmapped = 2});
     }
     for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()}) {
       for (const bool hadamard : {false, true}) {
@@ -153,10 +167,17 @@ inline std::vector<CompressorCase> all_cases() {
   // Long enough that a block looks after several tokens.
   cases.push_back({.format = &fp8_ds_mla_rows(), .requests = {{5, 1100}, {3, 7}}, .unmapped = 3});
   cases.push_back({.format = &index_fp8_rows(), .requests = {{2, 1}, {5, 1099}}});
-  cases.push_back(
-      {.ratio = 128, .format = &fp8_ds_mla_rows(), .requests = {{0, 700}, {127, 1}, {255, 1}, {37, 600}}, .state_block = 8, .unmapped = 3});
+  cases.push_back({.ratio = 128,
+                   .format = &fp8_ds_mla_rows(),
+                   .requests = {{0, 700}, {127, 1}, {255, 1}, {37, 600}},
+                   .state_block = 8,
+                   .unmapped = 3});
   cases.push_back({.format = &fp8_ds_mla_rows(), .requests = {{0, 64}, {100, 64}}, .hostile = true});
-  cases.push_back({.ratio = 128, .format = &f32_rows(), .requests = {{0, 128}, {0, 128}, {1, 127}, {64, 200}}, .state_block = 8, .hostile = true});
+  cases.push_back({.ratio = 128,
+                   .format = &f32_rows(),
+                   .requests = {{0, 128}, {0, 128}, {1, 127}, {64, 200}},
+                   .state_block = 8,
+                   .hostile = true});
   return cases;
 }
 
@@ -175,7 +196,8 @@ struct CompressorInputs {
   }
 };
 
-/// A layer's compressor and its indexer's over the same requests, as one call: entries of both stand at the layer's slots.
+/// A layer's compressor and its indexer's over the same requests, as one call: entries of both stand at the layer's
+/// slots.
 inline CompressStore::Problem together(const CompressorCase& layer, const CompressorCase& index) {
   CompressStore::Problem p = layer.store();
   p.dim2 = index.format->dim, p.format2 = index.format, p.hadamard2 = index.hadamard;
@@ -196,7 +218,8 @@ inline std::vector<std::pair<CompressorCase, CompressorCase>> pairs() {
     out.emplace_back(std::move(layer), std::move(second));
   };
   for (const std::int64_t n : {0, 1, 4, 9, 128}) {
-    add({.format = &fp8_ds_mla_rows(), .requests = {{0, n}, {97, 9}, {1023, 1}}, .unmapped = n / 3}, &index_fp8_rows(), 4, n % 2 == 0);
+    add({.format = &fp8_ds_mla_rows(), .requests = {{0, n}, {97, 9}, {1023, 1}}, .unmapped = n / 3}, &index_fp8_rows(),
+        4, n % 2 == 0);
     add({.format = &bf16_rows(), .requests = {{2, n}, {0, 4}}, .small = DType::kF32}, &index_mxfp4_rows(), 3, true);
   }
   add({.format = &f32_rows(), .requests = {{3, 21}, {0, 4}}, .state_block = 2}, &index_f32_rows(), 53, true);
@@ -211,13 +234,16 @@ inline void make_hostile(CompressorInputs& in, Random& random) {
   for (std::int64_t t = 0; t < in.state_slots.numel(); ++t) {
     const std::int64_t bad[] = {in.state.cache.num_slots(), in.entries.cache.num_slots(), kMax, kMin, -7};
     const std::int64_t value = bad[random.below(5)];
-    if (random.below(12) == 0) in.state_slots.as<std::int64_t>()[t] = value == in.entries.cache.num_slots() ? kMax : value;
-    if (random.below(12) == 0) in.entry_slots.as<std::int64_t>()[t] = value == in.state.cache.num_slots() ? kMax : value;
+    if (random.below(12) == 0)
+      in.state_slots.as<std::int64_t>()[t] = value == in.entries.cache.num_slots() ? kMax : value;
+    if (random.below(12) == 0)
+      in.entry_slots.as<std::int64_t>()[t] = value == in.state.cache.num_slots() ? kMax : value;
     if (random.below(12) == 0) in.positions.as<std::int64_t>()[t] = value;
     if (random.below(12) == 0) in.token_to_req.as<std::int32_t>()[t] = static_cast<std::int32_t>(value);
   }
   for (std::int64_t i = 0; i < in.block_table.numel(); ++i) {
-    if (random.below(6) == 0) in.block_table.as<std::int32_t>()[i] = random.below(2) == 0 ? -3 : std::numeric_limits<std::int32_t>::max();
+    if (random.below(6) == 0)
+      in.block_table.as<std::int32_t>()[i] = random.below(2) == 0 ? -3 : std::numeric_limits<std::int32_t>::max();
   }
 }
 
@@ -256,10 +282,13 @@ inline CompressorInputs make_inputs(const CompressorCase& c, std::uint64_t seed 
     const Chunk& chunk = c.requests[static_cast<std::size_t>(r)];
     std::int32_t* row = in.block_table.as<std::int32_t>() + r * columns;
     for (std::int64_t col = 0; col < columns; ++col) {
-      row[col] = (col + 1) * c.state_block <= chunk.first - keep ? -1 : blocks[static_cast<std::size_t>(r * columns + col)];
+      row[col] =
+          (col + 1) * c.state_block <= chunk.first - keep ? -1 : blocks[static_cast<std::size_t>(r * columns + col)];
     }
-    for (std::int64_t pos = std::max<std::int64_t>(0, chunk.first - keep); pos < chunk.first; ++pos) {  // state of earlier steps
-      std::uint8_t* bytes = in.state.cache.block(row[pos / c.state_block]) + pos % c.state_block * in.state.cache.format->data_bytes;
+    for (std::int64_t pos = std::max<std::int64_t>(0, chunk.first - keep); pos < chunk.first;
+         ++pos) {  // state of earlier steps
+      std::uint8_t* bytes =
+          in.state.cache.block(row[pos / c.state_block]) + pos % c.state_block * in.state.cache.format->data_bytes;
       for (std::int64_t i = 0; i < 2 * half; ++i) {
         const float v = 4.0F * random.number();
         std::memcpy(bytes + 4 * i, &v, 4);

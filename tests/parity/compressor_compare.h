@@ -44,7 +44,8 @@ inline void expect_codes(Element element, const std::uint8_t* want, const std::u
   }
 }
 
-/// One record: F32 rows l2 1e-6; else scales equal, codes and bf16 numbers at most one step apart, or 1e-5 of the row's largest for bf16 rows.
+/// One record: F32 rows l2 1e-6; else scales equal, codes and bf16 numbers at most one step apart, or 1e-5 of the row's
+/// largest for bf16 rows.
 inline void expect_close_record(const CompressorInputs& want, const CompressorInputs& got, std::int64_t slot) {
   const RowFormat& f = *want.entries.cache.format;
   const std::int64_t bs = want.entries.cache.block_size;
@@ -74,15 +75,16 @@ inline void expect_close_record(const CompressorInputs& want, const CompressorIn
   const std::int64_t nope_bytes = f.data_bytes - (f.rope_dim() > 0 ? 2 * f.rope_dim() : 0);
   expect_codes(f.nope, want_data, got_data, nope_bytes);
   expect_codes(f.rope, want_data + nope_bytes, got_data + nope_bytes, f.data_bytes - nope_bytes);
-  ASSERT_EQ(std::memcmp(row_scales(want.entries.cache, slot / bs, slot % bs), row_scales(got.entries.cache, slot / bs, slot % bs),
-                        static_cast<std::size_t>(f.scale_bytes)),
+  ASSERT_EQ(std::memcmp(row_scales(want.entries.cache, slot / bs, slot % bs),
+                        row_scales(got.entries.cache, slot / bs, slot % bs), static_cast<std::size_t>(f.scale_bytes)),
             0)
       << "scales";
 }
 
 inline bool same_record(const PagedCache& a, const PagedCache& b, std::int64_t slot) {
   const std::int64_t bs = a.block_size;
-  return std::memcmp(row_data(a, slot / bs, slot % bs), row_data(b, slot / bs, slot % bs), static_cast<std::size_t>(a.format->data_bytes)) == 0;
+  return std::memcmp(row_data(a, slot / bs, slot % bs), row_data(b, slot / bs, slot % bs),
+                     static_cast<std::size_t>(a.format->data_bytes)) == 0;
 }
 
 /// Whether a byte differs from the poison somewhere in the record.
@@ -98,8 +100,10 @@ inline std::vector<std::uint8_t> without_records(const OwnedCache& owned) {
   cache.base = bytes.data();
   for (std::int64_t slot = 0; slot < cache.num_slots(); ++slot) {
     if (!written(cache, slot)) continue;
-    std::memset(row_data(cache, slot / cache.block_size, slot % cache.block_size), kPoison, static_cast<std::size_t>(cache.format->data_bytes));
-    std::memset(row_scales(cache, slot / cache.block_size, slot % cache.block_size), kPoison, static_cast<std::size_t>(cache.format->scale_bytes));
+    std::memset(row_data(cache, slot / cache.block_size, slot % cache.block_size), kPoison,
+                static_cast<std::size_t>(cache.format->data_bytes));
+    std::memset(row_scales(cache, slot / cache.block_size, slot % cache.block_size), kPoison,
+                static_cast<std::size_t>(cache.format->scale_bytes));
   }
   return bytes;
 }

@@ -84,7 +84,8 @@ TEST(CompressorParity, TwoInOneCallAreEachAlone) {
         const CompressorInputs got[] = {make_inputs(layer), make_inputs(index, 2)};
         for (const auto* in : {&want[0], &want[1], &got[0], &got[1]}) {
           if (!saves || in == &want[0] || in == &want[1]) {
-            Plan<SaveState>(in == &want[0] || in == &got[0] ? layer.save() : index.save(), {.implementation = "ref"}).run(in->save);
+            Plan<SaveState>(in == &want[0] || in == &got[0] ? layer.save() : index.save(), {.implementation = "ref"})
+                .run(in->save);
           }
         }
         CompressStore::Args alone = want[1].store;

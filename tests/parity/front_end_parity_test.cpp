@@ -1,4 +1,5 @@
-// The three front-ends over one table of batches: they prepare attention differently and must answer alike (spec 8, 15).
+// The three front-ends over one table of batches: they prepare attention differently and must answer alike (spec 8,
+// 15).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,10 +31,17 @@ struct Batch {
 std::vector<Batch> batches() {
   return {
       {.name = "decode",
-       .rows = {{.context = 0, .tokens = 1}, {.context = 3, .tokens = 1}, {.context = 130, .tokens = 1}, {.context = 300, .tokens = 1}}},
-      {.name = "prefill", .rows = {{.context = 0, .tokens = 150}, {.context = 70, .tokens = 33}, {.context = 127, .tokens = 2}}},
+       .rows = {{.context = 0, .tokens = 1},
+                {.context = 3, .tokens = 1},
+                {.context = 130, .tokens = 1},
+                {.context = 300, .tokens = 1}}},
+      {.name = "prefill",
+       .rows = {{.context = 0, .tokens = 150}, {.context = 70, .tokens = 33}, {.context = 127, .tokens = 2}}},
       {.name = "mixed",
-       .rows = {{.context = 255, .tokens = 1}, {.context = 131, .tokens = 1}, {.context = 40, .tokens = 3}, {.context = 0, .tokens = 129}}},
+       .rows = {{.context = 255, .tokens = 1},
+                {.context = 131, .tokens = 1},
+                {.context = 40, .tokens = 3},
+                {.context = 0, .tokens = 129}}},
       {.name = "many_prefills",
        .rows = {{.context = 0, .tokens = 9},
                 {.context = 4, .tokens = 8},
@@ -44,9 +52,14 @@ std::vector<Batch> batches() {
       {.name = "padded",
        .rows = {{.context = 7, .tokens = 1}, {.context = 129, .tokens = 12}},
        .around = {.gap = 64, .fill = 0xFF, .padding_tokens = 3, .padding_requests = 2}},
-      {.name = "padded_decode", .rows = {{.context = 128, .tokens = 1}}, .around = {.fill = 0xFF, .padding_tokens = 5, .padding_requests = 3}},
+      {.name = "padded_decode",
+       .rows = {{.context = 128, .tokens = 1}},
+       .around = {.fill = 0xFF, .padding_tokens = 5, .padding_requests = 3}},
       {.name = "zero_length",
-       .rows = {{.context = 12, .tokens = 0}, {.context = 140, .tokens = 1}, {.context = 9, .tokens = 5}, {.context = 64, .tokens = 0}}},
+       .rows = {{.context = 12, .tokens = 0},
+                {.context = 140, .tokens = 1},
+                {.context = 9, .tokens = 5},
+                {.context = 64, .tokens = 0}}},
       {.name = "speculative",
        .rows = {{.context = 3, .tokens = 4, .rejected = 2},
                 {.context = 200, .tokens = 2},
@@ -54,7 +67,10 @@ std::vector<Batch> batches() {
                 {.context = 5, .tokens = 40}},
        .around = {.decode_threshold = 4}},
       {.name = "dspark",
-       .rows = {{.context = 300, .tokens = 6}, {.context = 2, .tokens = 6}, {.context = 127, .tokens = 5}, {.context = 10, .tokens = 20}},
+       .rows = {{.context = 300, .tokens = 6},
+                {.context = 2, .tokens = 6},
+                {.context = 127, .tokens = 5},
+                {.context = 10, .tokens = 20}},
        .around = {.decode_threshold = 11, .dspark_tokens = 5}},
   };
 }
@@ -65,8 +81,10 @@ struct Variant {
   bool gather = false;
   std::string name() const { return std::string(name_of(front_end)) + (gather ? "_gathered" : ""); }
 };
-constexpr Variant kVariants[] = {
-    {FrontEnd::kFlashMla, false}, {FrontEnd::kFlashMla, true}, {FrontEnd::kFlashInfer, false}, {FrontEnd::kSm120, false}};
+constexpr Variant kVariants[] = {{FrontEnd::kFlashMla, false},
+                                 {FrontEnd::kFlashMla, true},
+                                 {FrontEnd::kFlashInfer, false},
+                                 {FrontEnd::kSm120, false}};
 
 struct Case {
   Batch batch;
@@ -78,7 +96,10 @@ Steps steps_of(const Batch& batch) {
   for (std::size_t r = 0; r < batch.rows.size(); ++r) {
     const Batch::Row& row = batch.rows[r];
     if (row.context > 0) steps[0].push_back({.request = static_cast<int>(r), .begin = 0, .end = row.context});
-    steps[1].push_back({.request = static_cast<int>(r), .begin = row.context, .end = row.context + row.tokens, .rejected = row.rejected});
+    steps[1].push_back({.request = static_cast<int>(r),
+                        .begin = row.context,
+                        .end = row.context + row.tokens,
+                        .rejected = row.rejected});
   }
   if (steps[0].empty()) steps.erase(steps.begin());
   return steps;
@@ -152,7 +173,8 @@ TEST_P(FrontEndParity, Float32MeetsFloat64) {
       const HostTensor inputs = truth.inputs(static_cast<int>(r), DType::kF32);
       ReferenceLayer reference(truth.config(), truth.weights(), truth.cos_sin(), inputs.view());
       const bool block = c.batch.around.dspark_tokens > 0 && row.tokens <= c.batch.around.decode_threshold;
-      for (const std::int64_t position : std::set<std::int64_t>{row.context, row.context + row.tokens / 2, row.context + row.tokens - 1}) {
+      for (const std::int64_t position :
+           std::set<std::int64_t>{row.context, row.context + row.tokens / 2, row.context + row.tokens - 1}) {
         std::optional<std::span<const std::int32_t>> entries;
         if (c.ratio == 4) entries = got.topk.at({static_cast<int>(r), position});
         std::optional<std::pair<std::int64_t, std::int64_t>> window;
@@ -179,8 +201,9 @@ std::vector<Case> cases() {
   return out;
 }
 
-INSTANTIATE_TEST_SUITE_P(Batches, FrontEndParity, testing::ValuesIn(cases()),
-                         [](const auto& tested) { return tested.param.batch.name + "_r" + std::to_string(tested.param.ratio); });
+INSTANTIATE_TEST_SUITE_P(Batches, FrontEndParity, testing::ValuesIn(cases()), [](const auto& tested) {
+  return tested.param.batch.name + "_r" + std::to_string(tested.param.ratio);
+});
 
 TEST(FrontEndParity, ADraftBlockSeesItsOwnFuture) {
   Case c{.batch = batches().back(), .ratio = 1};

@@ -1,6 +1,7 @@
 #pragma once
 
-// Cases of the ops on rows that leave their pages (GatherRows, GatherIndexRows, RaggedIndexerLogits), shared by their tests.
+// Cases of the ops on rows that leave their pages (GatherRows, GatherIndexRows, RaggedIndexerLogits), shared by their
+// tests.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +18,8 @@
 
 namespace smla::gathered_cases {
 
-/// Requests whose rows are scattered over the blocks of a cache; bytes of blocks that no request owns are 0xFF (NaN in every format).
+/// Requests whose rows are scattered over the blocks of a cache; bytes of blocks that no request owns are 0xFF (NaN in
+/// every format).
 struct PagedRequests {
   std::vector<std::int32_t> seq_lens;
   std::vector<std::int32_t> table;
@@ -25,7 +27,8 @@ struct PagedRequests {
   std::vector<std::uint8_t> memory;
   PagedCache cache;
 
-  PagedRequests(const RowFormat& format, std::int64_t block_size, std::vector<std::int32_t> lens, bool hostile, std::uint32_t seed)
+  PagedRequests(const RowFormat& format, std::int64_t block_size, std::vector<std::int32_t> lens, bool hostile,
+                std::uint32_t seed)
       : seq_lens(std::move(lens)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -73,8 +76,8 @@ struct GatherCase {
     return {.requests = static_cast<std::int64_t>(seq.size()), .rows = rows, .offset = offset, .format = format};
   }
   friend std::ostream& operator<<(std::ostream& out, const GatherCase& c) {
-    return out << "gather_rows " << c.format->name << " block " << c.block_size << " rows " << c.rows << " offset " << c.offset
-               << (c.gather.empty() ? "" : " with gather_lens") << (c.hostile ? " hostile" : "");
+    return out << "gather_rows " << c.format->name << " block " << c.block_size << " rows " << c.rows << " offset "
+               << c.offset << (c.gather.empty() ? "" : " with gather_lens") << (c.hostile ? " hostile" : "");
   }
 };
 
@@ -84,7 +87,13 @@ inline std::vector<GatherCase> gather_cases() {
     for (const std::int64_t block : {1, 3, 64}) {
       for (const bool hostile : {false, true}) {
         out.push_back({.format = format, .block_size = block, .seq = {9, 23, 7}, .rows = 30, .hostile = hostile});
-        out.push_back({.format = format, .block_size = block, .seq = {19, 8, 70}, .gather = {6, 8, 69}, .rows = 80, .offset = 5, .hostile = hostile});
+        out.push_back({.format = format,
+                       .block_size = block,
+                       .seq = {19, 8, 70},
+                       .gather = {6, 8, 69},
+                       .rows = 80,
+                       .offset = 5,
+                       .hostile = hostile});
       }
     }
   }
@@ -104,9 +113,12 @@ struct RaggedCase {
   std::vector<std::int32_t> ends = {100};
   std::uint32_t seed = 1;
   std::int64_t rows() const { return static_cast<std::int64_t>(starts.size()); }
-  RaggedIndexerLogits::Problem problem() const { return {.rows = rows(), .keys = keys, .heads = heads, .dim = 128, .format = format}; }
+  RaggedIndexerLogits::Problem problem() const {
+    return {.rows = rows(), .keys = keys, .heads = heads, .dim = 128, .format = format};
+  }
   friend std::ostream& operator<<(std::ostream& out, const RaggedCase& c) {
-    return out << "ragged " << c.format->name << " heads " << c.heads << " keys " << c.keys << " rows " << c.rows() << " seed " << c.seed;
+    return out << "ragged " << c.format->name << " heads " << c.heads << " keys " << c.keys << " rows " << c.rows()
+               << " seed " << c.seed;
   }
 };
 
@@ -115,7 +127,12 @@ inline std::vector<RaggedCase> ragged_cases() {
   std::uint32_t seed = 1;
   for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()}) {
     for (const std::int64_t heads : {1, 5, 32, 64, 128}) {
-      out.push_back({.format = format, .heads = heads, .keys = 200, .starts = {0, 0, 70, 199, 64}, .ends = {1, 200, 130, 200, 128}, .seed = ++seed});
+      out.push_back({.format = format,
+                     .heads = heads,
+                     .keys = 200,
+                     .starts = {0, 0, 70, 199, 64},
+                     .ends = {1, 200, 130, 200, 128},
+                     .seed = ++seed});
     }
     out.push_back({.format = format,
                    .heads = 7,
@@ -165,7 +182,8 @@ struct RaggedInputs {
       std::uint8_t* at = scales.data() + j * (f.scale_bytes + kGap);
       const float v = std::exp(normal(random));
       if (f.scale == ScaleKind::kF32) std::memcpy(at, &v, 4);
-      for (int g = 0; f.scale == ScaleKind::kUe8m0 && g < f.groups(); ++g) at[g] = static_cast<std::uint8_t>(124 + random() % 6);
+      for (int g = 0; f.scale == ScaleKind::kUe8m0 && g < f.groups(); ++g)
+        at[g] = static_cast<std::uint8_t>(124 + random() % 6);
     }
     for (std::int64_t i = 0; i < c.rows() * c.heads; ++i) weights.push_back(0.1F * normal(random));
   }
@@ -178,7 +196,8 @@ struct RaggedInputs {
       case Element::kE2M1: a.q = ConstTensorView(q.data(), DType::kU8, {c.rows(), c.heads, 64}); break;
       default: a.q = ConstTensorView(q.data(), DType::kF32, {c.rows(), c.heads, 128}); break;
     }
-    if (f.scale == ScaleKind::kUe8m0) a.q_scale = ConstTensorView(q_scale.data(), DType::kU8, {c.rows(), c.heads, f.groups()});
+    if (f.scale == ScaleKind::kUe8m0)
+      a.q_scale = ConstTensorView(q_scale.data(), DType::kU8, {c.rows(), c.heads, f.groups()});
     a.weights = view_of(weights.data(), {c.rows(), c.heads});
     a.values = ConstTensorView(values.data(), DType::kU8, {c.keys, f.data_bytes});
     a.values.stride[0] = f.data_bytes + kGap;

@@ -15,7 +15,8 @@ constexpr std::uint16_t kPoison16 = 0xA5A5;
 constexpr std::uint32_t kPoison = 0x7FA5'5A5A;
 constexpr std::int64_t kPadding = 5;
 
-std::vector<std::uint16_t> gather(const GatherCase& c, const PagedRequests& inputs, const std::string& implementation, int threads) {
+std::vector<std::uint16_t> gather(const GatherCase& c, const PagedRequests& inputs, const std::string& implementation,
+                                  int threads) {
   const std::int64_t width = c.format->dim + kPadding;
   std::vector<std::uint16_t> out(static_cast<std::size_t>(inputs.requests() * c.rows * width), kPoison16);
   GatherRows::Args args;
@@ -37,16 +38,19 @@ TEST(GatherRowsParity, EveryImplementationEqualsRefInEveryBit) {
     const auto expected = gather(c, inputs, "ref", 1);
     for (const Candidate& candidate : explain<GatherRows>(c.problem())) {
       if (!candidate.refusal.empty()) {
-        std::printf("[ refused  ] gather_rows %s: %s: %s\n", std::string(c.format->name).c_str(), candidate.name.c_str(), candidate.refusal.c_str());
+        std::printf("[ refused  ] gather_rows %s: %s: %s\n", std::string(c.format->name).c_str(),
+                    candidate.name.c_str(), candidate.refusal.c_str());
         continue;
       }
-      for (const int threads : {1, 3}) ASSERT_TRUE(gather(c, inputs, candidate.name, threads) == expected) << candidate.name << " " << threads;
+      for (const int threads : {1, 3})
+        ASSERT_TRUE(gather(c, inputs, candidate.name, threads) == expected) << candidate.name << " " << threads;
     }
   }
 }
 
 TEST(GatherRows, WritesTheTailOfEachRequestAndNothingElse) {
-  const GatherCase c{.format = &bf16_rows(), .block_size = 4, .seq = {19, 8, 30}, .gather = {6, 8, 29}, .rows = 40, .offset = 5};
+  const GatherCase c{
+      .format = &bf16_rows(), .block_size = 4, .seq = {19, 8, 30}, .gather = {6, 8, 29}, .rows = 40, .offset = 5};
   PagedRequests inputs(*c.format, c.block_size, c.seq, false, 3);
   // Columns that no gathered position needs hold wild numbers: they must not be read.
   for (std::int64_t b = 0; b < 3; ++b) {
@@ -68,9 +72,11 @@ TEST(GatherRows, WritesTheTailOfEachRequestAndNothingElse) {
         const bool written = i >= c.offset && i < c.offset + length;
         if (written) {
           const std::int64_t pos = c.seq[static_cast<std::size_t>(b)] - length + i - c.offset;
-          decode_row(inputs.cache, inputs.table[static_cast<std::size_t>(b * inputs.columns + pos / 4)] * 4 + pos % 4, row.data());
+          decode_row(inputs.cache, inputs.table[static_cast<std::size_t>(b * inputs.columns + pos / 4)] * 4 + pos % 4,
+                     row.data());
         }
-        for (int d = 0; d < 512; ++d) ASSERT_EQ(got[d], written ? to_bf16(row[static_cast<std::size_t>(d)]).bits : kPoison16) << name << b << i;
+        for (int d = 0; d < 512; ++d)
+          ASSERT_EQ(got[d], written ? to_bf16(row[static_cast<std::size_t>(d)]).bits : kPoison16) << name << b << i;
         ASSERT_EQ(got[512], kPoison16);
       }
     }
@@ -81,7 +87,8 @@ TEST(GatherIndexRows, CopiesValuesAndScalesOfEveryRequest) {
   for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()}) {
     for (const bool hostile : {false, true}) {
       const PagedRequests inputs(*format, 3, {7, 0, 10}, hostile, 5);
-      const std::vector<std::int32_t> starts = hostile ? std::vector<std::int32_t>{-2, 4, INT32_MAX, 11} : std::vector<std::int32_t>{0, 7, 7, 17};
+      const std::vector<std::int32_t> starts =
+          hostile ? std::vector<std::int32_t>{-2, 4, INT32_MAX, 11} : std::vector<std::int32_t>{0, 7, 7, 17};
       const std::int64_t rows = 20;
       std::vector<std::uint8_t> values(static_cast<std::size_t>(rows * format->data_bytes), 0xA5);
       std::vector<std::uint8_t> scales(static_cast<std::size_t>(rows * format->scale_bytes), 0xA5);
@@ -93,7 +100,8 @@ TEST(GatherIndexRows, CopiesValuesAndScalesOfEveryRequest) {
       if (format->scale_bytes > 0) args.scales = view_of(scales.data(), {rows, format->scale_bytes});
       for (const Candidate& candidate : explain<GatherIndexRows>({.requests = 3, .rows = rows, .format = format})) {
         if (!candidate.refusal.empty()) continue;
-        Plan<GatherIndexRows>({.requests = 3, .rows = rows, .format = format}, {.implementation = candidate.name}).run(args);
+        Plan<GatherIndexRows>({.requests = 3, .rows = rows, .format = format}, {.implementation = candidate.name})
+            .run(args);
       }
       if (hostile) continue;  // it must only stay inside
       for (std::int64_t to = 0; to < rows; ++to) {
@@ -101,10 +109,12 @@ TEST(GatherIndexRows, CopiesValuesAndScalesOfEveryRequest) {
         const std::int64_t j = to < 7 ? to : to - 7;
         const std::int64_t block = to < 17 ? inputs.table[static_cast<std::size_t>(b * inputs.columns + j / 3)] : 0;
         for (int i = 0; i < format->data_bytes; ++i) {
-          ASSERT_EQ(values[static_cast<std::size_t>(to * format->data_bytes + i)], to < 17 ? row_data(inputs.cache, block, j % 3)[i] : 0xA5);
+          ASSERT_EQ(values[static_cast<std::size_t>(to * format->data_bytes + i)],
+                    to < 17 ? row_data(inputs.cache, block, j % 3)[i] : 0xA5);
         }
         for (int i = 0; i < format->scale_bytes; ++i) {
-          ASSERT_EQ(scales[static_cast<std::size_t>(to * format->scale_bytes + i)], to < 17 ? row_scales(inputs.cache, block, j % 3)[i] : 0xA5);
+          ASSERT_EQ(scales[static_cast<std::size_t>(to * format->scale_bytes + i)],
+                    to < 17 ? row_scales(inputs.cache, block, j % 3)[i] : 0xA5);
         }
       }
     }
@@ -179,7 +189,8 @@ TEST(RaggedIndexerLogits, EqualsTheScoresStraightFromThePages) {
     std::vector<float> paged(3 * 90);
     for (const Candidate& candidate : explain<RaggedIndexerLogits>(c.problem())) {
       if (!candidate.refusal.empty()) continue;
-      const Plan<IndexerLogits> plan({.rows = 3, .heads = 12, .dim = 128, .width = 90, .format = format}, {.implementation = candidate.name});
+      const Plan<IndexerLogits> plan({.rows = 3, .heads = 12, .dim = 128, .width = 90, .format = format},
+                                     {.implementation = candidate.name});
       std::vector<char> workspace(plan.workspace_bytes());
       plan.run({.q = ragged.q,
                 .q_scale = ragged.q_scale,
@@ -193,7 +204,8 @@ TEST(RaggedIndexerLogits, EqualsTheScoresStraightFromThePages) {
       const Bits got = score(c, ragged, candidate.name, 1);
       for (std::size_t row = 0; row < 3; ++row) {
         for (auto j = static_cast<std::size_t>(c.starts[row]); j < static_cast<std::size_t>(c.ends[row]); ++j) {
-          ASSERT_EQ(got[row * 95 + j], std::bit_cast<std::uint32_t>(paged[row * 90 + j])) << candidate.name << " row " << row << " column " << j;
+          ASSERT_EQ(got[row * 95 + j], std::bit_cast<std::uint32_t>(paged[row * 90 + j]))
+              << candidate.name << " row " << row << " column " << j;
         }
       }
     }

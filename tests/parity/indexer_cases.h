@@ -27,13 +27,20 @@ struct IndexerQCase {
   std::uint32_t seed = 1;
 
   IndexerQ::Problem problem() const {
-    return {.tokens = tokens, .heads = heads, .dim = 128, .rope_dim = rope_dim, .in = in, .format = format, .hadamard = hadamard};
+    return {.tokens = tokens,
+            .heads = heads,
+            .dim = 128,
+            .rope_dim = rope_dim,
+            .in = in,
+            .format = format,
+            .hadamard = hadamard};
   }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const IndexerQCase& c) {
-  return out << "tokens " << c.tokens << " heads " << c.heads << " format " << c.format->name << " in " << name_of(c.in) << " hadamard " << c.hadamard
-             << " rope " << c.rope_dim << " magnitude " << c.magnitude << " seed " << c.seed;
+  return out << "tokens " << c.tokens << " heads " << c.heads << " format " << c.format->name << " in " << name_of(c.in)
+             << " hadamard " << c.hadamard << " rope " << c.rope_dim << " magnitude " << c.magnitude << " seed "
+             << c.seed;
 }
 
 /// Numbers as the bytes of `dtype` (BF16 or F32).
@@ -68,8 +75,10 @@ struct IndexerQInputs {
     if (c.tokens > 2) positions[0] = -9;              // positions outside the table are read as its first
     if (c.tokens > 2) positions[1] = kPositions + 9;  // or last row
     for (std::int64_t p = 0; p < kPositions; ++p) {
-      for (int i = 0; i < c.rope_dim / 2; ++i) cos_sin.push_back(std::cos(static_cast<float>(p) * std::pow(0.8F, static_cast<float>(i))));
-      for (int i = 0; i < c.rope_dim / 2; ++i) cos_sin.push_back(std::sin(static_cast<float>(p) * std::pow(0.8F, static_cast<float>(i))));
+      for (int i = 0; i < c.rope_dim / 2; ++i)
+        cos_sin.push_back(std::cos(static_cast<float>(p) * std::pow(0.8F, static_cast<float>(i))));
+      for (int i = 0; i < c.rope_dim / 2; ++i)
+        cos_sin.push_back(std::sin(static_cast<float>(p) * std::pow(0.8F, static_cast<float>(i))));
     }
   }
   IndexerQ::Args args(const IndexerQCase& c) const {
@@ -121,10 +130,17 @@ inline std::vector<IndexerQCase> indexer_q_cases() {
     for (const DType in : {DType::kBF16, DType::kF32}) {
       for (const bool hadamard : {false, true}) {
         for (const std::int64_t heads : {1, 7, 64, 128}) {
-          out.push_back({.tokens = 5, .heads = heads, .format = format, .in = in, .hadamard = hadamard, .seed = ++seed});
+          out.push_back(
+              {.tokens = 5, .heads = heads, .format = format, .in = in, .hadamard = hadamard, .seed = ++seed});
         }
         for (const float magnitude : {0.0F, 1e-6F, 1e-38F, 1e6F, 1e36F}) {
-          out.push_back({.tokens = 3, .heads = 2, .format = format, .in = in, .hadamard = hadamard, .magnitude = magnitude, .seed = ++seed});
+          out.push_back({.tokens = 3,
+                         .heads = 2,
+                         .format = format,
+                         .in = in,
+                         .hadamard = hadamard,
+                         .magnitude = magnitude,
+                         .seed = ++seed});
         }
       }
       out.push_back({.tokens = 0, .format = format, .in = in});
@@ -146,15 +162,19 @@ struct IndexerLogitsCase {
   bool hostile = false;                 ///< block tables, requests and columns that lead outside
   std::uint32_t seed = 1;
 
-  IndexerLogits::Problem problem() const { return {.rows = rows, .heads = heads, .dim = 128, .width = width, .format = format}; }
+  IndexerLogits::Problem problem() const {
+    return {.rows = rows, .heads = heads, .dim = 128, .width = width, .format = format};
+  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const IndexerLogitsCase& c) {
-  return out << "rows " << c.rows << " requests " << c.requests << " heads " << c.heads << " width " << c.width << " block_size " << c.block_size
-             << " format " << c.format->name << " hostile " << c.hostile << " seed " << c.seed;
+  return out << "rows " << c.rows << " requests " << c.requests << " heads " << c.heads << " width " << c.width
+             << " block_size " << c.block_size << " format " << c.format->name << " hostile " << c.hostile << " seed "
+             << c.seed;
 }
 
-/// q, weights and a cache whose blocks are scattered, strided and, wherever no entry stands, filled with 0xFF (NaN in every format).
+/// q, weights and a cache whose blocks are scattered, strided and, wherever no entry stands, filled with 0xFF (NaN in
+/// every format).
 struct IndexerLogitsInputs {
   std::vector<std::uint8_t> q;
   std::vector<std::uint8_t> q_scale;
@@ -173,7 +193,8 @@ struct IndexerLogitsInputs {
     for (std::int64_t i = 0; i < c.rows * c.heads; ++i) weights.push_back(0.1F * normal(random));
     for (std::int64_t row = 0; row < c.rows; ++row) {
       row_to_req.push_back(static_cast<std::int32_t>(row * c.requests / c.rows));
-      lens.push_back(c.lens.empty() ? static_cast<std::int32_t>(c.width) : c.lens[static_cast<std::size_t>(row) % c.lens.size()]);
+      lens.push_back(c.lens.empty() ? static_cast<std::int32_t>(c.width)
+                                    : c.lens[static_cast<std::size_t>(row) % c.lens.size()]);
     }
 
     columns = (c.width + c.block_size - 1) / c.block_size;
@@ -183,7 +204,11 @@ struct IndexerLogitsInputs {
     const std::int64_t stride = page_bytes(*c.format, c.block_size) + 192;
     const auto blocks = static_cast<std::int64_t>(table.size()) + 2;
     memory.assign(static_cast<std::size_t>(blocks * stride), 0xFF);
-    cache = {.format = c.format, .base = memory.data(), .num_blocks = blocks, .block_size = c.block_size, .block_stride_bytes = stride};
+    cache = {.format = c.format,
+             .base = memory.data(),
+             .num_blocks = blocks,
+             .block_size = c.block_size,
+             .block_stride_bytes = stride};
     std::vector<float> key(128);
     for (const std::int32_t block : table) {
       for (std::int64_t i = 0; i < c.block_size; ++i) {
@@ -252,8 +277,14 @@ inline std::vector<IndexerLogitsCase> indexer_logits_cases() {
   std::uint32_t seed = 1;
   for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()}) {
     for (const std::int64_t heads : {1, 2, 3, 4, 5, 6, 7, 8, 16, 64, 128}) {
-      out.push_back(
-          {.rows = 3, .requests = 1, .heads = heads, .width = 130, .block_size = 64, .format = format, .lens = {130, 65, 64}, .seed = ++seed});
+      out.push_back({.rows = 3,
+                     .requests = 1,
+                     .heads = heads,
+                     .width = 130,
+                     .block_size = 64,
+                     .format = format,
+                     .lens = {130, 65, 64},
+                     .seed = ++seed});
     }
     for (const std::int64_t block_size : {1, 2, 3, 53, 64, 256}) {
       for (const bool hostile : {false, true}) {
@@ -268,10 +299,19 @@ inline std::vector<IndexerLogitsCase> indexer_logits_cases() {
                        .seed = ++seed});
       }
     }
-    out.push_back({.rows = 40, .requests = 5, .heads = 64, .width = 70, .block_size = 64, .format = format, .seed = ++seed});
-    out.push_back({.rows = 2, .requests = 1, .heads = 4, .width = 4300, .block_size = 64, .format = format, .lens = {4300, 2049}, .seed = ++seed});
+    out.push_back(
+        {.rows = 40, .requests = 5, .heads = 64, .width = 70, .block_size = 64, .format = format, .seed = ++seed});
+    out.push_back({.rows = 2,
+                   .requests = 1,
+                   .heads = 4,
+                   .width = 4300,
+                   .block_size = 64,
+                   .format = format,
+                   .lens = {4300, 2049},
+                   .seed = ++seed});
     out.push_back({.rows = 0, .requests = 1, .heads = 4, .width = 64, .block_size = 64, .format = format});
-    out.push_back({.rows = 2, .requests = 1, .heads = 4, .width = 0, .block_size = 64, .format = format, .lens = {0, 5}});
+    out.push_back(
+        {.rows = 2, .requests = 1, .heads = 4, .width = 0, .block_size = 64, .format = format, .lens = {0, 5}});
   }
   return out;
 }

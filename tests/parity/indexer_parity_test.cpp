@@ -15,9 +15,11 @@ constexpr std::uint32_t kPoison = 0x7FA5'5A5A;  // a NaN nobody computes
 constexpr std::int64_t kPadding = 5;            // floats between two rows of logits
 constexpr double kLogitsL2 = 2e-6;              // against double; the contract allows 5e-4
 
-cases::IndexerQOutputs run(const cases::IndexerQCase& c, const cases::IndexerQInputs& inputs, const std::string& implementation, int threads) {
+cases::IndexerQOutputs run(const cases::IndexerQCase& c, const cases::IndexerQInputs& inputs,
+                           const std::string& implementation, int threads) {
   cases::IndexerQOutputs out(c);
-  Plan<IndexerQ>(c.problem(), {.implementation = implementation, .threads = threads}).run(out.attached(c, inputs.args(c)));
+  Plan<IndexerQ>(c.problem(), {.implementation = implementation, .threads = threads})
+      .run(out.attached(c, inputs.args(c)));
   return out;
 }
 
@@ -29,7 +31,8 @@ TEST(IndexerQParity, EveryImplementationEqualsRefInEveryBit) {
     for (const std::uint32_t w : expected.weights) ASSERT_NE(w, cases::IndexerQOutputs::kPoison);
     for (const Candidate& candidate : explain<IndexerQ>(c.problem())) {
       if (!candidate.refusal.empty()) continue;
-      for (const int threads : {1, 2}) ASSERT_TRUE(run(c, inputs, candidate.name, threads) == expected) << candidate.name << ", threads " << threads;
+      for (const int threads : {1, 2})
+        ASSERT_TRUE(run(c, inputs, candidate.name, threads) == expected) << candidate.name << ", threads " << threads;
     }
   }
 }
@@ -37,7 +40,8 @@ TEST(IndexerQParity, EveryImplementationEqualsRefInEveryBit) {
 /// Logits as bits, so that poison and infinities compare.
 using Bits = std::vector<std::uint32_t>;
 
-Bits run(const cases::IndexerLogitsCase& c, const IndexerLogits::Args& inputs, const std::string& implementation, int threads) {
+Bits run(const cases::IndexerLogitsCase& c, const IndexerLogits::Args& inputs, const std::string& implementation,
+         int threads) {
   Bits out(static_cast<std::size_t>(c.rows * (c.width + kPadding)), kPoison);
   IndexerLogits::Args args = inputs;
   args.logits = TensorView(out.data(), DType::kF32, {c.rows, c.width});
@@ -49,7 +53,8 @@ Bits run(const cases::IndexerLogitsCase& c, const IndexerLogits::Args& inputs, c
 }
 
 /// Every defined column is written, no other; -inf stands exactly where ref has it; the rest within l2.
-void expect_close(const cases::IndexerLogitsCase& c, const cases::IndexerLogitsInputs& inputs, const Bits& got, const Bits& expected) {
+void expect_close(const cases::IndexerLogitsCase& c, const cases::IndexerLogitsInputs& inputs, const Bits& got,
+                  const Bits& expected) {
   double error = 0;
   double norm = 0;
   for (std::int64_t row = 0; row < c.rows; ++row) {
@@ -96,8 +101,13 @@ TEST(IndexerLogitsParity, EveryImplementationAgainstRef) {
 
 TEST(IndexerLogitsParity, ARowDoesNotDependOnItsNeighbours) {
   for (const RowFormat* format : {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()}) {
-    const cases::IndexerLogitsCase c{
-        .rows = 23, .requests = 3, .heads = 11, .width = 150, .block_size = 53, .format = format, .lens = {150, 3, 149, 64}};
+    const cases::IndexerLogitsCase c{.rows = 23,
+                                     .requests = 3,
+                                     .heads = 11,
+                                     .width = 150,
+                                     .block_size = 53,
+                                     .format = format,
+                                     .lens = {150, 3, 149, 64}};
     const cases::IndexerLogitsInputs inputs(c);
     const IndexerLogits::Args args = inputs.args(c);
     for (const Candidate& candidate : explain<IndexerLogits>(c.problem())) {
@@ -121,7 +131,8 @@ TEST(IndexerLogitsParity, ARowDoesNotDependOnItsNeighbours) {
 }
 
 TEST(IndexerLogitsParity, HeadBlocksDoNotShow) {
-  // Heads of weight 0 add +0, so a row of fewer heads must have the bits of the full one: whatever block its last heads fall into.
+  // Heads of weight 0 add +0, so a row of fewer heads must have the bits of the full one: whatever block its last heads
+  // fall into.
   const cases::IndexerLogitsCase full{.rows = 2, .heads = 64, .width = 70, .format = &index_fp8_rows()};
   cases::IndexerLogitsInputs inputs(full);
   for (const Candidate& candidate : explain<IndexerLogits>(full.problem())) {
@@ -136,7 +147,8 @@ TEST(IndexerLogitsParity, HeadBlocksDoNotShow) {
       IndexerLogits::Args args = muted.args(full);
       args.q.shape[1] = heads;  // strided: the other heads are still there
       args.weights.shape[1] = heads;
-      ASSERT_EQ(run(few, args, candidate.name, 1), run(full, muted.args(full), candidate.name, 1)) << candidate.name << " heads " << heads;
+      ASSERT_EQ(run(few, args, candidate.name, 1), run(full, muted.args(full), candidate.name, 1))
+          << candidate.name << " heads " << heads;
     }
   }
 }

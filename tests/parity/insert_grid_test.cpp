@@ -1,4 +1,5 @@
-// The fused insert over upstream's grid of heads, blocks and padding (spec 5.3, 10), against a plain computation that shares no kernel.
+// The fused insert over upstream's grid of heads, blocks and padding (spec 5.3, 10), against a plain computation that
+// shares no kernel.
 #include <gtest/gtest.h>
 
 #include "cache/row_codec.h"
@@ -12,7 +13,8 @@ using namespace norm_rope_cases;
 
 std::vector<double> row_of(const HostTensor& tensor, std::int64_t begin, std::int64_t count) {
   std::vector<double> out;
-  for (std::int64_t i = begin; i < begin + count; ++i) out.push_back(static_cast<double>(to_float(tensor.as<BF16>()[i])));
+  for (std::int64_t i = begin; i < begin + count; ++i)
+    out.push_back(static_cast<double>(to_float(tensor.as<BF16>()[i])));
   return out;
 }
 
@@ -59,9 +61,11 @@ void check_q(const InsertInputs& in, const InsertCase& c) {
       for (std::int64_t d = 0; d < 512; ++d) {
         const auto w = static_cast<float>(want[static_cast<std::size_t>(d)]);
         if (c.q_out == DType::kBF16) {
-          ASSERT_LE(std::fabs(to_float(in.q_out.as<BF16>()[at + d]) - w), 1e-2F + 1e-2F * std::fabs(w)) << t << " " << h << " " << d;
+          ASSERT_LE(std::fabs(to_float(in.q_out.as<BF16>()[at + d]) - w), 1e-2F + 1e-2F * std::fabs(w))
+              << t << " " << h << " " << d;
         } else {
-          ASSERT_LE(steps(in.q_out.as<E4M3>()[at + d].bits, to_e4m3(w / c.scale).bits, 0x80), 1) << t << " " << h << " " << d;
+          ASSERT_LE(steps(in.q_out.as<E4M3>()[at + d].bits, to_e4m3(w / c.scale).bits, 0x80), 1)
+              << t << " " << h << " " << d;
         }
       }
     }
@@ -101,7 +105,8 @@ void check_cache_rows(const InsertInputs& in, const InsertCase& c) {
       } else {
         ASSERT_LE(steps(got[at], expected[at], 0x80), 1) << "slot " << slot << " rope dim " << d;
       }
-      for (std::ptrdiff_t b = 0; b < (bf16 ? 2 : 1); ++b) rope[static_cast<std::size_t>(expected + at + b - want.bytes.data())] = true;
+      for (std::ptrdiff_t b = 0; b < (bf16 ? 2 : 1); ++b)
+        rope[static_cast<std::size_t>(expected + at + b - want.bytes.data())] = true;
     }
   }
   for (std::size_t i = 0; i < want.bytes.size(); ++i) {
@@ -128,12 +133,18 @@ void check(const InsertCase& c, bool in_place = false) {
 }
 
 TEST(InsertGrid, PaddedHeadsAndQuantisedRows) {
-  const std::pair<std::int64_t, std::int64_t> heads[] = {{1, 8}, {8, 8}, {8, 16}, {16, 16}, {16, 32}, {32, 32}, {8, 64}, {64, 64}, {64, 128}};
+  const std::pair<std::int64_t, std::int64_t> heads[] = {{1, 8},   {8, 8},  {8, 16},  {16, 16}, {16, 32},
+                                                         {32, 32}, {8, 64}, {64, 64}, {64, 128}};
   for (const auto& [h, padded] : heads) {
     for (const std::int64_t block : {16, 64}) {
       for (const std::int64_t pad : {1, 5}) {  // the slot mapping is shorter than q
         for (const std::int64_t inserted : {1, 17}) {
-          check({.tokens = inserted + pad, .inserted = inserted, .heads = h, .out_heads = padded, .format = &fp8_ds_mla_rows(), .block_size = block});
+          check({.tokens = inserted + pad,
+                 .inserted = inserted,
+                 .heads = h,
+                 .out_heads = padded,
+                 .format = &fp8_ds_mla_rows(),
+                 .block_size = block});
         }
       }
     }
@@ -145,7 +156,11 @@ TEST(InsertGrid, PaddedHeadsAndQuantisedRows) {
 TEST(InsertGrid, Bf16RowsWithQInPlace) {
   for (const std::int64_t heads : {1, 8, 64}) {
     for (const std::int64_t tokens : {1, 4, 17, 64}) {
-      const InsertCase c{.tokens = tokens, .inserted = tokens - tokens / 5, .heads = heads, .out_heads = heads, .format = &bf16_rows()};
+      const InsertCase c{.tokens = tokens,
+                         .inserted = tokens - tokens / 5,
+                         .heads = heads,
+                         .out_heads = heads,
+                         .format = &bf16_rows()};
       check(c);
       check(c, true);
     }

@@ -20,12 +20,14 @@ struct MergeCase {
   std::optional<float> sink = std::nullopt;
   std::uint64_t seed = 0;
 
-  MergePartials::Problem problem() const { return {.slices = slices, .tokens = tokens, .heads = heads, .dim = dim, .o = o}; }
+  MergePartials::Problem problem() const {
+    return {.slices = slices, .tokens = tokens, .heads = heads, .dim = dim, .o = o};
+  }
   /// The attention call whose output this one's has the shape of.
   SparseAttention::Problem shape() const { return {.tokens = tokens, .heads = heads, .dim = dim, .o = o}; }
   friend std::ostream& operator<<(std::ostream& out, const MergeCase& c) {
-    out << "merge " << c.slices << " slices, " << c.tokens << " tokens, " << c.heads << " heads of " << c.dim << " to " << name_of(c.o) << ", empty "
-        << c.empty;
+    out << "merge " << c.slices << " slices, " << c.tokens << " tokens, " << c.heads << " heads of " << c.dim << " to "
+        << name_of(c.o) << ", empty " << c.empty;
     return c.sink ? out << ", sink " << *c.sink : out << ", no sink";
   }
 };
@@ -55,7 +57,8 @@ struct MergeInputs {
     for (std::int64_t r = 0; r < rows; ++r) {
       const bool empty = static_cast<double>(random() % 1000) < 1000 * c.empty;
       partial_lse.push_back(empty ? -kInf : 3 * normal(random));
-      for (int d = 0; d < c.dim; ++d) partial_o.push_back(empty ? std::numeric_limits<float>::quiet_NaN() : normal(random));
+      for (int d = 0; d < c.dim; ++d)
+        partial_o.push_back(empty ? std::numeric_limits<float>::quiet_NaN() : normal(random));
     }
   }
   MergePartials::Args args(AttentionOutputs& out) const {

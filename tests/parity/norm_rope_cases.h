@@ -1,6 +1,7 @@
 #pragma once
 
-// The cases of the norm_rope family: parameters, and seeded inputs made from them. Shared by parity, property, fuzz and bench programs.
+// The cases of the norm_rope family: parameters, and seeded inputs made from them. Shared by parity, property, fuzz and
+// bench programs.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +21,8 @@ namespace smla::norm_rope_cases {
 
 constexpr std::uint8_t kPoison = 0xA5;
 
-/// Numbers as activations have them: normal, but of very different magnitude from one group of 32 to the next, with zero and tiny groups.
+/// Numbers as activations have them: normal, but of very different magnitude from one group of 32 to the next, with
+/// zero and tiny groups.
 inline void fill_activations(HostTensor& tensor, std::mt19937_64& random) {
   std::normal_distribution<float> normal;
   float magnitude = 1.0F;
@@ -58,8 +60,9 @@ struct RmsNormCase {
   DType weight = DType::kBF16;
   std::int64_t row_gap = 0;  ///< extra columns of the matrix that x is a slice of
   friend std::ostream& operator<<(std::ostream& out, const RmsNormCase& c) {
-    return out << "rms_norm " << c.problem.rows << "x" << c.problem.dim << " and " << c.problem.dim2 << " " << name_of(c.problem.in) << " to "
-               << name_of(c.problem.out) << (c.problem.has_weight ? " with " : " without ") << name_of(c.weight) << " weight, gap " << c.row_gap;
+    return out << "rms_norm " << c.problem.rows << "x" << c.problem.dim << " and " << c.problem.dim2 << " "
+               << name_of(c.problem.in) << " to " << name_of(c.problem.out)
+               << (c.problem.has_weight ? " with " : " without ") << name_of(c.weight) << " weight, gap " << c.row_gap;
   }
 };
 
@@ -70,13 +73,18 @@ inline std::vector<RmsNormCase> rms_norm_cases() {
   }
   for (const std::int64_t dim : {0, 1, 2, 7, 33, 511, 513, 1024, 1536, 4096, 7168}) {
     cases.push_back({.problem = {.rows = 5, .dim = dim}});
-    cases.push_back({.problem = {.rows = 3, .dim = dim, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kF32, .row_gap = 3});
+    cases.push_back({.problem = {.rows = 3, .dim = dim, .in = DType::kF32, .out = DType::kF32},
+                     .weight = DType::kF32,
+                     .row_gap = 3});
     cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kF32, .out = DType::kBF16, .has_weight = false}});
-    cases.push_back({.problem = {.rows = 2, .dim = dim, .in = DType::kBF16, .out = DType::kF32, .has_weight = true, .eps = 0.5F}});
+    cases.push_back(
+        {.problem = {.rows = 2, .dim = dim, .in = DType::kBF16, .out = DType::kF32, .has_weight = true, .eps = 0.5F}});
   }
   for (const std::int64_t dim2 : {1, 33, 512, 4096}) {
-    for (const std::int64_t dim : {0, 7, 1024, 1536, 4096}) cases.push_back({.problem = {.rows = 19, .dim = dim, .dim2 = dim2}, .row_gap = 4});
-    cases.push_back({.problem = {.rows = 3, .dim = 512, .dim2 = dim2, .in = DType::kF32, .out = DType::kF32}, .weight = DType::kF32});
+    for (const std::int64_t dim : {0, 7, 1024, 1536, 4096})
+      cases.push_back({.problem = {.rows = 19, .dim = dim, .dim2 = dim2}, .row_gap = 4});
+    cases.push_back({.problem = {.rows = 3, .dim = 512, .dim2 = dim2, .in = DType::kF32, .out = DType::kF32},
+                     .weight = DType::kF32});
     cases.push_back({.problem = {.rows = 2, .dim = 512, .dim2 = dim2, .has_weight = false}});
   }
   return cases;
@@ -139,9 +147,11 @@ struct InsertCase {
             .clamp = clamp};
   }
   friend std::ostream& operator<<(std::ostream& out, const InsertCase& c) {
-    return out << "insert " << c.inserted << " of " << c.tokens << " tokens, heads " << c.heads << " of " << c.out_heads << ", " << name_of(c.in)
-               << " to " << name_of(c.q_out) << ", " << (c.format == nullptr ? "no cache" : c.format->name) << " in blocks of " << c.block_size
-               << (c.clamp == ClampRule::kScale ? ", scale clamp" : "") << ", scale " << c.scale << (c.hostile ? ", hostile" : "");
+    return out << "insert " << c.inserted << " of " << c.tokens << " tokens, heads " << c.heads << " of " << c.out_heads
+               << ", " << name_of(c.in) << " to " << name_of(c.q_out) << ", "
+               << (c.format == nullptr ? "no cache" : c.format->name) << " in blocks of " << c.block_size
+               << (c.clamp == ClampRule::kScale ? ", scale clamp" : "") << ", scale " << c.scale
+               << (c.hostile ? ", hostile" : "");
   }
 };
 
@@ -150,13 +160,28 @@ inline std::vector<InsertCase> insert_cases() {
                                 &index_fp8_rows(),  &index_mxfp4_rows(), &index_f32_rows()};
   std::vector<InsertCase> cases;
   for (const std::int64_t tokens : {0, 1, 3, 4, 5, 127, 128, 129, 255, 256}) {
-    cases.push_back({.tokens = tokens, .inserted = tokens, .heads = 7, .out_heads = 8, .format = &fp8_ds_mla_rows(), .hostile = tokens > 100});
-    cases.push_back({.tokens = tokens, .inserted = tokens / 2, .heads = 1, .out_heads = 1, .format = &bf16_rows(), .block_size = 53});
+    cases.push_back({.tokens = tokens,
+                     .inserted = tokens,
+                     .heads = 7,
+                     .out_heads = 8,
+                     .format = &fp8_ds_mla_rows(),
+                     .hostile = tokens > 100});
+    cases.push_back({.tokens = tokens,
+                     .inserted = tokens / 2,
+                     .heads = 1,
+                     .out_heads = 1,
+                     .format = &bf16_rows(),
+                     .block_size = 53});
   }
   for (const std::int64_t heads : {1, 7, 8, 16, 64, 128}) {
     for (const DType out : {DType::kBF16, DType::kE4M3, DType::kF32}) {
-      cases.push_back(
-          {.tokens = 5, .inserted = 3, .heads = heads, .out_heads = heads + heads % 8, .format = &fp8_ds_mla_rows(), .q_out = out, .scale = 0.37F});
+      cases.push_back({.tokens = 5,
+                       .inserted = 3,
+                       .heads = heads,
+                       .out_heads = heads + heads % 8,
+                       .format = &fp8_ds_mla_rows(),
+                       .q_out = out,
+                       .scale = 0.37F});
     }
   }
   for (const RowFormat* format : formats) {
@@ -172,7 +197,13 @@ inline std::vector<InsertCase> insert_cases() {
                          .scale = 1.7F,
                          .hostile = block_size == 3});
       }
-      cases.push_back({.tokens = 9, .inserted = 9, .heads = 0, .out_heads = 0, .format = format, .block_size = block_size, .in = DType::kF32});
+      cases.push_back({.tokens = 9,
+                       .inserted = 9,
+                       .heads = 0,
+                       .out_heads = 0,
+                       .format = format,
+                       .block_size = block_size,
+                       .in = DType::kF32});
     }
   }
   cases.push_back({.tokens = 6, .inserted = 0, .heads = 8, .out_heads = 16, .in = DType::kF32, .q_out = DType::kF32});
@@ -186,7 +217,11 @@ struct OwnedCache {
   void allocate(const RowFormat& format, std::int64_t blocks, std::int64_t block_size, std::int64_t gap) {
     const std::int64_t stride = page_bytes(format, block_size) + gap;
     bytes.assign(static_cast<std::size_t>(blocks * stride), kPoison);
-    cache = {.format = &format, .base = bytes.data(), .num_blocks = blocks, .block_size = block_size, .block_stride_bytes = stride};
+    cache = {.format = &format,
+             .base = bytes.data(),
+             .num_blocks = blocks,
+             .block_size = block_size,
+             .block_stride_bytes = stride};
   }
 };
 
@@ -210,14 +245,16 @@ inline InsertInputs make_inputs(const InsertCase& c, std::uint64_t seed = 1) {
   fill_activations(in.q, random);
   fill_activations(in.kv, random);
   poison(in.q_out);
-  for (std::int64_t t = 0; t < c.tokens; ++t) in.positions.as<std::int64_t>()[t] = static_cast<std::int64_t>(random() % kPositions);
+  for (std::int64_t t = 0; t < c.tokens; ++t)
+    in.positions.as<std::int64_t>()[t] = static_cast<std::int64_t>(random() % kPositions);
   if (c.format != nullptr) {
     in.cache.allocate(*c.format, c.inserted / c.block_size + 2, c.block_size, 48);
     in.cache.cache.scale = c.scale;
     std::vector<std::int64_t> order(static_cast<std::size_t>(in.cache.cache.num_slots()));
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
-    for (std::int64_t t = 0; t < c.inserted; ++t) in.slots.as<std::int64_t>()[t] = random() % 5 == 0 ? -1 : order[static_cast<std::size_t>(t)];
+    for (std::int64_t t = 0; t < c.inserted; ++t)
+      in.slots.as<std::int64_t>()[t] = random() % 5 == 0 ? -1 : order[static_cast<std::size_t>(t)];
   }
   constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
   if (c.hostile) {
@@ -247,8 +284,13 @@ struct NormInsertCase {
   bool has_weight = true;
 
   RmsNorm::Problem problem(bool inserts) const {
-    RmsNorm::Problem p{
-        .rows = insert.tokens, .dim = dim, .dim2 = insert.problem().dim, .in = insert.in, .out = insert.in, .has_weight = has_weight, .eps = 1e-5F};
+    RmsNorm::Problem p{.rows = insert.tokens,
+                       .dim = dim,
+                       .dim2 = insert.problem().dim,
+                       .in = insert.in,
+                       .out = insert.in,
+                       .has_weight = has_weight,
+                       .eps = 1e-5F};
     if (inserts) p.format = insert.format, p.rope_dim = insert.problem().rope_dim, p.clamp = insert.clamp;
     return p;
   }
@@ -302,8 +344,8 @@ struct InverseCase {
   InverseRope::Problem problem;
   std::int64_t extra_heads = 0;  ///< x is a slice of a buffer with so many heads more
   friend std::ostream& operator<<(std::ostream& out, const InverseCase& c) {
-    return out << "inverse_rope " << c.problem.tokens << "x" << c.problem.heads << "x" << c.problem.dim << " " << name_of(c.problem.in) << " to "
-               << name_of(c.problem.out) << ", " << c.extra_heads << " extra heads";
+    return out << "inverse_rope " << c.problem.tokens << "x" << c.problem.heads << "x" << c.problem.dim << " "
+               << name_of(c.problem.in) << " to " << name_of(c.problem.out) << ", " << c.extra_heads << " extra heads";
   }
 };
 
@@ -335,7 +377,8 @@ inline InverseInputs make_inputs(const InverseCase& c, std::uint64_t seed = 1) {
   in.y = HostTensor(p.out, {p.tokens, p.heads + 1, p.dim});
   fill_activations(in.x, random);
   poison(in.y);
-  for (std::int64_t t = 0; t < p.tokens; ++t) in.positions.as<std::int64_t>()[t] = static_cast<std::int64_t>(random() % 310) - 5;
+  for (std::int64_t t = 0; t < p.tokens; ++t)
+    in.positions.as<std::int64_t>()[t] = static_cast<std::int64_t>(random() % 310) - 5;
   in.args = {.x = std::as_const(in.x).view().slice(1, 0, p.heads),
              .positions = in.positions.view(),
              .cos_sin = in.cos_sin.view(),
@@ -358,8 +401,8 @@ struct QuantCase {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const QuantCase& c) {
-  return out << "inverse_rope_quant " << c.tokens << "x" << c.heads << "x" << c.dim << " in " << c.groups << " groups, " << name_of(c.in)
-             << ", scales " << (c.scale == OutputScale::kF32 ? "f32" : "ue8m0x4");
+  return out << "inverse_rope_quant " << c.tokens << "x" << c.heads << "x" << c.dim << " in " << c.groups << " groups, "
+             << name_of(c.in) << ", scales " << (c.scale == OutputScale::kF32 ? "f32" : "ue8m0x4");
 }
 
 inline std::vector<QuantCase> quant_cases() {
@@ -368,7 +411,12 @@ inline std::vector<QuantCase> quant_cases() {
     for (const DType in : {DType::kBF16, DType::kF32}) {
       for (const std::int64_t tokens : {0, 1, 3, 4, 5, 33}) {
         out.push_back({.tokens = tokens, .in = in, .scale = scale});
-        out.push_back({.tokens = tokens, .heads = 6, .groups = 2, .dim = 128, .in = in, .scale = scale});  // chunks that no word of four holds
+        out.push_back({.tokens = tokens,
+                       .heads = 6,
+                       .groups = 2,
+                       .dim = 128,
+                       .in = in,
+                       .scale = scale});  // chunks that no word of four holds
       }
       out.push_back({.tokens = 5, .heads = 64, .groups = 8, .in = in, .scale = scale});
       out.push_back({.tokens = 2, .heads = 128, .groups = 16, .in = in, .scale = scale});
@@ -384,15 +432,21 @@ struct QuantRun {
     x = HostTensor(c.in, {c.tokens, c.heads + 1, c.dim});
     fill_activations(x, random);
     positions = HostTensor(DType::kI64, {c.tokens});
-    for (std::int64_t t = 0; t < c.tokens; ++t) positions.as<std::int64_t>()[t] = t == 2 ? -1 : t == 4 ? 300 : (t * 37) % 300;
+    for (std::int64_t t = 0; t < c.tokens; ++t)
+      positions.as<std::int64_t>()[t] = t == 2 ? -1 : t == 4 ? 300 : (t * 37) % 300;
     cos_sin = rope_rows(300, 64);
     values = HostTensor(DType::kE4M3, {c.groups, c.tokens, c.width()});
-    scales = HostTensor(c.scale == OutputScale::kF32 ? DType::kF32 : DType::kI32, {c.groups, c.scale_rows(), c.padded()});
+    scales =
+        HostTensor(c.scale == OutputScale::kF32 ? DType::kF32 : DType::kI32, {c.groups, c.scale_rows(), c.padded()});
     poison(values);
     poison(scales);
   }
   InverseRopeQuant::Args args() {
-    return {.x = x.view(), .positions = positions.view(), .cos_sin = cos_sin.view(), .values = values.view(), .scales = scales.view()};
+    return {.x = x.view(),
+            .positions = positions.view(),
+            .cos_sin = cos_sin.view(),
+            .values = values.view(),
+            .scales = scales.view()};
   }
   void run(const QuantCase& c, const std::string& name, int threads) {
     Plan<InverseRopeQuant>(c.problem(), {.implementation = name, .threads = threads}).run(args());
@@ -405,8 +459,8 @@ struct RowsCase {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const RowsCase& c) {
-  return out << "quantize_rows " << c.problem.rows << "x" << c.problem.dim << " " << name_of(c.problem.in) << ", gap " << c.row_gap << ", scales "
-             << (c.problem.scale == OutputScale::kF32 ? "f32" : "ue8m0x4");
+  return out << "quantize_rows " << c.problem.rows << "x" << c.problem.dim << " " << name_of(c.problem.in) << ", gap "
+             << c.row_gap << ", scales " << (c.problem.scale == OutputScale::kF32 ? "f32" : "ue8m0x4");
 }
 
 inline std::vector<RowsCase> rows_cases() {
@@ -415,7 +469,10 @@ inline std::vector<RowsCase> rows_cases() {
     for (const DType in : {DType::kBF16, DType::kF32}) {
       for (const std::int64_t dim : {0, 128, 384, 512, 640, 1024, 4096}) {
         for (const std::int64_t rows : {0, 1, 3, 4, 33}) {
-          out.push_back({.problem = {.rows = rows, .dim = dim, .in = in, .scale = scale}, .row_gap = rows % 2 == 0 ? 0 : dim % 512 == 0 ? 4 : 1});
+          out.push_back({.problem = {.rows = rows, .dim = dim, .in = in, .scale = scale},
+                         .row_gap = rows % 2 == 0    ? 0
+                                    : dim % 512 == 0 ? 4
+                                                     : 1});
         }
       }
     }
@@ -432,12 +489,18 @@ struct RowsRun {
     const bool packed = problem.scale == OutputScale::kUe8m0x4;
     x = HostTensor(problem.in, {problem.rows, problem.dim + c.row_gap});
     values = HostTensor(DType::kE4M3, {problem.rows, problem.dim + c.row_gap});
-    scales = HostTensor(packed ? DType::kI32 : DType::kF32, {1, packed ? (groups + 3) / 4 : groups, (problem.rows + 3) / 4 * 4});
+    scales = HostTensor(packed ? DType::kI32 : DType::kF32,
+                        {1, packed ? (groups + 3) / 4 : groups, (problem.rows + 3) / 4 * 4});
     fill_activations(x, random);
     // Numbers that are none, and those past the ends of the formats.
     const std::int64_t row = problem.dim + c.row_gap;
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
-    const float odd[] = {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(), kInfinity, -3e38F, 1e-45F, -0.0F};
+    const float odd[] = {std::numeric_limits<float>::quiet_NaN(),
+                         -std::numeric_limits<float>::quiet_NaN(),
+                         kInfinity,
+                         -3e38F,
+                         1e-45F,
+                         -0.0F};
     for (std::int64_t i = 0; problem.dim > 0 && i < std::min<std::int64_t>(problem.rows, 6); ++i) {
       const std::int64_t at = i * row + (37 * i + 5) % problem.dim;
       if (problem.in == DType::kF32) x.as<float>()[at] = odd[i];
@@ -447,7 +510,9 @@ struct RowsRun {
     poison(scales);
   }
   QuantizeRows::Args args() {
-    return {.x = std::as_const(x).view().slice(1, 0, problem.dim), .values = values.view().slice(1, 0, problem.dim), .scales = scales.view()};
+    return {.x = std::as_const(x).view().slice(1, 0, problem.dim),
+            .values = values.view().slice(1, 0, problem.dim),
+            .scales = scales.view()};
   }
 };
 

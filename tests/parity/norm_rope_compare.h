@@ -16,8 +16,8 @@ inline int ordered(std::uint32_t bits, std::uint32_t sign) {
   return (bits & sign) != 0U ? -static_cast<int>(bits & (sign - 1U)) : static_cast<int>(bits);
 }
 
-/// Rows behind a norm: F32 l2 1e-6, BF16 1 ulp or 1e-5 of the row's largest, E4M3 one step; and of the rounded ones nearly all equal, or the rounding
-/// itself would be another.
+/// Rows behind a norm: F32 l2 1e-6, BF16 1 ulp or 1e-5 of the row's largest, E4M3 one step; and of the rounded ones
+/// nearly all equal, or the rounding itself would be another.
 inline void expect_close_rows(const HostTensor& want, const HostTensor& got, std::int64_t width) {
   std::int64_t differ = 0;
   for (std::int64_t row = 0; width > 0 && row < want.numel() / width; ++row) {
@@ -37,7 +37,8 @@ inline void expect_close_rows(const HostTensor& want, const HostTensor& got, std
     for (std::int64_t i = row * width; i < (row + 1) * width; ++i) {
       if (want.dtype() == DType::kE4M3) {
         differ += want.as<E4M3>()[i] == got.as<E4M3>()[i] ? 0 : 1;
-        ASSERT_LE(std::abs(ordered(want.as<E4M3>()[i].bits, 0x80) - ordered(got.as<E4M3>()[i].bits, 0x80)), 1) << "row " << row << " element " << i;
+        ASSERT_LE(std::abs(ordered(want.as<E4M3>()[i].bits, 0x80) - ordered(got.as<E4M3>()[i].bits, 0x80)), 1)
+            << "row " << row << " element " << i;
         continue;
       }
       differ += want.as<BF16>()[i] == got.as<BF16>()[i] ? 0 : 1;

@@ -40,7 +40,8 @@ TEST(NormRopeParity, RmsNormInPlace) {
       plan.run(same);
       for (std::int64_t r = 0; r < c.problem.rows; ++r) {
         for (std::int64_t i = 0; i < c.problem.dim; ++i) {
-          ASSERT_EQ(element(in.y, r * (c.problem.dim + 8) + i), element(in.x, r * (c.problem.dim + c.row_gap) + c.row_gap + i));
+          ASSERT_EQ(element(in.y, r * (c.problem.dim + 8) + i),
+                    element(in.x, r * (c.problem.dim + c.row_gap) + c.row_gap + i));
         }
       }
     }

@@ -11,7 +11,9 @@ namespace {
 
 using namespace norm_rope_cases;
 
-bool same_bytes(const HostTensor& a, const HostTensor& b) { return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0; }
+bool same_bytes(const HostTensor& a, const HostTensor& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
 
 TEST(InverseRopeQuantParity, EveryImplementationEqualsRefInEveryBit) {
   for (const QuantCase& c : quant_cases()) {
@@ -22,7 +24,8 @@ TEST(InverseRopeQuantParity, EveryImplementationEqualsRefInEveryBit) {
       for (const int threads : {1, 3}) {
         QuantRun got(c);
         got.run(c, candidate.name, threads);
-        ASSERT_TRUE(same_bytes(got.values, want.values) && same_bytes(got.scales, want.scales)) << candidate.name << " tokens " << c.tokens;
+        ASSERT_TRUE(same_bytes(got.values, want.values) && same_bytes(got.scales, want.scales))
+            << candidate.name << " tokens " << c.tokens;
       }
     }
   }
@@ -34,7 +37,10 @@ TEST(InverseRopeQuant, DecodesToTheRotatedRow) {
     r.run(c, "", 2);
     HostTensor y(DType::kF32, {c.tokens, c.heads, c.dim});
     Plan<InverseRope>({.tokens = c.tokens, .heads = c.heads, .dim = c.dim, .in = c.in, .out = DType::kF32})
-        .run({.x = std::as_const(r.x).view().slice(1, 0, c.heads), .positions = r.positions.view(), .cos_sin = r.cos_sin.view(), .y = y.view()});
+        .run({.x = std::as_const(r.x).view().slice(1, 0, c.heads),
+              .positions = r.positions.view(),
+              .cos_sin = r.cos_sin.view(),
+              .y = y.view()});
     for (std::int64_t g = 0; g < c.groups; ++g) {
       for (std::int64_t t = 0; t < c.padded(); ++t) {
         const bool skipped = t == 2 || t == 4;
@@ -46,7 +52,8 @@ TEST(InverseRopeQuant, DecodesToTheRotatedRow) {
               ASSERT_EQ(scale, 0.0F) << "padding";
             }
           } else {
-            const auto word = static_cast<std::uint32_t>(r.scales.as<std::int32_t>()[(g * c.scale_rows() + k / 4) * c.padded() + t]);
+            const auto word =
+                static_cast<std::uint32_t>(r.scales.as<std::int32_t>()[(g * c.scale_rows() + k / 4) * c.padded() + t]);
             if (t >= c.tokens) {
               ASSERT_EQ(word, 0U) << "padding";
             }
@@ -61,7 +68,8 @@ TEST(InverseRopeQuant, DecodesToTheRotatedRow) {
             const float want = y.as<float>()[t * c.heads * c.dim + g * c.width() + k * 128 + i];
             const float got = scale * to_float(r.values.as<E4M3>()[(g * c.tokens + t) * c.width() + k * 128 + i]);
             amax = std::max(amax, std::fabs(want));
-            ASSERT_LE(std::fabs(got - want), std::max(std::fabs(want) / 16.0F, scale * 0x1p-10F)) << "t " << t << " chunk " << k;
+            ASSERT_LE(std::fabs(got - want), std::max(std::fabs(want) / 16.0F, scale * 0x1p-10F))
+                << "t " << t << " chunk " << k;
           }
           // The smallest power of two that holds the largest number.
           if (amax > 1e-9F) {
@@ -82,7 +90,8 @@ TEST(InsertRows, EncodesEachRowAtItsSlot) {
       std::mt19937_64 random(9);
       HostTensor rows(in, {6, format->dim + 8});
       fill_activations(rows, random);
-      const std::vector<std::int64_t> slots{5, -1, 0, std::numeric_limits<std::int64_t>::max(), 8};  // 8 is the first slot past the cache
+      const std::vector<std::int64_t> slots{5, -1, 0, std::numeric_limits<std::int64_t>::max(),
+                                            8};  // 8 is the first slot past the cache
       OwnedCache want;
       want.allocate(*format, 2, 4, 32);
       OwnedCache got = want;
@@ -98,7 +107,9 @@ TEST(InsertRows, EncodesEachRowAtItsSlot) {
       for (const Candidate& candidate : explain<InsertRows>({.tokens = 6, .in = in, .format = format})) {
         if (!candidate.refusal.empty()) continue;
         Plan<InsertRows>({.tokens = 6, .in = in, .format = format}, {.implementation = candidate.name})
-            .run({.rows = std::as_const(rows).view().slice(1, 8, 8 + format->dim), .slot_mapping = view_of(slots.data(), {5}), .cache = got.cache});
+            .run({.rows = std::as_const(rows).view().slice(1, 8, 8 + format->dim),
+                  .slot_mapping = view_of(slots.data(), {5}),
+                  .cache = got.cache});
         ASSERT_TRUE(got.bytes == want.bytes) << format->name;
       }
     }
@@ -106,9 +117,11 @@ TEST(InsertRows, EncodesEachRowAtItsSlot) {
 }
 
 TEST(InsertRows, GoldenG2AndG3) {
-  // G2: zeros give scale byte 105; G3: 0.01 gives byte 112 and code 0x7a by the amax rule, 114 and 0x6a by the scale rule.
-  for (const auto& [value, rule, scale, code] : {std::tuple{0.0F, ClampRule::kAmax, 105, 0x00}, std::tuple{0.01F, ClampRule::kAmax, 112, 0x7A},
-                                                 std::tuple{0.01F, ClampRule::kScale, 114, 0x6A}}) {
+  // G2: zeros give scale byte 105; G3: 0.01 gives byte 112 and code 0x7a by the amax rule, 114 and 0x6a by the scale
+  // rule.
+  for (const auto& [value, rule, scale, code] :
+       {std::tuple{0.0F, ClampRule::kAmax, 105, 0x00}, std::tuple{0.01F, ClampRule::kAmax, 112, 0x7A},
+        std::tuple{0.01F, ClampRule::kScale, 114, 0x6A}}) {
     const std::vector<BF16> row(512, to_bf16(value));
     const std::int64_t slot = 1;
     OwnedCache cache;

@@ -16,7 +16,8 @@
 
 namespace smla::test {
 
-/// A projection with seeded inputs. Gaps lie between rows (x and y are column slices of wider matrices) and, for y, the groups may come first.
+/// A projection with seeded inputs. Gaps lie between rows (x and y are column slices of wider matrices) and, for y, the
+/// groups may come first.
 struct ProjectionCase {
   Projection::Problem problem;
   std::int64_t x_gap = 0;  ///< elements between one row of x and the next
@@ -30,10 +31,13 @@ struct ProjectionCase {
 inline std::string describe(const ProjectionCase& c) {
   const Projection::Problem& p = c.problem;
   const auto name = [](DType d) { return std::string(name_of(d)); };
-  const std::string scales = p.x != DType::kE4M3 ? "" : p.x_scale == OutputScale::kF32 ? " (f32 scales)" : " (ue8m0x4 scales)";
-  return "m " + std::to_string(p.m) + " n " + std::to_string(p.n) + " k " + std::to_string(p.k) + " groups " + std::to_string(p.groups) + " " +
-         name(p.x) + scales + " x " + name(p.w) + " -> " + name(p.y) + " gaps " + std::to_string(c.x_gap) + " " + std::to_string(c.y_gap) +
-         (c.y_group_major ? " group-major" : "") + " seed " + std::to_string(c.seed);
+  const std::string scales = p.x != DType::kE4M3              ? ""
+                             : p.x_scale == OutputScale::kF32 ? " (f32 scales)"
+                                                              : " (ue8m0x4 scales)";
+  return "m " + std::to_string(p.m) + " n " + std::to_string(p.n) + " k " + std::to_string(p.k) + " groups " +
+         std::to_string(p.groups) + " " + name(p.x) + scales + " x " + name(p.w) + " -> " + name(p.y) + " gaps " +
+         std::to_string(c.x_gap) + " " + std::to_string(c.y_gap) + (c.y_group_major ? " group-major" : "") + " seed " +
+         std::to_string(c.seed);
 }
 
 /// Uniform in [-1, 1); a plain 64-bit mixer, so that every platform draws the same numbers.
@@ -55,7 +59,8 @@ class ProjectionRandom {
 /// Elements of one dtype as bytes; unset elements are NaN.
 class ProjectionBuffer {
  public:
-  ProjectionBuffer(DType dtype, std::int64_t elements) : dtype_(dtype), bytes_(static_cast<std::size_t>(elements * size_of(dtype)), 0xFF) {}
+  ProjectionBuffer(DType dtype, std::int64_t elements)
+      : dtype_(dtype), bytes_(static_cast<std::size_t>(elements * size_of(dtype)), 0xFF) {}
   void set(std::int64_t at, float value) {
     if (dtype_ == DType::kBF16) {
       put(at, to_bf16(value));
@@ -78,7 +83,8 @@ class ProjectionBuffer {
   bool same_bits(const ProjectionBuffer& other) const { return bytes_ == other.bytes_; }
   bool same_bits(const ProjectionBuffer& other, std::int64_t at) const {
     const auto size = static_cast<std::size_t>(size_of(dtype_));
-    return std::memcmp(bytes_.data() + static_cast<std::size_t>(at) * size, other.bytes_.data() + static_cast<std::size_t>(at) * size, size) == 0;
+    return std::memcmp(bytes_.data() + static_cast<std::size_t>(at) * size,
+                       other.bytes_.data() + static_cast<std::size_t>(at) * size, size) == 0;
   }
   std::int64_t elements() const { return static_cast<std::int64_t>(bytes_.size()) / size_of(dtype_); }
 
@@ -142,7 +148,9 @@ struct ProjectionTensors {
       scales.set(at, std::bit_cast<float>(bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24));
     }
   }
-  std::int64_t y_at(std::int64_t i, std::int64_t g, std::int64_t j) const { return i * y_stride_m + g * y_stride_g + j; }
+  std::int64_t y_at(std::int64_t i, std::int64_t g, std::int64_t j) const {
+    return i * y_stride_m + g * y_stride_g + j;
+  }
   Projection::Args args(ProjectionBuffer& out) const {
     Projection::Args a{ConstTensorView(x.data(), problem.x, {problem.m, problem.groups, problem.k}),
                        ConstTensorView(w.data(), problem.w, {problem.groups, problem.n, problem.k}),
@@ -179,15 +187,19 @@ inline void check_written(const ProjectionTensors& t, const ProjectionBuffer& y)
       for (std::int64_t j = 0; j < t.problem.n; ++j) inside[static_cast<std::size_t>(t.y_at(i, g, j))] = true;
     }
   }
-  for (std::int64_t i = 0; i < y.elements(); ++i) ASSERT_EQ(y.poisoned(i), !inside[static_cast<std::size_t>(i)]) << "element " << i;
+  for (std::int64_t i = 0; i < y.elements(); ++i)
+    ASSERT_EQ(y.poisoned(i), !inside[static_cast<std::size_t>(i)]) << "element " << i;
 }
 
-inline float bf16_ulp(float value) { return std::ldexp(1.0F, (value == 0.0F ? -126 : std::max(std::ilogb(value), -126)) - 7); }
+inline float bf16_ulp(float value) {
+  return std::ldexp(1.0F, (value == 0.0F ? -126 : std::max(std::ilogb(value), -126)) - 7);
+}
 
-/// fp32 results: l2 1e-5 of the whole. bf16 results: each within 1 ulp or 1e-5 of its row's largest. Native bf16 products rounded to bf16: l2 4e-3 as
-/// well. Tensor cores that add FP8 products in fewer bits than fp32 has (`fp8_sums`): l2 1e-3, each bf16 within 2 ulp or 1e-3 of its row's largest.
-inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, const ProjectionBuffer& truth, const std::string& implementation,
-                        bool fp8_sums = false) {
+/// fp32 results: l2 1e-5 of the whole. bf16 results: each within 1 ulp or 1e-5 of its row's largest. Native bf16
+/// products rounded to bf16: l2 4e-3 as well. Tensor cores that add FP8 products in fewer bits than fp32 has
+/// (`fp8_sums`): l2 1e-3, each bf16 within 2 ulp or 1e-3 of its row's largest.
+inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, const ProjectionBuffer& truth,
+                        const std::string& implementation, bool fp8_sums = false) {
   double difference = 0.0;
   double size = 0.0;
   for (std::int64_t i = 0; i < t.problem.m; ++i) {
@@ -201,7 +213,8 @@ inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, c
         difference += static_cast<double>(off) * static_cast<double>(off);
         size += static_cast<double>(want) * static_cast<double>(want);
         if (t.problem.y == DType::kBF16) {
-          ASSERT_LE(off, fp8_sums ? std::max(2.0F * bf16_ulp(want), 1e-3F * largest) : std::max(bf16_ulp(want), 1e-5F * largest))
+          ASSERT_LE(off, fp8_sums ? std::max(2.0F * bf16_ulp(want), 1e-3F * largest)
+                                  : std::max(bf16_ulp(want), 1e-5F * largest))
               << "row " << i << " group " << g << " output " << j << ": " << got << " for " << want;
         }
       }
@@ -211,14 +224,21 @@ inline void check_close(const ProjectionTensors& t, const ProjectionBuffer& y, c
   ASSERT_LE(std::sqrt(difference), bound * std::sqrt(size)) << implementation;
 }
 
-/// Shapes that meet every edge of the kernels' tiles, dtypes and strides taken in turn; large products with few groups only.
+/// Shapes that meet every edge of the kernels' tiles, dtypes and strides taken in turn; large products with few groups
+/// only.
 inline std::vector<ProjectionCase> projection_cases() {
   const DType types[2] = {DType::kBF16, DType::kF32};
   std::vector<ProjectionCase> out;
   std::uint64_t count = 0;
   const auto add = [&](std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t groups, unsigned dtypes) {
     ProjectionCase c;
-    c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = types[dtypes & 1U], .w = types[(dtypes >> 1) & 1U], .y = types[(dtypes >> 2) & 1U]};
+    c.problem = {.m = m,
+                 .n = n,
+                 .k = k,
+                 .groups = groups,
+                 .x = types[dtypes & 1U],
+                 .w = types[(dtypes >> 1) & 1U],
+                 .y = types[(dtypes >> 2) & 1U]};
     const std::uint64_t turn = count++;
     c.x_gap = turn % 3 == 0 ? 0 : static_cast<std::int64_t>(turn % 37);
     c.y_gap = turn % 4 == 0 ? 0 : static_cast<std::int64_t>(turn % 11);
@@ -246,7 +266,8 @@ inline std::vector<ProjectionCase> projection_cases() {
   const std::size_t plain = out.size();
   for (const OutputScale scale : {OutputScale::kF32, OutputScale::kUe8m0x4}) {
     for (const std::int64_t m : {0, 1, 3, 5, 24, 25, 193, 400}) {
-      for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{5, 128, 1}, {70, 640, 3}, {33, 2048, 2}, {3, 0, 2}, {0, 128, 1}}) {
+      for (const auto& [n, k, groups] :
+           {std::array<std::int64_t, 3>{5, 128, 1}, {70, 640, 3}, {33, 2048, 2}, {3, 0, 2}, {0, 128, 1}}) {
         if (m * n * k * groups <= 12'000'000) add(m, n, k, groups, static_cast<unsigned>(count));
       }
     }
@@ -298,7 +319,8 @@ inline std::vector<ProjectionCase> fp8_weight_cases() {
   }
   for (const DType x : {DType::kBF16, DType::kF32}) {
     for (const std::int64_t m : {1, 5, 33}) {
-      for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{129, 1, 2}, {257, 130, 1}, {64, 1040, 2}, {32, 1024, 1}}) {
+      for (const auto& [n, k, groups] :
+           {std::array<std::int64_t, 3>{129, 1, 2}, {257, 130, 1}, {64, 1040, 2}, {32, 1024, 1}}) {
         add(m, n, k, groups, x, m == 5 ? DType::kF32 : DType::kBF16);
         out.back().x_gap = m % 3;
         out.back().w_scale_gap = m / 5;

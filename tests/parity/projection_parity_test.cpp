@@ -37,7 +37,8 @@ TEST(ProjectionParity, EveryImplementationAgreesWithRef) {
   for (const ProjectionCase& c : projection_cases()) {
     const ProjectionTensors tensors(c);
     ProjectionBuffer truth = tensors.poisoned_y();
-    const int threads = c.seed % 8 == 0 ? 2 : 1;  // seldom two: a busy machine makes teams of threads wait for each other
+    const int threads =
+        c.seed % 8 == 0 ? 2 : 1;  // seldom two: a busy machine makes teams of threads wait for each other
     run_one(tensors, "ref", threads, truth);
     check_written(tensors, truth);
     ASSERT_FALSE(HasFatalFailure()) << "ref: " << describe(c);
@@ -59,7 +60,8 @@ TEST(ProjectionParity, EveryImplementationAgreesWithRef) {
   }
   for (const auto& [name, count] : compared) std::cout << "[ compared ] " << name << ": " << count << " cases\n";
   for (const auto& [name, reasons] : refused) {
-    for (const auto& [reason, count] : reasons) std::cout << "[  refused ] " << name << ": " << count << " cases: " << reason << "\n";
+    for (const auto& [reason, count] : reasons)
+      std::cout << "[  refused ] " << name << ": " << count << " cases: " << reason << "\n";
   }
   EXPECT_GT(compared["cpu"], 0);
 }

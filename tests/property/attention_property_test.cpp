@@ -48,9 +48,12 @@ std::vector<std::string> implementations(const SparseAttention::Problem& problem
   return names;
 }
 
-bool same_head(const AttentionOutputs& a, std::int64_t token_a, const AttentionOutputs& b, std::int64_t token_b, std::int64_t h) {
-  const bool lse = h >= a.problem.heads || std::bit_cast<std::uint32_t>(a.lse_of(token_a, h)) == std::bit_cast<std::uint32_t>(b.lse_of(token_b, h));
-  return lse && std::memcmp(a.head(token_a, h), b.head(token_b, h), static_cast<std::size_t>(a.problem.dim * size_of(a.problem.o))) == 0;
+bool same_head(const AttentionOutputs& a, std::int64_t token_a, const AttentionOutputs& b, std::int64_t token_b,
+               std::int64_t h) {
+  const bool lse = h >= a.problem.heads || std::bit_cast<std::uint32_t>(a.lse_of(token_a, h)) ==
+                                               std::bit_cast<std::uint32_t>(b.lse_of(token_b, h));
+  return lse && std::memcmp(a.head(token_a, h), b.head(token_b, h),
+                            static_cast<std::size_t>(a.problem.dim * size_of(a.problem.o))) == 0;
 }
 
 bool same_row(const AttentionOutputs& a, std::int64_t token_a, const AttentionOutputs& b, std::int64_t token_b) {
@@ -65,7 +68,8 @@ bool same_bits(const AttentionOutputs& a, const AttentionOutputs& b) {
   return same;
 }
 
-/// Calls body(inputs, implementation) for every implementation that runs here, in random cases; `q_magnitude` other than 0 holds for all of them.
+/// Calls body(inputs, implementation) for every implementation that runs here, in random cases; `q_magnitude` other
+/// than 0 holds for all of them.
 template <class Body>
 void for_any_case(const std::string& name, const Body& body, float q_magnitude = 0) {
   EXPECT_TRUE(rc::check(name, [&] {
@@ -87,14 +91,16 @@ AttentionInputs with_tokens(const AttentionInputs& in, const std::vector<std::in
   out.problem.tokens = static_cast<std::int64_t>(tokens.size());
   const auto q_bytes = static_cast<std::ptrdiff_t>(in.q_stride * size_of(in.problem.q));
   out.q.clear();
-  for (const std::int64_t t : tokens) out.q.insert(out.q.end(), in.q.begin() + t * q_bytes, in.q.begin() + (t + 1) * q_bytes);
+  for (const std::int64_t t : tokens)
+    out.q.insert(out.q.end(), in.q.begin() + t * q_bytes, in.q.begin() + (t + 1) * q_bytes);
   for (std::size_t i = 0; i < in.scopes.size(); ++i) {
     const ScopeInputs& from = in.scopes[i];
     ScopeInputs& to = out.scopes[i];
     to.indices.clear();
     to.lens.clear();
     for (const std::int64_t t : tokens) {
-      to.indices.insert(to.indices.end(), from.indices.begin() + t * from.index_stride, from.indices.begin() + (t + 1) * from.index_stride);
+      to.indices.insert(to.indices.end(), from.indices.begin() + t * from.index_stride,
+                        from.indices.begin() + (t + 1) * from.index_stride);
       if (!from.lens.empty()) to.lens.push_back(from.lens[static_cast<std::size_t>(t)]);
     }
   }
@@ -112,106 +118,116 @@ std::vector<std::int32_t> list_of(AttentionInputs& in, std::size_t scope, std::i
 }
 
 TEST(AttentionProperty, PhysicalBlocksMayLieInAnyOrder) {
-  for_any_case("a permutation of the blocks changes no bit", [](AttentionInputs& in, const std::string& implementation) {
-    const AttentionOutputs want = run(in, implementation, 2);
-    AttentionInputs moved = in;
-    for (std::size_t i = 0; i < in.scopes.size(); ++i) {
-      ScopeInputs& to = moved.scopes[i];
-      const std::int64_t stride = to.cache.block_stride_bytes;
-      std::vector<std::int64_t> place(static_cast<std::size_t>(to.cache.num_blocks));
-      std::iota(place.begin(), place.end(), 0);
-      std::shuffle(place.begin(), place.end(), std::mt19937_64(7 + i));
-      for (std::int64_t b = 0; b < to.cache.num_blocks; ++b) {
-        std::copy_n(in.scopes[i].memory.begin() + b * stride, stride, to.memory.begin() + place[static_cast<std::size_t>(b)] * stride);
-      }
-      for (std::int32_t& slot : to.indices) {
-        if (!to.valid(slot)) continue;
-        const std::int64_t block = slot / to.cache.block_size;
-        slot = static_cast<std::int32_t>(place[static_cast<std::size_t>(block)] * to.cache.block_size + slot % to.cache.block_size);
-      }
-    }
-    RC_ASSERT(same_bits(want, run(moved, implementation, 2)));
-  });
+  for_any_case("a permutation of the blocks changes no bit",
+               [](AttentionInputs& in, const std::string& implementation) {
+                 const AttentionOutputs want = run(in, implementation, 2);
+                 AttentionInputs moved = in;
+                 for (std::size_t i = 0; i < in.scopes.size(); ++i) {
+                   ScopeInputs& to = moved.scopes[i];
+                   const std::int64_t stride = to.cache.block_stride_bytes;
+                   std::vector<std::int64_t> place(static_cast<std::size_t>(to.cache.num_blocks));
+                   std::iota(place.begin(), place.end(), 0);
+                   std::shuffle(place.begin(), place.end(), std::mt19937_64(7 + i));
+                   for (std::int64_t b = 0; b < to.cache.num_blocks; ++b) {
+                     std::copy_n(in.scopes[i].memory.begin() + b * stride, stride,
+                                 to.memory.begin() + place[static_cast<std::size_t>(b)] * stride);
+                   }
+                   for (std::int32_t& slot : to.indices) {
+                     if (!to.valid(slot)) continue;
+                     const std::int64_t block = slot / to.cache.block_size;
+                     slot = static_cast<std::int32_t>(place[static_cast<std::size_t>(block)] * to.cache.block_size +
+                                                      slot % to.cache.block_size);
+                   }
+                 }
+                 RC_ASSERT(same_bits(want, run(moved, implementation, 2)));
+               });
 }
 
 TEST(AttentionProperty, UnusedBytesDoNotMatter) {
-  for_any_case("other bytes in rows that nobody selects, paddings and gaps change no bit",
+  for_any_case(
+      "other bytes in rows that nobody selects, paddings and gaps change no bit",
+      [](AttentionInputs& in, const std::string& implementation) {
+        const AttentionOutputs want = run(in, implementation, 2);
+        for (const int fill : {0x00, 0xFF, 0x7F, -1}) {
+          AttentionInputs other = in;
+          std::mt19937_64 random(3);
+          for (std::size_t i = 0; i < in.scopes.size(); ++i) {
+            ScopeInputs& to = other.scopes[i];
+            const ScopeInputs& from = in.scopes[i];
+            for (std::uint8_t& byte : to.memory)
+              byte = static_cast<std::uint8_t>(fill < 0 ? static_cast<int>(random() & 0xFFU) : fill);
+            to.cache.base = to.memory.data();
+            const RowFormat& f = *to.cache.format;
+            const int scale_bytes = f.scale == ScaleKind::kUe8m0 ? f.groups() : f.scale_bytes;
+            for (std::int64_t t = 0; t < in.problem.tokens; ++t) {
+              for (const std::int32_t slot : list_of(in, i, t)) {
+                const std::int64_t block = slot / to.cache.block_size;
+                const std::int64_t offset = slot % to.cache.block_size;
+                std::copy_n(row_data(from.cache, block, offset), f.data_bytes, row_data(to.cache, block, offset));
+                std::copy_n(row_scales(from.cache, block, offset), scale_bytes, row_scales(to.cache, block, offset));
+              }
+            }
+          }
+          RC_ASSERT(same_bits(want, run(other, implementation, 2)));
+        }
+      });
+}
+
+TEST(AttentionProperty, EntriesThatDoNotCountAreAsIfNotThere) {
+  for_any_case("only the valid entries, moved together, change no bit",
                [](AttentionInputs& in, const std::string& implementation) {
                  const AttentionOutputs want = run(in, implementation, 2);
-                 for (const int fill : {0x00, 0xFF, 0x7F, -1}) {
-                   AttentionInputs other = in;
-                   std::mt19937_64 random(3);
-                   for (std::size_t i = 0; i < in.scopes.size(); ++i) {
-                     ScopeInputs& to = other.scopes[i];
-                     const ScopeInputs& from = in.scopes[i];
-                     for (std::uint8_t& byte : to.memory) byte = static_cast<std::uint8_t>(fill < 0 ? static_cast<int>(random() & 0xFFU) : fill);
-                     to.cache.base = to.memory.data();
-                     const RowFormat& f = *to.cache.format;
-                     const int scale_bytes = f.scale == ScaleKind::kUe8m0 ? f.groups() : f.scale_bytes;
-                     for (std::int64_t t = 0; t < in.problem.tokens; ++t) {
-                       for (const std::int32_t slot : list_of(in, i, t)) {
-                         const std::int64_t block = slot / to.cache.block_size;
-                         const std::int64_t offset = slot % to.cache.block_size;
-                         std::copy_n(row_data(from.cache, block, offset), f.data_bytes, row_data(to.cache, block, offset));
-                         std::copy_n(row_scales(from.cache, block, offset), scale_bytes, row_scales(to.cache, block, offset));
-                       }
-                     }
+                 AttentionInputs packed = in;
+                 for (std::size_t i = 0; i < in.scopes.size(); ++i) {
+                   packed.scopes[i].lens.assign(static_cast<std::size_t>(in.problem.tokens), 0);
+                   for (std::int64_t t = 0; t < in.problem.tokens; ++t) {
+                     const std::vector<std::int32_t> list = list_of(in, i, t);
+                     for (std::size_t c = 0; c < list.size(); ++c)
+                       packed.scopes[i].index(t, static_cast<std::int64_t>(c)) = list[c];
+                     packed.scopes[i].lens[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(list.size());
                    }
-                   RC_ASSERT(same_bits(want, run(other, implementation, 2)));
+                 }
+                 RC_ASSERT(same_bits(want, run(packed, implementation, 2)));
+               });
+}
+
+TEST(AttentionProperty, NeitherNeighboursNorThreadsMatter) {
+  for_any_case("batch order, a batch of one and thread counts change no bit of a row",
+               [](AttentionInputs& in, const std::string& implementation) {
+                 const AttentionOutputs want = run(in, implementation, 1);
+                 for (const int threads : {2, 5}) RC_ASSERT(same_bits(want, run(in, implementation, threads)));
+                 std::vector<std::int64_t> order(static_cast<std::size_t>(in.problem.tokens));
+                 std::iota(order.begin(), order.end(), 0);
+                 std::shuffle(order.begin(), order.end(), std::mt19937_64(11));
+                 AttentionInputs shuffled = with_tokens(in, order);
+                 const AttentionOutputs got = run(shuffled, implementation, 2);
+                 for (std::size_t t = 0; t < order.size(); ++t) {
+                   RC_ASSERT(same_row(want, order[t], got, static_cast<std::int64_t>(t)));
+                   AttentionInputs alone = with_tokens(in, {order[t]});
+                   RC_ASSERT(same_row(want, order[t], run(alone, implementation, 4), 0));
                  }
                });
 }
 
-TEST(AttentionProperty, EntriesThatDoNotCountAreAsIfNotThere) {
-  for_any_case("only the valid entries, moved together, change no bit", [](AttentionInputs& in, const std::string& implementation) {
-    const AttentionOutputs want = run(in, implementation, 2);
-    AttentionInputs packed = in;
-    for (std::size_t i = 0; i < in.scopes.size(); ++i) {
-      packed.scopes[i].lens.assign(static_cast<std::size_t>(in.problem.tokens), 0);
-      for (std::int64_t t = 0; t < in.problem.tokens; ++t) {
-        const std::vector<std::int32_t> list = list_of(in, i, t);
-        for (std::size_t c = 0; c < list.size(); ++c) packed.scopes[i].index(t, static_cast<std::int64_t>(c)) = list[c];
-        packed.scopes[i].lens[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(list.size());
-      }
-    }
-    RC_ASSERT(same_bits(want, run(packed, implementation, 2)));
-  });
-}
-
-TEST(AttentionProperty, NeitherNeighboursNorThreadsMatter) {
-  for_any_case("batch order, a batch of one and thread counts change no bit of a row", [](AttentionInputs& in, const std::string& implementation) {
-    const AttentionOutputs want = run(in, implementation, 1);
-    for (const int threads : {2, 5}) RC_ASSERT(same_bits(want, run(in, implementation, threads)));
-    std::vector<std::int64_t> order(static_cast<std::size_t>(in.problem.tokens));
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), std::mt19937_64(11));
-    AttentionInputs shuffled = with_tokens(in, order);
-    const AttentionOutputs got = run(shuffled, implementation, 2);
-    for (std::size_t t = 0; t < order.size(); ++t) {
-      RC_ASSERT(same_row(want, order[t], got, static_cast<std::int64_t>(t)));
-      AttentionInputs alone = with_tokens(in, {order[t]});
-      RC_ASSERT(same_row(want, order[t], run(alone, implementation, 4), 0));
-    }
-  });
-}
-
 TEST(AttentionProperty, HeadsBesideDoNotMatter) {
-  for_any_case("the first heads alone have the bits that they have among others", [](AttentionInputs& in, const std::string& implementation) {
-    const AttentionOutputs want = run(in, implementation, 1);
-    for (std::int64_t heads = 1; heads < in.problem.heads; ++heads) {
-      AttentionInputs fewer = in;
-      fewer.problem.heads = fewer.problem.out_heads = heads;
-      if (!fewer.sink.empty()) fewer.sink.resize(static_cast<std::size_t>(heads));
-      const AttentionOutputs got = run(fewer, implementation, 1);
-      for (std::int64_t t = 0; t < in.problem.tokens; ++t) {
-        for (std::int64_t h = 0; h < heads; ++h) RC_ASSERT(same_head(want, t, got, t, h));
-      }
-    }
-  });
+  for_any_case("the first heads alone have the bits that they have among others",
+               [](AttentionInputs& in, const std::string& implementation) {
+                 const AttentionOutputs want = run(in, implementation, 1);
+                 for (std::int64_t heads = 1; heads < in.problem.heads; ++heads) {
+                   AttentionInputs fewer = in;
+                   fewer.problem.heads = fewer.problem.out_heads = heads;
+                   if (!fewer.sink.empty()) fewer.sink.resize(static_cast<std::size_t>(heads));
+                   const AttentionOutputs got = run(fewer, implementation, 1);
+                   for (std::int64_t t = 0; t < in.problem.tokens; ++t) {
+                     for (std::int64_t h = 0; h < heads; ++h) RC_ASSERT(same_head(want, t, got, t, h));
+                   }
+                 }
+               });
 }
 
 TEST(AttentionProperty, TwoScopesOfOneCacheAreOneLongerList) {
-  for_any_case("cutting the index matrix in two scopes changes no bit", [](AttentionInputs& in, const std::string& implementation) {
+  for_any_case("cutting the index matrix in two scopes changes no bit", [](AttentionInputs& in,
+                                                                           const std::string& implementation) {
     in.scopes.resize(1);
     in.problem.scopes = 1;
     in.scopes[0].lens.clear();
@@ -231,7 +247,8 @@ TEST(AttentionProperty, TwoScopesOfOneCacheAreOneLongerList) {
   });
 }
 
-// An lse of 40 has an fp32 step of 4e-6, which is the relative error of exp(lse - sink): queries are moderate here, so that lse is.
+// An lse of 40 has an fp32 step of 4e-6, which is the relative error of exp(lse - sink): queries are moderate here, so
+// that lse is.
 TEST(AttentionProperty, SplitsMergeToTheWhole) {
   const auto body = [](AttentionInputs& in, const std::string& implementation) {
     in.problem.o = DType::kF32;
@@ -253,7 +270,8 @@ TEST(AttentionProperty, SplitsMergeToTheWhole) {
         const std::int64_t begin = width * s / slices;
         const std::int64_t end = std::min(width * (s + 1) / slices, in.scopes[0].entries(t, width));
         for (std::int64_t c = begin; c < end; ++c) part.scopes[0].index(t, c - begin) = in.scopes[0].index(t, c);
-        part.scopes[0].lens[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(std::max<std::int64_t>(0, end - begin));
+        part.scopes[0].lens[static_cast<std::size_t>(t)] =
+            static_cast<std::int32_t>(std::max<std::int64_t>(0, end - begin));
       }
       const AttentionOutputs got = run(part, implementation, 2);
       for (std::int64_t t = 0; t < p.tokens; ++t) {
@@ -267,11 +285,12 @@ TEST(AttentionProperty, SplitsMergeToTheWhole) {
       AttentionOutputs merged(p);
       SparseAttention::Args views;
       merged.attach(views);
-      const MergePartials::Args args{.partial_o = view_of(static_cast<const float*>(partial_o.data()), {slices, p.tokens, p.heads, p.dim}),
-                                     .partial_lse = view_of(static_cast<const float*>(partial_lse.data()), {slices, p.tokens, p.heads}),
-                                     .sink = in.args().sink,
-                                     .o = views.o,
-                                     .lse = views.lse};
+      const MergePartials::Args args{
+          .partial_o = view_of(static_cast<const float*>(partial_o.data()), {slices, p.tokens, p.heads, p.dim}),
+          .partial_lse = view_of(static_cast<const float*>(partial_lse.data()), {slices, p.tokens, p.heads}),
+          .sink = in.args().sink,
+          .o = views.o,
+          .lse = views.lse};
       Plan<MergePartials>({.slices = slices, .tokens = p.tokens, .heads = p.heads, .dim = p.dim, .o = DType::kF32},
                           {.implementation = merger, .threads = 2})
           .run(args);

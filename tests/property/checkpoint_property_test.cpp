@@ -33,7 +33,9 @@ ModelConfig model_of_eight() {
 
 class CheckpointFolder {
  public:
-  explicit CheckpointFolder(const std::string& name) : path_(::testing::TempDir() + "smla_property_" + name) { fs::create_directories(path_); }
+  explicit CheckpointFolder(const std::string& name) : path_(::testing::TempDir() + "smla_property_" + name) {
+    fs::create_directories(path_);
+  }
   ~CheckpointFolder() { fs::remove_all(path_); }
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
@@ -95,7 +97,8 @@ HostTensor prefill(const LayerTensors& tensors, std::int64_t tokens) {
   HostTensor hidden(DType::kF32, {tokens, c.hidden_size});
   HostTensor output(DType::kF32, {tokens, c.hidden_size});
   for (std::int64_t t = 0; t < tokens; ++t) synthetic_hidden(5, 0, 1, t, hidden.view().slice(0, t, t + 1));
-  layer.forward(plan, metadata.layer(0), caches, std::as_const(hidden).view(), output.view(), {.data = workspace.data(), .bytes = workspace.bytes()});
+  layer.forward(plan, metadata.layer(0), caches, std::as_const(hidden).view(), output.view(),
+                {.data = workspace.data(), .bytes = workspace.bytes()});
   return output;
 }
 
@@ -111,7 +114,8 @@ TEST(CheckpointProperty, TheSumOfTensorParallelSlicesIsTheWhole) {
         std::vector<double> sum(static_cast<std::size_t>(whole.numel()));
         for (int rank = 0; rank < size; ++rank) {
           const HostTensor slice = prefill(checkpoint.load_layer(index, rank, size), kTokens);
-          for (std::int64_t i = 0; i < whole.numel(); ++i) sum[static_cast<std::size_t>(i)] += static_cast<double>(slice.as<float>()[i]);
+          for (std::int64_t i = 0; i < whole.numel(); ++i)
+            sum[static_cast<std::size_t>(i)] += static_cast<double>(slice.as<float>()[i]);
         }
         double difference = 0;
         double length = 0;
@@ -147,12 +151,14 @@ TEST(CheckpointProperty, ShardsDoNotMatter) {
     const LayerTensors got = checkpoint.load_layer(1);
     RC_ASSERT(got.tensors.size() == expected.tensors.size());
     for (const auto& [name, view] : expected.tensors) {
-      RC_ASSERT(std::memcmp(view.data, got.tensors.at(name).data, static_cast<std::size_t>(view.numel() * size_of(view.dtype))) == 0);
+      RC_ASSERT(std::memcmp(view.data, got.tensors.at(name).data,
+                            static_cast<std::size_t>(view.numel() * size_of(view.dtype))) == 0);
     }
   });
 }
 
-// Any bytes changed, cut off or added in any of the files: an error of the library or a checkpoint that loads, and nothing else.
+// Any bytes changed, cut off or added in any of the files: an error of the library or a checkpoint that loads, and
+// nothing else.
 TEST(CheckpointProperty, DamageIsAnErrorOrHarmless) {
   const CheckpointFolder good("good");
   const CheckpointFolder bad("bad");
@@ -171,7 +177,8 @@ TEST(CheckpointProperty, DamageIsAnErrorOrHarmless) {
   };
   test::check_few("damage is an error or harmless", 300, [&] {
     const std::string victim = *rc::gen::elementOf(names);
-    for (const std::string& name : names) fs::copy_file(good.path() + "/" + name, bad.path() + "/" + name, fs::copy_options::overwrite_existing);
+    for (const std::string& name : names)
+      fs::copy_file(good.path() + "/" + name, bad.path() + "/" + name, fs::copy_options::overwrite_existing);
     std::string bytes = read(good.path() + "/" + victim);
     const std::size_t head = std::min<std::size_t>(bytes.size(), 4000);
     const int edits = *rc::gen::inRange(1, 4);
@@ -180,7 +187,9 @@ TEST(CheckpointProperty, DamageIsAnErrorOrHarmless) {
       switch (*rc::gen::inRange(0, 4)) {
         case 0: bytes[at] = *rc::gen::arbitrary<char>(); break;
         case 1: bytes.resize(at); break;
-        case 2: bytes.insert(at, *rc::gen::elementOf(std::vector<std::string>{"9", "-", "\"", "0]", "..", "/", "{", "1e99"})); break;
+        case 2:
+          bytes.insert(at, *rc::gen::elementOf(std::vector<std::string>{"9", "-", "\"", "0]", "..", "/", "{", "1e99"}));
+          break;
         default: bytes.erase(at, 3); break;
       }
       if (bytes.size() < head) bytes.resize(head, ' ');

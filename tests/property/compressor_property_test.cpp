@@ -29,9 +29,13 @@ struct Request {
   std::int64_t width() const { return 2 * static_cast<std::int64_t>(coff()) * format->dim; }
 
   /// `placement` seeds the order of the physical blocks (0: in order) and `fill` the bytes that nobody wrote.
-  Request(int ratio_in, const RowFormat& format_in, std::int64_t block_in, std::string name, std::int64_t positions, std::uint64_t placement,
-          std::uint8_t fill)
-      : ratio(ratio_in), format(&format_in), block_size(block_in), implementation(std::move(name)), capacity(positions) {
+  Request(int ratio_in, const RowFormat& format_in, std::int64_t block_in, std::string name, std::int64_t positions,
+          std::uint64_t placement, std::uint8_t fill)
+      : ratio(ratio_in),
+        format(&format_in),
+        block_size(block_in),
+        implementation(std::move(name)),
+        capacity(positions) {
     Random weights{42};
     ape = numbers(DType::kF32, {ratio, width() / 2}, weights);
     norm_weight = numbers(DType::kBF16, {format->dim}, weights, 2.0F);
@@ -44,12 +48,15 @@ struct Request {
     const std::vector<std::int32_t> blocks = permutation(columns + 2, order);
     entry_slot = permutation(entries.cache.num_slots(), order);
     for (std::int64_t i = 0; i < columns; ++i) {
-      block_table.as<std::int32_t>()[i] = placement == 0 ? static_cast<std::int32_t>(i) : blocks[static_cast<std::size_t>(i)];
+      block_table.as<std::int32_t>()[i] =
+          placement == 0 ? static_cast<std::int32_t>(i) : blocks[static_cast<std::size_t>(i)];
     }
     if (placement == 0) std::iota(entry_slot.begin(), entry_slot.end(), 0);
   }
 
-  std::int64_t state_slot(std::int64_t pos) const { return block_table.as<std::int32_t>()[pos / block_size] * block_size + pos % block_size; }
+  std::int64_t state_slot(std::int64_t pos) const {
+    return block_table.as<std::int32_t>()[pos / block_size] * block_size + pos % block_size;
+  }
 
   /// One step: positions [first, first + n) with the tokens of `seed`, followed by `padding` rows without slots.
   void step(std::int64_t first, std::int64_t n, std::uint64_t seed, std::int64_t padding = 0) {
@@ -65,7 +72,8 @@ struct Request {
       for (std::int64_t i = 0; i < width(); ++i) kv_score.as<float>()[t * width() + i] = 5.0F * random.number();
       positions.as<std::int64_t>()[t] = t < n ? pos : 0;
       state_slots.as<std::int64_t>()[t] = t < n ? state_slot(pos) : -1;
-      entry_slots.as<std::int64_t>()[t] = t < n && (pos + 1) % ratio == 0 ? entry_slot[static_cast<std::size_t>(pos / ratio)] : -1;
+      entry_slots.as<std::int64_t>()[t] =
+          t < n && (pos + 1) % ratio == 0 ? entry_slot[static_cast<std::size_t>(pos / ratio)] : -1;
     }
     const std::string save = implementation == "ref" ? "ref" : "cpu";
     Plan<SaveState>({.tokens = rows, .ratio = ratio, .dim = format->dim}, {.implementation = save, .threads = 2})
@@ -74,7 +82,8 @@ struct Request {
               .positions = std::as_const(positions).view(),
               .state_slots = std::as_const(state_slots).view(),
               .state = state.cache});
-    Plan<CompressStore>({.tokens = rows, .ratio = ratio, .dim = format->dim, .format = format}, {.implementation = implementation, .threads = 2})
+    Plan<CompressStore>({.tokens = rows, .ratio = ratio, .dim = format->dim, .format = format},
+                        {.implementation = implementation, .threads = 2})
         .run({.positions = std::as_const(positions).view(),
               .token_to_req = std::as_const(requests).view(),
               .state_slots = std::as_const(state_slots).view(),
@@ -116,16 +125,20 @@ struct Setting {
 Setting any_setting(int ratio) {
   Setting s;
   s.ratio = ratio;
-  s.format = ratio == 4 ? *rc::gen::element(&fp8_ds_mla_rows(), &bf16_rows(), &f32_rows(), &index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows())
+  s.format = ratio == 4 ? *rc::gen::element(&fp8_ds_mla_rows(), &bf16_rows(), &f32_rows(), &index_fp8_rows(),
+                                            &index_mxfp4_rows(), &index_f32_rows())
                         : *rc::gen::element(&fp8_ds_mla_rows(), &fp8_per_tensor_rows(), &f32_rows());
   s.block_size = *rc::gen::element<std::int64_t>(1, 2, 3, 4, 8, 53, 64, 256);
   std::vector<std::string> names;
-  for (const Candidate& candidate : explain<CompressStore>({.ratio = ratio, .dim = s.format->dim, .format = s.format})) {
+  for (const Candidate& candidate :
+       explain<CompressStore>({.ratio = ratio, .dim = s.format->dim, .format = s.format})) {
     if (candidate.refusal.empty()) names.push_back(candidate.name);
   }
   s.implementation = *rc::gen::elementOf(names);
-  s.tokens = ratio == 4 ? *rc::gen::inRange<std::int64_t>(1, 50) : *rc::gen::element<std::int64_t>(127, 128, 129, 200, 256, 270);
-  RC_LOG() << "ratio " << ratio << " " << s.format->name << " block " << s.block_size << " " << s.implementation << " tokens " << s.tokens << "\n";
+  s.tokens = ratio == 4 ? *rc::gen::inRange<std::int64_t>(1, 50)
+                        : *rc::gen::element<std::int64_t>(127, 128, 129, 200, 256, 270);
+  RC_LOG() << "ratio " << ratio << " " << s.format->name << " block " << s.block_size << " " << s.implementation
+           << " tokens " << s.tokens << "\n";
   return s;
 }
 
@@ -141,7 +154,8 @@ TEST_P(CompressorProperty, ChunksBlocksAndUnusedBytesDoNotMatter) {
   EXPECT_TRUE(rc::check([this] {
     const Setting s = any_setting(GetParam());
     const std::vector<std::uint8_t> want = in_one_step(s);
-    Request cut = s.request(*rc::gen::inRange<std::uint64_t>(1, 1000), *rc::gen::element<std::uint8_t>(0xFF, 0x7F, 0xA5));
+    Request cut =
+        s.request(*rc::gen::inRange<std::uint64_t>(1, 1000), *rc::gen::element<std::uint8_t>(0xFF, 0x7F, 0xA5));
     const auto longest = *rc::gen::element<std::int64_t>(1, 2, 5, 131);
     for (std::int64_t pos = 0; pos < s.tokens;) {
       const std::int64_t n = std::min(s.tokens - pos, *rc::gen::inRange<std::int64_t>(1, longest + 1));

@@ -1,4 +1,5 @@
-// Context parallel attention (spec 9): compressed entries dealt out to ranks, each rank's partial result without sink, one merge.
+// Context parallel attention (spec 9): compressed entries dealt out to ranks, each rank's partial result without sink,
+// one merge.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -26,8 +27,13 @@ struct Cache {
     const std::int64_t blocks = static_cast<std::int64_t>(list.size()) / kBlock + 1;
     const std::int64_t stride = page_bytes(format, kBlock);
     bytes.assign(static_cast<std::size_t>(blocks * stride), 0xFF);
-    cache = {.format = &format, .base = bytes.data(), .num_blocks = blocks, .block_size = kBlock, .block_stride_bytes = stride};
-    for (std::size_t i = 0; i < list.size(); ++i) encode_row(cache, static_cast<std::int64_t>(i), rows.data() + list[i] * kDim);
+    cache = {.format = &format,
+             .base = bytes.data(),
+             .num_blocks = blocks,
+             .block_size = kBlock,
+             .block_stride_bytes = stride};
+    for (std::size_t i = 0; i < list.size(); ++i)
+      encode_row(cache, static_cast<std::int64_t>(i), rows.data() + list[i] * kDim);
   }
 };
 
@@ -73,9 +79,10 @@ struct Output {
   HostTensor o, lse;
 };
 
-Output attend(const Batch& batch, const RowFormat& format, const Cache& window, const Lists& window_lists, const Cache& entries,
-              const Lists& entry_lists, bool partial, const std::string& implementation) {
-  SparseAttention::Problem problem{.tokens = kTokens, .heads = kHeads, .o = DType::kF32, .scopes = 2, .partial = partial};
+Output attend(const Batch& batch, const RowFormat& format, const Cache& window, const Lists& window_lists,
+              const Cache& entries, const Lists& entry_lists, bool partial, const std::string& implementation) {
+  SparseAttention::Problem problem{
+      .tokens = kTokens, .heads = kHeads, .o = DType::kF32, .scopes = 2, .partial = partial};
   problem.scope[0] = {.format = &format, .block_size = kBlock, .width = window_lists.indices.size(1)};
   problem.scope[1] = {.format = &format, .block_size = kBlock, .width = entry_lists.indices.size(1)};
   Output out{HostTensor(DType::kF32, {kTokens, kHeads, kDim}), HostTensor(DType::kF32, {kTokens, kHeads})};
@@ -93,8 +100,8 @@ Output attend(const Batch& batch, const RowFormat& format, const Cache& window, 
 }
 
 /// The ranks' partial results, merged.
-Output by_ranks(const Batch& batch, const RowFormat& format, const Cache& window, std::int64_t ranks, std::int64_t interleave,
-                const std::string& implementation, std::int64_t& empty_ranks) {
+Output by_ranks(const Batch& batch, const RowFormat& format, const Cache& window, std::int64_t ranks,
+                std::int64_t interleave, const std::string& implementation, std::int64_t& empty_ranks) {
   HostTensor partial_o(DType::kF32, {ranks, kTokens, kHeads, kDim});
   HostTensor partial_lse(DType::kF32, {ranks, kTokens, kHeads});
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
@@ -114,7 +121,8 @@ Output by_ranks(const Batch& batch, const RowFormat& format, const Cache& window
       }
       // All visible entries: a rank sees its first local_length of them, no list needed.
       if (static_cast<std::int64_t>(row.size()) == (row.empty() ? 0 : row.back() + 1)) {
-        EXPECT_EQ(static_cast<std::int64_t>(rows.back().size()), local_length(static_cast<std::int64_t>(row.size()), rank, ranks, interleave));
+        EXPECT_EQ(static_cast<std::int64_t>(rows.back().size()),
+                  local_length(static_cast<std::int64_t>(row.size()), rank, ranks, interleave));
       }
       if (rows.back().empty()) ++empty_ranks;
     }
@@ -129,7 +137,11 @@ Output by_ranks(const Batch& batch, const RowFormat& format, const Cache& window
   Output out{HostTensor(DType::kF32, {kTokens, kHeads, kDim}), HostTensor(DType::kF32, {kTokens, kHeads})};
   Plan<MergePartials>({.slices = ranks, .tokens = kTokens, .heads = kHeads, .dim = kDim, .o = DType::kF32},
                       {.implementation = implementation == "ref" ? "ref" : ""})
-      .run({.partial_o = partial_o.view(), .partial_lse = partial_lse.view(), .sink = batch.sink.view(), .o = out.o.view(), .lse = out.lse.view()});
+      .run({.partial_o = partial_o.view(),
+            .partial_lse = partial_lse.view(),
+            .sink = batch.sink.view(),
+            .o = out.o.view(),
+            .lse = out.lse.view()});
   return out;
 }
 
@@ -174,7 +186,8 @@ TEST(ContextParallelProperty, RanksTogetherEqualTheWhole) {
           for (const std::string implementation : {"ref", ""}) {
             const Output merged = by_ranks(batch, *format, window, ranks, interleave, implementation, empty_ranks);
             expect_same(merged, whole, implementation == "ref" ? 1e-6 : 1e-5);
-            ASSERT_FALSE(HasFatalFailure()) << format->name << " ranks " << ranks << " interleave " << interleave << " " << implementation;
+            ASSERT_FALSE(HasFatalFailure())
+                << format->name << " ranks " << ranks << " interleave " << interleave << " " << implementation;
           }
         }
       }

@@ -48,7 +48,10 @@ std::vector<RequestSpec> some_requests(unsigned seed) {
   std::vector<RequestSpec> specs;
   for (int i = 0; i < 4; ++i) {
     seed = seed * 1664525U + 1013904223U;
-    specs.push_back({.id = i, .arrival_seconds = 0, .prompt_tokens = 1 + (seed >> 8) % 170, .output_tokens = 1 + (seed >> 20) % 20});
+    specs.push_back({.id = i,
+                     .arrival_seconds = 0,
+                     .prompt_tokens = 1 + (seed >> 8) % 170,
+                     .output_tokens = 1 + (seed >> 20) % 20});
   }
   return specs;
 }
@@ -66,9 +69,11 @@ TEST(EngineProperty, PreemptionChangesNoOutput) {
     const Outcome plenty = run(options, specs);
     RC_ASSERT(plenty.totals.preemptions == 0);
     const KvLayout layout =
-        make_kv_layout(std::vector<LayerConfig>{options.model.layer(0), options.model.layer(1), options.model.layer(2)}, options.layer.caches);
+        make_kv_layout(std::vector<LayerConfig>{options.model.layer(0), options.model.layer(1), options.model.layer(2)},
+                       options.layer.caches);
     options.num_blocks = 0;
-    for (const RequestSpec& s : specs) options.num_blocks = std::max(options.num_blocks, blocks_needed(layout, s, options.max_batched_tokens));
+    for (const RequestSpec& s : specs)
+      options.num_blocks = std::max(options.num_blocks, blocks_needed(layout, s, options.max_batched_tokens));
     const Outcome scarce = run(options, specs);
     RC_ASSERT(scarce.digests == plenty.digests);
     RC_CLASSIFY(scarce.totals.preemptions > 0, "preempted");
@@ -76,11 +81,13 @@ TEST(EngineProperty, PreemptionChangesNoOutput) {
 }
 
 TEST(EngineProperty, ATightPoolDoesPreempt) {
-  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 100, .output_tokens = 40}, {.id = 1, .prompt_tokens = 100, .output_tokens = 40}};
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 100, .output_tokens = 40},
+                                       {.id = 1, .prompt_tokens = 100, .output_tokens = 40}};
   EngineOptions options = small_options(longest(specs));
   const Outcome plenty = run(options, specs);
   const KvLayout layout =
-      make_kv_layout(std::vector<LayerConfig>{options.model.layer(0), options.model.layer(1), options.model.layer(2)}, options.layer.caches);
+      make_kv_layout(std::vector<LayerConfig>{options.model.layer(0), options.model.layer(1), options.model.layer(2)},
+                     options.layer.caches);
   options.num_blocks = blocks_needed(layout, specs[0], options.max_batched_tokens) + 2;
   const Outcome scarce = run(options, specs);
   EXPECT_GT(scarce.totals.preemptions, 0);

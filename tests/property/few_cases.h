@@ -8,7 +8,8 @@
 
 namespace smla::test {
 
-/// rc::check with its own number of cases, for properties that run a whole layer or engine; a failure prints what to set RC_PARAMS to.
+/// rc::check with its own number of cases, for properties that run a whole layer or engine; a failure prints what to
+/// set RC_PARAMS to.
 template <class Property>
 void check_few(const char* what, int cases, const Property& property) {
   rc::detail::TestMetadata metadata;

@@ -23,7 +23,8 @@ inline ModelConfig fp8_model() {
 /// A checkpoint of random FP8 weights in a folder that goes with it; compressors and weights_proj are BF16.
 class Fp8Checkpoint {
  public:
-  Fp8Checkpoint(const std::string& name, const ModelConfig& model) : path_((std::filesystem::temp_directory_path() / name).string()) {
+  Fp8Checkpoint(const std::string& name, const ModelConfig& model)
+      : path_((std::filesystem::temp_directory_path() / name).string()) {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
     CheckpointWriter writer;
@@ -32,9 +33,11 @@ class Fp8Checkpoint {
       const std::string prefix = "layers." + std::to_string(i) + ".attn.";
       visit_weights(model.layer(i), owned.views, [&](std::string_view tensor, ConstTensorView& view) {
         const bool linear = view.rank == 2 && tensor.ends_with(".weight");
-        const bool apart = tensor.find("compressor.") != std::string_view::npos || tensor == "indexer.weights_proj.weight";
+        const bool apart =
+            tensor.find("compressor.") != std::string_view::npos || tensor == "indexer.weights_proj.weight";
         if (!linear) return writer.add(prefix + std::string(tensor), view);
-        writer.add_linear(prefix + std::string(tensor.substr(0, tensor.rfind('.'))), view, apart ? LinearEncoding::kPlain : LinearEncoding::kFp8);
+        writer.add_linear(prefix + std::string(tensor.substr(0, tensor.rfind('.'))), view,
+                          apart ? LinearEncoding::kPlain : LinearEncoding::kFp8);
       });
     }
     writer.write(path_, model, 1);

@@ -1,4 +1,5 @@
-// Reported failures of whole layers and batches, each as a test named after the report; those of single ops are tests/unit/incidents_test.cpp.
+// Reported failures of whole layers and batches, each as a test named after the report; those of single ops are
+// tests/unit/incidents_test.cpp.
 #include <gtest/gtest.h>
 
 #include "property/layer_harness.h"
@@ -22,7 +23,8 @@ LayerOptions plain() {
 /// One request of `length` tokens in pieces of `chunk`.
 Steps in_chunks(std::int64_t length, std::int64_t chunk) {
   Steps steps;
-  for (std::int64_t at = 0; at < length; at += chunk) steps.push_back({{.request = 0, .begin = at, .end = std::min(at + chunk, length)}});
+  for (std::int64_t at = 0; at < length; at += chunk)
+    steps.push_back({{.request = 0, .begin = at, .end = std::min(at + chunk, length)}});
   return steps;
 }
 
@@ -51,7 +53,8 @@ TEST(Incident, LlamaCpp26509APromptOfSeveralPasses) {
   }
 }
 
-// Unused bytes of freshly given blocks (another request's, another precision's) got into the answer of requests that shared a pool.
+// Unused bytes of freshly given blocks (another request's, another precision's) got into the answer of requests that
+// shared a pool.
 TEST(Incident, Vllm43416WhatBlocksHeldBeforeDoesNotMatter) {
   for (const int ratio : {1, 4, 128}) {
     const LayerHarness layer(ratio, plain(), {140});
@@ -83,7 +86,8 @@ std::map<std::int64_t, std::uint64_t> digests(const std::vector<RequestSpec>& sp
   return out;
 }
 
-// With two drafts a step, a prefill beside the decodes put wrong tokens into running answers: 9 of 20 requests, none without drafts.
+// With two drafts a step, a prefill beside the decodes put wrong tokens into running answers: 9 of 20 requests, none
+// without drafts.
 TEST(Incident, Vllm41834DraftsBesideAPrefill) {
   const RequestSpec running{.id = 0, .arrival_seconds = 0, .prompt_tokens = 20, .output_tokens = 25};
   const RequestSpec joining{.id = 1, .arrival_seconds = 0, .prompt_tokens = 150, .output_tokens = 3};

@@ -14,7 +14,8 @@ namespace {
 using Ints = std::vector<std::int32_t>;
 using Longs = std::vector<std::int64_t>;
 
-/// A step: requests with a computed part and a query each, then padding; every request has its own blocks, in an arbitrary order.
+/// A step: requests with a computed part and a query each, then padding; every request has its own blocks, in an
+/// arbitrary order.
 struct Step {
   std::int64_t block_size = 1;
   std::int64_t columns = 1;
@@ -80,7 +81,8 @@ RC_GTEST_PROP(IndexProperty, SlotsFollowEachRequestsTokens, ()) {
   for (std::int64_t r = 0; r < s.count(); ++r) {
     for (; t < s.start[static_cast<std::size_t>(r + 1)]; ++t) {
       RC_ASSERT(s.requests[static_cast<std::size_t>(t)] == r);
-      RC_ASSERT(s.slots[static_cast<std::size_t>(t)] == s.slot(r, s.positions[static_cast<std::size_t>(t)], s.block_size));
+      RC_ASSERT(s.slots[static_cast<std::size_t>(t)] ==
+                s.slot(r, s.positions[static_cast<std::size_t>(t)], s.block_size));
     }
   }
   for (; t < s.tokens; ++t) {
@@ -108,7 +110,9 @@ RC_GTEST_PROP(IndexProperty, WindowRowsHoldTheLastSlots, ()) {
     if (s.slots[static_cast<std::size_t>(t)] >= 0) {
       const std::int64_t pos = s.positions[static_cast<std::size_t>(t)];
       for (std::int64_t p = 0; p <= pos; ++p) {
-        if (p > pos - window) expected.push_back(static_cast<std::int32_t>(s.slot(s.requests[static_cast<std::size_t>(t)], p, s.block_size)));
+        if (p > pos - window)
+          expected.push_back(
+              static_cast<std::int32_t>(s.slot(s.requests[static_cast<std::size_t>(t)], p, s.block_size)));
       }
     }
     RC_ASSERT(lens[static_cast<std::size_t>(t)] == static_cast<std::int32_t>(expected.size()));
@@ -124,12 +128,19 @@ RC_GTEST_PROP(IndexProperty, ReadersFindTheEntriesThatWritersPlaced, ()) {
   const std::int64_t storage = s.block_size;
   Longs written(static_cast<std::size_t>(s.tokens), 99);
   Plan<CompressedSlotMapping>({.requests = s.count(), .tokens = s.tokens, .ratio = ratio, .storage_block = storage})
-      .run(
-          {.query_start_loc = s.start_view(), .seq_lens = s.seq_view(), .block_table = s.table_view(), .slots = view_of(written.data(), {s.tokens})});
+      .run({.query_start_loc = s.start_view(),
+            .seq_lens = s.seq_view(),
+            .block_table = s.table_view(),
+            .slots = view_of(written.data(), {s.tokens})});
   const std::int64_t width = 320 / ratio;
   Ints rows(static_cast<std::size_t>(s.tokens * width), 99);
   Ints lens(static_cast<std::size_t>(s.tokens), 99);
-  Plan<DenseCompressedIndices>({.requests = s.count(), .tokens = s.tokens, .ratio = ratio, .storage_block = storage, .width = width, .global = true})
+  Plan<DenseCompressedIndices>({.requests = s.count(),
+                                .tokens = s.tokens,
+                                .ratio = ratio,
+                                .storage_block = storage,
+                                .width = width,
+                                .global = true})
       .run({.positions = s.positions_view(),
             .token_to_req = s.requests_view(),
             .slot_mapping = s.slots_view(),
@@ -146,7 +157,8 @@ RC_GTEST_PROP(IndexProperty, ReadersFindTheEntriesThatWritersPlaced, ()) {
     for (std::int64_t j = n; j < width; ++j) RC_ASSERT(rows[static_cast<std::size_t>(t * width + j)] == -1);
   }
 
-  // The short-context rows, mapped to global slots, are the dense rows; compacting changes nothing where no entry is lost.
+  // The short-context rows, mapped to global slots, are the dense rows; compacting changes nothing where no entry is
+  // lost.
   Ints local(rows.size(), 99);
   Plan<ShortContextTopk>({.tokens = s.tokens, .ratio = ratio, .k = width})
       .run({.positions = s.positions_view(), .indices = view_of(local.data(), {s.tokens, width})});
@@ -155,7 +167,8 @@ RC_GTEST_PROP(IndexProperty, ReadersFindTheEntriesThatWritersPlaced, ()) {
   for (const bool compact : {false, true}) {
     Ints mapped = local;  // in place
     Ints mapped_lens(lens.size(), 99);
-    Plan<GlobalTopk>({.requests = s.count(), .tokens = s.tokens, .k = width, .storage_block = storage, .compact = compact})
+    Plan<GlobalTopk>(
+        {.requests = s.count(), .tokens = s.tokens, .k = width, .storage_block = storage, .compact = compact})
         .run({.topk = view_of(static_cast<const std::int32_t*>(mapped.data()), {s.tokens, width}),
               .token_to_req = s.requests_view(),
               .block_table = s.table_view(),
@@ -171,9 +184,12 @@ RC_GTEST_PROP(IndexProperty, ReadersFindTheEntriesThatWritersPlaced, ()) {
 }
 
 RC_GTEST_PROP(IndexProperty, GlobalTopkSurvivesAnything, ()) {
-  const auto blocks = *rc::gen::container<Ints>(6, rc::gen::oneOf(rc::gen::inRange(-2, 5), rc::gen::arbitrary<std::int32_t>()));
-  const auto entries = *rc::gen::container<Ints>(9, rc::gen::oneOf(rc::gen::inRange(-2, 14), rc::gen::arbitrary<std::int32_t>()));
-  const auto requests = *rc::gen::container<Ints>(3, rc::gen::oneOf(rc::gen::inRange(-1, 4), rc::gen::arbitrary<std::int32_t>()));
+  const auto blocks =
+      *rc::gen::container<Ints>(6, rc::gen::oneOf(rc::gen::inRange(-2, 5), rc::gen::arbitrary<std::int32_t>()));
+  const auto entries =
+      *rc::gen::container<Ints>(9, rc::gen::oneOf(rc::gen::inRange(-2, 14), rc::gen::arbitrary<std::int32_t>()));
+  const auto requests =
+      *rc::gen::container<Ints>(3, rc::gen::oneOf(rc::gen::inRange(-1, 4), rc::gen::arbitrary<std::int32_t>()));
   const std::vector<std::uint8_t> valid(3, 1);
   Ints out(9, 99);
   Ints lens(3, 99);
@@ -190,11 +206,13 @@ RC_GTEST_PROP(IndexProperty, GlobalTopkSurvivesAnything, ()) {
       const std::int64_t v = entries[3 * t + j];
       if (requests[t] < 0 || requests[t] >= 2 || v < 0 || v >= 12) continue;
       const std::int64_t block = blocks[static_cast<std::size_t>(3 * requests[t] + v / 4)];
-      if (block >= 0 && block * 4 + v % 4 <= INT32_MAX) expected.push_back(static_cast<std::int32_t>(block * 4 + v % 4));
+      if (block >= 0 && block * 4 + v % 4 <= INT32_MAX)
+        expected.push_back(static_cast<std::int32_t>(block * 4 + v % 4));
     }
     RC_ASSERT(lens[t] == static_cast<std::int32_t>(expected.size()));
     expected.resize(3, -1);
-    RC_ASSERT(Ints(out.begin() + static_cast<std::ptrdiff_t>(3 * t), out.begin() + static_cast<std::ptrdiff_t>(3 * t + 3)) == expected);
+    RC_ASSERT(Ints(out.begin() + static_cast<std::ptrdiff_t>(3 * t),
+                   out.begin() + static_cast<std::ptrdiff_t>(3 * t + 3)) == expected);
   }
 }
 

@@ -52,8 +52,10 @@ struct Surroundings {
 
 /// Everything a run leaves behind, in logical order.
 struct Trace {
-  std::map<std::pair<int, std::int64_t>, std::vector<std::uint8_t>> output;     ///< (request, position) -> bytes of the layer's output
-  std::map<std::pair<int, std::int64_t>, std::vector<std::uint8_t>> attention;  ///< bytes of the attention output, all heads
+  std::map<std::pair<int, std::int64_t>, std::vector<std::uint8_t>>
+      output;  ///< (request, position) -> bytes of the layer's output
+  std::map<std::pair<int, std::int64_t>, std::vector<std::uint8_t>>
+      attention;  ///< bytes of the attention output, all heads
   std::map<std::pair<int, std::int64_t>, std::vector<std::int32_t>> topk;
   std::map<std::pair<int, std::int64_t>, std::vector<float>> scores;
   std::map<std::string, std::vector<std::uint8_t>> caches;  ///< "compressed/0" -> bytes of its rows, by request
@@ -79,7 +81,8 @@ class LayerHarness {
   /// Inputs of a request, as run() feeds them to its accepted rows.
   HostTensor inputs(int request, DType dtype) const {
     HostTensor hidden(dtype, {lengths_[static_cast<std::size_t>(request)], config_.hidden_size});
-    for (std::int64_t i = 0; i < hidden.size(0); ++i) synthetic_hidden(5, 0, request, i, hidden.view().slice(0, i, i + 1));
+    for (std::int64_t i = 0; i < hidden.size(0); ++i)
+      synthetic_hidden(5, 0, request, i, hidden.view().slice(0, i, i + 1));
     return hidden;
   }
 
@@ -90,7 +93,8 @@ class LayerHarness {
     std::vector<std::vector<std::vector<std::int32_t>>> tables;  ///< [group][request]
   };
   Memory make_memory(const Surroundings& around) const;
-  void step(const std::vector<Piece>& pieces, const Surroundings& around, bool causal, Memory& memory, Trace& trace) const;
+  void step(const std::vector<Piece>& pieces, const Surroundings& around, bool causal, Memory& memory,
+            Trace& trace) const;
   void read_caches(const Memory& memory, Trace& trace) const;
 
   LayerConfig config_;
@@ -134,7 +138,8 @@ inline LayerHarness::Memory LayerHarness::make_memory(const Surroundings& around
     std::size_t next = 0;
     for (const std::int64_t n : lengths_) {
       const auto count = static_cast<std::size_t>(n / group.block_tokens + 1);
-      m.tables.back().emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(next), ids.begin() + static_cast<std::ptrdiff_t>(next + count));
+      m.tables.back().emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(next),
+                                   ids.begin() + static_cast<std::ptrdiff_t>(next + count));
       next += count;
     }
   }
@@ -148,14 +153,16 @@ class Keep : public LayerObserver {
   void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first) override {
     for (std::int64_t r = 0; r < value.size(0); ++r) {
       if (name == "topk")
-        topk[first + r].assign(value.as<std::int32_t>() + r * value.stride[0], value.as<std::int32_t>() + r * value.stride[0] + value.size(1));
+        topk[first + r].assign(value.as<std::int32_t>() + r * value.stride[0],
+                               value.as<std::int32_t>() + r * value.stride[0] + value.size(1));
       if (name == "attention") {
         const auto bytes = static_cast<std::size_t>(value.stride[0] * size_of(value.dtype));
         const auto* row = static_cast<const std::uint8_t*>(value.data) + static_cast<std::size_t>(r) * bytes;
         attention[first + r].assign(row, row + bytes);
       }
       if (name == "index_scores")
-        scores[first + r].assign(value.as<float>() + r * value.stride[0], value.as<float>() + r * value.stride[0] + value.size(1));
+        scores[first + r].assign(value.as<float>() + r * value.stride[0],
+                                 value.as<float>() + r * value.stride[0] + value.size(1));
     }
   }
   std::map<std::int64_t, std::vector<std::uint8_t>> attention;
@@ -164,7 +171,8 @@ class Keep : public LayerObserver {
 };
 }  // namespace detail
 
-inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundings& around, bool causal, Memory& memory, Trace& trace) const {
+inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundings& around, bool causal,
+                               Memory& memory, Trace& trace) const {
   const AttentionLayer& layer = layer_[0];
   const auto requests = static_cast<std::int64_t>(pieces.size()) + around.padding_requests;
   std::vector<std::int32_t> loc{0};
@@ -205,10 +213,12 @@ inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundi
                   .dspark_tokens = around.dspark_tokens};
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     std::size_t columns = 1;
-    for (const Piece& p : pieces) columns = std::max(columns, memory.tables[g][static_cast<std::size_t>(p.request)].size());
+    for (const Piece& p : pieces)
+      columns = std::max(columns, memory.tables[g][static_cast<std::size_t>(p.request)].size());
     tables.emplace_back(DType::kI32, std::vector<std::int64_t>{requests, static_cast<std::int64_t>(columns)});
     for (std::size_t i = 0; i < pieces.size(); ++i) {
-      std::ranges::copy(memory.tables[g][static_cast<std::size_t>(pieces[i].request)], tables.back().as<std::int32_t>() + i * columns);
+      std::ranges::copy(memory.tables[g][static_cast<std::size_t>(pieces[i].request)],
+                        tables.back().as<std::int32_t>() + i * columns);
     }
     batch.block_tables.push_back(tables.back().view());
   }
@@ -231,7 +241,8 @@ inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundi
   for (const Piece& p : pieces) {
     for (std::int64_t i = p.begin; i < p.end; ++i, ++row) {
       if (i >= p.end - p.rejected) continue;
-      trace.output[{p.request, i}].assign(bytes + static_cast<std::size_t>(row) * width, bytes + static_cast<std::size_t>(row + 1) * width);
+      trace.output[{p.request, i}].assign(bytes + static_cast<std::size_t>(row) * width,
+                                          bytes + static_cast<std::size_t>(row + 1) * width);
       trace.attention[{p.request, i}] = keep.attention[row];
       if (keep.topk.contains(row)) trace.topk[{p.request, i}] = keep.topk[row];
       if (keep.scores.contains(row)) {
@@ -273,7 +284,8 @@ inline void LayerHarness::read_caches(const Memory& memory, Trace& trace) const 
 inline Trace LayerHarness::run(const Steps& steps, const Surroundings& around) const {
   Memory memory = make_memory(around);
   Trace trace;
-  for (std::size_t i = 0; i < steps.size(); ++i) step(steps[i], around, around.dspark_tokens == 0 || i + 1 < steps.size(), memory, trace);
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    step(steps[i], around, around.dspark_tokens == 0 || i + 1 < steps.size(), memory, trace);
   read_caches(memory, trace);
   return trace;
 }
@@ -281,14 +293,18 @@ inline Trace LayerHarness::run(const Steps& steps, const Surroundings& around) c
 /// The whole of every request in one step.
 inline Steps whole(const std::vector<std::int64_t>& lengths) {
   Steps steps(1);
-  for (std::size_t r = 0; r < lengths.size(); ++r) steps[0].push_back({.request = static_cast<int>(r), .begin = 0, .end = lengths[r], .rejected = 0});
+  for (std::size_t r = 0; r < lengths.size(); ++r)
+    steps[0].push_back({.request = static_cast<int>(r), .begin = 0, .end = lengths[r], .rejected = 0});
   return steps;
 }
 
 /// Chunks of random sizes, requests interleaved in random order; with `speculation`, some chunks end in rejected rows.
-inline Steps random_steps(const std::vector<std::int64_t>& lengths, unsigned seed, std::int64_t largest, bool speculation) {
+inline Steps random_steps(const std::vector<std::int64_t>& lengths, unsigned seed, std::int64_t largest,
+                          bool speculation) {
   std::mt19937 random(seed);
-  const auto pick = [&](std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(random); };
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
   std::vector<std::int64_t> done(lengths.size(), 0);
   Steps steps;
   while (done != lengths) {
@@ -297,7 +313,8 @@ inline Steps random_steps(const std::vector<std::int64_t>& lengths, unsigned see
       if (done[r] == lengths[r] || pick(0, 2) == 0) continue;
       const std::int64_t n = std::min(pick(1, largest), lengths[r] - done[r]);
       const std::int64_t rejected = speculation ? std::min(pick(0, 3), lengths[r] - done[r] - n) : 0;
-      pieces.push_back({.request = static_cast<int>(r), .begin = done[r], .end = done[r] + n + rejected, .rejected = rejected});
+      pieces.push_back(
+          {.request = static_cast<int>(r), .begin = done[r], .end = done[r] + n + rejected, .rejected = rejected});
       done[r] += n;
     }
     std::ranges::shuffle(pieces, random);

@@ -18,7 +18,8 @@ using test::Surroundings;
 using test::Trace;
 using test::whole;
 
-/// A layer kind under one set of implementations. The projection is the reference or the project's own kernel: both are exact per row.
+/// A layer kind under one set of implementations. The projection is the reference or the project's own kernel: both are
+/// exact per row.
 struct Setting {
   int ratio;
   const char* implementation;
@@ -65,7 +66,8 @@ class LayerProperty : public testing::TestWithParam<Setting> {
   /// Long enough for two C128A entries, short enough for the reference.
   static std::vector<std::int64_t> lengths(unsigned seed) {
     std::mt19937 random(seed);
-    return {std::uniform_int_distribution<std::int64_t>(256, 270)(random), std::uniform_int_distribution<std::int64_t>(1, 150)(random)};
+    return {std::uniform_int_distribution<std::int64_t>(256, 270)(random),
+            std::uniform_int_distribution<std::int64_t>(1, 150)(random)};
   }
 };
 
@@ -93,7 +95,8 @@ TEST_P(LayerProperty, ScoresInPiecesAreScoresAtOnce) {
     const auto seed = *rc::gen::arbitrary<unsigned>();
     LayerOptions options = options_of(GetParam());
     const LayerHarness at_once(GetParam().ratio, options, lengths(seed));
-    options.score_bytes = 1 + static_cast<std::int64_t>(seed % 9) * 4 * 65;  // fewer than a row, and up to eight of about 65 entries
+    options.score_bytes =
+        1 + static_cast<std::int64_t>(seed % 9) * 4 * 65;  // fewer than a row, and up to eight of about 65 entries
     const LayerHarness in_pieces(GetParam().ratio, options, lengths(seed));
     const Steps steps = random_steps(lengths(seed), seed, 120, false);
     expect_equal(at_once.run(steps, {}), in_pieces.run(steps, {}));
@@ -107,7 +110,8 @@ TEST_P(LayerProperty, SurroundingsChangeNothing) {
     const Steps steps = random_steps(lengths(seed), seed, 120, false);
     const Surroundings around{.block_seed = seed | 1U,
                               .gap = 16 * static_cast<std::int64_t>(seed % 5),
-                              .fill = static_cast<std::uint8_t>(seed % 2 == 0 ? 0xFF : 0x7F),  // NaN in e4m3 and bf16; 0x7F7F7F7F is huge in fp32
+                              .fill = static_cast<std::uint8_t>(
+                                  seed % 2 == 0 ? 0xFF : 0x7F),  // NaN in e4m3 and bf16; 0x7F7F7F7F is huge in fp32
                               .padding_tokens = static_cast<std::int64_t>(seed % 4),
                               .padding_requests = static_cast<std::int64_t>(seed % 3)};
     expect_equal(layer.run(steps, {}), layer.run(steps, around));
@@ -123,14 +127,18 @@ TEST_P(LayerProperty, RejectedDraftsLeaveNoTrace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, LayerProperty,
-                         testing::Values(Setting{1, "ref", "fp8_ds_mla"}, Setting{4, "ref", "fp8_ds_mla"}, Setting{128, "ref", "fp8_ds_mla"},
-                                         Setting{4, "ref", "f32"}, Setting{1, "cpu", "bf16"}, Setting{4, "cpu", "fp8_ds_mla"},
-                                         Setting{128, "cpu", "fp8_ds_mla"}, Setting{4, "cpu", "fp8_per_tensor"}, Setting{1, "avx2", "fp8_ds_mla"},
-                                         Setting{4, "avx2", "bf16"}, Setting{128, "avx2", "fp8_per_tensor"}, Setting{1, "avx512", "fp8_per_tensor"},
-                                         Setting{4, "avx512", "fp8_ds_mla"}, Setting{128, "avx512", "bf16"}, Setting{4, "avx512", "f32"}),
+                         testing::Values(Setting{1, "ref", "fp8_ds_mla"}, Setting{4, "ref", "fp8_ds_mla"},
+                                         Setting{128, "ref", "fp8_ds_mla"}, Setting{4, "ref", "f32"},
+                                         Setting{1, "cpu", "bf16"}, Setting{4, "cpu", "fp8_ds_mla"},
+                                         Setting{128, "cpu", "fp8_ds_mla"}, Setting{4, "cpu", "fp8_per_tensor"},
+                                         Setting{1, "avx2", "fp8_ds_mla"}, Setting{4, "avx2", "bf16"},
+                                         Setting{128, "avx2", "fp8_per_tensor"}, Setting{1, "avx512", "fp8_per_tensor"},
+                                         Setting{4, "avx512", "fp8_ds_mla"}, Setting{128, "avx512", "bf16"},
+                                         Setting{4, "avx512", "f32"}),
                          name);
 
-/// With a GEMM that sums differently for different batches: close where the top-k sets agree, and sets that differ only around the k-th score.
+/// With a GEMM that sums differently for different batches: close where the top-k sets agree, and sets that differ only
+/// around the k-th score.
 TEST(LayerProperty, AnyGemmStaysClose) {
   for (const int ratio : {1, 4, 128}) {
     const std::vector<std::int64_t> lengths{300};
@@ -139,8 +147,8 @@ TEST(LayerProperty, AnyGemmStaysClose) {
     const Trace b = layer.run(random_steps(lengths, 11, 37, false), {});
     int compared = 0;
     for (const auto& [where, bytes] : a.output) {
-      if (a.topk.contains(where) &&
-          std::set(a.topk.at(where).begin(), a.topk.at(where).end()) != std::set(b.topk.at(where).begin(), b.topk.at(where).end())) {
+      if (a.topk.contains(where) && std::set(a.topk.at(where).begin(), a.topk.at(where).end()) !=
+                                        std::set(b.topk.at(where).begin(), b.topk.at(where).end())) {
         if (!a.scores.contains(where)) continue;
         std::vector<float> sorted = a.scores.at(where);
         std::ranges::sort(sorted, std::greater<>());
@@ -163,7 +171,8 @@ TEST(LayerProperty, AnyGemmStaysClose) {
         difference += std::pow(static_cast<double>(to_float(x[i])) - static_cast<double>(to_float(y[i])), 2);
         norm += std::pow(static_cast<double>(to_float(x[i])), 2);
       }
-      EXPECT_LE(std::sqrt(difference / norm), 1e-2) << "ratio " << ratio << " position " << where.second << " with " << a.implementations;
+      EXPECT_LE(std::sqrt(difference / norm), 1e-2)
+          << "ratio " << ratio << " position " << where.second << " with " << a.implementations;
       ++compared;
     }
     EXPECT_GT(compared, 200);

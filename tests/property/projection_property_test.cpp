@@ -28,7 +28,8 @@ std::vector<std::string> steady_implementations(const Projection::Problem& probl
   return names;
 }
 
-void run(const Projection::Problem& problem, const Projection::Args& args, const std::string& implementation, int threads) {
+void run(const Projection::Problem& problem, const Projection::Args& args, const std::string& implementation,
+         int threads) {
   const Plan<Projection> plan(problem, steady(implementation, threads));
   std::vector<float> memory(plan.workspace_bytes() / sizeof(float) + 16);
   auto* start = reinterpret_cast<unsigned char*>(memory.data());
@@ -66,7 +67,8 @@ void expect_equal(const ProjectionBuffer& got, const ProjectionBuffer& want, con
 }
 
 /// The rows [begin, end) computed on their own, into `y`.
-void run_part(const ProjectionTensors& t, ProjectionBuffer& y, const std::string& implementation, int threads, std::int64_t begin, std::int64_t end) {
+void run_part(const ProjectionTensors& t, ProjectionBuffer& y, const std::string& implementation, int threads,
+              std::int64_t begin, std::int64_t end) {
   Projection::Problem p = t.problem;
   p.m = end - begin;
   Projection::Args a = t.args(y);
@@ -144,7 +146,9 @@ TEST(ProjectionProperty, GroupsAndOutputsStandAlone) {
       a.w = a.w.slice(0, group, group + 1).slice(1, first, last);
       a.w.stride = ConstTensorView(a.w.data, a.w.dtype, {1, part.n, part.k}).stride;
       run(part, a, name, 1);
-      expect_equal(whole, before, name + ", group " + std::to_string(group) + ", outputs " + std::to_string(first) + " to " + std::to_string(last));
+      expect_equal(whole, before,
+                   name + ", group " + std::to_string(group) + ", outputs " + std::to_string(first) + " to " +
+                       std::to_string(last));
     }
   }));
 }

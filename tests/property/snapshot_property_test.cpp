@@ -23,14 +23,16 @@ struct Stack {
       ropes.emplace_back(DType::kF32, std::vector<std::int64_t>{kLongest, config.rope_head_dim});
       std::ranges::copy(rope_table(config.rope, kLongest), ropes.back().as<float>());
     }
-    for (std::size_t i = 0; i < configs.size(); ++i) layers.emplace_back(configs[i], weights[i].views, options, std::as_const(ropes[i]).view());
+    for (std::size_t i = 0; i < configs.size(); ++i)
+      layers.emplace_back(configs[i], weights[i].views, options, std::as_const(ropes[i]).view());
   }
   KvLayout layout() const { return make_kv_layout(configs, layers[0].options().caches); }
 
   static constexpr std::int64_t kLongest = 2048;
 };
 
-/// The same caches in other groups: each sliding cache has one of its own, all lie in the opposite order and further apart.
+/// The same caches in other groups: each sliding cache has one of its own, all lie in the opposite order and further
+/// apart.
 KvLayout split_groups(const KvLayout& layout) {
   KvLayout out = layout;
   out.groups.clear();
@@ -62,10 +64,10 @@ void shuffle_blocks(KvPool& pool, unsigned seed) {
   for (const std::int32_t block : blocks) pool.release(0, block);
 }
 
-/// Feeds positions [begin, end) of one request in pieces of at most `chunk`; appends each layer's output bytes. The last `rejected` rows of a piece that ends
-/// at `end` stand for drafts: other inputs, not counted.
-void feed(const Stack& stack, KvPool& pool, RequestBlocks& blocks, std::int64_t begin, std::int64_t end, std::int64_t chunk,
-          std::vector<std::uint8_t>& out, std::int64_t drafts = 0) {
+/// Feeds positions [begin, end) of one request in pieces of at most `chunk`; appends each layer's output bytes. The
+/// last `rejected` rows of a piece that ends at `end` stand for drafts: other inputs, not counted.
+void feed(const Stack& stack, KvPool& pool, RequestBlocks& blocks, std::int64_t begin, std::int64_t end,
+          std::int64_t chunk, std::vector<std::uint8_t>& out, std::int64_t drafts = 0) {
   StepMetadata metadata(pool.layout(), stack.configs);
   for (std::int64_t at = begin; at < end; at += chunk) {
     const std::int64_t accepted = std::min(chunk, end - at);
@@ -92,12 +94,15 @@ void feed(const Stack& stack, KvPool& pool, RequestBlocks& blocks, std::int64_t 
       const DType act = layer.options().precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
       HostTensor x(act, {tokens, layer.config().hidden_size});
       HostTensor y(act, {tokens, layer.config().hidden_size});
-      for (std::int64_t t = 0; t < tokens; ++t) synthetic_hidden(3, t < accepted ? 0 : 1, index, at + t, x.view().slice(0, t, t + 1));
+      for (std::int64_t t = 0; t < tokens; ++t)
+        synthetic_hidden(3, t < accepted ? 0 : 1, index, at + t, x.view().slice(0, t, t + 1));
       const LayerPlan plan = layer.plan(metadata.shape(), caches);
       HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-      layer.forward(plan, metadata.layer(index), caches, std::as_const(x).view(), y.view(), {.data = workspace.data(), .bytes = workspace.bytes()});
+      layer.forward(plan, metadata.layer(index), caches, std::as_const(x).view(), y.view(),
+                    {.data = workspace.data(), .bytes = workspace.bytes()});
       const auto* bytes = static_cast<const std::uint8_t*>(y.data());
-      out.insert(out.end(), bytes, bytes + y.bytes() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(accepted));
+      out.insert(out.end(), bytes,
+                 bytes + y.bytes() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(accepted));
     }
     blocks.slide(pool, at + accepted);
   }
@@ -111,8 +116,8 @@ LayerOptions options_of(const RowFormat& rows, const RowFormat& index = index_fp
 }
 
 /// Saves after `cut` positions, goes on for `more` here and on another pool; both must agree. Returns the snapshot.
-std::vector<std::uint8_t> check_cut(const Stack& stack, std::int64_t cut, std::int64_t more, std::int64_t chunk, unsigned seed,
-                                    std::int64_t drafts = 0) {
+std::vector<std::uint8_t> check_cut(const Stack& stack, std::int64_t cut, std::int64_t more, std::int64_t chunk,
+                                    unsigned seed, std::int64_t drafts = 0) {
   KvPool here(stack.layout(), 150);
   RequestBlocks blocks(here.layout());
   std::vector<std::uint8_t> before;

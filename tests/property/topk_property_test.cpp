@@ -34,7 +34,9 @@ std::vector<std::int32_t> select(const std::vector<float>& x, std::int64_t k, co
   const std::vector<std::int32_t> lens{static_cast<std::int32_t>(n)};
   std::vector<std::int32_t> out(static_cast<std::size_t>(k), 77);
   Plan<TopK>({.rows = 1, .width = n, .k = k}, {.implementation = implementation, .threads = 1})
-      .run({.logits = view_of(x.data(), {1, n}), .lens = view_of(lens.data(), {1}), .indices = view_of(out.data(), {1, k})});
+      .run({.logits = view_of(x.data(), {1, n}),
+            .lens = view_of(lens.data(), {1}),
+            .indices = view_of(out.data(), {1, k})});
   return out;
 }
 
@@ -43,7 +45,8 @@ rc::Gen<float> any_float() {
   return rc::gen::weightedOneOf<float>(
       {{4, rc::gen::map(rc::gen::inRange(-6, 7), [](int i) { return static_cast<float>(i) * 0.5F; })},  // many ties
        {2, rc::gen::map(rc::gen::arbitrary<std::uint32_t>(), [](std::uint32_t u) { return std::bit_cast<float>(u); })},
-       {1, rc::gen::element(0.0F, -0.0F, infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), 0x1p-149F, -0x1p-149F)}});
+       {1, rc::gen::element(0.0F, -0.0F, infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), 0x1p-149F,
+                            -0x1p-149F)}});
 }
 
 RC_GTEST_PROP(TopkProperty, EqualsBruteForce, ()) {

@@ -1,4 +1,5 @@
-// What several threads of a host may do at once. Its place to fail is the build with ThreadSanitizer (./dev tsan); elsewhere it looks at results only.
+// What several threads of a host may do at once. Its place to fail is the build with ThreadSanitizer (./dev tsan);
+// elsewhere it looks at results only.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -56,7 +57,8 @@ TEST(Threads, PlansAreMadeAndTableReadEverywhere) {
 }
 
 TEST(Threads, OnePlanRunsOnManyThreads) {
-  const cases::TopkCase c{.rows = 60, .width = 2000, .k = 64, .padding = 3};  // enough that the op takes threads of its own
+  const cases::TopkCase c{
+      .rows = 60, .width = 2000, .k = 64, .padding = 3};  // enough that the op takes threads of its own
   const cases::TopkInputs inputs(c);
   const Plan<TopK> plan(c.problem(), {.threads = inner_threads()});
   std::vector<std::vector<std::int32_t>> results(4, std::vector<std::int32_t>(static_cast<std::size_t>(c.rows * c.k)));
@@ -71,15 +73,16 @@ TEST(Threads, OnePlanRunsOnManyThreads) {
 }
 
 TEST(Threads, AttentionOverOneCacheWithAWorkspaceEach) {
-  attention_cases::AttentionInputs in =
-      attention_cases::make_inputs({.tokens = 4, .heads = 8, .scopes = {{.width = 100}, {.format = "bf16", .width = 40}}});
+  attention_cases::AttentionInputs in = attention_cases::make_inputs(
+      {.tokens = 4, .heads = 8, .scopes = {{.width = 100}, {.format = "bf16", .width = 40}}});
   const std::vector<std::uint8_t> want = attention_cases::run(in, "", 1).o;
   std::vector<attention_cases::AttentionInputs> each(3, in);
   for (attention_cases::AttentionInputs& mine : each) mine.args();
   std::vector<std::vector<std::uint8_t>> results(3);
   on_threads(3, [&](int i) {
     for (int round = 0; round < 3; ++round) {
-      results[static_cast<std::size_t>(i)] = attention_cases::run(each[static_cast<std::size_t>(i)], "", inner_threads()).o;
+      results[static_cast<std::size_t>(i)] =
+          attention_cases::run(each[static_cast<std::size_t>(i)], "", inner_threads()).o;
     }
   });
   for (const auto& r : results) EXPECT_EQ(r, want);
@@ -104,7 +107,8 @@ TEST(Threads, ErrorsAreThrownEverywhere) {
 }
 
 TEST(Threads, CallsAreWatchedWhileTheyRun) {
-  const std::string folder = (std::filesystem::temp_directory_path() / ("smla_threads_" + std::to_string(::getpid()))).string();
+  const std::string folder =
+      (std::filesystem::temp_directory_path() / ("smla_threads_" + std::to_string(::getpid()))).string();
   const std::int64_t before = recorded_calls();
   std::atomic<bool> wrong{false};
   on_threads(4, [&](int i) {
@@ -117,7 +121,8 @@ TEST(Threads, CallsAreWatchedWhileTheyRun) {
         continue;
       }
       std::vector<std::int32_t> out(3, 9);
-      Plan<TokenToReq>({.requests = 1, .tokens = 3}).run({.query_start_loc = view_of(start.data(), {2}), .token_to_req = view_of(out.data(), {3})});
+      Plan<TokenToReq>({.requests = 1, .tokens = 3})
+          .run({.query_start_loc = view_of(start.data(), {2}), .token_to_req = view_of(out.data(), {3})});
       wrong = wrong || out != std::vector<std::int32_t>{0, 0, 0};
     }
   });
@@ -139,7 +144,9 @@ TEST(Threads, OneLayerServesSeveralThreads) {
     const test::LayerHarness layer(ratio, options(), {131});
     const test::Steps steps{{{.request = 0, .begin = 0, .end = 128}}, {{.request = 0, .begin = 128, .end = 131}}};
     std::vector<test::Trace> traces(3);
-    on_threads(3, [&](int i) { traces[static_cast<std::size_t>(i)] = layer.run(steps, {.block_seed = static_cast<unsigned>(i)}); });
+    on_threads(3, [&](int i) {
+      traces[static_cast<std::size_t>(i)] = layer.run(steps, {.block_seed = static_cast<unsigned>(i)});
+    });
     for (const test::Trace& t : traces) EXPECT_EQ(t.output, traces[0].output);
   }
 }
@@ -161,7 +168,8 @@ std::uint64_t digest_of_a_run(std::uint64_t seed) {
   for (int i = 0; i < 1000 && engine.step([] { return 0.0; }); ++i) {
   }
   std::uint64_t digest = 0;
-  for (const RequestResult& r : engine.results()) digest = digest * 31 + (r.state == RequestResult::State::kFinished ? r.digest : 1);
+  for (const RequestResult& r : engine.results())
+    digest = digest * 31 + (r.state == RequestResult::State::kFinished ? r.digest : 1);
   return digest;
 }
 

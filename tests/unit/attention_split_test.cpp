@@ -41,7 +41,8 @@ TEST(AttentionSplit, TilesFitTheMachinesTheyAreFor) {
   EXPECT_EQ(-1, attention_tile(1, mla.bytes(), 48 * 1024));
 }
 
-/// With few tokens narrow tiles share the heads out over multiprocessors that would idle; with many each key is read once.
+/// With few tokens narrow tiles share the heads out over multiprocessors that would idle; with many each key is read
+/// once.
 TEST(AttentionSplit, FewTokensTakeNarrowTiles) {
   const auto heads = [](const SparseAttention::Problem& p, bool fixed) {
     return kAttentionTiles[static_cast<std::size_t>(split_attention(p, 132, kSm90, fixed).tile)].heads;
@@ -59,7 +60,8 @@ TEST(AttentionSplit, IsToldInWords) {
   EXPECT_EQ("tiles of 16 heads x 64 keys, lists in 10 parts of up to 64 keys and a merge, 1315840 bytes of workspace",
             describe(split_attention(one, 132, kSm90, false), one));
   const SparseAttention::Problem many = problem(4096, 8, 128);
-  EXPECT_EQ("tiles of 16 heads x 64 keys, each list by one block for each tile of heads", describe(split_attention(many, 132, kSm90, false), many));
+  EXPECT_EQ("tiles of 16 heads x 64 keys, each list by one block for each tile of heads",
+            describe(split_attention(many, 132, kSm90, false), many));
 }
 
 /// A part of a buffer begins where the one before ends, and each is aligned to what reads it.
@@ -79,12 +81,15 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
       for (const std::int64_t heads : {1, 16, 64, 128}) {
         for (const std::int64_t width : {0, 1, 64, 128, 640, 1152, 8320, 262144}) {
           for (const bool fixed : {false, true}) {
-            const SparseAttention::Problem p = problem(tokens, heads, std::min<std::int64_t>(width, 128), std::max<std::int64_t>(width - 128, 0));
+            const SparseAttention::Problem p =
+                problem(tokens, heads, std::min<std::int64_t>(width, 128), std::max<std::int64_t>(width - 128, 0));
             const AttentionSplit split = split_attention(p, 132, bytes, fixed);
-            SCOPED_TRACE(testing::Message() << tokens << " tokens, " << heads << " heads, width " << width << ", fixed " << fixed);
+            SCOPED_TRACE(testing::Message()
+                         << tokens << " tokens, " << heads << " heads, width " << width << ", fixed " << fixed);
             EXPECT_GE(split.parts, 1);
             const std::int64_t keys = kAttentionTiles[static_cast<std::size_t>(split.tile)].keys;
-            const std::int64_t whole = (p.scope[0].width + keys - 1) / keys * keys + (p.scope[1].width + keys - 1) / keys * keys;
+            const std::int64_t whole =
+                (p.scope[0].width + keys - 1) / keys * keys + (p.scope[1].width + keys - 1) / keys * keys;
             EXPECT_GE(split.parts * split.part_keys, whole);
             EXPECT_TRUE(split.parts == 1 || (split.parts - 1) * split.part_keys < whole);
             EXPECT_EQ(0, split.part_keys % keys);
@@ -108,7 +113,8 @@ TEST(AttentionSplit, FewTokensAreSplitAndManyAreNot) {
 
 TEST(AttentionSplit, FixedPartsDependOnNothingElse) {
   for (const std::int64_t tokens : {1, 7, 4096}) {
-    for (const std::int64_t width : {1, 512, 640, 8320}) EXPECT_EQ(512, split_attention(problem(tokens, 64, width), 132, kSm90, true).part_keys);
+    for (const std::int64_t width : {1, 512, 640, 8320})
+      EXPECT_EQ(512, split_attention(problem(tokens, 64, width), 132, kSm90, true).part_keys);
   }
 }
 

@@ -20,13 +20,14 @@ std::vector<std::string> implementations(const SparseAttention::Problem& problem
 
 /// Two fp32 keys, k0 = e0 * 3 and k1 = e1 * 6, and a q that sees neither: both scores are 0.
 AttentionInputs two_keys(std::optional<float> sink) {
-  AttentionInputs in =
-      make_inputs({.tokens = 1,
-                   .heads = 1,
-                   .q = DType::kF32,
-                   .o = DType::kF32,
-                   .sink = sink,
-                   .scopes = {{.format = "f32", .width = 2, .block_size = 2, .num_blocks = 1, .lens = Lens::kAbsent, .invalid = 0}}});
+  AttentionInputs in = make_inputs(
+      {.tokens = 1,
+       .heads = 1,
+       .q = DType::kF32,
+       .o = DType::kF32,
+       .sink = sink,
+       .scopes = {
+           {.format = "f32", .width = 2, .block_size = 2, .num_blocks = 1, .lens = Lens::kAbsent, .invalid = 0}}});
   std::fill(in.q.begin(), in.q.end(), std::uint8_t{0});
   std::vector<float> keys(static_cast<std::size_t>(2 * in.problem.dim));
   keys[0] = 3;
@@ -56,7 +57,8 @@ TEST(SparseAttention, SinkCountsAsOneMoreKeyWithoutAValue) {
 
     AttentionInputs all = two_keys(kInf);
     const AttentionOutputs nothing = run(all, name, 1);
-    for (std::int64_t d = 0; d < in.problem.dim; ++d) EXPECT_EQ(std::bit_cast<std::uint32_t>(nothing.value(0, 0, d)), 0U);
+    for (std::int64_t d = 0; d < in.problem.dim; ++d)
+      EXPECT_EQ(std::bit_cast<std::uint32_t>(nothing.value(0, 0, d)), 0U);
     EXPECT_FLOAT_EQ(nothing.lse_of(0, 0), std::log(2.0F));
   }
 }
@@ -120,23 +122,33 @@ TEST(SparseAttention, ProblemErrorsNameTheThing) {
     return [p] { plan(p); };
   };
   using P = SparseAttention::Problem;
-  EXPECT_THAT(with([](P& p) { p.tokens = -1; }), ThrowsMessage<InvalidArgument>("sparse_attention: tokens: got -1, expected 0 or more"));
-  EXPECT_THAT(with([](P& p) { p.heads = 129; }), ThrowsMessage<InvalidArgument>("sparse_attention: heads: got 129, expected 1 to 128"));
+  EXPECT_THAT(with([](P& p) { p.tokens = -1; }),
+              ThrowsMessage<InvalidArgument>("sparse_attention: tokens: got -1, expected 0 or more"));
+  EXPECT_THAT(with([](P& p) { p.heads = 129; }),
+              ThrowsMessage<InvalidArgument>("sparse_attention: heads: got 129, expected 1 to 128"));
   EXPECT_THAT(with([](P& p) { p.heads = 0; }), ThrowsMessage<InvalidArgument>(HasSubstr("heads: got 0")));
   EXPECT_THAT(with([](P& p) { p.heads = 4, p.out_heads = 2; }),
               ThrowsMessage<InvalidArgument>(HasSubstr("out_heads: got 2, expected 0 or at least")));
-  EXPECT_THAT(with([](P& p) { p.q = DType::kI32; }), ThrowsMessage<InvalidArgument>(HasSubstr("q dtype: got I32, expected BF16, F8_E4M3 or F32")));
-  EXPECT_THAT(with([](P& p) { p.o = DType::kE4M3; }), ThrowsMessage<InvalidArgument>(HasSubstr("o dtype: got F8_E4M3, expected BF16 or F32")));
-  EXPECT_THAT(with([](P& p) { p.partial = true, p.o = DType::kBF16; }), ThrowsMessage<InvalidArgument>(HasSubstr("o dtype: got BF16, expected F32")));
-  EXPECT_THAT(with([](P& p) { p.scopes = 3; }), ThrowsMessage<InvalidArgument>(HasSubstr("scopes: got 3, expected 1 or 2")));
+  EXPECT_THAT(with([](P& p) { p.q = DType::kI32; }),
+              ThrowsMessage<InvalidArgument>(HasSubstr("q dtype: got I32, expected BF16, F8_E4M3 or F32")));
+  EXPECT_THAT(with([](P& p) { p.o = DType::kE4M3; }),
+              ThrowsMessage<InvalidArgument>(HasSubstr("o dtype: got F8_E4M3, expected BF16 or F32")));
+  EXPECT_THAT(with([](P& p) { p.partial = true, p.o = DType::kBF16; }),
+              ThrowsMessage<InvalidArgument>(HasSubstr("o dtype: got BF16, expected F32")));
+  EXPECT_THAT(with([](P& p) { p.scopes = 3; }),
+              ThrowsMessage<InvalidArgument>(HasSubstr("scopes: got 3, expected 1 or 2")));
   EXPECT_THAT(with([](P& p) { p.scopes = 2; }), ThrowsMessage<InvalidArgument>(HasSubstr("scope 1 format: got none")));
-  EXPECT_THAT(with([](P& p) { p.dim = 256; }),
-              ThrowsMessage<InvalidArgument>(HasSubstr("scope 0 format: got f32 rows of 512 numbers, expected rows of 256")));
-  EXPECT_THAT(with([](P& p) { p.scope[0].block_size = 0; }), ThrowsMessage<InvalidArgument>(HasSubstr("scope 0 block_size: got 0")));
-  EXPECT_THAT(with([](P& p) { p.scope[0].width = -2; }), ThrowsMessage<InvalidArgument>(HasSubstr("scope 0 width: got -2")));
+  EXPECT_THAT(
+      with([](P& p) { p.dim = 256; }),
+      ThrowsMessage<InvalidArgument>(HasSubstr("scope 0 format: got f32 rows of 512 numbers, expected rows of 256")));
+  EXPECT_THAT(with([](P& p) { p.scope[0].block_size = 0; }),
+              ThrowsMessage<InvalidArgument>(HasSubstr("scope 0 block_size: got 0")));
+  EXPECT_THAT(with([](P& p) { p.scope[0].width = -2; }),
+              ThrowsMessage<InvalidArgument>(HasSubstr("scope 0 width: got -2")));
   EXPECT_THAT(with([](P& p) { p.scale = kInf; }), ThrowsMessage<InvalidArgument>(HasSubstr("scale: got inf")));
   EXPECT_THAT([] { Plan<SparseAttention>(two_keys({}).problem, {.implementation = "abacus"}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("got implementation \"abacus\", expected one of avx512, avx2, cpu, ref")));
+              ThrowsMessage<InvalidArgument>(
+                  HasSubstr("got implementation \"abacus\", expected one of avx512, avx2, cpu, ref")));
 }
 
 TEST(SparseAttention, ArgumentErrorsNameTheThing) {
@@ -159,13 +171,17 @@ TEST(SparseAttention, ArgumentErrorsNameTheThing) {
   EXPECT_THAT(with([](A& a) { a.o.shape[1] = 2; }), fails("o: got [1, 2, 512] F32"));
   EXPECT_THAT(with([](A& a) { a.lse.shape[0] = 3; }), fails("lse: got [3, 1] F32"));
   EXPECT_THAT(with([](A& a) { a.sink.dtype = DType::kBF16; }), fails("sink: got [1] BF16, expected [1] F32"));
-  EXPECT_THAT(with([](A& a) { a.scopes[0].indices.shape[1] = 1; }), fails("scope 0 indices: got [1, 1] I32, expected [1, 2] I32"));
-  EXPECT_THAT(with([](A& a) { a.scopes[0].indices.dtype = DType::kI64; }), fails("scope 0 indices: got [1, 2] I64, expected [1, 2] I32"));
+  EXPECT_THAT(with([](A& a) { a.scopes[0].indices.shape[1] = 1; }),
+              fails("scope 0 indices: got [1, 1] I32, expected [1, 2] I32"));
+  EXPECT_THAT(with([](A& a) { a.scopes[0].indices.dtype = DType::kI64; }),
+              fails("scope 0 indices: got [1, 2] I64, expected [1, 2] I32"));
   EXPECT_THAT(with([&in](A& a) { a.scopes[0].lens = ConstTensorView(in.scopes[0].indices.data(), DType::kI32, {2}); }),
               fails("scope 0 lens: got [2] I32"));
   EXPECT_THAT(with([](A& a) { a.scopes[0].cache.format = nullptr; }), fails("scope 0 cache: got no row format"));
-  EXPECT_THAT(with([](A& a) { a.scopes[0].cache.format = &bf16_rows(); }), fails("scope 0 cache: got bf16 rows, expected f32 rows"));
-  EXPECT_THAT(with([](A& a) { a.scopes[0].cache.block_size = 1; }), fails("scope 0 cache: got block size 1, expected 2"));
+  EXPECT_THAT(with([](A& a) { a.scopes[0].cache.format = &bf16_rows(); }),
+              fails("scope 0 cache: got bf16 rows, expected f32 rows"));
+  EXPECT_THAT(with([](A& a) { a.scopes[0].cache.block_size = 1; }),
+              fails("scope 0 cache: got block size 1, expected 2"));
   EXPECT_THAT(with([](A& a) { a.scopes[0].cache.base = nullptr; }), fails("scope 0 cache: got no memory"));
 
   in.problem.partial = true;
@@ -184,11 +200,15 @@ TEST(SparseAttention, OptionsThatDoNotGoTogetherAreRefused) {
   using P = SparseAttention::Problem;
   const auto fails = [](const char* text) { return ThrowsMessage<InvalidArgument>(HasSubstr(text)); };
   EXPECT_NO_THROW(plan([](P& p) { p.q_rope_dim = 64, p.rope_dim = 64; })());
-  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 63; }), fails("q_rope_dim: got 63, expected an even number up to dim 512"));
+  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 63; }),
+              fails("q_rope_dim: got 63, expected an even number up to dim 512"));
   EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 514; }), fails("q_rope_dim: got 514"));
-  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 32, p.rope_dim = 64; }), fails("q_rope_dim: got 32, expected 0 or rope_dim = 64"));
-  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 64, p.q = DType::kE4M3; }), fails("q dtype: got F8_E4M3, expected BF16 or F32 with q_rope_dim"));
-  EXPECT_THAT(plan([](P& p) { p.rope_dim = 64, p.partial = true, p.o = DType::kF32; }), fails("rope_dim: got 64, expected 0 (partial results)"));
+  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 32, p.rope_dim = 64; }),
+              fails("q_rope_dim: got 32, expected 0 or rope_dim = 64"));
+  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 64, p.q = DType::kE4M3; }),
+              fails("q dtype: got F8_E4M3, expected BF16 or F32 with q_rope_dim"));
+  EXPECT_THAT(plan([](P& p) { p.rope_dim = 64, p.partial = true, p.o = DType::kF32; }),
+              fails("rope_dim: got 64, expected 0 (partial results)"));
 }
 
 TEST(SparseAttention, WorkspaceMustBeLargeEnough) {
@@ -216,7 +236,8 @@ TEST(MergePartials, NeutralElementAndSink) {
                                .o = view_of(&o, {1, 1, 1}),
                                .lse = view_of(&lse, {1, 1})};
       if (sink) args.sink = view_of(&zero, {1});
-      Plan<MergePartials>({.slices = 3, .tokens = 1, .heads = 1, .dim = 1, .o = DType::kF32}, {.implementation = name}).run(args);
+      Plan<MergePartials>({.slices = 3, .tokens = 1, .heads = 1, .dim = 1, .o = DType::kF32}, {.implementation = name})
+          .run(args);
     };
     merge({0.0F, -kInf, 0.0F}, true);
     EXPECT_FLOAT_EQ(o, 2.0F) << name;  // (2 + 4) / 3
@@ -236,10 +257,14 @@ TEST(MergePartials, ErrorsNameTheThing) {
   EXPECT_THAT([] { Plan<MergePartials>({.slices = 1, .tokens = 1, .heads = 1, .o = DType::kU8}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("o dtype: got U8, expected BF16 or F32")));
   float x[4] = {};
-  const MergePartials::Args args{
-      .partial_o = view_of(x, {2, 1, 1, 2}), .partial_lse = view_of(x, {3, 1, 1}), .sink = {}, .o = view_of(x, {1, 1, 2}), .lse = {}};
-  EXPECT_THAT([&] { Plan<MergePartials>({.slices = 2, .tokens = 1, .heads = 1, .dim = 2, .o = DType::kF32}).run(args); },
-              ThrowsMessage<InvalidArgument>("merge_partials: partial_lse: got [3, 1, 1] F32, expected [2, 1, 1] F32"));
+  const MergePartials::Args args{.partial_o = view_of(x, {2, 1, 1, 2}),
+                                 .partial_lse = view_of(x, {3, 1, 1}),
+                                 .sink = {},
+                                 .o = view_of(x, {1, 1, 2}),
+                                 .lse = {}};
+  EXPECT_THAT(
+      [&] { Plan<MergePartials>({.slices = 2, .tokens = 1, .heads = 1, .dim = 2, .o = DType::kF32}).run(args); },
+      ThrowsMessage<InvalidArgument>("merge_partials: partial_lse: got [3, 1, 1] F32, expected [2, 1, 1] F32"));
 }
 
 TEST(SparseAttention, RowsWithInlineScalesAreRefusedByName) {
@@ -249,7 +274,9 @@ TEST(SparseAttention, RowsWithInlineScalesAreRefusedByName) {
     const Plan<SparseAttention> plan(problem);
     FAIL() << "no exception";
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("scope 0 format: got fp8_v32 rows, whose scales are inside the row"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("scope 0 format: got fp8_v32 rows, whose scales are inside the row"),
+              std::string::npos)
+        << error.what();
   }
 }
 

@@ -1,4 +1,5 @@
-// A layer through the C interface gives the bits that the same layer gives through C++, for every kind, with weights by name and from a checkpoint.
+// A layer through the C interface gives the bits that the same layer gives through C++, for every kind, with weights by
+// name and from a checkpoint.
 #include "sparsemla/c_api.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +68,8 @@ std::string through_cpp(const AttentionLayer& layer, Sequence& sequence, std::in
   const LayerCaches caches = caches_of(sequence.pool, 0);
   const LayerPlan plan = layer.plan(metadata.shape(), caches);
   HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-  layer.forward(plan, metadata.layer(0), caches, hidden.view(), output.view(), {.data = workspace.data(), .bytes = workspace.bytes()});
+  layer.forward(plan, metadata.layer(0), caches, hidden.view(), output.view(),
+                {.data = workspace.data(), .bytes = workspace.bytes()});
   return {static_cast<const char*>(output.data()), output.bytes()};
 }
 
@@ -157,7 +159,9 @@ TEST_P(CApi, ALayerWithWeightsByName) {
   ASSERT_EQ(smla_model_layer_config("tiny", GetParam(), &c_config), SMLA_OK) << smla_last_error();
   const smla_layer_options options = options_for_c();
   smla_layer* c_layer = nullptr;
-  ASSERT_EQ(smla_layer_create(&c_config, &options, name_pointers.data(), pointers.data(), static_cast<std::int64_t>(names.size()), &c_layer), SMLA_OK)
+  ASSERT_EQ(smla_layer_create(&c_config, &options, name_pointers.data(), pointers.data(),
+                              static_cast<std::int64_t>(names.size()), &c_layer),
+            SMLA_OK)
       << smla_last_error();
   EXPECT_EQ(smla_layer_num_groups(c_layer), config.has_compressor() ? 3 : 1);
   const HostTensor rope = rope_of(config);
@@ -178,7 +182,8 @@ TEST_P(CApi, ALayerOfACheckpoint) {
   writer.write(folder, model, 1);
   const smla_layer_options options = options_for_c();
   smla_layer* c_layer = nullptr;
-  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), GetParam(), &options, 0, 1, &c_layer), SMLA_OK) << smla_last_error();
+  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), GetParam(), &options, 0, 1, &c_layer), SMLA_OK)
+      << smla_last_error();
   const HostTensor rope = rope_of(config);
   expect_same(AttentionLayer(config, weights.views, {}, rope.view()), c_layer);
   smla_layer_destroy(c_layer);
@@ -195,7 +200,8 @@ TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
   smla_layer_options options = options_for_c();
   options.fp8_weights = 1;
   smla_layer* loaded = nullptr;
-  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &loaded), SMLA_OK) << smla_last_error();
+  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &loaded), SMLA_OK)
+      << smla_last_error();
   expect_same(ours, loaded);
   smla_layer_config c_config{};
   c_config.struct_size = sizeof c_config;
@@ -212,7 +218,9 @@ TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
   std::vector<const smla_tensor*> pointers;
   for (const smla_tensor& tensor : tensors) pointers.push_back(&tensor);
   smla_layer* named = nullptr;
-  ASSERT_EQ(smla_layer_create(&c_config, &options, names.data(), pointers.data(), static_cast<std::int64_t>(names.size()), &named), SMLA_OK)
+  ASSERT_EQ(smla_layer_create(&c_config, &options, names.data(), pointers.data(),
+                              static_cast<std::int64_t>(names.size()), &named),
+            SMLA_OK)
       << smla_last_error();
   expect_same(ours, named);
   smla_layer_destroy(named);
@@ -222,8 +230,11 @@ TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
     pointers.erase(pointers.begin() + static_cast<std::ptrdiff_t>(i));
     break;
   }
-  EXPECT_NE(smla_layer_create(&c_config, &options, names.data(), pointers.data(), static_cast<std::int64_t>(names.size()), &named), SMLA_OK);
-  EXPECT_NE(std::string(smla_last_error()).find("wkv.scale: got no such tensor"), std::string::npos) << smla_last_error();
+  EXPECT_NE(smla_layer_create(&c_config, &options, names.data(), pointers.data(),
+                              static_cast<std::int64_t>(names.size()), &named),
+            SMLA_OK);
+  EXPECT_NE(std::string(smla_last_error()).find("wkv.scale: got no such tensor"), std::string::npos)
+      << smla_last_error();
   options.fp8_weights = 2;
   EXPECT_NE(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &named), SMLA_OK);
 }

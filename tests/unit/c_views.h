@@ -14,7 +14,10 @@ inline smla_tensor describe_for_c(const ConstTensorView& view) {
   smla_tensor t{};
   t.struct_size = sizeof t;
   t.data = const_cast<void*>(view.data);
-  t.dtype = std::array{SMLA_F32, SMLA_F64, SMLA_BF16, SMLA_E4M3, SMLA_U8, SMLA_I32, SMLA_I64, SMLA_BOOL}[static_cast<std::size_t>(view.dtype)];
+  t.dtype =
+      std::array{
+          SMLA_F32, SMLA_F64, SMLA_BF16, SMLA_E4M3, SMLA_U8, SMLA_I32, SMLA_I64, SMLA_BOOL}[static_cast<std::size_t>(
+          view.dtype)];
   t.rank = view.rank;
   std::ranges::copy(view.shape, t.shape);
   std::ranges::copy(view.stride, t.strides);
@@ -29,7 +32,9 @@ struct CBatch {
   smla_step_batch view{};
 
   explicit CBatch(const StepBatch& batch)
-      : start(describe_for_c(batch.query_start_loc)), lens(describe_for_c(batch.seq_lens)), positions(describe_for_c(batch.positions)) {
+      : start(describe_for_c(batch.query_start_loc)),
+        lens(describe_for_c(batch.seq_lens)),
+        positions(describe_for_c(batch.positions)) {
     for (const ConstTensorView& table : batch.block_tables) tables.push_back(describe_for_c(table));
     for (const smla_tensor& table : tables) table_pointers.push_back(&table);
     view.struct_size = sizeof view;

@@ -24,12 +24,14 @@ using ::testing::HasSubstr;
 
 constexpr const char* kTolerance = "\"tolerance\": {\"o\": {\"l2\": 2.2e-3}, \"lse\": {\"abs\": 1e-5, \"rel\": 1e-5}}";
 
-/// A sparse_attention case under construction: two scopes of different formats, strided blocks, hostile indices, all kinds of sink.
+/// A sparse_attention case under construction: two scopes of different formats, strided blocks, hostile indices, all
+/// kinds of sink.
 struct Draft {
   std::string op = "sparse_attention";
-  std::string params =
-      std::string("{\"scale\": 0.04419417382415922, \"format0\": \"fp8_ds_mla\", \"block_size0\": 4, \"format1\": \"bf16\", \"block_size1\": 3, ") +
-      kTolerance + "}";
+  std::string params = std::string(
+                           "{\"scale\": 0.04419417382415922, \"format0\": \"fp8_ds_mla\", \"block_size0\": 4, "
+                           "\"format1\": \"bf16\", \"block_size1\": 3, ") +
+                       kTolerance + "}";
   std::map<std::string, HostTensor> tensors;
 
   HostTensor& add(const std::string& name, DType dtype, std::vector<std::int64_t> shape) {
@@ -65,7 +67,8 @@ Draft make_draft() {
   Draft draft;
   HostTensor& q = draft.add("in.q", DType::kBF16, {kTokens, kHeads, 512});
   for (std::int64_t i = 0; i < q.numel(); ++i) q.as<BF16>()[i] = to_bf16(normal(random));
-  fill_cache(draft.add("in.cache0", DType::kU8, {5, block_bytes(fp8_ds_mla_rows(), 4) + 64}), fp8_ds_mla_rows(), 4, random);
+  fill_cache(draft.add("in.cache0", DType::kU8, {5, block_bytes(fp8_ds_mla_rows(), 4) + 64}), fp8_ds_mla_rows(), 4,
+             random);
   fill_cache(draft.add("in.cache1", DType::kU8, {4, block_bytes(bf16_rows(), 3)}), bf16_rows(), 3, random);
   HostTensor& first = draft.add("in.indices0", DType::kI32, {kTokens, 7});
   HostTensor& second = draft.add("in.indices1", DType::kI32, {kTokens, 4});
@@ -77,7 +80,8 @@ Draft make_draft() {
   lens.as<std::int32_t>()[1] = 1000;
   lens.as<std::int32_t>()[2] = -5;
   HostTensor& sink = draft.add("in.sink", DType::kF32, {kHeads});
-  const float sinks[] = {-std::numeric_limits<float>::infinity(), std::numeric_limits<float>::infinity(), 0.0F, -20.0F, 20.0F};
+  const float sinks[] = {-std::numeric_limits<float>::infinity(), std::numeric_limits<float>::infinity(), 0.0F, -20.0F,
+                         20.0F};
   std::copy(std::begin(sinks), std::end(sinks), sink.as<float>());
   return draft;
 }
@@ -112,7 +116,8 @@ class CaseFileTest : public ::testing::Test {
   }
   void TearDown() override { ::unlink(path_.c_str()); }
 
-  std::string path_ = ::testing::TempDir() + "smla_" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
+  std::string path_ =
+      ::testing::TempDir() + "smla_" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
 };
 
 TEST_F(CaseFileTest, ReadsBackWhatWasWritten) {
@@ -120,7 +125,8 @@ TEST_F(CaseFileTest, ReadsBackWhatWasWritten) {
   const CaseFile file = save(draft);
   EXPECT_EQ(file.op, "sparse_attention");
   EXPECT_EQ(file.reader().integer("block_size0", 1, 100), 4);
-  EXPECT_EQ(file.names("in."), (std::vector<std::string>{"cache0", "cache1", "indices0", "indices1", "lens0", "q", "sink"}));
+  EXPECT_EQ(file.names("in."),
+            (std::vector<std::string>{"cache0", "cache1", "indices0", "indices1", "lens0", "q", "sink"}));
   EXPECT_EQ(file.tensor("in.q").shape(), draft.tensors.at("in.q").shape());
   EXPECT_TRUE(file.view("in.lens1").absent());
   EXPECT_THROW(file.tensor("in.nothing"), InvalidArgument);
@@ -141,7 +147,8 @@ TEST_F(CaseFileTest, EveryImplementationPassesTheReferencesCase) {
     ASSERT_EQ(verdicts.size(), 2U);
     for (const Verdict& v : verdicts) {
       EXPECT_EQ(v.implementation, candidate.name);
-      EXPECT_TRUE(v.comparison.pass) << candidate.name << " " << v.result << ": " << v.comparison.failure << " " << v.comparison.detail;
+      EXPECT_TRUE(v.comparison.pass) << candidate.name << " " << v.result << ": " << v.comparison.failure << " "
+                                     << v.comparison.detail;
     }
   }
 }
@@ -151,7 +158,8 @@ TEST_F(CaseFileTest, AWrongExpectationFails) {
   BF16& first = draft.tensors.at("out.o").as<BF16>()[0];
   first = to_bf16(to_float(first) + 100.0F);
   const CaseFile file = save(draft);
-  for (const Verdict& v : judge(file, replay(file, {.plan = {.threads = 1}}))) EXPECT_EQ(v.comparison.pass, v.result != "o") << v.result;
+  for (const Verdict& v : judge(file, replay(file, {.plan = {.threads = 1}})))
+    EXPECT_EQ(v.comparison.pass, v.result != "o") << v.result;
 }
 
 TEST_F(CaseFileTest, AWrongInputFails) {
@@ -168,14 +176,17 @@ TEST_F(CaseFileTest, OneScopeWithE4m3QueriesAndPerTensorRows) {
   Draft draft = make_draft();
   for (const char* name : {"in.cache1", "in.indices1"}) draft.tensors.erase(name);
   std::mt19937 random(3);
-  fill_cache(draft.add("in.cache0", DType::kU8, {5, block_bytes(fp8_per_tensor_rows(), 4)}), fp8_per_tensor_rows(), 4, random);
+  fill_cache(draft.add("in.cache0", DType::kU8, {5, block_bytes(fp8_per_tensor_rows(), 4)}), fp8_per_tensor_rows(), 4,
+             random);
   HostTensor& q = draft.add("in.q", DType::kE4M3, {3, 5, 512});
   for (std::int64_t i = 0; i < q.numel(); ++i) q.as<E4M3>()[i] = {static_cast<std::uint8_t>(random() % 0x70)};
-  draft.params = "{\"scale\": 0.001, \"format0\": \"fp8_per_tensor\", \"block_size0\": 4, \"kv_scale0\": 0.5, \"q_scale\": 0.25}";
+  draft.params =
+      "{\"scale\": 0.001, \"format0\": \"fp8_per_tensor\", \"block_size0\": 4, \"kv_scale0\": 0.5, \"q_scale\": 0.25}";
   const ReplayResult scaled = replay(save(draft), {});
   draft.params = "{\"scale\": 0.00025, \"format0\": \"fp8_per_tensor\", \"block_size0\": 4, \"kv_scale0\": 0.5}";
   const ReplayResult folded = replay(save(draft), {});
-  const Comparison same = compare(scaled.results.at("o"), folded.results.at("o"), parse_tolerance("t", parse_json("t", "{\"l2\": 1e-3}")));
+  const Comparison same =
+      compare(scaled.results.at("o"), folded.results.at("o"), parse_tolerance("t", parse_json("t", "{\"l2\": 1e-3}")));
   EXPECT_TRUE(same.pass) << same.failure;
 }
 
@@ -222,20 +233,26 @@ TEST_F(CaseFileTest, WrongParamsAreNamed) {
     draft.params = params;
     return error_of(draft);
   };
-  const std::string scopes = "\"format0\": \"fp8_ds_mla\", \"block_size0\": 4, \"format1\": \"bf16\", \"block_size1\": 3";
+  const std::string scopes =
+      "\"format0\": \"fp8_ds_mla\", \"block_size0\": 4, \"format1\": \"bf16\", \"block_size1\": 3";
   EXPECT_EQ(with_params("{" + scopes + "}"), "");
-  EXPECT_THAT(with_params("{\"format0\": \"e5m2\", \"block_size0\": 4}"), AllOf(HasSubstr("format0"), HasSubstr("e5m2"), HasSubstr("fp8_ds_mla")));
+  EXPECT_THAT(with_params("{\"format0\": \"e5m2\", \"block_size0\": 4}"),
+              AllOf(HasSubstr("format0"), HasSubstr("e5m2"), HasSubstr("fp8_ds_mla")));
   EXPECT_THAT(with_params("{\"format0\": \"index_fp8\", \"block_size0\": 4}"), HasSubstr("format0"));
   EXPECT_THAT(with_params("{\"block_size0\": 4}"), HasSubstr("format0"));
   EXPECT_THAT(with_params("{\"format0\": \"fp8_ds_mla\"}"), HasSubstr("block_size0"));
   for (const char* bad : {"0", "-4", "1e30", "\"4\"", "null", "4.5", "9223372036854775807"}) {
-    EXPECT_THAT(with_params(std::string("{\"format0\": \"fp8_ds_mla\", \"block_size0\": ") + bad + "}"), HasSubstr("block_size0")) << bad;
+    EXPECT_THAT(with_params(std::string("{\"format0\": \"fp8_ds_mla\", \"block_size0\": ") + bad + "}"),
+                HasSubstr("block_size0"))
+        << bad;
   }
   EXPECT_THAT(with_params("{\"scale\": \"big\", " + scopes + "}"), HasSubstr("scale"));
   EXPECT_THAT(with_params("{\"scale\": NaN, " + scopes + "}"), HasSubstr("scale"));
-  EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"o\": {\"l3\": 1}}}"), AllOf(HasSubstr("tolerance"), HasSubstr("l3")));
+  EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"o\": {\"l3\": 1}}}"),
+              AllOf(HasSubstr("tolerance"), HasSubstr("l3")));
   EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": 3}"), HasSubstr("tolerance"));
-  EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"o\": {\"set\": true}}}"), AllOf(HasSubstr("out.o"), HasSubstr("set")));
+  EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"o\": {\"set\": true}}}"),
+              AllOf(HasSubstr("out.o"), HasSubstr("set")));
   EXPECT_THAT(with_params("[]"), HasSubstr("params"));
   EXPECT_THAT(with_params("{"), HasSubstr("params"));
   EXPECT_THAT(with_params(std::string(5000, '{')), HasSubstr("params"));
@@ -244,7 +261,8 @@ TEST_F(CaseFileTest, WrongParamsAreNamed) {
 TEST_F(CaseFileTest, UnknownOpsFormatsAndImplementations) {
   Draft draft = with_results();
   draft.op = "dense_attention";
-  EXPECT_THAT(error_of(draft), AllOf(HasSubstr("dense_attention"), HasSubstr("sparse_attention"), HasSubstr("attention_layer")));
+  EXPECT_THAT(error_of(draft),
+              AllOf(HasSubstr("dense_attention"), HasSubstr("sparse_attention"), HasSubstr("attention_layer")));
   std::ofstream(path_, std::ios::binary) << std::string("\x02\0\0\0\0\0\0\0{}", 10);
   EXPECT_THAT(error_of_file(), HasSubstr("format"));
   const CaseFile file = save(with_results());

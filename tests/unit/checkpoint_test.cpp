@@ -32,7 +32,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 enum class Encoding { kBF16, kF32, kFp8Ue8m0, kFp8F32, kNvfp4 };
-constexpr Encoding kEncodings[] = {Encoding::kBF16, Encoding::kF32, Encoding::kFp8Ue8m0, Encoding::kFp8F32, Encoding::kNvfp4};
+constexpr Encoding kEncodings[] = {Encoding::kBF16, Encoding::kF32, Encoding::kFp8Ue8m0, Encoding::kFp8F32,
+                                   Encoding::kNvfp4};
 
 // The dequantiser of this test knows the formats from their definition, not from the library.
 double e4m3_value(unsigned code) {
@@ -147,11 +148,13 @@ class RandomLayer {
       unsigned code = byte();
       if ((code & 0x7F) == 0x7F) code ^= 1;  // no NaN
       codes.as<E4M3>()[i].bits = static_cast<std::uint8_t>(code);
-      values[static_cast<std::size_t>(i)] = nearest_bf16(e4m3_value(code) * scale[static_cast<std::size_t>(i / k / 128 * columns + i % k / 128)]);
+      values[static_cast<std::size_t>(i)] =
+          nearest_bf16(e4m3_value(code) * scale[static_cast<std::size_t>(i / k / 128 * columns + i % k / 128)]);
     }
     items[prefix_ + name + ".weight"] = {std::move(codes), ""};
     if (encoding == Encoding::kFp8F32) {
-      items[prefix_ + name + (name == "wq_a" ? ".scale" : (name == "wkv" ? ".weight_scale" : ".weight_scale_inv"))] = {std::move(scales), ""};
+      items[prefix_ + name + (name == "wq_a" ? ".scale" : (name == "wkv" ? ".weight_scale" : ".weight_scale_inv"))] = {
+          std::move(scales), ""};
     } else {
       items[prefix_ + name + ".scale"] = {std::move(scales), name == "wq_a" ? "U8" : "F8_E8M0"};
     }
@@ -165,8 +168,8 @@ class RandomLayer {
     for (std::int64_t i = 0; i < n * k; ++i) {
       const unsigned code = byte() & 15U;
       codes.as<std::uint8_t>()[i / 2] |= static_cast<std::uint8_t>(i % 2 == 0 ? code : code << 4U);
-      values[static_cast<std::size_t>(i)] =
-          nearest_bf16(e2m1_value(code) * e4m3_value(scales.as<E4M3>()[i / 16].bits) * static_cast<double>(global.as<float>()[0]));
+      values[static_cast<std::size_t>(i)] = nearest_bf16(e2m1_value(code) * e4m3_value(scales.as<E4M3>()[i / 16].bits) *
+                                                         static_cast<double>(global.as<float>()[0]));
     }
     items[prefix_ + name + ".weight"] = {std::move(codes), ""};
     items[prefix_ + name + ".weight_scale"] = {std::move(scales), ""};
@@ -194,7 +197,9 @@ class CheckpointFiles : public ::testing::Test {
     for (const auto& [key, item] : items) list.push_back({.name = key, .tensor = &item.tensor, .dtype = item.dtype});
     write_safetensors_items(at(name), {}, list);
   }
-  void text(const std::string& name, const std::string& content) const { std::ofstream(at(name), std::ios::binary) << content; }
+  void text(const std::string& name, const std::string& content) const {
+    std::ofstream(at(name), std::ios::binary) << content;
+  }
   /// One shard of these names each, and the index.
   void write_shards(const Items& items, int shards) const {
     std::vector<Items> parts(static_cast<std::size_t>(shards));
@@ -224,11 +229,13 @@ class CheckpointFiles : public ::testing::Test {
     return error_of<Expected>([&] { Checkpoint(folder_).load_layer(0, odd_layer(ratio)); });
   }
 
-  std::string folder_ = ::testing::TempDir() + "smla_checkpoint_" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::string folder_ =
+      ::testing::TempDir() + "smla_checkpoint_" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 double value_of(const ConstTensorView& v, std::int64_t i) {
-  return v.dtype == DType::kF32 ? static_cast<double>(v.as<float>()[i]) : static_cast<double>(to_float(v.as<BF16>()[i]));
+  return v.dtype == DType::kF32 ? static_cast<double>(v.as<float>()[i])
+                                : static_cast<double>(to_float(v.as<BF16>()[i]));
 }
 
 void expect_meaning(const LayerTensors& tensors, const RandomLayer& layer, const std::string& what) {
@@ -248,7 +255,8 @@ TEST_F(CheckpointFiles, EveryEncodingMeansWhatItsDefinitionSays) {
   for (const int ratio : {1, 4, 128}) {
     for (const Encoding encoding : kEncodings) {
       if (ratio != 4 && encoding != Encoding::kFp8Ue8m0) continue;
-      const std::string what = "ratio " + std::to_string(ratio) + " encoding " + std::to_string(static_cast<int>(encoding)) + " ";
+      const std::string what =
+          "ratio " + std::to_string(ratio) + " encoding " + std::to_string(static_cast<int>(encoding)) + " ";
       const RandomLayer layer(odd_layer(ratio), encoding, 3, ratio == 4 ? "model.layers.0.attn." : "layers.0.attn.");
       write("model.safetensors", layer.items);
       const LayerTensors loaded = Checkpoint(folder_).load_layer(0, odd_layer(ratio));
@@ -273,7 +281,8 @@ TEST_F(CheckpointFiles, SingleFileFolderAndShardsAreTheSame) {
   const Checkpoint moved(std::move(shards));
   expect_meaning(moved.load_layer(2, odd_layer(4)), layer, "shards ");
   EXPECT_EQ(moved.names().size(), layer.items.size());
-  EXPECT_THAT(error_of<InvalidArgument>([&] { moved.load_layer(1, odd_layer(4)); }), HasSubstr("layer 1: got no tensor named layers.1.attn.*"));
+  EXPECT_THAT(error_of<InvalidArgument>([&] { moved.load_layer(1, odd_layer(4)); }),
+              HasSubstr("layer 1: got no tensor named layers.1.attn.*"));
   EXPECT_THAT(error_of<InvalidArgument>([&] { moved.load_layer(2); }), HasSubstr("config.json"));
 }
 
@@ -311,9 +320,11 @@ TEST_F(CheckpointFiles, SlicesArePartsOfTheWhole) {
 
 TEST_F(CheckpointFiles, SlicesThatDoNotDivideNameBothNumbers) {
   LayerConfig c = odd_layer(1);
-  EXPECT_THAT(error_of([&] { tensor_parallel_slice(c, 0, 3); }), AllOf(HasSubstr("num_heads: got 8"), HasSubstr("tp_size 3")));
+  EXPECT_THAT(error_of([&] { tensor_parallel_slice(c, 0, 3); }),
+              AllOf(HasSubstr("num_heads: got 8"), HasSubstr("tp_size 3")));
   c.o_groups = 2;
-  EXPECT_THAT(error_of([&] { tensor_parallel_slice(c, 0, 4); }), AllOf(HasSubstr("o_groups: got 2"), HasSubstr("tp_size 4")));
+  EXPECT_THAT(error_of([&] { tensor_parallel_slice(c, 0, 4); }),
+              AllOf(HasSubstr("o_groups: got 2"), HasSubstr("tp_size 4")));
   EXPECT_THAT(error_of([&] { tensor_parallel_slice(c, 2, 2); }), HasSubstr("rank 2 of 2"));
   EXPECT_THAT(error_of([&] { tensor_parallel_slice(c, 0, 0); }), HasSubstr("rank 0 of 0"));
 }
@@ -328,10 +339,12 @@ TEST_F(CheckpointFiles, AllThatDoesNotFitIsListedTogether) {
   layer.items["layers.0.attn.q_norm.weight"] = {HostTensor(DType::kBF16, {145}), ""};
   layer.items["layers.0.attn.attn_sink"] = {HostTensor(DType::kI32, {8}), ""};
   const std::string error = load_error<InvalidArgument>(layer.items, 4);
-  EXPECT_THAT(error, AllOf(HasSubstr("layer 0: 7 tensors do not fit"), HasSubstr("missing: wq_a.weight, expected [144, 272]"),
-                           HasSubstr("missing: indexer.compressor.ape"), HasSubstr("missing: wkv.scale"),
-                           HasSubstr("unknown: wq_c.weight: got [3, 4] BF16"), HasSubstr("unknown: wo_b.weight_scale_inv"),
-                           HasSubstr("misshaped: q_norm.weight: got [145] BF16, expected [144]"), HasSubstr("misshaped: attn_sink: got [8] I32")));
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("layer 0: 7 tensors do not fit"), HasSubstr("missing: wq_a.weight, expected [144, 272]"),
+                    HasSubstr("missing: indexer.compressor.ape"), HasSubstr("missing: wkv.scale"),
+                    HasSubstr("unknown: wq_c.weight: got [3, 4] BF16"), HasSubstr("unknown: wo_b.weight_scale_inv"),
+                    HasSubstr("misshaped: q_norm.weight: got [145] BF16, expected [144]"),
+                    HasSubstr("misshaped: attn_sink: got [8] I32")));
   EXPECT_THAT(error, Not(HasSubstr("wq_a.scale")));
 }
 
@@ -383,7 +396,9 @@ TEST_F(CheckpointFiles, NumbersThatAreNotFiniteAreNamed) {
 
 TEST_F(CheckpointFiles, CacheScales) {
   RandomLayer layer(odd_layer(4), Encoding::kBF16, 9);
-  const auto set = [&](const std::string& name, float value) { layer.items["layers.0.attn." + name] = {scalar(value), ""}; };
+  const auto set = [&](const std::string& name, float value) {
+    layer.items["layers.0.attn." + name] = {scalar(value), ""};
+  };
   set("q_scale", 0.5F);
   set("k_scale", 0.25F);
   set("v_scale", 0.25F);
@@ -412,13 +427,17 @@ TEST_F(CheckpointFiles, HostileIndexes) {
     return open_error();
   };
   EXPECT_THAT(open_error(), HasSubstr("neither model.safetensors nor"));
-  EXPECT_THAT(index(R"({"weight_map":{"a":"gone1.safetensors","b":"gone2.safetensors"}})"), AllOf(HasSubstr("gone1"), HasSubstr("gone2")));
-  for (const char* file : {"../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", ".safetensors", "..", "", "x.bin", "a\\\\b.safetensors",
-                           "a\\u0000.safetensors"}) {
-    EXPECT_THAT(index(R"({"weight_map":{"evil":")" + std::string(file) + "\"}}"), AllOf(HasSubstr("evil"), HasSubstr("same folder"))) << file;
+  EXPECT_THAT(index(R"({"weight_map":{"a":"gone1.safetensors","b":"gone2.safetensors"}})"),
+              AllOf(HasSubstr("gone1"), HasSubstr("gone2")));
+  for (const char* file : {"../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", ".safetensors", "..", "",
+                           "x.bin", "a\\\\b.safetensors", "a\\u0000.safetensors"}) {
+    EXPECT_THAT(index(R"({"weight_map":{"evil":")" + std::string(file) + "\"}}"),
+                AllOf(HasSubstr("evil"), HasSubstr("same folder")))
+        << file;
   }
   EXPECT_THAT(index(R"({"weight_map":{"evil":3}})"), HasSubstr("evil"));
-  EXPECT_THAT(index(R"({"weight_map":{"evil":"a.safetensors","evil":"b.safetensors"}})"), AllOf(HasSubstr("evil"), HasSubstr("twice")));
+  EXPECT_THAT(index(R"({"weight_map":{"evil":"a.safetensors","evil":"b.safetensors"}})"),
+              AllOf(HasSubstr("evil"), HasSubstr("twice")));
   EXPECT_THAT(index(R"({"weight_map":[]})"), HasSubstr("weight_map"));
   EXPECT_THAT(index("{}"), HasSubstr("weight_map"));
   EXPECT_THAT(index(std::string(5000, '[')), HasSubstr("index.json"));
@@ -426,8 +445,10 @@ TEST_F(CheckpointFiles, HostileIndexes) {
   write("s.safetensors", layer.items);
   EXPECT_THAT(index(R"({"weight_map":{"absent.weight":"s.safetensors"}})"), HasSubstr("absent.weight (s.safetensors)"));
   write("t.safetensors", layer.items);
-  EXPECT_THAT(index(R"({"weight_map":{"layers.0.attn.wkv.weight":"s.safetensors","layers.0.attn.wq_a.weight":"t.safetensors"}})"),
-              AllOf(HasSubstr("in both"), HasSubstr("s.safetensors"), HasSubstr("t.safetensors")));
+  EXPECT_THAT(
+      index(
+          R"({"weight_map":{"layers.0.attn.wkv.weight":"s.safetensors","layers.0.attn.wq_a.weight":"t.safetensors"}})"),
+      AllOf(HasSubstr("in both"), HasSubstr("s.safetensors"), HasSubstr("t.safetensors")));
   EXPECT_EQ(index(R"({"weight_map":{"layers.0.attn.wkv.weight":"s.safetensors"}})"), "no error");
 }
 
@@ -446,13 +467,14 @@ TEST_F(CheckpointFiles, HostileHeaders) {
     text("model.safetensors", prefix + header + std::string(data, 'x'));
     return error_of<IoError>([&] { Checkpoint{folder_}; });
   };
-  for (const char* body : {R"("dtype":"BF16","shape":[9223372036854775808,2],"data_offsets":[0,8])",  // 2^63
-                           R"("dtype":"BF16","shape":[9223372036854775807,2],"data_offsets":[0,8])",  // 2^63 - 1
-                           R"("dtype":"BF16","shape":[4294967296,4294967296],"data_offsets":[0,8])",  // product overflows
-                           R"("dtype":"BF16","shape":[2,2],"data_offsets":[0,9223372036854775807])",  // out of the file
-                           R"("dtype":"BF16","shape":[2,2],"data_offsets":[9223372036854775800,8])",  // backwards
-                           R"("dtype":"BF16","shape":[2,2],"data_offsets":[18446744073709551608,18446744073709551615])",
-                           R"("dtype":"BF16","shape":[2,3],"data_offsets":[0,8])"}) {
+  for (const char* body :
+       {R"("dtype":"BF16","shape":[9223372036854775808,2],"data_offsets":[0,8])",  // 2^63
+        R"("dtype":"BF16","shape":[9223372036854775807,2],"data_offsets":[0,8])",  // 2^63 - 1
+        R"("dtype":"BF16","shape":[4294967296,4294967296],"data_offsets":[0,8])",  // product overflows
+        R"("dtype":"BF16","shape":[2,2],"data_offsets":[0,9223372036854775807])",  // out of the file
+        R"("dtype":"BF16","shape":[2,2],"data_offsets":[9223372036854775800,8])",  // backwards
+        R"("dtype":"BF16","shape":[2,2],"data_offsets":[18446744073709551608,18446744073709551615])",
+        R"("dtype":"BF16","shape":[2,3],"data_offsets":[0,8])"}) {
     EXPECT_THAT(open_error(body, 8), HasSubstr("tensor layers.0.attn.wkv.weight")) << body;
   }
 }
@@ -463,7 +485,8 @@ TEST_F(CheckpointFiles, AFileThatShrinksAfterOpeningIsAnIoError) {
   const Checkpoint checkpoint(folder_);
   for (std::uintmax_t n = fs::file_size(at("s1.safetensors")); n > 64; n /= 3) {
     ASSERT_EQ(::truncate(at("s1.safetensors").c_str(), static_cast<off_t>(n - 1)), 0);
-    EXPECT_THAT(error_of<IoError>([&] { checkpoint.load_layer(0, odd_layer(4)); }), AllOf(HasSubstr("s1.safetensors"), HasSubstr("shrank")));
+    EXPECT_THAT(error_of<IoError>([&] { checkpoint.load_layer(0, odd_layer(4)); }),
+                AllOf(HasSubstr("s1.safetensors"), HasSubstr("shrank")));
     EXPECT_NE(error_of<IoError>([&] { Checkpoint{folder_}; }), "no error");  // and one that is opened now is refused
   }
 }
@@ -475,8 +498,9 @@ TEST_F(CheckpointFiles, LayerNames) {
   EXPECT_EQ(layer, 12);
   EXPECT_EQ(rest, "compressor.ape");
   EXPECT_TRUE(split_layer_name("layers.0.attn.x", layer, rest));
-  for (const char* name : {"layers.-1.attn.x", "layers.01.attn.x", "layers.99999999999999999999.attn.x", "layers..attn.x", "layers.1.attn",
-                           "layers.1", "layers.", "", "model.", "model.model.layers.1.attn.x", "xlayers.1.attn.x", "layers.1.attn_norm.x"}) {
+  for (const char* name : {"layers.-1.attn.x", "layers.01.attn.x", "layers.99999999999999999999.attn.x",
+                           "layers..attn.x", "layers.1.attn", "layers.1", "layers.", "", "model.",
+                           "model.model.layers.1.attn.x", "xlayers.1.attn.x", "layers.1.attn_norm.x"}) {
     EXPECT_FALSE(split_layer_name(name, layer, rest)) << name;
   }
 }
@@ -505,8 +529,10 @@ TEST_F(CheckpointFiles, MtpLayersFollowTheDecoderLayers) {
     const Checkpoint bare(folder_);  // no config.json: the two stacks have numbers of their own
     expect_meaning(bare.load_layer(0, odd_layer(1)), decoder, "decoder ");
     expect_meaning(bare.load_mtp_layer(0, odd_layer(1)), draft, "mtp ");
-    EXPECT_THAT(error_of<InvalidArgument>([&] { bare.load_mtp_layer(1, odd_layer(1)); }), HasSubstr("got no tensor named mtp.1.attn.*"));
-    EXPECT_THAT(error_of<InvalidArgument>([&] { bare.load_layer(1, odd_layer(1)); }), HasSubstr("got no tensor named layers.1.attn.*"));
+    EXPECT_THAT(error_of<InvalidArgument>([&] { bare.load_mtp_layer(1, odd_layer(1)); }),
+                HasSubstr("got no tensor named mtp.1.attn.*"));
+    EXPECT_THAT(error_of<InvalidArgument>([&] { bare.load_layer(1, odd_layer(1)); }),
+                HasSubstr("got no tensor named layers.1.attn.*"));
   }
   ModelConfig model = model_preset("tiny");
   model.num_layers = 1;
@@ -518,7 +544,8 @@ TEST_F(CheckpointFiles, MtpLayersFollowTheDecoderLayers) {
   for (const auto& [name, item] : RandomLayer(odd_layer(1), Encoding::kBF16, 5, "layers.1.attn.").items)
     items[name] = {item.tensor.clone(), item.dtype};
   write("model.safetensors", items);
-  EXPECT_THAT(error_of<IoError>([&] { Checkpoint(folder_).load_layer(1, odd_layer(1)); }), HasSubstr("layers.1.attn.* and mtp.0.attn.*"));
+  EXPECT_THAT(error_of<IoError>([&] { Checkpoint(folder_).load_layer(1, odd_layer(1)); }),
+              HasSubstr("layers.1.attn.* and mtp.0.attn.*"));
 }
 
 TEST(CheckpointWriter, ConfigJsonReadsBack) {
@@ -534,9 +561,10 @@ TEST(CheckpointWriter, ConfigJsonReadsBack) {
     for (std::int64_t i = 0; i < model.num_layers; ++i) {
       const LayerConfig a = model.layer(i);
       const LayerConfig b = back.layer(i);
-      EXPECT_EQ(
-          std::tie(a.hidden_size, a.num_heads, a.q_lora_rank, a.o_lora_rank, a.o_groups, a.window, a.compress_ratio, a.index_n_heads, a.index_topk),
-          std::tie(b.hidden_size, b.num_heads, b.q_lora_rank, b.o_lora_rank, b.o_groups, b.window, b.compress_ratio, b.index_n_heads, b.index_topk));
+      EXPECT_EQ(std::tie(a.hidden_size, a.num_heads, a.q_lora_rank, a.o_lora_rank, a.o_groups, a.window,
+                         a.compress_ratio, a.index_n_heads, a.index_topk),
+                std::tie(b.hidden_size, b.num_heads, b.q_lora_rank, b.o_lora_rank, b.o_groups, b.window,
+                         b.compress_ratio, b.index_n_heads, b.index_topk));
       EXPECT_EQ(a.rope, b.rope);
       EXPECT_EQ(a.rms_norm_eps, b.rms_norm_eps);
     }
@@ -559,7 +587,8 @@ TEST(LinearEncodings, RoundingIsOnceAndToNearestEven) {
   EXPECT_EQ(to_float(bf16_of(-1.0 - 3 * 0x1p-8 + 0x1p-40)), -1.0F - 0x1p-7F);
   std::mt19937_64 random(1);
   for (int i = 0; i < 100000; ++i) {
-    const double x = std::ldexp(static_cast<double>(static_cast<std::int64_t>(random())), static_cast<int>(random() % 180) - 190);
+    const double x =
+        std::ldexp(static_cast<double>(static_cast<std::int64_t>(random())), static_cast<int>(random() % 180) - 190);
     ASSERT_EQ(static_cast<double>(to_float(bf16_of(x))), nearest_bf16(x)) << x;
   }
 }
@@ -577,7 +606,8 @@ TEST(LinearEncodings, EncodingLosesNoMoreThanItsFormat) {
       const double x = static_cast<double>(to_float(w.as<BF16>()[i]));
       double y = x;
       if (encoding == LinearEncoding::kFp8)
-        y = e4m3_value(e.weight.as<E4M3>()[i].bits) * std::ldexp(1.0, e.scale.as<std::uint8_t>()[i / 272 / 128 * 3 + i % 272 / 128] - 127);
+        y = e4m3_value(e.weight.as<E4M3>()[i].bits) *
+            std::ldexp(1.0, e.scale.as<std::uint8_t>()[i / 272 / 128 * 3 + i % 272 / 128] - 127);
       if (encoding == LinearEncoding::kNvfp4) {
         const unsigned byte = e.weight.as<std::uint8_t>()[i / 2];
         y = e2m1_value(i % 2 == 0 ? byte & 15U : byte >> 4U) * e4m3_value(e.scale.as<E4M3>()[i / 16].bits) *

@@ -21,7 +21,8 @@ namespace {
 std::string difference(std::uint32_t bits) {
   const auto x = std::bit_cast<float>(bits);
   const auto report = [&](const char* format, unsigned got, unsigned want) {
-    return std::string(format) + " of float bits " + std::to_string(bits) + ": got " + std::to_string(got) + ", expected " + std::to_string(want);
+    return std::string(format) + " of float bits " + std::to_string(bits) + ": got " + std::to_string(got) +
+           ", expected " + std::to_string(want);
   };
   const unsigned bf16 = __nv_bfloat16_raw(__float2bfloat16_rn(x)).x;
   if (std::isnan(x)) {
@@ -66,9 +67,11 @@ TEST(CodecsCudaOracle, DecodesLikeTheToolkit) {
 }
 
 TEST(CodecsCudaOracle, EncodesLikeTheToolkit) {
-  // The 15 bits below a bf16 boundary are where rounding decides: each exponent and upper fraction, with every kind of lower part.
+  // The 15 bits below a bf16 boundary are where rounding decides: each exponent and upper fraction, with every kind of
+  // lower part.
   for (std::uint32_t high = 0; high < 0x1'0000U; ++high) {
-    for (const std::uint32_t low : {0x0000U, 0x0001U, 0x2B67U, 0x7FFEU, 0x7FFFU, 0x8000U, 0x8001U, 0xA5A5U, 0xFFFEU, 0xFFFFU}) {
+    for (const std::uint32_t low :
+         {0x0000U, 0x0001U, 0x2B67U, 0x7FFEU, 0x7FFFU, 0x8000U, 0x8001U, 0xA5A5U, 0xFFFEU, 0xFFFFU}) {
       ASSERT_EQ(difference((high << 16) | low), "");
     }
   }
@@ -81,7 +84,8 @@ TEST(CodecsCudaOracle, EncodesLikeTheToolkitForEveryFloat) {
 #endif
   bool good = true;
 #pragma omp parallel for schedule(static) reduction(&& : good)
-  for (std::int64_t bits = 0; bits < (std::int64_t{1} << 32); ++bits) good = good && difference(static_cast<std::uint32_t>(bits)).empty();
+  for (std::int64_t bits = 0; bits < (std::int64_t{1} << 32); ++bits)
+    good = good && difference(static_cast<std::uint32_t>(bits)).empty();
   EXPECT_TRUE(good);
 }
 

@@ -76,7 +76,8 @@ TEST(Codecs, E4m3DecodesAll256) {
     if ((byte & 0x7FU) == 0x7FU) {
       EXPECT_TRUE(std::isnan(got)) << byte;
     } else {
-      const double want = (byte & 0x80U) != 0 ? -value_by_definition(byte & 0x7FU, 3, 7) : value_by_definition(byte, 3, 7);
+      const double want =
+          (byte & 0x80U) != 0 ? -value_by_definition(byte & 0x7FU, 3, 7) : value_by_definition(byte, 3, 7);
       EXPECT_EQ(got, want) << byte;
       EXPECT_EQ(std::signbit(got), (byte & 0x80U) != 0) << byte;
     }
@@ -149,7 +150,8 @@ TEST(Codecs, E2m1DecodesAll16AndEncodesToTheNearestEven) {
 }
 
 TEST(Codecs, Ue8m0DecodesAll256) {
-  for (int byte = 0; byte < 255; ++byte) EXPECT_EQ(from_ue8m0(static_cast<std::uint8_t>(byte)), std::ldexp(1.0, byte - 127)) << byte;
+  for (int byte = 0; byte < 255; ++byte)
+    EXPECT_EQ(from_ue8m0(static_cast<std::uint8_t>(byte)), std::ldexp(1.0, byte - 127)) << byte;
   EXPECT_TRUE(std::isnan(from_ue8m0(255)));
   for (int e = -127; e <= 127; ++e) EXPECT_EQ(exp2_int(e), std::ldexp(1.0, e)) << e;
 }
@@ -173,7 +175,8 @@ int exact_exponent(double a, double limit) {
 }
 
 TEST(Codecs, OneExponentRoutineServesAllQuantisers) {
-  // Spec 4.3: for bf16 magnitudes, dividing, multiplying by the rounded reciprocal and exact arithmetic give the same exponent.
+  // Spec 4.3: for bf16 magnitudes, dividing, multiplying by the rounded reciprocal and exact arithmetic give the same
+  // exponent.
   for (unsigned bits = 0x0080; bits < 0x7F80; ++bits) {
     const float a = to_float(BF16{static_cast<std::uint16_t>(bits)});
     const int want448 = exact_exponent(a, 448.0);
@@ -199,7 +202,8 @@ TEST(Codecs, OneExponentRoutineServesAllQuantisers) {
 TEST(Codecs, TheExponentOfE4M3GroupsIsThatOfTheQuotient) {
   // Around every power of two and every 1.75 of one, where ceil(log2) of v / 448 steps.
   for (std::uint32_t exponent = 1; exponent < 255; ++exponent) {
-    for (const std::uint32_t fraction : {0U, 1U, 2U, 0x5F'FFFEU, 0x5F'FFFFU, 0x60'0000U, 0x60'0001U, 0x60'0002U, 0x7F'FFFEU, 0x7F'FFFFU}) {
+    for (const std::uint32_t fraction :
+         {0U, 1U, 2U, 0x5F'FFFEU, 0x5F'FFFFU, 0x60'0000U, 0x60'0001U, 0x60'0002U, 0x7F'FFFEU, 0x7F'FFFFU}) {
       const auto v = std::bit_cast<float>(exponent << 23 | fraction);
       ASSERT_EQ(e4m3_group_exponent(v, false), ceil_log2(std::max(v, 1e-4F) / 448.0F)) << v;
       ASSERT_EQ(e4m3_group_exponent(v, true), ceil_log2(std::max(v / 448.0F, 1e-4F))) << v;
@@ -228,7 +232,9 @@ TEST(Codecs, AgreesWithTheTablesOfMlDtypes) {
     if (task == "decode") {
       for (unsigned code = 0; words >> bits; ++code, ++checked) {
         const auto byte = static_cast<std::uint8_t>(code);
-        const float got = format == "e4m3" ? to_float(E4M3{byte}) : format == "e2m1" ? from_e2m1(byte) : from_ue8m0(byte);
+        const float got = format == "e4m3"   ? to_float(E4M3{byte})
+                          : format == "e2m1" ? from_e2m1(byte)
+                                             : from_ue8m0(byte);
         if (std::isnan(float_of(bits))) {
           EXPECT_TRUE(std::isnan(got)) << format << " " << code;
         } else {
@@ -239,7 +245,9 @@ TEST(Codecs, AgreesWithTheTablesOfMlDtypes) {
       unsigned code = 0;
       words >> bits >> code;
       const unsigned sign = format == "e4m3" ? 0x80U : 8U;
-      const auto encode = [&](float x) { return static_cast<unsigned>(format == "e4m3" ? to_e4m3(x).bits : to_e2m1(x)); };
+      const auto encode = [&](float x) {
+        return static_cast<unsigned>(format == "e4m3" ? to_e4m3(x).bits : to_e2m1(x));
+      };
       EXPECT_EQ(encode(float_of(bits)), code) << format << " " << float_of(bits);
       EXPECT_EQ(encode(-float_of(bits)), code | sign) << format << " " << -float_of(bits);
       ++checked;

@@ -28,12 +28,16 @@ struct Rows {
   Ints indices;
   Ints lens;
   std::int64_t width = 0;
-  std::int32_t at(std::int64_t row, std::int64_t column) const { return indices[static_cast<std::size_t>(row * width + column)]; }
+  std::int32_t at(std::int64_t row, std::int64_t column) const {
+    return indices[static_cast<std::size_t>(row * width + column)];
+  }
 };
 
-Rows combine(CombineTopkWindow::Problem problem, std::int64_t width, const Ints& topk, const Ints& start, const Ints& seq, const Ints& gather) {
+Rows combine(CombineTopkWindow::Problem problem, std::int64_t width, const Ints& topk, const Ints& start,
+             const Ints& seq, const Ints& gather) {
   problem.requests = count(seq);
-  Rows out{Ints(static_cast<std::size_t>(problem.tokens * width), 99), Ints(static_cast<std::size_t>(problem.tokens), 99), width};
+  Rows out{Ints(static_cast<std::size_t>(problem.tokens * width), 99),
+           Ints(static_cast<std::size_t>(problem.tokens), 99), width};
   Plan<CombineTopkWindow>(problem).run({.topk = rows(topk, problem.tokens),
                                         .query_start_loc = view(start),
                                         .seq_lens = view(seq),
@@ -62,20 +66,22 @@ TEST(CombineTopkWindow, GoldenG8) {
 TEST(CombineTopkWindow, SecondRequestOfAChunkWithABase) {
   // Two requests of a chunk that begins at token 7; window 2, ratio 4, M = 10, N = 4.
   const Ints topk{0, -1, /**/ 1, 0};
-  const Rows r = combine({.tokens = 2, .window = 2, .ratio = 4, .top_k = 2, .m = 10, .n = 4}, 5, topk, {7, 8, 9}, {4, 8}, {2, 2});
+  const Rows r =
+      combine({.tokens = 2, .window = 2, .ratio = 4, .top_k = 2, .m = 10, .n = 4}, 5, topk, {7, 8, 9}, {4, 8}, {2, 2});
   EXPECT_THAT(r.lens, ElementsAre(3, 4));
   EXPECT_THAT(r.indices, ElementsAre(0, 4, 5, -1, -1, /**/ 11, 10, 14, 15, -1));
 }
 
 TEST(CombineTopkWindow, LeavesTheRestAloneWhenAsked) {
-  const Rows r = combine({.tokens = 1, .window = 2, .ratio = 1, .m = 10, .n = 4, .clear_rest = false}, 4, {}, {0, 1}, {1}, {1});
+  const Rows r =
+      combine({.tokens = 1, .window = 2, .ratio = 1, .m = 10, .n = 4, .clear_rest = false}, 4, {}, {0, 1}, {1}, {1});
   EXPECT_THAT(r.lens, ElementsAre(1));
   EXPECT_THAT(r.indices, ElementsAre(4, 99, 99, 99));
 }
 
 TEST(CombineTopkWindow, HostileValuesLeadNowhere) {
-  const Rows r = combine({.tokens = 4, .window = 2, .ratio = 1, .top_k = 1, .m = kMax, .n = kMax}, 3, {-5, kMax, kMin, 3}, {kMin, 2, kMax, 0},
-                         {kMax, kMin, kMax}, {kMin, kMax, 0});
+  const Rows r = combine({.tokens = 4, .window = 2, .ratio = 1, .top_k = 1, .m = kMax, .n = kMax}, 3,
+                         {-5, kMax, kMin, 3}, {kMin, 2, kMax, 0}, {kMax, kMin, kMax}, {kMin, kMax, 0});
   for (const std::int32_t v : r.indices) EXPECT_GE(v, -1);
   const Rows none = combine({.tokens = 2, .window = 2, .ratio = 1, .top_k = 1}, 3, {0, 0}, {0, 2}, {-4}, {0});
   EXPECT_THAT(none.lens, Each(0));
@@ -116,14 +122,16 @@ struct Mixed {
 };
 
 TEST(MixedSparseIndices, ExampleOfSection73) {
-  Mixed m{.problem = {.window = 4, .window_width = 8}, .start = {0, 1}, .seq = {4}, .requests = {0}, .window_table = {0}};
+  Mixed m{
+      .problem = {.window = 4, .window_width = 8}, .start = {0, 1}, .seq = {4}, .requests = {0}, .window_table = {0}};
   const Rows r = m.run();
   EXPECT_THAT(r.indices, ElementsAre(0, 1, 2, 3, -1, -1, -1, -1));
   EXPECT_THAT(r.lens, ElementsAre(8));
 }
 
 Mixed decode_and_prefill() {
-  // Two decode tokens (the second is padding), then a prefill of two tokens at positions 3 and 4; blocks of 2 in spans of 5.
+  // Two decode tokens (the second is padding), then a prefill of two tokens at positions 3 and 4; blocks of 2 in spans
+  // of 5.
   return {.problem = {.decode_tokens = 2,
                       .window = 2,
                       .window_width = 3,
@@ -149,10 +157,11 @@ TEST(MixedSparseIndices, LocalDecodeRowsAreLookedUp) {
   Mixed m = decode_and_prefill();
   const Rows r = m.run();
   EXPECT_THAT(r.lens, ElementsAre(3 + 2, 3, 3 + 2, 3 + 2));
-  EXPECT_THAT(r.indices, ElementsAre(6, -1, 15, 15, -1, 16, -1,     // 3 -> 1*5+1, 6 -> 3*5; entries 1 and 2 in blocks 7 and 8
-                                     1, -1, -1, -1, -1, -1, -1,     // padding: its entries stand in a negative block
-                                     45, 46, -1, 11, 10, -1, -1,    // positions 2, 3 in block 9
-                                     46, 10, -1, -1, 11, -1, -1));  // positions 3, 4 in blocks 9 and 2
+  EXPECT_THAT(r.indices,
+              ElementsAre(6, -1, 15, 15, -1, 16, -1,     // 3 -> 1*5+1, 6 -> 3*5; entries 1 and 2 in blocks 7 and 8
+                          1, -1, -1, -1, -1, -1, -1,     // padding: its entries stand in a negative block
+                          45, 46, -1, 11, 10, -1, -1,    // positions 2, 3 in block 9
+                          46, 10, -1, -1, 11, -1, -1));  // positions 3, 4 in blocks 9 and 2
 }
 
 TEST(MixedSparseIndices, GlobalDecodeRowsAreCopied) {
@@ -192,7 +201,11 @@ TEST(CombinedIndexErrors, RowsAreNoWiderThanTheirLengthsCount) {
   EXPECT_THAT(
       [&] {
         Plan<CombineTopkWindow>({.requests = 1, .tokens = 1, .window = 2})
-            .run({.query_start_loc = two, .seq_lens = one, .gather_lens = one, .indices = row(many), .lens = TensorView(&number, DType::kI32, {1})});
+            .run({.query_start_loc = two,
+                  .seq_lens = one,
+                  .gather_lens = one,
+                  .indices = row(many),
+                  .lens = TensorView(&number, DType::kI32, {1})});
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("columns of indices: got 2147483648, expected at most 2^31-1")));
 }

@@ -29,7 +29,8 @@ void run(const CompressorCase& c, const CompressorInputs& in, const std::string&
 /// Entry g of the only request, as stored.
 std::vector<float> entry(const CompressorCase& c, const CompressorInputs& in, std::int64_t g) {
   std::vector<float> row(static_cast<std::size_t>(c.format->dim));
-  decode_row(in.entries.cache, in.entry_slots.as<std::int64_t>()[g * c.ratio + c.ratio - 1 - c.requests[0].first], row.data());
+  decode_row(in.entries.cache, in.entry_slots.as<std::int64_t>()[g * c.ratio + c.ratio - 1 - c.requests[0].first],
+             row.data());
   return row;
 }
 
@@ -37,13 +38,16 @@ bool untouched(const OwnedCache& owned) {
   return std::all_of(owned.bytes.begin(), owned.bytes.end(), [](std::uint8_t b) { return b == kPoison; });
 }
 
-/// Straight from the raw tokens of one request that starts at 0, in double, no pages: e_g, RMSNorm, rotation at g*r (spec 3).
+/// Straight from the raw tokens of one request that starts at 0, in double, no pages: e_g, RMSNorm, rotation at g*r
+/// (spec 3).
 std::vector<double> oracle(const CompressorCase& c, const CompressorInputs& in, std::int64_t g) {
   const int d = c.format->dim;
   const int r = c.ratio;
   const int coff = r == 4 ? 2 : 1;
   const std::int64_t stride = in.kv_score.size(1);
-  const auto small = [&](const HostTensor& t, std::int64_t i) { return t.dtype() == DType::kF32 ? t.as<float>()[i] : to_float(t.as<BF16>()[i]); };
+  const auto small = [&](const HostTensor& t, std::int64_t i) {
+    return t.dtype() == DType::kF32 ? t.as<float>()[i] : to_float(t.as<BF16>()[i]);
+  };
   std::vector<double> e(static_cast<std::size_t>(d));
   double squares = 0;
   for (int channel = 0; channel < d; ++channel) {
@@ -55,7 +59,8 @@ std::vector<double> oracle(const CompressorCase& c, const CompressorInputs& in, 
         if (token < 0) continue;
         const int column = coff == 2 && group == 0 ? d + channel : channel;
         const float* row = in.kv_score.as<float>() + token * stride + 4;
-        const double logit = static_cast<double>(row[coff * d + column]) + static_cast<double>(small(in.ape, k * coff * d + column));
+        const double logit =
+            static_cast<double>(row[coff * d + column]) + static_cast<double>(small(in.ape, k * coff * d + column));
         const double weight = std::exp(logit);  // logits of the cases are below 8
         sum += weight;
         total += weight * static_cast<double>(row[column]);
@@ -65,7 +70,8 @@ std::vector<double> oracle(const CompressorCase& c, const CompressorInputs& in, 
     squares += total / sum * total / sum;
   }
   const double inverse = 1.0 / std::sqrt(squares / d + 1e-6);
-  for (int channel = 0; channel < d; ++channel) e[static_cast<std::size_t>(channel)] *= inverse * static_cast<double>(small(in.norm_weight, channel));
+  for (int channel = 0; channel < d; ++channel)
+    e[static_cast<std::size_t>(channel)] *= inverse * static_cast<double>(small(in.norm_weight, channel));
   for (int i = 0; i < 32; ++i) {
     double& even = e[static_cast<std::size_t>(d - 64 + 2 * i)];
     double& odd = e[static_cast<std::size_t>(d - 64 + 2 * i + 1)];
@@ -104,7 +110,8 @@ TEST(Compressor, MatchesTheStraightLineOracle) {
   }
 }
 
-// Golden vector G6: zero logits, token t gives its next group t and its own group 100 + t. Channel 1 is 1 everywhere and shows the norm.
+// Golden vector G6: zero logits, token t gives its next group t and its own group 100 + t. Channel 1 is 1 everywhere
+// and shows the norm.
 TEST(Compressor, GoldenPooling) {
   const CompressorCase c{.format = &f32_rows(), .requests = {{0, 8}}, .small = DType::kF32};
   for (const std::string& name : runnable(c.store())) {
@@ -132,7 +139,8 @@ TEST(Compressor, OnlyTheLastTokenOfAGroupStores) {
     const CompressorCase c{.ratio = ratio, .format = &bf16_rows(), .requests = {{0, 2 * ratio + 1}}, .state_block = 8};
     for (const std::string& name : runnable(c.store())) {
       CompressorInputs in = make_inputs(c);
-      for (std::int64_t t = 0; t < in.entry_slots.numel(); ++t) in.entry_slots.as<std::int64_t>()[t] = t;  // also where no group ends
+      for (std::int64_t t = 0; t < in.entry_slots.numel(); ++t)
+        in.entry_slots.as<std::int64_t>()[t] = t;  // also where no group ends
       CompressorInputs bigger = make_inputs(c);
       bigger.entries.allocate(bf16_rows(), 1, 2 * ratio + 1, kPoison);
       bigger.store.entries = bigger.entries.cache;
@@ -140,7 +148,8 @@ TEST(Compressor, OnlyTheLastTokenOfAGroupStores) {
       run(c, bigger, name);
       for (std::int64_t slot = 0; slot <= 2 * ratio; ++slot) {
         const std::uint8_t* data = row_data(bigger.entries.cache, 0, slot);
-        const bool stored = std::any_of(data, data + bf16_rows().data_bytes, [](std::uint8_t b) { return b != kPoison; });
+        const bool stored =
+            std::any_of(data, data + bf16_rows().data_bytes, [](std::uint8_t b) { return b != kPoison; });
         EXPECT_EQ(stored, (slot + 1) % ratio == 0) << name << " slot " << slot;
       }
     }
@@ -160,15 +169,20 @@ TEST(Compressor, SkipsTokensThatPointNowhere) {
     EXPECT_FALSE(attempt([](auto&) {})) << name;
     EXPECT_TRUE(attempt([](auto& in) { in.state_slots.template as<std::int64_t>()[3] = -1; })) << name;
     EXPECT_TRUE(attempt([](auto& in) { in.entry_slots.template as<std::int64_t>()[3] = -1; })) << name;
-    EXPECT_TRUE(attempt([](auto& in) { in.entry_slots.template as<std::int64_t>()[3] = in.entries.cache.num_slots(); })) << name;
+    EXPECT_TRUE(attempt([](auto& in) { in.entry_slots.template as<std::int64_t>()[3] = in.entries.cache.num_slots(); }))
+        << name;
     EXPECT_TRUE(attempt([](auto& in) { in.token_to_req.template as<std::int32_t>()[3] = 1; })) << name;
     EXPECT_TRUE(attempt([](auto& in) { in.token_to_req.template as<std::int32_t>()[3] = -1; })) << name;
     EXPECT_TRUE(attempt([](auto& in) { in.positions.template as<std::int64_t>()[3] = -1; })) << name;
-    EXPECT_TRUE(attempt([](auto& in) { in.positions.template as<std::int64_t>()[3] = std::numeric_limits<std::int64_t>::max(); })) << name;
+    EXPECT_TRUE(attempt([](auto& in) {
+      in.positions.template as<std::int64_t>()[3] = std::numeric_limits<std::int64_t>::max();
+    })) << name;
     EXPECT_TRUE(attempt([](auto& in) { in.store.cos_sin.shape[0] = 0; })) << name;
-    EXPECT_TRUE(attempt([](auto& in) { in.store.block_table.shape[1] = 0; })) << name << ": no row of the window can be read";
-    EXPECT_TRUE(attempt([](auto& in) { in.block_table.template as<std::int32_t>()[0] = static_cast<std::int32_t>(in.state.cache.num_blocks); }))
-        << name;
+    EXPECT_TRUE(attempt([](auto& in) { in.store.block_table.shape[1] = 0; }))
+        << name << ": no row of the window can be read";
+    EXPECT_TRUE(attempt([](auto& in) {
+      in.block_table.template as<std::int32_t>()[0] = static_cast<std::int32_t>(in.state.cache.num_blocks);
+    })) << name;
   }
 }
 
@@ -185,7 +199,8 @@ TEST(Compressor, RowsThatCannotBeReadCountAsMasked) {
 
     CompressorInputs alone = make_inputs(c);
     const std::int64_t width = alone.kv_score.size(1);
-    std::memcpy(alone.kv_score.as<float>(), alone.kv_score.as<float>() + 4 * width, static_cast<std::size_t>(4 * width) * sizeof(float));
+    std::memcpy(alone.kv_score.as<float>(), alone.kv_score.as<float>() + 4 * width,
+                static_cast<std::size_t>(4 * width) * sizeof(float));
     run(c, alone, name);
     EXPECT_EQ(got, entry(c, alone, 0)) << name;
   }
@@ -228,7 +243,8 @@ TEST(Compressor, SoftmaxIsTakenFromTheLargestLogit) {
       std::memset(in.ape.data(), 0, in.ape.bytes());
       for (std::int64_t t = 0; t < 8; ++t) {
         float* logits = in.kv_score.as<float>() + t * in.kv_score.size(1) + 4 + 1024;
-        for (int i = 0; i < 1024; ++i) logits[i] = std::round(16.0F * logits[i]) / 16.0F + shift;  // exact at every shift
+        for (int i = 0; i < 1024; ++i)
+          logits[i] = std::round(16.0F * logits[i]) / 16.0F + shift;  // exact at every shift
       }
       run(c, in, name);
       if (shift == 0.0F) want = entry(c, in, 1);
@@ -237,7 +253,8 @@ TEST(Compressor, SoftmaxIsTakenFromTheLargestLogit) {
   }
 }
 
-// The stored forms of one entry: F32 exact, bf16 rounded once, per-tensor rows and group-scaled rows quantised from the bf16 number.
+// The stored forms of one entry: F32 exact, bf16 rounded once, per-tensor rows and group-scaled rows quantised from the
+// bf16 number.
 TEST(Compressor, RoundsToBf16BeforeTheQuantiser) {
   for (const RowFormat* format : {&bf16_rows(), &fp8_per_tensor_rows(), &fp8_ds_mla_rows()}) {
     const CompressorCase exact{.format = &f32_rows(), .requests = {{0, 8}}};
@@ -285,7 +302,8 @@ TEST(Compressor, GoldenMxfp4Block) {
   std::vector<float> row(128, 0.0F);
   for (int i = 0; i < 32; ++i) row[static_cast<std::size_t>(32 + i)] = static_cast<float>(i - 16) / 4.0F;
   encode_row(cache.cache, 1, row.data());
-  const std::uint8_t expected[] = {0xEE, 0xDE, 0xDD, 0xCC, 0xCC, 0xAB, 0xAA, 0x89, 0x00, 0x21, 0x22, 0x43, 0x44, 0x54, 0x55, 0x66};
+  const std::uint8_t expected[] = {0xEE, 0xDE, 0xDD, 0xCC, 0xCC, 0xAB, 0xAA, 0x89,
+                                   0x00, 0x21, 0x22, 0x43, 0x44, 0x54, 0x55, 0x66};
   EXPECT_EQ(std::memcmp(row_data(cache.cache, 0, 1) + 16, expected, 16), 0);
   EXPECT_EQ(row_scales(cache.cache, 0, 1)[1], 127);
   EXPECT_EQ(row_scales(cache.cache, 0, 1)[0], 1);  // an all-zero block: 2^-126
@@ -302,7 +320,8 @@ TEST(SaveState, AddsTheApeOfThePositionInItsGroup) {
       const float* raw = in.kv_score.as<float>() + t * in.kv_score.size(1) + 4;
       for (int i = 0; i < 256; ++i) {
         ASSERT_EQ(row[static_cast<std::size_t>(i)], raw[i]) << name;
-        ASSERT_EQ(row[static_cast<std::size_t>(256 + i)], raw[256 + i] + in.ape.as<float>()[(6 + t) % 4 * 256 + i]) << name;
+        ASSERT_EQ(row[static_cast<std::size_t>(256 + i)], raw[256 + i] + in.ape.as<float>()[(6 + t) % 4 * 256 + i])
+            << name;
       }
     }
   }
@@ -312,7 +331,8 @@ TEST(SaveState, SlotsThatPointNowhereWriteNothing) {
   const CompressorCase c{.format = &f32_rows(), .requests = {{0, 5}}, .unmapped = 1};
   for (const std::string name : {"ref", "cpu"}) {
     CompressorInputs in = make_inputs(c);
-    const std::int64_t bad[] = {-1, in.state.cache.num_slots(), std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()};
+    const std::int64_t bad[] = {-1, in.state.cache.num_slots(), std::numeric_limits<std::int64_t>::max(),
+                                std::numeric_limits<std::int64_t>::min()};
     for (std::int64_t t = 0; t < 4; ++t) in.state_slots.as<std::int64_t>()[t] = bad[t];
     const std::vector<std::uint8_t> before = in.state.bytes;
     Plan<SaveState>(c.save(), {.implementation = name}).run(in.save);
@@ -340,16 +360,21 @@ TEST(CompressorErrors, NameTheTensorWhatWasGotAndWhatWasExpected) {
               ThrowsMessage<InvalidArgument>("save_state: state_slots: got [9] I64, expected at most 4 tokens"));
   EXPECT_THAT([&] { save([](auto& a) { a.state.format = &state_rows(512, 1); }); },
               ThrowsMessage<InvalidArgument>("save_state: state: got state_c128 rows, expected state_c4 rows"));
-  EXPECT_THAT([&] { save([](auto& a) { a.state.block_stride_bytes += 2; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("off fp32 alignment")));
+  EXPECT_THAT([&] { save([](auto& a) { a.state.block_stride_bytes += 2; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("off fp32 alignment")));
   EXPECT_THAT([&] { store([](auto& a) { a.entry_slots.shape[0] = 3; }); },
               ThrowsMessage<InvalidArgument>("compress_store: entry_slots: got [3] I64, expected [4] I64"));
-  EXPECT_THAT([&] { store([](auto& a) { a.block_table.dtype = DType::kI64; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("block_table: got")));
+  EXPECT_THAT([&] { store([](auto& a) { a.block_table.dtype = DType::kI64; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("block_table: got")));
   EXPECT_THAT([&] { store([](auto& a) { a.entries.format = &bf16_rows(); }); },
               ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: entries: got")));
-  EXPECT_THAT([] { Plan<SaveState>({.ratio = 8}); }, ThrowsMessage<InvalidArgument>("save_state: ratio: got 8, expected 4 or 128"));
-  EXPECT_THAT([] { Plan<SaveState>({.ratio = 128, .dim = 128}); }, ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
-  EXPECT_THAT([] { Plan<CompressStore>({}); },
-              ThrowsMessage<InvalidArgument>("compress_store: format: got none, expected the entry cache's row format"));
+  EXPECT_THAT([] { Plan<SaveState>({.ratio = 8}); },
+              ThrowsMessage<InvalidArgument>("save_state: ratio: got 8, expected 4 or 128"));
+  EXPECT_THAT([] { Plan<SaveState>({.ratio = 128, .dim = 128}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
+  EXPECT_THAT(
+      [] { Plan<CompressStore>({}); },
+      ThrowsMessage<InvalidArgument>("compress_store: format: got none, expected the entry cache's row format"));
   EXPECT_THAT([] { Plan<CompressStore>({.format = &index_fp8_rows()}); },
               ThrowsMessage<InvalidArgument>("compress_store: format: got index_fp8 with 128 dims, expected 512 dims"));
   EXPECT_THAT([] { Plan<CompressStore>({.format = &f32_rows(), .hadamard = true}); },
@@ -368,20 +393,28 @@ TEST(CompressorErrors, OfASecondCompressorSayWhich) {
   EXPECT_NO_THROW(run([](auto&) {}));
   EXPECT_THAT([&] { run([](auto& a) { a.state_slots2.shape[0] = 3; }); },
               ThrowsMessage<InvalidArgument>("compress_store: entry_slots: got [4] I64, expected [3] I64"));
-  EXPECT_THAT([&] { run([](auto& a) { a.block_table2.dtype = DType::kI64; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("block_table2: got")));
-  EXPECT_THAT([&] { run([](auto& a) { a.norm_weight2 = a.norm_weight; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("norm_weight2: got [512]")));
+  EXPECT_THAT([&] { run([](auto& a) { a.block_table2.dtype = DType::kI64; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("block_table2: got")));
+  EXPECT_THAT([&] { run([](auto& a) { a.norm_weight2 = a.norm_weight; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("norm_weight2: got [512]")));
   EXPECT_THAT([&] { run([](auto& a) { a.state2 = a.state; }); },
               ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: state2: got state_c4 rows")));
   EXPECT_THAT([&] { run([](auto& a) { a.entries2.format = &index_mxfp4_rows(); }); },
               ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: entries2: got")));
   EXPECT_THAT([&] { run([](auto& a) { a.kv_score2 = {}; }); },
               ThrowsMessage<InvalidArgument>("compress_store: kv_score2: got none, expected a tensor, as kv_score"));
-  EXPECT_THAT([&] { run([](auto& a) { a.ape2 = a.ape; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("ape2: got [4, 1024]")));
-  EXPECT_THAT([] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = 128}); },
-              ThrowsMessage<InvalidArgument>("compress_store: format2: got none, expected the entry cache's row format"));
-  EXPECT_THAT([] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = -1}); }, ThrowsMessage<InvalidArgument>(HasSubstr("dim2: got -1")));
-  EXPECT_THAT([] { Plan<CompressStore>({.ratio = 128, .format = &fp8_ds_mla_rows(), .dim2 = 128, .format2 = &index_fp8_rows()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
+  EXPECT_THAT([&] { run([](auto& a) { a.ape2 = a.ape; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("ape2: got [4, 1024]")));
+  EXPECT_THAT(
+      [] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = 128}); },
+      ThrowsMessage<InvalidArgument>("compress_store: format2: got none, expected the entry cache's row format"));
+  EXPECT_THAT([] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = -1}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("dim2: got -1")));
+  EXPECT_THAT(
+      [] {
+        Plan<CompressStore>({.ratio = 128, .format = &fp8_ds_mla_rows(), .dim2 = 128, .format2 = &index_fp8_rows()});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
 }
 
 }  // namespace

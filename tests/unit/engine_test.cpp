@@ -58,10 +58,13 @@ TEST(Engine, RefusesByNameWhatCanNeverFitAndRunsTheRest) {
 
 TEST(Engine, NamesWhatIsImpossible) {
   Engine engine(tiny_options());
-  EXPECT_THAT(error_of([&] { engine.submit({.id = 1, .prompt_tokens = 0, .output_tokens = 1}); }), HasSubstr("request 1: prompt tokens: got 0"));
-  EXPECT_THAT(error_of([&] { engine.submit({.id = 1, .prompt_tokens = 1, .output_tokens = -4}); }), HasSubstr("request 1: output tokens: got -4"));
+  EXPECT_THAT(error_of([&] { engine.submit({.id = 1, .prompt_tokens = 0, .output_tokens = 1}); }),
+              HasSubstr("request 1: prompt tokens: got 0"));
+  EXPECT_THAT(error_of([&] { engine.submit({.id = 1, .prompt_tokens = 1, .output_tokens = -4}); }),
+              HasSubstr("request 1: output tokens: got -4"));
   engine.submit({.id = 1, .prompt_tokens = 1, .output_tokens = 1});
-  EXPECT_THAT(error_of([&] { engine.submit({.id = 1, .prompt_tokens = 1, .output_tokens = 1}); }), HasSubstr("request 1: id: got 1"));
+  EXPECT_THAT(error_of([&] { engine.submit({.id = 1, .prompt_tokens = 1, .output_tokens = 1}); }),
+              HasSubstr("request 1: id: got 1"));
   EngineOptions options = tiny_options();
   options.num_blocks = 0;
   EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("num_blocks: got 0"));
@@ -102,9 +105,11 @@ TEST(Engine, IndexCacheReusesTheChoosersTopk) {
     EXPECT_EQ(engine.results()[0].state, RequestResult::State::kFinished);
     same[freq] = true;
     for (const auto& [key, chosen] : rows.by_row) {
-      if (std::get<0>(key) == 0) same[freq] = same[freq] && rows.by_row.at({2, std::get<1>(key), std::get<2>(key)}) == chosen;
+      if (std::get<0>(key) == 0)
+        same[freq] = same[freq] && rows.by_row.at({2, std::get<1>(key), std::get<2>(key)}) == chosen;
     }
-    EXPECT_EQ(engine.pool().layout().find(2, CacheRole::kIndex) == nullptr, freq == 2) << "a layer that reuses keeps no index rows";
+    EXPECT_EQ(engine.pool().layout().find(2, CacheRole::kIndex) == nullptr, freq == 2)
+        << "a layer that reuses keeps no index rows";
   }
   EXPECT_FALSE(same[1]);
   EXPECT_TRUE(same[2]);
@@ -200,32 +205,34 @@ TEST(Engine, EveryWayOfComputingGivesSoundOutputs) {
     std::string name;
     std::function<void(EngineOptions&)> set;
   };
-  const std::vector<Way> ways{{"flashinfer", [](EngineOptions& o) { o.layer.front_end = FrontEnd::kFlashInfer; }},
-                              {"sm120", [](EngineOptions& o) { o.layer.front_end = FrontEnd::kSm120; }},
-                              {"gathered", [](EngineOptions& o) { o.layer.gather_prefill = true; }},
-                              {"fp8 output", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kF32; }},
-                              {"fp8 output, ue8m0", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kUe8m0x4; }},
-                              {"hadamard", [](EngineOptions& o) { o.model.hadamard = true; }},
-                              {"mxfp4 index, hadamard",
-                               [](EngineOptions& o) {
-                                 o.model.hadamard = true;
-                                 o.layer.caches.index = &index_mxfp4_rows();
-                               }},
-                              {"mxfp4 index", [](EngineOptions& o) { o.layer.caches.index = &index_mxfp4_rows(); }},
-                              {"index cache", [](EngineOptions& o) { o.model.index_topk_freq = 2; }},
-                              {"padded heads", [](EngineOptions& o) { o.layer.padded_heads = 16; }},
-                              {"strict flashinfer",
-                               [](EngineOptions& o) {
-                                 o.layer.front_end = FrontEnd::kFlashInfer;
-                                 o.layer.caches.rows = &bf16_rows();
-                                 o.layer.strict = true;
-                               }},
-                              {"speculation", [](EngineOptions& o) { o.speculative = 3; }},
-                              {"adaptive speculation", [](EngineOptions& o) {
-                                 o.speculative = 5;
-                                 o.adaptive_speculation = true;
-                               }}};
-  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 190, .output_tokens = 20}, {.id = 1, .prompt_tokens = 140, .output_tokens = 30}};
+  const std::vector<Way> ways{
+      {"flashinfer", [](EngineOptions& o) { o.layer.front_end = FrontEnd::kFlashInfer; }},
+      {"sm120", [](EngineOptions& o) { o.layer.front_end = FrontEnd::kSm120; }},
+      {"gathered", [](EngineOptions& o) { o.layer.gather_prefill = true; }},
+      {"fp8 output", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kF32; }},
+      {"fp8 output, ue8m0", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kUe8m0x4; }},
+      {"hadamard", [](EngineOptions& o) { o.model.hadamard = true; }},
+      {"mxfp4 index, hadamard",
+       [](EngineOptions& o) {
+         o.model.hadamard = true;
+         o.layer.caches.index = &index_mxfp4_rows();
+       }},
+      {"mxfp4 index", [](EngineOptions& o) { o.layer.caches.index = &index_mxfp4_rows(); }},
+      {"index cache", [](EngineOptions& o) { o.model.index_topk_freq = 2; }},
+      {"padded heads", [](EngineOptions& o) { o.layer.padded_heads = 16; }},
+      {"strict flashinfer",
+       [](EngineOptions& o) {
+         o.layer.front_end = FrontEnd::kFlashInfer;
+         o.layer.caches.rows = &bf16_rows();
+         o.layer.strict = true;
+       }},
+      {"speculation", [](EngineOptions& o) { o.speculative = 3; }},
+      {"adaptive speculation", [](EngineOptions& o) {
+         o.speculative = 5;
+         o.adaptive_speculation = true;
+       }}};
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 190, .output_tokens = 20},
+                                       {.id = 1, .prompt_tokens = 140, .output_tokens = 30}};
   std::uint64_t plain_digest = 0;
   for (std::size_t i = 0; i <= ways.size(); ++i) {
     EngineOptions options = tiny_options();
@@ -239,7 +246,8 @@ TEST(Engine, EveryWayOfComputingGivesSoundOutputs) {
     while (engine.step([] { return 0.0; })) {
     }
     const CheckReport report = check.finish(engine);
-    EXPECT_TRUE(report.passed) << name << ": l2 " << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of " << report.bound;
+    EXPECT_TRUE(report.passed) << name << ": l2 " << report.samples[static_cast<std::size_t>(report.worst)].relative_l2
+                               << " of " << report.bound;
     for (const CheckedSample& s : report.samples) EXPECT_TRUE(s.topk_ok) << name << ": " << s.topk_text;
     const std::uint64_t digest = engine.results()[0].digest;
     if (i == 0) plain_digest = digest;
@@ -252,7 +260,8 @@ TEST(Engine, EveryWayOfComputingGivesSoundOutputs) {
 }
 
 TEST(RunCheck, PassesASoundRunAndFailsAPlantedError) {
-  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 190, .output_tokens = 6}, {.id = 1, .prompt_tokens = 140, .output_tokens = 8}};
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 190, .output_tokens = 6},
+                                       {.id = 1, .prompt_tokens = 140, .output_tokens = 8}};
   for (const char* rows : {"bf16", "fp8_ds_mla", "fp8_per_tensor"}) {
     for (const PlantedError planted : {PlantedError::kNone, PlantedError::kPosition, PlantedError::kBlock}) {
       EngineOptions options = tiny_options();
@@ -270,7 +279,8 @@ TEST(RunCheck, PassesASoundRunAndFailsAPlantedError) {
       }
       const CheckReport report = check.finish(engine);
       EXPECT_EQ(report.passed, planted == PlantedError::kNone)
-          << rows << ", planted " << static_cast<int>(planted) << ": worst " << report.samples[static_cast<std::size_t>(report.worst)].relative_l2;
+          << rows << ", planted " << static_cast<int>(planted) << ": worst "
+          << report.samples[static_cast<std::size_t>(report.worst)].relative_l2;
       for (const CheckedSample& s : report.samples) EXPECT_TRUE(s.computed);
     }
   }

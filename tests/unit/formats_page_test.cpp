@@ -1,4 +1,5 @@
-// The table of docs/formats.md is what all_row_formats() says. SMLA_UPDATE_README=1 in the environment rewrites it (./dev docs).
+// The table of docs/formats.md is what all_row_formats() says. SMLA_UPDATE_README=1 in the environment rewrites it
+// (./dev docs).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -21,12 +22,14 @@ std::vector<std::int64_t> block_sizes(const RowFormat& format) {
 
 std::string size_table() {
   std::string text =
-      "| format | numbers | numbers' bytes | scales' bytes | row | rows in a block | block | page |\n|---|--:|--:|--:|--:|--:|--:|--:|\n";
+      "| format | numbers | numbers' bytes | scales' bytes | row | rows in a block | block | page "
+      "|\n|---|--:|--:|--:|--:|--:|--:|--:|\n";
   for (const RowFormat* format : all_row_formats()) {
     for (const std::int64_t rows : block_sizes(*format)) {
       text += "| `" + std::string(format->name) + "`";
-      for (const std::int64_t number : {std::int64_t{format->dim}, std::int64_t{format->data_bytes}, std::int64_t{format->scale_bytes},
-                                        std::int64_t{format->row_bytes()}, rows, block_bytes(*format, rows), page_bytes(*format, rows)}) {
+      for (const std::int64_t number :
+           {std::int64_t{format->dim}, std::int64_t{format->data_bytes}, std::int64_t{format->scale_bytes},
+            std::int64_t{format->row_bytes()}, rows, block_bytes(*format, rows), page_bytes(*format, rows)}) {
         text += " | " + std::to_string(number);
       }
       text += " |\n";
@@ -61,9 +64,10 @@ TEST(FormatsPage, EveryFormatHasASection) {
   const std::string text = read_page(SMLA_SOURCE_DIR "/docs/formats.md");
   for (const RowFormat* format : all_row_formats()) {
     const std::string name(format->name);
-    const bool drawn = text.find("\n## " + name + "\n") != std::string::npos ||       // a section of its own,
-                       text.find("\n" + name + "  ") != std::string::npos ||          // a line in the picture of the state rows,
-                       text.find("`" + name + "` is the same") != std::string::npos;  // or another's twin
+    const bool drawn =
+        text.find("\n## " + name + "\n") != std::string::npos ||       // a section of its own,
+        text.find("\n" + name + "  ") != std::string::npos ||          // a line in the picture of the state rows,
+        text.find("`" + name + "` is the same") != std::string::npos;  // or another's twin
     EXPECT_TRUE(drawn) << name;
   }
 }

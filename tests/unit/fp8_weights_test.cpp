@@ -34,7 +34,8 @@ void expect_same_numbers(const LayerTensors& kept, const LayerTensors& loaded) {
     const ConstTensorView& got = kept.tensors.find(name)->second;
     if (got.dtype != DType::kE4M3) {
       ASSERT_EQ(got.dtype, want.dtype) << name;
-      ASSERT_EQ(std::memcmp(got.data, want.data, static_cast<std::size_t>(want.numel() * size_of(want.dtype))), 0) << name;
+      ASSERT_EQ(std::memcmp(got.data, want.data, static_cast<std::size_t>(want.numel() * size_of(want.dtype))), 0)
+          << name;
       continue;
     }
     const ConstTensorView& scale = kept.tensors.find(name.substr(0, name.rfind('.')) + ".scale")->second;
@@ -43,7 +44,8 @@ void expect_same_numbers(const LayerTensors& kept, const LayerTensors& loaded) {
       for (std::int64_t c = 0; c < want.size(1); ++c) {
         const double code = static_cast<double>(to_float(got.as<E4M3>()[r * want.size(1) + c]));
         const double step = static_cast<double>(scale.as<float>()[r / 128 * scale.size(1) + c / 128]);
-        ASSERT_EQ(bf16_of(code * step).bits, want.as<BF16>()[r * want.size(1) + c].bits) << name << " [" << r << ", " << c << "]";
+        ASSERT_EQ(bf16_of(code * step).bits, want.as<BF16>()[r * want.size(1) + c].bits)
+            << name << " [" << r << ", " << c << "]";
       }
     }
   }
@@ -60,8 +62,8 @@ TEST(Fp8Weights, KeptOnesAreTheNumbersOfTheCheckpoint) {
     if (model.layer(i).has_indexer()) want.insert("indexer.wq_b.weight");
     EXPECT_EQ(kept_names(kept), want);
     const LayerWeights weights = layer_weights(kept);
-    EXPECT_FALSE(weights.wq_a_scale.absent() || weights.wq_b_scale.absent() || weights.wkv_scale.absent() || weights.wo_a_scale.absent() ||
-                 weights.wo_b_scale.absent());
+    EXPECT_FALSE(weights.wq_a_scale.absent() || weights.wq_b_scale.absent() || weights.wkv_scale.absent() ||
+                 weights.wo_a_scale.absent() || weights.wo_b_scale.absent());
     EXPECT_EQ(weights.index_wq_b_scale.absent(), !model.layer(i).has_indexer());
   }
 }
@@ -73,15 +75,16 @@ TEST(Fp8Weights, SlicesThatAreNoWholeBlocksAreDequantised) {
     const Checkpoint checkpoint(folder.path());
     for (const int rank : {0, 1}) {
       const LayerTensors slice = checkpoint.load_layer(1, rank, 2, kKeep);
-      EXPECT_THAT(kept_names(slice),
-                  UnorderedElementsAre("wq_a.weight", "wq_b.weight", "wkv.weight", "wo_a.weight", "wo_b.weight", "indexer.wq_b.weight"));
+      EXPECT_THAT(kept_names(slice), UnorderedElementsAre("wq_a.weight", "wq_b.weight", "wkv.weight", "wo_a.weight",
+                                                          "wo_b.weight", "indexer.wq_b.weight"));
       expect_same_numbers(slice, checkpoint.load_layer(1, rank, 2));
     }
   }
   model.o_lora_rank = 64;  // a group of wo_a is half a block, and so is a rank's part of wo_b
   const test::Fp8Checkpoint folder("smla_fp8_halves", model);
   const Checkpoint checkpoint(folder.path());
-  EXPECT_THAT(kept_names(checkpoint.load_layer(0, 0, 1, kKeep)), UnorderedElementsAre("wq_a.weight", "wq_b.weight", "wkv.weight", "wo_b.weight"));
+  EXPECT_THAT(kept_names(checkpoint.load_layer(0, 0, 1, kKeep)),
+              UnorderedElementsAre("wq_a.weight", "wq_b.weight", "wkv.weight", "wo_b.weight"));
   for (const int rank : {0, 1}) {
     const LayerTensors slice = checkpoint.load_layer(0, rank, 2, kKeep);
     EXPECT_THAT(kept_names(slice), UnorderedElementsAre("wq_a.weight", "wq_b.weight", "wkv.weight"));
@@ -90,7 +93,8 @@ TEST(Fp8Weights, SlicesThatAreNoWholeBlocksAreDequantised) {
 }
 
 CheckReport checked_run(const EngineOptions& options) {
-  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 190, .output_tokens = 4}, {.id = 1, .prompt_tokens = 37, .output_tokens = 6}};
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 190, .output_tokens = 4},
+                                       {.id = 1, .prompt_tokens = 37, .output_tokens = 6}};
   RunCheck check(specs, options, 9);
   Engine engine(options, &check);
   for (const RequestSpec& spec : specs) engine.submit(spec);
@@ -120,7 +124,8 @@ TEST(Fp8Weights, ALayerComputesWithThem) {
     EXPECT_TRUE(fp8.passed) << fp8.samples[static_cast<std::size_t>(fp8.worst)].relative_l2 << " of " << fp8.bound;
     EXPECT_DOUBLE_EQ(fp8.bound, exact.bound + 0.02 + 0.06);  // wo_a's input and the others'
     // Inputs of three fraction bits are no noise of the last place.
-    EXPECT_GT(fp8.samples[static_cast<std::size_t>(fp8.worst)].relative_l2, exact.samples[static_cast<std::size_t>(exact.worst)].relative_l2 + 0.005);
+    EXPECT_GT(fp8.samples[static_cast<std::size_t>(fp8.worst)].relative_l2,
+              exact.samples[static_cast<std::size_t>(exact.worst)].relative_l2 + 0.005);
   }
   options.layer.precision = Precision::kBF16;
   options.planted_error = PlantedError::kPosition;
@@ -164,7 +169,8 @@ TEST(Fp8Weights, ALayerNamesWhatDoesNotFit) {
     return std::string("no error");
   };
   EXPECT_EQ(text([](LayerConfig&, LayerWeights&) {}), "no error");
-  EXPECT_THAT(text([](LayerConfig&, LayerWeights& w) { w.wkv_scale = {}; }), HasSubstr("attention layer: wkv.scale: got"));
+  EXPECT_THAT(text([](LayerConfig&, LayerWeights& w) { w.wkv_scale = {}; }),
+              HasSubstr("attention layer: wkv.scale: got"));
   EXPECT_EQ(text([](LayerConfig&, LayerWeights& w) { w.wo_b_scale.shape[0] = 1; }),
             "attention layer: wo_b.scale: got [1, 2] F32, expected [2, 2] F32");
   const HostTensor bf16(DType::kBF16, {128, 256});

@@ -25,7 +25,8 @@ TEST(FrontEnd, NamesAndAliases) {
   for (const char* name : {"flashmla", "FLASHMLA_SPARSE", "FLASHMLA_SPARSE_DSV4", "V4_FLASHMLA_SPARSE", "auto", ""}) {
     EXPECT_EQ(front_end(name), FrontEnd::kFlashMla) << name;
   }
-  for (const char* name : {"flashinfer", "FLASHINFER_MLA_SPARSE_DSV4", "V4_FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_V4"}) {
+  for (const char* name :
+       {"flashinfer", "FLASHINFER_MLA_SPARSE_DSV4", "V4_FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_V4"}) {
     EXPECT_EQ(front_end(name), FrontEnd::kFlashInfer) << name;
   }
   for (const char* name : {"sm120", "DSV4_SPARSE_MLA_SM120"}) EXPECT_EQ(front_end(name), FrontEnd::kSm120) << name;
@@ -36,19 +37,24 @@ TEST(FrontEnd, NamesAndAliases) {
   EXPECT_EQ(front_end("auto", 9), FrontEnd::kFlashMla);
   for (const FrontEnd f : {FrontEnd::kFlashMla, FrontEnd::kFlashInfer, FrontEnd::kSm120}) {
     EXPECT_EQ(front_end_names(f).front(), name_of(f));
-    for (const std::string_view name : front_end_names(f)) EXPECT_EQ(front_end(name, f == FrontEnd::kSm120 ? 12 : 10), f) << name;
+    for (const std::string_view name : front_end_names(f))
+      EXPECT_EQ(front_end(name, f == FrontEnd::kSm120 ? 12 : 10), f) << name;
   }
 }
 
 TEST(FrontEnd, RefusedAndUnknownNames) {
   for (const std::string name : {"FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"}) {
     EXPECT_EQ(error_of([&] { front_end(name); }),
-              name + " is not a DeepSeek V4 attention backend. Use FLASHINFER_MLA_SPARSE_DSV4 for DeepSeek V4 FlashInfer sparse MLA.");
+              name +
+                  " is not a DeepSeek V4 attention backend. Use FLASHINFER_MLA_SPARSE_DSV4 for DeepSeek V4 FlashInfer "
+                  "sparse MLA.");
   }
   const std::string text = error_of([] { front_end("flashmlo"); });
-  EXPECT_EQ(text,
-            "front-end: got \"flashmlo\", expected one of auto, flashmla, FLASHMLA_SPARSE, FLASHMLA_SPARSE_DSV4, V4_FLASHMLA_SPARSE, flashinfer, "
-            "FLASHINFER_MLA_SPARSE_DSV4, V4_FLASHINFER_MLA_SPARSE, FLASHINFER_MLA_SPARSE_V4, sm120, DSV4_SPARSE_MLA_SM120");
+  EXPECT_EQ(
+      text,
+      "front-end: got \"flashmlo\", expected one of auto, flashmla, FLASHMLA_SPARSE, FLASHMLA_SPARSE_DSV4, "
+      "V4_FLASHMLA_SPARSE, flashinfer, "
+      "FLASHINFER_MLA_SPARSE_DSV4, V4_FLASHINFER_MLA_SPARSE, FLASHINFER_MLA_SPARSE_V4, sm120, DSV4_SPARSE_MLA_SM120");
 }
 
 TEST(FrontEnd, CacheDtypeTable) {
@@ -60,15 +66,19 @@ TEST(FrontEnd, CacheDtypeTable) {
     const RowFormat* two_scopes;  // flashmla, sm120
     const RowFormat* flashinfer;
   };
-  for (const Row& row : {Row{"fp8_ds_mla", ds, ds}, Row{"bf16", bf16, bf16}, Row{"bfloat16", bf16, bf16}, Row{"fp8_per_tensor", plain, plain},
-                         Row{"fp8", ds, plain}, Row{"fp8_e4m3", ds, plain}, Row{"fp8_inc", ds, plain}, Row{"auto", ds, bf16}}) {
+  for (const Row& row : {Row{"fp8_ds_mla", ds, ds}, Row{"bf16", bf16, bf16}, Row{"bfloat16", bf16, bf16},
+                         Row{"fp8_per_tensor", plain, plain}, Row{"fp8", ds, plain}, Row{"fp8_e4m3", ds, plain},
+                         Row{"fp8_inc", ds, plain}, Row{"auto", ds, bf16}}) {
     EXPECT_EQ(&cache_rows(FrontEnd::kFlashMla, row.name), row.two_scopes) << row.name;
     EXPECT_EQ(&cache_rows(FrontEnd::kSm120, row.name), row.two_scopes) << row.name;
     EXPECT_EQ(&cache_rows(FrontEnd::kFlashInfer, row.name), row.flashinfer) << row.name;
   }
   for (const char* name : {"fp8_e5m2", "e5m2", "int8", "", "FP8"}) {
     for (const bool strict : {false, true}) {
-      EXPECT_NE(error_of([&] { cache_rows(FrontEnd::kFlashMla, name, strict); }).find("expected one of auto, fp8_ds_mla, bf16"), std::string::npos)
+      EXPECT_NE(error_of([&] {
+                  cache_rows(FrontEnd::kFlashMla, name, strict);
+                }).find("expected one of auto, fp8_ds_mla, bf16"),
+                std::string::npos)
           << name;
     }
   }
@@ -77,13 +87,17 @@ TEST(FrontEnd, CacheDtypeTable) {
 TEST(FrontEnd, StrictCacheDtypes) {
   const auto strict = [](FrontEnd f, const char* name) { return error_of([&] { cache_rows(f, name, true); }); };
   EXPECT_EQ(strict(FrontEnd::kFlashMla, "auto"), "DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got auto");
-  EXPECT_EQ(strict(FrontEnd::kSm120, "bfloat16"), "DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got bfloat16");
-  EXPECT_EQ(strict(FrontEnd::kFlashInfer, "fp8_ds_mla"), "FLASHINFER_MLA_SPARSE_DSV4 SM10x uses the plain per-tensor FP8 KV layout, not fp8_ds_mla");
+  EXPECT_EQ(strict(FrontEnd::kSm120, "bfloat16"),
+            "DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got bfloat16");
+  EXPECT_EQ(strict(FrontEnd::kFlashInfer, "fp8_ds_mla"),
+            "FLASHINFER_MLA_SPARSE_DSV4 SM10x uses the plain per-tensor FP8 KV layout, not fp8_ds_mla");
   EXPECT_EQ(strict(FrontEnd::kFlashInfer, "fp8_inc"), "kv_cache_dtype not supported");
   EXPECT_EQ(strict(FrontEnd::kSm120, "fp8_inc"), "kv_cache_dtype not supported");
   EXPECT_EQ(strict(FrontEnd::kFlashMla, "fp8_per_tensor"), "kv_cache_dtype not supported");
-  for (const char* name : {"fp8", "fp8_e4m3", "fp8_inc", "fp8_ds_mla"}) EXPECT_EQ(strict(FrontEnd::kFlashMla, name), "no error") << name;
-  for (const char* name : {"auto", "bfloat16", "fp8", "fp8_e4m3"}) EXPECT_EQ(strict(FrontEnd::kFlashInfer, name), "no error") << name;
+  for (const char* name : {"fp8", "fp8_e4m3", "fp8_inc", "fp8_ds_mla"})
+    EXPECT_EQ(strict(FrontEnd::kFlashMla, name), "no error") << name;
+  for (const char* name : {"auto", "bfloat16", "fp8", "fp8_e4m3"})
+    EXPECT_EQ(strict(FrontEnd::kFlashInfer, name), "no error") << name;
 }
 
 TEST(FrontEnd, IndexerDtypes) {
@@ -91,14 +105,16 @@ TEST(FrontEnd, IndexerDtypes) {
   EXPECT_EQ(&index_rows("auto"), &index_fp8_rows());
   EXPECT_EQ(&index_rows("mxfp4"), &index_mxfp4_rows());
   EXPECT_EQ(&index_rows("mxfp4", true, 10), &index_mxfp4_rows());
-  EXPECT_EQ(error_of([] { index_rows("nvfp4"); }),
-            "indexer_kv_dtype='nvfp4' is not supported by the DeepSeek sparse indexer (expected one of ('fp8', 'mxfp4')).");
-  EXPECT_NE(error_of([] { index_rows("mxfp4", true, 9); }).find("requires Blackwell datacenter GPUs (sm_10x"), std::string::npos);
+  EXPECT_EQ(
+      error_of([] { index_rows("nvfp4"); }),
+      "indexer_kv_dtype='nvfp4' is not supported by the DeepSeek sparse indexer (expected one of ('fp8', 'mxfp4')).");
+  EXPECT_NE(error_of([] { index_rows("mxfp4", true, 9); }).find("requires Blackwell datacenter GPUs (sm_10x"),
+            std::string::npos);
 }
 
 TEST(FrontEnd, PaddedHeads) {
-  for (const auto& [heads, mla, flashinfer] :
-       std::vector<std::array<std::int64_t, 3>>{{1, 64, 8}, {8, 64, 8}, {9, 64, 16}, {33, 64, 64}, {64, 64, 64}, {65, 128, 128}, {128, 128, 128}}) {
+  for (const auto& [heads, mla, flashinfer] : std::vector<std::array<std::int64_t, 3>>{
+           {1, 64, 8}, {8, 64, 8}, {9, 64, 16}, {33, 64, 64}, {64, 64, 64}, {65, 128, 128}, {128, 128, 128}}) {
     EXPECT_EQ(upstream_padded_heads(FrontEnd::kFlashMla, heads), mla);
     EXPECT_EQ(upstream_padded_heads(FrontEnd::kFlashInfer, heads), flashinfer);
     EXPECT_EQ(upstream_padded_heads(FrontEnd::kSm120, heads), flashinfer);
@@ -106,32 +122,47 @@ TEST(FrontEnd, PaddedHeads) {
   EXPECT_EQ(error_of([] { upstream_padded_heads(FrontEnd::kFlashMla, 129); }),
             "DeepseekV4 FlashMLA does not support 129 heads (FP8 decode kernel requires h_q in {64, 128}).");
   EXPECT_EQ(error_of([] { upstream_padded_heads(FrontEnd::kFlashInfer, 256); }),
-            "DeepseekV4 FlashInfer MLA Sparse does not support 256 heads (sparse MLA kernel requires h_q in {8, 16, 32, 64, 128}).");
+            "DeepseekV4 FlashInfer MLA Sparse does not support 256 heads (sparse MLA kernel requires h_q in {8, 16, "
+            "32, 64, 128}).");
 }
 
 TEST(FrontEnd, StrictCalls) {
-  const auto refused = [](FrontEnd f, const UpstreamCall& call) { return error_of([&] { check_upstream_call(f, call); }); };
-  EXPECT_EQ(refused(FrontEnd::kFlashMla, {.tokens = 1, .padded_heads = 64, .window_width = 192, .compressed_width = 512}), "no error");
-  EXPECT_NE(refused(FrontEnd::kFlashMla, {.tokens = 1, .padded_heads = 128, .window_width = 192}).find("got 192, expected a multiple of 128"),
-            std::string::npos);
-  EXPECT_NE(refused(FrontEnd::kFlashInfer, {.tokens = 1, .padded_heads = 64, .window_width = 128, .compressed_width = 6}).find("got 134 columns"),
-            std::string::npos);
-  EXPECT_EQ(refused(FrontEnd::kSm120, {.tokens = 64, .padded_heads = 8, .window_width = 128, .compressed_width = 512}), "no error");
+  const auto refused = [](FrontEnd f, const UpstreamCall& call) {
+    return error_of([&] { check_upstream_call(f, call); });
+  };
   EXPECT_EQ(
-      refused(FrontEnd::kSm120, {.tokens = 8, .padded_heads = 8, .window_width = 320}),
-      "FLASHINFER_MLA_SPARSE_DSV4 on SM120 requires a FlashInfer DSV4 sparse MLA decode specialization for (num_q_heads=8, top_k=320). Install a "
-      "FlashInfer build containing flashinfer-ai/flashinfer#4380.");
+      refused(FrontEnd::kFlashMla, {.tokens = 1, .padded_heads = 64, .window_width = 192, .compressed_width = 512}),
+      "no error");
+  EXPECT_NE(refused(FrontEnd::kFlashMla, {.tokens = 1, .padded_heads = 128, .window_width = 192})
+                .find("got 192, expected a multiple of 128"),
+            std::string::npos);
+  EXPECT_NE(
+      refused(FrontEnd::kFlashInfer, {.tokens = 1, .padded_heads = 64, .window_width = 128, .compressed_width = 6})
+          .find("got 134 columns"),
+      std::string::npos);
+  EXPECT_EQ(refused(FrontEnd::kSm120, {.tokens = 64, .padded_heads = 8, .window_width = 128, .compressed_width = 512}),
+            "no error");
+  EXPECT_EQ(refused(FrontEnd::kSm120, {.tokens = 8, .padded_heads = 8, .window_width = 320}),
+            "FLASHINFER_MLA_SPARSE_DSV4 on SM120 requires a FlashInfer DSV4 sparse MLA decode specialization for "
+            "(num_q_heads=8, top_k=320). Install a "
+            "FlashInfer build containing flashinfer-ai/flashinfer#4380.");
   // The dispatch at 64 tokens: the prefill kernel takes what the decode kernel has no shape for.
   const UpstreamCall odd{.tokens = 64, .padded_heads = 8, .window_width = 128, .compressed_width = 100};
-  EXPECT_NE(refused(FrontEnd::kSm120, odd).find("SM120 sparse-MLA has no decode kernel for this shape: "), std::string::npos);
-  EXPECT_EQ(refused(FrontEnd::kSm120, {.tokens = 65, .padded_heads = 8, .window_width = 128, .compressed_width = 100}), "no error");
+  EXPECT_NE(refused(FrontEnd::kSm120, odd).find("SM120 sparse-MLA has no decode kernel for this shape: "),
+            std::string::npos);
+  EXPECT_EQ(refused(FrontEnd::kSm120, {.tokens = 65, .padded_heads = 8, .window_width = 128, .compressed_width = 100}),
+            "no error");
 }
 
 TEST(FrontEnd, StrictBlocksAndLayouts) {
   check_upstream_blocks(64, 64, 4);
   check_upstream_blocks(128, 2, 128);
-  EXPECT_NE(error_of([] { check_upstream_blocks(32, 64, 4); }).find("window cache: got 32 tokens, expected a multiple of 64"), std::string::npos);
-  EXPECT_NE(error_of([] { check_upstream_blocks(64, 32, 4); }).find("compressed cache: got 32 entries of 4 tokens, expected 256 tokens"),
+  EXPECT_NE(
+      error_of([] { check_upstream_blocks(32, 64, 4); }).find("window cache: got 32 tokens, expected a multiple of 64"),
+      std::string::npos);
+  EXPECT_NE(error_of([] {
+              check_upstream_blocks(64, 32, 4);
+            }).find("compressed cache: got 32 entries of 4 tokens, expected 256 tokens"),
             std::string::npos);
 
   const std::vector<LayerConfig> layers{model_preset("tiny").layer(1), model_preset("tiny").layer(2)};
@@ -187,7 +218,8 @@ TEST(FrontEnd, StrictInsertTexts) {
   other.out_heads = 4;
   EXPECT_EQ(text(other, [](auto&) {}), "q_head_padded must be >= q_in.size(1) (num_heads_q)");
   other.out_heads = 24;
-  EXPECT_EQ(text(other, [](auto&) {}), "unsupported num_heads_q_padded=24 (compiled instantiations: 8, 16, 32, 64, 128).");
+  EXPECT_EQ(text(other, [](auto&) {}),
+            "unsupported num_heads_q_padded=24 (compiled instantiations: 8, 16, 32, 64, 128).");
   other = problem;
   other.format = &bf16_rows();
   EXPECT_EQ(text(other, [](auto&) {}), "k_cache must be bfloat16");
@@ -227,8 +259,10 @@ TEST(StrictLayer, PadsHeadsAsUpstreamDoes) {
   EXPECT_EQ(small.layer({.front_end = FrontEnd::kFlashMla, .strict = true}).options().padded_heads, 64);
   EXPECT_EQ(small.layer({.front_end = FrontEnd::kFlashInfer, .strict = true}).options().padded_heads, 8);
   EXPECT_EQ(small.layer({.padded_heads = 5}).options().padded_heads, 5);
-  EXPECT_EQ(error_of([&] { small.layer({.padded_heads = 2}); }), "attention layer: padded_heads: got 2, expected 3, the layer's heads, to 128");
-  EXPECT_EQ(error_of([&] { small.layer({.score_bytes = -1}); }), "attention layer: score_bytes: got -1, expected 0 or more");
+  EXPECT_EQ(error_of([&] { small.layer({.padded_heads = 2}); }),
+            "attention layer: padded_heads: got 2, expected 3, the layer's heads, to 128");
+  EXPECT_EQ(error_of([&] { small.layer({.score_bytes = -1}); }),
+            "attention layer: score_bytes: got -1, expected 0 or more");
 }
 
 TEST(StrictLayer, NamesTheMissingMetadata) {
@@ -245,13 +279,16 @@ TEST(StrictLayer, NamesTheMissingMetadata) {
                            .max_seq_len = 200,
                            .split = {.decodes = 1, .decode_tokens = 1},
                            .window_indices = view_of<const std::int32_t>(nullptr, {1, 128})};
-      return error_of(
-          [&] { layer.forward(plan, step, small.caches(), hidden.view(), output.view(), {.data = memory.data(), .bytes = memory.size()}); });
+      return error_of([&] {
+        layer.forward(plan, step, small.caches(), hidden.view(), output.view(),
+                      {.data = memory.data(), .bytes = memory.size()});
+      });
     };
     EXPECT_EQ(text(FrontEnd::kFlashMla, true),
               ratio == 4 ? "missing schedule entry for layer kind c4a" : "missing schedule entry for layer kind c128a");
     EXPECT_EQ(text(FrontEnd::kSm120, true), "Sparse MLA metadata is required for compressed layers.");
-    EXPECT_NE(text(FrontEnd::kFlashMla, false).find("entry_lens and entry_slots of the step: got none"), std::string::npos);
+    EXPECT_NE(text(FrontEnd::kFlashMla, false).find("entry_lens and entry_slots of the step: got none"),
+              std::string::npos);
   }
 }
 

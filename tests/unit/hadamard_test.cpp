@@ -1,4 +1,5 @@
-// The Walsh-Hadamard transform belongs on both sides of the index scores or on neither (spec 4.1); with one side only, recall was lost upstream.
+// The Walsh-Hadamard transform belongs on both sides of the index scores or on neither (spec 4.1); with one side only,
+// recall was lost upstream.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,7 +41,11 @@ struct Pages {
   Pages(const RowFormat& format, std::int64_t rows) {
     const std::int64_t stride = page_bytes(format, kBlock);
     bytes.assign(static_cast<std::size_t>(rows / kBlock * stride), 0);
-    cache = {.format = &format, .base = bytes.data(), .num_blocks = rows / kBlock, .block_size = kBlock, .block_stride_bytes = stride};
+    cache = {.format = &format,
+             .base = bytes.data(),
+             .num_blocks = rows / kBlock,
+             .block_size = kBlock,
+             .block_stride_bytes = stride};
   }
 };
 
@@ -63,11 +68,16 @@ std::vector<double> scores(const RowFormat& format, bool rotate_keys, bool rotat
   Pages states(state_rows(128, 2), kTokens);
   Pages entries(format, kEntries);
   Plan<SaveState>({.tokens = kTokens, .ratio = 4, .dim = 128})
-      .run({.kv_score = kv_score.view(), .ape = ape.view(), .positions = positions.view(), .state_slots = positions.view(), .state = states.cache});
+      .run({.kv_score = kv_score.view(),
+            .ape = ape.view(),
+            .positions = positions.view(),
+            .state_slots = positions.view(),
+            .state = states.cache});
   HostTensor entry_slots(DType::kI64, {kTokens});
   for (std::int64_t t = 0; t < kTokens; ++t) entry_slots.as<std::int64_t>()[t] = t % 4 == 3 ? t / 4 : -1;
   const HostTensor requests(DType::kI32, {kTokens});
-  Plan<CompressStore>({.tokens = kTokens, .ratio = 4, .dim = 128, .rope_dim = 64, .format = &format, .hadamard = rotate_keys})
+  Plan<CompressStore>(
+      {.tokens = kTokens, .ratio = 4, .dim = 128, .rope_dim = 64, .format = &format, .hadamard = rotate_keys})
       .run({.positions = positions.view(),
             .token_to_req = requests.view(),
             .state_slots = positions.view(),
@@ -87,8 +97,11 @@ std::vector<double> scores(const RowFormat& format, bool rotate_keys, bool rotat
   HostTensor q_out(floats ? DType::kF32 : fp4 ? DType::kU8 : DType::kE4M3, {1, kHeads, fp4 ? 64 : 128});
   HostTensor q_scale(DType::kU8, {1, kHeads, 4});
   HostTensor w_out(DType::kF32, {1, kHeads});
-  IndexerQ::Args args{
-      .q = q.view(), .weights = weights.view(), .positions = position.view(), .cos_sin = std::as_const(cos_sin).view(), .q_out = q_out.view()};
+  IndexerQ::Args args{.q = q.view(),
+                      .weights = weights.view(),
+                      .positions = position.view(),
+                      .cos_sin = std::as_const(cos_sin).view(),
+                      .q_out = q_out.view()};
   if (fp4) args.q_scale = q_scale.view();
   args.weights_out = w_out.view();
   Plan<IndexerQ>({.tokens = 1, .heads = kHeads, .in = in, .format = &format, .hadamard = rotate_queries}).run(args);

@@ -1,5 +1,6 @@
-// Failures that users of other systems reported, each as a test named after the report: what went wrong there must not go wrong here.
-// docs/verification.md has the list, with those that live in tests/property/incidents_property_test.cpp. Over 300 lines: one test a report.
+// Failures that users of other systems reported, each as a test named after the report: what went wrong there must not
+// go wrong here. docs/verification.md has the list, with those that live in tests/property/incidents_property_test.cpp.
+// Over 300 lines: one test a report.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,7 +44,8 @@ std::vector<std::string> runnable(const typename Op::Problem& problem) {
   return names;
 }
 
-Floats scores(const cases::IndexerLogitsCase& c, const cases::IndexerLogitsInputs& inputs, const std::string& name, int threads = 1) {
+Floats scores(const cases::IndexerLogitsCase& c, const cases::IndexerLogitsInputs& inputs, const std::string& name,
+              int threads = 1) {
   Floats out(static_cast<std::size_t>(c.rows * c.width), kPoison);
   IndexerLogits::Args args = inputs.args(c);
   args.logits = view_of(out.data(), {c.rows, c.width});
@@ -57,15 +59,20 @@ Ints select(const Floats& logits, std::int64_t rows, const Ints& lens, std::int6
   const std::int64_t width = rows == 0 ? 0 : count(logits) / rows;
   Ints out(static_cast<std::size_t>(rows * k), kUntouched);
   Plan<TopK>({.rows = rows, .width = width, .k = k}, {.implementation = name, .threads = 1})
-      .run({.logits = view_of(logits.data(), {rows, width}), .lens = view(lens), .indices = view_of(out.data(), {rows, k})});
+      .run({.logits = view_of(logits.data(), {rows, width}),
+            .lens = view(lens),
+            .indices = view_of(out.data(), {rows, k})});
   return out;
 }
 
-// All-zero indexer lengths, as a captured warm-up has them, were read out of bounds by the kernel that schedules the paged scores.
+// All-zero indexer lengths, as a captured warm-up has them, were read out of bounds by the kernel that schedules the
+// paged scores.
 TEST(Incident, Vllm51970AllZeroIndexerLengths) {
-  cases::IndexerLogitsCase c{.rows = 6, .requests = 2, .heads = 4, .width = 130, .format = &index_fp8_rows(), .lens = {0}};
+  cases::IndexerLogitsCase c{
+      .rows = 6, .requests = 2, .heads = 4, .width = 130, .format = &index_fp8_rows(), .lens = {0}};
   const cases::IndexerLogitsInputs inputs(c);
-  for (const std::string& name : runnable<IndexerLogits>(c.problem())) EXPECT_THAT(scores(c, inputs, name), Each(kPoison)) << name;
+  for (const std::string& name : runnable<IndexerLogits>(c.problem()))
+    EXPECT_THAT(scores(c, inputs, name), Each(kPoison)) << name;
   for (const std::string& name : runnable<TopK>({.rows = 6, .width = 130, .k = 5})) {
     EXPECT_THAT(select(Floats(6 * 130, 1.0F), 6, Ints(6, 0), 5, name), Each(-1)) << name;
   }
@@ -80,17 +87,20 @@ TEST(Incident, Sglang34718FirstDecodeAfter130kTokens) {
   const Ints best = select(want, 1, {static_cast<std::int32_t>(entries)}, 512, "ref");
   for (const std::string& name : runnable<IndexerLogits>(c.problem())) {
     const Floats got = scores(c, inputs, name);
-    for (std::size_t j = 0; j < got.size(); ++j) ASSERT_NEAR(got[j], want[j], 1e-4F * (1.0F + std::fabs(want[j]))) << name << " entry " << j;
+    for (std::size_t j = 0; j < got.size(); ++j)
+      ASSERT_NEAR(got[j], want[j], 1e-4F * (1.0F + std::fabs(want[j]))) << name << " entry " << j;
   }
   for (const std::string& name : runnable<TopK>({.rows = 1, .width = entries, .k = 512})) {
     EXPECT_EQ(select(want, 1, {static_cast<std::int32_t>(entries)}, 512, name), best) << name;
   }
 }
 
-// Top-k crashed on the first prefill of 32,768 tokens although the warm-up with 256 had passed: the wide form was never reached.
+// Top-k crashed on the first prefill of 32,768 tokens although the warm-up with 256 had passed: the wide form was never
+// reached.
 TEST(Incident, Sglang37892TopkOfA32768TokenPrefill) {
   cases::TopkCase c{.rows = 8, .width = 32'768 / 4, .k = 1024, .padding = 64, .seed = 3};
-  for (std::int64_t t = 0; t < c.rows; ++t) c.lens.push_back(static_cast<std::int32_t>(c.width - 1 + t / 4));  // the last chunk's rows
+  for (std::int64_t t = 0; t < c.rows; ++t)
+    c.lens.push_back(static_cast<std::int32_t>(c.width - 1 + t / 4));  // the last chunk's rows
   const cases::TopkInputs inputs(c);
   const auto run = [&](const std::string& name) {
     Ints out(static_cast<std::size_t>(c.rows * c.k), kUntouched);
@@ -102,9 +112,11 @@ TEST(Incident, Sglang37892TopkOfA32768TokenPrefill) {
   for (const std::string& name : runnable<TopK>(c.problem())) EXPECT_EQ(run(name), want) << name;
 }
 
-// Indexer faults under multi-turn load: a later turn came with tables that still named pages given to somebody else, or were too short.
+// Indexer faults under multi-turn load: a later turn came with tables that still named pages given to somebody else, or
+// were too short.
 TEST(Incident, Sglang36181StaleAndShortIndexTables) {
-  cases::IndexerLogitsCase c{.rows = 2, .requests = 2, .heads = 3, .width = 200, .block_size = 64, .format = &index_fp8_rows()};
+  cases::IndexerLogitsCase c{
+      .rows = 2, .requests = 2, .heads = 3, .width = 200, .block_size = 64, .format = &index_fp8_rows()};
   cases::IndexerLogitsInputs inputs(c);
   inputs.table = {1, 2, 999'999, /**/ 3, -7, 4};  // three columns hold 192 of the 200 entries
   inputs.columns = 3;
@@ -112,7 +124,8 @@ TEST(Incident, Sglang36181StaleAndShortIndexTables) {
     const Floats got = scores(c, inputs, name);
     for (std::int64_t j = 0; j < c.width; ++j) {
       EXPECT_EQ(got[static_cast<std::size_t>(j)] == -INFINITY, j >= 128) << name << " " << j;
-      EXPECT_EQ(got[static_cast<std::size_t>(200 + j)] == -INFINITY, (j >= 64 && j < 128) || j >= 192) << name << " " << j;
+      EXPECT_EQ(got[static_cast<std::size_t>(200 + j)] == -INFINITY, (j >= 64 && j < 128) || j >= 192)
+          << name << " " << j;
     }
   }
 }
@@ -202,12 +215,18 @@ TEST(Incident, Vllm55177PaddingRowsNameNoSlot) {
 // Index scores of 3 and 4 draft tokens a request read shared memory that did not belong to them.
 TEST(Incident, DeepGemm314And324AnyNumberOfDrafts) {
   for (std::int64_t drafts = 1; drafts <= 8; ++drafts) {
-    cases::IndexerLogitsCase c{.rows = 2 * drafts, .requests = 2, .heads = 5, .width = 70, .format = &index_fp8_rows(), .lens = {66, 67, 68, 69, 70}};
+    cases::IndexerLogitsCase c{.rows = 2 * drafts,
+                               .requests = 2,
+                               .heads = 5,
+                               .width = 70,
+                               .format = &index_fp8_rows(),
+                               .lens = {66, 67, 68, 69, 70}};
     const cases::IndexerLogitsInputs inputs(c);
     const Floats want = scores(c, inputs, "ref");
     for (const std::string& name : runnable<IndexerLogits>(c.problem())) {
       const Floats got = scores(c, inputs, name);
-      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-4F * (1.0F + std::fabs(want[i]))) << name << " next_n " << drafts;
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], want[i], 1e-4F * (1.0F + std::fabs(want[i]))) << name << " next_n " << drafts;
     }
   }
 }
@@ -240,7 +259,8 @@ TEST(Incident, FlashMla173MoreThan65535RowsAndAMillionPositions) {
 // No query, or no key, needed special handling and did not have it.
 TEST(Incident, FlashMla92NoQueryAndNoKey) {
   for (const std::int64_t tokens : {0, 2}) {
-    attention_cases::AttentionInputs in = attention_cases::make_inputs({.tokens = tokens, .heads = 3, .sink = 0.5F, .scopes = {{.width = 0}}});
+    attention_cases::AttentionInputs in =
+        attention_cases::make_inputs({.tokens = tokens, .heads = 3, .sink = 0.5F, .scopes = {{.width = 0}}});
     for (const std::string& name : runnable<SparseAttention>(in.problem)) {
       const attention_cases::AttentionOutputs out = attention_cases::run(in, name, 1);
       for (std::int64_t t = 0; t < tokens; ++t) {
@@ -261,7 +281,8 @@ TEST(Incident, Sglang32327Fp8QueriesOverFp8Rows) {
        .q = DType::kE4M3,
        .q_scale = 0.7F,
        .sink = 0.0F,
-       .scopes = {{.format = "fp8_per_tensor", .width = 128}, {.format = "fp8_per_tensor", .width = 512, .num_blocks = 20, .kv_scale = 0.5F}}});
+       .scopes = {{.format = "fp8_per_tensor", .width = 128},
+                  {.format = "fp8_per_tensor", .width = 512, .num_blocks = 20, .kv_scale = 0.5F}}});
   const attention_cases::AttentionOutputs want = attention_cases::run(in, "ref", 1);
   for (const std::string& name : runnable<SparseAttention>(in.problem)) {
     const attention_cases::AttentionOutputs got = attention_cases::run(in, name, 2);
@@ -279,14 +300,18 @@ TEST(Incident, Ds4RefusalsCarryTheirReason) {
   const Projection::Problem f32{.m = 1, .n = 1, .k = 1, .x = DType::kF32, .w = DType::kF32, .y = DType::kF32};
   for (const Candidate& candidate : explain<Projection>(f32, {.device = DeviceKind::kCuda})) {
     if (candidate.refusal.empty()) continue;  // a GPU is here
-    EXPECT_THAT(candidate.refusal, AnyOf(HasSubstr("runs on cpu, asked for cuda"), HasSubstr("no GPU: "), HasSubstr("cublasLt"))) << candidate.name;
+    EXPECT_THAT(candidate.refusal,
+                AnyOf(HasSubstr("runs on cpu, asked for cuda"), HasSubstr("no GPU: "), HasSubstr("cublasLt")))
+        << candidate.name;
   }
 }
 
 // Packed pages, whose stride is the slab's, were read as if they followed each other: accuracy fell from 95 % to 0.
 TEST(Incident, Vllm47783PackedPagesKeepTheirStride) {
   attention_cases::AttentionCase c{
-      .tokens = 3, .heads = 4, .scopes = {{.width = 90, .num_blocks = 5}, {.width = 40, .block_size = 2, .num_blocks = 40}}};
+      .tokens = 3,
+      .heads = 4,
+      .scopes = {{.width = 90, .num_blocks = 5}, {.width = 40, .block_size = 2, .num_blocks = 40}}};
   attention_cases::AttentionInputs packed = attention_cases::make_inputs(c);
   for (attention_cases::ScopeCase& s : c.scopes) s.block_gap = 37'440;
   attention_cases::AttentionInputs strided = attention_cases::make_inputs(c);
@@ -304,13 +329,15 @@ TEST(Incident, DeepGemm392TwentyRunsHaveTheSameBits) {
     const Floats ref = scores(c, inputs, "ref");
     for (const std::string& name : runnable<IndexerLogits>(c.problem())) {
       const Floats first = scores(c, inputs, name, 3);
-      for (std::size_t i = 0; i < ref.size(); ++i) ASSERT_NEAR(first[i], ref[i], 1e-4F * (1.0F + std::fabs(ref[i]))) << name;
+      for (std::size_t i = 0; i < ref.size(); ++i)
+        ASSERT_NEAR(first[i], ref[i], 1e-4F * (1.0F + std::fabs(ref[i]))) << name;
       for (int i = 0; i < 19; ++i) ASSERT_EQ(scores(c, inputs, name, 3), first) << name << " run " << i;
     }
   }
 }
 
-// A swizzle that was right for 128 numbers a row was used for rows of 32 and 64 too, and its garbage was at least the same every time.
+// A swizzle that was right for 128 numbers a row was used for rows of 32 and 64 too, and its garbage was at least the
+// same every time.
 TEST(Incident, DeepGemm433RowsOfAnotherSizeAreRefusedByName) {
   try {
     Plan<IndexerLogits>({.rows = 1, .heads = 1, .dim = 64, .width = 1, .format = &index_fp8_rows()});
@@ -328,18 +355,23 @@ TEST(Incident, Flashinfer4802RotationStaysInItsRow) {
     const Longs positions{0, 3};
     const Floats cos_sin(4 * 64, 0.5F);
     const Longs slots{1, 2};
-    for (const std::string& name : runnable<QNormRopeInsert>({.tokens = 2, .heads = heads, .out_heads = heads, .format = &bf16_rows()})) {
+    for (const std::string& name :
+         runnable<QNormRopeInsert>({.tokens = 2, .heads = heads, .out_heads = heads, .format = &bf16_rows()})) {
       std::vector<std::uint16_t> out(static_cast<std::size_t>(2 * heads * 512 + 64), 0xA5A5);
       std::vector<std::uint8_t> memory(static_cast<std::size_t>(4 * bf16_rows().row_bytes() + 64), 0xA5);
-      Plan<QNormRopeInsert>({.tokens = 2, .heads = heads, .out_heads = heads, .format = &bf16_rows()}, {.implementation = name, .threads = 1})
+      Plan<QNormRopeInsert>({.tokens = 2, .heads = heads, .out_heads = heads, .format = &bf16_rows()},
+                            {.implementation = name, .threads = 1})
           .run({.q = ConstTensorView(q.data(), DType::kBF16, {2, heads, 512}),
                 .kv = ConstTensorView(kv.data(), DType::kBF16, {2, 512}),
                 .positions = view(positions),
                 .cos_sin = view_of(cos_sin.data(), {4, 64}),
                 .slot_mapping = view(slots),
                 .q_out = TensorView(out.data(), DType::kBF16, {2, heads, 512}),
-                .cache = {
-                    .format = &bf16_rows(), .base = memory.data(), .num_blocks = 4, .block_size = 1, .block_stride_bytes = bf16_rows().row_bytes()}});
+                .cache = {.format = &bf16_rows(),
+                          .base = memory.data(),
+                          .num_blocks = 4,
+                          .block_size = 1,
+                          .block_stride_bytes = bf16_rows().row_bytes()}});
       EXPECT_THAT(std::vector<std::uint16_t>(out.end() - 64, out.end()), Each(0xA5A5)) << name;
       const auto row = static_cast<std::ptrdiff_t>(bf16_rows().row_bytes());
       EXPECT_THAT(std::vector<std::uint8_t>(memory.begin(), memory.begin() + row), Each(0xA5)) << name;    // slot 0
@@ -350,7 +382,8 @@ TEST(Incident, Flashinfer4802RotationStaysInItsRow) {
 
 // The window cache was seen as rows of 512 bytes instead of the record's.
 TEST(Incident, Vllm47716PagesMustHoldTheirRecords) {
-  attention_cases::AttentionInputs in = attention_cases::make_inputs({.heads = 1, .scopes = {{.width = 4, .num_blocks = 2}}});
+  attention_cases::AttentionInputs in =
+      attention_cases::make_inputs({.heads = 1, .scopes = {{.width = 4, .num_blocks = 2}}});
   in.scopes[0].cache.block_stride_bytes = 64 * 512;
   try {
     attention_cases::run(in, "ref", 1);
@@ -360,7 +393,8 @@ TEST(Incident, Vllm47716PagesMustHoldTheirRecords) {
   }
 }
 
-// A prefix hit read the window from a ring of the request's own (position modulo window) and not from the blocks that hold it.
+// A prefix hit read the window from a ring of the request's own (position modulo window) and not from the blocks that
+// hold it.
 TEST(Incident, Atom1417TheWindowFollowsTheBlockTable) {
   const Ints start{0, 1};
   const Ints seq{261};
@@ -387,10 +421,12 @@ TEST(Incident, Atom1417TheWindowFollowsTheBlockTable) {
 TEST(Incident, Vllm51782NoCandidateIsDropped) {
   constexpr std::int64_t kWidth = 40'000;
   Floats logits(kWidth);
-  for (std::int64_t j = 0; j < kWidth; ++j) logits[static_cast<std::size_t>(j)] = 1.0F + static_cast<float>(j % 1000) * 0x1p-23F;
+  for (std::int64_t j = 0; j < kWidth; ++j)
+    logits[static_cast<std::size_t>(j)] = 1.0F + static_cast<float>(j % 1000) * 0x1p-23F;
   Ints want;  // the 512 best: those with j % 1000 of 999 down, lowest columns first at the boundary
   for (std::int64_t rest = 999; count(want) < 512; --rest) {
-    for (std::int64_t j = rest; j < kWidth && count(want) < 512; j += 1000) want.push_back(static_cast<std::int32_t>(j));
+    for (std::int64_t j = rest; j < kWidth && count(want) < 512; j += 1000)
+      want.push_back(static_cast<std::int32_t>(j));
   }
   std::ranges::sort(want);
   for (const std::string& name : runnable<TopK>({.rows = 1, .width = kWidth, .k = 512})) {
@@ -398,10 +434,13 @@ TEST(Incident, Vllm51782NoCandidateIsDropped) {
   }
 }
 
-// A gate compared a cache with itself: both sides were corrupted alike. Here a changed byte of a selected row must change the answer.
+// A gate compared a cache with itself: both sides were corrupted alike. Here a changed byte of a selected row must
+// change the answer.
 TEST(Incident, RonakCreateACorruptedCacheShows) {
   attention_cases::AttentionInputs in = attention_cases::make_inputs(
-      {.tokens = 1, .heads = 2, .scopes = {{.width = 8, .num_blocks = 1, .lens = attention_cases::Lens::kAbsent, .invalid = 0}}});
+      {.tokens = 1,
+       .heads = 2,
+       .scopes = {{.width = 8, .num_blocks = 1, .lens = attention_cases::Lens::kAbsent, .invalid = 0}}});
   for (const std::string& name : runnable<SparseAttention>(in.problem)) {
     const auto before = attention_cases::run(in, name, 1).o;
     PagedCache cache = in.scopes[0].cache;
@@ -413,10 +452,11 @@ TEST(Incident, RonakCreateACorruptedCacheShows) {
   }
 }
 
-// Scratch memory shared by layers was overwritten while it was still needed. A result must stand when its workspace is used again, and must not
-// depend on what the workspace held.
+// Scratch memory shared by layers was overwritten while it was still needed. A result must stand when its workspace is
+// used again, and must not depend on what the workspace held.
 TEST(Incident, Vllm41834AWorkspaceCarriesNothingOver) {
-  attention_cases::AttentionInputs in = attention_cases::make_inputs({.tokens = 5, .heads = 16, .scopes = {{.width = 200, .num_blocks = 9}}});
+  attention_cases::AttentionInputs in =
+      attention_cases::make_inputs({.tokens = 5, .heads = 16, .scopes = {{.width = 200, .num_blocks = 9}}});
   for (const std::string& name : runnable<SparseAttention>(in.problem)) {
     const Plan<SparseAttention> plan(in.problem, {.implementation = name, .threads = 2});
     std::vector<std::max_align_t> workspace(plan.workspace_bytes() / sizeof(std::max_align_t) + 1);
@@ -437,7 +477,8 @@ TEST(Incident, Vllm41834AWorkspaceCarriesNothingOver) {
 
 // A new indexer kernel passed its own checks and cost 29 points of GPQA: the scores were near, the choice was not.
 TEST(Incident, VllmAscend15001EveryKernelChoosesTheSameEntries) {
-  const cases::IndexerLogitsCase c{.rows = 4, .requests = 2, .heads = 64, .width = 600, .format = &index_fp8_rows(), .seed = 5};
+  const cases::IndexerLogitsCase c{
+      .rows = 4, .requests = 2, .heads = 64, .width = 600, .format = &index_fp8_rows(), .seed = 5};
   const cases::IndexerLogitsInputs inputs(c);
   const Floats ref = scores(c, inputs, "ref");
   constexpr std::int64_t kChosen = 64;
@@ -449,7 +490,9 @@ TEST(Incident, VllmAscend15001EveryKernelChoosesTheSameEntries) {
       std::ranges::sort(sorted, std::greater<>());
       const float least = sorted[kChosen - 1] - 1e-4F * std::fabs(sorted[kChosen - 1]);
       for (std::int64_t j = 0; j < kChosen; ++j) {
-        EXPECT_GE(ref[static_cast<std::size_t>(row * c.width + got[static_cast<std::size_t>(row * kChosen + j)])], least) << name << " row " << row;
+        EXPECT_GE(ref[static_cast<std::size_t>(row * c.width + got[static_cast<std::size_t>(row * kChosen + j)])],
+                  least)
+            << name << " row " << row;
       }
     }
   }
@@ -464,22 +507,28 @@ TEST(Incident, VllmAscendV4Issue76TheFourthTokenClosesTheFirstEntry) {
       const Ints table{6};
       Longs slots(static_cast<std::size_t>(length), kUntouched);
       Plan<CompressedSlotMapping>({.requests = 1, .tokens = length, .ratio = ratio, .storage_block = 2})
-          .run({.query_start_loc = view(start), .seq_lens = view(seq), .block_table = view_of(table.data(), {1, 1}), .slots = view(slots)});
+          .run({.query_start_loc = view(start),
+                .seq_lens = view(seq),
+                .block_table = view_of(table.data(), {1, 1}),
+                .slots = view(slots)});
       EXPECT_EQ(slots.back(), length == ratio ? 12 : -1);
       const Longs positions{length - 1};
       Ints seen(2, kUntouched);
-      Plan<ShortContextTopk>({.tokens = 1, .ratio = ratio, .k = 2}).run({.positions = view(positions), .indices = view_of(seen.data(), {1, 2})});
+      Plan<ShortContextTopk>({.tokens = 1, .ratio = ratio, .k = 2})
+          .run({.positions = view(positions), .indices = view_of(seen.data(), {1, 2})});
       EXPECT_THAT(seen, ElementsAre(length == ratio ? 0 : -1, -1));
     }
   }
 }
 
-// With e < p/ratio+1 or seq_len/ratio a query saw an entry that its own future tokens wrote; only chunked prefill showed it.
+// With e < p/ratio+1 or seq_len/ratio a query saw an entry that its own future tokens wrote; only chunked prefill
+// showed it.
 TEST(Incident, SglangJax1607NoEntryOfTheFuture) {
   Longs positions(16);
   std::iota(positions.begin(), positions.end(), 0);
   Ints seen(16 * 5, kUntouched);
-  Plan<ShortContextTopk>({.tokens = 16, .ratio = 4, .k = 5}).run({.positions = view(positions), .indices = view_of(seen.data(), {16, 5})});
+  Plan<ShortContextTopk>({.tokens = 16, .ratio = 4, .k = 5})
+      .run({.positions = view(positions), .indices = view_of(seen.data(), {16, 5})});
   for (std::int64_t p = 0; p < 16; ++p) {
     for (std::int64_t e = 0; e < 5; ++e)
       EXPECT_EQ(seen[static_cast<std::size_t>(5 * p + e)] == e, 4 * e + 3 <= p) << "position " << p << " entry " << e;

@@ -23,7 +23,9 @@ constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
 std::int64_t count(const auto& v) { return static_cast<std::int64_t>(v.size()); }
 auto view(const auto& v) { return view_of(v.data(), {count(v)}); }
 auto view(auto& v) { return view_of(v.data(), {count(v)}); }
-auto table(const Ints& v, std::int64_t requests) { return view_of(v.data(), {requests, requests == 0 ? 0 : count(v) / requests}); }
+auto table(const Ints& v, std::int64_t requests) {
+  return view_of(v.data(), {requests, requests == 0 ? 0 : count(v) / requests});
+}
 
 TEST(TokenToReq, PaddingIsRequestZero) {
   const Ints start{0, 3, 3, 5};
@@ -39,10 +41,12 @@ TEST(TokenToReq, HostileStartsStayInside) {
   EXPECT_THAT(out, ElementsAre(3, 3, 3, 3));
   Ints none;
   const Ints zero{0};
-  Plan<TokenToReq>({.requests = 0, .tokens = 0}).run({.query_start_loc = view(zero), .token_to_req = view_of(none.data(), {0})});
+  Plan<TokenToReq>({.requests = 0, .tokens = 0})
+      .run({.query_start_loc = view(zero), .token_to_req = view_of(none.data(), {0})});
 }
 
-Longs slots_of(const Ints& start, const Longs& positions, const Ints& requests, const Ints& blocks, std::int64_t block_size) {
+Longs slots_of(const Ints& start, const Longs& positions, const Ints& requests, const Ints& blocks,
+               std::int64_t block_size) {
   Longs out(positions.size(), 99);
   const std::int64_t n = count(start) - 1;
   Plan<SlotMapping>({.requests = n, .tokens = count(positions), .block_size = block_size})
@@ -73,9 +77,11 @@ TEST(CompressedSlotMapping, ExampleOfSection55) {
   const Ints blocks{5, 7};
   Longs out(50, 99);
   Plan<CompressedSlotMapping>({.requests = 1, .tokens = 50, .ratio = 4, .storage_block = 64})
-      .run({.query_start_loc = view(start), .seq_lens = view(seq), .block_table = table(blocks, 1), .slots = view(out)});
+      .run(
+          {.query_start_loc = view(start), .seq_lens = view(seq), .block_table = table(blocks, 1), .slots = view(out)});
   Longs expected(50, -1);
-  for (std::int64_t i = 0; i < 10; ++i) expected[static_cast<std::size_t>(3 + 4 * i)] = i < 4 ? 5 * 64 + 60 + i : 7 * 64 + i - 4;
+  for (std::int64_t i = 0; i < 10; ++i)
+    expected[static_cast<std::size_t>(3 + 4 * i)] = i < 4 ? 5 * 64 + 60 + i : 7 * 64 + i - 4;
   EXPECT_EQ(out, expected);
 }
 
@@ -85,7 +91,8 @@ TEST(CompressedSlotMapping, NegativeEntriesAreBlockZeroAndForeignColumnsNothing)
   const Ints blocks{-7, -7};
   Longs out(6, 99);
   Plan<CompressedSlotMapping>({.requests = 2, .tokens = 6, .ratio = 1, .storage_block = 3})
-      .run({.query_start_loc = view(start), .seq_lens = view(seq), .block_table = table(blocks, 2), .slots = view(out)});
+      .run(
+          {.query_start_loc = view(start), .seq_lens = view(seq), .block_table = table(blocks, 2), .slots = view(out)});
   EXPECT_THAT(out, ElementsAre(0, 1, 2, -1, -1, 0));
 }
 
@@ -95,16 +102,18 @@ TEST(CompressedSlotMapping, HostileStartsStayInside) {
   const Ints blocks{1, 1, 1};
   Longs out(5, 99);
   Plan<CompressedSlotMapping>({.requests = 3, .tokens = 5, .ratio = 1, .storage_block = 2})
-      .run({.query_start_loc = view(start), .seq_lens = view(seq), .block_table = table(blocks, 3), .slots = view(out)});
-  EXPECT_THAT(out, ElementsAre(2, 3, -1, -1, -1));  // the first request covers all, from position 0 on; the others nothing
+      .run(
+          {.query_start_loc = view(start), .seq_lens = view(seq), .block_table = table(blocks, 3), .slots = view(out)});
+  EXPECT_THAT(out,
+              ElementsAre(2, 3, -1, -1, -1));  // the first request covers all, from position 0 on; the others nothing
 }
 
 struct Window {
   Ints indices;
   Ints lens;
 };
-Window windows(const Ints& start, const Ints& seq, const Ints& requests, const Longs& slots, const Ints& blocks, std::int64_t window,
-               std::int64_t block_size, std::int64_t width) {
+Window windows(const Ints& start, const Ints& seq, const Ints& requests, const Longs& slots, const Ints& blocks,
+               std::int64_t window, std::int64_t block_size, std::int64_t width) {
   const std::int64_t tokens = count(slots);
   Window out{Ints(static_cast<std::size_t>(tokens * width), 99), Ints(slots.size(), 99)};
   Plan<WindowIndices>({.requests = count(seq), .tokens = tokens, .window = window, .block_size = block_size})
@@ -122,7 +131,9 @@ TEST(WindowIndices, GoldenG7) {
   const std::int64_t width = 192;
   const Window w = windows({0, 2}, {131}, {0, 0}, {1, 1}, {7, 3, 9}, 128, 64, width);
   EXPECT_THAT(w.lens, ElementsAre(128, 128));
-  const auto at = [&](std::int64_t row, std::int64_t column) { return w.indices[static_cast<std::size_t>(row * width + column)]; };
+  const auto at = [&](std::int64_t row, std::int64_t column) {
+    return w.indices[static_cast<std::size_t>(row * width + column)];
+  };
   EXPECT_EQ(at(0, 0), 450);
   EXPECT_EQ(at(0, 1), 451);
   EXPECT_EQ(at(0, 62), 192);
@@ -136,8 +147,10 @@ TEST(WindowIndices, GoldenG7) {
 }
 
 TEST(WindowIndices, InvalidAndHostileTokensHaveEmptyRows) {
-  // Padding (slot -1), a foreign request, a negative sequence; then a row whose table misses a block and whose blocks are negative or too large.
-  const Window w = windows({0, 3, 4, 5}, {9, -2, 3}, {0, 7, -1, 1, 2}, {-1, 5, 5, 5, 5}, {0, 0, 0, -1, kMax, 0}, 4, 2, 4);
+  // Padding (slot -1), a foreign request, a negative sequence; then a row whose table misses a block and whose blocks
+  // are negative or too large.
+  const Window w =
+      windows({0, 3, 4, 5}, {9, -2, 3}, {0, 7, -1, 1, 2}, {-1, 5, 5, 5, 5}, {0, 0, 0, -1, kMax, 0}, 4, 2, 4);
   EXPECT_THAT(w.lens, ElementsAre(0, 0, 0, 0, 3));
   EXPECT_THAT(Ints(w.indices.begin(), w.indices.begin() + 16), Each(-1));
   EXPECT_THAT(Ints(w.indices.begin() + 16, w.indices.end()), ElementsAre(kMax == 0 ? 0 : -1, -1, 0, -1));
@@ -153,11 +166,16 @@ struct Rows {
   Ints indices;
   Ints lens;
 };
-Rows dense(const Longs& positions, const Ints& requests, const Longs& slots, const Ints& blocks, std::int64_t n, std::int64_t ratio,
-           std::int64_t storage_block, std::int64_t width, bool global) {
+Rows dense(const Longs& positions, const Ints& requests, const Longs& slots, const Ints& blocks, std::int64_t n,
+           std::int64_t ratio, std::int64_t storage_block, std::int64_t width, bool global) {
   const std::int64_t tokens = count(positions);
   Rows out{Ints(static_cast<std::size_t>(tokens * width), 99), Ints(positions.size(), 99)};
-  Plan<DenseCompressedIndices>({.requests = n, .tokens = tokens, .ratio = ratio, .storage_block = storage_block, .width = width, .global = global})
+  Plan<DenseCompressedIndices>({.requests = n,
+                                .tokens = tokens,
+                                .ratio = ratio,
+                                .storage_block = storage_block,
+                                .width = width,
+                                .global = global})
       .run({.positions = view(positions),
             .token_to_req = view(requests),
             .slot_mapping = view(slots),
@@ -174,7 +192,8 @@ TEST(DenseCompressedIndices, GoldenG9) {
 }
 
 TEST(DenseCompressedIndices, GoldenG6Visibility) {
-  const Rows r = dense({126, 127, 255, -1, std::numeric_limits<std::int64_t>::max()}, {0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {1}, 1, 128, 2, 2, false);
+  const Rows r = dense({126, 127, 255, -1, std::numeric_limits<std::int64_t>::max()}, {0, 0, 0, 0, 0}, {0, 0, 0, 0, 0},
+                       {1}, 1, 128, 2, 2, false);
   EXPECT_THAT(r.lens, ElementsAre(0, 1, 2, 0, 2));
   EXPECT_THAT(r.indices, ElementsAre(-1, -1, 0, -1, 0, 1, -1, -1, 0, 1));
   EXPECT_THAT(dense({2, 3, 6, 7}, {0, 0, 0, 0}, {0, 0, 0, 0}, {1}, 1, 4, 64, 2, false).lens, ElementsAre(0, 1, 1, 2));
@@ -189,7 +208,8 @@ TEST(DenseCompressedIndices, InvalidTokensAndForeignBlocksAreMinusOne) {
 TEST(ShortContextTopk, GoldenG6Visibility) {
   const Longs positions{2, 3, 6, 7, -5, 1000};
   Ints out(18, 99);
-  Plan<ShortContextTopk>({.tokens = 6, .ratio = 4, .k = 3}).run({.positions = view(positions), .indices = view_of(out.data(), {6, 3})});
+  Plan<ShortContextTopk>({.tokens = 6, .ratio = 4, .k = 3})
+      .run({.positions = view(positions), .indices = view_of(out.data(), {6, 3})});
   EXPECT_THAT(out, ElementsAre(-1, -1, -1, 0, -1, -1, 0, -1, -1, 0, 1, -1, -1, -1, -1, 0, 1, 2));
 }
 
@@ -197,13 +217,14 @@ TEST(ShortContextTopk, TheLargestPositionDoesNotOverflow) {
   const Longs positions{std::numeric_limits<std::int64_t>::max()};
   for (const std::int64_t ratio : {1, 2, 4}) {
     Ints out(3, 99);
-    Plan<ShortContextTopk>({.tokens = 1, .ratio = ratio, .k = 3}).run({.positions = view(positions), .indices = view_of(out.data(), {1, 3})});
+    Plan<ShortContextTopk>({.tokens = 1, .ratio = ratio, .k = 3})
+        .run({.positions = view(positions), .indices = view_of(out.data(), {1, 3})});
     EXPECT_THAT(out, ElementsAre(0, 1, 2)) << ratio;
   }
 }
 
-Rows global(const Ints& topk, std::int64_t k, const Ints& requests, const Ints& blocks, std::int64_t n, std::vector<std::uint8_t> valid,
-            bool compact) {
+Rows global(const Ints& topk, std::int64_t k, const Ints& requests, const Ints& blocks, std::int64_t n,
+            std::vector<std::uint8_t> valid, bool compact) {
   const std::int64_t tokens = count(requests);
   Rows out{Ints(topk.size(), 99), Ints(requests.size(), 99)};
   Plan<GlobalTopk>({.requests = n, .tokens = tokens, .k = k, .storage_block = 2, .compact = compact})
@@ -255,8 +276,10 @@ TEST(IndexErrors, NameTheTensor) {
                 Plan<SlotMapping>({.requests = 1, .tokens = 2, .block_size = 4}).run(args);
               }),
               HasSubstr("slot_mapping: query_start_loc: got [1] I32, expected [2] I32"));
-  EXPECT_THAT(text([] { Plan<SlotMapping>({.requests = 1, .tokens = 2, .block_size = 0}); }), HasSubstr("problem.block_size: got 0"));
-  EXPECT_THAT(text([] { Plan<CompressedSlotMapping>({.requests = 1, .tokens = 2, .ratio = -4}); }), HasSubstr("problem.ratio: got -4"));
+  EXPECT_THAT(text([] { Plan<SlotMapping>({.requests = 1, .tokens = 2, .block_size = 0}); }),
+              HasSubstr("problem.block_size: got 0"));
+  EXPECT_THAT(text([] { Plan<CompressedSlotMapping>({.requests = 1, .tokens = 2, .ratio = -4}); }),
+              HasSubstr("problem.ratio: got -4"));
   EXPECT_THAT(text([] { Plan<GlobalTopk>({.requests = 1, .tokens = 2, .k = -1}); }), HasSubstr("problem.k: got -1"));
 }
 

@@ -37,8 +37,8 @@ struct Q {
 };
 
 /// One head of one token in fp32, weight 3.
-Q quantise(const std::vector<float>& x, const RowFormat& format, const std::string& implementation, std::int64_t position = 0,
-           bool hadamard = false) {
+Q quantise(const std::vector<float>& x, const RowFormat& format, const std::string& implementation,
+           std::int64_t position = 0, bool hadamard = false) {
   const std::vector<float> weight{3};
   const std::vector<std::int64_t> positions{position};
   std::vector<float> cos_sin(2 * 64);
@@ -61,7 +61,9 @@ Q quantise(const std::vector<float>& x, const RowFormat& format, const std::stri
     args.q_scale = TensorView(out.scales.data(), DType::kU8, {1, 1, 4});
   }
   if (format.nope == Element::kF32) args.q_out = TensorView(out.bytes.data(), DType::kF32, {1, 1, 128});
-  Plan<IndexerQ>({.tokens = 1, .heads = 1, .in = DType::kF32, .format = &format, .hadamard = hadamard}, {.implementation = implementation}).run(args);
+  Plan<IndexerQ>({.tokens = 1, .heads = 1, .in = DType::kF32, .format = &format, .hadamard = hadamard},
+                 {.implementation = implementation})
+      .run(args);
   return out;
 }
 
@@ -73,7 +75,8 @@ TEST_P(IndexerQTest, Fp8FoldsItsScaleIntoTheWeight) {
   for (int i = 0; i < 64; ++i) x[static_cast<std::size_t>(i)] = static_cast<float>(i - 32) / 8.0F;
   const Q q = quantise(x, index_fp8_rows(), GetParam());
   EXPECT_EQ(hex(q.bytes, 64),
-            "f8f8f7f6f6f6f5f4f4f4f3f2f2f2f1f0f0efeeedecebeae9e8e6e4e2e0dcd8d00050585c6062646668696a6b6c6d6e6f70707172727273747474757676767778");
+            "f8f8f7f6f6f6f5f4f4f4f3f2f2f2f1f0f0efeeedecebeae9e8e6e4e2e0dcd8d00050585c6062646668696a6b6c6d6e6f7070717272"
+            "7273747474757676767778");
   EXPECT_EQ(q.weight, 3.0F * 0x1p-6F * static_cast<float>(std::pow(128.0, -0.5)));
 }
 
@@ -117,13 +120,15 @@ INSTANTIATE_TEST_SUITE_P(Implementations, IndexerQTest, testing::Values("ref", "
 class IndexerLogitsTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    for (const Candidate& candidate : explain<IndexerLogits>({.rows = 1, .heads = 2, .width = 6, .format = &index_fp8_rows()})) {
+    for (const Candidate& candidate :
+         explain<IndexerLogits>({.rows = 1, .heads = 2, .width = 6, .format = &index_fp8_rows()})) {
       if (candidate.name == GetParam() && !candidate.refusal.empty()) GTEST_SKIP() << candidate.refusal;
     }
     const RowFormat& format = index_fp8_rows();
     const std::int64_t stride = page_bytes(format, 2);
     memory_.assign(static_cast<std::size_t>(3 * stride), 0);
-    cache_ = {.format = &format, .base = memory_.data(), .num_blocks = 3, .block_size = 2, .block_stride_bytes = stride};
+    cache_ = {
+        .format = &format, .base = memory_.data(), .num_blocks = 3, .block_size = 2, .block_stride_bytes = stride};
     for (std::int64_t j = 0; j < 4; ++j) {
       const std::int64_t block = j < 2 ? 2 : 1;
       row_data(cache_, block, j % 2)[j] = to_e4m3(1.0F).bits;
@@ -132,7 +137,8 @@ class IndexerLogitsTest : public testing::TestWithParam<const char*> {
       std::memcpy(row_scales(cache_, block, j % 2), &two, 4);
     }
   }
-  /// Two heads: the first looks at dims 0..3 with 1, 2, 3, 4 and dim 127 with 2; the second at dim 127 with -5. Weights 10 and 1.
+  /// Two heads: the first looks at dims 0..3 with 1, 2, 3, 4 and dim 127 with 2; the second at dim 127 with -5. Weights
+  /// 10 and 1.
   std::vector<float> score(const std::vector<std::int32_t>& blocks, std::int32_t len, std::int32_t request = 0) const {
     std::vector<std::uint8_t> q(256, 0);
     for (std::size_t i = 0; i < 4; ++i) q[i] = to_e4m3(static_cast<float>(i + 1)).bits;
@@ -140,7 +146,8 @@ class IndexerLogitsTest : public testing::TestWithParam<const char*> {
     q[255] = to_e4m3(-5.0F).bits;
     const std::vector<float> weights{10, 1};
     std::vector<float> logits(6, 99);
-    const Plan<IndexerLogits> plan({.rows = 1, .heads = 2, .width = 6, .format = cache_.format}, {.implementation = GetParam()});
+    const Plan<IndexerLogits> plan({.rows = 1, .heads = 2, .width = 6, .format = cache_.format},
+                                   {.implementation = GetParam()});
     std::vector<char> workspace(plan.workspace_bytes());
     plan.run({.q = ConstTensorView(q.data(), DType::kE4M3, {1, 2, 128}),
               .q_scale = {},
@@ -187,14 +194,18 @@ TEST(IndexerErrors, NameTheTensor) {
     }
     return "no error";
   };
-  EXPECT_THAT(text([] { Plan<IndexerLogits>({.rows = 1, .width = 4}); }), HasSubstr("indexer_logits: problem.format: got none"));
+  EXPECT_THAT(text([] { Plan<IndexerLogits>({.rows = 1, .width = 4}); }),
+              HasSubstr("indexer_logits: problem.format: got none"));
   EXPECT_THAT(text([] { Plan<IndexerLogits>({.rows = 1, .width = 4, .format = &fp8_ds_mla_rows()}); }),
               HasSubstr("got fp8_ds_mla, expected index_fp8, index_mxfp4 or index_f32"));
   EXPECT_THAT(text([] { Plan<IndexerLogits>({.rows = 1, .heads = 129, .width = 4, .format = &index_fp8_rows()}); }),
               HasSubstr("problem.heads: got 129, expected 1 to 128"));
-  EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .dim = 2048, .format = &state_rows(512, 2)}); }), HasSubstr("rows of at most 512"));
-  EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .dim = 64, .format = &index_fp8_rows()}); }), HasSubstr("problem.dim: got 64, expected 128"));
-  EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .in = DType::kI32, .format = &index_fp8_rows()}); }), HasSubstr("problem.in: got I32"));
+  EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .dim = 2048, .format = &state_rows(512, 2)}); }),
+              HasSubstr("rows of at most 512"));
+  EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .dim = 64, .format = &index_fp8_rows()}); }),
+              HasSubstr("problem.dim: got 64, expected 128"));
+  EXPECT_THAT(text([] { Plan<IndexerQ>({.tokens = 1, .in = DType::kI32, .format = &index_fp8_rows()}); }),
+              HasSubstr("problem.in: got I32"));
   EXPECT_THAT(text([] {
                 IndexerLogits::Args args;
                 args.q = ConstTensorView(nullptr, DType::kU8, {0, 64, 64});

@@ -67,11 +67,13 @@ TEST(KvPool, ZeroesNewBlocksButNotTheirNeighbours) {
   KvPool pool(make_kv_layout(layers, {}), 3);
   const int window = pool.layout().group_of(0, CacheRole::kWindow);
   const PagedCache cache = pool.cache(0, CacheRole::kWindow);
-  for (std::int64_t b = 0; b < 3; ++b) std::fill_n(cache.block(b), block_bytes(*cache.format, cache.block_size), std::uint8_t{0xAB});
+  for (std::int64_t b = 0; b < 3; ++b)
+    std::fill_n(cache.block(b), block_bytes(*cache.format, cache.block_size), std::uint8_t{0xAB});
   const std::int32_t block = *pool.allocate(window);
   for (std::int64_t b = 0; b < 3; ++b) {
     const std::uint8_t expected = b == block ? 0 : 0xAB;
-    for (std::int64_t i = 0; i < block_bytes(*cache.format, cache.block_size); ++i) ASSERT_EQ(cache.block(b)[i], expected) << b << " " << i;
+    for (std::int64_t i = 0; i < block_bytes(*cache.format, cache.block_size); ++i)
+      ASSERT_EQ(cache.block(b)[i], expected) << b << " " << i;
   }
 }
 
@@ -112,7 +114,8 @@ TEST(Plan, SplitsDecodesFromPrefills) {
   const std::vector<std::int32_t> loc{0, 1, 2, 2, 4, 9};
   EXPECT_EQ(split_batch(loc, 1), (BatchSplit{.decodes = 3, .prefills = 2, .decode_tokens = 2, .prefill_tokens = 7}));
   EXPECT_EQ(split_batch(loc, 2), (BatchSplit{.decodes = 4, .prefills = 1, .decode_tokens = 4, .prefill_tokens = 5}));
-  EXPECT_EQ(split_batch(loc, 2, true), (BatchSplit{.decodes = 3, .prefills = 2, .decode_tokens = 2, .prefill_tokens = 7}));
+  EXPECT_EQ(split_batch(loc, 2, true),
+            (BatchSplit{.decodes = 3, .prefills = 2, .decode_tokens = 2, .prefill_tokens = 7}));
   EXPECT_EQ(split_batch(loc, 9), (BatchSplit{.decodes = 5, .prefills = 0, .decode_tokens = 9, .prefill_tokens = 0}));
   EXPECT_EQ(split_batch(std::vector<std::int32_t>{0}, 1), BatchSplit{});
   EXPECT_THROW(split_batch(std::vector<std::int32_t>{0, 3, 2}, 1), InvalidArgument);

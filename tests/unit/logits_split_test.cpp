@@ -13,7 +13,8 @@ TEST(LogitsSplit, PartsAreAtLeastOneAndAtMostTheRuns) {
     for (const std::int64_t rows : {1, 4, 8}) {
       for (const std::int64_t runs : {0, 1, 2, 16, 64, 2048, 16'777'216}) {
         for (const bool uneven : {false, true}) {
-          const std::int64_t parts = logits_parts({.groups = groups, .rows = rows, .runs = runs, .resident = kPlaces, .uneven = uneven});
+          const std::int64_t parts =
+              logits_parts({.groups = groups, .rows = rows, .runs = runs, .resident = kPlaces, .uneven = uneven});
           EXPECT_GE(parts, 1);
           EXPECT_LE(parts, std::max<std::int64_t>(runs, 1));
         }

@@ -29,11 +29,12 @@ struct Text {
   std::string rope =
       "\"rope_theta\": 10000, \"compress_rope_theta\": 160000, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 16, "
       "\"original_max_position_embeddings\": 65536, \"beta_fast\": 32, \"beta_slow\": 1}";
-  std::string rest = "\"num_attention_heads\": 8, \"q_lora_rank\": 128, \"o_lora_rank\": 64, \"o_groups\": 2, \"index_topk\": 16";
+  std::string rest =
+      "\"num_attention_heads\": 8, \"q_lora_rank\": 128, \"o_lora_rank\": 64, \"o_groups\": 2, \"index_topk\": 16";
   std::string more;
   std::string str() const {
-    return "{" + hidden + ", " + layers + (rope.empty() ? "" : ", " + rope) + (rest.empty() ? "" : ", " + rest) + (more.empty() ? "" : ", " + more) +
-           "}";
+    return "{" + hidden + ", " + layers + (rope.empty() ? "" : ", " + rope) + (rest.empty() ? "" : ", " + rest) +
+           (more.empty() ? "" : ", " + more) + "}";
   }
 };
 
@@ -61,7 +62,8 @@ TEST(ModelConfig, FlashPreset) {
   const ModelConfig m = model_preset("v4-flash");
   EXPECT_EQ(m.compress_ratios.size(), 44U);
   EXPECT_EQ(kinds(m), (std::array<int, 3>{2, 21, 20}));
-  EXPECT_EQ(std::vector<int>(m.compress_ratios.begin(), m.compress_ratios.begin() + 5), (std::vector<int>{0, 0, 4, 128, 4}));
+  EXPECT_EQ(std::vector<int>(m.compress_ratios.begin(), m.compress_ratios.begin() + 5),
+            (std::vector<int>{0, 0, 4, 128, 4}));
   EXPECT_EQ(m.compress_ratios[42], 4);
   EXPECT_EQ(m.compress_ratios[43], 0);
   EXPECT_EQ(m.hidden_size, 4096);
@@ -76,7 +78,8 @@ TEST(ModelConfig, ProPreset) {
   const ModelConfig m = model_preset("v4-pro");
   EXPECT_EQ(m.compress_ratios.size(), 62U);
   EXPECT_EQ(kinds(m), (std::array<int, 3>{0, 30, 31}));
-  EXPECT_EQ(std::vector<int>(m.compress_ratios.begin(), m.compress_ratios.begin() + 5), (std::vector<int>{128, 128, 4, 128, 4}));
+  EXPECT_EQ(std::vector<int>(m.compress_ratios.begin(), m.compress_ratios.begin() + 5),
+            (std::vector<int>{128, 128, 4, 128, 4}));
   EXPECT_EQ(m.compress_ratios[60], 4);
   EXPECT_EQ(m.hidden_size, 7168);
   EXPECT_EQ(m.q_lora_rank, 1536);
@@ -108,12 +111,17 @@ TEST(ModelConfig, UnknownPresetAndMissingFile) {
 TEST(ModelConfig, FlatShapeGivesThePreset) {
   const ModelConfig want = model_preset("v4-flash");
   const ModelConfig got = parse_model_config(
-      "{\"model_type\": \"deepseek_v4\", \"hidden_size\": 4096, \"num_hidden_layers\": 43, \"num_nextn_predict_layers\": 1, \"num_attention_heads\": "
+      "{\"model_type\": \"deepseek_v4\", \"hidden_size\": 4096, \"num_hidden_layers\": 43, "
+      "\"num_nextn_predict_layers\": 1, \"num_attention_heads\": "
       "64, "
-      "\"num_key_value_heads\": 1, \"head_dim\": 512, \"qk_rope_head_dim\": 64, \"q_lora_rank\": 1024, \"o_lora_rank\": 1024, \"o_groups\": 8, "
-      "\"sliding_window\": 128, \"index_n_heads\": 64, \"index_head_dim\": 128, \"index_topk\": 512, \"rms_norm_eps\": 1e-06, \"rope_theta\": 10000, "
-      "\"compress_rope_theta\": 160000, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 16, \"original_max_position_embeddings\": 65536, "
-      "\"beta_fast\": 32, \"beta_slow\": 1}, \"max_position_embeddings\": 1048576, \"quantization_config\": {\"fmt\": \"e4m3\"}, "
+      "\"num_key_value_heads\": 1, \"head_dim\": 512, \"qk_rope_head_dim\": 64, \"q_lora_rank\": 1024, "
+      "\"o_lora_rank\": 1024, \"o_groups\": 8, "
+      "\"sliding_window\": 128, \"index_n_heads\": 64, \"index_head_dim\": 128, \"index_topk\": 512, \"rms_norm_eps\": "
+      "1e-06, \"rope_theta\": 10000, "
+      "\"compress_rope_theta\": 160000, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 16, "
+      "\"original_max_position_embeddings\": 65536, "
+      "\"beta_fast\": 32, \"beta_slow\": 1}, \"max_position_embeddings\": 1048576, \"quantization_config\": {\"fmt\": "
+      "\"e4m3\"}, "
       "\"compress_ratios\": " +
       join(want.compress_ratios) + "}");
   EXPECT_EQ(got.compress_ratios, want.compress_ratios);
@@ -129,13 +137,16 @@ TEST(ModelConfig, FlatShapeGivesThePreset) {
 TEST(ModelConfig, NestedRopeParameters) {
   Text text;
   text.rope =
-      "\"rope_parameters\": {\"main\": {\"rope_type\": \"default\", \"rope_theta\": 20000.0}, \"compress\": {\"rope_type\": \"yarn\", "
+      "\"rope_parameters\": {\"main\": {\"rope_type\": \"default\", \"rope_theta\": 20000.0}, \"compress\": "
+      "{\"rope_type\": \"yarn\", "
       "\"rope_theta\": 170000.0, "
       "\"factor\": 8, \"original_max_position_embeddings\": 4096, \"beta_fast\": 16, \"beta_slow\": 2}}";
   const ModelConfig m = parse_model_config(text.str());
   EXPECT_EQ(m.layer(0).rope, (RopeConfig{.theta = 20000.0}));
-  EXPECT_EQ(m.layer(1).rope,
-            (RopeConfig{.theta = 170000.0, .yarn = YarnConfig{.factor = 8, .original_max_position = 4096, .beta_fast = 16, .beta_slow = 2}}));
+  EXPECT_EQ(
+      m.layer(1).rope,
+      (RopeConfig{.theta = 170000.0,
+                  .yarn = YarnConfig{.factor = 8, .original_max_position = 4096, .beta_fast = 16, .beta_slow = 2}}));
   text.rope = "\"rope_parameters\": {\"main\": {\"rope_theta\": 20000.0}}";
   EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("rope_parameters"), HasSubstr("compress")));
 }
@@ -156,15 +167,19 @@ TEST(ModelConfig, OfficialInferenceKeys) {
 TEST(ModelConfig, LayerTypesStandInForTheList) {
   Text text;
   text.layers =
-      "\"num_hidden_layers\": 3, \"layer_types\": [\"sliding_attention\", \"compressed_sparse_attention\", \"heavily_compressed_attention\"], "
+      "\"num_hidden_layers\": 3, \"layer_types\": [\"sliding_attention\", \"compressed_sparse_attention\", "
+      "\"heavily_compressed_attention\"], "
       "\"compress_rates\": {\"compressed_sparse_attention\": 4, \"heavily_compressed_attention\": 128}";
   EXPECT_EQ(parse_model_config(text.str()).compress_ratios, (std::vector<int>{0, 4, 128}));
   text.more = "\"compress_ratios\": [128, 128, 4]";  // the list in the checkpoint rules
   EXPECT_EQ(parse_model_config(text.str()).compress_ratios, (std::vector<int>{128, 128, 4}));
   text.more.clear();
   text.layers = "\"num_hidden_layers\": 1, \"layer_types\": [\"full_attention\"]";
-  EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("layer_types[0]"), HasSubstr("full_attention"), HasSubstr("sliding_attention")));
-  text.layers = "\"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"], \"compress_rates\": {\"compressed_sparse_attention\": 2}";
+  EXPECT_THAT(error_of(text.str()),
+              AllOf(HasSubstr("layer_types[0]"), HasSubstr("full_attention"), HasSubstr("sliding_attention")));
+  text.layers =
+      "\"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"], \"compress_rates\": "
+      "{\"compressed_sparse_attention\": 2}";
   EXPECT_THAT(error_of(text.str()), HasSubstr("compress_ratio=2; expected 1, 4, or 128"));
 }
 
@@ -187,7 +202,8 @@ TEST(ModelConfig, RatiosAndTrailingEntries) {
   }
   for (const char* bad : {"2", "3", "64", "-4", "5000000000", "4.5", "\"4\"", "null", "[4]", "1e3"}) {
     text.layers = std::string("\"num_hidden_layers\": 3, \"compress_ratios\": [0, ") + bad + ", 4]";
-    EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("compress_ratios[1]"), HasSubstr("expected 1, 4, or 128"))) << bad;
+    EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("compress_ratios[1]"), HasSubstr("expected 1, 4, or 128")))
+        << bad;
   }
   text.layers = "\"num_hidden_layers\": 3, \"compress_ratios\": \"all\"";
   EXPECT_THAT(error_of(text.str()), HasSubstr("compress_ratios"));
@@ -196,9 +212,10 @@ TEST(ModelConfig, RatiosAndTrailingEntries) {
 }
 
 TEST(ModelConfig, EveryBadNumberIsNamed) {
-  for (const char* key : {"hidden_size", "num_attention_heads", "q_lora_rank", "o_lora_rank", "o_groups", "index_topk", "sliding_window", "head_dim",
-                          "qk_rope_head_dim", "index_n_heads", "index_head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta",
-                          "compress_rope_theta", "num_hidden_layers", "num_nextn_predict_layers"}) {
+  for (const char* key :
+       {"hidden_size", "num_attention_heads", "q_lora_rank", "o_lora_rank", "o_groups", "index_topk", "sliding_window",
+        "head_dim", "qk_rope_head_dim", "index_n_heads", "index_head_dim", "max_position_embeddings", "rms_norm_eps",
+        "rope_theta", "compress_rope_theta", "num_hidden_layers", "num_nextn_predict_layers"}) {
     for (const char* bad : {"-1", "1e18", "99999999999999999999", "\"x\"", "[1]", "{}", "true"}) {
       // The whole file with this one key replaced.
       Text text;
@@ -211,13 +228,15 @@ TEST(ModelConfig, EveryBadNumberIsNamed) {
         const std::size_t end = json.find_first_of(",}", at);
         json.replace(at, end - at, quoted + bad);
       }
-      EXPECT_THAT(error_of(json), AllOf(HasSubstr(key), HasSubstr("got "), HasSubstr("expected "))) << key << " = " << bad;
+      EXPECT_THAT(error_of(json), AllOf(HasSubstr(key), HasSubstr("got "), HasSubstr("expected ")))
+          << key << " = " << bad;
     }
   }
 }
 
 TEST(ModelConfig, MissingKeysAreNamed) {
-  for (const char* key : {"hidden_size", "num_attention_heads", "q_lora_rank", "o_lora_rank", "o_groups", "index_topk", "num_hidden_layers"}) {
+  for (const char* key : {"hidden_size", "num_attention_heads", "q_lora_rank", "o_lora_rank", "o_groups", "index_topk",
+                          "num_hidden_layers"}) {
     std::string json = Text().str();
     const std::size_t at = json.find(key);
     json.replace(at, 1, "_");
@@ -230,7 +249,8 @@ TEST(ModelConfig, ContradictionsAreErrors) {
   text.more = "\"dim\": 512";
   EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("dim"), HasSubstr("512"), HasSubstr("256")));
   text = Text();
-  text.rest = "\"num_attention_heads\": 8, \"q_lora_rank\": 128, \"o_lora_rank\": 64, \"o_groups\": 3, \"index_topk\": 16";
+  text.rest =
+      "\"num_attention_heads\": 8, \"q_lora_rank\": 128, \"o_lora_rank\": 64, \"o_groups\": 3, \"index_topk\": 16";
   EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("o_groups"), HasSubstr("8")));
   text = Text();
   text.more = "\"model_type\": \"deepseek_v41\"";
@@ -253,7 +273,8 @@ TEST(ModelConfig, HostileJson) {
   EXPECT_NE(error_of(std::string("\0\0\0", 3)), "");
   EXPECT_THAT(error_of("{\"hidden_size\": NaN}"), HasSubstr("hidden_size"));
   EXPECT_THAT(error_of("{\"rope_theta\": 1e999}"), AllOf(HasSubstr("rope_theta"), HasSubstr("double")));
-  EXPECT_THAT(error_of("{\"hidden_size\": 4, \"hidden_size\": 8}"), AllOf(HasSubstr("hidden_size"), HasSubstr("twice")));
+  EXPECT_THAT(error_of("{\"hidden_size\": 4, \"hidden_size\": 8}"),
+              AllOf(HasSubstr("hidden_size"), HasSubstr("twice")));
   EXPECT_THAT(error_of("{\"x\": " + std::string(100000, '[') + std::string(100000, ']') + "}"), HasSubstr("nesting"));
   std::string objects = "{\"a\":";
   for (int i = 0; i < 5000; ++i) objects += "{\"a\":";

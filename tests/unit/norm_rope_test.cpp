@@ -32,7 +32,8 @@ std::string hex(const std::uint8_t* bytes, int n) {
   return text;
 }
 
-/// One token, one row of kv, in a two-block cache with a gap; the rope table rotates nothing at position 0 and by a quarter turn at position 1.
+/// One token, one row of kv, in a two-block cache with a gap; the rope table rotates nothing at position 0 and by a
+/// quarter turn at position 1.
 struct OneRow {
   std::vector<BF16> kv = std::vector<BF16>(512);
   std::vector<float> table = std::vector<float>(128);
@@ -63,10 +64,12 @@ const QNormRopeInsert::Problem kInsertOnly{.tokens = 1};
 TEST(RmsNorm, ByHand) {
   const float x[] = {3.0F, 4.0F};
   const float w[] = {2.0F, 0.5F};
-  const RmsNorm::Problem problem{.rows = 1, .dim = 2, .in = DType::kF32, .out = DType::kF32, .eps = 3.5F};  // mean square 12.5, + eps = 16
+  const RmsNorm::Problem problem{
+      .rows = 1, .dim = 2, .in = DType::kF32, .out = DType::kF32, .eps = 3.5F};  // mean square 12.5, + eps = 16
   for (const std::string& name : runnable<RmsNorm>(problem)) {
     float y[] = {0.0F, 0.0F};
-    Plan<RmsNorm>(problem, {.implementation = name}).run({.x = view_of(x, {1, 2}), .weight = view_of(w, {2}), .y = view_of(y, {1, 2})});
+    Plan<RmsNorm>(problem, {.implementation = name})
+        .run({.x = view_of(x, {1, 2}), .weight = view_of(w, {2}), .y = view_of(y, {1, 2})});
     EXPECT_EQ(y[0], 1.5F) << name;
     EXPECT_EQ(y[1], 0.5F) << name;
   }
@@ -77,7 +80,8 @@ TEST(RmsNorm, OfZerosIsZero) {
   const RmsNorm::Problem problem{.rows = 1, .dim = 512, .has_weight = false};
   for (const std::string& name : runnable<RmsNorm>(problem)) {
     std::vector<BF16> y(512, BF16{0x7FC0});
-    Plan<RmsNorm>(problem, {.implementation = name}).run({.x = view_of(x.data(), {1, 512}), .weight = {}, .y = view_of(y.data(), {1, 512})});
+    Plan<RmsNorm>(problem, {.implementation = name})
+        .run({.x = view_of(x.data(), {1, 512}), .weight = {}, .y = view_of(y.data(), {1, 512})});
     EXPECT_EQ(x, y) << name;
   }
 }
@@ -91,12 +95,14 @@ TEST(RmsNorm, RoundsOnlyAtTheEnd) {
     std::normal_distribution<float> normal;
     const float x[] = {normal(random), normal(random)};
     const float w[] = {normal(random), normal(random)};
-    const auto inverse = static_cast<float>(1.0 / std::sqrt((static_cast<double>(x[0]) * x[0] + static_cast<double>(x[1]) * x[1]) / 2.0));
+    const auto inverse = static_cast<float>(
+        1.0 / std::sqrt((static_cast<double>(x[0]) * x[0] + static_cast<double>(x[1]) * x[1]) / 2.0));
     if (to_bf16(x[0] * inverse * w[0]) == to_bf16(to_float(to_bf16(x[0] * inverse)) * w[0])) continue;
     ++telling;
     for (const std::string& name : runnable<RmsNorm>(problem)) {
       BF16 y[2];
-      Plan<RmsNorm>(problem, {.implementation = name}).run({.x = view_of(x, {1, 2}), .weight = view_of(w, {2}), .y = view_of(y, {1, 2})});
+      Plan<RmsNorm>(problem, {.implementation = name})
+          .run({.x = view_of(x, {1, 2}), .weight = view_of(w, {2}), .y = view_of(y, {1, 2})});
       EXPECT_EQ(y[0], to_bf16(x[0] * inverse * w[0])) << name << " seed " << seed;
     }
   }
@@ -114,7 +120,8 @@ TEST(QNormRopeInsert, HeadsAreNormedOverAllDimsAndRotatedByInterleavedPairs) {
   table[31] = -1.0F, table[63] = 0.0F;  // half a turn
   const std::int64_t position = 0;
   const float eps = 3.0F + 3.0F / 128.0F;  // 500/512 + eps = 4
-  const QNormRopeInsert::Problem problem{.tokens = 1, .heads = 1, .out_heads = 1, .in = DType::kF32, .q_out = DType::kF32, .eps = eps};
+  const QNormRopeInsert::Problem problem{
+      .tokens = 1, .heads = 1, .out_heads = 1, .in = DType::kF32, .q_out = DType::kF32, .eps = eps};
   for (const std::string& name : runnable<QNormRopeInsert>(problem)) {
     std::vector<float> out(512, 99.0F);
     Plan<QNormRopeInsert>(problem, {.implementation = name})
@@ -138,8 +145,13 @@ TEST(QNormRopeInsert, QuantisesToSaturatedE4m3) {
   std::vector<float> q(512, 1.0F);
   const HostTensor table = rope_rows(1, 64);
   const std::int64_t position = 0;
-  const QNormRopeInsert::Problem problem{
-      .tokens = 1, .heads = 1, .out_heads = 1, .in = DType::kF32, .q_out = DType::kE4M3, .eps = 0.0F, .q_scale_inv = 1000.0F};
+  const QNormRopeInsert::Problem problem{.tokens = 1,
+                                         .heads = 1,
+                                         .out_heads = 1,
+                                         .in = DType::kF32,
+                                         .q_out = DType::kE4M3,
+                                         .eps = 0.0F,
+                                         .q_scale_inv = 1000.0F};
   for (const std::string& name : runnable<QNormRopeInsert>(problem)) {
     std::vector<E4M3> out(512);
     Plan<QNormRopeInsert>(problem, {.implementation = name})
@@ -182,7 +194,8 @@ TEST(QNormRopeInsert, E4m3CodesAreExactWhereTheNormIs) {
                 .slot_mapping = {},
                 .q_out = view_of(out.data(), {1, 1, 512}),
                 .cache = {}});
-      for (std::size_t i = 0; i < 512; ++i) ASSERT_EQ(out[i].bits & 0x7F, to_e4m3(q[i] * factor).bits & 0x7F) << name << " x " << q[i] * factor;
+      for (std::size_t i = 0; i < 512; ++i)
+        ASSERT_EQ(out[i].bits & 0x7F, to_e4m3(q[i] * factor).bits & 0x7F) << name << " x " << q[i] * factor;
     }
   }
 }
@@ -216,7 +229,8 @@ TEST(QNormRopeInsert, GoldenRecord) {
     const std::uint8_t* data = row_data(row.cache.cache, 1, 1);
     const std::uint8_t* scales = row_scales(row.cache.cache, 1, 1);
     EXPECT_EQ(hex(data, 64),
-              "f8f8f7f6f6f6f5f4f4f4f3f2f2f2f1f0f0efeeedecebeae9e8e6e4e2e0dcd8d00050585c6062646668696a6b6c6d6e6f70707172727273747474757676767778")
+              "f8f8f7f6f6f6f5f4f4f4f3f2f2f2f1f0f0efeeedecebeae9e8e6e4e2e0dcd8d00050585c6062646668696a6b6c6d6e6f70707172"
+              "727273747474757676767778")
         << name;
     EXPECT_EQ(hex(data + 64, 64), std::string(128, '0')) << name;
     EXPECT_EQ(data[128], 0x7A) << name;
@@ -240,12 +254,16 @@ TEST(QNormRopeInsert, WritesOneRecordAndNothingElse) {
       std::fill(row.kv.begin(), row.kv.end(), to_bf16(1.0F));
       row.insert(name);
       std::vector<std::uint8_t> expected(row.cache.bytes.size(), kPoison);
-      const std::int64_t block = row.cache.cache.block_stride_bytes;  // slot 5 = block 1, row 1: data first, then the scales of the block's 4 rows
+      const std::int64_t block =
+          row.cache.cache
+              .block_stride_bytes;  // slot 5 = block 1, row 1: data first, then the scales of the block's 4 rows
       const std::int64_t data = block + format->data_bytes;
       const std::int64_t scales = block + 4 * format->data_bytes + format->scale_bytes;
       for (std::int64_t i = 0; i < static_cast<std::int64_t>(expected.size()); ++i) {
-        const bool record = (i >= data && i < data + format->data_bytes) || (i >= scales && i < scales + format->scale_bytes);
-        ASSERT_EQ(row.cache.bytes[static_cast<std::size_t>(i)] != kPoison, record) << format->name << " on " << name << " byte " << i;
+        const bool record =
+            (i >= data && i < data + format->data_bytes) || (i >= scales && i < scales + format->scale_bytes);
+        ASSERT_EQ(row.cache.bytes[static_cast<std::size_t>(i)] != kPoison, record)
+            << format->name << " on " << name << " byte " << i;
       }
     }
   }
@@ -277,7 +295,8 @@ TEST(QNormRopeInsert, OnlyTheMappedTokensAreInserted) {
     Plan<QNormRopeInsert>(c.problem(), {.implementation = name}).run(in.args);
     for (std::int64_t slot = 0; slot < in.cache.cache.num_slots(); ++slot) {
       const std::uint8_t* data = row_data(in.cache.cache, slot / 2, slot % 2);
-      const bool untouched = std::all_of(data, data + f32_rows().data_bytes, [](std::uint8_t b) { return b == kPoison; });
+      const bool untouched =
+          std::all_of(data, data + f32_rows().data_bytes, [](std::uint8_t b) { return b == kPoison; });
       EXPECT_EQ(untouched, slot != 3) << name << " slot " << slot;
     }
   }
@@ -299,7 +318,8 @@ TEST(QNormRopeInsert, PerTensorRowsDivideByTheCacheScale) {
 
 TEST(Rope, ProductsAreNotContracted) {
   // f32 rows show the rotated numbers themselves: each product is rounded before the sum.
-  const InsertCase c{.tokens = 64, .inserted = 64, .heads = 0, .out_heads = 0, .format = &f32_rows(), .in = DType::kF32};
+  const InsertCase c{
+      .tokens = 64, .inserted = 64, .heads = 0, .out_heads = 0, .format = &f32_rows(), .in = DType::kF32};
   int contracted = 0;
   for (const std::string& name : runnable<QNormRopeInsert>(c.problem())) {
     const InsertInputs in = make_inputs(c);
@@ -346,11 +366,16 @@ TEST(InverseRope, UndoesTheRotation) {
   for (const std::string& name : runnable<InverseRope>(problem)) {
     HostTensor back(DType::kF32, {tokens, 1, 512});
     Plan<InverseRope>(problem, {.implementation = name})
-        .run({.x = std::as_const(rotated).view(), .positions = view_of(positions.data(), {tokens}), .cos_sin = table.view(), .y = back.view()});
+        .run({.x = std::as_const(rotated).view(),
+              .positions = view_of(positions.data(), {tokens}),
+              .cos_sin = table.view(),
+              .y = back.view()});
     bool moved = false;
     for (std::int64_t i = 0; i < x.numel(); ++i) {
       const bool rope = i % 512 >= 448;
-      ASSERT_NEAR(back.as<float>()[i], x.as<float>()[i], rope ? 2e-6 * (std::fabs(x.as<float>()[i ^ 1]) + std::fabs(x.as<float>()[i])) : 0.0) << name;
+      ASSERT_NEAR(back.as<float>()[i], x.as<float>()[i],
+                  rope ? 2e-6 * (std::fabs(x.as<float>()[i ^ 1]) + std::fabs(x.as<float>()[i])) : 0.0)
+          << name;
       moved = moved || rotated.as<float>()[i] != x.as<float>()[i];
     }
     EXPECT_TRUE(moved);
@@ -371,32 +396,39 @@ TEST(NormRopeErrors, NameTheTensorWhatWasGotAndWhatWasExpected) {
               ThrowsMessage<InvalidArgument>("qnorm_rope_insert: cos_sin: got [300, 32] F32, expected [*, 64] F32"));
   EXPECT_THAT([&] { broken([](auto& a) { a.positions.dtype = DType::kI32; }); },
               ThrowsMessage<InvalidArgument>(HasSubstr("positions: got [4] I32, expected [4] I64")));
-  EXPECT_THAT([&] { broken([](auto& a) { a.slot_mapping.shape[0] = 5; }); },
-              ThrowsMessage<InvalidArgument>("qnorm_rope_insert: slot_mapping: got [5] I64, expected at most 4 tokens"));
+  EXPECT_THAT(
+      [&] { broken([](auto& a) { a.slot_mapping.shape[0] = 5; }); },
+      ThrowsMessage<InvalidArgument>("qnorm_rope_insert: slot_mapping: got [5] I64, expected at most 4 tokens"));
   EXPECT_THAT([&] { broken([](auto& a) { a.cache.format = &bf16_rows(); }); },
               ThrowsMessage<InvalidArgument>(HasSubstr("qnorm_rope_insert: cache: got")));
-  EXPECT_THAT([&] { broken([](auto& a) { a.cache.block_stride_bytes = 8; }); }, ThrowsMessage<InvalidArgument>(HasSubstr("block stride 8 bytes")));
+  EXPECT_THAT([&] { broken([](auto& a) { a.cache.block_stride_bytes = 8; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("block stride 8 bytes")));
   EXPECT_THAT([&] { broken([](auto& a) { a.q_out.data = const_cast<void*>(a.q.data), a.q_out.stride[0] += 512; }); },
               ThrowsMessage<InvalidArgument>(HasSubstr("q_out: got [4, 8, 512] BF16 over its input")));
   EXPECT_THAT([] { Plan<QNormRopeInsert>({.heads = 8, .out_heads = 4}); },
               ThrowsMessage<InvalidArgument>("qnorm_rope_insert: out_heads: got 4, expected at least 8 heads"));
-  EXPECT_THAT([] { Plan<QNormRopeInsert>({.format = &index_fp8_rows()}); },
-              ThrowsMessage<InvalidArgument>("qnorm_rope_insert: format: got index_fp8 with 128 dims, expected 512 dims"));
+  EXPECT_THAT(
+      [] { Plan<QNormRopeInsert>({.format = &index_fp8_rows()}); },
+      ThrowsMessage<InvalidArgument>("qnorm_rope_insert: format: got index_fp8 with 128 dims, expected 512 dims"));
   EXPECT_THAT([] { Plan<QNormRopeInsert>({.rope_dim = 63}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("rope_dim: got 63, expected an even number")));
-  EXPECT_THAT([] { Plan<RmsNorm>({.rows = -1}); }, ThrowsMessage<InvalidArgument>("rms_norm: rows: got -1, expected 0 or more"));
+  EXPECT_THAT([] { Plan<RmsNorm>({.rows = -1}); },
+              ThrowsMessage<InvalidArgument>("rms_norm: rows: got -1, expected 0 or more"));
   EXPECT_THAT([] { Plan<RmsNorm>({.format = &bf16_rows()}); },
               ThrowsMessage<InvalidArgument>("rms_norm: dim2: got 0, expected 1 or more with format"));
   EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 500, .format = &bf16_rows()}); },
               ThrowsMessage<InvalidArgument>("rms_norm: format: got bf16 with 512 dims, expected 500 dims"));
   EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 512, .out = DType::kF32, .format = &bf16_rows()}); },
               ThrowsMessage<InvalidArgument>("rms_norm: out: got F32, expected BF16, as in, with format"));
-  EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 512, .format = &fp8_ds_mla_rows(), .rope_dim = 32}); },
-              ThrowsMessage<InvalidArgument>("rms_norm: format: got fp8_ds_mla with 64 rope dims, expected 32 rope dims"));
-  EXPECT_THAT([] { Plan<RmsNorm>({.in = DType::kE4M3}); }, ThrowsMessage<InvalidArgument>("rms_norm: in: got F8_E4M3, expected BF16 or F32"));
+  EXPECT_THAT(
+      [] { Plan<RmsNorm>({.dim2 = 512, .format = &fp8_ds_mla_rows(), .rope_dim = 32}); },
+      ThrowsMessage<InvalidArgument>("rms_norm: format: got fp8_ds_mla with 64 rope dims, expected 32 rope dims"));
+  EXPECT_THAT([] { Plan<RmsNorm>({.in = DType::kE4M3}); },
+              ThrowsMessage<InvalidArgument>("rms_norm: in: got F8_E4M3, expected BF16 or F32"));
   EXPECT_THAT([] { Plan<InverseRope>({.out = DType::kE4M3}); },
               ThrowsMessage<InvalidArgument>("inverse_rope: out: got F8_E4M3, expected BF16 or F32"));
-  EXPECT_THAT([] { Plan<RmsNorm>({}, {.implementation = "abacus"}); }, ThrowsMessage<InvalidArgument>(HasSubstr("got implementation \"abacus\"")));
+  EXPECT_THAT([] { Plan<RmsNorm>({}, {.implementation = "abacus"}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("got implementation \"abacus\"")));
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ TEST(PrefillChunks, ExampleOfTheSpec) {
   const std::vector<std::int32_t> seq{80, 96, 112, 128, 144};
   const std::vector<std::int32_t> query(5, 4);
   const ChunkLimits limits{.requests = 4, .window = 64, .max_model_len = 1024, .max_batched_tokens = 128};
-  EXPECT_EQ(plan_prefill_chunks(seq, query, 4, limits), (std::vector<PrefillChunk>{{.begin = 0, .end = 5, .n = 36, .m = 103}}));
+  EXPECT_EQ(plan_prefill_chunks(seq, query, 4, limits),
+            (std::vector<PrefillChunk>{{.begin = 0, .end = 5, .n = 36, .m = 103}}));
 }
 
 TEST(PrefillChunks, EveryRequestOnceAndWithinTheArea) {
@@ -25,7 +26,8 @@ TEST(PrefillChunks, EveryRequestOnceAndWithinTheArea) {
   const std::vector<std::int32_t> seq{10, 500, 512, 1, 0, 300, 512, 512};
   const std::vector<std::int32_t> query{10, 100, 256, 1, 0, 300, 3, 200};
   for (const std::int64_t ratio : {1, 4, 128}) {
-    const std::int64_t area = limits.requests * ((ratio > 1 ? limits.max_model_len / ratio : 0) + limits.window + limits.max_batched_tokens);
+    const std::int64_t area =
+        limits.requests * ((ratio > 1 ? limits.max_model_len / ratio : 0) + limits.window + limits.max_batched_tokens);
     std::int64_t next = 0;
     for (const PrefillChunk& c : plan_prefill_chunks(seq, query, ratio, limits)) {
       EXPECT_EQ(c.begin, next);
@@ -52,7 +54,8 @@ TEST(Plan, LocalLengthsAddUpToTheWhole) {
         std::vector<std::int64_t> owned(static_cast<std::size_t>(ranks), 0);
         for (std::int64_t i = 0; i < length; ++i) ++owned[static_cast<std::size_t>(i / interleave % ranks)];
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
-          EXPECT_EQ(local_length(length, rank, ranks, interleave), owned[static_cast<std::size_t>(rank)]) << length << " " << rank << "/" << ranks;
+          EXPECT_EQ(local_length(length, rank, ranks, interleave), owned[static_cast<std::size_t>(rank)])
+              << length << " " << rank << "/" << ranks;
         }
       }
     }
@@ -79,11 +82,12 @@ TEST(Plan, LogitChunksByHand) {
                                      {.begin = 2, .end = 3, .query_begin = 7, .query_end = 12, .entries = 30}}));
   // 100 entries, room for 250 scores: two queries at a time, gathered once.
   EXPECT_EQ(plan({8, 400, 8}, {1, 5, 1}, {.key_rows = 1000, .logit_bytes = 1000}),
-            (std::vector<LogitChunk>{{.begin = 0, .end = 1, .query_begin = 0, .query_end = 1, .entries = 2},
-                                     {.begin = 1, .end = 2, .query_begin = 1, .query_end = 3, .entries = 100},
-                                     {.begin = 1, .end = 2, .query_begin = 3, .query_end = 5, .entries = 100, .gather = false},
-                                     {.begin = 1, .end = 2, .query_begin = 5, .query_end = 6, .entries = 100, .gather = false},
-                                     {.begin = 2, .end = 3, .query_begin = 6, .query_end = 7, .entries = 2}}));
+            (std::vector<LogitChunk>{
+                {.begin = 0, .end = 1, .query_begin = 0, .query_end = 1, .entries = 2},
+                {.begin = 1, .end = 2, .query_begin = 1, .query_end = 3, .entries = 100},
+                {.begin = 1, .end = 2, .query_begin = 3, .query_end = 5, .entries = 100, .gather = false},
+                {.begin = 1, .end = 2, .query_begin = 5, .query_end = 6, .entries = 100, .gather = false},
+                {.begin = 2, .end = 3, .query_begin = 6, .query_end = 7, .entries = 2}}));
   // One query alone over budget is one chunk; what has no entry has none.
   EXPECT_EQ(plan({400}, {2}, {.key_rows = 100, .logit_bytes = 4}).size(), 2U);
   EXPECT_TRUE(plan({3, 2, 0}, {3, 1, 0}, {.key_rows = 0}).empty());
@@ -94,7 +98,8 @@ TEST(Plan, LogitChunksByHand) {
   EXPECT_THROW(plan({4}, {}, {.key_rows = 100}), InvalidArgument);
 }
 
-// A bound of 40 sequences of max_model_len on the packed entries is four times what a buffer of 40 * max_model_len / 4 rows holds.
+// A bound of 40 sequences of max_model_len on the packed entries is four times what a buffer of 40 * max_model_len / 4
+// rows holds.
 TEST(Plan, LogitChunksNeverOverfillTheKeyBuffer) {
   const std::int64_t max_model_len = 1024;
   const std::vector<std::int32_t> seq(100, 1024);

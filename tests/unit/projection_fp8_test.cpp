@@ -1,4 +1,5 @@
-// FP8 operands of the projection: what InverseRopeQuant and QuantizeRows write goes in as it is, and so do a checkpoint's weights.
+// FP8 operands of the projection: what InverseRopeQuant and QuantizeRows write goes in as it is, and so do a
+// checkpoint's weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,8 @@ struct Quantised {
     HostTensor o(DType::kBF16, {kTokens, kHeads, kDim});
     HostTensor positions(DType::kI64, {kTokens});
     HostTensor cos_sin(DType::kF32, {kTokens, 64});
-    for (std::int64_t i = 0; i < o.numel(); ++i) o.as<BF16>()[i] = to_bf16(normal(random) * (i % 700 < 128 ? 1e-3F : 1.0F));
+    for (std::int64_t i = 0; i < o.numel(); ++i)
+      o.as<BF16>()[i] = to_bf16(normal(random) * (i % 700 < 128 ? 1e-3F : 1.0F));
     for (std::int64_t t = 0; t < kTokens; ++t) {
       positions.as<std::int64_t>()[t] = t;
       for (std::int64_t i = 0; i < 32; ++i) {
@@ -44,9 +46,14 @@ struct Quantised {
     for (std::int64_t i = 0; i < w.numel(); ++i) w.as<BF16>()[i] = to_bf16(normal(random));
     const bool packed = form == OutputScale::kUe8m0x4;
     const std::int64_t chunks = kWidth / InverseRopeQuant::kGroup;
-    scales = HostTensor(packed ? DType::kI32 : DType::kF32, {kGroups, packed ? (chunks + 3) / 4 : chunks, (kTokens + 3) / 4 * 4});
+    scales = HostTensor(packed ? DType::kI32 : DType::kF32,
+                        {kGroups, packed ? (chunks + 3) / 4 : chunks, (kTokens + 3) / 4 * 4});
     Plan<InverseRopeQuant>({.tokens = kTokens, .heads = kHeads, .groups = kGroups, .scale = form})
-        .run({.x = o.view(), .positions = positions.view(), .cos_sin = cos_sin.view(), .values = values.view(), .scales = scales.view()});
+        .run({.x = o.view(),
+              .positions = positions.view(),
+              .cos_sin = cos_sin.view(),
+              .values = values.view(),
+              .scales = scales.view()});
     Plan<InverseRope>({.tokens = kTokens, .heads = kHeads, .out = DType::kF32})
         .run({.x = o.view(), .positions = positions.view(), .cos_sin = cos_sin.view(), .y = rotated.view()});
   }
@@ -130,7 +137,8 @@ TEST(ProjectionFp8, WrongScalesAreNamed) {
   EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got"));
   bad = q.args(y);
   bad.x_scale.shape[2] = kTokens - 1;
-  EXPECT_EQ(text(q.problem(), bad), "projection: x_scale: got [2, 8, 6] F32, expected at least 7 rows in its last dimension");
+  EXPECT_EQ(text(q.problem(), bad),
+            "projection: x_scale: got [2, 8, 6] F32, expected at least 7 rows in its last dimension");
   bad = q.args(y);
   bad.x_scale.shape[1] = 7;
   EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got [2, 7, 8] F32, expected [2, 8, "));
@@ -139,10 +147,12 @@ TEST(ProjectionFp8, WrongScalesAreNamed) {
   EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got [2, 8, 8] I32"));
   bad = q.args(y);
   bad.x_scale.stride[1] = -8;
-  EXPECT_THAT(text(q.problem(), bad), HasSubstr("projection: x_scale: got strides 64, -8, 1, expected no negative stride"));
+  EXPECT_THAT(text(q.problem(), bad),
+              HasSubstr("projection: x_scale: got strides 64, -8, 1, expected no negative stride"));
   Projection::Problem odd = q.problem();
   odd.k = 100;
-  EXPECT_EQ(text(odd, q.args(y)), "projection: k: got 100, expected a multiple of 128, the inputs of a scale of F8_E4M3 x");
+  EXPECT_EQ(text(odd, q.args(y)),
+            "projection: k: got 100, expected a multiple of 128, the inputs of a scale of F8_E4M3 x");
   Projection::Problem plain = q.problem();
   plain.x = DType::kBF16;
   bad = q.args(y);
@@ -171,8 +181,10 @@ TEST(ProjectionFp8, WeightsAreCodesTimesTheScaleOfTheirBlock) {
       for (std::int64_t g = 0; g < 2; ++g) {
         for (std::int64_t j = 0; j < n; ++j) {
           double want = 0.0;
-          for (std::int64_t l = 0; l < k; ++l) want += static_cast<double>(t.x.get(i * t.x_row + g * k + l)) * weight_at(t, g, j, l);
-          ASSERT_EQ(y.get(t.y_at(i, g, j)), static_cast<float>(want)) << n << " x " << k << " row " << i << " output " << j;
+          for (std::int64_t l = 0; l < k; ++l)
+            want += static_cast<double>(t.x.get(i * t.x_row + g * k + l)) * weight_at(t, g, j, l);
+          ASSERT_EQ(y.get(t.y_at(i, g, j)), static_cast<float>(want))
+              << n << " x " << k << " row " << i << " output " << j;
         }
       }
     }
@@ -249,7 +261,8 @@ TEST(ProjectionFp8, HasACaseForm) {
     const CaseFile file = read_case(entry.path().string());
     if (file.op != Projection::kName) continue;
     const bool fp8_weights = file.tensors.contains("in.w_scale");
-    for (const std::string& implementation : fp8_weights ? std::vector<std::string>{"ref"} : std::vector<std::string>{"ref", "cpu"}) {
+    for (const std::string& implementation :
+         fp8_weights ? std::vector<std::string>{"ref"} : std::vector<std::string>{"ref", "cpu"}) {
       for (const Verdict& verdict : judge(file, replay(file, {.plan = {.implementation = implementation}}))) {
         EXPECT_TRUE(verdict.comparison.pass) << entry.path();
       }

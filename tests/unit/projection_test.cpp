@@ -53,10 +53,13 @@ TEST(Projection, GroupsByHand) {
   const std::vector<float> x{1, 2, 3, /**/ 4, 5, 6, /* row 1 */ -1, 0, 1, /**/ 2, 0, -2};
   const std::vector<float> w{1, 1, 1, 0, 1, 0, /* group 1 */ 2, 0, 0, 1, 2, 3};
   const std::vector<float> expected{6, 2, /**/ 8, 32, /* row 1 */ 0, 0, /**/ 4, -4};
-  const Projection::Problem problem{.m = 2, .n = 2, .k = 3, .groups = 2, .x = DType::kF32, .w = DType::kF32, .y = DType::kF32};
+  const Projection::Problem problem{
+      .m = 2, .n = 2, .k = 3, .groups = 2, .x = DType::kF32, .w = DType::kF32, .y = DType::kF32};
   for (const std::string& name : accepting(problem)) {
     std::vector<float> y(8, NAN);
-    run(problem, {.x = view_of(x.data(), {2, 2, 3}), .w = view_of(w.data(), {2, 2, 3}), .y = view_of(y.data(), {2, 2, 2})}, {.implementation = name});
+    run(problem,
+        {.x = view_of(x.data(), {2, 2, 3}), .w = view_of(w.data(), {2, 2, 3}), .y = view_of(y.data(), {2, 2, 2})},
+        {.implementation = name});
     EXPECT_EQ(y, expected) << name;
   }
 }
@@ -78,7 +81,8 @@ TEST(Projection, NoInputsGiveZeros) {
 }
 
 TEST(Projection, NoRowsOrNoOutputsNeedNoData) {
-  for (const Projection::Problem& problem : {Projection::Problem{.m = 0, .n = 4, .k = 8}, Projection::Problem{.m = 4, .n = 0, .k = 8}}) {
+  for (const Projection::Problem& problem :
+       {Projection::Problem{.m = 0, .n = 4, .k = 8}, Projection::Problem{.m = 4, .n = 0, .k = 8}}) {
     std::vector<BF16> some(64);
     for (const std::string& name : accepting(problem)) {
       Projection::Args args;
@@ -96,7 +100,8 @@ TEST(Projection, RefRoundsOnce) {
   const std::vector<float> w{1.0F, 1.0F, 1.0F, 1.0F, 1.0F, 0.0F, -1.0F, -1.0F, -1.0F};
   std::vector<BF16> y(3);
   run({.m = 1, .n = 3, .k = 3, .x = DType::kF32, .w = DType::kF32},
-      {.x = view_of(x.data(), {1, 1, 3}), .w = view_of(w.data(), {1, 3, 3}), .y = view_of(y.data(), {1, 1, 3})}, {.implementation = "ref"});
+      {.x = view_of(x.data(), {1, 1, 3}), .w = view_of(w.data(), {1, 3, 3}), .y = view_of(y.data(), {1, 1, 3})},
+      {.implementation = "ref"});
   EXPECT_EQ(to_float(y[0]), 1.0F + 0x1p-7F);
   EXPECT_EQ(to_float(y[1]), 1.0F);
   EXPECT_EQ(to_float(y[2]), -1.0F - 0x1p-7F);
@@ -113,7 +118,9 @@ TEST(Projection, NanAndInfinityReachOnlyTheirRow) {
   const Projection::Problem problem{.m = m, .n = n, .k = k, .x = DType::kF32};
   for (const std::string& name : accepting(problem)) {
     std::vector<BF16> y(static_cast<std::size_t>(m * n));
-    run(problem, {.x = view_of(x.data(), {m, 1, k}), .w = view_of(w.data(), {1, n, k}), .y = view_of(y.data(), {m, 1, n})}, {.implementation = name});
+    run(problem,
+        {.x = view_of(x.data(), {m, 1, k}), .w = view_of(w.data(), {1, n, k}), .y = view_of(y.data(), {m, 1, n})},
+        {.implementation = name});
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
         const float v = to_float(y[static_cast<std::size_t>(i * n + j)]);
@@ -140,7 +147,8 @@ TEST(Projection, ImpossibleProblemsAreNamed) {
   };
   EXPECT_EQ(text({.m = -1, .n = 1, .k = 1}), "projection: m: got -1, expected at least 0");
   EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .groups = 0}), "projection: groups: got 0, expected at least 1");
-  EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .w = DType::kU8}), "projection: w: got dtype U8, expected BF16, F32 or F8_E4M3");
+  EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .w = DType::kU8}),
+            "projection: w: got dtype U8, expected BF16, F32 or F8_E4M3");
   EXPECT_THAT(text({.m = 1, .n = std::int64_t{1} << 40, .k = std::int64_t{1} << 40}),
               HasSubstr("projection: w: got 1 x 1099511627776 x 1099511627776"));
 }
@@ -167,7 +175,8 @@ TEST(Projection, WrongTensorsAreNamed) {
   EXPECT_THAT(message_of(problem, bad), HasSubstr("projection: y: got [2, 2, 4] F32"));
   bad = good;
   bad.y.stride[0] = 7;
-  EXPECT_THAT(message_of(problem, bad), HasSubstr("projection: y: got strides 7, 4, 1, expected rows that do not overlap"));
+  EXPECT_THAT(message_of(problem, bad),
+              HasSubstr("projection: y: got strides 7, 4, 1, expected rows that do not overlap"));
   bad = good;
   bad.y.stride = {4, 8, 1};  // groups outside
   EXPECT_EQ(message_of(problem, bad), "no error");
@@ -218,7 +227,9 @@ TEST(Projection, OneDnnKeepsTheCallersThreadsAndMayRunConcurrently) {
       std::vector<BF16> y(static_cast<std::size_t>(m * 96));
       const int before = omp_get_max_threads();
       run({.m = m, .n = 96, .k = 128},
-          {.x = view_of(x.data(), {m, 1, 128}), .w = view_of(w.data(), {1, 96, 128}), .y = view_of(y.data(), {m, 1, 96})},
+          {.x = view_of(x.data(), {m, 1, 128}),
+           .w = view_of(w.data(), {1, 96, 128}),
+           .y = view_of(y.data(), {m, 1, 96})},
           {.implementation = "onednn", .threads = before + 1});
       EXPECT_EQ(omp_get_max_threads(), before);
       for (const BF16 v : y) ASSERT_EQ(to_float(v), 64.0F);

@@ -12,7 +12,9 @@ namespace {
 
 using namespace norm_rope_cases;
 
-bool same_bytes(const HostTensor& a, const HostTensor& b) { return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0; }
+bool same_bytes(const HostTensor& a, const HostTensor& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
 
 TEST(QuantizeRows, EveryImplementationEqualsRefInEveryBit) {
   for (const RowsCase& c : rows_cases()) {
@@ -23,7 +25,8 @@ TEST(QuantizeRows, EveryImplementationEqualsRefInEveryBit) {
       for (const int threads : {1, 3}) {
         RowsRun got(c);
         Plan<QuantizeRows>(c.problem, {.implementation = candidate.name, .threads = threads}).run(got.args());
-        ASSERT_TRUE(same_bytes(want.values, got.values) && same_bytes(want.scales, got.scales)) << candidate.name << " " << c;
+        ASSERT_TRUE(same_bytes(want.values, got.values) && same_bytes(want.scales, got.scales))
+            << candidate.name << " " << c;
       }
     }
   }
@@ -88,12 +91,15 @@ TEST(QuantizeRows, BadInputIsNamed) {
   };
   const auto nothing = [](QuantizeRows::Args&) {};
   EXPECT_EQ(text({.rows = 3, .dim = 256}, nothing), "no error");
-  EXPECT_EQ(text({.rows = 3, .dim = 200}, nothing), "quantize_rows: dim: got 200, expected a multiple of 128, 0 or more");
+  EXPECT_EQ(text({.rows = 3, .dim = 200}, nothing),
+            "quantize_rows: dim: got 200, expected a multiple of 128, 0 or more");
   EXPECT_EQ(text({.rows = -1, .dim = 256}, nothing), "quantize_rows: rows: got -1, expected 0 or more");
-  EXPECT_EQ(text({.rows = 3, .dim = 256, .in = DType::kE4M3}, nothing), "quantize_rows: in: got F8_E4M3, expected BF16 or F32");
+  EXPECT_EQ(text({.rows = 3, .dim = 256, .in = DType::kE4M3}, nothing),
+            "quantize_rows: in: got F8_E4M3, expected BF16 or F32");
   EXPECT_EQ(text({.rows = 3, .dim = 256}, [](QuantizeRows::Args& a) { a.scales.shape[2] = 3; }),
             "quantize_rows: scales: got [1, 2, 3] F32, expected [1, 2, 4] F32");
-  EXPECT_THAT(text({.rows = 3, .dim = 256}, [](QuantizeRows::Args& a) { a.values = {}; }), testing::HasSubstr("quantize_rows: values: got"));
+  EXPECT_THAT(text({.rows = 3, .dim = 256}, [](QuantizeRows::Args& a) { a.values = {}; }),
+              testing::HasSubstr("quantize_rows: values: got"));
 }
 
 /// What it is for: values and scales go into a projection as they are.
@@ -107,8 +113,13 @@ TEST(QuantizeRows, FeedsAProjection) {
     HostTensor w(DType::kF32, {1, 1, 640});
     for (std::int64_t i = 0; i < 640; ++i) w.as<float>()[i] = static_cast<float>(i % 7) - 3.0F;
     HostTensor y(DType::kF32, {5, 1, 1});
-    Plan<Projection>({.m = 5, .n = 1, .k = 640, .x = DType::kE4M3, .w = DType::kF32, .y = DType::kF32, .x_scale = scale}, {.implementation = "ref"})
-        .run({.x = ConstTensorView(r.values.data(), DType::kE4M3, {5, 1, 640}), .w = w.view(), .y = y.view(), .x_scale = r.scales.view()});
+    Plan<Projection>(
+        {.m = 5, .n = 1, .k = 640, .x = DType::kE4M3, .w = DType::kF32, .y = DType::kF32, .x_scale = scale},
+        {.implementation = "ref"})
+        .run({.x = ConstTensorView(r.values.data(), DType::kE4M3, {5, 1, 640}),
+              .w = w.view(),
+              .y = y.view(),
+              .x_scale = r.scales.view()});
     for (std::int64_t t = 0; t < 5; ++t) {
       double want = 0;
       double bound = 0;

@@ -52,7 +52,13 @@ class RecordCalls : public testing::Test {
 };
 
 TEST_F(RecordCalls, StridedTensorsAndWrittenCachesReplay) {
-  const InsertCase c{.tokens = 9, .inserted = 7, .heads = 2, .out_heads = 3, .format = &fp8_ds_mla_rows(), .block_size = 3, .hostile = true};
+  const InsertCase c{.tokens = 9,
+                     .inserted = 7,
+                     .heads = 2,
+                     .out_heads = 3,
+                     .format = &fp8_ds_mla_rows(),
+                     .block_size = 3,
+                     .hostile = true};
   const InsertInputs in = make_inputs(c);
   record_calls(folder_.string());
   const std::int64_t before = recorded_calls();
@@ -86,7 +92,11 @@ TEST_F(RecordCalls, EveryKindOfScalarComesBack) {
 
   record_calls(folder_.string());
   Plan<InverseRopeQuant>({.tokens = 3, .heads = 4, .groups = 2, .in = DType::kF32, .scale = OutputScale::kUe8m0x4})
-      .run({.x = x.view(), .positions = positions.view(), .cos_sin = table.view(), .values = values.view(), .scales = scales.view()});
+      .run({.x = x.view(),
+            .positions = positions.view(),
+            .cos_sin = table.view(),
+            .values = values.view(),
+            .scales = scales.view()});
   Plan<GlobalTopk>({.requests = 1, .tokens = 1, .k = 4, .storage_block = 2, .compact = true})
       .run({.topk = view_of(topk.data(), {1, 4}),
             .token_to_req = view_of(requests.data(), {1}),
@@ -106,18 +116,23 @@ TEST_F(RecordCalls, EveryKindOfScalarComesBack) {
   for (auto& [key, value] : changed.params.members) {
     if (key == "scale") value.text = "f16";
   }
-  EXPECT_THAT([&] { passes(changed, "ref"); }, ThrowsMessage<InvalidArgument>(HasSubstr("scale: got \"f16\", expected f32 or ue8m0x4")));
+  EXPECT_THAT([&] { passes(changed, "ref"); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("scale: got \"f16\", expected f32 or ue8m0x4")));
 }
 
 /// What ops take along as options is part of a recorded call.
 TEST_F(RecordCalls, NeighboursInACallComeBack) {
-  const NormInsertCase norm{.insert = {.tokens = 5, .inserted = 4, .heads = 0, .out_heads = 0, .format = &fp8_ds_mla_rows(), .block_size = 3},
-                            .dim = 64};
+  const NormInsertCase norm{
+      .insert = {.tokens = 5, .inserted = 4, .heads = 0, .out_heads = 0, .format = &fp8_ds_mla_rows(), .block_size = 3},
+      .dim = 64};
   NormInsertInputs rows(norm);
   const compressor_cases::CompressorCase layer{.format = &fp8_ds_mla_rows(), .requests = {{2, 9}}};
-  const compressor_cases::CompressorCase index{.format = &index_fp8_rows(), .requests = {{2, 9}}, .state_block = 3, .hadamard = true};
-  const compressor_cases::CompressorInputs states[] = {compressor_cases::make_inputs(layer), compressor_cases::make_inputs(index)};
-  attention_cases::AttentionInputs queries = attention_cases::make_inputs({.tokens = 2, .heads = 3, .scopes = {{.width = 20}}});
+  const compressor_cases::CompressorCase index{
+      .format = &index_fp8_rows(), .requests = {{2, 9}}, .state_block = 3, .hadamard = true};
+  const compressor_cases::CompressorInputs states[] = {compressor_cases::make_inputs(layer),
+                                                       compressor_cases::make_inputs(index)};
+  attention_cases::AttentionInputs queries =
+      attention_cases::make_inputs({.tokens = 2, .heads = 3, .scopes = {{.width = 20}}});
   attention_cases::AttentionOutputs out(queries.problem);
   SparseAttention::Problem attention = queries.problem;
   attention.q_rope_dim = attention.rope_dim = 64, attention.q_eps = 1e-4F;
@@ -133,7 +148,8 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
   };
   record_calls(folder_.string());
   run(Plan<RmsNorm>(norm.problem(true)), rows.args(norm, true));
-  run(Plan<CompressStore>(compressor_cases::together(layer, index)), compressor_cases::together(states[0].saving(), states[1].saving()));
+  run(Plan<CompressStore>(compressor_cases::together(layer, index)),
+      compressor_cases::together(states[0].saving(), states[1].saving()));
   run(Plan<SparseAttention>(attention), args);
   record_calls("");
   std::vector<CaseFile> cases = files();
@@ -141,7 +157,8 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
   for (CaseFile& file : cases) {
     EXPECT_TRUE(passes(file, "ref")) << file.op;
     EXPECT_TRUE(passes(file, "cpu")) << file.op;
-    const char* const last = file.op == "rms_norm" ? "out.cache" : (file.op == "compress_store" ? "out.entries2" : "in.cos_sin");
+    const char* const last =
+        file.op == "rms_norm" ? "out.cache" : (file.op == "compress_store" ? "out.entries2" : "in.cos_sin");
     std::memset(file.tensors.at(last).data(), 0x3D, file.tensors.at(last).bytes());
     EXPECT_FALSE(passes(file, "ref")) << file.op;
   }

@@ -21,10 +21,19 @@ struct Memory {
   Memory(const RowFormat& format, std::int64_t block_size, std::uint8_t fill = 0xEE) {
     const std::int64_t stride = page_bytes(format, block_size) + 192;
     bytes.assign(static_cast<std::size_t>(3 * stride), fill);
-    cache = {.format = &format, .base = bytes.data(), .num_blocks = 3, .block_size = block_size, .block_stride_bytes = stride, .scale = 1.0F};
+    cache = {.format = &format,
+             .base = bytes.data(),
+             .num_blocks = 3,
+             .block_size = block_size,
+             .block_stride_bytes = stride,
+             .scale = 1.0F};
   }
-  const std::uint8_t* data(std::int64_t slot) const { return row_data(cache, slot / cache.block_size, slot % cache.block_size); }
-  const std::uint8_t* scales(std::int64_t slot) const { return row_scales(cache, slot / cache.block_size, slot % cache.block_size); }
+  const std::uint8_t* data(std::int64_t slot) const {
+    return row_data(cache, slot / cache.block_size, slot % cache.block_size);
+  }
+  const std::uint8_t* scales(std::int64_t slot) const {
+    return row_scales(cache, slot / cache.block_size, slot % cache.block_size);
+  }
 };
 
 std::string hex(const std::uint8_t* bytes, int n) {
@@ -42,7 +51,8 @@ std::vector<float> random_row(int dim, unsigned seed) {
   std::normal_distribution<float> normal;
   std::vector<float> row(static_cast<std::size_t>(dim));
   // Magnitudes over many octaves, so that groups get different scales.
-  for (std::size_t i = 0; i < row.size(); ++i) row[i] = normal(engine) * std::exp2(static_cast<float>(i / 37 % 9) - 4.0F);
+  for (std::size_t i = 0; i < row.size(); ++i)
+    row[i] = normal(engine) * std::exp2(static_cast<float>(i / 37 % 9) - 4.0F);
   return row;
 }
 
@@ -53,7 +63,8 @@ TEST(RowCodecGolden, G1OneBlockOfTheFp8Record) {
   encode_row(m.cache, 6, row.data());
   EXPECT_EQ(m.scales(6)[0], 0x79);
   EXPECT_EQ(hex(m.data(6), 64),
-            "f8f8f7f6f6f6f5f4f4f4f3f2f2f2f1f0f0efeeedecebeae9e8e6e4e2e0dcd8d00050585c6062646668696a6b6c6d6e6f70707172727273747474757676767778");
+            "f8f8f7f6f6f6f5f4f4f4f3f2f2f2f1f0f0efeeedecebeae9e8e6e4e2e0dcd8d00050585c6062646668696a6b6c6d6e6f7070717272"
+            "7273747474757676767778");
 }
 
 TEST(RowCodecGolden, G2ZeroBlock) {
@@ -87,7 +98,8 @@ TEST(RowCodecGolden, G4Mxfp4Block) {
 }
 
 TEST(RowCodec, QuantisersSeeBf16) {
-  // Just above the midpoint of 1 and 1.125: e4m3 of it is 1.125, but bf16 puts it on the midpoint, whose even neighbour is 1.
+  // Just above the midpoint of 1 and 1.125: e4m3 of it is 1.125, but bf16 puts it on the midpoint, whose even neighbour
+  // is 1.
   for (const RowFormat* f : {&fp8_ds_mla_rows(), &index_fp8_rows()}) {
     Memory m(*f, 4);
     std::vector<float> row(static_cast<std::size_t>(f->dim), 0.0F);
@@ -113,7 +125,10 @@ TEST(RowCodec, DecodeOfEncodeIsWithinTheFormatsStep) {
     decode_row(m.cache, 11, back.data());
     for (int i = 0; i < f->dim; ++i) {
       const Element element = i < f->nope_dim ? f->nope : f->rope;
-      double relative = element == Element::kF32 ? 0.0 : element == Element::kBF16 ? 0x1p-8 : element == Element::kE4M3 ? 0x1p-4 : 0x1p-2;
+      double relative = element == Element::kF32    ? 0.0
+                        : element == Element::kBF16 ? 0x1p-8
+                        : element == Element::kE4M3 ? 0x1p-4
+                                                    : 0x1p-2;
       double absolute = 0;
       if (f->group > 0 && i < f->nope_dim) {
         // bf16 first; then half a step of the group's smallest numbers, whose scale is at most 2 * amax / largest.
@@ -174,7 +189,8 @@ TEST(RowCodec, V32RowsKeepTheirScalesInside) {
   Memory m(fp8_v32_rows(), 3, 0);
   std::vector<float> row(576);
   for (int i = 0; i < 576; ++i)
-    row[static_cast<std::size_t>(i)] = static_cast<float>(i % 7 - 3) * (i < 512 ? std::ldexp(1.0F, i / 128 * 4 - 8) : 0.5F);
+    row[static_cast<std::size_t>(i)] =
+        static_cast<float>(i % 7 - 3) * (i < 512 ? std::ldexp(1.0F, i / 128 * 4 - 8) : 0.5F);
   encode_row(m.cache, 4, row.data());
   const std::uint8_t* bytes = m.cache.block(1) + 656;
   for (int g = 0; g < 4; ++g) {
@@ -231,7 +247,8 @@ TEST(RowCodec, HadamardIsItsOwnInverse) {
   std::vector<float> unit(8, 0.0F);
   unit[5] = 1.0F;
   hadamard(unit.data(), 8);
-  for (unsigned i = 0; i < 8; ++i) EXPECT_NEAR(unit[i], (std::popcount(i & 5U) % 2 == 0 ? 1.0 : -1.0) / std::sqrt(8.0), 1e-6) << i;
+  for (unsigned i = 0; i < 8; ++i)
+    EXPECT_NEAR(unit[i], (std::popcount(i & 5U) % 2 == 0 ? 1.0 : -1.0) / std::sqrt(8.0), 1e-6) << i;
 }
 
 }  // namespace

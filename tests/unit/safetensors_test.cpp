@@ -50,19 +50,22 @@ class Safetensors : public ::testing::Test {
   }
   void TearDown() override { ::unlink(path_.c_str()); }
 
-  std::string path_ = ::testing::TempDir() + "smla_" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
+  std::string path_ =
+      ::testing::TempDir() + "smla_" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
 };
 
 HostTensor filled(DType dtype, std::vector<std::int64_t> shape) {
   HostTensor t(dtype, std::move(shape));
   auto* bytes = static_cast<unsigned char*>(t.data());
-  for (std::size_t i = 0; i < t.bytes(); ++i) bytes[i] = static_cast<unsigned char>(dtype == DType::kBool ? i % 2 : i * 7 + 1);
+  for (std::size_t i = 0; i < t.bytes(); ++i)
+    bytes[i] = static_cast<unsigned char>(dtype == DType::kBool ? i % 2 : i * 7 + 1);
   return t;
 }
 
 TEST_F(Safetensors, RoundTripOfEveryDtype) {
   std::vector<std::pair<std::string, HostTensor>> tensors;
-  for (const DType dtype : {DType::kBool, DType::kU8, DType::kI32, DType::kI64, DType::kF32, DType::kF64, DType::kBF16, DType::kE4M3}) {
+  for (const DType dtype :
+       {DType::kBool, DType::kU8, DType::kI32, DType::kI64, DType::kF32, DType::kF64, DType::kBF16, DType::kE4M3}) {
     tensors.emplace_back("t." + std::string(name_of(dtype)), filled(dtype, {3, 5}));
   }
   tensors.emplace_back("scalar \"quoted\" \n", filled(DType::kF32, {}));
@@ -151,27 +154,30 @@ TEST_F(Safetensors, HostileHeadersNameTheTensor) {
     const char* body;
     const char* says;
   };
-  for (const Case& c : {Case{R"("dtype":"F32","shape":[1],"data_offsets":[4,9])", "data_offsets"},                          // size is not the shape's
-                        Case{R"("dtype":"F32","shape":[1],"data_offsets":[2,6])", "overlaps"},                              // overlap
-                        Case{R"("dtype":"U8","shape":[2],"data_offsets":[6,8])", "hole"},                                   // hole
-                        Case{R"("dtype":"U8","shape":[4],"data_offsets":[8,4])", "data_offsets"},                           // backwards
-                        Case{R"("dtype":"U8","shape":[4],"data_offsets":[4,8,9])", "data_offsets"},                         // three offsets
-                        Case{R"("dtype":"U8","shape":[4],"data_offsets":[-4,0])", "data_offsets[0]"},                       // negative
-                        Case{R"("dtype":"U8","shape":[1099511627776],"data_offsets":[4,1099511627780])", "within"},         // outside the file
-                        Case{R"("dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[4,8])", "63 bits"},           // overflow
-                        Case{R"("dtype":"U8","shape":[-4],"data_offsets":[4,8])", "shape[0]"},                              // negative dimension
-                        Case{R"("dtype":"U8","shape":[1e300],"data_offsets":[4,8])", "shape[0]"},                           // absurd dimension
-                        Case{R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4],"data_offsets":[4,8])", "shape"},  // rank 17
-                        Case{R"("dtype":"U8","shape":4,"data_offsets":[4,8])", "shape"},                                    // no list
-                        Case{R"("dtype":"Q7","shape":[4],"data_offsets":[4,8])", "Q7"},                                     // unknown dtype
-                        Case{R"("dtype":7,"shape":[4],"data_offsets":[4,8])", "dtype"},                                     // dtype is no string
-                        Case{R"("shape":[4],"data_offsets":[4,8])", "dtype"},                                               // dtype missing
-                        Case{R"("dtype":"U8","data_offsets":[4,8])", "shape"},                                              // shape missing
-                        Case{R"("dtype":"U8","shape":[4])", "data_offsets"}}) {                                             // offsets missing
+  for (const Case& c :
+       {Case{R"("dtype":"F32","shape":[1],"data_offsets":[4,9])", "data_offsets"},     // size is not the shape's
+        Case{R"("dtype":"F32","shape":[1],"data_offsets":[2,6])", "overlaps"},         // overlap
+        Case{R"("dtype":"U8","shape":[2],"data_offsets":[6,8])", "hole"},              // hole
+        Case{R"("dtype":"U8","shape":[4],"data_offsets":[8,4])", "data_offsets"},      // backwards
+        Case{R"("dtype":"U8","shape":[4],"data_offsets":[4,8,9])", "data_offsets"},    // three offsets
+        Case{R"("dtype":"U8","shape":[4],"data_offsets":[-4,0])", "data_offsets[0]"},  // negative
+        Case{R"("dtype":"U8","shape":[1099511627776],"data_offsets":[4,1099511627780])", "within"},  // outside the file
+        Case{R"("dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[4,8])", "63 bits"},    // overflow
+        Case{R"("dtype":"U8","shape":[-4],"data_offsets":[4,8])", "shape[0]"},     // negative dimension
+        Case{R"("dtype":"U8","shape":[1e300],"data_offsets":[4,8])", "shape[0]"},  // absurd dimension
+        Case{R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4],"data_offsets":[4,8])", "shape"},  // rank 17
+        Case{R"("dtype":"U8","shape":4,"data_offsets":[4,8])", "shape"},                                    // no list
+        Case{R"("dtype":"Q7","shape":[4],"data_offsets":[4,8])", "Q7"},  // unknown dtype
+        Case{R"("dtype":7,"shape":[4],"data_offsets":[4,8])", "dtype"},  // dtype is no string
+        Case{R"("shape":[4],"data_offsets":[4,8])", "dtype"},            // dtype missing
+        Case{R"("dtype":"U8","data_offsets":[4,8])", "shape"},           // shape missing
+        Case{R"("dtype":"U8","shape":[4])", "data_offsets"}}) {          // offsets missing
     EXPECT_THAT(error_of(write(tensor(c.body), 4 + 4)), AllOf(HasSubstr("tensor evil"), HasSubstr(c.says))) << c.body;
   }
   EXPECT_THAT(
-      error_of(write(R"({"evil":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"evil":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", 8)),
+      error_of(write(
+          R"({"evil":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"evil":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+          8)),
       AllOf(HasSubstr("evil"), HasSubstr("twice")));
   EXPECT_THAT(error_of(write(R"({"evil":3})", 0)), HasSubstr("tensor evil"));
   EXPECT_THAT(error_of(write(R"({"__metadata__":{"k":3}})", 0)), AllOf(HasSubstr("__metadata__"), HasSubstr("k")));
@@ -181,7 +187,8 @@ TEST_F(Safetensors, HostileHeadersNameTheTensor) {
 
 TEST_F(Safetensors, UnreadableDtypesAreUnsupportedOnlyWhenRead) {
   for (const char* dtype : {"I8", "F8_E5M2"}) {
-    const SafetensorsFile file(write(std::string(R"({"t":{"dtype":")") + dtype + R"(","shape":[4],"data_offsets":[0,4]}})", 4));
+    const SafetensorsFile file(
+        write(std::string(R"({"t":{"dtype":")") + dtype + R"(","shape":[4],"data_offsets":[0,4]}})", 4));
     try {
       file.read("t");
       FAIL() << dtype;
@@ -194,7 +201,8 @@ TEST_F(Safetensors, UnreadableDtypesAreUnsupportedOnlyWhenRead) {
 }
 
 TEST_F(Safetensors, BoolsAreZeroOrOne) {
-  EXPECT_THAT(error_of(write(R"({"t":{"dtype":"BOOL","shape":[4],"data_offsets":[0,4]}})", 4)), AllOf(HasSubstr("tensor t"), HasSubstr("BOOL")));
+  EXPECT_THAT(error_of(write(R"({"t":{"dtype":"BOOL","shape":[4],"data_offsets":[0,4]}})", 4)),
+              AllOf(HasSubstr("tensor t"), HasSubstr("BOOL")));
 }
 
 TEST_F(Safetensors, AFileThatShrinksIsAnIoError) {

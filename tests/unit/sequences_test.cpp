@@ -25,7 +25,8 @@ constexpr std::uint8_t kFill = 0xA5;
 struct Matrix {
   std::vector<std::uint8_t> bytes;
   TensorView view;
-  Matrix(std::int64_t rows, std::int64_t row, std::int64_t gap) : bytes(static_cast<std::size_t>(rows * (row + gap)), kFill) {
+  Matrix(std::int64_t rows, std::int64_t row, std::int64_t gap)
+      : bytes(static_cast<std::size_t>(rows * (row + gap)), kFill) {
     view = TensorView(bytes.data(), DType::kU8, {rows, row});
     view.stride[0] = row + gap;
   }
@@ -36,8 +37,9 @@ TEST(Sequences, PackByHand) {
   const std::vector<std::int32_t> starts{0, 1, 1, 4};
   std::vector<float> packed(3 * 2 * 2, -1);
   const PackSequences::Problem problem{.requests = 3, .tokens = 4, .max_len = 2, .row = 2, .dtype = DType::kF32};
-  Plan<PackSequences>(problem).run(
-      {.rows = view_of(rows.data(), {4, 2}), .query_start_loc = view_of(starts.data(), {4}), .packed = view_of(packed.data(), {3, 2, 2})});
+  Plan<PackSequences>(problem).run({.rows = view_of(rows.data(), {4, 2}),
+                                    .query_start_loc = view_of(starts.data(), {4}),
+                                    .packed = view_of(packed.data(), {3, 2, 2})});
   EXPECT_EQ(packed, (std::vector<float>{1, 2, 0, 0, /**/ 0, 0, 0, 0, /**/ 3, 4, 5, 6}));  // of three rows the first two
   std::vector<float> back(8, -1);
   Plan<UnpackSequences>(problem).run({.packed = view_of(std::as_const(packed).data(), {3, 2, 2}),
@@ -66,7 +68,8 @@ TEST(Sequences, UnpackGivesBackWhatWasPacked) {
     Matrix packed(requests * max_len, row, 3);
     TensorView rectangle(packed.bytes.data(), DType::kU8, {requests, max_len, row});
     rectangle.stride = {max_len * (row + 3), row + 3, 1, 0};
-    const PackSequences::Problem problem{.requests = requests, .tokens = tokens, .max_len = max_len, .row = row, .dtype = DType::kU8};
+    const PackSequences::Problem problem{
+        .requests = requests, .tokens = tokens, .max_len = max_len, .row = row, .dtype = DType::kU8};
     const ConstTensorView loc = view_of(std::as_const(starts).data(), {requests + 1});
     Plan<PackSequences>(problem).run({.rows = rows.view, .query_start_loc = loc, .packed = rectangle});
     for (std::int64_t b = 0; b < requests; ++b) {
@@ -75,7 +78,9 @@ TEST(Sequences, UnpackGivesBackWhatWasPacked) {
         const bool there = t < starts[static_cast<std::size_t>(b + 1)];
         for (std::int64_t d = 0; d < row + 3; ++d) {
           const std::uint8_t got = packed.bytes[static_cast<std::size_t>((b * max_len + i) * (row + 3) + d)];
-          ASSERT_EQ(got, d >= row ? kFill : there ? rows.bytes[static_cast<std::size_t>(t * rows.view.stride[0] + d)] : 0);
+          ASSERT_EQ(got, d >= row ? kFill
+                         : there  ? rows.bytes[static_cast<std::size_t>(t * rows.view.stride[0] + d)]
+                                  : 0);
         }
       }
     }
@@ -101,7 +106,8 @@ TEST(Sequences, HostileStartsReadAndWriteNothingOutside) {
     const std::vector<std::uint8_t> rows{1, 2, 3, 4};
     std::vector<std::uint8_t> packed(3 * 2 + 1, kFill);
     const PackSequences::Problem problem{.requests = 3, .tokens = 4, .max_len = 2, .row = 1, .dtype = DType::kU8};
-    Plan<PackSequences>(problem).run({.rows = view_of(rows.data(), {4, 1}), .query_start_loc = loc, .packed = view_of(packed.data(), {3, 2, 1})});
+    Plan<PackSequences>(problem).run(
+        {.rows = view_of(rows.data(), {4, 1}), .query_start_loc = loc, .packed = view_of(packed.data(), {3, 2, 1})});
     for (std::size_t i = 0; i < 6; ++i) {
       const std::int64_t first = starts[i / 2];
       const std::int64_t t = first + static_cast<std::int64_t>(i % 2);
@@ -110,8 +116,9 @@ TEST(Sequences, HostileStartsReadAndWriteNothingOutside) {
     }
     ASSERT_EQ(packed.back(), kFill);
     std::vector<std::uint8_t> back(5, kFill);
-    Plan<UnpackSequences>(problem).run(
-        {.packed = view_of(std::as_const(packed).data(), {3, 2, 1}), .query_start_loc = loc, .rows = view_of(back.data(), {4, 1})});
+    Plan<UnpackSequences>(problem).run({.packed = view_of(std::as_const(packed).data(), {3, 2, 1}),
+                                        .query_start_loc = loc,
+                                        .rows = view_of(back.data(), {4, 1})});
     ASSERT_EQ(back.back(), kFill);
   }
 }
@@ -123,8 +130,9 @@ TEST(Sequences, WrongTensorsAreNamed) {
   PackSequences::Args args{.rows = view_of(std::as_const(bytes).data(), {2, 1}),
                            .query_start_loc = view_of(starts.data(), {2}),
                            .packed = view_of(bytes.data(), {1, 3, 1})};
-  EXPECT_THAT([&] { Plan<PackSequences>(problem).run(args); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("pack_sequences: packed: got [1, 3, 1] U8, expected [1, 2, 1]")));
+  EXPECT_THAT(
+      [&] { Plan<PackSequences>(problem).run(args); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("pack_sequences: packed: got [1, 3, 1] U8, expected [1, 2, 1]")));
   EXPECT_THAT([] { Plan<UnpackSequences>({.requests = -1}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("unpack_sequences: requests: got -1, expected 0 or more")));
   EXPECT_THAT([] { Plan<PackSequences>({.requests = std::int64_t{1} << 40, .max_len = 1 << 20, .row = 1 << 20}); },
@@ -132,7 +140,8 @@ TEST(Sequences, WrongTensorsAreNamed) {
 }
 
 TEST(Sequences, HaveACaseForm) {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("smla_sequences_" + std::to_string(getpid()));
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("smla_sequences_" + std::to_string(getpid()));
   std::filesystem::remove_all(folder);
   record_calls(folder.string());
   const std::vector<float> rows{1, 2, 3, 4, 5, 6};
@@ -140,8 +149,9 @@ TEST(Sequences, HaveACaseForm) {
   std::vector<float> packed(8);
   std::vector<float> back(6);
   const PackSequences::Problem problem{.requests = 2, .tokens = 3, .max_len = 2, .row = 2, .dtype = DType::kF32};
-  Plan<PackSequences>(problem).run(
-      {.rows = view_of(rows.data(), {3, 2}), .query_start_loc = view_of(starts.data(), {3}), .packed = view_of(packed.data(), {2, 2, 2})});
+  Plan<PackSequences>(problem).run({.rows = view_of(rows.data(), {3, 2}),
+                                    .query_start_loc = view_of(starts.data(), {3}),
+                                    .packed = view_of(packed.data(), {2, 2, 2})});
   Plan<UnpackSequences>(problem).run({.packed = view_of(std::as_const(packed).data(), {2, 2, 2}),
                                       .query_start_loc = view_of(starts.data(), {3}),
                                       .rows = view_of(back.data(), {3, 2})});

@@ -1,4 +1,5 @@
-// Packed slabs (spec 5.4): where the caches of a group lie, what a new block zeroes, and rows more than 2^31 bytes from the start.
+// Packed slabs (spec 5.4): where the caches of a group lie, what a new block zeroes, and rows more than 2^31 bytes from
+// the start.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -52,14 +53,16 @@ TEST(Slab, ANewBlockZeroesTheUnpaddedPageOfEachLayerAndNothingElse) {
   ASSERT_EQ(*pool.allocate(0), block);
   for (std::int64_t i = 0; i < bytes; ++i) {
     const bool zeroed = i / (4 * page) == block && i % page < used;
-    ASSERT_EQ(base[i], zeroed ? 0 : 0xAB) << "byte " << i % page << " of layer " << i / page % 4 << " of block " << i / (4 * page);
+    ASSERT_EQ(base[i], zeroed ? 0 : 0xAB)
+        << "byte " << i % page << " of layer " << i / page % 4 << " of block " << i / (4 * page);
   }
 }
 
 /// 12 GiB of addresses, of which only what is touched becomes memory.
 class SparseMemory {
  public:
-  SparseMemory() : base_(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  SparseMemory()
+      : base_(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
   ~SparseMemory() {
     if (there()) ::munmap(base_, kBytes);
   }
@@ -83,9 +86,17 @@ struct FarCache {
     const std::int64_t page = page_bytes(format, block_size);
     const std::int64_t stride = (std::int64_t{1} << 20) + 64;
     blocks = {3, 2100, 4095, 4200, 9001, 1};
-    far = {.format = &format, .base = memory.base() + offset, .num_blocks = 10'000, .block_size = block_size, .block_stride_bytes = stride};
+    far = {.format = &format,
+           .base = memory.base() + offset,
+           .num_blocks = 10'000,
+           .block_size = block_size,
+           .block_stride_bytes = stride};
     near_bytes.assign(static_cast<std::size_t>(page * std::ssize(blocks)), 0);
-    near = {.format = &format, .base = near_bytes.data(), .num_blocks = std::ssize(blocks), .block_size = block_size, .block_stride_bytes = page};
+    near = {.format = &format,
+            .base = near_bytes.data(),
+            .num_blocks = std::ssize(blocks),
+            .block_size = block_size,
+            .block_stride_bytes = page};
   }
   std::int64_t slots() const { return near.num_slots(); }
   std::int64_t far_slot(std::int64_t slot) const {
@@ -134,7 +145,8 @@ void insert_everywhere(FarCache& c, const std::string& implementation) {
     far_slots.as<std::int64_t>()[i] = c.far_slot(i);
   }
   const InsertRows::Problem problem{.tokens = c.slots(), .format = c.near.format};
-  run_as<InsertRows>(problem, {.rows = rows.view(), .slot_mapping = near_slots.view(), .cache = c.near}, implementation);
+  run_as<InsertRows>(problem, {.rows = rows.view(), .slot_mapping = near_slots.view(), .cache = c.near},
+                     implementation);
   run_as<InsertRows>(problem, {.rows = rows.view(), .slot_mapping = far_slots.view(), .cache = c.far}, implementation);
 }
 
@@ -208,7 +220,8 @@ TEST(Slab, IndexRowsPastTwoGigabytes) {
     const bool fp4 = format == &index_mxfp4_rows();
     const IndexerLogits::Problem problem{.rows = 1, .heads = 8, .dim = 128, .width = c.slots(), .format = format};
     HostTensor q(fp4 ? DType::kU8 : DType::kE4M3, {1, 8, fp4 ? 64 : 128});
-    for (std::int64_t i = 0; i < q.numel(); ++i) static_cast<std::uint8_t*>(q.data())[i] = static_cast<std::uint8_t>(i * 37 % 120);
+    for (std::int64_t i = 0; i < q.numel(); ++i)
+      static_cast<std::uint8_t*>(q.data())[i] = static_cast<std::uint8_t>(i * 37 % 120);
     HostTensor q_scale(DType::kU8, {1, 8, 4});
     std::memset(q_scale.data(), 127, q_scale.bytes());
     HostTensor weights(DType::kF32, {1, 8});
@@ -219,8 +232,11 @@ TEST(Slab, IndexRowsPastTwoGigabytes) {
     for (const std::string& name : accepting<IndexerLogits>(problem)) {
       HostTensor near(DType::kF32, {1, c.slots()});
       HostTensor far(DType::kF32, {1, c.slots()});
-      IndexerLogits::Args args{
-          .q = q.view(), .q_scale = {}, .weights = weights.view(), .row_to_req = view_of(request.data(), {1}), .lens = view_of(lens.data(), {1})};
+      IndexerLogits::Args args{.q = q.view(),
+                               .q_scale = {},
+                               .weights = weights.view(),
+                               .row_to_req = view_of(request.data(), {1}),
+                               .lens = view_of(lens.data(), {1})};
       if (fp4) args.q_scale = q_scale.view();
       args.block_table = view_of(near_table.data(), {1, 6});
       args.cache = c.near;
@@ -252,11 +268,20 @@ TEST(Slab, StatesPastTwoGigabytes) {
   }
   const SaveState::Problem save{.tokens = c.slots(), .ratio = 4, .dim = 512};
   for (const std::string& name : accepting<SaveState>(save)) {
-    run_as<SaveState>(
-        save, {.kv_score = kv_score.view(), .ape = ape.view(), .positions = positions.view(), .state_slots = near_slots.view(), .state = c.near},
-        name);
-    run_as<SaveState>(
-        save, {.kv_score = kv_score.view(), .ape = ape.view(), .positions = positions.view(), .state_slots = far_slots.view(), .state = c.far}, name);
+    run_as<SaveState>(save,
+                      {.kv_score = kv_score.view(),
+                       .ape = ape.view(),
+                       .positions = positions.view(),
+                       .state_slots = near_slots.view(),
+                       .state = c.near},
+                      name);
+    run_as<SaveState>(save,
+                      {.kv_score = kv_score.view(),
+                       .ape = ape.view(),
+                       .positions = positions.view(),
+                       .state_slots = far_slots.view(),
+                       .state = c.far},
+                      name);
     ASSERT_TRUE(c.same_rows()) << name;
   }
 
@@ -274,7 +299,8 @@ TEST(Slab, StatesPastTwoGigabytes) {
     far_entries.as<std::int64_t>()[i] = closes ? entries.far_slot(i / 4) : -1;
   }
   const std::vector<std::int32_t> near_table{0, 1, 2, 3, 4, 5};
-  const CompressStore::Problem store{.tokens = c.slots(), .ratio = 4, .dim = 512, .rope_dim = 64, .format = &fp8_ds_mla_rows()};
+  const CompressStore::Problem store{
+      .tokens = c.slots(), .ratio = 4, .dim = 512, .rope_dim = 64, .format = &fp8_ds_mla_rows()};
   for (const std::string& name : accepting<CompressStore>(store)) {
     CompressStore::Args args{.positions = positions.view(), .token_to_req = requests.view()};
     args.norm_weight = norm.view();

@@ -52,7 +52,8 @@ struct Saved {
         const PagedCache cache = pool.cache(c.layer, c.role);
         for (const std::int32_t block : blocks.table(pool.layout().group_of(c.layer, c.role))) {
           if (block < 0) continue;
-          for (std::int64_t i = 0; i < block_bytes(*c.format, c.block_size); ++i) cache.block(block)[i] = static_cast<std::uint8_t>(random());
+          for (std::int64_t i = 0; i < block_bytes(*c.format, c.block_size); ++i)
+            cache.block(block)[i] = static_cast<std::uint8_t>(random());
         }
       }
     }
@@ -70,7 +71,8 @@ std::vector<std::uint8_t> forged(std::vector<std::uint8_t> bytes, std::size_t at
 }
 
 /// Loading fails with this text, and neither the pool nor the request holds anything afterwards.
-void refuses(const std::vector<std::uint8_t>& bytes, const KvLayout& layout, const std::string& text, std::int64_t blocks = 300) {
+void refuses(const std::vector<std::uint8_t>& bytes, const KvLayout& layout, const std::string& text,
+             std::int64_t blocks = 300) {
   KvPool pool(layout, blocks);
   RequestBlocks request(pool.layout());
   EXPECT_THAT([&] { load_snapshot(bytes, pool, request); }, ThrowsMessage<Error>(HasSubstr(text)));
@@ -113,7 +115,8 @@ TEST(Snapshot, HoldsTheRowsOfThePoolAndZerosBehindThem) {
       for (std::int64_t i = 0; i < block_bytes(*c.format, c.block_size); ++i) {
         const std::int64_t values = c.block_size * c.format->data_bytes;
         const std::int64_t row = i < values ? i / c.format->data_bytes : (i - values) / c.format->scale_bytes;
-        ASSERT_EQ(got[i], b * c.block_size + row < rows ? want[i] : 0) << name_of(c.role) << " block " << b << " byte " << i;
+        ASSERT_EQ(got[i], b * c.block_size + row < rows ? want[i] : 0)
+            << name_of(c.role) << " block " << b << " byte " << i;
       }
     }
   }
@@ -125,8 +128,10 @@ TEST(Snapshot, AnyChangedByteIsSeen) {
   const KvLayout layout = layout_of({0});
   KvPool pool(layout, 10);
   RequestBlocks request(pool.layout());
-  // Every byte before the blocks and of the checksum, and a sample of the rest; each with one bit and with all of them changed.
-  for (std::size_t i = 0; i < saved.bytes.size(); i += i < 400 || i + 40 > saved.bytes.size() ? 1 : 1 + random() % 500) {
+  // Every byte before the blocks and of the checksum, and a sample of the rest; each with one bit and with all of them
+  // changed.
+  for (std::size_t i = 0; i < saved.bytes.size();
+       i += i < 400 || i + 40 > saved.bytes.size() ? 1 : 1 + random() % 500) {
     for (const std::uint8_t change : {std::uint8_t{1}, std::uint8_t{0x80}, std::uint8_t{0xFF}}) {
       std::vector<std::uint8_t> bad = saved.bytes;
       bad[i] ^= change;
@@ -141,31 +146,40 @@ TEST(Snapshot, TruncatedOrLongerBuffersAreRefused) {
   const Saved saved(layout_of({0}), 70);
   const KvLayout layout = layout_of({0});
   for (std::size_t size = 0; size < saved.bytes.size(); size += size < 300 ? 1 : 997) {
-    refuses({saved.bytes.begin(), saved.bytes.begin() + static_cast<std::ptrdiff_t>(size)}, layout, "snapshot: size: got " + std::to_string(size));
+    refuses({saved.bytes.begin(), saved.bytes.begin() + static_cast<std::ptrdiff_t>(size)}, layout,
+            "snapshot: size: got " + std::to_string(size));
   }
   std::vector<std::uint8_t> longer = saved.bytes;
   longer.push_back(0);
-  refuses(longer, layout, "snapshot: size: got " + std::to_string(longer.size()) + " bytes, expected " + std::to_string(saved.bytes.size()));
+  refuses(longer, layout,
+          "snapshot: size: got " + std::to_string(longer.size()) + " bytes, expected " +
+              std::to_string(saved.bytes.size()));
 }
 
 TEST(Snapshot, AnotherLayoutIsRefusedByName) {
   const Saved saved(layout_of({0, 4, 128}));
   refuses(saved.bytes, layout_of({0, 4, 128, 0}), "snapshot: layers: got 3, expected 4");
   refuses(saved.bytes, layout_of({0, 4, 128}, {.rows = &bf16_rows()}),
-          "window cache of layer 0: got 64 fp8_ds_mla rows of 64 tokens a block, window 128, expected 64 bf16 rows of 64 tokens a block, window 128");
-  refuses(saved.bytes, layout_of({0, 4, 128}, {.index = &index_mxfp4_rows()}),
-          "index cache of layer 1: got 64 index_fp8 rows of 256 tokens a block, all kept, expected 64 index_mxfp4 rows");
+          "window cache of layer 0: got 64 fp8_ds_mla rows of 64 tokens a block, window 128, expected 64 bf16 rows of "
+          "64 tokens a block, window 128");
+  refuses(
+      saved.bytes, layout_of({0, 4, 128}, {.index = &index_mxfp4_rows()}),
+      "index cache of layer 1: got 64 index_fp8 rows of 256 tokens a block, all kept, expected 64 index_mxfp4 rows");
   refuses(saved.bytes, layout_of({0, 128, 4}),
           "compressed cache of layer 1: got 64 fp8_ds_mla rows of 256 tokens a block, all kept, expected 2 fp8_ds_mla");
-  refuses(saved.bytes, layout_of({0, 4, 0}), "compressed cache of layer 2: got 2 fp8_ds_mla rows of 256 tokens a block, all kept, expected none");
+  refuses(saved.bytes, layout_of({0, 4, 0}),
+          "compressed cache of layer 2: got 2 fp8_ds_mla rows of 256 tokens a block, all kept, expected none");
   refuses(saved.bytes, layout_of({4, 4, 128}), "compressed cache of layer 0: got none, expected 64 fp8_ds_mla rows");
   KvLayout other = layout_of({0, 4, 128});
   other.groups[0].block_tokens = 512;
   refuses(saved.bytes, other,
-          "compressed cache of layer 1: got 64 fp8_ds_mla rows of 256 tokens a block, all kept, expected 64 fp8_ds_mla rows of 512");
+          "compressed cache of layer 1: got 64 fp8_ds_mla rows of 256 tokens a block, all kept, expected 64 fp8_ds_mla "
+          "rows of 512");
   other = layout_of({0, 4, 128});
   other.groups[1].caches[0].block_size = 32;
-  refuses(saved.bytes, other, "window cache of layer 0: got 64 fp8_ds_mla rows of 64 tokens a block, window 128, expected 32 fp8_ds_mla rows of 64");
+  refuses(saved.bytes, other,
+          "window cache of layer 0: got 64 fp8_ds_mla rows of 64 tokens a block, window 128, expected 32 fp8_ds_mla "
+          "rows of 64");
   other = layout_of({0, 4, 128});
   other.groups[1].window = 64;
   refuses(saved.bytes, other, "window 128, expected 64 fp8_ds_mla rows of 64 tokens a block, window 64");
@@ -174,11 +188,13 @@ TEST(Snapshot, AnotherLayoutIsRefusedByName) {
 TEST(Snapshot, ScalesOfPerTensorRowsMustAgree) {
   const CacheOptions half{.rows = &fp8_per_tensor_rows(), .kv_scale = 0.5F};
   const Saved saved(layout_of({0, 4}, half));
-  refuses(saved.bytes, layout_of({0, 4}, {.rows = &fp8_per_tensor_rows(), .kv_scale = 0.25F}), "scale 0.500000, expected 64 fp8_per_tensor rows");
+  refuses(saved.bytes, layout_of({0, 4}, {.rows = &fp8_per_tensor_rows(), .kv_scale = 0.25F}),
+          "scale 0.500000, expected 64 fp8_per_tensor rows");
   KvPool pool(layout_of({0, 4}, half), 300);
   RequestBlocks request(pool.layout());
   pool.set_scale(1, CacheRole::kCompressed, 2.0F);
-  EXPECT_THAT([&] { load_snapshot(saved.bytes, pool, request); }, ThrowsMessage<InvalidArgument>(HasSubstr("compressed cache of layer 1")));
+  EXPECT_THAT([&] { load_snapshot(saved.bytes, pool, request); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compressed cache of layer 1")));
   pool.set_scale(1, CacheRole::kCompressed, 0.5F);
   EXPECT_NO_THROW(load_snapshot(saved.bytes, pool, request));
   EXPECT_THROW(pool.set_scale(0, CacheRole::kIndex, 1.0F), InvalidArgument);
@@ -197,19 +213,23 @@ TEST(Snapshot, TooSmallAPoolAndAHeldRequestAreRefused) {
   RequestBlocks request(pool.layout());
   load_snapshot(saved.bytes, pool, request);
   EXPECT_EQ(pool.free_blocks(), 31);
-  EXPECT_THAT([&] { load_snapshot(saved.bytes, pool, request); }, ThrowsMessage<InvalidArgument>(HasSubstr("a request that holds some")));
+  EXPECT_THAT([&] { load_snapshot(saved.bytes, pool, request); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("a request that holds some")));
   EXPECT_EQ(pool.free_blocks(), 31);
 }
 
 TEST(Snapshot, SavingNeedsTheBlocks) {
   Saved saved(layout_of({0, 4, 128}));
   EXPECT_THAT([&] { save_snapshot(saved.pool, saved.blocks, 900); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("blocks of group full: got none in column 3, expected one, for 900 tokens")));
+              ThrowsMessage<InvalidArgument>(
+                  HasSubstr("blocks of group full: got none in column 3, expected one, for 900 tokens")));
   saved.blocks.slide(saved.pool, kTokens + 200);
-  EXPECT_THAT([&] { save_snapshot(saved.pool, saved.blocks, kTokens); }, ThrowsMessage<InvalidArgument>(HasSubstr("blocks of group window")));
+  EXPECT_THAT([&] { save_snapshot(saved.pool, saved.blocks, kTokens); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("blocks of group window")));
   EXPECT_THROW(save_snapshot(saved.pool, saved.blocks, -1), InvalidArgument);
   const KvPool other(layout_of({0}), 4);
-  EXPECT_THAT([&] { save_snapshot(other, saved.blocks, 1); }, ThrowsMessage<InvalidArgument>(HasSubstr("blocks: got 5 groups, expected 1")));
+  EXPECT_THAT([&] { save_snapshot(other, saved.blocks, 1); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("blocks: got 5 groups, expected 1")));
 }
 
 // Numbers that lie, under a right checksum. Offsets are those of docs/snapshot.md.
@@ -225,7 +245,8 @@ TEST(Snapshot, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
   for (const std::int64_t tokens : {std::int64_t{-1}, std::int64_t{1} << 62, (std::int64_t{1} << 24) + 1}) {
     refuses(forged(good, 24, tokens), layout, "tokens: got " + std::to_string(tokens));
   }
-  refuses(forged<std::int64_t>(good, 24, 1 << 24), layout, "2 blocks from 0, expected 2 from 262142 for 16777216 tokens");
+  refuses(forged<std::int64_t>(good, 24, 1 << 24), layout,
+          "2 blocks from 0, expected 2 from 262142 for 16777216 tokens");
   refuses(forged<std::int64_t>(good, 24, 0), layout, "2 blocks from 0, expected 0 from 0 for 0 tokens");
   refuses(forged<std::int64_t>(good, 32, -5), layout, "layer of a cache");
   refuses(forged<std::uint64_t>(good, 40, ~0ULL), layout, "note: got 18446744073709551615 bytes");
@@ -246,11 +267,13 @@ TEST(Snapshot, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
   // One cache twice.
   std::vector<std::uint8_t> twice = Saved(layout_of({0, 0}), 70).bytes;
   twice = forged<std::int64_t>(twice, kRecord + 104, 0);
-  refuses(twice, layout_of({0, 0}), "order of caches: got window cache of layer 0, expected one behind window cache of layer 0");
+  refuses(twice, layout_of({0, 0}),
+          "order of caches: got window cache of layer 0, expected one behind window cache of layer 0");
 }
 
 TEST(Snapshot, Files) {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("smla_snapshot_" + std::to_string(getpid()));
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("smla_snapshot_" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
   const std::string path = (folder / "request.snapshot").string();
   const Saved saved(layout_of({0}), 70);

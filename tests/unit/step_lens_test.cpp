@@ -36,7 +36,8 @@ TEST(VisibleEntries, CountsWholeGroupsOfRealTokens) {
 TEST(VisibleEntries, WhatIsNotWantedIsNotWritten) {
   const std::vector<std::int64_t> positions{8};
   const std::vector<std::int64_t> slots{0};
-  Plan<VisibleEntries>({.tokens = 1}).run({.positions = view_of(positions.data(), {1}), .slot_mapping = view_of(slots.data(), {1})});
+  Plan<VisibleEntries>({.tokens = 1})
+      .run({.positions = view_of(positions.data(), {1}), .slot_mapping = view_of(slots.data(), {1})});
 }
 
 TEST(PrefillLens, LeavesTheDecodesOutAndBoundsTheWindow) {
@@ -51,14 +52,16 @@ TEST(PrefillLens, LeavesTheDecodesOutAndBoundsTheWindow) {
   Plan<PrefillLens>({.requests = 5, .decodes = 1, .window = 128, .ratio = 4}).run(args);
   EXPECT_EQ(gather, (std::vector<std::int32_t>{2, 327, 50, 0}));
   EXPECT_EQ(counts, (std::vector<std::int32_t>{0, 250, 12, 0}));
-  EXPECT_THROW(validate(PrefillLens::Problem{.requests = 5, .decodes = 1}, args), InvalidArgument) << "the last request ends before it starts";
+  EXPECT_THROW(validate(PrefillLens::Problem{.requests = 5, .decodes = 1}, args), InvalidArgument)
+      << "the last request ends before it starts";
   EXPECT_THROW(Plan<PrefillLens>({.requests = 2, .decodes = 3}), InvalidArgument);
 }
 
 TEST(DraftPositions, LastTokenOfEachRequest) {
   const std::vector<std::int32_t> seq{5, 0, INT32_MIN};
   std::vector<std::int64_t> positions(3);
-  Plan<DraftPositions>({.requests = 3}).run({.seq_lens = view_of(seq.data(), {3}), .positions = view_of(positions.data(), {3})});
+  Plan<DraftPositions>({.requests = 3})
+      .run({.seq_lens = view_of(seq.data(), {3}), .positions = view_of(positions.data(), {3})});
   EXPECT_EQ(positions, (std::vector<std::int64_t>{4, -1, std::int64_t{INT32_MIN} - 1}));
 }
 

@@ -86,7 +86,8 @@ TEST(StepMetadata, AdvanceNeedsOneTokenARequest) {
 }
 
 TEST(StepMetadata, TensorsDefineRowsWhateverTheHostExpected) {
-  // Adaptive draft lengths: the device dealt 6 tokens out as 1 + 4 + 1 where the host had planned 2 + 2 + 2 (spec 6.10).
+  // Adaptive draft lengths: the device dealt 6 tokens out as 1 + 4 + 1 where the host had planned 2 + 2 + 2
+  // (spec 6.10).
   Draft d;
   const std::vector<std::int32_t> device_loc{0, 1, 5, 6};
   const std::vector<std::int32_t> device_seq{100, 204, 64};
@@ -114,7 +115,8 @@ TEST(StepMetadata, TensorsDefineRowsWhateverTheHostExpected) {
 TEST(StepMetadata, DraftBlocksSeeThemselvesWhole) {
   Draft d;
   StepMetadata metadata(d.layout, d.layers);
-  // Block of 6 after 200 tokens: positions 72..205 for each of its tokens (spec 6.3: start = prefix - 128); a block after 3 tokens: 0..8.
+  // Block of 6 after 200 tokens: positions 72..205 for each of its tokens (spec 6.3: start = prefix - 128); a block
+  // after 3 tokens: 0..8.
   StepBatch batch = d.batch({0, 6, 12, 12}, {206, 9, 0}, {200, 201, 202, 203, 204, 205, 3, 4, 5, 6, 7, 8});
   batch.decode_threshold = 11;
   batch.causal = false;
@@ -130,7 +132,8 @@ TEST(StepMetadata, DraftBlocksSeeThemselvesWhole) {
     for (std::int64_t i = 0; i < 192; ++i) {
       const std::int64_t position = start + i;
       const std::int64_t block = 10 + (t < 6 ? 0 : 8) + position / 64;
-      ASSERT_EQ(got[static_cast<std::size_t>(i)], i < n ? block * 64 + position % 64 : -1) << "token " << t << " column " << i;
+      ASSERT_EQ(got[static_cast<std::size_t>(i)], i < n ? block * 64 + position % 64 : -1)
+          << "token " << t << " column " << i;
     }
   }
 }
@@ -147,7 +150,9 @@ TEST(StepMetadata, NonCausalNeedsDSpark) {
     metadata.build(batch);
     FAIL();
   } catch (const InvalidArgument& e) {
-    EXPECT_STREQ(e.what(), "Non-causal DeepseekV4 SWA is only supported for the DSpark speculation mode, but causal=False was set without DSpark.");
+    EXPECT_STREQ(e.what(),
+                 "Non-causal DeepseekV4 SWA is only supported for the DSpark speculation mode, but causal=False was "
+                 "set without DSpark.");
   }
   batch.dspark_tokens = 5;
   metadata.build(batch);

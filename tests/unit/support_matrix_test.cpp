@@ -1,4 +1,5 @@
-// The support matrix of README.md is what the op tables say. SMLA_UPDATE_README=1 in the environment rewrites it (./dev docs).
+// The support matrix of README.md is what the op tables say. SMLA_UPDATE_README=1 in the environment rewrites it (./dev
+// docs).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +29,8 @@ constexpr std::array<Column, 8> kColumns{{{"ref", "reference"},
 
 /// A second implementation for a machine is named after the first: "cuda_simt" stands in the column of "cuda".
 bool belongs(const Candidate& candidate, const Column& column) {
-  return candidate.name == column.implementation || candidate.name.starts_with(std::string(column.implementation) + "_");
+  return candidate.name == column.implementation ||
+         candidate.name.starts_with(std::string(column.implementation) + "_");
 }
 
 std::string support_matrix() {
@@ -43,7 +45,8 @@ std::string support_matrix() {
     const std::vector<Candidate> candidates = op.candidates({});
     text += "| " + std::string(op.name) + " | " + std::string(op.family) + " |";
     for (const Column& column : kColumns) {
-      const bool has = std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& c) { return belongs(c, column); });
+      const bool has =
+          std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& c) { return belongs(c, column); });
       text += has ? " yes |" : " - |";
     }
     text += "\n";

@@ -68,7 +68,8 @@ TEST(TensorView, WrongDtypeAndRankThrow) {
 }
 
 TEST(DType, NamesGoBothWays) {
-  for (const DType d : {DType::kF32, DType::kF64, DType::kBF16, DType::kE4M3, DType::kU8, DType::kI32, DType::kI64, DType::kBool}) {
+  for (const DType d :
+       {DType::kF32, DType::kF64, DType::kBF16, DType::kE4M3, DType::kU8, DType::kI32, DType::kI64, DType::kBool}) {
     EXPECT_EQ(dtype_from_name(name_of(d)), d);
     EXPECT_GT(size_of(d), 0);
   }

@@ -35,7 +35,9 @@ HostTensor bf16(std::initializer_list<float> values) {
 }
 
 Tolerance parse(const std::string& json) { return parse_tolerance("test", parse_json("test", json)); }
-bool passes(const HostTensor& got, const HostTensor& want, const std::string& json) { return compare(got, want, parse(json)).pass; }
+bool passes(const HostTensor& got, const HostTensor& want, const std::string& json) {
+  return compare(got, want, parse(json)).pass;
+}
 
 TEST(Tolerance, NothingGivenMeansEqualBytes) {
   const HostTensor a = tensor<float>({1.0F, 2.0F});
@@ -57,7 +59,8 @@ TEST(Tolerance, AbsAndRelAdd) {
   EXPECT_TRUE(passes(tensor<float>({101.0F, 1.0F}), want, "{\"rel\": 0.01}"));
   EXPECT_FALSE(passes(tensor<float>({100.0F, 1.1F}), want, "{\"rel\": 0.01}"));
   EXPECT_TRUE(passes(tensor<float>({102.0F, 1.0F}), want, "{\"abs\": 1, \"rel\": 0.01}"));
-  const Comparison c = compare(tensor<float>({100.5F, 4.0F}, {2, 1}), tensor<float>({100.0F, 1.0F}, {2, 1}), parse("{\"abs\": 1}"));
+  const Comparison c =
+      compare(tensor<float>({100.5F, 4.0F}, {2, 1}), tensor<float>({100.0F, 1.0F}, {2, 1}), parse("{\"abs\": 1}"));
   EXPECT_FALSE(c.pass);
   EXPECT_DOUBLE_EQ(c.worst, 3.0);
   EXPECT_EQ(c.where, (std::vector<std::int64_t>{1, 0}));
@@ -76,8 +79,10 @@ TEST(Tolerance, L2OverTheWholeTensor) {
 }
 
 TEST(Tolerance, InfinitiesAndNanMatchInPlaceWhateverTheBound) {
-  for (const char* bound : {"{\"abs\": 1e30}", "{\"rel\": 1e9}", "{\"l2\": 1e9}", "{\"cos\": 2}", "{\"ulp\": 2000000000}"}) {
-    EXPECT_TRUE(passes(tensor<float>({1.0F, kInf, -kInf, kNan}), tensor<float>({1.0F, kInf, -kInf, kNan}), bound)) << bound;
+  for (const char* bound :
+       {"{\"abs\": 1e30}", "{\"rel\": 1e9}", "{\"l2\": 1e9}", "{\"cos\": 2}", "{\"ulp\": 2000000000}"}) {
+    EXPECT_TRUE(passes(tensor<float>({1.0F, kInf, -kInf, kNan}), tensor<float>({1.0F, kInf, -kInf, kNan}), bound))
+        << bound;
     EXPECT_FALSE(passes(tensor<float>({1.0F, -kInf}), tensor<float>({1.0F, kInf}), bound)) << bound;
     EXPECT_FALSE(passes(tensor<float>({1.0F, 3e38F}), tensor<float>({1.0F, kInf}), bound)) << bound;
     EXPECT_FALSE(passes(tensor<float>({1.0F, kInf}), tensor<float>({1.0F, 3e38F}), bound)) << bound;
@@ -141,7 +146,8 @@ TEST(Tolerance, RowsAsSets) {
 }
 
 TEST(Tolerance, ShapesAndDtypesMustAgree) {
-  const Comparison shape = compare(tensor<float>({1.0F, 2.0F}), tensor<float>({1.0F, 2.0F}, {1, 2}), parse("{\"l2\": 1}"));
+  const Comparison shape =
+      compare(tensor<float>({1.0F, 2.0F}), tensor<float>({1.0F, 2.0F}, {1, 2}), parse("{\"l2\": 1}"));
   EXPECT_FALSE(shape.pass);
   EXPECT_THAT(shape.failure, AllOf(HasSubstr("[2] F32"), HasSubstr("[1, 2] F32")));
   EXPECT_TRUE(passes(bf16({1.0F}), tensor<float>({1.0F}), "{\"l2\": 0}"));  // floats by value
@@ -152,8 +158,9 @@ TEST(Tolerance, ShapesAndDtypesMustAgree) {
 
 TEST(Tolerance, HostileBounds) {
   for (const char* json :
-       {"{\"l2\": -1}", "{\"l2\": \"x\"}", "{\"ulp\": 1.5}", "{\"ulp\": -1}", "{\"set\": 1}", "{\"unknown\": 1}", "[]", "3", "{\"rows\": {}}",
-        "{\"abs\": null}", "{\"rows\": {\"format\": \"e5m2\", \"block_size\": 1}}", "{\"rows\": {\"format\": \"bf16\", \"block_size\": 0}}",
+       {"{\"l2\": -1}", "{\"l2\": \"x\"}", "{\"ulp\": 1.5}", "{\"ulp\": -1}", "{\"set\": 1}", "{\"unknown\": 1}", "[]",
+        "3", "{\"rows\": {}}", "{\"abs\": null}", "{\"rows\": {\"format\": \"e5m2\", \"block_size\": 1}}",
+        "{\"rows\": {\"format\": \"bf16\", \"block_size\": 0}}",
         "{\"rows\": {\"format\": \"bf16\", \"block_size\": 1, \"steps\": -1}}"}) {
     EXPECT_THROW(parse(json), InvalidArgument) << json;
   }
@@ -166,8 +173,10 @@ class Rows : public ::testing::TestWithParam<const char*> {
     format_ = &row_format(GetParam());
     stride_ = block_bytes(*format_, 2) + 24;
     want_ = HostTensor(DType::kU8, {2, stride_});
-    for (std::int64_t i = 0; i < want_.numel(); ++i) want_.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(0x21 + i % 9);
-    bound_ = std::string("{\"rows\": {\"format\": \"") + GetParam() + "\", \"block_size\": 2, \"steps\": 1, \"ulp\": 1}}";
+    for (std::int64_t i = 0; i < want_.numel(); ++i)
+      want_.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(0x21 + i % 9);
+    bound_ =
+        std::string("{\"rows\": {\"format\": \"") + GetParam() + "\", \"block_size\": 2, \"steps\": 1, \"ulp\": 1}}";
   }
   /// The caches with `add` on the byte at `offset` of block 1.
   bool passes_with(std::int64_t offset, int add) {
@@ -212,7 +221,8 @@ TEST_P(Rows, ABlockMustFitItsStride) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, RowsWithBf16, ::testing::Values("fp8_ds_mla", "bf16"));
-INSTANTIATE_TEST_SUITE_P(Formats, Rows, ::testing::Values("fp8_ds_mla", "bf16", "fp8_per_tensor", "index_fp8", "index_mxfp4"));
+INSTANTIATE_TEST_SUITE_P(Formats, Rows,
+                         ::testing::Values("fp8_ds_mla", "bf16", "fp8_per_tensor", "index_fp8", "index_mxfp4"));
 
 TEST(RowsTolerance, NibblesCountOneByOne) {
   HostTensor want(DType::kU8, {1, block_bytes(index_mxfp4_rows(), 1)});

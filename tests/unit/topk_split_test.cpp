@@ -1,4 +1,5 @@
-// How the GPU's top-k cuts calls of few wide rows: parts that cover a row, launches and a workspace that stay within their bounds.
+// How the GPU's top-k cuts calls of few wide rows: parts that cover a row, launches and a workspace that stay within
+// their bounds.
 #include "ops/topk/topk_split.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,8 @@ TEST(TopkSplit, OnlyFewWideRowsAreCut) {
   EXPECT_EQ(8, split_topk({.rows = 8, .width = 32'768, .k = 512}, 132).parts);
 }
 
-/// Rows that a block's registers hold are cut only where each gets three blocks; wider ones always, as long as they are few.
+/// Rows that a block's registers hold are cut only where each gets three blocks; wider ones always, as long as they are
+/// few.
 TEST(TopkSplit, HeldRowsNeedThreeBlocksToBeCut) {
   EXPECT_EQ(3, split_topk({.rows = 44, .width = 32'768, .k = 512}, 132).parts);
   EXPECT_EQ(1, split_topk({.rows = 45, .width = 32'768, .k = 512}, 132).parts);
@@ -41,10 +43,12 @@ TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
         if (split.parts == 1) continue;
         EXPECT_LE(rows, TopkSplit::kMostRows);
         EXPECT_LE(split.parts, TopkSplit::kMostParts);
-        EXPECT_LE(rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes), topk_workspace_bytes(p, multiprocessors));
+        EXPECT_LE(rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes),
+                  topk_workspace_bytes(p, multiprocessors));
         for (const std::int64_t n : kWidths) {
           if (n <= TopkSplit::kShortRow || n > width) continue;
-          const std::int64_t columns = topk_part_columns(static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(split.parts));
+          const std::int64_t columns =
+              topk_part_columns(static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(split.parts));
           EXPECT_GE(columns * split.parts, n);
           EXPECT_EQ(0, columns % TopkSplit::kStep);
         }

@@ -26,7 +26,9 @@ class TopkTest : public testing::TestWithParam<const char*> {
               .indices = view_of(out.data(), {1, k})});
     return out;
   }
-  std::vector<std::int32_t> select(const std::vector<float>& x, std::int64_t k) const { return select(x, k, static_cast<std::int32_t>(x.size())); }
+  std::vector<std::int32_t> select(const std::vector<float>& x, std::int64_t k) const {
+    return select(x, k, static_cast<std::int32_t>(x.size()));
+  }
 };
 
 TEST_P(TopkTest, BestColumnsInAscendingOrder) { EXPECT_THAT(select({1, 5, 3, 4, 2}, 3), ElementsAre(1, 2, 3)); }
@@ -77,7 +79,9 @@ TEST(TopkErrors, NameTheTensor) {
     }
     return "no error";
   };
-  const TopK::Args good{.logits = view_of(logits.data(), {2, 3}), .lens = view_of(lens.data(), {2}), .indices = view_of(out.data(), {2, 2})};
+  const TopK::Args good{.logits = view_of(logits.data(), {2, 3}),
+                        .lens = view_of(lens.data(), {2}),
+                        .indices = view_of(out.data(), {2, 2})};
   EXPECT_EQ(text(good), "no error");
   TopK::Args bad = good;
   bad.logits = view_of(logits.data(), {2, 2});

@@ -30,15 +30,18 @@ TEST(Trace, ReadsTheBundledSlice) {
   ASSERT_EQ(requests.size(), 40U);
   EXPECT_EQ(requests[0].input_length, 6758);
   EXPECT_EQ(requests[0].output_length, 500);
-  for (const TraceRequest& r : requests) EXPECT_EQ(static_cast<std::int64_t>(r.hash_ids.size()), (r.input_length + 511) / 512);
+  for (const TraceRequest& r : requests)
+    EXPECT_EQ(static_cast<std::int64_t>(r.hash_ids.size()), (r.input_length + 511) / 512);
   EXPECT_EQ(read_trace(SMLA_SOURCE_DIR "/data/conversation-head.jsonl", 3).size(), 3U);
 }
 
 TEST(Trace, FieldsAndLineEnds) {
-  const auto requests =
-      parse_trace("t", kGood + "\r\n\n   \n" + R"({"type": "chat", "timestamp": 1.5, "input_length": 1, "output_length": 1, "hash_ids": []})");
+  const auto requests = parse_trace(
+      "t", kGood + "\r\n\n   \n" +
+               R"({"type": "chat", "timestamp": 1.5, "input_length": 1, "output_length": 1, "hash_ids": []})");
   ASSERT_EQ(requests.size(), 2U);
-  EXPECT_EQ(requests[0], (TraceRequest{.arrival_ms = 27, .input_length = 6758, .output_length = 500, .hash_ids = {0, 1, 2}}));
+  EXPECT_EQ(requests[0],
+            (TraceRequest{.arrival_ms = 27, .input_length = 6758, .output_length = 500, .hash_ids = {0, 1, 2}}));
   EXPECT_DOUBLE_EQ(requests[1].arrival_ms, 1.5);
 }
 
@@ -50,7 +53,8 @@ TEST(Trace, StopsAtMaxRequests) {
 TEST(Trace, ErrorsCarryTheLine) {
   EXPECT_THAT(error_of(kGood + "\n\n{\"timestamp\": 0}"), HasSubstr("t.jsonl:3: input_length"));
   EXPECT_THAT(error_of(kGood + "\n" + kGood.substr(0, 40)), HasSubstr("t.jsonl:2: "));
-  for (std::size_t n = 1; n < kGood.size(); ++n) EXPECT_THAT(error_of(kGood.substr(0, n)), HasSubstr("t.jsonl:1: ")) << n;
+  for (std::size_t n = 1; n < kGood.size(); ++n)
+    EXPECT_THAT(error_of(kGood.substr(0, n)), HasSubstr("t.jsonl:1: ")) << n;
 }
 
 TEST(Trace, HostileValuesAreNamed) {
@@ -63,7 +67,8 @@ TEST(Trace, HostileValuesAreNamed) {
   ASSERT_EQ(error_of(with("input_length", "7")), "");
   for (const char* key : {"timestamp", "input_length", "output_length"}) {
     for (const char* bad : {"-1", "1e30", "99999999999999999999999", "\"7\"", "[7]", "{}", "true", "null"}) {
-      EXPECT_THAT(error_of(with(key, bad)), AllOf(HasSubstr("t.jsonl:1: "), HasSubstr(key), HasSubstr("got "), HasSubstr("expected ")))
+      EXPECT_THAT(error_of(with(key, bad)),
+                  AllOf(HasSubstr("t.jsonl:1: "), HasSubstr(key), HasSubstr("got "), HasSubstr("expected ")))
           << key << " " << bad;
     }
     for (const char* bad : {"NaN", "Infinity", "-Infinity", "1e999"}) {
@@ -74,11 +79,13 @@ TEST(Trace, HostileValuesAreNamed) {
     for (const char* bad : {"0", "2147483648", "1.5"}) EXPECT_THAT(error_of(with(key, bad)), HasSubstr(key)) << bad;
     EXPECT_EQ(error_of(with(key, "2147483647")), "");
   }
-  for (const char* bad : {"3", "\"x\"", "{}", "null"}) EXPECT_THAT(error_of(with("hash_ids", bad)), HasSubstr("hash_ids")) << bad;
+  for (const char* bad : {"3", "\"x\"", "{}", "null"})
+    EXPECT_THAT(error_of(with("hash_ids", bad)), HasSubstr("hash_ids")) << bad;
   EXPECT_THAT(error_of(with("hash_ids", "[0, -1]")), HasSubstr("hash_ids[1]"));
   EXPECT_THAT(error_of(with("hash_ids", "[0, 1.5]")), HasSubstr("hash_ids[1]"));
   EXPECT_THAT(error_of(with("hash_ids", std::string(100000, '['))), HasSubstr("nesting"));
-  EXPECT_THAT(error_of("{\"input_length\": 1, \"input_length\": 2}"), AllOf(HasSubstr("input_length"), HasSubstr("twice")));
+  EXPECT_THAT(error_of("{\"input_length\": 1, \"input_length\": 2}"),
+              AllOf(HasSubstr("input_length"), HasSubstr("twice")));
 }
 
 TEST(Trace, MissingKeysAreNamed) {
@@ -101,7 +108,8 @@ TEST(Trace, EmptyMissingAndUnreadableFiles) {
 }
 
 TEST(Trace, AHugeLineIsRefused) {
-  EXPECT_THAT(error_of(kGood + "\n" + std::string((std::size_t{64} << 20) + 1, ' ')), HasSubstr("t.jsonl:2: got a line longer"));
+  EXPECT_THAT(error_of(kGood + "\n" + std::string((std::size_t{64} << 20) + 1, ' ')),
+              HasSubstr("t.jsonl:2: got a line longer"));
 }
 
 }  // namespace

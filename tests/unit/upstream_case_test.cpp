@@ -1,4 +1,5 @@
-// The bounds of upstream dumps can fail: each recorded call passes, and does not once its expectation is bent further than the bound allows.
+// The bounds of upstream dumps can fail: each recorded call passes, and does not once its expectation is bent further
+// than the bound allows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +16,9 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-CaseFile golden(const std::string& name) { return read_case(std::string(SMLA_SOURCE_DIR) + "/tests/golden/upstream/" + name + ".safetensors"); }
+CaseFile golden(const std::string& name) {
+  return read_case(std::string(SMLA_SOURCE_DIR) + "/tests/golden/upstream/" + name + ".safetensors");
+}
 
 bool passes(const CaseFile& file) {
   bool all = true;
@@ -23,7 +26,9 @@ bool passes(const CaseFile& file) {
   return all;
 }
 
-std::uint8_t* bytes(CaseFile& file, const std::string& name) { return static_cast<std::uint8_t*>(file.tensors.at(name).data()); }
+std::uint8_t* bytes(CaseFile& file, const std::string& name) {
+  return static_cast<std::uint8_t*>(file.tensors.at(name).data());
+}
 
 /// Moves one byte of an expectation by `by`.
 bool passes_with(const std::string& name, const std::string& result, std::int64_t at, int by) {
@@ -51,17 +56,23 @@ TEST(UpstreamCase, InsertedRowsAreExactButForTheRotatedPart) {
   const std::int64_t row = block + slot % 64 * format.data_bytes;
   EXPECT_TRUE(passes(file));
   EXPECT_FALSE(passes_with(name, "cache", row, 1)) << "a code";
-  EXPECT_FALSE(passes_with(name, "cache", block + 64 * format.data_bytes + slot % 64 * format.scale_bytes, 1)) << "a scale";
+  EXPECT_FALSE(passes_with(name, "cache", block + 64 * format.data_bytes + slot % 64 * format.scale_bytes, 1))
+      << "a scale";
   EXPECT_FALSE(passes_with(name, "cache", block + block_bytes(format, 64), 1)) << "padding";
   EXPECT_FALSE(passes_with(name, "cache", row + format.nope_dim, 3)) << "three ulp";
-  EXPECT_TRUE(passes_with(name, "cache", row + format.nope_dim, 1) || passes_with(name, "cache", row + format.nope_dim, -1)) << "one ulp";
+  EXPECT_TRUE(passes_with(name, "cache", row + format.nope_dim, 1) ||
+              passes_with(name, "cache", row + format.nope_dim, -1))
+      << "one ulp";
 
   // A row that the call does not write keeps its bytes, even where a written one may be an ulp off.
   std::set<std::int64_t> written;
-  for (std::int64_t i = 0; i < file.tensor("in.slot_mapping").numel(); ++i) written.insert(file.tensor("in.slot_mapping").as<std::int64_t>()[i]);
+  for (std::int64_t i = 0; i < file.tensor("in.slot_mapping").numel(); ++i)
+    written.insert(file.tensor("in.slot_mapping").as<std::int64_t>()[i]);
   std::int64_t other = 0;
   while (written.contains(other)) ++other;
-  EXPECT_FALSE(passes_with(name, "cache", other / 64 * file.tensor("out.cache").size(1) + other % 64 * format.data_bytes + format.nope_dim, 1));
+  EXPECT_FALSE(
+      passes_with(name, "cache",
+                  other / 64 * file.tensor("out.cache").size(1) + other % 64 * format.data_bytes + format.nope_dim, 1));
 }
 
 TEST(UpstreamCase, FullRowsAreComparedAsRows) {
@@ -90,7 +101,8 @@ TEST(UpstreamCase, OnlyDefinedScoresCount) {
   const std::int64_t width = logits.size(1);
   const std::int32_t* lens = file.tensor("in.context_lens").as<std::int32_t>();
   for (std::int64_t row = 0; row < logits.size(0); ++row) {
-    for (std::int64_t j = lens[row]; j < width; ++j) logits.as<float>()[row * width + j] = std::numeric_limits<float>::quiet_NaN();
+    for (std::int64_t j = lens[row]; j < width; ++j)
+      logits.as<float>()[row * width + j] = std::numeric_limits<float>::quiet_NaN();
   }
   EXPECT_TRUE(passes(file));
   float* last = logits.as<float>() + width + lens[1] - 1;
@@ -140,13 +152,15 @@ TEST(UpstreamCase, NamesWithAndWithoutTheLibrary) {
   EXPECT_TRUE(passes(file));
   file.op = "upstream:fp8_paged_mqa";
   EXPECT_THAT([&] { passes(file); },
-              ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("upstream:fp8_paged_mqa\""), HasSubstr("upstream:vllm cooperative_topk"))));
+              ThrowsMessage<InvalidArgument>(
+                  AllOf(HasSubstr("upstream:fp8_paged_mqa\""), HasSubstr("upstream:vllm cooperative_topk"))));
 }
 
 TEST(UpstreamCase, ErrorsNameTheTensor) {
-  for (const auto& [name, tensor] : {std::pair{"global_topk", "in.block_table"}, std::pair{"dequant_gather_tail", "in.seq_lens"},
-                                     std::pair{"compress_c4_main", "in.state_before"}, std::pair{"formula_mqa_logits", "in.ke"},
-                                     std::pair{"mixed_sparse_local", "in.swa_block_table"}, std::pair{"q_kv_rmsnorm_1024", "in.q_weight"}}) {
+  for (const auto& [name, tensor] :
+       {std::pair{"global_topk", "in.block_table"}, std::pair{"dequant_gather_tail", "in.seq_lens"},
+        std::pair{"compress_c4_main", "in.state_before"}, std::pair{"formula_mqa_logits", "in.ke"},
+        std::pair{"mixed_sparse_local", "in.swa_block_table"}, std::pair{"q_kv_rmsnorm_1024", "in.q_weight"}}) {
     CaseFile file = golden(name);
     file.tensors.erase(tensor);
     EXPECT_THAT([&] { passes(file); }, ThrowsMessage<InvalidArgument>(HasSubstr(tensor)));

@@ -51,8 +51,10 @@ struct Attention {
   Ints lens{3, 2};
   std::vector<float> sink{0.0F, -INFINITY};
   std::string error() const {
-    const SparseAttention::Problem problem{.tokens = 2, .heads = 2, .scope = {{{.format = &bf16_rows(), .block_size = 4, .width = 4}}}};
-    SparseAttention::Args args{.q = blank(DType::kBF16, {2, 2, 512}), .sink = view(sink), .o = blank(DType::kBF16, {2, 2, 512})};
+    const SparseAttention::Problem problem{
+        .tokens = 2, .heads = 2, .scope = {{{.format = &bf16_rows(), .block_size = 4, .width = 4}}}};
+    SparseAttention::Args args{
+        .q = blank(DType::kBF16, {2, 2, 512}), .sink = view(sink), .o = blank(DType::kBF16, {2, 2, 512})};
     args.scopes[0] = {.cache = cache_of(bf16_rows(), 2, 4), .indices = rows_of(indices, 2), .lens = view(lens)};
     return error_of([&] { validate(Plan<SparseAttention>(problem), args); });
   }
@@ -62,7 +64,8 @@ TEST(Validate, SparseAttention) {
   EXPECT_EQ(Attention{}.error(), "");
   EXPECT_EQ((Attention{.indices = {0, 5, 99999, 0, /**/ 7, 3, 0, 0}}.error()),
             "sparse_attention: scopes[0].indices row 0 column 2: got 99999, expected -1 or 0..7");
-  EXPECT_THAT((Attention{.indices = {0, 5, 1, 0, /**/ 7, 8, 0, 0}}.error()), HasSubstr("scopes[0].indices row 1 column 1: got 8"));
+  EXPECT_THAT((Attention{.indices = {0, 5, 1, 0, /**/ 7, 8, 0, 0}}.error()),
+              HasSubstr("scopes[0].indices row 1 column 1: got 8"));
   EXPECT_THAT((Attention{.indices = {0, 5, -2, 0, /**/ 7, 3, 0, 0}}.error()), HasSubstr("row 0 column 2: got -2"));
   EXPECT_EQ((Attention{.lens = {3, 5}}.error()), "sparse_attention: scopes[0].lens row 1: got 5, expected 0..4");
   EXPECT_THAT((Attention{.lens = {-1, 2}}.error()), HasSubstr("scopes[0].lens row 0: got -1"));
@@ -78,22 +81,25 @@ TEST(Validate, SecondScopeAndMergeAndTopk) {
   SparseAttention::Args args{.q = blank(DType::kBF16, {1, 1, 512}), .o = blank(DType::kBF16, {1, 1, 512})};
   args.scopes[0] = {.cache = cache_of(bf16_rows(), 2, 2), .indices = rows_of(first, 1)};
   args.scopes[1] = {.cache = cache_of(bf16_rows(), 2, 2), .indices = rows_of(second, 1)};
-  EXPECT_THAT(error_of([&] { validate(problem, args); }), HasSubstr("scopes[1].indices row 0 column 0: got 4, expected -1 or 0..3"));
+  EXPECT_THAT(error_of([&] { validate(problem, args); }),
+              HasSubstr("scopes[1].indices row 0 column 0: got 4, expected -1 or 0..3"));
 
   const std::vector<float> sink{NAN};
   EXPECT_THAT(error_of([&] {
-                validate(MergePartials::Problem{.slices = 1, .tokens = 1, .heads = 1, .dim = 8}, {.partial_o = blank(DType::kF32, {1, 1, 1, 8}),
-                                                                                                  .partial_lse = blank(DType::kF32, {1, 1, 1}),
-                                                                                                  .sink = view(sink),
-                                                                                                  .o = blank(DType::kBF16, {1, 1, 8})});
+                validate(MergePartials::Problem{.slices = 1, .tokens = 1, .heads = 1, .dim = 8},
+                         {.partial_o = blank(DType::kF32, {1, 1, 1, 8}),
+                          .partial_lse = blank(DType::kF32, {1, 1, 1}),
+                          .sink = view(sink),
+                          .o = blank(DType::kBF16, {1, 1, 8})});
               }),
               HasSubstr("merge_partials: sink row 0: got nan"));
   for (const Ints& lens : {Ints{0, 9}, Ints{0, -1}}) {
-    EXPECT_THAT(error_of([&] {
-                  validate(TopK::Problem{.rows = 2, .width = 8, .k = 2},
-                           {.logits = blank(DType::kF32, {2, 8}), .lens = view(lens), .indices = blank(DType::kI32, {2, 2})});
-                }),
-                HasSubstr("topk: lens row 1: got " + std::to_string(lens[1]) + ", expected 0..8"));
+    EXPECT_THAT(
+        error_of([&] {
+          validate(TopK::Problem{.rows = 2, .width = 8, .k = 2},
+                   {.logits = blank(DType::kF32, {2, 8}), .lens = view(lens), .indices = blank(DType::kI32, {2, 2})});
+        }),
+        HasSubstr("topk: lens row 1: got " + std::to_string(lens[1]) + ", expected 0..8"));
   }
 }
 
@@ -104,11 +110,12 @@ struct Gather {
   std::int64_t offset = 1;
   std::string error() const {
     return error_of([&] {
-      validate(GatherRows::Problem{.requests = 2, .rows = 4, .offset = offset, .format = &bf16_rows()}, {.cache = cache_of(bf16_rows(), 5, 4),
-                                                                                                         .seq_lens = view(seq),
-                                                                                                         .gather_lens = view(lens),
-                                                                                                         .block_table = rows_of(table, 2),
-                                                                                                         .out = blank(DType::kBF16, {2, 4, 512})});
+      validate(GatherRows::Problem{.requests = 2, .rows = 4, .offset = offset, .format = &bf16_rows()},
+               {.cache = cache_of(bf16_rows(), 5, 4),
+                .seq_lens = view(seq),
+                .gather_lens = view(lens),
+                .block_table = rows_of(table, 2),
+                .out = blank(DType::kBF16, {2, 4, 512})});
     });
   }
 };
@@ -119,7 +126,8 @@ TEST(Validate, GatherRows) {
   EXPECT_THAT((Gather{.table = {0, 1, -1, 0}}.error()), HasSubstr("block_table row 1 column 0: got -1"));
   EXPECT_THAT((Gather{.seq = {-1, 3}}.error()), HasSubstr("seq_lens row 0: got -1"));
   EXPECT_THAT((Gather{.lens = {2, 4}}.error()), HasSubstr("gather_lens row 1: got 4, expected 0..3"));
-  EXPECT_THAT((Gather{.seq = {9, 3}}.error()), HasSubstr("block_table row 0 column 2: got a table of 2 columns, expected the block of rows 7..8"));
+  EXPECT_THAT((Gather{.seq = {9, 3}}.error()),
+              HasSubstr("block_table row 0 column 2: got a table of 2 columns, expected the block of rows 7..8"));
   EXPECT_THAT((Gather{.offset = 2}.error()), HasSubstr("gather_lens row 1: got 3, expected at most the 2 rows of out"));
 }
 
@@ -129,20 +137,22 @@ struct Logits {
   Ints table{-1, -1, /**/ 2, 0};
   std::string error() const {
     return error_of([&] {
-      validate(IndexerLogits::Problem{.rows = 2, .heads = 2, .width = 8, .format = &index_fp8_rows()}, {.q = blank(DType::kE4M3, {2, 2, 128}),
-                                                                                                        .weights = blank(DType::kF32, {2, 2}),
-                                                                                                        .row_to_req = view(requests),
-                                                                                                        .lens = view(lens),
-                                                                                                        .block_table = rows_of(table, 2),
-                                                                                                        .cache = cache_of(index_fp8_rows(), 3, 4),
-                                                                                                        .logits = blank(DType::kF32, {2, 8})});
+      validate(IndexerLogits::Problem{.rows = 2, .heads = 2, .width = 8, .format = &index_fp8_rows()},
+               {.q = blank(DType::kE4M3, {2, 2, 128}),
+                .weights = blank(DType::kF32, {2, 2}),
+                .row_to_req = view(requests),
+                .lens = view(lens),
+                .block_table = rows_of(table, 2),
+                .cache = cache_of(index_fp8_rows(), 3, 4),
+                .logits = blank(DType::kF32, {2, 8})});
     });
   }
 };
 
 TEST(Validate, IndexerLogits) {
   EXPECT_EQ(Logits{}.error(), "");
-  EXPECT_THAT((Logits{.requests = {2, 0}}.error()), HasSubstr("indexer_logits: row_to_req row 0: got 2, expected 0..1"));
+  EXPECT_THAT((Logits{.requests = {2, 0}}.error()),
+              HasSubstr("indexer_logits: row_to_req row 0: got 2, expected 0..1"));
   EXPECT_THAT((Logits{.lens = {9, 0}}.error()), HasSubstr("lens row 0: got 9, expected 0..8"));
   EXPECT_THAT((Logits{.lens = {5, -4}}.error()), HasSubstr("lens row 1: got -4"));
   EXPECT_THAT((Logits{.table = {0, 0, 2, 3}}.error()), HasSubstr("block_table row 1 column 1: got 3, expected 0..2"));
@@ -160,7 +170,8 @@ TEST(Validate, GatheredIndexRows) {
     });
   };
   EXPECT_EQ(gather({0, 5, 6}, {0, 1, 2, -1}), "");
-  EXPECT_THAT(gather({0, 5, 4}, {0, 1, 2, -1}), HasSubstr("gather_index_rows: cu_seq_lens row 2: got 4, expected 5..6"));
+  EXPECT_THAT(gather({0, 5, 4}, {0, 1, 2, -1}),
+              HasSubstr("gather_index_rows: cu_seq_lens row 2: got 4, expected 5..6"));
   EXPECT_THAT(gather({0, 5, 7}, {0, 1, 2, -1}), HasSubstr("cu_seq_lens row 2: got 7"));
   EXPECT_THAT(gather({0, 5, 6}, {0, 3, 2, -1}), HasSubstr("block_table row 0 column 1: got 3"));
   const auto ragged = [](const Ints& starts, const Ints& ends) {
@@ -180,7 +191,8 @@ TEST(Validate, GatheredIndexRows) {
   EXPECT_THAT(ragged({-1, 2}, {5, 2}), HasSubstr("starts row 0: got -1"));
 }
 
-/// Two requests: 3 new tokens up to sequence length 9, 2 up to 2; one token of padding. Blocks of 4 rows, entries of 4 tokens.
+/// Two requests: 3 new tokens up to sequence length 9, 2 up to 2; one token of padding. Blocks of 4 rows, entries of 4
+/// tokens.
 struct Step {
   Ints start{0, 3, 5};
   Ints seq{9, 2};
@@ -194,7 +206,8 @@ struct Step {
 
   std::string token_to_req() const {
     return error_of([&] {
-      validate(TokenToReq::Problem{.requests = 2, .tokens = 6}, {.query_start_loc = view(start), .token_to_req = blank(DType::kI32, {6})});
+      validate(TokenToReq::Problem{.requests = 2, .tokens = 6},
+               {.query_start_loc = view(start), .token_to_req = blank(DType::kI32, {6})});
     });
   }
   std::string slot_mapping() const {
@@ -209,18 +222,22 @@ struct Step {
   std::string entry_slots() const {
     return error_of([&] {
       validate(CompressedSlotMapping::Problem{.requests = 2, .tokens = 6, .ratio = 4, .storage_block = 1},
-               {.query_start_loc = view(start), .seq_lens = view(seq), .block_table = rows_of(entries, 2), .slots = blank(DType::kI64, {6})});
+               {.query_start_loc = view(start),
+                .seq_lens = view(seq),
+                .block_table = rows_of(entries, 2),
+                .slots = blank(DType::kI64, {6})});
     });
   }
   std::string windows() const {
     return error_of([&] {
-      validate(WindowIndices::Problem{.requests = 2, .tokens = 6, .window = 5, .block_size = 4}, {.query_start_loc = view(start),
-                                                                                                  .seq_lens = view(seq),
-                                                                                                  .token_to_req = view(requests),
-                                                                                                  .slot_mapping = view(slots),
-                                                                                                  .block_table = rows_of(table, 2),
-                                                                                                  .indices = blank(DType::kI32, {6, 5}),
-                                                                                                  .lens = blank(DType::kI32, {6})});
+      validate(WindowIndices::Problem{.requests = 2, .tokens = 6, .window = 5, .block_size = 4},
+               {.query_start_loc = view(start),
+                .seq_lens = view(seq),
+                .token_to_req = view(requests),
+                .slot_mapping = view(slots),
+                .block_table = rows_of(table, 2),
+                .indices = blank(DType::kI32, {6, 5}),
+                .lens = blank(DType::kI32, {6})});
     });
   }
   std::string dense() const {
@@ -247,13 +264,14 @@ struct Step {
   }
   std::string combined(const Ints& gather, std::int64_t m = 10) const {
     return error_of([&] {
-      validate(CombineTopkWindow::Problem{.requests = 2, .tokens = 6, .window = 5, .ratio = 4, .top_k = 3, .m = m, .n = 2},
-               {.topk = rows_of(topk, 6),
-                .query_start_loc = view(start),
-                .seq_lens = view(seq),
-                .gather_lens = view(gather),
-                .indices = blank(DType::kI32, {6, 8}),
-                .lens = blank(DType::kI32, {6})});
+      validate(
+          CombineTopkWindow::Problem{.requests = 2, .tokens = 6, .window = 5, .ratio = 4, .top_k = 3, .m = m, .n = 2},
+          {.topk = rows_of(topk, 6),
+           .query_start_loc = view(start),
+           .seq_lens = view(seq),
+           .gather_lens = view(gather),
+           .indices = blank(DType::kI32, {6, 8}),
+           .lens = blank(DType::kI32, {6})});
     });
   }
   std::string mixed(std::int64_t decodes = 0) const {
@@ -303,10 +321,12 @@ TEST(Validate, StartsAndSequences) {
 }
 
 TEST(Validate, RequestsAndPositions) {
-  EXPECT_EQ((Step{.requests = {0, 0, 0, 2, 1, 0}}.slot_mapping()), "slot_mapping: token_to_req row 3: got 2, expected 0..1");
+  EXPECT_EQ((Step{.requests = {0, 0, 0, 2, 1, 0}}.slot_mapping()),
+            "slot_mapping: token_to_req row 3: got 2, expected 0..1");
   EXPECT_THAT((Step{.requests = {0, 0, 0, 0, 1, 0}}.windows()),
               HasSubstr("token_to_req row 3: got 0, expected the request that query_start_loc gives"));
-  EXPECT_THAT((Step{.requests = {0, -1, 0, 1, 1, 0}}.dense()), HasSubstr("dense_compressed_indices: token_to_req row 1: got -1"));
+  EXPECT_THAT((Step{.requests = {0, -1, 0, 1, 1, 0}}.dense()),
+              HasSubstr("dense_compressed_indices: token_to_req row 1: got -1"));
   EXPECT_THAT((Step{.positions = {6, -7, 8, 0, 1, 77}}.slot_mapping()), HasSubstr("positions row 1: got -7"));
   EXPECT_THAT((Step{.positions = {6, 7, 8, 0, -1, 77}}.dense()), HasSubstr("positions row 4: got -1"));
   EXPECT_THAT((Step{.slots = {6, 7, 8, -2, 13, -1}}.windows()), HasSubstr("slot_mapping row 3: got -2"));
@@ -314,23 +334,30 @@ TEST(Validate, RequestsAndPositions) {
 
 TEST(Validate, TablesOfTheIndexOps) {
   EXPECT_EQ((Step{.positions = {6, 7, 12, 0, 1, 77}}.slot_mapping()),
-            "slot_mapping: block_table row 0 column 3: got a table of 3 columns, expected the block of position 12 of token 2");
+            "slot_mapping: block_table row 0 column 3: got a table of 3 columns, expected the block of position 12 of "
+            "token 2");
   EXPECT_THAT((Step{.table = {0, -1, 2, 3, -1, -1}}.slot_mapping()), HasSubstr("block_table row 0 column 1: got -1"));
-  EXPECT_THAT((Step{.table = {-1, 1, 2, 3, -1, -1}}.windows()), HasSubstr("window_indices: block_table row 0 column 0: got -1"));
+  EXPECT_THAT((Step{.table = {-1, 1, 2, 3, -1, -1}}.windows()),
+              HasSubstr("window_indices: block_table row 0 column 0: got -1"));
   EXPECT_THAT((Step{.entries = {0, -1, 2, 3, -1, -1}}.entry_slots()), HasSubstr("block_table row 0 column 1: got -1"));
   EXPECT_THAT((Step{.entries = {-5, 1, 2, 3, -1, -1}}.dense()), HasSubstr("block_table row 0 column 0: got -5"));
-  EXPECT_THAT((Step{.entries = {0, -5, 2, 3, -1, -1}}.global()), HasSubstr("global_topk: block_table row 0 column 1: got -5"));
+  EXPECT_THAT((Step{.entries = {0, -5, 2, 3, -1, -1}}.global()),
+              HasSubstr("global_topk: block_table row 0 column 1: got -5"));
   Step s;
   s.topk[4] = 3;
-  EXPECT_THAT(s.global(), HasSubstr("block_table row 0 column 3: got a table of 3 columns, expected the block of entry 3 of row 1"));
+  EXPECT_THAT(
+      s.global(),
+      HasSubstr("block_table row 0 column 3: got a table of 3 columns, expected the block of entry 3 of row 1"));
   s.topk[4] = -2;
   EXPECT_THAT(s.global(), HasSubstr("topk row 1 column 1: got -2"));
 }
 
 TEST(Validate, CombinedMatrices) {
   const Step s;
-  EXPECT_THAT(s.combined({6, 2}), HasSubstr("combine_topk_window: gather_lens row 0: got 6, expected 7..8"));  // its window begins at position 2
-  EXPECT_THAT(s.combined({9, 2}), HasSubstr("gather_lens row 0: got 9"));                                      // and must fit m - n
+  EXPECT_THAT(
+      s.combined({6, 2}),
+      HasSubstr("combine_topk_window: gather_lens row 0: got 6, expected 7..8"));  // its window begins at position 2
+  EXPECT_THAT(s.combined({9, 2}), HasSubstr("gather_lens row 0: got 9"));          // and must fit m - n
   Step far = s;
   far.topk[3] = 2;  // there are two entries in the workspace
   EXPECT_THAT(far.combined({7, 2}), HasSubstr("topk row 1 column 0: got 2, expected -1 or 0..1"));
@@ -375,21 +402,23 @@ struct Compressor {
   std::string second() const {
     const Compressor right;
     return error_of([&] {
-      validate(CompressStore::Problem{.tokens = 3, .ratio = 4, .format = &bf16_rows(), .dim2 = 128, .format2 = &index_fp8_rows()},
-               {.positions = view(positions),
-                .token_to_req = view(requests),
-                .state_slots = view(right.states),
-                .entry_slots = view(entries),
-                .block_table = rows_of(right.table, 2),
-                .norm_weight = blank(DType::kBF16, {512}),
-                .cos_sin = blank(DType::kF32, {8, 64}),
-                .state = cache_of(state_rows(512, 2), 3, 4),
-                .entries = cache_of(bf16_rows(), 1, 2),
-                .state_slots2 = view(states),
-                .block_table2 = rows_of(table, 2),
-                .norm_weight2 = blank(DType::kBF16, {128}),
-                .state2 = cache_of(state_rows(128, 2), 3, 4),
-                .entries2 = cache_of(index_fp8_rows(), 1, 2)});
+      validate(
+          CompressStore::Problem{
+              .tokens = 3, .ratio = 4, .format = &bf16_rows(), .dim2 = 128, .format2 = &index_fp8_rows()},
+          {.positions = view(positions),
+           .token_to_req = view(requests),
+           .state_slots = view(right.states),
+           .entry_slots = view(entries),
+           .block_table = rows_of(right.table, 2),
+           .norm_weight = blank(DType::kBF16, {512}),
+           .cos_sin = blank(DType::kF32, {8, 64}),
+           .state = cache_of(state_rows(512, 2), 3, 4),
+           .entries = cache_of(bf16_rows(), 1, 2),
+           .state_slots2 = view(states),
+           .block_table2 = rows_of(table, 2),
+           .norm_weight2 = blank(DType::kBF16, {128}),
+           .state2 = cache_of(state_rows(128, 2), 3, 4),
+           .entries2 = cache_of(index_fp8_rows(), 1, 2)});
     });
   }
 };
@@ -398,60 +427,74 @@ TEST(Validate, Compressor) {
   EXPECT_EQ(Compressor{}.save(), "");
   EXPECT_EQ(Compressor{}.store(), "");
   EXPECT_EQ((Compressor{.states = {0, 12, -1}}.save()), "save_state: state_slots row 1: got 12, expected -1 or 0..11");
-  EXPECT_EQ((Compressor{.states = {5, 5, -1}}.save()), "save_state: state_slots row 1: got 5, expected a slot of its own (row 0 writes it too)");
+  EXPECT_EQ((Compressor{.states = {5, 5, -1}}.save()),
+            "save_state: state_slots row 1: got 5, expected a slot of its own (row 0 writes it too)");
   EXPECT_THAT((Compressor{.positions = {-3, 7, 4}}.save()), HasSubstr("positions row 0: got -3"));
-  EXPECT_THAT((Compressor{.entries = {0, 2, -1}}.store()), HasSubstr("compress_store: entry_slots row 1: got 2, expected -1 or 0..1"));
-  EXPECT_THAT((Compressor{.entries = {1, 1, -1}}.store()), HasSubstr("entry_slots row 1: got 1, expected a slot of its own"));
+  EXPECT_THAT((Compressor{.entries = {0, 2, -1}}.store()),
+              HasSubstr("compress_store: entry_slots row 1: got 2, expected -1 or 0..1"));
+  EXPECT_THAT((Compressor{.entries = {1, 1, -1}}.store()),
+              HasSubstr("entry_slots row 1: got 1, expected a slot of its own"));
   EXPECT_THAT((Compressor{.requests = {0, 2, 0}}.store()), HasSubstr("token_to_req row 1: got 2"));
-  EXPECT_THAT((Compressor{.table = {0, 1, 3, 2}}.store()), HasSubstr("block_table row 1 column 0: got 3, expected 0..2"));
+  EXPECT_THAT((Compressor{.table = {0, 1, 3, 2}}.store()),
+              HasSubstr("block_table row 1 column 0: got 3, expected 0..2"));
   EXPECT_EQ(Compressor{}.second(), "");
-  EXPECT_THAT((Compressor{.table = {0, 1, 3, 2}}.second()), HasSubstr("block_table2 row 1 column 0: got 3, expected 0..2"));
-  EXPECT_THAT((Compressor{.positions = {3, 11, 4}}.store()), HasSubstr("positions row 1: got 11, expected a group that begins within the 8 rows"));
+  EXPECT_THAT((Compressor{.table = {0, 1, 3, 2}}.second()),
+              HasSubstr("block_table2 row 1 column 0: got 3, expected 0..2"));
+  EXPECT_THAT((Compressor{.positions = {3, 11, 4}}.store()),
+              HasSubstr("positions row 1: got 11, expected a group that begins within the 8 rows"));
 }
 
 TEST(Validate, InsertsAndRotations) {
   const auto insert = [](const Longs& positions, const Longs& slots) {
     return error_of([&] {
-      validate(QNormRopeInsert::Problem{.tokens = 3, .heads = 1, .out_heads = 1, .format = &bf16_rows()}, {.q = blank(DType::kBF16, {3, 1, 512}),
-                                                                                                           .kv = blank(DType::kBF16, {3, 512}),
-                                                                                                           .positions = view(positions),
-                                                                                                           .cos_sin = blank(DType::kF32, {8, 64}),
-                                                                                                           .slot_mapping = view(slots),
-                                                                                                           .q_out = blank(DType::kBF16, {3, 1, 512}),
-                                                                                                           .cache = cache_of(bf16_rows(), 2, 4)});
+      validate(QNormRopeInsert::Problem{.tokens = 3, .heads = 1, .out_heads = 1, .format = &bf16_rows()},
+               {.q = blank(DType::kBF16, {3, 1, 512}),
+                .kv = blank(DType::kBF16, {3, 512}),
+                .positions = view(positions),
+                .cos_sin = blank(DType::kF32, {8, 64}),
+                .slot_mapping = view(slots),
+                .q_out = blank(DType::kBF16, {3, 1, 512}),
+                .cache = cache_of(bf16_rows(), 2, 4)});
     });
   };
   EXPECT_EQ(insert({0, 7, 3}, {-1, 7}), "");
   EXPECT_EQ(insert({0, 8, 3}, {-1, 7}), "qnorm_rope_insert: positions row 1: got 8, expected 0..7");
   EXPECT_THAT(insert({0, 7, 3}, {-1, 8}), HasSubstr("slot_mapping row 1: got 8"));
-  EXPECT_THAT(insert({0, 7, 3}, {2, 2}), HasSubstr("slot_mapping row 1: got 2, expected a slot of its own (row 0 writes it too)"));
+  EXPECT_THAT(insert({0, 7, 3}, {2, 2}),
+              HasSubstr("slot_mapping row 1: got 2, expected a slot of its own (row 0 writes it too)"));
   const Longs twice{3, -1, 3};
-  EXPECT_THAT(error_of([&] {
-                validate(InsertRows::Problem{.tokens = 3, .format = &bf16_rows()},
-                         {.rows = blank(DType::kBF16, {3, 512}), .slot_mapping = view(twice), .cache = cache_of(bf16_rows(), 2, 4)});
-              }),
-              HasSubstr("insert_rows: slot_mapping row 2: got 3"));
+  EXPECT_THAT(
+      error_of([&] {
+        validate(
+            InsertRows::Problem{.tokens = 3, .format = &bf16_rows()},
+            {.rows = blank(DType::kBF16, {3, 512}), .slot_mapping = view(twice), .cache = cache_of(bf16_rows(), 2, 4)});
+      }),
+      HasSubstr("insert_rows: slot_mapping row 2: got 3"));
   const Longs far{0, 8};
   const auto cos_sin = blank(DType::kF32, {8, 64});
   const auto x = blank(DType::kBF16, {2, 1, 512});
-  EXPECT_THAT(
-      error_of([&] { validate(InverseRope::Problem{.tokens = 2, .heads = 1}, {.x = x, .positions = view(far), .cos_sin = cos_sin, .y = x}); }),
-      HasSubstr("inverse_rope: positions row 1: got 8"));
   EXPECT_THAT(error_of([&] {
-                validate(InverseRopeQuant::Problem{.tokens = 2, .heads = 1}, {.x = x,
-                                                                              .positions = view(far),
-                                                                              .cos_sin = cos_sin,
-                                                                              .values = blank(DType::kE4M3, {1, 2, 512}),
-                                                                              .scales = blank(DType::kF32, {1, 4, 4})});
+                validate(InverseRope::Problem{.tokens = 2, .heads = 1},
+                         {.x = x, .positions = view(far), .cos_sin = cos_sin, .y = x});
+              }),
+              HasSubstr("inverse_rope: positions row 1: got 8"));
+  EXPECT_THAT(error_of([&] {
+                validate(InverseRopeQuant::Problem{.tokens = 2, .heads = 1},
+                         {.x = x,
+                          .positions = view(far),
+                          .cos_sin = cos_sin,
+                          .values = blank(DType::kE4M3, {1, 2, 512}),
+                          .scales = blank(DType::kF32, {1, 4, 4})});
               }),
               HasSubstr("inverse_rope_quant: positions row 1: got 8"));
   EXPECT_THAT(error_of([&] {
-                validate(IndexerQ::Problem{.tokens = 2, .heads = 1, .format = &index_f32_rows()}, {.q = blank(DType::kBF16, {2, 1, 128}),
-                                                                                                   .weights = blank(DType::kBF16, {2, 1}),
-                                                                                                   .positions = view(far),
-                                                                                                   .cos_sin = cos_sin,
-                                                                                                   .q_out = blank(DType::kF32, {2, 1, 128}),
-                                                                                                   .weights_out = blank(DType::kF32, {2, 1})});
+                validate(IndexerQ::Problem{.tokens = 2, .heads = 1, .format = &index_f32_rows()},
+                         {.q = blank(DType::kBF16, {2, 1, 128}),
+                          .weights = blank(DType::kBF16, {2, 1}),
+                          .positions = view(far),
+                          .cos_sin = cos_sin,
+                          .q_out = blank(DType::kF32, {2, 1, 128}),
+                          .weights_out = blank(DType::kF32, {2, 1})});
               }),
               HasSubstr("indexer_q: positions row 1: got 8"));
 }
@@ -462,10 +505,12 @@ TEST(Validate, Sequences) {
     const ConstTensorView rows = blank(DType::kU8, {6, 8});
     const ConstTensorView packed = blank(DType::kU8, {2, 3, 8});
     std::string there = error_of([&] {
-      validate(problem, PackSequences::Args{.rows = rows, .query_start_loc = view(start), .packed = blank(DType::kU8, {2, 3, 8})});
+      validate(problem, PackSequences::Args{
+                            .rows = rows, .query_start_loc = view(start), .packed = blank(DType::kU8, {2, 3, 8})});
     });
     const std::string back = error_of([&] {
-      validate(problem, UnpackSequences::Args{.packed = packed, .query_start_loc = view(start), .rows = blank(DType::kU8, {6, 8})});
+      validate(problem, UnpackSequences::Args{
+                            .packed = packed, .query_start_loc = view(start), .rows = blank(DType::kU8, {6, 8})});
     });
     EXPECT_EQ(there.empty(), back.empty());
     return there;
@@ -500,14 +545,17 @@ struct Batch {
 TEST(Validate, Step) {
   ASSERT_EQ(model_preset("tiny").layer(0).compress_ratio, 1);
   EXPECT_EQ(Batch{}.error(), "");
-  EXPECT_EQ((Batch{.table = {9, 1, 10, 3, 4, -1}}.error()), "step: block_tables[window] row 0 column 2: got 10, expected 0..9");
+  EXPECT_EQ((Batch{.table = {9, 1, 10, 3, 4, -1}}.error()),
+            "step: block_tables[window] row 0 column 2: got 10, expected 0..9");
   EXPECT_THAT((Batch{.table = {9, 1, 2, 3, -1, -1}}.error()), HasSubstr("block_tables[window] row 1 column 1: got -1"));
   EXPECT_THAT((Batch{.table = {9, 1, 4, 3, 4, -1}}.error()),
               HasSubstr("row 1 column 1: got 4, expected a block of its own (request 0 writes it in group window)"));
   EXPECT_THAT((Batch{.start = {0, 2, 5}}.error()), HasSubstr("query_start_loc row 2: got 5, expected 2..4"));
   EXPECT_THAT((Batch{.seq = {1, 70}}.error()), HasSubstr("seq_lens row 0: got 1, expected at least its query of 2"));
-  EXPECT_THAT((Batch{.max_seq_len = 129}.error()), HasSubstr("seq_lens row 0: got 130, expected at most max_seq_len 129"));
-  EXPECT_THAT((Batch{.positions = {128, 128, 69, 5}}.error()), HasSubstr("positions row 1: got 128, expected 129, seq_len - query_len + offset"));
+  EXPECT_THAT((Batch{.max_seq_len = 129}.error()),
+              HasSubstr("seq_lens row 0: got 130, expected at most max_seq_len 129"));
+  EXPECT_THAT((Batch{.positions = {128, 128, 69, 5}}.error()),
+              HasSubstr("positions row 1: got 128, expected 129, seq_len - query_len + offset"));
   EXPECT_THAT((Batch{.rope = 129}.error()), HasSubstr("positions row 1: got 129, expected 0..128"));
 }
 

@@ -11,15 +11,16 @@
 
 namespace SMLA_API smla {
 
-/// Attention of every query over the rows that its index lists name, in one or two caches (spec 2, 8; keys are also the values):
+/// Attention of every query over the rows that its index lists name, in one or two caches (spec 2, 8; keys are also the
+/// values):
 ///   s_j = scale * <q_h, k_j>,  lse = ln sum_j exp(s_j),  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink_h - lse))
-/// over all valid entries of all scopes, one softmax. Entry c of a row counts when c < clamp(lens, 0, width) and its index lies in
-/// [0, num_blocks * block_size); everything else is skipped, so no input can make it read outside a cache. Repeated slots count repeatedly.
-/// lse is natural and without the sink; a row with no key gives o = 0 and lse = +inf. sink -inf: none; +inf: o = 0.
-/// `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse = -inf; see MergePartials.
-/// `rope_dim`: o ends as InverseRope makes it in place (spec 2 step 7), bit for bit, in the same launch.
-/// `q_rope_dim`: q is as projected, and its heads are used as QNormRopeInsert would make them in place (spec 2 step 4), bit for bit, in the same launch; q itself
-/// is not changed.
+/// over all valid entries of all scopes, one softmax. Entry c of a row counts when c < clamp(lens, 0, width) and its
+/// index lies in [0, num_blocks * block_size); everything else is skipped, so no input can make it read outside a
+/// cache. Repeated slots count repeatedly. lse is natural and without the sink; a row with no key gives o = 0 and lse =
+/// +inf. sink -inf: none; +inf: o = 0. `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse =
+/// -inf; see MergePartials. `rope_dim`: o ends as InverseRope makes it in place (spec 2 step 7), bit for bit, in the
+/// same launch. `q_rope_dim`: q is as projected, and its heads are used as QNormRopeInsert would make them in place
+/// (spec 2 step 4), bit for bit, in the same launch; q itself is not changed.
 struct SparseAttention {
   static constexpr std::string_view kName = "sparse_attention";  ///< the op's name
   static constexpr int kMaxScopes = 2;                           ///< how many there may be
@@ -43,9 +44,9 @@ struct SparseAttention {
     float scale = 0.0F;                          ///< softmax scale; 0 means dim^-0.5
     float q_scale = 1.0F;                        ///< E4M3 q: value = e4m3 * q_scale
     bool partial = false;                        ///< no sink, o in F32
-    int rope_dim = 0;                            ///< dims of o that are rotated back, the last; 0: none. Not for partial results
-    int q_rope_dim = 0;                          ///< dims of q that are rotated, the last, after its norm; 0: q is ready. Not for E4M3 q
-    float q_eps = 1e-6F;                         ///< with q_rope_dim: the norm's epsilon
+    int rope_dim = 0;     ///< dims of o that are rotated back, the last; 0: none. Not for partial results
+    int q_rope_dim = 0;   ///< dims of q that are rotated, the last, after its norm; 0: q is ready. Not for E4M3 q
+    float q_eps = 1e-6F;  ///< with q_rope_dim: the norm's epsilon
 
     std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
     float softmax_scale() const;                                                      ///< the scale that holds
@@ -92,9 +93,11 @@ struct MergePartials {
 };
 
 /// Rows of requests, decoded to bf16 into one workspace, as a prefill that reads plain rows wants them (spec 7.4):
-///   out[b, offset + i] = row of position seq - L + i of request b, i < L; L = gather_lens[b], or seq_lens[b] without gather_lens.
-/// Only the table columns of these positions are read. A position whose block lies outside the table or the cache gives a row of zeros. Other rows of
-/// `out` are not touched; L is clamped to [0, seq], and rows that would lie past the end of `out` are left out.
+///   out[b, offset + i] = row of position seq - L + i of request b, i < L; L = gather_lens[b], or seq_lens[b] without
+///   gather_lens.
+/// Only the table columns of these positions are read. A position whose block lies outside the table or the cache gives
+/// a row of zeros. Other rows of `out` are not touched; L is clamped to [0, seq], and rows that would lie past the end
+/// of `out` are left out.
 struct GatherRows {
   static constexpr std::string_view kName = "gather_rows";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.

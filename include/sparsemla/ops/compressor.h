@@ -10,9 +10,9 @@
 
 namespace SMLA_API smla {
 
-/// Compressor, step 1 (spec 3): write the row (kv, score + ape[pos mod r]) of every token with state slot >= 0 into the paged state cache.
-/// Skipped: tokens with a slot outside the cache or a negative position.
-/// The slots of a call are distinct (of two tokens with one slot, either may win).
+/// Compressor, step 1 (spec 3): write the row (kv, score + ape[pos mod r]) of every token with state slot >= 0 into the
+/// paged state cache. Skipped: tokens with a slot outside the cache or a negative position. The slots of a call are
+/// distinct (of two tokens with one slot, either may win).
 struct SaveState {
   static constexpr std::string_view kName = "save_state";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -32,39 +32,42 @@ struct SaveState {
   };
 };
 
-/// Compressor, step 2 (spec 3): for every token that closes a group, pool the window from the state cache, RMSNorm, rotate at position g*r, store.
+/// Compressor, step 2 (spec 3): for every token that closes a group, pool the window from the state cache, RMSNorm,
+/// rotate at position g*r, store.
 ///
-/// Token t acts when state_slots[t] >= 0, (pos+1) mod r == 0 and entry_slots[t] >= 0. Its window is the W = coff*r positions up to pos, read back
-/// through the block table; positions < 0 count as value 0 and logit -inf. r = 4: the first 4 rows give channels [0,d), the last 4 give [d,2d).
-///   e[c] = sum_j softmax_j(score[j,c]) * kv[j,c];  y = RMSNorm(e; w, eps) in fp32;  last rope_dim dims rotated at (pos / r) * r;
-///   encoded in the cache's format.
-/// The nope dims are rounded to bf16 before the quantiser; full rows are rounded to bf16 first, F32 rows are not rounded. With `hadamard` the rotated
-/// row is rounded to bf16 before the transform (not for F32 rows) and encoded after it.
+/// Token t acts when state_slots[t] >= 0, (pos+1) mod r == 0 and entry_slots[t] >= 0. Its window is the W = coff*r
+/// positions up to pos, read back through the block table; positions < 0 count as value 0 and logit -inf. r = 4: the
+/// first 4 rows give channels [0,d), the last 4 give [d,2d).
+///   e[c] = sum_j softmax_j(score[j,c]) * kv[j,c];  y = RMSNorm(e; w, eps) in fp32;  last rope_dim dims rotated at (pos
+///   / r) * r; encoded in the cache's format.
+/// The nope dims are rounded to bf16 before the quantiser; full rows are rounded to bf16 first, F32 rows are not
+/// rounded. With `hadamard` the rotated row is rounded to bf16 before the transform (not for F32 rows) and encoded
+/// after it.
 ///
-/// Nothing in the tensors can make it read or write outside of them. A window row whose column is outside the block table, or whose block is
-/// outside the state cache, counts like a position < 0. A token is skipped (its entry is not written) when its request is not a row of the block
-/// table, its entry slot is outside `entries`, its group's position is not a row of `cos_sin`, or no row of its window can be read.
-/// A channel whose logits are all -inf pools to 0.
-/// The entry slots of a call are distinct; all of SaveState's rows must have been written before, unless the call has `kv_score` and `ape`: then it first
-/// does what SaveState does, in the same launch. The tokens of a request stand one behind the other then, and a state slot that the call writes is read for
-/// the position it is written for only.
-/// With `dim2` > 0 a second compressor of the same ratio works in the same launch, as an indexer's beside its layer's: what it has of its own ends in 2, and
-/// nothing of one is read or written by the other.
+/// Nothing in the tensors can make it read or write outside of them. A window row whose column is outside the block
+/// table, or whose block is outside the state cache, counts like a position < 0. A token is skipped (its entry is not
+/// written) when its request is not a row of the block table, its entry slot is outside `entries`, its group's position
+/// is not a row of `cos_sin`, or no row of its window can be read. A channel whose logits are all -inf pools to 0. The
+/// entry slots of a call are distinct; all of SaveState's rows must have been written before, unless the call has
+/// `kv_score` and `ape`: then it first does what SaveState does, in the same launch. The tokens of a request stand one
+/// behind the other then, and a state slot that the call writes is read for the position it is written for only. With
+/// `dim2` > 0 a second compressor of the same ratio works in the same launch, as an indexer's beside its layer's: what
+/// it has of its own ends in 2, and nothing of one is read or written by the other.
 struct CompressStore {
   static constexpr std::string_view kName = "compress_store";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;                         ///< T
-    int ratio = 4;                                   ///< r: tokens of an entry
-    int dim = 512;                                   ///< numbers of a row
-    int rope_dim = 64;                               ///< dims that are rotated, the last
-    const RowFormat* format = nullptr;               ///< rows of the entry cache
-    bool hadamard = false;                           ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
-    float eps = 1e-6F;                               ///< RMSNorm's epsilon
-    ClampRule clamp = ClampRule::kAmax;              ///< the quantiser's floor
-    int dim2 = 0;                                    ///< numbers of a row of the second compressor; 0: there is none
-    const RowFormat* format2 = nullptr;              ///< rows of its entry cache
-    bool hadamard2 = false;                          ///< as `hadamard`
+    std::int64_t tokens = 0;             ///< T
+    int ratio = 4;                       ///< r: tokens of an entry
+    int dim = 512;                       ///< numbers of a row
+    int rope_dim = 64;                   ///< dims that are rotated, the last
+    const RowFormat* format = nullptr;   ///< rows of the entry cache
+    bool hadamard = false;               ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
+    float eps = 1e-6F;                   ///< RMSNorm's epsilon
+    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
+    int dim2 = 0;                        ///< numbers of a row of the second compressor; 0: there is none
+    const RowFormat* format2 = nullptr;  ///< rows of its entry cache
+    bool hadamard2 = false;              ///< as `hadamard`
     int coff() const { return ratio == 4 ? 2 : 1; }  ///< halves of a state row: 2 with overlap, else 1
   };
   /// Tensors of a call.

@@ -24,8 +24,8 @@ struct TokenToReq {
   };
 };
 
-/// slot = block_table[req, pos / block_size] * block_size + pos % block_size; -1 for padding tokens (past query_start_loc's end),
-/// for a column outside the table and for a negative entry (spec 5.5).
+/// slot = block_table[req, pos / block_size] * block_size + pos % block_size; -1 for padding tokens (past
+/// query_start_loc's end), for a column outside the table and for a negative entry (spec 5.5).
 struct SlotMapping {
   static constexpr std::string_view kName = "slot_mapping";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -44,9 +44,10 @@ struct SlotMapping {
   };
 };
 
-/// Slots of compressed entries (spec 5.5): the whole output is set to -1; a request token with (pos+1) % ratio == 0 gets
-/// c = pos / ratio, block_table[req, c / storage_block] * storage_block + c % storage_block. pos = seq_len - query_len + offset.
-/// Negative table entries are read as block 0 (upstream's clamp); a column outside the table gives -1.
+/// Slots of compressed entries (spec 5.5): the whole output is set to -1; a request token with (pos+1) % ratio == 0
+/// gets c = pos / ratio, block_table[req, c / storage_block] * storage_block + c % storage_block. pos = seq_len -
+/// query_len + offset. Negative table entries are read as block 0 (upstream's clamp); a column outside the table gives
+/// -1.
 struct CompressedSlotMapping {
   static constexpr std::string_view kName = "compressed_slot_mapping";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -65,13 +66,14 @@ struct CompressedSlotMapping {
   };
 };
 
-/// Window rows (spec 6.3), decode and prefill alike: for a valid token (slot >= 0) pos = seq_len - query_len + offset, start = max(pos-window+1, 0),
-/// column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid tokens, tokens of a request outside the batch and negative
-/// positions: length 0 and a row of -1. A position whose block column is outside the table or whose block is negative has -1 in its column; the length
-/// still counts it.
+/// Window rows (spec 6.3), decode and prefill alike: for a valid token (slot >= 0) pos = seq_len - query_len + offset,
+/// start = max(pos-window+1, 0), column i < pos+1-start holds the slot of position start+i, the rest -1. Invalid
+/// tokens, tokens of a request outside the batch and negative positions: length 0 and a row of -1. A position whose
+/// block column is outside the table or whose block is negative has -1 in its column; the length still counts it.
 ///
-/// The first `noncausal_tokens` tokens stand in draft blocks that see themselves whole (DSpark, spec 6.3): with prefix = seq_len - query_len, start =
-/// max(prefix - window, 0) and every token of the block gets positions start..seq_len-1, at most as many as there are columns.
+/// The first `noncausal_tokens` tokens stand in draft blocks that see themselves whole (DSpark, spec 6.3): with prefix
+/// = seq_len - query_len, start = max(prefix - window, 0) and every token of the block gets positions start..seq_len-1,
+/// at most as many as there are columns.
 struct WindowIndices {
   static constexpr std::string_view kName = "window_indices";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -94,7 +96,8 @@ struct WindowIndices {
   };
 };
 
-/// C128A rows (spec 6.5): n = min((pos+1)/ratio, width) entries; column j < n is the global slot of entry j through the block table
+/// C128A rows (spec 6.5): n = min((pos+1)/ratio, width) entries; column j < n is the global slot of entry j through the
+/// block table
 /// (`global`), or j itself (local); the rest -1; lens = n. Invalid tokens (slot < 0): length 0 and a row of -1.
 /// An entry that the table does not hold is -1 in its column. Local rows need no block table.
 struct DenseCompressedIndices {
@@ -119,10 +122,10 @@ struct DenseCompressedIndices {
   };
 };
 
-/// Local top-k entries to global slots (spec 7.1): v >= 0 -> block_table[req, v / storage_block] * storage_block + v % storage_block, same column;
-/// else -1.
-/// An entry whose request or block column lies outside the table, or whose table entry is negative, is invalid. With `compact` survivors move left.
-/// lens = valid token ? number of survivors : 0; indices of invalid tokens are still written.
+/// Local top-k entries to global slots (spec 7.1): v >= 0 -> block_table[req, v / storage_block] * storage_block + v %
+/// storage_block, same column; else -1. An entry whose request or block column lies outside the table, or whose table
+/// entry is negative, is invalid. With `compact` survivors move left. lens = valid token ? number of survivors : 0;
+/// indices of invalid tokens are still written.
 struct GlobalTopk {
   static constexpr std::string_view kName = "global_topk";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -180,8 +183,9 @@ struct VisibleEntries {
   };
 };
 
-/// What a prefill gathers (spec 6.4, 7.4), for the requests behind the decodes: gather_lens = query + clamp(seq - query, 0, window - 1) window rows,
-/// entry_counts = max(seq, 0) / ratio entries; query = max(query_start_loc[r+1] - query_start_loc[r], 0).
+/// What a prefill gathers (spec 6.4, 7.4), for the requests behind the decodes: gather_lens = query + clamp(seq -
+/// query, 0, window - 1) window rows, entry_counts = max(seq, 0) / ratio entries; query = max(query_start_loc[r+1] -
+/// query_start_loc[r], 0).
 struct PrefillLens {
   static constexpr std::string_view kName = "prefill_lens";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -214,12 +218,16 @@ struct DraftPositions {
   };
 };
 
-/// Rows of a chunk's gathered workspace [n, M] that each prefill token attends to (spec 7.2): first its compressed entries, then its window.
+/// Rows of a chunk's gathered workspace [n, M] that each prefill token attends to (spec 7.2): first its compressed
+/// entries, then its window.
 ///
-/// Request b of the chunk, token i: pos = seq - qlen + i (query_start_loc is rebased by its first entry); tl = min((pos+1)/ratio, top_k), sl = min(pos+1, window).
-///   indices[0:tl] = topk[0:tl] + M*b;  indices[tl:tl+sl] = M*b + N + (pos-sl+1 - (seq-gather)) + 0..sl-1;  lens = tl+sl.
-/// With `clear_rest` the other columns are -1, without they are not touched (consumers must honour lens). Negative top-k entries, and rows that an
-/// int32 cannot hold or that lie before the workspace, are -1 in their column. Tokens of no request and negative positions have length 0.
+/// Request b of the chunk, token i: pos = seq - qlen + i (query_start_loc is rebased by its first entry); tl =
+/// min((pos+1)/ratio, top_k), sl = min(pos+1, window).
+///   indices[0:tl] = topk[0:tl] + M*b;  indices[tl:tl+sl] = M*b + N + (pos-sl+1 - (seq-gather)) + 0..sl-1;  lens =
+///   tl+sl.
+/// With `clear_rest` the other columns are -1, without they are not touched (consumers must honour lens). Negative
+/// top-k entries, and rows that an int32 cannot hold or that lie before the workspace, are -1 in their column. Tokens
+/// of no request and negative positions have length 0.
 struct CombineTopkWindow {
   static constexpr std::string_view kName = "combine_topk_window";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -244,13 +252,15 @@ struct CombineTopkWindow {
   };
 };
 
-/// One index matrix over window and compressed rows for the whole batch (spec 7.3): columns [0, Ws) window slots, [Ws, Ws+P) compressed slots.
-/// Every non-negative slot s is remapped to (s / block) * span + s % block, so that a kernel with a flat token axis finds it in strided memory.
+/// One index matrix over window and compressed rows for the whole batch (spec 7.3): columns [0, Ws) window slots, [Ws,
+/// Ws+P) compressed slots. Every non-negative slot s is remapped to (s / block) * span + s % block, so that a kernel
+/// with a flat token axis finds it in strided memory.
 ///
-/// Decode token: its window row; its compressed row as it is, or looked up (`local`); lens = Ws + c, where c is the number of entries >= 0 of a valid
-/// token (`local`), or its decode_lens, or all columns without decode_lens; 0 without a compressed part. Prefill token at pos: the last
-/// min(pos+1, window) positions; the first n = min((pos+1)/ratio, top_k) entries, looked up; lens = Ws + n. Everything that leads outside the tables is
-/// -1 in its column; a prefill token outside its request's part of query_start_loc, of no request or with a negative position has a row of -1 and
+/// Decode token: its window row; its compressed row as it is, or looked up (`local`); lens = Ws + c, where c is the
+/// number of entries >= 0 of a valid token (`local`), or its decode_lens, or all columns without decode_lens; 0 without
+/// a compressed part. Prefill token at pos: the last min(pos+1, window) positions; the first n = min((pos+1)/ratio,
+/// top_k) entries, looked up; lens = Ws + n. Everything that leads outside the tables is -1 in its column; a prefill
+/// token outside its request's part of query_start_loc, of no request or with a negative position has a row of -1 and
 /// length 0.
 struct MixedSparseIndices {
   static constexpr std::string_view kName = "mixed_sparse_indices";  ///< the op's name

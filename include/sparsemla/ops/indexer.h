@@ -10,11 +10,12 @@
 
 namespace SMLA_API smla {
 
-/// RoPE (dims dim-rope_dim.. at the token's position), optional Hadamard, rounding to bf16 and quantisation of the indexer's queries, and their
-/// head weights (spec 4.1 to 4.3).
+/// RoPE (dims dim-rope_dim.. at the token's position), optional Hadamard, rounding to bf16 and quantisation of the
+/// indexer's queries, and their head weights (spec 4.1 to 4.3).
 ///
-/// format index_fp8:  s = 2^ceil(log2(max(amax,1e-4)/448)) per (token, head); q_out = e4m3(x/s); weights_out = ((w * s) * dim^-0.5) * heads^-0.5
-/// format index_mxfp4: groups of 32, s = 2^ceil(log2(max(amax, 6*2^-126)/6)); q_out packed e2m1 (low nibble = even dim), q_scale = UE8M0 bytes;
+/// format index_fp8:  s = 2^ceil(log2(max(amax,1e-4)/448)) per (token, head); q_out = e4m3(x/s); weights_out = ((w * s)
+/// * dim^-0.5) * heads^-0.5 format index_mxfp4: groups of 32, s = 2^ceil(log2(max(amax, 6*2^-126)/6)); q_out packed
+/// e2m1 (low nibble = even dim), q_scale = UE8M0 bytes;
 ///                     weights_out = (w * dim^-0.5) * heads^-0.5
 /// format index_f32:  no rounding and no quantisation; weights as for mxfp4
 /// Positions outside the table are read as its first or last row.
@@ -36,17 +37,19 @@ struct IndexerQ {
     ConstTensorView weights;    ///< [T, heads] `in`
     ConstTensorView positions;  ///< [T] I64
     ConstTensorView cos_sin;    ///< [L, rope_dim] F32
-    TensorView q_out;           ///< index_fp8: [T, heads, dim] E4M3; index_mxfp4: [T, heads, dim/2] U8; index_f32: [T, heads, dim] F32
-    TensorView q_scale;         ///< index_mxfp4: [T, heads, dim/32] U8; otherwise absent
-    TensorView weights_out;     ///< [T, heads] F32
+    TensorView
+        q_out;  ///< index_fp8: [T, heads, dim] E4M3; index_mxfp4: [T, heads, dim/2] U8; index_f32: [T, heads, dim] F32
+    TensorView q_scale;      ///< index_mxfp4: [T, heads, dim/32] U8; otherwise absent
+    TensorView weights_out;  ///< [T, heads] F32
   };
 };
 
 /// Index scores straight from the pages, decode and prefill alike (spec 4.5):
-///   logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h]   for j < lens[row]; other columns are not written.
-/// Entry j of request b stands in block block_table[b, j / block_size], offset j % block_size. An entry whose block is outside the cache or whose
-/// column is outside the table scores -inf; lens are clamped to [0, width]; a row whose request is outside the table writes -inf.
-/// relu of a NaN is 0.
+///   logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h]   for j < lens[row]; other columns are
+///   not written.
+/// Entry j of request b stands in block block_table[b, j / block_size], offset j % block_size. An entry whose block is
+/// outside the cache or whose column is outside the table scores -inf; lens are clamped to [0, width]; a row whose
+/// request is outside the table writes -inf. relu of a NaN is 0.
 struct IndexerLogits {
   static constexpr std::string_view kName = "indexer_logits";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -70,8 +73,9 @@ struct IndexerLogits {
   };
 };
 
-/// Index rows of requests copied out of their pages as they are: values and scales of request b at rows [cu_seq_lens[b], cu_seq_lens[b+1]) (spec 4.5).
-/// An entry whose block lies outside the table or the cache, and rows past the last request, are not written.
+/// Index rows of requests copied out of their pages as they are: values and scales of request b at rows
+/// [cu_seq_lens[b], cu_seq_lens[b+1]) (spec 4.5). An entry whose block lies outside the table or the cache, and rows
+/// past the last request, are not written.
 struct GatherIndexRows {
   static constexpr std::string_view kName = "gather_index_rows";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -90,8 +94,8 @@ struct GatherIndexRows {
   };
 };
 
-/// Index scores over gathered rows: logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h] for starts[row] <= j < ends[row] (spec 4.5).
-/// Other columns are not written; bounds are clamped to [0, keys].
+/// Index scores over gathered rows: logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h] for
+/// starts[row] <= j < ends[row] (spec 4.5). Other columns are not written; bounds are clamped to [0, keys].
 struct RaggedIndexerLogits {
   static constexpr std::string_view kName = "ragged_indexer_logits";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.

@@ -10,22 +10,24 @@
 
 namespace SMLA_API smla {
 
-/// RMSNorm of rows: y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i in fp32, products left to right, one rounding at the end (spec 2).
-/// With `dim2` > 0 a second matrix of as many rows is normed in the same launch, as a layer does with its latent queries and keys. With `format` its rows do
-/// not go to y2 but are rotated and encoded at their slots, as QNormRopeInsert does it with kv = y2, bit for bit.
+/// RMSNorm of rows: y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i in fp32, products left to right, one rounding at the end
+/// (spec 2). With `dim2` > 0 a second matrix of as many rows is normed in the same launch, as a layer does with its
+/// latent queries and keys. With `format` its rows do not go to y2 but are rotated and encoded at their slots, as
+/// QNormRopeInsert does it with kv = y2, bit for bit.
 struct RmsNorm {
   static constexpr std::string_view kName = "rms_norm";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;               ///< how many
-    std::int64_t dim = 0;                ///< numbers of a row
-    std::int64_t dim2 = 0;               ///< numbers of a row of the second matrix; 0: there is none
-    DType in = DType::kBF16;             ///< BF16 or F32
-    DType out = DType::kBF16;            ///< BF16 or F32
-    bool has_weight = true;              ///< false: no multiplication by w
-    float eps = 1e-6F;                   ///< RMSNorm's epsilon
-    const RowFormat* format = nullptr;   ///< rows of the cache that the second matrix is inserted into; null: it goes to y2
-    int rope_dim = 64;                   ///< with format: dims that are rotated, the last
+    std::int64_t rows = 0;     ///< how many
+    std::int64_t dim = 0;      ///< numbers of a row
+    std::int64_t dim2 = 0;     ///< numbers of a row of the second matrix; 0: there is none
+    DType in = DType::kBF16;   ///< BF16 or F32
+    DType out = DType::kBF16;  ///< BF16 or F32
+    bool has_weight = true;    ///< false: no multiplication by w
+    float eps = 1e-6F;         ///< RMSNorm's epsilon
+    const RowFormat* format =
+        nullptr;        ///< rows of the cache that the second matrix is inserted into; null: it goes to y2
+    int rope_dim = 64;  ///< with format: dims that are rotated, the last
     ClampRule clamp = ClampRule::kAmax;  ///< with format: the quantiser's floor
   };
   /// Tensors of a call.
@@ -38,7 +40,8 @@ struct RmsNorm {
     TensorView y2;                 ///< [rows, dim2] `out`; may be x2 itself. Absent with format
     ConstTensorView positions;     ///< [rows] I64, with format
     ConstTensorView cos_sin;       ///< [L, rope_dim] F32, with format
-    ConstTensorView slot_mapping;  ///< [M] I64, with format, M <= rows: only the first M rows are inserted, and only where slot >= 0
+    ConstTensorView slot_mapping;  ///< [M] I64, with format, M <= rows: only the first M rows are inserted, and only
+                                   ///< where slot >= 0
     PagedCache cache;              ///< with format: the paged cache
   };
 };
@@ -61,12 +64,12 @@ struct AddRows {
 
 /// Head norm + RoPE of q and RoPE + quantise + insert of kv, one op as upstream fuses it (spec 2 step 4, 5.3).
 ///
-/// q: each head is divided by its root mean square over all dims (no weight), its last `rope_dim` dims are rotated at the token's position,
-/// one rounding at the end.
-/// kv (already normed): the last dims are rotated, the row is encoded in the cache's format at its slot. kv itself is not changed.
-/// Rotation of pair i (interleaved): e' = e*c_i - o*s_i, o' = o*c_i + e*s_i, without contraction to FMA.
-/// A token whose position is not a row of `cos_sin` is skipped: neither its q_out row nor its cache row is written. Slots outside the cache write
-/// nothing. The slots of a call are distinct (of two tokens with one slot, either may win).
+/// q: each head is divided by its root mean square over all dims (no weight), its last `rope_dim` dims are rotated at
+/// the token's position, one rounding at the end. kv (already normed): the last dims are rotated, the row is encoded in
+/// the cache's format at its slot. kv itself is not changed. Rotation of pair i (interleaved): e' = e*c_i - o*s_i, o' =
+/// o*c_i + e*s_i, without contraction to FMA. A token whose position is not a row of `cos_sin` is skipped: neither its
+/// q_out row nor its cache row is written. Slots outside the cache write nothing. The slots of a call are distinct (of
+/// two tokens with one slot, either may win).
 struct QNormRopeInsert {
   static constexpr std::string_view kName = "qnorm_rope_insert";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -85,18 +88,19 @@ struct QNormRopeInsert {
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView q;             ///< [N, H, dim] `in`
-    ConstTensorView kv;            ///< [N, dim] `in`, rows may be strided
-    ConstTensorView positions;     ///< [N] I64
-    ConstTensorView cos_sin;       ///< [L, rope_dim] F32, row p = cos || sin
-    ConstTensorView slot_mapping;  ///< [M] I64, M <= N: only the first M rows of kv are inserted, and only where slot >= 0
-    TensorView q_out;              ///< [N, Hp, dim]; may be q itself when Hp = H and the dtypes agree
-    PagedCache cache;              ///< the paged cache
+    ConstTensorView q;          ///< [N, H, dim] `in`
+    ConstTensorView kv;         ///< [N, dim] `in`, rows may be strided
+    ConstTensorView positions;  ///< [N] I64
+    ConstTensorView cos_sin;    ///< [L, rope_dim] F32, row p = cos || sin
+    ConstTensorView
+        slot_mapping;  ///< [M] I64, M <= N: only the first M rows of kv are inserted, and only where slot >= 0
+    TensorView q_out;  ///< [N, Hp, dim]; may be q itself when Hp = H and the dtypes agree
+    PagedCache cache;  ///< the paged cache
   };
 };
 
-/// Inverse RoPE of the attention output at the query's position: e' = e*c + o*s, o' = o*c - e*s; one rounding (spec 2 step 7).
-/// A token whose position is not a row of `cos_sin` is skipped: its rows of y are not written.
+/// Inverse RoPE of the attention output at the query's position: e' = e*c + o*s, o' = o*c - e*s; one rounding (spec 2
+/// step 7). A token whose position is not a row of `cos_sin` is skipped: its rows of y are not written.
 struct InverseRope {
   static constexpr std::string_view kName = "inverse_rope";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -120,14 +124,17 @@ struct InverseRope {
 /// How InverseRopeQuant stores its scales.
 enum class OutputScale : std::uint8_t {
   kF32,     ///< one fp32 power of two for each 128 dims: [G, D/128, Ta] (SM90 GEMM recipe)
-  kUe8m0x4  ///< four UE8M0 bytes of consecutive 128-dim groups in one int32, the first in the low byte: [G, cdiv(D/128, 4), Ta] (SM100 recipe)
+  kUe8m0x4  ///< four UE8M0 bytes of consecutive 128-dim groups in one int32, the first in the low byte: [G, cdiv(D/128,
+            ///< 4), Ta] (SM100 recipe)
 };
 
-/// Inverse RoPE and FP8 quantisation of the attention output, the input of an FP8 output projection (spec 2, "FP8 o-projection").
+/// Inverse RoPE and FP8 quantisation of the attention output, the input of an FP8 output projection (spec 2, "FP8
+/// o-projection").
 ///
-/// x = inverse rotation in fp32, not rounded to bf16; over each 128 consecutive dims of a head: a = max(max|x|, 1e-10), scale = 2^ceil(log2(a/448)),
-/// value = e4m3(clamp(x / scale, +-448)). D = H/G * dim. Scales are T-innermost, padded to Ta = T rounded up to 4 with zeros.
-/// A token whose position is not a row of `cos_sin` is skipped: neither its values nor its scales are written.
+/// x = inverse rotation in fp32, not rounded to bf16; over each 128 consecutive dims of a head: a = max(max|x|, 1e-10),
+/// scale = 2^ceil(log2(a/448)), value = e4m3(clamp(x / scale, +-448)). D = H/G * dim. Scales are T-innermost, padded to
+/// Ta = T rounded up to 4 with zeros. A token whose position is not a row of `cos_sin` is skipped: neither its values
+/// nor its scales are written.
 struct InverseRopeQuant {
   static constexpr std::string_view kName = "inverse_rope_quant";  ///< the op's name
   static constexpr int kGroup = 128;                               ///< dims of a scale; divides dim
@@ -153,8 +160,9 @@ struct InverseRopeQuant {
 
 /// FP8 quantisation of rows, the input of an FP8 linear layer: InverseRopeQuant's rule and scales without the rotation.
 ///
-/// Over each 128 consecutive numbers of a row: a = max(max|x|, 1e-10), scale = 2^ceil(log2(a/448)), value = e4m3(clamp(x / scale, +-448)). Scales are
-/// row-innermost, padded to Ta = rows rounded up to 4 with zeros: what a Projection with groups = 1 takes as x_scale.
+/// Over each 128 consecutive numbers of a row: a = max(max|x|, 1e-10), scale = 2^ceil(log2(a/448)), value =
+/// e4m3(clamp(x / scale, +-448)). Scales are row-innermost, padded to Ta = rows rounded up to 4 with zeros: what a
+/// Projection with groups = 1 takes as x_scale.
 struct QuantizeRows {
   static constexpr std::string_view kName = "quantize_rows";  ///< the op's name
   static constexpr int kGroup = InverseRopeQuant::kGroup;     ///< numbers of a scale; divides dim
@@ -173,7 +181,8 @@ struct QuantizeRows {
   };
 };
 
-/// Encodes rows as they are into a cache (spec 4.2, 5.1): no norm, no rotation. What a host that made its rows itself needs.
+/// Encodes rows as they are into a cache (spec 4.2, 5.1): no norm, no rotation. What a host that made its rows itself
+/// needs.
 struct InsertRows {
   static constexpr std::string_view kName = "insert_rows";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.

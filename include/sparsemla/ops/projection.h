@@ -10,14 +10,16 @@
 
 namespace SMLA_API smla {
 
-/// Linear layers, one or G side by side (spec 2):  y[m, g, n] = sum_k x[m, g, k] * w[g, n, k], fp32 accumulation, one rounding.
+/// Linear layers, one or G side by side (spec 2):  y[m, g, n] = sum_k x[m, g, k] * w[g, n, k], fp32 accumulation, one
+/// rounding.
 ///
 /// groups = 1 is a plain projection; groups = o_groups is the grouped output projection wo_a (einsum bhr,hdr->bhd).
-/// x may be E4M3 with one scale for each 128 inputs of a row, as InverseRopeQuant writes them (its `values` [G, T, D] seen as [T, G, D]): then
-/// y[m, g, n] = sum_k (x[m, g, k] * scale[g, k / 128, m]) * w[g, n, k]. Each x * scale must be a float32 number.
-/// w may be E4M3 with one scale for each block of 128 outputs x 128 inputs, as FP8 checkpoints have them: w[g, n, k] above is then
-/// w[g, n, k] * w_scale[g, n / 128, k / 128], which must be a float32 number too. x may be of any dtype then; E4M3 is what tensor cores multiply.
-/// Implementations differ in summation order; one that accepts `deterministic` gives a row the same bits whatever the other rows are.
+/// x may be E4M3 with one scale for each 128 inputs of a row, as InverseRopeQuant writes them (its `values` [G, T, D]
+/// seen as [T, G, D]): then y[m, g, n] = sum_k (x[m, g, k] * scale[g, k / 128, m]) * w[g, n, k]. Each x * scale must be
+/// a float32 number. w may be E4M3 with one scale for each block of 128 outputs x 128 inputs, as FP8 checkpoints have
+/// them: w[g, n, k] above is then w[g, n, k] * w_scale[g, n / 128, k / 128], which must be a float32 number too. x may
+/// be of any dtype then; E4M3 is what tensor cores multiply. Implementations differ in summation order; one that
+/// accepts `deterministic` gives a row the same bits whatever the other rows are.
 struct Projection {
   static constexpr std::string_view kName = "projection";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -32,13 +34,15 @@ struct Projection {
     OutputScale x_scale = OutputScale::kF32;  ///< how the scales of E4M3 x are stored
   };
   static constexpr std::int64_t kScaleGroup = InverseRopeQuant::kGroup;  ///< inputs of a scale of E4M3 x; divides k
-  static constexpr std::int64_t kWeightBlock = 128;                      ///< outputs and inputs of a scale of E4M3 w; the last blocks may be smaller
+  static constexpr std::int64_t kWeightBlock =
+      128;  ///< outputs and inputs of a scale of E4M3 w; the last blocks may be smaller
   /// Tensors of a call.
   struct Args {
     ConstTensorView x;  ///< [m, groups, k]; the first two strides are free, the last is 1
     ConstTensorView w;  ///< [groups, n, k] contiguous
     TensorView y;       ///< [m, groups, n]; the first two strides are free, the last is 1
-    /// With E4M3 x only. kF32: [groups, k/128, >= m] F32; kUe8m0x4: [groups, cdiv(k/128, 4), >= m] I32. The first two strides are free, the last is 1.
+    /// With E4M3 x only. kF32: [groups, k/128, >= m] F32; kUe8m0x4: [groups, cdiv(k/128, 4), >= m] I32. The first two
+    /// strides are free, the last is 1.
     ConstTensorView x_scale{};
     /// With E4M3 w only: [groups, cdiv(n, 128), cdiv(k, 128)] F32. The first two strides are free, the last is 1.
     ConstTensorView w_scale{};

@@ -9,11 +9,12 @@
 
 namespace SMLA_API smla {
 
-/// Rows of requests of different lengths to one rectangle, padded with zeros: what a kernel that takes [requests, next_n] rows wants of a batch whose
-/// requests have different numbers of draft tokens (spec 4.9, 7.5).
+/// Rows of requests of different lengths to one rectangle, padded with zeros: what a kernel that takes [requests,
+/// next_n] rows wants of a batch whose requests have different numbers of draft tokens (spec 4.9, 7.5).
 ///
-/// packed[b, i] = rows[query_start_loc[b] + i] for i below the request's length, zero bytes behind it. Of a longer request the first max_len rows are
-/// taken. Rows that query_start_loc puts outside of `rows` are zeros, and so is a request whose end lies before its start.
+/// packed[b, i] = rows[query_start_loc[b] + i] for i below the request's length, zero bytes behind it. Of a longer
+/// request the first max_len rows are taken. Rows that query_start_loc puts outside of `rows` are zeros, and so is a
+/// request whose end lies before its start.
 struct PackSequences {
   static constexpr std::string_view kName = "pack_sequences";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
@@ -32,8 +33,8 @@ struct PackSequences {
   };
 };
 
-/// The way back: rows[query_start_loc[b] + i] = packed[b, i] for i below the request's length and max_len. Rows of no request are left as they are,
-/// and so are those past max_len.
+/// The way back: rows[query_start_loc[b] + i] = packed[b, i] for i below the request's length and max_len. Rows of no
+/// request are left as they are, and so are those past max_len.
 struct UnpackSequences {
   static constexpr std::string_view kName = "unpack_sequences";  ///< the op's name
   /// As for packing.

@@ -9,13 +9,14 @@
 
 namespace SMLA_API smla {
 
-/// The k best columns of every row, exactly (spec 4.6, 15): the set of the highest scores, ties at the boundary to the lowest column.
+/// The k best columns of every row, exactly (spec 4.6, 15): the set of the highest scores, ties at the boundary to the
+/// lowest column.
 ///
-/// n = clamp(lens[row], 0, width). n <= k: columns 0..n-1. Otherwise k distinct columns, in ascending order on the CPU and in Deterministic mode.
-/// The rest of the row is -1. NaN is never chosen before a number; -0 equals +0.
+/// n = clamp(lens[row], 0, width). n <= k: columns 0..n-1. Otherwise k distinct columns, in ascending order on the CPU
+/// and in Deterministic mode. The rest of the row is -1. NaN is never chosen before a number; -0 equals +0.
 ///
-/// With `storage_block` > 0 the chosen columns are entries of the row's request, and their slots are written as well: what GlobalTopk makes of `indices`
-/// with `compact` (spec 7.1), in the same launch.
+/// With `storage_block` > 0 the chosen columns are entries of the row's request, and their slots are written as well:
+/// what GlobalTopk makes of `indices` with `compact` (spec 7.1), in the same launch.
 struct TopK {
   static constexpr std::string_view kName = "topk";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.

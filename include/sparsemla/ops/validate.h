@@ -12,16 +12,18 @@
 
 namespace SMLA_API smla {
 
-/// Reads the numbers that an op would follow (indices, lengths, slots, block tables, request numbers, positions) and names the first bad one:
+/// Reads the numbers that an op would follow (indices, lengths, slots, block tables, request numbers, positions) and
+/// names the first bad one:
 ///   "sparse_attention: scopes[1].indices row 17 column 3: got 99999, expected -1 or 0..4095"
 ///
-/// No op needs it to be safe: each skips, clamps or masks what leads nowhere. But such a number is nearly always a mistake of the caller, and its only
-/// other trace is a wrong answer. What an op does not read (columns past a length, tables past a sequence, rows of padding tokens) is not looked at.
+/// No op needs it to be safe: each skips, clamps or masks what leads nowhere. But such a number is nearly always a
+/// mistake of the caller, and its only other trace is a wrong answer. What an op does not read (columns past a length,
+/// tables past a sequence, rows of padding tokens) is not looked at.
 ///
-/// Bad are: a slot or index other than -1 outside its cache; a length outside [0, width]; a slot that two tokens of a call would write; a block that is
-/// needed and lies outside the table or the cache; query_start_loc that does not ascend within the tokens; a sequence shorter than its query; a request
-/// number outside the batch; a position that is not a row of the rope table; a sink that is NaN.
-/// This overload reads lengths and slots of every scope, and sinks.
+/// Bad are: a slot or index other than -1 outside its cache; a length outside [0, width]; a slot that two tokens of a
+/// call would write; a block that is needed and lies outside the table or the cache; query_start_loc that does not
+/// ascend within the tokens; a sequence shorter than its query; a request number outside the batch; a position that is
+/// not a row of the rope table; a sink that is NaN. This overload reads lengths and slots of every scope, and sinks.
 /// @throws InvalidArgument for the first bad number, and for tensors that do not fit the problem.
 void validate(const SparseAttention::Problem& problem, const SparseAttention::Args& args);
 /// Sinks.
@@ -93,8 +95,8 @@ void validate(const Plan<Op>& plan, const typename Op::Args& args) {
   validate(plan.problem(), args);
 }
 
-/// Validates every op that runs on the CPU from now on, before it runs; false stops. A process has one watcher of calls: this ends record_calls, and
-/// record_calls ends this.
+/// Validates every op that runs on the CPU from now on, before it runs; false stops. A process has one watcher of
+/// calls: this ends record_calls, and record_calls ends this.
 void validate_calls(bool on);
 
 }  // namespace smla

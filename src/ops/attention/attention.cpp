@@ -28,7 +28,11 @@ constexpr std::array<Implementation<SparseAttention>, 6> kSparseAttention{{
      .refuse = refuse_avx512,
      .workspace_bytes = sparse_attention_workspace,
      .run = sparse_attention_avx512},
-    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = refuse_avx2, .workspace_bytes = sparse_attention_workspace, .run = sparse_attention_avx2},
+    {.name = "avx2",
+     .machine = "AVX2 + FMA",
+     .refuse = refuse_avx2,
+     .workspace_bytes = sparse_attention_workspace,
+     .run = sparse_attention_avx2},
     {.name = "cpu", .machine = "any CPU", .workspace_bytes = sparse_attention_workspace, .run = sparse_attention_cpu},
     {.name = "ref", .machine = "any CPU", .run = sparse_attention_ref},
 }};
@@ -45,7 +49,9 @@ constexpr std::array<Implementation<GatherRows>, 3> kGatherRows{{
     {.name = "ref", .machine = "any CPU", .run = gather_rows_ref},
 }};
 
-std::string scope_name(int index, const char* part) { return "scope " + std::to_string(index) + (part[0] == 0 ? "" : " ") + part; }
+std::string scope_name(int index, const char* part) {
+  return "scope " + std::to_string(index) + (part[0] == 0 ? "" : " ") + part;
+}
 
 }  // namespace
 
@@ -74,23 +80,33 @@ std::size_t query_bytes(const SparseAttention::Problem& p) {
   return p.q_rope_dim == 0 ? 0 : static_cast<std::size_t>(p.tokens * p.heads * p.dim * size_of(p.q));
 }
 
-SparseAttention::Args with_ready_queries(const SparseAttention::Problem& p, const SparseAttention::Args& a, void* place, QueryMaker make,
-                                         const RunContext& context) {
+SparseAttention::Args with_ready_queries(const SparseAttention::Problem& p, const SparseAttention::Args& a, void* place,
+                                         QueryMaker make, const RunContext& context) {
   const TensorView ready(place, p.q, {p.tokens, p.heads, p.dim});
   const auto bytes = static_cast<std::size_t>(p.dim * size_of(p.q));
   for (std::int64_t t = 0; t < p.tokens; ++t) {
     for (std::int64_t h = 0; h < p.heads; ++h) {
-      std::memcpy(ready.slice(0, t, t + 1).slice(1, h, h + 1).data, a.q.slice(0, t, t + 1).slice(1, h, h + 1).data, bytes);
+      std::memcpy(ready.slice(0, t, t + 1).slice(1, h, h + 1).data, a.q.slice(0, t, t + 1).slice(1, h, h + 1).data,
+                  bytes);
     }
   }
-  make(query_problem(p), {.q = ready, .kv = {}, .positions = a.positions, .cos_sin = a.cos_sin, .slot_mapping = {}, .q_out = ready, .cache = {}},
+  make(query_problem(p),
+       {.q = ready,
+        .kv = {},
+        .positions = a.positions,
+        .cos_sin = a.cos_sin,
+        .slot_mapping = {},
+        .q_out = ready,
+        .cache = {}},
        context);
   SparseAttention::Args args = a;
   args.q = ready;
   return args;
 }
 
-float SparseAttention::Problem::softmax_scale() const { return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(dim)); }
+float SparseAttention::Problem::softmax_scale() const {
+  return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(dim));
+}
 
 std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token) {
   if (scope.lens.absent()) return width;
@@ -108,9 +124,11 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   constexpr std::string_view kOp = SparseAttention::kName;
   check_that(p.tokens >= 0, kOp, "tokens", p.tokens, "0 or more");
   check_that(p.heads >= 1 && p.heads <= 128, kOp, "heads", p.heads, "1 to 128");
-  check_that(p.out_heads == 0 || p.out_heads >= p.heads, kOp, "out_heads", p.out_heads, "0 or at least heads = " + std::to_string(p.heads));
+  check_that(p.out_heads == 0 || p.out_heads >= p.heads, kOp, "out_heads", p.out_heads,
+             "0 or at least heads = " + std::to_string(p.heads));
   check_that(p.dim >= 1 && p.dim <= 65536, kOp, "dim", p.dim, "1 to 65536");
-  check_that(p.q == DType::kBF16 || p.q == DType::kE4M3 || p.q == DType::kF32, kOp, "q dtype", std::string(name_of(p.q)), "BF16, F8_E4M3 or F32");
+  check_that(p.q == DType::kBF16 || p.q == DType::kE4M3 || p.q == DType::kF32, kOp, "q dtype",
+             std::string(name_of(p.q)), "BF16, F8_E4M3 or F32");
   check_that(p.o == DType::kF32 || (p.o == DType::kBF16 && !p.partial), kOp, "o dtype", std::string(name_of(p.o)),
              p.partial ? "F32 (partial results)" : "BF16 or F32");
   check_that(p.scopes >= 1 && p.scopes <= SparseAttention::kMaxScopes, kOp, "scopes", p.scopes, "1 or 2");
@@ -123,15 +141,19 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
              "an even number up to dim " + std::to_string(p.dim));
   check_that(p.q_rope_dim == 0 || p.rope_dim == 0 || p.q_rope_dim == p.rope_dim, kOp, "q_rope_dim", p.q_rope_dim,
              "0 or rope_dim = " + std::to_string(p.rope_dim));
-  check_that(p.q_rope_dim == 0 || p.q != DType::kE4M3, kOp, "q dtype", std::string(name_of(p.q)), "BF16 or F32 with q_rope_dim");
-  check_that(p.q_rope_dim == 0 || p.dim <= kMaxRopeRow, kOp, "dim", p.dim, "up to " + std::to_string(kMaxRopeRow) + " with q_rope_dim");
+  check_that(p.q_rope_dim == 0 || p.q != DType::kE4M3, kOp, "q dtype", std::string(name_of(p.q)),
+             "BF16 or F32 with q_rope_dim");
+  check_that(p.q_rope_dim == 0 || p.dim <= kMaxRopeRow, kOp, "dim", p.dim,
+             "up to " + std::to_string(kMaxRopeRow) + " with q_rope_dim");
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::ScopeShape& s = p.scope[static_cast<std::size_t>(i)];
     check_that(s.format != nullptr, kOp, scope_name(i, "format"), std::string("none"), "a row format");
     check_that(s.format->dim == p.dim, kOp, scope_name(i, "format"),
-               std::string(s.format->name) + " rows of " + std::to_string(s.format->dim) + " numbers", "rows of " + std::to_string(p.dim));
+               std::string(s.format->name) + " rows of " + std::to_string(s.format->dim) + " numbers",
+               "rows of " + std::to_string(p.dim));
     check_that(s.format->inline_scale_bytes == 0, kOp, scope_name(i, "format"),
-               std::string(s.format->name) + " rows, whose scales are inside the row", "rows whose scales lie behind the block's numbers");
+               std::string(s.format->name) + " rows, whose scales are inside the row",
+               "rows whose scales lie behind the block's numbers");
     check_that(s.block_size >= 1, kOp, scope_name(i, "block_size"), s.block_size, "1 or more");
     check_that(s.width >= 0, kOp, scope_name(i, "width"), s.width, "0 or more");
   }
@@ -145,7 +167,8 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.dim}, {p.o});
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
-  check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"), "none: partial results leave it to merge_partials");
+  check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"),
+             "none: partial results leave it to merge_partials");
   if (const int rope = std::max(p.rope_dim, p.q_rope_dim); rope > 0) {
     check_tensor(kOp, "positions", args.positions, {p.tokens}, {DType::kI64});
     check_tensor(kOp, "cos_sin", args.cos_sin, {kAny, rope}, {DType::kF32});
@@ -156,8 +179,8 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
     check_cache(std::string(kOp) + ": " + scope_name(i, "cache"), s.cache);
     check_that(s.cache.format == shape.format, kOp, scope_name(i, "cache"), std::string(s.cache.format->name) + " rows",
                std::string(shape.format->name) + " rows");
-    check_that(s.cache.block_size == shape.block_size, kOp, scope_name(i, "cache"), "block size " + std::to_string(s.cache.block_size),
-               std::to_string(shape.block_size));
+    check_that(s.cache.block_size == shape.block_size, kOp, scope_name(i, "cache"),
+               "block size " + std::to_string(s.cache.block_size), std::to_string(shape.block_size));
     if (shape.width > 0) check_tensor(kOp, scope_name(i, "indices"), s.indices, {p.tokens, shape.width}, {DType::kI32});
     if (!s.lens.absent()) check_tensor(kOp, scope_name(i, "lens"), s.lens, {p.tokens}, {DType::kI32});
   }

@@ -67,7 +67,8 @@ struct TileCall {
   }
 };
 
-/// A head's state after some keys: a reference score, in powers of two, and the sum of 2^(score - reference). What is left to do with it.
+/// A head's state after some keys: a reference score, in powers of two, and the sum of 2^(score - reference). What is
+/// left to do with it.
 struct Finish {
   float factor;  ///< of the sums
   float lse;
@@ -105,7 +106,8 @@ __device__ inline float4 finished(const float4& v, float f) {
   return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f));
 }
 
-/// A token's list, both scopes filled up to whole tiles and one behind the other: entries [begin, end) of it are this block's.
+/// A token's list, both scopes filled up to whole tiles and one behind the other: entries [begin, end) of it are this
+/// block's.
 template <AttentionTile kTile>
 struct Run {
   std::int64_t token;
@@ -125,7 +127,8 @@ struct Run {
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
   /// Whether the tile that begins at `base` has an entry.
   __device__ bool has(int base, int entry) const { return entry < (base < second ? min(first, end) : end); }
-  /// What the list says at an entry, and the slot it means: -1 for none. Apart, so that nobody waits for the first until it is needed.
+  /// What the list says at an entry, and the slot it means: -1 for none. Apart, so that nobody waits for the first
+  /// until it is needed.
   __device__ std::int32_t listed(const TileCall& c, int base, int row) const {
     const bool there = has(base, base + row);
     const int tile = there ? base : begin;
@@ -157,7 +160,9 @@ struct Place {
     return static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTile.heads}));
   }
   /// The first head's place among the states.
-  __device__ std::int64_t state(const TileCall& c) const { return (std::int64_t{token} * c.parts + part) * c.a.heads + first_head; }
+  __device__ std::int64_t state(const TileCall& c) const {
+    return (std::int64_t{token} * c.parts + part) * c.a.heads + first_head;
+  }
 };
 
 }  // namespace smla::attention

@@ -57,7 +57,8 @@ struct AttentionCall {
     const std::int64_t position = q_positions[token];
     return q_rope.has(position) ? q_rope.row(position) : nullptr;
   }
-  /// A head's numbers in a warp, 128 k + 4 lane and the next three in q[k], as attention uses them; `row`: that token's q_row().
+  /// A head's numbers in a warp, 128 k + 4 lane and the next three in q[k], as attention uses them; `row`: that token's
+  /// q_row().
   template <int kQuads>
   __device__ void queries(std::int64_t token, std::int64_t head, const float* row, float4 (&q)[kQuads]) const {
     float4 v[1][kQuads];
@@ -65,11 +66,14 @@ struct AttentionCall {
     for (int k = 0; k < kQuads; ++k) {
       const int d = 128 * k + 4 * static_cast<int>(threadIdx.x % 32);
       v[0][k] = make_float4(0, 0, 0, 0);
-      if (d < dim) v[0][k] = make_float4(query(token, head, d), query(token, head, d + 1), query(token, head, d + 2), query(token, head, d + 3));
+      if (d < dim)
+        v[0][k] = make_float4(query(token, head, d), query(token, head, d + 1), query(token, head, d + 2),
+                              query(token, head, d + 3));
     }
     if (row != nullptr) device::norm_and_rotate(v, dim, q_eps, q_rope, row);
 #pragma unroll
-    for (int k = 0; k < kQuads; ++k) q[k] = row != nullptr && q_dtype == DType::kBF16 ? device::rounded_to_bf16(v[0][k]) : v[0][k];
+    for (int k = 0; k < kQuads; ++k)
+      q[k] = row != nullptr && q_dtype == DType::kBF16 ? device::rounded_to_bf16(v[0][k]) : v[0][k];
   }
 
   __device__ float query(std::int64_t token, std::int64_t head, int d) const {

@@ -1,8 +1,9 @@
 #pragma once
 
-// The CPU kernel of sparse attention, one text for every SIMD word. Include after one word (simd_*.h); internal linkage (see
-// simd_generic.h). A tile of keys is decoded once to fp32 and serves all heads of the task: scores = q K^T by register blocks of heads x 4 keys, an
-// online softmax a head, then o = o * fade + p K by register blocks of heads x 4 words. What a head computes does not depend on the heads beside it.
+// The CPU kernel of sparse attention, one text for every SIMD word. Include after one word (simd_*.h); internal linkage
+// (see simd_generic.h). A tile of keys is decoded once to fp32 and serves all heads of the task: scores = q K^T by
+// register blocks of heads x 4 keys, an online softmax a head, then o = o * fade + p K by register blocks of heads x 4
+// words. What a head computes does not depend on the heads beside it.
 
 #include <cstdint>
 #include <cstring>
@@ -13,8 +14,8 @@
 namespace smla {
 namespace {
 
-/// Heads in a register block: x4 accumulators must fit into 32 registers (AVX-512) or 16 (AVX2; the generic word also needs some for products, having
-/// no FMA).
+/// Heads in a register block: x4 accumulators must fit into 32 registers (AVX-512) or 16 (AVX2; the generic word also
+/// needs some for products, having no FMA).
 template <class Word>
 constexpr int kHeadBlock = Word::kLanes == 16  ? 6
                            : Word::kLanes == 8 ? 3
@@ -77,10 +78,12 @@ inline void decode_key(const AttentionTask& task, const KeyScope& scope, std::in
     const std::uint8_t* scales = block + scope.block_size * scope.data_bytes + offset * scope.scale_bytes;
     const std::int64_t group_bytes = scope.rope_byte * scope.group / scope.nope_dim;
     for (int g = 0; g * scope.group < scope.nope_dim; ++g) {
-      decode_part<Word>(scope.nope, data + g * group_bytes, scope.group, group_factor(scope, scales, g), out + g * scope.group);
+      decode_part<Word>(scope.nope, data + g * group_bytes, scope.group, group_factor(scope, scales, g),
+                        out + g * scope.group);
     }
   } else {
-    decode_part<Word>(scope.nope, data, scope.nope_dim, scope.scale_kind == ScaleKind::kPerTensor ? scope.scale : 1.0F, out);
+    decode_part<Word>(scope.nope, data, scope.nope_dim, scope.scale_kind == ScaleKind::kPerTensor ? scope.scale : 1.0F,
+                      out);
   }
   decode_part<Word>(scope.rope, data + scope.rope_byte, scope.rope_dim, 1.0F, out + scope.nope_dim);
 }
@@ -93,7 +96,8 @@ struct Cursor {
   std::int64_t entry = 0;
 };
 
-/// Decodes the next valid keys of the lists; returns how many (0: the lists are at their end). Rows up to a multiple of 4 are zeros.
+/// Decodes the next valid keys of the lists; returns how many (0: the lists are at their end). Rows up to a multiple of
+/// 4 are zeros.
 template <class Word>
 inline int next_tile(const AttentionTask& task, Cursor& at) {
   std::int32_t slots[kAttentionTile];
@@ -123,7 +127,9 @@ inline int next_tile(const AttentionTask& task, Cursor& at) {
 template <class Word>
 inline void load_queries(const AttentionTask& task) {
   const std::int64_t stride = task.row_stride;
-  const Element element = task.q_type == DType::kBF16 ? Element::kBF16 : task.q_type == DType::kE4M3 ? Element::kE4M3 : Element::kF32;
+  const Element element = task.q_type == DType::kBF16   ? Element::kBF16
+                          : task.q_type == DType::kE4M3 ? Element::kE4M3
+                                                        : Element::kF32;
   const int size = task.q_type == DType::kBF16 ? 2 : task.q_type == DType::kE4M3 ? 1 : 4;
   const float factor = task.q_type == DType::kE4M3 ? task.q_scale : 1.0F;
   const int whole = task.dim / Word::kLanes * Word::kLanes;
@@ -135,7 +141,8 @@ inline void load_queries(const AttentionTask& task) {
     if (whole < task.dim) {
       std::uint8_t last[64] = {};
       float values[16];
-      std::memcpy(last, bytes + static_cast<std::int64_t>(whole) * size, static_cast<std::size_t>((task.dim - whole) * size));
+      std::memcpy(last, bytes + static_cast<std::int64_t>(whole) * size,
+                  static_cast<std::size_t>((task.dim - whole) * size));
       decode_part<Word>(element, last, Word::kLanes, factor, values);
       std::memcpy(row + whole, values, static_cast<std::size_t>(task.dim - whole) * sizeof(float));
     }
@@ -144,7 +151,8 @@ inline void load_queries(const AttentionTask& task) {
 
 /// scores[h][k] = <q_h, key_k> for `kHeads` heads and keys [0, n) by fours.
 template <class Word, int kHeads>
-inline void score_block(const float* q, const float* keys, std::int64_t stride, std::int64_t padded, int n, float* scores) {
+inline void score_block(const float* q, const float* keys, std::int64_t stride, std::int64_t padded, int n,
+                        float* scores) {
   for (int k = 0; k < n; k += 4) {
     const float* key = keys + k * stride;
     Word sums[kHeads][4];
@@ -159,12 +167,14 @@ inline void score_block(const float* q, const float* keys, std::int64_t stride, 
         for (int h = 0; h < kHeads; ++h) sums[h][j] = fma(x[h], y, sums[h][j]);
       }
     }
-    for (int h = 0; h < kHeads; ++h) sum4(sums[h][0], sums[h][1], sums[h][2], sums[h][3], scores + h * kAttentionTile + k);
+    for (int h = 0; h < kHeads; ++h)
+      sum4(sums[h][0], sums[h][1], sums[h][2], sums[h][3], scores + h * kAttentionTile + k);
   }
 }
 
 /// o[h] = o[h] * fade[h] + sum_k p[h][k] key_k for `kHeads` heads and the four words at one place of the rows.
-/// A tile is summed by itself first: rounding grows with the length of a tile and the number of tiles, not with the length of the list.
+/// A tile is summed by itself first: rounding grows with the length of a tile and the number of tiles, not with the
+/// length of the list.
 template <class Word, int kHeads>
 inline void value_block(const float* p, const float* fade, const float* keys, std::int64_t stride, int n, float* o) {
   Word sums[kHeads][4];
@@ -225,7 +235,9 @@ inline void soften(const AttentionTask& task, int h, int n) {
     sum = sum + e;
   }
   const float before = task.largest[h];
-  const float fade = before == largest ? 1.0F : static_cast<float>(__builtin_exp(static_cast<double>(before) - static_cast<double>(largest)));
+  const float fade =
+      before == largest ? 1.0F
+                        : static_cast<float>(__builtin_exp(static_cast<double>(before) - static_cast<double>(largest)));
   task.fade[h] = fade;
   task.sum[h] = task.sum[h] * fade + sum.sum();
   task.largest[h] = largest;
@@ -237,11 +249,12 @@ inline void finish_head(const AttentionTask& task, int h, bool empty) {
   const double sum = task.sum[h];
   const double largest = task.largest[h];
   if (task.lse != nullptr) {
-    task.lse[h * task.lse_stride] =
-        empty ? (task.partial ? kNegativeInfinity : -kNegativeInfinity) : static_cast<float>(largest + __builtin_log(sum));
+    task.lse[h * task.lse_stride] = empty ? (task.partial ? kNegativeInfinity : -kNegativeInfinity)
+                                          : static_cast<float>(largest + __builtin_log(sum));
   }
   double denominator = sum;
-  if (task.sink != nullptr) denominator += __builtin_exp(static_cast<double>(task.sink[h * task.sink_stride]) - largest);
+  if (task.sink != nullptr)
+    denominator += __builtin_exp(static_cast<double>(task.sink[h * task.sink_stride]) - largest);
   const std::int64_t size = task.o_type == DType::kBF16 ? 2 : 4;
   std::uint8_t* out = static_cast<std::uint8_t*>(task.o) + h * task.o_stride * size;
   if (empty || denominator == __builtin_inf()) {
@@ -279,13 +292,14 @@ inline void attend_row(const AttentionTask& task) {
   for (int n = next_tile<Word>(task, at); n > 0; n = next_tile<Word>(task, at)) {
     empty = false;
     for_head_blocks<kBlock>(task.heads, [&](int h, auto count) {
-      score_block<Word, decltype(count)::value>(task.q_rows + h * stride, task.keys, stride, padded, n, task.scores + h * kAttentionTile);
+      score_block<Word, decltype(count)::value>(task.q_rows + h * stride, task.keys, stride, padded, n,
+                                                task.scores + h * kAttentionTile);
     });
     for (int h = 0; h < task.heads; ++h) soften<Word>(task, h, n);
     for (std::int64_t d = 0; d < padded; d += 4 * Word::kLanes) {
       for_head_blocks<kBlock>(task.heads, [&](int h, auto count) {
-        value_block<Word, decltype(count)::value>(task.scores + h * kAttentionTile, task.fade + h, task.keys + d, stride, n,
-                                                  task.o_rows + h * stride + d);
+        value_block<Word, decltype(count)::value>(task.scores + h * kAttentionTile, task.fade + h, task.keys + d,
+                                                  stride, n, task.o_rows + h * stride + d);
       });
     }
   }

@@ -10,8 +10,9 @@
 
 namespace smla {
 
-/// What a block of the tensor-core kernel holds in shared memory: so many heads of q, and so many keys twice, as their cache stores them. Its eight warps
-/// share the scores of a tile of keys out by heads x keys x dims, and the output by columns.
+/// What a block of the tensor-core kernel holds in shared memory: so many heads of q, and so many keys twice, as their
+/// cache stores them. Its eight warps share the scores of a tile of keys out by heads x keys x dims, and the output by
+/// columns.
 struct AttentionTile {
   static constexpr int kWarps = 8;
   static constexpr int kDim = 512;
@@ -25,7 +26,8 @@ struct AttentionTile {
   int key_warps = 1;
   int dim_warps = 1;
   int resident = 1;  ///< blocks of a multiprocessor at most, by registers
-  /// What a key and what a block besides its keys take, in hundredths of a key's time with 64 heads: alone on a multiprocessor, and beside another block.
+  /// What a key and what a block besides its keys take, in hundredths of a key's time with 64 heads: alone on a
+  /// multiprocessor, and beside another block.
   struct Cost {
     int key = 100;
     int block = 9750;
@@ -34,7 +36,8 @@ struct AttentionTile {
   Cost beside;
 
   constexpr int row_bytes() const { return 2 * kDim; }  ///< of q
-  /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different banks.
+  /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different
+  /// banks.
   constexpr int score_row_bytes() const { return 4 * keys + 16; }
   constexpr int scores_at() const { return heads * row_bytes(); }
   constexpr int factors_at() const { return scores_at() + dim_warps * heads * score_row_bytes(); }
@@ -42,12 +45,14 @@ struct AttentionTile {
 
   constexpr int buffer_bytes(int key_bytes) const { return (keys * key_bytes + 127) / 128 * 128; }
   /// With keys of at most so many bytes, and what a kernel has of its own.
-  constexpr int shared_bytes(int key_bytes) const { return buffers_at() + kBuffers * buffer_bytes(key_bytes) + kOwnBytes; }
+  constexpr int shared_bytes(int key_bytes) const {
+    return buffers_at() + kBuffers * buffer_bytes(key_bytes) + kOwnBytes;
+  }
   static constexpr int kOwnBytes = 128;
 };
 
-/// A key in a buffer, each part for all keys together: e4m3 codes, the numbers that are no codes in half precision, a scale for each group, and whether
-/// the key counts.
+/// A key in a buffer, each part for all keys together: e4m3 codes, the numbers that are no codes in half precision, a
+/// scale for each group, and whether the key counts.
 struct KeyLayout {
   int code_groups = 0;  ///< groups of 64 dims that are codes
 
@@ -76,11 +81,14 @@ inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
 }};
 
 /// Of the rows of a cache: groups of e4m3 codes, then bf16.
-constexpr KeyLayout key_layout(const RowFormat& f) { return {.code_groups = f.nope == Element::kE4M3 ? f.nope_dim / AttentionTile::kGroup : 0}; }
+constexpr KeyLayout key_layout(const RowFormat& f) {
+  return {.code_groups = f.nope == Element::kE4M3 ? f.nope_dim / AttentionTile::kGroup : 0};
+}
 /// Of the largest keys of a call.
 inline int key_bytes(const SparseAttention::Problem& p) {
   int bytes = 0;
-  for (int s = 0; s < p.scopes; ++s) bytes = std::max(bytes, key_layout(*p.scope[static_cast<std::size_t>(s)].format).bytes());
+  for (int s = 0; s < p.scopes; ++s)
+    bytes = std::max(bytes, key_layout(*p.scope[static_cast<std::size_t>(s)].format).bytes());
   return bytes;
 }
 
@@ -96,8 +104,9 @@ constexpr int attention_tile(std::int64_t heads, int key_bytes, std::size_t shar
   return best;
 }
 
-/// How a call is cut. A part is a run of `part_keys` entries of a token's list, each scope filled up to whole tiles and one behind the other; with one part
-/// a block writes the output itself, otherwise its sums go to the workspace and are merged.
+/// How a call is cut. A part is a run of `part_keys` entries of a token's list, each scope filled up to whole tiles and
+/// one behind the other; with one part a block writes the output itself, otherwise its sums go to the workspace and are
+/// merged.
 struct AttentionSplit {
   int tile = 0;  ///< of kAttentionTiles
   std::int64_t part_keys = 0;
@@ -110,7 +119,9 @@ struct AttentionSplit {
   static constexpr std::int64_t kFixedPart = 512;
   static constexpr std::int64_t kMostParts = 128;
 
-  std::int64_t workspace_bytes(std::int64_t heads) const { return parts == 1 ? 0 : launch_tokens * parts * heads * (kSumBytes + kStateBytes); }
+  std::int64_t workspace_bytes(std::int64_t heads) const {
+    return parts == 1 ? 0 : launch_tokens * parts * heads * (kSumBytes + kStateBytes);
+  }
 };
 
 /// In words.
@@ -119,7 +130,8 @@ inline std::string describe(const AttentionSplit& split, const SparseAttention::
   const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
   std::string text = "tiles of " + std::to_string(tile.heads) + " heads x " + std::to_string(tile.keys) + " keys, ";
   if (split.parts == 1) return text + "each list by one block for each tile of heads";
-  text += "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) + " keys and a merge, ";
+  text += "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) +
+          " keys and a merge, ";
   return text + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
 }
 
@@ -130,10 +142,12 @@ inline std::int64_t tiles_of_list(const SparseAttention::Problem& p, const Atten
   return tiles;
 }
 
-/// `fixed`: the tile that holds all heads and parts of kFixedPart entries whatever the call is, so that a token's bits depend on its own lists alone.
-/// Otherwise the tile and as many parts as make the call shortest: waves of blocks, each as long as its keys and what a block costs besides, and the merge,
-/// which costs a launch and its way through L2. Tiles of fewer heads read keys several times, and are done sooner where most multiprocessors would idle.
-inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes, bool fixed) {
+/// `fixed`: the tile that holds all heads and parts of kFixedPart entries whatever the call is, so that a token's bits
+/// depend on its own lists alone. Otherwise the tile and as many parts as make the call shortest: waves of blocks, each
+/// as long as its keys and what a block costs besides, and the merge, which costs a launch and its way through L2.
+/// Tiles of fewer heads read keys several times, and are done sooner where most multiprocessors would idle.
+inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes,
+                                      bool fixed) {
   constexpr std::int64_t kMergeCost = 4880;  // as costs of tiles
   constexpr std::int64_t kSumsCost = 13;     // of ten rows of sums, written and read
   constexpr std::size_t kReserved = 1024;    // a multiprocessor has little more shared memory than a block may have
@@ -142,7 +156,8 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, int mul
   const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   if (fixed || split.tile < 0) {
     split.part_keys = AttentionSplit::kFixedPart;
-    split.parts = std::max<std::int64_t>((tiles_of_list(p, whole) * whole.keys + split.part_keys - 1) / split.part_keys, 1);
+    split.parts =
+        std::max<std::int64_t>((tiles_of_list(p, whole) * whole.keys + split.part_keys - 1) / split.part_keys, 1);
   } else {
     std::int64_t best = -1;
     for (const int heads : {whole.heads, 32, 16}) {
@@ -151,10 +166,12 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, int mul
       if (best >= 0 && tile.heads >= whole.heads) continue;  // looked at already
       const std::int64_t steps = tiles_of_list(p, tile);
       const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
-      const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) / (static_cast<std::size_t>(tile.shared_bytes(bytes)) + kReserved));
+      const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) /
+                                                 (static_cast<std::size_t>(tile.shared_bytes(bytes)) + kReserved));
       const std::int64_t resident = std::clamp<std::int64_t>(fit, 1, tile.resident);
       const std::int64_t slots = multiprocessors * resident;
-      for (std::int64_t parts = 1; parts == 1 || (parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots); ++parts) {
+      for (std::int64_t parts = 1;
+           parts == 1 || (parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots); ++parts) {
         const std::int64_t part = std::max<std::int64_t>((steps + parts - 1) / parts, 1) * tile.keys;
         const bool alone = resident == 1 || blocks * parts <= multiprocessors;
         const AttentionTile::Cost& of = alone ? tile.alone : tile.beside;

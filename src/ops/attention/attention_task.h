@@ -10,7 +10,8 @@ namespace smla {
 /// Keys that are decoded, scored and added at a time, counted from the row's own list.
 inline constexpr int kAttentionTile = 64;
 
-/// One cache and one row of its index matrix, as plain numbers: the files built for one instruction set call nothing that another file could emit.
+/// One cache and one row of its index matrix, as plain numbers: the files built for one instruction set call nothing
+/// that another file could emit.
 struct KeyScope {
   const std::uint8_t* base = nullptr;
   std::int64_t num_slots = 0;
@@ -25,8 +26,9 @@ struct KeyScope {
   int nope_dim = 0;
   int rope_dim = 0;
   int group = 0;
-  float scale = 1.0F;        ///< kPerTensor
-  bool whole_words = false;  ///< every part and group is a multiple of 16 numbers; otherwise rows are decoded by `decode_any`
+  float scale = 1.0F;  ///< kPerTensor
+  bool whole_words =
+      false;  ///< every part and group is a multiple of 16 numbers; otherwise rows are decoded by `decode_any`
   const void* cache = nullptr;
   const std::int32_t* indices = nullptr;
   std::int64_t entries = 0;

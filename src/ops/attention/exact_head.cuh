@@ -13,14 +13,17 @@ __device__ inline void norm_and_rotate(const TileCall& c, float* q, const float*
   device::Squares squares;
   each_quad([&](int, const float4& v) { squares.add(v); });
   const float inverse = device::inverse_root(device::sum_of_warp(squares.all()), kDim, c.a.q_eps);
-  each_quad([&](int d, float4& v) { v = device::rounded_to_bf16(c.a.q_rope.rotated(device::scaled(v, inverse), d, cos_sin)); });
+  each_quad([&](int d, float4& v) {
+    v = device::rounded_to_bf16(c.a.q_rope.rotated(device::scaled(v, inverse), d, cos_sin));
+  });
   __syncwarp();
 }
 
-/// A head of a block in fp32, number by number, for rows that half precision does not hold: a warp's work, slow and rare. Results as those of a block;
-/// `lent`: shared memory, 3 x 512 numbers a warp.
+/// A head of a block in fp32, number by number, for rows that half precision does not hold: a warp's work, slow and
+/// rare. Results as those of a block; `lent`: shared memory, 3 x 512 numbers a warp.
 template <AttentionTile kTile>
-__device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::int64_t head, std::int64_t state, float* lent) {
+__device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::int64_t head, std::int64_t state,
+                               float* lent) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float* const q = lent + static_cast<int>(threadIdx.x) / 32 * 3 * kDim;
   float* const row = q + kDim;

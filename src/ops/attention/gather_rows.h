@@ -25,7 +25,8 @@ inline std::int64_t gather_slot(const GatherRows::Args& args, std::int64_t b, st
   const std::int64_t column = position / args.cache.block_size;
   if (column >= args.block_table.size(1)) return -1;
   const std::int64_t block = args.block_table.as<std::int32_t>()[b * args.block_table.stride[0] + column];
-  return block < 0 || block >= args.cache.num_blocks ? -1 : block * args.cache.block_size + position % args.cache.block_size;
+  return block < 0 || block >= args.cache.num_blocks ? -1
+                                                     : block * args.cache.block_size + position % args.cache.block_size;
 }
 
 }  // namespace smla

@@ -27,16 +27,20 @@ void decode_groups(const PagedCache& cache, std::int64_t slot, BF16* out) {
     const float scale = from_ue8m0(scales[g]);
     for (int i = g * format.group; i < (g + 1) * format.group; ++i) out[i] = to_bf16(kE4M3Values[data[i]] * scale);
   }
-  std::memcpy(out + format.nope_dim, data + format.nope_dim, static_cast<std::size_t>(format.rope_dim()) * sizeof(BF16));
+  std::memcpy(out + format.nope_dim, data + format.nope_dim,
+              static_cast<std::size_t>(format.rope_dim()) * sizeof(BF16));
 }
 
 void decode(const PagedCache& cache, std::int64_t slot, BF16* out) {
   const RowFormat& format = *cache.format;
   const bool no_rope = format.rope_dim() == 0;
-  if (format.nope == Element::kE4M3 && format.scale == ScaleKind::kUe8m0 && (no_rope || format.rope == Element::kBF16)) {
+  if (format.nope == Element::kE4M3 && format.scale == ScaleKind::kUe8m0 &&
+      (no_rope || format.rope == Element::kBF16)) {
     decode_groups(cache, slot, out);
-  } else if (format.nope == Element::kBF16 && format.scale == ScaleKind::kNone && (no_rope || format.rope == Element::kBF16)) {
-    std::memcpy(out, row_data(cache, slot / cache.block_size, slot % cache.block_size), static_cast<std::size_t>(format.data_bytes));
+  } else if (format.nope == Element::kBF16 && format.scale == ScaleKind::kNone &&
+             (no_rope || format.rope == Element::kBF16)) {
+    std::memcpy(out, row_data(cache, slot / cache.block_size, slot % cache.block_size),
+                static_cast<std::size_t>(format.data_bytes));
   } else {
     float row[kMaxRow];
     decode_row(cache, slot, row);

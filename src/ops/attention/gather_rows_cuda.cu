@@ -56,8 +56,8 @@ __device__ void load(const std::uint8_t* from, int word, std::uint32_t (&to)[kWo
   } else {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      to[i] = from[4 * i] | static_cast<std::uint32_t>(from[4 * i + 1]) << 8 | static_cast<std::uint32_t>(from[4 * i + 2]) << 16 |
-              static_cast<std::uint32_t>(from[4 * i + 3]) << 24;
+      to[i] = from[4 * i] | static_cast<std::uint32_t>(from[4 * i + 1]) << 8 |
+              static_cast<std::uint32_t>(from[4 * i + 2]) << 16 | static_cast<std::uint32_t>(from[4 * i + 3]) << 24;
     }
   }
 }
@@ -78,13 +78,15 @@ __device__ void load_chunk(const std::uint8_t* part, Element element, int i, int
       std::uint32_t w[16];
       load(part + 4 * i, word, w);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) to_pairs(device::widened(uint4{w[4 * j], w[4 * j + 1], w[4 * j + 2], w[4 * j + 3]}), factor, pairs + 2 * j);
+      for (int j = 0; j < 4; ++j)
+        to_pairs(device::widened(uint4{w[4 * j], w[4 * j + 1], w[4 * j + 2], w[4 * j + 3]}), factor, pairs + 2 * j);
       break;
     }
     case Element::kBF16: {
       load(part + 2 * i, word, pairs);
 #pragma unroll
-      for (int j = 0; j < 4 && factor != 1.0F; ++j) to_pairs(device::widened(uint2{pairs[2 * j], pairs[2 * j + 1]}), factor, pairs + 2 * j);
+      for (int j = 0; j < 4 && factor != 1.0F; ++j)
+        to_pairs(device::widened(uint2{pairs[2 * j], pairs[2 * j + 1]}), factor, pairs + 2 * j);
       break;
     }
     case Element::kE4M3: {
@@ -143,7 +145,8 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
   device::take_turn();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
-  for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < c.requests * c.most; item += warps) {
+  for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+       item < c.requests * c.most; item += warps) {
     const std::int64_t b = device::quotient(item, c.most);
     const std::int64_t i = item - b * c.most;
     const std::int64_t seq = max(static_cast<std::int64_t>(c.seq_lens[b]), std::int64_t{0});
@@ -155,7 +158,8 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
     std::int64_t slot = -1;
     if (column < c.columns) {
       const std::int64_t block = c.table[b * c.table_stride + column];
-      if (block >= 0 && block < c.num_blocks) slot = block * c.cache.block_size + (position - column * c.cache.block_size);
+      if (block >= 0 && block < c.num_blocks)
+        slot = block * c.cache.block_size + (position - column * c.cache.block_size);
     }
     std::uint16_t* out = c.out + b * c.out_stride[0] + i * c.out_stride[1];
     const device::CacheView::Place row = c.cache.place(max(slot, std::int64_t{0}));
@@ -174,7 +178,8 @@ std::string CudaOp<GatherRows>::refuse(const GatherRows::Problem& p, const PlanO
   const RowFormat& f = *p.format;
   const bool groups = f.scale == ScaleKind::kUe8m0 || f.scale == ScaleKind::kF32;
   if (f.nope_dim % kChunk != 0 || f.rope_dim() % kChunk != 0 || f.group % kChunk != 0 || groups != (f.group > 0)) {
-    return std::string(f.name) + " rows; it takes parts and groups of multiples of " + std::to_string(kChunk) + " numbers";
+    return std::string(f.name) + " rows; it takes parts and groups of multiples of " + std::to_string(kChunk) +
+           " numbers";
   }
   return needs_gpu();
 }
@@ -200,12 +205,14 @@ void CudaOp<GatherRows>::run(const GatherRows::Problem& p, const GatherRows::Arg
          .columns = a.block_table.size(1),
          .out = static_cast<std::uint16_t*>(a.out.data) + p.offset * a.out.stride[1],
          .out_stride = {a.out.stride[0], a.out.stride[1]}};
-  const std::int64_t scales_at = f.inline_scale_bytes > 0 ? inline_scale_offset(f) : c.cache.block_size * c.cache.data_bytes;
+  const std::int64_t scales_at =
+      f.inline_scale_bytes > 0 ? inline_scale_offset(f) : c.cache.block_size * c.cache.data_bytes;
   c.data_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, rope_offset(f));
-  c.scale_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, scales_at, c.cache.scale_bytes);
+  c.scale_word =
+      device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, scales_at, c.cache.scale_bytes);
   c.out_word = device::common_word(c.out, 2 * c.out_stride[0], 2 * c.out_stride[1]);
-  device::launch_early<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream),
-                               c);
+  device::launch_early<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps,
+                               0, stream_of(context.stream), c);
 }
 
 }  // namespace smla

@@ -9,31 +9,39 @@ namespace smla {
 /// What decides whether entry c of a row counts (see SparseAttention): the first min(lens, W) entries, clamped at 0.
 std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token);
 
-/// The op as the fp32 CUDA kernel does it, whose CudaOp is its own: dtypes, formats and rows that the tensor-core kernel leaves.
+/// The op as the fp32 CUDA kernel does it, whose CudaOp is its own: dtypes, formats and rows that the tensor-core
+/// kernel leaves.
 struct SparseAttentionSimt : SparseAttention {};
 
 /// What is left of a call with rope_dim after its attention: InverseRope in place.
 InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
 InverseRope::Args rope_args(const SparseAttention::Problem& problem, const SparseAttention::Args& args);
 
-/// What stands before the attention of a call with q_rope_dim: QNormRopeInsert of a copy of q, which takes query_bytes(). For implementations on the host.
+/// What stands before the attention of a call with q_rope_dim: QNormRopeInsert of a copy of q, which takes
+/// query_bytes(). For implementations on the host.
 using QueryMaker = void (*)(const QNormRopeInsert::Problem&, const QNormRopeInsert::Args&, const RunContext&);
 std::size_t query_bytes(const SparseAttention::Problem& problem);
-SparseAttention::Args with_ready_queries(const SparseAttention::Problem& problem, const SparseAttention::Args& args, void* place, QueryMaker make,
-                                         const RunContext& context);
+SparseAttention::Args with_ready_queries(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                                         void* place, QueryMaker make, const RunContext& context);
 
 /// How the tensor-core kernel cuts a problem on this machine.
 std::string attention_choice(const SparseAttention::Problem& problem, const PlanOptions& options);
 
-void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
+void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                          const RunContext& context);
 
 std::size_t sparse_attention_workspace(const SparseAttention::Problem& problem, int threads);
-void sparse_attention_cpu(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
-void sparse_attention_avx2(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
-void sparse_attention_avx512(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context);
+void sparse_attention_cpu(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                          const RunContext& context);
+void sparse_attention_avx2(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                           const RunContext& context);
+void sparse_attention_avx512(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                             const RunContext& context);
 
-void merge_partials_ref(const MergePartials::Problem& problem, const MergePartials::Args& args, const RunContext& context);
-void merge_partials_cpu(const MergePartials::Problem& problem, const MergePartials::Args& args, const RunContext& context);
+void merge_partials_ref(const MergePartials::Problem& problem, const MergePartials::Args& args,
+                        const RunContext& context);
+void merge_partials_cpu(const MergePartials::Problem& problem, const MergePartials::Args& args,
+                        const RunContext& context);
 
 std::string gather_rows_refuse(const GatherRows::Problem& problem, const PlanOptions& options);
 void gather_rows_ref(const GatherRows::Problem& problem, const GatherRows::Args& args, const RunContext& context);

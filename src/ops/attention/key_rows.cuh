@@ -14,19 +14,23 @@ using device::lost_nan;
 using device::multiply_halves;
 using device::widen_codes;
 
-// Rows of 512 numbers in shared memory, as the cache stores them: groups of 64 e4m3 codes first, then groups of 64 bf16 numbers, which become half
-// precision there. e4m3 times a power of two is exact in half precision and bf16 nearly always is; `odd` says where it is not.
+// Rows of 512 numbers in shared memory, as the cache stores them: groups of 64 e4m3 codes first, then groups of 64 bf16
+// numbers, which become half precision there. e4m3 times a power of two is exact in half precision and bf16 nearly
+// always is; `odd` says where it is not.
 
-/// Numbers in half precision are this many times what they are, so that small ones keep their bits; those of 1,024 and more do not fit.
+/// Numbers in half precision are this many times what they are, so that small ones keep their bits; those of 1,024 and
+/// more do not fit.
 constexpr float kHalfUnit = 0x1p6F;
 
-/// What widened codes are multiplied with for scale 2^(byte - 127), in units of kHalfUnit. 0 stands for 0: such numbers are below 2^-118.
+/// What widened codes are multiplied with for scale 2^(byte - 127), in units of kHalfUnit. 0 stands for 0: such numbers
+/// are below 2^-118.
 __device__ inline std::uint16_t half_scale(int byte) {
   const int exponent = byte - 127 + 6 + 15 + kCodeShift;
   if (byte == 0 || exponent < -9) return 0;
   return static_cast<std::uint16_t>(exponent > 0 ? min(exponent, 30) << 10 : 0x200 >> -exponent);
 }
-/// Whether half precision holds codes of this scale: all of them from 2^-21 to 2^1, nearly all of a group's norm from 2^-26 on.
+/// Whether half precision holds codes of this scale: all of them from 2^-21 to 2^1, nearly all of a group's norm from
+/// 2^-26 on.
 __device__ inline bool odd_scale(int byte) { return byte != 0 && (byte < 101 || byte > 128); }
 
 /// How the rows of a scope lie in memory, as a block's loop wants it.
@@ -40,11 +44,13 @@ struct RowLayout {
   int block_bits = -1;  ///< of a block size that is a power of two
   std::uint32_t row_bytes = 0;
   std::uint32_t scale_bytes = 0;
-  bool scaled = false;   ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
+  bool scaled =
+      false;  ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
   bool aligned = false;  ///< to 16 bytes, and scales to 4
 };
 
-/// Copies 16 bytes of any alignment, zeros where `there` is false: for rows that asynchronous copies cannot take 16 bytes at a time of.
+/// Copies 16 bytes of any alignment, zeros where `there` is false: for rows that asynchronous copies cannot take 16
+/// bytes at a time of.
 __device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bool there) {
   uint4 v{0, 0, 0, 0};
 #pragma unroll 1
@@ -57,8 +63,8 @@ __device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bo
   device::store_shared(to, v);
 }
 
-/// A buffer of a tile's keys. A row's 16-byte pieces are permuted within each 128 bytes by the row, so that neither a warp that reads 64 bytes of eight
-/// rows nor one that reads a piece of eight rows meets a bank twice.
+/// A buffer of a tile's keys. A row's 16-byte pieces are permuted within each 128 bytes by the row, so that neither a
+/// warp that reads 64 bytes of eight rows nor one that reads a piece of eight rows meets a bank twice.
 template <AttentionTile kTile>
 struct KeyBuffer {
   std::uint32_t at = 0;
@@ -67,7 +73,9 @@ struct KeyBuffer {
   __device__ static int swizzle_codes(int key) { return (key & 1) << 2 | (key >> 1 & 3); }
   __device__ static int swizzle_halves(int key) { return key & 7; }
   __device__ std::uint32_t codes(int key) const { return at + key * AttentionTile::kDim; }
-  __device__ std::uint32_t halves(int key) const { return at + kTile.keys * layout.code_bytes() + key * layout.half_bytes(); }
+  __device__ std::uint32_t halves(int key) const {
+    return at + kTile.keys * layout.code_bytes() + key * layout.half_bytes();
+  }
   /// Of a key's groups, 16 bytes.
   __device__ std::uint32_t scales(int key) const {
     return at + kTile.keys * (layout.code_bytes() + layout.half_bytes()) + key * 2 * AttentionTile::kGroups;
@@ -96,7 +104,8 @@ struct RowCopy {
     const std::uint32_t in_block = named - block * layout.block_size;
     const std::uint8_t* base = layout.base + static_cast<std::int64_t>(block) * layout.block_stride;
     const std::uint8_t* data = base + static_cast<std::uint64_t>(in_block) * layout.row_bytes;
-    const std::uint8_t* scales = base + layout.scales + static_cast<std::uint64_t>(in_block) * layout.scale_bytes + first_scale() / 4 * 4;
+    const std::uint8_t* scales =
+        base + layout.scales + static_cast<std::uint64_t>(in_block) * layout.scale_bytes + first_scale() / 4 * 4;
     const int pieces = buffer.layout.code_groups * (AttentionTile::kGroup / 16) - part();
     const std::uint8_t* from = data + 16 * part();
     const std::uint32_t to = buffer.codes(row()) + ((part() ^ KeyBuffer<kTile>::swizzle_codes(row())) << 4);
@@ -112,13 +121,15 @@ struct RowCopy {
         device::copy_async<16>(even, rest + 32 * kParts * i, there != 0);
         device::copy_async<16>(odd, rest + 32 * kParts * i + 16, there != 0);
       });
-      if (layout.scaled && first_scale() < AttentionTile::kGroups) device::copy_async<4>(lent(buffer), scales, there != 0);
+      if (layout.scaled && first_scale() < AttentionTile::kGroups)
+        device::copy_async<4>(lent(buffer), scales, there != 0);
     } else {
 #pragma unroll 1
       for (int i = 0; i * kParts < pieces; ++i) copy_piece(place(i), from + 16 * kParts * i, there != 0);
       for_units(buffer, [&](int i, std::uint32_t even, std::uint32_t odd) {
 #pragma unroll 1
-        for (int half = 0; half < 2; ++half) copy_piece(half == 0 ? even : odd, rest + 32 * kParts * i + 16 * half, there != 0);
+        for (int half = 0; half < 2; ++half)
+          copy_piece(half == 0 ? even : odd, rest + 32 * kParts * i + 16 * half, there != 0);
       });
       if (layout.scaled && first_scale() < AttentionTile::kGroups) {
 #pragma unroll 1
@@ -131,8 +142,8 @@ struct RowCopy {
     }
   }
 
-  /// Makes the copied part of the row what the products take; wait_copies() came before, a barrier must follow. Returns whether half precision does not
-  /// hold it.
+  /// Makes the copied part of the row what the products take; wait_copies() came before, a barrier must follow. Returns
+  /// whether half precision does not hold it.
   __device__ bool finish(const KeyBuffer<kTile>& buffer, bool scaled) const {
     std::uint32_t unbounded = 0;
     for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
@@ -140,11 +151,12 @@ struct RowCopy {
       const uint4 b = device::load_shared(odd);
       const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16) * kHalfUnit; };
       const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit; };
-      const uint4 evens{halves_of(low(a.x), low(a.y)), halves_of(low(a.z), low(a.w)), halves_of(low(b.x), low(b.y)), halves_of(low(b.z), low(b.w))};
-      const uint4 odds{halves_of(high(a.x), high(a.y)), halves_of(high(a.z), high(a.w)), halves_of(high(b.x), high(b.y)),
-                       halves_of(high(b.z), high(b.w))};
-      unbounded |= carries(evens.x) | carries(evens.y) | carries(evens.z) | carries(evens.w) | carries(odds.x) | carries(odds.y) | carries(odds.z) |
-                   carries(odds.w);
+      const uint4 evens{halves_of(low(a.x), low(a.y)), halves_of(low(a.z), low(a.w)), halves_of(low(b.x), low(b.y)),
+                        halves_of(low(b.z), low(b.w))};
+      const uint4 odds{halves_of(high(a.x), high(a.y)), halves_of(high(a.z), high(a.w)),
+                       halves_of(high(b.x), high(b.y)), halves_of(high(b.z), high(b.w))};
+      unbounded |= carries(evens.x) | carries(evens.y) | carries(evens.z) | carries(evens.w) | carries(odds.x) |
+                   carries(odds.y) | carries(odds.z) | carries(odds.w);
       device::store_shared(even, evens);
       device::store_shared(odd, odds);
     });
@@ -166,11 +178,15 @@ struct RowCopy {
   }
 
  private:
-  /// First of the groups whose scales this thread has, and where: as bytes, four with those of other groups, and then in half precision.
+  /// First of the groups whose scales this thread has, and where: as bytes, four with those of other groups, and then
+  /// in half precision.
   __device__ static int first_scale() { return part() * kScales; }
-  __device__ static std::uint32_t lent(const KeyBuffer<kTile>& buffer) { return buffer.scales(row()) + 2 * first_scale(); }
+  __device__ static std::uint32_t lent(const KeyBuffer<kTile>& buffer) {
+    return buffer.scales(row()) + 2 * first_scale();
+  }
 
-  /// f(i, where its even numbers will be, where its odd ones) for this thread's units part() + i * kParts of 16 bf16 numbers.
+  /// f(i, where its even numbers will be, where its odd ones) for this thread's units part() + i * kParts of 16 bf16
+  /// numbers.
   template <class F>
   __device__ void for_units(const KeyBuffer<kTile>& buffer, F&& f) const {
     const int units = (AttentionTile::kGroups - buffer.layout.code_groups) * (AttentionTile::kGroup / kUnit) - part();

@@ -13,13 +13,15 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kChunk = 128;  ///< numbers of a head that are summed at a time, on the stack
 
 /// One head of one row. Weights in double, sums in fp32.
-void merge_head(const MergePartials::Problem& problem, const MergePartials::Args& args, std::int64_t t, std::int64_t h) {
+void merge_head(const MergePartials::Problem& problem, const MergePartials::Args& args, std::int64_t t,
+                std::int64_t h) {
   const std::int64_t* lse_stride = args.partial_lse.stride.data();
   const float* partial_lse = args.partial_lse.as<float>() + t * lse_stride[1] + h * lse_stride[2];
   double largest = -kInf;
   for (std::int64_t s = 0; s < problem.slices; ++s) largest = std::max<double>(largest, partial_lse[s * lse_stride[0]]);
   double sum = 0;
-  for (std::int64_t s = 0; s < problem.slices && largest != -kInf; ++s) sum += std::exp(partial_lse[s * lse_stride[0]] - largest);
+  for (std::int64_t s = 0; s < problem.slices && largest != -kInf; ++s)
+    sum += std::exp(partial_lse[s * lse_stride[0]] - largest);
   const double lse = largest == -kInf ? kInf : largest + std::log(sum);
   const double sink = args.sink.absent() ? -kInf : args.sink.as<float>()[h * args.sink.stride[0]];
   const double denominator = 1.0 + std::exp(sink - lse);
@@ -45,12 +47,14 @@ void merge_head(const MergePartials::Problem& problem, const MergePartials::Args
       }
     }
   }
-  if (!args.lse.absent()) args.lse.as<float>()[t * args.lse.stride[0] + h * args.lse.stride[1]] = static_cast<float>(lse);
+  if (!args.lse.absent())
+    args.lse.as<float>()[t * args.lse.stride[0] + h * args.lse.stride[1]] = static_cast<float>(lse);
 }
 
 }  // namespace
 
-void merge_partials_cpu(const MergePartials::Problem& problem, const MergePartials::Args& args, const RunContext& context) {
+void merge_partials_cpu(const MergePartials::Problem& problem, const MergePartials::Args& args,
+                        const RunContext& context) {
   const std::int64_t rows = problem.tokens * problem.heads;
 #pragma omp parallel for num_threads(context.threads) schedule(static)
   for (std::int64_t i = 0; i < rows; ++i) merge_head(problem, args, i / problem.heads, i % problem.heads);

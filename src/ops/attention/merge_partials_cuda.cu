@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ Call c
   for (int begin = 0; begin < c.dim; begin += 4 * kThreads) {
     int d[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) d[i] = begin + static_cast<int>(kVector ? 4 * threadIdx.x + i : threadIdx.x + i * kThreads);
+    for (int i = 0; i < 4; ++i)
+      d[i] = begin + static_cast<int>(kVector ? 4 * threadIdx.x + i : threadIdx.x + i * kThreads);
     float total[4] = {};
     for (std::int64_t base = 0; base < c.slices; base += 32) {
       const float mine = base + lane < c.slices ? slice_lse[(base + lane) * c.partial_lse_stride[0]] : -INFINITY;
@@ -89,11 +90,14 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ Call c
     if constexpr (kVector) {
       if (d[0] >= c.dim) continue;
       if (c.bf16) {
-        const std::uint32_t low = device::to_bf16_bits(total[0]) | static_cast<std::uint32_t>(device::to_bf16_bits(total[1])) << 16;
-        const std::uint32_t high = device::to_bf16_bits(total[2]) | static_cast<std::uint32_t>(device::to_bf16_bits(total[3])) << 16;
+        const std::uint32_t low =
+            device::to_bf16_bits(total[0]) | static_cast<std::uint32_t>(device::to_bf16_bits(total[1])) << 16;
+        const std::uint32_t high =
+            device::to_bf16_bits(total[2]) | static_cast<std::uint32_t>(device::to_bf16_bits(total[3])) << 16;
         *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(c.o) + out + d[0]) = make_uint2(low, high);
       } else {
-        *reinterpret_cast<float4*>(static_cast<float*>(c.o) + out + d[0]) = make_float4(total[0], total[1], total[2], total[3]);
+        *reinterpret_cast<float4*>(static_cast<float*>(c.o) + out + d[0]) =
+            make_float4(total[0], total[1], total[2], total[3]);
       }
     } else {
 #pragma unroll
@@ -131,7 +135,8 @@ SMLA_CUDA_OP(MergePartials, 0) {
                .lse = static_cast<float*>(a.lse.data),
                .lse_stride = {a.lse.stride[0], a.lse.stride[1]}};
   const std::int64_t size = size_of(p.o);
-  const int read = device::common_word(c.partial, 4 * c.partial_stride[0], 4 * c.partial_stride[1], 4 * c.partial_stride[2], 4 * p.dim);
+  const int read = device::common_word(c.partial, 4 * c.partial_stride[0], 4 * c.partial_stride[1],
+                                       4 * c.partial_stride[2], 4 * p.dim);
   const int written = device::common_word(c.o, size * c.o_stride[0], size * c.o_stride[1], size * p.dim);
   const unsigned blocks = blocks_for(p.tokens * p.heads, 1);
   if (read == 16 && written >= 4 * size) {

@@ -14,7 +14,8 @@ struct Queries {
   int heads;
   bool codes;
 
-  __device__ Queries(const TileCall& call, std::uint32_t shared_at, std::int64_t token, std::int64_t first_head, int heads_in)
+  __device__ Queries(const TileCall& call, std::uint32_t shared_at, std::int64_t token, std::int64_t first_head,
+                     int heads_in)
       : c(call),
         shared(shared_at),
         first(token * call.a.q_stride[0] + first_head * call.a.q_stride[1]),
@@ -34,21 +35,24 @@ struct Queries {
   __device__ void fetch_later(std::int64_t tokens_ahead) const {
     constexpr int kLine = 128;
     const int bytes = codes ? AttentionTile::kDim : 2 * AttentionTile::kDim;
-    const auto* from = static_cast<const std::uint8_t*>(c.a.q) + (codes ? 1 : 2) * (first + tokens_ahead * c.a.q_stride[0]);
+    const auto* from =
+        static_cast<const std::uint8_t*>(c.a.q) + (codes ? 1 : 2) * (first + tokens_ahead * c.a.q_stride[0]);
     const std::int64_t head_bytes = (codes ? 1 : 2) * c.a.q_stride[1];
 #pragma unroll 1
     for (int i = kLine * static_cast<int>(threadIdx.x); i < heads * bytes; i += kLine * kThreads)
       device::prefetch(from + i / bytes * head_bytes + i % bytes);
   }
 
-  /// Norms and rotates them where they lie, in bf16; `row`: of cos_sin. A warp takes kAtOnce heads at a time. A barrier came before and must follow.
+  /// Norms and rotates them where they lie, in bf16; `row`: of cos_sin. A warp takes kAtOnce heads at a time. A barrier
+  /// came before and must follow.
   __device__ void norm_and_rotate(const float* row) const {
     constexpr int kAtOnce = 2;
     constexpr int kQuads = kDim / 128;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto place = [&](int head, int k) { return shared + q_at(head, 16 * k + lane / 2) + lane % 2 * 8; };
 #pragma unroll 1
-    for (int head = static_cast<int>(threadIdx.x) / 32 * kAtOnce; head < heads; head += AttentionTile::kWarps * kAtOnce) {
+    for (int head = static_cast<int>(threadIdx.x) / 32 * kAtOnce; head < heads;
+         head += AttentionTile::kWarps * kAtOnce) {
       float4 v[kAtOnce][kQuads];
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
@@ -64,7 +68,8 @@ struct Queries {
     }
   }
 
-  /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether a number does not fit.
+  /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether
+  /// a number does not fit.
   __device__ bool finish() const {
     std::uint32_t unbounded = 0;
 #pragma unroll 1
@@ -101,7 +106,8 @@ struct Queries {
       }
 #pragma unroll
       for (int p = 0; p < 8; ++p) {
-        device::store_shared(shared + q_at(head, 8 * group + p), make_uint4(pairs[p], pairs[8 + p], pairs[16 + p], pairs[24 + p]));
+        device::store_shared(shared + q_at(head, 8 * group + p),
+                             make_uint4(pairs[p], pairs[8 + p], pairs[16 + p], pairs[24 + p]));
       }
     }
     return (unbounded & 0x8000'8000U) != 0U;
@@ -117,7 +123,8 @@ struct Queries {
     const int piece = static_cast<int>(threadIdx.x) % kRow;
     const int head = static_cast<int>(threadIdx.x) / kRow;
     const int place = piece / kPieces * 8 + piece % kPieces;
-    const std::uint8_t* from = static_cast<const std::uint8_t*>(c.a.q) + kBytes * (first + head * c.a.q_stride[1]) + 16 * piece;
+    const std::uint8_t* from =
+        static_cast<const std::uint8_t*>(c.a.q) + kBytes * (first + head * c.a.q_stride[1]) + 16 * piece;
     const std::int64_t step = kBytes * kStep * c.a.q_stride[1];
     const auto each = [&](auto&& copy) {
 #pragma unroll

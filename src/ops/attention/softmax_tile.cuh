@@ -4,9 +4,10 @@
 
 namespace smla::attention {
 
-/// Running softmax of a tile's rows of scores. A row belongs to kLanes threads of a warp, which hold its state together. Sums and weights are those of
-/// scores less a reference, which the largest score so far exceeds by kRoom - kSlack to kRoom: only when it grows by more than kSlack must older
-/// sums fade, and small weights keep their bits in half precision.
+/// Running softmax of a tile's rows of scores. A row belongs to kLanes threads of a warp, which hold its state
+/// together. Sums and weights are those of scores less a reference, which the largest score so far exceeds by kRoom -
+/// kSlack to kRoom: only when it grows by more than kSlack must older sums fade, and small weights keep their bits in
+/// half precision.
 template <AttentionTile kTile>
 struct Softmax {
   static constexpr int kLanes = kThreads / kTile.heads;
@@ -17,7 +18,9 @@ struct Softmax {
   float reference = -INFINITY;
   float sum = 0;  ///< of this thread's keys
 
-  __device__ static int row() { return static_cast<int>(threadIdx.x) / 32 * kRows + static_cast<int>(threadIdx.x) % kRows; }
+  __device__ static int row() {
+    return static_cast<int>(threadIdx.x) / 32 * kRows + static_cast<int>(threadIdx.x) % kRows;
+  }
   __device__ static bool first() { return threadIdx.x % 32 < kRows; }
 
   /// Turns the scores of a tile into weights, in their place, and returns what older sums fade by.
@@ -79,7 +82,8 @@ struct Softmax {
     for (int i = 0; i < kKeys; i += 2) pairs[i / 2] = halves_of(s[i] * weight, s[i + 1] * weight);
     if constexpr (kKeys % 8 == 0) {
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; i += 4) *reinterpret_cast<uint4*>(weights + i) = make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
+      for (int i = 0; i < kKeys / 2; i += 4)
+        *reinterpret_cast<uint4*>(weights + i) = make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
     } else {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) weights[i] = pairs[i];

@@ -20,7 +20,8 @@ constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_di
 /// Heads that a task should have at least: with fewer, decoding the keys once more costs too much.
 constexpr std::int64_t kLeastHeads = 6;
 
-/// How heads and scratch are cut: with fewer rows than keep the threads busy a row's heads are split; each part decodes the keys for itself.
+/// How heads and scratch are cut: with fewer rows than keep the threads busy a row's heads are split; each part decodes
+/// the keys for itself.
 struct Cut {
   std::int64_t groups = 1;  ///< tasks a row
   std::int64_t heads = 0;   ///< heads of a task, fewer in the last
@@ -29,14 +30,18 @@ struct Cut {
 
   Cut(const SparseAttention::Problem& problem, int threads) {
     const std::int64_t most = ceil_div(problem.heads, kLeastHeads);
-    const auto even = [&](std::int64_t g) { return problem.tokens * g >= 4 * threads || problem.tokens * g % threads == 0; };
+    const auto even = [&](std::int64_t g) {
+      return problem.tokens * g >= 4 * threads || problem.tokens * g % threads == 0;
+    };
     while (groups < most && !even(groups)) ++groups;
     heads = ceil_div(problem.heads, groups);
     groups = ceil_div(problem.heads, heads);
     padded_dim = round_up(problem.dim, 64);
     row_stride = padded_dim + 16;
   }
-  std::int64_t scratch_floats() const { return (2 * heads + kAttentionTile) * row_stride + heads * kAttentionTile + 3 * round_up(heads, 16); }
+  std::int64_t scratch_floats() const {
+    return (2 * heads + kAttentionTile) * row_stride + heads * kAttentionTile + 3 * round_up(heads, 16);
+  }
 };
 
 /// Hands out consecutive pieces of a thread's scratch; each stays aligned to a cache line.
@@ -52,7 +57,8 @@ struct Scratch {
 KeyScope key_scope(const SparseAttention::ScopeShape& shape, const SparseAttention::Scope& scope, std::int64_t token) {
   const RowFormat& f = *shape.format;
   constexpr int kBits[] = {32, 16, 8, 4};  // of an Element
-  const bool whole = f.nope_dim % 16 == 0 && f.rope_dim() % 16 == 0 && f.group % 16 == 0 && (f.group == 0 || f.nope_dim % f.group == 0);
+  const bool whole = f.nope_dim % 16 == 0 && f.rope_dim() % 16 == 0 && f.group % 16 == 0 &&
+                     (f.group == 0 || f.nope_dim % f.group == 0);
   return {.base = scope.cache.base,
           .num_slots = scope.cache.num_slots(),
           .block_size = scope.cache.block_size,
@@ -73,16 +79,19 @@ KeyScope key_scope(const SparseAttention::ScopeShape& shape, const SparseAttenti
           .entries = entries_of(scope, shape.width, token)};
 }
 
-AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const Cut& cut, std::int64_t index,
-                        float* scratch) {
+AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const Cut& cut,
+                        std::int64_t index, float* scratch) {
   const std::int64_t token = index / cut.groups;
   const std::int64_t head = index % cut.groups * cut.heads;
   AttentionTask task;
   task.num_scopes = problem.scopes;
   for (int s = 0; s < problem.scopes; ++s) {
-    task.scopes[s] = key_scope(problem.scope[static_cast<std::size_t>(s)], args.scopes[static_cast<std::size_t>(s)], token);
+    task.scopes[s] =
+        key_scope(problem.scope[static_cast<std::size_t>(s)], args.scopes[static_cast<std::size_t>(s)], token);
   }
-  task.decode_any = [](const void* cache, std::int64_t slot, float* values) { decode_row(*static_cast<const PagedCache*>(cache), slot, values); };
+  task.decode_any = [](const void* cache, std::int64_t slot, float* values) {
+    decode_row(*static_cast<const PagedCache*>(cache), slot, values);
+  };
   task.heads = static_cast<int>(std::min(cut.heads, problem.heads - head));
   task.dim = problem.dim;
   task.padded_dim = cut.padded_dim;
@@ -116,7 +125,8 @@ AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAtt
 void clear_padding(const SparseAttention::Problem& problem, const TensorView& o) {
   const auto bytes = static_cast<std::size_t>(problem.dim * size_of(problem.o));
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
-    for (std::int64_t h = problem.heads; h < problem.padded_heads(); ++h) std::memset(o.slice(0, t, t + 1).slice(1, h, h + 1).data, 0, bytes);
+    for (std::int64_t h = problem.heads; h < problem.padded_heads(); ++h)
+      std::memset(o.slice(0, t, t + 1).slice(1, h, h + 1).data, 0, bytes);
   }
 }
 
@@ -126,11 +136,14 @@ std::size_t queries_at_front(const SparseAttention::Problem& problem) {
   return (query_bytes(problem) + kLine - 1) / kLine * kLine;
 }
 
-void attend_rows(const SparseAttention::Problem& problem, const SparseAttention::Args& given, const RunContext& context, AttendRow attend) {
+void attend_rows(const SparseAttention::Problem& problem, const SparseAttention::Args& given, const RunContext& context,
+                 AttendRow attend) {
   const Cut cut(problem, context.threads);
   const std::int64_t tasks = problem.tokens * cut.groups;
   const SparseAttention::Args args =
-      problem.q_rope_dim == 0 ? given : with_ready_queries(problem, given, context.workspace.data, qnorm_rope_insert_cpu, context);
+      problem.q_rope_dim == 0
+          ? given
+          : with_ready_queries(problem, given, context.workspace.data, qnorm_rope_insert_cpu, context);
   auto* scratch = reinterpret_cast<float*>(static_cast<std::byte*>(context.workspace.data) + queries_at_front(problem));
 #pragma omp parallel for num_threads(context.threads) schedule(dynamic, 1)
   for (std::int64_t i = 0; i < tasks; ++i) {
@@ -145,18 +158,22 @@ void attend_row_generic(const AttentionTask& task) { attend_row<GenericWord>(tas
 }  // namespace
 
 std::size_t sparse_attention_workspace(const SparseAttention::Problem& problem, int threads) {
-  return queries_at_front(problem) + static_cast<std::size_t>(Cut(problem, threads).scratch_floats() * threads) * sizeof(float);
+  return queries_at_front(problem) +
+         static_cast<std::size_t>(Cut(problem, threads).scratch_floats() * threads) * sizeof(float);
 }
 
-void sparse_attention_cpu(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context) {
+void sparse_attention_cpu(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                          const RunContext& context) {
   attend_rows(problem, args, context, attend_row_generic);
 }
 
-void sparse_attention_avx2(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context) {
+void sparse_attention_avx2(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                           const RunContext& context) {
   attend_rows(problem, args, context, attend_row_avx2);
 }
 
-void sparse_attention_avx512(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const RunContext& context) {
+void sparse_attention_avx512(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                             const RunContext& context) {
   attend_rows(problem, args, context, attend_row_avx512);
 }
 

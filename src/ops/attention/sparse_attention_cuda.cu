@@ -1,5 +1,6 @@
-// Sparse attention on the tensor cores of any GPU from sm_80 on. A block takes a token, a tile of heads and a run of its key list; keys pass through shared
-// memory as their cache stores them, tile by tile, and are widened to half precision on their way into the products. See docs/kernels/sparse_attention.md.
+// Sparse attention on the tensor cores of any GPU from sm_80 on. A block takes a token, a tile of heads and a run of
+// its key list; keys pass through shared memory as their cache stores them, tile by tile, and are widened to half
+// precision on their way into the products. See docs/kernels/sparse_attention.md.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -38,7 +39,8 @@ constexpr int kTurned = AttentionTile::kGroup;            ///< the last columns,
 constexpr int kTurningWarp = (kDim - kTurned) / kTurned;  ///< it
 
 template <int kIndex>
-__global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>()) attend(const __grid_constant__ TileCall c, int key_bytes) {
+__global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
+    attend(const __grid_constant__ TileCall c, int key_bytes) {
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
   constexpr int kHeadThreads = kThreads / kTile.head_warps;  // that share heads, in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -60,7 +62,8 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   RowCopy<kTile> copy;
   const auto buffer_of = [&](int base) {
     const int which = (base - run.begin) / kTile.keys % AttentionTile::kBuffers;
-    return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes), .layout = c.layout[run.scope(base)].key};
+    return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes),
+                            .layout = c.layout[run.scope(base)].key};
   };
   const auto start = [&](int base, std::int32_t listed) {
     const int scope = run.scope(base);
@@ -140,16 +143,19 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     const float* const back = c.back_row(token);
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
-    // Numbers to rotate go through shared memory: the code to do it stands once then, not once for every quad that a thread holds.
+    // Numbers to rotate go through shared memory: the code to do it stands once then, not once for every quad that a
+    // thread holds.
     auto* const turning = reinterpret_cast<float*>(shared);
     if (back != nullptr && warp == kTurningWarp) {
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<float4*>(turning + h * kTurned + column - (kDim - kTurned)) = finished(v, factors[h]);
+        if (h < heads)
+          *reinterpret_cast<float4*>(turning + h * kTurned + column - (kDim - kTurned)) = finished(v, factors[h]);
       });
     } else if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
       auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = device::computed<BF16>(finished(v, factors[h]));
+        if (h < heads)
+          *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = device::computed<BF16>(finished(v, factors[h]));
       });
     } else {
       output.each([&](int h, int column, const float4& v) {
@@ -161,23 +167,26 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
 #pragma unroll 1
       for (int i = 4 * thread; i < heads * kTurned; i += 4 * kThreads) {
         const int column = kDim - kTurned + i % kTurned;
-        store(c, out + i / kTurned * c.a.o_stride[1] + column, c.rotated_back(back, column, *reinterpret_cast<const float4*>(turning + i)));
+        store(c, out + i / kTurned * c.a.o_stride[1] + column,
+              c.rotated_back(back, column, *reinterpret_cast<const float4*>(turning + i)));
       }
     }
   }
   if (c.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
   for (std::int64_t h = c.a.heads + warp; h < c.a.out_heads; h += AttentionTile::kWarps) {
-    for (int d = 4 * (thread % 32); d < kDim; d += 128) store(c, token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
+    for (int d = 4 * (thread % 32); d < kDim; d += 128)
+      store(c, token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
   }
 }
 
 constexpr int kMergeGroups = 4;
 constexpr int kMergeShared = 8;  ///< from so many parts on the groups of a block share a head's
 
-/// The parts of a head to its output: a thread for four columns, and with kShare for every fourth part. With one part that has keys it gives the bits that
-/// the block of that part would have given without others.
+/// The parts of a head to its output: a thread for four columns, and with kShare for every fourth part. With one part
+/// that has keys it gives the bits that the block of that part would have given without others.
 template <bool kShare>
-__global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_constant__ TileCall c, std::int64_t rows) {
+__global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
+    merge(const __grid_constant__ TileCall c, std::int64_t rows) {
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
   device::wait_for_work_before();
   const int group = static_cast<int>(threadIdx.x) / (kDim / 4);
@@ -236,7 +245,8 @@ __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2) merge(const __grid_
 template <int kIndex>
 void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stream) {
   const int shared = kAttentionTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
-  check_cuda(cudaFuncSetAttribute(attend<kIndex>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+  check_cuda(cudaFuncSetAttribute(attend<kIndex>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+             "cudaFuncSetAttribute");
   device::launch_early<attend<kIndex>>("sparse_attention attend", blocks, kThreads, shared, stream, c, key_bytes);
 }
 
@@ -252,28 +262,32 @@ bool takes(const RowFormat& f) {
   const bool rest = f.rope_dim() == 0 || f.rope == Element::kBF16;
   if (f.nope == Element::kBF16) return f.scale == ScaleKind::kNone && rest;
   if (f.nope != Element::kE4M3) return false;
-  return f.scale == ScaleKind::kUe8m0 ? f.group == AttentionTile::kGroup && rest : f.scale == ScaleKind::kPerTensor && f.rope_dim() == 0;
+  return f.scale == ScaleKind::kUe8m0 ? f.group == AttentionTile::kGroup && rest
+                                      : f.scale == ScaleKind::kPerTensor && f.rope_dim() == 0;
 }
 
 RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
   // A slot has 31 bits; a block longer than that holds them all.
   const auto block_size = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.block_size, std::int64_t{1} << 31));
-  return {
-      .key = key_layout(f),
-      .base = cache.base,
-      .block_stride = cache.block_stride,
-      .scales = cache.block_size * cache.data_bytes,
-      .num_slots = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.num_slots, std::int64_t{1} << 31)),
-      .block_size = block_size,
-      .block_bits = std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
-      .row_bytes = static_cast<std::uint32_t>(cache.data_bytes),
-      .scale_bytes = static_cast<std::uint32_t>(cache.scale_bytes),
-      .scaled = f.scale == ScaleKind::kUe8m0,
-      .aligned = device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 && cache.scale_bytes % 4 == 0};
+  return {.key = key_layout(f),
+          .base = cache.base,
+          .block_stride = cache.block_stride,
+          .scales = cache.block_size * cache.data_bytes,
+          .num_slots = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.num_slots, std::int64_t{1} << 31)),
+          .block_size = block_size,
+          .block_bits = std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
+          .row_bytes = static_cast<std::uint32_t>(cache.data_bytes),
+          .scale_bytes = static_cast<std::uint32_t>(cache.scale_bytes),
+          .scaled = f.scale == ScaleKind::kUe8m0,
+          .aligned =
+              device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 &&
+              cache.scale_bytes % 4 == 0};
 }
 
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
-std::int64_t listed_entries(const SparseAttention::Problem& p) { return p.scope[0].width + (p.scopes > 1 ? p.scope[1].width : 0); }
+std::int64_t listed_entries(const SparseAttention::Problem& p) {
+  return p.scope[0].width + (p.scopes > 1 ? p.scope[1].width : 0);
+}
 
 AttentionSplit split_of(const SparseAttention::Problem& p, bool fixed) {
   return split_attention(p, device::multiprocessors(), device::shared_limit(), fixed);
@@ -290,9 +304,11 @@ std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, c
     if (!takes(f)) return std::string(f.name) + " rows, which bf16 does not hold exactly";
   }
   if (p.rope_dim % 4 != 0 || p.rope_dim > kTurned) {
-    return std::to_string(p.rope_dim) + " dims to rotate back; it takes multiples of 4 up to " + std::to_string(kTurned);
+    return std::to_string(p.rope_dim) + " dims to rotate back; it takes multiples of 4 up to " +
+           std::to_string(kTurned);
   }
-  if (listed_entries(p) > kMostEntries) return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
+  if (listed_entries(p) > kMostEntries)
+    return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
   if (std::string none = needs_gpu(); !none.empty()) return none;
   if (attention_tile(p.heads, key_bytes(p), device::shared_limit()) >= 0) return "";
   return "shared memory of " + std::to_string(device::shared_limit()) + " bytes a block; it takes " +
@@ -305,16 +321,21 @@ std::string attention_choice(const SparseAttention::Problem& p, const PlanOption
 
 template <>
 std::size_t CudaOp<SparseAttention>::workspace_bytes(const SparseAttention::Problem& p, int) {
-  return static_cast<std::size_t>(std::max(split_of(p, false).workspace_bytes(p.heads), split_of(p, true).workspace_bytes(p.heads)));
+  return static_cast<std::size_t>(
+      std::max(split_of(p, false).workspace_bytes(p.heads), split_of(p, true).workspace_bytes(p.heads)));
 }
 
 template <>
-void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
+void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const SparseAttention::Args& a,
+                                  const RunContext& context) {
   if (p.tokens == 0) return;
   const AttentionSplit split = split_of(p, context.deterministic);
   const std::int64_t o_size = size_of(p.o);
   const std::int64_t q_size = size_of(p.q);
-  TileCall c{.a = attention_call(p, a), .part_keys = split.part_keys, .parts = static_cast<std::uint32_t>(split.parts), .tokens = p.tokens};
+  TileCall c{.a = attention_call(p, a),
+             .part_keys = split.part_keys,
+             .parts = static_cast<std::uint32_t>(split.parts),
+             .tokens = p.tokens};
   c.q_aligned = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1]) == 16;
   c.word = device::common_word(static_cast<const void*>(c.a.o), o_size * c.a.o_stride[0], o_size * c.a.o_stride[1]);
   float unit[SparseAttention::kMaxScopes] = {0, 0};
@@ -334,7 +355,8 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
     c.rope = device::rope_of(a.cos_sin, p.dim, p.rope_dim);
   }
   c.sums = static_cast<float*>(context.workspace.data);
-  c.states = reinterpret_cast<float2*>(c.sums + (split.parts == 1 ? 0 : split.launch_tokens * split.parts * p.heads * kDim));
+  c.states =
+      reinterpret_cast<float2*>(c.sums + (split.parts == 1 ? 0 : split.launch_tokens * split.parts * p.heads * kDim));
   const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
   const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;
   c.head_tiles = static_cast<std::uint32_t>(tiles);
@@ -348,8 +370,10 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
     if (split.parts == 1) continue;
     const std::int64_t rows = tokens * c.a.out_heads;
     const bool share = split.parts >= kMergeShared;
-    const auto start = share ? device::launch_early<merge<true>, TileCall, std::int64_t> : device::launch_early<merge<false>, TileCall, std::int64_t>;
-    start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream, c, rows);
+    const auto start = share ? device::launch_early<merge<true>, TileCall, std::int64_t>
+                             : device::launch_early<merge<false>, TileCall, std::int64_t>;
+    start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream, c,
+          rows);
   }
 }
 

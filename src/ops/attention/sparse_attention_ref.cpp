@@ -16,7 +16,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-double load_q(const SparseAttention::Problem& problem, const ConstTensorView& q, std::int64_t token, std::int64_t head, int d) {
+double load_q(const SparseAttention::Problem& problem, const ConstTensorView& q, std::int64_t token, std::int64_t head,
+              int d) {
   const std::int64_t i = token * q.stride[0] + head * q.stride[1] + d;
   if (q.dtype == DType::kBF16) return to_float(q.as<BF16>()[i]);
   if (q.dtype == DType::kE4M3) return to_float(q.as<E4M3>()[i]) * problem.q_scale;
@@ -33,7 +34,8 @@ void store_o(const TensorView& o, std::int64_t token, std::int64_t head, int d, 
 }
 
 /// The rows that count for a token, decoded, in list order: [n, dim].
-std::vector<float> selected_rows(const SparseAttention::Problem& problem, const SparseAttention::Args& args, std::int64_t token) {
+std::vector<float> selected_rows(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                                 std::int64_t token) {
   std::vector<float> rows;
   for (int s = 0; s < problem.scopes; ++s) {
     const SparseAttention::Scope& scope = args.scopes[static_cast<std::size_t>(s)];
@@ -51,10 +53,12 @@ std::vector<float> selected_rows(const SparseAttention::Problem& problem, const 
 }  // namespace
 
 // s_j = scale <q, k_j>;  lse = ln sum_j exp(s_j);  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink - lse)).
-void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& given, const RunContext& context) {
+void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& given,
+                          const RunContext& context) {
   std::vector<std::byte> queries(query_bytes(problem));
   const SparseAttention::Args args =
-      problem.q_rope_dim == 0 ? given : with_ready_queries(problem, given, queries.data(), qnorm_rope_insert_ref, context);
+      problem.q_rope_dim == 0 ? given
+                              : with_ready_queries(problem, given, queries.data(), qnorm_rope_insert_ref, context);
   const auto dim = static_cast<std::size_t>(problem.dim);
   const double scale = problem.softmax_scale();
   std::vector<double> q(dim);
@@ -86,7 +90,8 @@ void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseA
         }
       }
       for (int d = 0; d < problem.dim; ++d) store_o(args.o, t, h, d, o[static_cast<std::size_t>(d)]);
-      if (h < problem.heads && !args.lse.absent()) args.lse.as<float>()[t * args.lse.stride[0] + h * args.lse.stride[1]] = static_cast<float>(lse);
+      if (h < problem.heads && !args.lse.absent())
+        args.lse.as<float>()[t * args.lse.stride[0] + h * args.lse.stride[1]] = static_cast<float>(lse);
     }
   }
   if (problem.rope_dim > 0) inverse_rope_ref(rope_problem(problem), rope_args(problem, args), context);

@@ -1,5 +1,6 @@
-// Sparse attention in fp32 throughout, for what the tensor-core kernel leaves: any element type, any row. A block for a token and eight heads, a warp for a
-// head. Rows are decoded once a block; nothing but the rows that an index list names is read.
+// Sparse attention in fp32 throughout, for what the tensor-core kernel leaves: any element type, any row. A block for a
+// token and eight heads, a warp for a head. Rows are decoded once a block; nothing but the rows that an index list
+// names is read.
 #include <cmath>
 
 #include "device/launch.cuh"
@@ -22,7 +23,8 @@ __device__ float warp_sum(float v) {
   return v;
 }
 
-/// One head's running softmax: m the largest score, l the sum of exp(s - m), acc the lane's dims of the weighted sum of rows.
+/// One head's running softmax: m the largest score, l the sum of exp(s - m), acc the lane's dims of the weighted sum of
+/// rows.
 struct Running {
   float m = -INFINITY;
   float l = 0;
@@ -123,7 +125,8 @@ std::size_t CudaOp<SparseAttentionSimt>::workspace_bytes(const SparseAttention::
 }
 
 template <>
-void CudaOp<SparseAttentionSimt>::run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
+void CudaOp<SparseAttentionSimt>::run(const SparseAttention::Problem& p, const SparseAttention::Args& a,
+                                      const RunContext& context) {
   if (p.tokens == 0) return;
   const AttentionCall c = attention_call(p, a);
   const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;

@@ -6,21 +6,22 @@
 
 namespace smla {
 
-// The two matrix products of a tile. Inside a group of 64 dims their order is a lane's own: lane t of four takes dims 16t..16t+15, four in each of four
-// steps, so that codes come 16 bytes at a time. q lies in that order too: step s of a group has dims 16t+4s, +1 at numbers 16s+2t, +1 and dims 16t+4s+2, +3
-// at 16s+8+2t, +1.
+// The two matrix products of a tile. Inside a group of 64 dims their order is a lane's own: lane t of four takes dims
+// 16t..16t+15, four in each of four steps, so that codes come 16 bytes at a time. q lies in that order too: step s of a
+// group has dims 16t+4s, +1 at numbers 16s+2t, +1 and dims 16t+4s+2, +3 at 16s+8+2t, +1.
 
 /// A row of q is 64 pieces of 16 bytes; piece c of head h lies at place c ^ (h % 8).
 __device__ inline int q_at(int head, int c) { return head * 2 * AttentionTile::kDim + ((c ^ (head & 7)) << 4); }
 
-/// Scores of a tile: <q_h, k_j> over this warp's part of the dims, for its heads and its keys, into the rows of scores of that part. Returns whether a
-/// number was lost.
+/// Scores of a tile: <q_h, k_j> over this warp's part of the dims, for its heads and its keys, into the rows of scores
+/// of that part. Returns whether a number was lost.
 template <AttentionTile kTile>
 __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const KeyBuffer<kTile>& keys) {
   constexpr int kHeadTiles = kTile.heads / 16 / kTile.head_warps;
   constexpr int kKeyTiles = kTile.keys / 8 / kTile.key_warps;
   constexpr int kGroups = AttentionTile::kGroups / kTile.dim_warps;
-  static_assert(kHeadTiles >= 1 && kKeyTiles >= 1 && kTile.head_warps * kTile.key_warps * kTile.dim_warps == AttentionTile::kWarps);
+  static_assert(kHeadTiles >= 1 && kKeyTiles >= 1 &&
+                kTile.head_warps * kTile.key_warps * kTile.dim_warps == AttentionTile::kWarps);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int part = warp % kTile.dim_warps;
@@ -58,7 +59,10 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
         const uint4 v = device::load_shared(from + 8 * j * AttentionTile::kDim);
         codes[j][0] = v.x, codes[j][1] = v.y, codes[j][2] = v.z, codes[j][3] = v.w;
         std::uint16_t bits;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(scales + 8 * j * 2 * AttentionTile::kGroups) : "memory");
+        asm volatile("ld.shared.u16 %0, [%1];"
+                     : "=h"(bits)
+                     : "r"(scales + 8 * j * 2 * AttentionTile::kGroups)
+                     : "memory");
         scale[j] = bits * 0x1'0001U;
       }
 #pragma unroll
@@ -103,7 +107,8 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
   for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
     for (int j = 0; j < kKeyTiles; ++j) {
-      std::uint8_t* row = scores + (part * kTile.heads + head + 16 * h + lane / 4) * kTile.score_row_bytes() + 4 * (column + 8 * j);
+      std::uint8_t* row =
+          scores + (part * kTile.heads + head + 16 * h + lane / 4) * kTile.score_row_bytes() + 4 * (column + 8 * j);
       *reinterpret_cast<float2*>(row) = make_float2(sums[h][j][0], sums[h][j][1]);
       *reinterpret_cast<float2*>(row + 8 * kTile.score_row_bytes()) = make_float2(sums[h][j][2], sums[h][j][3]);
     }
@@ -111,7 +116,8 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
   return lost;
 }
 
-/// A warp's part of the output: all heads, one group of columns. sums[h][2u] are even, sums[h][2u+1] odd columns of 16u..16u+15.
+/// A warp's part of the output: all heads, one group of columns. sums[h][2u] are even, sums[h][2u+1] odd columns of
+/// 16u..16u+15.
 template <AttentionTile kTile>
 struct OutputTile {
   static constexpr int kHeadTiles = kTile.heads / 16;
@@ -142,7 +148,8 @@ struct OutputTile {
     std::uint32_t w[kHeadTiles][4];
     const auto load_weights = [&](int i) {
 #pragma unroll
-      for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(w[h], weights + h * 16 * kTile.score_row_bytes() + 32 * i);
+      for (int h = 0; h < kHeadTiles; ++h)
+        device::load_tiles(w[h], weights + h * 16 * kTile.score_row_bytes() + 32 * i);
     };
     const auto multiply = [&](int unit, const std::uint32_t(&b)[2][2]) {
 #pragma unroll
@@ -152,7 +159,8 @@ struct OutputTile {
       }
     };
     if (group < keys.layout.code_groups) {
-      const std::uint32_t code_row = keys.codes(lane % 16) + (((4 * group + lane / 16) ^ KeyBuffer<kTile>::swizzle_codes(lane % 8)) << 4);
+      const std::uint32_t code_row =
+          keys.codes(lane % 16) + (((4 * group + lane / 16) ^ KeyBuffer<kTile>::swizzle_codes(lane % 8)) << 4);
 #pragma unroll
       for (int i = 0; i < kTile.keys / 16; ++i) {
         load_weights(i);
@@ -161,8 +169,14 @@ struct OutputTile {
         const auto scales = [&](int key) {
           std::uint16_t low;
           std::uint16_t high;
-          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(scale + key * 2 * AttentionTile::kGroups) : "memory");
-          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(scale + (key + 1) * 2 * AttentionTile::kGroups) : "memory");
+          asm volatile("ld.shared.u16 %0, [%1];"
+                       : "=h"(low)
+                       : "r"(scale + key * 2 * AttentionTile::kGroups)
+                       : "memory");
+          asm volatile("ld.shared.u16 %0, [%1];"
+                       : "=h"(high)
+                       : "r"(scale + (key + 1) * 2 * AttentionTile::kGroups)
+                       : "memory");
           return static_cast<std::uint32_t>(high) << 16 | low;
         };
         const std::uint32_t low_scale = scales(0);
@@ -177,7 +191,8 @@ struct OutputTile {
             widen_codes(__byte_perm(codes[2 * u], 0, 0x3120), b[0][0], b[1][0]);
             widen_codes(__byte_perm(codes[2 * u + 1], 0, 0x3120), b[0][1], b[1][1]);
 #pragma unroll
-            for (int e = 0; e < 2; ++e) b[e][0] = multiply_halves(b[e][0], low_scale), b[e][1] = multiply_halves(b[e][1], high_scale);
+            for (int e = 0; e < 2; ++e)
+              b[e][0] = multiply_halves(b[e][0], low_scale), b[e][1] = multiply_halves(b[e][1], high_scale);
             multiply(2 * pair + u, b);
           }
         }
@@ -190,7 +205,8 @@ struct OutputTile {
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
           std::uint32_t v[4];
-          const int place = (8 * (group - keys.layout.code_groups) + 2 * u + lane / 16) ^ KeyBuffer<kTile>::swizzle_halves(lane % 8);
+          const int place =
+              (8 * (group - keys.layout.code_groups) + 2 * u + lane / 16) ^ KeyBuffer<kTile>::swizzle_halves(lane % 8);
           device::load_tiles_transposed(v, row + (place << 4));
           const std::uint32_t b[2][2] = {{v[0], v[1]}, {v[2], v[3]}};
           multiply(u, b);
@@ -212,7 +228,8 @@ struct OutputTile {
         for (int u = 0; u < kUnits; ++u) {
           const auto& even = sums[h][2 * u];
           const auto& odd = sums[h][2 * u + 1];
-          f(16 * h + 8 * low + lane / 4, column + 16 * u, make_float4(even[2 * low], odd[2 * low], even[2 * low + 1], odd[2 * low + 1]));
+          f(16 * h + 8 * low + lane / 4, column + 16 * u,
+            make_float4(even[2 * low], odd[2 * low], even[2 * low + 1], odd[2 * low + 1]));
         }
       }
     }

@@ -8,8 +8,8 @@ namespace smla {
 
 namespace {
 
-void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore::Problem& problem, const CompressStore::Args& args,
-         const RunContext& context) {
+void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore::Problem& problem,
+         const CompressStore::Args& args, const RunContext& context) {
   if (!args.kv_score.absent()) save_state_cpu(save_problem(problem), save_args(args), context);
   const std::int64_t tokens = args.state_slots.size(0);
   // One token in r closes a group: chunks of r tokens hold about one entry each.
@@ -22,7 +22,8 @@ void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore:
     if (window.rows == 0) continue;
     float row[kMaxEntry];
     pool(window.values, window.logits, window.rows, problem.dim, row);
-    kernels.norm(row, DType::kF32, args.norm_weight.data, args.norm_weight.dtype, row, DType::kF32, problem.dim, problem.eps);
+    kernels.norm(row, DType::kF32, args.norm_weight.data, args.norm_weight.dtype, row, DType::kF32, problem.dim,
+                 problem.eps);
     const int pairs = problem.rope_dim / 2;
     rotate_pairs(row + problem.dim - problem.rope_dim, pairs, token.cos_sin, token.cos_sin + pairs);
     store_entry(problem, args.entries, token.entry_slot, row);
@@ -32,13 +33,16 @@ void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore:
 
 }  // namespace
 
-void compress_store_cpu(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context) {
+void compress_store_cpu(const CompressStore::Problem& problem, const CompressStore::Args& args,
+                        const RunContext& context) {
   run(pool_generic, norm_rope_kernels_generic(), problem, args, context);
 }
-void compress_store_avx2(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context) {
+void compress_store_avx2(const CompressStore::Problem& problem, const CompressStore::Args& args,
+                         const RunContext& context) {
   run(pool_avx2, norm_rope_kernels_avx2(), problem, args, context);
 }
-void compress_store_avx512(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context) {
+void compress_store_avx512(const CompressStore::Problem& problem, const CompressStore::Args& args,
+                           const RunContext& context) {
   run(pool_avx512, norm_rope_kernels_avx512(), problem, args, context);
 }
 

@@ -1,5 +1,5 @@
-// The compressor's second step on the device. An entry is a block's work; with dim 128 a warp's; of a window of 128 rows that of eight blocks, each with its own
-// channels, where clusters of blocks can be launched.
+// The compressor's second step on the device. An entry is a block's work; with dim 128 a warp's; of a window of 128
+// rows that of eight blocks, each with its own channels, where clusters of blocks can be launched.
 #include <algorithm>
 
 #include "device/early_launch.cuh"
@@ -20,7 +20,8 @@ using MainC128a = Shape<512, 128>;
 
 constexpr int kIndexWarps = 4;  ///< of a block: each has its own tokens
 
-/// Blocks of a C4A layer's compressor that a multiprocessor has room for: with five a thread has 96 registers, of which sm_80's code spills two.
+/// Blocks of a C4A layer's compressor that a multiprocessor has room for: with five a thread has 96 registers, of which
+/// sm_80's code spills two.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
 constexpr int kC4aBlocks = 4;
 #else
@@ -28,17 +29,20 @@ constexpr int kC4aBlocks = 5;
 #endif
 
 template <class S, bool kVector, bool kSave>
-__global__ void __launch_bounds__(S::kThreads, S::kThreads <= 128 ? kC4aBlocks : 1) compress(const __grid_constant__ Pool c) {
+__global__ void __launch_bounds__(S::kThreads, S::kThreads <= 128 ? kC4aBlocks : 1)
+    compress(const __grid_constant__ Pool c) {
   __shared__ Shared<S, kSave> shared;
   device::take_turn();
-  compress_tokens<S, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, shared, static_cast<int>(threadIdx.x));
+  compress_tokens<S, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, shared,
+                                     static_cast<int>(threadIdx.x));
 }
 
 template <bool kVector, bool kSave>
 __device__ void compress_index_tokens(const Pool& c, std::int64_t block, Shared<IndexC4a, kSave>* shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t begin = (block * kIndexWarps + warp) * c.span;
-  if (begin < c.tokens) compress_tokens<IndexC4a, kVector, kSave>(c, begin, shared[warp], static_cast<int>(threadIdx.x) % 32);
+  if (begin < c.tokens)
+    compress_tokens<IndexC4a, kVector, kSave>(c, begin, shared[warp], static_cast<int>(threadIdx.x) % 32);
 }
 
 template <bool kVector, bool kSave>
@@ -61,7 +65,8 @@ __global__ void __launch_bounds__(MainC4a::kThreads, kSave ? 4 : kC4aBlocks)
   device::take_turn();
   Both& both = *reinterpret_cast<Both*>(shared);
   if (blockIdx.x < blocks) {
-    compress_tokens<MainC4a, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, both.main, static_cast<int>(threadIdx.x));
+    compress_tokens<MainC4a, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, both.main,
+                                             static_cast<int>(threadIdx.x));
   } else {
     compress_index_tokens<kVector, kSave>(index, blockIdx.x - blocks, both.index);
   }
@@ -113,7 +118,8 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_together(const _
         const float mine = merged_channel(shared, thread);
         shared.row[thread] = mine;
         const float squares = device::sum_of_warp(mine * mine);
-        if (const int block = thread % 32; block < kTogether) device::store_cluster(&shared.squares[sums][(first + thread) / 32], block, squares);
+        if (const int block = thread % 32; block < kTogether)
+          device::store_cluster(&shared.squares[sums][(first + thread) / 32], block, squares);
       }
       device::cluster_arrive();
       device::cluster_wait();
@@ -129,7 +135,8 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_together(const _
 #endif
 }
 
-/// Tokens that a block, or a cluster of them, looks after: of a prefill few close a group. `enough`: as many of them keep a GPU busy.
+/// Tokens that a block, or a cluster of them, looks after: of a prefill few close a group. `enough`: as many of them
+/// keep a GPU busy.
 int span_of(std::int64_t tokens, int ratio, std::int64_t enough = 256) {
   return static_cast<int>(std::clamp<std::int64_t>((tokens + enough - 1) / enough, 1, std::min(ratio, 32)));
 }
@@ -173,7 +180,8 @@ Pool pool_of(const CompressStore::Problem& p, const CompressStore::Args& a) {
 
 /// Whether its state rows, and those it saves, can be read and written by fours.
 bool by_fours(const Pool& c) {
-  return device::common_word(c.state.base, c.state.block_stride, c.state.data_bytes) == 16 && (c.save.kv_score == nullptr || by_fours(c.save));
+  return device::common_word(c.state.base, c.state.block_stride, c.state.data_bytes) == 16 &&
+         (c.save.kv_score == nullptr || by_fours(c.save));
 }
 
 unsigned index_blocks(const Pool& c) { return blocks_for(c.tokens, std::int64_t{kIndexWarps} * c.span); }
@@ -194,7 +202,8 @@ std::size_t CudaOp<CompressStore>::workspace_bytes(const CompressStore::Problem&
 }
 
 template <>
-void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressStore::Args& a, const RunContext& context) {
+void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressStore::Args& a,
+                                const RunContext& context) {
   const std::int64_t tokens = a.state_slots.size(0);
   const cudaStream_t stream = stream_of(context.stream);
   const bool both = p.dim2 == 128 && p.dim == 512 && a.state_slots2.size(0) == tokens;
@@ -211,8 +220,9 @@ void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressS
     const Pool index = pool_of(second_problem(p), second_args(a));
     with_kind(by_fours(c) && by_fours(index), saves, [&]<bool kVector, bool kSave>() {
       const unsigned blocks = blocks_for(tokens, c.span);
-      device::launch_early<compress_both<kVector, kSave>>(kName, blocks_for(std::int64_t{blocks} + index_blocks(index), 1), MainC4a::kThreads, 0,
-                                                          stream, c, index, blocks);
+      device::launch_early<compress_both<kVector, kSave>>(kName,
+                                                          blocks_for(std::int64_t{blocks} + index_blocks(index), 1),
+                                                          MainC4a::kThreads, 0, stream, c, index, blocks);
     });
     return;
   }
@@ -220,14 +230,17 @@ void CudaOp<CompressStore>::run(const CompressStore::Problem& p, const CompressS
     if (p.dim == 128) {
       device::launch_early<compress_index<kVector, kSave>>(kName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
     } else if (p.ratio == 4) {
-      device::launch_early<compress<MainC4a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC4a::kThreads, 0, stream, c);
+      device::launch_early<compress<MainC4a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC4a::kThreads, 0,
+                                                              stream, c);
     } else if (device::has_sm90_code<compress_together<kVector, kSave>>() && p.format->group <= PartC128a::kChannels) {
       Pool apart = c;
-      apart.span = span_of(tokens, p.ratio, device::clusters_at_once<compress_together<kVector, kSave>, kTogether>(PartC128a::kThreads));
-      device::launch_cluster<compress_together<kVector, kSave>, kTogether>(kName, blocks_for(tokens, apart.span), PartC128a::kThreads, 0, stream,
-                                                                           apart);
+      apart.span = span_of(tokens, p.ratio,
+                           device::clusters_at_once<compress_together<kVector, kSave>, kTogether>(PartC128a::kThreads));
+      device::launch_cluster<compress_together<kVector, kSave>, kTogether>(kName, blocks_for(tokens, apart.span),
+                                                                           PartC128a::kThreads, 0, stream, apart);
     } else {
-      device::launch_early<compress<MainC128a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC128a::kThreads, 0, stream, c);
+      device::launch_early<compress<MainC128a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC128a::kThreads,
+                                                                0, stream, c);
     }
   });
 }

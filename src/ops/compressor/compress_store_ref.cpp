@@ -32,7 +32,8 @@ double pool(const Window& window, int channel) {
 }  // namespace
 
 // Pool, y = e * rsqrt(sum(e^2)/d + eps) * w, rotate at the group's first position, store (spec 3, algorithm step 2).
-void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args, const RunContext& context) {
+void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args,
+                        const RunContext& context) {
   if (!args.kv_score.absent()) save_state_ref(save_problem(problem), save_args(args), context);
   Window window;
   for (std::int64_t t = 0; t < args.state_slots.size(0); ++t) {
@@ -49,8 +50,9 @@ void compress_store_ref(const CompressStore::Problem& problem, const CompressSto
     const auto inverse = static_cast<float>(1.0 / std::sqrt(squares / problem.dim + static_cast<double>(problem.eps)));
     for (int c = 0; c < problem.dim; ++c) {
       const void* w = args.norm_weight.data;
-      row[c] =
-          row[c] * inverse * (args.norm_weight.dtype == DType::kF32 ? static_cast<const float*>(w)[c] : to_float(static_cast<const BF16*>(w)[c]));
+      row[c] = row[c] * inverse *
+               (args.norm_weight.dtype == DType::kF32 ? static_cast<const float*>(w)[c]
+                                                      : to_float(static_cast<const BF16*>(w)[c]));
     }
     const int pairs = problem.rope_dim / 2;
     for (int i = 0; i < pairs; ++i) {

@@ -25,19 +25,24 @@ constexpr std::array<Implementation<CompressStore>, 5> kCompressStore{{
     {.name = "ref", .machine = "any CPU", .run = compress_store_ref},
 }};
 
-void check_ratio(std::string_view op, int ratio) { check_that(ratio == 4 || ratio == 128, op, "ratio", ratio, "4 or 128"); }
+void check_ratio(std::string_view op, int ratio) {
+  check_that(ratio == 4 || ratio == 128, op, "ratio", ratio, "4 or 128");
+}
 
 void check_format(const std::string& what, const PagedCache& cache, const RowFormat& expected) {
   check_cache(what, cache);
   if (cache.format->name == expected.name) return;
-  throw InvalidArgument(what + ": got " + std::string(cache.format->name) + " rows, expected " + std::string(expected.name) + " rows");
+  throw InvalidArgument(what + ": got " + std::string(cache.format->name) + " rows, expected " +
+                        std::string(expected.name) + " rows");
 }
 
 /// State rows are read and written in place as fp32.
 void check_state(const std::string& op, const std::string& suffix, const PagedCache& state, int dim, int coff) {
   check_format(op + ": state" + suffix, state, state_rows(dim, coff));
-  const bool aligned = reinterpret_cast<std::uintptr_t>(state.base) % 4 == 0 && (state.num_blocks < 2 || state.block_stride_bytes % 4 == 0);
-  check_that(aligned, op, "state" + suffix, "base or block stride " + std::to_string(state.block_stride_bytes) + " off fp32 alignment",
+  const bool aligned = reinterpret_cast<std::uintptr_t>(state.base) % 4 == 0 &&
+                       (state.num_blocks < 2 || state.block_stride_bytes % 4 == 0);
+  check_that(aligned, op, "state" + suffix,
+             "base or block stride " + std::to_string(state.block_stride_bytes) + " off fp32 alignment",
              "multiples of 4 bytes");
 }
 
@@ -59,7 +64,8 @@ void check_compressor(const CompressStore::Problem& p, const std::string& suffix
   check_that(p.format->dim == p.dim, op, "format" + suffix, format + " with " + std::to_string(p.format->dim) + " dims",
              std::to_string(p.dim) + " dims");
   check_that(p.format->rope_dim() == 0 || p.format->rope_dim() == p.rope_dim, op, "format" + suffix,
-             format + " with " + std::to_string(p.format->rope_dim()) + " rope dims", std::to_string(p.rope_dim) + " rope dims");
+             format + " with " + std::to_string(p.format->rope_dim()) + " rope dims",
+             std::to_string(p.rope_dim) + " rope dims");
   check_that(!p.hadamard || p.dim == 128, op, "hadamard" + suffix, "dim " + std::to_string(p.dim), "the indexer's 128");
 }
 
@@ -125,7 +131,8 @@ void OpTable<CompressStore>::check_args(const CompressStore::Problem& p, const C
   if (p.dim2 == 0) return;
   check_tensors(second_problem(p), second_args(a), "2");
   const auto said = [](const ConstTensorView& v) { return std::string(v.absent() ? "none" : "a tensor"); };
-  check_that(a.kv_score.absent() == a.kv_score2.absent(), op, "kv_score2", said(a.kv_score2), said(a.kv_score) + ", as kv_score");
+  check_that(a.kv_score.absent() == a.kv_score2.absent(), op, "kv_score2", said(a.kv_score2),
+             said(a.kv_score) + ", as kv_score");
 }
 
 CompressStore::Problem first_problem(const CompressStore::Problem& problem) {
@@ -148,7 +155,8 @@ CompressStore::Args second_args(const CompressStore::Args& args) {
 }
 
 SaveState::Args save_args(const CompressStore::Args& a) {
-  return {.kv_score = a.kv_score, .ape = a.ape, .positions = a.positions, .state_slots = a.state_slots, .state = a.state};
+  return {
+      .kv_score = a.kv_score, .ape = a.ape, .positions = a.positions, .state_slots = a.state_slots, .state = a.state};
 }
 
 SMLA_DEFINE_OP(SaveState);

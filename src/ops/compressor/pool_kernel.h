@@ -7,10 +7,12 @@
 namespace smla {
 namespace {
 
-/// out[c] = sum_j softmax_j(logits[j][c]) * values[j][c]; 0 where all logits are -inf. `dim` is a multiple of 64 (records are 128 or 512 wide).
+/// out[c] = sum_j softmax_j(logits[j][c]) * values[j][c]; 0 where all logits are -inf. `dim` is a multiple of 64
+/// (records are 128 or 512 wide).
 template <class Word>
 void pool_kernel(const float* const* values, const float* const* logits, int rows, int dim, float* out) {
-  constexpr int kWords = 64 / Word::kLanes;  // a strip of 64 channels: whole cache lines of every row, one pass each for maximum and sum
+  constexpr int kWords =
+      64 / Word::kLanes;  // a strip of 64 channels: whole cache lines of every row, one pass each for maximum and sum
   const Word lowest = Word::all(-3.4028235e38F);
   for (int begin = 0; begin < dim; begin += 64) {
     float strip[64];

@@ -39,8 +39,8 @@ struct Pool {
   Save save;  ///< with kSave: this call's own rows
 };
 
-/// Threads of an entry, in each of the kBlocks blocks that share its channels: a thread for four of them, and groups of threads that share the rows of a long
-/// window.
+/// Threads of an entry, in each of the kBlocks blocks that share its channels: a thread for four of them, and groups of
+/// threads that share the rows of a long window.
 template <int kDim, int kRatio, int kBlocks = 1>
 struct Shape {
   static constexpr int kWidth = kDim;
@@ -52,8 +52,8 @@ struct Shape {
   static constexpr int kGroups = kWindow <= 32 ? 1 : (kBlocks == 1 ? 4 : 16);
   static constexpr int kRows = kWindow / kGroups;  ///< of a group
   static constexpr int kThreads = kLanes * kGroups;
-  static constexpr int kFinishing = kLanes;                             ///< threads that norm and rotate
-  static constexpr int kTurns = kBlocks > 1 ? 2 : 1;                    ///< entries that are under way at once: windows and sums of two
+  static constexpr int kFinishing = kLanes;           ///< threads that norm and rotate
+  static constexpr int kTurns = kBlocks > 1 ? 2 : 1;  ///< entries that are under way at once: windows and sums of two
   static constexpr int kSums = kGroups == 1 ? kLanes / 32 : kDim / 32;  ///< parts of the sum of squares
   static_assert(kThreads >= kFinishing);
 };
@@ -63,7 +63,8 @@ template <class S, bool kSave>
 struct Shared {
   alignas(16) float row[S::kChannels];
   const float* rows[S::kTurns][S::kWindow];
-  int bias[S::kTurns][kSave ? S::kWindow : 1];  ///< of each row, what is added to its logits: an offset in the ape, -1 for nothing
+  int bias[S::kTurns]
+          [kSave ? S::kWindow : 1];  ///< of each row, what is added to its logits: an offset in the ape, -1 for nothing
   float merged[S::kGroups][3][S::kGroups > 1 ? S::kChannels : 1];
   float squares[S::kTurns][S::kSums];
 };
@@ -114,8 +115,9 @@ struct ClosingTokens {
     if (lane < count && begin + lane < c.tokens) {
       const std::int64_t t = begin + lane;
       pos = c.positions[t], entry = c.entry_slots[t], request = c.request[t];
-      acts = c.state_slots[t] >= 0 && pos >= 0 && pos % S::kTokens == S::kTokens - 1 && entry >= 0 && entry < c.entries.num_slots && request >= 0 &&
-             request < c.requests && pos - (S::kTokens - 1) < c.rope_rows;
+      acts = c.state_slots[t] >= 0 && pos >= 0 && pos % S::kTokens == S::kTokens - 1 && entry >= 0 &&
+             entry < c.entries.num_slots && request >= 0 && request < c.requests &&
+             pos - (S::kTokens - 1) < c.rope_rows;
     }
     waiting = __ballot_sync(kAll, acts);
   }
@@ -181,7 +183,8 @@ __device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>
       if (found) row = reinterpret_cast<const float*>(c.state.data(slot)) + half;
       if constexpr (kSave) {
         const std::int64_t own = token.token - (token.pos - at);  // the token of that position, if the call has it
-        if (found && own >= 0 && c.positions[own] == at && c.request[own] == token.request && c.state_slots[own] == slot) {
+        if (found && own >= 0 && c.positions[own] == at && c.request[own] == token.request &&
+            c.state_slots[own] == slot) {
           row = c.save.kv_score + own * c.save.kv_score_stride + half;
           bias = static_cast<int>(at % S::kTokens * c.save.ape_stride) + half;
         }
@@ -193,7 +196,8 @@ __device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>
   return any_of_all<S>(found);
 }
 
-/// Four channels' softmax over rows seen so far: m the largest logit, l the sum of exp(logit - m), acc the sum of exp(logit - m) * value.
+/// Four channels' softmax over rows seen so far: m the largest logit, l the sum of exp(logit - m), acc the sum of
+/// exp(logit - m) * value.
 struct Running {
   float m[4];
   float l[4];
@@ -202,7 +206,8 @@ struct Running {
 
 /// What logits are subtracted from: finite where all were -inf, so that their weights are 0.
 __device__ inline float pivot(float largest) { return largest == -INFINITY ? 0 : largest; }
-/// exp of a number that is not above 0: its error, relative to the sum of such weights, is that of one rounding and the machine's 2^x.
+/// exp of a number that is not above 0: its error, relative to the sum of such weights, is that of one rounding and the
+/// machine's 2^x.
 __device__ inline float weight_of(float below) { return __expf(below); }
 
 /// Asks for the block's channels, from `channel` on, of a window's rows.
@@ -214,7 +219,8 @@ __device__ void fetch_rows(const Shared<S, kSave>& shared, int turn, int channel
   for (int i = thread; i < 2 * kLines * S::kWindow; i += S::kThreads) {
     const float* row = shared.rows[turn][i / (2 * kLines)];
     const int line = i % (2 * kLines);
-    if (row != nullptr) device::prefetch(row + line / kLines * (S::kCoff * S::kWidth) + channel + line % kLines * kLine);
+    if (row != nullptr)
+      device::prefetch(row + line / kLines * (S::kCoff * S::kWidth) + channel + line % kLines * kLine);
   }
 }
 
@@ -233,7 +239,8 @@ __device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, i
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const float* row = shared.rows[turn][base + i];
-      logit[i] = row == nullptr ? Quad{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}} : load<kVector>(row + S::kCoff * S::kWidth + channel);
+      logit[i] = row == nullptr ? Quad{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}}
+                                : load<kVector>(row + S::kCoff * S::kWidth + channel);
       value[i] = row == nullptr ? Quad{{0, 0, 0, 0}} : load<kVector>(row + channel);
       if constexpr (kSave) {
         if (shared.bias[turn][base + i] >= 0) {
@@ -292,17 +299,18 @@ __device__ void keep(const Running& run, Shared<S, kSave>& shared, int group, in
   }
 }
 
-/// The norm, the rotation and the entry, of the block's channels from `first` on; a finishing thread has four of them, `squares` is complete. By all threads of an
-/// entry in a block.
+/// The norm, the rotation and the entry, of the block's channels from `first` on; a finishing thread has four of them,
+/// `squares` is complete. By all threads of an entry in a block.
 template <class S, bool kSave>
-__device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, float4 pooled, const float (&squares)[S::kSums],
-                       Shared<S, kSave>& shared, int first, int thread) {
+__device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, float4 pooled,
+                       const float (&squares)[S::kSums], Shared<S, kSave>& shared, int first, int thread) {
   if (thread < S::kFinishing) {
     float total = 0;
 #pragma unroll
     for (int w = 0; w < S::kSums; ++w) total += squares[w];
     const float inverse = device::inverse_root(total, S::kWidth, c.eps);
-    float4 y = device::product(device::scaled(pooled, inverse), make_float4(e.weight[0], e.weight[1], e.weight[2], e.weight[3]));
+    float4 y = device::product(device::scaled(pooled, inverse),
+                               make_float4(e.weight[0], e.weight[1], e.weight[2], e.weight[3]));
     const int rope = first + 4 * thread - (S::kWidth - c.rope_dim);
     if (rope >= 0) device::Rope::rotate(y.x, y.y, e.cosine[0], e.sine[0]);
     if (rope + 2 >= 0) device::Rope::rotate(y.z, y.w, e.cosine[1], e.sine[1]);
@@ -320,7 +328,8 @@ __device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, 
   wait_for_all<S>();
   device::encode_part_of(
       c.entries, token.entry, c.clamp, thread / 32, S::kThreads / 32,
-      [&](int q) { return reinterpret_cast<const float4*>(shared.row)[q - first / 4]; }, first / 4, (first + S::kChannels) / 4);
+      [&](int q) { return reinterpret_cast<const float4*>(shared.row)[q - first / 4]; }, first / 4,
+      (first + S::kChannels) / 4);
 }
 
 /// This call's own state rows of up to 32 tokens, by `warps` warps.
@@ -329,11 +338,13 @@ __device__ void save_rows(const Pool& c, std::int64_t begin, int thread, int war
   const int size = 2 * c.save.half;
   if (c.span == 1) return save_row<kVector>(c.save, begin, 0, size, thread, 32 * warps);
 #pragma unroll 1
-  for (int i = thread / 32; i < c.span && begin + i < c.tokens; i += warps) save_row<kVector>(c.save, begin + i, 0, size, thread % 32, 32);
+  for (int i = thread / 32; i < c.span && begin + i < c.tokens; i += warps)
+    save_row<kVector>(c.save, begin + i, 0, size, thread % 32, 32);
 }
 
-/// Some tokens by a block, or by one warp of it. Nothing but the rows that their windows name is read. kSave: their own state rows are written before, and
-/// rows of the call's tokens are taken from where those are taken from, as other threads may not have written them yet.
+/// Some tokens by a block, or by one warp of it. Nothing but the rows that their windows name is read. kSave: their own
+/// state rows are written before, and rows of the call's tokens are taken from where those are taken from, as other
+/// threads may not have written them yet.
 template <class S, bool kVector, bool kSave>
 __device__ void compress_tokens(const Pool& c, std::int64_t begin, Shared<S, kSave>& shared, int thread) {
   if constexpr (kSave) save_rows<kVector>(c, begin, thread, S::kThreads / 32);
@@ -349,7 +360,8 @@ __device__ void compress_tokens(const Pool& c, std::int64_t begin, Shared<S, kSa
       float4 y = make_float4(0, 0, 0, 0);
       float squares;
       if constexpr (S::kGroups == 1) {
-        y = make_float4(pooled(run.l[0], run.acc[0]), pooled(run.l[1], run.acc[1]), pooled(run.l[2], run.acc[2]), pooled(run.l[3], run.acc[3]));
+        y = make_float4(pooled(run.l[0], run.acc[0]), pooled(run.l[1], run.acc[1]), pooled(run.l[2], run.acc[2]),
+                        pooled(run.l[3], run.acc[3]));
         squares = y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
       } else {
         static_assert(S::kThreads == S::kWidth);

@@ -17,7 +17,8 @@ void save_state_cpu(const SaveState::Problem& problem, const SaveState::Args& ar
     const float* kv = static_cast<const float*>(args.kv_score.data) + t * args.kv_score.stride[0];
     const float* score = kv + half;
     const std::int64_t ape_row = positions[t] % problem.ratio * args.ape.stride[0];
-    auto* row = reinterpret_cast<float*>(row_data(args.state, slots[t] / args.state.block_size, slots[t] % args.state.block_size));
+    auto* row = reinterpret_cast<float*>(
+        row_data(args.state, slots[t] / args.state.block_size, slots[t] % args.state.block_size));
     std::memcpy(row, kv, static_cast<std::size_t>(half) * sizeof(float));
     if (args.ape.dtype == DType::kF32) {
       const float* ape = static_cast<const float*>(args.ape.data) + ape_row;

@@ -24,7 +24,8 @@ SMLA_CUDA_OP(SaveState, 0) {
   const std::int64_t tokens = a.state_slots.size(0);
   if (tokens == 0) return;
   const Save c = compressor::save_of(p, a);
-  const auto start = compressor::by_fours(c) ? device::launch_early<save<true>, Save> : device::launch_early<save<false>, Save>;
+  const auto start =
+      compressor::by_fours(c) ? device::launch_early<save<true>, Save> : device::launch_early<save<false>, Save>;
   start("save_state", blocks_for(tokens, 1), kThreads, 0, stream_of(context.stream), c);
 }
 

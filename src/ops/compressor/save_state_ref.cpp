@@ -19,7 +19,8 @@ void save_state_ref(const SaveState::Problem& problem, const SaveState::Args& ar
       float v = kv_score[i];
       if (i >= half) {
         const std::int64_t a = ape_row + i - half;
-        v += args.ape.dtype == DType::kF32 ? static_cast<const float*>(args.ape.data)[a] : to_float(static_cast<const BF16*>(args.ape.data)[a]);
+        v += args.ape.dtype == DType::kF32 ? static_cast<const float*>(args.ape.data)[a]
+                                           : to_float(static_cast<const BF16*>(args.ape.data)[a]);
       }
       std::memcpy(row + 4 * static_cast<std::ptrdiff_t>(i), &v, 4);
     }

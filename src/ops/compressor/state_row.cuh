@@ -29,9 +29,11 @@ template <bool kVector>
 __device__ inline Quad load(const std::uint16_t* from) {
   if constexpr (kVector) {
     const uint2 v = *reinterpret_cast<const uint2*>(from);
-    return {{__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF'0000U), __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xFFFF'0000U)}};
+    return {{__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF'0000U), __uint_as_float(v.y << 16),
+             __uint_as_float(v.y & 0xFFFF'0000U)}};
   } else {
-    return {{device::from_bf16(from[0]), device::from_bf16(from[1]), device::from_bf16(from[2]), device::from_bf16(from[3])}};
+    return {{device::from_bf16(from[0]), device::from_bf16(from[1]), device::from_bf16(from[2]),
+             device::from_bf16(from[3])}};
   }
 }
 
@@ -60,7 +62,8 @@ struct Save {
 
   template <bool kVector>
   __device__ Quad bias(std::int64_t at) const {
-    return ape_bf16 ? load<kVector>(static_cast<const std::uint16_t*>(ape) + at) : load<kVector>(static_cast<const float*>(ape) + at);
+    return ape_bf16 ? load<kVector>(static_cast<const std::uint16_t*>(ape) + at)
+                    : load<kVector>(static_cast<const float*>(ape) + at);
   }
 };
 

@@ -7,11 +7,14 @@ namespace smla {
 Closing closing_token(const CompressStore::Problem& problem, const CompressStore::Args& args, std::int64_t t) {
   const std::int64_t pos = static_cast<const std::int64_t*>(args.positions.data)[t];
   const std::int64_t entry = static_cast<const std::int64_t*>(args.entry_slots.data)[t];
-  if (static_cast<const std::int64_t*>(args.state_slots.data)[t] < 0 || pos < 0 || pos % problem.ratio != problem.ratio - 1) return {};
+  if (static_cast<const std::int64_t*>(args.state_slots.data)[t] < 0 || pos < 0 ||
+      pos % problem.ratio != problem.ratio - 1)
+    return {};
   if (entry < 0 || entry >= args.entries.num_slots()) return {};
   const std::int64_t request = static_cast<const std::int32_t*>(args.token_to_req.data)[t];
   if (request < 0 || request >= args.block_table.size(0)) return {};
-  const std::int64_t first = pos - (problem.ratio - 1);  // the entry's position is its first source token's, not the last's
+  const std::int64_t first =
+      pos - (problem.ratio - 1);  // the entry's position is its first source token's, not the last's
   if (first >= args.cos_sin.size(0)) return {};
   return {.acts = true,
           .position = pos,
@@ -20,9 +23,11 @@ Closing closing_token(const CompressStore::Problem& problem, const CompressStore
           .cos_sin = static_cast<const float*>(args.cos_sin.data) + first * args.cos_sin.stride[0]};
 }
 
-void find_window(const CompressStore::Problem& problem, const CompressStore::Args& args, const Closing& token, Window& window) {
+void find_window(const CompressStore::Problem& problem, const CompressStore::Args& args, const Closing& token,
+                 Window& window) {
   const std::int64_t bs = args.state.block_size;
-  const auto* table = static_cast<const std::int32_t*>(args.block_table.data) + token.request * args.block_table.stride[0];
+  const auto* table =
+      static_cast<const std::int32_t*>(args.block_table.data) + token.request * args.block_table.stride[0];
   const int width = problem.coff() * problem.ratio;
   window.rows = 0;
   for (int j = 0; j < width; ++j) {

@@ -28,10 +28,13 @@ struct Closing {
 /// Whether token `t` (< M) closes a group and everything it needs lies inside the tensors.
 Closing closing_token(const CompressStore::Problem& problem, const CompressStore::Args& args, std::int64_t t);
 
-/// Looks the window of a closing token up in the paged state: rows that do not exist (before position 0, no column, no block) are left out.
-void find_window(const CompressStore::Problem& problem, const CompressStore::Args& args, const Closing& token, Window& window);
+/// Looks the window of a closing token up in the paged state: rows that do not exist (before position 0, no column, no
+/// block) are left out.
+void find_window(const CompressStore::Problem& problem, const CompressStore::Args& args, const Closing& token,
+                 Window& window);
 
-/// Rounds where the format asks for it, transforms where the problem does, and encodes a normed and rotated row of d numbers at `slot`.
+/// Rounds where the format asks for it, transforms where the problem does, and encodes a normed and rotated row of d
+/// numbers at `slot`.
 void store_entry(const CompressStore::Problem& problem, const PagedCache& entries, std::int64_t slot, float* row);
 
 }  // namespace smla

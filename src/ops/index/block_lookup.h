@@ -38,7 +38,9 @@ class BlockLookup {
   }
 
  private:
-  bool holds(std::int64_t request, std::int64_t i) const { return request >= 0 && request < requests_ && i >= 0 && i / block_size_ < columns_; }
+  bool holds(std::int64_t request, std::int64_t i) const {
+    return request >= 0 && request < requests_ && i >= 0 && i / block_size_ < columns_;
+  }
   std::int64_t entry(std::int64_t request, std::int64_t i) const { return table_[request * stride_ + i / block_size_]; }
 
   const std::int32_t* table_;

@@ -11,15 +11,17 @@ using namespace index_rows;
 
 /// Without `owner`, a block finds the owner of its token.
 __global__ void __launch_bounds__(kThreads, 8)
-    combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk, const std::int32_t* start,
-                  const std::int32_t* seq_lens, const std::int32_t* gather_lens, Rows<std::int32_t> out, std::int32_t* lens) {
+    combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk,
+                  const std::int32_t* start, const std::int32_t* seq_lens, const std::int32_t* gather_lens,
+                  Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
   __shared__ std::int32_t found[1];
   const std::int64_t t = blockIdx.x;
   // Asked for before it is known of whom, and how much.
   fetch_row(topk.row(t), min(topk.columns, p.top_k));
   constexpr unsigned kFirst = 64;  // blocks; all of them asking for the same would wait for each other
-  if (blockIdx.x < kFirst && p.requests <= kSearched) fetch_row(seq_lens, p.requests), fetch_row(gather_lens, p.requests);
+  if (blockIdx.x < kFirst && p.requests <= kSearched)
+    fetch_row(seq_lens, p.requests), fetch_row(gather_lens, p.requests);
   if (owner == nullptr) find_owners(start, p.requests, start[0], t, p.tokens, found);
   const std::int64_t b = owner == nullptr ? found[0] : owner[t];
   std::int64_t pos = -1;
@@ -74,7 +76,8 @@ struct MixedInputs {
   Table compressed;
 };
 
-__global__ void __launch_bounds__(kThreads, 8) mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
+__global__ void __launch_bounds__(kThreads, 8)
+    mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
   __shared__ std::int32_t present;
   const std::int64_t t = blockIdx.x;
@@ -82,7 +85,8 @@ __global__ void __launch_bounds__(kThreads, 8) mixed_rows(MixedSparseIndices::Pr
   const std::int64_t r = in.request[t];
   const std::int32_t* const slots = decode ? in.decode_window.row(t) : nullptr;
   const std::int32_t* const chosen = decode ? in.decode_compressed.row(t) : in.prefill_topk.row(t - p.decode_tokens);
-  const auto width = static_cast<int>(min(decode ? in.decode_compressed.columns : in.prefill_topk.columns, p.compressed_width));
+  const auto width =
+      static_cast<int>(min(decode ? in.decode_compressed.columns : in.prefill_topk.columns, p.compressed_width));
   // Asked for while the request is looked up.
   if (decode) fetch_row(slots, p.window_width);
   fetch_row(chosen, width);
@@ -94,7 +98,8 @@ __global__ void __launch_bounds__(kThreads, 8) mixed_rows(MixedSparseIndices::Pr
   int seen = 0;
   std::int64_t pos = -1;
   if (!decode) {
-    if (r >= 0 && r < p.requests && t >= in.start[r] && t < in.start[r + 1]) pos = static_cast<std::int64_t>(in.seq_lens[r]) - in.start[r + 1] + t;
+    if (r >= 0 && r < p.requests && t >= in.start[r] && t < in.start[r + 1])
+      pos = static_cast<std::int64_t>(in.seq_lens[r]) - in.start[r + 1] + t;
     seen = static_cast<int>(pos < 0 ? 0 : min(pos + 1, p.window));
     visible = static_cast<int>(entries_seen(pos, p.ratio, p.top_k));
   }
@@ -108,7 +113,8 @@ __global__ void __launch_bounds__(kThreads, 8) mixed_rows(MixedSparseIndices::Pr
   const auto position = [&](int i) { return i < seen ? first + i : -1; };
   if (decode) {
     each_column<1>(
-        p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); }, put_window);
+        p.window_width, [&](int i) { return slots[i]; }, [&](int, std::int32_t slot) { return window(slot); },
+        put_window);
   } else if (window.none) {
     const std::int32_t* const blocks = in.window.row(r);
     each_column<1>(
@@ -160,9 +166,10 @@ SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
   const cudaStream_t stream = stream_of(context.stream);
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
   if (owner != nullptr) list_owners(a.query_start_loc, true, p.requests, p.tokens, owner, -1, stream);
-  device::launch_early<combined_rows>("combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner, rows_of(a.topk),
-                                      data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
-                                      data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<combined_rows>(
+      "combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner, rows_of(a.topk),
+      data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
+      data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(MixedSparseIndices, 0) {
@@ -177,8 +184,8 @@ SMLA_CUDA_OP(MixedSparseIndices, 0) {
                        .request = data_of<const std::int32_t>(a.token_to_req),
                        .window = table_of(a.window_table, p.window_block),
                        .compressed = table_of(a.compressed_table, p.compressed_block)};
-  device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in, rows_of(a.indices),
-                                   data_of<std::int32_t>(a.lens));
+  device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in,
+                                   rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 }  // namespace smla

@@ -11,10 +11,14 @@ namespace smla {
 namespace {
 
 std::int32_t* row_of(const TensorView& rows, std::int64_t t) { return rows.as<std::int32_t>() + t * rows.stride[0]; }
-const std::int32_t* row_of(const ConstTensorView& rows, std::int64_t t) { return rows.as<std::int32_t>() + t * rows.stride[0]; }
+const std::int32_t* row_of(const ConstTensorView& rows, std::int64_t t) {
+  return rows.as<std::int32_t>() + t * rows.stride[0];
+}
 
 /// -1 for what an index row cannot hold.
-std::int32_t as_index(std::int64_t v) { return v < 0 || v > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(v); }
+std::int32_t as_index(std::int64_t v) {
+  return v < 0 || v > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(v);
+}
 
 /// Slots as a kernel with a flat token axis counts them: `span` tokens from a block to the next.
 class Remap {
@@ -33,7 +37,8 @@ class Remap {
 
 }  // namespace
 
-void combine_topk_window_ref(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args, const RunContext& /*context*/) {
+void combine_topk_window_ref(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args,
+                             const RunContext& /*context*/) {
   const std::int32_t* start = args.query_start_loc.as<std::int32_t>();
   const std::int32_t* seq_lens = args.seq_lens.as<std::int32_t>();
   const std::int32_t* gather_lens = args.gather_lens.as<std::int32_t>();
@@ -63,7 +68,8 @@ void combine_topk_window_ref(const CombineTopkWindow::Problem& problem, const Co
   }
 }
 
-void mixed_sparse_indices_ref(const MixedSparseIndices::Problem& problem, const MixedSparseIndices::Args& args, const RunContext& /*context*/) {
+void mixed_sparse_indices_ref(const MixedSparseIndices::Problem& problem, const MixedSparseIndices::Args& args,
+                              const RunContext& /*context*/) {
   const BlockLookup window_blocks(args.window_table, problem.window_block);
   const BlockLookup compressed_blocks(args.compressed_table, problem.compressed_block);
   const Remap window_slot(problem.window_block, problem.window_span);
@@ -72,7 +78,8 @@ void mixed_sparse_indices_ref(const MixedSparseIndices::Problem& problem, const 
   const std::int32_t* seq_lens = args.seq_lens.as<std::int32_t>();
   const std::int32_t* request = args.token_to_req.as<std::int32_t>();
   std::int32_t* lens = args.lens.as<std::int32_t>();
-  const std::int64_t decode_width = args.decode_compressed.absent() ? 0 : std::min(args.decode_compressed.size(1), problem.compressed_width);
+  const std::int64_t decode_width =
+      args.decode_compressed.absent() ? 0 : std::min(args.decode_compressed.size(1), problem.compressed_width);
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     std::int32_t* row = row_of(args.indices, t);
     std::int32_t* entries = row + problem.window_width;
@@ -89,7 +96,9 @@ void mixed_sparse_indices_ref(const MixedSparseIndices::Problem& problem, const 
       if (problem.local) {
         count = decode_width > 0 && args.decode_valid.as<bool>()[t] ? count : 0;
       } else {
-        count = args.decode_lens.absent() ? decode_width : std::clamp<std::int64_t>(args.decode_lens.as<std::int32_t>()[t], 0, decode_width);
+        count = args.decode_lens.absent()
+                    ? decode_width
+                    : std::clamp<std::int64_t>(args.decode_lens.as<std::int32_t>()[t], 0, decode_width);
       }
       lens[t] = static_cast<std::int32_t>(problem.window_width + count);
       continue;

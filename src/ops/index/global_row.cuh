@@ -15,8 +15,10 @@ struct Table {
   std::int64_t columns = 0;
   std::int64_t stride = 0;
   std::int64_t block_size = 1;
-  std::uint32_t reciprocal = 1U << 31;  ///< 2^(31 + shift) / block_size, rounded up: i * reciprocal >> (31 + shift) is i / block_size for 31 bits
-  int shift = 0;                        ///< least with 2^shift >= block_size
+  std::uint32_t reciprocal =
+      1U
+      << 31;  ///< 2^(31 + shift) / block_size, rounded up: i * reciprocal >> (31 + shift) is i / block_size for 31 bits
+  int shift = 0;  ///< least with 2^shift >= block_size
 
   /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
   __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
@@ -32,12 +34,16 @@ struct Table {
   }
 
   /// A request's row, null for none.
-  __device__ const std::int32_t* row(std::int64_t request) const { return request < 0 || request >= requests ? nullptr : entries + request * stride; }
-  /// slot() of a row, as an index row holds it, in two steps without a branch, so that the lookups of several entries are under way at once: its block, then
-  /// the slot in it. A block that is none, or negative, is one of 2^31 or more, whose slots have more than 31 bits.
+  __device__ const std::int32_t* row(std::int64_t request) const {
+    return request < 0 || request >= requests ? nullptr : entries + request * stride;
+  }
+  /// slot() of a row, as an index row holds it, in two steps without a branch, so that the lookups of several entries
+  /// are under way at once: its block, then the slot in it. A block that is none, or negative, is one of 2^31 or more,
+  /// whose slots have more than 31 bits.
   __device__ std::uint32_t block_of(const std::int32_t* row, std::int32_t i) const {
     const std::uint32_t column = column_of(i);
-    const bool there = row != nullptr && i >= 0 && column < static_cast<std::uint32_t>(min(columns, std::int64_t{0xFFFF'FFFF}));
+    const bool there =
+        row != nullptr && i >= 0 && column < static_cast<std::uint32_t>(min(columns, std::int64_t{0xFFFF'FFFF}));
     return there ? static_cast<std::uint32_t>(__ldg(row + column)) : 0xFFFF'FFFFU;
   }
   __device__ std::int32_t index_in(std::uint32_t block, std::int32_t i) const {
@@ -45,7 +51,9 @@ struct Table {
     const std::uint64_t slot = std::uint64_t{block} * size + (static_cast<std::uint32_t>(i) - column_of(i) * size);
     return slot > 0x7FFF'FFFFU ? -1 : static_cast<std::int32_t>(slot);
   }
-  __device__ std::uint32_t column_of(std::int32_t i) const { return __umulhi(2 * static_cast<std::uint32_t>(i), reciprocal) >> shift; }
+  __device__ std::uint32_t column_of(std::int32_t i) const {
+    return __umulhi(2 * static_cast<std::uint32_t>(i), reciprocal) >> shift;
+  }
 };
 
 inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
@@ -62,7 +70,9 @@ inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
 }
 
 /// What an index row can hold, -1 otherwise.
-__device__ inline std::int32_t as_index(std::int64_t v) { return v < 0 || v > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(v); }
+__device__ inline std::int32_t as_index(std::int64_t v) {
+  return v < 0 || v > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(v);
+}
 
 /// One row of GlobalTopk by a block of kThreads. In shared memory.
 template <int kThreads>
@@ -72,9 +82,10 @@ struct GlobalRow {
 
   std::int32_t warp_sum[2][kWarps];
 
-  /// Survivors keep their order: a warp has a run of 32 kRun entries, and each round takes its places from a running total. `out` may be `local`.
-  __device__ void write(const Table& table, std::int64_t request, bool valid, std::int64_t k, bool compact, const std::int32_t* local,
-                        std::int32_t* out, std::int32_t* len) {
+  /// Survivors keep their order: a warp has a run of 32 kRun entries, and each round takes its places from a running
+  /// total. `out` may be `local`.
+  __device__ void write(const Table& table, std::int64_t request, bool valid, std::int64_t k, bool compact,
+                        const std::int32_t* local, std::int32_t* out, std::int32_t* len) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const std::int32_t* const blocks = table.row(request);
@@ -90,7 +101,8 @@ struct GlobalRow {
       std::int32_t index[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) entry[i] = first + 32 * i < left ? from[first + 32 * i] : -1;
-      __syncwarp();  // all loads before the first use: left to itself the compiler begins to use before it has loaded all
+      __syncwarp();  // all loads before the first use: left to itself the compiler begins to use before it has loaded
+                     // all
 #pragma unroll
       for (int i = 0; i < kRun; ++i) block[i] = table.block_of(blocks, entry[i]);
       __syncwarp();
@@ -105,7 +117,8 @@ struct GlobalRow {
         alive += __popc(which);
       }
       if (lane == 0) warp_sum[round][warp] = alive;
-      // Every entry of this round was read before any place of it is written, and places never lie past the entries read.
+      // Every entry of this round was read before any place of it is written, and places never lie past the entries
+      // read.
       __syncthreads();
       std::int32_t before = total;
 #pragma unroll

@@ -26,7 +26,8 @@ void check_columns(std::string_view op, const TensorView& indices) {
 
 template <>
 std::span<const Implementation<TokenToReq>> OpTable<TokenToReq>::implementations() {
-  static constexpr Implementation<TokenToReq> kTable[] = {cuda_line<TokenToReq>(), {.name = "ref", .machine = "any CPU", .run = token_to_req_ref}};
+  static constexpr Implementation<TokenToReq> kTable[] = {
+      cuda_line<TokenToReq>(), {.name = "ref", .machine = "any CPU", .run = token_to_req_ref}};
   return kTable;
 }
 template <>
@@ -41,7 +42,8 @@ void OpTable<TokenToReq>::check_args(const TokenToReq::Problem& problem, const T
 
 template <>
 std::span<const Implementation<SlotMapping>> OpTable<SlotMapping>::implementations() {
-  static constexpr Implementation<SlotMapping> kTable[] = {cuda_line<SlotMapping>(), {.name = "ref", .machine = "any CPU", .run = slot_mapping_ref}};
+  static constexpr Implementation<SlotMapping> kTable[] = {
+      cuda_line<SlotMapping>(), {.name = "ref", .machine = "any CPU", .run = slot_mapping_ref}};
   return kTable;
 }
 template <>
@@ -60,8 +62,8 @@ void OpTable<SlotMapping>::check_args(const SlotMapping::Problem& problem, const
 
 template <>
 std::span<const Implementation<CompressedSlotMapping>> OpTable<CompressedSlotMapping>::implementations() {
-  static constexpr Implementation<CompressedSlotMapping> kTable[] = {cuda_line<CompressedSlotMapping>(),
-                                                                     {.name = "ref", .machine = "any CPU", .run = compressed_slot_mapping_ref}};
+  static constexpr Implementation<CompressedSlotMapping> kTable[] = {
+      cuda_line<CompressedSlotMapping>(), {.name = "ref", .machine = "any CPU", .run = compressed_slot_mapping_ref}};
   return kTable;
 }
 template <>
@@ -71,8 +73,10 @@ void OpTable<CompressedSlotMapping>::check_problem(const CompressedSlotMapping::
   check_positive(CompressedSlotMapping::kName, "problem.storage_block", problem.storage_block);
 }
 template <>
-void OpTable<CompressedSlotMapping>::check_args(const CompressedSlotMapping::Problem& problem, const CompressedSlotMapping::Args& args) {
-  check_tensor(CompressedSlotMapping::kName, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
+void OpTable<CompressedSlotMapping>::check_args(const CompressedSlotMapping::Problem& problem,
+                                                const CompressedSlotMapping::Args& args) {
+  check_tensor(CompressedSlotMapping::kName, "query_start_loc", args.query_start_loc, {problem.requests + 1},
+               {DType::kI32});
   check_tensor(CompressedSlotMapping::kName, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
   check_tensor(CompressedSlotMapping::kName, "block_table", args.block_table, {problem.requests, kAny}, {DType::kI32});
   check_tensor(CompressedSlotMapping::kName, "slots", args.slots, {problem.tokens}, {DType::kI64});
@@ -80,8 +84,8 @@ void OpTable<CompressedSlotMapping>::check_args(const CompressedSlotMapping::Pro
 
 template <>
 std::span<const Implementation<WindowIndices>> OpTable<WindowIndices>::implementations() {
-  static constexpr Implementation<WindowIndices> kTable[] = {cuda_line<WindowIndices>(),
-                                                             {.name = "ref", .machine = "any CPU", .run = window_indices_ref}};
+  static constexpr Implementation<WindowIndices> kTable[] = {
+      cuda_line<WindowIndices>(), {.name = "ref", .machine = "any CPU", .run = window_indices_ref}};
   return kTable;
 }
 template <>
@@ -89,8 +93,9 @@ void OpTable<WindowIndices>::check_problem(const WindowIndices::Problem& problem
   check_sizes(WindowIndices::kName, problem.requests, problem.tokens);
   check_positive(WindowIndices::kName, "problem.window", problem.window);
   check_positive(WindowIndices::kName, "problem.block_size", problem.block_size);
-  check_that(problem.noncausal_tokens >= 0 && problem.noncausal_tokens <= problem.tokens, WindowIndices::kName, "problem.noncausal_tokens",
-             problem.noncausal_tokens, "0 to " + std::to_string(problem.tokens) + ", the tokens");
+  check_that(problem.noncausal_tokens >= 0 && problem.noncausal_tokens <= problem.tokens, WindowIndices::kName,
+             "problem.noncausal_tokens", problem.noncausal_tokens,
+             "0 to " + std::to_string(problem.tokens) + ", the tokens");
 }
 template <>
 void OpTable<WindowIndices>::check_args(const WindowIndices::Problem& problem, const WindowIndices::Args& args) {
@@ -107,8 +112,8 @@ void OpTable<WindowIndices>::check_args(const WindowIndices::Problem& problem, c
 
 template <>
 std::span<const Implementation<DenseCompressedIndices>> OpTable<DenseCompressedIndices>::implementations() {
-  static constexpr Implementation<DenseCompressedIndices> kTable[] = {cuda_line<DenseCompressedIndices>(),
-                                                                      {.name = "ref", .machine = "any CPU", .run = dense_compressed_indices_ref}};
+  static constexpr Implementation<DenseCompressedIndices> kTable[] = {
+      cuda_line<DenseCompressedIndices>(), {.name = "ref", .machine = "any CPU", .run = dense_compressed_indices_ref}};
   return kTable;
 }
 template <>
@@ -116,15 +121,18 @@ void OpTable<DenseCompressedIndices>::check_problem(const DenseCompressedIndices
   check_sizes(DenseCompressedIndices::kName, problem.requests, problem.tokens);
   check_positive(DenseCompressedIndices::kName, "problem.ratio", problem.ratio);
   check_positive(DenseCompressedIndices::kName, "problem.storage_block", problem.storage_block);
-  check_that(problem.width >= 0 && problem.width <= INT32_MAX, DenseCompressedIndices::kName, "problem.width", problem.width, "0 to 2^31-1");
+  check_that(problem.width >= 0 && problem.width <= INT32_MAX, DenseCompressedIndices::kName, "problem.width",
+             problem.width, "0 to 2^31-1");
 }
 template <>
-void OpTable<DenseCompressedIndices>::check_args(const DenseCompressedIndices::Problem& problem, const DenseCompressedIndices::Args& args) {
+void OpTable<DenseCompressedIndices>::check_args(const DenseCompressedIndices::Problem& problem,
+                                                 const DenseCompressedIndices::Args& args) {
   check_tensor(DenseCompressedIndices::kName, "positions", args.positions, {problem.tokens}, {DType::kI64});
   check_tensor(DenseCompressedIndices::kName, "token_to_req", args.token_to_req, {problem.tokens}, {DType::kI32});
   check_tensor(DenseCompressedIndices::kName, "slot_mapping", args.slot_mapping, {problem.tokens}, {DType::kI64});
   if (problem.global || !args.block_table.absent()) {
-    check_tensor(DenseCompressedIndices::kName, "block_table", args.block_table, {problem.requests, kAny}, {DType::kI32});
+    check_tensor(DenseCompressedIndices::kName, "block_table", args.block_table, {problem.requests, kAny},
+                 {DType::kI32});
   }
   check_tensor(DenseCompressedIndices::kName, "indices", args.indices, {problem.tokens, problem.width}, {DType::kI32});
   check_tensor(DenseCompressedIndices::kName, "lens", args.lens, {problem.tokens}, {DType::kI32});
@@ -132,7 +140,8 @@ void OpTable<DenseCompressedIndices>::check_args(const DenseCompressedIndices::P
 
 template <>
 std::span<const Implementation<GlobalTopk>> OpTable<GlobalTopk>::implementations() {
-  static constexpr Implementation<GlobalTopk> kTable[] = {cuda_line<GlobalTopk>(), {.name = "ref", .machine = "any CPU", .run = global_topk_ref}};
+  static constexpr Implementation<GlobalTopk> kTable[] = {
+      cuda_line<GlobalTopk>(), {.name = "ref", .machine = "any CPU", .run = global_topk_ref}};
   return kTable;
 }
 template <>
@@ -153,8 +162,8 @@ void OpTable<GlobalTopk>::check_args(const GlobalTopk::Problem& problem, const G
 
 template <>
 std::span<const Implementation<ShortContextTopk>> OpTable<ShortContextTopk>::implementations() {
-  static constexpr Implementation<ShortContextTopk> kTable[] = {cuda_line<ShortContextTopk>(),
-                                                                {.name = "ref", .machine = "any CPU", .run = short_context_topk_ref}};
+  static constexpr Implementation<ShortContextTopk> kTable[] = {
+      cuda_line<ShortContextTopk>(), {.name = "ref", .machine = "any CPU", .run = short_context_topk_ref}};
   return kTable;
 }
 template <>
@@ -164,22 +173,24 @@ void OpTable<ShortContextTopk>::check_problem(const ShortContextTopk::Problem& p
   check_that(problem.k >= 0 && problem.k <= INT32_MAX, ShortContextTopk::kName, "problem.k", problem.k, "0 to 2^31-1");
 }
 template <>
-void OpTable<ShortContextTopk>::check_args(const ShortContextTopk::Problem& problem, const ShortContextTopk::Args& args) {
+void OpTable<ShortContextTopk>::check_args(const ShortContextTopk::Problem& problem,
+                                           const ShortContextTopk::Args& args) {
   check_tensor(ShortContextTopk::kName, "positions", args.positions, {problem.tokens}, {DType::kI64});
   check_tensor(ShortContextTopk::kName, "indices", args.indices, {problem.tokens, problem.k}, {DType::kI32});
 }
 
 template <>
 std::span<const Implementation<VisibleEntries>> OpTable<VisibleEntries>::implementations() {
-  static constexpr Implementation<VisibleEntries> kTable[] = {cuda_line<VisibleEntries>(),
-                                                              {.name = "ref", .machine = "any CPU", .run = visible_entries_ref}};
+  static constexpr Implementation<VisibleEntries> kTable[] = {
+      cuda_line<VisibleEntries>(), {.name = "ref", .machine = "any CPU", .run = visible_entries_ref}};
   return kTable;
 }
 template <>
 void OpTable<VisibleEntries>::check_problem(const VisibleEntries::Problem& problem) {
   check_sizes(VisibleEntries::kName, 0, problem.tokens);
   check_positive(VisibleEntries::kName, "problem.ratio", problem.ratio);
-  check_that(problem.top_k >= 0 && problem.top_k <= INT32_MAX, VisibleEntries::kName, "problem.top_k", problem.top_k, "0 to 2^31-1");
+  check_that(problem.top_k >= 0 && problem.top_k <= INT32_MAX, VisibleEntries::kName, "problem.top_k", problem.top_k,
+             "0 to 2^31-1");
 }
 template <>
 void OpTable<VisibleEntries>::check_args(const VisibleEntries::Problem& problem, const VisibleEntries::Args& args) {
@@ -187,19 +198,21 @@ void OpTable<VisibleEntries>::check_args(const VisibleEntries::Problem& problem,
   check_tensor(VisibleEntries::kName, "slot_mapping", args.slot_mapping, {problem.tokens}, {DType::kI64});
   if (!args.valid.absent()) check_tensor(VisibleEntries::kName, "valid", args.valid, {problem.tokens}, {DType::kBool});
   if (!args.lens.absent()) check_tensor(VisibleEntries::kName, "lens", args.lens, {problem.tokens}, {DType::kI32});
-  if (!args.topk_lens.absent()) check_tensor(VisibleEntries::kName, "topk_lens", args.topk_lens, {problem.tokens}, {DType::kI32});
+  if (!args.topk_lens.absent())
+    check_tensor(VisibleEntries::kName, "topk_lens", args.topk_lens, {problem.tokens}, {DType::kI32});
 }
 
 template <>
 std::span<const Implementation<PrefillLens>> OpTable<PrefillLens>::implementations() {
-  static constexpr Implementation<PrefillLens> kTable[] = {cuda_line<PrefillLens>(), {.name = "ref", .machine = "any CPU", .run = prefill_lens_ref}};
+  static constexpr Implementation<PrefillLens> kTable[] = {
+      cuda_line<PrefillLens>(), {.name = "ref", .machine = "any CPU", .run = prefill_lens_ref}};
   return kTable;
 }
 template <>
 void OpTable<PrefillLens>::check_problem(const PrefillLens::Problem& problem) {
   check_sizes(PrefillLens::kName, problem.requests, 0);
-  check_that(problem.decodes >= 0 && problem.decodes <= problem.requests, PrefillLens::kName, "problem.decodes", problem.decodes,
-             "0 to " + std::to_string(problem.requests) + ", the requests");
+  check_that(problem.decodes >= 0 && problem.decodes <= problem.requests, PrefillLens::kName, "problem.decodes",
+             problem.decodes, "0 to " + std::to_string(problem.requests) + ", the requests");
   check_positive(PrefillLens::kName, "problem.window", problem.window);
   check_positive(PrefillLens::kName, "problem.ratio", problem.ratio);
 }
@@ -208,14 +221,16 @@ void OpTable<PrefillLens>::check_args(const PrefillLens::Problem& problem, const
   const std::int64_t prefills = problem.requests - problem.decodes;
   check_tensor(PrefillLens::kName, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
   check_tensor(PrefillLens::kName, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
-  if (!args.gather_lens.absent()) check_tensor(PrefillLens::kName, "gather_lens", args.gather_lens, {prefills}, {DType::kI32});
-  if (!args.entry_counts.absent()) check_tensor(PrefillLens::kName, "entry_counts", args.entry_counts, {prefills}, {DType::kI32});
+  if (!args.gather_lens.absent())
+    check_tensor(PrefillLens::kName, "gather_lens", args.gather_lens, {prefills}, {DType::kI32});
+  if (!args.entry_counts.absent())
+    check_tensor(PrefillLens::kName, "entry_counts", args.entry_counts, {prefills}, {DType::kI32});
 }
 
 template <>
 std::span<const Implementation<DraftPositions>> OpTable<DraftPositions>::implementations() {
-  static constexpr Implementation<DraftPositions> kTable[] = {cuda_line<DraftPositions>(),
-                                                              {.name = "ref", .machine = "any CPU", .run = draft_positions_ref}};
+  static constexpr Implementation<DraftPositions> kTable[] = {
+      cuda_line<DraftPositions>(), {.name = "ref", .machine = "any CPU", .run = draft_positions_ref}};
   return kTable;
 }
 template <>
@@ -230,8 +245,8 @@ void OpTable<DraftPositions>::check_args(const DraftPositions::Problem& problem,
 
 template <>
 std::span<const Implementation<CombineTopkWindow>> OpTable<CombineTopkWindow>::implementations() {
-  static constexpr Implementation<CombineTopkWindow> kTable[] = {cuda_line<CombineTopkWindow>(),
-                                                                 {.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
+  static constexpr Implementation<CombineTopkWindow> kTable[] = {
+      cuda_line<CombineTopkWindow>(), {.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
   return kTable;
 }
 template <>
@@ -246,11 +261,13 @@ void OpTable<CombineTopkWindow>::check_problem(const CombineTopkWindow::Problem&
   check_that(problem.n >= 0 && problem.n <= INT32_MAX, op, "problem.n", problem.n, "0 to 2^31-1");
 }
 template <>
-void OpTable<CombineTopkWindow>::check_args(const CombineTopkWindow::Problem& problem, const CombineTopkWindow::Args& args) {
+void OpTable<CombineTopkWindow>::check_args(const CombineTopkWindow::Problem& problem,
+                                            const CombineTopkWindow::Args& args) {
   constexpr std::string_view op = CombineTopkWindow::kName;
   if (problem.top_k > 0) {
     check_tensor(op, "topk", args.topk, {problem.tokens, kAny}, {DType::kI32});
-    check_that(args.topk.size(1) >= problem.top_k, op, "columns of topk", args.topk.size(1), "at least " + std::to_string(problem.top_k));
+    check_that(args.topk.size(1) >= problem.top_k, op, "columns of topk", args.topk.size(1),
+               "at least " + std::to_string(problem.top_k));
   }
   check_tensor(op, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
   check_tensor(op, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
@@ -264,16 +281,16 @@ void OpTable<CombineTopkWindow>::check_args(const CombineTopkWindow::Problem& pr
 
 template <>
 std::span<const Implementation<MixedSparseIndices>> OpTable<MixedSparseIndices>::implementations() {
-  static constexpr Implementation<MixedSparseIndices> kTable[] = {cuda_line<MixedSparseIndices>(),
-                                                                  {.name = "ref", .machine = "any CPU", .run = mixed_sparse_indices_ref}};
+  static constexpr Implementation<MixedSparseIndices> kTable[] = {
+      cuda_line<MixedSparseIndices>(), {.name = "ref", .machine = "any CPU", .run = mixed_sparse_indices_ref}};
   return kTable;
 }
 template <>
 void OpTable<MixedSparseIndices>::check_problem(const MixedSparseIndices::Problem& problem) {
   constexpr std::string_view op = MixedSparseIndices::kName;
   check_sizes(op, problem.requests, problem.tokens);
-  check_that(problem.decode_tokens >= 0 && problem.decode_tokens <= problem.tokens, op, "problem.decode_tokens", problem.decode_tokens,
-             "0 to " + std::to_string(problem.tokens));
+  check_that(problem.decode_tokens >= 0 && problem.decode_tokens <= problem.tokens, op, "problem.decode_tokens",
+             problem.decode_tokens, "0 to " + std::to_string(problem.tokens));
   check_positive(op, "problem.window", problem.window);
   check_positive(op, "problem.ratio", problem.ratio);
   check_positive(op, "problem.window_block", problem.window_block);
@@ -285,10 +302,12 @@ void OpTable<MixedSparseIndices>::check_problem(const MixedSparseIndices::Proble
   at_least("problem.top_k", problem.top_k, 0);
   at_least("problem.compressed_width", problem.compressed_width, problem.top_k);
   if (problem.window_span != 0) at_least("problem.window_span", problem.window_span, problem.window_block);
-  if (problem.compressed_span != 0) at_least("problem.compressed_span", problem.compressed_span, problem.compressed_block);
+  if (problem.compressed_span != 0)
+    at_least("problem.compressed_span", problem.compressed_span, problem.compressed_block);
 }
 template <>
-void OpTable<MixedSparseIndices>::check_args(const MixedSparseIndices::Problem& problem, const MixedSparseIndices::Args& args) {
+void OpTable<MixedSparseIndices>::check_args(const MixedSparseIndices::Problem& problem,
+                                             const MixedSparseIndices::Args& args) {
   constexpr std::string_view op = MixedSparseIndices::kName;
   const std::int64_t prefill = problem.tokens - problem.decode_tokens;
   const bool decode_part = !args.decode_compressed.absent() && problem.decode_tokens > 0;
@@ -299,8 +318,10 @@ void OpTable<MixedSparseIndices>::check_args(const MixedSparseIndices::Problem& 
   if (!args.decode_compressed.absent()) {
     check_tensor(op, "decode_compressed", args.decode_compressed, {problem.decode_tokens, kAny}, {DType::kI32});
   }
-  if (decode_part && problem.local) check_tensor(op, "decode_valid", args.decode_valid, {problem.decode_tokens}, {DType::kBool});
-  if (!args.decode_lens.absent()) check_tensor(op, "decode_lens", args.decode_lens, {problem.decode_tokens}, {DType::kI32});
+  if (decode_part && problem.local)
+    check_tensor(op, "decode_valid", args.decode_valid, {problem.decode_tokens}, {DType::kBool});
+  if (!args.decode_lens.absent())
+    check_tensor(op, "decode_lens", args.decode_lens, {problem.decode_tokens}, {DType::kI32});
   if (prefill_part) {
     check_tensor(op, "prefill_topk", args.prefill_topk, {prefill, kAny}, {DType::kI32});
     check_that(args.prefill_topk.size(1) >= problem.top_k, op, "columns of prefill_topk", args.prefill_topk.size(1),
@@ -313,7 +334,8 @@ void OpTable<MixedSparseIndices>::check_args(const MixedSparseIndices::Problem& 
   if ((decode_part && problem.local) || prefill_part || !args.compressed_table.absent()) {
     check_tensor(op, "compressed_table", args.compressed_table, {problem.requests, kAny}, {DType::kI32});
   }
-  check_tensor(op, "indices", args.indices, {problem.tokens, problem.window_width + problem.compressed_width}, {DType::kI32});
+  check_tensor(op, "indices", args.indices, {problem.tokens, problem.window_width + problem.compressed_width},
+               {DType::kI32});
   check_columns(op, args.indices);
   check_tensor(op, "lens", args.lens, {problem.tokens}, {DType::kI32});
 }

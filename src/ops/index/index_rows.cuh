@@ -22,7 +22,9 @@ struct Rows {
   __device__ Int* row(std::int64_t r) const { return data + r * stride; }
 };
 
-inline Rows<std::int32_t> rows_of(const TensorView& v) { return {static_cast<std::int32_t*>(v.data), v.stride[0], v.size(1)}; }
+inline Rows<std::int32_t> rows_of(const TensorView& v) {
+  return {static_cast<std::int32_t*>(v.data), v.stride[0], v.size(1)};
+}
 inline Rows<const std::int32_t> rows_of(const ConstTensorView& v) {
   if (v.absent()) return {};
   return {static_cast<const std::int32_t*>(v.data), v.stride[0], v.size(1)};
@@ -46,11 +48,12 @@ __device__ inline std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio
   return min(whole + (pos - whole * ratio == ratio - 1 ? 1 : 0), most);
 }
 
-/// store(j, meaning(j, v, look_up(v))) with v = load(j) for every j < n, -1 where there is no j; by all threads of a block. A thread's next kRun loads, and then
-/// their lookups, are under way at once.
+/// store(j, meaning(j, v, look_up(v))) with v = load(j) for every j < n, -1 where there is no j; by all threads of a
+/// block. A thread's next kRun loads, and then their lookups, are under way at once.
 template <int kRun, class Load, class LookUp, class Meaning, class Store>
 __device__ void each_column(std::int64_t n, Load&& load, LookUp&& look_up, Meaning&& meaning, Store&& store) {
-  // Columns of an index row are counted in int32. Signed, so that a thread's next column is its first one's address and a constant.
+  // Columns of an index row are counted in int32. Signed, so that a thread's next column is its first one's address and
+  // a constant.
   const auto end = static_cast<int>(n);
   int base = static_cast<int>(threadIdx.x);
   for (int left = end; left > 0; left -= kRun * kThreads, base += kRun * kThreads) {

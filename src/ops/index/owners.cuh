@@ -7,12 +7,14 @@ namespace smla::index_rows {
 
 // Which request a token belongs to: the last one whose part of query_start_loc holds it, whatever that tensor holds.
 
-constexpr std::int64_t kSearched = 1024;  ///< so many requests a block looks through for its tokens' owners, instead of launches that list them
+constexpr std::int64_t kSearched =
+    1024;  ///< so many requests a block looks through for its tokens' owners, instead of launches that list them
 
-/// owner[i] = the last of the requests whose part of query_start_loc, less `origin`, holds token first + i, -1 for none; i < kTokens. A barrier before and after.
+/// owner[i] = the last of the requests whose part of query_start_loc, less `origin`, holds token first + i, -1 for
+/// none; i < kTokens. A barrier before and after.
 template <int kTokens>
-__device__ void find_owners(const std::int32_t* start, std::int64_t requests, std::int64_t origin, std::int64_t first, std::int64_t tokens,
-                            std::int32_t (&owner)[kTokens]) {
+__device__ void find_owners(const std::int32_t* start, std::int64_t requests, std::int64_t origin, std::int64_t first,
+                            std::int64_t tokens, std::int32_t (&owner)[kTokens]) {
   constexpr std::int64_t kFew = 32;
   if (requests <= kFew) {
     // Each token by itself: the parts of few requests may be long.
@@ -38,13 +40,16 @@ __device__ void find_owners(const std::int32_t* start, std::int64_t requests, st
   __syncthreads();
 }
 
-/// owner[t] = the last request whose part of query_start_loc, less `from` where that is not null, holds token t; untouched where none does.
-static __global__ void owners(const std::int32_t* start, const std::int32_t* from, std::int64_t requests, std::int64_t tokens, std::int32_t* owner) {
+/// owner[t] = the last request whose part of query_start_loc, less `from` where that is not null, holds token t;
+/// untouched where none does.
+static __global__ void owners(const std::int32_t* start, const std::int32_t* from, std::int64_t requests,
+                              std::int64_t tokens, std::int32_t* owner) {
   const std::int64_t origin = from == nullptr ? 0 : *from;
   for (std::int64_t r = blockIdx.x; r < requests; r += gridDim.x) {
     const std::int64_t first = max(start[r] - origin, std::int64_t{0});
     const std::int64_t last = min(start[r + 1] - origin, tokens);
-    for (std::int64_t t = first + threadIdx.x; t < last; t += blockDim.x) atomicMax(owner + t, static_cast<std::int32_t>(r));
+    for (std::int64_t t = first + threadIdx.x; t < last; t += blockDim.x)
+      atomicMax(owner + t, static_cast<std::int32_t>(r));
   }
 }
 
@@ -54,15 +59,17 @@ static __global__ void fill(std::int32_t* out, std::int64_t n, std::int32_t valu
     out[i] = value;
 }
 
-/// Lists the owners of all tokens, `none` for those without one. `relative`: a chunk whose query_start_loc need not begin at 0.
-inline void list_owners(const ConstTensorView& start, bool relative, std::int64_t requests, std::int64_t tokens, std::int32_t* owner,
-                        std::int32_t none, cudaStream_t stream) {
+/// Lists the owners of all tokens, `none` for those without one. `relative`: a chunk whose query_start_loc need not
+/// begin at 0.
+inline void list_owners(const ConstTensorView& start, bool relative, std::int64_t requests, std::int64_t tokens,
+                        std::int32_t* owner, std::int32_t none, cudaStream_t stream) {
   if (tokens == 0) return;
   fill<<<min(blocks_for(tokens, kThreads), 1024U), kThreads, 0, stream>>>(owner, tokens, none);
   check_launch("fill");
   if (requests == 0) return;
   const auto* first = static_cast<const std::int32_t*>(start.data);
-  owners<<<min(blocks_for(requests, 1), 4096U), kThreads, 0, stream>>>(first, relative ? first : nullptr, requests, tokens, owner);
+  owners<<<min(blocks_for(requests, 1), 4096U), kThreads, 0, stream>>>(first, relative ? first : nullptr, requests,
+                                                                       tokens, owner);
   check_launch("owners");
 }
 

@@ -9,8 +9,8 @@ namespace {
 
 using namespace index_rows;
 
-__global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t tokens, const std::int32_t* start, const std::int64_t* positions,
-                             const std::int32_t* request, std::int64_t* slots) {
+__global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t tokens, const std::int32_t* start,
+                             const std::int64_t* positions, const std::int32_t* request, std::int64_t* slots) {
   device::take_turn();
   const std::int64_t t = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (t < tokens) slots[t] = t < start[requests] ? table.slot(request[t], positions[t]) : -1;
@@ -18,8 +18,9 @@ __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t to
 
 /// Without `owner`, blocks find the owners of their tokens.
 __global__ void __launch_bounds__(kThreads)
-    compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio, const std::int32_t* owner,
-                     const std::int32_t* start, const std::int32_t* seq_lens, std::int64_t* slots) {
+    compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio,
+                     const std::int32_t* owner, const std::int32_t* start, const std::int32_t* seq_lens,
+                     std::int64_t* slots) {
   device::take_turn();
   __shared__ std::int32_t found[kThreads];
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kThreads);
@@ -38,25 +39,29 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 SMLA_CUDA_OP(TokenToReq, 0) {
-  list_owners(a.query_start_loc, false, p.requests, p.tokens, data_of<std::int32_t>(a.token_to_req), 0, stream_of(context.stream));
+  list_owners(a.query_start_loc, false, p.requests, p.tokens, data_of<std::int32_t>(a.token_to_req), 0,
+              stream_of(context.stream));
 }
 
 SMLA_CUDA_OP(SlotMapping, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream),
-                                     table_of(a.block_table, p.block_size), p.requests, p.tokens, data_of<const std::int32_t>(a.query_start_loc),
-                                     data_of<const std::int64_t>(a.positions), data_of<const std::int32_t>(a.token_to_req),
-                                     data_of<std::int64_t>(a.slots));
+  device::launch_early<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0,
+                                     stream_of(context.stream), table_of(a.block_table, p.block_size), p.requests,
+                                     p.tokens, data_of<const std::int32_t>(a.query_start_loc),
+                                     data_of<const std::int64_t>(a.positions),
+                                     data_of<const std::int32_t>(a.token_to_req), data_of<std::int64_t>(a.slots));
 }
 
 SMLA_CUDA_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
   if (p.tokens == 0) return;
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
-  if (owner != nullptr) list_owners(a.query_start_loc, false, p.requests, p.tokens, owner, -1, stream_of(context.stream));
-  device::launch_early<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream),
-                                         table_of(a.block_table, p.storage_block), p.requests, p.tokens, p.ratio, owner,
-                                         data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
-                                         data_of<std::int64_t>(a.slots));
+  if (owner != nullptr)
+    list_owners(a.query_start_loc, false, p.requests, p.tokens, owner, -1, stream_of(context.stream));
+  device::launch_early<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0,
+                                         stream_of(context.stream), table_of(a.block_table, p.storage_block),
+                                         p.requests, p.tokens, p.ratio, owner,
+                                         data_of<const std::int32_t>(a.query_start_loc),
+                                         data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
 }
 
 }  // namespace smla

@@ -29,13 +29,15 @@ void token_to_req_ref(const TokenToReq::Problem& problem, const TokenToReq::Args
   }
 }
 
-void slot_mapping_ref(const SlotMapping::Problem& problem, const SlotMapping::Args& args, const RunContext& /*context*/) {
+void slot_mapping_ref(const SlotMapping::Problem& problem, const SlotMapping::Args& args,
+                      const RunContext& /*context*/) {
   const BlockLookup blocks(args.block_table, problem.block_size);
   const std::int64_t scheduled = args.query_start_loc.as<std::int32_t>()[problem.requests];
   const std::int64_t* positions = args.positions.as<std::int64_t>();
   const std::int32_t* request = args.token_to_req.as<std::int32_t>();
   std::int64_t* slots = args.slots.as<std::int64_t>();
-  for (std::int64_t t = 0; t < problem.tokens; ++t) slots[t] = t < scheduled ? blocks.slot(request[t], positions[t]) : -1;
+  for (std::int64_t t = 0; t < problem.tokens; ++t)
+    slots[t] = t < scheduled ? blocks.slot(request[t], positions[t]) : -1;
 }
 
 void compressed_slot_mapping_ref(const CompressedSlotMapping::Problem& problem, const CompressedSlotMapping::Args& args,
@@ -48,7 +50,8 @@ void compressed_slot_mapping_ref(const CompressedSlotMapping::Problem& problem, 
   for (std::int64_t r = 0; r < problem.requests; ++r) {
     const TokenRange range = tokens_of(start, r, problem.tokens);
     for (std::int64_t t = range.begin; t < range.end; ++t) {
-      const std::int64_t pos = static_cast<std::int64_t>(seq_lens[r]) - start[r + 1] + t;  // seq_len - query_len + (t - start)
+      const std::int64_t pos =
+          static_cast<std::int64_t>(seq_lens[r]) - start[r + 1] + t;  // seq_len - query_len + (t - start)
       if (pos >= 0 && (pos + 1) % problem.ratio == 0) slots[t] = blocks.slot_clamped(r, pos / problem.ratio);
     }
   }

@@ -9,8 +9,9 @@ namespace {
 
 using namespace index_rows;
 
-__global__ void window_rows(Table table, WindowIndices::Problem p, const std::int32_t* start, const std::int32_t* seq_lens,
-                            const std::int32_t* request, const std::int64_t* slots, Rows<std::int32_t> out, std::int32_t* lens) {
+__global__ void window_rows(Table table, WindowIndices::Problem p, const std::int32_t* start,
+                            const std::int32_t* seq_lens, const std::int32_t* request, const std::int64_t* slots,
+                            Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
   const std::int64_t t = blockIdx.x;
   const std::int64_t r = request[t];
@@ -24,12 +25,14 @@ __global__ void window_rows(Table table, WindowIndices::Problem p, const std::in
     first = max(prefix - p.window, std::int64_t{0});
     n = min(max(seq - first, std::int64_t{0}), out.columns);
   }
-  for (std::int64_t i = threadIdx.x; i < out.columns; i += blockDim.x) out.row(t)[i] = i < n ? as_index(table.slot(r, first + i)) : -1;
+  for (std::int64_t i = threadIdx.x; i < out.columns; i += blockDim.x)
+    out.row(t)[i] = i < n ? as_index(table.slot(r, first + i)) : -1;
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(n);
 }
 
-__global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const std::int64_t* positions, const std::int32_t* request,
-                           const std::int64_t* slots, Rows<std::int32_t> out, std::int32_t* lens) {
+__global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const std::int64_t* positions,
+                           const std::int32_t* request, const std::int64_t* slots, Rows<std::int32_t> out,
+                           std::int32_t* lens) {
   device::take_turn();
   const std::int64_t t = blockIdx.x;
   const std::int64_t n = slots[t] < 0 ? 0 : entries_seen(positions[t], p.ratio, p.width);
@@ -40,8 +43,8 @@ __global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const
 }
 
 __global__ void __launch_bounds__(kThreads, 8)
-    global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk, const std::int32_t* request, const bool* valid,
-                Rows<std::int32_t> out, std::int32_t* lens) {
+    global_rows(Table table, std::int64_t k, bool compact, Rows<const std::int32_t> topk, const std::int32_t* request,
+                const bool* valid, Rows<std::int32_t> out, std::int32_t* lens) {
   device::take_turn();
   __shared__ GlobalRow<kThreads> row;
   const std::int64_t t = blockIdx.x;
@@ -60,31 +63,34 @@ __global__ void short_rows(std::int64_t ratio, std::int64_t k, const std::int64_
 
 SMLA_CUDA_OP(WindowIndices, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<window_rows>("window_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
-                                    table_of(a.block_table, p.block_size), p, data_of<const std::int32_t>(a.query_start_loc),
-                                    data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.token_to_req),
-                                    data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<window_rows>(
+      "window_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
+      table_of(a.block_table, p.block_size), p, data_of<const std::int32_t>(a.query_start_loc),
+      data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.token_to_req),
+      data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(DenseCompressedIndices, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<dense_rows>("dense_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
-                                   table_of(a.block_table, p.storage_block), p, data_of<const std::int64_t>(a.positions),
-                                   data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices),
-                                   data_of<std::int32_t>(a.lens));
+  device::launch_early<dense_rows>(
+      "dense_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
+      table_of(a.block_table, p.storage_block), p, data_of<const std::int64_t>(a.positions),
+      data_of<const std::int32_t>(a.token_to_req), data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices),
+      data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(GlobalTopk, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<global_rows>(
-      "global_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), table_of(a.block_table, p.storage_block), p.k, p.compact,
-      rows_of(a.topk), data_of<const std::int32_t>(a.token_to_req), data_of<const bool>(a.valid), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_early<global_rows>("global_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
+                                    table_of(a.block_table, p.storage_block), p.k, p.compact, rows_of(a.topk),
+                                    data_of<const std::int32_t>(a.token_to_req), data_of<const bool>(a.valid),
+                                    rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 SMLA_CUDA_OP(ShortContextTopk, 0) {
   if (p.tokens == 0) return;
-  device::launch_early<short_rows>("short_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p.ratio, p.k,
-                                   data_of<const std::int64_t>(a.positions), rows_of(a.indices));
+  device::launch_early<short_rows>("short_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p.ratio,
+                                   p.k, data_of<const std::int64_t>(a.positions), rows_of(a.indices));
 }
 
 }  // namespace smla

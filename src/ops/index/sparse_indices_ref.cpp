@@ -13,7 +13,8 @@ std::int32_t* row_of(const TensorView& rows, std::int64_t t) { return rows.as<st
 
 }  // namespace
 
-void window_indices_ref(const WindowIndices::Problem& problem, const WindowIndices::Args& args, const RunContext& /*context*/) {
+void window_indices_ref(const WindowIndices::Problem& problem, const WindowIndices::Args& args,
+                        const RunContext& /*context*/) {
   const BlockLookup blocks(args.block_table, problem.block_size);
   const std::int32_t* start_loc = args.query_start_loc.as<std::int32_t>();
   const std::int32_t* seq_lens = args.seq_lens.as<std::int32_t>();
@@ -25,7 +26,8 @@ void window_indices_ref(const WindowIndices::Problem& problem, const WindowIndic
     std::int32_t* row = row_of(args.indices, t);
     const std::int64_t r = request[t];
     std::int64_t pos = -1;
-    if (slots[t] >= 0 && r >= 0 && r < problem.requests) pos = static_cast<std::int64_t>(seq_lens[r]) - start_loc[r + 1] + t;
+    if (slots[t] >= 0 && r >= 0 && r < problem.requests)
+      pos = static_cast<std::int64_t>(seq_lens[r]) - start_loc[r + 1] + t;
     std::int64_t first = std::max<std::int64_t>(pos - problem.window + 1, 0);
     std::int64_t n = pos < 0 ? 0 : pos + 1 - first;
     if (pos >= 0 && t < problem.noncausal_tokens) {
@@ -39,8 +41,8 @@ void window_indices_ref(const WindowIndices::Problem& problem, const WindowIndic
   }
 }
 
-void dense_compressed_indices_ref(const DenseCompressedIndices::Problem& problem, const DenseCompressedIndices::Args& args,
-                                  const RunContext& /*context*/) {
+void dense_compressed_indices_ref(const DenseCompressedIndices::Problem& problem,
+                                  const DenseCompressedIndices::Args& args, const RunContext& /*context*/) {
   const BlockLookup blocks(args.block_table, problem.storage_block);
   const std::int64_t* positions = args.positions.as<std::int64_t>();
   const std::int32_t* request = args.token_to_req.as<std::int32_t>();
@@ -49,7 +51,8 @@ void dense_compressed_indices_ref(const DenseCompressedIndices::Problem& problem
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     std::int32_t* row = row_of(args.indices, t);
     const std::int64_t n = slots[t] < 0 ? 0 : visible_entries(positions[t], problem.ratio, problem.width);
-    for (std::int64_t j = 0; j < n; ++j) row[j] = problem.global ? blocks.index(request[t], j) : static_cast<std::int32_t>(j);
+    for (std::int64_t j = 0; j < n; ++j)
+      row[j] = problem.global ? blocks.index(request[t], j) : static_cast<std::int32_t>(j);
     std::fill(row + n, row + problem.width, -1);
     lens[t] = static_cast<std::int32_t>(n);
   }
@@ -77,7 +80,8 @@ void global_topk_ref(const GlobalTopk::Problem& problem, const GlobalTopk::Args&
   }
 }
 
-void short_context_topk_ref(const ShortContextTopk::Problem& problem, const ShortContextTopk::Args& args, const RunContext& /*context*/) {
+void short_context_topk_ref(const ShortContextTopk::Problem& problem, const ShortContextTopk::Args& args,
+                            const RunContext& /*context*/) {
   const std::int64_t* positions = args.positions.as<std::int64_t>();
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     std::int32_t* row = row_of(args.indices, t);

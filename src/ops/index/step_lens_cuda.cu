@@ -13,8 +13,8 @@ constexpr std::int64_t kMost = 0x7FFF'FFFF;
 
 __device__ std::int64_t thread_index() { return blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; }
 
-__global__ void entries(VisibleEntries::Problem p, const std::int64_t* positions, const std::int64_t* slots, bool* valid, std::int32_t* lens,
-                        std::int32_t* topk_lens) {
+__global__ void entries(VisibleEntries::Problem p, const std::int64_t* positions, const std::int64_t* slots,
+                        bool* valid, std::int32_t* lens, std::int32_t* topk_lens) {
   const std::int64_t t = thread_index();
   if (t >= p.tokens) return;
   const bool real = slots[t] >= 0;
@@ -24,8 +24,8 @@ __global__ void entries(VisibleEntries::Problem p, const std::int64_t* positions
   if (topk_lens != nullptr) topk_lens[t] = static_cast<std::int32_t>(min(seen, p.top_k));
 }
 
-__global__ void prefills(PrefillLens::Problem p, const std::int32_t* start, const std::int32_t* seq_lens, std::int32_t* gather_lens,
-                         std::int32_t* entry_counts) {
+__global__ void prefills(PrefillLens::Problem p, const std::int32_t* start, const std::int32_t* seq_lens,
+                         std::int32_t* gather_lens, std::int32_t* entry_counts) {
   const std::int64_t i = thread_index();
   const std::int64_t r = p.decodes + i;
   if (r >= p.requests) return;
@@ -46,23 +46,23 @@ __global__ void last_positions(std::int64_t requests, const std::int32_t* seq_le
 SMLA_CUDA_OP(VisibleEntries, 0) {
   if (p.tokens == 0) return;
   entries<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
-      p, data_of<const std::int64_t>(a.positions), data_of<const std::int64_t>(a.slot_mapping), data_of<bool>(a.valid), data_of<std::int32_t>(a.lens),
-      data_of<std::int32_t>(a.topk_lens));
+      p, data_of<const std::int64_t>(a.positions), data_of<const std::int64_t>(a.slot_mapping), data_of<bool>(a.valid),
+      data_of<std::int32_t>(a.lens), data_of<std::int32_t>(a.topk_lens));
   check_launch("visible_entries");
 }
 
 SMLA_CUDA_OP(PrefillLens, 0) {
   if (p.requests == p.decodes) return;
   prefills<<<blocks_for(p.requests - p.decodes, kThreads), kThreads, 0, stream_of(context.stream)>>>(
-      p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens), data_of<std::int32_t>(a.gather_lens),
-      data_of<std::int32_t>(a.entry_counts));
+      p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
+      data_of<std::int32_t>(a.gather_lens), data_of<std::int32_t>(a.entry_counts));
   check_launch("prefill_lens");
 }
 
 SMLA_CUDA_OP(DraftPositions, 0) {
   if (p.requests == 0) return;
-  last_positions<<<blocks_for(p.requests, kThreads), kThreads, 0, stream_of(context.stream)>>>(p.requests, data_of<const std::int32_t>(a.seq_lens),
-                                                                                               data_of<std::int64_t>(a.positions));
+  last_positions<<<blocks_for(p.requests, kThreads), kThreads, 0, stream_of(context.stream)>>>(
+      p.requests, data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.positions));
   check_launch("draft_positions");
 }
 

@@ -1,4 +1,5 @@
-// Index rows of requests out of their pages: a warp for each row of the outputs, which finds its request by a vote over cu_seq_lens.
+// Index rows of requests out of their pages: a warp for each row of the outputs, which finds its request by a vote over
+// cu_seq_lens.
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
 #include "device/early_launch.cuh"
@@ -55,7 +56,9 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
     }
     if (slot < 0) continue;
     device::copy_row(c.values + to * c.value_stride, c.cache.data(slot), c.cache.data_bytes, c.value_word, lane, 32);
-    if (c.cache.scale_bytes > 0) device::copy_row(c.scales + to * c.scale_stride, c.cache.scales(slot), c.cache.scale_bytes, c.scale_word, lane, 32);
+    if (c.cache.scale_bytes > 0)
+      device::copy_row(c.scales + to * c.scale_stride, c.cache.scales(slot), c.cache.scale_bytes, c.scale_word, lane,
+                       32);
   }
 }
 
@@ -77,8 +80,10 @@ SMLA_CUDA_OP(GatherIndexRows, 0) {
          .scale_stride = a.scales.stride[0]};
   const std::int64_t scales_at = c.cache.block_size * c.cache.data_bytes;
   c.value_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, c.values, c.value_stride);
-  c.scale_word = device::common_word(c.cache.base, c.cache.block_stride, scales_at, c.cache.scale_bytes, c.scales, c.scale_stride);
-  device::launch_early<gather>("gather_index_rows", min(blocks_for(p.rows, kWarps), kMostBlocks), 32 * kWarps, 0, stream_of(context.stream), c);
+  c.scale_word =
+      device::common_word(c.cache.base, c.cache.block_stride, scales_at, c.cache.scale_bytes, c.scales, c.scale_stride);
+  device::launch_early<gather>("gather_index_rows", min(blocks_for(p.rows, kWarps), kMostBlocks), 32 * kWarps, 0,
+                               stream_of(context.stream), c);
 }
 
 }  // namespace smla

@@ -13,7 +13,8 @@ void copy_row(const GatherIndexRows::Args& args, std::int64_t b, std::int64_t j,
   const PagedCache& cache = args.cache;
   const std::int64_t column = j / cache.block_size;
   if (column >= args.block_table.size(1)) return;
-  const std::int64_t block = static_cast<const std::int32_t*>(args.block_table.data)[b * args.block_table.stride[0] + column];
+  const std::int64_t block =
+      static_cast<const std::int32_t*>(args.block_table.data)[b * args.block_table.stride[0] + column];
   if (block < 0 || block >= cache.num_blocks) return;
   const RowFormat& format = *cache.format;
   auto* values = static_cast<std::uint8_t*>(args.values.data) + to * args.values.stride[0];
@@ -33,7 +34,8 @@ void copy_request(const GatherIndexRows::Problem& problem, const GatherIndexRows
 
 }  // namespace
 
-void gather_index_rows_ref(const GatherIndexRows::Problem& problem, const GatherIndexRows::Args& args, const RunContext& /*context*/) {
+void gather_index_rows_ref(const GatherIndexRows::Problem& problem, const GatherIndexRows::Args& args,
+                           const RunContext& /*context*/) {
   for (std::int64_t b = 0; b < problem.requests; ++b) copy_request(problem, args, b);
 }
 

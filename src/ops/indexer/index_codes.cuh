@@ -9,8 +9,9 @@ constexpr int kTensorDim = 128;
 constexpr int kSteps = kTensorDim / 16;   ///< products of 16 dims in a dot product
 constexpr int kGroups = kTensorDim / 32;  ///< scales of an e2m1 row
 
-/// How rows of an element become fp16 fragments. A word of codes goes to the two registers of one or two products; the order of dims inside of a dot
-/// product is free, so a word goes where its shifts take it, in queries and in keys alike.
+/// How rows of an element become fp16 fragments. A word of codes goes to the two registers of one or two products; the
+/// order of dims inside of a dot product is free, so a word goes where its shifts take it, in queries and in keys
+/// alike.
 template <Element kElement>
 struct Codes;
 

@@ -15,18 +15,20 @@ void check_format(std::string_view op, const RowFormat* format, int dim, std::in
   const bool fp8 = format->nope == Element::kE4M3 && format->scale == ScaleKind::kF32 && format->group == format->dim;
   const bool fp4 = format->nope == Element::kE2M1 && format->scale == ScaleKind::kUe8m0;
   const bool f32 = format->nope == Element::kF32 && format->scale == ScaleKind::kNone;
-  check_that(format->rope_dim() == 0 && format->dim % 32 == 0 && (fp8 || fp4 || f32), op, "problem.format", std::string(format->name),
-             "index_fp8, index_mxfp4 or index_f32");
+  check_that(format->rope_dim() == 0 && format->dim % 32 == 0 && (fp8 || fp4 || f32), op, "problem.format",
+             std::string(format->name), "index_fp8, index_mxfp4 or index_f32");
   constexpr int kMaxDim = 512;  // a head's numbers lie in the kernels' registers or on the stack
-  check_that(format->dim <= kMaxDim, op, "problem.format", std::string(format->name) + " of " + std::to_string(format->dim) + " numbers",
+  check_that(format->dim <= kMaxDim, op, "problem.format",
+             std::string(format->name) + " of " + std::to_string(format->dim) + " numbers",
              "rows of at most " + std::to_string(kMaxDim));
-  check_that(dim == format->dim, op, "problem.dim", dim, std::to_string(format->dim) + " as in " + std::string(format->name));
+  check_that(dim == format->dim, op, "problem.dim", dim,
+             std::to_string(format->dim) + " as in " + std::string(format->name));
   check_that(heads >= 1 && heads <= 128, op, "problem.heads", heads, "1 to 128");
 }
 
 /// q and its scales as IndexerQ writes and IndexerLogits reads them.
-void check_q(std::string_view op, std::string_view name, const ConstTensorView& q, const ConstTensorView& q_scale, const RowFormat& format,
-             std::int64_t rows, std::int64_t heads) {
+void check_q(std::string_view op, std::string_view name, const ConstTensorView& q, const ConstTensorView& q_scale,
+             const RowFormat& format, std::int64_t rows, std::int64_t heads) {
   switch (format.nope) {
     case Element::kE4M3: check_tensor(op, name, q, {rows, heads, format.dim}, {DType::kE4M3}); break;
     case Element::kE2M1: check_tensor(op, name, q, {rows, heads, format.dim / 2}, {DType::kU8}); break;
@@ -55,11 +57,12 @@ template <>
 void OpTable<IndexerQ>::check_problem(const IndexerQ::Problem& problem) {
   check_format(IndexerQ::kName, problem.format, problem.dim, problem.heads);
   check_that(problem.tokens >= 0, IndexerQ::kName, "problem.tokens", problem.tokens, "0 or more");
-  check_that(problem.rope_dim >= 0 && problem.rope_dim <= problem.dim && problem.rope_dim % 2 == 0, IndexerQ::kName, "problem.rope_dim",
-             problem.rope_dim, "an even number up to " + std::to_string(problem.dim));
+  check_that(problem.rope_dim >= 0 && problem.rope_dim <= problem.dim && problem.rope_dim % 2 == 0, IndexerQ::kName,
+             "problem.rope_dim", problem.rope_dim, "an even number up to " + std::to_string(problem.dim));
   check_that(!problem.hadamard || (problem.dim & (problem.dim - 1)) == 0, IndexerQ::kName, "problem.dim", problem.dim,
              "a power of two for the Hadamard transform");
-  check_that(problem.in == DType::kBF16 || problem.in == DType::kF32, IndexerQ::kName, "problem.in", std::string(name_of(problem.in)), "BF16 or F32");
+  check_that(problem.in == DType::kBF16 || problem.in == DType::kF32, IndexerQ::kName, "problem.in",
+             std::string(name_of(problem.in)), "BF16 or F32");
 }
 
 template <>
@@ -68,7 +71,8 @@ void OpTable<IndexerQ>::check_args(const IndexerQ::Problem& problem, const Index
   check_tensor(IndexerQ::kName, "weights", args.weights, {problem.tokens, problem.heads}, {problem.in});
   check_tensor(IndexerQ::kName, "positions", args.positions, {problem.tokens}, {DType::kI64});
   check_tensor(IndexerQ::kName, "cos_sin", args.cos_sin, {kAny, problem.rope_dim}, {DType::kF32});
-  check_that(problem.tokens == 0 || args.cos_sin.size(0) >= 1, IndexerQ::kName, "rows of cos_sin", args.cos_sin.size(0), "1 or more");
+  check_that(problem.tokens == 0 || args.cos_sin.size(0) >= 1, IndexerQ::kName, "rows of cos_sin", args.cos_sin.size(0),
+             "1 or more");
   check_q(IndexerQ::kName, "q_out", args.q_out, args.q_scale, *problem.format, problem.tokens, problem.heads);
   check_tensor(IndexerQ::kName, "weights_out", args.weights_out, {problem.tokens, problem.heads}, {DType::kF32});
 }
@@ -97,7 +101,8 @@ template <>
 void OpTable<IndexerLogits>::check_problem(const IndexerLogits::Problem& problem) {
   check_format(IndexerLogits::kName, problem.format, problem.dim, problem.heads);
   check_that(problem.rows >= 0, IndexerLogits::kName, "problem.rows", problem.rows, "0 or more");
-  check_that(problem.width >= 0 && problem.width <= INT32_MAX, IndexerLogits::kName, "problem.width", problem.width, "0 to 2^31-1");
+  check_that(problem.width >= 0 && problem.width <= INT32_MAX, IndexerLogits::kName, "problem.width", problem.width,
+             "0 to 2^31-1");
 }
 
 template <>
@@ -109,8 +114,8 @@ void OpTable<IndexerLogits>::check_args(const IndexerLogits::Problem& problem, c
   check_tensor(IndexerLogits::kName, "block_table", args.block_table, {kAny, kAny}, {DType::kI32});
   check_tensor(IndexerLogits::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
   check_cache(std::string(IndexerLogits::kName) + ": cache", args.cache);
-  check_that(args.cache.format->name == problem.format->name, IndexerLogits::kName, "cache.format", std::string(args.cache.format->name),
-             std::string(problem.format->name));
+  check_that(args.cache.format->name == problem.format->name, IndexerLogits::kName, "cache.format",
+             std::string(args.cache.format->name), std::string(problem.format->name));
 }
 
 template <>
@@ -127,7 +132,10 @@ std::span<const Implementation<RaggedIndexerLogits>> OpTable<RaggedIndexerLogits
        .refuse = avx2_only<RaggedIndexerLogits::Problem>,
        .workspace_bytes = ragged_indexer_logits_workspace,
        .run = ragged_indexer_logits_avx2},
-      {.name = "cpu", .machine = "any CPU", .workspace_bytes = ragged_indexer_logits_workspace, .run = ragged_indexer_logits_cpu},
+      {.name = "cpu",
+       .machine = "any CPU",
+       .workspace_bytes = ragged_indexer_logits_workspace,
+       .run = ragged_indexer_logits_cpu},
       {.name = "ref", .machine = "any CPU", .run = ragged_indexer_logits_ref},
   };
   return kTable;
@@ -142,12 +150,14 @@ void OpTable<RaggedIndexerLogits>::check_problem(const RaggedIndexerLogits::Prob
 }
 
 template <>
-void OpTable<RaggedIndexerLogits>::check_args(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args) {
+void OpTable<RaggedIndexerLogits>::check_args(const RaggedIndexerLogits::Problem& problem,
+                                              const RaggedIndexerLogits::Args& args) {
   constexpr std::string_view op = RaggedIndexerLogits::kName;
   check_q(op, "q", args.q, args.q_scale, *problem.format, problem.rows, problem.heads);
   check_tensor(op, "weights", args.weights, {problem.rows, problem.heads}, {DType::kF32});
   check_tensor(op, "values", args.values, {problem.keys, problem.format->data_bytes}, {DType::kU8});
-  if (problem.format->scale_bytes > 0) check_tensor(op, "scales", args.scales, {problem.keys, problem.format->scale_bytes}, {DType::kU8});
+  if (problem.format->scale_bytes > 0)
+    check_tensor(op, "scales", args.scales, {problem.keys, problem.format->scale_bytes}, {DType::kU8});
   check_tensor(op, "starts", args.starts, {problem.rows}, {DType::kI32});
   check_tensor(op, "ends", args.ends, {problem.rows}, {DType::kI32});
   check_tensor(op, "logits", args.logits, {problem.rows, problem.keys}, {DType::kF32});
@@ -179,7 +189,8 @@ void OpTable<GatherIndexRows>::check_args(const GatherIndexRows::Problem& proble
   check_tensor(op, "cu_seq_lens", args.cu_seq_lens, {problem.requests + 1}, {DType::kI32});
   check_tensor(op, "block_table", args.block_table, {problem.requests, kAny}, {DType::kI32});
   check_tensor(op, "values", args.values, {problem.rows, problem.format->data_bytes}, {DType::kU8});
-  if (problem.format->scale_bytes > 0) check_tensor(op, "scales", args.scales, {problem.rows, problem.format->scale_bytes}, {DType::kU8});
+  if (problem.format->scale_bytes > 0)
+    check_tensor(op, "scales", args.scales, {problem.rows, problem.format->scale_bytes}, {DType::kU8});
 }
 
 SMLA_DEFINE_OP(IndexerQ);

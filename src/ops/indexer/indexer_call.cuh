@@ -35,11 +35,14 @@ struct Keys {
     const auto entry = static_cast<std::uint32_t>(j);
     const std::uint32_t column = block_bits >= 0 ? entry >> block_bits : entry / block_size;
     const bool listed = request >= 0 && request < requests && column < columns;
-    return {listed ? __ldg(table + request * table_stride + column) : -1, static_cast<std::int32_t>(entry - column * block_size)};
+    return {listed ? __ldg(table + request * table_stride + column) : -1,
+            static_cast<std::int32_t>(entry - column * block_size)};
   }
   __device__ bool holds(Place p) const { return static_cast<std::uint32_t>(p.block) < blocks; }
   __device__ const std::uint8_t* data_at(Place p) const { return data + p.block * data_stride + p.offset * data_bytes; }
-  __device__ const std::uint8_t* scales_at(Place p) const { return scales + p.block * scale_stride + p.offset * scale_bytes; }
+  __device__ const std::uint8_t* scales_at(Place p) const {
+    return scales + p.block * scale_stride + p.offset * scale_bytes;
+  }
 };
 
 /// Columns that a row scores.
@@ -79,7 +82,9 @@ struct Call {
   }
 };
 
-__device__ inline std::uint32_t load_word(const std::uint8_t* p) { return __ldg(reinterpret_cast<const std::uint32_t*>(p)); }
+__device__ inline std::uint32_t load_word(const std::uint8_t* p) {
+  return __ldg(reinterpret_cast<const std::uint32_t*>(p));
+}
 
 template <bool kWide>
 __device__ uint4 load_four(const std::uint8_t* p) {

@@ -1,4 +1,5 @@
-// Driver of the logits kernels: cuts the work, gathers key tiles from the pages, widens q. What is arithmetic stands in logits_kernel.h.
+// Driver of the logits kernels: cuts the work, gathers key tiles from the pages, widens q. What is arithmetic stands in
+// logits_kernel.h.
 #include <omp.h>
 
 #include <algorithm>
@@ -18,7 +19,8 @@ namespace {
 using Problem = IndexerLogits::Problem;
 using Args = IndexerLogits::Args;
 
-/// Keys that stand in one array (RaggedIndexerLogits) instead of pages. The driver then reads nothing of Args but q, weights and logits.
+/// Keys that stand in one array (RaggedIndexerLogits) instead of pages. The driver then reads nothing of Args but q,
+/// weights and logits.
 struct Ragged {
   ConstTensorView values;
   ConstTensorView scales;
@@ -26,15 +28,17 @@ struct Ragged {
   const std::int32_t* ends;
 };
 
-constexpr std::int64_t kChunkKeys = 2048;                    // most keys of a work item
-constexpr std::int64_t kLeastKeys = 256;                     // fewest, where a short context is cut finer to keep the threads busy
-constexpr std::int64_t kGroupBytes = std::int64_t{1} << 18;  // floats of q that a work item keeps: they should stay in the second-level cache
-constexpr int kLane = 16;                                    // bytes and keys of a transposed square
+constexpr std::int64_t kChunkKeys = 2048;  // most keys of a work item
+constexpr std::int64_t kLeastKeys = 256;   // fewest, where a short context is cut finer to keep the threads busy
+constexpr std::int64_t kGroupBytes =
+    std::int64_t{1} << 18;  // floats of q that a work item keeps: they should stay in the second-level cache
+constexpr int kLane = 16;   // bytes and keys of a transposed square
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// Rows that share decoded keys when they belong to one request.
 std::int64_t rows_of_group(const Problem& problem) {
-  return std::clamp<std::int64_t>(kGroupBytes / (problem.heads * problem.dim * static_cast<std::int64_t>(sizeof(float))), 1, 16);
+  return std::clamp<std::int64_t>(
+      kGroupBytes / (problem.heads * problem.dim * static_cast<std::int64_t>(sizeof(float))), 1, 16);
 }
 
 /// One thread's scratch.
@@ -76,7 +80,8 @@ void widen_q(const Problem& problem, const Args& args, std::int64_t row, float* 
   for (std::int64_t h = 0; h < problem.heads; ++h, to += problem.dim) {
     const std::int64_t at = row * args.q.stride[0] + h * args.q.stride[1];
     if (format.nope == Element::kF32) {
-      std::memcpy(to, static_cast<const float*>(args.q.data) + at, static_cast<std::size_t>(problem.dim) * sizeof(float));
+      std::memcpy(to, static_cast<const float*>(args.q.data) + at,
+                  static_cast<std::size_t>(problem.dim) * sizeof(float));
       continue;
     }
     const std::uint8_t* bytes = static_cast<const std::uint8_t*>(args.q.data) + at;
@@ -84,7 +89,8 @@ void widen_q(const Problem& problem, const Args& args, std::int64_t row, float* 
       for (int d = 0; d < problem.dim; ++d) to[d] = kE4M3Values[bytes[d]];
       continue;
     }
-    const std::uint8_t* scales = static_cast<const std::uint8_t*>(args.q_scale.data) + row * args.q_scale.stride[0] + h * args.q_scale.stride[1];
+    const std::uint8_t* scales =
+        static_cast<const std::uint8_t*>(args.q_scale.data) + row * args.q_scale.stride[0] + h * args.q_scale.stride[1];
     for (int d = 0; d < problem.dim; d += 2) {
       const float scale = from_ue8m0(scales[d / format.group]);
       to[d] = from_e2m1(bytes[d / 2] & 15U) * scale;
@@ -100,7 +106,8 @@ struct Key {
 };
 
 /// The keys of entries [at, at + count) of a request; returns a mask of those that do not exist.
-std::uint64_t find_keys(const Args& args, const std::int32_t* table, std::int64_t at, int count, const std::uint8_t* zeros, Key* keys) {
+std::uint64_t find_keys(const Args& args, const std::int32_t* table, std::int64_t at, int count,
+                        const std::uint8_t* zeros, Key* keys) {
   const PagedCache& cache = args.cache;
   const RowFormat& format = *cache.format;
   const std::int64_t columns = args.block_table.size(1);
@@ -111,7 +118,8 @@ std::uint64_t find_keys(const Args& args, const std::int32_t* table, std::int64_
     const std::int64_t block = i < count && column < columns ? table[column] : -1;
     if (block >= 0 && block < cache.num_blocks) {
       const std::uint8_t* base = cache.block(block);
-      keys[i] = {base + offset * format.data_bytes, base + cache.block_size * format.data_bytes + offset * format.scale_bytes};
+      keys[i] = {base + offset * format.data_bytes,
+                 base + cache.block_size * format.data_bytes + offset * format.scale_bytes};
     } else {
       keys[i] = {zeros, zeros};
       missing |= std::uint64_t{1} << i;
@@ -130,7 +138,9 @@ void find_keys(const Ragged& ragged, std::int64_t at, int count, const std::uint
   const auto* scales = static_cast<const std::uint8_t*>(ragged.scales.data);
   for (int i = 0; i < kTileKeys; ++i) {
     keys[i] = {zeros, zeros};
-    if (i < count) keys[i] = {values + (at + i) * ragged.values.stride[0], scales == nullptr ? zeros : scales + (at + i) * ragged.scales.stride[0]};
+    if (i < count)
+      keys[i] = {values + (at + i) * ragged.values.stride[0],
+                 scales == nullptr ? zeros : scales + (at + i) * ragged.scales.stride[0]};
   }
 }
 
@@ -143,8 +153,10 @@ void transpose_square(const Key* keys, std::int64_t at, std::uint8_t* to) {
   for (int i = 0; i < kLane; ++i) std::memcpy(&a[i], keys[i].data + at, kLane);
   const auto interleave = [](const Bytes* from, Bytes* into) {
     for (int i = 0; i < kLane / 2; ++i) {
-      into[2 * i] = __builtin_shufflevector(from[i], from[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-      into[2 * i + 1] = __builtin_shufflevector(from[i], from[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+      into[2 * i] =
+          __builtin_shufflevector(from[i], from[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      into[2 * i + 1] =
+          __builtin_shufflevector(from[i], from[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     }
   };
   interleave(a, b);
@@ -167,15 +179,18 @@ void load_tile(const Problem& problem, const Key* keys, const LogitsKernel& kern
   std::fill_n(scratch.key_scales, kTileKeys, 1.0F);
   if (format.nope == Element::kF32) {
     for (int i = 0; i < kTileKeys; ++i) {
-      for (int d = 0; d < problem.dim; ++d) std::memcpy(scratch.keys + d * kTileKeys + i, keys[i].data + 4 * static_cast<std::int64_t>(d), 4);
+      for (int d = 0; d < problem.dim; ++d)
+        std::memcpy(scratch.keys + d * kTileKeys + i, keys[i].data + 4 * static_cast<std::int64_t>(d), 4);
     }
     return;
   }
   const bool fp4 = format.nope == Element::kE2M1;
-  // Packed nibbles go to the upper half: expanding row b writes rows 2b and 2b+1, which never pass the row that is read next.
+  // Packed nibbles go to the upper half: expanding row b writes rows 2b and 2b+1, which never pass the row that is read
+  // next.
   std::uint8_t* raw = scratch.bytes + (fp4 ? static_cast<std::int64_t>(format.data_bytes) * kTileKeys : 0);
   for (int at = 0; at < format.data_bytes; at += kLane) {
-    for (int i = 0; i < kTileKeys; i += kLane) transpose_square(keys + i, at, raw + static_cast<std::int64_t>(at) * kTileKeys + i);
+    for (int i = 0; i < kTileKeys; i += kLane)
+      transpose_square(keys + i, at, raw + static_cast<std::int64_t>(at) * kTileKeys + i);
   }
   if (!fp4) {
     for (int i = 0; i < kTileKeys; ++i) std::memcpy(scratch.key_scales + i, keys[i].scales, sizeof(float));
@@ -196,8 +211,8 @@ void load_tile(const Problem& problem, const Key* keys, const LogitsKernel& kern
 }
 
 /// Rows [begin, end) of one request against entries [from, to).
-void score_run(const Problem& problem, const Args& args, const LogitsKernel& kernel, const Scratch& scratch, std::int64_t begin, std::int64_t end,
-               std::int64_t from, std::int64_t to) {
+void score_run(const Problem& problem, const Args& args, const LogitsKernel& kernel, const Scratch& scratch,
+               std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
   const std::int32_t* lens = static_cast<const std::int32_t*>(args.lens.data);
   float* logits = static_cast<float*>(args.logits.data);
   std::int64_t longest = 0;
@@ -213,21 +228,23 @@ void score_run(const Problem& problem, const Args& args, const LogitsKernel& ker
     }
     return;
   }
-  const std::int32_t* table = static_cast<const std::int32_t*>(args.block_table.data) + request * args.block_table.stride[0];
+  const std::int32_t* table =
+      static_cast<const std::int32_t*>(args.block_table.data) + request * args.block_table.stride[0];
   const std::int64_t q_size = problem.heads * problem.dim;
   for (std::int64_t row = begin; row < end; ++row) {
     if (lens[row] > from) widen_q(problem, args, row, scratch.q + (row - begin) * q_size);
   }
   for (std::int64_t at = from; at < to; at += kTileKeys) {
     Key keys[kTileKeys];
-    const std::uint64_t missing = find_keys(args, table, at, static_cast<int>(std::min<std::int64_t>(to - at, kTileKeys)), scratch.zeros, keys);
+    const std::uint64_t missing =
+        find_keys(args, table, at, static_cast<int>(std::min<std::int64_t>(to - at, kTileKeys)), scratch.zeros, keys);
     load_tile(problem, keys, kernel, scratch);
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t n = std::min<std::int64_t>(std::min<std::int64_t>(lens[row], to) - at, kTileKeys);
       if (n <= 0) continue;
       const float* weights = static_cast<const float*>(args.weights.data) + row * args.weights.stride[0];
-      kernel.score(scratch.q + (row - begin) * q_size, weights, problem.heads, problem.dim, scratch.keys, scratch.key_scales, static_cast<int>(n),
-                   scratch.out);
+      kernel.score(scratch.q + (row - begin) * q_size, weights, problem.heads, problem.dim, scratch.keys,
+                   scratch.key_scales, static_cast<int>(n), scratch.out);
       for (std::int64_t i = 0; missing != 0 && i < n; ++i) {
         if (((missing >> i) & 1U) != 0) scratch.out[i] = kMinusInfinity;
       }
@@ -237,8 +254,8 @@ void score_run(const Problem& problem, const Args& args, const LogitsKernel& ker
 }
 
 /// Rows [begin, end) against the keys [from, to) of one array: every row has its own first and last key.
-void score_ragged(const Problem& problem, const Args& args, const Ragged& ragged, const LogitsKernel& kernel, const Scratch& scratch,
-                  std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
+void score_ragged(const Problem& problem, const Args& args, const Ragged& ragged, const LogitsKernel& kernel,
+                  const Scratch& scratch, std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
   std::int64_t first = to;
   std::int64_t last = from;
   const std::int64_t q_size = problem.heads * problem.dim;
@@ -260,8 +277,8 @@ void score_ragged(const Problem& problem, const Args& args, const Ragged& ragged
       const std::int64_t high = std::min<std::int64_t>(ragged.ends[row], stop);
       if (high <= low) continue;
       const float* weights = static_cast<const float*>(args.weights.data) + row * args.weights.stride[0];
-      kernel.score(scratch.q + (row - begin) * q_size, weights, problem.heads, problem.dim, scratch.keys, scratch.key_scales,
-                   static_cast<int>(high - at), scratch.out);
+      kernel.score(scratch.q + (row - begin) * q_size, weights, problem.heads, problem.dim, scratch.keys,
+                   scratch.key_scales, static_cast<int>(high - at), scratch.out);
       float* logits = static_cast<float*>(args.logits.data) + row * args.logits.stride[0];
       std::memcpy(logits + low, scratch.out + (low - at), static_cast<std::size_t>(high - low) * sizeof(float));
     }
@@ -275,8 +292,10 @@ std::int64_t keys_of_item(std::int64_t width, std::int64_t groups, int threads) 
   return std::clamp(tiles * kTileKeys, kLeastKeys, kChunkKeys);
 }
 
-/// Work items are groups of rows times chunks of columns. Every logit is a sum of its own in a fixed order, so neither the cut nor the threads show.
-void run_kernel(const Problem& problem, const Args& args, const Ragged* ragged, const RunContext& context, const LogitsKernel& kernel) {
+/// Work items are groups of rows times chunks of columns. Every logit is a sum of its own in a fixed order, so neither
+/// the cut nor the threads show.
+void run_kernel(const Problem& problem, const Args& args, const Ragged* ragged, const RunContext& context,
+                const LogitsKernel& kernel) {
   const std::int32_t* row_to_req = static_cast<const std::int32_t*>(args.row_to_req.data);
   const std::int64_t group = rows_of_group(problem);
   const std::int64_t groups = (problem.rows + group - 1) / group;
@@ -311,11 +330,15 @@ void run_kernel(const Problem& problem, const Args& args, const Ragged* ragged, 
 
 /// The ragged op in the driver's terms.
 Problem paged_problem(const RaggedIndexerLogits::Problem& problem) {
-  return {.rows = problem.rows, .heads = problem.heads, .dim = problem.dim, .width = problem.keys, .format = problem.format};
+  return {.rows = problem.rows,
+          .heads = problem.heads,
+          .dim = problem.dim,
+          .width = problem.keys,
+          .format = problem.format};
 }
 
-void run_kernel(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context,
-                const LogitsKernel& kernel) {
+void run_kernel(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args,
+                const RunContext& context, const LogitsKernel& kernel) {
   Args rows;
   rows.q = args.q;
   rows.q_scale = args.q_scale;
@@ -332,16 +355,20 @@ void run_kernel(const RaggedIndexerLogits::Problem& problem, const RaggedIndexer
 
 std::size_t indexer_logits_workspace(const IndexerLogits::Problem& problem, int threads) {
   Scratch measure{};
-  return static_cast<std::size_t>(threads) * lay_out(problem, nullptr, measure) + 64;  // 64: to align what the caller did not
+  return static_cast<std::size_t>(threads) * lay_out(problem, nullptr, measure) +
+         64;  // 64: to align what the caller did not
 }
 
-void indexer_logits_cpu(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context) {
+void indexer_logits_cpu(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args,
+                        const RunContext& context) {
   run_kernel(problem, args, nullptr, context, indexer_logits_kernel_generic());
 }
-void indexer_logits_avx2(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context) {
+void indexer_logits_avx2(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args,
+                         const RunContext& context) {
   run_kernel(problem, args, nullptr, context, indexer_logits_kernel_avx2());
 }
-void indexer_logits_avx512(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& context) {
+void indexer_logits_avx512(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args,
+                           const RunContext& context) {
   run_kernel(problem, args, nullptr, context, indexer_logits_kernel_avx512());
 }
 
@@ -349,13 +376,16 @@ std::size_t ragged_indexer_logits_workspace(const RaggedIndexerLogits::Problem& 
   return indexer_logits_workspace(paged_problem(problem), threads);
 }
 
-void ragged_indexer_logits_cpu(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context) {
+void ragged_indexer_logits_cpu(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args,
+                               const RunContext& context) {
   run_kernel(problem, args, context, indexer_logits_kernel_generic());
 }
-void ragged_indexer_logits_avx2(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context) {
+void ragged_indexer_logits_avx2(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args,
+                                const RunContext& context) {
   run_kernel(problem, args, context, indexer_logits_kernel_avx2());
 }
-void ragged_indexer_logits_avx512(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args, const RunContext& context) {
+void ragged_indexer_logits_avx512(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args,
+                                  const RunContext& context) {
   run_kernel(problem, args, context, indexer_logits_kernel_avx512());
 }
 

@@ -1,6 +1,7 @@
-// Index scores on any GPU, straight from the pages. Rows of 128 e4m3 or e2m1 numbers go through fp16 tensor cores: every code of both is an fp16 number, so
-// products are exact and sums are fp32. A warp keeps 32 keys in registers as the columns of its products; heads are their rows, and come from shared
-// memory where the block has laid them out as fragments. Other rows take fp32 arithmetic.
+// Index scores on any GPU, straight from the pages. Rows of 128 e4m3 or e2m1 numbers go through fp16 tensor cores:
+// every code of both is an fp16 number, so products are exact and sums are fp32. A warp keeps 32 keys in registers as
+// the columns of its products; heads are their rows, and come from shared memory where the block has laid them out as
+// fragments. Other rows take fp32 arithmetic.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -21,11 +22,14 @@ using namespace indexer;
 
 constexpr int kBlocks = 2048;  ///< blocks to aim at without tensor cores
 
-/// The largest power of two, up to 16, that divides an address and the strides of dimensions with more than one element.
+/// The largest power of two, up to 16, that divides an address and the strides of dimensions with more than one
+/// element.
 struct Alignment {
   std::uintptr_t bits = 16;
   Alignment& address(const void* p) { return bits |= reinterpret_cast<std::uintptr_t>(p), *this; }
-  Alignment& stride(std::int64_t count, std::int64_t bytes) { return bits |= count > 1 ? static_cast<std::uintptr_t>(bytes) : 0U, *this; }
+  Alignment& stride(std::int64_t count, std::int64_t bytes) {
+    return bits |= count > 1 ? static_cast<std::uintptr_t>(bytes) : 0U, *this;
+  }
   int value() const { return static_cast<int>(bits & (~bits + 1)); }
 };
 
@@ -37,34 +41,39 @@ void launch(Call& c, std::int64_t sharing, const RunContext& context) {
     if (c.dim == kTensorDim && groups_of_32 && std::min({c.q_align, c.keys.data_align, c.keys.scale_align}) >= 4) {
       const int row_bytes = SharedQ::bytes((c.heads + 15) / 16, kElement == Element::kE2M1);
       constexpr int kReserved = 2 << 10;  // of a block, beside its queries
-      const int fit = std::clamp((static_cast<int>(device::shared_limit()) / resident<kElement>() - kReserved) / row_bytes, 1, kMaxRows);
+      const int fit = std::clamp(
+          (static_cast<int>(device::shared_limit()) / resident<kElement>() - kReserved) / row_bytes, 1, kMaxRows);
       c.group_rows = static_cast<int>(std::clamp<std::int64_t>(sharing, 1, std::min<std::int64_t>(c.rows, fit)));
       c.groups = (c.rows + c.group_rows - 1) / c.group_rows;
       constexpr int kRun = kWarps * kTile;
-      c.parts = static_cast<int>(logits_parts({.groups = c.groups,
-                                               .rows = c.group_rows,
-                                               .runs = (std::int64_t{c.width} + kRun - 1) / kRun,
-                                               .resident = std::int64_t{resident<kElement>()} * device::multiprocessors(),
-                                               .uneven = sharing > kMaxRows}));
+      c.parts =
+          static_cast<int>(logits_parts({.groups = c.groups,
+                                         .rows = c.group_rows,
+                                         .runs = (std::int64_t{c.width} + kRun - 1) / kRun,
+                                         .resident = std::int64_t{resident<kElement>()} * device::multiprocessors(),
+                                         .uneven = sharing > kMaxRows}));
       const int shared = c.group_rows * row_bytes;
       const auto start = [&]<auto kKernel>() {
-        check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
-        device::launch_early<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads, shared, stream_of(context.stream),
-                                      c);
+        check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+                   "cudaFuncSetAttribute");
+        device::launch_early<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads,
+                                      shared, stream_of(context.stream), c);
       };
       const bool wide = std::min(c.q_align, c.keys.data_align) >= 16;
       if (!wide) {
         start.template operator()<score_tensor<kElement, 0, false>>();
       } else if (c.heads > 48 && c.heads <= 64) {
         constexpr int kSixteens = kElement == Element::kE4M3 ? 4 : 0;
-        start.template operator()<score_tensor<kElement, kSixteens, true>>();  // registers of e2m1 rows do not do for more
+        start.template
+        operator()<score_tensor<kElement, kSixteens, true>>();  // registers of e2m1 rows do not do for more
       } else {
         start.template operator()<score_tensor<kElement, 0, true>>();
       }
       return;
     }
   }
-  c.parts = static_cast<int>(std::clamp<std::int64_t>((kBlocks + c.rows - 1) / c.rows, 1, (c.width + kFmaKeys - 1) / kFmaKeys));
+  c.parts = static_cast<int>(
+      std::clamp<std::int64_t>((kBlocks + c.rows - 1) / c.rows, 1, (c.width + kFmaKeys - 1) / kFmaKeys));
   score_fma<kElement><<<blocks_for(c.rows * c.parts, 1), kFmaThreads, 0, stream_of(context.stream)>>>(c);
   check_launch("indexer_logits score_fma");
 }
@@ -80,7 +89,11 @@ Call call_of(const typename Op::Problem& p, const typename Op::Args& a, std::int
          .width = static_cast<std::int32_t>(width),
          .q = static_cast<const std::uint8_t*>(a.q.data),
          .q_stride = {a.q.stride[0] * element, a.q.stride[1] * element},
-         .q_align = Alignment().address(a.q.data).stride(p.rows, a.q.stride[0] * element).stride(p.heads, a.q.stride[1] * element).value(),
+         .q_align = Alignment()
+                        .address(a.q.data)
+                        .stride(p.rows, a.q.stride[0] * element)
+                        .stride(p.heads, a.q.stride[1] * element)
+                        .value(),
          .q_scale = static_cast<const std::uint8_t*>(a.q_scale.data),
          .q_scale_stride = {a.q_scale.stride[0], a.q_scale.stride[1]},
          .weights = static_cast<const float*>(a.weights.data),
@@ -110,12 +123,22 @@ SMLA_CUDA_OP(IndexerLogits, 0) {
   Keys& k = c.keys;
   k.data = a.cache.base;
   k.data_stride = a.cache.block_stride_bytes;
-  k.data_align = Alignment().address(k.data).stride(a.cache.num_blocks, k.data_stride).stride(a.cache.block_size, k.data_bytes).value();
+  k.data_align = Alignment()
+                     .address(k.data)
+                     .stride(a.cache.num_blocks, k.data_stride)
+                     .stride(a.cache.block_size, k.data_bytes)
+                     .value();
   k.scales = a.cache.base + a.cache.block_size * k.data_bytes;
   k.scale_stride = a.cache.block_stride_bytes;
-  k.scale_align = Alignment().address(k.scales).stride(a.cache.num_blocks, k.scale_stride).stride(a.cache.block_size, k.scale_bytes).value();
-  k.blocks = static_cast<std::uint32_t>(std::min<std::int64_t>(a.cache.num_blocks, std::int64_t{1} << 31));  // a table has no larger numbers
-  k.block_size = static_cast<std::uint32_t>(std::min<std::int64_t>(a.cache.block_size, INT32_MAX));  // no entry lies past the first such block
+  k.scale_align = Alignment()
+                      .address(k.scales)
+                      .stride(a.cache.num_blocks, k.scale_stride)
+                      .stride(a.cache.block_size, k.scale_bytes)
+                      .value();
+  k.blocks = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(a.cache.num_blocks, std::int64_t{1} << 31));  // a table has no larger numbers
+  k.block_size = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(a.cache.block_size, INT32_MAX));  // no entry lies past the first such block
   k.block_bits = std::has_single_bit(k.block_size) ? std::countr_zero(k.block_size) : -1;
   k.paged = true;
   k.table = static_cast<const std::int32_t*>(a.block_table.data);

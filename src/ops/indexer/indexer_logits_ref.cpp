@@ -11,7 +11,8 @@ namespace smla {
 
 namespace {
 
-/// The key of a slot before its row scale, and that scale (1 where the scales belong to groups of dims or do not exist).
+/// The key of a slot before its row scale, and that scale (1 where the scales belong to groups of dims or do not
+/// exist).
 float load_key(const PagedCache& cache, std::int64_t slot, std::vector<float>& key) {
   if (cache.format->scale != ScaleKind::kF32) {
     decode_row(cache, slot, key.data());
@@ -30,13 +31,16 @@ float load_q(const IndexerLogits::Args& args, const RowFormat& format, std::int6
   if (format.nope == Element::kF32) return args.q.as<float>()[at + d];
   const std::int64_t group = row * args.q_scale.stride[0] + h * args.q_scale.stride[1] + d / format.group;
   const std::uint8_t pair = args.q.as<std::uint8_t>()[at + d / 2];
-  return from_e2m1(static_cast<std::uint8_t>(d % 2 == 0 ? pair & 15U : pair >> 4)) * from_ue8m0(args.q_scale.as<std::uint8_t>()[group]);
+  return from_e2m1(static_cast<std::uint8_t>(d % 2 == 0 ? pair & 15U : pair >> 4)) *
+         from_ue8m0(args.q_scale.as<std::uint8_t>()[group]);
 }
 
 }  // namespace
 
-// logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h]; a dot product that is NaN counts as 0 (its relu is not above 0).
-void indexer_logits_ref(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args, const RunContext& /*context*/) {
+// logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h]; a dot product that is NaN counts as 0 (its
+// relu is not above 0).
+void indexer_logits_ref(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args,
+                        const RunContext& /*context*/) {
   const PagedCache& cache = args.cache;
   std::vector<float> key(static_cast<std::size_t>(problem.dim));
   std::vector<float> q(static_cast<std::size_t>(problem.heads * problem.dim));

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kMaxDim = 512;
 
-/// All ones where a > b, else 0; for numbers without sign bit, such as the bits of magnitudes. A subtraction instead of a comparison,
-/// because of comparisons the compiler makes jumps, and a loop with jumps does not become SIMD.
+/// All ones where a > b, else 0; for numbers without sign bit, such as the bits of magnitudes. A subtraction instead of
+/// a comparison, because of comparisons the compiler makes jumps, and a loop with jumps does not become SIMD.
 std::int32_t above(std::int32_t a, std::int32_t b) { return (b - a) >> 31; }
 std::int32_t choose(std::int32_t mask, std::int32_t yes, std::int32_t no) { return (yes & mask) | (no & ~mask); }
 
@@ -22,8 +22,8 @@ std::int32_t choose(std::int32_t mask, std::int32_t yes, std::int32_t no) { retu
 std::int32_t e4m3_code(float x) {
   const std::int32_t u = std::bit_cast<std::int32_t>(x);
   const std::int32_t magnitude = u & 0x7FFF'FFFF;
-  const auto raised =
-      static_cast<std::uint32_t>(magnitude) + 0x7'FFFFU + static_cast<std::uint32_t>((magnitude >> 20) & 1);  // of a NaN past the sign bit
+  const auto raised = static_cast<std::uint32_t>(magnitude) + 0x7'FFFFU +
+                      static_cast<std::uint32_t>((magnitude >> 20) & 1);  // of a NaN past the sign bit
   const std::int32_t normal = static_cast<std::int32_t>(raised >> 20) - 960;
   const std::int32_t tiny = std::bit_cast<std::int32_t>(std::bit_cast<float>(magnitude) + 16384.0F) - 0x4680'0000;
   const std::int32_t number = choose(above(0x3C80'0000, magnitude), tiny, normal);
@@ -36,8 +36,9 @@ std::int32_t e2m1_code(float x) {
   const std::int32_t u = std::bit_cast<std::int32_t>(x);
   const std::int32_t magnitude = u & 0x7FFF'FFFF;
   constexpr auto bits_of = [](float v) { return std::bit_cast<std::int32_t>(v); };
-  const std::int32_t passed = above(magnitude, bits_of(0.25F)) + above(magnitude, bits_of(0.75F) - 1) + above(magnitude, bits_of(1.25F)) +
-                              above(magnitude, bits_of(1.75F) - 1) + above(magnitude, bits_of(2.5F)) + above(magnitude, bits_of(3.5F) - 1) +
+  const std::int32_t passed = above(magnitude, bits_of(0.25F)) + above(magnitude, bits_of(0.75F) - 1) +
+                              above(magnitude, bits_of(1.25F)) + above(magnitude, bits_of(1.75F) - 1) +
+                              above(magnitude, bits_of(2.5F)) + above(magnitude, bits_of(3.5F) - 1) +
                               above(magnitude, bits_of(5.0F));
   return ((u >> 28) & 8) | -passed;
 }
@@ -51,7 +52,8 @@ void round_to_bf16(float* x, int n) {
   for (int i = 0; i < n; ++i) {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(x[i]);
     const std::uint32_t rounded = (u + 0x7FFFU + ((u >> 16) & 1U)) & 0xFFFF'0000U;
-    x[i] = std::bit_cast<float>(static_cast<std::int32_t>(u & 0x7FFF'FFFFU) > 0x7F80'0000 ? (u | 0x0040'0000U) & 0xFFFF'0000U : rounded);
+    x[i] = std::bit_cast<float>(
+        static_cast<std::int32_t>(u & 0x7FFF'FFFFU) > 0x7F80'0000 ? (u | 0x0040'0000U) & 0xFFFF'0000U : rounded);
   }
 }
 
@@ -59,7 +61,8 @@ float largest_magnitude(const float* x, int n) {
   std::int32_t amax = 0;
   for (int i = 0; i < n; ++i) {
     const std::int32_t magnitude = std::bit_cast<std::int32_t>(x[i]) & 0x7FFF'FFFF;
-    const std::int32_t number = magnitude & ~above(magnitude, 0x7F80'0000);  // a NaN is passed over, as by std::max(amax, |x|)
+    const std::int32_t number =
+        magnitude & ~above(magnitude, 0x7F80'0000);  // a NaN is passed over, as by std::max(amax, |x|)
     amax = number > amax ? number : amax;
   }
   return std::bit_cast<float>(amax);
@@ -103,7 +106,8 @@ void run_token(const IndexerQ::Problem& problem, const IndexerQ::Args& args, std
   const bool quantised = format.scale != ScaleKind::kNone;
   const auto dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.dim)));
   const auto head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.heads)));
-  const std::int64_t pos = std::clamp<std::int64_t>(static_cast<const std::int64_t*>(args.positions.data)[t], 0, args.cos_sin.size(0) - 1);
+  const std::int64_t pos =
+      std::clamp<std::int64_t>(static_cast<const std::int64_t*>(args.positions.data)[t], 0, args.cos_sin.size(0) - 1);
   const float* cos_sin = static_cast<const float*>(args.cos_sin.data) + pos * args.cos_sin.stride[0];
   const In* weights = static_cast<const In*>(args.weights.data) + t * args.weights.stride[0];
   float* weights_out = static_cast<float*>(args.weights_out.data) + t * args.weights_out.stride[0];
@@ -121,7 +125,8 @@ void run_token(const IndexerQ::Problem& problem, const IndexerQ::Args& args, std
     if (format.nope == Element::kE4M3) {
       weight *= quantise_fp8(x, problem.dim, static_cast<E4M3*>(args.q_out.data) + out);
     } else if (format.nope == Element::kE2M1) {
-      std::uint8_t* scales = static_cast<std::uint8_t*>(args.q_scale.data) + t * args.q_scale.stride[0] + h * args.q_scale.stride[1];
+      std::uint8_t* scales =
+          static_cast<std::uint8_t*>(args.q_scale.data) + t * args.q_scale.stride[0] + h * args.q_scale.stride[1];
       quantise_mxfp4(x, format, static_cast<std::uint8_t*>(args.q_out.data) + out, scales);
     } else {
       std::copy_n(x, problem.dim, static_cast<float*>(args.q_out.data) + out);

@@ -1,4 +1,5 @@
-// The indexer's queries on the device: a warp for a head, all of it in registers from load to store; of the heads that models have, half a warp.
+// The indexer's queries on the device: a warp for a head, all of it in registers from load to store; of the heads that
+// models have, half a warp.
 #include <cmath>
 
 #include "cache/row_encoder.cuh"
@@ -115,15 +116,17 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const _
       if (4 * q < c.dim) device::store_part(Element::kF32, out, q, x[k]);
     }
   }
-  if (threadIdx.x == 0) c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
+  if (threadIdx.x == 0)
+    c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
 }
 
-/// Pairs of heads that a warp takes one after the other, all asked for at once: many where tokens are, so that what it does once for them is little.
+/// Pairs of heads that a warp takes one after the other, all asked for at once: many where tokens are, so that what it
+/// does once for them is little.
 constexpr int kManyPairs = 4;
 int pairs_of_warp(std::int64_t tokens) { return tokens < 256 ? 1 : kManyPairs; }
 
-/// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves two, and fewer exchanges do. What their token
-/// has of its own is looked up once for all pairs.
+/// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves
+/// two, and fewer exchanges do. What their token has of its own is looked up once for all pairs.
 template <int kPairs, class In>
 __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(const __grid_constant__ Call c) {
   device::take_turn();
@@ -189,7 +192,9 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(
       constexpr int kLanes = 4;  // of a group of 32
       const int e = e2m1_group_exponent(device::max_of_lanes(amax, kLanes));
       const float factor = exp2_int(-e);
-      const auto codes = [&](float4 a) { return static_cast<std::uint32_t>(device::e2m1_codes(device::scaled(a, factor))); };
+      const auto codes = [&](float4 a) {
+        return static_cast<std::uint32_t>(device::e2m1_codes(device::scaled(a, factor)));
+      };
       if (there) device::put(to + 4 * lane, codes(v[0]) | codes(v[1]) << 16);
       std::uint8_t* scales = c.scale + token * c.scale_stride[0] + head * c.scale_stride[1];
       if (there && lane % kLanes == 0) scales[lane / kLanes] = static_cast<std::uint8_t>(e + 127);
@@ -201,8 +206,8 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(
 /// Whether queries_of_128 takes them.
 bool by_halves(const IndexerQ::Problem& p, const ConstTensorView& q) {
   const std::int64_t eights = 16 / size_of(q.dtype);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(q.data) % 16 == 0 && (q.size(0) <= 1 || q.stride[0] % eights == 0) &&
-                       (q.size(1) <= 1 || q.stride[1] % eights == 0);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(q.data) % 16 == 0 &&
+                       (q.size(0) <= 1 || q.stride[0] % eights == 0) && (q.size(1) <= 1 || q.stride[1] % eights == 0);
   const bool group = p.format->nope == Element::kE4M3 || (p.format->nope == Element::kE2M1 && p.format->group == 32);
   return aligned && group && p.dim == 128;
 }
@@ -252,7 +257,8 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
                .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
   device::with_float(p.in, [&]<class In>(In) {
     const auto start = [&]<auto kKernel>() {
-      device::launch_early<kKernel>("queries", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream), c);
+      device::launch_early<kKernel>("queries", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream),
+                                    c);
     };
     if (halves && pairs == 1) {
       start.template operator()<queries_of_128<1, In>>();

@@ -10,7 +10,9 @@ namespace smla {
 
 namespace {
 
-float load(const ConstTensorView& t, std::int64_t at) { return t.dtype == DType::kBF16 ? to_float(t.as<BF16>()[at]) : t.as<float>()[at]; }
+float load(const ConstTensorView& t, std::int64_t at) {
+  return t.dtype == DType::kBF16 ? to_float(t.as<BF16>()[at]) : t.as<float>()[at];
+}
 
 void round_to_bf16(std::vector<float>& x) {
   for (float& v : x) v = to_float(to_bf16(v));
@@ -18,8 +20,9 @@ void round_to_bf16(std::vector<float>& x) {
 
 }  // namespace
 
-// e' = e c - o s, o' = o c + e s on the last rope_dim dims; [bf16;] [Hadamard [, bf16];] quantise; weights_out = ((w [s]) dim^-0.5) heads^-0.5.
-// In fp32, product by product: the bytes are defined by these roundings (spec 2, 4.2), a wider accumulation would give others.
+// e' = e c - o s, o' = o c + e s on the last rope_dim dims; [bf16;] [Hadamard [, bf16];] quantise; weights_out = ((w
+// [s]) dim^-0.5) heads^-0.5. In fp32, product by product: the bytes are defined by these roundings (spec 2, 4.2), a
+// wider accumulation would give others.
 void indexer_q_ref(const IndexerQ::Problem& problem, const IndexerQ::Args& args, const RunContext& /*context*/) {
   const RowFormat& format = *problem.format;
   const bool quantised = format.scale != ScaleKind::kNone;
@@ -28,7 +31,8 @@ void indexer_q_ref(const IndexerQ::Problem& problem, const IndexerQ::Args& args,
   const int half = problem.rope_dim / 2;
   std::vector<float> x(static_cast<std::size_t>(problem.dim));
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
-    const std::int64_t pos = std::clamp<std::int64_t>(args.positions.as<std::int64_t>()[t], 0, args.cos_sin.size(0) - 1);
+    const std::int64_t pos =
+        std::clamp<std::int64_t>(args.positions.as<std::int64_t>()[t], 0, args.cos_sin.size(0) - 1);
     const float* cos_sin = args.cos_sin.as<float>() + pos * args.cos_sin.stride[0];
     for (std::int64_t h = 0; h < problem.heads; ++h) {
       for (int d = 0; d < problem.dim; ++d) x[d] = load(args.q, t * args.q.stride[0] + h * args.q.stride[1] + d);
@@ -52,7 +56,8 @@ void indexer_q_ref(const IndexerQ::Problem& problem, const IndexerQ::Args& args,
         for (int d = begin; d < begin + format.group; ++d) amax = std::max(amax, std::fabs(x[d]));
         if (format.nope == Element::kE4M3) {
           const int e = e4m3_group_exponent(amax, false);
-          for (int d = begin; d < begin + format.group; ++d) args.q_out.as<E4M3>()[out + d] = to_e4m3(x[d] * exp2_int(-e));
+          for (int d = begin; d < begin + format.group; ++d)
+            args.q_out.as<E4M3>()[out + d] = to_e4m3(x[d] * exp2_int(-e));
           weight *= exp2_int(e);
         } else {
           const int e = e2m1_group_exponent(amax);
@@ -61,7 +66,8 @@ void indexer_q_ref(const IndexerQ::Problem& problem, const IndexerQ::Args& args,
             const int high = to_e2m1(x[d + 1] * exp2_int(-e));
             args.q_out.as<std::uint8_t>()[out + d / 2] = static_cast<std::uint8_t>(low | (high << 4));
           }
-          args.q_scale.as<std::uint8_t>()[t * args.q_scale.stride[0] + h * args.q_scale.stride[1] + g] = static_cast<std::uint8_t>(e + 127);
+          args.q_scale.as<std::uint8_t>()[t * args.q_scale.stride[0] + h * args.q_scale.stride[1] + g] =
+              static_cast<std::uint8_t>(e + 127);
         }
       }
       args.weights_out.as<float>()[t * args.weights_out.stride[0] + h] = weight * dim_factor * head_factor;

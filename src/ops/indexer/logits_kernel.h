@@ -1,6 +1,7 @@
 #pragma once
 
-// The scoring kernel, one text over the SIMD word. Included by indexer_logits_{generic,avx2,avx512}.cpp only, after the word, `using Word` and
+// The scoring kernel, one text over the SIMD word. Included by indexer_logits_{generic,avx2,avx512}.cpp only, after the
+// word, `using Word` and
 //   constexpr int kVectors   words of keys in a register block; kVectors * Word::kLanes divides kTileKeys
 // Internal linkage throughout: see device/simd_generic.h.
 
@@ -45,12 +46,14 @@ inline void add_heads(const float* q, const float* weights, int dim, const float
   }
 }
 
-void score_keys(const float* q, const float* weights, std::int64_t heads, int dim, const float* keys, const float* key_scales, int n, float* out) {
+void score_keys(const float* q, const float* weights, std::int64_t heads, int dim, const float* keys,
+                const float* key_scales, int n, float* out) {
   for (int j = 0; j < n; j += kStep) {
     Word scores[kVectors];
     for (int v = 0; v < kVectors; ++v) scores[v] = Word::zero();
     std::int64_t h = 0;
-    for (; h + kHeadBlock <= heads; h += kHeadBlock) add_heads<kHeadBlock>(q + h * dim, weights + h, dim, keys + j, scores);
+    for (; h + kHeadBlock <= heads; h += kHeadBlock)
+      add_heads<kHeadBlock>(q + h * dim, weights + h, dim, keys + j, scores);
     switch (heads - h) {
       case 1: add_heads<1>(q + h * dim, weights + h, dim, keys + j, scores); break;
       case 2: add_heads<2>(q + h * dim, weights + h, dim, keys + j, scores); break;

@@ -5,7 +5,8 @@
 
 namespace smla {
 
-/// How the index scores of a call are cut: blocks have `rows` rows each and every parts-th run of tiles of their columns.
+/// How the index scores of a call are cut: blocks have `rows` rows each and every parts-th run of tiles of their
+/// columns.
 struct LogitsShape {
   std::int64_t groups = 0;    ///< of rows
   std::int64_t rows = 1;      ///< of a group
@@ -14,8 +15,9 @@ struct LogitsShape {
   bool uneven = false;        ///< rows of one request's keys, each longer than the one before
 };
 
-/// Parts that take the least time by a simple model: blocks go in waves, and one takes as long as laying its queries out and its runs of tiles, for each
-/// of which keys are widened once and multiplied with every row. Uneven rows need more blocks than places, so that short ones even out what long ones take.
+/// Parts that take the least time by a simple model: blocks go in waves, and one takes as long as laying its queries
+/// out and its runs of tiles, for each of which keys are widened once and multiplied with every row. Uneven rows need
+/// more blocks than places, so that short ones even out what long ones take.
 constexpr std::int64_t logits_parts(const LogitsShape& s) {
   constexpr std::int64_t kStart = 8;
   constexpr std::int64_t kStartRow = 2;

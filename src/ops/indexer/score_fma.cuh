@@ -16,7 +16,8 @@ template <Element kElement>
 __device__ float number(const std::uint8_t* row, int align, const std::uint8_t* scales, int group, int d) {
   if constexpr (kElement == Element::kE4M3) return device::from_e4m3(row[d]);
   if constexpr (kElement == Element::kE2M1) {
-    return device::from_e2m1(d % 2 == 0 ? row[d / 2] & 15U : static_cast<unsigned>(row[d / 2] >> 4)) * device::from_ue8m0(scales[d / group]);
+    return device::from_e2m1(d % 2 == 0 ? row[d / 2] & 15U : static_cast<unsigned>(row[d / 2] >> 4)) *
+           device::from_ue8m0(scales[d / group]);
   }
   return load_float(row + 4 * d, align);
 }
@@ -36,7 +37,8 @@ __global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constan
   const int x = thread % 16;
   const int y = thread / 16;
 
-  for (std::int64_t base = span.begin + part * kFmaKeys; base < span.end; base += static_cast<std::int64_t>(c.parts) * kFmaKeys) {
+  for (std::int64_t base = span.begin + part * kFmaKeys; base < span.end;
+       base += static_cast<std::int64_t>(c.parts) * kFmaKeys) {
     if (thread < kFmaKeys) {
       const Place place = base + thread < span.end ? c.keys.find(request, base + thread) : Place{};
       places[thread] = c.keys.holds(place) ? place : Place{};
@@ -49,15 +51,18 @@ __global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constan
         for (int i = thread; i < kFmaKeys * kFmaDims; i += kFmaThreads) {
           const Place p = places[i / kFmaDims];
           const int at = i % kFmaDims;
-          keys[at][i / kFmaDims] = p.block < 0 ? 0.0F : number<kElement>(c.keys.data_at(p), c.keys.data_align, c.keys.scales_at(p), c.group, d + at);
+          keys[at][i / kFmaDims] = p.block < 0 ? 0.0F
+                                               : number<kElement>(c.keys.data_at(p), c.keys.data_align,
+                                                                  c.keys.scales_at(p), c.group, d + at);
         }
         for (int i = thread; i < kFmaHeads * kFmaDims; i += kFmaThreads) {
           const int head = h + i / kFmaDims;
           const int at = i % kFmaDims;
-          heads[at][i / kFmaDims] = head >= c.heads
-                                        ? 0.0F
-                                        : number<kElement>(c.q + row * c.q_stride[0] + head * c.q_stride[1], c.q_align,
-                                                           c.q_scale + row * c.q_scale_stride[0] + head * c.q_scale_stride[1], c.group, d + at);
+          heads[at][i / kFmaDims] =
+              head >= c.heads ? 0.0F
+                              : number<kElement>(c.q + row * c.q_stride[0] + head * c.q_stride[1], c.q_align,
+                                                 c.q_scale + row * c.q_scale_stride[0] + head * c.q_scale_stride[1],
+                                                 c.group, d + at);
         }
         __syncthreads();
         for (int at = 0; at < kFmaDims; ++at) {

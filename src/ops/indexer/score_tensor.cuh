@@ -20,21 +20,26 @@ constexpr int resident() {
 
 /// c += a b: 16 heads x 16 dims, 16 dims x 8 keys.
 __device__ inline void multiply(float (&c)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-/// What a row's queries take in shared memory: fragments, weights and, of e2m1 rows, group scales, of heads in sixteens.
+/// What a row's queries take in shared memory: fragments, weights and, of e2m1 rows, group scales, of heads in
+/// sixteens.
 struct SharedQ {
   std::uint32_t* fragments;  ///< [sixteen][step][lane][4]
   float* weights;            ///< [head]
   float* scales;             ///< [head][group]
 
-  static constexpr int bytes(int sixteens, bool scaled) { return sixteens * (16 * kTensorDim * 2 + 16 * 4 + (scaled ? 16 * kGroups * 4 : 0)); }
+  static constexpr int bytes(int sixteens, bool scaled) {
+    return sixteens * (16 * kTensorDim * 2 + 16 * 4 + (scaled ? 16 * kGroups * 4 : 0));
+  }
 
   __device__ SharedQ(uint4* memory, int row, int sixteens, bool scaled)
-      : fragments(reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::uint8_t*>(memory) + row * bytes(sixteens, scaled))),
+      : fragments(
+            reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::uint8_t*>(memory) + row * bytes(sixteens, scaled))),
         weights(reinterpret_cast<float*>(fragments + sixteens * kSteps * 128)),
         scales(weights + 16 * sixteens) {}
 
@@ -51,7 +56,8 @@ struct SharedQ {
       for (int k = 0; k < kAtOnce; ++k) {
         const int head = (base + k * kThreads) / kFours;
         four[k] = make_uint4(0, 0, 0, 0);
-        if (head < c.heads) four[k] = load_four<kWide>(from + head * c.q_stride[1] + 16 * ((base + k * kThreads) % kFours));
+        if (head < c.heads)
+          four[k] = load_four<kWide>(from + head * c.q_stride[1] + 16 * ((base + k * kThreads) % kFours));
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
@@ -66,7 +72,8 @@ struct SharedQ {
           C::widen(word[w], pairs);
 #pragma unroll
           for (int p = 0; p < C::kPairs; ++p) {
-            to[(C::step_of(first) + C::step_after(w) + p / 2) * 128 + (C::quarter_of(first) + C::quarter_after(w)) * 4 + p % 2 * 2] = pairs[p];
+            to[(C::step_of(first) + C::step_after(w) + p / 2) * 128 + (C::quarter_of(first) + C::quarter_after(w)) * 4 +
+               p % 2 * 2] = pairs[p];
           }
         }
       }
@@ -77,7 +84,10 @@ struct SharedQ {
     if constexpr (kElement == Element::kE2M1) {
       for (int i = static_cast<int>(threadIdx.x); i < 16 * sixteens * kGroups; i += kThreads) {
         const int head = i / kGroups;
-        scales[i] = head < c.heads ? device::from_ue8m0(c.q_scale[row * c.q_scale_stride[0] + head * c.q_scale_stride[1] + i % kGroups]) : 0.0F;
+        scales[i] =
+            head < c.heads
+                ? device::from_ue8m0(c.q_scale[row * c.q_scale_stride[0] + head * c.q_scale_stride[1] + i % kGroups])
+                : 0.0F;
       }
     }
   }
@@ -114,9 +124,11 @@ __device__ inline float fold(const float (&sum)[8], int lane) {
 __device__ inline int key_of(int lane) { return (lane & 24) + 2 * (lane & 3) + ((lane >> 2) & 1); }
 __device__ inline int lane_of(int key) { return (key & 24) + ((key & 1) << 2) + ((key >> 1) & 3); }
 
-/// One row's heads with 32 keys: the lane's key before its own scale. kSixteens: how many sixteens of heads, 0 if that is not known before.
+/// One row's heads with 32 keys: the lane's key before its own scale. kSixteens: how many sixteens of heads, 0 if that
+/// is not known before.
 template <Element kElement, int kSixteens>
-__device__ inline float score_tile(const SharedQ& q, int sixteens, const std::uint32_t (&keys)[4][2 * kSteps], const float* key_scales, int lane) {
+__device__ inline float score_tile(const SharedQ& q, int sixteens, const std::uint32_t (&keys)[4][2 * kSteps],
+                                   const float* key_scales, int lane) {
   const int row = lane / 4;
   float sum[8] = {};
   __syncwarp();  // products need all lanes at one place, and lanes may have loaded or stored apart
@@ -159,8 +171,8 @@ __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::ui
   return fold(sum, lane);
 }
 
-/// A block has up to kMaxRows rows and every parts-th run of kWarps tiles; a warp has a tile. Rows of one request share the keys that are loaded.
-/// kWide: keys and queries begin on 16 bytes.
+/// A block has up to kMaxRows rows and every parts-th run of kWarps tiles; a warp has a tile. Rows of one request share
+/// the keys that are loaded. kWide: keys and queries begin on 16 bytes.
 template <Element kElement, int kSixteens, bool kWide>
 __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(const __grid_constant__ Call c) {
   using C = Codes<kElement>;
@@ -202,7 +214,8 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
     std::uint32_t scale_bits = 0;
     bool exists = false;  // the entry whose score this lane stores
     typename C::Raw raw[4];
-    // A tile's keys are on their way while the one before is computed. For an entry that does not exist some queries are read: its score is not used.
+    // A tile's keys are on their way while the one before is computed. For an entry that does not exist some queries
+    // are read: its score is not used.
     const auto fetch = [&](Place of) {
       exists = c.keys.holds(of);
       scale_bits = load_word(exists ? c.keys.scales_at(of) : c.q);
@@ -216,7 +229,8 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
     fetch(next);
     next = find(j + hop);
     for (int i = r; i < next_request; ++i) {
-      if (spans[i].end > 0) SharedQ(memory, i, sixteens, kScaled).template fill<kElement, kWide>(c, first + i, sixteens);
+      if (spans[i].end > 0)
+        SharedQ(memory, i, sixteens, kScaled).template fill<kElement, kWide>(c, first + i, sixteens);
     }
     __syncthreads();
     device::let_next_launch();
@@ -228,7 +242,8 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
       if constexpr (kScaled) {
         __syncwarp();
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) key_scales[kTile * g + key_of(lane)] = device::from_ue8m0(static_cast<std::uint8_t>(scale_bits >> (8 * g)));
+        for (int g = 0; g < kGroups; ++g)
+          key_scales[kTile * g + key_of(lane)] = device::from_ue8m0(static_cast<std::uint8_t>(scale_bits >> (8 * g)));
         __syncwarp();
       } else {
         scale = __uint_as_float(scale_bits);
@@ -239,8 +254,10 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
       for (int i = r; i < next_request; ++i) {
         if (spans[i].begin >= base + kTile || spans[i].end <= base) continue;
         const float score =
-            score_tile<kElement, kSixteens>(SharedQ(memory, i, sixteens, kScaled), sixteens, keys, key_scales, lane) * C::unit() * scale;
-        if (j >= spans[i].begin && j < spans[i].end) c.logits[(first + i) * c.logit_stride + j] = found ? score : -INFINITY;
+            score_tile<kElement, kSixteens>(SharedQ(memory, i, sixteens, kScaled), sixteens, keys, key_scales, lane) *
+            C::unit() * scale;
+        if (j >= spans[i].begin && j < spans[i].end)
+          c.logits[(first + i) * c.logit_stride + j] = found ? score : -INFINITY;
       }
     }
   }

@@ -28,7 +28,8 @@ void add_rows_ref(const AddRows::Problem& p, const AddRows::Args& a, const RunCo
 
 template <>
 std::span<const Implementation<AddRows>> OpTable<AddRows>::implementations() {
-  static constexpr Implementation<AddRows> kTable[] = {cuda_line<AddRows>(), {.name = "ref", .machine = "any CPU", .run = add_rows_ref}};
+  static constexpr Implementation<AddRows> kTable[] = {cuda_line<AddRows>(),
+                                                       {.name = "ref", .machine = "any CPU", .run = add_rows_ref}};
   return kTable;
 }
 template <>
@@ -36,7 +37,8 @@ void OpTable<AddRows>::check_problem(const AddRows::Problem& p) {
   constexpr std::string_view op = AddRows::kName;
   check_that(p.rows >= 0, op, "rows", p.rows, "0 or more");
   check_that(p.dim >= 0, op, "dim", p.dim, "0 or more");
-  check_that(p.dtype == DType::kBF16 || p.dtype == DType::kF32, op, "dtype", std::string(name_of(p.dtype)), "BF16 or F32");
+  check_that(p.dtype == DType::kBF16 || p.dtype == DType::kF32, op, "dtype", std::string(name_of(p.dtype)),
+             "BF16 or F32");
 }
 template <>
 void OpTable<AddRows>::check_args(const AddRows::Problem& p, const AddRows::Args& a) {

@@ -12,7 +12,8 @@ __device__ float sum_of(float x, float y) { return x + y; }
 __device__ BF16 sum_of(BF16 x, BF16 y) { return to_bf16(to_float(x) + to_float(y)); }
 
 template <class T>
-__global__ void add(T* x, std::int64_t x_stride, const T* y, std::int64_t y_stride, std::int64_t dim, std::int64_t count) {
+__global__ void add(T* x, std::int64_t x_stride, const T* y, std::int64_t y_stride, std::int64_t dim,
+                    std::int64_t count) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < count; i += step) {
     const std::int64_t row = i / dim;

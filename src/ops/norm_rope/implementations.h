@@ -15,16 +15,22 @@ void rms_norm_cpu(const RmsNorm::Problem& problem, const RmsNorm::Args& args, co
 void rms_norm_avx2(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 void rms_norm_avx512(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 
-void qnorm_rope_insert_ref(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context);
-void qnorm_rope_insert_cpu(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context);
-void qnorm_rope_insert_avx2(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context);
-void qnorm_rope_insert_avx512(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context);
+void qnorm_rope_insert_ref(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                           const RunContext& context);
+void qnorm_rope_insert_cpu(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                           const RunContext& context);
+void qnorm_rope_insert_avx2(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                            const RunContext& context);
+void qnorm_rope_insert_avx512(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                              const RunContext& context);
 
 void inverse_rope_ref(const InverseRope::Problem& problem, const InverseRope::Args& args, const RunContext& context);
 void inverse_rope_cpu(const InverseRope::Problem& problem, const InverseRope::Args& args, const RunContext& context);
 
-void inverse_rope_quant_ref(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args, const RunContext& context);
-void inverse_rope_quant_cpu(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args, const RunContext& context);
+void inverse_rope_quant_ref(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args,
+                            const RunContext& context);
+void inverse_rope_quant_cpu(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args,
+                            const RunContext& context);
 
 void insert_rows_ref(const InsertRows::Problem& problem, const InsertRows::Args& args, const RunContext& context);
 

@@ -13,9 +13,12 @@ using device::CacheView;
 
 constexpr std::int64_t kMany = 2048;  ///< more rows than these hide each other's waits
 
-/// Warps that share a row, as a power of two: a warp has 128 of its numbers at a time, and one is enough where rows are many.
+/// Warps that share a row, as a power of two: a warp has 128 of its numbers at a time, and one is enough where rows are
+/// many.
 constexpr int kMostRowBits = 2;
-inline int row_bits(std::int64_t rows, int dim) { return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMostRowBits); }
+inline int row_bits(std::int64_t rows, int dim) {
+  return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMostRowBits);
+}
 
 /// What is written to a cache.
 template <class In>
@@ -34,14 +37,16 @@ struct Insert {
   /// This warp's row, -1 for none, and its number among those of the row.
   __device__ std::int64_t row_of_warp(unsigned block) const {
     const unsigned of_block = threadIdx.y >> row_bits;
-    return of_block < block_rows(blockDim.y) ? static_cast<std::int64_t>(block) * block_rows(blockDim.y) + of_block : -1;
+    return of_block < block_rows(blockDim.y) ? static_cast<std::int64_t>(block) * block_rows(blockDim.y) + of_block
+                                             : -1;
   }
   __device__ int warp() const { return static_cast<int>(threadIdx.y) & (row_warps() - 1); }
   __device__ int row_warps() const { return 1 << row_bits; }
   /// Asks for a row that is likely to be wanted; of many rows others hide the wait.
   __device__ void fetch(std::int64_t row) const {
     if (many) return;
-    if (const int i = 128 * static_cast<int>(threadIdx.x) / static_cast<int>(sizeof(In)); row >= 0 && row < rows && i < cache.dim)
+    if (const int i = 128 * static_cast<int>(threadIdx.x) / static_cast<int>(sizeof(In));
+        row >= 0 && row < rows && i < cache.dim)
       device::prefetch(kv.row(row) + i);
   }
 
@@ -51,12 +56,14 @@ struct Insert {
     return slot < cache.num_slots ? slot : -1;
   }
   __device__ float4 quad(const In* from, int i) const {
-    return device::widened(by_fours ? device::load_quad<true>(from, i, cache.dim) : device::load_quad<false>(from, i, cache.dim));
+    return device::widened(by_fours ? device::load_quad<true>(from, i, cache.dim)
+                                    : device::load_quad<false>(from, i, cache.dim));
   }
 };
 
 template <class In>
-Insert<In> insert_of(const ConstTensorView& rows, const ConstTensorView& slots, const PagedCache& cache, ClampRule clamp) {
+Insert<In> insert_of(const ConstTensorView& rows, const ConstTensorView& slots, const PagedCache& cache,
+                     ClampRule clamp) {
   return {.kv = device::rows_of<const In>(rows),
           .by_fours = device::by_fours(rows),
           .slots = static_cast<const std::int64_t*>(slots.data),

@@ -1,5 +1,5 @@
-// Rows on their way into attention: q heads normed and rotated, kv rows rotated and encoded at their slots. A warp for a head or a row; one kernel, whose
-// last blocks are the rows.
+// Rows on their way into attention: q heads normed and rotated, kv rows rotated and encoded at their slots. A warp for
+// a head or a row; one kernel, whose last blocks are the rows.
 #include <bit>
 
 #include "device/copy.cuh"
@@ -143,7 +143,8 @@ std::size_t CudaOp<QNormRopeInsert>::workspace_bytes(const QNormRopeInsert::Prob
   return 0;
 }
 template <>
-void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNormRopeInsert::Args& a, const RunContext& context) {
+void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNormRopeInsert::Args& a,
+                                  const RunContext& context) {
   const std::int64_t inserted = p.format == nullptr ? 0 : a.slot_mapping.size(0);
   const bool has_q = p.heads > 0;
   if (p.tokens == 0 || p.dim == 0 || (!has_q && inserted == 0)) return;
@@ -170,9 +171,11 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
           c.insert = insertion::insert_of<In>(a.kv, a.slot_mapping, a.cache, p.clamp);
           while (c.insert.block_rows(warps) == 0) --c.insert.row_bits;
         }
-        const unsigned blocks =
-            blocks_for(c.blocks + static_cast<std::int64_t>(inserted == 0 ? 0 : blocks_for(inserted, c.insert.block_rows(warps))), 1);
-        launch_early<norm_rope_insert<kByFours, In, Out>>("norm_rope_insert", blocks, dim3(32, warps), 0, stream_of(context.stream), c);
+        const unsigned blocks = blocks_for(
+            c.blocks + static_cast<std::int64_t>(inserted == 0 ? 0 : blocks_for(inserted, c.insert.block_rows(warps))),
+            1);
+        launch_early<norm_rope_insert<kByFours, In, Out>>("norm_rope_insert", blocks, dim3(32, warps), 0,
+                                                          stream_of(context.stream), c);
       });
     });
   });
@@ -195,11 +198,12 @@ void CudaOp<InsertRows>::run(const InsertRows::Problem& p, const InsertRows::Arg
     const auto row_bytes = a.rows.stride[0] * static_cast<std::int64_t>(sizeof(In));
     if (has_sixteens(a.cache) && common_word(a.rows.data, row_bytes) == 16) {
       const int lane_bits = std::bit_width(static_cast<unsigned>(p.format->dim / 16 - 1));
-      launch_early<insert_sixteens<In>>("insert_rows", blocks_for(rows, std::int64_t{kWarps} << (5 - lane_bits)), dim3(32, kWarps), 0,
-                                        stream_of(context.stream), c, lane_bits);
+      launch_early<insert_sixteens<In>>("insert_rows", blocks_for(rows, std::int64_t{kWarps} << (5 - lane_bits)),
+                                        dim3(32, kWarps), 0, stream_of(context.stream), c, lane_bits);
       return;
     }
-    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, c.block_rows(kWarps)), dim3(32, kWarps), 0, stream_of(context.stream), c);
+    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, c.block_rows(kWarps)), dim3(32, kWarps), 0,
+                                  stream_of(context.stream), c);
   });
 }
 

@@ -5,7 +5,8 @@
 
 namespace smla {
 
-// The reference's arithmetic, heads split over threads; a head of one dtype copies its nope dims (or leaves them, in place).
+// The reference's arithmetic, heads split over threads; a head of one dtype copies its nope dims (or leaves them, in
+// place).
 void inverse_rope_cpu(const InverseRope::Problem& problem, const InverseRope::Args& args, const RunContext& context) {
   const auto* positions = static_cast<const std::int64_t*>(args.positions.data);
   const int nope = problem.dim - problem.rope_dim;

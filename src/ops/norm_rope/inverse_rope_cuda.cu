@@ -78,7 +78,8 @@ struct QuantCall {
 
 template <class In>
 __device__ void clear_padding(const QuantCall<In>& c) {
-  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x - c.blocks) * blockDim.x * blockDim.y + threadIdx.y * blockDim.x + threadIdx.x;
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x - c.blocks) * blockDim.x * blockDim.y +
+                              threadIdx.y * blockDim.x + threadIdx.x;
   const std::int64_t more = c.padded - c.tokens;
   if (thread >= more * c.groups * c.scale_rows) return;
   const std::int64_t line = thread / more;
@@ -96,12 +97,13 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   const std::int64_t head = c.grid.head();
   if (head >= c.heads) return;
   const std::int64_t position = c.positions[token];
-  const HeldRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0, static_cast<int>(threadIdx.x));  // asked for before the position is known
+  const HeldRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0,
+                                       static_cast<int>(threadIdx.x));  // asked for before the position is known
   if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
-  const std::int64_t group =
-      static_cast<std::uint32_t>(head) / static_cast<std::uint32_t>(c.group_heads);  // heads fit, and a division of 64 bits is long
-  const std::int64_t first = (head - group * c.group_heads) * c.dim;                 // of this head in the group's row
+  const std::int64_t group = static_cast<std::uint32_t>(head) /
+                             static_cast<std::uint32_t>(c.group_heads);  // heads fit, and a division of 64 bits is long
+  const std::int64_t first = (head - group * c.group_heads) * c.dim;     // of this head in the group's row
   E4M3* values = c.values.row(group, token) + first;
   const std::int64_t chunks = c.group_heads * c.dim / kGroup;
   const bool whole_words = c.dim % (4 * kGroup) == 0;
@@ -146,7 +148,8 @@ SMLA_CUDA_OP(InverseRope, 0) {
                               .grid = HeadGrid::of(p.heads),
                               .heads = p.heads,
                               .dim = p.dim};
-        launch_early<rotate_back<kByFours, In, Out>>("rotate_back", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream), c);
+        launch_early<rotate_back<kByFours, In, Out>>("rotate_back", c.grid.blocks(p.tokens), c.grid.block(), 0,
+                                                     stream_of(context.stream), c);
       });
     });
   });

@@ -20,13 +20,17 @@ float rotated(const InverseRopeQuant::Problem& problem, const void* x, const flo
 
 }  // namespace
 
-// a = max(max|x|, 1e-10), scale = 2^ceil(log2(a * (1/448))), value = e4m3(clamp(x / scale)) over groups of 128 dims (spec 2).
-void inverse_rope_quant_ref(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args, const RunContext&) {
+// a = max(max|x|, 1e-10), scale = 2^ceil(log2(a * (1/448))), value = e4m3(clamp(x / scale)) over groups of 128 dims
+// (spec 2).
+void inverse_rope_quant_ref(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args,
+                            const RunContext&) {
   constexpr int kGroup = InverseRopeQuant::kGroup;
   const std::int64_t heads_of_group = problem.heads / problem.groups;
   const std::int64_t chunks = heads_of_group * problem.dim / kGroup;
   const bool packed = problem.scale == OutputScale::kUe8m0x4;
-  const auto scale_at = [&](std::int64_t g, std::int64_t s, std::int64_t t) { return g * args.scales.stride[0] + s * args.scales.stride[1] + t; };
+  const auto scale_at = [&](std::int64_t g, std::int64_t s, std::int64_t t) {
+    return g * args.scales.stride[0] + s * args.scales.stride[1] + t;
+  };
   for (std::int64_t g = 0; g < problem.groups; ++g) {
     for (std::int64_t s = 0; s < args.scales.size(1); ++s) {
       for (std::int64_t t = problem.tokens; t < args.scales.size(2); ++t) {
@@ -43,7 +47,8 @@ void inverse_rope_quant_ref(const InverseRopeQuant::Problem& problem, const Inve
         const void* x = row_of(args.x, t, g * heads_of_group + k * kGroup / problem.dim);
         const int begin = static_cast<int>(k * kGroup % problem.dim);
         const int e = quantise_group(
-            kGroup, [&](int i) { return rotated(problem, x, cos_sin, begin + i); }, [&](int i, float v) { values[k * kGroup + i] = to_e4m3(v); });
+            kGroup, [&](int i) { return rotated(problem, x, cos_sin, begin + i); },
+            [&](int i, float v) { values[k * kGroup + i] = to_e4m3(v); });
         if (!packed) args.scales.as<float>()[scale_at(g, k, t)] = exp2_int(e);
         word |= static_cast<std::uint32_t>(e + 127) << (8 * (k % 4));
         if (packed && (k % 4 == 3 || k + 1 == chunks)) {

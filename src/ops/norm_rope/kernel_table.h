@@ -22,7 +22,8 @@ struct NormRopeRow {
 /// The row kernels of the family for one instruction set.
 struct NormRopeKernels {
   /// y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i; `weight` null: none. y may be x.
-  void (*norm)(const void* x, DType in, const void* weight, DType weight_type, void* y, DType out, std::int64_t n, float eps);
+  void (*norm)(const void* x, DType in, const void* weight, DType weight_type, void* y, DType out, std::int64_t n,
+               float eps);
   void (*norm_rope)(const NormRopeRow& row);
 };
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// Row kernels of the norm_rope family over any SIMD word. Internal linkage, raw pointers, no library code: see device/simd_generic.h.
-// The sum of squares is taken in fp32 lanes; everything after it is the reference's chain, element by element, so a row's bits differ from the
-// reference's only through the last bit of the norm.
+// Row kernels of the norm_rope family over any SIMD word. Internal linkage, raw pointers, no library code: see
+// device/simd_generic.h. The sum of squares is taken in fp32 lanes; everything after it is the reference's chain,
+// element by element, so a row's bits differ from the reference's only through the last bit of the norm.
 
 #include <cstdint>
 
@@ -31,7 +31,8 @@ void load_chunk(const void* x, DType type, std::int64_t begin, int n, float* out
 inline std::uint8_t e4m3_bits(float x) {
   const std::uint32_t u = __builtin_bit_cast(std::uint32_t, x);
   const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
-  const std::uint32_t tiny = __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, magnitude) + 16384.0F) - 0x4680'0000U;
+  const std::uint32_t tiny =
+      __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, magnitude) + 16384.0F) - 0x4680'0000U;
   const std::uint32_t normal = ((magnitude + 0x7'FFFFU + ((magnitude >> 20) & 1U)) >> 20) - (120U << 3);
   std::uint32_t code = magnitude < 0x3C80'0000U ? tiny : normal;
   code = magnitude >= 0x43E8'0000U ? 0x7EU : code;
@@ -85,7 +86,8 @@ float inverse_rms(const void* x, DType type, std::int64_t n, float eps) {
 }
 
 template <class Word>
-void norm_kernel(const void* x, DType in, const void* weight, DType weight_type, void* y, DType out, std::int64_t n, float eps) {
+void norm_kernel(const void* x, DType in, const void* weight, DType weight_type, void* y, DType out, std::int64_t n,
+                 float eps) {
   if (n == 0) return;
   const float inverse = inverse_rms<Word>(x, in, n, eps);
   float buffer[kChunk];

@@ -17,30 +17,38 @@ void check_float(std::string_view op, std::string_view what, DType dtype) {
 
 void check_rope_dims(std::string_view op, int dim, int rope_dim) {
   check_that(dim >= 0 && dim <= kMaxRopeRow, op, "dim", dim, "0 to " + std::to_string(kMaxRopeRow));
-  check_that(rope_dim >= 0 && rope_dim <= dim && rope_dim % 2 == 0, op, "rope_dim", rope_dim, "an even number up to dim " + std::to_string(dim));
+  check_that(rope_dim >= 0 && rope_dim <= dim && rope_dim % 2 == 0, op, "rope_dim", rope_dim,
+             "an even number up to dim " + std::to_string(dim));
 }
 
 /// Rows of so many numbers on their way into a cache.
 void check_inserted(std::string_view op, const RowFormat& f, std::int64_t dim, int rope_dim) {
   const std::string format(f.name);
-  check_that(f.dim == dim, op, "format", format + " with " + std::to_string(f.dim) + " dims", std::to_string(dim) + " dims");
-  check_that(f.rope_dim() == 0 || f.rope_dim() == rope_dim, op, "format", format + " with " + std::to_string(f.rope_dim()) + " rope dims",
-             std::to_string(rope_dim) + " rope dims");
+  check_that(f.dim == dim, op, "format", format + " with " + std::to_string(f.dim) + " dims",
+             std::to_string(dim) + " dims");
+  check_that(f.rope_dim() == 0 || f.rope_dim() == rope_dim, op, "format",
+             format + " with " + std::to_string(f.rope_dim()) + " rope dims", std::to_string(rope_dim) + " rope dims");
 }
-void check_target(std::string_view op, std::int64_t tokens, const RowFormat& f, const ConstTensorView& slots, const PagedCache& cache) {
+void check_target(std::string_view op, std::int64_t tokens, const RowFormat& f, const ConstTensorView& slots,
+                  const PagedCache& cache) {
   check_tensor(op, "slot_mapping", slots, {kAny}, {DType::kI64});
-  check_that(slots.size(0) <= tokens, op, "slot_mapping", describe(slots), "at most " + std::to_string(tokens) + " tokens");
+  check_that(slots.size(0) <= tokens, op, "slot_mapping", describe(slots),
+             "at most " + std::to_string(tokens) + " tokens");
   check_cache(std::string(op) + ": cache", cache);
-  check_that(cache.format->name == f.name, op, "cache", std::string(cache.format->name) + " rows", std::string(f.name) + " rows");
+  check_that(cache.format->name == f.name, op, "cache", std::string(cache.format->name) + " rows",
+             std::string(f.name) + " rows");
 }
 
 /// In place means the same elements at the same addresses.
-void check_in_place(std::string_view op, std::string_view output, const ConstTensorView& in, const ConstTensorView& out) {
+void check_in_place(std::string_view op, std::string_view output, const ConstTensorView& in,
+                    const ConstTensorView& out) {
   if (in.data != out.data || in.numel() == 0) return;
   bool same = in.dtype == out.dtype;
   for (int i = 0; i + 1 < in.rank; ++i)
-    same = same && (in.size(i) <= 1 || in.stride[static_cast<std::size_t>(i)] == out.stride[static_cast<std::size_t>(i)]);
-  check_that(same, op, output, describe(out) + " over its input " + describe(in), "the input's dtype and strides, or other memory");
+    same =
+        same && (in.size(i) <= 1 || in.stride[static_cast<std::size_t>(i)] == out.stride[static_cast<std::size_t>(i)]);
+  check_that(same, op, output, describe(out) + " over its input " + describe(in),
+             "the input's dtype and strides, or other memory");
 }
 
 std::string any_avx2(const auto&, const PlanOptions&) { return needs_avx2(); }
@@ -52,15 +60,25 @@ constexpr std::array<Implementation<RmsNorm>, 5> kRmsNorm{{
      .refuse = any_avx512<RmsNorm::Problem>,
      .workspace_bytes = normed_bytes,
      .run = rms_norm_avx512},
-    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<RmsNorm::Problem>, .workspace_bytes = normed_bytes, .run = rms_norm_avx2},
+    {.name = "avx2",
+     .machine = "AVX2 + FMA",
+     .refuse = any_avx2<RmsNorm::Problem>,
+     .workspace_bytes = normed_bytes,
+     .run = rms_norm_avx2},
     {.name = "cpu", .machine = "any CPU", .workspace_bytes = normed_bytes, .run = rms_norm_cpu},
     cuda_line<RmsNorm>(),
     {.name = "ref", .machine = "any CPU", .workspace_bytes = normed_bytes, .run = rms_norm_ref},
 }};
 
 constexpr std::array<Implementation<QNormRopeInsert>, 5> kInsert{{
-    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<QNormRopeInsert::Problem>, .run = qnorm_rope_insert_avx512},
-    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<QNormRopeInsert::Problem>, .run = qnorm_rope_insert_avx2},
+    {.name = "avx512",
+     .machine = "AVX-512 F/BW/DQ/VL",
+     .refuse = any_avx512<QNormRopeInsert::Problem>,
+     .run = qnorm_rope_insert_avx512},
+    {.name = "avx2",
+     .machine = "AVX2 + FMA",
+     .refuse = any_avx2<QNormRopeInsert::Problem>,
+     .run = qnorm_rope_insert_avx2},
     {.name = "cpu", .machine = "any CPU", .run = qnorm_rope_insert_cpu},
     cuda_line<QNormRopeInsert>(),
     {.name = "ref", .machine = "any CPU", .run = qnorm_rope_insert_ref},
@@ -124,11 +142,22 @@ void OpTable<RmsNorm>::check_args(const RmsNorm::Problem& p, const RmsNorm::Args
 }
 
 QNormRopeInsert::Problem insert_problem(const RmsNorm::Problem& p) {
-  return {.tokens = p.rows, .dim = static_cast<int>(p.dim2), .rope_dim = p.rope_dim, .in = p.out, .format = p.format, .clamp = p.clamp};
+  return {.tokens = p.rows,
+          .dim = static_cast<int>(p.dim2),
+          .rope_dim = p.rope_dim,
+          .in = p.out,
+          .format = p.format,
+          .clamp = p.clamp};
 }
 
 QNormRopeInsert::Args insert_args(const RmsNorm::Args& a, const ConstTensorView& normed) {
-  return {.q = {}, .kv = normed, .positions = a.positions, .cos_sin = a.cos_sin, .slot_mapping = a.slot_mapping, .q_out = {}, .cache = a.cache};
+  return {.q = {},
+          .kv = normed,
+          .positions = a.positions,
+          .cos_sin = a.cos_sin,
+          .slot_mapping = a.slot_mapping,
+          .q_out = {},
+          .cache = a.cache};
 }
 
 std::size_t normed_bytes(const RmsNorm::Problem& p, int) {
@@ -145,10 +174,12 @@ void OpTable<QNormRopeInsert>::check_problem(const QNormRopeInsert::Problem& p) 
   constexpr std::string_view op = QNormRopeInsert::kName;
   check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
   check_that(p.heads >= 0, op, "heads", p.heads, "0 or more");
-  check_that(p.heads == 0 || p.out_heads >= p.heads, op, "out_heads", p.out_heads, "at least " + std::to_string(p.heads) + " heads");
+  check_that(p.heads == 0 || p.out_heads >= p.heads, op, "out_heads", p.out_heads,
+             "at least " + std::to_string(p.heads) + " heads");
   check_rope_dims(op, p.dim, p.rope_dim);
   check_float(op, "in", p.in);
-  check_that(p.q_out == DType::kBF16 || p.q_out == DType::kF32 || p.q_out == DType::kE4M3, op, "q_out", name(p.q_out), "BF16, F32 or F8_E4M3");
+  check_that(p.q_out == DType::kBF16 || p.q_out == DType::kF32 || p.q_out == DType::kE4M3, op, "q_out", name(p.q_out),
+             "BF16, F32 or F8_E4M3");
   if (p.format != nullptr) check_inserted(op, *p.format, p.dim, p.rope_dim);
 }
 
@@ -202,9 +233,11 @@ void OpTable<InverseRopeQuant>::check_problem(const InverseRopeQuant::Problem& p
   constexpr std::string_view op = InverseRopeQuant::kName;
   check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
   check_that(p.heads >= 0, op, "heads", p.heads, "0 or more");
-  check_that(p.groups >= 1 && p.heads % p.groups == 0, op, "groups", p.groups, "a divisor of " + std::to_string(p.heads) + " heads");
+  check_that(p.groups >= 1 && p.heads % p.groups == 0, op, "groups", p.groups,
+             "a divisor of " + std::to_string(p.heads) + " heads");
   check_rope_dims(op, p.dim, p.rope_dim);
-  check_that(p.dim % InverseRopeQuant::kGroup == 0, op, "dim", p.dim, "a multiple of " + std::to_string(InverseRopeQuant::kGroup));
+  check_that(p.dim % InverseRopeQuant::kGroup == 0, op, "dim", p.dim,
+             "a multiple of " + std::to_string(InverseRopeQuant::kGroup));
   check_float(op, "in", p.in);
 }
 
@@ -219,7 +252,8 @@ void OpTable<InverseRopeQuant>::check_args(const InverseRopeQuant::Problem& p, c
   const std::int64_t chunks = width / InverseRopeQuant::kGroup;
   const bool packed = p.scale == OutputScale::kUe8m0x4;
   check_tensor(op, "values", a.values, {p.groups, p.tokens, width}, {DType::kE4M3});
-  check_tensor(op, "scales", a.scales, {p.groups, packed ? (chunks + 3) / 4 : chunks, (p.tokens + 3) / 4 * 4}, {packed ? DType::kI32 : DType::kF32});
+  check_tensor(op, "scales", a.scales, {p.groups, packed ? (chunks + 3) / 4 : chunks, (p.tokens + 3) / 4 * 4},
+               {packed ? DType::kI32 : DType::kF32});
 }
 
 template <>
@@ -233,7 +267,8 @@ void OpTable<InsertRows>::check_problem(const InsertRows::Problem& p) {
   check_that(p.tokens >= 0, op, "tokens", p.tokens, "0 or more");
   check_float(op, "in", p.in);
   check_that(p.format != nullptr, op, "format", std::string("none"), "a row format");
-  check_that(p.format->dim <= kMaxRopeRow, op, "format", std::string(p.format->name) + " with " + std::to_string(p.format->dim) + " dims",
+  check_that(p.format->dim <= kMaxRopeRow, op, "format",
+             std::string(p.format->name) + " with " + std::to_string(p.format->dim) + " dims",
              "at most " + std::to_string(kMaxRopeRow));
 }
 

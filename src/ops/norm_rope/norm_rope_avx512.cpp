@@ -18,7 +18,9 @@ const NormRopeKernels& norm_rope_kernels_avx512() {
 
 namespace smla {
 
-const NormRopeKernels& norm_rope_kernels_avx512() { return norm_rope_kernels_generic(); }  // refused before it is reached
+const NormRopeKernels& norm_rope_kernels_avx512() {
+  return norm_rope_kernels_generic();
+}  // refused before it is reached
 
 }  // namespace smla
 

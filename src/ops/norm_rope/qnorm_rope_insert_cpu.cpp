@@ -9,8 +9,8 @@ namespace smla {
 
 namespace {
 
-void insert_row(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, std::int64_t token, std::int64_t slot,
-                const float* cos_sin) {
+void insert_row(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, std::int64_t token,
+                std::int64_t slot, const float* cos_sin) {
   float row[kMaxRopeRow];
   const void* kv = row_of(args.kv, token);
   for (int i = 0; i < problem.dim; ++i) row[i] = load_element(problem.in, kv, i);
@@ -19,13 +19,15 @@ void insert_row(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::
   encode_row(args.cache, slot, row, problem.clamp);
 }
 
-void run(const NormRopeKernels& kernels, const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context) {
+void run(const NormRopeKernels& kernels, const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+         const RunContext& context) {
   const auto* positions = static_cast<const std::int64_t*>(args.positions.data);
   const auto* slots = static_cast<const std::int64_t*>(args.slot_mapping.data);
   const std::int64_t inserted = problem.format == nullptr ? 0 : args.slot_mapping.size(0);
   const std::int64_t heads = problem.heads == 0 ? 0 : problem.out_heads;
   const auto head_bytes = static_cast<std::size_t>(problem.dim * size_of(problem.q_out));
-  const bool parallel = problem.tokens * (heads + 1) * problem.dim > 65536;  // below, waking threads costs more than it saves
+  const bool parallel =
+      problem.tokens * (heads + 1) * problem.dim > 65536;  // below, waking threads costs more than it saves
 #pragma omp parallel num_threads(context.threads) if (parallel)
   {
 #pragma omp for schedule(static) nowait
@@ -59,13 +61,16 @@ void run(const NormRopeKernels& kernels, const QNormRopeInsert::Problem& problem
 
 }  // namespace
 
-void qnorm_rope_insert_cpu(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context) {
+void qnorm_rope_insert_cpu(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                           const RunContext& context) {
   run(norm_rope_kernels_generic(), problem, args, context);
 }
-void qnorm_rope_insert_avx2(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context) {
+void qnorm_rope_insert_avx2(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                            const RunContext& context) {
   run(norm_rope_kernels_avx2(), problem, args, context);
 }
-void qnorm_rope_insert_avx512(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext& context) {
+void qnorm_rope_insert_avx512(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                              const RunContext& context) {
   run(norm_rope_kernels_avx512(), problem, args, context);
 }
 

@@ -26,15 +26,18 @@ void norm_rope_head(const QNormRopeInsert::Problem& problem, const void* q, void
 
 }  // namespace
 
-// Every q row; the first M rows of kv where slot >= 0 (spec 5.3). kv is rotated and encoded, not normed: that was done before.
-void qnorm_rope_insert_ref(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args, const RunContext&) {
+// Every q row; the first M rows of kv where slot >= 0 (spec 5.3). kv is rotated and encoded, not normed: that was done
+// before.
+void qnorm_rope_insert_ref(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
+                           const RunContext&) {
   const auto* positions = static_cast<const std::int64_t*>(args.positions.data);
   const auto* slots = static_cast<const std::int64_t*>(args.slot_mapping.data);
   const std::int64_t inserted = problem.format == nullptr ? 0 : args.slot_mapping.size(0);
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     const float* cos_sin = rope_row(args.cos_sin, positions[t * args.positions.stride[0]]);
     if (cos_sin == nullptr) continue;
-    for (std::int64_t h = 0; h < problem.heads; ++h) norm_rope_head(problem, row_of(args.q, t, h), row_of(args.q_out, t, h), cos_sin);
+    for (std::int64_t h = 0; h < problem.heads; ++h)
+      norm_rope_head(problem, row_of(args.q, t, h), row_of(args.q_out, t, h), cos_sin);
     for (std::int64_t h = problem.heads; h < problem.out_heads; ++h) {
       for (int i = 0; i < problem.dim; ++i) store_element(problem.q_out, row_of(args.q_out, t, h), i, 0.0F);
     }

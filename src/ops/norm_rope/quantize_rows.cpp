@@ -42,7 +42,9 @@ void clear_padding(const QuantizeRows::Problem& p, const QuantizeRows::Args& a) 
   }
 }
 
-E4M3* values_of(const QuantizeRows::Args& a, std::int64_t r) { return static_cast<E4M3*>(a.values.data) + r * a.values.stride[0]; }
+E4M3* values_of(const QuantizeRows::Args& a, std::int64_t r) {
+  return static_cast<E4M3*>(a.values.data) + r * a.values.stride[0];
+}
 
 void quantize_rows_ref(const QuantizeRows::Problem& p, const QuantizeRows::Args& a, const RunContext&) {
   clear_padding(p, a);
@@ -51,9 +53,9 @@ void quantize_rows_ref(const QuantizeRows::Problem& p, const QuantizeRows::Args&
       const void* x = row_of(a.x, row);
       E4M3* values = values_of(a, row);
       for (std::int64_t k = 0; k < p.dim / kGroup; ++k) {
-        set(k,
-            quantise_group(
-                kGroup, [&](int i) { return load_element(p.in, x, k * kGroup + i); }, [&](int i, float v) { values[k * kGroup + i] = to_e4m3(v); }));
+        set(k, quantise_group(
+                   kGroup, [&](int i) { return load_element(p.in, x, k * kGroup + i); },
+                   [&](int i, float v) { values[k * kGroup + i] = to_e4m3(v); }));
       }
     });
   }
@@ -71,7 +73,8 @@ void quantize_rows_cpu(const QuantizeRows::Problem& p, const QuantizeRows::Args&
         float group[kGroup];
         load_chunk<GenericWord>(x, p.in, k * kGroup, kGroup, group);
         set(k, quantise_group(
-                   kGroup, [&](int i) { return group[i]; }, [&](int i, float v) { values[k * kGroup + i].bits = e4m3_bits(v); }));
+                   kGroup, [&](int i) { return group[i]; },
+                   [&](int i, float v) { values[k * kGroup + i].bits = e4m3_bits(v); }));
       }
     });
   }
@@ -81,16 +84,18 @@ void quantize_rows_cpu(const QuantizeRows::Problem& p, const QuantizeRows::Args&
 
 template <>
 std::span<const Implementation<QuantizeRows>> OpTable<QuantizeRows>::implementations() {
-  static constexpr Implementation<QuantizeRows> kTable[] = {{.name = "cpu", .machine = "any CPU", .run = quantize_rows_cpu},
-                                                            cuda_line<QuantizeRows>(),
-                                                            {.name = "ref", .machine = "any CPU", .run = quantize_rows_ref}};
+  static constexpr Implementation<QuantizeRows> kTable[] = {
+      {.name = "cpu", .machine = "any CPU", .run = quantize_rows_cpu},
+      cuda_line<QuantizeRows>(),
+      {.name = "ref", .machine = "any CPU", .run = quantize_rows_ref}};
   return kTable;
 }
 template <>
 void OpTable<QuantizeRows>::check_problem(const QuantizeRows::Problem& p) {
   constexpr std::string_view op = QuantizeRows::kName;
   check_that(p.rows >= 0, op, "rows", p.rows, "0 or more");
-  check_that(p.dim >= 0 && p.dim % kGroup == 0, op, "dim", p.dim, "a multiple of " + std::to_string(kGroup) + ", 0 or more");
+  check_that(p.dim >= 0 && p.dim % kGroup == 0, op, "dim", p.dim,
+             "a multiple of " + std::to_string(kGroup) + ", 0 or more");
   check_that(p.in == DType::kBF16 || p.in == DType::kF32, op, "in", std::string(name_of(p.in)), "BF16 or F32");
 }
 template <>
@@ -100,7 +105,8 @@ void OpTable<QuantizeRows>::check_args(const QuantizeRows::Problem& p, const Qua
   const std::int64_t groups = p.dim / kGroup;
   check_tensor(op, "x", a.x, {p.rows, p.dim}, {p.in});
   check_tensor(op, "values", a.values, {p.rows, p.dim}, {DType::kE4M3});
-  check_tensor(op, "scales", a.scales, {1, packed ? (groups + 3) / 4 : groups, (p.rows + 3) / 4 * 4}, {packed ? DType::kI32 : DType::kF32});
+  check_tensor(op, "scales", a.scales, {1, packed ? (groups + 3) / 4 : groups, (p.rows + 3) / 4 * 4},
+               {packed ? DType::kI32 : DType::kF32});
 }
 
 SMLA_DEFINE_OP(QuantizeRows);

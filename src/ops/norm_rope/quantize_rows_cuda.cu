@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ 
   const std::int64_t begin = word * kGroups * kGroup;
   const In* x = c.x.row(row) + begin;
   E4M3* values = c.values.row(row) + begin;
-  const int n = static_cast<int>(c.dim - begin < kGroups * kGroup ? c.dim - begin : kGroups * kGroup);  // a multiple of kGroup
+  const int n =
+      static_cast<int>(c.dim - begin < kGroups * kGroup ? c.dim - begin : kGroups * kGroup);  // a multiple of kGroup
   Raw<In> raw[kGroups];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -83,7 +84,8 @@ SMLA_CUDA_OP(QuantizeRows, 0) {
                        .items = p.rows * words,
                        .words = words,
                        .packed = p.scale == OutputScale::kUe8m0x4};
-      launch_early<quantise<kByFours, In>>("quantize_rows", blocks_for(c.items, kWarps), 32 * kWarps, 0, stream_of(context.stream), c);
+      launch_early<quantise<kByFours, In>>("quantize_rows", blocks_for(c.items, kWarps), 32 * kWarps, 0,
+                                           stream_of(context.stream), c);
     });
   });
 }

@@ -1,5 +1,6 @@
-// RMSNorm on the device: a warp for a short row, which it keeps in shared memory between the two passes, with the weights of all rows of its block; eight for a
-// long one, which stays in their registers as far as they go; four for a row that is inserted into a cache.
+// RMSNorm on the device: a warp for a short row, which it keeps in shared memory between the two passes, with the
+// weights of all rows of its block; eight for a long one, which stays in their registers as far as they go; four for a
+// row that is inserted into a cache.
 #include <algorithm>
 
 #include "device/early_launch.cuh"
@@ -62,7 +63,8 @@ struct Short {
   alignas(16) uint4 weights[kShort<In> / 4];
 };
 
-/// A matrix's weights, which all threads of a block bring to shared memory, or one of them after the other out of memory where they do not lie by fours.
+/// A matrix's weights, which all threads of a block bring to shared memory, or one of them after the other out of
+/// memory where they do not lie by fours.
 template <bool kByFours>
 struct Weights {
   const void* memory;
@@ -71,19 +73,22 @@ struct Weights {
   int n;
 
   template <class In, class Out>
-  __device__ Weights(const Matrix<In, Out>& m, uint4* place) : memory(m.weight), shared(place), f32(m.weight_f32), n(m.dim) {
+  __device__ Weights(const Matrix<In, Out>& m, uint4* place)
+      : memory(m.weight), shared(place), f32(m.weight_f32), n(m.dim) {
     if (!kByFours || memory == nullptr) return;
     constexpr int kPiece = 8;
     const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
     const int bytes = n * (f32 ? 4 : 2);
     for (int i = kPiece * thread; i < bytes; i += kPiece * 32 * kWarps) {
-      copy_async<kPiece>(shared_address(place) + static_cast<std::uint32_t>(i), static_cast<const std::uint8_t*>(memory) + i, true);
+      copy_async<kPiece>(shared_address(place) + static_cast<std::uint32_t>(i),
+                         static_cast<const std::uint8_t*>(memory) + i, true);
     }
   }
   __device__ float4 times(float4 v, int i) const {
     if (memory == nullptr) return v;
     if constexpr (kByFours) {
-      return product(v, f32 ? widened(static_cast<const uint4*>(shared)[i / 4]) : widened(static_cast<const uint2*>(shared)[i / 4]));
+      return product(v, f32 ? widened(static_cast<const uint4*>(shared)[i / 4])
+                            : widened(static_cast<const uint2*>(shared)[i / 4]));
     } else {
       return product(v, f32 ? widened(load_quad<false>(static_cast<const float*>(memory), i, n))
                             : widened(load_quad<false>(static_cast<const BF16*>(memory), i, n)));
@@ -129,7 +134,9 @@ __device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float ep
   if (row >= rows) return;
   const float inverse = inverse_root_of_line<In>(line, m.dim, eps);
   Out* y = m.y.row(row);
-  each_of_lane<In>(line, m.dim, [&](int i, float4 v) { store_quad<kByFours>(y, i, m.dim, computed<Out>(weights.times(scaled(v, inverse), i))); });
+  each_of_lane<In>(line, m.dim, [&](int i, float4 v) {
+    store_quad<kByFours>(y, i, m.dim, computed<Out>(weights.times(scaled(v, inverse), i)));
+  });
 }
 
 /// A long row.
@@ -140,7 +147,8 @@ __device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row)
   // The first blocks send for the weights while they make their sums; all of them asking would wait for each other.
   constexpr std::int64_t kFirst = 64;
   const int weight_bytes = m.weight == nullptr || row >= kFirst ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
-  for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kWarps) prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
+  for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kWarps)
+    prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
   const float inverse = inverse_root(sum_of_block(x.squares()), m.dim, eps);
   Out* y = m.y.row(row);
   x.each([&](int i, Raw<In> raw) {
@@ -165,12 +173,14 @@ __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float ep
 
 /// kShortRows: of each matrix.
 template <bool kShortRows, bool kShortRows2, bool kByFours, class In, class Out>
-__global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4) norm_rows(const __grid_constant__ Call<In, Out> c) {
+__global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4)
+    norm_rows(const __grid_constant__ Call<In, Out> c) {
   take_turn();
   __shared__ Short<In> shared;
   if constexpr (kShortRows == kShortRows2) {
     const bool second = blockIdx.x >= c.blocks;
-    norm_block<kShortRows, kByFours>(c.matrix[second ? 1 : 0], c.rows, c.eps, blockIdx.x - (second ? c.blocks : 0U), shared);
+    norm_block<kShortRows, kByFours>(c.matrix[second ? 1 : 0], c.rows, c.eps, blockIdx.x - (second ? c.blocks : 0U),
+                                     shared);
   } else if (blockIdx.x < c.blocks) {
     norm_block<kShortRows, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, shared);
   } else {
@@ -192,7 +202,8 @@ constexpr int kNearRope = 128;                 ///< numbers of a row of cos_sin 
 
 /// kInserted rows. Each warp of a row makes the sum of all of it, as norm_short makes it.
 template <bool kByFours, class T>
-__device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std::int64_t rows, float eps, unsigned block, Short<T>& shared) {
+__device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std::int64_t rows, float eps,
+                            unsigned block, Short<T>& shared) {
   static_assert(kRowWarps * kLineBytes >= 4 * kMaxRopeRow);
   __shared__ float near_rope[kInserted][kNearRope];
   const int which = static_cast<int>(threadIdx.y) / kRowWarps;
@@ -238,13 +249,16 @@ void launch(Call<T, T> c, const Target<T>& target, cudaStream_t stream) {
   c.blocks = c.matrix[0].dim == 0 ? 0U : blocks_for(c.rows, short_rows ? kWarps : 1);
   const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks_for(c.rows, kInserted), 1);
   with_bool(short_rows, [&]<bool kShort>(std::bool_constant<kShort>) {
-    launch_early<norm_insert_rows<kShort, kByFours, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c, target);
+    launch_early<norm_insert_rows<kShort, kByFours, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c,
+                                                        target);
   });
 }
 
 template <bool kByFours, class In, class Out>
 void launch(Call<In, Out> c, cudaStream_t stream) {
-  const auto blocks = [&](const Matrix<In, Out>& m) { return m.dim == 0 ? 0U : blocks_for(c.rows, m.short_rows() ? kWarps : 1); };
+  const auto blocks = [&](const Matrix<In, Out>& m) {
+    return m.dim == 0 ? 0U : blocks_for(c.rows, m.short_rows() ? kWarps : 1);
+  };
   c.blocks = blocks(c.matrix[0]);
   const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks(c.matrix[1]), 1);
   with_bool(c.matrix[0].short_rows(), [&]<bool kFirst>(std::bool_constant<kFirst>) {
@@ -276,8 +290,8 @@ void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, con
     return by_fours(x) && by_fours(y) && (!p.has_weight || by_fours(weight));
   };
   const bool fours = (p.dim == 0 || aligned(a.x, a.weight, a.y)) && (p.dim2 == 0 || aligned(a.x2, a.weight2, a.y2));
-  const auto matrix = [&]<class In, class Out>(In, Out, const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y,
-                                               std::int64_t dim) {
+  const auto matrix = [&]<class In, class Out>(In, Out, const ConstTensorView& x, const ConstTensorView& weight,
+                                               const TensorView& y, std::int64_t dim) {
     return Matrix<In, Out>{.x = rows_of<const In>(x),
                            .y = rows_of<Out>(y),
                            .weight = p.has_weight ? weight.data : nullptr,
@@ -287,7 +301,8 @@ void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, con
   with_float(p.in, [&]<class In>(In) {
     with_bool(fours, [&]<bool kByFours>(std::bool_constant<kByFours>) {
       if (inserts) {
-        const Call<In, In> c{.matrix = {matrix(In{}, In{}, a.x, a.weight, a.y, p.dim), matrix(In{}, In{}, a.x2, a.weight2, a.y2, p.dim2)},
+        const Call<In, In> c{.matrix = {matrix(In{}, In{}, a.x, a.weight, a.y, p.dim),
+                                        matrix(In{}, In{}, a.x2, a.weight2, a.y2, p.dim2)},
                              .rows = p.rows,
                              .eps = p.eps};
         const Target<In> target{.insert = insertion::insert_of<In>({}, a.slot_mapping, a.cache, p.clamp),

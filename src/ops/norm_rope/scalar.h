@@ -28,7 +28,8 @@ inline void store_element(DType dtype, void* row, std::int64_t i, float value) {
 template <class Void>
 auto* row_of(const BasicTensorView<Void>& view, std::int64_t i, std::int64_t j = 0) {
   using Byte = std::conditional_t<std::is_const_v<Void>, const std::uint8_t, std::uint8_t>;
-  return static_cast<Void*>(static_cast<Byte*>(view.data) + (i * view.stride[0] + (view.rank > 2 ? j * view.stride[1] : 0)) * size_of(view.dtype));
+  return static_cast<Void*>(static_cast<Byte*>(view.data) +
+                            (i * view.stride[0] + (view.rank > 2 ? j * view.stride[1] : 0)) * size_of(view.dtype));
 }
 
 /// Row of the rope table at `position`, or null when the table has none: such a token is skipped.
@@ -37,7 +38,8 @@ inline const float* rope_row(const ConstTensorView& cos_sin, std::int64_t positi
   return static_cast<const float*>(row_of(cos_sin, position));
 }
 
-/// Rotates `pairs` interleaved pairs in place: e' = e*c - o*s, o' = o*c + e*s; each product and each sum is rounded by itself.
+/// Rotates `pairs` interleaved pairs in place: e' = e*c - o*s, o' = o*c + e*s; each product and each sum is rounded by
+/// itself.
 inline void rotate_pairs(float* x, int pairs, const float* cosines, const float* sines) {
   for (int i = 0; i < pairs; ++i) {
     const float e = x[2 * i];

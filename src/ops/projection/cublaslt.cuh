@@ -6,8 +6,8 @@
 
 namespace smla {
 
-/// The functions of cuBLASLt that projections call. The library is half a gigabyte and often absent where the driver is not, so it is opened when a plan
-/// first asks for it, by the version of the toolkit that built this.
+/// The functions of cuBLASLt that projections call. The library is half a gigabyte and often absent where the driver is
+/// not, so it is opened when a plan first asks for it, by the version of the toolkit that built this.
 struct CublasLt {
   decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtMatmul) matmul = nullptr;

@@ -6,8 +6,9 @@
 
 namespace smla::projection {
 
-// 16 rows x kFewColumns outputs a block, whose warps share out k. Inside a dot product the order of inputs is free as long as both operands agree, so a lane loads 16
-// bytes of a row, eight consecutive inputs, and spends them on two k-steps.
+// 16 rows x kFewColumns outputs a block, whose warps share out k. Inside a dot product the order of inputs is free as
+// long as both operands agree, so a lane loads 16 bytes of a row, eight consecutive inputs, and spends them on two
+// k-steps.
 
 constexpr int kFewRows = 16;
 constexpr int kFewColumns = 32;
@@ -33,8 +34,9 @@ __device__ uint4 load_x(const Operands& o, std::int64_t row, std::int64_t group,
 }
 
 /// The sums of a block's warps, added in their order and stored.
-__device__ inline void add_warps(const Operands& o, const float (&acc)[kFewTiles][4], float (&sums)[kFewWarps][kFewRows][kFewColumns],
-                                 std::int64_t row, std::int64_t column, std::int64_t group) {
+__device__ inline void add_warps(const Operands& o, const float (&acc)[kFewTiles][4],
+                                 float (&sums)[kFewWarps][kFewRows][kFewColumns], std::int64_t row, std::int64_t column,
+                                 std::int64_t group) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
   const int lane = static_cast<int>(threadIdx.x) % 4;
@@ -59,7 +61,8 @@ __device__ inline void add_warps(const Operands& o, const float (&acc)[kFewTiles
 }
 
 template <bool kE4M3>
-__global__ void __launch_bounds__(32 * kFewWarps) few_rows(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+__global__ void __launch_bounds__(32 * kFewWarps)
+    few_rows(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   __shared__ float sums[kFewWarps][kFewRows][kFewColumns];
   const std::int64_t column = blockIdx.x % column_blocks * kFewColumns;
   const std::int64_t row = blockIdx.x / column_blocks % row_blocks * kFewRows;
@@ -106,14 +109,18 @@ __global__ void __launch_bounds__(32 * kFewWarps) few_rows(const __grid_constant
 __device__ inline uint2 bf16_of_e4m3(std::uint32_t codes) {
   constexpr std::uint32_t kMagnitudes = 0x7F7F'7F7FU;
   if ((((codes & kMagnitudes) + 0x0101'0101U) & 0x8080'8080U) != 0) {  // a NaN among them
-    const auto one = [&](int i) { return __float_as_uint(device::from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i)))) >> 16; };
+    const auto one = [&](int i) {
+      return __float_as_uint(device::from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i)))) >> 16;
+    };
     return make_uint2(one(0) | one(1) << 16, one(2) | one(3) << 16);
   }
   // A code's exponent and mantissa at bf16's places are 2^-120 of its value, subnormals too.
   const auto pair = [](std::uint32_t high_bytes) {
     const std::uint32_t bits = (high_bytes >> 4 & 0x07F0'07F0U) | (high_bytes & 0x8000'8000U);
     std::uint32_t out;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(bits), "r"(0x7B80'7B80U), "r"(0x8000'8000U));  // times 2^120, plus -0
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+        : "=r"(out)
+        : "r"(bits), "r"(0x7B80'7B80U), "r"(0x8000'8000U));  // times 2^120, plus -0
     return out;
   };
   return make_uint2(pair(__byte_perm(codes, 0, 0x1404)), pair(__byte_perm(codes, 0, 0x3424)));
@@ -143,7 +150,8 @@ __device__ Sixteen load_sixteen(const Operands& o, std::int64_t row, std::int64_
   }
 }
 
-static_assert(Projection::kWeightBlock == kChunk && Projection::kWeightBlock % kFewColumns == 0);  // one scale of w a warp's turn
+static_assert(Projection::kWeightBlock == kChunk &&
+              Projection::kWeightBlock % kFewColumns == 0);  // one scale of w a warp's turn
 
 /// few_rows for E4M3 weights: a lane's 16 bytes are sixteen inputs, spent on four k-steps.
 template <bool kE4M3>
@@ -169,7 +177,8 @@ __global__ void __launch_bounds__(32 * kFewWarps)
 #pragma unroll
       for (int tile = 0; tile < kFewTiles; ++tile) {
         const std::int64_t j = column + 8 * tile + quad;
-        codes[tile] = j < o.n && k < o.k ? __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k)) : make_uint4(0, 0, 0, 0);
+        codes[tile] =
+            j < o.n && k < o.k ? __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k)) : make_uint4(0, 0, 0, 0);
       }
       const Sixteen a = load_sixteen<kE4M3>(o, row + quad, group, k);
       const Sixteen c = load_sixteen<kE4M3>(o, row + quad + 8, group, k);

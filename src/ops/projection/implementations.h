@@ -19,7 +19,8 @@ void projection_avx512(const ProjectionProblem& problem, const Projection::Args&
 std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threads);
 
 /// The scale of E4M3 x: of row `row`, group `group`, inputs [chunk * kScaleGroup, (chunk + 1) * kScaleGroup).
-float x_scale_of(const ProjectionProblem& problem, const ConstTensorView& scales, std::int64_t row, std::int64_t group, std::int64_t chunk);
+float x_scale_of(const ProjectionProblem& problem, const ConstTensorView& scales, std::int64_t row, std::int64_t group,
+                 std::int64_t chunk);
 
 /// The scale of E4M3 w: of output `n` and input `k` of group `group`.
 inline float w_scale_of(const ConstTensorView& scales, std::int64_t group, std::int64_t n, std::int64_t k) {
@@ -28,7 +29,8 @@ inline float w_scale_of(const ConstTensorView& scales, std::int64_t group, std::
 }
 
 /// Rows [begin, begin + rows) of E4M3 x times their scales, as floats [rows, groups, k].
-void decode_x(const ProjectionProblem& problem, const Projection::Args& args, std::int64_t begin, std::int64_t rows, float* out, int threads);
+void decode_x(const ProjectionProblem& problem, const Projection::Args& args, std::int64_t begin, std::int64_t rows,
+              float* out, int threads);
 
 /// oneDNN, or its stand-in, which always refuses (no_onednn.cpp).
 std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options);
@@ -40,12 +42,14 @@ std::string projection_cublaslt_refuse(const ProjectionProblem& problem, const P
 std::size_t projection_cublaslt_workspace(const ProjectionProblem& problem, int threads);
 void projection_cublaslt(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 
-/// Shape of the work of one call of a tile function. The inputs are summed in blocks of kProjectionKBlock, whatever the rest of the shape is: a
-/// result's order of additions depends on k alone. All other numbers only cut the work.
-inline constexpr std::int64_t kProjectionKBlock = 1024;     ///< 4 KiB of a float row: six rows of x stay in the first-level cache
-inline constexpr std::int64_t kProjectionPanel = 64;        ///< weight rows of a tile: as floats 256 KiB, the second-level cache
-inline constexpr std::int64_t kProjectionTileRows = 192;    ///< x rows that share one conversion of the panel
-inline constexpr std::int64_t kProjectionMaxFewRows = 24;   ///< most x rows that any word converts whole, see few_rows()
+/// Shape of the work of one call of a tile function. The inputs are summed in blocks of kProjectionKBlock, whatever the
+/// rest of the shape is: a result's order of additions depends on k alone. All other numbers only cut the work.
+inline constexpr std::int64_t kProjectionKBlock =
+    1024;  ///< 4 KiB of a float row: six rows of x stay in the first-level cache
+inline constexpr std::int64_t kProjectionPanel =
+    64;  ///< weight rows of a tile: as floats 256 KiB, the second-level cache
+inline constexpr std::int64_t kProjectionTileRows = 192;   ///< x rows that share one conversion of the panel
+inline constexpr std::int64_t kProjectionMaxFewRows = 24;  ///< most x rows that any word converts whole, see few_rows()
 inline constexpr std::int64_t kProjectionMaxBlockRows = 6;  ///< x rows of the widest register block
 
 /// y[i, j] = sum_k x[i, k] * w[j, k] for i < m <= kProjectionTileRows, j < n <= kProjectionPanel: one group's piece.

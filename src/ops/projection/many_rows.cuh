@@ -16,7 +16,8 @@ constexpr int kTileWarps = 8;
 constexpr int kTileBytes = (kTileM + kTileN) * kTileK * 2;
 constexpr int kTileShared = kStages * kTileBytes;
 
-/// Where 16-byte chunk `c` of a row of 64 bf16 lies: chunks are permuted by the row, so that eight rows of one column lie in different banks.
+/// Where 16-byte chunk `c` of a row of 64 bf16 lies: chunks are permuted by the row, so that eight rows of one column
+/// lie in different banks.
 __device__ inline int swizzled(int row, int c) { return row * 128 + ((c ^ (row & 7)) * 16); }
 
 __device__ inline void load_matrices(std::uint32_t (&r)[4], const std::uint8_t* at) {
@@ -26,8 +27,8 @@ __device__ inline void load_matrices(std::uint32_t (&r)[4], const std::uint8_t* 
 }
 
 /// A tile of `rows` rows from k on; rows and inputs that are not there are zeros.
-__device__ inline void fetch(std::uint8_t* to, const BF16* from, std::int64_t stride, int rows, std::int64_t rows_left, std::int64_t k,
-                             std::int64_t k_end) {
+__device__ inline void fetch(std::uint8_t* to, const BF16* from, std::int64_t stride, int rows, std::int64_t rows_left,
+                             std::int64_t k, std::int64_t k_end) {
   for (int i = static_cast<int>(threadIdx.x); i < rows * (kTileK / 8); i += 32 * kTileWarps) {
     const int r = i / (kTileK / 8);
     const int c = i % (kTileK / 8);
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(32 * kTileWarps)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) mma_bf16(acc[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < 4; ++j)
+          mma_bf16(acc[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
       }
     }
   }

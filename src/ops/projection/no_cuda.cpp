@@ -8,6 +8,8 @@ std::string projection_cublaslt_refuse(const ProjectionProblem&, const PlanOptio
 
 std::size_t projection_cublaslt_workspace(const ProjectionProblem&, int) { return 0; }
 
-void projection_cublaslt(const ProjectionProblem&, const Projection::Args&, const RunContext&) { throw Unsupported("projection: " + needs_gpu()); }
+void projection_cublaslt(const ProjectionProblem&, const Projection::Args&, const RunContext&) {
+  throw Unsupported("projection: " + needs_gpu());
+}
 
 }  // namespace smla

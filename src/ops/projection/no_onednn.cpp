@@ -4,7 +4,9 @@
 
 namespace smla {
 
-std::string projection_onednn_refuse(const ProjectionProblem&, const PlanOptions&) { return "this build has no oneDNN (Debian: libdnnl-dev)"; }
+std::string projection_onednn_refuse(const ProjectionProblem&, const PlanOptions&) {
+  return "this build has no oneDNN (Debian: libdnnl-dev)";
+}
 
 std::size_t projection_onednn_workspace(const ProjectionProblem&, int) { return 0; }
 

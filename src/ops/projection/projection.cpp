@@ -26,16 +26,18 @@ void check_size(std::string_view what, std::int64_t got, std::int64_t least) {
 }
 
 void check_float(std::string_view what, DType dtype) {
-  check_that(dtype == DType::kBF16 || dtype == DType::kF32, Projection::kName, what, "dtype " + std::string(name_of(dtype)), "BF16 or F32");
+  check_that(dtype == DType::kBF16 || dtype == DType::kF32, Projection::kName, what,
+             "dtype " + std::string(name_of(dtype)), "BF16 or F32");
 }
 
 void check_operand(std::string_view what, DType dtype) {
-  check_that(dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kE4M3, Projection::kName, what, "dtype " + std::string(name_of(dtype)),
-             "BF16, F32 or F8_E4M3");
+  check_that(dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kE4M3, Projection::kName, what,
+             "dtype " + std::string(name_of(dtype)), "BF16, F32 or F8_E4M3");
 }
 
 std::string strides_text(const ConstTensorView& view) {
-  return "strides " + std::to_string(view.stride[0]) + ", " + std::to_string(view.stride[1]) + ", " + std::to_string(view.stride[2]);
+  return "strides " + std::to_string(view.stride[0]) + ", " + std::to_string(view.stride[1]) + ", " +
+         std::to_string(view.stride[2]);
 }
 
 void check_x(const ProjectionProblem& problem) {
@@ -53,10 +55,12 @@ void check_x_scale(const ProjectionProblem& problem, const ConstTensorView& scal
   }
   const bool packed = problem.x_scale == OutputScale::kUe8m0x4;
   const std::int64_t chunks = problem.k / Projection::kScaleGroup;
-  check_tensor(op, "x_scale", scale, {problem.groups, packed ? (chunks + 3) / 4 : chunks, kAny}, {packed ? DType::kI32 : DType::kF32});
-  check_that(scale.size(2) >= problem.m, op, "x_scale", describe(scale), "at least " + std::to_string(problem.m) + " rows in its last dimension");
-  check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op, "x_scale", strides_text(scale),
-             "no negative stride");
+  check_tensor(op, "x_scale", scale, {problem.groups, packed ? (chunks + 3) / 4 : chunks, kAny},
+               {packed ? DType::kI32 : DType::kF32});
+  check_that(scale.size(2) >= problem.m, op, "x_scale", describe(scale),
+             "at least " + std::to_string(problem.m) + " rows in its last dimension");
+  check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op,
+             "x_scale", strides_text(scale), "no negative stride");
 }
 
 void check_w_scale(const ProjectionProblem& problem, const ConstTensorView& scale) {
@@ -65,10 +69,12 @@ void check_w_scale(const ProjectionProblem& problem, const ConstTensorView& scal
     check_that(scale.absent(), op, "w_scale", describe(scale), "none: w is " + std::string(name_of(problem.w)));
     return;
   }
-  const auto blocks = [](std::int64_t size) { return (size + Projection::kWeightBlock - 1) / Projection::kWeightBlock; };
+  const auto blocks = [](std::int64_t size) {
+    return (size + Projection::kWeightBlock - 1) / Projection::kWeightBlock;
+  };
   check_tensor(op, "w_scale", scale, {problem.groups, blocks(problem.n), blocks(problem.k)}, {DType::kF32});
-  check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op, "w_scale", strides_text(scale),
-             "no negative stride");
+  check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op,
+             "w_scale", strides_text(scale), "no negative stride");
 }
 
 /// a * b * c elements of at most 4 bytes must be addressable.
@@ -76,12 +82,15 @@ void check_product(std::string_view what, std::int64_t a, std::int64_t b, std::i
   std::int64_t ab = 0;
   std::int64_t bytes = 0;
   std::int64_t abc = 0;
-  const bool fits = !__builtin_mul_overflow(a, b, &ab) && !__builtin_mul_overflow(ab, c, &abc) && !__builtin_mul_overflow(abc, 8, &bytes);
-  check_that(fits, Projection::kName, what, std::to_string(a) + " x " + std::to_string(b) + " x " + std::to_string(c) + " elements",
+  const bool fits = !__builtin_mul_overflow(a, b, &ab) && !__builtin_mul_overflow(ab, c, &abc) &&
+                    !__builtin_mul_overflow(abc, 8, &bytes);
+  check_that(fits, Projection::kName, what,
+             std::to_string(a) + " x " + std::to_string(b) + " x " + std::to_string(c) + " elements",
              "a size that 64 bits can address");
 }
 
-/// No two elements of y at one address: the inner of the first two dimensions must step over a row, the outer one over all of the inner.
+/// No two elements of y at one address: the inner of the first two dimensions must step over a row, the outer one over
+/// all of the inner.
 bool rows_apart(const TensorView& y) {
   const int inner = y.stride[1] <= y.stride[0] ? 1 : 0;
   const int outer = 1 - inner;
@@ -114,8 +123,16 @@ std::span<const Implementation<Projection>> OpTable<Projection>::implementations
        .refuse = avx512_cpu,
        .workspace_bytes = projection_cpu_workspace,
        .run = projection_avx512},
-      {.name = "avx2", .machine = "AVX2 + FMA", .refuse = avx2_cpu, .workspace_bytes = projection_cpu_workspace, .run = projection_avx2},
-      {.name = "cpu", .machine = "any CPU", .refuse = any_cpu, .workspace_bytes = projection_cpu_workspace, .run = projection_cpu},
+      {.name = "avx2",
+       .machine = "AVX2 + FMA",
+       .refuse = avx2_cpu,
+       .workspace_bytes = projection_cpu_workspace,
+       .run = projection_avx2},
+      {.name = "cpu",
+       .machine = "any CPU",
+       .refuse = any_cpu,
+       .workspace_bytes = projection_cpu_workspace,
+       .run = projection_cpu},
       {.name = "ref", .machine = "any CPU", .run = projection_ref},
   }};
   return kTable;
@@ -145,8 +162,8 @@ void OpTable<Projection>::check_args(const ProjectionProblem& problem, const Pro
   check_w_scale(problem, args.w_scale);
   check_that(args.w.numel() == 0 || args.w.contiguous(), op, "w", strides_text(args.w), "contiguous");
   if (args.x.numel() != 0) {
-    check_that((args.x.size(0) <= 1 || args.x.stride[0] >= 0) && (args.x.size(1) <= 1 || args.x.stride[1] >= 0), op, "x", strides_text(args.x),
-               "no negative stride");
+    check_that((args.x.size(0) <= 1 || args.x.stride[0] >= 0) && (args.x.size(1) <= 1 || args.x.stride[1] >= 0), op,
+               "x", strides_text(args.x), "no negative stride");
   }
   if (args.y.numel() != 0) {
     check_that(rows_apart(args.y), op, "y", strides_text(args.y), "rows that do not overlap");

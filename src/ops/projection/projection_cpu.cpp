@@ -5,7 +5,8 @@
 
 #include "ops/projection/implementations.h"
 
-// Drives the tile functions: cuts m, n and groups into tiles, one thread a tile. Which cut is taken never shows in the results.
+// Drives the tile functions: cuts m, n and groups into tiles, one thread a tile. Which cut is taken never shows in the
+// results.
 
 namespace smla {
 
@@ -13,7 +14,8 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Floats a thread needs: the sums of a tile, then either x (whole rows, where they are few) or one register block of x and the widened panel.
+/// Floats a thread needs: the sums of a tile, then either x (whole rows, where they are few) or one register block of x
+/// and the widened panel.
 std::int64_t scratch_floats(const ProjectionProblem& p) {
   constexpr std::int64_t kSums = kProjectionTileRows * kProjectionPanel;
   constexpr std::int64_t kWidestWord = 16;
@@ -32,15 +34,18 @@ std::int64_t tile_columns(const ProjectionProblem& p, std::int64_t row_tiles, in
 void set_to_zero(const ProjectionProblem& p, const TensorView& y) {
   for (std::int64_t i = 0; i < p.m * p.groups; ++i) {
     const std::int64_t at = (i / p.groups) * y.stride[0] + (i % p.groups) * y.stride[1];
-    std::memset(static_cast<char*>(y.data) + at * size_of(y.dtype), 0, static_cast<std::size_t>(p.n * size_of(y.dtype)));
+    std::memset(static_cast<char*>(y.data) + at * size_of(y.dtype), 0,
+                static_cast<std::size_t>(p.n * size_of(y.dtype)));
   }
 }
 
-void run_tiles(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+void run_tiles(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a,
+               const RunContext& context) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) return set_to_zero(p, a.y);
   // Starting a thread costs some microseconds: a thread should have more than that to do.
-  const double work = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) * static_cast<double>(p.groups);
+  const double work =
+      static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) * static_cast<double>(p.groups);
   const int threads = static_cast<int>(std::min<double>(context.threads, work / 65536.0 + 1.0));
   const std::int64_t row_tiles = ceil_div(p.m, kProjectionTileRows);
   const std::int64_t rows = ceil_div(ceil_div(p.m, row_tiles), kProjectionMaxBlockRows) * kProjectionMaxBlockRows;
@@ -85,7 +90,8 @@ std::size_t scratch_bytes(const ProjectionProblem& p, int threads) {
   return static_cast<std::size_t>(scratch_floats(p)) * sizeof(float) * static_cast<std::size_t>(threads);
 }
 
-void run_decoded(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+void run_decoded(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a,
+                 const RunContext& context) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) return set_to_zero(p, a.y);
   ProjectionProblem part = decoded_problem(p);
@@ -93,12 +99,14 @@ void run_decoded(ProjectionTileFunction tile_function, const ProjectionProblem& 
   for (std::int64_t i = 0; i < p.m; i += kProjectionTileRows) {
     part.m = std::min(kProjectionTileRows, p.m - i);
     decode_x(p, a, i, part.m, x, context.threads);
-    const Projection::Args args{.x = view_of<const float>(x, {part.m, p.groups, p.k}), .w = a.w, .y = a.y.slice(0, i, i + part.m)};
+    const Projection::Args args{
+        .x = view_of<const float>(x, {part.m, p.groups, p.k}), .w = a.w, .y = a.y.slice(0, i, i + part.m)};
     run_tiles(tile_function, part, args, context);
   }
 }
 
-void run(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+void run(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a,
+         const RunContext& context) {
   p.x == DType::kE4M3 ? run_decoded(tile_function, p, a, context) : run_tiles(tile_function, p, a, context);
 }
 

@@ -1,5 +1,5 @@
-// Projections by cuBLASLt: bf16 x bf16, fp32 x fp32, and on Hopper FP8 x FP8 with block scales, all with fp32 sums. What its heuristic chose for a shape
-// is kept.
+// Projections by cuBLASLt: bf16 x bf16, fp32 x fp32, and on Hopper FP8 x FP8 with block scales, all with fp32 sums.
+// What its heuristic chose for a shape is kept.
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -18,7 +18,8 @@ namespace {
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;  ///< what its kernels for Hopper want
 constexpr std::size_t kWorkspaceAlignment = 256;
 constexpr std::int64_t kScaledRows = 4;  ///< with block scales, rows come in multiples of this
-constexpr std::int64_t kFewRows = 16;    ///< up to here the own kernel reads FP8 weights once, and more rows never need less workspace
+constexpr std::int64_t kFewRows =
+    16;  ///< up to here the own kernel reads FP8 weights once, and more rows never need less workspace
 
 // Block scales came with cuBLAS 12.9.
 #if CUBLAS_VERSION >= 120900
@@ -36,7 +37,8 @@ constexpr cublasLtMatmulDescAttributes_t kInputScaleMode = CUBLASLT_MATMUL_DESC_
 #endif
 
 void must(cublasStatus_t status, const char* call) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw CudaError(std::string(call) + ": status " + std::to_string(static_cast<int>(status)));
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw CudaError(std::string(call) + ": status " + std::to_string(static_cast<int>(status)));
 }
 
 /// Strides in elements, alignments in bytes.
@@ -56,7 +58,9 @@ std::uint32_t alignment_of(const void* p, std::int64_t step = 0) {
 }
 
 Shape shape_of(const ProjectionProblem& p) {
-  const auto type = [](DType d) { return d == DType::kBF16 ? CUDA_R_16BF : d == DType::kE4M3 ? CUDA_R_8F_E4M3 : CUDA_R_32F; };
+  const auto type = [](DType d) {
+    return d == DType::kBF16 ? CUDA_R_16BF : d == DType::kE4M3 ? CUDA_R_8F_E4M3 : CUDA_R_32F;
+  };
   return {.m = p.m,
           .n = p.n,
           .k = p.k,
@@ -90,22 +94,27 @@ struct Product {
   bool found = false;
 };
 
-Layout make_layout(cudaDataType type, std::int64_t rows, std::int64_t columns, std::int64_t stride, std::int64_t groups, std::int64_t group_stride) {
+Layout make_layout(cudaDataType type, std::int64_t rows, std::int64_t columns, std::int64_t stride, std::int64_t groups,
+                   std::int64_t group_stride) {
   const CublasLt& lt = cublaslt();
   cublasLtMatrixLayout_t made = nullptr;
-  must(lt.make_layout(&made, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns), std::max(stride, rows)),
+  must(lt.make_layout(&made, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns),
+                      std::max(stride, rows)),
        "cublasLtMatrixLayoutCreate");
   Layout layout(made);
   if (groups > 1) {
     const auto count = static_cast<std::int32_t>(groups);
-    must(lt.set_layout(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count), "cublasLtMatrixLayoutSetAttribute");
-    must(lt.set_layout(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &group_stride, sizeof group_stride), "cublasLtMatrixLayoutSetAttribute");
+    must(lt.set_layout(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
+         "cublasLtMatrixLayoutSetAttribute");
+    must(lt.set_layout(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &group_stride, sizeof group_stride),
+         "cublasLtMatrixLayoutSetAttribute");
   }
   return layout;
 }
 
-/// Where the scales of an FP8 product lie, as cuBLASLt wants them (its manual, "128-element 1D and 128x128 2D block scaling"): 16-byte aligned; of w one for each 128 x 128, those of
-/// a block of outputs consecutive and padded to a multiple of four; of x one for each 128 inputs of a row, those of all rows consecutive.
+/// Where the scales of an FP8 product lie, as cuBLASLt wants them (its manual, "128-element 1D and 128x128 2D block
+/// scaling"): 16-byte aligned; of w one for each 128 x 128, those of a block of outputs consecutive and padded to a
+/// multiple of four; of x one for each 128 inputs of a row, those of all rows consecutive.
 struct Scales {
   const float* w = nullptr;
   const float* x = nullptr;
@@ -131,7 +140,8 @@ Desc make_desc(const Scales& scales) {
 std::shared_ptr<const Product> make_product(const Shape& s) {
   const CublasLt& lt = cublaslt();
   auto p = std::make_shared<Product>();
-  alignas(16) static constexpr float kNoScales[4] = {};  // the heuristic asks whether there are any and does not read them
+  alignas(
+      16) static constexpr float kNoScales[4] = {};  // the heuristic asks whether there are any and does not read them
   p->desc = make_desc(s.in == CUDA_R_8F_E4M3 ? Scales{kNoScales, kNoScales} : Scales{});
   const cublasLtMatmulDesc_t desc = p->desc.get();
   p->w = make_layout(s.in, s.k, s.n, s.k, s.groups, s.n * s.k);
@@ -151,7 +161,8 @@ std::shared_ptr<const Product> make_product(const Shape& s) {
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.y_align);
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
-  const cublasStatus_t status = lt.heuristic(lt.handle, desc, p->w.get(), p->x.get(), p->y.get(), p->y.get(), preference.get(), 1, &result, &count);
+  const cublasStatus_t status = lt.heuristic(lt.handle, desc, p->w.get(), p->x.get(), p->y.get(), p->y.get(),
+                                             preference.get(), 1, &result, &count);
   p->found = status == CUBLAS_STATUS_SUCCESS && count > 0;
   p->algo = result.algo;
   return p;
@@ -195,8 +206,10 @@ std::string refuse_scaled(const ProjectionProblem& p) {
   constexpr std::int64_t kAligned = 16;
   if (!kHasBlockScales) return "this build's cuBLAS has no block scales of FP8 products (12.9 and later have)";
   if (p.x_scale != OutputScale::kF32) return "it takes F32 scales of x";
-  if (const int sm = capability(); sm != 90) return "it has block scales of FP8 products on sm_90 only, this is sm_" + std::to_string(sm);
-  if (p.n % kAligned != 0 || p.k % Projection::kScaleGroup != 0) return "FP8 products: it takes n in multiples of 16 and k in multiples of 128";
+  if (const int sm = capability(); sm != 90)
+    return "it has block scales of FP8 products on sm_90 only, this is sm_" + std::to_string(sm);
+  if (p.n % kAligned != 0 || p.k % Projection::kScaleGroup != 0)
+    return "FP8 products: it takes n in multiples of 16 and k in multiples of 128";
   if (p.m <= kFewRows) {
     return "got m = " + std::to_string(p.m) + ": up to " + std::to_string(kFewRows) +
            " rows the own kernel reads FP8 weights once, and m need be no multiple of 4";
@@ -206,7 +219,8 @@ std::string refuse_scaled(const ProjectionProblem& p) {
 
 /// Bytes behind cuBLASLt's own workspace for scales that are not where it wants them.
 std::size_t input_scale_bytes(const ProjectionProblem& p) {
-  return static_cast<std::size_t>(rounded_up(p.k / Projection::kScaleGroup * p.m * 4, static_cast<std::int64_t>(kWorkspaceAlignment)));
+  return static_cast<std::size_t>(
+      rounded_up(p.k / Projection::kScaleGroup * p.m * 4, static_cast<std::int64_t>(kWorkspaceAlignment)));
 }
 std::size_t weight_scale_bytes(const ProjectionProblem& p) {
   const std::int64_t rows = rounded_up(p.n, Projection::kWeightBlock) / Projection::kWeightBlock;
@@ -214,8 +228,8 @@ std::size_t weight_scale_bytes(const ProjectionProblem& p) {
 }
 
 /// `rows` x `columns` scales with `wanted` floats from row to row: where they lie, or copied to `scratch`.
-const float* scales_at(const float* scales, std::int64_t stride, std::int64_t rows, std::int64_t columns, std::int64_t wanted, float* scratch,
-                       cudaStream_t stream) {
+const float* scales_at(const float* scales, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                       std::int64_t wanted, float* scratch, cudaStream_t stream) {
   const bool dense = (rows <= 1 && wanted == columns) || stride == wanted;
   if (dense && wanted == columns && reinterpret_cast<std::uintptr_t>(scales) % 16 == 0) return scales;
   const auto bytes = [](std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); };
@@ -223,18 +237,21 @@ const float* scales_at(const float* scales, std::int64_t stride, std::int64_t ro
   // A single row may have any stride, also one that no copy takes.
   const std::int64_t from = rows <= 1 ? columns : stride;
   if (from >= columns) {
-    check_cuda(cudaMemcpy2DAsync(scratch, bytes(wanted), scales, bytes(from), bytes(columns), static_cast<std::size_t>(rows),
-                                 cudaMemcpyDeviceToDevice, stream),
+    check_cuda(cudaMemcpy2DAsync(scratch, bytes(wanted), scales, bytes(from), bytes(columns),
+                                 static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, stream),
                "cudaMemcpy2DAsync");
     return scratch;
   }
   for (std::int64_t r = 0; r < rows; ++r) {  // rows that overlap
-    check_cuda(cudaMemcpyAsync(scratch + r * wanted, scales + r * stride, bytes(columns), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+    check_cuda(
+        cudaMemcpyAsync(scratch + r * wanted, scales + r * stride, bytes(columns), cudaMemcpyDeviceToDevice, stream),
+        "cudaMemcpyAsync");
   }
   return scratch;
 }
 
-/// FP8 x FP8: the groups one after the other, since a batch of matrices has no block scales. Rows beyond a multiple of four are the own kernel's.
+/// FP8 x FP8: the groups one after the other, since a batch of matrices has no block scales. Rows beyond a multiple of
+/// four are the own kernel's.
 void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
   Shape shape = scaled_shape_of(p);
   shape.x_row = a.x.stride[0], shape.y_row = a.y.stride[0];
@@ -244,8 +261,10 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
   shape.x_align = alignment_of(a.x.data, x_group);
   shape.w_align = alignment_of(a.w.data, p.groups > 1 ? p.n * p.k : 0);
   shape.y_align = alignment_of(a.y.data, y_group * y_bytes);
-  const bool aligned = std::min({shape.x_align, shape.w_align, shape.y_align}) >= 16 && shape.x_row % 16 == 0 && shape.y_row * y_bytes % 16 == 0;
-  const std::shared_ptr<const Product> product = aligned && shape.x_row >= p.k && shape.y_row >= p.n ? product_of(shape) : nullptr;
+  const bool aligned = std::min({shape.x_align, shape.w_align, shape.y_align}) >= 16 && shape.x_row % 16 == 0 &&
+                       shape.y_row * y_bytes % 16 == 0;
+  const std::shared_ptr<const Product> product =
+      aligned && shape.x_row >= p.k && shape.y_row >= p.n ? product_of(shape) : nullptr;
   if (product == nullptr || !product->found) return CudaOp<Projection>::run(p, a, context);
 
   const std::int64_t chunks = p.k / Projection::kScaleGroup;
@@ -261,23 +280,27 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
   for (std::int64_t g = 0; g < p.groups; ++g) {
     const auto* xs = static_cast<const float*>(a.x_scale.data) + (p.groups > 1 ? g * a.x_scale.stride[0] : 0);
     const auto* ws = static_cast<const float*>(a.w_scale.data) + (p.groups > 1 ? g * a.w_scale.stride[0] : 0);
-    const Scales scales{.w = scales_at(ws, a.w_scale.stride[1], blocks, chunks, rounded_up(chunks, 4), w_scratch, stream),
-                        .x = scales_at(xs, a.x_scale.stride[1], chunks, shape.m, shape.m, x_scratch, stream)};
+    const Scales scales{
+        .w = scales_at(ws, a.w_scale.stride[1], blocks, chunks, rounded_up(chunks, 4), w_scratch, stream),
+        .x = scales_at(xs, a.x_scale.stride[1], chunks, shape.m, shape.m, x_scratch, stream)};
     const Desc desc = make_desc(scales);
     const auto* x = static_cast<const std::uint8_t*>(a.x.data) + g * x_group;
     const auto* w = static_cast<const std::uint8_t*>(a.w.data) + g * p.n * p.k;
     auto* y = static_cast<std::uint8_t*>(a.y.data) + g * y_group * y_bytes;
-    must(lt.matmul(lt.handle, desc.get(), &one, w, product->w.get(), x, product->x.get(), &zero, y, product->y.get(), y, product->y.get(),
-                   &product->algo, reinterpret_cast<void*>(workspace), kWorkspace, stream),
+    must(lt.matmul(lt.handle, desc.get(), &one, w, product->w.get(), x, product->x.get(), &zero, y, product->y.get(), y,
+                   product->y.get(), &product->algo, reinterpret_cast<void*>(workspace), kWorkspace, stream),
          "cublasLtMatmul");
   }
   if (shape.m == p.m) return;
   ProjectionProblem rest = p;
   rest.m = p.m - shape.m;
-  CudaOp<Projection>::run(
-      rest,
-      {.x = a.x.slice(0, shape.m, p.m), .w = a.w, .y = a.y.slice(0, shape.m, p.m), .x_scale = a.x_scale.slice(2, shape.m, p.m), .w_scale = a.w_scale},
-      context);
+  CudaOp<Projection>::run(rest,
+                          {.x = a.x.slice(0, shape.m, p.m),
+                           .w = a.w,
+                           .y = a.y.slice(0, shape.m, p.m),
+                           .x_scale = a.x_scale.slice(2, shape.m, p.m),
+                           .w_scale = a.w_scale},
+                          context);
 }
 
 }  // namespace
@@ -318,8 +341,9 @@ void projection_cublaslt(const ProjectionProblem& p, const Projection::Args& a, 
   const float one = 1;
   const float zero = 0;
   const CublasLt& lt = cublaslt();
-  must(lt.matmul(lt.handle, product->desc.get(), &one, a.w.data, product->w.get(), a.x.data, product->x.get(), &zero, a.y.data, product->y.get(),
-                 a.y.data, product->y.get(), &product->algo, reinterpret_cast<void*>(workspace), kWorkspace, stream_of(context.stream)),
+  must(lt.matmul(lt.handle, product->desc.get(), &one, a.w.data, product->w.get(), a.x.data, product->x.get(), &zero,
+                 a.y.data, product->y.get(), a.y.data, product->y.get(), &product->algo,
+                 reinterpret_cast<void*>(workspace), kWorkspace, stream_of(context.stream)),
        "cublasLtMatmul");
 }
 

@@ -1,10 +1,12 @@
 // Projections on any GPU from sm_80, four kernels:
-//  - few_rows.cuh: the weights' way from memory is the limit, so they stream straight into registers; eight warps of a block share out k. Also E4M3 x, whose
+//  - few_rows.cuh: the weights' way from memory is the limit, so they stream straight into registers; eight warps of a
+//  block share out k. Also E4M3 x, whose
 //    scales hold for 128 inputs.
 //  - the same there for E4M3 weights, which become bf16 on their way into the tensor cores.
 //  - many_rows.cuh: tiles in shared memory behind a three-stage cp.async pipeline.
 //  - here, fp32 FMA for float32 operands and for tensors without 16-byte alignment.
-// Each adds in an order that depends on k alone; in deterministic mode the choice of kernel does not depend on m either.
+// Each adds in an order that depends on k alone; in deterministic mode the choice of kernel does not depend on m
+// either.
 #include "device/launch.cuh"
 #include "ops/cuda_op.h"
 #include "ops/projection/few_rows.cuh"
@@ -27,7 +29,8 @@ __device__ float load_any(const void* data, DType dtype, std::int64_t at) {
   return static_cast<const float*>(data)[at];
 }
 
-__global__ void __launch_bounds__(256, 3) plain(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+__global__ void __launch_bounds__(256, 3)
+    plain(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   __shared__ float xs[kPlainTile][kPlainK + 1];
   __shared__ float ws[kPlainTile][kPlainK + 1];
   const std::int64_t row = blockIdx.x % row_blocks * kPlainTile;
@@ -77,8 +80,9 @@ bool aligned(const Operands& o, std::int64_t groups) {
   const auto address = [](const void* p) { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)); };
   const std::int64_t inputs = o.w_dtype == DType::kE4M3 ? 16 : 8;
   const std::int64_t x_inputs = o.x_dtype == DType::kE4M3 ? inputs : 8;
-  return multiple_of(address(o.x), o.x_dtype == DType::kE4M3 ? inputs : 16) && multiple_of(address(o.w), 16) && multiple_of(o.k, inputs) &&
-         (o.m <= 1 || multiple_of(o.x_row, x_inputs)) && (groups <= 1 || multiple_of(o.x_group, x_inputs));
+  return multiple_of(address(o.x), o.x_dtype == DType::kE4M3 ? inputs : 16) && multiple_of(address(o.w), 16) &&
+         multiple_of(o.k, inputs) && (o.m <= 1 || multiple_of(o.x_row, x_inputs)) &&
+         (groups <= 1 || multiple_of(o.x_group, x_inputs));
 }
 
 }  // namespace
@@ -116,13 +120,15 @@ SMLA_CUDA_OP(Projection, 0) {
   if (!tensor_cores) {
     launch(plain, 256, 0, kPlainTile, kPlainTile);
   } else if (p.w == DType::kE4M3) {
-    launch(p.x == DType::kE4M3 ? few_rows_of_e4m3<true> : few_rows_of_e4m3<false>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
+    launch(p.x == DType::kE4M3 ? few_rows_of_e4m3<true> : few_rows_of_e4m3<false>, 32 * kFewWarps, 0, kFewRows,
+           kFewColumns);
   } else if (p.x == DType::kE4M3) {
     launch(few_rows<true>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
   } else if (p.m <= kFewRows && !context.deterministic) {
     launch(few_rows<false>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
   } else {
-    check_cuda(cudaFuncSetAttribute(many_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared), "cudaFuncSetAttribute");
+    check_cuda(cudaFuncSetAttribute(many_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
+               "cudaFuncSetAttribute");
     launch(many_rows, 32 * kTileWarps, kTileShared, kTileM, kTileN);
   }
 }

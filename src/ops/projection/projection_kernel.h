@@ -1,13 +1,15 @@
 #pragma once
 
-// The projection kernel, one text over the SIMD word (simd_generic.h). Included by projection_{cpu,avx2,avx512}.cpp only, after the word and after
+// The projection kernel, one text over the SIMD word (simd_generic.h). Included by projection_{cpu,avx2,avx512}.cpp
+// only, after the word and after
 //   constexpr int kBlockRows              x rows of a register block
 //   constexpr std::int64_t kFewRows       up to so many x rows the weights are read in memory order, see few_rows()
 //   constexpr bool kWidenPanel            whether a panel of weights is made floats first, see many_rows()
 // Internal linkage throughout: see simd_generic.h.
 //
-// A result is built the same way on every path: lane l of an accumulator takes k = l, l + lanes, ... of a block of kProjectionKBlock inputs, sum4
-// adds the lanes in its one order, the blocks' sums are added in order. Short last words are filled with zeros.
+// A result is built the same way on every path: lane l of an accumulator takes k = l, l + lanes, ... of a block of
+// kProjectionKBlock inputs, sum4 adds the lanes in its one order, the blocks' sums are added in order. Short last words
+// are filled with zeros.
 
 #include <cstdint>
 #include <cstring>
@@ -44,8 +46,8 @@ inline void widen_row(const T* from, std::int64_t k, float* to) {
 /// out[i * out_stride + j] (= or +=) sum over one block of x[i][.] * w[j][.], for kRows x rows and kWRows weight rows.
 /// kPrefetch: the weights `ahead` elements further on are wanted next.
 template <int kRows, bool kPrefetch, class W>
-inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w, std::int64_t k, std::int64_t ahead, bool first, float* out,
-                       std::int64_t out_stride) {
+inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w, std::int64_t k, std::int64_t ahead,
+                       bool first, float* out, std::int64_t out_stride) {
   Word sums[kRows][kWRows];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
@@ -102,8 +104,8 @@ inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w,
 }
 
 template <bool kPrefetch, class W>
-inline void block_sums(int rows, const float* x, std::int64_t x_stride, const W* const* w, std::int64_t k, std::int64_t ahead, bool first, float* out,
-                       std::int64_t out_stride) {
+inline void block_sums(int rows, const float* x, std::int64_t x_stride, const W* const* w, std::int64_t k,
+                       std::int64_t ahead, bool first, float* out, std::int64_t out_stride) {
   switch (rows) {
     case 1: block_sums<1, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride); break;
     case 2: block_sums<2, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride); break;
@@ -123,7 +125,8 @@ inline void block_sums(int rows, const float* x, std::int64_t x_stride, const W*
 
 /// Four weight rows from `j` on; past the last row the last one again (its sums are dropped).
 template <class W>
-inline void weight_rows(const W* w, std::int64_t row_stride, std::int64_t j, std::int64_t n, std::int64_t at, const W** rows) {
+inline void weight_rows(const W* w, std::int64_t row_stride, std::int64_t j, std::int64_t n, std::int64_t at,
+                        const W** rows) {
   for (int r = 0; r < kWRows; ++r) rows[r] = w + (j + r < n ? j + r : n - 1) * row_stride + at;
 }
 
@@ -156,13 +159,15 @@ void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, fl
       const std::int64_t ahead = more ? kProjectionKBlock : j + 2 * kWRows <= t.n ? kWRows * t.k - at : 0;
       for (std::int64_t i = 0; i < t.m; i += step) {
         const int count = static_cast<int>(t.m - i < step ? t.m - i : step);
-        block_sums<true>(count, x + i * x_stride + at, x_stride, rows, k, ahead, at == 0, sums + i * sums_stride + j, sums_stride);
+        block_sums<true>(count, x + i * x_stride + at, x_stride, rows, k, ahead, at == 0, sums + i * sums_stride + j,
+                         sums_stride);
       }
     }
   }
 }
 
-/// Many rows: a block of the panel's weights serves all of them, as floats where kWidenPanel, else from the second-level cache as it is.
+/// Many rows: a block of the panel's weights serves all of them, as floats where kWidenPanel, else from the
+/// second-level cache as it is.
 template <class W>
 void many_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, float* x, float* panel) {
   using Operand = std::conditional_t<kWidenPanel, float, W>;

@@ -9,22 +9,26 @@
 
 #include "ops/projection/implementations.h"
 
-// Large bf16 x bf16 projections on CPUs that multiply bf16 natively. float32 stays with the own kernels (docs/kernels/projection.md has the numbers).
+// Large bf16 x bf16 projections on CPUs that multiply bf16 natively. float32 stays with the own kernels
+// (docs/kernels/projection.md has the numbers).
 //
-// oneDNN's blocked GEMM wants dense matrices, so strided rows are copied; rows go in chunks, which bounds the copies and the number of primitives.
+// oneDNN's blocked GEMM wants dense matrices, so strided rows are copied; rows go in chunks, which bounds the copies
+// and the number of primitives.
 
 namespace smla {
 
 namespace {
 
 constexpr std::int64_t kChunkRows = 512;
-constexpr std::int64_t kLeastRows = 20;  // below, the weights' way from memory is the limit: the own kernels stream them without packing
+constexpr std::int64_t kLeastRows =
+    20;  // below, the weights' way from memory is the limit: the own kernels stream them without packing
 constexpr std::size_t kCacheCapacity = 512;
 constexpr std::size_t kAlignment = 64;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// oneDNN fixes its partition when a primitive is made and starts its threads when it runs: both ask OpenMP of the calling thread.
+/// oneDNN fixes its partition when a primitive is made and starts its threads when it runs: both ask OpenMP of the
+/// calling thread.
 class ThreadsGuard {
  public:
   explicit ThreadsGuard(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
@@ -54,7 +58,8 @@ Product make_product(std::int64_t rows, const ProjectionProblem& p, int threads)
   Product out;
   out.x = memory::desc({rows, p.k}, memory::data_type::bf16, memory::dims{p.k, 1});
   out.w = memory::desc({p.k, p.n}, memory::data_type::bf16, memory::dims{1, p.k});
-  out.y = memory::desc({rows, p.n}, p.y == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32, memory::dims{p.n, 1});
+  out.y = memory::desc({rows, p.n}, p.y == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32,
+                       memory::dims{p.n, 1});
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(out.x, out.w, out.y), attributes, cpu_engine());
@@ -64,7 +69,8 @@ Product make_product(std::int64_t rows, const ProjectionProblem& p, int threads)
   return out;
 }
 
-/// The product of `rows` rows of this problem; making one takes about half a millisecond, finding one about a microsecond.
+/// The product of `rows` rows of this problem; making one takes about half a millisecond, finding one about a
+/// microsecond.
 Product product(std::int64_t rows, const ProjectionProblem& p, int threads) {
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, int>;
   static std::mutex mutex;
@@ -78,7 +84,9 @@ Product product(std::int64_t rows, const ProjectionProblem& p, int threads) {
 }
 
 std::int64_t chunk_rows(const ProjectionProblem& p) { return std::min(p.m, kChunkRows); }
-std::int64_t last_rows(const ProjectionProblem& p) { return p.m % chunk_rows(p) == 0 ? chunk_rows(p) : p.m % chunk_rows(p); }
+std::int64_t last_rows(const ProjectionProblem& p) {
+  return p.m % chunk_rows(p) == 0 ? chunk_rows(p) : p.m % chunk_rows(p);
+}
 
 /// Where the copies and oneDNN's scratch lie in the workspace.
 struct Layout {
@@ -90,13 +98,16 @@ Layout layout(const ProjectionProblem& p, int threads) {
   Layout l;
   l.y = aligned(rows * static_cast<std::size_t>(p.k * size_of(p.x)));
   l.scratch = l.y + aligned(rows * static_cast<std::size_t>(p.n * size_of(p.y)));
-  l.total = l.scratch + std::max(product(chunk_rows(p), p, threads).scratch.get_size(), product(last_rows(p), p, threads).scratch.get_size());
+  l.total = l.scratch + std::max(product(chunk_rows(p), p, threads).scratch.get_size(),
+                                 product(last_rows(p), p, threads).scratch.get_size());
   return l;
 }
 
-void copy_rows(const char* from, std::int64_t from_bytes, char* to, std::int64_t to_bytes, std::int64_t rows, std::int64_t row_bytes, int threads) {
+void copy_rows(const char* from, std::int64_t from_bytes, char* to, std::int64_t to_bytes, std::int64_t rows,
+               std::int64_t row_bytes, int threads) {
 #pragma omp parallel for num_threads(threads)
-  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_bytes, from + i * from_bytes, static_cast<std::size_t>(row_bytes));
+  for (std::int64_t i = 0; i < rows; ++i)
+    std::memcpy(to + i * to_bytes, from + i * from_bytes, static_cast<std::size_t>(row_bytes));
 }
 
 void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
@@ -124,8 +135,10 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
       const dnnl::memory w_memory(made.w, cpu_engine(), const_cast<char*>(w));
       const dnnl::memory y_memory(made.y, cpu_engine(), y_dense ? y : base + l.y);
       const dnnl::memory scratch(made.scratch, cpu_engine(), base + l.scratch);
-      made.primitive.execute(stream,
-                             {{DNNL_ARG_SRC, x_memory}, {DNNL_ARG_WEIGHTS, w_memory}, {DNNL_ARG_DST, y_memory}, {DNNL_ARG_SCRATCHPAD, scratch}});
+      made.primitive.execute(stream, {{DNNL_ARG_SRC, x_memory},
+                                      {DNNL_ARG_WEIGHTS, w_memory},
+                                      {DNNL_ARG_DST, y_memory},
+                                      {DNNL_ARG_SCRATCHPAD, scratch}});
       stream.wait();
 
       if (!y_dense) copy_rows(base + l.y, y_row, y, y_stride, rows, y_row, context.threads);
@@ -136,15 +149,19 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
 }  // namespace
 
 std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options) {
-  if (options.deterministic) return "oneDNN picks its blocking by the number of rows: a row's bits could depend on its neighbours";
-  if (problem.x != DType::kBF16 || problem.w != DType::kBF16) return "only BF16 x BF16: float32 products stay with the own kernels";
-  if (!cpu_features().avx512_bf16 && !cpu_features().amx_bf16) return "this CPU has no native bf16 products (AVX512_BF16 or AMX)";
+  if (options.deterministic)
+    return "oneDNN picks its blocking by the number of rows: a row's bits could depend on its neighbours";
+  if (problem.x != DType::kBF16 || problem.w != DType::kBF16)
+    return "only BF16 x BF16: float32 products stay with the own kernels";
+  if (!cpu_features().avx512_bf16 && !cpu_features().amx_bf16)
+    return "this CPU has no native bf16 products (AVX512_BF16 or AMX)";
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto bf16_isa = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   if ((isa & bf16_isa) != bf16_isa) return "oneDNN is kept from using native bf16 products (ONEDNN_MAX_CPU_ISA)";
   if (problem.n == 0 || problem.k == 0) return "nothing to multiply";
   if (problem.m < kLeastRows) {
-    return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(kLeastRows) + " rows the own kernels are faster";
+    return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(kLeastRows) +
+           " rows the own kernels are faster";
   }
   try {
     const Product made = product(chunk_rows(problem), problem, resolve_threads(options.threads));

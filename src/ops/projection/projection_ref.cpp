@@ -4,8 +4,8 @@
 #include "core/codecs.h"
 #include "ops/projection/implementations.h"
 
-// y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y. E4M3 x and w are multiplied by
-// their scales first.
+// y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y. E4M3 x
+// and w are multiplied by their scales first.
 
 namespace smla {
 
@@ -17,7 +17,8 @@ double element(const void* data, DType dtype, std::int64_t at) {
                                : static_cast<double>(static_cast<const float*>(data)[at]);
 }
 
-/// Double to bfloat16 in one rounding: the step to float is made towards odd, so that it keeps which side of a tie the number is on.
+/// Double to bfloat16 in one rounding: the step to float is made towards odd, so that it keeps which side of a tie the
+/// number is on.
 BF16 bf16_of_double(double value) {
   const float nearest = static_cast<float>(value);
   std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
@@ -43,7 +44,8 @@ void projection_ref(const ProjectionProblem& problem, const Projection::Args& ar
     for (std::int64_t k = 0; k < problem.k; ++k) {
       double& v = x[static_cast<std::size_t>(k)];
       v = element(args.x.data, problem.x, x_at + k);
-      if (problem.x == DType::kE4M3) v *= static_cast<double>(x_scale_of(problem, args.x_scale, i, g, k / Projection::kScaleGroup));
+      if (problem.x == DType::kE4M3)
+        v *= static_cast<double>(x_scale_of(problem, args.x_scale, i, g, k / Projection::kScaleGroup));
     }
     for (std::int64_t j = 0; j < problem.n; ++j) {
       const std::int64_t w_at = (g * problem.n + j) * problem.k;

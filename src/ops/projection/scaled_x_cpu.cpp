@@ -17,14 +17,17 @@ std::array<float, 256> all_codes() {
 
 }  // namespace
 
-float x_scale_of(const ProjectionProblem& problem, const ConstTensorView& scales, std::int64_t row, std::int64_t group, std::int64_t chunk) {
+float x_scale_of(const ProjectionProblem& problem, const ConstTensorView& scales, std::int64_t row, std::int64_t group,
+                 std::int64_t chunk) {
   const std::int64_t base = group * scales.stride[0] + row;
-  if (problem.x_scale == OutputScale::kF32) return static_cast<const float*>(scales.data)[base + chunk * scales.stride[1]];
+  if (problem.x_scale == OutputScale::kF32)
+    return static_cast<const float*>(scales.data)[base + chunk * scales.stride[1]];
   const std::int32_t word = static_cast<const std::int32_t*>(scales.data)[base + chunk / 4 * scales.stride[1]];
   return from_ue8m0(static_cast<std::uint8_t>(static_cast<std::uint32_t>(word) >> (8 * (chunk % 4))));
 }
 
-void decode_x(const ProjectionProblem& problem, const Projection::Args& args, std::int64_t begin, std::int64_t rows, float* out, int threads) {
+void decode_x(const ProjectionProblem& problem, const Projection::Args& args, std::int64_t begin, std::int64_t rows,
+              float* out, int threads) {
   static const std::array<float, 256> kCodes = all_codes();
   const float* codes = kCodes.data();
   constexpr std::int64_t kGroup = Projection::kScaleGroup;

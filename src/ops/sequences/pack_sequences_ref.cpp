@@ -33,7 +33,8 @@ auto* row_at(const View& view, std::int64_t i, std::int64_t j) {
 
 }  // namespace
 
-void pack_sequences_ref(const PackSequences::Problem& problem, const PackSequences::Args& args, const RunContext& /*context*/) {
+void pack_sequences_ref(const PackSequences::Problem& problem, const PackSequences::Args& args,
+                        const RunContext& /*context*/) {
   const auto bytes = static_cast<std::size_t>(problem.row * size_of(problem.dtype));
   if (bytes == 0) return;
   for (std::int64_t b = 0; b < problem.requests; ++b) {
@@ -49,12 +50,14 @@ void pack_sequences_ref(const PackSequences::Problem& problem, const PackSequenc
   }
 }
 
-void unpack_sequences_ref(const UnpackSequences::Problem& problem, const UnpackSequences::Args& args, const RunContext& /*context*/) {
+void unpack_sequences_ref(const UnpackSequences::Problem& problem, const UnpackSequences::Args& args,
+                          const RunContext& /*context*/) {
   const auto bytes = static_cast<std::size_t>(problem.row * size_of(problem.dtype));
   if (bytes == 0) return;
   for (std::int64_t b = 0; b < problem.requests; ++b) {
     const Range range = range_of(problem, args.query_start_loc, b);
-    for (std::int64_t i = 0; i < range.count; ++i) std::memcpy(row_at(args.rows, 0, range.first + i), row_at(args.packed, b, i), bytes);
+    for (std::int64_t i = 0; i < range.count; ++i)
+      std::memcpy(row_at(args.rows, 0, range.first + i), row_at(args.packed, b, i), bytes);
   }
 }
 

@@ -6,26 +6,31 @@ namespace smla {
 
 namespace {
 
-constexpr Implementation<PackSequences> kPack[] = {cuda_line<PackSequences>(), {.name = "ref", .machine = "any CPU", .run = pack_sequences_ref}};
-constexpr Implementation<UnpackSequences> kUnpack[] = {cuda_line<UnpackSequences>(),
-                                                       {.name = "ref", .machine = "any CPU", .run = unpack_sequences_ref}};
+constexpr Implementation<PackSequences> kPack[] = {cuda_line<PackSequences>(),
+                                                   {.name = "ref", .machine = "any CPU", .run = pack_sequences_ref}};
+constexpr Implementation<UnpackSequences> kUnpack[] = {
+    cuda_line<UnpackSequences>(), {.name = "ref", .machine = "any CPU", .run = unpack_sequences_ref}};
 
 void check_sizes(std::string_view op, const PackSequences::Problem& problem) {
-  const auto at_least_0 = [&](std::string_view name, std::int64_t value) { check_that(value >= 0, op, name, value, "0 or more"); };
+  const auto at_least_0 = [&](std::string_view name, std::int64_t value) {
+    check_that(value >= 0, op, name, value, "0 or more");
+  };
   at_least_0("requests", problem.requests);
   at_least_0("tokens", problem.tokens);
   at_least_0("max_len", problem.max_len);
   at_least_0("row", problem.row);
   std::int64_t bytes = 0;
-  const bool fits = !__builtin_mul_overflow(problem.requests, problem.max_len, &bytes) && !__builtin_mul_overflow(bytes, problem.row, &bytes) &&
+  const bool fits = !__builtin_mul_overflow(problem.requests, problem.max_len, &bytes) &&
+                    !__builtin_mul_overflow(bytes, problem.row, &bytes) &&
                     !__builtin_mul_overflow(bytes, std::int64_t{8}, &bytes);
   check_that(fits, op, "packed",
-             std::to_string(problem.requests) + " x " + std::to_string(problem.max_len) + " x " + std::to_string(problem.row) + " elements",
+             std::to_string(problem.requests) + " x " + std::to_string(problem.max_len) + " x " +
+                 std::to_string(problem.row) + " elements",
              "a size that 64 bits can address");
 }
 
-void check_views(std::string_view op, const PackSequences::Problem& problem, const ConstTensorView& rows, const ConstTensorView& packed,
-                 const ConstTensorView& query_start_loc) {
+void check_views(std::string_view op, const PackSequences::Problem& problem, const ConstTensorView& rows,
+                 const ConstTensorView& packed, const ConstTensorView& query_start_loc) {
   check_tensor(op, "rows", rows, {problem.tokens, problem.row}, {problem.dtype});
   check_tensor(op, "packed", packed, {problem.requests, problem.max_len, problem.row}, {problem.dtype});
   check_tensor(op, "query_start_loc", query_start_loc, {problem.requests + 1}, {DType::kI32});

@@ -1,4 +1,5 @@
-// Rows of requests to a padded rectangle and back: a block for each piece of a row, in the widest words that the addresses allow.
+// Rows of requests to a padded rectangle and back: a block for each piece of a row, in the widest words that the
+// addresses allow.
 #include <algorithm>
 
 #include "device/copy.cuh"
@@ -68,14 +69,16 @@ __global__ void copy_pieces(const __grid_constant__ Call c) {
     std::uint8_t* packed = c.packed + b * c.request_stride + i * c.packed_stride + at;
     std::uint8_t* row = there ? c.rows + (first + i) * c.row_stride + at : nullptr;
     const std::int64_t bytes = min(c.row_bytes - at, kPiece);
-    device::copy_row(kPack ? packed : row, kPack ? row : packed, bytes, c.word, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+    device::copy_row(kPack ? packed : row, kPack ? row : packed, bytes, c.word, static_cast<int>(threadIdx.x),
+                     static_cast<int>(blockDim.x));
   }
 }
 
 template <bool kPack>
 void launch(const Call& c, const RunContext& context) {
   if (c.items() == 0) return;
-  copy_pieces<kPack><<<static_cast<unsigned>(std::min(c.items(), kMostBlocks)), c.threads(), 0, stream_of(context.stream)>>>(c);
+  copy_pieces<kPack>
+      <<<static_cast<unsigned>(std::min(c.items(), kMostBlocks)), c.threads(), 0, stream_of(context.stream)>>>(c);
   check_launch(kPack ? "pack_sequences" : "unpack_sequences");
 }
 

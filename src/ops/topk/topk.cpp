@@ -18,10 +18,11 @@ std::span<const Implementation<TopK>> OpTable<TopK>::implementations() {
 template <>
 void OpTable<TopK>::check_problem(const TopK::Problem& problem) {
   check_that(problem.rows >= 0, TopK::kName, "problem.rows", problem.rows, "0 or more");
-  check_that(problem.width >= 0 && problem.width <= INT32_MAX, TopK::kName, "problem.width", problem.width, "0 to 2^31-1");
-  check_that(problem.k >= 0 && problem.k <= INT32_MAX, TopK::kName, "problem.k", problem.k, "0 to 2^31-1");
-  check_that(problem.storage_block >= 0 && problem.storage_block <= INT32_MAX, TopK::kName, "problem.storage_block", problem.storage_block,
+  check_that(problem.width >= 0 && problem.width <= INT32_MAX, TopK::kName, "problem.width", problem.width,
              "0 to 2^31-1");
+  check_that(problem.k >= 0 && problem.k <= INT32_MAX, TopK::kName, "problem.k", problem.k, "0 to 2^31-1");
+  check_that(problem.storage_block >= 0 && problem.storage_block <= INT32_MAX, TopK::kName, "problem.storage_block",
+             problem.storage_block, "0 to 2^31-1");
 }
 
 template <>
@@ -39,15 +40,18 @@ void OpTable<TopK>::check_args(const TopK::Problem& problem, const TopK::Args& a
 
 void topk_slots(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context) {
   if (problem.storage_block == 0) return;
-  global_topk_ref(
-      {.requests = args.block_table.size(0), .tokens = problem.rows, .k = problem.k, .storage_block = problem.storage_block, .compact = true},
-      {.topk = args.indices,
-       .token_to_req = args.token_to_req,
-       .block_table = args.block_table,
-       .valid = args.valid,
-       .indices = args.slots,
-       .lens = args.slot_lens},
-      context);
+  global_topk_ref({.requests = args.block_table.size(0),
+                   .tokens = problem.rows,
+                   .k = problem.k,
+                   .storage_block = problem.storage_block,
+                   .compact = true},
+                  {.topk = args.indices,
+                   .token_to_req = args.token_to_req,
+                   .block_table = args.block_table,
+                   .valid = args.valid,
+                   .indices = args.slots,
+                   .lens = args.slot_lens},
+                  context);
 }
 
 SMLA_DEFINE_OP(TopK);

@@ -24,7 +24,9 @@ struct Call {
   std::int64_t index_stride = 0;
   Slots slots;
 
-  __device__ std::int64_t length(std::int64_t row) const { return min(max(static_cast<std::int64_t>(lens[row]), std::int64_t{0}), width); }
+  __device__ std::int64_t length(std::int64_t row) const {
+    return min(max(static_cast<std::int64_t>(lens[row]), std::int64_t{0}), width);
+  }
   __device__ std::int32_t* out(std::int64_t row) const { return indices + row * index_stride; }
   __device__ const float* scores(std::int64_t row) const { return logits + row * logit_stride; }
 
@@ -33,7 +35,8 @@ struct Call {
   __device__ void write_slots(std::int64_t row, index_rows::GlobalRow<kThreads>& shared) const {
     if (slots.lens == nullptr) return;
     __syncthreads();
-    shared.write(slots.table, slots.request[row], slots.valid[row], k, true, out(row), slots.slots + row * slots.stride, slots.lens + row);
+    shared.write(slots.table, slots.request[row], slots.valid[row], k, true, out(row), slots.slots + row * slots.stride,
+                 slots.lens + row);
   }
 };
 

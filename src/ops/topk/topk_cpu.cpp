@@ -1,5 +1,6 @@
-// Exact selection by radix: the k-th largest key is found digit by digit, 11 + 11 + 10 bits, by counting; then one ordered pass writes the columns.
-// No candidate list is kept, so no number of equal or nearly equal scores can overflow one.
+// Exact selection by radix: the k-th largest key is found digit by digit, 11 + 11 + 10 bits, by counting; then one
+// ordered pass writes the columns. No candidate list is kept, so no number of equal or nearly equal scores can overflow
+// one.
 #include <algorithm>
 #include <bit>
 #include <cstdint>

@@ -18,17 +18,20 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid
   if (n <= c.k || c.k == 0) {
     write_all(n, c.k, c.out(blockIdx.x));
   } else {
-    Selection<kThreads, kItems, kShort, Scores>(shared, {c.scores(blockIdx.x)}, n).run(static_cast<std::uint32_t>(c.k), c.out(blockIdx.x));
+    Selection<kThreads, kItems, kShort, Scores>(shared, {c.scores(blockIdx.x)}, n)
+        .run(static_cast<std::uint32_t>(c.k), c.out(blockIdx.x));
   }
   c.write_slots<kThreads>(blockIdx.x, slots);
 }
 
 template <int kThreads, int kItems, bool kShort = true>
 void launch(std::int64_t rows, const Call& c, const RunContext& context) {
-  device::launch_early<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, 0, stream_of(context.stream), c);
+  device::launch_early<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, 0,
+                                                         stream_of(context.stream), c);
 }
 
-/// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it, or two wider ones.
+/// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it, or
+/// two wider ones.
 void launch_rows(const TopK::Problem& p, const Call& c, const RunContext& context) {
   const bool few = p.rows <= device::multiprocessors();
   if (!few && p.width <= 2048) return launch<256, 8>(p.rows, c, context);
@@ -43,7 +46,9 @@ void launch_rows(const TopK::Problem& p, const Call& c, const RunContext& contex
 
 void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c, const RunContext& context) {
   const std::int64_t blocks = p.rows * split.parts;
-  Parts parts{.call = c, .parts = static_cast<std::uint32_t>(split.parts), .digits = static_cast<std::uint32_t*>(context.workspace.data)};
+  Parts parts{.call = c,
+              .parts = static_cast<std::uint32_t>(split.parts),
+              .digits = static_cast<std::uint32_t*>(context.workspace.data)};
   parts.groups = parts.digits + blocks * TopkSplit::kDigits;
   parts.keys = parts.groups + blocks * TopkSplit::kGroups;
   parts.columns = parts.keys + p.rows * TopkSplit::kListed;
@@ -55,7 +60,9 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
 
 }  // namespace
 
-std::string topk_choice(const TopK::Problem& p, const PlanOptions&) { return describe(split_topk(p, device::multiprocessors())); }
+std::string topk_choice(const TopK::Problem& p, const PlanOptions&) {
+  return describe(split_topk(p, device::multiprocessors()));
+}
 
 SMLA_CUDA_OP(TopK, static_cast<std::size_t>(topk_workspace_bytes(p, device::multiprocessors()))) {
   if (p.rows == 0 || (p.k == 0 && p.storage_block == 0)) return;

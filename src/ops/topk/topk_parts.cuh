@@ -7,12 +7,13 @@
 
 namespace smla::topk {
 
-// Few wide rows, each shared by several blocks (topk_split.h): one kernel counts the first digit of each part, the next lists the columns that can be chosen,
-// in order, and the last block of a row to arrive chooses from the list.
+// Few wide rows, each shared by several blocks (topk_split.h): one kernel counts the first digit of each part, the next
+// lists the columns that can be chosen, in order, and the last block of a row to arrive chooses from the list.
 
 constexpr int kPartThreads = 1024;  ///< of the kernels that share a row
 
-/// A launch of rows in parts. Its memory needs no values from before: the first kernel writes whatever the second reads.
+/// A launch of rows in parts. Its memory needs no values from before: the first kernel writes whatever the second
+/// reads.
 struct Parts {
   Call call;
   std::uint32_t parts = 1;
@@ -96,10 +97,11 @@ struct PartDigit {
   std::uint32_t above_before, inside_before;  ///< of its counts, in the parts before this one
 };
 
-/// The bin of the k-th largest key; a part's counts lie `stride` behind those of the part before. Every warp finds it for itself, after one barrier.
+/// The bin of the k-th largest key; a part's counts lie `stride` behind those of the part before. Every warp finds it
+/// for itself, after one barrier.
 template <int kCount>
-__device__ PartDigit find_digit(PartSums<kCount>& sums, const std::uint32_t* counts, int stride, std::uint32_t parts, std::uint32_t part,
-                                std::uint32_t k) {
+__device__ PartDigit find_digit(PartSums<kCount>& sums, const std::uint32_t* counts, int stride, std::uint32_t parts,
+                                std::uint32_t part, std::uint32_t k) {
   constexpr std::uint32_t kRows = kPartThreads / kCount;
   constexpr int kMine = kCount / 32;
   const std::uint32_t bin = threadIdx.x % kCount;
@@ -153,18 +155,25 @@ struct PartColumns {
   std::uint32_t items;
   std::uint32_t loaded[kItems];  ///< of the chunk that comes next
 
-  __device__ PartColumns(const float* row, const Part& of) : scores(row), part(of), items(min(of.columns / kPartThreads, kItems)) { load(of.begin); }
-  __device__ std::uint32_t first_of(std::uint32_t base) const { return base + threadIdx.x / 32 * (32 * items) + threadIdx.x % 32; }
+  __device__ PartColumns(const float* row, const Part& of)
+      : scores(row), part(of), items(min(of.columns / kPartThreads, kItems)) {
+    load(of.begin);
+  }
+  __device__ std::uint32_t first_of(std::uint32_t base) const {
+    return base + threadIdx.x / 32 * (32 * items) + threadIdx.x % 32;
+  }
   __device__ bool holds(std::uint32_t i, std::uint32_t first) const { return i < items && first + 32 * i < part.end; }
 
   __device__ void load(std::uint32_t base) {
     const std::uint32_t first = first_of(base);
 #pragma unroll
-    for (std::uint32_t i = 0; i < kItems; ++i) loaded[i] = holds(i, first) ? __float_as_uint(__ldg(scores + first + 32 * i)) : 0U;
+    for (std::uint32_t i = 0; i < kItems; ++i)
+      loaded[i] = holds(i, first) ? __float_as_uint(__ldg(scores + first + 32 * i)) : 0U;
   }
 
   /// Lists those whose key begins with `digit` or more, and their keys, from place `at` on in ascending order.
-  __device__ void list(WarpSums<kPartThreads / 32>& sums, std::uint32_t digit, std::uint32_t at, std::uint32_t* keys, std::uint32_t* columns) {
+  __device__ void list(WarpSums<kPartThreads / 32>& sums, std::uint32_t digit, std::uint32_t at, std::uint32_t* keys,
+                       std::uint32_t* columns) {
     constexpr int kShift = 32 - TopkSplit::kDigitBits;
     const std::uint32_t lane = threadIdx.x % 32;
     const unsigned left = (1U << lane) - 1U;
@@ -198,7 +207,8 @@ struct PartColumns {
   }
 };
 
-/// Lists every part; the last block of a row chooses from the list. A row of up to kShortRow columns, or of which too many can be chosen, is one block's.
+/// Lists every part; the last block of a row chooses from the list. A row of up to kShortRow columns, or of which too
+/// many can be chosen, is one block's.
 __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_constant__ Parts p) {
   constexpr int kItems = TopkSplit::kShortRow / kPartThreads;
   __shared__ SelectionShared<kPartThreads> shared;
@@ -224,16 +234,18 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
     value_sums.clear();
     __syncthreads();
     const std::uint32_t parts = (static_cast<std::uint32_t>(n) + part.columns - 1) / part.columns;
-    const PartDigit group = find_digit(group_sums, p.groups + row * p.parts * TopkSplit::kGroups, TopkSplit::kGroups, parts, part.number, k);
-    const PartDigit value = find_digit(value_sums, p.digits + row * p.parts * TopkSplit::kDigits + group.digit.bin * TopkSplit::kValues,
-                                       TopkSplit::kDigits, parts, part.number, k - group.digit.above);
+    const PartDigit group = find_digit(group_sums, p.groups + row * p.parts * TopkSplit::kGroups, TopkSplit::kGroups,
+                                       parts, part.number, k);
+    const PartDigit value =
+        find_digit(value_sums, p.digits + row * p.parts * TopkSplit::kDigits + group.digit.bin * TopkSplit::kValues,
+                   TopkSplit::kDigits, parts, part.number, k - group.digit.above);
     above = group.digit.above + value.digit.above;
     listed = above + value.digit.inside;
     digit = group.digit.bin * TopkSplit::kValues + value.digit.bin;
     alone = listed > TopkSplit::kListed;
     if (!alone) {
-      mine.list(shared.sums, digit, group.above_before + value.above_before + value.inside_before, p.keys + row * TopkSplit::kListed,
-                p.columns + row * TopkSplit::kListed);
+      mine.list(shared.sums, digit, group.above_before + value.above_before + value.inside_before,
+                p.keys + row * TopkSplit::kListed, p.columns + row * TopkSplit::kListed);
       __threadfence();
       __syncthreads();
       if (threadIdx.x == 0) last = atomicAdd(p.arrived + row, 1U) == parts - 1;
@@ -248,7 +260,8 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
   } else if (alone) {
     Selection<kPartThreads, kItems, false, Scores>(shared, scores, static_cast<std::uint32_t>(n)).run(k, out);
   } else {
-    Selection<kPartThreads, kItems, false, List> selection(shared, {p.keys + row * TopkSplit::kListed, p.columns + row * TopkSplit::kListed}, listed);
+    Selection<kPartThreads, kItems, false, List> selection(
+        shared, {p.keys + row * TopkSplit::kListed, p.columns + row * TopkSplit::kListed}, listed);
     selection.write(selection.find_threshold(k - above, TopkSplit::kDigitBits, digit), k, out);
   }
   p.call.write_slots<kPartThreads>(row, slots);

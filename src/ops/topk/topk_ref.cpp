@@ -7,7 +7,8 @@
 
 namespace smla {
 
-// Columns 0..n-1 sorted by (numbers before NaN, score descending, column ascending); the first k of them, in ascending order.
+// Columns 0..n-1 sorted by (numbers before NaN, score descending, column ascending); the first k of them, in ascending
+// order.
 void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context) {
   const std::int32_t* lens = args.lens.as<std::int32_t>();
   for (std::int64_t row = 0; row < problem.rows; ++row) {

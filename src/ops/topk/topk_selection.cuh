@@ -4,8 +4,8 @@
 
 namespace smla::topk {
 
-// The radix selection of topk_cpu.cpp by one block: a row that fits its registers is read once, a longer one once for each digit (at most three) and for the
-// output.
+// The radix selection of topk_cpu.cpp by one block: a row that fits its registers is read once, a longer one once for
+// each digit (at most three) and for the output.
 
 constexpr int kBits = 11;  ///< of a digit at most
 constexpr int kBins = 1 << kBits;
@@ -34,7 +34,8 @@ struct Scores {
   __device__ std::uint32_t column(std::uint32_t i) const { return i; }
 };
 
-/// The columns of a row that can be chosen, in ascending order. Other blocks of the same kernel wrote them: not for the read-only cache.
+/// The columns of a row that can be chosen, in ascending order. Other blocks of the same kernel wrote them: not for the
+/// read-only cache.
 struct List {
   static constexpr std::uint32_t kNothing = 0;
   const std::uint32_t* keys;
@@ -52,7 +53,8 @@ struct Threshold {
   std::uint32_t ties = 0;
 };
 
-/// Sums over the warps of a block, in their order. Uses alternate between two rows of totals, so that one barrier a call is enough.
+/// Sums over the warps of a block, in their order. Uses alternate between two rows of totals, so that one barrier a
+/// call is enough.
 template <int kWarps>
 struct WarpSums {
   std::uint32_t totals[2][kWarps];
@@ -90,8 +92,8 @@ struct SelectionShared {
   std::uint32_t n;  ///< items
 };
 
-/// The selection of one row by one block; an item is a column of a row of scores, or one of a list. A warp holds consecutive items, a lane every 32nd of
-/// them. kShort: no row has more items than the registers.
+/// The selection of one row by one block; an item is a column of a row of scores, or one of a list. A warp holds
+/// consecutive items, a lane every 32nd of them. kShort: no row has more items than the registers.
 template <int kThreads, int kItems, bool kShort, class Source>
 struct Selection {
   static constexpr std::uint32_t kResident = kThreads * kItems;  ///< items that stay in registers
@@ -102,7 +104,8 @@ struct Selection {
   std::uint32_t count;  ///< of items; with one more chunk still a 32-bit number
   std::uint32_t key[kItems];
 
-  __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t items) : shared(memory), source(from), count(items) {
+  __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t items)
+      : shared(memory), source(from), count(items) {
     clear(0);
     clear(1);
     if (kShort && threadIdx.x == 0) shared.n = items;
@@ -130,9 +133,13 @@ struct Selection {
   __device__ std::uint32_t items() const { return resident() ? (n() + kThreads - 1) / kThreads : kItems; }
   __device__ std::uint32_t chunk() const { return items() * kThreads; }
   /// Items of this lane in a chunk.
-  __device__ std::uint32_t held(std::uint32_t first) const { return first < n() ? min((n() - first + 31) / 32, items()) : 0U; }
+  __device__ std::uint32_t held(std::uint32_t first) const {
+    return first < n() ? min((n() - first + 31) / 32, items()) : 0U;
+  }
   /// This lane's first item of a chunk; item i is 32 i further.
-  __device__ std::uint32_t first_of(std::uint32_t base) const { return base + threadIdx.x / 32 * (32 * items()) + threadIdx.x % 32; }
+  __device__ std::uint32_t first_of(std::uint32_t base) const {
+    return base + threadIdx.x / 32 * (32 * items()) + threadIdx.x % 32;
+  }
 
   __device__ void load(std::uint32_t base) {
     const std::uint32_t first = first_of(base);
@@ -219,7 +226,7 @@ struct Selection {
   /// Writes the chosen columns in ascending order: a column's place is the number of chosen ones before it.
   __device__ void write(const Threshold& t, std::uint32_t k, std::int32_t* out) {
     static_assert(kItems <= 32 && kResident < 0x1'0000);  // a bit for an item, half a word for a chunk's count
-    std::uint32_t above = 0;                              // keys above the threshold and equal to it in the chunks so far
+    std::uint32_t above = 0;  // keys above the threshold and equal to it in the chunks so far
     std::uint32_t equal = 0;
     const unsigned left = (1U << lane()) - 1U;
     each_chunk([&](std::uint32_t base, int use) {
@@ -249,7 +256,8 @@ struct Selection {
         const unsigned same_lanes = __ballot_sync(kAll, is_same);
         const std::uint32_t over_at = over_before + static_cast<std::uint32_t>(__popc(over_lanes & left));
         const std::uint32_t same_at = same_before + static_cast<std::uint32_t>(__popc(same_lanes & left));
-        if (is_over || (is_same && same_at < t.ties)) out[over_at + min(same_at, t.ties)] = static_cast<std::int32_t>(source.column(first + 32 * i));
+        if (is_over || (is_same && same_at < t.ties))
+          out[over_at + min(same_at, t.ties)] = static_cast<std::int32_t>(source.column(first + 32 * i));
         over_before += static_cast<std::uint32_t>(__popc(over_lanes));
         same_before += static_cast<std::uint32_t>(__popc(same_lanes));
       }

@@ -9,20 +9,22 @@
 
 namespace smla {
 
-/// How a call of few wide rows is cut. Each row is shared by `parts` blocks, which count the first digit of its keys and then list the columns that can
-/// be chosen; the last of them to finish chooses.
+/// How a call of few wide rows is cut. Each row is shared by `parts` blocks, which count the first digit of its keys
+/// and then list the columns that can be chosen; the last of them to finish chooses.
 struct TopkSplit {
   std::int64_t parts = 1;  ///< blocks of a row; 1: one block does it all
 
   static constexpr std::int64_t kOneBlock = 16'384;  ///< columns: no call of fewer is cut
-  static constexpr std::int64_t kHeld = 32'768;      ///< columns that a block's registers hold: calls of no more are cut only into
-  static constexpr std::int64_t kWorthwhile = 3;     ///< or more
-  static constexpr std::int64_t kShortRow = 8192;    ///< in such a call, a row that one block does by itself
-  static constexpr std::int64_t kStep = 1024;        ///< a part is a multiple of it
+  static constexpr std::int64_t kHeld =
+      32'768;  ///< columns that a block's registers hold: calls of no more are cut only into
+  static constexpr std::int64_t kWorthwhile = 3;   ///< or more
+  static constexpr std::int64_t kShortRow = 8192;  ///< in such a call, a row that one block does by itself
+  static constexpr std::int64_t kStep = 1024;      ///< a part is a multiple of it
   static constexpr std::int64_t kLeastPart = 4096;
   static constexpr std::int64_t kMostParts = 64;
   static constexpr std::int64_t kMostChosen = 4096;  ///< k: a list must have room for more
-  static constexpr std::int64_t kListed = 16'384;  ///< columns of a row that can be chosen; one block chooses from the whole row where there are more
+  static constexpr std::int64_t kListed =
+      16'384;  ///< columns of a row that can be chosen; one block chooses from the whole row where there are more
   static constexpr std::int64_t kMostRows = 256;
   static constexpr std::int64_t kMostMultiprocessors = 256;  ///< that a call is cut for
 
@@ -51,22 +53,27 @@ constexpr std::uint32_t topk_part_columns(std::uint32_t n, std::uint32_t parts) 
 }
 
 /// Most rows that are cut, into two at least: more of them keep a GPU busy by themselves.
-constexpr std::int64_t topk_most_rows(int multiprocessors) { return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMostRows); }
+constexpr std::int64_t topk_most_rows(int multiprocessors) {
+  return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMostRows);
+}
 
 constexpr TopkSplit split_topk(const TopK::Problem& p, int multiprocessors) {
-  if (p.rows <= 0 || p.rows > topk_most_rows(multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 || p.k > TopkSplit::kMostChosen)
+  if (p.rows <= 0 || p.rows > topk_most_rows(multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 ||
+      p.k > TopkSplit::kMostChosen)
     return {};
   const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / p.rows;
   if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return {};
-  return {.parts =
-              std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts), (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart)};
+  return {.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts),
+                            (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart)};
 }
 
-/// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 51 MB.
+/// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 51
+/// MB.
 constexpr std::int64_t topk_workspace_bytes(const TopK::Problem& p, int multiprocessors) {
   if (p.rows <= 0 || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMostChosen) return 0;
   const std::int64_t rows = std::min(p.rows, topk_most_rows(multiprocessors));
-  const std::int64_t blocks = std::max(std::clamp<std::int64_t>(multiprocessors, 2, TopkSplit::kMostMultiprocessors), 2 * rows);
+  const std::int64_t blocks =
+      std::max(std::clamp<std::int64_t>(multiprocessors, 2, TopkSplit::kMostMultiprocessors), 2 * rows);
   return std::min(blocks, rows * TopkSplit::kMostParts) * TopkSplit::kPartBytes + rows * TopkSplit::kRowBytes;
 }
 

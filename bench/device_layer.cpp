@@ -50,17 +50,6 @@ LayerOptions layer_options(const Options& options) {
   return out;
 }
 
-PagedCache LayerCaches::*member_of(CacheRole role) {
-  switch (role) {
-    case CacheRole::kWindow: return &LayerCaches::window;
-    case CacheRole::kCompressed: return &LayerCaches::compressed;
-    case CacheRole::kIndex: return &LayerCaches::index;
-    case CacheRole::kState: return &LayerCaches::state;
-    case CacheRole::kIndexState: return &LayerCaches::index_state;
-  }
-  throw InvalidArgument("layer: cache role: got none that a layer has");
-}
-
 LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads) {
   Options whole = options;
   whole.heads = 0;
@@ -130,7 +119,7 @@ LayerRun::LayerRun(const Options& options, const LayerOnGpu& layer, const LayerS
           made.caches.emplace_back(*c.format, shape.requests * made.columns, c.block_size, ++seed, stream_).cache();
       if (c.format->scale == ScaleKind::kPerTensor) cache.scale = layout_.kv_scale;
       made.roles.push_back(c.role);
-      caches_.*member_of(c.role) = cache;
+      caches_[c.role] = cache;
     }
   }
   std::size_t workspace = 0;

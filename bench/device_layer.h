@@ -25,7 +25,6 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 LayerOptions layer_options(const Options& options);
 
 /// Where a layer's cache of this role stands among its caches.
-PagedCache LayerCaches::*member_of(CacheRole role);
 
 /// A layer with random weights in a GPU's memory, and the same layer on the host, which its results are held against.
 class LayerOnGpu {

@@ -124,8 +124,8 @@ Check LayerRun::check_on_host(const Step& step, const HostTensor& got, const Hos
       table.as<std::int32_t>()[c] = static_cast<std::int32_t>(std::max<std::int64_t>(c - group.first_column, -1));
     }
     for (std::size_t c = 0; c < group.caches.size(); ++c) {
-      const PagedCache& from = caches_.*member_of(group.roles[c]);
-      PagedCache& to = caches.*member_of(group.roles[c]);
+      const PagedCache& from = caches_[group.roles[c]];
+      PagedCache& to = caches[group.roles[c]];
       to = from;
       to.num_blocks = group.columns;
       to.base = memory.emplace_back(DType::kU8, std::vector<std::int64_t>{group.columns * from.block_stride_bytes})

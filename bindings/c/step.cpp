@@ -93,25 +93,13 @@ const StepMetadata& built(const smla_step* step, const char* function) {
   return step->metadata;
 }
 
-PagedCache& cache_in(LayerCaches& caches, CacheRole role) {
-  switch (role) {
-    case CacheRole::kWindow: return caches.window;
-    case CacheRole::kCompressed: return caches.compressed;
-    case CacheRole::kIndex: return caches.index;
-    case CacheRole::kState: return caches.state;
-    case CacheRole::kIndexState: break;
-  }
-  return caches.index_state;
-}
-
 /// Caches of the shape that the layer asks for, without memory: what a plan looks at.
 LayerCaches shapes_of(const smla_layer& layer) {
   LayerCaches out;
-  for (int role = 0; role < kNumCacheRoles; ++role) {
-    const LayerCache* need = layer.layout.find(0, static_cast<CacheRole>(role));
+  for (const CacheRole role : kCacheRoles) {
+    const LayerCache* need = layer.layout.find(0, role);
     if (need == nullptr) continue;
-    cache_in(out, static_cast<CacheRole>(role)) = {
-        .format = need->format, .block_size = need->block_size, .block_stride_bytes = need->page_bytes};
+    out[role] = {.format = need->format, .block_size = need->block_size, .block_stride_bytes = need->page_bytes};
   }
   return out;
 }
@@ -129,12 +117,12 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
     }
     if (need == nullptr) continue;
     const PagedCache cache = read_cache(name, given.cache[i], layer.scale_of(role));
-    if (cache.format != need->format || cache.block_size != need->block_size) {
+    if (*cache.format != *need->format || cache.block_size != need->block_size) {
       throw InvalidArgument(name + ": got blocks of " + std::to_string(cache.block_size) + " " +
                             std::string(cache.format->name) + " rows, expected " + std::to_string(need->block_size) +
                             " " + std::string(need->format->name) + " rows");
     }
-    cache_in(out, role) = cache;
+    out[role] = cache;
   }
   return out;
 }

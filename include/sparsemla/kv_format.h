@@ -44,6 +44,9 @@ struct RowFormat {
   int rope_dim() const { return dim - nope_dim; }                   ///< dims stored as `rope`
   int row_bytes() const { return data_bytes + scale_bytes; }        ///< numbers and scales
   int groups() const { return group == 0 ? 0 : nope_dim / group; }  ///< scales of a row
+
+  /// Member by member: two formats are the same when they say the same, wherever they stand.
+  friend bool operator==(const RowFormat&, const RowFormat&) = default;
 };
 
 /// The attention rows (512 numbers): fp8_ds_mla, bf16, fp8_per_tensor, f32.

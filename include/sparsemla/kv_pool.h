@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -24,6 +25,9 @@ namespace SMLA_API smla {
 /// What a cache of a layer holds (spec 5.4).
 enum class CacheRole : std::uint8_t { kWindow, kCompressed, kIndex, kState, kIndexState };
 inline constexpr int kNumCacheRoles = 5;
+/// Every role, in order.
+inline constexpr std::array<CacheRole, kNumCacheRoles> kCacheRoles{
+    CacheRole::kWindow, CacheRole::kCompressed, CacheRole::kIndex, CacheRole::kState, CacheRole::kIndexState};
 /// "window", "compressed", "index", "state", "index_state".
 std::string name_of(CacheRole role);
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -109,13 +111,12 @@ struct LayerOptions {
   std::map<std::string, std::string, std::less<>> implementations;
 };
 
-/// Caches of one layer; those that its kind does not have stay empty.
+/// Caches of one layer by role; those that its kind does not have stay empty. Every layer has a window cache, compress
+/// layers have compressed and state caches too, C4A layers that choose also index and index state caches.
 struct LayerCaches {
-  PagedCache window;       ///< every layer
-  PagedCache compressed;   ///< compress layers
-  PagedCache index;        ///< C4A layers
-  PagedCache state;        ///< compress layers
-  PagedCache index_state;  ///< C4A layers
+  std::array<PagedCache, kNumCacheRoles> by_role{};  ///< in the order of CacheRole
+  PagedCache& operator[](CacheRole role) { return by_role[static_cast<std::size_t>(role)]; }              ///< of a role
+  const PagedCache& operator[](CacheRole role) const { return by_role[static_cast<std::size_t>(role)]; }  ///< of a role
 };
 
 /// All caches of layer `layer` in a pool.

@@ -29,7 +29,7 @@ std::string describe(const SnapshotCache& c) {
 
 bool same_form(const SnapshotCache& a, const SnapshotCache& b) {
   const bool scaled = a.format->scale == ScaleKind::kPerTensor;
-  return a.format == b.format && a.block_size == b.block_size && a.block_tokens == b.block_tokens &&
+  return *a.format == *b.format && a.block_size == b.block_size && a.block_tokens == b.block_tokens &&
          a.window == b.window &&
          (!scaled || std::bit_cast<std::uint32_t>(a.scale) == std::bit_cast<std::uint32_t>(b.scale));
 }

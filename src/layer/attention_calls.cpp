@@ -29,7 +29,7 @@ class CallPlanner {
   AttentionCalls plan() {
     const LayerOptions& options = choose_.options();
     const bool gather = calls_.front_end == FrontEnd::kFlashMla && options.gather_prefill &&
-                        caches_.window.format->scale == ScaleKind::kUe8m0;
+                        caches_[CacheRole::kWindow].format->scale == ScaleKind::kUe8m0;
     if (calls_.front_end == FrontEnd::kFlashInfer) {
       plan_mixed();
     } else if (config_.has_indexer()) {
@@ -38,7 +38,7 @@ class CallPlanner {
         calls_.global_topk = choose_.make<GlobalTopk>({.requests = shape_.requests,
                                                        .tokens = shape_.tokens,
                                                        .k = config_.index_topk,
-                                                       .storage_block = caches_.compressed.block_size,
+                                                       .storage_block = caches_[CacheRole::kCompressed].block_size,
                                                        .compact = true});
     }
     if (calls_.front_end == FrontEnd::kFlashMla && !gather) {
@@ -108,12 +108,15 @@ class CallPlanner {
     check_upstream(end - begin);
     SparseAttention::Problem p = problem(end - begin);
     p.scopes = config_.has_compressor() ? 2 : 1;
-    p.scope[0] = {
-        .format = caches_.window.format, .block_size = caches_.window.block_size, .width = shape_.window_width};
+    p.scope[0] = {.format = caches_[CacheRole::kWindow].format,
+                  .block_size = caches_[CacheRole::kWindow].block_size,
+                  .width = shape_.window_width};
     if (config_.has_compressor()) {
       const std::int64_t width =
           calls_.front_end == FrontEnd::kFlashInfer ? round_up(entry_width_, kMixedStep) : entry_width_;
-      p.scope[1] = {.format = caches_.compressed.format, .block_size = caches_.compressed.block_size, .width = width};
+      p.scope[1] = {.format = caches_[CacheRole::kCompressed].format,
+                    .block_size = caches_[CacheRole::kCompressed].block_size,
+                    .width = width};
     }
     calls_.calls.push_back({.begin = begin, .end = end, .attention = choose_.make<SparseAttention>(p)});
   }
@@ -130,8 +133,8 @@ class CallPlanner {
                                                      .ratio = config_.compress_ratio,
                                                      .top_k = config_.index_topk,
                                                      .compressed_width = round_up(entry_width_, kMixedStep),
-                                                     .window_block = caches_.window.block_size,
-                                                     .compressed_block = caches_.compressed.block_size,
+                                                     .window_block = caches_[CacheRole::kWindow].block_size,
+                                                     .compressed_block = caches_[CacheRole::kCompressed].block_size,
                                                      .local = true});
   }
 
@@ -152,10 +155,10 @@ class CallPlanner {
       call.attention = choose_.make<SparseAttention>(p);
       if (chunk.n > 0) {
         call.gather_entries = choose_.make<GatherRows>(
-            {.requests = requests, .rows = chunk.m, .offset = 0, .format = caches_.compressed.format});
+            {.requests = requests, .rows = chunk.m, .offset = 0, .format = caches_[CacheRole::kCompressed].format});
       }
       call.gather_window = choose_.make<GatherRows>(
-          {.requests = requests, .rows = chunk.m, .offset = chunk.n, .format = caches_.window.format});
+          {.requests = requests, .rows = chunk.m, .offset = chunk.n, .format = caches_[CacheRole::kWindow].format});
       call.combine = choose_.make<CombineTopkWindow>({.requests = requests,
                                                       .tokens = tokens,
                                                       .window = config_.window,
@@ -232,20 +235,22 @@ void CallRunner::direct(const AttentionCall& call) const {
                              .lse = {},
                              .positions = rows(step.positions),
                              .cos_sin = b.cos_sin};
-  args.scopes[0] = {.cache = caches.window, .indices = rows(step.window_indices), .lens = rows(step.window_lens)};
+  args.scopes[0] = {
+      .cache = caches[CacheRole::kWindow], .indices = rows(step.window_indices), .lens = rows(step.window_lens)};
   if (calls.front_end == FrontEnd::kFlashInfer) {
     const ConstTensorView mixed = config.has_indexer() ? ConstTensorView(b.mixed) : step.mixed_indices;
     const std::int64_t window = step.window_indices.size(1);
     args.scopes[0].indices = rows(mixed).slice(1, 0, window);
     if (config.has_compressor()) {
-      args.scopes[1] = {.cache = caches.compressed,
+      args.scopes[1] = {.cache = caches[CacheRole::kCompressed],
                         .indices = rows(mixed).slice(1, window, mixed.size(1)),
                         .lens = rows(config.has_indexer() ? step.topk_lens : step.entry_lens)};
     }
   } else if (config.has_indexer()) {
-    args.scopes[1] = {.cache = caches.compressed, .indices = rows(b.slots), .lens = rows(b.slot_lens)};
+    args.scopes[1] = {.cache = caches[CacheRole::kCompressed], .indices = rows(b.slots), .lens = rows(b.slot_lens)};
   } else if (config.has_compressor()) {
-    args.scopes[1] = {.cache = caches.compressed, .indices = rows(step.dense_indices), .lens = rows(step.dense_lens)};
+    args.scopes[1] = {
+        .cache = caches[CacheRole::kCompressed], .indices = rows(step.dense_indices), .lens = rows(step.dense_lens)};
   }
   call.attention->run(args, scratch, stream);
 }
@@ -261,14 +266,14 @@ void CallRunner::gathered(const AttentionCall& call) const {
   out.shape = {requests, chunk.m, config.head_dim, 0};
   out.stride = {chunk.m * config.head_dim, config.head_dim, 1, 0};
   if (call.gather_entries) {
-    call.gather_entries->run({.cache = caches.compressed,
+    call.gather_entries->run({.cache = caches[CacheRole::kCompressed],
                               .seq_lens = prefill_rows(step.entry_counts),
                               .gather_lens = {},
                               .block_table = batch_rows(step.entry_block_table),
                               .out = out},
                              scratch, stream);
   }
-  call.gather_window->run({.cache = caches.window,
+  call.gather_window->run({.cache = caches[CacheRole::kWindow],
                            .seq_lens = batch_rows(step.seq_lens),
                            .gather_lens = prefill_rows(step.gather_lens),
                            .block_table = batch_rows(step.window_block_table),

@@ -48,14 +48,10 @@ std::string_view name_of(Stage stage) {
 
 LayerCaches caches_of(const KvPool& pool, std::int64_t layer) {
   LayerCaches caches;
-  const auto get = [&](CacheRole role) {
-    return pool.layout().find(layer, role) == nullptr ? PagedCache{} : pool.cache(layer, role);
-  };
-  return {.window = get(CacheRole::kWindow),
-          .compressed = get(CacheRole::kCompressed),
-          .index = get(CacheRole::kIndex),
-          .state = get(CacheRole::kState),
-          .index_state = get(CacheRole::kIndexState)};
+  for (const CacheRole role : kCacheRoles) {
+    if (pool.layout().find(layer, role) != nullptr) caches[role] = pool.cache(layer, role);
+  }
+  return caches;
 }
 
 AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options,
@@ -190,7 +186,8 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
   const HostTensor no_slots(DType::kI64, {0});
   // A cache of no blocks: an insert finds nowhere to write.
-  const LayerCaches no_caches{.window = {.format = options_.caches.rows, .block_size = 1}};
+  LayerCaches no_caches;
+  no_caches[CacheRole::kWindow] = {.format = options_.caches.rows, .block_size = 1};
   const ConstTensorView positions = buffers.zero_positions;
   const LayerStep step{.tokens = ops.tokens, .positions = positions, .window_slots = no_slots.view()};
   const Lane lane{.stream = stream, .scratch = buffers.scratch[0]};

@@ -77,7 +77,7 @@ void Forward::latent_norms() const {
   RmsNorm::Args args{.x = b.qr, .weight = weights.q_norm, .y = b.qr, .x2 = b.kv, .weight2 = weights.kv_norm};
   if (makes_queries()) {
     args.positions = step.positions, args.cos_sin = cos_sin;
-    args.slot_mapping = step.window_slots, args.cache = caches.window;
+    args.slot_mapping = step.window_slots, args.cache = caches[CacheRole::kWindow];
     ops.latent_norms_and_insert->run(args, main.scratch, main.stream);
   } else {
     args.y2 = b.kv;
@@ -103,7 +103,7 @@ void Forward::queries_and_window() const {
                    .cos_sin = cos_sin,
                    .slot_mapping = step.window_slots,  // absent in a dummy run: nothing is inserted
                    .q_out = b.q_attn,
-                   .cache = caches.window},
+                   .cache = caches[CacheRole::kWindow]},
                   main.scratch, main.stream);
   watch.lap(Stage::kInsert);
 }
@@ -121,12 +121,13 @@ void Forward::compress() const {
                            .cos_sin = cos_sin,
                            .kv_score = b.kv_score,
                            .ape = w.ape,
-                           .state = caches.state,
-                           .entries = caches.compressed};
+                           .state = caches[CacheRole::kState],
+                           .entries = caches[CacheRole::kCompressed]};
   if (config.chooses()) {
     args.state_slots2 = step.index_state_slots, args.block_table2 = step.index_state_block_table;
     args.norm_weight2 = weights.index_compressor.norm, args.ape2 = weights.index_compressor.ape;
-    args.kv_score2 = b.index_kv_score, args.state2 = caches.index_state, args.entries2 = caches.index;
+    args.kv_score2 = b.index_kv_score, args.state2 = caches[CacheRole::kIndexState],
+    args.entries2 = caches[CacheRole::kIndex];
   }
   ops.compress->run(args, beside.scratch, beside.stream);
   watch.lap(Stage::kCompressor);
@@ -160,7 +161,7 @@ void Forward::score() const {
                .row_to_req = step.token_to_req.slice(0, begin, end),
                .lens = step.entry_lens.slice(0, begin, end),
                .block_table = step.entry_block_table,
-               .cache = caches.index,
+               .cache = caches[CacheRole::kIndex],
                .logits = scores},
               beside.scratch, beside.stream);
     watch.lap(Stage::kIndexer);

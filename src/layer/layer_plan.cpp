@@ -226,7 +226,9 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   const auto quantize = [&](std::int64_t dim) {
     return choose.make<QuantizeRows>({.rows = tokens, .dim = dim, .in = act});
   };
-  if (options.strict) check_upstream_blocks(caches.window.block_size, caches.compressed.block_size, c.compress_ratio);
+  if (options.strict)
+    check_upstream_blocks(caches[CacheRole::kWindow].block_size, caches[CacheRole::kCompressed].block_size,
+                          c.compress_ratio);
 
   if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
@@ -264,7 +266,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
         project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
     ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
-    plan_indexer(choose, c, options, caches.compressed.block_size, ops.get());
+    plan_indexer(choose, c, options, caches[CacheRole::kCompressed].block_size, ops.get());
   }
   ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, {});
   if (ops->folds.any())

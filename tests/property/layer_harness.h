@@ -123,11 +123,7 @@ inline LayerHarness::Memory LayerHarness::make_memory(const Surroundings& around
             .block_stride_bytes = stride,
             .scale = layout_.kv_scale};
   };
-  m.caches = {.window = pool(CacheRole::kWindow),
-              .compressed = pool(CacheRole::kCompressed),
-              .index = pool(CacheRole::kIndex),
-              .state = pool(CacheRole::kState),
-              .index_state = pool(CacheRole::kIndexState)};
+  for (const CacheRole role : kCacheRoles) m.caches[role] = pool(role);
   for (const CacheGroup& group : layout_.groups) {
     std::int64_t blocks = 3;
     for (const std::int64_t n : lengths_) blocks += n / group.block_tokens + 1;
@@ -274,11 +270,10 @@ inline void LayerHarness::read_caches(const Memory& memory, Trace& trace) const 
       }
     }
   };
-  read(CacheRole::kWindow, memory.caches.window, 1);
-  read(CacheRole::kCompressed, memory.caches.compressed, config_.compress_ratio);
-  read(CacheRole::kIndex, memory.caches.index, config_.compress_ratio);
-  read(CacheRole::kState, memory.caches.state, 1);
-  read(CacheRole::kIndexState, memory.caches.index_state, 1);
+  for (const CacheRole role : kCacheRoles) {
+    const bool entries = role == CacheRole::kCompressed || role == CacheRole::kIndex;
+    read(role, memory.caches[role], entries ? config_.compress_ratio : 1);
+  }
 }
 
 inline Trace LayerHarness::run(const Steps& steps, const Surroundings& around) const {

@@ -139,8 +139,9 @@ TEST(Fp8Weights, AProfileRunGoesThroughThem) {
   HostTensor rope(DType::kF32, {300, 64});
   const AttentionLayer layer(tensors.config, layer_weights(tensors), {}, rope.view());
   EXPECT_EQ(layer.options().fp8_output, OutputScale::kF32);
-  const LayerCaches caches{.window = {.format = &fp8_ds_mla_rows(), .block_size = 64},
-                           .compressed = {.format = &fp8_ds_mla_rows(), .block_size = 64}};
+  LayerCaches caches;
+  for (const CacheRole role : {CacheRole::kWindow, CacheRole::kCompressed})
+    caches[role] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
   const LayerPlan plan = layer.plan(5, 2, 300, caches);
   EXPECT_THAT(plan.describe(), HasSubstr("quantize_rows"));
   EXPECT_GE(layer.reserve_bytes(5, 2, 300, caches), plan.workspace_bytes());

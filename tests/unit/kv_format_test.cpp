@@ -93,6 +93,16 @@ TEST(KvFormat, OffsetsPastTwoGigabytesDoNotWrap) {
   EXPECT_EQ(row_scales(cache, 399'999, 63) - base, 399'999 * page + 64 * 576 + 63 * 8);
 }
 
+TEST(KvFormat, FormatsAreComparedByWhatTheySay) {
+  for (const RowFormat* a : all_row_formats()) {
+    const RowFormat copy = *a;  // at another address
+    for (const RowFormat* b : all_row_formats()) EXPECT_EQ(copy == *b, a == b) << a->name << ", " << b->name;
+    RowFormat other = copy;
+    other.data_bytes += 1;  // of the same name
+    EXPECT_NE(other, *a) << a->name;
+  }
+}
+
 TEST(KvFormat, CheckCacheNamesTheTensorAndTheNumbers) {
   std::uint8_t memory[16] = {};
   const PagedCache good{

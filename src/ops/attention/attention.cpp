@@ -177,8 +177,8 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
     const SparseAttention::Scope& s = args.scopes[static_cast<std::size_t>(i)];
     const SparseAttention::ScopeShape& shape = p.scope[static_cast<std::size_t>(i)];
     check_cache(std::string(kOp) + ": " + scope_name(i, "cache"), s.cache);
-    check_that(s.cache.format == shape.format, kOp, scope_name(i, "cache"), std::string(s.cache.format->name) + " rows",
-               std::string(shape.format->name) + " rows");
+    check_that(*s.cache.format == *shape.format, kOp, scope_name(i, "cache"),
+               std::string(s.cache.format->name) + " rows", std::string(shape.format->name) + " rows");
     check_that(s.cache.block_size == shape.block_size, kOp, scope_name(i, "cache"),
                "block size " + std::to_string(s.cache.block_size), std::to_string(shape.block_size));
     if (shape.width > 0) check_tensor(kOp, scope_name(i, "indices"), s.indices, {p.tokens, shape.width}, {DType::kI32});
@@ -229,7 +229,7 @@ template <>
 void OpTable<GatherRows>::check_args(const GatherRows::Problem& p, const GatherRows::Args& args) {
   constexpr std::string_view kOp = GatherRows::kName;
   check_cache(std::string(kOp) + ": cache", args.cache);
-  check_that(args.cache.format->name == p.format->name, kOp, "cache", std::string(args.cache.format->name) + " rows",
+  check_that(*args.cache.format == *p.format, kOp, "cache", std::string(args.cache.format->name) + " rows",
              std::string(p.format->name) + " rows");
   check_tensor(kOp, "seq_lens", args.seq_lens, {p.requests}, {DType::kI32});
   if (!args.gather_lens.absent()) check_tensor(kOp, "gather_lens", args.gather_lens, {p.requests}, {DType::kI32});

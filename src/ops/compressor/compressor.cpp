@@ -31,7 +31,7 @@ void check_ratio(std::string_view op, int ratio) {
 
 void check_format(const std::string& what, const PagedCache& cache, const RowFormat& expected) {
   check_cache(what, cache);
-  if (cache.format->name == expected.name) return;
+  if (*cache.format == expected) return;
   throw InvalidArgument(what + ": got " + std::string(cache.format->name) + " rows, expected " +
                         std::string(expected.name) + " rows");
 }

@@ -114,7 +114,7 @@ void OpTable<IndexerLogits>::check_args(const IndexerLogits::Problem& problem, c
   check_tensor(IndexerLogits::kName, "block_table", args.block_table, {kAny, kAny}, {DType::kI32});
   check_tensor(IndexerLogits::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
   check_cache(std::string(IndexerLogits::kName) + ": cache", args.cache);
-  check_that(args.cache.format->name == problem.format->name, IndexerLogits::kName, "cache.format",
+  check_that(*args.cache.format == *problem.format, IndexerLogits::kName, "cache.format",
              std::string(args.cache.format->name), std::string(problem.format->name));
 }
 
@@ -184,7 +184,7 @@ template <>
 void OpTable<GatherIndexRows>::check_args(const GatherIndexRows::Problem& problem, const GatherIndexRows::Args& args) {
   constexpr std::string_view op = GatherIndexRows::kName;
   check_cache(std::string(op) + ": cache", args.cache);
-  check_that(args.cache.format->name == problem.format->name, op, "cache.format", std::string(args.cache.format->name),
+  check_that(*args.cache.format == *problem.format, op, "cache.format", std::string(args.cache.format->name),
              std::string(problem.format->name));
   check_tensor(op, "cu_seq_lens", args.cu_seq_lens, {problem.requests + 1}, {DType::kI32});
   check_tensor(op, "block_table", args.block_table, {problem.requests, kAny}, {DType::kI32});

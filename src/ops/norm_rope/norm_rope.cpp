@@ -35,8 +35,7 @@ void check_target(std::string_view op, std::int64_t tokens, const RowFormat& f, 
   check_that(slots.size(0) <= tokens, op, "slot_mapping", describe(slots),
              "at most " + std::to_string(tokens) + " tokens");
   check_cache(std::string(op) + ": cache", cache);
-  check_that(cache.format->name == f.name, op, "cache", std::string(cache.format->name) + " rows",
-             std::string(f.name) + " rows");
+  check_that(*cache.format == f, op, "cache", std::string(cache.format->name) + " rows", std::string(f.name) + " rows");
 }
 
 /// In place means the same elements at the same addresses.

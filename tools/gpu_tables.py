@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the GPU tables of docs/performance.md from `smla bench --device cuda --json`. Standard library only.
+"""Writes the GPU tables of docs/performance.md and docs/performance/gpu.md from `smla bench --device cuda --json`. Standard library only.
 
     python3 tools/gpu_tables.py FOLDER
 
@@ -14,7 +14,9 @@ import math
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+import pages
+
+SECTIONS = ("bars", "machine", "decode", "prefill", "formats", "queries", "indexer", "ops", "projection", "layer", "serve")
 LAYERS = ["swa", "c4a_32k", "c128_8k", "c128_32k", "c128_128k", "c128_1M"]
 
 
@@ -218,17 +220,38 @@ def serve(report):
     return table(head, rows)
 
 
-def bars(attention, chain, op, layers):
-    def met(ok):
-        return "met" if ok else "missed"
+def peer_ceilings():
+    """{ceiling: value} of the run that the peers' times are of; every table of data/peers names the same card."""
+    found = {}
+    for path in sorted((pages.ROOT / "data" / "peers").glob("*.csv")):
+        for line in path.read_text().splitlines():
+            if line.startswith("# ceiling "):
+                name, value = line.split()[2:]
+                found[name] = float(value)
+    return found
+
+
+def void(report):
+    """Whether comparisons of this run with the peers count for nothing: a ceiling is more than 5 % off, or moved that much during the run."""
+    m = report["machine"]
+    ours = {"product_tflops": m["peak_gflops"]["product"] / 1000, "copy_gbs": m["bandwidth_gbs"]["copy"],
+            "gather_2_gbs": m["bandwidth_gbs"]["gather_2"], "gather_64_gbs": m["bandwidth_gbs"]["gather_64"]}
+    return m["drift"] > 0.05 or any(abs(ours[name] / value - 1) > 0.05 for name, value in peer_ceilings().items() if name in ours)
+
+
+def bars(attention, chain, op, layers, voids):
+    """`voids`: {run: whether its comparisons with peers are void}."""
+
+    def met(ok, run=None):
+        return ("met" if ok else "missed") + (", void" if run and voids[run] else "")
 
     rows = []
     ours = {c: 1 / r["peer_ratio"] for c, r in attention.items() if c.startswith("decode/") and "peer_ratio" in r}
     worst = max(ours, key=ours.get)
-    rows.append(["decode, all cells", "geometric mean at most 1.5 times FlashMLA's time", f"{mean(ours.values()):.2f}", met(mean(ours.values()) <= 1.5)])
-    rows.append(["decode, worst cell", "at most 2.5", f"{ours[worst]:.2f} ({worst})", met(ours[worst] <= 2.5)])
+    rows.append(["decode, all cells", "geometric mean at most 1.5 times FlashMLA's time", f"{mean(ours.values()):.2f}", met(mean(ours.values()) <= 1.5, "attention")])
+    rows.append(["decode, worst cell", "at most 2.5", f"{ours[worst]:.2f} ({worst})", met(ours[worst] <= 2.5, "attention")])
     single = {c: v for c, v in ours.items() if c.endswith("/1")}
-    rows.append(["decode, one request", "at most 1.2", f"{min(single.values()):.2f} to {max(single.values()):.2f}", met(max(single.values()) <= 1.2)])
+    rows.append(["decode, one request", "at most 1.2", f"{min(single.values()):.2f} to {max(single.values()):.2f}", met(max(single.values()) <= 1.2, "attention")])
     few = {}
     for cell, row in attention.items():
         parts = cell.split("/")
@@ -238,7 +261,7 @@ def bars(attention, chain, op, layers):
     if few:
         slow = [c for c, v in few.items() if v > 1]
         text = f"{mean(few.values()):.2f} on average, {max(few.values()):.2f} at worst ({max(few, key=few.get)}); {len(few) - len(slow)} of {len(few)} cells faster"
-        rows.append(["decode, 8 to 32 heads", "faster than FlashMLA's 64 heads", text, met(not slow)])
+        rows.append(["decode, 8 to 32 heads", "faster than FlashMLA's 64 heads", text, met(not slow, "attention")])
     for heads, least in ((64, 200), (128, 250)):
         rates = {c: r["gflops"] / 1000 for c, r in attention.items() if c.startswith(f"prefill/{heads}/") and int(c.split("/")[-1]) >= 2048}
         text = f"{min(rates.values()):.0f} to {max(rates.values()):.0f} TFLOP/s"
@@ -252,16 +275,16 @@ def bars(attention, chain, op, layers):
         average_now, worst_now = mean(ratios[c] for c in chosen), max(ratios[c] for c in chosen)
         bound = (f"geometric mean at most {average}, " if average else "") + f"no cell over {most}"
         ok = worst_now <= most and (average is None or average_now <= average)
-        rows.append([what, bound, f"{average_now:.2f}, {worst_now:.2f} at worst", met(ok)])
+        rows.append([what, bound, f"{average_now:.2f}, {worst_now:.2f} at worst", met(ok, "indexer")])
     faster = [c for c, r in op.items() if r.get("peer_ratio", 0) >= 1]
     known = [c for c, r in op.items() if "peer_ratio" in r]
-    rows.append(["ops", "each at most its peer's time", f"{len(faster)} of {len(known)} cells", met(len(faster) == len(known))])
+    rows.append(["ops", "each at most its peer's time", f"{len(faster)} of {len(known)} cells", met(len(faster) == len(known), "ops")])
     long = {c: microseconds(r) / (r["floor_ms"] * 1e3 + 2) for c, r in op.items() if c.endswith("/8192")}
     near = [c for c, v in long.items() if v <= 1.5]
     rows.append(["ops, 8,192 tokens", "within 1.5 of (byte floor + 2 us)", f"{len(near)} of {len(long)} cells", met(len(near) == len(long))])
     c128 = [c for c in op if c.startswith("ops/compress_c128_main") and "two_stage" in c]
     within = [c for c in c128 if op[c].get("peer_ratio", 0) >= 1]
-    rows.append(["C128A compress", "at most the two-stage rows", f"{len(within)} of {len(c128)} cells", met(len(within) == len(c128))])
+    rows.append(["C128A compress", "at most the two-stage rows", f"{len(within)} of {len(c128)} cells", met(len(within) == len(c128), "ops")])
     for kind, most in (("C4A", 8), ("C128A", 7), ("SWA", 7)):
         counts = [int(r["stages"]["kernels"]) for r in layers["rows"] if r["name"].startswith(f"{kind} decode") and "skipped" not in r]
         if counts:
@@ -280,7 +303,7 @@ def main():
     attention |= cells(more["attention_few"]) if "attention_few" in more else {}
     layers = {"rows": reports["layer"]["rows"] + [row for name in ("layer_pro", "layer_tp", "layer_next_n") if name in more for row in more[name]["rows"]]}
     sections = {
-        "bars": bars(attention, chain, op, layers),
+        "bars": bars(attention, chain, op, layers, {name: void(report) for name, report in reports.items()}),
         "machine": machine(reports | more),
         "decode": decode(attention),
         "prefill": prefill(attention),
@@ -292,14 +315,8 @@ def main():
         "layer": layer(layers),
         "serve": serve(load(folder, "serve")),
     }
-    text = PAGE.read_text()
-    for name, content in sections.items():
-        begin, end = f"<!-- gpu_{name}:begin -->\n", f"<!-- gpu_{name}:end -->\n"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            sys.exit(f"gpu_tables: {PAGE}: expected one section between {begin.strip()} and {end.strip()}")
-        head, rest = text.split(begin)
-        text = head + begin + content + end + rest.split(end)[1]
-    PAGE.write_text(text)
+    assert set(sections) == set(SECTIONS)
+    print("\n".join(pages.rewrite(pages.PERFORMANCE, {f"gpu_{name}": content for name, content in sections.items()})))
 
 
 if __name__ == "__main__":

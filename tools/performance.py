@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures what docs/performance.md shows and writes its tables. Standard library only.
+"""Measures the CPU tables of docs/performance.md and docs/performance/cpu.md and writes them. Standard library only.
 
 performance.py measure PROGRAM [--out DIR] [--clock wall|cpu] [--threads N] [--quick] [--no-transformers]
     Runs `smla bench` and tools/compare_transformers.py; their JSON goes to DIR (build/performance). About 5 minutes on two quiet cores. The comparison
     runs in a virtual environment DIR/venv, made with pip when it is missing (SMLA_HF_PYTHON names another python that has torch and transformers); where
     it cannot be made the other measurements stand and the page says so.
 performance.py render [--out DIR]
-    Rewrites the sections between <!-- NAME:begin --> and <!-- NAME:end --> of docs/performance.md from that JSON.
+    Rewrites the sections between <!-- NAME:begin --> and <!-- NAME:end --> of those pages from that JSON.
 performance.py check [--out DIR]
     Prints the targets; exit 1 when one is missed.
 """
@@ -17,11 +17,14 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
+import pages
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+SECTIONS = ("targets", "machine", "attention", "indexer", "topk", "projection", "fp32", "avx2", "layer", "transformers")
 # What each file of results holds: the arguments of `smla bench`.
 RUNS = {
     "ops": ["attention", "indexer", "topk", "projection", "--batch", "1,16", "--tokens", "512"],
@@ -208,9 +211,10 @@ def transformers_table(results):
     report = results.transformers
     if "skipped" in report:
         return f"Not measured in this run: {report['skipped']}.\n"
-    text = (f"torch {report['torch']}, transformers {report['transformers']}, {report['threads']} threads, {report['rounds']} rounds in turn; medians in ms, "
+    head = (f"torch {report['torch']}, transformers {report['transformers']}, {report['threads']} threads, {report['rounds']} rounds in turn; medians in ms, "
             f"smallest and largest behind them. Decode: {report['context']:,} tokens in the cache; prefill: {report['prefill']:,} tokens in chunks of "
-            f"{report['chunk']}.\n\n")
+            f"{report['chunk']}.")
+    text = textwrap.fill(head, 120, break_on_hyphens=False) + "\n\n"
 
     def cell(row, name):
         low, high = row[name + "_spread_ms"]
@@ -226,19 +230,12 @@ def transformers_table(results):
 
 def render(args):
     results = Results(args.out)
-    text = PAGE.read_text()
     sections = {"targets": target_table(results), "machine": machine_table(results), "attention": op_table(results, "ops", "attention"),
                 "indexer": op_table(results, "ops", "indexer"), "topk": op_table(results, "ops", "topk", flops=False),
                 "projection": op_table(results, "ops", "projection"), "fp32": op_table(results, "fp32", "projection"), "avx2": avx2_table(results),
                 "layer": layer_table(results), "transformers": transformers_table(results)}
-    for name, content in sections.items():
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            sys.exit(f"{PAGE}: expected one section between {begin.strip()} and {end.strip()}")
-        head, rest = text.split(begin)
-        text = head + begin + content + end + rest.split(end)[1]
-    PAGE.write_text(text)
-    say(f"wrote {PAGE} on {datetime.date.today()}")
+    assert set(sections) == set(SECTIONS)
+    say(f"wrote {', '.join(pages.rewrite(pages.PERFORMANCE, sections))} on {datetime.date.today()}")
 
 
 def check(args):

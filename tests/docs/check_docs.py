@@ -3,6 +3,7 @@
 
 - Every citation of the specification ("spec 5.4", "spec 2, step 7", "spec 8.5 to 8.7") names a section, and a step of it,
   that docs/spec.md has.
+- Every test that a page names (`Suite.Name`, `Suite.Na*`, and names alone in docs/verification.md's table of reports) exists.
 - Every relative link of a page leads to a file, and to a heading of it where it names one.
 - No line of a page is longer than 120 columns, except in tables, code and links.
 """
@@ -26,6 +27,9 @@ CITATION = re.compile(rf"\b[Ss]pec(?:ification)? (?P<list>{NUMBER}(?:(?:, and |,
 LINE_BREAK = re.compile(r"[ \t]*\n[ \t]*(?:///<|///|//|\*(?!/)|#(?!#))?[ \t]*")
 HEADING = re.compile(r"^(#+) +(.*?) *$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+TEST = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|RC_GTEST_PROP|RC_GTEST_FIXTURE_PROP)\(\s*(\w+),\s*(\w+)")
+NAMED_TEST = re.compile(r"`([A-Z][A-Za-z0-9]+)\.([A-Z*][A-Za-z0-9*]*)`")
+REPORTED = re.compile(r"^\| [^|]*#?\d* \| [^|]* \| `([A-Z]\w+)` \|$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
@@ -82,6 +86,23 @@ def citation_faults(root):
     return faults, count
 
 
+def test_faults(root):
+    """Names of tests in pages that no test has. A name that ends in * stands for all that begin so."""
+    known = {f"{suite}.{name}" for path in files(root, ("tests",), {".cpp"}) for suite, name in TEST.findall(path.read_text())}
+
+    def exists(suite, name):
+        return any(re.fullmatch(re.escape(f"{suite}.{name}").replace(r"\*", ".*"), test) for test in known)
+
+    found = []
+    for path in pages(root):
+        text = path.read_text()
+        named = NAMED_TEST.findall(text)
+        if path.name == "verification.md":
+            named += [("Incident", name) for name in REPORTED.findall(text)]
+        found += [f"{path.relative_to(root).as_posix()}: {suite}.{name}: no test has that name" for suite, name in named if not exists(suite, name)]
+    return found
+
+
 def pages(root):
     for path in sorted(root.rglob("*.md")):
         if not set(path.relative_to(root).parts) & set(NOT_PAGES):
@@ -133,14 +154,14 @@ def column_faults(root):
 def faults(root):
     root = Path(root)
     found, count = citation_faults(root)
-    return found + link_faults(root) + column_faults(root), count
+    return found + test_faults(root) + link_faults(root) + column_faults(root), count
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     found, count = faults(sys.argv[1])
-    print("\n".join(found) if found else f"{count} citations of the specification, all links and lines are right")
+    print("\n".join(found) if found else f"{count} citations of the specification, all links, names of tests and lines are right")
     sys.exit(1 if found else 0)
 
 

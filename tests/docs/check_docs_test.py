@@ -12,7 +12,8 @@ GOOD = {
                     "## 3. Compressor\n\n1. save\n2. pool\n\n## 15. Rules\n",
     "docs/page.md": "# Page\n\nSee [the numbers](spec.md#1-numbers), [below](#a-part) and [source](../src/a.cpp) (spec 3).\n\n## A `part`\n",
     "src/a.cpp": "// The norm (spec 2.1), both (spec 2, step 7), all (spec 1 to 3) and (spec 2, 15's table).\n/// spec 3, algorithm\n/// step 2\n",
-    "tests/a_test.cpp": "// Spec 2's chain, spec\n//   15.\n",
+    "tests/a_test.cpp": "// Spec 2's chain, spec\n//   15.\nTEST(Layer, GoldenNorm) {}\nRC_GTEST_PROP(Layer, Chunks, ()) {}\nTEST(Incident, Vllm1Zero) {}\n",
+    "docs/verification.md": "| vllm#1 | zero lengths | `Vllm1Zero` |\n\n`Layer.GoldenNorm`, `Layer.Ch*`, `Problem.dim`\n",
     "build/page.md": "[nowhere](nowhere.md)\n",
 }
 
@@ -64,6 +65,15 @@ class CheckDocs(unittest.TestCase):
 
     def test_a_picture_that_is_gone(self):
         self.expect("b.md", "![a](docs/a.png)\n", "no such file")
+
+    def test_a_test_that_does_not_exist(self):
+        self.expect("b.md", "`Layer.GoldenNorms`\n", "Layer.GoldenNorms: no test")
+
+    def test_no_test_begins_so(self):
+        self.expect("b.md", "`Layer.Gone*`\n", "Layer.Gone*: no test")
+
+    def test_a_report_whose_test_does_not_exist(self):
+        self.expect("docs/verification.md", "| vllm#1 | zero | `Vllm2Zero` |\n", "Incident.Vllm2Zero: no test")
 
     def test_a_long_line(self):
         self.expect("b.md", "ok\n" + "word " * 25 + "\n", "b.md:2: 125 columns")

@@ -64,6 +64,8 @@ TEST(Plan, LocalLengthsAddUpToTheWhole) {
 }
 
 TEST(Plan, WidthsAndBudgets) {
+  EXPECT_EQ(dense_width(1048576), 8192);
+  EXPECT_EQ(dense_width(128 * 128 + 1), 256);
   EXPECT_EQ(draft_window_width(128, 5), 192);
   EXPECT_EQ(draft_window_width(512, 5), 9 * 64);
   EXPECT_EQ(draft_window_width(1024, 0), 1024);

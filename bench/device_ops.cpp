@@ -87,10 +87,10 @@ struct CountPoison {
 /// are.
 template <class Op>
 Check check_written(typename Op::Args args, Stream stream, const std::function<void()>& replay) {
-  tensors(args, Spoil{stream});
+  OpDescription<Op>::tensors(args, Spoil{stream});
   replay();
   std::int64_t bad = 0;
-  tensors(args, CountPoison{stream, bad});
+  OpDescription<Op>::tensors(args, CountPoison{stream, bad});
   if (bad == 0) return {};
   return {.done = true, .l2 = 0, .failure = fmt::format("{}: {} results are NaN or were not written", Op::kName, bad)};
 }
@@ -98,18 +98,18 @@ Check check_written(typename Op::Args args, Stream stream, const std::function<v
 template <class Op>
 Check check_call(const typename Op::Problem& problem, typename Op::Args args, Stream stream,
                  const std::function<void()>& replay) {
-  tensors(args, Spoil{stream});
+  OpDescription<Op>::tensors(args, Spoil{stream});
   synchronize(DeviceKind::kCuda, stream);
   StagedTensors before(DeviceKind::kCpu, stream);
-  typename Op::Args host = before.bring(args);
+  typename Op::Args host = before.bring<Op>(args);
   Plan<Op>(problem, {.implementation = "ref"}).run(host);
   replay();
   StagedTensors after(DeviceKind::kCpu, stream);
-  typename Op::Args brought = after.bring(args);
+  typename Op::Args brought = after.bring<Op>(args);
   Written want;
   Written got;
-  tensors(host, Collect{want});
-  tensors(brought, Collect{got});
+  OpDescription<Op>::tensors(host, Collect{want});
+  OpDescription<Op>::tensors(brought, Collect{got});
   Check out;
   for (std::size_t i = 0; i < want.tensors.size(); ++i) {
     Check one;

@@ -1,7 +1,8 @@
 #include "cases/op_case.h"
 
-#include <array>
 #include <cstring>
+#include <type_traits>
+#include <vector>
 
 namespace smla::op_case {
 
@@ -38,47 +39,14 @@ void ReadTensors::cache(const char* name, PagedCache& cache, CacheAccess access)
   cache.base = made.as<std::uint8_t>();
 }
 
-namespace {
-
-template <class Op>
-constexpr ReplayEntry entry() {
-  return {Op::kName, replay_op<Op>};
-}
-
-}  // namespace
-
 std::span<const ReplayEntry> table() {
-  static constexpr std::array kTable{entry<Projection>(),
-                                     entry<RmsNorm>(),
-                                     entry<AddRows>(),
-                                     entry<QuantizeRows>(),
-                                     entry<QNormRopeInsert>(),
-                                     entry<InsertRows>(),
-                                     entry<SaveState>(),
-                                     entry<CompressStore>(),
-                                     entry<IndexerQ>(),
-                                     entry<IndexerLogits>(),
-                                     entry<GatherIndexRows>(),
-                                     entry<RaggedIndexerLogits>(),
-                                     entry<TopK>(),
-                                     entry<TokenToReq>(),
-                                     entry<SlotMapping>(),
-                                     entry<CompressedSlotMapping>(),
-                                     entry<WindowIndices>(),
-                                     entry<DenseCompressedIndices>(),
-                                     entry<GlobalTopk>(),
-                                     entry<ShortContextTopk>(),
-                                     entry<VisibleEntries>(),
-                                     entry<PrefillLens>(),
-                                     entry<DraftPositions>(),
-                                     entry<CombineTopkWindow>(),
-                                     entry<MixedSparseIndices>(),
-                                     entry<GatherRows>(),
-                                     entry<MergePartials>(),
-                                     entry<InverseRope>(),
-                                     entry<InverseRopeQuant>(),
-                                     entry<PackSequences>(),
-                                     entry<UnpackSequences>()};
+  static const std::vector<ReplayEntry> kTable = [] {
+    std::vector<ReplayEntry> entries;
+    for_each_op([&entries]<class Op>() {
+      if (!std::is_same_v<Op, SparseAttention>) entries.push_back({Op::kName, replay_op<Op>});
+    });
+    return entries;
+  }();
   return kTable;
 }
 

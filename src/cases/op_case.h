@@ -1,20 +1,17 @@
 #pragma once
 
 // The case form of an op that has no older one: op = kName, params = the members of Problem, tensors = the members of
-// Args (ops/fields.h).
+// Args (ops/op_description.h).
 
 #include <optional>
 
 #include "cases/replay.h"
 #include "core/check.h"
-#include "ops/fields.h"
+#include "ops/op_descriptions.h"
+#include "ops/rule_names.h"
 #include "ops/staging.h"
 
 namespace smla::op_case {
-
-/// The spellings of a scalar in the params.
-inline std::string_view text_of(ClampRule rule) { return rule == ClampRule::kAmax ? "amax" : "scale"; }
-inline std::string_view text_of(OutputScale scale) { return scale == OutputScale::kF32 ? "f32" : "ue8m0x4"; }
 
 /// Reads a Problem: a member that the params lack keeps its default.
 struct ReadFields {
@@ -36,25 +33,10 @@ struct ReadFields {
   void operator()(const char* name, const RowFormat*& value) const {
     if (params.has(name)) value = &row_format(params.text(name));
   }
-  void operator()(const char* name, ClampRule& value) const {
-    choose(name, value, {ClampRule::kAmax, ClampRule::kScale});
-  }
-  void operator()(const char* name, OutputScale& value) const {
-    choose(name, value, {OutputScale::kF32, OutputScale::kUe8m0x4});
-  }
-
-  template <class T>
-  void choose(const char* name, T& value, std::initializer_list<T> all) const {
-    const std::string text = params.text(name, std::string(text_of(value)));
-    std::string known;
-    for (const T candidate : all) {
-      if (text_of(candidate) == text) {
-        value = candidate;
-        return;
-      }
-      known += (known.empty() ? "" : " or ") + std::string(text_of(candidate));
-    }
-    params.fail(name, "\"" + text + "\"", known);
+  template <class Rule>
+  requires(!kRuleNames<Rule>.empty()) void operator()(const char* name, Rule& value) const {
+    const std::string text = params.text(name, std::string(rule_name(value)));
+    if (!set_rule(value, text)) params.fail(name, "\"" + text + "\"", rule_names<Rule>());
   }
 };
 
@@ -73,17 +55,17 @@ struct ReadTensors {
 template <class Op>
 ReplayResult replay_op(const CaseFile& file, const ReplayOptions& options) {
   typename Op::Problem problem;
-  fields(problem, ReadFields{file.reader()});
+  OpDescription<Op>::fields(problem, ReadFields{file.reader()});
   ReplayResult result;
   typename Op::Args args;
-  tensors(args, ReadTensors{file, file.reader(), result});
+  OpDescription<Op>::tensors(args, ReadTensors{file, file.reader(), result});
   const Plan<Op> plan(problem, options.plan);
   run_staged(plan, args, options.plan.device);
   result.implementation = std::string(plan.implementation());
   return result;
 }
 
-/// Ops in this form.
+/// Ops in this form: all but sparse_attention, whose form is older (sparse_attention_case.cpp).
 std::span<const ReplayEntry> table();
 
 }  // namespace smla::op_case

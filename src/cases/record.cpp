@@ -102,10 +102,8 @@ struct WriteFields {
   void operator()(const char* name, const RowFormat* value) const {
     if (value != nullptr) draft.param(name, json_string(value->name));
   }
-  void operator()(const char* name, ClampRule value) const { draft.param(name, json_string(op_case::text_of(value))); }
-  void operator()(const char* name, OutputScale value) const {
-    draft.param(name, json_string(op_case::text_of(value)));
-  }
+  void operator()(const char* name, ClampRule value) const { draft.param(name, json_string(rule_name(value))); }
+  void operator()(const char* name, OutputScale value) const { draft.param(name, json_string(rule_name(value))); }
 };
 
 struct WriteBefore {
@@ -149,10 +147,10 @@ void record_on_host(const typename Op::Problem& problem, const typename Op::Args
   typename Op::Problem p = problem;
   typename Op::Args a = args;
   Draft draft;
-  fields(p, WriteFields{draft});
-  tensors(a, WriteBefore{draft});
+  OpDescription<Op>::fields(p, WriteFields{draft});
+  OpDescription<Op>::tensors(a, WriteBefore{draft});
   run();
-  tensors(a, WriteAfter{draft, std::string_view(Op::kName) == TopK::kName});
+  OpDescription<Op>::tensors(a, WriteAfter{draft, std::string_view(Op::kName) == TopK::kName});
   draft.write(Op::kName);
 }
 
@@ -201,11 +199,6 @@ void record(const typename Op::Problem& problem, const typename Op::Args& args, 
   });
 }
 
-template <class... Ops>
-void observe(bool on) {
-  (call_observer<Ops>.store(on ? record<Ops> : nullptr), ...);
-}
-
 }  // namespace
 
 void record_calls(const std::string& folder) {
@@ -217,11 +210,7 @@ void record_calls(const std::string& folder) {
       throw IoError("record_calls: " + folder + ": got " + error.message() + ", expected a folder");
   }
   recorder().folder = folder;
-  observe<Projection, RmsNorm, AddRows, QuantizeRows, QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ,
-          IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, TokenToReq, SlotMapping, CompressedSlotMapping,
-          WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, VisibleEntries, PrefillLens,
-          DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention, MergePartials,
-          InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>(!folder.empty());
+  for_each_op([on = !folder.empty()]<class Op>() { call_observer<Op>.store(on ? record<Op> : nullptr); });
 }
 
 void record_calls_from_environment() {

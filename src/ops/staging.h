@@ -8,7 +8,7 @@
 #include <map>
 
 #include "device/memory.h"
-#include "ops/fields.h"
+#include "ops/op_descriptions.h"
 #include "ops/registry.h"
 
 namespace smla {
@@ -21,12 +21,12 @@ class StagedTensors {
   explicit StagedTensors(DeviceKind target, Stream stream = {}) : target_(target), stream_(stream) {}
 
   /// The arguments over copies, which hold what the originals hold.
-  template <class Args>
-  Args bring(Args args) {
-    tensors(args, Visit{*this, Pass::kMeasure});
+  template <class Op>
+  typename Op::Args bring(typename Op::Args args) {
+    OpDescription<Op>::tensors(args, Visit{*this, Pass::kMeasure});
     for (auto& [original, piece] : pieces_) piece.copy = DeviceMemory(target_, piece.bytes, false);
     again();
-    tensors(args, Visit{*this, Pass::kRedirect});
+    OpDescription<Op>::tensors(args, Visit{*this, Pass::kRedirect});
     return args;
   }
   /// Originals to copies once more.
@@ -93,7 +93,7 @@ void run_staged(const Plan<Op>& plan, const typename Op::Args& args, DeviceKind 
   const Workspace lent{.data = workspace.data(), .bytes = workspace.bytes()};
   if (device == DeviceKind::kCpu) return plan.run(args, lent);
   StagedTensors staged(device);
-  plan.run(staged.bring(args), lent);
+  plan.run(staged.bring<Op>(args), lent);
   synchronize(device);
   staged.back();
 }
@@ -104,7 +104,7 @@ template <class Op>
 void show_call(const typename Op::Args& args, const CallPlace& place, const std::function<void()>& run, auto&& look) {
   if (place.device == DeviceKind::kCpu) return look(args, run);
   StagedTensors staged(DeviceKind::kCpu, place.stream);
-  const typename Op::Args copies = staged.bring(args);
+  const typename Op::Args copies = staged.bring<Op>(args);
   look(copies, [&] {
     run();
     staged.again();

@@ -3,7 +3,7 @@
 #include <list>
 
 #include "device/memory.h"
-#include "ops/fields.h"
+#include "ops/op_descriptions.h"
 #include "sparsemla/op.h"
 
 namespace smla::test {
@@ -53,7 +53,7 @@ template <class Op>
 void run_shifted(const typename Op::Problem& problem, typename Op::Args args, std::int64_t elements) {
   std::list<ShiftedPiece> pieces;
   const Plan<Op> plan(problem, {.device = DeviceKind::kCuda});
-  tensors(args, ShiftedVisit{pieces, elements});
+  OpDescription<Op>::tensors(args, ShiftedVisit{pieces, elements});
   const DeviceMemory workspace(DeviceKind::kCuda, plan.workspace_bytes());
   plan.run(args, {.data = workspace.data(), .bytes = workspace.bytes()});
   synchronize(DeviceKind::kCuda);

@@ -52,7 +52,7 @@ TEST(PrefillLens, LeavesTheDecodesOutAndBoundsTheWindow) {
   Plan<PrefillLens>({.requests = 5, .decodes = 1, .window = 128, .ratio = 4}).run(args);
   EXPECT_EQ(gather, (std::vector<std::int32_t>{2, 327, 50, 0}));
   EXPECT_EQ(counts, (std::vector<std::int32_t>{0, 250, 12, 0}));
-  EXPECT_THROW(validate(PrefillLens::Problem{.requests = 5, .decodes = 1}, args), InvalidArgument)
+  EXPECT_THROW(validate<PrefillLens>({.requests = 5, .decodes = 1}, args), InvalidArgument)
       << "the last request ends before it starts";
   EXPECT_THROW(Plan<PrefillLens>({.requests = 2, .decodes = 3}), InvalidArgument);
 }

@@ -81,25 +81,25 @@ TEST(Validate, SecondScopeAndMergeAndTopk) {
   SparseAttention::Args args{.q = blank(DType::kBF16, {1, 1, 512}), .o = blank(DType::kBF16, {1, 1, 512})};
   args.scopes[0] = {.cache = cache_of(bf16_rows(), 2, 2), .indices = rows_of(first, 1)};
   args.scopes[1] = {.cache = cache_of(bf16_rows(), 2, 2), .indices = rows_of(second, 1)};
-  EXPECT_THAT(error_of([&] { validate(problem, args); }),
+  EXPECT_THAT(error_of([&] { validate<SparseAttention>(problem, args); }),
               HasSubstr("scopes[1].indices row 0 column 0: got 4, expected -1 or 0..3"));
 
   const std::vector<float> sink{NAN};
   EXPECT_THAT(error_of([&] {
-                validate(MergePartials::Problem{.slices = 1, .tokens = 1, .heads = 1, .dim = 8},
-                         {.partial_o = blank(DType::kF32, {1, 1, 1, 8}),
-                          .partial_lse = blank(DType::kF32, {1, 1, 1}),
-                          .sink = view(sink),
-                          .o = blank(DType::kBF16, {1, 1, 8})});
+                validate<MergePartials>({.slices = 1, .tokens = 1, .heads = 1, .dim = 8},
+                                        {.partial_o = blank(DType::kF32, {1, 1, 1, 8}),
+                                         .partial_lse = blank(DType::kF32, {1, 1, 1}),
+                                         .sink = view(sink),
+                                         .o = blank(DType::kBF16, {1, 1, 8})});
               }),
               HasSubstr("merge_partials: sink row 0: got nan"));
   for (const Ints& lens : {Ints{0, 9}, Ints{0, -1}}) {
-    EXPECT_THAT(
-        error_of([&] {
-          validate(TopK::Problem{.rows = 2, .width = 8, .k = 2},
-                   {.logits = blank(DType::kF32, {2, 8}), .lens = view(lens), .indices = blank(DType::kI32, {2, 2})});
-        }),
-        HasSubstr("topk: lens row 1: got " + std::to_string(lens[1]) + ", expected 0..8"));
+    EXPECT_THAT(error_of([&] {
+                  validate<TopK>({.rows = 2, .width = 8, .k = 2}, {.logits = blank(DType::kF32, {2, 8}),
+                                                                   .lens = view(lens),
+                                                                   .indices = blank(DType::kI32, {2, 2})});
+                }),
+                HasSubstr("topk: lens row 1: got " + std::to_string(lens[1]) + ", expected 0..8"));
   }
 }
 
@@ -110,12 +110,12 @@ struct Gather {
   std::int64_t offset = 1;
   std::string error() const {
     return error_of([&] {
-      validate(GatherRows::Problem{.requests = 2, .rows = 4, .offset = offset, .format = &bf16_rows()},
-               {.cache = cache_of(bf16_rows(), 5, 4),
-                .seq_lens = view(seq),
-                .gather_lens = view(lens),
-                .block_table = rows_of(table, 2),
-                .out = blank(DType::kBF16, {2, 4, 512})});
+      validate<GatherRows>({.requests = 2, .rows = 4, .offset = offset, .format = &bf16_rows()},
+                           {.cache = cache_of(bf16_rows(), 5, 4),
+                            .seq_lens = view(seq),
+                            .gather_lens = view(lens),
+                            .block_table = rows_of(table, 2),
+                            .out = blank(DType::kBF16, {2, 4, 512})});
     });
   }
 };
@@ -137,14 +137,14 @@ struct Logits {
   Ints table{-1, -1, /**/ 2, 0};
   std::string error() const {
     return error_of([&] {
-      validate(IndexerLogits::Problem{.rows = 2, .heads = 2, .width = 8, .format = &index_fp8_rows()},
-               {.q = blank(DType::kE4M3, {2, 2, 128}),
-                .weights = blank(DType::kF32, {2, 2}),
-                .row_to_req = view(requests),
-                .lens = view(lens),
-                .block_table = rows_of(table, 2),
-                .cache = cache_of(index_fp8_rows(), 3, 4),
-                .logits = blank(DType::kF32, {2, 8})});
+      validate<IndexerLogits>({.rows = 2, .heads = 2, .width = 8, .format = &index_fp8_rows()},
+                              {.q = blank(DType::kE4M3, {2, 2, 128}),
+                               .weights = blank(DType::kF32, {2, 2}),
+                               .row_to_req = view(requests),
+                               .lens = view(lens),
+                               .block_table = rows_of(table, 2),
+                               .cache = cache_of(index_fp8_rows(), 3, 4),
+                               .logits = blank(DType::kF32, {2, 8})});
     });
   }
 };
@@ -161,12 +161,12 @@ TEST(Validate, IndexerLogits) {
 TEST(Validate, GatheredIndexRows) {
   const auto gather = [](const Ints& starts, const Ints& table) {
     return error_of([&] {
-      validate(GatherIndexRows::Problem{.requests = 2, .rows = 6, .format = &index_fp8_rows()},
-               {.cache = cache_of(index_fp8_rows(), 3, 4),
-                .cu_seq_lens = view(starts),
-                .block_table = rows_of(table, 2),
-                .values = blank(DType::kU8, {6, index_fp8_rows().data_bytes}),
-                .scales = blank(DType::kU8, {6, index_fp8_rows().scale_bytes})});
+      validate<GatherIndexRows>({.requests = 2, .rows = 6, .format = &index_fp8_rows()},
+                                {.cache = cache_of(index_fp8_rows(), 3, 4),
+                                 .cu_seq_lens = view(starts),
+                                 .block_table = rows_of(table, 2),
+                                 .values = blank(DType::kU8, {6, index_fp8_rows().data_bytes}),
+                                 .scales = blank(DType::kU8, {6, index_fp8_rows().scale_bytes})});
     });
   };
   EXPECT_EQ(gather({0, 5, 6}, {0, 1, 2, -1}), "");
@@ -176,14 +176,14 @@ TEST(Validate, GatheredIndexRows) {
   EXPECT_THAT(gather({0, 5, 6}, {0, 3, 2, -1}), HasSubstr("block_table row 0 column 1: got 3"));
   const auto ragged = [](const Ints& starts, const Ints& ends) {
     return error_of([&] {
-      validate(RaggedIndexerLogits::Problem{.rows = 2, .keys = 5, .heads = 1, .format = &index_fp8_rows()},
-               {.q = blank(DType::kE4M3, {2, 1, 128}),
-                .weights = blank(DType::kF32, {2, 1}),
-                .values = blank(DType::kU8, {5, index_fp8_rows().data_bytes}),
-                .scales = blank(DType::kU8, {5, index_fp8_rows().scale_bytes}),
-                .starts = view(starts),
-                .ends = view(ends),
-                .logits = blank(DType::kF32, {2, 5})});
+      validate<RaggedIndexerLogits>({.rows = 2, .keys = 5, .heads = 1, .format = &index_fp8_rows()},
+                                    {.q = blank(DType::kE4M3, {2, 1, 128}),
+                                     .weights = blank(DType::kF32, {2, 1}),
+                                     .values = blank(DType::kU8, {5, index_fp8_rows().data_bytes}),
+                                     .scales = blank(DType::kU8, {5, index_fp8_rows().scale_bytes}),
+                                     .starts = view(starts),
+                                     .ends = view(ends),
+                                     .logits = blank(DType::kF32, {2, 5})});
     });
   };
   EXPECT_EQ(ragged({0, 2}, {5, 2}), "");
@@ -206,95 +206,95 @@ struct Step {
 
   std::string token_to_req() const {
     return error_of([&] {
-      validate(TokenToReq::Problem{.requests = 2, .tokens = 6},
-               {.query_start_loc = view(start), .token_to_req = blank(DType::kI32, {6})});
+      validate<TokenToReq>({.requests = 2, .tokens = 6},
+                           {.query_start_loc = view(start), .token_to_req = blank(DType::kI32, {6})});
     });
   }
   std::string slot_mapping() const {
     return error_of([&] {
-      validate(SlotMapping::Problem{.requests = 2, .tokens = 6, .block_size = 4}, {.query_start_loc = view(start),
-                                                                                   .positions = view(positions),
-                                                                                   .token_to_req = view(requests),
-                                                                                   .block_table = rows_of(table, 2),
-                                                                                   .slots = blank(DType::kI64, {6})});
+      validate<SlotMapping>({.requests = 2, .tokens = 6, .block_size = 4}, {.query_start_loc = view(start),
+                                                                            .positions = view(positions),
+                                                                            .token_to_req = view(requests),
+                                                                            .block_table = rows_of(table, 2),
+                                                                            .slots = blank(DType::kI64, {6})});
     });
   }
   std::string entry_slots() const {
     return error_of([&] {
-      validate(CompressedSlotMapping::Problem{.requests = 2, .tokens = 6, .ratio = 4, .storage_block = 1},
-               {.query_start_loc = view(start),
-                .seq_lens = view(seq),
-                .block_table = rows_of(entries, 2),
-                .slots = blank(DType::kI64, {6})});
+      validate<CompressedSlotMapping>({.requests = 2, .tokens = 6, .ratio = 4, .storage_block = 1},
+                                      {.query_start_loc = view(start),
+                                       .seq_lens = view(seq),
+                                       .block_table = rows_of(entries, 2),
+                                       .slots = blank(DType::kI64, {6})});
     });
   }
   std::string windows() const {
     return error_of([&] {
-      validate(WindowIndices::Problem{.requests = 2, .tokens = 6, .window = 5, .block_size = 4},
-               {.query_start_loc = view(start),
-                .seq_lens = view(seq),
-                .token_to_req = view(requests),
-                .slot_mapping = view(slots),
-                .block_table = rows_of(table, 2),
-                .indices = blank(DType::kI32, {6, 5}),
-                .lens = blank(DType::kI32, {6})});
+      validate<WindowIndices>({.requests = 2, .tokens = 6, .window = 5, .block_size = 4},
+                              {.query_start_loc = view(start),
+                               .seq_lens = view(seq),
+                               .token_to_req = view(requests),
+                               .slot_mapping = view(slots),
+                               .block_table = rows_of(table, 2),
+                               .indices = blank(DType::kI32, {6, 5}),
+                               .lens = blank(DType::kI32, {6})});
     });
   }
   std::string dense() const {
     return error_of([&] {
-      validate(DenseCompressedIndices::Problem{.requests = 2, .tokens = 6, .ratio = 4, .storage_block = 1, .width = 3},
-               {.positions = view(positions),
-                .token_to_req = view(requests),
-                .slot_mapping = view(slots),
-                .block_table = rows_of(entries, 2),
-                .indices = blank(DType::kI32, {6, 3}),
-                .lens = blank(DType::kI32, {6})});
+      validate<DenseCompressedIndices>({.requests = 2, .tokens = 6, .ratio = 4, .storage_block = 1, .width = 3},
+                                       {.positions = view(positions),
+                                        .token_to_req = view(requests),
+                                        .slot_mapping = view(slots),
+                                        .block_table = rows_of(entries, 2),
+                                        .indices = blank(DType::kI32, {6, 3}),
+                                        .lens = blank(DType::kI32, {6})});
     });
   }
   std::string global() const {
     return error_of([&] {
-      validate(GlobalTopk::Problem{.requests = 2, .tokens = 6, .k = 3, .storage_block = 1},
-               {.topk = rows_of(topk, 6),
-                .token_to_req = view(requests),
-                .block_table = rows_of(entries, 2),
-                .valid = ConstTensorView(valid.data(), DType::kBool, {6}),
-                .indices = blank(DType::kI32, {6, 3}),
-                .lens = blank(DType::kI32, {6})});
+      validate<GlobalTopk>({.requests = 2, .tokens = 6, .k = 3, .storage_block = 1},
+                           {.topk = rows_of(topk, 6),
+                            .token_to_req = view(requests),
+                            .block_table = rows_of(entries, 2),
+                            .valid = ConstTensorView(valid.data(), DType::kBool, {6}),
+                            .indices = blank(DType::kI32, {6, 3}),
+                            .lens = blank(DType::kI32, {6})});
     });
   }
   std::string combined(const Ints& gather, std::int64_t m = 10) const {
     return error_of([&] {
-      validate(
-          CombineTopkWindow::Problem{.requests = 2, .tokens = 6, .window = 5, .ratio = 4, .top_k = 3, .m = m, .n = 2},
-          {.topk = rows_of(topk, 6),
-           .query_start_loc = view(start),
-           .seq_lens = view(seq),
-           .gather_lens = view(gather),
-           .indices = blank(DType::kI32, {6, 8}),
-           .lens = blank(DType::kI32, {6})});
+      validate<CombineTopkWindow>({.requests = 2, .tokens = 6, .window = 5, .ratio = 4, .top_k = 3, .m = m, .n = 2},
+                                  {.topk = rows_of(topk, 6),
+                                   .query_start_loc = view(start),
+                                   .seq_lens = view(seq),
+                                   .gather_lens = view(gather),
+                                   .indices = blank(DType::kI32, {6, 8}),
+                                   .lens = blank(DType::kI32, {6})});
     });
   }
   std::string mixed(std::int64_t decodes = 0) const {
     return error_of([&] {
-      validate(MixedSparseIndices::Problem{.requests = 2,
-                                           .tokens = 6,
-                                           .decode_tokens = decodes,
-                                           .window = 5,
-                                           .window_width = 5,
-                                           .ratio = 4,
-                                           .top_k = decodes == 0 ? 3 : 0,
-                                           .compressed_width = 3,
-                                           .window_block = 4,
-                                           .compressed_block = 1},
-               {.decode_window = decodes == 0 ? ConstTensorView{} : view_of(topk.data(), {decodes, 5}),
-                .prefill_topk = rows_of(topk, 6),
-                .query_start_loc = view(start),
-                .seq_lens = view(seq),
-                .token_to_req = view(requests),
-                .window_table = rows_of(table, 2),
-                .compressed_table = rows_of(entries, 2),
-                .indices = blank(DType::kI32, {6, 8}),
-                .lens = blank(DType::kI32, {6})});
+      validate<MixedSparseIndices>(
+          {.requests = 2,
+           .tokens = 6,
+           .decode_tokens = decodes,
+           .window = 5,
+           .window_width = 5,
+           .ratio = 4,
+           .top_k = decodes == 0 ? 3 : 0,
+           .compressed_width = 3,
+           .window_block = 4,
+           .compressed_block = 1},
+          {.decode_window = decodes == 0 ? ConstTensorView{} : view_of(topk.data(), {decodes, 5}),
+           .prefill_topk = rows_of(topk, 6),
+           .query_start_loc = view(start),
+           .seq_lens = view(seq),
+           .token_to_req = view(requests),
+           .window_table = rows_of(table, 2),
+           .compressed_table = rows_of(entries, 2),
+           .indices = blank(DType::kI32, {6, 8}),
+           .lens = blank(DType::kI32, {6})});
     });
   }
 };
@@ -377,34 +377,33 @@ struct Compressor {
   Ints table{0, 1, /**/ 1, 2};
   std::string save() const {
     return error_of([&] {
-      validate(SaveState::Problem{.tokens = 3, .ratio = 4, .dim = 128}, {.kv_score = blank(DType::kF32, {3, 512}),
-                                                                         .ape = blank(DType::kF32, {4, 256}),
-                                                                         .positions = view(positions),
-                                                                         .state_slots = view(states),
-                                                                         .state = cache_of(state_rows(128, 2), 3, 4)});
+      validate<SaveState>({.tokens = 3, .ratio = 4, .dim = 128}, {.kv_score = blank(DType::kF32, {3, 512}),
+                                                                  .ape = blank(DType::kF32, {4, 256}),
+                                                                  .positions = view(positions),
+                                                                  .state_slots = view(states),
+                                                                  .state = cache_of(state_rows(128, 2), 3, 4)});
     });
   }
   std::string store() const {
     return error_of([&] {
-      validate(CompressStore::Problem{.tokens = 3, .ratio = 4, .dim = 128, .format = &index_fp8_rows()},
-               {.positions = view(positions),
-                .token_to_req = view(requests),
-                .state_slots = view(states),
-                .entry_slots = view(entries),
-                .block_table = rows_of(table, 2),
-                .norm_weight = blank(DType::kBF16, {128}),
-                .cos_sin = blank(DType::kF32, {8, 64}),
-                .state = cache_of(state_rows(128, 2), 3, 4),
-                .entries = cache_of(index_fp8_rows(), 1, 2)});
+      validate<CompressStore>({.tokens = 3, .ratio = 4, .dim = 128, .format = &index_fp8_rows()},
+                              {.positions = view(positions),
+                               .token_to_req = view(requests),
+                               .state_slots = view(states),
+                               .entry_slots = view(entries),
+                               .block_table = rows_of(table, 2),
+                               .norm_weight = blank(DType::kBF16, {128}),
+                               .cos_sin = blank(DType::kF32, {8, 64}),
+                               .state = cache_of(state_rows(128, 2), 3, 4),
+                               .entries = cache_of(index_fp8_rows(), 1, 2)});
     });
   }
   /// As the second of two, beside one whose numbers are right.
   std::string second() const {
     const Compressor right;
     return error_of([&] {
-      validate(
-          CompressStore::Problem{
-              .tokens = 3, .ratio = 4, .format = &bf16_rows(), .dim2 = 128, .format2 = &index_fp8_rows()},
+      validate<CompressStore>(
+          {.tokens = 3, .ratio = 4, .format = &bf16_rows(), .dim2 = 128, .format2 = &index_fp8_rows()},
           {.positions = view(positions),
            .token_to_req = view(requests),
            .state_slots = view(right.states),
@@ -447,14 +446,14 @@ TEST(Validate, Compressor) {
 TEST(Validate, InsertsAndRotations) {
   const auto insert = [](const Longs& positions, const Longs& slots) {
     return error_of([&] {
-      validate(QNormRopeInsert::Problem{.tokens = 3, .heads = 1, .out_heads = 1, .format = &bf16_rows()},
-               {.q = blank(DType::kBF16, {3, 1, 512}),
-                .kv = blank(DType::kBF16, {3, 512}),
-                .positions = view(positions),
-                .cos_sin = blank(DType::kF32, {8, 64}),
-                .slot_mapping = view(slots),
-                .q_out = blank(DType::kBF16, {3, 1, 512}),
-                .cache = cache_of(bf16_rows(), 2, 4)});
+      validate<QNormRopeInsert>({.tokens = 3, .heads = 1, .out_heads = 1, .format = &bf16_rows()},
+                                {.q = blank(DType::kBF16, {3, 1, 512}),
+                                 .kv = blank(DType::kBF16, {3, 512}),
+                                 .positions = view(positions),
+                                 .cos_sin = blank(DType::kF32, {8, 64}),
+                                 .slot_mapping = view(slots),
+                                 .q_out = blank(DType::kBF16, {3, 1, 512}),
+                                 .cache = cache_of(bf16_rows(), 2, 4)});
     });
   };
   EXPECT_EQ(insert({0, 7, 3}, {-1, 7}), "");
@@ -463,38 +462,36 @@ TEST(Validate, InsertsAndRotations) {
   EXPECT_THAT(insert({0, 7, 3}, {2, 2}),
               HasSubstr("slot_mapping row 1: got 2, expected a slot of its own (row 0 writes it too)"));
   const Longs twice{3, -1, 3};
-  EXPECT_THAT(
-      error_of([&] {
-        validate(
-            InsertRows::Problem{.tokens = 3, .format = &bf16_rows()},
-            {.rows = blank(DType::kBF16, {3, 512}), .slot_mapping = view(twice), .cache = cache_of(bf16_rows(), 2, 4)});
-      }),
-      HasSubstr("insert_rows: slot_mapping row 2: got 3"));
+  EXPECT_THAT(error_of([&] {
+                validate<InsertRows>({.tokens = 3, .format = &bf16_rows()}, {.rows = blank(DType::kBF16, {3, 512}),
+                                                                             .slot_mapping = view(twice),
+                                                                             .cache = cache_of(bf16_rows(), 2, 4)});
+              }),
+              HasSubstr("insert_rows: slot_mapping row 2: got 3"));
   const Longs far{0, 8};
   const auto cos_sin = blank(DType::kF32, {8, 64});
   const auto x = blank(DType::kBF16, {2, 1, 512});
   EXPECT_THAT(error_of([&] {
-                validate(InverseRope::Problem{.tokens = 2, .heads = 1},
-                         {.x = x, .positions = view(far), .cos_sin = cos_sin, .y = x});
+                validate<InverseRope>({.tokens = 2, .heads = 1},
+                                      {.x = x, .positions = view(far), .cos_sin = cos_sin, .y = x});
               }),
               HasSubstr("inverse_rope: positions row 1: got 8"));
   EXPECT_THAT(error_of([&] {
-                validate(InverseRopeQuant::Problem{.tokens = 2, .heads = 1},
-                         {.x = x,
-                          .positions = view(far),
-                          .cos_sin = cos_sin,
-                          .values = blank(DType::kE4M3, {1, 2, 512}),
-                          .scales = blank(DType::kF32, {1, 4, 4})});
+                validate<InverseRopeQuant>({.tokens = 2, .heads = 1}, {.x = x,
+                                                                       .positions = view(far),
+                                                                       .cos_sin = cos_sin,
+                                                                       .values = blank(DType::kE4M3, {1, 2, 512}),
+                                                                       .scales = blank(DType::kF32, {1, 4, 4})});
               }),
               HasSubstr("inverse_rope_quant: positions row 1: got 8"));
   EXPECT_THAT(error_of([&] {
-                validate(IndexerQ::Problem{.tokens = 2, .heads = 1, .format = &index_f32_rows()},
-                         {.q = blank(DType::kBF16, {2, 1, 128}),
-                          .weights = blank(DType::kBF16, {2, 1}),
-                          .positions = view(far),
-                          .cos_sin = cos_sin,
-                          .q_out = blank(DType::kF32, {2, 1, 128}),
-                          .weights_out = blank(DType::kF32, {2, 1})});
+                validate<IndexerQ>({.tokens = 2, .heads = 1, .format = &index_f32_rows()},
+                                   {.q = blank(DType::kBF16, {2, 1, 128}),
+                                    .weights = blank(DType::kBF16, {2, 1}),
+                                    .positions = view(far),
+                                    .cos_sin = cos_sin,
+                                    .q_out = blank(DType::kF32, {2, 1, 128}),
+                                    .weights_out = blank(DType::kF32, {2, 1})});
               }),
               HasSubstr("indexer_q: positions row 1: got 8"));
 }
@@ -505,12 +502,14 @@ TEST(Validate, Sequences) {
     const ConstTensorView rows = blank(DType::kU8, {6, 8});
     const ConstTensorView packed = blank(DType::kU8, {2, 3, 8});
     std::string there = error_of([&] {
-      validate(problem, PackSequences::Args{
-                            .rows = rows, .query_start_loc = view(start), .packed = blank(DType::kU8, {2, 3, 8})});
+      validate<PackSequences>(
+          problem,
+          PackSequences::Args{.rows = rows, .query_start_loc = view(start), .packed = blank(DType::kU8, {2, 3, 8})});
     });
     const std::string back = error_of([&] {
-      validate(problem, UnpackSequences::Args{
-                            .packed = packed, .query_start_loc = view(start), .rows = blank(DType::kU8, {6, 8})});
+      validate<UnpackSequences>(
+          problem,
+          UnpackSequences::Args{.packed = packed, .query_start_loc = view(start), .rows = blank(DType::kU8, {6, 8})});
     });
     EXPECT_EQ(there.empty(), back.empty());
     return there;

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "ops/op_description.h"
+#include "sparsemla/ops/attention.h"
+
+namespace smla {
+
+template <>
+struct OpDescription<GatherRows> {
+  static constexpr std::string_view kFamily = "attention";
+  static constexpr std::string_view kTypical = "4 requests, 2048 rows each, fp8_ds_mla rows";
+  static GatherRows::Problem typical() { return {.requests = 4, .rows = 2048, .format = &fp8_ds_mla_rows()}; }
+  static void fields(GatherRows::Problem& p, auto&& f) {
+    f("requests", p.requests), f("rows", p.rows), f("offset", p.offset), f("format", p.format);
+  }
+  static void tensors(GatherRows::Args& a, auto&& t) {
+    t.cache("cache", a.cache, CacheAccess::kRead), t.in("seq_lens", a.seq_lens), t.in("gather_lens", a.gather_lens),
+        t.in("block_table", a.block_table), t.out("out", a.out);
+  }
+};
+
+template <>
+struct OpDescription<SparseAttention> {
+  static constexpr std::string_view kFamily = "attention";
+  static constexpr std::string_view kTypical = "64 tokens, 64 heads, widths 128 + 512, fp8_ds_mla rows";
+  static SparseAttention::Problem typical() {
+    SparseAttention::Problem problem{.tokens = 64, .heads = 64, .scopes = 2};
+    problem.scope[0] = {.format = &fp8_ds_mla_rows(), .block_size = 64, .width = 128};
+    problem.scope[1] = {.format = &fp8_ds_mla_rows(), .block_size = 64, .width = 512};
+    return problem;
+  }
+  static void fields(SparseAttention::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("heads", p.heads), f("out_heads", p.out_heads), f("dim", p.dim), f("q", p.q), f("o", p.o);
+    f("scopes", p.scopes), f("scale", p.scale), f("q_scale", p.q_scale), f("partial", p.partial);
+    f("rope_dim", p.rope_dim), f("q_rope_dim", p.q_rope_dim), f("q_eps", p.q_eps);
+    SparseAttention::ScopeShape& first = p.scope[0];
+    SparseAttention::ScopeShape& second = p.scope[1];
+    f("scopes[0].format", first.format), f("scopes[0].block_size", first.block_size), f("scopes[0].width", first.width);
+    f("scopes[1].format", second.format), f("scopes[1].block_size", second.block_size);
+    f("scopes[1].width", second.width);
+  }
+  static void tensors(SparseAttention::Args& a, auto&& t) {
+    t.in("q", a.q), t.in("sink", a.sink), t.in("positions", a.positions), t.in("cos_sin", a.cos_sin), t.out("o", a.o),
+        t.out("lse", a.lse);
+    SparseAttention::Scope& first = a.scopes[0];
+    SparseAttention::Scope& second = a.scopes[1];
+    t.cache("scopes[0].cache", first.cache, CacheAccess::kRead), t.in("scopes[0].indices", first.indices);
+    t.in("scopes[0].lens", first.lens);
+    t.cache("scopes[1].cache", second.cache, CacheAccess::kRead), t.in("scopes[1].indices", second.indices);
+    t.in("scopes[1].lens", second.lens);
+  }
+};
+
+template <>
+struct OpDescription<MergePartials> {
+  static constexpr std::string_view kFamily = "attention";
+  static constexpr std::string_view kTypical = "4 slices, 64 tokens, 64 heads";
+  static MergePartials::Problem typical() { return {.slices = 4, .tokens = 64, .heads = 64}; }
+  static void fields(MergePartials::Problem& p, auto&& f) {
+    f("slices", p.slices), f("tokens", p.tokens), f("heads", p.heads), f("dim", p.dim), f("o", p.o);
+  }
+  static void tensors(MergePartials::Args& a, auto&& t) {
+    t.in("partial_o", a.partial_o), t.in("partial_lse", a.partial_lse), t.in("sink", a.sink), t.out("o", a.o),
+        t.out("lse", a.lse);
+  }
+};
+
+}  // namespace smla

@@ -1,0 +1,69 @@
+// The numbers inside tensors that validate reads, op by op.
+#include <cmath>
+
+#include "ops/validate_op.h"
+#include "sparsemla/ops/attention.h"
+
+namespace smla {
+
+namespace {
+
+void check_sink(std::string_view op, const ConstTensorView& sink, std::int64_t heads) {
+  for (std::int64_t h = 0; !sink.absent() && h < heads; ++h) {
+    if (std::isnan(sink.as<float>()[h * sink.stride[0]]))
+      bad_number(op, "sink", h, kNoColumn, "nan", "a number or an infinity");
+  }
+}
+
+}  // namespace
+
+// Lengths and the blocks of the rows that are gathered.
+template <>
+void validate<GatherRows>(const GatherRows::Problem& problem, const GatherRows::Args& args) {
+  constexpr std::string_view op = GatherRows::kName;
+  check_shapes<GatherRows>(problem, args);
+  const Numbers seq_lens(op, "seq_lens", args.seq_lens);
+  const Numbers gather_lens(op, "gather_lens", args.gather_lens);
+  const TableNumbers table(op, "block_table", args.block_table, args.cache.block_size, args.cache.num_blocks);
+  for (std::int64_t b = 0; b < problem.requests; ++b) {
+    const std::int64_t seq = seq_lens.in(0, INT32_MAX, b);
+    const std::int64_t n = gather_lens.absent() ? seq : gather_lens.in(0, seq, b);
+    if (n > problem.rows - problem.offset) {
+      (gather_lens.absent() ? seq_lens : gather_lens)
+          .bad(b, kNoColumn, "at most the " + std::to_string(problem.rows - problem.offset) + " rows of out");
+    }
+    table.check(b, seq - n, seq, "rows " + range_of(seq - n, seq - 1));
+  }
+}
+
+// Lengths and slots of every scope, sinks, and positions where something is rotated.
+template <>
+void validate<SparseAttention>(const SparseAttention::Problem& problem, const SparseAttention::Args& args) {
+  constexpr std::string_view op = SparseAttention::kName;
+  check_shapes<SparseAttention>(problem, args);
+  for (int i = 0; i < problem.scopes; ++i) {
+    const SparseAttention::Scope& scope = args.scopes.at(static_cast<std::size_t>(i));
+    const std::int64_t width = problem.scope.at(static_cast<std::size_t>(i)).width;
+    if (width == 0) continue;
+    const std::string prefix = "scopes[" + std::to_string(i) + "].";
+    const std::string lens_name = prefix + "lens";
+    const std::string indices_name = prefix + "indices";
+    const Numbers lens(op, lens_name, scope.lens);
+    const Numbers indices(op, indices_name, scope.indices);
+    for (std::int64_t t = 0; t < problem.tokens; ++t) {
+      const std::int64_t n = lens.absent() ? width : lens.in(0, width, t);
+      for (std::int64_t c = 0; c < n; ++c) indices.index(scope.cache.num_slots(), t, c);
+    }
+  }
+  check_sink(op, args.sink, problem.heads);
+  if (problem.rope_dim > 0 || problem.q_rope_dim > 0) check_positions(op, args.positions, problem.tokens, args.cos_sin);
+}
+
+// Sinks.
+template <>
+void validate<MergePartials>(const MergePartials::Problem& problem, const MergePartials::Args& args) {
+  check_shapes<MergePartials>(problem, args);
+  check_sink(MergePartials::kName, args.sink, problem.heads);
+}
+
+}  // namespace smla

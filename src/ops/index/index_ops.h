@@ -1,0 +1,186 @@
+#pragma once
+
+#include "ops/op_description.h"
+#include "sparsemla/ops/index.h"
+
+namespace smla {
+
+template <>
+struct OpDescription<TokenToReq> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, 64 tokens";
+  static TokenToReq::Problem typical() { return {.requests = 8, .tokens = 64}; }
+  static void fields(TokenToReq::Problem& p, auto&& f) { f("requests", p.requests), f("tokens", p.tokens); }
+  static void tensors(TokenToReq::Args& a, auto&& t) {
+    t.in("query_start_loc", a.query_start_loc), t.out("token_to_req", a.token_to_req);
+  }
+};
+
+template <>
+struct OpDescription<SlotMapping> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, 64 tokens";
+  static SlotMapping::Problem typical() { return {.requests = 8, .tokens = 64, .block_size = 64}; }
+  static void fields(SlotMapping::Problem& p, auto&& f) {
+    f("requests", p.requests), f("tokens", p.tokens), f("block_size", p.block_size);
+  }
+  static void tensors(SlotMapping::Args& a, auto&& t) {
+    t.in("query_start_loc", a.query_start_loc), t.in("positions", a.positions), t.in("token_to_req", a.token_to_req),
+        t.in("block_table", a.block_table), t.out("slots", a.slots);
+  }
+};
+
+template <>
+struct OpDescription<CompressedSlotMapping> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, 64 tokens, C4A";
+  static CompressedSlotMapping::Problem typical() { return {.requests = 8, .tokens = 64}; }
+  static void fields(CompressedSlotMapping::Problem& p, auto&& f) {
+    f("requests", p.requests), f("tokens", p.tokens), f("ratio", p.ratio), f("storage_block", p.storage_block);
+  }
+  static void tensors(CompressedSlotMapping::Args& a, auto&& t) {
+    t.in("query_start_loc", a.query_start_loc), t.in("seq_lens", a.seq_lens), t.in("block_table", a.block_table),
+        t.out("slots", a.slots);
+  }
+};
+
+template <>
+struct OpDescription<WindowIndices> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, 64 tokens, window 128";
+  static WindowIndices::Problem typical() { return {.requests = 8, .tokens = 64}; }
+  static void fields(WindowIndices::Problem& p, auto&& f) {
+    f("requests", p.requests), f("tokens", p.tokens), f("window", p.window), f("block_size", p.block_size),
+        f("noncausal_tokens", p.noncausal_tokens);
+  }
+  static void tensors(WindowIndices::Args& a, auto&& t) {
+    t.in("query_start_loc", a.query_start_loc), t.in("seq_lens", a.seq_lens), t.in("token_to_req", a.token_to_req),
+        t.in("slot_mapping", a.slot_mapping), t.in("block_table", a.block_table), t.out("indices", a.indices),
+        t.out("lens", a.lens);
+  }
+};
+
+template <>
+struct OpDescription<DenseCompressedIndices> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, 64 tokens, C128A, 128 columns";
+  static DenseCompressedIndices::Problem typical() { return {.requests = 8, .tokens = 64, .width = 128}; }
+  static void fields(DenseCompressedIndices::Problem& p, auto&& f) {
+    f("requests", p.requests), f("tokens", p.tokens), f("ratio", p.ratio), f("storage_block", p.storage_block),
+        f("width", p.width), f("global", p.global);
+  }
+  static void tensors(DenseCompressedIndices::Args& a, auto&& t) {
+    t.in("positions", a.positions), t.in("token_to_req", a.token_to_req), t.in("slot_mapping", a.slot_mapping),
+        t.in("block_table", a.block_table), t.out("indices", a.indices), t.out("lens", a.lens);
+  }
+};
+
+template <>
+struct OpDescription<GlobalTopk> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, 64 tokens, top 512";
+  static GlobalTopk::Problem typical() { return {.requests = 8, .tokens = 64, .k = 512}; }
+  static void fields(GlobalTopk::Problem& p, auto&& f) {
+    f("requests", p.requests), f("tokens", p.tokens), f("k", p.k), f("storage_block", p.storage_block),
+        f("compact", p.compact);
+  }
+  static void tensors(GlobalTopk::Args& a, auto&& t) {
+    t.in("topk", a.topk), t.in("token_to_req", a.token_to_req), t.in("block_table", a.block_table),
+        t.in("valid", a.valid), t.out("indices", a.indices), t.out("lens", a.lens);
+  }
+};
+
+template <>
+struct OpDescription<ShortContextTopk> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "64 tokens, top 512";
+  static ShortContextTopk::Problem typical() { return {.tokens = 64, .k = 512}; }
+  static void fields(ShortContextTopk::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("ratio", p.ratio), f("k", p.k);
+  }
+  static void tensors(ShortContextTopk::Args& a, auto&& t) {
+    t.in("positions", a.positions), t.out("indices", a.indices);
+  }
+};
+
+template <>
+struct OpDescription<VisibleEntries> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "64 tokens, C4A";
+  static VisibleEntries::Problem typical() { return {.tokens = 64}; }
+  static void fields(VisibleEntries::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("ratio", p.ratio), f("top_k", p.top_k);
+  }
+  static void tensors(VisibleEntries::Args& a, auto&& t) {
+    t.in("positions", a.positions), t.in("slot_mapping", a.slot_mapping), t.out("valid", a.valid),
+        t.out("lens", a.lens), t.out("topk_lens", a.topk_lens);
+  }
+};
+
+template <>
+struct OpDescription<PrefillLens> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, window 128, C4A";
+  static PrefillLens::Problem typical() { return {.requests = 8}; }
+  static void fields(PrefillLens::Problem& p, auto&& f) {
+    f("requests", p.requests), f("decodes", p.decodes), f("window", p.window), f("ratio", p.ratio);
+  }
+  static void tensors(PrefillLens::Args& a, auto&& t) {
+    t.in("query_start_loc", a.query_start_loc), t.in("seq_lens", a.seq_lens), t.out("gather_lens", a.gather_lens),
+        t.out("entry_counts", a.entry_counts);
+  }
+};
+
+template <>
+struct OpDescription<DraftPositions> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests";
+  static DraftPositions::Problem typical() { return {.requests = 8}; }
+  static void fields(DraftPositions::Problem& p, auto&& f) { f("requests", p.requests); }
+  static void tensors(DraftPositions::Args& a, auto&& t) {
+    t.in("seq_lens", a.seq_lens), t.out("positions", a.positions);
+  }
+};
+
+template <>
+struct OpDescription<CombineTopkWindow> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "4 requests, 64 tokens, top 512, window 128";
+  static CombineTopkWindow::Problem typical() {
+    return {.requests = 4, .tokens = 64, .top_k = 512, .m = 2048, .n = 1024};
+  }
+  static void fields(CombineTopkWindow::Problem& p, auto&& f) {
+    f("requests", p.requests), f("tokens", p.tokens), f("window", p.window), f("ratio", p.ratio), f("top_k", p.top_k),
+        f("m", p.m), f("n", p.n);
+    f("clear_rest", p.clear_rest);
+  }
+  static void tensors(CombineTopkWindow::Args& a, auto&& t) {
+    t.in("topk", a.topk), t.in("query_start_loc", a.query_start_loc), t.in("seq_lens", a.seq_lens),
+        t.in("gather_lens", a.gather_lens), t.out("indices", a.indices), t.out("lens", a.lens);
+  }
+};
+
+template <>
+struct OpDescription<MixedSparseIndices> {
+  static constexpr std::string_view kFamily = "index";
+  static constexpr std::string_view kTypical = "8 requests, 4 decode and 60 prefill tokens, top 512";
+  static MixedSparseIndices::Problem typical() {
+    return {.requests = 8, .tokens = 64, .decode_tokens = 4, .top_k = 512, .compressed_width = 512};
+  }
+  static void fields(MixedSparseIndices::Problem& p, auto&& f) {
+    f("requests", p.requests), f("tokens", p.tokens), f("decode_tokens", p.decode_tokens), f("window", p.window),
+        f("window_width", p.window_width), f("ratio", p.ratio);
+    f("top_k", p.top_k), f("compressed_width", p.compressed_width), f("window_block", p.window_block),
+        f("compressed_block", p.compressed_block), f("window_span", p.window_span);
+    f("compressed_span", p.compressed_span), f("local", p.local);
+  }
+  static void tensors(MixedSparseIndices::Args& a, auto&& t) {
+    t.in("decode_window", a.decode_window), t.in("decode_compressed", a.decode_compressed),
+        t.in("decode_lens", a.decode_lens), t.in("decode_valid", a.decode_valid), t.in("prefill_topk", a.prefill_topk);
+    t.in("query_start_loc", a.query_start_loc), t.in("seq_lens", a.seq_lens), t.in("token_to_req", a.token_to_req),
+        t.in("window_table", a.window_table), t.in("compressed_table", a.compressed_table);
+    t.out("indices", a.indices), t.out("lens", a.lens);
+  }
+};
+
+}  // namespace smla

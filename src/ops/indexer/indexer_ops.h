@@ -1,0 +1,66 @@
+#pragma once
+
+#include "ops/op_description.h"
+#include "sparsemla/ops/indexer.h"
+
+namespace smla {
+
+template <>
+struct OpDescription<IndexerQ> {
+  static constexpr std::string_view kFamily = "indexer";
+  static constexpr std::string_view kTypical = "64 tokens, 64 heads, index_fp8";
+  static IndexerQ::Problem typical() { return {.tokens = 64, .format = &index_fp8_rows()}; }
+  static void fields(IndexerQ::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("heads", p.heads), f("dim", p.dim), f("rope_dim", p.rope_dim), f("in", p.in),
+        f("format", p.format), f("hadamard", p.hadamard);
+  }
+  static void tensors(IndexerQ::Args& a, auto&& t) {
+    t.in("q", a.q), t.in("weights", a.weights), t.in("positions", a.positions), t.in("cos_sin", a.cos_sin),
+        t.out("q_out", a.q_out), t.out("q_scale", a.q_scale), t.out("weights_out", a.weights_out);
+  }
+};
+
+template <>
+struct OpDescription<IndexerLogits> {
+  static constexpr std::string_view kFamily = "indexer";
+  static constexpr std::string_view kTypical = "64 rows, 64 heads, 4096 entries, index_fp8";
+  static IndexerLogits::Problem typical() { return {.rows = 64, .width = 4096, .format = &index_fp8_rows()}; }
+  static void fields(IndexerLogits::Problem& p, auto&& f) {
+    f("rows", p.rows), f("heads", p.heads), f("dim", p.dim), f("width", p.width), f("format", p.format);
+  }
+  static void tensors(IndexerLogits::Args& a, auto&& t) {
+    t.in("q", a.q), t.in("q_scale", a.q_scale), t.in("weights", a.weights), t.in("row_to_req", a.row_to_req),
+        t.in("lens", a.lens), t.in("block_table", a.block_table), t.cache("cache", a.cache, CacheAccess::kRead),
+        t.out("logits", a.logits);
+  }
+};
+
+template <>
+struct OpDescription<GatherIndexRows> {
+  static constexpr std::string_view kFamily = "indexer";
+  static constexpr std::string_view kTypical = "8 requests, 4096 entries, index_fp8";
+  static GatherIndexRows::Problem typical() { return {.requests = 8, .rows = 4096, .format = &index_fp8_rows()}; }
+  static void fields(GatherIndexRows::Problem& p, auto&& f) {
+    f("requests", p.requests), f("rows", p.rows), f("format", p.format);
+  }
+  static void tensors(GatherIndexRows::Args& a, auto&& t) {
+    t.cache("cache", a.cache, CacheAccess::kRead), t.in("cu_seq_lens", a.cu_seq_lens),
+        t.in("block_table", a.block_table), t.out("values", a.values), t.out("scales", a.scales);
+  }
+};
+
+template <>
+struct OpDescription<RaggedIndexerLogits> {
+  static constexpr std::string_view kFamily = "indexer";
+  static constexpr std::string_view kTypical = "64 rows, 64 heads, 4096 entries, index_fp8";
+  static RaggedIndexerLogits::Problem typical() { return {.rows = 64, .keys = 4096, .format = &index_fp8_rows()}; }
+  static void fields(RaggedIndexerLogits::Problem& p, auto&& f) {
+    f("rows", p.rows), f("keys", p.keys), f("heads", p.heads), f("dim", p.dim), f("format", p.format);
+  }
+  static void tensors(RaggedIndexerLogits::Args& a, auto&& t) {
+    t.in("q", a.q), t.in("q_scale", a.q_scale), t.in("weights", a.weights), t.in("values", a.values),
+        t.in("scales", a.scales), t.in("starts", a.starts), t.in("ends", a.ends), t.out("logits", a.logits);
+  }
+};
+
+}  // namespace smla

@@ -1,0 +1,108 @@
+#pragma once
+
+#include "ops/op_description.h"
+#include "sparsemla/ops/norm_rope.h"
+
+namespace smla {
+
+template <>
+struct OpDescription<RmsNorm> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 rows of 1024, bf16";
+  static RmsNorm::Problem typical() { return {.rows = 64, .dim = 1024}; }
+  static void fields(RmsNorm::Problem& p, auto&& f) {
+    f("rows", p.rows), f("dim", p.dim), f("dim2", p.dim2), f("in", p.in), f("out", p.out),
+        f("has_weight", p.has_weight), f("eps", p.eps);
+    f("format", p.format), f("rope_dim", p.rope_dim), f("clamp", p.clamp);
+  }
+  static void tensors(RmsNorm::Args& a, auto&& t) {
+    t.in("x", a.x), t.in("weight", a.weight), t.out("y", a.y), t.in("x2", a.x2), t.in("weight2", a.weight2),
+        t.out("y2", a.y2);
+    t.in("positions", a.positions), t.in("cos_sin", a.cos_sin), t.in("slot_mapping", a.slot_mapping),
+        t.cache("cache", a.cache, CacheAccess::kWrite);
+  }
+};
+
+template <>
+struct OpDescription<AddRows> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 rows of 4096, bf16";
+  static AddRows::Problem typical() { return {.rows = 64, .dim = 4096}; }
+  static void fields(AddRows::Problem& p, auto&& f) { f("rows", p.rows), f("dim", p.dim), f("dtype", p.dtype); }
+  static void tensors(AddRows::Args& a, auto&& t) { t.in("y", a.y), t.out("x", a.x); }
+};
+
+template <>
+struct OpDescription<QuantizeRows> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 rows of 4096, bf16";
+  static QuantizeRows::Problem typical() { return {.rows = 64, .dim = 4096}; }
+  static void fields(QuantizeRows::Problem& p, auto&& f) {
+    f("rows", p.rows), f("dim", p.dim), f("in", p.in), f("scale", p.scale);
+  }
+  static void tensors(QuantizeRows::Args& a, auto&& t) {
+    t.in("x", a.x), t.out("values", a.values), t.out("scales", a.scales);
+  }
+};
+
+template <>
+struct OpDescription<QNormRopeInsert> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 tokens, 64 heads, fp8_ds_mla rows";
+  static QNormRopeInsert::Problem typical() {
+    return {.tokens = 64, .heads = 64, .out_heads = 64, .format = &fp8_ds_mla_rows()};
+  }
+  static void fields(QNormRopeInsert::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("heads", p.heads), f("out_heads", p.out_heads), f("dim", p.dim), f("rope_dim", p.rope_dim),
+        f("in", p.in), f("q_out", p.q_out);
+    f("format", p.format), f("eps", p.eps), f("q_scale_inv", p.q_scale_inv), f("clamp", p.clamp);
+  }
+  static void tensors(QNormRopeInsert::Args& a, auto&& t) {
+    t.in("q", a.q), t.in("kv", a.kv), t.in("positions", a.positions), t.in("cos_sin", a.cos_sin),
+        t.in("slot_mapping", a.slot_mapping), t.out("q_out", a.q_out), t.cache("cache", a.cache, CacheAccess::kWrite);
+  }
+};
+
+template <>
+struct OpDescription<InsertRows> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 tokens, fp8_ds_mla rows";
+  static InsertRows::Problem typical() { return {.tokens = 64, .format = &fp8_ds_mla_rows()}; }
+  static void fields(InsertRows::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("in", p.in), f("format", p.format), f("clamp", p.clamp);
+  }
+  static void tensors(InsertRows::Args& a, auto&& t) {
+    t.in("rows", a.rows), t.in("slot_mapping", a.slot_mapping), t.cache("cache", a.cache, CacheAccess::kWrite);
+  }
+};
+
+template <>
+struct OpDescription<InverseRope> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 tokens, 64 heads";
+  static InverseRope::Problem typical() { return {.tokens = 64, .heads = 64}; }
+  static void fields(InverseRope::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("heads", p.heads), f("dim", p.dim), f("rope_dim", p.rope_dim), f("in", p.in),
+        f("out", p.out);
+  }
+  static void tensors(InverseRope::Args& a, auto&& t) {
+    t.in("x", a.x), t.in("positions", a.positions), t.in("cos_sin", a.cos_sin), t.out("y", a.y);
+  }
+};
+
+template <>
+struct OpDescription<InverseRopeQuant> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 tokens, 64 heads, 8 groups";
+  static InverseRopeQuant::Problem typical() { return {.tokens = 64, .heads = 64, .groups = 8}; }
+  static void fields(InverseRopeQuant::Problem& p, auto&& f) {
+    f("tokens", p.tokens), f("heads", p.heads), f("groups", p.groups), f("dim", p.dim), f("rope_dim", p.rope_dim),
+        f("in", p.in), f("scale", p.scale);
+  }
+  static void tensors(InverseRopeQuant::Args& a, auto&& t) {
+    t.in("x", a.x), t.in("positions", a.positions), t.in("cos_sin", a.cos_sin), t.out("values", a.values),
+        t.out("scales", a.scales);
+  }
+};
+
+}  // namespace smla

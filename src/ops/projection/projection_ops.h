@@ -1,0 +1,22 @@
+#pragma once
+
+#include "ops/op_description.h"
+#include "sparsemla/ops/projection.h"
+
+namespace smla {
+
+template <>
+struct OpDescription<Projection> {
+  static constexpr std::string_view kFamily = "projection";
+  static constexpr std::string_view kTypical = "64 rows of bf16, 4096 to 1024";
+  static Projection::Problem typical() { return {.m = 64, .n = 1024, .k = 4096}; }
+  static void fields(Projection::Problem& p, auto&& f) {
+    f("m", p.m), f("n", p.n), f("k", p.k), f("groups", p.groups), f("x", p.x), f("w", p.w), f("y", p.y),
+        f("x_scale", p.x_scale);
+  }
+  static void tensors(Projection::Args& a, auto&& t) {
+    t.in("x", a.x), t.in("w", a.w), t.out("y", a.y), t.in("x_scale", a.x_scale), t.in("w_scale", a.w_scale);
+  }
+};
+
+}  // namespace smla

@@ -1,0 +1,13 @@
+// The numbers inside tensors that validate reads, op by op.
+#include "ops/validate_op.h"
+#include "sparsemla/ops/projection.h"
+
+namespace smla {
+
+// Shapes alone.
+template <>
+void validate<Projection>(const Projection::Problem& problem, const Projection::Args& args) {
+  check_shapes<Projection>(problem, args);
+}
+
+}  // namespace smla

@@ -98,13 +98,7 @@ smla_status smla_sparse_attention(const smla_sparse_attention_args* args, void* 
 }
 
 smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse, const smla_tensor* sink,
-                                const smla_tensor* o, const smla_tensor* lse) {
-  return smla_merge_partials_on(SMLA_CPU, nullptr, partial_o, partial_lse, sink, o, lse);
-}
-
-smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o,
-                                   const smla_tensor* partial_lse, const smla_tensor* sink, const smla_tensor* o,
-                                   const smla_tensor* lse) {
+                                const smla_tensor* o, const smla_tensor* lse, smla_device device, void* stream) {
   return guarded([&] {
     const MergePartials::Args args{.partial_o = read_tensor("partial_o", partial_o),
                                    .partial_lse = read_tensor("partial_lse", partial_lse),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <optional>
 
 #include "device/device_tensor.h"
@@ -14,6 +15,7 @@ struct smla_layer {
   smla::DeviceTensor cos_sin;
   smla::KvLayout layout;  ///< of this layer alone
   std::optional<smla::AttentionLayer> layer;
+  std::uint64_t id = next_id();  ///< no other layer of the process has it: a plan says by it which layer it is for
 
   /// The scale of a cache's per-tensor rows: the checkpoint's, else the options'.
   float scale_of(smla::CacheRole role) const {
@@ -21,6 +23,18 @@ struct smla_layer {
     if (role == smla::CacheRole::kWindow) return window;
     return role == smla::CacheRole::kCompressed ? weights.compressed_kv_scale.value_or(window) : 1.0F;
   }
+
+ private:
+  static std::uint64_t next_id() {
+    static std::atomic<std::uint64_t> next{1};
+    return next.fetch_add(1);
+  }
+};
+
+/// A plan of one layer.
+struct smla_layer_plan {
+  std::uint64_t layer_id = 0;
+  smla::LayerPlan plan;
 };
 
 /// The metadata of one step, for layers whose caches look like those of the layer it was made for.

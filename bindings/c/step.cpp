@@ -128,7 +128,7 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
 }
 
 /// Whether a step's slots mean the same in the caches of this layer.
-void check_same_kind(const smla_layer& layer, const smla_step& step) {
+void check_same_kind(const smla_layer& layer, const smla_step& step, const char* function) {
   const LayerConfig& config = layer.layer->config();
   bool same = layer.layer->options().device == step.device && config.compress_ratio == step.config.compress_ratio &&
               config.window == step.config.window;
@@ -138,7 +138,7 @@ void check_same_kind(const smla_layer& layer, const smla_step& step) {
     same = (a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size);
   }
   if (!same) {
-    throw InvalidArgument("smla_layer_forward: step: got one for compress_ratio " +
+    throw InvalidArgument(std::string(function) + ": step: got one for compress_ratio " +
                           std::to_string(step.config.compress_ratio) + ", expected one for layers of compress_ratio " +
                           std::to_string(config.compress_ratio) + " on " + name_of(layer.layer->options().device) +
                           " and their cache formats");
@@ -210,25 +210,49 @@ smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_
   });
 }
 
-smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches,
-                               const smla_tensor* hidden, const smla_tensor* output, void* workspace,
-                               size_t workspace_bytes) {
-  return smla_layer_forward_on(layer, step, caches, hidden, output, workspace, workspace_bytes, nullptr);
+smla_status smla_layer_plan_create(const smla_layer* layer, const smla_step* step, smla_layer_plan** plan) {
+  return guarded([&] {
+    constexpr const char* kName = "smla_layer_plan_create";
+    need_pointer(static_cast<const void*>(plan), kName, "plan");
+    *plan = nullptr;
+    need_pointer(layer, kName, "layer");
+    const StepMetadata& metadata = built(step, kName);
+    check_same_kind(*layer, *step, kName);
+    auto made = std::make_unique<smla_layer_plan>();
+    made->layer_id = layer->id;
+    made->plan = layer->layer->plan(metadata.shape(), shapes_of(*layer));
+    *plan = made.release();
+  });
 }
 
-smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches,
-                                  const smla_tensor* hidden, const smla_tensor* output, void* workspace,
-                                  size_t workspace_bytes, void* stream) {
+void smla_layer_plan_destroy(smla_layer_plan* plan) { delete plan; }
+
+smla_status smla_layer_plan_workspace(const smla_layer_plan* plan, size_t* workspace_bytes) {
   return guarded([&] {
-    need_pointer(layer, "smla_layer_forward", "layer");
-    const StepMetadata& metadata = built(step, "smla_layer_forward");
-    check_same_kind(*layer, *step);
+    need_pointer(plan, "smla_layer_plan_workspace", "plan");
+    need_pointer(workspace_bytes, "smla_layer_plan_workspace", "workspace_bytes");
+    *workspace_bytes = plan->plan.workspace_bytes();
+  });
+}
+
+smla_status smla_layer_forward(const smla_layer* layer, const smla_layer_plan* plan, const smla_step* step,
+                               const smla_layer_caches* caches, const smla_tensor* hidden, const smla_tensor* output,
+                               void* workspace, size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    constexpr const char* kName = "smla_layer_forward";
+    need_pointer(layer, kName, "layer");
+    const StepMetadata& metadata = built(step, kName);
+    check_same_kind(*layer, *step, kName);
+    if (plan != nullptr && plan->layer_id != layer->id)
+      throw InvalidArgument(std::string(kName) + ": plan: got one of another layer, expected one of this layer");
     check_workspace("workspace", workspace, workspace_bytes);
     const LayerCaches read = read_caches(*layer, caches);
+    const TensorView in = read_tensor("hidden", hidden);
+    const TensorView out = read_tensor("output", output);
+    const Workspace lent{.data = workspace, .bytes = workspace_bytes};
     const LayerStep s = metadata.layer(0);
-    const LayerPlan plan = layer->layer->plan(metadata.shape(), read);
-    layer->layer->forward(plan, s, read, read_tensor("hidden", hidden), read_tensor("output", output),
-                          {.data = workspace, .bytes = workspace_bytes}, {.handle = stream});
+    if (plan != nullptr) return layer->layer->forward(plan->plan, s, read, in, out, lent, {.handle = stream});
+    layer->layer->forward(layer->layer->plan(metadata.shape(), read), s, read, in, out, lent, {.handle = stream});
   });
 }
 

@@ -100,9 +100,7 @@ typedef struct smla_cache {
 SMLA_API smla_status smla_cache_block_bytes(const char* format, int64_t block_size, int64_t* block_bytes,
                                             int64_t* page_bytes);
 
-/* ---- sparse attention
- * ---------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- sparse attention ---- */
 
 /// A cache and the rows of it that each query attends to.
 typedef struct smla_attention_scope {
@@ -159,24 +157,106 @@ SMLA_API smla_status smla_sparse_attention(const smla_sparse_attention_args* arg
 /// @param sink        [H] F32; NULL: none
 /// @param o           [T, H, dim] BF16 or F32, written
 /// @param lse         [T, H] F32, written; NULL: not wanted
+/// @param device      whose memory all tensors lie in
+/// @param stream      SMLA_CUDA: where to queue; no workspace is needed
 SMLA_API smla_status smla_merge_partials(const smla_tensor* partial_o, const smla_tensor* partial_lse,
-                                         const smla_tensor* sink, const smla_tensor* o, const smla_tensor* lse);
+                                         const smla_tensor* sink, const smla_tensor* o, const smla_tensor* lse,
+                                         smla_device device, void* stream);
 
-/// The same over memory of `device`, queued on `stream`; no workspace is needed.
-/// @param device      SMLA_CPU or SMLA_CUDA
-/// @param stream      SMLA_CUDA: where to queue
-/// @param partial_o   [S, T, H, dim] F32
-/// @param partial_lse [S, T, H] F32
-/// @param sink        [H] F32; NULL: none
-/// @param o           [T, H, dim] BF16 or F32, written
-/// @param lse         [T, H] F32, written; NULL: not wanted
-SMLA_API smla_status smla_merge_partials_on(smla_device device, void* stream, const smla_tensor* partial_o,
-                                            const smla_tensor* partial_lse, const smla_tensor* sink,
-                                            const smla_tensor* o, const smla_tensor* lse);
+/* ---- any op by name ---- */
 
-/* ---- one attention layer
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/// How many ops the library has.
+SMLA_API int64_t smla_num_ops(void);
+/// The name of op `index`, in the order of a layer; NULL past the last.
+SMLA_API const char* smla_op_name(int64_t index);
+
+/// What a member of an op is: the scalars of its problem, and then its tensors.
+enum {
+  SMLA_MEMBER_NONE = 0,     ///< past the last
+  SMLA_MEMBER_INTEGER = 1,  ///< scalar, in `integer`
+  SMLA_MEMBER_FLAG = 2,     ///< scalar, 0 or 1 in `integer`
+  SMLA_MEMBER_DTYPE = 3,    ///< scalar, one of the SMLA_* dtypes in `integer`
+  SMLA_MEMBER_NUMBER = 4,   ///< scalar, in `number`
+  SMLA_MEMBER_FORMAT = 5,   ///< scalar, the name of a row format in `text`
+  SMLA_MEMBER_RULE = 6,     ///< scalar, one of a few words in `text`; a wrong one is answered with the right ones
+  SMLA_MEMBER_INPUT = 7,    ///< a tensor that is read
+  SMLA_MEMBER_OUTPUT = 8,   ///< a tensor that is written
+  SMLA_MEMBER_CACHE = 9     ///< a paged cache
+};
+
+/// A member of an op: its name is that of the member of the C++ struct (`sparsemla/ops/<family>.h`), whose comment says
+/// what it means and which shape a tensor has.
+typedef struct smla_op_member {
+  uint64_t struct_size;  ///< sizeof(smla_op_member)
+  const char* name;      ///< valid as long as the library is loaded; NULL past the last
+  int32_t kind;          ///< one of SMLA_MEMBER_*
+  int32_t reserved;      ///< 0
+} smla_op_member;
+
+/// Fills `*member` with member `index` of an op; past the last with NULL and SMLA_MEMBER_NONE.
+/// @param op     the op's name
+/// @param index  0 or more
+/// @param member written, its struct_size set before
+SMLA_API smla_status smla_op_get_member(const char* op, int64_t index, smla_op_member* member);
+
+/// One scalar of an op's problem. Which of the three values counts is the member's kind; the other two stay 0 and NULL.
+typedef struct smla_scalar {
+  uint64_t struct_size;  ///< sizeof(smla_scalar); the same in all scalars of an array
+  const char* name;      ///< of the member
+  int64_t integer;       ///< integers, flags and dtypes
+  double number;         ///< other numbers
+  const char* text;      ///< row formats and rules, by name
+} smla_scalar;
+
+/// One tensor or cache of an op. With neither the member is absent, as if it were not given.
+typedef struct smla_argument {
+  uint64_t struct_size;       ///< sizeof(smla_argument); the same in all arguments of an array
+  const char* name;           ///< of the member
+  const smla_tensor* tensor;  ///< for a tensor
+  const smla_cache* cache;    ///< for a cache
+} smla_argument;
+
+/// How an implementation is chosen.
+typedef struct smla_plan_options {
+  uint64_t struct_size;        ///< sizeof(smla_plan_options)
+  const char* implementation;  ///< "ref", "cpu", "avx2", "avx512", "cuda", ...; NULL: the best that accepts
+  smla_device device;          ///< where to run
+  int32_t threads;             ///< 0: as many as OpenMP would start
+  int32_t deterministic;       ///< 1: a row's result must not depend on its neighbours in the batch
+  int32_t reserved;            ///< 0
+} smla_plan_options;
+
+/// An implementation, chosen for one problem of one op. It holds no tensor and no device memory.
+typedef struct smla_plan smla_plan;
+
+/// Plans an op. Scalars that are not given keep their defaults. Errors name the op and the member: an unknown name, a
+/// name that is given twice, a value of another kind, an impossible problem.
+/// @param op      the op's name, e.g. "rms_norm"
+/// @param scalars `count` scalars of its problem
+/// @param count   how many
+/// @param options NULL: defaults, on the CPU
+/// @param plan    written; smla_plan_destroy frees it
+SMLA_API smla_status smla_plan_create(const char* op, const smla_scalar* scalars, int64_t count,
+                                      const smla_plan_options* options, smla_plan** plan);
+/// Frees a plan. NULL is allowed.
+SMLA_API void smla_plan_destroy(smla_plan* plan);
+/// What a plan chose and what its runs need. Either pointer may be NULL.
+/// @param plan            the plan
+/// @param workspace_bytes written
+/// @param implementation  written: a name that is valid as long as the library is loaded
+SMLA_API smla_status smla_plan_workspace(const smla_plan* plan, size_t* workspace_bytes, const char** implementation);
+/// Runs a plan. Errors name the op and the tensor: an unknown name, a name that is given twice, a tensor that is
+/// missing or does not fit the problem.
+/// @param plan            the plan
+/// @param arguments       `count` tensors and caches by name
+/// @param count           how many
+/// @param workspace       aligned to 64 bytes; NULL for 0 bytes
+/// @param workspace_bytes at least what smla_plan_workspace says
+/// @param stream          SMLA_CUDA: where to queue
+SMLA_API smla_status smla_plan_run(const smla_plan* plan, const smla_argument* arguments, int64_t count,
+                                   void* workspace, size_t workspace_bytes, void* stream);
+
+/* ---- one attention layer ---- */
 
 /// The numbers of one attention layer.
 typedef struct smla_layer_config {
@@ -361,31 +441,40 @@ typedef struct smla_layer_caches {
 /// @param workspace_bytes written
 SMLA_API smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_t requests,
                                           int64_t max_seq_len, size_t* workspace_bytes);
+
+/// The implementations and the workspace of a layer's forward over steps of one shape.
+typedef struct smla_layer_plan smla_layer_plan;
+
+/// Plans the forward of `layer` over steps like `step`: of as many tokens, requests, decodes and prefills, with a
+/// max_seq_len up to that of `step`. A host that gives smla_step_batch its longest sequence as max_seq_len so keeps one
+/// plan for each size of a decode batch.
+/// @param layer the layer; the plan is for this one
+/// @param step  a built step, made for a layer of this kind
+/// @param plan  written; smla_layer_plan_destroy frees it
+SMLA_API smla_status smla_layer_plan_create(const smla_layer* layer, const smla_step* step, smla_layer_plan** plan);
+/// Frees a plan. NULL is allowed. The layer may be destroyed before.
+SMLA_API void smla_layer_plan_destroy(smla_layer_plan* plan);
+/// The workspace that a forward with this plan needs.
+/// @param plan            the plan
+/// @param workspace_bytes written
+SMLA_API smla_status smla_layer_plan_workspace(const smla_layer_plan* plan, size_t* workspace_bytes);
+
 /// output = attention(hidden) for the tokens of a built step. Writes the step's rows into the caches. Padding tokens
 /// give 0.
 /// @param layer           the layer
+/// @param plan            for this layer and a step of this shape; NULL: it is planned anew
 /// @param step            a built step, made for a layer of this kind
 /// @param caches          the layer's caches
 /// @param hidden          [T, hidden_size] in the layer's precision
 /// @param output          [T, hidden_size] the same, written
 /// @param workspace       aligned to 64 bytes
-/// @param workspace_bytes at least what smla_layer_workspace says for a step like this one
-SMLA_API smla_status smla_layer_forward(const smla_layer* layer, const smla_step* step, const smla_layer_caches* caches,
-                                        const smla_tensor* hidden, const smla_tensor* output, void* workspace,
-                                        size_t workspace_bytes);
-/// The same, queued on a stream.
-/// @param layer           the layer, of device SMLA_CUDA
-/// @param step            a built step, made for a layer of this kind
-/// @param caches          the layer's caches
-/// @param hidden          [T, hidden_size] in the layer's precision
-/// @param output          [T, hidden_size] the same, written
-/// @param workspace       aligned to 64 bytes
-/// @param workspace_bytes at least what smla_layer_workspace says for a step like this one
-/// @param stream          where to queue
-SMLA_API smla_status smla_layer_forward_on(const smla_layer* layer, const smla_step* step,
-                                           const smla_layer_caches* caches, const smla_tensor* hidden,
-                                           const smla_tensor* output, void* workspace, size_t workspace_bytes,
-                                           void* stream);
+/// @param workspace_bytes at least what smla_layer_plan_workspace, or smla_layer_workspace for a step like this one,
+/// says
+/// @param stream          SMLA_CUDA layers: where to queue
+SMLA_API smla_status smla_layer_forward(const smla_layer* layer, const smla_layer_plan* plan, const smla_step* step,
+                                        const smla_layer_caches* caches, const smla_tensor* hidden,
+                                        const smla_tensor* output, void* workspace, size_t workspace_bytes,
+                                        void* stream);
 
 #ifdef __cplusplus
 }

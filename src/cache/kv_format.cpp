@@ -101,11 +101,11 @@ const RowFormat& state_rows(int dim, int coff) {
 std::span<const RowFormat* const> all_row_formats() { return kAll; }
 
 const RowFormat& row_format(std::string_view name) {
-  std::string accepted;
   for (const RowFormat* format : kAll) {
     if (format->name == name) return *format;
-    accepted += (accepted.empty() ? "" : ", ") + std::string(format->name);
   }
+  std::string accepted;
+  for (const RowFormat* format : kAll) accepted += (accepted.empty() ? "" : ", ") + std::string(format->name);
   throw InvalidArgument("row format: got \"" + std::string(name) + "\", expected one of " + accepted);
 }
 

@@ -212,7 +212,7 @@ static void test_partial(void) {
   po.shape[3] = DIM;
   const smla_tensor pl = tensor(partial_lse, SMLA_F32, 3, 2, T, H);
   const smla_tensor o = tensor(merged, SMLA_F32, 3, T, H, DIM);
-  CHECK(smla_merge_partials(&po, &pl, &a.sink, &o, NULL) == SMLA_OK);
+  CHECK(smla_merge_partials(&po, &pl, &a.sink, &o, NULL, SMLA_CPU, NULL) == SMLA_OK);
   for (int t = 0; t < T; ++t) {
     for (int h = 0; h < H; ++h) {
       double want[DIM];
@@ -221,7 +221,7 @@ static void test_partial(void) {
       for (int d = 0; d < DIM; ++d) CHECK(fabs(want[d] - merged[t][h][d]) < 1e-6);
     }
   }
-  CHECK_ERROR(smla_merge_partials(&pl, &pl, NULL, &o, NULL), SMLA_INVALID_ARGUMENT, "partial_o");
+  CHECK_ERROR(smla_merge_partials(&pl, &pl, NULL, &o, NULL, SMLA_CPU, NULL), SMLA_INVALID_ARGUMENT, "partial_o");
 }
 
 static void test_attention_errors(void) {
@@ -451,7 +451,7 @@ static smla_status feed(const smla_layer* layer, smla_step* step, const smla_lay
   void* workspace = aligned_memory(bytes);
   const smla_tensor in = tensor(hidden[begin], SMLA_F32, 2, n, HIDDEN, 0);
   const smla_tensor out = tensor(output[begin], SMLA_F32, 2, n, HIDDEN, 0);
-  status = smla_layer_forward(layer, step, caches, &in, &out, workspace, bytes);
+  status = smla_layer_forward(layer, NULL, step, caches, &in, &out, workspace, bytes, NULL);
   free(workspace);
   return status;
 }
@@ -500,7 +500,7 @@ static void test_layer(const char* front_end) {
   caches.cache[SMLA_CACHE_WINDOW] = &cache;
 
   const smla_tensor any = tensor(hidden, SMLA_F32, 2, TOKENS, HIDDEN, 0);
-  CHECK_ERROR(smla_layer_forward(layer, step, &caches, &any, &any, NULL, 0), SMLA_INVALID_ARGUMENT, "not built");
+  CHECK_ERROR(smla_layer_forward(layer, NULL, step, &caches, &any, &any, NULL, 0, NULL), SMLA_INVALID_ARGUMENT, "not built");
   CHECK(feed(layer, step, &caches, 0, 4) == SMLA_OK); /* a prefill, then two decodes */
   CHECK(feed(layer, step, &caches, 4, 5) == SMLA_OK);
   CHECK(feed(layer, step, &caches, 5, 6) == SMLA_OK);

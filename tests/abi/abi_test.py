@@ -192,7 +192,7 @@ class Abi(unittest.TestCase):
         self.check(lib.smla_layer_workspace(layer, c.c_int64(tokens), c.c_int64(1), c.c_int64(tokens), c.byref(size)))
         workspace = Aligned(size.value)
         t_x, t_out = tensor(x, tokens, hidden), tensor(out, tokens, hidden)
-        self.check(lib.smla_layer_forward(layer, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size))
+        self.check(lib.smla_layer_forward(layer, None, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size, None))
 
         def linear(name, values):
             return [dot(weights[name][i:i + len(values)], values) for i in range(0, len(weights[name]), len(values))]
@@ -210,7 +210,7 @@ class Abi(unittest.TestCase):
             self.assertLess(math.dist(want, got), 1e-5 * math.hypot(*want))
 
         cache.block_size = 1
-        self.assertEqual(INVALID, lib.smla_layer_forward(layer, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size))
+        self.assertEqual(INVALID, lib.smla_layer_forward(layer, None, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size, None))
         self.assertIn("window cache", lib.smla_last_error().decode())
         bad = c.c_void_p()
         self.assertEqual(INVALID, lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes) - 1, c.byref(bad)))

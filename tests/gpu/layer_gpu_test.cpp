@@ -318,7 +318,7 @@ TEST_F(LayerGpu, ThroughCItIsTheHostsLayer) {
     DeviceTensor out(DeviceKind::kCuda, DType::kBF16, {kTokens, config.hidden_size});
     const smla_tensor c_in = test::describe_for_c(in.view());
     const smla_tensor c_out = test::describe_for_c(std::as_const(out).view());
-    ASSERT_EQ(smla_layer_forward_on(layer, step, &c_caches, &c_in, &c_out, lent.data(), bytes, nullptr), SMLA_OK)
+    ASSERT_EQ(smla_layer_forward(layer, nullptr, step, &c_caches, &c_in, &c_out, lent.data(), bytes, nullptr), SMLA_OK)
         << smla_last_error();
     HostTensor got(DType::kBF16, {kTokens, config.hidden_size});
     copy_bytes(DeviceKind::kCuda, got.data(), out.data(), got.bytes());

@@ -106,7 +106,8 @@ std::string through_c(const smla_layer* layer, const LayerConfig& config, Sequen
   HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(bytes)});
   const smla_tensor in = describe_for_c(hidden.view());
   const smla_tensor out = describe_for_c(output.view());
-  EXPECT_EQ(smla_layer_forward(layer, step, &caches, &in, &out, workspace.data(), bytes), SMLA_OK) << smla_last_error();
+  EXPECT_EQ(smla_layer_forward(layer, nullptr, step, &caches, &in, &out, workspace.data(), bytes, nullptr), SMLA_OK)
+      << smla_last_error();
   smla_step_destroy(step);
   return {static_cast<const char*>(output.data()), output.bytes()};
 }

@@ -10,6 +10,14 @@
 
 #include "property/small_model.h"
 #include "sparsemla/engine.h"
+#include "sparsemla/ops/attention.h"
+#include "sparsemla/ops/compressor.h"
+#include "sparsemla/ops/index.h"
+#include "sparsemla/ops/indexer.h"
+#include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/ops/projection.h"
+#include "sparsemla/ops/sequences.h"
+#include "sparsemla/ops/topk.h"
 
 namespace smla {
 namespace {

@@ -8,8 +8,10 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 find_program(SMLA_CCACHE ccache)
 if(SMLA_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${SMLA_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${SMLA_CCACHE})
+  # Precompiled headers (tests, the program) are cached only with this leave.
+  set(SMLA_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${SMLA_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${SMLA_LAUNCHER})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${SMLA_LAUNCHER})
 endif()
 
 # GCC 12 warns of overlapping copies in its own std::string (-Wrestrict).
@@ -27,3 +29,7 @@ if(SMLA_SANITIZE)
   target_compile_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE})
 endif()
+
+# What only reads options, prints or compares is compiled for the compiler's time, not for its own.
+add_library(smla_quick_flags INTERFACE)
+target_compile_options(smla_quick_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)

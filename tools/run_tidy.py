@@ -6,15 +6,27 @@ Prints the findings; the last line is "REACHED n total". Exits 1 when there were
 
 import concurrent.futures
 import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 
+def readable_commands(build):
+    """The folder of a compile_commands.json without the precompiled headers of another compiler."""
+    entries = json.loads((build / "compile_commands.json").read_text())
+    for entry in entries:
+        entry["command"] = re.sub(r" -Winvalid-pch -include \S+/cmake_pch\.hxx", "", entry["command"])
+    folder = build / "tidy"
+    folder.mkdir(exist_ok=True)
+    (folder / "compile_commands.json").write_text(json.dumps(entries))
+    return folder, {Path(entry["file"]).resolve() for entry in entries}
+
+
 def main():
     build, seconds, jobs = Path(sys.argv[1]).resolve(), float(sys.argv[2]), int(sys.argv[3])
-    known = {Path(entry["file"]).resolve() for entry in json.loads((build / "compile_commands.json").read_text())}
+    build, known = readable_commands(build)
     sources = [name for name in dict.fromkeys(sys.stdin.read().split()) if Path(name).resolve() in known]
     command = ["clang-tidy", "-p", str(build), "--quiet"]
     command += ["--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-optimization-argument"]

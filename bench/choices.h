@@ -6,7 +6,8 @@
 
 namespace smla::bench {
 
-/// Random orders of [0, limit), each number of them at once: the same on the host and in a kernel.
+/// Random permutations of [0, limit), one for each key, of which any element can be computed by itself; the same on the
+/// host and in a kernel.
 struct Shuffle {
   std::int64_t limit = 1;
   int bits = 1;
@@ -14,11 +15,11 @@ struct Shuffle {
   constexpr explicit Shuffle(std::int64_t limit_in) : limit(limit_in) {
     while ((std::int64_t{1} << bits) < limit) ++bits;
   }
-  /// Number i, below the limit, of order `key`.
+  /// Element i (below the limit) of permutation `key`.
   constexpr std::int64_t at(std::int64_t i, std::uint64_t key) const {
     const std::uint64_t mask = (std::uint64_t{1} << bits) - 1;
     auto x = static_cast<std::uint64_t>(i);
-    // Each step is one to one over the powers of two; what lands past the limit goes on until it is back below.
+    // Each round is a permutation of [0, 2^bits). A value past the limit is permuted again until it is below.
     do {
       for (std::uint64_t round = 0; round < 3; ++round) {
         const std::uint64_t k = mix(key, round);

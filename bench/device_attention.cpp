@@ -1,6 +1,6 @@
 // Sparse attention on a GPU as a layer calls it: the last 128 positions of each query in pages of 64, and entries of
 // its request in a second cache. Each cell has several sets of queries, pages and indices, and no replay finds anything
-// of the one before. Long because its two grids share one bed.
+// of the one before. Long because its two grids share one fixture.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -90,9 +90,9 @@ struct Pool {
 };
 
 /// A cell's problem, its sets of inputs, and what runs over them.
-class Bed {
+class AttentionFixture {
  public:
-  Bed(const Options& options, const Cell& cell, std::int64_t sets, const DeviceTimer& timer);
+  AttentionFixture(const Options& options, const Cell& cell, std::int64_t sets, const DeviceTimer& timer);
 
   std::vector<std::function<void()>> calls();
   std::string_view implementation() const { return plan_->implementation(); }
@@ -128,7 +128,7 @@ DType query_type(const RowFormat& rows) { return rows.scale == ScaleKind::kPerTe
 /// Positions that a request's queries look back on, wherever in a page they begin.
 std::int64_t window_span(const Cell& cell) { return kPage - 1 + cell.queries - 1 + kWindow; }
 
-double Bed::bytes_of(const Options& options, const Cell& cell, std::int64_t sets) {
+double AttentionFixture::bytes_of(const Options& options, const Cell& cell, std::int64_t sets) {
   const auto blocks = [](std::int64_t n, std::int64_t page) { return (n + page - 1) / page; };
   const std::int64_t caches =
       DeviceCache::bytes_of(*options.rows, cell.requests * blocks(window_span(cell), kPage), kPage) +
@@ -138,7 +138,8 @@ double Bed::bytes_of(const Options& options, const Cell& cell, std::int64_t sets
          static_cast<double>(numbers * 2);
 }
 
-Bed::Bed(const Options& options, const Cell& cell, std::int64_t sets, const DeviceTimer& timer)
+AttentionFixture::AttentionFixture(const Options& options, const Cell& cell, std::int64_t sets,
+                                   const DeviceTimer& timer)
     : cell_(cell), rows_(*options.rows), stream_(timer.stream()) {
   problem_ = {.tokens = cell.tokens(),
               .heads = cell.heads,
@@ -178,7 +179,7 @@ Bed::Bed(const Options& options, const Cell& cell, std::int64_t sets, const Devi
   synchronize(DeviceKind::kCuda, stream_);
 }
 
-SparseAttention::Args Bed::args_of(std::int64_t set) {
+SparseAttention::Args AttentionFixture::args_of(std::int64_t set) {
   const auto s = static_cast<std::size_t>(set);
   SparseAttention::Args args{.q = q_[s].view(), .scopes = {}, .sink = sink_.view(), .o = o_.view(), .lse = {}};
   args.scopes[0] = {.cache = window_->cache.cache(), .indices = window_slots_[s].view(), .lens = window_lens_.view()};
@@ -187,7 +188,7 @@ SparseAttention::Args Bed::args_of(std::int64_t set) {
   return args;
 }
 
-std::vector<std::function<void()>> Bed::calls() {
+std::vector<std::function<void()>> AttentionFixture::calls() {
   std::vector<std::function<void()>> out;
   for (std::int64_t s = 0; s < static_cast<std::int64_t>(q_.size()); ++s) {
     out.emplace_back([this, args = args_of(s)] {
@@ -198,7 +199,7 @@ std::vector<std::function<void()>> Bed::calls() {
 }
 
 /// One token's outputs by the reference, [heads, dim], from copies of the very rows that the token names.
-HostTensor Bed::reference(std::int64_t set, std::int64_t token) const {
+HostTensor AttentionFixture::reference(std::int64_t set, std::int64_t token) const {
   const auto s = static_cast<std::size_t>(set);
   const auto rows_of = [&](const Pool& pool, const DeviceTensor& slots, std::int64_t width) {
     return pack_rows(pool.cache.cache(), static_cast<const std::int32_t*>(slots.data()) + token * width, width,
@@ -242,7 +243,8 @@ HostTensor Bed::reference(std::int64_t set, std::int64_t token) const {
   return o;
 }
 
-Check Bed::check(std::int64_t set, std::span<const std::int64_t> tokens, const std::function<void()>& replay) {
+Check AttentionFixture::check(std::int64_t set, std::span<const std::int64_t> tokens,
+                              const std::function<void()>& replay) {
   fill_bytes(DeviceKind::kCuda, o_.data(), 0xFF, o_.bytes(), stream_);
   replay();
   Check out{.done = true, .l2 = 0, .failure = ""};
@@ -283,18 +285,18 @@ Row describe(const Options& options, const Cell& cell) {
 Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& timer) {
   Row row = describe(options, cell);
   const std::int64_t sets = fitting_sets(
-      kSets, [&](std::int64_t n) { return Bed::bytes_of(options, cell, n); }, row);
+      kSets, [&](std::int64_t n) { return AttentionFixture::bytes_of(options, cell, n); }, row);
   if (sets == 0) return row;
-  std::optional<Bed> made;
+  std::optional<AttentionFixture> made;
   try {
     made.emplace(options, cell, sets, timer);
   } catch (const Unsupported& e) {
     row.skipped = one_line(e);
     return row;
   }
-  Bed& bed = *made;
-  row.implementation = bed.implementation();
-  const std::vector<std::function<void()>> calls = bed.calls();
+  AttentionFixture& fixture = *made;
+  row.implementation = fixture.implementation();
+  const std::vector<std::function<void()>> calls = fixture.calls();
   const std::vector<GpuRecording> recordings = timer.record(calls);
   row.time = timer.time(options.measure, recordings);
   // After the timing, so that what was timed is what is checked: the first and the last token of the first set, the
@@ -305,7 +307,7 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
   std::vector<std::int64_t> ends{0};
   if (cell.tokens() > 1) ends.push_back(cell.tokens() - 1);
   const std::array<std::int64_t, 1> middle{cell.tokens() / 2};
-  row.check = worse(bed.check(0, ends, replay(0)), bed.check(sets - 1, middle, replay(sets - 1)));
+  row.check = worse(fixture.check(0, ends, replay(0)), fixture.check(sets - 1, middle, replay(sets - 1)));
   return row;
 }
 

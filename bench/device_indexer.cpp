@@ -1,5 +1,5 @@
 // The C4A indexer on a GPU between its GEMMs, as a layer runs it: scores over every visible entry, and the exact
-// selection out of them. Long because its two grids share one bed.
+// selection out of them. Long because its two grids share one fixture.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,8 +51,8 @@ struct Queries {
   DeviceTensor weights;
 };
 
-struct Bed {
-  Bed(const Options& options, const Cell& cell_in, std::int64_t sets, const DeviceTimer& timer);
+struct IndexerFixture {
+  IndexerFixture(const Options& options, const Cell& cell_in, std::int64_t sets, const DeviceTimer& timer);
   static double bytes_of(const Options& options, const Cell& cell, std::int64_t sets);
 
   IndexerLogits::Args logits_args(std::int64_t set) const;
@@ -95,7 +95,7 @@ DType query_type(const RowFormat& rows) {
   return DType::kF32;
 }
 
-double Bed::bytes_of(const Options& options, const Cell& cell, std::int64_t sets) {
+double IndexerFixture::bytes_of(const Options& options, const Cell& cell, std::int64_t sets) {
   const std::int64_t blocks = cell.requests * ((cell.entries + kPage - 1) / kPage);
   const std::int64_t q = cell.rows() * options.model.index_n_heads * options.index_rows->dim * 4;
   return static_cast<double>(sets) *
@@ -103,7 +103,7 @@ double Bed::bytes_of(const Options& options, const Cell& cell, std::int64_t sets
          static_cast<double>(cell.rows() * cell.entries * 4);
 }
 
-Bed::Bed(const Options& options, const Cell& cell_in, std::int64_t sets, const DeviceTimer& timer)
+IndexerFixture::IndexerFixture(const Options& options, const Cell& cell_in, std::int64_t sets, const DeviceTimer& timer)
     : cell(cell_in),
       rows(*options.index_rows),
       stream(timer.stream()),
@@ -149,7 +149,7 @@ Bed::Bed(const Options& options, const Cell& cell_in, std::int64_t sets, const D
   synchronize(DeviceKind::kCuda, stream);
 }
 
-IndexerLogits::Args Bed::logits_args(std::int64_t set) const {
+IndexerLogits::Args IndexerFixture::logits_args(std::int64_t set) const {
   const Queries& q = queries[static_cast<std::size_t>(set)];
   // The one output among views that are only read.
   TensorView scores(logits.data(), DType::kF32, {cell.rows(), cell.entries});
@@ -164,7 +164,7 @@ IndexerLogits::Args Bed::logits_args(std::int64_t set) const {
 }
 
 /// Scores of one row by the reference, over copies of its request's rows.
-std::vector<float> Bed::reference(std::int64_t set, std::int64_t row) const {
+std::vector<float> IndexerFixture::reference(std::int64_t set, std::int64_t row) const {
   const std::int64_t visible = cell.visible(row % cell.queries);
   DeviceTensor slots(DeviceKind::kCuda, DType::kI32, {1, cell.entries});
   const std::int64_t owner = set * cell.requests + row / cell.queries;
@@ -210,7 +210,7 @@ std::vector<float> Bed::reference(std::int64_t set, std::int64_t row) const {
   return out;
 }
 
-Check Bed::check(std::int64_t set, std::int64_t row) const {
+Check IndexerFixture::check(std::int64_t set, std::int64_t row) const {
   const HostTensor got = to_host(chosen.view().slice(0, row, row + 1), stream);
   Check out =
       check_selection(std::span(got.as<std::int32_t>(), static_cast<std::size_t>(k)), reference(set, row), kSlack);
@@ -236,35 +236,35 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
   row.product_rate = rows.nope == Element::kE4M3 || rows.nope == Element::kE2M1 ? 2 : 1;
   if (&rows == &index_fp8_rows() && k == 512) row.cell = cell.key;
   const std::int64_t sets = fitting_sets(
-      kSets, [&](std::int64_t n) { return Bed::bytes_of(options, cell, n); }, row);
+      kSets, [&](std::int64_t n) { return IndexerFixture::bytes_of(options, cell, n); }, row);
   if (sets == 0) return row;
-  std::optional<Bed> made;
+  std::optional<IndexerFixture> made;
   try {
     made.emplace(options, cell, sets, timer);
   } catch (const Unsupported& e) {
     row.skipped = one_line(e);
     return row;
   }
-  Bed& bed = *made;
-  row.implementation =
-      fmt::format("indexer_logits {}, topk {}", bed.logits_plan->implementation(), bed.topk_plan->implementation());
+  IndexerFixture& fixture = *made;
+  row.implementation = fmt::format("indexer_logits {}, topk {}", fixture.logits_plan->implementation(),
+                                   fixture.topk_plan->implementation());
   std::vector<std::function<void()>> chain;
   std::vector<std::function<void()>> alone;
   for (std::int64_t s = 0; s < sets; ++s) {
-    alone.emplace_back([&, s] { bed.score(s); });
+    alone.emplace_back([&, s] { fixture.score(s); });
     chain.emplace_back([&, s] {
-      bed.score(s);
-      bed.choose();
+      fixture.score(s);
+      fixture.choose();
     });
   }
   const std::vector<GpuRecording> recordings = timer.record(chain);
   row.time = timer.time(options.measure, recordings);
   row.stages.emplace_back("logits_us", timer.time(options.measure, alone).median * 1e6);
   for (const auto& [set, token] : {std::pair<std::int64_t, std::int64_t>(0, 0), {sets - 1, cell.rows() - 1}}) {
-    fill_bytes(DeviceKind::kCuda, bed.chosen.data(), 0x7F, bed.chosen.bytes(), timer.stream());
-    fill_bytes(DeviceKind::kCuda, bed.logits.data(), 0xFF, bed.logits.bytes(), timer.stream());
+    fill_bytes(DeviceKind::kCuda, fixture.chosen.data(), 0x7F, fixture.chosen.bytes(), timer.stream());
+    fill_bytes(DeviceKind::kCuda, fixture.logits.data(), 0xFF, fixture.logits.bytes(), timer.stream());
     timer.replay(recordings[static_cast<std::size_t>(set)]);
-    row.check = worse(row.check, bed.check(set, token));
+    row.check = worse(row.check, fixture.check(set, token));
   }
   return row;
 }

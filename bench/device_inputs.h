@@ -13,15 +13,15 @@
 
 namespace smla::bench {
 
-/// Uniform numbers in [-width, width) in a GPU's memory; BF16, E4M3 or F32.
+/// A BF16, E4M3 or F32 tensor of uniform numbers in [-width, width) in a GPU's memory.
 DeviceTensor device_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width,
                             Stream stream);
-/// n times `value`, I32.
+/// An I32 tensor [n] that holds `value` everywhere, in a GPU's memory.
 DeviceTensor device_constant(std::int64_t n, std::int64_t value);
-/// A copy on the host, complete on return.
+/// A copy of a GPU's tensor on the host; complete on return.
 HostTensor to_host(const ConstTensorView& from, Stream stream);
 
-/// A cache in a GPU's memory: every row is one of a few thousand random valid ones, page padding is 0xFF.
+/// A cache in a GPU's memory: every row is one of a few thousand random valid rows, page padding is 0xFF.
 class DeviceCache {
  public:
   DeviceCache() = default;
@@ -36,25 +36,26 @@ class DeviceCache {
   PagedCache cache_;
 };
 
-/// The rows that a call read, side by side in one block on the host, in the order of `slots` (in a GPU's memory).
+/// A cache on the host of one block with the rows that a call read, in the order of `slots` (which are in a GPU's
+/// memory).
 struct PackedRows {
   HostTensor bytes;
   PagedCache cache;
 };
 PackedRows pack_rows(const PagedCache& from, const std::int32_t* slots, std::int64_t count, Stream stream);
 
-/// |got - want|_2 / |want|_2 within `l2`, infinities and NaN in place.
+/// Checks that |got - want|_2 / |want|_2 is at most `l2`, and that infinities and NaN are at the same places.
 Check check_result(const HostTensor& got, const HostTensor& want, double l2);
-/// Whether `chosen`, -1 behind its end, are the highest of `scores`: as many as there can be, each once, and none
-/// passed over that is better by more than `slack` times the largest magnitude. `l2` is by how much the worst one falls
-/// short, in the same measure.
+/// Checks that `chosen` (followed by -1) holds the highest of `scores`: as many as possible, each once, and no score
+/// left out is higher than a chosen one by more than `slack` times the largest magnitude. Check::l2 is the largest such
+/// difference, as a share of the largest magnitude.
 Check check_selection(std::span<const std::int32_t> chosen, const std::vector<float>& scores, double slack);
-/// The most input sets, from `most` down to 2, that four fifths of the GPU's free memory hold; 0 where they hold not
-/// even those, and the row says so.
+/// How many input sets, `most` at most, fit in four fifths of the GPU's free memory. Returns 0, and says so in
+/// row.skipped, when not even two fit.
 std::int64_t fitting_sets(std::int64_t most, const std::function<double(std::int64_t sets)>& bytes_of, Row& row);
 /// An exception's text on one line.
 std::string one_line(const std::exception& error);
-/// The worse of two.
+/// The worse of two checks.
 Check worse(const Check& a, const Check& b);
 
 }  // namespace smla::bench

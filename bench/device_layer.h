@@ -17,22 +17,20 @@
 
 namespace smla::bench {
 
-/// The config of a layer of this kind, or a tensor-parallel rank's share of it: as many heads (0: all), and as many
-/// groups of the output projection as belong to them.
+/// The config of a layer of this compress ratio with `heads` query heads (0: all): a tensor-parallel rank's share has
+/// the groups of the output projection that belong to its heads.
 LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads);
 
-/// Formats, queries and choices of implementations of a layer on a GPU.
+/// Cache formats, device and implementations of a layer on a GPU.
 LayerOptions layer_options(const Options& options);
 
-/// Where a layer's cache of this role stands among its caches.
-
-/// A layer with random weights in a GPU's memory, and the same layer on the host, which its results are held against.
+/// A layer with random weights in a GPU's memory, and the same layer on the host, with which its results are compared.
 class LayerOnGpu {
  public:
   /// @param positions rows of its rope table
   LayerOnGpu(const Options& options, const LayerConfig& config, std::int64_t positions);
   LayerConfig config;
-  LayerWeights views;  ///< of its weights
+  LayerWeights views;  ///< views of the weights on the GPU
   std::optional<AttentionLayer> layer;
   std::optional<AttentionLayer> on_host;
 
@@ -43,11 +41,11 @@ class LayerOnGpu {
   DeviceTensor rope_;
 };
 
-/// Steps that are measured together.
+/// The shape of the steps that are measured together.
 struct LayerShape {
   std::int64_t requests = 1;
-  std::int64_t tokens = 1;  ///< of a request
-  std::int64_t length = 0;  ///< of a request with its tokens, decodes: at most
+  std::int64_t tokens = 1;  ///< tokens of a request in a step
+  std::int64_t length = 0;  ///< tokens of a request after the step; of decodes after the last step
   bool prefill = false;
 };
 
@@ -60,17 +58,17 @@ class LayerRun {
 
   std::vector<std::function<void()>> calls();
   std::string implementation() const;
-  /// What a replay of the last call makes of poisoned outputs: all of them against the same step as ops one after the
-  /// other on one stream, bit for bit, and the last request's (of a prompt the last token's) against the layer on the
-  /// host over copies of that request's blocks, which attends to the GPU's choice of entries once that choice is found
-  /// to be right.
+  /// Poisons the outputs, replays the last call and checks them. All must equal, bit for bit, those of the same step
+  /// computed as ops one after the other on one stream. Those of the last request (of a prompt its last token) are
+  /// compared with the layer on the host over copies of that request's blocks; the host first checks the entries that
+  /// the GPU chose and then attends to them.
   Check check(const std::function<void()>& replay);
 
  private:
   /// The caches of one cache group of a layer and the blocks in them.
   struct GroupCaches {
     std::int64_t first_column = 0;
-    std::int64_t columns = 0;  ///< live ones of a request
+    std::int64_t columns = 0;  ///< block-table columns of a request that the steps use
     std::vector<CacheRole> roles;
     std::deque<DeviceCache> caches;
   };

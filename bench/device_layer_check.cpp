@@ -23,9 +23,9 @@ constexpr double kL2 =
 double score_slack(const RowFormat& index_rows) { return index_rows.nope == Element::kE2M1 ? 0.1 : 0.02; }
 
 /// Keeps what a GPU's layer chose; to be observed at all makes it run its ops one after the other.
-class Choice : public LayerObserver {
+class TopkRecorder : public LayerObserver {
  public:
-  explicit Choice(Stream stream) : stream_(stream) {}
+  explicit TopkRecorder(Stream stream) : stream_(stream) {}
   void on_stage(Stage, double) override {}
   void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t) override {
     if (name == "topk" && !value.absent()) topk = to_host(value, stream_);
@@ -37,10 +37,10 @@ class Choice : public LayerObserver {
 };
 
 /// Judges the GPU's choice by the host's scores, and has the host's layer go on with it.
-class Chooser : public LayerObserver {
+class TopkSubstitute : public LayerObserver {
  public:
   /// @param chosen [tokens, k], the last of them those of `step`
-  Chooser(const LayerStep& step, const HostTensor& chosen, std::int64_t first_position, int ratio, double slack)
+  TopkSubstitute(const LayerStep& step, const HostTensor& chosen, std::int64_t first_position, int ratio, double slack)
       : step_(step), chosen_(chosen), first_position_(first_position), ratio_(ratio), slack_(slack) {}
   void on_stage(Stage, double) override {}
   void on_tensor(std::string_view name, const ConstTensorView& value, std::int64_t first_row) override {
@@ -90,8 +90,8 @@ Check LayerRun::check(const std::function<void()>& replay) {
   if (const std::int64_t bad = gpu_count_nan(std::as_const(output_).view(), stream_); bad > 0) {
     return {.done = true, .l2 = 0, .failure = fmt::format("{} outputs are NaN or were not written", bad)};
   }
-  Choice choice(stream_);
-  const HostTensor apart = outputs_of([&] { forward(step, &choice); });
+  TopkRecorder recorder(stream_);
+  const HostTensor apart = outputs_of([&] { forward(step, &recorder); });
   std::int64_t different = 0;
   for (std::int64_t i = 0; i < got.numel(); ++i)
     different += got.as<BF16>()[i].bits != apart.as<BF16>()[i].bits ? 1 : 0;
@@ -101,7 +101,7 @@ Check LayerRun::check(const std::function<void()>& replay) {
             .failure =
                 fmt::format("{} of {} outputs are not those of the ops one after the other", different, got.numel())};
   }
-  return check_on_host(step, got, choice.topk);
+  return check_on_host(step, got, recorder.topk);
 }
 
 Check LayerRun::check_on_host(const Step& step, const HostTensor& got, const HostTensor& chosen) const {
@@ -155,12 +155,12 @@ Check LayerRun::check_on_host(const Step& step, const HostTensor& got, const Hos
   const LayerPlan plan = layer.plan(metadata.shape(), caches);
   HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
   HostTensor want(DType::kBF16, {tokens, config.hidden_size});
-  Chooser chooser(metadata.layer(0), chosen, positions[0], config.compress_ratio,
-                  score_slack(*layer.options().caches.index));
+  TopkSubstitute substitute(metadata.layer(0), chosen, positions[0], config.compress_ratio,
+                            score_slack(*layer.options().caches.index));
   layer.forward(plan, metadata.layer(0), caches, hidden.view(), want.view(),
-                {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &chooser);
+                {.data = workspace.data(), .bytes = workspace.bytes()}, {}, &substitute);
   Check out = check_result(rows_of(got, row, tokens), want, kL2);
-  if (out.failure.empty()) out.failure = chooser.check.failure;
+  if (out.failure.empty()) out.failure = substitute.check.failure;
   return out;
 }
 

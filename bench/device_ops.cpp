@@ -23,9 +23,9 @@ namespace {
 
 constexpr std::int64_t kSets = 3;
 constexpr std::array<std::int64_t, 5> kTokens{1, 64, 256, 2048, 8192};
-constexpr std::int64_t kMostDecodes = 256;      // more tokens are one prompt's
-constexpr std::int64_t kEnd = 32768;            // positions: a context's last ones
-constexpr std::int64_t kMostChecked = 1 << 24;  // numbers of a call that the reference computes again
+constexpr std::int64_t kMaxDecodes = 256;             // more tokens are one prompt's
+constexpr std::int64_t kEnd = 32768;                  // positions: a context's last ones
+constexpr std::int64_t kMaxCheckedNumbers = 1 << 24;  // numbers of a call that the reference computes again
 constexpr double kBound = 4e-3;
 constexpr double kCodeBound = 1e-2;  // of 8-bit codes: one in a hundred at a rounding boundary
 
@@ -59,7 +59,7 @@ struct Collect {
 };
 
 /// Makes a call's results worthless: what is then right was written by the next call.
-struct Spoil {
+struct Poison {
   Stream stream;
   void in(const char*, const ConstTensorView&) const {}
   void out(const char*, const TensorView& v) const {
@@ -87,7 +87,7 @@ struct CountPoison {
 /// are.
 template <class Op>
 Check check_written(typename Op::Args args, Stream stream, const std::function<void()>& replay) {
-  OpDescription<Op>::tensors(args, Spoil{stream});
+  OpDescription<Op>::tensors(args, Poison{stream});
   replay();
   std::int64_t bad = 0;
   OpDescription<Op>::tensors(args, CountPoison{stream, bad});
@@ -98,7 +98,7 @@ Check check_written(typename Op::Args args, Stream stream, const std::function<v
 template <class Op>
 Check check_call(const typename Op::Problem& problem, typename Op::Args args, Stream stream,
                  const std::function<void()>& replay) {
-  OpDescription<Op>::tensors(args, Spoil{stream});
+  OpDescription<Op>::tensors(args, Poison{stream});
   synchronize(DeviceKind::kCuda, stream);
   StagedTensors before(DeviceKind::kCpu, stream);
   typename Op::Args host = before.bring<Op>(args);
@@ -127,9 +127,9 @@ Check check_call(const typename Op::Problem& problem, typename Op::Args args, St
 }
 
 /// Inputs and calls of one op with T tokens, in several sets.
-class Bed {
+class OpFixture {
  public:
-  Bed(const Options& options_in, std::int64_t tokens_in, Stream stream_in)
+  OpFixture(const Options& options_in, std::int64_t tokens_in, Stream stream_in)
       : options(options_in), tokens(tokens_in), stream(stream_in) {
     config = model_preset("v4-pro").layer(0);
     for (std::int64_t i = 0; config.compress_ratio != 4; ++i) config = model_preset("v4-pro").layer(i);
@@ -149,7 +149,7 @@ class Bed {
   double bytes = 0;  ///< of a set, touched once
   std::int64_t numbers_out = 0;
 
-  bool decodes() const { return tokens <= kMostDecodes; }
+  bool decodes() const { return tokens <= kMaxDecodes; }
   std::int64_t requests() const { return decodes() ? tokens : 1; }
   ConstTensorView rope() const { return rope_.view(); }
 
@@ -205,8 +205,8 @@ class Bed {
     if (set > 0) return;
     implementation += fmt::format("{}{} {}", implementation.empty() ? "" : ", ", Op::kName, plan->implementation());
     checks.emplace_back([this, problem, args](const std::function<void()>& replay) {
-      return numbers_out <= kMostChecked ? check_call<Op>(problem, args, stream, replay)
-                                         : check_written<Op>(args, stream, replay);
+      return numbers_out <= kMaxCheckedNumbers ? check_call<Op>(problem, args, stream, replay)
+                                               : check_written<Op>(args, stream, replay);
     });
   }
   void count(std::int64_t touched, std::int64_t out) {
@@ -222,7 +222,7 @@ class Bed {
   std::uint64_t seed_ = 0;
 };
 
-void norms(Bed& b) {
+void norms(OpFixture& b) {
   const std::int64_t dim = b.config.q_lora_rank;
   const std::int64_t dim2 = b.config.head_dim;
   b.call<RmsNorm>({.rows = b.tokens, .dim = dim, .dim2 = dim2}, {.x = b.numbers(DType::kBF16, {b.tokens, dim}),
@@ -234,7 +234,7 @@ void norms(Bed& b) {
   b.count((4 * b.tokens + 2) * (dim + dim2), b.tokens * (dim + dim2));
 }
 
-void insert(Bed& b, const RowFormat& format) {
+void insert(OpFixture& b, const RowFormat& format) {
   const std::int64_t heads = b.config.num_heads;
   const std::int64_t dim = b.config.head_dim;
   const DType out = format.scale == ScaleKind::kPerTensor ? DType::kE4M3 : DType::kBF16;
@@ -253,7 +253,7 @@ void insert(Bed& b, const RowFormat& format) {
           b.tokens * heads * dim);
 }
 
-void inverse_rope(Bed& b) {
+void inverse_rope(OpFixture& b) {
   const std::int64_t heads = b.config.num_heads;
   const std::int64_t dim = b.config.head_dim;
   const std::int64_t groups = b.config.o_groups;
@@ -270,7 +270,7 @@ void inverse_rope(Bed& b) {
           b.tokens * heads * dim);
 }
 
-void global_topk(Bed& b) {
+void global_topk(OpFixture& b) {
   const std::int64_t k = b.config.index_topk;
   const std::int64_t entries = kEnd / 4;
   const HostTensor topk = random_choices(b.tokens, k, entries, 1 + b.set);
@@ -285,7 +285,7 @@ void global_topk(Bed& b) {
   b.count(b.tokens * (8 * k + 9) + b.requests() * entries / 64 * 4, b.tokens * k);
 }
 
-void combine(Bed& b) {
+void combine(OpFixture& b) {
   const std::int64_t k = b.config.index_topk;
   const std::int64_t window = 128;
   const std::int64_t queries = b.decodes() ? 1 : b.tokens;
@@ -302,7 +302,7 @@ void combine(Bed& b) {
   b.count(b.tokens * (4 * k + 4 * (k + window) + 4), b.tokens * (k + window));
 }
 
-void mixed(Bed& b) {
+void mixed(OpFixture& b) {
   const std::int64_t k = b.config.index_topk;
   const std::int64_t window = 128;
   const std::int64_t decodes = b.decodes() ? b.tokens : 0;
@@ -334,7 +334,7 @@ void mixed(Bed& b) {
 
 std::int64_t state_block(int ratio) { return ratio == 4 ? 4 : 8; }
 
-void save(Bed& b, int ratio, int dim) {
+void save(OpFixture& b, int ratio, int dim) {
   const SaveState::Problem problem{.tokens = b.tokens, .ratio = ratio, .dim = dim};
   const std::int64_t half = static_cast<std::int64_t>(problem.coff()) * dim;
   b.call<SaveState>(problem, {.kv_score = b.numbers(DType::kF32, {b.tokens, 2 * half}),
@@ -346,7 +346,7 @@ void save(Bed& b, int ratio, int dim) {
 }
 
 /// `all`: every token is a request's and closes a group; else the tokens are a prompt's last.
-void compress(Bed& b, int ratio, int dim, const RowFormat& format, bool all) {
+void compress(OpFixture& b, int ratio, int dim, const RowFormat& format, bool all) {
   const CompressStore::Problem problem{.tokens = b.tokens, .ratio = ratio, .dim = dim, .format = &format};
   const std::int64_t window = std::int64_t{problem.coff()} * ratio;
   const std::int64_t block = state_block(ratio);
@@ -379,7 +379,7 @@ void compress(Bed& b, int ratio, int dim, const RowFormat& format, bool all) {
   b.count(closed * (window * dim * 8 + format.row_bytes() + 256) + b.tokens * 28, closed * window * dim);
 }
 
-void index_queries(Bed& b) {
+void index_queries(OpFixture& b) {
   const std::int64_t heads = b.config.index_n_heads;
   const std::int64_t dim = b.config.index_head_dim;
   b.call<IndexerQ>({.tokens = b.tokens, .heads = heads, .format = &index_fp8_rows()},
@@ -393,7 +393,7 @@ void index_queries(Bed& b) {
   b.count(b.tokens * heads * (3 * dim + 6) + (b.decodes() ? 1 : b.tokens) * 256, b.tokens * heads * dim);
 }
 
-void insert_rows(Bed& b, const RowFormat& format) {
+void insert_rows(OpFixture& b, const RowFormat& format) {
   b.call<InsertRows>({.tokens = b.tokens, .format = &format},
                      {.rows = b.numbers(DType::kBF16, {b.tokens, format.dim}),
                       .slot_mapping = b.choices<std::int64_t>(b.tokens, b.tokens),
@@ -401,7 +401,7 @@ void insert_rows(Bed& b, const RowFormat& format) {
   b.count(b.tokens * (2 * format.dim + format.row_bytes() + 8), b.tokens * format.dim);
 }
 
-void gather(Bed& b) {
+void gather(OpFixture& b) {
   const RowFormat& format = fp8_ds_mla_rows();
   const std::int64_t columns = (b.tokens + 63) / 64;
   b.call<GatherRows>({.requests = 1, .rows = b.tokens, .format = &format},
@@ -413,7 +413,7 @@ void gather(Bed& b) {
   b.count(b.tokens * (format.row_bytes() + 2 * format.dim), b.tokens * format.dim);
 }
 
-void compressed_slots(Bed& b) {
+void compressed_slots(OpFixture& b) {
   b.call<CompressedSlotMapping>({.requests = b.requests(), .tokens = b.tokens},
                                 {.query_start_loc = b.starts(),
                                  .seq_lens = b.lengths(kEnd),
@@ -424,43 +424,44 @@ void compressed_slots(Bed& b) {
 
 struct Op {
   std::string_view name;
-  void (*make)(Bed& bed);
+  void (*make)(OpFixture& fixture);
   bool decode_alone = false;
 };
 constexpr std::array<Op, 22> kOps{{
     {"q_kv_rmsnorm", norms},
-    {"fused_qnorm_rope_kv_insert_fp8", [](Bed& b) { insert(b, fp8_ds_mla_rows()); }},
-    {"full_cache_bf16_insert", [](Bed& b) { insert(b, bf16_rows()); }},
-    {"full_cache_fp8_insert", [](Bed& b) { insert(b, fp8_per_tensor_rows()); }},
+    {"fused_qnorm_rope_kv_insert_fp8", [](OpFixture& b) { insert(b, fp8_ds_mla_rows()); }},
+    {"full_cache_bf16_insert", [](OpFixture& b) { insert(b, bf16_rows()); }},
+    {"full_cache_fp8_insert", [](OpFixture& b) { insert(b, fp8_per_tensor_rows()); }},
     {"inv_rope_fp8_quant", inverse_rope},
     {"global_topk_indices", global_topk},
     {"combine_topk_swa", combine},
     {"mixed_sparse_indices", mixed},
-    {"save_partial_states_c4_main", [](Bed& b) { save(b, 4, 512); }},
-    {"compress_c4_main_prefill", [](Bed& b) { compress(b, 4, 512, fp8_ds_mla_rows(), false); }},
-    {"compress_c4_main_decode_all_boundary", [](Bed& b) { compress(b, 4, 512, fp8_ds_mla_rows(), true); }, true},
-    {"save_partial_states_c128_main", [](Bed& b) { save(b, 128, 512); }},
-    {"compress_c128_main_prefill_two_stage", [](Bed& b) { compress(b, 128, 512, fp8_ds_mla_rows(), false); }},
-    {"compress_c128_main_decode_all_boundary_two_stage", [](Bed& b) { compress(b, 128, 512, fp8_ds_mla_rows(), true); },
+    {"save_partial_states_c4_main", [](OpFixture& b) { save(b, 4, 512); }},
+    {"compress_c4_main_prefill", [](OpFixture& b) { compress(b, 4, 512, fp8_ds_mla_rows(), false); }},
+    {"compress_c4_main_decode_all_boundary", [](OpFixture& b) { compress(b, 4, 512, fp8_ds_mla_rows(), true); }, true},
+    {"save_partial_states_c128_main", [](OpFixture& b) { save(b, 128, 512); }},
+    {"compress_c128_main_prefill_two_stage", [](OpFixture& b) { compress(b, 128, 512, fp8_ds_mla_rows(), false); }},
+    {"compress_c128_main_decode_all_boundary_two_stage",
+     [](OpFixture& b) { compress(b, 128, 512, fp8_ds_mla_rows(), true); }, true},
+    {"save_partial_states_c4_indexer", [](OpFixture& b) { save(b, 4, 128); }},
+    {"compress_c4_indexer_prefill", [](OpFixture& b) { compress(b, 4, 128, index_fp8_rows(), false); }},
+    {"compress_c4_indexer_decode_all_boundary", [](OpFixture& b) { compress(b, 4, 128, index_fp8_rows(), true); },
      true},
-    {"save_partial_states_c4_indexer", [](Bed& b) { save(b, 4, 128); }},
-    {"compress_c4_indexer_prefill", [](Bed& b) { compress(b, 4, 128, index_fp8_rows(), false); }},
-    {"compress_c4_indexer_decode_all_boundary", [](Bed& b) { compress(b, 4, 128, index_fp8_rows(), true); }, true},
     {"indexer_q_rope_fp8", index_queries},
-    {"indexer_k_quant_insert", [](Bed& b) { insert_rows(b, index_fp8_rows()); }},
+    {"indexer_k_quant_insert", [](OpFixture& b) { insert_rows(b, index_fp8_rows()); }},
     {"dequant_gather", gather},
-    {"quantize_insert_k", [](Bed& b) { insert_rows(b, fp8_ds_mla_rows()); }},
+    {"quantize_insert_k", [](OpFixture& b) { insert_rows(b, fp8_ds_mla_rows()); }},
     {"compressed_slot_mapping", compressed_slots},
 }};
 
 Row measure_op(const Options& options, const Op& op, std::int64_t tokens, const DeviceTimer& timer) {
-  Bed bed(options, tokens, timer.stream());
+  OpFixture fixture(options, tokens, timer.stream());
   std::vector<std::function<void()>> sets;
-  for (; bed.set < kSets; ++bed.set) {
-    bed.calls.emplace_back();
-    op.make(bed);
+  for (; fixture.set < kSets; ++fixture.set) {
+    fixture.calls.emplace_back();
+    op.make(fixture);
   }
-  for (const std::vector<std::function<void()>>& calls : bed.calls) {
+  for (const std::vector<std::function<void()>>& calls : fixture.calls) {
     sets.emplace_back([&calls] {
       for (const std::function<void()>& call : calls) call();
     });
@@ -471,11 +472,11 @@ Row measure_op(const Options& options, const Op& op, std::int64_t tokens, const 
   row.group = "ops";
   row.name = fmt::format("{} x {}", op.name, tokens);
   row.shape = fmt::format("tokens {}, v4-pro", tokens);
-  row.implementation = bed.implementation;
+  row.implementation = fixture.implementation;
   row.time = timer.time(options.measure, recordings);
-  row.bytes = bed.bytes;
+  row.bytes = fixture.bytes;
   row.cell = fmt::format("ops/{}/{}", op.name, tokens);
-  for (const auto& check : bed.checks) row.check = worse(row.check, check([&] { timer.replay(recordings[0]); }));
+  for (const auto& check : fixture.checks) row.check = worse(row.check, check([&] { timer.replay(recordings[0]); }));
   return row;
 }
 
@@ -488,7 +489,7 @@ void bench_device_ops(const Options& options, const Emit& emit) {
   for (const Op& op : kOps) {
     if (!wanted(options.layers, std::string(op.name))) continue;
     for (const std::int64_t t : tokens) {
-      if (!op.decode_alone || t <= kMostDecodes) emit(measure_op(options, op, t, timer));
+      if (!op.decode_alone || t <= kMaxDecodes) emit(measure_op(options, op, t, timer));
     }
   }
 }

@@ -9,14 +9,14 @@ namespace smla::bench {
 namespace {
 
 constexpr std::size_t kTimesL2 = 4;
-constexpr std::size_t kLeastSwept = std::size_t{64} << 20;
+constexpr std::size_t kMinSweptBytes = std::size_t{64} << 20;
 constexpr double kWarmUpShare = 0.2;
 
 }  // namespace
 
 DeviceTimer::DeviceTimer()
     : stream_(DeviceKind::kCuda),
-      swept_(DeviceKind::kCuda, std::max(kLeastSwept, kTimesL2 * gpu_facts().l2_bytes), false) {
+      swept_(DeviceKind::kCuda, std::max(kMinSweptBytes, kTimesL2 * gpu_facts().l2_bytes), false) {
   fill_bytes(DeviceKind::kCuda, swept_.data(), 0x35, swept_.bytes(), stream());
   gpu_sweep(swept_.data(), swept_.bytes(), stream());  // loaded before it is first recorded
   synchronize(DeviceKind::kCuda, stream());
@@ -91,7 +91,7 @@ Timing DeviceTimer::time(const MeasureOptions& options, std::span<const GpuRecor
   const auto enough = [&] {
     const auto runs = static_cast<std::int64_t>(seconds.size());
     const double spent = now() - measured;
-    return runs >= kLeastRuns && spent >= options.min_seconds && (runs >= options.min_runs || spent >= kMostSeconds);
+    return runs >= kMinRuns && spent >= options.min_seconds && (runs >= options.min_runs || spent >= kMaxSeconds);
   };
   while (!enough()) {
     round();

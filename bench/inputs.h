@@ -10,13 +10,13 @@
 
 namespace smla::bench {
 
-/// Uniform numbers in [-width, width), a function of (seed, place); BF16, F32 or E4M3.
+/// A BF16, F32 or E4M3 tensor of uniform numbers in [-width, width); each depends on the seed and its index alone.
 HostTensor random_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width);
 
 /// [rows, columns] I32: in each row distinct numbers below `limit`, in random order; columns <= limit.
 HostTensor random_choices(std::int64_t rows, std::int64_t columns, std::int64_t limit, std::uint64_t seed);
 
-/// A cache of random valid rows, owned.
+/// A cache with random valid rows, and its memory.
 struct OwnedCache {
   HostTensor bytes;
   PagedCache cache;
@@ -25,7 +25,8 @@ OwnedCache random_cache(const RowFormat& format, std::int64_t blocks, std::int64
 /// Fills every row of a cache with random numbers; its page padding stays as it is.
 void fill_cache(const PagedCache& cache, std::uint64_t seed);
 
-/// How Options choose for `op`. "*" counts where the op has it and it accepts.
+/// The plan options of Op: device, threads and the implementation that Options force. One that is forced for all ops
+/// ("*") counts where Op has it and it accepts the problem.
 template <class Op>
 PlanOptions plan_options(const Options& options, const typename Op::Problem& problem) {
   PlanOptions plan{.device = options.device, .implementation = "", .deterministic = false, .threads = options.threads};

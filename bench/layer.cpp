@@ -43,8 +43,8 @@ class StageTimes final : public LayerObserver {
 };
 
 /// One layer, its caches, and requests of up to `length` tokens in them; every row of the caches is valid and random.
-struct Bed {
-  Bed(const Options& options, int ratio, std::int64_t requests, std::int64_t length);
+struct LayerFixture {
+  LayerFixture(const Options& options, int ratio, std::int64_t requests, std::int64_t length);
 
   /// Requests that each have `before` tokens behind them and bring `tokens` more.
   StepMetadata step(std::int64_t before, std::int64_t tokens, std::int64_t max_seq_len) const;
@@ -71,7 +71,7 @@ LayerOptions layer_options(const Options& options) {
   return out;
 }
 
-Bed::Bed(const Options& options, int ratio, std::int64_t requests, std::int64_t length)
+LayerFixture::LayerFixture(const Options& options, int ratio, std::int64_t requests, std::int64_t length)
     : config(layer_of_ratio(options, ratio)) {
   weights = random_weights(config, 1);
   rope = rope_table(config.rope, length);
@@ -109,7 +109,7 @@ Bed::Bed(const Options& options, int ratio, std::int64_t requests, std::int64_t 
                                            ConstTensorView(rope.data(), DType::kF32, {length, config.rope_head_dim}));
 }
 
-StepMetadata Bed::step(std::int64_t before, std::int64_t tokens, std::int64_t max_seq_len) const {
+StepMetadata LayerFixture::step(std::int64_t before, std::int64_t tokens, std::int64_t max_seq_len) const {
   const auto requests = static_cast<std::int64_t>(blocks.size());
   HostTensor starts(DType::kI32, {requests + 1});
   HostTensor seq_lens(DType::kI32, {requests});
@@ -179,16 +179,17 @@ struct PlannedStep {
   std::int64_t tokens = 0;
 };
 
-PlannedStep planned_step(const Bed& bed, std::int64_t before, std::int64_t tokens, std::int64_t max_seq_len) {
-  StepMetadata metadata = bed.step(before, tokens, max_seq_len);
-  LayerPlan plan = bed.layer->plan(metadata.shape(), bed.caches);
+PlannedStep planned_step(const LayerFixture& fixture, std::int64_t before, std::int64_t tokens,
+                         std::int64_t max_seq_len) {
+  StepMetadata metadata = fixture.step(before, tokens, max_seq_len);
+  LayerPlan plan = fixture.layer->plan(metadata.shape(), fixture.caches);
   const std::int64_t rows = metadata.shape().tokens;
   return {.metadata = std::move(metadata), .plan = std::move(plan), .tokens = rows};
 }
 
 /// Runs `steps` one after the other as one measured call; `together` false: one of them a call, in turn.
-Timing measure_steps(const Options& options, const Bed& bed, const std::vector<PlannedStep>& steps, bool together,
-                     StageTimes& stages) {
+Timing measure_steps(const Options& options, const LayerFixture& fixture, const std::vector<PlannedStep>& steps,
+                     bool together, StageTimes& stages) {
   std::int64_t most = 0;
   std::size_t scratch_bytes = 0;
   for (const PlannedStep& s : steps) {
@@ -198,12 +199,12 @@ Timing measure_steps(const Options& options, const Bed& bed, const std::vector<P
   Scratch scratch(scratch_bytes);
   std::vector<HostTensor> inputs;
   for (std::int64_t i = 0; i < kInputs; ++i)
-    inputs.push_back(hidden_states(bed.config, most, static_cast<std::uint64_t>(i)));
-  HostTensor output(DType::kBF16, {most, bed.config.hidden_size});
+    inputs.push_back(hidden_states(fixture.config, most, static_cast<std::uint64_t>(i)));
+  HostTensor output(DType::kBF16, {most, fixture.config.hidden_size});
   const auto run = [&](const PlannedStep& s, std::int64_t input) {
-    bed.layer->forward(s.plan, s.metadata.layer(0), bed.caches,
-                       inputs[static_cast<std::size_t>(input % kInputs)].view().slice(0, 0, s.tokens),
-                       output.view().slice(0, 0, s.tokens), scratch.get(), {}, &stages);
+    fixture.layer->forward(s.plan, s.metadata.layer(0), fixture.caches,
+                           inputs[static_cast<std::size_t>(input % kInputs)].view().slice(0, 0, s.tokens),
+                           output.view().slice(0, 0, s.tokens), scratch.get(), {}, &stages);
   };
   const auto count = static_cast<std::int64_t>(steps.size());
   bool first = true;
@@ -217,10 +218,10 @@ Timing measure_steps(const Options& options, const Bed& bed, const std::vector<P
 Row measure_decode(const Options& options, int ratio, std::int64_t requests, std::int64_t context) {
   // Four positions in turn: a C4A layer closes a group every fourth token.
   constexpr std::int64_t kPositions = 4;
-  const Bed bed(options, ratio, requests, context + kPositions);
+  const LayerFixture fixture(options, ratio, requests, context + kPositions);
   Row row{.group = "layer",
           .name = fmt::format("{} decode", kind_name(ratio)),
-          .shape = fmt::format("requests {}, context {}, heads {}, {}", requests, context, bed.config.num_heads,
+          .shape = fmt::format("requests {}, context {}, heads {}, {}", requests, context, fixture.config.num_heads,
                                options.rows->name),
           .implementation = "",
           .time = {},
@@ -230,22 +231,22 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
           .stages = {}};
   std::vector<PlannedStep> steps;
   for (std::int64_t i = 0; i < kPositions; ++i) {
-    steps.push_back(planned_step(bed, context + i, 1, context + kPositions));
+    steps.push_back(planned_step(fixture, context + i, 1, context + kPositions));
   }
-  add_layer_floor(bed.config, options, bed.weights.views, requests, context, 1, row);
+  add_layer_floor(fixture.config, options, fixture.weights.views, requests, context, 1, row);
   StageTimes stages;
-  row.time = measure_steps(options, bed, steps, false, stages);
+  row.time = measure_steps(options, fixture, steps, false, stages);
   row.stages = stages.shares();
   row.implementation = steps[0].plan.describe();
   return row;
 }
 
 Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
-  const Bed bed(options, ratio, 1, length);
+  const LayerFixture fixture(options, ratio, 1, length);
   Row row{.group = "layer",
           .name = fmt::format("{} prefill", kind_name(ratio)),
           .shape = fmt::format("tokens {} in steps of {}, heads {}, {}", length, std::min(length, options.chunk),
-                               bed.config.num_heads, options.rows->name),
+                               fixture.config.num_heads, options.rows->name),
           .implementation = "",
           .time = {},
           .flops = 0,
@@ -255,11 +256,11 @@ Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
   std::vector<PlannedStep> steps;
   for (std::int64_t before = 0; before < length; before += options.chunk) {
     const std::int64_t tokens = std::min(options.chunk, length - before);
-    steps.push_back(planned_step(bed, before, tokens, before + tokens));
-    add_layer_floor(bed.config, options, bed.weights.views, 1, before, tokens, row);
+    steps.push_back(planned_step(fixture, before, tokens, before + tokens));
+    add_layer_floor(fixture.config, options, fixture.weights.views, 1, before, tokens, row);
   }
   StageTimes stages;
-  row.time = measure_steps(options, bed, steps, true, stages);
+  row.time = measure_steps(options, fixture, steps, true, stages);
   row.stages = stages.shares();
   row.implementation = steps[0].plan.describe();
   return row;

@@ -17,7 +17,7 @@ struct Linear {
   DType y = DType::kBF16;
 };
 
-/// Those of the kinds of Options.
+/// The linear maps of all layer kinds in Options::ratios.
 std::vector<Linear> linears(const Options& options);
 
 }  // namespace smla::bench

@@ -7,19 +7,19 @@
 
 namespace smla::bench {
 
-/// What one instruction set reaches on all threads together, floating-point operations a second.
+/// The measured peak of one instruction set on all threads together, or a bandwidth.
 struct Peak {
   std::string
       name;  ///< "generic", "avx2", "avx512": fp32 multiply-adds; "avx512_bf16": bf16 dot products with fp32 sums
-  double flops = 0;  ///< a second; of a bandwidth bytes a second
+  double flops = 0;  ///< floating-point operations a second; of a bandwidth bytes a second
 };
 
-/// The ceilings that rows are held against, measured on this machine, in this run, on the threads of this run.
+/// The ceilings that rows are compared with, measured on this machine in this run with the threads of this run.
 struct Machine {
   std::string cpu;
   int cores = 0;
   int threads = 0;
-  std::vector<Peak> peaks;    ///< those that the CPU has (and SMLA_CPU leaves)
+  std::vector<Peak> peaks;    ///< instruction sets that the CPU has and SMLA_CPU allows
   double read_bandwidth = 0;  ///< bytes a second out of memory, in order
 
   // A run on a GPU: its own ceilings; then `peaks` are "product" (bf16 8192^3) and "mma" (mma.sync from registers), and
@@ -31,8 +31,8 @@ struct Machine {
   std::vector<Peak> bandwidths;  ///< bytes a second: "copy" (read + written), "gather_2", "gather_64" (rows at random,
                                  ///< blocks of 2 and 64)
   double timer = 0;              ///< seconds over which measurements of nothing spread, p10 to p90
-  double launch = 0;             ///< of a kernel that does nothing
-  double follow = 0;             ///< of a kernel that reads three numbers out of memory, one to find the next
+  double launch = 0;             ///< seconds of a kernel that does nothing
+  double follow = 0;  ///< seconds of a kernel that reads three numbers, each at the index that the one before holds
 
   /// The highest fp32 peak.
   double fp32_peak() const;
@@ -49,8 +49,8 @@ struct Machine {
 /// /proc/cpuinfo's "model name", which a virtual machine may set; else the processor's own text.
 std::string cpu_name();
 
-/// Takes about `seconds`. Each ceiling is the best of several short runs: what the machine can do when nobody disturbs
-/// it.
+/// Measures the ceilings in about `seconds`. Each is the best of several short runs, so that other work on the machine
+/// disturbs it least.
 Machine measure_machine(int threads, double seconds, Clock clock = Clock::kWall);
 
 }  // namespace smla::bench

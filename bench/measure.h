@@ -6,10 +6,10 @@
 
 namespace smla::bench {
 
-/// What time is. On a machine that others use too, kCpu still tells two kernels apart; it hides waiting and uneven
-/// shares of threads.
+/// Which clock measures. On a machine that others use too, kCpu still tells two kernels apart; it hides waiting and
+/// uneven shares of threads.
 enum class Clock : std::uint8_t {
-  kWall,  ///< the clock on the wall: what a user waits
+  kWall,  ///< wall time: what a user waits
   kCpu,   ///< processor time of the whole process, divided by the threads
 };
 double seconds_now(Clock clock, int threads);
@@ -17,7 +17,7 @@ double seconds_now(Clock clock, int threads);
 /// How long to measure one thing.
 struct MeasureOptions {
   Clock clock = Clock::kWall;
-  int threads = 1;            ///< that kCpu divides by
+  int threads = 1;            ///< the number that kCpu divides by
   double min_seconds = 0.3;   ///< measured time, warm-up not counted
   std::int64_t min_runs = 5;  ///< measured calls at least
 };
@@ -31,12 +31,12 @@ struct Timing {
   double best = 0;
 };
 
-/// Sorted by nearest rank. @throws InvalidArgument without a time.
+/// Median and percentiles by nearest rank. @throws InvalidArgument without a time.
 Timing summarize(std::vector<double> seconds);
 
-/// Calls `run(0)`, `run(1)`, ... and times each: first calls as warm-up (one at least, and a fifth of min_seconds),
-/// then until both limits are reached. `run` uses the number to take other inputs from call to call, so that nothing is
-/// found in a cache that a user would not find there.
+/// Calls `run(0)`, `run(1)`, ... and times each. The first calls are warm-up (at least one, and a fifth of
+/// min_seconds); measured calls follow until both limits are reached. `run` takes other inputs for each number, so that
+/// a CPU's caches hold no more of them than they would for a user.
 Timing measure(const MeasureOptions& options, const std::function<void(std::int64_t call)>& run);
 
 }  // namespace smla::bench

@@ -9,21 +9,22 @@
 
 namespace smla::bench {
 
-/// Seconds that the attention layers of a whole stack take, by (decoding requests, tokens behind each): measured
-/// points, straight lines between them, the nearest point outside of them.
+/// Seconds that the attention layers of a whole stack take for a step, by number of decoding requests and tokens of
+/// each. Linear interpolation between measured points; outside of them the nearest point.
 class StackTimes {
  public:
   void set(std::int64_t requests, std::int64_t context, double seconds) { points_[requests][context] = seconds; }
   /// @throws InvalidArgument without a point.
   double decode(double requests, double context) const;
 
-  double prefill = 0;  ///< of one whole prompt
+  double prefill = 0;  ///< seconds of one whole prompt
 
  private:
   std::map<std::int64_t, std::map<std::int64_t, double>> points_;
 };
 
-/// How requests come: `concurrent` at once, and another whenever one is done, `total` in all.
+/// The requests of a simulated run: `concurrent` arrive at once, another whenever one is done, `total` in all. `prompt`
+/// and `output` are in tokens.
 struct Load {
   std::int64_t concurrent = 1;
   std::int64_t total = 1;
@@ -41,15 +42,15 @@ Spread spread_of(std::vector<double> seconds);
 
 struct ServeResult {
   Spread ttft;         ///< from a request's arrival to its first token
-  Spread tpot;         ///< time of a further token, a request's average
-  double seconds = 0;  ///< of everything
+  Spread tpot;         ///< time per token after the first, the average of a request
+  double seconds = 0;  ///< of the whole run
 };
 
-/// A server whose only work is attention: one whole prompt a step and before all decodes, else a token for every
-/// running request.
+/// Plays a load through a server whose only work is attention. A step is one whole prompt, which goes before all
+/// decodes, or one token for every running request.
 ServeResult simulate(const StackTimes& times, const Load& load);
 
-/// Layers of each compress ratio in a model's decoder stack: 43 of V4-Flash.
+/// How many layers of each compress ratio a model's decoder stack has.
 std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model);
 
 /// Measures one layer of each kind at `batches` requests and contexts from `prompt` to `prompt` + `output`, and one

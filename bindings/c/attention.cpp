@@ -1,5 +1,6 @@
 #include "sparsemla/ops/attention.h"
 
+#include <algorithm>
 #include <array>
 
 #include "c/descriptors.h"
@@ -51,6 +52,7 @@ Call read_call(const smla_sparse_attention_args* args) {
                   .heads = given.heads == 0 ? call.args.q.size(1) : given.heads,
                   .out_heads = call.args.o.size(1),
                   .dim = static_cast<int>(std::min<std::int64_t>(call.args.q.size(2), 1 << 20)),
+                  .value_dim = static_cast<int>(std::clamp<std::int64_t>(given.value_dim, -1, 1 << 20)),
                   .q = call.args.q.dtype,
                   .o = call.args.o.dtype,
                   .scopes = given.scope2 == nullptr ? 1 : 2,

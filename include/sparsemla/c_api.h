@@ -121,7 +121,7 @@ typedef struct smla_sparse_attention_args {
   const smla_attention_scope* scope;   ///< the first scope
   const smla_attention_scope* scope2;  ///< the second; NULL: one scope
   const smla_tensor* sink;             ///< [H] F32; NULL: none
-  const smla_tensor* o;                ///< [T, Hp, dim] BF16 or F32, written; heads H to Hp - 1 become 0
+  const smla_tensor* o;                ///< [T, Hp, value_dim] BF16 or F32, written; heads H to Hp - 1 become 0
   const smla_tensor* lse;              ///< [T, H] F32, written; NULL: not wanted
   int64_t heads;                       ///< H; 0: the heads of q
   float scale;                         ///< 0: dim^-0.5
@@ -134,6 +134,7 @@ typedef struct smla_sparse_attention_args {
   smla_device device;                  ///< whose memory all tensors lie in
   int32_t reserved2;                   ///< 0
   void* stream;                        ///< SMLA_CUDA: where to queue
+  int64_t value_dim;                   ///< numbers of a row that are its value, the first; 0: all
 } smla_sparse_attention_args;
 
 /// The workspace that `smla_sparse_attention` needs for these shapes (the tensors' data is not touched), and the

@@ -55,8 +55,8 @@ const RowFormat& bf16_rows();
 const RowFormat& fp8_per_tensor_rows();
 const RowFormat& f32_rows();
 
-/// DeepSeek-V3.2's rows (576 numbers, of which the first 512 are the value): fp8_v32. Stored and read, but no attention
-/// kernel takes them.
+/// DeepSeek-V3.2's rows (576 numbers, of which the first 512 are the value: SparseAttention with value_dim 512):
+/// fp8_v32.
 const RowFormat& fp8_v32_rows();
 
 /// The indexer's rows (128 numbers): index_fp8, index_mxfp4, index_f32.

@@ -163,6 +163,7 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
   draft.param("q_scale", static_cast<double>(problem.q_scale));
   draft.param("partial", std::string(problem.partial ? "true" : "false"));
   draft.param("out_heads", std::to_string(problem.out_heads));
+  draft.param("value_dim", std::to_string(problem.value_dim));
   const WriteBefore before{draft};
   draft.param("rope_dim", std::to_string(problem.rope_dim));
   draft.param("q_rope_dim", std::to_string(problem.q_rope_dim));

@@ -14,7 +14,8 @@ namespace {
 const RowFormat& attention_format(const JsonReader& params, const std::string& key) {
   const std::string name = params.text(key);
   std::string accepted;
-  for (const RowFormat* format : {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &f32_rows()}) {
+  for (const RowFormat* format :
+       {&fp8_ds_mla_rows(), &bf16_rows(), &fp8_per_tensor_rows(), &f32_rows(), &fp8_v32_rows()}) {
     if (format->name == name) return *format;
     accepted += (accepted.empty() ? "" : ", ") + std::string(format->name);
   }
@@ -63,10 +64,12 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   const HostTensor& q = file.tensor("in.q");
   check_tensor(file.path, "in.q", q.view(), {kAny, kAny, kAny}, {DType::kBF16, DType::kE4M3, DType::kF32});
 
-  SparseAttention::Problem problem{.tokens = q.size(0), .heads = q.size(1), .dim = 512, .q = q.dtype()};
+  SparseAttention::Problem problem{.tokens = q.size(0), .heads = q.size(1), .q = q.dtype()};
+  problem.dim = attention_format(params, "format0").dim;
   check_that(q.size(2) == problem.dim, file.path, "in.q head width", q.size(2), std::to_string(problem.dim));
   problem.scale = static_cast<float>(params.number("scale", -3.4e38, 3.4e38, 0.0));  // 0: dim^-0.5
   problem.q_scale = static_cast<float>(params.number("q_scale", -3.4e38, 3.4e38, 1.0));
+  problem.value_dim = static_cast<int>(params.integer("value_dim", 0, problem.dim, 0));
   problem.partial = params.flag("partial", false);
   problem.out_heads = params.integer("out_heads", 0, 1 << 20, 0);
   problem.rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0));
@@ -90,7 +93,7 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   const Plan<SparseAttention> plan(problem, options.plan);
 
   // Poisoned, so that what an implementation forgets to write shows.
-  HostTensor o(problem.o, {problem.tokens, problem.padded_heads(), problem.dim});
+  HostTensor o(problem.o, {problem.tokens, problem.padded_heads(), problem.out_dim()});
   HostTensor lse(DType::kF32, {problem.tokens, problem.heads});
   std::memset(o.data(), 0xFF, o.bytes());
   std::memset(lse.data(), 0xFF, lse.bytes());

@@ -13,7 +13,7 @@ using namespace attention_cases;
 
 AttentionCase make_case(Input& in) {
   const std::string formats[] = {"fp8_ds_mla", "bf16",        "fp8_per_tensor", "f32",
-                                 "index_fp8",  "index_mxfp4", "index_f32"};
+                                 "index_fp8",  "index_mxfp4", "index_f32",      "fp8_v32"};
   constexpr std::int64_t kHeads[] = {1, 2, 3, 5, 8, 9, 16};
   constexpr std::int64_t kBlocks[] = {1, 2, 3, 53, 64};
   constexpr DType kQ[] = {DType::kBF16, DType::kE4M3, DType::kF32};
@@ -26,10 +26,14 @@ AttentionCase make_case(Input& in) {
   c.partial = in.byte() % 4 == 0;
   c.o = c.partial || in.flag() ? DType::kF32 : DType::kBF16;
   if (!c.partial && in.flag()) c.sink = in.choice(kSinks);
-  const bool index_rows = in.byte() % 8 == 0;
+  const std::uint8_t rows = in.byte() % 8;  // 0: rows of 128 numbers, 7: of 576, else of 512
+  constexpr int kValues[] = {0, 32, 100, 128};
+  c.value_dim = rows == 0 ? in.choice(kValues) : rows == 7 ? 512 : 0;
   const std::int64_t scopes = in.range(1, 2);
   for (std::int64_t i = 0; i < scopes; ++i) {
-    ScopeCase s{.format = formats[index_rows ? 4 + in.byte() % 3 : in.byte() % 4],
+    ScopeCase s{.format = formats[rows == 0   ? 4 + in.byte() % 3
+                                  : rows == 7 ? 7
+                                              : in.byte() % 4],
                 .width = in.range(0, 70),
                 .block_size = in.choice(kBlocks)};
     s.num_blocks = in.range(0, 4);
@@ -81,9 +85,9 @@ void compare(const AttentionOutputs& want, const AttentionOutputs& got) {
   for (std::int64_t t = 0; t < p.tokens; ++t) {
     for (std::int64_t h = 0; h < p.padded_heads(); ++h) {
       double largest = 0;
-      for (std::int64_t d = 0; d < p.dim; ++d)
+      for (std::int64_t d = 0; d < p.out_dim(); ++d)
         largest = std::max(largest, std::fabs(static_cast<double>(want.value(t, h, d))));
-      for (std::int64_t d = 0; d < p.dim; ++d) {
+      for (std::int64_t d = 0; d < p.out_dim(); ++d) {
         const float w = want.value(t, h, d);
         const float g = got.value(t, h, d);
         require(std::isfinite(w) && std::isfinite(g), "sparse_attention: a row that nobody selected was read");

@@ -233,6 +233,18 @@ TEST_F(AttentionGpu, AnOddOutputHoldsTheSameBits) {
   }
 }
 
+/// Keys wider than their values are a problem of `cuda_simt` alone, and `cuda` says why.
+TEST_F(AttentionGpu, TensorCoresRefuseNarrowerValues) {
+  const auto problem = [](const char* format, int value_dim) {
+    return problem_of({.value_dim = value_dim, .scopes = {{.format = format, .width = 64}}});
+  };
+  EXPECT_EQ(refusal(problem("fp8_v32", 512), "cuda"), "rows of 576 numbers; it takes 512");
+  EXPECT_EQ(refusal(problem("bf16", 448), "cuda"), "values of 448 numbers; it takes rows that are values as a whole");
+  EXPECT_EQ(refusal(problem("bf16", 512), "cuda"), "");
+  for (const int value_dim : {0, 512}) EXPECT_EQ(refusal(problem("fp8_v32", value_dim), "cuda_simt"), "");
+  EXPECT_EQ(refusal(problem("fp8_v32", 100), "cuda_simt"), "values of 100 numbers; it takes multiples of 32");
+}
+
 /// Random words as indices and lengths.
 TEST_F(AttentionGpu, AnyWordsAreRef) {
   std::map<std::string, int> ran;

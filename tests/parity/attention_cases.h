@@ -51,6 +51,7 @@ struct AttentionCase {
   DType o = DType::kBF16;
   float q_scale = 1.0F;
   float q_magnitude = 1.0F;
+  int value_dim = 0;  ///< numbers of a row that are its value; 0: all
   bool partial = false;
   std::optional<float> sink = std::nullopt;  ///< of every second head; the others' are random. Absent: no sink tensor
   std::vector<ScopeCase> scopes{};
@@ -59,7 +60,7 @@ struct AttentionCase {
   friend std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
     out << "T=" << c.tokens << " H=" << c.heads << " Hp=" << c.out_heads << " q heads=" << c.q_heads
         << " q gap=" << c.q_gap << " q " << name_of(c.q) << " x " << c.q_scale << " magnitude " << c.q_magnitude
-        << " o " << name_of(c.o) << (c.partial ? " partial" : "") << " seed " << c.seed;
+        << " o " << name_of(c.o) << (c.partial ? " partial" : "") << " value dim " << c.value_dim << " seed " << c.seed;
     if (c.sink) out << " sink " << *c.sink;
     for (const ScopeCase& s : c.scopes) {
       out << " | " << s.format << " W=" << s.width << " blocks " << s.num_blocks << "x" << s.block_size << " gap "
@@ -75,6 +76,7 @@ inline SparseAttention::Problem problem_of(const AttentionCase& c) {
                              .heads = c.heads,
                              .out_heads = c.out_heads,
                              .dim = row_format(c.scopes.at(0).format).dim,
+                             .value_dim = c.value_dim,
                              .q = c.q,
                              .o = c.o,
                              .scopes = static_cast<int>(c.scopes.size()),
@@ -221,7 +223,7 @@ struct AttentionOutputs {
     std::fill(o.begin(), o.end(), kPoison);
     if (!lse.empty()) std::memset(lse.data(), kPoison, lse.size() * sizeof(float));
   }
-  std::int64_t head_bytes() const { return (problem.dim + kOutputGap) * size_of(problem.o); }
+  std::int64_t head_bytes() const { return (problem.out_dim() + kOutputGap) * size_of(problem.o); }
   const std::uint8_t* head(std::int64_t t, std::int64_t h) const {
     return o.data() + (t * problem.padded_heads() + h) * head_bytes();
   }
@@ -239,8 +241,8 @@ struct AttentionOutputs {
     return x;
   }
   void attach(SparseAttention::Args& args) {
-    args.o = TensorView(o.data(), problem.o, {problem.tokens, problem.padded_heads(), problem.dim});
-    args.o.stride[1] = problem.dim + kOutputGap;
+    args.o = TensorView(o.data(), problem.o, {problem.tokens, problem.padded_heads(), problem.out_dim()});
+    args.o.stride[1] = problem.out_dim() + kOutputGap;
     args.o.stride[0] = problem.padded_heads() * args.o.stride[1];
     args.lse = view_of(lse.data(), {problem.tokens, problem.heads});
     args.lse.stride[0] = problem.heads + kOutputGap;
@@ -253,7 +255,7 @@ struct AttentionOutputs {
     bool ok = true;
     for (std::int64_t t = 0; t < problem.tokens; ++t) {
       for (std::int64_t h = 0; h < problem.padded_heads(); ++h) {
-        ok = ok && poisoned(head(t, h) + problem.dim * size_of(problem.o), kOutputGap * size_of(problem.o));
+        ok = ok && poisoned(head(t, h) + problem.out_dim() * size_of(problem.o), kOutputGap * size_of(problem.o));
       }
       const float* row = lse.data() + t * (problem.heads + kOutputGap) + problem.heads;
       ok = ok && poisoned(reinterpret_cast<const std::uint8_t*>(row), kOutputGap * 4);
@@ -378,6 +380,40 @@ inline std::vector<AttentionCase> special_cases() {
   add({.heads = 3, .sink = 0.0F, .scopes = {{.width = 20, .num_blocks = 0}}});
   add({.heads = 3, .scopes = {{.width = 0}, {.width = 30}}});
   add({.tokens = 0, .heads = 3, .scopes = {{.width = 20}}});
+  // Keys of which only the first numbers are values: DeepSeek-V3.2's rows, and others.
+  for (const std::int64_t heads : {1, 7, 16, 128}) {
+    for (const std::int64_t width : {0, 1, 65, 200}) {
+      add({.tokens = 2,
+           .heads = heads,
+           .out_heads = heads == 7 ? 9 : 0,
+           .q = width == 65 ? DType::kE4M3 : DType::kBF16,
+           .o = width == 1 ? DType::kF32 : DType::kBF16,
+           .q_magnitude = 0.5F,
+           .value_dim = 512,
+           .sink = 0.3F,
+           .scopes = {{.format = "fp8_v32", .width = width, .block_gap = heads == 16 ? 16 : 0}}});
+    }
+  }
+  for (const std::int64_t block : {1, 2, 3, 53, 64, 256}) {
+    add({.heads = 4,
+         .q = DType::kF32,
+         .o = DType::kF32,
+         .value_dim = 512,
+         .scopes = {{.format = "fp8_v32", .width = 90, .block_size = block, .num_blocks = 3, .lens = Lens::kHostile},
+                    {.format = "fp8_v32", .width = 33, .block_size = block, .num_blocks = 2, .block_gap = 4096}}});
+  }
+  add({.heads = 5, .value_dim = 512, .scopes = {{.format = "fp8_v32", .width = 40, .invalid = 1.0}}});
+  add({.heads = 5, .value_dim = 512, .scopes = {{.format = "fp8_v32", .width = 20, .num_blocks = 0}}});
+  add({.heads = 5, .scopes = {{.format = "fp8_v32", .width = 70}}});  // values as wide as the keys
+  add({.heads = 7,
+       .o = DType::kF32,
+       .value_dim = 512,
+       .partial = true,
+       .scopes = {{.format = "fp8_v32", .width = 66, .invalid = 0.6}}});
+  for (const int value_dim : {32, 96, 448}) {
+    for (const char* format : {"fp8_ds_mla", "f32", "bf16"})
+      add({.heads = 7, .value_dim = value_dim, .sink = 0.0F, .scopes = {{.format = format, .width = 70}}});
+  }
   return cases;
 }
 

@@ -46,8 +46,8 @@ inline void expect_parity(const AttentionOutputs& want, const AttentionOutputs& 
   for (std::int64_t t = 0; t < p.tokens; ++t) {
     for (std::int64_t h = 0; h < p.padded_heads(); ++h) {
       float largest = 0;
-      for (std::int64_t d = 0; d < p.dim; ++d) largest = std::max(largest, std::fabs(want.value(t, h, d)));
-      for (std::int64_t d = 0; d < p.dim; ++d) {
+      for (std::int64_t d = 0; d < p.out_dim(); ++d) largest = std::max(largest, std::fabs(want.value(t, h, d)));
+      for (std::int64_t d = 0; d < p.out_dim(); ++d) {
         const float w = want.value(t, h, d);
         const float g = got.value(t, h, d);
         ASSERT_TRUE(std::isfinite(w) && std::isfinite(g))

@@ -36,6 +36,10 @@ AttentionCase any_case() {
   if (*rc::gen::arbitrary<bool>()) c.sink = *rc::gen::element(-kInf, -20.0F, 0.0F, 20.0F, kInf);
   c.scopes.push_back(any_scope());
   if (*rc::gen::arbitrary<bool>()) c.scopes.push_back(any_scope());
+  c.value_dim = *rc::gen::element(0, 0, 1, 100, 448, 512);
+  if (*rc::gen::inRange(0, 4) == 0) {
+    for (ScopeCase& s : c.scopes) s.format = "fp8_v32";
+  }
   c.seed = *rc::gen::inRange(0U, 1'000'000U);
   return c;
 }
@@ -53,7 +57,7 @@ bool same_head(const AttentionOutputs& a, std::int64_t token_a, const AttentionO
   const bool lse = h >= a.problem.heads || std::bit_cast<std::uint32_t>(a.lse_of(token_a, h)) ==
                                                std::bit_cast<std::uint32_t>(b.lse_of(token_b, h));
   return lse && std::memcmp(a.head(token_a, h), b.head(token_b, h),
-                            static_cast<std::size_t>(a.problem.dim * size_of(a.problem.o))) == 0;
+                            static_cast<std::size_t>(a.problem.out_dim() * size_of(a.problem.o))) == 0;
 }
 
 bool same_row(const AttentionOutputs& a, std::int64_t token_a, const AttentionOutputs& b, std::int64_t token_b) {
@@ -276,7 +280,7 @@ TEST(AttentionProperty, SplitsMergeToTheWhole) {
       const AttentionOutputs got = run(part, implementation, 2);
       for (std::int64_t t = 0; t < p.tokens; ++t) {
         for (std::int64_t h = 0; h < p.heads; ++h) {
-          for (std::int64_t d = 0; d < p.dim; ++d) partial_o.push_back(got.value(t, h, d));
+          for (std::int64_t d = 0; d < p.out_dim(); ++d) partial_o.push_back(got.value(t, h, d));
           partial_lse.push_back(got.lse_of(t, h));
         }
       }
@@ -286,13 +290,14 @@ TEST(AttentionProperty, SplitsMergeToTheWhole) {
       SparseAttention::Args views;
       merged.attach(views);
       const MergePartials::Args args{
-          .partial_o = view_of(static_cast<const float*>(partial_o.data()), {slices, p.tokens, p.heads, p.dim}),
+          .partial_o = view_of(static_cast<const float*>(partial_o.data()), {slices, p.tokens, p.heads, p.out_dim()}),
           .partial_lse = view_of(static_cast<const float*>(partial_lse.data()), {slices, p.tokens, p.heads}),
           .sink = in.args().sink,
           .o = views.o,
           .lse = views.lse};
-      Plan<MergePartials>({.slices = slices, .tokens = p.tokens, .heads = p.heads, .dim = p.dim, .o = DType::kF32},
-                          {.implementation = merger, .threads = 2})
+      Plan<MergePartials>(
+          {.slices = slices, .tokens = p.tokens, .heads = p.heads, .dim = p.out_dim(), .o = DType::kF32},
+          {.implementation = merger, .threads = 2})
           .run(args);
       double error = 0;
       double norm = 0;
@@ -301,7 +306,7 @@ TEST(AttentionProperty, SplitsMergeToTheWhole) {
           const float a = want.lse_of(t, h);
           const float b = merged.lse_of(t, h);
           RC_ASSERT(a == b || std::fabs(a - b) <= 1e-5F * std::max(1.0F, std::fabs(a)));
-          for (std::int64_t d = 0; d < p.dim; ++d) {
+          for (std::int64_t d = 0; d < p.out_dim(); ++d) {
             const double w = want.value(t, h, d);
             error += (merged.value(t, h, d) - w) * (merged.value(t, h, d) - w);
             norm += w * w;

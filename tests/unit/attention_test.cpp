@@ -267,18 +267,5 @@ TEST(MergePartials, ErrorsNameTheThing) {
       ThrowsMessage<InvalidArgument>("merge_partials: partial_lse: got [3, 1, 1] F32, expected [2, 1, 1] F32"));
 }
 
-TEST(SparseAttention, RowsWithInlineScalesAreRefusedByName) {
-  SparseAttention::Problem problem{.tokens = 1, .heads = 1, .dim = 576, .scopes = 1};
-  problem.scope[0] = {.format = &fp8_v32_rows(), .block_size = 64, .width = 1};
-  try {
-    const Plan<SparseAttention> plan(problem);
-    FAIL() << "no exception";
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("scope 0 format: got fp8_v32 rows, whose scales are inside the row"),
-              std::string::npos)
-        << error.what();
-  }
-}
-
 }  // namespace
 }  // namespace smla

@@ -120,6 +120,24 @@ class CaseFileTest : public ::testing::Test {
       ::testing::TempDir() + "smla_" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
 };
 
+TEST_F(CaseFileTest, RowsWiderThanTheirValues) {
+  std::mt19937 random(8);
+  std::normal_distribution<float> normal;
+  Draft draft;
+  draft.params = std::string("{\"value_dim\": 512, \"format0\": \"fp8_v32\", \"block_size0\": 3, ") + kTolerance + "}";
+  HostTensor& q = draft.add("in.q", DType::kBF16, {2, 4, 576});
+  for (std::int64_t i = 0; i < q.numel(); ++i) q.as<BF16>()[i] = to_bf16(normal(random));
+  fill_cache(draft.add("in.cache0", DType::kU8, {2, block_bytes(fp8_v32_rows(), 3) + 32}), fp8_v32_rows(), 3, random);
+  HostTensor& indices = draft.add("in.indices0", DType::kI32, {2, 5});
+  for (std::int64_t i = 0; i < indices.numel(); ++i) indices.as<std::int32_t>()[i] = static_cast<std::int32_t>(i) - 2;
+  ReplayResult made = replay(save(draft), {.plan = {.implementation = "ref"}});
+  EXPECT_EQ(made.results.at("o").size(2), 512);
+  for (auto& [name, tensor] : made.results) draft.tensors["out." + name] = std::move(tensor);
+  const CaseFile file = save(draft);
+  for (const Verdict& v : judge(file, replay(file, {.plan = {.implementation = "cpu"}})))
+    EXPECT_TRUE(v.comparison.pass) << v.result << ": " << v.comparison.failure;
+}
+
 TEST_F(CaseFileTest, ReadsBackWhatWasWritten) {
   const Draft draft = make_draft();
   const CaseFile file = save(draft);

@@ -11,9 +11,10 @@
 
 namespace SMLA_API smla {
 
-/// Attention of every query over the rows that its index lists name, in one or two caches (spec 2, 8; keys are also the
-/// values):
-///   s_j = scale * <q_h, k_j>,  lse = ln sum_j exp(s_j),  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink_h - lse))
+/// Attention of every query over the rows that its index lists name, in one or two caches (spec 2, 8). A row is a key
+/// of `dim` numbers; its first `value_dim` numbers are its value v_j (in DeepSeek-V4 all 512; in DeepSeek-V3.2 512 of
+/// 576):
+///   s_j = scale * <q_h, k_j>,  lse = ln sum_j exp(s_j),  o = sum_j exp(s_j - lse) v_j / (1 + exp(sink_h - lse))
 /// over all valid entries of all scopes, one softmax. Entry c of a row counts when c < clamp(lens, 0, width) and its
 /// index lies in [0, num_blocks * block_size); everything else is skipped, so no input can make it read outside a
 /// cache. Repeated slots count repeatedly. lse is natural and without the sink; a row with no key gives o = 0 and lse =
@@ -36,7 +37,8 @@ struct SparseAttention {
     std::int64_t tokens = 0;                     ///< T
     std::int64_t heads = 0;                      ///< H, 1..128
     std::int64_t out_heads = 0;                  ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
-    int dim = 512;                               ///< numbers of a row
+    int dim = 512;                               ///< numbers of a row, which is a key
+    int value_dim = 0;                           ///< numbers of a row that are its value, the first; 0 means dim
     DType q = DType::kBF16;                      ///< BF16, E4M3 or F32
     DType o = DType::kBF16;                      ///< BF16 or F32; F32 when partial
     int scopes = 1;                              ///< 1 or 2
@@ -49,6 +51,7 @@ struct SparseAttention {
     float q_eps = 1e-6F;  ///< with q_rope_dim: the norm's epsilon
 
     std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
+    int out_dim() const { return value_dim == 0 ? dim : value_dim; }                  ///< numbers of a head of o
     float softmax_scale() const;                                                      ///< the scale that holds
   };
   /// A cache and the rows of it that queries attend to.
@@ -62,7 +65,7 @@ struct SparseAttention {
     ConstTensorView q;                       ///< [T, >= H, dim]; heads past H are not read
     std::array<Scope, kMaxScopes> scopes{};  ///< as many as the problem says
     ConstTensorView sink;                    ///< [H] F32; absent: none
-    TensorView o;                            ///< [T, Hp, dim]
+    TensorView o;                            ///< [T, Hp, out_dim()]
     TensorView lse;                          ///< [T, H] F32; absent: not wanted
     ConstTensorView positions;               ///< [T] I64, with rope_dim or q_rope_dim
     ConstTensorView cos_sin;                 ///< [L, rope_dim] F32, the same; both rotate by it where both are wanted

@@ -56,7 +56,7 @@ std::string scope_name(int index, const char* part) {
 }  // namespace
 
 InverseRope::Problem rope_problem(const SparseAttention::Problem& p) {
-  return {.tokens = p.tokens, .heads = p.heads, .dim = p.dim, .rope_dim = p.rope_dim, .in = p.o, .out = p.o};
+  return {.tokens = p.tokens, .heads = p.heads, .dim = p.out_dim(), .rope_dim = p.rope_dim, .in = p.o, .out = p.o};
 }
 
 InverseRope::Args rope_args(const SparseAttention::Problem& p, const SparseAttention::Args& a) {
@@ -127,6 +127,8 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   check_that(p.out_heads == 0 || p.out_heads >= p.heads, kOp, "out_heads", p.out_heads,
              "0 or at least heads = " + std::to_string(p.heads));
   check_that(p.dim >= 1 && p.dim <= 65536, kOp, "dim", p.dim, "1 to 65536");
+  check_that(p.value_dim >= 0 && p.value_dim <= p.dim, kOp, "value_dim", p.value_dim,
+             "0 to dim " + std::to_string(p.dim));
   check_that(p.q == DType::kBF16 || p.q == DType::kE4M3 || p.q == DType::kF32, kOp, "q dtype",
              std::string(name_of(p.q)), "BF16, F8_E4M3 or F32");
   check_that(p.o == DType::kF32 || (p.o == DType::kBF16 && !p.partial), kOp, "o dtype", std::string(name_of(p.o)),
@@ -134,9 +136,9 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   check_that(p.scopes >= 1 && p.scopes <= SparseAttention::kMaxScopes, kOp, "scopes", p.scopes, "1 or 2");
   check_that(std::isfinite(p.scale), kOp, "scale", std::to_string(p.scale), "a finite number");
   check_that(std::isfinite(p.q_scale), kOp, "q_scale", std::to_string(p.q_scale), "a finite number");
-  const int most = p.partial ? 0 : p.dim;
+  const int most = p.partial ? 0 : p.out_dim();
   check_that(p.rope_dim >= 0 && p.rope_dim <= most && p.rope_dim % 2 == 0, kOp, "rope_dim", p.rope_dim,
-             p.partial ? "0 (partial results)" : "an even number up to dim " + std::to_string(p.dim));
+             p.partial ? "0 (partial results)" : "an even number up to the numbers of o, " + std::to_string(most));
   check_that(p.q_rope_dim >= 0 && p.q_rope_dim <= p.dim && p.q_rope_dim % 2 == 0, kOp, "q_rope_dim", p.q_rope_dim,
              "an even number up to dim " + std::to_string(p.dim));
   check_that(p.q_rope_dim == 0 || p.rope_dim == 0 || p.q_rope_dim == p.rope_dim, kOp, "q_rope_dim", p.q_rope_dim,
@@ -151,9 +153,6 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
     check_that(s.format->dim == p.dim, kOp, scope_name(i, "format"),
                std::string(s.format->name) + " rows of " + std::to_string(s.format->dim) + " numbers",
                "rows of " + std::to_string(p.dim));
-    check_that(s.format->inline_scale_bytes == 0, kOp, scope_name(i, "format"),
-               std::string(s.format->name) + " rows, whose scales are inside the row",
-               "rows whose scales lie behind the block's numbers");
     check_that(s.block_size >= 1, kOp, scope_name(i, "block_size"), s.block_size, "1 or more");
     check_that(s.width >= 0, kOp, scope_name(i, "width"), s.width, "0 or more");
   }
@@ -164,7 +163,7 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   constexpr std::string_view kOp = SparseAttention::kName;
   check_tensor(kOp, "q", args.q, {p.tokens, kAny, p.dim}, {p.q});
   check_that(args.q.size(1) >= p.heads, kOp, "q heads", args.q.size(1), "at least " + std::to_string(p.heads));
-  check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.dim}, {p.o});
+  check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.out_dim()}, {p.o});
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
   check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"),

@@ -32,6 +32,7 @@ struct AttentionCall {
   std::int64_t heads = 0;
   std::int64_t out_heads = 0;
   int dim = 0;
+  int out_dim = 0;
   int scopes = 1;
   float scale = 0;
   float q_scale = 1;
@@ -96,6 +97,7 @@ inline AttentionCall attention_call(const SparseAttention::Problem& p, const Spa
   AttentionCall c{.heads = p.heads,
                   .out_heads = p.padded_heads(),
                   .dim = p.dim,
+                  .out_dim = p.out_dim(),
                   .scopes = p.scopes,
                   .scale = p.softmax_scale(),
                   .q_scale = p.q_scale,

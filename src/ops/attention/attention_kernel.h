@@ -75,8 +75,8 @@ inline void decode_key(const AttentionTask& task, const KeyScope& scope, std::in
   const std::int64_t offset = slot % scope.block_size;
   const std::uint8_t* data = block + offset * scope.data_bytes;
   if (scope.group > 0) {
-    const std::uint8_t* scales = block + scope.block_size * scope.data_bytes + offset * scope.scale_bytes;
-    const std::int64_t group_bytes = scope.rope_byte * scope.group / scope.nope_dim;
+    const std::uint8_t* scales = block + scope.scale_byte + offset * scope.scale_stride;
+    const std::int64_t group_bytes = scope.nope_bytes * scope.group / scope.nope_dim;
     for (int g = 0; g * scope.group < scope.nope_dim; ++g) {
       decode_part<Word>(scope.nope, data + g * group_bytes, scope.group, group_factor(scope, scales, g),
                         out + g * scope.group);
@@ -258,14 +258,14 @@ inline void finish_head(const AttentionTask& task, int h, bool empty) {
   const std::int64_t size = task.o_type == DType::kBF16 ? 2 : 4;
   std::uint8_t* out = static_cast<std::uint8_t*>(task.o) + h * task.o_stride * size;
   if (empty || denominator == __builtin_inf()) {
-    std::memset(out, 0, static_cast<std::size_t>(task.dim * size));
+    std::memset(out, 0, static_cast<std::size_t>(task.value_dim * size));
     return;
   }
   const Word factor = Word::all(static_cast<float>(1.0 / denominator));
   const float* row = task.o_rows + h * task.row_stride;
-  for (int d = 0; d < task.dim; d += Word::kLanes) {
+  for (int d = 0; d < task.value_dim; d += Word::kLanes) {
     std::uint8_t last[64];
-    const bool whole = d + Word::kLanes <= task.dim;
+    const bool whole = d + Word::kLanes <= task.value_dim;
     std::uint8_t* place = whole ? out + d * size : last;
     const Word value = Word::load(row + d) * factor;
     if (task.o_type == DType::kBF16) {
@@ -273,7 +273,7 @@ inline void finish_head(const AttentionTask& task, int h, bool empty) {
     } else {
       value.store(reinterpret_cast<float*>(place));
     }
-    if (!whole) std::memcpy(out + d * size, last, static_cast<std::size_t>((task.dim - d) * size));
+    if (!whole) std::memcpy(out + d * size, last, static_cast<std::size_t>((task.value_dim - d) * size));
   }
 }
 
@@ -296,7 +296,7 @@ inline void attend_row(const AttentionTask& task) {
                                                 task.scores + h * kAttentionTile);
     });
     for (int h = 0; h < task.heads; ++h) soften<Word>(task, h, n);
-    for (std::int64_t d = 0; d < padded; d += 4 * Word::kLanes) {
+    for (std::int64_t d = 0; d < task.padded_value; d += 4 * Word::kLanes) {
       for_head_blocks<kBlock>(task.heads, [&](int h, auto count) {
         value_block<Word, decltype(count)::value>(task.scores + h * kAttentionTile, task.fade + h, task.keys + d,
                                                   stride, n, task.o_rows + h * stride + d);

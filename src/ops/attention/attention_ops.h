@@ -30,7 +30,9 @@ struct OpDescription<SparseAttention> {
     return problem;
   }
   static void fields(SparseAttention::Problem& p, auto&& f) {
-    f("tokens", p.tokens), f("heads", p.heads), f("out_heads", p.out_heads), f("dim", p.dim), f("q", p.q), f("o", p.o);
+    f("tokens", p.tokens), f("heads", p.heads), f("out_heads", p.out_heads), f("dim", p.dim),
+        f("value_dim", p.value_dim);
+    f("q", p.q), f("o", p.o);
     f("scopes", p.scopes), f("scale", p.scale), f("q_scale", p.q_scale), f("partial", p.partial);
     f("rope_dim", p.rope_dim), f("q_rope_dim", p.q_rope_dim), f("q_eps", p.q_eps);
     SparseAttention::ScopeShape& first = p.scope[0];

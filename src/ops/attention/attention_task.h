@@ -18,8 +18,10 @@ struct KeyScope {
   std::int64_t block_size = 0;
   std::int64_t block_stride = 0;
   std::int64_t data_bytes = 0;
-  std::int64_t scale_bytes = 0;
-  std::int64_t rope_byte = 0;  ///< where the rope part starts in a row
+  std::int64_t scale_byte = 0;    ///< where the scales of a block's first row start in the block
+  std::int64_t scale_stride = 0;  ///< from one row's scales to the next row's
+  std::int64_t nope_bytes = 0;    ///< of the nope part
+  std::int64_t rope_byte = 0;     ///< where the rope part starts in a row
   Element nope = Element::kF32;
   Element rope = Element::kF32;
   ScaleKind scale_kind = ScaleKind::kNone;
@@ -41,9 +43,11 @@ struct AttentionTask {
   void (*decode_any)(const void* cache, std::int64_t slot, float* values) = nullptr;
 
   int heads = 0;
-  int dim = 0;
-  std::int64_t padded_dim = 0;  ///< dim up to a whole number of register blocks; the rest of a scratch row is zeros
-  std::int64_t row_stride = 0;  ///< of scratch rows: padded by a cache line more, so that rows do not share L1 sets
+  int dim = 0;                    ///< numbers of a key
+  int value_dim = 0;              ///< numbers of a value, the first of its key
+  std::int64_t padded_dim = 0;    ///< dim up to a whole number of register blocks; the rest of a scratch row is zeros
+  std::int64_t padded_value = 0;  ///< value_dim likewise: the columns of o that are summed
+  std::int64_t row_stride = 0;    ///< of scratch rows: padded by a cache line more, so that rows do not share L1 sets
   float scale = 1.0F;
   float q_scale = 1.0F;
   bool partial = false;

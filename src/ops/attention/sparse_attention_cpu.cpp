@@ -26,6 +26,7 @@ struct Cut {
   std::int64_t groups = 1;  ///< tasks a row
   std::int64_t heads = 0;   ///< heads of a task, fewer in the last
   std::int64_t padded_dim = 0;
+  std::int64_t padded_value = 0;
   std::int64_t row_stride = 0;
 
   Cut(const SparseAttention::Problem& problem, int threads) {
@@ -37,6 +38,7 @@ struct Cut {
     heads = ceil_div(problem.heads, groups);
     groups = ceil_div(problem.heads, heads);
     padded_dim = round_up(problem.dim, 64);
+    padded_value = round_up(problem.out_dim(), 64);
     row_stride = padded_dim + 16;
   }
   std::int64_t scratch_floats() const {
@@ -56,16 +58,18 @@ struct Scratch {
 
 KeyScope key_scope(const SparseAttention::ScopeShape& shape, const SparseAttention::Scope& scope, std::int64_t token) {
   const RowFormat& f = *shape.format;
-  constexpr int kBits[] = {32, 16, 8, 4};  // of an Element
   const bool whole = f.nope_dim % 16 == 0 && f.rope_dim() % 16 == 0 && f.group % 16 == 0 &&
                      (f.group == 0 || f.nope_dim % f.group == 0);
+  const bool in_row = f.inline_scale_bytes > 0;
   return {.base = scope.cache.base,
           .num_slots = scope.cache.num_slots(),
           .block_size = scope.cache.block_size,
           .block_stride = scope.cache.block_stride_bytes,
           .data_bytes = f.data_bytes,
-          .scale_bytes = f.scale_bytes,
-          .rope_byte = static_cast<std::int64_t>(f.nope_dim) * kBits[static_cast<int>(f.nope)] / 8,
+          .scale_byte = in_row ? inline_scale_offset(f) : scope.cache.block_size * f.data_bytes,
+          .scale_stride = in_row ? f.data_bytes : f.scale_bytes,
+          .nope_bytes = inline_scale_offset(f),
+          .rope_byte = rope_offset(f),
           .nope = f.nope,
           .rope = f.rope,
           .scale_kind = f.scale,
@@ -94,7 +98,9 @@ AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAtt
   };
   task.heads = static_cast<int>(std::min(cut.heads, problem.heads - head));
   task.dim = problem.dim;
+  task.value_dim = problem.out_dim();
   task.padded_dim = cut.padded_dim;
+  task.padded_value = cut.padded_value;
   task.row_stride = cut.row_stride;
   task.scale = problem.softmax_scale();
   task.q_scale = problem.q_scale;
@@ -123,7 +129,7 @@ AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAtt
 
 /// Heads H..Hp-1 of every row: +0.
 void clear_padding(const SparseAttention::Problem& problem, const TensorView& o) {
-  const auto bytes = static_cast<std::size_t>(problem.dim * size_of(problem.o));
+  const auto bytes = static_cast<std::size_t>(problem.out_dim() * size_of(problem.o));
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     for (std::int64_t h = problem.heads; h < problem.padded_heads(); ++h)
       std::memset(o.slice(0, t, t + 1).slice(1, h, h + 1).data, 0, bytes);

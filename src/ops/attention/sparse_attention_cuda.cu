@@ -298,6 +298,8 @@ AttentionSplit split_of(const SparseAttention::Problem& p, bool fixed) {
 template <>
 std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, const PlanOptions&) {
   if (p.dim != kDim) return "rows of " + std::to_string(p.dim) + " numbers; it takes " + std::to_string(kDim);
+  if (p.out_dim() != kDim)
+    return "values of " + std::to_string(p.out_dim()) + " numbers; it takes rows that are values as a whole";
   if (p.q == DType::kF32) return "q in F32; it takes BF16 and F8_E4M3";
   for (int s = 0; s < p.scopes; ++s) {
     const RowFormat& f = *p.scope[static_cast<std::size_t>(s)].format;

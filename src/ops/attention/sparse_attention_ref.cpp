@@ -52,7 +52,8 @@ std::vector<float> selected_rows(const SparseAttention::Problem& problem, const 
 
 }  // namespace
 
-// s_j = scale <q, k_j>;  lse = ln sum_j exp(s_j);  o = sum_j exp(s_j - lse) k_j / (1 + exp(sink - lse)).
+// s_j = scale <q, k_j>;  lse = ln sum_j exp(s_j);  o = sum_j exp(s_j - lse) v_j / (1 + exp(sink - lse)), where v_j is
+// the first value_dim numbers of k_j.
 void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& given,
                           const RunContext& context) {
   std::vector<std::byte> queries(query_bytes(problem));
@@ -60,9 +61,10 @@ void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseA
       problem.q_rope_dim == 0 ? given
                               : with_ready_queries(problem, given, queries.data(), qnorm_rope_insert_ref, context);
   const auto dim = static_cast<std::size_t>(problem.dim);
+  const auto values = static_cast<std::size_t>(problem.out_dim());
   const double scale = problem.softmax_scale();
   std::vector<double> q(dim);
-  std::vector<double> o(dim);
+  std::vector<double> o(values);
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     const std::vector<float> rows = selected_rows(problem, args, t);
     const std::size_t n = rows.size() / dim;
@@ -86,10 +88,10 @@ void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseA
         const double denominator = 1.0 + std::exp(sink - lse);
         for (std::size_t j = 0; j < n && denominator != kInf; ++j) {
           const double weight = std::exp(score[j] - lse) / denominator;
-          for (std::size_t d = 0; d < dim; ++d) o[d] += weight * rows[j * dim + d];
+          for (std::size_t d = 0; d < values; ++d) o[d] += weight * rows[j * dim + d];
         }
       }
-      for (int d = 0; d < problem.dim; ++d) store_o(args.o, t, h, d, o[static_cast<std::size_t>(d)]);
+      for (std::size_t d = 0; d < values; ++d) store_o(args.o, t, h, static_cast<int>(d), o[d]);
       if (h < problem.heads && !args.lse.absent())
         args.lse.as<float>()[t * args.lse.stride[0] + h * args.lse.stride[1]] = static_cast<float>(lse);
     }

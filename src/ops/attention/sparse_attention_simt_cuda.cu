@@ -15,8 +15,7 @@ namespace {
 
 constexpr int kWarps = 8;  ///< heads of a block
 constexpr int kKeys = 16;  ///< rows in shared memory at once
-constexpr int kMaxDim = 512;
-constexpr int kQuads = kMaxDim / 128;  ///< of a lane: dims 128 k + 4 lane and the next three
+constexpr int kMaxDim = 640;
 
 __device__ float warp_sum(float v) {
   for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xFFFF'FFFFU, v, i);
@@ -24,7 +23,8 @@ __device__ float warp_sum(float v) {
 }
 
 /// One head's running softmax: m the largest score, l the sum of exp(s - m), acc the lane's dims of the weighted sum of
-/// rows.
+/// rows: 128 k + 4 lane and the next three.
+template <int kQuads>
 struct Running {
   float m = -INFINITY;
   float l = 0;
@@ -44,8 +44,11 @@ struct Running {
   }
 };
 
+/// Rows of up to 128 kQuads numbers.
+template <int kQuads>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionCall c) {
-  __shared__ alignas(16) float rows[kKeys][kMaxDim];
+  constexpr int kRow = 128 * kQuads;
+  __shared__ alignas(16) float rows[kKeys][kRow];
   __shared__ std::int32_t slots[kKeys];
   const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
   const std::int64_t token = blockIdx.x / groups;
@@ -56,7 +59,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   float4 q[kQuads] = {};
   if (mine) c.queries(token, head, c.q_row(token), q);
 
-  Running run;
+  Running<kQuads> run;
   for (int s = 0; s < c.scopes; ++s) {
     const KeyList& list = c.keys[s];
     const std::int64_t entries = list.entries(token);
@@ -67,13 +70,14 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
       }
       __syncthreads();
       // Decode them.
-      for (int i = static_cast<int>(threadIdx.x); i < kKeys * kMaxDim; i += 32 * kWarps) {
-        const int key = i / kMaxDim;
-        const int d = i % kMaxDim;
+      for (int i = static_cast<int>(threadIdx.x); i < kKeys * kRow; i += 32 * kWarps) {
+        const int key = i / kRow;
+        const int d = i % kRow;
         rows[key][d] = slots[key] >= 0 && d < c.dim ? list.cache.number(slots[key], d) : 0;
       }
       __syncthreads();
       // Score and add.
+#pragma unroll 4
       for (int key = 0; mine && key < kKeys; ++key) {
         if (slots[key] < 0) continue;
         float4 row[kQuads];
@@ -101,7 +105,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
 #pragma unroll
   for (int k = 0; k < kQuads; ++k) {
     const int d = 128 * k + 4 * lane;
-    if (d >= c.dim) continue;
+    if (d >= c.out_dim) continue;
     const float4 v = factor == 0 ? make_float4(0, 0, 0, 0) : device::scaled(run.acc[k], factor);
     c.store(token, head, d, v.x), c.store(token, head, d + 1, v.y);
     c.store(token, head, d + 2, v.z), c.store(token, head, d + 3, v.w);
@@ -116,6 +120,7 @@ std::string CudaOp<SparseAttentionSimt>::refuse(const SparseAttention::Problem& 
   if (p.dim > kMaxDim || p.dim % 32 != 0) {
     return "rows of " + std::to_string(p.dim) + " numbers; it takes multiples of 32 up to " + std::to_string(kMaxDim);
   }
+  if (p.out_dim() % 32 != 0) return "values of " + std::to_string(p.out_dim()) + " numbers; it takes multiples of 32";
   return needs_gpu();
 }
 
@@ -130,7 +135,8 @@ void CudaOp<SparseAttentionSimt>::run(const SparseAttention::Problem& p, const S
   if (p.tokens == 0) return;
   const AttentionCall c = attention_call(p, a);
   const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
-  attend<<<blocks_for(p.tokens * groups, 1), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
+  const auto kernel = p.dim <= 512 ? attend<4> : attend<5>;
+  kernel<<<blocks_for(p.tokens * groups, 1), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
   check_launch("sparse_attention attend, simt");
   if (p.rope_dim > 0) CudaOp<InverseRope>::run(rope_problem(p), rope_args(p, a), context);
 }

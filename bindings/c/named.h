@@ -30,9 +30,9 @@ class NamedList {
     const auto* bytes = reinterpret_cast<const unsigned char*>(given);
     for (std::size_t i = 0; i < count_; ++i) {
       const auto* one = reinterpret_cast<const Named*>(bytes + i * static_cast<std::size_t>(given->struct_size));
-      list_[i] = read_struct(what, one);
-      if (list_[i].struct_size != given->struct_size)
+      if (one->struct_size != given->struct_size)
         fail_member(op, what, "structs of different struct_size", "one size in an array");
+      list_[i] = read_struct(what, one);
       if (list_[i].name == nullptr) fail_member(op, what, "one without a name", "the name of a member");
     }
   }

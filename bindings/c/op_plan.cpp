@@ -68,11 +68,11 @@ struct ReadScalars {
       fail_member(op, name, "\"" + std::string(word) + "\"", "one of " + names);
     }
   }
-  template <class Rule>
-  requires(!kRuleNames<Rule>.empty()) void operator()(const char* name, Rule& value) const {
+  template <Rule Value>
+  void operator()(const char* name, Value& value) const {
     const char* word = text(name);
     if (word != nullptr && !set_rule(value, word))
-      fail_member(op, name, "\"" + std::string(word) + "\"", rule_names<Rule>());
+      fail_member(op, name, "\"" + std::string(word) + "\"", rule_names<Value>());
   }
 
  private:

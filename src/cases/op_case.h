@@ -33,10 +33,10 @@ struct ReadFields {
   void operator()(const char* name, const RowFormat*& value) const {
     if (params.has(name)) value = &row_format(params.text(name));
   }
-  template <class Rule>
-  requires(!kRuleNames<Rule>.empty()) void operator()(const char* name, Rule& value) const {
+  template <Rule Value>
+  void operator()(const char* name, Value& value) const {
     const std::string text = params.text(name, std::string(rule_name(value)));
-    if (!set_rule(value, text)) params.fail(name, "\"" + text + "\"", rule_names<Rule>());
+    if (!set_rule(value, text)) params.fail(name, "\"" + text + "\"", rule_names<Value>());
   }
 };
 

@@ -1,76 +1,23 @@
 /* Longer than 300 lines: the C interface from C alone, every expected number computed here in double. Prints each
  * failure; exit 1 when there is one. */
+#include "abi.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "sparsemla/c_api.h"
-
 enum { DIM = 512, ROPE = 64 };
 
-static int failures = 0;
+/* ---- sparse attention ---- */
 
-#define CHECK(condition)                                     \
-  do {                                                       \
-    if (!(condition)) {                                      \
-      ++failures;                                            \
-      printf("%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      printf("  last error: %s\n", smla_last_error());       \
-    }                                                        \
-  } while (0)
-
-/* The status, and a word that the text must have. */
-#define CHECK_ERROR(call, wanted, word)                                                          \
-  do {                                                                                           \
-    const smla_status got_ = (call);                                                             \
-    if (got_ != (wanted) || strstr(smla_last_error(), (word)) == NULL) {                         \
-      ++failures;                                                                                \
-      printf("%s:%d: %s\n  got %s \"%s\", expected %s with \"%s\"\n", __FILE__, __LINE__, #call, \
-             smla_status_name(got_), smla_last_error(), smla_status_name(wanted), (word));       \
-    }                                                                                            \
-  } while (0)
-
-static smla_tensor tensor(void* data, smla_dtype dtype, int32_t rank, int64_t a, int64_t b, int64_t c) {
-  smla_tensor t;
-  memset(&t, 0, sizeof t);
-  t.struct_size = sizeof t;
-  t.data = data;
-  t.dtype = dtype;
-  t.rank = rank;
-  t.shape[0] = a;
-  t.shape[1] = b;
-  t.shape[2] = c;
-  return t;
-}
-
-static void* aligned_memory(size_t bytes) {
-  void* p = aligned_alloc(64, (bytes + 64) / 64 * 64);
-  if (p == NULL) abort();
-  memset(p, 0xFF, (bytes + 64) / 64 * 64);
-  return p;
-}
-
-/* Numbers in [-1, 1) that are exact in bf16: multiples of 1/64. */
-static uint32_t random_state = 1;
-static float next_number(void) {
-  random_state = random_state * 1664525U + 1013904223U;
-  return (float)((int)(random_state >> 25) - 64) / 64.0F;
-}
-static uint16_t to_bf16(float x) {
-  uint32_t u;
-  memcpy(&u, &x, 4);
-  return (uint16_t)((u + 0x7FFFU + ((u >> 16) & 1U)) >> 16);
-}
 static float from_bf16(uint16_t b) {
   const uint32_t u = (uint32_t)b << 16;
   float x;
   memcpy(&x, &u, 4);
   return x;
 }
-
-/* ---- sparse attention ---- */
 
 enum { T = 3, H = 2, HP = 3, W = 5, W2 = 3, BLOCKS = 3, BLOCK = 4, ROW = 2 * DIM, STRIDE = BLOCK * ROW + 64 };
 
@@ -452,6 +399,20 @@ static smla_status feed(const smla_layer* layer, smla_step* step, const smla_lay
   const smla_tensor in = tensor(hidden[begin], SMLA_F32, 2, n, HIDDEN, 0);
   const smla_tensor out = tensor(output[begin], SMLA_F32, 2, n, HIDDEN, 0);
   status = smla_layer_forward(layer, NULL, step, caches, &in, &out, workspace, bytes, NULL);
+  if (status == SMLA_OK) { /* again with a plan made before: the same bits */
+    float before[TOKENS][HIDDEN];
+    smla_layer_plan* plan = NULL;
+    size_t planned = 0;
+    memcpy(before, output[begin], (size_t)n * sizeof before[0]);
+    memset(output[begin], 0xFF, (size_t)n * sizeof before[0]);
+    CHECK(smla_layer_plan_create(layer, step, &plan) == SMLA_OK);
+    CHECK(smla_layer_plan_workspace(plan, &planned) == SMLA_OK && planned > 0 && planned <= bytes);
+    CHECK_ERROR(smla_layer_forward(layer, plan, step, caches, &in, &out, workspace, planned - 1, NULL),
+                SMLA_INVALID_ARGUMENT, "workspace");
+    CHECK(smla_layer_forward(layer, plan, step, caches, &in, &out, workspace, planned, NULL) == SMLA_OK);
+    CHECK(memcmp(before, output[begin], (size_t)n * sizeof before[0]) == 0);
+    smla_layer_plan_destroy(plan);
+  }
   free(workspace);
   return status;
 }
@@ -500,7 +461,8 @@ static void test_layer(const char* front_end) {
   caches.cache[SMLA_CACHE_WINDOW] = &cache;
 
   const smla_tensor any = tensor(hidden, SMLA_F32, 2, TOKENS, HIDDEN, 0);
-  CHECK_ERROR(smla_layer_forward(layer, NULL, step, &caches, &any, &any, NULL, 0, NULL), SMLA_INVALID_ARGUMENT, "not built");
+  CHECK_ERROR(smla_layer_forward(layer, NULL, step, &caches, &any, &any, NULL, 0, NULL), SMLA_INVALID_ARGUMENT,
+              "not built");
   CHECK(feed(layer, step, &caches, 0, 4) == SMLA_OK); /* a prefill, then two decodes */
   CHECK(feed(layer, step, &caches, 4, 5) == SMLA_OK);
   CHECK(feed(layer, step, &caches, 5, 6) == SMLA_OK);
@@ -593,8 +555,13 @@ static void test_layer_errors(void) {
   CHECK_ERROR(smla_model_layer_config(NULL, 0, &config), SMLA_INVALID_ARGUMENT, "model");
   CHECK_ERROR(smla_cache_block_bytes("fp7", 64, NULL, NULL), SMLA_INVALID_ARGUMENT, "fp7");
   CHECK_ERROR(smla_step_build(NULL, NULL), SMLA_INVALID_ARGUMENT, "step");
+  smla_layer_plan* plan = NULL;
+  CHECK_ERROR(smla_layer_plan_create(NULL, NULL, &plan), SMLA_INVALID_ARGUMENT, "layer");
+  CHECK_ERROR(smla_layer_plan_create(NULL, NULL, NULL), SMLA_INVALID_ARGUMENT, "plan");
+  CHECK_ERROR(smla_layer_plan_workspace(NULL, NULL), SMLA_INVALID_ARGUMENT, "plan");
   smla_layer_destroy(NULL);
   smla_step_destroy(NULL);
+  smla_layer_plan_destroy(NULL);
 }
 
 int main(void) {

@@ -4,6 +4,7 @@
 - Every citation of the specification ("spec 5.4", "spec 2, step 7", "spec 8.5 to 8.7") names a section, and a step of it,
   that docs/spec.md has.
 - Every test that a page names (`Suite.Name`, `Suite.Na*`, and names alone in docs/verification.md's table of reports) exists.
+- Every class, function and group of functions of a public header has a comment. (Members need none where their name says it.)
 - Every relative link of a page leads to a file, and to a heading of it where it names one.
 - No line of a page is longer than 120 columns, except in tables, code and links.
 """
@@ -103,6 +104,28 @@ def test_faults(root):
     return found
 
 
+NO_COMMENT = re.compile(r"(//|/\*|#|namespace\b|\}|using\b|extern\b|(template *<[^>]*>\s*)?(class|struct|enum) [\w ]+;)")
+
+
+def uncommented(text):
+    """(line, text) of each declaration at namespace scope that begins a paragraph without a comment."""
+    depth, fresh = 0, True
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        shown = line.strip()
+        code = re.sub(r'"(?:\\.|[^"\\])*"', '""', re.sub(r"//.*", "", line))
+        if depth == 0 and fresh and shown and not NO_COMMENT.match(shown + " " + lines[number].strip()):
+            yield number, shown
+        opens_scope = bool(re.match(r'\s*(namespace|extern "")', code)) and "{" in code
+        depth = max(0, depth + code.count("{") - code.count("}") - opens_scope)
+        fresh = not shown or opens_scope
+
+
+def header_faults(root):
+    return [f"{path.relative_to(root).as_posix()}:{number}: no comment before: {line}"
+            for path in files(root, ("include",), {".h"}) for number, line in uncommented(path.read_text())]
+
+
 def pages(root):
     for path in sorted(root.rglob("*.md")):
         if not set(path.relative_to(root).parts) & set(NOT_PAGES):
@@ -154,7 +177,7 @@ def column_faults(root):
 def faults(root):
     root = Path(root)
     found, count = citation_faults(root)
-    return found + test_faults(root) + link_faults(root) + column_faults(root), count
+    return found + header_faults(root) + test_faults(root) + link_faults(root) + column_faults(root), count
 
 
 def main():

@@ -14,6 +14,8 @@ GOOD = {
     "src/a.cpp": "// The norm (spec 2.1), both (spec 2, step 7), all (spec 1 to 3) and (spec 2, 15's table).\n/// spec 3, algorithm\n/// step 2\n",
     "tests/a_test.cpp": "// Spec 2's chain, spec\n//   15.\nTEST(Layer, GoldenNorm) {}\nRC_GTEST_PROP(Layer, Chunks, ()) {}\nTEST(Incident, Vllm1Zero) {}\n",
     "docs/verification.md": "| vllm#1 | zero lengths | `Vllm1Zero` |\n\n`Layer.GoldenNorm`, `Layer.Ch*`, `Problem.dim`\n",
+    "include/a.h": "#pragma once\n\nnamespace n {\n\ntemplate <class T>\nclass Plan;\n\n/// A row.\nstruct Row {\n  int bytes = 0;\n\n"
+                   "  int size() const { return bytes; }\n};\n\n/// Two.\nint f();\nint g();\n\n}  // namespace n\n",
     "build/page.md": "[nowhere](nowhere.md)\n",
 }
 
@@ -74,6 +76,12 @@ class CheckDocs(unittest.TestCase):
 
     def test_a_report_whose_test_does_not_exist(self):
         self.expect("docs/verification.md", "| vllm#1 | zero | `Vllm2Zero` |\n", "Incident.Vllm2Zero: no test")
+
+    def test_a_class_without_a_comment(self):
+        self.expect("include/b.h", "namespace n {\n\nclass Row {\n};\n\n}\n", "include/b.h:3: no comment before: class Row {")
+
+    def test_a_function_without_a_comment(self):
+        self.expect("include/b.h", "/// One.\nint f();\n\ntemplate <class T>\nT g();\n", "include/b.h:4: no comment before: template <class T>")
 
     def test_a_long_line(self):
         self.expect("b.md", "ok\n" + "word " * 25 + "\n", "b.md:2: 125 columns")

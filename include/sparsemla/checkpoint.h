@@ -16,16 +16,16 @@ namespace SMLA_API smla {
 /// The attention tensors of one layer, or of one tensor-parallel slice of it, ready for `layer_weights`
 /// (sparsemla/weights.h).
 struct LayerTensors {
-  LayerConfig config;  ///< with the heads and o_groups of the slice
+  LayerConfig config;  ///< numbers of the layer; heads and o_groups are those of the slice
   /// By checkpoint name without "layers.<i>.attn.": "wq_a.weight", "attn_sink", "indexer.compressor.ape", ... Linear
   /// weights are BF16 (F32 where the file has F32; E4M3 where LoadOptions kept them, with "wq_a.scale", ... F32
   /// beside), norms as stored, attn_sink and ape F32.
   std::map<std::string, ConstTensorView, std::less<>> tensors;
-  std::optional<float> q_scale;  ///< of e4m3 queries
+  std::optional<float> q_scale;  ///< scale of e4m3 queries; none: the checkpoint has none
   std::optional<float>
-      kv_scale;  ///< of the window cache's per-tensor rows, and of the compressed cache's unless that has its own
-  std::optional<float> compressed_kv_scale;  ///< of the compressed cache's per-tensor rows
-  std::shared_ptr<const void> memory;        ///< what the views look into
+      kv_scale;  ///< scale of per-tensor rows in the window cache, and in the compressed cache unless that has its own
+  std::optional<float> compressed_kv_scale;  ///< scale of per-tensor rows in the compressed cache
+  std::shared_ptr<const void> memory;        ///< owns what the views point to
 };
 
 /// How a layer's tensors are loaded.
@@ -48,10 +48,11 @@ class Checkpoint {
   /// @throws IoError for files that are missing or damaged; InvalidArgument for a config.json that is no DeepSeek-V4.
   explicit Checkpoint(const std::string& path);
   ~Checkpoint();
-  Checkpoint(Checkpoint&&) noexcept;             ///< moves
-  Checkpoint& operator=(Checkpoint&&) noexcept;  ///< moves
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
 
-  const std::string& path() const;  ///< as given
+  /// The path that the constructor was given.
+  const std::string& path() const;
   /// The folder's config.json; nothing when there is none.
   const std::optional<ModelConfig>& model() const;
   /// Names of all tensors, a leading "model." cut off.
@@ -67,7 +68,7 @@ class Checkpoint {
   /// config.json; IoError for damaged contents (a number or scale that is not finite, a file that shrank), naming
   /// tensor, row and column.
   LayerTensors load_layer(std::int64_t index, int tp_rank = 0, int tp_size = 1, const LoadOptions& options = {}) const;
-  /// The same with the numbers of the whole layer given.
+  /// Loads a layer whose numbers (of the whole layer) the caller gives; needs no config.json.
   LayerTensors load_layer(std::int64_t index, const LayerConfig& layer, int tp_rank = 0, int tp_size = 1,
                           const LoadOptions& options = {}) const;
   /// The tensors of `mtp.N.attn`, N = `index`, for a checkpoint without config.json.

@@ -22,7 +22,7 @@ enum class FrontEnd : std::uint8_t {
   kSm120        ///< two scopes everywhere; prefills in chunks of 4 requests (spec 8.7)
 };
 
-/// "flashmla", "flashinfer", "sm120".
+/// The name of a front-end: "flashmla", "flashinfer" or "sm120".
 SMLA_API std::string_view name_of(FrontEnd front_end);
 
 /// The front-end of a name or of one of upstream's backend names (spec 8.1, 15). "" and "auto": sm120 where
@@ -52,28 +52,28 @@ SMLA_API std::int64_t upstream_padded_heads(FrontEnd front_end, std::int64_t hea
 
 /// One call of attention as upstream's kernel would see it.
 struct UpstreamCall {
-  std::int64_t tokens = 0;            ///< T
+  std::int64_t tokens = 0;            ///< query tokens
   std::int64_t padded_heads = 0;      ///< heads of the kernel's buffers
   std::int64_t window_width = 0;      ///< columns of the window part
   std::int64_t compressed_width = 0;  ///< columns of the compressed part; 0: none
 };
 
-/// What upstream's kernels refuse about a call (spec 8.5 to 8.7): flashmla's widths in steps of 64 (128 with 128
+/// Throws what upstream's kernels refuse about a call (spec 8.5 to 8.7): flashmla's widths in steps of 64 (128 with 128
 /// heads), flashinfer's row in steps of 4, sm120's decode kernels for up to 64 tokens. @throws Unsupported with
 /// upstream's text where it has one.
 SMLA_API void check_upstream_call(FrontEnd front_end, const UpstreamCall& call);
 
-/// What upstream refuses about cache blocks (spec 5.4): window blocks in steps of 64 tokens, compressed blocks of 256
-/// source tokens. `compress_ratio` 1: no compressed cache. @throws InvalidArgument naming the block.
+/// Throws what upstream refuses about cache blocks (spec 5.4): window blocks in steps of 64 tokens, compressed blocks
+/// of 256 source tokens. `compress_ratio` 1: no compressed cache. @throws InvalidArgument naming the block.
 SMLA_API void check_upstream_blocks(std::int64_t window_block, std::int64_t compressed_block,
                                     std::int64_t compress_ratio);
 
-/// What upstream refuses about a layout (spec 15): layer names that come twice, caches of a group without a common
-/// block size, pages larger than a block. `names`: of the layers, in the layout's order. @throws InvalidArgument with
-/// upstream's texts.
+/// Throws what upstream refuses about a layout (spec 15): layer names that come twice, caches of a group without a
+/// common block size, pages larger than a block. `names`: of the layers, in the layout's order. @throws InvalidArgument
+/// with upstream's texts.
 SMLA_API void check_upstream_layout(const KvLayout& layout, std::span<const std::string> names);
 
-/// The argument checks of upstream's fused insert op, with its texts (spec 5.3).
+/// The argument checks of upstream's fused insert op, with upstream's texts (spec 5.3).
 /// @throws InvalidArgument with the first that fails.
 SMLA_API void check_upstream_insert(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args);
 

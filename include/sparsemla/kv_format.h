@@ -9,10 +9,10 @@
 
 namespace SMLA_API smla {
 
-/// How one number of a cache row is stored.
+/// The element type of numbers in a cache row.
 enum class Element : std::uint8_t { kF32, kBF16, kE4M3, kE2M1 };
 
-/// How the numbers of a row are scaled.
+/// Which scales a row's numbers have.
 enum class ScaleKind : std::uint8_t {
   kNone,       ///< stored value = number
   kUe8m0,      ///< one power-of-two byte for each group of `group` dims of the nope part
@@ -29,20 +29,20 @@ enum class ClampRule : std::uint8_t { kAmax, kScale };
 ///
 /// Every record size in the library is derived from one of these; nowhere else does one appear as a literal.
 struct RowFormat {
-  std::string_view name;               ///< what it is called
-  int dim = 0;                         ///< numbers in a row: nope dims first, rope dims last
-  int nope_dim = 0;                    ///< dims stored as `nope`; the other dim - nope_dim are stored as `rope`
-  Element nope = Element::kF32;        ///< element of the nope dims
-  Element rope = Element::kF32;        ///< element of the rope dims
-  ScaleKind scale = ScaleKind::kNone;  ///< how numbers are scaled
-  int group = 0;                       ///< dims a scale covers
-  int data_bytes = 0;                  ///< bytes of a row's numbers
-  int scale_bytes = 0;                 ///< bytes of a row's scales, padding of the scale slot included
-  int page_alignment = 0;              ///< a page is rounded up to a multiple of this
-  int inline_scale_bytes = 0;          ///< bytes of the scales inside a row, counted in data_bytes
+  std::string_view name;
+  int dim = 0;                   ///< numbers in a row: nope dims first, rope dims last
+  int nope_dim = 0;              ///< dims stored as `nope`; the other dim - nope_dim are stored as `rope`
+  Element nope = Element::kF32;  ///< element of the nope dims
+  Element rope = Element::kF32;  ///< element of the rope dims
+  ScaleKind scale = ScaleKind::kNone;
+  int group = 0;               ///< dims a scale covers
+  int data_bytes = 0;          ///< bytes of a row's numbers
+  int scale_bytes = 0;         ///< bytes of a row's scales, padding of the scale slot included
+  int page_alignment = 0;      ///< a page is rounded up to a multiple of this
+  int inline_scale_bytes = 0;  ///< bytes of the scales inside a row, counted in data_bytes
 
   int rope_dim() const { return dim - nope_dim; }                   ///< dims stored as `rope`
-  int row_bytes() const { return data_bytes + scale_bytes; }        ///< numbers and scales
+  int row_bytes() const { return data_bytes + scale_bytes; }        ///< bytes of a row: numbers and scales
   int groups() const { return group == 0 ? 0 : nope_dim / group; }  ///< scales of a row
 
   /// Member by member: two formats are the same when they say the same, wherever they stand.
@@ -69,17 +69,18 @@ const RowFormat& index_f32_rows();
 /// @throws InvalidArgument for another pair.
 const RowFormat& state_rows(int dim, int coff);
 
-/// Every format above.
+/// All formats above.
 std::span<const RowFormat* const> all_row_formats();
 
 /// The format of that name. @throws InvalidArgument with the accepted names.
 const RowFormat& row_format(std::string_view name);
 
-/// Bytes of a block of `block_size` rows without padding, and rounded up to the format's page alignment.
+/// Bytes of a block of `block_size` rows: block_bytes without padding, page_bytes rounded up to the format's page
+/// alignment.
 std::int64_t block_bytes(const RowFormat& format, std::int64_t block_size);
 std::int64_t page_bytes(const RowFormat& format, std::int64_t block_size);
 
-/// A paged cache that somebody else owns.
+/// A paged cache whose memory belongs to the caller.
 /// Row of slot s: block s / block_size at base + (s / block_size) * block_stride_bytes, offset s % block_size in it.
 /// All in 64 bits.
 struct PagedCache {
@@ -90,11 +91,12 @@ struct PagedCache {
   std::int64_t block_stride_bytes = 0;  ///< from one block to the next; at least block_bytes(format, block_size)
   float scale = 1.0F;                   ///< kPerTensor: number = e4m3 * scale
 
-  std::int64_t num_slots() const { return num_blocks * block_size; }                           ///< rows of the cache
-  std::uint8_t* block(std::int64_t index) const { return base + index * block_stride_bytes; }  ///< its first byte
+  std::int64_t num_slots() const { return num_blocks * block_size; }
+  std::uint8_t* block(std::int64_t index) const { return base + index * block_stride_bytes; }
 };
 
-/// @throws InvalidArgument naming `name` when the cache is null, its stride too small or its sizes negative.
+/// Checks a cache. @throws InvalidArgument naming `name` when its base is null, its stride too small or a size
+/// negative.
 void check_cache(std::string_view name, const PagedCache& cache);
 
 }  // namespace smla

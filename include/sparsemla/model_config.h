@@ -12,19 +12,19 @@ namespace SMLA_API smla {
 
 /// YaRN scaling of the rope frequencies (spec 2); the amplitude factor is 1.
 struct YarnConfig {
-  double factor = 16.0;                        ///< by which positions stretch
-  std::int64_t original_max_position = 65536;  ///< positions before scaling
+  double factor = 16.0;                        ///< factor by which positions are stretched
+  std::int64_t original_max_position = 65536;  ///< longest context before stretching
   double beta_fast = 32.0;                     ///< rotations above which a dim is left alone
   double beta_slow = 1.0;                      ///< rotations below which a dim is stretched
-  friend bool operator==(const YarnConfig&, const YarnConfig&) = default;  ///< member by member
+  friend bool operator==(const YarnConfig&, const YarnConfig&) = default;
 };
 
-/// What fixes a rope table: layers with equal parameters share one.
+/// The parameters of a rope table. Layers with equal parameters share one.
 struct RopeConfig {
-  double theta = 10000.0;                                                  ///< base of the frequencies
-  std::optional<YarnConfig> yarn{};                                        ///< none: plain frequencies
-  int dim = 64;                                                            ///< rope dims
-  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;  ///< member by member
+  double theta = 10000.0;            ///< base of the frequencies
+  std::optional<YarnConfig> yarn{};  ///< absent: plain frequencies
+  int dim = 64;                      ///< numbers of a head that are rotated
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
 /// The numbers of one attention layer (spec 1).
@@ -42,7 +42,7 @@ struct LayerConfig {
   int index_head_dim = 128;         ///< numbers of an indexer's head
   std::int64_t index_topk = 512;    ///< entries that the indexer chooses
   float rms_norm_eps = 1e-6F;       ///< RMSNorm's epsilon
-  RopeConfig rope;                  ///< of this layer: every rotation of a layer uses this one table
+  RopeConfig rope;                  ///< every rotation of the layer uses this one table
   bool hadamard = false;            ///< Walsh-Hadamard transform on both sides of the indexer
   /// C4A: attends to the entries that the last choosing C4A layer before it chose, and runs no indexer of its own
   /// (IndexCache, spec 9).
@@ -50,11 +50,11 @@ struct LayerConfig {
 
   bool has_compressor() const { return compress_ratio > 1; }  ///< C4A or C128A
   bool has_indexer() const { return compress_ratio == 4; }    ///< C4A
-  /// A C4A layer that scores and selects entries itself.
+  /// Whether the layer runs an indexer of its own: a C4A layer that does not reuse another's entries.
   bool chooses() const { return has_indexer() && !reuses_topk; }
 };
 
-/// @throws InvalidArgument naming the first number that is impossible, what was got and what was expected.
+/// Checks a layer's numbers. @throws InvalidArgument naming the first impossible one, what was got and expected.
 void check_layer_config(const LayerConfig& config);
 
 /// A DeepSeek-V4 model as far as attention is concerned (spec 1).
@@ -74,37 +74,38 @@ struct ModelConfig {
   int index_head_dim = 128;               ///< numbers of an indexer's head
   std::int64_t index_topk = 512;          ///< entries that the indexer chooses
   float rms_norm_eps = 1e-6F;             ///< RMSNorm's epsilon
-  double rope_theta = 10000.0;            ///< window-only layers, never YaRN
-  double compress_rope_theta = 160000.0;  ///< C4A and C128A layers
-  std::optional<YarnConfig> yarn;         ///< of the compress layers
+  double rope_theta = 10000.0;            ///< base of window-only layers, which never have YaRN
+  double compress_rope_theta = 160000.0;  ///< base of C4A and C128A layers
+  std::optional<YarnConfig> yarn;         ///< of C4A and C128A layers; absent: none
   std::int64_t max_position = 1048576;    ///< longest context
   bool hadamard = false;                  ///< Walsh-Hadamard transform on both sides of the indexer (spec 4.1)
   std::int64_t index_topk_freq =
       1;  ///< of this many C4A layers in a row the first chooses entries, the others reuse them (IndexCache, spec 9)
-  std::vector<int> compress_ratios;  ///< one entry a decoder layer, then MTP entries; as given: 0, 1, 4 or 128
+  std::vector<int>
+      compress_ratios;  ///< one for each decoder layer, then for MTP layers: 0, 1, 4 or 128, as in the file
 
   /// Layer `index` (MTP layers follow the decoder layers and are window-only). @throws InvalidArgument when there is no
   /// such layer.
   LayerConfig layer(std::int64_t index) const;
 };
 
-/// "v4-flash", "v4-pro" or "tiny" (all three layer kinds, a few MB of weights). @throws InvalidArgument for another
-/// name, with the accepted ones.
+/// The preset of that name: "v4-flash", "v4-pro" or "tiny" (all three layer kinds, a few MB of weights). @throws
+/// InvalidArgument for another name, with the accepted ones.
 ModelConfig model_preset(std::string_view name);
-/// Names of the presets.
+/// The names that model_preset accepts.
 std::vector<std::string> model_preset_names();
 
 /// Reads a config.json text in either public shape: flat `compress_ratios` with
 /// `rope_theta`/`compress_rope_theta`/`rope_scaling`, or nested rope parameters ({"main": {...}, "compress": {...}}).
 /// @throws InvalidArgument naming the key, what was got and what was expected.
 ModelConfig parse_model_config(std::string_view json);
-/// A preset's name or the path of a config.json. @throws IoError, InvalidArgument.
+/// The model of a preset's name or of a config.json's path. @throws IoError, InvalidArgument.
 ModelConfig load_model_config(const std::string& preset_or_path);
 
-/// The one builder of rope tables (spec 2): [positions, dim] fp32, row p = cos(p*f_0..) || sin(p*f_0..), angle = fl32(p
-/// * f_i).
+/// Builds a rope table (spec 2): [positions, dim] fp32. Row p holds the cosines, then the sines of the dim/2 angles
+/// fl32(p * f_i), in radians.
 std::vector<float> rope_table(const RopeConfig& config, std::int64_t positions);
-/// Its dim/2 frequencies, fp32.
+/// The dim/2 frequencies f_i of a rope table, fp32.
 std::vector<float> rope_frequencies(const RopeConfig& config);
 
 }  // namespace smla

@@ -13,22 +13,22 @@ namespace SMLA_API smla {
 
 /// One (request, token, layer) whose attention was recomputed in float64.
 struct CheckedSample {
-  std::int64_t request = 0;      ///< id
-  std::int64_t position = 0;     ///< of the token
+  std::int64_t request = 0;
+  std::int64_t position = 0;     ///< position of the token
   std::int64_t layer = 0;        ///< index into the run's layers
   std::int64_t model_layer = 0;  ///< index into the model
-  int compress_ratio = 1;        ///< of the layer
+  int compress_ratio = 1;        ///< of the layer: 1, 4 or 128
   bool computed = false;         ///< false: the run ended before it, or its request was refused
   double relative_l2 = 0;        ///< |got - want| / |want| over the layer's output
   double topk_difference = 0;    ///< share of the chosen entries that are not float64's own choice
   bool topk_ok = true;           ///< the choice lies within 0.25 standard deviations of the k-th best score
-  std::string topk_text;         ///< what is wrong with the choice
+  std::string topk_text;         ///< what is wrong with the choice; empty when nothing is
 };
 
-/// What a check found.
+/// The result of a check.
 struct CheckReport {
-  std::vector<CheckedSample> samples;  ///< all that were picked
-  double bound = 0;                    ///< on relative_l2: that of the layer with the widest
+  std::vector<CheckedSample> samples;  ///< all samples that were picked
+  double bound = 0;                    ///< largest bound on relative_l2 among the layers
   bool passed = true;                  ///< every sample within its bound
   int worst = -1;                      ///< sample with the largest relative_l2; -1: none was computed
 };

@@ -10,25 +10,25 @@
 
 namespace SMLA_API smla {
 
-/// What a snapshot holds of one cache: whole blocks, oldest first.
+/// The part of a snapshot that comes from one cache: whole blocks, oldest first.
 struct SnapshotCache {
-  std::int64_t layer = 0;               ///< position in the list of layers
-  CacheRole role = CacheRole::kWindow;  ///< what it holds
-  const RowFormat* format = nullptr;    ///< how rows are stored
-  float scale = 1.0F;                   ///< of per-tensor rows
-  std::int64_t block_size = 0;          ///< rows in a block
-  std::int64_t block_tokens = 0;        ///< source tokens a block covers
-  std::int64_t window = 0;              ///< tokens kept; 0: all
-  std::int64_t first_block = 0;         ///< number of the first block held, counted from position 0
-  std::int64_t blocks = 0;              ///< how many
+  std::int64_t layer = 0;  ///< position in the list of layers
+  CacheRole role = CacheRole::kWindow;
+  const RowFormat* format = nullptr;  ///< how rows are stored
+  float scale = 1.0F;                 ///< kPerTensor rows: number = e4m3 * scale
+  std::int64_t block_size = 0;        ///< rows in a block
+  std::int64_t block_tokens = 0;      ///< source tokens a block covers
+  std::int64_t window = 0;            ///< tokens that the cache keeps; 0: all
+  std::int64_t first_block = 0;       ///< first block held; block 0 begins at position 0
+  std::int64_t blocks = 0;
 };
 
-/// What a snapshot says of itself.
+/// The description at the head of a snapshot.
 struct SnapshotInfo {
-  std::int64_t tokens = 0;            ///< positions whose rows stand in the caches
-  std::int64_t num_layers = 0;        ///< of the layout it was saved from
-  std::vector<SnapshotCache> caches;  ///< in order of their offsets
-  std::vector<std::uint8_t> note;     ///< what the host gave to save_snapshot, unchanged
+  std::int64_t tokens = 0;            ///< computed positions of the request
+  std::int64_t num_layers = 0;        ///< layers of the layout that it was saved from
+  std::vector<SnapshotCache> caches;  ///< in the order of their offsets in the buffer
+  std::vector<std::uint8_t> note;     ///< the bytes that the host gave to save_snapshot
 };
 
 /// The state of a request of `tokens` computed positions as one self-describing buffer (docs/snapshot.md): the rows of
@@ -50,7 +50,8 @@ SnapshotInfo inspect_snapshot(std::span<const std::uint8_t> bytes);
 /// and expected.
 SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, RequestBlocks& blocks);
 
-/// Files. A file is written under another name first, so that its place never holds half a snapshot. @throws IoError.
+/// Write and read a snapshot as a file. It is written under another name first and then renamed, so that `path` never
+/// holds half a snapshot. @throws IoError.
 void write_snapshot_file(const std::string& path, std::span<const std::uint8_t> bytes);
 std::vector<std::uint8_t> read_snapshot_file(const std::string& path);
 

@@ -16,17 +16,17 @@ namespace SMLA_API smla {
 /// `Void` is `void` or `const void`; see TensorView and ConstTensorView.
 template <class Void>
 struct BasicTensorView {
-  static constexpr int kMaxRank = 4;  ///< dimensions there may be
+  static constexpr int kMaxRank = 4;
 
-  Void* data = nullptr;                         ///< first element
-  DType dtype = DType::kF32;                    ///< of its elements
-  int rank = 0;                                 ///< dimensions
-  std::array<std::int64_t, kMaxRank> shape{};   ///< of each dimension
+  Void* data = nullptr;
+  DType dtype = DType::kF32;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
   std::array<std::int64_t, kMaxRank> stride{};  ///< in elements
 
   BasicTensorView() = default;
 
-  /// Contiguous, last dimension fastest.
+  /// A contiguous view, last dimension fastest. @throws InvalidArgument for more than four dimensions.
   BasicTensorView(Void* data_in, DType dtype_in, std::initializer_list<std::int64_t> shape_in)
       : data(data_in), dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
     if (rank > kMaxRank)
@@ -53,14 +53,14 @@ struct BasicTensorView {
 
   /// No tensor was given (an optional argument left out).
   bool absent() const { return rank == 0 && data == nullptr; }
-  std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }  ///< one dimension
-  /// Elements.
+  std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
+  /// Number of elements; 0 for an absent tensor.
   std::int64_t numel() const {
     std::int64_t n = rank == 0 ? 0 : 1;
     for (int i = 0; i < rank; ++i) n *= size(i);
     return n;
   }
-  /// Whether rows follow each other without a gap.
+  /// Whether the elements lie one after the other without a gap, last dimension fastest.
   bool contiguous() const {
     std::int64_t step = 1;
     for (int i = rank - 1; i >= 0; --i) {
@@ -81,7 +81,7 @@ struct BasicTensorView {
     return static_cast<Pointer*>(data);
   }
 
-  /// Rows [begin, end) of dimension `dim`, same strides.
+  /// Indices [begin, end) of dimension `dim`, with the same strides. Nothing is checked.
   BasicTensorView slice(int dim, std::int64_t begin, std::int64_t end) const {
     BasicTensorView v = *this;
     const auto d = static_cast<std::size_t>(dim);
@@ -95,7 +95,7 @@ struct BasicTensorView {
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-/// A contiguous view of typed memory.
+/// A contiguous view of typed memory; its dtype is dtype_of<T>.
 template <class T>
 auto view_of(T* data, std::initializer_list<std::int64_t> shape) {
   if constexpr (std::is_const_v<T>) {
@@ -105,7 +105,7 @@ auto view_of(T* data, std::initializer_list<std::int64_t> shape) {
   }
 }
 
-/// "[3, 8, 512] BF16", for error texts.
+/// Shape and dtype for error texts: "[3, 8, 512] BF16".
 std::string describe(const ConstTensorView& view);
 
 }  // namespace smla

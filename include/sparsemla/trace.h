@@ -11,12 +11,12 @@ namespace SMLA_API smla {
 
 /// One request of a recorded trace.
 struct TraceRequest {
-  double arrival_ms = 0.0;         ///< `timestamp`
+  double arrival_ms = 0.0;         ///< milliseconds, `timestamp` in the file
   std::int64_t input_length = 0;   ///< prompt tokens, at least 1
   std::int64_t output_length = 0;  ///< tokens to generate, at least 1
   std::vector<std::int64_t>
       hash_ids;  ///< one id for each prefix block of the prompt; equal ids, equal prefix. Kept, no effect yet
-  friend bool operator==(const TraceRequest&, const TraceRequest&) = default;  ///< member by member
+  friend bool operator==(const TraceRequest&, const TraceRequest&) = default;
 };
 
 /// Reads a trace as JSON Lines: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]} a line,
@@ -26,7 +26,7 @@ struct TraceRequest {
 /// first bad line, and for a trace without a request.
 std::vector<TraceRequest> read_trace(const std::string& path, std::int64_t max_requests = 0);
 
-/// The same from text; `where` stands for the path in errors.
+/// Reads a trace from its text. `where` stands for the path in errors.
 std::vector<TraceRequest> parse_trace(std::string_view where, std::string_view text, std::int64_t max_requests = 0);
 
 }  // namespace smla

@@ -9,15 +9,13 @@
 
 namespace SMLA_API smla {
 
-/// Request of each token, from query_start_loc; tokens past its end are given 0 (spec 6.1).
+/// The request of each token, from query_start_loc; tokens past its end get 0 (spec 6.1).
 struct TokenToReq {
-  static constexpr std::string_view kName = "token_to_req";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "token_to_req";
   struct Problem {
-    std::int64_t requests = 0;  ///< R
-    std::int64_t tokens = 0;    ///< padding included
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;  ///< tokens of the step, padding included
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32, ascending
     TensorView token_to_req;          ///< [tokens] I32
@@ -27,14 +25,12 @@ struct TokenToReq {
 /// slot = block_table[req, pos / block_size] * block_size + pos % block_size; -1 for padding tokens (past
 /// query_start_loc's end), for a column outside the table and for a negative entry (spec 5.5).
 struct SlotMapping {
-  static constexpr std::string_view kName = "slot_mapping";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "slot_mapping";
   struct Problem {
-    std::int64_t requests = 0;    ///< R
-    std::int64_t tokens = 0;      ///< T
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
     std::int64_t block_size = 0;  ///< rows in a block
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
     ConstTensorView positions;        ///< [tokens] I64
@@ -49,15 +45,13 @@ struct SlotMapping {
 /// query_len + offset. Negative table entries are read as block 0 (upstream's clamp); a column outside the table gives
 /// -1.
 struct CompressedSlotMapping {
-  static constexpr std::string_view kName = "compressed_slot_mapping";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "compressed_slot_mapping";
   struct Problem {
-    std::int64_t requests = 0;        ///< R
-    std::int64_t tokens = 0;          ///< length of the output
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;          ///< tokens of the step, padding included
     std::int64_t ratio = 4;           ///< r: tokens of an entry
     std::int64_t storage_block = 64;  ///< entries in a block
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
     ConstTensorView seq_lens;         ///< [requests] I32
@@ -71,20 +65,18 @@ struct CompressedSlotMapping {
 /// tokens, tokens of a request outside the batch and negative positions: length 0 and a row of -1. A position whose
 /// block column is outside the table or whose block is negative has -1 in its column; the length still counts it.
 ///
-/// The first `noncausal_tokens` tokens stand in draft blocks that see themselves whole (DSpark, spec 6.3): with prefix
-/// = seq_len - query_len, start = max(prefix - window, 0) and every token of the block gets positions start..seq_len-1,
-/// at most as many as there are columns.
+/// The first `noncausal_tokens` tokens belong to draft blocks whose tokens see each other (DSpark, spec 6.3): with
+/// prefix = seq_len - query_len, start = max(prefix - window, 0) and every token of the block gets positions
+/// start..seq_len-1, at most as many as there are columns.
 struct WindowIndices {
-  static constexpr std::string_view kName = "window_indices";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "window_indices";
   struct Problem {
-    std::int64_t requests = 0;          ///< R
-    std::int64_t tokens = 0;            ///< T
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
     std::int64_t window = 128;          ///< tokens that a query sees, itself included
     std::int64_t block_size = 64;       ///< rows in a block
     std::int64_t noncausal_tokens = 0;  ///< 0 to tokens
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
     ConstTensorView seq_lens;         ///< [requests] I32
@@ -97,25 +89,22 @@ struct WindowIndices {
 };
 
 /// C128A rows (spec 6.5): n = min((pos+1)/ratio, width) entries; column j < n is the global slot of entry j through the
-/// block table
-/// (`global`), or j itself (local); the rest -1; lens = n. Invalid tokens (slot < 0): length 0 and a row of -1.
-/// An entry that the table does not hold is -1 in its column. Local rows need no block table.
+/// block table (`global`), or j itself (local); the rest -1; lens = n. Invalid tokens (slot < 0): length 0 and a row of
+/// -1. An entry that the table does not hold is -1 in its column. Local rows need no block table.
 struct DenseCompressedIndices {
-  static constexpr std::string_view kName = "dense_compressed_indices";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "dense_compressed_indices";
   struct Problem {
-    std::int64_t requests = 0;       ///< R
-    std::int64_t tokens = 0;         ///< T
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
     std::int64_t ratio = 128;        ///< r: tokens of an entry
     std::int64_t storage_block = 2;  ///< entries in a block
     std::int64_t width = 0;          ///< columns
     bool global = true;              ///< slots through the block table; false: entry numbers
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView positions;     ///< [tokens] I64
     ConstTensorView token_to_req;  ///< [tokens] I32
-    ConstTensorView slot_mapping;  ///< [tokens] I64 of the window cache: says which tokens are valid
+    ConstTensorView slot_mapping;  ///< [tokens] I64 of the window cache; a token with a slot is valid
     ConstTensorView block_table;   ///< [requests, columns] I32 of the compressed cache
     TensorView indices;            ///< [tokens, width] I32
     TensorView lens;               ///< [tokens] I32
@@ -127,16 +116,14 @@ struct DenseCompressedIndices {
 /// entry is negative, is invalid. With `compact` survivors move left. lens = valid token ? number of survivors : 0;
 /// indices of invalid tokens are still written.
 struct GlobalTopk {
-  static constexpr std::string_view kName = "global_topk";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "global_topk";
   struct Problem {
-    std::int64_t requests = 0;        ///< R
-    std::int64_t tokens = 0;          ///< T
-    std::int64_t k = 0;               ///< how many are chosen
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+    std::int64_t k = 0;
     std::int64_t storage_block = 64;  ///< entries in a block
     bool compact = false;             ///< survivors move left
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView topk;          ///< [tokens, k] I32
     ConstTensorView token_to_req;  ///< [tokens] I32
@@ -149,14 +136,12 @@ struct GlobalTopk {
 
 /// Short contexts (spec 4.7): row t = 0..n-1 then -1 with n = min((pos+1)/ratio, k).
 struct ShortContextTopk {
-  static constexpr std::string_view kName = "short_context_topk";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "short_context_topk";
   struct Problem {
-    std::int64_t tokens = 0;  ///< T
-    std::int64_t ratio = 4;   ///< r: tokens of an entry
-    std::int64_t k = 0;       ///< how many are chosen
+    std::int64_t tokens = 0;
+    std::int64_t ratio = 4;  ///< r: tokens of an entry
+    std::int64_t k = 0;
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView positions;  ///< [tokens] I64
     TensorView indices;         ///< [tokens, k] I32
@@ -166,14 +151,12 @@ struct ShortContextTopk {
 /// Which tokens are real, and how many compressed entries each sees (spec 2, 6.2):
 ///   valid = slot >= 0;  lens = (pos+1)/ratio where valid and pos >= 0, else 0;  topk_lens = min(lens, top_k).
 struct VisibleEntries {
-  static constexpr std::string_view kName = "visible_entries";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "visible_entries";
   struct Problem {
-    std::int64_t tokens = 0;  ///< T
-    std::int64_t ratio = 4;   ///< r: tokens of an entry
-    std::int64_t top_k = 0;   ///< the most of topk_lens
+    std::int64_t tokens = 0;
+    std::int64_t ratio = 4;  ///< r: tokens of an entry
+    std::int64_t top_k = 0;  ///< the most of topk_lens
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView positions;     ///< [tokens] I64
     ConstTensorView slot_mapping;  ///< [tokens] I64 window slots, -1 padding
@@ -187,15 +170,13 @@ struct VisibleEntries {
 /// query, 0, window - 1) window rows, entry_counts = max(seq, 0) / ratio entries; query = max(query_start_loc[r+1] -
 /// query_start_loc[r], 0).
 struct PrefillLens {
-  static constexpr std::string_view kName = "prefill_lens";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "prefill_lens";
   struct Problem {
-    std::int64_t requests = 0;  ///< R
+    std::int64_t requests = 0;
     std::int64_t decodes = 0;   ///< requests that come first and are left out
     std::int64_t window = 128;  ///< tokens that a query sees, itself included
     std::int64_t ratio = 4;     ///< r: tokens of an entry
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
     ConstTensorView seq_lens;         ///< [requests] I32
@@ -206,12 +187,10 @@ struct PrefillLens {
 
 /// The one token of every request of a draft step stands last: positions = seq_len - 1 (spec 6.10).
 struct DraftPositions {
-  static constexpr std::string_view kName = "draft_positions";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "draft_positions";
   struct Problem {
-    std::int64_t requests = 0;  ///< R
+    std::int64_t requests = 0;
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView seq_lens;  ///< [requests] I32
     TensorView positions;      ///< [requests] I64
@@ -229,11 +208,10 @@ struct DraftPositions {
 /// top-k entries, and rows that an int32 cannot hold or that lie before the workspace, are -1 in their column. Tokens
 /// of no request and negative positions have length 0.
 struct CombineTopkWindow {
-  static constexpr std::string_view kName = "combine_topk_window";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "combine_topk_window";
   struct Problem {
-    std::int64_t requests = 0;  ///< R
-    std::int64_t tokens = 0;    ///< T
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
     std::int64_t window = 128;  ///< tokens that a query sees, itself included
     std::int64_t ratio = 4;     ///< r: tokens of an entry
     std::int64_t top_k = 0;     ///< 0: no compressed part
@@ -241,7 +219,6 @@ struct CombineTopkWindow {
     std::int64_t n = 0;         ///< N: of which compressed
     bool clear_rest = true;     ///< columns past lens become -1
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView topk;             ///< [tokens, >= top_k] I32 local entries; absent when top_k is 0
     ConstTensorView query_start_loc;  ///< [requests+1] I32, may start above 0
@@ -263,11 +240,10 @@ struct CombineTopkWindow {
 /// token outside its request's part of query_start_loc, of no request or with a negative position has a row of -1 and
 /// length 0.
 struct MixedSparseIndices {
-  static constexpr std::string_view kName = "mixed_sparse_indices";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "mixed_sparse_indices";
   struct Problem {
-    std::int64_t requests = 0;           ///< R
-    std::int64_t tokens = 0;             ///< T
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
     std::int64_t decode_tokens = 0;      ///< the first tokens; the others are prefill
     std::int64_t window = 128;           ///< tokens that a query sees, itself included
     std::int64_t window_width = 128;     ///< Ws >= window
@@ -280,7 +256,6 @@ struct MixedSparseIndices {
     std::int64_t compressed_span = 0;    ///< 0: compressed_block
     bool local = true;                   ///< decode rows hold local entries (C4A) to look up, not global slots (C128A)
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView decode_window;      ///< [decode_tokens, Ws] I32
     ConstTensorView decode_compressed;  ///< [decode_tokens, *] I32; absent: none

@@ -13,25 +13,25 @@ namespace SMLA_API smla {
 /// RoPE (dims dim-rope_dim.. at the token's position), optional Hadamard, rounding to bf16 and quantisation of the
 /// indexer's queries, and their head weights (spec 4.1 to 4.3).
 ///
-/// format index_fp8:  s = 2^ceil(log2(max(amax,1e-4)/448)) per (token, head); q_out = e4m3(x/s); weights_out = ((w * s)
-/// * dim^-0.5) * heads^-0.5 format index_mxfp4: groups of 32, s = 2^ceil(log2(max(amax, 6*2^-126)/6)); q_out packed
-/// e2m1 (low nibble = even dim), q_scale = UE8M0 bytes;
-///                     weights_out = (w * dim^-0.5) * heads^-0.5
-/// format index_f32:  no rounding and no quantisation; weights as for mxfp4
+/// - format index_fp8: s = 2^ceil(log2(max(amax, 1e-4) / 448)) per (token, head); q_out = e4m3(x / s);
+///   weights_out = ((w * s) * dim^-0.5) * heads^-0.5.
+/// - format index_mxfp4: groups of 32 dims, s = 2^ceil(log2(max(amax, 6*2^-126) / 6)); q_out is packed e2m1 (low nibble
+/// =
+///   even dim), q_scale its UE8M0 bytes; weights_out = (w * dim^-0.5) * heads^-0.5.
+/// - format index_f32: no rounding and no quantisation; weights_out as for index_mxfp4.
+///
 /// Positions outside the table are read as its first or last row.
 struct IndexerQ {
-  static constexpr std::string_view kName = "indexer_q";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "indexer_q";
   struct Problem {
-    std::int64_t tokens = 0;            ///< T
-    std::int64_t heads = 64;            ///< H
-    int dim = 128;                      ///< numbers of a row
-    int rope_dim = 64;                  ///< dims that are rotated, the last
-    DType in = DType::kBF16;            ///< of q and weights: BF16 or F32
+    std::int64_t tokens = 0;
+    std::int64_t heads = 64;
+    int dim = 128;                      ///< numbers of a head
+    int rope_dim = 64;                  ///< numbers of a head that are rotated, its last
+    DType in = DType::kBF16;            ///< dtype of q and weights: BF16 or F32
     const RowFormat* format = nullptr;  ///< how rows are stored
     bool hadamard = false;              ///< Walsh-Hadamard transform after RoPE
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView q;          ///< [T, heads, dim] `in`
     ConstTensorView weights;    ///< [T, heads] `in`
@@ -47,20 +47,18 @@ struct IndexerQ {
 /// Index scores straight from the pages, decode and prefill alike (spec 4.5):
 ///   logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h]   for j < lens[row]; other columns are
 ///   not written.
-/// Entry j of request b stands in block block_table[b, j / block_size], offset j % block_size. An entry whose block is
+/// Entry j of request b is in block block_table[b, j / block_size], row j % block_size of it. An entry whose block is
 /// outside the cache or whose column is outside the table scores -inf; lens are clamped to [0, width]; a row whose
 /// request is outside the table writes -inf. relu of a NaN is 0.
 struct IndexerLogits {
-  static constexpr std::string_view kName = "indexer_logits";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "indexer_logits";
   struct Problem {
-    std::int64_t rows = 0;              ///< how many rows
-    std::int64_t heads = 64;            ///< H
-    int dim = 128;                      ///< numbers of a row
+    std::int64_t rows = 0;
+    std::int64_t heads = 64;
+    int dim = 128;                      ///< numbers of a head
     std::int64_t width = 0;             ///< columns of logits
-    const RowFormat* format = nullptr;  ///< of the index cache; fixes the dtype of q as in IndexerQ
+    const RowFormat* format = nullptr;  ///< format of the index cache; the dtype of q is as in IndexerQ
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView q;            ///< as IndexerQ::Args::q_out
     ConstTensorView q_scale;      ///< as IndexerQ::Args::q_scale
@@ -68,25 +66,23 @@ struct IndexerLogits {
     ConstTensorView row_to_req;   ///< [rows] I32
     ConstTensorView lens;         ///< [rows] I32, visible entries of the row
     ConstTensorView block_table;  ///< [requests, columns] I32 of the index cache
-    PagedCache cache;             ///< the paged cache
-    TensorView logits;            ///< [rows, width] F32, rows may be strided
+    PagedCache cache;
+    TensorView logits;  ///< [rows, width] F32, rows may be strided
   };
 };
 
-/// Index rows of requests copied out of their pages as they are: values and scales of request b at rows
+/// Copies index rows of requests out of their blocks, unchanged: values and scales of request b go to rows
 /// [cu_seq_lens[b], cu_seq_lens[b+1]) (spec 4.5). An entry whose block lies outside the table or the cache, and rows
 /// past the last request, are not written.
 struct GatherIndexRows {
-  static constexpr std::string_view kName = "gather_index_rows";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "gather_index_rows";
   struct Problem {
-    std::int64_t requests = 0;          ///< R
+    std::int64_t requests = 0;
     std::int64_t rows = 0;              ///< rows of the outputs
     const RowFormat* format = nullptr;  ///< how rows are stored
   };
-  /// Tensors of a call.
   struct Args {
-    PagedCache cache;             ///< the paged cache
+    PagedCache cache;
     ConstTensorView cu_seq_lens;  ///< [requests+1] I32, ascending
     ConstTensorView block_table;  ///< [requests, columns] I32
     TensorView values;            ///< [rows, data bytes] U8
@@ -97,16 +93,14 @@ struct GatherIndexRows {
 /// Index scores over gathered rows: logits[row, j] = k_scale_j * sum_h relu(<q[row,h], k_j>) * weights[row,h] for
 /// starts[row] <= j < ends[row] (spec 4.5). Other columns are not written; bounds are clamped to [0, keys].
 struct RaggedIndexerLogits {
-  static constexpr std::string_view kName = "ragged_indexer_logits";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "ragged_indexer_logits";
   struct Problem {
-    std::int64_t rows = 0;              ///< how many rows
-    std::int64_t keys = 0;              ///< gathered rows
-    std::int64_t heads = 64;            ///< H
-    int dim = 128;                      ///< numbers of a row
+    std::int64_t rows = 0;
+    std::int64_t keys = 0;  ///< gathered rows
+    std::int64_t heads = 64;
+    int dim = 128;                      ///< numbers of a head
     const RowFormat* format = nullptr;  ///< how rows are stored
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView q;        ///< as IndexerQ::Args::q_out
     ConstTensorView q_scale;  ///< as IndexerQ::Args::q_scale

@@ -21,10 +21,9 @@ namespace SMLA_API smla {
 /// be of any dtype then; E4M3 is what tensor cores multiply. Implementations differ in summation order; one that
 /// accepts `deterministic` gives a row the same bits whatever the other rows are.
 struct Projection {
-  static constexpr std::string_view kName = "projection";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "projection";
   struct Problem {
-    std::int64_t m = 0;                       ///< rows
+    std::int64_t m = 0;                       ///< rows of x and y
     std::int64_t n = 0;                       ///< outputs of a group
     std::int64_t k = 0;                       ///< inputs of a group
     std::int64_t groups = 1;                  ///< G
@@ -36,7 +35,6 @@ struct Projection {
   static constexpr std::int64_t kScaleGroup = InverseRopeQuant::kGroup;  ///< inputs of a scale of E4M3 x; divides k
   static constexpr std::int64_t kWeightBlock =
       128;  ///< outputs and inputs of a scale of E4M3 w; the last blocks may be smaller
-  /// Tensors of a call.
   struct Args {
     ConstTensorView x;  ///< [m, groups, k]; the first two strides are free, the last is 1
     ConstTensorView w;  ///< [groups, n, k] contiguous

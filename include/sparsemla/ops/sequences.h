@@ -9,23 +9,21 @@
 
 namespace SMLA_API smla {
 
-/// Rows of requests of different lengths to one rectangle, padded with zeros: what a kernel that takes [requests,
-/// next_n] rows wants of a batch whose requests have different numbers of draft tokens (spec 4.9, 7.5).
+/// Copies rows of requests of different lengths to one rectangle, padded with zeros. A kernel that takes [requests,
+/// next_n] rows needs this for a batch whose requests have different numbers of draft tokens (spec 4.9, 7.5).
 ///
 /// packed[b, i] = rows[query_start_loc[b] + i] for i below the request's length, zero bytes behind it. Of a longer
-/// request the first max_len rows are taken. Rows that query_start_loc puts outside of `rows` are zeros, and so is a
-/// request whose end lies before its start.
+/// request only the first max_len rows are copied. Rows that query_start_loc puts outside of `rows` are zeros, and so
+/// is a request whose end lies before its start.
 struct PackSequences {
-  static constexpr std::string_view kName = "pack_sequences";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "pack_sequences";
   struct Problem {
-    std::int64_t requests = 0;   ///< B
-    std::int64_t tokens = 0;     ///< T
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
     std::int64_t max_len = 0;    ///< rows of a request in the rectangle
     std::int64_t row = 0;        ///< elements of a row; give the product of all inner dimensions
-    DType dtype = DType::kBF16;  ///< of the elements, any
+    DType dtype = DType::kBF16;  ///< dtype of the elements, any
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView rows;             ///< [T, row], rows may be strided
     ConstTensorView query_start_loc;  ///< [B+1] I32
@@ -33,13 +31,11 @@ struct PackSequences {
   };
 };
 
-/// The way back: rows[query_start_loc[b] + i] = packed[b, i] for i below the request's length and max_len. Rows of no
-/// request are left as they are, and so are those past max_len.
+/// The inverse of PackSequences: rows[query_start_loc[b] + i] = packed[b, i] for i below the request's length and
+/// max_len. Rows of no request are left as they are, and so are those past max_len.
 struct UnpackSequences {
-  static constexpr std::string_view kName = "unpack_sequences";  ///< the op's name
-  /// As for packing.
+  static constexpr std::string_view kName = "unpack_sequences";
   using Problem = PackSequences::Problem;
-  /// Tensors of a call.
   struct Args {
     ConstTensorView packed;           ///< [B, max_len, row], the first two strides are free
     ConstTensorView query_start_loc;  ///< [B+1] I32; no two requests share a row

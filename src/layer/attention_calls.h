@@ -1,41 +1,17 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
-#include "layer/chooser.h"
+#include "layer/op_planner.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/ops/attention.h"
 #include "sparsemla/ops/index.h"
 
 namespace smla {
-
-/// One call of attention over tokens [begin, end) of a step. A gathered call first copies its requests' rows into a
-/// bf16 workspace.
-struct AttentionCall {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::optional<Plan<SparseAttention>> attention;
-  std::optional<PrefillChunk> chunk;  ///< gathered: which prefills
-  std::optional<Plan<GatherRows>> gather_entries;
-  std::optional<Plan<GatherRows>> gather_window;
-  std::optional<Plan<CombineTopkWindow>> combine;
-};
-
-/// How a front-end cuts a step's attention into calls (spec 8.5 to 8.7). The formula is the same in each.
-struct AttentionCalls {
-  FrontEnd front_end = FrontEnd::kFlashMla;
-  std::vector<AttentionCall> calls;
-  std::optional<Plan<GlobalTopk>> global_topk;    ///< C4A: local entries to slots
-  std::optional<Plan<MixedSparseIndices>> mixed;  ///< C4A with flashinfer
-  std::int64_t gathered_rows = 0;                 ///< of the largest chunk
-  std::int64_t combined_rows = 0;                 ///< tokens of the largest gathered call
-  std::int64_t combined_width = 0;                ///< columns of its index rows
-  std::int64_t mixed_width = 0;                   ///< columns of the mixed matrix
-  bool by_split = true;    ///< whether the calls follow the step's split into decodes and prefills
-  bool has_slots = false;  ///< C4A: calls read slots, which the top-k or global_topk makes
-};
 
 /// What a step's calls do beside their attention: see SparseAttention.
 struct AttentionFolds {
@@ -46,27 +22,75 @@ struct AttentionFolds {
   bool any() const { return rope_dim > 0 || q_rope_dim > 0; }
 };
 
-/// `chosen_slots`: the step's own top-k writes slots too.
-/// @throws Unsupported with upstream's text when the options are strict and a call has no upstream kernel.
-AttentionCalls plan_attention_calls(const Chooser& choose, const LayerConfig& config, const StepShape& shape,
-                                    const LayerCaches& caches, bool chosen_slots, const AttentionFolds& folds);
+/// What a front-end plans the attention of one step from.
+struct AttentionPlanning {
+  const OpPlanner& planner;
+  const LayerConfig& config;
+  const StepShape& shape;
+  const LayerCaches& caches;  ///< their formats and block sizes
+  bool topk_writes_slots;     ///< C4A: the step's top-k writes slots too, so that nothing is left to look up
+  AttentionFolds folds;
 
-/// Where the calls of a step keep what they make.
-struct AttentionBuffers {
-  ConstTensorView q;         ///< [T, Hp, d]
-  ConstTensorView cos_sin;   ///< [L, rope_dim] F32
-  TensorView o;              ///< [T, Hp, d]
-  TensorView slots;          ///< [T, K] I32
-  TensorView slot_lens;      ///< [T] I32
-  TensorView gathered;       ///< [rows, d] BF16
-  TensorView combined;       ///< [rows, width] I32
-  TensorView combined_lens;  ///< [rows] I32
-  TensorView mixed;          ///< [T, width] I32
-  TensorView mixed_lens;     ///< [T] I32
+  const LayerOptions& options() const { return planner.options(); }
+  /// Columns of the compressed part of an index row; 0 for window-only layers.
+  std::int64_t entry_width() const;
+  /// First token of prefill r; for the one behind the last the end of the step, padding included.
+  std::int64_t prefill_begin(std::int64_t r) const;
+  /// The op over tokens [begin, end), its scopes still to be filled in. Strict: refuses what upstream's kernel refuses.
+  SparseAttention::Problem problem(std::int64_t begin, std::int64_t end) const;
+  /// The same with the layer's caches as scopes, and `entry_columns` columns for the compressed one.
+  SparseAttention::Problem paged_problem(std::int64_t begin, std::int64_t end, std::int64_t entry_columns) const;
 };
 
-void run_attention_calls(const AttentionCalls& calls, const LayerConfig& config, const LayerStep& step,
-                         const LayerCaches& caches, const ConstTensorView& sink, const AttentionBuffers& buffers,
-                         Workspace scratch, Stream stream);
+/// What the attention of one step reads and writes. T tokens, Hp padded heads, d head_dim, K index_topk.
+struct AttentionRun {
+  const LayerConfig& config;
+  const LayerStep& step;
+  const LayerCaches& caches;
+  ConstTensorView sink;     ///< [H] F32
+  ConstTensorView cos_sin;  ///< [L, rope_dim] F32
+  ConstTensorView q;        ///< [T, Hp, d]
+  TensorView o;             ///< [T, Hp, d]
+  TensorView slots;         ///< [T, K] I32, C4A layers of front-ends that read slots
+  TensorView slot_lens;     ///< [T] I32, likewise
+  void* buffers = nullptr;  ///< AttentionCalls::buffer_bytes()
+  Workspace scratch;
+  Stream stream;
+
+  /// The arguments of the op over tokens [begin, end), its scopes still to be filled in.
+  SparseAttention::Args args(std::int64_t begin, std::int64_t end) const;
+};
+
+/// The attention of one step as a front-end cuts it into calls (spec 8.5 to 8.7). The formula is the same in each.
+class AttentionCalls {
+ public:
+  AttentionCalls() = default;
+  AttentionCalls(const AttentionCalls&) = delete;
+  AttentionCalls& operator=(const AttentionCalls&) = delete;
+  virtual ~AttentionCalls() = default;
+  /// Bytes of the index rows and the gathered rows that a run makes for itself.
+  virtual std::size_t buffer_bytes() const { return 0; }
+  /// Whether the calls depend on how the step falls into decodes and prefills.
+  virtual bool follows_split() const { return true; }
+  virtual void run(const AttentionRun& run) const = 0;
+};
+
+/// Calls that read the caches where they lie: one scope of window rows, one of compressed entries by their slots.
+class TwoScopeCalls {
+ public:
+  explicit TwoScopeCalls(const AttentionPlanning& planning);
+  /// Plans one call over tokens [begin, end).
+  void add(const AttentionPlanning& planning, std::int64_t begin, std::int64_t end);
+  void run(const AttentionRun& run) const;
+
+ private:
+  struct Call {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    std::optional<Plan<SparseAttention>> attention;
+  };
+  std::optional<Plan<GlobalTopk>> global_topk_;  ///< C4A: entries to slots, where the top-k has not done it
+  std::vector<Call> calls_;
+};
 
 }  // namespace smla

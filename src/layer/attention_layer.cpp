@@ -107,9 +107,7 @@ void AttentionLayer::check_step(const LayerStep& step) const {
   if (!config_.has_compressor()) return;
   const std::string kind = config_.has_indexer() ? "c4a" : "c128a";
   if (options_.strict && step.entry_lens.absent()) {
-    throw InvalidArgument(options_.front_end == FrontEnd::kSm120
-                              ? "Sparse MLA metadata is required for compressed layers."
-                              : "missing schedule entry for layer kind " + kind);
+    throw InvalidArgument(row_of(options_.front_end).no_entries_text(kind));
   }
   check_that(!step.entry_lens.absent() && !step.entry_slots.absent(), kWhat, "entry_lens and entry_slots of the step",
              std::string("none"), "those of a " + kind + " layer");
@@ -143,14 +141,14 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
   check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", std::to_string(workspace.bytes) + " bytes",
              "at least " + std::to_string(ops.workspace_bytes));
 
-  check_that(step.split == ops.shape.split || !ops.attention.by_split, kWhat, "decode tokens of the step",
+  check_that(step.split == ops.shape.split || !ops.attention->follows_split(), kWhat, "decode tokens of the step",
              step.split.decode_tokens, std::to_string(ops.shape.split.decode_tokens) + " as planned");
   check_that(step.window_indices.size(1) == ops.shape.window_width, kWhat, "columns of window_indices",
              step.window_indices.size(1), std::to_string(ops.shape.window_width) + " as planned");
   check_step(step);
-  check_that(options_.front_end != FrontEnd::kFlashInfer || config_.has_indexer() || !step.mixed_indices.absent(),
+  check_that(!row_of(options_.front_end).reads_mixed_rows || config_.has_indexer() || !step.mixed_indices.absent(),
              kWhat, "mixed_indices of the step", std::string("none"),
-             "those of step metadata made for the flashinfer front-end");
+             "those of step metadata made for the " + std::string(name_of(options_.front_end)) + " front-end");
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);

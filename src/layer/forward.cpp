@@ -75,7 +75,7 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
 
 void Forward::latent_norms() const {
   RmsNorm::Args args{.x = b.qr, .weight = weights.q_norm, .y = b.qr, .x2 = b.kv, .weight2 = weights.kv_norm};
-  if (makes_queries()) {
+  if (folds_q()) {
     args.positions = step.positions, args.cos_sin = cos_sin;
     args.slot_mapping = step.window_slots, args.cache = caches[CacheRole::kWindow];
     ops.latent_norms_and_insert->run(args, main.scratch, main.stream);
@@ -96,7 +96,7 @@ void Forward::queries_and_window() const {
   project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, q_rows,
           weights.wq_b_scale);
   watch.lap(Stage::kQProjection);
-  if (makes_queries()) return;
+  if (folds_q()) return;
   ops.insert->run({.q = b.q,
                    .kv = b.kv,
                    .positions = step.positions,
@@ -173,8 +173,8 @@ void Forward::score() const {
                .token_to_req = step.token_to_req.slice(0, begin, end),
                .block_table = step.entry_block_table,
                .valid = step.valid.slice(0, begin, end),
-               .slots = ops.slot_block > 0 ? b.attention.slots.slice(0, begin, end) : TensorView(),
-               .slot_lens = ops.slot_block > 0 ? b.attention.slot_lens.slice(0, begin, end) : TensorView()},
+               .slots = ops.slot_block > 0 ? b.slots.slice(0, begin, end) : TensorView(),
+               .slot_lens = ops.slot_block > 0 ? b.slot_lens.slice(0, begin, end) : TensorView()},
               beside.scratch, beside.stream);
     watch.lap(Stage::kTopk);
   }
@@ -194,10 +194,20 @@ void Forward::index() const {
 }
 
 void Forward::attend() const {
-  AttentionBuffers buffers = b.attention;
-  buffers.cos_sin = cos_sin;
-  run_attention_calls(observer == nullptr && ops.folded_attention ? *ops.folded_attention : ops.attention, config, step,
-                      caches, weights.attn_sink, buffers, main.scratch, main.stream);
+  const bool folded = observer == nullptr && ops.folded_attention != nullptr;
+  const AttentionCalls& calls = folded ? *ops.folded_attention : *ops.attention;
+  calls.run({.config = config,
+             .step = step,
+             .caches = caches,
+             .sink = weights.attn_sink,
+             .cos_sin = cos_sin,
+             .q = b.q_attn,
+             .o = b.o,
+             .slots = b.slots,
+             .slot_lens = b.slot_lens,
+             .buffers = b.attention_buffers,
+             .scratch = main.scratch,
+             .stream = main.stream});
   watch.lap(Stage::kAttention);
   if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
 }
@@ -221,7 +231,7 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   } else {
     const std::int64_t width = config.num_heads * config.head_dim;
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
-    if (!rotates())
+    if (!folds_o())
       ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch,
                             main.stream);
     watch.lap(Stage::kInverseRope);

@@ -61,10 +61,10 @@ struct Forward {
   LayerObserver* observer;
   Stopwatch& watch;
 
-  /// Whether attention makes its queries of what was projected, and whether it ends with the rotation back. Observers
-  /// are shown what stands between.
-  bool makes_queries() const { return ops.folds.q_rope_dim > 0 && observer == nullptr; }
-  bool rotates() const { return ops.folds.rope_dim > 0 && observer == nullptr; }
+  /// Whether the attention kernel norms and rotates the projected queries itself, and whether it rotates its output
+  /// back. It does neither in an observed forward: the observer is shown queries and output as they are in between.
+  bool folds_q() const { return ops.folds.q_rope_dim > 0 && observer == nullptr; }
+  bool folds_o() const { return ops.folds.rope_dim > 0 && observer == nullptr; }
   /// Everything, with a batch's metadata.
   void run(const ConstTensorView& hidden, const TensorView& out) const;
   void latent_projections(const ConstTensorView& hidden) const;

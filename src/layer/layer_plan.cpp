@@ -1,6 +1,5 @@
 #include "layer/layer_plan.h"
 
-#include "layer/chooser.h"
 #include "sparsemla/plan.h"
 
 namespace smla {
@@ -68,22 +67,12 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
                      ? arena.take(DType::kF32, {c.o_groups, groups, rows})
                      : arena.take(DType::kI32, {c.o_groups, (groups + 3) / 4, rows});
   }
-  AttentionBuffers& a = b.attention;
-  a.q = b.q_attn;
-  a.o = b.o;
-  if (attention.has_slots) {
-    a.slots = arena.take(DType::kI32, {tokens, c.index_topk});
-    a.slot_lens = arena.take(DType::kI32, {tokens});
+  if (c.has_indexer() && row_of(options.front_end).reads_slots) {
+    b.slots = arena.take(DType::kI32, {tokens, c.index_topk});
+    b.slot_lens = arena.take(DType::kI32, {tokens});
   }
-  if (attention.mixed) {
-    a.mixed = arena.take(DType::kI32, {tokens, attention.mixed_width});
-    a.mixed_lens = arena.take(DType::kI32, {tokens});
-  }
-  if (attention.gathered_rows > 0) {
-    a.gathered = arena.take(DType::kBF16, {attention.gathered_rows, c.head_dim});
-    a.combined = arena.take(DType::kI32, {attention.combined_rows, attention.combined_width});
-    a.combined_lens = arena.take(DType::kI32, {attention.combined_rows});
-  }
+  b.attention_buffers = arena.raw(
+      std::max(attention->buffer_bytes(), folded_attention == nullptr ? 0 : folded_attention->buffer_bytes()));
   b.z = arena.take(act, {tokens, c.o_groups * c.o_lora_rank});
   b.zero_positions = arena.take(DType::kI64, {tokens});
   b.scratch.fill({.data = arena.raw(scratch_bytes), .bytes = scratch_bytes});
@@ -97,7 +86,7 @@ namespace {
 using Ops = LayerPlan::Ops;
 
 /// The compressor of the layer, and of its indexer.
-void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, Ops* ops) {
+void plan_compressors(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options, Ops* ops) {
   CompressStore::Problem p{.tokens = ops->tokens,
                            .ratio = c.compress_ratio,
                            .dim = c.head_dim,
@@ -106,12 +95,12 @@ void plan_compressors(const Chooser& choose, const LayerConfig& c, const LayerOp
                            .eps = c.rms_norm_eps,
                            .clamp = options.clamp};
   if (c.chooses()) p.dim2 = c.index_head_dim, p.format2 = options.caches.index, p.hadamard2 = c.hadamard;
-  ops->compress = choose.make<CompressStore>(p);
+  ops->compress = planner.make<CompressStore>(p);
 }
 
 /// Scoring and selection; the score matrix is cut along rows to stay within its budget. slot_block: entries in a block
 /// of the compressed cache.
-void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, std::int64_t slot_block,
+void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options, std::int64_t slot_block,
                   Ops* ops) {
   const std::int64_t width = visible_entries(ops->max_seq_len - 1, c.compress_ratio);
   ops->short_context = options.short_context && width <= c.index_topk;
@@ -119,37 +108,37 @@ void plan_indexer(const Chooser& choose, const LayerConfig& c, const LayerOption
   ops->score_rows = std::min(score_rows(width, score_budget(options)), std::max<std::int64_t>(ops->tokens, 1));
   if (ops->short_context) {
     ops->short_topk =
-        choose.make<ShortContextTopk>({.tokens = ops->tokens, .ratio = c.compress_ratio, .k = c.index_topk});
+        planner.make<ShortContextTopk>({.tokens = ops->tokens, .ratio = c.compress_ratio, .k = c.index_topk});
     return;
   }
-  ops->index_q = choose.make<IndexerQ>({.tokens = ops->tokens,
+  ops->index_q = planner.make<IndexerQ>({.tokens = ops->tokens,
+                                         .heads = c.index_n_heads,
+                                         .dim = c.index_head_dim,
+                                         .rope_dim = c.rope_head_dim,
+                                         .in = activation_dtype(options),
+                                         .format = options.caches.index,
+                                         .hadamard = c.hadamard});
+  const auto score = [&](std::int64_t rows) {
+    return planner.make<IndexerLogits>({.rows = rows,
                                         .heads = c.index_n_heads,
                                         .dim = c.index_head_dim,
-                                        .rope_dim = c.rope_head_dim,
-                                        .in = activation_dtype(options),
-                                        .format = options.caches.index,
-                                        .hadamard = c.hadamard});
-  const auto score = [&](std::int64_t rows) {
-    return choose.make<IndexerLogits>({.rows = rows,
-                                       .heads = c.index_n_heads,
-                                       .dim = c.index_head_dim,
-                                       .width = width,
-                                       .format = options.caches.index});
+                                        .width = width,
+                                        .format = options.caches.index});
   };
   const std::int64_t tail = ops->tokens % ops->score_rows;
   ops->logits = score(ops->score_rows);
   ops->logits_tail = score(tail);
-  if (options.front_end != FrontEnd::kFlashInfer) ops->slot_block = slot_block;
+  if (row_of(options.front_end).reads_slots) ops->slot_block = slot_block;
   const auto select = [&](std::int64_t rows) {
-    return choose.make<TopK>({.rows = rows, .width = width, .k = c.index_topk, .storage_block = ops->slot_block});
+    return planner.make<TopK>({.rows = rows, .width = width, .k = c.index_topk, .storage_block = ops->slot_block});
   };
   ops->topk = select(ops->score_rows);
   ops->topk_tail = select(tail);
 }
 
 /// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).
-void plan_output(const Chooser& choose, const LayerConfig& c, const LayerOptions& options, const LayerWeights& weights,
-                 Ops* ops) {
+void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
+                 const LayerWeights& weights, Ops* ops) {
   const DType act = activation_dtype(options);
   const std::int64_t width = c.num_heads / c.o_groups * c.head_dim;
   Projection::Problem wo_a{.m = ops->tokens,
@@ -160,34 +149,34 @@ void plan_output(const Chooser& choose, const LayerConfig& c, const LayerOptions
                            .w = weights.wo_a.dtype,
                            .y = act};
   if (options.fp8_output) {
-    ops->inverse_rope_quant = choose.make<InverseRopeQuant>({.tokens = ops->tokens,
-                                                             .heads = c.num_heads,
-                                                             .groups = c.o_groups,
-                                                             .dim = c.head_dim,
-                                                             .rope_dim = c.rope_head_dim,
-                                                             .in = act,
-                                                             .scale = *options.fp8_output});
+    ops->inverse_rope_quant = planner.make<InverseRopeQuant>({.tokens = ops->tokens,
+                                                              .heads = c.num_heads,
+                                                              .groups = c.o_groups,
+                                                              .dim = c.head_dim,
+                                                              .rope_dim = c.rope_head_dim,
+                                                              .in = act,
+                                                              .scale = *options.fp8_output});
     wo_a.x = DType::kE4M3;
     wo_a.x_scale = *options.fp8_output;
   } else {
-    ops->inverse_rope = choose.make<InverseRope>({.tokens = ops->tokens,
-                                                  .heads = c.num_heads,
-                                                  .dim = c.head_dim,
-                                                  .rope_dim = c.rope_head_dim,
-                                                  .in = act,
-                                                  .out = act});
+    ops->inverse_rope = planner.make<InverseRope>({.tokens = ops->tokens,
+                                                   .heads = c.num_heads,
+                                                   .dim = c.head_dim,
+                                                   .rope_dim = c.rope_head_dim,
+                                                   .in = act,
+                                                   .out = act});
   }
-  ops->wo_a = choose.make<Projection>(wo_a);
+  ops->wo_a = planner.make<Projection>(wo_a);
   const std::int64_t latent = c.o_groups * c.o_lora_rank;
   const bool fp8 = weights.wo_b.dtype == DType::kE4M3;
-  if (fp8) ops->quantize_z = choose.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
-  ops->wo_b = choose.make<Projection>({.m = ops->tokens,
-                                       .n = c.hidden_size,
-                                       .k = latent,
-                                       .groups = 1,
-                                       .x = fp8 ? DType::kE4M3 : act,
-                                       .w = weights.wo_b.dtype,
-                                       .y = act});
+  if (fp8) ops->quantize_z = planner.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
+  ops->wo_b = planner.make<Projection>({.m = ops->tokens,
+                                        .n = c.hidden_size,
+                                        .k = latent,
+                                        .groups = 1,
+                                        .x = fp8 ? DType::kE4M3 : act,
+                                        .w = weights.wo_b.dtype,
+                                        .y = act});
 }
 
 }  // namespace
@@ -217,14 +206,14 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     if (!options.fp8_output) ops->folds.rope_dim = c.rope_head_dim;
     if (options.q != DType::kE4M3) ops->folds.q_rope_dim = c.rope_head_dim;
   }
-  const Chooser choose(options, &ops->scratch_bytes, &ops->text);
+  const OpPlanner planner(options, &ops->scratch_bytes, &ops->text);
   const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
   const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y) {
-    return choose.make<Projection>(
+    return planner.make<Projection>(
         {.m = tokens, .n = n, .k = k, .groups = 1, .x = fp8(w) ? DType::kE4M3 : act, .w = w.dtype, .y = y});
   };
   const auto quantize = [&](std::int64_t dim) {
-    return choose.make<QuantizeRows>({.rows = tokens, .dim = dim, .in = act});
+    return planner.make<QuantizeRows>({.rows = tokens, .dim = dim, .in = act});
   };
   if (options.strict)
     check_upstream_blocks(caches[CacheRole::kWindow].block_size, caches[CacheRole::kCompressed].block_size,
@@ -233,51 +222,61 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
-  ops->latent_norms = choose.make<RmsNorm>({.rows = tokens,
-                                            .dim = c.q_lora_rank,
-                                            .dim2 = c.head_dim,
-                                            .in = act,
-                                            .out = act,
-                                            .has_weight = true,
-                                            .eps = c.rms_norm_eps});
+  ops->latent_norms = planner.make<RmsNorm>({.rows = tokens,
+                                             .dim = c.q_lora_rank,
+                                             .dim2 = c.head_dim,
+                                             .in = act,
+                                             .out = act,
+                                             .has_weight = true,
+                                             .eps = c.rms_norm_eps});
   RmsNorm::Problem inserting = ops->latent_norms->problem();
   inserting.format = options.caches.rows, inserting.rope_dim = c.rope_head_dim, inserting.clamp = options.clamp;
-  if (ops->folds.q_rope_dim > 0) ops->latent_norms_and_insert = choose.make<RmsNorm>(inserting);
+  if (ops->folds.q_rope_dim > 0) ops->latent_norms_and_insert = planner.make<RmsNorm>(inserting);
   if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
-  ops->insert = choose.make<QNormRopeInsert>({.tokens = tokens,
-                                              .heads = c.num_heads,
-                                              .out_heads = options.padded_heads,
-                                              .dim = c.head_dim,
-                                              .rope_dim = c.rope_head_dim,
-                                              .in = act,
-                                              .q_out = options.q == DType::kE4M3 ? DType::kE4M3 : act,
-                                              .format = options.caches.rows,
-                                              .eps = c.rms_norm_eps,
-                                              .q_scale_inv = 1.0F / options.q_scale,
-                                              .clamp = options.clamp});
+  ops->insert = planner.make<QNormRopeInsert>({.tokens = tokens,
+                                               .heads = c.num_heads,
+                                               .out_heads = options.padded_heads,
+                                               .dim = c.head_dim,
+                                               .rope_dim = c.rope_head_dim,
+                                               .in = act,
+                                               .q_out = options.q == DType::kE4M3 ? DType::kE4M3 : act,
+                                               .format = options.caches.rows,
+                                               .eps = c.rms_norm_eps,
+                                               .q_scale_inv = 1.0F / options.q_scale,
+                                               .clamp = options.clamp});
   if (c.has_compressor()) {
     ops->compressor_gemm =
         project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
-    plan_compressors(choose, c, options, ops.get());
+    plan_compressors(planner, c, options, ops.get());
   }
   if (c.chooses()) {
     ops->index_compressor_gemm =
         project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
     ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
-    plan_indexer(choose, c, options, caches[CacheRole::kCompressed].block_size, ops.get());
+    plan_indexer(planner, c, options, caches[CacheRole::kCompressed].block_size, ops.get());
   }
-  ops->attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, {});
-  if (ops->folds.any())
-    ops->folded_attention = plan_attention_calls(choose, c, shape, caches, ops->slot_block > 0, ops->folds);
-  plan_output(choose, c, options, weights_, ops.get());
+  AttentionPlanning planning{.planner = planner,
+                             .config = c,
+                             .shape = shape,
+                             .caches = caches,
+                             .topk_writes_slots = ops->slot_block > 0,
+                             .folds = {}};
+  const FrontEndRow& front_end = row_of(options.front_end);
+  ops->attention = front_end.plan(planning);
+  if (ops->folds.any()) {
+    planning.folds = ops->folds;
+    ops->folded_attention = front_end.plan(planning);
+  }
+  plan_output(planner, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);
   return ops;
 }
 
 std::size_t AttentionLayer::reserve_bytes(std::int64_t tokens, std::int64_t requests, std::int64_t max_seq_len,
                                           const LayerCaches& caches) const {
+  const LayerConfig& c = config_;
   LayerOptions options = options_;
   options.short_context = false;  // scoring needs more
   options.strict = false;         // a shape that upstream's kernels refuse is not run, only measured
@@ -287,22 +286,9 @@ std::size_t AttentionLayer::reserve_bytes(std::int64_t tokens, std::int64_t requ
       std::min(std::max(score_budget(options), 4 * width), 4 * width * std::max<std::int64_t>(tokens, 1));
   StepShape shape = StepShape::decodes(tokens, requests, max_seq_len);
   shape.window_width = std::max<std::int64_t>(shape.window_width, draft_window_width(config_.window, tokens));
-  std::size_t bytes = make_ops(shape, caches, options, static_cast<std::size_t>(scores))->workspace_bytes;
-  if (options.front_end != FrontEnd::kFlashMla || !options.gather_prefill || tokens == 0) return bytes;
-  // Gathered prefills: rows as many as the chunk limits ever admit, which one request of the greatest length and the
-  // others as short as they come cannot show; so the area itself is reserved (spec 6.8).
-  const std::int64_t longest = std::max(options.chunks.max_model_len, max_seq_len);
-  const std::int64_t batched = std::max(options.chunks.max_batched_tokens, tokens);
-  const std::int64_t entries =
-      config_.has_compressor() ? (longest + config_.compress_ratio - 1) / config_.compress_ratio : 0;
-  const std::int64_t rows = options.chunks.requests * (entries + config_.window + batched);
-  const std::int64_t picked = config_.has_indexer() ? config_.index_topk : entries;
-  const std::int64_t columns = (picked + config_.window + 127) / 128 * 128;
-  Arena arena(nullptr);
-  arena.take(DType::kBF16, {rows, config_.head_dim});
-  arena.take(DType::kI32, {tokens, columns});
-  arena.take(DType::kI32, {tokens});
-  return bytes + arena.used();
+  const std::size_t bytes = make_ops(shape, caches, options, static_cast<std::size_t>(scores))->workspace_bytes;
+  const auto most_buffer_bytes = row_of(options.front_end).most_buffer_bytes;
+  return bytes + (most_buffer_bytes == nullptr ? 0 : most_buffer_bytes(c, options, tokens, max_seq_len));
 }
 
 }  // namespace smla

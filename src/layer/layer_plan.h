@@ -6,6 +6,7 @@
 
 #include "core/arena.h"
 #include "layer/attention_calls.h"
+#include "layer/front_end_row.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/ops/attention.h"
 #include "sparsemla/ops/compressor.h"
@@ -20,23 +21,25 @@ namespace smla {
 /// Intermediate tensors of one forward, laid out in the caller's workspace. T tokens, H heads, d head_dim, K
 /// index_topk.
 struct LayerBuffers {
-  TensorView hidden_values;   ///< [T, hidden] E4M3, FP8 wq_a or wkv
-  TensorView hidden_scales;   ///< [1, hidden/128, T to a multiple of 4] F32
-  TensorView qr;              ///< [T, q_lora] act
-  TensorView qr_values;       ///< [T, q_lora] E4M3, normed, FP8 wq_b or index_wq_b
-  TensorView qr_scales;       ///< as hidden_scales
-  TensorView kv;              ///< [T, d] act
-  TensorView kv_score;        ///< [T, 2*coff*d] F32
-  TensorView index_kv_score;  ///< [T, 2*2*128] F32
-  TensorView index_weights;   ///< [T, Hi] act
-  TensorView q;               ///< [T, H, d] act
-  TensorView q_attn;          ///< [T, Hp, d] what attention reads; q itself unless E4M3 or padded
-  TensorView index_q;         ///< [T, Hi, 128] act
-  TensorView index_q_stored;  ///< [T, Hi, 128 or 64] E4M3, U8 or F32
-  TensorView index_q_scale;   ///< [T, Hi, 4] U8, mxfp4 only
-  TensorView index_w;         ///< [T, Hi] F32
-  TensorView scores;          ///< [rows of a chunk, width] F32
-  AttentionBuffers attention;
+  TensorView hidden_values;            ///< [T, hidden] E4M3, FP8 wq_a or wkv
+  TensorView hidden_scales;            ///< [1, hidden/128, T to a multiple of 4] F32
+  TensorView qr;                       ///< [T, q_lora] act
+  TensorView qr_values;                ///< [T, q_lora] E4M3, normed, FP8 wq_b or index_wq_b
+  TensorView qr_scales;                ///< as hidden_scales
+  TensorView kv;                       ///< [T, d] act
+  TensorView kv_score;                 ///< [T, 2*coff*d] F32
+  TensorView index_kv_score;           ///< [T, 2*2*128] F32
+  TensorView index_weights;            ///< [T, Hi] act
+  TensorView q;                        ///< [T, H, d] act
+  TensorView q_attn;                   ///< [T, Hp, d] what attention reads; q itself unless E4M3 or padded
+  TensorView index_q;                  ///< [T, Hi, 128] act
+  TensorView index_q_stored;           ///< [T, Hi, 128 or 64] E4M3, U8 or F32
+  TensorView index_q_scale;            ///< [T, Hi, 4] U8, mxfp4 only
+  TensorView index_w;                  ///< [T, Hi] F32
+  TensorView scores;                   ///< [rows of a chunk, width] F32
+  TensorView slots;                    ///< [T, K] I32, C4A layers of front-ends that read slots
+  TensorView slot_lens;                ///< [T] I32, likewise
+  void* attention_buffers = nullptr;   ///< AttentionCalls::buffer_bytes()
   TensorView o;                        ///< [T, Hp, d] act
   TensorView o_heads;                  ///< [T, H, d] act, rotated back: o itself unless padded
   TensorView o_values;                 ///< [G, T, D] E4M3, FP8 output projection
@@ -68,16 +71,16 @@ struct LayerPlan::Ops {
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
   std::optional<Plan<RmsNorm>> latent_norms;
   std::optional<Plan<RmsNorm>>
-      latent_norms_and_insert;  ///< the same, with the window's rows; where attention makes its own queries
+      latent_norms_and_insert;  ///< the same, with the window's rows; where attention norms and rotates q
   std::optional<Plan<QNormRopeInsert>> insert;
   std::optional<Plan<CompressStore>> compress;
   std::optional<Plan<IndexerQ>> index_q;
   std::optional<Plan<IndexerLogits>> logits, logits_tail;
   std::optional<Plan<TopK>> topk, topk_tail;
   std::optional<Plan<ShortContextTopk>> short_topk;
-  AttentionCalls attention;
+  std::unique_ptr<const AttentionCalls> attention;
   AttentionFolds folds;
-  std::optional<AttentionCalls> folded_attention;  ///< the same with these folds; for a forward that nobody observes
+  std::unique_ptr<const AttentionCalls> folded_attention;  ///< with these folds, for a forward that nobody observes
   std::optional<Plan<InverseRope>> inverse_rope;
   std::optional<Plan<InverseRopeQuant>> inverse_rope_quant;
 

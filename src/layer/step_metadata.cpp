@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "layer/front_end_row.h"
 #include "layer/step_state.h"
 #include "sparsemla/ops/index.h"
 
@@ -123,7 +124,7 @@ void StepMetadata::build(const StepBatch& batch, Stream stream) {
   s.build_valid();
   if (s.has_ratio(4)) s.build_ratio(4, s.c4);
   if (s.has_ratio(128)) s.build_ratio(128, s.c128);
-  if (s.front_end != FrontEnd::kFlashInfer) return;
+  if (!row_of(s.front_end).reads_mixed_rows) return;
   for (std::size_t g = 0; g < s.groups.size(); ++g) {
     if (s.group_serves(g, 1)) s.build_mixed(g, 1, s.groups[g].mixed_swa);
     if (s.group_serves(g, 128)) s.build_mixed(g, 128, s.groups[g].mixed_dense);
@@ -148,7 +149,7 @@ void StepMetadata::advance(const ConstTensorView& seq_lens, std::int64_t max_seq
   s.build_windows();
   s.build_valid();
   for (std::size_t g = 0; g < s.groups.size(); ++g) {
-    if (s.front_end == FrontEnd::kFlashInfer && s.group_serves(g, 1)) s.build_mixed(g, 1, s.groups[g].mixed_swa);
+    if (row_of(s.front_end).reads_mixed_rows && s.group_serves(g, 1)) s.build_mixed(g, 1, s.groups[g].mixed_swa);
   }
 }
 

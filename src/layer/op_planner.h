@@ -8,10 +8,10 @@
 
 namespace smla {
 
-/// Makes op plans by the layer's options and keeps what they share: the largest workspace, and the list of what runs.
-class Chooser {
+/// Plans ops by the layer's options, and keeps the largest workspace and the list of the implementations.
+class OpPlanner {
  public:
-  Chooser(const LayerOptions& options, std::size_t* scratch, std::string* text)
+  OpPlanner(const LayerOptions& options, std::size_t* scratch, std::string* text)
       : options_(options), scratch_(scratch), text_(text) {}
 
   const LayerOptions& options() const { return options_; }

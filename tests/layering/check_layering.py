@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the shape of the tree: `check_layering.py ROOT` prints every breach and exits 1 if there is one.
 
-The rule (docs/architecture.md): the folder is decided by the highest noun a line must know; includes point down only.
+The rule (docs/architecture.md): code belongs to the folder of the highest subject that it needs to know; includes point down only.
 """
 
 import re

@@ -166,16 +166,16 @@ void Forward::score() const {
               beside.scratch, beside.stream);
     watch.lap(Stage::kIndexer);
     if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
-    (whole ? ops.topk : ops.topk_tail)
-        ->run({.logits = scores,
-               .lens = step.entry_lens.slice(0, begin, end),
-               .indices = step.topk.slice(0, begin, end),
-               .token_to_req = step.token_to_req.slice(0, begin, end),
-               .block_table = step.entry_block_table,
-               .valid = step.valid.slice(0, begin, end),
-               .slots = ops.slot_block > 0 ? b.slots.slice(0, begin, end) : TensorView(),
-               .slot_lens = ops.slot_block > 0 ? b.slot_lens.slice(0, begin, end) : TensorView()},
-              beside.scratch, beside.stream);
+    TopK::Args chosen{
+        .logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)};
+    if (ops.slot_block > 0) {
+      chosen.slots = {.token_to_req = step.token_to_req.slice(0, begin, end),
+                      .block_table = step.entry_block_table,
+                      .valid = step.valid.slice(0, begin, end),
+                      .slots = b.slots.slice(0, begin, end),
+                      .lens = b.slot_lens.slice(0, begin, end)};
+    }
+    (whole ? ops.topk : ops.topk_tail)->run(chosen, beside.scratch, beside.stream);
     watch.lap(Stage::kTopk);
   }
 }

@@ -130,7 +130,9 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   ops->logits_tail = score(tail);
   if (row_of(options.front_end).reads_slots) ops->slot_block = slot_block;
   const auto select = [&](std::int64_t rows) {
-    return planner.make<TopK>({.rows = rows, .width = width, .k = c.index_topk, .storage_block = ops->slot_block});
+    TopK::Problem p{.rows = rows, .width = width, .k = c.index_topk};
+    if (ops->slot_block > 0) p.slots = {.storage_block = ops->slot_block};
+    return planner.make<TopK>(p);
   };
   ops->topk = select(ops->score_rows);
   ops->topk_tail = select(tail);

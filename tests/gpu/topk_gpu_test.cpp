@@ -157,7 +157,7 @@ TEST_F(TopkGpu, SlotsAreRef) {
     const TopkInputs inputs(c);
     const cases::SlotInputs table(c);
     TopK::Problem problem = c.problem();
-    problem.storage_block = cases::SlotInputs::kBlock;
+    problem.slots = {.storage_block = cases::SlotInputs::kBlock};
     std::vector<std::int32_t> chosen[2];
     std::vector<std::int32_t> slots[2];
     std::vector<std::int32_t> lens[2];

@@ -53,7 +53,7 @@ TEST(TopkParity, SlotsAreThoseOfGlobalTopk) {
     const cases::TopkInputs inputs(c);
     const cases::SlotInputs table(c);
     TopK::Problem problem = c.problem();
-    problem.storage_block = cases::SlotInputs::kBlock;
+    problem.slots = {.storage_block = cases::SlotInputs::kBlock};
     for (const Candidate& candidate : explain<TopK>(problem)) {
       if (!candidate.refusal.empty()) continue;
       std::vector<std::int32_t> chosen(static_cast<std::size_t>(c.rows * c.k));
@@ -69,13 +69,13 @@ TEST(TopkParity, SlotsAreThoseOfGlobalTopk) {
       Plan<GlobalTopk>({.requests = cases::SlotInputs::kRequests,
                         .tokens = c.rows,
                         .k = c.k,
-                        .storage_block = problem.storage_block,
+                        .storage_block = problem.slots->storage_block,
                         .compact = true},
                        {.implementation = "ref"})
           .run({.topk = args.indices,
-                .token_to_req = args.token_to_req,
-                .block_table = args.block_table,
-                .valid = args.valid,
+                .token_to_req = args.slots.token_to_req,
+                .block_table = args.slots.block_table,
+                .valid = args.slots.valid,
                 .indices = view_of(want_slots.data(), {c.rows, c.k}),
                 .lens = view_of(want_lens.data(), {c.rows})});
       ASSERT_EQ(want_slots, slots) << candidate.name;

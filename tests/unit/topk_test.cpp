@@ -94,7 +94,8 @@ TEST(TopkErrors, NameTheTensor) {
   EXPECT_THAT(text(bad), HasSubstr("topk: indices: got no tensor"));
   EXPECT_THROW(Plan<TopK>({.rows = -1, .width = 3, .k = 2}), InvalidArgument);
   EXPECT_THROW(Plan<TopK>({.rows = 1, .width = 3, .k = -2}), InvalidArgument);
-  EXPECT_THROW(Plan<TopK>({.rows = 1, .width = 3, .k = 2, .storage_block = std::int64_t{1} << 31}), InvalidArgument);
+  for (const std::int64_t block : {std::int64_t{1} << 31, std::int64_t{0}, std::int64_t{-1}})
+    EXPECT_THROW(Plan<TopK>({.rows = 1, .width = 3, .k = 2, .slots = {{.storage_block = block}}}), InvalidArgument);
   EXPECT_THROW(Plan<TopK>({.rows = 1, .width = 3, .k = 2}, {.implementation = "radix"}), InvalidArgument);
 }
 

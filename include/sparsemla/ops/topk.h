@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "sparsemla/export.h"
@@ -15,27 +16,35 @@ namespace SMLA_API smla {
 /// n = clamp(lens[row], 0, width). n <= k: columns 0..n-1. Otherwise k distinct columns, in ascending order on the CPU
 /// and in Deterministic mode. The rest of the row is -1. NaN is never chosen before a number; -0 equals +0.
 ///
-/// With `storage_block` > 0 the chosen columns are entries of the row's request, and their slots are written as well:
-/// what GlobalTopk makes of `indices` with `compact` (spec 7.1), in the same launch.
+/// With `slots` the chosen columns are entries of the row's request, and their slots are written as well: what
+/// GlobalTopk makes of `indices` with `compact` (spec 7.1), in the same launch.
 struct TopK {
   static constexpr std::string_view kName = "topk";  ///< the op's name
+  /// Which slots the chosen entries have in a paged cache.
+  struct Slots {
+    std::int64_t storage_block = 64;  ///< entries in a block
+    /// Tensors of it.
+    struct Args {
+      ConstTensorView token_to_req;  ///< [rows] I32, each row's request
+      ConstTensorView block_table;   ///< [requests, columns] I32
+      ConstTensorView valid;         ///< [rows] BOOL; the length of other rows is 0
+      TensorView slots;              ///< [rows, k] I32, rows may be strided
+      TensorView lens;               ///< [rows] I32: slots of a row
+    };
+  };
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;           ///< how many rows
-    std::int64_t width = 0;          ///< columns of logits
-    std::int64_t k = 0;              ///< how many are chosen
-    std::int64_t storage_block = 0;  ///< entries in a block, for slots; 0: none are wanted
+    std::int64_t rows = 0;         ///< how many rows
+    std::int64_t width = 0;        ///< columns of logits
+    std::int64_t k = 0;            ///< how many are chosen
+    std::optional<Slots> slots{};  ///< whether their slots are written too
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView logits;        ///< [rows, width] F32, rows may be strided
-    ConstTensorView lens;          ///< [rows] I32
-    TensorView indices;            ///< [rows, k] I32, rows may be strided
-    ConstTensorView token_to_req;  ///< slots: [rows] I32, each row's request
-    ConstTensorView block_table;   ///< slots: [requests, columns] I32
-    ConstTensorView valid;         ///< slots: [rows] BOOL; slot_lens of other rows is 0
-    TensorView slots;              ///< slots: [rows, k] I32, rows may be strided
-    TensorView slot_lens;          ///< slots: [rows] I32
+    ConstTensorView logits;  ///< [rows, width] F32, rows may be strided
+    ConstTensorView lens;    ///< [rows] I32
+    TensorView indices;      ///< [rows, k] I32, rows may be strided
+    Slots::Args slots{};     ///< with slots
   };
 };
 

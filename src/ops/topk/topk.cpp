@@ -21,8 +21,9 @@ void OpTable<TopK>::check_problem(const TopK::Problem& problem) {
   check_that(problem.width >= 0 && problem.width <= INT32_MAX, TopK::kName, "problem.width", problem.width,
              "0 to 2^31-1");
   check_that(problem.k >= 0 && problem.k <= INT32_MAX, TopK::kName, "problem.k", problem.k, "0 to 2^31-1");
-  check_that(problem.storage_block >= 0 && problem.storage_block <= INT32_MAX, TopK::kName, "problem.storage_block",
-             problem.storage_block, "0 to 2^31-1");
+  if (!problem.slots) return;
+  check_that(problem.slots->storage_block >= 1 && problem.slots->storage_block <= INT32_MAX, TopK::kName,
+             "problem.slots.storage_block", problem.slots->storage_block, "1 to 2^31-1");
 }
 
 template <>
@@ -30,27 +31,29 @@ void OpTable<TopK>::check_args(const TopK::Problem& problem, const TopK::Args& a
   check_tensor(TopK::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
   check_tensor(TopK::kName, "lens", args.lens, {problem.rows}, {DType::kI32});
   check_tensor(TopK::kName, "indices", args.indices, {problem.rows, problem.k}, {DType::kI32});
-  if (problem.storage_block == 0) return;
-  check_tensor(TopK::kName, "token_to_req", args.token_to_req, {problem.rows}, {DType::kI32});
-  check_tensor(TopK::kName, "block_table", args.block_table, {kAny, kAny}, {DType::kI32});
-  check_tensor(TopK::kName, "valid", args.valid, {problem.rows}, {DType::kBool});
-  check_tensor(TopK::kName, "slots", args.slots, {problem.rows, problem.k}, {DType::kI32});
-  check_tensor(TopK::kName, "slot_lens", args.slot_lens, {problem.rows}, {DType::kI32});
+  if (!problem.slots) return;
+  const TopK::Slots::Args& s = args.slots;
+  check_tensor(TopK::kName, "slots.token_to_req", s.token_to_req, {problem.rows}, {DType::kI32});
+  check_tensor(TopK::kName, "slots.block_table", s.block_table, {kAny, kAny}, {DType::kI32});
+  check_tensor(TopK::kName, "slots.valid", s.valid, {problem.rows}, {DType::kBool});
+  check_tensor(TopK::kName, "slots.slots", s.slots, {problem.rows, problem.k}, {DType::kI32});
+  check_tensor(TopK::kName, "slots.lens", s.lens, {problem.rows}, {DType::kI32});
 }
 
 void topk_slots(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context) {
-  if (problem.storage_block == 0) return;
-  global_topk_ref({.requests = args.block_table.size(0),
+  if (!problem.slots) return;
+  const TopK::Slots::Args& s = args.slots;
+  global_topk_ref({.requests = s.block_table.size(0),
                    .tokens = problem.rows,
                    .k = problem.k,
-                   .storage_block = problem.storage_block,
+                   .storage_block = problem.slots->storage_block,
                    .compact = true},
                   {.topk = args.indices,
-                   .token_to_req = args.token_to_req,
-                   .block_table = args.block_table,
-                   .valid = args.valid,
-                   .indices = args.slots,
-                   .lens = args.slot_lens},
+                   .token_to_req = s.token_to_req,
+                   .block_table = s.block_table,
+                   .valid = s.valid,
+                   .indices = s.slots,
+                   .lens = s.lens},
                   context);
 }
 

@@ -65,7 +65,7 @@ std::string topk_choice(const TopK::Problem& p, const PlanOptions&) {
 }
 
 SMLA_CUDA_OP(TopK, static_cast<std::size_t>(topk_workspace_bytes(p, device::multiprocessors()))) {
-  if (p.rows == 0 || (p.k == 0 && p.storage_block == 0)) return;
+  if (p.rows == 0 || (p.k == 0 && !p.slots)) return;
   Call c{.logits = static_cast<const float*>(a.logits.data),
          .logit_stride = a.logits.stride[0],
          .lens = static_cast<const std::int32_t*>(a.lens.data),
@@ -73,13 +73,14 @@ SMLA_CUDA_OP(TopK, static_cast<std::size_t>(topk_workspace_bytes(p, device::mult
          .k = p.k,
          .indices = static_cast<std::int32_t*>(a.indices.data),
          .index_stride = a.indices.stride[0]};
-  if (p.storage_block > 0) {
-    c.slots = {.table = index_rows::table_of(a.block_table, p.storage_block),
-               .request = static_cast<const std::int32_t*>(a.token_to_req.data),
-               .valid = static_cast<const bool*>(a.valid.data),
-               .slots = static_cast<std::int32_t*>(a.slots.data),
-               .stride = a.slots.stride[0],
-               .lens = static_cast<std::int32_t*>(a.slot_lens.data)};
+  if (p.slots) {
+    const TopK::Slots::Args& s = a.slots;
+    c.slots = {.table = index_rows::table_of(s.block_table, p.slots->storage_block),
+               .request = static_cast<const std::int32_t*>(s.token_to_req.data),
+               .valid = static_cast<const bool*>(s.valid.data),
+               .slots = static_cast<std::int32_t*>(s.slots.data),
+               .stride = s.slots.stride[0],
+               .lens = static_cast<std::int32_t*>(s.lens.data)};
   }
   const TopkSplit split = split_topk(p, device::multiprocessors());
   if (split.parts > 1) return launch_parts(p, split, c, context);

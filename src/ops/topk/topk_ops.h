@@ -11,12 +11,16 @@ struct OpDescription<TopK> {
   static constexpr std::string_view kTypical = "64 rows, 512 of 4096";
   static TopK::Problem typical() { return {.rows = 64, .width = 4096, .k = 512}; }
   static void fields(TopK::Problem& p, auto&& f) {
-    f("rows", p.rows), f("width", p.width), f("k", p.k), f("storage_block", p.storage_block);
+    f("rows", p.rows), f("width", p.width), f("k", p.k);
+    TopK::Slots slots = p.slots.value_or(TopK::Slots{.storage_block = 0});  // 0: none are wanted
+    f("slots.storage_block", slots.storage_block);
+    if (slots.storage_block != 0) p.slots = slots;
   }
   static void tensors(TopK::Args& a, auto&& t) {
-    t.in("logits", a.logits), t.in("lens", a.lens), t.out("indices", a.indices), t.in("token_to_req", a.token_to_req),
-        t.in("block_table", a.block_table), t.in("valid", a.valid), t.out("slots", a.slots),
-        t.out("slot_lens", a.slot_lens);
+    t.in("logits", a.logits), t.in("lens", a.lens), t.out("indices", a.indices);
+    TopK::Slots::Args& slots = a.slots;
+    t.in("slots.token_to_req", slots.token_to_req), t.in("slots.block_table", slots.block_table);
+    t.in("slots.valid", slots.valid), t.out("slots.slots", slots.slots), t.out("slots.lens", slots.lens);
   }
 };
 

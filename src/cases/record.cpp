@@ -165,12 +165,21 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
   draft.param("out_heads", std::to_string(problem.out_heads));
   draft.param("value_dim", std::to_string(problem.value_dim));
   const WriteBefore before{draft};
-  draft.param("rope_dim", std::to_string(problem.rope_dim));
-  draft.param("q_rope_dim", std::to_string(problem.q_rope_dim));
-  draft.param("q_eps", static_cast<double>(problem.q_eps));
   before.in("q", args.q.slice(1, 0, problem.heads));
-  if (problem.rope_dim > 0 || problem.q_rope_dim > 0)
-    before.in("positions", args.positions), before.in("cos_sin", args.cos_sin);
+  if (problem.output_epilogue) {
+    draft.param("rope_dim", std::to_string(problem.output_epilogue->rope_dim));
+    before.in("positions", args.output_epilogue.positions), before.in("cos_sin", args.output_epilogue.cos_sin);
+  }
+  if (problem.query_prologue) {
+    draft.param("q_rope_dim", std::to_string(problem.query_prologue->rope_dim));
+    draft.param("q_eps", static_cast<double>(problem.query_prologue->eps));
+    // Mostly those of the epilogue: a rope table is written once then.
+    const SparseAttention::QueryPrologue::Args& prologue = args.query_prologue;
+    const bool shared = problem.output_epilogue && prologue.positions.data == args.output_epilogue.positions.data &&
+                        prologue.cos_sin.data == args.output_epilogue.cos_sin.data &&
+                        problem.query_prologue->rope_dim == problem.output_epilogue->rope_dim;
+    if (!shared) before.in("q_positions", prologue.positions), before.in("q_cos_sin", prologue.cos_sin);
+  }
   before.in("sink", args.sink);
   for (int i = 0; i < problem.scopes; ++i) {
     const SparseAttention::Scope& scope = args.scopes[static_cast<std::size_t>(i)];

@@ -58,8 +58,8 @@ void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAtt
 }  // namespace
 
 ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& options) {
-  file.expect_inputs(
-      {"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink", "positions", "cos_sin"});
+  file.expect_inputs({"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink", "positions", "cos_sin",
+                      "q_positions", "q_cos_sin"});
   const JsonReader params = file.reader();
   const HostTensor& q = file.tensor("in.q");
   check_tensor(file.path, "in.q", q.view(), {kAny, kAny, kAny}, {DType::kBF16, DType::kE4M3, DType::kF32});
@@ -72,9 +72,10 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   problem.value_dim = static_cast<int>(params.integer("value_dim", 0, problem.dim, 0));
   problem.partial = params.flag("partial", false);
   problem.out_heads = params.integer("out_heads", 0, 1 << 20, 0);
-  problem.rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0));
-  problem.q_rope_dim = static_cast<int>(params.integer("q_rope_dim", 0, problem.dim, 0));
-  problem.q_eps = static_cast<float>(params.number("q_eps", 0, 1, 1e-6));
+  if (const auto rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0)); rope_dim > 0)
+    problem.output_epilogue = {.rope_dim = rope_dim};
+  if (const auto rope_dim = static_cast<int>(params.integer("q_rope_dim", 0, problem.dim, 0)); rope_dim > 0)
+    problem.query_prologue = {.rope_dim = rope_dim, .eps = static_cast<float>(params.number("q_eps", 0, 1, 1e-6))};
   const HostTensor* want_o = file.find("out.o");
   if (problem.partial || (want_o != nullptr && want_o->dtype() == DType::kF32)) problem.o = DType::kF32;
   problem.scopes = file.find("in.cache1") != nullptr || file.find("in.indices1") != nullptr ? 2 : 1;
@@ -86,9 +87,14 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
     check_tensor(file.path, "in.sink", sink->view(), {problem.heads}, {DType::kF32});
     args.sink = sink->view();
   }
-  if (problem.rope_dim > 0 || problem.q_rope_dim > 0) {
-    args.positions = file.tensor("in.positions").view();
-    args.cos_sin = file.tensor("in.cos_sin").view();
+  if (problem.output_epilogue) {
+    args.output_epilogue = {.positions = file.tensor("in.positions").view(),
+                            .cos_sin = file.tensor("in.cos_sin").view()};
+  }
+  if (problem.query_prologue) {  // by positions and a table of its own, or by those of the epilogue
+    const std::string own = file.find("in.q_positions") != nullptr ? "in.q_" : "in.";
+    args.query_prologue = {.positions = file.tensor(own + "positions").view(),
+                           .cos_sin = file.tensor(own + "cos_sin").view()};
   }
   const Plan<SparseAttention> plan(problem, options.plan);
 

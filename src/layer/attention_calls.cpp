@@ -44,9 +44,8 @@ SparseAttention::Problem AttentionPlanning::problem(std::int64_t begin, std::int
           .scale = 0.0F,
           .q_scale = o.q_scale,
           .partial = false,
-          .rope_dim = folds.rope_dim,
-          .q_rope_dim = folds.q_rope_dim,
-          .q_eps = folds.q_eps};
+          .query_prologue = query_prologue,
+          .output_epilogue = output_epilogue};
 }
 
 SparseAttention::Problem AttentionPlanning::paged_problem(std::int64_t begin, std::int64_t end,
@@ -70,8 +69,8 @@ SparseAttention::Args AttentionRun::args(std::int64_t begin, std::int64_t end) c
           .sink = sink,
           .o = rows(o),
           .lse = {},
-          .positions = rows(step.positions),
-          .cos_sin = cos_sin};
+          .query_prologue = {.positions = rows(step.positions), .cos_sin = cos_sin},
+          .output_epilogue = {.positions = rows(step.positions), .cos_sin = cos_sin}};
 }
 
 TwoScopeCalls::TwoScopeCalls(const AttentionPlanning& planning) {

@@ -13,15 +13,6 @@
 
 namespace smla {
 
-/// What a step's calls do beside their attention: see SparseAttention.
-struct AttentionFolds {
-  int rope_dim = 0;    ///< dims of o that they rotate back
-  int q_rope_dim = 0;  ///< dims of q that they rotate after its norm
-  float q_eps = 1e-6F;
-
-  bool any() const { return rope_dim > 0 || q_rope_dim > 0; }
-};
-
 /// What a front-end plans the attention of one step from.
 struct AttentionPlanning {
   const OpPlanner& planner;
@@ -29,7 +20,8 @@ struct AttentionPlanning {
   const StepShape& shape;
   const LayerCaches& caches;  ///< their formats and block sizes
   bool topk_writes_slots;     ///< C4A: the step's top-k writes slots too, so that nothing is left to look up
-  AttentionFolds folds;
+  std::optional<SparseAttention::QueryPrologue> query_prologue{};    ///< fused with the calls
+  std::optional<SparseAttention::OutputEpilogue> output_epilogue{};  ///< fused with the calls
 
   const LayerOptions& options() const { return planner.options(); }
   /// Columns of the compressed part of an index row; 0 for window-only layers.

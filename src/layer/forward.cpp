@@ -75,7 +75,7 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
 
 void Forward::latent_norms() const {
   RmsNorm::Args args{.x = b.qr, .weight = weights.q_norm, .y = b.qr, .x2 = b.kv, .weight2 = weights.kv_norm};
-  if (folds_q()) {
+  if (has_query_prologue()) {
     args.positions = step.positions, args.cos_sin = cos_sin;
     args.slot_mapping = step.window_slots, args.cache = caches[CacheRole::kWindow];
     ops.latent_norms_and_insert->run(args, main.scratch, main.stream);
@@ -96,7 +96,7 @@ void Forward::queries_and_window() const {
   project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, q_rows,
           weights.wq_b_scale);
   watch.lap(Stage::kQProjection);
-  if (folds_q()) return;
+  if (has_query_prologue()) return;
   ops.insert->run({.q = b.q,
                    .kv = b.kv,
                    .positions = step.positions,
@@ -194,8 +194,8 @@ void Forward::index() const {
 }
 
 void Forward::attend() const {
-  const bool folded = observer == nullptr && ops.folded_attention != nullptr;
-  const AttentionCalls& calls = folded ? *ops.folded_attention : *ops.attention;
+  const bool fused = observer == nullptr && ops.fused_attention != nullptr;
+  const AttentionCalls& calls = fused ? *ops.fused_attention : *ops.attention;
   calls.run({.config = config,
              .step = step,
              .caches = caches,
@@ -231,7 +231,7 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   } else {
     const std::int64_t width = config.num_heads * config.head_dim;
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
-    if (!folds_o())
+    if (!has_output_epilogue())
       ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch,
                             main.stream);
     watch.lap(Stage::kInverseRope);

@@ -71,8 +71,8 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
     b.slots = arena.take(DType::kI32, {tokens, c.index_topk});
     b.slot_lens = arena.take(DType::kI32, {tokens});
   }
-  b.attention_buffers = arena.raw(
-      std::max(attention->buffer_bytes(), folded_attention == nullptr ? 0 : folded_attention->buffer_bytes()));
+  b.attention_buffers =
+      arena.raw(std::max(attention->buffer_bytes(), fused_attention == nullptr ? 0 : fused_attention->buffer_bytes()));
   b.z = arena.take(act, {tokens, c.o_groups * c.o_lora_rank});
   b.zero_positions = arena.take(DType::kI64, {tokens});
   b.scratch.fill({.data = arena.raw(scratch_bytes), .bytes = scratch_bytes});
@@ -203,10 +203,9 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->max_seq_len = shape.max_seq_len;
   ops->padded_heads = options.padded_heads;
   ops->least_score_bytes = least_score_bytes;
-  ops->folds.q_eps = c.rms_norm_eps;
   if (options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads) {
-    if (!options.fp8_output) ops->folds.rope_dim = c.rope_head_dim;
-    if (options.q != DType::kE4M3) ops->folds.q_rope_dim = c.rope_head_dim;
+    if (!options.fp8_output) ops->output_epilogue = {.rope_dim = c.rope_head_dim};
+    if (options.q != DType::kE4M3) ops->query_prologue = {.rope_dim = c.rope_head_dim, .eps = c.rms_norm_eps};
   }
   const OpPlanner planner(options, &ops->scratch_bytes, &ops->text);
   const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
@@ -233,7 +232,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
                                              .eps = c.rms_norm_eps});
   RmsNorm::Problem inserting = ops->latent_norms->problem();
   inserting.format = options.caches.rows, inserting.rope_dim = c.rope_head_dim, inserting.clamp = options.clamp;
-  if (ops->folds.q_rope_dim > 0) ops->latent_norms_and_insert = planner.make<RmsNorm>(inserting);
+  if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<RmsNorm>(inserting);
   if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = planner.make<QNormRopeInsert>({.tokens = tokens,
@@ -259,17 +258,13 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
     plan_indexer(planner, c, options, caches[CacheRole::kCompressed].block_size, ops.get());
   }
-  AttentionPlanning planning{.planner = planner,
-                             .config = c,
-                             .shape = shape,
-                             .caches = caches,
-                             .topk_writes_slots = ops->slot_block > 0,
-                             .folds = {}};
+  AttentionPlanning planning{
+      .planner = planner, .config = c, .shape = shape, .caches = caches, .topk_writes_slots = ops->slot_block > 0};
   const FrontEndRow& front_end = row_of(options.front_end);
   ops->attention = front_end.plan(planning);
-  if (ops->folds.any()) {
-    planning.folds = ops->folds;
-    ops->folded_attention = front_end.plan(planning);
+  if (ops->query_prologue || ops->output_epilogue) {
+    planning.query_prologue = ops->query_prologue, planning.output_epilogue = ops->output_epilogue;
+    ops->fused_attention = front_end.plan(planning);
   }
   plan_output(planner, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);

@@ -79,8 +79,9 @@ struct LayerPlan::Ops {
   std::optional<Plan<TopK>> topk, topk_tail;
   std::optional<Plan<ShortContextTopk>> short_topk;
   std::unique_ptr<const AttentionCalls> attention;
-  AttentionFolds folds;
-  std::unique_ptr<const AttentionCalls> folded_attention;  ///< with these folds, for a forward that nobody observes
+  std::optional<SparseAttention::QueryPrologue> query_prologue;
+  std::optional<SparseAttention::OutputEpilogue> output_epilogue;
+  std::unique_ptr<const AttentionCalls> fused_attention;  ///< with the two above, for a forward that nobody observes
   std::optional<Plan<InverseRope>> inverse_rope;
   std::optional<Plan<InverseRopeQuant>> inverse_rope_quant;
 

@@ -17,8 +17,8 @@ void check_shapes(const typename Op::Problem& problem, const typename Op::Args& 
 
 /// Positions of rows that an op rotates.
 inline void check_positions(std::string_view op, const ConstTensorView& positions, std::int64_t rows,
-                            const ConstTensorView& cos_sin) {
-  const Numbers numbers(op, "positions", positions);
+                            const ConstTensorView& cos_sin, std::string_view name = "positions") {
+  const Numbers numbers(op, name, positions);
   for (std::int64_t t = 0; t < rows; ++t) numbers.in(0, cos_sin.size(0) - 1, t);
 }
 

@@ -334,8 +334,8 @@ TEST_F(AttentionGpu, NumbersPastHalfPrecisionAreRef) {
   check(in, ran);
 }
 
-/// With q_rope_dim the bits are those of QNormRopeInsert before, however a call is cut and whatever way a block takes;
-/// of positions without a row q is used as it is.
+/// With a query prologue the bits are those of QNormRopeInsert before, however a call is cut and whatever way a block
+/// takes; of positions without a row q is used as it is.
 TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
   constexpr std::int64_t kPositions = 50;
   for (const DType q : {DType::kBF16, DType::kF32}) {
@@ -357,7 +357,7 @@ TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
             table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
           const std::int64_t positions[] = {0, 49, -1, 50, 7};
           SparseAttention::Problem problem = in.problem;
-          problem.q_rope_dim = rope, problem.q_eps = 1e-4F;
+          problem.query_prologue = {.rope_dim = rope, .eps = 1e-4F};
           HostTensor queries(q, {5, heads, problem.dim});
           copy_heads(in.args().q, queries);
           const QNormRopeInsert::Problem before{.tokens = 5,
@@ -383,7 +383,7 @@ TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
             AttentionOutputs got(problem);
             args = in.args();
             got.attach(args);
-            args.positions = view_of(positions, {5}), args.cos_sin = std::as_const(table).view();
+            args.query_prologue = {.positions = view_of(positions, {5}), .cos_sin = std::as_const(table).view()};
             test::run_on_gpu<SparseAttention>(problem, args, way.implementation, way.deterministic);
             expect_same_bits(want, got);
             if (HasFatalFailure()) return;
@@ -394,8 +394,8 @@ TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
   }
 }
 
-/// With rope_dim the bits are those of InverseRope afterwards, however a call is cut; positions without a row are left
-/// as they are.
+/// With an output epilogue the bits are those of InverseRope afterwards, however a call is cut; positions without a row
+/// are left as they are.
 TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
   constexpr std::int64_t kPositions = 50;
   for (const DType o : {DType::kBF16, DType::kF32}) {
@@ -417,7 +417,7 @@ TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
             table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
           const std::int64_t positions[] = {0, 49, -1, 50, 7};
           SparseAttention::Problem problem = in.problem;
-          problem.rope_dim = rope;
+          problem.output_epilogue = {.rope_dim = rope};
           for (const Way& way : ways_of(problem)) {
             SCOPED_TRACE(testing::PrintToString(way));
             AttentionOutputs want = run_device(in, way);
@@ -433,8 +433,7 @@ TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
             AttentionOutputs got(problem);
             args = in.args();
             got.attach(args);
-            args.positions = view_of(positions, {5});
-            args.cos_sin = std::as_const(table).view();
+            args.output_epilogue = {.positions = view_of(positions, {5}), .cos_sin = std::as_const(table).view()};
             const SharedLimit limit(way.shared);
             test::run_on_gpu<SparseAttention>(problem, args, way.implementation, way.deterministic);
             expect_same_bits(want, got);

@@ -44,13 +44,13 @@ TEST(AttentionParity, OutputsThatAreNotWantedMayBeAbsent) {
   }
 }
 
-/// With rope_dim a call ends as InverseRope would end it.
+/// With an output epilogue a call ends as InverseRope would end it.
 TEST(AttentionParity, RotatingBackIsInverseRope) {
   AttentionInputs in = make_inputs({.tokens = 3, .heads = 7, .out_heads = 9, .scopes = {{.width = 70}}});
   const float cos_sin[] = {0.8F, 0.1F, 0.6F, 0.99F, 1.0F, 0.5F, 0.0F, -0.5F};
   const std::int64_t positions[] = {1, 2, 0};
   SparseAttention::Problem problem = in.problem;
-  problem.rope_dim = 4;
+  problem.output_epilogue = {.rope_dim = 4};
   for (const std::string& name : accepted<SparseAttention>(problem)) {
     AttentionOutputs want = run(in, name, 1);
     SparseAttention::Args args = in.args();
@@ -63,21 +63,21 @@ TEST(AttentionParity, RotatingBackIsInverseRope) {
     AttentionOutputs got(problem);
     args = in.args();
     got.attach(args);
-    args.positions = view_of(positions, {3});
-    args.cos_sin = view_of(cos_sin, {2, 4});
+    args.output_epilogue = {.positions = view_of(positions, {3}), .cos_sin = view_of(cos_sin, {2, 4})};
     plan.run(args, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
     EXPECT_EQ(want.o, got.o) << name;
   }
 }
 
-/// With q_rope_dim a call begins as QNormRopeInsert would begin it; of a position without a row q is used as it is.
+/// With a query prologue a call begins as QNormRopeInsert would begin it; of a position without a row q is used as it
+/// is.
 TEST(AttentionParity, QueriesMadeInTheCallAreQNormRopeInserts) {
   for (const DType q : {DType::kBF16, DType::kF32}) {
     AttentionInputs in = make_inputs({.tokens = 3, .heads = 7, .out_heads = 9, .q = q, .scopes = {{.width = 70}}});
     const float cos_sin[] = {0.8F, 0.1F, 0.6F, 0.99F, 1.0F, 0.5F, 0.0F, -0.5F};
     const std::int64_t positions[] = {1, 2, 0};
     SparseAttention::Problem problem = in.problem;
-    problem.q_rope_dim = 4, problem.q_eps = 1e-3F;
+    problem.query_prologue = {.rope_dim = 4, .eps = 1e-3F};
     for (const std::string& name : accepted<SparseAttention>(problem)) {
       const SparseAttention::Args args = in.args();
       HostTensor queries(q, {3, 7, problem.dim});
@@ -107,10 +107,45 @@ TEST(AttentionParity, QueriesMadeInTheCallAreQNormRopeInserts) {
       run_with(in.problem, ready, want);
       AttentionOutputs got(problem);
       SparseAttention::Args raw = args;
-      raw.positions = view_of(positions, {3}), raw.cos_sin = view_of(cos_sin, {2, 4});
+      raw.query_prologue = {.positions = view_of(positions, {3}), .cos_sin = view_of(cos_sin, {2, 4})};
       run_with(problem, raw, got);
       EXPECT_EQ(want.o, got.o) << name;
     }
+  }
+}
+
+/// Prologue and epilogue have dims, positions and a table each: both together are the one and then the other.
+TEST(AttentionParity, PrologueAndEpilogueRotateApart) {
+  AttentionInputs in = make_inputs({.tokens = 3, .heads = 7, .scopes = {{.width = 70}}});
+  const float q_table[] = {0.8F, 0.1F, 0.6F, 0.99F, 1.0F, 0.5F, 0.0F, -0.5F};
+  const float o_table[] = {0.5F, -0.8F};
+  const std::int64_t q_positions[] = {1, 0, 1};
+  const std::int64_t o_positions[] = {0, 7, 0};
+  SparseAttention::Problem first = in.problem;
+  first.query_prologue = {.rope_dim = 4};
+  SparseAttention::Problem both = first;
+  both.output_epilogue = {.rope_dim = 2};
+  SparseAttention::Args args = in.args();
+  args.query_prologue = {.positions = view_of(q_positions, {3}), .cos_sin = view_of(q_table, {2, 4})};
+  args.output_epilogue = {.positions = view_of(o_positions, {3}), .cos_sin = view_of(o_table, {1, 2})};
+  for (const std::string& name : accepted<SparseAttention>(both)) {
+    const auto run_with = [&](const SparseAttention::Problem& p, AttentionOutputs& out) {
+      const Plan<SparseAttention> plan(p, {.implementation = name, .threads = 1});
+      std::vector<float> scratch(plan.workspace_bytes() / sizeof(float) + 1);
+      out.attach(args);
+      plan.run(args, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+    };
+    AttentionOutputs want(both);
+    run_with(first, want);
+    const TensorView heads = args.o.slice(1, 0, 7);
+    Plan<InverseRope>({.tokens = 3, .heads = 7, .dim = both.dim, .rope_dim = 2}, {.implementation = "ref"})
+        .run({.x = heads,
+              .positions = args.output_epilogue.positions,
+              .cos_sin = args.output_epilogue.cos_sin,
+              .y = heads});
+    AttentionOutputs got(both);
+    run_with(both, got);
+    EXPECT_EQ(want.o, got.o) << name;
   }
 }
 

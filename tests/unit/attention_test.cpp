@@ -199,16 +199,23 @@ TEST(SparseAttention, OptionsThatDoNotGoTogetherAreRefused) {
   };
   using P = SparseAttention::Problem;
   const auto fails = [](const char* text) { return ThrowsMessage<InvalidArgument>(HasSubstr(text)); };
-  EXPECT_NO_THROW(plan([](P& p) { p.q_rope_dim = 64, p.rope_dim = 64; })());
-  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 63; }),
-              fails("q_rope_dim: got 63, expected an even number up to dim 512"));
-  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 514; }), fails("q_rope_dim: got 514"));
-  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 32, p.rope_dim = 64; }),
-              fails("q_rope_dim: got 32, expected 0 or rope_dim = 64"));
-  EXPECT_THAT(plan([](P& p) { p.q_rope_dim = 64, p.q = DType::kE4M3; }),
-              fails("q dtype: got F8_E4M3, expected BF16 or F32 with q_rope_dim"));
-  EXPECT_THAT(plan([](P& p) { p.rope_dim = 64, p.partial = true, p.o = DType::kF32; }),
-              fails("rope_dim: got 64, expected 0 (partial results)"));
+  using Prologue = SparseAttention::QueryPrologue;
+  using Epilogue = SparseAttention::OutputEpilogue;
+  EXPECT_NO_THROW(plan([](P& p) { p.query_prologue = Prologue{}, p.output_epilogue = Epilogue{}; })());
+  EXPECT_NO_THROW(plan([](P& p) { p.query_prologue = {.rope_dim = 32}, p.output_epilogue = {.rope_dim = 64}; })());
+  for (const int rope_dim : {63, 514, 0, -2}) {
+    const std::string got = "rope_dim: got " + std::to_string(rope_dim) + ", expected an even number from 2 to 512";
+    EXPECT_THAT(plan([=](P& p) { p.query_prologue = {.rope_dim = rope_dim}; }),
+                fails(("query_prologue." + got).c_str()));
+    EXPECT_THAT(plan([=](P& p) { p.output_epilogue = {.rope_dim = rope_dim}; }),
+                fails(("output_epilogue." + got).c_str()));
+  }
+  EXPECT_THAT(plan([](P& p) { p.output_epilogue = {.rope_dim = 64}, p.value_dim = 32; }),
+              fails("output_epilogue.rope_dim: got 64, expected an even number from 2 to 32"));
+  EXPECT_THAT(plan([](P& p) { p.query_prologue = Prologue{}, p.q = DType::kE4M3; }),
+              fails("q dtype: got F8_E4M3, expected BF16 or F32 with query_prologue"));
+  EXPECT_THAT(plan([](P& p) { p.output_epilogue = Epilogue{}, p.partial = true, p.o = DType::kF32; }),
+              fails("output_epilogue: got one, expected none (partial results)"));
 }
 
 TEST(SparseAttention, WorkspaceMustBeLargeEnough) {

@@ -135,12 +135,14 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
       attention_cases::make_inputs({.tokens = 2, .heads = 3, .scopes = {{.width = 20}}});
   attention_cases::AttentionOutputs out(queries.problem);
   SparseAttention::Problem attention = queries.problem;
-  attention.q_rope_dim = attention.rope_dim = 64, attention.q_eps = 1e-4F;
+  attention.query_prologue = {.rope_dim = 64, .eps = 1e-4F};
+  attention.output_epilogue = {.rope_dim = 64};
   SparseAttention::Args args = queries.args();
   out.attach(args);
   const std::int64_t positions[] = {3, 1};
   const HostTensor table = rope_rows(4, 64);
-  args.positions = view_of(positions, {2}), args.cos_sin = table.view();
+  args.output_epilogue = {.positions = view_of(positions, {2}), .cos_sin = table.view()};
+  args.query_prologue = {.positions = args.output_epilogue.positions, .cos_sin = args.output_epilogue.cos_sin};
 
   const auto run = [](const auto& plan, const auto& arguments) {
     std::vector<std::uint8_t> scratch(plan.workspace_bytes());

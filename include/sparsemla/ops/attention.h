@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "sparsemla/export.h"
@@ -19,9 +20,8 @@ namespace SMLA_API smla {
 /// index lies in [0, num_blocks * block_size); everything else is skipped, so no input can make it read outside a
 /// cache. Repeated slots count repeatedly. lse is natural and without the sink; a row with no key gives o = 0 and lse =
 /// +inf. sink -inf: none; +inf: o = 0. `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse =
-/// -inf; see MergePartials. `rope_dim`: o ends as InverseRope makes it in place (spec 2 step 7), bit for bit, in the
-/// same launch. `q_rope_dim`: q is as projected, and its heads are used as QNormRopeInsert would make them in place
-/// (spec 2 step 4), bit for bit, in the same launch; q itself is not changed.
+/// -inf; see MergePartials. The steps before and after attention may be part of the call: QueryPrologue,
+/// OutputEpilogue.
 struct SparseAttention {
   static constexpr std::string_view kName = "sparse_attention";  ///< the op's name
   static constexpr int kMaxScopes = 2;                           ///< how many there may be
@@ -32,23 +32,43 @@ struct SparseAttention {
     std::int64_t block_size = 0;        ///< rows in a block
     std::int64_t width = 0;             ///< W: columns of the index matrix
   };
+  /// Head norm and RoPE of the queries as they are loaded (spec 2 step 4): q is as projected, and its heads are used as
+  /// QNormRopeInsert would make them in place, bit for bit; q itself is not changed. Not for E4M3 q.
+  struct QueryPrologue {
+    int rope_dim = 64;  ///< dims of q that are rotated, the last
+    float eps = 1e-6F;  ///< the norm's epsilon
+    /// Tensors of it.
+    struct Args {
+      ConstTensorView positions;  ///< [T] I64; of a position without a row in cos_sin q is used as it is
+      ConstTensorView cos_sin;    ///< [L, rope_dim] F32
+    };
+  };
+  /// Inverse RoPE of the output before it is stored (spec 2 step 7): o is what InverseRope would make of it in place,
+  /// bit for bit. Not for partial results.
+  struct OutputEpilogue {
+    int rope_dim = 64;  ///< dims of o that are rotated back, the last
+    /// Tensors of it.
+    struct Args {
+      ConstTensorView positions;  ///< [T] I64; of a position without a row in cos_sin o is stored as it is
+      ConstTensorView cos_sin;    ///< [L, rope_dim] F32
+    };
+  };
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;                     ///< T
-    std::int64_t heads = 0;                      ///< H, 1..128
-    std::int64_t out_heads = 0;                  ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
-    int dim = 512;                               ///< numbers of a row, which is a key
-    int value_dim = 0;                           ///< numbers of a row that are its value, the first; 0 means dim
-    DType q = DType::kBF16;                      ///< BF16, E4M3 or F32
-    DType o = DType::kBF16;                      ///< BF16 or F32; F32 when partial
-    int scopes = 1;                              ///< 1 or 2
-    std::array<ScopeShape, kMaxScopes> scope{};  ///< shapes of each
-    float scale = 0.0F;                          ///< softmax scale; 0 means dim^-0.5
-    float q_scale = 1.0F;                        ///< E4M3 q: value = e4m3 * q_scale
-    bool partial = false;                        ///< no sink, o in F32
-    int rope_dim = 0;     ///< dims of o that are rotated back, the last; 0: none. Not for partial results
-    int q_rope_dim = 0;   ///< dims of q that are rotated, the last, after its norm; 0: q is ready. Not for E4M3 q
-    float q_eps = 1e-6F;  ///< with q_rope_dim: the norm's epsilon
+    std::int64_t tokens = 0;                          ///< T
+    std::int64_t heads = 0;                           ///< H, 1..128
+    std::int64_t out_heads = 0;                       ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
+    int dim = 512;                                    ///< numbers of a row, which is a key
+    int value_dim = 0;                                ///< numbers of a row that are its value, the first; 0 means dim
+    DType q = DType::kBF16;                           ///< BF16, E4M3 or F32
+    DType o = DType::kBF16;                           ///< BF16 or F32; F32 when partial
+    int scopes = 1;                                   ///< 1 or 2
+    std::array<ScopeShape, kMaxScopes> scope{};       ///< shapes of each
+    float scale = 0.0F;                               ///< softmax scale; 0 means dim^-0.5
+    float q_scale = 1.0F;                             ///< E4M3 q: value = e4m3 * q_scale
+    bool partial = false;                             ///< no sink, o in F32
+    std::optional<QueryPrologue> query_prologue{};    ///< absent: q is ready
+    std::optional<OutputEpilogue> output_epilogue{};  ///< absent: o is stored as it is
 
     std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
     int out_dim() const { return value_dim == 0 ? dim : value_dim; }                  ///< numbers of a head of o
@@ -67,8 +87,8 @@ struct SparseAttention {
     ConstTensorView sink;                    ///< [H] F32; absent: none
     TensorView o;                            ///< [T, Hp, out_dim()]
     TensorView lse;                          ///< [T, H] F32; absent: not wanted
-    ConstTensorView positions;               ///< [T] I64, with rope_dim or q_rope_dim
-    ConstTensorView cos_sin;                 ///< [L, rope_dim] F32, the same; both rotate by it where both are wanted
+    QueryPrologue::Args query_prologue{};    ///< with query_prologue
+    OutputEpilogue::Args output_epilogue{};  ///< with output_epilogue
   };
 };
 

@@ -53,15 +53,29 @@ std::string scope_name(int index, const char* part) {
   return "scope " + std::to_string(index) + (part[0] == 0 ? "" : " ") + part;
 }
 
+/// The rotation of a prologue or an epilogue, of rows of `dim` numbers.
+void check_rotation(const std::string& part, int rope_dim, int dim) {
+  constexpr std::string_view kOp = SparseAttention::kName;
+  check_that(rope_dim >= 2 && rope_dim <= dim && rope_dim % 2 == 0, kOp, part + ".rope_dim", rope_dim,
+             "an even number from 2 to " + std::to_string(dim));
+  check_that(dim <= kMaxRopeRow, kOp, "dim", dim, "up to " + std::to_string(kMaxRopeRow) + " with " + part);
+}
+
 }  // namespace
 
 InverseRope::Problem rope_problem(const SparseAttention::Problem& p) {
-  return {.tokens = p.tokens, .heads = p.heads, .dim = p.out_dim(), .rope_dim = p.rope_dim, .in = p.o, .out = p.o};
+  return {.tokens = p.tokens,
+          .heads = p.heads,
+          .dim = p.out_dim(),
+          .rope_dim = p.output_epilogue->rope_dim,
+          .in = p.o,
+          .out = p.o};
 }
 
 InverseRope::Args rope_args(const SparseAttention::Problem& p, const SparseAttention::Args& a) {
   const TensorView heads = a.o.slice(1, 0, p.heads);
-  return {.x = heads, .positions = a.positions, .cos_sin = a.cos_sin, .y = heads};
+  const SparseAttention::OutputEpilogue::Args& epilogue = a.output_epilogue;
+  return {.x = heads, .positions = epilogue.positions, .cos_sin = epilogue.cos_sin, .y = heads};
 }
 
 QNormRopeInsert::Problem query_problem(const SparseAttention::Problem& p) {
@@ -69,15 +83,15 @@ QNormRopeInsert::Problem query_problem(const SparseAttention::Problem& p) {
           .heads = p.heads,
           .out_heads = p.heads,
           .dim = p.dim,
-          .rope_dim = p.q_rope_dim,
+          .rope_dim = p.query_prologue->rope_dim,
           .in = p.q,
           .q_out = p.q,
           .format = nullptr,
-          .eps = p.q_eps};
+          .eps = p.query_prologue->eps};
 }
 
 std::size_t query_bytes(const SparseAttention::Problem& p) {
-  return p.q_rope_dim == 0 ? 0 : static_cast<std::size_t>(p.tokens * p.heads * p.dim * size_of(p.q));
+  return !p.query_prologue ? 0 : static_cast<std::size_t>(p.tokens * p.heads * p.dim * size_of(p.q));
 }
 
 SparseAttention::Args with_ready_queries(const SparseAttention::Problem& p, const SparseAttention::Args& a, void* place,
@@ -93,8 +107,8 @@ SparseAttention::Args with_ready_queries(const SparseAttention::Problem& p, cons
   make(query_problem(p),
        {.q = ready,
         .kv = {},
-        .positions = a.positions,
-        .cos_sin = a.cos_sin,
+        .positions = a.query_prologue.positions,
+        .cos_sin = a.query_prologue.cos_sin,
         .slot_mapping = {},
         .q_out = ready,
         .cache = {}},
@@ -136,17 +150,14 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   check_that(p.scopes >= 1 && p.scopes <= SparseAttention::kMaxScopes, kOp, "scopes", p.scopes, "1 or 2");
   check_that(std::isfinite(p.scale), kOp, "scale", std::to_string(p.scale), "a finite number");
   check_that(std::isfinite(p.q_scale), kOp, "q_scale", std::to_string(p.q_scale), "a finite number");
-  const int most = p.partial ? 0 : p.out_dim();
-  check_that(p.rope_dim >= 0 && p.rope_dim <= most && p.rope_dim % 2 == 0, kOp, "rope_dim", p.rope_dim,
-             p.partial ? "0 (partial results)" : "an even number up to the numbers of o, " + std::to_string(most));
-  check_that(p.q_rope_dim >= 0 && p.q_rope_dim <= p.dim && p.q_rope_dim % 2 == 0, kOp, "q_rope_dim", p.q_rope_dim,
-             "an even number up to dim " + std::to_string(p.dim));
-  check_that(p.q_rope_dim == 0 || p.rope_dim == 0 || p.q_rope_dim == p.rope_dim, kOp, "q_rope_dim", p.q_rope_dim,
-             "0 or rope_dim = " + std::to_string(p.rope_dim));
-  check_that(p.q_rope_dim == 0 || p.q != DType::kE4M3, kOp, "q dtype", std::string(name_of(p.q)),
-             "BF16 or F32 with q_rope_dim");
-  check_that(p.q_rope_dim == 0 || p.dim <= kMaxRopeRow, kOp, "dim", p.dim,
-             "up to " + std::to_string(kMaxRopeRow) + " with q_rope_dim");
+  if (p.query_prologue) {
+    check_rotation("query_prologue", p.query_prologue->rope_dim, p.dim);
+    check_that(p.q != DType::kE4M3, kOp, "q dtype", std::string(name_of(p.q)), "BF16 or F32 with query_prologue");
+  }
+  if (p.output_epilogue) {
+    check_that(!p.partial, kOp, "output_epilogue", std::string("one"), "none (partial results)");
+    check_rotation("output_epilogue", p.output_epilogue->rope_dim, p.out_dim());
+  }
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::ScopeShape& s = p.scope[static_cast<std::size_t>(i)];
     check_that(s.format != nullptr, kOp, scope_name(i, "format"), std::string("none"), "a row format");
@@ -168,9 +179,15 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
   check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"),
              "none: partial results leave it to merge_partials");
-  if (const int rope = std::max(p.rope_dim, p.q_rope_dim); rope > 0) {
-    check_tensor(kOp, "positions", args.positions, {p.tokens}, {DType::kI64});
-    check_tensor(kOp, "cos_sin", args.cos_sin, {kAny, rope}, {DType::kF32});
+  if (p.query_prologue) {
+    check_tensor(kOp, "query_prologue.positions", args.query_prologue.positions, {p.tokens}, {DType::kI64});
+    check_tensor(kOp, "query_prologue.cos_sin", args.query_prologue.cos_sin, {kAny, p.query_prologue->rope_dim},
+                 {DType::kF32});
+  }
+  if (p.output_epilogue) {
+    check_tensor(kOp, "output_epilogue.positions", args.output_epilogue.positions, {p.tokens}, {DType::kI64});
+    check_tensor(kOp, "output_epilogue.cos_sin", args.output_epilogue.cos_sin, {kAny, p.output_epilogue->rope_dim},
+                 {DType::kF32});
   }
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::Scope& s = args.scopes[static_cast<std::size_t>(i)];

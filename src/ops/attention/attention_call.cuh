@@ -112,10 +112,10 @@ inline AttentionCall attention_call(const SparseAttention::Problem& p, const Spa
                   .lse_stride = {a.lse.stride[0], a.lse.stride[1]},
                   .sink = static_cast<const float*>(a.sink.data),
                   .sink_stride = a.sink.stride[0]};
-  if (p.q_rope_dim > 0) {
-    c.q_positions = static_cast<const std::int64_t*>(a.positions.data);
-    c.q_rope = device::rope_of(a.cos_sin, p.dim, p.q_rope_dim);
-    c.q_eps = p.q_eps;
+  if (p.query_prologue) {
+    c.q_positions = static_cast<const std::int64_t*>(a.query_prologue.positions.data);
+    c.q_rope = device::rope_of(a.query_prologue.cos_sin, p.dim, p.query_prologue->rope_dim);
+    c.q_eps = p.query_prologue->eps;
   }
   for (int s = 0; s < p.scopes; ++s) {
     const SparseAttention::Scope& from = a.scopes[static_cast<std::size_t>(s)];

@@ -34,7 +34,14 @@ struct OpDescription<SparseAttention> {
         f("value_dim", p.value_dim);
     f("q", p.q), f("o", p.o);
     f("scopes", p.scopes), f("scale", p.scale), f("q_scale", p.q_scale), f("partial", p.partial);
-    f("rope_dim", p.rope_dim), f("q_rope_dim", p.q_rope_dim), f("q_eps", p.q_eps);
+    // A part of no rotated dims is absent.
+    SparseAttention::QueryPrologue prologue = p.query_prologue.value_or(SparseAttention::QueryPrologue{.rope_dim = 0});
+    f("query_prologue.rope_dim", prologue.rope_dim), f("query_prologue.eps", prologue.eps);
+    if (prologue.rope_dim != 0) p.query_prologue = prologue;
+    SparseAttention::OutputEpilogue epilogue =
+        p.output_epilogue.value_or(SparseAttention::OutputEpilogue{.rope_dim = 0});
+    f("output_epilogue.rope_dim", epilogue.rope_dim);
+    if (epilogue.rope_dim != 0) p.output_epilogue = epilogue;
     SparseAttention::ScopeShape& first = p.scope[0];
     SparseAttention::ScopeShape& second = p.scope[1];
     f("scopes[0].format", first.format), f("scopes[0].block_size", first.block_size), f("scopes[0].width", first.width);
@@ -42,8 +49,11 @@ struct OpDescription<SparseAttention> {
     f("scopes[1].width", second.width);
   }
   static void tensors(SparseAttention::Args& a, auto&& t) {
-    t.in("q", a.q), t.in("sink", a.sink), t.in("positions", a.positions), t.in("cos_sin", a.cos_sin), t.out("o", a.o),
-        t.out("lse", a.lse);
+    t.in("q", a.q), t.in("sink", a.sink), t.out("o", a.o), t.out("lse", a.lse);
+    t.in("query_prologue.positions", a.query_prologue.positions);
+    t.in("query_prologue.cos_sin", a.query_prologue.cos_sin);
+    t.in("output_epilogue.positions", a.output_epilogue.positions);
+    t.in("output_epilogue.cos_sin", a.output_epilogue.cos_sin);
     SparseAttention::Scope& first = a.scopes[0];
     SparseAttention::Scope& second = a.scopes[1];
     t.cache("scopes[0].cache", first.cache, CacheAccess::kRead), t.in("scopes[0].indices", first.indices);

@@ -13,11 +13,11 @@ std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width,
 /// kernel leaves.
 struct SparseAttentionSimt : SparseAttention {};
 
-/// What is left of a call with rope_dim after its attention: InverseRope in place.
+/// The output epilogue of a call as an op of its own: InverseRope in place.
 InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
 InverseRope::Args rope_args(const SparseAttention::Problem& problem, const SparseAttention::Args& args);
 
-/// What stands before the attention of a call with q_rope_dim: QNormRopeInsert of a copy of q, which takes
+/// The query prologue of a call as an op of its own: QNormRopeInsert of a copy of q, which takes
 /// query_bytes(). For implementations on the host.
 using QueryMaker = void (*)(const QNormRopeInsert::Problem&, const QNormRopeInsert::Args&, const RunContext&);
 std::size_t query_bytes(const SparseAttention::Problem& problem);

@@ -147,7 +147,7 @@ void attend_rows(const SparseAttention::Problem& problem, const SparseAttention:
   const Cut cut(problem, context.threads);
   const std::int64_t tasks = problem.tokens * cut.groups;
   const SparseAttention::Args args =
-      problem.q_rope_dim == 0
+      !problem.query_prologue
           ? given
           : with_ready_queries(problem, given, context.workspace.data, qnorm_rope_insert_cpu, context);
   auto* scratch = reinterpret_cast<float*>(static_cast<std::byte*>(context.workspace.data) + queries_at_front(problem));
@@ -156,7 +156,7 @@ void attend_rows(const SparseAttention::Problem& problem, const SparseAttention:
     attend(make_task(problem, args, cut, i, scratch + omp_get_thread_num() * cut.scratch_floats()));
   }
   clear_padding(problem, args.o);
-  if (problem.rope_dim > 0) inverse_rope_cpu(rope_problem(problem), rope_args(problem, args), context);
+  if (problem.output_epilogue) inverse_rope_cpu(rope_problem(problem), rope_args(problem, args), context);
 }
 
 void attend_row_generic(const AttentionTask& task) { attend_row<GenericWord>(task); }

@@ -305,9 +305,9 @@ std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, c
     const RowFormat& f = *p.scope[static_cast<std::size_t>(s)].format;
     if (!takes(f)) return std::string(f.name) + " rows, which bf16 does not hold exactly";
   }
-  if (p.rope_dim % 4 != 0 || p.rope_dim > kTurned) {
-    return std::to_string(p.rope_dim) + " dims to rotate back; it takes multiples of 4 up to " +
-           std::to_string(kTurned);
+  const int back = p.output_epilogue ? p.output_epilogue->rope_dim : 0;
+  if (back % 4 != 0 || back > kTurned) {
+    return std::to_string(back) + " dims to rotate back; it takes multiples of 4 up to " + std::to_string(kTurned);
   }
   if (listed_entries(p) > kMostEntries)
     return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
@@ -352,9 +352,9 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
     c.weight_scale[s] = unit[s] / c.unit;
     c.exact = c.exact || !(std::abs(c.weight_scale[s]) >= 0x1p-10F);
   }
-  if (p.rope_dim > 0) {
-    c.positions = static_cast<const std::int64_t*>(a.positions.data);
-    c.rope = device::rope_of(a.cos_sin, p.dim, p.rope_dim);
+  if (p.output_epilogue) {
+    c.positions = static_cast<const std::int64_t*>(a.output_epilogue.positions.data);
+    c.rope = device::rope_of(a.output_epilogue.cos_sin, p.dim, p.output_epilogue->rope_dim);
   }
   c.sums = static_cast<float*>(context.workspace.data);
   c.states =

@@ -58,7 +58,7 @@ void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseA
                           const RunContext& context) {
   std::vector<std::byte> queries(query_bytes(problem));
   const SparseAttention::Args args =
-      problem.q_rope_dim == 0 ? given
+      !problem.query_prologue ? given
                               : with_ready_queries(problem, given, queries.data(), qnorm_rope_insert_ref, context);
   const auto dim = static_cast<std::size_t>(problem.dim);
   const auto values = static_cast<std::size_t>(problem.out_dim());
@@ -96,7 +96,7 @@ void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseA
         args.lse.as<float>()[t * args.lse.stride[0] + h * args.lse.stride[1]] = static_cast<float>(lse);
     }
   }
-  if (problem.rope_dim > 0) inverse_rope_ref(rope_problem(problem), rope_args(problem, args), context);
+  if (problem.output_epilogue) inverse_rope_ref(rope_problem(problem), rope_args(problem, args), context);
 }
 
 }  // namespace smla

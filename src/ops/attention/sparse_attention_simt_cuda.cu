@@ -138,7 +138,7 @@ void CudaOp<SparseAttentionSimt>::run(const SparseAttention::Problem& p, const S
   const auto kernel = p.dim <= 512 ? attend<4> : attend<5>;
   kernel<<<blocks_for(p.tokens * groups, 1), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
   check_launch("sparse_attention attend, simt");
-  if (p.rope_dim > 0) CudaOp<InverseRope>::run(rope_problem(p), rope_args(p, a), context);
+  if (p.output_epilogue) CudaOp<InverseRope>::run(rope_problem(p), rope_args(p, a), context);
 }
 
 }  // namespace smla

@@ -56,7 +56,14 @@ void validate<SparseAttention>(const SparseAttention::Problem& problem, const Sp
     }
   }
   check_sink(op, args.sink, problem.heads);
-  if (problem.rope_dim > 0 || problem.q_rope_dim > 0) check_positions(op, args.positions, problem.tokens, args.cos_sin);
+  if (problem.query_prologue) {
+    check_positions(op, args.query_prologue.positions, problem.tokens, args.query_prologue.cos_sin,
+                    "query_prologue.positions");
+  }
+  if (problem.output_epilogue) {
+    check_positions(op, args.output_epilogue.positions, problem.tokens, args.output_epilogue.cos_sin,
+                    "output_epilogue.positions");
+  }
 }
 
 // Sinks.

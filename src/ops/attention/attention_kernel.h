@@ -1,9 +1,9 @@
 #pragma once
 
-// The CPU kernel of sparse attention, one text for every SIMD word. Include after one word (simd_*.h); internal linkage
-// (see simd_generic.h). A tile of keys is decoded once to fp32 and serves all heads of the task: scores = q K^T by
-// register blocks of heads x 4 keys, an online softmax a head, then o = o * fade + p K by register blocks of heads x 4
-// words. What a head computes does not depend on the heads beside it.
+// The CPU kernel of sparse attention, a template over the SIMD word. Include after one word (simd_*.h); internal
+// linkage (see simd_generic.h). A tile of keys is decoded once to fp32 and serves all heads of the task: scores = q K^T
+// by register blocks of heads x 4 keys, an online softmax a head, then o = o * rescale + p K by register blocks of
+// heads x 4 words. A head's result does not depend on the other heads.
 
 #include <cstdint>
 #include <cstring>
@@ -34,7 +34,7 @@ inline Word load_as(Element element, const std::uint8_t* bytes, int i) {
   return Word::load(reinterpret_cast<const float*>(bytes) + i);
 }
 
-/// n numbers, a multiple of the word, times factor.
+/// Multiplies n numbers by a factor; n is a multiple of the word's lanes.
 template <class Word, Element element>
 inline void decode_run(const std::uint8_t* bytes, int n, float factor, float* out) {
   const Word f = Word::all(factor);
@@ -90,14 +90,14 @@ inline void decode_key(const AttentionTask& task, const KeyScope& scope, std::in
 
 inline void clear(float* p, std::int64_t n) { std::memset(p, 0, static_cast<std::size_t>(n) * sizeof(float)); }
 
-/// Where the walk over the row's index lists stands.
+/// The position of the walk over a row's index lists.
 struct Cursor {
   int scope = 0;
   std::int64_t entry = 0;
 };
 
-/// Decodes the next valid keys of the lists; returns how many (0: the lists are at their end). Rows up to a multiple of
-/// 4 are zeros.
+/// Decodes the next valid keys of the lists and returns how many; 0 at the lists' end. Fills up with rows of zeros to a
+/// multiple of 4.
 template <class Word>
 inline int next_tile(const AttentionTask& task, Cursor& at) {
   std::int32_t slots[kAttentionTile];
@@ -123,7 +123,7 @@ inline int next_tile(const AttentionTask& task, Cursor& at) {
   return n;
 }
 
-/// q of the task's heads as fp32, padded with zeros.
+/// Converts the queries of the task's heads to fp32, padded with zeros.
 template <class Word>
 inline void load_queries(const AttentionTask& task) {
   const std::int64_t stride = task.row_stride;
@@ -172,11 +172,11 @@ inline void score_block(const float* q, const float* keys, std::int64_t stride, 
   }
 }
 
-/// o[h] = o[h] * fade[h] + sum_k p[h][k] key_k for `kHeads` heads and the four words at one place of the rows.
-/// A tile is summed by itself first: rounding grows with the length of a tile and the number of tiles, not with the
-/// length of the list.
+/// o[h] = o[h] * rescale[h] + sum_k p[h][k] key_k for `kHeads` heads and the four words at one place of the rows.
+/// A tile is summed by itself first, so the rounding error grows with the length of a tile plus the number of tiles,
+/// not with the length of the list.
 template <class Word, int kHeads>
-inline void value_block(const float* p, const float* fade, const float* keys, std::int64_t stride, int n, float* o) {
+inline void value_block(const float* p, const float* rescale, const float* keys, std::int64_t stride, int n, float* o) {
   Word sums[kHeads][4];
   for (int h = 0; h < kHeads; ++h) {
     for (int j = 0; j < 4; ++j) sums[h][j] = Word::zero();
@@ -190,7 +190,7 @@ inline void value_block(const float* p, const float* fade, const float* keys, st
     }
   }
   for (int h = 0; h < kHeads; ++h) {
-    const Word f = Word::all(fade[h]);
+    const Word f = Word::all(rescale[h]);
     for (int j = 0; j < 4; ++j) {
       float* place = o + h * stride + j * Word::kLanes;
       fma(Word::load(place), f, sums[h][j]).store(place);
@@ -203,19 +203,20 @@ struct Count {
   static constexpr int value = n;
 };
 
-/// Calls block(h, Count of heads) over all heads: full blocks, then one of the rest.
-template <int kMost, class Block>
+/// Calls block(h, Count<n>) for blocks of n heads from head h on: full blocks, then one of the remaining heads.
+template <int kMaxHeads, class Block>
 inline void for_head_blocks(int heads, const Block& block) {
   int h = 0;
-  for (; h + kMost <= heads; h += kMost) block(h, Count<kMost>{});
-  if constexpr (kMost > 1) {
-    if (h < heads) for_head_blocks<kMost - 1>(heads - h, [&](int rest, auto count) { block(h + rest, count); });
+  for (; h + kMaxHeads <= heads; h += kMaxHeads) block(h, Count<kMaxHeads>{});
+  if constexpr (kMaxHeads > 1) {
+    if (h < heads) for_head_blocks<kMaxHeads - 1>(heads - h, [&](int rest, auto count) { block(h + rest, count); });
   }
 }
 
-/// Turns the scores of n keys into exp(score - largest) and moves the running maximum and sum of a head.
+/// Online softmax of a head over n more keys: replaces their scores by exp(score - maximum) and updates the running
+/// maximum and sum.
 template <class Word>
-inline void soften(const AttentionTask& task, int h, int n) {
+inline void online_softmax(const AttentionTask& task, int h, int n) {
   float* p = task.scores + h * kAttentionTile;
   for (int k = n; k % Word::kLanes != 0; ++k) p[k] = kNegativeInfinity;
   const Word scale = Word::all(task.scale);
@@ -235,15 +236,15 @@ inline void soften(const AttentionTask& task, int h, int n) {
     sum = sum + e;
   }
   const float before = task.largest[h];
-  const float fade =
+  const float rescale =
       before == largest ? 1.0F
                         : static_cast<float>(__builtin_exp(static_cast<double>(before) - static_cast<double>(largest)));
-  task.fade[h] = fade;
-  task.sum[h] = task.sum[h] * fade + sum.sum();
+  task.rescale[h] = rescale;
+  task.sum[h] = task.sum[h] * rescale + sum.sum();
   task.largest[h] = largest;
 }
 
-/// Divides by the sum (with the sink, once), rounds and writes a head's o and lse.
+/// Divides a head's sums by the softmax denominator, which includes the sink, rounds, and writes o and lse.
 template <class Word>
 inline void finish_head(const AttentionTask& task, int h, bool empty) {
   const double sum = task.sum[h];
@@ -277,7 +278,7 @@ inline void finish_head(const AttentionTask& task, int h, bool empty) {
   }
 }
 
-/// One row of q, all heads of the task, over all its keys.
+/// Attention of one row of q, for all heads of the task, over all its keys.
 template <class Word>
 inline void attend_row(const AttentionTask& task) {
   constexpr int kBlock = kHeadBlock<Word>;
@@ -295,10 +296,10 @@ inline void attend_row(const AttentionTask& task) {
       score_block<Word, decltype(count)::value>(task.q_rows + h * stride, task.keys, stride, padded, n,
                                                 task.scores + h * kAttentionTile);
     });
-    for (int h = 0; h < task.heads; ++h) soften<Word>(task, h, n);
+    for (int h = 0; h < task.heads; ++h) online_softmax<Word>(task, h, n);
     for (std::int64_t d = 0; d < task.padded_value; d += 4 * Word::kLanes) {
       for_head_blocks<kBlock>(task.heads, [&](int h, auto count) {
-        value_block<Word, decltype(count)::value>(task.scores + h * kAttentionTile, task.fade + h, task.keys + d,
+        value_block<Word, decltype(count)::value>(task.scores + h * kAttentionTile, task.rescale + h, task.keys + d,
                                                   stride, n, task.o_rows + h * stride + d);
       });
     }

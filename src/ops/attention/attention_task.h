@@ -68,7 +68,7 @@ struct AttentionTask {
   float* scores = nullptr;   ///< [heads, kAttentionTile]
   float* largest = nullptr;  ///< [heads] largest score so far
   float* sum = nullptr;      ///< [heads] sum of exp(score - largest)
-  float* fade = nullptr;     ///< [heads] factor of what was summed before this tile
+  float* rescale = nullptr;  ///< [heads] factor for the sums of earlier tiles
 };
 
 using AttendRow = void (*)(const AttentionTask& task);

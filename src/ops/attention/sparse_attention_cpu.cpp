@@ -17,20 +17,20 @@ namespace {
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
-/// Heads that a task should have at least: with fewer, decoding the keys once more costs too much.
-constexpr std::int64_t kLeastHeads = 6;
+/// The fewest heads of a task. With fewer, decoding the keys once more for another task costs too much.
+constexpr std::int64_t kMinHeads = 6;
 
-/// How heads and scratch are cut: with fewer rows than keep the threads busy a row's heads are split; each part decodes
-/// the keys for itself.
+/// How a call is cut into tasks. When there are too few rows to keep the threads busy, a row's heads are split, and
+/// each part decodes the keys again.
 struct Cut {
-  std::int64_t groups = 1;  ///< tasks a row
+  std::int64_t groups = 1;  ///< tasks of a row
   std::int64_t heads = 0;   ///< heads of a task, fewer in the last
   std::int64_t padded_dim = 0;
   std::int64_t padded_value = 0;
   std::int64_t row_stride = 0;
 
   Cut(const SparseAttention::Problem& problem, int threads) {
-    const std::int64_t most = ceil_div(problem.heads, kLeastHeads);
+    const std::int64_t most = ceil_div(problem.heads, kMinHeads);
     const auto even = [&](std::int64_t g) {
       return problem.tokens * g >= 4 * threads || problem.tokens * g % threads == 0;
     };
@@ -46,7 +46,7 @@ struct Cut {
   }
 };
 
-/// Hands out consecutive pieces of a thread's scratch; each stays aligned to a cache line.
+/// Hands out consecutive pieces of a thread's scratch, each aligned to a cache line.
 struct Scratch {
   float* at;
   float* take(std::int64_t floats) {
@@ -123,11 +123,11 @@ AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAtt
   task.scores = pieces.take(cut.heads * kAttentionTile);
   task.largest = pieces.take(round_up(cut.heads, 16));
   task.sum = pieces.take(round_up(cut.heads, 16));
-  task.fade = pieces.take(round_up(cut.heads, 16));
+  task.rescale = pieces.take(round_up(cut.heads, 16));
   return task;
 }
 
-/// Heads H..Hp-1 of every row: +0.
+/// Writes +0 to heads H..Hp-1 of every row.
 void clear_padding(const SparseAttention::Problem& problem, const TensorView& o) {
   const auto bytes = static_cast<std::size_t>(problem.out_dim() * size_of(problem.o));
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
@@ -136,7 +136,7 @@ void clear_padding(const SparseAttention::Problem& problem, const TensorView& o)
   }
 }
 
-/// Bytes of the queries that a call makes, in front of its threads' scratch.
+/// Bytes of the queries that a call computes; they precede its threads' scratch.
 std::size_t queries_at_front(const SparseAttention::Problem& problem) {
   constexpr std::size_t kLine = 64;
   return (query_bytes(problem) + kLine - 1) / kLine * kLine;

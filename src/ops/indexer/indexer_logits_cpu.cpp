@@ -1,4 +1,4 @@
-// Driver of the logits kernels: cuts the work, gathers key tiles from the pages, widens q. What is arithmetic stands in
+// Driver of the logits kernels: cuts the work, gathers key tiles from the pages, widens q. The arithmetic is in
 // logits_kernel.h.
 #include <omp.h>
 
@@ -19,7 +19,7 @@ namespace {
 using Problem = IndexerLogits::Problem;
 using Args = IndexerLogits::Args;
 
-/// Keys that stand in one array (RaggedIndexerLogits) instead of pages. The driver then reads nothing of Args but q,
+/// Keys in one array (RaggedIndexerLogits) instead of pages. The driver then reads nothing of Args but q,
 /// weights and logits.
 struct Ragged {
   ConstTensorView values;
@@ -29,7 +29,7 @@ struct Ragged {
 };
 
 constexpr std::int64_t kChunkKeys = 2048;  // most keys of a work item
-constexpr std::int64_t kLeastKeys = 256;   // fewest, where a short context is cut finer to keep the threads busy
+constexpr std::int64_t kMinKeys = 256;     // fewest, where a short context is cut finer to keep the threads busy
 constexpr std::int64_t kGroupBytes =
     std::int64_t{1} << 18;  // floats of q that a work item keeps: they should stay in the second-level cache
 constexpr int kLane = 16;   // bytes and keys of a transposed square
@@ -52,7 +52,7 @@ struct Scratch {
   std::uint8_t* zeros;  ///< a row of zero bytes, read in place of keys that do not exist
 };
 
-/// Lays the scratch out from `base` (null: only to measure); returns its size, a multiple of 64 bytes.
+/// Lays the scratch out from `base` (null: only computes the size); returns its size, a multiple of 64 bytes.
 std::size_t lay_out(const Problem& problem, char* base, Scratch& scratch) {
   std::size_t used = 0;
   const auto take = [&]<class T>(T*& pointer, std::int64_t count) {
@@ -99,7 +99,7 @@ void widen_q(const Problem& problem, const Args& args, std::int64_t row, float* 
   }
 }
 
-/// Where a key's numbers and scales lie.
+/// The addresses of a key's numbers and scales.
 struct Key {
   const std::uint8_t* data;
   const std::uint8_t* scales;
@@ -132,7 +132,7 @@ std::uint64_t find_keys(const Args& args, const std::int32_t* table, std::int64_
   return missing;
 }
 
-/// The same from one array.
+/// The same for keys in one array.
 void find_keys(const Ragged& ragged, std::int64_t at, int count, const std::uint8_t* zeros, Key* keys) {
   const auto* values = static_cast<const std::uint8_t*>(ragged.values.data);
   const auto* scales = static_cast<const std::uint8_t*>(ragged.scales.data);
@@ -289,11 +289,11 @@ void score_ragged(const Problem& problem, const Args& args, const Ragged& ragged
 std::int64_t keys_of_item(std::int64_t width, std::int64_t groups, int threads) {
   const std::int64_t pieces = groups == 0 ? 1 : (2 * static_cast<std::int64_t>(threads) + groups - 1) / groups;
   const std::int64_t tiles = (width + pieces * kTileKeys - 1) / (pieces * kTileKeys);
-  return std::clamp(tiles * kTileKeys, kLeastKeys, kChunkKeys);
+  return std::clamp(tiles * kTileKeys, kMinKeys, kChunkKeys);
 }
 
-/// Work items are groups of rows times chunks of columns. Every logit is a sum of its own in a fixed order, so neither
-/// the cut nor the threads show.
+/// Work items are groups of rows times chunks of columns. Every logit is summed in a fixed order, so the bits depend
+/// neither on the cut nor on the threads.
 void run_kernel(const Problem& problem, const Args& args, const Ragged* ragged, const RunContext& context,
                 const LogitsKernel& kernel) {
   const std::int32_t* row_to_req = static_cast<const std::int32_t*>(args.row_to_req.data);

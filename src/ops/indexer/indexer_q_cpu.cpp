@@ -14,7 +14,7 @@ namespace {
 constexpr int kMaxDim = 512;
 
 /// All ones where a > b, else 0; for numbers without sign bit, such as the bits of magnitudes. A subtraction instead of
-/// a comparison, because of comparisons the compiler makes jumps, and a loop with jumps does not become SIMD.
+/// a comparison: the compiler turns comparisons into jumps, and it does not vectorise a loop with jumps.
 std::int32_t above(std::int32_t a, std::int32_t b) { return (b - a) >> 31; }
 std::int32_t choose(std::int32_t mask, std::int32_t yes, std::int32_t no) { return (yes & mask) | (no & ~mask); }
 

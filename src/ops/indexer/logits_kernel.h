@@ -1,7 +1,7 @@
 #pragma once
 
-// The scoring kernel, one text over the SIMD word. Included by indexer_logits_{generic,avx2,avx512}.cpp only, after the
-// word, `using Word` and
+// The scoring kernel, a template over the SIMD word. Included by indexer_logits_{generic,avx2,avx512}.cpp only, after
+// the word, `using Word` and
 //   constexpr int kVectors   words of keys in a register block; kVectors * Word::kLanes divides kTileKeys
 // Internal linkage throughout: see device/simd_generic.h.
 

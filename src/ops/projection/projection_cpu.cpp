@@ -5,8 +5,8 @@
 
 #include "ops/projection/implementations.h"
 
-// Drives the tile functions: cuts m, n and groups into tiles, one thread a tile. Which cut is taken never shows in the
-// results.
+// Drives the tile functions: cuts m, n and groups into tiles, one thread for each tile. The results do not depend on
+// the cut.
 
 namespace smla {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The projection kernel, one text over the SIMD word (simd_generic.h). Included by projection_{cpu,avx2,avx512}.cpp
+// The projection kernel, a template over the SIMD word (simd_generic.h). Included by projection_{cpu,avx2,avx512}.cpp
 // only, after the word and after
 //   constexpr int kBlockRows              x rows of a register block
 //   constexpr std::int64_t kFewRows       up to so many x rows the weights are read in memory order, see few_rows()

@@ -20,7 +20,7 @@ namespace smla {
 namespace {
 
 constexpr std::int64_t kChunkRows = 512;
-constexpr std::int64_t kLeastRows =
+constexpr std::int64_t kMinRows =
     20;  // below, the weights' way from memory is the limit: the own kernels stream them without packing
 constexpr std::size_t kCacheCapacity = 512;
 constexpr std::size_t kAlignment = 64;
@@ -159,8 +159,8 @@ std::string projection_onednn_refuse(const ProjectionProblem& problem, const Pla
   const auto bf16_isa = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   if ((isa & bf16_isa) != bf16_isa) return "oneDNN is kept from using native bf16 products (ONEDNN_MAX_CPU_ISA)";
   if (problem.n == 0 || problem.k == 0) return "nothing to multiply";
-  if (problem.m < kLeastRows) {
-    return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(kLeastRows) +
+  if (problem.m < kMinRows) {
+    return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(kMinRows) +
            " rows the own kernels are faster";
   }
   try {

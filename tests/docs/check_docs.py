@@ -4,6 +4,7 @@
 - Every citation of the specification ("spec 5.4", "spec 2, step 7", "spec 8.5 to 8.7") names a section, and a step of it,
   that docs/spec.md has.
 - Every test that a page names (`Suite.Name`, `Suite.Na*`, and names alone in docs/verification.md's table of reports) exists.
+- Every path of the tree that a page gives in backticks (`src/core`, `tests/gpu`, `src/ops/*/*_cuda.cu`) exists.
 - Every class, function and group of functions of a public header has a comment. (Members need none where their name says it.)
 - Every relative link of a page leads to a file, and to a heading of it where it names one.
 - No line of a page is longer than 120 columns, except in tables, code and links.
@@ -104,6 +105,14 @@ def test_faults(root):
     return found
 
 
+PATH = re.compile(r"`((?:src|include|bench|apps|bindings|tests|docs|examples|tools|cmake|data)/[\w./*-]+)`")
+
+
+def path_faults(root):
+    return [f"{path.relative_to(root).as_posix()}: {name}: no such file"
+            for path in pages(root) for name in sorted(set(PATH.findall(path.read_text()))) if not any(root.glob(name.rstrip("/")))]
+
+
 NO_COMMENT = re.compile(r"(//|/\*|#|namespace\b|\}|using\b|extern\b|(template *<[^>]*>\s*)?(class|struct|enum) [\w ]+;)")
 
 
@@ -177,14 +186,14 @@ def column_faults(root):
 def faults(root):
     root = Path(root)
     found, count = citation_faults(root)
-    return found + header_faults(root) + test_faults(root) + link_faults(root) + column_faults(root), count
+    return found + header_faults(root) + test_faults(root) + path_faults(root) + link_faults(root) + column_faults(root), count
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     found, count = faults(sys.argv[1])
-    print("\n".join(found) if found else f"{count} citations of the specification, all links, names of tests and lines are right")
+    print("\n".join(found) if found else f"{count} citations of the specification, all links, names of tests, paths and lines are right")
     sys.exit(1 if found else 0)
 
 

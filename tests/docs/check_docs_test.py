@@ -77,6 +77,9 @@ class CheckDocs(unittest.TestCase):
     def test_a_report_whose_test_does_not_exist(self):
         self.expect("docs/verification.md", "| vllm#1 | zero | `Vllm2Zero` |\n", "Incident.Vllm2Zero: no test")
 
+    def test_a_path_that_does_not_exist(self):
+        self.expect("b.md", "`src/a.cpp`, `src/*.cpp`, `src/b.cpp`, `src/<op>.cpp`\n", "src/b.cpp: no such file")
+
     def test_a_class_without_a_comment(self):
         self.expect("include/b.h", "namespace n {\n\nclass Row {\n};\n\n}\n", "include/b.h:3: no comment before: class Row {")
 

@@ -12,7 +12,7 @@
 namespace smla {
 namespace {
 
-// Spec 6.8's check.
+// Spec 6.8's example.
 TEST(PrefillChunks, ExampleOfTheSpec) {
   const std::vector<std::int32_t> seq{80, 96, 112, 128, 144};
   const std::vector<std::int32_t> query(5, 4);

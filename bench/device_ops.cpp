@@ -223,15 +223,16 @@ class OpFixture {
 };
 
 void norms(OpFixture& b) {
-  const std::int64_t dim = b.config.q_lora_rank;
-  const std::int64_t dim2 = b.config.head_dim;
-  b.call<RmsNorm>({.rows = b.tokens, .dim = dim, .dim2 = dim2}, {.x = b.numbers(DType::kBF16, {b.tokens, dim}),
-                                                                 .weight = b.numbers(DType::kBF16, {dim}),
-                                                                 .y = b.empty(DType::kBF16, {b.tokens, dim}),
-                                                                 .x2 = b.numbers(DType::kBF16, {b.tokens, dim2}),
-                                                                 .weight2 = b.numbers(DType::kBF16, {dim2}),
-                                                                 .y2 = b.empty(DType::kBF16, {b.tokens, dim2})});
-  b.count((4 * b.tokens + 2) * (dim + dim2), b.tokens * (dim + dim2));
+  const std::int64_t qr_dim = b.config.q_lora_rank;
+  const std::int64_t kv_dim = b.config.head_dim;
+  b.call<LatentNorms>({.rows = b.tokens, .qr_dim = qr_dim, .kv_dim = kv_dim},
+                      {.qr = b.numbers(DType::kBF16, {b.tokens, qr_dim}),
+                       .qr_weight = b.numbers(DType::kBF16, {qr_dim}),
+                       .qr_out = b.empty(DType::kBF16, {b.tokens, qr_dim}),
+                       .kv = b.numbers(DType::kBF16, {b.tokens, kv_dim}),
+                       .kv_weight = b.numbers(DType::kBF16, {kv_dim}),
+                       .kv_out = b.empty(DType::kBF16, {b.tokens, kv_dim})});
+  b.count((4 * b.tokens + 2) * (qr_dim + kv_dim), b.tokens * (qr_dim + kv_dim));
 }
 
 void insert(OpFixture& b, const RowFormat& format) {

@@ -76,16 +76,16 @@ ReplayResult q_kv_rmsnorm(const CaseFile& file, const ReplayOptions& options) {
   ReplayResult result;
   HostTensor qr = poisoned(DType::kBF16, {both.size(0), q_weight.numel()});
   HostTensor kv = poisoned(DType::kBF16, {both.size(0), kv_weight.numel()});
-  const RmsNorm::Problem problem{
-      .rows = both.size(0), .dim = q_weight.numel(), .dim2 = kv_weight.numel(), .eps = epsilon(file)};
-  run<RmsNorm>(problem, options,
-               {.x = both.slice(1, 0, problem.dim),
-                .weight = q_weight.view(),
-                .y = qr.view(),
-                .x2 = both.slice(1, problem.dim, problem.dim + problem.dim2),
-                .weight2 = kv_weight.view(),
-                .y2 = kv.view()},
-               result);
+  const LatentNorms::Problem problem{
+      .rows = both.size(0), .qr_dim = q_weight.numel(), .kv_dim = kv_weight.numel(), .eps = epsilon(file)};
+  run<LatentNorms>(problem, options,
+                   {.qr = both.slice(1, 0, problem.qr_dim),
+                    .qr_weight = q_weight.view(),
+                    .qr_out = qr.view(),
+                    .kv = both.slice(1, problem.qr_dim, both.size(1)),
+                    .kv_weight = kv_weight.view(),
+                    .kv_out = kv.view()},
+                   result);
   result.bounds = {{"qr_out", ulps(1)}, {"kv_out", ulps(1)}};
   result.results.emplace("qr_out", std::move(qr));
   result.results.emplace("kv_out", std::move(kv));

@@ -74,13 +74,16 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
 }
 
 void Forward::latent_norms() const {
-  RmsNorm::Args args{.x = b.qr, .weight = weights.q_norm, .y = b.qr, .x2 = b.kv, .weight2 = weights.kv_norm};
+  LatentNorms::Args args{
+      .qr = b.qr, .qr_weight = weights.q_norm, .qr_out = b.qr, .kv = b.kv, .kv_weight = weights.kv_norm};
   if (has_query_prologue()) {
-    args.positions = step.positions, args.cos_sin = cos_sin;
-    args.slot_mapping = step.window_slots, args.cache = caches[CacheRole::kWindow];
+    args.insert = {.positions = step.positions,
+                   .cos_sin = cos_sin,
+                   .slot_mapping = step.window_slots,
+                   .cache = caches[CacheRole::kWindow]};
     ops.latent_norms_and_insert->run(args, main.scratch, main.stream);
   } else {
-    args.y2 = b.kv;
+    args.kv_out = b.kv;
     ops.latent_norms->run(args, main.scratch, main.stream);
   }
   if (ops.quantize_qr)

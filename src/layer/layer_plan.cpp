@@ -223,16 +223,11 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
-  ops->latent_norms = planner.make<RmsNorm>({.rows = tokens,
-                                             .dim = c.q_lora_rank,
-                                             .dim2 = c.head_dim,
-                                             .in = act,
-                                             .out = act,
-                                             .has_weight = true,
-                                             .eps = c.rms_norm_eps});
-  RmsNorm::Problem inserting = ops->latent_norms->problem();
-  inserting.format = options.caches.rows, inserting.rope_dim = c.rope_head_dim, inserting.clamp = options.clamp;
-  if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<RmsNorm>(inserting);
+  LatentNorms::Problem norms{
+      .rows = tokens, .qr_dim = c.q_lora_rank, .kv_dim = c.head_dim, .in = act, .out = act, .eps = c.rms_norm_eps};
+  ops->latent_norms = planner.make<LatentNorms>(norms);
+  norms.insert = {.format = options.caches.rows, .rope_dim = c.rope_head_dim, .clamp = options.clamp};
+  if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<LatentNorms>(norms);
   if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = planner.make<QNormRopeInsert>({.tokens = tokens,

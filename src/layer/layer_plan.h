@@ -69,9 +69,8 @@ struct LayerPlan::Ops {
   std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm,
       index_weights_proj, index_wq_b;
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
-  std::optional<Plan<RmsNorm>> latent_norms;
-  std::optional<Plan<RmsNorm>>
-      latent_norms_and_insert;  ///< the same, with the window's rows; where attention norms and rotates q
+  std::optional<Plan<LatentNorms>> latent_norms;
+  std::optional<Plan<LatentNorms>> latent_norms_and_insert;  ///< with a query prologue: no op of its own makes q
   std::optional<Plan<QNormRopeInsert>> insert;
   std::optional<Plan<CompressStore>> compress;
   std::optional<Plan<IndexerQ>> index_q;

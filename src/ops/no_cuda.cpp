@@ -48,6 +48,7 @@ template struct CudaOp<SparseAttention>;
 template struct CudaOp<SparseAttentionSimt>;
 template struct CudaOp<Projection>;
 template struct CudaOp<RmsNorm>;
+template struct CudaOp<LatentNorms>;
 template struct CudaOp<QNormRopeInsert>;
 template struct CudaOp<InverseRope>;
 template struct CudaOp<InverseRopeQuant>;

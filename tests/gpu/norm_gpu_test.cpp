@@ -46,17 +46,44 @@ TEST_F(NormRopeGpu, RmsNormInPlaceHasTheSameBits) {
   }
 }
 
-TEST_F(NormRopeGpu, RmsNormThatInsertsIsThePair) {
+TEST_F(NormRopeGpu, LatentNormsAreRef) {
+  for (const LatentNormsCase& c : latent_norms_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    const LatentNormsInputs want = make_inputs(c);
+    LatentNormsInputs got = make_inputs(c);
+    run_ref<LatentNorms>(c.problem, want.args());
+    run_on_gpu<LatentNorms>(c.problem, got.args());
+    expect_close_norm(c.qr(), want.qr, got.qr);
+    expect_close_norm(c.kv(), want.kv, got.kv);
+    if (HasFatalFailure()) return;
+    if (c.problem.in != c.problem.out) continue;
+    LatentNorms::Args same = got.args();
+    same.qr_out = got.qr.x.view().slice(1, c.row_gap, c.row_gap + c.problem.qr_dim);
+    same.kv_out = got.kv.x.view().slice(1, c.row_gap, c.row_gap + c.problem.kv_dim);
+    run_on_gpu<LatentNorms>(c.problem, same);
+    const auto expect_in_place = [&](const RmsNormInputs& in, std::int64_t dim) {
+      for (std::int64_t r = 0; r < c.problem.rows; ++r) {
+        for (std::int64_t i = 0; i < dim; ++i)
+          ASSERT_EQ(element(in.y, r * (dim + 8) + i), element(in.x, r * (dim + c.row_gap) + c.row_gap + i));
+      }
+    };
+    expect_in_place(got.qr, c.problem.qr_dim);
+    expect_in_place(got.kv, c.problem.kv_dim);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(NormRopeGpu, LatentNormsThatInsertAreTheThreeOps) {
   for (const NormInsertCase& c : norm_insert_cases()) {
     SCOPED_TRACE(testing::Message() << c);
     NormInsertInputs want(c);
-    run_on_gpu<RmsNorm>(c.problem(false), want.args(c, false));
+    run_on_gpu<LatentNorms>(c.problem(false), want.args(c, false));
     QNormRopeInsert::Args insert = want.insert.args;
-    insert.kv = std::as_const(want.y2).view();
+    insert.kv = std::as_const(want.kv_out).view();
     run_on_gpu<QNormRopeInsert>(c.insert.problem(), insert);
     NormInsertInputs got(c);
-    run_on_gpu<RmsNorm>(c.problem(true), got.args(c, true));
-    expect_equal_bytes(want.y, got.y);
+    run_on_gpu<LatentNorms>(c.problem(true), got.args(c, true));
+    expect_equal_bytes(want.qr_out, got.qr_out);
     expect_equal_caches(want.insert.cache, got.insert.cache);
     if (HasFatalFailure()) return;
   }

@@ -60,9 +60,9 @@ struct RmsNormCase {
   DType weight = DType::kBF16;
   std::int64_t row_gap = 0;  ///< extra columns of the matrix that x is a slice of
   friend std::ostream& operator<<(std::ostream& out, const RmsNormCase& c) {
-    return out << "rms_norm " << c.problem.rows << "x" << c.problem.dim << " and " << c.problem.dim2 << " "
-               << name_of(c.problem.in) << " to " << name_of(c.problem.out)
-               << (c.problem.has_weight ? " with " : " without ") << name_of(c.weight) << " weight, gap " << c.row_gap;
+    return out << "rms_norm " << c.problem.rows << "x" << c.problem.dim << " " << name_of(c.problem.in) << " to "
+               << name_of(c.problem.out) << (c.problem.has_weight ? " with " : " without ") << name_of(c.weight)
+               << " weight, gap " << c.row_gap;
   }
 };
 
@@ -80,19 +80,11 @@ inline std::vector<RmsNormCase> rms_norm_cases() {
     cases.push_back(
         {.problem = {.rows = 2, .dim = dim, .in = DType::kBF16, .out = DType::kF32, .has_weight = true, .eps = 0.5F}});
   }
-  for (const std::int64_t dim2 : {1, 33, 512, 4096}) {
-    for (const std::int64_t dim : {0, 7, 1024, 1536, 4096})
-      cases.push_back({.problem = {.rows = 19, .dim = dim, .dim2 = dim2}, .row_gap = 4});
-    cases.push_back({.problem = {.rows = 3, .dim = 512, .dim2 = dim2, .in = DType::kF32, .out = DType::kF32},
-                     .weight = DType::kF32});
-    cases.push_back({.problem = {.rows = 2, .dim = 512, .dim2 = dim2, .has_weight = false}});
-  }
   return cases;
 }
 
 struct RmsNormInputs {
   HostTensor x, weight, y;
-  HostTensor x2, weight2, y2;
   RmsNorm::Args args;
 };
 
@@ -108,17 +100,61 @@ inline RmsNormInputs make_inputs(const RmsNormCase& c, std::uint64_t seed = 1) {
   in.args.x = std::as_const(in.x).view().slice(1, c.row_gap, c.row_gap + c.problem.dim);
   in.args.y = in.y.view().slice(1, 0, c.problem.dim);
   if (c.problem.has_weight) in.args.weight = in.weight.view();
-  if (c.problem.dim2 == 0) return in;
-  in.x2 = HostTensor(c.problem.in, {c.problem.rows, c.problem.dim2});
-  in.weight2 = HostTensor(c.weight, {c.problem.dim2});
-  in.y2 = HostTensor(c.problem.out, {c.problem.rows, c.problem.dim2});
-  fill_activations(in.x2, random);
-  fill_activations(in.weight2, random);
-  poison(in.y2);
-  in.args.x2 = std::as_const(in.x2).view();
-  in.args.y2 = in.y2.view();
-  if (c.problem.has_weight) in.args.weight2 = in.weight2.view();
   return in;
+}
+
+struct LatentNormsCase {
+  LatentNorms::Problem problem;
+  DType weight = DType::kBF16;
+  std::int64_t row_gap = 0;  ///< extra columns of the matrices that qr and kv are slices of
+
+  RmsNormCase qr() const { return alone(problem.qr_dim); }
+  RmsNormCase kv() const { return alone(problem.kv_dim); }
+  friend std::ostream& operator<<(std::ostream& out, const LatentNormsCase& c) {
+    return out << c.qr() << " and " << c.problem.kv_dim;
+  }
+
+ private:
+  RmsNormCase alone(std::int64_t dim) const {
+    return {.problem = {.rows = problem.rows,
+                        .dim = dim,
+                        .in = problem.in,
+                        .out = problem.out,
+                        .has_weight = problem.has_weight,
+                        .eps = problem.eps},
+            .weight = weight,
+            .row_gap = row_gap};
+  }
+};
+
+inline std::vector<LatentNormsCase> latent_norms_cases() {
+  std::vector<LatentNormsCase> cases;
+  for (const std::int64_t kv_dim : {0, 1, 33, 512, 4096}) {
+    for (const std::int64_t qr_dim : {0, 7, 1024, 1536, 4096})
+      cases.push_back({.problem = {.rows = 19, .qr_dim = qr_dim, .kv_dim = kv_dim}, .row_gap = 4});
+    cases.push_back({.problem = {.rows = 3, .qr_dim = 512, .kv_dim = kv_dim, .in = DType::kF32, .out = DType::kF32},
+                     .weight = DType::kF32});
+    cases.push_back({.problem = {.rows = 5, .qr_dim = 1024, .kv_dim = kv_dim, .out = DType::kF32, .eps = 0.5F}});
+    cases.push_back({.problem = {.rows = 2, .qr_dim = 512, .kv_dim = kv_dim, .has_weight = false}});
+  }
+  cases.push_back({.problem = {.rows = 0, .qr_dim = 1024, .kv_dim = 512}});
+  return cases;
+}
+
+struct LatentNormsInputs {
+  RmsNormInputs qr, kv;
+  LatentNorms::Args args() const {
+    return {.qr = qr.args.x,
+            .qr_weight = qr.args.weight,
+            .qr_out = qr.args.y,
+            .kv = kv.args.x,
+            .kv_weight = kv.args.weight,
+            .kv_out = kv.args.y};
+  }
+};
+
+inline LatentNormsInputs make_inputs(const LatentNormsCase& c) {
+  return {.qr = make_inputs(c.qr(), 1), .kv = make_inputs(c.kv(), 2)};
 }
 
 struct InsertCase {
@@ -280,18 +316,18 @@ inline InsertInputs make_inputs(const InsertCase& c, std::uint64_t seed = 1) {
 /// A norm that inserts its second matrix, of an InsertCase without q.
 struct NormInsertCase {
   InsertCase insert;
-  std::int64_t dim = 1024;  ///< of the first matrix
+  std::int64_t dim = 1024;  ///< of qr
   bool has_weight = true;
 
-  RmsNorm::Problem problem(bool inserts) const {
-    RmsNorm::Problem p{.rows = insert.tokens,
-                       .dim = dim,
-                       .dim2 = insert.problem().dim,
-                       .in = insert.in,
-                       .out = insert.in,
-                       .has_weight = has_weight,
-                       .eps = 1e-5F};
-    if (inserts) p.format = insert.format, p.rope_dim = insert.problem().rope_dim, p.clamp = insert.clamp;
+  LatentNorms::Problem problem(bool inserts) const {
+    LatentNorms::Problem p{.rows = insert.tokens,
+                           .qr_dim = dim,
+                           .kv_dim = insert.problem().dim,
+                           .in = insert.in,
+                           .out = insert.in,
+                           .has_weight = has_weight,
+                           .eps = 1e-5F};
+    if (inserts) p.insert = {.format = insert.format, .rope_dim = insert.problem().rope_dim, .clamp = insert.clamp};
     return p;
   }
 };
@@ -310,31 +346,33 @@ inline std::vector<NormInsertCase> norm_insert_cases() {
   return out;
 }
 
-/// x and y, the weights, and y2 for the norm that does not insert.
+/// qr and qr_out, the weights, and kv_out for the norms that do not insert.
 struct NormInsertInputs {
   InsertInputs insert;
-  HostTensor x, weight, weight2, y, y2;
+  HostTensor qr, qr_weight, kv_weight, qr_out, kv_out;
 
   explicit NormInsertInputs(const NormInsertCase& c) : insert(make_inputs(c.insert)) {
     std::mt19937_64 random(4);
-    const std::int64_t dim2 = c.insert.problem().dim;
-    x = HostTensor(c.insert.in, {c.insert.tokens, c.dim});
-    y = HostTensor(c.insert.in, {c.insert.tokens, c.dim});
-    y2 = HostTensor(c.insert.in, {c.insert.tokens, dim2});
-    weight = HostTensor(DType::kF32, {c.dim});
-    weight2 = HostTensor(DType::kBF16, {dim2});
-    for (HostTensor* t : {&x, &weight, &weight2}) fill_activations(*t, random);
-    poison(y);
-    poison(y2);
+    const std::int64_t kv_dim = c.insert.problem().dim;
+    qr = HostTensor(c.insert.in, {c.insert.tokens, c.dim});
+    qr_out = HostTensor(c.insert.in, {c.insert.tokens, c.dim});
+    kv_out = HostTensor(c.insert.in, {c.insert.tokens, kv_dim});
+    qr_weight = HostTensor(DType::kF32, {c.dim});
+    kv_weight = HostTensor(DType::kBF16, {kv_dim});
+    for (HostTensor* t : {&qr, &qr_weight, &kv_weight}) fill_activations(*t, random);
+    poison(qr_out);
+    poison(kv_out);
   }
-  RmsNorm::Args args(const NormInsertCase& c, bool inserts) {
-    RmsNorm::Args a{.x = std::as_const(x).view(), .y = y.view(), .x2 = insert.args.kv};
-    if (c.has_weight) a.weight = weight.view(), a.weight2 = weight2.view();
+  LatentNorms::Args args(const NormInsertCase& c, bool inserts) {
+    LatentNorms::Args a{.qr = std::as_const(qr).view(), .qr_out = qr_out.view(), .kv = insert.args.kv};
+    if (c.has_weight) a.qr_weight = qr_weight.view(), a.kv_weight = kv_weight.view();
     if (inserts) {
-      a.positions = insert.args.positions, a.cos_sin = insert.args.cos_sin;
-      a.slot_mapping = insert.args.slot_mapping, a.cache = insert.args.cache;
+      a.insert = {.positions = insert.args.positions,
+                  .cos_sin = insert.args.cos_sin,
+                  .slot_mapping = insert.args.slot_mapping,
+                  .cache = insert.args.cache};
     } else {
-      a.y2 = y2.view();
+      a.kv_out = kv_out.view();
     }
     return a;
   }

@@ -48,21 +48,57 @@ TEST(NormRopeParity, RmsNormInPlace) {
   }
 }
 
-/// A norm that inserts is the norm and the insert.
-TEST(NormRopeParity, RmsNormThatInsertsIsThePair) {
+/// Each of the two norms has the bits of RmsNorm; in place too.
+TEST(NormRopeParity, LatentNormsAreTwoRmsNorms) {
+  for (const LatentNormsCase& c : latent_norms_cases()) {
+    const LatentNormsInputs ref = make_inputs(c);
+    Plan<LatentNorms>(c.problem, {.implementation = "ref"}).run(ref.args());
+    for (const std::string& name : accepted<LatentNorms>(c.problem)) {
+      SCOPED_TRACE(testing::Message() << c << " on " << name);
+      LatentNormsInputs got = make_inputs(c);
+      const Plan<LatentNorms> plan(c.problem, {.implementation = name, .threads = 3});
+      plan.run(got.args());
+      expect_close_norm(c.qr(), ref.qr, got.qr);
+      expect_close_norm(c.kv(), ref.kv, got.kv);
+      const LatentNormsInputs want = make_inputs(c);
+      Plan<RmsNorm>(c.qr().problem, {.implementation = name, .threads = 1}).run(want.qr.args);
+      Plan<RmsNorm>(c.kv().problem, {.implementation = name, .threads = 1}).run(want.kv.args);
+      expect_equal_bytes(want.qr.y, got.qr.y);
+      expect_equal_bytes(want.kv.y, got.kv.y);
+      if (HasFatalFailure()) return;
+      if (c.problem.in != c.problem.out) continue;
+      LatentNorms::Args same = got.args();
+      same.qr_out = got.qr.x.view().slice(1, c.row_gap, c.row_gap + c.problem.qr_dim);
+      same.kv_out = got.kv.x.view().slice(1, c.row_gap, c.row_gap + c.problem.kv_dim);
+      plan.run(same);
+      const auto expect_in_place = [&](const RmsNormInputs& in, std::int64_t dim) {
+        for (std::int64_t r = 0; r < c.problem.rows; ++r) {
+          for (std::int64_t i = 0; i < dim; ++i)
+            ASSERT_EQ(element(in.y, r * (dim + 8) + i), element(in.x, r * (dim + c.row_gap) + c.row_gap + i));
+        }
+      };
+      expect_in_place(got.qr, c.problem.qr_dim);
+      expect_in_place(got.kv, c.problem.kv_dim);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+/// Latent norms that insert are the norms and the insert.
+TEST(NormRopeParity, LatentNormsThatInsertAreTheThreeOps) {
   for (const NormInsertCase& c : norm_insert_cases()) {
-    for (const std::string& name : accepted<RmsNorm>(c.problem(true))) {
+    for (const std::string& name : accepted<LatentNorms>(c.problem(true))) {
       SCOPED_TRACE(testing::Message() << c << " on " << name);
       NormInsertInputs want(c);
-      Plan<RmsNorm>(c.problem(false), {.implementation = name}).run(want.args(c, false));
+      Plan<LatentNorms>(c.problem(false), {.implementation = name}).run(want.args(c, false));
       QNormRopeInsert::Args insert = want.insert.args;
-      insert.kv = std::as_const(want.y2).view();
+      insert.kv = std::as_const(want.kv_out).view();
       Plan<QNormRopeInsert>(c.insert.problem(), {.implementation = "ref"}).run(insert);
       NormInsertInputs got(c);
-      const Plan<RmsNorm> plan(c.problem(true), {.implementation = name, .threads = 3});
+      const Plan<LatentNorms> plan(c.problem(true), {.implementation = name, .threads = 3});
       std::vector<std::uint8_t> scratch(plan.workspace_bytes());
       plan.run(got.args(c, true), {.data = scratch.data(), .bytes = scratch.size()});
-      expect_equal_bytes(want.y, got.y);
+      expect_equal_bytes(want.qr_out, got.qr_out);
       ASSERT_TRUE(want.insert.cache.bytes == got.insert.cache.bytes);
       if (HasFatalFailure()) return;
     }

@@ -414,15 +414,19 @@ TEST(NormRopeErrors, NameTheTensorWhatWasGotAndWhatWasExpected) {
               ThrowsMessage<InvalidArgument>(HasSubstr("rope_dim: got 63, expected an even number")));
   EXPECT_THAT([] { Plan<RmsNorm>({.rows = -1}); },
               ThrowsMessage<InvalidArgument>("rms_norm: rows: got -1, expected 0 or more"));
-  EXPECT_THAT([] { Plan<RmsNorm>({.format = &bf16_rows()}); },
-              ThrowsMessage<InvalidArgument>("rms_norm: dim2: got 0, expected 1 or more with format"));
-  EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 500, .format = &bf16_rows()}); },
-              ThrowsMessage<InvalidArgument>("rms_norm: format: got bf16 with 512 dims, expected 500 dims"));
-  EXPECT_THAT([] { Plan<RmsNorm>({.dim2 = 512, .out = DType::kF32, .format = &bf16_rows()}); },
-              ThrowsMessage<InvalidArgument>("rms_norm: out: got F32, expected BF16, as in, with format"));
+  EXPECT_THAT([] { Plan<LatentNorms>({.kv_dim = -1}); },
+              ThrowsMessage<InvalidArgument>("latent_norms: kv_dim: got -1, expected 0 or more"));
+  EXPECT_THAT([] { Plan<LatentNorms>({.insert = LatentNorms::Insert{}}); },
+              ThrowsMessage<InvalidArgument>("latent_norms: insert.format: got none, expected a row format"));
+  EXPECT_THAT([] { Plan<LatentNorms>({.insert = {{.format = &bf16_rows()}}}); },
+              ThrowsMessage<InvalidArgument>("latent_norms: kv_dim: got 0, expected 1 or more with insert"));
+  EXPECT_THAT([] { Plan<LatentNorms>({.kv_dim = 500, .insert = {{.format = &bf16_rows()}}}); },
+              ThrowsMessage<InvalidArgument>("latent_norms: format: got bf16 with 512 dims, expected 500 dims"));
+  EXPECT_THAT([] { Plan<LatentNorms>({.kv_dim = 512, .out = DType::kF32, .insert = {{.format = &bf16_rows()}}}); },
+              ThrowsMessage<InvalidArgument>("latent_norms: out: got F32, expected BF16, as in, with insert"));
   EXPECT_THAT(
-      [] { Plan<RmsNorm>({.dim2 = 512, .format = &fp8_ds_mla_rows(), .rope_dim = 32}); },
-      ThrowsMessage<InvalidArgument>("rms_norm: format: got fp8_ds_mla with 64 rope dims, expected 32 rope dims"));
+      [] { Plan<LatentNorms>({.kv_dim = 512, .insert = {{.format = &fp8_ds_mla_rows(), .rope_dim = 32}}}); },
+      ThrowsMessage<InvalidArgument>("latent_norms: format: got fp8_ds_mla with 64 rope dims, expected 32 rope dims"));
   EXPECT_THAT([] { Plan<RmsNorm>({.in = DType::kE4M3}); },
               ThrowsMessage<InvalidArgument>("rms_norm: in: got F8_E4M3, expected BF16 or F32"));
   EXPECT_THAT([] { Plan<InverseRope>({.out = DType::kE4M3}); },

@@ -149,7 +149,7 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
     plan.run(arguments, {.data = scratch.data(), .bytes = scratch.size()});
   };
   record_calls(folder_.string());
-  run(Plan<RmsNorm>(norm.problem(true)), rows.args(norm, true));
+  run(Plan<LatentNorms>(norm.problem(true)), rows.args(norm, true));
   run(Plan<CompressStore>(compressor_cases::together(layer, index)),
       compressor_cases::together(states[0].saving(), states[1].saving()));
   run(Plan<SparseAttention>(attention), args);
@@ -160,7 +160,7 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
     EXPECT_TRUE(passes(file, "ref")) << file.op;
     EXPECT_TRUE(passes(file, "cpu")) << file.op;
     const char* const last =
-        file.op == "rms_norm" ? "out.cache" : (file.op == "compress_store" ? "out.entries2" : "in.cos_sin");
+        file.op == "latent_norms" ? "out.insert.cache" : (file.op == "compress_store" ? "out.entries2" : "in.cos_sin");
     std::memset(file.tensors.at(last).data(), 0x3D, file.tensors.at(last).bytes());
     EXPECT_FALSE(passes(file, "ref")) << file.op;
   }

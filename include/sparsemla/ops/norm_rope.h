@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "sparsemla/export.h"
@@ -11,38 +12,66 @@
 namespace SMLA_API smla {
 
 /// RMSNorm of rows: y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i in fp32, products left to right, one rounding at the end
-/// (spec 2). With `dim2` > 0 a second matrix of as many rows is normed in the same launch, as a layer does with its
-/// latent queries and keys. With `format` its rows do not go to y2 but are rotated and encoded at their slots, as
-/// QNormRopeInsert does it with kv = y2, bit for bit.
+/// (spec 2).
 struct RmsNorm {
   static constexpr std::string_view kName = "rms_norm";  ///< the op's name
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
     std::int64_t rows = 0;     ///< how many
     std::int64_t dim = 0;      ///< numbers of a row
-    std::int64_t dim2 = 0;     ///< numbers of a row of the second matrix; 0: there is none
     DType in = DType::kBF16;   ///< BF16 or F32
     DType out = DType::kBF16;  ///< BF16 or F32
     bool has_weight = true;    ///< false: no multiplication by w
     float eps = 1e-6F;         ///< RMSNorm's epsilon
-    const RowFormat* format =
-        nullptr;        ///< rows of the cache that the second matrix is inserted into; null: it goes to y2
-    int rope_dim = 64;  ///< with format: dims that are rotated, the last
-    ClampRule clamp = ClampRule::kAmax;  ///< with format: the quantiser's floor
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView x;             ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
-    ConstTensorView weight;        ///< [dim] BF16 or F32; absent without weight
-    TensorView y;                  ///< [rows, dim] `out`; may be x itself
-    ConstTensorView x2;            ///< [rows, dim2] `in`, the second matrix
-    ConstTensorView weight2;       ///< [dim2] BF16 or F32; absent without weight
-    TensorView y2;                 ///< [rows, dim2] `out`; may be x2 itself. Absent with format
-    ConstTensorView positions;     ///< [rows] I64, with format
-    ConstTensorView cos_sin;       ///< [L, rope_dim] F32, with format
-    ConstTensorView slot_mapping;  ///< [M] I64, with format, M <= rows: only the first M rows are inserted, and only
-                                   ///< where slot >= 0
-    PagedCache cache;              ///< with format: the paged cache
+    ConstTensorView x;       ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
+    ConstTensorView weight;  ///< [dim] BF16 or F32; absent without weight
+    TensorView y;            ///< [rows, dim] `out`; may be x itself
+  };
+};
+
+/// The norms of a layer's latent queries and keys in one launch (spec 2 step 2): qr_out and kv_out are what RmsNorm
+/// makes of qr and kv. With `insert` the normed keys become rows of the window cache in the same launch (spec 2 step
+/// 4, 5.3): they do not go to kv_out but are rotated and encoded at their slots, as QNormRopeInsert does it with them,
+/// bit for bit.
+struct LatentNorms {
+  static constexpr std::string_view kName = "latent_norms";  ///< the op's name
+  /// RoPE of the normed keys and their way into a cache.
+  struct Insert {
+    const RowFormat* format = nullptr;   ///< rows of the cache
+    int rope_dim = 64;                   ///< dims that are rotated, the last
+    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
+    /// Tensors of it.
+    struct Args {
+      ConstTensorView positions;  ///< [rows] I64; a row whose position has no row in cos_sin is not inserted
+      ConstTensorView cos_sin;    ///< [L, rope_dim] F32
+      ConstTensorView
+          slot_mapping;  ///< [M] I64, M <= rows: only the first M rows are inserted, and only where slot >= 0
+      PagedCache cache;  ///< the paged cache
+    };
+  };
+  /// Shapes, dtypes and scalars of a call.
+  struct Problem {
+    std::int64_t rows = 0;           ///< of each matrix
+    std::int64_t qr_dim = 0;         ///< numbers of a row of qr
+    std::int64_t kv_dim = 0;         ///< numbers of a row of kv
+    DType in = DType::kBF16;         ///< BF16 or F32
+    DType out = DType::kBF16;        ///< BF16 or F32; with insert as `in`
+    bool has_weight = true;          ///< false: no multiplication by weights
+    float eps = 1e-6F;               ///< RMSNorm's epsilon
+    std::optional<Insert> insert{};  ///< absent: the normed keys go to kv_out
+  };
+  /// Tensors of a call.
+  struct Args {
+    ConstTensorView qr;         ///< [rows, qr_dim] `in`; rows may be strided
+    ConstTensorView qr_weight;  ///< [qr_dim] BF16 or F32; absent without weight
+    TensorView qr_out;          ///< [rows, qr_dim] `out`; may be qr itself
+    ConstTensorView kv;         ///< [rows, kv_dim] `in`; rows may be strided
+    ConstTensorView kv_weight;  ///< [kv_dim] BF16 or F32; absent without weight
+    TensorView kv_out;          ///< [rows, kv_dim] `out`; may be kv itself. Absent with insert
+    Insert::Args insert{};      ///< with insert
   };
 };
 

@@ -5,15 +5,17 @@
 
 namespace smla {
 
-/// What is left of a norm with `format` once its second matrix is normed, and the bytes that hold it meanwhile.
-QNormRopeInsert::Problem insert_problem(const RmsNorm::Problem& problem);
-QNormRopeInsert::Args insert_args(const RmsNorm::Args& args, const ConstTensorView& normed);
-std::size_t normed_bytes(const RmsNorm::Problem& problem, int threads);
-
 void rms_norm_ref(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 void rms_norm_cpu(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 void rms_norm_avx2(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 void rms_norm_avx512(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
+
+/// Bytes that hold the normed keys until they are inserted.
+std::size_t normed_kv_bytes(const LatentNorms::Problem& problem, int threads);
+void latent_norms_ref(const LatentNorms::Problem& problem, const LatentNorms::Args& args, const RunContext& context);
+void latent_norms_cpu(const LatentNorms::Problem& problem, const LatentNorms::Args& args, const RunContext& context);
+void latent_norms_avx2(const LatentNorms::Problem& problem, const LatentNorms::Args& args, const RunContext& context);
+void latent_norms_avx512(const LatentNorms::Problem& problem, const LatentNorms::Args& args, const RunContext& context);
 
 void qnorm_rope_insert_ref(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
                            const RunContext& context);

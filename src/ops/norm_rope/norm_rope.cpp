@@ -54,19 +54,27 @@ std::string any_avx2(const auto&, const PlanOptions&) { return needs_avx2(); }
 std::string any_avx512(const auto&, const PlanOptions&) { return needs_avx512(); }
 
 constexpr std::array<Implementation<RmsNorm>, 5> kRmsNorm{{
+    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<RmsNorm::Problem>, .run = rms_norm_avx512},
+    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<RmsNorm::Problem>, .run = rms_norm_avx2},
+    {.name = "cpu", .machine = "any CPU", .run = rms_norm_cpu},
+    cuda_line<RmsNorm>(),
+    {.name = "ref", .machine = "any CPU", .run = rms_norm_ref},
+}};
+
+constexpr std::array<Implementation<LatentNorms>, 5> kLatentNorms{{
     {.name = "avx512",
      .machine = "AVX-512 F/BW/DQ/VL",
-     .refuse = any_avx512<RmsNorm::Problem>,
-     .workspace_bytes = normed_bytes,
-     .run = rms_norm_avx512},
+     .refuse = any_avx512<LatentNorms::Problem>,
+     .workspace_bytes = normed_kv_bytes,
+     .run = latent_norms_avx512},
     {.name = "avx2",
      .machine = "AVX2 + FMA",
-     .refuse = any_avx2<RmsNorm::Problem>,
-     .workspace_bytes = normed_bytes,
-     .run = rms_norm_avx2},
-    {.name = "cpu", .machine = "any CPU", .workspace_bytes = normed_bytes, .run = rms_norm_cpu},
-    cuda_line<RmsNorm>(),
-    {.name = "ref", .machine = "any CPU", .workspace_bytes = normed_bytes, .run = rms_norm_ref},
+     .refuse = any_avx2<LatentNorms::Problem>,
+     .workspace_bytes = normed_kv_bytes,
+     .run = latent_norms_avx2},
+    {.name = "cpu", .machine = "any CPU", .workspace_bytes = normed_kv_bytes, .run = latent_norms_cpu},
+    cuda_line<LatentNorms>(),
+    {.name = "ref", .machine = "any CPU", .workspace_bytes = normed_kv_bytes, .run = latent_norms_ref},
 }};
 
 constexpr std::array<Implementation<QNormRopeInsert>, 5> kInsert{{
@@ -110,14 +118,8 @@ void OpTable<RmsNorm>::check_problem(const RmsNorm::Problem& p) {
   constexpr std::string_view op = RmsNorm::kName;
   check_that(p.rows >= 0, op, "rows", p.rows, "0 or more");
   check_that(p.dim >= 0, op, "dim", p.dim, "0 or more");
-  check_that(p.dim2 >= 0, op, "dim2", p.dim2, "0 or more");
   check_float(op, "in", p.in);
   check_float(op, "out", p.out);
-  if (p.format == nullptr) return;
-  check_that(p.dim2 > 0, op, "dim2", p.dim2, "1 or more with format");
-  check_that(p.in == p.out, op, "out", name(p.out), name(p.in) + ", as in, with format");
-  check_rope_dims(op, p.format->dim, p.rope_dim);
-  check_inserted(op, *p.format, p.dim2, p.rope_dim);
 }
 
 template <>
@@ -127,40 +129,52 @@ void OpTable<RmsNorm>::check_args(const RmsNorm::Problem& p, const RmsNorm::Args
   if (p.has_weight) check_tensor(op, "weight", a.weight, {p.dim}, {DType::kBF16, DType::kF32});
   check_tensor(op, "y", a.y, {p.rows, p.dim}, {p.out});
   check_in_place(op, "y", a.x, a.y);
-  if (p.dim2 == 0) return;
-  check_tensor(op, "x2", a.x2, {p.rows, p.dim2}, {p.in});
-  if (p.has_weight) check_tensor(op, "weight2", a.weight2, {p.dim2}, {DType::kBF16, DType::kF32});
-  if (p.format != nullptr) {
-    check_tensor(op, "positions", a.positions, {p.rows}, {DType::kI64});
-    check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
-    check_target(op, p.rows, *p.format, a.slot_mapping, a.cache);
+}
+
+template <>
+std::span<const Implementation<LatentNorms>> OpTable<LatentNorms>::implementations() {
+  return kLatentNorms;
+}
+
+template <>
+void OpTable<LatentNorms>::check_problem(const LatentNorms::Problem& p) {
+  constexpr std::string_view op = LatentNorms::kName;
+  check_that(p.rows >= 0, op, "rows", p.rows, "0 or more");
+  check_that(p.qr_dim >= 0, op, "qr_dim", p.qr_dim, "0 or more");
+  check_that(p.kv_dim >= 0, op, "kv_dim", p.kv_dim, "0 or more");
+  check_float(op, "in", p.in);
+  check_float(op, "out", p.out);
+  if (!p.insert) return;
+  check_that(p.insert->format != nullptr, op, "insert.format", std::string("none"), "a row format");
+  check_that(p.kv_dim > 0, op, "kv_dim", p.kv_dim, "1 or more with insert");
+  check_that(p.in == p.out, op, "out", name(p.out), name(p.in) + ", as in, with insert");
+  check_rope_dims(op, p.insert->format->dim, p.insert->rope_dim);
+  check_inserted(op, *p.insert->format, p.kv_dim, p.insert->rope_dim);
+}
+
+template <>
+void OpTable<LatentNorms>::check_args(const LatentNorms::Problem& p, const LatentNorms::Args& a) {
+  constexpr std::string_view op = LatentNorms::kName;
+  check_tensor(op, "qr", a.qr, {p.rows, p.qr_dim}, {p.in});
+  check_tensor(op, "kv", a.kv, {p.rows, p.kv_dim}, {p.in});
+  if (p.has_weight) {
+    check_tensor(op, "qr_weight", a.qr_weight, {p.qr_dim}, {DType::kBF16, DType::kF32});
+    check_tensor(op, "kv_weight", a.kv_weight, {p.kv_dim}, {DType::kBF16, DType::kF32});
+  }
+  check_tensor(op, "qr_out", a.qr_out, {p.rows, p.qr_dim}, {p.out});
+  check_in_place(op, "qr_out", a.qr, a.qr_out);
+  if (p.insert) {
+    check_tensor(op, "insert.positions", a.insert.positions, {p.rows}, {DType::kI64});
+    check_tensor(op, "insert.cos_sin", a.insert.cos_sin, {kAny, p.insert->rope_dim}, {DType::kF32});
+    check_target(op, p.rows, *p.insert->format, a.insert.slot_mapping, a.insert.cache);
     return;
   }
-  check_tensor(op, "y2", a.y2, {p.rows, p.dim2}, {p.out});
-  check_in_place(op, "y2", a.x2, a.y2);
+  check_tensor(op, "kv_out", a.kv_out, {p.rows, p.kv_dim}, {p.out});
+  check_in_place(op, "kv_out", a.kv, a.kv_out);
 }
 
-QNormRopeInsert::Problem insert_problem(const RmsNorm::Problem& p) {
-  return {.tokens = p.rows,
-          .dim = static_cast<int>(p.dim2),
-          .rope_dim = p.rope_dim,
-          .in = p.out,
-          .format = p.format,
-          .clamp = p.clamp};
-}
-
-QNormRopeInsert::Args insert_args(const RmsNorm::Args& a, const ConstTensorView& normed) {
-  return {.q = {},
-          .kv = normed,
-          .positions = a.positions,
-          .cos_sin = a.cos_sin,
-          .slot_mapping = a.slot_mapping,
-          .q_out = {},
-          .cache = a.cache};
-}
-
-std::size_t normed_bytes(const RmsNorm::Problem& p, int) {
-  return p.format == nullptr ? 0 : static_cast<std::size_t>(p.rows * p.dim2 * size_of(p.out));
+std::size_t normed_kv_bytes(const LatentNorms::Problem& p, int) {
+  return p.insert ? static_cast<std::size_t>(p.rows * p.kv_dim * size_of(p.out)) : 0;
 }
 
 template <>
@@ -279,6 +293,7 @@ void OpTable<InsertRows>::check_args(const InsertRows::Problem& p, const InsertR
 }
 
 SMLA_DEFINE_OP(RmsNorm);
+SMLA_DEFINE_OP(LatentNorms);
 SMLA_DEFINE_OP(QNormRopeInsert);
 SMLA_DEFINE_OP(InverseRope);
 SMLA_DEFINE_OP(InverseRopeQuant);

@@ -11,15 +11,29 @@ struct OpDescription<RmsNorm> {
   static constexpr std::string_view kTypical = "64 rows of 1024, bf16";
   static RmsNorm::Problem typical() { return {.rows = 64, .dim = 1024}; }
   static void fields(RmsNorm::Problem& p, auto&& f) {
-    f("rows", p.rows), f("dim", p.dim), f("dim2", p.dim2), f("in", p.in), f("out", p.out),
-        f("has_weight", p.has_weight), f("eps", p.eps);
-    f("format", p.format), f("rope_dim", p.rope_dim), f("clamp", p.clamp);
+    f("rows", p.rows), f("dim", p.dim), f("in", p.in), f("out", p.out), f("has_weight", p.has_weight), f("eps", p.eps);
   }
-  static void tensors(RmsNorm::Args& a, auto&& t) {
-    t.in("x", a.x), t.in("weight", a.weight), t.out("y", a.y), t.in("x2", a.x2), t.in("weight2", a.weight2),
-        t.out("y2", a.y2);
-    t.in("positions", a.positions), t.in("cos_sin", a.cos_sin), t.in("slot_mapping", a.slot_mapping),
-        t.cache("cache", a.cache, CacheAccess::kWrite);
+  static void tensors(RmsNorm::Args& a, auto&& t) { t.in("x", a.x), t.in("weight", a.weight), t.out("y", a.y); }
+};
+
+template <>
+struct OpDescription<LatentNorms> {
+  static constexpr std::string_view kFamily = "norm_rope";
+  static constexpr std::string_view kTypical = "64 rows of 1024 and of 512, bf16";
+  static LatentNorms::Problem typical() { return {.rows = 64, .qr_dim = 1024, .kv_dim = 512}; }
+  static void fields(LatentNorms::Problem& p, auto&& f) {
+    f("rows", p.rows), f("qr_dim", p.qr_dim), f("kv_dim", p.kv_dim), f("in", p.in), f("out", p.out);
+    f("has_weight", p.has_weight), f("eps", p.eps);
+    LatentNorms::Insert insert = p.insert.value_or(LatentNorms::Insert{});  // without a format: absent
+    f("insert.format", insert.format), f("insert.rope_dim", insert.rope_dim), f("insert.clamp", insert.clamp);
+    if (insert.format != nullptr) p.insert = insert;
+  }
+  static void tensors(LatentNorms::Args& a, auto&& t) {
+    t.in("qr", a.qr), t.in("qr_weight", a.qr_weight), t.out("qr_out", a.qr_out);
+    t.in("kv", a.kv), t.in("kv_weight", a.kv_weight), t.out("kv_out", a.kv_out);
+    LatentNorms::Insert::Args& insert = a.insert;
+    t.in("insert.positions", insert.positions), t.in("insert.cos_sin", insert.cos_sin);
+    t.in("insert.slot_mapping", insert.slot_mapping), t.cache("insert.cache", insert.cache, CacheAccess::kWrite);
   }
 };
 

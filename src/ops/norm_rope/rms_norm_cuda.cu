@@ -1,6 +1,6 @@
-// RMSNorm on the device: a warp for a short row, which it keeps in shared memory between the two passes, with the
-// weights of all rows of its block; eight for a long one, which stays in their registers as far as they go; four for a
-// row that is inserted into a cache.
+// RmsNorm and LatentNorms on the device: a warp for a short row, which it keeps in shared memory between the two
+// passes, with the weights of all rows of its block; eight for a long one, which stays in their registers as far as
+// they go; four for a row that is inserted into a cache.
 #include <algorithm>
 
 #include "device/early_launch.cuh"
@@ -268,13 +268,26 @@ void launch(Call<In, Out> c, cudaStream_t stream) {
   });
 }
 
+/// A matrix of a call. `weight` may be absent.
+template <class In, class Out>
+Matrix<In, Out> matrix_of(const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y) {
+  return {.x = rows_of<const In>(x),
+          .y = rows_of<Out>(y),
+          .weight = weight.absent() ? nullptr : weight.data,
+          .weight_f32 = !weight.absent() && weight.dtype == DType::kF32,
+          .dim = static_cast<int>(x.size(1))};
+}
+
+/// Whether a matrix may be loaded and stored by fours; one without columns may.
+bool aligned(const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y) {
+  return x.size(1) == 0 || (by_fours(x) && by_fours(y) && by_fours(weight));
+}
+
 }  // namespace
 
 template <>
-std::string CudaOp<RmsNorm>::refuse(const RmsNorm::Problem& problem, const PlanOptions&) {
-  const std::string reason = insertion::refusal(problem.format);
-  if (reason.empty() && std::max(problem.dim, problem.dim2) > kMaxDim) return "dim above 2^30";
-  return reason;
+std::string CudaOp<RmsNorm>::refuse(const RmsNorm::Problem& p, const PlanOptions&) {
+  return p.dim > kMaxDim ? "dim above 2^30" : needs_gpu();
 }
 
 template <>
@@ -284,39 +297,57 @@ std::size_t CudaOp<RmsNorm>::workspace_bytes(const RmsNorm::Problem&, int) {
 
 template <>
 void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, const RunContext& context) {
-  if (p.rows == 0 || (p.dim == 0 && p.dim2 == 0)) return;
-  const bool inserts = p.format != nullptr;
-  const auto aligned = [&](const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y) {
-    return by_fours(x) && by_fours(y) && (!p.has_weight || by_fours(weight));
-  };
-  const bool fours = (p.dim == 0 || aligned(a.x, a.weight, a.y)) && (p.dim2 == 0 || aligned(a.x2, a.weight2, a.y2));
-  const auto matrix = [&]<class In, class Out>(In, Out, const ConstTensorView& x, const ConstTensorView& weight,
-                                               const TensorView& y, std::int64_t dim) {
-    return Matrix<In, Out>{.x = rows_of<const In>(x),
-                           .y = rows_of<Out>(y),
-                           .weight = p.has_weight ? weight.data : nullptr,
-                           .weight_f32 = p.has_weight && weight.dtype == DType::kF32,
-                           .dim = static_cast<int>(dim)};
-  };
+  if (p.rows == 0 || p.dim == 0) return;
+  const ConstTensorView weight = p.has_weight ? a.weight : ConstTensorView();
+  with_float(p.in, [&]<class In>(In) {
+    with_float(p.out, [&]<class Out>(Out) {
+      with_bool(aligned(a.x, weight, a.y), [&]<bool kByFours>(std::bool_constant<kByFours>) {
+        const Call<In, Out> c{.matrix = {matrix_of<In, Out>(a.x, weight, a.y)}, .rows = p.rows, .eps = p.eps};
+        launch<kByFours>(c, stream_of(context.stream));
+      });
+    });
+  });
+}
+
+template <>
+std::string CudaOp<LatentNorms>::refuse(const LatentNorms::Problem& p, const PlanOptions&) {
+  const std::string reason = insertion::refusal(p.insert ? p.insert->format : nullptr);
+  if (reason.empty() && std::max(p.qr_dim, p.kv_dim) > kMaxDim) return "qr_dim or kv_dim above 2^30";
+  return reason;
+}
+
+template <>
+std::size_t CudaOp<LatentNorms>::workspace_bytes(const LatentNorms::Problem&, int) {
+  return 0;
+}
+
+template <>
+void CudaOp<LatentNorms>::run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunContext& context) {
+  if (p.rows == 0 || (p.qr_dim == 0 && p.kv_dim == 0)) return;
+  const ConstTensorView qr_weight = p.has_weight ? a.qr_weight : ConstTensorView();
+  const ConstTensorView kv_weight = p.has_weight ? a.kv_weight : ConstTensorView();
+  const bool fours = aligned(a.qr, qr_weight, a.qr_out) && aligned(a.kv, kv_weight, a.kv_out);
+  const cudaStream_t stream = stream_of(context.stream);
   with_float(p.in, [&]<class In>(In) {
     with_bool(fours, [&]<bool kByFours>(std::bool_constant<kByFours>) {
-      if (inserts) {
-        const Call<In, In> c{.matrix = {matrix(In{}, In{}, a.x, a.weight, a.y, p.dim),
-                                        matrix(In{}, In{}, a.x2, a.weight2, a.y2, p.dim2)},
-                             .rows = p.rows,
-                             .eps = p.eps};
-        const Target<In> target{.insert = insertion::insert_of<In>({}, a.slot_mapping, a.cache, p.clamp),
-                                .positions = static_cast<const std::int64_t*>(a.positions.data),
-                                .rope = rope_of(a.cos_sin, static_cast<int>(p.dim2), p.rope_dim)};
-        launch<kByFours>(c, target, stream_of(context.stream));
+      if (p.insert) {
+        const Call<In, In> c{
+            .matrix = {matrix_of<In, In>(a.qr, qr_weight, a.qr_out), matrix_of<In, In>(a.kv, kv_weight, {})},
+            .rows = p.rows,
+            .eps = p.eps};
+        const Target<In> target{
+            .insert = insertion::insert_of<In>({}, a.insert.slot_mapping, a.insert.cache, p.insert->clamp),
+            .positions = static_cast<const std::int64_t*>(a.insert.positions.data),
+            .rope = rope_of(a.insert.cos_sin, static_cast<int>(p.kv_dim), p.insert->rope_dim)};
+        launch<kByFours>(c, target, stream);
         return;
       }
       with_float(p.out, [&]<class Out>(Out) {
         Call<In, Out> c{.rows = p.rows, .eps = p.eps};
         int count = 0;
-        if (p.dim > 0) c.matrix[count++] = matrix(In{}, Out{}, a.x, a.weight, a.y, p.dim);
-        if (p.dim2 > 0) c.matrix[count++] = matrix(In{}, Out{}, a.x2, a.weight2, a.y2, p.dim2);
-        launch<kByFours>(c, stream_of(context.stream));
+        if (p.qr_dim > 0) c.matrix[count++] = matrix_of<In, Out>(a.qr, qr_weight, a.qr_out);
+        if (p.kv_dim > 0) c.matrix[count++] = matrix_of<In, Out>(a.kv, kv_weight, a.kv_out);
+        launch<kByFours>(c, stream);
       });
     });
   });

@@ -4,14 +4,21 @@
 
 namespace smla {
 
-// Shapes; of rows that are inserted positions and slots, each once.
+// Shapes alone.
 template <>
 void validate<RmsNorm>(const RmsNorm::Problem& problem, const RmsNorm::Args& args) {
   check_shapes<RmsNorm>(problem, args);
-  if (problem.format == nullptr) return;
-  check_positions(RmsNorm::kName, args.positions, problem.rows, args.cos_sin);
-  const Numbers slots(RmsNorm::kName, "slot_mapping", args.slot_mapping);
-  check_written(slots, slots.rows(), args.cache.num_slots());
+}
+
+// Of rows that are inserted positions and slots, each once.
+template <>
+void validate<LatentNorms>(const LatentNorms::Problem& problem, const LatentNorms::Args& args) {
+  check_shapes<LatentNorms>(problem, args);
+  if (!problem.insert) return;
+  const LatentNorms::Insert::Args& insert = args.insert;
+  check_positions(LatentNorms::kName, insert.positions, problem.rows, insert.cos_sin, "insert.positions");
+  const Numbers slots(LatentNorms::kName, "insert.slot_mapping", insert.slot_mapping);
+  check_written(slots, slots.rows(), insert.cache.num_slots());
 }
 
 // Shapes alone.

@@ -5,10 +5,10 @@
 #include "bench/gpu.h"
 #include "cache/cache_view.cuh"
 #include "core/codecs.h"
+#include "device/gpu.h"
 #include "device/launch.cuh"
 #include "device/memory.h"
 #include "device/ptx.cuh"
-#include "device/shared_limit.h"
 
 namespace smla::bench {
 
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Enough blocks to fill the GPU several times over, no more than there is work for.
 unsigned looping_blocks(std::int64_t items) {
-  const std::int64_t most = std::int64_t{32} * device::multiprocessors();
+  const std::int64_t most = std::int64_t{32} * device::current_gpu().multiprocessors;
   return static_cast<unsigned>(std::clamp<std::int64_t>((items + kThreads - 1) / kThreads, 1, most));
 }
 
@@ -248,7 +248,7 @@ void gpu_gather(const PagedCache& cache, const std::int32_t* slots, std::int64_t
 }
 
 double gpu_multiply_add(std::int64_t rounds, Stream stream) {
-  const unsigned blocks = 8U * static_cast<unsigned>(device::multiprocessors());
+  const unsigned blocks = 8U * static_cast<unsigned>(device::current_gpu().multiprocessors);
   multiply_adds<<<blocks, kThreads, 0, stream_of(stream)>>>(rounds, 1, kNever);
   check_launch("bench multiply_adds");
   return 2.0 * 16 * 8 * 16 * kChains * static_cast<double>(rounds) * kWarps * blocks;

@@ -12,7 +12,7 @@
 #include "bench/device_machine.h"
 #include "bench_compare.h"
 #include "commands.h"
-#include "ops/cuda_op.h"
+#include "device/gpu.h"
 #include "serve.h"
 #include "sparsemla/error.h"
 #include "sparsemla/front_end.h"
@@ -54,7 +54,7 @@ bench::Options bench_options(const BenchArguments& a) {
   o.measure.threads = resolve_threads(o.threads);
   o.device = device_from_name(a.device);
   if (o.device == DeviceKind::kCuda) {
-    if (const std::string refusal = needs_gpu(); !refusal.empty())
+    if (const std::string refusal = device::needs_gpu(device::current_gpu()); !refusal.empty())
       throw Unsupported("bench: --device cuda: " + refusal);
     if (!a.heads.empty()) o.head_counts = a.heads;
     if (a.heads.size() == 1) o.heads = a.heads[0];

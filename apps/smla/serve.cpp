@@ -10,7 +10,7 @@
 
 #include "bench/device_machine.h"
 #include "commands.h"
-#include "ops/cuda_op.h"
+#include "device/gpu.h"
 #include "serve.h"
 #include "sparsemla/error.h"
 #include "sparsemla/front_end.h"
@@ -97,7 +97,8 @@ std::string json_of(const ServeArguments& a, const bench::Machine& machine, cons
 }
 
 int run_serve(const ServeArguments& a) {
-  if (const std::string refusal = needs_gpu(); !refusal.empty()) throw Unsupported("bench serve: " + refusal);
+  if (const std::string refusal = device::needs_gpu(device::current_gpu()); !refusal.empty())
+    throw Unsupported("bench serve: " + refusal);
   bench::Options options;
   options.model = load_model_config(a.model);
   options.rows = &cache_rows(FrontEnd::kFlashMla, a.cache_dtype);

@@ -29,9 +29,11 @@ struct Candidate {
 };
 
 template <class Op>
-struct Implementation;
+struct Planned;
 
-/// The choice of an implementation for one step shape: made on the host, immutable, printable, cheap to copy.
+/// The choice of an implementation for one step shape, and its decision how to compute it: made on the host, immutable,
+/// printable, cheap to copy. Decisions are kept: a plan for a problem, options and GPU that were seen before is found
+/// again and allocates nothing, so plans may be made where they are used.
 ///
 /// An op is a struct with `kName`, `Problem` (shapes, dtypes, widths, scalars: never lengths or other device values)
 /// and `Args` (the tensors). `run` never allocates device memory, never synchronises and never reads lengths on the
@@ -47,15 +49,13 @@ class Plan {
   /// expected.
   void run(const typename Op::Args& args, Workspace workspace = {}, Stream stream = {}) const;
 
-  const typename Op::Problem& problem() const { return problem_; }  ///< as given
-  std::string_view implementation() const;                          ///< the chosen one's name
-  std::size_t workspace_bytes() const;                              ///< that a run needs
+  const typename Op::Problem& problem() const;  ///< as given
+  std::string_view implementation() const;      ///< the chosen one's name
+  std::size_t workspace_bytes() const;          ///< that a run needs
+  std::string_view choice() const;              ///< how it cuts the problem, where it has a choice: tiles, parts
 
  private:
-  typename Op::Problem problem_;
-  const Implementation<Op>* implementation_;
-  bool deterministic_;
-  int threads_;
+  std::shared_ptr<const Planned<Op>> planned_;
 };
 
 /// Every implementation of `Op`, best first, `ref` last, with its refusal of this problem.

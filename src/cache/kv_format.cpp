@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "cache/check_cache.h"
 #include "sparsemla/error.h"
 
 namespace smla {
@@ -116,20 +117,31 @@ std::int64_t page_bytes(const RowFormat& format, std::int64_t block_size) {
   return (raw + format.page_alignment - 1) / format.page_alignment * format.page_alignment;
 }
 
-void check_cache(std::string_view name, const PagedCache& cache) {
-  const auto fail = [&](const std::string& got, const std::string& expected) {
-    throw InvalidArgument(std::string(name) + ": got " + got + ", expected " + expected);
-  };
-  if (cache.format == nullptr) fail("no row format", "one");
-  if (cache.num_blocks < 0) fail(std::to_string(cache.num_blocks) + " blocks", "0 or more");
-  if (cache.block_size < 1) fail("block size " + std::to_string(cache.block_size), "1 or more");
-  if (cache.num_blocks > 0 && cache.base == nullptr) fail("no memory", std::to_string(cache.num_blocks) + " blocks");
+namespace {
+
+/// fail(got, expected) with the first thing that is wrong.
+void look_at(const PagedCache& cache, const auto& fail) {
+  if (cache.format == nullptr) return fail("no row format", "one");
+  if (cache.num_blocks < 0) return fail(words(cache.num_blocks, " blocks"), "0 or more");
+  if (cache.block_size < 1) return fail(words("block size ", cache.block_size), "1 or more");
+  if (cache.num_blocks > 0 && cache.base == nullptr) return fail("no memory", words(cache.num_blocks, " blocks"));
   const std::int64_t least = block_bytes(*cache.format, cache.block_size);
   if (cache.num_blocks > 1 && cache.block_stride_bytes < least) {
-    fail("block stride " + std::to_string(cache.block_stride_bytes) + " bytes",
-         "at least " + std::to_string(least) + " (" + std::to_string(cache.block_size) + " rows of " +
-             std::string(cache.format->name) + ")");
+    fail(words("block stride ", cache.block_stride_bytes, " bytes"),
+         words("at least ", least, " (", cache.block_size, " rows of ", cache.format->name, ")"));
   }
+}
+
+}  // namespace
+
+void check_cache(std::string_view name, const PagedCache& cache) {
+  look_at(cache, [&](const Text& got, const Text& expected) {
+    throw InvalidArgument(std::string(name) + ": got " + got.str() + ", expected " + expected.str());
+  });
+}
+
+void check_cache(std::string_view op, const Text& what, const PagedCache& cache) {
+  look_at(cache, [&](const Text& got, const Text& expected) { check_that(false, op, what, got, expected); });
 }
 
 }  // namespace smla

@@ -2,7 +2,7 @@
 
 namespace smla {
 
-void check_tensor(std::string_view op, std::string_view tensor, const ConstTensorView& view,
+void check_tensor(std::string_view op, const Text& tensor, const ConstTensorView& view,
                   std::initializer_list<std::int64_t> shape, std::initializer_list<DType> dtypes) {
   bool ok = view.rank == static_cast<int>(shape.size());
   int i = 0;
@@ -32,18 +32,13 @@ void check_tensor(std::string_view op, std::string_view tensor, const ConstTenso
   if (ok && dtype_ok && !data_ok) got += " without data";
   if (ok && dtype_ok && !dense)
     got += " with last stride " + std::to_string(view.stride[static_cast<std::size_t>(view.rank - 1)]);
-  throw InvalidArgument(std::string(op) + ": " + std::string(tensor) + ": got " + got + ", expected " + expected +
+  throw InvalidArgument(std::string(op) + ": " + tensor.str() + ": got " + got + ", expected " + expected +
                         (dense ? "" : " with last stride 1"));
 }
 
-void check_that(bool ok, std::string_view op, std::string_view what, const std::string& got,
-                const std::string& expected) {
-  if (!ok)
-    throw InvalidArgument(std::string(op) + ": " + std::string(what) + ": got " + got + ", expected " + expected);
-}
-
-void check_that(bool ok, std::string_view op, std::string_view what, std::int64_t got, const std::string& expected) {
-  check_that(ok, op, what, std::to_string(got), expected);
+void check_that(bool ok, std::string_view op, const Text& what, const Text& got, const Text& expected) {
+  if (ok) return;
+  throw InvalidArgument(std::string(op) + ": " + what.str() + ": got " + got.str() + ", expected " + expected.str());
 }
 
 }  // namespace smla

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstdint>
 
+#include "device/gpu.h"
 #include "device/launch.cuh"
-#include "device/shared_limit.h"
 
 namespace smla::device {
 
@@ -34,21 +36,35 @@ __device__ inline void take_turn() {
   let_next_launch();
 }
 
-/// Whether a kernel's code and all of the machine's GPUs are sm_90 or later: what early launches and clusters need.
-template <auto kKernel>
-bool has_sm90_code() {
-  static const bool has = [] {
-    cudaFuncAttributes code{};
-    check_cuda(cudaFuncGetAttributes(&code, kKernel), "cudaFuncGetAttributes");
-    return code.ptxVersion >= 90 && least_capability() >= 90;
-  }();
-  return has;
+/// A number that is found once for each GPU, when it is first asked for on it.
+template <class Find>
+std::int64_t once_per_gpu(const Find& find) {
+  constexpr int kGpus = 64;
+  static std::array<std::atomic<std::int64_t>, kGpus> known{};  // plus one; 0: not yet. One array for each Find
+  int ordinal = 0;
+  check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice");
+  if (ordinal >= kGpus) return find();
+  std::atomic<std::int64_t>& entry = known[static_cast<std::size_t>(ordinal)];
+  if (const std::int64_t value = entry.load(std::memory_order_relaxed); value > 0) return value - 1;
+  const std::int64_t value = find();
+  entry.store(value + 1, std::memory_order_relaxed);
+  return value;
 }
 
-/// Clusters of such blocks without dynamic shared memory that a GPU has at once.
+/// Whether a kernel's code and the current GPU are sm_90 or later: what early launches and clusters need.
+template <auto kKernel>
+bool has_sm90_code() {
+  return once_per_gpu([] {
+           cudaFuncAttributes code{};
+           check_cuda(cudaFuncGetAttributes(&code, kKernel), "cudaFuncGetAttributes");
+           return code.ptxVersion >= 90 && current_gpu().capability >= 90 ? 1 : 0;
+         }) != 0;
+}
+
+/// Clusters of such blocks without dynamic shared memory that the current GPU has at once.
 template <auto kKernel, unsigned kTogether>
 std::int64_t clusters_at_once(dim3 threads) {
-  static const std::int64_t most = [&] {
+  return once_per_gpu([&] {
     cudaLaunchAttribute together{};
     together.id = cudaLaunchAttributeClusterDimension;
     together.val.clusterDim = {.x = kTogether, .y = 1, .z = 1};
@@ -60,8 +76,26 @@ std::int64_t clusters_at_once(dim3 threads) {
     int clusters = 0;
     check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config), "cudaOccupancyMaxActiveClusters");
     return std::max<std::int64_t>(clusters, 1);
-  }();
-  return most;
+  });
+}
+
+/// Lets a kernel have all dynamic shared memory that the current GPU grants a block: once, since it costs nothing to
+/// allow more than a launch asks for. Without it a launch may ask for 48 KiB.
+template <auto kKernel>
+void allow_shared() {
+  (void)once_per_gpu([] {
+    cudaFuncAttributes code{};
+    check_cuda(cudaFuncGetAttributes(&code, kKernel), "cudaFuncGetAttributes");
+    int ordinal = 0;
+    int granted = 0;
+    check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice");
+    check_cuda(cudaDeviceGetAttribute(&granted, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
+               "cudaDeviceGetAttribute");
+    const int dynamic = granted - static_cast<int>(code.sharedSizeBytes);
+    check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic),
+               "cudaFuncSetAttribute");
+    return 0;
+  });
 }
 
 /// Starts a kernel that begins with wait_for_work_before(), kTogether blocks a cluster; `shared`: bytes of dynamic
@@ -70,6 +104,8 @@ std::int64_t clusters_at_once(dim3 threads) {
 template <auto kKernel, unsigned kTogether, class... Args>
 void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,
                     const Args&... args) {
+  constexpr int kWithoutAsking = 48 << 10;
+  if (shared > kWithoutAsking) allow_shared<kKernel>();
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;

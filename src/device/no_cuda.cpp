@@ -1,4 +1,5 @@
 #include "device/cuda_memory.h"
+#include "device/gpu.h"
 #include "sparsemla/device.h"
 #include "sparsemla/error.h"
 
@@ -31,5 +32,8 @@ void* cuda_end_capture(Stream) { none(); }
 void cuda_abandon_capture(Stream) {}
 void cuda_launch_graph(void*, Stream) { none(); }
 void cuda_free_graph(void*) {}
+
+device::Gpu device::current_gpu() { return {}; }
+void device::limit_shared_bytes(std::size_t) {}
 
 }  // namespace smla

@@ -1,70 +1,42 @@
-// Every op's CUDA implementation where the build has no CUDA: it refuses every problem, so that it is never run.
+// What stands in for `_cuda.cu` files where the build has no CUDA: a row for each op that refuses every problem, so
+// that it is never run.
 #include "ops/attention/implementations.h"
-#include "ops/cuda_op.h"
-#include "ops/topk/implementations.h"
-#include "sparsemla/ops/attention.h"
-#include "sparsemla/ops/compressor.h"
-#include "sparsemla/ops/index.h"
-#include "sparsemla/ops/indexer.h"
-#include "sparsemla/ops/norm_rope.h"
-#include "sparsemla/ops/projection.h"
-#include "sparsemla/ops/sequences.h"
-#include "sparsemla/ops/topk.h"
+#include "ops/op_list.h"
+#include "ops/projection/implementations.h"
 
 namespace smla {
 
-std::string attention_choice(const SparseAttention::Problem&, const PlanOptions&) { return {}; }
-std::string topk_choice(const TopK::Problem&, const PlanOptions&) { return {}; }
+namespace {
 
 template <class Op>
-std::string CudaOp<Op>::refuse(const typename Op::Problem& /*problem*/, const PlanOptions& /*options*/) {
-  return needs_gpu();
+void run_nothing(const typename Op::Problem& /*problem*/, const typename Op::Args& /*args*/,
+                 const RunContext& /*context*/) {
+  throw Unsupported(std::string(Op::kName) + ": this build has no CUDA");
 }
+
+}  // namespace
 
 template <class Op>
-std::size_t CudaOp<Op>::workspace_bytes(const typename Op::Problem& /*problem*/, int /*threads*/) {
-  return 0;
+Implementation<Op> cuda_row() {
+  return any_gpu_row<Op>(run_nothing<Op>);
 }
 
-template <class Op>
-void CudaOp<Op>::run(const typename Op::Problem& /*problem*/, const typename Op::Args& /*args*/,
-                     const RunContext& /*context*/) {
-  throw Unsupported(std::string(Op::kName) + ": " + needs_gpu());
+Implementation<SparseAttention> sparse_attention_simt_row() {
+  Implementation<SparseAttention> row = cuda_row<SparseAttention>();
+  row.name = "cuda_simt";
+  return row;
 }
 
-template struct CudaOp<TokenToReq>;
-template struct CudaOp<SlotMapping>;
-template struct CudaOp<CompressedSlotMapping>;
-template struct CudaOp<WindowIndices>;
-template struct CudaOp<DenseCompressedIndices>;
-template struct CudaOp<GlobalTopk>;
-template struct CudaOp<ShortContextTopk>;
-template struct CudaOp<VisibleEntries>;
-template struct CudaOp<PrefillLens>;
-template struct CudaOp<DraftPositions>;
-template struct CudaOp<CombineTopkWindow>;
-template struct CudaOp<MixedSparseIndices>;
-template struct CudaOp<SparseAttention>;
-template struct CudaOp<SparseAttentionSimt>;
-template struct CudaOp<Projection>;
-template struct CudaOp<RmsNorm>;
-template struct CudaOp<LatentNorms>;
-template struct CudaOp<QNormRopeInsert>;
-template struct CudaOp<InverseRope>;
-template struct CudaOp<InverseRopeQuant>;
-template struct CudaOp<QuantizeRows>;
-template struct CudaOp<InsertRows>;
-template struct CudaOp<AddRows>;
-template struct CudaOp<MergePartials>;
-template struct CudaOp<GatherRows>;
-template struct CudaOp<SaveState>;
-template struct CudaOp<CompressStore>;
-template struct CudaOp<IndexerQ>;
-template struct CudaOp<IndexerLogits>;
-template struct CudaOp<GatherIndexRows>;
-template struct CudaOp<RaggedIndexerLogits>;
-template struct CudaOp<TopK>;
-template struct CudaOp<PackSequences>;
-template struct CudaOp<UnpackSequences>;
+Implementation<Projection> projection_cublaslt_row() {
+  Implementation<Projection> row = cuda_row<Projection>();
+  row.name = "cublaslt";
+  row.machine = "NVIDIA GPU, sm_80 and up, cuBLASLt";
+  return row;
+}
+
+// Instantiates cuda_row() for every op; the tables of other files call it.
+void cuda_rows_of_every_op() {
+  for_each_op([]<class Op>() { (void)cuda_row<Op>(); });
+}
 
 }  // namespace smla

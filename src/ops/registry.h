@@ -2,36 +2,19 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "ops/cuda_row.h"
+#include "ops/decision.h"
+#include "ops/plan_cache.h"
+#include "ops/plan_key.h"
 #include "sparsemla/op.h"
 
 namespace smla {
-
-/// What an implementation is told beside the tensors.
-struct RunContext {
-  Workspace workspace;
-  Stream stream;
-  int threads = 1;  ///< CPU threads to use
-  bool deterministic = false;
-};
-
-/// One way to compute `Op`. Plain functions, so that a list of them is a table.
-template <class Op>
-struct Implementation {
-  std::string_view name;     ///< file suffix: "ref", "cpu", "avx2", "avx512", "onednn", "cuda", "cuda_simt", "sm90"
-  std::string_view machine;  ///< what it needs, for people
-  DeviceKind device = DeviceKind::kCpu;
-  /// Why it does not take this problem here; empty when it does.
-  std::string (*refuse)(const typename Op::Problem& problem, const PlanOptions& options) = nullptr;
-  std::size_t (*workspace_bytes)(const typename Op::Problem& problem, int threads) = nullptr;  ///< null: none
-  void (*run)(const typename Op::Problem& problem, const typename Op::Args& args, const RunContext& context) = nullptr;
-  /// How it would cut a problem that it takes, for people.
-  std::string (*choice)(const typename Op::Problem& problem, const PlanOptions& options) = nullptr;
-};
 
 /// The table of an op and its checks; defined once a family, in `<family>.cpp`, by SMLA_DEFINE_OP.
 template <class Op>
@@ -40,6 +23,9 @@ struct OpTable {
   static void check_problem(const typename Op::Problem& problem);
   static void check_args(const typename Op::Problem& problem, const typename Op::Args& args);
 };
+
+/// @throws InvalidArgument unless a run that needs `bytes` of workspace has them, 64-byte aligned.
+void check_workspace(std::string_view op, const Workspace& workspace, std::size_t bytes);
 
 /// Where a call's tensors lie and where it is queued.
 struct CallPlace {
@@ -56,19 +42,26 @@ using CallObserver = void (*)(const typename Op::Problem& problem, const typenam
 template <class Op>
 [[gnu::visibility("hidden")]] inline std::atomic<CallObserver<Op>> call_observer{nullptr};
 
-/// Refusals shared by many implementations; empty when the CPU has the feature.
-std::string needs_avx2();
-std::string needs_avx512();
-
-/// Threads a plan with these options uses on this machine.
-int resolve_threads(int requested);
-
+/// What a plan holds: a problem, who computes it, and how.
 template <class Op>
-Plan<Op>::Plan(const typename Op::Problem& problem, const PlanOptions& options)
-    : problem_(problem),
-      implementation_(nullptr),
-      deterministic_(options.deterministic),
-      threads_(resolve_threads(options.threads)) {
+struct Planned {
+  typename Op::Problem problem;
+  const Implementation<Op>* implementation = nullptr;
+  Decision decision;
+  int threads = 1;
+  bool deterministic = false;
+};
+
+/// An implementation's answer to a problem on a machine, which may be another than this one.
+template <class Op>
+Decision decide(const Implementation<Op>& implementation, const typename Op::Problem& problem,
+                const PlanOptions& options, const Machine& machine) {
+  return implementation.decide == nullptr ? Decision{} : implementation.decide(problem, options, machine);
+}
+
+/// The first implementation that accepts, or the named one, with its decision. @throws as Plan's constructor.
+template <class Op>
+Planned<Op> choose(const typename Op::Problem& problem, const PlanOptions& options, const Machine& machine) {
   OpTable<Op>::check_problem(problem);
   std::string refusals;
   bool known = options.implementation.empty();
@@ -76,12 +69,15 @@ Plan<Op>::Plan(const typename Op::Problem& problem, const PlanOptions& options)
     if (candidate.device != options.device) continue;
     if (!options.implementation.empty() && candidate.name != options.implementation) continue;
     known = true;
-    const std::string refusal = candidate.refuse == nullptr ? std::string() : candidate.refuse(problem, options);
-    if (refusal.empty()) {
-      implementation_ = &candidate;
-      return;
+    Decision decision = decide(candidate, problem, options, machine);
+    if (decision.refusal.empty()) {
+      return {.problem = problem,
+              .implementation = &candidate,
+              .decision = std::move(decision),
+              .threads = machine.threads,
+              .deterministic = options.deterministic};
     }
-    refusals += "\n  " + std::string(candidate.name) + ": " + refusal;
+    refusals += "\n  " + std::string(candidate.name) + ": " + decision.refusal;
   }
   if (!known) {
     std::string names;
@@ -95,54 +91,91 @@ Plan<Op>::Plan(const typename Op::Problem& problem, const PlanOptions& options)
                     " accepts this problem" + refusals);
 }
 
+/// The decisions of the process.
+template <class Op>
+[[gnu::visibility("hidden")]] PlanCache<Planned<Op>>& plan_cache() {
+  static PlanCache<Planned<Op>> cache;
+  return cache;
+}
+
+template <class Op>
+Plan<Op>::Plan(const typename Op::Problem& problem, const PlanOptions& options) {
+  const Machine machine = machine_for(options);
+  if (options.implementation.size() > PlanKey::kMaxName) {  // no such name: the text says which there are
+    planned_ = std::make_shared<const Planned<Op>>(choose<Op>(problem, options, machine));
+    return;
+  }
+  const PlanKey key(problem, options, machine);
+  planned_ = plan_cache<Op>().find(key.words());
+  if (planned_ != nullptr) return;
+  planned_ = std::make_shared<const Planned<Op>>(choose<Op>(problem, options, machine));
+  plan_cache<Op>().insert(key.words(), planned_);
+}
+
 template <class Op>
 void Plan<Op>::run(const typename Op::Args& args, Workspace workspace, Stream stream) const {
-  OpTable<Op>::check_args(problem_, args);
-  if (workspace.bytes < workspace_bytes()) {
-    throw InvalidArgument(std::string(Op::kName) + ": workspace: got " + std::to_string(workspace.bytes) +
-                          " bytes, expected at least " + std::to_string(workspace_bytes()));
-  }
-  const RunContext context{
-      .workspace = workspace, .stream = stream, .threads = threads_, .deterministic = deterministic_};
+  const Planned<Op>& planned = *planned_;
+  OpTable<Op>::check_args(planned.problem, args);
+  check_workspace(Op::kName, workspace, planned.decision.workspace_bytes);
+  const RunContext context{.workspace = workspace,
+                           .stream = stream,
+                           .threads = planned.threads,
+                           .deterministic = planned.deterministic,
+                           .decision = &planned.decision};
   const CallObserver<Op> observer = call_observer<Op>.load(std::memory_order_relaxed);
   if (observer == nullptr) {
-    implementation_->run(problem_, args, context);
+    planned.implementation->run(planned.problem, args, context);
   } else {
-    const CallPlace place{.device = implementation_->device, .stream = stream};
-    observer(problem_, args, place, [&] { implementation_->run(problem_, args, context); });
+    const CallPlace place{.device = planned.implementation->device, .stream = stream};
+    observer(planned.problem, args, place, [&] { planned.implementation->run(planned.problem, args, context); });
   }
+}
+
+template <class Op>
+const typename Op::Problem& Plan<Op>::problem() const {
+  return planned_->problem;
 }
 
 template <class Op>
 std::string_view Plan<Op>::implementation() const {
-  return implementation_->name;
+  return planned_->implementation->name;
 }
 
 template <class Op>
 std::size_t Plan<Op>::workspace_bytes() const {
-  return implementation_->workspace_bytes == nullptr ? 0 : implementation_->workspace_bytes(problem_, threads_);
+  return planned_->decision.workspace_bytes;
+}
+
+template <class Op>
+std::string_view Plan<Op>::choice() const {
+  return planned_->decision.words;
+}
+
+/// What explain() says on a machine, which may be another than this one.
+template <class Op>
+std::vector<Candidate> candidates(const typename Op::Problem& problem, const PlanOptions& options,
+                                  const Machine& machine) {
+  OpTable<Op>::check_problem(problem);
+  std::vector<Candidate> out;
+  for (const Implementation<Op>& candidate : OpTable<Op>::implementations()) {
+    Candidate seen;  // nvcc loses a braced argument
+    seen.name = candidate.name;
+    seen.machine = candidate.machine;
+    if (candidate.device != options.device) {
+      seen.refusal = "runs on " + name_of(candidate.device) + ", asked for " + name_of(options.device);
+    } else {
+      Decision decision = decide(candidate, problem, options, machine);
+      seen.refusal = std::move(decision.refusal);
+      if (seen.refusal.empty()) seen.choice = std::move(decision.words);
+    }
+    out.push_back(std::move(seen));
+  }
+  return out;
 }
 
 template <class Op>
 std::vector<Candidate> explain(const typename Op::Problem& problem, const PlanOptions& options) {
-  OpTable<Op>::check_problem(problem);
-  std::vector<Candidate> out;
-  for (const Implementation<Op>& candidate : OpTable<Op>::implementations()) {
-    std::string refusal;
-    if (candidate.device != options.device) {
-      refusal = "runs on " + name_of(candidate.device) + ", asked for " + name_of(options.device);
-    } else if (candidate.refuse != nullptr) {
-      refusal = candidate.refuse(problem, options);
-    }
-    const bool tells = refusal.empty() && candidate.choice != nullptr;
-    Candidate seen{
-        .name = std::string(candidate.name),
-        .machine = std::string(candidate.machine),
-        .refusal = refusal,
-        .choice = tells ? candidate.choice(problem, options) : std::string()};  // nvcc loses a braced argument
-    out.push_back(std::move(seen));
-  }
-  return out;
+  return candidates<Op>(problem, options, machine_for(options));
 }
 
 /// Instantiates what callers link against. Use once an op, after defining OpTable<Op>'s three members.

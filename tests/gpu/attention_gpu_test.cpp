@@ -8,7 +8,7 @@
 #include <set>
 
 #include "core/host_tensor.h"
-#include "device/shared_limit.h"
+#include "device/gpu.h"
 #include "gpu/gpu_run.h"
 #include "ops/attention/attention_split.h"
 #include "parity/attention_compare.h"
@@ -64,10 +64,11 @@ std::vector<Way> ways_of(const SparseAttention::Problem& p) {
   std::vector<Way> ways;
   if (refusal(p, "cuda").empty()) {
     ways = {{}, {.deterministic = true}};
-    std::set<int> tiles{attention_tile(p.heads, key_bytes(p), device::shared_limit())};
+    std::set<int> tiles{attention_tile(p.heads, key_bytes(p), device::current_gpu().shared_bytes)};
     for (const AttentionTile& tile : kAttentionTiles) {
       const auto bytes = static_cast<std::size_t>(tile.shared_bytes(key_bytes(p)));
-      if (bytes <= device::shared_limit() && tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second)
+      if (bytes <= device::current_gpu().shared_bytes &&
+          tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second)
         ways.push_back({.shared = bytes});
     }
   }
@@ -529,7 +530,7 @@ TEST_F(AttentionGpu, SeveralLaunchesAreRef) {
       {.tokens = 100, .heads = 128, .sink = 0.3F, .scopes = {{.width = 1200, .num_blocks = 2, .lens = Lens::kMixed}}});
   for (std::int32_t& length : in.scopes[0].lens) length = std::min(length, 4);
   for (const std::int64_t t : {3, 60, 99}) in.scopes[0].lens[static_cast<std::size_t>(t)] = 0;
-  const AttentionSplit split = split_attention(in.problem, device::multiprocessors(), device::shared_limit(), true);
+  const AttentionSplit split = split_attention(in.problem, device::current_gpu(), true);
   ASSERT_GT(split.parts, 1);
   ASSERT_LT(split.launch_tokens, 100);
   std::map<std::string, int> ran;

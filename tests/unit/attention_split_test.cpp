@@ -16,6 +16,7 @@ SparseAttention::Problem problem(std::int64_t tokens, std::int64_t heads, std::i
 constexpr std::size_t kSmall = 99 * 1024;
 constexpr std::size_t kSm80 = 163 * 1024;
 constexpr std::size_t kSm90 = 227 * 1024;
+constexpr device::Gpu kH200{.ordinal = 0, .capability = 90, .multiprocessors = 132, .shared_bytes = kSm90};
 
 TEST(AttentionSplit, TilesFitTheMachinesTheyAreFor) {
   const KeyLayout sizes[] = {key_layout(fp8_ds_mla_rows()), key_layout(fp8_per_tensor_rows()), key_layout(bf16_rows())};
@@ -45,23 +46,23 @@ TEST(AttentionSplit, TilesFitTheMachinesTheyAreFor) {
 /// once.
 TEST(AttentionSplit, FewTokensTakeNarrowTiles) {
   const auto heads = [](const SparseAttention::Problem& p, bool fixed) {
-    return kAttentionTiles[static_cast<std::size_t>(split_attention(p, 132, kSm90, fixed).tile)].heads;
+    return kAttentionTiles[static_cast<std::size_t>(split_attention(p, kH200, fixed).tile)].heads;
   };
   for (const std::int64_t all : {64, 128}) {
     EXPECT_EQ(16, heads(problem(1, all, 128, 512), false)) << all;
     EXPECT_EQ(64, heads(problem(1, all, 128, 512), true)) << all;
     EXPECT_EQ(64, heads(problem(1024, all, 128, 512), false)) << all;
   }
-  EXPECT_EQ(1, split_attention(problem(1, 64, 128), 132, kSm90, false).parts);
+  EXPECT_EQ(1, split_attention(problem(1, 64, 128), kH200, false).parts);
 }
 
 TEST(AttentionSplit, IsToldInWords) {
   const SparseAttention::Problem one = problem(1, 64, 128, 512);
   EXPECT_EQ("tiles of 16 heads x 64 keys, lists in 10 parts of up to 64 keys and a merge, 1315840 bytes of workspace",
-            describe(split_attention(one, 132, kSm90, false), one));
+            describe(split_attention(one, kH200, false), one));
   const SparseAttention::Problem many = problem(4096, 8, 128);
   EXPECT_EQ("tiles of 16 heads x 64 keys, each list by one block for each tile of heads",
-            describe(split_attention(many, 132, kSm90, false), many));
+            describe(split_attention(many, kH200, false), many));
 }
 
 /// A part of a buffer begins where the one before ends, and each is aligned to what reads it.
@@ -83,7 +84,7 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
           for (const bool fixed : {false, true}) {
             const SparseAttention::Problem p =
                 problem(tokens, heads, std::min<std::int64_t>(width, 128), std::max<std::int64_t>(width - 128, 0));
-            const AttentionSplit split = split_attention(p, 132, bytes, fixed);
+            const AttentionSplit split = split_attention(p, {.multiprocessors = 132, .shared_bytes = bytes}, fixed);
             SCOPED_TRACE(testing::Message()
                          << tokens << " tokens, " << heads << " heads, width " << width << ", fixed " << fixed);
             EXPECT_GE(split.parts, 1);
@@ -104,17 +105,17 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
 }
 
 TEST(AttentionSplit, FewTokensAreSplitAndManyAreNot) {
-  EXPECT_EQ(10, split_attention(problem(1, 64, 128, 512), 132, kSm90, false).parts);
-  EXPECT_EQ(2, split_attention(problem(64, 32, 128, 512), 132, kSm90, false).parts);
-  EXPECT_EQ(1, split_attention(problem(64, 64, 128, 512), 132, kSm90, false).parts);
-  EXPECT_EQ(1, split_attention(problem(128, 64, 128, 512), 132, kSm90, false).parts);
-  EXPECT_EQ(1, split_attention(problem(4096, 64, 128, 512), 132, kSm90, false).parts);
+  EXPECT_EQ(10, split_attention(problem(1, 64, 128, 512), kH200, false).parts);
+  EXPECT_EQ(2, split_attention(problem(64, 32, 128, 512), kH200, false).parts);
+  EXPECT_EQ(1, split_attention(problem(64, 64, 128, 512), kH200, false).parts);
+  EXPECT_EQ(1, split_attention(problem(128, 64, 128, 512), kH200, false).parts);
+  EXPECT_EQ(1, split_attention(problem(4096, 64, 128, 512), kH200, false).parts);
 }
 
 TEST(AttentionSplit, FixedPartsDependOnNothingElse) {
   for (const std::int64_t tokens : {1, 7, 4096}) {
     for (const std::int64_t width : {1, 512, 640, 8320})
-      EXPECT_EQ(512, split_attention(problem(tokens, 64, width), 132, kSm90, true).part_keys);
+      EXPECT_EQ(512, split_attention(problem(tokens, 64, width), kH200, true).part_keys);
   }
 }
 

@@ -9,42 +9,48 @@ namespace {
 
 constexpr std::int64_t kWidths[] = {0, 1, 8192, 16'384, 16'385, 20'000, 65'537, 262'144, 1'000'003, 2'147'483'647};
 constexpr std::int64_t kRows[] = {0, 1, 2, 8, 63, 64, 65, 132, 256, 257, 70'000};
+constexpr device::Gpu kH200{.ordinal = 0, .capability = 90, .multiprocessors = 132};
 constexpr int kMultiprocessors[] = {1, 2, 7, 58, 132, 188, 1000};
 
 TEST(TopkSplit, OnlyFewWideRowsAreCut) {
-  EXPECT_EQ(1, split_topk({.rows = 1, .width = 16'384, .k = 512}, 132).parts);
-  EXPECT_EQ(1, split_topk({.rows = 2048, .width = 262'144, .k = 512}, 132).parts);
-  EXPECT_EQ(1, split_topk({.rows = 1, .width = 262'144, .k = 5000}, 132).parts);
-  EXPECT_EQ(64, split_topk({.rows = 1, .width = 262'144, .k = 512}, 132).parts);
-  EXPECT_EQ(8, split_topk({.rows = 8, .width = 32'768, .k = 512}, 132).parts);
+  EXPECT_EQ(1, split_topk({.rows = 1, .width = 16'384, .k = 512}, kH200).parts);
+  EXPECT_EQ(1, split_topk({.rows = 2048, .width = 262'144, .k = 512}, kH200).parts);
+  EXPECT_EQ(1, split_topk({.rows = 1, .width = 262'144, .k = 5000}, kH200).parts);
+  EXPECT_EQ(64, split_topk({.rows = 1, .width = 262'144, .k = 512}, kH200).parts);
+  EXPECT_EQ(8, split_topk({.rows = 8, .width = 32'768, .k = 512}, kH200).parts);
+}
+
+TEST(TopkSplit, KnowsWhetherAMultiprocessorHasTwoRows) {
+  EXPECT_TRUE(split_topk({.rows = 132, .width = 4096, .k = 512}, kH200).few_rows);
+  EXPECT_FALSE(split_topk({.rows = 133, .width = 4096, .k = 512}, kH200).few_rows);
 }
 
 /// Rows that a block's registers hold are cut only where each gets three blocks; wider ones always, as long as they are
 /// few.
 TEST(TopkSplit, HeldRowsNeedThreeBlocksToBeCut) {
-  EXPECT_EQ(3, split_topk({.rows = 44, .width = 32'768, .k = 512}, 132).parts);
-  EXPECT_EQ(1, split_topk({.rows = 45, .width = 32'768, .k = 512}, 132).parts);
-  EXPECT_EQ(1, split_topk({.rows = 256, .width = 32'768, .k = 512}, 132).parts);
-  EXPECT_EQ(2, split_topk({.rows = 45, .width = 32'769, .k = 512}, 132).parts);
+  EXPECT_EQ(3, split_topk({.rows = 44, .width = 32'768, .k = 512}, kH200).parts);
+  EXPECT_EQ(1, split_topk({.rows = 45, .width = 32'768, .k = 512}, kH200).parts);
+  EXPECT_EQ(1, split_topk({.rows = 256, .width = 32'768, .k = 512}, kH200).parts);
+  EXPECT_EQ(2, split_topk({.rows = 45, .width = 32'769, .k = 512}, kH200).parts);
 }
 
 TEST(TopkSplit, IsToldInWords) {
-  EXPECT_EQ("a row by one block", describe(split_topk({.rows = 1, .width = 100, .k = 5}, 132)));
-  EXPECT_EQ("a row by up to 8 blocks", describe(split_topk({.rows = 8, .width = 32'768, .k = 512}, 132)));
+  EXPECT_EQ("a row by one block", describe(split_topk({.rows = 1, .width = 100, .k = 5}, kH200)));
+  EXPECT_EQ("a row by up to 8 blocks", describe(split_topk({.rows = 8, .width = 32'768, .k = 512}, kH200)));
 }
 
 TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
   for (const int multiprocessors : kMultiprocessors) {
+    const device::Gpu gpu{.ordinal = 0, .capability = 80, .multiprocessors = multiprocessors};
     for (const std::int64_t rows : kRows) {
       for (const std::int64_t width : kWidths) {
         const TopK::Problem p{.rows = rows, .width = width, .k = 512};
-        const TopkSplit split = split_topk(p, multiprocessors);
+        const TopkSplit split = split_topk(p, gpu);
         SCOPED_TRACE(testing::Message() << rows << " rows of " << width << " on " << multiprocessors);
         if (split.parts == 1) continue;
         EXPECT_LE(rows, TopkSplit::kMostRows);
         EXPECT_LE(split.parts, TopkSplit::kMostParts);
-        EXPECT_LE(rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes),
-                  topk_workspace_bytes(p, multiprocessors));
+        EXPECT_LE(rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes), topk_workspace_bytes(p, gpu));
         for (const std::int64_t n : kWidths) {
           if (n <= TopkSplit::kShortRow || n > width) continue;
           const std::int64_t columns =
@@ -59,12 +65,13 @@ TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
 
 TEST(TopkSplit, AWorkspaceIsBoundedAndEnoughForSmallerCalls) {
   for (const int multiprocessors : kMultiprocessors) {
+    const device::Gpu gpu{.ordinal = 0, .capability = 80, .multiprocessors = multiprocessors};
     std::int64_t fewer = 0;
     for (const std::int64_t rows : kRows) {
-      const std::int64_t bytes = topk_workspace_bytes({.rows = rows, .width = 262'144, .k = 512}, multiprocessors);
+      const std::int64_t bytes = topk_workspace_bytes({.rows = rows, .width = 262'144, .k = 512}, gpu);
       EXPECT_LE(fewer, bytes);
       EXPECT_LE(bytes, 51'000'000);
-      EXPECT_GE(bytes, topk_workspace_bytes({.rows = rows, .width = 20'000, .k = 512}, multiprocessors));
+      EXPECT_GE(bytes, topk_workspace_bytes({.rows = rows, .width = 20'000, .k = 512}, gpu));
       fewer = bytes;
     }
   }

@@ -3,55 +3,14 @@
 #include <cmath>
 #include <cstring>
 
+#include "cache/check_cache.h"
 #include "core/check.h"
 #include "ops/attention/implementations.h"
-#include "ops/cuda_op.h"
 #include "ops/norm_rope/scalar.h"
 
 namespace smla {
 
 namespace {
-
-std::string refuse_avx2(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx2(); }
-std::string refuse_avx512(const SparseAttention::Problem&, const PlanOptions&) { return needs_avx512(); }
-
-constexpr std::array<Implementation<SparseAttention>, 6> kSparseAttention{{
-    cuda_line<SparseAttention>(attention_choice),
-    {.name = "cuda_simt",
-     .machine = "NVIDIA GPU, sm_80 and up",
-     .device = DeviceKind::kCuda,
-     .refuse = CudaOp<SparseAttentionSimt>::refuse,
-     .workspace_bytes = CudaOp<SparseAttentionSimt>::workspace_bytes,
-     .run = CudaOp<SparseAttentionSimt>::run},
-    {.name = "avx512",
-     .machine = "AVX-512 F/BW/DQ/VL",
-     .refuse = refuse_avx512,
-     .workspace_bytes = sparse_attention_workspace,
-     .run = sparse_attention_avx512},
-    {.name = "avx2",
-     .machine = "AVX2 + FMA",
-     .refuse = refuse_avx2,
-     .workspace_bytes = sparse_attention_workspace,
-     .run = sparse_attention_avx2},
-    {.name = "cpu", .machine = "any CPU", .workspace_bytes = sparse_attention_workspace, .run = sparse_attention_cpu},
-    {.name = "ref", .machine = "any CPU", .run = sparse_attention_ref},
-}};
-
-constexpr std::array<Implementation<MergePartials>, 3> kMergePartials{{
-    cuda_line<MergePartials>(),
-    {.name = "cpu", .machine = "any CPU", .run = merge_partials_cpu},
-    {.name = "ref", .machine = "any CPU", .run = merge_partials_ref},
-}};
-
-constexpr std::array<Implementation<GatherRows>, 3> kGatherRows{{
-    cuda_line<GatherRows>(),
-    {.name = "cpu", .machine = "any CPU", .refuse = gather_rows_refuse, .run = gather_rows_cpu},
-    {.name = "ref", .machine = "any CPU", .run = gather_rows_ref},
-}};
-
-std::string scope_name(int index, const char* part) {
-  return "scope " + std::to_string(index) + (part[0] == 0 ? "" : " ") + part;
-}
 
 /// The rotation of a prologue or an epilogue, of rows of `dim` numbers.
 void check_rotation(const std::string& part, int rope_dim, int dim) {
@@ -130,7 +89,24 @@ std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width,
 
 template <>
 std::span<const Implementation<SparseAttention>> OpTable<SparseAttention>::implementations() {
-  return kSparseAttention;
+  static const Implementation<SparseAttention> kTable[] = {
+      cuda_row<SparseAttention>(),
+      sparse_attention_simt_row(),
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .decide = take_all<SparseAttention, needs_avx512, sparse_attention_workspace>,
+       .run = sparse_attention_avx512},
+      {.name = "avx2",
+       .machine = "AVX2 + FMA",
+       .decide = take_all<SparseAttention, needs_avx2, sparse_attention_workspace>,
+       .run = sparse_attention_avx2},
+      {.name = "cpu",
+       .machine = "any CPU",
+       .decide = take_all<SparseAttention, needs_nothing, sparse_attention_workspace>,
+       .run = sparse_attention_cpu},
+      {.name = "ref", .machine = "any CPU", .run = sparse_attention_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -160,12 +136,12 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   }
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::ScopeShape& s = p.scope[static_cast<std::size_t>(i)];
-    check_that(s.format != nullptr, kOp, scope_name(i, "format"), std::string("none"), "a row format");
-    check_that(s.format->dim == p.dim, kOp, scope_name(i, "format"),
+    check_that(s.format != nullptr, kOp, words("scope ", i, " format"), std::string("none"), "a row format");
+    check_that(s.format->dim == p.dim, kOp, words("scope ", i, " format"),
                std::string(s.format->name) + " rows of " + std::to_string(s.format->dim) + " numbers",
                "rows of " + std::to_string(p.dim));
-    check_that(s.block_size >= 1, kOp, scope_name(i, "block_size"), s.block_size, "1 or more");
-    check_that(s.width >= 0, kOp, scope_name(i, "width"), s.width, "0 or more");
+    check_that(s.block_size >= 1, kOp, words("scope ", i, " block_size"), s.block_size, "1 or more");
+    check_that(s.width >= 0, kOp, words("scope ", i, " width"), s.width, "0 or more");
   }
 }
 
@@ -173,11 +149,11 @@ template <>
 void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, const SparseAttention::Args& args) {
   constexpr std::string_view kOp = SparseAttention::kName;
   check_tensor(kOp, "q", args.q, {p.tokens, kAny, p.dim}, {p.q});
-  check_that(args.q.size(1) >= p.heads, kOp, "q heads", args.q.size(1), "at least " + std::to_string(p.heads));
+  check_that(args.q.size(1) >= p.heads, kOp, "q heads", args.q.size(1), words("at least ", p.heads));
   check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.out_dim()}, {p.o});
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
-  check_that(!p.partial || args.sink.absent(), kOp, "sink", std::string("a tensor"),
+  check_that(!p.partial || args.sink.absent(), kOp, "sink", "a tensor",
              "none: partial results leave it to merge_partials");
   if (p.query_prologue) {
     check_tensor(kOp, "query_prologue.positions", args.query_prologue.positions, {p.tokens}, {DType::kI64});
@@ -192,19 +168,25 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::Scope& s = args.scopes[static_cast<std::size_t>(i)];
     const SparseAttention::ScopeShape& shape = p.scope[static_cast<std::size_t>(i)];
-    check_cache(std::string(kOp) + ": " + scope_name(i, "cache"), s.cache);
-    check_that(*s.cache.format == *shape.format, kOp, scope_name(i, "cache"),
-               std::string(s.cache.format->name) + " rows", std::string(shape.format->name) + " rows");
-    check_that(s.cache.block_size == shape.block_size, kOp, scope_name(i, "cache"),
-               "block size " + std::to_string(s.cache.block_size), std::to_string(shape.block_size));
-    if (shape.width > 0) check_tensor(kOp, scope_name(i, "indices"), s.indices, {p.tokens, shape.width}, {DType::kI32});
-    if (!s.lens.absent()) check_tensor(kOp, scope_name(i, "lens"), s.lens, {p.tokens}, {DType::kI32});
+    check_cache(kOp, words("scope ", i, " cache"), s.cache);
+    check_that(*s.cache.format == *shape.format, kOp, words("scope ", i, " cache"),
+               words(s.cache.format->name, " rows"), words(shape.format->name, " rows"));
+    check_that(s.cache.block_size == shape.block_size, kOp, words("scope ", i, " cache"),
+               words("block size ", s.cache.block_size), shape.block_size);
+    if (shape.width > 0)
+      check_tensor(kOp, words("scope ", i, " indices"), s.indices, {p.tokens, shape.width}, {DType::kI32});
+    if (!s.lens.absent()) check_tensor(kOp, words("scope ", i, " lens"), s.lens, {p.tokens}, {DType::kI32});
   }
 }
 
 template <>
 std::span<const Implementation<MergePartials>> OpTable<MergePartials>::implementations() {
-  return kMergePartials;
+  static const Implementation<MergePartials> kTable[] = {
+      cuda_row<MergePartials>(),
+      {.name = "cpu", .machine = "any CPU", .run = merge_partials_cpu},
+      {.name = "ref", .machine = "any CPU", .run = merge_partials_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -229,7 +211,12 @@ void OpTable<MergePartials>::check_args(const MergePartials::Problem& p, const M
 
 template <>
 std::span<const Implementation<GatherRows>> OpTable<GatherRows>::implementations() {
-  return kGatherRows;
+  static const Implementation<GatherRows> kTable[] = {
+      cuda_row<GatherRows>(),
+      {.name = "cpu", .machine = "any CPU", .decide = gather_rows_decide, .run = gather_rows_cpu},
+      {.name = "ref", .machine = "any CPU", .run = gather_rows_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -244,9 +231,9 @@ void OpTable<GatherRows>::check_problem(const GatherRows::Problem& p) {
 template <>
 void OpTable<GatherRows>::check_args(const GatherRows::Problem& p, const GatherRows::Args& args) {
   constexpr std::string_view kOp = GatherRows::kName;
-  check_cache(std::string(kOp) + ": cache", args.cache);
-  check_that(*args.cache.format == *p.format, kOp, "cache", std::string(args.cache.format->name) + " rows",
-             std::string(p.format->name) + " rows");
+  check_cache(kOp, "cache", args.cache);
+  check_that(*args.cache.format == *p.format, kOp, "cache", words(args.cache.format->name, " rows"),
+             words(p.format->name, " rows"));
   check_tensor(kOp, "seq_lens", args.seq_lens, {p.requests}, {DType::kI32});
   if (!args.gather_lens.absent()) check_tensor(kOp, "gather_lens", args.gather_lens, {p.requests}, {DType::kI32});
   check_tensor(kOp, "block_table", args.block_table, {p.requests, kAny}, {DType::kI32});

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device/gpu.h"
 #include "sparsemla/ops/attention.h"
 
 namespace smla {
@@ -112,6 +113,7 @@ struct AttentionSplit {
   std::int64_t part_keys = 0;
   std::int64_t parts = 1;
   std::int64_t launch_tokens = 0;  ///< tokens of a launch: the workspace is reused by the next
+  std::int64_t wave_tokens = 0;    ///< tokens whose blocks, without parts, are one for each multiprocessor
 
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
@@ -146,8 +148,9 @@ inline std::int64_t tiles_of_list(const SparseAttention::Problem& p, const Atten
 /// depend on its own lists alone. Otherwise the tile and as many parts as make the call shortest: waves of blocks, each
 /// as long as its keys and what a block costs besides, and the merge, which costs a launch and its way through L2.
 /// Tiles of fewer heads read keys several times, and are done sooner where most multiprocessors would idle.
-inline AttentionSplit split_attention(const SparseAttention::Problem& p, int multiprocessors, std::size_t shared_bytes,
-                                      bool fixed) {
+inline AttentionSplit split_attention(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
+  const std::int64_t multiprocessors = gpu.multiprocessors;
+  const std::size_t shared_bytes = gpu.shared_bytes;
   constexpr std::int64_t kMergeCost = 4880;  // as costs of tiles
   constexpr std::int64_t kSumsCost = 13;     // of ten rows of sums, written and read
   constexpr std::size_t kReserved = 1024;    // a multiprocessor has little more shared memory than a block may have
@@ -186,6 +189,8 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, int mul
       }
     }
   }
+  const AttentionTile& chosen = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
+  split.wave_tokens = multiprocessors / ((p.heads + chosen.heads - 1) / chosen.heads);
   split.launch_tokens = p.tokens;
   if (split.parts > 1) {
     const std::int64_t token = split.parts * p.heads * (AttentionSplit::kSumBytes + AttentionSplit::kStateBytes);

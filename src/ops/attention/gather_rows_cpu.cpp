@@ -50,8 +50,10 @@ void decode(const PagedCache& cache, std::int64_t slot, BF16* out) {
 
 }  // namespace
 
-std::string gather_rows_refuse(const GatherRows::Problem& problem, const PlanOptions& /*options*/) {
-  return problem.format->dim <= kMaxRow ? "" : "rows of more than " + std::to_string(kMaxRow) + " numbers";
+Decision gather_rows_decide(const GatherRows::Problem& problem, const PlanOptions& /*options*/,
+                            const Machine& /*machine*/) {
+  return problem.format->dim <= kMaxRow ? Decision{}
+                                        : refused("rows of more than " + std::to_string(kMaxRow) + " numbers");
 }
 
 // Threads split rows. No sum: the bits are the reference's.

@@ -7,7 +7,7 @@
 #include "device/early_launch.cuh"
 #include "device/halves.cuh"
 #include "device/quads.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "sparsemla/ops/attention.h"
 
 namespace smla {
@@ -171,26 +171,17 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
   }
 }
 
-}  // namespace
-
-template <>
-std::string CudaOp<GatherRows>::refuse(const GatherRows::Problem& p, const PlanOptions&) {
+Decision decide(const GatherRows::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
   const RowFormat& f = *p.format;
   const bool groups = f.scale == ScaleKind::kUe8m0 || f.scale == ScaleKind::kF32;
   if (f.nope_dim % kChunk != 0 || f.rope_dim() % kChunk != 0 || f.group % kChunk != 0 || groups != (f.group > 0)) {
-    return std::string(f.name) + " rows; it takes parts and groups of multiples of " + std::to_string(kChunk) +
-           " numbers";
+    return refused(std::string(f.name) + " rows; it takes parts and groups of multiples of " + std::to_string(kChunk) +
+                   " numbers");
   }
-  return needs_gpu();
+  return refused(needs_gpu(machine));
 }
 
-template <>
-std::size_t CudaOp<GatherRows>::workspace_bytes(const GatherRows::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<GatherRows>::run(const GatherRows::Problem& p, const GatherRows::Args& a, const RunContext& context) {
+void run(const GatherRows::Problem& p, const GatherRows::Args& a, const RunContext& context) {
   const std::int64_t most = std::max<std::int64_t>(p.rows - p.offset, 0);
   if (p.requests == 0 || most == 0) return;
   const RowFormat& f = *p.format;
@@ -213,6 +204,13 @@ void CudaOp<GatherRows>::run(const GatherRows::Problem& p, const GatherRows::Arg
   c.out_word = device::common_word(c.out, 2 * c.out_stride[0], 2 * c.out_stride[1]);
   device::launch_early<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps,
                                0, stream_of(context.stream), c);
+}
+
+}  // namespace
+
+template <>
+Implementation<GatherRows> cuda_row() {
+  return any_gpu_row<GatherRows>(run, decide);
 }
 
 }  // namespace smla

@@ -9,9 +9,9 @@ namespace smla {
 /// What decides whether entry c of a row counts (see SparseAttention): the first min(lens, W) entries, clamped at 0.
 std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token);
 
-/// The op as the fp32 CUDA kernel does it, whose CudaOp is its own: dtypes, formats and rows that the tensor-core
-/// kernel leaves.
-struct SparseAttentionSimt : SparseAttention {};
+/// The row of the fp32 CUDA kernel, "cuda_simt" (sparse_attention_simt_cuda.cu): dtypes, formats and rows that the
+/// tensor-core kernel leaves.
+Implementation<SparseAttention> sparse_attention_simt_row();
 
 /// The output epilogue of a call as an op of its own: InverseRope in place.
 InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
@@ -23,9 +23,6 @@ using QueryMaker = void (*)(const QNormRopeInsert::Problem&, const QNormRopeInse
 std::size_t query_bytes(const SparseAttention::Problem& problem);
 SparseAttention::Args with_ready_queries(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
                                          void* place, QueryMaker make, const RunContext& context);
-
-/// How the tensor-core kernel cuts a problem on this machine.
-std::string attention_choice(const SparseAttention::Problem& problem, const PlanOptions& options);
 
 void sparse_attention_ref(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
                           const RunContext& context);
@@ -43,7 +40,7 @@ void merge_partials_ref(const MergePartials::Problem& problem, const MergePartia
 void merge_partials_cpu(const MergePartials::Problem& problem, const MergePartials::Args& args,
                         const RunContext& context);
 
-std::string gather_rows_refuse(const GatherRows::Problem& problem, const PlanOptions& options);
+Decision gather_rows_decide(const GatherRows::Problem& problem, const PlanOptions& options, const Machine& machine);
 void gather_rows_ref(const GatherRows::Problem& problem, const GatherRows::Args& args, const RunContext& context);
 void gather_rows_cpu(const GatherRows::Problem& problem, const GatherRows::Args& args, const RunContext& context);
 

@@ -4,7 +4,7 @@
 #include "device/copy.cuh"
 #include "device/launch.cuh"
 #include "device/numbers.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "sparsemla/ops/attention.h"
 
 namespace smla {
@@ -116,9 +116,7 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ Call c
   }
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(MergePartials, 0) {
+void run(const MergePartials::Problem& p, const MergePartials::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   const Call c{.slices = p.slices,
                .heads = p.heads,
@@ -145,6 +143,13 @@ SMLA_CUDA_OP(MergePartials, 0) {
     merge<false><<<blocks, kThreads, 0, stream_of(context.stream)>>>(c);
   }
   check_launch("merge_partials");
+}
+
+}  // namespace
+
+template <>
+Implementation<MergePartials> cuda_row() {
+  return any_gpu_row<MergePartials>(run);
 }
 
 }  // namespace smla

@@ -11,13 +11,12 @@
 #include "device/launch.cuh"
 #include "device/numbers.cuh"
 #include "device/row_views.cuh"
-#include "device/shared_limit.h"
 #include "ops/attention/exact_head.cuh"
 #include "ops/attention/implementations.h"
 #include "ops/attention/query_tile.cuh"
 #include "ops/attention/softmax_tile.cuh"
 #include "ops/attention/tile_math.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 
 namespace smla {
 
@@ -245,8 +244,6 @@ __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
 template <int kIndex>
 void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stream) {
   const int shared = kAttentionTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
-  check_cuda(cudaFuncSetAttribute(attend<kIndex>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-             "cudaFuncSetAttribute");
   device::launch_early<attend<kIndex>>("sparse_attention attend", blocks, kThreads, shared, stream, c, key_bytes);
 }
 
@@ -289,14 +286,8 @@ std::int64_t listed_entries(const SparseAttention::Problem& p) {
   return p.scope[0].width + (p.scopes > 1 ? p.scope[1].width : 0);
 }
 
-AttentionSplit split_of(const SparseAttention::Problem& p, bool fixed) {
-  return split_attention(p, device::multiprocessors(), device::shared_limit(), fixed);
-}
-
-}  // namespace
-
-template <>
-std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, const PlanOptions&) {
+/// Why the kernel does not take the problem on any GPU; empty where it does on some.
+std::string refusal(const SparseAttention::Problem& p) {
   if (p.dim != kDim) return "rows of " + std::to_string(p.dim) + " numbers; it takes " + std::to_string(kDim);
   if (p.out_dim() != kDim)
     return "values of " + std::to_string(p.out_dim()) + " numbers; it takes rows that are values as a whole";
@@ -311,27 +302,27 @@ std::string CudaOp<SparseAttention>::refuse(const SparseAttention::Problem& p, c
   }
   if (listed_entries(p) > kMostEntries)
     return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
-  if (std::string none = needs_gpu(); !none.empty()) return none;
-  if (attention_tile(p.heads, key_bytes(p), device::shared_limit()) >= 0) return "";
-  return "shared memory of " + std::to_string(device::shared_limit()) + " bytes a block; it takes " +
-         std::to_string(kAttentionTiles[1].shared_bytes(key_bytes(p)));
+  return "";
 }
 
-std::string attention_choice(const SparseAttention::Problem& p, const PlanOptions& options) {
-  return describe(split_of(p, options.deterministic), p);
+Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
+  if (std::string reason = refusal(p); !reason.empty()) return refused(std::move(reason));
+  if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
+  const AttentionSplit split = split_attention(p, machine.gpu, options.deterministic);
+  if (split.tile < 0) {
+    return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
+                   std::to_string(kAttentionTiles[1].shared_bytes(key_bytes(p))));
+  }
+  Decision decision;
+  decision.workspace_bytes = static_cast<std::size_t>(split.workspace_bytes(p.heads));
+  decision.words = describe(split, p);
+  decision.choice = split;
+  return decision;
 }
 
-template <>
-std::size_t CudaOp<SparseAttention>::workspace_bytes(const SparseAttention::Problem& p, int) {
-  return static_cast<std::size_t>(
-      std::max(split_of(p, false).workspace_bytes(p.heads), split_of(p, true).workspace_bytes(p.heads)));
-}
-
-template <>
-void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const SparseAttention::Args& a,
-                                  const RunContext& context) {
+void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
-  const AttentionSplit split = split_of(p, context.deterministic);
+  const auto& split = context.choice<AttentionSplit>();
   const std::int64_t o_size = size_of(p.o);
   const std::int64_t q_size = size_of(p.q);
   TileCall c{.a = attention_call(p, a),
@@ -366,8 +357,7 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
     // Of as many blocks as there are multiprocessors the next begins where one ends; with fewer there is no next.
-    const std::int64_t ahead = device::multiprocessors() / tiles;
-    c.tokens_ahead = split.parts == 1 && tokens > ahead ? ahead : c.tokens;
+    c.tokens_ahead = split.parts == 1 && tokens > split.wave_tokens ? split.wave_tokens : c.tokens;
     kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles * split.parts, 1), stream);
     if (split.parts == 1) continue;
     const std::int64_t rows = tokens * c.a.out_heads;
@@ -377,6 +367,13 @@ void CudaOp<SparseAttention>::run(const SparseAttention::Problem& p, const Spars
     start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream, c,
           rows);
   }
+}
+
+}  // namespace
+
+template <>
+Implementation<SparseAttention> cuda_row() {
+  return any_gpu_row<SparseAttention>(run, decide);
 }
 
 }  // namespace smla

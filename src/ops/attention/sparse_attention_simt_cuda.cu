@@ -7,7 +7,7 @@
 #include "device/numbers.cuh"
 #include "ops/attention/attention_call.cuh"
 #include "ops/attention/implementations.h"
-#include "ops/cuda_op.h"
+#include "ops/norm_rope/implementations.h"
 
 namespace smla {
 
@@ -113,32 +113,32 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   if (mine && c.lse != nullptr && lane == 0) c.lse[token * c.lse_stride[0] + head * c.lse_stride[1]] = lse;
 }
 
-}  // namespace
-
-template <>
-std::string CudaOp<SparseAttentionSimt>::refuse(const SparseAttention::Problem& p, const PlanOptions&) {
+Decision decide(const SparseAttention::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
   if (p.dim > kMaxDim || p.dim % 32 != 0) {
-    return "rows of " + std::to_string(p.dim) + " numbers; it takes multiples of 32 up to " + std::to_string(kMaxDim);
+    return refused("rows of " + std::to_string(p.dim) + " numbers; it takes multiples of 32 up to " +
+                   std::to_string(kMaxDim));
   }
-  if (p.out_dim() % 32 != 0) return "values of " + std::to_string(p.out_dim()) + " numbers; it takes multiples of 32";
-  return needs_gpu();
+  if (p.out_dim() % 32 != 0)
+    return refused("values of " + std::to_string(p.out_dim()) + " numbers; it takes multiples of 32");
+  return refused(needs_gpu(machine));
 }
 
-template <>
-std::size_t CudaOp<SparseAttentionSimt>::workspace_bytes(const SparseAttention::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<SparseAttentionSimt>::run(const SparseAttention::Problem& p, const SparseAttention::Args& a,
-                                      const RunContext& context) {
+void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   const AttentionCall c = attention_call(p, a);
   const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
   const auto kernel = p.dim <= 512 ? attend<4> : attend<5>;
   kernel<<<blocks_for(p.tokens * groups, 1), 32 * kWarps, 0, stream_of(context.stream)>>>(c);
   check_launch("sparse_attention attend, simt");
-  if (p.output_epilogue) CudaOp<InverseRope>::run(rope_problem(p), rope_args(p, a), context);
+  if (p.output_epilogue) inverse_rope_cuda(rope_problem(p), rope_args(p, a), context);
+}
+
+}  // namespace
+
+Implementation<SparseAttention> sparse_attention_simt_row() {
+  Implementation<SparseAttention> row = any_gpu_row<SparseAttention>(run, decide);
+  row.name = "cuda_simt";
+  return row;
 }
 
 }  // namespace smla

@@ -1,54 +1,34 @@
 #include <array>
 
+#include "cache/check_cache.h"
 #include "core/check.h"
 #include "ops/compressor/implementations.h"
-#include "ops/cuda_op.h"
 
 namespace smla {
 
 namespace {
 
-std::string any_avx2(const CompressStore::Problem&, const PlanOptions&) { return needs_avx2(); }
-std::string any_avx512(const CompressStore::Problem&, const PlanOptions&) { return needs_avx512(); }
-
-constexpr std::array<Implementation<SaveState>, 3> kSaveState{{
-    cuda_line<SaveState>(),
-    {.name = "cpu", .machine = "any CPU", .run = save_state_cpu},
-    {.name = "ref", .machine = "any CPU", .run = save_state_ref},
-}};
-
-constexpr std::array<Implementation<CompressStore>, 5> kCompressStore{{
-    cuda_line<CompressStore>(),
-    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512, .run = compress_store_avx512},
-    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2, .run = compress_store_avx2},
-    {.name = "cpu", .machine = "any CPU", .run = compress_store_cpu},
-    {.name = "ref", .machine = "any CPU", .run = compress_store_ref},
-}};
-
 void check_ratio(std::string_view op, int ratio) {
   check_that(ratio == 4 || ratio == 128, op, "ratio", ratio, "4 or 128");
 }
 
-void check_format(const std::string& what, const PagedCache& cache, const RowFormat& expected) {
-  check_cache(what, cache);
-  if (*cache.format == expected) return;
-  throw InvalidArgument(what + ": got " + std::string(cache.format->name) + " rows, expected " +
-                        std::string(expected.name) + " rows");
+void check_format(std::string_view op, const Text& what, const PagedCache& cache, const RowFormat& expected) {
+  check_cache(op, what, cache);
+  check_that(*cache.format == expected, op, what, words(cache.format->name, " rows"), words(expected.name, " rows"));
 }
 
 /// State rows are read and written in place as fp32.
-void check_state(const std::string& op, const std::string& suffix, const PagedCache& state, int dim, int coff) {
-  check_format(op + ": state" + suffix, state, state_rows(dim, coff));
+void check_state(std::string_view op, std::string_view suffix, const PagedCache& state, int dim, int coff) {
+  check_format(op, words("state", suffix), state, state_rows(dim, coff));
   const bool aligned = reinterpret_cast<std::uintptr_t>(state.base) % 4 == 0 &&
                        (state.num_blocks < 2 || state.block_stride_bytes % 4 == 0);
-  check_that(aligned, op, "state" + suffix,
-             "base or block stride " + std::to_string(state.block_stride_bytes) + " off fp32 alignment",
-             "multiples of 4 bytes");
+  check_that(aligned, op, words("state", suffix),
+             words("base or block stride ", state.block_stride_bytes, " off fp32 alignment"), "multiples of 4 bytes");
 }
 
-void check_slots(std::string_view op, std::string_view what, const ConstTensorView& slots, std::int64_t tokens) {
+void check_slots(std::string_view op, const Text& what, const ConstTensorView& slots, std::int64_t tokens) {
   check_tensor(op, what, slots, {kAny}, {DType::kI64});
-  check_that(slots.size(0) <= tokens, op, what, describe(slots), "at most " + std::to_string(tokens) + " tokens");
+  check_that(slots.size(0) <= tokens, op, what, slots, words("at most ", tokens, " tokens"));
 }
 
 /// One compressor of a CompressStore; `suffix`: of its names.
@@ -71,12 +51,12 @@ void check_compressor(const CompressStore::Problem& p, const std::string& suffix
 
 void check_tensors(const CompressStore::Problem& p, const CompressStore::Args& a, const std::string& suffix) {
   constexpr std::string_view op = CompressStore::kName;
-  check_slots(op, "state_slots" + suffix, a.state_slots, p.tokens);
+  check_slots(op, words("state_slots", suffix), a.state_slots, p.tokens);
   check_tensor(op, "entry_slots", a.entry_slots, {a.state_slots.size(0)}, {DType::kI64});
-  check_tensor(op, "block_table" + suffix, a.block_table, {kAny, kAny}, {DType::kI32});
-  check_tensor(op, "norm_weight" + suffix, a.norm_weight, {p.dim}, {DType::kBF16, DType::kF32});
-  check_state(std::string(op), suffix, a.state, p.dim, p.coff());
-  check_format(std::string(op) + ": entries" + suffix, a.entries, *p.format);
+  check_tensor(op, words("block_table", suffix), a.block_table, {kAny, kAny}, {DType::kI32});
+  check_tensor(op, words("norm_weight", suffix), a.norm_weight, {p.dim}, {DType::kBF16, DType::kF32});
+  check_state(op, suffix, a.state, p.dim, p.coff());
+  check_format(op, words("entries", suffix), a.entries, *p.format);
   if (a.kv_score.absent()) return;
   const std::int64_t half = static_cast<std::int64_t>(p.coff()) * p.dim;
   check_tensor(op, "kv_score" + suffix, a.kv_score, {p.tokens, 2 * half}, {DType::kF32});
@@ -87,7 +67,12 @@ void check_tensors(const CompressStore::Problem& p, const CompressStore::Args& a
 
 template <>
 std::span<const Implementation<SaveState>> OpTable<SaveState>::implementations() {
-  return kSaveState;
+  static const Implementation<SaveState> kTable[] = {
+      cuda_row<SaveState>(),
+      {.name = "cpu", .machine = "any CPU", .run = save_state_cpu},
+      {.name = "ref", .machine = "any CPU", .run = save_state_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -106,12 +91,26 @@ void OpTable<SaveState>::check_args(const SaveState::Problem& p, const SaveState
   check_tensor(op, "ape", a.ape, {p.ratio, half}, {DType::kF32, DType::kBF16});
   check_tensor(op, "positions", a.positions, {p.tokens}, {DType::kI64});
   check_slots(op, "state_slots", a.state_slots, p.tokens);
-  check_state(std::string(op), "", a.state, p.dim, p.coff());
+  check_state(op, "", a.state, p.dim, p.coff());
 }
 
 template <>
 std::span<const Implementation<CompressStore>> OpTable<CompressStore>::implementations() {
-  return kCompressStore;
+  static const Implementation<CompressStore> kTable[] = {
+      sm90_row<CompressStore>(),
+      cuda_row<CompressStore>(),
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .decide = take_all<CompressStore, needs_avx512>,
+       .run = compress_store_avx512},
+      {.name = "avx2",
+       .machine = "AVX2 + FMA",
+       .decide = take_all<CompressStore, needs_avx2>,
+       .run = compress_store_avx2},
+      {.name = "cpu", .machine = "any CPU", .run = compress_store_cpu},
+      {.name = "ref", .machine = "any CPU", .run = compress_store_ref},
+  };
+  return kTable;
 }
 
 template <>

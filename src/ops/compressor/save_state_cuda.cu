@@ -2,7 +2,7 @@
 #include "device/early_launch.cuh"
 #include "ops/compressor/implementations.h"
 #include "ops/compressor/state_row.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 
 namespace smla {
 
@@ -18,15 +18,20 @@ __global__ void __launch_bounds__(kThreads) save(const __grid_constant__ Save c)
   compressor::save_row<kVector>(c, blockIdx.x, 0, 2 * c.half, static_cast<int>(threadIdx.x), kThreads);
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(SaveState, 0) {
+void run(const SaveState::Problem& p, const SaveState::Args& a, const RunContext& context) {
   const std::int64_t tokens = a.state_slots.size(0);
   if (tokens == 0) return;
   const Save c = compressor::save_of(p, a);
   const auto start =
       compressor::by_fours(c) ? device::launch_early<save<true>, Save> : device::launch_early<save<false>, Save>;
   start("save_state", blocks_for(tokens, 1), kThreads, 0, stream_of(context.stream), c);
+}
+
+}  // namespace
+
+template <>
+Implementation<SaveState> cuda_row() {
+  return any_gpu_row<SaveState>(run);
 }
 
 }  // namespace smla

@@ -1,5 +1,5 @@
 // Index rows over window and compressed rows together, on the device.
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/index/owners.cuh"
 #include "sparsemla/ops/index.h"
 
@@ -159,9 +159,11 @@ __global__ void __launch_bounds__(kThreads, 8)
   if (threadIdx.x == 0) lens[t] = !decode && pos < 0 ? 0 : static_cast<std::int32_t>(p.window_width + count);
 }
 
-}  // namespace
+std::size_t count_bytes(const CombineTopkWindow::Problem& p, int /*threads*/) {
+  return static_cast<std::size_t>(4 * p.tokens);
+}
 
-SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
+void run(const CombineTopkWindow::Problem& p, const CombineTopkWindow::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   const cudaStream_t stream = stream_of(context.stream);
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
@@ -172,7 +174,7 @@ SMLA_CUDA_OP(CombineTopkWindow, static_cast<std::size_t>(4 * p.tokens)) {
       data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
-SMLA_CUDA_OP(MixedSparseIndices, 0) {
+void run(const MixedSparseIndices::Problem& p, const MixedSparseIndices::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   const MixedInputs in{.decode_window = rows_of(a.decode_window),
                        .decode_compressed = rows_of(a.decode_compressed),
@@ -186,6 +188,18 @@ SMLA_CUDA_OP(MixedSparseIndices, 0) {
                        .compressed = table_of(a.compressed_table, p.compressed_block)};
   device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in,
                                    rows_of(a.indices), data_of<std::int32_t>(a.lens));
+}
+
+}  // namespace
+
+template <>
+Implementation<CombineTopkWindow> cuda_row() {
+  return any_gpu_row<CombineTopkWindow>(run, take_all<CombineTopkWindow, needs_gpu, count_bytes>);
+}
+
+template <>
+Implementation<MixedSparseIndices> cuda_row() {
+  return any_gpu_row<MixedSparseIndices>(run);
 }
 
 }  // namespace smla

@@ -1,6 +1,5 @@
 // Tables and argument checks of the index family: small ops that share one shape of file.
 #include "core/check.h"
-#include "ops/cuda_op.h"
 #include "ops/index/implementations.h"
 
 namespace smla {
@@ -26,8 +25,8 @@ void check_columns(std::string_view op, const TensorView& indices) {
 
 template <>
 std::span<const Implementation<TokenToReq>> OpTable<TokenToReq>::implementations() {
-  static constexpr Implementation<TokenToReq> kTable[] = {
-      cuda_line<TokenToReq>(), {.name = "ref", .machine = "any CPU", .run = token_to_req_ref}};
+  static const Implementation<TokenToReq> kTable[] = {cuda_row<TokenToReq>(),
+                                                      {.name = "ref", .machine = "any CPU", .run = token_to_req_ref}};
   return kTable;
 }
 template <>
@@ -42,8 +41,8 @@ void OpTable<TokenToReq>::check_args(const TokenToReq::Problem& problem, const T
 
 template <>
 std::span<const Implementation<SlotMapping>> OpTable<SlotMapping>::implementations() {
-  static constexpr Implementation<SlotMapping> kTable[] = {
-      cuda_line<SlotMapping>(), {.name = "ref", .machine = "any CPU", .run = slot_mapping_ref}};
+  static const Implementation<SlotMapping> kTable[] = {cuda_row<SlotMapping>(),
+                                                       {.name = "ref", .machine = "any CPU", .run = slot_mapping_ref}};
   return kTable;
 }
 template <>
@@ -62,8 +61,8 @@ void OpTable<SlotMapping>::check_args(const SlotMapping::Problem& problem, const
 
 template <>
 std::span<const Implementation<CompressedSlotMapping>> OpTable<CompressedSlotMapping>::implementations() {
-  static constexpr Implementation<CompressedSlotMapping> kTable[] = {
-      cuda_line<CompressedSlotMapping>(), {.name = "ref", .machine = "any CPU", .run = compressed_slot_mapping_ref}};
+  static const Implementation<CompressedSlotMapping> kTable[] = {
+      cuda_row<CompressedSlotMapping>(), {.name = "ref", .machine = "any CPU", .run = compressed_slot_mapping_ref}};
   return kTable;
 }
 template <>
@@ -84,8 +83,8 @@ void OpTable<CompressedSlotMapping>::check_args(const CompressedSlotMapping::Pro
 
 template <>
 std::span<const Implementation<WindowIndices>> OpTable<WindowIndices>::implementations() {
-  static constexpr Implementation<WindowIndices> kTable[] = {
-      cuda_line<WindowIndices>(), {.name = "ref", .machine = "any CPU", .run = window_indices_ref}};
+  static const Implementation<WindowIndices> kTable[] = {
+      cuda_row<WindowIndices>(), {.name = "ref", .machine = "any CPU", .run = window_indices_ref}};
   return kTable;
 }
 template <>
@@ -106,14 +105,14 @@ void OpTable<WindowIndices>::check_args(const WindowIndices::Problem& problem, c
   check_tensor(WindowIndices::kName, "block_table", args.block_table, {problem.requests, kAny}, {DType::kI32});
   check_tensor(WindowIndices::kName, "indices", args.indices, {problem.tokens, kAny}, {DType::kI32});
   check_that(args.indices.size(1) >= problem.window, WindowIndices::kName, "columns of indices", args.indices.size(1),
-             "at least the window of " + std::to_string(problem.window));
+             words("at least the window of ", problem.window));
   check_tensor(WindowIndices::kName, "lens", args.lens, {problem.tokens}, {DType::kI32});
 }
 
 template <>
 std::span<const Implementation<DenseCompressedIndices>> OpTable<DenseCompressedIndices>::implementations() {
-  static constexpr Implementation<DenseCompressedIndices> kTable[] = {
-      cuda_line<DenseCompressedIndices>(), {.name = "ref", .machine = "any CPU", .run = dense_compressed_indices_ref}};
+  static const Implementation<DenseCompressedIndices> kTable[] = {
+      cuda_row<DenseCompressedIndices>(), {.name = "ref", .machine = "any CPU", .run = dense_compressed_indices_ref}};
   return kTable;
 }
 template <>
@@ -140,8 +139,8 @@ void OpTable<DenseCompressedIndices>::check_args(const DenseCompressedIndices::P
 
 template <>
 std::span<const Implementation<GlobalTopk>> OpTable<GlobalTopk>::implementations() {
-  static constexpr Implementation<GlobalTopk> kTable[] = {
-      cuda_line<GlobalTopk>(), {.name = "ref", .machine = "any CPU", .run = global_topk_ref}};
+  static const Implementation<GlobalTopk> kTable[] = {cuda_row<GlobalTopk>(),
+                                                      {.name = "ref", .machine = "any CPU", .run = global_topk_ref}};
   return kTable;
 }
 template <>
@@ -162,8 +161,8 @@ void OpTable<GlobalTopk>::check_args(const GlobalTopk::Problem& problem, const G
 
 template <>
 std::span<const Implementation<ShortContextTopk>> OpTable<ShortContextTopk>::implementations() {
-  static constexpr Implementation<ShortContextTopk> kTable[] = {
-      cuda_line<ShortContextTopk>(), {.name = "ref", .machine = "any CPU", .run = short_context_topk_ref}};
+  static const Implementation<ShortContextTopk> kTable[] = {
+      cuda_row<ShortContextTopk>(), {.name = "ref", .machine = "any CPU", .run = short_context_topk_ref}};
   return kTable;
 }
 template <>
@@ -181,8 +180,8 @@ void OpTable<ShortContextTopk>::check_args(const ShortContextTopk::Problem& prob
 
 template <>
 std::span<const Implementation<VisibleEntries>> OpTable<VisibleEntries>::implementations() {
-  static constexpr Implementation<VisibleEntries> kTable[] = {
-      cuda_line<VisibleEntries>(), {.name = "ref", .machine = "any CPU", .run = visible_entries_ref}};
+  static const Implementation<VisibleEntries> kTable[] = {
+      cuda_row<VisibleEntries>(), {.name = "ref", .machine = "any CPU", .run = visible_entries_ref}};
   return kTable;
 }
 template <>
@@ -204,8 +203,8 @@ void OpTable<VisibleEntries>::check_args(const VisibleEntries::Problem& problem,
 
 template <>
 std::span<const Implementation<PrefillLens>> OpTable<PrefillLens>::implementations() {
-  static constexpr Implementation<PrefillLens> kTable[] = {
-      cuda_line<PrefillLens>(), {.name = "ref", .machine = "any CPU", .run = prefill_lens_ref}};
+  static const Implementation<PrefillLens> kTable[] = {cuda_row<PrefillLens>(),
+                                                       {.name = "ref", .machine = "any CPU", .run = prefill_lens_ref}};
   return kTable;
 }
 template <>
@@ -229,8 +228,8 @@ void OpTable<PrefillLens>::check_args(const PrefillLens::Problem& problem, const
 
 template <>
 std::span<const Implementation<DraftPositions>> OpTable<DraftPositions>::implementations() {
-  static constexpr Implementation<DraftPositions> kTable[] = {
-      cuda_line<DraftPositions>(), {.name = "ref", .machine = "any CPU", .run = draft_positions_ref}};
+  static const Implementation<DraftPositions> kTable[] = {
+      cuda_row<DraftPositions>(), {.name = "ref", .machine = "any CPU", .run = draft_positions_ref}};
   return kTable;
 }
 template <>
@@ -245,8 +244,8 @@ void OpTable<DraftPositions>::check_args(const DraftPositions::Problem& problem,
 
 template <>
 std::span<const Implementation<CombineTopkWindow>> OpTable<CombineTopkWindow>::implementations() {
-  static constexpr Implementation<CombineTopkWindow> kTable[] = {
-      cuda_line<CombineTopkWindow>(), {.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
+  static const Implementation<CombineTopkWindow> kTable[] = {
+      cuda_row<CombineTopkWindow>(), {.name = "ref", .machine = "any CPU", .run = combine_topk_window_ref}};
   return kTable;
 }
 template <>
@@ -267,22 +266,22 @@ void OpTable<CombineTopkWindow>::check_args(const CombineTopkWindow::Problem& pr
   if (problem.top_k > 0) {
     check_tensor(op, "topk", args.topk, {problem.tokens, kAny}, {DType::kI32});
     check_that(args.topk.size(1) >= problem.top_k, op, "columns of topk", args.topk.size(1),
-               "at least " + std::to_string(problem.top_k));
+               words("at least ", problem.top_k));
   }
   check_tensor(op, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
   check_tensor(op, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
   check_tensor(op, "gather_lens", args.gather_lens, {problem.requests}, {DType::kI32});
   check_tensor(op, "indices", args.indices, {problem.tokens, kAny}, {DType::kI32});
   check_that(args.indices.size(1) >= problem.top_k + problem.window, op, "columns of indices", args.indices.size(1),
-             "at least " + std::to_string(problem.top_k + problem.window) + ", top_k + window");
+             words("at least ", problem.top_k + problem.window, ", top_k + window"));
   check_columns(op, args.indices);
   check_tensor(op, "lens", args.lens, {problem.tokens}, {DType::kI32});
 }
 
 template <>
 std::span<const Implementation<MixedSparseIndices>> OpTable<MixedSparseIndices>::implementations() {
-  static constexpr Implementation<MixedSparseIndices> kTable[] = {
-      cuda_line<MixedSparseIndices>(), {.name = "ref", .machine = "any CPU", .run = mixed_sparse_indices_ref}};
+  static const Implementation<MixedSparseIndices> kTable[] = {
+      cuda_row<MixedSparseIndices>(), {.name = "ref", .machine = "any CPU", .run = mixed_sparse_indices_ref}};
   return kTable;
 }
 template <>
@@ -325,7 +324,7 @@ void OpTable<MixedSparseIndices>::check_args(const MixedSparseIndices::Problem& 
   if (prefill_part) {
     check_tensor(op, "prefill_topk", args.prefill_topk, {prefill, kAny}, {DType::kI32});
     check_that(args.prefill_topk.size(1) >= problem.top_k, op, "columns of prefill_topk", args.prefill_topk.size(1),
-               "at least " + std::to_string(problem.top_k));
+               words("at least ", problem.top_k));
   }
   check_tensor(op, "query_start_loc", args.query_start_loc, {problem.requests + 1}, {DType::kI32});
   check_tensor(op, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});

@@ -1,5 +1,5 @@
 // Requests and cache slots of a step's tokens on the device: a thread for each.
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/index/owners.cuh"
 #include "sparsemla/ops/index.h"
 
@@ -36,14 +36,12 @@ __global__ void __launch_bounds__(kThreads)
   slots[t] = slot;
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(TokenToReq, 0) {
+void run(const TokenToReq::Problem& p, const TokenToReq::Args& a, const RunContext& context) {
   list_owners(a.query_start_loc, false, p.requests, p.tokens, data_of<std::int32_t>(a.token_to_req), 0,
               stream_of(context.stream));
 }
 
-SMLA_CUDA_OP(SlotMapping, 0) {
+void run(const SlotMapping::Problem& p, const SlotMapping::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   device::launch_early<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0,
                                      stream_of(context.stream), table_of(a.block_table, p.block_size), p.requests,
@@ -52,7 +50,11 @@ SMLA_CUDA_OP(SlotMapping, 0) {
                                      data_of<const std::int32_t>(a.token_to_req), data_of<std::int64_t>(a.slots));
 }
 
-SMLA_CUDA_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
+std::size_t count_bytes(const CompressedSlotMapping::Problem& p, int /*threads*/) {
+  return static_cast<std::size_t>(4 * p.tokens);
+}
+
+void run(const CompressedSlotMapping::Problem& p, const CompressedSlotMapping::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
   if (owner != nullptr)
@@ -62,6 +64,23 @@ SMLA_CUDA_OP(CompressedSlotMapping, static_cast<std::size_t>(4 * p.tokens)) {
                                          p.requests, p.tokens, p.ratio, owner,
                                          data_of<const std::int32_t>(a.query_start_loc),
                                          data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
+}
+
+}  // namespace
+
+template <>
+Implementation<TokenToReq> cuda_row() {
+  return any_gpu_row<TokenToReq>(run);
+}
+
+template <>
+Implementation<SlotMapping> cuda_row() {
+  return any_gpu_row<SlotMapping>(run);
+}
+
+template <>
+Implementation<CompressedSlotMapping> cuda_row() {
+  return any_gpu_row<CompressedSlotMapping>(run, take_all<CompressedSlotMapping, needs_gpu, count_bytes>);
 }
 
 }  // namespace smla

@@ -1,5 +1,5 @@
 // Index rows of sparse attention on the device.
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/index/index_rows.cuh"
 #include "sparsemla/ops/index.h"
 
@@ -59,9 +59,7 @@ __global__ void short_rows(std::int64_t ratio, std::int64_t k, const std::int64_
   for (std::int64_t j = threadIdx.x; j < k; j += blockDim.x) out.row(t)[j] = j < n ? static_cast<std::int32_t>(j) : -1;
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(WindowIndices, 0) {
+void run(const WindowIndices::Problem& p, const WindowIndices::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   device::launch_early<window_rows>(
       "window_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
@@ -70,7 +68,7 @@ SMLA_CUDA_OP(WindowIndices, 0) {
       data_of<const std::int64_t>(a.slot_mapping), rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
-SMLA_CUDA_OP(DenseCompressedIndices, 0) {
+void run(const DenseCompressedIndices::Problem& p, const DenseCompressedIndices::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   device::launch_early<dense_rows>(
       "dense_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
@@ -79,7 +77,7 @@ SMLA_CUDA_OP(DenseCompressedIndices, 0) {
       data_of<std::int32_t>(a.lens));
 }
 
-SMLA_CUDA_OP(GlobalTopk, 0) {
+void run(const GlobalTopk::Problem& p, const GlobalTopk::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   device::launch_early<global_rows>("global_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream),
                                     table_of(a.block_table, p.storage_block), p.k, p.compact, rows_of(a.topk),
@@ -87,10 +85,32 @@ SMLA_CUDA_OP(GlobalTopk, 0) {
                                     rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
-SMLA_CUDA_OP(ShortContextTopk, 0) {
+void run(const ShortContextTopk::Problem& p, const ShortContextTopk::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   device::launch_early<short_rows>("short_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p.ratio,
                                    p.k, data_of<const std::int64_t>(a.positions), rows_of(a.indices));
+}
+
+}  // namespace
+
+template <>
+Implementation<WindowIndices> cuda_row() {
+  return any_gpu_row<WindowIndices>(run);
+}
+
+template <>
+Implementation<DenseCompressedIndices> cuda_row() {
+  return any_gpu_row<DenseCompressedIndices>(run);
+}
+
+template <>
+Implementation<GlobalTopk> cuda_row() {
+  return any_gpu_row<GlobalTopk>(run);
+}
+
+template <>
+Implementation<ShortContextTopk> cuda_row() {
+  return any_gpu_row<ShortContextTopk>(run);
 }
 
 }  // namespace smla

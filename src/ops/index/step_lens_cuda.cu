@@ -1,5 +1,5 @@
 // The lengths of a step on the device: a thread for each token or request.
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/index/index_rows.cuh"
 #include "sparsemla/ops/index.h"
 
@@ -41,9 +41,7 @@ __global__ void last_positions(std::int64_t requests, const std::int32_t* seq_le
   if (r < requests) positions[r] = static_cast<std::int64_t>(seq_lens[r]) - 1;
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(VisibleEntries, 0) {
+void run(const VisibleEntries::Problem& p, const VisibleEntries::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   entries<<<blocks_for(p.tokens, kThreads), kThreads, 0, stream_of(context.stream)>>>(
       p, data_of<const std::int64_t>(a.positions), data_of<const std::int64_t>(a.slot_mapping), data_of<bool>(a.valid),
@@ -51,7 +49,7 @@ SMLA_CUDA_OP(VisibleEntries, 0) {
   check_launch("visible_entries");
 }
 
-SMLA_CUDA_OP(PrefillLens, 0) {
+void run(const PrefillLens::Problem& p, const PrefillLens::Args& a, const RunContext& context) {
   if (p.requests == p.decodes) return;
   prefills<<<blocks_for(p.requests - p.decodes, kThreads), kThreads, 0, stream_of(context.stream)>>>(
       p, data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
@@ -59,11 +57,28 @@ SMLA_CUDA_OP(PrefillLens, 0) {
   check_launch("prefill_lens");
 }
 
-SMLA_CUDA_OP(DraftPositions, 0) {
+void run(const DraftPositions::Problem& p, const DraftPositions::Args& a, const RunContext& context) {
   if (p.requests == 0) return;
   last_positions<<<blocks_for(p.requests, kThreads), kThreads, 0, stream_of(context.stream)>>>(
       p.requests, data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.positions));
   check_launch("draft_positions");
+}
+
+}  // namespace
+
+template <>
+Implementation<VisibleEntries> cuda_row() {
+  return any_gpu_row<VisibleEntries>(run);
+}
+
+template <>
+Implementation<PrefillLens> cuda_row() {
+  return any_gpu_row<PrefillLens>(run);
+}
+
+template <>
+Implementation<DraftPositions> cuda_row() {
+  return any_gpu_row<DraftPositions>(run);
 }
 
 }  // namespace smla

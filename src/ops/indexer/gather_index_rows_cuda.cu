@@ -3,7 +3,7 @@
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
 #include "device/early_launch.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "sparsemla/ops/indexer.h"
 
 namespace smla {
@@ -62,9 +62,7 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
   }
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(GatherIndexRows, 0) {
+void run(const GatherIndexRows::Problem& p, const GatherIndexRows::Args& a, const RunContext& context) {
   if (p.requests == 0 || p.rows == 0) return;
   Call c{.cache = device::view_of_cache(a.cache),
          .num_blocks = a.cache.num_blocks,
@@ -84,6 +82,13 @@ SMLA_CUDA_OP(GatherIndexRows, 0) {
       device::common_word(c.cache.base, c.cache.block_stride, scales_at, c.cache.scale_bytes, c.scales, c.scale_stride);
   device::launch_early<gather>("gather_index_rows", min(blocks_for(p.rows, kWarps), kMostBlocks), 32 * kWarps, 0,
                                stream_of(context.stream), c);
+}
+
+}  // namespace
+
+template <>
+Implementation<GatherIndexRows> cuda_row() {
+  return any_gpu_row<GatherIndexRows>(run);
 }
 
 }  // namespace smla

@@ -1,13 +1,10 @@
+#include "cache/check_cache.h"
 #include "core/check.h"
-#include "ops/cuda_op.h"
 #include "ops/indexer/implementations.h"
 
 namespace smla {
 
 namespace {
-
-std::string avx2_only(const auto&, const PlanOptions&) { return needs_avx2(); }
-std::string avx512_only(const auto&, const PlanOptions&) { return needs_avx512(); }
 
 /// Both ops take rows of one kind of element: e4m3 with one fp32 scale, e2m1 with UE8M0 group scales, or plain fp32.
 void check_format(std::string_view op, const RowFormat* format, int dim, std::int64_t heads) {
@@ -37,7 +34,7 @@ void check_q(std::string_view op, std::string_view name, const ConstTensorView& 
   if (format.scale == ScaleKind::kUe8m0) {
     check_tensor(op, "q_scale", q_scale, {rows, heads, format.groups()}, {DType::kU8});
   } else {
-    check_that(q_scale.absent(), op, "q_scale", describe(q_scale), "no tensor with " + std::string(format.name));
+    check_that(q_scale.absent(), op, "q_scale", q_scale, words("no tensor with ", format.name));
   }
 }
 
@@ -45,8 +42,8 @@ void check_q(std::string_view op, std::string_view name, const ConstTensorView& 
 
 template <>
 std::span<const Implementation<IndexerQ>> OpTable<IndexerQ>::implementations() {
-  static constexpr Implementation<IndexerQ> kTable[] = {
-      cuda_line<IndexerQ>(),
+  static const Implementation<IndexerQ> kTable[] = {
+      cuda_row<IndexerQ>(),
       {.name = "cpu", .machine = "any CPU", .run = indexer_q_cpu},
       {.name = "ref", .machine = "any CPU", .run = indexer_q_ref},
   };
@@ -79,19 +76,20 @@ void OpTable<IndexerQ>::check_args(const IndexerQ::Problem& problem, const Index
 
 template <>
 std::span<const Implementation<IndexerLogits>> OpTable<IndexerLogits>::implementations() {
-  static constexpr Implementation<IndexerLogits> kTable[] = {
-      cuda_line<IndexerLogits>(),
+  static const Implementation<IndexerLogits> kTable[] = {
+      cuda_row<IndexerLogits>(),
       {.name = "avx512",
        .machine = "AVX-512 F/BW/DQ/VL",
-       .refuse = avx512_only<IndexerLogits::Problem>,
-       .workspace_bytes = indexer_logits_workspace,
+       .decide = take_all<IndexerLogits, needs_avx512, indexer_logits_workspace>,
        .run = indexer_logits_avx512},
       {.name = "avx2",
        .machine = "AVX2 + FMA",
-       .refuse = avx2_only<IndexerLogits::Problem>,
-       .workspace_bytes = indexer_logits_workspace,
+       .decide = take_all<IndexerLogits, needs_avx2, indexer_logits_workspace>,
        .run = indexer_logits_avx2},
-      {.name = "cpu", .machine = "any CPU", .workspace_bytes = indexer_logits_workspace, .run = indexer_logits_cpu},
+      {.name = "cpu",
+       .machine = "any CPU",
+       .decide = take_all<IndexerLogits, needs_nothing, indexer_logits_workspace>,
+       .run = indexer_logits_cpu},
       {.name = "ref", .machine = "any CPU", .run = indexer_logits_ref},
   };
   return kTable;
@@ -113,28 +111,26 @@ void OpTable<IndexerLogits>::check_args(const IndexerLogits::Problem& problem, c
   check_tensor(IndexerLogits::kName, "lens", args.lens, {problem.rows}, {DType::kI32});
   check_tensor(IndexerLogits::kName, "block_table", args.block_table, {kAny, kAny}, {DType::kI32});
   check_tensor(IndexerLogits::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
-  check_cache(std::string(IndexerLogits::kName) + ": cache", args.cache);
-  check_that(*args.cache.format == *problem.format, IndexerLogits::kName, "cache.format",
-             std::string(args.cache.format->name), std::string(problem.format->name));
+  check_cache(IndexerLogits::kName, "cache", args.cache);
+  check_that(*args.cache.format == *problem.format, IndexerLogits::kName, "cache.format", args.cache.format->name,
+             problem.format->name);
 }
 
 template <>
 std::span<const Implementation<RaggedIndexerLogits>> OpTable<RaggedIndexerLogits>::implementations() {
-  static constexpr Implementation<RaggedIndexerLogits> kTable[] = {
-      cuda_line<RaggedIndexerLogits>(),
+  static const Implementation<RaggedIndexerLogits> kTable[] = {
+      cuda_row<RaggedIndexerLogits>(),
       {.name = "avx512",
        .machine = "AVX-512 F/BW/DQ/VL",
-       .refuse = avx512_only<RaggedIndexerLogits::Problem>,
-       .workspace_bytes = ragged_indexer_logits_workspace,
+       .decide = take_all<RaggedIndexerLogits, needs_avx512, ragged_indexer_logits_workspace>,
        .run = ragged_indexer_logits_avx512},
       {.name = "avx2",
        .machine = "AVX2 + FMA",
-       .refuse = avx2_only<RaggedIndexerLogits::Problem>,
-       .workspace_bytes = ragged_indexer_logits_workspace,
+       .decide = take_all<RaggedIndexerLogits, needs_avx2, ragged_indexer_logits_workspace>,
        .run = ragged_indexer_logits_avx2},
       {.name = "cpu",
        .machine = "any CPU",
-       .workspace_bytes = ragged_indexer_logits_workspace,
+       .decide = take_all<RaggedIndexerLogits, needs_nothing, ragged_indexer_logits_workspace>,
        .run = ragged_indexer_logits_cpu},
       {.name = "ref", .machine = "any CPU", .run = ragged_indexer_logits_ref},
   };
@@ -165,8 +161,8 @@ void OpTable<RaggedIndexerLogits>::check_args(const RaggedIndexerLogits::Problem
 
 template <>
 std::span<const Implementation<GatherIndexRows>> OpTable<GatherIndexRows>::implementations() {
-  static constexpr Implementation<GatherIndexRows> kTable[] = {
-      cuda_line<GatherIndexRows>(),
+  static const Implementation<GatherIndexRows> kTable[] = {
+      cuda_row<GatherIndexRows>(),
       {.name = "ref", .machine = "any CPU", .run = gather_index_rows_ref},
   };
   return kTable;
@@ -183,9 +179,8 @@ void OpTable<GatherIndexRows>::check_problem(const GatherIndexRows::Problem& pro
 template <>
 void OpTable<GatherIndexRows>::check_args(const GatherIndexRows::Problem& problem, const GatherIndexRows::Args& args) {
   constexpr std::string_view op = GatherIndexRows::kName;
-  check_cache(std::string(op) + ": cache", args.cache);
-  check_that(*args.cache.format == *problem.format, op, "cache.format", std::string(args.cache.format->name),
-             std::string(problem.format->name));
+  check_cache(op, "cache", args.cache);
+  check_that(*args.cache.format == *problem.format, op, "cache.format", args.cache.format->name, problem.format->name);
   check_tensor(op, "cu_seq_lens", args.cu_seq_lens, {problem.requests + 1}, {DType::kI32});
   check_tensor(op, "block_table", args.block_table, {problem.requests, kAny}, {DType::kI32});
   check_tensor(op, "values", args.values, {problem.rows, problem.format->data_bytes}, {DType::kU8});

@@ -7,8 +7,7 @@
 #include <cmath>
 
 #include "device/launch.cuh"
-#include "device/shared_limit.h"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/indexer/logits_split.h"
 #include "ops/indexer/score_fma.cuh"
 #include "ops/indexer/score_tensor.cuh"
@@ -41,21 +40,19 @@ void launch(Call& c, std::int64_t sharing, const RunContext& context) {
     if (c.dim == kTensorDim && groups_of_32 && std::min({c.q_align, c.keys.data_align, c.keys.scale_align}) >= 4) {
       const int row_bytes = SharedQ::bytes((c.heads + 15) / 16, kElement == Element::kE2M1);
       constexpr int kReserved = 2 << 10;  // of a block, beside its queries
-      const int fit = std::clamp(
-          (static_cast<int>(device::shared_limit()) / resident<kElement>() - kReserved) / row_bytes, 1, kMaxRows);
+      const auto& gpu = context.choice<device::Gpu>();
+      const int fit =
+          std::clamp((static_cast<int>(gpu.shared_bytes) / resident<kElement>() - kReserved) / row_bytes, 1, kMaxRows);
       c.group_rows = static_cast<int>(std::clamp<std::int64_t>(sharing, 1, std::min<std::int64_t>(c.rows, fit)));
       c.groups = (c.rows + c.group_rows - 1) / c.group_rows;
       constexpr int kRun = kWarps * kTile;
-      c.parts =
-          static_cast<int>(logits_parts({.groups = c.groups,
-                                         .rows = c.group_rows,
-                                         .runs = (std::int64_t{c.width} + kRun - 1) / kRun,
-                                         .resident = std::int64_t{resident<kElement>()} * device::multiprocessors(),
-                                         .uneven = sharing > kMaxRows}));
+      c.parts = static_cast<int>(logits_parts({.groups = c.groups,
+                                               .rows = c.group_rows,
+                                               .runs = (std::int64_t{c.width} + kRun - 1) / kRun,
+                                               .resident = std::int64_t{resident<kElement>()} * gpu.multiprocessors,
+                                               .uneven = sharing > kMaxRows}));
       const int shared = c.group_rows * row_bytes;
       const auto start = [&]<auto kKernel>() {
-        check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-                   "cudaFuncSetAttribute");
         device::launch_early<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads,
                                       shared, stream_of(context.stream), c);
       };
@@ -113,9 +110,15 @@ void score(Call& c, const RowFormat& format, std::int64_t sharing, const RunCont
   }
 }
 
-}  // namespace
+/// How a call is cut depends on its tensors too: on the requests that its rows belong to, and on alignment.
+template <class Op>
+Decision decide(const typename Op::Problem& /*problem*/, const PlanOptions& /*options*/, const Machine& machine) {
+  Decision decision = refused(needs_gpu(machine));
+  decision.choice = machine.gpu;
+  return decision;
+}
 
-SMLA_CUDA_OP(IndexerLogits, 0) {
+void run(const IndexerLogits::Problem& p, const IndexerLogits::Args& a, const RunContext& context) {
   if (p.rows == 0 || p.width == 0) return;
   Call c = call_of<IndexerLogits>(p, a, p.width);
   c.row_to_req = static_cast<const std::int32_t*>(a.row_to_req.data);
@@ -148,7 +151,7 @@ SMLA_CUDA_OP(IndexerLogits, 0) {
   score(c, *p.format, p.rows / std::max<std::int64_t>(k.requests, 1), context);
 }
 
-SMLA_CUDA_OP(RaggedIndexerLogits, 0) {
+void run(const RaggedIndexerLogits::Problem& p, const RaggedIndexerLogits::Args& a, const RunContext& context) {
   if (p.rows == 0 || p.keys == 0) return;
   Call c = call_of<RaggedIndexerLogits>(p, a, p.keys);
   c.starts = static_cast<const std::int32_t*>(a.starts.data);
@@ -162,6 +165,18 @@ SMLA_CUDA_OP(RaggedIndexerLogits, 0) {
   k.scale_stride = a.scales.stride[0];
   k.scale_align = Alignment().address(k.scales).stride(p.keys, k.scale_stride).value();
   score(c, *p.format, p.rows, context);
+}
+
+}  // namespace
+
+template <>
+Implementation<IndexerLogits> cuda_row() {
+  return any_gpu_row<IndexerLogits>(run, decide<IndexerLogits>);
+}
+
+template <>
+Implementation<RaggedIndexerLogits> cuda_row() {
+  return any_gpu_row<RaggedIndexerLogits>(run, decide<RaggedIndexerLogits>);
 }
 
 }  // namespace smla

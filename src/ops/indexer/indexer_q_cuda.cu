@@ -6,7 +6,7 @@
 #include "device/early_launch.cuh"
 #include "device/hadamard.cuh"
 #include "device/row_views.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "sparsemla/ops/indexer.h"
 
 namespace smla {
@@ -212,23 +212,14 @@ bool by_halves(const IndexerQ::Problem& p, const ConstTensorView& q) {
   return aligned && group && p.dim == 128;
 }
 
-}  // namespace
-
-template <>
-std::string CudaOp<IndexerQ>::refuse(const IndexerQ::Problem& problem, const PlanOptions&) {
-  std::string reason = needs_gpu();
-  if (reason.empty() && problem.dim > kMaxDim) reason = "dim above " + std::to_string(kMaxDim);
-  if (reason.empty() && problem.format->nope == Element::kE2M1) reason = device::encoder_refusal(*problem.format);
-  return reason;
+Decision decide(const IndexerQ::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
+  std::string reason = needs_gpu(machine);
+  if (reason.empty() && p.dim > kMaxDim) reason = "dim above " + std::to_string(kMaxDim);
+  if (reason.empty() && p.format->nope == Element::kE2M1) reason = device::encoder_refusal(*p.format);
+  return refused(std::move(reason));
 }
 
-template <>
-std::size_t CudaOp<IndexerQ>::workspace_bytes(const IndexerQ::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, const RunContext& context) {
+void run(const IndexerQ::Problem& p, const IndexerQ::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   const bool has_scale = !a.q_scale.absent();
   const std::int64_t out_bytes = size_of(a.q_out.dtype);
@@ -270,6 +261,13 @@ void CudaOp<IndexerQ>::run(const IndexerQ::Problem& p, const IndexerQ::Args& a, 
       start.template operator()<queries<kMaxDim / 128, In>>();
     }
   });
+}
+
+}  // namespace
+
+template <>
+Implementation<IndexerQ> cuda_row() {
+  return any_gpu_row<IndexerQ>(run, decide);
 }
 
 }  // namespace smla

@@ -1,6 +1,6 @@
 // The residual: table, checks and the plain loop, which is bound by memory as it stands.
 #include "core/check.h"
-#include "ops/cuda_op.h"
+#include "ops/registry.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -28,8 +28,8 @@ void add_rows_ref(const AddRows::Problem& p, const AddRows::Args& a, const RunCo
 
 template <>
 std::span<const Implementation<AddRows>> OpTable<AddRows>::implementations() {
-  static constexpr Implementation<AddRows> kTable[] = {cuda_line<AddRows>(),
-                                                       {.name = "ref", .machine = "any CPU", .run = add_rows_ref}};
+  static const Implementation<AddRows> kTable[] = {cuda_row<AddRows>(),
+                                                   {.name = "ref", .machine = "any CPU", .run = add_rows_ref}};
   return kTable;
 }
 template <>

@@ -1,5 +1,5 @@
 #include "device/launch.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -22,9 +22,7 @@ __global__ void add(T* x, std::int64_t x_stride, const T* y, std::int64_t y_stri
   }
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(AddRows, 0) {
+void run(const AddRows::Problem& p, const AddRows::Args& a, const RunContext& context) {
   const std::int64_t count = p.rows * p.dim;
   if (count == 0) return;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>((count + kThreads - 1) / kThreads, 8192));
@@ -37,6 +35,13 @@ SMLA_CUDA_OP(AddRows, 0) {
     launch(static_cast<float*>(a.x.data), static_cast<const float*>(a.y.data));
   }
   check_launch("add_rows");
+}
+
+}  // namespace
+
+template <>
+Implementation<AddRows> cuda_row() {
+  return any_gpu_row<AddRows>(run);
 }
 
 }  // namespace smla

@@ -29,6 +29,9 @@ void qnorm_rope_insert_avx512(const QNormRopeInsert::Problem& problem, const QNo
 void inverse_rope_ref(const InverseRope::Problem& problem, const InverseRope::Args& args, const RunContext& context);
 void inverse_rope_cpu(const InverseRope::Problem& problem, const InverseRope::Args& args, const RunContext& context);
 
+/// On a GPU (inverse_rope_cuda.cu).
+void inverse_rope_cuda(const InverseRope::Problem& problem, const InverseRope::Args& args, const RunContext& context);
+
 void inverse_rope_quant_ref(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args,
                             const RunContext& context);
 void inverse_rope_quant_cpu(const InverseRopeQuant::Problem& problem, const InverseRopeQuant::Args& args,

@@ -5,7 +5,7 @@
 #include "cache/row_encoder.cuh"
 #include "device/ptx.cuh"
 #include "device/row_views.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 
 namespace smla::insertion {
 
@@ -75,9 +75,15 @@ Insert<In> insert_of(const ConstTensorView& rows, const ConstTensorView& slots, 
 }
 
 /// Why the device cannot insert such rows; empty where it can or nothing is inserted.
-inline std::string refusal(const RowFormat* format) {
-  const std::string reason = needs_gpu();
+inline std::string refusal(const RowFormat* format, const Machine& machine) {
+  const std::string reason = needs_gpu(machine);
   return reason.empty() && format != nullptr ? device::encoder_refusal(*format) : reason;
+}
+
+/// decide() of ops that insert rows of `format`.
+template <class Op>
+Decision decide(const typename Op::Problem& problem, const PlanOptions& /*options*/, const Machine& machine) {
+  return refused(refusal(problem.format, machine));
 }
 
 }  // namespace smla::insertion

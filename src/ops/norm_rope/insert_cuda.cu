@@ -5,7 +5,7 @@
 #include "device/copy.cuh"
 #include "device/early_launch.cuh"
 #include "device/row_views.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/norm_rope/insert.cuh"
 #include "sparsemla/ops/norm_rope.h"
 
@@ -132,19 +132,7 @@ void with_q_out(DType dtype, F&& f) {
   }
 }
 
-}  // namespace
-
-template <>
-std::string CudaOp<QNormRopeInsert>::refuse(const QNormRopeInsert::Problem& problem, const PlanOptions&) {
-  return insertion::refusal(problem.format);
-}
-template <>
-std::size_t CudaOp<QNormRopeInsert>::workspace_bytes(const QNormRopeInsert::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNormRopeInsert::Args& a,
-                                  const RunContext& context) {
+void run(const QNormRopeInsert::Problem& p, const QNormRopeInsert::Args& a, const RunContext& context) {
   const std::int64_t inserted = p.format == nullptr ? 0 : a.slot_mapping.size(0);
   const bool has_q = p.heads > 0;
   if (p.tokens == 0 || p.dim == 0 || (!has_q && inserted == 0)) return;
@@ -181,16 +169,7 @@ void CudaOp<QNormRopeInsert>::run(const QNormRopeInsert::Problem& p, const QNorm
   });
 }
 
-template <>
-std::string CudaOp<InsertRows>::refuse(const InsertRows::Problem& problem, const PlanOptions&) {
-  return insertion::refusal(problem.format);
-}
-template <>
-std::size_t CudaOp<InsertRows>::workspace_bytes(const InsertRows::Problem&, int) {
-  return 0;
-}
-template <>
-void CudaOp<InsertRows>::run(const InsertRows::Problem& p, const InsertRows::Args& a, const RunContext& context) {
+void run(const InsertRows::Problem& p, const InsertRows::Args& a, const RunContext& context) {
   const std::int64_t rows = a.slot_mapping.size(0);
   if (rows == 0) return;
   with_float(p.in, [&]<class In>(In) {
@@ -205,6 +184,18 @@ void CudaOp<InsertRows>::run(const InsertRows::Problem& p, const InsertRows::Arg
     launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, c.block_rows(kWarps)), dim3(32, kWarps), 0,
                                   stream_of(context.stream), c);
   });
+}
+
+}  // namespace
+
+template <>
+Implementation<QNormRopeInsert> cuda_row() {
+  return any_gpu_row<QNormRopeInsert>(run, insertion::decide<QNormRopeInsert>);
+}
+
+template <>
+Implementation<InsertRows> cuda_row() {
+  return any_gpu_row<InsertRows>(run, insertion::decide<InsertRows>);
 }
 
 }  // namespace smla

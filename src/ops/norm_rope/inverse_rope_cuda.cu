@@ -1,7 +1,7 @@
 // Rotation of the attention output back, and its quantisation: a warp for a head of a token.
 #include "device/early_launch.cuh"
 #include "device/row_views.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/norm_rope/quantise.cuh"
 #include "sparsemla/ops/norm_rope.h"
 
@@ -134,28 +134,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   });
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(InverseRope, 0) {
-  if (p.tokens == 0 || p.heads == 0 || p.dim == 0) return;
-  with_float(p.in, [&]<class In>(In) {
-    with_float(p.out, [&]<class Out>(Out) {
-      with_bool(by_fours(a.x) && by_fours(a.y), [&]<bool kByFours>(std::bool_constant<kByFours>) {
-        const Call<In, Out> c{.x = rows_of<const In>(a.x),
-                              .y = rows_of<Out>(a.y),
-                              .positions = static_cast<const std::int64_t*>(a.positions.data),
-                              .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
-                              .grid = HeadGrid::of(p.heads),
-                              .heads = p.heads,
-                              .dim = p.dim};
-        launch_early<rotate_back<kByFours, In, Out>>("rotate_back", c.grid.blocks(p.tokens), c.grid.block(), 0,
-                                                     stream_of(context.stream), c);
-      });
-    });
-  });
-}
-
-SMLA_CUDA_OP(InverseRopeQuant, 0) {
+void run(const InverseRopeQuant::Problem& p, const InverseRopeQuant::Args& a, const RunContext& context) {
   if (p.tokens == 0 || p.heads == 0 || p.dim == 0) return;
   with_float(p.in, [&]<class In>(In) {
     with_bool(by_fours(a.x) && by_fours(a.values), [&]<bool kByFours>(std::bool_constant<kByFours>) {
@@ -181,6 +160,37 @@ SMLA_CUDA_OP(InverseRopeQuant, 0) {
       launch_early<quantise_back<kByFours, In>>("quantise_back", blocks, grid.block(), 0, stream_of(context.stream), c);
     });
   });
+}
+
+}  // namespace
+
+void inverse_rope_cuda(const InverseRope::Problem& p, const InverseRope::Args& a, const RunContext& context) {
+  if (p.tokens == 0 || p.heads == 0 || p.dim == 0) return;
+  with_float(p.in, [&]<class In>(In) {
+    with_float(p.out, [&]<class Out>(Out) {
+      with_bool(by_fours(a.x) && by_fours(a.y), [&]<bool kByFours>(std::bool_constant<kByFours>) {
+        const Call<In, Out> c{.x = rows_of<const In>(a.x),
+                              .y = rows_of<Out>(a.y),
+                              .positions = static_cast<const std::int64_t*>(a.positions.data),
+                              .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
+                              .grid = HeadGrid::of(p.heads),
+                              .heads = p.heads,
+                              .dim = p.dim};
+        launch_early<rotate_back<kByFours, In, Out>>("rotate_back", c.grid.blocks(p.tokens), c.grid.block(), 0,
+                                                     stream_of(context.stream), c);
+      });
+    });
+  });
+}
+
+template <>
+Implementation<InverseRope> cuda_row() {
+  return any_gpu_row<InverseRope>(inverse_rope_cuda);
+}
+
+template <>
+Implementation<InverseRopeQuant> cuda_row() {
+  return any_gpu_row<InverseRopeQuant>(run);
 }
 
 }  // namespace smla

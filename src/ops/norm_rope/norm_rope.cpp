@@ -1,7 +1,7 @@
 #include <array>
 
+#include "cache/check_cache.h"
 #include "core/check.h"
-#include "ops/cuda_op.h"
 #include "ops/norm_rope/implementations.h"
 #include "ops/norm_rope/scalar.h"
 
@@ -32,10 +32,9 @@ void check_inserted(std::string_view op, const RowFormat& f, std::int64_t dim, i
 void check_target(std::string_view op, std::int64_t tokens, const RowFormat& f, const ConstTensorView& slots,
                   const PagedCache& cache) {
   check_tensor(op, "slot_mapping", slots, {kAny}, {DType::kI64});
-  check_that(slots.size(0) <= tokens, op, "slot_mapping", describe(slots),
-             "at most " + std::to_string(tokens) + " tokens");
-  check_cache(std::string(op) + ": cache", cache);
-  check_that(*cache.format == f, op, "cache", std::string(cache.format->name) + " rows", std::string(f.name) + " rows");
+  check_that(slots.size(0) <= tokens, op, "slot_mapping", slots, words("at most ", tokens, " tokens"));
+  check_cache(op, "cache", cache);
+  check_that(*cache.format == f, op, "cache", words(cache.format->name, " rows"), words(f.name, " rows"));
 }
 
 /// In place means the same elements at the same addresses.
@@ -46,71 +45,24 @@ void check_in_place(std::string_view op, std::string_view output, const ConstTen
   for (int i = 0; i + 1 < in.rank; ++i)
     same =
         same && (in.size(i) <= 1 || in.stride[static_cast<std::size_t>(i)] == out.stride[static_cast<std::size_t>(i)]);
-  check_that(same, op, output, describe(out) + " over its input " + describe(in),
-             "the input's dtype and strides, or other memory");
+  check_that(same, op, output, words(out, " over its input ", in), "the input's dtype and strides, or other memory");
 }
-
-std::string any_avx2(const auto&, const PlanOptions&) { return needs_avx2(); }
-std::string any_avx512(const auto&, const PlanOptions&) { return needs_avx512(); }
-
-constexpr std::array<Implementation<RmsNorm>, 5> kRmsNorm{{
-    {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .refuse = any_avx512<RmsNorm::Problem>, .run = rms_norm_avx512},
-    {.name = "avx2", .machine = "AVX2 + FMA", .refuse = any_avx2<RmsNorm::Problem>, .run = rms_norm_avx2},
-    {.name = "cpu", .machine = "any CPU", .run = rms_norm_cpu},
-    cuda_line<RmsNorm>(),
-    {.name = "ref", .machine = "any CPU", .run = rms_norm_ref},
-}};
-
-constexpr std::array<Implementation<LatentNorms>, 5> kLatentNorms{{
-    {.name = "avx512",
-     .machine = "AVX-512 F/BW/DQ/VL",
-     .refuse = any_avx512<LatentNorms::Problem>,
-     .workspace_bytes = normed_kv_bytes,
-     .run = latent_norms_avx512},
-    {.name = "avx2",
-     .machine = "AVX2 + FMA",
-     .refuse = any_avx2<LatentNorms::Problem>,
-     .workspace_bytes = normed_kv_bytes,
-     .run = latent_norms_avx2},
-    {.name = "cpu", .machine = "any CPU", .workspace_bytes = normed_kv_bytes, .run = latent_norms_cpu},
-    cuda_line<LatentNorms>(),
-    {.name = "ref", .machine = "any CPU", .workspace_bytes = normed_kv_bytes, .run = latent_norms_ref},
-}};
-
-constexpr std::array<Implementation<QNormRopeInsert>, 5> kInsert{{
-    {.name = "avx512",
-     .machine = "AVX-512 F/BW/DQ/VL",
-     .refuse = any_avx512<QNormRopeInsert::Problem>,
-     .run = qnorm_rope_insert_avx512},
-    {.name = "avx2",
-     .machine = "AVX2 + FMA",
-     .refuse = any_avx2<QNormRopeInsert::Problem>,
-     .run = qnorm_rope_insert_avx2},
-    {.name = "cpu", .machine = "any CPU", .run = qnorm_rope_insert_cpu},
-    cuda_line<QNormRopeInsert>(),
-    {.name = "ref", .machine = "any CPU", .run = qnorm_rope_insert_ref},
-}};
-
-constexpr std::array<Implementation<InverseRope>, 3> kInverseRope{{
-    {.name = "cpu", .machine = "any CPU", .run = inverse_rope_cpu},
-    cuda_line<InverseRope>(),
-    {.name = "ref", .machine = "any CPU", .run = inverse_rope_ref},
-}};
-
-constexpr std::array<Implementation<InverseRopeQuant>, 3> kInverseRopeQuant{{
-    {.name = "cpu", .machine = "any CPU", .run = inverse_rope_quant_cpu},
-    cuda_line<InverseRopeQuant>(),
-    {.name = "ref", .machine = "any CPU", .run = inverse_rope_quant_ref},
-}};
-
-constexpr std::array<Implementation<InsertRows>, 2> kInsertRows{
-    {cuda_line<InsertRows>(), {.name = "ref", .machine = "any CPU", .run = insert_rows_ref}}};
 
 }  // namespace
 
 template <>
 std::span<const Implementation<RmsNorm>> OpTable<RmsNorm>::implementations() {
-  return kRmsNorm;
+  static const Implementation<RmsNorm> kTable[] = {
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .decide = take_all<RmsNorm, needs_avx512>,
+       .run = rms_norm_avx512},
+      {.name = "avx2", .machine = "AVX2 + FMA", .decide = take_all<RmsNorm, needs_avx2>, .run = rms_norm_avx2},
+      {.name = "cpu", .machine = "any CPU", .run = rms_norm_cpu},
+      cuda_row<RmsNorm>(),
+      {.name = "ref", .machine = "any CPU", .run = rms_norm_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -133,7 +85,26 @@ void OpTable<RmsNorm>::check_args(const RmsNorm::Problem& p, const RmsNorm::Args
 
 template <>
 std::span<const Implementation<LatentNorms>> OpTable<LatentNorms>::implementations() {
-  return kLatentNorms;
+  static const Implementation<LatentNorms> kTable[] = {
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .decide = take_all<LatentNorms, needs_avx512, normed_kv_bytes>,
+       .run = latent_norms_avx512},
+      {.name = "avx2",
+       .machine = "AVX2 + FMA",
+       .decide = take_all<LatentNorms, needs_avx2, normed_kv_bytes>,
+       .run = latent_norms_avx2},
+      {.name = "cpu",
+       .machine = "any CPU",
+       .decide = take_all<LatentNorms, needs_nothing, normed_kv_bytes>,
+       .run = latent_norms_cpu},
+      cuda_row<LatentNorms>(),
+      {.name = "ref",
+       .machine = "any CPU",
+       .decide = take_all<LatentNorms, needs_nothing, normed_kv_bytes>,
+       .run = latent_norms_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -179,7 +150,20 @@ std::size_t normed_kv_bytes(const LatentNorms::Problem& p, int) {
 
 template <>
 std::span<const Implementation<QNormRopeInsert>> OpTable<QNormRopeInsert>::implementations() {
-  return kInsert;
+  static const Implementation<QNormRopeInsert> kTable[] = {
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .decide = take_all<QNormRopeInsert, needs_avx512>,
+       .run = qnorm_rope_insert_avx512},
+      {.name = "avx2",
+       .machine = "AVX2 + FMA",
+       .decide = take_all<QNormRopeInsert, needs_avx2>,
+       .run = qnorm_rope_insert_avx2},
+      {.name = "cpu", .machine = "any CPU", .run = qnorm_rope_insert_cpu},
+      cuda_row<QNormRopeInsert>(),
+      {.name = "ref", .machine = "any CPU", .run = qnorm_rope_insert_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -213,7 +197,12 @@ void OpTable<QNormRopeInsert>::check_args(const QNormRopeInsert::Problem& p, con
 
 template <>
 std::span<const Implementation<InverseRope>> OpTable<InverseRope>::implementations() {
-  return kInverseRope;
+  static const Implementation<InverseRope> kTable[] = {
+      {.name = "cpu", .machine = "any CPU", .run = inverse_rope_cpu},
+      cuda_row<InverseRope>(),
+      {.name = "ref", .machine = "any CPU", .run = inverse_rope_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -238,7 +227,12 @@ void OpTable<InverseRope>::check_args(const InverseRope::Problem& p, const Inver
 
 template <>
 std::span<const Implementation<InverseRopeQuant>> OpTable<InverseRopeQuant>::implementations() {
-  return kInverseRopeQuant;
+  static const Implementation<InverseRopeQuant> kTable[] = {
+      {.name = "cpu", .machine = "any CPU", .run = inverse_rope_quant_cpu},
+      cuda_row<InverseRopeQuant>(),
+      {.name = "ref", .machine = "any CPU", .run = inverse_rope_quant_ref},
+  };
+  return kTable;
 }
 
 template <>
@@ -258,7 +252,7 @@ template <>
 void OpTable<InverseRopeQuant>::check_args(const InverseRopeQuant::Problem& p, const InverseRopeQuant::Args& a) {
   constexpr std::string_view op = InverseRopeQuant::kName;
   check_tensor(op, "x", a.x, {p.tokens, kAny, p.dim}, {p.in});
-  check_that(a.x.size(1) >= p.heads, op, "heads of x", a.x.size(1), "at least " + std::to_string(p.heads));
+  check_that(a.x.size(1) >= p.heads, op, "heads of x", a.x.size(1), words("at least ", p.heads));
   check_tensor(op, "positions", a.positions, {p.tokens}, {DType::kI64});
   check_tensor(op, "cos_sin", a.cos_sin, {kAny, p.rope_dim}, {DType::kF32});
   const std::int64_t width = p.heads / p.groups * p.dim;
@@ -271,7 +265,11 @@ void OpTable<InverseRopeQuant>::check_args(const InverseRopeQuant::Problem& p, c
 
 template <>
 std::span<const Implementation<InsertRows>> OpTable<InsertRows>::implementations() {
-  return kInsertRows;
+  static const Implementation<InsertRows> kTable[] = {
+      cuda_row<InsertRows>(),
+      {.name = "ref", .machine = "any CPU", .run = insert_rows_ref},
+  };
+  return kTable;
 }
 
 template <>

@@ -4,10 +4,10 @@
 
 #include "core/check.h"
 #include "device/simd_generic.h"
-#include "ops/cuda_op.h"
 #include "ops/norm_rope/kernels.h"
 #include "ops/norm_rope/quantise.h"
 #include "ops/norm_rope/scalar.h"
+#include "ops/registry.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -84,9 +84,9 @@ void quantize_rows_cpu(const QuantizeRows::Problem& p, const QuantizeRows::Args&
 
 template <>
 std::span<const Implementation<QuantizeRows>> OpTable<QuantizeRows>::implementations() {
-  static constexpr Implementation<QuantizeRows> kTable[] = {
+  static const Implementation<QuantizeRows> kTable[] = {
       {.name = "cpu", .machine = "any CPU", .run = quantize_rows_cpu},
-      cuda_line<QuantizeRows>(),
+      cuda_row<QuantizeRows>(),
       {.name = "ref", .machine = "any CPU", .run = quantize_rows_ref}};
   return kTable;
 }

@@ -1,7 +1,7 @@
 // Rows to FP8: a warp for four groups of a row, all of whose numbers are on their way before the first is used.
 #include "device/early_launch.cuh"
 #include "device/row_views.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/norm_rope/quantise.cuh"
 #include "sparsemla/ops/norm_rope.h"
 
@@ -67,9 +67,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ 
   if (lane < lines * more) c.scales[(first + lane / more) * c.scale_stride + c.rows + lane % more] = 0;
 }
 
-}  // namespace
-
-SMLA_CUDA_OP(QuantizeRows, 0) {
+void run(const QuantizeRows::Problem& p, const QuantizeRows::Args& a, const RunContext& context) {
   if (p.rows == 0 || p.dim == 0) return;
   const std::int64_t words = (p.dim / kGroup + kGroups - 1) / kGroups;
   with_float(p.in, [&]<class In>(In) {
@@ -88,6 +86,13 @@ SMLA_CUDA_OP(QuantizeRows, 0) {
                                            stream_of(context.stream), c);
     });
   });
+}
+
+}  // namespace
+
+template <>
+Implementation<QuantizeRows> cuda_row() {
+  return any_gpu_row<QuantizeRows>(run);
 }
 
 }  // namespace smla

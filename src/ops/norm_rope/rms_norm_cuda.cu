@@ -6,7 +6,7 @@
 #include "device/early_launch.cuh"
 #include "device/ptx.cuh"
 #include "device/row_views.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/norm_rope/insert.cuh"
 #include "ops/norm_rope/scalar.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -283,20 +283,11 @@ bool aligned(const ConstTensorView& x, const ConstTensorView& weight, const Tens
   return x.size(1) == 0 || (by_fours(x) && by_fours(y) && by_fours(weight));
 }
 
-}  // namespace
-
-template <>
-std::string CudaOp<RmsNorm>::refuse(const RmsNorm::Problem& p, const PlanOptions&) {
-  return p.dim > kMaxDim ? "dim above 2^30" : needs_gpu();
+Decision decide(const RmsNorm::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
+  return refused(p.dim > kMaxDim ? "dim above 2^30" : needs_gpu(machine));
 }
 
-template <>
-std::size_t CudaOp<RmsNorm>::workspace_bytes(const RmsNorm::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, const RunContext& context) {
+void run(const RmsNorm::Problem& p, const RmsNorm::Args& a, const RunContext& context) {
   if (p.rows == 0 || p.dim == 0) return;
   const ConstTensorView weight = p.has_weight ? a.weight : ConstTensorView();
   with_float(p.in, [&]<class In>(In) {
@@ -309,20 +300,13 @@ void CudaOp<RmsNorm>::run(const RmsNorm::Problem& p, const RmsNorm::Args& a, con
   });
 }
 
-template <>
-std::string CudaOp<LatentNorms>::refuse(const LatentNorms::Problem& p, const PlanOptions&) {
-  const std::string reason = insertion::refusal(p.insert ? p.insert->format : nullptr);
-  if (reason.empty() && std::max(p.qr_dim, p.kv_dim) > kMaxDim) return "qr_dim or kv_dim above 2^30";
-  return reason;
+Decision decide(const LatentNorms::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
+  std::string reason = insertion::refusal(p.insert ? p.insert->format : nullptr, machine);
+  if (reason.empty() && std::max(p.qr_dim, p.kv_dim) > kMaxDim) reason = "qr_dim or kv_dim above 2^30";
+  return refused(std::move(reason));
 }
 
-template <>
-std::size_t CudaOp<LatentNorms>::workspace_bytes(const LatentNorms::Problem&, int) {
-  return 0;
-}
-
-template <>
-void CudaOp<LatentNorms>::run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunContext& context) {
+void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunContext& context) {
   if (p.rows == 0 || (p.qr_dim == 0 && p.kv_dim == 0)) return;
   const ConstTensorView qr_weight = p.has_weight ? a.qr_weight : ConstTensorView();
   const ConstTensorView kv_weight = p.has_weight ? a.kv_weight : ConstTensorView();
@@ -351,6 +335,18 @@ void CudaOp<LatentNorms>::run(const LatentNorms::Problem& p, const LatentNorms::
       });
     });
   });
+}
+
+}  // namespace
+
+template <>
+Implementation<RmsNorm> cuda_row() {
+  return any_gpu_row<RmsNorm>(run, decide);
+}
+
+template <>
+Implementation<LatentNorms> cuda_row() {
+  return any_gpu_row<LatentNorms>(run, decide);
 }
 
 }  // namespace smla

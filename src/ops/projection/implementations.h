@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "ops/cuda_op.h"
 #include "ops/registry.h"
 #include "sparsemla/ops/projection.h"
 
@@ -33,14 +32,14 @@ void decode_x(const ProjectionProblem& problem, const Projection::Args& args, st
               float* out, int threads);
 
 /// oneDNN, or its stand-in, which always refuses (no_onednn.cpp).
-std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options);
-std::size_t projection_onednn_workspace(const ProjectionProblem& problem, int threads);
+Decision projection_onednn_decide(const ProjectionProblem& problem, const PlanOptions& options, const Machine& machine);
 void projection_onednn(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 
-/// cuBLASLt, opened when it is first asked for, or its stand-in (no_cuda.cpp).
-std::string projection_cublaslt_refuse(const ProjectionProblem& problem, const PlanOptions& options);
-std::size_t projection_cublaslt_workspace(const ProjectionProblem& problem, int threads);
-void projection_cublaslt(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+/// The row of cuBLASLt, which is opened when it is first asked for (projection_cublaslt_cuda.cu).
+Implementation<Projection> projection_cublaslt_row();
+
+/// The library's own GPU kernels (projection_cuda.cu).
+void projection_cuda(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 
 /// Shape of the work of one call of a tile function. The inputs are summed in blocks of kProjectionKBlock, whatever the
 /// rest of the shape is: a result's order of additions depends on k alone. All other numbers only cut the work.

@@ -1,5 +1,3 @@
-#include <array>
-
 #include "core/check.h"
 #include "ops/projection/implementations.h"
 
@@ -11,14 +9,13 @@ namespace {
 std::string float_weights(const ProjectionProblem& problem) {
   return problem.w == DType::kE4M3 ? "it has no kernel for F8_E4M3 weights: dequantise them at load" : "";
 }
-std::string any_cpu(const ProjectionProblem& problem, const PlanOptions&) { return float_weights(problem); }
-std::string avx2_cpu(const ProjectionProblem& problem, const PlanOptions&) {
-  const std::string missing = needs_avx2();
-  return missing.empty() ? float_weights(problem) : missing;
-}
-std::string avx512_cpu(const ProjectionProblem& problem, const PlanOptions&) {
-  const std::string missing = needs_avx512();
-  return missing.empty() ? float_weights(problem) : missing;
+template <Need kNeed>
+Decision decide_cpu(const ProjectionProblem& problem, const PlanOptions& /*options*/, const Machine& machine) {
+  std::string reason = kNeed(machine);
+  if (reason.empty()) reason = float_weights(problem);
+  Decision decision = refused(std::move(reason));
+  if (decision.refusal.empty()) decision.workspace_bytes = projection_cpu_workspace(problem, machine.threads);
+  return decision;
 }
 
 void check_size(std::string_view what, std::int64_t got, std::int64_t least) {
@@ -35,9 +32,8 @@ void check_operand(std::string_view what, DType dtype) {
              "dtype " + std::string(name_of(dtype)), "BF16, F32 or F8_E4M3");
 }
 
-std::string strides_text(const ConstTensorView& view) {
-  return "strides " + std::to_string(view.stride[0]) + ", " + std::to_string(view.stride[1]) + ", " +
-         std::to_string(view.stride[2]);
+auto strides_text(const ConstTensorView& view) {
+  return words("strides ", view.stride[0], ", ", view.stride[1], ", ", view.stride[2]);
 }
 
 void check_x(const ProjectionProblem& problem) {
@@ -50,15 +46,15 @@ void check_x(const ProjectionProblem& problem) {
 void check_x_scale(const ProjectionProblem& problem, const ConstTensorView& scale) {
   constexpr std::string_view op = Projection::kName;
   if (problem.x != DType::kE4M3) {
-    check_that(scale.absent(), op, "x_scale", describe(scale), "none: x is " + std::string(name_of(problem.x)));
+    check_that(scale.absent(), op, "x_scale", scale, words("none: x is ", problem.x));
     return;
   }
   const bool packed = problem.x_scale == OutputScale::kUe8m0x4;
   const std::int64_t chunks = problem.k / Projection::kScaleGroup;
   check_tensor(op, "x_scale", scale, {problem.groups, packed ? (chunks + 3) / 4 : chunks, kAny},
                {packed ? DType::kI32 : DType::kF32});
-  check_that(scale.size(2) >= problem.m, op, "x_scale", describe(scale),
-             "at least " + std::to_string(problem.m) + " rows in its last dimension");
+  check_that(scale.size(2) >= problem.m, op, "x_scale", scale,
+             words("at least ", problem.m, " rows in its last dimension"));
   check_that((scale.size(0) <= 1 || scale.stride[0] >= 0) && (scale.size(1) <= 1 || scale.stride[1] >= 0), op,
              "x_scale", strides_text(scale), "no negative stride");
 }
@@ -66,7 +62,7 @@ void check_x_scale(const ProjectionProblem& problem, const ConstTensorView& scal
 void check_w_scale(const ProjectionProblem& problem, const ConstTensorView& scale) {
   constexpr std::string_view op = Projection::kName;
   if (problem.w != DType::kE4M3) {
-    check_that(scale.absent(), op, "w_scale", describe(scale), "none: w is " + std::string(name_of(problem.w)));
+    check_that(scale.absent(), op, "w_scale", scale, words("none: w is ", problem.w));
     return;
   }
   const auto blocks = [](std::int64_t size) {
@@ -105,36 +101,15 @@ bool rows_apart(const TensorView& y) {
 
 template <>
 std::span<const Implementation<Projection>> OpTable<Projection>::implementations() {
-  static constexpr std::array<Implementation<Projection>, 7> kTable{{
-      {.name = "cublaslt",
-       .machine = "NVIDIA GPU, sm_80 and up, cuBLASLt",
-       .device = DeviceKind::kCuda,
-       .refuse = projection_cublaslt_refuse,
-       .workspace_bytes = projection_cublaslt_workspace,
-       .run = projection_cublaslt},
-      cuda_line<Projection>(),
-      {.name = "onednn",
-       .machine = "oneDNN",
-       .refuse = projection_onednn_refuse,
-       .workspace_bytes = projection_onednn_workspace,
-       .run = projection_onednn},
-      {.name = "avx512",
-       .machine = "AVX-512 F/BW/DQ/VL",
-       .refuse = avx512_cpu,
-       .workspace_bytes = projection_cpu_workspace,
-       .run = projection_avx512},
-      {.name = "avx2",
-       .machine = "AVX2 + FMA",
-       .refuse = avx2_cpu,
-       .workspace_bytes = projection_cpu_workspace,
-       .run = projection_avx2},
-      {.name = "cpu",
-       .machine = "any CPU",
-       .refuse = any_cpu,
-       .workspace_bytes = projection_cpu_workspace,
-       .run = projection_cpu},
+  static const Implementation<Projection> kTable[] = {
+      projection_cublaslt_row(),
+      cuda_row<Projection>(),
+      {.name = "onednn", .machine = "oneDNN", .decide = projection_onednn_decide, .run = projection_onednn},
+      {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .decide = decide_cpu<needs_avx512>, .run = projection_avx512},
+      {.name = "avx2", .machine = "AVX2 + FMA", .decide = decide_cpu<needs_avx2>, .run = projection_avx2},
+      {.name = "cpu", .machine = "any CPU", .decide = decide_cpu<needs_nothing>, .run = projection_cpu},
       {.name = "ref", .machine = "any CPU", .run = projection_ref},
-  }};
+  };
   return kTable;
 }
 

@@ -183,17 +183,6 @@ std::shared_ptr<const Product> product_of(const Shape& shape) {
 
 std::int64_t rounded_up(std::int64_t v, std::int64_t to) { return (v + to - 1) / to * to; }
 
-/// Compute capability of the current device: 90 for 9.0.
-int capability() {
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-  return 10 * major + minor;
-}
-
 /// A shape of one group of an FP8 product, without the rows that are too many for a multiple of four.
 Shape scaled_shape_of(const ProjectionProblem& p) {
   Shape shape = shape_of(p);
@@ -202,12 +191,12 @@ Shape scaled_shape_of(const ProjectionProblem& p) {
   return shape;
 }
 
-std::string refuse_scaled(const ProjectionProblem& p) {
+std::string refuse_scaled(const ProjectionProblem& p, const device::Gpu& gpu) {
   constexpr std::int64_t kAligned = 16;
   if (!kHasBlockScales) return "this build's cuBLAS has no block scales of FP8 products (12.9 and later have)";
   if (p.x_scale != OutputScale::kF32) return "it takes F32 scales of x";
-  if (const int sm = capability(); sm != 90)
-    return "it has block scales of FP8 products on sm_90 only, this is sm_" + std::to_string(sm);
+  if (gpu.capability != 90)
+    return "it has block scales of FP8 products on sm_90 only, this is sm_" + std::to_string(gpu.capability);
   if (p.n % kAligned != 0 || p.k % Projection::kScaleGroup != 0)
     return "FP8 products: it takes n in multiples of 16 and k in multiples of 128";
   if (p.m <= kFewRows) {
@@ -265,7 +254,7 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
                        shape.y_row * y_bytes % 16 == 0;
   const std::shared_ptr<const Product> product =
       aligned && shape.x_row >= p.k && shape.y_row >= p.n ? product_of(shape) : nullptr;
-  if (product == nullptr || !product->found) return CudaOp<Projection>::run(p, a, context);
+  if (product == nullptr || !product->found) return projection_cuda(p, a, context);
 
   const std::int64_t chunks = p.k / Projection::kScaleGroup;
   const std::int64_t blocks = rounded_up(p.n, Projection::kWeightBlock) / Projection::kWeightBlock;
@@ -294,19 +283,17 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
   if (shape.m == p.m) return;
   ProjectionProblem rest = p;
   rest.m = p.m - shape.m;
-  CudaOp<Projection>::run(rest,
-                          {.x = a.x.slice(0, shape.m, p.m),
-                           .w = a.w,
-                           .y = a.y.slice(0, shape.m, p.m),
-                           .x_scale = a.x_scale.slice(2, shape.m, p.m),
-                           .w_scale = a.w_scale},
-                          context);
+  projection_cuda(rest,
+                  {.x = a.x.slice(0, shape.m, p.m),
+                   .w = a.w,
+                   .y = a.y.slice(0, shape.m, p.m),
+                   .x_scale = a.x_scale.slice(2, shape.m, p.m),
+                   .w_scale = a.w_scale},
+                  context);
 }
 
-}  // namespace
-
-std::string projection_cublaslt_refuse(const ProjectionProblem& p, const PlanOptions& options) {
-  if (const std::string gpu = needs_gpu(); !gpu.empty()) return gpu;
+std::string refusal(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
+  if (std::string missing = needs_gpu(machine); !missing.empty()) return missing;
   if (p.x != p.w) return "it takes x and w of one dtype";
   if (p.x == DType::kF32 && p.y == DType::kBF16) return "it takes no bf16 y of float32 operands";
   if (options.deterministic) return "its choice of kernel depends on the number of rows (deterministic)";
@@ -314,17 +301,21 @@ std::string projection_cublaslt_refuse(const ProjectionProblem& p, const PlanOpt
   if (p.m > INT32_MAX || p.n > INT32_MAX || p.k > INT32_MAX || p.groups > INT32_MAX) return "it takes sizes to 2^31-1";
   const bool scaled = p.x == DType::kE4M3;
   if (scaled) {
-    if (const std::string refusal = refuse_scaled(p); !refusal.empty()) return refusal;
+    if (const std::string refusal = refuse_scaled(p, machine.gpu); !refusal.empty()) return refusal;
   }
   if (const std::string& missing = cublaslt().missing; !missing.empty()) return missing;
   return product_of(scaled ? scaled_shape_of(p) : shape_of(p))->found ? "" : "it has no kernel for this shape";
 }
 
-std::size_t projection_cublaslt_workspace(const ProjectionProblem& p, int) {
-  return kWorkspace + kWorkspaceAlignment + (p.x == DType::kE4M3 ? input_scale_bytes(p) + weight_scale_bytes(p) : 0);
+Decision decide(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
+  if (std::string reason = refusal(p, options, machine); !reason.empty()) return refused(std::move(reason));
+  Decision decision;
+  decision.workspace_bytes =
+      kWorkspace + kWorkspaceAlignment + (p.x == DType::kE4M3 ? input_scale_bytes(p) + weight_scale_bytes(p) : 0);
+  return decision;
 }
 
-void projection_cublaslt(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
   if (p.x == DType::kE4M3) return run_scaled(p, a, context);
   Shape shape = shape_of(p);
   if (p.m > 1) shape.x_row = a.x.stride[0], shape.y_row = a.y.stride[0];
@@ -335,7 +326,7 @@ void projection_cublaslt(const ProjectionProblem& p, const Projection::Args& a, 
   // Rows that overlap or are narrower than k are not a matrix to it.
   const bool matrix = shape.x_row >= p.k && shape.y_row >= p.n;
   const std::shared_ptr<const Product> product = matrix ? product_of(shape) : nullptr;
-  if (product == nullptr || !product->found) return CudaOp<Projection>::run(p, a, context);
+  if (product == nullptr || !product->found) return projection_cuda(p, a, context);
   auto workspace = reinterpret_cast<std::uintptr_t>(context.workspace.data);
   workspace = (workspace + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
   const float one = 1;
@@ -345,6 +336,16 @@ void projection_cublaslt(const ProjectionProblem& p, const Projection::Args& a, 
                  a.y.data, product->y.get(), a.y.data, product->y.get(), &product->algo,
                  reinterpret_cast<void*>(workspace), kWorkspace, stream_of(context.stream)),
        "cublasLtMatmul");
+}
+
+}  // namespace
+
+Implementation<Projection> projection_cublaslt_row() {
+  return {.name = "cublaslt",
+          .machine = "NVIDIA GPU, sm_80 and up, cuBLASLt",
+          .device = DeviceKind::kCuda,
+          .decide = decide,
+          .run = run};
 }
 
 }  // namespace smla

@@ -7,9 +7,10 @@
 //  - here, fp32 FMA for float32 operands and for tensors without 16-byte alignment.
 // Each adds in an order that depends on k alone; in deterministic mode the choice of kernel does not depend on m
 // either.
+#include "device/early_launch.cuh"
 #include "device/launch.cuh"
-#include "ops/cuda_op.h"
 #include "ops/projection/few_rows.cuh"
+#include "ops/projection/implementations.h"
 #include "ops/projection/many_rows.cuh"
 
 namespace smla {
@@ -87,7 +88,7 @@ bool aligned(const Operands& o, std::int64_t groups) {
 
 }  // namespace
 
-SMLA_CUDA_OP(Projection, 0) {
+void projection_cuda(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
   if (p.m == 0 || p.n == 0) return;
   Operands o{.x = a.x.data,
              .w = a.w.data,
@@ -127,10 +128,14 @@ SMLA_CUDA_OP(Projection, 0) {
   } else if (p.m <= kFewRows && !context.deterministic) {
     launch(few_rows<false>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
   } else {
-    check_cuda(cudaFuncSetAttribute(many_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
-               "cudaFuncSetAttribute");
+    device::allow_shared<many_rows>();
     launch(many_rows, 32 * kTileWarps, kTileShared, kTileM, kTileN);
   }
+}
+
+template <>
+Implementation<Projection> cuda_row() {
+  return any_gpu_row<Projection>(projection_cuda);
 }
 
 }  // namespace smla

@@ -146,14 +146,13 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
   }
 }
 
-}  // namespace
-
-std::string projection_onednn_refuse(const ProjectionProblem& problem, const PlanOptions& options) {
+/// Why it does not take a problem; empty where it may.
+std::string refusal(const ProjectionProblem& problem, const PlanOptions& options, const Machine& machine) {
   if (options.deterministic)
     return "oneDNN picks its blocking by the number of rows: a row's bits could depend on its neighbours";
   if (problem.x != DType::kBF16 || problem.w != DType::kBF16)
     return "only BF16 x BF16: float32 products stay with the own kernels";
-  if (!cpu_features().avx512_bf16 && !cpu_features().amx_bf16)
+  if (!machine.cpu->avx512_bf16 && !machine.cpu->amx_bf16)
     return "this CPU has no native bf16 products (AVX512_BF16 or AMX)";
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto bf16_isa = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
@@ -163,20 +162,22 @@ std::string projection_onednn_refuse(const ProjectionProblem& problem, const Pla
     return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(kMinRows) +
            " rows the own kernels are faster";
   }
-  try {
-    const Product made = product(chunk_rows(problem), problem, resolve_threads(options.threads));
-    if (made.implementation.rfind("ref", 0) == 0) return "oneDNN has no fast implementation of this shape";
-  } catch (const dnnl::error& error) {
-    return std::string("oneDNN refuses this shape: ") + error.what();
-  }
   return "";
 }
 
-std::size_t projection_onednn_workspace(const ProjectionProblem& problem, int threads) {
+}  // namespace
+
+Decision projection_onednn_decide(const ProjectionProblem& problem, const PlanOptions& options,
+                                  const Machine& machine) {
+  if (std::string reason = refusal(problem, options, machine); !reason.empty()) return refused(std::move(reason));
   try {
-    return layout(problem, threads).total;
+    const Product made = product(chunk_rows(problem), problem, machine.threads);
+    if (made.implementation.rfind("ref", 0) == 0) return refused("oneDNN has no fast implementation of this shape");
+    Decision decision;
+    decision.workspace_bytes = layout(problem, machine.threads).total;
+    return decision;
   } catch (const dnnl::error& error) {
-    throw Error(std::string("projection: oneDNN: ") + error.what());
+    return refused(std::string("oneDNN refuses this shape: ") + error.what());
   }
 }
 

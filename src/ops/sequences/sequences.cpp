@@ -1,15 +1,9 @@
 #include "core/check.h"
-#include "ops/cuda_op.h"
 #include "ops/sequences/implementations.h"
 
 namespace smla {
 
 namespace {
-
-constexpr Implementation<PackSequences> kPack[] = {cuda_line<PackSequences>(),
-                                                   {.name = "ref", .machine = "any CPU", .run = pack_sequences_ref}};
-constexpr Implementation<UnpackSequences> kUnpack[] = {
-    cuda_line<UnpackSequences>(), {.name = "ref", .machine = "any CPU", .run = unpack_sequences_ref}};
 
 void check_sizes(std::string_view op, const PackSequences::Problem& problem) {
   const auto at_least_0 = [&](std::string_view name, std::int64_t value) {
@@ -40,7 +34,9 @@ void check_views(std::string_view op, const PackSequences::Problem& problem, con
 
 template <>
 std::span<const Implementation<PackSequences>> OpTable<PackSequences>::implementations() {
-  return kPack;
+  static const Implementation<PackSequences> kTable[] = {
+      cuda_row<PackSequences>(), {.name = "ref", .machine = "any CPU", .run = pack_sequences_ref}};
+  return kTable;
 }
 
 template <>
@@ -55,7 +51,9 @@ void OpTable<PackSequences>::check_args(const PackSequences::Problem& problem, c
 
 template <>
 std::span<const Implementation<UnpackSequences>> OpTable<UnpackSequences>::implementations() {
-  return kUnpack;
+  static const Implementation<UnpackSequences> kTable[] = {
+      cuda_row<UnpackSequences>(), {.name = "ref", .machine = "any CPU", .run = unpack_sequences_ref}};
+  return kTable;
 }
 
 template <>

@@ -4,7 +4,7 @@
 
 #include "device/copy.cuh"
 #include "device/launch.cuh"
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "sparsemla/ops/sequences.h"
 
 namespace smla {
@@ -82,10 +82,24 @@ void launch(const Call& c, const RunContext& context) {
   check_launch(kPack ? "pack_sequences" : "unpack_sequences");
 }
 
+void run(const PackSequences::Problem& p, const PackSequences::Args& a, const RunContext& context) {
+  launch<true>(call_of(p, a.rows, a.packed, a.query_start_loc), context);
+}
+
+void run(const UnpackSequences::Problem& p, const UnpackSequences::Args& a, const RunContext& context) {
+  launch<false>(call_of(p, a.rows, a.packed, a.query_start_loc), context);
+}
+
 }  // namespace
 
-SMLA_CUDA_OP(PackSequences, 0) { launch<true>(call_of(p, a.rows, a.packed, a.query_start_loc), context); }
+template <>
+Implementation<PackSequences> cuda_row() {
+  return any_gpu_row<PackSequences>(run);
+}
 
-SMLA_CUDA_OP(UnpackSequences, 0) { launch<false>(call_of(p, a.rows, a.packed, a.query_start_loc), context); }
+template <>
+Implementation<UnpackSequences> cuda_row() {
+  return any_gpu_row<UnpackSequences>(run);
+}
 
 }  // namespace smla

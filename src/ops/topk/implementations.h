@@ -5,9 +5,6 @@
 
 namespace smla {
 
-/// How the GPU's kernels cut a problem on this machine.
-std::string topk_choice(const TopK::Problem& problem, const PlanOptions& options);
-
 /// Slots of the chosen columns where the problem wants them.
 void topk_slots(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
 void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);

@@ -1,5 +1,4 @@
 #include "core/check.h"
-#include "ops/cuda_op.h"
 #include "ops/index/implementations.h"
 #include "ops/topk/implementations.h"
 
@@ -7,8 +6,8 @@ namespace smla {
 
 template <>
 std::span<const Implementation<TopK>> OpTable<TopK>::implementations() {
-  static constexpr Implementation<TopK> kTable[] = {
-      cuda_line<TopK>(topk_choice),
+  static const Implementation<TopK> kTable[] = {
+      cuda_row<TopK>(),
       {.name = "cpu", .machine = "any CPU", .run = topk_cpu},
       {.name = "ref", .machine = "any CPU", .run = topk_ref},
   };

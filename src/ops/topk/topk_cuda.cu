@@ -1,5 +1,5 @@
 // Exact selection on any GPU. One block for a row, or several for each of few wide ones.
-#include "ops/cuda_op.h"
+#include "ops/cuda_row.h"
 #include "ops/topk/implementations.h"
 #include "ops/topk/topk_parts.cuh"
 
@@ -32,8 +32,7 @@ void launch(std::int64_t rows, const Call& c, const RunContext& context) {
 
 /// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it, or
 /// two wider ones.
-void launch_rows(const TopK::Problem& p, const Call& c, const RunContext& context) {
-  const bool few = p.rows <= device::multiprocessors();
+void launch_rows(const TopK::Problem& p, bool few, const Call& c, const RunContext& context) {
   if (!few && p.width <= 2048) return launch<256, 8>(p.rows, c, context);
   if (!few && p.width <= 4096) return launch<256, 16>(p.rows, c, context);
   if (!few && p.width <= 8192) return launch<512, 16>(p.rows, c, context);
@@ -58,13 +57,17 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
   device::launch_early<select_parts>("topk select_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
 }
 
-}  // namespace
-
-std::string topk_choice(const TopK::Problem& p, const PlanOptions&) {
-  return describe(split_topk(p, device::multiprocessors()));
+Decision decide(const TopK::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
+  if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
+  const TopkSplit split = split_topk(p, machine.gpu);
+  Decision decision;
+  decision.workspace_bytes = static_cast<std::size_t>(topk_workspace_bytes(p, machine.gpu));
+  decision.words = describe(split);
+  decision.choice = split;
+  return decision;
 }
 
-SMLA_CUDA_OP(TopK, static_cast<std::size_t>(topk_workspace_bytes(p, device::multiprocessors()))) {
+void run(const TopK::Problem& p, const TopK::Args& a, const RunContext& context) {
   if (p.rows == 0 || (p.k == 0 && !p.slots)) return;
   Call c{.logits = static_cast<const float*>(a.logits.data),
          .logit_stride = a.logits.stride[0],
@@ -82,9 +85,16 @@ SMLA_CUDA_OP(TopK, static_cast<std::size_t>(topk_workspace_bytes(p, device::mult
                .stride = s.slots.stride[0],
                .lens = static_cast<std::int32_t*>(s.lens.data)};
   }
-  const TopkSplit split = split_topk(p, device::multiprocessors());
+  const auto& split = context.choice<TopkSplit>();
   if (split.parts > 1) return launch_parts(p, split, c, context);
-  launch_rows(p, c, context);
+  launch_rows(p, split.few_rows, c, context);
+}
+
+}  // namespace
+
+template <>
+Implementation<TopK> cuda_row() {
+  return any_gpu_row<TopK>(run, decide);
 }
 
 }  // namespace smla

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device/gpu.h"
 #include "sparsemla/ops/topk.h"
 
 namespace smla {
@@ -13,6 +14,7 @@ namespace smla {
 /// and then list the columns that can be chosen; the last of them to finish chooses.
 struct TopkSplit {
   std::int64_t parts = 1;  ///< blocks of a row; 1: one block does it all
+  bool few_rows = false;   ///< with one block a row: no multiprocessor has two rows
 
   static constexpr std::int64_t kOneBlock = 16'384;  ///< columns: no call of fewer is cut
   static constexpr std::int64_t kHeld =
@@ -57,23 +59,24 @@ constexpr std::int64_t topk_most_rows(int multiprocessors) {
   return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMostRows);
 }
 
-constexpr TopkSplit split_topk(const TopK::Problem& p, int multiprocessors) {
-  if (p.rows <= 0 || p.rows > topk_most_rows(multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 ||
+constexpr TopkSplit split_topk(const TopK::Problem& p, const device::Gpu& gpu) {
+  const TopkSplit whole{.few_rows = p.rows <= gpu.multiprocessors};
+  if (p.rows <= 0 || p.rows > topk_most_rows(gpu.multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 ||
       p.k > TopkSplit::kMostChosen)
-    return {};
-  const std::int64_t blocks = std::min<std::int64_t>(multiprocessors, TopkSplit::kMostMultiprocessors) / p.rows;
-  if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return {};
+    return whole;
+  const std::int64_t blocks = std::min<std::int64_t>(gpu.multiprocessors, TopkSplit::kMostMultiprocessors) / p.rows;
+  if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return whole;
   return {.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts),
                             (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart)};
 }
 
 /// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 51
 /// MB.
-constexpr std::int64_t topk_workspace_bytes(const TopK::Problem& p, int multiprocessors) {
+constexpr std::int64_t topk_workspace_bytes(const TopK::Problem& p, const device::Gpu& gpu) {
   if (p.rows <= 0 || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMostChosen) return 0;
-  const std::int64_t rows = std::min(p.rows, topk_most_rows(multiprocessors));
+  const std::int64_t rows = std::min(p.rows, topk_most_rows(gpu.multiprocessors));
   const std::int64_t blocks =
-      std::max(std::clamp<std::int64_t>(multiprocessors, 2, TopkSplit::kMostMultiprocessors), 2 * rows);
+      std::max(std::clamp<std::int64_t>(gpu.multiprocessors, 2, TopkSplit::kMostMultiprocessors), 2 * rows);
   return std::min(blocks, rows * TopkSplit::kMostParts) * TopkSplit::kPartBytes + rows * TopkSplit::kRowBytes;
 }
 

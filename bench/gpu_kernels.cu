@@ -8,7 +8,7 @@
 #include "device/gpu.h"
 #include "device/launch.cuh"
 #include "device/memory.h"
-#include "device/ptx.cuh"
+#include "device/ptx/mma_sm80.cuh"
 
 namespace smla::bench {
 
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) multiply_adds(std::int64_t rounds, s
   const std::uint32_t a[4] = {x, x ^ 0x0013'8025U, x ^ 0x8031'0046U, x ^ 0x0052'0009U};
   for (std::int64_t r = 0; r < rounds; ++r) {
 #pragma unroll
-    for (int i = 0; i < kChains; ++i) device::multiply_add(d[i], a, a[i % 4] ^ 0x0004'8000U, a[(i + 1) % 4]);
+    for (int i = 0; i < kChains; ++i) device::mma_m16n8k16_bf16(d[i], a, a[i % 4] ^ 0x0004'8000U, a[(i + 1) % 4]);
   }
   float sum = 0;
 #pragma unroll

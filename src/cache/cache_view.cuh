@@ -31,11 +31,11 @@ struct CacheView {
     return block_bits >= 0 ? slot >> block_bits : slot / block_size;
   }
   /// Where a row's numbers and its scales begin: those inside it, or with those of the block's other rows.
-  struct Place {
+  struct RowPlace {
     std::uint8_t* data;
     std::uint8_t* scales;
   };
-  __device__ Place place(std::int64_t slot) const {
+  __device__ RowPlace place(std::int64_t slot) const {
     const std::int64_t block = block_of(slot);
     const std::int64_t row = slot - block * block_size;
     std::uint8_t* first = base + block * block_stride;

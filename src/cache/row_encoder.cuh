@@ -18,7 +18,7 @@
 #include "cache/cache_view.cuh"
 #include "cache/row_codec.h"
 #include "device/copy.cuh"
-#include "device/quads.cuh"
+#include "device/vec4.cuh"
 
 namespace smla::device {
 
@@ -98,9 +98,9 @@ __device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, 
 }
 
 /// Numbers that `quad` computes, see above.
-template <class Quad>
+template <class Vec4>
 __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp,
-                                               int warps, Quad quad, int begin, int end) {
+                                               int warps, Vec4 quad, int begin, int end) {
   const auto [data, scales] = cache.place(slot);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int nope = min(cache.nope_dim / 4, end);
@@ -134,9 +134,9 @@ __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int6
   for (int i = written + thread; i < cache.scale_bytes + cache.inline_scale_bytes; i += threads) scales[i] = 0;
 }
 
-template <class Quad>
+template <class Vec4>
 __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps,
-                              Quad quad) {
+                              Vec4 quad) {
   encode_part_of(cache, slot, clamp, warp, warps, quad, 0, cache.dim / 4);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "device/quads.cuh"
+#include "device/vec4.cuh"
 
 namespace smla::device {
 
@@ -19,11 +19,11 @@ __device__ inline float across(float v, int lanes, float sign) {
   return __fmaf_rn(v, sign, __shfl_xor_sync(0xFFFF'FFFFU, v, lanes));
 }
 
-template <int kQuads>
-__device__ void steps_across(float4 (&x)[kQuads], int lanes) {
+template <int kVec4s>
+__device__ void steps_across(float4 (&x)[kVec4s], int lanes) {
   const float sign = (threadIdx.x & static_cast<unsigned>(lanes)) != 0 ? -1.0F : 1.0F;
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
+  for (int i = 0; i < kVec4s; ++i) {
     x[i].x = across(x[i].x, lanes, sign);
     x[i].y = across(x[i].y, lanes, sign);
     x[i].z = across(x[i].z, lanes, sign);
@@ -52,13 +52,13 @@ __device__ inline void hadamard_of_half(float4 (&x)[2]) {
 
 /// Normalised Walsh-Hadamard transform in place of the n numbers that a warp holds, bit for bit the one of
 /// cache/row_codec.h: number 128*i + 4*lane + j is component j of the lane's x[i]. n is a power of two up to
-/// 128*kQuads; components past n become anything. All 32 lanes take part. A row of 128 in shared memory: `float4 x[1] =
+/// 128*kVec4s; components past n become anything. All 32 lanes take part. A row of 128 in shared memory: `float4 x[1] =
 /// {row[lane]}; hadamard(x, 128); row[lane] = x[0];`.
-template <int kQuads>
-__device__ void hadamard(float4 (&x)[kQuads], int n) {
+template <int kVec4s>
+__device__ void hadamard(float4 (&x)[kVec4s], int n) {
   using hadamard_steps::cross;
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
+  for (int i = 0; i < kVec4s; ++i) {
     if (n > 1) cross(x[i].x, x[i].y), cross(x[i].z, x[i].w);
     if (n > 2) cross(x[i].x, x[i].z), cross(x[i].y, x[i].w);
   }
@@ -69,9 +69,9 @@ __device__ void hadamard(float4 (&x)[kQuads], int n) {
     for (int lanes = 1; 4 * lanes < n; lanes *= 2) hadamard_steps::steps_across(x, lanes);
   }
 #pragma unroll
-  for (int step = 1; step < kQuads; step *= 2) {
+  for (int step = 1; step < kVec4s; step *= 2) {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
+    for (int i = 0; i < kVec4s; ++i) {
       if ((i & step) != 0 || 128 * step >= n) continue;
       cross(x[i].x, x[i + step].x), cross(x[i].y, x[i + step].y);
       cross(x[i].z, x[i + step].z), cross(x[i].w, x[i + step].w);
@@ -79,7 +79,7 @@ __device__ void hadamard(float4 (&x)[kQuads], int n) {
   }
   const float factor = __fdiv_rn(1.0F, __fsqrt_rn(static_cast<float>(n)));
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) x[i] = scaled(x[i], factor);
+  for (int i = 0; i < kVec4s; ++i) x[i] = scaled(x[i], factor);
 }
 
 }  // namespace smla::device

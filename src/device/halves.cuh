@@ -31,14 +31,14 @@ __device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std:
 }
 
 /// A bit for each of four codes that is NaN while widen_codes() makes a number of it, the upper bit of its byte.
-__device__ inline std::uint32_t lost_nans(std::uint32_t codes) {
+__device__ inline std::uint32_t misread_nans(std::uint32_t codes) {
   return kCodeShift == 0 ? 0U : ((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U;
 }
-__device__ inline bool lost_nan(std::uint32_t codes) { return lost_nans(codes) != 0U; }
+__device__ inline bool misread_nan(std::uint32_t codes) { return misread_nans(codes) != 0U; }
 
 /// Four codes as their numbers, the first in the lowest bits; every NaN is one.
 __device__ inline float4 widened_codes(std::uint32_t codes) {
-  if (lost_nan(codes)) {
+  if (misread_nan(codes)) {
     const auto number = [&](int i) { return from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i))); };
     return {number(0), number(1), number(2), number(3)};
   }
@@ -70,6 +70,6 @@ __device__ inline std::uint32_t halves_of(float low, float high) {
   return bits;
 }
 /// The upper bit of a half is set where its number is infinite or NaN.
-__device__ inline std::uint32_t carries(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }
+__device__ inline std::uint32_t fp16_overflow(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }
 
 }  // namespace smla::device

@@ -5,24 +5,30 @@
 #include <cstdint>
 #include <string>
 
+#include "device/launch_hook.h"
 #include "sparsemla/device.h"
 #include "sparsemla/error.h"
 
 namespace smla {
 
-/// @throws CudaError with the call, the error's name and its text.
+/// @throws CudaError with the call, the error's name and its text. The runtime remembers a failed call until it is
+/// asked; it is asked here, so that nobody who goes on after catching this finds the error blamed on the next kernel.
 inline void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
   throw CudaError(std::string(call) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
 }
 
-/// With SMLA_PRINT_KERNELS in the environment: the name on standard error, the first time it is seen.
-void print_kernel(const char* kernel);
+/// Tells the process's launch hook.
+inline void tell_launch(const char* kernel) {
+  if (const device::LaunchHook hook = device::launch_hook.load(std::memory_order_relaxed); hook != nullptr)
+    hook(kernel);
+}
 
 /// After a kernel launch: a bad configuration or a missing image. @throws CudaError naming the kernel.
 inline void check_launch(const char* kernel) {
   check_cuda(cudaGetLastError(), kernel);
-  print_kernel(kernel);
+  tell_launch(kernel);
 }
 
 inline cudaStream_t stream_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }

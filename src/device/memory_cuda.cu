@@ -1,21 +1,7 @@
-#include <cstdio>
-#include <cstdlib>
-#include <mutex>
-#include <set>
-
 #include "device/cuda_memory.h"
 #include "device/launch.cuh"
 
 namespace smla {
-
-void print_kernel(const char* kernel) {
-  static const bool wanted = std::getenv("SMLA_PRINT_KERNELS") != nullptr;
-  if (!wanted) return;
-  static std::mutex mutex;
-  static std::set<std::string> seen;
-  const std::lock_guard lock(mutex);
-  if (seen.insert(kernel).second) std::fprintf(stderr, "kernel %s\n", kernel);
-}
 
 void* cuda_allocate(std::size_t bytes) {
   void* p = nullptr;

@@ -2,8 +2,7 @@
 
 #include <type_traits>
 
-#include "device/launch.cuh"
-#include "device/quads.cuh"
+#include "device/vec4.cuh"
 #include "sparsemla/tensor_view.h"
 
 namespace smla::device {
@@ -29,31 +28,6 @@ inline bool by_fours(const ConstTensorView& v) {
   for (int i = 0; i + 1 < v.rank; ++i) ok = ok && (v.size(i) <= 1 || v.stride[static_cast<std::size_t>(i)] % 4 == 0);
   return ok;
 }
-
-inline Rope rope_of(const ConstTensorView& cos_sin, int dim, int rope_dim) {
-  return {.cos_sin = static_cast<const float*>(cos_sin.data),
-          .rows = cos_sin.size(0),
-          .stride = cos_sin.stride[0],
-          .nope = dim - rope_dim,
-          .pairs = rope_dim / 2};
-}
-
-/// A grid over the heads of tokens, a warp for each: blocks of dim3(32, heads), none over two tokens.
-struct HeadGrid {
-  static constexpr int kWarps = 8;  ///< the most heads of a block
-  unsigned chunks = 0;              ///< blocks of a token
-  unsigned heads = 0;               ///< heads of a block
-
-  static HeadGrid of(std::int64_t heads) {
-    if (heads == 0) return {};
-    const std::int64_t chunks = (heads + kWarps - 1) / kWarps;
-    return {static_cast<unsigned>(chunks), static_cast<unsigned>((heads + chunks - 1) / chunks)};
-  }
-  unsigned blocks(std::int64_t tokens) const { return blocks_for(tokens * chunks, 1); }
-  dim3 block() const { return dim3(32, heads); }
-  __device__ std::int64_t token() const { return blockIdx.x / chunks; }
-  __device__ std::int64_t head() const { return blockIdx.x % chunks * heads + threadIdx.y; }
-};
 
 /// f(float{}) or f(BF16{}).
 template <class F>

@@ -59,25 +59,28 @@ AttentionOutputs run_device(AttentionInputs& in, const Way& way = {}) {
   return out;
 }
 
-/// All that take a problem: both implementations, whole and in fixed parts, with every tile that the GPU can hold.
+/// All that take a problem: every implementation, whole and in fixed parts where it has parts, and the portable
+/// tensor-core kernel with every tile that the GPU can hold.
 std::vector<Way> ways_of(const SparseAttention::Problem& p) {
   std::vector<Way> ways;
-  if (refusal(p, "cuda").empty()) {
-    ways = {{}, {.deterministic = true}};
-    std::set<int> tiles{attention_tile(p.heads, key_bytes(p), device::current_gpu().shared_bytes)};
+  for (const std::string& implementation : test::gpu_implementations<SparseAttention>(p)) {
+    ways.push_back({.implementation = implementation});
+    if (implementation == "cuda_simt") continue;  // it has no parts
+    ways.push_back({.implementation = implementation, .deterministic = true});
+    if (implementation != "cuda") continue;
+    const std::size_t granted = device::current_gpu().shared_bytes;
+    std::set<int> tiles{attention_tile(p.heads, key_bytes(p), granted)};
     for (const AttentionTile& tile : kAttentionTiles) {
       const auto bytes = static_cast<std::size_t>(tile.shared_bytes(key_bytes(p)));
-      if (bytes <= device::current_gpu().shared_bytes &&
-          tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second)
+      if (bytes <= granted && tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second)
         ways.push_back({.shared = bytes});
     }
   }
-  if (refusal(p, "cuda_simt").empty()) ways.push_back({.implementation = "cuda_simt"});
   return ways;
 }
 
-/// Of fp32 outputs: `cuda` has weights in half precision.
-double bound_of(const Way& way) { return way.implementation == "cuda" ? 5e-4 : 1e-5; }
+/// Of fp32 outputs: tensor cores have weights in half precision.
+double bound_of(const Way& way) { return way.implementation == "cuda_simt" ? 1e-5 : 5e-4; }
 
 /// Every way against `_ref`.
 void check(AttentionInputs& in, std::map<std::string, int>& ran) {
@@ -509,7 +512,7 @@ TEST_F(AttentionGpu, ATokenIsTheSameInAnyBatch) {
            .out_heads = 128,
            .sink = 0.3F,
            .scopes = {{.format = "bf16", .width = 128}, {.width = width, .num_blocks = 40, .index_gap = 700}}});
-      for (const std::string implementation : {"cuda", "cuda_simt"}) {
+      for (const std::string& implementation : test::gpu_implementations<SparseAttention>(in.problem, true)) {
         const Way way{.implementation = implementation, .deterministic = true};
         const AttentionOutputs all = run_device(in, way);
         for (const std::int64_t t : {0, 1, 5, 22, 39}) {

@@ -51,7 +51,7 @@ void check_save(const CompressorCase& c, bool odd) {
   const CompressorInputs want = inputs_of(c, odd);
   const CompressorInputs got = inputs_of(c, odd);
   Plan<SaveState>(c.save(), {.implementation = "ref"}).run(want.save);
-  test::run_on_gpu<SaveState>(c.save(), got.save, "cuda");
+  test::run_on_gpu<SaveState>(c.save(), got.save);
   const auto [a, b] = std::mismatch(want.state.bytes.begin(), want.state.bytes.end(), got.state.bytes.begin());
   ASSERT_TRUE(a == want.state.bytes.end()) << "byte " << a - want.state.bytes.begin() << " of blocks of "
                                            << want.state.cache.block_stride_bytes << ": want " << +*a << " got " << +*b;
@@ -62,10 +62,10 @@ struct Count {
   std::int64_t equal = 0;
 };
 
-/// `change` alters the state after it was saved, alike for both.
 template <class Change>
-void check_store(const CompressorCase& c, bool odd, const Change& change, Count& count) {
-  SCOPED_TRACE(testing::Message() << c << (odd ? ", misaligned" : ""));
+void check_store_by(const std::string& implementation, const CompressorCase& c, bool odd, const Change& change,
+                    Count& count) {
+  SCOPED_TRACE(testing::Message() << c << (odd ? ", misaligned" : "") << ", " << implementation);
   CompressorInputs want = inputs_of(c, odd);
   CompressorInputs got = inputs_of(c, odd);
   for (CompressorInputs* in : {&want, &got}) {
@@ -74,7 +74,7 @@ void check_store(const CompressorCase& c, bool odd, const Change& change, Count&
   }
   const std::vector<std::uint8_t> before = got.entries.bytes;
   Plan<CompressStore>(c.store(), {.implementation = "ref"}).run(want.store);
-  test::run_on_gpu<CompressStore>(c.store(), got.store, "cuda");
+  test::run_on_gpu<CompressStore>(c.store(), got.store, implementation);
   ASSERT_TRUE(want.state.bytes == got.state.bytes) << "the state was changed";
   for (std::int64_t slot = 0; slot < got.entries.cache.num_slots(); ++slot) {
     ASSERT_EQ(written(want.entries.cache, slot), written(got.entries.cache, slot)) << "slot " << slot;
@@ -87,20 +87,30 @@ void check_store(const CompressorCase& c, bool odd, const Change& change, Count&
   ASSERT_TRUE(without_records(got.entries) == before) << "bytes outside of the records were changed";
 }
 
+/// Every implementation against `_ref`; `change` alters the state after it was saved, alike for both.
+template <class Change>
+void check_store(const CompressorCase& c, bool odd, const Change& change, Count& count) {
+  const std::vector<std::string> implementations = test::gpu_implementations<CompressStore>(c.store());
+  ASSERT_FALSE(implementations.empty());
+  for (const std::string& implementation : implementations) check_store_by(implementation, c, odd, change, count);
+}
+
 void unchanged(PagedCache& /*state*/) {}
 
 TEST_F(CompressorGpu, SavingInTheSameLaunchIsThePair) {
   for (const CompressorCase& c : all_cases()) {
     for (const bool odd : {false, true}) {
-      SCOPED_TRACE(testing::Message() << c << (odd ? ", misaligned" : ""));
-      const CompressorInputs want = inputs_of(c, odd);
-      const CompressorInputs got = inputs_of(c, odd);
-      test::run_on_gpu<SaveState>(c.save(), want.save, "cuda");
-      test::run_on_gpu<CompressStore>(c.store(), want.store, "cuda");
-      test::run_on_gpu<CompressStore>(c.store(), got.saving(), "cuda");
-      if (c.hostile) continue;  // its tokens read slots that others write: either value may be seen
-      ASSERT_TRUE(want.state.bytes == got.state.bytes);
-      ASSERT_TRUE(want.entries.bytes == got.entries.bytes);
+      for (const std::string& implementation : test::gpu_implementations<CompressStore>(c.store())) {
+        SCOPED_TRACE(testing::Message() << c << (odd ? ", misaligned" : "") << ", " << implementation);
+        const CompressorInputs want = inputs_of(c, odd);
+        const CompressorInputs got = inputs_of(c, odd);
+        test::run_on_gpu<SaveState>(c.save(), want.save);
+        test::run_on_gpu<CompressStore>(c.store(), want.store, implementation);
+        test::run_on_gpu<CompressStore>(c.store(), got.saving(), implementation);
+        if (c.hostile) continue;  // its tokens read slots that others write: either value may be seen
+        ASSERT_TRUE(want.state.bytes == got.state.bytes);
+        ASSERT_TRUE(want.entries.bytes == got.entries.bytes);
+      }
     }
   }
 }
@@ -122,11 +132,10 @@ TEST_F(CompressorGpu, TwoInOneLaunchAreEachAlone) {
         }
         CompressStore::Args alone = want[1].store;
         alone.entry_slots = want[0].store.entry_slots;
-        test::run_on_gpu<CompressStore>(layer.store(), want[0].store, "cuda");
-        test::run_on_gpu<CompressStore>(index.store(), alone, "cuda");
-        test::run_on_gpu<CompressStore>(
-            together(layer, index),
-            saves ? together(got[0].saving(), got[1].saving()) : together(got[0].store, got[1].store), "cuda");
+        test::run_on_gpu<CompressStore>(layer.store(), want[0].store);
+        test::run_on_gpu<CompressStore>(index.store(), alone);
+        test::run_on_gpu<CompressStore>(together(layer, index), saves ? together(got[0].saving(), got[1].saving())
+                                                                      : together(got[0].store, got[1].store));
         for (const int i : {0, 1}) {
           ASSERT_TRUE(want[i].state.bytes == got[i].state.bytes) << i;
           ASSERT_TRUE(want[i].entries.bytes == got[i].entries.bytes) << i;
@@ -166,47 +175,53 @@ TEST_F(CompressorGpu, ManyLongGroupsAreRefAndThoseOfFew) {
   check_store(c, false, unchanged, count);
   check_store(c, true, unchanged, count);
   EXPECT_GT(count.entries, 78);
-  const CompressorInputs many = make_inputs(c);
-  test::run_on_gpu<CompressStore>(c.store(), many.saving(), "cuda");
-  const CompressorInputs few = make_inputs(c);
-  CompressStore::Args args = few.saving();
-  for (ConstTensorView* tokens :
-       {&args.positions, &args.token_to_req, &args.state_slots, &args.entry_slots, &args.kv_score}) {
-    *tokens = tokens->slice(0, 0, kFew);
+  for (const std::string& implementation : test::gpu_implementations<CompressStore>(c.store())) {
+    SCOPED_TRACE(implementation);
+    const CompressorInputs many = make_inputs(c);
+    test::run_on_gpu<CompressStore>(c.store(), many.saving(), implementation);
+    const CompressorInputs few = make_inputs(c);
+    CompressStore::Args args = few.saving();
+    for (ConstTensorView* tokens :
+         {&args.positions, &args.token_to_req, &args.state_slots, &args.entry_slots, &args.kv_score}) {
+      *tokens = tokens->slice(0, 0, kFew);
+    }
+    CompressStore::Problem problem = c.store();
+    problem.tokens = kFew;
+    test::run_on_gpu<CompressStore>(problem, args, implementation);
+    int compared = 0;
+    for (std::int64_t slot = 0; slot < few.entries.cache.num_slots(); ++slot) {
+      if (!written(few.entries.cache, slot)) continue;
+      ++compared;
+      ASSERT_TRUE(same_record(many.entries.cache, few.entries.cache, slot)) << "slot " << slot;
+    }
+    EXPECT_EQ(compared, 20);  // positions 127, 255, ... of 37 to 2,636
   }
-  CompressStore::Problem problem = c.store();
-  problem.tokens = kFew;
-  test::run_on_gpu<CompressStore>(problem, args, "cuda");
-  int compared = 0;
-  for (std::int64_t slot = 0; slot < few.entries.cache.num_slots(); ++slot) {
-    if (!written(few.entries.cache, slot)) continue;
-    ++compared;
-    ASSERT_TRUE(same_record(many.entries.cache, few.entries.cache, slot)) << "slot " << slot;
-  }
-  EXPECT_EQ(compared, 20);  // positions 127, 255, ... of 37 to 2,636
 }
 
 /// Windows that nothing can be read of, between others that the same cluster of blocks pools.
 TEST_F(CompressorGpu, AWindowWithoutRowsLeavesItsNeighbours) {
   CompressorCase c{.ratio = 128, .format = &fp8_ds_mla_rows(), .state_block = 128};
   for (int i = 0; i < 70; ++i) c.requests.push_back({127, 1});
-  CompressorInputs want = make_inputs(c);
-  CompressorInputs got = make_inputs(c);
-  for (CompressorInputs* in : {&want, &got}) {
-    Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in->save);
-    for (std::int64_t r = 1; r < 70; r += 4)
-      in->block_table.as<std::int32_t>()[r] = std::numeric_limits<std::int32_t>::max();
+  for (const std::string& implementation : test::gpu_implementations<CompressStore>(c.store())) {
+    SCOPED_TRACE(implementation);
+    CompressorInputs want = make_inputs(c);
+    CompressorInputs got = make_inputs(c);
+    for (CompressorInputs* in : {&want, &got}) {
+      Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in->save);
+      for (std::int64_t r = 1; r < 70; r += 4)
+        in->block_table.as<std::int32_t>()[r] = std::numeric_limits<std::int32_t>::max();
+    }
+    Plan<CompressStore>(c.store(), {.implementation = "ref"}).run(want.store);
+    test::run_on_gpu<CompressStore>(c.store(), got.store, implementation);
+    int entries = 0;
+    for (std::int64_t slot = 0; slot < got.entries.cache.num_slots(); ++slot) {
+      ASSERT_EQ(written(want.entries.cache, slot), written(got.entries.cache, slot)) << "slot " << slot;
+      if (!written(got.entries.cache, slot)) continue;
+      ++entries;
+      expect_close_record(want, got, slot);
+    }
+    EXPECT_EQ(entries, 52);
   }
-  Plan<CompressStore>(c.store(), {.implementation = "ref"}).run(want.store);
-  test::run_on_gpu<CompressStore>(c.store(), got.store, "cuda");
-  int entries = 0;
-  for (std::int64_t slot = 0; slot < got.entries.cache.num_slots(); ++slot) {
-    ASSERT_EQ(written(want.entries.cache, slot), written(got.entries.cache, slot)) << "slot " << slot;
-    if (!written(got.entries.cache, slot)) continue;
-    ++entries;
-    expect_close_record(want, got, slot);
-  }
-  EXPECT_EQ(entries, 52);
 }
 
 std::vector<CompressorCase> few_cases() {
@@ -256,39 +271,43 @@ TEST_F(CompressorGpu, ExtremeLogitsAreRef) {
 
 TEST_F(CompressorGpu, TwentyRepeatsAreTheSameBits) {
   for (const CompressorCase& c : few_cases()) {
-    SCOPED_TRACE(testing::PrintToString(c));
-    std::vector<std::uint8_t> first;
-    for (int i = 0; i <= 20; ++i) {
-      const CompressorInputs in = make_inputs(c);
-      Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in.save);
-      test::run_on_gpu<CompressStore>(c.store(), in.store, "cuda");
-      if (i == 0) first = in.entries.bytes;
-      ASSERT_TRUE(first == in.entries.bytes) << "repeat " << i;
+    for (const std::string& implementation : test::gpu_implementations<CompressStore>(c.store())) {
+      SCOPED_TRACE(testing::Message() << c << ", " << implementation);
+      std::vector<std::uint8_t> first;
+      for (int i = 0; i <= 20; ++i) {
+        const CompressorInputs in = make_inputs(c);
+        Plan<SaveState>(c.save(), {.implementation = "ref"}).run(in.save);
+        test::run_on_gpu<CompressStore>(c.store(), in.store, implementation);
+        if (i == 0) first = in.entries.bytes;
+        ASSERT_TRUE(first == in.entries.bytes) << "repeat " << i;
+      }
     }
   }
 }
 
 TEST_F(CompressorGpu, AnEntryDoesNotDependOnItsNeighbours) {
   for (const CompressorCase& c : few_cases()) {
-    SCOPED_TRACE(testing::PrintToString(c));
-    CompressorInputs all = make_inputs(c);
-    Plan<SaveState>(c.save(), {.implementation = "ref"}).run(all.save);
-    test::run_on_gpu<CompressStore>(c.store(), all.store, "cuda");
-    CompressorInputs alone = make_inputs(c);
-    Plan<SaveState>(c.save(), {.implementation = "ref"}).run(alone.save);
-    std::int64_t kept = -1;  // the last entry's slot
-    for (std::int64_t t = alone.entry_slots.numel() - 1; t >= 0; --t) {
-      std::int64_t& slot = alone.entry_slots.as<std::int64_t>()[t];
-      if (kept < 0) {
-        kept = slot;
-      } else {
-        slot = -1;
+    for (const std::string& implementation : test::gpu_implementations<CompressStore>(c.store())) {
+      SCOPED_TRACE(testing::Message() << c << ", " << implementation);
+      CompressorInputs all = make_inputs(c);
+      Plan<SaveState>(c.save(), {.implementation = "ref"}).run(all.save);
+      test::run_on_gpu<CompressStore>(c.store(), all.store, implementation);
+      CompressorInputs alone = make_inputs(c);
+      Plan<SaveState>(c.save(), {.implementation = "ref"}).run(alone.save);
+      std::int64_t kept = -1;  // the last entry's slot
+      for (std::int64_t t = alone.entry_slots.numel() - 1; t >= 0; --t) {
+        std::int64_t& slot = alone.entry_slots.as<std::int64_t>()[t];
+        if (kept < 0) {
+          kept = slot;
+        } else {
+          slot = -1;
+        }
       }
+      ASSERT_GE(kept, 0);
+      test::run_on_gpu<CompressStore>(c.store(), alone.store, implementation);
+      ASSERT_TRUE(written(alone.entries.cache, kept));
+      ASSERT_TRUE(same_record(all.entries.cache, alone.entries.cache, kept)) << "slot " << kept;
     }
-    ASSERT_GE(kept, 0);
-    test::run_on_gpu<CompressStore>(c.store(), alone.store, "cuda");
-    ASSERT_TRUE(written(alone.entries.cache, kept));
-    ASSERT_TRUE(same_record(all.entries.cache, alone.entries.cache, kept)) << "slot " << kept;
   }
 }
 
@@ -338,9 +357,9 @@ TEST_F(CompressorGpu, MoreThan65535Tokens) {
   }
   Plan<SaveState>(save, {.implementation = "ref"}).run(in[0].save);
   Plan<CompressStore>(store, {.implementation = "ref"}).run(in[0].store);
-  test::run_on_gpu<SaveState>(save, in[1].save, "cuda");
+  test::run_on_gpu<SaveState>(save, in[1].save);
   ASSERT_TRUE(in[0].state.bytes == in[1].state.bytes);
-  test::run_on_gpu<CompressStore>(store, in[1].store, "cuda");
+  test::run_on_gpu<CompressStore>(store, in[1].store);
   for (std::int64_t slot = 0; slot < kLast / 4; ++slot) {
     SCOPED_TRACE(slot);
     ASSERT_TRUE(written(in[1].entries.cache, slot));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "ops/staging.h"
 
@@ -15,6 +16,17 @@ void run_on_gpu(const typename Op::Problem& problem, typename Op::Args args, con
   const Plan<Op> plan(problem,
                       {.device = DeviceKind::kCuda, .implementation = implementation, .deterministic = deterministic});
   run_staged(plan, args, DeviceKind::kCuda);
+}
+
+/// Names of the GPU's implementations that take a problem, best first: tests go through them, so that a new kernel is
+/// in every test of its op.
+template <class Op>
+std::vector<std::string> gpu_implementations(const typename Op::Problem& problem, bool deterministic = false) {
+  std::vector<std::string> names;
+  for (const Candidate& c : explain<Op>(problem, {.device = DeviceKind::kCuda, .deterministic = deterministic})) {
+    if (c.refusal.empty()) names.push_back(c.name);
+  }
+  return names;
 }
 
 /// Tests that need a GPU say why they did not run.

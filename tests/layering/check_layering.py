@@ -156,6 +156,31 @@ def check_foreign_headers(root):
                 yield f"{where}; a reference knows no SIMD and no kernel"
 
 
+def check_cuda_suffixes(root):
+    """Kernels for every GPU are `_cuda.cu`, kernels for Hopper `_sm90.cu`; only the latter see `_sm90.cuh`."""
+    for path, relative in files(root, ["src"], SOURCE_SUFFIXES):
+        stem = path.stem
+        if path.suffix == ".cu" and not stem.endswith(("_cuda", "_sm90")):
+            yield f"{relative}: a .cu file is named _cuda (any GPU) or _sm90 (Hopper)"
+        if stem.endswith("_sm90"):
+            if path.suffix not in (".cu", ".cuh") and stem != "no_sm90":
+                yield f"{relative}: _sm90 is the suffix of .cu and .cuh files"
+            continue
+        for number, _, name in includes(without_comments(path.read_text())):
+            if name.endswith("_sm90.cuh"):
+                yield f"{relative}:{number}: includes {name}; it belongs to files named _sm90"
+
+
+def check_device_words(root):
+    """src/device knows machines, not models."""
+    pattern = re.compile(r"(?i)(?<![a-z])(rope|rms_?norm|heads?|tokens?)(?![a-z])")
+    for path, relative in files(root, ["src/device"], SOURCE_SUFFIXES):
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
+            match = pattern.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", line))
+            if match:
+                yield f"{relative}:{number}: {match.group(1)} is a word of the model; it belongs in src/ops"
+
+
 def check_record_sizes(root):
     pattern = re.compile(r"(?<![\w.])(" + "|".join(RECORD_SIZES) + r")(?![\w.]*\w)")
     for path, relative in files(root, ["src", "include", "bindings", "apps"], SOURCE_SUFFIXES):
@@ -182,7 +207,8 @@ def check_unfinished(root):
                     yield f"{path.relative_to(root).as_posix()}:{number}: {word}"
 
 
-CHECKS = [check_direction, check_public_headers, check_foreign_headers, check_record_sizes, check_unfinished]
+CHECKS = [check_direction, check_public_headers, check_foreign_headers, check_cuda_suffixes, check_device_words, check_record_sizes,
+          check_unfinished]
 
 
 def breaches(root):

@@ -85,6 +85,15 @@ class CheckLayering(unittest.TestCase):
     def test_cuda_outside_its_files(self):
         self.expect("src/device/gpus.cpp", "#include <cuda_runtime.h>\n", ".cu and .cuh")
 
+    def test_cuda_files_by_suffix(self):
+        self.expect("src/ops/topk/topk_hopper.cu", "int x;\n", "_cuda (any GPU) or _sm90 (Hopper)")
+        self.expect("src/ops/topk/topk_sm90.cpp", "int x;\n", "_sm90 is the suffix of .cu and .cuh files")
+        self.expect("src/ops/topk/topk_cuda.cu", '#include "device/ptx/cluster_sm90.cuh"\n', "belongs to files named _sm90")
+
+    def test_words_of_the_model_in_device(self):
+        self.expect("src/device/rows.cuh", "struct Rope {};\n", "rope is a word of the model".replace("rope", "Rope"))
+        self.expect("src/device/rows.cuh", "int head_of(int thread);\n", "head is a word of the model")
+
     def test_intrinsics_outside_their_files(self):
         self.expect("src/ops/topk/topk_cpu.cpp", "#include <immintrin.h>\n", "_avx2")
 

@@ -95,8 +95,8 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
             EXPECT_TRUE(split.parts == 1 || (split.parts - 1) * split.part_keys < whole);
             EXPECT_EQ(0, split.part_keys % keys);
             EXPECT_TRUE(split.launch_tokens >= 1 || tokens == 0);
-            EXPECT_TRUE(split.launch_tokens <= 1 || split.workspace_bytes(heads) <= AttentionSplit::kLentBytes);
-            EXPECT_TRUE(fixed || split.parts <= AttentionSplit::kMostParts);
+            EXPECT_TRUE(split.launch_tokens <= 1 || split.workspace_bytes(heads) <= AttentionSplit::kScratchBytes);
+            EXPECT_TRUE(fixed || split.parts <= AttentionSplit::kMaxParts);
           }
         }
       }

@@ -48,8 +48,8 @@ TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {
         const TopkSplit split = split_topk(p, gpu);
         SCOPED_TRACE(testing::Message() << rows << " rows of " << width << " on " << multiprocessors);
         if (split.parts == 1) continue;
-        EXPECT_LE(rows, TopkSplit::kMostRows);
-        EXPECT_LE(split.parts, TopkSplit::kMostParts);
+        EXPECT_LE(rows, TopkSplit::kMaxRows);
+        EXPECT_LE(split.parts, TopkSplit::kMaxParts);
         EXPECT_LE(rows * (split.parts * TopkSplit::kPartBytes + TopkSplit::kRowBytes), topk_workspace_bytes(p, gpu));
         for (const std::int64_t n : kWidths) {
           if (n <= TopkSplit::kShortRow || n > width) continue;

@@ -3,10 +3,12 @@
 #include <cmath>
 
 #include "device/numbers.cuh"
-#include "device/quads.cuh"
+#include "device/ptx/prefetch.cuh"
+#include "device/vec4.cuh"
 #include "ops/attention/attention_call.cuh"
 #include "ops/attention/attention_split.h"
 #include "ops/attention/key_rows.cuh"
+#include "ops/head_rows.cuh"
 
 namespace smla::attention {
 
@@ -37,7 +39,7 @@ struct TileCall {
   float* sums = nullptr;                    ///< [tokens of a launch, parts, H, 512]
   float2* states = nullptr;                 ///< [tokens of a launch, parts, H]
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
-  device::Rope rope;                        ///< pairs in twos
+  Rope rope;                                ///< pairs in twos
 
   /// The row of cos_sin that turns a token's o back; null for none.
   __device__ const float* back_row(std::int64_t token) const {
@@ -142,14 +144,14 @@ struct Run {
 };
 
 /// Which token of a launch, which heads and which part of the list a block has.
-struct Place {
+struct BlockWork {
   std::uint32_t token;
   std::uint32_t part;
   std::uint32_t first_head;
 
   /// Asked for again rather than kept: the loop over keys needs every register.
   template <AttentionTile kTile>
-  __device__ static Place of(const TileCall& c) {
+  __device__ static BlockWork of(const TileCall& c) {
     std::uint32_t block;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
     const std::uint32_t tile = block / c.parts;

@@ -2,6 +2,7 @@
 
 #include "cache/cache_view.cuh"
 #include "device/row_views.cuh"
+#include "ops/head_rows.cuh"
 #include "sparsemla/ops/attention.h"
 
 namespace smla {
@@ -49,7 +50,7 @@ struct AttentionCall {
   std::int64_t sink_stride = 0;
   KeyList keys[SparseAttention::kMaxScopes];
   const std::int64_t* q_positions = nullptr;  ///< null: q is ready
-  device::Rope q_rope;
+  Rope q_rope;
   float q_eps = 0;
 
   /// The row of cos_sin that a token's queries are rotated by, which are normed then; null: they are ready.
@@ -60,20 +61,20 @@ struct AttentionCall {
   }
   /// A head's numbers in a warp, 128 k + 4 lane and the next three in q[k], as attention uses them; `row`: that token's
   /// q_row().
-  template <int kQuads>
-  __device__ void queries(std::int64_t token, std::int64_t head, const float* row, float4 (&q)[kQuads]) const {
-    float4 v[1][kQuads];
+  template <int kVec4s>
+  __device__ void queries(std::int64_t token, std::int64_t head, const float* row, float4 (&q)[kVec4s]) const {
+    float4 v[1][kVec4s];
 #pragma unroll
-    for (int k = 0; k < kQuads; ++k) {
+    for (int k = 0; k < kVec4s; ++k) {
       const int d = 128 * k + 4 * static_cast<int>(threadIdx.x % 32);
       v[0][k] = make_float4(0, 0, 0, 0);
       if (d < dim)
         v[0][k] = make_float4(query(token, head, d), query(token, head, d + 1), query(token, head, d + 2),
                               query(token, head, d + 3));
     }
-    if (row != nullptr) device::norm_and_rotate(v, dim, q_eps, q_rope, row);
+    if (row != nullptr) smla::norm_and_rotate(v, dim, q_eps, q_rope, row);
 #pragma unroll
-    for (int k = 0; k < kQuads; ++k)
+    for (int k = 0; k < kVec4s; ++k)
       q[k] = row != nullptr && q_dtype == DType::kBF16 ? device::rounded_to_bf16(v[0][k]) : v[0][k];
   }
 
@@ -114,7 +115,7 @@ inline AttentionCall attention_call(const SparseAttention::Problem& p, const Spa
                   .sink_stride = a.sink.stride[0]};
   if (p.query_prologue) {
     c.q_positions = static_cast<const std::int64_t*>(a.query_prologue.positions.data);
-    c.q_rope = device::rope_of(a.query_prologue.cos_sin, p.dim, p.query_prologue->rope_dim);
+    c.q_rope = rope_of(a.query_prologue.cos_sin, p.dim, p.query_prologue->rope_dim);
     c.q_eps = p.query_prologue->eps;
   }
   for (int s = 0; s < p.scopes; ++s) {

@@ -27,14 +27,14 @@ struct AttentionTile {
   int key_warps = 1;
   int dim_warps = 1;
   int resident = 1;  ///< blocks of a multiprocessor at most, by registers
-  /// What a key and what a block besides its keys take, in hundredths of a key's time with 64 heads: alone on a
-  /// multiprocessor, and beside another block.
+  /// Measured time of a block, in hundredths of the time that a block of 64 heads takes for one key: `key` for each of
+  /// its keys, and `block` once, for everything else.
   struct Cost {
     int key = 100;
     int block = 9750;
   };
-  Cost alone;
-  Cost beside;
+  Cost alone;        ///< while the block has a multiprocessor to itself
+  Cost co_resident;  ///< while a second block runs on the same multiprocessor
 
   constexpr int row_bytes() const { return 2 * kDim; }  ///< of q
   /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different
@@ -63,18 +63,36 @@ struct KeyLayout {
   constexpr int bytes() const { return code_bytes() + half_bytes() + scale_bytes() + 1; }
 };
 
-/// Fitted to 540 cells of an H200 (docs/kernels/sparse_attention.md); of 32 heads beside others a guess.
+/// Fitted to 540 cells of an H200 (docs/kernels/sparse_attention.md); co-resident blocks of 32 heads are a guess.
 constexpr AttentionTile::Cost kCost16{.key = 63, .block = 5150};
-constexpr AttentionTile::Cost kBeside16{.key = 87, .block = 6950};
+constexpr AttentionTile::Cost kCoResident16{.key = 87, .block = 6950};
 constexpr AttentionTile::Cost kCost32{.key = 74, .block = 7430};
-constexpr AttentionTile::Cost kBeside32{.key = 110, .block = 10'000};
+constexpr AttentionTile::Cost kCoResident32{.key = 110, .block = 10'000};
 
 /// By heads, then the best first.
 inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
-    {.heads = 16, .keys = 64, .key_warps = 4, .dim_warps = 2, .resident = 2, .alone = kCost16, .beside = kBeside16},
-    {.heads = 16, .keys = 32, .key_warps = 2, .dim_warps = 4, .resident = 2, .alone = kCost16, .beside = kBeside16},
+    {.heads = 16,
+     .keys = 64,
+     .key_warps = 4,
+     .dim_warps = 2,
+     .resident = 2,
+     .alone = kCost16,
+     .co_resident = kCoResident16},
+    {.heads = 16,
+     .keys = 32,
+     .key_warps = 2,
+     .dim_warps = 4,
+     .resident = 2,
+     .alone = kCost16,
+     .co_resident = kCoResident16},
     {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2, .alone = kCost32},
-    {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .resident = 2, .alone = kCost32, .beside = kBeside32},
+    {.heads = 32,
+     .keys = 32,
+     .key_warps = 4,
+     .dim_warps = 2,
+     .resident = 2,
+     .alone = kCost32,
+     .co_resident = kCoResident32},
     {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4, .alone = kCost32},
     {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 32, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
@@ -117,9 +135,9 @@ struct AttentionSplit {
 
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
-  static constexpr std::int64_t kLentBytes = 64 << 20;                ///< of a launch, if one token needs no more
+  static constexpr std::int64_t kScratchBytes = 64 << 20;             ///< of a launch, if one token needs no more
   static constexpr std::int64_t kFixedPart = 512;
-  static constexpr std::int64_t kMostParts = 128;
+  static constexpr std::int64_t kMaxParts = 128;
 
   std::int64_t workspace_bytes(std::int64_t heads) const {
     return parts == 1 ? 0 : launch_tokens * parts * heads * (kSumBytes + kStateBytes);
@@ -174,10 +192,10 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
       const std::int64_t resident = std::clamp<std::int64_t>(fit, 1, tile.resident);
       const std::int64_t slots = multiprocessors * resident;
       for (std::int64_t parts = 1;
-           parts == 1 || (parts <= std::min(steps, AttentionSplit::kMostParts) && blocks < 4 * slots); ++parts) {
+           parts == 1 || (parts <= std::min(steps, AttentionSplit::kMaxParts) && blocks < 4 * slots); ++parts) {
         const std::int64_t part = std::max<std::int64_t>((steps + parts - 1) / parts, 1) * tile.keys;
         const bool alone = resident == 1 || blocks * parts <= multiprocessors;
-        const AttentionTile::Cost& of = alone ? tile.alone : tile.beside;
+        const AttentionTile::Cost& of = alone ? tile.alone : tile.co_resident;
         const std::int64_t at_once = alone ? multiprocessors : slots;
         std::int64_t cost = (blocks * parts + at_once - 1) / at_once * (part * of.key + of.block);
         if (parts > 1) cost += kMergeCost + p.tokens * p.heads * parts * kSumsCost / 10;
@@ -194,7 +212,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   split.launch_tokens = p.tokens;
   if (split.parts > 1) {
     const std::int64_t token = split.parts * p.heads * (AttentionSplit::kSumBytes + AttentionSplit::kStateBytes);
-    split.launch_tokens = std::min(p.tokens, std::max<std::int64_t>(AttentionSplit::kLentBytes / token, 1));
+    split.launch_tokens = std::min(p.tokens, std::max<std::int64_t>(AttentionSplit::kScratchBytes / token, 1));
   }
   return split;
 }

@@ -1,31 +1,32 @@
 #pragma once
 
 #include "ops/attention/attention_block.cuh"
+#include "ops/head_rows.cuh"
 
 namespace smla::attention {
 
 /// A head's query in shared memory, as Queries::norm_and_rotate makes it: the same steps, with few registers.
 __device__ inline void norm_and_rotate(const TileCall& c, float* q, const float* cos_sin) {
-  const auto each_quad = [&](auto&& f) {
+  const auto each_vec4 = [&](auto&& f) {
 #pragma unroll 1
     for (int d = 4 * static_cast<int>(threadIdx.x % 32); d < kDim; d += 128) f(d, *reinterpret_cast<float4*>(q + d));
   };
   device::Squares squares;
-  each_quad([&](int, const float4& v) { squares.add(v); });
-  const float inverse = device::inverse_root(device::sum_of_warp(squares.all()), kDim, c.a.q_eps);
-  each_quad([&](int d, float4& v) {
+  each_vec4([&](int, const float4& v) { squares.add(v); });
+  const float inverse = inverse_root(device::sum_of_warp(squares.all()), kDim, c.a.q_eps);
+  each_vec4([&](int d, float4& v) {
     v = device::rounded_to_bf16(c.a.q_rope.rotated(device::scaled(v, inverse), d, cos_sin));
   });
   __syncwarp();
 }
 
 /// A head of a block in fp32, number by number, for rows that half precision does not hold: a warp's work, slow and
-/// rare. Results as those of a block; `lent`: shared memory, 3 x 512 numbers a warp.
+/// rare. Results as those of a block; `scratch`: shared memory, 3 x 512 numbers a warp.
 template <AttentionTile kTile>
 __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::int64_t head, std::int64_t state,
-                               float* lent) {
+                               float* scratch) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  float* const q = lent + static_cast<int>(threadIdx.x) / 32 * 3 * kDim;
+  float* const q = scratch + static_cast<int>(threadIdx.x) / 32 * 3 * kDim;
   float* const row = q + kDim;
   float* const sums = row + kDim;
   const auto each = [&](auto&& f) {
@@ -53,11 +54,11 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
 #pragma unroll
     for (int i = 16; i > 0; i /= 2) score += __shfl_xor_sync(kAll, score, i);
     const float next = fmaxf(largest, score);
-    const float fade = exp2f(largest - next);
+    const float rescale = exp2f(largest - next);
     const float weight = exp2f(score - next);
-    sum = sum * fade + weight;
+    sum = sum * rescale + weight;
     largest = next;
-    each([&](int d) { sums[d] = sums[d] * fade + weight * row[d]; });
+    each([&](int d) { sums[d] = sums[d] * rescale + weight * row[d]; });
   }
   if (c.parts > 1) {
     if (lane == 0) c.states[state] = make_float2(largest, sum);

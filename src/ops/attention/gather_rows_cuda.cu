@@ -4,9 +4,9 @@
 #include "cache/cache_view.cuh"
 #include "cache/row_codec.h"
 #include "device/copy.cuh"
-#include "device/early_launch.cuh"
 #include "device/halves.cuh"
-#include "device/quads.cuh"
+#include "device/launch_pdl.cuh"
+#include "device/vec4.cuh"
 #include "ops/cuda_row.h"
 #include "sparsemla/ops/attention.h"
 
@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kChunk = 16;  ///< numbers that a lane decodes at once: they share an element and a scale
-constexpr unsigned kMostBlocks = 1U << 16;
+constexpr unsigned kMaxBlocks = 1U << 16;
 
-struct Call {
+struct GatherCall {
   device::CacheView cache;
   std::int64_t num_blocks = 0;
   int data_word = 1;
@@ -110,7 +110,7 @@ __device__ void load_chunk(const std::uint8_t* part, Element element, int i, int
 }
 
 /// Numbers [d, d + 16) of a row.
-__device__ void decode(const Call& c, const device::CacheView::Place& row, int d, Pairs& pairs) {
+__device__ void decode(const GatherCall& c, const device::CacheView::RowPlace& row, int d, Pairs& pairs) {
   const device::CacheView& cache = c.cache;
   if (d >= cache.nope_dim) {
     load_chunk(row.data + cache.rope_offset(), cache.rope, d - cache.nope_dim, c.data_word, 1.0F, pairs);
@@ -141,8 +141,8 @@ __device__ void store(std::uint16_t* to, int word, const Pairs& pairs) {
   for (int j = 0; j < kChunk; ++j) to[j] = static_cast<std::uint16_t>(pairs[j / 2] >> (16 * (j % 2)));
 }
 
-__global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Call c) {
-  device::take_turn();
+__global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ GatherCall c) {
+  device::pdl_wait_and_trigger();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
         slot = block * c.cache.block_size + (position - column * c.cache.block_size);
     }
     std::uint16_t* out = c.out + b * c.out_stride[0] + i * c.out_stride[1];
-    const device::CacheView::Place row = c.cache.place(max(slot, std::int64_t{0}));
+    const device::CacheView::RowPlace row = c.cache.place(max(slot, std::int64_t{0}));
     for (int d = kChunk * lane; d < c.cache.dim; d += kChunk * 32) {
       Pairs pairs = {};
       if (slot >= 0) decode(c, row, d, pairs);
@@ -185,25 +185,25 @@ void run(const GatherRows::Problem& p, const GatherRows::Args& a, const RunConte
   const std::int64_t most = std::max<std::int64_t>(p.rows - p.offset, 0);
   if (p.requests == 0 || most == 0) return;
   const RowFormat& f = *p.format;
-  Call c{.cache = device::view_of_cache(a.cache),
-         .num_blocks = a.cache.num_blocks,
-         .requests = p.requests,
-         .most = most,
-         .seq_lens = static_cast<const std::int32_t*>(a.seq_lens.data),
-         .gather_lens = static_cast<const std::int32_t*>(a.gather_lens.data),
-         .table = static_cast<const std::int32_t*>(a.block_table.data),
-         .table_stride = a.block_table.stride[0],
-         .columns = a.block_table.size(1),
-         .out = static_cast<std::uint16_t*>(a.out.data) + p.offset * a.out.stride[1],
-         .out_stride = {a.out.stride[0], a.out.stride[1]}};
+  GatherCall c{.cache = device::view_of_cache(a.cache),
+               .num_blocks = a.cache.num_blocks,
+               .requests = p.requests,
+               .most = most,
+               .seq_lens = static_cast<const std::int32_t*>(a.seq_lens.data),
+               .gather_lens = static_cast<const std::int32_t*>(a.gather_lens.data),
+               .table = static_cast<const std::int32_t*>(a.block_table.data),
+               .table_stride = a.block_table.stride[0],
+               .columns = a.block_table.size(1),
+               .out = static_cast<std::uint16_t*>(a.out.data) + p.offset * a.out.stride[1],
+               .out_stride = {a.out.stride[0], a.out.stride[1]}};
   const std::int64_t scales_at =
       f.inline_scale_bytes > 0 ? inline_scale_offset(f) : c.cache.block_size * c.cache.data_bytes;
   c.data_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, rope_offset(f));
   c.scale_word =
       device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, scales_at, c.cache.scale_bytes);
   c.out_word = device::common_word(c.out, 2 * c.out_stride[0], 2 * c.out_stride[1]);
-  device::launch_early<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMostBlocks), 32 * kWarps,
-                               0, stream_of(context.stream), c);
+  device::launch_pdl<gather>("gather_rows", std::min(blocks_for(p.requests * most, kWarps), kMaxBlocks), 32 * kWarps, 0,
+                             stream_of(context.stream), c);
 }
 
 }  // namespace

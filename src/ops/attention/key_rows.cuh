@@ -1,37 +1,38 @@
 #pragma once
 
 #include "device/halves.cuh"
-#include "device/ptx.cuh"
+#include "device/ptx/cp_async.cuh"
+#include "device/ptx/shared.cuh"
 #include "ops/attention/attention_call.cuh"
 #include "ops/attention/attention_split.h"
 
 namespace smla {
 
-using device::carries;
+using device::fp16_overflow;
 using device::halves_of;
 using device::kCodeShift;
-using device::lost_nan;
+using device::misread_nan;
 using device::multiply_halves;
 using device::widen_codes;
 
 // Rows of 512 numbers in shared memory, as the cache stores them: groups of 64 e4m3 codes first, then groups of 64 bf16
 // numbers, which become half precision there. e4m3 times a power of two is exact in half precision and bf16 nearly
-// always is; `odd` says where it is not.
+// always is; where it is not, functions here return true and the block computes in fp32 instead (exact_head.cuh).
 
-/// Numbers in half precision are this many times what they are, so that small ones keep their bits; those of 1,024 and
-/// more do not fit.
+/// bf16 numbers are multiplied with this before they become fp16, so that small ones keep their bits; numbers of 1,024
+/// and more overflow.
 constexpr float kHalfUnit = 0x1p6F;
 
-/// What widened codes are multiplied with for scale 2^(byte - 127), in units of kHalfUnit. 0 stands for 0: such numbers
-/// are below 2^-118.
+/// The fp16 factor of codes whose scale is 2^(byte - 127): the scale times kHalfUnit. 0 for byte 0, because such
+/// numbers are below 2^-118.
 __device__ inline std::uint16_t half_scale(int byte) {
   const int exponent = byte - 127 + 6 + 15 + kCodeShift;
   if (byte == 0 || exponent < -9) return 0;
   return static_cast<std::uint16_t>(exponent > 0 ? min(exponent, 30) << 10 : 0x200 >> -exponent);
 }
-/// Whether half precision holds codes of this scale: all of them from 2^-21 to 2^1, nearly all of a group's norm from
-/// 2^-26 on.
-__device__ inline bool odd_scale(int byte) { return byte != 0 && (byte < 101 || byte > 128); }
+/// Whether fp16 cannot represent codes of this scale well enough: scales from 2^-26 to 2^1 are accepted. From 2^-21 on
+/// all codes are exact; below, small codes lose bits that do not matter beside the largest of their group.
+__device__ inline bool unrepresentable_scale(int byte) { return byte != 0 && (byte < 101 || byte > 128); }
 
 /// How the rows of a scope lie in memory, as a block's loop wants it.
 struct RowLayout {
@@ -44,8 +45,9 @@ struct RowLayout {
   int block_bits = -1;  ///< of a block size that is a power of two
   std::uint32_t row_bytes = 0;
   std::uint32_t scale_bytes = 0;
-  bool scaled =
-      false;  ///< a UE8M0 byte for each group of codes; otherwise one scale for the cache, left to scores and weights
+  /// Whether each group of codes has a UE8M0 scale byte. Otherwise the whole cache has one scale, which the kernel
+  /// applies to scores (TileCall::score_scale) and weights (weight_scale) instead of to keys.
+  bool scaled = false;
   bool aligned = false;  ///< to 16 bytes, and scales to 4
 };
 
@@ -60,7 +62,7 @@ __device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bo
     v.y = __funnelshift_l(v.x, v.y, 8);
     v.x = v.x << 8 | __ldg(from + i);
   }
-  device::store_shared(to, v);
+  device::st_shared_v4(to, v);
 }
 
 /// A buffer of a tile's keys. A row's 16-byte pieces are permuted within each 128 bytes by the row, so that neither a
@@ -115,14 +117,14 @@ struct RowCopy {
     if (layout.aligned) {
 #pragma unroll
       for (int i = 0; i < AttentionTile::kDim / 16 / kParts; ++i) {
-        if (i * kParts < pieces) device::copy_async<16>(place(i), from + 16 * kParts * i, there != 0);
+        if (i * kParts < pieces) device::cp_async<16>(place(i), from + 16 * kParts * i, there != 0);
       }
       for_units(buffer, [&](int i, std::uint32_t even, std::uint32_t odd) {
-        device::copy_async<16>(even, rest + 32 * kParts * i, there != 0);
-        device::copy_async<16>(odd, rest + 32 * kParts * i + 16, there != 0);
+        device::cp_async<16>(even, rest + 32 * kParts * i, there != 0);
+        device::cp_async<16>(odd, rest + 32 * kParts * i + 16, there != 0);
       });
       if (layout.scaled && first_scale() < AttentionTile::kGroups)
-        device::copy_async<4>(lent(buffer), scales, there != 0);
+        device::cp_async<4>(scale_place(buffer), scales, there != 0);
     } else {
 #pragma unroll 1
       for (int i = 0; i * kParts < pieces; ++i) copy_piece(place(i), from + 16 * kParts * i, there != 0);
@@ -136,52 +138,52 @@ struct RowCopy {
         for (int i = 0; i < 4; ++i) {
           const bool inside = there != 0 && first_scale() / 4 * 4 + i < static_cast<int>(layout.scale_bytes);
           const std::uint32_t byte = inside ? __ldg(scales + i) : 0U;
-          asm volatile("st.shared.u8 [%0], %1;" ::"r"(lent(buffer) + i), "r"(byte) : "memory");
+          asm volatile("st.shared.u8 [%0], %1;" ::"r"(scale_place(buffer) + i), "r"(byte) : "memory");
         }
       }
     }
   }
 
-  /// Makes the copied part of the row what the products take; wait_copies() came before, a barrier must follow. Returns
-  /// whether half precision does not hold it.
+  /// Makes the copied part of the row what the products take; cp_async_wait() came before, a barrier must follow.
+  /// Returns whether fp16 cannot represent it.
   __device__ bool finish(const KeyBuffer<kTile>& buffer, bool scaled) const {
-    std::uint32_t unbounded = 0;
+    std::uint32_t overflow = 0;
     for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
-      const uint4 a = device::load_shared(even);
-      const uint4 b = device::load_shared(odd);
+      const uint4 a = device::ld_shared_v4(even);
+      const uint4 b = device::ld_shared_v4(odd);
       const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16) * kHalfUnit; };
       const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit; };
       const uint4 evens{halves_of(low(a.x), low(a.y)), halves_of(low(a.z), low(a.w)), halves_of(low(b.x), low(b.y)),
                         halves_of(low(b.z), low(b.w))};
       const uint4 odds{halves_of(high(a.x), high(a.y)), halves_of(high(a.z), high(a.w)),
                        halves_of(high(b.x), high(b.y)), halves_of(high(b.z), high(b.w))};
-      unbounded |= carries(evens.x) | carries(evens.y) | carries(evens.z) | carries(evens.w) | carries(odds.x) |
-                   carries(odds.y) | carries(odds.z) | carries(odds.w);
-      device::store_shared(even, evens);
-      device::store_shared(odd, odds);
+      overflow |= fp16_overflow(evens.x) | fp16_overflow(evens.y) | fp16_overflow(evens.z) | fp16_overflow(evens.w) |
+                  fp16_overflow(odds.x) | fp16_overflow(odds.y) | fp16_overflow(odds.z) | fp16_overflow(odds.w);
+      device::st_shared_v4(even, evens);
+      device::st_shared_v4(odd, odds);
     });
-    bool odd = (unbounded & 0x8000'8000U) != 0U;
+    bool unrepresentable = (overflow & 0x8000'8000U) != 0U;
     if (first_scale() < buffer.layout.code_groups) {
       std::uint32_t bytes = 0;
-      if (scaled) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bytes) : "r"(lent(buffer)) : "memory");
+      if (scaled) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bytes) : "r"(scale_place(buffer)) : "memory");
       bytes >>= 8 * (first_scale() % 4);
       const int low = static_cast<int>(bytes & 0xFFU);
       const int high = first_scale() + 1 < buffer.layout.code_groups ? static_cast<int>(bytes >> 8 & 0xFFU) : 0;
-      odd = odd || odd_scale(low) || odd_scale(high);
+      unrepresentable = unrepresentable || unrepresentable_scale(low) || unrepresentable_scale(high);
       // Without scales codes stay what they are.
       constexpr std::uint32_t kOne = ((15U + kCodeShift) << 10) * 0x1'0001U;
       const std::uint32_t pair = scaled ? static_cast<std::uint32_t>(half_scale(high)) << 16 | half_scale(low) : kOne;
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(lent(buffer)), "r"(pair) : "memory");
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(scale_place(buffer)), "r"(pair) : "memory");
     }
     if (part() == 0) asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer.valid() + row()), "r"(there) : "memory");
-    return odd;
+    return unrepresentable;
   }
 
  private:
   /// First of the groups whose scales this thread has, and where: as bytes, four with those of other groups, and then
   /// in half precision.
   __device__ static int first_scale() { return part() * kScales; }
-  __device__ static std::uint32_t lent(const KeyBuffer<kTile>& buffer) {
+  __device__ static std::uint32_t scale_place(const KeyBuffer<kTile>& buffer) {
     return buffer.scales(row()) + 2 * first_scale();
   }
 

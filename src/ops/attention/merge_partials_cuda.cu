@@ -14,7 +14,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr unsigned kAll = 0xFFFF'FFFFU;
 
-struct Call {
+struct MergeCall {
   std::int64_t slices = 0;
   std::int64_t heads = 0;
   int dim = 0;
@@ -42,7 +42,7 @@ __device__ float warp_sum(float v) {
 
 /// `kVector`: four neighbours a thread, everything aligned to them; otherwise four numbers kThreads apart.
 template <bool kVector>
-__global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ Call c) {
+__global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeCall c) {
   const std::int64_t t = blockIdx.x / c.heads;
   const std::int64_t h = blockIdx.x % c.heads;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -118,20 +118,20 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ Call c
 
 void run(const MergePartials::Problem& p, const MergePartials::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
-  const Call c{.slices = p.slices,
-               .heads = p.heads,
-               .dim = p.dim,
-               .bf16 = p.o == DType::kBF16,
-               .partial = static_cast<const float*>(a.partial_o.data),
-               .partial_stride = {a.partial_o.stride[0], a.partial_o.stride[1], a.partial_o.stride[2]},
-               .partial_lse = static_cast<const float*>(a.partial_lse.data),
-               .partial_lse_stride = {a.partial_lse.stride[0], a.partial_lse.stride[1], a.partial_lse.stride[2]},
-               .sink = static_cast<const float*>(a.sink.data),
-               .sink_stride = a.sink.stride[0],
-               .o = a.o.data,
-               .o_stride = {a.o.stride[0], a.o.stride[1]},
-               .lse = static_cast<float*>(a.lse.data),
-               .lse_stride = {a.lse.stride[0], a.lse.stride[1]}};
+  const MergeCall c{.slices = p.slices,
+                    .heads = p.heads,
+                    .dim = p.dim,
+                    .bf16 = p.o == DType::kBF16,
+                    .partial = static_cast<const float*>(a.partial_o.data),
+                    .partial_stride = {a.partial_o.stride[0], a.partial_o.stride[1], a.partial_o.stride[2]},
+                    .partial_lse = static_cast<const float*>(a.partial_lse.data),
+                    .partial_lse_stride = {a.partial_lse.stride[0], a.partial_lse.stride[1], a.partial_lse.stride[2]},
+                    .sink = static_cast<const float*>(a.sink.data),
+                    .sink_stride = a.sink.stride[0],
+                    .o = a.o.data,
+                    .o_stride = {a.o.stride[0], a.o.stride[1]},
+                    .lse = static_cast<float*>(a.lse.data),
+                    .lse_stride = {a.lse.stride[0], a.lse.stride[1]}};
   const std::int64_t size = size_of(p.o);
   const int read = device::common_word(c.partial, 4 * c.partial_stride[0], 4 * c.partial_stride[1],
                                        4 * c.partial_stride[2], 4 * p.dim);

@@ -1,7 +1,11 @@
 #pragma once
 
+#include "device/ptx/cp_async.cuh"
+#include "device/ptx/prefetch.cuh"
+#include "device/ptx/shared.cuh"
 #include "ops/attention/attention_block.cuh"
 #include "ops/attention/tile_math.cuh"
+#include "ops/head_rows.cuh"
 
 namespace smla::attention {
 
@@ -47,23 +51,23 @@ struct Queries {
   /// came before and must follow.
   __device__ void norm_and_rotate(const float* row) const {
     constexpr int kAtOnce = 2;
-    constexpr int kQuads = kDim / 128;
+    constexpr int kVec4s = kDim / 128;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto place = [&](int head, int k) { return shared + q_at(head, 16 * k + lane / 2) + lane % 2 * 8; };
 #pragma unroll 1
     for (int head = static_cast<int>(threadIdx.x) / 32 * kAtOnce; head < heads;
          head += AttentionTile::kWarps * kAtOnce) {
-      float4 v[kAtOnce][kQuads];
+      float4 v[kAtOnce][kVec4s];
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
 #pragma unroll
-        for (int k = 0; k < kQuads; ++k) v[h][k] = device::widened(device::load_shared_pair(place(head + h, k)));
+        for (int k = 0; k < kVec4s; ++k) v[h][k] = device::widened(device::ld_shared_v2(place(head + h, k)));
       }
-      device::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, row);
+      smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, row);
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
 #pragma unroll
-        for (int k = 0; k < kQuads; ++k) device::store_shared_pair(place(head + h, k), device::computed<BF16>(v[h][k]));
+        for (int k = 0; k < kVec4s; ++k) device::st_shared_v2(place(head + h, k), device::computed<BF16>(v[h][k]));
       }
     }
   }
@@ -71,7 +75,7 @@ struct Queries {
   /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether
   /// a number does not fit.
   __device__ bool finish() const {
-    std::uint32_t unbounded = 0;
+    std::uint32_t overflow = 0;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kTile.heads * AttentionTile::kGroups; i += kThreads) {
       const int head = i % kTile.heads;
@@ -80,13 +84,13 @@ struct Queries {
       if (codes) {
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
-          const uint4 v = device::load_shared(shared + q_at(head, 8 * group + p));
+          const uint4 v = device::ld_shared_v4(shared + q_at(head, 8 * group + p));
           const std::uint32_t word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
             std::uint32_t(&low) = pairs[8 * p + 2 * w];
             std::uint32_t(&high) = pairs[8 * p + 2 * w + 1];
-            if (lost_nan(word[w])) unbounded = ~0U;
+            if (misread_nan(word[w])) overflow = ~0U;
             widen_codes(word[w], low, high);
             constexpr std::uint32_t kRest = ((15U + kCodeShift) << 10) * 0x1'0001U;
             if constexpr (kCodeShift != 0) low = multiply_halves(low, kRest), high = multiply_halves(high, kRest);
@@ -95,22 +99,22 @@ struct Queries {
       } else {
 #pragma unroll
         for (int p = 0; p < 8; ++p) {
-          const uint4 v = device::load_shared(shared + q_at(head, 8 * group + p));
+          const uint4 v = device::ld_shared_v4(shared + q_at(head, 8 * group + p));
           const std::uint32_t word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
             pairs[4 * p + w] = halves_of(__uint_as_float(word[w] << 16), __uint_as_float(word[w] & 0xFFFF'0000U));
-            unbounded |= carries(pairs[4 * p + w]);
+            overflow |= fp16_overflow(pairs[4 * p + w]);
           }
         }
       }
 #pragma unroll
       for (int p = 0; p < 8; ++p) {
-        device::store_shared(shared + q_at(head, 8 * group + p),
+        device::st_shared_v4(shared + q_at(head, 8 * group + p),
                              make_uint4(pairs[p], pairs[8 + p], pairs[16 + p], pairs[24 + p]));
       }
     }
-    return (unbounded & 0x8000'8000U) != 0U;
+    return (overflow & 0x8000'8000U) != 0U;
   }
 
  private:
@@ -134,7 +138,7 @@ struct Queries {
       }
     };
     if (c.q_aligned) {
-      each([&](std::uint32_t to, bool there) { device::copy_async<16>(to, from, there); });
+      each([&](std::uint32_t to, bool there) { device::cp_async<16>(to, from, there); });
     } else {
 #pragma unroll 1
       for (int i = 0; i < kTile.heads / kStep; ++i, from += step) {

@@ -6,8 +6,8 @@ namespace smla::attention {
 
 /// Running softmax of a tile's rows of scores. A row belongs to kLanes threads of a warp, which hold its state
 /// together. Sums and weights are those of scores less a reference, which the largest score so far exceeds by kRoom -
-/// kSlack to kRoom: only when it grows by more than kSlack must older sums fade, and small weights keep their bits in
-/// half precision.
+/// kSlack to kRoom: only when it grows by more than kSlack are older sums rescaled, and small weights keep their bits
+/// in half precision.
 template <AttentionTile kTile>
 struct Softmax {
   static constexpr int kLanes = kThreads / kTile.heads;
@@ -23,7 +23,7 @@ struct Softmax {
   }
   __device__ static bool first() { return threadIdx.x % 32 < kRows; }
 
-  /// Turns the scores of a tile into weights, in their place, and returns what older sums fade by.
+  /// Turns the scores of a tile into weights, in their place, and returns the factor that rescales older sums.
   __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint8_t* valid, int scope) {
     static_assert(kKeys % 2 == 0 && kKeys <= 16);
     const int key = static_cast<int>(threadIdx.x) % 32 / kRows * kKeys;
@@ -59,10 +59,10 @@ struct Softmax {
     }
 #pragma unroll
     for (int i = kRows; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, i));
-    float fade = 1;
+    float rescale = 1;
     if (top > reference + (kRoom + kSlack)) {
       const float next = top - kRoom;
-      fade = exp2f(reference - next);
+      rescale = exp2f(reference - next);
       reference = next;
     }
     const float shift = reference == -INFINITY ? 0 : reference;
@@ -72,7 +72,7 @@ struct Softmax {
       s[i] = exp2f(s[i] - shift);
       mine += s[i];
     }
-    sum = fmaf(sum, fade, mine);
+    sum = fmaf(sum, rescale, mine);
     // The threads of a row are in one warp: all of them have read their scores before one writes.
     __syncwarp();
     auto* weights = reinterpret_cast<std::uint32_t*>(line) + key / 2;
@@ -88,7 +88,7 @@ struct Softmax {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) weights[i] = pairs[i];
     }
-    return fade;
+    return rescale;
   }
 
   /// The row's sum, in every thread of it.

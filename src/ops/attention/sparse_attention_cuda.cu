@@ -7,16 +7,21 @@
 #include <utility>
 
 #include "device/copy.cuh"
-#include "device/early_launch.cuh"
 #include "device/launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx/barrier.cuh"
+#include "device/ptx/cp_async.cuh"
+#include "device/ptx/shared.cuh"
 #include "device/row_views.cuh"
 #include "ops/attention/exact_head.cuh"
 #include "ops/attention/implementations.h"
+#include "ops/attention/merge_parts.cuh"
 #include "ops/attention/query_tile.cuh"
 #include "ops/attention/softmax_tile.cuh"
 #include "ops/attention/tile_math.cuh"
 #include "ops/cuda_row.h"
+#include "ops/head_rows.cuh"
 
 namespace smla {
 
@@ -34,8 +39,8 @@ constexpr int resident() {
 #endif
 }
 
-constexpr int kTurned = AttentionTile::kGroup;            ///< the last columns, which one warp has
-constexpr int kTurningWarp = (kDim - kTurned) / kTurned;  ///< it
+constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns, which one warp has
+constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< it
 
 template <int kIndex>
 __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
@@ -43,20 +48,20 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
   constexpr int kHeadThreads = kThreads / kTile.head_warps;  // that share heads, in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
-  __shared__ int odd;  // a number was met that half precision does not hold
+  __shared__ int unrepresentable;  // a number was met that half precision does not hold
   std::uint8_t* const scores = shared + kTile.scores_at();
   auto* const factors = reinterpret_cast<float*>(shared + kTile.factors_at());
   const std::uint32_t shared_at = device::shared_address(shared);
   const int thread = static_cast<int>(threadIdx.x);
 
-  device::wait_for_work_before();
-  const Place place = Place::of<kTile>(c);
+  device::pdl_wait();
+  const BlockWork place = BlockWork::of<kTile>(c);
   const Run<kTile> run(c, c.first_token + place.token, place.part);
   if (c.parts > 1 && run.begin >= run.end) {
     if (thread < place.heads<kTile>(c)) c.states[place.state(c) + thread] = make_float2(-INFINITY, 0);
     return;
   }
-  if (thread == 0) odd = c.exact ? 1 : 0;
+  if (thread == 0) unrepresentable = c.exact ? 1 : 0;
 
   RowCopy<kTile> copy;
   const auto buffer_of = [&](int base) {
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   const auto start = [&](int base, std::int32_t listed) {
     const int scope = run.scope(base);
     copy.start(buffer_of(base), c.layout[scope], run.slot(c, base, RowCopy<kTile>::row(), listed));
-    device::close_copies();
+    device::cp_async_commit();
   };
   const auto listed_at = [&](int base) { return run.listed(c, base, RowCopy<kTile>::row()); };
   const Queries<kTile> queries(c, shared_at, run.token, place.first_head, place.heads<kTile>(c));
@@ -76,20 +81,20 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     start(run.begin, listed_at(run.begin));
     listed = listed_at(run.begin + kTile.keys);
     queries.start();
-    device::close_copies();
+    device::cp_async_commit();
     if (run.token + c.tokens_ahead < c.tokens) {
       queries.fetch_later(c.tokens_ahead);
       c.fetch_lists(run.token + c.tokens_ahead, thread);
     }
     c.fetch_back_row(run.token, thread);
     const float* const q_row = c.a.q_row(run.token);
-    device::wait_copies<0>();
+    device::cp_async_wait<0>();
     __syncthreads();
     if (q_row != nullptr) {
       queries.norm_and_rotate(q_row);
       __syncthreads();
     }
-    if (queries.finish()) odd = 1;
+    if (queries.finish()) unrepresentable = 1;
   }
 
   Softmax<kTile> softmax;
@@ -97,27 +102,27 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
 #pragma unroll 1
   for (int base = run.begin; base < run.end; base += kTile.keys) {
     const KeyBuffer<kTile> keys = buffer_of(base);
-    device::wait_copies<0>();
-    if (copy.finish(keys, c.layout[run.scope(base)].scaled)) odd = 1;
+    device::cp_async_wait<0>();
+    if (copy.finish(keys, c.layout[run.scope(base)].scaled)) unrepresentable = 1;
     __syncthreads();
     const int next = base + kTile.keys;
     if (next < run.end) start(next, listed);
     listed = listed_at(next + kTile.keys);
-    if (score_tile<kTile>(shared_at, scores, keys)) odd = 1;
-    device::barrier(1 + thread / kHeadThreads, kHeadThreads);
-    const float fade = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base));
-    if (softmax.first()) factors[softmax.row()] = fade;
-    if (__syncthreads_or(fade != 1.0F) != 0) output.fade(factors);
+    if (score_tile<kTile>(shared_at, scores, keys)) unrepresentable = 1;
+    device::bar_sync(1 + thread / kHeadThreads, kHeadThreads);
+    const float rescale = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base));
+    if (softmax.first()) factors[softmax.row()] = rescale;
+    if (__syncthreads_or(rescale != 1.0F) != 0) output.rescale(factors);
     output.add(shared_at + kTile.scores_at(), keys);
   }
 
-  device::let_next_launch();
+  device::pdl_trigger();
   __syncthreads();
-  const Place at = Place::of<kTile>(c);
+  const BlockWork at = BlockWork::of<kTile>(c);
   const std::int64_t token = c.first_token + at.token;
   const int heads = at.heads<kTile>(c);
   const int warp = thread / 32;
-  if (odd != 0) {
+  if (unrepresentable != 0) {
     const Run<kTile> again(c, token, at.part);
     for (int h = warp; h < heads; h += AttentionTile::kWarps) {
       attend_exactly<kTile>(c, again, at.first_head + h, at.state(c) + h, reinterpret_cast<float*>(shared));
@@ -144,11 +149,12 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
     // Numbers to rotate go through shared memory: the code to do it stands once then, not once for every quad that a
     // thread holds.
-    auto* const turning = reinterpret_cast<float*>(shared);
-    if (back != nullptr && warp == kTurningWarp) {
+    auto* const rope_columns = reinterpret_cast<float*>(shared);
+    if (back != nullptr && warp == kRopeWarp) {
       output.each([&](int h, int column, const float4& v) {
         if (h < heads)
-          *reinterpret_cast<float4*>(turning + h * kTurned + column - (kDim - kTurned)) = finished(v, factors[h]);
+          *reinterpret_cast<float4*>(rope_columns + h * kRopeColumns + column - (kDim - kRopeColumns)) =
+              finished(v, factors[h]);
       });
     } else if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
       auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
@@ -164,10 +170,10 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     if (back != nullptr) {
       __syncthreads();
 #pragma unroll 1
-      for (int i = 4 * thread; i < heads * kTurned; i += 4 * kThreads) {
-        const int column = kDim - kTurned + i % kTurned;
-        store(c, out + i / kTurned * c.a.o_stride[1] + column,
-              c.rotated_back(back, column, *reinterpret_cast<const float4*>(turning + i)));
+      for (int i = 4 * thread; i < heads * kRopeColumns; i += 4 * kThreads) {
+        const int column = kDim - kRopeColumns + i % kRopeColumns;
+        store(c, out + i / kRopeColumns * c.a.o_stride[1] + column,
+              c.rotated_back(back, column, *reinterpret_cast<const float4*>(rope_columns + i)));
       }
     }
   }
@@ -178,73 +184,10 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   }
 }
 
-constexpr int kMergeGroups = 4;
-constexpr int kMergeShared = 8;  ///< from so many parts on the groups of a block share a head's
-
-/// The parts of a head to its output: a thread for four columns, and with kShare for every fourth part. With one part
-/// that has keys it gives the bits that the block of that part would have given without others.
-template <bool kShare>
-__global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
-    merge(const __grid_constant__ TileCall c, std::int64_t rows) {
-  __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
-  device::wait_for_work_before();
-  const int group = static_cast<int>(threadIdx.x) / (kDim / 4);
-  const int quad = static_cast<int>(threadIdx.x) % (kDim / 4);
-  const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + group;
-  const int first = kShare ? group : 0;
-  constexpr int kStep = kShare ? kMergeGroups : 1;
-  if (row >= rows) return;
-  const std::int64_t head = row % c.a.out_heads;
-  const std::int64_t local = row / c.a.out_heads;
-  const std::int64_t token = c.first_token + local;
-  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * quad;
-  if (head >= c.a.heads) {
-    if (first == 0) store(c, out, make_float4(0, 0, 0, 0));
-    return;
-  }
-  const int parts = static_cast<int>(c.parts);
-  const float2* states = c.states + local * c.parts * c.a.heads + head;
-  float reference = -INFINITY;
-#pragma unroll 4
-  for (int i = 0; i < parts; ++i) reference = fmaxf(reference, states[i * c.a.heads].x);
-  const float shift = reference == -INFINITY ? 0 : reference;
-  float sum = 0;
-#pragma unroll 4
-  for (int i = 0; i < parts; ++i) {
-    const float2 part = states[i * c.a.heads];
-    sum = fmaf(part.y, exp2f(part.x - shift), sum);
-  }
-  const float* sums = c.sums + (local * c.parts * c.a.heads + head) * kDim + 4 * quad;
-  float4 total{0, 0, 0, 0};
-#pragma unroll 4
-  for (int i = first; i < parts; i += kStep) {
-    const float2 part = states[i * c.a.heads];
-    if (part.y == 0) continue;  // no key: the sums were not written
-    const float weight = exp2f(part.x - shift);
-    const float4 v = *reinterpret_cast<const float4*>(sums + i * c.a.heads * kDim);
-    total.x = fmaf(v.x, weight, total.x), total.y = fmaf(v.y, weight, total.y);
-    total.z = fmaf(v.z, weight, total.z), total.w = fmaf(v.w, weight, total.w);
-  }
-  if constexpr (kShare) {
-    if (group > 0) others[group - 1][quad] = total;
-    __syncthreads();
-    if (group > 0) return;
-#pragma unroll
-    for (int g = 0; g < kMergeGroups - 1; ++g) {
-      const float4 v = others[g][quad];
-      total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
-    }
-  }
-  const Finish f = finish(c.a, head, reference, sum);
-  if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // sums may be infinite
-  store(c, out, c.rotated_back(c.back_row(token), 4 * quad, finished(total, f.factor * c.unit)));
-  if (quad == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
-}
-
 template <int kIndex>
 void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stream) {
   const int shared = kAttentionTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
-  device::launch_early<attend<kIndex>>("sparse_attention attend", blocks, kThreads, shared, stream, c, key_bytes);
+  device::launch_pdl<attend<kIndex>>("sparse_attention attend", blocks, kThreads, shared, stream, c, key_bytes);
 }
 
 using Launch = void (*)(const TileCall&, int, unsigned, cudaStream_t);
@@ -281,7 +224,7 @@ RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
               cache.scale_bytes % 4 == 0};
 }
 
-constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxEntries = std::int64_t{1} << 30;
 std::int64_t listed_entries(const SparseAttention::Problem& p) {
   return p.scope[0].width + (p.scopes > 1 ? p.scope[1].width : 0);
 }
@@ -297,10 +240,10 @@ std::string refusal(const SparseAttention::Problem& p) {
     if (!takes(f)) return std::string(f.name) + " rows, which bf16 does not hold exactly";
   }
   const int back = p.output_epilogue ? p.output_epilogue->rope_dim : 0;
-  if (back % 4 != 0 || back > kTurned) {
-    return std::to_string(back) + " dims to rotate back; it takes multiples of 4 up to " + std::to_string(kTurned);
+  if (back % 4 != 0 || back > kRopeColumns) {
+    return std::to_string(back) + " dims to rotate back; it takes multiples of 4 up to " + std::to_string(kRopeColumns);
   }
-  if (listed_entries(p) > kMostEntries)
+  if (listed_entries(p) > kMaxEntries)
     return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
   return "";
 }
@@ -345,7 +288,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   }
   if (p.output_epilogue) {
     c.positions = static_cast<const std::int64_t*>(a.output_epilogue.positions.data);
-    c.rope = device::rope_of(a.output_epilogue.cos_sin, p.dim, p.output_epilogue->rope_dim);
+    c.rope = rope_of(a.output_epilogue.cos_sin, p.dim, p.output_epilogue->rope_dim);
   }
   c.sums = static_cast<float*>(context.workspace.data);
   c.states =
@@ -360,12 +303,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
     c.tokens_ahead = split.parts == 1 && tokens > split.wave_tokens ? split.wave_tokens : c.tokens;
     kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles * split.parts, 1), stream);
     if (split.parts == 1) continue;
-    const std::int64_t rows = tokens * c.a.out_heads;
-    const bool share = split.parts >= kMergeShared;
-    const auto start = share ? device::launch_early<merge<true>, TileCall, std::int64_t>
-                             : device::launch_early<merge<false>, TileCall, std::int64_t>;
-    start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream, c,
-          rows);
+    launch_merge(c, tokens, stream);
   }
 }
 

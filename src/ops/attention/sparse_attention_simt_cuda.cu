@@ -24,30 +24,30 @@ __device__ float warp_sum(float v) {
 
 /// One head's running softmax: m the largest score, l the sum of exp(s - m), acc the lane's dims of the weighted sum of
 /// rows: 128 k + 4 lane and the next three.
-template <int kQuads>
+template <int kVec4s>
 struct Running {
   float m = -INFINITY;
   float l = 0;
-  float4 acc[kQuads] = {};
+  float4 acc[kVec4s] = {};
 
-  __device__ void add(const float4 (&row)[kQuads], float s) {
+  __device__ void add(const float4 (&row)[kVec4s], float s) {
     const float next = fmaxf(m, s);
     const float old = __expf(m - next);
     const float p = __expf(s - next);
     l = l * old + p;
     m = next;
 #pragma unroll
-    for (int k = 0; k < kQuads; ++k) {
+    for (int k = 0; k < kVec4s; ++k) {
       acc[k].x = acc[k].x * old + p * row[k].x, acc[k].y = acc[k].y * old + p * row[k].y;
       acc[k].z = acc[k].z * old + p * row[k].z, acc[k].w = acc[k].w * old + p * row[k].w;
     }
   }
 };
 
-/// Rows of up to 128 kQuads numbers.
-template <int kQuads>
+/// Rows of up to 128 kVec4s numbers.
+template <int kVec4s>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionCall c) {
-  constexpr int kRow = 128 * kQuads;
+  constexpr int kRow = 128 * kVec4s;
   __shared__ alignas(16) float rows[kKeys][kRow];
   __shared__ std::int32_t slots[kKeys];
   const std::int64_t groups = (c.out_heads + kWarps - 1) / kWarps;
@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool mine = head < c.heads;
 
-  float4 q[kQuads] = {};
+  float4 q[kVec4s] = {};
   if (mine) c.queries(token, head, c.q_row(token), q);
 
-  Running<kQuads> run;
+  Running<kVec4s> run;
   for (int s = 0; s < c.scopes; ++s) {
     const KeyList& list = c.keys[s];
     const std::int64_t entries = list.entries(token);
@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
 #pragma unroll 4
       for (int key = 0; mine && key < kKeys; ++key) {
         if (slots[key] < 0) continue;
-        float4 row[kQuads];
+        float4 row[kVec4s];
         float dot = 0;
 #pragma unroll
-        for (int k = 0; k < kQuads; ++k) {
+        for (int k = 0; k < kVec4s; ++k) {
           row[k] = *reinterpret_cast<const float4*>(&rows[key][128 * k + 4 * lane]);
           dot += q[k].x * row[k].x + q[k].y * row[k].y + q[k].z * row[k].z + q[k].w * row[k].w;
         }
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
     factor = 1.0F / (run.l + expf(sink - run.m));
   }
 #pragma unroll
-  for (int k = 0; k < kQuads; ++k) {
+  for (int k = 0; k < kVec4s; ++k) {
     const int d = 128 * k + 4 * lane;
     if (d >= c.out_dim) continue;
     const float4 v = factor == 0 ? make_float4(0, 0, 0, 0) : device::scaled(run.acc[k], factor);

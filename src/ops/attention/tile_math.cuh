@@ -1,6 +1,8 @@
 #pragma once
 
-#include "device/ptx.cuh"
+#include "device/ptx/ldmatrix.cuh"
+#include "device/ptx/mma_sm80.cuh"
+#include "device/ptx/shared.cuh"
 #include "ops/attention/attention_split.h"
 #include "ops/attention/key_rows.cuh"
 
@@ -14,7 +16,7 @@ namespace smla {
 __device__ inline int q_at(int head, int c) { return head * 2 * AttentionTile::kDim + ((c ^ (head & 7)) << 4); }
 
 /// Scores of a tile: <q_h, k_j> over this warp's part of the dims, for its heads and its keys, into the rows of scores
-/// of that part. Returns whether a number was lost.
+/// of that part. Returns whether fp16 cannot represent a number.
 template <AttentionTile kTile>
 __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const KeyBuffer<kTile>& keys) {
   constexpr int kHeadTiles = kTile.heads / 16 / kTile.head_warps;
@@ -34,16 +36,16 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
   const std::uint32_t code_row = keys.codes(key) + ((quarter ^ KeyBuffer<kTile>::swizzle_codes(lane / 4)) << 4);
 
   float sums[kHeadTiles][kKeyTiles][4] = {};
-  bool lost = false;
+  bool unrepresentable = false;
   const auto step = [&](int group, int s, const std::uint32_t(&b)[kKeyTiles][2]) {
     const std::uint32_t from = (q_row + 128 * group) ^ (32 * s);
     std::uint32_t q[kHeadTiles][4];
 #pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) device::load_tiles(q[h], from + h * 16 * kTile.row_bytes());
+    for (int h = 0; h < kHeadTiles; ++h) device::ldmatrix_x4(q[h], from + h * 16 * kTile.row_bytes());
 #pragma unroll
     for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
-      for (int h = 0; h < kHeadTiles; ++h) device::multiply_add_half(sums[h][j], q[h], b[j][0], b[j][1]);
+      for (int h = 0; h < kHeadTiles; ++h) device::mma_m16n8k16_f16(sums[h][j], q[h], b[j][0], b[j][1]);
     }
   };
 #pragma unroll 1
@@ -56,7 +58,7 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
       const std::uint32_t scales = keys.scales(key) + 2 * group;
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
-        const uint4 v = device::load_shared(from + 8 * j * AttentionTile::kDim);
+        const uint4 v = device::ld_shared_v4(from + 8 * j * AttentionTile::kDim);
         codes[j][0] = v.x, codes[j][1] = v.y, codes[j][2] = v.z, codes[j][3] = v.w;
         std::uint16_t bits;
         asm volatile("ld.shared.u16 %0, [%1];"
@@ -70,7 +72,7 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
         std::uint32_t b[kKeyTiles][2];
 #pragma unroll
         for (int j = 0; j < kKeyTiles; ++j) {
-          lost = lost || lost_nan(codes[j][s]);
+          unrepresentable = unrepresentable || misread_nan(codes[j][s]);
           widen_codes(codes[j][s], b[j][0], b[j][1]);
           b[j][0] = multiply_halves(b[j][0], scale[j]);
           b[j][1] = multiply_halves(b[j][1], scale[j]);
@@ -86,8 +88,8 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
         for (int j = 0; j < kKeyTiles; ++j) {
           const int piece = 8 * (group - keys.layout.code_groups) + 2 * quarter;
           const std::uint32_t row = keys.halves(key + 8 * j) + 8 * half;
-          even[j] = device::load_shared_pair(row + ((piece ^ (lane / 4)) << 4));
-          odd[j] = device::load_shared_pair(row + (((piece + 1) ^ (lane / 4)) << 4));
+          even[j] = device::ld_shared_v2(row + ((piece ^ (lane / 4)) << 4));
+          odd[j] = device::ld_shared_v2(row + (((piece + 1) ^ (lane / 4)) << 4));
         }
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
@@ -113,7 +115,7 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
       *reinterpret_cast<float2*>(row + 8 * kTile.score_row_bytes()) = make_float2(sums[h][j][2], sums[h][j][3]);
     }
   }
-  return lost;
+  return unrepresentable;
 }
 
 /// A warp's part of the output: all heads, one group of columns. sums[h][2u] are even, sums[h][2u+1] odd columns of
@@ -125,7 +127,7 @@ struct OutputTile {
   static_assert(AttentionTile::kGroups == AttentionTile::kWarps);
   float sums[kHeadTiles][2 * kUnits][4] = {};
 
-  __device__ void fade(const float* factors) {
+  __device__ void rescale(const float* factors) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -149,13 +151,13 @@ struct OutputTile {
     const auto load_weights = [&](int i) {
 #pragma unroll
       for (int h = 0; h < kHeadTiles; ++h)
-        device::load_tiles(w[h], weights + h * 16 * kTile.score_row_bytes() + 32 * i);
+        device::ldmatrix_x4(w[h], weights + h * 16 * kTile.score_row_bytes() + 32 * i);
     };
     const auto multiply = [&](int unit, const std::uint32_t(&b)[2][2]) {
 #pragma unroll
       for (int h = 0; h < kHeadTiles; ++h) {
-        device::multiply_add_half(sums[h][2 * unit], w[h], b[0][0], b[0][1]);
-        device::multiply_add_half(sums[h][2 * unit + 1], w[h], b[1][0], b[1][1]);
+        device::mma_m16n8k16_f16(sums[h][2 * unit], w[h], b[0][0], b[0][1]);
+        device::mma_m16n8k16_f16(sums[h][2 * unit + 1], w[h], b[1][0], b[1][1]);
       }
     };
     if (group < keys.layout.code_groups) {
@@ -184,7 +186,7 @@ struct OutputTile {
 #pragma unroll
         for (int pair = 0; pair < kUnits / 2; ++pair) {
           std::uint32_t codes[4];
-          device::load_tiles_transposed(codes, (code_row ^ (32 * pair)) + 16 * i * AttentionTile::kDim);
+          device::ldmatrix_x4_trans(codes, (code_row ^ (32 * pair)) + 16 * i * AttentionTile::kDim);
 #pragma unroll
           for (int u = 0; u < 2; ++u) {
             std::uint32_t b[2][2];
@@ -207,7 +209,7 @@ struct OutputTile {
           std::uint32_t v[4];
           const int place =
               (8 * (group - keys.layout.code_groups) + 2 * u + lane / 16) ^ KeyBuffer<kTile>::swizzle_halves(lane % 8);
-          device::load_tiles_transposed(v, row + (place << 4));
+          device::ldmatrix_x4_trans(v, row + (place << 4));
           const std::uint32_t b[2][2] = {{v[0], v[1]}, {v[2], v[3]}};
           multiply(u, b);
         }

@@ -1,5 +1,5 @@
 // The compressor's second step on any GPU. An entry is a block's work; with dim 128 a warp's.
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "ops/compressor/pool_call.cuh"
 #include "ops/cuda_row.h"
 
@@ -27,7 +27,7 @@ template <class S, bool kVector, bool kSave>
 __global__ void __launch_bounds__(S::kThreads, S::kThreads <= 128 ? kC4aBlocks : 1)
     compress(const __grid_constant__ Pool c) {
   __shared__ Shared<S, kSave> shared;
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   compress_tokens<S, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, shared,
                                      static_cast<int>(threadIdx.x));
 }
@@ -43,7 +43,7 @@ __device__ void compress_index_tokens(const Pool& c, std::int64_t block, Shared<
 template <bool kVector, bool kSave>
 __global__ void __launch_bounds__(32 * kIndexWarps) compress_index(const __grid_constant__ Pool c) {
   __shared__ Shared<IndexC4a, kSave> shared[kIndexWarps];
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   compress_index_tokens<kVector, kSave>(c, blockIdx.x, shared);
 }
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(MainC4a::kThreads, kSave ? 4 : kC4aBlocks)
     Shared<IndexC4a, kSave> index[kIndexWarps];
   };
   __shared__ alignas(16) unsigned char shared[sizeof(Both)];
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   Both& both = *reinterpret_cast<Both*>(shared);
   if (blockIdx.x < blocks) {
     compress_tokens<MainC4a, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, both.main,
@@ -91,21 +91,21 @@ void run(const CompressStore::Problem& p, const CompressStore::Args& a, const Ru
     const Pool index = pool_of(second_problem(p), second_args(a));
     with_kind(by_fours(c) && by_fours(index), saves, [&]<bool kVector, bool kSave>() {
       const unsigned blocks = blocks_for(tokens, c.span);
-      device::launch_early<compress_both<kVector, kSave>>(kName,
-                                                          blocks_for(std::int64_t{blocks} + index_blocks(index), 1),
-                                                          MainC4a::kThreads, 0, stream, c, index, blocks);
+      device::launch_pdl<compress_both<kVector, kSave>>(kName,
+                                                        blocks_for(std::int64_t{blocks} + index_blocks(index), 1),
+                                                        MainC4a::kThreads, 0, stream, c, index, blocks);
     });
     return;
   }
   with_kind(by_fours(c), saves, [&]<bool kVector, bool kSave>() {
     if (p.dim == 128) {
-      device::launch_early<compress_index<kVector, kSave>>(kName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
+      device::launch_pdl<compress_index<kVector, kSave>>(kName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
     } else if (p.ratio == 4) {
-      device::launch_early<compress<MainC4a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC4a::kThreads, 0,
-                                                              stream, c);
+      device::launch_pdl<compress<MainC4a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC4a::kThreads, 0,
+                                                            stream, c);
     } else {
-      device::launch_early<compress<MainC128a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC128a::kThreads,
-                                                                0, stream, c);
+      device::launch_pdl<compress<MainC128a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC128a::kThreads, 0,
+                                                              stream, c);
     }
   });
 }

@@ -1,7 +1,7 @@
 // The compressor's second step on Hopper for windows of 128 rows: a cluster of eight blocks makes an entry, each block
 // its own channels; they meet in each other's shared memory for the norm.
-#include "device/early_launch.cuh"
-#include "device/ptx.cuh"
+#include "device/launch_pdl.cuh"
+#include "device/ptx/cluster_sm90.cuh"
 #include "ops/compressor/pool_call.cuh"
 #include "ops/cuda_row.h"
 
@@ -18,7 +18,7 @@ template <bool kVector, bool kSave>
 __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const __grid_constant__ Pool c) {
   using S = PartC128a;
   __shared__ Shared<S, kSave> shared;
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   const int rank = static_cast<int>(blockIdx.x) % kCluster;
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x / kCluster) * c.span;
   const int thread = static_cast<int>(threadIdx.x);
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
         shared.row[thread] = mine;
         const float squares = device::sum_of_warp(mine * mine);
         if (const int block = thread % 32; block < kCluster)
-          device::store_cluster(&shared.squares[sums][(first + thread) / 32], block, squares);
+          device::st_shared_cluster(&shared.squares[sums][(first + thread) / 32], block, squares);
       }
       device::cluster_arrive();
       device::cluster_wait();

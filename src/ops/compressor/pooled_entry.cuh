@@ -6,7 +6,9 @@
 
 #include "cache/row_encoder.cuh"
 #include "device/hadamard.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "ops/compressor/state_row.cuh"
+#include "ops/head_rows.cuh"
 
 namespace smla::compressor {
 
@@ -234,17 +236,17 @@ __device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, i
   for (int k = 0; k < 4; ++k) run.m[k] = -INFINITY, run.l[k] = 0, run.acc[k] = 0;
 #pragma unroll 1
   for (int base = first; base < first + S::kRows; base += kBatch) {
-    Quad value[kBatch];
-    Quad logit[kBatch];
+    Vec4 value[kBatch];
+    Vec4 logit[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const float* row = shared.rows[turn][base + i];
-      logit[i] = row == nullptr ? Quad{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}}
+      logit[i] = row == nullptr ? Vec4{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}}
                                 : load<kVector>(row + S::kCoff * S::kWidth + channel);
-      value[i] = row == nullptr ? Quad{{0, 0, 0, 0}} : load<kVector>(row + channel);
+      value[i] = row == nullptr ? Vec4{{0, 0, 0, 0}} : load<kVector>(row + channel);
       if constexpr (kSave) {
         if (shared.bias[turn][base + i] >= 0) {
-          const Quad a = save.bias<kVector>(shared.bias[turn][base + i] + channel);
+          const Vec4 a = save.bias<kVector>(shared.bias[turn][base + i] + channel);
 #pragma unroll
           for (int k = 0; k < 4; ++k) logit[i].v[k] += a.v[k];
         }
@@ -308,12 +310,12 @@ __device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, 
     float total = 0;
 #pragma unroll
     for (int w = 0; w < S::kSums; ++w) total += squares[w];
-    const float inverse = device::inverse_root(total, S::kWidth, c.eps);
+    const float inverse = inverse_root(total, S::kWidth, c.eps);
     float4 y = device::product(device::scaled(pooled, inverse),
                                make_float4(e.weight[0], e.weight[1], e.weight[2], e.weight[3]));
     const int rope = first + 4 * thread - (S::kWidth - c.rope_dim);
-    if (rope >= 0) device::Rope::rotate(y.x, y.y, e.cosine[0], e.sine[0]);
-    if (rope + 2 >= 0) device::Rope::rotate(y.z, y.w, e.cosine[1], e.sine[1]);
+    if (rope >= 0) Rope::rotate(y.x, y.y, e.cosine[0], e.sine[0]);
+    if (rope + 2 >= 0) Rope::rotate(y.z, y.w, e.cosine[1], e.sine[1]);
     const bool exact = c.entries.nope == Element::kF32;
     if (!exact) y = device::rounded_to_bf16(y);
     if constexpr (S::kWidth == 128) {

@@ -1,5 +1,5 @@
 // The compressor's first step on the device: a block for a token's state row.
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "ops/compressor/implementations.h"
 #include "ops/compressor/state_row.cuh"
 #include "ops/cuda_row.h"
@@ -14,7 +14,7 @@ constexpr int kThreads = 128;
 
 template <bool kVector>
 __global__ void __launch_bounds__(kThreads) save(const __grid_constant__ Save c) {
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   compressor::save_row<kVector>(c, blockIdx.x, 0, 2 * c.half, static_cast<int>(threadIdx.x), kThreads);
 }
 
@@ -23,7 +23,7 @@ void run(const SaveState::Problem& p, const SaveState::Args& a, const RunContext
   if (tokens == 0) return;
   const Save c = compressor::save_of(p, a);
   const auto start =
-      compressor::by_fours(c) ? device::launch_early<save<true>, Save> : device::launch_early<save<false>, Save>;
+      compressor::by_fours(c) ? device::launch_pdl<save<true>, Save> : device::launch_pdl<save<false>, Save>;
   start("save_state", blocks_for(tokens, 1), kThreads, 0, stream_of(context.stream), c);
 }
 

@@ -5,18 +5,18 @@
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
 #include "device/numbers.cuh"
-#include "device/ptx.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "sparsemla/ops/compressor.h"
 
 namespace smla::compressor {
 
 /// Four neighbours of a row.
-struct Quad {
+struct Vec4 {
   float v[4];
 };
 
 template <bool kVector>
-__device__ inline Quad load(const float* from) {
+__device__ inline Vec4 load(const float* from) {
   if constexpr (kVector) {
     const float4 v = *reinterpret_cast<const float4*>(from);
     return {{v.x, v.y, v.z, v.w}};
@@ -26,7 +26,7 @@ __device__ inline Quad load(const float* from) {
 }
 
 template <bool kVector>
-__device__ inline Quad load(const std::uint16_t* from) {
+__device__ inline Vec4 load(const std::uint16_t* from) {
   if constexpr (kVector) {
     const uint2 v = *reinterpret_cast<const uint2*>(from);
     return {{__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF'0000U), __uint_as_float(v.y << 16),
@@ -38,7 +38,7 @@ __device__ inline Quad load(const std::uint16_t* from) {
 }
 
 template <bool kVector>
-__device__ void store(float* to, const Quad& q) {
+__device__ void store(float* to, const Vec4& q) {
   if constexpr (kVector) {
     *reinterpret_cast<float4*>(to) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
   } else {
@@ -61,7 +61,7 @@ struct Save {
   bool few = false;  ///< tokens
 
   template <bool kVector>
-  __device__ Quad bias(std::int64_t at) const {
+  __device__ Vec4 bias(std::int64_t at) const {
     return ape_bf16 ? load<kVector>(static_cast<const std::uint16_t*>(ape) + at)
                     : load<kVector>(static_cast<const float*>(ape) + at);
   }
@@ -80,9 +80,9 @@ __device__ void save_row(const Save& c, std::int64_t t, int begin, int end, int 
   const std::int64_t ape = pos % c.ratio * c.ape_stride;
 #pragma unroll 4
   for (int i = begin + 4 * thread; i < end; i += 4 * threads) {
-    Quad q = load<kVector>(from + i);
+    Vec4 q = load<kVector>(from + i);
     if (i >= c.half) {
-      const Quad a = c.bias<kVector>(ape + i - c.half);
+      const Vec4 a = c.bias<kVector>(ape + i - c.half);
 #pragma unroll
       for (int k = 0; k < 4; ++k) q.v[k] += a.v[k];
     }

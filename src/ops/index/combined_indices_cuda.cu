@@ -1,4 +1,5 @@
 // Index rows over window and compressed rows together, on the device.
+#include "device/ptx/pdl.cuh"
 #include "ops/cuda_row.h"
 #include "ops/index/owners.cuh"
 #include "sparsemla/ops/index.h"
@@ -14,7 +15,7 @@ __global__ void __launch_bounds__(kThreads, 8)
     combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk,
                   const std::int32_t* start, const std::int32_t* seq_lens, const std::int32_t* gather_lens,
                   Rows<std::int32_t> out, std::int32_t* lens) {
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   __shared__ std::int32_t found[1];
   const std::int64_t t = blockIdx.x;
   // Asked for before it is known of whom, and how much.
@@ -78,7 +79,7 @@ struct MixedInputs {
 
 __global__ void __launch_bounds__(kThreads, 8)
     mixed_rows(MixedSparseIndices::Problem p, MixedInputs in, Rows<std::int32_t> out, std::int32_t* lens) {
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   __shared__ std::int32_t present;
   const std::int64_t t = blockIdx.x;
   const bool decode = t < p.decode_tokens;
@@ -168,10 +169,10 @@ void run(const CombineTopkWindow::Problem& p, const CombineTopkWindow::Args& a, 
   const cudaStream_t stream = stream_of(context.stream);
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
   if (owner != nullptr) list_owners(a.query_start_loc, true, p.requests, p.tokens, owner, -1, stream);
-  device::launch_early<combined_rows>(
-      "combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner, rows_of(a.topk),
-      data_of<const std::int32_t>(a.query_start_loc), data_of<const std::int32_t>(a.seq_lens),
-      data_of<const std::int32_t>(a.gather_lens), rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_pdl<combined_rows>("combined_rows", row_blocks(p.tokens), kThreads, 0, stream, p, owner,
+                                    rows_of(a.topk), data_of<const std::int32_t>(a.query_start_loc),
+                                    data_of<const std::int32_t>(a.seq_lens), data_of<const std::int32_t>(a.gather_lens),
+                                    rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 void run(const MixedSparseIndices::Problem& p, const MixedSparseIndices::Args& a, const RunContext& context) {
@@ -186,8 +187,8 @@ void run(const MixedSparseIndices::Problem& p, const MixedSparseIndices::Args& a
                        .request = data_of<const std::int32_t>(a.token_to_req),
                        .window = table_of(a.window_table, p.window_block),
                        .compressed = table_of(a.compressed_table, p.compressed_block)};
-  device::launch_early<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in,
-                                   rows_of(a.indices), data_of<std::int32_t>(a.lens));
+  device::launch_pdl<mixed_rows>("mixed_rows", row_blocks(p.tokens), kThreads, 0, stream_of(context.stream), p, in,
+                                 rows_of(a.indices), data_of<std::int32_t>(a.lens));
 }
 
 }  // namespace

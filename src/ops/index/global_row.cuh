@@ -37,9 +37,10 @@ struct Table {
   __device__ const std::int32_t* row(std::int64_t request) const {
     return request < 0 || request >= requests ? nullptr : entries + request * stride;
   }
-  /// slot() of a row, as an index row holds it, in two steps without a branch, so that the lookups of several entries
-  /// are under way at once: its block, then the slot in it. A block that is none, or negative, is one of 2^31 or more,
-  /// whose slots have more than 31 bits.
+  /// slot() in two branch-free steps, so that a thread can have the block table's loads of several rows in flight:
+  /// block_of() loads the block of row i, index_in() computes the slot from it. Where there is no block, block_of()
+  /// returns a number of 2^31 or more (0xFFFFFFFF, or a negative entry's bits); index_in() makes -1 of it, because no
+  /// slot of such a block fits into 31 bits.
   __device__ std::uint32_t block_of(const std::int32_t* row, std::int32_t i) const {
     const std::uint32_t column = column_of(i);
     const bool there =

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "device/early_launch.cuh"
-#include "device/ptx.cuh"
+#include "device/launch_pdl.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "ops/index/global_row.cuh"
 
 namespace smla::index_rows {

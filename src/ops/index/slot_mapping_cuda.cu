@@ -1,4 +1,5 @@
 // Requests and cache slots of a step's tokens on the device: a thread for each.
+#include "device/ptx/pdl.cuh"
 #include "ops/cuda_row.h"
 #include "ops/index/owners.cuh"
 #include "sparsemla/ops/index.h"
@@ -11,7 +12,7 @@ using namespace index_rows;
 
 __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t tokens, const std::int32_t* start,
                              const std::int64_t* positions, const std::int32_t* request, std::int64_t* slots) {
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   const std::int64_t t = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (t < tokens) slots[t] = t < start[requests] ? table.slot(request[t], positions[t]) : -1;
 }
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
     compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio,
                      const std::int32_t* owner, const std::int32_t* start, const std::int32_t* seq_lens,
                      std::int64_t* slots) {
-  device::take_turn();
+  device::pdl_wait_and_trigger();
   __shared__ std::int32_t found[kThreads];
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kThreads);
   const std::int64_t t = first + threadIdx.x;
@@ -43,11 +44,11 @@ void run(const TokenToReq::Problem& p, const TokenToReq::Args& a, const RunConte
 
 void run(const SlotMapping::Problem& p, const SlotMapping::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
-  device::launch_early<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0,
-                                     stream_of(context.stream), table_of(a.block_table, p.block_size), p.requests,
-                                     p.tokens, data_of<const std::int32_t>(a.query_start_loc),
-                                     data_of<const std::int64_t>(a.positions),
-                                     data_of<const std::int32_t>(a.token_to_req), data_of<std::int64_t>(a.slots));
+  device::launch_pdl<slot_mapping>("slot_mapping", blocks_for(p.tokens, kThreads), kThreads, 0,
+                                   stream_of(context.stream), table_of(a.block_table, p.block_size), p.requests,
+                                   p.tokens, data_of<const std::int32_t>(a.query_start_loc),
+                                   data_of<const std::int64_t>(a.positions),
+                                   data_of<const std::int32_t>(a.token_to_req), data_of<std::int64_t>(a.slots));
 }
 
 std::size_t count_bytes(const CompressedSlotMapping::Problem& p, int /*threads*/) {
@@ -59,11 +60,10 @@ void run(const CompressedSlotMapping::Problem& p, const CompressedSlotMapping::A
   auto* owner = p.requests <= kSearched ? nullptr : static_cast<std::int32_t*>(context.workspace.data);
   if (owner != nullptr)
     list_owners(a.query_start_loc, false, p.requests, p.tokens, owner, -1, stream_of(context.stream));
-  device::launch_early<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0,
-                                         stream_of(context.stream), table_of(a.block_table, p.storage_block),
-                                         p.requests, p.tokens, p.ratio, owner,
-                                         data_of<const std::int32_t>(a.query_start_loc),
-                                         data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
+  device::launch_pdl<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0,
+                                       stream_of(context.stream), table_of(a.block_table, p.storage_block), p.requests,
+                                       p.tokens, p.ratio, owner, data_of<const std::int32_t>(a.query_start_loc),
+                                       data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 using namespace index_rows;
 
-constexpr std::int64_t kMost = 0x7FFF'FFFF;
+constexpr std::int64_t kMax = 0x7FFF'FFFF;
 
 __device__ std::int64_t thread_index() { return blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; }
 
@@ -18,7 +18,7 @@ __global__ void entries(VisibleEntries::Problem p, const std::int64_t* positions
   const std::int64_t t = thread_index();
   if (t >= p.tokens) return;
   const bool real = slots[t] >= 0;
-  const std::int64_t seen = real ? entries_seen(positions[t], p.ratio, kMost) : 0;
+  const std::int64_t seen = real ? entries_seen(positions[t], p.ratio, kMax) : 0;
   if (valid != nullptr) valid[t] = real;
   if (lens != nullptr) lens[t] = static_cast<std::int32_t>(seen);
   if (topk_lens != nullptr) topk_lens[t] = static_cast<std::int32_t>(min(seen, p.top_k));
@@ -32,7 +32,7 @@ __global__ void prefills(PrefillLens::Problem p, const std::int32_t* start, cons
   const std::int64_t query = max(static_cast<std::int64_t>(start[r + 1]) - start[r], std::int64_t{0});
   const std::int64_t seq = seq_lens[r];
   const std::int64_t prefix = min(max(seq - query, std::int64_t{0}), p.window - 1);
-  if (gather_lens != nullptr) gather_lens[i] = static_cast<std::int32_t>(min(query + prefix, kMost));
+  if (gather_lens != nullptr) gather_lens[i] = static_cast<std::int32_t>(min(query + prefix, kMax));
   if (entry_counts != nullptr) entry_counts[i] = static_cast<std::int32_t>(max(seq, std::int64_t{0}) / p.ratio);
 }
 

@@ -2,7 +2,7 @@
 // cu_seq_lens.
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "ops/cuda_row.h"
 #include "sparsemla/ops/indexer.h"
 
@@ -11,10 +11,10 @@ namespace smla {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr unsigned kMostBlocks = 1U << 16;
+constexpr unsigned kMaxBlocks = 1U << 16;
 constexpr unsigned kAll = 0xFFFF'FFFFU;
 
-struct Call {
+struct GatherCall {
   device::CacheView cache;
   std::int64_t num_blocks = 0;
   std::int64_t requests = 0;
@@ -42,8 +42,8 @@ struct Call {
   }
 };
 
-__global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Call c) {
-  device::take_turn();
+__global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ GatherCall c) {
+  device::pdl_wait_and_trigger();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t to = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; to < c.rows; to += warps) {
@@ -64,24 +64,24 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ca
 
 void run(const GatherIndexRows::Problem& p, const GatherIndexRows::Args& a, const RunContext& context) {
   if (p.requests == 0 || p.rows == 0) return;
-  Call c{.cache = device::view_of_cache(a.cache),
-         .num_blocks = a.cache.num_blocks,
-         .requests = p.requests,
-         .rows = p.rows,
-         .start = static_cast<const std::int32_t*>(a.cu_seq_lens.data),
-         .table = static_cast<const std::int32_t*>(a.block_table.data),
-         .table_stride = a.block_table.stride[0],
-         .columns = a.block_table.size(1),
-         .values = static_cast<std::uint8_t*>(a.values.data),
-         .value_stride = a.values.stride[0],
-         .scales = static_cast<std::uint8_t*>(a.scales.data),
-         .scale_stride = a.scales.stride[0]};
+  GatherCall c{.cache = device::view_of_cache(a.cache),
+               .num_blocks = a.cache.num_blocks,
+               .requests = p.requests,
+               .rows = p.rows,
+               .start = static_cast<const std::int32_t*>(a.cu_seq_lens.data),
+               .table = static_cast<const std::int32_t*>(a.block_table.data),
+               .table_stride = a.block_table.stride[0],
+               .columns = a.block_table.size(1),
+               .values = static_cast<std::uint8_t*>(a.values.data),
+               .value_stride = a.values.stride[0],
+               .scales = static_cast<std::uint8_t*>(a.scales.data),
+               .scale_stride = a.scales.stride[0]};
   const std::int64_t scales_at = c.cache.block_size * c.cache.data_bytes;
   c.value_word = device::common_word(c.cache.base, c.cache.block_stride, c.cache.data_bytes, c.values, c.value_stride);
   c.scale_word =
       device::common_word(c.cache.base, c.cache.block_stride, scales_at, c.cache.scale_bytes, c.scales, c.scale_stride);
-  device::launch_early<gather>("gather_index_rows", min(blocks_for(p.rows, kWarps), kMostBlocks), 32 * kWarps, 0,
-                               stream_of(context.stream), c);
+  device::launch_pdl<gather>("gather_index_rows", min(blocks_for(p.rows, kWarps), kMaxBlocks), 32 * kWarps, 0,
+                             stream_of(context.stream), c);
 }
 
 }  // namespace

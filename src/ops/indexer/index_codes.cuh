@@ -31,7 +31,7 @@ struct Codes<Element::kE4M3> {
   __device__ static float unit() { return device::kCodeShift == 0 ? 1.0F : 0x1p16F; }
 
   __device__ static void add_nans(std::uint32_t w, std::uint32_t* out) {
-    const std::uint32_t n = device::lost_nans(w);
+    const std::uint32_t n = device::misread_nans(w);
     const auto pair = [](std::uint32_t two) { return ((two >> 7 & 1U) | (two >> 15 & 1U) << 16) * 0x7E00U; };
     out[0] |= pair(n), out[1] |= pair(n >> 16);
   }
@@ -56,7 +56,7 @@ struct Codes<Element::kE4M3> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         device::widen_codes(w[i], out[8 * half + 2 * i], out[8 * half + 2 * i + 1]);
-        found |= device::lost_nans(w[i]);
+        found |= device::misread_nans(w[i]);
       }
     }
     if constexpr (device::kCodeShift == 0) return;

@@ -6,7 +6,7 @@
 namespace smla::indexer {
 
 /// Where entry j stands: in a row of a block of the cache, or (not paged) in row j of an array.
-struct Place {
+struct EntryPlace {
   std::int32_t block = -1;
   std::int32_t offset = 0;
 };
@@ -30,7 +30,7 @@ struct Keys {
   std::int64_t columns = 0;
 
   /// What the block table says. It is not looked at here, so that nobody waits for it before it is needed.
-  __device__ Place find(std::int64_t request, std::int64_t j) const {
+  __device__ EntryPlace find(std::int64_t request, std::int64_t j) const {
     if (!paged) return {static_cast<std::int32_t>(j), 0};
     const auto entry = static_cast<std::uint32_t>(j);
     const std::uint32_t column = block_bits >= 0 ? entry >> block_bits : entry / block_size;
@@ -38,9 +38,11 @@ struct Keys {
     return {listed ? __ldg(table + request * table_stride + column) : -1,
             static_cast<std::int32_t>(entry - column * block_size)};
   }
-  __device__ bool holds(Place p) const { return static_cast<std::uint32_t>(p.block) < blocks; }
-  __device__ const std::uint8_t* data_at(Place p) const { return data + p.block * data_stride + p.offset * data_bytes; }
-  __device__ const std::uint8_t* scales_at(Place p) const {
+  __device__ bool holds(EntryPlace p) const { return static_cast<std::uint32_t>(p.block) < blocks; }
+  __device__ const std::uint8_t* data_at(EntryPlace p) const {
+    return data + p.block * data_stride + p.offset * data_bytes;
+  }
+  __device__ const std::uint8_t* scales_at(EntryPlace p) const {
     return scales + p.block * scale_stride + p.offset * scale_bytes;
   }
 };
@@ -51,7 +53,7 @@ struct Span {
   std::int32_t end = 0;
 };
 
-struct Call {
+struct LogitsCall {
   std::int64_t rows = 0;
   int heads = 0;
   int dim = 0;

@@ -34,7 +34,7 @@ struct Alignment {
 
 /// `sharing`: rows that may have one request's keys.
 template <Element kElement>
-void launch(Call& c, std::int64_t sharing, const RunContext& context) {
+void launch(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
   if constexpr (kElement != Element::kF32) {
     const bool groups_of_32 = kElement == Element::kE4M3 || c.group == 32;
     if (c.dim == kTensorDim && groups_of_32 && std::min({c.q_align, c.keys.data_align, c.keys.scale_align}) >= 4) {
@@ -53,8 +53,8 @@ void launch(Call& c, std::int64_t sharing, const RunContext& context) {
                                                .uneven = sharing > kMaxRows}));
       const int shared = c.group_rows * row_bytes;
       const auto start = [&]<auto kKernel>() {
-        device::launch_early<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads,
-                                      shared, stream_of(context.stream), c);
+        device::launch_pdl<kKernel>("indexer_logits score_tensor", blocks_for(c.groups * c.parts, 1), kThreads, shared,
+                                    stream_of(context.stream), c);
       };
       const bool wide = std::min(c.q_align, c.keys.data_align) >= 16;
       if (!wide) {
@@ -77,32 +77,32 @@ void launch(Call& c, std::int64_t sharing, const RunContext& context) {
 
 /// What both ops have in common.
 template <class Op>
-Call call_of(const typename Op::Problem& p, const typename Op::Args& a, std::int64_t width) {
+LogitsCall call_of(const typename Op::Problem& p, const typename Op::Args& a, std::int64_t width) {
   const std::int64_t element = size_of(a.q.dtype);
-  Call c{.rows = p.rows,
-         .heads = static_cast<int>(p.heads),
-         .dim = p.dim,
-         .group = std::max(p.format->group, 1),
-         .width = static_cast<std::int32_t>(width),
-         .q = static_cast<const std::uint8_t*>(a.q.data),
-         .q_stride = {a.q.stride[0] * element, a.q.stride[1] * element},
-         .q_align = Alignment()
-                        .address(a.q.data)
-                        .stride(p.rows, a.q.stride[0] * element)
-                        .stride(p.heads, a.q.stride[1] * element)
-                        .value(),
-         .q_scale = static_cast<const std::uint8_t*>(a.q_scale.data),
-         .q_scale_stride = {a.q_scale.stride[0], a.q_scale.stride[1]},
-         .weights = static_cast<const float*>(a.weights.data),
-         .weight_stride = a.weights.stride[0],
-         .logits = static_cast<float*>(a.logits.data),
-         .logit_stride = a.logits.stride[0]};
+  LogitsCall c{.rows = p.rows,
+               .heads = static_cast<int>(p.heads),
+               .dim = p.dim,
+               .group = std::max(p.format->group, 1),
+               .width = static_cast<std::int32_t>(width),
+               .q = static_cast<const std::uint8_t*>(a.q.data),
+               .q_stride = {a.q.stride[0] * element, a.q.stride[1] * element},
+               .q_align = Alignment()
+                              .address(a.q.data)
+                              .stride(p.rows, a.q.stride[0] * element)
+                              .stride(p.heads, a.q.stride[1] * element)
+                              .value(),
+               .q_scale = static_cast<const std::uint8_t*>(a.q_scale.data),
+               .q_scale_stride = {a.q_scale.stride[0], a.q_scale.stride[1]},
+               .weights = static_cast<const float*>(a.weights.data),
+               .weight_stride = a.weights.stride[0],
+               .logits = static_cast<float*>(a.logits.data),
+               .logit_stride = a.logits.stride[0]};
   c.keys.data_bytes = p.format->data_bytes;
   c.keys.scale_bytes = p.format->scale_bytes;
   return c;
 }
 
-void score(Call& c, const RowFormat& format, std::int64_t sharing, const RunContext& context) {
+void score(LogitsCall& c, const RowFormat& format, std::int64_t sharing, const RunContext& context) {
   switch (format.nope) {
     case Element::kE4M3: return launch<Element::kE4M3>(c, sharing, context);
     case Element::kE2M1: return launch<Element::kE2M1>(c, sharing, context);
@@ -120,7 +120,7 @@ Decision decide(const typename Op::Problem& /*problem*/, const PlanOptions& /*op
 
 void run(const IndexerLogits::Problem& p, const IndexerLogits::Args& a, const RunContext& context) {
   if (p.rows == 0 || p.width == 0) return;
-  Call c = call_of<IndexerLogits>(p, a, p.width);
+  LogitsCall c = call_of<IndexerLogits>(p, a, p.width);
   c.row_to_req = static_cast<const std::int32_t*>(a.row_to_req.data);
   c.ends = static_cast<const std::int32_t*>(a.lens.data);
   Keys& k = c.keys;
@@ -153,7 +153,7 @@ void run(const IndexerLogits::Problem& p, const IndexerLogits::Args& a, const Ru
 
 void run(const RaggedIndexerLogits::Problem& p, const RaggedIndexerLogits::Args& a, const RunContext& context) {
   if (p.rows == 0 || p.keys == 0) return;
-  Call c = call_of<RaggedIndexerLogits>(p, a, p.keys);
+  LogitsCall c = call_of<RaggedIndexerLogits>(p, a, p.keys);
   c.starts = static_cast<const std::int32_t*>(a.starts.data);
   c.ends = static_cast<const std::int32_t*>(a.ends.data);
   Keys& k = c.keys;

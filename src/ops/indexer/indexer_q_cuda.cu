@@ -3,10 +3,11 @@
 #include <cmath>
 
 #include "cache/row_encoder.cuh"
-#include "device/early_launch.cuh"
 #include "device/hadamard.cuh"
+#include "device/launch_pdl.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
+#include "ops/head_rows.cuh"
 #include "sparsemla/ops/indexer.h"
 
 namespace smla {
@@ -15,14 +16,14 @@ namespace {
 
 constexpr int kMaxDim = 512;
 
-struct Call {
+struct QueryCall {
   const void* q = nullptr;
   std::int64_t q_stride[2] = {0, 0};
   bool by_fours = false;  ///< q
   const void* weights = nullptr;
   std::int64_t weights_stride = 0;
   const std::int64_t* positions = nullptr;
-  device::Rope rope;
+  Rope rope;
   std::uint8_t* out = nullptr;
   std::int64_t out_stride[2] = {0, 0};  ///< in bytes
   std::uint8_t* scale = nullptr;
@@ -30,7 +31,7 @@ struct Call {
   float* weights_out = nullptr;
   std::int64_t weights_out_stride = 0;
   std::int64_t heads = 0;
-  device::HeadGrid grid;
+  HeadGrid grid;
   int dim = 0;
   int group = 0;
   Element element = Element::kF32;
@@ -39,45 +40,45 @@ struct Call {
   float head_factor = 0;
 };
 
-template <int kQuads>
-__device__ void round_all(float4 (&x)[kQuads]) {
+template <int kVec4s>
+__device__ void round_all(float4 (&x)[kVec4s]) {
 #pragma unroll
-  for (int k = 0; k < kQuads; ++k) x[k] = device::rounded_to_bf16(x[k]);
+  for (int k = 0; k < kVec4s; ++k) x[k] = device::rounded_to_bf16(x[k]);
 }
 
 /// Loads and rotates the quads of a head; numbers past dim are 0.
-template <int kQuads, class In>
-__device__ void load_head(const Call& c, const In* q, const float* cos_sin, float4 (&x)[kQuads]) {
+template <int kVec4s, class In>
+__device__ void load_head(const QueryCall& c, const In* q, const float* cos_sin, float4 (&x)[kVec4s]) {
 #pragma unroll
-  for (int k = 0; k < kQuads; ++k) {
+  for (int k = 0; k < kVec4s; ++k) {
     const int i = 128 * k + 4 * static_cast<int>(threadIdx.x);
     x[k] = float4{0, 0, 0, 0};
     if (i >= c.dim) continue;
-    x[k] = device::widened(c.by_fours ? device::load_quad<true>(q, i, c.dim) : device::load_quad<false>(q, i, c.dim));
+    x[k] = device::widened(c.by_fours ? device::load_vec4<true>(q, i, c.dim) : device::load_vec4<false>(q, i, c.dim));
     x[k] = c.rope.rotated(x[k], i, cos_sin);
   }
 }
 
 /// The whole head in one group of e4m3; its scale.
-template <int kQuads>
-__device__ float store_fp8(const Call& c, const float4 (&x)[kQuads], std::uint8_t* out) {
+template <int kVec4s>
+__device__ float store_fp8(const QueryCall& c, const float4 (&x)[kVec4s], std::uint8_t* out) {
   float amax = 0;
 #pragma unroll
-  for (int k = 0; k < kQuads; ++k) amax = fmaxf(amax, device::largest_magnitude(x[k]));
+  for (int k = 0; k < kVec4s; ++k) amax = fmaxf(amax, device::largest_magnitude(x[k]));
   const int e = e4m3_group_exponent(device::max_of_lanes(amax, 32), false);
 #pragma unroll
-  for (int k = 0; k < kQuads; ++k) {
+  for (int k = 0; k < kVec4s; ++k) {
     const int q = 32 * k + static_cast<int>(threadIdx.x);
     if (4 * q < c.dim) device::store_part(Element::kE4M3, out, q, device::scaled(x[k], exp2_int(-e)));
   }
   return exp2_int(e);
 }
 
-template <int kQuads>
-__device__ void store_mxfp4(const Call& c, const float4 (&x)[kQuads], std::uint8_t* out, std::uint8_t* scales) {
+template <int kVec4s>
+__device__ void store_mxfp4(const QueryCall& c, const float4 (&x)[kVec4s], std::uint8_t* out, std::uint8_t* scales) {
   const int lanes = c.group / 4;
 #pragma unroll
-  for (int k = 0; k < kQuads; ++k) {
+  for (int k = 0; k < kVec4s; ++k) {
     const int q = 32 * k + static_cast<int>(threadIdx.x);
     const int e = e2m1_group_exponent(device::max_of_lanes(device::largest_magnitude(x[k]), lanes));
     if (4 * q >= c.dim) continue;
@@ -86,14 +87,14 @@ __device__ void store_mxfp4(const Call& c, const float4 (&x)[kQuads], std::uint8
   }
 }
 
-template <int kQuads, class In>
-__global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const __grid_constant__ Call c) {
-  device::take_turn();
+template <int kVec4s, class In>
+__global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries(const __grid_constant__ QueryCall c) {
+  device::pdl_wait_and_trigger();
   const std::int64_t token = c.grid.token();
   const std::int64_t head = c.grid.head();
   if (head >= c.heads) return;
   const std::int64_t position = min(max(c.positions[token], std::int64_t{0}), c.rope.rows - 1);
-  float4 x[kQuads];
+  float4 x[kVec4s];
   load_head(c, static_cast<const In*>(c.q) + token * c.q_stride[0] + head * c.q_stride[1], c.rope.row(position), x);
 
   const bool quantised = c.element != Element::kF32;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries(const _
     store_mxfp4(c, x, out, c.scale + token * c.scale_stride[0] + head * c.scale_stride[1]);
   } else {
 #pragma unroll
-    for (int k = 0; k < kQuads; ++k) {
+    for (int k = 0; k < kVec4s; ++k) {
       const int q = 32 * k + static_cast<int>(threadIdx.x);
       if (4 * q < c.dim) device::store_part(Element::kF32, out, q, x[k]);
     }
@@ -128,8 +129,8 @@ int pairs_of_warp(std::int64_t tokens) { return tokens < 256 ? 1 : kManyPairs; }
 /// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves
 /// two, and fewer exchanges do. What their token has of its own is looked up once for all pairs.
 template <int kPairs, class In>
-__global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(const __grid_constant__ Call c) {
-  device::take_turn();
+__global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __grid_constant__ QueryCall c) {
+  device::pdl_wait_and_trigger();
   const std::int64_t token = c.grid.token();
   const int first = 2 * kPairs * static_cast<int>(c.grid.head());
   const int heads = static_cast<int>(c.heads);
@@ -159,13 +160,13 @@ __global__ void __launch_bounds__(32 * device::HeadGrid::kWarps) queries_of_128(
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const int pair = (8 * lane + 2 * k - c.rope.nope) / 2;
-    const bool turned = 8 * lane + 2 * k >= c.rope.nope && pair < c.rope.pairs;
-    cosine[k] = turned ? cos_sin[pair] : 1.0F;
-    sine[k] = turned ? cos_sin[c.rope.pairs + pair] : 0.0F;
+    const bool in_rope = 8 * lane + 2 * k >= c.rope.nope && pair < c.rope.pairs;
+    cosine[k] = in_rope ? cos_sin[pair] : 1.0F;
+    sine[k] = in_rope ? cos_sin[c.rope.pairs + pair] : 0.0F;
   }
-  const int turned_from = (c.rope.nope - 8 * lane + 1) / 2;  // of this lane's pairs
+  const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // of this lane's pairs
   const auto turn = [&](float& even, float& odd, int k) {
-    if (k >= turned_from) device::Rope::rotate(even, odd, cosine[k], sine[k]);
+    if (k >= first_rope_pair) Rope::rotate(even, odd, cosine[k], sine[k]);
   };
   std::uint8_t* const out = c.out + token * c.out_stride[0];
   float* const weights_out = c.weights_out + token * c.weights_out_stride;
@@ -225,31 +226,30 @@ void run(const IndexerQ::Problem& p, const IndexerQ::Args& a, const RunContext& 
   const std::int64_t out_bytes = size_of(a.q_out.dtype);
   const bool halves = by_halves(p, a.q);
   const int pairs = pairs_of_warp(p.tokens);
-  const Call c{.q = a.q.data,
-               .q_stride = {a.q.stride[0], a.q.stride[1]},
-               .by_fours = device::by_fours(a.q),
-               .weights = a.weights.data,
-               .weights_stride = a.weights.stride[0],
-               .positions = static_cast<const std::int64_t*>(a.positions.data),
-               .rope = device::rope_of(a.cos_sin, p.dim, p.rope_dim),
-               .out = static_cast<std::uint8_t*>(a.q_out.data),
-               .out_stride = {a.q_out.stride[0] * out_bytes, a.q_out.stride[1] * out_bytes},
-               .scale = has_scale ? static_cast<std::uint8_t*>(a.q_scale.data) : nullptr,
-               .scale_stride = {has_scale ? a.q_scale.stride[0] : 0, has_scale ? a.q_scale.stride[1] : 0},
-               .weights_out = static_cast<float*>(a.weights_out.data),
-               .weights_out_stride = a.weights_out.stride[0],
-               .heads = p.heads,
-               .grid = device::HeadGrid::of(halves ? (p.heads + 2 * pairs - 1) / (2 * pairs) : p.heads),
-               .dim = p.dim,
-               .group = p.format->group,
-               .element = p.format->nope,
-               .hadamard = p.hadamard,
-               .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
-               .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
+  const QueryCall c{.q = a.q.data,
+                    .q_stride = {a.q.stride[0], a.q.stride[1]},
+                    .by_fours = device::by_fours(a.q),
+                    .weights = a.weights.data,
+                    .weights_stride = a.weights.stride[0],
+                    .positions = static_cast<const std::int64_t*>(a.positions.data),
+                    .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
+                    .out = static_cast<std::uint8_t*>(a.q_out.data),
+                    .out_stride = {a.q_out.stride[0] * out_bytes, a.q_out.stride[1] * out_bytes},
+                    .scale = has_scale ? static_cast<std::uint8_t*>(a.q_scale.data) : nullptr,
+                    .scale_stride = {has_scale ? a.q_scale.stride[0] : 0, has_scale ? a.q_scale.stride[1] : 0},
+                    .weights_out = static_cast<float*>(a.weights_out.data),
+                    .weights_out_stride = a.weights_out.stride[0],
+                    .heads = p.heads,
+                    .grid = HeadGrid::of(halves ? (p.heads + 2 * pairs - 1) / (2 * pairs) : p.heads),
+                    .dim = p.dim,
+                    .group = p.format->group,
+                    .element = p.format->nope,
+                    .hadamard = p.hadamard,
+                    .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
+                    .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
   device::with_float(p.in, [&]<class In>(In) {
     const auto start = [&]<auto kKernel>() {
-      device::launch_early<kKernel>("queries", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream),
-                                    c);
+      device::launch_pdl<kKernel>("queries", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream), c);
     };
     if (halves && pairs == 1) {
       start.template operator()<queries_of_128<1, In>>();

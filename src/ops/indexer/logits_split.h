@@ -23,13 +23,13 @@ constexpr std::int64_t logits_parts(const LogitsShape& s) {
   constexpr std::int64_t kStartRow = 2;
   constexpr std::int64_t kKeys = 4;
   constexpr std::int64_t kRow = 5;
-  constexpr std::int64_t kMostWaves = 4;
+  constexpr std::int64_t kMaxWaves = 4;
   constexpr std::int64_t kUnevenWaves = 2;
   if (s.groups <= 0 || s.runs <= 1) return 1;
   if (s.uneven) return std::clamp<std::int64_t>((kUnevenWaves * s.resident + s.groups - 1) / s.groups, 1, s.runs);
   std::int64_t best = 1;
   std::int64_t least = INT64_MAX;
-  for (std::int64_t parts = 1; parts <= std::min(s.runs, kMostWaves * s.resident / s.groups + 1); ++parts) {
+  for (std::int64_t parts = 1; parts <= std::min(s.runs, kMaxWaves * s.resident / s.groups + 1); ++parts) {
     const std::int64_t waves = (s.groups * parts + s.resident - 1) / s.resident;
     const std::int64_t runs = (s.runs + parts - 1) / parts;
     const std::int64_t cost = waves * (kStart + kStartRow * s.rows + runs * (kKeys + kRow * s.rows));

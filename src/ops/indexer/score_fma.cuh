@@ -24,11 +24,11 @@ __device__ float number(const std::uint8_t* row, int align, const std::uint8_t* 
 
 /// fp32 throughout: a block has a row and every parts-th 64 keys, a thread 4 keys and 4 of 32 heads at once.
 template <Element kElement>
-__global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constant__ Call c) {
+__global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constant__ LogitsCall c) {
   __shared__ float keys[kFmaDims][kFmaKeys + 1];
   __shared__ float heads[kFmaDims][kFmaHeads + 1];
   __shared__ float sums[8][kFmaKeys];
-  __shared__ Place places[kFmaKeys];
+  __shared__ EntryPlace places[kFmaKeys];
   const std::int64_t row = blockIdx.x % c.rows;
   const std::int64_t part = blockIdx.x / c.rows;
   const Span span = c.span(row);
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constan
   for (std::int64_t base = span.begin + part * kFmaKeys; base < span.end;
        base += static_cast<std::int64_t>(c.parts) * kFmaKeys) {
     if (thread < kFmaKeys) {
-      const Place place = base + thread < span.end ? c.keys.find(request, base + thread) : Place{};
-      places[thread] = c.keys.holds(place) ? place : Place{};
+      const EntryPlace place = base + thread < span.end ? c.keys.find(request, base + thread) : EntryPlace{};
+      places[thread] = c.keys.holds(place) ? place : EntryPlace{};
     }
     __syncthreads();
     float sum[4] = {};
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constan
       float dots[4][4] = {};
       for (int d = 0; d < c.dim; d += kFmaDims) {
         for (int i = thread; i < kFmaKeys * kFmaDims; i += kFmaThreads) {
-          const Place p = places[i / kFmaDims];
+          const EntryPlace p = places[i / kFmaDims];
           const int at = i % kFmaDims;
           keys[at][i / kFmaDims] = p.block < 0 ? 0.0F
                                                : number<kElement>(c.keys.data_at(p), c.keys.data_align,
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constan
     for (int k = 0; k < 4; ++k) sums[y][x + 16 * k] = sum[k];
     __syncthreads();
     if (thread < kFmaKeys && base + thread < span.end) {
-      const Place p = places[thread];
+      const EntryPlace p = places[thread];
       float score = 0;
       for (int i = 0; i < 8; ++i) score += sums[i][thread];
       if constexpr (kElement == Element::kE4M3) {

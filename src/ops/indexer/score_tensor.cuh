@@ -1,6 +1,7 @@
 #pragma once
 
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
+#include "device/ptx/mma_sm80.cuh"
 #include "ops/indexer/index_codes.cuh"
 
 namespace smla::indexer {
@@ -16,14 +17,6 @@ constexpr int kMaxRows = 8;  ///< rows of a block
 template <Element kElement>
 constexpr int resident() {
   return kElement == Element::kE4M3 ? 3 : 2;
-}
-
-/// c += a b: 16 heads x 16 dims, 16 dims x 8 keys.
-__device__ inline void multiply(float (&c)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
 /// What a row's queries take in shared memory: fragments, weights and, of e2m1 rows, group scales, of heads in
@@ -45,7 +38,7 @@ struct SharedQ {
 
   /// A thread takes four words of a head at a time: those of one place of the fragments of as many products.
   template <Element kElement, bool kWide>
-  __device__ void fill(const Call& c, std::int64_t row, int sixteens) const {
+  __device__ void fill(const LogitsCall& c, std::int64_t row, int sixteens) const {
     using C = Codes<kElement>;
     constexpr int kFours = C::kWords / 4;  // of a head
     constexpr int kAtOnce = 4;             // on their way together
@@ -141,7 +134,7 @@ __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::ui
       for (int s = 0; s < kSteps; ++s) {
         const uint4 heads = a[32 * s];
 #pragma unroll
-        for (int t = 0; t < 4; ++t) multiply(dots[t], heads, keys[t][2 * s], keys[t][2 * s + 1]);
+        for (int t = 0; t < 4; ++t) device::mma_m16n8k16_f16(dots[t], heads, keys[t][2 * s], keys[t][2 * s + 1]);
       }
     } else {
 #pragma unroll
@@ -151,7 +144,7 @@ __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::ui
         for (int s = 2 * g; s < 2 * g + 2; ++s) {
           const uint4 heads = a[32 * s];
 #pragma unroll
-          for (int t = 0; t < 4; ++t) multiply(part[t], heads, keys[t][2 * s], keys[t][2 * s + 1]);
+          for (int t = 0; t < 4; ++t) device::mma_m16n8k16_f16(part[t], heads, keys[t][2 * s], keys[t][2 * s + 1]);
         }
         const float low = q.scales[(16 * h + row) * kGroups + g];
         const float high = q.scales[(16 * h + 8 + row) * kGroups + g];
@@ -174,7 +167,7 @@ __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::ui
 /// A block has up to kMaxRows rows and every parts-th run of kWarps tiles; a warp has a tile. Rows of one request share
 /// the keys that are loaded. kWide: keys and queries begin on 16 bytes.
 template <Element kElement, int kSixteens, bool kWide>
-__global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(const __grid_constant__ Call c) {
+__global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(const __grid_constant__ LogitsCall c) {
   using C = Codes<kElement>;
   constexpr bool kScaled = kElement == Element::kE2M1;
   extern __shared__ uint4 memory[];
@@ -182,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
   __shared__ std::int32_t requests[kMaxRows];
   __shared__ float2 group_scales[kWarps][kScaled ? kGroups * kTile / 2 : 1];
 
-  device::wait_for_work_before();
+  device::pdl_wait();
   const std::int64_t first = blockIdx.x % c.groups * c.group_rows;
   const std::int64_t part = blockIdx.x / c.groups;
   const int rows = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first));
@@ -209,14 +202,14 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
     for (next_request = r + 1; next_request < rows && requests[next_request] == requests[r]; ++next_request)
       last = max(last, spans[next_request].end);
     std::int64_t j = (block_tile + warp) * kTile + key_of(lane);
-    const auto find = [&](std::int64_t at) { return at < last ? c.keys.find(requests[r], at) : Place{}; };
-    Place next = find(j);
+    const auto find = [&](std::int64_t at) { return at < last ? c.keys.find(requests[r], at) : EntryPlace{}; };
+    EntryPlace next = find(j);
     std::uint32_t scale_bits = 0;
     bool exists = false;  // the entry whose score this lane stores
     typename C::Raw raw[4];
     // A tile's keys are on their way while the one before is computed. For an entry that does not exist some queries
     // are read: its score is not used.
-    const auto fetch = [&](Place of) {
+    const auto fetch = [&](EntryPlace of) {
       exists = c.keys.holds(of);
       scale_bits = load_word(exists ? c.keys.scales_at(of) : c.q);
       const auto row = reinterpret_cast<std::uint64_t>(exists ? c.keys.data_at(of) : c.q);
@@ -233,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
         SharedQ(memory, i, sixteens, kScaled).template fill<kElement, kWide>(c, first + i, sixteens);
     }
     __syncthreads();
-    device::let_next_launch();
+    device::pdl_trigger();
     for (std::int64_t base = (block_tile + warp) * kTile; base < last; base += hop, j += hop) {
       std::uint32_t keys[4][2 * kSteps];
 #pragma unroll

@@ -3,7 +3,7 @@
 // What kernels that insert rows into a cache know of them.
 
 #include "cache/row_encoder.cuh"
-#include "device/ptx.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
 
@@ -15,9 +15,9 @@ constexpr std::int64_t kMany = 2048;  ///< more rows than these hide each other'
 
 /// Warps that share a row, as a power of two: a warp has 128 of its numbers at a time, and one is enough where rows are
 /// many.
-constexpr int kMostRowBits = 2;
+constexpr int kMaxRowBits = 2;
 inline int row_bits(std::int64_t rows, int dim) {
-  return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMostRowBits);
+  return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMaxRowBits);
 }
 
 /// What is written to a cache.
@@ -56,8 +56,8 @@ struct Insert {
     return slot < cache.num_slots ? slot : -1;
   }
   __device__ float4 quad(const In* from, int i) const {
-    return device::widened(by_fours ? device::load_quad<true>(from, i, cache.dim)
-                                    : device::load_quad<false>(from, i, cache.dim));
+    return device::widened(by_fours ? device::load_vec4<true>(from, i, cache.dim)
+                                    : device::load_vec4<false>(from, i, cache.dim));
   }
 };
 

@@ -3,9 +3,11 @@
 #include <bit>
 
 #include "device/copy.cuh"
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
+#include "ops/head_rows.cuh"
 #include "ops/norm_rope/insert.cuh"
 #include "sparsemla/ops/norm_rope.h"
 
@@ -23,7 +25,7 @@ template <class In>
 constexpr int kBlocks = sizeof(In) == 4 ? 3 : 5;
 
 template <class In, class Out>
-struct Call {
+struct InsertCall {
   Rows<const In> q;
   Rows<Out> y;
   const std::int64_t* positions = nullptr;
@@ -41,8 +43,8 @@ struct Call {
 
 /// q is asked for before the position is known.
 template <bool kByFours, class In, class Out>
-__device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, std::int64_t position) {
-  const HeldRow<32, kByFours, In> held(q, c.dim, kByFours ? 0 : -(c.rope.nope & 1), static_cast<int>(threadIdx.x));
+__device__ void norm_and_rotate(const InsertCall<In, Out>& c, const In* q, Out* y, std::int64_t position) {
+  const RegisterRow<32, kByFours, In> held(q, c.dim, kByFours ? 0 : -(c.rope.nope & 1), static_cast<int>(threadIdx.x));
   if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
   // Where tokens are few their heads would all ask for the same lines, and wait for each other.
@@ -51,13 +53,14 @@ __device__ void norm_and_rotate(const Call<In, Out>& c, const In* q, Out* y, std
   held.each([&](int i, Raw<In> raw) {
     float4 v = c.rope.rotated(scaled(widened(raw), inverse), i, cos_sin);
     if constexpr (std::is_same_v<Out, E4M3>) v = scaled(v, c.factor);
-    store_quad<kByFours>(y, i, c.dim, computed<Out>(v));
+    store_vec4<kByFours>(y, i, c.dim, computed<Out>(v));
   });
 }
 
 template <bool kByFours, class In, class Out>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks<In>) norm_rope_insert(const __grid_constant__ Call<In, Out> c) {
-  take_turn();
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<In>)
+    norm_rope_insert(const __grid_constant__ InsertCall<In, Out> c) {
+  pdl_wait_and_trigger();
   if (blockIdx.x >= c.blocks) {
     const std::int64_t row = c.insert.row_of_warp(blockIdx.x - c.blocks);
     c.insert.fetch(row);
@@ -80,12 +83,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<In>) norm_rope_insert(con
     return;
   }
   if (!c.rope.has(position)) return;
-  for (int i = 4 * static_cast<int>(threadIdx.x); i < c.dim; i += 128) store_quad<kByFours>(y, i, c.dim, Raw<Out>{});
+  for (int i = 4 * static_cast<int>(threadIdx.x); i < c.dim; i += 128) store_vec4<kByFours>(y, i, c.dim, Raw<Out>{});
 }
 
 template <class In>
 __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant__ Insert<In> c) {
-  take_turn();
+  pdl_wait_and_trigger();
   const std::int64_t row = c.row_of_warp(blockIdx.x);
   c.fetch(row);
   const std::int64_t slot = c.slot(row);
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant
 /// Rows of up to 512 numbers, sixteen a lane: 2^lane_bits lanes for each. A row is on its way before its slot is known.
 template <class In>
 __global__ void __launch_bounds__(32 * kWarps) insert_sixteens(const __grid_constant__ Insert<In> c, int lane_bits) {
-  take_turn();
+  pdl_wait_and_trigger();
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t warp = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.y;
   const std::int64_t row = (warp << (5 - lane_bits)) + (lane >> lane_bits);
@@ -139,14 +142,14 @@ void run(const QNormRopeInsert::Problem& p, const QNormRopeInsert::Args& a, cons
   with_float(p.in, [&]<class In>(In) {
     with_q_out(p.q_out, [&]<class Out>(Out) {
       with_bool(!has_q || (by_fours(a.q) && by_fours(a.q_out)), [&]<bool kByFours>(std::bool_constant<kByFours>) {
-        Call<In, Out> c{.positions = static_cast<const std::int64_t*>(a.positions.data),
-                        .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
-                        .heads = p.heads,
-                        .out_heads = p.out_heads,
-                        .dim = p.dim,
-                        .eps = p.eps,
-                        .factor = p.q_scale_inv,
-                        .many = p.tokens >= insertion::kMany};
+        InsertCall<In, Out> c{.positions = static_cast<const std::int64_t*>(a.positions.data),
+                              .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
+                              .heads = p.heads,
+                              .out_heads = p.out_heads,
+                              .dim = p.dim,
+                              .eps = p.eps,
+                              .factor = p.q_scale_inv,
+                              .many = p.tokens >= insertion::kMany};
         unsigned warps = kWarps;
         if (has_q) {
           c.q = rows_of<const In>(a.q);
@@ -162,8 +165,8 @@ void run(const QNormRopeInsert::Problem& p, const QNormRopeInsert::Args& a, cons
         const unsigned blocks = blocks_for(
             c.blocks + static_cast<std::int64_t>(inserted == 0 ? 0 : blocks_for(inserted, c.insert.block_rows(warps))),
             1);
-        launch_early<norm_rope_insert<kByFours, In, Out>>("norm_rope_insert", blocks, dim3(32, warps), 0,
-                                                          stream_of(context.stream), c);
+        launch_pdl<norm_rope_insert<kByFours, In, Out>>("norm_rope_insert", blocks, dim3(32, warps), 0,
+                                                        stream_of(context.stream), c);
       });
     });
   });
@@ -177,12 +180,12 @@ void run(const InsertRows::Problem& p, const InsertRows::Args& a, const RunConte
     const auto row_bytes = a.rows.stride[0] * static_cast<std::int64_t>(sizeof(In));
     if (has_sixteens(a.cache) && common_word(a.rows.data, row_bytes) == 16) {
       const int lane_bits = std::bit_width(static_cast<unsigned>(p.format->dim / 16 - 1));
-      launch_early<insert_sixteens<In>>("insert_rows", blocks_for(rows, std::int64_t{kWarps} << (5 - lane_bits)),
-                                        dim3(32, kWarps), 0, stream_of(context.stream), c, lane_bits);
+      launch_pdl<insert_sixteens<In>>("insert_rows", blocks_for(rows, std::int64_t{kWarps} << (5 - lane_bits)),
+                                      dim3(32, kWarps), 0, stream_of(context.stream), c, lane_bits);
       return;
     }
-    launch_early<insert_rows<In>>("insert_rows", blocks_for(rows, c.block_rows(kWarps)), dim3(32, kWarps), 0,
-                                  stream_of(context.stream), c);
+    launch_pdl<insert_rows<In>>("insert_rows", blocks_for(rows, c.block_rows(kWarps)), dim3(32, kWarps), 0,
+                                stream_of(context.stream), c);
   });
 }
 

@@ -1,7 +1,8 @@
 // Rotation of the attention output back, and its quantisation: a warp for a head of a token.
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
+#include "ops/head_rows.cuh"
 #include "ops/norm_rope/quantise.cuh"
 #include "sparsemla/ops/norm_rope.h"
 
@@ -14,7 +15,7 @@ using namespace device;
 constexpr int kWarps = HeadGrid::kWarps;
 
 template <class In, class Out>
-struct Call {
+struct RotateCall {
   Rows<const In> x;
   Rows<Out> y;
   const std::int64_t* positions = nullptr;
@@ -25,8 +26,8 @@ struct Call {
 };
 
 template <bool kByFours, class In, class Out>
-__global__ void __launch_bounds__(32 * kWarps) rotate_back(const __grid_constant__ Call<In, Out> c) {
-  take_turn();
+__global__ void __launch_bounds__(32 * kWarps) rotate_back(const __grid_constant__ RotateCall<In, Out> c) {
+  pdl_wait_and_trigger();
   const std::int64_t token = c.grid.token();
   const std::int64_t head = c.grid.head();
   const std::int64_t position = c.positions[token];
@@ -37,15 +38,15 @@ __global__ void __launch_bounds__(32 * kWarps) rotate_back(const __grid_constant
   const int nope = c.rope.nope;
   const bool in_place = static_cast<const void*>(x) == static_cast<const void*>(y);
   const int begin = (kByFours ? 0 : -(nope & 1)) + (in_place ? nope & ~3 : 0);
-  const HeldRow<32, kByFours, In> held(x, c.dim, begin, static_cast<int>(threadIdx.x));
+  const RegisterRow<32, kByFours, In> held(x, c.dim, begin, static_cast<int>(threadIdx.x));
   held.each([&](int i, Raw<In> raw) {
     if constexpr (std::is_same_v<In, Out>) {
       if (i + 3 < nope) {
-        store_quad<kByFours>(y, i, c.dim, raw);
+        store_vec4<kByFours>(y, i, c.dim, raw);
         return;
       }
     }
-    store_quad<kByFours>(y, i, c.dim, computed<Out>(c.rope.rotated(widened(raw), i, cos_sin, -1.0F)));
+    store_vec4<kByFours>(y, i, c.dim, computed<Out>(c.rope.rotated(widened(raw), i, cos_sin, -1.0F)));
   });
 }
 
@@ -88,7 +89,7 @@ __device__ void clear_padding(const QuantCall<In>& c) {
 
 template <bool kByFours, class In>
 __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_constant__ QuantCall<In> c) {
-  take_turn();
+  pdl_wait_and_trigger();
   if (blockIdx.x >= c.blocks) {
     clear_padding(c);
     return;
@@ -97,8 +98,8 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   const std::int64_t head = c.grid.head();
   if (head >= c.heads) return;
   const std::int64_t position = c.positions[token];
-  const HeldRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0,
-                                       static_cast<int>(threadIdx.x));  // asked for before the position is known
+  const RegisterRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0,
+                                           static_cast<int>(threadIdx.x));  // asked for before the position is known
   if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
   const std::int64_t group = static_cast<std::uint32_t>(head) /
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
     const float4 v = c.rope.rotated(widened(raw), i, cos_sin, -1.0F);
     std::uint32_t codes = 0;
     const int e = quantised(v, codes);
-    store_quad<kByFours>(values, i, c.dim, codes);
+    store_vec4<kByFours>(values, i, c.dim, codes);
     if (threadIdx.x != 0) return;
     const std::uint32_t k = before + static_cast<std::uint32_t>(i) / kGroup;
     if (!c.packed) {
@@ -157,7 +158,7 @@ void run(const InverseRopeQuant::Problem& p, const InverseRopeQuant::Args& a, co
                             .dim = p.dim,
                             .packed = p.scale == OutputScale::kUe8m0x4};
       const unsigned blocks = blocks_for(c.blocks + static_cast<std::int64_t>(blocks_for(padding, 32 * grid.heads)), 1);
-      launch_early<quantise_back<kByFours, In>>("quantise_back", blocks, grid.block(), 0, stream_of(context.stream), c);
+      launch_pdl<quantise_back<kByFours, In>>("quantise_back", blocks, grid.block(), 0, stream_of(context.stream), c);
     });
   });
 }
@@ -169,15 +170,15 @@ void inverse_rope_cuda(const InverseRope::Problem& p, const InverseRope::Args& a
   with_float(p.in, [&]<class In>(In) {
     with_float(p.out, [&]<class Out>(Out) {
       with_bool(by_fours(a.x) && by_fours(a.y), [&]<bool kByFours>(std::bool_constant<kByFours>) {
-        const Call<In, Out> c{.x = rows_of<const In>(a.x),
-                              .y = rows_of<Out>(a.y),
-                              .positions = static_cast<const std::int64_t*>(a.positions.data),
-                              .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
-                              .grid = HeadGrid::of(p.heads),
-                              .heads = p.heads,
-                              .dim = p.dim};
-        launch_early<rotate_back<kByFours, In, Out>>("rotate_back", c.grid.blocks(p.tokens), c.grid.block(), 0,
-                                                     stream_of(context.stream), c);
+        const RotateCall<In, Out> c{.x = rows_of<const In>(a.x),
+                                    .y = rows_of<Out>(a.y),
+                                    .positions = static_cast<const std::int64_t*>(a.positions.data),
+                                    .rope = rope_of(a.cos_sin, p.dim, p.rope_dim),
+                                    .grid = HeadGrid::of(p.heads),
+                                    .heads = p.heads,
+                                    .dim = p.dim};
+        launch_pdl<rotate_back<kByFours, In, Out>>("rotate_back", c.grid.blocks(p.tokens), c.grid.block(), 0,
+                                                   stream_of(context.stream), c);
       });
     });
   });

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "device/quads.cuh"
+#include "device/vec4.cuh"
 
 namespace smla::device {
 

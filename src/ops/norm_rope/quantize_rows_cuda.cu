@@ -1,5 +1,5 @@
 // Rows to FP8: a warp for four groups of a row, all of whose numbers are on their way before the first is used.
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
 #include "ops/norm_rope/quantise.cuh"
@@ -17,7 +17,7 @@ constexpr int kGroup = QuantizeRows::kGroup;
 static_assert(kGroup == 4 * 32);  // a warp's quads
 
 template <class In>
-struct Call {
+struct QuantizeCall {
   Rows<const In> x;
   Rows<E4M3> values;
   std::uint32_t* scales = nullptr;  ///< 4 bytes, whatever they hold
@@ -31,8 +31,8 @@ struct Call {
 };
 
 template <bool kByFours, class In>
-__global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ Call<In> c) {
-  take_turn();
+__global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ QuantizeCall<In> c) {
+  pdl_wait_and_trigger();
   const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (item >= c.items) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ 
   Raw<In> raw[kGroups];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    if (g * kGroup < n) raw[g] = load_quad<kByFours>(x, g * kGroup + 4 * lane, n);
+    if (g * kGroup < n) raw[g] = load_vec4<kByFours>(x, g * kGroup + 4 * lane, n);
   }
   std::uint32_t packed = 0;
 #pragma unroll
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ 
     if (g * kGroup >= n) break;
     std::uint32_t codes = 0;
     const int e = quantised(widened(raw[g]), codes);
-    store_quad<kByFours>(values, g * kGroup + 4 * lane, n, codes);
+    store_vec4<kByFours>(values, g * kGroup + 4 * lane, n, codes);
     packed |= static_cast<std::uint32_t>(e + 127) << (8 * g);
     if (!c.packed && lane == 0) c.scales[(word * kGroups + g) * c.scale_stride + row] = __float_as_uint(exp2_int(e));
   }
@@ -72,18 +72,18 @@ void run(const QuantizeRows::Problem& p, const QuantizeRows::Args& a, const RunC
   const std::int64_t words = (p.dim / kGroup + kGroups - 1) / kGroups;
   with_float(p.in, [&]<class In>(In) {
     with_bool(by_fours(a.x) && by_fours(a.values), [&]<bool kByFours>(std::bool_constant<kByFours>) {
-      const Call<In> c{.x = rows_of<const In>(a.x),
-                       .values = rows_of<E4M3>(a.values),
-                       .scales = static_cast<std::uint32_t*>(a.scales.data),
-                       .scale_stride = a.scales.stride[1],
-                       .rows = p.rows,
-                       .padded = a.scales.size(2),
-                       .dim = p.dim,
-                       .items = p.rows * words,
-                       .words = words,
-                       .packed = p.scale == OutputScale::kUe8m0x4};
-      launch_early<quantise<kByFours, In>>("quantize_rows", blocks_for(c.items, kWarps), 32 * kWarps, 0,
-                                           stream_of(context.stream), c);
+      const QuantizeCall<In> c{.x = rows_of<const In>(a.x),
+                               .values = rows_of<E4M3>(a.values),
+                               .scales = static_cast<std::uint32_t*>(a.scales.data),
+                               .scale_stride = a.scales.stride[1],
+                               .rows = p.rows,
+                               .padded = a.scales.size(2),
+                               .dim = p.dim,
+                               .items = p.rows * words,
+                               .words = words,
+                               .packed = p.scale == OutputScale::kUe8m0x4};
+      launch_pdl<quantise<kByFours, In>>("quantize_rows", blocks_for(c.items, kWarps), 32 * kWarps, 0,
+                                         stream_of(context.stream), c);
     });
   });
 }

@@ -3,10 +3,13 @@
 // they go; four for a row that is inserted into a cache.
 #include <algorithm>
 
-#include "device/early_launch.cuh"
-#include "device/ptx.cuh"
+#include "device/launch_pdl.cuh"
+#include "device/ptx/cp_async.cuh"
+#include "device/ptx/prefetch.cuh"
+#include "device/ptx/shared.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
+#include "ops/head_rows.cuh"
 #include "ops/norm_rope/insert.cuh"
 #include "ops/norm_rope/scalar.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -38,7 +41,7 @@ struct Matrix {
 
 /// One or two matrices of as many rows; the second one's blocks follow the first one's.
 template <class In, class Out>
-struct Call {
+struct NormCall {
   Matrix<In, Out> matrix[2];
   std::int64_t rows = 0;
   unsigned blocks = 0;  ///< of the first matrix
@@ -80,8 +83,8 @@ struct Weights {
     const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
     const int bytes = n * (f32 ? 4 : 2);
     for (int i = kPiece * thread; i < bytes; i += kPiece * 32 * kWarps) {
-      copy_async<kPiece>(shared_address(place) + static_cast<std::uint32_t>(i),
-                         static_cast<const std::uint8_t*>(memory) + i, true);
+      cp_async<kPiece>(shared_address(place) + static_cast<std::uint32_t>(i),
+                       static_cast<const std::uint8_t*>(memory) + i, true);
     }
   }
   __device__ float4 times(float4 v, int i) const {
@@ -90,8 +93,8 @@ struct Weights {
       return product(v, f32 ? widened(static_cast<const uint4*>(shared)[i / 4])
                             : widened(static_cast<const uint2*>(shared)[i / 4]));
     } else {
-      return product(v, f32 ? widened(load_quad<false>(static_cast<const float*>(memory), i, n))
-                            : widened(load_quad<false>(static_cast<const BF16*>(memory), i, n)));
+      return product(v, f32 ? widened(load_vec4<false>(static_cast<const float*>(memory), i, n))
+                            : widened(load_vec4<false>(static_cast<const BF16*>(memory), i, n)));
     }
   }
 };
@@ -102,22 +105,22 @@ __device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int thr
 #pragma unroll 4
   for (int i = 4 * thread; i < n; i += 4 * threads) {
     if constexpr (kByFours) {
-      copy_async<sizeof(Raw<T>)>(shared_address(line + i / 4), row + i, true);
+      cp_async<sizeof(Raw<T>)>(shared_address(line + i / 4), row + i, true);
     } else {
-      line[i / 4] = load_quad<false>(row, i, n);
+      line[i / 4] = load_vec4<false>(row, i, n);
     }
   }
 }
 /// f(i, numbers i..i+3) for what of a row in shared memory is this lane's.
 template <class T, class F>
-__device__ void each_of_lane(const Raw<T>* line, int n, F&& f) {
+__device__ void each_vec4_of_lane(const Raw<T>* line, int n, F&& f) {
 #pragma unroll 4
   for (int i = 4 * static_cast<int>(threadIdx.x); i < n; i += 128) f(i, widened(line[i / 4]));
 }
 template <class T>
 __device__ float inverse_root_of_line(const Raw<T>* line, int n, float eps) {
   Squares sum;
-  each_of_lane<T>(line, n, [&](int, float4 v) { sum.add(v); });
+  each_vec4_of_lane<T>(line, n, [&](int, float4 v) { sum.add(v); });
   return inverse_root(sum_of_warp(sum.all()), n, eps);
 }
 
@@ -128,14 +131,14 @@ __device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float ep
   Raw<In>* line = shared.rows[threadIdx.y];
   if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32);
   const Weights<kByFours> weights(m, shared.weights);
-  close_copies();
-  wait_copies<0>();
+  cp_async_commit();
+  cp_async_wait<0>();
   __syncthreads();
   if (row >= rows) return;
   const float inverse = inverse_root_of_line<In>(line, m.dim, eps);
   Out* y = m.y.row(row);
-  each_of_lane<In>(line, m.dim, [&](int i, float4 v) {
-    store_quad<kByFours>(y, i, m.dim, computed<Out>(weights.times(scaled(v, inverse), i)));
+  each_vec4_of_lane<In>(line, m.dim, [&](int i, float4 v) {
+    store_vec4<kByFours>(y, i, m.dim, computed<Out>(weights.times(scaled(v, inverse), i)));
   });
 }
 
@@ -143,7 +146,7 @@ __device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float ep
 template <bool kByFours, class In, class Out>
 __device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row) {
   const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
-  const HeldRow<32 * kWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
+  const RegisterRow<32 * kWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
   // The first blocks send for the weights while they make their sums; all of them asking would wait for each other.
   constexpr std::int64_t kFirst = 64;
   const int weight_bytes = m.weight == nullptr || row >= kFirst ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
@@ -154,10 +157,10 @@ __device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row)
   x.each([&](int i, Raw<In> raw) {
     float4 v = scaled(widened(raw), inverse);
     if (m.weight != nullptr) {
-      v = product(v, m.weight_f32 ? widened(load_quad<kByFours>(static_cast<const float*>(m.weight), i, m.dim))
-                                  : widened(load_quad<kByFours>(static_cast<const BF16*>(m.weight), i, m.dim)));
+      v = product(v, m.weight_f32 ? widened(load_vec4<kByFours>(static_cast<const float*>(m.weight), i, m.dim))
+                                  : widened(load_vec4<kByFours>(static_cast<const BF16*>(m.weight), i, m.dim)));
     }
-    store_quad<kByFours>(y, i, m.dim, computed<Out>(v));
+    store_vec4<kByFours>(y, i, m.dim, computed<Out>(v));
   });
 }
 
@@ -174,8 +177,8 @@ __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float ep
 /// kShortRows: of each matrix.
 template <bool kShortRows, bool kShortRows2, bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4)
-    norm_rows(const __grid_constant__ Call<In, Out> c) {
-  take_turn();
+    norm_rows(const __grid_constant__ NormCall<In, Out> c) {
+  pdl_wait_and_trigger();
   __shared__ Short<In> shared;
   if constexpr (kShortRows == kShortRows2) {
     const bool second = blockIdx.x >= c.blocks;
@@ -215,12 +218,12 @@ __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std:
   Raw<T>* line = shared.rows[which * kRowWarps];
   if (slot >= 0) bring_row<kByFours>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps);
   const Weights<kByFours> weights(m, shared.weights);
-  close_copies();
+  cp_async_commit();
   const bool acts = slot >= 0 && target.rope.has(position);
   const float* cos_sin = acts ? target.rope.row(position) : nullptr;
   const bool near = 2 * target.rope.pairs <= kNearRope;
   if (acts && near && thread < 2 * target.rope.pairs) near_rope[which][thread] = cos_sin[thread];
-  wait_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
   if (!acts) return;
   const float inverse = inverse_root_of_line<T>(line, m.dim, eps);
@@ -233,8 +236,8 @@ __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std:
 
 template <bool kShortRows, bool kByFours, class T>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
-    norm_insert_rows(const __grid_constant__ Call<T, T> c, const __grid_constant__ Target<T> target) {
-  take_turn();
+    norm_insert_rows(const __grid_constant__ NormCall<T, T> c, const __grid_constant__ Target<T> target) {
+  pdl_wait_and_trigger();
   __shared__ Short<T> shared;
   if (blockIdx.x < c.blocks) {
     norm_block<kShortRows, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, shared);
@@ -244,18 +247,17 @@ __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
 }
 
 template <bool kByFours, class T>
-void launch(Call<T, T> c, const Target<T>& target, cudaStream_t stream) {
+void launch(NormCall<T, T> c, const Target<T>& target, cudaStream_t stream) {
   const bool short_rows = c.matrix[0].short_rows();
   c.blocks = c.matrix[0].dim == 0 ? 0U : blocks_for(c.rows, short_rows ? kWarps : 1);
   const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks_for(c.rows, kInserted), 1);
   with_bool(short_rows, [&]<bool kShort>(std::bool_constant<kShort>) {
-    launch_early<norm_insert_rows<kShort, kByFours, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c,
-                                                        target);
+    launch_pdl<norm_insert_rows<kShort, kByFours, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c, target);
   });
 }
 
 template <bool kByFours, class In, class Out>
-void launch(Call<In, Out> c, cudaStream_t stream) {
+void launch(NormCall<In, Out> c, cudaStream_t stream) {
   const auto blocks = [&](const Matrix<In, Out>& m) {
     return m.dim == 0 ? 0U : blocks_for(c.rows, m.short_rows() ? kWarps : 1);
   };
@@ -263,7 +265,7 @@ void launch(Call<In, Out> c, cudaStream_t stream) {
   const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks(c.matrix[1]), 1);
   with_bool(c.matrix[0].short_rows(), [&]<bool kFirst>(std::bool_constant<kFirst>) {
     with_bool(c.matrix[1].short_rows(), [&]<bool kSecond>(std::bool_constant<kSecond>) {
-      launch_early<norm_rows<kFirst, kSecond, kByFours, In, Out>>("norm_rows", all, dim3(32, kWarps), 0, stream, c);
+      launch_pdl<norm_rows<kFirst, kSecond, kByFours, In, Out>>("norm_rows", all, dim3(32, kWarps), 0, stream, c);
     });
   });
 }
@@ -293,7 +295,7 @@ void run(const RmsNorm::Problem& p, const RmsNorm::Args& a, const RunContext& co
   with_float(p.in, [&]<class In>(In) {
     with_float(p.out, [&]<class Out>(Out) {
       with_bool(aligned(a.x, weight, a.y), [&]<bool kByFours>(std::bool_constant<kByFours>) {
-        const Call<In, Out> c{.matrix = {matrix_of<In, Out>(a.x, weight, a.y)}, .rows = p.rows, .eps = p.eps};
+        const NormCall<In, Out> c{.matrix = {matrix_of<In, Out>(a.x, weight, a.y)}, .rows = p.rows, .eps = p.eps};
         launch<kByFours>(c, stream_of(context.stream));
       });
     });
@@ -315,7 +317,7 @@ void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunCon
   with_float(p.in, [&]<class In>(In) {
     with_bool(fours, [&]<bool kByFours>(std::bool_constant<kByFours>) {
       if (p.insert) {
-        const Call<In, In> c{
+        const NormCall<In, In> c{
             .matrix = {matrix_of<In, In>(a.qr, qr_weight, a.qr_out), matrix_of<In, In>(a.kv, kv_weight, {})},
             .rows = p.rows,
             .eps = p.eps};
@@ -327,7 +329,7 @@ void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunCon
         return;
       }
       with_float(p.out, [&]<class Out>(Out) {
-        Call<In, Out> c{.rows = p.rows, .eps = p.eps};
+        NormCall<In, Out> c{.rows = p.rows, .eps = p.eps};
         int count = 0;
         if (p.qr_dim > 0) c.matrix[count++] = matrix_of<In, Out>(a.qr, qr_weight, a.qr_out);
         if (p.kv_dim > 0) c.matrix[count++] = matrix_of<In, Out>(a.kv, kv_weight, a.kv_out);

@@ -12,8 +12,7 @@ struct CublasLt {
   decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtMatmul) matmul = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
-  decltype(&cublasLtMatmulDescCreate) make_desc = nullptr;
-  decltype(&cublasLtMatmulDescDestroy) free_desc = nullptr;
+  decltype(&cublasLtMatmulDescInit_internal) init_desc = nullptr;
   decltype(&cublasLtMatmulDescSetAttribute) set_desc = nullptr;
   decltype(&cublasLtMatrixLayoutCreate) make_layout = nullptr;
   decltype(&cublasLtMatrixLayoutDestroy) free_layout = nullptr;
@@ -21,11 +20,14 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceCreate) make_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceDestroy) free_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
-  cublasLtHandle_t handle = nullptr;
   std::string missing;  ///< why it cannot be used; empty when it can
 };
 
 /// Opened once.
 const CublasLt& cublaslt();
+
+/// The handle of the current device, made when it is first asked for: a handle holds memory of the device that was
+/// current then. @throws CudaError when it cannot be made.
+cublasLtHandle_t cublaslt_handle();
 
 }  // namespace smla

@@ -1,5 +1,9 @@
 #include <dlfcn.h>
 
+#include <map>
+#include <mutex>
+
+#include "device/launch.cuh"
 #include "ops/projection/cublaslt.cuh"
 
 namespace smla {
@@ -24,8 +28,7 @@ CublasLt open() {
   bind(library, "cublasLtCreate", lt.create, lt.missing);
   bind(library, "cublasLtMatmul", lt.matmul, lt.missing);
   bind(library, "cublasLtMatmulAlgoGetHeuristic", lt.heuristic, lt.missing);
-  bind(library, "cublasLtMatmulDescCreate", lt.make_desc, lt.missing);
-  bind(library, "cublasLtMatmulDescDestroy", lt.free_desc, lt.missing);
+  bind(library, "cublasLtMatmulDescInit_internal", lt.init_desc, lt.missing);
   bind(library, "cublasLtMatmulDescSetAttribute", lt.set_desc, lt.missing);
   bind(library, "cublasLtMatrixLayoutCreate", lt.make_layout, lt.missing);
   bind(library, "cublasLtMatrixLayoutDestroy", lt.free_layout, lt.missing);
@@ -33,10 +36,6 @@ CublasLt open() {
   bind(library, "cublasLtMatmulPreferenceCreate", lt.make_preference, lt.missing);
   bind(library, "cublasLtMatmulPreferenceDestroy", lt.free_preference, lt.missing);
   bind(library, "cublasLtMatmulPreferenceSetAttribute", lt.set_preference, lt.missing);
-  if (!lt.missing.empty()) return lt;
-  if (const cublasStatus_t status = lt.create(&lt.handle); status != CUBLAS_STATUS_SUCCESS) {
-    lt.missing = "cublasLtCreate: status " + std::to_string(static_cast<int>(status));
-  }
   return lt;
 }
 
@@ -45,6 +44,21 @@ CublasLt open() {
 const CublasLt& cublaslt() {
   static const CublasLt lt = open();
   return lt;
+}
+
+cublasLtHandle_t cublaslt_handle() {
+  static std::mutex mutex;
+  static std::map<int, cublasLtHandle_t> handles;
+  int ordinal = 0;
+  check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  const auto [entry, is_new] = handles.try_emplace(ordinal, nullptr);
+  if (!is_new) return entry->second;
+  if (const cublasStatus_t status = cublaslt().create(&entry->second); status != CUBLAS_STATUS_SUCCESS) {
+    handles.erase(entry);
+    throw CudaError("cublasLtCreate: status " + std::to_string(static_cast<int>(status)));
+  }
+  return entry->second;
 }
 
 }  // namespace smla

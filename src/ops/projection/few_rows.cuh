@@ -2,6 +2,7 @@
 
 #include <cuda_bf16.h>
 
+#include "device/ptx/mma_sm80.cuh"
 #include "ops/projection/operands.cuh"
 
 namespace smla::projection {
@@ -86,8 +87,8 @@ __global__ void __launch_bounds__(32 * kFewWarps)
         const std::int64_t j = column + 8 * tile + quad;
         uint4 b = make_uint4(0, 0, 0, 0);
         if (j < o.n && k < o.k) b = __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k));
-        mma_bf16(into[tile], a.x, c.x, a.y, c.y, b.x, b.y);
-        mma_bf16(into[tile], a.z, c.z, a.w, c.w, b.z, b.w);
+        device::mma_m16n8k16_bf16(into[tile], a.x, c.x, a.y, c.y, b.x, b.y);
+        device::mma_m16n8k16_bf16(into[tile], a.z, c.z, a.w, c.w, b.z, b.w);
       }
     }
     if constexpr (kE4M3) {
@@ -185,10 +186,10 @@ __global__ void __launch_bounds__(32 * kFewWarps)
 #pragma unroll
       for (int tile = 0; tile < kFewTiles; ++tile) {
         const Sixteen b = sixteen_of_e4m3(codes[tile]);
-        mma_bf16(part[tile], a.low.x, c.low.x, a.low.y, c.low.y, b.low.x, b.low.y);
-        mma_bf16(part[tile], a.low.z, c.low.z, a.low.w, c.low.w, b.low.z, b.low.w);
-        mma_bf16(part[tile], a.high.x, c.high.x, a.high.y, c.high.y, b.high.x, b.high.y);
-        mma_bf16(part[tile], a.high.z, c.high.z, a.high.w, c.high.w, b.high.z, b.high.w);
+        device::mma_m16n8k16_bf16(part[tile], a.low.x, c.low.x, a.low.y, c.low.y, b.low.x, b.low.y);
+        device::mma_m16n8k16_bf16(part[tile], a.low.z, c.low.z, a.low.w, c.low.w, b.low.z, b.low.w);
+        device::mma_m16n8k16_bf16(part[tile], a.high.x, c.high.x, a.high.y, c.high.y, b.high.x, b.high.y);
+        device::mma_m16n8k16_bf16(part[tile], a.high.z, c.high.z, a.high.w, c.high.w, b.high.z, b.high.w);
       }
     }
     const float weights = o.weight_scale(group, column, chunk);

@@ -2,6 +2,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include "device/ptx/mma_sm80.cuh"
 #include "ops/projection/operands.cuh"
 
 namespace smla::projection {
@@ -20,7 +21,7 @@ constexpr int kTileShared = kStages * kTileBytes;
 /// lie in different banks.
 __device__ inline int swizzled(int row, int c) { return row * 128 + ((c ^ (row & 7)) * 16); }
 
-__device__ inline void load_matrices(std::uint32_t (&r)[4], const std::uint8_t* at) {
+__device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const std::uint8_t* at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(at))));
@@ -75,14 +76,15 @@ __global__ void __launch_bounds__(32 * kTileWarps)
       std::uint32_t b[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        load_matrices(a[i], xs + swizzled(warp_m + 16 * i + lane % 16, 2 * k + lane / 16));
-        load_matrices(b[i], ws + swizzled(warp_n + 16 * i + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+        ldmatrix_x4(a[i], xs + swizzled(warp_m + 16 * i + lane % 16, 2 * k + lane / 16));
+        ldmatrix_x4(b[i], ws + swizzled(warp_n + 16 * i + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          mma_bf16(acc[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+          device::mma_m16n8k16_bf16(acc[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2],
+                                    b[j / 2][j % 2 * 2 + 1]);
       }
     }
   }

@@ -73,16 +73,13 @@ Shape shape_of(const ProjectionProblem& p) {
           .out = type(p.y)};
 }
 
-struct FreeDesc {
-  void operator()(cublasLtMatmulDesc_t d) const { (void)cublaslt().free_desc(d); }
-};
 struct FreeLayout {
   void operator()(cublasLtMatrixLayout_t l) const { (void)cublaslt().free_layout(l); }
 };
 struct FreePreference {
   void operator()(cublasLtMatmulPreference_t p) const { (void)cublaslt().free_preference(p); }
 };
-using Desc = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulDesc_t>, FreeDesc>;
+using Desc = cublasLtMatmulDescOpaque_t;  // on the stack, or in a Product: making one allocates nothing
 using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>, FreeLayout>;
 using Preference = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>, FreePreference>;
 
@@ -122,11 +119,10 @@ struct Scales {
 
 Desc make_desc(const Scales& scales) {
   const CublasLt& lt = cublaslt();
-  cublasLtMatmulDesc_t made = nullptr;
-  must(lt.make_desc(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-  Desc desc(made);
+  Desc desc{};
+  must(lt.init_desc(&desc, sizeof desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
   const auto set = [&](cublasLtMatmulDescAttributes_t which, const auto& value) {
-    must(lt.set_desc(made, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+    must(lt.set_desc(&desc, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   if (scales.w == nullptr) return desc;
@@ -143,7 +139,6 @@ std::shared_ptr<const Product> make_product(const Shape& s) {
   alignas(
       16) static constexpr float kNoScales[4] = {};  // the heuristic asks whether there are any and does not read them
   p->desc = make_desc(s.in == CUDA_R_8F_E4M3 ? Scales{kNoScales, kNoScales} : Scales{});
-  const cublasLtMatmulDesc_t desc = p->desc.get();
   p->w = make_layout(s.in, s.k, s.n, s.k, s.groups, s.n * s.k);
   p->x = make_layout(s.in, s.k, s.m, s.x_row, s.groups, s.x_group);
   p->y = make_layout(s.out, s.n, s.m, s.y_row, s.groups, s.y_group);
@@ -161,8 +156,8 @@ std::shared_ptr<const Product> make_product(const Shape& s) {
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.y_align);
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
-  const cublasStatus_t status = lt.heuristic(lt.handle, desc, p->w.get(), p->x.get(), p->y.get(), p->y.get(),
-                                             preference.get(), 1, &result, &count);
+  const cublasStatus_t status = lt.heuristic(cublaslt_handle(), &p->desc, p->w.get(), p->x.get(), p->y.get(),
+                                             p->y.get(), preference.get(), 1, &result, &count);
   p->found = status == CUBLAS_STATUS_SUCCESS && count > 0;
   p->algo = result.algo;
   return p;
@@ -266,17 +261,18 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
   const float one = 1;
   const float zero = 0;
   const CublasLt& lt = cublaslt();
+  const cublasLtHandle_t handle = cublaslt_handle();
   for (std::int64_t g = 0; g < p.groups; ++g) {
     const auto* xs = static_cast<const float*>(a.x_scale.data) + (p.groups > 1 ? g * a.x_scale.stride[0] : 0);
     const auto* ws = static_cast<const float*>(a.w_scale.data) + (p.groups > 1 ? g * a.w_scale.stride[0] : 0);
     const Scales scales{
         .w = scales_at(ws, a.w_scale.stride[1], blocks, chunks, rounded_up(chunks, 4), w_scratch, stream),
         .x = scales_at(xs, a.x_scale.stride[1], chunks, shape.m, shape.m, x_scratch, stream)};
-    const Desc desc = make_desc(scales);
+    Desc desc = make_desc(scales);
     const auto* x = static_cast<const std::uint8_t*>(a.x.data) + g * x_group;
     const auto* w = static_cast<const std::uint8_t*>(a.w.data) + g * p.n * p.k;
     auto* y = static_cast<std::uint8_t*>(a.y.data) + g * y_group * y_bytes;
-    must(lt.matmul(lt.handle, desc.get(), &one, w, product->w.get(), x, product->x.get(), &zero, y, product->y.get(), y,
+    must(lt.matmul(handle, &desc, &one, w, product->w.get(), x, product->x.get(), &zero, y, product->y.get(), y,
                    product->y.get(), &product->algo, reinterpret_cast<void*>(workspace), kWorkspace, stream),
          "cublasLtMatmul");
   }
@@ -332,7 +328,8 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
   const float one = 1;
   const float zero = 0;
   const CublasLt& lt = cublaslt();
-  must(lt.matmul(lt.handle, product->desc.get(), &one, a.w.data, product->w.get(), a.x.data, product->x.get(), &zero,
+  Desc desc = product->desc;
+  must(lt.matmul(cublaslt_handle(), &desc, &one, a.w.data, product->w.get(), a.x.data, product->x.get(), &zero,
                  a.y.data, product->y.get(), a.y.data, product->y.get(), &product->algo,
                  reinterpret_cast<void*>(workspace), kWorkspace, stream_of(context.stream)),
        "cublasLtMatmul");

@@ -7,8 +7,8 @@
 //  - here, fp32 FMA for float32 operands and for tensors without 16-byte alignment.
 // Each adds in an order that depends on k alone; in deterministic mode the choice of kernel does not depend on m
 // either.
-#include "device/early_launch.cuh"
 #include "device/launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "ops/projection/few_rows.cuh"
 #include "ops/projection/implementations.h"
 #include "ops/projection/many_rows.cuh"

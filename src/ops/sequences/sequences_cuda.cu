@@ -11,11 +11,11 @@ namespace smla {
 
 namespace {
 
-constexpr std::int64_t kPiece = 16384;         ///< bytes of a row that a block copies
-constexpr std::int64_t kMostBlocks = 1 << 20;  ///< more pieces than this are walked through
+constexpr std::int64_t kPiece = 16384;        ///< bytes of a row that a block copies
+constexpr std::int64_t kMaxBlocks = 1 << 20;  ///< more pieces than this are walked through
 
 /// Both ops; strides in bytes. The one that is read is not written through its pointer.
-struct Call {
+struct PackCall {
   std::int64_t requests = 0;
   std::int64_t tokens = 0;
   std::int64_t max_len = 0;
@@ -38,25 +38,26 @@ struct Call {
 };
 
 template <class Rows, class Packed>
-Call call_of(const PackSequences::Problem& p, const Rows& rows, const Packed& packed, const ConstTensorView& start) {
+PackCall call_of(const PackSequences::Problem& p, const Rows& rows, const Packed& packed,
+                 const ConstTensorView& start) {
   const std::int64_t size = size_of(p.dtype);
-  Call c{.requests = p.requests,
-         .tokens = p.tokens,
-         .max_len = p.max_len,
-         .row_bytes = p.row * size,
-         .pieces = (p.row * size + kPiece - 1) / kPiece,
-         .start = static_cast<const std::int32_t*>(start.data),
-         .rows = static_cast<std::uint8_t*>(const_cast<void*>(rows.data)),
-         .row_stride = rows.stride[0] * size,
-         .packed = static_cast<std::uint8_t*>(const_cast<void*>(packed.data)),
-         .request_stride = packed.stride[0] * size,
-         .packed_stride = packed.stride[1] * size};
+  PackCall c{.requests = p.requests,
+             .tokens = p.tokens,
+             .max_len = p.max_len,
+             .row_bytes = p.row * size,
+             .pieces = (p.row * size + kPiece - 1) / kPiece,
+             .start = static_cast<const std::int32_t*>(start.data),
+             .rows = static_cast<std::uint8_t*>(const_cast<void*>(rows.data)),
+             .row_stride = rows.stride[0] * size,
+             .packed = static_cast<std::uint8_t*>(const_cast<void*>(packed.data)),
+             .request_stride = packed.stride[0] * size,
+             .packed_stride = packed.stride[1] * size};
   c.word = device::common_word(c.row_bytes, c.rows, c.row_stride, c.packed, c.request_stride, c.packed_stride);
   return c;
 }
 
 template <bool kPack>
-__global__ void copy_pieces(const __grid_constant__ Call c) {
+__global__ void copy_pieces(const __grid_constant__ PackCall c) {
   const std::int64_t items = c.requests * c.max_len * c.pieces;
   for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const std::int64_t at = item % c.pieces * kPiece;
@@ -75,10 +76,10 @@ __global__ void copy_pieces(const __grid_constant__ Call c) {
 }
 
 template <bool kPack>
-void launch(const Call& c, const RunContext& context) {
+void launch(const PackCall& c, const RunContext& context) {
   if (c.items() == 0) return;
   copy_pieces<kPack>
-      <<<static_cast<unsigned>(std::min(c.items(), kMostBlocks)), c.threads(), 0, stream_of(context.stream)>>>(c);
+      <<<static_cast<unsigned>(std::min(c.items(), kMaxBlocks)), c.threads(), 0, stream_of(context.stream)>>>(c);
   check_launch(kPack ? "pack_sequences" : "unpack_sequences");
 }
 

@@ -14,7 +14,7 @@ struct Slots {
   std::int32_t* lens = nullptr;  ///< null: slots are not wanted
 };
 
-struct Call {
+struct TopkCall {
   const float* logits = nullptr;
   std::int64_t logit_stride = 0;
   const std::int32_t* lens = nullptr;

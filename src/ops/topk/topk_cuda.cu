@@ -1,4 +1,5 @@
 // Exact selection on any GPU. One block for a row, or several for each of few wide ones.
+#include "device/ptx/pdl.cuh"
 #include "ops/cuda_row.h"
 #include "ops/topk/implementations.h"
 #include "ops/topk/topk_parts.cuh"
@@ -10,10 +11,10 @@ namespace {
 using namespace topk;
 
 template <int kThreads, int kItems, bool kShort>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ Call c) {
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ TopkCall c) {
   __shared__ SelectionShared<kThreads> shared;
   __shared__ index_rows::GlobalRow<kThreads> slots;
-  device::wait_for_work_before();
+  device::pdl_wait();
   const auto n = static_cast<std::uint32_t>(c.length(blockIdx.x));
   if (n <= c.k || c.k == 0) {
     write_all(n, c.k, c.out(blockIdx.x));
@@ -25,14 +26,14 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid
 }
 
 template <int kThreads, int kItems, bool kShort = true>
-void launch(std::int64_t rows, const Call& c, const RunContext& context) {
-  device::launch_early<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, 0,
-                                                         stream_of(context.stream), c);
+void launch(std::int64_t rows, const TopkCall& c, const RunContext& context) {
+  device::launch_pdl<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, 0,
+                                                       stream_of(context.stream), c);
 }
 
 /// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it, or
 /// two wider ones.
-void launch_rows(const TopK::Problem& p, bool few, const Call& c, const RunContext& context) {
+void launch_rows(const TopK::Problem& p, bool few, const TopkCall& c, const RunContext& context) {
   if (!few && p.width <= 2048) return launch<256, 8>(p.rows, c, context);
   if (!few && p.width <= 4096) return launch<256, 16>(p.rows, c, context);
   if (!few && p.width <= 8192) return launch<512, 16>(p.rows, c, context);
@@ -43,7 +44,7 @@ void launch_rows(const TopK::Problem& p, bool few, const Call& c, const RunConte
   launch<1024, 16, false>(p.rows, c, context);
 }
 
-void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c, const RunContext& context) {
+void launch_parts(const TopK::Problem& p, const TopkSplit& split, const TopkCall& c, const RunContext& context) {
   const std::int64_t blocks = p.rows * split.parts;
   Parts parts{.call = c,
               .parts = static_cast<std::uint32_t>(split.parts),
@@ -53,8 +54,8 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const Call& c,
   parts.columns = parts.keys + p.rows * TopkSplit::kListed;
   parts.arrived = parts.columns + p.rows * TopkSplit::kListed;
   const unsigned grid = blocks_for(blocks, 1);
-  device::launch_early<count_parts>("topk count_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
-  device::launch_early<select_parts>("topk select_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
+  device::launch_pdl<count_parts>("topk count_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
+  device::launch_pdl<select_parts>("topk select_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
 }
 
 Decision decide(const TopK::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
@@ -69,7 +70,7 @@ Decision decide(const TopK::Problem& p, const PlanOptions& /*options*/, const Ma
 
 void run(const TopK::Problem& p, const TopK::Args& a, const RunContext& context) {
   if (p.rows == 0 || (p.k == 0 && !p.slots)) return;
-  Call c{.logits = static_cast<const float*>(a.logits.data),
+  TopkCall c{.logits = static_cast<const float*>(a.logits.data),
          .logit_stride = a.logits.stride[0],
          .lens = static_cast<const std::int32_t*>(a.lens.data),
          .width = p.width,

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "device/early_launch.cuh"
+#include "device/launch_pdl.cuh"
 #include "ops/topk/topk_call.cuh"
 #include "ops/topk/topk_selection.cuh"
 #include "ops/topk/topk_split.h"
@@ -8,14 +8,16 @@
 namespace smla::topk {
 
 // Few wide rows, each shared by several blocks (topk_split.h): one kernel counts the first digit of each part, the next
-// lists the columns that can be chosen, in order, and the last block of a row to arrive chooses from the list.
+// lists the columns that can be chosen, in order, and the last block of a row to arrive chooses from the list. Scores
+// and counts are read by plain loads: the grid before may still write them when this one starts (PDL), so they are no
+// read-only data in the sense of __ldg.
 
 constexpr int kPartThreads = 1024;  ///< of the kernels that share a row
 
 /// A launch of rows in parts. Its memory needs no values from before: the first kernel writes whatever the second
 /// reads.
 struct Parts {
-  Call call;
+  TopkCall call;
   std::uint32_t parts = 1;
   std::uint32_t* digits = nullptr;   ///< [rows, parts, kDigits], how many keys begin with a digit
   std::uint32_t* groups = nullptr;   ///< [rows, parts, kGroups], and with one of a group of digits
@@ -42,8 +44,8 @@ __global__ void __launch_bounds__(kPartThreads, 1) count_parts(const __grid_cons
   constexpr int kGroupThreads = TopkSplit::kValues / kMine;  // neighbours in a warp
   static_assert(kMine % 4 == 0 && 32 % kGroupThreads == 0);
   alignas(16) __shared__ std::uint32_t count[TopkSplit::kDigits];
-  device::wait_for_work_before();
-  device::let_next_launch();
+  device::pdl_wait();
+  device::pdl_trigger();
   const std::int64_t row = blockIdx.x / p.parts;
   const std::int64_t n = p.call.length(row);
   if (n <= TopkSplit::kShortRow) return;
@@ -59,7 +61,7 @@ __global__ void __launch_bounds__(kPartThreads, 1) count_parts(const __grid_cons
     std::uint32_t key[kItems];
 #pragma unroll
     for (std::uint32_t i = 0; i < kItems; ++i)
-      key[i] = base + i * kPartThreads < part.end ? __float_as_uint(__ldg(scores + base + i * kPartThreads)) : 0U;
+      key[i] = base + i * kPartThreads < part.end ? __float_as_uint(scores[base + i * kPartThreads]) : 0U;
 #pragma unroll
     for (std::uint32_t i = 0; i < kItems; ++i) {
       if (base + i * kPartThreads < part.end) atomicAdd(&count[key_of(key[i]) >> (32 - TopkSplit::kDigitBits)], 1U);
@@ -108,9 +110,9 @@ __device__ PartDigit find_digit(PartSums<kCount>& sums, const std::uint32_t* cou
   std::uint32_t all = 0;
   std::uint32_t before = 0;
 #pragma unroll
-  for (std::uint32_t i = 0; i < TopkSplit::kMostParts / kRows; ++i) {
+  for (std::uint32_t i = 0; i < TopkSplit::kMaxParts / kRows; ++i) {
     const std::uint32_t from = threadIdx.x / kCount + i * kRows;
-    const std::uint32_t count = from < parts ? __ldg(counts + static_cast<std::int64_t>(from) * stride + bin) : 0U;
+    const std::uint32_t count = from < parts ? counts[static_cast<std::int64_t>(from) * stride + bin] : 0U;
     all += count;
     before += from < part ? count : 0U;
   }
@@ -168,7 +170,7 @@ struct PartColumns {
     const std::uint32_t first = first_of(base);
 #pragma unroll
     for (std::uint32_t i = 0; i < kItems; ++i)
-      loaded[i] = holds(i, first) ? __float_as_uint(__ldg(scores + first + 32 * i)) : 0U;
+      loaded[i] = holds(i, first) ? __float_as_uint(scores[first + 32 * i]) : 0U;
   }
 
   /// Lists those whose key begins with `digit` or more, and their keys, from place `at` on in ascending order.
@@ -216,7 +218,7 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
   __shared__ PartSums<TopkSplit::kValues> value_sums;
   __shared__ index_rows::GlobalRow<kPartThreads> slots;
   __shared__ bool last;
-  device::wait_for_work_before();
+  device::pdl_wait();
   const std::int64_t row = blockIdx.x / p.parts;
   const std::int64_t n = p.call.length(row);
   std::int32_t* out = p.call.out(row);

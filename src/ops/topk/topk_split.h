@@ -10,25 +10,30 @@
 
 namespace smla {
 
-/// How a call of few wide rows is cut. Each row is shared by `parts` blocks, which count the first digit of its keys
-/// and then list the columns that can be chosen; the last of them to finish chooses.
+/// How many blocks share a row. With more than one (few wide rows) two kernels run: in the first, each block counts the
+/// first digit of its part's keys; in the second, each block lists those columns of its part that may be among the top
+/// k, and the last block of a row to finish selects from the row's list.
 struct TopkSplit {
   std::int64_t parts = 1;  ///< blocks of a row; 1: one block does it all
   bool few_rows = false;   ///< with one block a row: no multiprocessor has two rows
 
-  static constexpr std::int64_t kOneBlock = 16'384;  ///< columns: no call of fewer is cut
-  static constexpr std::int64_t kHeld =
-      32'768;  ///< columns that a block's registers hold: calls of no more are cut only into
-  static constexpr std::int64_t kWorthwhile = 3;   ///< or more
-  static constexpr std::int64_t kShortRow = 8192;  ///< in such a call, a row that one block does by itself
-  static constexpr std::int64_t kStep = 1024;      ///< a part is a multiple of it
-  static constexpr std::int64_t kLeastPart = 4096;
-  static constexpr std::int64_t kMostParts = 64;
-  static constexpr std::int64_t kMostChosen = 4096;  ///< k: a list must have room for more
-  static constexpr std::int64_t kListed =
-      16'384;  ///< columns of a row that can be chosen; one block chooses from the whole row where there are more
-  static constexpr std::int64_t kMostRows = 256;
-  static constexpr std::int64_t kMostMultiprocessors = 256;  ///< that a call is cut for
+  /// Calls with rows of at most this many columns are never split.
+  static constexpr std::int64_t kOneBlock = 16'384;
+  /// A block can keep this many columns in registers; rows of at most as many are split into kWorthwhile parts or more,
+  /// or not at all.
+  static constexpr std::int64_t kHeld = 32'768;
+  static constexpr std::int64_t kWorthwhile = 3;
+  static constexpr std::int64_t kShortRow =
+      8192;                                    ///< a row of a split call with at most so many columns is one block's
+  static constexpr std::int64_t kStep = 1024;  ///< columns of a part are a multiple of it
+  static constexpr std::int64_t kMinPart = 4096;
+  static constexpr std::int64_t kMaxParts = 64;
+  static constexpr std::int64_t kMaxChosen = 4096;  ///< largest k of a split call; a list has room for more columns
+  /// Columns that a row's list has room for. Where more have the digit of the k-th key or a larger one, one block
+  /// selects from the whole row instead.
+  static constexpr std::int64_t kListed = 16'384;
+  static constexpr std::int64_t kMaxRows = 256;
+  static constexpr std::int64_t kMaxMultiprocessors = 256;  ///< more than these do not get more parts
 
   // The first digit, 13 bits, is found in two steps: which of 64 groups, which of its 128 values.
   static constexpr int kGroups = 64;
@@ -51,33 +56,33 @@ inline std::string describe(const TopkSplit& split) {
 constexpr std::uint32_t topk_part_columns(std::uint32_t n, std::uint32_t parts) {
   constexpr auto kStep = static_cast<std::uint32_t>(TopkSplit::kStep);
   const std::uint32_t even = (n + parts - 1) / parts;
-  return std::max((even + kStep - 1) / kStep * kStep, static_cast<std::uint32_t>(TopkSplit::kLeastPart));
+  return std::max((even + kStep - 1) / kStep * kStep, static_cast<std::uint32_t>(TopkSplit::kMinPart));
 }
 
 /// Most rows that are cut, into two at least: more of them keep a GPU busy by themselves.
 constexpr std::int64_t topk_most_rows(int multiprocessors) {
-  return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMostRows);
+  return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMaxRows);
 }
 
 constexpr TopkSplit split_topk(const TopK::Problem& p, const device::Gpu& gpu) {
   const TopkSplit whole{.few_rows = p.rows <= gpu.multiprocessors};
   if (p.rows <= 0 || p.rows > topk_most_rows(gpu.multiprocessors) || p.width <= TopkSplit::kOneBlock || p.k <= 0 ||
-      p.k > TopkSplit::kMostChosen)
+      p.k > TopkSplit::kMaxChosen)
     return whole;
-  const std::int64_t blocks = std::min<std::int64_t>(gpu.multiprocessors, TopkSplit::kMostMultiprocessors) / p.rows;
+  const std::int64_t blocks = std::min<std::int64_t>(gpu.multiprocessors, TopkSplit::kMaxMultiprocessors) / p.rows;
   if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return whole;
-  return {.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMostParts),
-                            (p.width + TopkSplit::kLeastPart - 1) / TopkSplit::kLeastPart)};
+  return {.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMaxParts),
+                            (p.width + TopkSplit::kMinPart - 1) / TopkSplit::kMinPart)};
 }
 
 /// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 51
 /// MB.
 constexpr std::int64_t topk_workspace_bytes(const TopK::Problem& p, const device::Gpu& gpu) {
-  if (p.rows <= 0 || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMostChosen) return 0;
+  if (p.rows <= 0 || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMaxChosen) return 0;
   const std::int64_t rows = std::min(p.rows, topk_most_rows(gpu.multiprocessors));
   const std::int64_t blocks =
-      std::max(std::clamp<std::int64_t>(gpu.multiprocessors, 2, TopkSplit::kMostMultiprocessors), 2 * rows);
-  return std::min(blocks, rows * TopkSplit::kMostParts) * TopkSplit::kPartBytes + rows * TopkSplit::kRowBytes;
+      std::max(std::clamp<std::int64_t>(gpu.multiprocessors, 2, TopkSplit::kMaxMultiprocessors), 2 * rows);
+  return std::min(blocks, rows * TopkSplit::kMaxParts) * TopkSplit::kPartBytes + rows * TopkSplit::kRowBytes;
 }
 
 }  // namespace smla

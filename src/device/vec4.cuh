@@ -6,7 +6,7 @@
 
 namespace smla::device {
 
-// Rows by fours: what a thread loads, computes and stores at a time.
+// Rows by vec4: four neighbouring elements, which a thread loads, computes and stores at a time.
 
 __device__ inline float4 scaled(float4 v, float factor) {
   return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor)};
@@ -52,11 +52,6 @@ __device__ inline float max_of_lanes(float v, int lanes) {
 __device__ inline float sum_of_warp(float v) {
   for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xFFFF'FFFFU, v, i);
   return v;
-}
-
-/// What RMSNorm multiplies a row of n numbers with.
-__device__ inline float inverse_root(float squares, int n, float eps) {
-  return __frsqrt_rn(__fdiv_rn(squares, static_cast<float>(n)) + eps);
 }
 
 /// Four elements of a row as they are stored, the first in the lowest bits.
@@ -146,7 +141,7 @@ __device__ inline T one_of(std::uint32_t raw) {
 /// Elements i..i+3 of a row of n. By fours: i and n are multiples of 4 and the row is aligned to four elements.
 /// Otherwise i may be anything, and what lies outside of the row is read as 0 and not written.
 template <bool kByFours, class T>
-__device__ Raw<T> load_quad(const T* row, int i, int n) {
+__device__ Raw<T> load_vec4(const T* row, int i, int n) {
   if constexpr (kByFours) {
     return *reinterpret_cast<const Raw<T>*>(row + i);
   } else if constexpr (std::is_same_v<T, float>) {
@@ -159,7 +154,7 @@ __device__ Raw<T> load_quad(const T* row, int i, int n) {
 }
 
 template <bool kByFours, class T>
-__device__ void store_quad(T* row, int i, int n, Raw<T> raw) {
+__device__ void store_vec4(T* row, int i, int n, Raw<T> raw) {
   if constexpr (kByFours) {
     *reinterpret_cast<Raw<T>*>(row + i) = raw;
   } else {
@@ -176,35 +171,6 @@ __device__ void store_quad(T* row, int i, int n, Raw<T> raw) {
   }
 }
 
-/// A rope table, and what rotation of the numbers i..i+3 of a row by it means: pair p stands at nope + 2p, each product
-/// and each sum is rounded by itself. Its first number and `nope` are both even or both odd.
-struct Rope {
-  const float* cos_sin = nullptr;
-  std::int64_t rows = 0;
-  std::int64_t stride = 0;
-  int nope = 0;
-  int pairs = 0;
-
-  __device__ bool has(std::int64_t position) const { return position >= 0 && position < rows; }
-  /// Of a position that it has; null where nothing is rotated.
-  __device__ const float* row(std::int64_t position) const {
-    return pairs == 0 ? nullptr : cos_sin + position * stride;
-  }
-
-  __device__ static void rotate(float& e, float& o, float c, float s) {
-    const float even = __fsub_rn(__fmul_rn(e, c), __fmul_rn(o, s));
-    o = __fadd_rn(__fmul_rn(o, c), __fmul_rn(e, s));
-    e = even;
-  }
-  /// `sign` -1 turns back: e*c - o*(-s) has the bits of e*c + o*s.
-  __device__ float4 rotated(float4 v, int i, const float* row, float sign = 1.0F) const {
-    const int p = (i - nope) / 2;
-    if (i >= nope && p < pairs) rotate(v.x, v.y, row[p], sign * row[pairs + p]);
-    if (i + 2 >= nope && p + 1 < pairs) rotate(v.z, v.w, row[p + 1], sign * row[pairs + p + 1]);
-    return v;
-  }
-};
-
 /// A thread's part of a sum of squares.
 struct Squares {
   float4 sum{0, 0, 0, 0};
@@ -212,47 +178,25 @@ struct Squares {
   __device__ float all() const { return (sum.x + sum.y) + (sum.z + sum.w); }
 };
 
-/// Normed without a weight and rotated: kRows rows of n numbers in a warp, which has numbers 128 k + 4 lane and the
-/// next three of each in v[row][k] and zeros past n. As QNormRopeInsert computes it before it rounds.
-template <int kRows, int kQuads>
-__device__ void norm_and_rotate(float4 (&v)[kRows][kQuads], int n, float eps, const Rope& rope, const float* cos_sin) {
-  float sum[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    Squares squares;
-#pragma unroll
-    for (int k = 0; k < kQuads; ++k) squares.add(v[r][k]);
-    sum[r] = squares.all();
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) sum[r] = inverse_root(sum_of_warp(sum[r]), n, eps);
-#pragma unroll
-  for (int k = 0; k < kQuads; ++k) {
-    const int i = 128 * k + 4 * static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) v[r][k] = rope.rotated(scaled(v[r][k], sum[r]), i, cos_sin);
-  }
-}
-
-/// A row in the registers of kThreads threads, the first 16 * kThreads elements of it; what is longer is read again
-/// each time. From element `begin` on, which may be negative.
+/// A row in registers: kThreads threads keep its first 16 * kThreads elements, four vec4s each; what lies behind them
+/// is read again each time. From element `begin` on, which may be negative.
 template <int kThreads, bool kByFours, class T>
-struct HeldRow {
+struct RegisterRow {
   static constexpr int kHeld = 4;
   const T* row;
   int n;
   int first;
   Raw<T> held[kHeld];
 
-  __device__ HeldRow(const T* row_in, int n_in, int begin, int thread)
+  __device__ RegisterRow(const T* row_in, int n_in, int begin, int thread)
       : row(row_in), n(n_in), first(begin + 4 * thread) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int i = first + 4 * kThreads * k;
-      if (i < n) held[k] = load_quad<kByFours>(row, i, n);
+      if (i < n) held[k] = load_vec4<kByFours>(row, i, n);
     }
   }
-  /// f(i, raw) for the thread's quads in order.
+  /// f(i, raw) for the thread's vec4s in order.
   template <class F>
   __device__ void each(F&& f) const {
 #pragma unroll
@@ -260,7 +204,7 @@ struct HeldRow {
       const int i = first + 4 * kThreads * k;
       if (i < n) f(i, held[k]);
     }
-    for (int i = first + 4 * kThreads * kHeld; i < n; i += 4 * kThreads) f(i, load_quad<kByFours>(row, i, n));
+    for (int i = first + 4 * kThreads * kHeld; i < n; i += 4 * kThreads) f(i, load_vec4<kByFours>(row, i, n));
   }
   /// This thread's part of the sum of squares.
   __device__ float squares() const {

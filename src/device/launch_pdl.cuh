@@ -7,34 +7,11 @@
 
 #include "device/gpu.h"
 #include "device/launch.cuh"
+#include "device/ptx/pdl.cuh"
 
 namespace smla::device {
 
-// Programmatic dependent launch: a kernel is set up, its code fetched and its blocks placed while the one before it in
-// the stream ends. From sm_90 on; elsewhere, and where the driver compiled a kernel from older PTX, kernels follow each
-// other as always.
-
-/// First in a kernel that launch_early() starts, in every thread before it returns or touches memory that others write:
-/// waits until all work before it is done and visible.
-__device__ inline void wait_for_work_before() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/// From here on the next kernel may be set up, once every block has come here or returned. It waits for the end of this
-/// one all the same.
-__device__ inline void let_next_launch() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/// Both, for kernels that leave the next one room beside them.
-__device__ inline void take_turn() {
-  wait_for_work_before();
-  let_next_launch();
-}
+// Launches with programmatic dependent launch (device/ptx/pdl.cuh), and facts of a kernel on a GPU.
 
 /// A number that is found once for each GPU, when it is first asked for on it.
 template <class Find>
@@ -98,7 +75,7 @@ void allow_shared() {
   });
 }
 
-/// Starts a kernel that begins with wait_for_work_before(), kTogether blocks a cluster; `shared`: bytes of dynamic
+/// Starts a kernel that begins with pdl_wait(), kTogether blocks a cluster; `shared`: bytes of dynamic
 /// shared memory.
 /// @throws CudaError with `name`.
 template <auto kKernel, unsigned kTogether, class... Args>
@@ -119,13 +96,12 @@ void launch_cluster(const char* name, unsigned clusters, dim3 threads, int share
   config.attrs = attributes.data();
   config.numAttrs = has_sm90_code<kKernel>() ? (kTogether > 1 ? 2 : 1) : 0;
   check_cuda(cudaLaunchKernelEx(&config, kKernel, args...), name);
-  print_kernel(name);
+  tell_launch(name);
 }
 
 /// The same without clusters, on any GPU.
 template <auto kKernel, class... Args>
-void launch_early(const char* name, unsigned blocks, dim3 threads, int shared, cudaStream_t stream,
-                  const Args&... args) {
+void launch_pdl(const char* name, unsigned blocks, dim3 threads, int shared, cudaStream_t stream, const Args&... args) {
   launch_cluster<kKernel, 1>(name, blocks, threads, shared, stream, args...);
 }
 

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+namespace smla::device {
+
+// Clusters of blocks, from sm_90 on; nothing on older GPUs, where none is launched.
+
+/// A barrier of a cluster's blocks, by all their threads, in two halves: what was written before the first, in shared
+/// memory of any of them too, can be read behind the second.
+__device__ inline void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/// Writes to the place of a __shared__ number in a block of the cluster.
+__device__ inline void st_shared_cluster(float* shared, unsigned block, float v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto own = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile(
+      "{ .reg .b32 place;\n"
+      "mapa.shared::cluster.u32 place, %0, %1;\n"
+      "st.shared::cluster.f32 [place], %2; }" ::"r"(own),
+      "r"(block), "f"(v)
+      : "memory");
+#endif
+}
+
+}  // namespace smla::device

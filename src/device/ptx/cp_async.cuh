@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+
+namespace smla::device {
+
+// cp.async, from sm_80 on: copies from global to shared memory that the copying thread does not wait for.
+
+/// Starts copying kBytes, 4, 8 or 16, from global to shared memory, both aligned to them; zeros instead where `there`
+/// is false, and nothing is read.
+template <int kBytes>
+__device__ inline void cp_async(std::uint32_t to, const void* from, bool there) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const int bytes = there ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(bytes)
+                 : "memory");
+  }
+}
+/// Makes this thread's copies since the last call a group.
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until all but the last kLeft groups of this thread are there.
+template <int kLeft>
+__device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+}  // namespace smla::device

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstdint>
+
+namespace smla::device {
+
+// Prefetches to L2.
+
+/// Asks for the cache line of an address of global memory, to L2.
+__device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+}  // namespace smla::device

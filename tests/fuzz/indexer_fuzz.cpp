@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "aligned_workspace.h"
 #include "parity/gathered_cases.h"
 #include "parity/indexer_cases.h"
 #include "support.h"
@@ -63,8 +64,8 @@ void paged(Input& in) {
     if (narrow) args.block_table.shape[1] -= 1;
     args.logits = out.view(DType::kF32);
     const Plan<IndexerLogits> plan(c.problem(), {.implementation = name, .threads = 1});
-    std::vector<char> workspace(plan.workspace_bytes());
-    plan.run(args, {.data = workspace.data(), .bytes = workspace.size()});
+    const test::AlignedWorkspace workspace(plan.workspace_bytes());
+    plan.run(args, workspace.get());
     out.check("indexer_logits wrote outside its rows");
     return out;
   };
@@ -101,8 +102,8 @@ void ragged(Input& in) {
     RaggedIndexerLogits::Args args = inputs.args(c);
     args.logits = out.view(DType::kF32);
     const Plan<RaggedIndexerLogits> plan(c.problem(), {.implementation = name, .threads = 1});
-    std::vector<char> workspace(plan.workspace_bytes());
-    plan.run(args, {.data = workspace.data(), .bytes = workspace.size()});
+    const test::AlignedWorkspace workspace(plan.workspace_bytes());
+    plan.run(args, workspace.get());
     out.check("ragged_indexer_logits wrote outside its rows");
     return out;
   };

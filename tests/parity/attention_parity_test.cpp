@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "aligned_workspace.h"
 #include "parity/accepted.h"
 #include "parity/attention_compare.h"
 #include "parity/merge_cases.h"
@@ -34,12 +35,12 @@ TEST(AttentionParity, OutputsThatAreNotWantedMayBeAbsent) {
   for (const std::string& name : accepted<SparseAttention>(in.problem)) {
     const AttentionOutputs want = run(in, name, 1);
     const Plan<SparseAttention> plan(in.problem, {.implementation = name, .threads = 1});
-    std::vector<float> scratch(plan.workspace_bytes() / sizeof(float));
+    const test::AlignedWorkspace scratch(plan.workspace_bytes());
     AttentionOutputs got(in.problem);
     SparseAttention::Args args = in.args();
     got.attach(args);
     args.lse = {};
-    plan.run(args, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+    plan.run(args, scratch.get());
     EXPECT_EQ(want.o, got.o) << name;
   }
 }
@@ -59,12 +60,12 @@ TEST(AttentionParity, RotatingBackIsInverseRope) {
     Plan<InverseRope>({.tokens = 3, .heads = 7, .dim = problem.dim, .rope_dim = 4}, {.implementation = "ref"})
         .run({.x = turned, .positions = view_of(positions, {3}), .cos_sin = view_of(cos_sin, {2, 4}), .y = turned});
     const Plan<SparseAttention> plan(problem, {.implementation = name, .threads = 1});
-    std::vector<float> scratch(plan.workspace_bytes() / sizeof(float));
+    const test::AlignedWorkspace scratch(plan.workspace_bytes());
     AttentionOutputs got(problem);
     args = in.args();
     got.attach(args);
     args.output_epilogue = {.positions = view_of(positions, {3}), .cos_sin = view_of(cos_sin, {2, 4})};
-    plan.run(args, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+    plan.run(args, scratch.get());
     EXPECT_EQ(want.o, got.o) << name;
   }
 }
@@ -97,9 +98,9 @@ TEST(AttentionParity, QueriesMadeInTheCallAreQNormRopeInserts) {
                 .q_out = queries.view()});
       const auto run_with = [&](const SparseAttention::Problem& p, SparseAttention::Args a, AttentionOutputs& out) {
         const Plan<SparseAttention> plan(p, {.implementation = name, .threads = 1});
-        std::vector<float> scratch(plan.workspace_bytes() / sizeof(float) + 1);
+        const test::AlignedWorkspace scratch(plan.workspace_bytes());
         out.attach(a);
-        plan.run(a, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+        plan.run(a, scratch.get());
       };
       AttentionOutputs want(problem);
       SparseAttention::Args ready = args;
@@ -131,9 +132,9 @@ TEST(AttentionParity, PrologueAndEpilogueRotateApart) {
   for (const std::string& name : accepted<SparseAttention>(both)) {
     const auto run_with = [&](const SparseAttention::Problem& p, AttentionOutputs& out) {
       const Plan<SparseAttention> plan(p, {.implementation = name, .threads = 1});
-      std::vector<float> scratch(plan.workspace_bytes() / sizeof(float) + 1);
+      const test::AlignedWorkspace scratch(plan.workspace_bytes());
       out.attach(args);
-      plan.run(args, {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+      plan.run(args, scratch.get());
     };
     AttentionOutputs want(both);
     run_with(first, want);

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include "aligned_workspace.h"
 #include "core/codecs.h"
 #include "parity/gathered_cases.h"
 
@@ -128,8 +129,8 @@ Bits score(const RaggedCase& c, RaggedIndexerLogits::Args args, const std::strin
   args.logits = TensorView(out.data(), DType::kF32, {c.rows(), c.keys});
   args.logits.stride[0] = c.keys + kPadding;
   const Plan<RaggedIndexerLogits> plan(c.problem(), {.implementation = implementation, .threads = threads});
-  std::vector<char> workspace(plan.workspace_bytes());
-  plan.run(args, {.data = workspace.data(), .bytes = workspace.size()});
+  const test::AlignedWorkspace workspace(plan.workspace_bytes());
+  plan.run(args, workspace.get());
   return out;
 }
 
@@ -191,7 +192,7 @@ TEST(RaggedIndexerLogits, EqualsTheScoresStraightFromThePages) {
       if (!candidate.refusal.empty()) continue;
       const Plan<IndexerLogits> plan({.rows = 3, .heads = 12, .dim = 128, .width = 90, .format = format},
                                      {.implementation = candidate.name});
-      std::vector<char> workspace(plan.workspace_bytes());
+      const test::AlignedWorkspace workspace(plan.workspace_bytes());
       plan.run({.q = ragged.q,
                 .q_scale = ragged.q_scale,
                 .weights = ragged.weights,
@@ -200,7 +201,7 @@ TEST(RaggedIndexerLogits, EqualsTheScoresStraightFromThePages) {
                 .block_table = pages.table_view(),
                 .cache = pages.cache,
                 .logits = view_of(paged.data(), {3, 90})},
-               {.data = workspace.data(), .bytes = workspace.size()});
+               workspace.get());
       const Bits got = score(c, ragged, candidate.name, 1);
       for (std::size_t row = 0; row < 3; ++row) {
         for (auto j = static_cast<std::size_t>(c.starts[row]); j < static_cast<std::size_t>(c.ends[row]); ++j) {

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "aligned_workspace.h"
 #include "parity/indexer_cases.h"
 
 namespace smla {
@@ -47,8 +48,8 @@ Bits run(const cases::IndexerLogitsCase& c, const IndexerLogits::Args& inputs, c
   args.logits = TensorView(out.data(), DType::kF32, {c.rows, c.width});
   args.logits.stride[0] = c.width + kPadding;
   const Plan<IndexerLogits> plan(c.problem(), {.implementation = implementation, .threads = threads});
-  std::vector<char> workspace(plan.workspace_bytes());
-  plan.run(args, {.data = workspace.data(), .bytes = workspace.size()});
+  const test::AlignedWorkspace workspace(plan.workspace_bytes());
+  plan.run(args, workspace.get());
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "aligned_workspace.h"
 #include "parity/accepted.h"
 #include "parity/norm_rope_compare.h"
 
@@ -96,8 +97,8 @@ TEST(NormRopeParity, LatentNormsThatInsertAreTheThreeOps) {
       Plan<QNormRopeInsert>(c.insert.problem(), {.implementation = "ref"}).run(insert);
       NormInsertInputs got(c);
       const Plan<LatentNorms> plan(c.problem(true), {.implementation = name, .threads = 3});
-      std::vector<std::uint8_t> scratch(plan.workspace_bytes());
-      plan.run(got.args(c, true), {.data = scratch.data(), .bytes = scratch.size()});
+      const test::AlignedWorkspace scratch(plan.workspace_bytes());
+      plan.run(got.args(c, true), scratch.get());
       expect_equal_bytes(want.qr_out, got.qr_out);
       ASSERT_TRUE(want.insert.cache.bytes == got.insert.cache.bytes);
       if (HasFatalFailure()) return;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "aligned_workspace.h"
 #include "core/host_tensor.h"
 #include "engine/synthetic.h"
 #include "sparsemla/layer.h"
@@ -273,16 +274,13 @@ TEST(StrictLayer, NamesTheMissingMetadata) {
     const auto text = [&](FrontEnd f, bool strict) {
       const AttentionLayer layer = small.layer({.front_end = f, .strict = strict});
       const LayerPlan plan = layer.plan(1, 1, 200, small.caches());
-      std::vector<std::uint8_t> memory(plan.workspace_bytes());
+      const test::AlignedWorkspace memory(plan.workspace_bytes());
       const LayerStep step{.tokens = 1,
                            .requests = 1,
                            .max_seq_len = 200,
                            .split = {.decodes = 1, .decode_tokens = 1},
                            .window_indices = view_of<const std::int32_t>(nullptr, {1, 128})};
-      return error_of([&] {
-        layer.forward(plan, step, small.caches(), hidden.view(), output.view(),
-                      {.data = memory.data(), .bytes = memory.size()});
-      });
+      return error_of([&] { layer.forward(plan, step, small.caches(), hidden.view(), output.view(), memory.get()); });
     };
     EXPECT_EQ(text(FrontEnd::kFlashMla, true),
               ratio == 4 ? "missing schedule entry for layer kind c4a" : "missing schedule entry for layer kind c128a");
@@ -299,14 +297,14 @@ TEST(Layer, DummyRunWritesNothingAndGivesZeros) {
       const AttentionLayer layer = small.layer({.front_end = f, .padded_heads = 8});
       constexpr std::int64_t kTokens = 7;
       const LayerPlan plan = layer.plan(kTokens, 2, 300, small.caches());
-      std::vector<std::uint8_t> memory(plan.workspace_bytes(), 0xFF);
+      const test::AlignedWorkspace memory(plan.workspace_bytes());
       HostTensor hidden(DType::kBF16, {kTokens, 64});
       for (std::int64_t t = 0; t < kTokens; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
       HostTensor output(DType::kBF16, {kTokens, 64});
       std::fill_n(output.as<BF16>(), output.numel(), to_bf16(3.0F));
       const PagedCache window = small.caches().window;
       const std::vector<std::uint8_t> before(window.base, window.base + window.num_blocks * window.block_stride_bytes);
-      layer.dummy_run(plan, hidden.view(), output.view(), {.data = memory.data(), .bytes = memory.size()});
+      layer.dummy_run(plan, hidden.view(), output.view(), memory.get());
       for (std::int64_t i = 0; i < output.numel(); ++i) ASSERT_EQ(to_float(output.as<BF16>()[i]), 0.0F);
       EXPECT_TRUE(std::equal(before.begin(), before.end(), window.base));
     }

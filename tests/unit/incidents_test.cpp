@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "aligned_workspace.h"
 #include "parity/attention_cases.h"
 #include "parity/gathered_cases.h"
 #include "parity/indexer_cases.h"
@@ -50,8 +51,8 @@ Floats scores(const cases::IndexerLogitsCase& c, const cases::IndexerLogitsInput
   IndexerLogits::Args args = inputs.args(c);
   args.logits = view_of(out.data(), {c.rows, c.width});
   const Plan<IndexerLogits> plan(c.problem(), {.implementation = name, .threads = threads});
-  std::vector<char> workspace(plan.workspace_bytes());
-  plan.run(args, {.data = workspace.data(), .bytes = workspace.size()});
+  const test::AlignedWorkspace workspace(plan.workspace_bytes());
+  plan.run(args, workspace.get());
   return out;
 }
 
@@ -459,15 +460,15 @@ TEST(Incident, Vllm41834AWorkspaceCarriesNothingOver) {
       attention_cases::make_inputs({.tokens = 5, .heads = 16, .scopes = {{.width = 200, .num_blocks = 9}}});
   for (const std::string& name : runnable<SparseAttention>(in.problem)) {
     const Plan<SparseAttention> plan(in.problem, {.implementation = name, .threads = 2});
-    std::vector<std::max_align_t> workspace(plan.workspace_bytes() / sizeof(std::max_align_t) + 1);
+    const test::AlignedWorkspace workspace(plan.workspace_bytes());
     std::vector<std::vector<std::uint8_t>> results;
     for (const int fill : {0x00, 0xFF, 0x7F}) {
-      std::memset(workspace.data(), fill, workspace.size() * sizeof(std::max_align_t));
+      std::memset(workspace.get().data, fill, workspace.get().bytes);
       attention_cases::AttentionOutputs out(in.problem);
       SparseAttention::Args args = in.args();
       out.attach(args);
-      plan.run(args, {.data = workspace.data(), .bytes = plan.workspace_bytes()});
-      std::memset(workspace.data(), 0xA5, workspace.size() * sizeof(std::max_align_t));
+      plan.run(args, workspace.get());
+      std::memset(workspace.get().data, 0xA5, workspace.get().bytes);
       results.push_back(out.o);
     }
     EXPECT_EQ(results[0], results[1]) << name;

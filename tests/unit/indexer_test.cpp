@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "aligned_workspace.h"
 #include "cache/row_codec.h"
 #include "core/codecs.h"
 
@@ -148,7 +149,7 @@ class IndexerLogitsTest : public testing::TestWithParam<const char*> {
     std::vector<float> logits(6, 99);
     const Plan<IndexerLogits> plan({.rows = 1, .heads = 2, .width = 6, .format = cache_.format},
                                    {.implementation = GetParam()});
-    std::vector<char> workspace(plan.workspace_bytes());
+    const test::AlignedWorkspace workspace(plan.workspace_bytes());
     plan.run({.q = ConstTensorView(q.data(), DType::kE4M3, {1, 2, 128}),
               .q_scale = {},
               .weights = view_of(weights.data(), {1, 2}),
@@ -157,7 +158,7 @@ class IndexerLogitsTest : public testing::TestWithParam<const char*> {
               .block_table = view_of(blocks.data(), {1, static_cast<std::int64_t>(blocks.size())}),
               .cache = cache_,
               .logits = view_of(logits.data(), {1, 6})},
-             {.data = workspace.data(), .bytes = workspace.size()});
+             workspace.get());
     return logits;
   }
   std::vector<std::uint8_t> memory_;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "aligned_workspace.h"
 #include "cases/replay.h"
 #include "ops/catalog.h"
 #include "parity/attention_cases.h"
@@ -145,8 +146,8 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
   args.query_prologue = {.positions = args.output_epilogue.positions, .cos_sin = args.output_epilogue.cos_sin};
 
   const auto run = [](const auto& plan, const auto& arguments) {
-    std::vector<std::uint8_t> scratch(plan.workspace_bytes());
-    plan.run(arguments, {.data = scratch.data(), .bytes = scratch.size()});
+    const test::AlignedWorkspace scratch(plan.workspace_bytes());
+    plan.run(arguments, scratch.get());
   };
   record_calls(folder_.string());
   run(Plan<LatentNorms>(norm.problem(true)), rows.args(norm, true));

@@ -13,6 +13,7 @@
 #include "bench_compare.h"
 #include "commands.h"
 #include "device/gpu.h"
+#include "ops/registry.h"
 #include "serve.h"
 #include "sparsemla/error.h"
 #include "sparsemla/front_end.h"

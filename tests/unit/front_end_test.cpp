@@ -302,7 +302,7 @@ TEST(Layer, DummyRunWritesNothingAndGivesZeros) {
       for (std::int64_t t = 0; t < kTokens; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
       HostTensor output(DType::kBF16, {kTokens, 64});
       std::fill_n(output.as<BF16>(), output.numel(), to_bf16(3.0F));
-      const PagedCache window = small.caches().window;
+      const PagedCache window = small.caches()[CacheRole::kWindow];
       const std::vector<std::uint8_t> before(window.base, window.base + window.num_blocks * window.block_stride_bytes);
       layer.dummy_run(plan, hidden.view(), output.view(), memory.get());
       for (std::int64_t i = 0; i < output.numel(); ++i) ASSERT_EQ(to_float(output.as<BF16>()[i]), 0.0F);

@@ -32,5 +32,9 @@ __device__ inline void mma_m16n8k16_bf16(float (&d)[4], std::uint32_t a0, std::u
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+__device__ inline void mma_m16n8k16_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
+  mma_m16n8k16_bf16(d, a[0], a[1], a[2], a[3], b0, b1);
+}
 
 }  // namespace smla::device

@@ -5,15 +5,15 @@
 
 namespace smla {
 
-// What kernels share that have a token's heads as rows: RMSNorm's factor, RoPE, the grid.
+// Shared by kernels whose rows are the heads of a token: RMSNorm's factor, RoPE, the grid.
 
-/// What RMSNorm multiplies a row of n numbers with.
+/// The factor of RMSNorm for a row of n numbers.
 __device__ inline float inverse_root(float squares, int n, float eps) {
   return __frsqrt_rn(__fdiv_rn(squares, static_cast<float>(n)) + eps);
 }
 
-/// A rope table, and what rotation of the numbers i..i+3 of a row by it means: pair p stands at nope + 2p, each product
-/// and each sum is rounded by itself. Its first number and `nope` are both even or both odd.
+/// A rope table and the rotation of numbers i..i+3 of a row by it. Pair p is numbers nope + 2p and nope + 2p + 1; each
+/// product and each sum is rounded by itself. i and `nope` are both even or both odd.
 struct Rope {
   const float* cos_sin = nullptr;
   std::int64_t rows = 0;
@@ -22,7 +22,7 @@ struct Rope {
   int pairs = 0;
 
   __device__ bool has(std::int64_t position) const { return position >= 0 && position < rows; }
-  /// Of a position that it has; null where nothing is rotated.
+  /// The row of a position that the table has.
   __device__ const float* row(std::int64_t position) const {
     return pairs == 0 ? nullptr : cos_sin + position * stride;
   }
@@ -32,7 +32,7 @@ struct Rope {
     o = __fadd_rn(__fmul_rn(o, c), __fmul_rn(e, s));
     e = even;
   }
-  /// `sign` -1 turns back: e*c - o*(-s) has the bits of e*c + o*s.
+  /// `sign` -1 rotates back: e*c - o*(-s) has the bits of e*c + o*s.
   __device__ float4 rotated(float4 v, int i, const float* row, float sign = 1.0F) const {
     const int p = (i - nope) / 2;
     if (i >= nope && p < pairs) rotate(v.x, v.y, row[p], sign * row[pairs + p]);
@@ -41,8 +41,8 @@ struct Rope {
   }
 };
 
-/// Normed without a weight and rotated: kRows rows of n numbers in a warp, which has numbers 128 k + 4 lane and the
-/// next three of each in v[row][k] and zeros past n. As QNormRopeInsert computes it before it rounds.
+/// Norms, without a weight, and rotates kRows rows of n numbers that a warp holds: v[row][k] has numbers 128 k + 4 lane
+/// and the next three, zeros past n. The result is what QNormRopeInsert computes before it rounds.
 template <int kRows, int kVec4s>
 __device__ void norm_and_rotate(float4 (&v)[kRows][kVec4s], int n, float eps, const Rope& rope, const float* cos_sin) {
   float sum[kRows];
@@ -71,7 +71,7 @@ inline Rope rope_of(const ConstTensorView& cos_sin, int dim, int rope_dim) {
           .pairs = rope_dim / 2};
 }
 
-/// A grid over the heads of tokens, a warp for each: blocks of dim3(32, heads), none over two tokens.
+/// A grid with one warp for each head of each token. Blocks are dim3(32, heads) and never span two tokens.
 struct HeadGrid {
   static constexpr int kWarps = 8;  ///< the most heads of a block
   unsigned chunks = 0;              ///< blocks of a token

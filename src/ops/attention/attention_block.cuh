@@ -12,7 +12,7 @@
 
 namespace smla::attention {
 
-// What every part of the tensor-core kernel knows: the call, a block's place in it, a head's end.
+// What all parts of the tensor-core kernel share: the call, what of it a block computes, and how a head is finished.
 
 constexpr int kThreads = 32 * AttentionTile::kWarps;
 constexpr int kDim = AttentionTile::kDim;
@@ -20,39 +20,41 @@ constexpr unsigned kAll = 0xFFFF'FFFFU;
 constexpr float kLog2E = 1.44269504F;
 constexpr float kLn2 = 0.693147181F;
 
-/// A call by value.
+/// The arguments of the tensor-core kernel.
 struct TileCall {
   AttentionCall a;
   RowLayout layout[SparseAttention::kMaxScopes];
-  float score_scale[SparseAttention::kMaxScopes] = {0, 0};   ///< scores to powers of two
-  float weight_scale[SparseAttention::kMaxScopes] = {1, 1};  ///< a scope's unit of numbers, in units of the largest
-  float unit = 1;                                            ///< that largest
-  bool exact = false;                                        ///< half precision does not hold the units
-  int word = 2;                                              ///< what divides the address of any four neighbours of o
-  bool q_aligned = false;                                    ///< heads of q to 16 bytes
+  float score_scale[SparseAttention::kMaxScopes] = {0,
+                                                    0};  ///< factor of a scope's scores, which are exponents of 2 then
+  float weight_scale[SparseAttention::kMaxScopes] = {
+      1, 1};               ///< factor of a scope's weights: its cache's scale over `unit`
+  float unit = 1;          ///< largest scale of the scopes' caches
+  bool exact = false;      ///< the scales differ too much for fp16: every head is computed in fp32
+  int word = 2;            ///< bytes to which any four neighbours of o are aligned
+  bool q_aligned = false;  ///< whether heads of q are aligned to 16 bytes
   std::int64_t part_keys = 0;
   std::uint32_t parts = 1;
   std::uint32_t head_tiles = 1;
   std::int64_t tokens = 0;
   std::int64_t first_token = 0;
-  std::int64_t tokens_ahead = 0;            ///< how far the token of a multiprocessor's next block lies
-  float* sums = nullptr;                    ///< [tokens of a launch, parts, H, 512]
-  float2* states = nullptr;                 ///< [tokens of a launch, parts, H]
+  std::int64_t tokens_ahead = 0;  ///< from a block's token to that of the block that follows on its multiprocessor
+  float* sums = nullptr;          ///< [tokens of a launch, parts, H, 512]
+  float2* states = nullptr;       ///< [tokens of a launch, parts, H]
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
-  Rope rope;                                ///< pairs in twos
+  Rope rope;                                ///< its pairs are rotated two at a time
 
-  /// The row of cos_sin that turns a token's o back; null for none.
+  /// The row of cos_sin by which a token's o is rotated back; null when it is not.
   __device__ const float* back_row(std::int64_t token) const {
     if (positions == nullptr) return nullptr;
     const std::int64_t position = positions[token];
     return rope.has(position) ? rope.row(position) : nullptr;
   }
-  /// Asks for it, so that it is near when the block ends.
+  /// Prefetches back_row() for the end of the block.
   __device__ void fetch_back_row(std::int64_t token, int thread) const {
     if (32 * thread >= 2 * rope.pairs) return;
     if (const float* row = back_row(token); row != nullptr) device::prefetch(row + 32 * thread);
   }
-  /// The same of a token's lists.
+  /// Prefetches a token's index lists.
   __device__ void fetch_lists(std::int64_t token, int thread) const {
     constexpr int kLine = 32;  // entries
 #pragma unroll 1
@@ -61,7 +63,7 @@ struct TileCall {
       for (std::int64_t i = kLine * thread; i < a.keys[s].width; i += kLine * kThreads) device::prefetch(list + i);
     }
   }
-  /// Four neighbours of o, rotated back by such a row after they were rounded, as InverseRope does it.
+  /// Four neighbours of o, rounded and then rotated back by `row`, as InverseRope does it; null: not rotated.
   __device__ float4 rotated_back(const float* row, int column, float4 v) const {
     if (row == nullptr || column < rope.nope) return v;
     if (a.o_dtype == DType::kBF16) v = device::rounded_to_bf16(v);
@@ -69,22 +71,21 @@ struct TileCall {
   }
 };
 
-/// A head's state after some keys: a reference score, in powers of two, and the sum of 2^(score - reference). What is
-/// left to do with it.
+/// How a head is finished. Its state is a reference score (an exponent of 2) and the sum of 2^(score - reference).
 struct Finish {
-  float factor;  ///< of the sums
+  float factor;  ///< factor of the weighted sums
   float lse;
 };
 __device__ inline Finish finish(const AttentionCall& c, std::int64_t head, float reference, float sum) {
   if (sum == 0) return {0, c.partial ? -INFINITY : INFINITY};
   const float sink = c.sink == nullptr ? -INFINITY : c.sink[head * c.sink_stride];
-  // The sink's term may overflow, and then the answer is 0, as it should be.
+  // The sink's term may overflow to infinity; the factor is 0 then, which is right.
   return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -reference))), fmaf(reference, kLn2, logf(sum))};
 }
-/// Adding 0 makes one zero of both: sums that went through the workspace have lost the sign.
+/// Adding 0 turns -0 into +0, because sums that went through the workspace have lost the sign of zero.
 __device__ inline float finished(float sum, float factor) { return fmaf(sum, factor, 0.0F); }
 
-/// Four neighbours of o.
+/// Stores four neighbours of o.
 __device__ inline void store(const TileCall& c, std::int64_t at, const float4& v) {
   if (c.a.o_dtype == DType::kBF16) {
     auto* to = static_cast<std::uint16_t*>(c.a.o) + at;
@@ -108,8 +109,8 @@ __device__ inline float4 finished(const float4& v, float f) {
   return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f));
 }
 
-/// A token's list, both scopes filled up to whole tiles and one behind the other: entries [begin, end) of it are this
-/// block's.
+/// The entries [begin, end) of a token's key list that a block computes. The list holds the entries of the first scope,
+/// filled up to whole tiles, and behind them those of the second.
 template <AttentionTile kTile>
 struct Run {
   std::int64_t token;
@@ -125,12 +126,12 @@ struct Run {
     begin = static_cast<int>(min(part * c.part_keys, static_cast<std::int64_t>(all)));
     end = static_cast<int>(min(begin + c.part_keys, static_cast<std::int64_t>(all)));
   }
-  /// Of the tile that begins at an entry.
+  /// The scope of the tile that begins at entry `base`.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
-  /// Whether the tile that begins at `base` has an entry.
+  /// Whether the tile that begins at `base` contains entry `entry`.
   __device__ bool has(int base, int entry) const { return entry < (base < second ? min(first, end) : end); }
-  /// What the list says at an entry, and the slot it means: -1 for none. Apart, so that nobody waits for the first
-  /// until it is needed.
+  /// listed() loads what the list holds at an entry, slot() makes a slot of it, -1 for none. They are apart so that a
+  /// thread does not wait for the load before it needs the slot.
   __device__ std::int32_t listed(const TileCall& c, int base, int row) const {
     const bool there = has(base, base + row);
     const int tile = there ? base : begin;
@@ -143,13 +144,13 @@ struct Run {
   }
 };
 
-/// Which token of a launch, which heads and which part of the list a block has.
+/// Which token of a launch, which heads and which part of the key list a block computes.
 struct BlockWork {
   std::uint32_t token;
   std::uint32_t part;
   std::uint32_t first_head;
 
-  /// Asked for again rather than kept: the loop over keys needs every register.
+  /// Computed anew at each use rather than kept: the loop over keys needs every register.
   template <AttentionTile kTile>
   __device__ static BlockWork of(const TileCall& c) {
     std::uint32_t block;
@@ -161,7 +162,7 @@ struct BlockWork {
   __device__ int heads(const TileCall& c) const {
     return static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTile.heads}));
   }
-  /// The first head's place among the states.
+  /// Index of the first head's state in TileCall::states.
   __device__ std::int64_t state(const TileCall& c) const {
     return (std::int64_t{token} * c.parts + part) * c.a.heads + first_head;
   }

@@ -16,7 +16,7 @@ struct KeyList {
   std::int64_t lens_stride = 0;
   std::int64_t width = 0;
 
-  /// Entries of a token's row that count.
+  /// How many entries of a token's row count: its length, clamped to the width.
   __device__ std::int64_t entries(std::int64_t token) const {
     if (lens == nullptr) return width;
     return min(max(static_cast<std::int64_t>(lens[token * lens_stride]), std::int64_t{0}), width);
@@ -28,7 +28,7 @@ struct KeyList {
   }
 };
 
-/// A call of SparseAttention by value.
+/// The arguments of a SparseAttention kernel.
 struct AttentionCall {
   std::int64_t heads = 0;
   std::int64_t out_heads = 0;
@@ -53,14 +53,14 @@ struct AttentionCall {
   Rope q_rope;
   float q_eps = 0;
 
-  /// The row of cos_sin that a token's queries are rotated by, which are normed then; null: they are ready.
+  /// The row of cos_sin by which a token's queries are rotated after their norm; null: queries are used as they are.
   __device__ const float* q_row(std::int64_t token) const {
     if (q_positions == nullptr) return nullptr;
     const std::int64_t position = q_positions[token];
     return q_rope.has(position) ? q_rope.row(position) : nullptr;
   }
-  /// A head's numbers in a warp, 128 k + 4 lane and the next three in q[k], as attention uses them; `row`: that token's
-  /// q_row().
+  /// Loads a head's query into a warp, normed and rotated where q_row() says so: q[k] holds numbers 128 k + 4 lane and
+  /// the next three. `row`: that token's q_row().
   template <int kVec4s>
   __device__ void queries(std::int64_t token, std::int64_t head, const float* row, float4 (&q)[kVec4s]) const {
     float4 v[1][kVec4s];

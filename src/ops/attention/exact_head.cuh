@@ -5,7 +5,7 @@
 
 namespace smla::attention {
 
-/// A head's query in shared memory, as Queries::norm_and_rotate makes it: the same steps, with few registers.
+/// Writes a head's query to shared memory, with the bits of Queries::norm_and_rotate but fewer registers.
 __device__ inline void norm_and_rotate(const TileCall& c, float* q, const float* cos_sin) {
   const auto each_vec4 = [&](auto&& f) {
 #pragma unroll 1
@@ -20,8 +20,8 @@ __device__ inline void norm_and_rotate(const TileCall& c, float* q, const float*
   __syncwarp();
 }
 
-/// A head of a block in fp32, number by number, for rows that half precision does not hold: a warp's work, slow and
-/// rare. Results as those of a block; `scratch`: shared memory, 3 x 512 numbers a warp.
+/// Computes one head in fp32, number by number, when fp16 cannot represent its numbers; slow and rare. One warp does it
+/// and writes what the block would have written. `scratch`: 3 x 512 numbers of shared memory for each warp.
 template <AttentionTile kTile>
 __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::int64_t head, std::int64_t state,
                                float* scratch) {
@@ -33,7 +33,7 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
 #pragma unroll 1
     for (int d = lane; d < kDim; d += 32) f(d);
   };
-  __syncwarp();  // the warp's head before this one was read by other lanes than those that write here
+  __syncwarp();  // other lanes may still read the head before this one
   each([&](int d) { q[d] = c.a.query(run.token, head, d), sums[d] = 0; });
   __syncwarp();
   if (const float* cos_sin = c.a.q_row(run.token); cos_sin != nullptr) norm_and_rotate(c, q, cos_sin);

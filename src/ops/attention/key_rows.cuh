@@ -15,9 +15,10 @@ using device::misread_nan;
 using device::multiply_halves;
 using device::widen_codes;
 
-// Rows of 512 numbers in shared memory, as the cache stores them: groups of 64 e4m3 codes first, then groups of 64 bf16
-// numbers, which become half precision there. e4m3 times a power of two is exact in half precision and bf16 nearly
-// always is; where it is not, functions here return true and the block computes in fp32 instead (exact_head.cuh).
+// Key rows of 512 numbers in shared memory, as the cache stores them: groups of 64 e4m3 codes, then groups of 64 bf16
+// numbers, which are converted to fp16 there. An e4m3 code times a power of two is exact in fp16, and a bf16 number
+// nearly always is. Where fp16 cannot represent one, functions here return true and the block computes in fp32
+// (exact_head.cuh).
 
 /// bf16 numbers are multiplied with this before they become fp16, so that small ones keep their bits; numbers of 1,024
 /// and more overflow.
@@ -34,25 +35,25 @@ __device__ inline std::uint16_t half_scale(int byte) {
 /// all codes are exact; below, small codes lose bits that do not matter beside the largest of their group.
 __device__ inline bool unrepresentable_scale(int byte) { return byte != 0 && (byte < 101 || byte > 128); }
 
-/// How the rows of a scope lie in memory, as a block's loop wants it.
+/// How the rows of a scope's cache lie in memory.
 struct RowLayout {
   KeyLayout key;
   const std::uint8_t* base = nullptr;
   std::int64_t block_stride = 0;
-  std::int64_t scales = 0;      ///< from a block's beginning to its scales
-  std::uint32_t num_slots = 0;  ///< no more than an index can name
+  std::int64_t scales = 0;      ///< bytes from a cache block's beginning to its scales
+  std::uint32_t num_slots = 0;  ///< slots of the cache, at most 2^31 - 1
   std::uint32_t block_size = 1;
-  int block_bits = -1;  ///< of a block size that is a power of two
+  int block_bits = -1;  ///< log2 of block_size where it is a power of two, else -1
   std::uint32_t row_bytes = 0;
   std::uint32_t scale_bytes = 0;
   /// Whether each group of codes has a UE8M0 scale byte. Otherwise the whole cache has one scale, which the kernel
   /// applies to scores (TileCall::score_scale) and weights (weight_scale) instead of to keys.
   bool scaled = false;
-  bool aligned = false;  ///< to 16 bytes, and scales to 4
+  bool aligned = false;  ///< rows are aligned to 16 bytes and scales to 4
 };
 
-/// Copies 16 bytes of any alignment, zeros where `there` is false: for rows that asynchronous copies cannot take 16
-/// bytes at a time of.
+/// Copies 16 bytes of any alignment to shared memory, or zeros where `there` is false: for rows that are not aligned to
+/// what cp.async needs.
 __device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bool there) {
   uint4 v{0, 0, 0, 0};
 #pragma unroll 1
@@ -65,8 +66,8 @@ __device__ inline void copy_piece(std::uint32_t to, const std::uint8_t* from, bo
   device::st_shared_v4(to, v);
 }
 
-/// A buffer of a tile's keys. A row's 16-byte pieces are permuted within each 128 bytes by the row, so that neither a
-/// warp that reads 64 bytes of eight rows nor one that reads a piece of eight rows meets a bank twice.
+/// A buffer for the keys of a tile. The 16-byte pieces of a row are permuted within each 128 bytes by the row's number,
+/// so that a warp reads 64 bytes of eight rows, or one piece of eight rows, without bank conflicts.
 template <AttentionTile kTile>
 struct KeyBuffer {
   std::uint32_t at = 0;
@@ -78,27 +79,27 @@ struct KeyBuffer {
   __device__ std::uint32_t halves(int key) const {
     return at + kTile.keys * layout.code_bytes() + key * layout.half_bytes();
   }
-  /// Of a key's groups, 16 bytes.
+  /// The scales of a key's groups, 16 bytes.
   __device__ std::uint32_t scales(int key) const {
     return at + kTile.keys * (layout.code_bytes() + layout.half_bytes()) + key * 2 * AttentionTile::kGroups;
   }
   __device__ std::uint32_t valid() const { return at + kTile.keys * (layout.bytes() - 1); }
 };
 
-/// A thread's share of filling buffers: a part of one row.
+/// One thread's share of copying a tile's rows into a buffer: a part of one row.
 template <AttentionTile kTile>
 struct RowCopy {
   static constexpr int kThreads = 32 * AttentionTile::kWarps;
-  static constexpr int kParts = kThreads / kTile.keys;  ///< threads of a row
-  static constexpr int kScales = 2;                     ///< that a thread takes together
-  static constexpr int kUnit = 16;                      ///< bf16 numbers that one thread takes together
+  static constexpr int kParts = kThreads / kTile.keys;  ///< threads that share a row
+  static constexpr int kScales = 2;                     ///< scales that a thread converts together
+  static constexpr int kUnit = 16;                      ///< bf16 numbers that a thread converts together
 
   int there = 0;  ///< whether the list names a row
 
   __device__ static int row() { return static_cast<int>(threadIdx.x) / kParts; }
   __device__ static int part() { return static_cast<int>(threadIdx.x) % kParts; }
 
-  /// Starts copying the row of a slot, -1 for none.
+  /// Starts copying the row of a slot; zeros for slot -1.
   __device__ void start(const KeyBuffer<kTile>& buffer, const RowLayout& layout, std::int32_t slot) {
     there = slot >= 0 ? 1 : 0;
     const auto named = static_cast<std::uint32_t>(max(slot, 0));
@@ -112,7 +113,8 @@ struct RowCopy {
     const std::uint8_t* from = data + 16 * part();
     const std::uint32_t to = buffer.codes(row()) + ((part() ^ KeyBuffer<kTile>::swizzle_codes(row())) << 4);
     const std::uint8_t* rest = data + AttentionTile::kGroup * buffer.layout.code_groups + 32 * part();
-    // Piece part() + i * kParts: with four threads a row every other one lies in the other half of its 128 bytes.
+    // Address of piece part() + i * kParts. With four threads a row, every second piece is in the other half of its
+    // 128 bytes.
     const auto place = [&](int i) { return kParts == 4 ? (to ^ (i % 2 * 64)) + i / 2 * 128 : to + i * 16 * kParts; };
     if (layout.aligned) {
 #pragma unroll
@@ -144,8 +146,8 @@ struct RowCopy {
     }
   }
 
-  /// Makes the copied part of the row what the products take; cp_async_wait() came before, a barrier must follow.
-  /// Returns whether fp16 cannot represent it.
+  /// Converts the copied part of the row, in place, to what the products take: call it after cp_async_wait(), and a
+  /// barrier after it. Returns whether fp16 cannot represent a number.
   __device__ bool finish(const KeyBuffer<kTile>& buffer, bool scaled) const {
     std::uint32_t overflow = 0;
     for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
@@ -170,7 +172,7 @@ struct RowCopy {
       const int low = static_cast<int>(bytes & 0xFFU);
       const int high = first_scale() + 1 < buffer.layout.code_groups ? static_cast<int>(bytes >> 8 & 0xFFU) : 0;
       unrepresentable = unrepresentable || unrepresentable_scale(low) || unrepresentable_scale(high);
-      // Without scales codes stay what they are.
+      // Without scales the factor of codes is 1.
       constexpr std::uint32_t kOne = ((15U + kCodeShift) << 10) * 0x1'0001U;
       const std::uint32_t pair = scaled ? static_cast<std::uint32_t>(half_scale(high)) << 16 | half_scale(low) : kOne;
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(scale_place(buffer)), "r"(pair) : "memory");
@@ -180,15 +182,15 @@ struct RowCopy {
   }
 
  private:
-  /// First of the groups whose scales this thread has, and where: as bytes, four with those of other groups, and then
-  /// in half precision.
+  /// The first group whose scale this thread converts, and the address of the scales: first UE8M0 bytes, after the
+  /// conversion fp16 numbers.
   __device__ static int first_scale() { return part() * kScales; }
   __device__ static std::uint32_t scale_place(const KeyBuffer<kTile>& buffer) {
     return buffer.scales(row()) + 2 * first_scale();
   }
 
-  /// f(i, where its even numbers will be, where its odd ones) for this thread's units part() + i * kParts of 16 bf16
-  /// numbers.
+  /// Calls f(i, address of the even numbers, address of the odd ones) for this thread's units part() + i * kParts, each
+  /// of 16 bf16 numbers.
   template <class F>
   __device__ void for_units(const KeyBuffer<kTile>& buffer, F&& f) const {
     const int units = (AttentionTile::kGroups - buffer.layout.code_groups) * (AttentionTile::kGroup / kUnit) - part();

@@ -1,6 +1,6 @@
 #pragma once
 
-// The second kernel of a call that is cut into parts: the parts' sums to the output.
+// The merge: the second kernel of a call whose key lists are cut into parts. It adds the parts' sums up to the output.
 
 #include "device/launch_pdl.cuh"
 #include "ops/attention/attention_block.cuh"
@@ -8,10 +8,10 @@
 namespace smla::attention {
 
 constexpr int kMergeGroups = 4;
-constexpr int kMergeShared = 8;  ///< from so many parts on the groups of a block share a head's
+constexpr int kMergeShared = 8;  ///< from this many parts on the thread groups of a block share the parts of one head
 
-/// The parts of a head to its output: a thread for four columns, and with kShare for every fourth part. With one part
-/// that has keys it gives the bits that the block of that part would have given without others.
+/// Merges the parts of a head. A thread has four columns of all parts, with kShare of every fourth part. When only one
+/// part has keys, the result has the bits that its block would have written without the others.
 template <bool kShare>
 static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
     merge(const __grid_constant__ TileCall c, std::int64_t rows) {
@@ -65,7 +65,7 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
     }
   }
   const Finish f = finish(c.a, head, reference, sum);
-  if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // sums may be infinite
+  if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // infinite sums times 0 would be NaN
   store(c, out, c.rotated_back(c.back_row(token), 4 * quad, finished(total, f.factor * c.unit)));
   if (quad == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
 }

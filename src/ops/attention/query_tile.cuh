@@ -9,12 +9,12 @@
 
 namespace smla::attention {
 
-/// The queries of a block, in half precision in shared memory; rows past the last head are zeros.
+/// The queries of a block in shared memory, in fp16 once finish() has run. Rows past the last head are zeros.
 template <AttentionTile kTile>
 struct Queries {
   const TileCall& c;
   std::uint32_t shared;
-  std::int64_t first;  ///< number of q
+  std::int64_t first;  ///< index of the first head's first number in q
   int heads;
   bool codes;
 
@@ -26,7 +26,7 @@ struct Queries {
         heads(heads_in),
         codes(call.a.q_dtype == DType::kE4M3) {}
 
-  /// Starts copying them as they are, a group's pieces to the group's places.
+  /// Starts copying the queries unconverted; each group's pieces go to the group's place.
   __device__ void start() const {
     if (codes) {
       start_pieces<1>();
@@ -35,7 +35,7 @@ struct Queries {
     }
   }
 
-  /// Asks for those of a later token, so that they come out of L2.
+  /// Prefetches the queries of a later token to L2.
   __device__ void fetch_later(std::int64_t tokens_ahead) const {
     constexpr int kLine = 128;
     const int bytes = codes ? AttentionTile::kDim : 2 * AttentionTile::kDim;
@@ -47,8 +47,8 @@ struct Queries {
       device::prefetch(from + i / bytes * head_bytes + i % bytes);
   }
 
-  /// Norms and rotates them where they lie, in bf16; `row`: of cos_sin. A warp takes kAtOnce heads at a time. A barrier
-  /// came before and must follow.
+  /// Norms the queries and rotates them by `row` of cos_sin, in place, in bf16. A warp takes kAtOnce heads at a time.
+  /// Needs a barrier before and after.
   __device__ void norm_and_rotate(const float* row) const {
     constexpr int kAtOnce = 2;
     constexpr int kVec4s = kDim / 128;
@@ -72,8 +72,8 @@ struct Queries {
     }
   }
 
-  /// Widens them where they lie: a thread takes a head's group. A barrier came before and must follow. Returns whether
-  /// a number does not fit.
+  /// Converts the queries to fp16 in place; a thread takes one group of one head. Needs a barrier before and after.
+  /// Returns whether fp16 cannot represent a number.
   __device__ bool finish() const {
     std::uint32_t overflow = 0;
 #pragma unroll 1
@@ -118,7 +118,7 @@ struct Queries {
   }
 
  private:
-  /// With numbers of so many bytes. A thread takes the same piece of every few heads.
+  /// start() for numbers of kBytes bytes. A thread copies the same piece of every kStep-th head.
   template <int kBytes>
   __device__ void start_pieces() const {
     constexpr int kPieces = kBytes * AttentionTile::kGroup / 16;  // of a group

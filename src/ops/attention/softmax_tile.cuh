@@ -4,26 +4,25 @@
 
 namespace smla::attention {
 
-/// Running softmax of a tile's rows of scores. A row belongs to kLanes threads of a warp, which hold its state
-/// together. Sums and weights are those of scores less a reference, which the largest score so far exceeds by kRoom -
-/// kSlack to kRoom: only when it grows by more than kSlack are older sums rescaled, and small weights keep their bits
-/// in half precision.
+/// Online softmax over tiles of scores. kLanes threads of a warp share a row (a head) and its state. Weights are
+/// 2^(score - reference). The largest score so far exceeds the reference by kRoom - kSlack to kRoom, so older sums are
+/// rescaled only when it grows by more than kSlack, and small weights keep their bits in fp16.
 template <AttentionTile kTile>
 struct Softmax {
   static constexpr int kLanes = kThreads / kTile.heads;
-  static constexpr int kRows = 32 / kLanes;          ///< of a warp
-  static constexpr int kKeys = kTile.keys / kLanes;  ///< of a thread
+  static constexpr int kRows = 32 / kLanes;          ///< rows of a warp
+  static constexpr int kKeys = kTile.keys / kLanes;  ///< keys of a thread
   static constexpr float kRoom = 10;
   static constexpr float kSlack = 4;
   float reference = -INFINITY;
-  float sum = 0;  ///< of this thread's keys
+  float sum = 0;  ///< sum of the weights of this thread's keys
 
   __device__ static int row() {
     return static_cast<int>(threadIdx.x) / 32 * kRows + static_cast<int>(threadIdx.x) % kRows;
   }
   __device__ static bool first() { return threadIdx.x % 32 < kRows; }
 
-  /// Turns the scores of a tile into weights, in their place, and returns the factor that rescales older sums.
+  /// Replaces the scores of a tile by weights and returns the factor that rescales older sums.
   __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint8_t* valid, int scope) {
     static_assert(kKeys % 2 == 0 && kKeys <= 16);
     const int key = static_cast<int>(threadIdx.x) % 32 / kRows * kKeys;
@@ -73,7 +72,7 @@ struct Softmax {
       mine += s[i];
     }
     sum = fmaf(sum, rescale, mine);
-    // The threads of a row are in one warp: all of them have read their scores before one writes.
+    // All threads of a row are in one warp, so all have read their scores before one of them writes.
     __syncwarp();
     auto* weights = reinterpret_cast<std::uint32_t*>(line) + key / 2;
     const float weight = c.weight_scale[scope];
@@ -91,7 +90,7 @@ struct Softmax {
     return rescale;
   }
 
-  /// The row's sum, in every thread of it.
+  /// The sum of the row's weights, the same in all of its threads.
   __device__ float whole_sum() const {
     float all = sum;
 #pragma unroll

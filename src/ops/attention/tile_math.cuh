@@ -8,15 +8,16 @@
 
 namespace smla {
 
-// The two matrix products of a tile. Inside a group of 64 dims their order is a lane's own: lane t of four takes dims
-// 16t..16t+15, four in each of four steps, so that codes come 16 bytes at a time. q lies in that order too: step s of a
-// group has dims 16t+4s, +1 at numbers 16s+2t, +1 and dims 16t+4s+2, +3 at 16s+8+2t, +1.
+// The two matrix products of a tile. Within a group of 64 dims the order of dims is chosen so that a lane loads codes
+// 16 bytes at a time: lane t of four has dims 16t..16t+15, four for each of four steps. q is stored in the same order:
+// in step s of a group, dims 16t+4s, +1 are at numbers 16s+2t, +1 and dims 16t+4s+2, +3 at 16s+8+2t, +1.
 
-/// A row of q is 64 pieces of 16 bytes; piece c of head h lies at place c ^ (h % 8).
+/// Byte offset of piece c of head h in shared memory. A row of q is 64 pieces of 16 bytes; piece c is at place c ^ (h %
+/// 8).
 __device__ inline int q_at(int head, int c) { return head * 2 * AttentionTile::kDim + ((c ^ (head & 7)) << 4); }
 
-/// Scores of a tile: <q_h, k_j> over this warp's part of the dims, for its heads and its keys, into the rows of scores
-/// of that part. Returns whether fp16 cannot represent a number.
+/// Computes <q_h, k_j> over this warp's part of the dims, for its heads and keys, and writes it to that part's rows of
+/// scores. Returns whether fp16 cannot represent a number.
 template <AttentionTile kTile>
 __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const KeyBuffer<kTile>& keys) {
   constexpr int kHeadTiles = kTile.heads / 16 / kTile.head_warps;
@@ -30,7 +31,7 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
   const int key = warp / kTile.dim_warps % kTile.key_warps * (8 * kKeyTiles) + lane / 4;
   const int head = warp / (kTile.dim_warps * kTile.key_warps) * (16 * kHeadTiles);
   const int quarter = lane % 4;
-  // Groups lie 128 bytes apart; step s of a group is at the address of its first, with 32 s exchanged.
+  // Groups are 128 bytes apart; the address of step s of a group is that of step 0 xor 32 s.
   const std::uint32_t q_row = shared + q_at(head + lane % 16, lane / 16);
 
   const std::uint32_t code_row = keys.codes(key) + ((quarter ^ KeyBuffer<kTile>::swizzle_codes(lane / 4)) << 4);
@@ -118,8 +119,8 @@ __device__ bool score_tile(std::uint32_t shared, std::uint8_t* scores, const Key
   return unrepresentable;
 }
 
-/// A warp's part of the output: all heads, one group of columns. sums[h][2u] are even, sums[h][2u+1] odd columns of
-/// 16u..16u+15.
+/// A warp's part of the output: one group of 64 columns of all heads. sums[h][2u] holds the even and sums[h][2u+1] the
+/// odd columns of 16u..16u+15.
 template <AttentionTile kTile>
 struct OutputTile {
   static constexpr int kHeadTiles = kTile.heads / 16;
@@ -141,7 +142,7 @@ struct OutputTile {
     }
   }
 
-  /// sums += weights x rows.
+  /// Adds weights x keys of a tile to the sums.
   __device__ void add(std::uint32_t scores, const KeyBuffer<kTile>& keys) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int group = static_cast<int>(threadIdx.x) / 32;
@@ -217,7 +218,7 @@ struct OutputTile {
     }
   }
 
-  /// f(head, column, numbers) for every four neighbours that this lane holds.
+  /// Calls f(head, column, numbers) for all groups of four neighbouring columns that this lane holds.
   template <class F>
   __device__ void each(F&& f) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;

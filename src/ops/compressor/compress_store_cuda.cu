@@ -1,4 +1,4 @@
-// The compressor's second step on any GPU. An entry is a block's work; with dim 128 a warp's.
+// CompressStore on any GPU: a block makes an entry, for dim 128 a warp does.
 #include "device/launch_pdl.cuh"
 #include "ops/compressor/pool_call.cuh"
 #include "ops/cuda_row.h"
@@ -13,10 +13,10 @@ using MainC4a = Shape<512, 4>;
 using IndexC4a = Shape<128, 4>;
 using MainC128a = Shape<512, 128>;
 
-constexpr int kIndexWarps = 4;  ///< of a block: each has its own tokens
+constexpr int kIndexWarps = 4;  ///< warps of a block, each with tokens of its own
 
-/// Blocks of a C4A layer's compressor that a multiprocessor has room for: with five a thread has 96 registers, of which
-/// sm_80's code spills two.
+/// Blocks of a C4A layer's compressor on one multiprocessor. Five leave 96 registers a thread, too few for sm_80's
+/// code.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
 constexpr int kC4aBlocks = 4;
 #else

@@ -1,5 +1,5 @@
-// The compressor's second step on Hopper for windows of 128 rows: a cluster of eight blocks makes an entry, each block
-// its own channels; they meet in each other's shared memory for the norm.
+// CompressStore on Hopper for windows of 128 rows: a cluster of eight blocks makes an entry, each block some of its
+// channels. For the norm they exchange sums of squares through each other's shared memory.
 #include "device/launch_pdl.cuh"
 #include "device/ptx/cluster_sm90.cuh"
 #include "ops/compressor/pool_call.cuh"
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x / kCluster) * c.span;
   const int thread = static_cast<int>(threadIdx.x);
   if constexpr (kSave) {
-    // Each block has its share of every row.
+    // Each block loads its channels of every row.
     const int part = 2 * c.save.half / kCluster;
 #pragma unroll 1
     for (int i = thread / 32; i < c.span && begin + i < c.tokens; i += S::kThreads / 32)
@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
   const int group = thread / S::kLanes;
   const int quad = 4 * (thread % S::kLanes);
   const int first = rank * S::kChannels;
-  device::cluster_arrive();  // waited for before others' shared memory is written: they must have begun
+  device::cluster_arrive();  // waited for below: the other blocks must have started before their shared memory is
+                             // written
   bool begun = false;
   int turn = 0;
   int sums = 0;  // turns with the entries that have a barrier of the cluster
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
 #pragma unroll 1
   while (token.token >= 0) {
     const Closing<S> next = tokens.next_or_none();
-    // The next one's rows are on their way to L2 while this one's are pooled.
+    // The rows of the next entry are prefetched to L2 while this one is pooled.
     const bool next_found = next.token >= 0 && look_up<S, kSave>(c, next, shared, turn ^ 1, thread);
     if (next_found) fetch_rows(shared, turn ^ 1, first, thread);
     if (found) {

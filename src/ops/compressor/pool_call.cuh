@@ -1,6 +1,6 @@
 #pragma once
 
-// How a CompressStore becomes a launch: what the kernels of any GPU and those of Hopper share on the host.
+// The host side that all CompressStore kernels share: arguments and grid of a launch.
 
 #include <algorithm>
 
@@ -9,13 +9,13 @@
 
 namespace smla::compressor {
 
-/// Tokens that a block, or a cluster of blocks, looks after: of a prefill few close a group. `enough`: as many of them
-/// keep a GPU busy.
+/// How many tokens a block, or a cluster of blocks, takes. In a prefill few of them close a group. `enough`: the number
+/// of blocks that keeps a GPU busy.
 inline int span_of(std::int64_t tokens, int ratio, std::int64_t enough = 256) {
   return static_cast<int>(std::clamp<std::int64_t>((tokens + enough - 1) / enough, 1, std::min(ratio, 32)));
 }
 
-/// kSave and kVector as the call has them.
+/// Calls f with kSave and kVector as constants.
 template <class F>
 void with_kind(bool vector, bool saves, F&& f) {
   if (vector) {
@@ -52,13 +52,13 @@ inline Pool pool_of(const CompressStore::Problem& p, const CompressStore::Args& 
   return c;
 }
 
-/// Whether its state rows, and those it saves, can be read and written by fours.
+/// Whether the call's state rows can be read and written four numbers at a time.
 inline bool by_fours(const Pool& c) {
   return device::common_word(c.state.base, c.state.block_stride, c.state.data_bytes) == 16 &&
          (c.save.kv_score == nullptr || by_fours(c.save));
 }
 
-/// Why no kernel here writes such entries; empty where one does.
+/// Why no kernel here can write such entries; empty when one can.
 inline std::string entry_refusal(const CompressStore::Problem& p) {
   for (const RowFormat* format : {p.format, p.dim2 > 0 ? p.format2 : p.format}) {
     if (std::string reason = device::encoder_refusal(*format); !reason.empty()) return reason;

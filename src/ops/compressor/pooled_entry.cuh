@@ -1,6 +1,7 @@
 #pragma once
 
-// An entry of a compressed cache: a window of state rows pooled, normed, rotated and encoded, in one pass over them.
+// Makes an entry of a compressed cache: pools a window of state rows in one pass, norms, rotates and encodes the
+// result.
 
 #include <cmath>
 
@@ -14,10 +15,10 @@ namespace smla::compressor {
 
 constexpr unsigned kAll = 0xFFFF'FFFFU;
 
-/// A CompressStore by value.
+/// The arguments of a CompressStore kernel.
 struct Pool {
   std::int64_t tokens = 0;
-  int span = 1;  ///< tokens that a block, or a warp of it, looks after: up to 32
+  int span = 1;  ///< tokens of a block, or of a warp of it: up to 32
   const std::int64_t* positions = nullptr;
   const std::int32_t* request = nullptr;
   const std::int64_t* state_slots = nullptr;
@@ -38,40 +39,40 @@ struct Pool {
   device::CacheView state;
   std::int64_t state_blocks = 0;
   device::CacheView entries;
-  Save save;  ///< with kSave: this call's own rows
+  Save save;  ///< with kSave: the state rows that this call saves
 };
 
-/// Threads of an entry, in each of the kBlocks blocks that share its channels: a thread for four of them, and groups of
-/// threads that share the rows of a long window.
+/// How threads share an entry. kBlocks blocks divide its channels; in each a thread has four channels, and groups of
+/// threads divide the rows of a long window.
 template <int kDim, int kRatio, int kBlocks = 1>
 struct Shape {
   static constexpr int kWidth = kDim;
   static constexpr int kTokens = kRatio;
   static constexpr int kCoff = kRatio == 4 ? 2 : 1;
   static constexpr int kWindow = kCoff * kRatio;
-  static constexpr int kChannels = kDim / kBlocks;  ///< of a block
+  static constexpr int kChannels = kDim / kBlocks;  ///< channels of a block
   static constexpr int kLanes = kChannels / 4;
   static constexpr int kGroups = kWindow <= 32 ? 1 : (kBlocks == 1 ? 4 : 16);
-  static constexpr int kRows = kWindow / kGroups;  ///< of a group
+  static constexpr int kRows = kWindow / kGroups;  ///< rows of a group of threads
   static constexpr int kThreads = kLanes * kGroups;
   static constexpr int kFinishing = kLanes;           ///< threads that norm and rotate
-  static constexpr int kTurns = kBlocks > 1 ? 2 : 1;  ///< entries that are under way at once: windows and sums of two
+  static constexpr int kTurns = kBlocks > 1 ? 2 : 1;  ///< entries in flight: two, where a cluster loads the next window
   static constexpr int kSums = kGroups == 1 ? kLanes / 32 : kDim / 32;  ///< parts of the sum of squares
   static_assert(kThreads >= kFinishing);
 };
 
-/// What the threads of an entry share.
+/// Shared memory of an entry's threads.
 template <class S, bool kSave>
 struct Shared {
   alignas(16) float row[S::kChannels];
   const float* rows[S::kTurns][S::kWindow];
   int bias[S::kTurns]
-          [kSave ? S::kWindow : 1];  ///< of each row, what is added to its logits: an offset in the ape, -1 for nothing
+          [kSave ? S::kWindow : 1];  ///< for each row the offset in the ape of what is added to its logits; -1: nothing
   float merged[S::kGroups][3][S::kGroups > 1 ? S::kChannels : 1];
   float squares[S::kTurns][S::kSums];
 };
 
-/// A barrier of an entry's threads: of a warp or of the whole block.
+/// A barrier of an entry's threads, which are a warp or the whole block.
 template <class S>
 __device__ void wait_for_all() {
   if constexpr (S::kThreads == 32) {
@@ -83,7 +84,7 @@ __device__ void wait_for_all() {
 template <class S>
 __device__ bool any_of_all(bool v) {
   if constexpr (S::kThreads == 32) {
-    __syncwarp();  // a vote orders no memory
+    __syncwarp();  // a vote does not order memory accesses
     return __any_sync(kAll, v ? 1 : 0) != 0;
   } else {
     return __syncthreads_or(v ? 1 : 0) != 0;
@@ -98,15 +99,15 @@ struct Closing {
   std::int64_t entry = 0;
   std::int32_t request = 0;
 
-  /// Position of the group's first token.
+  /// The position of the group's first token.
   __device__ std::int64_t first() const { return pos - (S::kTokens - 1); }
 };
 
-/// The tokens of a block, or of a warp of it, that close a group: at most 32, looked at by a lane each, all at once.
+/// The tokens of a block, or of a warp of it, that close a group. There are at most 32; each lane looks up one.
 template <class S>
 struct ClosingTokens {
   std::int64_t begin;
-  std::int64_t pos = 0;  ///< of this lane's token
+  std::int64_t pos = 0;  ///< position of this lane's token
   std::int64_t entry = 0;
   std::int32_t request = 0;
   unsigned waiting;
@@ -123,7 +124,7 @@ struct ClosingTokens {
     }
     waiting = __ballot_sync(kAll, acts);
   }
-  /// Takes the next one, the same in every lane; waiting != 0.
+  /// Takes the next token, the same one in every lane. Requires waiting != 0.
   __device__ Closing<S> next() {
     const int lane = __ffs(static_cast<int>(waiting)) - 1;
     waiting &= waiting - 1;
@@ -132,14 +133,14 @@ struct ClosingTokens {
             .entry = __shfl_sync(kAll, entry, lane),
             .request = __shfl_sync(kAll, request, lane)};
   }
-  /// The same; with token -1 where none waits.
+  /// Takes the next token, or returns token -1 when none is left.
   __device__ Closing<S> next_or_none() {
     if (waiting == 0) return {.token = -1};
     return next();
   }
 };
 
-/// What a finishing thread needs beside its four channels, asked for before the rows.
+/// Norm weights and rotation of a finishing thread's four channels, loaded before the rows.
 struct Ending {
   float weight[4];
   float cosine[2];
@@ -167,7 +168,8 @@ struct Ending {
   }
 };
 
-/// Looks the rows of a window up, a thread for each; false without any. `turn`: of the windows under way.
+/// Looks up the rows of a window, one thread for each; false when there is none. `turn`: which of the windows in
+/// flight.
 template <class S, bool kSave>
 __device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>& shared, int turn, int thread) {
   bool found = false;
@@ -179,12 +181,12 @@ __device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>
     if (at >= 0 && column < c.columns) {
       const std::int64_t block = max(c.table[token.request * c.table_stride + column], 0);
       found = block < c.state_blocks;
-      // Overlap: a row gives its first half of channels to the next group's entry, its second half to its own group's.
+      // Overlap: the first half of a row's channels belongs to the next group's entry, the second half to its own.
       const std::int64_t slot = block * c.state.block_size + (at - column * c.state.block_size);
       const int half = thread / S::kTokens * S::kWidth;
       if (found) row = reinterpret_cast<const float*>(c.state.data(slot)) + half;
       if constexpr (kSave) {
-        const std::int64_t own = token.token - (token.pos - at);  // the token of that position, if the call has it
+        const std::int64_t own = token.token - (token.pos - at);  // the token of that position, if it is in this call
         if (found && own >= 0 && c.positions[own] == at && c.request[own] == token.request &&
             c.state_slots[own] == slot) {
           row = c.save.kv_score + own * c.save.kv_score_stride + half;
@@ -198,7 +200,7 @@ __device__ bool look_up(const Pool& c, const Closing<S>& token, Shared<S, kSave>
   return any_of_all<S>(found);
 }
 
-/// Four channels' softmax over rows seen so far: m the largest logit, l the sum of exp(logit - m), acc the sum of
+/// Online softmax of four channels: m is the largest logit so far, l the sum of exp(logit - m), acc the sum of
 /// exp(logit - m) * value.
 struct Running {
   float m[4];
@@ -206,13 +208,12 @@ struct Running {
   float acc[4];
 };
 
-/// What logits are subtracted from: finite where all were -inf, so that their weights are 0.
+/// The number that is subtracted from logits: finite even where all were -inf, so that their weights are 0.
 __device__ inline float pivot(float largest) { return largest == -INFINITY ? 0 : largest; }
-/// exp of a number that is not above 0: its error, relative to the sum of such weights, is that of one rounding and the
-/// machine's 2^x.
+/// exp(x) for x <= 0. Its error, relative to the sum of such weights, is one rounding and that of the 2^x instruction.
 __device__ inline float weight_of(float below) { return __expf(below); }
 
-/// Asks for the block's channels, from `channel` on, of a window's rows.
+/// Prefetches the block's channels, from `channel` on, of a window's rows.
 template <class S, bool kSave>
 __device__ void fetch_rows(const Shared<S, kSave>& shared, int turn, int channel, int thread) {
   constexpr int kLine = 32;
@@ -226,7 +227,7 @@ __device__ void fetch_rows(const Shared<S, kSave>& shared, int turn, int channel
   }
 }
 
-/// The rows of a group of threads, for four channels.
+/// Pools the rows of a group of threads for four channels.
 template <class S, bool kVector, bool kSave>
 __device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, int turn, int first, int channel) {
   constexpr int kBatch = 8;  // rows in flight
@@ -275,7 +276,7 @@ __device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, i
 }
 __device__ inline float pooled(float l, float acc) { return l == 0 ? 0 : acc / l; }
 
-/// What the groups of a block made of a channel, merged. A barrier came before.
+/// Merges what the groups of a block pooled for a channel. Needs a barrier before.
 template <class S, bool kSave>
 __device__ float merged_channel(const Shared<S, kSave>& shared, int channel) {
   float largest = -INFINITY;
@@ -301,8 +302,8 @@ __device__ void keep(const Running& run, Shared<S, kSave>& shared, int group, in
   }
 }
 
-/// The norm, the rotation and the entry, of the block's channels from `first` on; a finishing thread has four of them,
-/// `squares` is complete. By all threads of an entry in a block.
+/// Norms, rotates and encodes the block's channels from `first` on. A finishing thread has four of them; `squares` must
+/// be complete. Called by all threads of an entry in a block.
 template <class S, bool kSave>
 __device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, float4 pooled,
                        const float (&squares)[S::kSums], Shared<S, kSave>& shared, int first, int thread) {
@@ -334,7 +335,7 @@ __device__ void finish(const Pool& c, const Closing<S>& token, const Ending& e, 
       (first + S::kChannels) / 4);
 }
 
-/// This call's own state rows of up to 32 tokens, by `warps` warps.
+/// Saves this call's state rows of up to 32 tokens; `warps` warps share them.
 template <bool kVector>
 __device__ void save_rows(const Pool& c, std::int64_t begin, int thread, int warps) {
   const int size = 2 * c.save.half;
@@ -344,9 +345,9 @@ __device__ void save_rows(const Pool& c, std::int64_t begin, int thread, int war
     save_row<kVector>(c.save, begin + i, 0, size, thread % 32, 32);
 }
 
-/// Some tokens by a block, or by one warp of it. Nothing but the rows that their windows name is read. kSave: their own
-/// state rows are written before, and rows of the call's tokens are taken from where those are taken from, as other
-/// threads may not have written them yet.
+/// Makes the entries of some tokens, by a block or by one warp of it. Only rows of their windows are read. kSave: first
+/// saves the tokens' state rows. Rows of tokens of this call are then read from the call's input, because other threads
+/// may not have written them to the state yet.
 template <class S, bool kVector, bool kSave>
 __device__ void compress_tokens(const Pool& c, std::int64_t begin, Shared<S, kSave>& shared, int thread) {
   if constexpr (kSave) save_rows<kVector>(c, begin, thread, S::kThreads / 32);

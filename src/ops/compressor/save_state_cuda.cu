@@ -1,4 +1,4 @@
-// The compressor's first step on the device: a block for a token's state row.
+// SaveState on any GPU: a block for each token.
 #include "device/launch_pdl.cuh"
 #include "ops/compressor/implementations.h"
 #include "ops/compressor/state_row.cuh"

@@ -1,6 +1,6 @@
 #pragma once
 
-// A token's row of the compressor's state: values and biased logits, as SaveState writes it.
+// A token's row of the compressor's state, as SaveState writes it: values, and logits with the ape added.
 
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
@@ -10,7 +10,7 @@
 
 namespace smla::compressor {
 
-/// Four neighbours of a row.
+/// Loads four neighbouring numbers of a row.
 struct Vec4 {
   float v[4];
 };
@@ -46,7 +46,7 @@ __device__ void store(float* to, const Vec4& q) {
   }
 }
 
-/// What SaveState writes.
+/// The arguments of SaveState.
 struct Save {
   int ratio = 4;
   int half = 0;
@@ -67,13 +67,13 @@ struct Save {
   }
 };
 
-/// Numbers [begin, end) of a token's row, by thread `thread` of `threads`; all of them divide by 4.
+/// Writes numbers [begin, end) of a token's row, as thread `thread` of `threads`; all of these are multiples of 4.
 template <bool kVector>
 __device__ void save_row(const Save& c, std::int64_t t, int begin, int end, int thread, int threads) {
   const std::int64_t slot = c.slots[t];
   const std::int64_t pos = c.positions[t];
   const float* from = c.kv_score + t * c.kv_score_stride;
-  // Asked for before the slot is known; of many tokens others hide the wait.
+  // With few tokens: prefetched before the slot is known. With many, other tokens hide the wait.
   for (int i = begin + 32 * thread; c.few && i < end; i += 32 * threads) device::prefetch(from + i);
   if (slot < 0 || slot >= c.state.num_slots || pos < 0) return;
   auto* to = reinterpret_cast<float*>(c.state.data(slot));
@@ -104,7 +104,7 @@ inline Save save_of(const SaveState::Problem& p, const SaveState::Args& a) {
           .few = a.state_slots.size(0) <= 2048};
 }
 
-/// Whether its rows can be read and written by fours.
+/// Whether the rows can be read and written four numbers at a time.
 inline bool by_fours(const Save& c) {
   const std::int64_t ape_size = c.ape_bf16 ? 2 : 4;
   return device::common_word(c.kv_score, 4 * c.kv_score_stride, c.state.base, c.state.block_stride) == 16 &&

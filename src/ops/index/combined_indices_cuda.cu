@@ -10,7 +10,7 @@ namespace {
 
 using namespace index_rows;
 
-/// Without `owner`, a block finds the owner of its token.
+/// Without `owner`, a block searches the owner of its token.
 __global__ void __launch_bounds__(kThreads, 8)
     combined_rows(CombineTopkWindow::Problem p, const std::int32_t* owner, Rows<const std::int32_t> topk,
                   const std::int32_t* start, const std::int32_t* seq_lens, const std::int32_t* gather_lens,
@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(kThreads, 8)
   device::pdl_wait_and_trigger();
   __shared__ std::int32_t found[1];
   const std::int64_t t = blockIdx.x;
-  // Asked for before it is known of whom, and how much.
+  // Prefetched before the token's request and length are known.
   fetch_row(topk.row(t), min(topk.columns, p.top_k));
-  constexpr unsigned kFirst = 64;  // blocks; all of them asking for the same would wait for each other
+  constexpr unsigned kFirst = 64;  // blocks that prefetch; more of them would wait for each other at the same lines
   if (blockIdx.x < kFirst && p.requests <= kSearched)
     fetch_row(seq_lens, p.requests), fetch_row(gather_lens, p.requests);
   if (owner == nullptr) find_owners(start, p.requests, start[0], t, p.tokens, found);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 8)
   if (threadIdx.x == 0) lens[t] = static_cast<std::int32_t>(entries + seen);
 }
 
-/// A slot as a kernel with a flat token axis counts it.
+/// A slot on a flat token axis (spec 7.3).
 struct Remap {
   std::int64_t block;
   std::int64_t span;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 8)
   const std::int32_t* const chosen = decode ? in.decode_compressed.row(t) : in.prefill_topk.row(t - p.decode_tokens);
   const auto width =
       static_cast<int>(min(decode ? in.decode_compressed.columns : in.prefill_topk.columns, p.compressed_width));
-  // Asked for while the request is looked up.
+  // Prefetched while the request is looked up.
   if (decode) fetch_row(slots, p.window_width);
   fetch_row(chosen, width);
   if (threadIdx.x == 0) present = 0;

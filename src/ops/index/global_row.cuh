@@ -8,7 +8,7 @@
 
 namespace smla::index_rows {
 
-/// A block table as index builders read it: requests and columns outside of it, and negative entries, lead nowhere.
+/// A block table as index builders read it. Requests and columns outside of it, and negative entries, give no slot.
 struct Table {
   const std::int32_t* entries = nullptr;
   std::int64_t requests = 0;
@@ -18,9 +18,9 @@ struct Table {
   std::uint32_t reciprocal =
       1U
       << 31;  ///< 2^(31 + shift) / block_size, rounded up: i * reciprocal >> (31 + shift) is i / block_size for 31 bits
-  int shift = 0;  ///< least with 2^shift >= block_size
+  int shift = 0;  ///< the smallest number with 2^shift >= block_size
 
-  /// Slot of row i of a request, -1 for none; `clamp`: negative entries are block 0.
+  /// The slot of row i of a request, -1 for none. `clamp`: negative table entries are read as block 0.
   __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
     if (request < 0 || request >= requests || i < 0) return -1;
     const std::int64_t column = device::quotient(i, block_size);
@@ -33,7 +33,7 @@ struct Table {
     return block * block_size + (i - column * block_size);
   }
 
-  /// A request's row, null for none.
+  /// A request's row of the table, null for none.
   __device__ const std::int32_t* row(std::int64_t request) const {
     return request < 0 || request >= requests ? nullptr : entries + request * stride;
   }
@@ -70,21 +70,21 @@ inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
   return table;
 }
 
-/// What an index row can hold, -1 otherwise.
+/// A slot as an index row can hold it: -1 for one that does not fit int32.
 __device__ inline std::int32_t as_index(std::int64_t v) {
   return v < 0 || v > 0x7FFF'FFFF ? -1 : static_cast<std::int32_t>(v);
 }
 
-/// One row of GlobalTopk by a block of kThreads. In shared memory.
+/// Computes one row of GlobalTopk with a block of kThreads; lives in shared memory.
 template <int kThreads>
 struct GlobalRow {
-  static constexpr int kRun = 8;  ///< entries of a thread in a round, all on their way at once
+  static constexpr int kRun = 8;  ///< entries of a thread in a round, all loaded at once
   static constexpr int kWarps = kThreads / 32;
 
   std::int32_t warp_sum[2][kWarps];
 
-  /// Survivors keep their order: a warp has a run of 32 kRun entries, and each round takes its places from a running
-  /// total. `out` may be `local`.
+  /// Survivors keep their order: a warp has 32 kRun consecutive entries, and a running total gives the first output
+  /// place of each round. `out` may be `local`.
   __device__ void write(const Table& table, std::int64_t request, bool valid, std::int64_t k, bool compact,
                         const std::int32_t* local, std::int32_t* out, std::int32_t* len) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -102,8 +102,7 @@ struct GlobalRow {
       std::int32_t index[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) entry[i] = first + 32 * i < left ? from[first + 32 * i] : -1;
-      __syncwarp();  // all loads before the first use: left to itself the compiler begins to use before it has loaded
-                     // all
+      __syncwarp();  // keeps all loads before the first use, which the compiler would not do
 #pragma unroll
       for (int i = 0; i < kRun; ++i) block[i] = table.block_of(blocks, entry[i]);
       __syncwarp();
@@ -118,8 +117,7 @@ struct GlobalRow {
         alive += __popc(which);
       }
       if (lane == 0) warp_sum[round][warp] = alive;
-      // Every entry of this round was read before any place of it is written, and places never lie past the entries
-      // read.
+      // All entries of this round have been read before one is written, and no output place lies past the entries read.
       __syncthreads();
       std::int32_t before = total;
 #pragma unroll
@@ -133,7 +131,7 @@ struct GlobalRow {
         if (compact && index[i] >= 0) out[before + place[i]] = index[i];
       }
     }
-    // The last round's places are written before what follows them.
+    // The last round is written before the -1 behind it.
     __syncthreads();
     for (std::int64_t j = total + threadIdx.x; compact && j < k; j += kThreads) out[j] = -1;
     if (threadIdx.x == 0) *len = valid ? total : 0;

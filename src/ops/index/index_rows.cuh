@@ -6,11 +6,11 @@
 
 namespace smla::index_rows {
 
-// What kernels that build index rows share: a block of kThreads for each row, a thread for each column.
+// Shared by kernels that build index rows: a block of kThreads for each row, a thread for each column.
 
 constexpr int kThreads = 128;
 
-/// Tokens of a step fit a grid's x dimension.
+/// The largest number of tokens, bounded by a grid's x dimension.
 inline unsigned row_blocks(std::int64_t rows) { return blocks_for(rows, 1); }
 
 /// An int32 matrix whose rows may be strided.
@@ -35,25 +35,25 @@ T* data_of(const auto& v) {
   return static_cast<T*>(v.data);
 }
 
-/// Asks for a row of n numbers; a block's threads together.
+/// Prefetches a row of n numbers, with all threads of a block.
 __device__ inline void fetch_row(const std::int32_t* row, std::int64_t n) {
   constexpr int kLine = 32;
   if (const std::int64_t i = kLine * static_cast<std::int64_t>(threadIdx.x); i < n) device::prefetch(row + i);
 }
 
-/// Entries of `ratio` tokens that a query at `pos` sees, at most `most`. pos may be the largest number.
+/// Entries of `ratio` tokens that a query at `pos` sees, at most `most`. Does not overflow for the largest pos.
 __device__ inline std::int64_t entries_seen(std::int64_t pos, std::int64_t ratio, std::int64_t most) {
   if (pos < 0) return 0;
   const std::int64_t whole = device::quotient(pos, ratio);
   return min(whole + (pos - whole * ratio == ratio - 1 ? 1 : 0), most);
 }
 
-/// store(j, meaning(j, v, look_up(v))) with v = load(j) for every j < n, -1 where there is no j; by all threads of a
-/// block. A thread's next kRun loads, and then their lookups, are under way at once.
+/// Calls store(j, meaning(j, v, look_up(v))) with v = load(j) for every j < n, with all threads of a block. A thread
+/// issues kRun loads, then their lookups, then the stores.
 template <int kRun, class Load, class LookUp, class Meaning, class Store>
 __device__ void each_column(std::int64_t n, Load&& load, LookUp&& look_up, Meaning&& meaning, Store&& store) {
-  // Columns of an index row are counted in int32. Signed, so that a thread's next column is its first one's address and
-  // a constant.
+  // int32 suffices for the columns of an index row. Signed, so that the compiler addresses a thread's next columns by
+  // constants.
   const auto end = static_cast<int>(n);
   int base = static_cast<int>(threadIdx.x);
   for (int left = end; left > 0; left -= kRun * kThreads, base += kRun * kThreads) {
@@ -62,7 +62,7 @@ __device__ void each_column(std::int64_t n, Load&& load, LookUp&& look_up, Meani
     decltype(look_up(v[0])) found[kRun];
 #pragma unroll
     for (int i = 0; i < kRun; ++i) v[i] = i * kThreads < mine ? load(base + i * kThreads) : -1;
-    __syncwarp();  // all loads before the first use: left to itself the compiler begins to use before it has loaded all
+    __syncwarp();  // keeps all loads before the first use, which the compiler would not do
 #pragma unroll
     for (int i = 0; i < kRun; ++i) found[i] = look_up(v[i]);
     __syncwarp();
@@ -73,7 +73,7 @@ __device__ void each_column(std::int64_t n, Load&& load, LookUp&& look_up, Meani
     }
   }
 }
-/// The same with nothing to look up.
+/// The same without lookups.
 template <int kRun = 4, class Load, class Meaning, class Store>
 __device__ void each_column(std::int64_t n, Load&& load, Meaning&& meaning, Store&& store) {
   each_column<kRun>(

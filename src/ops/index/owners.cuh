@@ -5,19 +5,20 @@
 
 namespace smla::index_rows {
 
-// Which request a token belongs to: the last one whose part of query_start_loc holds it, whatever that tensor holds.
+// The owner of a token is the request that it belongs to: the last one whose range in query_start_loc contains it, for
+// any contents of that tensor.
 
-constexpr std::int64_t kSearched =
-    1024;  ///< so many requests a block looks through for its tokens' owners, instead of launches that list them
+constexpr std::int64_t kSearched = 1024;  ///< up to this many requests, a block searches the owners of its tokens
+                                          ///< itself, without a launch that lists them
 
-/// owner[i] = the last of the requests whose part of query_start_loc, less `origin`, holds token first + i, -1 for
-/// none; i < kTokens. A barrier before and after.
+/// Sets owner[i], i < kTokens, to the last request whose range in query_start_loc, less `origin`, contains token first
+/// + i; -1 for none. Needs a barrier before and after.
 template <int kTokens>
 __device__ void find_owners(const std::int32_t* start, std::int64_t requests, std::int64_t origin, std::int64_t first,
                             std::int64_t tokens, std::int32_t (&owner)[kTokens]) {
   constexpr std::int64_t kFew = 32;
   if (requests <= kFew) {
-    // Each token by itself: the parts of few requests may be long.
+    // Few requests: each token searches for itself, because the ranges may be long.
     for (int i = static_cast<int>(threadIdx.x); i < kTokens; i += kThreads) {
       const std::int64_t t = first + i;
       std::int32_t last = -1;
@@ -40,8 +41,8 @@ __device__ void find_owners(const std::int32_t* start, std::int64_t requests, st
   __syncthreads();
 }
 
-/// owner[t] = the last request whose part of query_start_loc, less `from` where that is not null, holds token t;
-/// untouched where none does.
+/// Sets owner[t] to the last request whose range in query_start_loc, less *from unless that is null, contains token t;
+/// leaves it where there is none.
 static __global__ void owners(const std::int32_t* start, const std::int32_t* from, std::int64_t requests,
                               std::int64_t tokens, std::int32_t* owner) {
   const std::int64_t origin = from == nullptr ? 0 : *from;
@@ -59,8 +60,8 @@ static __global__ void fill(std::int32_t* out, std::int64_t n, std::int32_t valu
     out[i] = value;
 }
 
-/// Lists the owners of all tokens, `none` for those without one. `relative`: a chunk whose query_start_loc need not
-/// begin at 0.
+/// Lists the owners of all tokens; `none` for those without one. `relative`: query_start_loc is that of a chunk, which
+/// need not begin at 0.
 inline void list_owners(const ConstTensorView& start, bool relative, std::int64_t requests, std::int64_t tokens,
                         std::int32_t* owner, std::int32_t none, cudaStream_t stream) {
   if (tokens == 0) return;

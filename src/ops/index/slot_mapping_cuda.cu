@@ -17,7 +17,7 @@ __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t to
   if (t < tokens) slots[t] = t < start[requests] ? table.slot(request[t], positions[t]) : -1;
 }
 
-/// Without `owner`, blocks find the owners of their tokens.
+/// Without `owner`, blocks search the owners of their tokens.
 __global__ void __launch_bounds__(kThreads)
     compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio,
                      const std::int32_t* owner, const std::int32_t* start, const std::int32_t* seq_lens,

@@ -198,13 +198,13 @@ TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
     const DeviceTensor rope =
         DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
     const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
-    const LayerPlan plan =
-        layer.plan(7, 2, 300,
-                   {.window = {.format = &fp8_ds_mla_rows(), .block_size = 64},
-                    .compressed = {.format = &fp8_ds_mla_rows(), .block_size = 64},
-                    .index = {.format = &index_fp8_rows(), .block_size = 64},
-                    .state = {.format = &state_rows(512, config.has_indexer() ? 2 : 1), .block_size = 4},
-                    .index_state = {.format = &state_rows(128, 2), .block_size = 4}});
+    LayerCaches caches;
+    caches[CacheRole::kWindow] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
+    caches[CacheRole::kCompressed] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
+    caches[CacheRole::kIndex] = {.format = &index_fp8_rows(), .block_size = 64};
+    caches[CacheRole::kState] = {.format = &state_rows(512, config.has_indexer() ? 2 : 1), .block_size = 4};
+    caches[CacheRole::kIndexState] = {.format = &state_rows(128, 2), .block_size = 4};
+    const LayerPlan plan = layer.plan(7, 2, 300, caches);
     HostTensor hidden(DType::kBF16, {7, config.hidden_size});
     for (std::int64_t t = 0; t < 7; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
     const DeviceTensor in = DeviceTensor::copy_of(DeviceKind::kCuda, hidden.view());

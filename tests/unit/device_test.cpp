@@ -21,8 +21,9 @@ TEST(Device, FeaturesAreConsistent) {
   EXPECT_TRUE(f.avx2 || !f.avx512) << "no processor has AVX-512 without AVX2";
   EXPECT_TRUE(f.avx512 || !f.avx512_bf16);
   EXPECT_EQ(&f, &cpu_features()) << "read once";
-  EXPECT_EQ(needs_avx2().empty(), f.avx2);
-  EXPECT_EQ(needs_avx512().empty(), f.avx512);
+  const Machine machine;
+  EXPECT_EQ(needs_avx2(machine).empty(), f.avx2);
+  EXPECT_EQ(needs_avx512(machine).empty(), f.avx512);
 }
 
 TEST(Device, NoGpuHasAReason) {

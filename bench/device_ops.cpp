@@ -348,7 +348,8 @@ void save(OpFixture& b, int ratio, int dim) {
 
 /// `all`: every token is a request's and closes a group; else the tokens are a prompt's last.
 void compress(OpFixture& b, int ratio, int dim, const RowFormat& format, bool all) {
-  const CompressStore::Problem problem{.tokens = b.tokens, .ratio = ratio, .dim = dim, .format = &format};
+  const CompressStore::Problem problem{
+      .tokens = b.tokens, .ratio = ratio, .compressor = {{{.dim = dim, .format = &format}}}};
   const std::int64_t window = std::int64_t{problem.coff()} * ratio;
   const std::int64_t block = state_block(ratio);
   const std::int64_t requests = all ? b.tokens : 1;
@@ -363,7 +364,6 @@ void compress(OpFixture& b, int ratio, int dim, const RowFormat& format, bool al
       problem,
       {.positions = b.values<std::int64_t>({b.tokens}, [&](std::int64_t t) { return all ? end - 1 : first + t; }),
        .token_to_req = b.values<std::int32_t>({b.tokens}, [&](std::int64_t t) { return all ? t : 0; }),
-       .state_slots = b.values<std::int64_t>({b.tokens}, [](std::int64_t t) { return t; }),
        .entry_slots = b.values<std::int64_t>(
            {b.tokens},
            [&](std::int64_t t) {
@@ -371,11 +371,12 @@ void compress(OpFixture& b, int ratio, int dim, const RowFormat& format, bool al
              if ((first + t + 1) % ratio != 0) return std::int64_t{-1};
              return std::int64_t{entry.as<std::int32_t>()[(first + t + 1) / ratio - first / ratio - 1]};
            }),
-       .block_table = b.table(requests, columns),
-       .norm_weight = b.numbers(DType::kBF16, {dim}),
        .cos_sin = b.rope(),
-       .state = b.cache(state_rows(dim, problem.coff()), requests * columns * block, block),
-       .entries = b.cache(format, closed, ratio == 128 ? 2 : 64)});
+       .compressors = {{{.state_slots = b.values<std::int64_t>({b.tokens}, [](std::int64_t t) { return t; }),
+                         .block_table = b.table(requests, columns),
+                         .norm_weight = b.numbers(DType::kBF16, {dim}),
+                         .state = b.cache(state_rows(dim, problem.coff()), requests * columns * block, block),
+                         .entries = b.cache(format, closed, ratio == 128 ? 2 : 64)}}}});
   // A group reads one half of each row of its window where windows overlap: no number of a state is read twice.
   b.count(closed * (window * dim * 8 + format.row_bytes() + 256) + b.tokens * 28, closed * window * dim);
 }

@@ -199,24 +199,24 @@ HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks,
   const RowFormat& format = dim == index_f32_rows().dim ? index_f32_rows() : f32_rows();
   Plan<CompressStore>({.tokens = count,
                        .ratio = ratio,
-                       .dim = dim,
                        .rope_dim = config_.rope_head_dim,
-                       .format = &format,
-                       .hadamard = role == CacheRole::kIndexState && config_.hadamard,
-                       .eps = config_.rms_norm_eps})
+                       .eps = config_.rms_norm_eps,
+                       .compressor = {{{.dim = dim,
+                                        .format = &format,
+                                        .hadamard = role == CacheRole::kIndexState && config_.hadamard}}}})
       .run({.positions = positions.view(),
             .token_to_req = requests.view(),
-            .state_slots = slots.view(),
             .entry_slots = slots.view(),
-            .block_table = view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}),
-            .norm_weight = weights.norm,
             .cos_sin = cos_sin,
-            .state = state,
-            .entries = {.format = &format,
-                        .base = static_cast<std::uint8_t*>(out.data()),
-                        .num_blocks = 1,
-                        .block_size = count,
-                        .block_stride_bytes = block_bytes(format, count)}});
+            .compressors = {{{.state_slots = slots.view(),
+                              .block_table = view_of(table.data(), {1, static_cast<std::int64_t>(table.size())}),
+                              .norm_weight = weights.norm,
+                              .state = state,
+                              .entries = {.format = &format,
+                                          .base = static_cast<std::uint8_t*>(out.data()),
+                                          .num_blocks = 1,
+                                          .block_size = count,
+                                          .block_stride_bytes = block_bytes(format, count)}}}}});
   return out;
 }
 

@@ -187,18 +187,18 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
   CompressStore::Args store;
   store.positions = save.positions;
   store.token_to_req = input(file, "token_to_req", {tokens}, DType::kI32);
-  store.state_slots = save.state_slots;
+  CompressStore::Compressor& own = store.compressors[0];
+  own.state_slots = save.state_slots;
   store.entry_slots = input(file, "kv_slot", {kAny}, DType::kI64);
-  store.block_table = input(file, "block_table", {kAny, kAny}, DType::kI32);
-  store.norm_weight = input(file, "norm_weight").view();
+  own.block_table = input(file, "block_table", {kAny, kAny}, DType::kI32);
+  own.norm_weight = input(file, "norm_weight").view();
   store.cos_sin = input(file, "cos_sin", {kAny, kAny}, DType::kF32);
-  store.state = save.state;
-  store.entries = cache_of(file, "in.cache_before", cache, format, params.integer("kv_block", 1, INT32_MAX));
+  own.state = save.state;
+  own.entries = cache_of(file, "in.cache_before", cache, format, params.integer("kv_block", 1, INT32_MAX));
   CompressStore::Problem problem{.tokens = tokens,
                                  .ratio = ratio,
-                                 .dim = dim,
                                  .rope_dim = static_cast<int>(store.cos_sin.size(1)),
-                                 .format = &format};
+                                 .compressor = {{{.dim = dim, .format = &format}}}};
   problem.eps = epsilon(file);
   problem.clamp = clamp == "amax" ? ClampRule::kAmax : ClampRule::kScale;
   run<CompressStore>(problem, options, store, result);
@@ -213,7 +213,7 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
                 static_cast<std::size_t>(row_bytes));
   }
   result.bounds.emplace("state_rows", floats());
-  result.bounds.emplace("cache", written_rows(store.entries, store.entry_slots, 1, 1));
+  result.bounds.emplace("cache", written_rows(own.entries, store.entry_slots, 1, 1));
   result.results.emplace("state_rows", std::move(rows));
   result.results.emplace("cache", std::move(cache));
   return result;

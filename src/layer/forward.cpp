@@ -114,23 +114,26 @@ void Forward::queries_and_window() const {
 /// The layer's compressor and its indexer's.
 void Forward::compress() const {
   if (!config.has_compressor()) return;
-  const CompressorWeights& w = weights.compressor;
   CompressStore::Args args{.positions = step.positions,
                            .token_to_req = step.token_to_req,
-                           .state_slots = step.state_slots,
                            .entry_slots = step.entry_slots,
-                           .block_table = step.state_block_table,
-                           .norm_weight = w.norm,
                            .cos_sin = cos_sin,
-                           .kv_score = b.kv_score,
-                           .ape = w.ape,
-                           .state = caches[CacheRole::kState],
-                           .entries = caches[CacheRole::kCompressed]};
+                           .compressors = {}};
+  args.compressors[0] = {.state_slots = step.state_slots,
+                         .block_table = step.state_block_table,
+                         .norm_weight = weights.compressor.norm,
+                         .kv_score = b.kv_score,
+                         .ape = weights.compressor.ape,
+                         .state = caches[CacheRole::kState],
+                         .entries = caches[CacheRole::kCompressed]};
   if (config.chooses()) {
-    args.state_slots2 = step.index_state_slots, args.block_table2 = step.index_state_block_table;
-    args.norm_weight2 = weights.index_compressor.norm, args.ape2 = weights.index_compressor.ape;
-    args.kv_score2 = b.index_kv_score, args.state2 = caches[CacheRole::kIndexState],
-    args.entries2 = caches[CacheRole::kIndex];
+    args.compressors[1] = {.state_slots = step.index_state_slots,
+                           .block_table = step.index_state_block_table,
+                           .norm_weight = weights.index_compressor.norm,
+                           .kv_score = b.index_kv_score,
+                           .ape = weights.index_compressor.ape,
+                           .state = caches[CacheRole::kIndexState],
+                           .entries = caches[CacheRole::kIndex]};
   }
   ops.compress->run(args, beside.scratch, beside.stream);
   watch.lap(Stage::kCompressor);

@@ -89,12 +89,14 @@ using Ops = LayerPlan::Ops;
 void plan_compressors(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options, Ops* ops) {
   CompressStore::Problem p{.tokens = ops->tokens,
                            .ratio = c.compress_ratio,
-                           .dim = c.head_dim,
                            .rope_dim = c.rope_head_dim,
-                           .format = options.caches.rows,
                            .eps = c.rms_norm_eps,
                            .clamp = options.clamp};
-  if (c.chooses()) p.dim2 = c.index_head_dim, p.format2 = options.caches.index, p.hadamard2 = c.hadamard;
+  p.compressor[0] = {.dim = c.head_dim, .format = options.caches.rows};
+  if (c.chooses()) {
+    p.compressors = 2;
+    p.compressor[1] = {.dim = c.index_head_dim, .format = options.caches.index, .hadamard = c.hadamard};
+  }
   ops->compress = planner.make<CompressStore>(p);
 }
 

@@ -48,9 +48,13 @@ def cases():
     yield ("save_state", {"tokens": 4, "ratio": 4, "dim": 128, **state},
            [t("in.kv_score", "F32", 4, 512), t("in.ape", "F32", 4, 256), pos, t("in.state_slots", "I64", 4), t("in.state_before", "U8", 3, 8192),
             t("out.state", "U8", 3, 8192)])
-    yield ("compress_store", {"tokens": 4, "ratio": 4, "dim": 128, "format": "index_mxfp4", **state, "entries_format": "index_mxfp4", "entries_block_size": 2},
-           [pos, req, t("in.state_slots", "I64", 4), t("in.entry_slots", "I64", 4), table, t("in.norm_weight", "BF16", 128), cos,
-            t("in.state", "U8", 3, 8192), t("in.entries_before", "U8", 2, 136), t("out.entries", "U8", 2, 136)])
+    own = "compressors[0]."
+    yield ("compress_store",
+           {"tokens": 4, "ratio": 4, own + "dim": 128, own + "format": "index_mxfp4", own + "state_format": "state_index", own + "state_block_size": 4,
+            own + "entries_format": "index_mxfp4", own + "entries_block_size": 2},
+           [pos, req, t(f"in.{own}state_slots", "I64", 4), t("in.entry_slots", "I64", 4), t(f"in.{own}block_table", "I32", 2, 3),
+            t(f"in.{own}norm_weight", "BF16", 128), cos, t(f"in.{own}state", "U8", 3, 8192), t(f"in.{own}entries_before", "U8", 2, 136),
+            t(f"out.{own}entries", "U8", 2, 136)])
     yield ("indexer_q", {"tokens": 2, "heads": 2, "format": "index_mxfp4", "hadamard": True},
            [t("in.q", "BF16", 2, 2, 128), t("in.weights", "BF16", 2, 2), t("in.positions", "I64", 2), cos, t("out.q_out", "U8", 2, 2, 64),
             t("out.q_scale", "U8", 2, 2, 4), t("out.weights_out", "F32", 2, 2)])
@@ -77,6 +81,14 @@ def cases():
     yield from upstream_cases()
     for ratio in (0, 4, 128):
         yield layer_case(ratio)
+    yield ("latent_norms",
+           {"rows": 4, "qr_dim": 16, "kv_dim": 512, "insert.format": "bf16", "insert.cache_format": "bf16", "insert.cache_block_size": 2},
+           [t("in.qr", "BF16", 4, 16), t("in.qr_weight", "BF16", 16), t("in.kv", "BF16", 4, 512), t("in.kv_weight", "BF16", 512),
+            t("in.insert.positions", "I64", 4), t("in.insert.cos_sin", "F32", 30, 64), t("in.insert.slot_mapping", "I64", 4),
+            t("in.insert.cache_before", "U8", 3, 2048), t("out.qr_out", "BF16", 4, 16), t("out.insert.cache", "U8", 3, 2048)])
+    yield ("topk", {"rows": 2, "width": 20, "k": 8, "slots.storage_block": 4},
+           [t("in.logits", "F32", 2, 20), t("in.lens", "I32", 2), t("out.indices", "I32", 2, 8), t("in.slots.token_to_req", "I32", 2),
+            t("in.slots.block_table", "I32", 2, 5), t("in.slots.valid", "BOOL", 2), t("out.slots.slots", "I32", 2, 8), t("out.slots.lens", "I32", 2)])
 
 
 def upstream_cases():

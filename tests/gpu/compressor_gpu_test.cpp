@@ -36,8 +36,8 @@ void misalign(CompressorInputs& in) {
   }
   in.kv_score = std::move(narrow);
   in.save.kv_score = std::as_const(in.kv_score).view().slice(1, 0, width);
-  in.save.state = in.store.state = in.state.cache;
-  in.store.entries = in.entries.cache;
+  in.save.state = in.store.compressors[0].state = in.state.cache;
+  in.store.compressors[0].entries = in.entries.cache;
 }
 
 CompressorInputs inputs_of(const CompressorCase& c, bool odd) {
@@ -181,8 +181,8 @@ TEST_F(CompressorGpu, ManyLongGroupsAreRefAndThoseOfFew) {
     test::run_on_gpu<CompressStore>(c.store(), many.saving(), implementation);
     const CompressorInputs few = make_inputs(c);
     CompressStore::Args args = few.saving();
-    for (ConstTensorView* tokens :
-         {&args.positions, &args.token_to_req, &args.state_slots, &args.entry_slots, &args.kv_score}) {
+    for (ConstTensorView* tokens : {&args.positions, &args.token_to_req, &args.entry_slots,
+                                    &args.compressors[0].state_slots, &args.compressors[0].kv_score}) {
       *tokens = tokens->slice(0, 0, kFew);
     }
     CompressStore::Problem problem = c.store();
@@ -335,7 +335,8 @@ TEST_F(CompressorGpu, MoreThan65535Tokens) {
   for (std::int64_t column = 0; column < kTokens / 4; ++column)
     blocks.as<std::int32_t>()[column] = static_cast<std::int32_t>(column - (kTokens - kLast) / 4);
   const SaveState::Problem save{.tokens = kTokens, .ratio = 4, .dim = 128};
-  const CompressStore::Problem store{.tokens = kTokens, .ratio = 4, .dim = 128, .format = &index_fp8_rows()};
+  const CompressStore::Problem store{
+      .tokens = kTokens, .ratio = 4, .compressor = {{{.dim = 128, .format = &index_fp8_rows()}}}};
   for (CompressorInputs& each : in) {
     each.state.allocate(state_rows(128, 2), kLast / 4, 4, 0);
     each.entries.allocate(index_fp8_rows(), 1, 64, kPoison);
@@ -347,13 +348,13 @@ TEST_F(CompressorGpu, MoreThan65535Tokens) {
     each.save.kv_score.stride[0] = 0;
     each.store = {.positions = std::as_const(positions).view(),
                   .token_to_req = std::as_const(requests).view(),
-                  .state_slots = std::as_const(state_slots).view(),
                   .entry_slots = std::as_const(entry_slots).view(),
-                  .block_table = std::as_const(blocks).view(),
-                  .norm_weight = weight.view(),
                   .cos_sin = table.view(),
-                  .state = each.state.cache,
-                  .entries = each.entries.cache};
+                  .compressors = {{{.state_slots = std::as_const(state_slots).view(),
+                                    .block_table = std::as_const(blocks).view(),
+                                    .norm_weight = weight.view(),
+                                    .state = each.state.cache,
+                                    .entries = each.entries.cache}}}};
   }
   Plan<SaveState>(save, {.implementation = "ref"}).run(in[0].save);
   Plan<CompressStore>(store, {.implementation = "ref"}).run(in[0].store);

@@ -114,8 +114,10 @@ struct CompressorCase {
   }
   SaveState::Problem save() const { return {.tokens = tokens(), .ratio = ratio, .dim = format->dim}; }
   CompressStore::Problem store() const {
-    return {
-        .tokens = tokens(), .ratio = ratio, .dim = format->dim, .format = format, .hadamard = hadamard, .clamp = clamp};
+    return {.tokens = tokens(),
+            .ratio = ratio,
+            .clamp = clamp,
+            .compressor = {{{.dim = format->dim, .format = format, .hadamard = hadamard}}}};
   }
   friend std::ostream& operator<<(std::ostream& out, const CompressorCase& c) {
     out << "compress r " << c.ratio << " to " << c.format->name << " blocks " << c.state_block << " and "
@@ -190,8 +192,8 @@ struct CompressorInputs {
   /// Both as one call.
   CompressStore::Args saving() const {
     CompressStore::Args args = store;
-    args.kv_score = save.kv_score;
-    args.ape = save.ape;
+    args.compressors[0].kv_score = save.kv_score;
+    args.compressors[0].ape = save.ape;
     return args;
   }
 };
@@ -200,13 +202,13 @@ struct CompressorInputs {
 /// slots.
 inline CompressStore::Problem together(const CompressorCase& layer, const CompressorCase& index) {
   CompressStore::Problem p = layer.store();
-  p.dim2 = index.format->dim, p.format2 = index.format, p.hadamard2 = index.hadamard;
+  p.compressors = 2;
+  p.compressor[1] = index.store().compressor[0];
   return p;
 }
 inline CompressStore::Args together(const CompressStore::Args& layer, const CompressStore::Args& index) {
   CompressStore::Args a = layer;
-  a.state_slots2 = index.state_slots, a.block_table2 = index.block_table, a.norm_weight2 = index.norm_weight;
-  a.kv_score2 = index.kv_score, a.ape2 = index.ape, a.state2 = index.state, a.entries2 = index.entries;
+  a.compressors[1] = index.compressors[0];
   return a;
 }
 /// Pairs of them.
@@ -311,13 +313,13 @@ inline CompressorInputs make_inputs(const CompressorCase& c, std::uint64_t seed 
              .state = in.state.cache};
   in.store = {.positions = in.positions.view(),
               .token_to_req = in.token_to_req.view(),
-              .state_slots = in.state_slots.view(),
               .entry_slots = in.entry_slots.view(),
-              .block_table = in.block_table.view(),
-              .norm_weight = in.norm_weight.view(),
               .cos_sin = in.cos_sin.view(),
-              .state = in.state.cache,
-              .entries = in.entries.cache};
+              .compressors = {{{.state_slots = in.state_slots.view(),
+                                .block_table = in.block_table.view(),
+                                .norm_weight = in.norm_weight.view(),
+                                .state = in.state.cache,
+                                .entries = in.entries.cache}}}};
   return in;
 }
 

@@ -82,17 +82,17 @@ struct Request {
               .positions = std::as_const(positions).view(),
               .state_slots = std::as_const(state_slots).view(),
               .state = state.cache});
-    Plan<CompressStore>({.tokens = rows, .ratio = ratio, .dim = format->dim, .format = format},
+    Plan<CompressStore>({.tokens = rows, .ratio = ratio, .compressor = {{{.dim = format->dim, .format = format}}}},
                         {.implementation = implementation, .threads = 2})
         .run({.positions = std::as_const(positions).view(),
               .token_to_req = std::as_const(requests).view(),
-              .state_slots = std::as_const(state_slots).view(),
               .entry_slots = std::as_const(entry_slots).view(),
-              .block_table = std::as_const(block_table).view(),
-              .norm_weight = std::as_const(norm_weight).view(),
               .cos_sin = std::as_const(cos_sin).view(),
-              .state = state.cache,
-              .entries = entries.cache});
+              .compressors = {{{.state_slots = std::as_const(state_slots).view(),
+                                .block_table = std::as_const(block_table).view(),
+                                .norm_weight = std::as_const(norm_weight).view(),
+                                .state = state.cache,
+                                .entries = entries.cache}}}});
   }
 
   /// The logical contents after n positions: state rows and entries in order, byte for byte.
@@ -131,7 +131,7 @@ Setting any_setting(int ratio) {
   s.block_size = *rc::gen::element<std::int64_t>(1, 2, 3, 4, 8, 53, 64, 256);
   std::vector<std::string> names;
   for (const Candidate& candidate :
-       explain<CompressStore>({.ratio = ratio, .dim = s.format->dim, .format = s.format})) {
+       explain<CompressStore>({.ratio = ratio, .compressor = {{{.dim = s.format->dim, .format = s.format}}}})) {
     if (candidate.refusal.empty()) names.push_back(candidate.name);
   }
   s.implementation = *rc::gen::elementOf(names);

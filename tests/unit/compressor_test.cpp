@@ -143,7 +143,7 @@ TEST(Compressor, OnlyTheLastTokenOfAGroupStores) {
         in.entry_slots.as<std::int64_t>()[t] = t;  // also where no group ends
       CompressorInputs bigger = make_inputs(c);
       bigger.entries.allocate(bf16_rows(), 1, 2 * ratio + 1, kPoison);
-      bigger.store.entries = bigger.entries.cache;
+      bigger.store.compressors[0].entries = bigger.entries.cache;
       bigger.store.entry_slots = in.entry_slots.view();
       run(c, bigger, name);
       for (std::int64_t slot = 0; slot <= 2 * ratio; ++slot) {
@@ -178,7 +178,7 @@ TEST(Compressor, SkipsTokensThatPointNowhere) {
       in.positions.template as<std::int64_t>()[3] = std::numeric_limits<std::int64_t>::max();
     })) << name;
     EXPECT_TRUE(attempt([](auto& in) { in.store.cos_sin.shape[0] = 0; })) << name;
-    EXPECT_TRUE(attempt([](auto& in) { in.store.block_table.shape[1] = 0; }))
+    EXPECT_TRUE(attempt([](auto& in) { in.store.compressors[0].block_table.shape[1] = 0; }))
         << name << ": no row of the window can be read";
     EXPECT_TRUE(attempt([](auto& in) {
       in.block_table.template as<std::int32_t>()[0] = static_cast<std::int32_t>(in.state.cache.num_blocks);
@@ -364,20 +364,21 @@ TEST(CompressorErrors, NameTheTensorWhatWasGotAndWhatWasExpected) {
               ThrowsMessage<InvalidArgument>(HasSubstr("off fp32 alignment")));
   EXPECT_THAT([&] { store([](auto& a) { a.entry_slots.shape[0] = 3; }); },
               ThrowsMessage<InvalidArgument>("compress_store: entry_slots: got [3] I64, expected [4] I64"));
-  EXPECT_THAT([&] { store([](auto& a) { a.block_table.dtype = DType::kI64; }); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("block_table: got")));
-  EXPECT_THAT([&] { store([](auto& a) { a.entries.format = &bf16_rows(); }); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: entries: got")));
+  EXPECT_THAT([&] { store([](auto& a) { a.compressors[0].block_table.dtype = DType::kI64; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compressors[0].block_table: got")));
+  EXPECT_THAT([&] { store([](auto& a) { a.compressors[0].entries.format = &bf16_rows(); }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: compressors[0].entries: got")));
   EXPECT_THAT([] { Plan<SaveState>({.ratio = 8}); },
               ThrowsMessage<InvalidArgument>("save_state: ratio: got 8, expected 4 or 128"));
   EXPECT_THAT([] { Plan<SaveState>({.ratio = 128, .dim = 128}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
-  EXPECT_THAT(
-      [] { Plan<CompressStore>({}); },
-      ThrowsMessage<InvalidArgument>("compress_store: format: got none, expected the entry cache's row format"));
-  EXPECT_THAT([] { Plan<CompressStore>({.format = &index_fp8_rows()}); },
-              ThrowsMessage<InvalidArgument>("compress_store: format: got index_fp8 with 128 dims, expected 512 dims"));
-  EXPECT_THAT([] { Plan<CompressStore>({.format = &f32_rows(), .hadamard = true}); },
+  EXPECT_THAT([] { Plan<CompressStore>({}); },
+              ThrowsMessage<InvalidArgument>(
+                  "compress_store: compressors[0].format: got none, expected the entry cache's row format"));
+  EXPECT_THAT([] { Plan<CompressStore>({.compressor = {{{.format = &index_fp8_rows()}}}}); },
+              ThrowsMessage<InvalidArgument>(
+                  "compress_store: compressors[0].format: got index_fp8 with 128 dims, expected 512 dims"));
+  EXPECT_THAT([] { Plan<CompressStore>({.compressor = {{{.format = &f32_rows(), .hadamard = true}}}}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("hadamard: got dim 512")));
 }
 
@@ -391,30 +392,41 @@ TEST(CompressorErrors, OfASecondCompressorSayWhich) {
     Plan<CompressStore>(together(layer, index)).run(args);
   };
   EXPECT_NO_THROW(run([](auto&) {}));
-  EXPECT_THAT([&] { run([](auto& a) { a.state_slots2.shape[0] = 3; }); },
+  EXPECT_THAT([&] { run([](auto& a) { a.compressors[1].state_slots.shape[0] = 3; }); },
               ThrowsMessage<InvalidArgument>("compress_store: entry_slots: got [4] I64, expected [3] I64"));
-  EXPECT_THAT([&] { run([](auto& a) { a.block_table2.dtype = DType::kI64; }); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("block_table2: got")));
-  EXPECT_THAT([&] { run([](auto& a) { a.norm_weight2 = a.norm_weight; }); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("norm_weight2: got [512]")));
-  EXPECT_THAT([&] { run([](auto& a) { a.state2 = a.state; }); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: state2: got state_c4 rows")));
-  EXPECT_THAT([&] { run([](auto& a) { a.entries2.format = &index_mxfp4_rows(); }); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: entries2: got")));
-  EXPECT_THAT([&] { run([](auto& a) { a.kv_score2 = {}; }); },
-              ThrowsMessage<InvalidArgument>("compress_store: kv_score2: got none, expected a tensor, as kv_score"));
-  EXPECT_THAT([&] { run([](auto& a) { a.ape2 = a.ape; }); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("ape2: got [4, 1024]")));
-  EXPECT_THAT(
-      [] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = 128}); },
-      ThrowsMessage<InvalidArgument>("compress_store: format2: got none, expected the entry cache's row format"));
-  EXPECT_THAT([] { Plan<CompressStore>({.format = &fp8_ds_mla_rows(), .dim2 = -1}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dim2: got -1")));
-  EXPECT_THAT(
-      [] {
-        Plan<CompressStore>({.ratio = 128, .format = &fp8_ds_mla_rows(), .dim2 = 128, .format2 = &index_fp8_rows()});
-      },
-      ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
+  EXPECT_THAT([&] { run([](auto& a) { a.compressors[1].block_table.dtype = DType::kI64; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compressors[1].block_table: got")));
+  EXPECT_THAT([&] { run([](auto& a) { a.compressors[1].norm_weight = a.compressors[0].norm_weight; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compressors[1].norm_weight: got [512]")));
+  EXPECT_THAT([&] { run([](auto& a) { a.compressors[1].state = a.compressors[0].state; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: compressors[1].state: got state_c4 rows")));
+  EXPECT_THAT([&] { run([](auto& a) { a.compressors[1].entries.format = &index_mxfp4_rows(); }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compress_store: compressors[1].entries: got")));
+  EXPECT_THAT([&] { run([](auto& a) { a.compressors[1].kv_score = {}; }); },
+              ThrowsMessage<InvalidArgument>("compress_store: compressors[1].kv_score: got none, expected a tensor, as "
+                                             "compressors[0].kv_score"));
+  EXPECT_THAT([&] { run([](auto& a) { a.compressors[1].ape = a.compressors[0].ape; }); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("compressors[1].ape: got [4, 1024]")));
+  const auto plan = [](auto&& change) {
+    return [change] {
+      CompressStore::Problem p{.compressors = 2};
+      p.compressor[0].format = &fp8_ds_mla_rows();
+      p.compressor[1] = {.dim = 128, .format = &index_fp8_rows()};
+      change(p);
+      Plan<CompressStore> made(p);
+    };
+  };
+  EXPECT_NO_THROW(plan([](auto&) {})());
+  EXPECT_THAT(plan([](auto& p) { p.compressor[1].format = nullptr; }),
+              ThrowsMessage<InvalidArgument>(
+                  "compress_store: compressors[1].format: got none, expected the entry cache's row format"));
+  for (const int compressors : {-1, 0, 3}) {
+    EXPECT_THAT(plan([=](auto& p) { p.compressors = compressors; }),
+                ThrowsMessage<InvalidArgument>("compress_store: compressors: got " + std::to_string(compressors) +
+                                               ", expected 1 to 2"));
+  }
+  EXPECT_THAT(plan([](auto& p) { p.ratio = 128; }),
+              ThrowsMessage<InvalidArgument>(HasSubstr("got dim 128 with 1 halves")));
 }
 
 }  // namespace

@@ -76,17 +76,19 @@ std::vector<double> scores(const RowFormat& format, bool rotate_keys, bool rotat
   HostTensor entry_slots(DType::kI64, {kTokens});
   for (std::int64_t t = 0; t < kTokens; ++t) entry_slots.as<std::int64_t>()[t] = t % 4 == 3 ? t / 4 : -1;
   const HostTensor requests(DType::kI32, {kTokens});
-  Plan<CompressStore>(
-      {.tokens = kTokens, .ratio = 4, .dim = 128, .rope_dim = 64, .format = &format, .hadamard = rotate_keys})
+  Plan<CompressStore>({.tokens = kTokens,
+                       .ratio = 4,
+                       .rope_dim = 64,
+                       .compressor = {{{.dim = 128, .format = &format, .hadamard = rotate_keys}}}})
       .run({.positions = positions.view(),
             .token_to_req = requests.view(),
-            .state_slots = positions.view(),
             .entry_slots = std::as_const(entry_slots).view(),
-            .block_table = blocks,
-            .norm_weight = std::as_const(norm).view(),
             .cos_sin = std::as_const(cos_sin).view(),
-            .state = states.cache,
-            .entries = entries.cache});
+            .compressors = {{{.state_slots = positions.view(),
+                              .block_table = blocks,
+                              .norm_weight = std::as_const(norm).view(),
+                              .state = states.cache,
+                              .entries = entries.cache}}}});
 
   const bool fp4 = format.nope == Element::kE2M1;
   const bool floats = format.nope == Element::kF32;

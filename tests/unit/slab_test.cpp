@@ -300,22 +300,22 @@ TEST(Slab, StatesPastTwoGigabytes) {
   }
   const std::vector<std::int32_t> near_table{0, 1, 2, 3, 4, 5};
   const CompressStore::Problem store{
-      .tokens = c.slots(), .ratio = 4, .dim = 512, .rope_dim = 64, .format = &fp8_ds_mla_rows()};
+      .tokens = c.slots(), .ratio = 4, .rope_dim = 64, .compressor = {{{.dim = 512, .format = &fp8_ds_mla_rows()}}}};
   for (const std::string& name : accepting<CompressStore>(store)) {
     CompressStore::Args args{.positions = positions.view(), .token_to_req = requests.view()};
-    args.norm_weight = norm.view();
+    args.compressors[0].norm_weight = norm.view();
     args.cos_sin = cos_sin.view();
-    args.state_slots = near_slots.view();
+    args.compressors[0].state_slots = near_slots.view();
     args.entry_slots = near_entries.view();
-    args.block_table = view_of(near_table.data(), {1, 6});
-    args.state = c.near;
-    args.entries = entries.near;
+    args.compressors[0].block_table = view_of(near_table.data(), {1, 6});
+    args.compressors[0].state = c.near;
+    args.compressors[0].entries = entries.near;
     run_as<CompressStore>(store, args, name);
-    args.state_slots = far_slots.view();
+    args.compressors[0].state_slots = far_slots.view();
     args.entry_slots = far_entries.view();
-    args.block_table = view_of(std::as_const(c.blocks).data(), {1, 6});
-    args.state = c.far;
-    args.entries = entries.far;
+    args.compressors[0].block_table = view_of(std::as_const(c.blocks).data(), {1, 6});
+    args.compressors[0].state = c.far;
+    args.compressors[0].entries = entries.far;
     run_as<CompressStore>(store, args, name);
     ASSERT_TRUE(entries.same_rows()) << name;
   }

@@ -394,38 +394,40 @@ struct Compressor {
   }
   std::string store() const {
     return error_of([&] {
-      validate<CompressStore>({.tokens = 3, .ratio = 4, .dim = 128, .format = &index_fp8_rows()},
+      validate<CompressStore>({.tokens = 3, .ratio = 4, .compressor = {{{.dim = 128, .format = &index_fp8_rows()}}}},
                               {.positions = view(positions),
                                .token_to_req = view(requests),
-                               .state_slots = view(states),
                                .entry_slots = view(entries),
-                               .block_table = rows_of(table, 2),
-                               .norm_weight = blank(DType::kBF16, {128}),
                                .cos_sin = blank(DType::kF32, {8, 64}),
-                               .state = cache_of(state_rows(128, 2), 3, 4),
-                               .entries = cache_of(index_fp8_rows(), 1, 2)});
+                               .compressors = {{{.state_slots = view(states),
+                                                 .block_table = rows_of(table, 2),
+                                                 .norm_weight = blank(DType::kBF16, {128}),
+                                                 .state = cache_of(state_rows(128, 2), 3, 4),
+                                                 .entries = cache_of(index_fp8_rows(), 1, 2)}}}});
     });
   }
   /// As the second of two, beside one whose numbers are right.
   std::string second() const {
     const Compressor right;
     return error_of([&] {
-      validate<CompressStore>(
-          {.tokens = 3, .ratio = 4, .format = &bf16_rows(), .dim2 = 128, .format2 = &index_fp8_rows()},
-          {.positions = view(positions),
-           .token_to_req = view(requests),
-           .state_slots = view(right.states),
-           .entry_slots = view(entries),
-           .block_table = rows_of(right.table, 2),
-           .norm_weight = blank(DType::kBF16, {512}),
-           .cos_sin = blank(DType::kF32, {8, 64}),
-           .state = cache_of(state_rows(512, 2), 3, 4),
-           .entries = cache_of(bf16_rows(), 1, 2),
-           .state_slots2 = view(states),
-           .block_table2 = rows_of(table, 2),
-           .norm_weight2 = blank(DType::kBF16, {128}),
-           .state2 = cache_of(state_rows(128, 2), 3, 4),
-           .entries2 = cache_of(index_fp8_rows(), 1, 2)});
+      validate<CompressStore>({.tokens = 3,
+                               .ratio = 4,
+                               .compressors = 2,
+                               .compressor = {{{.format = &bf16_rows()}, {.dim = 128, .format = &index_fp8_rows()}}}},
+                              {.positions = view(positions),
+                               .token_to_req = view(requests),
+                               .entry_slots = view(entries),
+                               .cos_sin = blank(DType::kF32, {8, 64}),
+                               .compressors = {{{.state_slots = view(right.states),
+                                                 .block_table = rows_of(right.table, 2),
+                                                 .norm_weight = blank(DType::kBF16, {512}),
+                                                 .state = cache_of(state_rows(512, 2), 3, 4),
+                                                 .entries = cache_of(bf16_rows(), 1, 2)},
+                                                {.state_slots = view(states),
+                                                 .block_table = rows_of(table, 2),
+                                                 .norm_weight = blank(DType::kBF16, {128}),
+                                                 .state = cache_of(state_rows(128, 2), 3, 4),
+                                                 .entries = cache_of(index_fp8_rows(), 1, 2)}}}});
     });
   }
 };
@@ -443,10 +445,10 @@ TEST(Validate, Compressor) {
               HasSubstr("entry_slots row 1: got 1, expected a slot of its own"));
   EXPECT_THAT((Compressor{.requests = {0, 2, 0}}.store()), HasSubstr("token_to_req row 1: got 2"));
   EXPECT_THAT((Compressor{.table = {0, 1, 3, 2}}.store()),
-              HasSubstr("block_table row 1 column 0: got 3, expected 0..2"));
+              HasSubstr("compressors[0].block_table row 1 column 0: got 3, expected 0..2"));
   EXPECT_EQ(Compressor{}.second(), "");
   EXPECT_THAT((Compressor{.table = {0, 1, 3, 2}}.second()),
-              HasSubstr("block_table2 row 1 column 0: got 3, expected 0..2"));
+              HasSubstr("compressors[1].block_table row 1 column 0: got 3, expected 0..2"));
   EXPECT_THAT((Compressor{.positions = {3, 11, 4}}.store()),
               HasSubstr("positions row 1: got 11, expected a group that begins within the 8 rows"));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -50,46 +51,48 @@ struct SaveState {
 /// is not a row of `cos_sin`, or no row of its window can be read. A channel whose logits are all -inf pools to 0. The
 /// entry slots of a call are distinct; all of SaveState's rows must have been written before, unless the call has
 /// `kv_score` and `ape`: then it first does what SaveState does, in the same launch. The tokens of a request stand one
-/// behind the other then, and a state slot that the call writes is read for the position it is written for only. With
-/// `dim2` > 0 a second compressor of the same ratio works in the same launch, as an indexer's beside its layer's: what
-/// it has of its own ends in 2, and nothing of one is read or written by the other.
+/// behind the other then, and a state slot that the call writes is read for the position it is written for only.
+///
+/// Several compressors of one ratio work in the same launch, as a layer's and its indexer's: nothing of one is read or
+/// written by another, and kv_score is there for all of them or for none.
 struct CompressStore {
   static constexpr std::string_view kName = "compress_store";  ///< the op's name
+  static constexpr int kMaxCompressors = 2;                    ///< how many there may be
+
+  /// What the problem says of a compressor.
+  struct CompressorShape {
+    int dim = 512;                      ///< d: numbers of an entry
+    const RowFormat* format = nullptr;  ///< rows of the entry cache
+    bool hadamard = false;              ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
+  };
   /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;             ///< T
-    int ratio = 4;                       ///< r: tokens of an entry
-    int dim = 512;                       ///< numbers of a row
-    int rope_dim = 64;                   ///< dims that are rotated, the last
-    const RowFormat* format = nullptr;   ///< rows of the entry cache
-    bool hadamard = false;               ///< indexer only: normalised Walsh-Hadamard transform after RoPE (spec 4.1)
-    float eps = 1e-6F;                   ///< RMSNorm's epsilon
-    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
-    int dim2 = 0;                        ///< numbers of a row of the second compressor; 0: there is none
-    const RowFormat* format2 = nullptr;  ///< rows of its entry cache
-    bool hadamard2 = false;              ///< as `hadamard`
-    int coff() const { return ratio == 4 ? 2 : 1; }  ///< halves of a state row: 2 with overlap, else 1
+    std::int64_t tokens = 0;                                    ///< T
+    int ratio = 4;                                              ///< r: tokens of an entry
+    int rope_dim = 64;                                          ///< dims that are rotated, the last
+    float eps = 1e-6F;                                          ///< RMSNorm's epsilon
+    ClampRule clamp = ClampRule::kAmax;                         ///< the quantiser's floor
+    int compressors = 1;                                        ///< 1 or 2
+    std::array<CompressorShape, kMaxCompressors> compressor{};  ///< shapes of each
+    int coff() const { return ratio == 4 ? 2 : 1; }             ///< halves of a state row: 2 with overlap, else 1
+  };
+  /// Tensors that a compressor has of its own.
+  struct Compressor {
+    ConstTensorView state_slots;  ///< [M] I64, M <= T, the same M for all
+    ConstTensorView block_table;  ///< [requests, columns] I32 of the state cache; negative entries are read as block 0
+    ConstTensorView norm_weight;  ///< [d] BF16 or F32
+    ConstTensorView kv_score;     ///< [T, 2*coff*d] F32 as SaveState takes it; absent: the rows are in the state cache
+    ConstTensorView ape;          ///< [r, coff*d] F32 or BF16, with kv_score
+    PagedCache state;             ///< read; with kv_score written first
+    PagedCache entries;           ///< cache of the compressed entries
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView positions;     ///< [T] I64
-    ConstTensorView token_to_req;  ///< [T] I32
-    ConstTensorView state_slots;   ///< [M] I64, M <= T
-    ConstTensorView entry_slots;   ///< [M] I64: slot in `entries`, -1 none
-    ConstTensorView block_table;   ///< [requests, columns] I32 of the state cache; negative entries are read as block 0
-    ConstTensorView norm_weight;   ///< [d] BF16 or F32
-    ConstTensorView cos_sin;       ///< [L, rope_dim] F32
-    ConstTensorView kv_score;      ///< [T, 2*coff*d] F32 as SaveState takes it; absent: the rows are in the state cache
-    ConstTensorView ape;           ///< [r, coff*d] F32 or BF16, with kv_score
-    PagedCache state;              ///< read; with kv_score written first
-    PagedCache entries;            ///< cache of the compressed entries
-    ConstTensorView state_slots2;  ///< [M] I64, the second compressor's; M as that of state_slots
-    ConstTensorView block_table2;  ///< [requests2, columns2] I32 of its state cache
-    ConstTensorView norm_weight2;  ///< [dim2] BF16 or F32
-    ConstTensorView kv_score2;     ///< [T, 2*coff*dim2] F32; absent where kv_score is
-    ConstTensorView ape2;          ///< [r, coff*dim2] F32 or BF16, with kv_score2
-    PagedCache state2;             ///< as `state`
-    PagedCache entries2;           ///< its entries, at entry_slots too
+    ConstTensorView positions;                              ///< [T] I64
+    ConstTensorView token_to_req;                           ///< [T] I32
+    ConstTensorView entry_slots;                            ///< [M] I64: slot in every `entries`, -1 none
+    ConstTensorView cos_sin;                                ///< [L, rope_dim] F32
+    std::array<Compressor, kMaxCompressors> compressors{};  ///< as many as the problem says
   };
 };
 

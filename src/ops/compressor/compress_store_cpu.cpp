@@ -8,27 +8,32 @@ namespace smla {
 
 namespace {
 
-void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore::Problem& problem,
-         const CompressStore::Args& args, const RunContext& context) {
-  if (!args.kv_score.absent()) save_state_cpu(save_problem(problem), save_args(args), context);
-  const std::int64_t tokens = args.state_slots.size(0);
+void compress(PoolFunction pool, const NormRopeKernels& kernels, const CompressorCall& c, const RunContext& context) {
+  if (c.saves()) save_state_cpu(c.save_problem(), c.save_args(), context);
+  const std::int64_t tokens = c.own.state_slots.size(0);
+  const int dim = c.shape.dim;
+  const int rope_dim = c.problem.rope_dim;
   // One token in r closes a group: chunks of r tokens hold about one entry each.
-#pragma omp parallel for num_threads(context.threads) if (tokens > 32) schedule(dynamic, problem.ratio)
+#pragma omp parallel for num_threads(context.threads) if (tokens > 32) schedule(dynamic, c.problem.ratio)
   for (std::int64_t t = 0; t < tokens; ++t) {
-    const Closing token = closing_token(problem, args, t);
+    const Closing token = closing_token(c, t);
     if (!token.acts) continue;
     Window window;
-    find_window(problem, args, token, window);
+    find_window(c, token, window);
     if (window.rows == 0) continue;
     float row[kMaxEntry];
-    pool(window.values, window.logits, window.rows, problem.dim, row);
-    kernels.norm(row, DType::kF32, args.norm_weight.data, args.norm_weight.dtype, row, DType::kF32, problem.dim,
-                 problem.eps);
-    const int pairs = problem.rope_dim / 2;
-    rotate_pairs(row + problem.dim - problem.rope_dim, pairs, token.cos_sin, token.cos_sin + pairs);
-    store_entry(problem, args.entries, token.entry_slot, row);
+    pool(window.values, window.logits, window.rows, dim, row);
+    kernels.norm(row, DType::kF32, c.own.norm_weight.data, c.own.norm_weight.dtype, row, DType::kF32, dim,
+                 c.problem.eps);
+    const int pairs = rope_dim / 2;
+    rotate_pairs(row + dim - rope_dim, pairs, token.cos_sin, token.cos_sin + pairs);
+    store_entry(c, token.entry_slot, row);
   }
-  if (problem.dim2 > 0) run(pool, kernels, second_problem(problem), second_args(args), context);
+}
+
+void run(PoolFunction pool, const NormRopeKernels& kernels, const CompressStore::Problem& problem,
+         const CompressStore::Args& args, const RunContext& context) {
+  for (int i = 0; i < problem.compressors; ++i) compress(pool, kernels, {problem, args, i}, context);
 }
 
 }  // namespace

@@ -74,40 +74,44 @@ Decision decide(const CompressStore::Problem& p, const PlanOptions& /*options*/,
   return refused(reason.empty() ? needs_gpu(machine) : std::move(reason));
 }
 
-void run(const CompressStore::Problem& p, const CompressStore::Args& a, const RunContext& context) {
-  const std::int64_t tokens = a.state_slots.size(0);
-  const cudaStream_t stream = stream_of(context.stream);
-  const bool both = p.dim2 == 128 && p.dim == 512 && a.state_slots2.size(0) == tokens;
-  if (p.dim2 > 0 && !both) {
-    run(first_problem(p), a, context);
-    run(second_problem(p), second_args(a), context);
-    return;
-  }
-  if (tokens == 0) return;
-  const Pool c = pool_of(p, a);
-  const bool saves = c.save.kv_score != nullptr;
-  constexpr const char* kName = "compress_store";
-  if (both) {
-    const Pool index = pool_of(second_problem(p), second_args(a));
-    with_kind(by_fours(c) && by_fours(index), saves, [&]<bool kVector, bool kSave>() {
-      const unsigned blocks = blocks_for(tokens, c.span);
-      device::launch_pdl<compress_both<kVector, kSave>>(kName,
-                                                        blocks_for(std::int64_t{blocks} + index_blocks(index), 1),
-                                                        MainC4a::kThreads, 0, stream, c, index, blocks);
-    });
-    return;
-  }
-  with_kind(by_fours(c), saves, [&]<bool kVector, bool kSave>() {
-    if (p.dim == 128) {
-      device::launch_pdl<compress_index<kVector, kSave>>(kName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
-    } else if (p.ratio == 4) {
-      device::launch_pdl<compress<MainC4a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC4a::kThreads, 0,
-                                                            stream, c);
+constexpr const char* kLaunchName = "compress_store";
+
+void launch(const CompressorCall& call, cudaStream_t stream) {
+  const Pool c = pool_of(call);
+  if (c.tokens == 0) return;
+  with_kind(by_fours(c), call.saves(), [&]<bool kVector, bool kSave>() {
+    if (call.shape.dim == 128) {
+      device::launch_pdl<compress_index<kVector, kSave>>(kLaunchName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
+    } else if (call.problem.ratio == 4) {
+      device::launch_pdl<compress<MainC4a, kVector, kSave>>(kLaunchName, blocks_for(c.tokens, c.span),
+                                                            MainC4a::kThreads, 0, stream, c);
     } else {
-      device::launch_pdl<compress<MainC128a, kVector, kSave>>(kName, blocks_for(tokens, c.span), MainC128a::kThreads, 0,
-                                                              stream, c);
+      device::launch_pdl<compress<MainC128a, kVector, kSave>>(kLaunchName, blocks_for(c.tokens, c.span),
+                                                              MainC128a::kThreads, 0, stream, c);
     }
   });
+}
+
+/// A layer's compressor and its indexer's in one launch.
+void launch_both(const CompressorCall& layer, const CompressorCall& indexer, cudaStream_t stream) {
+  const Pool c = pool_of(layer);
+  const Pool index = pool_of(indexer);
+  if (c.tokens == 0) return;
+  with_kind(by_fours(c) && by_fours(index), layer.saves(), [&]<bool kVector, bool kSave>() {
+    const unsigned blocks = blocks_for(c.tokens, c.span);
+    device::launch_pdl<compress_both<kVector, kSave>>(kLaunchName,
+                                                      blocks_for(std::int64_t{blocks} + index_blocks(index), 1),
+                                                      MainC4a::kThreads, 0, stream, c, index, blocks);
+  });
+}
+
+void run(const CompressStore::Problem& p, const CompressStore::Args& a, const RunContext& context) {
+  const cudaStream_t stream = stream_of(context.stream);
+  if (p.compressors == 2 && p.compressor[0].dim == 512 && p.compressor[1].dim == 128) {
+    launch_both({p, a, 0}, {p, a, 1}, stream);
+    return;
+  }
+  for (int i = 0; i < p.compressors; ++i) launch({p, a, i}, stream);
 }
 
 }  // namespace

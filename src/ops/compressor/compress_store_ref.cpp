@@ -29,42 +29,46 @@ double pool(const Window& window, int channel) {
   return total / sum;
 }
 
-}  // namespace
-
 // Pool, y = e * rsqrt(sum(e^2)/d + eps) * w, rotate at the group's first position, store (spec 3, algorithm step 2).
-void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args,
-                        const RunContext& context) {
-  if (!args.kv_score.absent()) save_state_ref(save_problem(problem), save_args(args), context);
+void compress(const CompressorCall& c, const RunContext& context) {
+  if (c.saves()) save_state_ref(c.save_problem(), c.save_args(), context);
+  const int dim = c.shape.dim;
+  const int pairs = c.problem.rope_dim / 2;
   Window window;
-  for (std::int64_t t = 0; t < args.state_slots.size(0); ++t) {
-    const Closing token = closing_token(problem, args, t);
+  for (std::int64_t t = 0; t < c.own.state_slots.size(0); ++t) {
+    const Closing token = closing_token(c, t);
     if (!token.acts) continue;
-    find_window(problem, args, token, window);
+    find_window(c, token, window);
     if (window.rows == 0) continue;
     float row[kMaxEntry];
     double squares = 0.0;
-    for (int c = 0; c < problem.dim; ++c) {
-      row[c] = static_cast<float>(pool(window, c));
-      squares += static_cast<double>(row[c]) * row[c];
+    for (int i = 0; i < dim; ++i) {
+      row[i] = static_cast<float>(pool(window, i));
+      squares += static_cast<double>(row[i]) * row[i];
     }
-    const auto inverse = static_cast<float>(1.0 / std::sqrt(squares / problem.dim + static_cast<double>(problem.eps)));
-    for (int c = 0; c < problem.dim; ++c) {
-      const void* w = args.norm_weight.data;
-      row[c] = row[c] * inverse *
-               (args.norm_weight.dtype == DType::kF32 ? static_cast<const float*>(w)[c]
-                                                      : to_float(static_cast<const BF16*>(w)[c]));
+    const auto inverse = static_cast<float>(1.0 / std::sqrt(squares / dim + static_cast<double>(c.problem.eps)));
+    for (int i = 0; i < dim; ++i) {
+      const void* w = c.own.norm_weight.data;
+      row[i] = row[i] * inverse *
+               (c.own.norm_weight.dtype == DType::kF32 ? static_cast<const float*>(w)[i]
+                                                       : to_float(static_cast<const BF16*>(w)[i]));
     }
-    const int pairs = problem.rope_dim / 2;
     for (int i = 0; i < pairs; ++i) {
-      float* pair = row + problem.dim - problem.rope_dim + 2 * i;
-      const float e = pair[0];
-      const float o = pair[1];
-      pair[0] = e * token.cos_sin[i] - o * token.cos_sin[pairs + i];
-      pair[1] = o * token.cos_sin[i] + e * token.cos_sin[pairs + i];
+      float* pair = row + dim - c.problem.rope_dim + 2 * i;
+      const float even = pair[0];
+      const float odd = pair[1];
+      pair[0] = even * token.cos_sin[i] - odd * token.cos_sin[pairs + i];
+      pair[1] = odd * token.cos_sin[i] + even * token.cos_sin[pairs + i];
     }
-    store_entry(problem, args.entries, token.entry_slot, row);
+    store_entry(c, token.entry_slot, row);
   }
-  if (problem.dim2 > 0) compress_store_ref(second_problem(problem), second_args(args), context);
+}
+
+}  // namespace
+
+void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args,
+                        const RunContext& context) {
+  for (int i = 0; i < problem.compressors; ++i) compress({problem, args, i}, context);
 }
 
 }  // namespace smla

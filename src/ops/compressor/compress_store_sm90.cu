@@ -74,13 +74,14 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
 }
 
 std::string refusal(const CompressStore::Problem& p, const Machine& machine) {
-  if (p.dim2 > 0) return "two compressors; it takes one";
-  if (p.dim != PartC128a::kWidth || p.ratio != PartC128a::kTokens) {
-    return "dim " + std::to_string(p.dim) + " and ratio " + std::to_string(p.ratio) + "; it takes " +
+  if (p.compressors > 1) return std::to_string(p.compressors) + " compressors; it takes one";
+  const CompressStore::CompressorShape& shape = p.compressor[0];
+  if (shape.dim != PartC128a::kWidth || p.ratio != PartC128a::kTokens) {
+    return "dim " + std::to_string(shape.dim) + " and ratio " + std::to_string(p.ratio) + "; it takes " +
            std::to_string(PartC128a::kWidth) + " and " + std::to_string(PartC128a::kTokens);
   }
-  if (p.format->group > PartC128a::kChannels) {
-    return std::string(p.format->name) + " rows, whose scale covers " + std::to_string(p.format->group) +
+  if (shape.format->group > PartC128a::kChannels) {
+    return std::string(shape.format->name) + " rows, whose scale covers " + std::to_string(shape.format->group) +
            " dims; it takes up to " + std::to_string(PartC128a::kChannels);
   }
   if (std::string reason = entry_refusal(p); !reason.empty()) return reason;
@@ -92,9 +93,9 @@ Decision decide(const CompressStore::Problem& p, const PlanOptions& /*options*/,
 }
 
 void run(const CompressStore::Problem& p, const CompressStore::Args& a, const RunContext& context) {
-  const std::int64_t tokens = a.state_slots.size(0);
+  Pool c = pool_of({p, a, 0});
+  const std::int64_t tokens = c.tokens;
   if (tokens == 0) return;
-  Pool c = pool_of(p, a);
   with_kind(by_fours(c), c.save.kv_score != nullptr, [&]<bool kVector, bool kSave>() {
     constexpr auto kKernel = compress_by_cluster<kVector, kSave>;
     c.span = span_of(tokens, p.ratio, device::clusters_at_once<kKernel, kCluster>(PartC128a::kThreads));

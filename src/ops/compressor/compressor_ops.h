@@ -21,22 +21,31 @@ template <>
 struct OpDescription<CompressStore> {
   static constexpr std::string_view kFamily = "compressor";
   static constexpr std::string_view kTypical = "64 tokens, C4A, fp8_ds_mla rows";
-  static CompressStore::Problem typical() { return {.tokens = 64, .format = &fp8_ds_mla_rows()}; }
+  static CompressStore::Problem typical() { return {.tokens = 64, .compressor = {{{.format = &fp8_ds_mla_rows()}}}}; }
   static void fields(CompressStore::Problem& p, auto&& f) {
-    f("tokens", p.tokens), f("ratio", p.ratio), f("dim", p.dim), f("rope_dim", p.rope_dim), f("format", p.format),
-        f("hadamard", p.hadamard), f("eps", p.eps);
-    f("clamp", p.clamp), f("dim2", p.dim2), f("format2", p.format2), f("hadamard2", p.hadamard2);
+    f("tokens", p.tokens), f("ratio", p.ratio), f("rope_dim", p.rope_dim), f("eps", p.eps), f("clamp", p.clamp);
+    CompressStore::CompressorShape& first = p.compressor[0];
+    CompressStore::CompressorShape& second = p.compressor[1];
+    f("compressors", p.compressors), f("compressors[0].dim", first.dim), f("compressors[0].format", first.format);
+    f("compressors[0].hadamard", first.hadamard), f("compressors[1].dim", second.dim);
+    f("compressors[1].format", second.format), f("compressors[1].hadamard", second.hadamard);
   }
   static void tensors(CompressStore::Args& a, auto&& t) {
-    t.in("positions", a.positions), t.in("token_to_req", a.token_to_req), t.in("state_slots", a.state_slots),
-        t.in("entry_slots", a.entry_slots), t.in("block_table", a.block_table), t.in("norm_weight", a.norm_weight);
-    t.in("cos_sin", a.cos_sin), t.in("kv_score", a.kv_score), t.in("ape", a.ape);
-    t.cache("state", a.state, a.kv_score.absent() ? CacheAccess::kRead : CacheAccess::kWrite);
-    t.cache("entries", a.entries, CacheAccess::kWrite);
-    t.in("state_slots2", a.state_slots2), t.in("block_table2", a.block_table2), t.in("norm_weight2", a.norm_weight2),
-        t.in("kv_score2", a.kv_score2), t.in("ape2", a.ape2);
-    t.cache("state2", a.state2, a.kv_score.absent() ? CacheAccess::kRead : CacheAccess::kWrite);
-    t.cache("entries2", a.entries2, CacheAccess::kWrite);
+    t.in("positions", a.positions), t.in("token_to_req", a.token_to_req), t.in("entry_slots", a.entry_slots);
+    t.in("cos_sin", a.cos_sin);
+    CompressStore::Compressor& first = a.compressors[0];
+    CompressStore::Compressor& second = a.compressors[1];
+    const auto state = [](const CompressStore::Compressor& c) {
+      return c.kv_score.absent() ? CacheAccess::kRead : CacheAccess::kWrite;
+    };
+    t.in("compressors[0].state_slots", first.state_slots), t.in("compressors[0].block_table", first.block_table);
+    t.in("compressors[0].norm_weight", first.norm_weight), t.in("compressors[0].kv_score", first.kv_score);
+    t.in("compressors[0].ape", first.ape), t.cache("compressors[0].state", first.state, state(first));
+    t.cache("compressors[0].entries", first.entries, CacheAccess::kWrite);
+    t.in("compressors[1].state_slots", second.state_slots), t.in("compressors[1].block_table", second.block_table);
+    t.in("compressors[1].norm_weight", second.norm_weight), t.in("compressors[1].kv_score", second.kv_score);
+    t.in("compressors[1].ape", second.ape), t.cache("compressors[1].state", second.state, state(second));
+    t.cache("compressors[1].entries", second.entries, CacheAccess::kWrite);
   }
 };
 

@@ -8,16 +8,32 @@ namespace smla {
 void save_state_ref(const SaveState::Problem& problem, const SaveState::Args& args, const RunContext& context);
 void save_state_cpu(const SaveState::Problem& problem, const SaveState::Args& args, const RunContext& context);
 
-/// Of a CompressStore, what it does as a SaveState first.
-SaveState::Args save_args(const CompressStore::Args& args);
-inline SaveState::Problem save_problem(const CompressStore::Problem& p) {
-  return {.tokens = p.tokens, .ratio = p.ratio, .dim = p.dim};
-}
+/// One compressor of a CompressStore, with what it shares with the others.
+struct CompressorCall {
+  const CompressStore::Problem& problem;
+  const CompressStore::Args& args;
+  const CompressStore::CompressorShape& shape;
+  const CompressStore::Compressor& own;
 
-/// Of a CompressStore with two compressors, each by itself.
-CompressStore::Problem first_problem(const CompressStore::Problem& problem);
-CompressStore::Problem second_problem(const CompressStore::Problem& problem);
-CompressStore::Args second_args(const CompressStore::Args& args);
+  CompressorCall(const CompressStore::Problem& p, const CompressStore::Args& a, int i)
+      : problem(p),
+        args(a),
+        shape(p.compressor.at(static_cast<std::size_t>(i))),
+        own(a.compressors.at(static_cast<std::size_t>(i))) {}
+
+  /// Whether it first does what SaveState does.
+  bool saves() const { return !own.kv_score.absent(); }
+  SaveState::Problem save_problem() const {
+    return {.tokens = problem.tokens, .ratio = problem.ratio, .dim = shape.dim};
+  }
+  SaveState::Args save_args() const {
+    return {.kv_score = own.kv_score,
+            .ape = own.ape,
+            .positions = args.positions,
+            .state_slots = own.state_slots,
+            .state = own.state};
+  }
+};
 
 void compress_store_ref(const CompressStore::Problem& problem, const CompressStore::Args& args,
                         const RunContext& context);

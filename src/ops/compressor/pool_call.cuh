@@ -25,30 +25,32 @@ void with_kind(bool vector, bool saves, F&& f) {
   }
 }
 
-inline Pool pool_of(const CompressStore::Problem& p, const CompressStore::Args& a) {
-  Pool c{.tokens = a.state_slots.size(0),
-         .span = span_of(a.state_slots.size(0), p.ratio),
+inline Pool pool_of(const CompressorCall& call) {
+  const CompressStore::Args& a = call.args;
+  const CompressStore::Compressor& own = call.own;
+  Pool c{.tokens = own.state_slots.size(0),
+         .span = span_of(own.state_slots.size(0), call.problem.ratio),
          .positions = static_cast<const std::int64_t*>(a.positions.data),
          .request = static_cast<const std::int32_t*>(a.token_to_req.data),
-         .state_slots = static_cast<const std::int64_t*>(a.state_slots.data),
+         .state_slots = static_cast<const std::int64_t*>(own.state_slots.data),
          .entry_slots = static_cast<const std::int64_t*>(a.entry_slots.data),
-         .table = static_cast<const std::int32_t*>(a.block_table.data),
-         .table_stride = a.block_table.stride[0],
-         .requests = a.block_table.size(0),
-         .columns = a.block_table.size(1),
-         .weight = a.norm_weight.data,
-         .weight_bf16 = a.norm_weight.dtype == DType::kBF16,
+         .table = static_cast<const std::int32_t*>(own.block_table.data),
+         .table_stride = own.block_table.stride[0],
+         .requests = own.block_table.size(0),
+         .columns = own.block_table.size(1),
+         .weight = own.norm_weight.data,
+         .weight_bf16 = own.norm_weight.dtype == DType::kBF16,
          .cos_sin = static_cast<const float*>(a.cos_sin.data),
          .cos_sin_stride = a.cos_sin.stride[0],
          .rope_rows = a.cos_sin.size(0),
-         .rope_dim = p.rope_dim,
-         .eps = p.eps,
-         .hadamard = p.hadamard,
-         .clamp = p.clamp,
-         .state = device::view_of_cache(a.state),
-         .state_blocks = a.state.num_blocks,
-         .entries = device::view_of_cache(a.entries)};
-  if (!a.kv_score.absent()) c.save = save_of(save_problem(p), save_args(a));
+         .rope_dim = call.problem.rope_dim,
+         .eps = call.problem.eps,
+         .hadamard = call.shape.hadamard,
+         .clamp = call.problem.clamp,
+         .state = device::view_of_cache(own.state),
+         .state_blocks = own.state.num_blocks,
+         .entries = device::view_of_cache(own.entries)};
+  if (call.saves()) c.save = save_of(call.save_problem(), call.save_args());
   return c;
 }
 
@@ -60,8 +62,9 @@ inline bool by_fours(const Pool& c) {
 
 /// Why no kernel here can write such entries; empty when one can.
 inline std::string entry_refusal(const CompressStore::Problem& p) {
-  for (const RowFormat* format : {p.format, p.dim2 > 0 ? p.format2 : p.format}) {
-    if (std::string reason = device::encoder_refusal(*format); !reason.empty()) return reason;
+  for (int i = 0; i < p.compressors; ++i) {
+    const RowFormat& format = *p.compressor.at(static_cast<std::size_t>(i)).format;
+    if (std::string reason = device::encoder_refusal(format); !reason.empty()) return reason;
   }
   return "";
 }

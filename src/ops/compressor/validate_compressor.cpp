@@ -10,26 +10,28 @@ namespace smla {
 
 namespace {
 
-/// One compressor of a call; `suffix`: of its names.
-void check_entries(const CompressStore::Problem& problem, const CompressStore::Args& args, const std::string& suffix) {
+/// Compressor i of a call.
+void check_entries(const CompressorCall& c, int i) {
   constexpr std::string_view op = CompressStore::kName;
-  const std::string state_slots = "state_slots" + suffix;
-  const std::string block_table = "block_table" + suffix;
-  const Numbers positions(op, "positions", args.positions);
-  const Numbers requests(op, "token_to_req", args.token_to_req);
-  const Numbers states(op, state_slots, args.state_slots);
-  const Numbers entries(op, "entry_slots", args.entry_slots);
-  const TableNumbers table(op, block_table, args.block_table, args.state.block_size, args.state.num_blocks);
-  check_written(entries, entries.rows(), args.entries.num_slots());
-  if (!args.kv_score.absent()) check_written(states, states.rows(), args.state.num_slots());
-  const std::int64_t window = problem.coff() * static_cast<std::int64_t>(problem.ratio);
+  const int ratio = c.problem.ratio;
+  const std::string prefix = "compressors[" + std::to_string(i) + "].";
+  const std::string state_slots = prefix + "state_slots";
+  const std::string block_table = prefix + "block_table";
+  const Numbers positions(op, "positions", c.args.positions);
+  const Numbers requests(op, "token_to_req", c.args.token_to_req);
+  const Numbers states(op, state_slots, c.own.state_slots);
+  const Numbers entries(op, "entry_slots", c.args.entry_slots);
+  const TableNumbers table(op, block_table, c.own.block_table, c.own.state.block_size, c.own.state.num_blocks);
+  check_written(entries, entries.rows(), c.own.entries.num_slots());
+  if (c.saves()) check_written(states, states.rows(), c.own.state.num_slots());
+  const std::int64_t window = c.problem.coff() * static_cast<std::int64_t>(ratio);
+  const std::int64_t rope_rows = c.args.cos_sin.size(0);
   for (std::int64_t t = 0; t < entries.rows(); ++t) {
-    if (states.index(args.state.num_slots(), t) < 0 || entries(t) < 0) continue;
+    if (states.index(c.own.state.num_slots(), t) < 0 || entries(t) < 0) continue;
     const std::int64_t pos = positions.in(0, std::numeric_limits<std::int64_t>::max() - 1, t);
-    if ((pos + 1) % problem.ratio != 0) continue;
-    if (pos / problem.ratio * problem.ratio >= args.cos_sin.size(0)) {
-      positions.bad(t, kNoColumn,
-                    "a group that begins within the " + std::to_string(args.cos_sin.size(0)) + " rows of cos_sin");
+    if ((pos + 1) % ratio != 0) continue;
+    if (pos / ratio * ratio >= rope_rows) {
+      positions.bad(t, kNoColumn, "a group that begins within the " + std::to_string(rope_rows) + " rows of cos_sin");
     }
     const std::int64_t r = requests.in(0, table.requests() - 1, t);
     table.check(r, std::max<std::int64_t>(pos - window + 1, 0), pos + 1, "the states of token " + std::to_string(t));
@@ -55,8 +57,7 @@ void validate<SaveState>(const SaveState::Problem& problem, const SaveState::Arg
 template <>
 void validate<CompressStore>(const CompressStore::Problem& problem, const CompressStore::Args& args) {
   check_shapes<CompressStore>(problem, args);
-  check_entries(problem, args, "");
-  if (problem.dim2 > 0) check_entries(second_problem(problem), second_args(args), "2");
+  for (int i = 0; i < problem.compressors; ++i) check_entries({problem, args, i}, i);
 }
 
 }  // namespace smla

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "sparsemla/ops/compressor.h"
+#include "ops/compressor/implementations.h"
 
 namespace smla {
 
@@ -26,15 +26,14 @@ struct Closing {
 };
 
 /// Whether token `t` (< M) closes a group and everything it needs lies inside the tensors.
-Closing closing_token(const CompressStore::Problem& problem, const CompressStore::Args& args, std::int64_t t);
+Closing closing_token(const CompressorCall& c, std::int64_t t);
 
 /// Looks the window of a closing token up in the paged state: rows that do not exist (before position 0, no column, no
 /// block) are left out.
-void find_window(const CompressStore::Problem& problem, const CompressStore::Args& args, const Closing& token,
-                 Window& window);
+void find_window(const CompressorCall& c, const Closing& token, Window& window);
 
 /// Rounds where the format asks for it, transforms where the problem does, and encodes a normed and rotated row of d
 /// numbers at `slot`.
-void store_entry(const CompressStore::Problem& problem, const PagedCache& entries, std::int64_t slot, float* row);
+void store_entry(const CompressorCall& c, std::int64_t slot, float* row);
 
 }  // namespace smla

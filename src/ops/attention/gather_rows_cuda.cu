@@ -1,4 +1,4 @@
-// Paged rows decoded to bf16: a warp for a row, sixteen numbers a lane at a time.
+// GatherRows on any GPU: decodes paged rows to bf16; a warp for a row, sixteen numbers for each lane at a time.
 #include <algorithm>
 
 #include "cache/cache_view.cuh"
@@ -15,7 +15,7 @@ namespace smla {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kChunk = 16;  ///< numbers that a lane decodes at once: they share an element and a scale
+constexpr int kChunk = 16;  ///< numbers that a lane decodes at once; they share an element type and a scale
 constexpr unsigned kMaxBlocks = 1U << 16;
 
 struct GatherCall {
@@ -24,18 +24,18 @@ struct GatherCall {
   int data_word = 1;
   int scale_word = 1;
   std::int64_t requests = 0;
-  std::int64_t most = 0;  ///< rows of a request that `out` has room for
+  std::int64_t most = 0;  ///< most rows of a request that `out` has room for
   const std::int32_t* seq_lens = nullptr;
   const std::int32_t* gather_lens = nullptr;
   const std::int32_t* table = nullptr;
   std::int64_t table_stride = 0;
   std::int64_t columns = 0;
-  std::uint16_t* out = nullptr;  ///< its first row that may be written
+  std::uint16_t* out = nullptr;  ///< first row that may be written
   std::int64_t out_stride[2] = {0, 0};
   int out_word = 2;
 };
 
-/// kWords words of memory that is aligned to `word` bytes.
+/// Loads kWords words from memory that is aligned to `word` bytes.
 template <int kWords>
 __device__ void load(const std::uint8_t* from, int word, std::uint32_t (&to)[kWords]) {
   if (word == 16 && kWords % 4 == 0) {
@@ -71,7 +71,7 @@ __device__ void to_pairs(float4 v, float factor, std::uint32_t* pairs) {
   pairs[1] = device::bf16_pair(v.z, v.w);
 }
 
-/// Stored numbers [i, i + 16) of a part of a row, times `factor`. bf16 numbers without one stay what they are.
+/// Decodes stored numbers [i, i + 16) of a part of a row and multiplies them by `factor`. bf16 numbers are copied.
 __device__ void load_chunk(const std::uint8_t* part, Element element, int i, int word, float factor, Pairs& pairs) {
   switch (element) {
     case Element::kF32: {
@@ -109,7 +109,7 @@ __device__ void load_chunk(const std::uint8_t* part, Element element, int i, int
   }
 }
 
-/// Numbers [d, d + 16) of a row.
+/// Decodes numbers [d, d + 16) of a row.
 __device__ void decode(const GatherCall& c, const device::CacheView::RowPlace& row, int d, Pairs& pairs) {
   const device::CacheView& cache = c.cache;
   if (d >= cache.nope_dim) {

@@ -1,4 +1,4 @@
-// Partial results of slices to one: a block for each head of a token, four numbers a thread.
+// MergePartials on any GPU: a block for each head of each token, four numbers for each thread.
 #include <cmath>
 
 #include "device/copy.cuh"
@@ -40,7 +40,7 @@ __device__ float warp_sum(float v) {
   return v;
 }
 
-/// `kVector`: four neighbours a thread, everything aligned to them; otherwise four numbers kThreads apart.
+/// kVector: a thread has four neighbours, and all rows are aligned to that; otherwise four numbers kThreads apart.
 template <bool kVector>
 __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeCall c) {
   const std::int64_t t = blockIdx.x / c.heads;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeC
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float* slice_lse = c.partial_lse + t * c.partial_lse_stride[1] + h * c.partial_lse_stride[2];
 
-  // Every warp for itself: the largest lse, and the sum of exp(lse - largest).
+  // Every warp computes for itself the largest lse and the sum of exp(lse - largest).
   float largest = -INFINITY;
   for (std::int64_t s = lane; s < c.slices; s += 32) largest = fmaxf(largest, slice_lse[s * c.partial_lse_stride[0]]);
   largest = warp_max(largest);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeC
   }
   sum = warp_sum(sum);
   const float sink = c.sink == nullptr ? -INFINITY : c.sink[h * c.sink_stride];
-  // exp(sink - largest) may overflow, and then the answer is 0, as it should be.
+  // exp(sink - largest) may overflow to infinity; the weights are 0 then, which is right.
   const float factor = largest == -INFINITY ? 1.0F : 1.0F / (sum + expf(sink - largest));
 
   const float* partial = c.partial + t * c.partial_stride[1] + h * c.partial_stride[2];
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeC
       for (int j = 0; j < n; ++j) {
         const float w = __shfl_sync(kAll, weight, j);
         const float* part = partial + (base + j) * c.partial_stride[0];
-        // What a slice of weight 0 holds counts nothing, NaN included.
+        // A slice of weight 0 is not read: it may hold NaN.
         if constexpr (kVector) {
           const float4 v = w != 0 && d[0] < c.dim ? *reinterpret_cast<const float4*>(part + d[0]) : float4{};
           total[0] += w * v.x, total[1] += w * v.y, total[2] += w * v.z, total[3] += w * v.w;

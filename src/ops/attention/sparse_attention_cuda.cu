@@ -1,6 +1,6 @@
-// Sparse attention on the tensor cores of any GPU from sm_80 on. A block takes a token, a tile of heads and a run of
-// its key list; keys pass through shared memory as their cache stores them, tile by tile, and are widened to half
-// precision on their way into the products. See docs/kernels/sparse_attention.md.
+// Sparse attention on the tensor cores of any GPU from sm_80 on. A block computes a token, a tile of its heads and
+// a part of its key list. Keys go tile by tile through shared memory, as their cache stores them, and are widened to
+// fp16 in registers. See docs/kernels/sparse_attention.md.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -29,7 +29,7 @@ namespace {
 
 using namespace attention;
 
-/// Two blocks of 32 heads fit the shared memory of sm_90 and sm_100 only; elsewhere their registers are better spent.
+/// Two blocks of 32 heads fit only the shared memory of sm_90 and sm_100; elsewhere one block may use more registers.
 template <AttentionTile kTile>
 constexpr int resident() {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1100)
@@ -39,16 +39,16 @@ constexpr int resident() {
 #endif
 }
 
-constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns, which one warp has
-constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< it
+constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns of o, which one warp holds
+constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< that warp
 
 template <int kIndex>
 __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     attend(const __grid_constant__ TileCall c, int key_bytes) {
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
-  constexpr int kHeadThreads = kThreads / kTile.head_warps;  // that share heads, in scores and softmax
+  constexpr int kHeadThreads = kThreads / kTile.head_warps;  // threads that share heads in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
-  __shared__ int unrepresentable;  // a number was met that half precision does not hold
+  __shared__ int unrepresentable;  // fp16 cannot represent a number that was read
   std::uint8_t* const scores = shared + kTile.scores_at();
   auto* const factors = reinterpret_cast<float*>(shared + kTile.factors_at());
   const std::uint32_t shared_at = device::shared_address(shared);
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     const float* const back = c.back_row(token);
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
-    // Numbers to rotate go through shared memory: the code to do it stands once then, not once for every quad that a
-    // thread holds.
+    // Numbers to rotate go through shared memory, so that the code for it exists once, not once for every vec4 of a
+    // thread.
     auto* const rope_columns = reinterpret_cast<float*>(shared);
     if (back != nullptr && warp == kRopeWarp) {
       output.each([&](int h, int column, const float4& v) {
@@ -207,7 +207,7 @@ bool takes(const RowFormat& f) {
 }
 
 RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
-  // A slot has 31 bits; a block longer than that holds them all.
+  // A slot has 31 bits; a longer block holds all slots.
   const auto block_size = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.block_size, std::int64_t{1} << 31));
   return {.key = key_layout(f),
           .base = cache.base,
@@ -229,7 +229,7 @@ std::int64_t listed_entries(const SparseAttention::Problem& p) {
   return p.scope[0].width + (p.scopes > 1 ? p.scope[1].width : 0);
 }
 
-/// Why the kernel does not take the problem on any GPU; empty where it does on some.
+/// Why no GPU runs the problem with this kernel; empty when some do.
 std::string refusal(const SparseAttention::Problem& p) {
   if (p.dim != kDim) return "rows of " + std::to_string(p.dim) + " numbers; it takes " + std::to_string(kDim);
   if (p.out_dim() != kDim)
@@ -299,7 +299,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   const cudaStream_t stream = stream_of(context.stream);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
-    // Of as many blocks as there are multiprocessors the next begins where one ends; with fewer there is no next.
+    // The block that follows on a multiprocessor is as many blocks further on as run at once.
     c.tokens_ahead = split.parts == 1 && tokens > split.wave_tokens ? split.wave_tokens : c.tokens;
     kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles * split.parts, 1), stream);
     if (split.parts == 1) continue;

@@ -1,6 +1,5 @@
-// Sparse attention in fp32 throughout, for what the tensor-core kernel leaves: any element type, any row. A block for a
-// token and eight heads, a warp for a head. Rows are decoded once a block; nothing but the rows that an index list
-// names is read.
+// Sparse attention in fp32 throughout, for what the tensor-core kernel refuses: any element type, any row. A block has
+// one token and eight heads, one for each warp, and decodes each row once. Only rows that an index list names are read.
 #include <cmath>
 
 #include "device/launch.cuh"
@@ -13,7 +12,7 @@ namespace smla {
 
 namespace {
 
-constexpr int kWarps = 8;  ///< heads of a block
+constexpr int kWarps = 8;  ///< heads of a block, one for each warp
 constexpr int kKeys = 16;  ///< rows in shared memory at once
 constexpr int kMaxDim = 640;
 
@@ -22,8 +21,8 @@ __device__ float warp_sum(float v) {
   return v;
 }
 
-/// One head's running softmax: m the largest score, l the sum of exp(s - m), acc the lane's dims of the weighted sum of
-/// rows: 128 k + 4 lane and the next three.
+/// Online softmax of a head: m is the largest score, l the sum of exp(s - m), acc the lane's dims (128 k + 4 lane and
+/// the next three) of the weighted sum of rows.
 template <int kVec4s>
 struct Running {
   float m = -INFINITY;
@@ -44,7 +43,7 @@ struct Running {
   }
 };
 
-/// Rows of up to 128 kVec4s numbers.
+/// Attention over rows of up to 128 kVec4s numbers.
 template <int kVec4s>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionCall c) {
   constexpr int kRow = 128 * kVec4s;
@@ -99,7 +98,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   float factor = 0;
   if (mine && !empty) {
     const float sink = c.sink == nullptr || c.partial ? -INFINITY : c.sink[head * c.sink_stride];
-    // exp(sink - m) may overflow, and then the answer is 0, as it should be.
+    // exp(sink - m) may overflow to infinity; o is 0 then, which is right.
     factor = 1.0F / (run.l + expf(sink - run.m));
   }
 #pragma unroll

@@ -1,4 +1,4 @@
-// Index rows of requests out of their pages: a warp for each row of the outputs, which finds its request by a vote over
+// Gathers index rows of requests out of their blocks. One warp for each output row; it finds its request by a vote over
 // cu_seq_lens.
 #include "cache/cache_view.cuh"
 #include "device/copy.cuh"
@@ -30,7 +30,7 @@ struct GatherCall {
   std::int64_t scale_stride = 0;
   int scale_word = 1;
 
-  /// Slot that request b holds for output row `to`; -1 when the row is not its own or leads nowhere.
+  /// The slot of output row `to` in request b; -1 when the row is not the request's or has no slot.
   __device__ std::int64_t slot(std::int64_t b, std::int64_t to) const {
     if (b >= requests) return -1;
     const std::int64_t first = start[b];
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const __grid_constant__ Ga
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t to = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; to < c.rows; to += warps) {
-    // Of several requests that claim a row (cu_seq_lens does not ascend) the last wins, as in a loop over them.
+    // When several requests claim a row (cu_seq_lens does not ascend) the last one gets it, as in a loop over requests.
     std::int64_t slot = -1;
     for (std::int64_t base = (c.requests - 1) / 32 * 32; base >= 0 && slot < 0; base -= 32) {
       const std::int64_t mine = c.slot(base + lane, to);

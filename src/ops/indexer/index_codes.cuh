@@ -9,25 +9,25 @@ constexpr int kTensorDim = 128;
 constexpr int kSteps = kTensorDim / 16;   ///< products of 16 dims in a dot product
 constexpr int kGroups = kTensorDim / 32;  ///< scales of an e2m1 row
 
-/// How rows of an element become fp16 fragments. A word of codes goes to the two registers of one or two products; the
-/// order of dims inside of a dot product is free, so a word goes where its shifts take it, in queries and in keys
-/// alike.
+/// How rows of an element type become fp16 fragments of mma.sync. A word of codes fills the two registers of one or two
+/// products. The order of dims within a dot product is free; queries and keys both have the order in which shifts
+/// unpack a word.
 template <Element kElement>
 struct Codes;
 
-/// Four e4m3 codes to (b0, b1), (b2, b3).
+/// Converts four e4m3 codes to the fp16 pairs (b0, b1), (b2, b3).
 template <>
 struct Codes<Element::kE4M3> {
   static constexpr int kWords = kTensorDim / 4;
   static constexpr int kPairs = 2;
 
-  /// A thread's words of a key are those of 16 bytes in each half of the row.
+  /// A thread's words of a key are 16 bytes of each half of the row.
   __device__ static int step_of(int word) { return word / 16 * 4 + word % 4; }
   __device__ static int quarter_of(int word) { return word % 16 / 4; }
-  /// How far word w of four lies behind their first.
+  /// Offset of word w of four from the first of them.
   __device__ static constexpr int step_after(int w) { return w; }
   __device__ static constexpr int quarter_after(int) { return 0; }
-  /// Of a product of two.
+  /// The factor of a product of two codes.
   __device__ static float unit() { return device::kCodeShift == 0 ? 1.0F : 0x1p16F; }
 
   __device__ static void add_nans(std::uint32_t w, std::uint32_t* out) {
@@ -40,7 +40,7 @@ struct Codes<Element::kE4M3> {
     if constexpr (device::kCodeShift != 0) add_nans(w, out);
   }
 
-  /// A thread's share of a key as it is stored, and [step][register].
+  /// A thread's share of a key: as stored, and as fragments [step][register].
   struct Raw {
     uint4 four[2];
   };
@@ -70,7 +70,7 @@ struct Codes<Element::kE4M3> {
   }
 };
 
-/// Eight e2m1 codes to (n0, n4), (n1, n5), (n2, n6), (n3, n7), each as its value.
+/// Converts eight e2m1 codes to the fp16 pairs (n0, n4), (n1, n5), (n2, n6), (n3, n7).
 template <>
 struct Codes<Element::kE2M1> {
   static constexpr int kWords = kTensorDim / 8;
@@ -87,7 +87,9 @@ struct Codes<Element::kE2M1> {
     for (int i = 0; i < kPairs; ++i) {
       const std::uint32_t top = w << (12 - 4 * i);  // the pair's nibbles at the top of both halves
       const std::uint32_t bits = ((top >> 3) & 0x0E00'0E00U) | (top & 0x8000'8000U);
-      asm("mul.f16x2 %0, %1, %2;" : "=r"(out[i]) : "r"(bits), "r"(0x7400'7400U));  // of 2^-14 of the value: times 2^14
+      asm("mul.f16x2 %0, %1, %2;"
+          : "=r"(out[i])
+          : "r"(bits), "r"(0x7400'7400U));  // the bits are 2^-14 of the value: times 2^14
     }
   }
   __device__ static float unit() { return 1.0F; }

@@ -5,7 +5,7 @@
 
 namespace smla::indexer {
 
-/// Where entry j stands: in a row of a block of the cache, or (not paged) in row j of an array.
+/// Where the keys are: entry j is in a row of a block of the cache, or (not paged) in row j of an array.
 struct EntryPlace {
   std::int32_t block = -1;
   std::int32_t offset = 0;
@@ -13,23 +13,23 @@ struct EntryPlace {
 
 struct Keys {
   const std::uint8_t* data = nullptr;
-  std::int64_t data_stride = 0;  ///< from block to block
-  std::int64_t data_bytes = 0;   ///< from row to row
+  std::int64_t data_stride = 0;  ///< bytes from block to block
+  std::int64_t data_bytes = 0;   ///< bytes from row to row
   int data_align = 1;
   const std::uint8_t* scales = nullptr;
   std::int64_t scale_stride = 0;
   std::int64_t scale_bytes = 0;
   int scale_align = 1;
-  std::uint32_t blocks = 0;  ///< of an array: rows
+  std::uint32_t blocks = 0;  ///< blocks of the cache, or rows of an array
   std::uint32_t block_size = 1;
-  int block_bits = -1;  ///< where block_size is a power of two
+  int block_bits = -1;  ///< log2 of block_size where it is a power of two, else -1
   bool paged = false;
   const std::int32_t* table = nullptr;
   std::int64_t table_stride = 0;
   std::int64_t requests = 0;
   std::int64_t columns = 0;
 
-  /// What the block table says. It is not looked at here, so that nobody waits for it before it is needed.
+  /// Loads the block-table entry of an entry without using it, so that a thread does not wait for it here.
   __device__ EntryPlace find(std::int64_t request, std::int64_t j) const {
     if (!paged) return {static_cast<std::int32_t>(j), 0};
     const auto entry = static_cast<std::uint32_t>(j);
@@ -47,7 +47,7 @@ struct Keys {
   }
 };
 
-/// Columns that a row scores.
+/// The columns that a row scores.
 struct Span {
   std::int32_t begin = 0;
   std::int32_t end = 0;
@@ -57,9 +57,9 @@ struct LogitsCall {
   std::int64_t rows = 0;
   int heads = 0;
   int dim = 0;
-  int group = 0;  ///< dims of a UE8M0 scale
+  int group = 0;  ///< dims that share a UE8M0 scale
   std::int32_t width = 0;
-  std::int64_t groups = 0;  ///< of rows, one for each block and part of the columns
+  std::int64_t groups = 0;  ///< groups of rows; a block computes one of them over a part of the columns
   int group_rows = 1;
   int parts = 1;
 
@@ -70,7 +70,7 @@ struct LogitsCall {
   std::int64_t q_scale_stride[2] = {0, 0};
   const float* weights = nullptr;
   std::int64_t weight_stride = 0;
-  const std::int32_t* row_to_req = nullptr;  ///< null: the keys belong to nobody
+  const std::int32_t* row_to_req = nullptr;  ///< null: keys in one array, which belong to no request
   const std::int32_t* starts = nullptr;      ///< null: 0
   const std::int32_t* ends = nullptr;
   Keys keys;

@@ -1,7 +1,7 @@
 // Index scores on any GPU, straight from the pages. Rows of 128 e4m3 or e2m1 numbers go through fp16 tensor cores:
-// every code of both is an fp16 number, so products are exact and sums are fp32. A warp keeps 32 keys in registers as
-// the columns of its products; heads are their rows, and come from shared memory where the block has laid them out as
-// fragments. Other rows take fp32 arithmetic.
+// every code of both is an fp16 number, so products are exact, and sums are fp32. A warp keeps 32 keys in registers as
+// the columns of its products. Heads are the rows; they come from shared memory, laid out as fragments. Other rows are
+// computed in fp32.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace indexer;
 
-constexpr int kBlocks = 2048;  ///< blocks to aim at without tensor cores
+constexpr int kBlocks = 2048;  ///< blocks that the fp32 kernel aims at
 
 /// The largest power of two, up to 16, that divides an address and the strides of dimensions with more than one
 /// element.
@@ -32,14 +32,14 @@ struct Alignment {
   int value() const { return static_cast<int>(bits & (~bits + 1)); }
 };
 
-/// `sharing`: rows that may have one request's keys.
+/// `sharing`: how many consecutive rows may belong to one request.
 template <Element kElement>
 void launch(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
   if constexpr (kElement != Element::kF32) {
     const bool groups_of_32 = kElement == Element::kE4M3 || c.group == 32;
     if (c.dim == kTensorDim && groups_of_32 && std::min({c.q_align, c.keys.data_align, c.keys.scale_align}) >= 4) {
       const int row_bytes = SharedQ::bytes((c.heads + 15) / 16, kElement == Element::kE2M1);
-      constexpr int kReserved = 2 << 10;  // of a block, beside its queries
+      constexpr int kReserved = 2 << 10;  // shared memory of a block besides its queries
       const auto& gpu = context.choice<device::Gpu>();
       const int fit =
           std::clamp((static_cast<int>(gpu.shared_bytes) / resident<kElement>() - kReserved) / row_bytes, 1, kMaxRows);
@@ -62,7 +62,7 @@ void launch(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
       } else if (c.heads > 48 && c.heads <= 64) {
         constexpr int kSixteens = kElement == Element::kE4M3 ? 4 : 0;
         start.template
-        operator()<score_tensor<kElement, kSixteens, true>>();  // registers of e2m1 rows do not do for more
+        operator()<score_tensor<kElement, kSixteens, true>>();  // e2m1 rows have no registers for unrolled heads
       } else {
         start.template operator()<score_tensor<kElement, 0, true>>();
       }
@@ -75,7 +75,7 @@ void launch(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
   check_launch("indexer_logits score_fma");
 }
 
-/// What both ops have in common.
+/// The arguments that both ops have in common.
 template <class Op>
 LogitsCall call_of(const typename Op::Problem& p, const typename Op::Args& a, std::int64_t width) {
   const std::int64_t element = size_of(a.q.dtype);
@@ -110,7 +110,7 @@ void score(LogitsCall& c, const RowFormat& format, std::int64_t sharing, const R
   }
 }
 
-/// How a call is cut depends on its tensors too: on the requests that its rows belong to, and on alignment.
+/// The cut of a call depends on its tensors too: on alignment, and on the requests that its rows belong to.
 template <class Op>
 Decision decide(const typename Op::Problem& /*problem*/, const PlanOptions& /*options*/, const Machine& machine) {
   Decision decision = refused(needs_gpu(machine));
@@ -139,9 +139,9 @@ void run(const IndexerLogits::Problem& p, const IndexerLogits::Args& a, const Ru
                       .stride(a.cache.block_size, k.scale_bytes)
                       .value();
   k.blocks = static_cast<std::uint32_t>(
-      std::min<std::int64_t>(a.cache.num_blocks, std::int64_t{1} << 31));  // a table has no larger numbers
+      std::min<std::int64_t>(a.cache.num_blocks, std::int64_t{1} << 31));  // a table holds no larger numbers
   k.block_size = static_cast<std::uint32_t>(
-      std::min<std::int64_t>(a.cache.block_size, INT32_MAX));  // no entry lies past the first such block
+      std::min<std::int64_t>(a.cache.block_size, INT32_MAX));  // no entry is past the first such block
   k.block_bits = std::has_single_bit(k.block_size) ? std::countr_zero(k.block_size) : -1;
   k.paged = true;
   k.table = static_cast<const std::int32_t*>(a.block_table.data);

@@ -1,5 +1,4 @@
-// The indexer's queries on the device: a warp for a head, all of it in registers from load to store; of the heads that
-// models have, half a warp.
+// IndexerQ on any GPU: one warp for a head, which stays in registers from load to store; half a warp for heads of 128.
 #include <cmath>
 
 #include "cache/row_encoder.cuh"
@@ -19,13 +18,13 @@ constexpr int kMaxDim = 512;
 struct QueryCall {
   const void* q = nullptr;
   std::int64_t q_stride[2] = {0, 0};
-  bool by_fours = false;  ///< q
+  bool by_fours = false;  ///< whether q can be loaded four numbers at a time
   const void* weights = nullptr;
   std::int64_t weights_stride = 0;
   const std::int64_t* positions = nullptr;
   Rope rope;
   std::uint8_t* out = nullptr;
-  std::int64_t out_stride[2] = {0, 0};  ///< in bytes
+  std::int64_t out_stride[2] = {0, 0};  ///< bytes
   std::uint8_t* scale = nullptr;
   std::int64_t scale_stride[2] = {0, 0};
   float* weights_out = nullptr;
@@ -59,7 +58,7 @@ __device__ void load_head(const QueryCall& c, const In* q, const float* cos_sin,
   }
 }
 
-/// The whole head in one group of e4m3; its scale.
+/// Stores a head as e4m3 with one scale and returns the scale.
 template <int kVec4s>
 __device__ float store_fp8(const QueryCall& c, const float4 (&x)[kVec4s], std::uint8_t* out) {
   float amax = 0;
@@ -121,13 +120,13 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries(const __grid_co
     c.weights_out[token * c.weights_out_stride + head] = __fmul_rn(__fmul_rn(weight, c.dim_factor), c.head_factor);
 }
 
-/// Pairs of heads that a warp takes one after the other, all asked for at once: many where tokens are, so that what it
-/// does once for them is little.
+/// How many pairs of heads a warp takes. It loads them all at once. With many tokens it takes many, so that its work
+/// for the token is shared.
 constexpr int kManyPairs = 4;
 int pairs_of_warp(std::int64_t tokens) { return tokens < 256 ? 1 : kManyPairs; }
 
-/// Quantised heads of 128 numbers, 16 bytes at a time: half a warp for a head, so that what a warp does once serves
-/// two, and fewer exchanges do. What their token has of its own is looked up once for all pairs.
+/// Quantised heads of 128 numbers, loaded 16 bytes at a time. Half a warp has a head, so the Hadamard transform needs
+/// fewer shuffles. Position and rotation of the token are looked up once for all pairs of heads.
 template <int kPairs, class In>
 __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __grid_constant__ QueryCall c) {
   device::pdl_wait_and_trigger();
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
   if (first >= heads) return;
   const int lane = static_cast<int>(threadIdx.x) % 16;
   const std::int64_t position = min(max(c.positions[token], std::int64_t{0}), c.rope.rows - 1);
-  // Past the last head its numbers are taken once more, and not stored.
+  // Past the last head, the last one is computed again and not stored.
   const auto head_of = [&](int pair) { return min(first + 2 * pair + static_cast<int>(threadIdx.x) / 16, heads - 1); };
   const In* q = static_cast<const In*>(c.q) + token * c.q_stride[0] + 8 * lane;
   const In* given = static_cast<const In*>(c.weights) + token * c.weights_stride;
@@ -164,7 +163,7 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
     cosine[k] = in_rope ? cos_sin[pair] : 1.0F;
     sine[k] = in_rope ? cos_sin[c.rope.pairs + pair] : 0.0F;
   }
-  const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // of this lane's pairs
+  const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // first of this lane's pairs that is rotated
   const auto turn = [&](float& even, float& odd, int k) {
     if (k >= first_rope_pair) Rope::rotate(even, odd, cosine[k], sine[k]);
   };
@@ -190,7 +189,7 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
       if (there) device::put(to + 8 * lane, make_uint2(codes(v[0]), codes(v[1])));
       weight[p] = __fmul_rn(weight[p], exp2_int(e));
     } else {
-      constexpr int kLanes = 4;  // of a group of 32
+      constexpr int kLanes = 4;  // lanes of a group of 32
       const int e = e2m1_group_exponent(device::max_of_lanes(amax, kLanes));
       const float factor = exp2_int(-e);
       const auto codes = [&](float4 a) {
@@ -204,7 +203,7 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
   }
 }
 
-/// Whether queries_of_128 takes them.
+/// Whether queries_of_128 takes the call's heads.
 bool by_halves(const IndexerQ::Problem& p, const ConstTensorView& q) {
   const std::int64_t eights = 16 / size_of(q.dtype);
   const bool aligned = reinterpret_cast<std::uintptr_t>(q.data) % 16 == 0 &&

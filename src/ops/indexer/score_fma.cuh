@@ -4,14 +4,14 @@
 
 namespace smla::indexer {
 
-// Scores in fp32 throughout.
+// Index scores in fp32 throughout.
 
 constexpr int kFmaThreads = 128;
 constexpr int kFmaKeys = 64;
 constexpr int kFmaHeads = 32;
 constexpr int kFmaDims = 32;
 
-/// Number d of a row of codes whose group scales (UE8M0), if it has any, stand at `scales`.
+/// Number d of a row of codes; `scales`: the row's group scales (UE8M0), if it has any.
 template <Element kElement>
 __device__ float number(const std::uint8_t* row, int align, const std::uint8_t* scales, int group, int d) {
   if constexpr (kElement == Element::kE4M3) return device::from_e4m3(row[d]);
@@ -22,7 +22,8 @@ __device__ float number(const std::uint8_t* row, int align, const std::uint8_t* 
   return load_float(row + 4 * d, align);
 }
 
-/// fp32 throughout: a block has a row and every parts-th 64 keys, a thread 4 keys and 4 of 32 heads at once.
+/// Scores in fp32. A block has one row and every parts-th tile of 64 keys; a thread has 4 keys and 4 of 32 heads at a
+/// time.
 template <Element kElement>
 __global__ void __launch_bounds__(kFmaThreads, 4) score_fma(const __grid_constant__ LogitsCall c) {
   __shared__ float keys[kFmaDims][kFmaKeys + 1];

@@ -6,21 +6,22 @@
 
 namespace smla::indexer {
 
-// Scores on tensor cores.
+// Index scores on tensor cores.
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kTile = 32;    ///< keys of a warp at once
+constexpr int kTile = 32;    ///< keys that a warp computes at a time
 constexpr int kMaxRows = 8;  ///< rows of a block
 
-/// Blocks of a multiprocessor.
+/// Blocks that fit on a multiprocessor.
 template <Element kElement>
 constexpr int resident() {
   return kElement == Element::kE4M3 ? 3 : 2;
 }
 
-/// What a row's queries take in shared memory: fragments, weights and, of e2m1 rows, group scales, of heads in
-/// sixteens.
+/// The queries of a row in shared memory: fragments, weights and, for e2m1 rows, group scales. Heads come in groups of
+/// 16
+/// ("sixteens").
 struct SharedQ {
   std::uint32_t* fragments;  ///< [sixteen][step][lane][4]
   float* weights;            ///< [head]
@@ -36,12 +37,13 @@ struct SharedQ {
         weights(reinterpret_cast<float*>(fragments + sixteens * kSteps * 128)),
         scales(weights + 16 * sixteens) {}
 
-  /// A thread takes four words of a head at a time: those of one place of the fragments of as many products.
+  /// Fills it. A thread takes four words of a head at a time, which go to the same place in the fragments of four
+  /// products.
   template <Element kElement, bool kWide>
   __device__ void fill(const LogitsCall& c, std::int64_t row, int sixteens) const {
     using C = Codes<kElement>;
     constexpr int kFours = C::kWords / 4;  // of a head
-    constexpr int kAtOnce = 4;             // on their way together
+    constexpr int kAtOnce = 4;             // loads in flight
     const std::uint8_t* from = c.q + row * c.q_stride[0];
     for (int base = static_cast<int>(threadIdx.x); base < 16 * sixteens * kFours; base += kAtOnce * kThreads) {
       uint4 four[kAtOnce];
@@ -86,7 +88,7 @@ struct SharedQ {
   }
 };
 
-/// sum[2t + i] += relu(dot) * weight of one head (`upper`: of the second eight) with keys 8t + 2 quarter + i.
+/// Adds relu(dot) * weight of one head (`upper`: of the second eight) to sum[2t + i], for keys 8t + 2 quarter + i.
 __device__ inline void add_head(float (&sum)[8], const float (&dots)[4][4], int upper, float weight) {
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
@@ -95,7 +97,8 @@ __device__ inline void add_head(float (&sum)[8], const float (&dots)[4][4], int 
   }
 }
 
-/// Adds the sums of the eight lanes that share keys; lane l gets the key key_of(l). A tree, the same for every key.
+/// Adds the sums of the eight lanes that share keys, in a tree that is the same for every key. Lane l gets key
+/// key_of(l).
 __device__ inline float fold(const float (&sum)[8], int lane) {
   float four[4];
   float two[2];
@@ -113,18 +116,18 @@ __device__ inline float fold(const float (&sum)[8], int lane) {
   return (high ? two[1] : two[0]) + __shfl_xor_sync(0xFFFF'FFFFU, high ? two[0] : two[1], 4);
 }
 
-/// The key of a tile that a lane looks up and stores, and the lane of a key.
+/// The key of a tile whose block a lane looks up and whose score it stores, and the inverse.
 __device__ inline int key_of(int lane) { return (lane & 24) + 2 * (lane & 3) + ((lane >> 2) & 1); }
 __device__ inline int lane_of(int key) { return (key & 24) + ((key & 1) << 2) + ((key >> 1) & 3); }
 
-/// One row's heads with 32 keys: the lane's key before its own scale. kSixteens: how many sixteens of heads, 0 if that
-/// is not known before.
+/// Scores 32 keys with all heads of one row. Returns the score of the lane's key before the key's own scale. kSixteens:
+/// the number of groups of 16 heads, 0 when it is not a constant.
 template <Element kElement, int kSixteens>
 __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::uint32_t (&keys)[4][2 * kSteps],
                                    const float* key_scales, int lane) {
   const int row = lane / 4;
   float sum[8] = {};
-  __syncwarp();  // products need all lanes at one place, and lanes may have loaded or stored apart
+  __syncwarp();  // mma.sync needs all lanes converged; they may have branched at loads and stores
 #pragma unroll(kSixteens > 0 ? 4 : 1)
   for (int h = 0; h < (kSixteens > 0 ? kSixteens : sixteens); ++h) {
     const uint4* a = reinterpret_cast<const uint4*>(q.fragments) + h * kSteps * 32 + lane;
@@ -164,8 +167,8 @@ __device__ inline float score_tile(const SharedQ& q, int sixteens, const std::ui
   return fold(sum, lane);
 }
 
-/// A block has up to kMaxRows rows and every parts-th run of kWarps tiles; a warp has a tile. Rows of one request share
-/// the keys that are loaded. kWide: keys and queries begin on 16 bytes.
+/// A block has up to kMaxRows rows and every parts-th run of kWarps tiles, one tile for each warp. Rows of one request
+/// share the loaded keys. kWide: keys and queries are aligned to 16 bytes.
 template <Element kElement, int kSixteens, bool kWide>
 __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(const __grid_constant__ LogitsCall c) {
   using C = Codes<kElement>;
@@ -207,8 +210,8 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
     std::uint32_t scale_bits = 0;
     bool exists = false;  // the entry whose score this lane stores
     typename C::Raw raw[4];
-    // A tile's keys are on their way while the one before is computed. For an entry that does not exist some queries
-    // are read: its score is not used.
+    // The next tile's keys are loaded while this one is computed. For an entry that does not exist queries are loaded
+    // instead; its score is not used.
     const auto fetch = [&](EntryPlace of) {
       exists = c.keys.holds(of);
       scale_bits = load_word(exists ? c.keys.scales_at(of) : c.q);
@@ -242,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, resident<kElement>()) score_tensor(c
         scale = __uint_as_float(scale_bits);
       }
       const bool found = exists;
-      fetch(next);  // behind the last tile too: a condition would make the compiler wait for the loads and copy them
+      fetch(next);  // after the last tile too: under a condition the compiler would wait for the loads and copy them
       next = find(j + 2 * hop);
       for (int i = r; i < next_request; ++i) {
         if (spans[i].begin >= base + kTile || spans[i].end <= base) continue;

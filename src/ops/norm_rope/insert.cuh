@@ -1,6 +1,6 @@
 #pragma once
 
-// What kernels that insert rows into a cache know of them.
+// Shared by kernels that insert rows into a cache.
 
 #include "cache/row_encoder.cuh"
 #include "device/ptx/prefetch.cuh"
@@ -11,16 +11,16 @@ namespace smla::insertion {
 
 using device::CacheView;
 
-constexpr std::int64_t kMany = 2048;  ///< more rows than these hide each other's waits
+constexpr std::int64_t kMany = 2048;  ///< with more rows than this, rows hide each other's waits for memory
 
-/// Warps that share a row, as a power of two: a warp has 128 of its numbers at a time, and one is enough where rows are
-/// many.
+/// log2 of the number of warps that share a row. A warp has 128 of its numbers at a time; with many rows one warp is
+/// enough.
 constexpr int kMaxRowBits = 2;
 inline int row_bits(std::int64_t rows, int dim) {
   return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMaxRowBits);
 }
 
-/// What is written to a cache.
+/// The rows to insert and the cache.
 template <class In>
 struct Insert {
   device::Rows<const In> kv;
@@ -29,12 +29,12 @@ struct Insert {
   std::int64_t rows = 0;
   CacheView cache;
   ClampRule clamp = ClampRule::kAmax;
-  int row_bits = 0;   ///< 2 to this many warps share a row
+  int row_bits = 0;   ///< log2 of the warps that share a row
   bool many = false;  ///< more than kMany rows
 
-  /// Rows of a block of so many warps, as many as are whole.
+  /// How many whole rows a block of that many warps takes.
   __host__ __device__ unsigned block_rows(unsigned warps) const { return warps >> row_bits; }
-  /// This warp's row, -1 for none, and its number among those of the row.
+  /// This warp's row, -1 for none, and its number among the warps of that row.
   __device__ std::int64_t row_of_warp(unsigned block) const {
     const unsigned of_block = threadIdx.y >> row_bits;
     return of_block < block_rows(blockDim.y) ? static_cast<std::int64_t>(block) * block_rows(blockDim.y) + of_block
@@ -42,7 +42,7 @@ struct Insert {
   }
   __device__ int warp() const { return static_cast<int>(threadIdx.y) & (row_warps() - 1); }
   __device__ int row_warps() const { return 1 << row_bits; }
-  /// Asks for a row that is likely to be wanted; of many rows others hide the wait.
+  /// Prefetches a row that is probably needed. With many rows other rows hide the wait, and nothing is prefetched.
   __device__ void fetch(std::int64_t row) const {
     if (many) return;
     if (const int i = 128 * static_cast<int>(threadIdx.x) / static_cast<int>(sizeof(In));
@@ -50,7 +50,7 @@ struct Insert {
       device::prefetch(kv.row(row) + i);
   }
 
-  /// Slot of a row, -1 for none.
+  /// The slot of a row, -1 for none.
   __device__ std::int64_t slot(std::int64_t row) const {
     const std::int64_t slot = row >= 0 && row < rows ? slots[row] : -1;
     return slot < cache.num_slots ? slot : -1;
@@ -74,7 +74,7 @@ Insert<In> insert_of(const ConstTensorView& rows, const ConstTensorView& slots, 
           .many = slots.size(0) > kMany};
 }
 
-/// Why the device cannot insert such rows; empty where it can or nothing is inserted.
+/// Why the kernels cannot insert such rows; empty when they can or nothing is inserted.
 inline std::string refusal(const RowFormat* format, const Machine& machine) {
   const std::string reason = needs_gpu(machine);
   return reason.empty() && format != nullptr ? device::encoder_refusal(*format) : reason;

@@ -1,5 +1,5 @@
-// Rows on their way into attention: q heads normed and rotated, kv rows rotated and encoded at their slots. A warp for
-// a head or a row; one kernel, whose last blocks are the rows.
+// QNormRopeInsert and InsertRows on any GPU: norms and rotates the heads of q, rotates kv rows and encodes them at
+// their slots. A warp has a head or a row. One kernel; its last blocks do the rows.
 #include <bit>
 
 #include "device/copy.cuh"
@@ -20,7 +20,7 @@ using insertion::Insert;
 
 constexpr int kWarps = HeadGrid::kWarps;
 
-/// Blocks of a multiprocessor that the registers must suffice for: fp32 heads take more of them.
+/// Blocks on a multiprocessor for which the registers must suffice. fp32 heads need more registers.
 template <class In>
 constexpr int kBlocks = sizeof(In) == 4 ? 3 : 5;
 
@@ -31,23 +31,23 @@ struct InsertCall {
   const std::int64_t* positions = nullptr;
   Rope rope;
   HeadGrid grid;
-  unsigned blocks = 0;  ///< of heads; those behind them insert
+  unsigned blocks = 0;  ///< blocks of heads; the blocks behind them insert rows
   std::int64_t heads = 0;
   std::int64_t out_heads = 0;
   int dim = 0;
   float eps = 0;
   float factor = 1;
-  bool many = false;  ///< tokens
+  bool many = false;  ///< whether there are many tokens
   Insert<In> insert;
 };
 
-/// q is asked for before the position is known.
+/// Prefetches q before the position is known.
 template <bool kByFours, class In, class Out>
 __device__ void norm_and_rotate(const InsertCall<In, Out>& c, const In* q, Out* y, std::int64_t position) {
   const RegisterRow<32, kByFours, In> held(q, c.dim, kByFours ? 0 : -(c.rope.nope & 1), static_cast<int>(threadIdx.x));
   if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
-  // Where tokens are few their heads would all ask for the same lines, and wait for each other.
+  // With few tokens, the heads of a token would all prefetch the same lines and wait for each other.
   if (const int i = 32 * static_cast<int>(threadIdx.x); c.many && i < 2 * c.rope.pairs) prefetch(cos_sin + i);
   const float inverse = inverse_root(sum_of_warp(held.squares()), c.dim, c.eps);
   held.each([&](int i, Raw<In> raw) {
@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant
   encode_row_of(c.cache, slot, c.clamp, c.warp(), c.row_warps(), [&](int q) { return c.quad(from, 4 * q); });
 }
 
-/// Rows of up to 512 numbers, sixteen a lane: 2^lane_bits lanes for each. A row is on its way before its slot is known.
+/// Inserts rows of up to 512 numbers, sixteen for each lane, 2^lane_bits lanes for each row. Rows are loaded before
+/// their slots are known.
 template <class In>
 __global__ void __launch_bounds__(32 * kWarps) insert_sixteens(const __grid_constant__ Insert<In> c, int lane_bits) {
   pdl_wait_and_trigger();
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(32 * kWarps) insert_sixteens(const __grid_cons
   float4 v[4] = {};
   std::int64_t slot = -1;
   if (row < c.rows && first < c.cache.dim) {
-    constexpr int kLoads = static_cast<int>(sizeof(In));  // of 16 bytes
+    constexpr int kLoads = static_cast<int>(sizeof(In));  // loads of 16 bytes
     const auto* from = reinterpret_cast<const uint4*>(c.kv.row(row) + first);
     uint4 raw[kLoads];
 #pragma unroll

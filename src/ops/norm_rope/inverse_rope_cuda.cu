@@ -1,4 +1,4 @@
-// Rotation of the attention output back, and its quantisation: a warp for a head of a token.
+// InverseRope and InverseRopeQuant on any GPU: a warp for each head of each token.
 #include "device/launch_pdl.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
@@ -51,20 +51,20 @@ __global__ void __launch_bounds__(32 * kWarps) rotate_back(const __grid_constant
 }
 
 constexpr int kGroup = InverseRopeQuant::kGroup;
-static_assert(kGroup == 4 * 32);  // a warp's quads
+static_assert(kGroup == 4 * 32);  // four numbers for each lane of a warp
 
 template <class In>
 struct QuantCall {
   Rows<const In> x;
   Rows<E4M3> values;
-  std::uint32_t* scales = nullptr;  ///< 4 bytes, whatever they hold
+  std::uint32_t* scales = nullptr;  ///< words of 4 bytes: one fp32 or four UE8M0 scales
   std::int64_t scale_stride[2] = {0, 0};
   const std::int64_t* positions = nullptr;
   Rope rope;
   HeadGrid grid;
-  unsigned blocks = 0;  ///< of heads; those behind them write the padding
+  unsigned blocks = 0;  ///< blocks of heads; the blocks behind them write the padding
   std::int64_t tokens = 0;
-  std::int64_t padded = 0;  ///< Ta
+  std::int64_t padded = 0;  ///< rows of a group's scales, padding included
   std::int64_t scale_rows = 0;
   std::int64_t groups = 0;
   std::int64_t heads = 0;
@@ -99,18 +99,19 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
   if (head >= c.heads) return;
   const std::int64_t position = c.positions[token];
   const RegisterRow<32, kByFours, In> held(c.x.row(token, head), c.dim, 0,
-                                           static_cast<int>(threadIdx.x));  // asked for before the position is known
+                                           static_cast<int>(threadIdx.x));  // prefetched before the position is known
   if (!c.rope.has(position)) return;
   const float* cos_sin = c.rope.row(position);
-  const std::int64_t group = static_cast<std::uint32_t>(head) /
-                             static_cast<std::uint32_t>(c.group_heads);  // heads fit, and a division of 64 bits is long
-  const std::int64_t first = (head - group * c.group_heads) * c.dim;     // of this head in the group's row
+  const std::int64_t group =
+      static_cast<std::uint32_t>(head) /
+      static_cast<std::uint32_t>(c.group_heads);  // heads fit 32 bits, and a 64-bit division is slow
+  const std::int64_t first = (head - group * c.group_heads) * c.dim;  // this head's first number in the group's row
   E4M3* values = c.values.row(group, token) + first;
   const std::int64_t chunks = c.group_heads * c.dim / kGroup;
   const bool whole_words = c.dim % (4 * kGroup) == 0;
-  const auto before = static_cast<std::uint32_t>(first / kGroup);  // groups; the sizes of a row are ints
+  const auto before = static_cast<std::uint32_t>(first / kGroup);  // groups before it; row sizes fit int
   std::uint32_t word = 0;
-  // dim is a multiple of kGroup: all lanes of the warp come here, with one group.
+  // dim is a multiple of kGroup, so all lanes of a warp come here together with one group.
   held.each([&](int i, Raw<In> raw) {
     const float4 v = c.rope.rotated(widened(raw), i, cos_sin, -1.0F);
     std::uint32_t codes = 0;
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise_back(const __grid_consta
         word = 0;
       }
     } else {
-      // Heads share words; each writes its bytes, and the last of them those of no group.
+      // Heads share words: each writes its bytes, and the last head also those without a group.
       auto* bytes = reinterpret_cast<std::uint8_t*>(c.scale(group, k / 4, token));
       bytes[k % 4] = static_cast<std::uint8_t>(e + 127);
       for (std::uint32_t b = k % 4 + 1; k + 1 == chunks && b < 4; ++b) bytes[b] = 0;

@@ -4,7 +4,8 @@
 
 namespace smla::device {
 
-/// InverseRopeQuant's rule (quantise.h) for a warp's 128 numbers, four a lane. Returns the exponent of their scale.
+/// InverseRopeQuant's rule (quantise.h) for the 128 numbers of a warp, four for each lane. Returns the scale's
+/// exponent.
 __device__ inline int quantised(float4 v, std::uint32_t& codes) {
   const float amax = fmaxf(1e-10F, max_of_lanes(largest_magnitude(v), 32));
   const int e = ceil_log2(__fmul_rn(amax, 1.0F / 448.0F));

@@ -1,4 +1,4 @@
-// Rows to FP8: a warp for four groups of a row, all of whose numbers are on their way before the first is used.
+// QuantizeRows on any GPU: a warp for four groups of a row; it loads all their numbers before it uses the first.
 #include "device/launch_pdl.cuh"
 #include "device/row_views.cuh"
 #include "ops/cuda_row.h"
@@ -12,21 +12,21 @@ namespace {
 using namespace device;
 
 constexpr int kWarps = 8;
-constexpr int kGroups = 4;  ///< of a warp: one word of packed scales
+constexpr int kGroups = 4;  ///< groups of a warp: one word of packed scales
 constexpr int kGroup = QuantizeRows::kGroup;
-static_assert(kGroup == 4 * 32);  // a warp's quads
+static_assert(kGroup == 4 * 32);  // four numbers for each lane of a warp
 
 template <class In>
 struct QuantizeCall {
   Rows<const In> x;
   Rows<E4M3> values;
-  std::uint32_t* scales = nullptr;  ///< 4 bytes, whatever they hold
+  std::uint32_t* scales = nullptr;  ///< words of 4 bytes: one fp32 or four UE8M0 scales
   std::int64_t scale_stride = 0;
   std::int64_t rows = 0;
   std::int64_t padded = 0;
   std::int64_t dim = 0;
   std::int64_t items = 0;  ///< rows * words
-  std::int64_t words = 0;  ///< warps of a row
+  std::int64_t words = 0;  ///< words of a row, one for each warp
   bool packed = false;
 };
 
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantise(const __grid_constant__ 
     if (!c.packed && lane == 0) c.scales[(word * kGroups + g) * c.scale_stride + row] = __float_as_uint(exp2_int(e));
   }
   if (c.packed && lane == 0) c.scales[word * c.scale_stride + row] = packed;
-  // The last row's warps write the zeros behind it.
+  // The warps of the last row also write the zeros behind it.
   if (row + 1 < c.rows) return;
   const std::int64_t first = c.packed ? word : word * kGroups;
   const int lines = c.packed ? 1 : n / kGroup;

@@ -22,10 +22,10 @@ using namespace device;
 
 constexpr int kWarps = HeadGrid::kWarps;
 
-constexpr int kLineBytes = 4096;  ///< of shared memory, for a warp's row
+constexpr int kLineBytes = 4096;  ///< bytes of shared memory for a warp's row
 template <class In>
 constexpr std::int64_t kShort = kLineBytes / sizeof(In);  ///< the longest row of one warp
-constexpr std::int64_t kMaxDim = 1LL << 30U;              ///< elements of a row are counted in int
+constexpr std::int64_t kMaxDim = 1LL << 30U;              ///< elements of a row must fit int
 
 /// A matrix to norm.
 template <class In, class Out>
@@ -39,12 +39,12 @@ struct Matrix {
   bool short_rows() const { return dim <= kShort<In>; }
 };
 
-/// One or two matrices of as many rows; the second one's blocks follow the first one's.
+/// One or two matrices with the same number of rows. The blocks of the second follow those of the first.
 template <class In, class Out>
 struct NormCall {
   Matrix<In, Out> matrix[2];
   std::int64_t rows = 0;
-  unsigned blocks = 0;  ///< of the first matrix
+  unsigned blocks = 0;  ///< blocks of the first matrix
   float eps = 0;
 };
 
@@ -59,15 +59,15 @@ __device__ float sum_of_block(float v) {
   return v;
 }
 
-/// What a block keeps in shared memory: a short row for each warp, and their weights.
+/// Shared memory of a block: a short row for each warp, and the weights.
 template <class In>
 struct Short {
   alignas(16) Raw<In> rows[kWarps][kLineBytes / sizeof(Raw<In>)];
   alignas(16) uint4 weights[kShort<In> / 4];
 };
 
-/// A matrix's weights, which all threads of a block bring to shared memory, or one of them after the other out of
-/// memory where they do not lie by fours.
+/// The weights of a matrix. All threads of a block copy them to shared memory; where they cannot be copied four at a
+/// time, they are read one by one from global memory.
 template <bool kByFours>
 struct Weights {
   const void* memory;
@@ -99,7 +99,7 @@ struct Weights {
   }
 };
 
-/// Starts bringing quads thread, thread + threads... of a row of n numbers to shared memory.
+/// Starts copying vec4s thread, thread + threads, ... of a row of n numbers to shared memory.
 template <bool kByFours, class T>
 __device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int threads) {
 #pragma unroll 4
@@ -111,7 +111,7 @@ __device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int thr
     }
   }
 }
-/// f(i, numbers i..i+3) for what of a row in shared memory is this lane's.
+/// Calls f(i, numbers i..i+3) for this lane's part of a row in shared memory.
 template <class T, class F>
 __device__ void each_vec4_of_lane(const Raw<T>* line, int n, F&& f) {
 #pragma unroll 4
@@ -124,7 +124,7 @@ __device__ float inverse_root_of_line(const Raw<T>* line, int n, float eps) {
   return inverse_root(sum_of_warp(sum.all()), n, eps);
 }
 
-/// kWarps short rows.
+/// Norms kWarps short rows, one for each warp.
 template <bool kByFours, class In, class Out>
 __device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Short<In>& shared) {
   const std::int64_t row = static_cast<std::int64_t>(block) * kWarps + threadIdx.y;
@@ -142,12 +142,12 @@ __device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float ep
   });
 }
 
-/// A long row.
+/// Norms a long row.
 template <bool kByFours, class In, class Out>
 __device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row) {
   const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
   const RegisterRow<32 * kWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
-  // The first blocks send for the weights while they make their sums; all of them asking would wait for each other.
+  // Only the first blocks prefetch the weights; if all did, they would wait for each other.
   constexpr std::int64_t kFirst = 64;
   const int weight_bytes = m.weight == nullptr || row >= kFirst ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
   for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kWarps)
@@ -164,7 +164,7 @@ __device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row)
   });
 }
 
-/// A block's rows.
+/// Norms the rows of a block.
 template <bool kShortRows, bool kByFours, class In, class Out>
 __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Short<In>& shared) {
   if constexpr (kShortRows) {
@@ -174,7 +174,7 @@ __device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float ep
   }
 }
 
-/// kShortRows: of each matrix.
+/// kShortRows: whether each matrix has short rows.
 template <bool kShortRows, bool kShortRows2, bool kByFours, class In, class Out>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4)
     norm_rows(const __grid_constant__ NormCall<In, Out> c) {
@@ -191,19 +191,20 @@ __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4)
   }
 }
 
-/// The second matrix's rows, rotated and encoded at their slots.
+/// The rows of the second matrix, rotated and encoded at their slots.
 template <class T>
 struct Target {
-  insertion::Insert<T> insert;  ///< its kv is not used
+  insertion::Insert<T> insert;  ///< Insert::kv is not used
   const std::int64_t* positions = nullptr;
   Rope rope;
 };
 
-constexpr int kRowWarps = 4;                   ///< of a row that is inserted
+constexpr int kRowWarps = 4;                   ///< warps of a row that is inserted
 constexpr int kInserted = kWarps / kRowWarps;  ///< rows of a block
-constexpr int kNearRope = 128;                 ///< numbers of a row of cos_sin that shared memory has room for
+constexpr int kNearRope = 128;                 ///< longest row of cos_sin that fits into shared memory
 
-/// kInserted rows. Each warp of a row makes the sum of all of it, as norm_short makes it.
+/// Norms and inserts kInserted rows. Each warp of a row computes the sum of squares of the whole row, as norm_short
+/// does.
 template <bool kByFours, class T>
 __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std::int64_t rows, float eps,
                             unsigned block, Short<T>& shared) {
@@ -280,7 +281,7 @@ Matrix<In, Out> matrix_of(const ConstTensorView& x, const ConstTensorView& weigh
           .dim = static_cast<int>(x.size(1))};
 }
 
-/// Whether a matrix may be loaded and stored by fours; one without columns may.
+/// Whether a matrix can be loaded and stored four numbers at a time; one without columns can.
 bool aligned(const ConstTensorView& x, const ConstTensorView& weight, const TensorView& y) {
   return x.size(1) == 0 || (by_fours(x) && by_fours(y) && by_fours(weight));
 }

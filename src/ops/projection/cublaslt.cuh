@@ -23,7 +23,7 @@ struct CublasLt {
   std::string missing;  ///< why it cannot be used; empty when it can
 };
 
-/// Opened once.
+/// The library, opened at the first call.
 const CublasLt& cublaslt();
 
 /// The handle of the current device, made when it is first asked for: a handle holds memory of the device that was

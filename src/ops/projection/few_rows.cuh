@@ -7,16 +7,16 @@
 
 namespace smla::projection {
 
-// 16 rows x kFewColumns outputs a block, whose warps share out k. Inside a dot product the order of inputs is free as
-// long as both operands agree, so a lane loads 16 bytes of a row, eight consecutive inputs, and spends them on two
-// k-steps.
+// A block computes 16 rows x kFewColumns outputs; its warps divide k. The order of inputs within a dot product is free
+// as long as both operands have the same, so a lane loads 16 bytes of a row, eight consecutive inputs, for two steps of
+// mma.sync.
 
 constexpr int kFewRows = 16;
 constexpr int kFewColumns = 32;
 constexpr int kFewWarps = 8;
 constexpr int kFewTiles = kFewColumns / 8;
 
-/// Eight inputs of x as bf16; e4m3 is exact in it.
+/// Loads eight inputs of x as bf16, in which e4m3 is exact.
 template <bool kE4M3>
 __device__ uint4 load_x(const Operands& o, std::int64_t row, std::int64_t group, std::int64_t k) {
   if (row >= o.m || k >= o.k) return make_uint4(0, 0, 0, 0);
@@ -34,7 +34,7 @@ __device__ uint4 load_x(const Operands& o, std::int64_t row, std::int64_t group,
   }
 }
 
-/// The sums of a block's warps, added in their order and stored.
+/// Adds the sums of a block's warps in their order and stores them.
 __device__ inline void add_warps(const Operands& o, const float (&acc)[kFewTiles][4],
                                  float (&sums)[kFewWarps][kFewRows][kFewColumns], std::int64_t row, std::int64_t column,
                                  std::int64_t group) {
@@ -106,16 +106,16 @@ __global__ void __launch_bounds__(32 * kFewWarps)
   add_warps(o, acc, sums, row, column, group);
 }
 
-/// Four E4M3 codes as bf16, in which they are exact, in two registers.
+/// Converts four E4M3 codes to bf16, in which they are exact, in two registers.
 __device__ inline uint2 bf16_of_e4m3(std::uint32_t codes) {
   constexpr std::uint32_t kMagnitudes = 0x7F7F'7F7FU;
-  if ((((codes & kMagnitudes) + 0x0101'0101U) & 0x8080'8080U) != 0) {  // a NaN among them
+  if ((((codes & kMagnitudes) + 0x0101'0101U) & 0x8080'8080U) != 0) {  // one of them is a NaN
     const auto one = [&](int i) {
       return __float_as_uint(device::from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i)))) >> 16;
     };
     return make_uint2(one(0) | one(1) << 16, one(2) | one(3) << 16);
   }
-  // A code's exponent and mantissa at bf16's places are 2^-120 of its value, subnormals too.
+  // Shifted to the bits of bf16, a code is 2^-120 of its value, subnormals included.
   const auto pair = [](std::uint32_t high_bytes) {
     const std::uint32_t bits = (high_bytes >> 4 & 0x07F0'07F0U) | (high_bytes & 0x8000'8000U);
     std::uint32_t out;
@@ -127,7 +127,7 @@ __device__ inline uint2 bf16_of_e4m3(std::uint32_t codes) {
   return make_uint2(pair(__byte_perm(codes, 0, 0x1404)), pair(__byte_perm(codes, 0, 0x3424)));
 }
 
-/// Sixteen inputs of a row as bf16: inputs 0-7 and 8-15.
+/// Loads sixteen inputs of a row as bf16: inputs 0-7 and 8-15.
 struct Sixteen {
   uint4 low = {0, 0, 0, 0};
   uint4 high = {0, 0, 0, 0};
@@ -152,14 +152,14 @@ __device__ Sixteen load_sixteen(const Operands& o, std::int64_t row, std::int64_
 }
 
 static_assert(Projection::kWeightBlock == kChunk &&
-              Projection::kWeightBlock % kFewColumns == 0);  // one scale of w a warp's turn
+              Projection::kWeightBlock % kFewColumns == 0);  // one scale of w for each step of a warp
 
-/// few_rows for E4M3 weights: a lane's 16 bytes are sixteen inputs, spent on four k-steps.
+/// few_rows for E4M3 weights: the 16 bytes of a lane are sixteen inputs, for four steps of mma.sync.
 template <bool kE4M3>
 __global__ void __launch_bounds__(32 * kFewWarps)
     few_rows_of_e4m3(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   __shared__ float sums[kFewWarps][kFewRows][kFewColumns];
-  // Rows innermost: blocks that run together share their weights.
+  // Rows are innermost, so that blocks that run together share their weights in L2.
   const std::int64_t row = blockIdx.x % row_blocks * kFewRows;
   const std::int64_t column = blockIdx.x / row_blocks % column_blocks * kFewColumns;
   const std::int64_t group = blockIdx.x / row_blocks / column_blocks;

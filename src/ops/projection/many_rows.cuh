@@ -7,7 +7,7 @@
 
 namespace smla::projection {
 
-// 64 x 128 outputs a block of eight warps (2 x 4), 32 x 32 a warp.
+// A block of eight warps (2 x 4) computes 64 x 128 outputs, a warp 32 x 32.
 
 constexpr int kTileM = 64;
 constexpr int kTileN = 128;
@@ -17,8 +17,8 @@ constexpr int kTileWarps = 8;
 constexpr int kTileBytes = (kTileM + kTileN) * kTileK * 2;
 constexpr int kTileShared = kStages * kTileBytes;
 
-/// Where 16-byte chunk `c` of a row of 64 bf16 lies: chunks are permuted by the row, so that eight rows of one column
-/// lie in different banks.
+/// The place of 16-byte chunk `c` in a row of 64 bf16 numbers. Chunks are permuted by the row's number, so that a chunk
+/// of eight rows is read without bank conflicts.
 __device__ inline int swizzled(int row, int c) { return row * 128 + ((c ^ (row & 7)) * 16); }
 
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const std::uint8_t* at) {
@@ -27,7 +27,7 @@ __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const std::uint8_t* at
                : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(at))));
 }
 
-/// A tile of `rows` rows from k on; rows and inputs that are not there are zeros.
+/// Starts copying a tile of `rows` rows from input k on; rows and inputs that do not exist are zeros.
 __device__ inline void fetch(std::uint8_t* to, const BF16* from, std::int64_t stride, int rows, std::int64_t rows_left,
                              std::int64_t k, std::int64_t k_end) {
   for (int i = static_cast<int>(threadIdx.x); i < rows * (kTileK / 8); i += 32 * kTileWarps) {
@@ -42,7 +42,7 @@ __device__ inline void fetch(std::uint8_t* to, const BF16* from, std::int64_t st
 __global__ void __launch_bounds__(32 * kTileWarps)
     many_rows(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  // Rows innermost: blocks that run together share their weights.
+  // Rows are innermost, so that blocks that run together share their weights in L2.
   const std::int64_t row = blockIdx.x % row_blocks * kTileM;
   const std::int64_t column = blockIdx.x / row_blocks % column_blocks * kTileN;
   const std::int64_t group = blockIdx.x / row_blocks / column_blocks;

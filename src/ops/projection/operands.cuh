@@ -6,9 +6,9 @@
 
 namespace smla::projection {
 
-constexpr int kChunk = 128;  ///< inputs of a scale of x, and a warp's turn
+constexpr int kChunk = 128;  ///< inputs that share a scale of x; a step of a warp
 
-/// A Projection by value.
+/// The arguments of a Projection kernel.
 struct Operands {
   const void* x = nullptr;
   const void* w = nullptr;
@@ -30,7 +30,7 @@ struct Operands {
         static_cast<std::uint32_t>(static_cast<const std::int32_t*>(x_scale)[at + chunk / 4 * scale_chunk]);
     return from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (chunk % 4))));
   }
-  /// Of output `column` and inputs [kWeightBlock * block, ...) of E4M3 w.
+  /// The scale of E4M3 w for output `column` and inputs [kWeightBlock * block, ...).
   __device__ float weight_scale(std::int64_t group, std::int64_t column, std::int64_t block) const {
     return w_scale[group * w_scale_group + column / Projection::kWeightBlock * w_scale_row + block];
   }

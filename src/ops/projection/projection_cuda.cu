@@ -1,11 +1,11 @@
 // Projections on any GPU from sm_80, four kernels:
-//  - few_rows.cuh: the weights' way from memory is the limit, so they stream straight into registers; eight warps of a
-//  block share out k. Also E4M3 x, whose
-//    scales hold for 128 inputs.
-//  - the same there for E4M3 weights, which become bf16 on their way into the tensor cores.
+//  - few_rows.cuh: memory bandwidth is the limit, so weights go straight into registers, and eight warps of a block
+//  divide
+//    k. Also for E4M3 x, with a scale for each 128 inputs.
+//  - few_rows.cuh for E4M3 weights, which are converted to bf16 for the tensor cores.
 //  - many_rows.cuh: tiles in shared memory behind a three-stage cp.async pipeline.
 //  - here, fp32 FMA for float32 operands and for tensors without 16-byte alignment.
-// Each adds in an order that depends on k alone; in deterministic mode the choice of kernel does not depend on m
+// The order of additions depends on k alone in each; with `deterministic` the choice of kernel does not depend on m
 // either.
 #include "device/launch.cuh"
 #include "device/launch_pdl.cuh"
@@ -19,7 +19,7 @@ namespace {
 
 using namespace projection;
 
-// 32 x 32 outputs a block of 256 threads, in fp32.
+// A block of 256 threads computes 32 x 32 outputs in fp32.
 
 constexpr int kPlainTile = 32;
 constexpr int kPlainK = 32;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(256, 3)
 
 bool multiple_of(std::int64_t v, std::int64_t of) { return v % of == 0; }
 
-/// Whether both operands can be read 16 bytes (E4M3 x: 8 bytes, unless w is too) at a time.
+/// Whether both operands can be read 16 bytes at a time (E4M3 x: 8 bytes, unless w is E4M3 too).
 bool aligned(const Operands& o, std::int64_t groups) {
   const auto address = [](const void* p) { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)); };
   const std::int64_t inputs = o.w_dtype == DType::kE4M3 ? 16 : 8;

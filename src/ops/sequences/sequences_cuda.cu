@@ -1,4 +1,4 @@
-// Rows of requests to a padded rectangle and back: a block for each piece of a row, in the widest words that the
+// PackSequences and UnpackSequences on any GPU: a block for each piece of a row, with the widest loads that the
 // addresses allow.
 #include <algorithm>
 
@@ -12,15 +12,15 @@ namespace smla {
 namespace {
 
 constexpr std::int64_t kPiece = 16384;        ///< bytes of a row that a block copies
-constexpr std::int64_t kMaxBlocks = 1 << 20;  ///< more pieces than this are walked through
+constexpr std::int64_t kMaxBlocks = 1 << 20;  ///< with more pieces, a block takes several
 
-/// Both ops; strides in bytes. The one that is read is not written through its pointer.
+/// The arguments of both ops; strides in bytes. The tensor that is read is not written through its pointer.
 struct PackCall {
   std::int64_t requests = 0;
   std::int64_t tokens = 0;
   std::int64_t max_len = 0;
   std::int64_t row_bytes = 0;
-  std::int64_t pieces = 0;  ///< of a row
+  std::int64_t pieces = 0;  ///< pieces of a row
   int word = 1;
   const std::int32_t* start = nullptr;
   std::uint8_t* rows = nullptr;
@@ -30,7 +30,7 @@ struct PackCall {
   std::int64_t packed_stride = 0;
 
   std::int64_t items() const { return requests * max_len * pieces; }
-  /// Threads that find a word to copy.
+  /// Threads that have a word to copy.
   unsigned threads() const {
     const std::int64_t words = std::min(row_bytes, kPiece) / word;
     return static_cast<unsigned>(std::clamp<std::int64_t>((words + 31) / 32 * 32, 32, 256));

@@ -4,7 +4,7 @@
 
 namespace smla::topk {
 
-/// What the chosen columns' slots need.
+/// The arguments for the slots of the chosen columns.
 struct Slots {
   index_rows::Table table;
   const std::int32_t* request = nullptr;
@@ -30,7 +30,7 @@ struct TopkCall {
   __device__ std::int32_t* out(std::int64_t row) const { return indices + row * index_stride; }
   __device__ const float* scores(std::int64_t row) const { return logits + row * logit_stride; }
 
-  /// After a block of kThreads has written a row.
+  /// Translates the row that a block of kThreads has just written.
   template <int kThreads>
   __device__ void write_slots(std::int64_t row, index_rows::GlobalRow<kThreads>& shared) const {
     if (slots.lens == nullptr) return;
@@ -40,7 +40,7 @@ struct TopkCall {
   }
 };
 
-/// A row of n <= k columns.
+/// Writes a row of n <= k columns: all of them are chosen.
 __device__ inline void write_all(std::int64_t n, std::int64_t k, std::int32_t* out) {
   for (std::int64_t i = threadIdx.x; i < k; i += blockDim.x) out[i] = i < n ? static_cast<std::int32_t>(i) : -1;
 }

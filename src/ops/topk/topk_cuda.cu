@@ -1,4 +1,4 @@
-// Exact selection on any GPU. One block for a row, or several for each of few wide ones.
+// Exact top-k on any GPU: one block for a row, or several for each of a few wide rows.
 #include "device/ptx/pdl.cuh"
 #include "ops/cuda_row.h"
 #include "ops/topk/implementations.h"
@@ -31,8 +31,8 @@ void launch(std::int64_t rows, const TopkCall& c, const RunContext& context) {
                                                        stream_of(context.stream), c);
 }
 
-/// One block a row. Where no multiprocessor has two rows, a row has all its threads; else four narrow rows share it, or
-/// two wider ones.
+/// Launches one block for each row. With at most one row for each multiprocessor a row has 1,024 threads; else four
+/// narrow rows or two wider ones share a multiprocessor.
 void launch_rows(const TopK::Problem& p, bool few, const TopkCall& c, const RunContext& context) {
   if (!few && p.width <= 2048) return launch<256, 8>(p.rows, c, context);
   if (!few && p.width <= 4096) return launch<256, 16>(p.rows, c, context);
@@ -71,12 +71,12 @@ Decision decide(const TopK::Problem& p, const PlanOptions& /*options*/, const Ma
 void run(const TopK::Problem& p, const TopK::Args& a, const RunContext& context) {
   if (p.rows == 0 || (p.k == 0 && !p.slots)) return;
   TopkCall c{.logits = static_cast<const float*>(a.logits.data),
-         .logit_stride = a.logits.stride[0],
-         .lens = static_cast<const std::int32_t*>(a.lens.data),
-         .width = p.width,
-         .k = p.k,
-         .indices = static_cast<std::int32_t*>(a.indices.data),
-         .index_stride = a.indices.stride[0]};
+             .logit_stride = a.logits.stride[0],
+             .lens = static_cast<const std::int32_t*>(a.lens.data),
+             .width = p.width,
+             .k = p.k,
+             .indices = static_cast<std::int32_t*>(a.indices.data),
+             .index_stride = a.indices.stride[0]};
   if (p.slots) {
     const TopK::Slots::Args& s = a.slots;
     c.slots = {.table = index_rows::table_of(s.block_table, p.slots->storage_block),

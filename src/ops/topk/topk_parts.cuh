@@ -8,25 +8,24 @@
 namespace smla::topk {
 
 // Few wide rows, each shared by several blocks (topk_split.h): one kernel counts the first digit of each part, the next
-// lists the columns that can be chosen, in order, and the last block of a row to arrive chooses from the list. Scores
-// and counts are read by plain loads: the grid before may still write them when this one starts (PDL), so they are no
-// read-only data in the sense of __ldg.
+// lists the columns that can be chosen, in order, and the last block of a row to finish selects from the list. Scores
+// and counts are read by plain loads, not by __ldg: the kernel before may still write them when this one starts (PDL).
 
-constexpr int kPartThreads = 1024;  ///< of the kernels that share a row
+constexpr int kPartThreads = 1024;  ///< threads of a block in the kernels that share a row
 
-/// A launch of rows in parts. Its memory needs no values from before: the first kernel writes whatever the second
-/// reads.
+/// The arguments of a call whose rows are cut into parts. The workspace needs no initial values: the first kernel
+/// writes all that the second reads.
 struct Parts {
   TopkCall call;
   std::uint32_t parts = 1;
-  std::uint32_t* digits = nullptr;   ///< [rows, parts, kDigits], how many keys begin with a digit
-  std::uint32_t* groups = nullptr;   ///< [rows, parts, kGroups], and with one of a group of digits
+  std::uint32_t* digits = nullptr;   ///< [rows, parts, kDigits], how many keys begin with each digit
+  std::uint32_t* groups = nullptr;   ///< [rows, parts, kGroups], how many begin with a digit of each group
   std::uint32_t* keys = nullptr;     ///< [rows, kListed]
   std::uint32_t* columns = nullptr;  ///< [rows, kListed], ascending
-  std::uint32_t* arrived = nullptr;  ///< [rows], parts that are listed
+  std::uint32_t* arrived = nullptr;  ///< [rows], how many parts are listed
 };
 
-/// A block's part of a row of n > kShortRow columns.
+/// The part of a row of n > kShortRow columns that a block has.
 struct Part {
   std::uint32_t number, columns, begin, end;
 
@@ -41,7 +40,7 @@ struct Part {
 __global__ void __launch_bounds__(kPartThreads, 1) count_parts(const __grid_constant__ Parts p) {
   constexpr int kItems = 16;
   constexpr int kMine = TopkSplit::kDigits / kPartThreads;
-  constexpr int kGroupThreads = TopkSplit::kValues / kMine;  // neighbours in a warp
+  constexpr int kGroupThreads = TopkSplit::kValues / kMine;  // threads of a group, neighbours in a warp
   static_assert(kMine % 4 == 0 && 32 % kGroupThreads == 0);
   alignas(16) __shared__ std::uint32_t count[TopkSplit::kDigits];
   device::pdl_wait();
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(kPartThreads, 1) count_parts(const __grid_cons
   if (threadIdx.x % kGroupThreads == 0) p.groups[block * TopkSplit::kGroups + threadIdx.x / kGroupThreads] = sum;
 }
 
-/// Counts of all parts of a row and of those before this one, by bin; zeros before their one use.
+/// Counts by bin of all parts of a row, and of the parts before this one. Used once; zeros before.
 template <int kCount>
 struct PartSums {
   std::uint32_t all[kCount];
@@ -96,11 +95,11 @@ struct PartSums {
 
 struct PartDigit {
   Digit digit;
-  std::uint32_t above_before, inside_before;  ///< of its counts, in the parts before this one
+  std::uint32_t above_before, inside_before;  ///< the same counts in the parts before this one
 };
 
-/// The bin of the k-th largest key; a part's counts lie `stride` behind those of the part before. Every warp finds it
-/// for itself, after one barrier.
+/// Finds the bin of the k-th largest key. The counts of consecutive parts are `stride` apart. Every warp finds it for
+/// itself, after one barrier.
 template <int kCount>
 __device__ PartDigit find_digit(PartSums<kCount>& sums, const std::uint32_t* counts, int stride, std::uint32_t parts,
                                 std::uint32_t part, std::uint32_t k) {
@@ -148,14 +147,14 @@ __device__ PartDigit find_digit(PartSums<kCount>& sums, const std::uint32_t* cou
   return {found, __reduce_add_sync(kAll, above_before), sums.before[found.bin]};
 }
 
-/// The columns of a part, a chunk at a time: a warp holds consecutive ones, a lane every 32nd of them.
+/// Walks over the columns of a part in chunks: a warp holds consecutive columns, a lane every 32nd of them.
 struct PartColumns {
   static constexpr std::uint32_t kItems = 8;
 
   const float* scores;
   const Part& part;
   std::uint32_t items;
-  std::uint32_t loaded[kItems];  ///< of the chunk that comes next
+  std::uint32_t loaded[kItems];  ///< scores of the next chunk
 
   __device__ PartColumns(const float* row, const Part& of)
       : scores(row), part(of), items(min(of.columns / kPartThreads, kItems)) {
@@ -173,7 +172,8 @@ struct PartColumns {
       loaded[i] = holds(i, first) ? __float_as_uint(scores[first + 32 * i]) : 0U;
   }
 
-  /// Lists those whose key begins with `digit` or more, and their keys, from place `at` on in ascending order.
+  /// Lists the columns whose key begins with `digit` or a larger one, and their keys, in ascending order from place
+  /// `at` on.
   __device__ void list(WarpSums<kPartThreads / 32>& sums, std::uint32_t digit, std::uint32_t at, std::uint32_t* keys,
                        std::uint32_t* columns) {
     constexpr int kShift = 32 - TopkSplit::kDigitBits;
@@ -209,8 +209,8 @@ struct PartColumns {
   }
 };
 
-/// Lists every part; the last block of a row chooses from the list. A row of up to kShortRow columns, or of which too
-/// many can be chosen, is one block's.
+/// Lists every part; the last block of a row selects from the list. One block alone selects from a row of up to
+/// kShortRow columns, and from one of which too many columns can be chosen.
 __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_constant__ Parts p) {
   constexpr int kItems = TopkSplit::kShortRow / kPartThreads;
   __shared__ SelectionShared<kPartThreads> shared;

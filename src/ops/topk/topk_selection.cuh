@@ -4,10 +4,10 @@
 
 namespace smla::topk {
 
-// The radix selection of topk_cpu.cpp by one block: a row that fits its registers is read once, a longer one once for
-// each digit (at most three) and for the output.
+// The radix select of topk_cpu.cpp by one thread block. A row that fits its registers is read once, a longer one once
+// for each digit (at most three) and once for the output.
 
-constexpr int kBits = 11;  ///< of a digit at most
+constexpr int kBits = 11;  ///< bits of a digit, at most
 constexpr int kBins = 1 << kBits;
 constexpr unsigned kAll = 0xFFFF'FFFFU;
 
@@ -20,10 +20,10 @@ __device__ inline std::uint32_t key_of(std::uint32_t score) {
 
 /// A row of scores.
 struct Scores {
-  static constexpr std::uint32_t kNothing = 0x7FFF'FFFF;  ///< loaded, the smallest key
+  static constexpr std::uint32_t kNothing = 0x7FFF'FFFF;  ///< a loaded word that becomes the smallest key
   const float* scores;
 
-  /// Said to be opaque, or the compiler computes the address again for every item.
+  /// Hidden from the compiler, which would otherwise compute the address again for every item.
   __device__ Scores from(std::uint32_t i) const {
     const float* first = scores + i;
     asm("" : "+l"(first));
@@ -34,8 +34,8 @@ struct Scores {
   __device__ std::uint32_t column(std::uint32_t i) const { return i; }
 };
 
-/// The columns of a row that can be chosen, in ascending order. Other blocks of the same kernel wrote them: not for the
-/// read-only cache.
+/// The columns of a row that can be chosen, in ascending order. Other blocks of the same kernel wrote them, so they are
+/// not read through the read-only cache.
 struct List {
   static constexpr std::uint32_t kNothing = 0;
   const std::uint32_t* keys;
@@ -47,19 +47,19 @@ struct List {
   __device__ std::uint32_t column(std::uint32_t i) const { return __ldcg(columns + i); }
 };
 
-/// All keys above `key` are chosen and the first `ties` of those that equal it.
+/// What is chosen: all keys above `key`, and the first `ties` of those that equal it.
 struct Threshold {
   std::uint32_t key = 0;
   std::uint32_t ties = 0;
 };
 
-/// Sums over the warps of a block, in their order. Uses alternate between two rows of totals, so that one barrier a
-/// call is enough.
+/// Prefix sums over the warps of a block. Calls alternate between two rows of totals, so that one barrier a call is
+/// enough.
 template <int kWarps>
 struct WarpSums {
   std::uint32_t totals[2][kWarps];
 
-  /// What the warps before this one hold together, and all of them; a barrier.
+  /// The sum over the warps before this one, and over all of them. Contains a barrier.
   __device__ std::uint32_t before(std::uint32_t mine, int use, std::uint32_t* all) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -79,21 +79,21 @@ struct WarpSums {
 
 /// A digit of the k-th largest key.
 struct Digit {
-  std::uint32_t bin;     ///< its value
-  std::uint32_t above;   ///< keys with a larger one
-  std::uint32_t inside;  ///< keys with this one
+  std::uint32_t bin;     ///< the digit's value
+  std::uint32_t above;   ///< keys with a larger digit
+  std::uint32_t inside;  ///< keys with this digit
 };
 
 template <int kThreads>
 struct SelectionShared {
-  alignas(16) std::uint32_t count[2][kBins];  ///< of one digit, and zeros for the next
+  alignas(16) std::uint32_t count[2][kBins];  ///< counts of one digit, and zeros for the next
   WarpSums<kThreads / 32> sums;
   Digit digit;
   std::uint32_t n;  ///< items
 };
 
-/// The selection of one row by one block; an item is a column of a row of scores, or one of a list. A warp holds
-/// consecutive items, a lane every 32nd of them. kShort: no row has more items than the registers.
+/// Selects from one row with one block. An item is a column of a row of scores, or one of a list of columns. A warp
+/// holds consecutive items, a lane every 32nd of them. kShort: all items of a row fit the registers.
 template <int kThreads, int kItems, bool kShort, class Source>
 struct Selection {
   static constexpr std::uint32_t kResident = kThreads * kItems;  ///< items that stay in registers
@@ -101,7 +101,7 @@ struct Selection {
 
   SelectionShared<kThreads>& shared;
   const Source source;
-  std::uint32_t count;  ///< of items; with one more chunk still a 32-bit number
+  std::uint32_t count;  ///< number of items; with one more chunk it still fits 32 bits
   std::uint32_t key[kItems];
 
   __device__ Selection(SelectionShared<kThreads>& memory, Source from, std::uint32_t items)
@@ -112,11 +112,11 @@ struct Selection {
     __syncthreads();
     if (resident()) load(0);
   }
-  /// Items. Where keys take all registers, there is none left for their number.
+  /// The number of items. In shared memory where the keys take all registers.
   __device__ std::uint32_t n() const { return kShort ? shared.n : count; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ bool resident() const { return kShort || n() <= kResident; }
-  /// f(first item of a chunk, its number); while f says so.
+  /// Calls f(first item of a chunk, number of the chunk) as long as f returns true.
   template <class F>
   __device__ void each_chunk(F&& f) {
     if constexpr (kShort) {
@@ -129,14 +129,14 @@ struct Selection {
       }
     }
   }
-  /// Items of a thread in a chunk.
+  /// How many items a thread has in a chunk.
   __device__ std::uint32_t items() const { return resident() ? (n() + kThreads - 1) / kThreads : kItems; }
   __device__ std::uint32_t chunk() const { return items() * kThreads; }
-  /// Items of this lane in a chunk.
+  /// How many items this lane has in a chunk.
   __device__ std::uint32_t held(std::uint32_t first) const {
     return first < n() ? min((n() - first + 31) / 32, items()) : 0U;
   }
-  /// This lane's first item of a chunk; item i is 32 i further.
+  /// This lane's first item of a chunk; its item i is 32 i further on.
   __device__ std::uint32_t first_of(std::uint32_t base) const {
     return base + threadIdx.x / 32 * (32 * items()) + threadIdx.x % 32;
   }
@@ -156,11 +156,11 @@ struct Selection {
     for (int i = 0; i < kMine; ++i) shared.count[row][threadIdx.x + i * kThreads] = 0;
   }
 
-  /// Counts the keys whose first `known` bits are `prefix` by their next `bits`.
+  /// Counts the keys that begin with `prefix` (of `known` bits) by their next `bits` bits.
   __device__ void tally(std::uint32_t* count, int known, int bits, std::uint32_t prefix) {
     const int shift = 32 - known - bits;
     const std::uint32_t mask = (1U << bits) - 1U;
-    // Places behind the last item count as the smallest key, which no threshold lies below.
+    // Places behind the last item count as the smallest key; no threshold is below it.
     each_chunk([&](std::uint32_t, int) {
 #pragma unroll
       for (std::uint32_t i = 0; i < kItems; ++i) {
@@ -171,7 +171,7 @@ struct Selection {
     __syncthreads();
   }
 
-  /// The bin that holds the k-th largest key of those counted; at least k were. Two barriers.
+  /// The bin that holds the k-th largest of the counted keys, of which there are at least k. Contains two barriers.
   __device__ Digit find_bin(const std::uint32_t* count, std::uint32_t k, int use) {
     static_assert(kMine == 2 || kMine % 4 == 0);
     const int low = kBins - (static_cast<int>(threadIdx.x) + 1) * kMine;
@@ -216,16 +216,16 @@ struct Selection {
       prefix = (prefix << bits) | digit.bin;
       known += bits;
       k -= digit.above;
-      // All that begin like this are chosen, but not all items: there is a smaller key.
+      // All keys that begin like this are chosen, but not all items: there is a smaller key.
       if (digit.inside == k) return {(prefix << (32 - known)) - 1, 0};
-      clear(pass % 2);  // for the pass after the next, past its barriers
+      clear(pass % 2);  // for the pass after the next; its barriers come before that
     }
     return {prefix, k};
   }
 
   /// Writes the chosen columns in ascending order: a column's place is the number of chosen ones before it.
   __device__ void write(const Threshold& t, std::uint32_t k, std::int32_t* out) {
-    static_assert(kItems <= 32 && kResident < 0x1'0000);  // a bit for an item, half a word for a chunk's count
+    static_assert(kItems <= 32 && kResident < 0x1'0000);  // one bit for an item, 16 bits for the count of a chunk
     std::uint32_t above = 0;  // keys above the threshold and equal to it in the chunks so far
     std::uint32_t equal = 0;
     const unsigned left = (1U << lane()) - 1U;
@@ -247,7 +247,7 @@ struct Selection {
       const std::uint32_t before = shared.sums.before(__reduce_add_sync(kAll, count), use, &all);
       std::uint32_t over_before = above + (before >> 16);
       std::uint32_t same_before = equal + (before & 0xFFFFU);
-      // Few items of a row are chosen: most have no lane to write.
+      // Few items of a row are chosen, so most have nothing to write.
       for (std::uint32_t some = __reduce_or_sync(kAll, over | same); some != 0; some &= some - 1) {
         const int i = __ffs(static_cast<int>(some)) - 1;
         const bool is_over = (over >> i & 1U) != 0U;

@@ -13,7 +13,7 @@ struct CacheView {
   std::uint8_t* base = nullptr;
   std::int64_t num_slots = 0;
   std::int64_t block_size = 1;
-  int block_bits = 0;  ///< where block_size is a power of two, else -1: a shift instead of a 64-bit division
+  int block_bits = 0;  ///< log2 of block_size where it is a power of two, else -1; saves a 64-bit division
   std::int64_t block_stride = 0;
   std::int64_t data_bytes = 0;
   std::int64_t scale_bytes = 0;
@@ -26,11 +26,11 @@ struct CacheView {
   Element rope = Element::kF32;
   ScaleKind kind = ScaleKind::kNone;
 
-  /// The block that a slot, or the column that a position is in.
+  /// The block of a slot, or the block-table column of a position.
   __device__ std::int64_t block_of(std::int64_t slot) const {
     return block_bits >= 0 ? slot >> block_bits : slot / block_size;
   }
-  /// Where a row's numbers and its scales begin: those inside it, or with those of the block's other rows.
+  /// Addresses of a row's numbers and of its scales, which are inside the row or with those of the block's other rows.
   struct RowPlace {
     std::uint8_t* data;
     std::uint8_t* scales;
@@ -45,7 +45,8 @@ struct CacheView {
   __device__ std::uint8_t* data(std::int64_t slot) const { return place(slot).data; }
   __device__ std::uint8_t* scales(std::int64_t slot) const { return place(slot).scales; }
 
-  /// A word at any address: a cache may have any base and stride, and a misaligned load faults.
+  /// Loads a word from an address of any alignment: a cache may have any base and stride, and a misaligned load is an
+  /// error.
   template <class Word>
   __device__ static Word word(const std::uint8_t* p) {
     if (reinterpret_cast<std::uintptr_t>(p) % sizeof(Word) == 0) return *reinterpret_cast<const Word*>(p);
@@ -73,7 +74,7 @@ struct CacheView {
 
   __device__ std::int64_t rope_offset() const { return nope_bytes() + inline_scale_bytes; }
 
-  /// Number d of the row of a slot, decoded.
+  /// Decodes number d of the row of a slot.
   __device__ float number(std::int64_t slot, int d) const {
     const std::uint8_t* row = data(slot);
     if (d >= nope_dim) return load(row, rope, rope_offset(), d - nope_dim);

@@ -1,17 +1,20 @@
 #pragma once
 
-// Cache rows written by kernels, the bytes of encode_row in cache/row_codec.h:
+// Encodes cache rows in kernels, with the bytes of encode_row in cache/row_codec.h:
 //
-//   encode_row(cache, slot, row, clamp, warp, warps)            row: a __shared__ or global const float*, 16-byte
-//   aligned encode_row_of(cache, slot, clamp, warp, warps, quad)        quad(q): numbers 4q..4q+3 as a float4, asked of
-//   one thread once encode_part_of(..., begin, end)                             the same of quads [begin, end) only,
-//   whole groups of a scale encode_sixteens(cache, slot, clamp, first, v)               a row in the registers of
-//   neighbouring lanes, sixteen numbers each
+// - encode_row(cache, slot, row, clamp, warp, warps)
+//   row: a __shared__ or global const float*, aligned to 16 bytes.
+// - encode_row_of(cache, slot, clamp, warp, warps, quad)
+//   quad(q) gives numbers 4q..4q+3 as a float4; it is called once for each q, by one thread.
+// - encode_part_of(..., begin, end)
+//   encode_row_of for q in [begin, end) only, which must be whole groups of a scale.
+// - encode_sixteens(cache, slot, clamp, first, v)
+//   a row in the registers of neighbouring lanes, sixteen numbers each.
 //
-// `warps` whole warps of a block call it together, each with its own number `warp`, all 32 lanes, with the same other
-// arguments. It has no barrier: a row in shared memory must be complete before (__syncthreads, or __syncwarp for one
-// warp) and may be changed only after another. `slot` must be in the cache. Any base and block stride will do: where a
-// store cannot be wide, it is narrow.
+// `warps` whole warps of a block call these together, with all 32 lanes, each warp with its own number `warp` and all
+// with the same other arguments. They contain no barrier: a row in shared memory must be complete before the call
+// (__syncthreads, or __syncwarp for one warp) and may be changed only after another barrier. `slot` must be in the
+// cache. Base and block stride are arbitrary: where a store cannot be wide, it is narrow.
 
 #include <string>
 
@@ -22,8 +25,8 @@
 
 namespace smla::device {
 
-/// Why the device cannot encode such rows; empty where it can. A group of numbers with one scale must be a power of two
-/// that a warp holds.
+/// Why kernels cannot encode such rows; empty when they can. The number of dims that share a scale must be a power of
+/// two from 4 to 128.
 inline std::string encoder_refusal(const RowFormat& f) {
   const bool whole = f.dim % 4 == 0 && f.nope_dim % 4 == 0;
   const bool groups =
@@ -41,7 +44,7 @@ __device__ bool aligned(const void* p) {
   return reinterpret_cast<std::uintptr_t>(p) % sizeof(Word) == 0;
 }
 
-/// Any address.
+/// Stores a word at an address of any alignment.
 __device__ inline void put(std::uint8_t* to, std::uint16_t word) {
   if (aligned<std::uint16_t>(to)) {
     *reinterpret_cast<std::uint16_t*>(to) = word;
@@ -75,7 +78,7 @@ __device__ inline void put(std::uint8_t* to, uint4 words) {
   put(to + 8, uint2{words.z, words.w});
 }
 
-/// Numbers 4q..4q+3 of the part of a row that begins at `bytes`, rounded once.
+/// Stores numbers 4q..4q+3 of the part of a row that begins at `bytes`, each rounded once.
 __device__ inline void store_part(Element element, std::uint8_t* bytes, int q, float4 v) {
   switch (element) {
     case Element::kF32: put(bytes + 16 * q, narrowed<float>(v)); break;
@@ -85,7 +88,7 @@ __device__ inline void store_part(Element element, std::uint8_t* bytes, int q, f
   }
 }
 
-/// Exponent of a group's scale, and the scale's bytes.
+/// The exponent of a group's scale; stores the scale's bytes.
 __device__ inline int group_exponent(Element element, float amax, ClampRule clamp) {
   return element == Element::kE2M1 ? e2m1_group_exponent(amax) : e4m3_group_exponent(amax, clamp == ClampRule::kScale);
 }
@@ -97,7 +100,7 @@ __device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, 
   }
 }
 
-/// Numbers that `quad` computes, see above.
+/// See encode_row_of and encode_part_of above.
 template <class Vec4>
 __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp,
                                                int warps, Vec4 quad, int begin, int end) {
@@ -140,7 +143,7 @@ __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRu
   encode_part_of(cache, slot, clamp, warp, warps, quad, 0, cache.dim / 4);
 }
 
-/// Whether encode_sixteens() knows such rows: their parts are aligned to 16 bytes.
+/// Whether encode_sixteens() can encode such rows: their parts must be aligned to 16 bytes.
 inline bool has_sixteens(const PagedCache& cache) {
   const RowFormat& f = *cache.format;
   const bool groups = f.group == 0 || (f.group % 16 == 0 && (f.group & (f.group - 1)) == 0);
@@ -148,7 +151,7 @@ inline bool has_sixteens(const PagedCache& cache) {
   return groups && dims && common_word(cache.base, cache.block_stride_bytes, f.data_bytes, rope_offset(f)) == 16;
 }
 
-/// Sixteen numbers of a part of a row, rounded once.
+/// Stores sixteen numbers of a part of a row, each rounded once.
 __device__ inline void store_sixteen(Element element, std::uint8_t* part, int first, const float4 (&v)[4]) {
   switch (element) {
     case Element::kF32:
@@ -177,9 +180,8 @@ __device__ inline void store_sixteen(Element element, std::uint8_t* part, int fi
   }
 }
 
-/// Numbers first..first+15 of the row of a slot: neighbouring lanes have a row's sixteens in order, 2^n lanes a row,
-/// enough for all of it, rows one after the other. All lanes of a warp call it together; those with slot -1 write
-/// nothing. kExact: the numbers are bf16.
+/// Encodes numbers first..first+15 of the row of a slot. 2^n neighbouring lanes hold a row, sixteen numbers each, in
+/// order. All lanes of a warp call it together; lanes with slot -1 write nothing. kExact: the numbers are bf16 already.
 template <bool kExact>
 __device__ __forceinline__ void encode_sixteens(const CacheView& cache, std::int64_t slot, ClampRule clamp, int first,
                                                 float4 (&v)[4]) {
@@ -214,7 +216,7 @@ __device__ __forceinline__ void encode_sixteens(const CacheView& cache, std::int
     scales[i] = 0;
 }
 
-/// A row in memory, see above.
+/// See encode_row above.
 __device__ inline void encode_row(const CacheView& cache, std::int64_t slot, const float* row, ClampRule clamp,
                                   int warp = 0, int warps = 1) {
   encode_row_of(cache, slot, clamp, warp, warps, [row](int q) { return reinterpret_cast<const float4*>(row)[q]; });

@@ -9,8 +9,8 @@ namespace smla::device {
 inline std::uint64_t address_bits(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 inline std::uint64_t address_bits(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
 
-/// The widest word, of 1 to 16 bytes, that divides all these addresses and byte counts: strides are any, and a
-/// misaligned load faults.
+/// The widest word, of 1 to 16 bytes, to which all these addresses and byte counts are aligned. (Strides are arbitrary,
+/// and a misaligned load is an error.)
 template <class... Number>
 int common_word(Number... numbers) {
   const std::uint64_t bits = (std::uint64_t{16} | ... | address_bits(numbers));
@@ -24,8 +24,8 @@ __device__ void copy_words(std::uint8_t* to, const std::uint8_t* from, std::int6
     reinterpret_cast<Word*>(to)[i] = from == nullptr ? Word{} : reinterpret_cast<const Word*>(from)[i];
 }
 
-/// Copies `bytes` bytes, zeros without `from`: the part of thread `first` of `step`. Addresses and bytes are multiples
-/// of `word`.
+/// Copies `bytes` bytes, or writes zeros when `from` is null, as thread `first` of `step`. Addresses and bytes are
+/// multiples of `word`.
 __device__ inline void copy_row(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes, int word, int first,
                                 int step) {
   switch (word) {

@@ -13,8 +13,8 @@ __device__ inline void cross(float& a, float& b) {
   a = sum;
 }
 
-/// Butterfly with the thread `lanes` away: the lower of the two keeps the sum. `sign` is -1 for the upper, 1 for the
-/// lower; times it is exact.
+/// Butterfly with the lane `lanes` away: the lower of the two keeps the sum. `sign` is -1 for the upper and 1 for the
+/// lower; multiplying by it is exact.
 __device__ inline float across(float v, int lanes, float sign) {
   return __fmaf_rn(v, sign, __shfl_xor_sync(0xFFFF'FFFFU, v, lanes));
 }
@@ -34,7 +34,7 @@ __device__ void steps_across(float4 (&x)[kVec4s], int lanes) {
 }  // namespace hadamard_steps
 
 /// Normalised Walsh-Hadamard transform in place of 128 numbers that half a warp holds, eight a lane: number 8*lane +
-/// 4*i + j is component j of x[i]. The same bits as below. Both halves take part.
+/// 4*i + j is component j of x[i]. Gives the bits of the function below. Both halves must call it.
 __device__ inline void hadamard_of_half(float4 (&x)[2]) {
   using hadamard_steps::cross;
 #pragma unroll
@@ -52,8 +52,8 @@ __device__ inline void hadamard_of_half(float4 (&x)[2]) {
 
 /// Normalised Walsh-Hadamard transform in place of the n numbers that a warp holds, bit for bit the one of
 /// cache/row_codec.h: number 128*i + 4*lane + j is component j of the lane's x[i]. n is a power of two up to
-/// 128*kVec4s; components past n become anything. All 32 lanes take part. A row of 128 in shared memory: `float4 x[1] =
-/// {row[lane]}; hadamard(x, 128); row[lane] = x[0];`.
+/// 128*kVec4s; components past n are undefined after it. All 32 lanes must call it. A row of 128 in shared memory:
+/// `float4 x[1] = {row[lane]}; hadamard(x, 128); row[lane] = x[0];`.
 template <int kVec4s>
 __device__ void hadamard(float4 (&x)[kVec4s], int n) {
   using hadamard_steps::cross;

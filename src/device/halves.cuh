@@ -8,7 +8,7 @@
 
 namespace smla::device {
 
-// Two numbers of half precision in a word, and e4m3 codes on their way to them.
+// Words of two fp16 numbers, and the conversion of e4m3 codes to them.
 
 /// widen_codes() gives codes as 2^-kCodeShift of their value: before sm_89 by shifting, as there is no conversion.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
@@ -17,7 +17,7 @@ constexpr int kCodeShift = 8;
 constexpr int kCodeShift = 0;
 #endif
 
-/// Four codes to halves: 0 and 1, 2 and 3.
+/// Converts four codes to fp16: codes 0 and 1 in one word, 2 and 3 in the other.
 __device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
   if constexpr (kCodeShift == 0) {
     asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;}"
@@ -30,13 +30,13 @@ __device__ inline void widen_codes(std::uint32_t codes, std::uint32_t& low, std:
   }
 }
 
-/// A bit for each of four codes that is NaN while widen_codes() makes a number of it, the upper bit of its byte.
+/// Which of four codes are NaN although widen_codes() makes a number of them: the upper bit of each such byte.
 __device__ inline std::uint32_t misread_nans(std::uint32_t codes) {
   return kCodeShift == 0 ? 0U : ((codes & 0x7F7F'7F7FU) + 0x0101'0101U) & 0x8080'8080U;
 }
 __device__ inline bool misread_nan(std::uint32_t codes) { return misread_nans(codes) != 0U; }
 
-/// Four codes as their numbers, the first in the lowest bits; every NaN is one.
+/// The values of four codes, the first in the lowest bits; NaN stays NaN.
 __device__ inline float4 widened_codes(std::uint32_t codes) {
   if (misread_nan(codes)) {
     const auto number = [&](int i) { return from_e4m3(static_cast<std::uint8_t>(codes >> (8 * i))); };
@@ -69,7 +69,7 @@ __device__ inline std::uint32_t halves_of(float low, float high) {
   memcpy(&bits, &h, 4);
   return bits;
 }
-/// The upper bit of a half is set where its number is infinite or NaN.
+/// Sets the upper bit of each half that is infinite or NaN.
 __device__ inline std::uint32_t fp16_overflow(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }
 
 }  // namespace smla::device

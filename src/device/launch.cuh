@@ -11,21 +11,21 @@
 
 namespace smla {
 
-/// @throws CudaError with the call, the error's name and its text. The runtime remembers a failed call until it is
-/// asked; it is asked here, so that nobody who goes on after catching this finds the error blamed on the next kernel.
+/// @throws CudaError with the call, the error's name and its text. Also clears the error that the runtime keeps;
+/// otherwise it would be reported again by the next kernel's check.
 inline void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();
   throw CudaError(std::string(call) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
 }
 
-/// Tells the process's launch hook.
+/// Calls the process's launch hook.
 inline void tell_launch(const char* kernel) {
   if (const device::LaunchHook hook = device::launch_hook.load(std::memory_order_relaxed); hook != nullptr)
     hook(kernel);
 }
 
-/// After a kernel launch: a bad configuration or a missing image. @throws CudaError naming the kernel.
+/// Checks a kernel launch, for a bad configuration or a missing image. @throws CudaError naming the kernel.
 inline void check_launch(const char* kernel) {
   check_cuda(cudaGetLastError(), kernel);
   tell_launch(kernel);
@@ -33,8 +33,8 @@ inline void check_launch(const char* kernel) {
 
 inline cudaStream_t stream_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// Blocks of `block` threads for `items`. The x dimension of a grid holds 2^31 - 1 blocks, so no kernel here counts
-/// rows in y or z.
+/// The number of blocks of `block` threads for `items` items, for a grid's x dimension. It holds 2^31 - 1 blocks, y and
+/// z only 65,535, so kernels count rows in x.
 inline unsigned blocks_for(std::int64_t items, std::int64_t block) {
   const std::int64_t blocks = (items + block - 1) / block;
   if (blocks > 0x7FFF'FFFF)

@@ -13,11 +13,11 @@ namespace smla::device {
 
 // Launches with programmatic dependent launch (device/ptx/pdl.cuh), and facts of a kernel on a GPU.
 
-/// A number that is found once for each GPU, when it is first asked for on it.
+/// The result of `find`, which is called once for each GPU, when it is first needed there.
 template <class Find>
 std::int64_t once_per_gpu(const Find& find) {
   constexpr int kGpus = 64;
-  static std::array<std::atomic<std::int64_t>, kGpus> known{};  // plus one; 0: not yet. One array for each Find
+  static std::array<std::atomic<std::int64_t>, kGpus> known{};  // result + 1; 0: not yet known. One array for each Find
   int ordinal = 0;
   check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice");
   if (ordinal >= kGpus) return find();
@@ -28,7 +28,7 @@ std::int64_t once_per_gpu(const Find& find) {
   return value;
 }
 
-/// Whether a kernel's code and the current GPU are sm_90 or later: what early launches and clusters need.
+/// Whether a kernel's code and the current GPU are sm_90 or later, as PDL and clusters need.
 template <auto kKernel>
 bool has_sm90_code() {
   return once_per_gpu([] {
@@ -38,7 +38,7 @@ bool has_sm90_code() {
          }) != 0;
 }
 
-/// Clusters of such blocks without dynamic shared memory that the current GPU has at once.
+/// How many clusters of such blocks, without dynamic shared memory, the current GPU runs at once.
 template <auto kKernel, unsigned kTogether>
 std::int64_t clusters_at_once(dim3 threads) {
   return once_per_gpu([&] {
@@ -56,8 +56,8 @@ std::int64_t clusters_at_once(dim3 threads) {
   });
 }
 
-/// Lets a kernel have all dynamic shared memory that the current GPU grants a block: once, since it costs nothing to
-/// allow more than a launch asks for. Without it a launch may ask for 48 KiB.
+/// Allows a kernel all dynamic shared memory that the current GPU grants a block, once for each GPU. Without it a
+/// launch may use 48 KiB.
 template <auto kKernel>
 void allow_shared() {
   (void)once_per_gpu([] {
@@ -75,8 +75,8 @@ void allow_shared() {
   });
 }
 
-/// Starts a kernel that begins with pdl_wait(), kTogether blocks a cluster; `shared`: bytes of dynamic
-/// shared memory.
+/// Launches a kernel that begins with pdl_wait(), in clusters of kTogether blocks. `shared`: bytes of dynamic shared
+/// memory.
 /// @throws CudaError with `name`.
 template <auto kKernel, unsigned kTogether, class... Args>
 void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,

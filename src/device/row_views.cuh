@@ -20,7 +20,7 @@ Rows<T> rows_of(const BasicTensorView<Void>& v) {
   return {static_cast<T*>(v.data), {v.rank > 1 ? v.stride[0] : 0, v.rank > 2 ? v.stride[1] : 0}};
 }
 
-/// Whether every row may be loaded or stored four elements at a time.
+/// Whether every row can be loaded and stored four elements at a time.
 inline bool by_fours(const ConstTensorView& v) {
   if (v.absent() || v.numel() == 0) return true;
   bool ok = reinterpret_cast<std::uintptr_t>(v.data) % static_cast<std::uintptr_t>(4 * size_of(v.dtype)) == 0 &&
@@ -29,12 +29,12 @@ inline bool by_fours(const ConstTensorView& v) {
   return ok;
 }
 
-/// f(float{}) or f(BF16{}).
+/// Calls f(float{}) or f(BF16{}).
 template <class F>
 void with_float(DType dtype, F&& f) {
   dtype == DType::kF32 ? f(float{}) : f(BF16{});
 }
-/// f(std::true_type{}) or f(std::false_type{}).
+/// Calls f(std::true_type{}) or f(std::false_type{}).
 template <class F>
 void with_bool(bool value, F&& f) {
   value ? f(std::true_type{}) : f(std::false_type{});

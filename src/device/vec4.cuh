@@ -6,7 +6,7 @@
 
 namespace smla::device {
 
-// Rows by vec4: four neighbouring elements, which a thread loads, computes and stores at a time.
+// A vec4 is four neighbouring elements of a row, which a thread loads, computes and stores together.
 
 __device__ inline float4 scaled(float4 v, float factor) {
   return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor)};
@@ -14,13 +14,13 @@ __device__ inline float4 scaled(float4 v, float factor) {
 __device__ inline float4 product(float4 v, float4 w) {
   return {__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w)};
 }
-/// Whether the machine's own conversions may take them: they know one NaN, core/codecs.h keeps its sign. Infinities may
-/// say no.
+/// Whether the GPU's conversion instructions give the bits of core/codecs.h: not for NaN, whose sign they lose. May be
+/// false for infinities too.
 __device__ inline bool plain(float4 v) {
   const float sum = (v.x + v.y) + (v.z + v.w);
   return sum == sum;
 }
-/// Two bf16 by the machine's own conversion, the first in the lower half.
+/// Two numbers as bf16 by the GPU's conversion instruction, the first in the lower half.
 __device__ inline std::uint32_t bf16_pair(float low, float high) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
   std::uint32_t bits;
@@ -35,20 +35,20 @@ __device__ inline float4 rounded_to_bf16(float4 v) {
   return {__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF'0000U), __uint_as_float(high << 16),
           __uint_as_float(high & 0xFFFF'0000U)};
 }
-/// NaN counts as no number.
+/// The larger of two numbers; NaN is ignored.
 __device__ inline float largest_magnitude(float4 v) {
   return fmaxf(fmaxf(fmaxf(fmaxf(0.0F, fabsf(v.x)), fabsf(v.y)), fabsf(v.z)), fabsf(v.w));
 }
 
-/// Largest of every `lanes` neighbours of a warp, a power of two; none is negative or NaN.
+/// The largest number of each `lanes` neighbouring lanes (a power of two). No number may be negative or NaN.
 __device__ inline float max_of_lanes(float v, int lanes) {
-  // Such numbers have the order of their bits.
+  // Numbers that are not negative are ordered like their bits.
   if (lanes == 32) return __uint_as_float(__reduce_max_sync(0xFFFF'FFFFU, __float_as_uint(v)));
   for (int i = lanes / 2; i > 0; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFF'FFFFU, v, i));
   return v;
 }
 
-/// Sum over a warp, the same bits in every lane.
+/// The sum over a warp, with the same bits in every lane.
 __device__ inline float sum_of_warp(float v) {
   for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xFFFF'FFFFU, v, i);
   return v;
@@ -82,8 +82,8 @@ __device__ inline float4 widened(uint2 raw) {
           __uint_as_float(raw.y & 0xFFFF'0000U)};
 }
 
-/// Four numbers as E4M3, as core/codecs.h rounds them, with the signs of four others: a NaN that the machine computed
-/// with has lost its own.
+/// Four numbers as E4M3, rounded as in core/codecs.h, with the signs of four others: arithmetic on the GPU loses the
+/// sign of a NaN.
 __device__ inline std::uint32_t e4m3_codes(float4 v, float4 signs) {
 #if __CUDA_ARCH__ >= 890
   std::uint16_t low;
@@ -101,7 +101,7 @@ __device__ inline std::uint32_t e4m3_codes(float4 v, float4 signs) {
   return codes | (top & 0x8080'8080U);
 }
 
-/// One rounding, as core/codecs.h does it, to the last bit of a NaN.
+/// Four numbers rounded once to T, with the bits of core/codecs.h, NaN included.
 template <class T>
 __device__ Raw<T> narrowed(float4 v) {
   if constexpr (std::is_same_v<T, float>) {
@@ -117,7 +117,7 @@ __device__ Raw<T> narrowed(float4 v) {
   }
 }
 
-/// The same by the machine's own conversion, which knows one NaN.
+/// The same by the GPU's conversion instructions, which have a single NaN.
 template <class T>
 __device__ Raw<T> computed(float4 v) {
   if constexpr (std::is_same_v<T, BF16>) {
@@ -138,8 +138,8 @@ __device__ inline T one_of(std::uint32_t raw) {
   }
 }
 
-/// Elements i..i+3 of a row of n. By fours: i and n are multiples of 4 and the row is aligned to four elements.
-/// Otherwise i may be anything, and what lies outside of the row is read as 0 and not written.
+/// Loads or stores elements i..i+3 of a row of n. kVector: i and n are multiples of 4 and the row is aligned to four
+/// elements. Otherwise i is any number; elements outside of the row are read as 0 and not written.
 template <bool kByFours, class T>
 __device__ Raw<T> load_vec4(const T* row, int i, int n) {
   if constexpr (kByFours) {
@@ -171,15 +171,15 @@ __device__ void store_vec4(T* row, int i, int n, Raw<T> raw) {
   }
 }
 
-/// A thread's part of a sum of squares.
+/// Adds the squares of four numbers to a thread's part of a sum.
 struct Squares {
   float4 sum{0, 0, 0, 0};
   __device__ void add(float4 v) { sum.x += v.x * v.x, sum.y += v.y * v.y, sum.z += v.z * v.z, sum.w += v.w * v.w; }
   __device__ float all() const { return (sum.x + sum.y) + (sum.z + sum.w); }
 };
 
-/// A row in registers: kThreads threads keep its first 16 * kThreads elements, four vec4s each; what lies behind them
-/// is read again each time. From element `begin` on, which may be negative.
+/// A row in registers: kThreads threads hold its first 16 * kThreads elements, four vec4s each; elements behind them
+/// are read again at each use. Begins at element `begin`, which may be negative.
 template <int kThreads, bool kByFours, class T>
 struct RegisterRow {
   static constexpr int kHeld = 4;
@@ -196,7 +196,7 @@ struct RegisterRow {
       if (i < n) held[k] = load_vec4<kByFours>(row, i, n);
     }
   }
-  /// f(i, raw) for the thread's vec4s in order.
+  /// Calls f(i, raw) for the thread's vec4s in order.
   template <class F>
   __device__ void each(F&& f) const {
 #pragma unroll

@@ -4,9 +4,10 @@
 
 namespace smla::device {
 
-// Barriers of some threads of a block.
+// Named barriers (bar.sync): of some of a block's threads.
 
-/// A barrier of `threads` threads, one of the fifteen beside __syncthreads().
+/// Waits at barrier `id` until `threads` threads have arrived there. A block has fifteen besides that of
+/// __syncthreads().
 __device__ inline void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -4,10 +4,10 @@
 
 namespace smla::device {
 
-// Clusters of blocks, from sm_90 on; nothing on older GPUs, where none is launched.
+// Clusters of thread blocks, from sm_90 on. On older GPUs, where none is launched, these do nothing.
 
-/// A barrier of a cluster's blocks, by all their threads, in two halves: what was written before the first, in shared
-/// memory of any of them too, can be read behind the second.
+/// A barrier of all threads of a cluster, in two halves. What was written before cluster_arrive(), also to another
+/// block's shared memory, can be read after cluster_wait().
 __device__ inline void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -18,7 +18,7 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-/// Writes to the place of a __shared__ number in a block of the cluster.
+/// Writes a number to another block of the cluster, to the place of a __shared__ variable there.
 __device__ inline void st_shared_cluster(float* shared, unsigned block, float v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const auto own = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));

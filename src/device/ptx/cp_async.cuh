@@ -4,10 +4,10 @@
 
 namespace smla::device {
 
-// cp.async, from sm_80 on: copies from global to shared memory that the copying thread does not wait for.
+// cp.async, from sm_80 on: copies from global to shared memory without waiting.
 
-/// Starts copying kBytes, 4, 8 or 16, from global to shared memory, both aligned to them; zeros instead where `there`
-/// is false, and nothing is read.
+/// Starts copying kBytes (4, 8 or 16) from global to shared memory; both addresses are aligned to that. When `there` is
+/// false it writes zeros and reads nothing.
 template <int kBytes>
 __device__ inline void cp_async(std::uint32_t to, const void* from, bool there) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
@@ -19,9 +19,9 @@ __device__ inline void cp_async(std::uint32_t to, const void* from, bool there) 
                  : "memory");
   }
 }
-/// Makes this thread's copies since the last call a group.
+/// Closes a group: this thread's copies since the last call.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until all but the last kLeft groups of this thread are there.
+/// Waits until all but the last kLeft groups of this thread have arrived.
 template <int kLeft>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");

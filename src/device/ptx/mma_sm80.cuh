@@ -6,8 +6,8 @@ namespace smla::device {
 
 // mma.sync of sm_80 and later: a warp multiplies 16 x 16 by 16 x 8.
 
-/// d += a b over 16: a is 16 x 16 fp16, b 16 x 8 fp16, d 16 x 8 fp32. Lane l holds d of rows l/4 (d[0], d[1]) and l/4+8
-/// (d[2], d[3]), columns 2(l%4) and 2(l%4)+1.
+/// d += a b, the inner dimension being 16: a is 16 x 16 fp16, b 16 x 8 fp16, d 16 x 8 fp32. Lane l holds d of rows l/4
+/// (d[0], d[1]) and l/4+8 (d[2], d[3]), columns 2(l%4) and 2(l%4)+1.
 __device__ inline void mma_m16n8k16_f16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                         std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
@@ -16,7 +16,7 @@ __device__ inline void mma_m16n8k16_f16(float (&d)[4], const std::uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// The same with a in one register of four words.
+/// The same with the four words of a in a uint4.
 __device__ inline void mma_m16n8k16_f16(float (&d)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
@@ -24,7 +24,7 @@ __device__ inline void mma_m16n8k16_f16(float (&d)[4], const uint4& a, std::uint
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-/// The same of bf16 numbers, word by word.
+/// The same for bf16 numbers, with the words of a and b given one by one.
 __device__ inline void mma_m16n8k16_bf16(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
                                          std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
   asm volatile(

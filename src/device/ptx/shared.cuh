@@ -4,7 +4,7 @@
 
 namespace smla::device {
 
-// Shared memory by its 32-bit addresses.
+// Loads and stores of shared memory by its 32-bit addresses.
 
 __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));

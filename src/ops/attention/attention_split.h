@@ -11,13 +11,13 @@
 
 namespace smla {
 
-/// What a block of the tensor-core kernel holds in shared memory: so many heads of q, and so many keys twice, as their
-/// cache stores them. Its eight warps share the scores of a tile of keys out by heads x keys x dims, and the output by
-/// columns.
+/// The tile of a block of the tensor-core kernel: how many heads of q it holds in shared memory, and how many keys, in
+/// each of two buffers, as their cache stores them. The block's eight warps divide the scores of a tile of keys by
+/// heads x keys x dims, and the output by columns.
 struct AttentionTile {
   static constexpr int kWarps = 8;
   static constexpr int kDim = 512;
-  static constexpr int kGroup = 64;  ///< dims that share a scale, and a warp's columns of the output
+  static constexpr int kGroup = 64;  ///< dims that share a scale; columns of the output that a warp has
   static constexpr int kGroups = kDim / kGroup;
   static constexpr int kBuffers = 2;
 
@@ -26,7 +26,7 @@ struct AttentionTile {
   int head_warps = 1;
   int key_warps = 1;
   int dim_warps = 1;
-  int resident = 1;  ///< blocks of a multiprocessor at most, by registers
+  int resident = 1;  ///< most blocks on a multiprocessor, by registers
   /// Measured time of a block, in hundredths of the time that a block of 64 heads takes for one key: `key` for each of
   /// its keys, and `block` once, for everything else.
   struct Cost {
@@ -36,26 +36,25 @@ struct AttentionTile {
   Cost alone;        ///< while the block has a multiprocessor to itself
   Cost co_resident;  ///< while a second block runs on the same multiprocessor
 
-  constexpr int row_bytes() const { return 2 * kDim; }  ///< of q
-  /// A row of scores, fp32 and then weights in half precision, padded so that eight rows' beginnings lie in different
-  /// banks.
+  constexpr int row_bytes() const { return 2 * kDim; }  ///< bytes of a head of q
+  /// Bytes of a row of scores (fp32, later weights in fp16), padded so that eight rows begin in different banks.
   constexpr int score_row_bytes() const { return 4 * keys + 16; }
   constexpr int scores_at() const { return heads * row_bytes(); }
   constexpr int factors_at() const { return scores_at() + dim_warps * heads * score_row_bytes(); }
   constexpr int buffers_at() const { return (factors_at() + 4 * heads + 127) / 128 * 128; }
 
   constexpr int buffer_bytes(int key_bytes) const { return (keys * key_bytes + 127) / 128 * 128; }
-  /// With keys of at most so many bytes, and what a kernel has of its own.
+  /// Shared memory of a block for keys of at most `key_bytes` bytes.
   constexpr int shared_bytes(int key_bytes) const {
     return buffers_at() + kBuffers * buffer_bytes(key_bytes) + kOwnBytes;
   }
   static constexpr int kOwnBytes = 128;
 };
 
-/// A key in a buffer, each part for all keys together: e4m3 codes, the numbers that are no codes in half precision, a
-/// scale for each group, and whether the key counts.
+/// How a buffer stores keys. Each part comes for all keys together: e4m3 codes; the other numbers, in fp16; a scale for
+/// each group; and whether the list names a key.
 struct KeyLayout {
-  int code_groups = 0;  ///< groups of 64 dims that are codes
+  int code_groups = 0;  ///< groups of 64 dims that are stored as codes
 
   constexpr int code_bytes() const { return code_groups > 0 ? AttentionTile::kDim : 0; }
   constexpr int half_bytes() const { return (AttentionTile::kGroups - code_groups) * 2 * AttentionTile::kGroup; }
@@ -69,7 +68,7 @@ constexpr AttentionTile::Cost kCoResident16{.key = 87, .block = 6950};
 constexpr AttentionTile::Cost kCost32{.key = 74, .block = 7430};
 constexpr AttentionTile::Cost kCoResident32{.key = 110, .block = 10'000};
 
-/// By heads, then the best first.
+/// All tiles, by number of heads; of one number of heads the best first.
 inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
     {.heads = 16,
      .keys = 64,
@@ -99,11 +98,11 @@ inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
     {.heads = 64, .keys = 16, .head_warps = 4, .dim_warps = 2},
 }};
 
-/// Of the rows of a cache: groups of e4m3 codes, then bf16.
+/// The layout of a cache's rows: groups of e4m3 codes, then bf16.
 constexpr KeyLayout key_layout(const RowFormat& f) {
   return {.code_groups = f.nope == Element::kE4M3 ? f.nope_dim / AttentionTile::kGroup : 0};
 }
-/// Of the largest keys of a call.
+/// Bytes of a key, of the scope where they are largest.
 inline int key_bytes(const SparseAttention::Problem& p) {
   int bytes = 0;
   for (int s = 0; s < p.scopes; ++s)
@@ -111,7 +110,8 @@ inline int key_bytes(const SparseAttention::Problem& p) {
   return bytes;
 }
 
-/// The best tile of the fewest heads that hold all of `heads`, or as many as fit into `shared_bytes`; -1: none fits.
+/// Index of the best tile with the fewest heads that holds `heads` heads, or the most heads that fit into
+/// `shared_bytes`; -1: none fits.
 constexpr int attention_tile(std::int64_t heads, int key_bytes, std::size_t shared_bytes) {
   int best = -1;
   for (int i = 0; i < static_cast<int>(kAttentionTiles.size()); ++i) {
@@ -123,19 +123,19 @@ constexpr int attention_tile(std::int64_t heads, int key_bytes, std::size_t shar
   return best;
 }
 
-/// How a call is cut. A part is a run of `part_keys` entries of a token's list, each scope filled up to whole tiles and
-/// one behind the other; with one part a block writes the output itself, otherwise its sums go to the workspace and are
-/// merged.
+/// How a call is cut. A part is `part_keys` consecutive entries of a token's key list, in which each scope is filled up
+/// to whole tiles. With one part a block writes the output itself; with more the blocks write sums to the workspace,
+/// and a second kernel merges them.
 struct AttentionSplit {
-  int tile = 0;  ///< of kAttentionTiles
+  int tile = 0;  ///< index into kAttentionTiles; -1: none fits
   std::int64_t part_keys = 0;
   std::int64_t parts = 1;
-  std::int64_t launch_tokens = 0;  ///< tokens of a launch: the workspace is reused by the next
-  std::int64_t wave_tokens = 0;    ///< tokens whose blocks, without parts, are one for each multiprocessor
+  std::int64_t launch_tokens = 0;  ///< tokens of a launch; the next launch uses the same workspace
+  std::int64_t wave_tokens = 0;    ///< tokens whose blocks, without parts, occupy each multiprocessor once
 
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
-  static constexpr std::int64_t kScratchBytes = 64 << 20;             ///< of a launch, if one token needs no more
+  static constexpr std::int64_t kScratchBytes = 64 << 20;  ///< most workspace of a launch, unless one token needs more
   static constexpr std::int64_t kFixedPart = 512;
   static constexpr std::int64_t kMaxParts = 128;
 
@@ -144,7 +144,7 @@ struct AttentionSplit {
   }
 };
 
-/// In words.
+/// The split in words.
 inline std::string describe(const AttentionSplit& split, const SparseAttention::Problem& p) {
   if (split.tile < 0) return "";
   const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
@@ -155,23 +155,25 @@ inline std::string describe(const AttentionSplit& split, const SparseAttention::
   return text + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
 }
 
-/// Entries of a token's list with each scope filled up to whole tiles, in tiles.
+/// The length of a token's key list in tiles, each scope filled up to whole tiles.
 inline std::int64_t tiles_of_list(const SparseAttention::Problem& p, const AttentionTile& tile) {
   std::int64_t tiles = 0;
   for (int s = 0; s < p.scopes; ++s) tiles += (p.scope[static_cast<std::size_t>(s)].width + tile.keys - 1) / tile.keys;
   return tiles;
 }
 
-/// `fixed`: the tile that holds all heads and parts of kFixedPart entries whatever the call is, so that a token's bits
-/// depend on its own lists alone. Otherwise the tile and as many parts as make the call shortest: waves of blocks, each
-/// as long as its keys and what a block costs besides, and the merge, which costs a launch and its way through L2.
-/// Tiles of fewer heads read keys several times, and are done sooner where most multiprocessors would idle.
+/// Chooses tile and number of parts. `fixed`: always the tile that holds all heads, and parts of kFixedPart entries, so
+/// that a token's bits depend on its own lists alone. Otherwise the choice with the shortest estimated time: the time
+/// of all waves of blocks (keys and fixed cost of a block, AttentionTile::Cost) and of a merge (a launch, and sums
+/// through L2). Tiles of fewer heads read keys several times, but finish sooner when most multiprocessors would be
+/// idle.
 inline AttentionSplit split_attention(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
   const std::int64_t multiprocessors = gpu.multiprocessors;
   const std::size_t shared_bytes = gpu.shared_bytes;
-  constexpr std::int64_t kMergeCost = 4880;  // as costs of tiles
-  constexpr std::int64_t kSumsCost = 13;     // of ten rows of sums, written and read
-  constexpr std::size_t kReserved = 1024;    // a multiprocessor has little more shared memory than a block may have
+  constexpr std::int64_t kMergeCost = 4880;  // of a launch, in the unit of AttentionTile::Cost
+  constexpr std::int64_t kSumsCost = 13;     // of writing and reading ten rows of sums
+  constexpr std::size_t kReserved =
+      1024;  // a multiprocessor has 1 KiB more shared memory than a block may use, and reserves it for each block
   const int bytes = key_bytes(p);
   AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes)};
   const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
@@ -184,7 +186,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
     for (const int heads : {whole.heads, 32, 16}) {
       const int index = attention_tile(heads, bytes, shared_bytes);
       const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(index)];
-      if (best >= 0 && tile.heads >= whole.heads) continue;  // looked at already
+      if (best >= 0 && tile.heads >= whole.heads) continue;  // tried already
       const std::int64_t steps = tiles_of_list(p, tile);
       const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
       const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) /

@@ -5,19 +5,19 @@
 
 namespace smla {
 
-/// How the index scores of a call are cut: blocks have `rows` rows each and every parts-th run of tiles of their
-/// columns.
+/// The shape of a call of index scores as its cut sees it. A block computes the rows of a group over every parts-th run
+/// of tiles of columns.
 struct LogitsShape {
-  std::int64_t groups = 0;    ///< of rows
-  std::int64_t rows = 1;      ///< of a group
-  std::int64_t runs = 0;      ///< of tiles, in the longest row
-  std::int64_t resident = 1;  ///< blocks that the machine holds at once
-  bool uneven = false;        ///< rows of one request's keys, each longer than the one before
+  std::int64_t groups = 0;    ///< groups of rows
+  std::int64_t rows = 1;      ///< rows of a group
+  std::int64_t runs = 0;      ///< runs of tiles in the longest row
+  std::int64_t resident = 1;  ///< blocks that the GPU runs at once
+  bool uneven = false;        ///< rows of one request (a prefill), each longer than the one before
 };
 
-/// Parts that take the least time by a simple model: blocks go in waves, and one takes as long as laying its queries
-/// out and its runs of tiles, for each of which keys are widened once and multiplied with every row. Uneven rows need
-/// more blocks than places, so that short ones even out what long ones take.
+/// The number of parts with the shortest estimated time. Blocks run in waves. A block lays out its queries and then,
+/// for each run of tiles, widens the keys once and multiplies them with every row. Uneven rows get twice as many blocks
+/// as run at once, so that short rows fill the gaps that long ones leave.
 constexpr std::int64_t logits_parts(const LogitsShape& s) {
   constexpr std::int64_t kStart = 8;
   constexpr std::int64_t kStartRow = 2;

@@ -24,7 +24,7 @@ struct TopkSplit {
   static constexpr std::int64_t kHeld = 32'768;
   static constexpr std::int64_t kWorthwhile = 3;
   static constexpr std::int64_t kShortRow =
-      8192;                                    ///< a row of a split call with at most so many columns is one block's
+      8192;                                    ///< in a split call, one block selects from rows of at most this many
   static constexpr std::int64_t kStep = 1024;  ///< columns of a part are a multiple of it
   static constexpr std::int64_t kMinPart = 4096;
   static constexpr std::int64_t kMaxParts = 64;
@@ -42,24 +42,24 @@ struct TopkSplit {
   static constexpr int kDigits = kGroups * kValues;
   static_assert(kDigits == 1 << kDigitBits);
 
-  static constexpr std::int64_t kPartBytes = 4 * (kDigits + kGroups);  ///< of the workspace, for a part
-  static constexpr std::int64_t kRowBytes = 8 * kListed + 4;           ///< and for a row
+  static constexpr std::int64_t kPartBytes = 4 * (kDigits + kGroups);  ///< workspace of a part
+  static constexpr std::int64_t kRowBytes = 8 * kListed + 4;           ///< workspace of a row
 };
 
-/// In words.
+/// The split in words.
 inline std::string describe(const TopkSplit& split) {
   if (split.parts == 1) return "a row by one block";
   return "a row by up to " + std::to_string(split.parts) + " blocks";
 }
 
-/// Columns of a part of a row of n < 2^31 columns: at most `parts` of them cover it.
+/// Columns of a part of a row of n < 2^31 columns; at most `parts` parts cover the row.
 constexpr std::uint32_t topk_part_columns(std::uint32_t n, std::uint32_t parts) {
   constexpr auto kStep = static_cast<std::uint32_t>(TopkSplit::kStep);
   const std::uint32_t even = (n + parts - 1) / parts;
   return std::max((even + kStep - 1) / kStep * kStep, static_cast<std::uint32_t>(TopkSplit::kMinPart));
 }
 
-/// Most rows that are cut, into two at least: more of them keep a GPU busy by themselves.
+/// The most rows of a call that is split; more rows keep a GPU busy with one block each.
 constexpr std::int64_t topk_most_rows(int multiprocessors) {
   return std::clamp<std::int64_t>(2 * multiprocessors, 1, TopkSplit::kMaxRows);
 }
@@ -75,8 +75,8 @@ constexpr TopkSplit split_topk(const TopK::Problem& p, const device::Gpu& gpu) {
                             (p.width + TopkSplit::kMinPart - 1) / TopkSplit::kMinPart)};
 }
 
-/// Enough for this call and for any of fewer rows or columns, because a layer reserves for its largest step. At most 51
-/// MB.
+/// Bytes of workspace for this call and for any with fewer rows or columns, because a layer reserves for its largest
+/// step. At most 51 MB.
 constexpr std::int64_t topk_workspace_bytes(const TopK::Problem& p, const device::Gpu& gpu) {
   if (p.rows <= 0 || p.width <= TopkSplit::kOneBlock || p.k > TopkSplit::kMaxChosen) return 0;
   const std::int64_t rows = std::min(p.rows, topk_most_rows(gpu.multiprocessors));

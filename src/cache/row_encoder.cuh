@@ -4,8 +4,8 @@
 //
 // - encode_row(cache, slot, row, clamp, warp, warps)
 //   row: a __shared__ or global const float*, aligned to 16 bytes.
-// - encode_row_of(cache, slot, clamp, warp, warps, quad)
-//   quad(q) gives numbers 4q..4q+3 as a float4; it is called once for each q, by one thread.
+// - encode_row_of(cache, slot, clamp, warp, warps, vec4_at)
+//   vec4_at(q) gives numbers 4q..4q+3 as a float4; it is called once for each q, by one thread.
 // - encode_part_of(..., begin, end)
 //   encode_row_of for q in [begin, end) only, which must be whole groups of a scale.
 // - encode_sixteens(cache, slot, clamp, first, v)
@@ -101,9 +101,9 @@ __device__ inline void store_scale(ScaleKind kind, std::uint8_t* scales, int g, 
 }
 
 /// See encode_row_of and encode_part_of above.
-template <class Vec4>
+template <class Vec4At>
 __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp,
-                                               int warps, Vec4 quad, int begin, int end) {
+                                               int warps, Vec4At vec4_at, int begin, int end) {
   const auto [data, scales] = cache.place(slot);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int nope = min(cache.nope_dim / 4, end);
@@ -111,7 +111,7 @@ __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int6
 #pragma unroll 1
   for (int first = begin + 32 * warp; lanes > 0 && first < nope; first += 32 * warps) {
     const int q = first + lane;
-    const float4 v = q < nope ? rounded_to_bf16(quad(q)) : float4{0, 0, 0, 0};
+    const float4 v = q < nope ? rounded_to_bf16(vec4_at(q)) : float4{0, 0, 0, 0};
     const int e = group_exponent(cache.nope, max_of_lanes(largest_magnitude(v), lanes), clamp);
     if (q >= nope) continue;
     store_part(cache.nope, data, q, scaled(v, exp2_int(-e)));
@@ -124,11 +124,11 @@ __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int6
     const float factor = divide ? 1.0F / cache.scale : 1.0F;
 #pragma unroll 1
     for (int q = begin + thread; q < nope; q += threads)
-      store_part(cache.nope, data, q, divide ? scaled(quad(q), factor) : quad(q));
+      store_part(cache.nope, data, q, divide ? scaled(vec4_at(q), factor) : vec4_at(q));
   }
 #pragma unroll 1
   for (int q = max(cache.nope_dim / 4, begin) + thread; q < end; q += threads) {
-    store_part(cache.rope, data + cache.rope_offset(), q - cache.nope_dim / 4, quad(q));
+    store_part(cache.rope, data + cache.rope_offset(), q - cache.nope_dim / 4, vec4_at(q));
   }
   if (end < cache.dim / 4) return;
   // The rest of a scale slot is 0.
@@ -137,10 +137,10 @@ __device__ __forceinline__ void encode_part_of(const CacheView& cache, std::int6
   for (int i = written + thread; i < cache.scale_bytes + cache.inline_scale_bytes; i += threads) scales[i] = 0;
 }
 
-template <class Vec4>
+template <class Vec4At>
 __device__ void encode_row_of(const CacheView& cache, std::int64_t slot, ClampRule clamp, int warp, int warps,
-                              Vec4 quad) {
-  encode_part_of(cache, slot, clamp, warp, warps, quad, 0, cache.dim / 4);
+                              Vec4At vec4_at) {
+  encode_part_of(cache, slot, clamp, warp, warps, vec4_at, 0, cache.dim / 4);
 }
 
 /// Whether encode_sixteens() can encode such rows: their parts must be aligned to 16 bytes.

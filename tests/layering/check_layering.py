@@ -146,7 +146,9 @@ def check_foreign_headers(root):
                 yield f"{where}; it is for programs only"
             if re.match(r"(oneapi/)?dnnl", name) and not stem.endswith("_onednn"):
                 yield f"{where}; oneDNN belongs in *_onednn.cpp"
-            if re.match(r"cu(da|blas|b/|rand)", name) and path.suffix not in (".cu", ".cuh") and not stem.endswith("_cuda_oracle_test"):
+            if re.match(r"cu(da|blas|b/|rand)", name) and path.suffix not in (".cu", ".cuh") and not (
+                stem.endswith("_cuda_oracle_test") or relative.startswith("tests/gpu/")
+            ):
                 yield f"{where}; CUDA headers belong in .cu and .cuh files"
             if re.search(r"(^|/)(\w*intrin\.h|arm_neon\.h)$", name) and not (
                 re.search(r"_(avx2|avx512|amx)$", stem) or re.match(r"src/device/\w*simd\w*\.h$", relative)

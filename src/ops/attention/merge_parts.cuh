@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
   device::pdl_wait();
   const int group = static_cast<int>(threadIdx.x) / (kDim / 4);
-  const int quad = static_cast<int>(threadIdx.x) % (kDim / 4);
+  const int vec4 = static_cast<int>(threadIdx.x) % (kDim / 4);
   const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + group;
   const int first = kShare ? group : 0;
   constexpr int kStep = kShare ? kMergeGroups : 1;
@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
   const std::int64_t head = row % c.a.out_heads;
   const std::int64_t local = row / c.a.out_heads;
   const std::int64_t token = c.first_token + local;
-  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * quad;
+  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * vec4;
   if (head >= c.a.heads) {
     if (first == 0) store(c, out, make_float4(0, 0, 0, 0));
     return;
@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
     const float2 part = states[i * c.a.heads];
     sum = fmaf(part.y, exp2f(part.x - shift), sum);
   }
-  const float* sums = c.sums + (local * c.parts * c.a.heads + head) * kDim + 4 * quad;
+  const float* sums = c.sums + (local * c.parts * c.a.heads + head) * kDim + 4 * vec4;
   float4 total{0, 0, 0, 0};
 #pragma unroll 4
   for (int i = first; i < parts; i += kStep) {
@@ -55,19 +55,19 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
     total.z = fmaf(v.z, weight, total.z), total.w = fmaf(v.w, weight, total.w);
   }
   if constexpr (kShare) {
-    if (group > 0) others[group - 1][quad] = total;
+    if (group > 0) others[group - 1][vec4] = total;
     __syncthreads();
     if (group > 0) return;
 #pragma unroll
     for (int g = 0; g < kMergeGroups - 1; ++g) {
-      const float4 v = others[g][quad];
+      const float4 v = others[g][vec4];
       total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
     }
   }
   const Finish f = finish(c.a, head, reference, sum);
   if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // infinite sums times 0 would be NaN
-  store(c, out, c.rotated_back(c.back_row(token), 4 * quad, finished(total, f.factor * c.unit)));
-  if (quad == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+  store(c, out, c.rotated_back(c.back_row(token), 4 * vec4, finished(total, f.factor * c.unit)));
+  if (vec4 == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
 }
 
 /// Merges the parts of `tokens` tokens from c.first_token on.

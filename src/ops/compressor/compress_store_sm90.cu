@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
   }
   ClosingTokens<S> tokens(c, begin, c.span);
   const int group = thread / S::kLanes;
-  const int quad = 4 * (thread % S::kLanes);
+  const int channel = 4 * (thread % S::kLanes);
   const int first = rank * S::kChannels;
   device::cluster_arrive();  // waited for below: the other blocks must have started before their shared memory is
                              // written
@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
     const bool next_found = next.token >= 0 && look_up<S, kSave>(c, next, shared, turn ^ 1, thread);
     if (next_found) fetch_rows(shared, turn ^ 1, first, thread);
     if (found) {
-      const Ending ending = Ending::of(c, token, first + quad, thread < S::kFinishing);
-      keep(pool_rows<S, kVector, kSave>(c.save, shared, turn, group * S::kRows, first + quad), shared, group, quad);
+      const Ending ending = Ending::of(c, token, first + channel, thread < S::kFinishing);
+      keep(pool_rows<S, kVector, kSave>(c.save, shared, turn, group * S::kRows, first + channel), shared, group,
+           channel);
       __syncthreads();
       if (!begun) device::cluster_wait();
       begun = true;

@@ -45,7 +45,7 @@ __device__ void round_all(float4 (&x)[kVec4s]) {
   for (int k = 0; k < kVec4s; ++k) x[k] = device::rounded_to_bf16(x[k]);
 }
 
-/// Loads and rotates the quads of a head; numbers past dim are 0.
+/// Loads and rotates the vec4s of a head; numbers past dim are 0.
 template <int kVec4s, class In>
 __device__ void load_head(const QueryCall& c, const In* q, const float* cos_sin, float4 (&x)[kVec4s]) {
 #pragma unroll
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
     sine[k] = in_rope ? cos_sin[c.rope.pairs + pair] : 0.0F;
   }
   const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // first of this lane's pairs that is rotated
-  const auto turn = [&](float& even, float& odd, int k) {
+  const auto rotate = [&](float& even, float& odd, int k) {
     if (k >= first_rope_pair) Rope::rotate(even, odd, cosine[k], sine[k]);
   };
   std::uint8_t* const out = c.out + token * c.out_stride[0];
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
 #pragma unroll
   for (int p = 0; p < kPairs; ++p) {
     float4(&v)[2] = x[p];
-    turn(v[0].x, v[0].y, 0), turn(v[0].z, v[0].w, 1), turn(v[1].x, v[1].y, 2), turn(v[1].z, v[1].w, 3);
+    rotate(v[0].x, v[0].y, 0), rotate(v[0].z, v[0].w, 1), rotate(v[1].x, v[1].y, 2), rotate(v[1].z, v[1].w, 3);
     round_all(v);
     if (c.hadamard) {
       device::hadamard_of_half(v);

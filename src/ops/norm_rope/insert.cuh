@@ -55,7 +55,7 @@ struct Insert {
     const std::int64_t slot = row >= 0 && row < rows ? slots[row] : -1;
     return slot < cache.num_slots ? slot : -1;
   }
-  __device__ float4 quad(const In* from, int i) const {
+  __device__ float4 vec4(const In* from, int i) const {
     return device::widened(by_fours ? device::load_vec4<true>(from, i, cache.dim)
                                     : device::load_vec4<false>(from, i, cache.dim));
   }

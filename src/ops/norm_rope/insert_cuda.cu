@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<In>)
     const float* cos_sin = c.rope.row(position);
     const In* from = c.insert.kv.row(row);
     encode_row_of(c.insert.cache, slot, c.insert.clamp, c.insert.warp(), c.insert.row_warps(),
-                  [&](int q) { return c.rope.rotated(c.insert.quad(from, 4 * q), 4 * q, cos_sin); });
+                  [&](int q) { return c.rope.rotated(c.insert.vec4(from, 4 * q), 4 * q, cos_sin); });
     return;
   }
   const std::int64_t token = c.grid.token();
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(32 * kWarps) insert_rows(const __grid_constant
   const std::int64_t slot = c.slot(row);
   if (slot < 0) return;
   const In* from = c.kv.row(row);
-  encode_row_of(c.cache, slot, c.clamp, c.warp(), c.row_warps(), [&](int q) { return c.quad(from, 4 * q); });
+  encode_row_of(c.cache, slot, c.clamp, c.warp(), c.row_warps(), [&](int q) { return c.vec4(from, 4 * q); });
 }
 
 /// Inserts rows of up to 512 numbers, sixteen for each lane, 2^lane_bits lanes for each row. Rows are loaded before

@@ -39,15 +39,15 @@ __device__ inline void add_warps(const Operands& o, const float (&acc)[kFewTiles
                                  float (&sums)[kFewWarps][kFewRows][kFewColumns], std::int64_t row, std::int64_t column,
                                  std::int64_t group) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int mma_row = static_cast<int>(threadIdx.x) % 32 / 4;
   const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int tile = 0; tile < kFewTiles; ++tile) {
     const int at = 8 * tile + 2 * lane;
-    sums[warp][quad][at] = acc[tile][0];
-    sums[warp][quad][at + 1] = acc[tile][1];
-    sums[warp][quad + 8][at] = acc[tile][2];
-    sums[warp][quad + 8][at + 1] = acc[tile][3];
+    sums[warp][mma_row][at] = acc[tile][0];
+    sums[warp][mma_row][at + 1] = acc[tile][1];
+    sums[warp][mma_row + 8][at] = acc[tile][2];
+    sums[warp][mma_row + 8][at + 1] = acc[tile][3];
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < kFewRows * kFewColumns; i += 32 * kFewWarps) {
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(32 * kFewWarps)
   const std::int64_t row = blockIdx.x / column_blocks % row_blocks * kFewRows;
   const std::int64_t group = blockIdx.x / column_blocks / row_blocks;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int mma_row = static_cast<int>(threadIdx.x) % 32 / 4;
   const int lane = static_cast<int>(threadIdx.x) % 4;
   const BF16* w = static_cast<const BF16*>(o.w) + group * o.n * o.k;
 
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(32 * kFewWarps)
 #pragma unroll(kE4M3 ? 1 : kChunk / 32)
     for (int step = 0; step < kChunk / 32; ++step) {
       const std::int64_t k = chunk * kChunk + 32 * step + 8 * lane;
-      const uint4 a = load_x<kE4M3>(o, row + quad, group, k);
-      const uint4 c = load_x<kE4M3>(o, row + quad + 8, group, k);
+      const uint4 a = load_x<kE4M3>(o, row + mma_row, group, k);
+      const uint4 c = load_x<kE4M3>(o, row + mma_row + 8, group, k);
 #pragma unroll
       for (int tile = 0; tile < kFewTiles; ++tile) {
-        const std::int64_t j = column + 8 * tile + quad;
+        const std::int64_t j = column + 8 * tile + mma_row;
         uint4 b = make_uint4(0, 0, 0, 0);
         if (j < o.n && k < o.k) b = __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k));
         device::mma_m16n8k16_bf16(into[tile], a.x, c.x, a.y, c.y, b.x, b.y);
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(32 * kFewWarps)
       }
     }
     if constexpr (kE4M3) {
-      const float top = row + quad < o.m ? o.scale(row + quad, group, chunk) : 0;
-      const float bottom = row + quad + 8 < o.m ? o.scale(row + quad + 8, group, chunk) : 0;
+      const float top = row + mma_row < o.m ? o.scale(row + mma_row, group, chunk) : 0;
+      const float bottom = row + mma_row + 8 < o.m ? o.scale(row + mma_row + 8, group, chunk) : 0;
 #pragma unroll
       for (int tile = 0; tile < kFewTiles; ++tile) {
         acc[tile][0] += top * part[tile][0];
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(32 * kFewWarps)
   const std::int64_t column = blockIdx.x / row_blocks % column_blocks * kFewColumns;
   const std::int64_t group = blockIdx.x / row_blocks / column_blocks;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int quad = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int mma_row = static_cast<int>(threadIdx.x) % 32 / 4;
   const int lane = static_cast<int>(threadIdx.x) % 4;
   const std::uint8_t* w = static_cast<const std::uint8_t*>(o.w) + group * o.n * o.k;
 
@@ -177,12 +177,12 @@ __global__ void __launch_bounds__(32 * kFewWarps)
       uint4 codes[kFewTiles];
 #pragma unroll
       for (int tile = 0; tile < kFewTiles; ++tile) {
-        const std::int64_t j = column + 8 * tile + quad;
+        const std::int64_t j = column + 8 * tile + mma_row;
         codes[tile] =
             j < o.n && k < o.k ? __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k)) : make_uint4(0, 0, 0, 0);
       }
-      const Sixteen a = load_sixteen<kE4M3>(o, row + quad, group, k);
-      const Sixteen c = load_sixteen<kE4M3>(o, row + quad + 8, group, k);
+      const Sixteen a = load_sixteen<kE4M3>(o, row + mma_row, group, k);
+      const Sixteen c = load_sixteen<kE4M3>(o, row + mma_row + 8, group, k);
 #pragma unroll
       for (int tile = 0; tile < kFewTiles; ++tile) {
         const Sixteen b = sixteen_of_e4m3(codes[tile]);
@@ -196,8 +196,8 @@ __global__ void __launch_bounds__(32 * kFewWarps)
     float top = weights;
     float bottom = weights;
     if constexpr (kE4M3) {
-      top = row + quad < o.m ? o.scale(row + quad, group, chunk) : 0;
-      bottom = row + quad + 8 < o.m ? o.scale(row + quad + 8, group, chunk) : 0;
+      top = row + mma_row < o.m ? o.scale(row + mma_row, group, chunk) : 0;
+      bottom = row + mma_row + 8 < o.m ? o.scale(row + mma_row + 8, group, chunk) : 0;
     }
 #pragma unroll
     for (int tile = 0; tile < kFewTiles; ++tile) {

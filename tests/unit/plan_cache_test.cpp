@@ -59,9 +59,10 @@ struct ChangeOne {
   void operator()(const std::array<T, kSize>& values) {
     for (const T& value : values) (*this)(value);
   }
+  /// An absent value becomes a present one.
   template <class T>
   void operator()(const std::optional<T>& value) {
-    if (value) (*this)(*value);
+    if (seen++ == which) const_cast<std::optional<T>&>(value).emplace();
   }
   template <class T>
   void operator()(const T& value) {

@@ -106,6 +106,13 @@ else()
   add_library(sparsemla::sparsemla ALIAS sparsemla)
 endif()
 
+# Readers of files, recorded cases and the C interface are compiled for the compiler's time, not for their own.
+foreach(source IN LISTS SMLA_SOURCES SMLA_C_SOURCES)
+  if(source MATCHES "/src/(cases|model)/|/bindings/")
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+  endif()
+endforeach()
+
 # One file, one instruction set. On other processors these files compile to nothing but a refusal.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   foreach(source IN LISTS SMLA_SOURCES)

@@ -15,7 +15,7 @@ inline int span_of(std::int64_t tokens, int ratio, std::int64_t enough = 256) {
   return static_cast<int>(std::clamp<std::int64_t>((tokens + enough - 1) / enough, 1, std::min(ratio, 32)));
 }
 
-/// Calls f with kSave and kVector as constants.
+/// Calls f.operator()<vector, saves>() with the two flags as constants.
 template <class F>
 void with_kind(bool vector, bool saves, F&& f) {
   if (vector) {

@@ -13,9 +13,9 @@ using device::CacheView;
 
 constexpr std::int64_t kMany = 2048;  ///< with more rows than this, rows hide each other's waits for memory
 
+constexpr int kMaxRowBits = 2;
 /// log2 of the number of warps that share a row. A warp has 128 of its numbers at a time; with many rows one warp is
 /// enough.
-constexpr int kMaxRowBits = 2;
 inline int row_bits(std::int64_t rows, int dim) {
   return rows > kMany || dim <= 128 ? 0 : (dim <= 256 ? 1 : kMaxRowBits);
 }

@@ -51,7 +51,8 @@ struct AttentionCase {
   DType o = DType::kBF16;
   float q_scale = 1.0F;
   float q_magnitude = 1.0F;
-  int value_dim = 0;  ///< numbers of a row that are its value; 0: all
+  float scale = 0.0F;  ///< of the softmax; 0: dim^-0.5
+  int value_dim = 0;   ///< numbers of a row that are its value; 0: all
   bool partial = false;
   std::optional<float> sink = std::nullopt;  ///< of every second head; the others' are random. Absent: no sink tensor
   std::vector<ScopeCase> scopes{};
@@ -60,7 +61,8 @@ struct AttentionCase {
   friend std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
     out << "T=" << c.tokens << " H=" << c.heads << " Hp=" << c.out_heads << " q heads=" << c.q_heads
         << " q gap=" << c.q_gap << " q " << name_of(c.q) << " x " << c.q_scale << " magnitude " << c.q_magnitude
-        << " o " << name_of(c.o) << (c.partial ? " partial" : "") << " value dim " << c.value_dim << " seed " << c.seed;
+        << " softmax scale " << c.scale << " o " << name_of(c.o) << (c.partial ? " partial" : "") << " value dim "
+        << c.value_dim << " seed " << c.seed;
     if (c.sink) out << " sink " << *c.sink;
     for (const ScopeCase& s : c.scopes) {
       out << " | " << s.format << " W=" << s.width << " blocks " << s.num_blocks << "x" << s.block_size << " gap "
@@ -80,6 +82,7 @@ inline SparseAttention::Problem problem_of(const AttentionCase& c) {
                              .q = c.q,
                              .o = c.o,
                              .scopes = static_cast<int>(c.scopes.size()),
+                             .scale = c.scale,
                              .q_scale = c.q_scale,
                              .partial = c.partial};
   for (std::size_t i = 0; i < c.scopes.size(); ++i) {
@@ -373,6 +376,12 @@ inline std::vector<AttentionCase> special_cases() {
          .q_magnitude = 100.0F,
          .scopes = {{.format = "bf16", .width = 150}}});
     add({.heads = 9, .q = q, .o = DType::kF32, .q_magnitude = 60.0F, .scopes = {{.format = "f32", .width = 150}}});
+  }
+  // Softmax scales below zero, where masked columns must still count for nothing; widths around the words of a CPU.
+  for (const float scale : {-0.05F, -1e-30F, 1e-30F}) {
+    for (const std::int64_t width : {1, 13, 64, 70})
+      add({.heads = 5, .scale = scale, .sink = 0.5F, .scopes = {{.width = width}, {.format = "bf16", .width = 3}}});
+    add({.heads = 2, .scale = scale, .scopes = {{.width = 40, .invalid = 1.0}}});
   }
   // Rows that are not 512 numbers, one of them with groups of four-bit numbers; an empty cache; no token.
   for (const char* format : {"index_fp8", "index_mxfp4", "index_f32"})

@@ -392,7 +392,8 @@ struct Compressor {
                                                                   .state = cache_of(state_rows(128, 2), 3, 4)});
     });
   }
-  std::string store() const {
+  /// `saving`: the states are saved in the same call.
+  std::string store(bool saving = false) const {
     return error_of([&] {
       validate<CompressStore>({.tokens = 3, .ratio = 4, .compressor = {{{.dim = 128, .format = &index_fp8_rows()}}}},
                               {.positions = view(positions),
@@ -402,6 +403,8 @@ struct Compressor {
                                .compressors = {{{.state_slots = view(states),
                                                  .block_table = rows_of(table, 2),
                                                  .norm_weight = blank(DType::kBF16, {128}),
+                                                 .kv_score = saving ? blank(DType::kF32, {3, 512}) : ConstTensorView(),
+                                                 .ape = saving ? blank(DType::kF32, {4, 256}) : ConstTensorView(),
                                                  .state = cache_of(state_rows(128, 2), 3, 4),
                                                  .entries = cache_of(index_fp8_rows(), 1, 2)}}}});
     });
@@ -449,6 +452,11 @@ TEST(Validate, Compressor) {
   EXPECT_EQ(Compressor{}.second(), "");
   EXPECT_THAT((Compressor{.table = {0, 1, 3, 2}}.second()),
               HasSubstr("compressors[1].block_table row 1 column 0: got 3, expected 0..2"));
+  // A token that closes no group still picks a row of ape by its position.
+  EXPECT_EQ((Compressor{.positions = {3, 7, -5}, .states = {0, 5, 6}}.store()), "");
+  EXPECT_EQ(Compressor{}.store(true), "");
+  EXPECT_THAT((Compressor{.positions = {3, 7, -5}, .states = {0, 5, 6}}.store(true)),
+              HasSubstr("compress_store: positions row 2: got -5"));
   EXPECT_THAT((Compressor{.positions = {3, 11, 4}}.store()),
               HasSubstr("positions row 1: got 11, expected a group that begins within the 8 rows"));
 }

@@ -218,7 +218,9 @@ inline void for_head_blocks(int heads, const Block& block) {
 template <class Word>
 inline void online_softmax(const AttentionTask& task, int h, int n) {
   float* p = task.scores + h * kAttentionTile;
-  for (int k = n; k % Word::kLanes != 0; ++k) p[k] = kNegativeInfinity;
+  // Behind the last key: -inf once it is scaled.
+  const float masked = task.scale < 0 ? -kNegativeInfinity : kNegativeInfinity;
+  for (int k = n; k % Word::kLanes != 0; ++k) p[k] = masked;
   const Word scale = Word::all(task.scale);
   Word top = Word::all(task.largest[h]);
   for (int k = 0; k < n; k += Word::kLanes) {

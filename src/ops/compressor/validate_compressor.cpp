@@ -27,8 +27,11 @@ void check_entries(const CompressorCall& c, int i) {
   const std::int64_t window = c.problem.coff() * static_cast<std::int64_t>(ratio);
   const std::int64_t rope_rows = c.args.cos_sin.size(0);
   for (std::int64_t t = 0; t < entries.rows(); ++t) {
-    if (states.index(c.own.state.num_slots(), t) < 0 || entries(t) < 0) continue;
-    const std::int64_t pos = positions.in(0, std::numeric_limits<std::int64_t>::max() - 1, t);
+    const bool saves = states.index(c.own.state.num_slots(), t) >= 0;
+    const auto position = [&] { return positions.in(0, std::numeric_limits<std::int64_t>::max() - 1, t); };
+    if (saves && c.saves()) (void)position();  // picks the row of ape
+    if (!saves || entries(t) < 0) continue;
+    const std::int64_t pos = position();
     if ((pos + 1) % ratio != 0) continue;
     if (pos / ratio * ratio >= rope_rows) {
       positions.bad(t, kNoColumn, "a group that begins within the " + std::to_string(rope_rows) + " rows of cos_sin");

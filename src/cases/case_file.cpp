@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 
 #include "checkpoint/safetensors.h"
 #include "sparsemla/error.h"
@@ -24,6 +25,7 @@ const std::string& metadata(const SafetensorsFile& file, const std::string& key)
 }  // namespace
 
 const HostTensor* CaseFile::find(const std::string& name) const {
+  asked.tensors.insert(name);
   const auto found = tensors.find(name);
   return found == tensors.end() ? nullptr : &found->second;
 }
@@ -79,7 +81,12 @@ CaseFile read_case(const std::string& path) {
       throw InvalidArgument(path + ": tensor " + name + ": got " + std::to_string(entry.shape.size()) +
                             " dimensions, expected at most 4");
     }
-    out.tensors.emplace(name, file.read(name));
+    try {
+      out.tensors.emplace(name, file.read(name));
+    } catch (const std::bad_alloc&) {
+      throw IoError(path + ": tensor " + name + ": got " + std::to_string(entry.end - entry.begin) +
+                    " bytes, expected no more than memory holds");
+    }
   }
   return out;
 }

@@ -15,7 +15,7 @@ namespace smla::op_case {
 
 /// Reads a Problem: a member that the params lack keeps its default.
 struct ReadFields {
-  JsonReader params;
+  CaseParams params;
 
   void operator()(const char* name, std::int64_t& value) const {
     value = params.integer(name, INT64_MIN, INT64_MAX, value);
@@ -44,7 +44,7 @@ struct ReadFields {
 /// written as in.<name>_before.
 struct ReadTensors {
   const CaseFile& file;
-  JsonReader params;
+  CaseParams params;
   ReplayResult& result;
 
   void in(const char* name, ConstTensorView& view) const { view = file.view(std::string("in.") + name); }

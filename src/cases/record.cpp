@@ -1,12 +1,15 @@
-// Live calls to case files. A tensor is copied without its strides; of a cache the pages are copied, not what other
-// caches keep between them.
+// Live calls to case files. A tensor is copied without its strides; of a cache the pages of those blocks that the call
+// uses (block_use.h), not what other caches keep between them.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "cases/block_use.h"
 #include "cases/op_case.h"
 #include "ops/registry.h"
 #include "ops/staging.h"
@@ -21,6 +24,7 @@ struct Recorder {
   std::mutex mutex;
   std::string folder;
   std::int64_t count = 0;
+  std::int64_t bytes = 0;  ///< of the files
 };
 Recorder& recorder() {
   static Recorder instance;
@@ -46,20 +50,52 @@ HostTensor contiguous(const ConstTensorView& view) {
   return out;
 }
 
-HostTensor pages(const PagedCache& cache) {
+/// Pages of a cache: of `blocks`, or of all where that is null.
+HostTensor pages(const PagedCache& cache, const std::vector<std::int64_t>* blocks) {
   const std::int64_t page = block_bytes(*cache.format, cache.block_size);
-  HostTensor out(DType::kU8, {cache.num_blocks, page});
-  for (std::int64_t b = 0; b < cache.num_blocks; ++b) {
-    std::memcpy(out.as<std::uint8_t>() + b * page, cache.block(b), static_cast<std::size_t>(page));
+  const std::int64_t count = blocks == nullptr ? cache.num_blocks : static_cast<std::int64_t>(blocks->size());
+  HostTensor out(DType::kU8, {count, page});
+  for (std::int64_t b = 0; b < count; ++b) {
+    const std::int64_t block = blocks == nullptr ? b : (*blocks)[static_cast<std::size_t>(b)];
+    std::memcpy(out.as<std::uint8_t>() + b * page, cache.block(block), static_cast<std::size_t>(page));
   }
   return out;
 }
 
+/// New numbers for the blocks of a call: by cache, and by the tensor that names them.
+struct Renumbering {
+  explicit Renumbering(const std::vector<BlockUse>& uses) {
+    for (const BlockUse& use : uses) {
+      const PagedCache& first = *use.caches.front().cache;
+      const bool alike = std::ranges::all_of(use.caches, [&](const BlockUse::Cache& c) {
+        return c.cache->num_blocks == first.num_blocks && c.cache->block_size == first.block_size;
+      });
+      if (first.format == nullptr || !alike) continue;  // recorded whole, with the numbers they have
+      const auto numbers = std::make_shared<const BlockNumbers>(use);
+      for (const BlockUse::Cache& c : use.caches) caches[c.name] = numbers;
+      for (const BlockUse::Tensor& t : use.slots) slots[t.name] = numbers;
+      for (const BlockUse::Tensor& t : use.tables) tables[t.name] = numbers;
+    }
+  }
+  const std::vector<std::int64_t>* kept(const std::string& cache) const {
+    const auto found = caches.find(cache);
+    return found == caches.end() ? nullptr : &found->second->kept();
+  }
+  HostTensor renamed(const std::string& tensor, HostTensor values) const {
+    if (const auto found = slots.find(tensor); found != slots.end()) found->second->rename_slots(values);
+    if (const auto found = tables.find(tensor); found != tables.end()) found->second->rename_blocks(values);
+    return values;
+  }
+  using ByName = std::map<std::string, std::shared_ptr<const BlockNumbers>>;
+  ByName caches{}, slots{}, tables{};
+};
+
 /// A case under construction.
 struct Draft {
-  std::map<std::string, HostTensor> tensors;
-  std::string params;
-  std::string tolerance;
+  Renumbering blocks;
+  std::map<std::string, HostTensor> tensors{};
+  std::string params{};
+  std::string tolerance{};
 
   static void append(std::string& object, const std::string& key, const std::string& value) {
     object += (object.empty() ? "" : ", ") + json_string(key) + ": " + value;
@@ -84,8 +120,12 @@ struct Draft {
     std::snprintf(number, sizeof number, "%06lld_", static_cast<long long>(r.count));
     std::map<std::string, const HostTensor*> list;
     for (const auto& [name, tensor] : tensors) list[name] = &tensor;
-    write_case((std::filesystem::path(r.folder) / (number + std::string(op) + ".smla-case.safetensors")).string(), op,
-               "{" + params + "}", list);
+    const std::filesystem::path path =
+        std::filesystem::path(r.folder) / (number + std::string(op) + std::string(kRecordedCaseSuffix));
+    if (std::filesystem::exists(path))
+      throw IoError("record_calls: " + path.string() + ": got a file of an earlier recording, expected none");
+    write_case(path.string(), op, "{" + params + "}", list);
+    r.bytes += static_cast<std::int64_t>(std::filesystem::file_size(path));
     ++r.count;
   }
 };
@@ -109,7 +149,7 @@ struct WriteFields {
 struct WriteBefore {
   Draft& draft;
   void in(const std::string& name, const ConstTensorView& view) const {
-    if (!view.absent()) draft.tensors.insert_or_assign("in." + name, contiguous(view));
+    if (!view.absent()) draft.tensors.insert_or_assign("in." + name, draft.blocks.renamed(name, contiguous(view)));
   }
   void out(const std::string& name, const TensorView& view) const {
     if (!view.absent()) draft.tensors.insert_or_assign("in." + name + "_before", contiguous(view));
@@ -119,22 +159,23 @@ struct WriteBefore {
     draft.param(name + "_format", json_string(cache.format->name));
     draft.param(name + "_block_size", std::to_string(cache.block_size));
     draft.param(name + "_scale", static_cast<double>(cache.scale));
-    draft.tensors.insert_or_assign("in." + name + (access == CacheAccess::kWrite ? "_before" : ""), pages(cache));
+    draft.tensors.insert_or_assign("in." + name + (access == CacheAccess::kWrite ? "_before" : ""),
+                                   pages(cache, draft.blocks.kept(name)));
   }
 };
 
 struct WriteAfter {
   Draft& draft;
-  bool set;  ///< integer results are sets
+  bool set;  ///< rows of integers are sets
   void in(const std::string&, const ConstTensorView&) const {}
   void out(const std::string& name, const TensorView& view) const {
     if (view.absent()) return;
     draft.tensors.insert_or_assign("out." + name, contiguous(view));
-    draft.bound(name, view.dtype, set);
+    draft.bound(name, view.dtype, set && view.rank == 2);
   }
   void cache(const std::string& name, const PagedCache& cache, CacheAccess access) const {
     if (cache.format == nullptr || access == CacheAccess::kRead) return;
-    draft.tensors.insert_or_assign("out." + name, pages(cache));
+    draft.tensors.insert_or_assign("out." + name, pages(cache, draft.blocks.kept(name)));
     Draft::append(draft.tolerance, name,
                   "{\"rows\": {\"format\": " + json_string(cache.format->name) +
                       ", \"block_size\": " + std::to_string(cache.block_size) + ", \"steps\": 1, \"ulp\": 1}}");
@@ -146,7 +187,7 @@ void record_on_host(const typename Op::Problem& problem, const typename Op::Args
                     const std::function<void()>& run) {
   typename Op::Problem p = problem;
   typename Op::Args a = args;
-  Draft draft;
+  Draft draft{.blocks = Renumbering(block_uses<Op>(problem, args))};
   OpDescription<Op>::fields(p, WriteFields{draft});
   OpDescription<Op>::tensors(a, WriteBefore{draft});
   run();
@@ -158,7 +199,7 @@ void record_on_host(const typename Op::Problem& problem, const typename Op::Args
 template <>
 void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
                                      const std::function<void()>& run) {
-  Draft draft;
+  Draft draft{.blocks = Renumbering(block_uses<SparseAttention>(problem, args))};
   draft.param("scale", static_cast<double>(problem.softmax_scale()));
   draft.param("q_scale", static_cast<double>(problem.q_scale));
   draft.param("partial", std::string(problem.partial ? "true" : "false"));
@@ -187,10 +228,10 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
     draft.param("format" + suffix, json_string(scope.cache.format->name));
     draft.param("block_size" + suffix, std::to_string(scope.cache.block_size));
     draft.param("kv_scale" + suffix, static_cast<double>(scope.cache.scale));
-    draft.tensors.insert_or_assign("in.cache" + suffix, pages(scope.cache));
+    draft.tensors.insert_or_assign("in.cache" + suffix, pages(scope.cache, draft.blocks.kept("cache" + suffix)));
     const bool empty = problem.scope[static_cast<std::size_t>(i)].width == 0;
-    draft.tensors.insert_or_assign("in.indices" + suffix,
-                                   empty ? HostTensor(DType::kI32, {problem.tokens, 0}) : contiguous(scope.indices));
+    if (empty) draft.tensors.insert_or_assign("in.indices" + suffix, HostTensor(DType::kI32, {problem.tokens, 0}));
+    if (!empty) before.in("indices" + suffix, scope.indices);
     before.in("lens" + suffix, scope.lens);
   }
   run();
@@ -226,6 +267,11 @@ void record_calls(const std::string& folder) {
 void record_calls_from_environment() {
   const char* folder = std::getenv("SMLA_DUMP");
   if (folder != nullptr && *folder != 0) record_calls(folder);
+}
+
+std::int64_t recorded_bytes() {
+  const std::lock_guard lock(recorder().mutex);
+  return recorder().bytes;
 }
 
 std::int64_t recorded_calls() {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <optional>
 #include <set>
 
 #include "cases/op_case.h"
@@ -58,6 +60,24 @@ void check_implementation(const std::string& name) {
   throw InvalidArgument("implementation: got \"" + name + "\", expected one of " + list);
 }
 
+/// A parameter or a weight that the op did not look at would be dropped unseen. Upstream's dumps say more of a call
+/// than its replay needs: "block_stride", which the tensors have, and the like.
+void check_all_read(const CaseFile& file) {
+  const bool dump = file.op.starts_with("upstream:");
+  std::string known;
+  for (const std::string& name : file.asked.params) known += (known.empty() ? "" : ", ") + name;
+  for (const auto& [name, value] : file.params.members) {
+    if (dump || name == "tolerance" || name == "note" || file.asked.params.contains(name)) continue;
+    throw InvalidArgument(file.path + ": params: " + name + ": got a parameter that op " + file.op +
+                          " does not have in this case, expected one of " + known);
+  }
+  for (const std::string& name : file.names("weights.")) {
+    if (!file.asked.tensors.contains("weights." + name))
+      throw InvalidArgument(file.path + ": weights." + name + ": got a tensor that op " + file.op +
+                            " does not have in this case, expected none of this name");
+  }
+}
+
 }  // namespace
 
 std::span<const ReplayEntry> replay_table() {
@@ -75,18 +95,54 @@ ReplayResult replay(const CaseFile& file, const ReplayOptions& options) {
   for (const ReplayEntry& entry : replay_table()) {
     if (plain_name(entry.op) == plain_name(file.op)) {
       check_implementation(options.plan.implementation);
-      return entry.run(file, options);
+      ReplayResult result = entry.run(file, options);
+      check_all_read(file);
+      return result;
     }
     known += (known.empty() ? "" : ", ") + std::string(entry.op);
   }
   throw InvalidArgument(file.path + ": metadata op: got \"" + file.op + "\", expected one of " + known);
 }
 
+namespace {
+
+/// Bounds of results that are neither expected nor made check nothing.
+void check_bound_names(const CaseFile& file, const ReplayResult& made, const std::optional<JsonReader>& tolerances) {
+  if (!tolerances) return;
+  for (const auto& [name, bound] : tolerances->value().members) {
+    if (file.find("out." + name) != nullptr || made.results.contains(name)) continue;
+    std::string known;
+    for (const std::string& n : file.names("out.")) known += (known.empty() ? "" : ", ") + n;
+    throw InvalidArgument(file.path + ": params: tolerance: got a bound of \"" + name + "\", expected one of " + known);
+  }
+}
+
+/// A bound from a file that a result of zeros would pass checks nothing.
+void check_strictness(const HostTensor& want, const Tolerance& tolerance) {
+  const HostTensor zeros(want.dtype(), want.shape());
+  const bool all_zero = want.numel() == 0 || std::memcmp(zeros.data(), want.data(), want.bytes()) == 0;
+  if (all_zero || !compare(zeros, want, tolerance).pass) return;
+  throw InvalidArgument("tolerance: got " + describe(tolerance) +
+                        ", a bound so wide that zeros pass, expected one that they fail");
+}
+
+/// The bound of the result out.<name>: the case's, else the op's, else equal bytes.
+Tolerance bound_of(const CaseFile& file, const ReplayResult& made, const std::optional<JsonReader>& tolerances,
+                   const std::string& name) {
+  if (const JsonValue* value = tolerances ? tolerances->find(name) : nullptr)
+    return parse_tolerance(file.path + ": params: tolerance: " + name, *value);
+  const auto bound = made.bounds.find(name);
+  return bound == made.bounds.end() ? Tolerance() : bound->second;
+}
+
+}  // namespace
+
 std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made) {
   const std::vector<std::string> expected = file.names("out.");
   if (expected.empty())
     throw InvalidArgument(file.path + ": got no out.* tensor, expected at least one result to compare with");
   const auto tolerances = file.reader().object("tolerance");
+  check_bound_names(file, made, tolerances);
   std::vector<Verdict> verdicts;
   for (const std::string& name : expected) {
     if (made.ignored.contains(name)) continue;
@@ -97,24 +153,29 @@ std::vector<Verdict> judge(const CaseFile& file, const ReplayResult& made) {
       throw InvalidArgument(file.path + ": out." + name + ": got a result that op " + file.op +
                             " does not make in this case, expected one of " + known);
     }
-    Tolerance tolerance;
-    if (const auto bound = made.bounds.find(name); bound != made.bounds.end()) tolerance = bound->second;
-    if (const JsonValue* value = tolerances ? tolerances->find(name) : nullptr) {
-      tolerance = parse_tolerance(file.path + ": params: tolerance: " + name, *value);
-    }
+    const Tolerance tolerance = bound_of(file, made, tolerances, name);
     try {
       const HostTensor& want = file.tensor("out." + name);
+      if (tolerances && tolerances->has(name)) check_strictness(want, tolerance);
       const auto ranges = made.defined.find(name);
       if (ranges != made.defined.end() && got->second.shape() == want.shape()) {
         verdicts.push_back(
             {name, made.implementation,
-             compare(defined_part(got->second, ranges->second), defined_part(want, ranges->second), tolerance)});
+             compare(defined_part(got->second, ranges->second), defined_part(want, ranges->second), tolerance),
+             describe(tolerance)});
       } else {
-        verdicts.push_back({name, made.implementation, compare(got->second, want, tolerance)});
+        verdicts.push_back({name, made.implementation, compare(got->second, want, tolerance), describe(tolerance)});
       }
     } catch (const InvalidArgument& e) {
       throw InvalidArgument(file.path + ": out." + name + ": " + e.what());
     }
+  }
+  for (const SecondResult& second : made.more) {
+    const HostTensor* want = file.find("out." + second.expected);
+    if (want == nullptr) continue;
+    const Tolerance tolerance = second.bound ? *second.bound : bound_of(file, made, tolerances, second.expected);
+    verdicts.push_back(
+        {second.name, second.implementation, compare(second.made, *want, tolerance), describe(tolerance)});
   }
   return verdicts;
 }

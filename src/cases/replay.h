@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -22,6 +23,15 @@ struct ReplayOptions {
 /// Columns [first, second) of each row of a matrix.
 using ColumnRanges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
+/// An expected result made once more in another way.
+struct SecondResult {
+  std::string name;      ///< "output, not observed"
+  std::string expected;  ///< compared with out.<expected>, where the case has it
+  std::string implementation;
+  HostTensor made;
+  std::optional<Tolerance> bound;  ///< absent: that of the expected result
+};
+
 /// What came out: owned tensors by result name ("o", "lse", "output", ...), without the "out." prefix.
 struct ReplayResult {
   std::string implementation;  ///< what ran
@@ -31,6 +41,7 @@ struct ReplayResult {
   std::map<std::string, ColumnRanges>
       defined{};                    ///< of a result whose other columns have no meaning and are not compared
   std::set<std::string> ignored{};  ///< results a case may expect and that nobody compares
+  std::vector<SecondResult> more{};
 };
 
 /// Runs the case's op on its inputs. A replay function makes views, calls the library and computes nothing itself; it
@@ -57,6 +68,7 @@ struct Verdict {
   std::string result;  ///< "o"
   std::string implementation;
   Comparison comparison;
+  std::string bound{};  ///< what the result was held to, as text
 };
 
 /// Compares what came out with every out.* tensor under `params.tolerance`.

@@ -11,7 +11,10 @@ namespace smla {
 
 namespace {
 
-const RowFormat& attention_format(const JsonReader& params, const std::string& key) {
+/// Heads of an output buffer: a small file cannot ask for gigabytes.
+constexpr std::int64_t kMostHeads = 1024;
+
+const RowFormat& attention_format(const CaseParams& params, const std::string& key) {
   const std::string name = params.text(key);
   std::string accepted;
   for (const RowFormat* format :
@@ -23,7 +26,7 @@ const RowFormat& attention_format(const JsonReader& params, const std::string& k
 }
 
 /// Scope `i` of the case: its problem and its tensors.
-void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAttention::Problem& problem,
+void read_scope(const CaseFile& file, const CaseParams& params, int i, SparseAttention::Problem& problem,
                 SparseAttention::Args& args) {
   const std::string suffix = std::to_string(i);
   const HostTensor& cache = file.tensor("in.cache" + suffix);
@@ -60,7 +63,7 @@ void read_scope(const CaseFile& file, const JsonReader& params, int i, SparseAtt
 ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& options) {
   file.expect_inputs({"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink", "positions", "cos_sin",
                       "q_positions", "q_cos_sin"});
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const HostTensor& q = file.tensor("in.q");
   check_tensor(file.path, "in.q", q.view(), {kAny, kAny, kAny}, {DType::kBF16, DType::kE4M3, DType::kF32});
 
@@ -71,11 +74,12 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   problem.q_scale = static_cast<float>(params.number("q_scale", -3.4e38, 3.4e38, 1.0));
   problem.value_dim = static_cast<int>(params.integer("value_dim", 0, problem.dim, 0));
   problem.partial = params.flag("partial", false);
-  problem.out_heads = params.integer("out_heads", 0, 1 << 20, 0);
+  problem.out_heads = params.integer("out_heads", 0, kMostHeads, 0);
   if (const auto rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0)); rope_dim > 0)
     problem.output_epilogue = {.rope_dim = rope_dim};
+  const auto q_eps = static_cast<float>(params.number("q_eps", 0, 1, 1e-6));
   if (const auto rope_dim = static_cast<int>(params.integer("q_rope_dim", 0, problem.dim, 0)); rope_dim > 0)
-    problem.query_prologue = {.rope_dim = rope_dim, .eps = static_cast<float>(params.number("q_eps", 0, 1, 1e-6))};
+    problem.query_prologue = {.rope_dim = rope_dim, .eps = q_eps};
   const HostTensor* want_o = file.find("out.o");
   if (problem.partial || (want_o != nullptr && want_o->dtype() == DType::kF32)) problem.o = DType::kF32;
   problem.scopes = file.find("in.cache1") != nullptr || file.find("in.indices1") != nullptr ? 2 : 1;

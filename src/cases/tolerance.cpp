@@ -221,14 +221,20 @@ Tolerance parse_tolerance(const std::string& where, const JsonValue& value) {
   Tolerance out;
   for (const auto& [key, bound] : value.members) {
     const auto positive = [&, name = key] { return json.number(name, 0.0, 1e300); };
+    // Zeros in place of a result have an l2 of 1, and a distance of 1 by their cosine.
+    const auto below_one = [&, name = key] {
+      const double v = positive();
+      if (v >= 1) json.fail(name, number(v), "a bound below 1, for zeros pass at 1");
+      return v;
+    };
     if (key == "abs") {
       out.abs = positive();
     } else if (key == "rel") {
       out.rel = positive();
     } else if (key == "l2") {
-      out.l2 = positive();
+      out.l2 = below_one();
     } else if (key == "cos") {
-      out.cos = positive();
+      out.cos = below_one();
     } else if (key == "ulp") {
       out.ulp = json.integer(key, 0, INT32_MAX);
     } else if (key == "set") {
@@ -244,6 +250,21 @@ Tolerance parse_tolerance(const std::string& where, const JsonValue& value) {
     }
   }
   return out;
+}
+
+std::string describe(const Tolerance& t) {
+  std::string text;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (t.abs || t.rel) add("abs " + number(t.abs.value_or(0)) + " + rel " + number(t.rel.value_or(0)));
+  if (t.abs_of_largest) add("abs " + number(*t.abs_of_largest) + " of the largest");
+  if (t.l2) add("l2 " + number(*t.l2));
+  if (t.cos) add("cos " + number(*t.cos));
+  if (t.ulp) add("ulp " + std::to_string(*t.ulp));
+  if (t.set) add("set");
+  if (t.rows)
+    add("rows of " + std::string(t.rows->format->name) + ", steps " + std::to_string(t.rows->steps) + ", ulp " +
+        std::to_string(t.rows->ulp));
+  return text.empty() ? "exact" : text;
 }
 
 Comparison compare(const HostTensor& got, const HostTensor& want, const Tolerance& tolerance) {

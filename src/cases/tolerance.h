@@ -43,6 +43,9 @@ struct Tolerance {
 /// Reads `params.tolerance.<result>`. @throws InvalidArgument for an unknown bound or an impossible value.
 Tolerance parse_tolerance(const std::string& where, const JsonValue& value);
 
+/// "l2 0.0022", "abs 0.001 + rel 0.01, ulp 1", "exact": for verdicts.
+std::string describe(const Tolerance& tolerance);
+
 /// What a comparison found.
 struct Comparison {
   bool pass = true;

@@ -11,7 +11,7 @@ namespace smla::upstream {
 namespace {
 
 /// A factor that the library takes from the shape: a dump with another one is no call that it can make.
-void check_factor(const JsonReader& params, const char* name, std::int64_t n) {
+void check_factor(const CaseParams& params, const char* name, std::int64_t n) {
   const double expected = 1.0 / std::sqrt(static_cast<double>(n));
   const double got = params.number(name, -1e300, 1e300, expected);
   check_that(std::fabs(got - expected) <= 1e-6 * expected, params.where(), name, std::to_string(got),
@@ -30,7 +30,7 @@ HostTensor poisoned_scores(const CaseFile& file, std::int64_t rows, std::int64_t
 }  // namespace
 
 ReplayResult indexer_q(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const std::string mode = params.text("mode");
   check_that(mode == "fp8" || mode == "mxfp4", params.where(), "mode", "\"" + mode + "\"", "\"fp8\" or \"mxfp4\"");
   const bool fp8 = mode == "fp8";
@@ -67,7 +67,7 @@ ReplayResult indexer_q(const CaseFile& file, const ReplayOptions& options) {
 }
 
 ReplayResult gather_index_rows(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const HostTensor& cache = input(file, {"cache", "kv_cache", "k_cache"});
   const HostTensor& want_k = file.tensor("out.dst_k");
   const HostTensor& want_scale = file.tensor("out.dst_scale");
@@ -100,7 +100,7 @@ ReplayResult gather_index_rows(const CaseFile& file, const ReplayOptions& option
 }
 
 ReplayResult paged_logits(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const HostTensor& cache = input(file, {"cache", "kv_cache", "fused_kv_cache"});
   const HostTensor& q = input(file, "q");
   check_tensor(file.path, "in.q", q.view(), {kAny, kAny, kAny, kAny}, {DType::kE4M3});

@@ -29,7 +29,7 @@ std::int64_t width_of(const CaseFile& file, const char* result, std::int64_t oth
 }  // namespace
 
 ReplayResult combine_indices(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   CombineTopkWindow::Problem problem{.window = params.integer("window", 1, INT32_MAX, 128),
                                      .ratio = params.integer("compress_ratio", 1, INT32_MAX),
                                      .top_k = params.integer("topk", 0, INT32_MAX),
@@ -80,7 +80,7 @@ ReplayResult global_indices(const CaseFile& file, const ReplayOptions& options) 
 }
 
 ReplayResult compressed_slots(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   CompressedSlotMapping::Args args;
   args.query_start_loc = input(file, "query_start_loc", {kAny}, DType::kI32);
   args.seq_lens = input(file, "seq_lens", {kAny}, DType::kI32);
@@ -105,7 +105,7 @@ ReplayResult compressed_slots(const CaseFile& file, const ReplayOptions& options
 }
 
 ReplayResult mixed_indices(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   MixedSparseIndices::Args args;
   args.decode_window = index_rows_if(file, "decode_swa_indices");
   args.decode_compressed = index_rows_if(file, "decode_compressed_indices");

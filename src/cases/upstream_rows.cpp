@@ -24,7 +24,7 @@ float scalar(const CaseFile& file, const char* name) {
 /// The three forms of the fused insert: they differ in the rows of the cache and in what becomes of q.
 ReplayResult insert(const CaseFile& file, const ReplayOptions& options, const RowFormat& format, DType q_out,
                     const std::string& q_name) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const ConstTensorView q = input(file, "q", {kAny, kAny, kAny}, DType::kBF16);
   HostTensor cache = input(file, "cache_before").clone();
   check_that(cache.rank() >= 2, file.path, "in.cache_before", describe(cache.view()), "[blocks, ...]");
@@ -118,7 +118,7 @@ ReplayResult insert_keys(const CaseFile& file, const ReplayOptions& options) {
 }
 
 ReplayResult inverse_rope_quant(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const ConstTensorView o = input(file, "o", {kAny, kAny, kAny}, DType::kBF16);
   const std::string kind = params.text("scale");
   check_that(kind == "f32" || kind == "ue8m0x4", params.where(), "scale", "\"" + kind + "\"", "\"f32\" or \"ue8m0x4\"");
@@ -158,7 +158,7 @@ ReplayResult inverse_rope_quant(const CaseFile& file, const ReplayOptions& optio
 }
 
 ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const int ratio = static_cast<int>(params.integer("compress_ratio", 4, 128));
   const int dim = static_cast<int>(params.integer("head_dim", 128, 512));
   const std::string quant = params.text("quant", "fp8");
@@ -220,7 +220,7 @@ ReplayResult compress(const CaseFile& file, const ReplayOptions& options) {
 }
 
 ReplayResult gather_rows(const CaseFile& file, const ReplayOptions& options) {
-  const JsonReader params = file.reader();
+  const CaseParams params = file.reader();
   const HostTensor& cache = input(file, {"cache", "k_cache"});
   const HostTensor& want = file.tensor("out.out");
   check_tensor(file.path, "out.out", want.view(), {kAny, kAny, kAny}, {DType::kBF16});

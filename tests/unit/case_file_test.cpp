@@ -254,6 +254,7 @@ TEST_F(CaseFileTest, WrongParamsAreNamed) {
   const std::string scopes =
       "\"format0\": \"fp8_ds_mla\", \"block_size0\": 4, \"format1\": \"bf16\", \"block_size1\": 3";
   EXPECT_EQ(with_params("{" + scopes + "}"), "");
+  EXPECT_EQ(with_params("{" + scopes + ", \"note\": \"of 1789\"}"), "");
   EXPECT_THAT(with_params("{\"format0\": \"e5m2\", \"block_size0\": 4}"),
               AllOf(HasSubstr("format0"), HasSubstr("e5m2"), HasSubstr("fp8_ds_mla")));
   EXPECT_THAT(with_params("{\"format0\": \"index_fp8\", \"block_size0\": 4}"), HasSubstr("format0"));
@@ -268,6 +269,15 @@ TEST_F(CaseFileTest, WrongParamsAreNamed) {
   EXPECT_THAT(with_params("{\"scale\": NaN, " + scopes + "}"), HasSubstr("scale"));
   EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"o\": {\"l3\": 1}}}"),
               AllOf(HasSubstr("tolerance"), HasSubstr("l3")));
+  for (const char* wide : {"\"abs\": 1e9", "\"rel\": 1e300", "\"ulp\": 65535", "\"l2\": 1", "\"cos\": 2"})
+    EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"o\": {" + wide + "}}}"),
+                AllOf(HasSubstr("o: "), HasSubstr("zeros pass")))
+        << wide;
+  EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"ouput\": {\"l2\": 0.1}}}"),
+              AllOf(HasSubstr("ouput"), HasSubstr("lse, o")));
+  EXPECT_THAT(with_params("{" + scopes + ", \"scael\": 0.1}"),
+              AllOf(HasSubstr("scael"), HasSubstr("q_scale, rope_dim, scale")));
+  EXPECT_THAT(with_params("{" + scopes + ", \"out_heads\": 1048576}"), HasSubstr("out_heads"));
   EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": 3}"), HasSubstr("tolerance"));
   EXPECT_THAT(with_params("{" + scopes + ", \"tolerance\": {\"o\": {\"set\": true}}}"),
               AllOf(HasSubstr("out.o"), HasSubstr("set")));

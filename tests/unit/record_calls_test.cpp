@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <set>
 #include <vector>
 
 #include "aligned_workspace.h"
@@ -15,8 +17,10 @@
 #include "parity/compressor_cases.h"
 #include "parity/norm_rope_cases.h"
 #include "sparsemla/case.h"
+#include "sparsemla/engine.h"
 #include "sparsemla/error.h"
 #include "sparsemla/ops/index.h"
+#include "sparsemla/ops/topk.h"
 
 namespace smla {
 namespace {
@@ -166,6 +170,92 @@ TEST_F(RecordCalls, NeighboursInACallComeBack) {
     std::memset(file.tensors.at(last).data(), 0x3D, file.tensors.at(last).bytes());
     EXPECT_FALSE(passes(file, "ref")) << file.op;
   }
+}
+
+/// All caches of a layer stand in one slab, and blocks of one cache lie among the bytes of the others.
+TEST_F(RecordCalls, EveryCallOfAStepReplaysAndHoldsOnlyItsBlocks) {
+  EngineOptions options;
+  options.model = model_preset("tiny");
+  options.model.index_topk = 8;  // fewer than there are entries: they are scored
+  options.layers = {0, 1, 2};
+  options.max_batched_tokens = 64;
+  options.num_blocks = 400;
+  options.max_model_len = 300;
+  Engine engine(options);
+  for (const std::int64_t id : {0, 1}) engine.submit({.id = id, .prompt_tokens = 60 + 90 * id, .output_tokens = 4});
+  const auto step = [&] { engine.step([] { return 0.0; }); };
+  step(), step();  // a prefill, which makes state and entries
+  record_calls(folder_.string());
+  const std::int64_t calls = recorded_calls();
+  const std::int64_t bytes = recorded_bytes();
+  step();
+  record_calls("");
+  const std::vector<CaseFile> cases = files();
+  EXPECT_EQ(static_cast<std::int64_t>(cases.size()), recorded_calls() - calls);
+  std::int64_t size = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_))
+    size += static_cast<std::int64_t>(entry.file_size());
+  EXPECT_EQ(recorded_bytes() - bytes, size);
+  std::set<std::string> ops;
+  for (const CaseFile& file : cases) {
+    ops.insert(file.op);
+    for (const char* implementation : {"", "ref"}) {
+      ReplayOptions replaying;
+      replaying.plan.implementation = implementation;
+      for (const Verdict& verdict : judge(file, replay(file, replaying)))
+        EXPECT_TRUE(verdict.comparison.pass)
+            << file.path << " " << verdict.result << ": " << verdict.comparison.failure << " by " << implementation;
+    }
+    for (const auto& [name, tensor] : file.tensors) {
+      if (tensor.dtype() == DType::kU8 && tensor.rank() == 2) EXPECT_LT(tensor.size(0), 60) << file.path << " " << name;
+    }
+  }
+  EXPECT_TRUE(ops.contains("compress_store") && ops.contains("sparse_attention") && ops.contains("indexer_logits"))
+      << testing::PrintToString(ops);
+}
+
+/// Two rows of a top-k may choose as many entries as each other.
+TEST_F(RecordCalls, EqualLengthsOfSlotsAreNoDuplicates) {
+  const std::vector<float> logits{1, 2, 3, 3, 2, 1};
+  const std::vector<std::int32_t> lens{3, 3};
+  const std::vector<std::int32_t> requests{0, 0};
+  const std::vector<std::int32_t> table{0, 1};
+  const std::vector<std::uint8_t> valid{1, 1};
+  std::vector<std::int32_t> indices(4), slots(4), slot_lens(2);
+  record_calls(folder_.string());
+  const Plan<TopK> plan({.rows = 2, .width = 3, .k = 2, .slots = TopK::Slots{.storage_block = 2}});
+  std::vector<std::uint8_t> scratch(plan.workspace_bytes());
+  plan.run({.logits = view_of(logits.data(), {2, 3}),
+            .lens = view_of(lens.data(), {2}),
+            .indices = view_of(indices.data(), {2, 2}),
+            .slots = {.token_to_req = view_of(requests.data(), {2}),
+                      .block_table = view_of(table.data(), {1, 2}),
+                      .valid = ConstTensorView(valid.data(), DType::kBool, {2}),
+                      .slots = view_of(slots.data(), {2, 2}),
+                      .lens = view_of(slot_lens.data(), {2})}},
+           {.data = scratch.data(), .bytes = scratch.size()});
+  record_calls("");
+  std::vector<CaseFile> cases = files();
+  ASSERT_EQ(cases.size(), 1U);
+  CaseFile& file = cases[0];
+  EXPECT_TRUE(passes(file, "ref"));
+  file.tensors.at("out.slots.lens").as<std::int32_t>()[1] = 1;
+  EXPECT_FALSE(passes(file, "ref"));
+}
+
+TEST_F(RecordCalls, AFileOfAnEarlierRecordingStays) {
+  record_calls(folder_.string());
+  char number[24];
+  std::snprintf(number, sizeof number, "%06lld_", static_cast<long long>(recorded_calls()));
+  std::ofstream(folder_ / (number + std::string("draft_positions") + std::string(kRecordedCaseSuffix))) << "evidence";
+  const std::vector<std::int32_t> lens{3};
+  std::vector<std::int64_t> positions(1);
+  EXPECT_THAT(
+      [&] {
+        Plan<DraftPositions>({.requests = 1})
+            .run({.seq_lens = view_of(lens.data(), {1}), .positions = view_of(positions.data(), {1})});
+      },
+      ThrowsMessage<IoError>(HasSubstr("a file of an earlier recording")));
 }
 
 TEST_F(RecordCalls, TheEnvironmentNamesTheFolder) {

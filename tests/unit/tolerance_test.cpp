@@ -71,7 +71,7 @@ TEST(Tolerance, L2OverTheWholeTensor) {
   const HostTensor want = tensor<float>({3.0F, 4.0F});  // norm 5
   EXPECT_TRUE(passes(tensor<float>({3.0F, 4.05F}), want, "{\"l2\": 0.0101}"));
   EXPECT_FALSE(passes(tensor<float>({3.0F, 4.06F}), want, "{\"l2\": 0.0101}"));
-  EXPECT_NEAR(compare(tensor<float>({3.0F, 4.5F}), want, parse("{\"l2\": 1}")).l2, 0.1, 1e-7);
+  EXPECT_NEAR(compare(tensor<float>({3.0F, 4.5F}), want, parse("{\"l2\": 0.5}")).l2, 0.1, 1e-7);
   // Infinite elements of want stand outside of both sums, but must be in place.
   const HostTensor with_inf = tensor<float>({3.0F, 4.0F, kInf});
   EXPECT_TRUE(passes(tensor<float>({3.0F, 4.0F, kInf}), with_inf, "{\"l2\": 0}"));
@@ -80,7 +80,7 @@ TEST(Tolerance, L2OverTheWholeTensor) {
 
 TEST(Tolerance, InfinitiesAndNanMatchInPlaceWhateverTheBound) {
   for (const char* bound :
-       {"{\"abs\": 1e30}", "{\"rel\": 1e9}", "{\"l2\": 1e9}", "{\"cos\": 2}", "{\"ulp\": 2000000000}"}) {
+       {"{\"abs\": 1e30}", "{\"rel\": 1e9}", "{\"l2\": 0.999}", "{\"cos\": 0.999}", "{\"ulp\": 2000000000}"}) {
     EXPECT_TRUE(passes(tensor<float>({1.0F, kInf, -kInf, kNan}), tensor<float>({1.0F, kInf, -kInf, kNan}), bound))
         << bound;
     EXPECT_FALSE(passes(tensor<float>({1.0F, -kInf}), tensor<float>({1.0F, kInf}), bound)) << bound;
@@ -93,10 +93,31 @@ TEST(Tolerance, InfinitiesAndNanMatchInPlaceWhateverTheBound) {
 
 TEST(Tolerance, AllZerosWantAllZeros) {
   const HostTensor zeros = tensor<float>({0.0F, 0.0F});
-  for (const char* bound : {"{\"abs\": 1}", "{\"cos\": 2}", "{\"l2\": 1}", "{\"ulp\": 2000000000}"}) {
+  for (const char* bound : {"{\"abs\": 1}", "{\"cos\": 0.999}", "{\"l2\": 0.999}", "{\"ulp\": 2000000000}"}) {
     EXPECT_TRUE(passes(tensor<float>({0.0F, -0.0F}), zeros, bound)) << bound;
     EXPECT_FALSE(passes(tensor<float>({0.0F, 1e-30F}), zeros, bound)) << bound;
   }
+}
+
+/// Zeros in place of a result are 1 off by l2 and by cosine.
+TEST(Tolerance, BoundsThatCannotFailAreRefused) {
+  for (const char* bound : {"{\"l2\": 1}", "{\"l2\": 1e9}", "{\"cos\": 1}", "{\"cos\": 2}"}) {
+    try {
+      parse(bound);
+      ADD_FAILURE() << bound;
+    } catch (const InvalidArgument& e) {
+      EXPECT_THAT(e.what(), AllOf(HasSubstr("expected a bound below 1"), HasSubstr("zeros")));
+    }
+  }
+}
+
+TEST(Tolerance, TextSaysEveryBound) {
+  EXPECT_EQ(describe(parse("{}")), "exact");
+  EXPECT_EQ(describe(parse("{\"l2\": 0.0022}")), "l2 0.0022");
+  EXPECT_EQ(describe(parse("{\"abs\": 0.001, \"ulp\": 1}")), "abs 0.001 + rel 0, ulp 1");
+  EXPECT_EQ(describe(parse("{\"cos\": 0.5, \"set\": true}")), "cos 0.5, set");
+  EXPECT_EQ(describe(parse("{\"rows\": {\"format\": \"bf16\", \"block_size\": 2, \"ulp\": 3}}")),
+            "rows of bf16, steps 0, ulp 3");
 }
 
 TEST(Tolerance, Cosine) {
@@ -147,7 +168,7 @@ TEST(Tolerance, RowsAsSets) {
 
 TEST(Tolerance, ShapesAndDtypesMustAgree) {
   const Comparison shape =
-      compare(tensor<float>({1.0F, 2.0F}), tensor<float>({1.0F, 2.0F}, {1, 2}), parse("{\"l2\": 1}"));
+      compare(tensor<float>({1.0F, 2.0F}), tensor<float>({1.0F, 2.0F}, {1, 2}), parse("{\"l2\": 0.5}"));
   EXPECT_FALSE(shape.pass);
   EXPECT_THAT(shape.failure, AllOf(HasSubstr("[2] F32"), HasSubstr("[1, 2] F32")));
   EXPECT_TRUE(passes(bf16({1.0F}), tensor<float>({1.0F}), "{\"l2\": 0}"));  // floats by value

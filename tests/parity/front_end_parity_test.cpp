@@ -89,6 +89,8 @@ constexpr Variant kVariants[] = {{FrontEnd::kFlashMla, false},
 struct Case {
   Batch batch;
   int ratio = 1;
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.batch.name << "_r" << c.ratio; }
 };
 
 Steps steps_of(const Batch& batch) {
@@ -201,9 +203,8 @@ std::vector<Case> cases() {
   return out;
 }
 
-INSTANTIATE_TEST_SUITE_P(Batches, FrontEndParity, testing::ValuesIn(cases()), [](const auto& tested) {
-  return tested.param.batch.name + "_r" + std::to_string(tested.param.ratio);
-});
+INSTANTIATE_TEST_SUITE_P(Batches, FrontEndParity, testing::ValuesIn(cases()),
+                         [](const auto& tested) { return testing::PrintToString(tested.param); });
 
 TEST(FrontEndParity, ADraftBlockSeesItsOwnFuture) {
   Case c{.batch = batches().back(), .ratio = 1};

@@ -26,9 +26,11 @@ struct Setting {
   const char* rows;
 };
 
-std::string name(const testing::TestParamInfo<Setting>& info) {
-  return std::string("r") + std::to_string(info.param.ratio) + "_" + info.param.implementation + "_" + info.param.rows;
+std::ostream& operator<<(std::ostream& out, const Setting& s) {
+  return out << "r" << s.ratio << "_" << s.implementation << "_" << s.rows;
 }
+
+std::string name(const testing::TestParamInfo<Setting>& info) { return testing::PrintToString(info.param); }
 
 LayerOptions options_of(const Setting& s) {
   LayerOptions o;

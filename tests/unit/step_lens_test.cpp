@@ -10,6 +10,7 @@
 #include "sparsemla/ops/index.h"
 #include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/ops/validate.h"
+#include "sparsemla/plan.h"
 
 namespace smla {
 namespace {
@@ -33,11 +34,37 @@ TEST(VisibleEntries, CountsWholeGroupsOfRealTokens) {
   for (int t = 0; t < 7; ++t) EXPECT_EQ(valid.as<bool>()[t], t != 4) << t;
 }
 
+/// Each of the three outputs is optional: those that are asked for are what they are beside the others, and the memory
+/// around them stays as it was.
 TEST(VisibleEntries, WhatIsNotWantedIsNotWritten) {
-  const std::vector<std::int64_t> positions{8};
-  const std::vector<std::int64_t> slots{0};
-  Plan<VisibleEntries>({.tokens = 1})
-      .run({.positions = view_of(positions.data(), {1}), .slot_mapping = view_of(slots.data(), {1})});
+  const std::vector<std::int64_t> positions{8, 40, 3};
+  const std::vector<std::int64_t> slots{0, -1, 2};
+  const std::vector<std::int32_t> want_lens{2, 0, 1};
+  const std::vector<std::int32_t> want_topk{1, 0, 1};
+  const std::vector<std::uint8_t> want_valid{1, 0, 1};
+  for (const Candidate& candidate : explain<VisibleEntries>({.tokens = 3, .ratio = 4, .top_k = 1})) {
+    if (!candidate.refusal.empty()) continue;
+    for (unsigned wanted = 0; wanted < 8; ++wanted) {
+      SCOPED_TRACE(candidate.name + ", outputs " + std::to_string(wanted));
+      std::vector<std::int32_t> lens(5, 99);
+      std::vector<std::int32_t> topk(5, 99);
+      std::vector<std::uint8_t> valid(5, 99);
+      VisibleEntries::Args args{.positions = view_of(positions.data(), {3}),
+                                .slot_mapping = view_of(slots.data(), {3})};
+      if ((wanted & 1U) != 0) args.valid = TensorView(valid.data() + 1, DType::kBool, {3});
+      if ((wanted & 2U) != 0) args.lens = view_of(lens.data() + 1, {3});
+      if ((wanted & 4U) != 0) args.topk_lens = view_of(topk.data() + 1, {3});
+      Plan<VisibleEntries>({.tokens = 3, .ratio = 4, .top_k = 1}, {.implementation = candidate.name}).run(args);
+      const auto expect = [](const auto& got, const auto& want, bool written) {
+        EXPECT_EQ(got.front(), 99);
+        EXPECT_EQ(got.back(), 99);
+        for (std::size_t t = 0; t < 3; ++t) EXPECT_EQ(got[t + 1], written ? want[t] : 99) << "token " << t;
+      };
+      expect(valid, want_valid, (wanted & 1U) != 0);
+      expect(lens, want_lens, (wanted & 2U) != 0);
+      expect(topk, want_topk, (wanted & 4U) != 0);
+    }
+  }
 }
 
 TEST(PrefillLens, LeavesTheDecodesOutAndBoundsTheWindow) {

@@ -104,6 +104,107 @@ def check_verify(folder):
     run("verify", "--validate", *sorted((SOURCE / "tests/golden").glob("layer_*.safetensors")), code=0, out=["layer_yarn_c4a.safetensors  topk", "index_scores"])
 
 
+def check_verify_bounds(folder):
+    """Bounds that cannot fail, results and parameters that do not exist, dumps over what is verified."""
+    rng = random.Random(6)
+    params, tensors = attention_case(rng, "bf16")
+    blank, good = folder / "b.safetensors", folder / "g.safetensors"
+    save(blank, "sparse_attention", params, tensors)
+    run("verify", "--impl", "ref", "--dump", good, blank, code=1)
+    meta, tensors = load(good)
+    op, params = meta["op"], json.loads(meta["params"])
+    run("verify", good, code=0, out=["bound l2 ", "bound abs "])
+
+    def altered(name, changed_params=None, changed_tensors=None):
+        save(folder / name, op, {**params, **(changed_params or {})}, {**tensors, **(changed_tensors or {})})
+        return folder / name
+
+    garbage = ("BF16", tensors["out.o"][1], bytes(rng.randrange(60) for _ in range(len(tensors["out.o"][2]))))
+    for bound in ({"abs": 1e9}, {"rel": 1e300}, {"l2": 1e9}, {"l2": 1}, {"cos": 2}, {"cos": 1}, {"ulp": 65535}):
+        wide = altered("wide.safetensors", {"tolerance": {"o": bound}}, {"out.o": garbage})
+        run("verify", wide, code=2, err=["wide.safetensors", "tolerance", "zeros"])
+    run("verify", altered("ouput.safetensors", {"tolerance": {"ouput": {"l2": 1e-3}}}), code=2, err=["ouput", "lse, o"])
+    for name, value in (("scael", 0.1), ("causal", True)):
+        run("verify", altered("param.safetensors", {name: value}), code=2, err=[name, "scale", "q_scale"])
+    run("verify", altered("weight.safetensors", None, {"weights.wq_a.weight": ("F32", [1], bytes(4))}), code=2, err="weights.wq_a.weight")
+    layer = SOURCE / "tests/golden/layer_swa.safetensors"
+    layer_meta, layer_tensors = load(layer)
+    layer_params = json.loads(layer_meta["params"])
+    save(folder / "layer.safetensors", "attention_layer", layer_params, {**layer_tensors, "weights.wq_c.weight": ("F32", [1], bytes(4))})
+    run("verify", folder / "layer.safetensors", code=2, err="weights.wq_c.weight")
+    save(folder / "layer.safetensors", "attention_layer", {**layer_params, "windw": 128}, layer_tensors)
+    run("verify", folder / "layer.safetensors", code=2, err=["windw", "window"])
+    run("verify", altered("heads.safetensors", {"out_heads": 1 << 20}), code=2, err="out_heads")
+    run("verify", layer, code=0, out=["output, not observed", "output, bf16 with fp8_ds_mla rows, not observed", "bound l2 "])
+    for impl in ("ref", "cpu", "avx2", "avx512"):  # the reference's own case with a negative scale; wild indices mask columns
+        negative = altered("negative.safetensors", {"scale": -0.06})
+        run("verify", "--impl", "ref", "--dump", folder / "negative_want.safetensors", negative, code=1)
+        if impl in run("info", code=0):
+            run("verify", "--impl", impl, folder / "negative_want.safetensors", code=0, out="PASS")
+
+    # Nothing that is verified is written over, and no dump takes the place of another.
+    evidence = folder / "evidence"
+    evidence.mkdir()
+    before = altered("evidence/x.safetensors", None, {"out.o": garbage}).read_bytes()
+    run("verify", evidence / "x.safetensors", "--dump", evidence, code=2, err=["--dump", "x.safetensors", "itself"])
+    run("verify", evidence / "x.safetensors", "--dump", evidence / "x.safetensors", code=2, err="itself")
+    (evidence / "link.safetensors").symlink_to(evidence / "x.safetensors")
+    run("verify", evidence / "x.safetensors", "--dump", evidence / "link.safetensors", code=2, err="itself")
+    (evidence / "other").mkdir()
+    (evidence / "dumps").mkdir()
+    (evidence / "other/x.safetensors").write_bytes(good.read_bytes())
+    run("verify", evidence / "x.safetensors", evidence / "other/x.safetensors", "--dump", evidence / "dumps", code=2, err="both")
+    if (evidence / "x.safetensors").read_bytes() != before or any((evidence / "dumps").iterdir()):
+        FAILURES.append("evidence")
+        print("FAIL: a verified case was written over")
+
+
+def check_run_checks(folder):
+    """What `run --check` says where nothing, or nothing but zeros, was computed; and what `run --dump` records."""
+    trace = folder / "one.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [1]}\n')
+    report = folder / "report.json"
+    run("run", "--trace", trace, "--kv-blocks", 1, "--check", 2, "-q", "--json", report, code=1, out="nothing was checked")
+    check = json.loads(report.read_text())["check"]
+    if check["passed"] or check["verdict"] != "nothing was checked" or check["computed"] != 0 or check["samples"][0]["relative_l2"] is not None:
+        FAILURES.append("nothing checked")
+        print("FAIL: a check of nothing in JSON:", check)
+    run("run", "--trace", trace, "--kv-blocks", 1, "--check", 0, "-q", code=0)
+    run("run", "--help", code=0, out="1 a check failed or nothing was checked")
+    run("run", "--trace", trace, "-q", "--plant-error", "rope", code=1, out="FAIL")
+    for projection in ("fp8", "fp8-ue8m0"):
+        for rows in ("bf16", "fp8_ds_mla"):
+            run("run", "--trace", trace, "-q", "--output-projection", projection, "--cache-dtype", rows, code=0, out=["PASS", "bound 0.0"])
+
+    # attn_sink +inf in every head: outputs of 0, which are right.
+    made = folder / "sinks"
+    run("make-checkpoint", made, "--layers", 2, "--seed", 4, code=0)
+    for path in made.glob("*.safetensors"):
+        raw = bytearray(path.read_bytes())
+        size = struct.unpack("<Q", raw[:8])[0]
+        for name, entry in json.loads(raw[8:8 + size]).items():
+            if name.endswith("attn_sink"):
+                begin, end = (8 + size + offset for offset in entry["data_offsets"])
+                infinity = struct.pack("<f", float("inf")) if entry["dtype"] == "F32" else struct.pack("<H", 0x7F80)
+                raw[begin:end] = infinity * ((end - begin) // len(infinity))
+        path.write_bytes(raw)
+    text = run("run", "--weights", made, "--trace", trace, "-q", code=0, out="PASS")
+    if "nan" in text:
+        FAILURES.append("nan")
+        print("FAIL: nan in", text)
+
+    dump = folder / "dump"
+    small = ["run", "-q", "--max-requests", 2, "--scale-lengths", 0.02, "--kv-blocks", 300, "--check", 0, "--layers", "1,", "--dump", dump]
+    run(*small, "--dump-step", 99, code=2, err=["--dump-step: got 99", "expected at most"])
+    run(*small, "--dump-step", 1, code=0, out=["recorded ", " MB"])
+    cases = sorted(dump.glob("*.safetensors"))
+    run("verify", *cases, code=0, out=["compress_store", "topk"])
+    if sum(path.stat().st_size for path in cases) > 100e6:
+        FAILURES.append("dump size")
+        print("FAIL: the dump of one layer's step has", sum(path.stat().st_size for path in cases), "bytes")
+    run(*small, "--dump-step", 1, code=2, err=["--dump", "recorded calls"])
+
+
 def check_info_and_why():
     run("--version", code=0, out="smla ")
     run("--help", code=0, out=["run", "verify", "info", "why", "Exit status"])
@@ -287,6 +388,8 @@ def check_bench(folder):
 
 with tempfile.TemporaryDirectory() as temporary:
     check_verify(Path(temporary))
+    check_verify_bounds(Path(temporary))
+    check_run_checks(Path(temporary))
     check_info_and_why()
     check_run(Path(temporary))
     check_checkpoint(Path(temporary))

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -47,6 +48,28 @@ void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, cons
   report.wall_seconds = now();
 }
 
+/// A dump beside an older one could not be told apart from it.
+void check_dump_folder(const std::string& folder) {
+  if (folder.empty() || !std::filesystem::is_directory(folder)) return;
+  const auto entries = std::filesystem::directory_iterator(folder);
+  const auto count = std::ranges::count_if(begin(entries), end(entries), [](const auto& entry) {
+    return entry.path().string().ends_with(kRecordedCaseSuffix);
+  });
+  if (count > 0)
+    throw InvalidArgument("--dump: got " + folder + ", which holds " + std::to_string(count) +
+                          " recorded calls, expected a new folder or one without any");
+}
+
+/// What the dump wrote; a step that was never reached is an error.
+void tell_of_dump(const RunArguments& a, std::int64_t steps) {
+  if (a.dump.empty()) return;
+  if (a.dump_step > steps)
+    throw InvalidArgument("--dump-step: got " + std::to_string(a.dump_step) + ", expected at most " +
+                          std::to_string(steps) + ", the steps of this run; nothing was recorded");
+  fmt::print("recorded {} calls of step {} in {}, {:.1f} MB\n", recorded_calls(), a.dump_step, a.dump,
+             static_cast<double>(recorded_bytes()) * 1e-6);
+}
+
 /// One notice a model: rows and queries by the options' scales where the checkpoint brings none.
 void tell_of_missing_scales(const EngineOptions& o) {
   if (o.weights == nullptr || o.layer.precision == Precision::kF32 ||
@@ -59,6 +82,7 @@ void tell_of_missing_scales(const EngineOptions& o) {
 
 int run(const RunArguments& a) {
   RunReport report;
+  check_dump_folder(a.dump);
   if (a.threads > 0) omp_set_num_threads(a.threads);
   const auto start = std::chrono::steady_clock::now();
   const std::vector<RequestSpec> specs = read_requests(a, report);
@@ -86,7 +110,7 @@ int run(const RunArguments& a) {
   report.implementations = engine.implementations();
   if (a.check > 0) {
     Progress progress("check", "samples", a.check, a.quiet);
-    report.check = check.finish(engine, [&](int done) { progress.update(done); });
+    report.check = check.finish([&](int done) { progress.update(done); });
     progress.finish();
     report.checked = true;
   }
@@ -99,6 +123,7 @@ int run(const RunArguments& a) {
     fmt::print("JSON: {}\n", a.json);
   }
   if (report.interrupted) return 130;
+  tell_of_dump(a, report.totals.steps);
   return report.checked && !report.check.passed ? 1 : 0;
 }
 
@@ -111,7 +136,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->footer(
       "With no option: the first 16 requests of the bundled trace, lengths x 0.15, through the tiny preset, 8 samples "
       "checked.\n"
-      "Exit status: 0 done and checks passed, 1 a check failed, 2 bad input, 130 interrupted.");
+      "Exit status: 0 done and checks passed (or --check 0), 1 a check failed or nothing was checked, 2 bad input, 130 "
+      "interrupted.");
   c->add_option("--model", a->model,
                 "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
   c->add_option("--weights", a->weights,
@@ -183,12 +209,13 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--check", a->check, "Samples (request, token, layer) recomputed in float64; 0: none")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
-  c->add_option("--dump", a->dump, "Record every op of one step as case files in this folder, for smla verify");
+  c->add_option("--dump", a->dump,
+                "Record every op of one step as case files in this folder, which must hold none yet, for smla verify");
   c->add_option("--dump-step", a->dump_step, "Which step, counted from 1")
       ->check(CLI::Range(std::int64_t{1}, INT64_MAX))
       ->capture_default_str();
-  c->add_option("--plant-error", a->plant_error, "Plant a fault (position or block) to see the check fail")
-      ->check(CLI::IsMember({"position", "block"}));
+  c->add_option("--plant-error", a->plant_error, "Plant a fault (position, block or rope) to see the check fail")
+      ->check(CLI::IsMember({"position", "block", "rope"}));
   c->add_option("--device", a->device, "Where layers and caches are: cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();

@@ -183,6 +183,7 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.seed = a.seed;
   if (a.plant_error == "position") o.planted_error = PlantedError::kPosition;
   if (a.plant_error == "block") o.planted_error = PlantedError::kBlock;
+  if (a.plant_error == "rope") o.planted_error = PlantedError::kRope;
   o.num_blocks = choose_blocks(a, o, specs);
   return o;
 }

@@ -98,6 +98,14 @@ std::vector<std::pair<std::string, double>> stages(const RunReport& r) {
   return out;
 }
 
+/// A relative error as text; the sign of a NaN says nothing.
+std::string error_text(double error) { return std::isnan(error) ? "nan" : fmt::format("{:.3e}", error); }
+
+std::string_view verdict(const CheckReport& c) {
+  if (c.computed == 0) return "nothing was checked";
+  return c.passed ? "PASS" : "FAIL";
+}
+
 std::string check_text(const RunReport& r) {
   std::string out = fmt::format("\ncheck against float64 (relative l2 of attention(x), bound {})\n", r.check.bound);
   out += "  request    token  layer  kind     relative l2  top-k\n";
@@ -111,15 +119,18 @@ std::string check_text(const RunReport& r) {
     std::string topk = "-";
     if (s.compress_ratio == 4)
       topk = s.topk_ok ? fmt::format("{:.1f} % differ", 100 * s.topk_difference) : "WRONG: " + s.topk_text;
-    out += fmt::format("{}  {:>11.3e}  {}{}\n", where, s.relative_l2, topk,
-                       s.relative_l2 <= r.check.bound ? "" : "  OVER THE BOUND");
+    out += fmt::format("{}  {:>11}  {}{}\n", where, error_text(s.relative_l2), topk,
+                       s.relative_l2 <= s.bound ? "" : "  OVER THE BOUND");
   }
-  if (r.check.worst >= 0) {
-    const CheckedSample& w = r.check.samples[static_cast<std::size_t>(r.check.worst)];
-    out += fmt::format("  worst {:.3e} at request {} token {} layer {}: {}\n", w.relative_l2, w.request, w.position,
-                       w.model_layer, r.check.passed ? "PASS" : "FAIL");
+  if (r.check.worst < 0) {
+    return out + fmt::format("  {}: {}\n", verdict(r.check),
+                             r.check.samples.empty() ? "no request of this run could be sampled"
+                                                     : "the run reached none of the sampled places");
   }
-  return out;
+  const CheckedSample& w = r.check.samples[static_cast<std::size_t>(r.check.worst)];
+  return out + fmt::format("  worst {} at request {} token {} layer {}, {} of {} samples computed: {}\n",
+                           error_text(w.relative_l2), w.request, w.position, w.model_layer, r.check.computed,
+                           r.check.samples.size(), verdict(r.check));
 }
 
 Json spread_json(const Spread& s) { return {{"count", s.count}, {"mean", s.mean}, {"p50", s.p50}, {"p99", s.p99}}; }
@@ -132,12 +143,17 @@ Json check_json(const CheckReport& c) {
                        {"layer", s.model_layer},
                        {"compress_ratio", s.compress_ratio},
                        {"computed", s.computed},
-                       {"relative_l2", s.relative_l2},
+                       {"relative_l2", s.computed ? Json(s.relative_l2) : Json(nullptr)},
+                       {"bound", s.computed ? Json(s.bound) : Json(nullptr)},
                        {"topk_difference", s.topk_difference},
                        {"topk_ok", s.topk_ok},
                        {"topk_text", s.topk_text}});
   }
-  return {{"passed", c.passed}, {"bound", c.bound}, {"samples", samples}};
+  return {{"passed", c.passed},
+          {"verdict", verdict(c)},
+          {"computed", c.computed},
+          {"bound", c.bound},
+          {"samples", samples}};
 }
 
 }  // namespace

@@ -26,7 +26,12 @@ struct RequestSpec {
 };
 
 /// A fault to plant, so that a check can be seen to fail.
-enum class PlantedError : std::uint8_t { kNone, kPosition, kBlock };
+enum class PlantedError : std::uint8_t {
+  kNone,
+  kPosition,  ///< neighbouring tokens of a step swap their positions
+  kBlock,     ///< every window block is taken for block 0
+  kRope       ///< every layer rotates by the first layer's rope table
+};
 
 /// A stack of attention layers under continuous batching.
 struct EngineOptions {

@@ -34,7 +34,7 @@ std::uint64_t digest_row(const ConstTensorView& rows, std::int64_t row) {
 
 Engine::State::Rope& Engine::State::rope_of(const RopeConfig& config) {
   for (Rope& rope : ropes) {
-    if (rope.config == config) return rope;
+    if (rope.config == config || options.planted_error == PlantedError::kRope) return rope;
   }
   HostTensor table(DType::kF32, {options.max_model_len, config.dim});
   std::ranges::copy(rope_table(config, options.max_model_len), table.as<float>());

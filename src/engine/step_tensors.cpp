@@ -32,6 +32,7 @@ void plant(StepTensors& batch, const EngineOptions& options, const KvPool& pool)
     }
     return;
   }
+  if (options.planted_error != PlantedError::kBlock) return;
   const int group = pool.layout().group_of(0, CacheRole::kWindow);
   HostTensor& table = batch.tables[static_cast<std::size_t>(group)];
   for (std::int64_t i = 0; i < table.numel(); ++i) {

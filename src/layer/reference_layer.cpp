@@ -47,24 +47,42 @@ double dot_fp8_row(const ConstTensorView& w, std::int64_t offset, const double* 
 }  // namespace
 
 ReferenceLayer::ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin,
-                               const ConstTensorView& hidden)
-    : config_(config), weights_(weights), cos_sin_(cos_sin), hidden_(hidden) {
+                               const ConstTensorView& hidden, const ReferenceRounding& rounding)
+    : config_(config), weights_(weights), cos_sin_(cos_sin), hidden_(hidden), rounding_(rounding) {
   const auto tokens = static_cast<std::size_t>(hidden.size(0));
   for (Rows* rows : {&lora_, &window_, &entries_, &kv_score_, &index_entries_, &index_kv_score_}) rows->resize(tokens);
 }
 
-ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, const double* x, std::int64_t first_row,
-                                           std::int64_t rows, std::int64_t inputs, const ConstTensorView& scale) const {
+ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, std::span<const double> x, std::int64_t first_row,
+                                           std::int64_t rows, const ConstTensorView& scale) const {
+  const auto inputs = static_cast<std::int64_t>(x.size());
+  Row quantised;
+  if (w.dtype == DType::kE4M3) {
+    quantised.assign(x.begin(), x.end());
+    round_projection_input(quantised);
+    x = quantised;
+  }
   Row y(static_cast<std::size_t>(rows));
 #pragma omp parallel for schedule(static)
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t row = first_row + r;
     y[static_cast<std::size_t>(r)] =
         w.dtype == DType::kE4M3
-            ? dot_fp8_row(w, row * inputs, x, inputs,
+            ? dot_fp8_row(w, row * inputs, x.data(), inputs,
                           static_cast<const float*>(scale.data) + row / Projection::kWeightBlock * scale.stride[0])
-            : dot_row(w, row * inputs, x, inputs);
+            : dot_row(w, row * inputs, x.data(), inputs);
   }
+  return y;
+}
+
+void ReferenceLayer::round_activation(std::span<double> x) const {
+  if (rounding_.activations) round_to_bf16(x);
+}
+
+ReferenceLayer::Row ReferenceLayer::activation(const ConstTensorView& w, std::span<const double> x, std::int64_t rows,
+                                               const ConstTensorView& scale) const {
+  Row y = linear(w, x, 0, rows, scale);
+  round_activation(y);
   return y;
 }
 
@@ -80,7 +98,7 @@ ReferenceLayer::Row ReferenceLayer::hidden_row(std::int64_t position) const {
 }
 
 // y_i = x_i / sqrt(mean(x^2) + eps) * w_i
-void ReferenceLayer::rms_norm(Row& x, const ConstTensorView* weight) const {
+void ReferenceLayer::rms_norm(std::span<double> x, const ConstTensorView* weight) const {
   double squares = 0;
   for (const double v : x) squares += v * v;
   const double factor =
@@ -105,9 +123,9 @@ void ReferenceLayer::rotate(double* last_dims, std::int64_t position, bool inver
 const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
   auto& row = lora_[static_cast<std::size_t>(position)];
   if (!row) {
-    row = linear(weights_.wq_a, hidden_row(position).data(), 0, config_.q_lora_rank, config_.hidden_size,
-                 weights_.wq_a_scale);
+    row = activation(weights_.wq_a, hidden_row(position), config_.q_lora_rank, weights_.wq_a_scale);
     rms_norm(*row, &weights_.q_norm);
+    round_activation(*row);
   }
   return *row;
 }
@@ -115,10 +133,12 @@ const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
 const ReferenceLayer::Row& ReferenceLayer::window_row(std::int64_t position) {
   auto& row = window_[static_cast<std::size_t>(position)];
   if (!row) {
-    row =
-        linear(weights_.wkv, hidden_row(position).data(), 0, config_.head_dim, config_.hidden_size, weights_.wkv_scale);
+    row = activation(weights_.wkv, hidden_row(position), config_.head_dim, weights_.wkv_scale);
     rms_norm(*row, &weights_.kv_norm);
+    round_activation(*row);
     rotate(row->data() + config_.head_dim - config_.rope_head_dim, position, false);
+    if (rounding_.rows != nullptr)
+      round_row(*rounding_.rows, static_cast<double>(rounding_.window_scale), rounding_.clamp, *row);
   }
   return *row;
 }
@@ -136,8 +156,8 @@ const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const Compress
     auto& row = kv_score[static_cast<std::size_t>(position)];
     if (!row) {
       const Row x = hidden_row(position);
-      row = linear(w.wkv, x.data(), 0, width, config_.hidden_size);
-      Row score = linear(w.wgate, x.data(), 0, width, config_.hidden_size);
+      row = linear(w.wkv, x, 0, width);
+      Row score = linear(w.wgate, x, 0, width);
       for (std::int64_t c = 0; c < width; ++c)
         score[static_cast<std::size_t>(c)] += value_at(w.ape, position % r * width + c);
       row->insert(row->end(), score.begin(), score.end());
@@ -171,22 +191,56 @@ const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const Compress
 }
 
 const std::vector<double>& ReferenceLayer::entry(std::int64_t g) {
-  return pooled(g, weights_.compressor, config_.head_dim, entries_, kv_score_);
+  auto& kept = entries_[static_cast<std::size_t>(g)];
+  if (!kept) {
+    pooled(g, weights_.compressor, config_.head_dim, entries_, kv_score_);
+    round_activation(*kept);
+    if (rounding_.rows != nullptr)
+      round_row(*rounding_.rows, static_cast<double>(rounding_.compressed_scale), rounding_.clamp, *kept);
+  }
+  return *kept;
 }
 
 const std::vector<double>& ReferenceLayer::index_entry(std::int64_t g) {
-  return pooled(g, weights_.index_compressor, config_.index_head_dim, index_entries_, index_kv_score_);
+  auto& kept = index_entries_[static_cast<std::size_t>(g)];
+  if (!kept) {
+    pooled(g, weights_.index_compressor, config_.index_head_dim, index_entries_, index_kv_score_);
+    round_index_row(*kept, rounding_.clamp);
+  }
+  return *kept;
 }
 
-// score[j] = sum_h relu(<q_h, k_j>) * w_h * dim^-0.5 * heads^-0.5; the Hadamard transform on both sides changes nothing
-// here
+// The transform on both sides changes no score but for what is rounded behind it: without rounding it is left out.
+void ReferenceLayer::round_index_row(std::span<double> x, ClampRule clamp) const {
+  if (rounding_.index == nullptr) return;
+  round_to_bf16(x);
+  if (config_.hadamard) {
+    for (std::size_t half = 1; half < x.size(); half *= 2) {
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        if ((i & half) != 0) continue;
+        const double a = x[i];
+        const double b = x[i + half];
+        x[i] = a + b;
+        x[i + half] = a - b;
+      }
+    }
+    for (double& v : x) v /= std::sqrt(static_cast<double>(x.size()));
+    round_to_bf16(x);
+  }
+  round_row(*rounding_.index, 1.0, clamp, x);
+}
+
+// score[j] = sum_h relu(<q_h, k_j>) * w_h * dim^-0.5 * heads^-0.5
 std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   const std::int64_t heads = config_.index_n_heads;
   const std::int64_t dim = config_.index_head_dim;
-  Row q = linear(weights_.index_wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank,
-                 weights_.index_wq_b_scale);
-  const Row w = linear(weights_.index_weights_proj, hidden_row(position).data(), 0, heads, config_.hidden_size);
-  for (std::int64_t h = 0; h < heads; ++h) rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
+  Row q = activation(weights_.index_wq_b, lora(position), heads * dim, weights_.index_wq_b_scale);
+  const Row w = activation(weights_.index_weights_proj, hidden_row(position), heads);
+  for (std::int64_t h = 0; h < heads; ++h) {
+    rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
+    round_index_row(std::span(q).subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim)),
+                    ClampRule::kAmax);
+  }
   const double factor = 1.0 / std::sqrt(static_cast<double>(dim) * static_cast<double>(heads));
   Row scores(static_cast<std::size_t>(visible_entries(position, config_.compress_ratio)));
   for (std::size_t j = 0; j < scores.size(); ++j) {
@@ -201,11 +255,27 @@ std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   return scores;
 }
 
+// Each head divided by its root mean square, rotated at its position, and as attention is given it.
+ReferenceLayer::Row ReferenceLayer::queries(std::int64_t position) {
+  const std::int64_t dim = config_.head_dim;
+  Row q = activation(weights_.wq_b, lora(position), config_.num_heads * dim, weights_.wq_b_scale);
+  for (std::int64_t h = 0; h < config_.num_heads; ++h) {
+    rms_norm(std::span(q).subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim)), nullptr);
+    rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
+  }
+  if (rounding_.fp8_queries) {
+    round_to_e4m3(q, static_cast<double>(rounding_.q_scale));
+  } else {
+    round_activation(q);
+  }
+  return q;
+}
+
 std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<std::span<const std::int32_t>> entries,
                                            std::optional<std::pair<std::int64_t, std::int64_t>> window) {
   const std::int64_t heads = config_.num_heads;
   const std::int64_t dim = config_.head_dim;
-  Row q = linear(weights_.wq_b, lora(position).data(), 0, heads * dim, config_.q_lora_rank, weights_.wq_b_scale);
+  const Row q = queries(position);
 
   std::vector<const Row*> keys;
   const auto [first, last] =
@@ -222,13 +292,10 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
   const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
   Row o(static_cast<std::size_t>(heads * dim));
   for (std::int64_t h = 0; h < heads; ++h) {
-    Row head(q.begin() + h * dim, q.begin() + (h + 1) * dim);
-    rms_norm(head, nullptr);
-    rotate(head.data() + dim - config_.rope_head_dim, position, false);
+    const double* head = q.data() + h * dim;
     Row s(keys.size());
     for (std::size_t j = 0; j < keys.size(); ++j) {
-      for (std::int64_t i = 0; i < dim; ++i)
-        s[j] += scale * head[static_cast<std::size_t>(i)] * (*keys[j])[static_cast<std::size_t>(i)];
+      for (std::int64_t i = 0; i < dim; ++i) s[j] += scale * head[i] * (*keys[j])[static_cast<std::size_t>(i)];
     }
     const double best = *std::ranges::max_element(s);
     const double sink = value_at(weights_.attn_sink, h);
@@ -239,18 +306,24 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
       const double p = std::exp(s[j] - best) / sum;
       for (std::int64_t i = 0; i < dim; ++i) out[i] += p * (*keys[j])[static_cast<std::size_t>(i)];
     }
+    round_activation({out, static_cast<std::size_t>(dim)});
     rotate(out + dim - config_.rope_head_dim, position, true);
   }
+  if (rounding_.fp8_output || weights_.wo_a.dtype == DType::kE4M3) {
+    round_projection_input(o);
+  } else {
+    round_activation(o);
+  }
 
-  const std::int64_t group_in = heads / config_.o_groups * dim;
+  const auto group_in = static_cast<std::size_t>(heads / config_.o_groups * dim);
   Row z;
   for (std::int64_t g = 0; g < config_.o_groups; ++g) {
-    const Row part = linear(weights_.wo_a, o.data() + g * group_in, g * config_.o_lora_rank, config_.o_lora_rank,
-                            group_in, weights_.wo_a_scale);
+    const Row part = linear(weights_.wo_a, std::span(o).subspan(static_cast<std::size_t>(g) * group_in, group_in),
+                            g * config_.o_lora_rank, config_.o_lora_rank, weights_.wo_a_scale);
     z.insert(z.end(), part.begin(), part.end());
   }
-  return linear(weights_.wo_b, z.data(), 0, config_.hidden_size, config_.o_groups * config_.o_lora_rank,
-                weights_.wo_b_scale);
+  round_activation(z);
+  return activation(weights_.wo_b, z, config_.hidden_size, weights_.wo_b_scale);
 }
 
 }  // namespace smla

@@ -6,12 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "layer/reference_rounding.h"
 #include "sparsemla/layer.h"
 
 namespace smla {
 
-/// attention(x) of one request in float64 that knows no pages, no chunks and no quantisation (spec 2 to 4): the truth a
-/// run is checked against.
+/// attention(x) of one request in float64 that knows no pages and no chunks (spec 2 to 4): what a run is checked
+/// against. It sums in double and rounds where a layer of `rounding` stores a number in fewer bits; without one it
+/// rounds nothing.
 ///
 /// Projections of a token are made when first needed and kept, so that several tokens of one request share them.
 class ReferenceLayer {
@@ -19,7 +21,7 @@ class ReferenceLayer {
   /// @param hidden [tokens, hidden] F32 or BF16: the layer's inputs from position 0 on; memory stays with the caller,
   /// as do weights and cos_sin.
   ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin,
-                 const ConstTensorView& hidden);
+                 const ConstTensorView& hidden, const ReferenceRounding& rounding = {});
 
   /// Index scores of every entry that `position` sees (C4A layers).
   std::vector<double> index_scores(std::int64_t position);
@@ -36,20 +38,30 @@ class ReferenceLayer {
   using Row = std::vector<double>;
   using Rows = std::vector<std::optional<Row>>;
 
-  /// `scale`: of the blocks of an E4M3 w.
-  Row linear(const ConstTensorView& w, const double* x, std::int64_t first_row, std::int64_t rows, std::int64_t inputs,
+  /// Rows [first_row, first_row + rows) of w times x. `scale`: of the blocks of an E4M3 w, whose input is rounded to
+  /// FP8 first.
+  Row linear(const ConstTensorView& w, std::span<const double> x, std::int64_t first_row, std::int64_t rows,
              const ConstTensorView& scale = {}) const;
+  /// The same with the product rounded as an activation.
+  Row activation(const ConstTensorView& w, std::span<const double> x, std::int64_t rows,
+                 const ConstTensorView& scale = {}) const;
+  void round_activation(std::span<double> x) const;
   Row hidden_row(std::int64_t position) const;
-  void rms_norm(Row& x, const ConstTensorView* weight) const;
+  /// One query of the indexer, or one of its entries: bf16, transformed where the model does so, and as `index` stores
+  /// it.
+  void round_index_row(std::span<double> x, ClampRule clamp) const;
+  void rms_norm(std::span<double> x, const ConstTensorView* weight) const;
   void rotate(double* last_dims, std::int64_t position, bool inverse) const;
   const Row& lora(std::int64_t position);
   const Row& window_row(std::int64_t position);
   const Row& pooled(std::int64_t g, const CompressorWeights& w, int dim, Rows& entries, Rows& kv_score);
+  Row queries(std::int64_t position);
 
   LayerConfig config_;
   LayerWeights weights_;
   ConstTensorView cos_sin_;
   ConstTensorView hidden_;
+  ReferenceRounding rounding_;
   Rows lora_;
   Rows window_;
   Rows entries_;

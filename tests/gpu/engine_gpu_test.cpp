@@ -131,7 +131,7 @@ TEST_F(EngineGpu, Fp8WeightsPassTheCheck) {
       Engine engine(options, &check);
       for (const RequestSpec& s : kRequests) engine.submit(s);
       finish(engine);
-      const CheckReport report = check.finish(engine);
+      const CheckReport report = check.finish();
       EXPECT_TRUE(report.passed) << report.samples[static_cast<std::size_t>(report.worst)].relative_l2 << " of "
                                  << report.bound;
       std::cout << "[ measured ] FP8 weights, " << (deterministic ? "deterministic: " : "") << engine.implementations()
@@ -230,6 +230,12 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
          o.layer.front_end = FrontEnd::kSm120;
          o.speculative = 2;
        }},
+      {"fp8 output projection", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kF32; }},
+      {"bf16 rows, ue8m0 output projection",
+       [](EngineOptions& o) {
+         o.layer.caches.rows = &bf16_rows();
+         o.layer.fp8_output = OutputScale::kUe8m0x4;
+       }},
       {"float32", [](EngineOptions& o) { o.layer.precision = Precision::kF32; }},
       {"one layer's top-k for all", [](EngineOptions& o) { o.model.index_topk_freq = 3; }}};
   for (const Variant& v : variants) {
@@ -240,7 +246,7 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
     Engine engine(options, &check);
     for (const RequestSpec& s : kRequests) engine.submit(s);
     (void)finish(engine);
-    const CheckReport report = check.finish(engine);
+    const CheckReport report = check.finish();
     ASSERT_GE(report.worst, 0);
     const CheckedSample& worst = report.samples[static_cast<std::size_t>(report.worst)];
     EXPECT_TRUE(report.passed) << "worst relative l2 " << worst.relative_l2 << " of " << report.bound << " at request "
@@ -250,15 +256,24 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
   }
 }
 
-/// A planted fault must show on the GPU too.
+/// Each planted fault must show on the GPU too, as must a window of one key too few.
 TEST_F(EngineGpu, APlantedErrorIsSeen) {
-  EngineOptions options = checked_options();
-  options.planted_error = PlantedError::kBlock;
-  RunCheck check(kRequests, options, 12);
-  Engine engine(options, &check);
-  for (const RequestSpec& s : kRequests) engine.submit(s);
-  (void)finish(engine);
-  EXPECT_FALSE(check.finish(engine).passed);
+  const auto passes = [](const EngineOptions& expected, const EngineOptions& ran) {
+    RunCheck check(kRequests, expected, 12);
+    Engine engine(ran, &check);
+    for (const RequestSpec& s : kRequests) engine.submit(s);
+    (void)finish(engine);
+    return check.finish().passed;
+  };
+  const EngineOptions sound = checked_options();
+  for (const PlantedError planted : {PlantedError::kPosition, PlantedError::kBlock, PlantedError::kRope}) {
+    EngineOptions options = sound;
+    options.planted_error = planted;
+    EXPECT_FALSE(passes(options, options)) << "planted " << static_cast<int>(planted);
+  }
+  EngineOptions narrow = sound;
+  narrow.model.window -= 1;
+  EXPECT_FALSE(passes(sound, narrow)) << "one key dropped";
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
+#include "sparsemla/kv_layout.h"
+
 #include <algorithm>
 #include <array>
 
 #include "sparsemla/error.h"
-#include "sparsemla/kv_pool.h"
 
 namespace smla {
 

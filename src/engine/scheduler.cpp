@@ -16,7 +16,7 @@ void Scheduler::preempt(Request* request) {
 
 /// Frees the youngest requests until `request` fits; false when it had to go itself.
 bool Scheduler::reserve_or_preempt(Request* request, std::int64_t tokens) {
-  while (!request->blocks.reserve(pool_, request->computed, request->computed + tokens)) {
+  while (!reserve(request, tokens)) {
     Request* youngest = running_.back();
     preempt(youngest);
     if (youngest == request) return false;
@@ -28,6 +28,7 @@ std::vector<Scheduled> Scheduler::schedule() {
   std::vector<Scheduled> decodes;
   std::vector<Scheduled> prefills;
   std::int64_t budget = max_batched_tokens_;
+  fresh_.clear();
   const std::int64_t preempted_before = preemptions_;
 
   // Preemption shortens running_ from its end, so positions before `i` stay valid.
@@ -57,13 +58,15 @@ std::vector<Scheduled> Scheduler::schedule() {
   while (!waiting_.empty() && budget > 0 && has_seat() && preemptions_ == preempted_before) {
     Request* r = waiting_.front();
     const std::int64_t chunk = std::min(budget, r->known() - r->computed);
-    if (!r->blocks.reserve(pool_, r->computed, r->computed + chunk)) break;
+    if (!reserve(r, chunk)) break;
     waiting_.pop_front();
     running_.push_back(r);
     r->result.state = RequestResult::State::kRunning;
     prefills.push_back({.request = r, .tokens = chunk, .drafts = 0});
     budget -= chunk;
   }
+  // A block that a preempted request gave back and another one took is in the list twice; both are as well zeroed.
+  pool_.zero(fresh_);
   std::ranges::stable_sort(prefills, {}, &Scheduled::tokens);
   decodes.insert(decodes.end(), prefills.begin(), prefills.end());
   return decodes;

@@ -53,7 +53,8 @@ class Scheduler {
 
   void add(Request* request) { waiting_.push_back(request); }
   bool idle() const { return waiting_.empty() && running_.empty(); }
-  /// The next step's batch in its order: decodes, then prefills by length. Blocks are reserved.
+  /// The next step's batch in its order: decodes, then prefills by length. Blocks are reserved, and those that are new
+  /// are zeroed by one call.
   std::vector<Scheduled> schedule();
   bool has_seat() const { return static_cast<std::int64_t>(running_.size()) < max_seqs_; }
   /// Takes in a request whose blocks are already held, as the youngest.
@@ -66,6 +67,9 @@ class Scheduler {
 
  private:
   bool reserve_or_preempt(Request* request, std::int64_t tokens);
+  bool reserve(Request* request, std::int64_t tokens) {
+    return request->blocks.reserve(pool_, request->computed, request->computed + tokens, &fresh_);
+  }
   void preempt(Request* request);
 
   KvPool& pool_;
@@ -76,6 +80,7 @@ class Scheduler {
   std::deque<Request*> waiting_;
   std::vector<Request*> running_;  ///< by admission: the youngest last
   std::int64_t preemptions_ = 0;
+  std::vector<GroupBlock> fresh_;  ///< taken in the step at work, to be zeroed together
 };
 
 }  // namespace smla

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "sparsemla/error.h"
+#include "sparsemla/op.h"
+#include "sparsemla/ops/index.h"
 #include "sparsemla/plan.h"
 
 namespace smla {
@@ -84,14 +87,77 @@ TEST(KvPool, GivesEachBlockOnceAndTakesItBack) {
   for (int i = 0; i < 5; ++i) blocks.insert(*pool.allocate(i % 2));
   EXPECT_EQ(blocks.size(), 5U);
   EXPECT_FALSE(pool.allocate(0).has_value());
-  EXPECT_THROW(pool.release(1, 99), InvalidArgument);
-  pool.release(0, *blocks.begin());
-  EXPECT_THROW(pool.release(0, *blocks.begin()), InvalidArgument) << "twice";
+  const auto error_of = [](const auto& f) -> std::string {
+    try {
+      f();
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  const std::string full = "expected one held by group full";
+  EXPECT_EQ(error_of([&] { pool.release(0, 99); }), "kv pool: release: got block 99, which is none of 1 to 5, " + full);
+  EXPECT_EQ(error_of([&] { pool.release(0, kNullBlock); }), "kv pool: release: got block 0, the null block, " + full);
+  EXPECT_EQ(error_of([&] { pool.release(0, 2); }), "kv pool: release: got block 2, held by group window, " + full);
+  pool.release(0, 1);
+  EXPECT_EQ(error_of([&] { pool.release(0, 1); }), "kv pool: release: got block 1, which is free, " + full) << "twice";
+  EXPECT_EQ(error_of([&] { pool.share(0, 1); }), "kv pool: share: got block 1, which is free, " + full);
   EXPECT_EQ(pool.free_blocks(), 1);
   EXPECT_EQ(pool.peak(0), 3);
   EXPECT_EQ(pool.held(0), 2);
   EXPECT_THROW(KvPool(pool.layout(), -1), InvalidArgument);
   EXPECT_THROW((void)pool.cache(0, CacheRole::kIndex), InvalidArgument);
+}
+
+// A negative table entry is block 0 to those who look up compressed slots (spec 5.5): what they then write must be
+// nobody's.
+TEST(KvPool, NoRequestHoldsTheNullBlock) {
+  const auto layers = flash_layers({0, 2, 3});
+  KvPool pool(make_kv_layout(layers, {}), 7);
+  const PagedCache entries = pool.cache(1, CacheRole::kCompressed);
+  const std::vector<std::int32_t> loc{0, 4}, lens{4}, table{-1};
+  std::vector<std::int64_t> slots(4);
+  Plan<CompressedSlotMapping>({.requests = 1, .tokens = 4, .ratio = 4, .storage_block = entries.block_size})
+      .run({.query_start_loc = view_of(loc.data(), {2}),
+            .seq_lens = view_of(lens.data(), {1}),
+            .block_table = view_of(table.data(), {1, 1}),
+            .slots = view_of(slots.data(), {4})},
+           {});
+  EXPECT_THAT(slots, testing::ElementsAre(-1, -1, -1, 0));
+  while (const auto block = pool.allocate(0)) EXPECT_NE(*block, slots[3] / entries.block_size);
+  EXPECT_EQ(entries.num_blocks, 8) << "the null block is memory, too";
+}
+
+TEST(KvPool, ABlockOfSeveralOwnersIsFreeAfterTheLast) {
+  KvPool pool(make_kv_layout(flash_layers({0}), {}), 2);
+  const std::int32_t block = *pool.allocate(0);
+  pool.share(0, block);
+  EXPECT_EQ(pool.blocks().owners(block), 2);
+  EXPECT_EQ(pool.held(0), 1) << "blocks are counted once";
+  pool.release(0, block);
+  EXPECT_EQ(pool.free_blocks(), 1);
+  pool.release(0, block);
+  EXPECT_EQ(pool.free_blocks(), 2);
+  EXPECT_EQ(pool.blocks().owners(block), 0);
+}
+
+TEST(RequestBlocks, NewBlocksOfSeveralRequestsAreZeroedTogether) {
+  KvPool pool(make_kv_layout(flash_layers({0}), {}), 6);
+  const PagedCache cache = pool.cache(0, CacheRole::kWindow);
+  const auto bytes = block_bytes(*cache.format, cache.block_size);
+  for (std::int64_t b = 0; b < cache.num_blocks; ++b) std::fill_n(cache.block(b), bytes, std::uint8_t{0xAB});
+  std::vector<RequestBlocks> requests(3, RequestBlocks(pool.layout()));
+  std::vector<GroupBlock> fresh;
+  EXPECT_TRUE(requests[0].reserve(pool, 0, 65, &fresh));
+  EXPECT_TRUE(requests[1].reserve(pool, 0, 64, &fresh));
+  EXPECT_FALSE(requests[2].reserve(pool, 0, 256, &fresh)) << "three blocks are left";
+  ASSERT_EQ(fresh.size(), 3U) << "what was given back is not in the list";
+  for (const GroupBlock& b : fresh) EXPECT_EQ(cache.block(b.block)[0], 0xAB);
+  pool.zero(fresh);
+  for (std::int32_t b = 1; b < cache.num_blocks; ++b) {
+    const bool taken = std::ranges::any_of(fresh, [b](const GroupBlock& f) { return f.block == b; });
+    EXPECT_EQ(std::count(cache.block(b), cache.block(b) + bytes, taken ? 0 : 0xAB), bytes) << b;
+  }
 }
 
 TEST(RequestBlocks, ReservesAllOrNothingAndSlidesTheWindow) {

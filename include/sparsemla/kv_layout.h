@@ -1,0 +1,83 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sparsemla/export.h"
+#include "sparsemla/kv_format.h"
+#include "sparsemla/model_config.h"
+
+namespace SMLA_API smla {
+
+/// What a cache of a layer holds (spec 5.4).
+enum class CacheRole : std::uint8_t { kWindow, kCompressed, kIndex, kState, kIndexState };
+inline constexpr int kNumCacheRoles = 5;
+/// Every role, in order.
+inline constexpr std::array<CacheRole, kNumCacheRoles> kCacheRoles{
+    CacheRole::kWindow, CacheRole::kCompressed, CacheRole::kIndex, CacheRole::kState, CacheRole::kIndexState};
+/// "window", "compressed", "index", "state", "index_state".
+std::string name_of(CacheRole role);
+
+/// Formats and scales of a model's caches.
+struct CacheOptions {
+  const RowFormat* rows = &fp8_ds_mla_rows();  ///< window and compressed rows
+  const RowFormat* index = &index_fp8_rows();  ///< index rows
+  float kv_scale = 1.0F;                       ///< per-tensor rows
+};
+
+/// One cache of one layer inside its group's blocks.
+struct LayerCache {
+  std::int64_t layer = 0;               ///< position in the list of layers the layout was made for
+  CacheRole role = CacheRole::kWindow;  ///< what it holds
+  const RowFormat* format = nullptr;    ///< how rows are stored
+  std::int64_t block_size = 0;          ///< rows in a block
+  std::int64_t page_bytes = 0;          ///< bytes a block takes for this cache, padding included
+  std::int64_t offset_bytes = 0;        ///< from the block's start
+};
+
+/// Caches that share one block table per request.
+struct CacheGroup {
+  std::string name;                ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
+  std::int64_t block_tokens = 0;   ///< source tokens a block covers
+  std::int64_t window = 0;         ///< tokens that must be kept; 0: all of them
+  std::vector<LayerCache> caches;  ///< in order of their offsets
+  std::int64_t page_bytes = 0;     ///< sum over its caches
+  bool sliding() const { return window > 0; }  ///< whether old blocks are given back
+  /// The first position whose rows a query at `next_position` or later can still need.
+  std::int64_t first_kept(std::int64_t next_position) const {
+    return sliding() && next_position >= window ? next_position - window + 1 : 0;
+  }
+  /// Table columns [first, second) that a request of `tokens` computed positions needs to go on.
+  std::pair<std::int64_t, std::int64_t> live_columns(std::int64_t tokens) const {
+    return {first_kept(tokens) / block_tokens, (tokens + block_tokens - 1) / block_tokens};
+  }
+};
+
+/// How the caches of a list of layers share one slab of blocks (spec 5.4).
+///
+/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block. Sliding caches
+/// are grouped by (block tokens, window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full
+/// group's is split over its layers into sub-groups of about that size. A block belongs to one group at a time;
+/// block_stride is the largest group's page sum.
+struct KvLayout {
+  std::vector<CacheGroup> groups;       ///< "full" first when there is one
+  std::int64_t block_stride_bytes = 0;  ///< from one block to the next
+  std::int64_t num_layers = 0;          ///< how many layers share it
+  float kv_scale = 1.0F;                ///< of per-tensor rows
+
+  /// Group and cache of a layer's role; nullptr / -1 when the layer has none.
+  const LayerCache* find(std::int64_t layer, CacheRole role) const;
+  int group_of(std::int64_t layer, CacheRole role) const;  ///< -1: none
+};
+
+/// @throws InvalidArgument for an empty list or a layer with another window than 128's group allows.
+KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions& options);
+
+/// Blocks that a request of `tokens` tokens, fed in chunks of at most `chunk`, can hold at once in a group.
+std::int64_t max_blocks(const CacheGroup& group, std::int64_t tokens, std::int64_t chunk);
+
+}  // namespace smla

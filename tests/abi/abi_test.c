@@ -134,6 +134,32 @@ static void test_attention(const char* implementation) {
   }
 }
 
+/* Values that are the first numbers of their keys. */
+static void test_values(void) {
+  enum { VALUES = 96 };
+  static float narrow[T][HP][VALUES];
+  struct attention a;
+  make_attention(&a);
+  a.o = tensor(narrow, SMLA_F32, 3, T, HP, VALUES);
+  size_t bytes = 0;
+  CHECK(smla_sparse_attention_workspace(&a.args, &bytes, NULL) == SMLA_OK);
+  void* workspace = aligned_memory(bytes);
+  CHECK_ERROR(smla_sparse_attention(&a.args, workspace, bytes), SMLA_INVALID_ARGUMENT, "o: got");
+  free(workspace);
+  a.args.value_dim = VALUES;
+  memset(narrow, 0xFF, sizeof narrow);
+  run_attention(&a.args);
+  for (int t = 0; t < T; ++t) {
+    for (int h = 0; h < H; ++h) {
+      double o[DIM];
+      double lse;
+      expected_attention(t, h, 1, o, &lse);
+      for (int d = 0; d < VALUES; ++d) CHECK(fabs(o[d] - narrow[t][h][d]) < 4e-3);
+    }
+    for (int d = 0; d < VALUES; ++d) CHECK(narrow[t][H][d] == 0);
+  }
+}
+
 /* Slices without sink, merged with it, are the whole. */
 static void test_partial(void) {
   static float partial_o[2][T][H][DIM];
@@ -220,6 +246,8 @@ static void test_attention_errors(void) {
   WITH(a.args.reserved = 1, "reserved");
   WITH(a.args.threads = 1 << 20, "threads");
   WITH(a.args.heads = 129, "heads");
+  WITH(a.args.value_dim = -1, "value_dim: got -1");
+  WITH(a.args.value_dim = DIM + 1, "value_dim");
   WITH(a.args.implementation = "gpu", "\"gpu\"");
 #undef WITH
 
@@ -576,6 +604,7 @@ int main(void) {
   CHECK(strcmp(smla_status_name(SMLA_OK), "SMLA_OK") == 0 && strcmp(smla_status_name(42), "unknown status") == 0);
   test_attention("ref");
   test_attention(NULL);
+  test_values();
   test_partial();
   test_attention_errors();
   test_newer_caller();

@@ -91,6 +91,27 @@ TEST(PlanKey, EveryMemberOfEveryProblemCounts) {
   });
 }
 
+TEST(PlanKey, PartsThatMayBeAbsentCount) {
+  std::set<Words> different;
+  const auto is_new = [&](auto&& change) {
+    SparseAttention::Problem p;
+    change(p);
+    return different.insert(words_of(p)).second;
+  };
+  using P = SparseAttention::Problem;
+  EXPECT_TRUE(is_new([](P&) {}));
+  EXPECT_TRUE(is_new([](P& p) { p.query_prologue = {.rope_dim = 64, .eps = 0}; }));
+  EXPECT_TRUE(is_new([](P& p) { p.query_prologue = {.rope_dim = 32, .eps = 0}; }));
+  EXPECT_TRUE(is_new([](P& p) { p.query_prologue = {.rope_dim = 64, .eps = 1}; }));
+  EXPECT_TRUE(is_new([](P& p) { p.output_epilogue = {.rope_dim = 64}; }));
+  EXPECT_TRUE(is_new([](P& p) { p.output_epilogue = {.rope_dim = 32}; }));
+  EXPECT_NE(words_of(TopK::Problem{}), words_of(TopK::Problem{.slots = {{.storage_block = 2}}}));
+  EXPECT_NE(words_of(TopK::Problem{.slots = {{.storage_block = 2}}}),
+            words_of(TopK::Problem{.slots = {{.storage_block = 3}}}));
+  EXPECT_NE(words_of(LatentNorms::Problem{.insert = {{.format = &bf16_rows()}}}),
+            words_of(LatentNorms::Problem{.insert = {{.format = &f32_rows()}}}));
+}
+
 TEST(PlanKey, OptionsAndMachineCount) {
   const AddRows::Problem p{.rows = 1, .dim = 8};
   std::set<Words> different{words_of(p)};

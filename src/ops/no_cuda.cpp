@@ -1,5 +1,7 @@
 // What stands in for `_cuda.cu` files where the build has no CUDA: a row for each op that refuses every problem, so
 // that it is never run.
+#include <array>
+
 #include "ops/attention/implementations.h"
 #include "ops/op_list.h"
 #include "ops/projection/implementations.h"
@@ -34,9 +36,12 @@ Implementation<Projection> projection_cublaslt_row() {
   return row;
 }
 
-// Instantiates cuda_row() for every op; the tables of other files call it.
-void cuda_rows_of_every_op() {
-  for_each_op([]<class Op>() { (void)cuda_row<Op>(); });
+// cuda_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a
+// call alone is inlined and leaves nothing.
+template <class... Ops>
+std::array<void (*)(), sizeof...(Ops)> cuda_rows(TypeList<Ops...> /*list*/) {
+  return {reinterpret_cast<void (*)()>(&cuda_row<Ops>)...};
 }
+std::array<void (*)(), AllOps::kSize> cuda_rows_of_every_op() { return cuda_rows(AllOps{}); }
 
 }  // namespace smla

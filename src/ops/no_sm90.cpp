@@ -1,5 +1,7 @@
 // What stands in for `_sm90.cu` files where the build has no code for Hopper (no CUDA, or architectures without 90): a
 // row for each op that refuses every problem, so that it is never run.
+#include <array>
+
 #include "ops/cuda_row.h"
 #include "ops/op_list.h"
 
@@ -26,9 +28,12 @@ Implementation<Op> sm90_row() {
   return hopper_row<Op>(run_nothing<Op>, refuse<Op>);
 }
 
-// Instantiates sm90_row() for every op; the tables of other files call it.
-void sm90_rows_of_every_op() {
-  for_each_op([]<class Op>() { (void)sm90_row<Op>(); });
+// sm90_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a
+// call alone is inlined and leaves nothing.
+template <class... Ops>
+std::array<void (*)(), sizeof...(Ops)> sm90_rows(TypeList<Ops...> /*list*/) {
+  return {reinterpret_cast<void (*)()>(&sm90_row<Ops>)...};
 }
+std::array<void (*)(), AllOps::kSize> sm90_rows_of_every_op() { return sm90_rows(AllOps{}); }
 
 }  // namespace smla

@@ -74,15 +74,15 @@ SnapshotCache take_record(Reader& r, std::int64_t num_layers) {
 
 /// Sizes that make sense, and the blocks that `tokens` positions need.
 void check_record(const SnapshotCache& c, std::int64_t tokens) {
-  constexpr std::int64_t kMost = 1 << 20;
+  constexpr std::int64_t kMaxBlockTokens = 1 << 20;
   const std::string name = cache_name(c);
-  if (c.block_size < 1 || c.block_tokens < c.block_size || c.block_tokens > kMost ||
+  if (c.block_size < 1 || c.block_tokens < c.block_size || c.block_tokens > kMaxBlockTokens ||
       c.block_tokens % c.block_size != 0) {
     damaged(name, std::to_string(c.block_size) + " rows of " + std::to_string(c.block_tokens) + " tokens a block",
             "a whole number of tokens a row");
   }
-  if (c.window < 0 || c.window > kMost)
-    damaged(name + ": window", std::to_string(c.window), "0 to " + std::to_string(kMost));
+  if (c.window < 0 || c.window > kMaxBlockTokens)
+    damaged(name + ": window", std::to_string(c.window), "0 to " + std::to_string(kMaxBlockTokens));
   const auto [first, end] = group_form(c).live_columns(tokens);
   if (c.first_block != first || c.blocks != end - first) {
     damaged(

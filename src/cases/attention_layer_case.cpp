@@ -13,20 +13,20 @@ namespace smla {
 namespace {
 
 LayerConfig read_config(const CaseParams& p) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
   LayerConfig c;
-  c.hidden_size = p.integer("hidden_size", 1, kMost);
+  c.hidden_size = p.integer("hidden_size", 1, kMaxSize);
   c.num_heads = p.integer("num_heads", 1, 128);
   c.head_dim = static_cast<int>(p.integer("head_dim", 512, 512, 512));
   c.rope_head_dim = static_cast<int>(p.integer("rope_head_dim", 64, 64, 64));
-  c.q_lora_rank = p.integer("q_lora_rank", 1, kMost);
-  c.o_lora_rank = p.integer("o_lora_rank", 1, kMost);
+  c.q_lora_rank = p.integer("q_lora_rank", 1, kMaxSize);
+  c.o_lora_rank = p.integer("o_lora_rank", 1, kMaxSize);
   c.o_groups = p.integer("o_groups", 1, 128);
   c.window = p.integer("window", 128, 128, 128);
   c.compress_ratio = std::max(1, static_cast<int>(p.integer("compress_ratio", 0, 1 << 20)));
   c.index_n_heads = p.integer("index_n_heads", 1, 128, 64);
   c.index_head_dim = static_cast<int>(p.integer("index_head_dim", 128, 128, 128));
-  c.index_topk = p.integer("index_topk", 1, kMost, 512);
+  c.index_topk = p.integer("index_topk", 1, kMaxSize, 512);
   c.rms_norm_eps = static_cast<float>(p.number("rms_norm_eps", 0, 1, 1e-6));
   c.rope.theta = p.number("rope_theta", 1, 1e12);
   c.rope.dim = c.rope_head_dim;

@@ -15,7 +15,7 @@
 
 namespace smla::upstream {
 
-inline constexpr std::int64_t kMost = std::int64_t{1} << 40;
+inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 
 /// The first of several spellings that the case has. @throws InvalidArgument naming the first.
 inline const HostTensor& input(const CaseFile& file, std::initializer_list<const char*> names) {

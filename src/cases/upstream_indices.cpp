@@ -87,12 +87,12 @@ ReplayResult compressed_slots(const CaseFile& file, const ReplayOptions& options
   args.block_table = input(file, "block_table", {kAny, kAny}, DType::kI32);
   const std::int64_t starts = args.query_start_loc.size(0);
   const std::int64_t scheduled = starts == 0 ? 0 : std::max(args.query_start_loc.as<std::int32_t>()[starts - 1], 0);
-  constexpr std::int64_t kMostTokens = std::int64_t{1}
-                                       << 24;  // of a step; nothing else in the file bounds what query_start_loc says
-  check_that(scheduled <= kMostTokens, file.path, "last number of in.query_start_loc", scheduled,
-             "at most " + std::to_string(kMostTokens));
+  constexpr std::int64_t kMaxTokens = std::int64_t{1}
+                                      << 24;  // of a step; nothing else in the file bounds what query_start_loc says
+  check_that(scheduled <= kMaxTokens, file.path, "last number of in.query_start_loc", scheduled,
+             "at most " + std::to_string(kMaxTokens));
   HostTensor slots =
-      poisoned(DType::kI64, shape_of(file, "slot_mapping", {params.integer("num_tokens", 0, kMostTokens, scheduled)}));
+      poisoned(DType::kI64, shape_of(file, "slot_mapping", {params.integer("num_tokens", 0, kMaxTokens, scheduled)}));
   args.slots = slots.view();
   const CompressedSlotMapping::Problem problem{.requests = args.seq_lens.size(0),
                                                .tokens = slots.numel(),

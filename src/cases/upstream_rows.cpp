@@ -237,7 +237,7 @@ ReplayResult gather_rows(const CaseFile& file, const ReplayOptions& options) {
   args.out = out.view();
   const GatherRows::Problem problem{.requests = want.size(0),
                                     .rows = want.size(1),
-                                    .offset = params.integer("offset", 0, kMost, 0),
+                                    .offset = params.integer("offset", 0, kMaxCount, 0),
                                     .format = &format};
   ReplayResult result;
   run<GatherRows>(problem, options, args, result);

@@ -12,7 +12,7 @@
 namespace smla::fuzz {
 namespace {
 
-constexpr std::int64_t kMostNumbers = 1 << 17;  ///< of a tensor: the target is for wild calls, not for large ones
+constexpr std::int64_t kMaxNumbers = 1 << 17;  ///< of a tensor: the target is for wild calls, not for large ones
 
 /// Sizes that an op may be asked for without being told by a tensor.
 bool too_large(const JsonValue& value) {
@@ -76,10 +76,10 @@ bool write_described(const std::string& text, const std::string& path) {
     std::vector<std::int64_t> shape;
     std::int64_t numbers = 1;
     for (std::int64_t n = 0; words >> n;) {
-      if (n < 0 || n > kMostNumbers || shape.size() > 6) return false;
+      if (n < 0 || n > kMaxNumbers || shape.size() > 6) return false;
       shape.push_back(n);
       numbers *= std::max<std::int64_t>(n, 1);
-      if (numbers > kMostNumbers) return false;
+      if (numbers > kMaxNumbers) return false;
     }
     tensors.emplace_back(name, HostTensor(dtype_from_name(dtype), shape));
   }

@@ -64,7 +64,7 @@ void MemoryFile::write(std::string_view bytes) const {
 
 std::string safetensors_bytes(const std::string& header, const std::string& pool, int extra) {
   constexpr std::string_view kKey = "\"data_offsets\":";
-  constexpr long long kMost = 1 << 20;
+  constexpr long long kMaxBytes = 1 << 20;
   long long end = 0;
   for (std::size_t at = header.find(kKey); at != std::string::npos; at = header.find(kKey, at + 1)) {
     const std::size_t comma = header.find(',', at + kKey.size());
@@ -73,7 +73,7 @@ std::string safetensors_bytes(const std::string& header, const std::string& pool
   std::string out;
   for (int i = 0; i < 8; ++i) out += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
   out += header;
-  const auto data = static_cast<std::size_t>(std::max(std::clamp(end, 0LL, kMost) + extra, 0LL));
+  const auto data = static_cast<std::size_t>(std::max(std::clamp(end, 0LL, kMaxBytes) + extra, 0LL));
   for (std::size_t i = 0; i < data; ++i) out += pool.empty() ? '\0' : pool[i % pool.size()];
   return out;
 }

@@ -130,7 +130,7 @@ smla_status smla_cache_block_bytes(const char* format, int64_t block_size, int64
     const RowFormat& rows = row_format(format);
     if (block_size < 1 || block_size > INT32_MAX) {
       throw InvalidArgument("smla_cache_block_bytes: got block size " + std::to_string(block_size) +
-                            ", expected 1 or more");
+                            ", expected 1 to 2147483647");
     }
     if (out_block_bytes != nullptr) *out_block_bytes = block_bytes(rows, block_size);
     if (out_page_bytes != nullptr) *out_page_bytes = page_bytes(rows, block_size);

@@ -102,7 +102,7 @@ PagedCache read_cache(std::string_view name, const smla_cache* cache, float defa
   if (given.format == nullptr) fail(name, "no format", "the name of one");
   const RowFormat& format = row_format(given.format);
   if (given.block_size < 1 || given.block_size > std::numeric_limits<std::int32_t>::max()) {
-    fail(name, "block size " + std::to_string(given.block_size), "1 or more");
+    fail(name, "block size " + std::to_string(given.block_size), "1 to 2147483647");
   }
   if (given.block_stride_bytes < 0) fail(name, "block stride " + std::to_string(given.block_stride_bytes), "0 or more");
   const PagedCache out{.format = &format,

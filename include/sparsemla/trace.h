@@ -14,14 +14,14 @@ struct TraceRequest {
   double arrival_ms = 0.0;         ///< milliseconds, `timestamp` in the file
   std::int64_t input_length = 0;   ///< prompt tokens, at least 1
   std::int64_t output_length = 0;  ///< tokens to generate, at least 1
-  std::vector<std::int64_t>
-      hash_ids;  ///< one id for each prefix block of the prompt; equal ids, equal prefix. Kept, no effect yet
+  /// One id for each prefix block of the prompt, equal ids for equal prefixes; may be empty. Kept, no effect yet.
+  std::vector<std::int64_t> hash_ids;
   friend bool operator==(const TraceRequest&, const TraceRequest&) = default;
 };
 
-/// Reads a trace as JSON Lines: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]} a line,
-/// other keys ignored, blank lines skipped, requests in file order. Reads no further than the first `max_requests` (0:
-/// all).
+/// Reads a trace as JSON Lines: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]} a line
+/// (hash_ids may be missing), other keys ignored, blank lines skipped, requests in file order. Reads no further than
+/// the first `max_requests` (0: all).
 /// @throws IoError when the file cannot be read; InvalidArgument "<path>:<line>: <key>: got ..., expected ..." for the
 /// first bad line, and for a trace without a request.
 std::vector<TraceRequest> read_trace(const std::string& path, std::int64_t max_requests = 0);

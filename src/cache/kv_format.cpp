@@ -1,6 +1,7 @@
 #include "sparsemla/kv_format.h"
 
 #include <array>
+#include <cmath>
 
 #include "cache/check_cache.h"
 #include "sparsemla/error.h"
@@ -124,6 +125,8 @@ void look_at(const PagedCache& cache, const auto& fail) {
   if (cache.format == nullptr) return fail("no row format", "one");
   if (cache.num_blocks < 0) return fail(words(cache.num_blocks, " blocks"), "0 or more");
   if (cache.block_size < 1) return fail(words("block size ", cache.block_size), "1 or more");
+  if (cache.format->scale == ScaleKind::kPerTensor && !(std::isfinite(cache.scale) && cache.scale > 0))
+    return fail(words("scale ", std::to_string(cache.scale)), "a finite number above 0");
   if (cache.num_blocks > 0 && cache.base == nullptr) return fail("no memory", words(cache.num_blocks, " blocks"));
   const std::int64_t least = block_bytes(*cache.format, cache.block_size);
   if (cache.num_blocks > 1 && cache.block_stride_bytes < least) {

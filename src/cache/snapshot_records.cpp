@@ -15,6 +15,7 @@ static_assert(std::endian::native == std::endian::little);
 constexpr std::array<char, 8> kMagic{'S', 'M', 'L', 'A', 'S', 'N', 'A', 'P'};
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kNameBytes = 32;
+constexpr std::int64_t kMaxLayers = 1 << 20;
 constexpr std::size_t kHeaderBytes = 48;
 constexpr std::size_t kRecordBytes = 8 + 4 + 4 + kNameBytes + 4 * 4 + 5 * 8;
 constexpr std::size_t kChecksumBytes = 8;
@@ -46,7 +47,8 @@ SnapshotCache take_record(Reader& r, std::int64_t num_layers) {
   SnapshotCache c;
   c.layer = r.take<std::int64_t>();
   if (c.layer < 0 || c.layer >= num_layers)
-    damaged("layer of a cache", std::to_string(c.layer), "0 to " + std::to_string(num_layers - 1));
+    damaged("layer of a cache", std::to_string(c.layer),
+            num_layers == 0 ? "none" : "0 to " + std::to_string(num_layers - 1));
   const auto role = r.take<std::uint32_t>();
   if (role >= kNumCacheRoles)
     damaged("role of a cache of layer " + std::to_string(c.layer), std::to_string(role),
@@ -55,8 +57,11 @@ SnapshotCache take_record(Reader& r, std::int64_t num_layers) {
   c.scale = r.take<float>();
   const auto name = r.take(kNameBytes);
   const auto* text = reinterpret_cast<const char*>(name.data());
+  const char* end = std::find(text, text + kNameBytes, '\0');
+  if (std::any_of(end, text + kNameBytes, [](char byte) { return byte != '\0'; }))
+    damaged(cache_name(c) + ": format", "other bytes behind its name", "zeros");
   try {
-    c.format = &row_format({text, static_cast<std::size_t>(std::find(text, text + kNameBytes, '\0') - text)});
+    c.format = &row_format({text, static_cast<std::size_t>(end - text)});
   } catch (const InvalidArgument& error) {
     throw InvalidArgument("snapshot: " + cache_name(c) + ": " + error.what());
   }
@@ -151,6 +156,8 @@ SnapshotInfo take_info(std::span<const std::uint8_t> bytes, Reader& r) {
   if (info.tokens < 0 || info.tokens > kMaxTokens)
     damaged("tokens", std::to_string(info.tokens), "0 to " + std::to_string(kMaxTokens));
   info.num_layers = r.take<std::int64_t>();
+  if (info.num_layers < 0 || info.num_layers > kMaxLayers)
+    damaged("layers", std::to_string(info.num_layers), "0 to " + std::to_string(kMaxLayers));
   const auto note = r.take<std::uint64_t>();
   if (caches > r.left() / kRecordBytes) damaged("caches", std::to_string(caches), "as many as fit the file");
   for (std::uint32_t i = 0; i < caches; ++i) {

@@ -1,17 +1,14 @@
 #include "sparsemla/checkpoint.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <set>
 
 #include "checkpoint/index.h"
 #include "checkpoint/layer_tensors.h"
+#include "core/read_file.h"
 #include "model/json.h"
 #include "sparsemla/error.h"
 
@@ -21,7 +18,7 @@ namespace {
 
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
 constexpr std::string_view kFileName = "model.safetensors";
-constexpr std::int64_t kMaxIndexBytes = std::int64_t{64} << 20;
+constexpr std::size_t kMaxIndexBytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxListed = 16;
 
 bool exists(const std::string& path) {
@@ -32,33 +29,6 @@ bool exists(const std::string& path) {
 bool is_folder(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
-}
-
-/// A regular file's text; a pipe must not hang the caller.
-std::string read_text(const std::string& path) {
-  struct Closer {
-    int file;
-    ~Closer() { ::close(file); }
-  };
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) throw IoError(path + ": " + std::strerror(errno));
-  const Closer closer{file};
-  struct stat info {};
-  if (::fstat(file, &info) != 0 || !S_ISREG(info.st_mode))
-    throw IoError(path + ": got something that is no regular file, expected JSON text");
-  if (info.st_size > kMaxIndexBytes) {
-    throw IoError(path + ": got " + std::to_string(info.st_size) + " bytes, expected at most " +
-                  std::to_string(kMaxIndexBytes));
-  }
-  std::string text(static_cast<std::size_t>(info.st_size), '\0');
-  std::size_t used = 0;
-  while (used < text.size()) {
-    const ssize_t n = ::pread(file, text.data() + used, text.size() - used, static_cast<off_t>(used));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw IoError(path + ": " + (n < 0 ? std::strerror(errno) : "the file shrank while it was read"));
-    used += static_cast<std::size_t>(n);
-  }
-  return text;
 }
 
 std::string listed(const std::vector<std::string>& names) {
@@ -73,8 +43,7 @@ std::string without_model(const std::string& name) { return name.starts_with("mo
 
 std::map<std::string, std::string> parse_checkpoint_index(const std::string& where, std::string_view json) {
   try {
-    const JsonValue value =
-        parse_json(where, json, {.max_bytes = static_cast<std::size_t>(kMaxIndexBytes), .max_depth = 8});
+    const JsonValue value = parse_json(where, json, {.max_bytes = kMaxIndexBytes, .max_depth = 8});
     const JsonReader reader(where, value);
     const std::optional<JsonReader> map = reader.object("weight_map");
     if (!map) reader.fail("weight_map", "no such key", "an object with the file of every tensor");
@@ -124,7 +93,8 @@ struct Checkpoint::State {
 
 void Checkpoint::State::open_shards() {
   const std::string index = path + "/" + std::string(kIndexName);
-  const std::map<std::string, std::string> weight_map = parse_checkpoint_index(index, read_text(index));
+  const std::map<std::string, std::string> weight_map =
+      parse_checkpoint_index(index, read_text_file(index, kMaxIndexBytes, "JSON text"));
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map) shards.insert(shard);
   std::vector<std::string> missing;
@@ -199,10 +169,7 @@ Checkpoint::Checkpoint(const std::string& path) : state_(std::make_unique<State>
     return;
   }
   const std::string config = path + "/config.json";
-  if (exists(config)) {
-    if (is_folder(config)) throw IoError(config + ": got a folder, expected a file");
-    s.model = load_model_config(config);
-  }
+  if (exists(config)) s.model = load_model_config(config);
   if (exists(path + "/" + std::string(kIndexName))) {
     s.open_shards();
   } else {

@@ -48,6 +48,7 @@ void Engine::submit(const RequestSpec& spec) {
     r.result.state = RequestResult::State::kRefused;
     return;
   }
+  r.accept();
   s.scheduler->add(&r);
 }
 
@@ -75,6 +76,7 @@ std::int64_t Engine::restore_request(std::span<const std::uint8_t> snapshot) {
   if (const std::string refusal = s.refusal(r->result.spec); !refusal.empty()) throw InvalidArgument(refusal);
   check_that(s.scheduler->has_seat(), kWhat, "request in flight " + std::to_string(id), s.options.max_seqs + 1,
              "at most max_seqs " + std::to_string(s.options.max_seqs));
+  r->accept();
   load_snapshot(snapshot, *s.pool, r->blocks);
   s.scheduler->adopt(r.get());
   s.by_id[id] = s.requests.size();

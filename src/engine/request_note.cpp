@@ -1,6 +1,7 @@
 #include "engine/request_note.h"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -59,6 +60,9 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
   };
   RequestSpec spec{.id = static_cast<std::int64_t>(get(note, 1)),
                    .arrival_seconds = std::bit_cast<double>(get(note, 8))};
+  if (!std::isfinite(spec.arrival_seconds) || spec.arrival_seconds < 0)
+    throw InvalidArgument("request snapshot: arrival seconds: got " + std::to_string(spec.arrival_seconds) +
+                          ", expected a finite number of 0 or more");
   spec.prompt_tokens = number(2, "prompt tokens", 1, kMost);
   spec.output_tokens = number(3, "output tokens", 1, kMost);
   if (tokens > spec.positions())
@@ -77,6 +81,7 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
   request->furthest = number(6, "furthest", tokens, spec.positions());
   request->next_drafts = number(7, "next drafts", 1, kMost);
   request->computed = tokens;
+  request->digests.resize(static_cast<std::size_t>(tokens));
   for (std::int64_t i = 0; i < tokens; ++i)
     request->digests[static_cast<std::size_t>(i)] = get(note, kNumbers + static_cast<std::size_t>(i));
   return request;

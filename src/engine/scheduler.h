@@ -17,13 +17,12 @@ struct Request {
   RequestBlocks blocks;
   std::int64_t computed = 0;           ///< positions whose rows stand in the caches
   std::int64_t furthest = 0;           ///< the most that was ever computed, to count recomputation
-  std::vector<std::uint64_t> digests;  ///< of the output at each position
+  std::vector<std::uint64_t> digests;  ///< of the output at each position, once an engine has accepted the request
   std::int64_t next_drafts = 1;        ///< adaptive speculation: draft tokens of the next step
 
-  Request(const RequestSpec& spec, const KvLayout& layout) : blocks(layout) {
-    result.spec = spec;
-    digests.resize(static_cast<std::size_t>(spec.positions()), 0);
-  }
+  Request(const RequestSpec& spec, const KvLayout& layout) : blocks(layout) { result.spec = spec; }
+  /// Memory for the whole request: only for one whose length was checked.
+  void accept() { digests.resize(static_cast<std::size_t>(result.spec.positions()), 0); }
   /// Tokens that exist: the prompt and what was generated.
   std::int64_t known() const { return result.spec.prompt_tokens + result.generated; }
   /// One more draft after a step whose drafts were all accepted, otherwise as many as were.

@@ -4,6 +4,7 @@
 #include <istream>
 #include <sstream>
 
+#include "core/read_file.h"
 #include "model/json.h"
 #include "sparsemla/error.h"
 
@@ -21,7 +22,8 @@ TraceRequest parse_line(const std::string& where, const std::string& line) {
   return {.arrival_ms = json.number("timestamp", 0.0, 1e15),
           .input_length = json.integer("input_length", 1, kMaxTokens),
           .output_length = json.integer("output_length", 1, kMaxTokens),
-          .hash_ids = json.integers("hash_ids", 0, INT64_MAX, kMaxHashIds)};
+          .hash_ids = json.value().find("hash_ids") == nullptr ? std::vector<std::int64_t>()
+                                                               : json.integers("hash_ids", 0, INT64_MAX, kMaxHashIds)};
 }
 
 /// One line without its end, never more than the limit in memory; false at the end of the text.
@@ -58,12 +60,8 @@ std::vector<TraceRequest> parse_stream(const std::string& path, std::istream& in
 }  // namespace
 
 std::vector<TraceRequest> read_trace(const std::string& path, std::int64_t max_requests) {
+  const ReadableFile regular(path, "a JSON Lines trace");
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw IoError("trace: " + path + ": got no readable file, expected a JSON Lines trace");
-  // A directory opens but does not read; it must not pass for an empty trace.
-  if (file.peek() == std::ifstream::traits_type::eof() && file.bad())
-    throw IoError("trace: " + path + ": reading failed");
-  file.clear();
   try {
     return parse_stream(path, file, max_requests);
   } catch (const std::ios_base::failure& e) {

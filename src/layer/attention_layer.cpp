@@ -1,8 +1,11 @@
 #include <array>
+#include <cmath>
 
 #include "core/check.h"
+#include "core/check_distinct.h"
 #include "core/host_tensor.h"
 #include "layer/forward.h"
+#include "ops/named_implementations.h"
 
 namespace smla {
 
@@ -84,6 +87,10 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
 /// Completes the options: float32 rows at precision kF32, FP8 outputs for an FP8 wo_a, head padding, chunk limits.
 /// Strict: what upstream refuses at construction.
 void AttentionLayer::check_options() {
+  check_named_implementations("attention layer: implementations", options_.implementations, options_.device);
+  for (const auto& [name, scale] :
+       {std::pair("kv_scale", options_.caches.kv_scale), std::pair("q_scale", options_.q_scale)})
+    check_that(std::isfinite(scale) && scale > 0, kWhat, name, std::to_string(scale), "a finite number above 0");
   if (options_.precision == Precision::kF32) {
     options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
     options_.q = DType::kBF16;  // attention reads float32 activations as they are
@@ -138,6 +145,7 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
              "at most " + std::to_string(cos_sin_.size(0)) + ", the rows of cos_sin");
   check_tensor(kWhat, "hidden", hidden, {ops.tokens, config_.hidden_size}, {act});
   check_tensor(kWhat, "output", output, {ops.tokens, config_.hidden_size}, {act});
+  check_distinct(kWhat, "output", output);
   check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", std::to_string(workspace.bytes) + " bytes",
              "at least " + std::to_string(ops.workspace_bytes));
 
@@ -178,6 +186,7 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
   const DType act = activation_dtype(options_);
   check_tensor(kWhat, "hidden", hidden, {ops.tokens, config_.hidden_size}, {act});
   check_tensor(kWhat, "output", output, {ops.tokens, config_.hidden_size}, {act});
+  check_distinct(kWhat, "output", output);
   check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", std::to_string(workspace.bytes) + " bytes",
              "at least " + std::to_string(ops.workspace_bytes));
   std::size_t used = 0;

@@ -66,6 +66,7 @@ void StepMetadata::State::check(const StepBatch& batch) const {
 void StepMetadata::State::read_shape(const StepBatch& batch) {
   const std::vector<std::int32_t> loc =
       host_copy(batch.host_query_start_loc, batch.query_start_loc, "host_query_start_loc", device);
+  check_that(loc.front() == 0, kWhat, "query_start_loc row 0", loc.front(), "0");
   const std::vector<std::int32_t> seq = host_copy(batch.host_seq_lens, batch.seq_lens, "host_seq_lens", device);
   const std::int64_t window = layers.front().window;
   shape = {.tokens = batch.positions.size(0),

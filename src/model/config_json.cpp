@@ -1,10 +1,11 @@
 // config.json of DeepSeek-V4 in its public shapes: Hugging Face keys and those of the official inference code, flat or
 // nested rope parameters.
+#include "model/config_json.h"
+
 #include <cmath>
 
 #include "model/json.h"
 #include "sparsemla/error.h"
-#include "sparsemla/model_config.h"
 
 namespace smla {
 
@@ -15,12 +16,11 @@ constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
 constexpr double kMaxTheta = 1e12;
 
 int checked_ratio(const JsonReader& json, const std::string& where, const JsonValue& value) {
-  if (value.kind == JsonValue::Kind::kInteger &&
-      (value.integer == 0 || value.integer == 1 || value.integer == 4 || value.integer == 128)) {
-    return static_cast<int>(value.integer);
+  for (const int ratio : {0, 1, 4, 128}) {
+    if (value.is_number() && value.number == ratio) return ratio;
   }
   throw InvalidArgument(json.where() + ": " + where + ": Unsupported DeepSeek-V4 compress_ratio=" + value.describe() +
-                        "; expected 1, 4, or 128");
+                        "; expected 1, 4, or 128 (0 is 1)");
 }
 
 std::vector<int> ratios_from_list(const JsonReader& json, const JsonValue& list) {
@@ -82,8 +82,19 @@ void read_layers(const JsonReader& json, ModelConfig& config) {
   config.num_mtp_layers = std::max(mtp, extra);
 }
 
+/// DeepSeek-V4 rotates with YaRN's frequencies and leaves attention unscaled (spec 1), so a factor must say so.
+void check_unscaled(const JsonReader& json) {
+  if (const double factor = json.number("attention_factor", -1e6, 1e6, 1.0); factor != 1.0)
+    json.fail("attention_factor", json.find("attention_factor")->describe(), "1");
+  for (const char* key : {"mscale", "mscale_all_dim"}) {
+    const double scale = json.number(key, -1e6, 1e6, 1.0);
+    if (scale != 1.0 && scale != 0.0) json.fail(key, json.find(key)->describe(), "1, or 0 for none");
+  }
+}
+
 /// YaRN from an object or from the whole file (official keys); nothing when the type says plain or the factor is 1.
 std::optional<YarnConfig> read_yarn(const JsonReader& json, bool required) {
+  check_unscaled(json);
   const std::string type = json.text("rope_type|type", required ? "yarn" : "default");
   if (type == "default" || type == "none") return std::nullopt;
   if (type != "yarn" && type != "deepseek_yarn")
@@ -100,6 +111,7 @@ std::optional<YarnConfig> read_yarn(const JsonReader& json, bool required) {
 }
 
 void read_rope(const JsonReader& json, ModelConfig& config) {
+  check_unscaled(json);
   config.rope_theta = json.number("rope_theta", 1.0 + 1e-6, kMaxTheta, config.rope_theta);
   config.compress_rope_theta = json.number("compress_rope_theta", 1.0 + 1e-6, kMaxTheta, config.compress_rope_theta);
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
@@ -137,12 +149,14 @@ void read_rope(const JsonReader& json, ModelConfig& config) {
 
 }  // namespace
 
-ModelConfig parse_model_config(std::string_view text) {
-  const JsonValue value = parse_json("config.json", text, {.max_bytes = std::size_t{16} << 20});
-  const JsonReader json("config.json", value);
+ModelConfig parse_model_config(std::string_view text, std::string_view where) {
+  const JsonValue value = parse_json(where, text, {.max_bytes = std::size_t{16} << 20});
+  const JsonReader json{std::string(where), value};
   ModelConfig config;
-  if (json.text("model_type", "") == "deepseek_v41")
-    json.fail("model_type", "the string \"deepseek_v41\"", "deepseek_v4 (V4.1 is another architecture)");
+  if (const std::string type = json.text("model_type", "deepseek_v4"); type != "deepseek_v4") {
+    json.fail("model_type", "the string \"" + type + "\"",
+              std::string("deepseek_v4") + (type == "deepseek_v41" ? " (V4.1 is another architecture)" : ""));
+  }
   config.name = json.text("_name_or_path|name", "config.json");
   if (config.name.empty()) config.name = "config.json";
   config.hidden_size = json.integer("hidden_size|dim", 1, kMaxWidth);
@@ -174,5 +188,7 @@ ModelConfig parse_model_config(std::string_view text) {
   for (std::int64_t i = 0; i < config.num_layers; ++i) check_layer_config(config.layer(i));
   return config;
 }
+
+ModelConfig parse_model_config(std::string_view text) { return parse_model_config(text, "config.json"); }
 
 }  // namespace smla

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <iterator>
 
+#include "core/read_file.h"
+#include "model/config_json.h"
 #include "sparsemla/error.h"
 
 namespace smla {
@@ -176,19 +177,9 @@ std::vector<std::string> model_preset_names() {
 
 ModelConfig load_model_config(const std::string& preset_or_path) {
   if (find_preset(preset_or_path) != nullptr) return model_preset(preset_or_path);
-  std::ifstream file(preset_or_path, std::ios::binary);
-  if (!file)
-    throw IoError("model: got \"" + preset_or_path + "\", which is no readable file, expected one of " + preset_list() +
-                  " or a config.json");
   constexpr std::size_t kMaxBytes = std::size_t{16} << 20;
-  std::string text(kMaxBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) throw IoError("model: " + preset_or_path + ": reading failed");
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  if (text.size() > kMaxBytes)
-    throw IoError("model: " + preset_or_path + ": got more than " + std::to_string(kMaxBytes) +
-                  " bytes, expected a config.json");
-  return parse_model_config(text);
+  return parse_model_config(read_text_file(preset_or_path, kMaxBytes, preset_list() + " or a config.json"),
+                            preset_or_path);
 }
 
 }  // namespace smla

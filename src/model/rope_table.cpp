@@ -28,6 +28,8 @@ void check_rope(const RopeConfig& config) {
     fail("yarn beta_fast", yarn.beta_fast, "a finite number above 0");
   if (!(yarn.beta_slow > 0.0) || !std::isfinite(yarn.beta_slow))
     fail("yarn beta_slow", yarn.beta_slow, "a finite number above 0");
+  if (yarn.beta_fast < yarn.beta_slow)
+    fail("yarn beta_fast", yarn.beta_fast, ("at least beta_slow " + std::to_string(yarn.beta_slow)).c_str());
 }
 
 /// The (fractional) pair that turns `rotations` times over the original context.

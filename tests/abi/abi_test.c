@@ -233,6 +233,7 @@ static void test_attention_errors(void) {
   WITH(a.cache.num_blocks = -1, "-1 blocks");
   WITH(a.cache.num_blocks = INT64_MAX / 2, "2^63");
   WITH(a.cache.block_size = 0, "block size 0");
+  WITH(a.cache.block_size = INT64_MAX / 2, "expected 1 to 2147483647");
   WITH(a.q.dtype = 0, "q: got dtype 0");
   WITH(a.q.dtype = 99, "q: got dtype 99");
   WITH(a.q.dtype = SMLA_U8, "q dtype");
@@ -264,7 +265,28 @@ static void test_attention_errors(void) {
   a.cache.base = cache_bytes;
   a.cache.block_stride_bytes = 8;
   CHECK_ERROR(smla_sparse_attention(&a.args, workspace, bytes), SMLA_INVALID_ARGUMENT, "stride");
+  make_attention(&a);
+  a.o.strides[0] = 0; /* every token's rows in one place */
+  a.o.strides[1] = DIM;
+  a.o.strides[2] = 1;
+  CHECK_ERROR(smla_sparse_attention(&a.args, workspace, bytes), SMLA_INVALID_ARGUMENT, "o: got");
+  a.o.strides[0] = HP * DIM - 1; /* rows that overlap by one number */
+  CHECK_ERROR(smla_sparse_attention(&a.args, workspace, bytes), SMLA_INVALID_ARGUMENT, "must not overlap");
+  make_attention(&a);
+  a.lse.strides[0] = H - 1;
+  a.lse.strides[1] = 1;
+  CHECK_ERROR(smla_sparse_attention(&a.args, workspace, bytes), SMLA_INVALID_ARGUMENT, "lse: got");
   free(workspace);
+  const float scales[] = {NAN, INFINITY, -1.0F};
+  for (size_t i = 0; i < sizeof scales / sizeof scales[0]; ++i) {
+    make_attention(&a);
+    a.cache.format = "fp8_per_tensor";
+    a.cache.kv_scale = scales[i];
+    CHECK(smla_sparse_attention_workspace(&a.args, &bytes, NULL) == SMLA_OK);
+    workspace = aligned_memory(bytes + 64);
+    CHECK_ERROR(smla_sparse_attention(&a.args, workspace, bytes), SMLA_INVALID_ARGUMENT, "scale");
+    free(workspace);
+  }
 }
 
 /* A caller with a newer header: fields that the library does not know must be 0. */
@@ -410,6 +432,9 @@ static smla_status feed(const smla_layer* layer, smla_step* step, const smla_lay
   batch.positions = &t_positions;
   batch.block_tables = tables;
   batch.num_block_tables = 1;
+  loc[0] = 5;
+  CHECK_ERROR(smla_step_build(step, &batch), SMLA_INVALID_ARGUMENT, "query_start_loc row 0: got 5, expected 0");
+  loc[0] = 0;
   smla_status status = smla_step_build(step, &batch);
   if (status != SMLA_OK) return status;
   memset(loc, 0xFF, sizeof loc); /* nothing of the batch needs to stay */
@@ -544,6 +569,11 @@ static void test_layer_errors(void) {
   WITH(l.config.struct_size = 7, NAMES, "smla_layer_config: got struct_size 7");
   WITH(l.options.front_end = "flashmlo", NAMES, "front-end: got \"flashmlo\"");
   WITH(l.options.output_rows = "fp4", NAMES, "output_rows: got \"fp4\"");
+  WITH(l.options.implementation = "frob", NAMES, "got frob, expected one of");
+  WITH(l.options.implementation = "cuda", NAMES, "got cuda, expected one of");
+  WITH(l.options.kv_scale = NAN, NAMES, "kv_scale: got");
+  WITH(l.options.kv_scale = INFINITY, NAMES, "kv_scale: got inf");
+  WITH(l.options.q_scale = NAN, NAMES, "q_scale: got");
   WITH(l.options.padded_heads = 129, NAMES, "padded_heads: got 129");
   WITH(l.options.strict = 2, NAMES, "strict");
   WITH(l.options.struct_size = 7, NAMES, "smla_layer_options: got struct_size 7");

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/check_distinct.h"
+
 namespace smla {
 namespace {
 
@@ -55,6 +57,30 @@ TEST(Check, ThatNamesGotAndExpected) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(), "topk: k: got -3, expected 0 or more");
   }
+}
+
+TEST(Check, RowsOfAnOutputDoNotOverlap) {
+  const auto refusal_of = [](std::initializer_list<std::int64_t> shape, std::vector<std::int64_t> stride) {
+    std::vector<float> data(64);
+    ConstTensorView view(data.data(), DType::kF32, shape);
+    for (std::size_t i = 0; i < stride.size(); ++i) view.stride[i] = stride[i];
+    try {
+      check_distinct("op", "o", view);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal_of({4, 3, 2}, {6, 2, 1}), "");
+  EXPECT_EQ(refusal_of({4, 3, 2}, {2, 8, 1}), "") << "any order of dimensions";
+  EXPECT_EQ(refusal_of({4, 3, 2}, {10, 3, 1}), "");
+  EXPECT_EQ(refusal_of({1, 3, 2}, {0, 2, 1}), "") << "one row has no next";
+  EXPECT_EQ(refusal_of({0, 3, 2}, {0, 0, 1}), "");
+  EXPECT_EQ(refusal_of({4, 3, 2}, {0, 2, 1}),
+            "op: o: got [4, 3, 2] F32 with stride 0 of dimension 0, expected at least 1 (rows of an output must not "
+            "overlap)");
+  EXPECT_NE(refusal_of({4, 3, 2}, {5, 2, 1}), "");
+  EXPECT_NE(refusal_of({4, 3, 2}, {6, 1, 1}), "");
 }
 
 }  // namespace

@@ -3,10 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
+#include <span>
 #include <tuple>
 
+#include "cache/snapshot_records.h"
 #include "sparsemla/run_check.h"
 #include "sparsemla/snapshot.h"
 
@@ -190,6 +196,51 @@ TEST(Engine, RefusesASnapshotItCannotTake) {
   RequestBlocks blocks(pool.layout());
   ASSERT_TRUE(blocks.reserve(pool, 0, 96));
   EXPECT_THAT(refused(options, save_snapshot(pool, blocks, 96)), HasSubstr("bytes of the note: got 0"));
+}
+
+TEST(Engine, ANoteThatLiesCostsNoMemory) {
+  const EngineOptions options = tiny_options();
+  Engine from(options);
+  from.submit({.id = 5, .prompt_tokens = 150, .output_tokens = 40});
+  from.step([] { return 0.0; });
+  const std::vector<std::uint8_t> good = from.save_request(5);
+  std::uint32_t caches = 0;
+  std::memcpy(&caches, good.data() + 12, sizeof caches);
+  const std::size_t note = 48 + 104 * static_cast<std::size_t>(caches);  // docs/snapshot.md
+  const auto refused = [&](std::size_t word, std::uint64_t value) {
+    std::vector<std::uint8_t> forged = good;
+    std::memcpy(forged.data() + note + 8 * word, &value, sizeof value);
+    const std::uint64_t sum = snapshot_records::checksum(std::span(forged).first(forged.size() - 8));
+    std::memcpy(forged.data() + forged.size() - 8, &sum, sizeof sum);
+    Engine to(options);
+    return error_of([&] { to.restore_request(forged); });
+  };
+  ASSERT_EQ(refused(3, 40), "no error");
+  for (const int bits : {31, 32, 39}) EXPECT_THAT(refused(3, std::uint64_t{1} << bits), HasSubstr("max_model_len"));
+  EXPECT_THAT(refused(3, std::uint64_t{1} << 50), HasSubstr("output tokens: got 1125899906842624"));
+  for (const double bad : {std::nan(""), -1.0, std::numeric_limits<double>::infinity()})
+    EXPECT_THAT(refused(8, std::bit_cast<std::uint64_t>(bad)), HasSubstr("arrival seconds"));
+}
+
+TEST(Engine, ARefusedRequestCostsNoMemory) {
+  Engine engine(tiny_options());
+  engine.submit({.id = 1, .prompt_tokens = std::int64_t{1} << 50, .output_tokens = 1});
+  EXPECT_EQ(engine.results()[0].state, RequestResult::State::kRefused);
+  EXPECT_THAT(engine.results()[0].refusal, HasSubstr("max_model_len"));
+}
+
+TEST(Engine, RefusesImplementationsThatDoNotExist) {
+  EngineOptions options = tiny_options();
+  options.layer.implementations = {{"*", "frob"}};
+  EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("implementations: got frob, expected one of "));
+  options.layer.implementations = {{"*", "cuda"}};
+  EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("got cuda, expected one of "));
+  options.layer.implementations = {{"sparse_atention", "ref"}};
+  EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("sparse_attention"));
+  options.layer.implementations = {{"sparse_attention", "frob"}};
+  EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("got frob for sparse_attention, expected one of "));
+  options.layer.implementations = {{"*", "ref"}, {"sparse_attention", "cpu"}};
+  EXPECT_EQ(error_of([&] { Engine e(options); }), "no error");
 }
 
 TEST(Engine, StrictRefusesALayerTwice) {

@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -183,6 +186,54 @@ TEST(ModelConfig, LayerTypesStandInForTheList) {
   EXPECT_THAT(error_of(text.str()), HasSubstr("compress_ratio=2; expected 1, 4, or 128"));
 }
 
+TEST(ModelConfig, AttentionIsNotScaledByYarn) {
+  for (const char* key : {"mscale", "mscale_all_dim", "attention_factor"}) {
+    const std::string field = std::string("\"") + key + "\": ";
+    for (const char* value : {"1", "1.0"}) {
+      Text text;
+      text.rope.insert(text.rope.size() - 1, ", " + field + value);
+      EXPECT_EQ(error_of(text.str()), "") << key << " " << value;
+    }
+    for (const char* value : {"1.277", "-1", "2", "\"1\""}) {
+      Text text;
+      text.rope.insert(text.rope.size() - 1, ", " + field + value);
+      EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr(key), HasSubstr("expected "))) << value;
+      Text flat;
+      flat.more = field + value;
+      EXPECT_THAT(error_of(flat.str()), AllOf(HasSubstr(key), HasSubstr("expected "))) << value;
+    }
+  }
+}
+
+TEST(ModelConfig, OtherArchitecturesAndCrossedYarnAreRefused) {
+  Text text;
+  text.more = "\"model_type\": \"llama\"";
+  EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("model_type"), HasSubstr("llama"), HasSubstr("deepseek_v4")));
+  text.more = "\"model_type\": \"deepseek_v4\"";
+  EXPECT_EQ(error_of(text.str()), "");
+  text.rope.replace(text.rope.find("\"beta_fast\": 32"), 15, "\"beta_fast\": 0.5");
+  EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("beta_fast"), HasSubstr("0.5"), HasSubstr("beta_slow 1")));
+}
+
+TEST(ModelConfig, ErrorsNameTheFile) {
+  const std::string path = ::testing::TempDir() + "smla_config_" + std::to_string(getpid()) + ".json";
+  std::ofstream(path) << "{\"hidden_size\": -1}";
+  const auto error = [](const std::string& file) -> std::string {
+    try {
+      load_model_config(file);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(error(path), HasSubstr(path + ": hidden_size: got -1"));
+  std::remove(path.c_str());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THAT(error(path), AllOf(HasSubstr(path), HasSubstr("no regular file"))) << "a pipe must not hang the reader";
+  std::remove(path.c_str());
+  EXPECT_THAT(error(::testing::TempDir()), HasSubstr("no regular file"));
+}
+
 TEST(ModelConfig, NoListMeansNoGuess) {
   Text text;
   text.layers = "\"num_hidden_layers\": 3";
@@ -191,7 +242,7 @@ TEST(ModelConfig, NoListMeansNoGuess) {
 
 TEST(ModelConfig, RatiosAndTrailingEntries) {
   Text text;
-  for (const char* list : {"[0,4,128]", "[1,4,128]", "[0,4,128,0]", "[0,4,128,0,0,0]"}) {
+  for (const char* list : {"[0,4,128]", "[1,4,128]", "[0.0, 4.0, 128.0]", "[0,4,128,0]", "[0,4,128,0,0,0]"}) {
     text.layers = std::string("\"num_hidden_layers\": 3, \"compress_ratios\": ") + list;
     EXPECT_EQ(error_of(text.str()), "") << list;
   }

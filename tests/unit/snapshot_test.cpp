@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -248,7 +249,10 @@ TEST(Snapshot, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
   refuses(forged<std::int64_t>(good, 24, 1 << 24), layout,
           "2 blocks from 0, expected 2 from 262142 for 16777216 tokens");
   refuses(forged<std::int64_t>(good, 24, 0), layout, "2 blocks from 0, expected 0 from 0 for 0 tokens");
-  refuses(forged<std::int64_t>(good, 32, -5), layout, "layer of a cache");
+  refuses(forged<std::int64_t>(good, 32, -5), layout, "layers: got -5, expected 0 to ");
+  refuses(forged<std::int64_t>(good, 32, -4294966993), layout, "layers: got -4294966993, expected 0 to ");
+  refuses(forged<std::int64_t>(good, 32, 0), layout, "layer of a cache: got 0, expected none");
+  refuses(forged(good, kRecord + 16 + 31, 'x'), layout, "format: got other bytes behind its name, expected zeros");
   refuses(forged<std::uint64_t>(good, 40, ~0ULL), layout, "note: got 18446744073709551615 bytes");
   refuses(forged<std::uint64_t>(good, 40, 8), layout, "bytes left");
   refuses(forged<std::int64_t>(good, kRecord, -1), layout, "layer of a cache: got -1");
@@ -282,10 +286,24 @@ TEST(Snapshot, Files) {
   write_snapshot_file(path, {});
   EXPECT_TRUE(read_snapshot_file(path).empty());
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1) << "no half-written file stays";
-  EXPECT_THAT([&] { read_snapshot_file(folder.string()); }, ThrowsMessage<IoError>(HasSubstr("no such file")));
+  EXPECT_THAT([&] { read_snapshot_file(folder.string()); }, ThrowsMessage<IoError>(HasSubstr("no regular file")));
   EXPECT_THROW(read_snapshot_file((folder / "none").string()), IoError);
   EXPECT_THROW(write_snapshot_file((folder / "none" / "file").string(), saved.bytes), IoError);
   EXPECT_THROW(write_snapshot_file(folder.string(), saved.bytes), IoError);
+  // What is no regular file is neither waited for nor replaced.
+  const std::string pipe = (folder / "pipe").string();
+  const std::string link = (folder / "link").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_symlink(path, link);
+  for (const std::string& odd : {pipe, link}) {
+    EXPECT_THAT([&] { write_snapshot_file(odd, saved.bytes); }, ThrowsMessage<IoError>(HasSubstr("no regular file")));
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe) && std::filesystem::is_symlink(link));
+  EXPECT_THAT([&] { read_snapshot_file(pipe); }, ThrowsMessage<IoError>(HasSubstr("no regular file")));
+  // Somebody else's file of the old temporary name stays.
+  std::ofstream(path + ".part") << "mine";
+  write_snapshot_file(path, saved.bytes);
+  EXPECT_EQ(std::filesystem::file_size(path + ".part"), 4U);
   std::filesystem::remove_all(folder);
 }
 

@@ -5,6 +5,7 @@
 
 #include "cache/check_cache.h"
 #include "core/check.h"
+#include "core/check_distinct.h"
 #include "ops/attention/implementations.h"
 #include "ops/norm_rope/scalar.h"
 
@@ -151,7 +152,9 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   check_tensor(kOp, "q", args.q, {p.tokens, kAny, p.dim}, {p.q});
   check_that(args.q.size(1) >= p.heads, kOp, "q heads", args.q.size(1), words("at least ", p.heads));
   check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.out_dim()}, {p.o});
+  check_distinct(kOp, "o", args.o);
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
+  check_distinct(kOp, "lse", args.lse);
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
   check_that(!p.partial || args.sink.absent(), kOp, "sink", "a tensor",
              "none: partial results leave it to merge_partials");
@@ -205,7 +208,9 @@ void OpTable<MergePartials>::check_args(const MergePartials::Problem& p, const M
   check_tensor(kOp, "partial_o", args.partial_o, {p.slices, p.tokens, p.heads, p.dim}, {DType::kF32});
   check_tensor(kOp, "partial_lse", args.partial_lse, {p.slices, p.tokens, p.heads}, {DType::kF32});
   check_tensor(kOp, "o", args.o, {p.tokens, p.heads, p.dim}, {p.o});
+  check_distinct(kOp, "o", args.o);
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
+  check_distinct(kOp, "lse", args.lse);
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
 }
 

@@ -17,8 +17,13 @@ constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 
 bool finite(BF16 x) { return (x.bits & 0x7F80U) != 0x7F80U; }
 
-[[noreturn]] void bad_value(const StoredTensor& source, const std::string& at, const std::string& expected) {
-  throw IoError(source.where() + ": got a bad value at [" + at + "], expected " + expected);
+std::string place(std::int64_t row, std::int64_t column) { return std::to_string(row) + ", " + std::to_string(column); }
+
+[[noreturn]] void bad_value(const StoredTensor& source, float value, const std::string& at,
+                            const std::string& expected) {
+  // The sign of a NaN says nothing.
+  const std::string text = std::isnan(value) ? "nan" : std::to_string(value);
+  throw IoError(source.where() + ": got " + text + " at [" + at + "], expected " + expected);
 }
 
 /// Block scales as doubles. @throws IoError unless each is finite and not negative.
@@ -31,9 +36,11 @@ std::vector<double> read_scales(const StoredTensor& source, const HostTensor& st
       case DType::kE4M3: value = to_float(stored.as<E4M3>()[i]); break;
       default: value = from_ue8m0(stored.as<std::uint8_t>()[i]); break;
     }
-    if (!std::isfinite(value) || value < 0) {
-      bad_value(source, std::to_string(first_row + i / stored.size(1)) + ", " + std::to_string(i % stored.size(1)),
-                "a finite scale that is not negative");
+    // A group's e4m3 scale may round to 0; a block's fp32 scale of 0 would silently drop 128 x 128 weights.
+    const bool may_be_zero = stored.dtype() == DType::kE4M3;
+    if (!std::isfinite(value) || value < 0 || (value == 0 && !may_be_zero)) {
+      bad_value(source, value, place(first_row + i / stored.size(1), i % stored.size(1)),
+                may_be_zero ? "a finite scale that is not negative" : "a finite scale above 0");
     }
     scales[static_cast<std::size_t>(i)] = static_cast<double>(value);
   }
@@ -154,10 +161,9 @@ HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
       bad = decode_nvfp4(piece, scales.data(), global, columns, out.as<BF16>() + offset);
     }
     if (bad != kNone) {
-      bad_value(
-          s.weight,
-          std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
-          "a weight that is finite as bf16");
+      const float value = f32 ? out.as<float>()[offset + bad] : to_float(out.as<BF16>()[offset + bad]);
+      bad_value(s.weight, value, place(begin + bad / columns.size(), columns.begin + bad % columns.size()),
+                "a weight that is finite as bf16");
     }
     begin = end;
   }
@@ -192,10 +198,9 @@ KeptLinear read_fp8(const LinearSource& s, Range rows, Range columns) {
     const HostTensor piece = s.weight.file->read_rows(s.weight.name, begin, end);
     std::vector<BF16> decoded(static_cast<std::size_t>((end - begin) * columns.size()));
     if (const std::int64_t bad = decode_fp8(piece, begin, scales.data(), columns, decoded.data()); bad != kNone) {
-      bad_value(
-          s.weight,
-          std::to_string(begin + bad / columns.size()) + ", " + std::to_string(columns.begin + bad % columns.size()),
-          "a weight that is finite as bf16");
+      bad_value(s.weight, to_float(decoded[static_cast<std::size_t>(bad)]),
+                place(begin + bad / columns.size(), columns.begin + bad % columns.size()),
+                "a weight that is finite as bf16");
     }
     for (std::int64_t r = begin; r < end; ++r) {
       std::memcpy(out.codes.as<E4M3>() + (r - rows.begin) * columns.size(),
@@ -212,7 +217,7 @@ HostTensor read_plain(const StoredTensor& source, bool as_f32, bool infinity) {
   for (std::int64_t i = 0; i < stored.numel(); ++i) {
     const float v = stored.dtype() == DType::kF32 ? stored.as<float>()[i] : to_float(stored.as<BF16>()[i]);
     if (infinity ? std::isnan(v) : !std::isfinite(v))
-      bad_value(source, std::to_string(i), infinity ? "no NaN" : "a finite number");
+      bad_value(source, v, std::to_string(i), infinity ? "no NaN" : "a finite number");
     wide.as<float>()[i] = v;
   }
   return as_f32 ? std::move(wide) : std::move(stored);
@@ -220,7 +225,8 @@ HostTensor read_plain(const StoredTensor& source, bool as_f32, bool infinity) {
 
 float read_scalar(const StoredTensor& source) {
   const HostTensor value = read_plain(source, true, false);
-  if (value.numel() != 1 || !(value.as<float>()[0] > 0)) bad_value(source, "0", "a positive scale");
+  if (value.numel() != 1 || !(value.as<float>()[0] > 0))
+    bad_value(source, value.numel() == 1 ? value.as<float>()[0] : 0, "0", "one positive scale");
   return value.as<float>()[0];
 }
 
@@ -289,6 +295,22 @@ EncodedLinear encode_linear(const ConstTensorView& weight, LinearEncoding encodi
   HostTensor copy(DType::kBF16, {weight.size(0), weight.size(1)});
   std::memcpy(copy.data(), w, copy.bytes());
   return {.weight = std::move(copy), .scale = {}, .global_scale = {}};
+}
+
+std::vector<SafetensorsPlan> plan_linear(const std::string& stem, std::int64_t outputs, std::int64_t inputs,
+                                         LinearEncoding encoding) {
+  const auto blocks = [](std::int64_t n) { return (n + kFp8Block - 1) / kFp8Block; };
+  switch (encoding) {
+    case LinearEncoding::kFp8:
+      return {{.name = stem + ".weight", .dtype = "F8_E4M3", .shape = {outputs, inputs}},
+              {.name = stem + ".scale", .dtype = "F8_E8M0", .shape = {blocks(outputs), blocks(inputs)}}};
+    case LinearEncoding::kNvfp4:
+      return {{.name = stem + ".weight", .dtype = "U8", .shape = {outputs, inputs / 2}},
+              {.name = stem + ".weight_scale", .dtype = "F8_E4M3", .shape = {outputs, inputs / kNvfp4Group}},
+              {.name = stem + ".weight_scale_2", .dtype = "F32", .shape = {}}};
+    case LinearEncoding::kPlain: break;
+  }
+  return {{.name = stem + ".weight", .dtype = "BF16", .shape = {outputs, inputs}}};
 }
 
 }  // namespace smla

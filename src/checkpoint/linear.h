@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "checkpoint/safetensors.h"
 #include "core/codecs.h"
@@ -89,5 +90,10 @@ struct EncodedLinear {
 };
 /// @param weight [outputs, inputs] BF16; inputs a multiple of 16 for kNvfp4. @throws InvalidArgument.
 EncodedLinear encode_linear(const ConstTensorView& weight, LinearEncoding encoding);
+
+/// The tensors `stem`.weight, .scale, ... that a linear weight [outputs, inputs] of this encoding becomes in a file, in
+/// the order of EncodedLinear's members.
+std::vector<SafetensorsPlan> plan_linear(const std::string& stem, std::int64_t outputs, std::int64_t inputs,
+                                         LinearEncoding encoding);
 
 }  // namespace smla

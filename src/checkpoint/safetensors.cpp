@@ -259,6 +259,34 @@ void write_safetensors(const std::string& path, const std::map<std::string, std:
 
 void write_safetensors_items(const std::string& path, const std::map<std::string, std::string>& metadata,
                              const std::vector<SafetensorsItem>& tensors) {
+  std::vector<SafetensorsPlan> plans;
+  for (const auto& [name, tensor, as_dtype] : tensors) {
+    SafetensorsPlan plan{.name = name,
+                         .dtype = as_dtype.empty() ? std::string(name_of(tensor->dtype())) : as_dtype,
+                         .shape = tensor->shape()};
+    const StoredType* type = stored_type(plan.dtype);
+    if (type == nullptr || type->bytes != size_of(tensor->dtype())) {
+      throw InvalidArgument(path + ": tensor " + name + ": dtype: got " + plan.dtype +
+                            ", expected a safetensors dtype of its size");
+    }
+    plans.push_back(std::move(plan));
+  }
+  SafetensorsWriter writer(path, metadata, plans);
+  for (const SafetensorsItem& item : tensors) writer.append(item.tensor->data(), item.tensor->bytes());
+  writer.finish();
+}
+
+std::int64_t SafetensorsPlan::bytes() const {
+  const StoredType* type = stored_type(dtype);
+  const std::int64_t bytes = type == nullptr ? -1 : tensor_bytes(*type, shape);
+  if (bytes < 0)
+    throw InvalidArgument("tensor " + name + ": got " + dtype + ", expected a safetensors dtype and a size of 63 bits");
+  return bytes;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::map<std::string, std::string>& metadata,
+                                     const std::vector<SafetensorsPlan>& tensors)
+    : path_(path), file_(nullptr, [](std::FILE* f) { return f != nullptr ? std::fclose(f) : 0; }) {
   std::string header = "{";
   if (!metadata.empty()) {
     header += "\"__metadata__\":{";
@@ -267,37 +295,42 @@ void write_safetensors_items(const std::string& path, const std::map<std::string
     header += "}";
   }
   std::set<std::string> names{"__metadata__"};
-  std::size_t offset = 0;
-  for (const auto& [name, tensor, as_dtype] : tensors) {
-    const std::string dtype = as_dtype.empty() ? std::string(name_of(tensor->dtype())) : as_dtype;
-    const StoredType* type = stored_type(dtype);
-    if (type == nullptr || type->bytes != size_of(tensor->dtype())) {
-      throw InvalidArgument(path + ": tensor " + name + ": dtype: got " + dtype +
-                            ", expected a safetensors dtype of its size");
-    }
-    if (!names.insert(name).second)
-      throw InvalidArgument(path + ": tensor " + name + ": got a reserved or repeated name, expected another");
-    header += (header.size() == 1 ? "" : ",") + json_string(name) + ":{\"dtype\":\"" + dtype + "\",\"shape\":[";
-    for (int i = 0; i < tensor->rank(); ++i) header += (i == 0 ? "" : ",") + std::to_string(tensor->size(i));
-    header += "],\"data_offsets\":[" + std::to_string(offset) + "," + std::to_string(offset + tensor->bytes()) + "]}";
-    offset += tensor->bytes();
+  for (const SafetensorsPlan& plan : tensors) {
+    if (!names.insert(plan.name).second)
+      throw InvalidArgument(path + ": tensor " + plan.name + ": got a reserved or repeated name, expected another");
+    header +=
+        (header.size() == 1 ? "" : ",") + json_string(plan.name) + ":{\"dtype\":\"" + plan.dtype + "\",\"shape\":[";
+    for (std::size_t i = 0; i < plan.shape.size(); ++i) header += (i == 0 ? "" : ",") + std::to_string(plan.shape[i]);
+    const std::int64_t end = missing_ + plan.bytes();
+    header += "],\"data_offsets\":[" + std::to_string(missing_) + "," + std::to_string(end) + "]}";
+    missing_ = end;
   }
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
 
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(path.c_str(), "wb"), [](std::FILE* f) { return f != nullptr ? std::fclose(f) : 0; });
-  if (file == nullptr) throw IoError(path + ": " + std::strerror(errno));
-  const auto put = [&](const void* data, std::size_t bytes) {
-    if (bytes != 0 && std::fwrite(data, 1, bytes, file.get()) != bytes)
-      throw IoError(path + ": writing failed: " + std::strerror(errno));
-  };
+  file_.reset(std::fopen(path.c_str(), "wb"));
+  if (file_ == nullptr) throw IoError(path + ": " + std::strerror(errno));
   std::array<unsigned char, 8> prefix{};
   for (std::size_t i = 0; i < 8; ++i) prefix[i] = static_cast<unsigned char>(header.size() >> (8 * i));
   put(prefix.data(), prefix.size());
   put(header.data(), header.size());
-  for (const SafetensorsItem& item : tensors) put(item.tensor->data(), item.tensor->bytes());
-  if (std::fflush(file.get()) != 0) throw IoError(path + ": writing failed: " + std::strerror(errno));
+}
+
+void SafetensorsWriter::put(const void* data, std::size_t bytes) {
+  if (bytes != 0 && std::fwrite(data, 1, bytes, file_.get()) != bytes)
+    throw IoError(path_ + ": writing failed: " + std::strerror(errno));
+}
+
+void SafetensorsWriter::append(const void* data, std::size_t bytes) {
+  put(data, bytes);
+  missing_ -= static_cast<std::int64_t>(bytes);
+}
+
+void SafetensorsWriter::finish() {
+  if (missing_ != 0)
+    throw InvalidArgument(path_ + ": got tensors that differ by " + std::to_string(missing_) +
+                          " bytes from the header, expected those it names");
+  if (std::fflush(file_.get()) != 0) throw IoError(path_ + ": writing failed: " + std::strerror(errno));
 }
 
 }  // namespace smla

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -61,14 +63,41 @@ class SafetensorsFile {
   std::map<std::string, SafetensorsEntry> tensors_;
 };
 
+/// A tensor of a file that is to be written: its safetensors dtype ("BF16", "F8_E8M0") and shape.
+struct SafetensorsPlan {
+  std::string name;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  /// Of its data. @throws InvalidArgument for an unknown dtype or a size that does not fit 63 bits.
+  std::int64_t bytes() const;
+};
+
+/// Writes a file from front to back: an 8-byte aligned header of all tensors, then their bytes as they come.
+class SafetensorsWriter {
+ public:
+  /// @throws IoError; InvalidArgument for an unknown dtype, a repeated or a reserved name.
+  SafetensorsWriter(const std::string& path, const std::map<std::string, std::string>& metadata,
+                    const std::vector<SafetensorsPlan>& tensors);
+  /// The next bytes of the data. @throws IoError.
+  void append(const void* data, std::size_t bytes);
+  /// @throws IoError; InvalidArgument unless all bytes of all tensors were appended.
+  void finish();
+
+ private:
+  void put(const void* data, std::size_t bytes);
+
+  std::string path_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  std::int64_t missing_ = 0;
+};
+
 /// A tensor to write. `dtype`: its name in the file where that is not `name_of(tensor->dtype())` (F8_E8M0 for U8).
 struct SafetensorsItem {
   std::string name;
   const HostTensor* tensor = nullptr;
   std::string dtype;
 };
-/// Writes tensors in the given order behind an 8-byte aligned header. @throws IoError; InvalidArgument for a repeated
-/// or reserved name.
+/// Writes whole tensors in the given order. @throws as SafetensorsWriter; InvalidArgument for a dtype of another size.
 void write_safetensors_items(const std::string& path, const std::map<std::string, std::string>& metadata,
                              const std::vector<SafetensorsItem>& tensors);
 void write_safetensors(const std::string& path, const std::map<std::string, std::string>& metadata,

@@ -1,7 +1,6 @@
 #include "checkpoint/writer.h"
 
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <utility>
@@ -33,68 +32,108 @@ void write_text(const std::string& path, const std::string& text) {
   if (!file) throw IoError(path + ": writing failed");
 }
 
-std::string shard_name(int shard, int shards) {
-  char text[64];
-  std::snprintf(text, sizeof text, "model-%05d-of-%05d.safetensors", shard + 1, shards);
-  return text;
-}
-
 }  // namespace
 
-void CheckpointWriter::add(const std::string& name, const ConstTensorView& tensor) {
-  if (!tensor.contiguous())
-    throw InvalidArgument("checkpoint writer: " + name + ": got strided rows, expected contiguous ones");
-  HostTensor copy(tensor.dtype, std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.begin() + tensor.rank));
-  if (copy.bytes() != 0) std::memcpy(copy.data(), tensor.data, copy.bytes());
-  items_.push_back({.name = name, .tensor = std::move(copy), .dtype = {}});
+void CheckpointWriter::plan(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+  plans_.push_back({.name = name, .dtype = std::string(name_of(dtype)), .shape = shape});
 }
 
-void CheckpointWriter::add_linear(const std::string& stem, const ConstTensorView& weight, LinearEncoding encoding) {
-  EncodedLinear e = encode_linear(weight, encoding);
-  items_.push_back({.name = stem + ".weight", .tensor = std::move(e.weight), .dtype = {}});
-  if (encoding == LinearEncoding::kFp8)
-    items_.push_back({.name = stem + ".scale", .tensor = std::move(e.scale), .dtype = "F8_E8M0"});
-  if (encoding == LinearEncoding::kNvfp4) {
-    items_.push_back({.name = stem + ".weight_scale", .tensor = std::move(e.scale), .dtype = {}});
-    items_.push_back({.name = stem + ".weight_scale_2", .tensor = std::move(e.global_scale), .dtype = {}});
-  }
+void CheckpointWriter::plan_linear(const std::string& stem, std::int64_t outputs, std::int64_t inputs,
+                                   LinearEncoding encoding) {
+  for (SafetensorsPlan& plan : smla::plan_linear(stem, outputs, inputs, encoding)) plans_.push_back(std::move(plan));
 }
 
 std::int64_t CheckpointWriter::bytes() const {
   std::int64_t sum = 0;
-  for (const Item& item : items_) sum += static_cast<std::int64_t>(item.tensor.bytes());
+  for (const SafetensorsPlan& plan : plans_) sum += plan.bytes();
   return sum;
 }
 
-void CheckpointWriter::write(const std::string& folder, const ModelConfig& model, int shards) const {
-  const auto count = static_cast<std::int64_t>(items_.size());
+void CheckpointWriter::begin(const std::string& folder, int shards) {
+  const auto count = static_cast<std::int64_t>(plans_.size());
   if (shards < 1 || shards > count) {
     throw InvalidArgument("checkpoint writer: shards: got " + std::to_string(shards) + ", expected 1 to " +
                           std::to_string(count) + ", the tensors");
   }
-  write_text(folder + "/config.json", model_config_json(model));
-  const std::map<std::string, std::string> metadata{{"format", "pt"}};
-  std::string map;
-  std::int64_t next = 0;
-  std::int64_t written = 0;
+  folder_ = folder;
+  const std::int64_t all = bytes();
+  std::int64_t planned = 0;
+  std::size_t next = 0;
   for (int shard = 0; shard < shards; ++shard) {
     // At least one tensor each, and one left for each shard to come.
-    const std::int64_t goal = bytes() / shards * (shard + 1);
-    const std::string name = shards == 1 ? "model.safetensors" : shard_name(shard, shards);
-    std::vector<SafetensorsItem> list;
-    while (next < count - (shards - 1 - shard) && (list.empty() || shard == shards - 1 || written < goal)) {
-      const Item& item = items_[static_cast<std::size_t>(next++)];
-      list.push_back({.name = item.name, .tensor = &item.tensor, .dtype = item.dtype});
-      written += static_cast<std::int64_t>(item.tensor.bytes());
-      map += (map.empty() ? "\n    " : ",\n    ") + json_string(item.name) + ": " + json_string(name);
-    }
-    write_safetensors_items(folder + "/" + name, metadata, list);
+    const std::int64_t goal = all / shards * (shard + 1);
+    const std::size_t last = plans_.size() - static_cast<std::size_t>(shards - 1 - shard);
+    const std::size_t first = next;
+    while (next < last && (next == first || shard == shards - 1 || planned < goal)) planned += plans_[next++].bytes();
+    ends_.push_back(next);
   }
-  if (shards > 1) {
-    write_text(folder + "/model.safetensors.index.json",
+  open_next();
+}
+
+std::string CheckpointWriter::file_name(int shard) const {
+  if (ends_.size() == 1) return "model.safetensors";
+  char text[64];
+  std::snprintf(text, sizeof text, "model-%05d-of-%05zu.safetensors", shard + 1, ends_.size());
+  return text;
+}
+
+void CheckpointWriter::open_next() {
+  if (file_) file_->finish();
+  ++shard_;
+  const std::vector<SafetensorsPlan> part(
+      plans_.begin() + static_cast<std::ptrdiff_t>(next_),
+      plans_.begin() + static_cast<std::ptrdiff_t>(ends_[static_cast<std::size_t>(shard_)]));
+  file_.emplace(folder_ + "/" + file_name(shard_), std::map<std::string, std::string>{{"format", "pt"}}, part);
+}
+
+void CheckpointWriter::append(const std::string& name, const std::string& dtype, const std::vector<std::int64_t>& shape,
+                              const void* data) {
+  const bool planned = file_ && next_ < plans_.size() && plans_[next_].name == name && plans_[next_].dtype == dtype &&
+                       plans_[next_].shape == shape;
+  if (!planned) {
+    throw InvalidArgument("checkpoint writer: got " + name + ", expected " +
+                          (file_ && next_ < plans_.size() ? plans_[next_].name + " as it was planned" : "no tensor"));
+  }
+  if (next_ == ends_[static_cast<std::size_t>(shard_)]) open_next();
+  const std::int64_t size = plans_[next_++].bytes();
+  file_->append(data, static_cast<std::size_t>(size));
+  written_ += size;
+}
+
+void CheckpointWriter::add(const std::string& name, const ConstTensorView& tensor) {
+  if (!tensor.contiguous())
+    throw InvalidArgument("checkpoint writer: " + name + ": got strided rows, expected contiguous ones");
+  append(name, std::string(name_of(tensor.dtype)), {tensor.shape.begin(), tensor.shape.begin() + tensor.rank},
+         tensor.data);
+}
+
+void CheckpointWriter::add_linear(const std::string& stem, const ConstTensorView& weight, LinearEncoding encoding) {
+  const EncodedLinear e = encode_linear(weight, encoding);
+  const HostTensor* parts[] = {&e.weight, &e.scale, &e.global_scale};
+  const HostTensor* const* part = parts;
+  for (const SafetensorsPlan& plan : smla::plan_linear(stem, weight.size(0), weight.size(1), encoding))
+    append(plan.name, plan.dtype, plan.shape, (*part++)->data());
+}
+
+void CheckpointWriter::finish(const ModelConfig& model) {
+  if (!file_ || next_ != plans_.size()) {
+    throw InvalidArgument("checkpoint writer: got " + std::to_string(next_) + " tensors, expected the " +
+                          std::to_string(plans_.size()) + " that were planned");
+  }
+  file_->finish();
+  file_.reset();
+  if (ends_.size() > 1) {
+    std::string map;
+    int shard = 0;
+    for (std::size_t i = 0; i < plans_.size(); ++i) {
+      if (i == ends_[static_cast<std::size_t>(shard)]) ++shard;
+      map += (i == 0 ? "\n    " : ",\n    ") + json_string(plans_[i].name) + ": " + json_string(file_name(shard));
+    }
+    write_text(folder_ + "/model.safetensors.index.json",
                "{\n  \"metadata\": {\"total_size\": " + std::to_string(bytes()) + "},\n  \"weight_map\": {" + map +
                    "\n  }\n}\n");
   }
+  write_text(folder_ + "/config.json", model_config_json(model));
 }
 
 std::string model_config_json(const ModelConfig& m) {

@@ -27,20 +27,14 @@ void fill(const TensorView& t, std::uint64_t seed, double mean, double deviation
   }
 }
 
-}  // namespace
-
-OwnedLayerWeights random_weights(const LayerConfig& c, std::uint64_t seed) {
-  OwnedLayerWeights out;
-  std::uint64_t next = 0;
-  const auto add = [&](DType dtype, std::initializer_list<std::int64_t> shape, double mean, double deviation) {
-    out.storage.emplace_back(dtype, shape);
-    fill(out.storage.back().view(), mix(seed, next++), mean, deviation);
-    return ConstTensorView(out.storage.back().view());
-  };
+/// Weights of a layer, each made by `add`(dtype, shape, mean, standard deviation).
+template <class Add>
+LayerWeights make_weights(const LayerConfig& c, const Add& add) {
+  using Shape = std::vector<std::int64_t>;
   const auto linear = [&](std::int64_t outputs, std::int64_t inputs) {
-    return add(DType::kBF16, {outputs, inputs}, 0, 1.0 / std::sqrt(static_cast<double>(inputs)));
+    return add(DType::kBF16, Shape{outputs, inputs}, 0, 1.0 / std::sqrt(static_cast<double>(inputs)));
   };
-  const auto norm = [&](std::int64_t dim, double mean) { return add(DType::kBF16, {dim}, mean, 0.1 * mean); };
+  const auto norm = [&](std::int64_t dim, double mean) { return add(DType::kBF16, Shape{dim}, mean, 0.1 * mean); };
   // Keys of length 0.7 sqrt(dim) against queries of length sqrt(dim): scores with a standard deviation of 0.7, a
   // softmax that prefers without singling out.
   constexpr double kKeyNorm = 0.7;
@@ -49,12 +43,12 @@ OwnedLayerWeights random_weights(const LayerConfig& c, std::uint64_t seed) {
     CompressorWeights w;
     w.wkv = linear(width, c.hidden_size);
     w.wgate = linear(width, c.hidden_size);
-    w.ape = add(DType::kF32, {c.compress_ratio, width}, 0, 0.2);
+    w.ape = add(DType::kF32, Shape{c.compress_ratio, width}, 0, 0.2);
     w.norm = norm(dim, kKeyNorm);
     return w;
   };
 
-  LayerWeights& w = out.views;
+  LayerWeights w;
   w.wq_a = linear(c.q_lora_rank, c.hidden_size);
   w.q_norm = norm(c.q_lora_rank, 1.0);
   w.wq_b = linear(c.num_heads * c.head_dim, c.q_lora_rank);
@@ -62,14 +56,43 @@ OwnedLayerWeights random_weights(const LayerConfig& c, std::uint64_t seed) {
   w.kv_norm = norm(c.head_dim, kKeyNorm);
   w.wo_a = linear(c.o_groups * c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim);
   w.wo_b = linear(c.hidden_size, c.o_groups * c.o_lora_rank);
-  w.attn_sink = add(DType::kF32, {c.num_heads}, 0, 1.0);
+  w.attn_sink = add(DType::kF32, Shape{c.num_heads}, 0, 1.0);
   if (c.has_compressor()) w.compressor = compressor(c.head_dim);
   if (c.has_indexer()) {
     w.index_compressor = compressor(c.index_head_dim);
     w.index_wq_b = linear(c.index_n_heads * c.index_head_dim, c.q_lora_rank);
     w.index_weights_proj = linear(c.index_n_heads, c.hidden_size);
   }
+  return w;
+}
+
+}  // namespace
+
+OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed) {
+  OwnedLayerWeights out;
+  std::uint64_t next = 0;
+  out.views =
+      make_weights(config, [&](DType dtype, const std::vector<std::int64_t>& shape, double mean, double deviation) {
+        out.storage.emplace_back(dtype, shape);
+        fill(out.storage.back().view(), mix(seed, next++), mean, deviation);
+        return ConstTensorView(out.storage.back().view());
+      });
   return out;
+}
+
+LayerWeights weight_shapes(const LayerConfig& config) {
+  return make_weights(config, [](DType dtype, const std::vector<std::int64_t>& shape, double, double) {
+    ConstTensorView view;
+    view.dtype = dtype;
+    view.rank = static_cast<int>(shape.size());
+    std::int64_t stride = 1;
+    for (std::size_t i = shape.size(); i-- > 0;) {
+      view.shape[i] = shape[i];
+      view.stride[i] = stride;
+      stride *= shape[i];
+    }
+    return view;
+  });
 }
 
 void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position,

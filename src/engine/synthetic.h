@@ -35,6 +35,9 @@ constexpr std::uint64_t layer_seed(std::uint64_t seed, std::int64_t model_layer)
 /// [-2, 2].
 OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed);
 
+/// Shapes and dtypes of those weights, without memory.
+LayerWeights weight_shapes(const LayerConfig& config);
+
 /// The hidden state of a token: uniform with variance 1, a function of (seed, stream, request, position). Stream 0:
 /// true tokens; 1: rejected drafts.
 void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position,

@@ -9,12 +9,12 @@
 
 #include "cache/row_codec.h"
 #include "checkpoint/index.h"
-#include "checkpoint/writer.h"
 #include "engine/synthetic.h"
 #include "few_cases.h"
 #include "layer/weight_names.h"
 #include "sparsemla/checkpoint.h"
 #include "sparsemla/weights.h"
+#include "written_checkpoint.h"
 
 namespace smla {
 namespace {
@@ -42,19 +42,9 @@ class CheckpointFolder {
   const std::string& path() const { return path_; }
 
   void write(const ModelConfig& model, LinearEncoding encoding, int shards) const {
-    CheckpointWriter writer;
-    for (std::int64_t i = 0; i < model.num_layers; ++i) {
-      OwnedLayerWeights owned = random_weights(model.layer(i), layer_seed(9, i));
-      const std::string prefix = "layers." + std::to_string(i) + ".attn.";
-      visit_weights(model.layer(i), owned.views, [&](std::string_view name, ConstTensorView& tensor) {
-        if (tensor.rank == 2 && name.ends_with(".weight")) {
-          writer.add_linear(prefix + std::string(name.substr(0, name.rfind('.'))), tensor, encoding);
-        } else {
-          writer.add(prefix + std::string(name), tensor);
-        }
-      });
-    }
-    writer.write(path_, model, shards);
+    test::write_checkpoint(
+        path_, model, test::first_layers(model.num_layers), shards, [](std::int64_t i) { return layer_seed(9, i); },
+        [=](std::string_view) { return encoding; });
   }
 
  private:

@@ -4,10 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/writer.h"
-#include "engine/synthetic.h"
-#include "layer/weight_names.h"
 #include "sparsemla/checkpoint.h"
+#include "written_checkpoint.h"
 
 namespace smla::test {
 
@@ -27,20 +25,13 @@ class Fp8Checkpoint {
       : path_((std::filesystem::temp_directory_path() / name).string()) {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
-    CheckpointWriter writer;
-    for (std::int64_t i = 0; i < model.num_layers; ++i) {
-      OwnedLayerWeights owned = random_weights(model.layer(i), layer_seed(9, i));
-      const std::string prefix = "layers." + std::to_string(i) + ".attn.";
-      visit_weights(model.layer(i), owned.views, [&](std::string_view tensor, ConstTensorView& view) {
-        const bool linear = view.rank == 2 && tensor.ends_with(".weight");
-        const bool apart =
-            tensor.find("compressor.") != std::string_view::npos || tensor == "indexer.weights_proj.weight";
-        if (!linear) return writer.add(prefix + std::string(tensor), view);
-        writer.add_linear(prefix + std::string(tensor.substr(0, tensor.rfind('.'))), view,
-                          apart ? LinearEncoding::kPlain : LinearEncoding::kFp8);
-      });
-    }
-    writer.write(path_, model, 1);
+    write_checkpoint(
+        path_, model, first_layers(model.num_layers), 1, [](std::int64_t i) { return layer_seed(9, i); },
+        [](std::string_view tensor) {
+          const bool apart =
+              tensor.find("compressor.") != std::string_view::npos || tensor == "indexer.weights_proj.weight";
+          return apart ? LinearEncoding::kPlain : LinearEncoding::kFp8;
+        });
   }
   ~Fp8Checkpoint() {
     std::error_code ignored;

@@ -8,11 +8,11 @@
 #include <cstring>
 #include <filesystem>
 
-#include "checkpoint/writer.h"
 #include "core/host_tensor.h"
 #include "engine/synthetic.h"
 #include "layer/weight_names.h"
 #include "property/fp8_checkpoint.h"
+#include "property/written_checkpoint.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/weights.h"
 #include "unit/c_views.h"
@@ -176,11 +176,9 @@ TEST_P(CApi, ALayerOfACheckpoint) {
   const ModelConfig model = model_preset("tiny");
   const LayerConfig config = model.layer(GetParam());
   OwnedLayerWeights weights = random_weights(config, 12);
-  CheckpointWriter writer;
-  visit_weights(config, weights.views, [&](std::string_view name, ConstTensorView& view) {
-    writer.add("layers." + std::to_string(GetParam()) + ".attn." + std::string(name), view);
-  });
-  writer.write(folder, model, 1);
+  test::write_checkpoint(
+      folder, model, {GetParam()}, 1, [](std::int64_t) { return 12U; },
+      [](std::string_view) { return LinearEncoding::kPlain; });
   const smla_layer_options options = options_for_c();
   smla_layer* c_layer = nullptr;
   ASSERT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), GetParam(), &options, 0, 1, &c_layer), SMLA_OK)

@@ -367,10 +367,14 @@ TEST_F(CheckpointFiles, NumbersThatAreNotFiniteAreNamed) {
   items = fresh(Encoding::kFp8Ue8m0);
   items["layers.0.attn.wkv.weight"].tensor.as<E4M3>()[200 * 272 + 130].bits = 0xFF;
   EXPECT_THAT(load_error<IoError>(items, 1), AllOf(HasSubstr("wkv.weight"), HasSubstr("[200, 130]")));
-  for (const float bad : {kNan, kInf, -1.0F}) {
+  for (const float bad : {kNan, kInf, -1.0F, 0.0F, -0.0F}) {
     items = fresh(Encoding::kFp8F32);
     items["layers.0.attn.wo_a.weight_scale_inv"].tensor.as<float>()[7] = bad;
-    EXPECT_THAT(load_error<IoError>(items, 1), AllOf(HasSubstr("wo_a.weight_scale_inv"), HasSubstr("[1, 3]"))) << bad;
+    EXPECT_THAT(
+        load_error<IoError>(items, 1),
+        AllOf(HasSubstr("wo_a.weight_scale_inv"), HasSubstr("[1, 3]"), HasSubstr("expected a finite scale above 0"),
+              HasSubstr(std::isnan(bad) ? "got nan" : "got " + std::to_string(bad))))
+        << bad;
   }
   items = fresh(Encoding::kFp8F32);  // finite factors whose product is not
   items["layers.0.attn.wq_a.scale"].tensor.as<float>()[0] = 3e38F;
@@ -573,11 +577,36 @@ TEST(CheckpointWriter, ConfigJsonReadsBack) {
 
 TEST(CheckpointWriter, RefusesShardsWithoutTensors) {
   CheckpointWriter writer;
-  const HostTensor t(DType::kF32, {2});
-  writer.add("a", t.view());
-  EXPECT_THROW(writer.write(::testing::TempDir(), model_preset("tiny"), 2), InvalidArgument);
-  EXPECT_THROW(writer.write(::testing::TempDir(), model_preset("tiny"), 0), InvalidArgument);
-  EXPECT_THROW(writer.write("/no/such/folder", model_preset("tiny"), 1), IoError);
+  writer.plan("a", DType::kF32, {2});
+  EXPECT_THROW(writer.begin(::testing::TempDir(), 2), InvalidArgument);
+  EXPECT_THROW(writer.begin(::testing::TempDir(), 0), InvalidArgument);
+  EXPECT_THROW(writer.begin("/no/such/folder", 1), IoError);
+}
+
+TEST(CheckpointWriter, TakesWhatWasPlannedInItsOrder) {
+  const std::string folder = ::testing::TempDir() + "smla_writer_" + std::to_string(getpid());
+  std::filesystem::create_directories(folder);
+  const HostTensor a(DType::kF32, {2});
+  const HostTensor w(DType::kBF16, {3, 32});
+  CheckpointWriter writer;
+  writer.plan("a", DType::kF32, {2});
+  writer.plan_linear("w", 3, 32, LinearEncoding::kFp8);
+  EXPECT_EQ(writer.tensors(), 3U);
+  EXPECT_EQ(writer.bytes(), 8 + 96 + 1);
+  EXPECT_THROW(writer.add("a", a.view()), InvalidArgument) << "nothing has begun";
+  writer.begin(folder, 1);
+  EXPECT_THROW(writer.add("b", a.view()), InvalidArgument);
+  EXPECT_THROW(writer.add("a", w.view()), InvalidArgument);
+  writer.add("a", a.view());
+  EXPECT_THROW(writer.add_linear("w", w.view(), LinearEncoding::kPlain), InvalidArgument);
+  EXPECT_THROW(writer.finish(model_preset("tiny")), InvalidArgument) << "the weight is missing";
+  EXPECT_FALSE(std::filesystem::exists(folder + "/config.json"));
+  writer.add_linear("w", w.view(), LinearEncoding::kFp8);
+  EXPECT_THROW(writer.add("c", a.view()), InvalidArgument) << "one too many";
+  EXPECT_EQ(writer.written(), writer.bytes());
+  writer.finish(model_preset("tiny"));
+  EXPECT_EQ(Checkpoint(folder).names(), (std::vector<std::string>{"a", "w.scale", "w.weight"}));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(LinearEncodings, RoundingIsOnceAndToNearestEven) {

@@ -59,9 +59,6 @@ struct Check {
 /// The bandwidth that a row's bytes are compared with on a GPU. On a CPU it is always that of reading in order.
 enum class Traffic : std::uint8_t { kCopy, kGather };
 
-/// Parses choices of implementations: "NAME" is for every op that has it (key "*"), "OP=NAME" for one op.
-std::map<std::string, std::string, std::less<>> implementations_of(const std::vector<std::string>& choices);
-
 /// One line of a report: something that was measured.
 struct Row {
   std::string group;           ///< "attention"

@@ -72,19 +72,6 @@ std::vector<Bound> bounds_of(const Machine& machine) {
 
 double floor_seconds(const Row& row, const Machine& machine) { return bound_of(row, machine).seconds; }
 
-std::map<std::string, std::string, std::less<>> implementations_of(const std::vector<std::string>& choices) {
-  std::map<std::string, std::string, std::less<>> out;
-  for (const std::string& choice : choices) {
-    const std::size_t equals = choice.find('=');
-    if (equals == std::string::npos) {
-      out["*"] = choice;
-    } else {
-      out[choice.substr(0, equals)] = choice.substr(equals + 1);
-    }
-  }
-  return out;
-}
-
 std::vector<std::int64_t> decode_rows(const Options& options) {
   return options.decode ? options.batches : std::vector<std::int64_t>{};
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the GPU tables of docs/performance.md and docs/performance/gpu.md from `smla bench --device cuda --json`. Standard library only.
+"""Writes the GPU tables of docs/performance.md and docs/performance/gpu.md from `smla bench --device cuda --json FILE`. Standard library only.
 
     python3 tools/gpu_tables.py FOLDER
 
-FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--output of the groups of that name) and serve.json (--json of
+FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--json of the groups of that name) and serve.json (--json of
 `smla bench serve`), attention_bf16.json, attention_per_tensor.json (other rows) and attention_next_n.json (several queries of a request); attention_few.json
 (other head counts), layer_pro.json, layer_tp.json and layer_next_n.json (other models, slices, several queries of a request) if they are there. Sections between <!-- gpu_NAME:begin --> and
 <!-- gpu_NAME:end --> are rewritten.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws what `smla bench --device cuda --json` measured: time over floor and ratio to the peer, by the last number of a cell's name (batch, tokens).
+"""Draws what `smla bench --device cuda --json FILE` measured: time over floor and ratio to the peer, by the last number of a cell's name (batch, tokens).
 
-    smla bench attention --device cuda --json --output run.json
+    smla bench attention --device cuda --json run.json
     python3 tools/plot.py run.json --output run.png
     python3 tools/plot.py run.json --text          # the same numbers, no matplotlib
 

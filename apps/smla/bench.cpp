@@ -9,11 +9,13 @@
 #include <memory>
 #include <sstream>
 
+#include "arguments.h"
 #include "bench/device_machine.h"
 #include "bench_compare.h"
 #include "commands.h"
 #include "device/gpu.h"
 #include "ops/registry.h"
+#include "output_file.h"
 #include "serve.h"
 #include "sparsemla/error.h"
 #include "sparsemla/front_end.h"
@@ -39,8 +41,8 @@ struct BenchArguments {
   std::vector<std::string> implementations;
   std::vector<std::int64_t> heads;
   std::string format = "table";
-  bool json = false;
-  bool csv = false;
+  std::string json;
+  std::string csv;
   std::string output;
   bool quiet = false;
   bench::Options options;
@@ -71,7 +73,7 @@ bench::Options bench_options(const BenchArguments& a) {
   o.prefill = a.only != "decode";
   o.ratios.clear();
   for (const std::string& kind : a.kinds) o.ratios.push_back(kind == "swa" ? 1 : (kind == "c4a" ? 4 : 128));
-  o.implementations = bench::implementations_of(a.implementations);
+  o.implementations = implementations_of(a.implementations, o.device);
   return o;
 }
 
@@ -124,26 +126,51 @@ BenchReport run_groups(const std::vector<bench::Group>& groups, const bench::Opt
   return report;
 }
 
-void write(const BenchArguments& a, const std::string& text) {
-  if (a.output.empty()) {
-    fmt::print("{}", text);
-    return;
-  }
-  std::ofstream file(a.output, std::ios::binary);
-  file << text;
-  file.flush();
-  if (!file) throw IoError("--output: " + a.output + " could not be written");
+std::string report_as(const std::string& format, const BenchReport& report) {
+  if (format == "json") return bench_json(report);
+  return format == "csv" ? bench_csv(report) : bench_table(report);
+}
+
+/// --json and --csv were flags once: a group behind them is what to measure, not a file.
+void check_no_group(const char* option, const std::string& path, std::span<const bench::Group> groups) {
+  if (path == "machine" || std::ranges::find(groups, path, &bench::Group::name) != groups.end())
+    throw InvalidArgument(
+        fmt::format("{}: got {}, which is something to measure, expected a FILE, or - for stdout", option, path));
 }
 
 int run_bench(const BenchArguments& a) {
   const bool gpu = device_from_name(a.device) == DeviceKind::kCuda;
-  const std::vector<bench::Group> groups = chosen_groups(a.what, gpu ? bench::device_groups() : bench::groups());
+  const std::span<const bench::Group> known = gpu ? bench::device_groups() : bench::groups();
+  const std::vector<bench::Group> groups = chosen_groups(a.what, known);
+  check_no_group("--json", a.json, known);
+  check_no_group("--csv", a.csv, known);
   const bench::Options options = bench_options(a);
+  OutputFile output("--output", a.output);
+  OutputFile json("--json", a.json);
+  OutputFile csv("--csv", a.csv);
   if (options.threads > 0) omp_set_num_threads(options.threads);
   const BenchReport report = run_groups(groups, options, a.quiet);
-  const std::string format = a.json ? "json" : (a.csv ? "csv" : a.format);
-  write(a, format == "json" ? bench_json(report) : (format == "csv" ? bench_csv(report) : bench_table(report)));
+  if (output.wanted()) {
+    output.write(report_as(a.format, report));
+  } else if (!json.is_stdout() && !csv.is_stdout()) {
+    fmt::print("{}", report_as(a.format, report));
+  }
+  if (json.wanted()) json.write(bench_json(report));
+  if (csv.wanted()) csv.write(bench_csv(report));
   return report.wrong() > 0 ? kExitMismatch : kExitPass;
+}
+
+/// @throws InvalidArgument for an option that has no effect beside the others.
+void check_bench_combinations(const CLI::App& command, const BenchArguments& a) {
+  const std::string device = "beside --device " + a.device;
+  for (const char* option : {"--grid", "--layer", "--pool", "--next-n"})
+    refuse_useless(command, option, a.device != "cuda", device, "--device cuda");
+  refuse_useless(command, "--clock", a.device == "cuda" && a.clock == "cpu", device, "--device cpu");
+  refuse_useless(command, "--csv", a.json == "-" && a.csv == "-", "beside --json, both to stdout",
+                 "one of the two there");
+  for (const auto& [option, path] : {std::pair("--json", &a.json), std::pair("--csv", &a.csv)})
+    refuse_useless(command, "--format", *path == "-" && a.output.empty(), fmt::format("beside {} -", option),
+                   "one of the two");
 }
 
 /// On a GPU an option that is not given means its grid's values, and time is measured in smaller portions.
@@ -159,7 +186,7 @@ void use_gpu_defaults(const CLI::App& command, bench::Options& o) {
 
 void add_shape_options(CLI::App* command, BenchArguments& a) {
   bench::Options& o = a.options;
-  const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 24);
+  const auto count = whole(1, std::int64_t{1} << 24);
   const auto list = [&](const char* name, std::vector<std::int64_t>& values, const char* help) {
     command->add_option(name, values, help)
         ->delimiter(',')
@@ -178,7 +205,7 @@ void add_shape_options(CLI::App* command, BenchArguments& a) {
                    "Query heads, a slice of a tensor-parallel model for example; 0: the model's. cuda: a list (64,128)")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::Range(0, 128));
+      ->check(whole(0, 128));
   list("--pool", o.pools, "cuda: entries that a prefill chooses from");
   list("--next-n", o.next_n, "cuda: queries of a decoding request");
   command->add_option("--grid", o.grids, "cuda: grids of a group by name, decode or prefill for example (default: all)")
@@ -189,12 +216,12 @@ void add_shape_options(CLI::App* command, BenchArguments& a) {
                    "cuda: decode attention of these alone: swa, c4a_32k, c128_8k, c128_32k, c128_128k, c128_1M")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command->add_option("--threads", o.threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
+  command->add_option("--threads", o.threads, "CPU threads; 0: all")->check(whole(0, 4096))->capture_default_str();
   command->add_option("--min-time", o.measure.min_seconds, "Seconds to measure each row at least, after a warm-up")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check(real(0.0, 3600.0))
       ->capture_default_str();
   command->add_option("--min-runs", o.measure.min_runs, "Calls to measure for each row at least")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(whole(1, 1 << 20))
       ->capture_default_str();
 }
 
@@ -231,7 +258,7 @@ int run_compare(const CompareArguments& a) {
 void add_compare_command(CLI::App* bench, int& exit_code) {
   auto a = std::make_shared<CompareArguments>();
   CLI::App* command = bench->add_subcommand("compare", "Two runs row by row, or one beside other people's kernels");
-  command->add_option("FILE", a->files, "What `smla bench --json` wrote")->required();
+  command->add_option("FILE", a->files, "What `smla bench --json FILE` wrote")->required();
   command->add_flag("--peers", a->peers, "One file: beside the measurements in data/peers");
   command->footer(
       "Ceilings that differ by more than 5 % make a comparison VOID.\nExit status: 0 compared, 1 VOID, 2 wrong usage "
@@ -257,7 +284,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--kind", a->kinds, "Layer kinds")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::IsMember({"swa", "c4a", "c128a"}))
+      ->check(one_of({"swa", "c4a", "c128a"}))
       ->capture_default_str();
   add_shape_options(command, *a);
   command
@@ -268,22 +295,19 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                    "Index rows: fp8, mxfp4, or the end of another index_ format's name")
       ->capture_default_str();
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
-  command
-      ->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")
-      ->allow_extra_args(false);
-  command->add_option("--only", a->only, "Measure decode or prefill alone")
-      ->check(CLI::IsMember({"decode", "prefill"}));
+  add_impl_option(command, a->implementations);
+  command->add_option("--only", a->only, "Measure decode or prefill alone")->check(one_of({"decode", "prefill"}));
   command
       ->add_option("--clock", a->clock,
                    "wall, or cpu: processor time over threads, to compare kernels on a machine that is not quiet")
-      ->check(CLI::IsMember({"wall", "cpu"}))
+      ->check(one_of({"wall", "cpu"}))
       ->capture_default_str();
   command->add_option("--format", a->format, "What to write")
-      ->check(CLI::IsMember({"table", "csv", "json"}))
+      ->check(one_of({"table", "csv", "json"}))
       ->capture_default_str();
-  command->add_flag("--json", a->json, "The same as --format json");
-  command->add_flag("--csv", a->csv, "The same as --format csv");
   command->add_option("--output", a->output, "Write to this file instead of stdout");
+  command->add_option("--json", a->json, "Also write JSON to FILE; - writes JSON alone to stdout");
+  command->add_option("--csv", a->csv, "Also write CSV to FILE; - writes CSV alone to stdout");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
   command->footer("WHAT:\n  " + groups + "\nWHAT with --device cuda:\n  " + device_groups +
                   "\nTimes are medians; p10 and p90 show the spread. The ceilings are measured before and after the "
@@ -297,6 +321,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   add_serve_command(command, exit_code);
   command->callback([a, command, &exit_code] {
     if (!command->get_subcommands().empty()) return;
+    check_bench_combinations(*command, *a);
     if (a->device == "cuda") use_gpu_defaults(*command, a->options);
     exit_code = run_bench(*a);
   });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "bench/peers.h"
 #include "sparsemla/error.h"
@@ -17,54 +18,84 @@ using Json = nlohmann::json;
 
 constexpr const char* kFormat = "smla-bench/1";
 
+/// The member of that name. @throws InvalidArgument when there is none.
+const Json& need(const Json& json, const char* key) {
+  const auto found = json.is_object() ? json.find(key) : json.end();
+  if (!json.is_object() || found == json.end())
+    throw InvalidArgument(fmt::format("{}: got no such key, expected it", key));
+  return *found;
+}
+
+[[noreturn]] void wrong_type(const std::string& key, const Json& got, const char* expected) {
+  constexpr std::size_t kShown = 60;
+  throw InvalidArgument(fmt::format("{}: got {}, expected {}", key, got.dump().substr(0, kShown), expected));
+}
+
+double number_of(const std::string& key, const Json& json) {
+  if (!json.is_number()) wrong_type(key, json, "a number");
+  return json.get<double>();
+}
+
+template <class T>
+T value(const Json& json, const char* key) {
+  const Json& found = need(json, key);
+  if constexpr (std::is_same_v<T, std::string>) {
+    if (!found.is_string()) wrong_type(key, found, "text");
+  } else {
+    if (!found.is_number()) wrong_type(key, found, "a number");
+  }
+  return found.get<T>();
+}
+
 bench::Machine machine_of(const Json& json, const Json& report) {
   bench::Machine out;
-  out.cpu = report.at("cpu").get<std::string>();
-  out.cores = report.at("cores").get<int>();
-  out.threads = report.at("threads").get<int>();
-  for (const auto& [name, gflops] : json.at("peak_gflops").items())
-    out.peaks.push_back({.name = name, .flops = gflops.get<double>() * 1e9});
+  out.cpu = value<std::string>(report, "cpu");
+  out.cores = value<int>(report, "cores");
+  out.threads = value<int>(report, "threads");
+  for (const auto& [name, gflops] : need(json, "peak_gflops").items())
+    out.peaks.push_back({.name = name, .flops = number_of(name, gflops) * 1e9});
   if (!report.contains("device")) {
-    out.read_bandwidth = json.at("read_gbs").get<double>() * 1e9;
+    out.read_bandwidth = value<double>(json, "read_gbs") * 1e9;
     return out;
   }
-  out.gpu = report.at("device").get<std::string>();
-  out.driver = report.at("driver").get<std::string>();
-  out.cuda = report.at("cuda").get<std::string>();
-  out.product = json.at("product").get<std::string>();
-  out.timer = json.at("timer_us").get<double>() * 1e-6;
+  out.gpu = value<std::string>(report, "device");
+  out.driver = value<std::string>(report, "driver");
+  out.cuda = value<std::string>(report, "cuda");
+  out.product = value<std::string>(json, "product");
+  out.timer = value<double>(json, "timer_us") * 1e-6;
   out.launch = json.value("launch_us", 0.0) * 1e-6;
   out.follow = json.value("follow_us", 0.0) * 1e-6;
-  for (const auto& [name, gbs] : json.at("bandwidth_gbs").items())
-    out.bandwidths.push_back({.name = name, .flops = gbs.get<double>() * 1e9});
+  for (const auto& [name, gbs] : need(json, "bandwidth_gbs").items())
+    out.bandwidths.push_back({.name = name, .flops = number_of(name, gbs) * 1e9});
   return out;
 }
 
 bench::Row row_of(const Json& json) {
   bench::Row row;
-  row.group = json.at("group").get<std::string>();
-  row.name = json.at("name").get<std::string>();
-  row.shape = json.at("shape").get<std::string>();
+  row.group = value<std::string>(json, "group");
+  row.name = value<std::string>(json, "name");
+  row.shape = value<std::string>(json, "shape");
   row.cell = json.value("cell", "");
   row.skipped = json.value("skipped", "");
   if (!row.skipped.empty()) return row;
-  row.implementation = json.at("implementation").get<std::string>();
-  row.time.runs = json.at("runs").get<std::int64_t>();
-  row.time.median = json.at("median_ms").get<double>() * 1e-3;
-  row.time.p10 = json.at("p10_ms").get<double>() * 1e-3;
-  row.time.p90 = json.at("p90_ms").get<double>() * 1e-3;
-  row.time.best = json.at("best_ms").get<double>() * 1e-3;
-  row.flops = json.at("gflop").get<double>() * 1e9;
-  row.bytes = json.at("megabytes").get<double>() * 1e6;
+  row.implementation = value<std::string>(json, "implementation");
+  row.time.runs = value<std::int64_t>(json, "runs");
+  row.time.median = value<double>(json, "median_ms") * 1e-3;
+  row.time.p10 = value<double>(json, "p10_ms") * 1e-3;
+  row.time.p90 = value<double>(json, "p90_ms") * 1e-3;
+  row.time.best = value<double>(json, "best_ms") * 1e-3;
+  row.flops = value<double>(json, "gflop") * 1e9;
+  row.bytes = value<double>(json, "megabytes") * 1e6;
   row.bf16 = json.value("bf16", false);
   row.traffic = json.value("traffic", "copy") == "gather" ? bench::Traffic::kGather : bench::Traffic::kCopy;
   if (json.contains("stages")) {
-    for (const auto& [name, value] : json.at("stages").items()) row.stages.emplace_back(name, value.get<double>());
+    for (const auto& [name, value] : need(json, "stages").items())
+      row.stages.emplace_back(name, number_of(name, value));
   }
   row.product_rate = json.value("product_rate", 1.0);
   if (const std::string check = json.value("check", ""); !check.empty()) {
     constexpr std::string_view kWrong = "WRONG: ";
-    row.check = {.done = true, .l2 = json.at("l2").get<double>(), .failure = check == "ok" ? "" : check};
+    row.check = {.done = true, .l2 = value<double>(json, "l2"), .failure = check == "ok" ? "" : check};
     if (row.check.failure.starts_with(kWrong)) row.check.failure.erase(0, kWrong.size());
   }
   if (!(row.time.median > 0)) throw InvalidArgument("got a time of 0, expected more");
@@ -105,16 +136,18 @@ void compare_ceilings(const BenchReport& a, const BenchReport& b, BenchCompariso
 BenchReport parse_report(const std::string& file, const std::string& text) {
   try {
     const Json json = Json::parse(text);
-    if (json.at("format") != kFormat)
-      throw InvalidArgument("got format " + json.at("format").dump() + ", expected \"" + kFormat + "\"");
+    if (need(json, "format") != kFormat) wrong_type("format", need(json, "format"), "\"smla-bench/1\"");
     BenchReport out;
     out.command = json.value("command", "");
-    out.model = json.at("model").get<std::string>();
-    out.clock = json.at("clock").get<std::string>();
-    out.before = machine_of(json.at("machine").at("before"), json);
-    out.after = machine_of(json.at("machine").at("after"), json);
-    for (const Json& row : json.at("rows")) out.rows.push_back(row_of(row));
+    out.model = value<std::string>(json, "model");
+    out.clock = value<std::string>(json, "clock");
+    out.before = machine_of(need(need(json, "machine"), "before"), json);
+    out.after = machine_of(need(need(json, "machine"), "after"), json);
+    for (const Json& row : need(json, "rows")) out.rows.push_back(row_of(row));
     return out;
+  } catch (const Json::parse_error& e) {
+    throw InvalidArgument(fmt::format(
+        "{}: got text that is not JSON at byte {}, expected what `smla bench --json FILE` wrote", file, e.byte));
   } catch (const Json::exception& e) {
     throw InvalidArgument(file + ": " + e.what());
   } catch (const InvalidArgument& e) {

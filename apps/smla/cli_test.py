@@ -3,7 +3,9 @@
 
 import csv
 import json
+import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -89,6 +91,11 @@ def check_verify(folder):
     run("verify", folder / "no_q.safetensors", code=2, err="in.q")
     save(folder / "op.safetensors", "magic", {}, tensors)
     run("verify", folder / "op.safetensors", code=2, err=["magic", "sparse_attention", "attention_layer"])
+    save(folder / "op.safetensors", "\033[2J\n" + "x" * 1000000, {}, tensors)
+    done = subprocess.run([PROGRAM, "verify", folder / "op.safetensors"], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 2 or "\033" in done.stderr or len(done.stderr) > 4000 or done.stderr.count("\n") != 1:
+        FAILURES.append("hostile op")
+        print("FAIL: an op's name in a file reaches the terminal:", len(done.stderr), repr(done.stderr[:200]))
     run("verify", folder / "absent.safetensors", code=2, err="absent.safetensors")
     run("verify", folder, code=2, err="regular file")
     run("verify", "--impl", "abacus", good, code=2, err=["abacus", "ref"])
@@ -210,10 +217,15 @@ def check_info_and_why():
     run("--help", code=0, out=["run", "verify", "info", "why", "Exit status"])
     for command in ("run", "verify", "info", "why"):
         run(command, "--help", code=0, out=["--help", command])
-    run(code=2, err="subcommand")
-    run("walk", code=2)
+    run(code=2, err="smla: got no command, expected run, ")
+    run("walk", code=2, err='smla: got "walk", expected run, ')
+    run("help", code=2, err='got "help", expected run, ')
+    run("walk", "--help", code=2, err="walk")
     run("info", code=0, out=["CPU", "oneDNN", "sparse_attention", "GPU"])
-    info = json.loads(run("info", "--json", code=0))
+    info = json.loads(run("info", "--json", "-", code=0))
+    if not info["gpus"] and run("info", code=0).count(info["no_gpu_reason"]) != 1:
+        FAILURES.append("info")
+        print("FAIL: why there is no GPU is not told once")
     for op in info["ops"]:
         names = [i["name"] for i in op["implementations"]]
         if names[-1] != "ref" or not op["runs"]:
@@ -247,6 +259,138 @@ def check_run(folder):
     run("run", "--model", folder / "config.json", code=2, err="hidden_size")
     run("run", "--model", "v5", code=2, err=["v5", "v4-flash"])
     run("run", "--cache-dtype", "e5m2", code=2, err=["e5m2", "fp8_ds_mla"])
+
+
+SMALL = ["--max-requests", 1, "--scale-lengths", 0.01, "-q"]
+
+
+def check_arguments(folder):
+    """What is wrong with an option is told in the program's words, before any work."""
+    # Ranges: the limits that hold, and no number that only looks like one.
+    for option, bad, expected in (
+        ("--max-requests", "0", "1 or more"), ("--max-requests", "-1", "1 or more"), ("--max-requests", "99999999999999999999", "1 or more"),
+        ("--max-requests", "1.5", "1 or more"), ("--max-requests", "0x10", "1 or more"), ("--dump-step", "99999999999999999999", "1 or more"),
+        ("--scale-lengths", "0", "to 1000"), ("--scale-lengths", "nan", "to 1000"), ("--arrival-speed", "nan", "0 to"), ("--arrival-speed", "inf", "0 to"),
+        ("--kv-scale", "nan", "to 1000000"), ("--q-scale", "NaN", "to 1000000"), ("--draft-acceptance", "nan", "0 to 1"),
+        ("--seed", "-1", "0 or more"), ("--seed", "99999999999999999999999", "0 or more"), ("--threads", "5000", "0 to 4096"),
+        ("--fp8-weights", "some", "auto, on or off"), ("--precision", "f16", "bf16 or f32"),
+    ):
+        run("run", option, bad, code=2, err=f"smla: {option}: got {bad}, expected ", )
+        run("run", option, bad, code=2, err=expected)
+    run("make-checkpoint", folder / "x", "--layers", "0", code=2, err="smla: --layers: got 0, expected 1 or more")
+    for option in ("--q-scale", "--kv-scale"):
+        run("make-checkpoint", folder / "x", option, "nan", code=2, err=f"smla: {option}: got nan, expected ")
+    run("bench", "machine", "--min-time", "nan", code=2, err="smla: --min-time: got nan, expected 0 to 3600")
+    # A value that is missing does not swallow what follows.
+    for option in ("--json", "--weights", "--model", "--trace", "--dump", "--impl", "--layers", "--kv-bytes", "--cache-dtype"):
+        run("run", f"{option}=", "-q", code=2, err=f"smla: {option}: got an empty value")
+        run("run", option, "", "-q", code=2, err=f"smla: {option}: got an empty value")
+        run("run", option, "-q", code=2, err=f"smla: {option}: got -q, expected a value")
+        run("run", option, code=2, err=f"smla: {option}: got no value")
+    run("run", "--draft-acceptance=", "--speculative", 2, code=2, err="--draft-acceptance: got an empty value")
+    run("make-checkpoint", "", code=2, err="smla: got an empty argument after make-checkpoint")
+    run("make-checkpoint", "/dev/null/x", code=2, err=["/dev/null/x: got ", "expected a folder"])
+    run("run", "--seed", 1, "--seed", 2, code=2, err="smla: --seed: got it twice, expected it once")
+    run("run", "--sed", 1, code=2, err="smla: got --sed 1, which is no option")
+    # Implementations.
+    for choice, text in (("frob", "got frob, expected one of"), ("sparse_atention=ref", "sparse_attention"), ("cuda", "got cuda, expected one of"),
+                         ("=", "expected NAME or OP=NAME"), ("topk=", "expected NAME or OP=NAME"), ("=ref", "expected NAME or OP=NAME"),
+                         ("sparse_attention=frob", "got frob for sparse_attention, expected one of"), ("topk=frob", "got frob for topk")):
+        run("run", *SMALL, "--impl", choice, code=2, err=["smla: --impl: ", text])
+        run("bench", "attention", "-q", "--impl", choice, code=2, err=["smla: --impl: ", text])
+    run("run", *SMALL, "--impl", "ref", "--impl", "cpu", code=2, err="--impl: got cpu beside ref")
+    run("run", *SMALL, "--impl", "avx2", code=2, err="--impl: got avx2, expected one that runs here: this CPU has no AVX2", env={"SMLA_CPU": "generic"})
+    run("run", *SMALL, "--impl", "ref", code=0, out=["sparse_attention ref", "PASS"])
+
+
+def check_combinations(folder):
+    """Options without effect beside the others are refused by name; nothing that was typed is dropped unseen."""
+    f32 = ("--precision", "f32")
+    for option, value, others, text in (
+        ("--cache-dtype", "fp8_per_tensor", f32, "--precision f32"), ("--index-dtype", "mxfp4", f32, "--precision f32"),
+        ("--cache-dtype", "nonsense", f32, "--precision f32"), ("--kv-scale", "2", f32, "--precision f32"), ("--q-scale", "2", f32, "--precision f32"),
+        ("--kv-scale", "2", (), "fp8_ds_mla rows"), ("--q-scale", "2", ("--cache-dtype", "bf16"), "bf16 rows"),
+        ("--gather-prefill", None, ("--front-end", "flashinfer"), "--front-end flashinfer"), ("--gather-prefill", None, ("--cache-dtype", "bf16"), "bf16 rows"),
+        ("--gather-prefill", None, f32, "--precision f32"), ("--fp8-weights", "on", (), "without --weights"), ("--fp8-weights", "auto", (), "without --weights"),
+        ("--adaptive-speculation", None, (), "--speculative"), ("--draft-acceptance", "0.5", (), "--speculative"), ("--no-graphs", None, (), "--device cuda"),
+        ("--stage-times", None, (), "--device cuda"), ("--plant-error", "block", ("--check", 0), "--check 0"), ("--dump-step", "2", (), "without --dump"),
+        ("--kv-bytes", "2G", ("--kv-blocks", 100), "--kv-blocks"),
+    ):
+        run("run", *others, option, *([] if value is None else [value]), code=2, err=[f"smla: {option}: got it ", text])
+    for option, value in (("--grid", "decode"), ("--layer", "swa"), ("--pool", "8"), ("--next-n", "2")):
+        run("bench", "attention", option, value, code=2, err=[f"smla: {option}: got it ", "--device cuda"])
+    for value in ("500000000", "500M", "0.5G", "512MB", "512mib", "1g", "2T", "2 GB", "1KiB"):
+        run("run", "--trace", folder / "one.jsonl", "--kv-bytes", value, "--check", 0, "-q", code=0)
+    for value in ("G", "5X", "-1", "nan", "1e30", "5GG"):
+        run("run", "--trace", folder / "one.jsonl", "--kv-bytes", value, code=2, err=f"--kv-bytes: got {value}, expected a number of bytes")
+
+
+def check_output_paths(folder):
+    """Output paths are opened before the work; - is stdout; JSON is the same kind of option everywhere."""
+    problems = []
+    quick = ["--min-time", 0, "--min-runs", 2, "-q"]
+    for command in (("run", "-q"), ("bench", *quick), ("info",)):
+        run(*command, "--json", "/nope/x.json", code=2, err="smla: --json: /nope/x.json could not be written: No such file or directory")
+    run("bench", *quick, "--output", "/nope/x", code=2, err="smla: --output: /nope/x could not be written")
+    run("bench", *quick, "--json", folder, code=2, err="could not be written: Is a directory")
+    run("bench", *quick, "--json", "layer", code=2, err="smla: --json: got layer, which is something to measure")
+    run("bench", "--csv", "-q", code=2, err="smla: --csv: got -q, expected a value")
+    run("info", "--json", code=2, err="smla: --json: got no value")
+    report = json.loads(run("run", *SMALL, "--json", "-", code=0, err=["requests", "PASS"]))
+    problems += [] if report["schema"] == "smla-run/1" and not Path("-").exists() else ["run --json -"]
+    run("bench", "machine", *quick, "--json", folder / "m.json", "--csv", folder / "m.csv", code=0, out="GFLOP/s")
+    problems += [] if json.loads((folder / "m.json").read_text())["format"] == "smla-bench/1" else ["bench --json"]
+    problems += [] if (folder / "m.csv").read_text().startswith("group,") else ["bench --csv"]
+    run("info", "--json", folder / "i.json", code=0, out="CPU")
+    problems += [] if json.loads((folder / "i.json").read_text())["ops"] else ["info --json FILE"]
+    # A run that fails leaves what was there, and no empty file.
+    (folder / "old.json").write_text("old")
+    for name in ("old.json", "new.json"):
+        run("run", "--trace", folder / "absent.jsonl", "--json", folder / name, code=2, err="absent.jsonl")
+    problems += [] if (folder / "old.json").read_text() == "old" and not (folder / "new.json").exists() else ["a failed run touched --json"]
+    if problems:
+        FAILURES.append("output paths")
+        print("FAIL output paths:", *problems, sep="\n    ")
+
+
+def check_traces(folder):
+    """Times count from the first request, waits are told, ids are optional, hostile lengths cost nothing."""
+    line = '{"timestamp": %d, "input_length": %d, "output_length": 2}\n'
+    epoch = folder / "epoch.jsonl"
+    epoch.write_text(line % (1732250000000, 5) + line % (1732250002600, 5))
+    run("run", "--trace", epoch, "--arrival-speed", 1, "--check", 0, code=0, out="2 finished", err=["waiting for request 1", "which comes in 3 s"])
+    run("run", "--trace", epoch, "--arrival-speed", 1000, "--check", 0, "-q", code=0, out="2 finished")
+    huge = folder / "huge.jsonl"
+    huge.write_text(line % (0, 2147483647) + line % (0, 5))
+    limited = ["bash", "-c", f'ulimit -v 8000000; exec "{PROGRAM}" run --trace "{huge}" --max-batched-tokens 64 --check 2 --threads 1 -q --json -']
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
+    good = done.returncode == 0 and json.loads(done.stdout)["finished"] == 1 and "request 0: got 2147483648 positions" in done.stdout
+    print("ok  " if good else "FAIL", "a request of 2^31 tokens is refused and costs no memory")
+    if not good:
+        FAILURES.append("huge request")
+        print(done.stdout[-800:], done.stderr[-800:])
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    run("run", "--trace", pipe, code=2, err=[str(pipe), "no regular file"])
+    run("run", "--model", pipe, code=2, err=[str(pipe), "no regular file"])
+    (folder / "piped").mkdir()
+    os.mkfifo(folder / "piped" / "config.json")
+    run("run", "--weights", folder / "piped", code=2, err=["config.json", "no regular file"])
+
+
+def check_run_report(folder):
+    """The report names the layers, the path of a config.json, and the implementations of every step."""
+    config = folder / "named" / "config.json"
+    run("make-checkpoint", folder / "named", "-q", code=0)
+    text = run("run", *SMALL, "--layers", "0,2,3", "--model", config, code=0, out=[f"{config} (tiny): 3 layers 0, 2-3 (1 window, 1 C4A, 1 C128A)"])
+    bad = json.loads(config.read_text())
+    bad["hidden_size"] = -1
+    config.write_text(json.dumps(bad))
+    run("run", "--model", config, code=2, err=f"smla: {config}: hidden_size: got -1")
+    # The one prompt scores entries; its two decodes have too few to choose among.
+    if "topk " not in text or "indexer_logits " not in text:
+        FAILURES.append("implementations")
+        print("FAIL: implementations of the prefill are missing:", text)
 
 
 def check_checkpoint(folder):
@@ -286,6 +430,14 @@ def check_checkpoint(folder):
     run("make-checkpoint", made, code=2, err=["empty", "--force"])
     run("make-checkpoint", folder / "m", "--layers", 5, code=2, err="--layers")
     run("make-checkpoint", folder / "m", "--layers", 1, "--shards", 500, code=2, err="shards")
+    # Layer by layer: a third of V4-Flash's layers would not fit this address space at once.
+    limited = ["bash", "-c", f'ulimit -v 3000000; exec "{PROGRAM}" make-checkpoint "{folder / "big"}" --model v4-flash --layers 12 --dtype fp8']
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    print("ok  " if done.returncode == 0 else "FAIL", "make-checkpoint of 12 V4-Flash layers in 3 GB")
+    if done.returncode != 0 or "12 layers" not in done.stdout or "make-checkpoint: " not in done.stderr:
+        FAILURES.append("make-checkpoint streams")
+        print(done.stdout[-500:], done.stderr[-500:])
+    shutil.rmtree(folder / "big", ignore_errors=True)
     raw = (made / "model.safetensors").read_bytes()
     (made / "model.safetensors").write_bytes(raw[:-1])
     run("run", "--weights", made, code=2, err=["model.safetensors", "data_offsets"])
@@ -319,6 +471,9 @@ def check_gpu_bench(folder):
     run("bench", "compare", a, folder / "absent.json", code=2, err="absent.json")
     (folder / "no.json").write_text('{"format": "other"}')
     run("bench", "compare", a, folder / "no.json", code=2, err=["no.json", "smla-bench/1"])
+    for text, expected in (("{}", "format: got no such key"), ("[", "not JSON at byte"), ('{"format": "smla-bench/1", "model": 5}', "model: got 5, expected text")):
+        (folder / "odd.json").write_text(text)
+        run("bench", "compare", a, folder / "odd.json", code=2, err=["odd.json: ", expected])
     run("bench", "compare", "--help", code=0, out=["--peers", "VOID"])
     run("bench", "serve", "--help", code=0, out=["--requests", "TTFT"])
     plot = subprocess.run([sys.executable, SOURCE / "tools/plot.py", a, "--text"], capture_output=True, text=True, check=False)
@@ -377,7 +532,7 @@ def check_bench(folder):
     run("bench", "machine", *quick, "--output", folder / "nowhere" / "x", code=2, err="--output")
     problems += check_gpu_bench(folder)
     run("bench", "attention", *small, *quick, "--heads", "7,8", code=2, err="--heads")
-    if json.loads(run("bench", "machine", *quick, "--json", code=0))["format"] != "smla-bench/1" or not run("bench", "machine", *quick, "--csv", code=0).startswith("group,"):
+    if json.loads(run("bench", "machine", *quick, "--json", "-", code=0))["format"] != "smla-bench/1" or not run("bench", "machine", *quick, "--csv", "-", code=0).startswith("group,"):
         problems.append("--json or --csv was not heeded")
     run("bench", "attention", *small, *quick, "--impl", "sparse_attention=abacus", code=2, err="abacus")
     run("bench", "attention", *small, *quick, "--cache-dtype", "e5m2", code=2, err="e5m2")
@@ -391,7 +546,13 @@ with tempfile.TemporaryDirectory() as temporary:
     check_verify_bounds(Path(temporary))
     check_run_checks(Path(temporary))
     check_info_and_why()
+    (Path(temporary) / "one.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')
     check_run(Path(temporary))
+    check_arguments(Path(temporary))
+    check_combinations(Path(temporary))
+    check_output_paths(Path(temporary))
+    check_traces(Path(temporary))
+    check_run_report(Path(temporary))
     check_checkpoint(Path(temporary))
     check_bench(Path(temporary))
 print(f"{len(FAILURES)} failed")

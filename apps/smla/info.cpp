@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "ops/catalog.h"
 #include "ops/registry.h"
+#include "output_file.h"
 #include "sparsemla/device.h"
 #include "sparsemla/model_config.h"
 
@@ -47,6 +48,12 @@ std::string name_of_chosen(const std::vector<Candidate>& candidates) {
   return found == candidates.end() ? "" : found->name;
 }
 
+/// Why there is no GPU stands once, at the top.
+std::string briefly(const std::string& refusal) {
+  constexpr std::string_view kNoGpu = "no GPU";
+  return refusal.starts_with(std::string(kNoGpu) + ": ") ? std::string(kNoGpu) : refusal;
+}
+
 const char* yes_no(bool value) { return value ? "yes" : "no"; }
 
 void print_text() {
@@ -78,12 +85,12 @@ void print_text() {
     fmt::print("\n{}  ({})\n", op.name, op.problem);
     for (const Candidate& candidate : candidates) {
       fmt::print("  {} {:<8} {}{}\n", candidate.name == best || candidate.name == best_gpu ? '*' : ' ', candidate.name,
-                 candidate.machine, candidate.refusal.empty() ? "" : "; no: " + candidate.refusal);
+                 candidate.machine, candidate.refusal.empty() ? "" : "; no: " + briefly(candidate.refusal));
     }
   }
 }
 
-void print_json() {
+std::string info_json() {
   const CpuFeatures& cpu = cpu_features();
   nlohmann::ordered_json out;
   out["version"] = SMLA_VERSION;
@@ -117,19 +124,21 @@ void print_json() {
                           {"runs_on_gpu", name_of_chosen(op.candidates({.device = DeviceKind::kCuda}))},
                           {"implementations", list}});
   }
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
 
 void add_info_command(CLI::App& app, int& exit_code) {
-  auto json = std::make_shared<bool>(false);
+  auto json = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(
       "info", "Show this machine, every op's implementations, what runs here, what is missing and why");
-  command->add_flag("--json", *json, "Print JSON");
+  command->add_option("--json", *json, "Also write this to FILE as JSON; - writes JSON alone to stdout");
   command->footer("SMLA_CPU=generic|avx2|avx512 in the environment hides everything above that level.");
   command->callback([json, &exit_code] {
-    *json ? print_json() : print_text();
+    OutputFile file("--json", *json);
+    if (!file.is_stdout()) print_text();
+    if (file.wanted()) file.write(info_json());
     exit_code = kExitPass;
   });
 }

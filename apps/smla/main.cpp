@@ -5,14 +5,21 @@
 #include <exception>
 #include <new>
 
+#include "arguments.h"
 #include "commands.h"
 #include "sparsemla/case.h"
 
 namespace smla {
 
 void print_error(const std::string& text) {
+  // What a file holds may stand in an error: it must neither drive the terminal nor fill it.
+  constexpr std::size_t kShown = 16384;
+  std::string shown = text.substr(0, kShown);
+  for (char& c : shown) {
+    if (static_cast<unsigned char>(c) < 0x20 && c != '\n') c = '?';
+  }
   std::fflush(stdout);
-  fmt::print(stderr, "smla: {}\n", text);
+  fmt::print(stderr, "smla: {}{}\n", shown, text.size() > kShown ? "..." : "");
 }
 
 namespace {
@@ -26,7 +33,6 @@ int run_program(int argc, char** argv) {
   for (int i = 0; i < argc; ++i) typed() += (i == 0 ? "" : " ") + std::string(argv[i]);
   CLI::App app{"SparseMLA: DeepSeek-V4 sparse attention on any machine.", "smla"};
   app.set_version_flag("--version", "smla " SMLA_VERSION);
-  app.require_subcommand(1);
   app.footer(
       "Exit status: 0 all right, 1 a result is not right, 2 wrong usage, a bad file, or nothing here can run "
       "it.\n`smla COMMAND --help` tells more.");
@@ -37,12 +43,8 @@ int run_program(int argc, char** argv) {
   add_bench_command(app, exit_code);
   add_info_command(app, exit_code);
   add_why_command(app, exit_code);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitPass : kExitBad;
-  }
-  return exit_code;
+  const int shown = parse_arguments(app, argc, argv);
+  return shown >= 0 ? shown : exit_code;
 }
 
 }  // namespace

@@ -6,18 +6,22 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
+#include "arguments.h"
 #include "commands.h"
+#include "output_file.h"
 #include "progress.h"
 #include "run_arguments.h"
+#include "run_combinations.h"
 #include "run_report.h"
 #include "sparsemla/case.h"
 
 namespace smla {
 
 namespace {
+
+constexpr double kToldWait = 2;  // seconds without work that are worth a line
 
 volatile std::sig_atomic_t g_interrupted = 0;
 
@@ -28,18 +32,31 @@ void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, cons
   std::int64_t total = 0;
   for (const RequestSpec& s : specs) total += s.positions();
   Progress progress("run", "tokens", total, a.quiet);
+  std::string last;  // implementations of the step before
   std::size_t next = 0;
+  std::size_t announced = specs.size();  // the request whose wait was told
   while (g_interrupted == 0) {
     while (next < specs.size() && specs[next].arrival_seconds <= now()) engine.submit(specs[next++]);
     if (engine.idle()) {
       if (next == specs.size()) break;
-      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(specs[next].arrival_seconds - now(), 0.05)));
+      const double wait = specs[next].arrival_seconds - now();
+      if (wait > kToldWait && announced != next && !a.quiet) {
+        progress.finish();
+        fmt::print(stderr, "smla run: nothing to do; waiting for request {}, which comes in {:.0f} s\n", specs[next].id,
+                   wait);
+        announced = next;
+      }
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::clamp(wait, 0.0, 0.05)));
       continue;
     }
     const bool dumped = !a.dump.empty() && engine.totals().steps + 1 == a.dump_step;
     if (dumped) record_calls(a.dump);
     engine.step(now);
     if (dumped) record_calls("");
+    if (std::string now_running = engine.implementations(); now_running != last) {
+      merge_implementations(report.implementations, now_running);
+      last = std::move(now_running);
+    }
     const RunTotals& t = engine.totals();
     progress.update(t.prefill_tokens + t.decode_tokens - t.recomputed_tokens, fmt::format("step {}", t.steps));
   }
@@ -85,11 +102,13 @@ int run(const RunArguments& a) {
   check_dump_folder(a.dump);
   if (a.threads > 0) omp_set_num_threads(a.threads);
   const auto start = std::chrono::steady_clock::now();
+  OutputFile json("--json", a.json);
   const std::vector<RequestSpec> specs = read_requests(a, report);
   report.options = engine_options(a, specs);
+  report.model = model_label(a, report.options);
   if (!a.quiet)
-    fmt::print(stderr, "smla run: {}, {} layers, {} requests; making weights and caches\n", report.options.model.name,
-               report.options.layers.size(), specs.size());
+    fmt::print(stderr, "smla run: {}, {}, {} requests; making weights and caches\n", report.model,
+               layers_text(report.options), specs.size());
   tell_of_missing_scales(report.options);
   std::vector<RequestSpec> checkable;
   std::ranges::copy_if(specs, std::back_inserter(checkable),
@@ -107,21 +126,15 @@ int run(const RunArguments& a) {
   report.layout = engine.pool().layout();
   for (std::size_t g = 0; g < report.layout.groups.size(); ++g)
     report.peak_blocks.push_back(engine.pool().peak(static_cast<int>(g)));
-  report.implementations = engine.implementations();
   if (a.check > 0) {
     Progress progress("check", "samples", a.check, a.quiet);
     report.check = check.finish([&](int done) { progress.update(done); });
     progress.finish();
     report.checked = true;
   }
-  fmt::print("{}", report_text(report));
-  if (!a.json.empty()) {
-    std::ofstream file(a.json, std::ios::binary);
-    file << report_json(report);
-    file.flush();
-    if (!file) throw IoError("--json: " + a.json + " could not be written");
-    fmt::print("JSON: {}\n", a.json);
-  }
+  fmt::print(json.is_stdout() ? stderr : stdout, "{}", report_text(report));
+  if (json.wanted()) json.write(report_json(report));
+  if (json.wanted() && !json.is_stdout()) fmt::print("JSON: {}\n", json.path());
   if (report.interrupted) return 130;
   tell_of_dump(a, report.totals.steps);
   return report.checked && !report.check.passed ? 1 : 0;
@@ -145,32 +158,30 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--fp8-weights", a->fp8_weights,
                 "The checkpoint's FP8 weights: on keeps them (FP8 inputs, too), off dequantises them, auto keeps them "
                 "where cuBLASLt multiplies them")
-      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->check(one_of({"auto", "on", "off"}))
       ->capture_default_str();
   c->add_option("--layers", a->layers,
                 "N: the first N layers; a list has a comma: 0,2,3 or 3, (default: all decoder layers)");
-  c->add_option(
-      "--trace", a->trace,
-      "Request trace, JSON Lines: timestamp (ms), input_length, output_length, hash_ids (default: bundled slice)");
+  c->add_option("--trace", a->trace,
+                "Request trace, JSON Lines: timestamp (ms), input_length, output_length (default: bundled slice)");
   c->add_option("--max-requests", a->max_requests,
                 "Only the first N requests (default: 16 of the bundled slice, all of a file)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1));
   c->add_option("--scale-lengths", a->scale_lengths,
                 "Factor on prompt and output lengths (default: 0.15 for the bundled slice, 1 for a file)")
-      ->check(CLI::Range(1e-9, 1e3));
+      ->check(real(1e-9, 1e3));
   c->add_option("--arrival-speed", a->arrival_speed,
-                "Replay arrivals this many times faster than recorded; 0: all at once")
-      ->check(CLI::NonNegativeNumber)
+                "Replay arrivals this many times faster than recorded, the first at once; 0: all at once")
+      ->check(real(0, 1e9))
       ->capture_default_str();
   c->add_option("--max-batched-tokens", a->max_batched_tokens, "Tokens of a step")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(whole(1, 1 << 20))
       ->capture_default_str();
-  c->add_option("--max-seqs", a->max_seqs, "Requests in flight")->check(CLI::Range(1, 1 << 16))->capture_default_str();
-  CLI::Option* blocks =
-      c->add_option("--kv-blocks", a->kv_blocks,
-                    "Blocks of the KV pool (default: enough for max-seqs of the longest, at most 4 GiB)")
-          ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
-  c->add_option("--kv-bytes", a->kv_bytes, "Bytes of the KV pool, e.g. 500M or 2G")->excludes(blocks);
+  c->add_option("--max-seqs", a->max_seqs, "Requests in flight")->check(whole(1, 1 << 16))->capture_default_str();
+  c->add_option("--kv-blocks", a->kv_blocks,
+                "Blocks of the KV pool (default: enough for max-seqs of the longest, at most 4 GiB)")
+      ->check(whole(1, std::int64_t{1} << 31));
+  c->add_option("--kv-bytes", a->kv_bytes, "Bytes of the KV pool in place of --kv-blocks, e.g. 500M or 2GB");
   c->add_option("--front-end", a->front_end, "flashmla, flashinfer, sm120, auto, or one of upstream's backend names")
       ->capture_default_str();
   c->add_flag("--strict", a->strict, "Refuse what upstream's kernels of that front-end refuse, with its texts");
@@ -184,51 +195,55 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_flag("--hadamard", a->hadamard, "Walsh-Hadamard transform on both sides of the indexer");
   c->add_option("--index-topk-freq", a->index_topk_freq,
                 "Of N C4A layers in a row the first chooses entries, the others reuse them (default: the model's)")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(whole(1, 1 << 20));
   c->add_option("--output-projection", a->output_projection,
                 "bf16; fp8: E4M3 outputs with fp32 scales; fp8-ue8m0: with packed UE8M0 scales")
-      ->check(CLI::IsMember({"bf16", "fp8", "fp8-ue8m0"}))
+      ->check(one_of({"bf16", "fp8", "fp8-ue8m0"}))
       ->capture_default_str();
   c->add_option("--precision", a->precision, "bf16, or f32: float32 activations and caches")
-      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->check(one_of({"bf16", "f32"}))
       ->capture_default_str();
   c->add_option("--kv-scale", a->kv_scale, "Scale of fp8_per_tensor rows, for layers whose checkpoint has none")
-      ->check(CLI::Range(1e-6, 1e6))
+      ->check(real(1e-6, 1e6))
       ->capture_default_str();
   c->add_option("--q-scale", a->q_scale, "Scale of e4m3 queries, for layers whose checkpoint has none")
-      ->check(CLI::Range(1e-6, 1e6))
+      ->check(real(1e-6, 1e6))
       ->capture_default_str();
   c->add_option("--speculative", a->speculative, "Draft tokens a decode step verifies")
-      ->check(CLI::Range(0, 64))
+      ->check(whole(0, 64))
       ->capture_default_str();
   c->add_option("--draft-acceptance", a->acceptance, "Share of drafts that the seeded coin accepts")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(real(0, 1))
       ->capture_default_str();
   c->add_flag("--adaptive-speculation", a->adaptive_speculation,
               "Draft as many tokens as a request's last step suggests, at most --speculative");
   c->add_option("--check", a->check, "Samples (request, token, layer) recomputed in float64; 0: none")
-      ->check(CLI::Range(0, 100000))
+      ->check(whole(0, 100000))
       ->capture_default_str();
   c->add_option("--dump", a->dump,
                 "Record every op of one step as case files in this folder, which must hold none yet, for smla verify");
-  c->add_option("--dump-step", a->dump_step, "Which step, counted from 1")
-      ->check(CLI::Range(std::int64_t{1}, INT64_MAX))
-      ->capture_default_str();
+  c->add_option("--dump-step", a->dump_step, "Which step, counted from 1")->check(whole(1))->capture_default_str();
   c->add_option("--plant-error", a->plant_error, "Plant a fault (position, block or rope) to see the check fail")
-      ->check(CLI::IsMember({"position", "block", "rope"}));
+      ->check(one_of({"position", "block", "rope"}));
   c->add_option("--device", a->device, "Where layers and caches are: cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(one_of({"cpu", "cuda"}))
       ->capture_default_str();
   c->add_flag("--no-graphs", a->no_graphs,
               "cuda: queue every decode step anew instead of launching recorded CUDA graphs");
   c->add_flag("--stage-times", a->stage_times, "cuda: time the stages; each is waited for, and no graphs run");
-  c->add_option("--threads", a->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
-  c->add_option("--seed", a->seed, "Seed of weights, inputs, drafts and samples")->capture_default_str();
-  c->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME");
+  c->add_option("--threads", a->threads, "CPU threads; 0: all")->check(whole(0, 4096))->capture_default_str();
+  c->add_option("--seed", a->seed, "Seed of weights, inputs, drafts and samples")
+      ->check(seed_number())
+      ->capture_default_str();
+  add_impl_option(c, a->implementations);
   c->add_flag("--deterministic", a->deterministic, "A token's result does not depend on the batch around it");
-  c->add_option("--json", a->json, "Also write the report to FILE as JSON");
+  c->add_option("--json", a->json,
+                "Also write the report to FILE as JSON; - writes JSON alone to stdout, the report to stderr");
   c->add_flag("-q,--quiet", a->quiet, "No progress");
-  c->callback([a, &exit_code] { exit_code = run(*a); });
+  c->callback([a, c, &exit_code] {
+    check_combinations(*c, *a);
+    exit_code = run(*a);
+  });
 }
 
 }  // namespace smla

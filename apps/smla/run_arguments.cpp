@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 
+#include "arguments.h"
 #include "bundled_trace.h"
 #include "sparsemla/ops/projection.h"
 #include "sparsemla/trace.h"
@@ -17,26 +18,6 @@ namespace {
 constexpr std::int64_t kBundledRequests = 16;
 constexpr double kBundledScale = 0.15;
 constexpr std::int64_t kDefaultKvBytes = std::int64_t{4} << 30;
-
-std::int64_t parse_bytes(const std::string& text) {
-  std::size_t used = 0;
-  double value = -1;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  const std::string unit = text.substr(used);
-  double factor = -1;
-  if (unit.empty()) factor = 1;
-  if (unit == "K" || unit == "KiB") factor = 1024;
-  if (unit == "M" || unit == "MiB") factor = 1024.0 * 1024;
-  if (unit == "G" || unit == "GiB") factor = 1024.0 * 1024 * 1024;
-  if (used == 0 || factor < 0 || !(value >= 0) || value * factor > 1e15) {
-    throw InvalidArgument("--kv-bytes: got \"" + text + "\", expected a number of bytes such as 500000000, 800M or 2G");
-  }
-  return static_cast<std::int64_t>(value * factor);
-}
 
 /// "3": the first three; "0,2,3" and "3,": a list.
 std::vector<std::int64_t> parse_layers(const std::string& text, const ModelConfig& model) {
@@ -83,7 +64,7 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   const std::size_t at_once = std::min<std::size_t>(needs.size(), static_cast<std::size_t>(options.max_seqs));
   const std::int64_t wanted =
       std::accumulate(needs.begin(), needs.begin() + static_cast<std::ptrdiff_t>(at_once), std::int64_t{0});
-  const std::int64_t bytes = a.kv_bytes.empty() ? kDefaultKvBytes : parse_bytes(a.kv_bytes);
+  const std::int64_t bytes = a.kv_bytes.empty() ? kDefaultKvBytes : parse_bytes("--kv-bytes", a.kv_bytes);
   const std::int64_t limit = bytes / layout.block_stride_bytes;
   return std::max<std::int64_t>(1, a.kv_bytes.empty() ? std::min(wanted, limit) : limit);
 }
@@ -112,18 +93,28 @@ std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report)
   report.trace = bundled ? "the bundled slice of the Mooncake conversation trace" : a.trace;
   const std::vector<TraceRequest> trace =
       bundled ? parse_trace("bundled trace", kBundledTrace, limit) : read_trace(a.trace, limit);
+  // Only distances count: a trace may begin at any time, an epoch's for example.
+  const double first = std::ranges::min(trace, {}, &TraceRequest::arrival_ms).arrival_ms;
   std::vector<RequestSpec> specs;
   for (const TraceRequest& t : trace) {
     const auto scaled = [&](std::int64_t n) {
       return std::max<std::int64_t>(1, std::llround(static_cast<double>(n) * report.scale_lengths));
     };
     specs.push_back({.id = static_cast<std::int64_t>(specs.size()),
-                     .arrival_seconds = a.arrival_speed > 0 ? t.arrival_ms / 1e3 / a.arrival_speed : 0,
+                     .arrival_seconds = a.arrival_speed > 0 ? (t.arrival_ms - first) / 1e3 / a.arrival_speed : 0,
                      .prompt_tokens = scaled(t.input_length),
                      .output_tokens = scaled(t.output_length)});
   }
   std::ranges::stable_sort(specs, {}, &RequestSpec::arrival_seconds);
   return specs;
+}
+
+std::string model_label(const RunArguments& a, const EngineOptions& o) {
+  const std::vector<std::string> presets = model_preset_names();
+  const bool from_weights = a.model.empty() && o.weights != nullptr;
+  if (!from_weights && (a.model.empty() || std::ranges::find(presets, a.model) != presets.end())) return o.model.name;
+  const std::string path = from_weights ? o.weights->path() + "/config.json" : a.model;
+  return o.model.name.empty() || o.model.name == "config.json" ? path : path + " (" + o.model.name + ")";
 }
 
 EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpec>& specs) {
@@ -162,14 +153,7 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.graphs = !a.no_graphs && a.dump.empty();  // a recorded graph's calls cannot be written to files
   o.layer.deterministic = a.deterministic;
   o.layer.threads = a.threads;
-  for (const std::string& choice : a.implementations) {
-    const std::size_t equals = choice.find('=');
-    if (equals == std::string::npos) {
-      o.layer.implementations["*"] = choice;
-    } else {
-      o.layer.implementations[choice.substr(0, equals)] = choice.substr(equals + 1);
-    }
-  }
+  o.layer.implementations = implementations_of(a.implementations, o.layer.device);
   o.fp8_weights = keeps_fp8_weights(a, o);
   o.max_batched_tokens = a.max_batched_tokens;
   o.max_seqs = a.max_seqs;

@@ -59,4 +59,7 @@ std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report)
 /// What the engine is to do. @throws InvalidArgument naming the option, what was got and what was expected.
 EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpec>& specs);
 
+/// The model's name, or the path of its config.json with the name that stands in it.
+std::string model_label(const RunArguments& a, const EngineOptions& o);
+
 }  // namespace smla

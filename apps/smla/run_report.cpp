@@ -107,7 +107,7 @@ std::string_view verdict(const CheckReport& c) {
 }
 
 std::string check_text(const RunReport& r) {
-  std::string out = fmt::format("\ncheck against float64 (relative l2 of attention(x), bound {})\n", r.check.bound);
+  std::string out = fmt::format("\ncheck against float64 (relative l2 of attention(x), bound {:.3g})\n", r.check.bound);
   out += "  request    token  layer  kind     relative l2  top-k\n";
   for (const CheckedSample& s : r.check.samples) {
     const std::string where =
@@ -158,12 +158,39 @@ Json check_json(const CheckReport& c) {
 
 }  // namespace
 
+std::string layers_text(const EngineOptions& o) {
+  std::string numbers;
+  for (std::size_t i = 0; i < o.layers.size();) {
+    std::size_t end = i + 1;
+    while (end < o.layers.size() && o.layers[end] == o.layers[end - 1] + 1) ++end;
+    numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", o.layers[i]);
+    if (end > i + 1) numbers += fmt::format("-{}", o.layers[end - 1]);
+    i = end;
+  }
+  std::string kinds;
+  for (const int ratio : {1, 4, 128}) {
+    const auto n = std::ranges::count_if(
+        o.layers, [&](std::int64_t layer) { return o.model.layer(layer).compress_ratio == ratio; });
+    if (n > 0) kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", n, kind_name(ratio));
+  }
+  return fmt::format("{} layer{} {} ({})", o.layers.size(), o.layers.size() == 1 ? "" : "s", numbers, kinds);
+}
+
+void merge_implementations(std::string& all, const std::string& more) {
+  for (std::size_t begin = 0; begin < more.size();) {
+    const std::size_t end = std::min(more.find(", ", begin), more.size());
+    const std::string entry = more.substr(begin, end - begin);
+    if ((", " + all + ", ").find(", " + entry + ", ") == std::string::npos) all += (all.empty() ? "" : ", ") + entry;
+    begin = end + 2;
+  }
+}
+
 std::string report_text(const RunReport& r) {
   using State = RequestResult::State;
   const RunTotals& t = r.totals;
   std::string out;
-  out += fmt::format("\n{}: {} layers on {}, {} front-end, rows {}, index {}, {} precision\n", r.options.model.name,
-                     r.options.layers.size(), name_of(r.options.layer.device), name_of(r.options.layer.front_end),
+  out += fmt::format("\n{}: {} on {}, {} front-end, rows {}, index {}, {} precision\n", r.model, layers_text(r.options),
+                     name_of(r.options.layer.device), name_of(r.options.layer.front_end),
                      r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
                      r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
   out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)",
@@ -240,7 +267,7 @@ std::string report_json(const RunReport& r) {
   Json stage_seconds;
   for (const auto& [name, seconds] : stages(r)) stage_seconds[name] = seconds;
   Json j = {{"schema", "smla-run/1"},
-            {"model", r.options.model.name},
+            {"model", r.model},
             {"layers", r.options.layers},
             {"trace", r.trace},
             {"scale_lengths", r.scale_lengths},

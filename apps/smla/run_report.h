@@ -11,6 +11,7 @@ namespace smla {
 /// Everything that a run ends with.
 struct RunReport {
   EngineOptions options;
+  std::string model;  ///< its name, or the path of its config.json
   std::string trace;  ///< where the requests came from
   double scale_lengths = 1;
   double arrival_speed = 0;
@@ -21,11 +22,15 @@ struct RunReport {
   RunTotals totals;
   KvLayout layout;
   std::vector<std::int64_t> peak_blocks;  ///< a group
-  std::string implementations;
+  std::string implementations;            ///< of all steps
   bool checked = false;
   CheckReport check;
 };
 
+/// "4 layers 0-3 (1 window, 2 C4A, 1 C128A)".
+std::string layers_text(const EngineOptions& options);
+/// Adds to `all` ("attention avx512, topk cpu") what of `more` is not in it yet.
+void merge_implementations(std::string& all, const std::string& more);
 /// The report for people.
 std::string report_text(const RunReport& report);
 /// The report as JSON (schema "smla-run/1").

@@ -4,13 +4,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "arguments.h"
 #include "bench/device_machine.h"
 #include "commands.h"
 #include "device/gpu.h"
+#include "output_file.h"
 #include "serve.h"
 #include "sparsemla/error.h"
 #include "sparsemla/front_end.h"
@@ -107,7 +108,8 @@ int run_serve(const ServeArguments& a) {
   options.heads = a.heads;
   options.measure.min_seconds = a.min_seconds;
   options.measure.min_runs = 40;
-  options.implementations = bench::implementations_of(a.implementations);
+  options.implementations = implementations_of(a.implementations, options.device);
+  OutputFile json("--json", a.json);
   const bench::Machine machine = bench::gpu_identity();
   std::vector<bench::Row> rows;
   const auto emit = [&](const bench::Row& row) {
@@ -123,12 +125,8 @@ int run_serve(const ServeArguments& a) {
                      .result = bench::simulate(
                          times, {.concurrent = n, .total = n * a.rounds, .prompt = a.prompt, .output = a.output})});
   }
-  fmt::print("{}", table_of(a, options, machine, lines));
-  if (a.json.empty()) return kExitPass;
-  std::ofstream file(a.json, std::ios::binary);
-  file << json_of(a, machine, lines, rows);
-  file.flush();
-  if (!file) throw IoError("--json: " + a.json + " could not be written");
+  if (!json.is_stdout()) fmt::print("{}", table_of(a, options, machine, lines));
+  if (json.wanted()) json.write(json_of(a, machine, lines, rows));
   return kExitPass;
 }
 
@@ -138,7 +136,7 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
   auto a = std::make_shared<ServeArguments>();
   CLI::App* command = bench->add_subcommand(
       "serve", "The attention share of serving: TPOT and TTFT of a model's whole attention stack on a GPU");
-  const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 24);
+  const auto count = whole(1, std::int64_t{1} << 24);
   command->add_option("--model", a->model, "Preset or a config.json")->capture_default_str();
   command->add_option("--requests", a->requests, "Concurrent requests")
       ->delimiter(',')
@@ -150,22 +148,20 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
       ->check(count)
       ->capture_default_str();
   command->add_option("--rounds", a->rounds, "Requests in all, times the concurrent ones")
-      ->check(CLI::Range(1, 1000))
+      ->check(whole(1, 1000))
       ->capture_default_str();
   command->add_option("--heads", a->heads, "Heads of a tensor-parallel rank; 0: the model's")
-      ->check(CLI::Range(0, 128))
+      ->check(whole(0, 128))
       ->capture_default_str();
   command
       ->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")
       ->capture_default_str();
   command->add_option("--index-dtype", a->index_dtype, "Index rows")->capture_default_str();
-  command
-      ->add_option("--impl", a->implementations, "Force an implementation: NAME for every op that has it, or OP=NAME")
-      ->allow_extra_args(false);
+  add_impl_option(command, a->implementations);
   command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check(real(0.0, 3600.0))
       ->capture_default_str();
-  command->add_option("--json", a->json, "Write the results to this file as well");
+  command->add_option("--json", a->json, "Also write JSON to FILE; - writes JSON alone to stdout");
   command->add_flag("-q,--quiet", a->quiet, "No progress on stderr");
   command->footer(
       "Layers are measured by kind at several lengths, in between times are interpolated; a schedule with whole "

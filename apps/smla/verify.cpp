@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "arguments.h"
 #include "cases/replay.h"
 #include "commands.h"
 #include "sparsemla/device.h"
@@ -128,7 +129,7 @@ void add_verify_command(CLI::App& app, int& exit_code) {
                       "Force an implementation by name, e.g. ref (see `smla info`); default: the best that accepts");
   command->add_option("--device", options->device, "Where to run: cpu or cuda")->capture_default_str();
   command->add_option("--threads", options->threads, "CPU threads; 0: all")
-      ->check(CLI::Range(0, 4096))
+      ->check(whole(0, 4096))
       ->capture_default_str();
   command->add_option(
       "--dump", options->dump,

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "arguments.h"
 #include "commands.h"
 #include "ops/catalog.h"
 #include "sparsemla/error.h"
@@ -128,7 +129,7 @@ void add_why_command(CLI::App& app, int& exit_code) {
                    "typical problem")
       ->required();
   CLI::Option_group* shape = command->add_option_group("Shape of sparse_attention");
-  const auto positive = CLI::Range(std::int64_t{0}, std::int64_t{1} << 40);
+  const auto positive = whole(0, std::int64_t{1} << 40);
   shape->add_option("--heads", options->heads, "Query heads, 1 to 128")->capture_default_str();
   shape->add_option("--tokens", options->tokens, "Queries")->check(positive)->capture_default_str();
   shape->add_option("--width", options->widths, "Columns of the index matrix; W,W2 for two scopes")

@@ -8,6 +8,7 @@
 
 #include "cases/op_case.h"
 #include "cases/upstream.h"
+#include "model/json.h"
 #include "ops/catalog.h"
 #include "sparsemla/error.h"
 
@@ -101,7 +102,9 @@ ReplayResult replay(const CaseFile& file, const ReplayOptions& options) {
     }
     known += (known.empty() ? "" : ", ") + std::string(entry.op);
   }
-  throw InvalidArgument(file.path + ": metadata op: got \"" + file.op + "\", expected one of " + known);
+  throw InvalidArgument(file.path + ": metadata op: got " +
+                        JsonValue{.kind = JsonValue::Kind::kString, .text = file.op}.describe() + ", expected one of " +
+                        known);
 }
 
 namespace {

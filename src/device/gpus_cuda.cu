@@ -12,7 +12,13 @@ std::vector<GpuInfo> gpus(std::string* reason) {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {
     (void)cudaGetLastError();
-    if (reason != nullptr) *reason = std::string(cudaGetErrorName(status)) + ": " + cudaGetErrorString(status);
+    if (reason == nullptr) return found;
+    // Without a driver the runtime calls the version, 0, too old.
+    int driver = 0;
+    const bool none =
+        status == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    *reason =
+        none ? "there is no NVIDIA driver" : std::string(cudaGetErrorName(status)) + ": " + cudaGetErrorString(status);
     return found;
   }
   for (int i = 0; i < count; ++i) {

@@ -1,0 +1,44 @@
+#include "run_combinations.h"
+
+#include "arguments.h"
+#include "sparsemla/front_end.h"
+
+namespace smla {
+
+namespace {
+
+/// Options of cache rows and queries, each of which some rows leave without effect.
+void check_formats(const CLI::App& command, const RunArguments& a) {
+  for (const char* option : {"--cache-dtype", "--index-dtype", "--kv-scale", "--q-scale"}) {
+    refuse_useless(command, option, a.precision == "f32", "beside --precision f32, which makes queries and caches f32",
+                   "one of the two");
+  }
+  const FrontEnd chosen = front_end(a.front_end);
+  refuse_useless(command, "--gather-prefill", chosen != FrontEnd::kFlashMla, "beside --front-end " + a.front_end,
+                 "--front-end flashmla, which alone gathers");
+  refuse_useless(command, "--gather-prefill", a.precision == "f32", "beside --precision f32", "fp8_ds_mla rows");
+  if (a.precision == "f32") return;
+  const RowFormat& rows = cache_rows(chosen, a.cache_dtype.empty() ? "auto" : a.cache_dtype, a.strict);
+  const std::string beside = "beside " + std::string(rows.name) + " rows";
+  refuse_useless(command, "--gather-prefill", rows.scale != ScaleKind::kUe8m0, beside, "--cache-dtype fp8_ds_mla");
+  for (const char* option : {"--kv-scale", "--q-scale"})
+    refuse_useless(command, option, rows.scale != ScaleKind::kPerTensor, beside, "--cache-dtype fp8_per_tensor");
+}
+
+}  // namespace
+
+void check_combinations(const CLI::App& command, const RunArguments& a) {
+  check_formats(command, a);
+  refuse_useless(command, "--kv-bytes", a.kv_blocks > 0, "beside --kv-blocks", "one of the two");
+  refuse_useless(command, "--fp8-weights", a.weights.empty(), "without --weights",
+                 "a checkpoint, whose weights it is about");
+  for (const char* option : {"--adaptive-speculation", "--draft-acceptance"})
+    refuse_useless(command, option, a.speculative == 0, "without --speculative", "--speculative of 1 or more");
+  for (const char* option : {"--no-graphs", "--stage-times"})
+    refuse_useless(command, option, a.device != "cuda", "beside --device " + a.device, "--device cuda");
+  refuse_useless(command, "--no-graphs", a.stage_times, "beside --stage-times, which runs no graphs", "one of the two");
+  refuse_useless(command, "--plant-error", a.check == 0, "beside --check 0", "--check of 1 or more, to see it fail");
+  refuse_useless(command, "--dump-step", a.dump.empty(), "without --dump", "--dump DIR");
+}
+
+}  // namespace smla

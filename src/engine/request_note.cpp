@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kMark = 0x31'51'45'52'41'4C'4D'53;  // "SMLAREQ1"
 constexpr std::size_t kNumbers = 9;                         // before the digests
-constexpr std::int64_t kMost = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 
 void put(std::vector<std::uint8_t>& out, std::uint64_t v) {
   for (int i = 0; i < 8; ++i) out.push_back(static_cast<std::uint8_t>(v >> (8 * i)));
@@ -63,8 +63,8 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
   if (!std::isfinite(spec.arrival_seconds) || spec.arrival_seconds < 0)
     throw InvalidArgument("request snapshot: arrival seconds: got " + std::to_string(spec.arrival_seconds) +
                           ", expected a finite number of 0 or more");
-  spec.prompt_tokens = number(2, "prompt tokens", 1, kMost);
-  spec.output_tokens = number(3, "output tokens", 1, kMost);
+  spec.prompt_tokens = number(2, "prompt tokens", 1, kMaxCount);
+  spec.output_tokens = number(3, "output tokens", 1, kMaxCount);
   if (tokens > spec.positions())
     refuse("tokens", tokens, "at most " + std::to_string(spec.positions()) + ", the request's positions");
   const std::int64_t generated = number(4, "generated tokens", 0, spec.output_tokens - 1);
@@ -77,9 +77,9 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
   }
   auto request = std::make_unique<Request>(spec, layout);
   request->result.generated = generated;
-  request->result.preemptions = number(5, "preemptions", 0, kMost);
+  request->result.preemptions = number(5, "preemptions", 0, kMaxCount);
   request->furthest = number(6, "furthest", tokens, spec.positions());
-  request->next_drafts = number(7, "next drafts", 1, kMost);
+  request->next_drafts = number(7, "next drafts", 1, kMaxCount);
   request->computed = tokens;
   request->digests.resize(static_cast<std::size_t>(tokens));
   for (std::int64_t i = 0; i < tokens; ++i)

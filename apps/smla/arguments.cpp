@@ -131,8 +131,8 @@ std::int64_t parse_bytes(const std::string& option, const std::string& text) {
     const std::string name(1, letter);
     if (unit == name || unit == name + "B" || unit == name + "IB") factor = step;
   }
-  constexpr double kMost = 1e15;
-  if (error != std::errc() || factor == 0 || !(value >= 0) || value * factor > kMost)
+  constexpr double kMax = 1e15;
+  if (error != std::errc() || factor == 0 || !(value >= 0) || value * factor > kMax)
     throw InvalidArgument(option + ": got " + text + ", expected a number of bytes such as 500000000, 800M, 2G or 2GB");
   return static_cast<std::int64_t>(value * factor);
 }

@@ -12,7 +12,7 @@ namespace smla {
 namespace {
 
 /// Heads of an output buffer: a small file cannot ask for gigabytes.
-constexpr std::int64_t kMostHeads = 1024;
+constexpr std::int64_t kMaxHeads = 1024;
 
 const RowFormat& attention_format(const CaseParams& params, const std::string& key) {
   const std::string name = params.text(key);
@@ -74,7 +74,7 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   problem.q_scale = static_cast<float>(params.number("q_scale", -3.4e38, 3.4e38, 1.0));
   problem.value_dim = static_cast<int>(params.integer("value_dim", 0, problem.dim, 0));
   problem.partial = params.flag("partial", false);
-  problem.out_heads = params.integer("out_heads", 0, kMostHeads, 0);
+  problem.out_heads = params.integer("out_heads", 0, kMaxHeads, 0);
   if (const auto rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0)); rope_dim > 0)
     problem.output_epilogue = {.rope_dim = rope_dim};
   const auto q_eps = static_cast<float>(params.number("q_eps", 0, 1, 1e-6));

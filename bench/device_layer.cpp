@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "bench/inputs.h"
-#include "layer/weight_names.h"
+#include "model/weight_table.h"
 
 // One attention layer with random weights on a GPU, hidden states in, hidden states out. Plans and step metadata are
 // made once a step for all layers, so they are not part of a layer's time. Caches lie one after the other, each group
@@ -41,9 +41,9 @@ DeviceTensor device_copy(const std::vector<T>& values) {
 LayerOptions layer_options(const Options& options) {
   LayerOptions out;
   out.device = DeviceKind::kCuda;
-  out.caches = {.rows = options.rows, .index = options.index_rows, .kv_scale = 1.0F / 256};
-  if (options.rows->scale == ScaleKind::kPerTensor) {
-    out.q = DType::kE4M3;
+  out.caches = {.rows = options.rows, .index = options.index_rows};
+  if (options.rows->scale == ScaleKind::kPerTensor) {  // and so E4M3 queries
+    out.caches.kv_scale = 1.0F / 256;
     out.q_scale = 1.0F / 64;
   }
   out.implementations = options.implementations;
@@ -66,21 +66,16 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions)
     : config(config_in) {
   host_weights_ = random_weights(config, 1);
-  views = host_weights_.views;
-  visit_weights(config, views, [&](std::string_view, ConstTensorView& view) {
-    storage_.push_back(DeviceTensor::copy_of(DeviceKind::kCuda, view));
-    view = std::as_const(storage_.back()).view();
-  });
-  host_rope_ = rope_table(config.rope, positions);
-  const ConstTensorView table(host_rope_.data(), DType::kF32, {positions, config.rope_head_dim});
-  rope_ = DeviceTensor::copy_of(DeviceKind::kCuda, table);
-  layer.emplace(config, views, layer_options(options), std::as_const(rope_).view());
+  rope_ = std::make_shared<const RopeTable>(config.rope, positions, DeviceKind::kCuda, true);
+  placed_.emplace(LayerSource{.config = config, .weights = host_weights_.views}, layer_options(options), rope_);
+  views = placed_->weights();
+  layer = placed_->layer();
   LayerOptions host = layer_options(options);
   host.device = DeviceKind::kCpu;
   host.implementations.clear();
   host.front_end = FrontEnd::kFlashInfer;  // slots are made of the chosen entries by an op of its own, after an
                                            // observer has seen them
-  on_host.emplace(config, host_weights_.views, host, table);
+  on_host.emplace(config, host_weights_.views, host, rope_->host());
 }
 
 double LayerRun::bytes_of(const Options& options, const LayerConfig& config, const LayerShape& shape) {

@@ -12,6 +12,7 @@
 #include "bench/device_timer.h"
 #include "device/device_tensor.h"
 #include "engine/synthetic.h"
+#include "layer/placed_layer.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/step_metadata.h"
 
@@ -36,9 +37,8 @@ class LayerOnGpu {
 
  private:
   OwnedLayerWeights host_weights_;
-  std::vector<float> host_rope_;
-  std::deque<DeviceTensor> storage_;
-  DeviceTensor rope_;
+  std::shared_ptr<const RopeTable> rope_;
+  std::optional<PlacedLayer> placed_;
 };
 
 /// The shape of the steps that are measured together.

@@ -61,9 +61,9 @@ struct LayerFixture {
 
 LayerOptions layer_options(const Options& options) {
   LayerOptions out;
-  out.caches = {.rows = options.rows, .index = options.index_rows, .kv_scale = 1.0F / 256};
-  if (options.rows->scale == ScaleKind::kPerTensor) {
-    out.q = DType::kE4M3;
+  out.caches = {.rows = options.rows, .index = options.index_rows};
+  if (options.rows->scale == ScaleKind::kPerTensor) {  // and so E4M3 queries
+    out.caches.kv_scale = 1.0F / 256;
     out.q_scale = 1.0F / 64;
   }
   out.threads = options.threads;

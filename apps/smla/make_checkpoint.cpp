@@ -10,7 +10,7 @@
 #include "checkpoint/writer.h"
 #include "commands.h"
 #include "engine/synthetic.h"
-#include "layer/weight_names.h"
+#include "model/weight_table.h"
 #include "progress.h"
 
 namespace smla {

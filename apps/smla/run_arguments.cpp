@@ -7,6 +7,7 @@
 
 #include "arguments.h"
 #include "bundled_trace.h"
+#include "device/capability.h"
 #include "sparsemla/ops/projection.h"
 #include "sparsemla/trace.h"
 
@@ -130,25 +131,22 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.model.hadamard = o.model.hadamard || a.hadamard;
   if (a.index_topk_freq > 0) o.model.index_topk_freq = a.index_topk_freq;
   o.layers = parse_layers(a.layers, o.model);
-  o.layer.front_end = front_end(a.front_end);
+  o.layer.device = device_from_name(a.device);
+  if (std::string reason; o.layer.device == DeviceKind::kCuda && gpus(&reason).empty())
+    throw Unsupported("--device: got cuda, but there is no GPU: " + reason);
+  const int major = device_major(o.layer.device);
+  o.layer.front_end = front_end(a.front_end, major);
   o.layer.strict = a.strict;
   o.layer.gather_prefill = a.gather_prefill;
   if (a.output_projection == "fp8") o.layer.fp8_output = OutputScale::kF32;
   if (a.output_projection == "fp8-ue8m0") o.layer.fp8_output = OutputScale::kUe8m0x4;
   o.layer.precision = a.precision == "f32" ? Precision::kF32 : Precision::kBF16;
-  if (o.layer.precision == Precision::kF32) {
-    o.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
-  } else {
-    o.layer.caches.rows = a.cache_dtype.empty() ? &cache_rows(o.layer.front_end, "auto")
-                                                : &cache_rows(o.layer.front_end, a.cache_dtype, a.strict);
-    o.layer.caches.index = &index_rows(a.index_dtype, a.strict);
-    o.layer.caches.kv_scale = static_cast<float>(a.kv_scale);
-    o.layer.q_scale = static_cast<float>(a.q_scale);
-    if (o.layer.caches.rows->scale == ScaleKind::kPerTensor) o.layer.q = DType::kE4M3;
-  }
-  o.layer.device = device_from_name(a.device);
-  if (std::string reason; o.layer.device == DeviceKind::kCuda && gpus(&reason).empty())
-    throw Unsupported("--device: got cuda, but there is no GPU: " + reason);
+  o.layer.caches.rows = a.cache_dtype.empty() ? &cache_rows(o.layer.front_end, "auto")
+                                              : &cache_rows(o.layer.front_end, a.cache_dtype, a.strict);
+  o.layer.caches.index = &index_rows(a.index_dtype, a.strict, major);
+  o.layer.caches.kv_scale = static_cast<float>(a.kv_scale);
+  o.layer.q_scale = static_cast<float>(a.q_scale);
+  o.layer = effective_options(o.layer);
   o.time_stages = o.layer.device == DeviceKind::kCpu || a.stage_times;
   o.graphs = !a.no_graphs && a.dump.empty();  // a recorded graph's calls cannot be written to files
   o.layer.deterministic = a.deterministic;

@@ -4,25 +4,17 @@
 #include <optional>
 
 #include "device/device_tensor.h"
+#include "layer/placed_layer.h"
 #include "sparsemla/c_api.h"
 #include "sparsemla/layer.h"
-#include "sparsemla/weights.h"
 
 /// A layer and what it needs to stay.
 struct smla_layer {
-  smla::LayerTensors weights;                ///< views of the caller's memory, or of the checkpoint's, which they keep
-  std::vector<smla::DeviceTensor> uploaded;  ///< a checkpoint's tensors on a GPU
-  smla::DeviceTensor cos_sin;
-  smla::KvLayout layout;  ///< of this layer alone
-  std::optional<smla::AttentionLayer> layer;
+  std::optional<smla::PlacedLayer> placed;  ///< keeps a checkpoint's weights; a caller's weights are the caller's
   std::uint64_t id = next_id();  ///< no other layer of the process has it: a plan says by it which layer it is for
 
-  /// The scale of a cache's per-tensor rows: the checkpoint's, else the options'.
-  float scale_of(smla::CacheRole role) const {
-    const float window = weights.kv_scale.value_or(layer->options().caches.kv_scale);
-    if (role == smla::CacheRole::kWindow) return window;
-    return role == smla::CacheRole::kCompressed ? weights.compressed_kv_scale.value_or(window) : 1.0F;
-  }
+  const smla::AttentionLayer& layer() const { return placed->layer(); }
+  const smla::KvLayout& layout() const { return placed->layout(); }
 
  private:
   static std::uint64_t next_id() {

@@ -6,30 +6,17 @@
 #include "c/handles.h"
 #include "c/layer_settings.h"
 #include "c/status.h"
-#include "layer/weight_names.h"
+#include "model/weight_table.h"
 
 namespace {
 
 using namespace smla;
 using namespace smla::c;
 
-/// @param upload the tensors lie on the host and the layer may run elsewhere
-std::unique_ptr<smla_layer> make_layer(LayerTensors weights, const Options& options, bool upload) {
+std::unique_ptr<smla_layer> make_layer(LayerSource source, const Options& options) {
   auto made = std::make_unique<smla_layer>();
-  made->weights = std::move(weights);
-  if (upload && options.layer.device != DeviceKind::kCpu) {
-    for (auto& [name, view] : made->weights.tensors) {
-      made->uploaded.push_back(DeviceTensor::copy_of(options.layer.device, view));
-      view = std::as_const(made->uploaded.back()).view();
-    }
-    made->weights.memory.reset();
-  }
-  const LayerConfig& config = made->weights.config;
-  const std::vector<float> rope = rope_table(config.rope, options.max_position);
-  made->cos_sin =
-      DeviceTensor::copy_of(options.layer.device, view_of(rope.data(), {options.max_position, config.rope_head_dim}));
-  made->layer.emplace(config, layer_weights(made->weights), options.layer, std::as_const(made->cos_sin).view());
-  made->layout = make_kv_layout({&config, 1}, made->layer->options().caches);
+  auto rope = std::make_shared<RopeTable>(source.config.rope, options.max_position, options.layer.device);
+  made->placed.emplace(std::move(source), options.layer, std::move(rope));
   return made;
 }
 
@@ -90,7 +77,9 @@ smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_
       }
     }
     check_names(weights);
-    *layer = make_layer(std::move(weights), read, false).release();
+    LayerSource source = LayerSource::of(std::move(weights));
+    source.on_device = true;
+    *layer = make_layer(std::move(source), read).release();
   });
 }
 
@@ -100,12 +89,11 @@ smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index,
     need_pointer(static_cast<const void*>(layer), "smla_layer_create_from_checkpoint", "layer");
     *layer = nullptr;
     need_pointer(folder, "smla_layer_create_from_checkpoint", "folder");
-    Options read = read_options(options);
+    const Options read = read_options(options);
     LayerTensors weights =
         Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size, {.keep_fp8 = read.fp8_weights});
     write_config(weights.config);  // refuses a layer that this interface cannot describe
-    read.layer.q_scale = weights.q_scale.value_or(read.layer.q_scale);
-    *layer = make_layer(std::move(weights), read, true).release();
+    *layer = make_layer(LayerSource::of(std::move(weights)), read).release();
   });
 }
 
@@ -114,12 +102,12 @@ void smla_layer_destroy(smla_layer* layer) { delete layer; }
 smla_status smla_layer_get_config(const smla_layer* layer, smla_layer_config* config) {
   return guarded([&] {
     need_pointer(layer, "smla_layer_get_config", "layer");
-    write_struct("smla_layer_config", config, write_config(layer->layer->config()));
+    write_struct("smla_layer_config", config, write_config(layer->layer().config()));
   });
 }
 
 int32_t smla_layer_num_groups(const smla_layer* layer) {
-  return layer == nullptr ? 0 : static_cast<int32_t>(layer->layout.groups.size());
+  return layer == nullptr ? 0 : static_cast<int32_t>(layer->layout().groups.size());
 }
 
 smla_status smla_layer_cache_need(const smla_layer* layer, int32_t role, smla_cache_need* need) {
@@ -131,9 +119,9 @@ smla_status smla_layer_cache_need(const smla_layer* layer, int32_t role, smla_ca
     }
     smla_cache_need out{};
     const auto cache_role = static_cast<CacheRole>(role);
-    if (const LayerCache* cache = layer->layout.find(0, cache_role); cache != nullptr) {
-      const int group = layer->layout.group_of(0, cache_role);
-      const CacheGroup& shared = layer->layout.groups[static_cast<std::size_t>(group)];
+    if (const LayerCache* cache = layer->layout().find(0, cache_role); cache != nullptr) {
+      const int group = layer->layout().group_of(0, cache_role);
+      const CacheGroup& shared = layer->layout().groups[static_cast<std::size_t>(group)];
       out.present = 1;
       out.group = group;
       out.format = cache->format->name.data();  // a literal, so it ends in 0
@@ -141,7 +129,7 @@ smla_status smla_layer_cache_need(const smla_layer* layer, int32_t role, smla_ca
       out.block_tokens = shared.block_tokens;
       out.window = shared.window;
       out.page_bytes = cache->page_bytes;
-      out.kv_scale = layer->scale_of(cache_role);
+      out.kv_scale = layer->placed->scale_of(cache_role);
     }
     write_struct("smla_cache_need", need, out);
   });

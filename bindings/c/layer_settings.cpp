@@ -96,7 +96,7 @@ smla_layer_config write_config(const LayerConfig& c) {
           .reserved = 0};
 }
 
-Options read_options(const smla_layer_options* options) {
+Options read_options(const smla_layer_options* options, int (*major_of)(DeviceKind)) {
   const smla_layer_options given = read_struct("smla_layer_options", options, offsetof(smla_layer_options, device));
   if (given.max_position < 1 || given.max_position > (std::int64_t{1} << 30)) {
     throw InvalidArgument("smla_layer_options: max_position: got " + std::to_string(given.max_position) +
@@ -114,7 +114,8 @@ Options read_options(const smla_layer_options* options) {
   out.layer.deterministic = read_flag("deterministic", given.deterministic);
   out.layer.threads = read_threads(given.threads);
   if (given.implementation != nullptr) out.layer.implementations["*"] = given.implementation;
-  out.layer.front_end = front_end(given.front_end == nullptr ? "flashmla" : given.front_end);
+  out.layer.front_end =
+      front_end(given.front_end == nullptr ? "flashmla" : given.front_end, major_of(out.layer.device));
   out.layer.fp8_output = read_output_rows(given.output_rows);
   out.layer.padded_heads = given.padded_heads;
   out.layer.strict = read_flag("strict", given.strict);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "device/capability.h"
 #include "sparsemla/c_api.h"
 #include "sparsemla/layer.h"
 
@@ -17,7 +18,8 @@ struct Options {
   bool fp8_weights = false;  ///< of a checkpoint, kept
 };
 
+/// @param major_of compute capability (major) of a kind of device: what "auto" and FlashInfer's name depend on
 /// @throws InvalidArgument naming the option that is impossible.
-Options read_options(const smla_layer_options* options);
+Options read_options(const smla_layer_options* options, int (*major_of)(DeviceKind) = device_major);
 
 }  // namespace smla::c

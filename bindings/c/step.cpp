@@ -97,7 +97,7 @@ const StepMetadata& built(const smla_step* step, const char* function) {
 LayerCaches shapes_of(const smla_layer& layer) {
   LayerCaches out;
   for (const CacheRole role : kCacheRoles) {
-    const LayerCache* need = layer.layout.find(0, role);
+    const LayerCache* need = layer.layout().find(0, role);
     if (need == nullptr) continue;
     out[role] = {.format = need->format, .block_size = need->block_size, .block_stride_bytes = need->page_bytes};
   }
@@ -110,13 +110,13 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
   for (int i = 0; i < kNumCacheRoles; ++i) {
     const auto role = static_cast<CacheRole>(i);
     const std::string name = name_of(role) + " cache";
-    const LayerCache* need = layer.layout.find(0, role);
+    const LayerCache* need = layer.layout().find(0, role);
     if ((need == nullptr) != (given.cache[i] == nullptr)) {
       throw InvalidArgument(name + (need == nullptr ? ": got one, expected NULL: a layer of this kind has none"
                                                     : ": got NULL, expected one"));
     }
     if (need == nullptr) continue;
-    const PagedCache cache = read_cache(name, given.cache[i], layer.scale_of(role));
+    const PagedCache cache = read_cache(name, given.cache[i], layer.placed->scale_of(role));
     if (*cache.format != *need->format || cache.block_size != need->block_size) {
       throw InvalidArgument(name + ": got blocks of " + std::to_string(cache.block_size) + " " +
                             std::string(cache.format->name) + " rows, expected " + std::to_string(need->block_size) +
@@ -129,18 +129,18 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
 
 /// Whether a step's slots mean the same in the caches of this layer.
 void check_same_kind(const smla_layer& layer, const smla_step& step, const char* function) {
-  const LayerConfig& config = layer.layer->config();
-  bool same = layer.layer->options().device == step.device && config.compress_ratio == step.config.compress_ratio &&
+  const LayerConfig& config = layer.layer().config();
+  bool same = layer.layer().options().device == step.device && config.compress_ratio == step.config.compress_ratio &&
               config.window == step.config.window;
   for (int role = 0; same && role < kNumCacheRoles; ++role) {
-    const LayerCache* a = layer.layout.find(0, static_cast<CacheRole>(role));
+    const LayerCache* a = layer.layout().find(0, static_cast<CacheRole>(role));
     const LayerCache* b = step.layout.find(0, static_cast<CacheRole>(role));
     same = (a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size);
   }
   if (!same) {
     throw InvalidArgument(std::string(function) + ": step: got one for compress_ratio " +
                           std::to_string(step.config.compress_ratio) + ", expected one for layers of compress_ratio " +
-                          std::to_string(config.compress_ratio) + " on " + name_of(layer.layer->options().device) +
+                          std::to_string(config.compress_ratio) + " on " + name_of(layer.layer().options().device) +
                           " and their cache formats");
   }
 }
@@ -173,7 +173,7 @@ smla_status smla_step_create(const smla_layer* layer, smla_step** step) {
     need_pointer(static_cast<const void*>(step), "smla_step_create", "step");
     *step = nullptr;
     need_pointer(layer, "smla_step_create", "layer");
-    *step = std::make_unique<smla_step>(layer->layout, layer->layer->config(), layer->layer->options()).release();
+    *step = std::make_unique<smla_step>(layer->layout(), layer->layer().config(), layer->layer().options()).release();
   });
 }
 
@@ -206,7 +206,7 @@ smla_status smla_layer_workspace(const smla_layer* layer, int64_t tokens, int64_
   return guarded([&] {
     need_pointer(layer, "smla_layer_workspace", "layer");
     need_pointer(workspace_bytes, "smla_layer_workspace", "workspace_bytes");
-    *workspace_bytes = layer->layer->reserve_bytes(tokens, requests, max_seq_len, shapes_of(*layer));
+    *workspace_bytes = layer->layer().reserve_bytes(tokens, requests, max_seq_len, shapes_of(*layer));
   });
 }
 
@@ -220,7 +220,7 @@ smla_status smla_layer_plan_create(const smla_layer* layer, const smla_step* ste
     check_same_kind(*layer, *step, kName);
     auto made = std::make_unique<smla_layer_plan>();
     made->layer_id = layer->id;
-    made->plan = layer->layer->plan(metadata.shape(), shapes_of(*layer));
+    made->plan = layer->layer().plan(metadata.shape(), shapes_of(*layer));
     *plan = made.release();
   });
 }
@@ -251,8 +251,8 @@ smla_status smla_layer_forward(const smla_layer* layer, const smla_layer_plan* p
     const TensorView out = read_tensor("output", output);
     const Workspace lent{.data = workspace, .bytes = workspace_bytes};
     const LayerStep s = metadata.layer(0);
-    if (plan != nullptr) return layer->layer->forward(plan->plan, s, read, in, out, lent, {.handle = stream});
-    layer->layer->forward(layer->layer->plan(metadata.shape(), read), s, read, in, out, lent, {.handle = stream});
+    if (plan != nullptr) return layer->layer().forward(plan->plan, s, read, in, out, lent, {.handle = stream});
+    layer->layer().forward(layer->layer().plan(metadata.shape(), read), s, read, in, out, lent, {.handle = stream});
   });
 }
 

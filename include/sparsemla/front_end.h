@@ -73,7 +73,8 @@ SMLA_API void check_upstream_blocks(std::int64_t window_block, std::int64_t comp
 /// with upstream's texts.
 SMLA_API void check_upstream_layout(const KvLayout& layout, std::span<const std::string> names);
 
-/// The argument checks of upstream's fused insert op, with upstream's texts (spec 5.3).
+/// The argument checks of upstream's fused insert op, with upstream's texts (spec 5.3): for hosts that call
+/// QNormRopeInsert themselves; a layer's own tensors always pass.
 /// @throws InvalidArgument with the first that fails.
 SMLA_API void check_upstream_insert(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args);
 

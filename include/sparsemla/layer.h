@@ -12,6 +12,7 @@
 #include "sparsemla/export.h"
 #include "sparsemla/front_end.h"
 #include "sparsemla/kv_pool.h"
+#include "sparsemla/layer_weights.h"
 #include "sparsemla/model_config.h"
 #include "sparsemla/op.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -40,47 +41,14 @@ enum class Stage : std::uint8_t {
 inline constexpr int kNumStages = 10;
 std::string_view name_of(Stage stage);
 
-/// Weights of one compressor (spec 3): `dim` 512 for the layer's, 128 for the indexer's.
-struct CompressorWeights {
-  ConstTensorView wkv;    ///< [coff*dim, hidden] BF16 or F32
-  ConstTensorView wgate;  ///< [coff*dim, hidden]
-  ConstTensorView ape;    ///< [ratio, coff*dim] F32 or BF16
-  ConstTensorView norm;   ///< [dim] BF16 or F32
-};
-
-/// Weights of one layer by their checkpoint names (spec 1); memory belongs to the caller and must outlive the layer.
-/// Linear weights are BF16 or F32. Those with a scale below may be E4M3: then their inputs are quantised to FP8, too
-/// (QuantizeRows; of wo_a by LayerOptions::fp8_output).
-struct LayerWeights {
-  ConstTensorView wq_a;                ///< [q_lora_rank, hidden]
-  ConstTensorView q_norm;              ///< [q_lora_rank]
-  ConstTensorView wq_b;                ///< [num_heads*head_dim, q_lora_rank]
-  ConstTensorView wkv;                 ///< [head_dim, hidden]
-  ConstTensorView kv_norm;             ///< [head_dim]
-  ConstTensorView wo_a;                ///< [o_groups*o_lora_rank, num_heads/o_groups*head_dim]
-  ConstTensorView wo_b;                ///< [hidden, o_groups*o_lora_rank]
-  ConstTensorView attn_sink;           ///< [num_heads] F32
-  CompressorWeights compressor;        ///< compress_ratio > 1
-  CompressorWeights index_compressor;  ///< compress_ratio = 4
-  ConstTensorView index_wq_b;          ///< [index_n_heads*index_head_dim, q_lora_rank], compress_ratio = 4
-  ConstTensorView index_weights_proj;  ///< [index_n_heads, hidden], compress_ratio = 4
-  /// With E4M3 weights only: [cdiv(outputs, 128), cdiv(inputs, 128)] F32, a scale for each 128 x 128 of the weight;
-  /// inputs are a multiple of 128, and so are the outputs of a group of wo_a.
-  ConstTensorView wq_a_scale{};
-  ConstTensorView wq_b_scale{};        ///< as wq_a_scale
-  ConstTensorView wkv_scale{};         ///< as wq_a_scale
-  ConstTensorView wo_a_scale{};        ///< as wq_a_scale
-  ConstTensorView wo_b_scale{};        ///< as wq_a_scale
-  ConstTensorView index_wq_b_scale{};  ///< as wq_a_scale
-};
-
 /// How a layer computes.
 struct LayerOptions {
   DeviceKind device =
       DeviceKind::kCpu;  ///< whose memory weights, caches, activations and workspace lie in, and which runs
-  Precision precision = Precision::kBF16;    ///< of activations
-  CacheOptions caches;                       ///< formats of its caches; float32 rows at precision kF32
-  DType q = DType::kBF16;                    ///< queries as attention sees them: BF16, or E4M3 with q_scale
+  Precision precision = Precision::kBF16;  ///< of activations
+  CacheOptions caches;                     ///< formats of its caches; float32 rows at precision kF32
+  /// Queries as attention sees them: BF16, or E4M3 with q_scale. Absent: E4M3 over per-tensor rows, else BF16.
+  std::optional<DType> q{};
   float q_scale = 1.0F;                      ///< of E4M3 queries: number = e4m3 * q_scale
   ClampRule clamp = ClampRule::kAmax;        ///< the quantiser's floor
   FrontEnd front_end = FrontEnd::kFlashMla;  ///< how index lists are prepared
@@ -104,12 +72,20 @@ struct LayerOptions {
   bool short_context = true;   ///< take the short-context path of the indexer (spec 4.7) where it applies
   bool deterministic = false;  ///< a row's result must not depend on its neighbours
   int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
-  /// On a GPU: compressors and indexer, with their projections, run beside the latents and queries on a stream of the
-  /// layer's own, joined before attention (spec 2).
+  /// On a GPU: compressors and indexer, with their projections, run at the same time as latents and queries, on a side
+  /// stream of the layer that both meet again before attention (spec 2). Each stream that the layer is called on has a
+  /// side stream of its own, so that one thread may record a forward in a graph while another runs one.
   bool side_streams = true;
   /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts.
   std::map<std::string, std::string, std::less<>> implementations;
 };
+
+/// The options as they take effect, those filled in that follow from others: float32 rows at precision kF32, E4M3
+/// queries over per-tensor rows. A layer does this to its own; whoever lays out caches for it does it first.
+/// @throws InvalidArgument naming an option that would have no effect beside the others, what was given and what it
+/// needs: kv_scale without per-tensor rows, q_scale without E4M3 queries, gather_prefill without the flashmla front-end
+/// or without fp8_ds_mla rows, E4M3 queries at precision kF32. Also a scale that is not a finite number above 0.
+LayerOptions effective_options(const LayerOptions& options);
 
 /// Caches of one layer by role; those that its kind does not have stay empty. Every layer has a window cache, compress
 /// layers have compressed and state caches too, C4A layers that choose also index and index state caches.
@@ -147,7 +123,7 @@ class LayerPlan {
   std::shared_ptr<const Ops> ops_;
 };
 
-struct SideStream;
+class SideStreams;
 
 /// A DeepSeek-V4 attention layer: hidden states in, hidden states out (spec 2). Holds views of its weights and no other
 /// state.
@@ -201,7 +177,7 @@ class AttentionLayer {
   LayerWeights weights_;
   LayerOptions options_;
   ConstTensorView cos_sin_;
-  std::shared_ptr<SideStream> side_;  ///< null without
+  std::shared_ptr<SideStreams> side_;  ///< null without
 };
 
 }  // namespace smla

@@ -27,6 +27,14 @@ struct RopeConfig {
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
+/// What sets layer kinds apart: which caches a layer owns beside its window, and whether it selects entries. A layer
+/// that attends to entries without owning or selecting them takes those of the last layer before it that does.
+struct LayerRoles {
+  bool owns_entries = false;     ///< a compressor: a compressed cache and its state
+  bool owns_index_keys = false;  ///< a compressor of the indexer: an index cache and its state
+  bool selects = false;          ///< an indexer: scores index keys and chooses index_topk entries
+};
+
 /// The numbers of one attention layer (spec 1).
 struct LayerConfig {
   std::int64_t hidden_size = 0;     ///< width of hidden states
@@ -44,14 +52,19 @@ struct LayerConfig {
   float rms_norm_eps = 1e-6F;       ///< RMSNorm's epsilon
   RopeConfig rope;                  ///< every rotation of the layer uses this one table
   bool hadamard = false;            ///< Walsh-Hadamard transform on both sides of the indexer
-  /// C4A: attends to the entries that the last choosing C4A layer before it chose, and runs no indexer of its own
+  /// C4A: attends to the entries that the last C4A layer with an indexer before it chose, and runs no indexer of its own
   /// (IndexCache, spec 9).
   bool reuses_topk = false;
 
   bool has_compressor() const { return compress_ratio > 1; }  ///< C4A or C128A
   bool has_indexer() const { return compress_ratio == 4; }    ///< C4A
-  /// Whether the layer runs an indexer of its own: a C4A layer that does not reuse another's entries.
-  bool chooses() const { return has_indexer() && !reuses_topk; }
+  /// A C4A layer that scores and selects entries itself.
+  bool runs_indexer() const { return roles().selects; }
+  /// What the layer owns and does. Everything that lays out caches or metadata asks this, not the ratio.
+  LayerRoles roles() const {
+    const bool selects = has_indexer() && !reuses_topk;
+    return {.owns_entries = has_compressor(), .owns_index_keys = selects, .selects = selects};
+  }
 };
 
 /// Checks a layer's numbers. @throws InvalidArgument naming the first impossible one, what was got and expected.

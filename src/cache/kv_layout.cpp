@@ -93,13 +93,14 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
                             std::to_string(config.window) + ", expected " + std::to_string(window) + " as in layer 0");
     }
     add(rows, layer, CacheRole::kWindow, *options.rows, kWindowBlockTokens);
-    if (!config.has_compressor()) continue;
+    const LayerRoles roles = config.roles();
+    if (!roles.owns_entries) continue;
     const std::int64_t entries = kFullBlockTokens / config.compress_ratio;
     add(full, layer, CacheRole::kCompressed, *options.rows, entries);
     if (config.has_indexer()) {
-      if (config.chooses()) add(full, layer, CacheRole::kIndex, *options.index, entries);
+      if (roles.owns_index_keys) add(full, layer, CacheRole::kIndex, *options.index, entries);
       add(state_c4, layer, CacheRole::kState, state_rows(config.head_dim, 2), kStateC4BlockTokens);
-      if (config.chooses())
+      if (roles.owns_index_keys)
         add(state_c4, layer, CacheRole::kIndexState, state_rows(config.index_head_dim, 2), kStateC4BlockTokens);
     } else {
       add(state_c128, layer, CacheRole::kState, state_rows(config.head_dim, 1), kStateC128BlockTokens);

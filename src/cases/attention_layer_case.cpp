@@ -3,8 +3,10 @@
 
 #include "cases/replay.h"
 #include "core/check.h"
+#include "device/capability.h"
 #include "device/device_tensor.h"
-#include "layer/weight_names.h"
+#include "layer/placed_layer.h"
+#include "model/weight_table.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/ops/compressor.h"
 
@@ -61,14 +63,14 @@ class LayerReplay {
     check_that(precision == "f32" || precision == "bf16", params_.where(), "precision", "\"" + precision + "\"",
                "\"f32\" or \"bf16\"");
     options_.precision = precision == "f32" && way != Way::kServing ? Precision::kF32 : Precision::kBF16;
-    options_.front_end = front_end(params_.text("front_end", "flashmla"));
+    options_.device = options.plan.device;
+    options_.front_end = front_end(params_.text("front_end", "flashmla"), device_major(options_.device));
     options_.strict = params_.flag("strict", false);
     options_.gather_prefill = params_.flag("gather_prefill", false);
     read_formats();
     options_.short_context = false;  // the case may ask for the scores
     options_.deterministic = options.plan.deterministic;
     options_.threads = options.plan.threads;
-    options_.device = options.plan.device;
     if (!options.plan.implementation.empty()) options_.implementations["*"] = options.plan.implementation;
     check_layer_config(config_);
 
@@ -89,12 +91,6 @@ class LayerReplay {
   static HostTensor converted(const HostTensor& from, DType to);
   void read_formats();
   void read_weights();
-  CompressorWeights compressor(const std::string& prefix) const {
-    return {.wkv = file_.view(prefix + "wkv.weight"),
-            .wgate = file_.view(prefix + "wgate.weight"),
-            .ape = file_.view(prefix + "ape"),
-            .norm = file_.view(prefix + "norm.weight")};
-  }
   HostTensor entries(const KvPool& pool, const RequestBlocks& blocks, CacheRole role, const CompressorWeights& weights,
                      int dim, const ConstTensorView& cos_sin) const;
 
@@ -124,34 +120,19 @@ HostTensor LayerReplay::converted(const HostTensor& from, DType to) {
 }
 
 void LayerReplay::read_formats() {
-  if (options_.precision == Precision::kF32) {
-    options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
-    return;
-  }
+  if (options_.precision == Precision::kF32) return;
   options_.caches.rows = &cache_rows(options_.front_end,
                                      params_.text("cache_dtype", std::string(fp8_ds_mla_rows().name)), options_.strict);
   options_.caches.index = &index_rows(params_.text("index_dtype", "fp8"));
-  if (options_.caches.rows->scale == ScaleKind::kPerTensor) options_.q = DType::kE4M3;
 }
 
 void LayerReplay::read_weights() {
   const HostTensor& sink = file_.tensor("weights.attn_sink");
   check_tensor(file_.path, "weights.attn_sink", sink.view(), {config_.num_heads}, {DType::kF32, DType::kBF16});
   sink_ = converted(sink, DType::kF32);
-  const auto weight = [&](const std::string& name) { return file_.view("weights." + name + ".weight"); };
-  weights_ = {.wq_a = weight("wq_a"),
-              .q_norm = weight("q_norm"),
-              .wq_b = weight("wq_b"),
-              .wkv = weight("wkv"),
-              .kv_norm = weight("kv_norm"),
-              .wo_a = weight("wo_a"),
-              .wo_b = weight("wo_b"),
-              .attn_sink = std::as_const(sink_).view()};
-  if (config_.has_compressor()) weights_.compressor = compressor("weights.compressor.");
-  if (config_.has_indexer()) {
-    weights_.index_compressor = compressor("weights.indexer.compressor.");
-    weights_.index_wq_b = weight("indexer.wq_b");
-    weights_.index_weights_proj = weight("indexer.weights_proj");
+  for (const WeightSpec& spec : weight_table(config_)) {
+    spec.view(weights_) =
+        spec.kind == WeightKind::kSink ? std::as_const(sink_).view() : file_.view("weights." + spec.name);
   }
 }
 
@@ -235,21 +216,13 @@ HostTensor LayerReplay::entries(const KvPool& pool, const RequestBlocks& blocks,
 
 ReplayResult LayerReplay::run() {
   const DeviceKind device = options_.device;
-  HostTensor cos_sin(DType::kF32, {std::max<std::int64_t>(tokens_, 1), config_.rope_head_dim});
-  std::ranges::copy(rope_table(config_.rope, cos_sin.size(0)), cos_sin.as<float>());
-  // Copies of everything that the layer reads in the device's memory.
-  const DeviceTensor rope = DeviceTensor::copy_of(device, cos_sin.view());
-  std::vector<DeviceTensor> storage;
-  LayerWeights weights = weights_;
-  visit_weights(config_, weights, [&](std::string_view, ConstTensorView& view) {
-    storage.push_back(DeviceTensor::copy_of(device, view));
-    view = std::as_const(storage.back()).view();
-  });
+  const auto rope = std::make_shared<const RopeTable>(config_.rope, std::max<std::int64_t>(tokens_, 1), device, true);
+  const PlacedLayer placed({.config = config_, .weights = weights_}, options_, rope);
   const DeviceTensor hidden = DeviceTensor::copy_of(device, hidden_.view());
   DeviceTensor made(device, hidden_.dtype(), hidden_.shape());
 
-  const AttentionLayer layer(config_, weights, options_, rope.view());
-  const KvLayout layout = make_kv_layout({&config_, 1}, layer.options().caches);
+  const AttentionLayer& layer = placed.layer();
+  const KvLayout& layout = placed.layout();
   std::int64_t need = 0;
   for (const CacheGroup& group : layout.groups) need += (tokens_ + group.block_tokens - 1) / group.block_tokens;
   KvPool pool(layout, need, device);
@@ -268,10 +241,10 @@ ReplayResult LayerReplay::run() {
     const std::vector<std::int32_t> seq{static_cast<std::int32_t>(end)};
     std::vector<std::int64_t> positions(static_cast<std::size_t>(n));
     std::iota(positions.begin(), positions.end(), begin);
-    std::vector<DeviceTensor> placed;
+    std::vector<DeviceTensor> copies;
     const auto place = [&](const ConstTensorView& view) {
-      placed.push_back(DeviceTensor::copy_of(device, view));
-      return std::as_const(placed.back()).view();
+      copies.push_back(DeviceTensor::copy_of(device, view));
+      return std::as_const(copies.back()).view();
     };
     StepBatch batch{.query_start_loc = place(view_of(loc.data(), {2})),
                     .seq_lens = place(view_of(seq.data(), {1})),
@@ -304,12 +277,12 @@ ReplayResult LayerReplay::run() {
       "output", want != nullptr && want->dtype() == DType::kF32 ? converted(output, DType::kF32) : std::move(output));
   if (way_ != Way::kObserved) return result;
   if (config_.has_compressor()) {
-    result.results.emplace("compressed_kv", entries(pool, blocks, CacheRole::kState, weights_.compressor,
-                                                    config_.head_dim, std::as_const(cos_sin).view()));
+    result.results.emplace(
+        "compressed_kv", entries(pool, blocks, CacheRole::kState, weights_.compressor, config_.head_dim, rope->host()));
   }
   if (config_.has_indexer()) {
     result.results.emplace("indexer_kv", entries(pool, blocks, CacheRole::kIndexState, weights_.index_compressor,
-                                                 config_.index_head_dim, std::as_const(cos_sin).view()));
+                                                 config_.index_head_dim, rope->host()));
     result.results.emplace("topk", std::move(recorder.topk));
     result.results.emplace("index_scores", std::move(recorder.scores));
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "model/weight_table.h"
 #include "sparsemla/error.h"
 
 namespace smla {
@@ -19,61 +20,13 @@ std::string text_of(const Shape& shape) {
   return text + "]";
 }
 
-/// What tensor-parallel ranks share out.
-enum class Cut : std::uint8_t { kNone, kRows, kColumns };
-
-/// A tensor that a layer needs, with its whole shape.
-struct Wanted {
-  std::string name;
-  Shape shape;
-  bool linear = false;  ///< may be quantised
-  bool as_f32 = false;
-  Cut cut = Cut::kNone;
-  std::int64_t kept_groups =
-      0;  ///< how many maps of equal size it is side by side if a layer takes it in FP8; 0: no layer does
-};
-
-std::vector<Wanted> wanted_tensors(const LayerConfig& c) {
-  std::vector<Wanted> list;
-  const auto linear = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs, Cut cut = Cut::kNone,
-                          std::int64_t kept_groups = 1) {
-    list.push_back(
-        {.name = name + ".weight", .shape = {outputs, inputs}, .linear = true, .cut = cut, .kept_groups = kept_groups});
-  };
-  const auto plain = [&](const std::string& name, Shape shape, bool as_f32, Cut cut = Cut::kNone) {
-    list.push_back({.name = name, .shape = std::move(shape), .as_f32 = as_f32, .cut = cut});
-  };
-  const auto compressor = [&](const std::string& prefix, std::int64_t dim) {
-    const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
-    linear(prefix + "wkv", width, c.hidden_size, Cut::kNone, 0);
-    linear(prefix + "wgate", width, c.hidden_size, Cut::kNone, 0);
-    plain(prefix + "ape", {c.compress_ratio, width}, true);
-    plain(prefix + "norm.weight", {dim}, false);
-  };
-  linear("wq_a", c.q_lora_rank, c.hidden_size);
-  plain("q_norm.weight", {c.q_lora_rank}, false);
-  linear("wq_b", c.num_heads * c.head_dim, c.q_lora_rank, Cut::kRows);
-  linear("wkv", c.head_dim, c.hidden_size);
-  plain("kv_norm.weight", {c.head_dim}, false);
-  linear("wo_a", c.o_groups * c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim, Cut::kRows, c.o_groups);
-  linear("wo_b", c.hidden_size, c.o_groups * c.o_lora_rank, Cut::kColumns);
-  plain("attn_sink", {c.num_heads}, true, Cut::kRows);
-  if (c.has_compressor()) compressor("compressor.", c.head_dim);
-  if (c.has_indexer()) {
-    compressor("indexer.compressor.", c.index_head_dim);
-    linear("indexer.wq_b", c.index_n_heads * c.index_head_dim, c.q_lora_rank);
-    linear("indexer.weights_proj", c.index_n_heads, c.hidden_size, Cut::kNone, 0);
-  }
-  return list;
-}
-
 /// Matches what a layer needs with what is stored, and collects everything that does not fit.
 class Inventory {
  public:
   explicit Inventory(const StoredLayer& stored) : stored_(stored) {}
 
-  LinearSource linear(const Wanted& wanted);
-  StoredTensor plain(const Wanted& wanted);
+  LinearSource linear(const WeightSpec& wanted);
+  StoredTensor plain(const WeightSpec& wanted);
   /// Null when there is none of that name.
   const StoredTensor* scalar(const std::string& name);
   /// @throws InvalidArgument with the whole list.
@@ -146,18 +99,18 @@ void Inventory::nvfp4_scales(const std::string& stem, LinearSource& source) {
   }
 }
 
-LinearSource Inventory::linear(const Wanted& wanted) {
+LinearSource Inventory::linear(const WeightSpec& wanted) {
   LinearSource source{.outputs = wanted.shape[0], .inputs = wanted.shape[1]};
   const StoredTensor* weight = take(wanted.name);
   if (weight == nullptr) {
     missing(wanted.name, text_of(wanted.shape));
     // Its scales would be called unknown; they only lack their weight.
     for (const char* suffix : {".scale", ".weight_scale_inv", ".weight_scale", ".weight_scale_2"})
-      take(wanted.name.substr(0, wanted.name.rfind('.')) + suffix);
+      take(wanted.stem + suffix);
     return source;
   }
   source.weight = *weight;
-  const std::string stem = wanted.name.substr(0, wanted.name.rfind('.'));
+  const std::string& stem = wanted.stem;
   if (weight->entry->dtype == "F8_E4M3") {
     source.encoding = LinearEncoding::kFp8;
     expect(wanted.name, *weight, wanted.shape, {"F8_E4M3"});
@@ -176,7 +129,7 @@ LinearSource Inventory::linear(const Wanted& wanted) {
   return source;
 }
 
-StoredTensor Inventory::plain(const Wanted& wanted) {
+StoredTensor Inventory::plain(const WeightSpec& wanted) {
   const StoredTensor* tensor = take(wanted.name);
   if (tensor == nullptr) {
     missing(wanted.name, text_of(wanted.shape));
@@ -246,10 +199,10 @@ Range part(std::int64_t size, bool cut, int rank, int ranks) {
 
 /// Whether a layer can take rows x columns of this weight as they are stored: its inputs and each group's outputs must
 /// be whole blocks.
-bool can_keep(const Wanted& w, const LinearSource& source, Range rows, Range columns) {
-  if (w.kept_groups == 0 || source.encoding != LinearEncoding::kFp8 || !is_whole_blocks(source, rows, columns))
+bool can_keep(const WeightSpec& w, const LinearSource& source, Range rows, Range columns) {
+  if (w.fp8_groups == 0 || source.encoding != LinearEncoding::kFp8 || !is_whole_blocks(source, rows, columns))
     return false;
-  return columns.size() % kFp8Block == 0 && (w.kept_groups == 1 || w.shape[0] / w.kept_groups % kFp8Block == 0);
+  return columns.size() % kFp8Block == 0 && (w.fp8_groups == 1 || w.shape[0] / w.fp8_groups % kFp8Block == 0);
 }
 
 }  // namespace
@@ -276,12 +229,13 @@ LayerTensors read_layer(const std::string& where, const StoredLayer& stored, con
   LayerTensors out;
   out.config = tensor_parallel_slice(layer, tp_rank, tp_size);
 
-  const std::vector<Wanted> wanted = wanted_tensors(layer);
+  const std::vector<WeightSpec> wanted = weight_table(layer);
   Inventory inventory(stored);
   std::map<std::string, LinearSource> linears;
   std::map<std::string, StoredTensor> plains;
-  for (const Wanted& w : wanted) {
-    if (w.linear) {
+  const auto is_linear = [](const WeightSpec& w) { return w.kind == WeightKind::kLinear; };
+  for (const WeightSpec& w : wanted) {
+    if (is_linear(w)) {
       linears.emplace(w.name, inventory.linear(w));
     } else {
       plains.emplace(w.name, inventory.plain(w));
@@ -292,22 +246,22 @@ LayerTensors read_layer(const std::string& where, const StoredLayer& stored, con
 
   const auto memory = std::make_shared<std::vector<HostTensor>>();
   memory->reserve(2 * wanted.size());
-  for (const Wanted& w : wanted) {
-    const Range rows = part(w.shape[0], w.cut == Cut::kRows, tp_rank, tp_size);
+  for (const WeightSpec& w : wanted) {
+    const Range rows = part(w.shape[0], w.cut == WeightCut::kRows, tp_rank, tp_size);
     const auto keep = [&](const std::string& name, HostTensor tensor) {
       memory->push_back(std::move(tensor));
       out.tensors.emplace(name, std::as_const(memory->back()).view());
     };
-    const Range columns = w.linear ? part(w.shape[1], w.cut == Cut::kColumns, tp_rank, tp_size) : Range{};
-    if (w.linear && options.keep_fp8 && can_keep(w, linears.at(w.name), rows, columns)) {
+    const Range columns = is_linear(w) ? part(w.shape[1], w.cut == WeightCut::kColumns, tp_rank, tp_size) : Range{};
+    if (is_linear(w) && options.keep_fp8 && can_keep(w, linears.at(w.name), rows, columns)) {
       KeptLinear kept = read_fp8(linears.at(w.name), rows, columns);
       keep(w.name, std::move(kept.codes));
-      keep(w.name.substr(0, w.name.rfind('.')) + ".scale", std::move(kept.scales));
-    } else if (w.linear) {
+      keep(w.stem + ".scale", std::move(kept.scales));
+    } else if (is_linear(w)) {
       keep(w.name, read_linear(linears.at(w.name), rows, columns));
     } else {
       // A sink of -inf is no sink, +inf one that takes all.
-      memory->push_back(read_plain(plains.at(w.name), w.as_f32, w.name == "attn_sink"));
+      memory->push_back(read_plain(plains.at(w.name), w.kind != WeightKind::kNorm, w.kind == WeightKind::kSink));
       out.tensors.emplace(w.name, std::as_const(memory->back()).view().slice(0, rows.begin, rows.end));
     }
   }

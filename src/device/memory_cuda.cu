@@ -21,7 +21,24 @@ void cuda_fill(void* to, int byte, std::size_t bytes, Stream stream) {
 
 void cuda_synchronize(Stream stream) { check_cuda(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"); }
 
+namespace {
+
+/// While it lives, the thread may make streams and events although a capture of its own is open.
+class AllowedInCapture {
+ public:
+  AllowedInCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~AllowedInCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllowedInCapture(const AllowedInCapture&) = delete;
+  AllowedInCapture& operator=(const AllowedInCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  ///< then what it was before
+};
+
+}  // namespace
+
 void* cuda_make_stream() {
+  const AllowedInCapture allowed;
   cudaStream_t stream = nullptr;
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   return stream;
@@ -30,6 +47,7 @@ void* cuda_make_stream() {
 void cuda_free_stream(void* stream) { (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
 
 void* cuda_make_event() {
+  const AllowedInCapture allowed;
   cudaEvent_t event = nullptr;
   check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   return event;

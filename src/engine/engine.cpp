@@ -6,7 +6,6 @@
 #include "core/check.h"
 #include "engine/engine_state.h"
 #include "engine/synthetic.h"
-#include "layer/weight_names.h"
 
 namespace smla {
 
@@ -32,53 +31,35 @@ std::uint64_t digest_row(const ConstTensorView& rows, std::int64_t row) {
 
 }  // namespace
 
-Engine::State::Rope& Engine::State::rope_of(const RopeConfig& config) {
-  for (Rope& rope : ropes) {
-    if (rope.config == config || options.planted_error == PlantedError::kRope) return rope;
+std::shared_ptr<const RopeTable> Engine::State::rope_of(const RopeConfig& config) {
+  for (const auto& rope : ropes) {
+    if (rope->config() == config || options.planted_error == PlantedError::kRope) return rope;
   }
-  HostTensor table(DType::kF32, {options.max_model_len, config.dim});
-  std::ranges::copy(rope_table(config, options.max_model_len), table.as<float>());
-  DeviceTensor placed;
-  if (device() != DeviceKind::kCpu) placed = DeviceTensor::copy_of(device(), table.view());
-  ropes.push_back({.config = config, .host = std::move(table), .device = std::move(placed)});
+  ropes.push_back(std::make_shared<const RopeTable>(config, options.max_model_len, device(), true));
   return ropes.back();
 }
 
-/// Views of weights in the device's memory.
-LayerWeights Engine::State::place_weights(const LayerConfig& config, const LayerWeights& host) {
-  LayerWeights placed = host;
-  if (device() == DeviceKind::kCpu) return placed;
-  std::vector<DeviceTensor>& storage = device_weights.emplace_back();
-  visit_weights(config, placed, [&](std::string_view, ConstTensorView& view) {
-    storage.push_back(DeviceTensor::copy_of(device(), view));
-    view = storage.back().view();
-  });
-  return placed;
-}
-
 void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& config) {
-  LayerOptions layer_options = options.layer;
+  LayerSource source{.config = config, .weights = {}};
   if (options.weights == nullptr) {
     weights.push_back(random_weights(config, layer_seed(options.seed, model_layer)));
+    source.weights = weights.back().views;
   } else {
     loaded.push_back(options.weights->load_layer(model_layer, config, 0, 1, {.keep_fp8 = options.fp8_weights}));
-    weights.push_back({.storage = {}, .views = layer_weights(loaded.back())});
-    layer_options.q_scale = loaded.back().q_scale.value_or(layer_options.q_scale);
+    source = LayerSource::of(loaded.back());
+    weights.push_back({.storage = {}, .views = source.weights});
   }
-  const Rope& rope = rope_of(config.rope);
-  layers.emplace_back(config, place_weights(config, weights.back().views), layer_options,
-                      rope.device.absent() ? rope.host.view() : rope.device.view());
+  layers.emplace_back(std::move(source), options.layer, rope_of(config.rope));
 }
 
 /// Per-tensor rows by the checkpoint's scales where it has any.
 void Engine::State::set_cache_scales() {
-  if (loaded.empty() || options.layer.caches.rows->scale != ScaleKind::kPerTensor) return;
-  for (std::size_t i = 0; i < loaded.size(); ++i) {
+  if (options.layer.caches.rows->scale != ScaleKind::kPerTensor) return;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto layer = static_cast<std::int64_t>(i);
-    const float window = loaded[i].kv_scale.value_or(options.layer.caches.kv_scale);
-    pool->set_scale(layer, CacheRole::kWindow, window);
-    if (configs[i].has_compressor())
-      pool->set_scale(layer, CacheRole::kCompressed, loaded[i].compressed_kv_scale.value_or(window));
+    for (const CacheRole role : {CacheRole::kWindow, CacheRole::kCompressed}) {
+      if (pool->layout().find(layer, role) != nullptr) pool->set_scale(layer, role, layers[i].scale_of(role));
+    }
   }
 }
 
@@ -99,12 +80,11 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   State& s = *state_;
   s.options = options;
   s.observer = observer;
-  if (s.options.layer.precision == Precision::kF32)
-    s.options.layer.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
+  s.options.layer = effective_options(options.layer);
   bool chosen = false;
   for (const std::int64_t index : options.layers) {
     s.configs.push_back(options.model.layer(index));
-    chosen = chosen || s.configs.back().chooses();
+    chosen = chosen || s.configs.back().runs_indexer();
     check_that(chosen || !s.configs.back().reuses_topk, kWhat, "layers",
                "layer " + std::to_string(index) + ", which reuses an earlier layer's top-k",
                "a C4A layer that chooses before it");
@@ -205,10 +185,10 @@ std::vector<RequestResult> Engine::results() const {
 }
 
 const AttentionLayer& Engine::layer(std::int64_t index) const {
-  return state_->layers.at(static_cast<std::size_t>(index));
+  return state_->layers.at(static_cast<std::size_t>(index)).layer();
 }
 ConstTensorView Engine::rope(std::int64_t index) const {
-  return std::as_const(state_->rope_of(state_->configs.at(static_cast<std::size_t>(index)).rope).host).view();
+  return state_->layers.at(static_cast<std::size_t>(index)).rope().host();
 }
 const LayerWeights& Engine::weights(std::int64_t index) const {
   return state_->weights.at(static_cast<std::size_t>(index)).views;

@@ -12,6 +12,7 @@
 #include "engine/scheduler.h"
 #include "engine/step_tensors.h"
 #include "engine/synthetic.h"
+#include "layer/placed_layer.h"
 #include "sparsemla/engine.h"
 #include "sparsemla/weights.h"
 
@@ -23,16 +24,9 @@ struct Engine::State {
   EngineObserver* observer = nullptr;
   std::vector<LayerConfig> configs;
   std::vector<OwnedLayerWeights> weights;
-  std::vector<LayerTensors> loaded;                       ///< one a layer when there is a checkpoint
-  std::vector<std::vector<DeviceTensor>> device_weights;  ///< a layer's, where they are not the host's
-  /// A rope table on the host and, where that is another place, on the device.
-  struct Rope {
-    RopeConfig config;
-    HostTensor host;
-    DeviceTensor device;
-  };
-  std::vector<Rope> ropes;
-  std::vector<AttentionLayer> layers;
+  std::vector<LayerTensors> loaded;  ///< one a layer when there is a checkpoint
+  std::vector<std::shared_ptr<const RopeTable>> ropes;
+  std::vector<PlacedLayer> layers;
   std::unique_ptr<KvPool> pool;
   std::unique_ptr<Scheduler> scheduler;
   std::unique_ptr<StepMetadata> metadata;
@@ -49,9 +43,8 @@ struct Engine::State {
   void set_cache_scales();
   std::string refusal(const RequestSpec& spec) const;
   Request& alive(std::int64_t id, bool running) const;
-  Rope& rope_of(const RopeConfig& config);
+  std::shared_ptr<const RopeTable> rope_of(const RopeConfig& config);
   DeviceKind device() const { return options.layer.device; }
-  LayerWeights place_weights(const LayerConfig& config, const LayerWeights& host);
   bool recordable(const StepTensors& batch) const;
   /// The batch through the stack; x: hidden states in, residual stream out.
   void run_layers(const StepTensors& batch, HostTensor& x);

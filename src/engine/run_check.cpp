@@ -201,7 +201,7 @@ struct LayerTruth {
   LayerTruth(const EngineOptions& options, std::int64_t model_layer, std::int64_t positions)
       : config(options.model.layer(model_layer)), cos_sin(DType::kF32, {positions, config.rope.dim}) {
     std::ranges::copy(rope_table(config.rope, positions), cos_sin.as<float>());
-    LayerOptions layer = options.layer;
+    LayerOptions layer = effective_options(options.layer);
     float window_scale = layer.caches.kv_scale;
     float compressed_scale = window_scale;
     if (options.weights == nullptr) {
@@ -261,7 +261,7 @@ CheckReport RunCheck::finish(const std::function<void(int)>& progress) {
                 .try_emplace(sample.request, truth->config, truth->weights, std::as_const(truth->cos_sin).view(),
                              inputs.view(), truth->rounding)
                 .first->second;
-        if (truth->config.chooses())
+        if (truth->config.runs_indexer())
           judge_topk(s.topk[i], reference.index_scores(sample.position), truth->config.index_topk,
                      topk_bound(truth->weights), sample);
         const std::vector<double> want = reference.output(

@@ -76,14 +76,14 @@ void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     const LayerCaches caches = caches_of(*pool, index);
-    const LayerPlan plan = layers[i].plan(metadata->shape(), caches);
+    const LayerPlan plan = layers[i].layer().plan(metadata->shape(), caches);
     if (workspace.bytes() < plan.workspace_bytes()) {
       synchronize(device(), stream.get());  // the old one may still be read
       workspace.reshape(device(), DType::kU8,
                         {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
     }
     const LayerStep layer_step = metadata->layer(index);
-    layers[i].forward(plan, layer_step, caches, eager.x(), eager.y(),
+    layers[i].layer().forward(plan, layer_step, caches, eager.x(), eager.y(),
                       {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get(),
                       options.time_stages ? &sums : nullptr);
     if (observer != nullptr) show(index, batch, eager.x(), eager.y(), layer_step.topk);
@@ -110,9 +110,9 @@ void Engine::State::queue_graph(DecodeGraph& g, const StepBatch& step) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     const LayerCaches caches = caches_of(*pool, index);
-    if (g.plans.size() == i) g.plans.push_back(layers[i].plan(g.metadata.shape(), caches));
+    if (g.plans.size() == i) g.plans.push_back(layers[i].layer().plan(g.metadata.shape(), caches));
     const LayerStep layer_step = g.metadata.layer(index);
-    layers[i].forward(g.plans[i], layer_step, caches, g.step.x(), g.step.y(),
+    layers[i].layer().forward(g.plans[i], layer_step, caches, g.step.x(), g.step.y(),
                       {.data = graph_workspace.data(), .bytes = graph_workspace.bytes()}, stream.get());
     if (observer != nullptr) {
       const auto keep = [&](const ConstTensorView& from, DeviceTensor& to) {
@@ -138,7 +138,7 @@ DecodeGraph& Engine::State::graph_of(const StepTensors& batch) {
     const std::int64_t tokens = std::max(options.max_seqs * (1 + options.speculative), sizes.tokens) + 16;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const LayerCaches caches = caches_of(*pool, static_cast<std::int64_t>(i));
-      most = std::max(most, layers[i].reserve_bytes(tokens, tokens, options.max_model_len, caches));
+      most = std::max(most, layers[i].layer().reserve_bytes(tokens, tokens, options.max_model_len, caches));
     }
     graph_workspace.reshape(device(), DType::kU8, {static_cast<std::int64_t>(most)});
   }

@@ -1,6 +1,9 @@
 #include "engine/synthetic.h"
 
 #include <cmath>
+#include <utility>
+
+#include "model/weight_table.h"
 
 namespace smla {
 
@@ -27,43 +30,27 @@ void fill(const TensorView& t, std::uint64_t seed, double mean, double deviation
   }
 }
 
-/// Weights of a layer, each made by `add`(dtype, shape, mean, standard deviation).
-template <class Add>
-LayerWeights make_weights(const LayerConfig& c, const Add& add) {
-  using Shape = std::vector<std::int64_t>;
-  const auto linear = [&](std::int64_t outputs, std::int64_t inputs) {
-    return add(DType::kBF16, Shape{outputs, inputs}, 0, 1.0 / std::sqrt(static_cast<double>(inputs)));
-  };
-  const auto norm = [&](std::int64_t dim, double mean) { return add(DType::kBF16, Shape{dim}, mean, 0.1 * mean); };
+/// How the numbers of a weight are spread.
+struct Spread {
+  DType dtype = DType::kBF16;
+  double mean = 0;
+  double deviation = 0;
+};
+
+Spread spread_of(const WeightSpec& spec) {
   // Keys of length 0.7 sqrt(dim) against queries of length sqrt(dim): scores with a standard deviation of 0.7, a
   // softmax that prefers without singling out.
   constexpr double kKeyNorm = 0.7;
-  const auto compressor = [&](std::int64_t dim) {
-    const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
-    CompressorWeights w;
-    w.wkv = linear(width, c.hidden_size);
-    w.wgate = linear(width, c.hidden_size);
-    w.ape = add(DType::kF32, Shape{c.compress_ratio, width}, 0, 0.2);
-    w.norm = norm(dim, kKeyNorm);
-    return w;
-  };
-
-  LayerWeights w;
-  w.wq_a = linear(c.q_lora_rank, c.hidden_size);
-  w.q_norm = norm(c.q_lora_rank, 1.0);
-  w.wq_b = linear(c.num_heads * c.head_dim, c.q_lora_rank);
-  w.wkv = linear(c.head_dim, c.hidden_size);
-  w.kv_norm = norm(c.head_dim, kKeyNorm);
-  w.wo_a = linear(c.o_groups * c.o_lora_rank, c.num_heads / c.o_groups * c.head_dim);
-  w.wo_b = linear(c.hidden_size, c.o_groups * c.o_lora_rank);
-  w.attn_sink = add(DType::kF32, Shape{c.num_heads}, 0, 1.0);
-  if (c.has_compressor()) w.compressor = compressor(c.head_dim);
-  if (c.has_indexer()) {
-    w.index_compressor = compressor(c.index_head_dim);
-    w.index_wq_b = linear(c.index_n_heads * c.index_head_dim, c.q_lora_rank);
-    w.index_weights_proj = linear(c.index_n_heads, c.hidden_size);
+  switch (spec.kind) {
+    case WeightKind::kLinear: return {.deviation = 1.0 / std::sqrt(static_cast<double>(spec.shape[1]))};
+    case WeightKind::kNorm: {
+      const double mean = spec.stem == "q_norm" ? 1.0 : kKeyNorm;
+      return {.mean = mean, .deviation = 0.1 * mean};
+    }
+    case WeightKind::kApe: return {.dtype = DType::kF32, .deviation = 0.2};
+    case WeightKind::kSink: return {.dtype = DType::kF32, .deviation = 1.0};
   }
-  return w;
+  return {};
 }
 
 }  // namespace
@@ -71,28 +58,29 @@ LayerWeights make_weights(const LayerConfig& c, const Add& add) {
 OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed) {
   OwnedLayerWeights out;
   std::uint64_t next = 0;
-  out.views =
-      make_weights(config, [&](DType dtype, const std::vector<std::int64_t>& shape, double mean, double deviation) {
-        out.storage.emplace_back(dtype, shape);
-        fill(out.storage.back().view(), mix(seed, next++), mean, deviation);
-        return ConstTensorView(out.storage.back().view());
-      });
+  for (const WeightSpec& spec : weight_table(config)) {
+    const Spread spread = spread_of(spec);
+    out.storage.emplace_back(spread.dtype, spec.shape);
+    fill(out.storage.back().view(), mix(seed, next++), spread.mean, spread.deviation);
+    spec.view(out.views) = std::as_const(out.storage.back()).view();
+  }
   return out;
 }
 
 LayerWeights weight_shapes(const LayerConfig& config) {
-  return make_weights(config, [](DType dtype, const std::vector<std::int64_t>& shape, double, double) {
-    ConstTensorView view;
-    view.dtype = dtype;
-    view.rank = static_cast<int>(shape.size());
+  LayerWeights shapes;
+  for (const WeightSpec& spec : weight_table(config)) {
+    ConstTensorView& view = spec.view(shapes);
+    view.dtype = spread_of(spec).dtype;
+    view.rank = static_cast<int>(spec.shape.size());
     std::int64_t stride = 1;
-    for (std::size_t i = shape.size(); i-- > 0;) {
-      view.shape[i] = shape[i];
+    for (std::size_t i = spec.shape.size(); i-- > 0;) {
+      view.shape[i] = spec.shape[i];
       view.stride[i] = stride;
-      stride *= shape[i];
+      stride *= spec.shape[i];
     }
-    return view;
-  });
+  }
+  return shapes;
 }
 
 void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position,

@@ -1,10 +1,10 @@
 #include <array>
-#include <cmath>
 
 #include "core/check.h"
 #include "core/check_distinct.h"
 #include "core/host_tensor.h"
 #include "layer/forward.h"
+#include "model/weight_table.h"
 #include "ops/named_implementations.h"
 
 namespace smla {
@@ -12,14 +12,6 @@ namespace smla {
 namespace {
 
 constexpr std::string_view kWhat = "attention layer";
-
-void check_compressor(const std::string& prefix, const CompressorWeights& w, const LayerConfig& c, std::int64_t dim) {
-  const std::int64_t width = (c.has_indexer() ? 2 : 1) * dim;
-  check_tensor(kWhat, prefix + "wkv", w.wkv, {width, c.hidden_size}, {DType::kBF16, DType::kF32});
-  check_tensor(kWhat, prefix + "wgate", w.wgate, {width, c.hidden_size}, {w.wkv.dtype});
-  check_tensor(kWhat, prefix + "ape", w.ape, {c.compress_ratio, width}, {DType::kF32, DType::kBF16});
-  check_tensor(kWhat, prefix + "norm", w.norm, {dim}, {DType::kBF16, DType::kF32});
-}
 
 /// [n, k] of `groups` linear maps side by side; E4M3 with the scales of its blocks, and then with inputs and groups
 /// that are whole blocks.
@@ -38,6 +30,27 @@ void check_linear(const std::string& name, const ConstTensorView& w, const Const
              "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
   check_tensor(kWhat, name + ".scale", scale, {(groups * n + kBlock - 1) / kBlock, k / kBlock}, {DType::kF32});
   check_that(scale.contiguous(), kWhat, name + ".scale", std::string("strided rows"), "contiguous ones");
+}
+
+/// Every weight that the layer will read against the table.
+void check_weights(const LayerConfig& config, LayerWeights& weights) {
+  for (const WeightSpec& spec : weight_table(config)) {
+    const bool of_indexer = spec.stem.starts_with("indexer.");
+    if (of_indexer && !config.runs_indexer()) continue;
+    const ConstTensorView& w = spec.view(weights);
+    if (spec.fp8_groups > 0) {
+      check_linear(spec.stem, w, spec.scale(weights), spec.shape[0] / spec.fp8_groups, spec.shape[1], spec.fp8_groups);
+    } else if (spec.kind == WeightKind::kSink) {
+      check_tensor(kWhat, spec.stem, w, {spec.shape[0]}, {DType::kF32});
+    } else if (spec.shape.size() == 1) {
+      check_tensor(kWhat, spec.stem, w, {spec.shape[0]}, {DType::kBF16, DType::kF32});
+    } else if (spec.stem.ends_with("wgate")) {
+      const CompressorWeights& compressor = of_indexer ? weights.index_compressor : weights.compressor;
+      check_tensor(kWhat, spec.stem, w, {spec.shape[0], spec.shape[1]}, {compressor.wkv.dtype});
+    } else {
+      check_tensor(kWhat, spec.stem, w, {spec.shape[0], spec.shape[1]}, {DType::kBF16, DType::kF32});
+    }
+  }
 }
 
 }  // namespace
@@ -59,42 +72,18 @@ LayerCaches caches_of(const KvPool& pool, std::int64_t layer) {
 
 AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options,
                                const ConstTensorView& cos_sin)
-    : config_(config), weights_(weights), options_(options), cos_sin_(cos_sin) {
+    : config_(config), weights_(weights), options_(effective_options(options)), cos_sin_(cos_sin) {
   check_layer_config(config);
-  const auto linear = {DType::kBF16, DType::kF32};
-  check_linear("wq_a", weights.wq_a, weights.wq_a_scale, config.q_lora_rank, config.hidden_size);
-  check_tensor(kWhat, "q_norm", weights.q_norm, {config.q_lora_rank}, linear);
-  check_linear("wq_b", weights.wq_b, weights.wq_b_scale, config.num_heads * config.head_dim, config.q_lora_rank);
-  check_linear("wkv", weights.wkv, weights.wkv_scale, config.head_dim, config.hidden_size);
-  check_tensor(kWhat, "kv_norm", weights.kv_norm, {config.head_dim}, linear);
-  check_linear("wo_a", weights.wo_a, weights.wo_a_scale, config.o_lora_rank,
-               config.num_heads / config.o_groups * config.head_dim, config.o_groups);
-  check_linear("wo_b", weights.wo_b, weights.wo_b_scale, config.hidden_size, config.o_groups * config.o_lora_rank);
-  check_tensor(kWhat, "attn_sink", weights.attn_sink, {config.num_heads}, {DType::kF32});
+  check_weights(config, weights_);
   check_tensor(kWhat, "cos_sin", cos_sin, {kAny, config.rope_head_dim}, {DType::kF32});
-  if (config.has_compressor()) check_compressor("compressor.", weights.compressor, config, config.head_dim);
-  if (config.chooses()) {
-    check_compressor("indexer.compressor.", weights.index_compressor, config, config.index_head_dim);
-    check_linear("indexer.wq_b", weights.index_wq_b, weights.index_wq_b_scale,
-                 config.index_n_heads * config.index_head_dim, config.q_lora_rank);
-    check_tensor(kWhat, "indexer.weights_proj", weights.index_weights_proj, {config.index_n_heads, config.hidden_size},
-                 linear);
-  }
   check_options();
-  if (has_side_lane(config_, options_)) side_ = std::make_shared<SideStream>(options_.device);
+  if (has_side_stream(config_, options_)) side_ = std::make_shared<SideStreams>(options_.device);
 }
 
-/// Completes the options: float32 rows at precision kF32, FP8 outputs for an FP8 wo_a, head padding, chunk limits.
-/// Strict: what upstream refuses at construction.
+/// Completes the options by what the weights and the rope table say: FP8 outputs for an FP8 wo_a, head padding, chunk
+/// limits. Strict: what upstream refuses at construction.
 void AttentionLayer::check_options() {
   check_named_implementations("attention layer: implementations", options_.implementations, options_.device);
-  for (const auto& [name, scale] :
-       {std::pair("kv_scale", options_.caches.kv_scale), std::pair("q_scale", options_.q_scale)})
-    check_that(std::isfinite(scale) && scale > 0, kWhat, name, std::to_string(scale), "a finite number above 0");
-  if (options_.precision == Precision::kF32) {
-    options_.caches = {.rows = &f32_rows(), .index = &index_f32_rows(), .kv_scale = 1.0F};
-    options_.q = DType::kBF16;  // attention reads float32 activations as they are
-  }
   if (weights_.wo_a.dtype == DType::kE4M3 && !options_.fp8_output) options_.fp8_output = OutputScale::kF32;
   if (options_.chunks.max_model_len == 0) options_.chunks.max_model_len = cos_sin_.size(0);
   const std::int64_t upstream =
@@ -160,7 +149,7 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
-  SideStream* side = observer == nullptr ? side_.get() : nullptr;
+  SideStream* side = observer == nullptr && side_ != nullptr ? &side_->of(stream) : nullptr;
   Stopwatch watch(observer, options_.device, stream);
   const Forward forward{
       .config = config_,
@@ -171,7 +160,7 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
       .cos_sin = cos_sin_,
       .b = buffers,
       .main = {.stream = stream, .scratch = buffers.scratch[0]},
-      .beside = {.stream = side == nullptr ? stream : side->stream.get(), .scratch = buffers.scratch[1]},
+      .index_lane = {.stream = side == nullptr ? stream : side->stream.get(), .scratch = buffers.scratch[1]},
       .side = side,
       .observer = observer,
       .watch = watch};
@@ -207,7 +196,7 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
                         .cos_sin = cos_sin_,
                         .b = buffers,
                         .main = lane,
-                        .beside = lane,
+                        .index_lane = lane,
                         .side = nullptr,
                         .observer = nullptr,
                         .watch = watch};

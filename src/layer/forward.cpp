@@ -62,14 +62,14 @@ void Forward::latent_projections(const ConstTensorView& hidden) const {
 void Forward::compressor_projections(const ConstTensorView& hidden) const {
   const auto kv_score = [&](const Plan<Projection>& plan, const CompressorWeights& w, const TensorView& out) {
     const std::int64_t half = out.size(1) / 2;
-    project(beside, plan, {.x = hidden}, w.wkv, out.slice(1, 0, half));
-    project(beside, plan, {.x = hidden}, w.wgate, out.slice(1, half, 2 * half));
+    project(index_lane, plan, {.x = hidden}, w.wkv, out.slice(1, 0, half));
+    project(index_lane, plan, {.x = hidden}, w.wgate, out.slice(1, half, 2 * half));
   };
   if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
-  if (config.chooses()) {
+  if (config.runs_indexer()) {
     kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
     if (!ops.short_context)
-      project(beside, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
+      project(index_lane, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
   }
 }
 
@@ -126,7 +126,7 @@ void Forward::compress() const {
                          .ape = weights.compressor.ape,
                          .state = caches[CacheRole::kState],
                          .entries = caches[CacheRole::kCompressed]};
-  if (config.chooses()) {
+  if (config.runs_indexer()) {
     args.compressors[1] = {.state_slots = step.index_state_slots,
                            .block_table = step.index_state_block_table,
                            .norm_weight = weights.index_compressor.norm,
@@ -135,7 +135,7 @@ void Forward::compress() const {
                            .state = caches[CacheRole::kIndexState],
                            .entries = caches[CacheRole::kIndex]};
   }
-  ops.compress->run(args, beside.scratch, beside.stream);
+  ops.compress->run(args, index_lane.scratch, index_lane.stream);
   watch.lap(Stage::kCompressor);
 }
 
@@ -144,8 +144,8 @@ void Forward::score() const {
   rows.rank = 2;
   rows.shape = {step.tokens, config.index_n_heads * config.index_head_dim, 0, 0};
   rows.stride = {config.index_n_heads * config.index_head_dim, 1, 0, 0};
-  project(beside, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b, rows,
-          weights.index_wq_b_scale);
+  project(index_lane, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b,
+          rows, weights.index_wq_b_scale);
   ops.index_q->run({.q = b.index_q,
                     .weights = b.index_weights,
                     .positions = step.positions,
@@ -153,7 +153,7 @@ void Forward::score() const {
                     .q_out = b.index_q_stored,
                     .q_scale = b.index_q_scale,
                     .weights_out = b.index_w},
-                   beside.scratch, beside.stream);
+                   index_lane.scratch, index_lane.stream);
   watch.lap(Stage::kIndexer);
   for (std::int64_t begin = 0; begin < step.tokens; begin += ops.score_rows) {
     const std::int64_t end = std::min(begin + ops.score_rows, step.tokens);
@@ -169,7 +169,7 @@ void Forward::score() const {
                .block_table = step.entry_block_table,
                .cache = caches[CacheRole::kIndex],
                .logits = scores},
-              beside.scratch, beside.stream);
+              index_lane.scratch, index_lane.stream);
     watch.lap(Stage::kIndexer);
     if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
     TopK::Args chosen{
@@ -181,16 +181,16 @@ void Forward::score() const {
                       .slots = b.slots.slice(0, begin, end),
                       .lens = b.slot_lens.slice(0, begin, end)};
     }
-    (whole ? ops.topk : ops.topk_tail)->run(chosen, beside.scratch, beside.stream);
+    (whole ? ops.topk : ops.topk_tail)->run(chosen, index_lane.scratch, index_lane.stream);
     watch.lap(Stage::kTopk);
   }
 }
 
 void Forward::index() const {
   if (!config.has_indexer()) return;
-  if (config.chooses()) {
+  if (config.runs_indexer()) {
     if (ops.short_context) {
-      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, beside.scratch, beside.stream);
+      ops.short_topk->run({.positions = step.positions, .indices = step.topk}, index_lane.scratch, index_lane.stream);
     } else {
       score();
     }
@@ -267,15 +267,15 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     index();
   } else {
     side->begun.record(main.stream);
-    side->begun.make_wait(beside.stream);
+    side->begun.make_wait(index_lane.stream);
     latent_projections(hidden);
     compressor_projections(hidden);
     compress();
     latent_norms();
     side->queries_ready.record(main.stream);
-    if (config.has_indexer()) side->queries_ready.make_wait(beside.stream);
+    if (config.has_indexer()) side->queries_ready.make_wait(index_lane.stream);
     index();
-    side->done.record(beside.stream);
+    side->done.record(index_lane.stream);
     queries_and_window();
     side->done.make_wait(main.stream);
   }

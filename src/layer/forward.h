@@ -1,24 +1,12 @@
 #pragma once
 
 #include <chrono>
-#include <mutex>
 
 #include "device/memory.h"
-#include "device/streams.h"
 #include "layer/layer_plan.h"
+#include "layer/side_streams.h"
 
 namespace smla {
-
-/// A stream beside the caller's for the compressors and the indexer of one layer. A forward holds the lock while it
-/// queues its work: an event's meaning is that of its last record.
-struct SideStream {
-  explicit SideStream(DeviceKind device) : stream(device), begun(device), queries_ready(device), done(device) {}
-  std::mutex lock;
-  OwnedStream stream;
-  Event begun;          ///< hidden states are there
-  Event queries_ready;  ///< the latent queries are normed
-  Event done;
-};
 
 /// Where a part of a forward is queued, and the scratch that no other part uses at the same time.
 struct Lane {
@@ -56,7 +44,7 @@ struct Forward {
   const ConstTensorView& cos_sin;
   const LayerBuffers& b;
   Lane main;
-  Lane beside;       ///< compressors and indexer; the same as `main` without a side stream
+  Lane index_lane;   ///< compressors and indexer; the same as `main` without a side stream
   SideStream* side;  ///< null: one part after the other
   LayerObserver* observer;
   Stopwatch& watch;

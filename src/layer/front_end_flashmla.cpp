@@ -34,10 +34,7 @@ struct GatheredCall {
 class FlashMlaCalls : public AttentionCalls {
  public:
   explicit FlashMlaCalls(const AttentionPlanning& planning)
-      : direct_(planning),
-        gathers_(planning.options().gather_prefill &&
-                 planning.caches[CacheRole::kWindow].format->scale == ScaleKind::kUe8m0),
-        dim_(planning.config.head_dim) {
+      : direct_(planning), gathers_(planning.options().gather_prefill), dim_(planning.config.head_dim) {
     const std::int64_t direct_tokens = gathers_ ? planning.shape.split.decode_tokens : planning.shape.tokens;
     if (direct_tokens > 0 || !gathers_) direct_.add(planning, 0, direct_tokens);
     if (direct_tokens < planning.shape.tokens) plan_gathered(planning);

@@ -39,7 +39,7 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   const bool fp8_q = options.q == DType::kE4M3;
   b.q_attn = fp8_q || padded ? arena.take(fp8_q ? DType::kE4M3 : act, {tokens, padded_heads, c.head_dim}) : b.q;
   if (c.has_compressor()) b.kv_score = arena.take(DType::kF32, {tokens, 2 * (c.has_indexer() ? 2 : 1) * c.head_dim});
-  if (c.chooses()) {
+  if (c.runs_indexer()) {
     const RowFormat& format = *options.caches.index;
     b.index_kv_score = arena.take(DType::kF32, {tokens, std::int64_t{4} * c.index_head_dim});
     if (!short_context) {
@@ -76,7 +76,7 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   b.z = arena.take(act, {tokens, c.o_groups * c.o_lora_rank});
   b.zero_positions = arena.take(DType::kI64, {tokens});
   b.scratch.fill({.data = arena.raw(scratch_bytes), .bytes = scratch_bytes});
-  if (has_side_lane(c, options)) b.scratch[1].data = arena.raw(scratch_bytes);
+  if (has_side_stream(c, options)) b.scratch[1].data = arena.raw(scratch_bytes);
   *used = arena.used();
   return b;
 }
@@ -93,7 +93,7 @@ void plan_compressors(const OpPlanner& planner, const LayerConfig& c, const Laye
                            .eps = c.rms_norm_eps,
                            .clamp = options.clamp};
   p.compressor[0] = {.dim = c.head_dim, .format = options.caches.rows};
-  if (c.chooses()) {
+  if (c.runs_indexer()) {
     p.compressors = 2;
     p.compressor[1] = {.dim = c.index_head_dim, .format = options.caches.index, .hadamard = c.hadamard};
   }
@@ -230,7 +230,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->latent_norms = planner.make<LatentNorms>(norms);
   norms.insert = {.format = options.caches.rows, .rope_dim = c.rope_head_dim, .clamp = options.clamp};
   if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<LatentNorms>(norms);
-  if (fp8(weights_.wq_b) || (c.chooses() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
+  if (fp8(weights_.wq_b) || (c.runs_indexer() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
   ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = planner.make<QNormRopeInsert>({.tokens = tokens,
                                                .heads = c.num_heads,
@@ -248,7 +248,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
         project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
     plan_compressors(planner, c, options, ops.get());
   }
-  if (c.chooses()) {
+  if (c.runs_indexer()) {
     ops->index_compressor_gemm =
         project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
     ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);

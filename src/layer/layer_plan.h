@@ -21,34 +21,35 @@ namespace smla {
 /// Intermediate tensors of one forward, laid out in the caller's workspace. T tokens, H heads, d head_dim, K
 /// index_topk.
 struct LayerBuffers {
-  TensorView hidden_values;            ///< [T, hidden] E4M3, FP8 wq_a or wkv
-  TensorView hidden_scales;            ///< [1, hidden/128, T to a multiple of 4] F32
-  TensorView qr;                       ///< [T, q_lora] act
-  TensorView qr_values;                ///< [T, q_lora] E4M3, normed, FP8 wq_b or index_wq_b
-  TensorView qr_scales;                ///< as hidden_scales
-  TensorView kv;                       ///< [T, d] act
-  TensorView kv_score;                 ///< [T, 2*coff*d] F32
-  TensorView index_kv_score;           ///< [T, 2*2*128] F32
-  TensorView index_weights;            ///< [T, Hi] act
-  TensorView q;                        ///< [T, H, d] act
-  TensorView q_attn;                   ///< [T, Hp, d] what attention reads; q itself unless E4M3 or padded
-  TensorView index_q;                  ///< [T, Hi, 128] act
-  TensorView index_q_stored;           ///< [T, Hi, 128 or 64] E4M3, U8 or F32
-  TensorView index_q_scale;            ///< [T, Hi, 4] U8, mxfp4 only
-  TensorView index_w;                  ///< [T, Hi] F32
-  TensorView scores;                   ///< [rows of a chunk, width] F32
-  TensorView slots;                    ///< [T, K] I32, C4A layers of front-ends that read slots
-  TensorView slot_lens;                ///< [T] I32, likewise
-  void* attention_buffers = nullptr;   ///< AttentionCalls::buffer_bytes()
-  TensorView o;                        ///< [T, Hp, d] act
-  TensorView o_heads;                  ///< [T, H, d] act, rotated back: o itself unless padded
-  TensorView o_values;                 ///< [G, T, D] E4M3, FP8 output projection
-  TensorView o_scales;                 ///< its scales
-  TensorView z;                        ///< [T, G*o_lora] act
-  TensorView z_values;                 ///< [T, G*o_lora] E4M3, FP8 wo_b
-  TensorView z_scales;                 ///< as hidden_scales
-  TensorView zero_positions;           ///< [T] I64, dummy runs
-  std::array<Workspace, 2> scratch{};  ///< one a lane: main and beside; the same one without a side stream
+  TensorView hidden_values;           ///< [T, hidden] E4M3, FP8 wq_a or wkv
+  TensorView hidden_scales;           ///< [1, hidden/128, T to a multiple of 4] F32
+  TensorView qr;                      ///< [T, q_lora] act
+  TensorView qr_values;               ///< [T, q_lora] E4M3, normed, FP8 wq_b or index_wq_b
+  TensorView qr_scales;               ///< as hidden_scales
+  TensorView kv;                      ///< [T, d] act
+  TensorView kv_score;                ///< [T, 2*coff*d] F32
+  TensorView index_kv_score;          ///< [T, 2*2*128] F32
+  TensorView index_weights;           ///< [T, Hi] act
+  TensorView q;                       ///< [T, H, d] act
+  TensorView q_attn;                  ///< [T, Hp, d] what attention reads; q itself unless E4M3 or padded
+  TensorView index_q;                 ///< [T, Hi, 128] act
+  TensorView index_q_stored;          ///< [T, Hi, 128 or 64] E4M3, U8 or F32
+  TensorView index_q_scale;           ///< [T, Hi, 4] U8, mxfp4 only
+  TensorView index_w;                 ///< [T, Hi] F32
+  TensorView scores;                  ///< [rows of a chunk, width] F32
+  TensorView slots;                   ///< [T, K] I32, C4A layers of front-ends that read slots
+  TensorView slot_lens;               ///< [T] I32, likewise
+  void* attention_buffers = nullptr;  ///< AttentionCalls::buffer_bytes()
+  TensorView o;                       ///< [T, Hp, d] act
+  TensorView o_heads;                 ///< [T, H, d] act, rotated back: o itself unless padded
+  TensorView o_values;                ///< [G, T, D] E4M3, FP8 output projection
+  TensorView o_scales;                ///< its scales
+  TensorView z;                       ///< [T, G*o_lora] act
+  TensorView z_values;                ///< [T, G*o_lora] E4M3, FP8 wo_b
+  TensorView z_scales;                ///< as hidden_scales
+  TensorView zero_positions;          ///< [T] I64, dummy runs
+  std::array<Workspace, 2>
+      scratch{};  ///< of the caller's stream and of the side stream; one memory without a side stream
 };
 
 struct LayerPlan::Ops {
@@ -88,7 +89,7 @@ struct LayerPlan::Ops {
 };
 
 /// Whether compressors and indexer run on a stream of their own.
-inline bool has_side_lane(const LayerConfig& config, const LayerOptions& options) {
+inline bool has_side_stream(const LayerConfig& config, const LayerOptions& options) {
   return options.device == DeviceKind::kCuda && options.side_streams && config.has_compressor();
 }
 

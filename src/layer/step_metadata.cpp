@@ -194,7 +194,7 @@ LayerStep StepMetadata::layer(std::int64_t layer) const {
   if (config.has_indexer()) {
     step.topk = s.topk.view();
     step.topk_lens = const_view(ratio.topk_lens);
-    if (!config.chooses()) return step;
+    if (!config.runs_indexer()) return step;
     step.index_state_slots = const_view(group(CacheRole::kIndexState).slots);
     step.index_state_block_table = group(CacheRole::kIndexState).block_table;
   } else {

@@ -2,6 +2,7 @@
 // nested rope parameters.
 #include "model/config_json.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "model/json.h"
@@ -58,19 +59,33 @@ std::vector<int> ratios_from_layer_types(const JsonReader& json, const JsonValue
   return ratios;
 }
 
+/// A file with both spellings must say the same in them; 0 and 1 both mean window only. Lists may differ in length:
+/// that is about MTP layers.
+void check_same_layers(const JsonReader& json, const JsonValue& types, const std::vector<int>& ratios) {
+  const std::vector<int> others = ratios_from_layer_types(json, types);
+  for (std::size_t i = 0; i < std::min(ratios.size(), others.size()); ++i) {
+    if (std::max(ratios[i], 1) == std::max(others[i], 1)) continue;
+    json.fail("layer_types[" + std::to_string(i) + "]", types.items[i].describe(),
+              "the type of compress_ratios[" + std::to_string(i) + "], which is " + std::to_string(ratios[i]));
+  }
+}
+
 void read_layers(const JsonReader& json, ModelConfig& config) {
   config.num_layers = json.integer("num_hidden_layers|n_layers", 1, kMaxLayers);
   const std::int64_t mtp = json.integer("num_nextn_predict_layers|n_mtp_layers", 0, 16, 0);
   const char* key = "compress_ratios";
-  if (const JsonValue* list = json.find(key)) {
+  const JsonValue* list = json.find(key);
+  const JsonValue* types = json.find("layer_types");
+  if (list != nullptr) {
     config.compress_ratios = ratios_from_list(json, *list);
-  } else if (const JsonValue* types = json.find("layer_types")) {
+    if (types != nullptr) check_same_layers(json, *types, config.compress_ratios);
+  } else if (types != nullptr) {
     key = "layer_types";
     config.compress_ratios = ratios_from_layer_types(json, *types);
   } else {
     json.fail(key, "no such key",
-              "the checkpoint's list with one of 0, 1, 4, 128 a layer (no default is assumed: the generated one swaps "
-              "C4A and C128A layers)");
+              "the checkpoint's list with one of 0, 1, 4, 128 a layer, or layer_types (no default is assumed: the "
+              "generated one swaps C4A and C128A layers)");
   }
   const auto entries = static_cast<std::int64_t>(config.compress_ratios.size());
   const std::int64_t extra = entries - config.num_layers;

@@ -2,13 +2,16 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <latch>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "device/device_tensor.h"
+#include "device/streams.h"
 #include "engine/synthetic.h"
 #include "gpu/gpu_run.h"
-#include "layer/weight_names.h"
+#include "model/weight_table.h"
 #include "property/small_model.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/validate.h"
@@ -216,6 +219,103 @@ TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
     HostTensor made(DType::kBF16, {7, config.hidden_size});
     copy_bytes(DeviceKind::kCuda, made.data(), out.data(), made.bytes());
     for (std::int64_t i = 0; i < made.numel(); ++i) ASSERT_EQ(to_float(made.as<BF16>()[i]), 0.0F);
+  }
+}
+
+/// One step of a layer over caches of its own: everything that a thread needs to run it.
+struct OwnStep {
+  static constexpr std::int64_t kTokens = 5;
+  OwnStep(const AttentionLayer& layer_in, const LayerConfig& config)
+      : layer(layer_in),
+        layout(make_kv_layout({&config, 1}, {})),
+        stream(DeviceKind::kCuda),
+        pool(layout, 64, DeviceKind::kCuda),
+        metadata(layout, {&config, 1}, FrontEnd::kFlashMla, DeviceKind::kCuda),
+        out(DeviceKind::kCuda, DType::kBF16, {kTokens, config.hidden_size}) {
+    for (const std::int32_t before : {3, 64, 127, 254, 7}) batch.add(1, before);
+    batch.close(layout, 0, 64, 5);
+    metadata.build(batch.on(DeviceKind::kCuda));
+    caches = caches_of(pool, 0);
+    plan = layer.plan(metadata.shape(), caches);
+    workspace = DeviceMemory(DeviceKind::kCuda, plan.workspace_bytes());
+    HostTensor hidden(DType::kBF16, {kTokens, config.hidden_size});
+    for (std::int64_t t = 0; t < kTokens; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
+    in = DeviceTensor::copy_of(DeviceKind::kCuda, hidden.view());
+    synchronize(DeviceKind::kCuda);
+  }
+  void queue() {
+    layer.forward(plan, metadata.layer(0), caches, std::as_const(in).view(), out.view(),
+                  {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get());
+  }
+  std::vector<std::uint16_t> result() {
+    synchronize(DeviceKind::kCuda, stream.get());
+    std::vector<std::uint16_t> bits(static_cast<std::size_t>(out.bytes() / 2));
+    copy_bytes(DeviceKind::kCuda, bits.data(), out.data(), out.bytes());
+    return bits;
+  }
+
+  const AttentionLayer& layer;
+  KvLayout layout;
+  OwnedStream stream;
+  KvPool pool;
+  StepMetadata metadata;
+  DeviceTensor in, out;
+  Batch batch;
+  LayerCaches caches;
+  LayerPlan plan;
+  DeviceMemory workspace;
+};
+
+/// One layer, two threads: while the capture of one is open, its forward already queued, the other runs a whole
+/// forward. The side stream that joined the capture must not be the other's.
+TEST_F(LayerGpu, OneThreadRecordsAForwardWhileAnotherRunsOne) {
+  for (const LayerConfig& config : small_layers()) {
+    if (!config.has_compressor()) continue;  // no side stream
+    SCOPED_TRACE(config.compress_ratio);
+    const Weights weights(config);
+    const std::vector<float> table = rope_table(config.rope, 300);
+    const DeviceTensor rope =
+        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
+    OwnStep alone(layer, config);
+    alone.queue();
+    const std::vector<std::uint16_t> want = alone.result();
+    for (int round = 0; round < 3; ++round) {
+      OwnStep recorded(layer, config);
+      OwnStep beside(layer, config);
+      std::latch queued(1);
+      std::latch ran(1);
+      std::string error;
+      std::vector<std::uint16_t> got;
+      std::thread other([&] {
+        queued.wait();
+        try {
+          beside.queue();
+          got = beside.result();
+        } catch (const std::exception& e) {
+          error = e.what();
+        }
+        ran.count_down();
+      });
+      Graph graph;
+      std::string recording_error;
+      try {
+        graph = Graph(recorded.stream.get(), [&] {
+          recorded.queue();
+          queued.count_down();
+          ran.wait();
+        });
+      } catch (const std::exception& e) {
+        recording_error = e.what();
+        if (!queued.try_wait()) queued.count_down();
+      }
+      other.join();
+      ASSERT_EQ(recording_error, "");
+      ASSERT_EQ(error, "");
+      EXPECT_EQ(got, want) << "the thread that ran";
+      graph.launch(recorded.stream.get());
+      EXPECT_EQ(recorded.result(), want) << "the thread that recorded";
+    }
   }
 }
 

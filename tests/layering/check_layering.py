@@ -19,6 +19,7 @@ PUBLIC = {
     "tensor_view.h": "core",
     "device.h": "device",
     "model_config.h": "model",
+    "layer_weights.h": "model",
     "checkpoint.h": "checkpoint",
     "kv_format.h": "cache",
     "kv_layout.h": "cache",

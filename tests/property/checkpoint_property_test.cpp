@@ -11,7 +11,7 @@
 #include "checkpoint/index.h"
 #include "engine/synthetic.h"
 #include "few_cases.h"
-#include "layer/weight_names.h"
+#include "model/weight_table.h"
 #include "sparsemla/checkpoint.h"
 #include "sparsemla/weights.h"
 #include "written_checkpoint.h"

@@ -10,7 +10,7 @@
 
 #include "core/host_tensor.h"
 #include "engine/synthetic.h"
-#include "layer/weight_names.h"
+#include "model/weight_table.h"
 #include "property/fp8_checkpoint.h"
 #include "property/written_checkpoint.h"
 #include "sparsemla/layer.h"

@@ -174,8 +174,13 @@ TEST(ModelConfig, LayerTypesStandInForTheList) {
       "\"heavily_compressed_attention\"], "
       "\"compress_rates\": {\"compressed_sparse_attention\": 4, \"heavily_compressed_attention\": 128}";
   EXPECT_EQ(parse_model_config(text.str()).compress_ratios, (std::vector<int>{0, 4, 128}));
-  text.more = "\"compress_ratios\": [128, 128, 4]";  // the list in the checkpoint rules
-  EXPECT_EQ(parse_model_config(text.str()).compress_ratios, (std::vector<int>{128, 128, 4}));
+  // Both spellings in one file must agree; 0 and 1 are the same, and trailing MTP entries are no contradiction.
+  text.more = "\"compress_ratios\": [1, 4, 128, 0]";
+  EXPECT_EQ(parse_model_config(text.str()).compress_ratios, (std::vector<int>{1, 4, 128, 0}));
+  text.more = "\"compress_ratios\": [0, 128, 128]";
+  EXPECT_THAT(error_of(text.str()),
+              AllOf(HasSubstr("layer_types[1]"), HasSubstr("compressed_sparse_attention"),
+                    HasSubstr("the type of compress_ratios[1], which is 128")));
   text.more.clear();
   text.layers = "\"num_hidden_layers\": 1, \"layer_types\": [\"full_attention\"]";
   EXPECT_THAT(error_of(text.str()),

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "device/streams.h"
+
+namespace smla {
+
+/// The stream on which a layer's compressors and indexer run while the caller's stream makes latents and queries, and
+/// the events by which the two meet.
+struct SideStream {
+  explicit SideStream(DeviceKind device) : stream(device), begun(device), queries_ready(device), done(device) {}
+  std::mutex lock;  ///< held while a forward queues its work: what an event means is decided when it is recorded
+  OwnedStream stream;
+  Event begun;          ///< hidden states are there
+  Event queries_ready;  ///< the latent queries are normed
+  Event done;           ///< compressors and indexer have ended
+};
+
+/// One side stream for each stream that a layer is called on. A side stream joins the capture of the stream that it
+/// serves and stays in it until the capture ends; callers on other streams never see it.
+class SideStreams {
+ public:
+  explicit SideStreams(DeviceKind device) : device_(device) {}
+  /// The side stream of the caller's stream, made at the first call for it; it stays as long as the layer.
+  SideStream& of(Stream caller) {
+    const std::lock_guard guard(lock_);
+    std::unique_ptr<SideStream>& side = by_caller_[caller.handle];
+    if (side == nullptr) side = std::make_unique<SideStream>(device_);
+    return *side;
+  }
+
+ private:
+  DeviceKind device_;
+  std::mutex lock_;
+  std::map<void*, std::unique_ptr<SideStream>> by_caller_;
+};
+
+}  // namespace smla

@@ -1,0 +1,99 @@
+#include "model/weight_table.h"
+
+namespace smla {
+
+namespace {
+
+using View = ConstTensorView& (*)(LayerWeights&);
+
+/// A pointer to the function that names a member, such as SMLA_MEMBER(compressor.ape).
+#define SMLA_MEMBER(path) [](LayerWeights& w) -> ConstTensorView& { return w.path; }
+
+class Table {
+ public:
+  explicit Table(const LayerConfig& config) : c_(config) {}
+
+  std::vector<WeightSpec> make() {
+    const std::int64_t group_inputs = c_.num_heads / c_.o_groups * c_.head_dim;
+    fp8_linear("wq_a", {c_.q_lora_rank, c_.hidden_size}, SMLA_MEMBER(wq_a), SMLA_MEMBER(wq_a_scale));
+    norm("q_norm", c_.q_lora_rank, SMLA_MEMBER(q_norm));
+    fp8_linear("wq_b", {c_.num_heads * c_.head_dim, c_.q_lora_rank}, SMLA_MEMBER(wq_b), SMLA_MEMBER(wq_b_scale),
+               WeightCut::kRows);
+    fp8_linear("wkv", {c_.head_dim, c_.hidden_size}, SMLA_MEMBER(wkv), SMLA_MEMBER(wkv_scale));
+    norm("kv_norm", c_.head_dim, SMLA_MEMBER(kv_norm));
+    fp8_linear("wo_a", {c_.o_groups * c_.o_lora_rank, group_inputs}, SMLA_MEMBER(wo_a), SMLA_MEMBER(wo_a_scale),
+               WeightCut::kRows, c_.o_groups);
+    fp8_linear("wo_b", {c_.hidden_size, c_.o_groups * c_.o_lora_rank}, SMLA_MEMBER(wo_b), SMLA_MEMBER(wo_b_scale),
+               WeightCut::kColumns);
+    add({.stem = "attn_sink",
+         .name = "attn_sink",
+         .shape = {c_.num_heads},
+         .kind = WeightKind::kSink,
+         .cut = WeightCut::kRows,
+         .view = SMLA_MEMBER(attn_sink)});
+    if (c_.has_compressor()) {
+      compressor("compressor.", c_.head_dim, SMLA_MEMBER(compressor.wkv), SMLA_MEMBER(compressor.wgate),
+                 SMLA_MEMBER(compressor.ape), SMLA_MEMBER(compressor.norm));
+    }
+    if (c_.has_indexer()) {
+      compressor("indexer.compressor.", c_.index_head_dim, SMLA_MEMBER(index_compressor.wkv),
+                 SMLA_MEMBER(index_compressor.wgate), SMLA_MEMBER(index_compressor.ape),
+                 SMLA_MEMBER(index_compressor.norm));
+      fp8_linear("indexer.wq_b", {c_.index_n_heads * c_.index_head_dim, c_.q_lora_rank}, SMLA_MEMBER(index_wq_b),
+                 SMLA_MEMBER(index_wq_b_scale));
+      linear("indexer.weights_proj", {c_.index_n_heads, c_.hidden_size}, SMLA_MEMBER(index_weights_proj));
+    }
+    return std::move(rows_);
+  }
+
+ private:
+  void add(WeightSpec spec) { rows_.push_back(std::move(spec)); }
+  void linear(const std::string& stem, std::vector<std::int64_t> shape, View view) {
+    add({.stem = stem, .name = stem + ".weight", .shape = std::move(shape), .view = view});
+  }
+  void fp8_linear(const std::string& stem, std::vector<std::int64_t> shape, View view, View scale,
+                  WeightCut cut = WeightCut::kNone, std::int64_t groups = 1) {
+    add({.stem = stem,
+         .name = stem + ".weight",
+         .shape = std::move(shape),
+         .cut = cut,
+         .fp8_groups = groups,
+         .view = view,
+         .scale = scale});
+  }
+  void norm(const std::string& stem, std::int64_t dim, View view) {
+    add({.stem = stem, .name = stem + ".weight", .shape = {dim}, .kind = WeightKind::kNorm, .view = view});
+  }
+  void compressor(const std::string& prefix, std::int64_t dim, View wkv, View wgate, View ape, View norm_weight) {
+    const std::int64_t width = (c_.has_indexer() ? 2 : 1) * dim;
+    linear(prefix + "wkv", {width, c_.hidden_size}, wkv);
+    linear(prefix + "wgate", {width, c_.hidden_size}, wgate);
+    add({.stem = prefix + "ape",
+         .name = prefix + "ape",
+         .shape = {c_.compress_ratio, width},
+         .kind = WeightKind::kApe,
+         .view = ape});
+    norm(prefix + "norm", dim, norm_weight);
+  }
+
+  const LayerConfig& c_;
+  std::vector<WeightSpec> rows_;
+};
+
+#undef SMLA_MEMBER
+
+}  // namespace
+
+std::vector<WeightSpec> weight_table(const LayerConfig& config) { return Table(config).make(); }
+
+void visit_weights(const LayerConfig& config, LayerWeights& weights,
+                   const std::function<void(std::string_view, ConstTensorView&)>& visit) {
+  for (const WeightSpec& spec : weight_table(config)) {
+    ConstTensorView& view = spec.view(weights);
+    visit(spec.name, view);
+    if (spec.scale != nullptr && !view.absent() && view.dtype == DType::kE4M3)
+      visit(spec.stem + ".scale", spec.scale(weights));
+  }
+}
+
+}  // namespace smla

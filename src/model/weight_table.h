@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sparsemla/layer_weights.h"
+#include "sparsemla/model_config.h"
+
+namespace smla {
+
+/// What a weight is, which rules its dtypes.
+enum class WeightKind : std::uint8_t {
+  kLinear,  ///< [outputs, inputs], BF16 or F32; E4M3 where fp8_groups is not 0
+  kNorm,    ///< [dim], BF16 or F32
+  kApe,     ///< [ratio, width], F32 or BF16; loaded as F32
+  kSink     ///< [heads], F32, infinities allowed
+};
+
+/// What tensor-parallel ranks share out.
+enum class WeightCut : std::uint8_t { kNone, kRows, kColumns };
+
+/// One weight of a layer: the row of the table that loading, checking, placing and making weights read.
+struct WeightSpec {
+  std::string stem;  ///< "wq_a", "indexer.compressor.ape"
+  std::string name;  ///< in a checkpoint, below "layers.<i>.attn.": "wq_a.weight", "attn_sink"
+  std::vector<std::int64_t> shape;
+  WeightKind kind = WeightKind::kLinear;
+  WeightCut cut = WeightCut::kNone;
+  std::int64_t fp8_groups = 0;  ///< linear maps side by side whose outputs are whole blocks in FP8; 0: never FP8
+  ConstTensorView& (*view)(LayerWeights& weights) = nullptr;   ///< where a layer looks for it
+  ConstTensorView& (*scale)(LayerWeights& weights) = nullptr;  ///< of its E4M3 blocks; null where fp8_groups is 0
+};
+
+/// The weights of a layer, in the order of a checkpoint's documentation.
+std::vector<WeightSpec> weight_table(const LayerConfig& config);
+
+/// Calls `visit` for every weight of the table, with its checkpoint name; after one that is E4M3 (once `visit` has set
+/// it) for its scales, "wq_a.scale".
+void visit_weights(const LayerConfig& config, LayerWeights& weights,
+                   const std::function<void(std::string_view, ConstTensorView&)>& visit);
+
+}  // namespace smla

@@ -86,7 +86,8 @@ struct LogitLimits {
 
 /// Greedy chunks over prefills, in order: as many requests as fit both limits. A request whose scores alone exceed
 /// logit_bytes is cut along its queries, one query at least; the later pieces do not gather again. Requests without an
-/// entry or a query make no chunk of their own.
+/// entry or a query make no chunk of their own. For hosts that score prefills from gathered index rows
+/// (GatherIndexRows, RaggedIndexerLogits); layers score rows where they lie and cut the matrix by score_rows.
 /// @throws InvalidArgument when the lists differ in length, a query is longer than its sequence, or a request has more
 /// entries than key_rows.
 std::vector<LogitChunk> plan_logit_chunks(std::span<const std::int32_t> seq_lens,
@@ -94,7 +95,7 @@ std::vector<LogitChunk> plan_logit_chunks(std::span<const std::int32_t> seq_lens
                                           const LogitLimits& limits);
 
 /// Entries of a sequence of `length` that rank `rank` of `ranks` owns when they are dealt in runs of `interleave` (spec
-/// 9).
+/// 9). For hosts that share a sequence out to ranks and merge their results with MergePartials; layers do not.
 /// @throws InvalidArgument for a rank outside the ranks or sizes below 1.
 std::int64_t local_length(std::int64_t length, std::int64_t rank, std::int64_t ranks, std::int64_t interleave);
 

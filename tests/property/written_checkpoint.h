@@ -6,7 +6,7 @@
 
 #include "checkpoint/writer.h"
 #include "engine/synthetic.h"
-#include "layer/weight_names.h"
+#include "model/weight_table.h"
 
 namespace smla::test {
 

@@ -49,9 +49,11 @@ struct SaveState {
 /// table, or whose block is outside the state cache, counts like a position < 0. A token is skipped (its entry is not
 /// written) when its request is not a row of the block table, its entry slot is outside `entries`, its group's position
 /// is not a row of `cos_sin`, or no row of its window can be read. A channel whose logits are all -inf pools to 0. The
-/// entry slots of a call are distinct; all of SaveState's rows must have been written before, unless the call has
-/// `kv_score` and `ape`: then it first does what SaveState does, in the same launch. The tokens of a request stand one
-/// behind the other then, and a state slot that the call writes is read for the position it is written for only.
+/// entry slots of a call are distinct.
+///
+/// Without `kv_score` the caller has written all state rows with SaveState before. With `kv_score` and `ape` the call
+/// writes the rows itself, as SaveState does, before it pools. Two rules hold then: the tokens of a request are adjacent
+/// and in order, and a state row that the call writes is pooled only by windows that contain the row's new position.
 ///
 /// Several compressors of one ratio work in the same launch, as a layer's and its indexer's: nothing of one is read or
 /// written by another, and kv_score is there for all of them or for none.

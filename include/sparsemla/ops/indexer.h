@@ -73,7 +73,8 @@ struct IndexerLogits {
 
 /// Copies index rows of requests out of their blocks, unchanged: values and scales of request b go to rows
 /// [cu_seq_lens[b], cu_seq_lens[b+1]) (spec 4.5). An entry whose block lies outside the table or the cache, and rows
-/// past the last request, are not written.
+/// past the last request, are not written. Layers score index rows where they lie (IndexerLogits); this op and
+/// RaggedIndexerLogits are for hosts that score prefills from gathered rows, chunk by chunk (plan_logit_chunks).
 struct GatherIndexRows {
   static constexpr std::string_view kName = "gather_index_rows";
   struct Problem {

@@ -10,7 +10,8 @@
 namespace SMLA_API smla {
 
 /// Copies rows of requests of different lengths to one rectangle, padded with zeros. A kernel that takes [requests,
-/// next_n] rows needs this for a batch whose requests have different numbers of draft tokens (spec 4.9, 7.5).
+/// next_n] rows needs this for a batch whose requests have different numbers of draft tokens (spec 4.9, 7.5); hosts
+/// with such a kernel call it, layers do not.
 ///
 /// packed[b, i] = rows[query_start_loc[b] + i] for i below the request's length, zero bytes behind it. Of a longer
 /// request only the first max_len rows are copied. Rows that query_start_loc puts outside of `rows` are zeros, and so

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <utility>
 
 #include "ops/named_implementations.h"
@@ -98,8 +99,12 @@ std::string text_of(const CLI::ParseError& error) {
     const bool missing = text.ends_with("missing");
     return text.substr(0, colon) + (missing ? ": got no value, expected one" : ": got it twice, expected it once");
   }
-  if (error.get_name() == "ExtrasError" && colon != std::string::npos)
-    return "got " + text.substr(colon + 2) + ", which is no option or argument of this command";
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && colon != std::string::npos) {
+    std::istringstream words(text.substr(colon + 2));  // the last that was typed comes first
+    std::string typed;
+    for (std::string word; words >> word;) typed = typed.empty() ? word : word + " " + typed;
+    return "got " + typed + ", which is no option or argument of this command";
+  }
   return text;
 }
 

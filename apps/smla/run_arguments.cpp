@@ -60,7 +60,10 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   for (const std::int64_t layer : options.layers) configs.push_back(options.model.layer(layer));
   const KvLayout layout = make_kv_layout(configs, options.layer.caches);
   std::vector<std::int64_t> needs;
-  for (const RequestSpec& s : specs) needs.push_back(blocks_needed(layout, s, options.max_batched_tokens));
+  for (const RequestSpec& s : specs) {
+    // A longer one is refused; it must not size the pool.
+    if (s.positions() <= options.max_model_len) needs.push_back(blocks_needed(layout, s, options.max_batched_tokens));
+  }
   std::ranges::sort(needs, std::greater<>());
   const std::size_t at_once = std::min<std::size_t>(needs.size(), static_cast<std::size_t>(options.max_seqs));
   const std::int64_t wanted =

@@ -76,17 +76,17 @@ struct SparseAttention {
   };
   /// A cache and the rows of it that queries attend to.
   struct Scope {
-    PagedCache cache;         ///< the paged cache
-    ConstTensorView indices;  ///< [T, W] I32 slots, rows may be strided
-    ConstTensorView lens;     ///< [T] I32; absent: W
+    PagedCache cache{};         ///< the paged cache
+    ConstTensorView indices{};  ///< [T, W] I32 slots, rows may be strided
+    ConstTensorView lens{};     ///< [T] I32; absent: W
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView q;                       ///< [T, >= H, dim]; heads past H are not read
+    ConstTensorView q{};                     ///< [T, >= H, dim]; heads past H are not read
     std::array<Scope, kMaxScopes> scopes{};  ///< as many as the problem says
-    ConstTensorView sink;                    ///< [H] F32; absent: none
-    TensorView o;                            ///< [T, Hp, out_dim()]
-    TensorView lse;                          ///< [T, H] F32; absent: not wanted
+    ConstTensorView sink{};                  ///< [H] F32; absent: none
+    TensorView o{};                          ///< [T, Hp, out_dim()]
+    TensorView lse{};                        ///< [T, H] F32; absent: not wanted
     QueryPrologue::Args query_prologue{};    ///< with query_prologue
     OutputEpilogue::Args output_epilogue{};  ///< with output_epilogue
   };
@@ -107,11 +107,11 @@ struct MergePartials {
   };
   /// Tensors of a call.
   struct Args {
-    ConstTensorView partial_o;    ///< [S, T, H, dim] F32
-    ConstTensorView partial_lse;  ///< [S, T, H] F32
-    ConstTensorView sink;         ///< [H] F32; absent: none
-    TensorView o;                 ///< [T, H, dim]
-    TensorView lse;               ///< [T, H] F32; absent: not wanted
+    ConstTensorView partial_o{};    ///< [S, T, H, dim] F32
+    ConstTensorView partial_lse{};  ///< [S, T, H] F32
+    ConstTensorView sink{};         ///< [H] F32; absent: none
+    TensorView o{};                 ///< [T, H, dim]
+    TensorView lse{};               ///< [T, H] F32; absent: not wanted
   };
 };
 
@@ -132,11 +132,11 @@ struct GatherRows {
   };
   /// Tensors of a call.
   struct Args {
-    PagedCache cache;             ///< the paged cache
-    ConstTensorView seq_lens;     ///< [requests] I32, rows that the request has
-    ConstTensorView gather_lens;  ///< [requests] I32; absent: all
-    ConstTensorView block_table;  ///< [requests, columns] I32
-    TensorView out;               ///< [requests, rows, format dim] BF16
+    PagedCache cache{};             ///< the paged cache
+    ConstTensorView seq_lens{};     ///< [requests] I32, rows that the request has
+    ConstTensorView gather_lens{};  ///< [requests] I32; absent: all
+    ConstTensorView block_table{};  ///< [requests, columns] I32
+    TensorView out{};               ///< [requests, rows, format dim] BF16
   };
 };
 

@@ -9,19 +9,19 @@
 
 namespace SMLA_API smla {
 
-/// The block that nobody holds. Ops read a negative number of a block table as block 0 where compressed slots and
-/// compressor states are looked up (spec 5.5), so block 0 is kept out of every request's hands.
+/// A block that no request ever holds. Ops read a negative number of a block table as block 0 where they look up
+/// compressed slots and compressor states (spec 5.5), so block 0 is never handed out.
 inline constexpr std::int32_t kNullBlock = 0;
 
 /// A block and the cache group that it belongs to.
 struct GroupBlock {
-  std::int32_t block = kNullBlock;                                         ///< its number
-  int group = 0;                                                           ///< the group's place in KvLayout::groups
-  friend bool operator==(const GroupBlock&, const GroupBlock&) = default;  ///< member by member
+  std::int32_t block = kNullBlock;  ///< number of the block
+  int group = 0;                    ///< the group's place in KvLayout::groups
+  friend bool operator==(const GroupBlock&, const GroupBlock&) = default;
 };
 
-/// The numbers of a slab's blocks: which are free, which group has each of the others, and how many owners it has.
-/// Knows nothing of memory. Blocks are 1 to num_blocks(); block 0 is the null block.
+/// Keeps account of a slab's blocks: which are free, and the group and the number of owners of each other block. It has
+/// no memory of its own. Blocks are 1 to num_blocks(); block 0 is the null block.
 class BlockPool {
  public:
   /// @throws InvalidArgument for fewer than 0 blocks or more than 2^31 - 2: block numbers are int32.
@@ -32,18 +32,20 @@ class BlockPool {
   }                                                                                     ///< the null block left out
   std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }  ///< blocks without an owner
 
-  /// A free block with one owner; nothing when none is free.
+  /// Takes a free block, which then has one owner; nothing when none is free.
   std::optional<std::int32_t> allocate(int group);
-  /// One owner more. @throws InvalidArgument naming a block that `group` does not have.
+  /// Adds an owner. @throws InvalidArgument naming a block that `group` does not have.
   void share(int group, std::int32_t block);
-  /// One owner less; the block is free after the last. @return whether it is.
+  /// Removes an owner; without owners the block is free. @return whether it is free now.
   /// @throws InvalidArgument naming a block that `group` does not have: it was never taken, or released too often.
   bool release(int group, std::int32_t block);
 
-  /// How many times a block is held; 0: it is free. @throws InvalidArgument for a number that no block has.
+  /// The number of a block's owners; 0: it is free. @throws InvalidArgument for a number that no block has.
   std::int64_t owners(std::int32_t block) const;
   std::int64_t held(int group) const { return held_[static_cast<std::size_t>(group)]; }  ///< blocks that a group has
-  std::int64_t peak(int group) const { return peak_[static_cast<std::size_t>(group)]; }  ///< the most it had
+  std::int64_t peak(int group) const {
+    return peak_[static_cast<std::size_t>(group)];
+  }  ///< the most blocks that a group had at once
 
  private:
   struct Block {

@@ -14,7 +14,7 @@
 
 namespace SMLA_API smla {
 
-/// What a request asks for. Its tokens are synthetic: the hidden state of a token is a function of (seed, id,
+/// A request. Its tokens are synthetic: the hidden state of a token is a function of (seed, id,
 /// position).
 struct RequestSpec {
   std::int64_t id = 0;             ///< unique in a run
@@ -35,21 +35,21 @@ enum class PlantedError : std::uint8_t {
 
 /// A stack of attention layers under continuous batching.
 struct EngineOptions {
-  ModelConfig model;                 ///< its numbers
+  ModelConfig model;
   std::vector<std::int64_t> layers;  ///< indices into the model
   LayerOptions layer;                ///< how and where every layer computes; its device holds the pool, too
   bool graphs = true;                ///< on a GPU: decode steps are recorded as CUDA graphs, one for each padded size
   bool time_stages = true;  ///< sum up the layers' stages; on a GPU each part is waited for then, and no graphs run
-  std::int64_t max_batched_tokens = 512;  ///< tokens of a step
-  std::int64_t max_seqs = 16;             ///< requests in flight
-  std::int64_t num_blocks = 0;            ///< of the KV pool
+  std::int64_t max_batched_tokens = 512;  ///< most tokens of a step
+  std::int64_t max_seqs = 16;             ///< most requests that run at once
+  std::int64_t num_blocks = 0;            ///< blocks of the KV pool
   std::int64_t max_model_len = 0;         ///< longest request in positions; rope tables are this long
   int speculative = 0;                    ///< draft tokens a decode step verifies
   /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always
   /// `speculative` (spec 6.10).
   bool adaptive_speculation = false;
   double draft_acceptance = 0.7;                     ///< share of drafts that a seeded coin accepts
-  std::uint64_t seed = 0;                            ///< of everything that is drawn
+  std::uint64_t seed = 0;                            ///< seed of weights, inputs, drafts
   PlantedError planted_error = PlantedError::kNone;  ///< so that a check can be seen to fail
   /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of
   /// `layer`.
@@ -59,8 +59,8 @@ struct EngineOptions {
 
 /// One row of a step's batch.
 struct StepRow {
-  std::int64_t request = 0;   ///< id
-  std::int64_t position = 0;  ///< in its request
+  std::int64_t request = 0;
+  std::int64_t position = 0;  ///< position in its request
   bool rejected = false;      ///< a draft that verification throws away; the position comes again later
 };
 
@@ -73,12 +73,12 @@ class EngineObserver {
                         const ConstTensorView& output, const ConstTensorView& topk) = 0;
 };
 
-/// What became of a request.
+/// The outcome of a request so far.
 struct RequestResult {
-  /// Where a request stands.
+  /// Its state.
   enum class State : std::uint8_t { kWaiting, kRunning, kFinished, kRefused, kCancelled };
-  RequestSpec spec;                 ///< what it asked for
-  State state = State::kWaiting;    ///< at the time of asking
+  RequestSpec spec;
+  State state = State::kWaiting;    ///< when the result was asked for
   std::string refusal;              ///< why it can never run
   std::int64_t generated = 0;       ///< output tokens so far
   std::int64_t preemptions = 0;     ///< times that blocks were taken away
@@ -89,12 +89,12 @@ struct RequestResult {
 
 /// Sums over a run.
 struct RunTotals {
-  std::int64_t steps = 0;               ///< how many
-  std::int64_t prefill_tokens = 0;      ///< prompt tokens computed, recomputation included
-  std::int64_t decode_tokens = 0;       ///< accepted output positions
-  std::int64_t draft_tokens = 0;        ///< proposed
-  std::int64_t rejected_drafts = 0;     ///< thrown away by verification
-  std::int64_t preemptions = 0;         ///< how often
+  std::int64_t steps = 0;
+  std::int64_t prefill_tokens = 0;   ///< prompt tokens computed, recomputation included
+  std::int64_t decode_tokens = 0;    ///< accepted output positions
+  std::int64_t draft_tokens = 0;     ///< proposed
+  std::int64_t rejected_drafts = 0;  ///< thrown away by verification
+  std::int64_t preemptions = 0;
   std::int64_t recomputed_tokens = 0;   ///< prompt tokens computed again after a preemption
   std::int64_t peak_blocks = 0;         ///< of the pool, over all groups
   std::int64_t peak_cached_tokens = 0;  ///< tokens whose rows stood in the caches at once

@@ -13,30 +13,30 @@
 
 namespace SMLA_API smla {
 
-/// What a cache of a layer holds (spec 5.4).
+/// The caches that a layer may have, by what they hold (spec 5.4).
 enum class CacheRole : std::uint8_t { kWindow, kCompressed, kIndex, kState, kIndexState };
 inline constexpr int kNumCacheRoles = 5;
 /// Every role, in order.
 inline constexpr std::array<CacheRole, kNumCacheRoles> kCacheRoles{
     CacheRole::kWindow, CacheRole::kCompressed, CacheRole::kIndex, CacheRole::kState, CacheRole::kIndexState};
-/// "window", "compressed", "index", "state", "index_state".
+/// The name of a role: "window", "compressed", "index", "state" or "index_state".
 std::string name_of(CacheRole role);
 
 /// Formats and scales of a model's caches.
 struct CacheOptions {
   const RowFormat* rows = &fp8_ds_mla_rows();  ///< window and compressed rows
   const RowFormat* index = &index_fp8_rows();  ///< index rows
-  float kv_scale = 1.0F;                       ///< per-tensor rows
+  float kv_scale = 1.0F;                       ///< kPerTensor rows: number = e4m3 * kv_scale
 };
 
 /// One cache of one layer inside its group's blocks.
 struct LayerCache {
   std::int64_t layer = 0;               ///< position in the list of layers the layout was made for
-  CacheRole role = CacheRole::kWindow;  ///< what it holds
+  CacheRole role = CacheRole::kWindow;  ///< which of the layer's caches it is
   const RowFormat* format = nullptr;    ///< how rows are stored
   std::int64_t block_size = 0;          ///< rows in a block
   std::int64_t page_bytes = 0;          ///< bytes a block takes for this cache, padding included
-  std::int64_t offset_bytes = 0;        ///< from the block's start
+  std::int64_t offset_bytes = 0;        ///< offset of the cache's page from the block's start
 };
 
 /// Caches that share one block table per request.
@@ -45,7 +45,7 @@ struct CacheGroup {
   std::int64_t block_tokens = 0;   ///< source tokens a block covers
   std::int64_t window = 0;         ///< tokens that must be kept; 0: all of them
   std::vector<LayerCache> caches;  ///< in order of their offsets
-  std::int64_t page_bytes = 0;     ///< sum over its caches
+  std::int64_t page_bytes = 0;     ///< sum over the group's caches
   bool sliding() const { return window > 0; }  ///< whether old blocks are given back
   /// The first position whose rows a query at `next_position` or later can still need.
   std::int64_t first_kept(std::int64_t next_position) const {
@@ -67,14 +67,15 @@ struct KvLayout {
   std::vector<CacheGroup> groups;       ///< "full" first when there is one
   std::int64_t block_stride_bytes = 0;  ///< from one block to the next
   std::int64_t num_layers = 0;          ///< how many layers share it
-  float kv_scale = 1.0F;                ///< of per-tensor rows
+  float kv_scale = 1.0F;                ///< kPerTensor rows: number = e4m3 * kv_scale
 
   /// Group and cache of a layer's role; nullptr / -1 when the layer has none.
   const LayerCache* find(std::int64_t layer, CacheRole role) const;
   int group_of(std::int64_t layer, CacheRole role) const;  ///< -1: none
 };
 
-/// @throws InvalidArgument for an empty list or a layer with another window than 128's group allows.
+/// The layout of the caches of a list of layers. @throws InvalidArgument for an empty list or a layer whose window is
+/// not that of the window group.
 KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions& options);
 
 /// Blocks that a request of `tokens` tokens, fed in chunks of at most `chunk`, can hold at once in a group.

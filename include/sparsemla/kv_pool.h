@@ -21,8 +21,8 @@ class KvPool {
   KvPool(const KvPool&) = delete;
   KvPool& operator=(const KvPool&) = delete;
 
-  const KvLayout& layout() const { return slab_.layout(); }           ///< as given
-  DeviceKind device() const { return slab_.device(); }                ///< whose memory it is
+  const KvLayout& layout() const { return slab_.layout(); }
+  DeviceKind device() const { return slab_.device(); }
   Stream stream() const { return slab_.stream(); }                    ///< on which blocks are zeroed
   std::int64_t num_blocks() const { return blocks_.num_blocks(); }    ///< that can be held
   std::int64_t free_blocks() const { return blocks_.free_blocks(); }  ///< that nobody holds

@@ -25,7 +25,7 @@ namespace SMLA_API smla {
 /// spec cases).
 enum class Precision : std::uint8_t { kBF16, kF32 };
 
-/// Parts of a layer's time.
+/// The parts into which a layer's time is split.
 enum class Stage : std::uint8_t {
   kInputProjections,
   kNorms,
@@ -39,13 +39,14 @@ enum class Stage : std::uint8_t {
   kOutputProjection
 };
 inline constexpr int kNumStages = 10;
+/// The name of a stage, "attention" for example.
 std::string_view name_of(Stage stage);
 
 /// How a layer computes.
 struct LayerOptions {
   DeviceKind device =
       DeviceKind::kCpu;  ///< whose memory weights, caches, activations and workspace lie in, and which runs
-  Precision precision = Precision::kBF16;  ///< of activations
+  Precision precision = Precision::kBF16;  ///< precision of activations
   CacheOptions caches;                     ///< formats of its caches; float32 rows at precision kF32
   /// Queries as attention sees them: BF16, or E4M3 with q_scale. Absent: E4M3 over per-tensor rows, else BF16.
   std::optional<DType> q{};
@@ -91,8 +92,8 @@ LayerOptions effective_options(const LayerOptions& options);
 /// layers have compressed and state caches too, C4A layers that choose also index and index state caches.
 struct LayerCaches {
   std::array<PagedCache, kNumCacheRoles> by_role{};  ///< in the order of CacheRole
-  PagedCache& operator[](CacheRole role) { return by_role[static_cast<std::size_t>(role)]; }              ///< of a role
-  const PagedCache& operator[](CacheRole role) const { return by_role[static_cast<std::size_t>(role)]; }  ///< of a role
+  PagedCache& operator[](CacheRole role) { return by_role[static_cast<std::size_t>(role)]; }
+  const PagedCache& operator[](CacheRole role) const { return by_role[static_cast<std::size_t>(role)]; }
 };
 
 /// All caches of layer `layer` in a pool.
@@ -114,7 +115,7 @@ class LayerObserver {
 class LayerPlan {
  public:
   struct Ops;
-  std::size_t workspace_bytes() const;  ///< that a run needs
+  std::size_t workspace_bytes() const;  ///< bytes of workspace that a run needs
   /// "projection avx512, rms_norm cpu, ...": one name an op, in the order of use.
   std::string describe() const;
 
@@ -137,8 +138,8 @@ class AttentionLayer {
   AttentionLayer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options,
                  const ConstTensorView& cos_sin);
 
-  const LayerConfig& config() const { return config_; }     ///< the layer's numbers
-  const LayerOptions& options() const { return options_; }  ///< as they took effect
+  const LayerConfig& config() const { return config_; }
+  const LayerOptions& options() const { return options_; }  ///< the options with defaults filled in
 
   /// For steps of this shape (StepMetadata::shape()), over caches shaped like `caches`.
   /// @throws Unsupported with upstream's text when strict and a call of the step has no upstream kernel.

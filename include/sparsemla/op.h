@@ -14,7 +14,7 @@ namespace SMLA_API smla {
 
 /// How an implementation is chosen for an op.
 struct PlanOptions {
-  DeviceKind device = DeviceKind::kCpu;  ///< where to run
+  DeviceKind device = DeviceKind::kCpu;  ///< the machine to run on
   std::string implementation;            ///< a name from explain(), or empty for the first that accepts
   bool deterministic = false;            ///< a row's result must not depend on its neighbours in the batch
   int threads = 0;                       ///< CPU threads; 0: as many as OpenMP would start
@@ -23,7 +23,7 @@ struct PlanOptions {
 /// One implementation as seen by one problem.
 struct Candidate {
   std::string name;     ///< "avx512", "ref", ...
-  std::string machine;  ///< what it needs: "any CPU", "AVX2 + FMA", ...
+  std::string machine;  ///< the machine that it needs: "any CPU", "AVX2 + FMA", ...
   std::string refusal;  ///< empty: it would run; otherwise the reason why not
   std::string choice;   ///< how it would cut the problem, where it has a choice: tiles, parts
 };
@@ -49,10 +49,10 @@ class Plan {
   /// expected.
   void run(const typename Op::Args& args, Workspace workspace = {}, Stream stream = {}) const;
 
-  const typename Op::Problem& problem() const;  ///< as given
-  std::string_view implementation() const;      ///< the chosen one's name
-  std::size_t workspace_bytes() const;          ///< that a run needs
-  std::string_view choice() const;              ///< how it cuts the problem, where it has a choice: tiles, parts
+  const typename Op::Problem& problem() const;
+  std::string_view implementation() const;  ///< name of the chosen implementation
+  std::size_t workspace_bytes() const;      ///< bytes of workspace that a run needs
+  std::string_view choice() const;          ///< how it cuts the problem, where it has a choice: tiles, parts
 
  private:
   std::shared_ptr<const Planned<Op>> planned_;

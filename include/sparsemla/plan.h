@@ -10,14 +10,14 @@ namespace SMLA_API smla {
 
 /// How a batch, ordered decodes first, falls into its two parts (spec 6).
 struct BatchSplit {
-  std::int64_t decodes = 0;                                                ///< requests
-  std::int64_t prefills = 0;                                               ///< requests
-  std::int64_t decode_tokens = 0;                                          ///< their tokens
-  std::int64_t prefill_tokens = 0;                                         ///< their tokens
-  friend bool operator==(const BatchSplit&, const BatchSplit&) = default;  ///< member by member
+  std::int64_t decodes = 0;         ///< requests
+  std::int64_t prefills = 0;        ///< requests
+  std::int64_t decode_tokens = 0;   ///< tokens of those requests
+  std::int64_t prefill_tokens = 0;  ///< tokens of those requests
+  friend bool operator==(const BatchSplit&, const BatchSplit&) = default;
 };
 
-/// Requests with at most `threshold` query tokens at the head of the batch are decodes (zero-length padding requests
+/// Splits a batch. Requests with at most `threshold` query tokens at its head are decodes (zero-length padding requests
 /// too); the first longer one starts the prefills. `require_uniform`: decodes must also have equal lengths (or 0).
 /// @param query_start_loc [requests+1], ascending. @throws InvalidArgument when it descends.
 BatchSplit split_batch(std::span<const std::int32_t> query_start_loc, std::int64_t threshold,
@@ -40,13 +40,13 @@ struct PrefillChunk {
   std::int64_t end = 0;    ///< one past the last request
   std::int64_t n = 0;  ///< compressed rows of a request: the chunk's maximum of seq / ratio, 0 for window-only layers
   std::int64_t m = 0;  ///< rows of a request: n plus the chunk's maximum of gather_length
-  friend bool operator==(const PrefillChunk&, const PrefillChunk&) = default;  ///< member by member
+  friend bool operator==(const PrefillChunk&, const PrefillChunk&) = default;
 };
 
 /// Window rows that a prefill gathers: query_len + min(seq_len - query_len, window - 1) (spec 6.4).
 std::int64_t gather_length(std::int64_t seq_len, std::int64_t query_len, std::int64_t window = 128);
 
-/// What bounds a chunk: count * (max n + max gather) <= requests * (entries of max_model_len + window +
+/// The limits of a chunk: count * (max n + max gather) <= requests * (entries of max_model_len + window +
 /// max_batched_tokens).
 struct ChunkLimits {
   std::int64_t requests = 4;            ///< the constant C of spec 6.8
@@ -55,8 +55,8 @@ struct ChunkLimits {
   std::int64_t max_batched_tokens = 0;  ///< tokens of a step
 };
 
-/// Greedy chunks over prefills, in order; a request that alone exceeds the limit gets a chunk of its own. ratio 1:
-/// window-only.
+/// Puts prefills into chunks greedily, in order. A request that alone exceeds the limit gets a chunk of its own. ratio
+/// 1: window-only.
 /// @throws InvalidArgument when the lists differ in length or a query is longer than its sequence.
 std::vector<PrefillChunk> plan_prefill_chunks(std::span<const std::int32_t> seq_lens,
                                               std::span<const std::int32_t> query_lens, std::int64_t ratio,
@@ -75,7 +75,7 @@ struct LogitChunk {
   std::int64_t entries =
       0;  ///< columns: entries of its requests together, and rows of the buffer that their keys are gathered into
   bool gather = true;  ///< false: the keys of the chunk before, a piece of the same request, are still there
-  friend bool operator==(const LogitChunk&, const LogitChunk&) = default;  ///< member by member
+  friend bool operator==(const LogitChunk&, const LogitChunk&) = default;
 };
 
 /// What bounds a chunk.
@@ -99,8 +99,8 @@ std::vector<LogitChunk> plan_logit_chunks(std::span<const std::int32_t> seq_lens
 /// @throws InvalidArgument for a rank outside the ranks or sizes below 1.
 std::int64_t local_length(std::int64_t length, std::int64_t rank, std::int64_t ranks, std::int64_t interleave);
 
-/// Columns of a window row when a draft block of `draft_tokens` sees itself (DSpark): window + drafts rounded up to 64;
-/// just the window without drafts (spec 6.3).
+/// Columns of a window row of a DSpark draft block of `draft_tokens`, whose tokens see each other: window + drafts
+/// rounded up to 64; the window alone without drafts (spec 6.3).
 std::int64_t draft_window_width(std::int64_t window, std::int64_t draft_tokens);
 
 }  // namespace smla

@@ -13,8 +13,7 @@
 
 namespace SMLA_API smla {
 
-/// Memory for the caches of a list of layers: equal blocks, cut as a layout says. Which block is whose is none of its
-/// business.
+/// The memory of the caches of a list of layers: equal blocks, cut as a layout says. BlockPool knows who holds a block.
 class Slab {
  public:
   /// `num_blocks` blocks and the null block before them, in the memory of `device`: on a GPU that of the one that is
@@ -24,13 +23,13 @@ class Slab {
   /// for a GPU where there is none.
   Slab(KvLayout layout, std::int64_t num_blocks, DeviceKind device = DeviceKind::kCpu, Stream stream = {});
   ~Slab();
-  Slab(Slab&&) noexcept;             ///< the other has no memory any more
-  Slab& operator=(Slab&&) noexcept;  ///< the other has no memory any more
+  Slab(Slab&&) noexcept;  ///< leaves the other without memory
+  Slab& operator=(Slab&&) noexcept;
 
-  const KvLayout& layout() const { return layout_; }                                     ///< as given
-  DeviceKind device() const { return device_; }                                          ///< whose memory it is
-  Stream stream() const { return stream_; }                                              ///< on which blocks are zeroed
-  std::int64_t bytes() const { return (num_blocks_ + 1) * layout_.block_stride_bytes; }  ///< of all blocks
+  const KvLayout& layout() const { return layout_; }
+  DeviceKind device() const { return device_; }
+  Stream stream() const { return stream_; }  ///< the stream on which blocks are zeroed
+  std::int64_t bytes() const { return (num_blocks_ + 1) * layout_.block_stride_bytes; }  ///< bytes of all blocks
 
   /// A layer's cache over all blocks, the null block included. @throws InvalidArgument when the layer has no such
   /// cache.

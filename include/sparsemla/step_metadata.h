@@ -35,8 +35,8 @@ struct StepBatch {
 
 /// What a layer's plan knows of a step: counts and the chunks of its prefills, all on the host.
 struct StepShape {
-  std::int64_t tokens = 0;                       ///< T
-  std::int64_t requests = 0;                     ///< R
+  std::int64_t tokens = 0;
+  std::int64_t requests = 0;
   std::int64_t max_seq_len = 0;                  ///< upper bound of the lengths
   BatchSplit split;                              ///< decodes first
   std::int64_t window_width = 128;               ///< columns of window_indices
@@ -57,8 +57,8 @@ struct StepShape {
 
 /// What one layer reads of the step's metadata. R requests, Rp of them prefills, Td decode tokens.
 struct LayerStep {
-  std::int64_t tokens = 0;             ///< T
-  std::int64_t requests = 0;           ///< R
+  std::int64_t tokens = 0;
+  std::int64_t requests = 0;
   std::int64_t max_seq_len = 0;        ///< upper bound of the lengths
   BatchSplit split;                    ///< decodes first
   ConstTensorView query_start_loc;     ///< [R+1] I32
@@ -97,8 +97,8 @@ class SMLA_API StepMetadata {
   StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end = FrontEnd::kFlashMla,
                DeviceKind device = DeviceKind::kCpu);
   ~StepMetadata();
-  StepMetadata(StepMetadata&&) noexcept;             ///< moves
-  StepMetadata& operator=(StepMetadata&&) noexcept;  ///< moves
+  StepMetadata(StepMetadata&&) noexcept;
+  StepMetadata& operator=(StepMetadata&&) noexcept;
 
   /// On a GPU queued on `stream`: nothing waits, and nothing is allocated once as large a step was built before, so
   /// that a build can be recorded in a CUDA graph. host_query_start_loc and host_seq_lens must be given there.

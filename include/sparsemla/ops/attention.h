@@ -23,21 +23,20 @@ namespace SMLA_API smla {
 /// -inf; see MergePartials. The steps before and after attention may be part of the call: QueryPrologue,
 /// OutputEpilogue.
 struct SparseAttention {
-  static constexpr std::string_view kName = "sparse_attention";  ///< the op's name
-  static constexpr int kMaxScopes = 2;                           ///< how many there may be
+  static constexpr std::string_view kName = "sparse_attention";
+  static constexpr int kMaxScopes = 2;
 
-  /// What the problem says of a scope.
+  /// The shape of a scope.
   struct ScopeShape {
-    const RowFormat* format = nullptr;  ///< how rows are stored
+    const RowFormat* format = nullptr;  ///< format of the cache's rows
     std::int64_t block_size = 0;        ///< rows in a block
     std::int64_t width = 0;             ///< W: columns of the index matrix
   };
   /// Head norm and RoPE of the queries as they are loaded (spec 2 step 4): q is as projected, and its heads are used as
   /// QNormRopeInsert would make them in place, bit for bit; q itself is not changed. Not for E4M3 q.
   struct QueryPrologue {
-    int rope_dim = 64;  ///< dims of q that are rotated, the last
-    float eps = 1e-6F;  ///< the norm's epsilon
-    /// Tensors of it.
+    int rope_dim = 64;  ///< numbers of a head of q that are rotated, its last
+    float eps = 1e-6F;  ///< epsilon of the norm
     struct Args {
       ConstTensorView positions;  ///< [T] I64; of a position without a row in cos_sin q is used as it is
       ConstTensorView cos_sin;    ///< [L, rope_dim] F32
@@ -46,41 +45,38 @@ struct SparseAttention {
   /// Inverse RoPE of the output before it is stored (spec 2 step 7): o is what InverseRope would make of it in place,
   /// bit for bit. Not for partial results.
   struct OutputEpilogue {
-    int rope_dim = 64;  ///< dims of o that are rotated back, the last
-    /// Tensors of it.
+    int rope_dim = 64;  ///< numbers of a head of o that are rotated back, its last
     struct Args {
       ConstTensorView positions;  ///< [T] I64; of a position without a row in cos_sin o is stored as it is
       ConstTensorView cos_sin;    ///< [L, rope_dim] F32
     };
   };
-  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t tokens = 0;                          ///< T
-    std::int64_t heads = 0;                           ///< H, 1..128
-    std::int64_t out_heads = 0;                       ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
-    int dim = 512;                                    ///< numbers of a row, which is a key
-    int value_dim = 0;                                ///< numbers of a row that are its value, the first; 0 means dim
-    DType q = DType::kBF16;                           ///< BF16, E4M3 or F32
-    DType o = DType::kBF16;                           ///< BF16 or F32; F32 when partial
-    int scopes = 1;                                   ///< 1 or 2
-    std::array<ScopeShape, kMaxScopes> scope{};       ///< shapes of each
-    float scale = 0.0F;                               ///< softmax scale; 0 means dim^-0.5
-    float q_scale = 1.0F;                             ///< E4M3 q: value = e4m3 * q_scale
-    bool partial = false;                             ///< no sink, o in F32
+    std::int64_t tokens = 0;
+    std::int64_t heads = 0;                      ///< H, 1..128
+    std::int64_t out_heads = 0;                  ///< Hp >= H; heads H..Hp-1 of o are written as +0. 0 means H
+    int dim = 512;                               ///< numbers of a row, which is a key
+    int value_dim = 0;                           ///< numbers of a row that are its value, its first ones; 0 means dim
+    DType q = DType::kBF16;                      ///< BF16, E4M3 or F32
+    DType o = DType::kBF16;                      ///< BF16 or F32; F32 when partial
+    int scopes = 1;                              ///< 1 or 2
+    std::array<ScopeShape, kMaxScopes> scope{};  ///< shape of each scope
+    float scale = 0.0F;                          ///< softmax scale; 0 means dim^-0.5
+    float q_scale = 1.0F;                        ///< E4M3 q: value = e4m3 * q_scale
+    bool partial = false;                        ///< no sink, o in F32
     std::optional<QueryPrologue> query_prologue{};    ///< absent: q is ready
     std::optional<OutputEpilogue> output_epilogue{};  ///< absent: o is stored as it is
 
     std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
     int out_dim() const { return value_dim == 0 ? dim : value_dim; }                  ///< numbers of a head of o
-    float softmax_scale() const;                                                      ///< the scale that holds
+    float softmax_scale() const;                                                      ///< `scale`, or its default
   };
   /// A cache and the rows of it that queries attend to.
   struct Scope {
-    PagedCache cache{};         ///< the paged cache
+    PagedCache cache{};
     ConstTensorView indices{};  ///< [T, W] I32 slots, rows may be strided
     ConstTensorView lens{};     ///< [T] I32; absent: W
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView q{};                     ///< [T, >= H, dim]; heads past H are not read
     std::array<Scope, kMaxScopes> scopes{};  ///< as many as the problem says
@@ -92,20 +88,18 @@ struct SparseAttention {
   };
 };
 
-/// Partial results of slices of the key list to the final one (spec 9, 15):
+/// Merges partial results over slices of the key list into the final one (spec 9, 15):
 ///   lse = ln sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i / (1 + exp(sink_h - lse)).
-/// A slice with lse -inf counts nothing. No slice with a key: o = 0, lse = +inf.
+/// A slice with lse -inf does not count and is not read. When no slice has a key, o = 0 and lse = +inf.
 struct MergePartials {
-  static constexpr std::string_view kName = "merge_partials";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "merge_partials";
   struct Problem {
     std::int64_t slices = 0;  ///< S
-    std::int64_t tokens = 0;  ///< T
-    std::int64_t heads = 0;   ///< H
-    int dim = 512;            ///< numbers of a row
-    DType o = DType::kBF16;   ///< BF16 or F32
+    std::int64_t tokens = 0;
+    std::int64_t heads = 0;
+    int dim = 512;           ///< numbers of a row
+    DType o = DType::kBF16;  ///< BF16 or F32
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView partial_o{};    ///< [S, T, H, dim] F32
     ConstTensorView partial_lse{};  ///< [S, T, H] F32
@@ -115,24 +109,22 @@ struct MergePartials {
   };
 };
 
-/// Rows of requests, decoded to bf16 into one workspace, as a prefill that reads plain rows wants them (spec 7.4):
+/// Decodes rows of requests to bf16 into one workspace, for a prefill kernel that reads plain rows (spec 7.4):
 ///   out[b, offset + i] = row of position seq - L + i of request b, i < L; L = gather_lens[b], or seq_lens[b] without
 ///   gather_lens.
 /// Only the table columns of these positions are read. A position whose block lies outside the table or the cache gives
 /// a row of zeros. Other rows of `out` are not touched; L is clamped to [0, seq], and rows that would lie past the end
 /// of `out` are left out.
 struct GatherRows {
-  static constexpr std::string_view kName = "gather_rows";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "gather_rows";
   struct Problem {
-    std::int64_t requests = 0;          ///< R
+    std::int64_t requests = 0;
     std::int64_t rows = 0;              ///< rows of a request in `out`
     std::int64_t offset = 0;            ///< first row written
     const RowFormat* format = nullptr;  ///< how rows are stored
   };
-  /// Tensors of a call.
   struct Args {
-    PagedCache cache{};             ///< the paged cache
+    PagedCache cache{};
     ConstTensorView seq_lens{};     ///< [requests] I32, rows that the request has
     ConstTensorView gather_lens{};  ///< [requests] I32; absent: all
     ConstTensorView block_table{};  ///< [requests, columns] I32

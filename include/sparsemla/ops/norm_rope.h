@@ -14,17 +14,15 @@ namespace SMLA_API smla {
 /// RMSNorm of rows: y_i = x_i * rsqrt(sum(x^2)/n + eps) * w_i in fp32, products left to right, one rounding at the end
 /// (spec 2).
 struct RmsNorm {
-  static constexpr std::string_view kName = "rms_norm";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "rms_norm";
   struct Problem {
-    std::int64_t rows = 0;     ///< how many
+    std::int64_t rows = 0;
     std::int64_t dim = 0;      ///< numbers of a row
     DType in = DType::kBF16;   ///< BF16 or F32
     DType out = DType::kBF16;  ///< BF16 or F32
     bool has_weight = true;    ///< false: no multiplication by w
     float eps = 1e-6F;         ///< RMSNorm's epsilon
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView x;       ///< [rows, dim] `in`; rows may be strided (a column slice of a wider matrix)
     ConstTensorView weight;  ///< [dim] BF16 or F32; absent without weight
@@ -37,24 +35,22 @@ struct RmsNorm {
 /// 4, 5.3): they do not go to kv_out but are rotated and encoded at their slots, as QNormRopeInsert does it with them,
 /// bit for bit.
 struct LatentNorms {
-  static constexpr std::string_view kName = "latent_norms";  ///< the op's name
-  /// RoPE of the normed keys and their way into a cache.
+  static constexpr std::string_view kName = "latent_norms";
+  /// RoPE of the normed keys and their insertion into a cache.
   struct Insert {
     const RowFormat* format = nullptr;   ///< rows of the cache
-    int rope_dim = 64;                   ///< dims that are rotated, the last
-    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
-    /// Tensors of it.
+    int rope_dim = 64;                   ///< numbers of a row that are rotated, its last
+    ClampRule clamp = ClampRule::kAmax;  ///< floor of the quantiser
     struct Args {
       ConstTensorView positions;  ///< [rows] I64; a row whose position has no row in cos_sin is not inserted
       ConstTensorView cos_sin;    ///< [L, rope_dim] F32
       ConstTensorView
           slot_mapping;  ///< [M] I64, M <= rows: only the first M rows are inserted, and only where slot >= 0
-      PagedCache cache;  ///< the paged cache
+      PagedCache cache;
     };
   };
-  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;           ///< of each matrix
+    std::int64_t rows = 0;           ///< rows of each matrix
     std::int64_t qr_dim = 0;         ///< numbers of a row of qr
     std::int64_t kv_dim = 0;         ///< numbers of a row of kv
     DType in = DType::kBF16;         ///< BF16 or F32
@@ -63,7 +59,6 @@ struct LatentNorms {
     float eps = 1e-6F;               ///< RMSNorm's epsilon
     std::optional<Insert> insert{};  ///< absent: the normed keys go to kv_out
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView qr;         ///< [rows, qr_dim] `in`; rows may be strided
     ConstTensorView qr_weight;  ///< [qr_dim] BF16 or F32; absent without weight
@@ -75,16 +70,14 @@ struct LatentNorms {
   };
 };
 
-/// The residual of a layer: x += y in fp32, one rounding.
+/// Adds the residual of a layer: x += y in fp32, one rounding.
 struct AddRows {
-  static constexpr std::string_view kName = "add_rows";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "add_rows";
   struct Problem {
-    std::int64_t rows = 0;       ///< how many
+    std::int64_t rows = 0;
     std::int64_t dim = 0;        ///< numbers of a row
     DType dtype = DType::kBF16;  ///< BF16 or F32
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView y;  ///< [rows, dim]; rows may be strided
     TensorView x;       ///< [rows, dim], read and written; rows may be strided
@@ -100,22 +93,20 @@ struct AddRows {
 /// q_out row nor its cache row is written. Slots outside the cache write nothing. The slots of a call are distinct (of
 /// two tokens with one slot, either may win).
 struct QNormRopeInsert {
-  static constexpr std::string_view kName = "qnorm_rope_insert";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "qnorm_rope_insert";
   struct Problem {
     std::int64_t tokens = 0;             ///< N
     std::int64_t heads = 0;              ///< H, 0 when there is no q
     std::int64_t out_heads = 0;          ///< Hp >= H: heads H..Hp-1 of q_out are written as +0
     int dim = 512;                       ///< numbers of a row
-    int rope_dim = 64;                   ///< dims that are rotated, the last
-    DType in = DType::kBF16;             ///< of q and kv: BF16 or F32
+    int rope_dim = 64;                   ///< numbers of a row that are rotated, its last
+    DType in = DType::kBF16;             ///< dtype of q and kv: BF16 or F32
     DType q_out = DType::kBF16;          ///< BF16, F32 or E4M3
     const RowFormat* format = nullptr;   ///< rows of the cache; null when nothing is inserted
     float eps = 1e-6F;                   ///< RMSNorm's epsilon
     float q_scale_inv = 1.0F;            ///< E4M3 q_out: e4m3(clamp(x * q_scale_inv, +-448))
-    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
+    ClampRule clamp = ClampRule::kAmax;  ///< floor of the quantiser
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView q;          ///< [N, H, dim] `in`
     ConstTensorView kv;         ///< [N, dim] `in`, rows may be strided
@@ -124,24 +115,22 @@ struct QNormRopeInsert {
     ConstTensorView
         slot_mapping;  ///< [M] I64, M <= N: only the first M rows of kv are inserted, and only where slot >= 0
     TensorView q_out;  ///< [N, Hp, dim]; may be q itself when Hp = H and the dtypes agree
-    PagedCache cache;  ///< the paged cache
+    PagedCache cache;
   };
 };
 
 /// Inverse RoPE of the attention output at the query's position: e' = e*c + o*s, o' = o*c - e*s; one rounding (spec 2
 /// step 7). A token whose position is not a row of `cos_sin` is skipped: its rows of y are not written.
 struct InverseRope {
-  static constexpr std::string_view kName = "inverse_rope";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "inverse_rope";
   struct Problem {
-    std::int64_t tokens = 0;   ///< T
-    std::int64_t heads = 0;    ///< H
+    std::int64_t tokens = 0;
+    std::int64_t heads = 0;
     int dim = 512;             ///< numbers of a row
-    int rope_dim = 64;         ///< dims that are rotated, the last
+    int rope_dim = 64;         ///< numbers of a row that are rotated, its last
     DType in = DType::kBF16;   ///< BF16 or F32
     DType out = DType::kBF16;  ///< BF16 or F32
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView x;          ///< [T, H, dim] `in`; H may be strided over a wider buffer
     ConstTensorView positions;  ///< [T] I64
@@ -165,19 +154,17 @@ enum class OutputScale : std::uint8_t {
 /// Ta = T rounded up to 4 with zeros. A token whose position is not a row of `cos_sin` is skipped: neither its values
 /// nor its scales are written.
 struct InverseRopeQuant {
-  static constexpr std::string_view kName = "inverse_rope_quant";  ///< the op's name
-  static constexpr int kGroup = 128;                               ///< dims of a scale; divides dim
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "inverse_rope_quant";
+  static constexpr int kGroup = 128;  ///< dims of a scale; divides dim
   struct Problem {
-    std::int64_t tokens = 0;                ///< T
-    std::int64_t heads = 0;                 ///< H
+    std::int64_t tokens = 0;
+    std::int64_t heads = 0;
     std::int64_t groups = 1;                ///< G, divides H
     int dim = 512;                          ///< numbers of a row
-    int rope_dim = 64;                      ///< dims that are rotated, the last
+    int rope_dim = 64;                      ///< numbers of a row that are rotated, its last
     DType in = DType::kBF16;                ///< BF16 or F32
     OutputScale scale = OutputScale::kF32;  ///< how scales are stored
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView x;          ///< [T, >= H, dim] `in`
     ConstTensorView positions;  ///< [T] I64
@@ -193,16 +180,14 @@ struct InverseRopeQuant {
 /// e4m3(clamp(x / scale, +-448)). Scales are row-innermost, padded to Ta = rows rounded up to 4 with zeros: what a
 /// Projection with groups = 1 takes as x_scale.
 struct QuantizeRows {
-  static constexpr std::string_view kName = "quantize_rows";  ///< the op's name
-  static constexpr int kGroup = InverseRopeQuant::kGroup;     ///< numbers of a scale; divides dim
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "quantize_rows";
+  static constexpr int kGroup = InverseRopeQuant::kGroup;  ///< numbers of a scale; divides dim
   struct Problem {
-    std::int64_t rows = 0;                  ///< T
+    std::int64_t rows = 0;
     std::int64_t dim = 0;                   ///< D, numbers of a row
     DType in = DType::kBF16;                ///< BF16 or F32
     OutputScale scale = OutputScale::kF32;  ///< how scales are stored
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView x;  ///< [T, D] `in`; rows may be strided
     TensorView values;  ///< [T, D] E4M3; rows may be strided
@@ -210,22 +195,19 @@ struct QuantizeRows {
   };
 };
 
-/// Encodes rows as they are into a cache (spec 4.2, 5.1): no norm, no rotation. What a host that made its rows itself
-/// needs.
+/// Encodes rows into a cache without norm or rotation (spec 4.2, 5.1), for a host that computed its rows itself.
 struct InsertRows {
-  static constexpr std::string_view kName = "insert_rows";  ///< the op's name
-  /// Shapes, dtypes and scalars of a call.
+  static constexpr std::string_view kName = "insert_rows";
   struct Problem {
-    std::int64_t tokens = 0;             ///< T
+    std::int64_t tokens = 0;
     DType in = DType::kBF16;             ///< BF16 or F32
     const RowFormat* format = nullptr;   ///< how rows are stored
-    ClampRule clamp = ClampRule::kAmax;  ///< the quantiser's floor
+    ClampRule clamp = ClampRule::kAmax;  ///< floor of the quantiser
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView rows;          ///< [T, format dim] `in`, rows may be strided
     ConstTensorView slot_mapping;  ///< [M] I64, M <= T; only rows with a slot inside the cache are written
-    PagedCache cache;              ///< the paged cache
+    PagedCache cache;
   };
 };
 

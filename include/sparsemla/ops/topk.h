@@ -10,8 +10,8 @@
 
 namespace SMLA_API smla {
 
-/// The k best columns of every row, exactly (spec 4.6, 15): the set of the highest scores, ties at the boundary to the
-/// lowest column.
+/// Chooses the k best columns of every row, exactly (spec 4.6, 15): the set of the highest scores; of equal scores at
+/// the boundary the lowest columns.
 ///
 /// n = clamp(lens[row], 0, width). n <= k: columns 0..n-1. Otherwise k distinct columns, in ascending order on the CPU
 /// and in Deterministic mode. The rest of the row is -1. NaN is never chosen before a number; -0 equals +0.
@@ -19,11 +19,10 @@ namespace SMLA_API smla {
 /// With `slots` the chosen columns are entries of the row's request, and their slots are written as well: what
 /// GlobalTopk makes of `indices` with `compact` (spec 7.1), in the same launch.
 struct TopK {
-  static constexpr std::string_view kName = "topk";  ///< the op's name
-  /// Which slots the chosen entries have in a paged cache.
+  static constexpr std::string_view kName = "topk";
+  /// Translation of the chosen entries to slots of a paged cache.
   struct Slots {
     std::int64_t storage_block = 64;  ///< entries in a block
-    /// Tensors of it.
     struct Args {
       ConstTensorView token_to_req;  ///< [rows] I32, each row's request
       ConstTensorView block_table;   ///< [requests, columns] I32
@@ -32,14 +31,12 @@ struct TopK {
       TensorView lens;               ///< [rows] I32: slots of a row
     };
   };
-  /// Shapes, dtypes and scalars of a call.
   struct Problem {
-    std::int64_t rows = 0;         ///< how many rows
-    std::int64_t width = 0;        ///< columns of logits
-    std::int64_t k = 0;            ///< how many are chosen
-    std::optional<Slots> slots{};  ///< whether their slots are written too
+    std::int64_t rows = 0;
+    std::int64_t width = 0;  ///< columns of logits
+    std::int64_t k = 0;
+    std::optional<Slots> slots{};  ///< present: their slots are written too
   };
-  /// Tensors of a call.
   struct Args {
     ConstTensorView logits;  ///< [rows, width] F32, rows may be strided
     ConstTensorView lens;    ///< [rows] I32

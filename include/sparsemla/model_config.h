@@ -52,8 +52,8 @@ struct LayerConfig {
   float rms_norm_eps = 1e-6F;       ///< RMSNorm's epsilon
   RopeConfig rope;                  ///< every rotation of the layer uses this one table
   bool hadamard = false;            ///< Walsh-Hadamard transform on both sides of the indexer
-  /// C4A: attends to the entries that the last C4A layer with an indexer before it chose, and runs no indexer of its own
-  /// (IndexCache, spec 9).
+  /// C4A: attends to the entries that the last C4A layer with an indexer before it chose, and runs no indexer of its
+  /// own (IndexCache, spec 9).
   bool reuses_topk = false;
 
   bool has_compressor() const { return compress_ratio > 1; }  ///< C4A or C128A

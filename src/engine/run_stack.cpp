@@ -84,8 +84,8 @@ void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
     }
     const LayerStep layer_step = metadata->layer(index);
     layers[i].layer().forward(plan, layer_step, caches, eager.x(), eager.y(),
-                      {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get(),
-                      options.time_stages ? &sums : nullptr);
+                              {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get(),
+                              options.time_stages ? &sums : nullptr);
     if (observer != nullptr) show(index, batch, eager.x(), eager.y(), layer_step.topk);
     implementations = plan.describe();
 
@@ -113,7 +113,7 @@ void Engine::State::queue_graph(DecodeGraph& g, const StepBatch& step) {
     if (g.plans.size() == i) g.plans.push_back(layers[i].layer().plan(g.metadata.shape(), caches));
     const LayerStep layer_step = g.metadata.layer(index);
     layers[i].layer().forward(g.plans[i], layer_step, caches, g.step.x(), g.step.y(),
-                      {.data = graph_workspace.data(), .bytes = graph_workspace.bytes()}, stream.get());
+                              {.data = graph_workspace.data(), .bytes = graph_workspace.bytes()}, stream.get());
     if (observer != nullptr) {
       const auto keep = [&](const ConstTensorView& from, DeviceTensor& to) {
         if (from.absent()) return;

@@ -178,9 +178,8 @@ TEST(ModelConfig, LayerTypesStandInForTheList) {
   text.more = "\"compress_ratios\": [1, 4, 128, 0]";
   EXPECT_EQ(parse_model_config(text.str()).compress_ratios, (std::vector<int>{1, 4, 128, 0}));
   text.more = "\"compress_ratios\": [0, 128, 128]";
-  EXPECT_THAT(error_of(text.str()),
-              AllOf(HasSubstr("layer_types[1]"), HasSubstr("compressed_sparse_attention"),
-                    HasSubstr("the type of compress_ratios[1], which is 128")));
+  EXPECT_THAT(error_of(text.str()), AllOf(HasSubstr("layer_types[1]"), HasSubstr("compressed_sparse_attention"),
+                                          HasSubstr("the type of compress_ratios[1], which is 128")));
   text.more.clear();
   text.layers = "\"num_hidden_layers\": 1, \"layer_types\": [\"full_attention\"]";
   EXPECT_THAT(error_of(text.str()),

@@ -26,6 +26,7 @@ struct smla_layer {
 /// A plan of one layer.
 struct smla_layer_plan {
   std::uint64_t layer_id = 0;
+  smla::StepShape shape;
   smla::LayerPlan plan;
 };
 

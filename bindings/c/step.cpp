@@ -145,6 +145,16 @@ void check_same_kind(const smla_layer& layer, const smla_step& step, const char*
   }
 }
 
+/// The rest of a step's shape is compared by the layer.
+void check_plan(const smla_layer& layer, const smla_layer_plan& plan, const StepShape& shape) {
+  constexpr const char* kPlan = "smla_layer_forward: plan: got one ";
+  if (plan.layer_id != layer.id)
+    throw InvalidArgument(std::string(kPlan) + "of another layer, expected one of this layer");
+  if (plan.shape.prefill_query_lens != shape.prefill_query_lens ||
+      plan.shape.prefill_seq_lens != shape.prefill_seq_lens)
+    throw InvalidArgument(std::string(kPlan) + "for prefills of other lengths, expected one made with this step");
+}
+
 ConstTensorView tensor_of(const LayerStep& s, std::string_view name) {
   const std::array<std::pair<std::string_view, ConstTensorView>, 9> tensors{{{"window_slots", s.window_slots},
                                                                              {"window_indices", s.window_indices},
@@ -220,7 +230,8 @@ smla_status smla_layer_plan_create(const smla_layer* layer, const smla_step* ste
     check_same_kind(*layer, *step, kName);
     auto made = std::make_unique<smla_layer_plan>();
     made->layer_id = layer->id;
-    made->plan = layer->layer().plan(metadata.shape(), shapes_of(*layer));
+    made->shape = metadata.shape();
+    made->plan = layer->layer().plan(made->shape, shapes_of(*layer));
     *plan = made.release();
   });
 }
@@ -243,8 +254,7 @@ smla_status smla_layer_forward(const smla_layer* layer, const smla_layer_plan* p
     need_pointer(layer, kName, "layer");
     const StepMetadata& metadata = built(step, kName);
     check_same_kind(*layer, *step, kName);
-    if (plan != nullptr && plan->layer_id != layer->id)
-      throw InvalidArgument(std::string(kName) + ": plan: got one of another layer, expected one of this layer");
+    if (plan != nullptr) check_plan(*layer, *plan, metadata.shape());
     check_workspace("workspace", workspace, workspace_bytes);
     const LayerCaches read = read_caches(*layer, caches);
     const TensorView in = read_tensor("hidden", hidden);

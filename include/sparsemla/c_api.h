@@ -446,9 +446,9 @@ SMLA_API smla_status smla_layer_workspace(const smla_layer* layer, int64_t token
 /// The implementations and the workspace of a layer's forward over steps of one shape.
 typedef struct smla_layer_plan smla_layer_plan;
 
-/// Plans the forward of `layer` over steps like `step`: of as many tokens, requests, decodes and prefills, with a
-/// max_seq_len up to that of `step`. A host that gives smla_step_batch its longest sequence as max_seq_len so keeps one
-/// plan for each size of a decode batch.
+/// Plans the forward of `layer` over steps like `step`: of as many tokens, requests and decodes, with prefills of the
+/// same lengths, and a max_seq_len up to that of `step`. A host that gives smla_step_batch its longest sequence as
+/// max_seq_len so keeps one plan for each size of a decode batch. Another step is an error of the forward.
 /// @param layer the layer; the plan is for this one
 /// @param step  a built step, made for a layer of this kind
 /// @param plan  written; smla_layer_plan_destroy frees it

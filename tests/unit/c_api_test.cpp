@@ -2,6 +2,7 @@
 // name and from a checkpoint.
 #include "sparsemla/c_api.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -108,8 +109,20 @@ std::string through_c(const smla_layer* layer, const LayerConfig& config, Sequen
   const smla_tensor out = describe_for_c(output.view());
   EXPECT_EQ(smla_layer_forward(layer, nullptr, step, &caches, &in, &out, workspace.data(), bytes, nullptr), SMLA_OK)
       << smla_last_error();
+  const std::string planned_inside(static_cast<const char*>(output.data()), output.bytes());
+
+  smla_layer_plan* plan = nullptr;
+  EXPECT_EQ(smla_layer_plan_create(layer, step, &plan), SMLA_OK) << smla_last_error();
+  std::size_t planned = 0;
+  EXPECT_EQ(smla_layer_plan_workspace(plan, &planned), SMLA_OK) << smla_last_error();
+  EXPECT_LE(planned, bytes);
+  std::memset(output.data(), 0xFF, output.bytes());
+  EXPECT_EQ(smla_layer_forward(layer, plan, step, &caches, &in, &out, workspace.data(), planned, nullptr), SMLA_OK)
+      << smla_last_error();
+  smla_layer_plan_destroy(plan);
   smla_step_destroy(step);
-  return {static_cast<const char*>(output.data()), output.bytes()};
+  EXPECT_EQ(std::string_view(static_cast<const char*>(output.data()), output.bytes()), planned_inside);
+  return planned_inside;
 }
 
 /// A prompt, then two single tokens; the second of them closes a group of either ratio.
@@ -236,6 +249,103 @@ TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
       << smla_last_error();
   options.fp8_weights = 2;
   EXPECT_NE(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &named), SMLA_OK);
+}
+
+/// A built step of one request: `n` tokens behind `before`.
+smla_step* step_of(const smla_layer* layer, std::int64_t before, std::int64_t n, std::int64_t max_seq_len) {
+  const std::vector<std::int32_t> table{0, 1, 2, 3, 4};
+  const std::vector<std::int32_t> loc{0, static_cast<std::int32_t>(n)};
+  const std::vector<std::int32_t> seq{static_cast<std::int32_t>(before + n)};
+  std::vector<std::int64_t> positions;
+  for (std::int64_t p = before; p < before + n; ++p) positions.push_back(p);
+  test::CBatch batch({.query_start_loc = view_of(loc.data(), {2}),
+                      .seq_lens = view_of(seq.data(), {1}),
+                      .positions = view_of(std::as_const(positions).data(), {n}),
+                      .block_tables = {view_of(table.data(), {1, 5})}});
+  batch.view.max_seq_len = max_seq_len;
+  smla_step* step = nullptr;
+  EXPECT_EQ(smla_step_create(layer, &step), SMLA_OK) << smla_last_error();
+  EXPECT_EQ(smla_step_build(step, &batch.view), SMLA_OK) << smla_last_error();
+  return step;
+}
+
+TEST(CApiLayer, APlanServesLaterStepsOfItsShapeAndNoOther) {
+  const std::string folder = testing::TempDir() + "smla_c_api_plans";
+  std::filesystem::create_directories(folder);
+  const ModelConfig model = model_preset("tiny");
+  const LayerConfig config = model.layer(0);
+  ASSERT_FALSE(config.has_compressor());
+  OwnedLayerWeights weights = random_weights(config, 13);
+  CheckpointWriter writer;
+  visit_weights(config, weights.views, [&](std::string_view name, ConstTensorView& view) {
+    writer.add("layers.0.attn." + std::string(name), view);
+  });
+  writer.write(folder, model, 1);
+  const smla_layer_options options = options_for_c();
+  std::array<smla_layer*, 2> layers{};
+  for (smla_layer*& layer : layers) {
+    ASSERT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), 0, &options, 0, 1, &layer), SMLA_OK)
+        << smla_last_error();
+  }
+  std::filesystem::remove_all(folder);
+
+  smla_cache_need need{};
+  need.struct_size = sizeof need;
+  ASSERT_EQ(smla_layer_cache_need(layers[0], SMLA_CACHE_WINDOW, &need), SMLA_OK);
+  HostTensor pages(DType::kU8, {5 * need.page_bytes});
+  const smla_cache cache{.struct_size = sizeof cache,
+                         .format = need.format,
+                         .base = pages.data(),
+                         .num_blocks = 5,
+                         .block_size = need.block_size,
+                         .block_stride_bytes = need.page_bytes,
+                         .kv_scale = 0,
+                         .reserved = 0};
+  smla_layer_caches caches{};
+  caches.struct_size = sizeof caches;
+  caches.cache[SMLA_CACHE_WINDOW] = &cache;
+  std::size_t bytes = 0;
+  ASSERT_EQ(smla_layer_workspace(layers[0], 4, 1, kPositions, &bytes), SMLA_OK);
+  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(bytes)});
+  const auto forward = [&](const smla_layer* layer, const smla_layer_plan* plan, const smla_step* step,
+                           std::int64_t n) {
+    const HostTensor hidden = hidden_states(config, 0, n);
+    HostTensor output(DType::kBF16, {n, config.hidden_size});
+    const smla_tensor in = describe_for_c(hidden.view());
+    const smla_tensor out = describe_for_c(std::as_const(output).view());
+    const smla_status status =
+        smla_layer_forward(layer, plan, step, &caches, &in, &out, workspace.data(), bytes, nullptr);
+    return status == SMLA_OK ? std::string(static_cast<const char*>(output.data()), output.bytes())
+                             : std::string("error: ") + smla_last_error();
+  };
+
+  smla_step* first = step_of(layers[0], 4, 1, kPositions);
+  smla_layer_plan* plan = nullptr;
+  ASSERT_EQ(smla_layer_plan_create(layers[0], first, &plan), SMLA_OK) << smla_last_error();
+  smla_step_destroy(first);
+  for (const std::int64_t before : {5, 6, 200}) {
+    smla_step* later = step_of(layers[0], before, 1, kPositions);
+    const std::string want = forward(layers[0], nullptr, later, 1);
+    EXPECT_THAT(want, testing::Not(testing::StartsWith("error")));
+    EXPECT_EQ(forward(layers[0], plan, later, 1), want);
+    EXPECT_THAT(forward(layers[1], plan, later, 1), testing::HasSubstr("plan: got one of another layer"));
+    smla_step_destroy(later);
+  }
+  smla_step* prefill = step_of(layers[0], 0, 4, kPositions);
+  EXPECT_THAT(forward(layers[0], plan, prefill, 4), testing::HasSubstr("prefills of other lengths"));
+  smla_layer_plan* prefill_plan = nullptr;
+  ASSERT_EQ(smla_layer_plan_create(layers[0], prefill, &prefill_plan), SMLA_OK) << smla_last_error();
+  EXPECT_EQ(forward(layers[0], prefill_plan, prefill, 4), forward(layers[0], nullptr, prefill, 4));
+  smla_step* longer = step_of(layers[0], 8, 4, kPositions);  // as many tokens behind another prefix
+  EXPECT_THAT(forward(layers[0], prefill_plan, longer, 4), testing::HasSubstr("prefills of other lengths"));
+  smla_step* short_step = step_of(layers[0], 4, 1, 5);
+  smla_layer_plan* short_plan = nullptr;
+  ASSERT_EQ(smla_layer_plan_create(layers[0], short_step, &short_plan), SMLA_OK) << smla_last_error();
+  smla_step* past = step_of(layers[0], 5, 1, 6);
+  EXPECT_THAT(forward(layers[0], short_plan, past, 1), testing::HasSubstr("max_seq_len of the step: got 6"));
+  for (smla_step* step : {prefill, longer, short_step, past}) smla_step_destroy(step);
+  for (smla_layer* layer : layers) smla_layer_destroy(layer);
+  for (smla_layer_plan* p : {plan, prefill_plan, short_plan}) smla_layer_plan_destroy(p);  // after their layer
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, CApi, testing::Values(0, 1, 2));

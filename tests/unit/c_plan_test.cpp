@@ -1,0 +1,202 @@
+// Every op of the list by its name through the C interface: each call of the C++ interface is made again by
+// smla_plan_run, from the op's description, and must give the same bytes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "cases/replay.h"
+#include "core/host_tensor.h"
+#include "ops/op_descriptions.h"
+#include "ops/registry.h"
+#include "ops/rule_names.h"
+#include "sparsemla/c_api.h"
+#include "unit/c_views.h"
+
+namespace smla {
+namespace {
+
+/// The scalars of a problem by name.
+struct NameScalars {
+  std::vector<smla_scalar>& list;
+
+  void operator()(const char* name, bool value) const { add(name, value ? 1 : 0, 0, nullptr); }
+  void operator()(const char* name, int value) const { add(name, value, 0, nullptr); }
+  void operator()(const char* name, std::int64_t value) const { add(name, value, 0, nullptr); }
+  void operator()(const char* name, float value) const { add(name, 0, static_cast<double>(value), nullptr); }
+  void operator()(const char* name, DType value) const {
+    add(name, test::describe_for_c(ConstTensorView(nullptr, value, {0})).dtype, 0, nullptr);
+  }
+  void operator()(const char* name, const RowFormat* value) const {
+    if (value != nullptr) add(name, 0, 0, value->name.data());
+  }
+  template <Rule Value>
+  void operator()(const char* name, Value value) const {
+    add(name, 0, 0, rule_name(value).data());
+  }
+  void add(const char* name, std::int64_t integer, double number, const char* text) const {
+    list.push_back(
+        {.struct_size = sizeof(smla_scalar), .name = name, .integer = integer, .number = number, .text = text});
+  }
+};
+
+/// The tensors of a call by name, and the memory that the call writes.
+struct NameArguments {
+  struct Written {
+    std::uint8_t* data = nullptr;
+    std::size_t bytes = 0;
+    std::vector<std::uint8_t> before{}, after{};
+  };
+  std::vector<std::unique_ptr<smla_tensor>> tensors;
+  std::vector<std::unique_ptr<smla_cache>> caches;
+  std::vector<smla_argument> list;
+  std::vector<Written> written;
+
+  void in(const char* name, const ConstTensorView& view) { add(name, view); }
+  void out(const char* name, const TensorView& view) {
+    add(name, view);
+    if (view.absent() || view.numel() == 0) return;
+    std::int64_t last = 0;
+    for (int i = 0; i < view.rank; ++i) last += (view.size(i) - 1) * view.stride[static_cast<std::size_t>(i)];
+    note(view.data, (last + 1) * size_of(view.dtype));
+  }
+  void cache(const char* name, const PagedCache& cache, CacheAccess /*access*/) {
+    if (cache.format == nullptr) return;
+    caches.push_back(std::make_unique<smla_cache>(smla_cache{.struct_size = sizeof(smla_cache),
+                                                             .format = cache.format->name.data(),
+                                                             .base = cache.base,
+                                                             .num_blocks = cache.num_blocks,
+                                                             .block_size = cache.block_size,
+                                                             .block_stride_bytes = cache.block_stride_bytes,
+                                                             .kv_scale = cache.scale,
+                                                             .reserved = 0}));
+    list.push_back(
+        {.struct_size = sizeof(smla_argument), .name = name, .tensor = nullptr, .cache = caches.back().get()});
+    if (cache.num_blocks > 0)
+      note(cache.base,
+           (cache.num_blocks - 1) * cache.block_stride_bytes + block_bytes(*cache.format, cache.block_size));
+  }
+
+ private:
+  void add(const char* name, const ConstTensorView& view) {
+    if (view.absent()) return;
+    tensors.push_back(std::make_unique<smla_tensor>(test::describe_for_c(view)));
+    list.push_back(
+        {.struct_size = sizeof(smla_argument), .name = name, .tensor = tensors.back().get(), .cache = nullptr});
+  }
+  void note(void* data, std::int64_t bytes) {
+    written.push_back({.data = static_cast<std::uint8_t*>(data), .bytes = static_cast<std::size_t>(bytes)});
+  }
+};
+
+std::set<std::string_view>& seen() {
+  static std::set<std::string_view> names;
+  return names;
+}
+
+/// Runs the call, then again through C from the same memory.
+template <class Op>
+void twice(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& /*place*/,
+           const std::function<void()>& run) {
+  seen().insert(Op::kName);
+  typename Op::Problem p = problem;
+  typename Op::Args a = args;
+  std::vector<smla_scalar> scalars;
+  OpDescription<Op>::fields(p, NameScalars{scalars});
+  NameArguments named;
+  OpDescription<Op>::tensors(a, named);
+  for (auto& piece : named.written) piece.before.assign(piece.data, piece.data + piece.bytes);
+  run();
+  for (auto& piece : named.written) piece.after.assign(piece.data, piece.data + piece.bytes);
+  for (const auto& piece : named.written) std::memcpy(piece.data, piece.before.data(), piece.bytes);
+
+  call_observer<Op>.store(nullptr);
+  smla_plan* plan = nullptr;
+  ASSERT_EQ(smla_plan_create(std::string(Op::kName).c_str(), scalars.data(), static_cast<std::int64_t>(scalars.size()),
+                             nullptr, &plan),
+            SMLA_OK)
+      << smla_last_error();
+  std::size_t bytes = 0;
+  const char* chosen = nullptr;
+  EXPECT_EQ(smla_plan_workspace(plan, &bytes, &chosen), SMLA_OK) << smla_last_error();
+  EXPECT_EQ(chosen, Plan<Op>(problem).implementation());
+  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(bytes)});
+  EXPECT_EQ(smla_plan_run(plan, named.list.data(), static_cast<std::int64_t>(named.list.size()), workspace.data(),
+                          bytes, nullptr),
+            SMLA_OK)
+      << smla_last_error();
+  smla_plan_destroy(plan);
+  call_observer<Op>.store(twice<Op>);
+  for (std::size_t i = 0; i < named.written.size(); ++i) {
+    const auto& piece = named.written[i];
+    EXPECT_EQ(std::memcmp(piece.data, piece.after.data(), piece.bytes), 0) << Op::kName << ", written tensor " << i;
+  }
+}
+
+struct CallsTwice {
+  CallsTwice() {
+    for_each_op([]<class Op>() { call_observer<Op>.store(twice<Op>); });
+  }
+  ~CallsTwice() {
+    for_each_op([]<class Op>() { call_observer<Op>.store(nullptr); });
+  }
+};
+
+/// Those that no recorded case calls.
+void run_the_rest() {
+  HostTensor x(DType::kF32, {3, 256});
+  HostTensor y(DType::kF32, {3, 256});
+  std::iota(x.as<float>(), x.as<float>() + x.numel(), -300.0F);
+  std::iota(y.as<float>(), y.as<float>() + y.numel(), 0.5F);
+  Plan<AddRows>({.rows = 3, .dim = 256, .dtype = DType::kF32}).run({.y = std::as_const(y).view(), .x = x.view()});
+  HostTensor values(DType::kE4M3, {3, 256});
+  HostTensor scales(DType::kF32, {1, 2, 4});
+  Plan<QuantizeRows>({.rows = 3, .dim = 256, .in = DType::kF32})
+      .run({.x = std::as_const(x).view(), .values = values.view(), .scales = scales.view()});
+
+  const std::vector<std::int32_t> starts{0, 2, 3};
+  const std::vector<std::int32_t> lens{9, 5};
+  const std::vector<std::int64_t> positions{7, 8, 4};
+  const std::vector<std::int64_t> slots{70, 71, -1};
+  HostTensor valid(DType::kBool, {3});
+  std::vector<std::int32_t> a(3), b(3);
+  std::vector<std::int64_t> next(2);
+  const auto loc = view_of(starts.data(), {3});
+  const auto seq = view_of(lens.data(), {2});
+  Plan<VisibleEntries>({.tokens = 3, .ratio = 4, .top_k = 1})
+      .run({.positions = view_of(positions.data(), {3}),
+            .slot_mapping = view_of(slots.data(), {3}),
+            .valid = valid.view(),
+            .lens = view_of(a.data(), {3}),
+            .topk_lens = view_of(b.data(), {3})});
+  Plan<PrefillLens>({.requests = 2, .decodes = 1, .window = 4, .ratio = 4})
+      .run({.query_start_loc = loc,
+            .seq_lens = seq,
+            .gather_lens = view_of(a.data(), {1}),
+            .entry_counts = view_of(b.data(), {1})});
+  Plan<DraftPositions>({.requests = 2}).run({.seq_lens = seq, .positions = view_of(next.data(), {2})});
+  HostTensor packed(DType::kF32, {2, 2, 256});
+  const PackSequences::Problem pack{.requests = 2, .tokens = 3, .max_len = 2, .row = 256, .dtype = DType::kF32};
+  Plan<PackSequences>(pack).run({.rows = std::as_const(x).view(), .query_start_loc = loc, .packed = packed.view()});
+  Plan<UnpackSequences>(pack).run({.packed = std::as_const(packed).view(), .query_start_loc = loc, .rows = y.view()});
+}
+
+TEST(CPlan, EveryOpByNameGivesTheBitsOfItsPlan) {
+  const CallsTwice observed;
+  int cases = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SMLA_SOURCE_DIR "/tests/fuzz/corpus/case")) {
+    if (!entry.path().filename().string().starts_with("seed_")) continue;
+    replay(read_case(entry.path().string()), {});
+    ++cases;
+  }
+  EXPECT_GT(cases, 40);
+  run_the_rest();
+  for_each_op([]<class Op>() { EXPECT_THAT(seen(), testing::Contains(Op::kName)); });
+}
+
+}  // namespace
+}  // namespace smla

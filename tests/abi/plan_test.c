@@ -140,7 +140,7 @@ static void test_attention_by_name(void) {
                                cache_argument("scopes[0].cache", &cache),
                                argument("scopes[0].indices", &t_indices),
                                argument("scopes[0].lens", &t_lens),
-                               argument("positions", NULL)};
+                               argument("output_epilogue.positions", NULL)};
   enum { ARGUMENTS = sizeof arguments / sizeof arguments[0] };
   for (int again = 0; again < 2; ++again) {
     memset(named_o, 0xFF, sizeof named_o);

@@ -11,6 +11,7 @@ import unittest
 DIM, ROPE = 512, 64
 F32, BF16, I32, I64 = 1, 3, 6, 7
 OK, INVALID = 0, 1
+NUMBER, FORMAT, RULE, INPUT = 4, 5, 6, 7
 DTYPES = {"f": F32, "H": BF16, "i": I32, "q": I64}
 
 
@@ -70,6 +71,56 @@ class Batch(Struct):
 
 class LayerCaches(Struct):
     _fields_ = [("struct_size", c.c_uint64), ("cache", c.POINTER(Cache) * 5)]
+
+
+class OpMember(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("name", c.c_char_p), ("kind", c.c_int32), ("reserved", c.c_int32)]
+
+
+class Scalar(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("name", c.c_char_p), ("integer", c.c_int64), ("number", c.c_double), ("text", c.c_char_p)]
+
+
+class Argument(Struct):
+    _fields_ = [("struct_size", c.c_uint64), ("name", c.c_char_p), ("tensor", c.POINTER(Tensor)), ("cache", c.POINTER(Cache))]
+
+
+class Op:
+    """An op by its name: all that a binding needs to know of it, it asks the library."""
+
+    def __init__(self, name, **scalars):
+        kinds = dict(members(name))
+        values = []
+        for member, value in scalars.items():
+            kind = kinds.get(member)
+            field = "number" if kind == NUMBER else "text" if kind in (FORMAT, RULE) else "integer"
+            values.append(Scalar(name=member.encode(), **{field: value}))
+        self.plan = c.c_void_p()
+        array_of = (Scalar * len(values))(*values)
+        self.status = lib.smla_plan_create(name.encode(), array_of, c.c_int64(len(values)), None, c.byref(self.plan))
+
+    def __call__(self, arguments):
+        size = c.c_size_t()
+        status = lib.smla_plan_workspace(self.plan, c.byref(size), None)
+        workspace = Aligned(size.value)
+        given = [Argument(name=name.encode(), **({"cache": c.pointer(value)} if isinstance(value, Cache) else {"tensor": c.pointer(value)}))
+                 for name, value in arguments.items()]
+        return status or lib.smla_plan_run(self.plan, (Argument * len(given))(*given), c.c_int64(len(given)), c.c_void_p(workspace.address),
+                                           size, None)
+
+    def __del__(self):
+        lib.smla_plan_destroy(self.plan)
+
+
+def members(op):
+    found = []
+    while True:
+        member = OpMember()
+        if lib.smla_op_get_member(op.encode(), c.c_int64(len(found)), c.byref(member)) != OK:
+            raise ValueError(lib.smla_last_error().decode())
+        if member.kind == 0:
+            return found
+        found.append((member.name.decode(), member.kind))
 
 
 def tensor(values, *shape):
@@ -150,6 +201,25 @@ class Abi(unittest.TestCase):
                 got = o[(t * heads + h) * DIM:(t * heads + h + 1) * DIM]
                 self.assertLess(max(abs(a - b) for a, b in zip(want, got)), 1e-6)
 
+        # The same by name: the same bytes.
+        typed = o.tobytes()
+        o[:] = array.array("f", [math.nan] * len(o))
+        by_name = Op("sparse_attention", tokens=tokens, heads=heads, dim=DIM, q=BF16, o=F32, scopes=1,
+                     **{"scopes[0].format": b"bf16", "scopes[0].block_size": 4, "scopes[0].width": width})
+        self.check(by_name.status)
+        tensors = {"q": t_q, "sink": t_sink, "o": t_o, "scopes[0].cache": cache, "scopes[0].indices": t_indices}
+        self.check(by_name(tensors))
+        args.implementation = None
+        fast = o.tobytes()
+        self.check(lib.smla_sparse_attention_workspace(c.byref(args), c.byref(size), None))
+        workspace = Aligned(size.value)
+        self.check(lib.smla_sparse_attention(c.byref(args), c.c_void_p(workspace.address), size))
+        self.assertEqual(fast, o.tobytes())
+        self.assertLess(max(abs(a - b) for a, b in zip(array.array("f", typed), o)), 4e-3)
+        del tensors["q"]
+        self.assertEqual(INVALID, by_name(tensors))
+        self.assertIn("sparse_attention: q: got no tensor", lib.smla_last_error().decode())
+
         args.struct_size = 3
         self.assertEqual(INVALID, lib.smla_sparse_attention(c.byref(args), c.c_void_p(workspace.address), size))
         self.assertIn("struct_size 3", lib.smla_last_error().decode())
@@ -158,6 +228,47 @@ class Abi(unittest.TestCase):
         self.assertEqual(INVALID, lib.smla_sparse_attention(c.byref(args), c.c_void_p(workspace.address), size))
         self.assertIn('"fp9"', lib.smla_last_error().decode())
         self.assertEqual(INVALID, lib.smla_sparse_attention(None, None, 0))
+
+    def test_every_op_says_its_members(self):
+        names = [lib.smla_op_name(c.c_int64(i)).decode() for i in range(lib.smla_num_ops())]
+        self.assertEqual(len(names), len(set(names)))
+        for name in names:
+            found = members(name)
+            self.assertEqual(len(found), len({member for member, _ in found}), name)
+            self.assertTrue(any(kind < INPUT for _, kind in found) and any(kind >= INPUT for _, kind in found), name)
+            self.assertEqual([kind >= INPUT for _, kind in found], sorted(kind >= INPUT for _, kind in found), name)
+        with self.assertRaisesRegex(ValueError, 'op: got "no_op", expected one of projection'):
+            members("no_op")
+
+    def test_ops_by_name(self):
+        rows, dim = 3, 40
+        x, weight, y = array.array("f", self.numbers(rows * dim)), array.array("f", self.numbers(dim)), array.array("f", bytes(4 * rows * dim))
+        norm = Op("rms_norm", rows=rows, dim=dim, out=F32, eps=1e-6, **{"in": F32})
+        self.check(norm.status)
+        self.check(norm({"x": tensor(x, rows, dim), "weight": tensor(weight, dim), "y": tensor(y, rows, dim)}))
+        for r in range(rows):
+            want = rms_norm(x[r * dim:(r + 1) * dim], weight)
+            self.assertLess(math.dist(want, y[r * dim:(r + 1) * dim]), 1e-5 * math.hypot(*want))
+
+        logits, lens = array.array("f", [3, 9, 1, 7, 5, 5, 2, 8]), array.array("i", [4, 3])
+        chosen = array.array("i", [77] * 6)
+        top = Op("topk", rows=2, width=4, k=3)
+        self.check(top.status)
+        self.check(top({"logits": tensor(logits, 2, 4), "lens": tensor(lens, 2), "indices": tensor(chosen, 2, 3)}))
+        self.assertEqual([{0, 1, 3}, {0, 1, 2}], [set(chosen[:3]), set(chosen[3:])])
+
+        w, out = array.array("f", self.numbers(5 * dim)), array.array("f", bytes(4 * rows * 5))
+        linear = Op("projection", m=rows, n=5, k=dim, x=F32, w=F32, y=F32)
+        self.check(linear.status)
+        self.check(linear({"x": tensor(x, rows, 1, dim), "w": tensor(w, 1, 5, dim), "y": tensor(out, rows, 1, 5)}))
+        for r in range(rows):
+            for n in range(5):
+                self.assertAlmostEqual(dot(x[r * dim:(r + 1) * dim], w[n * dim:(n + 1) * dim]), out[r * 5 + n], places=4)
+
+        self.assertEqual(INVALID, Op("rms_norm", rows=rows, width=dim).status)
+        self.assertIn("rms_norm: width: got a member of that name, expected one of rows, dim", lib.smla_last_error().decode())
+        self.assertEqual(INVALID, norm({"x": tensor(x, rows, dim), "gain": tensor(weight, dim), "y": tensor(y, rows, dim)}))
+        self.assertIn("rms_norm: gain: got a member of that name, expected one of x, weight, y", lib.smla_last_error().decode())
 
     def test_layer(self):
         hidden, heads, q_lora, o_lora, tokens = 16, 2, 8, 4, 3
@@ -222,8 +333,9 @@ class Abi(unittest.TestCase):
 
 if __name__ == "__main__":
     lib = c.CDLL(sys.argv.pop(1))
-    lib.smla_last_error.restype = lib.smla_version.restype = c.c_char_p
-    for function in ("smla_layer_destroy", "smla_step_destroy"):
+    lib.smla_last_error.restype = lib.smla_version.restype = lib.smla_op_name.restype = c.c_char_p
+    lib.smla_num_ops.restype = c.c_int64
+    for function in ("smla_layer_destroy", "smla_step_destroy", "smla_plan_destroy"):
         getattr(lib, function).argtypes = [c.c_void_p]
     lib.smla_layer_create.argtypes = [c.c_void_p] * 4 + [c.c_int64, c.c_void_p]
     unittest.main()

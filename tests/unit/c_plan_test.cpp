@@ -158,6 +158,21 @@ void run_the_rest() {
   Plan<QuantizeRows>({.rows = 3, .dim = 256, .in = DType::kF32})
       .run({.x = std::as_const(x).view(), .values = values.view(), .scales = scales.view()});
 
+  HostTensor latent(DType::kF32, {3, 256});
+  Plan<LatentNorms>({.rows = 3,
+                     .qr_dim = 256,
+                     .kv_dim = 256,
+                     .in = DType::kF32,
+                     .out = DType::kF32,
+                     .has_weight = false,
+                     .eps = 1e-3F})
+      .run({.qr = std::as_const(x).view(),
+            .qr_weight = {},
+            .qr_out = latent.view(),
+            .kv = std::as_const(y).view(),
+            .kv_weight = {},
+            .kv_out = y.view()});
+
   const std::vector<std::int32_t> starts{0, 2, 3};
   const std::vector<std::int32_t> lens{9, 5};
   const std::vector<std::int64_t> positions{7, 8, 4};

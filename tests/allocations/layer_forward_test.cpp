@@ -8,12 +8,9 @@
 #include <new>
 #include <numeric>
 
-#include "checkpoint/writer.h"
 #include "core/host_tensor.h"
-#include "engine/synthetic.h"
-#include "layer/weight_names.h"
+#include "property/written_checkpoint.h"
 #include "sparsemla/c_api.h"
-#include "sparsemla/weights.h"
 #include "unit/c_views.h"
 
 namespace {
@@ -39,15 +36,12 @@ constexpr std::int64_t kPositions = 64;
 constexpr std::int64_t kBlocks = 32;
 
 /// A layer of the tiny preset from a checkpoint that this makes.
-smla_layer* make_layer(std::int64_t index, const LayerConfig& config) {
+smla_layer* make_layer(std::int64_t index) {
   const std::string folder = testing::TempDir() + "smla_allocations_" + std::to_string(index);
   std::filesystem::create_directories(folder);
-  OwnedLayerWeights weights = random_weights(config, 12);
-  CheckpointWriter writer;
-  visit_weights(config, weights.views, [&](std::string_view name, ConstTensorView& view) {
-    writer.add("layers." + std::to_string(index) + ".attn." + std::string(name), view);
-  });
-  writer.write(folder, model_preset("tiny"), 1);
+  test::write_checkpoint(
+      folder, model_preset("tiny"), {index}, 1, [](std::int64_t) { return 12U; },
+      [](std::string_view) { return LinearEncoding::kPlain; });
   smla_layer_options options{};
   options.struct_size = sizeof options;
   options.max_position = kPositions;
@@ -63,7 +57,7 @@ class Allocations : public testing::TestWithParam<std::int64_t> {};
 
 TEST_P(Allocations, AForwardWithAPlanMakesNone) {
   const LayerConfig config = model_preset("tiny").layer(GetParam());
-  smla_layer* layer = make_layer(GetParam(), config);
+  smla_layer* layer = make_layer(GetParam());
   ASSERT_NE(layer, nullptr);
 
   std::array<smla_cache, SMLA_NUM_CACHES> memory{};

@@ -275,12 +275,8 @@ TEST(CApiLayer, APlanServesLaterStepsOfItsShapeAndNoOther) {
   const ModelConfig model = model_preset("tiny");
   const LayerConfig config = model.layer(0);
   ASSERT_FALSE(config.has_compressor());
-  OwnedLayerWeights weights = random_weights(config, 13);
-  CheckpointWriter writer;
-  visit_weights(config, weights.views, [&](std::string_view name, ConstTensorView& view) {
-    writer.add("layers.0.attn." + std::string(name), view);
-  });
-  writer.write(folder, model, 1);
+  test::write_checkpoint(
+      folder, model, {0}, 1, [](std::int64_t) { return 13U; }, [](std::string_view) { return LinearEncoding::kPlain; });
   const smla_layer_options options = options_for_c();
   std::array<smla_layer*, 2> layers{};
   for (smla_layer*& layer : layers) {

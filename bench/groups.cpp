@@ -8,7 +8,7 @@ namespace smla::bench {
 
 namespace {
 
-constexpr std::array<Group, 5> kGroups{{
+constexpr std::array<Group, 6> kGroups{{
     {.name = "attention",
      .help = "sparse attention over --keys rows, for --batch decodes and --tokens of prefill",
      .run = bench_attention},
@@ -20,9 +20,12 @@ constexpr std::array<Group, 5> kGroups{{
     {.name = "layer",
      .help = "one attention layer of each --kind: decode at --context, prompts of --prefill tokens in steps of --chunk",
      .run = bench_layer},
+    {.name = "engine",
+     .help = "a decode step of 256 requests without its layers: the host's time, and the bytes that it moves",
+     .run = bench_engine},
 }};
 
-constexpr std::array<Group, 5> kDeviceGroups{{
+constexpr std::array<Group, 6> kDeviceGroups{{
     {.name = "attention",
      .help = "sparse attention: the grids decode and prefill over --heads, --batch, --layer, --keys, --pool, --tokens "
              "and --next-n",
@@ -39,6 +42,9 @@ constexpr std::array<Group, 5> kDeviceGroups{{
      .help = "one attention layer of each --kind as a graph: decode at --context with --batch requests, prompts of "
              "--prefill tokens in one step",
      .run = bench_device_layer},
+    {.name = "engine",
+     .help = "a decode step of 256 requests without its layers: the host's time, and the bytes that it moves",
+     .run = bench_engine},
 }};
 
 }  // namespace

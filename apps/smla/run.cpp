@@ -230,6 +230,13 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   c->add_flag("--no-graphs", a->no_graphs,
               "cuda: queue every decode step anew instead of launching recorded CUDA graphs");
+  c->add_option("--max-graphs", a->max_graphs,
+                "cuda: recorded graphs that are kept; the one launched longest ago goes first")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->capture_default_str();
+  c->add_option("--graph-memory", a->graph_memory, "cuda: MiB of the GPU's memory that recorded graphs may keep")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+      ->capture_default_str();
   c->add_flag("--stage-times", a->stage_times, "cuda: time the stages; each is waited for, and no graphs run");
   c->add_option("--threads", a->threads, "CPU threads; 0: all")->check(whole(0, 4096))->capture_default_str();
   c->add_option("--seed", a->seed, "Seed of weights, inputs, drafts and samples")

@@ -152,6 +152,8 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.layer = effective_options(o.layer);
   o.time_stages = o.layer.device == DeviceKind::kCpu || a.stage_times;
   o.graphs = !a.no_graphs && a.dump.empty();  // a recorded graph's calls cannot be written to files
+  o.max_graphs = a.max_graphs;
+  o.max_graph_bytes = a.graph_memory << 20;
   o.layer.deterministic = a.deterministic;
   o.layer.threads = a.threads;
   o.layer.implementations = implementations_of(a.implementations, o.layer.device);

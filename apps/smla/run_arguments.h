@@ -44,6 +44,8 @@ struct RunArguments {
   std::vector<std::string> implementations;
   std::string device = "cpu";
   bool no_graphs = false;
+  std::int64_t max_graphs = EngineOptions{}.max_graphs;
+  std::int64_t graph_memory = EngineOptions{}.max_graph_bytes >> 20;  ///< MiB
   bool stage_times = false;
   bool deterministic = false;
   bool quiet = false;

@@ -209,6 +209,10 @@ std::string report_text(const RunReport& r) {
   }
   out += fmt::format("steps       {} in {:.2f} s (set-up {:.2f} s)", t.steps, r.wall_seconds, r.setup_seconds);
   out += t.graph_steps > 0 ? fmt::format(", {} as recorded graphs\n", t.graph_steps) : "\n";
+  if (t.graphs_recorded > 0) {
+    out += fmt::format("graphs      {} recorded, {} evicted, {} kept with {} bytes\n", t.graphs_recorded,
+                       t.graphs_evicted, t.graphs, t.graph_bytes);
+  }
   out += fmt::format("prefill     {} tokens, {:.1f} tokens/s\n", t.prefill_tokens,
                      rate(t.prefill_tokens, t.prefill_seconds));
   out +=
@@ -280,6 +284,14 @@ std::string report_json(const RunReport& r) {
             {"front_end", name_of(r.options.layer.front_end)},
             {"device", name_of(r.options.layer.device)},
             {"graph_steps", t.graph_steps},
+            {"graphs",
+             {{"recorded", t.graphs_recorded},
+              {"evicted", t.graphs_evicted},
+              {"kept", t.graphs},
+              {"bytes", t.graph_bytes},
+              {"max", r.options.max_graphs},
+              {"max_bytes", r.options.max_graph_bytes}}},
+            {"table_bytes_moved", t.table_bytes},
             {"cache_dtype", r.options.layer.caches.rows->name},
             {"index_dtype", r.options.layer.caches.index->name},
             {"speculative", r.options.speculative},

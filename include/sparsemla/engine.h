@@ -39,6 +39,10 @@ struct EngineOptions {
   std::vector<std::int64_t> layers;  ///< indices into the model
   LayerOptions layer;                ///< how and where every layer computes; its device holds the pool, too
   bool graphs = true;                ///< on a GPU: decode steps are recorded as CUDA graphs, one for each padded size
+  /// Recorded graphs that are kept, in number and in bytes of the GPU's memory, at least 1 of each: the one that was
+  /// launched longest ago goes first, and is recorded again when its size comes back.
+  std::int64_t max_graphs = 64;
+  std::int64_t max_graph_bytes = std::int64_t{1} << 30;  ///< of a recording's own; all share activations and metadata
   bool time_stages = true;  ///< sum up the layers' stages; on a GPU each part is waited for then, and no graphs run
   std::int64_t max_batched_tokens = 512;  ///< most tokens of a step
   std::int64_t max_seqs = 16;             ///< most requests that run at once
@@ -101,6 +105,11 @@ struct RunTotals {
   double prefill_seconds = 0;           ///< step time by share of tokens
   double decode_seconds = 0;            ///< step time by share of tokens
   std::int64_t graph_steps = 0;         ///< steps that were launched as a recorded graph
+  std::int64_t graphs = 0;              ///< recorded graphs that are there
+  std::int64_t graph_bytes = 0;         ///< of the GPU's memory that they took
+  std::int64_t graphs_recorded = 0;     ///< since the start
+  std::int64_t graphs_evicted = 0;      ///< given up for max_graphs or max_graph_bytes
+  std::int64_t table_bytes = 0;         ///< of block tables that steps moved to the device
   double metadata_seconds = 0;          ///< in StepMetadata; on a GPU the time to queue it
   double residual_seconds = 0;  ///< norm and residual between layers, inputs, digests; on a GPU the time to queue them
   std::array<double, kNumStages> stage_seconds{};  ///< by Stage; zeros without time_stages
@@ -111,6 +120,10 @@ std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, s
 
 /// Continuous batching over paged caches: chunked prefill, decodes first, preemption of the youngest, speculative
 /// verification (spec 6).
+///
+/// On a GPU an engine belongs to the one that is current when it is made; step, save_request and restore_request want
+/// it to be the calling thread's current one and throw InvalidArgument otherwise. Engines of several GPUs, and several
+/// of one, may run in one process, each on one thread at a time.
 class Engine {
  public:
   /// @throws InvalidArgument naming the option that is impossible.

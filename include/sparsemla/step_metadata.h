@@ -16,11 +16,14 @@ namespace SMLA_API smla {
 
 /// One step's batch, decodes first and prefills after; shared by all layers (spec 6).
 struct StepBatch {
-  ConstTensorView query_start_loc;            ///< [R+1] I32, from 0
-  ConstTensorView seq_lens;                   ///< [R] I32, this step's tokens included; 0 for padding requests
-  ConstTensorView positions;                  ///< [T] I64; T may exceed query_start_loc's end: the rest is padding
-  std::vector<ConstTensorView> block_tables;  ///< one for each group of the layout, [R, columns] I32
-  std::int64_t max_seq_len = 0;               ///< upper bound of seq_lens, known on the host
+  ConstTensorView query_start_loc;  ///< [R+1] I32, from 0
+  ConstTensorView seq_lens;         ///< [R] I32, this step's tokens included; 0 for padding requests
+  ConstTensorView positions;        ///< [T] I64; T may exceed query_start_loc's end: the rest is padding
+  /// One for each group of the layout, [R, columns] I32, rows of any stride. They are not copied: StepMetadata::build,
+  /// advance and the layers of the step read them where they lie, so they must stay until the step is done, and under a
+  /// recorded graph as long as the recording. The other tensors are copied by build.
+  std::vector<ConstTensorView> block_tables;
+  std::int64_t max_seq_len = 0;  ///< upper bound of seq_lens, known on the host
   /// Requests at the head with at most this many tokens are decodes: 1 + draft tokens (spec 6).
   std::int64_t decode_threshold = 1;
   /// false: the decodes are DSpark draft blocks whose tokens see the whole block, the later ones too (spec 6.3).

@@ -12,6 +12,7 @@ namespace smla {
 
 struct Slab::Memory {
   DeviceMemory bytes;
+  int ordinal = 0;  ///< of the GPU that it is of
   PagesOfGroups pages;
   PagesOnDevice on_device;
   std::uint8_t* data() const { return static_cast<std::uint8_t*>(bytes.data()); }
@@ -23,6 +24,7 @@ Slab::Slab(KvLayout layout, std::int64_t num_blocks, DeviceKind device, Stream s
       device_(device),
       stream_(stream),
       memory_(std::make_unique<Memory>()) {
+  memory_->ordinal = current_device(device);
   memory_->bytes = DeviceMemory(device, static_cast<std::size_t>(bytes()), false);
   PagesOfGroups& pages = memory_->pages;
   for (const CacheGroup& group : layout_.groups) {
@@ -62,6 +64,7 @@ void Slab::set_scale(std::int64_t layer, CacheRole role, float scale) {
 void Slab::zero(std::span<const GroupBlock> blocks) {
   const PagesOfGroups& pages = memory_->pages;
   if (device_ != DeviceKind::kCpu) {
+    check_current_device("kv pool", device_, memory_->ordinal);
     cuda_zero_pages(memory_->data(), layout_.block_stride_bytes, pages, blocks, memory_->on_device, stream_);
     return;
   }

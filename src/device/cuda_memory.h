@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "sparsemla/device.h"
 
@@ -22,7 +23,7 @@ void cuda_record(void* event, Stream stream);
 void cuda_wait(void* event, Stream stream);
 
 void cuda_begin_capture(Stream stream);
-void* cuda_end_capture(Stream stream);  ///< an executable graph
+void* cuda_end_capture(Stream stream, std::int64_t* bytes);  ///< an executable graph and the free memory it took
 void cuda_abandon_capture(Stream stream);
 void cuda_launch_graph(void* graph, Stream stream);
 void cuda_free_graph(void* graph);

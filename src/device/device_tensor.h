@@ -15,7 +15,7 @@ class DeviceTensor {
   DeviceTensor(DeviceKind device, DType dtype, std::vector<std::int64_t> shape) {
     reshape(device, dtype, std::move(shape));
   }
-  /// A copy of `from`, which lies on the host, complete when the call returns.
+  /// A copy of `from`, which lies on the host with any strides, complete when the call returns.
   static DeviceTensor copy_of(DeviceKind device, const ConstTensorView& from);
 
   /// Takes this shape: in the memory it has where that is large enough, its contents then undefined; in new memory,
@@ -62,15 +62,5 @@ class DeviceTensor {
   std::vector<std::int64_t> shape_;
   std::size_t bytes_ = 0;
 };
-
-inline DeviceTensor DeviceTensor::copy_of(DeviceKind device, const ConstTensorView& from) {
-  DeviceTensor t;
-  if (from.absent()) return t;
-  std::vector<std::int64_t> shape(from.shape.begin(), from.shape.begin() + from.rank);
-  t.reshape(device, from.dtype, std::move(shape));
-  copy_bytes(device, t.data(), from.data, t.bytes());
-  synchronize(device);
-  return t;
-}
 
 }  // namespace smla

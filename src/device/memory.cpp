@@ -5,7 +5,9 @@
 #include <cstring>
 #include <new>
 
+#include "core/check.h"
 #include "device/cuda_memory.h"
+#include "device/gpu.h"
 
 namespace smla {
 
@@ -41,6 +43,14 @@ void fill_bytes(DeviceKind device, void* to, int byte, std::size_t bytes, Stream
 
 void synchronize(DeviceKind device, Stream stream) {
   if (device == DeviceKind::kCuda) cuda_synchronize(stream);
+}
+
+int current_device(DeviceKind device) { return device == DeviceKind::kCpu ? 0 : device::current_gpu().ordinal; }
+
+void check_current_device(std::string_view what, DeviceKind device, int expected) {
+  const int current = current_device(device);
+  check_that(current == expected || device == DeviceKind::kCpu, what, "current GPU", current,
+             std::to_string(expected) + ", the one it was made on");
 }
 
 }  // namespace smla

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include "sparsemla/device.h"
 
@@ -37,5 +38,10 @@ void fill_bytes(DeviceKind device, void* to, int byte, std::size_t bytes, Stream
 /// Waits until all that is queued on `stream` is done; nothing to do on the CPU. @throws CudaError when something
 /// queued failed.
 void synchronize(DeviceKind device, Stream stream = {});
+
+/// The calling thread's current GPU by number, -1 where there is none; 0 on the CPU.
+int current_device(DeviceKind device);
+/// For what belongs to one GPU. @throws InvalidArgument when the calling thread's current one is not `expected`.
+void check_current_device(std::string_view what, DeviceKind device, int expected);
 
 }  // namespace smla

@@ -67,13 +67,17 @@ void cuda_begin_capture(Stream stream) {
   check_cuda(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
 }
 
-void* cuda_end_capture(Stream stream) {
+void* cuda_end_capture(Stream stream, std::int64_t* bytes) {
   cudaGraph_t graph = nullptr;
   check_cuda(cudaStreamEndCapture(stream_of(stream), &graph), "cudaStreamEndCapture");
   cudaGraphExec_t executable = nullptr;
+  std::size_t before = 0, after = 0, all = 0;
+  (void)cudaMemGetInfo(&before, &all);
   const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
   (void)cudaGraphDestroy(graph);
   check_cuda(status, "cudaGraphInstantiate");
+  (void)cudaMemGetInfo(&after, &all);
+  *bytes = before > after ? static_cast<std::int64_t>(before - after) : 0;
   return executable;
 }
 

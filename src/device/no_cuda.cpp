@@ -1,5 +1,6 @@
 #include "device/cuda_memory.h"
 #include "device/gpu.h"
+#include "device/word_runs.h"
 #include "sparsemla/device.h"
 #include "sparsemla/error.h"
 
@@ -21,6 +22,7 @@ void cuda_free(void*) {}
 void cuda_copy(void*, const void*, std::size_t, Stream) { none(); }
 void cuda_fill(void*, int, std::size_t, Stream) { none(); }
 void cuda_synchronize(Stream) { none(); }
+void cuda_write_runs(std::int32_t*, const void*, std::int64_t, Stream) { none(); }
 void* cuda_make_stream() { none(); }
 void cuda_free_stream(void*) {}
 void* cuda_make_event() { none(); }
@@ -28,7 +30,7 @@ void cuda_free_event(void*) {}
 void cuda_record(void*, Stream) { none(); }
 void cuda_wait(void*, Stream) { none(); }
 void cuda_begin_capture(Stream) { none(); }
-void* cuda_end_capture(Stream) { none(); }
+void* cuda_end_capture(Stream, std::int64_t*) { none(); }
 void cuda_abandon_capture(Stream) {}
 void cuda_launch_graph(void*, Stream) { none(); }
 void cuda_free_graph(void*) {}

@@ -24,7 +24,7 @@ Graph::Graph(Stream stream, const std::function<void()>& work) {
     cuda_abandon_capture(stream);
     throw;
   }
-  handle_.reset(cuda_end_capture(stream));
+  handle_.reset(cuda_end_capture(stream, &bytes_));
 }
 void Graph::Free::operator()(void* p) const { cuda_free_graph(p); }
 void Graph::launch(Stream stream) const { cuda_launch_graph(handle_.get(), stream); }

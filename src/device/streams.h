@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -45,12 +46,16 @@ class Graph {
   Graph(Stream stream, const std::function<void()>& work);
   explicit operator bool() const { return handle_ != nullptr; }
   void launch(Stream stream) const;
+  /// Bytes of the device's free memory that went when the recording was made executable; what else is allocated or
+  /// freed on the device at that moment counts, too.
+  std::int64_t bytes() const { return bytes_; }
 
  private:
   struct Free {
     void operator()(void* p) const;
   };
   std::unique_ptr<void, Free> handle_;
+  std::int64_t bytes_ = 0;
 };
 
 }  // namespace smla

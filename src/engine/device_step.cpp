@@ -1,17 +1,11 @@
 #include "engine/device_step.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace smla {
 
 namespace {
-
-std::int64_t padded_count(std::int64_t n) {
-  for (std::int64_t size = 1; size <= 16; size *= 2) {
-    if (n <= size) return size;
-  }
-  return (n + 15) / 16 * 16;
-}
 
 /// Copies `values` into a tensor of `count` elements, the rest `pad`.
 template <class T>
@@ -25,31 +19,29 @@ void put(DeviceTensor& to, DeviceKind device, const T* values, std::int64_t n, s
 
 }  // namespace
 
-StepSizes exact_sizes(const StepTensors& batch) {
-  StepSizes sizes{.tokens = batch.positions.size(0),
-                  .requests = batch.seq_lens.size(0),
-                  .max_seq_len = batch.max_seq_len,
-                  .columns = {}};
-  for (const HostTensor& table : batch.tables) sizes.columns.push_back(table.size(1));
-  return sizes;
+std::int64_t padded_count(std::int64_t n) {
+  for (std::int64_t size = 1; size <= 16; size *= 2) {
+    if (n <= size) return size;
+  }
+  return (n + 15) / 16 * 16;
 }
 
-StepSizes padded_sizes(const StepTensors& batch, const KvLayout& layout, std::int64_t max_model_len) {
+StepSizes exact_sizes(const StepTensors& batch) {
+  return {.tokens = batch.positions.size(0), .requests = batch.seq_lens.size(0), .max_seq_len = batch.max_seq_len};
+}
+
+StepSizes padded_sizes(const StepTensors& batch, std::int64_t max_model_len) {
   StepSizes sizes = exact_sizes(batch);
   sizes.tokens = padded_count(sizes.tokens);
   sizes.requests = padded_count(sizes.requests);
   std::int64_t length = 1024;
   while (length < sizes.max_seq_len) length *= 2;
   sizes.max_seq_len = std::min(length, max_model_len);
-  for (std::size_t g = 0; g < layout.groups.size(); ++g) {
-    const std::int64_t block = layout.groups[g].block_tokens;
-    sizes.columns[g] = std::max(sizes.columns[g], (sizes.max_seq_len + block - 1) / block);
-  }
   return sizes;
 }
 
 StepBatch DeviceStep::upload(DeviceKind device, const StepTensors& batch, const HostTensor& hidden,
-                             const StepSizes& sizes, Stream stream) {
+                             const StepSizes& sizes, std::vector<ConstTensorView> tables, Stream stream) {
   const auto* start = batch.query_start_loc.as<std::int32_t>();
   const std::int64_t requests = batch.seq_lens.size(0);
   host_start_.assign(start, start + requests + 1);
@@ -60,30 +52,17 @@ StepBatch DeviceStep::upload(DeviceKind device, const StepTensors& batch, const 
   put(seq_lens_, device, host_lens_.data(), sizes.requests, sizes.requests, 0, stream);
   put(positions_, device, batch.positions.as<std::int64_t>(), batch.positions.size(0), sizes.tokens, std::int64_t{0},
       stream);
-
-  StepBatch out{.query_start_loc = query_start_loc_.view(),
-                .seq_lens = seq_lens_.view(),
-                .positions = positions_.view(),
-                .block_tables = {},
-                .max_seq_len = sizes.max_seq_len,
-                .host_query_start_loc = host_start_,
-                .host_seq_lens = host_lens_};
-  tables_.resize(batch.tables.size());
-  for (std::size_t g = 0; g < tables_.size(); ++g) {
-    const HostTensor& from = batch.tables[g];
-    std::vector<std::int32_t> padded(static_cast<std::size_t>(sizes.requests * sizes.columns[g]), -1);
-    for (std::int64_t r = 0; r < requests; ++r) {
-      std::copy_n(from.as<std::int32_t>() + r * from.size(1), from.size(1), padded.begin() + r * sizes.columns[g]);
-    }
-    tables_[g].reshape(device, DType::kI32, {sizes.requests, sizes.columns[g]});
-    copy_bytes(device, tables_[g].data(), padded.data(), tables_[g].bytes(), stream);
-    out.block_tables.push_back(tables_[g].view());
-  }
   x_.reshape(device, hidden.dtype(), {sizes.tokens, hidden.size(1)});
   y_.reshape(device, hidden.dtype(), {sizes.tokens, hidden.size(1)});
   copy_bytes(device, x_.data(), hidden.data(), hidden.bytes(), stream);
   fill_bytes(device, static_cast<std::uint8_t*>(x_.data()) + hidden.bytes(), 0, x_.bytes() - hidden.bytes(), stream);
-  return out;
+  return {.query_start_loc = query_start_loc_.view(),
+          .seq_lens = seq_lens_.view(),
+          .positions = positions_.view(),
+          .block_tables = std::move(tables),
+          .max_seq_len = sizes.max_seq_len,
+          .host_query_start_loc = host_start_,
+          .host_seq_lens = host_lens_};
 }
 
 }  // namespace smla

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "device/device_tensor.h"
 #include "device/streams.h"
+#include "engine/lru_cache.h"
 #include "engine/step_tensors.h"
 #include "sparsemla/layer.h"
 
@@ -14,24 +16,26 @@ struct StepSizes {
   std::int64_t tokens = 0;
   std::int64_t requests = 0;
   std::int64_t max_seq_len = 0;
-  std::vector<std::int64_t> columns;  ///< of each group's block table
   friend bool operator==(const StepSizes&, const StepSizes&) = default;
 };
 
+/// 1, 2, 4, 8, 16 or a multiple of 16.
+std::int64_t padded_count(std::int64_t n);
 /// As large as the batch itself.
 StepSizes exact_sizes(const StepTensors& batch);
 /// As large as every decode step is made whose tokens, requests and lengths are about as many: tokens and requests to
-/// 1, 2, 4, 8, 16 and multiples of 16, lengths to powers of two from 1,024 on.
-StepSizes padded_sizes(const StepTensors& batch, const KvLayout& layout, std::int64_t max_model_len);
+/// padded_count, lengths to powers of two from 1,024 on.
+StepSizes padded_sizes(const StepTensors& batch, std::int64_t max_model_len);
 
 /// A step's batch in the memory of the device that runs it.
 class DeviceStep {
  public:
-  /// Copies a batch and its hidden states there. Padding requests have no tokens and no blocks, padding tokens no
-  /// request. Over the same sizes every tensor keeps its address. @return views of what was copied; the host's copies
-  /// live until the next upload.
+  /// Copies a batch and its hidden states there. Padding requests have no tokens, padding tokens no request. Over
+  /// sizes that are nowhere larger than those of an earlier call every tensor keeps its address.
+  /// @param tables  of the batch's requests and the padding ones behind them (BlockTables::views)
+  /// @return views of what was copied; the host's copies live until the next upload.
   StepBatch upload(DeviceKind device, const StepTensors& batch, const HostTensor& hidden, const StepSizes& sizes,
-                   Stream stream);
+                   std::vector<ConstTensorView> tables, Stream stream);
   TensorView x() { return x_.view(); }  ///< [tokens, hidden] the residual stream
   TensorView y() { return y_.view(); }  ///< [tokens, hidden] a layer's output
 
@@ -39,7 +43,6 @@ class DeviceStep {
   DeviceTensor query_start_loc_;
   DeviceTensor seq_lens_;
   DeviceTensor positions_;
-  std::vector<DeviceTensor> tables_;
   DeviceTensor x_;
   DeviceTensor y_;
   std::vector<std::int32_t> host_start_;
@@ -53,14 +56,21 @@ struct SeenLayer {
   DeviceTensor topk;
 };
 
-/// A decode step of one size, recorded once. It owns all that its addresses name but weights, caches and workspace.
+/// A decode step of one size, recorded once.
 struct DecodeGraph {
-  StepSizes sizes;
-  DeviceStep step;
-  StepMetadata metadata;
   std::vector<LayerPlan> plans;
   std::vector<SeenLayer> seen;  ///< one a layer when the engine is observed
   Graph graph;
+};
+
+/// The recorded decode steps of an engine and the memory that they share: each step of them has its batch, activations
+/// and metadata at the same addresses, made for the largest step once, so that a recording has no memory but its own.
+struct DecodeGraphs {
+  DecodeGraphs(std::int64_t max_graphs, std::int64_t max_bytes) : recorded(max_graphs, max_bytes) {}
+  DeviceStep step;
+  std::unique_ptr<StepMetadata> metadata;  ///< null until the first decode step
+  DeviceTensor workspace;                  ///< as large as any decode step needs
+  LruCache<StepSizes, DecodeGraph> recorded;
 };
 
 }  // namespace smla

@@ -11,7 +11,7 @@ namespace smla {
 
 namespace {
 
-constexpr std::string_view kWhat = "engine";
+constexpr std::string_view kWhat = kEngine;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -72,6 +72,8 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   positive(options.max_seqs, "max_seqs");
   positive(options.num_blocks, "num_blocks");
   positive(options.max_model_len, "max_model_len");
+  positive(options.max_graphs, "max_graphs");
+  positive(options.max_graph_bytes, "max_graph_bytes");
   check_that(options.max_model_len <= options.model.max_position, kWhat, "max_model_len", options.max_model_len,
              "at most " + std::to_string(options.model.max_position) + ", the model's max_position");
   check_that(options.speculative >= 0, kWhat, "speculative", options.speculative, "0 or more");
@@ -89,6 +91,7 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
                "layer " + std::to_string(index) + ", which reuses an earlier layer's top-k",
                "a C4A layer that chooses before it");
   }
+  s.ordinal = current_device(s.device());
   s.stream = OwnedStream(s.device());
   s.ropes.reserve(s.configs.size());
   for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(options.layers[i], s.configs[i]);
@@ -97,6 +100,9 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.set_cache_scales();
   s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative,
                                             options.adaptive_speculation);
+  s.tables = std::make_unique<BlockTables>(s.pool->layout(), s.device(), padded_count(options.max_seqs),
+                                           options.max_model_len);
+  s.graphs = std::make_unique<DecodeGraphs>(options.max_graphs, options.max_graph_bytes);
   s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, options.layer.front_end, s.device());
   if (!options.layer.strict) return;
   std::vector<std::string> names;
@@ -148,11 +154,14 @@ void Engine::State::complete(const StepTensors& batch, const HostTensor& x, doub
 
 bool Engine::step(const std::function<double()>& now) {
   State& s = *state_;
+  s.check_device();
   std::vector<Scheduled> parts = s.scheduler->schedule();
+  const auto decoding = [](const Scheduled& part) { return part.request->decoding(); };
+  s.tables->keep_rows({parts.begin(), std::ranges::find_if_not(parts, decoding)});
   s.totals.preemptions = s.scheduler->preemptions();
   if (parts.empty()) return !s.scheduler->idle();
   const auto start = std::chrono::steady_clock::now();
-  const StepTensors batch = make_step(std::move(parts), s.options, *s.pool);
+  const StepTensors batch = make_step(std::move(parts), s.options);
   HostTensor x = step_inputs(batch, s.options);
   s.totals.residual_seconds += seconds_since(start);
   s.totals.peak_blocks = std::max(s.totals.peak_blocks, s.pool->num_blocks() - s.pool->free_blocks());

@@ -9,7 +9,7 @@
 namespace smla {
 
 namespace {
-constexpr std::string_view kWhat = "engine";
+constexpr std::string_view kWhat = kEngine;
 }  // namespace
 
 std::int64_t blocks_needed(const KvLayout& layout, const RequestSpec& request, std::int64_t chunk) {
@@ -63,12 +63,14 @@ Request& Engine::State::alive(std::int64_t id, bool running) const {
 }
 
 std::vector<std::uint8_t> Engine::save_request(std::int64_t id) const {
+  state_->check_device();
   const Request& r = state_->alive(id, true);
   return save_snapshot(*state_->pool, r.blocks, r.computed, write_note(r));
 }
 
 std::int64_t Engine::restore_request(std::span<const std::uint8_t> snapshot) {
   State& s = *state_;
+  s.check_device();
   const SnapshotInfo info = inspect_snapshot(snapshot);
   std::unique_ptr<Request> r = read_note(info.note, info.tokens, s.pool->layout());
   const std::int64_t id = r->result.spec.id;

@@ -8,6 +8,7 @@
 
 #include "device/device_tensor.h"
 #include "device/streams.h"
+#include "engine/block_tables.h"
 #include "engine/device_step.h"
 #include "engine/scheduler.h"
 #include "engine/step_tensors.h"
@@ -18,8 +19,11 @@
 
 namespace smla {
 
+inline constexpr std::string_view kEngine = "engine";
+
 struct Engine::State {
   EngineOptions options;
+  int ordinal = 0;     ///< of the GPU that it runs on
   OwnedStream stream;  ///< goes last
   EngineObserver* observer = nullptr;
   std::vector<LayerConfig> configs;
@@ -34,24 +38,26 @@ struct Engine::State {
   std::unordered_map<std::int64_t, std::size_t> by_id;
   DeviceTensor workspace;
   DeviceStep eager;
-  std::vector<std::unique_ptr<DecodeGraph>> graphs;
-  DeviceTensor graph_workspace;  ///< of all graphs; as large as any decode step needs
+  std::unique_ptr<BlockTables> tables;
+  std::unique_ptr<DecodeGraphs> graphs;
   RunTotals totals;
   std::string implementations;
 
   void add_layer(std::int64_t model_layer, const LayerConfig& config);
   void set_cache_scales();
   std::string refusal(const RequestSpec& spec) const;
+  void check_device() const { check_current_device(kEngine, device(), ordinal); }
   Request& alive(std::int64_t id, bool running) const;
   std::shared_ptr<const RopeTable> rope_of(const RopeConfig& config);
   DeviceKind device() const { return options.layer.device; }
   bool recordable(const StepTensors& batch) const;
   /// The batch through the stack; x: hidden states in, residual stream out.
   void run_layers(const StepTensors& batch, HostTensor& x);
+  void update_tables(const StepTensors& batch);
   void run_eager(const StepTensors& batch, HostTensor& x);
   void run_graph(const StepTensors& batch, HostTensor& x);
-  DecodeGraph& graph_of(const StepTensors& batch);
-  void queue_graph(DecodeGraph& g, const StepBatch& step);
+  void reserve_graphs();
+  void queue_decode(DecodeGraph& g, const StepBatch& step);
   void add_residual(std::size_t layer, const TensorView& x, const TensorView& y);
   void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y,
             const ConstTensorView& topk) const;

@@ -66,7 +66,9 @@ void Engine::State::add_residual(std::size_t layer, const TensorView& x, const T
 
 void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
   auto start = std::chrono::steady_clock::now();
-  StepBatch step = eager.upload(device(), batch, x, exact_sizes(batch), stream.get());
+  const StepSizes sizes = exact_sizes(batch);
+  StepBatch step =
+      eager.upload(device(), batch, x, sizes, tables->views(sizes.requests, sizes.max_seq_len), stream.get());
   step.decode_threshold = 1 + options.speculative;
   metadata->build(step, stream.get());
   totals.metadata_seconds += seconds_since(start);
@@ -104,75 +106,103 @@ bool Engine::State::recordable(const StepTensors& batch) const {
 }
 
 /// Everything between the uploaded batch and the residual stream's end.
-void Engine::State::queue_graph(DecodeGraph& g, const StepBatch& step) {
-  g.metadata.build(step, stream.get());
+void Engine::State::queue_decode(DecodeGraph& g, const StepBatch& step) {
+  StepMetadata& shared = *graphs->metadata;
+  DeviceStep& at = graphs->step;
+  shared.build(step, stream.get());
   g.seen.resize(observer == nullptr ? 0 : layers.size());
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     const LayerCaches caches = caches_of(*pool, index);
-    if (g.plans.size() == i) g.plans.push_back(layers[i].layer().plan(g.metadata.shape(), caches));
-    const LayerStep layer_step = g.metadata.layer(index);
-    layers[i].layer().forward(g.plans[i], layer_step, caches, g.step.x(), g.step.y(),
-                              {.data = graph_workspace.data(), .bytes = graph_workspace.bytes()}, stream.get());
+    if (g.plans.size() == i) g.plans.push_back(layers[i].layer().plan(shared.shape(), caches));
+    const LayerStep layer_step = shared.layer(index);
+    layers[i].layer().forward(g.plans[i], layer_step, caches, at.x(), at.y(),
+                              {.data = graphs->workspace.data(), .bytes = graphs->workspace.bytes()}, stream.get());
     if (observer != nullptr) {
       const auto keep = [&](const ConstTensorView& from, DeviceTensor& to) {
         if (from.absent()) return;
         to.reshape(device(), from.dtype, {from.size(0), from.size(1)});
         copy_bytes(device(), to.data(), from.data, to.bytes(), stream.get());
       };
-      keep(g.step.x(), g.seen[i].input);
-      keep(g.step.y(), g.seen[i].output);
+      keep(at.x(), g.seen[i].input);
+      keep(at.y(), g.seen[i].output);
       keep(layer_step.topk, g.seen[i].topk);
     }
-    add_residual(i, g.step.x(), g.step.y());
+    add_residual(i, at.x(), at.y());
   }
 }
 
-DecodeGraph& Engine::State::graph_of(const StepTensors& batch) {
-  const StepSizes sizes = padded_sizes(batch, pool->layout(), options.max_model_len);
-  for (const auto& g : graphs) {
-    if (g->sizes == sizes) return *g;
+/// Makes the memory that all recorded steps share, by a step of the largest size whose tokens are all padding.
+void Engine::State::reserve_graphs() {
+  if (graphs->metadata != nullptr) return;
+  const StepSizes largest{.tokens = padded_count(options.max_seqs * (1 + options.speculative)),
+                          .requests = padded_count(options.max_seqs),
+                          .max_seq_len = options.max_model_len};
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const LayerCaches caches = caches_of(*pool, static_cast<std::int64_t>(i));
+    most = std::max(most, layers[i].layer().reserve_bytes(largest.tokens, largest.tokens, largest.max_seq_len, caches));
   }
-  if (graph_workspace.absent()) {
-    std::size_t most = 0;
-    const std::int64_t tokens = std::max(options.max_seqs * (1 + options.speculative), sizes.tokens) + 16;
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      const LayerCaches caches = caches_of(*pool, static_cast<std::int64_t>(i));
-      most = std::max(most, layers[i].layer().reserve_bytes(tokens, tokens, options.max_model_len, caches));
-    }
-    graph_workspace.reshape(device(), DType::kU8, {static_cast<std::int64_t>(most)});
-  }
-  graphs.push_back(std::make_unique<DecodeGraph>(
-      DecodeGraph{.sizes = sizes,
-                  .step = {},
-                  .metadata = StepMetadata(pool->layout(), configs, options.layer.front_end, device())}));
-  return *graphs.back();
+  graphs->workspace.reshape(device(), DType::kU8, {static_cast<std::int64_t>(most)});
+  graphs->metadata = std::make_unique<StepMetadata>(pool->layout(), configs, options.layer.front_end, device());
+  StepTensors nothing;
+  nothing.query_start_loc = HostTensor(DType::kI32, {1});
+  nothing.seq_lens = HostTensor(DType::kI32, {0});
+  nothing.positions = HostTensor(DType::kI64, {0});
+  StepBatch step =
+      graphs->step.upload(device(), nothing, HostTensor(activations_of(options), {0, options.model.hidden_size}),
+                          largest, tables->views(largest.requests, largest.max_seq_len), stream.get());
+  step.decode_threshold = 1 + options.speculative;
+  graphs->metadata->build(step, stream.get());
 }
 
 /// The first step of a size runs as it is queued, so that all memory is there, and is recorded for those that come
 /// after it.
 void Engine::State::run_graph(const StepTensors& batch, HostTensor& x) {
   const auto start = std::chrono::steady_clock::now();
-  DecodeGraph& g = graph_of(batch);
-  StepBatch step = g.step.upload(device(), batch, x, g.sizes, stream.get());
+  reserve_graphs();
+  const StepSizes sizes = padded_sizes(batch, options.max_model_len);
+  StepBatch step =
+      graphs->step.upload(device(), batch, x, sizes, tables->views(sizes.requests, sizes.max_seq_len), stream.get());
   step.decode_threshold = 1 + options.speculative;
   totals.metadata_seconds += seconds_since(start);
-  if (g.graph) {
-    g.graph.launch(stream.get());
+  DecodeGraph* g = graphs->recorded.find(sizes);
+  if (g != nullptr && g->graph) {
+    g->graph.launch(stream.get());
     ++totals.graph_steps;
   } else {
-    queue_graph(g, step);
-    g.graph = Graph(stream.get(), [&] { queue_graph(g, step); });
-    implementations = g.plans.back().describe();
+    if (g == nullptr) g = &graphs->recorded.insert(sizes, {});
+    queue_decode(*g, step);
+    g->graph = Graph(stream.get(), [&] { queue_decode(*g, step); });
+    implementations = g->plans.back().describe();
+    std::int64_t bytes = g->graph.bytes();
+    for (const SeenLayer& seen : g->seen)
+      bytes += static_cast<std::int64_t>(seen.input.bytes() + seen.output.bytes() + seen.topk.bytes());
+    graphs->recorded.charge(bytes);
   }
-  copy_bytes(device(), x.data(), g.step.x().data, x.bytes(), stream.get());
-  for (std::size_t i = 0; i < g.seen.size(); ++i) {
-    const SeenLayer& seen = g.seen[i];
+  copy_bytes(device(), x.data(), graphs->step.x().data, x.bytes(), stream.get());
+  for (std::size_t i = 0; i < g->seen.size(); ++i) {
+    const SeenLayer& seen = g->seen[i];
     show(static_cast<std::int64_t>(i), batch, seen.input.view(), seen.output.view(), seen.topk.view());
   }
+  totals.graphs = graphs->recorded.size();
+  totals.graph_bytes = graphs->recorded.bytes();
+  totals.graphs_recorded = graphs->recorded.inserted();
+  totals.graphs_evicted = graphs->recorded.evicted();
+}
+
+/// Moves what changed of the block tables. Recorded graphs name the tables' addresses.
+void Engine::State::update_tables(const StepTensors& batch) {
+  const auto start = std::chrono::steady_clock::now();
+  const bool lost = options.planted_error == PlantedError::kBlock;
+  if (tables->update(batch.parts, stream.get(), lost ? pool->layout().group_of(0, CacheRole::kWindow) : -1))
+    graphs->recorded.clear();
+  totals.table_bytes += tables->moved();
+  totals.metadata_seconds += seconds_since(start);
 }
 
 void Engine::State::run_layers(const StepTensors& batch, HostTensor& x) {
+  update_tables(batch);
   recordable(batch) ? run_graph(batch, x) : run_eager(batch, x);
 }
 

@@ -23,26 +23,17 @@ std::int64_t accepted_drafts(const Request& r, std::int64_t drafts, const Engine
   return accepted;
 }
 
-/// Wrong positions (neighbours swapped), or lost blocks (every window block taken for block 0).
-void plant(StepTensors& batch, const EngineOptions& options, const KvPool& pool) {
-  if (options.planted_error == PlantedError::kPosition) {
-    for (std::int64_t t = 0; t < batch.positions.numel(); ++t) {
-      std::int64_t& position = batch.positions.as<std::int64_t>()[t];
-      if (position + 1 < options.max_model_len) position ^= 1;
-    }
-    return;
-  }
-  if (options.planted_error != PlantedError::kBlock) return;
-  const int group = pool.layout().group_of(0, CacheRole::kWindow);
-  HostTensor& table = batch.tables[static_cast<std::size_t>(group)];
-  for (std::int64_t i = 0; i < table.numel(); ++i) {
-    if (table.as<std::int32_t>()[i] >= 0) table.as<std::int32_t>()[i] = 0;
+/// Wrong positions: neighbours swapped.
+void swap_positions(StepTensors& batch, const EngineOptions& options) {
+  for (std::int64_t t = 0; t < batch.positions.numel(); ++t) {
+    std::int64_t& position = batch.positions.as<std::int64_t>()[t];
+    if (position + 1 < options.max_model_len) position ^= 1;
   }
 }
 
 }  // namespace
 
-StepTensors make_step(std::vector<Scheduled> parts, const EngineOptions& options, const KvPool& pool) {
+StepTensors make_step(std::vector<Scheduled> parts, const EngineOptions& options) {
   StepTensors b;
   b.parts = std::move(parts);
   const auto requests_in = static_cast<std::int64_t>(b.parts.size());
@@ -64,23 +55,16 @@ StepTensors make_step(std::vector<Scheduled> parts, const EngineOptions& options
   }
   b.positions = HostTensor(DType::kI64, {static_cast<std::int64_t>(b.rows.size())});
   for (std::size_t t = 0; t < b.rows.size(); ++t) b.positions.as<std::int64_t>()[t] = b.rows[t].position;
-  for (std::size_t g = 0; g < pool.layout().groups.size(); ++g) {
-    std::size_t columns = 0;
-    for (const Scheduled& part : b.parts)
-      columns = std::max(columns, part.request->blocks.table(static_cast<int>(g)).size());
-    HostTensor table(DType::kI32, {requests_in, static_cast<std::int64_t>(columns)});
-    std::fill_n(table.as<std::int32_t>(), table.numel(), -1);
-    for (std::size_t i = 0; i < b.parts.size(); ++i)
-      std::ranges::copy(b.parts[i].request->blocks.table(static_cast<int>(g)), table.as<std::int32_t>() + i * columns);
-    b.tables.push_back(std::move(table));
-  }
-  if (options.planted_error != PlantedError::kNone) plant(b, options, pool);
+  if (options.planted_error == PlantedError::kPosition) swap_positions(b, options);
   return b;
 }
 
+DType activations_of(const EngineOptions& options) {
+  return options.layer.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
+}
+
 HostTensor step_inputs(const StepTensors& batch, const EngineOptions& options) {
-  const DType act = options.layer.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
-  HostTensor x(act, {static_cast<std::int64_t>(batch.rows.size()), options.model.hidden_size});
+  HostTensor x(activations_of(options), {static_cast<std::int64_t>(batch.rows.size()), options.model.hidden_size});
   const TensorView rows = x.view();
 #pragma omp parallel for schedule(static)
   for (std::size_t t = 0; t < batch.rows.size(); ++t) {

@@ -98,7 +98,7 @@ TEST(KvPool, GivesEachBlockOnceAndTakesItBack) {
   const std::string full = "expected one held by group full";
   EXPECT_EQ(error_of([&] { pool.release(0, 99); }), "kv pool: release: got block 99, which is none of 1 to 5, " + full);
   EXPECT_EQ(error_of([&] { pool.release(0, kNullBlock); }), "kv pool: release: got block 0, the null block, " + full);
-  EXPECT_EQ(error_of([&] { pool.release(0, 2); }), "kv pool: release: got block 2, held by group window, " + full);
+  EXPECT_EQ(error_of([&] { pool.release(0, 2); }), "kv pool: release: got block 2, held by group window/0, " + full);
   pool.release(0, 1);
   EXPECT_EQ(error_of([&] { pool.release(0, 1); }), "kv pool: release: got block 1, which is free, " + full) << "twice";
   EXPECT_EQ(error_of([&] { pool.share(0, 1); }), "kv pool: share: got block 1, which is free, " + full);

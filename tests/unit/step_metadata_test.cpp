@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <numeric>
 #include <utility>
@@ -40,6 +41,51 @@ struct Draft {
 std::vector<std::int32_t> row(const ConstTensorView& m, std::int64_t t) {
   const auto* p = m.as<std::int32_t>() + t * m.stride[0];
   return {p, p + m.size(1)};
+}
+
+/// Where everything stands that a layer reads of a step.
+std::vector<const void*> places(const LayerStep& s) {
+  std::vector<const void*> out;
+  for (const ConstTensorView& v :
+       {s.query_start_loc, s.seq_lens, s.positions, s.token_to_req, s.valid, s.window_slots, s.window_indices,
+        s.window_lens, s.entry_slots, s.entry_lens, s.entry_counts, s.state_slots, s.index_state_slots, s.dense_indices,
+        s.dense_lens, s.mixed_indices, s.topk_lens, ConstTensorView(s.topk)})
+    out.push_back(v.data);
+  return out;
+}
+
+// Recorded steps share one StepMetadata, built for the largest step first.
+TEST(StepMetadata, DecodesNoLargerThanAnEarlierStepKeepEveryAddress) {
+  const ModelConfig tiny = model_preset("tiny");
+  const std::vector<LayerConfig> layers{tiny.layer(0), tiny.layer(1), tiny.layer(2)};
+  const KvLayout layout = make_kv_layout(layers, {});
+  for (const FrontEnd front_end : {FrontEnd::kFlashMla, FrontEnd::kFlashInfer}) {
+    StepMetadata metadata(layout, layers, front_end);
+    const auto build = [&](std::int64_t tokens, std::int64_t requests, std::int64_t used, std::int64_t max_seq_len) {
+      HostTensor loc(DType::kI32, {requests + 1});
+      HostTensor lens(DType::kI32, {requests});
+      HostTensor positions(DType::kI64, {tokens});
+      HostTensor table(DType::kI32, {requests, (max_seq_len + 3) / 4});
+      for (std::int64_t r = 0; r < requests; ++r) {
+        loc.as<std::int32_t>()[r + 1] = static_cast<std::int32_t>(std::min(r + 1, used));
+        lens.as<std::int32_t>()[r] = r < used ? static_cast<std::int32_t>(max_seq_len) : 0;
+      }
+      for (std::int64_t t = 0; t < used; ++t) positions.as<std::int64_t>()[t] = max_seq_len - 1;
+      const std::vector<ConstTensorView> tables(layout.groups.size(), table.view());
+      metadata.build({.query_start_loc = loc.view(),
+                      .seq_lens = lens.view(),
+                      .positions = positions.view(),
+                      .block_tables = tables,
+                      .max_seq_len = max_seq_len});
+      std::vector<std::vector<const void*>> out;
+      for (std::int64_t i = 0; i < 3; ++i) out.push_back(places(metadata.layer(i)));
+      return out;
+    };
+    const auto first = build(24, 12, 0, 4096);
+    for (const auto& [tokens, requests, used, length] :
+         std::vector<std::array<std::int64_t, 4>>{{1, 1, 1, 1024}, {24, 12, 12, 4096}, {8, 8, 5, 2048}, {2, 2, 2, 130}})
+      EXPECT_EQ(build(tokens, requests, used, length), first) << tokens << " tokens, " << length;
+  }
 }
 
 TEST(StepMetadata, AdvanceIsAFreshBuildInPlace) {

@@ -229,11 +229,16 @@ struct OwnStep {
       : layer(layer_in),
         layout(make_kv_layout({&config, 1}, {})),
         stream(DeviceKind::kCuda),
-        pool(layout, 64, DeviceKind::kCuda),
+        pool(layout, 1024, DeviceKind::kCuda),
         metadata(layout, {&config, 1}, FrontEnd::kFlashMla, DeviceKind::kCuda),
         out(DeviceKind::kCuda, DType::kBF16, {kTokens, config.hidden_size}) {
     for (const std::int32_t before : {3, 64, 127, 254, 7}) batch.add(1, before);
-    batch.close(layout, 0, 64, 5);
+    batch.close(layout, 0, 1, 5);
+    std::int32_t block = 1;  // each block is one request's, in one group
+    for (HostTensor& table : batch.tables) {
+      for (std::int64_t i = 0; i < table.numel(); ++i) table.as<std::int32_t>()[i] = block++;
+    }
+    EXPECT_LE(block, 1024);
     metadata.build(batch.on(DeviceKind::kCuda));
     caches = caches_of(pool, 0);
     plan = layer.plan(metadata.shape(), caches);

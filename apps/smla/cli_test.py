@@ -16,6 +16,10 @@ PROGRAM, SOURCE = sys.argv[1], Path(sys.argv[2])
 FAILURES = []
 
 
+# What the program does where there is no GPU, on any machine.
+NO_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+
+
 def run(*args, code, out="", err="", env=None):
     """Runs the program and checks status and texts; returns stdout."""
     done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=300, check=False, env=env)
@@ -100,7 +104,7 @@ def check_verify(folder):
     run("verify", folder, code=2, err="regular file")
     run("verify", "--impl", "abacus", good, code=2, err=["abacus", "ref"])
     run("verify", "--impl", "abacus", SOURCE / "tests/golden/layer_swa.safetensors", code=2, err=["abacus", "ref"])
-    run("verify", "--device", "cuda", SOURCE / "tests/golden/layer_swa.safetensors", code=2, err="cuda")
+    run("verify", "--device", "cuda", SOURCE / "tests/golden/layer_swa.safetensors", code=2, err="cuda", env=NO_GPU)
     run("verify", "--device", "tpu", good, code=2, err=["tpu", "cuda"])
     run("verify", code=2, err="FILE")
     run("verify", "--dump", folder / "nowhere", good, good, code=2, err="folder")
@@ -237,7 +241,7 @@ def check_info_and_why():
     shape = ["--heads", 7, "--tokens", 3, "--width", "128,512", "--format", "fp8_ds_mla,bf16", "--block-size", "64,2"]
     run("why", "sparse_attention", *shape, code=0, out=["7 heads", "width 512 of bf16 in blocks of 2", "chosen"])
     run("why", "sparse_attention", "--width", 9, "--q", "e4m3", "--impl", "ref", code=0, out=["* ref", "e4m3 q"])
-    run("why", "sparse_attention", "--device", "cuda", code=1, out="runs on cpu, asked for cuda")
+    run("why", "sparse_attention", "--device", "cuda", code=1, out="runs on cpu, asked for cuda", env=NO_GPU)
     run("why", "sparse_attention", "--format", "e5m2", code=2, err=["e5m2", "fp8_ds_mla"])
     run("why", "sparse_attention", "--width", "1,2,3", code=2, err="--width")
     run("why", "sparse_attention", "--width", "1,2", "--block-size", "1,2,3", code=2, err="--block-size")

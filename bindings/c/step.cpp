@@ -104,21 +104,26 @@ LayerCaches shapes_of(const smla_layer& layer) {
   return out;
 }
 
+/// The caches as errors name them, by role.
+constexpr std::array<std::string_view, kNumCacheRoles> kCacheNames{"window cache", "compressed cache", "index cache",
+                                                                   "state cache", "index_state cache"};
+
 LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches) {
   const smla_layer_caches given = read_struct("smla_layer_caches", caches);
   LayerCaches out;
   for (int i = 0; i < kNumCacheRoles; ++i) {
     const auto role = static_cast<CacheRole>(i);
-    const std::string name = name_of(role) + " cache";
+    const std::string_view name = kCacheNames[static_cast<std::size_t>(i)];
     const LayerCache* need = layer.layout().find(0, role);
     if ((need == nullptr) != (given.cache[i] == nullptr)) {
-      throw InvalidArgument(name + (need == nullptr ? ": got one, expected NULL: a layer of this kind has none"
-                                                    : ": got NULL, expected one"));
+      throw InvalidArgument(std::string(name) + (need == nullptr
+                                                     ? ": got one, expected NULL: a layer of this kind has none"
+                                                     : ": got NULL, expected one"));
     }
     if (need == nullptr) continue;
     const PagedCache cache = read_cache(name, given.cache[i], layer.placed->scale_of(role));
     if (*cache.format != *need->format || cache.block_size != need->block_size) {
-      throw InvalidArgument(name + ": got blocks of " + std::to_string(cache.block_size) + " " +
+      throw InvalidArgument(std::string(name) + ": got blocks of " + std::to_string(cache.block_size) + " " +
                             std::string(cache.format->name) + " rows, expected " + std::to_string(need->block_size) +
                             " " + std::string(need->format->name) + " rows");
     }

@@ -106,7 +106,7 @@ void AttentionLayer::check_step(const LayerStep& step) const {
     throw InvalidArgument(row_of(options_.front_end).no_entries_text(kind));
   }
   check_that(!step.entry_lens.absent() && !step.entry_slots.absent(), kWhat, "entry_lens and entry_slots of the step",
-             std::string("none"), "those of a " + kind + " layer");
+             "none", words("those of a ", kind, " layer"));
   if (config_.has_indexer()) {
     if (options_.strict && step.topk.absent())
       throw InvalidArgument("C4A decode requires top-k indices from the indexer.");
@@ -115,8 +115,7 @@ void AttentionLayer::check_step(const LayerStep& step) const {
   }
   if (options_.strict && step.dense_indices.absent())
     throw InvalidArgument("Compressed sparse MLA prefill requires compressed sparse indices.");
-  check_that(!step.dense_indices.absent(), kWhat, "dense_indices of the step", std::string("none"),
-             "those of a c128a layer");
+  check_that(!step.dense_indices.absent(), kWhat, "dense_indices of the step", "none", "those of a c128a layer");
 }
 
 void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const LayerCaches& caches,
@@ -124,28 +123,27 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
                              Stream stream, LayerObserver* observer) const {
   const LayerPlan::Ops& ops = *plan.ops_;
   const DType act = activation_dtype(options_);
-  check_that(step.tokens == ops.tokens, kWhat, "tokens of the step", step.tokens,
-             std::to_string(ops.tokens) + " as planned");
+  check_that(step.tokens == ops.tokens, kWhat, "tokens of the step", step.tokens, words(ops.tokens, " as planned"));
   check_that(step.requests == ops.requests, kWhat, "requests of the step", step.requests,
-             std::to_string(ops.requests) + " as planned");
+             words(ops.requests, " as planned"));
   check_that(step.max_seq_len <= ops.max_seq_len, kWhat, "max_seq_len of the step", step.max_seq_len,
-             "at most " + std::to_string(ops.max_seq_len));
+             words("at most ", ops.max_seq_len));
   check_that(step.max_seq_len <= cos_sin_.size(0), kWhat, "max_seq_len of the step", step.max_seq_len,
-             "at most " + std::to_string(cos_sin_.size(0)) + ", the rows of cos_sin");
+             words("at most ", cos_sin_.size(0), ", the rows of cos_sin"));
   check_tensor(kWhat, "hidden", hidden, {ops.tokens, config_.hidden_size}, {act});
   check_tensor(kWhat, "output", output, {ops.tokens, config_.hidden_size}, {act});
   check_distinct(kWhat, "output", output);
-  check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", std::to_string(workspace.bytes) + " bytes",
-             "at least " + std::to_string(ops.workspace_bytes));
+  check_that(workspace.bytes >= ops.workspace_bytes, kWhat, "workspace", words(workspace.bytes, " bytes"),
+             words("at least ", ops.workspace_bytes));
 
   check_that(step.split == ops.shape.split || !ops.attention->follows_split(), kWhat, "decode tokens of the step",
-             step.split.decode_tokens, std::to_string(ops.shape.split.decode_tokens) + " as planned");
+             step.split.decode_tokens, words(ops.shape.split.decode_tokens, " as planned"));
   check_that(step.window_indices.size(1) == ops.shape.window_width, kWhat, "columns of window_indices",
-             step.window_indices.size(1), std::to_string(ops.shape.window_width) + " as planned");
+             step.window_indices.size(1), words(ops.shape.window_width, " as planned"));
   check_step(step);
   check_that(!row_of(options_.front_end).reads_mixed_rows || config_.has_indexer() || !step.mixed_indices.absent(),
-             kWhat, "mixed_indices of the step", std::string("none"),
-             "those of step metadata made for the " + std::string(name_of(options_.front_end)) + " front-end");
+             kWhat, "mixed_indices of the step", "none",
+             words("those of step metadata made for the ", name_of(options_.front_end), " front-end"));
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);

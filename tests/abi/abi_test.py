@@ -89,7 +89,7 @@ class Op:
     """An op by its name: all that a binding needs to know of it, it asks the library."""
 
     def __init__(self, name, **scalars):
-        kinds = dict(members(name))
+        kinds = {member: kind for member, kind in members(name) if kind < INPUT}
         values = []
         for member, value in scalars.items():
             kind = kinds.get(member)

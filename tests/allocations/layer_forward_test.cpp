@@ -46,6 +46,7 @@ smla_layer* make_layer(std::int64_t index) {
   options.struct_size = sizeof options;
   options.max_position = kPositions;
   options.threads = 1;
+  options.implementation = "cpu";  // oneDNN's projections allocate inside of it
   smla_layer* layer = nullptr;
   EXPECT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), index, &options, 0, 1, &layer), SMLA_OK)
       << smla_last_error();

@@ -19,13 +19,13 @@ thread_local std::int64_t allocations = 0;
 
 }  // namespace
 
-void* operator new(std::size_t bytes) {
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++allocations;
   if (void* p = std::malloc(bytes == 0 ? 1 : bytes); p != nullptr) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t /*bytes*/) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t /*bytes*/) noexcept { std::free(p); }
 
 namespace smla {
 namespace {
@@ -46,6 +46,7 @@ smla_layer* make_layer(std::int64_t index) {
   options.struct_size = sizeof options;
   options.max_position = kPositions;
   options.threads = 1;
+  options.implementation = "cpu";  // oneDNN allocates in its own calls
   options.implementation = "cpu";  // oneDNN's projections allocate inside of it
   smla_layer* layer = nullptr;
   EXPECT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), index, &options, 0, 1, &layer), SMLA_OK)

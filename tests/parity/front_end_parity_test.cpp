@@ -156,6 +156,7 @@ TEST_P(FrontEndParity, FastStaysWithinTheBound) {
     if (rows->scale == ScaleKind::kPerTensor) options.caches.kv_scale = 0.9F;
     const Trace want = run(GetParam(), options, kVariants[0]);
     for (const Variant& v : kVariants) {
+      if (v.gather && rows != &fp8_ds_mla_rows()) continue;  // refused: nothing is gathered out of other rows
       const Trace got = run(GetParam(), options, v);
       EXPECT_LE(relative_l2(got, want), 2.2e-3) << v.name() << " " << rows->name;
       EXPECT_EQ(got.caches, want.caches) << v.name();

@@ -125,7 +125,9 @@ TEST(Fp8Weights, ALayerComputesWithThem) {
     const CheckReport fp8 = checked_run(options);
     EXPECT_TRUE(fp8.passed) << fp8.samples[static_cast<std::size_t>(fp8.worst)].relative_l2 << " of " << fp8.bound;
     // Inputs of three fraction bits are no noise of the last place: what computes otherwise is seen.
-    if (precision == Precision::kBF16) EXPECT_FALSE(checked_run(dequantised, options).passed);
+    if (precision == Precision::kBF16) {
+      EXPECT_FALSE(checked_run(dequantised, options).passed);
+    }
   }
   options.layer.precision = Precision::kBF16;
   options.planted_error = PlantedError::kPosition;

@@ -22,13 +22,13 @@ thread_local std::int64_t allocations = 0;
 }  // namespace
 
 // Counted in this program alone.
-void* operator new(std::size_t bytes) {
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++allocations;
   if (void* p = std::malloc(bytes == 0 ? 1 : bytes); p != nullptr) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t /*bytes*/) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t /*bytes*/) noexcept { std::free(p); }
 
 namespace smla {
 namespace {

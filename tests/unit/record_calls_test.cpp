@@ -207,7 +207,9 @@ TEST_F(RecordCalls, EveryCallOfAStepReplaysAndHoldsOnlyItsBlocks) {
             << file.path << " " << verdict.result << ": " << verdict.comparison.failure << " by " << implementation;
     }
     for (const auto& [name, tensor] : file.tensors) {
-      if (tensor.dtype() == DType::kU8 && tensor.rank() == 2) EXPECT_LT(tensor.size(0), 60) << file.path << " " << name;
+      if (tensor.dtype() == DType::kU8 && tensor.rank() == 2) {
+        EXPECT_LT(tensor.size(0), 60) << file.path << " " << name;
+      }
     }
   }
   EXPECT_TRUE(ops.contains("compress_store") && ops.contains("sparse_attention") && ops.contains("indexer_logits"))

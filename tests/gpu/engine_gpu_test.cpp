@@ -66,6 +66,16 @@ TEST_F(EngineGpu, RecordedGraphsGiveTheSameBitsWhileLengthsAndBatchesChange) {
   EXPECT_EQ(recorded.digests, queued.digests);
 }
 
+TEST_F(EngineGpu, RecordingsThatAreEvictedAndMadeAgainGiveTheSameBits) {
+  EngineOptions options = gpu_options();
+  const Outcome all_kept = run(options);
+  EXPECT_EQ(all_kept.totals.graphs_evicted, 0);
+  options.max_graphs = 1;
+  const Outcome one_kept = run(options);
+  EXPECT_GT(one_kept.totals.graphs_evicted, 0);
+  EXPECT_EQ(one_kept.digests, all_kept.digests);
+}
+
 TEST_F(EngineGpu, SideStreamsGiveTheSameBits) {
   EngineOptions options = gpu_options();
   const Outcome beside = run(options);

@@ -114,7 +114,7 @@ CLI::Validator whole(std::int64_t min, std::int64_t max) { return number(min, ma
 CLI::Validator real(double min, double max) { return number(min, max); }
 CLI::Validator seed_number() { return number<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max()); }
 
-CLI::Validator one_of(std::vector<std::string> words) {
+CLI::Validator one_of(const std::vector<std::string>& words) {
   const std::string expected = listed(words);
   return {[=](std::string& value) {
             const bool known = std::ranges::find(words, value) != words.end();

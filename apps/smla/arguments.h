@@ -15,7 +15,7 @@ namespace smla {
 CLI::Validator whole(std::int64_t min, std::int64_t max = INT64_MAX);
 CLI::Validator real(double min, double max);
 CLI::Validator seed_number();  ///< any 64-bit number of 0 or more
-CLI::Validator one_of(std::vector<std::string> words);
+CLI::Validator one_of(const std::vector<std::string>& words);
 
 /// A number of bytes: "500000000", "800M", "2G", "2GB", "2 GiB", "1.5t". Units count in steps of 1024.
 /// @throws InvalidArgument naming the option.

@@ -62,7 +62,7 @@ struct ChangeOne {
   /// An absent value becomes a present one.
   template <class T>
   void operator()(const std::optional<T>& value) {
-    if (seen++ == which) const_cast<std::optional<T>&>(value).emplace();
+    if (seen++ == which) const_cast<std::optional<T>&>(value) = T{};
   }
   template <class T>
   void operator()(const T& value) {

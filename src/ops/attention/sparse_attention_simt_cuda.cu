@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
       __syncthreads();
       // Score and add.
 #pragma unroll 4
-      for (int key = 0; mine && key < kKeys; ++key) {
-        if (slots[key] < 0) continue;
+      for (int key = 0; key < kKeys; ++key) {
         float4 row[kVec4s];
         float dot = 0;
 #pragma unroll
@@ -86,7 +85,9 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
           row[k] = *reinterpret_cast<const float4*>(&rows[key][128 * k + 4 * lane]);
           dot += q[k].x * row[k].x + q[k].y * row[k].y + q[k].z * row[k].z + q[k].w * row[k].w;
         }
-        run.add(row, warp_sum(dot) * c.scale);
+        // Summed by every warp for every key: a shuffle that some warps skip costs registers that spill.
+        const float score = warp_sum(dot) * c.scale;
+        if (mine && slots[key] >= 0) run.add(row, score);
       }
       __syncthreads();
     }

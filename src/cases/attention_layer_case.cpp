@@ -300,7 +300,7 @@ ReplayResult replay_attention_layer(const CaseFile& file, const ReplayOptions& o
                            .expected = "output",
                            .implementation = again.implementation,
                            .made = std::move(again.results.at("output")),
-                           .bound = bound});
+                           .bound = std::move(bound)});
   };
   run_again("output, not observed", Way::kUnobserved, std::nullopt);
   if (file.reader().text("precision") == "f32") {

@@ -2,30 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <new>
 #include <numeric>
 
+#include "allocations/counter.h"
 #include "core/host_tensor.h"
 #include "property/written_checkpoint.h"
 #include "sparsemla/c_api.h"
 #include "unit/c_views.h"
-
-namespace {
-
-thread_local std::int64_t allocations = 0;
-
-}  // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++allocations;
-  if (void* p = std::malloc(bytes == 0 ? 1 : bytes); p != nullptr) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t /*bytes*/) noexcept { std::free(p); }
 
 namespace smla {
 namespace {
@@ -110,10 +95,10 @@ TEST_P(Allocations, AForwardWithAPlanMakesNone) {
   const smla_tensor in = describe_for_c(std::as_const(hidden).view());
   const smla_tensor out = describe_for_c(std::as_const(output).view());
   const auto forward = [&](const smla_layer_plan* with) {
-    const std::int64_t before = allocations;
+    const std::int64_t before = test::allocations();
     EXPECT_EQ(smla_layer_forward(layer, with, step, &caches, &in, &out, workspace.data(), bytes, nullptr), SMLA_OK)
         << smla_last_error();
-    return allocations - before;
+    return test::allocations() - before;
   };
   forward(plan);  // what is made once a thread or a process
   EXPECT_EQ(forward(plan), 0);

@@ -1,4 +1,4 @@
-# The library: every source under src/, sorted by suffix into the machine it must run on (docs/architecture.md, "The one rule"), and the C interface.
+# The library: every source under src/, sorted by suffix into the machine it must run on (docs/architecture.md, "Where code goes"), and the C interface.
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(nlohmann_json REQUIRED)
 

@@ -75,6 +75,27 @@ struct weights {
   int64_t count;
 };
 
+/* Weights of one product in one piece of memory: the layer finds them behind each other and multiplies once. */
+static unsigned char* joined_memory;
+
+static void begin_joined(int64_t rows, int64_t columns) { joined_memory = device_memory((size_t)(2 * rows * columns)); }
+
+static void add_joined(struct weights* w, const char* name, int64_t rows, int64_t columns) {
+  const int64_t i = w->count++;
+  w->names[i] = name;
+  smla_tensor t;
+  memset(&t, 0, sizeof t);
+  t.struct_size = sizeof t;
+  t.dtype = SMLA_BF16;
+  t.rank = 2;
+  t.shape[0] = rows;
+  t.shape[1] = columns;
+  t.data = joined_memory;
+  joined_memory += 2 * rows * columns;
+  w->tensors[i] = t;
+  w->pointers[i] = &w->tensors[i];
+}
+
 static void add(struct weights* w, const char* name, smla_dtype dtype, int64_t rows, int64_t columns) {
   const int64_t i = w->count++;
   w->names[i] = name;
@@ -86,20 +107,22 @@ static void add_weights(struct weights* w, const smla_layer_config* c) {
   const int64_t dim = c->head_dim;
   const int64_t index = c->index_head_dim;
   w->count = 0;
-  add(w, "wq_a.weight", SMLA_BF16, c->q_lora_rank, c->hidden_size);
+  begin_joined(c->q_lora_rank + dim, c->hidden_size);
+  add_joined(w, "wq_a.weight", c->q_lora_rank, c->hidden_size);
+  add_joined(w, "wkv.weight", dim, c->hidden_size);
   add(w, "q_norm.weight", SMLA_BF16, c->q_lora_rank, 0);
   add(w, "wq_b.weight", SMLA_BF16, c->num_heads * dim, c->q_lora_rank);
-  add(w, "wkv.weight", SMLA_BF16, dim, c->hidden_size);
   add(w, "kv_norm.weight", SMLA_BF16, dim, 0);
   add(w, "wo_a.weight", SMLA_BF16, c->o_groups * c->o_lora_rank, c->num_heads / c->o_groups * dim);
   add(w, "wo_b.weight", SMLA_BF16, c->hidden_size, c->o_groups * c->o_lora_rank);
   add(w, "attn_sink", SMLA_F32, c->num_heads, 0);
-  add(w, "compressor.wkv.weight", SMLA_BF16, 2 * dim, c->hidden_size);
-  add(w, "compressor.wgate.weight", SMLA_BF16, 2 * dim, c->hidden_size);
+  begin_joined(4 * (dim + index), c->hidden_size);
+  add_joined(w, "compressor.wkv.weight", 2 * dim, c->hidden_size);
+  add_joined(w, "compressor.wgate.weight", 2 * dim, c->hidden_size);
+  add_joined(w, "indexer.compressor.wkv.weight", 2 * index, c->hidden_size);
+  add_joined(w, "indexer.compressor.wgate.weight", 2 * index, c->hidden_size);
   add(w, "compressor.ape", SMLA_F32, 4, 2 * dim);
   add(w, "compressor.norm.weight", SMLA_BF16, dim, 0);
-  add(w, "indexer.compressor.wkv.weight", SMLA_BF16, 2 * index, c->hidden_size);
-  add(w, "indexer.compressor.wgate.weight", SMLA_BF16, 2 * index, c->hidden_size);
   add(w, "indexer.compressor.ape", SMLA_F32, 4, 2 * index);
   add(w, "indexer.compressor.norm.weight", SMLA_BF16, index, 0);
   add(w, "indexer.wq_b.weight", SMLA_BF16, c->index_n_heads * index, c->q_lora_rank);

@@ -1,6 +1,8 @@
 // The parts of a forward in their order.
 #include "layer/forward.h"
 
+#include "layer/joined_weights.h"
+
 namespace smla {
 
 namespace {
@@ -54,6 +56,10 @@ void Forward::latent_projections(const ConstTensorView& hidden) const {
   if (ops.quantize_hidden)
     ops.quantize_hidden->run({.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales}, main.scratch,
                              main.stream);
+  if (const JoinedWeight both = joined_latents(weights); ops.latents && !both.w.absent()) {
+    project(main, *ops.latents, input, both.w, b.latents, both.scale);
+    return;
+  }
   project(main, *ops.wq_a, input, weights.wq_a, b.qr, weights.wq_a_scale);
   project(main, *ops.wkv, input, weights.wkv, b.kv, weights.wkv_scale);
 }
@@ -65,12 +71,14 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
     project(index_lane, plan, {.x = hidden}, w.wkv, out.slice(1, 0, half));
     project(index_lane, plan, {.x = hidden}, w.wgate, out.slice(1, half, 2 * half));
   };
-  if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
-  if (config.runs_indexer()) {
-    kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
-    if (!ops.short_context)
-      project(index_lane, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
+  if (const JoinedWeight all = joined_compressors(config, weights); ops.compressors && !all.w.absent()) {
+    project(index_lane, *ops.compressors, {.x = hidden}, all.w, b.kv_scores);
+  } else {
+    if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
+    if (config.runs_indexer()) kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
   }
+  if (config.runs_indexer() && !ops.short_context)
+    project(index_lane, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
 }
 
 void Forward::latent_norms() const {

@@ -32,16 +32,22 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   quantised(quantize_hidden, b.hidden_values, b.hidden_scales);
   quantised(quantize_qr, b.qr_values, b.qr_scales);
   quantised(quantize_z, b.z_values, b.z_scales);
-  b.qr = arena.take(act, {tokens, c.q_lora_rank});
-  b.kv = arena.take(act, {tokens, c.head_dim});
+  b.latents = arena.take(act, {tokens, c.q_lora_rank + c.head_dim});
+  b.qr = b.latents.slice(1, 0, c.q_lora_rank);
+  b.kv = b.latents.slice(1, c.q_lora_rank, c.q_lora_rank + c.head_dim);
   b.q = arena.take(act, {tokens, c.num_heads, c.head_dim});
   const bool padded = padded_heads > c.num_heads;
   const bool fp8_q = options.q == DType::kE4M3;
   b.q_attn = fp8_q || padded ? arena.take(fp8_q ? DType::kE4M3 : act, {tokens, padded_heads, c.head_dim}) : b.q;
-  if (c.has_compressor()) b.kv_score = arena.take(DType::kF32, {tokens, 2 * (c.has_indexer() ? 2 : 1) * c.head_dim});
+  if (c.has_compressor()) {
+    const std::int64_t main = 2 * (c.has_indexer() ? 2 : 1) * c.head_dim;
+    const std::int64_t index = c.runs_indexer() ? 4 * c.index_head_dim : 0;
+    b.kv_scores = arena.take(DType::kF32, {tokens, main + index});
+    b.kv_score = b.kv_scores.slice(1, 0, main);
+    if (index > 0) b.index_kv_score = b.kv_scores.slice(1, main, main + index);
+  }
   if (c.runs_indexer()) {
     const RowFormat& format = *options.caches.index;
-    b.index_kv_score = arena.take(DType::kF32, {tokens, std::int64_t{4} * c.index_head_dim});
     if (!short_context) {
       b.index_weights = arena.take(act, {tokens, hi});
       b.index_q = arena.take(act, {tokens, hi, c.index_head_dim});
@@ -225,6 +231,8 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
   ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
   ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
+  if (weights_.wq_a.dtype == weights_.wkv.dtype)
+    ops->latents = project(weights_.wkv, c.q_lora_rank + c.head_dim, c.hidden_size, act);
   LatentNorms::Problem norms{
       .rows = tokens, .qr_dim = c.q_lora_rank, .kv_dim = c.head_dim, .in = act, .out = act, .eps = c.rms_norm_eps};
   ops->latent_norms = planner.make<LatentNorms>(norms);
@@ -246,6 +254,10 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   if (c.has_compressor()) {
     ops->compressor_gemm =
         project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
+    std::int64_t outputs = 2 * weights_.compressor.wkv.size(0);
+    if (c.runs_indexer()) outputs += 2 * weights_.index_compressor.wkv.size(0);
+    if (!c.runs_indexer() || weights_.compressor.wkv.dtype == weights_.index_compressor.wkv.dtype)
+      ops->compressors = project(weights_.compressor.wkv, outputs, c.hidden_size, DType::kF32);
     plan_compressors(planner, c, options, ops.get());
   }
   if (c.runs_indexer()) {

@@ -23,12 +23,14 @@ namespace smla {
 struct LayerBuffers {
   TensorView hidden_values;           ///< [T, hidden] E4M3, FP8 wq_a or wkv
   TensorView hidden_scales;           ///< [1, hidden/128, T to a multiple of 4] F32
-  TensorView qr;                      ///< [T, q_lora] act
+  TensorView latents;                 ///< [T, q_lora + d] act, what wq_a and wkv make in one product
+  TensorView qr;                      ///< [T, q_lora] act, the left columns of it
   TensorView qr_values;               ///< [T, q_lora] E4M3, normed, FP8 wq_b or index_wq_b
   TensorView qr_scales;               ///< as hidden_scales
-  TensorView kv;                      ///< [T, d] act
-  TensorView kv_score;                ///< [T, 2*coff*d] F32
-  TensorView index_kv_score;          ///< [T, 2*2*128] F32
+  TensorView kv;                      ///< [T, d] act, the right ones
+  TensorView kv_scores;               ///< [T, 2*coff*d + 2*2*128] F32, what both compressors' weights make
+  TensorView kv_score;                ///< [T, 2*coff*d] F32, the left columns of it
+  TensorView index_kv_score;          ///< [T, 2*2*128] F32, the right ones
   TensorView index_weights;           ///< [T, Hi] act
   TensorView q;                       ///< [T, H, d] act
   TensorView q_attn;                  ///< [T, Hp, d] what attention reads; q itself unless E4M3 or padded
@@ -69,6 +71,8 @@ struct LayerPlan::Ops {
 
   std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm,
       index_weights_proj, index_wq_b;
+  std::optional<Plan<Projection>> latents;      ///< wq_a and wkv at once; absent where their dtypes differ
+  std::optional<Plan<Projection>> compressors;  ///< the weights of both compressors at once, likewise
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
   std::optional<Plan<LatentNorms>> latent_norms;
   std::optional<Plan<LatentNorms>> latent_norms_and_insert;  ///< with a query prologue: no op of its own makes q

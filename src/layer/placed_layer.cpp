@@ -7,6 +7,63 @@
 
 namespace smla {
 
+namespace {
+
+/// A layer's weights in the memory of a GPU.
+class Placement {
+ public:
+  Placement(DeviceKind device, std::vector<DeviceTensor>* copies) : device_(device), copies_(copies) {}
+
+  void place(const LayerConfig& config, LayerWeights& weights) {
+    const std::vector<WeightSpec> table = weight_table(config);
+    for (const int number : {1, 2}) {
+      std::vector<ConstTensorView*> views;
+      std::vector<ConstTensorView*> scales;
+      for (const WeightSpec& spec : table) {
+        if (spec.joined != number) continue;
+        ConstTensorView& view = spec.view(weights);
+        views.push_back(&view);
+        if (view.dtype == DType::kE4M3) scales.push_back(&spec.scale(weights));
+      }
+      if (!one_after_another(views)) continue;
+      one_after_another(scales);
+    }
+    visit_weights(config, weights, [&](std::string_view, ConstTensorView& view) {
+      if (std::ranges::find(placed_, &view) != placed_.end()) return;
+      copies_->push_back(DeviceTensor::copy_of(device_, view));
+      view = std::as_const(copies_->back()).view();
+    });
+  }
+
+ private:
+  /// Copies dense tensors of one dtype behind each other; false, with nothing done, for others.
+  bool one_after_another(const std::vector<ConstTensorView*>& views) {
+    if (views.empty()) return false;
+    std::int64_t bytes = 0;
+    for (const ConstTensorView* view : views) {
+      if (view->absent() || view->dtype != views[0]->dtype || !view->contiguous()) return false;
+      bytes += view->numel() * size_of(view->dtype);
+    }
+    const DeviceTensor& all = copies_->emplace_back(device_, DType::kU8, std::vector{bytes});
+    auto* to = static_cast<std::uint8_t*>(all.data());
+    for (ConstTensorView* view : views) {
+      const auto size = static_cast<std::size_t>(view->numel() * size_of(view->dtype));
+      copy_bytes(device_, to, view->data, size);
+      view->data = to;
+      to += size;
+      placed_.push_back(view);
+    }
+    synchronize(device_);
+    return true;
+  }
+
+  DeviceKind device_;
+  std::vector<DeviceTensor>* copies_;
+  std::vector<const ConstTensorView*> placed_;
+};
+
+}  // namespace
+
 RopeTable::RopeTable(const RopeConfig& config, std::int64_t positions, DeviceKind device, bool keep_host)
     : config_(config), host_(DType::kF32, {positions, config.dim}) {
   std::ranges::copy(rope_table(config, positions), host_.as<float>());
@@ -28,10 +85,7 @@ LayerSource LayerSource::of(LayerTensors tensors) {
 PlacedLayer::PlacedLayer(LayerSource source, LayerOptions options, std::shared_ptr<const RopeTable> rope)
     : source_(std::move(source)), rope_(std::move(rope)) {
   if (options.device != DeviceKind::kCpu && !source_.on_device) {
-    visit_weights(source_.config, source_.weights, [&](std::string_view, ConstTensorView& view) {
-      copies_.push_back(DeviceTensor::copy_of(options.device, view));
-      view = std::as_const(copies_.back()).view();
-    });
+    Placement(options.device, &copies_).place(source_.config, source_.weights);
     source_.memory.reset();
   }
   options = effective_options(options);

@@ -43,6 +43,10 @@ class Table {
                  SMLA_MEMBER(index_wq_b_scale));
       linear("indexer.weights_proj", {c_.index_n_heads, c_.hidden_size}, SMLA_MEMBER(index_weights_proj));
     }
+    for (WeightSpec& spec : rows_) {
+      if (spec.stem == "wq_a" || spec.stem == "wkv") spec.joined = 1;
+      if (spec.stem.ends_with("compressor.wkv") || spec.stem.ends_with("compressor.wgate")) spec.joined = 2;
+    }
     return std::move(rows_);
   }
 

@@ -29,6 +29,7 @@ struct WeightSpec {
   std::vector<std::int64_t> shape;
   WeightKind kind = WeightKind::kLinear;
   WeightCut cut = WeightCut::kNone;
+  int joined = 0;  ///< those of one number lie one after another where we place them: one product; 0: alone
   std::int64_t fp8_groups = 0;  ///< linear maps side by side whose outputs are whole blocks in FP8; 0: never FP8
   ConstTensorView& (*view)(LayerWeights& weights) = nullptr;   ///< where a layer looks for it
   ConstTensorView& (*scale)(LayerWeights& weights) = nullptr;  ///< of its E4M3 blocks; null where fp8_groups is 0

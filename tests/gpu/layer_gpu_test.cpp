@@ -235,10 +235,16 @@ struct OwnStep {
     for (const std::int32_t before : {3, 64, 127, 254, 7}) batch.add(1, before);
     batch.close(layout, 0, 1, 5);
     std::int32_t block = 1;  // each block is one request's, in one group
-    for (HostTensor& table : batch.tables) {
-      for (std::int64_t i = 0; i < table.numel(); ++i) table.as<std::int32_t>()[i] = block++;
+    std::vector<GroupBlock> blocks;
+    for (std::size_t group = 0; group < batch.tables.size(); ++group) {
+      HostTensor& table = batch.tables[group];
+      for (std::int64_t i = 0; i < table.numel(); ++i) {
+        blocks.push_back({.block = block, .group = static_cast<int>(group)});
+        table.as<std::int32_t>()[i] = block++;
+      }
     }
     EXPECT_LE(block, 1024);
+    pool.zero(blocks);  // the requests have a past, which is read
     metadata.build(batch.on(DeviceKind::kCuda));
     caches = caches_of(pool, 0);
     plan = layer.plan(metadata.shape(), caches);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -21,8 +23,9 @@ inline ModelConfig fp8_model() {
 /// A checkpoint of random FP8 weights in a folder that goes with it; compressors and weights_proj are BF16.
 class Fp8Checkpoint {
  public:
+  /// `name`: of the folder, which gets the number of the process too.
   Fp8Checkpoint(const std::string& name, const ModelConfig& model)
-      : path_((std::filesystem::temp_directory_path() / name).string()) {
+      : path_((std::filesystem::temp_directory_path() / (name + "_" + std::to_string(::getpid()))).string()) {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
     write_checkpoint(

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -12,6 +14,8 @@
 #include "cache/row_codec.h"
 #include "core/host_tensor.h"
 #include "engine/synthetic.h"
+#include "join_weights.h"
+#include "layer/joined_weights.h"
 #include "sparsemla/layer.h"
 
 namespace smla::test {
@@ -65,8 +69,10 @@ struct Trace {
 /// One layer over its own strided, poisoned memory.
 class LayerHarness {
  public:
-  LayerHarness(int ratio, const LayerOptions& options, std::vector<std::int64_t> lengths)
+  /// `joined`: weights that can be one product lie one after another.
+  LayerHarness(int ratio, const LayerOptions& options, std::vector<std::int64_t> lengths, bool joined = false)
       : config_(small_layer(ratio)), lengths_(std::move(lengths)), weights_(random_weights(config_, 17)) {
+    if (joined) join_weights();
     const std::int64_t longest = *std::ranges::max_element(lengths_);
     cos_sin_ = HostTensor(DType::kF32, {longest + 1, config_.rope_head_dim});
     std::ranges::copy(rope_table(config_.rope, longest + 1), cos_sin_.as<float>());
@@ -87,6 +93,11 @@ class LayerHarness {
   }
 
  private:
+  void join_weights() {
+    for (const int number : {1, 2}) joined_.push_back(test::join_weights(config_, weights_.views, number));
+    EXPECT_FALSE(joined_latents(weights_.views).w.absent());
+    EXPECT_EQ(joined_compressors(config_, weights_.views).w.absent(), !config_.has_compressor());
+  }
   struct Memory {
     std::vector<std::vector<std::uint8_t>> bytes;
     LayerCaches caches;
@@ -100,6 +111,7 @@ class LayerHarness {
   LayerConfig config_;
   std::vector<std::int64_t> lengths_;
   OwnedLayerWeights weights_;
+  std::vector<std::vector<std::uint8_t>> joined_;
   HostTensor cos_sin_;
   std::vector<AttentionLayer> layer_;
   KvLayout layout_;

@@ -73,6 +73,17 @@ class LayerProperty : public testing::TestWithParam<Setting> {
   }
 };
 
+TEST_P(LayerProperty, WeightsOneAfterAnotherGiveTheSameBits) {
+  const std::vector<std::int64_t> long_and_short{261, 37};
+  const LayerHarness apart(GetParam().ratio, options_of(GetParam()), long_and_short);
+  const LayerHarness joined(GetParam().ratio, options_of(GetParam()), long_and_short, true);
+  const Trace want = apart.run(whole(long_and_short), {});
+  const Trace got = joined.run(whole(long_and_short), {});
+  EXPECT_EQ(got.output, want.output);
+  EXPECT_EQ(got.topk, want.topk);
+  EXPECT_EQ(got.caches, want.caches);
+}
+
 TEST_P(LayerProperty, AnyChunkingIsTheWholePrefill) {
   check_few("prefill = any chunking", 2, [] {
     const auto seed = *rc::gen::arbitrary<unsigned>();

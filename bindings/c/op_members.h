@@ -5,8 +5,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
-#include <vector>
 
 #include "c/named.h"
 #include "ops/op_description.h"
@@ -114,37 +112,6 @@ struct ReadArguments {
     if (a == nullptr) return {};
     if (a->cache != nullptr) fail_member(op, name, "a cache", "a tensor");
     return read_tensor(full_name, a->tensor);
-  }
-};
-
-/// The members of an op by name and kind: scalars first, then tensors.
-struct ListMembers {
-  std::vector<smla_op_member> scalars;
-  std::vector<smla_op_member> tensors;
-
-  void operator()(const char* name, auto& member) {
-    using Member = std::remove_reference_t<decltype(member)>;
-    std::int32_t kind = SMLA_MEMBER_RULE;
-    if constexpr (std::is_same_v<Member, bool>) {
-      kind = SMLA_MEMBER_FLAG;
-    } else if constexpr (std::is_integral_v<Member>) {
-      kind = SMLA_MEMBER_INTEGER;
-    } else if constexpr (std::is_floating_point_v<Member>) {
-      kind = SMLA_MEMBER_NUMBER;
-    } else if constexpr (std::is_same_v<Member, DType>) {
-      kind = SMLA_MEMBER_DTYPE;
-    } else if constexpr (std::is_same_v<Member, const RowFormat*>) {
-      kind = SMLA_MEMBER_FORMAT;
-    }
-    add(scalars, name, kind);
-  }
-  void in(const char* name, ConstTensorView& /*view*/) { add(tensors, name, SMLA_MEMBER_INPUT); }
-  void out(const char* name, TensorView& /*view*/) { add(tensors, name, SMLA_MEMBER_OUTPUT); }
-  void cache(const char* name, PagedCache& /*cache*/, CacheAccess /*access*/) { add(tensors, name, SMLA_MEMBER_CACHE); }
-
- private:
-  static void add(std::vector<smla_op_member>& to, const char* name, std::int32_t kind) {
-    to.push_back({.struct_size = sizeof(smla_op_member), .name = name, .kind = kind, .reserved = 0});
   }
 };
 

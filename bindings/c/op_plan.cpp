@@ -1,4 +1,5 @@
 // Every op of the library by its name, from the descriptions of its problem and tensors.
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "c/op_members.h"
 #include "c/status.h"
 #include "ops/op_descriptions.h"
+#include "ops/op_table.h"
 #include "sparsemla/op.h"
 
 /// A plan of some op.
@@ -26,19 +28,18 @@ using namespace smla;
 using namespace smla::c;
 
 template <class Op>
-ListMembers members_of() {
-  ListMembers members;
-  typename Op::Problem problem;
-  typename Op::Args args;
-  OpDescription<Op>::fields(problem, members);
-  OpDescription<Op>::tensors(args, members);
-  return members;
+const OpRow& row_of() {
+  static const OpRow& row =
+      *std::find_if(op_table().begin(), op_table().end(), [](const OpRow& r) { return r.name == Op::kName; });
+  return row;
 }
 
-[[noreturn]] void fail_unknown(std::string_view op, const char* name, const std::vector<smla_op_member>& known) {
+[[noreturn]] void fail_unknown(const OpRow& op, const char* name, bool tensors) {
   std::string names;
-  for (const smla_op_member& member : known) names += (names.empty() ? "" : ", ") + std::string(member.name);
-  fail_member(op, name, "a member of that name", "one of " + names);
+  for (const OpMember& member : op.members) {
+    if (member.is_tensor() == tensors) names += (names.empty() ? "" : ", ") + std::string(member.name);
+  }
+  fail_member(op.name, name, "a member of that name", "one of " + names);
 }
 
 template <class Op>
@@ -46,7 +47,7 @@ typename Op::Problem read_problem(const smla_scalar* scalars, std::int64_t count
   NamedList<smla_scalar> given(Op::kName, "scalars", scalars, count);
   typename Op::Problem problem;
   OpDescription<Op>::fields(problem, ReadScalars{Op::kName, given});
-  if (const char* name = given.rest()) fail_unknown(Op::kName, name, members_of<Op>().scalars);
+  if (const char* name = given.rest()) fail_unknown(row_of<Op>(), name, false);
   return problem;
 }
 
@@ -54,8 +55,9 @@ template <class Op>
 class PlanOf final : public smla_plan {
  public:
   PlanOf(const typename Op::Problem& problem, const PlanOptions& options) : plan_(problem, options) {
-    for (const smla_op_member& member : members_of<Op>().tensors)
-      names_.push_back(std::string(Op::kName) + ": " + member.name);
+    for (const OpMember& member : row_of<Op>().members) {
+      if (member.is_tensor()) names_.push_back(std::string(Op::kName) + ": " + std::string(member.name));
+    }
   }
   std::string_view implementation() const override { return plan_.implementation(); }
   std::size_t workspace_bytes() const override { return plan_.workspace_bytes(); }
@@ -63,7 +65,7 @@ class PlanOf final : public smla_plan {
     NamedList<smla_argument> given(Op::kName, "arguments", arguments, count);
     typename Op::Args args;
     OpDescription<Op>::tensors(args, ReadArguments{.op = Op::kName, .given = given, .names = names_});
-    if (const char* name = given.rest()) fail_unknown(Op::kName, name, members_of<Op>().tensors);
+    if (const char* name = given.rest()) fail_unknown(row_of<Op>(), name, true);
     plan_.run(args, workspace, stream);
   }
 
@@ -72,25 +74,31 @@ class PlanOf final : public smla_plan {
   std::vector<std::string> names_;  ///< of the tensors, as errors print them
 };
 
+static_assert(static_cast<int>(MemberKind::kInteger) == SMLA_MEMBER_INTEGER);
+static_assert(static_cast<int>(MemberKind::kCache) == SMLA_MEMBER_CACHE);
+
+smla_op_member describe_member(const OpMember& member) {
+  return {.struct_size = sizeof(smla_op_member),
+          .name = member.name.data(),  // a literal
+          .kind = static_cast<std::int32_t>(member.kind),
+          .reserved = 0};
+}
+
 /// An op of the library as the C interface sees it.
 struct NamedOp {
-  std::string_view name;
+  const OpRow& row;
   std::unique_ptr<smla_plan> (*plan)(const smla_scalar* scalars, std::int64_t count, const PlanOptions& options);
-  std::vector<smla_op_member> members;
 };
 
 const std::vector<NamedOp>& named_ops() {
   static const std::vector<NamedOp> kOps = [] {
     std::vector<NamedOp> ops;
     for_each_op([&ops]<class Op>() {
-      ListMembers members = members_of<Op>();
-      members.scalars.insert(members.scalars.end(), members.tensors.begin(), members.tensors.end());
-      ops.push_back({.name = Op::kName,
+      ops.push_back({.row = row_of<Op>(),
                      .plan = [](const smla_scalar* scalars, std::int64_t count,
                                 const PlanOptions& options) -> std::unique_ptr<smla_plan> {
                        return std::make_unique<PlanOf<Op>>(read_problem<Op>(scalars, count), options);
-                     },
-                     .members = std::move(members.scalars)});
+                     }});
     });
     return ops;
   }();
@@ -100,11 +108,11 @@ const std::vector<NamedOp>& named_ops() {
 const NamedOp& named_op(const char* function, const char* name) {
   need_pointer(name, function, "op");
   for (const NamedOp& op : named_ops()) {
-    if (op.name == name) return op;
+    if (op.row.name == name) return op;
   }
   std::string known;
   for (const NamedOp& op : named_ops()) {
-    known += (known.empty() ? "" : ", ") + std::string(op.name);
+    known += (known.empty() ? "" : ", ") + std::string(op.row.name);
   }
   fail_member(function, "op", "\"" + std::string(name) + "\"", "one of " + known);
 }
@@ -132,10 +140,10 @@ const char* smla_op_name(int64_t index) {
 
 smla_status smla_op_get_member(const char* op, int64_t index, smla_op_member* member) {
   return guarded([&] {
-    const std::vector<smla_op_member>& members = named_op("smla_op_get_member", op).members;
+    const std::vector<OpMember>& members = named_op("smla_op_get_member", op).row.members;
     if (index < 0) fail_member("smla_op_get_member", "index", std::to_string(index), "0 or more");
     const auto at = static_cast<std::size_t>(index);
-    write_struct("smla_op_member", member, at < members.size() ? members[at] : smla_op_member{});
+    write_struct("smla_op_member", member, at < members.size() ? describe_member(members[at]) : smla_op_member{});
   });
 }
 

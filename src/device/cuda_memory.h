@@ -15,6 +15,8 @@ void cuda_copy(void* to, const void* from, std::size_t bytes, Stream stream);
 void cuda_fill(void* to, int byte, std::size_t bytes, Stream stream);
 void cuda_synchronize(Stream stream);
 
+void cuda_set_device(int ordinal);
+
 void* cuda_make_stream();
 void cuda_free_stream(void* stream);
 void* cuda_make_event();

@@ -53,4 +53,21 @@ void check_current_device(std::string_view what, DeviceKind device, int expected
              std::to_string(expected) + ", the one it was made on");
 }
 
+CurrentDevice::CurrentDevice(DeviceKind device, int ordinal) {
+  if (device == DeviceKind::kCpu) return;
+  const int current = current_device(device);
+  if (current == ordinal) return;
+  cuda_set_device(ordinal);
+  before_ = current;
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (before_ < 0) return;
+  try {
+    cuda_set_device(before_);
+  } catch (const CudaError&) {
+    // A GPU that was current a moment ago has failed: the next call of the library on it says so.
+  }
+}
+
 }  // namespace smla

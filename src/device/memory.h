@@ -44,4 +44,16 @@ int current_device(DeviceKind device);
 /// For what belongs to one GPU. @throws InvalidArgument when the calling thread's current one is not `expected`.
 void check_current_device(std::string_view what, DeviceKind device, int expected);
 
+/// While it lives, GPU `ordinal` is the calling thread's current one; nothing to do on the CPU. @throws CudaError.
+class CurrentDevice {
+ public:
+  CurrentDevice(DeviceKind device, int ordinal);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = -1;  ///< what to go back to; -1: nothing was changed
+};
+
 }  // namespace smla

@@ -19,6 +19,8 @@ void cuda_fill(void* to, int byte, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemsetAsync(to, byte, bytes, stream_of(stream)), "cudaMemsetAsync");
 }
 
+void cuda_set_device(int ordinal) { check_cuda(cudaSetDevice(ordinal), "cudaSetDevice"); }
+
 void cuda_synchronize(Stream stream) { check_cuda(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"); }
 
 namespace {

@@ -23,6 +23,7 @@ void cuda_copy(void*, const void*, std::size_t, Stream) { none(); }
 void cuda_fill(void*, int, std::size_t, Stream) { none(); }
 void cuda_synchronize(Stream) { none(); }
 void cuda_write_runs(std::int32_t*, const void*, std::int64_t, Stream) { none(); }
+void cuda_set_device(int) { none(); }
 void* cuda_make_stream() { none(); }
 void cuda_free_stream(void*) {}
 void* cuda_make_event() { none(); }

@@ -17,9 +17,10 @@ namespace smla {
 /// Fails to compile for an op of the list that has no description.
 template <class... Ops>
 constexpr bool check_descriptions(TypeList<Ops...> /*list*/) {
-  static_assert((DescribedOp<Ops> && ...),
-                "an op of AllOps has no complete OpDescription: give it kFamily, kTypical, typical(), fields() and "
-                "tensors() in src/ops/<family>/<family>_ops.h");
+  static_assert(
+      (DescribedOp<Ops> && ...),
+      "an op of AllOps has no complete OpDescription: give it kFamily, kTypical, typical(), kShapes, fields() "
+      "and tensors() in src/ops/<family>/<family>_ops.h");
   return true;
 }
 static_assert(check_descriptions(AllOps{}));

@@ -13,6 +13,8 @@ struct OpDescription<PickRows> {
   static constexpr std::string_view kFamily = "example";
   static constexpr std::string_view kTypical = "64 rows of 4096, bf16";
   static PickRows::Problem typical() { return {.rows = 64, .sources = 64, .dim = 4096}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>(
+      {{"x", "dtype: BF16 | F32", "sources, dim"}, {"index", "I32", "rows"}, {"y", "dtype: BF16 | F32", "rows, dim"}});
   static void fields(PickRows::Problem& p, auto&& f) {
     f("rows", p.rows), f("sources", p.sources), f("dim", p.dim), f("dtype", p.dtype), f("scale", p.scale);
   }

@@ -10,6 +10,11 @@ struct OpDescription<GatherRows> {
   static constexpr std::string_view kFamily = "attention";
   static constexpr std::string_view kTypical = "4 requests, 2048 rows each, fp8_ds_mla rows";
   static GatherRows::Problem typical() { return {.requests = 4, .rows = 2048, .format = &fp8_ds_mla_rows()}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>({{"cache", "cache", "format, -"},
+                                                              {"seq_lens", "I32", "requests"},
+                                                              {"gather_lens", "I32", "requests"},
+                                                              {"block_table", "I32", "requests, columns"},
+                                                              {"out", "BF16", "requests, rows, row"}});
   static void fields(GatherRows::Problem& p, auto&& f) {
     f("requests", p.requests), f("rows", p.rows), f("offset", p.offset), f("format", p.format);
   }
@@ -29,6 +34,21 @@ struct OpDescription<SparseAttention> {
     problem.scope[1] = {.format = &fp8_ds_mla_rows(), .block_size = 64, .width = 512};
     return problem;
   }
+  static constexpr auto kShapes =
+      std::to_array<TensorShape>({{"q", "q: BF16 | E4M3 | F32", "tokens, >= heads, dim"},
+                                  {"sink", "F32", "heads"},
+                                  {"o", "o: BF16 | F32", "tokens, out_heads, value_dim"},
+                                  {"lse", "F32", "tokens, heads"},
+                                  {"query_prologue.positions", "I64", "tokens"},
+                                  {"query_prologue.cos_sin", "F32", "positions, query_prologue.rope_dim"},
+                                  {"output_epilogue.positions", "I64", "tokens"},
+                                  {"output_epilogue.cos_sin", "F32", "positions, output_epilogue.rope_dim"},
+                                  {"scopes[0].cache", "cache", "scopes[0].format, scopes[0].block_size"},
+                                  {"scopes[0].indices", "I32", "tokens, scopes[0].width"},
+                                  {"scopes[0].lens", "I32", "tokens"},
+                                  {"scopes[1].cache", "cache", "scopes[1].format, scopes[1].block_size"},
+                                  {"scopes[1].indices", "I32", "tokens, scopes[1].width"},
+                                  {"scopes[1].lens", "I32", "tokens"}});
   static void fields(SparseAttention::Problem& p, auto&& f) {
     f("tokens", p.tokens), f("heads", p.heads), f("out_heads", p.out_heads), f("dim", p.dim),
         f("value_dim", p.value_dim);
@@ -68,6 +88,11 @@ struct OpDescription<MergePartials> {
   static constexpr std::string_view kFamily = "attention";
   static constexpr std::string_view kTypical = "4 slices, 64 tokens, 64 heads";
   static MergePartials::Problem typical() { return {.slices = 4, .tokens = 64, .heads = 64}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>({{"partial_o", "F32", "slices, tokens, heads, dim"},
+                                                              {"partial_lse", "F32", "slices, tokens, heads"},
+                                                              {"sink", "F32", "heads"},
+                                                              {"o", "o: BF16 | F32", "tokens, heads, dim"},
+                                                              {"lse", "F32", "tokens, heads"}});
   static void fields(MergePartials::Problem& p, auto&& f) {
     f("slices", p.slices), f("tokens", p.tokens), f("heads", p.heads), f("dim", p.dim), f("o", p.o);
   }

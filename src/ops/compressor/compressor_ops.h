@@ -10,6 +10,11 @@ struct OpDescription<SaveState> {
   static constexpr std::string_view kFamily = "compressor";
   static constexpr std::string_view kTypical = "64 tokens, C4A";
   static SaveState::Problem typical() { return {.tokens = 64}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>({{"kv_score", "F32", "tokens, 2*coff*dim"},
+                                                              {"ape", "F32 | BF16", "ratio, coff*dim"},
+                                                              {"positions", "I64", "tokens"},
+                                                              {"state_slots", "I64", "<= tokens"},
+                                                              {"state", "state cache", "dim, ratio"}});
   static void fields(SaveState::Problem& p, auto&& f) { f("tokens", p.tokens), f("ratio", p.ratio), f("dim", p.dim); }
   static void tensors(SaveState::Args& a, auto&& t) {
     t.in("kv_score", a.kv_score), t.in("ape", a.ape), t.in("positions", a.positions),
@@ -22,6 +27,25 @@ struct OpDescription<CompressStore> {
   static constexpr std::string_view kFamily = "compressor";
   static constexpr std::string_view kTypical = "64 tokens, C4A, fp8_ds_mla rows";
   static CompressStore::Problem typical() { return {.tokens = 64, .compressor = {{{.format = &fp8_ds_mla_rows()}}}}; }
+  static constexpr auto kShapes =
+      std::to_array<TensorShape>({{"positions", "I64", "tokens"},
+                                  {"token_to_req", "I32", "tokens"},
+                                  {"entry_slots", "I64", "<= tokens"},
+                                  {"cos_sin", "F32", "positions, rope_dim"},
+                                  {"compressors[0].state_slots", "I64", "<= tokens"},
+                                  {"compressors[0].block_table", "I32", "requests, columns"},
+                                  {"compressors[0].norm_weight", "BF16 | F32", "compressors[0].dim"},
+                                  {"compressors[0].kv_score", "F32", "tokens, 2*coff*compressors[0].dim"},
+                                  {"compressors[0].ape", "F32 | BF16", "ratio, coff*compressors[0].dim"},
+                                  {"compressors[0].state", "state cache", "compressors[0].dim, ratio"},
+                                  {"compressors[0].entries", "cache", "compressors[0].format, -"},
+                                  {"compressors[1].state_slots", "I64", "<= tokens"},
+                                  {"compressors[1].block_table", "I32", "requests, columns"},
+                                  {"compressors[1].norm_weight", "BF16 | F32", "compressors[1].dim"},
+                                  {"compressors[1].kv_score", "F32", "tokens, 2*coff*compressors[1].dim"},
+                                  {"compressors[1].ape", "F32 | BF16", "ratio, coff*compressors[1].dim"},
+                                  {"compressors[1].state", "state cache", "compressors[1].dim, ratio"},
+                                  {"compressors[1].entries", "cache", "compressors[1].format, -"}});
   static void fields(CompressStore::Problem& p, auto&& f) {
     f("tokens", p.tokens), f("ratio", p.ratio), f("rope_dim", p.rope_dim), f("eps", p.eps), f("clamp", p.clamp);
     CompressStore::CompressorShape& first = p.compressor[0];

@@ -10,6 +10,14 @@ struct OpDescription<IndexerQ> {
   static constexpr std::string_view kFamily = "indexer";
   static constexpr std::string_view kTypical = "64 tokens, 64 heads, index_fp8";
   static IndexerQ::Problem typical() { return {.tokens = 64, .format = &index_fp8_rows()}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>(
+      {{"q", "in: BF16 | F32", "tokens, heads, dim"},
+       {"weights", "in: BF16 | F32", "tokens, heads"},
+       {"positions", "I64", "tokens"},
+       {"cos_sin", "F32", "positions, rope_dim"},
+       {"q_out", "E4M3@index_fp8 | U8@index_mxfp4 | F32@index_f32", "tokens, heads, dim or dim/2"},
+       {"q_scale", "U8@index_mxfp4", "tokens, heads, dim/32"},
+       {"weights_out", "F32", "tokens, heads"}});
   static void fields(IndexerQ::Problem& p, auto&& f) {
     f("tokens", p.tokens), f("heads", p.heads), f("dim", p.dim), f("rope_dim", p.rope_dim), f("in", p.in),
         f("format", p.format), f("hadamard", p.hadamard);
@@ -25,6 +33,15 @@ struct OpDescription<IndexerLogits> {
   static constexpr std::string_view kFamily = "indexer";
   static constexpr std::string_view kTypical = "64 rows, 64 heads, 4096 entries, index_fp8";
   static IndexerLogits::Problem typical() { return {.rows = 64, .width = 4096, .format = &index_fp8_rows()}; }
+  static constexpr auto kShapes =
+      std::to_array<TensorShape>({{"q", "E4M3@index_fp8 | U8@index_mxfp4 | F32@index_f32", "rows, heads, dim or dim/2"},
+                                  {"q_scale", "U8@index_mxfp4", "rows, heads, dim/32"},
+                                  {"weights", "F32", "rows, heads"},
+                                  {"row_to_req", "I32", "rows"},
+                                  {"lens", "I32", "rows"},
+                                  {"block_table", "I32", "requests, columns"},
+                                  {"cache", "cache", "format, -"},
+                                  {"logits", "F32", "rows, width"}});
   static void fields(IndexerLogits::Problem& p, auto&& f) {
     f("rows", p.rows), f("heads", p.heads), f("dim", p.dim), f("width", p.width), f("format", p.format);
   }
@@ -40,6 +57,11 @@ struct OpDescription<GatherIndexRows> {
   static constexpr std::string_view kFamily = "indexer";
   static constexpr std::string_view kTypical = "8 requests, 4096 entries, index_fp8";
   static GatherIndexRows::Problem typical() { return {.requests = 8, .rows = 4096, .format = &index_fp8_rows()}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>({{"cache", "cache", "format, -"},
+                                                              {"cu_seq_lens", "I32", "requests+1"},
+                                                              {"block_table", "I32", "requests, columns"},
+                                                              {"values", "U8", "rows, data bytes"},
+                                                              {"scales", "U8", "rows, scale bytes"}});
   static void fields(GatherIndexRows::Problem& p, auto&& f) {
     f("requests", p.requests), f("rows", p.rows), f("format", p.format);
   }
@@ -54,6 +76,15 @@ struct OpDescription<RaggedIndexerLogits> {
   static constexpr std::string_view kFamily = "indexer";
   static constexpr std::string_view kTypical = "64 rows, 64 heads, 4096 entries, index_fp8";
   static RaggedIndexerLogits::Problem typical() { return {.rows = 64, .keys = 4096, .format = &index_fp8_rows()}; }
+  static constexpr auto kShapes =
+      std::to_array<TensorShape>({{"q", "E4M3@index_fp8 | U8@index_mxfp4 | F32@index_f32", "rows, heads, dim or dim/2"},
+                                  {"q_scale", "U8@index_mxfp4", "rows, heads, dim/32"},
+                                  {"weights", "F32", "rows, heads"},
+                                  {"values", "U8", "keys, data bytes"},
+                                  {"scales", "U8", "keys, scale bytes"},
+                                  {"starts", "I32", "rows"},
+                                  {"ends", "I32", "rows"},
+                                  {"logits", "F32", "rows, keys"}});
   static void fields(RaggedIndexerLogits::Problem& p, auto&& f) {
     f("rows", p.rows), f("keys", p.keys), f("heads", p.heads), f("dim", p.dim), f("format", p.format);
   }

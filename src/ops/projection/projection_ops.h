@@ -10,6 +10,12 @@ struct OpDescription<Projection> {
   static constexpr std::string_view kFamily = "projection";
   static constexpr std::string_view kTypical = "64 rows of bf16, 4096 to 1024";
   static Projection::Problem typical() { return {.m = 64, .n = 1024, .k = 4096}; }
+  static constexpr auto kShapes =
+      std::to_array<TensorShape>({{"x", "x: BF16 | F32 | E4M3", "m, groups, k"},
+                                  {"w", "w: BF16 | F32 | E4M3", "groups, n, k"},
+                                  {"y", "y: BF16 | F32", "m, groups, n"},
+                                  {"x_scale", "x_scale: F32 | I32", "groups, scales, >= m"},
+                                  {"w_scale", "F32", "groups, output blocks, input blocks"}});
   static void fields(Projection::Problem& p, auto&& f) {
     f("m", p.m), f("n", p.n), f("k", p.k), f("groups", p.groups), f("x", p.x), f("w", p.w), f("y", p.y),
         f("x_scale", p.x_scale);

@@ -10,6 +10,14 @@ struct OpDescription<TopK> {
   static constexpr std::string_view kFamily = "topk";
   static constexpr std::string_view kTypical = "64 rows, 512 of 4096";
   static TopK::Problem typical() { return {.rows = 64, .width = 4096, .k = 512}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>({{"logits", "F32", "rows, width"},
+                                                              {"lens", "I32", "rows"},
+                                                              {"indices", "I32", "rows, k"},
+                                                              {"slots.token_to_req", "I32", "rows"},
+                                                              {"slots.block_table", "I32", "requests, columns"},
+                                                              {"slots.valid", "BOOL", "rows"},
+                                                              {"slots.slots", "I32", "rows, k"},
+                                                              {"slots.lens", "I32", "rows"}});
   static void fields(TopK::Problem& p, auto&& f) {
     f("rows", p.rows), f("width", p.width), f("k", p.k);
     TopK::Slots slots = p.slots.value_or(TopK::Slots{.storage_block = 0});  // 0: none are wanted

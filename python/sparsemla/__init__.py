@@ -1,0 +1,32 @@
+"""DeepSeek-V4 sparse attention: ops, plans and paged caches over tensors of torch, numpy, cupy or jax, without a copy.
+
+Importing this package loads neither torch nor numpy and touches no GPU. `docs/python.md` is the manual.
+"""
+
+from __future__ import annotations
+
+from . import ops
+from ._core import (
+    Cache,
+    CudaError,
+    Error,
+    InvalidArgument,
+    IoError,
+    Plan,
+    Unsupported,
+    __version__,
+    built_with_cuda,
+)
+
+__all__ = [
+    "Cache",
+    "CudaError",
+    "Error",
+    "InvalidArgument",
+    "IoError",
+    "Plan",
+    "Unsupported",
+    "__version__",
+    "built_with_cuda",
+    "ops",
+]

@@ -199,7 +199,8 @@ class PagedAttention:
         @param topk: columns of the second index matrix
         """
         width = 0 if self.ratio == 1 else topk
-        plan = self.kernels.plan("sparse_attention", self._scalars(tokens, self.heads, window, 64, width, 64), like.device.type)
+        scalars = self._scalars(tokens, self.heads, window, 64, width, 64)
+        plan = self.kernels.plan("sparse_attention", scalars, str(like.device))
         torch.empty(plan.workspace_bytes + 4 * tokens * (width + 1), dtype=torch.uint8, device=like.device)
 
     def _decode_entries(self, compressed: Any, chosen: Entries | None, tokens: int, captured: bool) -> Entries | None:

@@ -41,13 +41,13 @@ class Kernels:
         """Op -> name of the implementation that its last new plan chose."""
 
     def plan(self, op: str, scalars: Scalars, device: str) -> sparsemla.Plan:
-        """The plan of `op` for these scalars on "cuda" or "cpu". @raises sparsemla.Unsupported: none accepts."""
+        """The plan of `op` for these scalars on "cuda:0" or "cpu". @raises sparsemla.Unsupported: none accepts."""
         key = (op, device, *scalars.items())
         found = self._plans.get(key)
         if found is not None:
             self._plans.move_to_end(key)
             return found
-        implementation = _PORTABLE_GPU if self.portable and device == "cuda" else None
+        implementation = _PORTABLE_GPU if self.portable and device.startswith("cuda") else None
         made = sparsemla.Plan(
             op, dict(scalars), device=device, implementation=implementation, deterministic=self.deterministic
         )
@@ -59,7 +59,7 @@ class Kernels:
 
     def run(self, op: str, scalars: Scalars, tensors: Mapping[str, Any], device: torch.device) -> None:
         """Plans `op` where it is not yet planned and queues it on the current stream; outputs are written in place."""
-        self.plan(op, scalars, device.type).run({k: v for k, v in tensors.items() if v is not None})
+        self.plan(op, scalars, str(device)).run({k: v for k, v in tensors.items() if v is not None})
 
     def shared(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` made for this key, once for all layers."""

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 
 #include "device/memory.h"
 #include "python/call.h"
@@ -62,16 +63,26 @@ CallStream prepare(Call& call, nb::handle stream) {
   return found;
 }
 
-/// Plans of calls by name, found again by what tells them apart. The caller holds the GIL.
-std::shared_ptr<const Plan> find_plan(const Call& call, const Place& place, const CallOptions& options) {
+/// A call that was planned before: its plan, and what its tensors' bytes stand for.
+struct KnownCall {
+  std::shared_ptr<const Plan> plan;
+  std::vector<DType> dtypes;
+};
+
+/// Fills in the call and finds its plan, again where the same shapes were seen before. The caller holds the GIL.
+std::shared_ptr<const Plan> find_plan(Call& call, const Place& place, const CallOptions& options) {
   constexpr std::size_t kMost = 4096;
-  static std::map<std::string, std::shared_ptr<const Plan>> plans;
-  std::string key = call.key() + "\n" + describe(place) + "\n" + options.implementation + "\n" +
+  static std::unordered_map<std::string, KnownCall> known;
+  std::string key = call.signature() + describe(place) + "\n" + options.implementation + "\n" +
                     (options.deterministic ? "d" : "") + std::to_string(options.threads);
-  if (const auto at = plans.find(key); at != plans.end()) return at->second;
+  if (const auto at = known.find(key); at != known.end()) {
+    call.set_dtypes(at->second.dtypes);
+    return at->second.plan;
+  }
+  call.determine();
   auto plan = std::make_shared<const Plan>(call, place, options);
-  if (plans.size() >= kMost) plans.clear();
-  plans.emplace(std::move(key), plan);
+  if (known.size() >= kMost) known.clear();
+  known.emplace(std::move(key), KnownCall{plan, call.dtypes()});
   return plan;
 }
 
@@ -84,7 +95,6 @@ void call_op(const std::string& name, const nb::dict& members, nb::handle stream
   if (const auto wanted = read_place(device); wanted && *wanted != place)
     throw InvalidArgument("device: got " + describe(*wanted) + ", expected " + describe(place) +
                           ", where the tensors are");
-  call.determine();
   find_plan(call, place, read_options(implementation, deterministic, threads))->run(call, workspace, on.handle, on.own);
 }
 
@@ -120,7 +130,7 @@ void run_plan(const HeldPlan& held, const nb::dict& tensors, nb::handle workspac
   if (call.has_tensors() && call.place() != plan.place())
     throw InvalidArgument(std::string(plan.op().name) + ": tensors: got them on " + describe(call.place()) +
                           ", expected them on " + describe(plan.place()) + ", for which the plan was made");
-  call.determine();  // bytes that stand for other types
+  if (call.has_bytes()) call.determine();
   plan.run(call, workspace, on.handle, on.own);
 }
 

@@ -136,6 +136,10 @@ void Call::add(const std::string& name, nb::handle value) {
       add(name + "." + nb::cast<std::string>(key), inner);
     }
   } else if (is_sequence(value)) {
+    const std::string element = name + "[";
+    if (std::none_of(op_.members.begin(), op_.members.end(),
+                     [&](const OpMember& m) { return m.name.substr(0, element.size()) == element; }))
+      fail_member(op_.name, name, "a list", tensor != nullptr ? "a tensor" : "the name of a list");
     const auto count = static_cast<std::size_t>(nb::len(value));
     for (std::size_t i = 0; i < count; ++i) add(name + "[" + std::to_string(i) + "]", nb::object(value[i]));
   } else if (tensor != nullptr && (scalar == nullptr || is_cache(value) || is_tensor(value))) {
@@ -305,24 +309,58 @@ std::vector<smla_argument> Call::arguments() const {
   return out;
 }
 
-std::string Call::key() const {
-  std::vector<const NamedScalar*> sorted;
-  for (const NamedScalar& s : scalars_) sorted.push_back(&s);
-  std::sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) { return a->name < b->name; });
-  std::string key(op_.name);
-  for (const NamedScalar* s : sorted) {
-    key += '\n';
-    key += s->name;
-    key += '=';
-    if (const auto* integer = std::get_if<std::int64_t>(&s->value)) {
-      key.append(reinterpret_cast<const char*>(integer), sizeof(*integer));
-    } else if (const auto* number = std::get_if<double>(&s->value)) {
-      key.append(reinterpret_cast<const char*>(number), sizeof(*number));
+namespace {
+template <class T>
+void append_bytes(std::string& to, const T& value) {
+  to.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+}  // namespace
+
+std::string Call::signature() const {
+  std::string key;
+  key.reserve(64 * (values_.size() + scalars_.size() + 2));
+  append_bytes(key, &op_);
+  for (const NamedScalar& s : scalars_) {
+    append_bytes(key, s.name.data());
+    append_bytes(key, s.value.index());
+    if (const auto* word = std::get_if<std::string_view>(&s.value)) {
+      append_bytes(key, word->size());
+      key += *word;
+    } else if (const auto* number = std::get_if<double>(&s.value)) {
+      append_bytes(key, *number);
     } else {
-      key += std::get<std::string_view>(s->value);
+      append_bytes(key, std::get<std::int64_t>(s.value));
+    }
+  }
+  for (const Value& v : values_) {
+    append_bytes(key, v.member);
+    if (v.is_cache) {
+      append_bytes(key, v.c_cache.format);
+      append_bytes(key, v.c_cache.block_size);
+    } else {
+      append_bytes(key, v.tensor.dtype);
+      append_bytes(key, v.tensor.rank);
+      key.append(reinterpret_cast<const char*>(v.tensor.shape.data()),
+                 sizeof(std::int64_t) * static_cast<std::size_t>(v.tensor.rank));
     }
   }
   return key;
+}
+
+bool Call::has_bytes() const {
+  return std::any_of(values_.begin(), values_.end(),
+                     [](const Value& v) { return !v.is_cache && v.tensor.dtype == DType::kU8; });
+}
+
+std::vector<DType> Call::dtypes() const {
+  std::vector<DType> dtypes;
+  for (const Value& v : values_) dtypes.push_back(v.tensor.dtype);
+  return dtypes;
+}
+
+void Call::set_dtypes(const std::vector<DType>& dtypes) {
+  auto next = dtypes.begin();
+  for (Value& v : values_) v.tensor.dtype = *next++;
 }
 
 Plan::Plan(const Call& call, const Place& place, const CallOptions& options) : op_(call.op()), place_(place) {

@@ -51,8 +51,13 @@ class Call {
 
   std::vector<smla_scalar> scalars() const;
   std::vector<smla_argument> arguments() const;
-  /// What tells plans of this op apart.
-  std::string key() const;
+  /// What tells calls apart that are planned apart: scalars, and shapes and dtypes of tensors.
+  std::string signature() const;
+  /// Whether a tensor has bytes, which may stand for other types.
+  bool has_bytes() const;
+  /// Dtypes of the tensors, in their order.
+  std::vector<DType> dtypes() const;
+  void set_dtypes(const std::vector<DType>& dtypes);
   const OpRow& op() const { return op_; }
   const std::vector<NamedScalar>& named_scalars() const { return scalars_; }
   bool has_tensors() const { return !values_.empty(); }

@@ -82,8 +82,9 @@ nb::handle loaded_type(const char* module, const char* type, nb::handle& known) 
   return known;
 }
 
+/// Without asking the type's metaclass, which is Python code for torch's.
 bool is_instance(nb::handle object, nb::handle type) {
-  return type.is_valid() && PyObject_IsInstance(object.ptr(), type.ptr()) == 1;
+  return type.is_valid() && PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(type.ptr())) != 0;
 }
 
 bool is_torch(nb::handle object) {
@@ -131,12 +132,10 @@ Tensor read_torch(std::string_view name, nb::handle object) {
   t.rank = checked_rank(name, nb::len(shape));
   read_numbers(name, shape, t.shape, t.rank);
   t.dtype = torch_dtype(name, object.attr("dtype"));
-  const nb::object device = object.attr("device");
-  const std::string kind = nb::cast<std::string>(device.attr("type"));
-  if (kind == "cuda") {
-    t.place = {DeviceKind::kCuda, nb::cast<int>(device.attr("index"))};
-  } else if (kind != "cpu") {
-    fail(name, "a tensor on " + text_of(device), "one on the CPU or on a CUDA GPU");
+  if (nb::cast<bool>(object.attr("is_cuda"))) {
+    t.place = {DeviceKind::kCuda, nb::cast<int>(object.attr("get_device")())};
+  } else if (!nb::cast<bool>(object.attr("is_cpu"))) {
+    fail(name, "a tensor on " + text_of(object.attr("device")), "one on the CPU or on a CUDA GPU");
   }
   // Tensors that only stand for others (of a trace, of another layout) have no address and say so here.
   read_numbers(name, object.attr("stride")(), t.stride, t.rank);

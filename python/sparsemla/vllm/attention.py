@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparsemla.vllm.kernels import Kernels, capturing, leading_rows
+from sparsemla.vllm.kernels import Kernels, capturing, leading_rows, paged_cache
 
 ROW_FORMAT = "fp8_ds_mla"
 
@@ -281,7 +281,7 @@ class PagedAttention:
             "q": q,
             "o": output,
             "sink": sink[: self.heads],
-            "scopes[0].cache": self.kernels.cache(window_cache, ROW_FORMAT),
+            "scopes[0].cache": paged_cache(window_cache, ROW_FORMAT),
             "scopes[0].indices": window.slots,
             "scopes[0].lens": window.lens,
         }
@@ -289,7 +289,7 @@ class PagedAttention:
         if entries is not None:
             assert compressed_cache is not None
             width, entry_rows = entries.slots.shape[1], compressed_cache.shape[1]
-            tensors["scopes[1].cache"] = self.kernels.cache(compressed_cache, ROW_FORMAT)
+            tensors["scopes[1].cache"] = paged_cache(compressed_cache, ROW_FORMAT)
             tensors["scopes[1].indices"] = entries.slots
             tensors["scopes[1].lens"] = entries.lens
         scalars = self._scalars(

@@ -8,7 +8,7 @@ import torch
 
 from sparsemla.vllm.attention import ROW_FORMAT
 from sparsemla.vllm.indexer import INDEX_FORMAT
-from sparsemla.vllm.kernels import Kernels, as_bytes, leading_rows
+from sparsemla.vllm.kernels import Kernels, as_bytes, leading_rows, paged_cache
 
 SCALE_GROUP = 128  # numbers of a scale of FP8 activations, and of either side of a scale of FP8 weights
 STATE_FORMATS = {(512, 4): "state_c4", (512, 128): "state_c128", (128, 4): "state_index"}
@@ -39,7 +39,7 @@ def insert_window_rows(
             "positions": positions,
             "cos_sin": cos_sin,
             "slot_mapping": slots,
-            "cache": kernels.cache(cache, ROW_FORMAT),
+            "cache": paged_cache(cache, ROW_FORMAT),
         },
         kv.device,
     )
@@ -95,8 +95,8 @@ def compress(
             "compressors[0].norm_weight": norm_weight,
             "compressors[0].kv_score": kv_score,
             "compressors[0].ape": ape,
-            "compressors[0].state": kernels.cache(as_bytes(state_cache), STATE_FORMATS[d, ratio]),
-            "compressors[0].entries": kernels.cache(entry_cache, entries),
+            "compressors[0].state": paged_cache(as_bytes(state_cache), STATE_FORMATS[d, ratio]),
+            "compressors[0].entries": paged_cache(entry_cache, entries),
         },
         kv_score.device,
     )
@@ -127,6 +127,13 @@ def index_queries(
         q.device,
     )
     return values, folded
+
+
+def float_scales(scale: torch.Tensor) -> torch.Tensor:
+    """Block scales of a weight as fp32: UE8M0 bytes are powers of two."""
+    if scale.dtype == torch.uint8 or str(scale.dtype) == "torch.float8_e8m0fnu":
+        return torch.exp2(scale.view(torch.uint8).float() - 127)
+    return scale
 
 
 class OutputProjection:

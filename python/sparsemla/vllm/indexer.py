@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsemla.vllm.attention import Entries
-from sparsemla.vllm.kernels import Kernels, capturing, leading_rows
+from sparsemla.vllm.kernels import Kernels, capturing, leading_rows, paged_cache
 
 INDEX_FORMAT = "index_fp8"
 
@@ -128,7 +128,7 @@ class IndexScorer:
                 "row_to_req": rows.row_to_req,
                 "lens": rows.lens,
                 "block_table": rows.block_table,
-                "cache": self.kernels.cache(index_cache, INDEX_FORMAT),
+                "cache": paged_cache(index_cache, INDEX_FORMAT),
                 "logits": logits,
             },
             q.device,

@@ -1,4 +1,4 @@
-"""Calls of the library's ops on torch tensors: plans and caches are made once and kept.
+"""Calls of the library's ops on torch tensors: plans are made once and kept.
 
 Nothing here knows vLLM. All memory comes from torch's allocator and every launch goes to torch's current stream, so a
 call may be recorded into a CUDA graph.
@@ -35,7 +35,6 @@ class Kernels:
         self.deterministic = deterministic
         self._kept_plans = kept_plans
         self._plans: OrderedDict[tuple[Any, ...], sparsemla.Plan] = OrderedDict()
-        self._caches: dict[tuple[Any, ...], sparsemla.Cache] = {}
         self._shared: dict[Hashable, Any] = {}
         self.used: dict[str, str] = {}
         """Op -> name of the implementation that its last new plan chose."""
@@ -68,19 +67,16 @@ class Kernels:
         made: Made = self._shared[key]
         return made
 
-    def cache(self, blocks: torch.Tensor, format: str) -> sparsemla.Cache:
-        """A paged cache over `blocks`, [blocks, rows of a block, ...], of any block stride."""
-        key = (blocks.data_ptr(), blocks.shape, blocks.stride(0), format)
-        found = self._caches.get(key)
-        if found is None:
-            found = sparsemla.Cache(
-                blocks,
-                format=format,
-                block_size=blocks.shape[1],
-                block_stride_bytes=blocks.stride(0) * blocks.element_size(),
-            )
-            self._caches[key] = found
-        return found
+
+def paged_cache(blocks: torch.Tensor, format: str) -> sparsemla.Cache:
+    """A paged cache over `blocks`, [blocks, rows of a block, ...], of any block stride. It is made for one call and not
+    kept, because vLLM gives caches back."""
+    return sparsemla.Cache(
+        blocks,
+        format=format,
+        block_size=blocks.shape[1],
+        block_stride_bytes=blocks.stride(0) * blocks.element_size(),
+    )
 
 
 def leading_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -90,8 +86,8 @@ def leading_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
     if tensor.shape[0] >= count:
         return tensor[:count]
     first = tensor.storage_offset()
-    last = first + (count - 1) * tensor.stride(0) + sum(
-        (n - 1) * s for n, s in zip(tensor.shape[1:], tensor.stride()[1:])
+    last = (
+        first + (count - 1) * tensor.stride(0) + sum((n - 1) * s for n, s in zip(tensor.shape[1:], tensor.stride()[1:]))
     )
     if last >= tensor.untyped_storage().nbytes() // tensor.element_size():
         raise ValueError(f"got {tensor.shape[0]} rows and no more behind them, expected {count}")

@@ -12,12 +12,13 @@ from vllm.forward_context import get_forward_context
 from vllm.models.deepseek_v4 import attention as vllms
 from vllm.models.deepseek_v4.compressor import DeepseekCompressor
 from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
+from vllm.utils.deep_gemm import is_deep_gemm_supported
 
 from sparsemla.vllm.attention import Entries, PagedAttention, Rotation
-from sparsemla.vllm.full import OutputProjection, compress, insert_window_rows
+from sparsemla.vllm.full import OutputProjection, compress, float_scales, insert_window_rows
 from sparsemla.vllm.indexer import IndexScorer
 from sparsemla.vllm.kernels import Kernels
-from sparsemla.vllm.report import say, warn
+from sparsemla.vllm.report import warn
 from sparsemla.vllm.settings import Mode, Settings
 
 INSERTED_HEADS = (8, 16, 32, 64, 128)
@@ -108,6 +109,7 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):
         full = self.settings.mode is Mode.FULL
         self.paged = PagedAttention(self.kernels, self.n_local_heads, self.scale, self.compress_ratio)
         self.projection: OutputProjection | None = None
+        self._scale: torch.Tensor | None = None
         self._asked_projection = not full
         if self.indexer is not None and isinstance(self.indexer.indexer_op, SparseMlaIndexer):
             drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
@@ -117,6 +119,9 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):
         if full:
             self._take_compressor(self.compressor)
             self._take_compressor(None if self.indexer is None else self.indexer.compressor)
+            if not is_deep_gemm_supported():
+                # Without DeepGEMM vLLM would lay these weights out for kernels that know no groups.
+                self.wo_a.quant_method.process_weights_after_loading = lambda layer: None
 
     @contextlib.contextmanager
     def _own_indexer(self, wanted: bool) -> Iterator[None]:
@@ -240,24 +245,19 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):
         if self.projection is None:
             kept: torch.Tensor = super()._o_proj(o, positions)
             return kept
-        z = self.projection.forward(
-            o, positions, self.rotary_emb.cos_sin_cache, self.wo_a.weight.data, self._wo_a_scale()
-        )
+        z = self.projection.forward(o, positions, self.rotary_emb.cos_sin_cache, self.wo_a.weight.data, self._scale)
         made: torch.Tensor = self.wo_b(z.flatten(1))
         return made
 
-    def _wo_a_scale(self) -> torch.Tensor | None:
+    def _take_projection(self) -> None:
+        """Asked at the first run, when vLLM has given the weights their last shape."""
         scale = getattr(self.wo_a, "weight_scale_inv", None)
         if scale is None:
             scale = getattr(self.wo_a, "weight_scale", None)
-        return None if scale is None else scale.data
-
-    def _take_projection(self) -> None:
-        """Asked at the first run, when vLLM has given the weights their last shape."""
+        self._scale = None if scale is None else float_scales(scale.data)
         mine = OutputProjection(self.kernels, self.n_local_heads, self.n_local_groups, self.o_lora_rank)
-        reason = mine.refusal(self.wo_a.weight.data, self._wo_a_scale())
+        reason = mine.refusal(self.wo_a.weight.data, self._scale)
         if reason:
             warn(f"the output projection stays vLLM's: {reason}.")
         else:
             self.projection = mine
-            say("the output projection wo_a is taken over.")

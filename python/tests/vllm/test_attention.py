@@ -51,7 +51,9 @@ def expected_rows(world: World, q: torch.Tensor, sink: torch.Tensor, choice: tor
     return rows
 
 
-def run(world: World, q: torch.Tensor, sink: torch.Tensor, choice: torch.Tensor | None, output: torch.Tensor, **more: object) -> None:
+def run(
+    world: World, q: torch.Tensor, sink: torch.Tensor, choice: torch.Tensor | None, output: torch.Tensor, **more: object
+) -> None:
     attention = PagedAttention(Kernels(), HEADS, SCALE, world.ratio)
     positions = torch.cat([world.positions, torch.zeros(world.padding, dtype=torch.int64)])
     attention.forward(
@@ -129,7 +131,9 @@ def test_queries_are_normed_and_rotated_inside(name: str) -> None:
     ready = torch.empty_like(raw)
     for t in range(world.tokens):
         x = raw[t].float()
-        ready[t] = rotate(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), table[world.positions[t]]).to(torch.bfloat16)
+        ready[t] = rotate(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), table[world.positions[t]]).to(
+            torch.bfloat16
+        )
     sink = world.randn(HEADS)
     output = torch.empty_like(raw)
     run(world, raw, sink, None, output, rotation=Rotation(table, 1e-6))

@@ -105,7 +105,9 @@ def test_output_is_rotated_back_and_projected_by_groups(kind: str) -> None:
     if kind == "bf16":
         weight = exact = weight.to(torch.bfloat16)
     else:
-        scale = torch.exp2(torch.randint(-12, -8, (groups * rank // 128, inputs // 128), generator=world.generator).float())
+        scale = torch.exp2(
+            torch.randint(-12, -8, (groups * rank // 128, inputs // 128), generator=world.generator).float()
+        )
         weight = (32 * world.randn(groups * rank, inputs)).to(torch.float8_e4m3fn)
         exact = weight.float() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
         if kind == "fp8 in groups":

@@ -121,7 +121,9 @@ def slots_of(table_row: torch.Tensor, positions: torch.Tensor, block: int) -> to
 
 def flat(cache: torch.Tensor) -> torch.Tensor:
     """[blocks, bytes of a block] of the same memory"""
-    return cache.as_strided((cache.shape[0], cache.shape[1] * cache.shape[2]), (cache.stride(0), 1), cache.storage_offset())
+    return cache.as_strided(
+        (cache.shape[0], cache.shape[1] * cache.shape[2]), (cache.stride(0), 1), cache.storage_offset()
+    )
 
 
 def places(cache: torch.Tensor, slots: torch.Tensor, count: int, first: int, each: int) -> tuple[torch.Tensor, ...]:
@@ -204,7 +206,11 @@ class World:
         self.index_cache = strided_cache(int(self.main_table.max()) + 1, per, INDEX_BYTES, self.generator)
         for r, n in enumerate(self.seq_lens):
             first = max(n - self.query_lens[r] - WINDOW, 0)
-            put_rows(self.window_cache, slots_of(self.window_table[r], torch.arange(first, n), WINDOW_BLOCK), self.randn(n - first, 512))
+            put_rows(
+                self.window_cache,
+                slots_of(self.window_table[r], torch.arange(first, n), WINDOW_BLOCK),
+                self.randn(n - first, 512),
+            )
             entries = n // self.ratio if self.ratio > 1 else 0
             if entries:
                 slots = slots_of(self.main_table[r], torch.arange(entries), per)
@@ -299,7 +305,10 @@ class World:
             if len(set(lens)) > 1 and native:
                 longest = max(lens)
                 padded = torch.tensor(
-                    [[max(s - longest + j + 1, 0) // self.ratio for j in range(longest)] for s in self.seq_lens[: self.decodes]]
+                    [
+                        [max(s - longest + j + 1, 0) // self.ratio for j in range(longest)]
+                        for s in self.seq_lens[: self.decodes]
+                    ]
                 )
                 decode = IndexDecode(self.main_table[: self.decodes], padded.int(), True)
             elif native:
@@ -316,7 +325,9 @@ class World:
                 for start in range(first, last, chunk_tokens):
                     stop = min(start + chunk_tokens, last)
                     ke = (self.positions[start:stop].int() + 1) // self.ratio
-                    chunks.append(IndexChunk(self.main_table[r : r + 1], torch.zeros_like(ke), ke, entries, start, stop))
+                    chunks.append(
+                        IndexChunk(self.main_table[r : r + 1], torch.zeros_like(ke), ke, entries, start, stop)
+                    )
             prefill = IndexPrefill(chunks)
         return IndexMetadata(max(self.seq_lens), d, self.tokens - d, decode, prefill)
 
@@ -345,4 +356,3 @@ def rotate(x: torch.Tensor, row: torch.Tensor, back: bool = False) -> torch.Tens
     tail = x[..., -64:].unflatten(-1, (32, 2))
     turned = torch.stack([tail[..., 0] * c - tail[..., 1] * s, tail[..., 1] * c + tail[..., 0] * s], -1).flatten(-2)
     return torch.cat([x[..., :-64], turned], -1)
-

@@ -49,5 +49,5 @@ def refusal_of_device(kernels: Kernels, device: str) -> str:
     try:
         kernels.plan("sparse_attention", scalars, device)
     except sparsemla.Error as error:
-        return str(error)
+        return "; ".join(line.strip() for line in str(error).splitlines())
     return ""

@@ -57,7 +57,8 @@ def layer_class(settings: Settings) -> type:
     from sparsemla.vllm.layer import SparseMlaAttention
 
     kernels = Kernels(portable=settings.portable, deterministic=settings.deterministic)
-    return type("SparseMlaAttention", (SparseMlaAttention,), {"kernels": kernels, "settings": settings})
+    members = {"kernels": kernels, "settings": settings, "__module__": SparseMlaAttention.__module__}
+    return type("SparseMlaAttention", (SparseMlaAttention,), members)
 
 
 def index_queries_or_vllms(vllms: Callable[..., Any], kernels: Kernels) -> Callable[..., Any]:

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "python/call.h"
+#include "python/layer.h"
 #include "sparsemla/c_api.h"
 #include "sparsemla/device.h"
 
@@ -77,4 +78,5 @@ NB_MODULE(_core, module) {
   module.def(
       "built_with_cuda", [] { return smla::built_with_cuda(); }, "Whether this build has GPU kernels.");
   bind_ops(module);
+  bind_layers(module);
 }

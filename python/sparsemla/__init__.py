@@ -7,24 +7,28 @@ from __future__ import annotations
 
 from . import ops
 from ._core import (
+    AttentionLayer,
     Cache,
     CudaError,
     Error,
     InvalidArgument,
     IoError,
     Plan,
+    Step,
     Unsupported,
     __version__,
     built_with_cuda,
 )
 
 __all__ = [
+    "AttentionLayer",
     "Cache",
     "CudaError",
     "Error",
     "InvalidArgument",
     "IoError",
     "Plan",
+    "Step",
     "Unsupported",
     "__version__",
     "built_with_cuda",

@@ -1,10 +1,15 @@
 // The Python module sparsemla._core.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <exception>
+#include <string>
 
+#include "device/library_folders.h"
 #include "python/call.h"
 #include "python/layer.h"
+#include "python/program.h"
 #include "sparsemla/c_api.h"
 #include "sparsemla/device.h"
 
@@ -77,6 +82,9 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = smla_version();
   module.def(
       "built_with_cuda", [] { return smla::built_with_cuda(); }, "Whether this build has GPU kernels.");
+  module.def("add_library_folders", &smla::device::add_library_folders, nb::arg("folders"),
+             "Further folders where libraries of the CUDA toolkit may lie.");
   bind_ops(module);
   bind_layers(module);
+  bind_program(module);
 }

@@ -5,7 +5,7 @@ Importing this package loads neither torch nor numpy and touches no GPU. `docs/p
 
 from __future__ import annotations
 
-from . import ops
+from . import _libraries, ops
 from ._core import (
     AttentionLayer,
     Cache,
@@ -34,3 +34,5 @@ __all__ = [
     "built_with_cuda",
     "ops",
 ]
+
+_libraries.tell()

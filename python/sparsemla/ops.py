@@ -18,10 +18,12 @@ Errors: InvalidArgument names the op and the member, Unsupported lists why each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from . import _core
+
+TYPE_CHECKING = False  # the module typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def names() -> list[str]:

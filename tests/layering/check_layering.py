@@ -4,12 +4,13 @@
 The rule (docs/architecture.md): code belongs to the folder of the highest subject that it needs to know; includes point down only.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
 
 # Low to high. A folder may include its own layer and those before it.
-LAYERS = ["core", "device", "model", "checkpoint", "cache", "plan", "ops", "layer", "engine", "cases", "bindings", "apps"]
+LAYERS = ["core", "device", "model", "checkpoint", "cache", "plan", "ops", "layer", "engine", "cases", "bindings", "apps", "python"]
 
 # Where each public header belongs. A header that is not named here is a breach: decide, then add it.
 PUBLIC = {
@@ -93,6 +94,8 @@ def layer_of_file(relative):
         return parts[1] if parts[1] in LAYERS else None
     if relative.startswith("include/sparsemla/"):
         return public_layer(relative[len("include/sparsemla/"):])
+    if relative.startswith("bindings/python/"):
+        return "python"
     return parts[0] if parts[0] in ("apps", "bindings") else None
 
 
@@ -100,6 +103,7 @@ def layer_of_include(name):
     if name.startswith("sparsemla/"):
         return public_layer(name[len("sparsemla/"):])
     first = name.split("/")[0]
+    first = {"c": "bindings", "smla": "apps"}.get(first, first)
     return first if "/" in name and first in LAYERS else None
 
 
@@ -198,6 +202,57 @@ def check_record_sizes(root):
                 yield f"{relative}:{number}: the record size {match.group(1)} as a literal; it belongs in {RECORD_SIZES_HOME}"
 
 
+# Rooms of the Python package: the foreign modules and other rooms that each may name. The core needs none of them to be imported.
+ROOMS = {"": set(), "torch": {"torch"}, "transformers": {"torch", "transformers"}, "vllm": {"torch", "vllm"}}
+FOREIGN = {"torch", "numpy", "transformers", "vllm", "cupy", "jax"}
+
+
+def python_imports(tree):
+    """(line, absolute module or room of this package) of every import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level == 0:
+                yield node.lineno, module
+            # `from . import torch` in the core names a room, too.
+            if node.level == 0 and module == "sparsemla":
+                yield from ((node.lineno, f"sparsemla.{alias.name}") for alias in node.names)
+            if node.level:
+                yield node.lineno, ("." * node.level) + module
+                if not module:
+                    yield from ((node.lineno, "." * node.level + alias.name) for alias in node.names)
+
+
+def check_python_rooms(root):
+    package = root / "python/sparsemla"
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).parts
+        room = parts[0] if len(parts) > 1 else ""
+        relative = path.relative_to(root).as_posix()
+        if room not in ROOMS:
+            yield f"{relative}: belongs to no room; known are {', '.join(r for r in ROOMS if r)}"
+            continue
+        for number, name in python_imports(ast.parse(path.read_text())):
+            if name.startswith("."):
+                up = len(name) - len(name.lstrip("."))
+                words = name.lstrip(".").split(".")
+                # Relative to the package itself: from the core one dot, from a room two.
+                other = words[0] if up == (2 if room else 1) and words[0] in ROOMS else None
+            elif name.split(".")[0] == "sparsemla":
+                words = name.split(".")
+                other = words[1] if len(words) > 1 and words[1] in ROOMS else None
+            else:
+                first = name.split(".")[0]
+                if first in FOREIGN and first not in ROOMS[room] | ({"numpy"} if room else set()):
+                    yield f"{relative}:{number}: {room or 'the core'} imports {name}; that is for other rooms"
+                continue
+            if other and other != room and other not in ROOMS[room]:
+                yield f"{relative}:{number}: {room or 'the core'} imports the room {other}"
+
+
 def check_unfinished(root):
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
@@ -214,7 +269,7 @@ def check_unfinished(root):
 
 
 CHECKS = [check_direction, check_public_headers, check_foreign_headers, check_cuda_suffixes, check_device_words, check_record_sizes,
-          check_unfinished]
+          check_python_rooms, check_unfinished]
 
 
 def breaches(root):

@@ -16,6 +16,9 @@ GOOD = {
     "src/cache/kv_format.cpp": '#include "sparsemla/kv_format.h"\nconstexpr int kRow = 584;\n',
     "src/ops/attention/attention_ref.cpp": '#include "cache/row_codec.h"\n#include "ops/registry.h"\n// a row of 584 bytes\n',
     "src/model/config_json.cpp": "#include <nlohmann/json.hpp>\n",
+    "bindings/python/program.cpp": '#include "python/program.h"\n#include "smla/program.h"\n#include "c/named.h"\n',
+    "python/sparsemla/__init__.py": "from . import _core, ops\n",
+    "python/sparsemla/vllm/layer.py": "import torch\nimport vllm\nimport sparsemla.torch\nfrom .. import ops\n",
     "apps/smla/main.cpp": '#include <CLI/CLI.hpp>\n#include "sparsemla/kv_format.h"\n',
 }
 
@@ -46,6 +49,25 @@ class CheckLayering(unittest.TestCase):
 
     def test_bindings_know_no_program(self):
         self.expect("bindings/c/run.cpp", '#include "apps/commands.h"\n', "higher layer apps")
+
+    def test_only_the_python_module_knows_the_program(self):
+        self.expect("bindings/c/run.cpp", '#include "smla/program.h"\n', "higher layer apps")
+
+    def test_the_c_interface_knows_no_python(self):
+        self.expect("bindings/c/run.cpp", '#include "python/call.h"\n', "higher layer python")
+
+    def test_the_python_core_imports_no_framework(self):
+        self.expect("python/sparsemla/ops.py", "def f():\n    import numpy\n", "the core imports numpy")
+
+    def test_the_python_core_imports_no_room(self):
+        self.expect("python/sparsemla/ops.py", "from . import torch\n", "the core imports the room torch")
+
+    def test_python_rooms_are_apart(self):
+        self.expect("python/sparsemla/transformers/enable.py", "from sparsemla.vllm import layer\n", "transformers imports the room vllm")
+        self.expect("python/sparsemla/torch/_shapes.py", "import vllm\n", "torch imports vllm")
+
+    def test_python_folder_of_no_room(self):
+        self.expect("python/sparsemla/misc/things.py", "x = 1\n", "belongs to no room")
 
     def test_the_library_knows_no_binding(self):
         self.expect("src/layer/step.cpp", '#include "sparsemla/c_api.h"\n', "higher layer bindings")

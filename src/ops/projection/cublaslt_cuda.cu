@@ -2,8 +2,10 @@
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "device/launch.cuh"
+#include "device/library_folders.h"
 #include "ops/projection/cublaslt.cuh"
 
 namespace smla {
@@ -19,10 +21,18 @@ void bind(void* library, const char* name, Function& to, std::string& missing) {
 CublasLt open() {
   CublasLt lt;
   const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
-  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) library = dlopen(("/usr/local/cuda/lib64/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+  std::vector<std::string> folders = device::library_folders();
+  folders.insert(folders.begin(), "");  // where the loader looks
+  folders.emplace_back("/usr/local/cuda/lib64");
+  void* library = nullptr;
+  std::string looked = "LD_LIBRARY_PATH";
+  for (const std::string& folder : folders) {
+    library = dlopen((folder.empty() ? name : folder + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) break;
+    if (!folder.empty()) looked += ", " + folder;
+  }
   if (library == nullptr) {
-    lt.missing = name + " was not found (LD_LIBRARY_PATH, /usr/local/cuda/lib64)";
+    lt.missing = name + " was not found (" + looked + ")";
     return lt;
   }
   bind(library, "cublasLtCreate", lt.create, lt.missing);

@@ -1,0 +1,7 @@
+"""`python -m sparsemla`: the smla program."""
+
+from __future__ import annotations
+
+from ._program import main
+
+main()

@@ -206,7 +206,7 @@ class IndexScorer:
         """Entries that each decode token sees, where requests have different numbers of tokens."""
         request = leading_rows(swa.token_to_req_indices, count).long()
         after = self._tokens[:count] - swa.query_start_loc[request + 1]
-        seen = (swa.seq_lens[request] + after + 1).clamp(min=0) // self.ratio
+        seen: torch.Tensor = (swa.seq_lens[request] + after + 1).clamp(min=0) // self.ratio
         return seen.to(torch.int32)
 
     def _rows_of(self, per: int) -> torch.Tensor:

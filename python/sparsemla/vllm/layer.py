@@ -71,7 +71,7 @@ class SparseMlaIndexer(torch.nn.Module):
         return chosen
 
 
-class SparseMlaCompressor(DeepseekCompressor):
+class SparseMlaCompressor(DeepseekCompressor):  # type: ignore[misc]  # vLLM is not there to be checked
     """vLLM's compressor, whose state rows and entries this library writes."""
 
     sparsemla_kernels: Kernels
@@ -96,7 +96,7 @@ class SparseMlaCompressor(DeepseekCompressor):
         )
 
 
-class SparseMlaAttention(DeepseekV4FlashMLAAttention):
+class SparseMlaAttention(DeepseekV4FlashMLAAttention):  # type: ignore[misc]
     """vLLM's FlashMLA layer with this library's kernels: everything that is not overridden stays vLLM's."""
 
     kernels: ClassVar[Kernels] = Kernels()

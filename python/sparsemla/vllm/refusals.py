@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sparsemla
-from sparsemla.vllm.kernels import Kernels
+from sparsemla.vllm.kernels import Kernels, Scalar
 
 HEAD_DIM, ROPE_DIM, MAX_HEADS = 512, 64, 128
 
@@ -38,7 +38,7 @@ def refusal_of_config(vllm_config: Any) -> str:
 def refusal_of_device(kernels: Kernels, device: str) -> str:
     """Why this machine's GPU cannot run the kernels; empty when it can. Makes a plan, so a worker asks it and no other
     process."""
-    scalars = {
+    scalars: dict[str, Scalar] = {
         "tokens": 1,
         "heads": 64,
         "scopes": 1,

@@ -12,7 +12,8 @@ def _logger() -> logging.Logger:
         from vllm.logger import init_logger
     except ImportError:
         return logging.getLogger("sparsemla.vllm")
-    return init_logger("vllm.sparsemla")
+    logger: logging.Logger = init_logger("vllm.sparsemla")
+    return logger
 
 
 def say(text: str) -> None:

@@ -25,8 +25,8 @@ def chooser(vllms: LayerChoice, settings: Settings, device: str = "cuda") -> Lay
     """The function that vLLM asks for the class of an attention layer: ours where it can be, else vLLM's own choice."""
 
     @functools.wraps(vllms)
-    def choose(vllm_config: Any) -> type:
-        own = vllms(vllm_config)
+    def choose(vllm_config: Any) -> Any:
+        own: Any = vllms(vllm_config)
         if settings.mode is Mode.OFF:
             return own
         reason = refusal_of_config(vllm_config)

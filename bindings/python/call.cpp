@@ -258,8 +258,13 @@ void Call::determine() {
     }
     tensors.push_back(t);
   }
-  const std::vector<NamedScalar> found = determine_scalars(op_, scalars_, tensors);
-  scalars_.insert(scalars_.end(), found.begin(), found.end());
+  for (NamedScalar& found : determine_scalars(op_, scalars_, tensors)) {
+    if (const auto* word = std::get_if<std::string_view>(&found.value)) {
+      words_.emplace_back(*word);  // C reads it to its end
+      found.value = std::string_view(words_.back());
+    }
+    scalars_.push_back(found);
+  }
   auto next = tensors.begin();
   for (Value& v : values_) v.tensor.dtype = (next++)->dtype;
 }
@@ -278,7 +283,7 @@ std::vector<smla_scalar> Call::scalars() const {
       if (op_.scalar(s.name)->kind == MemberKind::kDType) {
         scalar.integer = c_dtype(dtype_from_name(word));
       } else {
-        scalar.text = word.data();  // literals, and words_
+        scalar.text = word.data();  // of words_
       }
     }
     out.push_back(scalar);

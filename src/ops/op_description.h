@@ -25,7 +25,7 @@ enum class CacheAccess : std::uint8_t { kRead, kWrite };
 ///   "state cache"    a cache of state rows; `dims` are the scalars of their dim and ratio
 /// Words of `dims`, a dimension each:
 ///   "rows", "requests+1", "2*coff*dim", "a + b", "a - b"   what the scalars of these names say
-///   ">= rows", "<= rows"                                   at least, at most so many
+///   ">= heads"                                             at least so many; so many where nothing else says
 /// Other words are for people. `flag`: the scalar that says whether the tensor is given.
 struct TensorShape {
   std::string_view name;

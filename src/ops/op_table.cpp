@@ -277,9 +277,8 @@ class Solver {
   }
   /// A product, sum or difference in which one scalar is not known.
   void expression(std::string_view word, std::int64_t size) {
-    if (word.find(' ') != std::string_view::npos && word.find(" + ") == std::string_view::npos &&
-        word.find(" - ") == std::string_view::npos)
-      return;
+    const bool is_sum = word.find(" + ") != std::string_view::npos || word.find(" - ") != std::string_view::npos;
+    if (word.find(' ') != std::string_view::npos && (!is_sum || word.find(" or ") != std::string_view::npos)) return;
     for (const char sign : {'*', '+', '-'}) {
       if (word.find(sign) == std::string_view::npos) continue;
       std::string_view unknown;

@@ -65,7 +65,7 @@ struct OpDescription<WindowIndices> {
                                                               {"token_to_req", "I32", "tokens"},
                                                               {"slot_mapping", "I64", "tokens"},
                                                               {"block_table", "I32", "requests, columns"},
-                                                              {"indices", "I32", "tokens, >= window"},
+                                                              {"indices", "I32", "tokens, window or more"},
                                                               {"lens", "I32", "tokens"}});
   static void fields(WindowIndices::Problem& p, auto&& f) {
     f("requests", p.requests), f("tokens", p.tokens), f("window", p.window), f("block_size", p.block_size),
@@ -192,11 +192,11 @@ struct OpDescription<CombineTopkWindow> {
   static CombineTopkWindow::Problem typical() {
     return {.requests = 4, .tokens = 64, .top_k = 512, .m = 2048, .n = 1024};
   }
-  static constexpr auto kShapes = std::to_array<TensorShape>({{"topk", "I32", "tokens, >= top_k"},
+  static constexpr auto kShapes = std::to_array<TensorShape>({{"topk", "I32", "tokens, top_k or more"},
                                                               {"query_start_loc", "I32", "requests+1"},
                                                               {"seq_lens", "I32", "requests"},
                                                               {"gather_lens", "I32", "requests"},
-                                                              {"indices", "I32", "tokens, >= top_k + window"},
+                                                              {"indices", "I32", "tokens, top_k + window or more"},
                                                               {"lens", "I32", "tokens"}});
   static void fields(CombineTopkWindow::Problem& p, auto&& f) {
     f("requests", p.requests), f("tokens", p.tokens), f("window", p.window), f("ratio", p.ratio), f("top_k", p.top_k),

@@ -14,7 +14,7 @@ struct OpDescription<Projection> {
       std::to_array<TensorShape>({{"x", "x: BF16 | F32 | E4M3", "m, groups, k"},
                                   {"w", "w: BF16 | F32 | E4M3", "groups, n, k"},
                                   {"y", "y: BF16 | F32", "m, groups, n"},
-                                  {"x_scale", "x_scale: F32 | I32", "groups, scales, >= m"},
+                                  {"x_scale", "x_scale: F32 | I32", "groups, scales, m or more"},
                                   {"w_scale", "F32", "groups, output blocks, input blocks"}});
   static void fields(Projection::Problem& p, auto&& f) {
     f("m", p.m), f("n", p.n), f("k", p.k), f("groups", p.groups), f("x", p.x), f("w", p.w), f("y", p.y),

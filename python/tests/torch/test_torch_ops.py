@@ -8,10 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from op_samples import Sample, bf16_cache, samples  # noqa: E402
-
 import sparsemla  # noqa: E402
 import sparsemla.torch as room  # noqa: E402
+from op_samples import Sample, bf16_cache, samples  # noqa: E402
 
 SAMPLES = samples()
 BOTH = [op for op in SAMPLES if f"{op}.out" in room.names()]

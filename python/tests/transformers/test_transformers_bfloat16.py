@@ -12,9 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 
-from small_models import FP8RowsCache, decode, prompt, relative_l2, small_model  # noqa: E402
-
 import sparsemla.transformers as room  # noqa: E402
+from small_models import FP8RowsCache, decode, prompt, relative_l2, small_model  # noqa: E402
 
 PROMPT, NEW = 300, 64
 

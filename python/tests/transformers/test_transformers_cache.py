@@ -9,10 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 
+import sparsemla.transformers as room  # noqa: E402
 from small_models import decode, prompt, relative_l2, small_model  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
-
-import sparsemla.transformers as room  # noqa: E402
 
 BOUND = 1e-4
 

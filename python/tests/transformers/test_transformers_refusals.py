@@ -11,11 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 
-from small_models import prompt, small_config, small_model  # noqa: E402
-from transformers import DynamicCache, StaticCache  # noqa: E402
-
 import sparsemla  # noqa: E402
 import sparsemla.transformers as room  # noqa: E402
+from small_models import prompt, small_config, small_model  # noqa: E402
+from transformers import DynamicCache, StaticCache  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -140,6 +140,7 @@ class PagedAttention:
         choice: torch.Tensor | None,
         chosen: Entries | None = None,
         rotation: Rotation | None = None,
+        prefill: bool = True,
     ) -> None:
         """Writes output rows of all real tokens of the step, decodes first; rows of padding may stay as they are.
 
@@ -154,8 +155,11 @@ class PagedAttention:
         @param choice: ratio 4: int32 [>= T, k], entries that the indexer chose
         @param chosen: ratio 4: slots of that choice where they are known already
         @param rotation: what the queries still need
+        @param prefill: False leaves the rows of prompts as they are
         """
-        decodes, prefills = swa.num_decode_tokens, swa.num_prefill_tokens
+        decodes, prefills = swa.num_decode_tokens, swa.num_prefill_tokens if prefill else 0
+        if decodes + prefills == 0:
+            return
         if self.ratio == 4 and chosen is None:
             assert choice is not None
             chosen = slots_of_choice(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -129,11 +130,29 @@ def index_queries(
     return values, folded
 
 
+def ready_queries(
+    kernels: Kernels, q: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """The queries of kernels that neither norm nor rotate, a new tensor like `q`, [T, heads, 512] bf16."""
+    tokens, heads, dim = q.shape
+    made = torch.empty_like(q)
+    kernels.run(
+        "qnorm_rope_insert",
+        {"tokens": tokens, "heads": heads, "out_heads": heads, "dim": dim, "rope_dim": cos_sin.shape[1], "eps": eps},
+        {"q": q, "positions": positions, "cos_sin": cos_sin, "q_out": made},
+        q.device,
+    )
+    return made
+
+
 def float_scales(scale: torch.Tensor) -> torch.Tensor:
     """Block scales of a weight as fp32: UE8M0 bytes are powers of two."""
     if scale.dtype == torch.uint8 or str(scale.dtype) == "torch.float8_e8m0fnu":
         return torch.exp2(scale.view(torch.uint8).float() - 127)
     return scale
+
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class OutputProjection:
@@ -142,9 +161,14 @@ class OutputProjection:
     @param heads: query heads of this rank
     @param groups: groups of heads of this rank
     @param rank: numbers that a group is projected to
+    @param fp8_product: what multiplies e4m3 numbers instead of this library: (values [T, groups, inputs], scales
+        [T, groups, inputs / 128] with tokens side by side, z [T, groups, rank])
     """
 
-    def __init__(self, kernels: Kernels, heads: int, groups: int, rank: int) -> None:
+    def __init__(
+        self, kernels: Kernels, heads: int, groups: int, rank: int, fp8_product: Product | None = None
+    ) -> None:
+        self.fp8_product = fp8_product
         self.kernels = kernels
         self.heads = heads
         self.groups = groups
@@ -212,6 +236,9 @@ class OutputProjection:
                 {"x": o, "positions": positions, "cos_sin": cos_sin, "values": values, "scales": scales},
                 o.device,
             )
+            if self.fp8_product is not None:
+                self.fp8_product(values.transpose(0, 1), scales.permute(2, 0, 1)[:tokens], z)
+                return z
             scalars |= {"x": "F8_E4M3", "w": "F8_E4M3"}
             tensors["x"] = values.transpose(0, 1)
             tensors["w"] = weight.view(self.groups, self.rank, inputs)

@@ -12,14 +12,18 @@ from vllm.forward_context import get_forward_context
 from vllm.models.deepseek_v4 import attention as vllms
 from vllm.models.deepseek_v4.compressor import DeepseekCompressor
 from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
-from vllm.utils.deep_gemm import is_deep_gemm_supported
+from vllm.utils.deep_gemm import fp8_einsum, is_deep_gemm_supported
+from vllm.v1.attention.ops.flashmla import is_flashmla_sparse_supported
 
 from sparsemla.vllm.attention import Entries, PagedAttention, Rotation
-from sparsemla.vllm.full import OutputProjection, compress, float_scales, insert_window_rows
+from sparsemla.vllm.full import OutputProjection, Product, compress, float_scales, insert_window_rows, ready_queries
 from sparsemla.vllm.indexer import IndexScorer
-from sparsemla.vllm.kernels import Kernels
+from sparsemla.vllm.kernels import Kernels, capturing
 from sparsemla.vllm.report import warn
 from sparsemla.vllm.settings import Mode, Settings
+
+LARGE_PREFILL = 256
+"""Prompt tokens of a step from which on FlashMLA's prefill, with its gather, is faster than this library's."""
 
 INSERTED_HEADS = (8, 16, 32, 64, 128)
 """Head counts that vLLM's insert op writes."""
@@ -111,6 +115,9 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):  # type: ignore[misc]
         self.projection: OutputProjection | None = None
         self._scale: torch.Tensor | None = None
         self._asked_projection = not full
+        self._may_leave_prefill = (
+            self.settings.leaves_prefill() and self.n_local_heads in (64, 128) and is_flashmla_sparse_supported()[0]
+        )
         if self.indexer is not None and isinstance(self.indexer.indexer_op, SparseMlaIndexer):
             drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
             self.indexer.indexer_op.serve(
@@ -192,6 +199,8 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):  # type: ignore[misc]
         metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict):
             # A profile run: it measures memory and computes nothing.
+            if self._may_leave_prefill:
+                super().forward_mqa(q, kv, positions, output)  # the workspace of its gathered rows
             topk = 0 if self.topk_indices_buffer is None else self.topk_indices_buffer.shape[-1]
             self.paged.reserve(q.shape[0], topk, self.window_size, q)
             output.zero_()
@@ -200,6 +209,8 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):  # type: ignore[misc]
 
     def attend(self, q: torch.Tensor, positions: torch.Tensor, output: torch.Tensor, metadata: dict[str, Any]) -> None:
         """Attention of a step with metadata; `output` is written in place."""
+        swa = metadata[self.swa_cache_layer.prefix]
+        left = self._may_leave_prefill and swa.num_prefill_tokens >= LARGE_PREFILL and not capturing(q)
         scores = None if self.indexer is None else self.indexer.indexer_op
         self.paged.forward(
             q,
@@ -208,11 +219,33 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):  # type: ignore[misc]
             window_cache=self.swa_cache_layer.kv_cache,
             compressed_cache=self.kv_cache if self.compress_ratio > 1 else None,
             sink=self.attn_sink.data,
-            swa=metadata[self.swa_cache_layer.prefix],
+            swa=swa,
             compressed=metadata.get(self.prefix),
             choice=self.topk_indices_buffer if self.compress_ratio == 4 else None,
             chosen=scores.take() if isinstance(scores, SparseMlaIndexer) else None,
             rotation=self._rotation(),
+            prefill=not left,
+        )
+        if left:
+            self._leave_prefill(q, positions, output, swa, metadata.get(self.prefix))
+
+    def _leave_prefill(
+        self, q: torch.Tensor, positions: torch.Tensor, output: torch.Tensor, swa: Any, compressed: Any
+    ) -> None:
+        """The rows of prompts by vLLM's own path: gathered as bf16, then FlashMLA."""
+        first, last = swa.num_decode_tokens, swa.num_decode_tokens + swa.num_prefill_tokens
+        queries = q[first:last]
+        if self.settings.mode is Mode.FULL:
+            table = self.rotary_emb.cos_sin_cache
+            queries = ready_queries(self.kernels, queries, positions[first:last], table, self.eps)
+        self._forward_prefill(
+            q=queries,
+            positions=positions[first:last],
+            compressed_k_cache=self.kv_cache if self.compress_ratio > 1 else None,
+            swa_k_cache=self.swa_cache_layer.kv_cache,
+            output=output[first:last],
+            attn_metadata=compressed if self.compress_ratio > 1 else None,
+            swa_metadata=swa,
         )
 
     def _rotation(self) -> Rotation | None:
@@ -249,13 +282,26 @@ class SparseMlaAttention(DeepseekV4FlashMLAAttention):  # type: ignore[misc]
         made: torch.Tensor = self.wo_b(z.flatten(1))
         return made
 
+    def _product_of_deep_gemm(self, scale: Any) -> Product:
+        weight, recipe = self.wo_a.weight, self._einsum_recipe
+
+        def product(values: torch.Tensor, scales: torch.Tensor, z: torch.Tensor) -> None:
+            fp8_einsum("bhr,hdr->bhd", (values, scales), (weight, scale), z, recipe=recipe)
+
+        return product
+
     def _take_projection(self) -> None:
         """Asked at the first run, when vLLM has given the weights their last shape."""
         scale = getattr(self.wo_a, "weight_scale_inv", None)
         if scale is None:
             scale = getattr(self.wo_a, "weight_scale", None)
         self._scale = None if scale is None else float_scales(scale.data)
-        mine = OutputProjection(self.kernels, self.n_local_heads, self.n_local_groups, self.o_lora_rank)
+        product = None
+        if self.settings.leaves_products() and is_deep_gemm_supported() and self._scale is not None:
+            if self._tma_aligned_scales:
+                return  # scales of another kind, which vLLM's own path writes
+            product = self._product_of_deep_gemm(scale)
+        mine = OutputProjection(self.kernels, self.n_local_heads, self.n_local_groups, self.o_lora_rank, product)
         reason = mine.refusal(self.wo_a.weight.data, self._scale)
         if reason:
             warn(f"the output projection stays vLLM's: {reason}.")

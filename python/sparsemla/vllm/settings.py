@@ -30,6 +30,15 @@ class Settings:
     mode: Mode = DEFAULT_MODE
     portable: bool = False  # only kernels that run on any GPU from sm_80 on
     deterministic: bool = False  # a token's bits do not depend on its neighbours in the batch
+    own: bool = False  # nothing is left to FlashMLA and DeepGEMM where these are faster
+
+    def leaves_prefill(self) -> bool:
+        """Whether FlashMLA may attend for the prompts of large steps."""
+        return not (self.own or self.portable or self.deterministic)
+
+    def leaves_products(self) -> bool:
+        """Whether DeepGEMM may do the grouped FP8 product of the output projection."""
+        return not (self.own or self.portable)
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
@@ -40,7 +49,7 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """SPARSEMLA_VLLM (a Mode's word), SPARSEMLA_VLLM_PORTABLE and SPARSEMLA_VLLM_DETERMINISTIC (0 or 1).
+    """SPARSEMLA_VLLM (a Mode's word); SPARSEMLA_VLLM_PORTABLE, _DETERMINISTIC and _OWN (0 or 1).
 
     @raises ValueError: one of them holds something else.
     """
@@ -55,4 +64,5 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         mode=mode,
         portable=_flag(env, "SPARSEMLA_VLLM_PORTABLE"),
         deterministic=_flag(env, "SPARSEMLA_VLLM_DETERMINISTIC"),
+        own=_flag(env, "SPARSEMLA_VLLM_OWN"),
     )

@@ -51,7 +51,7 @@ def chooser(vllms: LayerChoice, settings: Settings, device: str = "cuda") -> Lay
     return choose
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def layer_class(settings: Settings) -> type:
     """The class of layers for these settings, one a process."""
     from sparsemla.vllm.layer import SparseMlaAttention

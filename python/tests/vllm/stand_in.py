@@ -13,7 +13,7 @@ import torch
 
 class Registry:
     def __init__(self, known: list[str]) -> None:
-        self.models: dict[str, Any] = {name: "vLLM's" for name in known}
+        self.models: dict[str, Any] = dict.fromkeys(known, "vLLM's")
 
     def get_supported_archs(self) -> Any:
         return self.models.keys()
@@ -44,6 +44,22 @@ class Projection(torch.nn.Module):
         return x
 
 
+def fp8_einsum(
+    equation: str,
+    a: tuple[torch.Tensor, torch.Tensor],
+    b: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    recipe: tuple[int, int, int],
+) -> None:
+    """DeepGEMM's grouped product with scales for 1 x 128 and 128 x 128 numbers."""
+    assert equation == "bhr,hdr->bhd" and recipe == (1, 128, 128)
+    x, w = a[0].float(), b[0].float().view(out.shape[1], out.shape[2], a[0].shape[2])
+    scale = b[1].view(out.shape[1], -1, x.shape[2] // 128)
+    x = x * a[1].repeat_interleave(128, 2)
+    w = w * torch.exp2(scale.float() - 127).repeat_interleave(128, 1).repeat_interleave(128, 2)
+    out.copy_(torch.einsum(equation, x, w))
+
+
 class DeepseekV4FlashMLAAttention(torch.nn.Module):
     """The attributes that vLLM's layer gives itself; `vllm_config` of these tests holds them in `layer`."""
 
@@ -54,6 +70,8 @@ class DeepseekV4FlashMLAAttention(torch.nn.Module):
         for name, value in vllm_config.layer.items():
             setattr(self, name, value)
         self.prefix = prefix
+        self._einsum_recipe, self._tma_aligned_scales = (1, 128, 128), False
+        self.reserved = False
         self.wo_a, self.wo_b = Projection(), Projection()
         self.compressor = self.indexer = None
         if self.compress_ratio > 1:
@@ -78,7 +96,24 @@ class DeepseekV4FlashMLAAttention(torch.nn.Module):
             )
 
     def forward_mqa(self, q: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, output: torch.Tensor) -> None:
-        raise AssertionError("FlashMLA ran")
+        assert sys.modules["vllm.forward_context"].get_forward_context().attn_metadata is None, "FlashMLA ran"
+        self.reserved = True
+
+    def _forward_prefill(
+        self,
+        q: torch.Tensor,
+        positions: torch.Tensor,
+        compressed_k_cache: torch.Tensor | None,
+        swa_k_cache: torch.Tensor,
+        output: torch.Tensor,
+        attn_metadata: Any,
+        swa_metadata: Any,
+    ) -> None:
+        """FlashMLA's answer is its queries."""
+        assert swa_k_cache is self.swa_cache_layer.kv_cache
+        assert (attn_metadata is None) == (compressed_k_cache is None) == (self.compress_ratio == 1)
+        assert q.shape[0] == positions.shape[0] == swa_metadata.num_prefill_tokens
+        output.copy_(q)
 
     def _fused_qnorm_rope_kv_insert(self, q: torch.Tensor, kv: Any, positions: Any, attn_metadata: Any) -> torch.Tensor:
         return q + 1
@@ -124,7 +159,10 @@ class Vllm:
         self.model = module(f"{base}.nvidia.model", _select_dsv4_attn_cls=lambda vllm_config: self.chosen)
         self.sparse_swa = module("sparse_swa", get_mla_metadata=lambda: ("plan", None))
         self.flashmla_ops = module(
-            "flashmla", _is_flashmla_available=lambda: (self.flashmla_available, None), FlashMLASchedMeta=object
+            "flashmla",
+            _is_flashmla_available=lambda: (self.flashmla_available, None),
+            is_flashmla_sparse_supported=lambda: (self.flashmla_available, None),
+            FlashMLASchedMeta=object,
         )
         modules = {
             "vllm": module("vllm", ModelRegistry=self.registry, __path__=[]),
@@ -134,7 +172,9 @@ class Vllm:
                 get_forward_context=lambda: types.SimpleNamespace(attn_metadata=self.metadata),
             ),
             "vllm.utils": module("vllm.utils", __path__=[]),
-            "vllm.utils.deep_gemm": module("vllm.utils.deep_gemm", is_deep_gemm_supported=lambda: self.deep_gemm),
+            "vllm.utils.deep_gemm": module(
+                "vllm.utils.deep_gemm", is_deep_gemm_supported=lambda: self.deep_gemm, fp8_einsum=fp8_einsum
+            ),
             "vllm.models": module("vllm.models", __path__=[]),
             base: module(base, __path__=[], DeepseekV4ForCausalLM="the model", DeepSeekV4MTP="the draft"),
             "vllm.models.deepseek_v41": module("vllm.models.deepseek_v41", DeepseekV41ForCausalLM="the other model"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from world import World, exact_attention, get_rows, relative_l2, rope_table, rotate
-
 from sparsemla.vllm.attention import PagedAttention, Rotation, slots_of_choice, useful_width
 from sparsemla.vllm.kernels import Kernels
+from world import World, exact_attention, get_rows, relative_l2, rope_table, rotate
 
 HEADS, SCALE, TOPK = 16, 512**-0.5, 64
 

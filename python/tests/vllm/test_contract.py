@@ -6,10 +6,9 @@ import ast
 from dataclasses import fields
 
 import pytest
+import sparsemla.vllm as plugin
 import world
 from sources import VERSIONS, Sources, SourcesMissing
-
-import sparsemla.vllm as plugin
 
 V4 = "vllm.models.deepseek_v4"
 SWA = "vllm.v1.attention.backends.mla.sparse_swa"
@@ -29,13 +28,18 @@ IMPORTED = {
     "vllm.envs": ["VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"],
     "vllm.logger": ["init_logger"],
     "vllm.forward_context": ["get_forward_context"],
-    "vllm.utils.deep_gemm": ["is_deep_gemm_supported"],
+    "vllm.utils.deep_gemm": ["is_deep_gemm_supported", "fp8_einsum"],
     f"{V4}.attention": ["SparseAttnIndexer", "fused_indexer_q_rope_quant", "DeepseekV4Attention"],
     f"{V4}.compressor": ["DeepseekCompressor"],
     f"{V4}.nvidia.flashmla": ["DeepseekV4FlashMLAAttention"],
     f"{V4}.nvidia.model": ["_select_dsv4_attn_cls"],
     SWA: ["get_mla_metadata"],
-    "vllm.v1.attention.ops.flashmla": ["_is_flashmla_available", "FlashMLASchedMeta", "get_mla_metadata"],
+    "vllm.v1.attention.ops.flashmla": [
+        "_is_flashmla_available",
+        "is_flashmla_sparse_supported",
+        "FlashMLASchedMeta",
+        "get_mla_metadata",
+    ],
 }
 """Module -> names that the plugin imports or replaces."""
 
@@ -60,6 +64,16 @@ CALLED = {
         "kv",
         "positions",
         "attn_metadata",
+    ],
+    (f"{V4}.nvidia.flashmla", "DeepseekV4FlashMLAAttention._forward_prefill"): [
+        "self",
+        "q",
+        "positions",
+        "compressed_k_cache",
+        "swa_k_cache",
+        "output",
+        "attn_metadata",
+        "swa_metadata",
     ],
     (f"{V4}.compressor", "DeepseekCompressor.forward"): ["self", "kv_score", "positions", "rotary_emb"],
     (f"{V4}.common.ops.fused_indexer_q", "fused_indexer_q_rope_quant"): [
@@ -123,6 +137,7 @@ ATTRIBUTES = {
         "swa_cache_layer",
         "kv_cache",
     ],
+    (f"{V4}.nvidia.flashmla", "DeepseekV4FlashMLAAttention"): ["_einsum_recipe", "_tma_aligned_scales"],
     (f"{V4}.attention", "DeepseekV4Indexer"): ["n_head", "compressor", "indexer_op"],
     (f"{V4}.compressor", "DeepseekCompressor"): [
         "ape",

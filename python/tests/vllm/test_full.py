@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sparsemla.vllm.full import OutputProjection, compress, index_queries, insert_window_rows
+from sparsemla.vllm.kernels import Kernels
 from world import (
     StateMetadata,
     World,
+    flat,
     get_index_rows,
     get_rows,
     places,
-    flat,
     relative_l2,
     rope_table,
     rotate,
     strided_cache,
 )
-
-from sparsemla.vllm.full import OutputProjection, compress, index_queries, insert_window_rows
-from sparsemla.vllm.kernels import Kernels
 
 TABLE = rope_table(2048)
 

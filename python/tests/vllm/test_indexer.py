@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from world import World, get_index_rows
-
 from sparsemla.vllm.indexer import IndexScorer
 from sparsemla.vllm.kernels import Kernels
+from world import World, get_index_rows
 
 K, HEADS = 64, 8
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from sparsemla.vllm.settings import Mode, Settings
 from stand_in import DeepseekCompressor, SparseAttnIndexer, Vllm
 from test_attention import SCALE, chosen_entries, expected_rows
 from world import StateMetadata, World, relative_l2, rope_table, rotate, strided_cache
-
-from sparsemla.vllm.settings import Mode, Settings
 
 HEADS, TOPK = 16, 64
 
@@ -20,8 +19,17 @@ HEADS, TOPK = 16, 64
 class Step:
     """A mixed batch, a layer of it, and the metadata that its forward finds."""
 
-    def __init__(self, vllm: Vllm, mode: Mode, ratio: int, fp4: bool = False) -> None:
-        self.world = w = World([257, 900, 5, 70, 513], [1, 1, 5, 70, 120], 2, ratio)
+    def __init__(
+        self,
+        vllm: Vllm,
+        mode: Mode,
+        ratio: int,
+        fp4: bool = False,
+        heads: int = HEADS,
+        last: int = 120,
+        own: bool = False,
+    ) -> None:
+        self.world = w = World([257, 900, 5, 70, 513], [1, 1, 5, 70, last], 2, ratio)
         self.swa, self.main = w.swa(), w.main()
         self.table = rope_table(w.max_model_len)
         self.choice = torch.full((w.tokens, TOPK), -1, dtype=torch.int32)
@@ -29,21 +37,23 @@ class Step:
         window.prefix, window.kv_cache = "window", w.window_cache
         index.prefix, index.kv_cache = "index", w.index_cache
         made = {
-            "n_local_heads": HEADS,
+            "n_local_heads": heads,
             "n_local_groups": 2,
             "o_lora_rank": 256,
             "compress_ratio": ratio,
             "scale": SCALE,
             "eps": 1e-6,
             "window_size": 128,
-            "attn_sink": torch.nn.Parameter(w.randn(HEADS), requires_grad=False),
+            "attn_sink": torch.nn.Parameter(w.randn(heads), requires_grad=False),
             "rotary_emb": types.SimpleNamespace(cos_sin_cache=self.table),
             "topk_indices_buffer": self.choice,
             "swa_cache_layer": window,
             "kv_cache": w.main_cache,
         }
         config = types.SimpleNamespace(layer=made, index_cache=index, fp4=fp4, speculative_config=None)
-        self.layer: Any = importlib.import_module("sparsemla.vllm.takeover").layer_class(Settings(mode))(config)
+        self.layer: Any = importlib.import_module("sparsemla.vllm.takeover").layer_class(Settings(mode, own=own))(
+            config
+        )
         vllm.metadata = {"window": self.swa, "m": self.main}
         if ratio == 4:
             vllm.metadata["index"] = w.index_step()
@@ -77,6 +87,27 @@ def test_a_layers_attention(vllm_stand_in: Vllm, mode: Mode, ratio: int) -> None
     layer.forward_mqa(inserted, kv, w.positions, output)
     queries = step.ready(q) if mode is Mode.FULL else q
     for t, expected in enumerate(expected_rows(w, queries, layer.attn_sink.data, step.choice)):
+        assert relative_l2(output[t], expected) < 6e-3, f"token {t}"
+
+
+@pytest.mark.parametrize("ratio", [1, 4, 128])
+@pytest.mark.parametrize("mode", [Mode.ATTENTION, Mode.FULL])
+@pytest.mark.parametrize("case", ["large", "small", "own", "32 heads", "without FlashMLA"])
+def test_large_prompts_are_left_to_flashmla(vllm_stand_in: Vllm, mode: Mode, ratio: int, case: str) -> None:
+    vllm_stand_in.flashmla_available = case != "without FlashMLA"
+    heads = 32 if case == "32 heads" else 64
+    step = Step(vllm_stand_in, mode, ratio, heads=heads, last=120 if case == "small" else 200, own=case == "own")
+    w, layer = step.world, step.layer
+    assert (step.swa.num_prefill_tokens >= 256) == (case != "small")
+    if ratio == 4:
+        step.choice.copy_(chosen_entries(w))
+    q = w.randn(w.tokens, heads, 512).to(torch.bfloat16)
+    output = torch.full_like(q, float("nan"))
+    layer.forward_mqa(q, None, w.positions, output)
+    queries = step.ready(q) if mode is Mode.FULL else q
+    for t, expected in enumerate(expected_rows(w, queries, layer.attn_sink.data, step.choice)):
+        if case == "large" and t >= step.swa.num_decode_tokens:
+            expected = queries[t].float()
         assert relative_l2(output[t], expected) < 6e-3, f"token {t}"
 
 
@@ -146,8 +177,8 @@ def test_compressors_are_ours_in_mode_full(vllm_stand_in: Vllm, mode: Mode) -> N
 
 def test_output_projection(vllm_stand_in: Vllm, caplog: pytest.LogCaptureFixture) -> None:
     o = torch.randn(195 + 2, HEADS, 512).to(torch.bfloat16)[:197]
-    for mode in (Mode.ATTENTION, Mode.FULL):
-        step = Step(vllm_stand_in, mode, 1)
+    for mode, own in ((Mode.ATTENTION, False), (Mode.FULL, False), (Mode.FULL, True)):
+        step = Step(vllm_stand_in, mode, 1, own=own)
         w = step.layer.wo_a
         w.weight = torch.nn.Parameter(torch.randn(512, 4096).to(torch.float8_e4m3fn), requires_grad=False)
         w.weight_scale_inv = torch.full((4, 32), 120, dtype=torch.uint8)  # UE8M0, 2^-7

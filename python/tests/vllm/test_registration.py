@@ -8,12 +8,11 @@ import sys
 from typing import Any
 
 import pytest
-from stand_in import DeepseekV4FlashInferMLAAttention, DeepseekV4FlashMLAAttention, Vllm, config
-
 import sparsemla.vllm as plugin
 from sparsemla.vllm import report
 from sparsemla.vllm.kernels import Kernels
 from sparsemla.vllm.settings import Mode, Settings, read_settings
+from stand_in import DeepseekV4FlashInferMLAAttention, DeepseekV4FlashMLAAttention, Vllm, config
 
 
 @pytest.fixture(autouse=True)

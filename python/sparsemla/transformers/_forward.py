@@ -45,12 +45,12 @@ class Runner:
 
     def __init__(self, attention: torch.nn.Module, settings: Settings, where: str) -> None:
         self.where = where
-        self.index: int = attention.layer_idx  # type: ignore[assignment]
+        self.index: int = attention.layer_idx
         self.settings = settings
         self.training_of = attention
         self.weights = find_weights(attention, where)
-        self.config = layer_config(settings.config, attention.layer_type, where)  # type: ignore[arg-type]
-        self.kind = RATIOS[attention.layer_type]  # type: ignore[index]
+        self.config = layer_config(settings.config, attention.layer_type, where)
+        self.kind = RATIOS[attention.layer_type]
         self.window = self.config["window"]
         self.rope_kind = "main" if self.kind == 1 else "compress"
         check_dtypes(self.weights, where)
@@ -145,6 +145,6 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Signature and results of DeepseekV4Attention.forward; there are no attention weights."""
-    runner: Runner = self._sparsemla  # type: ignore[assignment]
+    runner: Runner = self._sparsemla
     runner.check_call(hidden_states, kwargs)
     return runner.run(hidden_states, position_ids, attention_mask, past_key_values), None

@@ -38,7 +38,7 @@ class Source:
     as_float32: bool = False
 
     def tensor(self) -> torch.Tensor:
-        return self.owner._parameters[self.parameter]  # type: ignore[return-value]
+        return self.owner._parameters[self.parameter]
 
     def state(self) -> tuple[int, int]:
         """Changes when the weight moves, or, where the library reads a copy of it, when its numbers do."""

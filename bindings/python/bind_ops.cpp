@@ -192,7 +192,7 @@ void bind_ops(nb::module_& module) {
       "block_size: rows in a block.\n"
       "kv_scale: of fp8_per_tensor rows, number = e4m3 * kv_scale.\n\n"
       "Raises InvalidArgument for an unknown format and for blocks that do not fit in the tensor.")
-      .def("__init__", &make_cache, arg("tensor"), arg("format"), arg("block_size"),
+      .def("__init__", &make_cache, arg("tensor").none(), arg("format"), arg("block_size"),
            arg("block_stride_bytes") = nb::none(), arg("kv_scale") = 1.0F)
       .def_prop_ro("tensor", [](const Cache& c) { return c.tensor; })
       .def_prop_ro("format", [](const Cache& c) { return c.format; })

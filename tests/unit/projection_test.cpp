@@ -216,6 +216,12 @@ TEST(Projection, OneDnnStandsBackWhereItMust) {
   EXPECT_THROW(Plan<Projection>(large, steady), Unsupported);
 }
 
+TEST(Projection, SizesThatOneDnnCannotCountArePlannedWithoutIt) {
+  const Plan<Projection> plan({.m = 200, .n = 512, .k = std::int64_t{1} << 32});
+  EXPECT_NE(plan.implementation(), "onednn");
+  EXPECT_NE(Plan<Projection>({.m = 200, .n = std::int64_t{1} << 31, .k = 512}).implementation(), "onednn");
+}
+
 TEST(Projection, OneDnnKeepsTheCallersThreadsAndMayRunConcurrently) {
   const Projection::Problem probe{.m = 64, .n = 96, .k = 128};
   const std::vector<std::string> names = accepting(probe);

@@ -142,6 +142,9 @@ def read_call(case: Case) -> Call:
                 call.written[name], call.expected[name] = given, want
         elif name in case.params and not isinstance(case.params[name], dict):
             call.scalars[name] = case.params[name]
+    # A keyword that is a scalar and a tensor is the tensor, which says what the scalar is.
+    for name in call.scalars.keys() & call.tensors.keys():
+        del call.scalars[name]
     return call
 
 

@@ -23,6 +23,7 @@ constexpr std::int64_t kChunkRows = 512;
 constexpr std::int64_t kMinRows =
     20;  // below, the weights' way from memory is the limit: the own kernels stream them without packing
 constexpr std::size_t kCacheCapacity = 512;
+constexpr std::int64_t kMostSize = 1 << 24;  // it divides by 0 where a size in bytes overflows
 constexpr std::size_t kAlignment = 64;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -158,6 +159,9 @@ std::string refusal(const ProjectionProblem& problem, const PlanOptions& options
   const auto bf16_isa = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   if ((isa & bf16_isa) != bf16_isa) return "oneDNN is kept from using native bf16 products (ONEDNN_MAX_CPU_ISA)";
   if (problem.n == 0 || problem.k == 0) return "nothing to multiply";
+  if (problem.n > kMostSize || problem.k > kMostSize)
+    return "got n = " + std::to_string(problem.n) + ", k = " + std::to_string(problem.k) +
+           ": oneDNN counts in 32 bits, n and k go up to " + std::to_string(kMostSize);
   if (problem.m < kMinRows) {
     return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(kMinRows) +
            " rows the own kernels are faster";

@@ -298,6 +298,7 @@ std::string Layer::describe(const Step& step) { return plan(step).describe(); }
 
 void Layer::forward(const Step& step, const nb::dict& caches, nb::handle hidden, nb::handle output,
                     nb::handle workspace, nb::handle stream) {
+  step.check_layer(*this);
   const std::string kHidden = "AttentionLayer: hidden";
   const std::string kOutput = "AttentionLayer: output";
   void* own = stream.is_none() ? nullptr : read_stream(stream);

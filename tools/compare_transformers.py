@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Times one attention layer of Hugging Face transformers' eager deepseek_v4 beside `smla bench layer`: same shapes, same threads, turn by turn.
+"""Times one attention layer of Hugging Face transformers' eager deepseek_v4 beside `smla bench layer`: same shapes,
+same threads, turn by turn.
 
     python3 -m venv build/hf && build/hf/bin/pip install torch transformers
     build/hf/bin/python tools/compare_transformers.py --program build/dev/apps/smla/smla --json build/transformers.json
 
-Random weights of V4-Flash's shapes in float32 and in bfloat16. Tasks: decode of one token with 8192 tokens in the cache, prefill of 2048 tokens in
-chunks of 512. A round takes each of the three implementations once; the times are medians over all rounds. As in `smla bench`, what a model makes
-once for all its layers (masks, rope of the step's positions; step metadata) is not in the time, and caches hold random rows.
-`--clock cpu` counts processor time over threads instead of waiting time, for a machine that is not quiet.
+Random weights of V4-Flash's shapes in float32 and in bfloat16. Tasks: decode of one token with 8192 tokens in the
+cache, prefill of 2048 tokens in chunks of 512. A round takes each of the three implementations once; the times are
+medians over all rounds. As in `smla bench`, what a model makes once for all its layers (masks, rope of the step's
+positions; step metadata) is not in the time, and caches hold random rows. `--clock cpu` counts processor time over
+threads instead of waiting time, for a machine that is not quiet.
 """
 
 import argparse
@@ -30,8 +32,14 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 KINDS = {"SWA": "sliding_attention", "C4A": "compressed_sparse_attention", "C128A": "heavily_compressed_attention"}
 RATIO = {"C4A": 4, "C128A": 128}
 # Least ratio to the faster of float32 and bfloat16.
-TARGETS = {("C4A", "decode"): 2.0, ("C128A", "decode"): 1.4, ("SWA", "decode"): 1.4, ("C4A", "prefill"): 1.5, ("C128A", "prefill"): 1.5,
-           ("SWA", "prefill"): 1.5}
+TARGETS = {
+    ("C4A", "decode"): 2.0,
+    ("C128A", "decode"): 1.4,
+    ("SWA", "decode"): 1.4,
+    ("C4A", "prefill"): 1.5,
+    ("C128A", "prefill"): 1.5,
+    ("SWA", "prefill"): 1.5,
+}
 TARGET_BF16 = {("C4A", "decode"): 10.0}
 
 
@@ -40,11 +48,20 @@ def arguments():
     parser.add_argument("--program", default="build/dev/apps/smla/smla", help="the smla program (default: %(default)s)")
     parser.add_argument("--kinds", default="C4A,C128A,SWA", help="layer kinds (default: %(default)s)")
     parser.add_argument("--tasks", default="decode,prefill", help="(default: %(default)s)")
-    parser.add_argument("--context", type=int, default=8192, help="tokens in the cache of a decode (default: %(default)s)")
+    parser.add_argument(
+        "--context", type=int, default=8192, help="tokens in the cache of a decode (default: %(default)s)"
+    )
     parser.add_argument("--prefill", type=int, default=2048, help="(default: %(default)s)")
     parser.add_argument("--chunk", type=int, default=512, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of all three implementations (default: %(default)s)")
-    parser.add_argument("--decode-calls", type=int, default=10, help="decodes a turn, after one that is not counted (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns of all three implementations (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--decode-calls",
+        type=int,
+        default=10,
+        help="decodes a turn, after one that is not counted (default: %(default)s)",
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="(default: all)")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="(default: %(default)s)")
     parser.add_argument("--json", help="write the results to this file as well")
@@ -140,10 +157,36 @@ class Bench:
 
 def run_smla(args, kind, task):
     """Times of one turn of `smla bench layer`, in seconds; and the whole report."""
-    size = ["--context", args.context, "--prefill", args.chunk] if task == "decode" else ["--context", 256, "--prefill", args.prefill]
-    runs = ["--min-runs", args.decode_calls, "--min-time", 0] if task == "decode" else ["--min-runs", 1, "--min-time", 0]
-    command = [args.program, "bench", "layer", "--kind", kind.lower(), "--batch", 1, *size, "--chunk", args.chunk, *runs, "--threads", args.threads,
-               "--clock", args.clock, "--only", task, "--format", "json", "-q"]
+    size = (
+        ["--context", args.context, "--prefill", args.chunk]
+        if task == "decode"
+        else ["--context", 256, "--prefill", args.prefill]
+    )
+    runs = (
+        ["--min-runs", args.decode_calls, "--min-time", 0] if task == "decode" else ["--min-runs", 1, "--min-time", 0]
+    )
+    command = [
+        args.program,
+        "bench",
+        "layer",
+        "--kind",
+        kind.lower(),
+        "--batch",
+        1,
+        *size,
+        "--chunk",
+        args.chunk,
+        *runs,
+        "--threads",
+        args.threads,
+        "--clock",
+        args.clock,
+        "--only",
+        task,
+        "--format",
+        "json",
+        "-q",
+    ]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
@@ -153,7 +196,10 @@ def run_smla(args, kind, task):
 
 def compare(args, config, kind):
     """Medians in ms of each task of one kind."""
-    benches = {"float32": Bench(args, config, kind, torch.float32), "bfloat16": Bench(args, config, kind, torch.bfloat16)}
+    benches = {
+        "float32": Bench(args, config, kind, torch.float32),
+        "bfloat16": Bench(args, config, kind, torch.bfloat16),
+    }
     results = []
     for task in args.tasks.split(","):
         times = {name: [] for name in [*benches, "smla"]}
@@ -163,7 +209,11 @@ def compare(args, config, kind):
                     times[name] += bench.decode() if task == "decode" else bench.prefill()
             ours, report = run_smla(args, kind, task)
             times["smla"] += ours
-            print(f"{kind} {task} {turn + 1}/{args.rounds}: " + ", ".join(f"{n} {t[-1] * 1e3:.1f} ms" for n, t in times.items()), file=sys.stderr)
+            print(
+                f"{kind} {task} {turn + 1}/{args.rounds}: "
+                + ", ".join(f"{n} {t[-1] * 1e3:.1f} ms" for n, t in times.items()),
+                file=sys.stderr,
+            )
         row = {"kind": kind, "task": task, "read_gbs": report["machine"]["read_gbs"]}
         for name, values in times.items():
             row[name + "_ms"] = statistics.median(values) * 1e3
@@ -186,15 +236,31 @@ def main():
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         sys.exit(f"--kinds: got {', '.join(unknown)}, expected some of {', '.join(KINDS)}")
-    report = {"torch": torch.__version__, "transformers": transformers.__version__, "threads": args.threads, "clock": args.clock,
-              "context": args.context, "prefill": args.prefill, "chunk": args.chunk, "rounds": args.rounds, "rows": []}
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} threads, {args.clock} clock; medians in ms")
-    print(f"{'kind':<6} {'task':<8} {'float32':>9} {'bfloat16':>9} {'smla':>9}  {'ratio':>6} {'target':>6}  {'to bf16':>7} {'target':>6}")
+    report = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": args.threads,
+        "clock": args.clock,
+        "context": args.context,
+        "prefill": args.prefill,
+        "chunk": args.chunk,
+        "rounds": args.rounds,
+        "rows": [],
+    }
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} threads, {args.clock} clock; medians in ms"
+    )
+    print(
+        f"{'kind':<6} {'task':<8} {'float32':>9} {'bfloat16':>9} {'smla':>9}  {'ratio':>6} {'target':>6}  {'to bf16':>7} {'target':>6}"
+    )
     for kind in kinds:
         for row in compare(args, config, kind):
             report["rows"].append(row)
-            print(f"{row['kind']:<6} {row['task']:<8} {row['float32_ms']:>9.2f} {row['bfloat16_ms']:>9.2f} {row['smla_ms']:>9.2f}  "
-                  f"{row['ratio']:>6.2f} {row['target']:>6.1f}  {row['ratio_bfloat16']:>7.2f} {row['target_bfloat16'] or '':>6}", flush=True)
+            print(
+                f"{row['kind']:<6} {row['task']:<8} {row['float32_ms']:>9.2f} {row['bfloat16_ms']:>9.2f} {row['smla_ms']:>9.2f}  "
+                f"{row['ratio']:>6.2f} {row['target']:>6.1f}  {row['ratio_bfloat16']:>7.2f} {row['target_bfloat16'] or '':>6}",
+                flush=True,
+            )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=2)

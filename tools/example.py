@@ -24,9 +24,11 @@ def main():
         sys.exit(f'{readme}: expected a line "## Output" and a fenced block after it')
     output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     if sys.argv[1] == "write":
-        readme.write_text(text[:section.start(2)] + output + text[section.end(2):])
+        readme.write_text(text[: section.start(2)] + output + text[section.end(2) :])
     elif section.group(2) != output:
-        sys.stdout.writelines(difflib.unified_diff(section.group(2).splitlines(True), output.splitlines(True), str(readme), "the program"))
+        sys.stdout.writelines(
+            difflib.unified_diff(section.group(2).splitlines(True), output.splitlines(True), str(readme), "the program")
+        )
         sys.exit(f"{readme}: the output is out of date; ./dev docs rewrites it")
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the GPU tables of docs/performance.md and docs/performance/gpu.md from `smla bench --device cuda --json FILE`. Standard library only.
+"""Writes the GPU tables of docs/performance.md and docs/performance/gpu.md from `smla bench --device cuda --json FILE`.
+Standard library only.
 
     python3 tools/gpu_tables.py FOLDER
 
-FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--json of the groups of that name) and serve.json (--json of
-`smla bench serve`), attention_bf16.json, attention_per_tensor.json (other rows) and attention_next_n.json (several queries of a request); attention_few.json
-(other head counts), layer_pro.json, layer_tp.json and layer_next_n.json (other models, slices, several queries of a request) if they are there. Sections between <!-- gpu_NAME:begin --> and
-<!-- gpu_NAME:end --> are rewritten.
+FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--json of the groups of that name) and
+serve.json (--json of `smla bench serve`), attention_bf16.json, attention_per_tensor.json (other rows) and
+attention_next_n.json (several queries of a request); attention_few.json (other head counts), layer_pro.json,
+layer_tp.json and layer_next_n.json (other models, slices, several queries of a request) if they are there. Sections
+between <!-- gpu_NAME:begin --> and <!-- gpu_NAME:end --> are rewritten.
 """
 
 import json
@@ -16,7 +18,19 @@ from pathlib import Path
 
 import pages
 
-SECTIONS = ("bars", "machine", "decode", "prefill", "formats", "queries", "indexer", "ops", "projection", "layer", "serve")
+SECTIONS = (
+    "bars",
+    "machine",
+    "decode",
+    "prefill",
+    "formats",
+    "queries",
+    "indexer",
+    "ops",
+    "projection",
+    "layer",
+    "serve",
+)
 LAYERS = ["swa", "c4a_32k", "c128_8k", "c128_32k", "c128_128k", "c128_1M"]
 
 
@@ -68,7 +82,13 @@ def beside_peer(row):
 
 
 def machine(reports):
-    names = [("product", "product"), ("mma", "mma.sync"), ("copy", "copy"), ("gather_2", "gather, 2"), ("gather_64", "gather, 64")]
+    names = [
+        ("product", "product"),
+        ("mma", "mma.sync"),
+        ("copy", "copy"),
+        ("gather_2", "gather, 2"),
+        ("gather_64", "gather, 64"),
+    ]
     rows = []
     for group, report in reports.items():
         m = report["machine"]
@@ -104,7 +124,10 @@ def decode(found):
 
 def prefill(found):
     lengths = [512, 2048, 4096, 8192]
-    groups = sorted({"/".join(c.split("/")[:-1]) for c in found if c.startswith("prefill/")}, key=lambda c: [int(x) for x in c.split("/")[1:]])
+    groups = sorted(
+        {"/".join(c.split("/")[:-1]) for c in found if c.startswith("prefill/")},
+        key=lambda c: [int(x) for x in c.split("/")[1:]],
+    )
     rows = []
     for group in groups:
         row = [found.get(f"{group}/{n}") for n in lengths]
@@ -122,17 +145,27 @@ def by_name(report):
 def formats(reports):
     names = {"fp8_ds_mla": "attention", "bf16": "attention_bf16", "fp8_per_tensor": "attention_per_tensor"}
     heads = ", heads 64,"
-    found = {f: by_name({"rows": [r for r in reports[file]["rows"] if heads in r["shape"]]}) for f, file in names.items()}
+    found = {
+        f: by_name({"rows": [r for r in reports[file]["rows"] if heads in r["shape"]]}) for f, file in names.items()
+    }
     rows = []
     for name in found["bf16"]:
         values = [found[f].get(name) for f in names]
         unit = "TFLOP/s" if name.startswith("prefill") else "us"
-        rows.append([name, unit, *[number(v["gflops"] / 1000 if unit == "TFLOP/s" else microseconds(v)) if v else "-" for v in values]])
+        rows.append(
+            [
+                name,
+                unit,
+                *[number(v["gflops"] / 1000 if unit == "TFLOP/s" else microseconds(v)) if v else "-" for v in values],
+            ]
+        )
     return table(["cell", "", *names], rows)
 
 
 def queries(reports):
-    found = by_name({"rows": [r for r in reports["attention"]["rows"] if ", heads 64," in r["shape"]]}) | by_name(reports["attention_next_n"])
+    found = by_name({"rows": [r for r in reports["attention"]["rows"] if ", heads 64," in r["shape"]]}) | by_name(
+        reports["attention_next_n"]
+    )
     names = {name.rsplit(" x ", 1)[0] for name in by_name(reports["attention_next_n"])}
     rows = []
     for name in sorted(names, key=lambda n: (LAYERS.index(n.split()[1]), n)):
@@ -147,12 +180,19 @@ def indexer(found):
     for batch in (1, 8, 32, 128):
         for next_n in (1, 2):
             row = [found.get(f"indexer/{batch}/{next_n}/{e}") for e in entries]
-            rows.append([f"{batch} x {next_n}", *[f"{beside_peer(r)}, scores {number(r['stages']['logits_us'])}" if r else "-" for r in row]])
+            rows.append(
+                [
+                    f"{batch} x {next_n}",
+                    *[f"{beside_peer(r)}, scores {number(r['stages']['logits_us'])}" if r else "-" for r in row],
+                ]
+            )
     out = table(["requests x queries", *[f"{e:,}" for e in entries]], rows) + "\n"
     rows = []
     for queries in (2048, 4096):
         row = [found.get(f"indexer_prefill/{queries}/{e}") for e in (2048, 8192, 32768)]
-        rows.append([str(queries), *[f"{beside_peer(r)}, scores {number(r['stages']['logits_us'])}" if r else "-" for r in row]])
+        rows.append(
+            [str(queries), *[f"{beside_peer(r)}, scores {number(r['stages']['logits_us'])}" if r else "-" for r in row]]
+        )
     return out + table(["prefill queries", "2,048", "8,192", "32,768"], rows)
 
 
@@ -163,7 +203,11 @@ def ops(found):
     for name in names:
         row = [found.get(f"ops/{name}/{n}") for n in lengths]
         last = row[-1]
-        floor = f"{number(last['floor_ms'] * 1e3)} ({microseconds(last) / (last['floor_ms'] * 1e3 + 2):.2f})" if last else "-"
+        floor = (
+            f"{number(last['floor_ms'] * 1e3)} ({microseconds(last) / (last['floor_ms'] * 1e3 + 2):.2f})"
+            if last
+            else "-"
+        )
         rows.append([name, *[beside_peer(r) if r else "-" for r in row], floor])
     return table(["op", *[str(n) for n in lengths], "floor at 8,192 (time / (floor + 2 us))"], rows)
 
@@ -173,7 +217,16 @@ def projection(report):
     for row in report["rows"]:
         if "skipped" in row:
             continue
-        rows.append([row["shape"], row["implementation"], number(microseconds(row)), number(row["gflops"] / 1000), number(row["gbs"]), f"{row['over_floor']:.2f}"])
+        rows.append(
+            [
+                row["shape"],
+                row["implementation"],
+                number(microseconds(row)),
+                number(row["gflops"] / 1000),
+                number(row["gbs"]),
+                f"{row['over_floor']:.2f}",
+            ]
+        )
     return table(["shape", "by", "us", "TFLOP/s", "GB/s", "x floor"], rows)
 
 
@@ -184,11 +237,16 @@ def span(values, write):
 
 
 def layer(report):
-    """A table of decodes and one of prefills for each model and number of heads; rows are layers, columns batch sizes or prompt lengths."""
+    """A table of decodes and one of prefills for each model and number of heads; rows are layers, columns batch
+    sizes or prompt lengths."""
     groups = {}
     for row in report["rows"]:
         parts = row["shape"].split(", ")
-        numbers = {p.split()[0]: int(p.split()[1]) for p in parts if p.split()[0] in ("requests", "context", "next_n", "tokens")}
+        numbers = {
+            p.split()[0]: int(p.split()[1])
+            for p in parts
+            if p.split()[0] in ("requests", "context", "next_n", "tokens")
+        }
         what = next(p for p in parts if " heads " in p)
         column = numbers.get("requests", numbers.get("tokens"))
         line = row["name"].split()[0]
@@ -202,12 +260,33 @@ def layer(report):
         columns = sorted({c for line in lines.values() for c in line})
         rows = []
         for line, found in lines.items():
-            cell = [f"{number(microseconds(found[c]))} ({found[c]['over_floor']:.1f})" if c in found and "skipped" not in found[c] else "-" for c in columns]
+            cell = [
+                f"{number(microseconds(found[c]))} ({found[c]['over_floor']:.1f})"
+                if c in found and "skipped" not in found[c]
+                else "-"
+                for c in columns
+            ]
             stages = [r["stages"] for r in found.values() if "skipped" not in r]
-            rows.append([line, *cell, *[span([s[key] for s in stages], write) for key, write in
-                                        (("kernels", lambda v: f"{v:.0f}"), ("library_kernels", lambda v: f"{v:.0f}"), ("launch_us", lambda v: f"{v:.1f}"))]])
+            rows.append(
+                [
+                    line,
+                    *cell,
+                    *[
+                        span([s[key] for s in stages], write)
+                        for key, write in (
+                            ("kernels", lambda v: f"{v:.0f}"),
+                            ("library_kernels", lambda v: f"{v:.0f}"),
+                            ("launch_us", lambda v: f"{v:.1f}"),
+                        )
+                    ],
+                ]
+            )
         title = "requests" if kind == "decode" else "tokens of a prompt"
-        out += f"{what}, {kind}, by {title}:\n\n" + table(["layer", *[f"{c:,}" for c in columns], "kernels", "cuBLASLt's", "launch, us"], rows) + "\n"
+        out += (
+            f"{what}, {kind}, by {title}:\n\n"
+            + table(["layer", *[f"{c:,}" for c in columns], "kernels", "cuBLASLt's", "launch, us"], rows)
+            + "\n"
+        )
     return out
 
 
@@ -232,11 +311,18 @@ def peer_ceilings():
 
 
 def void(report):
-    """Whether comparisons of this run with the peers count for nothing: a ceiling is more than 5 % off, or moved that much during the run."""
+    """Whether comparisons of this run with the peers count for nothing: a ceiling is more than 5 % off, or moved
+    that much during the run."""
     m = report["machine"]
-    ours = {"product_tflops": m["peak_gflops"]["product"] / 1000, "copy_gbs": m["bandwidth_gbs"]["copy"],
-            "gather_2_gbs": m["bandwidth_gbs"]["gather_2"], "gather_64_gbs": m["bandwidth_gbs"]["gather_64"]}
-    return m["drift"] > 0.05 or any(abs(ours[name] / value - 1) > 0.05 for name, value in peer_ceilings().items() if name in ours)
+    ours = {
+        "product_tflops": m["peak_gflops"]["product"] / 1000,
+        "copy_gbs": m["bandwidth_gbs"]["copy"],
+        "gather_2_gbs": m["bandwidth_gbs"]["gather_2"],
+        "gather_64_gbs": m["bandwidth_gbs"]["gather_64"],
+    }
+    return m["drift"] > 0.05 or any(
+        abs(ours[name] / value - 1) > 0.05 for name, value in peer_ceilings().items() if name in ours
+    )
 
 
 def bars(attention, chain, op, layers, voids):
@@ -248,10 +334,26 @@ def bars(attention, chain, op, layers, voids):
     rows = []
     ours = {c: 1 / r["peer_ratio"] for c, r in attention.items() if c.startswith("decode/") and "peer_ratio" in r}
     worst = max(ours, key=ours.get)
-    rows.append(["decode, all cells", "geometric mean at most 1.5 times FlashMLA's time", f"{mean(ours.values()):.2f}", met(mean(ours.values()) <= 1.5, "attention")])
-    rows.append(["decode, worst cell", "at most 2.5", f"{ours[worst]:.2f} ({worst})", met(ours[worst] <= 2.5, "attention")])
+    rows.append(
+        [
+            "decode, all cells",
+            "geometric mean at most 1.5 times FlashMLA's time",
+            f"{mean(ours.values()):.2f}",
+            met(mean(ours.values()) <= 1.5, "attention"),
+        ]
+    )
+    rows.append(
+        ["decode, worst cell", "at most 2.5", f"{ours[worst]:.2f} ({worst})", met(ours[worst] <= 2.5, "attention")]
+    )
     single = {c: v for c, v in ours.items() if c.endswith("/1")}
-    rows.append(["decode, one request", "at most 1.2", f"{min(single.values()):.2f} to {max(single.values()):.2f}", met(max(single.values()) <= 1.2, "attention")])
+    rows.append(
+        [
+            "decode, one request",
+            "at most 1.2",
+            f"{min(single.values()):.2f} to {max(single.values()):.2f}",
+            met(max(single.values()) <= 1.2, "attention"),
+        ]
+    )
     few = {}
     for cell, row in attention.items():
         parts = cell.split("/")
@@ -263,13 +365,34 @@ def bars(attention, chain, op, layers, voids):
         text = f"{mean(few.values()):.2f} on average, {max(few.values()):.2f} at worst ({max(few, key=few.get)}); {len(few) - len(slow)} of {len(few)} cells faster"
         rows.append(["decode, 8 to 32 heads", "faster than FlashMLA's 64 heads", text, met(not slow, "attention")])
     for heads, least in ((64, 200), (128, 250)):
-        rates = {c: r["gflops"] / 1000 for c, r in attention.items() if c.startswith(f"prefill/{heads}/") and int(c.split("/")[-1]) >= 2048}
+        rates = {
+            c: r["gflops"] / 1000
+            for c, r in attention.items()
+            if c.startswith(f"prefill/{heads}/") and int(c.split("/")[-1]) >= 2048
+        }
         text = f"{min(rates.values()):.0f} to {max(rates.values()):.0f} TFLOP/s"
-        rows.append([f"prefill, {heads} heads, 2,048 queries and more", f"at least {least} TFLOP/s", text, met(min(rates.values()) >= least)])
+        rows.append(
+            [
+                f"prefill, {heads} heads, 2,048 queries and more",
+                f"at least {least} TFLOP/s",
+                text,
+                met(min(rates.values()) >= least),
+            ]
+        )
     ratios = {c: 1 / r["peer_ratio"] for c, r in chain.items() if "peer_ratio" in r}
     for what, chosen, average, most in (
-        ("index chain, one query", [c for c in ratios if c.startswith("indexer/") and c.split("/")[2] == "1"], 1.5, 2.0),
-        ("index chain, two queries", [c for c in ratios if c.startswith("indexer/") and c.split("/")[2] == "2"], None, 2.5),
+        (
+            "index chain, one query",
+            [c for c in ratios if c.startswith("indexer/") and c.split("/")[2] == "1"],
+            1.5,
+            2.0,
+        ),
+        (
+            "index chain, two queries",
+            [c for c in ratios if c.startswith("indexer/") and c.split("/")[2] == "2"],
+            None,
+            2.5,
+        ),
         ("index chain, prefill", [c for c in ratios if c.startswith("indexer_prefill/")], 2.5, 3.0),
     ):
         average_now, worst_now = mean(ratios[c] for c in chosen), max(ratios[c] for c in chosen)
@@ -278,17 +401,49 @@ def bars(attention, chain, op, layers, voids):
         rows.append([what, bound, f"{average_now:.2f}, {worst_now:.2f} at worst", met(ok, "indexer")])
     faster = [c for c, r in op.items() if r.get("peer_ratio", 0) >= 1]
     known = [c for c, r in op.items() if "peer_ratio" in r]
-    rows.append(["ops", "each at most its peer's time", f"{len(faster)} of {len(known)} cells", met(len(faster) == len(known), "ops")])
+    rows.append(
+        [
+            "ops",
+            "each at most its peer's time",
+            f"{len(faster)} of {len(known)} cells",
+            met(len(faster) == len(known), "ops"),
+        ]
+    )
     long = {c: microseconds(r) / (r["floor_ms"] * 1e3 + 2) for c, r in op.items() if c.endswith("/8192")}
     near = [c for c, v in long.items() if v <= 1.5]
-    rows.append(["ops, 8,192 tokens", "within 1.5 of (byte floor + 2 us)", f"{len(near)} of {len(long)} cells", met(len(near) == len(long))])
+    rows.append(
+        [
+            "ops, 8,192 tokens",
+            "within 1.5 of (byte floor + 2 us)",
+            f"{len(near)} of {len(long)} cells",
+            met(len(near) == len(long)),
+        ]
+    )
     c128 = [c for c in op if c.startswith("ops/compress_c128_main") and "two_stage" in c]
     within = [c for c in c128 if op[c].get("peer_ratio", 0) >= 1]
-    rows.append(["C128A compress", "at most the two-stage rows", f"{len(within)} of {len(c128)} cells", met(len(within) == len(c128), "ops")])
+    rows.append(
+        [
+            "C128A compress",
+            "at most the two-stage rows",
+            f"{len(within)} of {len(c128)} cells",
+            met(len(within) == len(c128), "ops"),
+        ]
+    )
     for kind, most in (("C4A", 8), ("C128A", 7), ("SWA", 7)):
-        counts = [int(r["stages"]["kernels"]) for r in layers["rows"] if r["name"].startswith(f"{kind} decode") and "skipped" not in r]
+        counts = [
+            int(r["stages"]["kernels"])
+            for r in layers["rows"]
+            if r["name"].startswith(f"{kind} decode") and "skipped" not in r
+        ]
         if counts:
-            rows.append([f"{kind} decode layer", f"at most {most} launches", f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0]), met(max(counts) <= most)])
+            rows.append(
+                [
+                    f"{kind} decode layer",
+                    f"at most {most} launches",
+                    f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0]),
+                    met(max(counts) <= most),
+                ]
+            )
     return table(["what", "bound", "measured", ""], rows)
 
 
@@ -297,11 +452,20 @@ def main():
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
     reports = {name: load(folder, name) for name in ("attention", "indexer", "ops", "projection", "layer")}
-    more = {name: load(folder, name) for name in ("attention_few", "layer_pro", "layer_tp", "layer_next_n") if (folder / f"{name}.json").exists()}
-    others = reports | {name: load(folder, name) for name in ("attention_bf16", "attention_per_tensor", "attention_next_n")}
+    more = {
+        name: load(folder, name)
+        for name in ("attention_few", "layer_pro", "layer_tp", "layer_next_n")
+        if (folder / f"{name}.json").exists()
+    }
+    others = reports | {
+        name: load(folder, name) for name in ("attention_bf16", "attention_per_tensor", "attention_next_n")
+    }
     attention, chain, op = (cells(reports[name]) for name in ("attention", "indexer", "ops"))
     attention |= cells(more["attention_few"]) if "attention_few" in more else {}
-    layers = {"rows": reports["layer"]["rows"] + [row for name in ("layer_pro", "layer_tp", "layer_next_n") if name in more for row in more[name]["rows"]]}
+    layers = {
+        "rows": reports["layer"]["rows"]
+        + [row for name in ("layer_pro", "layer_tp", "layer_next_n") if name in more for row in more[name]["rows"]]
+    }
     sections = {
         "bars": bars(attention, chain, op, layers, {name: void(report) for name, report in reports.items()}),
         "machine": machine(reports | more),

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/codec_tables.txt: what ml_dtypes makes of the number formats, as an oracle that is not this project's.
+"""Writes tests/golden/codec_tables.txt: what ml_dtypes makes of the number formats, as an oracle that is not this
+project's.
 
-`pip install ml_dtypes`, then `tools/make_codec_tables.py > tests/golden/codec_tables.txt`. Floats are written as their 32 bits in hex.
+`pip install ml_dtypes`, then `tools/make_codec_tables.py > tests/golden/codec_tables.txt`. Floats are written as their
+32 bits in hex.
 """
 
 import ml_dtypes
 import numpy as np
 
-DECODED = {"e4m3": (ml_dtypes.float8_e4m3fn, 256), "e2m1": (ml_dtypes.float4_e2m1fn, 16), "ue8m0": (ml_dtypes.float8_e8m0fnu, 256)}
+DECODED = {
+    "e4m3": (ml_dtypes.float8_e4m3fn, 256),
+    "e2m1": (ml_dtypes.float4_e2m1fn, 16),
+    "ue8m0": (ml_dtypes.float8_e8m0fnu, 256),
+}
 ENCODED = {"e4m3": (ml_dtypes.float8_e4m3fn, 448.0), "e2m1": (ml_dtypes.float4_e2m1fn, 6.0)}
 
 

@@ -1,4 +1,5 @@
-"""Sections of the pages that a tool writes: the text between <!-- NAME:begin --> and <!-- NAME:end -->. Standard library only."""
+"""Sections of the pages that a tool writes: the text between <!-- NAME:begin --> and <!-- NAME:end -->. Standard
+library only."""
 
 import sys
 from pathlib import Path
@@ -8,13 +9,16 @@ PERFORMANCE = ("docs/performance.md", "docs/performance/gpu.md", "docs/performan
 
 
 def fill(pages, sections):
-    """{page: text} with every section replaced; `pages` is {page: text}. Each name must stand in exactly one page, once."""
+    """{page: text} with every section replaced; `pages` is {page: text}. Each name must stand in exactly one page,
+    once."""
     pages = dict(pages)
     for name, content in sections.items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
         homes = [page for page, text in pages.items() if begin in text or end in text]
         if len(homes) != 1 or pages[homes[0]].count(begin) != 1 or pages[homes[0]].count(end) != 1:
-            sys.exit(f"expected one section between {begin.strip()} and {end.strip()} in {', '.join(pages)}; found in {len(homes)} pages")
+            sys.exit(
+                f"expected one section between {begin.strip()} and {end.strip()} in {', '.join(pages)}; found in {len(homes)} pages"
+            )
         head, rest = pages[homes[0]].split(begin)
         pages[homes[0]] = head + begin + content + end + rest.split(end)[1]
     return pages

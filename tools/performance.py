@@ -2,9 +2,10 @@
 """Measures the CPU tables of docs/performance.md and docs/performance/cpu.md and writes them. Standard library only.
 
 performance.py measure PROGRAM [--out DIR] [--clock wall|cpu] [--threads N] [--quick] [--no-transformers]
-    Runs `smla bench` and tools/compare_transformers.py; their JSON goes to DIR (build/performance). About 5 minutes on two quiet cores. The comparison
-    runs in a virtual environment DIR/venv, made with pip when it is missing (SMLA_HF_PYTHON names another python that has torch and transformers); where
-    it cannot be made the other measurements stand and the page says so.
+    Runs `smla bench` and tools/compare_transformers.py; their JSON goes to DIR (build/performance). About 5 minutes on
+    two quiet cores. The comparison runs in a virtual environment DIR/venv, made with pip when it is missing
+    (SMLA_HF_PYTHON names another python that has torch and transformers); where it cannot be made the other
+    measurements stand and the page says so.
 performance.py render [--out DIR]
     Rewrites the sections between <!-- NAME:begin --> and <!-- NAME:end --> of those pages from that JSON.
 performance.py check [--out DIR]
@@ -54,7 +55,9 @@ def hugging_face_python(out):
     if not python.exists():
         return None, "python3 -m venv failed (Debian: python3-venv)"
     for command in ([*cpu_index, "torch"], ["torch", "transformers", "numpy"]):
-        done = subprocess.run([str(python), "-m", "pip", "install", "-q", *command], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(python), "-m", "pip", "install", "-q", *command], capture_output=True, text=True, check=False
+        )
     if done.returncode == 0 and subprocess.run(ready, capture_output=True, check=False).returncode == 0:
         return str(python), ""
     return None, (done.stderr.strip().splitlines() or ["no deepseek_v4 in the transformers that pip found"])[-1]
@@ -65,10 +68,26 @@ def measure(args):
     out.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     start = time.monotonic()
-    common = ["--threads", str(args.threads), "--clock", args.clock, *(["--min-time", "0.05", "--min-runs", "2"] if args.quick else [])]
+    common = [
+        "--threads",
+        str(args.threads),
+        "--clock",
+        args.clock,
+        *(["--min-time", "0.05", "--min-runs", "2"] if args.quick else []),
+    ]
     for name, what in RUNS.items():
         say(f"smla bench {' '.join(what)}")
-        command = [str(args.program), "bench", *what, *common, "--format", "json", "--output", str(out / f"{name}.json"), "-q"]
+        command = [
+            str(args.program),
+            "bench",
+            *what,
+            *common,
+            "--format",
+            "json",
+            "--output",
+            str(out / f"{name}.json"),
+            "-q",
+        ]
         done = subprocess.run(command, env={**environment, **ENVIRONMENT.get(name, {})}, check=False)
         if done.returncode != 0:
             (out / f"{name}.json").unlink(missing_ok=True)
@@ -81,8 +100,19 @@ def measure(args):
         target.write_text(json.dumps({"skipped": reason}))
     else:
         rounds = "1" if args.quick else "3"
-        command = [python, str(ROOT / "tools" / "compare_transformers.py"), "--program", str(args.program), "--clock", args.clock, "--rounds", rounds,
-                   "--json", str(target), *(["--threads", str(args.threads)] if args.threads else [])]
+        command = [
+            python,
+            str(ROOT / "tools" / "compare_transformers.py"),
+            "--program",
+            str(args.program),
+            "--clock",
+            args.clock,
+            "--rounds",
+            rounds,
+            "--json",
+            str(target),
+            *(["--threads", str(args.threads)] if args.threads else []),
+        ]
         if subprocess.run(command, env=environment, check=False).returncode != 0:
             target.write_text(json.dumps({"skipped": "tools/compare_transformers.py failed"}))
     say(f"done in {time.monotonic() - start:.0f} s; results in {out}")
@@ -103,11 +133,16 @@ class Results:
 
     def rows(self, run, group, *words):
         report = self.runs[run]
-        return [r for r in (report["rows"] if report else []) if r["group"] == group and all(w in r["name"] + "; " + r["shape"] + "," for w in words)]
+        return [
+            r
+            for r in (report["rows"] if report else [])
+            if r["group"] == group and all(w in r["name"] + "; " + r["shape"] + "," for w in words)
+        ]
 
 
 def targets(results):
     """(what, bound, unit, values, at least) of every target that was measured."""
+
     def share(rows, key):
         return [100 * row[key] for row in rows]
 
@@ -119,22 +154,91 @@ def targets(results):
         spent = sum(row["median_ms"] for row in rows)
         return [100 * sum(row["median_ms"] * row[key] for row in rows) / spent] if rows else []
 
-    big = results.rows("ops", "attention", "keys 1152,", "tokens 16,") + results.rows("ops", "attention", "keys 1152,", "tokens 512,")
+    big = results.rows("ops", "attention", "keys 1152,", "tokens 16,") + results.rows(
+        "ops", "attention", "keys 1152,", "tokens 512,"
+    )
     found = [
-        ("attention, 64 heads x 1,152 keys, 16 and 512 tokens: of the fp32 peak", 30, "%", share(big, "fp32_peak_share"), True),
-        ("prefill index scores: of the fp32 peak", 30, "%", share(results.rows("ops", "indexer", "tokens 512,"), "fp32_peak_share"), True),
-        ("GEMMs, 512 rows: of the fp32 peak", 60, "%", share(results.rows("ops", "projection", "rows 512,"), "fp32_peak_share"), True),
-        ("GEMMs without bf16 units (avx512), 512 rows, a layer's maps together: of the fp32 peak", 60, "%", together(results.rows("fp32", "projection")), True),
-        ("GEMMs, 1 row, a layer's maps together: of the read bandwidth", 60, "%", together(results.rows("ops", "projection", "rows 1,"), "bandwidth_share"), True),
-        ("decode attention, 1 token: of the fp32 peak", 20, "%", share(results.rows("ops", "attention", "tokens 1,"), "fp32_peak_share"), True),
-        ("decode index scores, 1 request: of the fp32 peak", 20, "%", share(results.rows("ops", "indexer", "requests 1,"), "fp32_peak_share"), True),
-        ("attention + indexer, 1k prefill: share of the layer, every kind", 30, "%",
-         [attention_share(r) for run in ("layer", "layer_1k") for r in results.rows(run, "layer", "prefill", "tokens 1024 ")], False),
+        (
+            "attention, 64 heads x 1,152 keys, 16 and 512 tokens: of the fp32 peak",
+            30,
+            "%",
+            share(big, "fp32_peak_share"),
+            True,
+        ),
+        (
+            "prefill index scores: of the fp32 peak",
+            30,
+            "%",
+            share(results.rows("ops", "indexer", "tokens 512,"), "fp32_peak_share"),
+            True,
+        ),
+        (
+            "GEMMs, 512 rows: of the fp32 peak",
+            60,
+            "%",
+            share(results.rows("ops", "projection", "rows 512,"), "fp32_peak_share"),
+            True,
+        ),
+        (
+            "GEMMs without bf16 units (avx512), 512 rows, a layer's maps together: of the fp32 peak",
+            60,
+            "%",
+            together(results.rows("fp32", "projection")),
+            True,
+        ),
+        (
+            "GEMMs, 1 row, a layer's maps together: of the read bandwidth",
+            60,
+            "%",
+            together(results.rows("ops", "projection", "rows 1,"), "bandwidth_share"),
+            True,
+        ),
+        (
+            "decode attention, 1 token: of the fp32 peak",
+            20,
+            "%",
+            share(results.rows("ops", "attention", "tokens 1,"), "fp32_peak_share"),
+            True,
+        ),
+        (
+            "decode index scores, 1 request: of the fp32 peak",
+            20,
+            "%",
+            share(results.rows("ops", "indexer", "requests 1,"), "fp32_peak_share"),
+            True,
+        ),
+        (
+            "attention + indexer, 1k prefill: share of the layer, every kind",
+            30,
+            "%",
+            [
+                attention_share(r)
+                for run in ("layer", "layer_1k")
+                for r in results.rows(run, "layer", "prefill", "tokens 1024 ")
+            ],
+            False,
+        ),
     ]
     for row in results.transformers.get("rows", []):
-        found.append((f"{row['kind']} {row['task']}: times faster than transformers' faster dtype", row["target"], "x", [row["ratio"]], True))
+        found.append(
+            (
+                f"{row['kind']} {row['task']}: times faster than transformers' faster dtype",
+                row["target"],
+                "x",
+                [row["ratio"]],
+                True,
+            )
+        )
         if row["target_bfloat16"]:
-            found.append((f"{row['kind']} {row['task']}: times faster than its bfloat16", row["target_bfloat16"], "x", [row["ratio_bfloat16"]], True))
+            found.append(
+                (
+                    f"{row['kind']} {row['task']}: times faster than its bfloat16",
+                    row["target_bfloat16"],
+                    "x",
+                    [row["ratio_bfloat16"]],
+                    True,
+                )
+            )
     return [t for t in found if t[3]]
 
 
@@ -144,7 +248,15 @@ def met(target):
 
 
 def number(value):
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.4f}"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+        if abs(value) >= 0.1
+        else f"{value:.4f}"
+    )
 
 
 def table(head, rows):
@@ -158,7 +270,14 @@ def target_table(results):
         what, bound, unit, values, at_least = target
         seen = number(min(values)) if len(values) == 1 else f"{number(min(values))} to {number(max(values))}"
         space = "" if unit == "x" else " "
-        rows.append([what, f"{'at least' if at_least else 'at most'} {bound:g}{space}{unit}", f"{seen}{space}{unit}", "met" if met(target) else "**missed**"])
+        rows.append(
+            [
+                what,
+                f"{'at least' if at_least else 'at most'} {bound:g}{space}{unit}",
+                f"{seen}{space}{unit}",
+                "met" if met(target) else "**missed**",
+            ]
+        )
     return table(["target", "bound", "measured", ""], rows)
 
 
@@ -167,14 +286,22 @@ def machine_table(results):
     for name, report in results.runs.items():
         if report:
             peaks = report["machine"]["peak_gflops"]
-            rows.append([name, *(number(peaks[n]) if n in peaks else "-" for n in ("generic", "avx2", "avx512", "avx512_bf16")),
-                         number(report["machine"]["read_gbs"]), f"{100 * report['machine']['drift']:.1f} %"])
+            rows.append(
+                [
+                    name,
+                    *(number(peaks[n]) if n in peaks else "-" for n in ("generic", "avx2", "avx512", "avx512_bf16")),
+                    number(report["machine"]["read_gbs"]),
+                    f"{100 * report['machine']['drift']:.1f} %",
+                ]
+            )
     first = results.runs["ops"]
     text = f"CPU: {first['cpu']}, {first['threads']} of {first['cores']} processors. Version {first['version']}, {first['date'][:10]}, {first['clock']} clock.\n"
     if first["clock"] == "cpu":
         text += "Preliminary: the machine was not quiet, so this is processor time, not what a user waits.\n"
     text += "\n"
-    return text + table(["run", "generic", "AVX2", "AVX-512", "bf16 dot products", "reading, GB/s", "before / after"], rows)
+    return text + table(
+        ["run", "generic", "AVX2", "AVX-512", "bf16 dot products", "reading, GB/s", "before / after"], rows
+    )
 
 
 def op_table(results, run, group, flops=True):
@@ -184,15 +311,33 @@ def op_table(results, run, group, flops=True):
         cells = [r["shape"], r["implementation"], number(r["median_ms"]), spread]
         cells += [number(r["gflops"]), f"{100 * r['fp32_peak_share']:.0f} %"] if flops else []
         rows.append([*cells, number(r["gbs"]), f"{100 * r['bandwidth_share']:.0f} %", number(r["floor_ms"])])
-    head = ["shape", "runs", "ms", "p10 .. p90", *(["GFLOP/s", "of fp32 peak"] if flops else []), "GB/s", "of reading", "floor, ms"]
+    head = [
+        "shape",
+        "runs",
+        "ms",
+        "p10 .. p90",
+        *(["GFLOP/s", "of fp32 peak"] if flops else []),
+        "GB/s",
+        "of reading",
+        "floor, ms",
+    ]
     return table(head, rows)
 
 
 def avx2_table(results):
     rows = []
     for r in (results.runs["avx2"] or {"rows": []})["rows"]:
-        rows.append([r["group"], r["shape"], r["implementation"], number(r["median_ms"]), number(r["gflops"]), f"{100 * r['fp32_peak_share']:.0f} %",
-                     f"{100 * r['bandwidth_share']:.0f} %"])
+        rows.append(
+            [
+                r["group"],
+                r["shape"],
+                r["implementation"],
+                number(r["median_ms"]),
+                number(r["gflops"]),
+                f"{100 * r['fp32_peak_share']:.0f} %",
+                f"{100 * r['bandwidth_share']:.0f} %",
+            ]
+        )
     return table(["op", "shape", "runs", "ms", "GFLOP/s", "of fp32 peak", "of reading"], rows)
 
 
@@ -202,8 +347,17 @@ def layer_table(results):
     for run in ("layer", "layer_1k"):
         for r in results.rows(run, "layer"):
             known = [r["stages"].get(s, 0) for s in stages]
-            rows.append([r["name"], r["shape"].split(", heads")[0], number(r["median_ms"]), f"{number(r['p10_ms'])} .. {number(r['p90_ms'])}",
-                         number(r["floor_ms"]), *(f"{100 * s:.1f}" for s in known), f"{100 * (1 - sum(known)):.1f}"])
+            rows.append(
+                [
+                    r["name"],
+                    r["shape"].split(", heads")[0],
+                    number(r["median_ms"]),
+                    f"{number(r['p10_ms'])} .. {number(r['p90_ms'])}",
+                    number(r["floor_ms"]),
+                    *(f"{100 * s:.1f}" for s in known),
+                    f"{100 * (1 - sum(known)):.1f}",
+                ]
+            )
     return table(["layer", "step", "ms", "p10 .. p90", "floor, ms", *(f"{s}, %" for s in stages), "rest, %"], rows)
 
 
@@ -211,9 +365,11 @@ def transformers_table(results):
     report = results.transformers
     if "skipped" in report:
         return f"Not measured in this run: {report['skipped']}.\n"
-    head = (f"torch {report['torch']}, transformers {report['transformers']}, {report['threads']} threads, {report['rounds']} rounds in turn; medians in ms, "
-            f"smallest and largest behind them. Decode: {report['context']:,} tokens in the cache; prefill: {report['prefill']:,} tokens in chunks of "
-            f"{report['chunk']}.")
+    head = (
+        f"torch {report['torch']}, transformers {report['transformers']}, {report['threads']} threads, {report['rounds']} rounds in turn; medians in ms, "
+        f"smallest and largest behind them. Decode: {report['context']:,} tokens in the cache; prefill: {report['prefill']:,} tokens in chunks of "
+        f"{report['chunk']}."
+    )
     text = textwrap.fill(head, 120, break_on_hyphens=False) + "\n\n"
 
     def cell(row, name):
@@ -223,17 +379,32 @@ def transformers_table(results):
     rows = []
     for row in report["rows"]:
         bound = f", {row['target_bfloat16']:g}x to bfloat16" if row["target_bfloat16"] else ""
-        rows.append([f"{row['kind']} {row['task']}", *(cell(row, n) for n in ("float32", "bfloat16", "smla")), f"{row['ratio']:.2f}x",
-                     f"{row['ratio_bfloat16']:.2f}x", f"{row['target']:g}x{bound}"])
+        rows.append(
+            [
+                f"{row['kind']} {row['task']}",
+                *(cell(row, n) for n in ("float32", "bfloat16", "smla")),
+                f"{row['ratio']:.2f}x",
+                f"{row['ratio_bfloat16']:.2f}x",
+                f"{row['target']:g}x{bound}",
+            ]
+        )
     return text + table(["task", "float32", "bfloat16", "smla", "to the faster", "to bfloat16", "target"], rows)
 
 
 def render(args):
     results = Results(args.out)
-    sections = {"targets": target_table(results), "machine": machine_table(results), "attention": op_table(results, "ops", "attention"),
-                "indexer": op_table(results, "ops", "indexer"), "topk": op_table(results, "ops", "topk", flops=False),
-                "projection": op_table(results, "ops", "projection"), "fp32": op_table(results, "fp32", "projection"), "avx2": avx2_table(results),
-                "layer": layer_table(results), "transformers": transformers_table(results)}
+    sections = {
+        "targets": target_table(results),
+        "machine": machine_table(results),
+        "attention": op_table(results, "ops", "attention"),
+        "indexer": op_table(results, "ops", "indexer"),
+        "topk": op_table(results, "ops", "topk", flops=False),
+        "projection": op_table(results, "ops", "projection"),
+        "fp32": op_table(results, "fp32", "projection"),
+        "avx2": avx2_table(results),
+        "layer": layer_table(results),
+        "transformers": transformers_table(results),
+    }
     assert set(sections) == set(SECTIONS)
     say(f"wrote {', '.join(pages.rewrite(pages.PERFORMANCE, sections))} on {datetime.date.today()}")
 
@@ -242,7 +413,9 @@ def check(args):
     missed = 0
     for target in targets(Results(args.out)):
         missed += not met(target)
-        print(f"{'met   ' if met(target) else 'MISSED'} {target[0]}: {', '.join(number(v) for v in target[3])} {target[2]}, bound {target[1]:g}")
+        print(
+            f"{'met   ' if met(target) else 'MISSED'} {target[0]}: {', '.join(number(v) for v in target[3])} {target[2]}, bound {target[1]:g}"
+        )
     sys.exit(1 if missed else 0)
 
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Draws what `smla bench --device cuda --json FILE` measured: time over floor and ratio to the peer, by the last number of a cell's name (batch, tokens).
+"""Draws what `smla bench --device cuda --json FILE` measured: time over floor and ratio to the peer, by the last number
+of a cell's name (batch, tokens).
 
     smla bench attention --device cuda --json run.json
     python3 tools/plot.py run.json --output run.png
     python3 tools/plot.py run.json --text          # the same numbers, no matplotlib
 
-Needs matplotlib (Debian: python3-matplotlib) unless --text is given. Wrong and skipped rows are left out and named on stderr.
+Needs matplotlib (Debian: python3-matplotlib) unless --text is given. Wrong and skipped rows are left out and named on
+stderr.
 """
 
 import argparse
@@ -20,7 +22,12 @@ FORMAT = "smla-bench/1"
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("results", type=Path, help="JSON of smla bench --device cuda")
-    parser.add_argument("--output", type=Path, default=Path("bench.png"), help="picture to write, .png, .svg or .pdf (default: %(default)s)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("bench.png"),
+        help="picture to write, .png, .svg or .pdf (default: %(default)s)",
+    )
     parser.add_argument("--cells", default="", help="only cells whose names begin so, decode/64 for example")
     parser.add_argument("--text", action="store_true", help="print the series instead of drawing them")
     return parser.parse_args()
@@ -68,7 +75,9 @@ def draw(lines, report, output):
         import matplotlib.pyplot as plt
         import matplotlib.ticker
     except ImportError:
-        sys.exit("plot: matplotlib was not found (Debian: python3-matplotlib; pip install matplotlib); --text prints the numbers without it")
+        sys.exit(
+            "plot: matplotlib was not found (Debian: python3-matplotlib; pip install matplotlib); --text prints the numbers without it"
+        )
     figure, (floors, peers) = plt.subplots(1, 2, figsize=(12, 4.5), constrained_layout=True)
     for line, points in lines.items():
         floors.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=line)
@@ -77,7 +86,9 @@ def draw(lines, report, output):
             peers.plot([p[0] for p in known], [p[2] for p in known], marker="o", label=line)
     peers.axhline(1.0, color="black", linewidth=0.8)
     places = sorted({p[0] for points in lines.values() for p in points})
-    what = {"decode": "requests", "prefill": "queries", "ops": "tokens"}.get(next(iter(lines)).split("/")[0], "last number of the cell's name")
+    what = {"decode": "requests", "prefill": "queries", "ops": "tokens"}.get(
+        next(iter(lines)).split("/")[0], "last number of the cell's name"
+    )
     for axes, title in ((floors, "time / floor"), (peers, "peer's time / ours, scaled by ceilings")):
         axes.set(xscale="log", title=title, xlabel=what)
         axes.set_xticks(places, [f"{x:g}" for x in places])

@@ -33,7 +33,9 @@ def main():
     if sys.argv[1] == "write":
         README.write_text(before + BEGIN + wanted + END + after)
     elif found != wanted:
-        sys.stdout.writelines(difflib.unified_diff(found.splitlines(True), wanted.splitlines(True), "README.md", "the program"))
+        sys.stdout.writelines(
+            difflib.unified_diff(found.splitlines(True), wanted.splitlines(True), "README.md", "the program")
+        )
         sys.exit("README.md: the example is out of date; ./dev docs rewrites it")
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`run_tidy.py BUILD SECONDS JOBS`: clang-tidy over the sources on standard input, in that order, until the seconds are used up.
+"""`run_tidy.py BUILD SECONDS JOBS`: clang-tidy over the sources on standard input, in that order, until the seconds are
+used up.
 
 Prints the findings; the last line is "REACHED n total". Exits 1 when there were findings.
 """

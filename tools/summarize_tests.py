@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""`summarize_tests.py LABEL JUNIT [stopped]`: one line for each failed or skipped test with its reason, then "COUNT passed failed skipped".
+"""`summarize_tests.py LABEL JUNIT [stopped]`: one line for each failed or skipped test with its reason, then "COUNT
+passed failed skipped".
 
-`stopped`: the run was ended by its stop time; a test that was cut off there, without a word of failure, is a skipped one.
+`stopped`: the run was ended by its stop time; a test that was cut off there, without a word of failure, is a skipped
+one.
 """
 
 import re
 import sys
 import xml.etree.ElementTree as xml
 
-NOISE = re.compile(r"^(Note: Google Test filter|\[[ =\-A-Z]*\]|Running main|Using configuration|\s*$|.*: Skipped$|\d+ (FAILED|DISABLED))")
+NOISE = re.compile(
+    r"^(Note: Google Test filter|\[[ =\-A-Z]*\]|Running main|Using configuration|\s*$|.*: Skipped$|\d+ (FAILED|DISABLED))"
+)
 
 
 def reason(case):
@@ -21,7 +25,10 @@ def reason(case):
 def cut_off(case):
     """Killed in the middle: no verdict of gtest's, no report of a sanitizer's, no word of a crash."""
     text = case.findtext("system-out") or ""
-    return not re.search(r"\[ +(PASSED|FAILED|SKIPPED) +\]|ERROR: |runtime error|WARNING: ThreadSanitizer|terminate called|Segmentation|Falsifiable", text)
+    return not re.search(
+        r"\[ +(PASSED|FAILED|SKIPPED) +\]|ERROR: |runtime error|WARNING: ThreadSanitizer|terminate called|Segmentation|Falsifiable",
+        text,
+    )
 
 
 def main():

@@ -24,9 +24,17 @@ def run(*args, code, out="", err="", env=None):
     """Runs the program and checks status and texts; returns stdout."""
     done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=300, check=False, env=env)
     problems = [] if done.returncode == code else [f"status {done.returncode}, expected {code}"]
-    problems += [f"no {text!r} on stdout" for text in ([out] if isinstance(out, str) else out) if text not in done.stdout]
-    problems += [f"no {text!r} on stderr" for text in ([err] if isinstance(err, str) else err) if text not in done.stderr]
-    print(("ok  " if not problems else "FAIL"), "smla", *[str(a) if len(str(a)) < 60 else "..." + str(a)[-50:] for a in args])
+    problems += [
+        f"no {text!r} on stdout" for text in ([out] if isinstance(out, str) else out) if text not in done.stdout
+    ]
+    problems += [
+        f"no {text!r} on stderr" for text in ([err] if isinstance(err, str) else err) if text not in done.stderr
+    ]
+    print(
+        ("ok  " if not problems else "FAIL"),
+        "smla",
+        *[str(a) if len(str(a)) < 60 else "..." + str(a)[-50:] for a in args],
+    )
     if problems:
         FAILURES.append(args)
         print("    " + "; ".join(problems), done.stdout[-1500:], done.stderr[-1500:], sep="\n    ")
@@ -48,7 +56,10 @@ def load(path):
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + size])
     meta = header.pop("__metadata__")
-    return meta, {n: (t["dtype"], t["shape"], raw[8 + size + t["data_offsets"][0] : 8 + size + t["data_offsets"][1]]) for n, t in header.items()}
+    return meta, {
+        n: (t["dtype"], t["shape"], raw[8 + size + t["data_offsets"][0] : 8 + size + t["data_offsets"][1]])
+        for n, t in header.items()
+    }
 
 
 def attention_case(rng, cache_format):
@@ -58,14 +69,20 @@ def attention_case(rng, cache_format):
     row = {"bf16": 1024, "fp8_per_tensor": 512}[cache_format]
     cache = bf16(blocks * rows * 512) if row == 1024 else bytes(rng.randrange(0x70) for _ in range(blocks * rows * row))
     indices = [rng.randrange(-2, blocks * rows + 2) for _ in range(tokens * width)]
-    params = {"scale": 512**-0.5, "format0": cache_format, "block_size0": rows,
-              "tolerance": {"o": {"l2": 2.2e-3}, "lse": {"abs": 1e-5, "rel": 1e-5}}}
-    tensors = {"in.q": ("BF16", [tokens, heads, 512], bf16(tokens * heads * 512)),
-               "in.cache0": ("U8", [blocks, rows * row], cache),
-               "in.indices0": ("I32", [tokens, width], struct.pack(f"<{len(indices)}i", *indices)),
-               "in.sink": ("F32", [heads], struct.pack("<4f", float("-inf"), float("inf"), 0.0, 1.5)),
-               "out.o": ("BF16", [tokens, heads, 512], bytes(2 * tokens * heads * 512)),
-               "out.lse": ("F32", [tokens, heads], bytes(4 * tokens * heads))}
+    params = {
+        "scale": 512**-0.5,
+        "format0": cache_format,
+        "block_size0": rows,
+        "tolerance": {"o": {"l2": 2.2e-3}, "lse": {"abs": 1e-5, "rel": 1e-5}},
+    }
+    tensors = {
+        "in.q": ("BF16", [tokens, heads, 512], bf16(tokens * heads * 512)),
+        "in.cache0": ("U8", [blocks, rows * row], cache),
+        "in.indices0": ("I32", [tokens, width], struct.pack(f"<{len(indices)}i", *indices)),
+        "in.sink": ("F32", [heads], struct.pack("<4f", float("-inf"), float("inf"), 0.0, 1.5)),
+        "out.o": ("BF16", [tokens, heads, 512], bytes(2 * tokens * heads * 512)),
+        "out.lse": ("F32", [tokens, heads], bytes(4 * tokens * heads)),
+    }
     return params, tensors
 
 
@@ -83,20 +100,40 @@ def check_verify(folder):
     meta, tensors = load(good)
     broken = bytearray(tensors["out.o"][2])
     broken[1] ^= 0x40  # another exponent
-    save(folder / "wrong.safetensors", meta["op"], json.loads(meta["params"]), {**tensors, "out.o": (*tensors["out.o"][:2], bytes(broken))})
+    save(
+        folder / "wrong.safetensors",
+        meta["op"],
+        json.loads(meta["params"]),
+        {**tensors, "out.o": (*tensors["out.o"][:2], bytes(broken))},
+    )
     run("verify", folder / "wrong.safetensors", code=1, out=["FAIL", "at [0, 0, 0]", "PASS"])
 
     raw = good.read_bytes()
     for keep in (0, 4, 100, len(raw) // 2, len(raw) - 1):
         (folder / "cut.safetensors").write_bytes(raw[:keep])
         run("verify", folder / "cut.safetensors", code=2, err="cut.safetensors")
-    run("verify", folder / "cut.safetensors", good, folder / "wrong.safetensors", code=2, out=["PASS", "FAIL"], err="cut.safetensors")
-    save(folder / "no_q.safetensors", meta["op"], json.loads(meta["params"]), {n: t for n, t in tensors.items() if n != "in.q"})
+    run(
+        "verify",
+        folder / "cut.safetensors",
+        good,
+        folder / "wrong.safetensors",
+        code=2,
+        out=["PASS", "FAIL"],
+        err="cut.safetensors",
+    )
+    save(
+        folder / "no_q.safetensors",
+        meta["op"],
+        json.loads(meta["params"]),
+        {n: t for n, t in tensors.items() if n != "in.q"},
+    )
     run("verify", folder / "no_q.safetensors", code=2, err="in.q")
     save(folder / "op.safetensors", "magic", {}, tensors)
     run("verify", folder / "op.safetensors", code=2, err=["magic", "sparse_attention", "attention_layer"])
     save(folder / "op.safetensors", "\033[2J\n" + "x" * 1000000, {}, tensors)
-    done = subprocess.run([PROGRAM, "verify", folder / "op.safetensors"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [PROGRAM, "verify", folder / "op.safetensors"], capture_output=True, text=True, timeout=60, check=False
+    )
     if done.returncode != 2 or "\033" in done.stderr or len(done.stderr) > 4000 or done.stderr.count("\n") != 1:
         FAILURES.append("hostile op")
         print("FAIL: an op's name in a file reaches the terminal:", len(done.stderr), repr(done.stderr[:200]))
@@ -111,8 +148,16 @@ def check_verify(folder):
     (folder / "dumped").mkdir()
     run("verify", "--dump", folder / "dumped", good, SOURCE / "tests/golden/layer_swa.safetensors", code=0)
     run("verify", folder / "dumped" / good.name, folder / "dumped" / "layer_swa.safetensors", code=0)
-    run("verify", "--validate", good, code=2, err=["sparse_attention: scopes[0].indices row ", "expected -1 or 0..14"])  # it holds wild indices
-    run("verify", "--validate", *sorted((SOURCE / "tests/golden").glob("layer_*.safetensors")), code=0, out=["layer_yarn_c4a.safetensors  topk", "index_scores"])
+    run(
+        "verify", "--validate", good, code=2, err=["sparse_attention: scopes[0].indices row ", "expected -1 or 0..14"]
+    )  # it holds wild indices
+    run(
+        "verify",
+        "--validate",
+        *sorted((SOURCE / "tests/golden").glob("layer_*.safetensors")),
+        code=0,
+        out=["layer_yarn_c4a.safetensors  topk", "index_scores"],
+    )
 
 
 def check_verify_bounds(folder):
@@ -137,17 +182,37 @@ def check_verify_bounds(folder):
     run("verify", altered("ouput.safetensors", {"tolerance": {"ouput": {"l2": 1e-3}}}), code=2, err=["ouput", "lse, o"])
     for name, value in (("scael", 0.1), ("causal", True)):
         run("verify", altered("param.safetensors", {name: value}), code=2, err=[name, "scale", "q_scale"])
-    run("verify", altered("weight.safetensors", None, {"weights.wq_a.weight": ("F32", [1], bytes(4))}), code=2, err="weights.wq_a.weight")
+    run(
+        "verify",
+        altered("weight.safetensors", None, {"weights.wq_a.weight": ("F32", [1], bytes(4))}),
+        code=2,
+        err="weights.wq_a.weight",
+    )
     layer = SOURCE / "tests/golden/layer_swa.safetensors"
     layer_meta, layer_tensors = load(layer)
     layer_params = json.loads(layer_meta["params"])
-    save(folder / "layer.safetensors", "attention_layer", layer_params, {**layer_tensors, "weights.wq_c.weight": ("F32", [1], bytes(4))})
+    save(
+        folder / "layer.safetensors",
+        "attention_layer",
+        layer_params,
+        {**layer_tensors, "weights.wq_c.weight": ("F32", [1], bytes(4))},
+    )
     run("verify", folder / "layer.safetensors", code=2, err="weights.wq_c.weight")
     save(folder / "layer.safetensors", "attention_layer", {**layer_params, "windw": 128}, layer_tensors)
     run("verify", folder / "layer.safetensors", code=2, err=["windw", "window"])
     run("verify", altered("heads.safetensors", {"out_heads": 1 << 20}), code=2, err="out_heads")
-    run("verify", layer, code=0, out=["output, not observed", "output, bf16 with fp8_ds_mla rows, not observed", "bound l2 "])
-    for impl in ("ref", "cpu", "avx2", "avx512"):  # the reference's own case with a negative scale; wild indices mask columns
+    run(
+        "verify",
+        layer,
+        code=0,
+        out=["output, not observed", "output, bf16 with fp8_ds_mla rows, not observed", "bound l2 "],
+    )
+    for impl in (
+        "ref",
+        "cpu",
+        "avx2",
+        "avx512",
+    ):  # the reference's own case with a negative scale; wild indices mask columns
         negative = altered("negative.safetensors", {"scale": -0.06})
         run("verify", "--impl", "ref", "--dump", folder / "negative_want.safetensors", negative, code=1)
         if impl in run("info", code=0):
@@ -164,7 +229,15 @@ def check_verify_bounds(folder):
     (evidence / "other").mkdir()
     (evidence / "dumps").mkdir()
     (evidence / "other/x.safetensors").write_bytes(good.read_bytes())
-    run("verify", evidence / "x.safetensors", evidence / "other/x.safetensors", "--dump", evidence / "dumps", code=2, err="both")
+    run(
+        "verify",
+        evidence / "x.safetensors",
+        evidence / "other/x.safetensors",
+        "--dump",
+        evidence / "dumps",
+        code=2,
+        err="both",
+    )
     if (evidence / "x.safetensors").read_bytes() != before or any((evidence / "dumps").iterdir()):
         FAILURES.append("evidence")
         print("FAIL: a verified case was written over")
@@ -175,9 +248,27 @@ def check_run_checks(folder):
     trace = folder / "one.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [1]}\n')
     report = folder / "report.json"
-    run("run", "--trace", trace, "--kv-blocks", 1, "--check", 2, "-q", "--json", report, code=1, out="nothing was checked")
+    run(
+        "run",
+        "--trace",
+        trace,
+        "--kv-blocks",
+        1,
+        "--check",
+        2,
+        "-q",
+        "--json",
+        report,
+        code=1,
+        out="nothing was checked",
+    )
     check = json.loads(report.read_text())["check"]
-    if check["passed"] or check["verdict"] != "nothing was checked" or check["computed"] != 0 or check["samples"][0]["relative_l2"] is not None:
+    if (
+        check["passed"]
+        or check["verdict"] != "nothing was checked"
+        or check["computed"] != 0
+        or check["samples"][0]["relative_l2"] is not None
+    ):
         FAILURES.append("nothing checked")
         print("FAIL: a check of nothing in JSON:", check)
     run("run", "--trace", trace, "--kv-blocks", 1, "--check", 0, "-q", code=0)
@@ -185,7 +276,18 @@ def check_run_checks(folder):
     run("run", "--trace", trace, "-q", "--plant-error", "rope", code=1, out="FAIL")
     for projection in ("fp8", "fp8-ue8m0"):
         for rows in ("bf16", "fp8_ds_mla"):
-            run("run", "--trace", trace, "-q", "--output-projection", projection, "--cache-dtype", rows, code=0, out=["PASS", "bound 0.0"])
+            run(
+                "run",
+                "--trace",
+                trace,
+                "-q",
+                "--output-projection",
+                projection,
+                "--cache-dtype",
+                rows,
+                code=0,
+                out=["PASS", "bound 0.0"],
+            )
 
     # attn_sink +inf in every head: outputs of 0, which are right.
     made = folder / "sinks"
@@ -193,7 +295,7 @@ def check_run_checks(folder):
     for path in made.glob("*.safetensors"):
         raw = bytearray(path.read_bytes())
         size = struct.unpack("<Q", raw[:8])[0]
-        for name, entry in json.loads(raw[8:8 + size]).items():
+        for name, entry in json.loads(raw[8 : 8 + size]).items():
             if name.endswith("attn_sink"):
                 begin, end = (8 + size + offset for offset in entry["data_offsets"])
                 infinity = struct.pack("<f", float("inf")) if entry["dtype"] == "F32" else struct.pack("<H", 0x7F80)
@@ -205,7 +307,22 @@ def check_run_checks(folder):
         print("FAIL: nan in", text)
 
     dump = folder / "dump"
-    small = ["run", "-q", "--max-requests", 2, "--scale-lengths", 0.02, "--kv-blocks", 300, "--check", 0, "--layers", "1,", "--dump", dump]
+    small = [
+        "run",
+        "-q",
+        "--max-requests",
+        2,
+        "--scale-lengths",
+        0.02,
+        "--kv-blocks",
+        300,
+        "--check",
+        0,
+        "--layers",
+        "1,",
+        "--dump",
+        dump,
+    ]
     run(*small, "--dump-step", 99, code=2, err=["--dump-step: got 99", "expected at most"])
     run(*small, "--dump-step", 1, code=0, out=["recorded ", " MB"])
     cases = sorted(dump.glob("*.safetensors"))
@@ -256,7 +373,9 @@ def check_info_and_why():
 def check_run(folder):
     """Only what is refused before any work: `smla run` has tests of its own."""
     bad = folder / "bad.jsonl"
-    bad.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}\n{"timestamp": 0, "input_length": -5}\n')
+    bad.write_text(
+        '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}\n{"timestamp": 0, "input_length": -5}\n'
+    )
     run("run", "--trace", bad, code=2, err=["bad.jsonl:2", "input_length"])
     run("run", "--trace", folder / "absent.jsonl", code=2, err="absent.jsonl")
     (folder / "config.json").write_text('{"hidden_size": NaN}')
@@ -272,21 +391,49 @@ def check_arguments(folder):
     """What is wrong with an option is told in the program's words, before any work."""
     # Ranges: the limits that hold, and no number that only looks like one.
     for option, bad, expected in (
-        ("--max-requests", "0", "1 or more"), ("--max-requests", "-1", "1 or more"), ("--max-requests", "99999999999999999999", "1 or more"),
-        ("--max-requests", "1.5", "1 or more"), ("--max-requests", "0x10", "1 or more"), ("--dump-step", "99999999999999999999", "1 or more"),
-        ("--scale-lengths", "0", "to 1000"), ("--scale-lengths", "nan", "to 1000"), ("--arrival-speed", "nan", "0 to"), ("--arrival-speed", "inf", "0 to"),
-        ("--kv-scale", "nan", "to 1000000"), ("--q-scale", "NaN", "to 1000000"), ("--draft-acceptance", "nan", "0 to 1"),
-        ("--seed", "-1", "0 or more"), ("--seed", "99999999999999999999999", "0 or more"), ("--threads", "5000", "0 to 4096"),
-        ("--fp8-weights", "some", "auto, on or off"), ("--precision", "f16", "bf16 or f32"),
+        ("--max-requests", "0", "1 or more"),
+        ("--max-requests", "-1", "1 or more"),
+        ("--max-requests", "99999999999999999999", "1 or more"),
+        ("--max-requests", "1.5", "1 or more"),
+        ("--max-requests", "0x10", "1 or more"),
+        ("--dump-step", "99999999999999999999", "1 or more"),
+        ("--scale-lengths", "0", "to 1000"),
+        ("--scale-lengths", "nan", "to 1000"),
+        ("--arrival-speed", "nan", "0 to"),
+        ("--arrival-speed", "inf", "0 to"),
+        ("--kv-scale", "nan", "to 1000000"),
+        ("--q-scale", "NaN", "to 1000000"),
+        ("--draft-acceptance", "nan", "0 to 1"),
+        ("--seed", "-1", "0 or more"),
+        ("--seed", "99999999999999999999999", "0 or more"),
+        ("--threads", "5000", "0 to 4096"),
+        ("--fp8-weights", "some", "auto, on or off"),
+        ("--precision", "f16", "bf16 or f32"),
     ):
-        run("run", option, bad, code=2, err=f"smla: {option}: got {bad}, expected ", )
+        run(
+            "run",
+            option,
+            bad,
+            code=2,
+            err=f"smla: {option}: got {bad}, expected ",
+        )
         run("run", option, bad, code=2, err=expected)
     run("make-checkpoint", folder / "x", "--layers", "0", code=2, err="smla: --layers: got 0, expected 1 or more")
     for option in ("--q-scale", "--kv-scale"):
         run("make-checkpoint", folder / "x", option, "nan", code=2, err=f"smla: {option}: got nan, expected ")
     run("bench", "machine", "--min-time", "nan", code=2, err="smla: --min-time: got nan, expected 0 to 3600")
     # A value that is missing does not swallow what follows.
-    for option in ("--json", "--weights", "--model", "--trace", "--dump", "--impl", "--layers", "--kv-bytes", "--cache-dtype"):
+    for option in (
+        "--json",
+        "--weights",
+        "--model",
+        "--trace",
+        "--dump",
+        "--impl",
+        "--layers",
+        "--kv-bytes",
+        "--cache-dtype",
+    ):
         run("run", f"{option}=", "-q", code=2, err=f"smla: {option}: got an empty value")
         run("run", option, "", "-q", code=2, err=f"smla: {option}: got an empty value")
         run("run", option, "-q", code=2, err=f"smla: {option}: got -q, expected a value")
@@ -297,13 +444,28 @@ def check_arguments(folder):
     run("run", "--seed", 1, "--seed", 2, code=2, err="smla: --seed: got it twice, expected it once")
     run("run", "--sed", 1, code=2, err="smla: got --sed 1, which is no option")
     # Implementations.
-    for choice, text in (("frob", "got frob, expected one of"), ("sparse_atention=ref", "sparse_attention"), ("cuda", "got cuda, expected one of"),
-                         ("=", "expected NAME or OP=NAME"), ("topk=", "expected NAME or OP=NAME"), ("=ref", "expected NAME or OP=NAME"),
-                         ("sparse_attention=frob", "got frob for sparse_attention, expected one of"), ("topk=frob", "got frob for topk")):
+    for choice, text in (
+        ("frob", "got frob, expected one of"),
+        ("sparse_atention=ref", "sparse_attention"),
+        ("cuda", "got cuda, expected one of"),
+        ("=", "expected NAME or OP=NAME"),
+        ("topk=", "expected NAME or OP=NAME"),
+        ("=ref", "expected NAME or OP=NAME"),
+        ("sparse_attention=frob", "got frob for sparse_attention, expected one of"),
+        ("topk=frob", "got frob for topk"),
+    ):
         run("run", *SMALL, "--impl", choice, code=2, err=["smla: --impl: ", text])
         run("bench", "attention", "-q", "--impl", choice, code=2, err=["smla: --impl: ", text])
     run("run", *SMALL, "--impl", "ref", "--impl", "cpu", code=2, err="--impl: got cpu beside ref")
-    run("run", *SMALL, "--impl", "avx2", code=2, err="--impl: got avx2, expected one that runs here: this CPU has no AVX2", env={"SMLA_CPU": "generic"})
+    run(
+        "run",
+        *SMALL,
+        "--impl",
+        "avx2",
+        code=2,
+        err="--impl: got avx2, expected one that runs here: this CPU has no AVX2",
+        env={"SMLA_CPU": "generic"},
+    )
     run("run", *SMALL, "--impl", "ref", code=0, out=["sparse_attention ref", "PASS"])
 
 
@@ -311,13 +473,24 @@ def check_combinations(folder):
     """Options without effect beside the others are refused by name; nothing that was typed is dropped unseen."""
     f32 = ("--precision", "f32")
     for option, value, others, text in (
-        ("--cache-dtype", "fp8_per_tensor", f32, "--precision f32"), ("--index-dtype", "mxfp4", f32, "--precision f32"),
-        ("--cache-dtype", "nonsense", f32, "--precision f32"), ("--kv-scale", "2", f32, "--precision f32"), ("--q-scale", "2", f32, "--precision f32"),
-        ("--kv-scale", "2", (), "fp8_ds_mla rows"), ("--q-scale", "2", ("--cache-dtype", "bf16"), "bf16 rows"),
-        ("--gather-prefill", None, ("--front-end", "flashinfer"), "--front-end flashinfer"), ("--gather-prefill", None, ("--cache-dtype", "bf16"), "bf16 rows"),
-        ("--gather-prefill", None, f32, "--precision f32"), ("--fp8-weights", "on", (), "without --weights"), ("--fp8-weights", "auto", (), "without --weights"),
-        ("--adaptive-speculation", None, (), "--speculative"), ("--draft-acceptance", "0.5", (), "--speculative"), ("--no-graphs", None, (), "--device cuda"),
-        ("--stage-times", None, (), "--device cuda"), ("--plant-error", "block", ("--check", 0), "--check 0"), ("--dump-step", "2", (), "without --dump"),
+        ("--cache-dtype", "fp8_per_tensor", f32, "--precision f32"),
+        ("--index-dtype", "mxfp4", f32, "--precision f32"),
+        ("--cache-dtype", "nonsense", f32, "--precision f32"),
+        ("--kv-scale", "2", f32, "--precision f32"),
+        ("--q-scale", "2", f32, "--precision f32"),
+        ("--kv-scale", "2", (), "fp8_ds_mla rows"),
+        ("--q-scale", "2", ("--cache-dtype", "bf16"), "bf16 rows"),
+        ("--gather-prefill", None, ("--front-end", "flashinfer"), "--front-end flashinfer"),
+        ("--gather-prefill", None, ("--cache-dtype", "bf16"), "bf16 rows"),
+        ("--gather-prefill", None, f32, "--precision f32"),
+        ("--fp8-weights", "on", (), "without --weights"),
+        ("--fp8-weights", "auto", (), "without --weights"),
+        ("--adaptive-speculation", None, (), "--speculative"),
+        ("--draft-acceptance", "0.5", (), "--speculative"),
+        ("--no-graphs", None, (), "--device cuda"),
+        ("--stage-times", None, (), "--device cuda"),
+        ("--plant-error", "block", ("--check", 0), "--check 0"),
+        ("--dump-step", "2", (), "without --dump"),
         ("--kv-bytes", "2G", ("--kv-blocks", 100), "--kv-blocks"),
     ):
         run("run", *others, option, *([] if value is None else [value]), code=2, err=[f"smla: {option}: got it ", text])
@@ -326,7 +499,15 @@ def check_combinations(folder):
     for value in ("50000000", "50M", "0.05G", "64MB", "64mib", "0.05g", "0.0001T", "0.05 GB", "65536KiB", "65536k"):
         run("run", "--trace", folder / "one.jsonl", "--kv-bytes", value, "--check", 0, "-q", code=0)
     for value in ("G", "5X", "-1", "nan", "1e30", "5GG"):
-        run("run", "--trace", folder / "one.jsonl", "--kv-bytes", value, code=2, err=f"--kv-bytes: got {value}, expected a number of bytes")
+        run(
+            "run",
+            "--trace",
+            folder / "one.jsonl",
+            "--kv-bytes",
+            value,
+            code=2,
+            err=f"--kv-bytes: got {value}, expected a number of bytes",
+        )
 
 
 def check_output_paths(folder):
@@ -334,7 +515,13 @@ def check_output_paths(folder):
     problems = []
     quick = ["--min-time", 0, "--min-runs", 2, "-q"]
     for command in (("run", "-q"), ("bench", *quick), ("info",)):
-        run(*command, "--json", "/nope/x.json", code=2, err="smla: --json: /nope/x.json could not be written: No such file or directory")
+        run(
+            *command,
+            "--json",
+            "/nope/x.json",
+            code=2,
+            err="smla: --json: /nope/x.json could not be written: No such file or directory",
+        )
     run("bench", *quick, "--output", "/nope/x", code=2, err="smla: --output: /nope/x could not be written")
     run("bench", *quick, "--json", folder, code=2, err="could not be written: Is a directory")
     run("bench", *quick, "--json", "layer", code=2, err="smla: --json: got layer, which is something to measure")
@@ -351,7 +538,11 @@ def check_output_paths(folder):
     (folder / "old.json").write_text("old")
     for name in ("old.json", "new.json"):
         run("run", "--trace", folder / "absent.jsonl", "--json", folder / name, code=2, err="absent.jsonl")
-    problems += [] if (folder / "old.json").read_text() == "old" and not (folder / "new.json").exists() else ["a failed run touched --json"]
+    problems += (
+        []
+        if (folder / "old.json").read_text() == "old" and not (folder / "new.json").exists()
+        else ["a failed run touched --json"]
+    )
     if problems:
         FAILURES.append("output paths")
         print("FAIL output paths:", *problems, sep="\n    ")
@@ -362,13 +553,32 @@ def check_traces(folder):
     line = '{"timestamp": %d, "input_length": %d, "output_length": 2}\n'
     epoch = folder / "epoch.jsonl"
     epoch.write_text(line % (1732250000000, 5) + line % (1732250002600, 5))
-    run("run", "--trace", epoch, "--arrival-speed", 1, "--check", 0, code=0, out="2 finished", err=["waiting for request 1", "which comes in 3 s"])
+    run(
+        "run",
+        "--trace",
+        epoch,
+        "--arrival-speed",
+        1,
+        "--check",
+        0,
+        code=0,
+        out="2 finished",
+        err=["waiting for request 1", "which comes in 3 s"],
+    )
     run("run", "--trace", epoch, "--arrival-speed", 1000, "--check", 0, "-q", code=0, out="2 finished")
     huge = folder / "huge.jsonl"
     huge.write_text(line % (0, 2147483647) + line % (0, 5))
-    limited = ["bash", "-c", f'ulimit -v 8000000; exec "{PROGRAM}" run --trace "{huge}" --max-batched-tokens 64 --check 2 --threads 1 -q --json -']
+    limited = [
+        "bash",
+        "-c",
+        f'ulimit -v 8000000; exec "{PROGRAM}" run --trace "{huge}" --max-batched-tokens 64 --check 2 --threads 1 -q --json -',
+    ]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
-    good = done.returncode == 0 and json.loads(done.stdout)["finished"] == 1 and "request 0: got 2147483648 positions" in done.stdout
+    good = (
+        done.returncode == 0
+        and json.loads(done.stdout)["finished"] == 1
+        and "request 0: got 2147483648 positions" in done.stdout
+    )
     print("ok  " if good else "FAIL", "a request of 2^31 tokens is refused and costs no memory")
     if not good:
         FAILURES.append("huge request")
@@ -387,8 +597,23 @@ def check_run_report(folder):
     config = folder / "named" / "config.json"
     run("make-checkpoint", folder / "named", "-q", code=0)
     # A long prompt that ends at once, then decodes of a short one, which has too few entries to choose among.
-    (folder / "two.jsonl").write_text('{"timestamp": 0, "input_length": 300, "output_length": 1}\n{"timestamp": 0, "input_length": 5, "output_length": 6}\n')
-    text = run("run", "--trace", folder / "two.jsonl", "--check", 2, "-q", "--layers", "0,2,3", "--model", config, code=0, out=[f"{config} (tiny): 3 layers 0, 2-3 (1 window, 1 C4A, 1 C128A)"])
+    (folder / "two.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 300, "output_length": 1}\n{"timestamp": 0, "input_length": 5, "output_length": 6}\n'
+    )
+    text = run(
+        "run",
+        "--trace",
+        folder / "two.jsonl",
+        "--check",
+        2,
+        "-q",
+        "--layers",
+        "0,2,3",
+        "--model",
+        config,
+        code=0,
+        out=[f"{config} (tiny): 3 layers 0, 2-3 (1 window, 1 C4A, 1 C128A)"],
+    )
     bad = json.loads(config.read_text())
     bad["hidden_size"] = -1
     config.write_text(json.dumps(bad))
@@ -399,7 +624,8 @@ def check_run_report(folder):
 
 
 def check_checkpoint(folder):
-    """Random weights written and read back run as the same weights made in memory; every encoding runs; hostile ones are refused."""
+    """Random weights written and read back run as the same weights made in memory; every encoding runs; hostile ones
+    are refused."""
     quick = ["--max-requests", 2, "--scale-lengths", 0.02, "--check", 3, "-q"]
 
     def digest(*args):
@@ -407,37 +633,87 @@ def check_checkpoint(folder):
         return [request["digest"] for request in json.loads((folder / "run.json").read_text())["requests"]]
 
     memory = digest("--model", "tiny", "--seed", 4)
-    for dtype, compressor, shards in (("bf16", "bf16", 1), ("fp8", "bf16", 3), ("nvfp4", "nvfp4", 2), ("fp8", "fp8", 1)):
+    for dtype, compressor, shards in (
+        ("bf16", "bf16", 1),
+        ("fp8", "bf16", 3),
+        ("nvfp4", "nvfp4", 2),
+        ("fp8", "fp8", 1),
+    ):
         made = folder / f"made_{dtype}_{compressor}"
-        run("make-checkpoint", made, "--dtype", dtype, "--compressor-dtype", compressor, "--shards", shards, "--seed", 4, code=0, out=f"in {shards} file")
+        run(
+            "make-checkpoint",
+            made,
+            "--dtype",
+            dtype,
+            "--compressor-dtype",
+            compressor,
+            "--shards",
+            shards,
+            "--seed",
+            4,
+            code=0,
+            out=f"in {shards} file",
+        )
         if (digest("--weights", made, "--seed", 4) == memory) != (dtype == "bf16"):
             FAILURES.append(dtype)
             print("FAIL: digests of weights in memory and from", made)
     fp8 = folder / "made_fp8_bf16"
     kept = digest("--weights", fp8, "--fp8-weights", "on")
-    if kept == digest("--weights", fp8, "--fp8-weights", "off") or digest("--weights", fp8) != digest("--weights", fp8, "--fp8-weights", "off"):
+    if kept == digest("--weights", fp8, "--fp8-weights", "off") or digest("--weights", fp8) != digest(
+        "--weights", fp8, "--fp8-weights", "off"
+    ):
         FAILURES.append("fp8 weights")
         print("FAIL: --fp8-weights on changes nothing, or auto keeps FP8 weights on a CPU")
     run("run", "--weights", fp8, "--fp8-weights", "on", *quick, code=0, out=["FP8 as stored", "quantize_rows", "PASS"])
     run("run", "--weights", fp8, "--fp8-weights", "some", code=2, err="--fp8-weights")
     scaled = folder / "scaled"
-    run("make-checkpoint", scaled, "--layers", 2, "--kv-scale", 0.5, "--q-scale", 0.5, "--model-prefix", code=0, out="2 layers")
+    run(
+        "make-checkpoint",
+        scaled,
+        "--layers",
+        2,
+        "--kv-scale",
+        0.5,
+        "--q-scale",
+        0.5,
+        "--model-prefix",
+        code=0,
+        out="2 layers",
+    )
     per_tensor = ["--cache-dtype", "fp8_per_tensor"]
-    if digest("--weights", scaled, *per_tensor) != digest("--model", "tiny", "--layers", 2, *per_tensor, "--kv-scale", 0.5, "--q-scale", 0.5):
+    if digest("--weights", scaled, *per_tensor) != digest(
+        "--model", "tiny", "--layers", 2, *per_tensor, "--kv-scale", 0.5, "--q-scale", 0.5
+    ):
         FAILURES.append("scales")
         print("FAIL: scales of the checkpoint were not used")
     run("run", "--weights", made, *per_tensor, *quick, code=0, err="no KV or q scales")
     run("run", "--weights", made / "model.safetensors", code=2, err="config.json")
     run("run", "--weights", made / "model.safetensors", "--model", "tiny", *quick, code=0)
-    run("run", "--weights", made, "--model", "v4-flash", "--layers", 1, code=2, err=["misshaped: wq_a.weight", "misshaped: wo_b.weight"])
+    run(
+        "run",
+        "--weights",
+        made,
+        "--model",
+        "v4-flash",
+        "--layers",
+        1,
+        code=2,
+        err=["misshaped: wq_a.weight", "misshaped: wo_b.weight"],
+    )
     run("run", "--weights", scaled, "--model", "tiny", code=2, err="layers.2.attn")
     run("run", "--weights", folder / "nowhere", code=2, err="nowhere")
     run("make-checkpoint", made, code=2, err=["empty", "--force"])
     run("make-checkpoint", folder / "m", "--layers", 5, code=2, err="--layers")
     run("make-checkpoint", folder / "m", "--layers", 1, "--shards", 500, code=2, err="shards")
     # Layer by layer: the whole of it would not fit this address space.
-    limited = ["bash", "-c", f'ulimit -v 800000; exec "{PROGRAM}" make-checkpoint "{folder / "big"}" --model v4-flash --layers 4']
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    limited = [
+        "bash",
+        "-c",
+        f'ulimit -v 800000; exec "{PROGRAM}" make-checkpoint "{folder / "big"}" --model v4-flash --layers 4',
+    ]
+    done = subprocess.run(
+        limited, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"}
+    )
     print("ok  " if done.returncode == 0 else "FAIL", "make-checkpoint of 4 V4-Flash layers, 0.9 GB, in 0.8 GB")
     if done.returncode != 0 or "4 layers" not in done.stdout:
         FAILURES.append("make-checkpoint streams")
@@ -452,13 +728,53 @@ def check_checkpoint(folder):
 
 def gpu_report(path, speed=1.0, time_ms=0.01, **row):
     """A report as a GPU's run would write it, its ceilings `speed` times those of the peers' run."""
-    ceilings = {"peak_gflops": {"product": 799e3 * speed, "mma": 6e5}, "bandwidth_gbs": {"copy": 4271 * speed, "gather_2": 3350, "gather_64": 3580 * speed},
-                "timer_us": 1.0, "product": "cublaslt"}
-    rows = [{"group": "attention", "name": name, "shape": "s", "cell": name, "implementation": "cuda", "runs": 9, "median_ms": time_ms, "p10_ms": time_ms,
-             "p90_ms": time_ms, "best_ms": time_ms, "gflop": 1.0, "megabytes": 35.8, "traffic": "gather", "over_floor": 1.0, "l2": 1e-3, "check": "ok", **row}
-            for name in ("decode/64/swa/1", "decode/64/swa/16")]
-    path.write_text(json.dumps({"format": "smla-bench/1", "version": "0", "date": "now", "cpu": "c", "cores": 1, "threads": 1, "clock": "wall", "model": "v4-flash",
-                                "device": "a GPU", "driver": "1", "cuda": "13.0", "machine": {"before": ceilings, "after": ceilings}, "rows": rows}))
+    ceilings = {
+        "peak_gflops": {"product": 799e3 * speed, "mma": 6e5},
+        "bandwidth_gbs": {"copy": 4271 * speed, "gather_2": 3350, "gather_64": 3580 * speed},
+        "timer_us": 1.0,
+        "product": "cublaslt",
+    }
+    rows = [
+        {
+            "group": "attention",
+            "name": name,
+            "shape": "s",
+            "cell": name,
+            "implementation": "cuda",
+            "runs": 9,
+            "median_ms": time_ms,
+            "p10_ms": time_ms,
+            "p90_ms": time_ms,
+            "best_ms": time_ms,
+            "gflop": 1.0,
+            "megabytes": 35.8,
+            "traffic": "gather",
+            "over_floor": 1.0,
+            "l2": 1e-3,
+            "check": "ok",
+            **row,
+        }
+        for name in ("decode/64/swa/1", "decode/64/swa/16")
+    ]
+    path.write_text(
+        json.dumps(
+            {
+                "format": "smla-bench/1",
+                "version": "0",
+                "date": "now",
+                "cpu": "c",
+                "cores": 1,
+                "threads": 1,
+                "clock": "wall",
+                "model": "v4-flash",
+                "device": "a GPU",
+                "driver": "1",
+                "cuda": "13.0",
+                "machine": {"before": ceilings, "after": ceilings},
+                "rows": rows,
+            }
+        )
+    )
     return path
 
 
@@ -476,14 +792,22 @@ def check_gpu_bench(folder):
     run("bench", "compare", a, folder / "absent.json", code=2, err="absent.json")
     (folder / "no.json").write_text('{"format": "other"}')
     run("bench", "compare", a, folder / "no.json", code=2, err=["no.json", "smla-bench/1"])
-    for text, expected in (("{}", "format: got no such key"), ("[", "not JSON at byte"), ('{"format": "smla-bench/1", "model": 5}', "model: got 5, expected text")):
+    for text, expected in (
+        ("{}", "format: got no such key"),
+        ("[", "not JSON at byte"),
+        ('{"format": "smla-bench/1", "model": 5}', "model: got 5, expected text"),
+    ):
         (folder / "odd.json").write_text(text)
         run("bench", "compare", a, folder / "odd.json", code=2, err=["odd.json: ", expected])
     run("bench", "compare", "--help", code=0, out=["--peers", "VOID"])
     run("bench", "serve", "--help", code=0, out=["--requests", "TTFT"])
-    plot = subprocess.run([sys.executable, SOURCE / "tools/plot.py", a, "--text"], capture_output=True, text=True, check=False)
+    plot = subprocess.run(
+        [sys.executable, SOURCE / "tools/plot.py", a, "--text"], capture_output=True, text=True, check=False
+    )
     problems += [] if plot.returncode == 0 and "decode/64/swa" in plot.stdout else [f"plot: {plot.stderr}"]
-    bad = subprocess.run([sys.executable, SOURCE / "tools/plot.py", folder / "no.json"], capture_output=True, text=True, check=False)
+    bad = subprocess.run(
+        [sys.executable, SOURCE / "tools/plot.py", folder / "no.json"], capture_output=True, text=True, check=False
+    )
     problems += [] if bad.returncode == 1 and "no.json" in bad.stderr else [f"plot of a bad file: {bad.stderr}"]
     if "GPU      none" not in run("info", code=0):
         print("SKIP smla bench --device cuda: there is a GPU; the tests gpu.BenchGpu use it")
@@ -495,15 +819,39 @@ def check_gpu_bench(folder):
 
 def check_bench(folder):
     """Tiny shapes through every group; the three formats tell the same."""
-    small = ["--model", "tiny", "--batch", "1,2", "--tokens", 5, "--context", 700, "--keys", "3,200", "--prefill", 40, "--chunk", 16]
+    small = [
+        "--model",
+        "tiny",
+        "--batch",
+        "1,2",
+        "--tokens",
+        5,
+        "--context",
+        700,
+        "--keys",
+        "3,200",
+        "--prefill",
+        40,
+        "--chunk",
+        16,
+    ]
     quick = ["--min-time", 0, "--min-runs", 2, "-q"]
     groups = ["attention", "indexer", "topk", "projection", "layer"]
     report = json.loads(run("bench", *small, *quick, "--format", "json", code=0))
     machine, rows = report["machine"], report["rows"]
     problems = [f"no rows of {g}" for g in groups if not any(r["group"] == g for r in rows)]
-    problems += [f"ceiling {n}: {v}" for n, v in [*machine["peak_gflops"].items(), ("read", machine["read_gbs"])] if not 0.01 < v < 1e7]
+    problems += [
+        f"ceiling {n}: {v}"
+        for n, v in [*machine["peak_gflops"].items(), ("read", machine["read_gbs"])]
+        if not 0.01 < v < 1e7
+    ]
     for row in rows:
-        good = row["runs"] >= 2 and 0 < row["best_ms"] <= row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["implementation"] and row["megabytes"] > 0
+        good = (
+            row["runs"] >= 2
+            and 0 < row["best_ms"] <= row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]
+            and row["implementation"]
+            and row["megabytes"] > 0
+        )
         good = good and abs(row["gflops"] - row["gflop"] / row["median_ms"] * 1e3) <= 1e-6 * row["gflops"]
         good = good and (row["group"] != "layer" or abs(sum(row["stages"].values()) - 1) < 1e-6)
         problems += [] if good else [f"row {row}"]
@@ -514,19 +862,41 @@ def check_bench(folder):
     run("bench", *small, *quick, "--format", "csv", "--output", folder / "bench.csv", code=0)
     lines = list(csv.DictReader((folder / "bench.csv").open()))
     told = [(r["group"], r["name"], r["shape"], r["implementation"]) for r in lines if r["group"] != "machine"]
-    if told != [(r["group"], r["name"], r["shape"], r["implementation"]) for r in rows] or any(None in r or None in r.values() for r in lines):
+    if told != [(r["group"], r["name"], r["shape"], r["implementation"]) for r in rows] or any(
+        None in r or None in r.values() for r in lines
+    ):
         problems.append("CSV and JSON differ")
     table = run("bench", *small, *quick, "layer", code=0, out=["CPU", "GB/s", "C128A prefill", "output projection"])
     if "topk top" in table:
         problems.append("other groups ran")
     run("bench", "machine", *quick, code=0, out=["GFLOP/s", "GB/s"])
-    forced = json.loads(run("bench", "attention", *small, *quick, "--impl", "sparse_attention=ref", "--heads", 7, "--format", "json", code=0))
+    forced = json.loads(
+        run(
+            "bench",
+            "attention",
+            *small,
+            *quick,
+            "--impl",
+            "sparse_attention=ref",
+            "--heads",
+            7,
+            "--format",
+            "json",
+            code=0,
+        )
+    )
     if {r["implementation"] for r in forced["rows"]} != {"ref"} or "heads 7" not in forced["rows"][0]["shape"]:
         problems.append("--impl or --heads was not heeded")
-    halves = [json.loads(run("bench", "attention", *small, *quick, "--only", half, "--format", "json", code=0)) for half in ("decode", "prefill")]
+    halves = [
+        json.loads(run("bench", "attention", *small, *quick, "--only", half, "--format", "json", code=0))
+        for half in ("decode", "prefill")
+    ]
     if [[row["name"] for row in half["rows"]] for half in halves] != [["1 tokens", "2 tokens"] * 2, ["5 tokens"] * 2]:
         problems.append("--only was not heeded")
-    if json.loads(run("bench", "machine", *quick, "--clock", "cpu", "--format", "json", code=0))["clock"] != "cpu" or report["clock"] != "wall":
+    if (
+        json.loads(run("bench", "machine", *quick, "--clock", "cpu", "--format", "json", code=0))["clock"] != "cpu"
+        or report["clock"] != "wall"
+    ):
         problems.append("--clock was not told")
     run("bench", "--help", code=0, out=["machine", "--kind", "attention", "Exit status"])
     run("bench", "weather", code=2, err=["weather", "attention"])
@@ -537,7 +907,9 @@ def check_bench(folder):
     run("bench", "machine", *quick, "--output", folder / "nowhere" / "x", code=2, err="--output")
     problems += check_gpu_bench(folder)
     run("bench", "attention", *small, *quick, "--heads", "7,8", code=2, err="--heads")
-    if json.loads(run("bench", "machine", *quick, "--json", "-", code=0))["format"] != "smla-bench/1" or not run("bench", "machine", *quick, "--csv", "-", code=0).startswith("group,"):
+    if json.loads(run("bench", "machine", *quick, "--json", "-", code=0))["format"] != "smla-bench/1" or not run(
+        "bench", "machine", *quick, "--csv", "-", code=0
+    ).startswith("group,"):
         problems.append("--json or --csv was not heeded")
     run("bench", "attention", *small, *quick, "--impl", "sparse_attention=abacus", code=2, err="abacus")
     run("bench", "attention", *small, *quick, "--cache-dtype", "e5m2", code=2, err="e5m2")
@@ -551,7 +923,9 @@ with tempfile.TemporaryDirectory() as temporary:
     check_verify_bounds(Path(temporary))
     check_run_checks(Path(temporary))
     check_info_and_why()
-    (Path(temporary) / "one.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')
+    (Path(temporary) / "one.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
+    )
     check_run(Path(temporary))
     check_arguments(Path(temporary))
     check_combinations(Path(temporary))

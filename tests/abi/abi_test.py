@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""abi_test.py LIBRARY: the C interface by dlopen from Python, with nothing but the standard library. Expected numbers are computed here."""
+"""abi_test.py LIBRARY: the C interface by dlopen from Python, with nothing but the standard library. Expected
+numbers are computed here."""
 
 import array
 import ctypes as c
@@ -23,50 +24,139 @@ class Struct(c.Structure):
 
 
 class Tensor(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("data", c.c_void_p), ("dtype", c.c_int32), ("rank", c.c_int32),
-                ("shape", c.c_int64 * 4), ("strides", c.c_int64 * 4)]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("data", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("rank", c.c_int32),
+        ("shape", c.c_int64 * 4),
+        ("strides", c.c_int64 * 4),
+    ]
 
 
 class Cache(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("format", c.c_char_p), ("base", c.c_void_p), ("num_blocks", c.c_int64),
-                ("block_size", c.c_int64), ("block_stride_bytes", c.c_int64), ("kv_scale", c.c_float), ("reserved", c.c_int32)]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("format", c.c_char_p),
+        ("base", c.c_void_p),
+        ("num_blocks", c.c_int64),
+        ("block_size", c.c_int64),
+        ("block_stride_bytes", c.c_int64),
+        ("kv_scale", c.c_float),
+        ("reserved", c.c_int32),
+    ]
 
 
 class Scope(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("cache", c.POINTER(Cache)), ("indices", c.POINTER(Tensor)), ("lens", c.POINTER(Tensor))]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("cache", c.POINTER(Cache)),
+        ("indices", c.POINTER(Tensor)),
+        ("lens", c.POINTER(Tensor)),
+    ]
 
 
 class Attention(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("q", c.POINTER(Tensor)), ("scope", c.POINTER(Scope)), ("scope2", c.POINTER(Scope)),
-                ("sink", c.POINTER(Tensor)), ("o", c.POINTER(Tensor)), ("lse", c.POINTER(Tensor)), ("heads", c.c_int64),
-                ("scale", c.c_float), ("q_scale", c.c_float), ("partial", c.c_int32), ("deterministic", c.c_int32),
-                ("threads", c.c_int32), ("reserved", c.c_int32), ("implementation", c.c_char_p)]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("q", c.POINTER(Tensor)),
+        ("scope", c.POINTER(Scope)),
+        ("scope2", c.POINTER(Scope)),
+        ("sink", c.POINTER(Tensor)),
+        ("o", c.POINTER(Tensor)),
+        ("lse", c.POINTER(Tensor)),
+        ("heads", c.c_int64),
+        ("scale", c.c_float),
+        ("q_scale", c.c_float),
+        ("partial", c.c_int32),
+        ("deterministic", c.c_int32),
+        ("threads", c.c_int32),
+        ("reserved", c.c_int32),
+        ("implementation", c.c_char_p),
+    ]
 
 
 class LayerConfig(Struct):
-    _fields_ = [("struct_size", c.c_uint64)] + [(name, c.c_int64) for name in (
-        "hidden_size", "num_heads", "q_lora_rank", "o_lora_rank", "o_groups", "head_dim", "rope_head_dim", "window", "compress_ratio",
-        "index_n_heads", "index_head_dim", "index_topk")] + [
-        ("rms_norm_eps", c.c_double), ("rope_theta", c.c_double), ("yarn_factor", c.c_double), ("yarn_max_position", c.c_int64),
-        ("yarn_beta_fast", c.c_double), ("yarn_beta_slow", c.c_double), ("hadamard", c.c_int32), ("reserved", c.c_int32)]
+    _fields_ = (
+        [("struct_size", c.c_uint64)]
+        + [
+            (name, c.c_int64)
+            for name in (
+                "hidden_size",
+                "num_heads",
+                "q_lora_rank",
+                "o_lora_rank",
+                "o_groups",
+                "head_dim",
+                "rope_head_dim",
+                "window",
+                "compress_ratio",
+                "index_n_heads",
+                "index_head_dim",
+                "index_topk",
+            )
+        ]
+        + [
+            ("rms_norm_eps", c.c_double),
+            ("rope_theta", c.c_double),
+            ("yarn_factor", c.c_double),
+            ("yarn_max_position", c.c_int64),
+            ("yarn_beta_fast", c.c_double),
+            ("yarn_beta_slow", c.c_double),
+            ("hadamard", c.c_int32),
+            ("reserved", c.c_int32),
+        ]
+    )
 
 
 class LayerOptions(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("max_position", c.c_int64), ("cache_rows", c.c_char_p), ("index_rows", c.c_char_p),
-                ("precision", c.c_int32), ("q_dtype", c.c_int32), ("q_scale", c.c_float), ("kv_scale", c.c_float),
-                ("threads", c.c_int32), ("deterministic", c.c_int32), ("implementation", c.c_char_p), ("front_end", c.c_char_p),
-                ("output_rows", c.c_char_p), ("padded_heads", c.c_int64), ("strict", c.c_int32), ("gather_prefill", c.c_int32)]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("max_position", c.c_int64),
+        ("cache_rows", c.c_char_p),
+        ("index_rows", c.c_char_p),
+        ("precision", c.c_int32),
+        ("q_dtype", c.c_int32),
+        ("q_scale", c.c_float),
+        ("kv_scale", c.c_float),
+        ("threads", c.c_int32),
+        ("deterministic", c.c_int32),
+        ("implementation", c.c_char_p),
+        ("front_end", c.c_char_p),
+        ("output_rows", c.c_char_p),
+        ("padded_heads", c.c_int64),
+        ("strict", c.c_int32),
+        ("gather_prefill", c.c_int32),
+    ]
 
 
 class CacheNeed(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("present", c.c_int32), ("group", c.c_int32), ("format", c.c_char_p), ("block_size", c.c_int64),
-                ("block_tokens", c.c_int64), ("window", c.c_int64), ("page_bytes", c.c_int64), ("kv_scale", c.c_float), ("reserved", c.c_int32)]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("present", c.c_int32),
+        ("group", c.c_int32),
+        ("format", c.c_char_p),
+        ("block_size", c.c_int64),
+        ("block_tokens", c.c_int64),
+        ("window", c.c_int64),
+        ("page_bytes", c.c_int64),
+        ("kv_scale", c.c_float),
+        ("reserved", c.c_int32),
+    ]
 
 
 class Batch(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("query_start_loc", c.POINTER(Tensor)), ("seq_lens", c.POINTER(Tensor)),
-                ("positions", c.POINTER(Tensor)), ("block_tables", c.POINTER(c.POINTER(Tensor))), ("num_block_tables", c.c_int32),
-                ("reserved", c.c_int32), ("max_seq_len", c.c_int64), ("decode_threshold", c.c_int64)]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("query_start_loc", c.POINTER(Tensor)),
+        ("seq_lens", c.POINTER(Tensor)),
+        ("positions", c.POINTER(Tensor)),
+        ("block_tables", c.POINTER(c.POINTER(Tensor))),
+        ("num_block_tables", c.c_int32),
+        ("reserved", c.c_int32),
+        ("max_seq_len", c.c_int64),
+        ("decode_threshold", c.c_int64),
+    ]
 
 
 class LayerCaches(Struct):
@@ -78,11 +168,22 @@ class OpMember(Struct):
 
 
 class Scalar(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("name", c.c_char_p), ("integer", c.c_int64), ("number", c.c_double), ("text", c.c_char_p)]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("name", c.c_char_p),
+        ("integer", c.c_int64),
+        ("number", c.c_double),
+        ("text", c.c_char_p),
+    ]
 
 
 class Argument(Struct):
-    _fields_ = [("struct_size", c.c_uint64), ("name", c.c_char_p), ("tensor", c.POINTER(Tensor)), ("cache", c.POINTER(Cache))]
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("name", c.c_char_p),
+        ("tensor", c.POINTER(Tensor)),
+        ("cache", c.POINTER(Cache)),
+    ]
 
 
 class Op:
@@ -103,10 +204,16 @@ class Op:
         size = c.c_size_t()
         status = lib.smla_plan_workspace(self.plan, c.byref(size), None)
         workspace = Aligned(size.value)
-        given = [Argument(name=name.encode(), **({"cache": c.pointer(value)} if isinstance(value, Cache) else {"tensor": c.pointer(value)}))
-                 for name, value in arguments.items()]
-        return status or lib.smla_plan_run(self.plan, (Argument * len(given))(*given), c.c_int64(len(given)), c.c_void_p(workspace.address),
-                                           size, None)
+        given = [
+            Argument(
+                name=name.encode(),
+                **({"cache": c.pointer(value)} if isinstance(value, Cache) else {"tensor": c.pointer(value)}),
+            )
+            for name, value in arguments.items()
+        ]
+        return status or lib.smla_plan_run(
+            self.plan, (Argument * len(given))(*given), c.c_int64(len(given)), c.c_void_p(workspace.address), size, None
+        )
 
     def __del__(self):
         lib.smla_plan_destroy(self.plan)
@@ -125,12 +232,13 @@ def members(op):
 
 def tensor(values, *shape):
     made = Tensor(data=values.buffer_info()[0], dtype=DTYPES[values.typecode], rank=len(shape))
-    made.shape[:len(shape)] = shape
+    made.shape[: len(shape)] = shape
     return made
 
 
 def bf16(values):
-    """To the nearest of the numbers that are multiples of 1/64 below 2: exact in bf16, so the upper half of the float is all of it."""
+    """To the nearest of the numbers that are multiples of 1/64 below 2: exact in bf16, so the upper half of the
+    float is all of it."""
     return array.array("H", (word >> 16 for word in array.array("I", array.array("f", values).tobytes())))
 
 
@@ -188,9 +296,16 @@ class Abi(unittest.TestCase):
         indices = array.array("i", chosen[0] + chosen[1])
         sink, o = array.array("f", sinks), array.array("f", bytes(4 * tokens * heads * DIM))
         cache = Cache(format=b"bf16", base=kv.buffer_info()[0], num_blocks=2, block_size=4)
-        t_q, t_indices, t_sink, t_o = tensor(q, tokens, heads, DIM), tensor(indices, tokens, width), tensor(sink, heads), tensor(o, tokens, heads, DIM)
+        t_q, t_indices, t_sink, t_o = (
+            tensor(q, tokens, heads, DIM),
+            tensor(indices, tokens, width),
+            tensor(sink, heads),
+            tensor(o, tokens, heads, DIM),
+        )
         scope = Scope(cache=c.pointer(cache), indices=c.pointer(t_indices))
-        args = Attention(q=c.pointer(t_q), scope=c.pointer(scope), sink=c.pointer(t_sink), o=c.pointer(t_o), implementation=b"ref")
+        args = Attention(
+            q=c.pointer(t_q), scope=c.pointer(scope), sink=c.pointer(t_sink), o=c.pointer(t_o), implementation=b"ref"
+        )
         size = c.c_size_t()
         self.check(lib.smla_sparse_attention_workspace(c.byref(args), c.byref(size), None))
         workspace = Aligned(size.value)
@@ -198,14 +313,22 @@ class Abi(unittest.TestCase):
         for t in range(tokens):
             for h in range(heads):
                 want = attend(queries[t][h], [keys[i] for i in chosen[t] if 0 <= i < rows], sinks[h])
-                got = o[(t * heads + h) * DIM:(t * heads + h + 1) * DIM]
+                got = o[(t * heads + h) * DIM : (t * heads + h + 1) * DIM]
                 self.assertLess(max(abs(a - b) for a, b in zip(want, got)), 1e-6)
 
         # The same by name: the same bytes.
         typed = o.tobytes()
         o[:] = array.array("f", [math.nan] * len(o))
-        by_name = Op("sparse_attention", tokens=tokens, heads=heads, dim=DIM, q=BF16, o=F32, scopes=1,
-                     **{"scopes[0].format": b"bf16", "scopes[0].block_size": 4, "scopes[0].width": width})
+        by_name = Op(
+            "sparse_attention",
+            tokens=tokens,
+            heads=heads,
+            dim=DIM,
+            q=BF16,
+            o=F32,
+            scopes=1,
+            **{"scopes[0].format": b"bf16", "scopes[0].block_size": 4, "scopes[0].width": width},
+        )
         self.check(by_name.status)
         tensors = {"q": t_q, "sink": t_sink, "o": t_o, "scopes[0].cache": cache, "scopes[0].indices": t_indices}
         self.check(by_name(tensors))
@@ -243,13 +366,17 @@ class Abi(unittest.TestCase):
 
     def test_ops_by_name(self):
         rows, dim = 3, 40
-        x, weight, y = array.array("f", self.numbers(rows * dim)), array.array("f", self.numbers(dim)), array.array("f", bytes(4 * rows * dim))
+        x, weight, y = (
+            array.array("f", self.numbers(rows * dim)),
+            array.array("f", self.numbers(dim)),
+            array.array("f", bytes(4 * rows * dim)),
+        )
         norm = Op("rms_norm", rows=rows, dim=dim, out=F32, eps=1e-6, **{"in": F32})
         self.check(norm.status)
         self.check(norm({"x": tensor(x, rows, dim), "weight": tensor(weight, dim), "y": tensor(y, rows, dim)}))
         for r in range(rows):
-            want = rms_norm(x[r * dim:(r + 1) * dim], weight)
-            self.assertLess(math.dist(want, y[r * dim:(r + 1) * dim]), 1e-5 * math.hypot(*want))
+            want = rms_norm(x[r * dim : (r + 1) * dim], weight)
+            self.assertLess(math.dist(want, y[r * dim : (r + 1) * dim]), 1e-5 * math.hypot(*want))
 
         logits, lens = array.array("f", [3, 9, 1, 7, 5, 5, 2, 8]), array.array("i", [4, 3])
         chosen = array.array("i", [77] * 6)
@@ -264,25 +391,45 @@ class Abi(unittest.TestCase):
         self.check(linear({"x": tensor(x, rows, 1, dim), "w": tensor(w, 1, 5, dim), "y": tensor(out, rows, 1, 5)}))
         for r in range(rows):
             for n in range(5):
-                self.assertAlmostEqual(dot(x[r * dim:(r + 1) * dim], w[n * dim:(n + 1) * dim]), out[r * 5 + n], places=4)
+                self.assertAlmostEqual(
+                    dot(x[r * dim : (r + 1) * dim], w[n * dim : (n + 1) * dim]), out[r * 5 + n], places=4
+                )
 
         self.assertEqual(INVALID, Op("rms_norm", rows=rows, width=dim).status)
-        self.assertIn("rms_norm: width: got a member of that name, expected one of rows, dim", lib.smla_last_error().decode())
-        self.assertEqual(INVALID, norm({"x": tensor(x, rows, dim), "gain": tensor(weight, dim), "y": tensor(y, rows, dim)}))
-        self.assertIn("rms_norm: gain: got a member of that name, expected one of x, weight, y", lib.smla_last_error().decode())
+        self.assertIn(
+            "rms_norm: width: got a member of that name, expected one of rows, dim", lib.smla_last_error().decode()
+        )
+        self.assertEqual(
+            INVALID, norm({"x": tensor(x, rows, dim), "gain": tensor(weight, dim), "y": tensor(y, rows, dim)})
+        )
+        self.assertIn(
+            "rms_norm: gain: got a member of that name, expected one of x, weight, y", lib.smla_last_error().decode()
+        )
 
     def test_layer(self):
         hidden, heads, q_lora, o_lora, tokens = 16, 2, 8, 4, 3
-        shapes = {"wq_a.weight": (q_lora, hidden), "q_norm.weight": (q_lora,), "wq_b.weight": (heads * DIM, q_lora), "wkv.weight": (DIM, hidden),
-                  "kv_norm.weight": (DIM,), "wo_a.weight": (heads * o_lora, DIM), "wo_b.weight": (hidden, heads * o_lora), "attn_sink": (heads,)}
+        shapes = {
+            "wq_a.weight": (q_lora, hidden),
+            "q_norm.weight": (q_lora,),
+            "wq_b.weight": (heads * DIM, q_lora),
+            "wkv.weight": (DIM, hidden),
+            "kv_norm.weight": (DIM,),
+            "wo_a.weight": (heads * o_lora, DIM),
+            "wo_b.weight": (hidden, heads * o_lora),
+            "attn_sink": (heads,),
+        }
         weights = {name: array.array("f", self.numbers(math.prod(shape))) for name, shape in shapes.items()}
         descriptors = {name: tensor(weights[name], *shape) for name, shape in shapes.items()}
         names = (c.c_char_p * len(shapes))(*(name.encode() for name in shapes))
         pointers = (c.POINTER(Tensor) * len(shapes))(*(c.pointer(d) for d in descriptors.values()))
-        config = LayerConfig(hidden_size=hidden, num_heads=heads, q_lora_rank=q_lora, o_lora_rank=o_lora, o_groups=heads)
+        config = LayerConfig(
+            hidden_size=hidden, num_heads=heads, q_lora_rank=q_lora, o_lora_rank=o_lora, o_groups=heads
+        )
         options = LayerOptions(max_position=16, precision=F32)
         layer, step = c.c_void_p(), c.c_void_p()
-        self.check(lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes), c.byref(layer)))
+        self.check(
+            lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes), c.byref(layer))
+        )
         self.check(lib.smla_step_create(layer, c.byref(step)))
         need = CacheNeed()
         self.check(lib.smla_layer_cache_need(layer, 0, c.byref(need)))
@@ -297,35 +444,72 @@ class Abi(unittest.TestCase):
         table = array.array("i", [0])
         parts = [tensor(loc, 2), tensor(seq, 1), tensor(positions, tokens), tensor(table, 1, 1)]
         tables = (c.POINTER(Tensor) * 1)(c.pointer(parts[3]))
-        batch = Batch(query_start_loc=c.pointer(parts[0]), seq_lens=c.pointer(parts[1]), positions=c.pointer(parts[2]), block_tables=tables,
-                      num_block_tables=1)
+        batch = Batch(
+            query_start_loc=c.pointer(parts[0]),
+            seq_lens=c.pointer(parts[1]),
+            positions=c.pointer(parts[2]),
+            block_tables=tables,
+            num_block_tables=1,
+        )
         self.check(lib.smla_step_build(step, c.byref(batch)))
         size = c.c_size_t()
         self.check(lib.smla_layer_workspace(layer, c.c_int64(tokens), c.c_int64(1), c.c_int64(tokens), c.byref(size)))
         workspace = Aligned(size.value)
         t_x, t_out = tensor(x, tokens, hidden), tensor(out, tokens, hidden)
-        self.check(lib.smla_layer_forward(layer, None, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size, None))
+        self.check(
+            lib.smla_layer_forward(
+                layer,
+                None,
+                step,
+                c.byref(caches),
+                c.byref(t_x),
+                c.byref(t_out),
+                c.c_void_p(workspace.address),
+                size,
+                None,
+            )
+        )
 
         def linear(name, values):
-            return [dot(weights[name][i:i + len(values)], values) for i in range(0, len(weights[name]), len(values))]
+            return [dot(weights[name][i : i + len(values)], values) for i in range(0, len(weights[name]), len(values))]
 
         keys = []
         for t in range(tokens):
-            row = x[t * hidden:(t + 1) * hidden]
+            row = x[t * hidden : (t + 1) * hidden]
             keys.append(rotate(rms_norm(linear("wkv.weight", row), weights["kv_norm.weight"]), t))
             q = linear("wq_b.weight", rms_norm(linear("wq_a.weight", row), weights["q_norm.weight"]))
             z = []
             for h in range(heads):
-                o = rotate(attend(rotate(rms_norm(q[h * DIM:(h + 1) * DIM]), t), keys, weights["attn_sink"][h]), t, -1)
-                z += [dot(weights["wo_a.weight"][r * DIM:(r + 1) * DIM], o) for r in range(h * o_lora, (h + 1) * o_lora)]
-            want, got = linear("wo_b.weight", z), out[t * hidden:(t + 1) * hidden]
+                o = rotate(
+                    attend(rotate(rms_norm(q[h * DIM : (h + 1) * DIM]), t), keys, weights["attn_sink"][h]), t, -1
+                )
+                z += [
+                    dot(weights["wo_a.weight"][r * DIM : (r + 1) * DIM], o) for r in range(h * o_lora, (h + 1) * o_lora)
+                ]
+            want, got = linear("wo_b.weight", z), out[t * hidden : (t + 1) * hidden]
             self.assertLess(math.dist(want, got), 1e-5 * math.hypot(*want))
 
         cache.block_size = 1
-        self.assertEqual(INVALID, lib.smla_layer_forward(layer, None, step, c.byref(caches), c.byref(t_x), c.byref(t_out), c.c_void_p(workspace.address), size, None))
+        self.assertEqual(
+            INVALID,
+            lib.smla_layer_forward(
+                layer,
+                None,
+                step,
+                c.byref(caches),
+                c.byref(t_x),
+                c.byref(t_out),
+                c.c_void_p(workspace.address),
+                size,
+                None,
+            ),
+        )
         self.assertIn("window cache", lib.smla_last_error().decode())
         bad = c.c_void_p()
-        self.assertEqual(INVALID, lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes) - 1, c.byref(bad)))
+        self.assertEqual(
+            INVALID,
+            lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes) - 1, c.byref(bad)),
+        )
         self.assertIn("attn_sink", lib.smla_last_error().decode())
         self.assertIsNone(bad.value)
         lib.smla_step_destroy(step)

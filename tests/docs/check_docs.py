@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Checks what the project's text refers to: `check_docs.py ROOT` prints every fault and exits 1 if there is one.
 
-- Every citation of the specification ("spec 5.4", "spec 2, step 7", "spec 8.5 to 8.7") names a section, and a step of it,
+- Every citation of the specification ("spec 5.4", "spec 2, step 7", "spec 8.5 to 8.7") names a section, and a step of
+  it,
   that docs/spec.md has.
-- Every test that a page names (`Suite.Name`, `Suite.Na*`, and names alone in docs/verification.md's table of reports) exists.
+- Every test that a page names (`Suite.Name`, `Suite.Na*`, and names alone in docs/verification.md's table of reports)
+  exists.
 - Every path of the tree that a page gives in backticks (`src/core`, `tests/gpu`, `src/ops/*/*_cuda.cu`) exists.
-- Every class, function and group of functions of a public header has a comment. (Members need none where their name says it.)
+- Every class, function and group of functions of a public header has a comment. (Members need none where their name
+  says it.)
 - Every relative link of a page leads to a file, and to a heading of it where it names one.
 - No line of a page is longer than 120 columns, except in tables, code and links.
 """
@@ -49,7 +52,7 @@ def sections(text):
     for i, (start, depth, title) in enumerate(heads):
         number = re.match(rf"({NUMBER})(?:\.)? ", title)
         if number:
-            end = next((s for s, d, _ in heads[i + 1:] if d <= depth), len(text))
+            end = next((s for s, d, _ in heads[i + 1 :] if d <= depth), len(text))
             found[number.group(1)] = text[start:end]
     return found
 
@@ -59,7 +62,7 @@ def citations(text):
     joined, lines, line = [], [], 1
     position = 0
     for break_ in LINE_BREAK.finditer(text):
-        piece = text[position:break_.start()]
+        piece = text[position : break_.start()]
         joined.append(piece + " ")
         lines += [line] * (len(piece) + 1)
         line += break_.group().count("\n")
@@ -84,13 +87,19 @@ def citation_faults(root):
                     faults.append(f"{name}:{line}: spec {number}: {SPEC} has no section {number}")
             last = known.get(numbers[-1])
             if step and last and not re.search(rf"^\s*(?:\({step}\)|{step}\.) ", last, re.MULTILINE):
-                faults.append(f"{name}:{line}: spec {numbers[-1]}, step {step}: section {numbers[-1]} has no step {step}")
+                faults.append(
+                    f"{name}:{line}: spec {numbers[-1]}, step {step}: section {numbers[-1]} has no step {step}"
+                )
     return faults, count
 
 
 def test_faults(root):
     """Names of tests in pages that no test has. A name that ends in * stands for all that begin so."""
-    known = {f"{suite}.{name}" for path in files(root, ("tests",), {".cpp"}) for suite, name in TEST.findall(path.read_text())}
+    known = {
+        f"{suite}.{name}"
+        for path in files(root, ("tests",), {".cpp"})
+        for suite, name in TEST.findall(path.read_text())
+    }
 
     def exists(suite, name):
         return any(re.fullmatch(re.escape(f"{suite}.{name}").replace(r"\*", ".*"), test) for test in known)
@@ -101,7 +110,11 @@ def test_faults(root):
         named = NAMED_TEST.findall(text)
         if path.name == "verification.md":
             named += [("Incident", name) for name in REPORTED.findall(text)]
-        found += [f"{path.relative_to(root).as_posix()}: {suite}.{name}: no test has that name" for suite, name in named if not exists(suite, name)]
+        found += [
+            f"{path.relative_to(root).as_posix()}: {suite}.{name}: no test has that name"
+            for suite, name in named
+            if not exists(suite, name)
+        ]
     return found
 
 
@@ -109,11 +122,17 @@ PATH = re.compile(r"`((?:src|include|bench|apps|bindings|tests|docs|examples|too
 
 
 def path_faults(root):
-    return [f"{path.relative_to(root).as_posix()}: {name}: no such file"
-            for path in pages(root) for name in sorted(set(PATH.findall(path.read_text()))) if not any(root.glob(name.rstrip("/")))]
+    return [
+        f"{path.relative_to(root).as_posix()}: {name}: no such file"
+        for path in pages(root)
+        for name in sorted(set(PATH.findall(path.read_text())))
+        if not any(root.glob(name.rstrip("/")))
+    ]
 
 
-NO_COMMENT = re.compile(r"(//|/\*|#|namespace\b|\}|using\b|extern\b|(template *<[^>]*>\s*)?(class|struct|enum) [\w ]+;)")
+NO_COMMENT = re.compile(
+    r"(//|/\*|#|namespace\b|\}|using\b|extern\b|(template *<[^>]*>\s*)?(class|struct|enum) [\w ]+;)"
+)
 
 
 def uncommented(text):
@@ -131,8 +150,11 @@ def uncommented(text):
 
 
 def header_faults(root):
-    return [f"{path.relative_to(root).as_posix()}:{number}: no comment before: {line}"
-            for path in files(root, ("include",), {".h"}) for number, line in uncommented(path.read_text())]
+    return [
+        f"{path.relative_to(root).as_posix()}:{number}: no comment before: {line}"
+        for path in files(root, ("include",), {".h"})
+        for number, line in uncommented(path.read_text())
+    ]
 
 
 def pages(root):
@@ -186,14 +208,20 @@ def column_faults(root):
 def faults(root):
     root = Path(root)
     found, count = citation_faults(root)
-    return found + header_faults(root) + test_faults(root) + path_faults(root) + link_faults(root) + column_faults(root), count
+    return found + header_faults(root) + test_faults(root) + path_faults(root) + link_faults(root) + column_faults(
+        root
+    ), count
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     found, count = faults(sys.argv[1])
-    print("\n".join(found) if found else f"{count} citations of the specification, all links, names of tests, paths and lines are right")
+    print(
+        "\n".join(found)
+        if found
+        else f"{count} citations of the specification, all links, names of tests, paths and lines are right"
+    )
     sys.exit(1 if found else 0)
 
 

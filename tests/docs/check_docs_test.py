@@ -9,13 +9,13 @@ import check_docs
 
 GOOD = {
     "docs/spec.md": "# Specification\n\n## 1. Numbers\n\n## 2. Layer\n\n    (1) project\n    (7) rotate back\n\n### 2.1 Norms\n\n"
-                    "## 3. Compressor\n\n1. save\n2. pool\n\n## 15. Rules\n",
+    "## 3. Compressor\n\n1. save\n2. pool\n\n## 15. Rules\n",
     "docs/page.md": "# Page\n\nSee [the numbers](spec.md#1-numbers), [below](#a-part) and [source](../src/a.cpp) (spec 3).\n\n## A `part`\n",
     "src/a.cpp": "// The norm (spec 2.1), both (spec 2, step 7), all (spec 1 to 3) and (spec 2, 15's table).\n/// spec 3, algorithm\n/// step 2\n",
     "tests/a_test.cpp": "// Spec 2's chain, spec\n//   15.\nTEST(Layer, GoldenNorm) {}\nRC_GTEST_PROP(Layer, Chunks, ()) {}\nTEST(Incident, Vllm1Zero) {}\n",
     "docs/verification.md": "| vllm#1 | zero lengths | `Vllm1Zero` |\n\n`Layer.GoldenNorm`, `Layer.Ch*`, `Problem.dim`\n",
     "include/a.h": "#pragma once\n\nnamespace n {\n\ntemplate <class T>\nclass Plan;\n\n/// A row.\nstruct Row {\n  int bytes = 0;\n\n"
-                   "  int size() const { return bytes; }\n};\n\n/// Two.\nint f();\nint g();\n\n}  // namespace n\n",
+    "  int size() const { return bytes; }\n};\n\n/// Two.\nint f();\nint g();\n\n}  // namespace n\n",
     "build/page.md": "[nowhere](nowhere.md)\n",
 }
 
@@ -81,17 +81,25 @@ class CheckDocs(unittest.TestCase):
         self.expect("b.md", "`src/a.cpp`, `src/*.cpp`, `src/b.cpp`, `src/<op>.cpp`\n", "src/b.cpp: no such file")
 
     def test_a_class_without_a_comment(self):
-        self.expect("include/b.h", "namespace n {\n\nclass Row {\n};\n\n}\n", "include/b.h:3: no comment before: class Row {")
+        self.expect(
+            "include/b.h", "namespace n {\n\nclass Row {\n};\n\n}\n", "include/b.h:3: no comment before: class Row {"
+        )
 
     def test_a_function_without_a_comment(self):
-        self.expect("include/b.h", "/// One.\nint f();\n\ntemplate <class T>\nT g();\n", "include/b.h:4: no comment before: template <class T>")
+        self.expect(
+            "include/b.h",
+            "/// One.\nint f();\n\ntemplate <class T>\nT g();\n",
+            "include/b.h:4: no comment before: template <class T>",
+        )
 
     def test_a_long_line(self):
         self.expect("b.md", "ok\n" + "word " * 25 + "\n", "b.md:2: 125 columns")
 
     def test_tables_code_and_links_may_be_long(self):
         long = "word " * 25
-        found, _ = self.faults("b.md", f"| {long} |\n\n```\n{long}\n```\n\n    {long}\n\n[a](docs/page.md#a-part) " + "word " * 21 + "\n")
+        found, _ = self.faults(
+            "b.md", f"| {long} |\n\n```\n{long}\n```\n\n    {long}\n\n[a](docs/page.md#a-part) " + "word " * 21 + "\n"
+        )
         self.assertEqual([], found)
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The generated sections of the pages: each stands in one page, once, and a tool that cannot find its section says so."""
+"""The generated sections of the pages: each stands in one page, once, and a tool that cannot find its section says
+so."""
 
 import contextlib
 import io
@@ -44,7 +45,13 @@ class Sections(unittest.TestCase):
 
     def test_peers_of_another_card_are_void(self):
         def report(copy, drift):
-            return {"machine": {"drift": drift, "peak_gflops": {"product": 799e3}, "bandwidth_gbs": {"copy": copy, "gather_2": 3350, "gather_64": 3580}}}
+            return {
+                "machine": {
+                    "drift": drift,
+                    "peak_gflops": {"product": 799e3},
+                    "bandwidth_gbs": {"copy": copy, "gather_2": 3350, "gather_64": 3580},
+                }
+            }
 
         self.assertFalse(gpu_tables.void(report(4271, 0.01)))
         self.assertTrue(gpu_tables.void(report(3994, 0.01)))

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Cases of upstream's calls that no recorded file covers, computed from the formulas in plain Python: `make_cases.py FOLDER`.
+"""Cases of upstream's calls that no recorded file covers, computed from the formulas in plain Python: `make_cases.py
+FOLDER`.
 
-Nothing here is shared with the library: codecs are searched in tables of all codes, sums are doubles, layouts are spelled out.
+Nothing here is shared with the library: codecs are searched in tables of all codes, sums are doubles, layouts are
+spelled out.
 """
 
 import bisect
@@ -174,10 +176,30 @@ def q_kv_rmsnorm(folder, rng):
 def compress(folder, rng, name, ratio, dim, quant, clamp, requests, state_block, kv_block, stride):
     coff = 2 if ratio == 4 else 1
     width, row_floats = coff * dim, 2 * coff * dim
-    params = dict(compress_ratio=ratio, head_dim=dim, overlap=ratio == 4, state_block=state_block, kv_block=kv_block, kv_block_stride=stride)
-    c = Case("save_partial_states + compress_norm_rope_store", **params, eps=1e-6, quant=quant, requests=requests, clamp=clamp)
+    params = dict(
+        compress_ratio=ratio,
+        head_dim=dim,
+        overlap=ratio == 4,
+        state_block=state_block,
+        kv_block=kv_block,
+        kv_block_stride=stride,
+    )
+    c = Case(
+        "save_partial_states + compress_norm_rope_store",
+        **params,
+        eps=1e-6,
+        quant=quant,
+        requests=requests,
+        clamp=clamp,
+    )
     window = coff * ratio
-    table, position, request, state_slot, kv_slot = rope_table(max(p + n for p, n in requests) + 1, 160000), [], [], [], []
+    table, position, request, state_slot, kv_slot = (
+        rope_table(max(p + n for p, n in requests) + 1, 160000),
+        [],
+        [],
+        [],
+        [],
+    )
     columns = max(p + n for p, n in requests) // state_block + 1
     blocks_used, block_table, next_entry = 0, [], 0
     for r, (first, n) in enumerate(requests):
@@ -193,7 +215,12 @@ def compress(folder, rng, name, ratio, dim, quant, clamp, requests, state_block,
             kv_slot.append(next_entry * 3 if (p + 1) % ratio == 0 else -1)
             next_entry += 1 if (p + 1) % ratio == 0 else 0
     tokens = len(position) + 1
-    position, request, state_slot, kv_slot = position + [0], request + [0], state_slot + [-1], kv_slot + [-1]  # one padding token
+    position, request, state_slot, kv_slot = (
+        position + [0],
+        request + [0],
+        state_slot + [-1],
+        kv_slot + [-1],
+    )  # one padding token
     state = gaussians(rng, blocks_used * state_block * row_floats)
     kv_score = [gaussians(rng, row_floats, 0.01 if clamp == "scale" else 1.0) for _ in range(tokens)]
     ape, norm = [gaussians(rng, width) for _ in range(ratio)], [bf16(1 + 0.1 * v) for v in gaussians(rng, dim)]
@@ -328,7 +355,9 @@ def paged_logits(folder, rng):
                 logits.append(-1e30 if j % 3 else math.nan)
                 continue
             v, s = index_row(cache, 8640, table[row // 2][j // 64], j % 64)
-            logits.append(score(heads, [e4m3_value(x) for x in v], struct.unpack("<f", s)[0], w[64 * row : 64 * row + 64]))
+            logits.append(
+                score(heads, [e4m3_value(x) for x in v], struct.unpack("<f", s)[0], w[64 * row : 64 * row + 64])
+            )
     c.add("in.q", "F8_E4M3", [2, 2, 64, 128], flat(q))
     c.add("in.cache", "U8", [3, 8640], cache)
     c.add("in.weights", "F32", [4, 64], w)
@@ -349,7 +378,9 @@ def ragged_logits(folder, rng):
         heads = [[e4m3_value(v) for v in q[64 * row + h]] for h in range(64)]
         for j in range(keys):
             inside = ks[row] <= j < ke[row]
-            logits.append(score(heads, [e4m3_value(x) for x in k[j]], scale[j], w[64 * row : 64 * row + 64]) if inside else -1e30)
+            logits.append(
+                score(heads, [e4m3_value(x) for x in k[j]], scale[j], w[64 * row : 64 * row + 64]) if inside else -1e30
+            )
     c.add("in.q", "F8_E4M3", [4, 64, 128], flat(q))
     c.add("in.k", "F8_E4M3", [keys, 128], flat(k))
     c.add("in.k_scale", "F32", [keys], scale)
@@ -396,7 +427,9 @@ def inverse_rope(folder, rng, heads, groups, kind):
     if kind == "f32":
         c.add("out.o_scale", "F32", [tokens, groups, width // 128], [2.0**e for e in exponents])
     else:
-        words = [struct.unpack("<i", bytes(e + 127 for e in exponents[i : i + 4]))[0] for i in range(0, len(exponents), 4)]
+        words = [
+            struct.unpack("<i", bytes(e + 127 for e in exponents[i : i + 4]))[0] for i in range(0, len(exponents), 4)
+        ]
         c.add("out.o_scale", "I32", [tokens, groups, width // 512], words)
     c.write(folder, f"inv_rope_h{heads}_{kind}")
 
@@ -451,7 +484,8 @@ def combine(folder, rng, ratio, top_k, width):
 
 
 def mixed_global(folder, rng):
-    # C128A: two decode tokens of ready slots, a prefill of three tokens that closes entry 1; blocks of 2 entries lie 9 tokens apart.
+    # C128A: two decode tokens of ready slots, a prefill of three tokens that closes entry 1; blocks of 2 entries lie 9
+    # tokens apart.
     ws, p, span, window = 128, 8, 9, 128
     c = Case("build_flashinfer_mixed_sparse_indices", swa_block=64, compressed_block=2, window=window, compress_ratio=128, topk=8, local=False,
              compressed_span=span)  # fmt: skip

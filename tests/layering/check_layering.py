@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the shape of the tree: `check_layering.py ROOT` prints every breach and exits 1 if there is one.
 
-The rule (docs/architecture.md): code belongs to the folder of the highest subject that it needs to know; includes point down only.
+The rule (docs/architecture.md): code belongs to the folder of the highest subject that it needs to know; includes point
+down only.
 """
 
 import ast
@@ -10,7 +11,21 @@ import sys
 from pathlib import Path
 
 # Low to high. A folder may include its own layer and those before it.
-LAYERS = ["core", "device", "model", "checkpoint", "cache", "plan", "ops", "layer", "engine", "cases", "bindings", "apps", "python"]
+LAYERS = [
+    "core",
+    "device",
+    "model",
+    "checkpoint",
+    "cache",
+    "plan",
+    "ops",
+    "layer",
+    "engine",
+    "cases",
+    "bindings",
+    "apps",
+    "python",
+]
 
 # Where each public header belongs. A header that is not named here is a breach: decide, then add it.
 PUBLIC = {
@@ -93,7 +108,7 @@ def layer_of_file(relative):
     if parts[0] == "src":
         return parts[1] if parts[1] in LAYERS else None
     if relative.startswith("include/sparsemla/"):
-        return public_layer(relative[len("include/sparsemla/"):])
+        return public_layer(relative[len("include/sparsemla/") :])
     if relative.startswith("bindings/python/"):
         return "python"
     return parts[0] if parts[0] in ("apps", "bindings") else None
@@ -101,7 +116,7 @@ def layer_of_file(relative):
 
 def layer_of_include(name):
     if name.startswith("sparsemla/"):
-        return public_layer(name[len("sparsemla/"):])
+        return public_layer(name[len("sparsemla/") :])
     first = name.split("/")[0]
     first = {"c": "bindings", "smla": "apps"}.get(first, first)
     return first if "/" in name and first in LAYERS else None
@@ -126,7 +141,9 @@ def check_public_headers(root):
     for path, relative in files(root, ["include"], SOURCE_SUFFIXES):
         text = without_comments(path.read_text())
         for number, kind, name in includes(text):
-            standard = kind == "<" and (re.fullmatch(r"[a-z_0-9]+", name) or (relative.endswith("/c_api.h") and name in C_HEADERS))
+            standard = kind == "<" and (
+                re.fullmatch(r"[a-z_0-9]+", name) or (relative.endswith("/c_api.h") and name in C_HEADERS)
+            )
             if not standard and not name.startswith("sparsemla/"):
                 yield f"{relative}:{number}: a public header includes {name}; only the standard library and sparsemla/ are allowed"
         for number, line in enumerate(text.splitlines(), 1):
@@ -154,8 +171,10 @@ def check_foreign_headers(root):
                 yield f"{where}; it is for programs only"
             if re.match(r"(oneapi/)?dnnl", name) and not stem.endswith("_onednn"):
                 yield f"{where}; oneDNN belongs in *_onednn.cpp"
-            if re.match(r"cu(da|blas|b/|rand)", name) and path.suffix not in (".cu", ".cuh") and not (
-                stem.endswith("_cuda_oracle_test") or relative.startswith("tests/gpu/")
+            if (
+                re.match(r"cu(da|blas|b/|rand)", name)
+                and path.suffix not in (".cu", ".cuh")
+                and not (stem.endswith("_cuda_oracle_test") or relative.startswith("tests/gpu/"))
             ):
                 yield f"{where}; CUDA headers belong in .cu and .cuh files"
             if re.search(r"(^|/)(\w*intrin\.h|arm_neon\.h)$", name) and not (
@@ -202,7 +221,8 @@ def check_record_sizes(root):
                 yield f"{relative}:{number}: the record size {match.group(1)} as a literal; it belongs in {RECORD_SIZES_HOME}"
 
 
-# Rooms of the Python package: the foreign modules and other rooms that each may name. The core needs none of them to be imported.
+# Rooms of the Python package: the foreign modules and other rooms that each may name. The core needs none of them to be
+# imported.
 ROOMS = {"": set(), "torch": {"torch"}, "transformers": {"torch", "transformers"}, "vllm": {"torch", "vllm"}}
 FOREIGN = {"torch", "numpy", "transformers", "vllm", "cupy", "jax"}
 
@@ -268,8 +288,16 @@ def check_unfinished(root):
                     yield f"{path.relative_to(root).as_posix()}:{number}: {word}"
 
 
-CHECKS = [check_direction, check_public_headers, check_foreign_headers, check_cuda_suffixes, check_device_words, check_record_sizes,
-          check_python_rooms, check_unfinished]
+CHECKS = [
+    check_direction,
+    check_public_headers,
+    check_foreign_headers,
+    check_cuda_suffixes,
+    check_device_words,
+    check_record_sizes,
+    check_python_rooms,
+    check_unfinished,
+]
 
 
 def breaches(root):

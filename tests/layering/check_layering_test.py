@@ -63,7 +63,11 @@ class CheckLayering(unittest.TestCase):
         self.expect("python/sparsemla/ops.py", "from . import torch\n", "the core imports the room torch")
 
     def test_python_rooms_are_apart(self):
-        self.expect("python/sparsemla/transformers/enable.py", "from sparsemla.vllm import layer\n", "transformers imports the room vllm")
+        self.expect(
+            "python/sparsemla/transformers/enable.py",
+            "from sparsemla.vllm import layer\n",
+            "transformers imports the room vllm",
+        )
         self.expect("python/sparsemla/torch/_shapes.py", "import vllm\n", "torch imports vllm")
 
     def test_python_folder_of_no_room(self):
@@ -76,7 +80,9 @@ class CheckLayering(unittest.TestCase):
         self.expect("include/sparsemla/device.h", "#pragma once\n#include <stdint.h>\n", "only the standard library")
 
     def test_export_header_has_one_macro(self):
-        self.expect("include/sparsemla/export.h", "#pragma once\n#define SMLA_SHARED 1\n", "must not depend on how it is built")
+        self.expect(
+            "include/sparsemla/export.h", "#pragma once\n#define SMLA_SHARED 1\n", "must not depend on how it is built"
+        )
 
     def test_folder_of_no_layer(self):
         self.expect("src/misc/things.cpp", "int x;\n", "belongs to no layer")
@@ -89,7 +95,9 @@ class CheckLayering(unittest.TestCase):
             self.expect("include/sparsemla/error.h", f"#pragma once\n#include {name}\n", "only the standard library")
 
     def test_public_header_that_depends_on_the_build(self):
-        self.expect("include/sparsemla/error.h", "#pragma once\n#define SMLA_X 1\n", "must not depend on how it is built")
+        self.expect(
+            "include/sparsemla/error.h", "#pragma once\n#define SMLA_X 1\n", "must not depend on how it is built"
+        )
 
     def test_public_header_without_guard(self):
         self.expect("include/sparsemla/error.h", "#include <string>\n", "no #pragma once")
@@ -110,7 +118,9 @@ class CheckLayering(unittest.TestCase):
     def test_cuda_files_by_suffix(self):
         self.expect("src/ops/topk/topk_hopper.cu", "int x;\n", "_cuda (any GPU) or _sm90 (Hopper)")
         self.expect("src/ops/topk/topk_sm90.cpp", "int x;\n", "_sm90 is the suffix of .cu and .cuh files")
-        self.expect("src/ops/topk/topk_cuda.cu", '#include "device/ptx/cluster_sm90.cuh"\n', "belongs to files named _sm90")
+        self.expect(
+            "src/ops/topk/topk_cuda.cu", '#include "device/ptx/cluster_sm90.cuh"\n', "belongs to files named _sm90"
+        )
 
     def test_words_of_the_model_in_device(self):
         self.expect("src/device/rows.cuh", "struct Rope {};\n", "rope is a word of the model".replace("rope", "Rope"))

@@ -14,12 +14,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH", "LD_LIBRARY_PATH")}
+ENVIRONMENT = {
+    key: value
+    for key, value in os.environ.items()
+    if key not in ("CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH", "LD_LIBRARY_PATH")
+}
 done = []
 
 
 def run(*command, **more):
-    result = subprocess.run([str(word) for word in command], text=True, capture_output=True, env={**ENVIRONMENT, **more})
+    result = subprocess.run(
+        [str(word) for word in command], text=True, capture_output=True, env={**ENVIRONMENT, **more}
+    )
     if result.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{result.stdout}{result.stderr}\nexit status {result.returncode}")
     return result.stdout
@@ -29,7 +35,9 @@ def expected(source, name):
     """What a program prints, from its README."""
     if name == "attention":
         return re.search(r"\nprints\n\n```\n(.*?)```", (source / "README.md").read_text(), re.DOTALL).group(1)
-    return re.search(r"^## Output\n.*?^```\n(.*?)^```$", (source / "examples/c_host/README.md").read_text(), re.DOTALL | re.MULTILINE).group(1)
+    return re.search(
+        r"^## Output\n.*?^```\n(.*?)^```$", (source / "examples/c_host/README.md").read_text(), re.DOTALL | re.MULTILINE
+    ).group(1)
 
 
 def check_runs(source, label, programs, library_folder=None):
@@ -47,8 +55,18 @@ def needed(program):
 
 def with_cmake(source, prefix, work, kind):
     folder = work / f"cmake-{kind}"
-    run("cmake", "-S", source / "tests/package/consumer", "-B", folder, f"-DKIND={kind}", f"-DSOURCES={source / 'examples'}",
-        f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF")
+    run(
+        "cmake",
+        "-S",
+        source / "tests/package/consumer",
+        "-B",
+        folder,
+        f"-DKIND={kind}",
+        f"-DSOURCES={source / 'examples'}",
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF",
+    )
     run("cmake", "--build", folder)
     programs = {"attention": folder / "attention", "host": folder / "host"}
     if needed(programs["attention"]) != (kind == "shared"):
@@ -58,7 +76,14 @@ def with_cmake(source, prefix, work, kind):
 
 def with_pkg_config(source, prefix, work, kind):
     pc = next(prefix.rglob("sparsemla.pc")).parent
-    flags = run("pkg-config", "--cflags", "--libs", *(["--static"] if kind == "static" else []), "sparsemla", PKG_CONFIG_PATH=str(pc)).split()
+    flags = run(
+        "pkg-config",
+        "--cflags",
+        "--libs",
+        *(["--static"] if kind == "static" else []),
+        "sparsemla",
+        PKG_CONFIG_PATH=str(pc),
+    ).split()
     if kind == "static":
         flags = ["-l:libsparsemla.a" if flag == "-lsparsemla" else flag for flag in flags]
     folder = work / f"pkg-config-{kind}"

@@ -33,17 +33,17 @@ void bind_layers(nb::module_& module) {
           arg("config"), arg("weights"), arg("cos_sin"), arg("options"))
       .def_prop_ro(
           "caches", &Layer::caches,
-          "By role (\"window\", \"compressed\", \"index\", \"state\", \"index_state\"), where the layer has it: "
+          "By role (\"window\", \"compressed\", \"index\", \"state\", \"index_state\"), where the layer has it:\n"
           "format, block_size, page_bytes and the group whose block table it uses.")
       .def_prop_ro("groups", &Layer::groups,
-                   "The cache groups: name, block_tokens (token p is in column p // block_tokens of a block table) and "
+                   "The cache groups: name, block_tokens (token p is in column p // block_tokens of a block table) and\n"
                    "window (how many of the last tokens are kept; 0: all).")
       .def_prop_ro("device", [](const Layer& l) { return describe(l.place()); })
       .def("workspace_bytes", &Layer::workspace_bytes, arg("step"), "Bytes of workspace of a forward over this step.")
       .def("describe", &Layer::describe, arg("step"), "The implementation of each op over this step.")
       .def("forward", &Layer::forward, arg("step"), arg("caches"), arg("hidden"), arg("output"),
            arg("workspace") = nb::none(), arg("stream") = nb::none(),
-           "output = attention(hidden), both [tokens, hidden] in the layer's precision; rows of the step are written "
+           "output = attention(hidden), both [tokens, hidden] in the layer's precision; rows of the step are written\n"
            "into the caches.\n\n"
            "step: a built Step of a layer of this kind. caches: a Cache by role. workspace: a tensor of bytes, or "
            "None.\n"

@@ -32,7 +32,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Norm and RoPE that the queries still need: the table [L, 64] fp32 of cosines and sines, and the norm's epsilon."""
+    """Norm and RoPE that the queries still need: cosines and sines [L, 64] fp32, and the norm's epsilon."""
 
     cos_sin: torch.Tensor
     eps: float

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 import torch
 
 import sparsemla
 
-Scalar = Union[int, float, bool, str]
+Scalar = int | float | bool | str
 Scalars = Mapping[str, Scalar]
 
 Made = TypeVar("Made")
@@ -101,4 +101,4 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def capturing(tensor: torch.Tensor) -> bool:
     """Whether the current stream is being recorded into a CUDA graph."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -30,7 +30,7 @@ INSERTED_HEADS = (8, 16, 32, 64, 128)
 
 
 class SparseMlaIndexer(torch.nn.Module):
-    """Takes the place of vLLM's SparseAttnIndexer in layers of :class:`SparseMlaAttention`; no parameters of its own."""
+    """Takes the place of vLLM's SparseAttnIndexer in layers of :class:`SparseMlaAttention`; has no parameters."""
 
     def __init__(self, kernels: Kernels, most_entries: int, k_cache: Any, k: int, choice: torch.Tensor) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class SparseMlaIndexer(torch.nn.Module):
         return chosen
 
 
-class SparseMlaCompressor(DeepseekCompressor):  # type: ignore[misc]  # vLLM is not there to be checked
+class SparseMlaCompressor(DeepseekCompressor):
     """vLLM's compressor, whose state rows and entries this library writes."""
 
     sparsemla_kernels: Kernels
@@ -100,7 +100,7 @@ class SparseMlaCompressor(DeepseekCompressor):  # type: ignore[misc]  # vLLM is 
         )
 
 
-class SparseMlaAttention(DeepseekV4FlashMLAAttention):  # type: ignore[misc]
+class SparseMlaAttention(DeepseekV4FlashMLAAttention):
     """vLLM's FlashMLA layer with this library's kernels: everything that is not overridden stays vLLM's."""
 
     kernels: ClassVar[Kernels] = Kernels()

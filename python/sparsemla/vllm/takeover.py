@@ -42,8 +42,8 @@ def chooser(vllms: LayerChoice, settings: Settings, device: str = "cuda") -> Lay
             take_surroundings(settings)
         say(
             f"version {sparsemla.__version__} computes {SPOKEN[settings.mode]} of DeepSeek-V4 "
-            f"({kernels.used['sparse_attention']} kernels; SPARSEMLA_VLLM={settings.mode.value}); vLLM would have chosen "
-            f"{own.__name__}."
+            f"({kernels.used['sparse_attention']} kernels; SPARSEMLA_VLLM={settings.mode.value}); "
+            f"vLLM would have chosen {own.__name__}."
         )
         return layer_class(settings)
 

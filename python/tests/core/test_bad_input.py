@@ -134,7 +134,10 @@ BAD = {
         {"logits": np.lib.stride_tricks.as_strided(np.zeros(2, np.float32), (2**31, 2**29), (0, 0))},
         "topk: logits: got",
     ),
-    "read-only output": ({"indices": np.broadcast_to(np.empty((4, 8), np.int32), (4, 8))}, "topk: indices: got a read-only"),
+    "read-only output": (
+        {"indices": np.broadcast_to(np.empty((4, 8), np.int32), (4, 8))},
+        "topk: indices: got a read-only",
+    ),
     "unknown member": ({"scores": np.zeros(3)}, "topk: scores: got a member of that name, expected one of rows"),
     "unknown part": ({"slots": {"places": np.zeros(3)}}, "topk: slots.places: got a member of that name"),
     "number as a key": ({"slots": {3: np.zeros(3)}}, "topk: slots: got a key 3"),
@@ -151,9 +154,15 @@ BAD = {
     "stream": ({"stream": 16}, "stream: got a stream for tensors on the CPU"),
     "stream of letters": ({"stream": "main"}, "stream: got 'main'"),
     "negative stream": ({"stream": -4}, "stream: got -4"),
-    "on a GPU": ({"lens": Exported(np.zeros(4, np.int32), (2, 0))}, "topk: lens: got a tensor on cuda:0, expected one on cpu beside logits"),
+    "on a GPU": (
+        {"lens": Exported(np.zeros(4, np.int32), (2, 0))},
+        "topk: lens: got a tensor on cuda:0, expected one on cpu beside logits",
+    ),
     "on a TPU": ({"lens": Exported(np.zeros(4, np.int32), (99, 0))}, "topk: lens: got a tensor on DLPack device"),
-    "without memory": ({"lens": Exported(np.zeros(4, np.int32), null=True)}, r"topk: lens: got a tensor without memory \(\[4\] I32, freed\)"),
+    "without memory": (
+        {"lens": Exported(np.zeros(4, np.int32), null=True)},
+        r"topk: lens: got a tensor without memory \(\[4\] I32, freed\)",
+    ),
     "opaque type": ({"lens": Exported(np.zeros(4, np.int32), code=3)}, "topk: lens: got DLPack type code 3 of 32 bits"),
     "other capsule": ({"lens": Exported(np.zeros(4, np.int32), capsule_name=b"used_dltensor")}, "topk: lens: got"),
 }
@@ -167,13 +176,17 @@ def test_names_the_argument(name: str) -> None:
 
 
 def test_a_cpu_tensor_among_those_of_a_gpu() -> None:
-    with pytest.raises(sm.InvalidArgument, match=r"topk: lens: got a tensor on cpu, expected one on cuda:0 beside logits"):
+    with pytest.raises(
+        sm.InvalidArgument, match=r"topk: lens: got a tensor on cpu, expected one on cuda:0 beside logits"
+    ):
         call(logits=Exported(np.zeros((4, 100), np.float32), (2, 0)))
 
 
 @pytest.mark.skipif(sm.built_with_cuda(), reason="this build has GPU kernels")
 def test_a_gpu_without_kernels_is_unsupported() -> None:
-    on_gpu = {n: Exported(a, (2, 0)) for n, a in [("logits", np.zeros((4, 9), np.float32)), ("lens", np.zeros(4, np.int32))]}
+    on_gpu = {
+        n: Exported(a, (2, 0)) for n, a in [("logits", np.zeros((4, 9), np.float32)), ("lens", np.zeros(4, np.int32))]
+    }
     with pytest.raises(sm.Unsupported, match="this build has no CUDA"):
         call(**on_gpu, indices=Exported(np.empty((4, 2), np.int32), (2, 0)))
 
@@ -221,10 +234,22 @@ def test_zero_rows_are_a_call() -> None:
 
 CACHES = {
     "format": ((np.zeros((2, 1024), np.uint8), "bf17", 1), {}, 'row format: got "bf17", expected one of'),
-    "rows": ((np.zeros((2, 1024), np.uint8), "bf16", 2), {}, r"Cache: tensor: got blocks of 1024 bytes .*expected 2048 bytes or more"),
+    "rows": (
+        (np.zeros((2, 1024), np.uint8), "bf16", 2),
+        {},
+        r"Cache: tensor: got blocks of 1024 bytes .*expected 2048 bytes or more",
+    ),
     "none": ((np.zeros((2, 1024), np.uint8), "bf16", 0), {}, "Cache: block_size: got 0"),
-    "stride": ((np.zeros((2, 1024), np.uint8), "bf16", 1), {"block_stride_bytes": 512}, "Cache: tensor: got block_stride_bytes 512"),
-    "short stride": ((np.zeros(4096, np.uint8), "bf16", 1), {"block_stride_bytes": 512}, "got a block stride of 512 bytes, expected 1024"),
+    "stride": (
+        (np.zeros((2, 1024), np.uint8), "bf16", 1),
+        {"block_stride_bytes": 512},
+        "Cache: tensor: got block_stride_bytes 512",
+    ),
+    "short stride": (
+        (np.zeros(4096, np.uint8), "bf16", 1),
+        {"block_stride_bytes": 512},
+        "got a block stride of 512 bytes, expected 1024",
+    ),
     "holes": ((np.zeros((2, 2048), np.uint8)[:, ::2], "bf16", 1), {}, "Cache: tensor: got stride 2 of dimension 1"),
     "number": ((3, "bf16", 1), {}, "Cache: tensor: got a int"),
     "nothing": ((None, "bf16", 1), {}, "Cache: tensor: got a NoneType"),
@@ -240,7 +265,9 @@ def test_caches_name_what_is_wrong(name: str) -> None:
 
 def test_blocks_of_a_cache() -> None:
     assert sm.Cache(np.zeros(5000, np.uint8), "bf16", 1).num_blocks == 4
-    assert sm.Cache(np.zeros(5024, np.uint8), "bf16", 1, block_stride_bytes=2000).num_blocks == 3  # the last needs no rest
+    assert (
+        sm.Cache(np.zeros(5024, np.uint8), "bf16", 1, block_stride_bytes=2000).num_blocks == 3
+    )  # the last needs no rest
     apart = sm.Cache(np.zeros((3, 4096), np.uint8)[:, :2048], "bf16", 2)
     assert (apart.num_blocks, apart.block_stride_bytes, apart.format, apart.block_size) == (3, 4096, "bf16", 2)
     assert sm.Cache(np.zeros((3, 2, 512), np.uint16), "bf16", 2).block_stride_bytes == 2048

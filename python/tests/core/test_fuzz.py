@@ -51,7 +51,9 @@ def _other_tensor(rng: random.Random, t: np.ndarray) -> Any:
         return np.repeat(t, rng.choice([0, 2, 3]), axis=0) if t.ndim else t
     if way == 7 and t.nbytes < 1 << 24:  # hostile contents
         noise = np.frombuffer(rng.randbytes(t.nbytes), np.uint8).copy()
-        return noise.view(t.dtype).reshape(t.shape) if t.dtype != np.bool_ else (noise & 1).astype(bool).reshape(t.shape)
+        return (
+            noise.view(t.dtype).reshape(t.shape) if t.dtype != np.bool_ else (noise & 1).astype(bool).reshape(t.shape)
+        )
     if way == 8:
         return np.asfortranarray(t)
     if way == 9:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import cases
 import numpy as np
 import pytest
 import sparsemla as sm
+
+import cases
 
 # Ops that no case file calls are below.
 OTHERS = {

@@ -117,9 +117,7 @@ def test_what_a_layer_says_of_itself() -> None:
 
 def test_what_is_wrong_is_said() -> None:
     given = weights(1)
-    with pytest.raises(
-        sm.InvalidArgument, match="config: heads: got a value of that name, expected one of"
-    ):
+    with pytest.raises(sm.InvalidArgument, match="config: heads: got a value of that name, expected one of"):
         sm.AttentionLayer(CONFIG | {"heads": 3}, given, cos_sin(8))
     with pytest.raises(sm.InvalidArgument, match="config: num_heads: got 'four', expected an integer"):
         sm.AttentionLayer(CONFIG | {"num_heads": "four"}, given, cos_sin(8))

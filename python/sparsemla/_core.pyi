@@ -1,0 +1,201 @@
+"""SparseMLA's ops and layers, over tensors of any framework."""
+
+from collections.abc import Sequence
+
+__version__: str
+
+class Error(RuntimeError): ...
+class InvalidArgument(Error, ValueError): ...
+class Unsupported(Error, NotImplementedError): ...
+class IoError(Error, OSError): ...
+class CudaError(Error): ...
+
+def built_with_cuda() -> bool:
+    """Whether this build has GPU kernels."""
+
+def add_library_folders(folders: Sequence[str]) -> None:
+    """Further folders where libraries of the CUDA toolkit may lie."""
+
+class Cache:
+    """
+    A paged cache over a tensor (torch, numpy, or any with __dlpack__), which it keeps.
+
+    tensor: blocks of bytes. With one dimension they follow each other, block_stride_bytes apart; with
+            more, the first dimension counts blocks and its stride is theirs. Any dtype.
+    format: how rows are stored: "fp8_ds_mla", "bf16", "fp8_per_tensor", "f32", "index_fp8", ...
+    block_size: rows in a block.
+    kv_scale: of fp8_per_tensor rows, number = e4m3 * kv_scale.
+
+    Raises InvalidArgument for an unknown format and for blocks that do not fit in the tensor.
+    """
+
+    def __init__(
+        self,
+        tensor: object | None,
+        format: str,
+        block_size: int,
+        block_stride_bytes: int | None = None,
+        kv_scale: float = 1.0,
+    ) -> None: ...
+    @property
+    def tensor(self) -> object: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def kv_scale(self) -> float: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_stride_bytes(self) -> int: ...
+    def __repr__(self) -> str: ...
+
+class Plan:
+    """
+    An implementation of an op, chosen for one problem and kept.
+
+    scalars: by name, as sparsemla.ops.<op> lists them; nested values are flattened.
+    device: "cpu", "cuda" or "cuda:1".
+
+    Raises InvalidArgument for an impossible problem and Unsupported when no implementation accepts it.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        scalars: dict = {},
+        device: object = "cpu",
+        implementation: str | None = None,
+        deterministic: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+    def run(self, tensors: dict, workspace: object | None = None, stream: object | None = None) -> None:
+        """
+        Runs over tensors and caches by name; outputs are written in place.
+
+        workspace: a tensor of workspace_bytes bytes, or None. stream: a cudaStream_t, or None: the current one.
+        """
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def implementation(self) -> str: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+    def __repr__(self) -> str: ...
+
+def op_names() -> list: ...
+def op_family(op: str) -> str: ...
+def op_typical(op: str) -> str: ...
+def op_members(op: str) -> list:
+    """The scalars and tensors of an op: name, kind, dtype, dims, default."""
+
+def determine(op: str, members: dict) -> dict:
+    """
+    The scalars of a call: those given and those that its tensors determine.
+    """
+
+def call(
+    op: str,
+    members: dict,
+    stream: object | None = None,
+    workspace: object | None = None,
+    device: object | None = None,
+    implementation: str | None = None,
+    deterministic: bool = False,
+    threads: int = 0,
+) -> None: ...
+
+class AttentionLayer:
+    """
+    An attention layer of DeepSeek-V4: hidden states in, hidden states out. It reads its weights where they lie and
+    keeps them.
+
+    config:  its numbers: hidden_size, num_heads, q_lora_rank, o_lora_rank, o_groups, compress_ratio (1, 4 or 128),
+             index_n_heads, index_topk, rms_norm_eps, hadamard, ...
+    weights: by checkpoint name, bf16 or float32: "wq_a.weight" [q_lora_rank, hidden], "q_norm.weight",
+             "wq_b.weight", "wkv.weight", "kv_norm.weight", "wo_a.weight", "wo_b.weight", "attn_sink"
+             (float32); with entries "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers also
+             "indexer.compressor.*", "indexer.{wq_b,weights_proj}.weight". E4M3 with "wq_a.scale" beside it.
+    cos_sin: the rope table [positions, 64] float32, cosines first; its device is the layer's.
+
+    Options: precision ("bf16"; "f32": activations and caches in float32), cache_rows ("fp8_ds_mla"), index_rows
+    ("index_fp8"), kv_scale, q_scale, front_end ("flashmla"), implementation, gather_prefill, strict,
+    padded_heads, score_bytes, deterministic, threads, side_streams.
+
+    Raises InvalidArgument naming a number, weight or option that does not fit.
+    """
+
+    def __init__(self, config: dict, weights: dict, cos_sin: object, **options) -> None: ...
+    @property
+    def caches(self) -> dict:
+        """
+        By role ("window", "compressed", "index", "state", "index_state"), where the layer has it:
+        format, block_size, page_bytes and the group whose block table it uses.
+        """
+
+    @property
+    def groups(self) -> list:
+        """
+        The cache groups: name, block_tokens (token p is in column p // block_tokens of a block table) and
+        window (how many of the last tokens are kept; 0: all).
+        """
+
+    @property
+    def device(self) -> str: ...
+    def workspace_bytes(self, step: Step) -> int:
+        """Bytes of workspace of a forward over this step."""
+
+    def describe(self, step: Step) -> str:
+        """The implementation of each op over this step."""
+
+    def forward(
+        self,
+        step: Step,
+        caches: dict,
+        hidden: object,
+        output: object,
+        workspace: object | None = None,
+        stream: object | None = None,
+    ) -> None:
+        """
+        output = attention(hidden), both [tokens, hidden] in the layer's precision; rows of the step are written
+        into the caches.
+
+        step: a built Step of a layer of this kind. caches: a Cache by role. workspace: a tensor of bytes, or None.
+        stream: a cudaStream_t, or None: the current one.
+        """
+
+class Step:
+    """
+    Slots and index rows of one step, for all layers of the kind (compress_ratio, cache formats, device) of `layer`.
+    """
+
+    def __init__(self, layer: AttentionLayer) -> None: ...
+    def build(
+        self,
+        query_start_loc: object,
+        seq_lens: object,
+        positions: object,
+        block_tables: list,
+        max_seq_len: int | None = None,
+        host_query_start_loc: object | None = None,
+        host_seq_lens: object | None = None,
+        decode_threshold: int = 1,
+        stream: object | None = None,
+    ) -> None:
+        """
+        For a batch of R requests and T tokens, decodes first.
+
+        query_start_loc: [R+1] int32. seq_lens: [R] int32, this step's tokens included. positions: [T] int64.
+        block_tables: for each group [R, columns] int32, kept until the next build.
+        max_seq_len: an upper bound of seq_lens; None: their largest. host_query_start_loc, host_seq_lens: the same
+        as lists, which must be given on a GPU. decode_threshold: requests at the head with at most so many tokens
+        are decodes. Nothing waits on a GPU.
+        """
+
+def run_program(arguments: Sequence[str]) -> int:
+    """The smla program over a command line; returns its exit status."""

@@ -99,6 +99,7 @@ using Emit = std::function<void(const Row& row)>;
 struct Group {
   std::string_view name;
   std::string_view help;
+  std::string_view options;  ///< of the command line, beside those of every group: what it reads
   void (*run)(const Options& options, const Emit& emit);
 };
 

@@ -138,10 +138,31 @@ void check_no_group(const char* option, const std::string& path, std::span<const
         fmt::format("{}: got {}, which is something to measure, expected a FILE, or - for stdout", option, path));
 }
 
-int run_bench(const BenchArguments& a) {
+/// @throws InvalidArgument for an option of shapes that none of the groups reads.
+void check_shapes(const CLI::App& command, const std::vector<bench::Group>& groups,
+                  std::span<const bench::Group> known) {
+  const auto reads = [](const bench::Group& group, std::string_view option) {
+    return (std::string(group.options) + " ").find(std::string(option) + " ") != std::string::npos;
+  };
+  for (const char* option : {"--kind", "--batch", "--tokens", "--context", "--keys", "--prefill", "--chunk", "--heads",
+                             "--pool", "--next-n", "--grid", "--layer", "--cache-dtype", "--index-dtype", "--only"}) {
+    const auto reads_it = [&](const bench::Group& group) { return reads(group, option); };
+    std::string chosen;
+    std::string readers;
+    for (const bench::Group& group : groups) chosen += fmt::format("{}{}", chosen.empty() ? "" : ", ", group.name);
+    for (const bench::Group& group : known) {
+      if (reads_it(group)) readers += fmt::format("{}{}", readers.empty() ? "" : " or ", group.name);
+    }
+    refuse_useless(command, option, std::ranges::none_of(groups, reads_it),
+                   "on " + (chosen.empty() ? "machine" : chosen), readers.empty() ? "none" : readers);
+  }
+}
+
+int run_bench(const CLI::App& command, const BenchArguments& a) {
   const bool gpu = device_from_name(a.device) == DeviceKind::kCuda;
   const std::span<const bench::Group> known = gpu ? bench::device_groups() : bench::groups();
   const std::vector<bench::Group> groups = chosen_groups(a.what, known);
+  check_shapes(command, groups, known);
   check_no_group("--json", a.json, known);
   check_no_group("--csv", a.csv, known);
   const bench::Options options = bench_options(a);
@@ -323,7 +344,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
     if (!command->get_subcommands().empty()) return;
     check_bench_combinations(*command, *a);
     if (a->device == "cuda") use_gpu_defaults(*command, a->options);
-    exit_code = run_bench(*a);
+    exit_code = run_bench(*command, *a);
   });
 }
 

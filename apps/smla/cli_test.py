@@ -496,6 +496,13 @@ def check_combinations(folder):
         run("run", *others, option, *([] if value is None else [value]), code=2, err=[f"smla: {option}: got it ", text])
     for option, value in (("--grid", "decode"), ("--layer", "swa"), ("--pool", "8"), ("--next-n", "2")):
         run("bench", "attention", option, value, code=2, err=[f"smla: {option}: got it ", "--device cuda"])
+    for group, option, value, expected in (
+        ("topk", "--heads", 3, "expected attention or projection or layer"),
+        ("attention", "--context", 77, "expected indexer or topk or layer"),
+        ("machine", "--keys", 5, "expected attention"),
+        ("indexer", "--chunk", 5, "expected layer"),
+    ):
+        run("bench", group, option, value, code=2, err=[f"smla: {option}: got it on {group}, ", expected])
     for value in ("50000000", "50M", "0.05G", "64MB", "64mib", "0.05g", "0.0001T", "0.05 GB", "65536KiB", "65536k"):
         run("run", "--trace", folder / "one.jsonl", "--kv-bytes", value, "--check", 0, "-q", code=0)
     for value in ("G", "5X", "-1", "nan", "1e30", "5GG"):
@@ -819,22 +826,10 @@ def check_gpu_bench(folder):
 
 def check_bench(folder):
     """Tiny shapes through every group; the three formats tell the same."""
-    small = [
-        "--model",
-        "tiny",
-        "--batch",
-        "1,2",
-        "--tokens",
-        5,
-        "--context",
-        700,
-        "--keys",
-        "3,200",
-        "--prefill",
-        40,
-        "--chunk",
-        16,
-    ]
+    steps = ["--model", "tiny", "--batch", "1,2"]
+    attention = [*steps, "--tokens", 5, "--keys", "3,200"]
+    layer = [*steps, "--context", 700, "--prefill", 40, "--chunk", 16]
+    small = [*attention, *layer[len(steps) :]]
     quick = ["--min-time", 0, "--min-runs", 2, "-q"]
     groups = ["attention", "indexer", "topk", "projection", "layer"]
     report = json.loads(run("bench", *small, *quick, "--format", "json", code=0))
@@ -866,7 +861,7 @@ def check_bench(folder):
         None in r or None in r.values() for r in lines
     ):
         problems.append("CSV and JSON differ")
-    table = run("bench", *small, *quick, "layer", code=0, out=["CPU", "GB/s", "C128A prefill", "output projection"])
+    table = run("bench", *layer, *quick, "layer", code=0, out=["CPU", "GB/s", "C128A prefill", "output projection"])
     if "topk top" in table:
         problems.append("other groups ran")
     run("bench", "machine", *quick, code=0, out=["GFLOP/s", "GB/s"])
@@ -874,7 +869,7 @@ def check_bench(folder):
         run(
             "bench",
             "attention",
-            *small,
+            *attention,
             *quick,
             "--impl",
             "sparse_attention=ref",
@@ -888,7 +883,7 @@ def check_bench(folder):
     if {r["implementation"] for r in forced["rows"]} != {"ref"} or "heads 7" not in forced["rows"][0]["shape"]:
         problems.append("--impl or --heads was not heeded")
     halves = [
-        json.loads(run("bench", "attention", *small, *quick, "--only", half, "--format", "json", code=0))
+        json.loads(run("bench", "attention", *attention, *quick, "--only", half, "--format", "json", code=0))
         for half in ("decode", "prefill")
     ]
     if [[row["name"] for row in half["rows"]] for half in halves] != [["1 tokens", "2 tokens"] * 2, ["5 tokens"] * 2]:

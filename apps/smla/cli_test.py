@@ -901,13 +901,13 @@ def check_bench(folder):
     run("bench", "machine", "--format", "xml", code=2, err="--format")
     run("bench", "machine", *quick, "--output", folder / "nowhere" / "x", code=2, err="--output")
     problems += check_gpu_bench(folder)
-    run("bench", "attention", *small, *quick, "--heads", "7,8", code=2, err="--heads")
+    run("bench", "attention", *attention, *quick, "--heads", "7,8", code=2, err="--heads")
     if json.loads(run("bench", "machine", *quick, "--json", "-", code=0))["format"] != "smla-bench/1" or not run(
         "bench", "machine", *quick, "--csv", "-", code=0
     ).startswith("group,"):
         problems.append("--json or --csv was not heeded")
-    run("bench", "attention", *small, *quick, "--impl", "sparse_attention=abacus", code=2, err="abacus")
-    run("bench", "attention", *small, *quick, "--cache-dtype", "e5m2", code=2, err="e5m2")
+    run("bench", "attention", *attention, *quick, "--impl", "sparse_attention=abacus", code=2, err="abacus")
+    run("bench", "attention", *attention, *quick, "--cache-dtype", "e5m2", code=2, err="e5m2")
     if problems:
         FAILURES.append("bench")
         print("FAIL bench:", *problems, sep="\n    ")

@@ -16,10 +16,19 @@ NOISE = re.compile(
 
 
 def reason(case):
-    """The test's own words: its first lines that are not gtest's frame."""
+    """The test's own words: its first lines that are not gtest's frame. pytest says them in an element of its own."""
+    for said in case.findall("skipped") + case.findall("failure") + case.findall("error"):
+        if said.get("message"):
+            return " ".join(said.get("message").split())[:200]
     text = case.findtext("system-out") or ""
     lines = [line.strip() for line in text.splitlines() if not NOISE.match(line)]
     return " ".join(lines[:2])[:200] or "no reason was printed"
+
+
+def pytest_status(case):
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "fail"
+    return "notrun" if case.find("skipped") is not None else "run"
 
 
 def cut_off(case):
@@ -38,7 +47,7 @@ def main():
     stopped = len(sys.argv) == 4
     passed = failed = skipped = 0
     for case in xml.parse(path).getroot().iter("testcase"):
-        status = case.get("status")
+        status = case.get("status") or pytest_status(case)
         if status == "run":
             passed += 1
         elif status == "fail" and stopped and cut_off(case):

@@ -35,9 +35,10 @@ void bind_layers(nb::module_& module) {
           "caches", &Layer::caches,
           "By role (\"window\", \"compressed\", \"index\", \"state\", \"index_state\"), where the layer has it:\n"
           "format, block_size, page_bytes and the group whose block table it uses.")
-      .def_prop_ro("groups", &Layer::groups,
-                   "The cache groups: name, block_tokens (token p is in column p // block_tokens of a block table) and\n"
-                   "window (how many of the last tokens are kept; 0: all).")
+      .def_prop_ro(
+          "groups", &Layer::groups,
+          "The cache groups: name, block_tokens (token p is in column p // block_tokens of a block table) and\n"
+          "window (how many of the last tokens are kept; 0: all).")
       .def_prop_ro("device", [](const Layer& l) { return describe(l.place()); })
       .def("workspace_bytes", &Layer::workspace_bytes, arg("step"), "Bytes of workspace of a forward over this step.")
       .def("describe", &Layer::describe, arg("step"), "The implementation of each op over this step.")

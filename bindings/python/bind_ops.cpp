@@ -23,18 +23,6 @@ const OpRow& find_op(const std::string& name) {
   throw InvalidArgument("op: got \"" + name + "\", expected one of " + known);
 }
 
-/// "cpu", "cuda", "cuda:1", or a torch.device.
-std::optional<Place> read_place(nb::handle device) {
-  if (device.is_none()) return {};
-  const std::string text = nb::cast<std::string>(nb::str(device));
-  if (text == "cpu") return Place{};
-  if (text == "cuda") return Place{DeviceKind::kCuda, current_device(DeviceKind::kCuda)};
-  if (text.substr(0, 5) == "cuda:" && text.size() > 5 && text.size() < 9 &&
-      text.find_first_not_of("0123456789", 5) == std::string::npos)
-    return Place{DeviceKind::kCuda, std::stoi(text.substr(5))};
-  throw InvalidArgument("device: got \"" + text + "\", expected \"cpu\", \"cuda\" or \"cuda:0\"");
-}
-
 CallOptions read_options(const std::optional<std::string>& implementation, bool deterministic, int threads) {
   return {.implementation = implementation.value_or(""), .deterministic = deterministic, .threads = threads};
 }

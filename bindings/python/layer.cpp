@@ -59,7 +59,9 @@ class Reader {
   std::map<std::string, nb::object, std::less<>> values_{};
 };
 
-LayerConfig read_config(const nb::dict& given) {
+}  // namespace
+
+LayerConfig read_layer_config(const nb::dict& given) {
   LayerConfig c;
   Reader reader("config: ", given);
   reader.take("hidden_size", c.hidden_size), reader.take("num_heads", c.num_heads);
@@ -69,10 +71,13 @@ LayerConfig read_config(const nb::dict& given) {
   reader.take("compress_ratio", c.compress_ratio), reader.take("index_n_heads", c.index_n_heads);
   reader.take("index_head_dim", c.index_head_dim), reader.take("index_topk", c.index_topk);
   reader.take("rms_norm_eps", c.rms_norm_eps), reader.take("hadamard", c.hadamard);
+  reader.take("reuses_topk", c.reuses_topk);
   reader.finish();
   c.rope.dim = c.rope_head_dim;
   return c;
 }
+
+namespace {
 
 const RowFormat& rows_of_dim(const char* name, const std::string& given, int dim) {
   const RowFormat& rows = row_format(given);
@@ -174,7 +179,7 @@ TensorView view_tensor(const std::string& name, const Tensor& t) {
 Layer::Layer(const nb::dict& config, const nb::dict& weights, nb::handle cos_sin, const nb::dict& options) {
   const Tensor& table = keep("cos_sin", cos_sin);
   place_ = table.place;
-  config_ = read_config(config);
+  config_ = read_layer_config(config);
   check_layer_config(config_);
   read_weights(weights);
   const LayerOptions read = read_options(options, place_);

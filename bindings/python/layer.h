@@ -20,6 +20,10 @@ namespace smla::python {
 /// A view of a tensor of Python. @throws InvalidArgument for more than four dimensions and for strides of 0.
 TensorView view_tensor(const std::string& name, const Tensor& tensor);
 
+/// A layer's numbers by the names of LayerConfig. @throws InvalidArgument for an unknown name and another kind of
+/// value.
+LayerConfig read_layer_config(const nb::dict& given);
+
 class Step;
 
 /// A layer and the tensors that its weights and rope table lie in.

@@ -9,6 +9,7 @@
 #include "device/library_folders.h"
 #include "python/call.h"
 #include "python/layer.h"
+#include "python/objects.h"
 #include "python/program.h"
 #include "sparsemla/c_api.h"
 #include "sparsemla/device.h"
@@ -86,5 +87,8 @@ NB_MODULE(_core, module) {
              "Further folders where libraries of the CUDA toolkit may lie.");
   bind_ops(module);
   bind_layers(module);
+  bind_models(module);
+  bind_caches(module);
+  bind_cases(module);
   bind_program(module);
 }

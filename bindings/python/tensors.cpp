@@ -5,6 +5,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "device/memory.h"
 #include "python/dlpack.h"
 
 namespace smla::python {
@@ -328,6 +329,17 @@ DType read_dtype(std::string_view name, nb::handle object) {
   if (PyUnicode_Check(object.ptr()) == 0 && nb::hasattr(object, "name"))
     return dtype_of_word(name, text_of(object.attr("name")));  // numpy's
   return dtype_of_word(name, text_of(object));
+}
+
+std::optional<Place> read_place(nb::handle device) {
+  if (device.is_none()) return {};
+  const std::string text = nb::cast<std::string>(nb::str(device));
+  if (text == "cpu") return Place{};
+  if (text == "cuda") return Place{DeviceKind::kCuda, current_device(DeviceKind::kCuda)};
+  if (text.substr(0, 5) == "cuda:" && text.size() > 5 && text.size() < 9 &&
+      text.find_first_not_of("0123456789", 5) == std::string::npos)
+    return Place{DeviceKind::kCuda, std::stoi(text.substr(5))};
+  throw InvalidArgument("device: got \"" + text + "\", expected \"cpu\", \"cuda\" or \"cuda:0\"");
 }
 
 void* current_stream(const Tensor& tensor) {

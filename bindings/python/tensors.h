@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,6 +67,9 @@ DType read_dtype(std::string_view name, nb::handle object);
 
 /// A module that somebody has imported; none otherwise. Nothing is imported here.
 nb::object loaded_module(const char* name);
+
+/// The place that "cpu", "cuda", "cuda:1" or a torch.device names; nothing for None. @throws InvalidArgument.
+std::optional<Place> read_place(nb::handle device);
 
 /// The stream that a call takes when none is given: the current one of the tensor's framework on that GPU.
 void* current_stream(const Tensor& tensor);

@@ -5,15 +5,19 @@ Importing this package loads neither torch nor numpy and touches no GPU. `docs/p
 
 from __future__ import annotations
 
-from . import _libraries, ops
+from . import _libraries, case, ops, snapshot
 from ._core import (
     AttentionLayer,
     Cache,
+    Checkpoint,
     CudaError,
     Error,
     InvalidArgument,
     IoError,
+    KvPool,
+    ModelConfig,
     Plan,
+    RequestBlocks,
     Step,
     Unsupported,
     __version__,
@@ -23,16 +27,22 @@ from ._core import (
 __all__ = [
     "AttentionLayer",
     "Cache",
+    "Checkpoint",
     "CudaError",
     "Error",
     "InvalidArgument",
     "IoError",
+    "KvPool",
+    "ModelConfig",
     "Plan",
+    "RequestBlocks",
     "Step",
     "Unsupported",
     "__version__",
     "built_with_cuda",
+    "case",
     "ops",
+    "snapshot",
 ]
 
 _libraries.tell()

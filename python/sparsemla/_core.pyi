@@ -197,5 +197,147 @@ class Step:
         are decodes. Nothing waits on a GPU.
         """
 
+class ModelConfig:
+    """
+    A DeepSeek-V4 model as far as attention is concerned.
+
+    model: "v4-flash", "v4-pro", "tiny", or the path of a config.json.
+
+    Raises InvalidArgument naming a key, IoError.
+    """
+
+    def __init__(self, model: str) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_mtp_layers(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def compress_ratios(self) -> list[int]: ...
+    def layer(self, index: int) -> dict:
+        """
+        The numbers of a layer, as AttentionLayer takes them; layers of multi-token prediction come last.
+        """
+
+    def rope_table(self, index: int, positions: int) -> object:
+        """
+        The rope table of a layer: [positions, 64] float32, cosines first, on the host, as an object with __dlpack__.
+        """
+
+class Checkpoint:
+    """
+    A checkpoint of DeepSeek-V4: a folder with config.json and safetensors files, or one file.
+    Opening reads headers only.
+
+    Raises IoError for files that are missing or damaged, InvalidArgument for another model.
+    """
+
+    def __init__(self, path: str) -> None: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def model(self) -> ModelConfig | None: ...
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+
+    def load_layer(self, index: int, tp_rank: int = 0, tp_size: int = 1, keep_fp8: bool = False) -> dict:
+        """
+        Reads a layer, or what a tensor-parallel rank computes of it: a dict of config (as AttentionLayer takes it),
+        tensors (by name, on the host, with __dlpack__), q_scale, kv_scale and compressed_kv_scale (or None).
+
+        keep_fp8: E4M3 weights stay as they are where a layer can take them; else they become bfloat16.
+
+        Raises InvalidArgument that lists missing, unknown and misshaped tensors; IoError for damaged contents.
+        """
+
+class KvPool:
+    """
+    The memory of the caches of a list of layers, in equal blocks, and who holds which.
+
+    layers: the numbers of each layer, as AttentionLayer takes them.
+    num_blocks: how many can be held; one more, block 0, nobody ever holds.
+
+    Raises InvalidArgument, Unsupported, MemoryError.
+    """
+
+    def __init__(
+        self,
+        layers: list,
+        num_blocks: int,
+        device: object = "cpu",
+        cache_rows: str = "fp8_ds_mla",
+        index_rows: str = "index_fp8",
+        kv_scale: float = 1.0,
+        stream: object | None = None,
+    ) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def groups(self) -> list:
+        """
+        The cache groups: name, block_tokens (token p is in column p // block_tokens of a block table), window.
+        """
+
+    def cache(self, layer: int, role: str) -> Cache:
+        """
+        A layer's cache: role is "window", "compressed", "index", "state" or "index_state".
+        """
+
+    def group_of(self, layer: int, role: str) -> int:
+        """
+        The group whose block table a layer's cache uses; -1: the layer has no such cache.
+        """
+
+    def held(self, group: int) -> int:
+        """Blocks that a group has."""
+
+class RequestBlocks:
+    """
+    The blocks of one request in a pool: a table for each group. They go back to the pool with the
+    object.
+    """
+
+    def __init__(self, pool: KvPool) -> None: ...
+    def reserve(self, begin: int, end: int) -> bool:
+        """
+        Makes room for positions begin to end - 1, zeroed. False, and nothing changed, when the pool is too small.
+        """
+
+    def reserve_live(self, tokens: int) -> bool:
+        """
+        Makes room for what a request of so many computed positions needs to go on.
+        """
+
+    def slide(self, next_position: int) -> None:
+        """Gives back what no query at next_position or later can see."""
+
+    def clear(self) -> None:
+        """Gives everything back."""
+
+    def table(self, group: int) -> list[int]:
+        """Block numbers, -1 where there is none."""
+
+    @property
+    def empty(self) -> bool: ...
+
+def save_snapshot(blocks: RequestBlocks, tokens: int, note: bytes = ...) -> bytes: ...
+def inspect_snapshot(snapshot: bytes) -> dict: ...
+def load_snapshot(snapshot: bytes, blocks: RequestBlocks) -> dict: ...
+def write_snapshot(path: str, snapshot: bytes) -> None: ...
+def read_snapshot(path: str) -> bytes: ...
+def write_case(path: str, op: str, params: str, tensors: dict) -> None: ...
+def record_calls(folder: str) -> None: ...
+def recorded_calls() -> int: ...
 def run_program(arguments: Sequence[str]) -> int:
     """The smla program over a command line; returns its exit status."""

@@ -1,0 +1,214 @@
+"""Models, checkpoints, layers, pools, snapshots and cases as objects of Python, over numpy."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sparsemla as sm
+
+import cases
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    command = [sys.executable, "-m", "sparsemla", "make-checkpoint", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_models() -> None:
+    model = sm.ModelConfig("v4-flash")
+    assert model.num_layers == 43
+    assert {model.layer(i)["compress_ratio"] for i in range(43)} == {1, 4, 128}
+    with pytest.raises(sm.Error, match="v5"):
+        sm.ModelConfig("v5")
+    with pytest.raises(sm.InvalidArgument, match="layer"):
+        model.layer(10**6)
+    table = np.from_dlpack(model.rope_table(0, 16))
+    assert table.shape == (16, 64)
+    np.testing.assert_allclose(table[5, 0], np.cos(5), rtol=1e-6)
+    np.testing.assert_allclose(table[5, 32], np.sin(5), rtol=1e-6)
+    with pytest.raises(sm.InvalidArgument, match="rope_table: positions: got 0"):
+        model.rope_table(0, 0)
+
+
+def test_checkpoints(checkpoint: Path) -> None:
+    opened = sm.Checkpoint(str(checkpoint))
+    assert "layers.0.attn.wq_a.weight" in opened.names()
+    assert opened.model.num_layers == 4
+    loaded = opened.load_layer(0)
+    del opened
+    gc.collect()
+    sink = np.from_dlpack(loaded["tensors"]["attn_sink"])
+    assert sink.shape == (loaded["config"]["num_heads"],)
+    half = sm.Checkpoint(str(checkpoint)).load_layer(0, tp_rank=1, tp_size=2)
+    assert half["config"]["num_heads"] * 2 == loaded["config"]["num_heads"]
+    np.testing.assert_array_equal(np.from_dlpack(half["tensors"]["attn_sink"]), sink[len(sink) // 2 :])
+    with pytest.raises(sm.IoError, match="nowhere"):
+        sm.Checkpoint("/nowhere")
+    with pytest.raises(sm.InvalidArgument, match="3"):
+        sm.Checkpoint(str(checkpoint)).load_layer(0, tp_rank=3, tp_size=2)
+
+
+class Model:
+    """The layers of a checkpoint over one pool."""
+
+    def __init__(self, folder: Path, blocks: int = 700, extra: int = 0) -> None:
+        opened = sm.Checkpoint(str(folder))
+        model = opened.model
+        loaded = [opened.load_layer(i) for i in range(model.num_layers)]
+        self.hidden = model.hidden_size
+        self.layers = [
+            sm.AttentionLayer(one["config"], one["tensors"], model.rope_table(i, 2048), threads=1)
+            for i, one in enumerate(loaded)
+        ]
+        self.pool = sm.KvPool([one["config"] for one in loaded], blocks)
+        self.other = sm.RequestBlocks(self.pool)  # somebody else's blocks come first
+        if extra:
+            assert self.other.reserve(0, extra)
+        self.caches = [{role: self.pool.cache(i, role) for role in layer.caches} for i, layer in enumerate(self.layers)]
+
+    def tables(self, blocks: sm.RequestBlocks, index: int) -> list[np.ndarray]:
+        """The block tables of a layer's own groups."""
+        layer = self.layers[index]
+        columns = {need["group"]: self.pool.group_of(index, role) for role, need in layer.caches.items()}
+        return [np.array([blocks.table(columns[g])], np.int32) for g in range(len(layer.groups))]
+
+    def feed(self, blocks: sm.RequestBlocks, begin: int, hidden: np.ndarray) -> list[np.ndarray]:
+        end = begin + len(hidden)
+        assert blocks.reserve(begin, end)
+        outputs = []
+        for i, layer in enumerate(self.layers):
+            step = sm.Step(layer)
+            step.build(
+                np.array([0, len(hidden)], np.int32),
+                np.array([end], np.int32),
+                np.arange(begin, end),
+                self.tables(blocks, i),
+            )
+            output = np.empty(hidden.shape, np.uint16)
+            layer.forward(step, self.caches[i], hidden, output)
+            outputs.append(output)
+        return outputs
+
+
+def inputs(tokens: int, hidden: int, seed: int = 7) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=(tokens, hidden)).astype(np.float32)
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def test_a_request_moves_to_another_pool_by_a_snapshot(checkpoint: Path, tmp_path: Path) -> None:
+    here, there = Model(checkpoint), Model(checkpoint, blocks=900, extra=300)
+    x = inputs(330, here.hidden)
+    stays = sm.RequestBlocks(here.pool)
+    here.feed(stays, 0, x[:300])
+    saved = sm.snapshot.save(stays, 300, b"note")
+    sm.snapshot.write(tmp_path / "request", saved)
+    assert sm.snapshot.read(tmp_path / "request") == saved
+    info = sm.snapshot.inspect(saved)
+    assert (info["tokens"], info["num_layers"], info["note"]) == (300, 4, b"note")
+    moved = sm.RequestBlocks(there.pool)
+    assert sm.snapshot.load(saved, moved)["tokens"] == 300
+    for at in range(300, 330, 10):
+        want = here.feed(stays, at, x[at : at + 10])
+        got = there.feed(moved, at, x[at : at + 10])
+        for a, b in zip(want, got, strict=True):
+            np.testing.assert_array_equal(a, b)
+    with pytest.raises(sm.IoError):
+        sm.snapshot.inspect(saved[:-1])
+    with pytest.raises(sm.InvalidArgument):
+        sm.snapshot.load(saved, moved)  # it holds blocks
+
+
+def test_blocks_come_and_go(checkpoint: Path) -> None:
+    pool = Model(checkpoint).pool
+    assert pool.free_blocks == pool.num_blocks == 700
+    request = sm.RequestBlocks(pool)
+    assert request.empty
+    assert request.reserve(0, 1000)
+    held = pool.num_blocks - pool.free_blocks
+    assert held == sum(pool.held(g) for g in range(len(pool.groups)))
+    assert not request.reserve(1000, 10**6)
+    assert pool.num_blocks - pool.free_blocks == held
+    request.slide(1000)
+    assert pool.num_blocks - pool.free_blocks < held
+    window = next(i for i, g in enumerate(pool.groups) if g["window"] == 128)
+    assert request.table(window)[0] == -1
+    with pytest.raises(sm.InvalidArgument, match="group: got 99"):
+        request.table(99)
+    with pytest.raises(sm.InvalidArgument, match="positions: got 5 to 3"):
+        request.reserve(5, 3)
+    del request
+    gc.collect()
+    assert pool.free_blocks == 700
+
+
+def test_a_cache_outlives_its_pool(checkpoint: Path) -> None:
+    model = Model(checkpoint, blocks=4)
+    cache = model.caches[0]["window"]
+    assert (cache.format, cache.block_size, cache.num_blocks) == ("fp8_ds_mla", 64, 5)
+    del model
+    gc.collect()
+    rows = np.from_dlpack(cache.tensor)
+    rows[:] = 3
+    assert rows.sum() == 3 * rows.size
+    with pytest.raises(sm.InvalidArgument, match="role"):
+        sm.KvPool([sm.ModelConfig("tiny").layer(0)], 4).cache(0, "rows")
+    with pytest.raises(sm.InvalidArgument, match="block"):
+        sm.KvPool([sm.ModelConfig("tiny").layer(0)], -1)
+    with pytest.raises(sm.InvalidArgument, match="KvPool: layers"):
+        sm.KvPool([3], 4)
+
+
+def verify(*files: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sparsemla.verify", *map(str, files)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_cases_are_written_and_verified(tmp_path: Path) -> None:
+    logits = np.asfortranarray(np.random.default_rng(1).normal(size=(4, 50)).astype(np.float32))
+    lens = np.array([50, 4, 20, 0], np.int32)
+    indices = np.empty((4, 8), np.int32)
+    sm.ops.topk(logits=np.ascontiguousarray(logits), lens=lens, indices=indices)
+    good, bad = tmp_path / "good.safetensors", tmp_path / "bad.safetensors"
+    params = {"rows": 4, "width": 50, "k": 8}
+    sm.case.write(good, "topk", params, {"logits": logits, "lens": lens}, {"indices": indices})
+    done = verify(good)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS  good.safetensors  indices" in done.stdout
+    indices[0, 0] = 49 if indices[0, 0] != 49 else 48
+    sm.case.write(bad, "topk", params, {"logits": logits, "lens": lens}, {"indices": indices})
+    assert verify(bad).returncode == 1
+    sm.case.write(
+        good,
+        "add_rows",
+        {"rows": 1, "dim": 8, "dtype": "F32"},
+        {"y": np.ones((1, 8), np.float32), "x_before": np.ones((1, 8), np.float32)},
+        {"x": np.full((1, 8), 2.001, np.float32)},
+        tolerance={"x": {"l2": 1e-2}},
+    )
+    assert verify(good).returncode == 0
+    with pytest.raises(sm.InvalidArgument, match=r"case: in.logits: got dtype complex128"):
+        sm.case.write(bad, "topk", params, {"logits": np.zeros(3, complex)}, {})
+    with pytest.raises(sm.IoError):
+        sm.case.write(tmp_path / "no" / "x", "topk", params, {"lens": lens}, {})
+
+
+def test_calls_are_recorded(tmp_path: Path) -> None:
+    x = np.ones((2, 8), np.float32)
+    with sm.case.record(tmp_path) as recorded:
+        sm.ops.add_rows(y=x, x=x.copy())
+        sm.ops.rms_norm(x=x, y=np.empty_like(x))
+    sm.ops.add_rows(y=x, x=x.copy())
+    files = list(recorded)
+    assert len(files) == 2
+    assert {cases.read_case(Path(f)).op for f in files} == {"add_rows", "rms_norm"}
+    assert verify(*files).returncode == 0

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Type stubs of the Python module: `python_stubs.py write|check ROOT`.
 
-Needs a Python that imports sparsemla and has nanobind and ruff. `_core.pyi` is nanobind's, `ops.pyi` is made from the list of ops: a function for each with its
-members as keywords. `check` exits 1 where the files in python/sparsemla are others.
+Needs a Python that imports sparsemla and has nanobind and ruff. `_core.pyi` is nanobind's, `ops.pyi` is made from the
+list of ops: a function for each with its members as keywords. `check` exits 1 where the files in python/sparsemla are
+others.
 """
 
 import keyword
@@ -76,7 +77,11 @@ def keywords(op):
 def ops_stub():
     lines = [HEAD]
     for op in sm.ops.names():
-        given = [f"    {name}: {' | '.join(kinds)} = ...," for name, kinds in keywords(op).items() if not keyword.iskeyword(name)]
+        given = [
+            f"    {name}: {' | '.join(kinds)} = ...,"
+            for name, kinds in keywords(op).items()
+            if not keyword.iskeyword(name)
+        ]
         # A keyword of Python ("in") is given as **{"in": "bf16"}.
         rest = ["    **members: Any,"] if any(keyword.iskeyword(name) for name in keywords(op)) else []
         options = [f"    {name}: {kind} = ...," for name, kind in OPTIONS]
@@ -87,7 +92,9 @@ def ops_stub():
 def core_stub():
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "_core.pyi"
-        subprocess.run([sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "sparsemla._core", "-o", str(made)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "sparsemla._core", "-o", str(made)], check=True
+        )
         text = made.read_text()
     # The exceptions call themselves by the name that users see; they are the module's own.
     text = re.sub(r"from sparsemla import \([^)]*\)\n", "", text)
@@ -97,7 +104,18 @@ def core_stub():
 
 
 def formatted(text):
-    command = [sys.executable, "-m", "ruff", "format", "-q", "--line-length", "120", "--stdin-filename", "stub.pyi", "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "-q",
+        "--line-length",
+        "120",
+        "--stdin-filename",
+        "stub.pyi",
+        "-",
+    ]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 

@@ -114,11 +114,10 @@ def decode(
     new_tokens: int,
     chunk: int | None = None,
     forced: torch.Tensor | None = None,
-    cache: DynamicCache | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [batch, tokens + new_tokens, vocabulary] in float32 and the greedy tokens [batch, new_tokens], the prompt
     fed in chunks; with `forced` those tokens are fed in place of the greedy ones."""
-    cache = cache or DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config)
     logits = [model(part, past_key_values=cache).logits for part in ids.split(chunk or ids.shape[1], dim=1)]
     chosen = []
     for i in range(new_tokens):
@@ -126,3 +125,13 @@ def decode(
         fed = chosen[-1] if forced is None else forced[:, i : i + 1]
         logits.append(model(fed, past_key_values=cache).logits)
     return torch.cat(logits, dim=1).float(), torch.cat(chosen, dim=1)
+
+
+@torch.inference_mode()
+def at_once(
+    model: DeepseekV4ForCausalLM, ids: torch.Tensor, tokens: torch.Tensor, cache: DynamicCache | None = None
+) -> torch.Tensor:
+    """The logits of `decode` with `tokens` for greedy ones, from one forward over prompt and tokens."""
+    return model(
+        torch.cat([ids, tokens], dim=1), past_key_values=cache or DynamicCache(config=model.config)
+    ).logits.float()

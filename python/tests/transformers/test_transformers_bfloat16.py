@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 
 import sparsemla.transformers as room  # noqa: E402
-from small_models import FP8RowsCache, decode, prompt, relative_l2, small_model  # noqa: E402
+from small_models import FP8RowsCache, at_once, decode, prompt, relative_l2, small_model  # noqa: E402
 
 PROMPT, NEW = 300, 64
 
@@ -34,9 +34,9 @@ def eager(request: pytest.FixtureRequest) -> Eager:
     ids = prompt(request.param, PROMPT)
     logits, tokens = decode(model, ids, NEW)
     same = small_model(request.param, torch.bfloat16, n_routed_experts=2).float()
-    exact, _ = decode(same, ids, NEW, forced=tokens)
-    fp8_exact, _ = decode(same, ids, NEW, forced=tokens, cache=FP8RowsCache(same.config))
-    fp8, _ = decode(model, ids, NEW, forced=tokens, cache=FP8RowsCache(model.config))
+    exact = at_once(same, ids, tokens)
+    fp8_exact = at_once(same, ids, tokens, FP8RowsCache(same.config))
+    fp8 = at_once(model, ids, tokens, FP8RowsCache(model.config))
     errors = {"bf16": relative_l2(logits, exact), "fp8_ds_mla": relative_l2(fp8, fp8_exact)}
     return Eager(model, ids, logits, tokens, exact, {"bf16": exact, "fp8_ds_mla": fp8_exact}, errors)
 

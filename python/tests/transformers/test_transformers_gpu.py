@@ -11,7 +11,7 @@ pytest.importorskip("transformers", minversion="5.17")
 
 import sparsemla  # noqa: E402
 import sparsemla.transformers as room  # noqa: E402
-from small_models import FP8RowsCache, decode, prompt, relative_l2, small_model  # noqa: E402
+from small_models import FP8RowsCache, at_once, decode, prompt, relative_l2, small_model  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and sparsemla.built_with_cuda()), reason="needs a GPU and a build with CUDA"
@@ -48,8 +48,8 @@ def test_bfloat16(seed: int, rows: str) -> None:
     eager, tokens = decode(model, ids, NEW)
     same = on_gpu(seed, torch.bfloat16, n_routed_experts=2).float()
     stored = FP8RowsCache if rows == "fp8_ds_mla" else None
-    exact, _ = decode(same, ids, NEW, forced=tokens, cache=stored(same.config) if stored else None)
-    rounded, _ = decode(model, ids, NEW, forced=tokens, cache=stored(model.config) if stored else None)
+    exact = at_once(same, ids, tokens, stored(same.config) if stored else None)
+    rounded = at_once(model, ids, tokens, stored(model.config) if stored else None)
     room.enable(model, cache_rows=rows)
     logits, _ = decode(model, ids, NEW, forced=tokens)
     _, got = decode(model, ids, NEW)

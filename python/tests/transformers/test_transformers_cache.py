@@ -32,7 +32,7 @@ def fed(model: Any, *parts: Any, cache: Any = None) -> tuple[Any, Any]:
 
 
 def test_beam_search(models: tuple[Any, Any]) -> None:
-    """Beside eager attention without a cache: its own cache does not reorder the compressors' states."""
+    """Beside eager attention without a cache: before 5.23 its own does not reorder the compressors' states."""
     ids = prompt(5, 140)
     options = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "eos_token_id": None}
     options["attention_mask"] = torch.ones_like(ids)

@@ -7,7 +7,7 @@ namespace {
 using View = ConstTensorView& (*)(LayerWeights&);
 
 /// A pointer to the function that names a member, such as SMLA_MEMBER(compressor.ape).
-#define SMLA_MEMBER(path) [](LayerWeights& w) -> ConstTensorView& { return w.path; }
+#define SMLA_MEMBER(path) ([](LayerWeights& w) -> ConstTensorView& { return w.path; })
 
 class Table {
  public:

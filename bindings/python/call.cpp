@@ -324,9 +324,9 @@ void append_bytes(std::string& to, const T& value) {
 std::string Call::signature() const {
   std::string key;
   key.reserve(64 * (values_.size() + scalars_.size() + 2));
-  append_bytes(key, &op_);
+  append_bytes(key, reinterpret_cast<std::uintptr_t>(&op_));
   for (const NamedScalar& s : scalars_) {
-    append_bytes(key, s.name.data());
+    append_bytes(key, reinterpret_cast<std::uintptr_t>(s.name.data()));
     append_bytes(key, s.value.index());
     if (const auto* word = std::get_if<std::string_view>(&s.value)) {
       append_bytes(key, word->size());
@@ -338,9 +338,9 @@ std::string Call::signature() const {
     }
   }
   for (const Value& v : values_) {
-    append_bytes(key, v.member);
+    append_bytes(key, reinterpret_cast<std::uintptr_t>(v.member));
     if (v.is_cache) {
-      append_bytes(key, v.c_cache.format);
+      append_bytes(key, reinterpret_cast<std::uintptr_t>(v.c_cache.format));
       append_bytes(key, v.c_cache.block_size);
     } else {
       append_bytes(key, v.tensor.dtype);

@@ -197,7 +197,7 @@ void read_dlpack(std::string_view name, const dlpack::Tensor& from, Tensor& t) {
 }
 
 /// Calls producer(max_version=(1, 1), ...), and without the version for producers that do not know it.
-nb::object export_dlpack(nb::handle object, nb::dict options) {
+nb::object export_dlpack(nb::handle object, nb::dict& options) {
   const nb::object producer = object.attr("__dlpack__");
   options["max_version"] = nb::make_tuple(1, 1);
   try {

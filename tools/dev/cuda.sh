@@ -1,0 +1,49 @@
+# shellcheck shell=bash disable=SC2154
+# Of `dev`: the CUDA build and its tests, and the checks that need a GPU.
+
+find_nvcc() { command -v nvcc 2>/dev/null || { [[ -x /usr/local/cuda/bin/nvcc ]] && echo /usr/local/cuda/bin/nvcc; }; }
+
+part_cuda() {
+  say "cuda (build/cuda)"
+  local nvcc
+  if ! nvcc=$(find_nvcc); then
+    skip "cuda: no nvcc on PATH nor in /usr/local/cuda/bin"
+  elif ! need "${run_packages[@]}" "${test_packages[@]}" || ! CUDACXX=$nvcc configure_and_build cuda build/cuda; then
+    fail "cuda: build with $nvcc"
+  else
+    pass "cuda: built with $nvcc"
+    run_ctest "cuda" build/cuda -R '^(unit\.(Device|Cuda)|gpu\.|abi\.|package\.)' --no-tests=error
+  fi
+}
+
+# [--bundle DIR [--ptx] | PART...]: the checks on a GPU, here or in a folder for a machine that has a GPU and nothing
+# else.
+gpu_check() {
+  local nvcc folder=build/gpu-check ptx=""
+  if [[ ${1:-} == --bundle ]]; then
+    [[ $# == 2 || ($# == 3 && $3 == --ptx) ]] ||
+      { echo "dev: gpu-check: got \"$*\", expected --bundle DIR [--ptx]" >&2 && exit 2; }
+    folder=$2 ptx=${3:-}
+    shift $#
+    set -- --no-run
+  fi
+  nvcc=$(find_nvcc) || { echo "dev: gpu-check: no nvcc on PATH nor in /usr/local/cuda/bin" >&2 && exit 1; }
+  need "${run_packages[@]}" "${test_packages[@]}"
+  CUDACXX=$nvcc quietly cmake --preset cuda -DSMLA_BUILD_TESTS=ON
+  quietly cmake --build build/cuda --parallel "$jobs" --target smla test_gpu planted_fault
+  rm -rf "$folder"
+  mkdir -p "$folder/lib" "$folder/golden/upstream"
+  cp build/cuda/apps/smla/smla build/cuda/tests/test_gpu build/cuda/tests/planted_fault "$folder/"
+  cp tests/golden/*.safetensors "$folder/golden/"
+  cp tests/golden/upstream/*.safetensors "$folder/golden/upstream/"
+  cp tools/gpu_check.sh "$folder/run.sh"
+  ldd "$folder/smla" "$folder/test_gpu" | awk '$2 == "=>" { print $3 }' |
+    grep -vE '/(libc|libm|libdl|librt|libpthread)\.so' | sort -u | xargs cp -L -t "$folder/lib"
+  if [[ $ptx == --ptx ]]; then # one image, for the driver to compile
+    CUDACXX=$nvcc quietly cmake --preset cuda -B build/cuda-ptx -DSMLA_BUILD_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES=80-virtual
+    quietly cmake --build build/cuda-ptx --parallel "$jobs" --target test_gpu
+    mkdir -p "$folder/ptx"
+    cp build/cuda-ptx/tests/test_gpu "$folder/ptx/"
+  fi
+  if [[ ${1:-} == --no-run ]]; then du -sh "$folder"; else exec sh "$folder/run.sh" "$@"; fi
+}

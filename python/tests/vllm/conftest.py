@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from stand_in import Vllm
+
+# Modules of the checks and times in the engine.
+sys.path.append(str(Path(__file__).parents[2] / "bench" / "vllm"))
 
 
 @pytest.fixture

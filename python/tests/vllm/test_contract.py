@@ -117,6 +117,27 @@ def test_signatures_are_as_overridden(vllm: Sources, where: tuple[str, str]) -> 
     assert vllm.parameters(*where)[: len(expected)] == expected
 
 
+USED_BY_BENCH = {
+    ("vllm.model_executor.model_loader.dummy_loader", "DummyModelLoader.load_weights"): ["model", "model_config"],
+    ("vllm.model_executor.layers.quantization.utils.fp8_utils", "requant_weight_ue8m0_inplace"): [],
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.capture_model"): [],
+    ("vllm.v1.core.sched.scheduler", "Scheduler.reset_prefix_cache"): ["reset_running_requests"],
+    ("vllm.entrypoints.llm", "LLM.collective_rpc"): ["method"],
+}
+"""(module, function) that python/bench/vllm replaces or calls -> parameters that it names."""
+
+
+@pytest.mark.parametrize("where", USED_BY_BENCH)
+def test_checks_and_times_find_what_they_use(vllm: Sources, where: tuple[str, str]) -> None:
+    assert set(USED_BY_BENCH[where]) <= set(vllm.parameters(*where))
+
+
+def test_graphs_can_be_swapped(vllm: Sources) -> None:
+    graphs = "vllm.compilation.breakable_cudagraph", "BreakableCUDAGraphWrapper"
+    assert "_all_instances" in vllm.fields(*graphs)
+    assert "entries" in vllm.attributes(*graphs)
+
+
 ATTRIBUTES = {
     (f"{V4}.attention", "DeepseekV4Attention"): [
         "prefix",

@@ -1,0 +1,108 @@
+"""The command `times`: GPU time of decode steps and of a prefill in each mode, in one engine."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernel_times import Kernel, Profile, append_csv, csv_rows, step_times, table
+from mode_switch import ModeGraphs, ModeSwitch
+from options import PROFILED_STEPS, WARM_STEPS
+from workload import greedy, random_prompts
+
+from engine import build_engine, describe
+
+
+def profiled(run: Callable[[], Any], steps: int = 1) -> Profile:
+    """Kernels of `run`, for each of its steps, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    taken: dict[str, list[float]] = {}
+    for event in profiler.events():
+        if str(event.device_type).endswith("CUDA"):
+            sums = taken.setdefault(event.name, [0, 0.0])
+            sums[0] += 1
+            sums[1] += event.time_range.elapsed_us()
+    return {name: Kernel(launches / steps, us / steps) for name, (launches, us) in taken.items()}
+
+
+def run_steps(engine: Any, count: int) -> None:
+    for _ in range(count):
+        engine.step()
+
+
+def time_decode(engine: Any, graphs: ModeGraphs, batch: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Decode steps of `batch` requests of args.context tokens and those since: profiles and waiting time by mode."""
+    names = [f"decode {batch} {index}" for index in range(batch)]
+    begin = time.time()
+    graphs.use(args.modes[0])
+    for name, prompt in zip(names, random_prompts([args.context] * batch, seed=batch)):
+        engine.add_request(name, prompt, greedy(args.max_len - args.context - 1))
+    started: set[str] = set()
+    while len(started) < batch:
+        started |= {output.request_id for output in engine.step()}
+    torch.cuda.synchronize()
+    prefill = time.time() - begin
+    profiles, wall = {}, {}
+    for mode in args.modes:
+        graphs.use(mode)
+        run_steps(engine, WARM_STEPS)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run_steps(engine, args.steps)
+        torch.cuda.synchronize()
+        wall[mode] = (time.perf_counter() - begin) / args.steps * 1e6
+        profiles[mode] = profiled(lambda: run_steps(engine, PROFILED_STEPS), PROFILED_STEPS)
+    engine.abort_request(names)
+    run_steps(engine, 3)
+    print(table(f"decode {batch} x {args.context}", step_times(profiles)))
+    waits = ", ".join(f"{mode} {us:.0f}" for mode, us in wall.items())
+    print(f"  waiting time of a step in us: {waits}; prefill of all {prefill:.1f} s", flush=True)
+    return {"kernels": profiles, "wall_us": wall}
+
+
+def time_prefill(engine: Any, graphs: ModeGraphs, args: argparse.Namespace) -> dict[str, Any]:
+    """The second prefill of a prompt of args.context tokens: profiles by mode."""
+    prompt = random_prompts([args.context], seed=99)[0]
+
+    def run_once(name: str) -> None:
+        engine.add_request(name, prompt, greedy(1))
+        while engine.has_unfinished_requests():
+            engine.step()
+
+    profiles = {}
+    for mode in args.modes:
+        graphs.use(mode)
+        run_once(f"prefill {mode} 0")
+        profiles[mode] = profiled(lambda mode=mode: run_once(f"prefill {mode} 1"))
+    print(table(f"prefill of {args.context}", step_times(profiles)), flush=True)
+    return {"kernels": profiles}
+
+
+def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Results, and what failed: nothing, for times have no verdict."""
+    switch = ModeSwitch()
+    switch.install()
+    llm = build_engine(args, folder, compilation_config={"cudagraph_capture_sizes": sorted(set(args.batches))})
+    describe(llm)
+    switch.attach(llm)
+    graphs, engine = ModeGraphs(llm, switch), llm.llm_engine
+    for mode in args.modes:
+        graphs.use(mode)
+    decode = {batch: time_decode(engine, graphs, batch, args) for batch in args.batches}
+    prefill = time_prefill(engine, graphs, args)
+    rows = []
+    for batch, found in decode.items():
+        rows += csv_rows("decode", args.heads, batch, step_times(found["kernels"]))
+    rows += csv_rows("prefill", args.heads, args.context, step_times(prefill["kernels"]))
+    if args.csv:
+        append_csv(Path(args.csv), rows)
+    return {"rows": rows, "decode": decode, "prefill": prefill}, []

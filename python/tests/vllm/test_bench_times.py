@@ -1,0 +1,162 @@
+"""The command line of python/bench/vllm, and what it makes of a profile; neither needs vLLM or a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_times import COLUMNS, Kernel, StepTime, append_csv, csv_rows, is_path, step_times, table
+from options import arguments, longest_decode, settings_of
+from small_model import small_config
+from workload import LENGTHS, SHARED, mixed_prompts
+
+ROOT = Path(__file__).parents[3]
+
+PRODUCT = "void deep_gemm::sm90_fp8_gemm_1d2d_impl<(cute::UMMA::Major)0, 0u, 1024u, 4096u, {}u, 256u, 128u, 128u>(...)"
+SHARED_KERNELS = {
+    "flash_unrelated": Kernel(5, 40.0),  # launched alike by all modes, of no known name
+    PRODUCT.format(1): Kernel(5, 30.0),  # a linear layer of the same size
+    PRODUCT.format(8): Kernel(5, 60.0),
+}
+PROFILES = {
+    "flashmla": {
+        **SHARED_KERNELS,
+        "flash_fwd_splitkv_mla_fp8_sparse_kernel": Kernel(5, 100.0),
+        "get_mla_metadata_kernel": Kernel(3, 20.0),
+        "_compute_global_topk_indices_and_lens_kernel": Kernel(2, 7.0),
+        "fusedQNormRopeKVRopeQuantInsert": Kernel(5, 11.0),
+        "_fused_inv_rope_fp8_quant": Kernel(5, 9.0),
+        "quantize": Kernel(10, 50.0),
+    },
+    "attention": {
+        **SHARED_KERNELS,
+        "smla::attend<512>": Kernel(5, 40.0),
+        "smla::merge_parts": Kernel(5, 4.0),
+        "fusedQNormRopeKVRopeQuantInsert": Kernel(5, 12.0),
+        "_fused_inv_rope_fp8_quant": Kernel(5, 9.0),
+        "quantize": Kernel(10, 50.0),
+    },
+    "full": {
+        **SHARED_KERNELS,
+        "smla::attend<512>": Kernel(5, 50.0),
+        "smla::inverse_rope_quant": Kernel(5, 8.0),
+        "quantize": Kernel(8, 40.0),
+    },
+}
+TIMES = {
+    "flashmla": StepTime(attention=127.0, path=127 + 11 + 9 + 60 + 10, busy=327.0, launches=45),
+    "attention": StepTime(attention=44.0, path=44 + 12 + 9 + 60 + 10, busy=245.0, launches=45),
+    "full": StepTime(attention=50.0, path=50 + 8 + 60, busy=228.0, launches=33),
+}
+
+
+def test_times_of_modes() -> None:
+    assert step_times(PROFILES) == TIMES
+
+
+def test_a_product_that_only_some_modes_launch_counts_once() -> None:
+    own = {"smla::projection": Kernel(5, 70.0)}
+    times = step_times({"flashmla": {PRODUCT.format(16): Kernel(5, 90.0)}, "full": own})
+    assert times["flashmla"].path == 90.0
+    assert times["full"].path == 70.0
+
+
+@pytest.mark.parametrize("groups", [8, 16])
+def test_the_grouped_product_is_of_the_path(groups: int) -> None:
+    assert is_path(PRODUCT.format(groups))
+    assert not is_path(PRODUCT.format(1))
+    assert not is_path(PRODUCT.format(groups).replace("4096u", "2048u"))
+
+
+def test_a_table_says_how_much_less() -> None:
+    lines = table("decode 1 x 2048", TIMES).splitlines()
+    assert [line.split()[4] for line in lines] == list(TIMES)
+    assert "attention     44.0 us, path    135.0, all    245.0 in 45 launches" in lines[1]
+    assert lines[1].endswith("attention 2.89x, path 1.61x less")
+    assert "less" not in table("", {"full": TIMES["full"]})
+
+
+def test_rows_are_those_of_the_kept_file(tmp_path: Path) -> None:
+    kept = (ROOT / "data/vllm/h200_2048.csv").read_text().splitlines()
+    assert kept[0] == ",".join(COLUMNS)
+    file = tmp_path / "times.csv"
+    for batch in (1, 16):
+        append_csv(file, csv_rows("decode", 64, batch, TIMES))
+    assert file.read_text().splitlines() == [
+        kept[0],
+        *(
+            f"decode,64,{batch},{rest}"
+            for batch in (1, 16)
+            for rest in ("flashmla,127.0,217.0,327.0,45", "attention,44.0,135.0,245.0,45", "full,50.0,118.0,228.0,33")
+        ),
+    ]
+
+
+def test_the_environment_says_what_is_asked() -> None:
+    variables = settings_of(arguments(["check", "--mode", "indexer", "--own", "1"]))
+    assert variables["SPARSEMLA_VLLM"] == "indexer"
+    assert variables["SPARSEMLA_VLLM_OWN"] == "1"
+    assert variables["SPARSEMLA_VLLM_PORTABLE"] == variables["SPARSEMLA_VLLM_DETERMINISTIC"] == "0"
+    assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert not {"VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_WORKER_MULTIPROC_METHOD"} & set(variables)
+    assert settings_of(arguments(["check", "--graphs", "1"]))["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1"
+    assert settings_of(arguments(["check", "--tp", "2"]))["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+def test_times_are_taken_in_one_engine_with_graphs() -> None:
+    args = arguments(["times", "--batches", "1,64", "--modes", "full,flashmla,full"])
+    assert args.modes == ("full", "flashmla")
+    assert (args.mode, args.graphs, args.prefix, args.seqs) == ("full", 1, 0, 64)
+    assert longest_decode(args) == 2048 + 64 + 2 * (4 + 16 + 4) + 1
+    variables = settings_of(args)
+    assert (variables["SPARSEMLA_VLLM"], variables["VLLM_USE_BREAKABLE_CUDAGRAPH"]) == ("full", "1")
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "required: command"),
+        (["check", "--mode", "flashmla"], "invalid choice: 'flashmla'"),
+        (["check", "--own", "2"], "--own: invalid choice: 2"),
+        (["check", "--heads", "12"], "--heads: got 12, expected a multiple of 8"),
+        (["check", "--layers", "0,5"], "--layers: got 5, expected 0, 4 or 128"),
+        (
+            ["times", "--modes", "flashmla,off"],
+            "--modes: got 'off', expected some of flashmla, attention, indexer, full",
+        ),
+        (["times", "--batches", "1,0"], "--batches: got 0, expected 1 or more"),
+        (["times", "--context", "10700"], "--max-len: got 10752, expected at least"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        arguments(words)
+    assert exit_.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, said", [(["--help"], "{check,times}"), (["times", "--help"], "--csv FILE")])
+def test_help_needs_neither_torch_nor_vllm(words: list[str], said: str) -> None:
+    command = [sys.executable, "-S", str(ROOT / "python/bench/vllm"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said in done.stdout
+
+
+def test_prompts_of_a_check() -> None:
+    prompts = [prompt["prompt_token_ids"] for prompt in mixed_prompts()]
+    assert [len(prompt) for prompt in prompts] == list(LENGTHS)
+    assert prompts == [prompt["prompt_token_ids"] for prompt in mixed_prompts()]
+    begins = [tuple(prompt[:SHARED]) for prompt in prompts if len(prompt) > SHARED]
+    shared = max(begins, key=begins.count)
+    assert begins.count(shared) == 5
+    assert len(set(begins)) == len(begins) - 4
+
+
+def test_the_model_has_a_compress_ratio_for_each_layer_and_draft() -> None:
+    config = small_config((0, 4, 128), 128, "fp8")
+    assert config["num_hidden_layers"] == 3
+    assert config["compress_ratios"] == [0, 4, 128, 0]
+    assert (config["num_attention_heads"], config["o_groups"]) == (128, 16)

@@ -20,6 +20,8 @@ SPOKEN = {
     Mode.FULL: "inserts, compressors, index queries, scores and top-k, attention and the grouped output projection",
 }
 
+LEFT = " Where FlashMLA is there, large prompts with 64 or 128 heads stay its; SPARSEMLA_VLLM_OWN=1 takes them, too."
+
 
 def chooser(vllms: LayerChoice, settings: Settings, device: str = "cuda") -> LayerChoice:
     """The function that vLLM asks for the class of an attention layer: ours where it can be, else vLLM's own choice."""
@@ -43,7 +45,7 @@ def chooser(vllms: LayerChoice, settings: Settings, device: str = "cuda") -> Lay
         say(
             f"version {sparsemla.__version__} computes {SPOKEN[settings.mode]} of DeepSeek-V4 "
             f"({kernels.used['sparse_attention']} kernels; SPARSEMLA_VLLM={settings.mode.value}); "
-            f"vLLM would have chosen {own.__name__}."
+            f"vLLM would have chosen {own.__name__}." + (LEFT if settings.leaves_prefill() else "")
         )
         return layer_class(settings)
 

@@ -40,15 +40,32 @@ def more_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return more
 
 
+def use_torch_in_hyper_connections() -> None:
+    """Their product is DeepGEMM's, else tilelang's, which compiles for minutes; neither is attention's."""
+    from vllm.model_executor.kernels.mhc import tilelang
+
+    def product(x: Any, fn: Any, out: Any, squares: Any, *sizes: Any, **tiles: Any) -> None:
+        tilelang._torch_hc_prenorm_gemm(x, fn, out, squares)
+
+    tilelang._tilelang_hc_prenorm_gemm = product
+
+
+def in_other_processes(args: argparse.Namespace) -> bool:
+    """Whether the layers are in processes that vLLM starts."""
+    return args.tp > 1 or args.processes != "none"
+
+
 def build_checked(args: argparse.Namespace, folder: Path) -> Any:
     """The engine with the checks in it, or in its worker processes. @raises RuntimeError: the layers are vLLM's."""
     import vllm  # noqa: F401  before the plugin's layer, which the checks import
 
-    if args.tp > 1:
+    if in_other_processes(args):
         extend_path(Path(__file__).parent)
         expose_plugin(folder, "worker_checks", "worker_checks:register")
         return build_engine(args, folder, **more_arguments(args))
     worker_checks.install(args.mode, bool(args.peers))
+    if not args.peers:
+        use_torch_in_hyper_connections()
     llm = build_engine(args, folder, **more_arguments(args))
     describe(llm)
     names = {type(layer).__name__ for layer in layers_of(llm)}
@@ -60,9 +77,9 @@ def build_checked(args: argparse.Namespace, folder: Path) -> Any:
     return llm
 
 
-def collect(llm: Any, workers: int) -> list[worker_checks.Found]:
-    """What each process of the model found."""
-    if workers > 1:
+def collect(llm: Any, elsewhere: bool) -> list[worker_checks.Found]:
+    """What each process of the model found. @param elsewhere: these are other processes than this one"""
+    if elsewhere:
         found: list[worker_checks.Found] = llm.collective_rpc(worker_checks.fetch)
         return found
     torch.cuda.synchronize()
@@ -109,7 +126,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[st
         run_requests(llm, prompts, args.tokens, "first"),
         run_requests(llm, prompts, args.tokens, "second", PREEMPT_AT if args.preempt else None),
     ]
-    found = collect(llm, args.tp)
+    found = collect(llm, in_other_processes(args))
     print_found(found)
     return {
         "ranks": [asdict(part) for part in found],

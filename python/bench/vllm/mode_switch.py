@@ -62,9 +62,10 @@ class ModeSwitch:
         self._layers = layers_of(llm)
         self._indexers = {id(at): at.indexer.indexer_op for at in self._layers if at.indexer is not None}
         self._index_queries = attention.fused_indexer_q_rope_quant
+        self._may_leave_prefill = {id(at): at._may_leave_prefill for at in self._layers}
 
     def use(self, mode: str) -> None:
-        """The next steps run in this mode, "flashmla" or a word of SPARSEMLA_VLLM; recorded graphs stay as they are."""
+        """The next steps run in one of TIMED_MODES; recorded graphs stay as they are."""
         from sparsemla.vllm.layer import SparseMlaCompressor
         from sparsemla.vllm.settings import Mode, read_settings
         from vllm.models.deepseek_v4 import attention
@@ -74,11 +75,16 @@ class ModeSwitch:
         full, flash = mode == "full", mode == "flashmla"
         attention.fused_indexer_q_rope_quant = self._index_queries if full else self._vllms_index_queries
         layer_class = type(self._layers[0])
-        layer_class.settings = dataclasses.replace(read_settings(), mode=Mode.ATTENTION if flash else Mode(mode))
+        settings = read_settings()
+        attention_alone = mode in ("flashmla", "own")
+        layer_class.settings = dataclasses.replace(
+            settings, mode=Mode.ATTENTION if attention_alone else Mode(mode), own=settings.own or mode == "own"
+        )
         layer_class.forward_mqa = Flash.forward_mqa if flash else self._forward_mqa
         layer_class._o_proj = self._project if full else Flash._o_proj
         layer_class._fused_qnorm_rope_kv_insert = self._insert if full else Flash._fused_qnorm_rope_kv_insert
         for layer in self._layers:
+            layer._may_leave_prefill = self._may_leave_prefill[id(layer)] and layer.settings.leaves_prefill()
             indexer = layer.indexer
             for compressor in (layer.compressor, None if indexer is None else indexer.compressor):
                 if compressor is not None:

@@ -1,4 +1,4 @@
-"""The command line: `check` and `times`, their options and what of them the environment must hold."""
+"""The command line: `check`, `serve` and `times`, their options and what of them the environment must hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 
 MODES = ("attention", "indexer", "full")
-TIMED_MODES = ("flashmla", *MODES)
-"""Modes of the plugin, and vLLM's own FLASHMLA backend."""
+TIMED_MODES = ("flashmla", *MODES, "own")
+"""vLLM's own FLASHMLA backend, modes of the plugin, and `attention` with SPARSEMLA_VLLM_OWN=1."""
 
 WARM_STEPS, PROFILED_STEPS = 4, 4
 """Steps of a mode before its times are taken, and those under the profiler."""
@@ -59,6 +59,11 @@ def batches(text: str) -> tuple[int, ...]:
     return tuple(at_least(1)(word) for word in text.split(","))
 
 
+def lengths(text: str) -> tuple[int, ...]:
+    """Tokens separated by commas, each once. @raises argparse.ArgumentTypeError: one is below 0"""
+    return tuple(dict.fromkeys(at_least(0)(word) for word in text.split(",")))
+
+
 def timed_modes(text: str) -> tuple[str, ...]:
     """Modes separated by commas, each once. @raises argparse.ArgumentTypeError: another word."""
     words = tuple(dict.fromkeys(text.split(",")))
@@ -93,7 +98,12 @@ def _add_engine(parser: argparse.ArgumentParser, budget: int) -> None:
     _number(group, "--seqs", 32, "requests of a step at most")
     _number(group, "--max-len", 10752, "tokens of a request at most")
     _number(group, "--kv-gib", 8, "GiB of the caches")
-    _switch(group, "--async-sched", 1, "vLLM's asynchronous scheduling")
+    group.add_argument(
+        "--async-sched",
+        type=int,
+        choices=(0, 1),
+        help="vLLM's asynchronous scheduling (default: 1; 0 where requests with drafts are preempted)",
+    )
     group = parser.add_argument_group("the plugin")
     _switch(group, "--own", 0, "SPARSEMLA_VLLM_OWN: nothing is left to FlashMLA and DeepGEMM")
     _switch(group, "--portable", 0, "SPARSEMLA_VLLM_PORTABLE")
@@ -114,8 +124,23 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     _number(check, "--tokens", 12, "tokens that a request generates")
     _number(check, "--drafts", 0, "drafts of the MTP layer", least=0)
     _number(check, "--tp", 1, "GPUs of tensor parallel")
+    check.add_argument(
+        "--processes",
+        choices=("none", "fork", "spawn"),
+        default="none",
+        help="how the engine gets a process of its own; then nothing is preempted (default: %(default)s)",
+    )
     _switch(check, "--peers", 1, "0 for a vLLM without FlashMLA, DeepGEMM and CuTe DSL: float32 alone is compared with")
     _add_engine(check, budget=512)
+
+    serve = commands.add_parser("serve", help="`vllm serve`: requests of tokens through its HTTP interface")
+    serve.add_argument("--mode", choices=MODES, default="attention", help="SPARSEMLA_VLLM (default: %(default)s)")
+    _switch(serve, "--graphs", 1, "FULL and breakable CUDA graphs instead of the eager engine")
+    _switch(serve, "--prefix", 1, "the prefix cache")
+    _number(serve, "--tokens", 12, "tokens that a request generates")
+    _number(serve, "--port", 8765, "the server's port")
+    _number(serve, "--wait", 180, "seconds until the server must answer")
+    _add_engine(serve, budget=512)
 
     times = commands.add_parser("times", help="GPU time of decode steps and of a prefill in each mode")
     times.add_argument(
@@ -133,6 +158,20 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="requests of decode steps (default: 1,16,64,128)",
     )
     _number(times, "--context", 2048, "tokens of each request before decode")
+    times.add_argument(
+        "--prefills",
+        type=batches,
+        default=(),
+        metavar="COUNTS",
+        help="tokens of the prefills, each at most --budget (default: --context)",
+    )
+    times.add_argument(
+        "--past",
+        type=lengths,
+        default=(0,),
+        metavar="COUNTS",
+        help="tokens of the prompt before those of --prefills, multiples of --budget (default: 0)",
+    )
     _number(times, "--steps", 16, "steps whose waiting time is taken")
     times.add_argument("--csv", metavar="FILE", help="add rows to this file; a new one begins with the columns' names")
     _add_engine(times, budget=2048)
@@ -140,9 +179,25 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if args.heads % 8:
         parser.error(f"--heads: got {args.heads}, expected a multiple of 8")
+    if args.command == "check":
+        if not args.peers and (args.tp > 1 or args.processes != "none"):
+            parser.error("--peers: got 0, expected 1 with --tp or --processes")
+        if args.processes != "none":
+            args.preempt = 0  # the scheduler is in the other process
+    if args.async_sched is None:
+        # vLLM 0.24.0 drops num_output_placeholders frames after a preemption; with drafts these are more than it made.
+        args.async_sched = int(not (args.command == "check" and args.drafts and args.preempt))
     if args.command == "times":
         args.mode, args.graphs, args.prefix = "full", 1, 0
         args.seqs = max(args.seqs, *args.batches)
+        if any(past % args.budget for past in args.past):
+            parser.error(f"--past: got {args.past}, expected multiples of --budget, which is {args.budget}")
+        if any(args.past) and (args.async_sched or not args.prefills):
+            parser.error("--past: expected --prefills, and --async-sched 0, whose steps end one by one")
+        if args.prefills and max(args.prefills) > args.budget:
+            parser.error(f"--prefills: got {max(args.prefills)}, expected at most --budget, which is {args.budget}")
+        if max(args.past) + max(args.prefills, default=0) >= args.max_len:
+            parser.error(f"--max-len: got {args.max_len}, expected more for these --prefills after --past")
         longest = longest_decode(args)
         if longest > args.max_len:
             parser.error(f"--max-len: got {args.max_len}, expected at least {longest} for this context and these steps")
@@ -166,10 +221,11 @@ def settings_of(args: argparse.Namespace) -> dict[str, str]:
     }
     if args.graphs:
         variables["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"  # vLLM sets it too late for an engine in this process
-    if getattr(args, "tp", 1) > 1:
-        variables |= {
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-            "NCCL_NVLS_ENABLE": "0",
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        }
+    processes = getattr(args, "processes", "none")
+    if getattr(args, "tp", 1) > 1 or processes != "none":
+        # Functions of the checks go to the other processes.
+        variables |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "NCCL_NVLS_ENABLE": "0"}
+        variables["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn" if processes == "none" else processes
+    if processes != "none" or args.command == "serve":
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     return variables

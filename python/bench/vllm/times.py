@@ -69,21 +69,27 @@ def time_decode(engine: Any, graphs: ModeGraphs, batch: int, args: argparse.Name
     return {"kernels": profiles, "wall_us": wall}
 
 
-def time_prefill(engine: Any, graphs: ModeGraphs, args: argparse.Namespace) -> dict[str, Any]:
-    """The second prefill of a prompt of args.context tokens: profiles by mode."""
-    prompt = random_prompts([args.context], seed=99)[0]
+def time_prefill(
+    engine: Any, graphs: ModeGraphs, args: argparse.Namespace, tokens: int, past: int = 0
+) -> dict[str, Any]:
+    """The second prefill of `tokens` tokens, or those of a prompt after its first `past`: profiles by mode."""
+    prompt = random_prompts([past + tokens], seed=99)[0]
 
-    def run_once(name: str) -> None:
-        engine.add_request(name, prompt, greedy(1))
+    def run_to_end() -> None:
         while engine.has_unfinished_requests():
             engine.step()
 
     profiles = {}
     for mode in args.modes:
         graphs.use(mode)
-        run_once(f"prefill {mode} 0")
-        profiles[mode] = profiled(lambda mode=mode: run_once(f"prefill {mode} 1"))
-    print(table(f"prefill of {args.context}", step_times(profiles)), flush=True)
+        for last in (False, True):
+            engine.add_request(f"prefill {mode} {past} {tokens} {last}", prompt, greedy(1))
+            run_steps(engine, past // args.budget)
+            if last:
+                profiles[mode] = profiled(run_to_end)
+            else:
+                run_to_end()
+    print(table(f"prefill of {tokens}" + (f" after {past}" if past else ""), step_times(profiles)), flush=True)
     return {"kernels": profiles}
 
 
@@ -97,12 +103,18 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[st
     graphs, engine = ModeGraphs(llm, switch), llm.llm_engine
     for mode in args.modes:
         graphs.use(mode)
-    decode = {batch: time_decode(engine, graphs, batch, args) for batch in args.batches}
-    prefill = time_prefill(engine, graphs, args)
-    rows = []
-    for batch, found in decode.items():
-        rows += csv_rows("decode", args.heads, batch, step_times(found["kernels"]))
-    rows += csv_rows("prefill", args.heads, args.context, step_times(prefill["kernels"]))
-    if args.csv:
-        append_csv(Path(args.csv), rows)
-    return {"rows": rows, "decode": decode, "prefill": prefill}, []
+
+    def keep(step: str, size: int, found: dict[str, Any]) -> dict[str, Any]:
+        rows.extend(csv_rows(step, args.heads, size, step_times(found["kernels"])))
+        if args.csv:
+            append_csv(Path(args.csv), rows[-len(args.modes) :])
+        return found
+
+    rows: list[tuple[str, ...]] = []
+    prefills = [
+        keep(f"prefill after {past}" if past else "prefill", tokens, time_prefill(engine, graphs, args, tokens, past))
+        for past in args.past
+        for tokens in args.prefills or (args.context,)
+    ]
+    decode = {batch: keep("decode", batch, time_decode(engine, graphs, batch, args)) for batch in args.batches}
+    return {"rows": rows, "decode": decode, "prefills": prefills}, []

@@ -67,6 +67,24 @@ def register() -> None:
     takeover.layer_class = checked_layer_class
 
 
+def register_weights() -> None:
+    """The plugin that gives a process the small model's weights alone; a second call does nothing."""
+    from sparsemla.vllm import takeover
+
+    if hasattr(takeover.layer_class, "gives_weights"):
+        return
+    layer_class = takeover.layer_class
+
+    def weighted_layer_class(settings: Any) -> type:
+        from small_model import replace_dummy_weights
+
+        replace_dummy_weights()
+        return layer_class(settings)
+
+    weighted_layer_class.__dict__["gives_weights"] = True
+    takeover.layer_class = weighted_layer_class
+
+
 def fetch(worker: Any) -> Found:
     """What a worker of vLLM found; run there by collective_rpc."""
     import torch

@@ -69,7 +69,7 @@ def run_requests(llm: Any, prompts: Sequence[Prompt], tokens: int, name: str, pr
 
     @raises RuntimeError: they do not end in MOST_STEPS steps
     """
-    engine, scheduler = llm.llm_engine, core_of(llm).scheduler
+    engine = llm.llm_engine
     begin = time.time()
     made: dict[str, list[int]] = {}
     steps = cached = preempted = 0
@@ -82,6 +82,7 @@ def run_requests(llm: Any, prompts: Sequence[Prompt], tokens: int, name: str, pr
                 cached += output.num_cached_tokens or 0
         steps += 1
         if steps == preempt_at:
+            scheduler = core_of(llm).scheduler
             preempted = len(scheduler.running)
             scheduler.reset_prefix_cache(reset_running_requests=True)
         if steps > MOST_STEPS:

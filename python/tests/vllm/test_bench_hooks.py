@@ -191,7 +191,7 @@ def test_a_profile_run_is_not_compared(vllm_stand_in: Vllm, monkeypatch: pytest.
     assert attention.result() == steps.result() == ([], [])
 
 
-@pytest.mark.parametrize("mode", ["flashmla", "attention", "indexer", "full"])
+@pytest.mark.parametrize("mode", ["flashmla", "attention", "indexer", "full", "own"])
 def test_a_mode_has_vllms_own_where_it_takes_nothing(
     vllm_stand_in: Vllm, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -224,9 +224,10 @@ def test_a_mode_has_vllms_own_where_it_takes_nothing(
     assert (type(layer)._fused_qnorm_rope_kv_insert is ours._fused_qnorm_rope_kv_insert) == full
     assert (type(layer.compressor) is DeepseekCompressor) == (not full)
     assert type(layer.indexer.compressor) is type(layer.compressor)
-    assert (type(layer.indexer.indexer_op) is SparseAttnIndexer) == (mode in ("flashmla", "attention"))
+    assert (type(layer.indexer.indexer_op) is SparseAttnIndexer) == (mode in ("flashmla", "attention", "own"))
     assert (vllm_stand_in.attention.fused_indexer_q_rope_quant is vllms_queries) == (not full)
-    assert type(layer).settings == Settings(Mode.ATTENTION if mode == "flashmla" else Mode(mode), own=True)
+    assert type(layer).settings == Settings(Mode.ATTENTION if mode in ("flashmla", "own") else Mode(mode), own=True)
+    assert not layer._may_leave_prefill
     assert type(layer).get_padded_num_q_heads(32) == 64
 
 
@@ -242,6 +243,52 @@ def test_workers_take_their_checks_once(vllm_stand_in: Vllm, monkeypatch: pytest
     for _ in range(2):
         assert takeover.layer_class(Settings(Mode.FULL)) is own(Settings(Mode.FULL))
     assert installed == ["weights", "full"]
+
+
+def test_a_server_takes_the_small_models_weights(vllm_stand_in: Vllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[str] = []
+    monkeypatch.setattr("small_model.replace_dummy_weights", lambda: replaced.append("weights"))
+    takeover = importlib.import_module("sparsemla.vllm.takeover")
+    own = takeover.layer_class
+    for _ in range(2):
+        worker_checks.register_weights()
+    assert not replaced
+    assert takeover.layer_class(Settings(Mode.FULL)) is own(Settings(Mode.FULL))
+    assert replaced == ["weights"]
+
+
+def test_the_last_step_of_a_prefill_is_timed(vllm_stand_in: Vllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = importlib.import_module("times")
+    left: list[int] = []
+    seen: list[tuple[str, int]] = []
+
+    class Engine:
+        def add_request(self, name: str, prompt: dict[str, list[int]], sampling: Any) -> None:
+            left.append(len(prompt["prompt_token_ids"]))
+
+        def has_unfinished_requests(self) -> bool:
+            return bool(left)
+
+        def step(self) -> list[Any]:
+            left[0] -= min(left[0], 512)
+            if not left[0]:
+                left.pop()
+            return []
+
+    def profiled(run: Any) -> dict[str, Any]:
+        seen.append((used[-1], left[0]))
+        run()
+        return {}
+
+    used: list[str] = []
+    monkeypatch.setattr(times, "profiled", profiled)
+    monkeypatch.setattr(times, "greedy", lambda tokens: None)
+    args = arguments(["times", "--modes", "own,full", "--budget", "512", "--max-len", "40000"])
+    for tokens, past in ((100, 1024), (700, 0)):
+        found = times.time_prefill(Engine(), SimpleNamespace(use=used.append), args, tokens, past)
+        assert found == {"kernels": {"own": {}, "full": {}}}
+    assert seen == [("own", 100), ("full", 100), ("own", 700), ("full", 700)]
+    assert not left
 
 
 def test_an_entry_point_is_made_where_none_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from kernel_times import COLUMNS, Kernel, StepTime, append_csv, csv_rows, is_path, step_times, table
 from options import arguments, longest_decode, settings_of
+from serve import command_line, faults_of
 from small_model import small_config
 from workload import LENGTHS, SHARED, mixed_prompts
 
@@ -103,6 +105,39 @@ def test_the_environment_says_what_is_asked() -> None:
     assert not {"VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_WORKER_MULTIPROC_METHOD"} & set(variables)
     assert settings_of(arguments(["check", "--graphs", "1"]))["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1"
     assert settings_of(arguments(["check", "--tp", "2"]))["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    args = arguments(["check", "--processes", "fork"])
+    variables = settings_of(args)
+    assert (variables["VLLM_WORKER_MULTIPROC_METHOD"], variables["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("fork", "1")
+    assert args.preempt == 0
+    assert settings_of(arguments(["serve"]))["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["check"], 1),
+        (["check", "--drafts", "1"], 0),
+        (["check", "--drafts", "1", "--preempt", "0"], 1),
+        (["check", "--drafts", "1", "--async-sched", "1"], 1),
+        (["times"], 1),
+    ],
+)
+def test_scheduling_waits_for_each_step_where_drafts_are_preempted(words: list[str], expected: int) -> None:
+    assert arguments(words).async_sched == expected
+
+
+def test_a_server_is_started_with_the_asked_engine(tmp_path: Path) -> None:
+    words = command_line(arguments(["serve", "--graphs", "0", "--port", "91", "--heads", "16"]), tmp_path)
+    assert words[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"]
+    assert json.loads(Path(words[4], "config.json").read_text())["num_attention_heads"] == 16
+    assert "--enforce-eager" in words and "--max-cudagraph-capture-size" not in words
+    assert words[words.index("--port") + 1] == "91"
+
+
+def test_answers_and_log_of_a_server_are_looked_at() -> None:
+    args = arguments(["serve", "--tokens", "2"])
+    assert not faults_of(args, [[1, 2]], "INFO SparseMLA: version 0.1.0 computes ...")
+    assert len(faults_of(args, [[1, 2], [1], [1, 8192]], "INFO vLLM")) == 3
 
 
 def test_times_are_taken_in_one_engine_with_graphs() -> None:
@@ -124,10 +159,18 @@ def test_times_are_taken_in_one_engine_with_graphs() -> None:
         (["check", "--layers", "0,5"], "--layers: got 5, expected 0, 4 or 128"),
         (
             ["times", "--modes", "flashmla,off"],
-            "--modes: got 'off', expected some of flashmla, attention, indexer, full",
+            "--modes: got 'off', expected some of flashmla, attention, indexer, full, own",
         ),
         (["times", "--batches", "1,0"], "--batches: got 0, expected 1 or more"),
         (["times", "--context", "10700"], "--max-len: got 10752, expected at least"),
+        (["check", "--peers", "0", "--tp", "2"], "--peers: got 0, expected 1 with --tp or --processes"),
+        (["times", "--prefills", "64,4096"], "--prefills: got 4096, expected at most --budget, which is 2048"),
+        (["times", "--past", "2000", "--prefills", "64"], "--past: got (2000,), expected multiples of --budget"),
+        (["times", "--past", "2048", "--prefills", "64"], "--past: expected --prefills, and --async-sched 0"),
+        (
+            ["times", "--past", "10240", "--prefills", "512", "--async-sched", "0"],
+            "--max-len: got 10752, expected more for these --prefills after --past",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +180,7 @@ def test_a_wrong_command_line_is_refused(words: list[str], said: str, capsys: py
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words, said", [(["--help"], "{check,times}"), (["times", "--help"], "--csv FILE")])
+@pytest.mark.parametrize("words, said", [(["--help"], "{check,serve,times}"), (["times", "--help"], "--csv FILE")])
 def test_help_needs_neither_torch_nor_vllm(words: list[str], said: str) -> None:
     command = [sys.executable, "-S", str(ROOT / "python/bench/vllm"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

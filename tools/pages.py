@@ -1,14 +1,17 @@
 """Sections of the pages that a tool writes: the text between <!-- NAME:begin --> and <!-- NAME:end -->. Standard
 library only."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PERFORMANCE = ("docs/performance.md", "docs/performance/gpu.md", "docs/performance/cpu.md")
 
 
-def fill(pages, sections):
+def fill(pages: dict[str, str], sections: dict[str, str]) -> dict[str, str]:
     """{page: text} with every section replaced; `pages` is {page: text}. Each name must stand in exactly one page,
     once."""
     pages = dict(pages)
@@ -24,13 +27,13 @@ def fill(pages, sections):
     return pages
 
 
-def read(names):
+def read(names: Iterable[str]) -> dict[str, str]:
     return {name: (ROOT / name).read_text() for name in names}
 
 
-def rewrite(names, sections):
+def rewrite(names: Iterable[str], sections: dict[str, str]) -> list[str]:
     """Writes the sections to the pages of those names and returns the names of the pages that changed."""
-    before = read(names)
+    before = read(names := tuple(names))
     after = fill(before, sections)
     changed = [name for name in names if after[name] != before[name]]
     for name in changed:

@@ -68,7 +68,7 @@ run_pytest() { # label, python, paths: counts the tests and keeps the reasons of
 
 check_python() { # ruff, mypy, and stubs against the wheel's module
   local tools=build/python-tools/bin
-  if $tools/ruff check -q python && $tools/ruff format --check -q python; then pass "python: ruff"; else fail "python: ruff"; fi
+  if $tools/ruff check -q python tools/side_by_side && $tools/ruff format --check -q python tools/side_by_side; then pass "python: ruff"; else fail "python: ruff"; fi
   if $tools/mypy; then pass "python: mypy"; else fail "python: mypy"; fi
   if $tools/pip install -q --no-deps --no-index --force-reinstall "$wheel" && $tools/python tools/python_stubs.py check .; then
     pass "python: stubs"
@@ -108,4 +108,5 @@ part_python() {
   run_pytest torch $here/bin/python python/tests/torch
   run_pytest transformers $here/bin/python python/tests/transformers
   run_pytest vllm $here/bin/python python/tests/vllm
+  run_pytest side_by_side $here/bin/python python/tests/side_by_side
 }

@@ -1,0 +1,6 @@
+"""The package of tools/side_by_side."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))

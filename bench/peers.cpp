@@ -63,7 +63,8 @@ void read_cell(PeerTable& table, int line, const std::vector<std::string>& colum
     fail(table.name, line,
          "got " + std::to_string(values.size()) + " fields, expected " + std::to_string(columns.size()));
   }
-  std::string key = table.name;
+  const auto grid = table.says.find("cells");
+  std::string key = grid == table.says.end() ? table.name : grid->second;
   PeerCell cell;
   bool keys = true;
   for (std::size_t i = 0; i < columns.size(); ++i) {

@@ -17,7 +17,7 @@ struct PeerCell {
 };
 
 /// One file of data/peers: lines "# key: text" and "# ceiling NAME NUMBER", then CSV. The columns before the first
-/// column of numbers make the cell's name.
+/// column of numbers make the cell's name, behind the file's or that of "# cells: NAME", whose grid it adds to.
 struct PeerTable {
   std::string name;                                      ///< the file's name without suffix
   std::map<std::string, std::string, std::less<>> says;  ///< "source", "card", ...

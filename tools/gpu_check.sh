@@ -43,12 +43,12 @@ run() {
 # All kernels, without the tests that take long even without a sanitizer.
 small_grid='*-*Twenty*:*MoreThan65535*:CallsGpu.Slots*:TopkGpu.Wide*:TopkGpu.WidthsAndChoices:TopkGpu.LargeChoices:TopkGpu.CasesAreRef'
 small_grid="$small_grid:IndexerLogitsGpu.LongContexts:IndexerLogitsGpu.RowsOfOne*:IndexerLogitsGpu.EveryNumber*:IndexerLogitsGpu.Paged*"
-small_grid="$small_grid:ProjectionGpu.Every*:AttentionGpu.Grid*:AttentionGpu.HeadsBy*:AttentionGpu.Several*:AttentionGpu.Many*:NormRopeGpu.QNormRopeInsertIsRef:NormRopeGpu.InsertRows*"
+small_grid="$small_grid:ProjectionGpu.Every*:AttentionGpu.Grid*:AttentionGpu.HeadsBy*:AttentionGpu.Several*:AttentionGpu.Many*:AttentionGpu.Every*:AttentionGpu.OneLong*:AttentionGpu.Lse*:NormRopeGpu.QNormRopeInsertIsRef:NormRopeGpu.InsertRows*"
 small_grid="$small_grid:EngineGpu.Every*:EngineGpu.TheBatch*:EngineGpu.Two*:EngineGpu.APlanted*:EngineGpu.Side*:CompressorGpu.CompressStoreIsRef"
 small_grid="$small_grid:BenchGpu.*Cells*:BenchGpu.Ceilings*:BenchGpu.Layers*:BenchGpu.OpsAreRight:BenchGpu.Projections*:BenchGpu.TheTimer*"
 
 # Many cases or wide rows, which racecheck follows access by access: their kernels have smaller tests too.
-slow_races='TopkGpu.FewWide*:TopkGpu.RowsOfFew*:TopkGpu.Neighbours*:AttentionGpu.Rotating*:AttentionGpu.AnyWords*:AttentionGpu.NumbersPast*'
+slow_races='AttentionGpu.Unused*:AttentionGpu.AGraph*:AttentionGpu.AnyBatch*:AttentionGpu.Partials*:TopkGpu.FewWide*:TopkGpu.RowsOfFew*:TopkGpu.Neighbours*:AttentionGpu.Rotating*:AttentionGpu.AnyWords*:AttentionGpu.NumbersPast*'
 slow_races="$slow_races:CompressorGpu.SavingIn*:CompressorGpu.AnyStride*:NormRopeGpu.*Grid*:BenchGpu.*"
 
 bench() {

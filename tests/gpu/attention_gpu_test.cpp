@@ -1,140 +1,16 @@
 // Sparse attention on the GPU against `_ref`: every implementation, every tile of the tensor-core kernel, split and
 // whole.
-#include <bit>
+#include "gpu/attention_gpu.h"
+
 #include <cmath>
-#include <cstring>
-#include <iostream>
-#include <map>
-#include <set>
 
 #include "core/host_tensor.h"
-#include "device/gpu.h"
-#include "gpu/gpu_run.h"
-#include "ops/attention/attention_split.h"
-#include "parity/attention_compare.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
 namespace {
 
-using namespace attention_cases;
-
-/// One way to run a call.
-struct Way {
-  std::string implementation = "cuda";
-  bool deterministic = false;
-  std::size_t shared = 0;  ///< what a block may have; 0: what the GPU grants
-
-  friend std::ostream& operator<<(std::ostream& out, const Way& w) {
-    out << w.implementation << (w.deterministic ? ", deterministic" : "");
-    if (w.shared > 0) out << ", " << w.shared << " bytes of shared memory";
-    return out;
-  }
-};
-
-class SharedLimit {
- public:
-  explicit SharedLimit(std::size_t bytes) { device::limit_shared_bytes(bytes); }
-  ~SharedLimit() { device::limit_shared_bytes(0); }
-  SharedLimit(const SharedLimit&) = delete;
-  SharedLimit& operator=(const SharedLimit&) = delete;
-};
-
-class AttentionGpu : public test::GpuTest {};
-
-/// Why an implementation does not take a problem; empty when it does.
-std::string refusal(const SparseAttention::Problem& p, const std::string& implementation) {
-  for (const Candidate& x : explain<SparseAttention>(p, {.device = DeviceKind::kCuda})) {
-    if (x.name == implementation) return x.refusal;
-  }
-  return "no such implementation";
-}
-
-AttentionOutputs run_device(AttentionInputs& in, const Way& way = {}) {
-  const SharedLimit limit(way.shared);
-  AttentionOutputs out(in.problem);
-  SparseAttention::Args args = in.args();
-  out.attach(args);
-  test::run_on_gpu<SparseAttention>(in.problem, args, way.implementation, way.deterministic);
-  return out;
-}
-
-/// All that take a problem: every implementation, whole and in fixed parts where it has parts, and the portable
-/// tensor-core kernel with every tile that the GPU can hold.
-std::vector<Way> ways_of(const SparseAttention::Problem& p) {
-  std::vector<Way> ways;
-  for (const std::string& implementation : test::gpu_implementations<SparseAttention>(p)) {
-    ways.push_back({.implementation = implementation});
-    if (implementation == "cuda_simt") continue;  // it has no parts
-    ways.push_back({.implementation = implementation, .deterministic = true});
-    if (implementation != "cuda") continue;
-    const std::size_t granted = device::current_gpu().shared_bytes;
-    std::set<int> tiles{attention_tile(p.heads, key_bytes(p), granted)};
-    for (const AttentionTile& tile : kAttentionTiles) {
-      const auto bytes = static_cast<std::size_t>(tile.shared_bytes(key_bytes(p)));
-      if (bytes <= granted && tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second)
-        ways.push_back({.shared = bytes});
-    }
-  }
-  return ways;
-}
-
-/// Of fp32 outputs: tensor cores have weights in half precision.
-double bound_of(const Way& way) { return way.implementation == "cuda_simt" ? 1e-5 : 5e-4; }
-
-/// Every way against `_ref`.
-void check(AttentionInputs& in, std::map<std::string, int>& ran) {
-  const AttentionOutputs want = attention_cases::run(in, "ref", 1);
-  const std::vector<Way> ways = ways_of(in.problem);
-  EXPECT_FALSE(ways.empty());
-  for (const Way& way : ways) {
-    SCOPED_TRACE(testing::PrintToString(way));
-    expect_parity(want, run_device(in, way), bound_of(way));
-    ++ran[way.implementation];
-  }
-}
-
-void check(const std::vector<AttentionCase>& cases) {
-  std::map<std::string, int> ran;
-  for (const AttentionCase& c : cases) {
-    SCOPED_TRACE(testing::PrintToString(c));
-    AttentionInputs in = make_inputs(c);
-    check(in, ran);
-    if (testing::Test::HasFailure()) return;
-  }
-  EXPECT_GT(ran["cuda"], 0);
-  EXPECT_GT(ran["cuda_simt"], 0);
-  for (const auto& [name, n] : ran) std::cout << name << ": " << n << " runs\n";
-}
-
-void expect_same_bits(const AttentionOutputs& want, const AttentionOutputs& got) {
-  ASSERT_EQ(want.o, got.o);
-  ASSERT_EQ(0, std::memcmp(want.lse.data(), got.lse.data(), want.lse.size() * sizeof(float)));
-}
-
-/// A token of a call by itself.
-AttentionInputs only(const AttentionInputs& in, std::int64_t token) {
-  AttentionInputs one = in;
-  one.problem.tokens = 1;
-  const std::int64_t row = in.q_stride * size_of(in.problem.q);
-  one.q.assign(in.q.begin() + token * row, in.q.begin() + (token + 1) * row);
-  for (ScopeInputs& s : one.scopes) {
-    s.indices = {s.indices.begin() + token * s.index_stride, s.indices.begin() + (token + 1) * s.index_stride};
-    if (!s.lens.empty()) s.lens = {s.lens[static_cast<std::size_t>(token)]};
-  }
-  return one;
-}
-
-void expect_row(const AttentionOutputs& all, std::int64_t token, const AttentionOutputs& one) {
-  const std::int64_t row = all.problem.padded_heads() * all.head_bytes();
-  ASSERT_EQ(0, std::memcmp(all.head(token, 0), one.head(0, 0), static_cast<std::size_t>(row))) << "token " << token;
-  for (std::int64_t h = 0; h < all.problem.heads; ++h) {
-    const float want = all.lse_of(token, h);
-    const float got = one.lse_of(0, h);
-    ASSERT_EQ(std::bit_cast<std::uint32_t>(want), std::bit_cast<std::uint32_t>(got))
-        << "lse of token " << token << " head " << h << ": " << want << " and " << got;
-  }
-}
+using namespace attention_gpu;
 
 TEST_F(AttentionGpu, GridIsRef) { check(grid_cases()); }
 TEST_F(AttentionGpu, SpecialCasesAreRef) { check(special_cases()); }
@@ -214,24 +90,27 @@ TEST_F(AttentionGpu, AnOddOutputHoldsTheSameBits) {
     for (const std::int64_t tokens : {2, 300}) {  // in parts, and whole
       AttentionInputs in =
           make_inputs({.tokens = tokens, .heads = 3, .out_heads = 5, .o = o, .sink = 0.1F, .scopes = {{.width = 200}}});
-      const AttentionOutputs want = run_device(in);
-      const std::int64_t stride = in.problem.dim + 1;
-      const std::int64_t size = size_of(o);
-      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tokens * 5 * stride * size), kPoison);
-      AttentionOutputs other(in.problem);
-      SparseAttention::Args args = in.args();
-      other.attach(args);
-      args.o = TensorView(bytes.data(), o, {tokens, 5, in.problem.dim});
-      args.o.stride[1] = stride;
-      args.o.stride[0] = 5 * stride;
-      test::run_on_gpu<SparseAttention>(in.problem, args, "cuda");
-      for (std::int64_t row = 0; row < tokens * 5; ++row) {
-        const std::uint8_t* got = bytes.data() + row * stride * size;
-        ASSERT_EQ(0, std::memcmp(want.head(row / 5, row % 5), got, static_cast<std::size_t>(in.problem.dim * size)))
-            << "row " << row;
-        const bool last = row == tokens * 5 - 1;
-        ASSERT_TRUE(last || std::all_of(got + in.problem.dim * size, got + stride * size,
-                                        [](std::uint8_t b) { return b == kPoison; }));
+      for (const Way& way : ways_of(in.problem)) {
+        SCOPED_TRACE(testing::PrintToString(way));
+        const AttentionOutputs want = run_device(in, way);
+        const std::int64_t stride = in.problem.dim + 1;
+        const std::int64_t size = size_of(o);
+        std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tokens * 5 * stride * size), kPoison);
+        AttentionOutputs other(in.problem);
+        SparseAttention::Args args = in.args();
+        other.attach(args);
+        args.o = TensorView(bytes.data(), o, {tokens, 5, in.problem.dim});
+        args.o.stride[1] = stride;
+        args.o.stride[0] = 5 * stride;
+        run_way(in.problem, args, way);
+        for (std::int64_t row = 0; row < tokens * 5; ++row) {
+          const std::uint8_t* got = bytes.data() + row * stride * size;
+          ASSERT_EQ(0, std::memcmp(want.head(row / 5, row % 5), got, static_cast<std::size_t>(in.problem.dim * size)))
+              << "row " << row;
+          const bool last = row == tokens * 5 - 1;
+          ASSERT_TRUE(last || std::all_of(got + in.problem.dim * size, got + stride * size,
+                                          [](std::uint8_t b) { return b == kPoison; }));
+        }
       }
     }
   }
@@ -378,17 +257,16 @@ TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
                                                      .q_out = queries.view()});
           for (const Way& way : ways_of(problem)) {
             SCOPED_TRACE(testing::PrintToString(way));
-            const SharedLimit limit(way.shared);
             AttentionOutputs want(in.problem);
             SparseAttention::Args args = in.args();
             args.q = std::as_const(queries).view();
             want.attach(args);
-            test::run_on_gpu<SparseAttention>(in.problem, args, way.implementation, way.deterministic);
+            run_way(in.problem, args, way);
             AttentionOutputs got(problem);
             args = in.args();
             got.attach(args);
             args.query_prologue = {.positions = view_of(positions, {5}), .cos_sin = std::as_const(table).view()};
-            test::run_on_gpu<SparseAttention>(problem, args, way.implementation, way.deterministic);
+            run_way(problem, args, way);
             expect_same_bits(want, got);
             if (HasFatalFailure()) return;
           }
@@ -438,8 +316,7 @@ TEST_F(AttentionGpu, RotatingBackIsInverseRope) {
             args = in.args();
             got.attach(args);
             args.output_epilogue = {.positions = view_of(positions, {5}), .cos_sin = std::as_const(table).view()};
-            const SharedLimit limit(way.shared);
-            test::run_on_gpu<SparseAttention>(problem, args, way.implementation, way.deterministic);
+            run_way(problem, args, way);
             expect_same_bits(want, got);
             if (HasFatalFailure()) return;
           }
@@ -516,7 +393,7 @@ TEST_F(AttentionGpu, ATokenIsTheSameInAnyBatch) {
         const Way way{.implementation = implementation, .deterministic = true};
         const AttentionOutputs all = run_device(in, way);
         for (const std::int64_t t : {0, 1, 5, 22, 39}) {
-          AttentionInputs one = only(in, t);
+          AttentionInputs one = with_tokens(in, {t});
           expect_row(all, t, run_device(one, way));
           one.problem.scope[1].width += 700;
           expect_row(all, t, run_device(one, way));
@@ -557,7 +434,9 @@ TEST_F(AttentionGpu, RefusalsSayWhatIsTaken) {
   refused({.scopes = {{.width = 3}, {.format = "f32", .width = 3}}}, "f32 rows");
   refused({.scopes = {{.format = "index_fp8", .width = 3}}}, "rows of 128 numbers");
   const SparseAttention::Problem p = problem_of({.scopes = {{.width = 3}}});
-  EXPECT_EQ("cuda", Plan<SparseAttention>(p, {.device = DeviceKind::kCuda}).implementation());
+  EXPECT_EQ("", refusal(p, "cuda"));
+  EXPECT_EQ(test::gpu_implementations<SparseAttention>(p).front(),
+            Plan<SparseAttention>(p, {.device = DeviceKind::kCuda}).implementation());
   const SharedLimit limit(1000);
   EXPECT_NE(std::string::npos, refusal(p, "cuda").find("1000 bytes")) << refusal(p, "cuda");
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -19,12 +20,16 @@ void run_on_gpu(const typename Op::Problem& problem, typename Op::Args args, con
 }
 
 /// Names of the GPU's implementations that take a problem, best first: tests go through them, so that a new kernel is
-/// in every test of its op.
+/// in every test of its op. SMLA_TEST_IMPLEMENTATION in the environment names the only one wanted of those problems
+/// that it takes.
 template <class Op>
 std::vector<std::string> gpu_implementations(const typename Op::Problem& problem, bool deterministic = false) {
+  static const char* const only = std::getenv("SMLA_TEST_IMPLEMENTATION");
   std::vector<std::string> names;
   for (const Candidate& c : explain<Op>(problem, {.device = DeviceKind::kCuda, .deterministic = deterministic})) {
-    if (c.refusal.empty()) names.push_back(c.name);
+    if (!c.refusal.empty()) continue;
+    if (only != nullptr && c.name == only) return {c.name};
+    names.push_back(c.name);
   }
   return names;
 }

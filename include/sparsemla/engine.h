@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,16 +12,21 @@
 #include "sparsemla/checkpoint.h"
 #include "sparsemla/export.h"
 #include "sparsemla/layer.h"
+#include "sparsemla/prefix_cache.h"
 
 namespace SMLA_API smla {
 
-/// A request. Its tokens are synthetic: the hidden state of a token is a function of (seed, id,
-/// position).
+/// A request. Its tokens are synthetic: the hidden state of a token is a function of (seed, id, position), with the
+/// request's id or, where prompt_ids names one, that.
 struct RequestSpec {
   std::int64_t id = 0;             ///< unique in a run
   double arrival_seconds = 0;      ///< since the start of the run
   std::int64_t prompt_tokens = 0;  ///< at least 1
   std::int64_t output_tokens = 0;  ///< at least 1
+  /// Ids of the blocks of the prompt: the i-th stands for positions [i * prompt_id_tokens, (i + 1) * prompt_id_tokens)
+  /// of it. Requests with the same ids have the same tokens there. May be empty or shorter than the prompt.
+  std::vector<std::int64_t> prompt_ids{};
+  std::int64_t prompt_id_tokens = 0;  ///< at least 1 where there are ids
   /// Positions that pass through the layers: the last output token is never fed back.
   std::int64_t positions() const { return prompt_tokens + output_tokens - 1; }
 };
@@ -48,7 +54,9 @@ struct EngineOptions {
   std::int64_t max_seqs = 16;             ///< most requests that run at once
   std::int64_t num_blocks = 0;            ///< blocks of the KV pool
   std::int64_t max_model_len = 0;         ///< longest request in positions; rope tables are this long
-  int speculative = 0;                    ///< draft tokens a decode step verifies
+  /// Begins requests with prefixes that earlier ones computed (docs/prefix-caching.md); none: computes every token.
+  std::optional<PrefixCacheOptions> prefix_cache{};
+  int speculative = 0;  ///< draft tokens a decode step verifies
   /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always
   /// `speculative` (spec 6.10).
   bool adaptive_speculation = false;
@@ -86,6 +94,7 @@ struct RequestResult {
   std::string refusal;              ///< why it can never run
   std::int64_t generated = 0;       ///< output tokens so far
   std::int64_t preemptions = 0;     ///< times that blocks were taken away
+  std::int64_t cached_tokens = 0;   ///< of the prompt, that the prefix cache had when the request was first admitted
   double first_token_seconds = -1;  ///< since the start of the run; -1: none yet
   double finish_seconds = -1;       ///< since the start of the run; -1: not yet
   std::uint64_t digest = 0;         ///< of the stack's output bits at every position, in order; finished requests
@@ -100,6 +109,9 @@ struct RunTotals {
   std::int64_t rejected_drafts = 0;  ///< thrown away by verification
   std::int64_t preemptions = 0;
   std::int64_t recomputed_tokens = 0;   ///< prompt tokens computed again after a preemption
+  std::int64_t cached_requests = 0;     ///< that began with a prefix from the cache
+  std::int64_t cached_tokens = 0;       ///< of these prefixes
+  std::int64_t recovered_tokens = 0;    ///< found in the cache after a preemption
   std::int64_t peak_blocks = 0;         ///< of the pool, over all groups
   std::int64_t peak_cached_tokens = 0;  ///< tokens whose rows stood in the caches at once
   double prefill_seconds = 0;           ///< step time by share of tokens
@@ -151,6 +163,7 @@ class Engine {
 
   bool idle() const;                                      ///< whether nothing is left to do
   const KvPool& pool() const;                             ///< the blocks
+  const PrefixCache* prefix_cache() const;                ///< null without one
   const RunTotals& totals() const;                        ///< so far
   std::vector<RequestResult> results() const;             ///< in order of submission
   const AttentionLayer& layer(std::int64_t index) const;  ///< by position in the list of layers

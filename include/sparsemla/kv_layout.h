@@ -41,15 +41,23 @@ struct LayerCache {
 
 /// Caches that share one block table per request.
 struct CacheGroup {
-  std::string name;                ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
-  std::int64_t block_tokens = 0;   ///< source tokens a block covers
-  std::int64_t window = 0;         ///< tokens that must be kept; 0: all of them
-  std::vector<LayerCache> caches;  ///< in order of their offsets
-  std::int64_t page_bytes = 0;     ///< sum over the group's caches
+  std::string name;               ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
+  std::int64_t block_tokens = 0;  ///< source tokens a block covers
+  std::int64_t window = 0;        ///< tokens that must be kept; 0: all of them
+  /// Positions p with (p + 1) % read_every == 0 read the rows of the last `window` tokens, others read none: 1 for
+  /// windows, the compression ratio for states.
+  std::int64_t read_every = 1;
+  std::vector<LayerCache> caches;              ///< in order of their offsets
+  std::int64_t page_bytes = 0;                 ///< sum over the group's caches
   bool sliding() const { return window > 0; }  ///< whether old blocks are given back
   /// The first position whose rows a query at `next_position` or later can still need.
   std::int64_t first_kept(std::int64_t next_position) const {
     return sliding() && next_position >= window ? next_position - window + 1 : 0;
+  }
+  /// The first position whose rows a query at `next_position` or later does read: first_kept of the first one that
+  /// reads. From a multiple of 128 on, a C128A state needs nothing that was before.
+  std::int64_t first_read(std::int64_t next_position) const {
+    return first_kept((next_position / read_every + 1) * read_every - 1);
   }
   /// Table columns [first, second) that a request of `tokens` computed positions needs to go on.
   std::pair<std::int64_t, std::int64_t> live_columns(std::int64_t tokens) const {

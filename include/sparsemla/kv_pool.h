@@ -60,6 +60,12 @@ class RequestBlocks {
   /// the pool is too small. New blocks are zeroed; with `fresh` they are appended there instead, for the caller to zero
   /// them together (KvPool::zero) before anything is queued that reads them.
   bool reserve(KvPool& pool, std::int64_t begin, std::int64_t end, std::vector<GroupBlock>* fresh = nullptr);
+  /// The number of blocks that reserve(begin, end) takes.
+  std::int64_t missing(const KvLayout& layout, std::int64_t begin, std::int64_t end) const;
+  /// Puts blocks that somebody else holds into a group's columns from `column` on, with one owner more each.
+  /// @throws InvalidArgument when one of these columns has a block, or for a block that the group does not have; then
+  /// nothing has changed.
+  void adopt(BlockPool& pool, int group, std::int64_t column, std::span<const std::int32_t> blocks);
   /// Makes room for what a request of `tokens` computed positions needs to go on: its live columns in every group. All
   /// or nothing, as above; new blocks are zeroed.
   bool reserve_live(KvPool& pool, std::int64_t tokens);

@@ -33,7 +33,8 @@ struct SnapshotInfo {
 
 /// The state of a request of `tokens` computed positions as one self-describing buffer (docs/snapshot.md): the rows of
 /// every cache of every layer that it needs to go on, compressor states included. Rows of positions from `tokens` on
-/// (rejected drafts) are saved as zeros. The same state gives the same bytes, whatever blocks it stands in.
+/// (rejected drafts) and those that nothing reads any more are saved as zeros. The same state gives the same bytes,
+/// whatever blocks it stands in.
 /// @param note  bytes of the host's own, such as how far its sampler is. @throws InvalidArgument when `blocks` lacks a
 /// block that the request needs.
 std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks& blocks, std::int64_t tokens,

@@ -43,23 +43,51 @@ BlockPool::Block& BlockPool::held_block(const char* what, int group, std::int32_
   return b;
 }
 
-void BlockPool::share(int group, std::int32_t block) { ++held_block("share", group, block).owners; }
-
-bool BlockPool::release(int group, std::int32_t block) {
-  Block& b = held_block("release", group, block);
-  if (--b.owners > 0) return false;
+/// Adds to the numbers of a block's owners and keepers. @return whether it is free now.
+bool BlockPool::change(Block& b, std::int32_t number, std::int32_t owners, std::int32_t keepers) {
+  idle_ -= b.idle() ? 1 : 0;
+  b.owners += owners;
+  b.keepers += keepers;
+  idle_ += b.idle() ? 1 : 0;
+  if (b.owners > 0) return false;
+  --held_[static_cast<std::size_t>(b.group)];
   b.group = -1;
-  --held_[static_cast<std::size_t>(group)];
-  free_.push_back(block);
+  free_.push_back(number);
   return true;
 }
 
-std::int64_t BlockPool::owners(std::int32_t block) const {
-  if (block <= kNullBlock || block > num_blocks()) {
-    throw InvalidArgument("kv pool: owners: got block " + std::to_string(block) + ", expected 1 to " +
-                          std::to_string(num_blocks()));
+void BlockPool::share(int group, std::int32_t block) { change(held_block("share", group, block), block, 1, 0); }
+
+bool BlockPool::release(int group, std::int32_t block) {
+  Block& b = held_block("release", group, block);
+  if (b.idle()) {
+    throw InvalidArgument("kv pool: release: got block " + std::to_string(block) +
+                          ", which only keepers hold, expected one with another owner");
   }
-  return blocks_[static_cast<std::size_t>(block)].owners;
+  return change(b, block, -1, 0);
 }
+
+void BlockPool::keep(int group, std::int32_t block) { change(held_block("keep", group, block), block, 1, 1); }
+
+bool BlockPool::let_go(int group, std::int32_t block) {
+  Block& b = held_block("let_go", group, block);
+  if (b.keepers == 0) {
+    throw InvalidArgument("kv pool: let_go: got block " + std::to_string(block) +
+                          ", which no keeper holds, expected a kept one");
+  }
+  return change(b, block, -1, -1);
+}
+
+const BlockPool::Block& BlockPool::known_block(const char* what, std::int32_t block) const {
+  if (block <= kNullBlock || block > num_blocks()) {
+    throw InvalidArgument(std::string("kv pool: ") + what + ": got block " + std::to_string(block) +
+                          ", expected 1 to " + std::to_string(num_blocks()));
+  }
+  return blocks_[static_cast<std::size_t>(block)];
+}
+
+std::int64_t BlockPool::owners(std::int32_t block) const { return known_block("owners", block).owners; }
+
+bool BlockPool::idle(std::int32_t block) const { return known_block("idle", block).idle(); }
 
 }  // namespace smla

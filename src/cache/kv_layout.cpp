@@ -19,6 +19,7 @@ struct Set {
   const char* name;
   std::int64_t block_tokens;
   std::int64_t window;
+  std::int64_t read_every;
   std::vector<LayerCache> caches;
 };
 
@@ -34,6 +35,7 @@ CacheGroup make_group(const std::string& name, const Set& set, std::span<const L
   CacheGroup group{.name = name,
                    .block_tokens = set.block_tokens,
                    .window = set.window,
+                   .read_every = set.read_every,
                    .caches = {caches.begin(), caches.end()},
                    .page_bytes = 0};
   for (LayerCache& c : group.caches) {
@@ -73,10 +75,10 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
   const std::int64_t alignment = options.rows->page_alignment;
   const std::int64_t window = layers.front().window;
 
-  Set full{"full", kFullBlockTokens, 0, {}};
-  Set rows{"window", kWindowBlockTokens, window, {}};
-  Set state_c4{"state_c4", kStateC4BlockTokens, 8, {}};
-  Set state_c128{"state_c128", kStateC128BlockTokens, 128, {}};
+  Set full{"full", kFullBlockTokens, 0, 1, {}};
+  Set rows{"window", kWindowBlockTokens, window, 1, {}};
+  Set state_c4{"state_c4", kStateC4BlockTokens, 8, 4, {}};
+  Set state_c128{"state_c128", kStateC128BlockTokens, 128, 128, {}};
   const auto add = [&](Set& set, std::int64_t layer, CacheRole role, const RowFormat& format, std::int64_t block_size) {
     set.caches.push_back({.layer = layer,
                           .role = role,

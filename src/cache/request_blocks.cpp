@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "sparsemla/error.h"
 #include "sparsemla/kv_pool.h"
 
 namespace smla {
@@ -10,6 +11,40 @@ bool RequestBlocks::reserve(KvPool& pool, std::int64_t begin, std::int64_t end, 
     columns.emplace_back(begin / group.block_tokens, (end + group.block_tokens - 1) / group.block_tokens);
   }
   return take(pool, columns, fresh);
+}
+
+std::int64_t RequestBlocks::missing(const KvLayout& layout, std::int64_t begin, std::int64_t end) const {
+  std::int64_t count = 0;
+  for (std::size_t g = 0; g < tables_.size(); ++g) {
+    const std::vector<std::int32_t>& table = tables_[g];
+    const std::int64_t tokens = layout.groups[g].block_tokens;
+    for (std::int64_t c = begin / tokens; c < (end + tokens - 1) / tokens; ++c) {
+      const auto column = static_cast<std::size_t>(c);
+      if (column >= table.size() || table[column] < 0) ++count;
+    }
+  }
+  return count;
+}
+
+void RequestBlocks::adopt(BlockPool& pool, int group, std::int64_t column, std::span<const std::int32_t> blocks) {
+  std::vector<std::int32_t>& table = tables_[static_cast<std::size_t>(group)];
+  const auto first = static_cast<std::size_t>(column);
+  for (std::size_t c = first; c < std::min(first + blocks.size(), table.size()); ++c) {
+    if (table[c] >= 0) {
+      throw InvalidArgument("request blocks: column " + std::to_string(c) + ": got block " + std::to_string(table[c]) +
+                            " in it, expected an empty one");
+    }
+  }
+  if (table.size() < first + blocks.size()) table.resize(first + blocks.size(), -1);
+  std::size_t shared = 0;
+  try {
+    for (; shared < blocks.size(); ++shared) pool.share(group, blocks[shared]);
+  } catch (const InvalidArgument&) {
+    while (shared > 0) pool.release(group, blocks[--shared]);
+    throw;
+  }
+  std::ranges::copy(blocks, table.begin() + column);
+  ++changes_;
 }
 
 bool RequestBlocks::reserve_live(KvPool& pool, std::int64_t tokens) {

@@ -55,14 +55,23 @@ std::vector<SnapshotCache> live_caches(const KvPool& pool, std::int64_t tokens) 
   return out;
 }
 
-/// A block as it is saved: rows of positions from `tokens` on are zeros.
-void copy_block(const KvPool& pool, const PagedCache& cache, std::int32_t block, std::int64_t rows,
+/// A block as it is saved: rows outside of [first, end) are zeros. Without such rows it need not be there.
+void copy_block(const KvPool& pool, const PagedCache& cache, std::int32_t block, std::int64_t first, std::int64_t end,
                 std::vector<std::uint8_t>& page) {
   const RowFormat& f = *cache.format;
+  if (first >= end) {
+    std::ranges::fill(page, std::uint8_t{0});
+    return;
+  }
   copy_bytes(pool.device(), page.data(), cache.block(block), page.size(), pool.stream());
   const std::int64_t scales = cache.block_size * f.data_bytes;
-  std::fill(page.begin() + rows * f.data_bytes, page.begin() + scales, std::uint8_t{0});
-  std::fill(page.begin() + scales + rows * f.scale_bytes, page.end(), std::uint8_t{0});
+  const auto clear = [&](std::int64_t from, std::int64_t to) {
+    std::fill(page.begin() + from, page.begin() + to, std::uint8_t{0});
+  };
+  clear(0, first * f.data_bytes);
+  clear(end * f.data_bytes, scales);
+  clear(scales, scales + first * f.scale_bytes);
+  clear(scales + end * f.scale_bytes, static_cast<std::int64_t>(page.size()));
 }
 
 void check_layout(const SnapshotInfo& info, const KvPool& pool) {
@@ -99,8 +108,8 @@ std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks&
   }
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {
     const auto table = blocks.table(static_cast<int>(g));
-    const auto [first, end] = layout.groups[g].live_columns(tokens);
-    for (std::int64_t c = first; c < end; ++c) {
+    const std::int64_t first = layout.groups[g].first_read(tokens) / layout.groups[g].block_tokens;
+    for (std::int64_t c = first; c < layout.groups[g].live_columns(tokens).second; ++c) {
       const bool held = c < static_cast<std::int64_t>(table.size()) && table[static_cast<std::size_t>(c)] >= 0;
       if (!held)
         refuse("blocks of group " + layout.groups[g].name, "none in column " + std::to_string(c),
@@ -112,12 +121,17 @@ std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks&
   std::vector<std::uint8_t> page;
   for (const SnapshotCache& c : caches) {
     const PagedCache cache = pool.cache(c.layer, c.role);
-    const auto table = blocks.table(layout.group_of(c.layer, c.role));
-    const std::int64_t rows = tokens / (c.block_tokens / c.block_size);
+    const int group = layout.group_of(c.layer, c.role);
+    const auto table = blocks.table(group);
+    const std::int64_t row_tokens = c.block_tokens / c.block_size;
+    const std::int64_t begin = layout.groups[static_cast<std::size_t>(group)].first_read(tokens) / row_tokens;
+    const std::int64_t end = tokens / row_tokens;
     page.resize(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
     for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
-      copy_block(pool, cache, table[static_cast<std::size_t>(b)],
-                 std::clamp<std::int64_t>(rows - b * c.block_size, 0, c.block_size), page);
+      const auto in_block = [&](std::int64_t row) {
+        return std::clamp<std::int64_t>(row - b * c.block_size, 0, c.block_size);
+      };
+      copy_block(pool, cache, table[static_cast<std::size_t>(b)], in_block(begin), in_block(end), page);
       w.append(page.data(), page.size());
     }
   }

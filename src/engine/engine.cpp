@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "engine/engine_state.h"
+#include "engine/prompt.h"
 #include "engine/synthetic.h"
 
 namespace smla {
@@ -98,8 +99,11 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks, s.device(),
                                     s.stream.get());
   s.set_cache_scales();
+  if (options.prefix_cache) {
+    s.prefixes = std::make_unique<PrefixCache>(s.pool->layout(), s.pool->blocks(), *options.prefix_cache);
+  }
   s.scheduler = std::make_unique<Scheduler>(*s.pool, options.max_batched_tokens, options.max_seqs, options.speculative,
-                                            options.adaptive_speculation);
+                                            options.adaptive_speculation, s.prefixes.get());
   s.tables = std::make_unique<BlockTables>(s.pool->layout(), s.device(), padded_count(options.max_seqs),
                                            options.max_model_len);
   s.graphs = std::make_unique<DecodeGraphs>(options.max_graphs, options.max_graph_bytes);
@@ -116,6 +120,14 @@ Engine::~Engine() {
     synchronize(state_->device(), state_->stream.get());
   } catch (const Error&) {  // a destructor has nobody to tell
   }
+}
+
+/// Keeps what a request computed from `before` on for others.
+void Engine::State::keep_prefix(Request& r, std::int64_t before) {
+  if (prefixes == nullptr) return;
+  extend_keys(r.keys, r.result.spec, prefixes->unit(), r.computed);
+  prefixes->keep(r.keys, r.blocks, before, r.computed, r.result.spec.prompt_tokens,
+                 std::span<const std::uint64_t>(r.digests).first(static_cast<std::size_t>(r.computed)));
 }
 
 /// Accepts, counts, finishes.
@@ -139,6 +151,7 @@ void Engine::State::complete(const StepTensors& batch, const HostTensor& x, doub
     const bool emits = r.computed + kept == r.known() || decoding;
     r.computed += kept;
     r.furthest = std::max(r.furthest, r.computed);
+    keep_prefix(r, r.computed - kept);
     r.blocks.slide(*pool, r.computed);
     if (emits) {
       r.result.generated += decoding ? kept : 1;
@@ -159,6 +172,9 @@ bool Engine::step(const std::function<double()>& now) {
   const auto decoding = [](const Scheduled& part) { return part.request->decoding(); };
   s.tables->keep_rows({parts.begin(), std::ranges::find_if_not(parts, decoding)});
   s.totals.preemptions = s.scheduler->preemptions();
+  s.totals.cached_requests = s.scheduler->cached_requests();
+  s.totals.cached_tokens = s.scheduler->cached_tokens();
+  s.totals.recovered_tokens = s.scheduler->recovered_tokens();
   if (parts.empty()) return !s.scheduler->idle();
   const auto start = std::chrono::steady_clock::now();
   const StepTensors batch = make_step(std::move(parts), s.options);
@@ -185,6 +201,7 @@ bool Engine::step(const std::function<double()>& now) {
 
 bool Engine::idle() const { return state_->scheduler->idle(); }
 const KvPool& Engine::pool() const { return *state_->pool; }
+const PrefixCache* Engine::prefix_cache() const { return state_->prefixes.get(); }
 const RunTotals& Engine::totals() const { return state_->totals; }
 
 std::vector<RequestResult> Engine::results() const {

@@ -39,6 +39,8 @@ void Engine::submit(const RequestSpec& spec) {
   const std::string who = "request " + std::to_string(spec.id);
   check_that(spec.prompt_tokens >= 1, who, "prompt tokens", spec.prompt_tokens, "1 or more");
   check_that(spec.output_tokens >= 1, who, "output tokens", spec.output_tokens, "1 or more");
+  check_that(spec.prompt_ids.empty() || spec.prompt_id_tokens >= 1, who, "prompt_id_tokens", spec.prompt_id_tokens,
+             "1 or more beside prompt_ids");
   check_that(!s.by_id.contains(spec.id), who, "id", spec.id, "one that was not submitted before");
   s.by_id[spec.id] = s.requests.size();
   s.requests.push_back(std::make_unique<Request>(spec, s.pool->layout()));

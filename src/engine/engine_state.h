@@ -32,6 +32,7 @@ struct Engine::State {
   std::vector<std::shared_ptr<const RopeTable>> ropes;
   std::vector<PlacedLayer> layers;
   std::unique_ptr<KvPool> pool;
+  std::unique_ptr<PrefixCache> prefixes;  ///< null without one; goes before the pool
   std::unique_ptr<Scheduler> scheduler;
   std::unique_ptr<StepMetadata> metadata;
   std::vector<std::unique_ptr<Request>> requests;
@@ -61,6 +62,7 @@ struct Engine::State {
   void add_residual(std::size_t layer, const TensorView& x, const TensorView& y);
   void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y,
             const ConstTensorView& topk) const;
+  void keep_prefix(Request& request, std::int64_t before);
   void complete(const StepTensors& batch, const HostTensor& x, double now);
 };
 

@@ -11,8 +11,9 @@ namespace smla {
 
 namespace {
 
-constexpr std::uint64_t kMark = 0x31'51'45'52'41'4C'4D'53;  // "SMLAREQ1"
-constexpr std::size_t kNumbers = 9;                         // before the digests
+constexpr std::uint64_t kMark = 0x31'51'45'52'41'4C'4D'53;         // "SMLAREQ1"
+constexpr std::uint64_t kMarkWithIds = 0x32'51'45'52'41'4C'4D'53;  // "SMLAREQ2": ids and how many tokens one covers
+constexpr std::size_t kNumbers = 9;                                // before the digests
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 
 void put(std::vector<std::uint8_t>& out, std::uint64_t v) {
@@ -30,7 +31,7 @@ std::uint64_t get(std::span<const std::uint8_t> in, std::size_t number) {
 std::vector<std::uint8_t> write_note(const Request& r) {
   const RequestSpec& spec = r.result.spec;
   std::vector<std::uint8_t> out;
-  put(out, kMark);
+  put(out, spec.prompt_ids.empty() ? kMark : kMarkWithIds);
   put(out, static_cast<std::uint64_t>(spec.id));
   put(out, static_cast<std::uint64_t>(spec.prompt_tokens));
   put(out, static_cast<std::uint64_t>(spec.output_tokens));
@@ -40,6 +41,9 @@ std::vector<std::uint8_t> write_note(const Request& r) {
   put(out, static_cast<std::uint64_t>(r.next_drafts));
   put(out, std::bit_cast<std::uint64_t>(spec.arrival_seconds));
   for (std::int64_t i = 0; i < r.computed; ++i) put(out, r.digests[static_cast<std::size_t>(i)]);
+  if (spec.prompt_ids.empty()) return out;
+  for (const std::int64_t id : spec.prompt_ids) put(out, static_cast<std::uint64_t>(id));
+  put(out, static_cast<std::uint64_t>(spec.prompt_id_tokens));
   return out;
 }
 
@@ -48,10 +52,12 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
     throw InvalidArgument("request snapshot: " + what + ": got " + std::to_string(got) + ", expected " + expected);
   };
   const std::size_t want = 8 * (kNumbers + static_cast<std::size_t>(tokens));
-  if (note.size() != want)
+  const bool with_ids = note.size() >= 8 && get(note, 0) == kMarkWithIds;
+  const bool whole = with_ids ? note.size() >= want + 16 && note.size() % 8 == 0 : note.size() == want;
+  if (!whole)
     refuse("bytes of the note", static_cast<std::int64_t>(note.size()),
-           std::to_string(want) + " for " + std::to_string(tokens) + " tokens");
-  if (get(note, 0) != kMark)
+           std::to_string(want) + " for " + std::to_string(tokens) + " tokens" + (with_ids ? " and ids behind" : ""));
+  if (!with_ids && get(note, 0) != kMark)
     throw InvalidArgument("request snapshot: note: got one of another program, expected an engine's");
   const auto number = [&](std::size_t i, const char* what, std::int64_t least, std::int64_t most) {
     const auto v = static_cast<std::int64_t>(get(note, i));
@@ -65,6 +71,11 @@ std::unique_ptr<Request> read_note(std::span<const std::uint8_t> note, std::int6
                           ", expected a finite number of 0 or more");
   spec.prompt_tokens = number(2, "prompt tokens", 1, kMaxCount);
   spec.output_tokens = number(3, "output tokens", 1, kMaxCount);
+  if (with_ids) {
+    const std::size_t end = note.size() / 8 - 1;
+    for (std::size_t i = want / 8; i < end; ++i) spec.prompt_ids.push_back(static_cast<std::int64_t>(get(note, i)));
+    spec.prompt_id_tokens = number(end, "tokens of a prompt id", 1, kMaxCount);
+  }
   if (tokens > spec.positions())
     refuse("tokens", tokens, "at most " + std::to_string(spec.positions()) + ", the request's positions");
   const std::int64_t generated = number(4, "generated tokens", 0, spec.output_tokens - 1);

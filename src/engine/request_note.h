@@ -8,7 +8,8 @@
 
 namespace smla {
 
-/// What a request is beside its rows, as the note of its snapshot: its spec, how far it is, the digests of its outputs.
+/// What a request is beside its rows, as the note of its snapshot: its spec, how far it is, the digests of its outputs,
+/// the ids of its prompt's blocks where it has some.
 /// Times are not part of it.
 std::vector<std::uint8_t> write_note(const Request& request);
 

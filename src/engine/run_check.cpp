@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/host_tensor.h"
+#include "engine/prompt.h"
 #include "engine/synthetic.h"
 #include "layer/reference_layer.h"
 #include "sparsemla/weights.h"
@@ -130,9 +131,15 @@ struct RunCheck::State {
   std::vector<CheckedSample> samples;
   std::int64_t longest = 0;  ///< positions that the samples need
   std::map<std::pair<std::int64_t, std::int64_t>, HostTensor>
-      inputs;                                   ///< (request, layer) -> [positions up to the last sample, hidden]
-  std::vector<HostTensor> outputs;              ///< a row a sample
-  std::vector<std::vector<std::int32_t>> topk;  ///< a row a sample
+      inputs;  ///< (request, layer) -> [positions up to the last sample, hidden]
+  /// By request: the sampled ones that begin with the same tokens, and with how many. Where the prefix cache lends
+  /// rows, only their first owner's inputs are ever seen.
+  std::map<std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>> sharers;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<char>> seen;  ///< the rows of `inputs` that are there
+  std::vector<HostTensor> outputs;                                          ///< a row a sample
+  std::vector<std::vector<std::int32_t>> topk;                              ///< a row a sample
+
+  void find_sharers(std::span<const RequestSpec> requests);
 };
 
 RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples)
@@ -162,6 +169,22 @@ RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& o
     HostTensor& kept = s.inputs[{request.id, layer}];
     if (kept.absent() || kept.size(0) <= position) kept = HostTensor(act, {position + 1, options.model.hidden_size});
   }
+  s.find_sharers(requests);
+}
+
+void RunCheck::State::find_sharers(std::span<const RequestSpec> requests) {
+  std::map<std::int64_t, const RequestSpec*> sampled;
+  for (const RequestSpec& request : requests) {
+    const auto is_its = [&](const CheckedSample& sample) { return sample.request == request.id; };
+    if (std::ranges::any_of(samples, is_its)) sampled[request.id] = &request;
+  }
+  for (const RequestSpec& request : requests) {
+    for (const auto& [id, spec] : sampled) {
+      const bool lends = id == request.id || options.prefix_cache.has_value();
+      const std::int64_t common = lends ? common_prefix(request, *spec) : 0;
+      if (common > 0) sharers[request.id].emplace_back(id, common);
+    }
+  }
 }
 
 RunCheck::~RunCheck() = default;
@@ -173,14 +196,24 @@ void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const
   const std::int64_t bytes = hidden * size_of(input.dtype);
   for (std::size_t t = 0; t < rows.size(); ++t) {
     const StepRow& row = rows[t];
-    const auto found = s.inputs.find({row.request, layer});
-    if (found == s.inputs.end() || row.rejected || row.position >= found->second.size(0)) continue;
+    if (row.rejected) continue;
     const auto copy = [&](const ConstTensorView& from, HostTensor& to, std::int64_t to_row) {
       const auto* source = static_cast<const std::uint8_t*>(from.data) +
                            static_cast<std::int64_t>(t) * from.stride[0] * size_of(from.dtype);
       std::copy_n(source, bytes, static_cast<std::uint8_t*>(to.data()) + to_row * bytes);
     };
-    copy(input, found->second, row.position);
+    const auto sharing = s.sharers.find(row.request);
+    if (sharing == s.sharers.end()) continue;
+    for (const auto& [id, common] : sharing->second) {
+      const auto found = s.inputs.find({id, layer});
+      if (found == s.inputs.end() || row.position >= std::min(common, found->second.size(0))) continue;
+      std::vector<char>& seen = s.seen[{id, layer}];
+      seen.resize(static_cast<std::size_t>(found->second.size(0)), 0);
+      char& there = seen[static_cast<std::size_t>(row.position)];
+      if (there != 0 && id != row.request) continue;
+      there = 1;
+      copy(input, found->second, row.position);
+    }
     for (std::size_t i = 0; i < s.samples.size(); ++i) {
       CheckedSample& sample = s.samples[i];
       if (sample.request != row.request || sample.layer != layer || sample.position != row.position) continue;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/prompt.h"
+
 namespace smla {
 
 void Scheduler::preempt(Request* request) {
@@ -12,6 +14,46 @@ void Scheduler::preempt(Request* request) {
   ++preemptions_;
   std::erase(running_, request);
   waiting_.push_front(request);
+}
+
+/// Blocks for the next `tokens` positions; what the prefix cache keeps for nobody goes first.
+bool Scheduler::reserve(Request* request, std::int64_t tokens) {
+  const std::int64_t end = request->computed + tokens;
+  if (prefixes_ != nullptr) {
+    const std::int64_t missing = request->blocks.missing(pool_.layout(), request->computed, end);
+    if (missing > pool_.free_blocks() && !prefixes_->make_room(missing)) return false;
+  }
+  return request->blocks.reserve(pool_, request->computed, end, &fresh_);
+}
+
+/// The longest prefix that is kept; at least one token is left to compute.
+void Scheduler::begin_with_prefix(Request* r) {
+  if (prefixes_ == nullptr || r->computed > 0) return;
+  extend_keys(r->keys, r->result.spec, prefixes_->unit(), r->known() - 1);
+  std::vector<std::uint64_t> digests;
+  r->computed = prefixes_->adopt(r->keys, r->known() - 1, r->blocks, &digests);
+  std::ranges::copy(digests, r->digests.begin());
+}
+
+/// Takes in a request with a first chunk of at most `budget` tokens; false, and nothing taken, without enough blocks.
+bool Scheduler::admit(Request* r, std::int64_t budget, std::int64_t& chunk) {
+  begin_with_prefix(r);
+  chunk = std::min(budget, r->known() - r->computed);
+  if (!reserve(r, chunk)) {
+    r->blocks.clear(pool_);
+    r->computed = 0;
+    return false;
+  }
+  if (r->admitted) {
+    recovered_tokens_ += r->computed;
+  } else {
+    r->result.cached_tokens = r->computed;
+    cached_tokens_ += r->computed;
+    cached_requests_ += r->computed > 0 ? 1 : 0;
+  }
+  r->admitted = true;
+  r->furthest = std::max(r->furthest, r->computed);
+  return true;
 }
 
 /// Frees the youngest requests until `request` fits; false when it had to go itself.
@@ -57,8 +99,8 @@ std::vector<Scheduled> Scheduler::schedule() {
 
   while (!waiting_.empty() && budget > 0 && has_seat() && preemptions_ == preempted_before) {
     Request* r = waiting_.front();
-    const std::int64_t chunk = std::min(budget, r->known() - r->computed);
-    if (!reserve(r, chunk)) break;
+    std::int64_t chunk = 0;
+    if (!admit(r, budget, chunk)) break;
     waiting_.pop_front();
     running_.push_back(r);
     r->result.state = RequestResult::State::kRunning;

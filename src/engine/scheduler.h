@@ -8,6 +8,7 @@
 
 #include "sparsemla/engine.h"
 #include "sparsemla/kv_pool.h"
+#include "sparsemla/prefix_cache.h"
 
 namespace smla {
 
@@ -18,6 +19,8 @@ struct Request {
   std::int64_t computed = 0;           ///< positions whose rows stand in the caches
   std::int64_t furthest = 0;           ///< the most that was ever computed, to count recomputation
   std::vector<std::uint64_t> digests;  ///< of the output at each position, once an engine has accepted the request
+  PrefixKeys keys;                     ///< of what was computed, with a prefix cache
+  bool admitted = false;               ///< it ran before
   std::int64_t next_drafts = 1;        ///< adaptive speculation: draft tokens of the next step
 
   Request(const RequestSpec& spec, const KvLayout& layout) : blocks(layout) { result.spec = spec; }
@@ -43,12 +46,15 @@ struct Scheduled {
 /// blocks run out.
 class Scheduler {
  public:
-  Scheduler(KvPool& pool, std::int64_t max_batched_tokens, std::int64_t max_seqs, int speculative, bool adaptive)
+  /// `prefixes`: null without a prefix cache; must outlive the scheduler.
+  Scheduler(KvPool& pool, std::int64_t max_batched_tokens, std::int64_t max_seqs, int speculative, bool adaptive,
+            PrefixCache* prefixes = nullptr)
       : pool_(pool),
         max_batched_tokens_(max_batched_tokens),
         max_seqs_(max_seqs),
         speculative_(speculative),
-        adaptive_(adaptive) {}
+        adaptive_(adaptive),
+        prefixes_(prefixes) {}
 
   void add(Request* request) { waiting_.push_back(request); }
   bool idle() const { return waiting_.empty() && running_.empty(); }
@@ -63,12 +69,15 @@ class Scheduler {
   /// Takes any request out and its blocks back.
   void drop(Request* request);
   std::int64_t preemptions() const { return preemptions_; }
+  std::int64_t cached_requests() const { return cached_requests_; }    ///< RunTotals::cached_requests
+  std::int64_t cached_tokens() const { return cached_tokens_; }        ///< RunTotals::cached_tokens
+  std::int64_t recovered_tokens() const { return recovered_tokens_; }  ///< RunTotals::recovered_tokens
 
  private:
   bool reserve_or_preempt(Request* request, std::int64_t tokens);
-  bool reserve(Request* request, std::int64_t tokens) {
-    return request->blocks.reserve(pool_, request->computed, request->computed + tokens, &fresh_);
-  }
+  bool reserve(Request* request, std::int64_t tokens);
+  bool admit(Request* request, std::int64_t budget, std::int64_t& chunk);
+  void begin_with_prefix(Request* request);
   void preempt(Request* request);
 
   KvPool& pool_;
@@ -76,9 +85,13 @@ class Scheduler {
   std::int64_t max_seqs_;
   int speculative_;
   bool adaptive_;
+  PrefixCache* prefixes_;
   std::deque<Request*> waiting_;
   std::vector<Request*> running_;  ///< by admission: the youngest last
   std::int64_t preemptions_ = 0;
+  std::int64_t cached_requests_ = 0;
+  std::int64_t cached_tokens_ = 0;
+  std::int64_t recovered_tokens_ = 0;
   std::vector<GroupBlock> fresh_;  ///< taken in the step at work, to be zeroed together
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/prompt.h"
 #include "engine/synthetic.h"
 
 namespace smla {
@@ -66,11 +67,15 @@ DType activations_of(const EngineOptions& options) {
 HostTensor step_inputs(const StepTensors& batch, const EngineOptions& options) {
   HostTensor x(activations_of(options), {static_cast<std::int64_t>(batch.rows.size()), options.model.hidden_size});
   const TensorView rows = x.view();
+  std::vector<const RequestSpec*> specs;
+  for (const Scheduled& part : batch.parts)
+    specs.insert(specs.end(), static_cast<std::size_t>(part.tokens), &part.request->result.spec);
 #pragma omp parallel for schedule(static)
   for (std::size_t t = 0; t < batch.rows.size(); ++t) {
     const auto row = static_cast<std::int64_t>(t);
-    synthetic_hidden(options.seed, batch.rows[t].rejected ? 1 : 0, batch.rows[t].request, batch.rows[t].position,
-                     rows.slice(0, row, row + 1));
+    const StepRow& r = batch.rows[t];
+    const TokenRun run = r.rejected ? TokenRun{.stream = 1, .id = r.request} : run_at(*specs[t], r.position);
+    synthetic_hidden(options.seed, run.stream, run.id, r.position, rows.slice(0, row, row + 1));
   }
   return x;
 }

@@ -39,7 +39,7 @@ OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed);
 LayerWeights weight_shapes(const LayerConfig& config);
 
 /// The hidden state of a token: uniform with variance 1, a function of (seed, stream, request, position). Stream 0:
-/// true tokens; 1: rejected drafts.
+/// true tokens; 1: rejected drafts; 2: tokens of a block that prompts share, with its id for a request's.
 void synthetic_hidden(std::uint64_t seed, std::uint64_t stream, std::int64_t request, std::int64_t position,
                       const TensorView& row);
 

@@ -42,6 +42,8 @@ PUBLIC = {
     "block_pool.h": "cache",
     "slab.h": "cache",
     "kv_pool.h": "cache",
+    "prefix_keys.h": "cache",
+    "prefix_cache.h": "cache",
     "snapshot.h": "cache",
     "plan.h": "plan",
     "op.h": "ops",

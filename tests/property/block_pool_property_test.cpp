@@ -15,6 +15,8 @@ namespace {
 struct Held {
   int group = 0;
   std::int64_t owners = 0;
+  std::int64_t keepers = 0;
+  bool idle() const { return owners == keepers; }
 };
 
 bool throws(const auto& f) {
@@ -39,23 +41,40 @@ TEST(BlockPoolProperty, AgreesWithAMapOfOwners) {
       const auto block = static_cast<std::int32_t>(*rc::gen::inRange<std::int64_t>(-1, size + 2));
       const auto found = model.find(block);
       const bool fits = found != model.end() && found->second.group == group;
-      switch (*rc::gen::inRange(0, 4)) {
+      switch (*rc::gen::inRange(0, 6)) {
         case 0: {
           const auto got = pool.allocate(group);
           RC_ASSERT(got.has_value() == (static_cast<std::int64_t>(model.size()) < size));
           if (!got) break;
           RC_ASSERT(*got > kNullBlock && *got <= size && !model.contains(*got));
-          model[*got] = {.group = group, .owners = 1};
+          model[*got] = {.group = group, .owners = 1, .keepers = 0};
           break;
         }
         case 1:
           RC_ASSERT(throws([&] { pool.share(group, block); }) != fits);
           if (fits) ++found->second.owners;
           break;
-        default: {
-          bool last = false;
-          RC_ASSERT(throws([&] { last = pool.release(group, block); }) != fits);
+        case 2:
+          RC_ASSERT(throws([&] { pool.keep(group, block); }) != fits);
           if (!fits) break;
+          ++found->second.owners;
+          ++found->second.keepers;
+          break;
+        case 3: {
+          const bool kept = fits && found->second.keepers > 0;
+          bool last = false;
+          RC_ASSERT(throws([&] { last = pool.let_go(group, block); }) != kept);
+          if (!kept) break;
+          --found->second.keepers;
+          RC_ASSERT(last == (--found->second.owners == 0));
+          if (last) model.erase(found);
+          break;
+        }
+        default: {
+          const bool owned = fits && !found->second.idle();
+          bool last = false;
+          RC_ASSERT(throws([&] { last = pool.release(group, block); }) != owned);
+          if (!owned) break;
           RC_ASSERT(last == (--found->second.owners == 0));
           if (last) model.erase(found);
         }
@@ -68,9 +87,11 @@ TEST(BlockPoolProperty, AgreesWithAMapOfOwners) {
         peak = std::max(peak, held);
         RC_ASSERT(pool.held(g) == held && pool.peak(g) == peak);
       }
+      RC_ASSERT(pool.idle_blocks() == std::ranges::count_if(model, [](const auto& e) { return e.second.idle(); }));
       for (std::int32_t b = 1; b <= size; ++b) {
         const auto owned = model.find(b);
         RC_ASSERT(pool.owners(b) == (owned == model.end() ? 0 : owned->second.owners));
+        RC_ASSERT(pool.idle(b) == (owned != model.end() && owned->second.idle()));
       }
     }
   });

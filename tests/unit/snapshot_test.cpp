@@ -100,7 +100,7 @@ TEST(Snapshot, SaysWhatItHolds) {
   EXPECT_EQ(info.caches[5].blocks, 3);
 }
 
-TEST(Snapshot, HoldsTheRowsOfThePoolAndZerosBehindThem) {
+TEST(Snapshot, HoldsTheRowsThatAreReadAndZerosAroundThem) {
   const Saved saved(layout_of({0, 4, 128}));
   KvPool pool(saved.pool.layout(), 40);
   RequestBlocks moved(pool.layout());
@@ -109,14 +109,17 @@ TEST(Snapshot, HoldsTheRowsOfThePoolAndZerosBehindThem) {
     const PagedCache from = saved.pool.cache(c.layer, c.role);
     const PagedCache to = pool.cache(c.layer, c.role);
     const int group = pool.layout().group_of(c.layer, c.role);
-    const std::int64_t rows = kTokens / (c.block_tokens / c.block_size);
+    const std::int64_t row_tokens = c.block_tokens / c.block_size;
+    const std::int64_t first = pool.layout().groups[static_cast<std::size_t>(group)].first_read(kTokens) / row_tokens;
+    const std::int64_t end = kTokens / row_tokens;
     for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
       const std::uint8_t* want = from.block(saved.blocks.table(group)[static_cast<std::size_t>(b)]);
       const std::uint8_t* got = to.block(moved.table(group)[static_cast<std::size_t>(b)]);
       for (std::int64_t i = 0; i < block_bytes(*c.format, c.block_size); ++i) {
         const std::int64_t values = c.block_size * c.format->data_bytes;
-        const std::int64_t row = i < values ? i / c.format->data_bytes : (i - values) / c.format->scale_bytes;
-        ASSERT_EQ(got[i], b * c.block_size + row < rows ? want[i] : 0)
+        const std::int64_t row =
+            b * c.block_size + (i < values ? i / c.format->data_bytes : (i - values) / c.format->scale_bytes);
+        ASSERT_EQ(got[i], row >= first && row < end ? want[i] : 0)
             << name_of(c.role) << " block " << b << " byte " << i;
       }
     }

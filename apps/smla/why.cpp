@@ -2,12 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 
 #include "arguments.h"
 #include "commands.h"
 #include "ops/catalog.h"
 #include "sparsemla/error.h"
 #include "sparsemla/ops/attention.h"
+#include "why_cells.h"
 
 namespace smla {
 
@@ -23,8 +25,11 @@ struct WhyOptions {
   std::string q = "bf16";
   std::string device = "cpu";
   std::string implementation;
+  std::string gpu;
   bool partial = false;
   bool deterministic = false;
+  bool cells = false;
+  bool details = false;
 };
 
 /// Value of scope `i`: one value serves both scopes.
@@ -97,7 +102,24 @@ bool print_candidates(const std::vector<Candidate>& candidates, const std::strin
   return taken;
 }
 
+/// Who runs each of the cells that are measured; a card by name need not be there.
+int why_cells(const WhyOptions& options) {
+  if (options.op != SparseAttention::kName)
+    throw InvalidArgument("--cells: got " + options.op + ", expected sparse_attention");
+  std::optional<device::Gpu> gpu;
+  if (!options.gpu.empty()) gpu = known_gpu(options.gpu);
+  const PlanOptions plan{.device = gpu ? DeviceKind::kCuda : device_from_name(options.device),
+                         .implementation = options.implementation,
+                         .deterministic = options.deterministic};
+  const CellTables tables = attention_cells(attention_problem(options), plan, gpu ? &*gpu : nullptr);
+  fmt::print("{}", options.details ? tables.details : tables.text);
+  return tables.served ? kExitPass : kExitMismatch;
+}
+
 int why(const WhyOptions& options, bool shaped) {
+  if (options.cells) return why_cells(options);
+  if (!options.gpu.empty() || options.details)
+    throw InvalidArgument("--gpu and --details: got one without --cells, expected it too");
   const PlanOptions plan{
       .device = device_from_name(options.device), .implementation = {}, .deterministic = options.deterministic};
   std::vector<Candidate> candidates;
@@ -150,6 +172,12 @@ void add_why_command(CLI::App& app, int& exit_code) {
   command->add_option("--device", options->device, "Where to run: cpu or cuda")->capture_default_str();
   command->add_option("--impl", options->implementation, "Ask for one implementation by name");
   command->add_flag("--deterministic", options->deterministic, "Rows must not depend on their neighbours");
+  CLI::Option_group* cells = command->add_option_group("Cells of sparse_attention");
+  cells->add_flag("--cells", options->cells,
+                  "Who runs each cell of the decode and prefill grids, as tables; --format, --q, --impl and "
+                  "--deterministic hold for all of them");
+  cells->add_flag("--details", options->details, "A line for each cell, with how it is cut");
+  cells->add_option("--gpu", options->gpu, "Ask for a card that need not be there: a100, l40s, h100, h200 or b200");
   command->footer("Exit status: 0 something runs it, 1 nothing does, 2 wrong usage.");
   command->callback([options, shape, &exit_code] { exit_code = why(*options, shape->count_all() > 0); });
 }

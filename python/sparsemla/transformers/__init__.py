@@ -4,7 +4,8 @@
     sparsemla.transformers.enable(model)      # model: DeepseekV4ForCausalLM, DeepseekV4Model, ...
     model.generate(**inputs)
 
-`enable` replaces the forward of every attention module, on the CPU and on a GPU. A cache that the model makes, or an
+`enable` replaces the forward of every attention module, on the CPU and on a GPU; on the CPU hyper-connections keep
+their numbers and are computed in fewer passes through memory. A cache that the model makes, or an
 empty DynamicCache, gets layers whose rows lie in the library's pages.
 """
 
@@ -18,6 +19,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Atten
 
 from sparsemla import InvalidArgument, Unsupported
 
+from . import _hyper
 from ._forward import Runner, Settings, attention_forward
 
 __all__ = ["disable", "enable", "enabled"]
@@ -88,15 +90,17 @@ def enable(
     for name, attention in found.items():
         attention.__dict__["_sparsemla"] = runners[name]
         attention.__dict__["forward"] = types.MethodType(attention_forward, attention)
+    _hyper.take(model)
     return model
 
 
 def disable(model: Model) -> Model:
-    """Gives every attention layer its own forward back. Caches that were filled meanwhile cannot go on. Returns the
-    model; a model that is not enabled stays as it is."""
+    """Gives every attention layer and hyper-connection its own forward back. Caches that were filled meanwhile cannot
+    go on. Returns the model; a model that is not enabled stays as it is."""
     for attention in _attentions(model).values():
         attention.__dict__.pop("forward", None)
         attention.__dict__.pop("_sparsemla", None)
+    _hyper.give_back(model)
     return model
 
 

@@ -512,6 +512,9 @@ def check_combinations(folder):
         ("--stage-times", None, (), "--device cuda"),
         ("--plant-error", "block", ("--check", 0), "--check 0"),
         ("--dump-step", "2", (), "without --dump"),
+        ("--prefix-retention", "256", (), "without --prefix-cache"),
+        ("--prefix-compare", None, (), "without --prefix-cache"),
+        ("--dump", folder, ("--prefix-cache", "--prefix-compare"), "--prefix-compare"),
         ("--kv-bytes", "2G", ("--kv-blocks", 100), "--kv-blocks"),
     ):
         run("run", *others, option, *([] if value is None else [value]), code=2, err=[f"smla: {option}: got it ", text])
@@ -649,6 +652,56 @@ def check_run_report(folder):
     if "topk " not in text or "indexer_logits " not in text:
         FAILURES.append("implementations")
         print("FAIL: implementations of the prefill are missing:", text)
+
+
+def check_prefix_cache(folder):
+    """Prompts that begin alike: what is found, and the same outputs as without; prompts that share nothing."""
+    (folder / "alike.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 700, "output_length": 2, "hash_ids": [1, 2]}\n'
+        '{"timestamp": 0, "input_length": 900, "output_length": 3, "hash_ids": [1, 3]}\n'
+        '{"timestamp": 0, "input_length": 700, "output_length": 2, "hash_ids": [1, 2]}\n'
+    )
+    (folder / "apart.jsonl").write_text('{"timestamp": 0, "input_length": 600, "output_length": 2}\n' * 2)
+    cache = ["--prefix-cache", "--prefix-compare", "--deterministic", "--max-seqs", 1, "--layers", "1,2", "-q"]
+
+    def report(name, *args):
+        text = run(
+            "run",
+            "--trace",
+            folder / name,
+            *cache,
+            *args,
+            "--json",
+            folder / "run.json",
+            code=0,
+            out=["the same outputs, bit for bit", "without     TTFT ms mean"],
+        )
+        return text, json.loads((folder / "run.json").read_text())
+
+    text, found = report("alike.jsonl", "--check", 6)
+    got = (found["prefix_cache"]["cached_tokens"], [r["cached_tokens"] for r in found["requests"]])
+    if got != (1024, [0, 512, 512]) or "2 of 3 requests began in the cache, 1024 of 2300 prompt tokens" not in text:
+        FAILURES.append("prefix cache")
+        print("FAIL: prefixes found:", got, text)
+    _, found = report("alike.jsonl", "--prefix-retention", 256, "--check", 0)
+    got = [r["cached_tokens"] for r in found["requests"]]
+    if got != [0, 512, 512] or found["prefix_cache"]["without"]["different_outputs"] != 0:
+        FAILURES.append("prefix retention")
+        print("FAIL: prefixes found with an interval of 256:", got)
+    _, found = report("apart.jsonl", "--check", 2)
+    if found["prefix_cache"]["hit_rate"] != 0:
+        FAILURES.append("prompts that share nothing")
+        print("FAIL: prefixes found where none are shared:", found["prefix_cache"])
+    run(
+        "run",
+        "--trace",
+        folder / "alike.jsonl",
+        "--prefix-cache",
+        "--prefix-retention",
+        300,
+        code=2,
+        err="retention_interval: got 300, expected a multiple of 256",
+    )
 
 
 def check_checkpoint(folder):
@@ -948,6 +1001,7 @@ with tempfile.TemporaryDirectory() as temporary:
     check_output_paths(Path(temporary))
     check_traces(Path(temporary))
     check_run_report(Path(temporary))
+    check_prefix_cache(Path(temporary))
     check_checkpoint(Path(temporary))
     check_bench(Path(temporary))
 print(f"{len(FAILURES)} failed")

@@ -11,6 +11,7 @@
 #include "arguments.h"
 #include "commands.h"
 #include "output_file.h"
+#include "prefix_report.h"
 #include "progress.h"
 #include "run_arguments.h"
 #include "run_combinations.h"
@@ -58,7 +59,8 @@ void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, cons
       last = std::move(now_running);
     }
     const RunTotals& t = engine.totals();
-    progress.update(t.prefill_tokens + t.decode_tokens - t.recomputed_tokens, fmt::format("step {}", t.steps));
+    progress.update(t.prefill_tokens + t.decode_tokens - t.recomputed_tokens + t.cached_tokens,
+                    fmt::format("step {}", t.steps));
   }
   progress.finish();
   report.interrupted = g_interrupted != 0;
@@ -97,6 +99,18 @@ void tell_of_missing_scales(const EngineOptions& o) {
              o.layer.caches.kv_scale, o.layer.q_scale);
 }
 
+/// The same requests through an engine without a prefix cache, for comparison.
+void replay_without(const std::vector<RequestSpec>& specs, const RunArguments& a, RunReport& report) {
+  RunReport plain;
+  plain.options = report.options;
+  plain.options.prefix_cache.reset();
+  Engine engine(plain.options);
+  replay_requests(engine, specs, a, plain);
+  report.compared = true;
+  report.without = engine.results();
+  report.without_seconds = plain.wall_seconds;
+}
+
 int run(const RunArguments& a) {
   RunReport report;
   check_dump_folder(a.dump);
@@ -118,6 +132,7 @@ int run(const RunArguments& a) {
   report.setup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   const auto previous = std::signal(SIGINT, [](int) { g_interrupted = 1; });
+  if (a.prefix_compare) replay_without(specs, a, report);
   replay_requests(engine, specs, a, report);
   std::signal(SIGINT, previous);
 
@@ -126,6 +141,7 @@ int run(const RunArguments& a) {
   report.layout = engine.pool().layout();
   for (std::size_t g = 0; g < report.layout.groups.size(); ++g)
     report.peak_blocks.push_back(engine.pool().peak(static_cast<int>(g)));
+  if (engine.prefix_cache() != nullptr) report.prefixes = engine.prefix_cache()->stats();
   if (a.check > 0) {
     Progress progress("check", "samples", a.check, a.quiet);
     report.check = check.finish([&](int done) { progress.update(done); });
@@ -137,6 +153,7 @@ int run(const RunArguments& a) {
   if (json.wanted() && !json.is_stdout()) fmt::print("JSON: {}\n", json.path());
   if (report.interrupted) return 130;
   tell_of_dump(a, report.totals.steps);
+  if (report.compared && report.options.layer.deterministic && different_outputs(report) > 0) return 1;
   return report.checked && !report.check.passed ? 1 : 0;
 }
 
@@ -179,9 +196,18 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   c->add_option("--max-seqs", a->max_seqs, "Requests in flight")->check(whole(1, 1 << 16))->capture_default_str();
   c->add_option("--kv-blocks", a->kv_blocks,
-                "Blocks of the KV pool (default: enough for max-seqs of the longest, at most 4 GiB)")
+                "Blocks of the KV pool (default: enough for max-seqs of the longest, at most 4 GiB; with "
+                "--prefix-cache 4 GiB)")
       ->check(whole(1, std::int64_t{1} << 31));
   c->add_option("--kv-bytes", a->kv_bytes, "Bytes of the KV pool in place of --kv-blocks, e.g. 500M or 2GB");
+  c->add_flag("--prefix-cache", a->prefix_cache,
+              "Begin requests with prefixes that earlier ones computed, by the trace's hash_ids");
+  c->add_option("--prefix-retention", a->prefix_retention,
+                "Tokens between the places where a prefix can end, a multiple of 256; the end of a prompt is one, too")
+      ->check(whole(1, std::int64_t{1} << 40))
+      ->capture_default_str();
+  c->add_flag("--prefix-compare", a->prefix_compare,
+              "Replay the trace without the prefix cache first and report the times of both");
   c->add_option("--front-end", a->front_end, "flashmla, flashinfer, sm120, auto, or one of upstream's backend names")
       ->capture_default_str();
   c->add_flag("--strict", a->strict, "Refuse what upstream's kernels of that front-end refuse, with its texts");

@@ -53,7 +53,7 @@ std::vector<std::int64_t> parse_layers(const std::string& text, const ModelConfi
   return layers;
 }
 
-/// Enough blocks for the longest `max_seqs` requests at once, within the byte limit.
+/// Enough blocks for the longest `max_seqs` requests at once, within the byte limit; with a prefix cache all of it.
 std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, const std::vector<RequestSpec>& specs) {
   if (a.kv_blocks > 0) return a.kv_blocks;
   std::vector<LayerConfig> configs;
@@ -70,7 +70,8 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
       std::accumulate(needs.begin(), needs.begin() + static_cast<std::ptrdiff_t>(at_once), std::int64_t{0});
   const std::int64_t bytes = a.kv_bytes.empty() ? kDefaultKvBytes : parse_bytes("--kv-bytes", a.kv_bytes);
   const std::int64_t limit = bytes / layout.block_stride_bytes;
-  return std::max<std::int64_t>(1, a.kv_bytes.empty() ? std::min(wanted, limit) : limit);
+  // What is left over keeps prefixes.
+  return std::max<std::int64_t>(1, a.kv_bytes.empty() && !a.prefix_cache ? std::min(wanted, limit) : limit);
 }
 
 /// auto: where FP8 x FP8 runs on tensor cores and nothing else was asked for.
@@ -107,7 +108,9 @@ std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report)
     specs.push_back({.id = static_cast<std::int64_t>(specs.size()),
                      .arrival_seconds = a.arrival_speed > 0 ? (t.arrival_ms - first) / 1e3 / a.arrival_speed : 0,
                      .prompt_tokens = scaled(t.input_length),
-                     .output_tokens = scaled(t.output_length)});
+                     .output_tokens = scaled(t.output_length),
+                     .prompt_ids = t.hash_ids,
+                     .prompt_id_tokens = scaled(kTraceBlockTokens)});
   }
   std::ranges::stable_sort(specs, {}, &RequestSpec::arrival_seconds);
   return specs;
@@ -164,6 +167,7 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.max_model_len = std::min(o.max_model_len, o.model.max_position);
   o.layer.chunks.max_model_len = o.max_model_len;
   o.layer.chunks.max_batched_tokens = o.max_batched_tokens;
+  if (a.prefix_cache) o.prefix_cache = PrefixCacheOptions{.retention_interval = a.prefix_retention};
   o.speculative = a.speculative;
   o.adaptive_speculation = a.adaptive_speculation;
   o.draft_acceptance = a.acceptance;

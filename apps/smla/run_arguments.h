@@ -37,6 +37,9 @@ struct RunArguments {
   int speculative = 0;
   double acceptance = 0.7;
   bool adaptive_speculation = false;
+  bool prefix_cache = false;
+  std::int64_t prefix_retention = PrefixCacheOptions{}.retention_interval;
+  bool prefix_compare = false;
   int check = 8;
   int threads = 0;
   std::uint64_t seed = 0;

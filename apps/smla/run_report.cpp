@@ -6,50 +6,14 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "prefix_report.h"
+#include "run_times.h"
+
 namespace smla {
 
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// Mean and percentiles of seconds, in milliseconds.
-struct Spread {
-  std::size_t count = 0;
-  double mean = 0, p50 = 0, p99 = 0;
-};
-
-Spread spread(std::vector<double> seconds) {
-  Spread s{.count = seconds.size()};
-  if (seconds.empty()) return s;
-  std::ranges::sort(seconds);
-  const auto at = [&](double q) {  // nearest rank
-    const auto rank = static_cast<std::size_t>(std::ceil(q * static_cast<double>(seconds.size())));
-    return 1e3 * seconds[std::clamp<std::size_t>(rank, 1, seconds.size()) - 1];
-  };
-  for (const double v : seconds) s.mean += 1e3 * v / static_cast<double>(seconds.size());
-  s.p50 = at(0.50);
-  s.p99 = at(0.99);
-  return s;
-}
-
-Spread ttft(const RunReport& r) {
-  std::vector<double> v;
-  for (const RequestResult& q : r.results) {
-    const double arrival = r.arrival_speed > 0 ? q.spec.arrival_seconds : 0;
-    if (q.first_token_seconds >= 0) v.push_back(q.first_token_seconds - arrival);
-  }
-  return spread(std::move(v));
-}
-
-Spread tpot(const RunReport& r) {
-  std::vector<double> v;
-  for (const RequestResult& q : r.results) {
-    if (q.finish_seconds >= 0 && q.spec.output_tokens > 1) {
-      v.push_back((q.finish_seconds - q.first_token_seconds) / static_cast<double>(q.spec.output_tokens - 1));
-    }
-  }
-  return spread(std::move(v));
-}
 
 std::int64_t count(const RunReport& r, RequestResult::State state) {
   return std::ranges::count_if(r.results, [&](const RequestResult& q) { return q.state == state; });
@@ -193,12 +157,13 @@ std::string report_text(const RunReport& r) {
                      name_of(r.options.layer.device), name_of(r.options.layer.front_end),
                      r.options.layer.caches.rows->name, r.options.layer.caches.index->name,
                      r.options.layer.precision == Precision::kF32 ? "f32" : "bf16");
-  out += fmt::format("requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request, position)",
-                     r.trace, r.scale_lengths,
-                     r.options.weights == nullptr ? "weights are seeded random"
-                                                  : "weights from " + r.options.weights->path() +
-                                                        (r.options.fp8_weights ? " (FP8 as stored)" : ""),
-                     r.options.seed);
+  out += fmt::format(
+      "requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request or prompt block, position)",
+      r.trace, r.scale_lengths,
+      r.options.weights == nullptr
+          ? "weights are seeded random"
+          : "weights from " + r.options.weights->path() + (r.options.fp8_weights ? " (FP8 as stored)" : ""),
+      r.options.seed);
   out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
   if (r.interrupted) out += "INTERRUPTED: the report covers what was done so far\n";
   out +=
@@ -220,7 +185,9 @@ std::string report_text(const RunReport& r) {
   if (r.options.speculative > 0)
     out += fmt::format("drafts      {} verified, {} rejected\n", t.draft_tokens, t.rejected_drafts);
   out += fmt::format("preemptions {} ({} tokens recomputed)\n", t.preemptions, t.recomputed_tokens);
-  for (const auto& [name, s] : {std::pair{"TTFT ms", ttft(r)}, std::pair{"TPOT ms", tpot(r)}}) {
+  out += prefix_text(r);
+  for (const auto& [name, s] :
+       {std::pair{"TTFT ms", ttft(r.results, r.arrival_speed)}, std::pair{"TPOT ms", tpot(r.results)}}) {
     out += s.count == 0 ? fmt::format("{}     no request got that far\n", name)
                         : fmt::format("{}     mean {:.1f}, p50 {:.1f}, p99 {:.1f}\n", name, s.mean, s.p50, s.p99);
   }
@@ -259,6 +226,7 @@ std::string report_json(const RunReport& r) {
                         {"output_tokens", q.spec.output_tokens},
                         {"generated", q.generated},
                         {"preemptions", q.preemptions},
+                        {"cached_tokens", q.cached_tokens},
                         {"first_token_seconds", q.first_token_seconds},
                         {"finish_seconds", q.finish_seconds},
                         {"digest", fmt::format("{:016x}", q.digest)},
@@ -270,56 +238,59 @@ std::string report_json(const RunReport& r) {
         {{"name", g.name}, {"peak_blocks", g.blocks}, {"peak_bytes", g.bytes}, {"bytes_per_token", g.per_token}});
   Json stage_seconds;
   for (const auto& [name, seconds] : stages(r)) stage_seconds[name] = seconds;
-  Json j = {{"schema", "smla-run/1"},
-            {"model", r.model},
-            {"layers", r.options.layers},
-            {"trace", r.trace},
-            {"scale_lengths", r.scale_lengths},
-            {"arrival_speed", r.arrival_speed},
-            {"seed", r.options.seed},
-            {"weights", r.options.weights == nullptr ? Json(nullptr) : Json(r.options.weights->path())},
-            {"fp8_weights", r.options.fp8_weights},
-            {"synthetic", std::string(r.options.weights == nullptr ? "weights are seeded random; " : "") +
-                              "hidden states are f(seed, request, position); rejected drafts come from another stream"},
-            {"front_end", name_of(r.options.layer.front_end)},
-            {"device", name_of(r.options.layer.device)},
-            {"graph_steps", t.graph_steps},
-            {"graphs",
-             {{"recorded", t.graphs_recorded},
-              {"evicted", t.graphs_evicted},
-              {"kept", t.graphs},
-              {"bytes", t.graph_bytes},
-              {"max", r.options.max_graphs},
-              {"max_bytes", r.options.max_graph_bytes}}},
-            {"table_bytes_moved", t.table_bytes},
-            {"cache_dtype", r.options.layer.caches.rows->name},
-            {"index_dtype", r.options.layer.caches.index->name},
-            {"speculative", r.options.speculative},
-            {"interrupted", r.interrupted},
-            {"wall_seconds", r.wall_seconds},
-            {"setup_seconds", r.setup_seconds},
-            {"finished", count(r, State::kFinished)},
-            {"refused", count(r, State::kRefused)},
-            {"steps", t.steps},
-            {"prefill_tokens", t.prefill_tokens},
-            {"decode_tokens", t.decode_tokens},
-            {"prefill_tokens_per_second", rate(t.prefill_tokens, t.prefill_seconds)},
-            {"decode_tokens_per_second", rate(t.decode_tokens, t.decode_seconds)},
-            {"draft_tokens", t.draft_tokens},
-            {"rejected_drafts", t.rejected_drafts},
-            {"preemptions", t.preemptions},
-            {"recomputed_tokens", t.recomputed_tokens},
-            {"ttft_ms", spread_json(ttft(r))},
-            {"tpot_ms", spread_json(tpot(r))},
-            {"kv",
-             {{"blocks", r.options.num_blocks},
-              {"block_bytes", r.layout.block_stride_bytes},
-              {"peak_blocks", t.peak_blocks},
-              {"peak_cached_tokens", t.peak_cached_tokens},
-              {"groups", groups}}},
-            {"stage_seconds", stage_seconds},
-            {"implementations", r.implementations},
-            {"requests", requests}};
+  Json j = {
+      {"schema", "smla-run/1"},
+      {"model", r.model},
+      {"layers", r.options.layers},
+      {"trace", r.trace},
+      {"scale_lengths", r.scale_lengths},
+      {"arrival_speed", r.arrival_speed},
+      {"seed", r.options.seed},
+      {"weights", r.options.weights == nullptr ? Json(nullptr) : Json(r.options.weights->path())},
+      {"fp8_weights", r.options.fp8_weights},
+      {"synthetic",
+       std::string(r.options.weights == nullptr ? "weights are seeded random; " : "") +
+           "hidden states are f(seed, request or prompt block, position); rejected drafts come from another stream"},
+      {"front_end", name_of(r.options.layer.front_end)},
+      {"device", name_of(r.options.layer.device)},
+      {"graph_steps", t.graph_steps},
+      {"graphs",
+       {{"recorded", t.graphs_recorded},
+        {"evicted", t.graphs_evicted},
+        {"kept", t.graphs},
+        {"bytes", t.graph_bytes},
+        {"max", r.options.max_graphs},
+        {"max_bytes", r.options.max_graph_bytes}}},
+      {"table_bytes_moved", t.table_bytes},
+      {"cache_dtype", r.options.layer.caches.rows->name},
+      {"index_dtype", r.options.layer.caches.index->name},
+      {"speculative", r.options.speculative},
+      {"interrupted", r.interrupted},
+      {"wall_seconds", r.wall_seconds},
+      {"setup_seconds", r.setup_seconds},
+      {"finished", count(r, State::kFinished)},
+      {"refused", count(r, State::kRefused)},
+      {"steps", t.steps},
+      {"prefill_tokens", t.prefill_tokens},
+      {"decode_tokens", t.decode_tokens},
+      {"prefill_tokens_per_second", rate(t.prefill_tokens, t.prefill_seconds)},
+      {"decode_tokens_per_second", rate(t.decode_tokens, t.decode_seconds)},
+      {"draft_tokens", t.draft_tokens},
+      {"rejected_drafts", t.rejected_drafts},
+      {"preemptions", t.preemptions},
+      {"recomputed_tokens", t.recomputed_tokens},
+      {"prefix_cache", Json::parse(prefix_json(r))},
+      {"ttft_ms", spread_json(ttft(r.results, r.arrival_speed))},
+      {"tpot_ms", spread_json(tpot(r.results))},
+      {"kv",
+       {{"blocks", r.options.num_blocks},
+        {"block_bytes", r.layout.block_stride_bytes},
+        {"peak_blocks", t.peak_blocks},
+        {"peak_cached_tokens", t.peak_cached_tokens},
+        {"groups", groups}}},
+      {"stage_seconds", stage_seconds},
+      {"implementations", r.implementations},
+      {"requests", requests}};
   if (r.checked) j["check"] = check_json(r.check);
   return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "sparsemla/engine.h"
+#include "sparsemla/prefix_cache.h"
 #include "sparsemla/run_check.h"
 
 namespace smla {
@@ -23,6 +24,10 @@ struct RunReport {
   KvLayout layout;
   std::vector<std::int64_t> peak_blocks;  ///< a group
   std::string implementations;            ///< of all steps
+  PrefixCacheStats prefixes;
+  bool compared = false;               ///< the trace was also replayed without the prefix cache
+  std::vector<RequestResult> without;  ///< the results of that
+  double without_seconds = 0;
   bool checked = false;
   CheckReport check;
 };

@@ -17,7 +17,7 @@ namespace SMLA_API smla {
 struct PrefixCacheOptions {
   /// A tail is kept at each multiple of so many tokens: a multiple of the cache's unit. A request that shares n tokens
   /// with an earlier one goes on from the last tail within them.
-  std::int64_t retention_interval = 2048;
+  std::int64_t retention_interval = 512;
   /// Also at the end of a prompt, rounded down to the unit.
   bool keep_prompt_end = true;
   /// Bits of a hash that are used, 0 to 64: few make different prefixes meet, which costs time and nothing else.

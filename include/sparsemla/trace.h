@@ -9,12 +9,16 @@
 
 namespace SMLA_API smla {
 
+/// Tokens of a prompt that one of its `hash_ids` stands for.
+inline constexpr std::int64_t kTraceBlockTokens = 512;
+
 /// One request of a recorded trace.
 struct TraceRequest {
   double arrival_ms = 0.0;         ///< milliseconds, `timestamp` in the file
   std::int64_t input_length = 0;   ///< prompt tokens, at least 1
   std::int64_t output_length = 0;  ///< tokens to generate, at least 1
-  /// One id for each prefix block of the prompt, equal ids for equal prefixes; may be empty. Kept, no effect yet.
+  /// One id for each block of kTraceBlockTokens of the prompt, the last one perhaps in part; equal ids stand for equal
+  /// blocks behind equal ones. May be empty.
   std::vector<std::int64_t> hash_ids;
   friend bool operator==(const TraceRequest&, const TraceRequest&) = default;
 };

@@ -123,12 +123,12 @@ std::string head(const std::string& title, const Values& values) {
 /// A block of rows for each number of heads; heads that have the same block share it.
 std::string table_of(const std::vector<std::pair<std::int64_t, TableRows>>& blocks, const std::string& every) {
   std::vector<std::pair<std::string, const TableRows*>> shared;
-  for (const auto& [heads, block] : blocks) {
-    const auto same = std::ranges::find_if(shared, [&](const auto& s) { return s.second->rows == block.rows; });
+  for (const auto& block : blocks) {
+    const auto same = std::ranges::find_if(shared, [&](const auto& s) { return s.second->rows == block.second.rows; });
     if (same == shared.end()) {
-      shared.emplace_back(std::to_string(heads), &block);
+      shared.emplace_back(std::to_string(block.first), &block.second);
     } else {
-      same->first += ", " + std::to_string(heads);
+      same->first += ", " + std::to_string(block.first);
     }
   }
   std::string text;

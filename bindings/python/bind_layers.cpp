@@ -3,8 +3,37 @@
 #include <nanobind/stl/string.h>
 
 #include "python/layer.h"
+#include "sparsemla/checkpoint.h"
 
 namespace smla::python {
+
+namespace {
+
+/// A layer over what a checkpoint holds, as its Python objects give it.
+/// @param checkpoint a Checkpoint, or the path of one
+/// @param move       called with each tensor, or None: they stay on the host
+/// @throws InvalidArgument for a checkpoint without config.json, and what Checkpoint and AttentionLayer throw.
+nb::object layer_of_checkpoint(nb::handle checkpoint, std::int64_t layer, std::int64_t positions, nb::handle move,
+                               int tp_rank, int tp_size, bool keep_fp8, const nb::kwargs& options) {
+  nb::object opened = nb::borrow(checkpoint);
+  if (!nb::isinstance<Checkpoint>(opened)) opened = nb::type<Checkpoint>()(nb::str(checkpoint));
+  const nb::object model = opened.attr("model");
+  if (model.is_none()) {
+    throw InvalidArgument("AttentionLayer: checkpoint: got " + nb::cast<std::string>(opened.attr("path")) +
+                          " without a config.json, expected one with the model's numbers");
+  }
+  const nb::dict loaded = nb::cast<nb::dict>(opened.attr("load_layer")(layer, tp_rank, tp_size, keep_fp8));
+  const auto placed = [&](nb::handle tensor) { return move.is_none() ? nb::borrow(tensor) : move(tensor); };
+  nb::dict weights;
+  for (const auto& [name, tensor] : nb::cast<nb::dict>(loaded["tensors"])) weights[name] = placed(tensor);
+  nb::dict given = nb::cast<nb::dict>(options);
+  for (const char* scale : {"q_scale", "kv_scale"})
+    if (!given.contains(scale) && !loaded[scale].is_none()) given[scale] = loaded[scale];
+  const nb::object cos_sin = placed(model.attr("rope_table")(layer, positions));
+  return nb::type<Layer>()(loaded["config"], weights, cos_sin, **given);
+}
+
+}  // namespace
 
 void bind_layers(nb::module_& module) {
   using nb::arg;
@@ -31,6 +60,20 @@ void bind_layers(nb::module_& module) {
           [](Layer* to, const nb::dict& config, const nb::dict& weights, nb::handle cos_sin,
              const nb::kwargs& options) { new (to) Layer(config, weights, cos_sin, nb::cast<nb::dict>(options)); },
           arg("config"), arg("weights"), arg("cos_sin"), arg("options"))
+      .def_static(
+          "from_checkpoint", &layer_of_checkpoint, arg("checkpoint"), arg("layer"), arg("positions"),
+          arg("move") = nb::none(), arg("tp_rank") = 0, arg("tp_size") = 1, arg("keep_fp8") = false, arg("options"),
+          nb::sig("def from_checkpoint(checkpoint: Checkpoint | str, layer: int, positions: int, "
+                  "move: collections.abc.Callable[[object], object] | None = None, tp_rank: int = 0, tp_size: int = 1, "
+                  "keep_fp8: bool = False, **options) -> AttentionLayer"),
+          "A layer of a checkpoint, with a rope table of its own.\n\n"
+          "checkpoint: a Checkpoint, or the path of a folder with config.json. layer: its index; layers of "
+          "multi-token\n"
+          "prediction come last. positions: tokens of the longest sequence. move: called with each tensor, which lies\n"
+          "on the host and has __dlpack__, to place it on a GPU: lambda t: torch.from_dlpack(t).cuda(); None leaves\n"
+          "it. tp_rank, tp_size, keep_fp8: as Checkpoint.load_layer takes them. options: as AttentionLayer takes\n"
+          "them; q_scale and kv_scale are the checkpoint's where it has some and none are given.\n\n"
+          "Raises InvalidArgument, IoError, Unsupported, as Checkpoint and AttentionLayer do.")
       .def_prop_ro(
           "caches", &Layer::caches,
           "By role (\"window\", \"compressed\", \"index\", \"state\", \"index_state\"), where the layer has it:\n"

@@ -1,6 +1,6 @@
 """SparseMLA's ops and layers, over tensors of any framework."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __version__: str
 
@@ -130,6 +130,29 @@ class AttentionLayer:
     """
 
     def __init__(self, config: dict, weights: dict, cos_sin: object, **options) -> None: ...
+    @staticmethod
+    def from_checkpoint(
+        checkpoint: Checkpoint | str,
+        layer: int,
+        positions: int,
+        move: Callable[[object], object] | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        keep_fp8: bool = False,
+        **options,
+    ) -> AttentionLayer:
+        """
+        A layer of a checkpoint, with a rope table of its own.
+
+        checkpoint: a Checkpoint, or the path of a folder with config.json. layer: its index; layers of multi-token
+        prediction come last. positions: tokens of the longest sequence. move: called with each tensor, which lies
+        on the host and has __dlpack__, to place it on a GPU: lambda t: torch.from_dlpack(t).cuda(); None leaves
+        it. tp_rank, tp_size, keep_fp8: as Checkpoint.load_layer takes them. options: as AttentionLayer takes
+        them; q_scale and kv_scale are the checkpoint's where it has some and none are given.
+
+        Raises InvalidArgument, IoError, Unsupported, as Checkpoint and AttentionLayer do.
+        """
+
     @property
     def caches(self) -> dict:
         """

@@ -100,6 +100,70 @@ class Model:
         return outputs
 
 
+def test_a_layer_out_of_a_checkpoint_in_one_call(checkpoint: Path) -> None:
+    opened = sm.Checkpoint(str(checkpoint))
+    loaded = opened.load_layer(2, tp_rank=1, tp_size=2)
+    by_hand = sm.AttentionLayer(loaded["config"], loaded["tensors"], opened.model.rope_table(2, 512), threads=1)
+    moved: list[Any] = []
+
+    def move(tensor: Any) -> Any:
+        try:
+            moved.append(np.array(np.from_dlpack(tensor)))
+        except BufferError:  # numpy has no bfloat16
+            moved.append(tensor)
+        return moved[-1]
+
+    at_once = [
+        sm.AttentionLayer.from_checkpoint(given, 2, 512, tp_rank=1, tp_size=2, threads=1, **more)
+        for given, more in ((opened, {}), (str(checkpoint), {"move": move}), (str(checkpoint), {"cache_rows": "bf16"}))
+    ]
+    assert moved[-1].shape == (512, 64) and len(moved) == len(loaded["tensors"]) + 1
+    assert at_once[0].caches == at_once[1].caches == by_hand.caches
+    assert at_once[2].caches["window"]["format"] == "bf16"
+    del opened, loaded
+    gc.collect()
+    x = inputs(20, sm.Checkpoint(str(checkpoint)).model.hidden_size)
+    outputs = [attend_alone(layer, x) for layer in (by_hand, *at_once[:2])]
+    assert outputs[0].any()
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    np.testing.assert_array_equal(outputs[0], outputs[2])
+
+
+def test_a_layer_that_a_checkpoint_does_not_have(checkpoint: Path) -> None:
+    make = sm.AttentionLayer.from_checkpoint
+    with pytest.raises(sm.IoError, match="nowhere"):
+        make("/nowhere", 0, 64)
+    with pytest.raises(sm.InvalidArgument, match="layer"):
+        make(str(checkpoint), 99, 64)
+    with pytest.raises(sm.InvalidArgument, match="rope_table: positions: got 0"):
+        make(str(checkpoint), 0, 0)
+    with pytest.raises(sm.InvalidArgument, match=r"without a config\.json"):
+        make(str(next(checkpoint.glob("*.safetensors"))), 0, 64)
+    with pytest.raises(sm.InvalidArgument, match="colour"):
+        make(str(checkpoint), 0, 64, colour="red")
+    with pytest.raises(ZeroDivisionError):
+        make(str(checkpoint), 0, 64, move=lambda tensor: 1 // 0)
+    with pytest.raises(TypeError):
+        make(str(checkpoint), "two", 64)
+
+
+def attend_alone(layer: sm.AttentionLayer, x: np.ndarray) -> np.ndarray:
+    """Outputs of one request, whose blocks are those of the table, over caches of its own."""
+    tokens = len(x)
+    tables = [np.arange(-(-tokens // group["block_tokens"]), dtype=np.int32)[None] for group in layer.groups]
+    caches = {
+        role: sm.Cache(
+            np.zeros((tables[need["group"]].shape[1], need["page_bytes"]), np.uint8), need["format"], need["block_size"]
+        )
+        for role, need in layer.caches.items()
+    }
+    step = sm.Step(layer)
+    step.build(np.array([0, tokens], np.int32), np.array([tokens], np.int32), np.arange(tokens), tables)
+    output = np.zeros(x.shape, np.uint16)
+    layer.forward(step, caches, x, output)
+    return output
+
+
 def inputs(tokens: int, hidden: int, seed: int = 7) -> np.ndarray:
     x = np.random.default_rng(seed).normal(size=(tokens, hidden)).astype(np.float32)
     return (x.view(np.uint32) >> 16).astype(np.uint16)

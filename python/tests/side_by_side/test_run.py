@@ -20,6 +20,7 @@ from side_by_side.clock import Time, WallClock  # noqa: E402
 from side_by_side.fault import Fault  # noqa: E402
 from side_by_side.inputs import Call, Inputs, RowCache  # noqa: E402
 from side_by_side.library import Library  # noqa: E402
+from side_by_side.options import arguments  # noqa: E402
 from side_by_side.peer import FlashMla, load_peer  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -238,9 +239,15 @@ def test_a_run_with_a_failed_cell_says_so(tmp_path: Path) -> None:
 def test_files_that_cannot_be_loaded(words: list[str], text: str, tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("")
     places = {"{libc}": str(Path(torch.__file__).parent / "lib" / "libc10.so"), "{empty}": str(tmp_path / "empty.py")}
-    done = side_by_side("run", "--device", "cpu", "--heads", "8", *[places.get(w, w) for w in words])
+    with pytest.raises(Fault) as fault:
+        runner.run(arguments(["run", "--device", "cpu", "--heads", "8", *[places.get(w, w) for w in words]]))
+    assert text in str(fault.value)
+
+
+def test_what_cannot_be_loaded_is_told_without_a_trace() -> None:
+    done = side_by_side("run", "--device", "cpu", "--lib", "/no/file.so")
     assert done.returncode == 1
-    assert done.stderr.startswith("side_by_side: ") and text in done.stderr
+    assert done.stderr == "side_by_side: --lib: /no/file.so is no file\n"
 
 
 def test_an_adapter_is_told_its_path() -> None:

@@ -512,6 +512,7 @@ def check_combinations(folder):
         ("--stage-times", None, (), "--device cuda"),
         ("--plant-error", "block", ("--check", 0), "--check 0"),
         ("--dump-step", "2", (), "without --dump"),
+        ("--clock", "cpu", ("--arrival-speed", 1), "--arrival-speed"),
         ("--prefix-retention", "256", (), "without --prefix-cache"),
         ("--prefix-compare", None, (), "without --prefix-cache"),
         ("--dump", folder, ("--prefix-cache", "--prefix-compare"), "--prefix-compare"),

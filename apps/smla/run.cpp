@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "arguments.h"
+#include "bench/measure.h"
 #include "commands.h"
 #include "output_file.h"
 #include "prefix_report.h"
@@ -28,8 +29,10 @@ volatile std::sig_atomic_t g_interrupted = 0;
 
 /// Feeds requests as they arrive and steps until all are done or Ctrl-C.
 void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, const RunArguments& a, RunReport& report) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto now = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const bench::Clock clock = a.clock == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
+  const int threads = a.threads > 0 ? a.threads : omp_get_max_threads();
+  const double start = bench::seconds_now(clock, threads);
+  const auto now = [&] { return bench::seconds_now(clock, threads) - start; };
   std::int64_t total = 0;
   for (const RequestSpec& s : specs) total += s.positions();
   Progress progress("run", "tokens", total, a.quiet);
@@ -113,6 +116,7 @@ void replay_without(const std::vector<RequestSpec>& specs, const RunArguments& a
 
 int run(const RunArguments& a) {
   RunReport report;
+  report.cpu_clock = a.clock == "cpu";
   check_dump_folder(a.dump);
   if (a.threads > 0) omp_set_num_threads(a.threads);
   const auto start = std::chrono::steady_clock::now();
@@ -190,6 +194,10 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--arrival-speed", a->arrival_speed,
                 "Replay arrivals this many times faster than recorded, the first at once; 0: all at once")
       ->check(real(0, 1e9))
+      ->capture_default_str();
+  c->add_option("--clock", a->clock,
+                "cpu: times are the process's CPU time by thread, for two runs on a machine that others use, too")
+      ->check(one_of({"wall", "cpu"}))
       ->capture_default_str();
   c->add_option("--max-batched-tokens", a->max_batched_tokens, "Tokens of a step")
       ->check(whole(1, 1 << 20))

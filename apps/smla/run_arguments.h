@@ -19,6 +19,7 @@ struct RunArguments {
   std::int64_t max_requests = 0;
   std::optional<double> scale_lengths;
   double arrival_speed = 0;
+  std::string clock = "wall";
   std::int64_t max_batched_tokens = 512;
   std::int64_t max_seqs = 16;
   std::int64_t kv_blocks = 0;

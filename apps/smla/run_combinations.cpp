@@ -31,6 +31,9 @@ void check_combinations(const CLI::App& command, const RunArguments& a) {
   check_formats(command, a);
   for (const char* option : {"--prefix-retention", "--prefix-compare"})
     refuse_useless(command, option, !a.prefix_cache, "without --prefix-cache", "--prefix-cache");
+  refuse_useless(command, "--clock", a.clock == "cpu" && a.device == "cuda", "beside --device cuda", "--device cpu");
+  refuse_useless(command, "--clock", a.clock == "cpu" && a.arrival_speed > 0, "beside --arrival-speed",
+                 "all requests at once, for that clock stands still while nothing comes");
   refuse_useless(command, "--dump", a.prefix_compare, "beside --prefix-compare, which runs twice", "one of the two");
   refuse_useless(command, "--kv-bytes", a.kv_blocks > 0, "beside --kv-blocks", "one of the two");
   refuse_useless(command, "--fp8-weights", a.weights.empty(), "without --weights",

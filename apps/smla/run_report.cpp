@@ -173,6 +173,7 @@ std::string report_text(const RunReport& r) {
     if (q.state == State::kRefused) out += "            refused " + q.refusal + "\n";
   }
   out += fmt::format("steps       {} in {:.2f} s (set-up {:.2f} s)", t.steps, r.wall_seconds, r.setup_seconds);
+  if (r.cpu_clock) out += ", times of the CPU by thread";
   out += t.graph_steps > 0 ? fmt::format(", {} as recorded graphs\n", t.graph_steps) : "\n";
   if (t.graphs_recorded > 0) {
     out += fmt::format("graphs      {} recorded, {} evicted, {} kept with {} bytes\n", t.graphs_recorded,
@@ -245,6 +246,7 @@ std::string report_json(const RunReport& r) {
       {"trace", r.trace},
       {"scale_lengths", r.scale_lengths},
       {"arrival_speed", r.arrival_speed},
+      {"clock", r.cpu_clock ? "cpu" : "wall"},
       {"seed", r.options.seed},
       {"weights", r.options.weights == nullptr ? Json(nullptr) : Json(r.options.weights->path())},
       {"fp8_weights", r.options.fp8_weights},

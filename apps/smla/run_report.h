@@ -16,6 +16,7 @@ struct RunReport {
   std::string trace;  ///< where the requests came from
   double scale_lengths = 1;
   double arrival_speed = 0;
+  bool cpu_clock = false;  ///< times are of the CPU, not of the wall
   bool interrupted = false;
   double wall_seconds = 0;
   double setup_seconds = 0;

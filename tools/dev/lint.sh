@@ -40,21 +40,37 @@ lint_shell() {
   fi
 }
 
-lint_tidy() { # changed files first, then all others, until the time is used up
-  local base log reached total
-  base=$(git merge-base HEAD origin/main 2>/dev/null || git rev-parse -q --verify HEAD~1 || git rev-parse HEAD)
+tidy() { # build, label: clang-tidy over the sources on standard input that the build knows, until the time is used up
+  local log reached total
   log=$(mktemp)
-  if { git diff --name-only "$base" -- '*.cpp' && tracked '*.cpp'; } |
-    python3 tools/run_tidy.py build/dev "$tidy_seconds" "$jobs" >"$log"; then
-    pass "lint: clang-tidy"
+  if python3 tools/run_tidy.py "$1" "$tidy_seconds" "$jobs" >"$log"; then
+    pass "lint: clang-tidy$2"
   else
     cat "$log"
-    fail "lint: clang-tidy"
+    fail "lint: clang-tidy$2"
   fi
   read -r reached total < <(sed -n 's/^REACHED //p' "$log") || true
   rm -f "$log"
   ((${reached:-0} == ${total:-0})) ||
-    skip "lint: clang-tidy did not reach $((total - reached)) of $total files in $tidy_seconds s (SMLA_TIDY_SECONDS)"
+    skip "lint: clang-tidy$2 did not reach $((total - reached)) of $total files in $tidy_seconds s (SMLA_TIDY_SECONDS)"
+}
+
+lint_tidy() { # changed files first, then all others
+  local base
+  base=$(git merge-base HEAD origin/main 2>/dev/null || git rev-parse -q --verify HEAD~1 || git rev-parse HEAD)
+  { git diff --name-only "$base" -- '*.cpp' && tracked '*.cpp'; } | tidy build/dev ""
+}
+
+lint_python_tidy() { # the module's sources, which build/dev does not compile; their build is configured, not made
+  local python=$PWD/build/python-tools/bin/python
+  if ! "$python" -c 'import nanobind' 2>/dev/null; then
+    skip "lint: clang-tidy of bindings/python needs nanobind, which ./dev python brings"
+  elif quietly cmake -G Ninja -S . -B build/tidy-python -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+    -DSMLA_PYTHON=ON -DSMLA_CUDA=OFF -DSMLA_BUILD_TESTS=OFF -DPython_EXECUTABLE="$python"; then
+    tracked 'bindings/python/*.cpp' | tidy build/tidy-python " of bindings/python"
+  else
+    fail "lint: configure of bindings/python"
+  fi
 }
 
 lint_apidocs() {
@@ -81,6 +97,7 @@ part_lint() {
     lint_apidocs
     if [[ -f build/dev/compile_commands.json ]] || quietly cmake --preset cpu -DSMLA_BUILD_TESTS=ON; then
       lint_tidy
+      lint_python_tidy
     else
       fail "lint: configure"
     fi

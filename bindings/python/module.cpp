@@ -78,6 +78,8 @@ void make_exceptions(nb::module_& module) {
 
 NB_MODULE(_core, module) {
   using namespace smla::python;
+  // Plans and caches in a module's or class's variables live until the interpreter ends; that is no leak.
+  nb::set_leak_warnings(false);
   module.doc() = "SparseMLA's ops and layers, over tensors of any framework.";
   make_exceptions(module);
   module.attr("__version__") = smla_version();

@@ -91,6 +91,7 @@ NB_MODULE(_core, module) {
   bind_layers(module);
   bind_models(module);
   bind_caches(module);
+  bind_prefixes(module);
   bind_cases(module);
   bind_program(module);
 }

@@ -81,6 +81,8 @@ class PrefixCache {
   /// Keeps what the rule wants of positions [begin, end), whose rows are queued or written, before the request slides
   /// past them (RequestBlocks::slide). `keys` must have the blocks up to the last multiple of the unit.
   /// @param marks  a number of the host's own for each position from 0 on, such as a digest; or none
+  /// @throws InvalidArgument for too few keys or a request that lacks a block that keeps everything; then nothing of
+  /// that position is kept.
   void keep(PrefixKeys& keys, const RequestBlocks& blocks, std::int64_t begin, std::int64_t end,
             std::int64_t prompt_tokens, std::span<const std::uint64_t> marks = {});
   /// Evicts until the pool has so many free blocks or nothing more can be had. @return whether it has. Evicts nothing
@@ -111,6 +113,7 @@ class PrefixCache {
   std::int32_t deepest(const PrefixKeys& keys, std::int64_t max_tokens);
   std::int32_t insert(std::int32_t parent, const PrefixKeys& keys, std::int64_t block, const RequestBlocks& blocks,
                       std::span<const std::uint64_t> marks);
+  void check_full(const RequestBlocks& blocks, std::int64_t begin, std::int64_t last) const;
   bool held_columns(const RequestBlocks& blocks, std::int64_t position, std::vector<std::int32_t>& tail) const;
   void keep_tail(std::int32_t entry, std::vector<std::int32_t> tail);
   template <class Each>

@@ -359,6 +359,70 @@ def inspect_snapshot(snapshot: bytes) -> dict: ...
 def load_snapshot(snapshot: bytes, blocks: RequestBlocks) -> dict: ...
 def write_snapshot(path: str, snapshot: bytes) -> None: ...
 def read_snapshot(path: str) -> bytes: ...
+
+class PrefixKeys:
+    """
+    What a request's tokens are, in blocks of PrefixCache.unit, as a prefix cache compares them.
+    """
+
+    def __init__(self) -> None: ...
+    def append_tokens(self, tokens: object, block_tokens: int) -> int:
+        """
+        Appends as many whole blocks as there are tokens for, and returns their number; the rest is ignored.
+        tokens: [n] int32 on the host.
+        """
+
+    def append(self, words: Sequence[int]) -> None:
+        """
+        Appends a block by words that stand for its tokens, such as ids of a trace.
+        """
+
+    @property
+    def blocks(self) -> int: ...
+
+class PrefixCache:
+    """
+    Finds the blocks of prefixes that were computed before and lends them to requests
+    (docs/prefix-caching.md).
+
+    retention_interval: a prefix can end at each multiple of so many tokens, a multiple of unit.
+    keep_prompt_end: and at the end of a prompt, rounded down to unit.
+
+    Raises InvalidArgument.
+    """
+
+    def __init__(self, pool: KvPool, retention_interval: int = 512, keep_prompt_end: bool = True) -> None: ...
+    @property
+    def unit(self) -> int:
+        """Tokens of a block of PrefixKeys."""
+
+    def find(self, keys: PrefixKeys, max_tokens: int | None = None) -> int:
+        """Tokens of the longest prefix that is there."""
+
+    def adopt(self, keys: PrefixKeys, blocks: RequestBlocks, max_tokens: int | None = None) -> int:
+        """
+        Puts that prefix's blocks into a request that holds none, and returns its tokens: the first position to
+        compute. max_tokens should leave one token.
+        """
+
+    def keep(self, keys: PrefixKeys, blocks: RequestBlocks, begin: int, end: int, prompt_tokens: int) -> None:
+        """
+        Keeps what the rule wants of positions begin to end - 1, whose rows were computed or queued, before
+        RequestBlocks.slide gives their blocks back.
+        """
+
+    def make_room(self, free_blocks: int) -> bool:
+        """
+        Evicts what was used longest ago until the pool has so many free blocks. False, with nothing evicted, when
+        requests hold too many.
+        """
+
+    def clear(self) -> None:
+        """Gives everything up."""
+
+    @property
+    def stats(self) -> dict: ...
+
 def write_case(path: str, op: str, params: str, tensors: dict) -> None: ...
 def record_calls(folder: str) -> None: ...
 def recorded_calls() -> int: ...

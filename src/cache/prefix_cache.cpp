@@ -141,10 +141,14 @@ void PrefixCache::keep(PrefixKeys& keys, const RequestBlocks& blocks, std::int64
                        place.entry < static_cast<std::int32_t>(entries_.size()) &&
                        at(place.entry).serial == place.serial;
     std::int32_t entry = known ? place.entry : -1;
-    for (std::int64_t b = known ? place.block + 1 : 0; b <= last; ++b) {
-      const std::int32_t next = child(entry, keys, b);
-      entry = next >= 0 ? next : insert(entry, keys, b, blocks, marks);
+    std::int64_t b = known ? place.block + 1 : 0;
+    for (std::int32_t next = entry; b <= last; ++b) {
+      next = child(entry, keys, b);
+      if (next < 0) break;
+      entry = next;
     }
+    check_full(blocks, b, last);
+    for (; b <= last; ++b) entry = insert(entry, keys, b, blocks, marks);
     place = {.entry = entry, .serial = at(entry).serial, .block = last};
     if (at(entry).tail.empty()) keep_tail(entry, std::move(tail));
     touch(entry);
@@ -167,6 +171,20 @@ bool PrefixCache::held_columns(const RequestBlocks& blocks, std::int64_t positio
   return !tail.empty();
 }
 
+/// Blocks [begin, last] of a request must be there in the groups that keep everything, before any of them is inserted.
+void PrefixCache::check_full(const RequestBlocks& blocks, std::int64_t begin, std::int64_t last) const {
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const CacheGroup& group = layout_.groups[g];
+    if (group.sliding()) continue;
+    const auto table = blocks.table(static_cast<int>(g));
+    for (std::int64_t c = begin * unit_ / group.block_tokens; c < (last + 1) * unit_ / group.block_tokens; ++c) {
+      if (c < std::ssize(table) && table[static_cast<std::size_t>(c)] >= 0) continue;
+      throw InvalidArgument("prefix cache: blocks: got a request without column " + std::to_string(c) + " of group " +
+                            group.name + ", expected all that are computed");
+    }
+  }
+}
+
 /// A new entry with the request's own blocks of the groups that keep everything.
 std::int32_t PrefixCache::insert(std::int32_t parent, const PrefixKeys& keys, std::int64_t block,
                                  const RequestBlocks& blocks, std::span<const std::uint64_t> marks) {
@@ -183,11 +201,8 @@ std::int32_t PrefixCache::insert(std::int32_t parent, const PrefixKeys& keys, st
     const CacheGroup& group = layout_.groups[g];
     if (group.sliding()) continue;
     const std::int64_t each = unit_ / group.block_tokens;
-    const auto table = blocks.table(static_cast<int>(g));
-    if (static_cast<std::int64_t>(table.size()) < (block + 1) * each)
-      throw InvalidArgument("prefix cache: blocks: got a request without block " + std::to_string(block) +
-                            " of group " + group.name + ", expected all that are computed");
-    const auto own = table.subspan(static_cast<std::size_t>(block * each), static_cast<std::size_t>(each));
+    const auto own = blocks.table(static_cast<int>(g))
+                         .subspan(static_cast<std::size_t>(block * each), static_cast<std::size_t>(each));
     for (const std::int32_t b : own) pool_.keep(static_cast<int>(g), b);
     made.full.insert(made.full.end(), own.begin(), own.end());
   }

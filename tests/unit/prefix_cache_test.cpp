@@ -85,7 +85,15 @@ TEST(PrefixCache, NamesWhatIsImpossible) {
   EXPECT_THAT(error_of([&] { (void)cache.adopt(none, 256, blocks); }), HasSubstr("a request that holds some"));
   EXPECT_THAT(error_of([&] { cache.keep(none, blocks, 0, 256, 256); }),
               HasSubstr("keys: got 0 blocks, expected 1 for position 256"));
+  PrefixKeys two;
+  for (int i = 0; i < 2; ++i) two.append(std::array<std::uint64_t, 1>{1});
   blocks.clear(pool);
+  ASSERT_TRUE(blocks.reserve(pool, 256, 512));
+  EXPECT_THAT(error_of([&] { cache.keep(two, blocks, 256, 512, 512); }), HasSubstr("without column 0 of group full"));
+  EXPECT_EQ(cache.stats().entries, 0);
+  EXPECT_EQ(cache.stats().blocks, 0);
+  blocks.clear(pool);
+  EXPECT_EQ(pool.free_blocks(), 200);
 }
 
 TEST(PrefixCache, KeepsByIntervalAndAtTheEndOfAPrompt) {

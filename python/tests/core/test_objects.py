@@ -15,15 +15,6 @@ import sparsemla as sm
 import cases
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    command = [sys.executable, "-m", "sparsemla", "make-checkpoint", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
 def test_models() -> None:
     model = sm.ModelConfig("v4-flash")
     assert model.num_layers == 43

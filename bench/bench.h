@@ -115,6 +115,7 @@ void bench_projection(const Options& options, const Emit& emit);
 void bench_layer(const Options& options, const Emit& emit);
 /// On either device: the host's time and the bytes moved before the first layer of a decode step runs.
 void bench_engine(const Options& options, const Emit& emit);
+void bench_move(const Options& options, const Emit& emit);
 void bench_device_attention(const Options& options, const Emit& emit);
 void bench_device_indexer(const Options& options, const Emit& emit);
 void bench_device_ops(const Options& options, const Emit& emit);

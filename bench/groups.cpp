@@ -8,7 +8,7 @@ namespace smla::bench {
 
 namespace {
 
-constexpr std::array<Group, 6> kGroups{{
+constexpr std::array<Group, 7> kGroups{{
     {.name = "attention",
      .help = "sparse attention over --keys rows, for --batch decodes and --tokens of prefill",
      .options = "--batch --tokens --keys --heads --cache-dtype --only",
@@ -33,6 +33,10 @@ constexpr std::array<Group, 6> kGroups{{
      .help = "a decode step of 256 requests without its layers: the host's time, and the bytes that it moves",
      .options = "--only",
      .run = bench_engine},
+    {.name = "move",
+     .help = "256 MB of a snapshot through a pipe and through a socket, beside plain reads and writes",
+     .options = "",
+     .run = bench_move},
 }};
 
 constexpr std::array<Group, 6> kDeviceGroups{{

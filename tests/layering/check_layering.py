@@ -45,6 +45,8 @@ PUBLIC = {
     "prefix_keys.h": "cache",
     "prefix_cache.h": "cache",
     "snapshot.h": "cache",
+    "snapshot_stream.h": "cache",
+    "hand_over.h": "engine",
     "plan.h": "plan",
     "op.h": "ops",
     "front_end.h": "layer",

@@ -1,5 +1,6 @@
 #include "sparsemla/hand_over.h"
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,19 +15,29 @@ void hand_over(Engine& engine, std::int64_t id, const Channel& channel) {
 }
 
 std::int64_t take_over(Engine& engine, const Channel& channel, std::uint64_t max_bytes) {
-  std::int64_t id = 0;
+  const auto tell = [&](const std::string& refusal) {
+    try {
+      send_verdict(channel, refusal);
+    } catch (const IoError&) {
+      // Nobody is there to be told: what happened here stands.
+    }
+  };
+  std::vector<std::uint8_t> memory;
+  std::span<const std::uint8_t> bytes;
   try {
-    std::vector<std::uint8_t> memory;
-    id = engine.restore_request(receive_snapshot(channel, memory, max_bytes));
-  } catch (const InvalidArgument& refusal) {
-    send_verdict(channel, refusal.what());
+    bytes = receive_snapshot(channel, memory, max_bytes);
+  } catch (const InvalidArgument& too_large) {
+    tell(too_large.what());
     throw;
   }
+  std::int64_t id = 0;
   try {
-    send_verdict(channel, {});
-  } catch (const IoError&) {
-    // Nobody is there to be told: the request is here now.
+    id = engine.restore_request(bytes);
+  } catch (const Error& refusal) {
+    tell(refusal.what());
+    throw;
   }
+  tell({});
   return id;
 }
 

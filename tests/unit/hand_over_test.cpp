@@ -238,6 +238,21 @@ TEST(HandOver, ARefusalNamesThePeersReason) {
   EXPECT_EQ(digest_of(engine), want);
 }
 
+TEST(HandOver, DamagedBytesAreRefusedAndThePeerIsTold) {
+  Engine donor(small_options());
+  start(donor, 6);
+  std::vector<std::uint8_t> bytes = donor.save_request(kRequest.id);
+  bytes[bytes.size() / 2] ^= 1;
+  Engine engine(small_options());
+  Child child([&](const Channel& channel) {
+    send_snapshot(channel, bytes);
+    _exit(receive_verdict(channel).find("checksum") != std::string::npos ? 7 : 8);
+  });
+  EXPECT_THAT(error_of<IoError>([&] { take_over(engine, child.channel()); }), HasSubstr("checksum"));
+  EXPECT_EQ(child.wait(), 7);
+  EXPECT_EQ(engine.pool().free_blocks(), engine.pool().num_blocks());
+}
+
 TEST(SnapshotStream, RefusesWhatIsNoneOrTooLarge) {
   Pipe way;
   const Channel channel{.in = way.read_end(), .out = way.write_end(), .timeout_seconds = 1};

@@ -96,6 +96,11 @@ bool is_cupy(nb::handle object) {
   static nb::handle type;
   return is_instance(object, loaded_type("cupy", "ndarray", type));
 }
+/// jax's arrays must not change, which jax before 0.12 does not tell.
+bool is_jax(nb::handle object) {
+  static nb::handle type;
+  return is_instance(object, loaded_type("jax", "Array", type));
+}
 bool is_numpy(nb::handle object) {
   static nb::handle type;
   return is_instance(object, loaded_type("numpy", "ndarray", type));
@@ -253,6 +258,7 @@ Tensor read_exported(std::string_view name, nb::handle object, void* stream) {
     PyErr_Clear();
     fail(name, "a __dlpack__ that returned no fresh DLPack capsule", "one");
   }
+  t.read_only = t.read_only || is_jax(object);
   return t;
 }
 

@@ -36,12 +36,12 @@ def chosen_mask(choice: torch.Tensor, entries: int) -> torch.Tensor:
 def is_good(row: dict[str, Any]) -> bool:
     """Whether a row of StepCheck.result() is within its bounds."""
     most = MOST_ERROR_OF_PROJECTION if row["kind"] == "output projection" else MOST_ERROR
-    return not (
-        row.get("counts_differ", 0)
-        or row.get("largest_gap", 0) > MOST_SCORE_GAP
-        or row.get("l2", 0) > most
-        or row.get("codes_l2", 0) > MOST_ERROR
-        or row.get("largest", 0) > MOST_STATE_ERROR
+    return bool(
+        not row.get("counts_differ", 0)
+        and row.get("largest_gap", 0) <= MOST_SCORE_GAP
+        and row.get("l2", 0) <= most
+        and row.get("codes_l2", 0) <= MOST_ERROR
+        and row.get("largest", 0) <= MOST_STATE_ERROR
     )
 
 
@@ -153,8 +153,8 @@ class StepCheck:
         tokens = step.num_decode_tokens + step.num_prefill_tokens
         ours, vllms = (part.topk_indices_buffer[:tokens].long() for part in (indexer, indexer.vllms))
         entries = max(int(ours.max()), int(vllms.max()), 0) + 1
-        only_ours, only_vllms = chosen_mask(ours, entries), chosen_mask(vllms, entries)
-        only_ours, only_vllms = only_ours & ~only_vllms, only_vllms & ~only_ours
+        by_ours, by_vllms = chosen_mask(ours, entries), chosen_mask(vllms, entries)
+        only_ours, only_vllms = by_ours & ~by_vllms, by_vllms & ~by_ours
         differ = only_ours.sum(1)
         counts_differ = ((ours >= 0).sum(1) != (vllms >= 0).sum(1)).sum()
         self.notes.add("choice", calls=1, rows=tokens, chosen=(ours >= 0).sum(), differ=differ.sum())
@@ -163,7 +163,8 @@ class StepCheck:
         if differ[token] > 0:
             scores = self._scores(indexer, token, entries, q, weights, metadata)
             gap = scores[only_vllms[token]].max() - scores[only_ours[token]].min()
-            self.notes.raise_to("choice", largest_gap=gap / scores.abs().max())
+            # Entries that neither could choose may hold anything.
+            self.notes.raise_to("choice", largest_gap=gap / scores[by_ours[token] | by_vllms[token]].abs().max())
 
     def _scores(
         self, indexer: Any, token: int, entries: int, q: torch.Tensor, weights: torch.Tensor, metadata: dict[str, Any]

@@ -172,9 +172,11 @@ def test_choices_are_compared_as_sets_and_by_scores() -> None:
     other[token, worst_place] = best.int()
     [differs] = choice_check(other, ours, world)
     assert (differs["differ"], differs["most_of_a_row"], differs["counts_differ"]) == (1, 1, 0)
-    gap = (scores[best] - scores[ours[token, worst_place].long()]) / scores.max()
+    chosen = torch.cat([ours[token].long(), best[None]])
+    gap = (scores[best] - scores[ours[token, worst_place].long()]) / scores[chosen].abs().max()
     assert differs["largest_gap"] == pytest.approx(float(gap), rel=1e-5)
     assert not is_good_step(differs)
+    assert not is_good_step({**differs, "largest_gap": float("nan")})
 
     other[token, worst_place] = -1
     [fewer] = choice_check(ours, other, world)

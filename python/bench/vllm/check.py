@@ -23,7 +23,6 @@ PEERS = (
 )
 """Modules of DeepGEMM, FlashMLA and CuTe DSL."""
 
-PROMPTS_WITHOUT_PEERS = 14
 PREEMPT_AT = 12
 """The step of the second run after which all running requests are preempted."""
 
@@ -120,8 +119,6 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[st
     """Results, and what failed."""
     llm = build_checked(args, folder)
     prompts = mixed_prompts()
-    if not args.peers:
-        prompts = prompts[:PROMPTS_WITHOUT_PEERS]
     runs = [
         run_requests(llm, prompts, args.tokens, "first"),
         run_requests(llm, prompts, args.tokens, "second", PREEMPT_AT if args.preempt else None),

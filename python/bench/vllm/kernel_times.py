@@ -22,7 +22,7 @@ Profile = Mapping[str, Kernel]
 
 ATTENTION = (
     *("flash_fwd", "sparse_attn_fwd", "get_mla_metadata", "_combine_topk", "dequant", "_compute_global_topk"),
-    *("attend<", "merge_parts", "global_topk"),
+    *("::attend", "merge_parts", "global_topk"),
 )
 """Parts of names: attention, its planner, the gather of rows and the translation of the choice."""
 

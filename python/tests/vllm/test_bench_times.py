@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel_times import COLUMNS, Kernel, StepTime, append_csv, csv_rows, is_path, step_times, table
+from kernel_times import COLUMNS, Kernel, StepTime, append_csv, csv_rows, is_attention, is_path, step_times, table
 from options import arguments, longest_decode, settings_of
 from serve import command_line, faults_of
 from small_model import small_config
@@ -70,6 +70,13 @@ def test_the_grouped_product_is_of_the_path(groups: int) -> None:
     assert is_path(PRODUCT.format(groups))
     assert not is_path(PRODUCT.format(1))
     assert not is_path(PRODUCT.format(groups).replace("4096u", "2048u"))
+
+
+@pytest.mark.parametrize(
+    "name", ["void smla::attention::attend<8, 64>(smla::Call)", "smla::(anonymous namespace)::attend_hopper<7>"]
+)
+def test_attention_has_several_kernels(name: str) -> None:
+    assert is_attention(name) and is_path(name)
 
 
 def test_a_table_says_how_much_less() -> None:

@@ -219,4 +219,8 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   return split;
 }
 
+/// Runs a call as `split` cuts it, on the kernel for any GPU (sparse_attention_cuda.cu).
+void attend_with_tiles(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                       const AttentionSplit& split, const Workspace& workspace, const Stream& stream);
+
 }  // namespace smla

@@ -2,8 +2,6 @@
 // a part of its key list. Keys go tile by tile through shared memory, as their cache stores them, and are widened to
 // fp16 in registers. See docs/kernels/sparse_attention.md.
 #include <array>
-#include <bit>
-#include <cmath>
 #include <utility>
 
 #include "device/copy.cuh"
@@ -19,6 +17,7 @@
 #include "ops/attention/merge_parts.cuh"
 #include "ops/attention/query_tile.cuh"
 #include "ops/attention/softmax_tile.cuh"
+#include "ops/attention/tile_call.cuh"
 #include "ops/attention/tile_math.cuh"
 #include "ops/cuda_row.h"
 #include "ops/head_rows.cuh"
@@ -197,59 +196,8 @@ constexpr std::array<Launch, sizeof...(kIndex)> launches(std::integer_sequence<i
 }
 constexpr auto kLaunch = launches(std::make_integer_sequence<int, static_cast<int>(kAttentionTiles.size())>());
 
-bool takes(const RowFormat& f) {
-  if (f.nope_dim % AttentionTile::kGroup != 0 || f.dim != kDim) return false;
-  const bool rest = f.rope_dim() == 0 || f.rope == Element::kBF16;
-  if (f.nope == Element::kBF16) return f.scale == ScaleKind::kNone && rest;
-  if (f.nope != Element::kE4M3) return false;
-  return f.scale == ScaleKind::kUe8m0 ? f.group == AttentionTile::kGroup && rest
-                                      : f.scale == ScaleKind::kPerTensor && f.rope_dim() == 0;
-}
-
-RowLayout layout_of(const RowFormat& f, const device::CacheView& cache) {
-  // A slot has 31 bits; a longer block holds all slots.
-  const auto block_size = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.block_size, std::int64_t{1} << 31));
-  return {.key = key_layout(f),
-          .base = cache.base,
-          .block_stride = cache.block_stride,
-          .scales = cache.block_size * cache.data_bytes,
-          .num_slots = static_cast<std::uint32_t>(std::min<std::int64_t>(cache.num_slots, std::int64_t{1} << 31)),
-          .block_size = block_size,
-          .block_bits = std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
-          .row_bytes = static_cast<std::uint32_t>(cache.data_bytes),
-          .scale_bytes = static_cast<std::uint32_t>(cache.scale_bytes),
-          .scaled = f.scale == ScaleKind::kUe8m0,
-          .aligned =
-              device::common_word(static_cast<const void*>(cache.base), cache.block_stride, cache.data_bytes) == 16 &&
-              cache.scale_bytes % 4 == 0};
-}
-
-constexpr std::int64_t kMaxEntries = std::int64_t{1} << 30;
-std::int64_t listed_entries(const SparseAttention::Problem& p) {
-  return p.scope[0].width + (p.scopes > 1 ? p.scope[1].width : 0);
-}
-
-/// Why no GPU runs the problem with this kernel; empty when some do.
-std::string refusal(const SparseAttention::Problem& p) {
-  if (p.dim != kDim) return "rows of " + std::to_string(p.dim) + " numbers; it takes " + std::to_string(kDim);
-  if (p.out_dim() != kDim)
-    return "values of " + std::to_string(p.out_dim()) + " numbers; it takes rows that are values as a whole";
-  if (p.q == DType::kF32) return "q in F32; it takes BF16 and F8_E4M3";
-  for (int s = 0; s < p.scopes; ++s) {
-    const RowFormat& f = *p.scope[static_cast<std::size_t>(s)].format;
-    if (!takes(f)) return std::string(f.name) + " rows, which bf16 does not hold exactly";
-  }
-  const int back = p.output_epilogue ? p.output_epilogue->rope_dim : 0;
-  if (back % 4 != 0 || back > kRopeColumns) {
-    return std::to_string(back) + " dims to rotate back; it takes multiples of 4 up to " + std::to_string(kRopeColumns);
-  }
-  if (listed_entries(p) > kMaxEntries)
-    return "lists of " + std::to_string(listed_entries(p)) + " entries; it takes 2^30";
-  return "";
-}
-
 Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
-  if (std::string reason = refusal(p); !reason.empty()) return refused(std::move(reason));
+  if (std::string reason = tensor_core_refusal(p); !reason.empty()) return refused(std::move(reason));
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
   const AttentionSplit split = split_attention(p, machine.gpu, options.deterministic);
   if (split.tile < 0) {
@@ -264,39 +212,22 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
 }
 
 void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
+  attend_with_tiles(p, a, context.choice<AttentionSplit>(), context.workspace, context.stream);
+}
+
+}  // namespace
+
+void attend_with_tiles(const SparseAttention::Problem& p, const SparseAttention::Args& a, const AttentionSplit& split,
+                       const Workspace& workspace, const Stream& on) {
   if (p.tokens == 0) return;
-  const auto& split = context.choice<AttentionSplit>();
-  const std::int64_t o_size = size_of(p.o);
-  const std::int64_t q_size = size_of(p.q);
-  TileCall c{.a = attention_call(p, a),
-             .part_keys = split.part_keys,
-             .parts = static_cast<std::uint32_t>(split.parts),
-             .tokens = p.tokens};
-  c.q_aligned = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1]) == 16;
-  c.word = device::common_word(static_cast<const void*>(c.a.o), o_size * c.a.o_stride[0], o_size * c.a.o_stride[1]);
-  float unit[SparseAttention::kMaxScopes] = {0, 0};
-  for (int s = 0; s < p.scopes; ++s) {
-    const device::CacheView& cache = c.a.keys[s].cache;
-    unit[s] = cache.kind == ScaleKind::kPerTensor ? cache.scale : 1 / kHalfUnit;
-    c.layout[s] = layout_of(*p.scope[static_cast<std::size_t>(s)].format, cache);
-    c.score_scale[s] = c.a.scale * (p.q == DType::kE4M3 ? p.q_scale : 1.0F) * unit[s] * kLog2E;
-  }
-  c.unit = std::max(std::abs(unit[0]), std::abs(unit[1]));
-  for (int s = 0; s < p.scopes; ++s) {
-    c.weight_scale[s] = unit[s] / c.unit;
-    c.exact = c.exact || !(std::abs(c.weight_scale[s]) >= 0x1p-10F);
-  }
-  if (p.output_epilogue) {
-    c.positions = static_cast<const std::int64_t*>(a.output_epilogue.positions.data);
-    c.rope = rope_of(a.output_epilogue.cos_sin, p.dim, p.output_epilogue->rope_dim);
-  }
-  c.sums = static_cast<float*>(context.workspace.data);
-  c.states =
-      reinterpret_cast<float2*>(c.sums + (split.parts == 1 ? 0 : split.launch_tokens * split.parts * p.heads * kDim));
+  TileCall c = tile_call(p, a);
+  c.part_keys = split.part_keys;
+  c.parts = static_cast<std::uint32_t>(split.parts);
+  place_sums(c, workspace.data, split.launch_tokens);
   const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
   const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;
   c.head_tiles = static_cast<std::uint32_t>(tiles);
-  const cudaStream_t stream = stream_of(context.stream);
+  const cudaStream_t stream = stream_of(on);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
     // The block that follows on a multiprocessor is as many blocks further on as run at once.
@@ -307,7 +238,6 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   }
 }
 
-}  // namespace
 
 template <>
 Implementation<SparseAttention> cuda_row() {

@@ -1,0 +1,440 @@
+#pragma once
+
+#include "device/ptx/wgmma_sm90.cuh"
+#include "ops/attention/exact_head.cuh"
+#include "ops/attention/sm90_queries.cuh"
+
+namespace smla::attention::sm90 {
+
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// A warpgroup that computes: side 0 the left 256 columns of the output and the softmax of even tiles, 1 the right
+/// columns and odd tiles. A thread has, of two heads r = lane / 4 and r + 8 of its warp's 16, the columns 2 (lane % 4)
+/// and the next of every 8. kUnitWeights: the scopes' weight_scale is 1.
+template <bool kUnitWeights>
+struct Compute {
+  static constexpr float kRoom = 10;  ///< see Softmax (softmax_tile.cuh)
+  static constexpr float kSlack = 4;
+
+  const TileCall& c;
+  Shared shared;
+  /// Bits 0 and 1: parities of the stages' barriers. From bit 4 on: items so far. In one register.
+  std::uint32_t parities = 0;
+
+  float output[2][64];  ///< of 128 columns each
+  float scores[32];
+  float reference[2];
+  float sum[2];
+
+  __device__ Compute(const TileCall& call, const Shared& s) : c(call), shared(s) {}
+
+  __device__ float& out(int i) { return output[i / 64][i % 64]; }
+  __device__ std::uint32_t parity(int bit) const { return parities >> bit & 1; }
+
+  /// Starts the products of the queries with the own tile.
+  template <int kSide>
+  __device__ void start_scores() {
+    const std::uint64_t q = device::wgmma_matrix(shared.at + Place::kQueries, 16, 1024);
+    const std::uint64_t k = device::wgmma_matrix(shared.keys(kSide), 16, 1024);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      device::mbarrier_wait(shared.full(kSide, half), parity(kSide));
+      device::fence_proxy_async();
+      device::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const std::uint64_t step = ((4 * half + i / 4) * Place::kGroupBytes + i % 4 * 32) >> 4;
+        device::wgmma_ss_n64(scores, q + step, k + step, half + i > 0);
+      }
+    }
+    device::wgmma_commit();
+  }
+
+  /// Starts adding a tile's values, whose weights are in shared memory.
+  template <int kSide, int kStage>
+  __device__ void start_values() {
+    const std::uint64_t v =
+        device::wgmma_matrix(shared.keys(kStage) + kSide * 4 * Place::kGroupBytes, Place::kGroupBytes, 1024);
+    const std::uint64_t p = device::wgmma_matrix(shared.weights(kStage), 16, 1024);
+    device::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        device::wgmma_ss_n128(output[h], p + (i * 32 >> 4), v + ((i * 2048 + h * 2 * Place::kGroupBytes) >> 4));
+    }
+    device::wgmma_commit();
+  }
+
+  /// A number that warpgroup `side` keeps for row r of this thread's two.
+  __device__ float kept(std::uint32_t place, int side, int r, const Lane& at) const {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(v)
+                 : "r"(shared.at + place + 4 * (64 * side + at.row() + 8 * r))
+                 : "memory");
+    return v;
+  }
+  /// Multiplies the output by the factors of warpgroup `side`. No product may be adding to it.
+  __device__ void fade(int side) {
+    const Lane at = Lane::fresh();
+    const float f[2] = {kept(Place::kFades, side, 0, at), kept(Place::kFades, side, 1, at)};
+#pragma unroll
+    for (int i = 0; i < 128; ++i) out(i) *= f[i / 2 % 2];
+  }
+
+  /// Waits for the other warpgroup's weights, and follows it where it has changed references. No product may be adding
+  /// to the output.
+  template <int kSide>
+  __device__ void follow() {
+    constexpr int kOther = 1 - kSide;
+    device::mbarrier_wait(shared.weighed(kOther), parity(kOther));
+    const Lane at = Lane::fresh();
+    int changed;
+    asm volatile("ld.shared.u32 %0, [%1];"
+                 : "=r"(changed)
+                 : "r"(shared.at + Place::kChanged + 4 * (4 * kOther + at.warp))
+                 : "memory");
+    if (!__any_sync(kAll, changed != 0)) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      reference[r] = kept(Place::kReferences, kOther, r, at);
+      sum[r] *= kept(Place::kFades, kOther, r, at);
+    }
+    fade(kOther);
+  }
+
+  /// Makes weights of the own tile's scores, and of its references. Returns whether those have changed; then
+  /// fade(kSide) is due before the tile's values are added.
+  template <int kSide>
+  __device__ bool weigh(int scope) {
+    const float scale = c.score_scale[scope];
+    uint2 valid = device::ld_shared_v2(shared.at + Place::kValid + 8 * kSide);
+    if ((valid.x & valid.y) != ~0U) {
+      const int first = 2 * Lane::fresh().part();
+      valid.x >>= first, valid.y >>= first;
+      asm volatile("" : "+r"(valid.x), "+r"(valid.y));  // or else 16 masks would be kept
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int key = i / 4 * 8 + i % 2;
+        if (((key < 32 ? valid.x : valid.y) >> (key % 32) & 1U) == 0) scores[i] = -INFINITY;
+      }
+    }
+    float top[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] = scores[2 * r];
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        if (i / 2 % 2 == r) top[r] = fmaxf(top[r], scores[i]);
+      top[r] *= scale;
+      top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 1));
+      top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 2));
+    }
+    const auto grown = [&](int r) { return top[r] > reference[r] + (kRoom + kSlack); };
+    const bool changed = __any_sync(kAll, grown(0) || grown(1));
+    const Lane at = Lane::fresh();
+    if (changed) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float factor = 1;
+        if (grown(r)) {
+          const float next = top[r] - kRoom;
+          factor = exp2_approx(reference[r] - next);
+          reference[r] = next;
+        }
+        if (at.part() == 0) {
+          const std::uint32_t place = shared.at + 4 * (64 * kSide + at.row() + 8 * r);
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(place + Place::kFades), "f"(factor) : "memory");
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(place + Place::kReferences), "f"(reference[r]) : "memory");
+        }
+        sum[r] *= factor;
+      }
+      __syncwarp();
+    }
+    if (at.lane == 0)
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared.at + Place::kChanged + 4 * (4 * kSide + at.warp)),
+                   "r"(static_cast<int>(changed))
+                   : "memory");
+    const float shift[2] = {reference[0] == -INFINITY ? 0 : reference[0], reference[1] == -INFINITY ? 0 : reference[1]};
+    const float weight = c.weight_scale[scope];
+    const std::uint32_t line = shared.weights(kSide) + (at.warp * 16 + at.lane % 8 + at.lane / 8 % 2 * 8) * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int r = w % 2;
+        const float a = exp2_approx(fmaf(scores[8 * i + 2 * w], scale, -shift[r]));
+        const float b = exp2_approx(fmaf(scores[8 * i + 2 * w + 1], scale, -shift[r]));
+        sum[r] += a + b;
+        words[w] = kUnitWeights ? halves_of(a, b) : halves_of(a * weight, b * weight);
+      }
+      const std::uint32_t piece = static_cast<std::uint32_t>(2 * i + at.lane / 16) ^ (at.lane % 8);
+      device::stmatrix_x4(line + (piece << 4), words[0], words[1], words[2], words[3]);
+    }
+    device::fence_proxy_async();
+    return changed;
+  }
+
+  // Products run asynchronously only within straight code: where branches met with some running and some not, the
+  // compiler would make each wait for the one before.
+
+  /// All tiles of an item, two at a time.
+  template <int kSide>
+  __device__ void pairs(const ItemInfo& info) {
+    const auto scope = [&](int tile) { return tile < info.first_tiles ? 0 : 1; };
+    int tile = 0;
+    if constexpr (kSide == 0) {
+#pragma unroll 1
+      for (; tile < info.tiles; tile += 2) {
+        start_scores<kSide>();
+        device::wgmma_wait<0>();
+        const bool changed = weigh<kSide>(scope(tile));
+        arrive(shared.weighed(0));
+        if (changed) fade(0);
+        device::mbarrier_wait(shared.weighed(0), parity(0));  // the weights of the other warps
+        start_values<kSide, 0>();
+        device::wgmma_wait<0>();
+        arrive(shared.free(0, 0));
+        parities ^= 1;
+        if (tile + 1 >= info.tiles) break;
+        follow<kSide>();
+        start_values<kSide, 1>();
+        device::wgmma_wait<0>();
+        arrive(shared.free(1, 0));
+        parities ^= 2;
+      }
+    } else {
+#pragma unroll 1
+      for (; tile < info.tiles; tile += 2) {
+        const bool both = tile + 1 < info.tiles;
+        if (both) {
+          start_scores<kSide>();
+          device::wgmma_wait<0>();
+        }
+        follow<kSide>();
+        start_values<kSide, 0>();
+        if (!both) {
+          device::wgmma_wait<0>();
+          arrive(shared.free(0, 1));
+          parities ^= 1;
+          break;
+        }
+        const bool changed = weigh<kSide>(scope(tile + 1));
+        arrive(shared.weighed(1));
+        device::wgmma_wait<0>();
+        arrive(shared.free(0, 1));
+        parities ^= 1;
+        if (changed) fade(1);
+        device::mbarrier_wait(shared.weighed(1), parity(1));  // the weights of the other warps
+        start_values<kSide, 1>();
+        device::wgmma_wait<0>();
+        arrive(shared.free(1, 1));
+        parities ^= 2;
+      }
+    }
+  }
+
+  /// The sums of a row's weights, of both warpgroups.
+  __device__ void add_sums() {
+    const Lane me = Lane::fresh();
+    const std::uint32_t at = shared.at + Place::kSums + 4 * me.row();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += __shfl_xor_sync(kAll, sum[r], 1);
+      sum[r] += __shfl_xor_sync(kAll, sum[r], 2);
+      if (me.part() == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + 256 * me.side + 32 * r), "f"(sum[r]) : "memory");
+    }
+    device::bar_sync(kComputeBarrier, kComputeThreads);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float even;
+      float odd;
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(even) : "r"(at + 32 * r) : "memory");
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(odd) : "r"(at + 256 + 32 * r) : "memory");
+      sum[r] = even + odd;
+    }
+  }
+
+  static constexpr int kFirstRotated = 96;  ///< of `output`: the last 64 columns, of side 1
+
+  /// Finishes the last 64 columns and rotates those that the epilogue names. Returns whether it did.
+  __device__ bool rotate_back(const float* back, const float (&factor)[2], const Lane& me) {
+    if (me.side == 0 || back == nullptr) return false;
+#pragma unroll
+    for (int i = kFirstRotated; i < 128; i += 2) {
+      out(i) = finished(out(i), factor[i / 2 % 2]);
+      out(i + 1) = finished(out(i + 1), factor[i / 2 % 2]);
+      const int column = 256 + i / 4 * 8 + 2 * me.part();
+      const int p = (column - c.rope.nope) / 2;
+      if (column < c.rope.nope || p >= c.rope.pairs) continue;
+      if (c.a.o_dtype == DType::kBF16) {
+        out(i) = device::from_bf16(device::to_bf16_bits(out(i)));
+        out(i + 1) = device::from_bf16(device::to_bf16_bits(out(i + 1)));
+      }
+      Rope::rotate(out(i), out(i + 1), back[p], -back[c.rope.pairs + p]);
+      asm volatile("" ::: "memory");  // not all of the table's numbers at once: there are no registers for them
+    }
+    return true;
+  }
+
+  /// Writes bf16 rows, 16 bytes at a time: the four lanes that share a row exchange their columns. `o`: the thread's
+  /// first row and the warpgroup's first column. `left`: heads from that row on.
+  template <class Number>
+  __device__ void store_bf16(std::uint16_t* o, int left, int part, const Number& number) {
+    o += 8 * part;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int block = 0; block < 8; ++block) {
+        std::uint32_t v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = 4 * (4 * block + j) + 2 * r;
+          asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[j]) : "f"(number(i + 1)), "f"(number(i)));
+        }
+        const auto exchange = [&](std::uint32_t& a, std::uint32_t& b, int with) {
+          const bool upper = (part & with) != 0;
+          const std::uint32_t got = __shfl_xor_sync(kAll, upper ? a : b, with);
+          (upper ? a : b) = got;
+        };
+        exchange(v[0], v[1], 1), exchange(v[2], v[3], 1);
+        exchange(v[0], v[2], 2), exchange(v[1], v[3], 2);
+        if (8 * r < left)
+          *reinterpret_cast<uint4*>(o + 8 * r * c.a.o_stride[1] + 32 * block) = make_uint4(v[0], v[1], v[2], v[3]);
+        asm volatile("" ::: "memory");  // one after the other: there are no registers for more
+      }
+    }
+  }
+
+  /// Writes fp32 rows, `stride` numbers from one to the next.
+  template <class Number>
+  __device__ void store_f32(float* o, std::int64_t stride, int left, int part, const Number& number) {
+    o += 2 * part;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (8 * r >= left) continue;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        *reinterpret_cast<float2*>(o + 8 * r * stride + 8 * j) =
+            make_float2(number(4 * j + 2 * r), number(4 * j + 2 * r + 1));
+        asm volatile("" ::: "memory");
+      }
+    }
+  }
+
+  /// Finishes an item: its output, or its sums for the merge.
+  __device__ void finish_item(const Item& item) {
+    const int heads = item.heads(c);
+    const Lane me = Lane::fresh();
+    const int part = me.part();
+    const int left = heads - me.row();  // heads from the thread's first row on
+    const bool split = c.parts > 1;
+    float* to = nullptr;
+    std::int64_t stride = kDim;
+    float factor[2] = {1, 1};
+    bool rotated = false;
+    if (split) {
+      const std::int64_t state = item.state(c) + me.row();
+      if (me.side == 0 && part < 2 && 8 * part < left)
+        c.states[state + 8 * part] = part == 0 ? make_float2(reference[0], sum[0]) : make_float2(reference[1], sum[1]);
+      to = c.sums + state * kDim;
+    } else {
+      // Lanes 0 and 1 of the four that share the rows finish one each.
+      const int r = part & 1;
+      const std::int64_t head = item.first_head + min(me.row() + 8 * r, heads - 1);
+      const Finish f = finish(c.a, head, r == 0 ? reference[0] : reference[1], r == 0 ? sum[0] : sum[1]);
+      if (me.side == 0 && part < 2 && 8 * r < left && c.a.lse != nullptr)
+        c.a.lse[item.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+      const float mine = f.factor * c.unit;
+      factor[0] = __shfl_sync(kAll, mine, me.lane & ~3);
+      factor[1] = __shfl_sync(kAll, mine, (me.lane & ~3) + 1);
+      rotated = rotate_back(c.back_row(item.token), factor, me);
+      to = static_cast<float*>(c.a.o);
+      stride = c.a.o_stride[1];
+    }
+    const auto number = [&](int i) {
+      const float done = finished(out(i), factor[i / 2 % 2]);
+      return i >= kFirstRotated && rotated ? out(i) : done;
+    };
+    const std::int64_t first = item.token * c.a.o_stride[0] + (item.first_head + me.row()) * c.a.o_stride[1] + 256 * me.side;
+    if (!split && c.a.o_dtype == DType::kBF16) {
+      store_bf16(static_cast<std::uint16_t*>(c.a.o) + first, left, part, number);
+    } else {
+      store_f32(to + (split ? 256 * me.side : first), stride, left, part, number);
+    }
+  }
+
+  /// Computes the item once more, in fp32, because fp16 could not represent a number.
+  __device__ void repeat(const Item& item) {
+    const int warp = fresh_thread() / 32;
+    if (warp < kScratchWarps) {
+      const ListRun again(c, item.token, item.part);
+      const int heads = item.heads(c);
+      for (int h = warp; h < heads; h += kScratchWarps)
+        attend_exactly<kListTile>(c, again, item.first_head + h, item.state(c) + h, reinterpret_cast<float*>(scratch));
+    }
+    device::bar_sync(kComputeBarrier, kComputeThreads);
+  }
+
+  std::uint8_t* scratch = nullptr;  ///< Place::kScratch
+
+  __device__ ItemQueries queries_of(const Item& item) const { return {c, shared.at + Place::kQueries, item}; }
+
+  /// Waits for an item's queries and makes fp16 numbers of them.
+  __device__ void prepare(const Item& item) {
+    device::cp_async_wait<0>();
+    __syncwarp();
+    const bool bad = queries_of(item).finish(fresh_thread() / 32, 2 * kGroupWarps);
+    device::fence_proxy_async();
+    device::mbarrier_wait(shared.item_ready(), parity(4));
+    if (bad) st_shared_u32(shared.info(parities >> 4) + 12, 1);
+    device::bar_sync(kComputeBarrier, kComputeThreads);
+  }
+
+  __device__ __forceinline__ void all_items(std::uint32_t items) {
+    queries_of(Item(c, blockIdx.x)).start(fresh_thread() / 32, 2 * kGroupWarps);
+#pragma unroll 1
+    for (std::uint32_t number = blockIdx.x; number < items; number += gridDim.x, parities += 16) {
+      prepare(Item(c, number));
+      const uint2 known = device::ld_shared_v2(shared.info(parities >> 4));
+      const ItemInfo info{.tiles = __shfl_sync(kAll, static_cast<int>(known.x), 0),
+                          .first_tiles = __shfl_sync(kAll, static_cast<int>(known.y), 0)};
+#pragma unroll
+      for (int i = 0; i < 128; ++i) out(i) = 0;
+      sum[0] = sum[1] = 0;
+      reference[0] = reference[1] = -INFINITY;
+      if (Lane::fresh().side == 0) {
+        pairs<0>(info);
+      } else {
+        pairs<1>(info);
+      }
+      add_sums();  // after that nobody reads queries
+      const uint4 flags = device::ld_shared_v4(shared.info(parities >> 4));
+      const bool bad = __any_sync(kAll, (flags.z | flags.w) != 0);
+      std::uint32_t again = number;
+      asm volatile("" : "+r"(again));  // computed anew: kept, it would take registers from the loop over tiles
+      const Item item(c, again);
+      if (bad) {
+        repeat(item);
+      } else {
+        finish_item(item);
+      }
+      if (number + gridDim.x < items)
+        queries_of(Item(c, number + gridDim.x)).start(fresh_thread() / 32, 2 * kGroupWarps);
+      if (c.parts > 1 || item.first_head + kTileHeads < c.a.heads) continue;
+      const int lane = fresh_thread() % 32;
+      for (std::int64_t h = c.a.heads + fresh_thread() / 32; h < c.a.out_heads; h += 2 * kGroupWarps) {
+        for (int d = 4 * lane; d < kDim; d += 128)
+          store(c, item.token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
+      }
+    }
+  }
+};
+
+}  // namespace smla::attention::sm90

@@ -1,0 +1,173 @@
+#pragma once
+
+#include "ops/attention/sm90_queries.cuh"
+
+namespace smla::attention::sm90 {
+
+/// What a row that the list does not name is read from: zeros.
+__device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
+
+/// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp does
+/// it between other work, so all that it remembers is in shared memory. A lane has rows lane and lane + 32 of a tile.
+struct ListWalker {
+  const TileCall& c;
+  Shared shared;
+  std::uint32_t items;
+
+  /// Where the walk is: the item, its run of entries, and the next tile to tell of, whose entries are on their way.
+  struct Walk {
+    std::uint32_t number;
+    std::uint32_t turn;
+    std::int32_t tile;
+    std::uint32_t told;  ///< tiles so far
+    std::int32_t first;  ///< of ListRun
+    std::int32_t second;
+    std::int32_t begin;
+    std::int32_t end;
+  };
+  __device__ Walk load() const {
+    const uint4 a = device::ld_shared_v4(shared.at + Place::kWalk);
+    const uint4 b = device::ld_shared_v4(shared.at + Place::kWalk + 16);
+    return {a.x,
+            a.y,
+            static_cast<std::int32_t>(a.z),
+            a.w,
+            static_cast<std::int32_t>(b.x),
+            static_cast<std::int32_t>(b.y),
+            static_cast<std::int32_t>(b.z),
+            static_cast<std::int32_t>(b.w)};
+  }
+  __device__ void keep(const Walk& w) const {
+    if (fresh_thread() % 32 == 0) {
+      device::st_shared_v4(shared.at + Place::kWalk, make_uint4(w.number, w.turn, w.tile, w.told));
+      device::st_shared_v4(shared.at + Place::kWalk + 16, make_uint4(w.first, w.second, w.begin, w.end));
+    }
+    __syncwarp();
+  }
+  /// An item without keys is a tile that names none.
+  __device__ static int tiles(const Walk& w) { return max((w.end - w.begin + kTileKeys - 1) / kTileKeys, 1); }
+
+  /// Asks for the entries of the walk's tile.
+  __device__ void look(const Walk& w) const {
+    const int base = w.begin + w.tile * kTileKeys;
+    const int lane = fresh_thread() % 32;
+    if (base < w.end) {
+      const int scope = base < w.second ? 0 : 1;
+      const int end = scope == 0 ? min(w.first, w.end) : w.end;
+      const KeyList& list = c.a.keys[scope];
+      const std::int32_t* from =
+          list.indices + Item(c, w.number).token * list.index_stride + (scope == 0 ? base : base - w.second);
+#pragma unroll 1
+      for (int row = lane; row < kTileKeys; row += 32) {
+        const bool there = base + row < end;
+        device::cp_async<4>(shared.at + Place::kEntries + (w.told % 2 * 64 + row) * 4, from + (there ? row : 0), there);
+      }
+    }
+    device::cp_async_commit();
+  }
+
+  /// Begins an item: tells of its size and asks for its first entries.
+  __device__ void enter(Walk& w, bool asked = false) const {
+    const Item item(c, w.number);
+    const ListRun run(c, item.token, item.part);
+    w.tile = 0, w.first = run.first, w.second = run.second, w.begin = run.begin, w.end = run.end;
+    if (fresh_thread() % 32 == 0) {
+      const int all = tiles(w);
+      device::st_shared_v4(shared.info(w.turn),
+                           make_uint4(all, min(max((w.second - w.begin) / kTileKeys, 0), all), c.exact ? 1 : 0, 0));
+    }
+    arrive(shared.item_ready());
+    if (!asked || w.begin != 0 || w.first == 0) look(w);
+  }
+
+  /// Begins the walk. The first list's first entries are asked for before its length is known.
+  __device__ void begin() const {
+    Walk w{.number = blockIdx.x, .turn = 0, .tile = 0, .told = 0};
+    w.first = w.second = w.end = static_cast<std::int32_t>(min(c.a.keys[0].width, std::int64_t{kTileKeys}));
+    w.begin = 0;
+    const bool ask = Item(c, w.number).part == 0 && w.end > 0;
+    if (ask) look(w);
+    enter(w, ask);
+    keep(w);
+  }
+
+  /// Tells of the next tile, or that there are no more.
+  __device__ void tell() const {
+    Walk w = load();
+    const std::uint32_t slot = w.told % kListed;
+    if (w.number >= items) {
+      if (w.told == ~0U) return;
+      device::mbarrier_wait(shared.taken(slot), (w.told / kListed & 1) ^ 1);
+      end(slot, w.told);
+      w.told = ~0U;
+      keep(w);
+      return;
+    }
+    device::cp_async_wait<0>();
+    __syncwarp();
+    device::mbarrier_wait(shared.taken(slot), (w.told / kListed & 1) ^ 1);
+    name_rows(w, slot);
+    ++w.told;
+    if (++w.tile < tiles(w)) {
+      look(w);
+    } else {
+      w.number += gridDim.x;
+      ++w.turn;
+      if (w.number < items) {
+        enter(w);
+        fetch_queries(c, Item(c, w.number), fresh_thread() % 32);
+      }
+    }
+    keep(w);
+  }
+
+ private:
+  /// Writes the places of the tile's rows, and its scales as they arrive.
+  __device__ void name_rows(const Walk& w, std::uint32_t slot) const {
+    const int base = w.begin + w.tile * kTileKeys;
+    const int scope = base < w.second ? 0 : 1;
+    const int end = scope == 0 ? min(w.first, w.end) : w.end;
+    const RowLayout& layout = c.layout[scope];
+    const int lane = fresh_thread() % 32;
+    const std::uint32_t tile_at = shared.named(w.told);
+#pragma unroll 1
+    for (int row = lane; row < kTileKeys; row += 32) {
+      const std::uint32_t listed = ld_shared_u32(shared.at + Place::kEntries + (w.told % 2 * 64 + row) * 4);
+      const bool is = base + row < end && listed < layout.num_slots;
+      const std::uint32_t block = listed >> layout.block_bits;
+      const std::uint32_t in_block = listed - (block << layout.block_bits);
+      const std::uint8_t* from = layout.base + static_cast<std::int64_t>(block) * layout.block_stride;
+      const std::uint8_t* data = is ? from + static_cast<std::uint64_t>(in_block) * layout.row_bytes
+                                    : reinterpret_cast<const std::uint8_t*>(kNoRow);
+      const auto bits = reinterpret_cast<std::uint64_t>(data);
+      device::st_shared_v2(row_place(slot, row),
+                           make_uint2(static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32)));
+      if (layout.scaled) {
+        const std::uint8_t* scales = from + layout.scales + static_cast<std::uint64_t>(in_block) * layout.scale_bytes;
+        device::cp_async<8>(row_place(slot, row) + 8, is ? scales : data, is);
+      }
+      const std::uint32_t named = __ballot_sync(kAll, is);
+      if (lane == 0) st_shared_u32(tile_at + row / 32 * 4, named);
+    }
+    if (lane == 0) st_shared_u32(tile_at + 8, (w.tile & 1) | w.turn % kInfos << kTileItem);
+    device::mbarrier_arrive(shared.listed(slot));
+    device::cp_async_arrive(shared.scaled(slot));
+  }
+
+  __device__ std::uint32_t row_place(std::uint32_t slot, int row) const {
+    return shared.at + Place::kRows + (slot * 64 + row) * 16;
+  }
+  __device__ void end(std::uint32_t slot, std::uint32_t number) const {
+    const int lane = fresh_thread() % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // rows that are asked for in vain
+      const auto bits = reinterpret_cast<std::uint64_t>(kNoRow);
+      device::st_shared_v4(row_place(slot, lane + 32 * r),
+                           make_uint4(static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32), 0, 0));
+    }
+    if (lane == 0) st_shared_u32(shared.what(number), kNoMoreTiles);
+    device::mbarrier_arrive(shared.listed(slot));
+  }
+};
+
+}  // namespace smla::attention::sm90

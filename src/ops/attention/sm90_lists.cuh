@@ -44,6 +44,7 @@ struct ListWalker {
     }
     __syncwarp();
   }
+  __device__ int scope_of(const Walk& w, int base) const { return base < w.second || c.a.scopes == 1 ? 0 : 1; }
   /// An item without keys is a tile that names none.
   __device__ static int tiles(const Walk& w) { return max((w.end - w.begin + kTileKeys - 1) / kTileKeys, 1); }
 
@@ -52,7 +53,7 @@ struct ListWalker {
     const int base = w.begin + w.tile * kTileKeys;
     const int lane = fresh_thread() % 32;
     if (base < w.end) {
-      const int scope = base < w.second ? 0 : 1;
+      const int scope = scope_of(w, base);
       const int end = scope == 0 ? min(w.first, w.end) : w.end;
       const KeyList& list = c.a.keys[scope];
       const std::int32_t* from =
@@ -73,8 +74,8 @@ struct ListWalker {
     w.tile = 0, w.first = run.first, w.second = run.second, w.begin = run.begin, w.end = run.end;
     if (fresh_thread() % 32 == 0) {
       const int all = tiles(w);
-      device::st_shared_v4(shared.info(w.turn),
-                           make_uint4(all, min(max((w.second - w.begin) / kTileKeys, 0), all), c.exact ? 1 : 0, 0));
+      const int first = c.a.scopes == 1 ? all : min(max((w.second - w.begin) / kTileKeys, 0), all);
+      device::st_shared_v4(shared.info(w.turn), make_uint4(all, first, c.exact ? 1 : 0, 0));
     }
     arrive(shared.item_ready());
     if (!asked || w.begin != 0 || w.first == 0) look(w);
@@ -125,7 +126,7 @@ struct ListWalker {
   /// Writes the places of the tile's rows, and its scales as they arrive.
   __device__ void name_rows(const Walk& w, std::uint32_t slot) const {
     const int base = w.begin + w.tile * kTileKeys;
-    const int scope = base < w.second ? 0 : 1;
+    const int scope = scope_of(w, base);
     const int end = scope == 0 ? min(w.first, w.end) : w.end;
     const RowLayout& layout = c.layout[scope];
     const int lane = fresh_thread() % 32;

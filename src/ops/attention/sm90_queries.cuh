@@ -49,6 +49,7 @@ struct ItemQueries {
         }
       }
     }
+    device::cp_async_commit();
   }
 
   /// Converts them where they are, normed and rotated before that where the call says so. Returns whether fp16 cannot

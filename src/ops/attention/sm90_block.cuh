@@ -8,16 +8,16 @@
 namespace smla::attention::sm90 {
 
 // What the warpgroups of a block of the Hopper kernel share: its shared memory, its barriers, and its items of work.
-// Two warpgroups compute (left and right half of the output's columns), two widen keys; the first warp of those walks the
-// lists, too.
+// Two warpgroups compute (left and right half of the output's columns), one widens keys, and one warp walks the lists.
 
 constexpr int kGroupThreads = 128;  ///< threads of a warpgroup
 constexpr int kGroupWarps = kGroupThreads / 32;
 constexpr int kComputeThreads = 2 * kGroupThreads;
-constexpr int kKeyWarps = 8;
-constexpr int kBlockThreads = kComputeThreads + 32 * kKeyWarps;
+constexpr int kKeyWarps = 4;
+constexpr int kBlockThreads = kComputeThreads + 32 * kKeyWarps + kGroupThreads;  ///< of the last warpgroup one warp works
 constexpr int kComputeRegisters = 192;
-constexpr int kKeyRegisters = 64;
+constexpr int kKeyRegisters = 88;
+constexpr int kListRegisters = 40;
 constexpr int kToldTiles = 2 * 4;
 constexpr int kListed = 4;       ///< tiles whose rows are known before they are asked for
 constexpr unsigned kInfos = 16;  ///< items that are told of; more than can be between the lists and the output

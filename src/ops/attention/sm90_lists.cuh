@@ -8,7 +8,8 @@ namespace smla::attention::sm90 {
 __device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
 
 /// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp does
-/// it between other work, so all that it remembers is in shared memory. A lane has rows lane and lane + 32 of a tile.
+/// it, with few registers: what it remembers from tile to tile is in shared memory. A lane has rows lane and lane + 32 of
+/// a tile.
 struct ListWalker {
   const TileCall& c;
   Shared shared;
@@ -92,21 +93,18 @@ struct ListWalker {
     keep(w);
   }
 
-  /// Tells of the next tile, or that there are no more.
-  __device__ void tell() const {
+  /// Tells of the next tile, or that there are no more. Returns whether there was one.
+  __device__ bool tell() const {
     Walk w = load();
     const std::uint32_t slot = w.told % kListed;
     if (w.number >= items) {
-      if (w.told == ~0U) return;
-      device::mbarrier_wait(shared.taken(slot), (w.told / kListed & 1) ^ 1);
+      device::mbarrier_wait_long(shared.taken(slot), (w.told / kListed & 1) ^ 1);
       end(slot, w.told);
-      w.told = ~0U;
-      keep(w);
-      return;
+      return false;
     }
     device::cp_async_wait<0>();
     __syncwarp();
-    device::mbarrier_wait(shared.taken(slot), (w.told / kListed & 1) ^ 1);
+    device::mbarrier_wait_long(shared.taken(slot), (w.told / kListed & 1) ^ 1);
     name_rows(w, slot);
     ++w.told;
     if (++w.tile < tiles(w)) {
@@ -120,6 +118,13 @@ struct ListWalker {
       }
     }
     keep(w);
+    return true;
+  }
+
+  __device__ void all_tiles() const {
+    begin();
+    while (tell()) {
+    }
   }
 
  private:

@@ -34,10 +34,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1) attend_hopper(const __grid_c
   __syncthreads();
   device::pdl_wait();
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
-  if (group >= 2) {
+  if (group == 3) {
+    device::fewer_registers<kListRegisters>();
+    if (__shfl_sync(kAll, Lane::fresh().warp, 0) == 0) ListWalker{c, shared, items}.all_tiles();
+  } else if (group == 2) {
     device::fewer_registers<kKeyRegisters>();
-    const ListWalker lists{c, shared, items};
-    KeyLoader<kCodeGroups>(lists).all_tiles();
+    KeyLoader<kCodeGroups>(shared).all_tiles();
   } else {
     device::more_registers<kComputeRegisters>();
     Compute<kCodeGroups != 8> compute(c, shared);
@@ -76,6 +78,12 @@ std::string refusal(const SparseAttention::Problem& p) {
   return "";
 }
 
+/// The call of one token whose output goes through the workspace, because it is not aligned to what the kernel writes:
+/// its list in one part, and a second, empty one, so that the merge writes the output, with the same bits.
+HopperSplit through_workspace(const SparseAttention::Problem& p) {
+  return {.part_keys = AttentionSplit::kMaxParts << 32, .parts = 2, .launch_tokens = std::min<std::int64_t>(p.tokens, 1)};
+}
+
 Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string reason = refusal(p); !reason.empty()) return refused(std::move(reason));
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
@@ -87,8 +95,9 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
                 .portable = split_attention(p, machine.gpu, options.deterministic),
                 .multiprocessors = machine.gpu.multiprocessors};
   Decision decision;
-  decision.workspace_bytes = static_cast<std::size_t>(
-      std::max(choice.split.workspace_bytes(p.heads), choice.portable.workspace_bytes(p.heads)));
+  decision.workspace_bytes = static_cast<std::size_t>(std::max({choice.split.workspace_bytes(p.heads),
+                                                                choice.portable.workspace_bytes(p.heads),
+                                                                through_workspace(p).workspace_bytes(p.heads)}));
   decision.words = describe(choice.split, p);
   decision.choice = choice;
   return decision;
@@ -97,7 +106,7 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
 /// Whether all tensors lie as this kernel reads them, and larger products are larger scores.
 bool readable(const SparseAttention::Problem& p, const TileCall& c) {
   const auto q = reinterpret_cast<std::uintptr_t>(c.a.q);
-  bool all = c.q_aligned && q % 16 == 0 && c.word >= (p.o == DType::kBF16 ? 16 : 8);
+  bool all = c.q_aligned && q % 16 == 0;
   for (int s = 0; s < p.scopes; ++s) {
     const RowLayout& l = c.layout[s];
     all = all && c.score_scale[s] > 0 && l.block_bits >= 0 && l.aligned && (!l.scaled || (l.scales % 8 == 0 && l.scale_bytes % 8 == 0));
@@ -113,7 +122,8 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
     attend_with_tiles(p, a, choice.portable, context.workspace, context.stream);
     return;
   }
-  const HopperSplit& split = choice.split;
+  const bool direct = choice.split.parts > 1 || c.word >= (p.o == DType::kBF16 ? 16 : 8);
+  const HopperSplit split = direct ? choice.split : through_workspace(p);
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
   place_sums(c, context.workspace.data, split.launch_tokens);

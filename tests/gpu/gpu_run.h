@@ -26,10 +26,15 @@ template <class Op>
 std::vector<std::string> gpu_implementations(const typename Op::Problem& problem, bool deterministic = false) {
   static const char* const only = std::getenv("SMLA_TEST_IMPLEMENTATION");
   std::vector<std::string> names;
-  for (const Candidate& c : explain<Op>(problem, {.device = DeviceKind::kCuda, .deterministic = deterministic})) {
-    if (!c.refusal.empty()) continue;
-    if (only != nullptr && c.name == only) return {c.name};
-    names.push_back(c.name);
+  // Each is asked by its name: one that is not chosen by itself is tested like the others.
+  PlanOptions options{.device = DeviceKind::kCuda, .deterministic = deterministic};
+  for (const Candidate& any : explain<Op>(problem, options)) {
+    options.implementation = any.name;
+    for (const Candidate& c : explain<Op>(problem, options)) {
+      if (c.name != any.name || !c.refusal.empty()) continue;
+      if (only != nullptr && c.name == only) return {c.name};
+      names.push_back(c.name);
+    }
   }
   return names;
 }

@@ -4,10 +4,9 @@
 
 namespace smla::device {
 
-// Warpgroup matrix products of sm_90a (wgmma): a warpgroup of 128 threads multiplies fp16 matrices from shared memory and
-// adds to fp32 sums in registers. Products
-// are asynchronous: wgmma_fence() before the first one after registers changed, wgmma_commit() behind the last of a
-// group, wgmma_wait<N>() until at most N groups are still running.
+// Warpgroup matrix products of sm_90a (wgmma): a warpgroup of 128 threads multiplies fp16 matrices from shared memory
+// and adds to fp32 sums in registers. Products are asynchronous: wgmma_fence() before the first one after registers
+// changed, wgmma_commit() behind the last of a group, wgmma_wait<N>() until at most N groups are still running.
 //
 // Matrices in shared memory consist of atoms of 8 rows of 128 bytes, whose 16-byte pieces are permuted by the row's
 // number (the 128-byte swizzle); atoms begin at multiples of 1,024 bytes.

@@ -8,16 +8,19 @@
 namespace smla::attention::sm90 {
 
 // What the warpgroups of a block of the Hopper kernel share: its shared memory, its barriers, and its items of work.
-// Two warpgroups compute (left and right half of the output's columns), one widens keys, and one warp walks the lists.
+// Two warpgroups compute (left and right half of the output's columns), one widens keys. Of the fourth one warp walks
+// the lists and the others bring queries.
 
 constexpr int kGroupThreads = 128;  ///< threads of a warpgroup
 constexpr int kGroupWarps = kGroupThreads / 32;
 constexpr int kComputeThreads = 2 * kGroupThreads;
 constexpr int kKeyWarps = 4;
-constexpr int kBlockThreads = kComputeThreads + 32 * kKeyWarps + kGroupThreads;  ///< of the last warpgroup one warp works
+constexpr int kQueryWarps = 3;
+constexpr int kBlockThreads = kComputeThreads + 32 * (kKeyWarps + 1 + kQueryWarps);
 constexpr int kComputeRegisters = 192;
-constexpr int kKeyRegisters = 88;
-constexpr int kListRegisters = 40;
+/// Of a thread that widens keys with so many groups of codes, and of one of the fourth warpgroup; 128 together.
+constexpr int key_registers(int code_groups) { return code_groups == 7 ? 96 : 88; }
+constexpr int list_registers(int code_groups) { return 128 - key_registers(code_groups); }
 constexpr int kToldTiles = 2 * 4;
 constexpr int kListed = 4;       ///< tiles whose rows are known before they are asked for
 constexpr unsigned kInfos = 16;  ///< items that are told of; more than can be between the lists and the output
@@ -32,21 +35,22 @@ struct Place {
   static constexpr std::uint32_t kGroupBytes = 64 * 128;
   static constexpr std::uint32_t kMatrixBytes = AttentionTile::kGroups * kGroupBytes;
   static constexpr std::uint32_t kQueries = 0;
-  static constexpr std::uint32_t kKeys = kMatrixBytes;  ///< two tiles; the even ones of a list in the first
+  static constexpr std::uint32_t kKeys = kMatrixBytes;         ///< two tiles; the even ones of a list in the first
   static constexpr std::uint32_t kWeights = 3 * kMatrixBytes;  ///< of the even and the odd tile, 64 heads x 64 keys
   static constexpr std::uint32_t kScratch = kWeights;  ///< of items that are computed in fp32: 3 x 512 numbers a warp
-  static constexpr std::uint32_t kRows = kWeights + 3 * kGroupBytes;       ///< ListedRow [kListed][64]
-  static constexpr std::uint32_t kTiles = kRows + kListed * 64 * 16;       ///< of tile number i: u64 which keys the list names, u32 what it is
-  static constexpr std::uint32_t kFades = kTiles + kToldTiles * 16;           ///< float [2][64]: factor of older sums
-  static constexpr std::uint32_t kReferences = kFades + 512;               ///< float [2][64]
-  static constexpr std::uint32_t kSums = kReferences + 512;                ///< float [2][64]: of each side's tiles
-  static constexpr std::uint32_t kChanged = kSums + 512;                   ///< int [2][4]: whether a warp's references changed
-  static constexpr std::uint32_t kValid = kChanged + 32;                   ///< u64 [2]: which keys of a stage the list names
-  static constexpr std::uint32_t kItems = kValid + 16;                     ///< ItemInfo [kInfos]
-  static constexpr std::uint32_t kWalk = kItems + 16 * kInfos;                   ///< Walk
-  static constexpr std::uint32_t kEntries = kWalk + 64;                          ///< i32 [2][64]: entries of lists
+  static constexpr std::uint32_t kRows = kWeights + 3 * kGroupBytes;  ///< ListedRow [kListed][64]
+  static constexpr std::uint32_t kTiles =
+      kRows + kListed * 64 * 16;  ///< of tile number i: u64 which keys the list names, u32 what it is
+  static constexpr std::uint32_t kFades = kTiles + kToldTiles * 16;  ///< float [2][64]: factor of older sums
+  static constexpr std::uint32_t kReferences = kFades + 512;         ///< float [2][64]
+  static constexpr std::uint32_t kSums = kReferences + 512;          ///< float [2][64]: of each side's tiles
+  static constexpr std::uint32_t kChanged = kSums + 512;        ///< int [2][4]: whether a warp's references changed
+  static constexpr std::uint32_t kValid = kChanged + 32;        ///< u64 [2]: which keys of a stage the list names
+  static constexpr std::uint32_t kItems = kValid + 16;          ///< ItemInfo [kInfos]
+  static constexpr std::uint32_t kWalk = kItems + 16 * kInfos;  ///< Walk
+  static constexpr std::uint32_t kEntries = kWalk + 64;         ///< i32 [2][64]: entries of lists
   static constexpr std::uint32_t kBarriers = kEntries + 512;
-  static constexpr std::uint32_t kBytes = kBarriers + 256;
+  static constexpr std::uint32_t kBytes = kBarriers + 256 + 8 * kInfos;
   static constexpr std::uint32_t kAlign = 1024;
 };
 constexpr int kScratchWarps = (Place::kRows - Place::kScratch) / (3 * kDim * 4);
@@ -66,7 +70,7 @@ struct ListedRow {
   uint2 scales;
 };
 // What a tile is, in a word.
-constexpr std::uint32_t kTileStage = 1;   ///< the stage it goes to
+constexpr std::uint32_t kTileStage = 1;  ///< the stage it goes to
 constexpr std::uint32_t kNoMoreTiles = 2;
 constexpr int kTileItem = 2;  ///< from this bit on the number of its item's info
 
@@ -90,7 +94,13 @@ struct Shared {
   __device__ std::uint32_t full(int stage, int half) const { return at + Place::kBarriers + 8 * (2 * stage + half); }
   __device__ std::uint32_t free(int stage, int half) const { return full(stage, half) + 32; }
   __device__ std::uint32_t weighed(int stage) const { return at + Place::kBarriers + 64 + 8 * stage; }
-  __device__ std::uint32_t item_ready() const { return at + Place::kBarriers + 80; }
+  /// An item's info and queries are there. A barrier for each: the lists are walked several items ahead of the queries.
+  __device__ std::uint32_t item_ready(std::uint32_t turn) const {
+    return at + Place::kBarriers + 256 + turn % kInfos * 8;
+  }
+  /// The parity of that barrier's phase.
+  __device__ static std::uint32_t item_parity(std::uint32_t turn) { return turn / kInfos & 1; }
+  __device__ std::uint32_t queries_read() const { return at + Place::kBarriers + 88; }
   __device__ std::uint32_t listed(std::uint32_t slot) const { return at + Place::kBarriers + 104 + 8 * slot; }
   __device__ std::uint32_t scaled(std::uint32_t slot) const { return listed(slot) + 8 * kListed; }
   __device__ std::uint32_t taken(std::uint32_t slot) const { return listed(slot) + 16 * kListed; }
@@ -106,7 +116,8 @@ struct Shared {
       }
       device::mbarrier_init(weighed(stage), kGroupWarps);
     }
-    device::mbarrier_init(item_ready(), 1);
+    for (unsigned turn = 0; turn < kInfos; ++turn) device::mbarrier_init(item_ready(turn), 1 + 32 * kQueryWarps);
+    device::mbarrier_init(queries_read(), 2 * kGroupWarps);
     for (int slot = 0; slot < kListed; ++slot) {
       device::mbarrier_init(listed(slot), 32);
       device::mbarrier_init(scaled(slot), 32);
@@ -148,8 +159,8 @@ __device__ inline void arrive(std::uint32_t barrier) {
 
 /// An item of work: a token, 64 of its heads, a part of its key list. A block takes every gridDim.x-th.
 struct Item {
-  std::int64_t token;  ///< of the call
-  std::uint32_t local; ///< of the launch
+  std::int64_t token;   ///< of the call
+  std::uint32_t local;  ///< of the launch
   std::uint32_t part;
   std::uint32_t first_head;
 

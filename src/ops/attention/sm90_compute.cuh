@@ -194,6 +194,7 @@ struct Compute {
       for (; tile < info.tiles; tile += 2) {
         start_scores<kSide>();
         device::wgmma_wait<0>();
+        if (tile + 2 >= info.tiles) arrive(shared.queries_read());
         const bool changed = weigh<kSide>(scope(tile));
         arrive(shared.weighed(0));
         if (changed) fade(0);
@@ -210,12 +211,14 @@ struct Compute {
         parities ^= 2;
       }
     } else {
+      if (info.tiles < 2) arrive(shared.queries_read());
 #pragma unroll 1
       for (; tile < info.tiles; tile += 2) {
         const bool both = tile + 1 < info.tiles;
         if (both) {
           start_scores<kSide>();
           device::wgmma_wait<0>();
+          if (tile + 3 >= info.tiles) arrive(shared.queries_read());
         }
         follow<kSide>();
         start_values<kSide, 0>();
@@ -248,7 +251,8 @@ struct Compute {
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(kAll, sum[r], 1);
       sum[r] += __shfl_xor_sync(kAll, sum[r], 2);
-      if (me.part() == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + 256 * me.side + 32 * r), "f"(sum[r]) : "memory");
+      if (me.part() == 0)
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + 256 * me.side + 32 * r), "f"(sum[r]) : "memory");
     }
     device::bar_sync(kComputeBarrier, kComputeThreads);
 #pragma unroll
@@ -328,6 +332,21 @@ struct Compute {
     }
   }
 
+  /// Writes rows number by number, because they are not aligned to more. `o`: as for the others.
+  template <class T, class Number, class Round>
+  __device__ void store_singly(T* o, int left, int part, const Number& number, const Round& round) {
+    o += 2 * part;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (8 * r >= left) continue;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) {
+        o[8 * r * c.a.o_stride[1] + i / 2 * 8 + i % 2] = round(number(i / 2 * 4 + 2 * r + i % 2));
+        asm volatile("" ::: "memory");
+      }
+    }
+  }
+
   /// Finishes an item: its output, or its sums for the merge.
   __device__ void finish_item(const Item& item) {
     const int heads = item.heads(c);
@@ -362,8 +381,17 @@ struct Compute {
       const float done = finished(out(i), factor[i / 2 % 2]);
       return i >= kFirstRotated && rotated ? out(i) : done;
     };
-    const std::int64_t first = item.token * c.a.o_stride[0] + (item.first_head + me.row()) * c.a.o_stride[1] + 256 * me.side;
-    if (!split && c.a.o_dtype == DType::kBF16) {
+    const std::int64_t first =
+        item.token * c.a.o_stride[0] + (item.first_head + me.row()) * c.a.o_stride[1] + 256 * me.side;
+    const bool bf16 = c.a.o_dtype == DType::kBF16;
+    if (!split && c.word < (bf16 ? 16 : 8)) {
+      if (bf16) {
+        store_singly(static_cast<std::uint16_t*>(c.a.o) + first, left, part, number,
+                     [](float x) { return device::to_bf16_bits(x); });
+      } else {
+        store_singly(to + first, left, part, number, [](float x) { return x; });
+      }
+    } else if (!split && bf16) {
       store_bf16(static_cast<std::uint16_t*>(c.a.o) + first, left, part, number);
     } else {
       store_f32(to + (split ? 256 * me.side : first), stride, left, part, number);
@@ -388,17 +416,14 @@ struct Compute {
 
   /// Waits for an item's queries and makes fp16 numbers of them.
   __device__ void prepare(const Item& item) {
-    device::cp_async_wait<0>();
-    __syncwarp();
+    device::mbarrier_wait(shared.item_ready(parities >> 4), Shared::item_parity(parities >> 4));
     const bool bad = queries_of(item).finish(fresh_thread() / 32, 2 * kGroupWarps);
     device::fence_proxy_async();
-    device::mbarrier_wait(shared.item_ready(), parity(4));
     if (bad) st_shared_u32(shared.info(parities >> 4) + 12, 1);
     device::bar_sync(kComputeBarrier, kComputeThreads);
   }
 
   __device__ __forceinline__ void all_items(std::uint32_t items) {
-    queries_of(Item(c, blockIdx.x)).start(fresh_thread() / 32, 2 * kGroupWarps);
 #pragma unroll 1
     for (std::uint32_t number = blockIdx.x; number < items; number += gridDim.x, parities += 16) {
       prepare(Item(c, number));
@@ -414,7 +439,7 @@ struct Compute {
       } else {
         pairs<1>(info);
       }
-      add_sums();  // after that nobody reads queries
+      add_sums();
       const uint4 flags = device::ld_shared_v4(shared.info(parities >> 4));
       const bool bad = __any_sync(kAll, (flags.z | flags.w) != 0);
       std::uint32_t again = number;
@@ -425,8 +450,6 @@ struct Compute {
       } else {
         finish_item(item);
       }
-      if (number + gridDim.x < items)
-        queries_of(Item(c, number + gridDim.x)).start(fresh_thread() / 32, 2 * kGroupWarps);
       if (c.parts > 1 || item.first_head + kTileHeads < c.a.heads) continue;
       const int lane = fresh_thread() % 32;
       for (std::int64_t h = c.a.heads + fresh_thread() / 32; h < c.a.out_heads; h += 2 * kGroupWarps) {

@@ -16,21 +16,21 @@ __device__ inline uint4 load16(const std::uint8_t* p) {
 __device__ inline std::uint32_t unrepresentable_scales(std::uint32_t bytes) {
   constexpr std::uint32_t kLow = 0x7F7F'7F7FU;
   const std::uint32_t low = bytes & kLow;
-  const std::uint32_t not_zero = low + kLow;                    // of the lower seven bits
+  const std::uint32_t not_zero = low + kLow;                        // of the lower seven bits
   const std::uint32_t in_range = low + (128 - 101) * 0x0101'0101U;  // 101 and more
   return not_zero & (bytes | ~in_range) & ~kLow;
 }
 
-/// The third warpgroup: widens the numbers of listed rows to fp16 and writes them to the stages. A thread has two rows of a
-/// tile, of each group of 64 dims the same 16. Rows are asked for kAhead groups before they are widened, across tiles
-/// and items. What it writes is made visible to wgmma by those who wait for it: a fence here would wait for all rows
-/// that were asked for.
+/// The third warpgroup: widens the numbers of listed rows to fp16 and writes them to the stages. A thread has two rows
+/// of a tile, of each group of 64 dims the same 16. Rows are asked for kAhead groups before they are widened, across
+/// tiles and items. What it writes is made visible to wgmma by those who wait for it: a fence here would wait for all
+/// rows that were asked for.
 template <int kCodeGroups>
 struct KeyLoader {
   static constexpr int kGroups = AttentionTile::kGroups;
   static constexpr int kRows = 64 / (8 * kKeyWarps);  ///< of a thread, 8 apart
-  static constexpr int kAhead = kCodeGroups == 0 ? 2 : 4;
-  static constexpr int kWaiting = kAhead;  ///< groups that `codes` holds; divides kGroups
+  static constexpr int kAhead = 4;
+  static constexpr int kWaiting = kAhead;                  ///< groups that `codes` holds; divides kGroups
   static constexpr int kWords = kCodeGroups == 0 ? 2 : 1;  ///< 16-byte words of a group that wait in `codes`
   static constexpr bool kRest = kCodeGroups > 0 && kCodeGroups < kGroups;
   static constexpr bool kScaled = kCodeGroups == 7;  ///< else the scale is the cache's
@@ -39,7 +39,8 @@ struct KeyLoader {
   std::uint32_t taken = 0;     ///< tiles so far
   std::uint32_t parities = 0;  ///< bits 0 and 1: of the stages' barriers
 
-  const std::uint8_t* row[kRows];  ///< of the tile that is being widened, or, once its last group is asked for, the next one
+  const std::uint8_t*
+      row[kRows];  ///< of the tile that is being widened, or, once its last group is asked for, the next one
   uint2 scales[kRows];
   uint4 codes[kWaiting][kRows][kWords];
   uint4 rest[kRest ? 2 : 1][kRows];
@@ -86,16 +87,15 @@ struct KeyLoader {
         for (int i = 0; i < 2; ++i) codes[kGroup % kWaiting][r][i] = load16(row[r] + 128 * kGroup + 16 * i);
       } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * (fresh_thread() % 4) + 16 * i);
+        for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * (fresh_thread() % 4) + 16 * i);
       }
     }
   }
 
   /// Two bf16 numbers as fp16, times kHalfUnit.
   __device__ static std::uint32_t half_pair(std::uint32_t pair, std::uint32_t& overflow) {
-    const std::uint32_t halves = halves_of(__uint_as_float(pair << 16) * kHalfUnit,
-                                           __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit);
+    const std::uint32_t halves =
+        halves_of(__uint_as_float(pair << 16) * kHalfUnit, __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit);
     overflow |= fp16_overflow(halves);
     return halves;
   }
@@ -148,8 +148,7 @@ struct KeyLoader {
 
   __device__ __forceinline__ void all_tiles() {
     std::uint32_t next = take();
-    ask<0>(), ask<1>();
-    if constexpr (kAhead > 2) ask<2>(), ask<3>();
+    ask<0>(), ask<1>(), ask<2>(), ask<3>();
 #pragma unroll 1
     while ((next & kNoMoreTiles) == 0) {
       const std::uint32_t tile = next;

@@ -7,9 +7,9 @@ namespace smla::attention::sm90 {
 /// What a row that the list does not name is read from: zeros.
 __device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
 
-/// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp does
-/// it, with few registers: what it remembers from tile to tile is in shared memory. A lane has rows lane and lane + 32 of
-/// a tile.
+/// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp
+/// does it, with few registers: what it remembers from tile to tile is in shared memory. A lane has rows lane and lane
+/// + 32 of a tile.
 struct ListWalker {
   const TileCall& c;
   Shared shared;
@@ -78,7 +78,7 @@ struct ListWalker {
       const int first = c.a.scopes == 1 ? all : min(max((w.second - w.begin) / kTileKeys, 0), all);
       device::st_shared_v4(shared.info(w.turn), make_uint4(all, first, c.exact ? 1 : 0, 0));
     }
-    arrive(shared.item_ready());
+    arrive(shared.item_ready(w.turn));
     if (!asked || w.begin != 0 || w.first == 0) look(w);
   }
 
@@ -112,10 +112,7 @@ struct ListWalker {
     } else {
       w.number += gridDim.x;
       ++w.turn;
-      if (w.number < items) {
-        enter(w);
-        fetch_queries(c, Item(c, w.number), fresh_thread() % 32);
-      }
+      if (w.number < items) enter(w);
     }
     keep(w);
     return true;

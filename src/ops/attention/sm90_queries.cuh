@@ -5,8 +5,8 @@
 
 namespace smla::attention::sm90 {
 
-/// An item's queries on their way to shared memory. Rows past the last head are zeros. Of `warps` warps each takes every
-/// warps-th pair of heads. A lane has numbers 128 k + 4 lane and the next three of a head.
+/// An item's queries on their way to shared memory. Rows past the last head are zeros. `warps` warps share the work,
+/// `warp` is the caller's number among them. A lane has numbers 128 k + 4 lane and the next three of a head.
 struct ItemQueries {
   static constexpr int kAtOnce = 2;  ///< heads
   static constexpr int kVec4s = kDim / 128;
@@ -25,14 +25,13 @@ struct ItemQueries {
     return item.token * c.a.q_stride[0] + (item.first_head + head) * c.a.q_stride[1];
   }
 
-  /// Starts copying them as they are; four codes of e4m3 go to the place of the first two numbers.
+  /// Starts copying every warps-th head as it is; four codes of e4m3 go to the place of the first two numbers.
   __device__ void start(int warp, int warps) const {
     const int heads = item.heads(c);
     const int lane = fresh_thread() % 32;
 #pragma unroll 1
 #pragma unroll 1
-    for (int i = 0; i < kTileHeads / warps; ++i) {
-      const int head = (i / kAtOnce * warps + warp) * kAtOnce + i % kAtOnce;
+    for (int head = warp; head < kTileHeads; head += warps) {
       const bool there = head < heads;
       const std::int64_t from = index(there ? head : 0);
       if (codes()) {
@@ -49,7 +48,6 @@ struct ItemQueries {
         }
       }
     }
-    device::cp_async_commit();
   }
 
   /// Converts them where they are, normed and rotated before that where the call says so. Returns whether fp16 cannot
@@ -85,16 +83,28 @@ struct ItemQueries {
   }
 };
 
-/// Asks for the queries of a later item, so that they come from L2. For one warp.
-__device__ inline void fetch_queries(const TileCall& c, const Item& item, int lane) {
+/// Asks for the queries of a later item, so that they come from L2. `thread`: of those of kQueryWarps.
+__device__ inline void fetch_queries(const TileCall& c, const Item& item, int thread) {
   constexpr int kLine = 128;
   const int size = c.a.q_dtype == DType::kE4M3 ? 1 : 2;
   const int lines = size * kDim / kLine;
   const auto* first = static_cast<const std::uint8_t*>(c.a.q) +
                       size * (item.token * c.a.q_stride[0] + item.first_head * c.a.q_stride[1]);
 #pragma unroll 1
-  for (int i = lane; i < item.heads(c) * lines; i += 32)
+  for (int i = thread; i < item.heads(c) * lines; i += 32 * kQueryWarps)
     device::prefetch(first + size * (i / lines) * c.a.q_stride[1] + kLine * (i % lines));
+}
+
+/// Brings the queries of all of a block's items, each once those before it are read.
+__device__ inline void bring_queries(const TileCall& c, const Shared& shared, std::uint32_t items, int warp) {
+  std::uint32_t turn = 0;
+#pragma unroll 1
+  for (std::uint32_t number = blockIdx.x; number < items; number += gridDim.x, ++turn) {
+    device::mbarrier_wait_long(shared.queries_read(), (turn & 1) ^ 1);
+    ItemQueries{c, shared.at + Place::kQueries, Item(c, number)}.start(warp, kQueryWarps);
+    device::cp_async_arrive(shared.item_ready(turn));
+    if (number + gridDim.x < items) fetch_queries(c, Item(c, number + gridDim.x), 32 * warp + fresh_thread() % 32);
+  }
 }
 
 }  // namespace smla::attention::sm90

@@ -238,7 +238,6 @@ void attend_with_tiles(const SparseAttention::Problem& p, const SparseAttention:
   }
 }
 
-
 template <>
 Implementation<SparseAttention> cuda_row() {
   return any_gpu_row<SparseAttention>(run, decide);

@@ -23,8 +23,8 @@ using namespace attention;
 using namespace attention::sm90;
 
 template <int kCodeGroups>
-__global__ void __launch_bounds__(kBlockThreads, 1) attend_hopper(const __grid_constant__ TileCall c,
-                                                                  std::uint32_t items) {
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    attend_hopper(const __grid_constant__ TileCall c, std::uint32_t items) {
   extern __shared__ __align__(Place::kAlign) std::uint8_t dynamic[];
   const Shared shared{device::shared_address(dynamic)};
   if (threadIdx.x == 0) {
@@ -35,14 +35,19 @@ __global__ void __launch_bounds__(kBlockThreads, 1) attend_hopper(const __grid_c
   device::pdl_wait();
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {
-    device::fewer_registers<kListRegisters>();
-    if (__shfl_sync(kAll, Lane::fresh().warp, 0) == 0) ListWalker{c, shared, items}.all_tiles();
+    device::fewer_registers<list_registers(kCodeGroups)>();
+    const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
+    if (warp == 0) {
+      ListWalker{c, shared, items}.all_tiles();
+    } else {
+      bring_queries(c, shared, items, warp - 1);
+    }
   } else if (group == 2) {
-    device::fewer_registers<kKeyRegisters>();
+    device::fewer_registers<key_registers(kCodeGroups)>();
     KeyLoader<kCodeGroups>(shared).all_tiles();
   } else {
     device::more_registers<kComputeRegisters>();
-    Compute<kCodeGroups != 8> compute(c, shared);
+    Compute<kCodeGroups == 7> compute(c, shared);
     compute.scratch = dynamic + Place::kScratch;
     compute.all_items(items);
   }
@@ -51,8 +56,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) attend_hopper(const __grid_c
 
 template <int kCodeGroups>
 void launch(const TileCall& c, std::uint32_t items, unsigned blocks, cudaStream_t stream) {
-  device::launch_pdl<attend_hopper<kCodeGroups>>("sparse_attention attend", blocks, kBlockThreads, Place::kBytes, stream,
-                                                 c, items);
+  device::launch_pdl<attend_hopper<kCodeGroups>>("sparse_attention attend", blocks, kBlockThreads, Place::kBytes,
+                                                 stream, c, items);
 }
 
 /// What a plan decides: also how the kernel for any GPU computes the call, for tensors that lie in memory as this one
@@ -71,22 +76,18 @@ std::string refusal(const SparseAttention::Problem& p) {
            " rows; it takes one kind of rows";
   }
   const int all = groups(0);
-  if (all != 0 && all != 7 && all != 8) {
+  if (all != 7 && all != 8) {
     return std::string(p.scope[0].format->name) + " rows, " + std::to_string(64 * all) +
-           " numbers of which are codes; it takes 0, 448 and 512";
+           " numbers of which are e4m3; it takes 448 and 512";
   }
   return "";
-}
-
-/// The call of one token whose output goes through the workspace, because it is not aligned to what the kernel writes:
-/// its list in one part, and a second, empty one, so that the merge writes the output, with the same bits.
-HopperSplit through_workspace(const SparseAttention::Problem& p) {
-  return {.part_keys = AttentionSplit::kMaxParts << 32, .parts = 2, .launch_tokens = std::min<std::int64_t>(p.tokens, 1)};
 }
 
 Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string reason = refusal(p); !reason.empty()) return refused(std::move(reason));
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
+  // Its first complete version; the kernel for any GPU keeps the choice until this one has passed every test on a card.
+  if (options.implementation != "sm90") return refused("not chosen by itself yet; it runs where it is named");
   if (machine.gpu.shared_bytes < Place::kBytes) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
@@ -95,9 +96,8 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
                 .portable = split_attention(p, machine.gpu, options.deterministic),
                 .multiprocessors = machine.gpu.multiprocessors};
   Decision decision;
-  decision.workspace_bytes = static_cast<std::size_t>(std::max({choice.split.workspace_bytes(p.heads),
-                                                                choice.portable.workspace_bytes(p.heads),
-                                                                through_workspace(p).workspace_bytes(p.heads)}));
+  decision.workspace_bytes = static_cast<std::size_t>(
+      std::max(choice.split.workspace_bytes(p.heads), choice.portable.workspace_bytes(p.heads)));
   decision.words = describe(choice.split, p);
   decision.choice = choice;
   return decision;
@@ -109,7 +109,8 @@ bool readable(const SparseAttention::Problem& p, const TileCall& c) {
   bool all = c.q_aligned && q % 16 == 0;
   for (int s = 0; s < p.scopes; ++s) {
     const RowLayout& l = c.layout[s];
-    all = all && c.score_scale[s] > 0 && l.block_bits >= 0 && l.aligned && (!l.scaled || (l.scales % 8 == 0 && l.scale_bytes % 8 == 0));
+    all = all && c.score_scale[s] > 0 && l.block_bits >= 0 && l.aligned &&
+          (!l.scaled || (l.scales % 8 == 0 && l.scale_bytes % 8 == 0));
   }
   return all;
 }
@@ -122,8 +123,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
     attend_with_tiles(p, a, choice.portable, context.workspace, context.stream);
     return;
   }
-  const bool direct = choice.split.parts > 1 || c.word >= (p.o == DType::kBF16 ? 16 : 8);
-  const HopperSplit split = direct ? choice.split : through_workspace(p);
+  const HopperSplit& split = choice.split;
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
   place_sums(c, context.workspace.data, split.launch_tokens);
@@ -135,7 +135,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
     const unsigned items = blocks_for(tokens * head_tiles * split.parts, 1);
     const unsigned blocks = static_cast<unsigned>(std::min<std::int64_t>(items, choice.multiprocessors));
-    (groups == 7 ? launch<7> : groups == 8 ? launch<8> : launch<0>)(c, items, blocks, stream);
+    (groups == 7 ? launch<7> : launch<8>)(c, items, blocks, stream);
     if (split.parts > 1) launch_merge(c, tokens, stream);
   }
 }

@@ -1,5 +1,6 @@
 // How the tensor-core attention kernel cuts a call: tiles that fit, parts that cover the list.
 #include "ops/attention/attention_split.h"
+#include "ops/attention/sm90_split.h"
 
 #include <gtest/gtest.h>
 
@@ -117,6 +118,40 @@ TEST(AttentionSplit, FixedPartsDependOnNothingElse) {
     for (const std::int64_t width : {1, 512, 640, 8320})
       EXPECT_EQ(512, split_attention(problem(tokens, 64, width), kH200, true).part_keys);
   }
+}
+
+/// Parts cover each list, are whole tiles, and fit the workspace.
+TEST(HopperSplit, CoversEveryList) {
+  constexpr std::int64_t kKeys = HopperSplit::kTileKeys;
+  for (const std::int64_t tokens : {1, 3, 64, 133, 5000}) {
+    for (const std::int64_t heads : {1, 64, 65, 128}) {
+      for (const std::int64_t width : {0, 1, 64, 192, 640, 8320, 262272}) {
+        for (const bool fixed : {false, true}) {
+          const SparseAttention::Problem p =
+              problem(tokens, heads, std::min<std::int64_t>(width, 128), std::max<std::int64_t>(width - 128, 0));
+          const HopperSplit split = split_for_hopper(p, kH200, fixed);
+          SCOPED_TRACE(testing::Message()
+                       << tokens << " tokens, " << heads << " heads, width " << width << ", fixed " << fixed);
+          const std::int64_t whole =
+              (p.scope[0].width + kKeys - 1) / kKeys * kKeys + (p.scope[1].width + kKeys - 1) / kKeys * kKeys;
+          EXPECT_GE(split.parts, 1);
+          EXPECT_GE(split.parts * split.part_keys, whole);
+          EXPECT_TRUE(split.parts == 1 || (split.parts - 1) * split.part_keys < whole);
+          EXPECT_EQ(0, split.part_keys % kKeys);
+          EXPECT_GE(split.launch_tokens, 1);
+          EXPECT_TRUE(split.launch_tokens == 1 || split.workspace_bytes(heads) <= AttentionSplit::kScratchBytes);
+          EXPECT_TRUE(fixed ? split.part_keys == AttentionSplit::kFixedPart : split.parts <= AttentionSplit::kMaxParts);
+        }
+      }
+    }
+  }
+}
+
+TEST(HopperSplit, FillsTheMultiprocessors) {
+  EXPECT_EQ(1, split_for_hopper(problem(128, 64, 128, 512), kH200, false).parts);
+  EXPECT_EQ(2, split_for_hopper(problem(64, 64, 128, 512), kH200, false).parts);
+  EXPECT_EQ(1, split_for_hopper(problem(4096, 128, 128, 512), kH200, false).parts);
+  EXPECT_LT(8, split_for_hopper(problem(1, 64, 128, 8192), kH200, false).parts);
 }
 
 }  // namespace

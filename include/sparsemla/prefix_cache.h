@@ -79,7 +79,12 @@ class PrefixCache {
   std::int64_t adopt(const PrefixKeys& keys, std::int64_t max_tokens, RequestBlocks& blocks,
                      std::vector<std::uint64_t>* marks = nullptr);
   /// Keeps what the rule wants of positions [begin, end), whose rows are queued or written, before the request slides
-  /// past them (RequestBlocks::slide). `keys` must have the blocks up to the last multiple of the unit.
+  /// past them (RequestBlocks::slide).
+  /// @param keys  of the request; with the blocks up to the last multiple of the unit
+  /// @param blocks  of the request
+  /// @param begin  the first position
+  /// @param end  the position behind the last one
+  /// @param prompt_tokens  length of the request's prompt
   /// @param marks  a number of the host's own for each position from 0 on, such as a digest; or none
   /// @throws InvalidArgument for too few keys or a request that lacks a block that keeps everything; then nothing of
   /// that position is kept.

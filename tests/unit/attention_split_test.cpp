@@ -1,8 +1,9 @@
 // How the tensor-core attention kernel cuts a call: tiles that fit, parts that cover the list.
 #include "ops/attention/attention_split.h"
-#include "ops/attention/sm90_split.h"
 
 #include <gtest/gtest.h>
+
+#include "ops/attention/attention_split_sm90.h"
 
 namespace smla {
 namespace {

@@ -6,12 +6,12 @@
 
 #include "device/copy.cuh"
 #include "device/launch_pdl.cuh"
+#include "ops/attention/attention_split_sm90.h"
+#include "ops/attention/compute_sm90.cuh"
 #include "ops/attention/implementations.h"
+#include "ops/attention/keys_sm90.cuh"
+#include "ops/attention/lists_sm90.cuh"
 #include "ops/attention/merge_parts.cuh"
-#include "ops/attention/sm90_compute.cuh"
-#include "ops/attention/sm90_keys.cuh"
-#include "ops/attention/sm90_lists.cuh"
-#include "ops/attention/sm90_split.h"
 #include "ops/attention/tile_call.cuh"
 #include "ops/cuda_row.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "device/ptx/cp_async.cuh"
-#include "ops/attention/sm90_block.cuh"
+#include "ops/attention/block_sm90.cuh"
 
 namespace smla::attention::sm90 {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/attention/sm90_block.cuh"
+#include "ops/attention/block_sm90.cuh"
 
 namespace smla::attention::sm90 {
 

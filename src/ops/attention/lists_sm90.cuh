@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/attention/sm90_queries.cuh"
+#include "ops/attention/queries_sm90.cuh"
 
 namespace smla::attention::sm90 {
 

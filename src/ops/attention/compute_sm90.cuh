@@ -2,7 +2,7 @@
 
 #include "device/ptx/wgmma_sm90.cuh"
 #include "ops/attention/exact_head.cuh"
-#include "ops/attention/sm90_queries.cuh"
+#include "ops/attention/queries_sm90.cuh"
 
 namespace smla::attention::sm90 {
 

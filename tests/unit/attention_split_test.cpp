@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/attention/attention_split_sm90.h"
+#include "ops/attention/hopper_split.h"
 
 namespace smla {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "device/copy.cuh"
 #include "device/launch_pdl.cuh"
-#include "ops/attention/attention_split_sm90.h"
 #include "ops/attention/compute_sm90.cuh"
+#include "ops/attention/hopper_split.h"
 #include "ops/attention/implementations.h"
 #include "ops/attention/keys_sm90.cuh"
 #include "ops/attention/lists_sm90.cuh"

@@ -250,10 +250,12 @@ TEST(AttentionProperty, SplitsMergeToTheWhole) {
           .run(args);
       double error = 0;
       double norm = 0;
+      double largest_lse = 0;
       for (std::int64_t t = 0; t < p.tokens; ++t) {
         for (std::int64_t h = 0; h < p.heads; ++h) {
           const float a = want.lse_of(t, h);
           const float b = merged.lse_of(t, h);
+          if (std::isfinite(a)) largest_lse = std::max(largest_lse, static_cast<double>(std::fabs(a)));
           RC_ASSERT(a == b || std::fabs(a - b) <= 1e-5F * std::max(1.0F, std::fabs(a)));
           for (std::int64_t d = 0; d < p.out_dim(); ++d) {
             const double w = want.value(t, h, d);
@@ -262,7 +264,8 @@ TEST(AttentionProperty, SplitsMergeToTheWhole) {
           }
         }
       }
-      RC_ASSERT(std::sqrt(error) <= 1e-6 * std::sqrt(norm));
+      // A part's lse is rounded to fp32, and with it the part's weight against the sink.
+      RC_ASSERT(std::sqrt(error) <= (1e-6 + 0x1p-23 * largest_lse) * std::sqrt(norm));
     }
   };
   for_any_case("partial results over slices of the list merge to the whole", body, 0.5F);

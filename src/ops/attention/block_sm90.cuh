@@ -4,6 +4,7 @@
 #include "device/ptx/mbarrier_sm90.cuh"
 #include "device/ptx/shared.cuh"
 #include "ops/attention/attention_block.cuh"
+#include "ops/attention/hopper_split.h"
 
 namespace smla::attention::sm90 {
 
@@ -21,11 +22,11 @@ constexpr int kComputeRegisters = 192;
 /// Of a thread that widens keys with so many groups of codes, and of one of the fourth warpgroup; 128 together.
 constexpr int key_registers(int code_groups) { return code_groups == 7 ? 96 : 88; }
 constexpr int list_registers(int code_groups) { return 128 - key_registers(code_groups); }
-constexpr int kToldTiles = 2 * 4;
-constexpr int kListed = 4;       ///< tiles whose rows are known before they are asked for
-constexpr unsigned kInfos = 16;  ///< items that are told of; more than can be between the lists and the output
-constexpr int kTileHeads = 64;
-constexpr int kTileKeys = 64;
+constexpr int kListed = 4;               ///< tiles whose rows are known before they are asked for
+constexpr int kToldTiles = 2 * kListed;  ///< tiles of which it is known what they are, until they are widened
+constexpr unsigned kInfos = 16;          ///< items that are told of; more than can be between the lists and the output
+constexpr int kTileHeads = HopperSplit::kTileHeads;
+constexpr int kTileKeys = HopperSplit::kTileKeys;
 /// For Run, which cuts lists into tiles.
 constexpr AttentionTile kListTile{.heads = kTileHeads, .keys = kTileKeys};
 
@@ -38,7 +39,8 @@ struct Place {
   static constexpr std::uint32_t kKeys = kMatrixBytes;         ///< two tiles; the even ones of a list in the first
   static constexpr std::uint32_t kWeights = 3 * kMatrixBytes;  ///< of the even and the odd tile, 64 heads x 64 keys
   static constexpr std::uint32_t kScratch = kWeights;  ///< of items that are computed in fp32: 3 x 512 numbers a warp
-  static constexpr std::uint32_t kRows = kWeights + 3 * kGroupBytes;  ///< ListedRow [kListed][64]
+  static constexpr std::uint32_t kRows =
+      kWeights + 3 * kGroupBytes;  ///< [kListed][64]: u64 address of a row, u64 its scales as stored
   static constexpr std::uint32_t kTiles =
       kRows + kListed * 64 * 16;  ///< of tile number i: u64 which keys the list names, u32 what it is
   static constexpr std::uint32_t kFades = kTiles + kToldTiles * 16;  ///< float [2][64]: factor of older sums
@@ -64,24 +66,10 @@ struct ItemInfo {
 };
 constexpr std::uint32_t kInfoBytes = sizeof(ItemInfo);
 
-/// A row of a tile: where its numbers are, and its scales as they are stored.
-struct ListedRow {
-  std::uint64_t data;
-  uint2 scales;
-};
 // What a tile is, in a word.
-constexpr std::uint32_t kTileStage = 1;  ///< the stage it goes to
-constexpr std::uint32_t kNoMoreTiles = 2;
-constexpr int kTileItem = 2;  ///< from this bit on the number of its item's info
-
-__device__ inline void st_shared_u32(std::uint32_t at, std::uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
-__device__ inline std::uint32_t ld_shared_u32(std::uint32_t at) {
-  std::uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
+constexpr std::uint32_t kTileStage = 1;    ///< mask: the stage it goes to
+constexpr std::uint32_t kNoMoreTiles = 2;  ///< mask: it is none, and the last
+constexpr int kTileItemShift = 2;          ///< from this bit on: the number of its item's info
 
 /// Addresses in a block's shared memory.
 struct Shared {

@@ -72,12 +72,7 @@ struct Compute {
 
   /// A number that warpgroup `side` keeps for row r of this thread's two.
   __device__ float kept(std::uint32_t place, int side, int r, const Lane& at) const {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(v)
-                 : "r"(shared.at + place + 4 * (64 * side + at.row() + 8 * r))
-                 : "memory");
-    return v;
+    return device::ld_shared_f32(shared.at + place + 4 * (64 * side + at.row() + 8 * r));
   }
   /// Multiplies the output by the factors of warpgroup `side`. No product may be adding to it.
   __device__ void fade(int side) {
@@ -94,11 +89,7 @@ struct Compute {
     constexpr int kOther = 1 - kSide;
     device::mbarrier_wait(shared.weighed(kOther), parity(kOther));
     const Lane at = Lane::fresh();
-    int changed;
-    asm volatile("ld.shared.u32 %0, [%1];"
-                 : "=r"(changed)
-                 : "r"(shared.at + Place::kChanged + 4 * (4 * kOther + at.warp))
-                 : "memory");
+    const std::uint32_t changed = device::ld_shared_u32(shared.at + Place::kChanged + 4 * (4 * kOther + at.warp));
     if (!__any_sync(kAll, changed != 0)) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -149,17 +140,14 @@ struct Compute {
         }
         if (at.part() == 0) {
           const std::uint32_t place = shared.at + 4 * (64 * kSide + at.row() + 8 * r);
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(place + Place::kFades), "f"(factor) : "memory");
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(place + Place::kReferences), "f"(reference[r]) : "memory");
+          device::st_shared_f32(place + Place::kFades, factor);
+          device::st_shared_f32(place + Place::kReferences, reference[r]);
         }
         sum[r] *= factor;
       }
       __syncwarp();
     }
-    if (at.lane == 0)
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared.at + Place::kChanged + 4 * (4 * kSide + at.warp)),
-                   "r"(static_cast<int>(changed))
-                   : "memory");
+    if (at.lane == 0) device::st_shared_u32(shared.at + Place::kChanged + 4 * (4 * kSide + at.warp), changed ? 1 : 0);
     const float shift[2] = {reference[0] == -INFINITY ? 0 : reference[0], reference[1] == -INFINITY ? 0 : reference[1]};
     const float weight = c.weight_scale[scope];
     const std::uint32_t line = shared.weights(kSide) + (at.warp * 16 + at.lane % 8 + at.lane / 8 % 2 * 8) * 128;
@@ -251,18 +239,11 @@ struct Compute {
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(kAll, sum[r], 1);
       sum[r] += __shfl_xor_sync(kAll, sum[r], 2);
-      if (me.part() == 0)
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + 256 * me.side + 32 * r), "f"(sum[r]) : "memory");
+      if (me.part() == 0) device::st_shared_f32(at + 256 * me.side + 32 * r, sum[r]);
     }
     device::bar_sync(kComputeBarrier, kComputeThreads);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float even;
-      float odd;
-      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(even) : "r"(at + 32 * r) : "memory");
-      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(odd) : "r"(at + 256 + 32 * r) : "memory");
-      sum[r] = even + odd;
-    }
+    for (int r = 0; r < 2; ++r) sum[r] = device::ld_shared_f32(at + 32 * r) + device::ld_shared_f32(at + 256 + 32 * r);
   }
 
   static constexpr int kFirstRotated = 96;  ///< of `output`: the last 64 columns, of side 1
@@ -419,7 +400,7 @@ struct Compute {
     device::mbarrier_wait(shared.item_ready(parities >> 4), Shared::item_parity(parities >> 4));
     const bool bad = queries_of(item).finish(fresh_thread() / 32, 2 * kGroupWarps);
     device::fence_proxy_async();
-    if (bad) st_shared_u32(shared.info(parities >> 4) + 12, 1);
+    if (bad) device::st_shared_u32(shared.info(parities >> 4) + 12, 1);
     device::bar_sync(kComputeBarrier, kComputeThreads);
   }
 

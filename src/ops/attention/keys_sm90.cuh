@@ -27,13 +27,13 @@ __device__ inline std::uint32_t unrepresentable_scales(std::uint32_t bytes) {
 /// rows that were asked for.
 template <int kCodeGroups>
 struct KeyLoader {
+  static_assert(kCodeGroups == 7 || kCodeGroups == 8);
   static constexpr int kGroups = AttentionTile::kGroups;
   static constexpr int kRows = 64 / (8 * kKeyWarps);  ///< of a thread, 8 apart
   static constexpr int kAhead = 4;
-  static constexpr int kWaiting = kAhead;                  ///< groups that `codes` holds; divides kGroups
-  static constexpr int kWords = kCodeGroups == 0 ? 2 : 1;  ///< 16-byte words of a group that wait in `codes`
-  static constexpr bool kRest = kCodeGroups > 0 && kCodeGroups < kGroups;
-  static constexpr bool kScaled = kCodeGroups == 7;  ///< else the scale is the cache's
+  static constexpr int kWaiting = kAhead;               ///< groups that `codes` holds; divides kGroups
+  static constexpr bool kRest = kCodeGroups < kGroups;  ///< the groups behind the codes are one, of bf16 numbers
+  static constexpr bool kScaled = kCodeGroups == 7;     ///< else the scale is the cache's
 
   Shared shared;
   std::uint32_t taken = 0;     ///< tiles so far
@@ -42,7 +42,7 @@ struct KeyLoader {
   const std::uint8_t*
       row[kRows];  ///< of the tile that is being widened, or, once its last group is asked for, the next one
   uint2 scales[kRows];
-  uint4 codes[kWaiting][kRows][kWords];
+  uint4 codes[kWaiting][kRows];
   uint4 rest[kRest ? 2 : 1][kRows];
 
   __device__ explicit KeyLoader(const Shared& s) : shared(s) {}
@@ -57,10 +57,9 @@ struct KeyLoader {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint2 v = device::ld_shared_v2(place_of_row(slot) + r * 8 * 16);
-      row[r] = reinterpret_cast<const std::uint8_t*>(std::uint64_t{v.y} << 32 | v.x) +
-               thread % 4 * (kCodeGroups == 0 ? 32 : 16);
+      row[r] = reinterpret_cast<const std::uint8_t*>(std::uint64_t{v.y} << 32 | v.x) + thread % 4 * 16;
     }
-    return ld_shared_u32(shared.what(taken++));
+    return device::ld_shared_u32(shared.what(taken++));
   }
   __device__ std::uint32_t place_of_row(std::uint32_t slot) const {
     return shared.at + Place::kRows + slot * 64 * 16 + row_of(fresh_thread()) * 16;
@@ -81,10 +80,7 @@ struct KeyLoader {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if constexpr (kGroup < kCodeGroups) {
-        codes[kGroup % kWaiting][r][0] = load16(row[r] + 64 * kGroup);
-      } else if constexpr (kCodeGroups == 0) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) codes[kGroup % kWaiting][r][i] = load16(row[r] + 128 * kGroup + 16 * i);
+        codes[kGroup % kWaiting][r] = load16(row[r] + 64 * kGroup);
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * (fresh_thread() % 4) + 16 * i);
@@ -109,7 +105,7 @@ struct KeyLoader {
       uint4 low;
       uint4 high;
       if constexpr (kGroup < kCodeGroups) {
-        const uint4& v = codes[kGroup % kWaiting][r][0];
+        const uint4& v = codes[kGroup % kWaiting][r];
         widen_codes(v.x, low.x, low.y), widen_codes(v.y, low.z, low.w);
         widen_codes(v.z, high.x, high.y), widen_codes(v.w, high.z, high.w);
         if constexpr (kScaled) {
@@ -122,13 +118,8 @@ struct KeyLoader {
           high.z = multiply_halves(high.z, pair), high.w = multiply_halves(high.w, pair);
         }
       } else {
-        uint4 a;
-        uint4 b;
-        if constexpr (kCodeGroups == 0) {
-          a = codes[kGroup % kWaiting][r][0], b = codes[kGroup % kWaiting][r][kWords - 1];
-        } else {
-          a = rest[0][r], b = rest[kRest ? 1 : 0][r];
-        }
+        const uint4& a = rest[0][r];
+        const uint4& b = rest[kRest ? 1 : 0][r];
         low.x = half_pair(a.x, overflow), low.y = half_pair(a.y, overflow);
         low.z = half_pair(a.z, overflow), low.w = half_pair(a.w, overflow);
         high.x = half_pair(b.x, overflow), high.y = half_pair(b.y, overflow);
@@ -176,7 +167,7 @@ struct KeyLoader {
       step<7>(row_at, next, overflow);
       // Overflow of fp16 is the upper bit of a half, a bad scale that of a byte.
       if ((overflow & (kScaled ? 0x8080'8080U : 0x8000'8000U)) != 0U)
-        st_shared_u32(shared.info(tile >> kTileItem) + 8, 1);
+        device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
       arrive(shared.full(static_cast<int>(stage), 1));
     }
   }

@@ -135,7 +135,7 @@ struct ListWalker {
     const std::uint32_t tile_at = shared.named(w.told);
 #pragma unroll 1
     for (int row = lane; row < kTileKeys; row += 32) {
-      const std::uint32_t listed = ld_shared_u32(shared.at + Place::kEntries + (w.told % 2 * 64 + row) * 4);
+      const std::uint32_t listed = device::ld_shared_u32(shared.at + Place::kEntries + (w.told % 2 * 64 + row) * 4);
       const bool is = base + row < end && listed < layout.num_slots;
       const std::uint32_t block = listed >> layout.block_bits;
       const std::uint32_t in_block = listed - (block << layout.block_bits);
@@ -150,9 +150,9 @@ struct ListWalker {
         device::cp_async<8>(row_place(slot, row) + 8, is ? scales : data, is);
       }
       const std::uint32_t named = __ballot_sync(kAll, is);
-      if (lane == 0) st_shared_u32(tile_at + row / 32 * 4, named);
+      if (lane == 0) device::st_shared_u32(tile_at + row / 32 * 4, named);
     }
-    if (lane == 0) st_shared_u32(tile_at + 8, (w.tile & 1) | w.turn % kInfos << kTileItem);
+    if (lane == 0) device::st_shared_u32(tile_at + 8, (w.tile & 1) | w.turn % kInfos << kTileItemShift);
     device::mbarrier_arrive(shared.listed(slot));
     device::cp_async_arrive(shared.scaled(slot));
   }
@@ -168,7 +168,7 @@ struct ListWalker {
       device::st_shared_v4(row_place(slot, lane + 32 * r),
                            make_uint4(static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32), 0, 0));
     }
-    if (lane == 0) st_shared_u32(shared.what(number), kNoMoreTiles);
+    if (lane == 0) device::st_shared_u32(shared.what(number), kNoMoreTiles);
     device::mbarrier_arrive(shared.listed(slot));
   }
 };

@@ -139,9 +139,17 @@ struct AttentionSplit {
   static constexpr std::int64_t kFixedPart = 512;
   static constexpr std::int64_t kMaxParts = 128;
 
-  std::int64_t workspace_bytes(std::int64_t heads) const {
-    return parts == 1 ? 0 : launch_tokens * parts * heads * (kSumBytes + kStateBytes);
+  /// Workspace of a token whose list is cut into `parts` parts; of both kernels on tensor cores.
+  static constexpr std::int64_t token_bytes(std::int64_t parts, std::int64_t heads) {
+    return parts == 1 ? 0 : parts * heads * (kSumBytes + kStateBytes);
   }
+  /// Tokens of a launch: as many as kScratchBytes hold, at least one.
+  static constexpr std::int64_t tokens_of_launch(std::int64_t tokens, std::int64_t parts, std::int64_t heads) {
+    const std::int64_t bytes = token_bytes(parts, heads);
+    return bytes == 0 ? tokens : std::min(tokens, std::max<std::int64_t>(kScratchBytes / bytes, 1));
+  }
+
+  std::int64_t workspace_bytes(std::int64_t heads) const { return launch_tokens * token_bytes(parts, heads); }
 };
 
 /// The split in words.
@@ -211,11 +219,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   }
   const AttentionTile& chosen = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   split.wave_tokens = multiprocessors / ((p.heads + chosen.heads - 1) / chosen.heads);
-  split.launch_tokens = p.tokens;
-  if (split.parts > 1) {
-    const std::int64_t token = split.parts * p.heads * (AttentionSplit::kSumBytes + AttentionSplit::kStateBytes);
-    split.launch_tokens = std::min(p.tokens, std::max<std::int64_t>(AttentionSplit::kScratchBytes / token, 1));
-  }
+  split.launch_tokens = AttentionSplit::tokens_of_launch(p.tokens, split.parts, p.heads);
   return split;
 }
 

@@ -2,6 +2,7 @@
 
 #include "device/ptx/wgmma_sm90.cuh"
 #include "ops/attention/exact_head.cuh"
+#include "ops/attention/output_sm90.cuh"
 #include "ops/attention/queries_sm90.cuh"
 
 namespace smla::attention::sm90 {
@@ -268,66 +269,6 @@ struct Compute {
     return true;
   }
 
-  /// Writes bf16 rows, 16 bytes at a time: the four lanes that share a row exchange their columns. `o`: the thread's
-  /// first row and the warpgroup's first column. `left`: heads from that row on.
-  template <class Number>
-  __device__ void store_bf16(std::uint16_t* o, int left, int part, const Number& number) {
-    o += 8 * part;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int block = 0; block < 8; ++block) {
-        std::uint32_t v[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int i = 4 * (4 * block + j) + 2 * r;
-          asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[j]) : "f"(number(i + 1)), "f"(number(i)));
-        }
-        const auto exchange = [&](std::uint32_t& a, std::uint32_t& b, int with) {
-          const bool upper = (part & with) != 0;
-          const std::uint32_t got = __shfl_xor_sync(kAll, upper ? a : b, with);
-          (upper ? a : b) = got;
-        };
-        exchange(v[0], v[1], 1), exchange(v[2], v[3], 1);
-        exchange(v[0], v[2], 2), exchange(v[1], v[3], 2);
-        if (8 * r < left)
-          *reinterpret_cast<uint4*>(o + 8 * r * c.a.o_stride[1] + 32 * block) = make_uint4(v[0], v[1], v[2], v[3]);
-        asm volatile("" ::: "memory");  // one after the other: there are no registers for more
-      }
-    }
-  }
-
-  /// Writes fp32 rows, `stride` numbers from one to the next.
-  template <class Number>
-  __device__ void store_f32(float* o, std::int64_t stride, int left, int part, const Number& number) {
-    o += 2 * part;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (8 * r >= left) continue;
-#pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        *reinterpret_cast<float2*>(o + 8 * r * stride + 8 * j) =
-            make_float2(number(4 * j + 2 * r), number(4 * j + 2 * r + 1));
-        asm volatile("" ::: "memory");
-      }
-    }
-  }
-
-  /// Writes rows number by number, because they are not aligned to more. `o`: as for the others.
-  template <class T, class Number, class Round>
-  __device__ void store_singly(T* o, int left, int part, const Number& number, const Round& round) {
-    o += 2 * part;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (8 * r >= left) continue;
-#pragma unroll
-      for (int i = 0; i < 64; ++i) {
-        o[8 * r * c.a.o_stride[1] + i / 2 * 8 + i % 2] = round(number(i / 2 * 4 + 2 * r + i % 2));
-        asm volatile("" ::: "memory");
-      }
-    }
-  }
-
   /// Finishes an item: its output, or its sums for the merge.
   __device__ void finish_item(const Item& item) {
     const int heads = item.heads(c);
@@ -367,13 +308,13 @@ struct Compute {
     const bool bf16 = c.a.o_dtype == DType::kBF16;
     if (!split && c.word < (bf16 ? 16 : 8)) {
       if (bf16) {
-        store_singly(static_cast<std::uint16_t*>(c.a.o) + first, left, part, number,
+        store_singly(static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], left, part, number,
                      [](float x) { return device::to_bf16_bits(x); });
       } else {
-        store_singly(to + first, left, part, number, [](float x) { return x; });
+        store_singly(to + first, c.a.o_stride[1], left, part, number, [](float x) { return x; });
       }
     } else if (!split && bf16) {
-      store_bf16(static_cast<std::uint16_t*>(c.a.o) + first, left, part, number);
+      store_bf16(static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], left, part, number);
     } else {
       store_f32(to + (split ? 256 * me.side : first), stride, left, part, number);
     }

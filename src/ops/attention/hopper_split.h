@@ -14,7 +14,7 @@ struct HopperSplit {
   std::int64_t launch_tokens = 0;  ///< tokens of a launch; the next launch uses the same workspace
 
   std::int64_t workspace_bytes(std::int64_t heads) const {
-    return parts == 1 ? 0 : launch_tokens * parts * heads * (AttentionSplit::kSumBytes + AttentionSplit::kStateBytes);
+    return launch_tokens * AttentionSplit::token_bytes(parts, heads);
   }
 };
 
@@ -29,7 +29,8 @@ inline std::string describe(const HopperSplit& split, const SparseAttention::Pro
 /// its own lists alone. Otherwise the choice with the shortest estimated time, of the multiprocessor with the most
 /// items and of a merge.
 inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
-  // In hundredths of the time of a tile of keys.
+  // In hundredths of the time of a tile of keys. Estimates from before it was measured (docs/kernels/
+  // sparse_attention_sm90.md has 2.5 us a tile and 9 us an item), which is too few for an item.
   constexpr std::int64_t kTile = 100;
   constexpr std::int64_t kItem = 120;
   constexpr std::int64_t kMerge = 200;
@@ -56,11 +57,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   }
   split.parts = (tiles + part_tiles - 1) / part_tiles;
   split.part_keys = part_tiles * HopperSplit::kTileKeys;
-  split.launch_tokens = p.tokens;
-  if (split.parts > 1) {
-    const std::int64_t token = split.parts * p.heads * (AttentionSplit::kSumBytes + AttentionSplit::kStateBytes);
-    split.launch_tokens = std::min(p.tokens, std::max<std::int64_t>(AttentionSplit::kScratchBytes / token, 1));
-  }
+  split.launch_tokens = AttentionSplit::tokens_of_launch(p.tokens, split.parts, p.heads);
   return split;
 }
 

@@ -167,7 +167,7 @@ struct RowCopy {
     bool unrepresentable = (overflow & 0x8000'8000U) != 0U;
     if (first_scale() < buffer.layout.code_groups) {
       std::uint32_t bytes = 0;
-      if (scaled) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bytes) : "r"(scale_place(buffer)) : "memory");
+      if (scaled) bytes = device::ld_shared_u32(scale_place(buffer));
       bytes >>= 8 * (first_scale() % 4);
       const int low = static_cast<int>(bytes & 0xFFU);
       const int high = first_scale() + 1 < buffer.layout.code_groups ? static_cast<int>(bytes >> 8 & 0xFFU) : 0;
@@ -175,7 +175,7 @@ struct RowCopy {
       // Without scales the factor of codes is 1.
       constexpr std::uint32_t kOne = ((15U + kCodeShift) << 10) * 0x1'0001U;
       const std::uint32_t pair = scaled ? static_cast<std::uint32_t>(half_scale(high)) << 16 | half_scale(low) : kOne;
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(scale_place(buffer)), "r"(pair) : "memory");
+      device::st_shared_u32(scale_place(buffer), pair);
     }
     if (part() == 0) asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer.valid() + row()), "r"(there) : "memory");
     return unrepresentable;

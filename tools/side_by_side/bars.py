@@ -45,7 +45,7 @@ def ratio(row: Row, ours: str = "ours", theirs: str = "peer") -> float:
 def mean(values: Iterable[float]) -> float:
     """The geometric mean; nan of nothing."""
     known = list(values)
-    return math.exp(sum(math.log(v) for v in known) / len(known)) if known else math.nan
+    return math.exp(math.fsum(math.log(v) for v in known) / len(known)) if known else math.nan
 
 
 def compared(rows: Iterable[Row], /, **want: Any) -> list[Row]:
@@ -71,7 +71,7 @@ def _at_least(what: str, rows: Sequence[Row], bound: float, value: Callable[[Seq
     if not rows:
         return Bar(what, f"{word} at least {bound:g}", "", "not measured")
     got = value(rows)
-    return Bar(what, f"{word} at least {bound:g}", f"{got:.2f} of {len(rows)} cells", _verdict(got >= bound))
+    return Bar(what, f"{word} at least {bound:g}", f"{got:.2f} of {len(rows)} cells", _verdict(round(got, 9) >= bound))
 
 
 def _each_ratio(what: str, rows: Sequence[Row], bound: float) -> Bar:

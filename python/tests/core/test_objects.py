@@ -100,7 +100,7 @@ def test_a_layer_out_of_a_checkpoint_in_one_call(checkpoint: Path) -> None:
     def move(tensor: Any) -> Any:
         try:
             moved.append(np.array(np.from_dlpack(tensor)))
-        except BufferError:  # numpy has no bfloat16
+        except (BufferError, RuntimeError):  # numpy has no bfloat16, and before 2.1 says so by RuntimeError
             moved.append(tensor)
         return moved[-1]
 

@@ -24,7 +24,7 @@ target_compile_options(smla_flags INTERFACE
   # Relaxed constexpr: the number formats of core/codecs.h are the same code on the device.
   $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=554 --expt-relaxed-constexpr -Xptxas=-warn-spills,-Werror>
   # Machine code of five architectures to a fifth of its size.
-  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>>:--compress-mode=size>)
+  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>>:--compress-mode=$<IF:$<BOOL:${SMLA_GPU_EMULATOR}>,none,size>>)
 if(SMLA_SANITIZE)
   target_compile_options(smla_flags INTERFACE -fsanitize=${SMLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer
     # clang also reports an offset to a null pointer that is never read: absent optional tensors.

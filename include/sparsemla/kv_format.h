@@ -59,7 +59,7 @@ const RowFormat& f32_rows();
 /// fp8_v32.
 const RowFormat& fp8_v32_rows();
 
-/// The indexer's rows (128 numbers): index_fp8, index_mxfp4, index_f32.
+/// The indexer's rows (128 numbers): index_fp8, index_mxfp4, index_f32. By its name alone: index_fp8_ue8m0.
 const RowFormat& index_fp8_rows();
 const RowFormat& index_mxfp4_rows();
 const RowFormat& index_f32_rows();
@@ -69,7 +69,7 @@ const RowFormat& index_f32_rows();
 /// @throws InvalidArgument for another pair.
 const RowFormat& state_rows(int dim, int coff);
 
-/// All formats above.
+/// All formats above, and index_fp8_ue8m0.
 std::span<const RowFormat* const> all_row_formats();
 
 /// The format of that name. @throws InvalidArgument with the accepted names.

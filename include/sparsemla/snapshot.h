@@ -45,10 +45,10 @@ std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks&
 /// that this library does not have.
 SnapshotInfo inspect_snapshot(std::span<const std::uint8_t> bytes);
 
-/// Puts the request into another pool: other blocks, number of blocks, groups or strides, but the same layers, formats,
-/// block sizes and scales. `blocks` must hold none. All or nothing: on an error pool and blocks hold what they held.
-/// @throws as inspect_snapshot; InvalidArgument when the pool's layout differs or has too few free blocks, naming got
-/// and expected.
+/// Puts the request into another pool: other blocks, groups or strides, but the same layers, formats, block sizes and
+/// scales; rows of index_fp8 and of index_fp8_ue8m0 become each other. `blocks` must hold none. All or nothing: on an
+/// error pool and blocks hold what they held. @throws as inspect_snapshot; InvalidArgument, naming got and expected,
+/// for a layout that differs, too few free blocks, or a scale that the pool's format cannot hold.
 SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, RequestBlocks& blocks);
 
 /// Write and read a snapshot as a file. It is written under another name first and then renamed, so that `path` never

@@ -57,6 +57,17 @@ constexpr RowFormat kIndexFp8{.name = "index_fp8",
                               .data_bytes = 128,
                               .scale_bytes = 4,
                               .page_alignment = 576};
+// As upstream keeps index_fp8 on SM100: the scale as four equal bytes in the place of one fp32.
+constexpr RowFormat kIndexFp8Ue8m0{.name = "index_fp8_ue8m0",
+                                   .dim = 128,
+                                   .nope_dim = 128,
+                                   .nope = Element::kE4M3,
+                                   .rope = Element::kE4M3,
+                                   .scale = ScaleKind::kUe8m0,
+                                   .group = 128,
+                                   .data_bytes = 128,
+                                   .scale_bytes = 4,
+                                   .page_alignment = 576};
 constexpr RowFormat kIndexMxfp4{.name = "index_mxfp4",
                                 .dim = 128,
                                 .nope_dim = 128,
@@ -76,9 +87,9 @@ constexpr RowFormat kStateC128{
 constexpr RowFormat kStateIndex{
     .name = "state_index", .dim = 512, .nope_dim = 512, .data_bytes = 2048, .page_alignment = 576};
 
-constexpr std::array<const RowFormat*, 11> kAll{&kFp8DsMla,  &kBf16,       &kFp8PerTensor, &kF32,
-                                                &kIndexFp8,  &kIndexMxfp4, &kIndexF32,     &kStateC4,
-                                                &kStateC128, &kStateIndex, &kFp8V32};
+constexpr std::array<const RowFormat*, 12> kAll{&kFp8DsMla, &kBf16,          &kFp8PerTensor, &kF32,
+                                                &kIndexFp8, &kIndexFp8Ue8m0, &kIndexMxfp4,   &kIndexF32,
+                                                &kStateC4,  &kStateC128,     &kStateIndex,   &kFp8V32};
 
 }  // namespace
 

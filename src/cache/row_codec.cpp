@@ -84,7 +84,9 @@ void encode_row(const PagedCache& cache, std::int64_t slot, const float* values,
     const float inverse = exp2_int(-e);
     for (int i = 0; i < f.group; ++i) store(f.nope, data, g * f.group + i, to_float(to_bf16(x[i])) * inverse);
     if (f.scale == ScaleKind::kUe8m0) {
-      scales[g] = static_cast<std::uint8_t>(std::clamp(e + 127, 0, 255));
+      // A lone scale is written as often as it has room.
+      std::fill_n(scales + g, f.groups() == 1 ? f.scale_bytes : 1,
+                  static_cast<std::uint8_t>(std::clamp(e + 127, 0, 255)));
     } else {
       const float s = exp2_int(e);
       std::memcpy(scales + 4 * static_cast<std::ptrdiff_t>(g), &s, 4);

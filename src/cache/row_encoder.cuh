@@ -26,11 +26,13 @@
 namespace smla::device {
 
 /// Why kernels cannot encode such rows; empty when they can. The number of dims that share a scale must be a power of
-/// two from 4 to 128.
+/// two from 4 to 128, and each scale is written once.
 inline std::string encoder_refusal(const RowFormat& f) {
   const bool whole = f.dim % 4 == 0 && f.nope_dim % 4 == 0;
   const bool groups =
       f.group == 0 || (f.group >= 4 && f.group <= 128 && (f.group & (f.group - 1)) == 0 && f.nope_dim % f.group == 0);
+  if (f.scale == ScaleKind::kUe8m0 && f.groups() == 1)
+    return std::string(f.name) + " rows: a scale that is written several times";
   return whole && groups ? "" : std::string(f.name) + " rows: dims or groups that a warp cannot share out by fours";
 }
 

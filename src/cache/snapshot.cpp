@@ -5,6 +5,7 @@
 #include <bit>
 #include <utility>
 
+#include "cache/convert_rows.h"
 #include "cache/snapshot_records.h"
 #include "device/memory.h"
 #include "sparsemla/error.h"
@@ -27,9 +28,10 @@ std::string describe(const SnapshotCache& c) {
   return out;
 }
 
-bool same_form(const SnapshotCache& a, const SnapshotCache& b) {
+/// Whether a pool's cache can take the rows of a snapshot's.
+bool fits(const SnapshotCache& a, const SnapshotCache& b) {
   const bool scaled = a.format->scale == ScaleKind::kPerTensor;
-  return *a.format == *b.format && a.block_size == b.block_size && a.block_tokens == b.block_tokens &&
+  return converts(*a.format, *b.format) && a.block_size == b.block_size && a.block_tokens == b.block_tokens &&
          a.window == b.window &&
          (!scaled || std::bit_cast<std::uint32_t>(a.scale) == std::bit_cast<std::uint32_t>(b.scale));
 }
@@ -83,7 +85,7 @@ void check_layout(const SnapshotInfo& info, const KvPool& pool) {
     const bool wants_more = i < expected.size();
     const auto key = [](const SnapshotCache& c) { return std::pair(c.layer, c.role); };
     if (got_more && wants_more && key(info.caches[i]) == key(expected[i])) {
-      if (!same_form(info.caches[i], expected[i])) {
+      if (!fits(info.caches[i], expected[i])) {
         refuse(cache_name(expected[i]), describe(info.caches[i]), describe(expected[i]));
       }
       continue;
@@ -92,6 +94,43 @@ void check_layout(const SnapshotInfo& info, const KvPool& pool) {
       refuse(cache_name(info.caches[i]), describe(info.caches[i]), "none");
     }
     refuse(cache_name(expected[i]), "none", describe(expected[i]));
+  }
+}
+
+/// Rows of block `b` of a cache that a snapshot of `tokens` tokens holds: [first, second) of the block.
+std::pair<std::int64_t, std::int64_t> saved_rows(const KvLayout& layout, const SnapshotCache& c, std::int64_t tokens,
+                                                 std::int64_t b) {
+  const CacheGroup& group = layout.groups[static_cast<std::size_t>(layout.group_of(c.layer, c.role))];
+  const std::int64_t row_tokens = c.block_tokens / c.block_size;
+  const auto in_block = [&](std::int64_t row) {
+    return std::clamp<std::int64_t>(row - b * c.block_size, 0, c.block_size);
+  };
+  return {in_block(group.first_read(tokens) / row_tokens), in_block(tokens / row_tokens)};
+}
+
+/// Calls each(cache, block, page) for the blocks behind a snapshot's head, as the pool stores them; `page` is
+/// read-only.
+/// @throws InvalidArgument naming a row that the pool's format cannot hold.
+template <class Each>
+void each_page(const SnapshotInfo& info, const KvPool& pool, snapshot_records::Reader blocks, const Each& each) {
+  std::vector<std::uint8_t> converted;
+  for (const SnapshotCache& c : info.caches) {
+    const RowFormat& to = *pool.layout().find(c.layer, c.role)->format;
+    for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
+      const auto page = blocks.take(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
+      if (*c.format == to) {
+        each(c, b, page);
+        continue;
+      }
+      converted.assign(page.begin(), page.end());
+      const auto [first, end] = saved_rows(pool.layout(), c, info.tokens, b);
+      const std::string problem = convert_rows(*c.format, to, c.block_size, first, end, converted);
+      if (!problem.empty()) {
+        throw InvalidArgument("snapshot: " + cache_name(c) + ": block " + std::to_string(b) + ", " + problem + " for " +
+                              std::string(to.name) + " rows");
+      }
+      each(c, b, std::span<const std::uint8_t>(converted));
+    }
   }
 }
 
@@ -123,15 +162,10 @@ std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks&
     const PagedCache cache = pool.cache(c.layer, c.role);
     const int group = layout.group_of(c.layer, c.role);
     const auto table = blocks.table(group);
-    const std::int64_t row_tokens = c.block_tokens / c.block_size;
-    const std::int64_t begin = layout.groups[static_cast<std::size_t>(group)].first_read(tokens) / row_tokens;
-    const std::int64_t end = tokens / row_tokens;
     page.resize(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
     for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
-      const auto in_block = [&](std::int64_t row) {
-        return std::clamp<std::int64_t>(row - b * c.block_size, 0, c.block_size);
-      };
-      copy_block(pool, cache, table[static_cast<std::size_t>(b)], in_block(begin), in_block(end), page);
+      const auto [first, end] = saved_rows(layout, c, tokens, b);
+      copy_block(pool, cache, table[static_cast<std::size_t>(b)], first, end, page);
       w.append(page.data(), page.size());
     }
   }
@@ -152,21 +186,19 @@ SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, Re
     refuse("blocks", blocks.empty() ? std::to_string(blocks.num_groups()) + " groups" : "a request that holds some",
            "an empty table for each of the pool's " + std::to_string(layout.groups.size()) + " groups");
   }
+  const bool same = std::ranges::all_of(
+      info.caches, [&](const SnapshotCache& c) { return *c.format == *layout.find(c.layer, c.role)->format; });
+  if (!same) each_page(info, pool, r, [](const SnapshotCache&, std::int64_t, auto) {});  // before anything is taken
   std::int64_t needed = 0;
   for (const CacheGroup& group : layout.groups)
     needed += group.live_columns(info.tokens).second - group.live_columns(info.tokens).first;
   if (needed > pool.free_blocks() || !blocks.reserve_live(pool, info.tokens)) {
     refuse("pool", std::to_string(pool.free_blocks()) + " free blocks", "at least " + std::to_string(needed));
   }
-  for (const SnapshotCache& c : info.caches) {
-    const PagedCache cache = pool.cache(c.layer, c.role);
-    const auto table = blocks.table(layout.group_of(c.layer, c.role));
-    for (std::int64_t b = c.first_block; b < c.first_block + c.blocks; ++b) {
-      const auto page = r.take(static_cast<std::size_t>(block_bytes(*c.format, c.block_size)));
-      copy_bytes(pool.device(), cache.block(table[static_cast<std::size_t>(b)]), page.data(), page.size(),
-                 pool.stream());
-    }
-  }
+  each_page(info, pool, r, [&](const SnapshotCache& c, std::int64_t b, std::span<const std::uint8_t> page) {
+    const std::int32_t block = blocks.table(layout.group_of(c.layer, c.role))[static_cast<std::size_t>(b)];
+    copy_bytes(pool.device(), pool.cache(c.layer, c.role).block(block), page.data(), page.size(), pool.stream());
+  });
   return info;
 }
 

@@ -116,8 +116,15 @@ TEST_F(NormRopeGpu, QNormRopeOfAnyShapeIsRef) {
   }
 }
 
+TEST_F(NormRopeGpu, RowsWhoseScalesAreWrittenSeveralTimesAreRefused) {
+  const RowFormat& rows = row_format("index_fp8_ue8m0");
+  for (const Candidate& c : explain<InsertRows>({.tokens = 4, .format = &rows}, {.device = DeviceKind::kCuda}))
+    EXPECT_FALSE(c.refusal.empty()) << c.name;
+}
+
 TEST_F(NormRopeGpu, InsertRowsIsRefByteForByte) {
   for (const RowFormat* format : all_row_formats()) {
+    if (format->name == "index_fp8_ue8m0") continue;  // refused, see above
     for (const std::int64_t block_size : {1, 2, 53, 64, 256}) {
       for (const DType in : kFloats) {
         for (const ClampRule clamp : {ClampRule::kAmax, ClampRule::kScale}) {

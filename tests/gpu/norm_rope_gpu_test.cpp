@@ -62,6 +62,7 @@ TEST_F(NormRopeGpu, AnyBaseWillDo) {
     expect_equal_bytes(want_rows.scales, got_rows.scales);
 
     for (const RowFormat* format : all_row_formats()) {
+      if (format->name == "index_fp8_ue8m0") continue;  // RowsWhoseScalesAreWrittenSeveralTimesAreRefused
       const Inserted want(*format, 7, DType::kF32, 2, ClampRule::kAmax, 0, 0);
       const Inserted got(*format, 7, DType::kF32, 2, ClampRule::kAmax, 0, 0);
       run_ref<InsertRows>(want.problem, want.args());

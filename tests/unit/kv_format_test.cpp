@@ -21,8 +21,8 @@ TEST(KvFormat, PageSizesOfTheCacheTable) {
   for (const Row& row :
        {Row{"fp8_ds_mla", 64, 37376, 37440}, Row{"fp8_ds_mla", 2, 1168, 1728}, Row{"bf16", 64, 65536, 65536},
         Row{"bf16", 2, 2048, 2048}, Row{"fp8_per_tensor", 64, 32768, 32768}, Row{"fp8_per_tensor", 2, 1024, 1024},
-        Row{"index_fp8", 64, 8448, 8640}, Row{"index_mxfp4", 64, 4352, 4608}, Row{"state_c4", 4, 32768, 32832},
-        Row{"state_c128", 8, 32768, 32832}, Row{"state_index", 4, 8192, 8640},
+        Row{"index_fp8", 64, 8448, 8640}, Row{"index_fp8_ue8m0", 64, 8448, 8640}, Row{"index_mxfp4", 64, 4352, 4608},
+        Row{"state_c4", 4, 32768, 32832}, Row{"state_c128", 8, 32768, 32832}, Row{"state_index", 4, 8192, 8640},
         Row{"fp8_v32", 64, 64 * 656, 64 * 656}}) {
     const RowFormat& format = row_format(row.format);
     EXPECT_EQ(block_bytes(format, row.block_size), row.raw) << row.format;

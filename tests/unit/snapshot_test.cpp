@@ -7,11 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <random>
 
+#include "cache/row_codec.h"
 #include "cache/snapshot_records.h"
 #include "sparsemla/error.h"
 
@@ -124,6 +127,121 @@ TEST(Snapshot, HoldsTheRowsThatAreReadAndZerosAroundThem) {
       }
     }
   }
+}
+
+const RowFormat& ue8m0_rows() { return row_format("index_fp8_ue8m0"); }
+
+CacheOptions index_rows(const RowFormat& format) {
+  CacheOptions options;
+  options.index = &format;
+  return options;
+}
+
+/// A request of kTokens tokens of one C4A layer whose index rows are encoded, with scales of every size.
+struct IndexRows {
+  KvPool pool;
+  RequestBlocks blocks;
+  static constexpr std::int64_t kRows = kTokens / 4;
+
+  explicit IndexRows(const RowFormat& format) : pool(layout_of({4}, index_rows(format)), 300), blocks(pool.layout()) {
+    EXPECT_TRUE(blocks.reserve(pool, 0, kTokens));
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      std::vector<float> numbers(128);
+      for (float& x : numbers) x = normal(random) * std::exp2(static_cast<float>(row % 60 - 30));
+      encode_row(cache(), slot(row), numbers.data());
+    }
+  }
+  PagedCache cache() const { return pool.cache(0, CacheRole::kIndex); }
+  std::int64_t slot(std::int64_t row) const {
+    const auto table = blocks.table(pool.layout().group_of(0, CacheRole::kIndex));
+    return std::int64_t{table[static_cast<std::size_t>(row / 64)]} * 64 + row % 64;
+  }
+  std::uint8_t* scale(std::int64_t row) const { return row_scales(cache(), slot(row) / 64, slot(row) % 64); }
+  std::vector<std::uint8_t> save() const { return save_snapshot(pool, blocks, kTokens); }
+};
+
+TEST(Snapshot, IndexScalesOfSm90AndSm100BecomeEachOther) {
+  const std::pair<const RowFormat*, const RowFormat*> ways[] = {{&index_fp8_rows(), &ue8m0_rows()},
+                                                                {&ue8m0_rows(), &index_fp8_rows()}};
+  for (const auto& [from, to] : ways) {
+    const IndexRows saved(*from);
+    const std::vector<std::uint8_t> bytes = saved.save();
+    KvPool pool(layout_of({4}, index_rows(*to)), 60);
+    RequestBlocks moved(pool.layout());
+    EXPECT_EQ(load_snapshot(bytes, pool, moved).tokens, kTokens);
+    const PagedCache cache = pool.cache(0, CacheRole::kIndex);
+    const auto table = moved.table(pool.layout().group_of(0, CacheRole::kIndex));
+    for (std::int64_t row = 0; row < IndexRows::kRows; ++row) {
+      const std::int64_t slot = std::int64_t{table[static_cast<std::size_t>(row / 64)]} * 64 + row % 64;
+      std::vector<float> want(128);
+      std::vector<float> got(128);
+      decode_row(saved.cache(), saved.slot(row), want.data());
+      decode_row(cache, slot, got.data());
+      ASSERT_EQ(got, want) << to->name << " row " << row;
+      // The bytes are those that the other format's own encoder writes.
+      const IndexRows same(*to);
+      ASSERT_EQ(std::memcmp(row_scales(cache, slot / 64, slot % 64), same.scale(row), 4), 0) << row;
+      if (row % 40 != 0) continue;
+      ASSERT_EQ(std::memcmp(row_data(cache, slot / 64, slot % 64),
+                            row_data(same.cache(), same.slot(row) / 64, same.slot(row) % 64), 128),
+                0);
+    }
+    // There and back: the same bytes.
+    const std::vector<std::uint8_t> there = save_snapshot(pool, moved, kTokens);
+    KvPool home(layout_of({4}, index_rows(*from)), 60);
+    RequestBlocks back(home.layout());
+    load_snapshot(there, home, back);
+    EXPECT_EQ(save_snapshot(home, back, kTokens), bytes) << from->name;
+  }
+}
+
+TEST(Snapshot, IndexScalesAtTheEndsOfTheirRangeConvert) {
+  const std::pair<float, std::uint8_t> ends[] = {{0x1p-127F, 0}, {0x1p-126F, 1}, {1.0F, 127}, {0x1p127F, 254}};
+  for (const auto& [scale, byte] : ends) {
+    IndexRows saved(index_fp8_rows());
+    std::memcpy(saved.scale(5), &scale, 4);
+    KvPool pool(layout_of({4}, index_rows(ue8m0_rows())), 60);
+    RequestBlocks moved(pool.layout());
+    load_snapshot(saved.save(), pool, moved);
+    const auto table = moved.table(pool.layout().group_of(0, CacheRole::kIndex));
+    const std::uint8_t* got = row_scales(pool.cache(0, CacheRole::kIndex), table[0], 5);
+    EXPECT_EQ(std::vector<std::uint8_t>(got, got + 4), std::vector<std::uint8_t>(4, byte)) << scale;
+    KvPool home(layout_of({4}, index_rows(index_fp8_rows())), 60);
+    RequestBlocks back(home.layout());
+    load_snapshot(save_snapshot(pool, moved, kTokens), home, back);
+    EXPECT_EQ(save_snapshot(home, back, kTokens), saved.save()) << scale;
+  }
+}
+
+TEST(Snapshot, IndexScalesThatTheOtherFormCannotHoldAreRefused) {
+  const KvLayout ue8m0 = layout_of({4}, index_rows(ue8m0_rows()));
+  for (const float scale : {3.0F, -1.0F, 0.0F, 0x1p-128F, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+    IndexRows saved(index_fp8_rows());
+    std::memcpy(saved.scale(70), &scale, 4);
+    refuses(saved.save(), ue8m0, "snapshot: index cache of layer 0: block 1, row 6: got scale ");
+  }
+  const KvLayout fp32 = layout_of({4}, index_rows(index_fp8_rows()));
+  for (const std::vector<std::uint8_t>& bytes :
+       {std::vector<std::uint8_t>{9, 9, 9, 8}, std::vector<std::uint8_t>(4, 255)}) {
+    IndexRows saved(ue8m0_rows());
+    std::ranges::copy(bytes, saved.scale(70));
+    refuses(saved.save(), fp32, "block 1, row 6: got scale bytes ");
+  }
+  // Rows that nobody wrote stay zeros.
+  IndexRows saved(index_fp8_rows());
+  std::memset(saved.scale(70), 0, 4);
+  std::memset(row_data(saved.cache(), saved.slot(70) / 64, 6), 0, 128);
+  KvPool pool(ue8m0, 60);
+  RequestBlocks moved(pool.layout());
+  load_snapshot(saved.save(), pool, moved);
+  const auto table = moved.table(pool.layout().group_of(0, CacheRole::kIndex));
+  const std::uint8_t* got = row_scales(pool.cache(0, CacheRole::kIndex), table[1], 6);
+  EXPECT_EQ(std::vector<std::uint8_t>(got, got + 4), std::vector<std::uint8_t>(4, 0));
+  // Any other pair of index formats is another cache.
+  refuses(IndexRows(index_fp8_rows()).save(), layout_of({4}, index_rows(index_mxfp4_rows())), "index_fp8 rows");
 }
 
 TEST(Snapshot, AnyChangedByteIsSeen) {

@@ -32,7 +32,6 @@ std::optional<OutputScale> read_output_rows(const char* given) {
 
 LayerConfig read_config(const smla_layer_config* config) {
   const smla_layer_config given = read_struct("smla_layer_config", config);
-  check_reserved("smla_layer_config", given.reserved);
   const auto small = [](std::string_view name, std::int64_t value) {
     if (value < 0 || value > (1 << 20))
       throw InvalidArgument(std::string(name) + ": got " + std::to_string(value) + ", expected 0 to 1048576");
@@ -55,7 +54,8 @@ LayerConfig read_config(const smla_layer_config* config) {
                   .index_topk = either(given.index_topk, std::int64_t{512}),
                   .rms_norm_eps = either(given.rms_norm_eps, 1e-6F),
                   .rope = {.theta = either(given.rope_theta, 10000.0)},
-                  .hadamard = read_flag("hadamard", given.hadamard)};
+                  .hadamard = read_flag("hadamard", given.hadamard),
+                  .reuses_topk = read_flag("reuses_topk", given.reuses_topk)};
   out.rope.dim = out.rope_head_dim;
   if (given.yarn_factor != 0) {
     out.rope.yarn = YarnConfig{.factor = given.yarn_factor,
@@ -64,13 +64,14 @@ LayerConfig read_config(const smla_layer_config* config) {
                                .beta_slow = either(given.yarn_beta_slow, 1.0)};
   }
   check_layer_config(out);
+  if (out.reuses_topk && !out.has_indexer()) {
+    throw InvalidArgument("reuses_topk: got 1 with compress_ratio " + std::to_string(out.compress_ratio) +
+                          ", expected 0: only layers of compress_ratio 4 choose entries");
+  }
   return out;
 }
 
 smla_layer_config write_config(const LayerConfig& c) {
-  if (c.reuses_topk)
-    throw Unsupported(
-        "smla_layer_config: got a layer that reuses another layer's top-k, expected one that chooses its own");
   const YarnConfig yarn =
       c.rope.yarn.value_or(YarnConfig{.factor = 0, .original_max_position = 0, .beta_fast = 0, .beta_slow = 0});
   return {.struct_size = sizeof(smla_layer_config),
@@ -93,7 +94,7 @@ smla_layer_config write_config(const LayerConfig& c) {
           .yarn_beta_fast = yarn.beta_fast,
           .yarn_beta_slow = yarn.beta_slow,
           .hadamard = c.hadamard ? 1 : 0,
-          .reserved = 0};
+          .reuses_topk = c.reuses_topk ? 1 : 0};
 }
 
 Options read_options(const smla_layer_options* options, int (*major_of)(DeviceKind)) {

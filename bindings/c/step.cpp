@@ -49,6 +49,10 @@ void build(smla_step& step, const smla_step_batch* batch) {
     throw InvalidArgument("decode_threshold: got " + std::to_string(given.decode_threshold) + ", expected 0 or more");
   if (given.max_seq_len < 0)
     throw InvalidArgument("max_seq_len: got " + std::to_string(given.max_seq_len) + ", expected 0 or more");
+  if (given.dspark_tokens < 0)
+    throw InvalidArgument("dspark_tokens: got " + std::to_string(given.dspark_tokens) + ", expected 0 or more");
+  out.causal = given.dspark_tokens == 0;
+  out.dspark_tokens = given.dspark_tokens;
   const Stream stream{.handle = given.stream};
   ConstTensorView host_lens = step.device == DeviceKind::kCpu ? out.seq_lens : ConstTensorView();
   if (given.host_query_start_loc != nullptr && out.query_start_loc.rank == 1) {
@@ -140,7 +144,9 @@ void check_same_kind(const smla_layer& layer, const smla_step& step, const char*
   for (int role = 0; same && role < kNumCacheRoles; ++role) {
     const LayerCache* a = layer.layout().find(0, static_cast<CacheRole>(role));
     const LayerCache* b = step.layout.find(0, static_cast<CacheRole>(role));
-    same = (a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size);
+    // A layer that reuses a choice runs with the step of the one that chooses, which has caches more.
+    const bool extra = config.reuses_topk && a == nullptr;
+    same = extra || ((a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size));
   }
   if (!same) {
     throw InvalidArgument(std::string(function) + ": step: got one for compress_ratio " +
@@ -188,6 +194,10 @@ smla_status smla_step_create(const smla_layer* layer, smla_step** step) {
     need_pointer(static_cast<const void*>(step), "smla_step_create", "step");
     *step = nullptr;
     need_pointer(layer, "smla_step_create", "layer");
+    if (layer->layer().config().reuses_topk) {
+      throw InvalidArgument(
+          "smla_step_create: layer: got one that reuses a choice of entries, expected the one that chooses");
+    }
     *step = std::make_unique<smla_step>(layer->layout(), layer->layer().config(), layer->layer().options()).release();
   });
 }

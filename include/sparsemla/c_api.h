@@ -281,7 +281,7 @@ typedef struct smla_layer_config {
   double yarn_beta_fast;      ///< 0: 32
   double yarn_beta_slow;      ///< 0: 1
   int32_t hadamard;           ///< 1: Walsh-Hadamard transform on both sides of the indexer
-  int32_t reserved;           ///< 0
+  int32_t reuses_topk;        ///< C4A, 1: runs no indexer, attends to what the layer before it chose in the same step
 } smla_layer_config;
 
 /// Fills `*config` with the numbers of a model's layer.
@@ -404,12 +404,15 @@ typedef struct smla_step_batch {
                                         ///< layers, else NULL is fine
   const int32_t* host_seq_lens;         ///< [R] the same of seq_lens
   void* stream;                         ///< SMLA_CUDA layers: where to queue
+  int64_t dspark_tokens;  ///< above 0: the decodes are DSpark draft blocks of as many draft tokens at most, whose
+                          ///< tokens see the whole block, the later ones too; 0: causal
 } smla_step_batch;
 
 /// Slots and index rows of one step: built once, read by every layer of the same kind.
 typedef struct smla_step smla_step;
 
-/// Makes an empty step for layers of the same compress_ratio and cache formats as `layer`.
+/// Makes an empty step for layers of the same compress_ratio and cache formats as `layer`. Layers that reuse a choice
+/// of entries (reuses_topk) run with the step of the layer that chooses, after it.
 SMLA_API smla_status smla_step_create(const smla_layer* layer, smla_step** step);
 /// Frees a step. NULL is allowed.
 SMLA_API void smla_step_destroy(smla_step* step);
@@ -476,6 +479,121 @@ SMLA_API smla_status smla_layer_forward(const smla_layer* layer, const smla_laye
                                         const smla_layer_caches* caches, const smla_tensor* hidden,
                                         const smla_tensor* output, void* workspace, size_t workspace_bytes,
                                         void* stream);
+
+/* ---- blocks and prefixes: for hosts that keep no account of their own ---- */
+
+/// The caches of a list of layers in one slab of equal blocks, and who holds which block (docs/architecture.md). Its
+/// requests and prefix caches keep it alive. A pool, its requests and its prefix caches serve one thread at a time.
+typedef struct smla_pool smla_pool;
+/// The blocks of one request, a table for each cache group, and its tokens as a prefix cache compares them.
+typedef struct smla_request smla_request;
+/// Finds blocks of prefixes that were computed before and lends them to requests (docs/prefix-caching.md).
+typedef struct smla_prefix_cache smla_prefix_cache;
+
+/// Makes a pool in the memory of the layers' device: on a GPU of the current one, where blocks are zeroed on `stream`.
+/// @param layers     `count` layers on one device, with the same rows; the pool does not need them to stay
+/// @param count      at least 1
+/// @param num_blocks that can be held; one more, block 0, nobody ever holds
+/// @param stream     SMLA_CUDA layers: where blocks are zeroed
+/// @param pool       written; smla_pool_destroy frees it
+SMLA_API smla_status smla_pool_create(const smla_layer* const* layers, int64_t count, int64_t num_blocks, void* stream,
+                                      smla_pool** pool);
+/// Frees a pool, once its requests and prefix caches are freed, too. NULL is allowed.
+SMLA_API void smla_pool_destroy(smla_pool* pool);
+
+/// Counts of a pool.
+typedef struct smla_pool_info {
+  uint64_t struct_size;  ///< sizeof(smla_pool_info)
+  int64_t num_blocks;    ///< that can be held
+  int64_t free_blocks;   ///< that nobody holds
+  int64_t idle_blocks;   ///< that prefix caches alone hold: smla_prefix_make_room frees them
+  int64_t block_bytes;   ///< from one block to the next
+  int32_t num_groups;    ///< cache groups: each request has a block table for each
+  int32_t reserved;      ///< 0
+} smla_pool_info;
+/// Fills `*info`, its struct_size set before.
+SMLA_API smla_status smla_pool_get_info(const smla_pool* pool, smla_pool_info* info);
+/// A cache of a layer, for smla_layer_caches, and the group whose block table it uses.
+/// @param pool  the pool
+/// @param layer place in the list that the pool was made of
+/// @param role  one of SMLA_CACHE_*, one that the layer has
+/// @param cache written, its struct_size set before; valid as long as the pool
+/// @param group written; NULL: not wanted
+SMLA_API smla_status smla_pool_get_cache(const smla_pool* pool, int64_t layer, int32_t role, smla_cache* cache,
+                                         int32_t* group);
+
+/// Makes a request without blocks.
+SMLA_API smla_status smla_request_create(smla_pool* pool, smla_request** request);
+/// Gives the request's blocks back and frees it. NULL is allowed.
+SMLA_API void smla_request_destroy(smla_request* request);
+/// Makes room for positions [begin, end) in every group, zeroed on the pool's stream. All or nothing: `*reserved` is 0
+/// when the pool has too few free blocks, else 1.
+SMLA_API smla_status smla_request_reserve(smla_request* request, int64_t begin, int64_t end, int32_t* reserved);
+/// The blocks that smla_request_reserve(begin, end) takes: what to ask smla_prefix_make_room for.
+SMLA_API smla_status smla_request_missing(const smla_request* request, int64_t begin, int64_t end, int64_t* blocks);
+/// Gives back what no query at `next_position` or later can see.
+SMLA_API smla_status smla_request_slide(smla_request* request, int64_t next_position);
+/// Gives all blocks back; the tokens stay, so that it can be looked up again.
+SMLA_API smla_status smla_request_clear(smla_request* request);
+/// A block table: what smla_step_batch wants for the group. `*blocks` is valid until the request changes.
+/// @param request the request
+/// @param group   as smla_pool_get_cache says
+/// @param blocks  written: block numbers, -1 where there is none
+/// @param count   written: how many
+SMLA_API smla_status smla_request_table(const smla_request* request, int32_t group, const int32_t** blocks,
+                                        int64_t* count);
+/// Appends the request's next tokens. Only tokens that were appended can be found or kept.
+SMLA_API smla_status smla_request_append_tokens(smla_request* request, const int32_t* tokens, int64_t count);
+
+/// What of a prefix is kept.
+typedef struct smla_prefix_cache_options {
+  uint64_t struct_size;        ///< sizeof(smla_prefix_cache_options)
+  int64_t retention_interval;  ///< a prefix can end at each multiple of so many tokens; 0: 512
+  int32_t no_prompt_end;       ///< 1: not also at the end of a prompt, rounded down
+  int32_t reserved;            ///< 0
+} smla_prefix_cache_options;
+
+/// Makes a prefix cache over the blocks of a pool. `options` NULL: defaults.
+SMLA_API smla_status smla_prefix_cache_create(smla_pool* pool, const smla_prefix_cache_options* options,
+                                              smla_prefix_cache** cache);
+/// Gives up what it keeps and frees it. NULL is allowed.
+SMLA_API void smla_prefix_cache_destroy(smla_prefix_cache* cache);
+/// Tokens of the longest prefix of at most `max_tokens` tokens that is there.
+SMLA_API smla_status smla_prefix_find(smla_prefix_cache* cache, const smla_request* request, int64_t max_tokens,
+                                      int64_t* tokens);
+/// Puts the blocks of that prefix into a request that holds none.
+/// @param cache      the prefix cache
+/// @param request    of the same pool
+/// @param max_tokens at most: one less than the request's tokens leaves one to compute
+/// @param tokens     written: its length, the first position to compute; 0: nothing was found
+SMLA_API smla_status smla_prefix_adopt(smla_prefix_cache* cache, smla_request* request, int64_t max_tokens,
+                                       int64_t* tokens);
+/// Keeps what the rule wants of positions [begin, end), whose rows were computed or queued, for others. Call it before
+/// smla_request_slide gives their blocks back.
+/// @param cache         the prefix cache
+/// @param request       of the same pool, with its tokens appended
+/// @param begin         the first position
+/// @param end           the position behind the last
+/// @param prompt_tokens length of the request's prompt
+SMLA_API smla_status smla_prefix_keep(smla_prefix_cache* cache, smla_request* request, int64_t begin, int64_t end,
+                                      int64_t prompt_tokens);
+/// Evicts what was used longest ago until the pool has so many free blocks: `*made` is 1 then, else 0.
+SMLA_API smla_status smla_prefix_make_room(smla_prefix_cache* cache, int64_t free_blocks, int32_t* made);
+
+/// Counts of a prefix cache.
+typedef struct smla_prefix_stats {
+  uint64_t struct_size;   ///< sizeof(smla_prefix_stats)
+  int64_t unit;           ///< tokens of a block of a prefix: prefixes end at its multiples
+  int64_t lookups;        ///< calls of smla_prefix_adopt
+  int64_t hits;           ///< of them, those that found a prefix
+  int64_t hit_tokens;     ///< of the prefixes that were found
+  int64_t kept_tails;     ///< ends of prefixes that were kept
+  int64_t evicted_tails;  ///< and given up again for room
+  int64_t tails;          ///< that are there
+  int64_t blocks;         ///< of the pool that it holds
+} smla_prefix_stats;
+/// Fills `*stats`, its struct_size set before.
+SMLA_API smla_status smla_prefix_get_stats(const smla_prefix_cache* cache, smla_prefix_stats* stats);
 
 #ifdef __cplusplus
 }

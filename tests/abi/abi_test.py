@@ -163,6 +163,25 @@ class LayerCaches(Struct):
     _fields_ = [("struct_size", c.c_uint64), ("cache", c.POINTER(Cache) * 5)]
 
 
+class PoolInfo(Struct):
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("num_blocks", c.c_int64),
+        ("free_blocks", c.c_int64),
+        ("idle_blocks", c.c_int64),
+        ("block_bytes", c.c_int64),
+        ("num_groups", c.c_int32),
+        ("reserved", c.c_int32),
+    ]
+
+
+class PrefixStats(Struct):
+    _fields_ = [("struct_size", c.c_uint64)] + [
+        (name, c.c_int64)
+        for name in ("unit", "lookups", "hits", "hit_tokens", "kept_tails", "evicted_tails", "tails", "blocks")
+    ]
+
+
 class OpMember(Struct):
     _fields_ = [("struct_size", c.c_uint64), ("name", c.c_char_p), ("kind", c.c_int32), ("reserved", c.c_int32)]
 
@@ -270,6 +289,20 @@ def rotate(x, position, sign=1):
         cos, sin, at = math.cos(angle), sign * math.sin(angle), DIM - ROPE + 2 * i
         x[at], x[at + 1] = x[at] * cos - x[at + 1] * sin, x[at + 1] * cos + x[at] * sin
     return x
+
+
+def window_shapes(hidden, heads, q_lora, o_lora):
+    """Of the weights of a window-only layer with a group a head."""
+    return {
+        "wq_a.weight": (q_lora, hidden),
+        "q_norm.weight": (q_lora,),
+        "wq_b.weight": (heads * DIM, q_lora),
+        "wkv.weight": (DIM, hidden),
+        "kv_norm.weight": (DIM,),
+        "wo_a.weight": (heads * o_lora, DIM),
+        "wo_b.weight": (hidden, heads * o_lora),
+        "attn_sink": (heads,),
+    }
 
 
 class Abi(unittest.TestCase):
@@ -406,18 +439,68 @@ class Abi(unittest.TestCase):
             "rms_norm: gain: got a member of that name, expected one of x, weight, y", lib.smla_last_error().decode()
         )
 
+    def test_prefixes(self):
+        """A request of 200 tokens lends its blocks to one that shares 150 of them: windows alone, unit 64."""
+        hidden, heads, q_lora, o_lora = 16, 2, 8, 4
+        shapes = window_shapes(hidden, heads, q_lora, o_lora)
+        weights = {name: array.array("f", bytes(4 * math.prod(shape))) for name, shape in shapes.items()}
+        descriptors = {name: tensor(weights[name], *shape) for name, shape in shapes.items()}
+        names = (c.c_char_p * len(shapes))(*(name.encode() for name in shapes))
+        pointers = (c.POINTER(Tensor) * len(shapes))(*(c.pointer(d) for d in descriptors.values()))
+        config = LayerConfig(
+            hidden_size=hidden, num_heads=heads, q_lora_rank=q_lora, o_lora_rank=o_lora, o_groups=heads
+        )
+        layer, pool, cache = c.c_void_p(), c.c_void_p(), c.c_void_p()
+        options = LayerOptions(max_position=256)
+        self.check(
+            lib.smla_layer_create(c.byref(config), c.byref(options), names, pointers, len(shapes), c.byref(layer))
+        )
+        self.check(lib.smla_pool_create(c.byref(layer), c.c_int64(1), c.c_int64(8), None, c.byref(pool)))
+        self.check(lib.smla_prefix_cache_create(pool, None, c.byref(cache)))
+        tokens = [array.array("i", range(200)), array.array("i", [*range(150), *range(500, 550)])]
+        requests = [c.c_void_p(), c.c_void_p()]
+        reserved, found = c.c_int32(), c.c_int64()
+
+        def table(request):
+            blocks, count = c.POINTER(c.c_int32)(), c.c_int64()
+            self.check(lib.smla_request_table(request, c.c_int32(0), c.byref(blocks), c.byref(count)))
+            return blocks[: count.value]
+
+        def info():
+            counts = PoolInfo()
+            self.check(lib.smla_pool_get_info(pool, c.byref(counts)))
+            return counts
+
+        for request, own in zip(requests, tokens):
+            self.check(lib.smla_request_create(pool, c.byref(request)))
+            self.check(
+                lib.smla_request_append_tokens(request, c.c_void_p(own.buffer_info()[0]), c.c_int64(len(own)))
+            )
+        first, second = requests
+        self.check(lib.smla_request_reserve(first, c.c_int64(0), c.c_int64(200), c.byref(reserved)))
+        self.assertEqual((1, 4, 1), (reserved.value, len(table(first)), info().num_groups))
+        # The default rule keeps the prompt's end, rounded down to 64: 192 of 200 tokens, 128 of 150.
+        self.check(lib.smla_prefix_keep(cache, first, c.c_int64(0), c.c_int64(200), c.c_int64(150)))
+        self.check(lib.smla_prefix_adopt(cache, second, c.c_int64(199), c.byref(found)))
+        self.assertEqual((128, table(first)[:2]), (found.value, table(second)[:2]))
+        self.check(lib.smla_request_reserve(second, found, c.c_int64(200), c.byref(reserved)))
+        self.assertEqual((1, 8 - 4 - 2), (reserved.value, info().free_blocks))
+        self.check(lib.smla_request_reserve(second, c.c_int64(200), c.c_int64(999), c.byref(reserved)))
+        self.assertEqual(0, reserved.value)
+        stats = PrefixStats()
+        self.check(lib.smla_prefix_get_stats(cache, c.byref(stats)))
+        self.assertEqual((64, 1, 1, 128), (stats.unit, stats.lookups, stats.hits, stats.hit_tokens))
+        for request in requests:
+            lib.smla_request_destroy(request)
+        self.assertEqual((6, 2), (info().free_blocks, info().idle_blocks))
+        lib.smla_prefix_cache_destroy(cache)
+        self.assertEqual((8, 0), (info().free_blocks, info().idle_blocks))
+        lib.smla_pool_destroy(pool)
+        lib.smla_layer_destroy(layer)
+
     def test_layer(self):
         hidden, heads, q_lora, o_lora, tokens = 16, 2, 8, 4, 3
-        shapes = {
-            "wq_a.weight": (q_lora, hidden),
-            "q_norm.weight": (q_lora,),
-            "wq_b.weight": (heads * DIM, q_lora),
-            "wkv.weight": (DIM, hidden),
-            "kv_norm.weight": (DIM,),
-            "wo_a.weight": (heads * o_lora, DIM),
-            "wo_b.weight": (hidden, heads * o_lora),
-            "attn_sink": (heads,),
-        }
+        shapes = window_shapes(hidden, heads, q_lora, o_lora)
         weights = {name: array.array("f", self.numbers(math.prod(shape))) for name, shape in shapes.items()}
         descriptors = {name: tensor(weights[name], *shape) for name, shape in shapes.items()}
         names = (c.c_char_p * len(shapes))(*(name.encode() for name in shapes))
@@ -520,7 +603,7 @@ if __name__ == "__main__":
     lib = c.CDLL(sys.argv.pop(1))
     lib.smla_last_error.restype = lib.smla_version.restype = lib.smla_op_name.restype = c.c_char_p
     lib.smla_num_ops.restype = c.c_int64
-    for function in ("smla_layer_destroy", "smla_step_destroy", "smla_plan_destroy"):
-        getattr(lib, function).argtypes = [c.c_void_p]
+    for function in ("layer", "step", "plan", "pool", "request", "prefix_cache"):
+        getattr(lib, f"smla_{function}_destroy").argtypes = [c.c_void_p]
     lib.smla_layer_create.argtypes = [c.c_void_p] * 4 + [c.c_int64, c.c_void_p]
     unittest.main()

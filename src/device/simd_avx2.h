@@ -21,6 +21,27 @@ struct Avx2Word {
     const __m128i h = _mm_loadu_si128(static_cast<const __m128i*>(p));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16))};
   }
+  static Avx2Word load_bf16_even(const void* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)), 16))};
+  }
+  static Avx2Word load_bf16_odd(const void* p) {
+    // Two shifts: a mask would take one of 16 registers.
+    const __m256i u = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(u, 16), 16))};
+  }
+  static void load_e4m3_parts(const void* p, Avx2Word factor, Avx2Word* out) {
+    const __m256i u = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    const __m256i keep = _mm256_set1_epi32(static_cast<int>(0x87F0'0000U));
+    const __m256i odd = _mm256_srai_epi16(u, 4);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(u, 8), 4);
+    const auto number = [&](__m256i bits) {
+      return Avx2Word{_mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(bits, keep)), factor.v)};
+    };
+    out[0] = number(_mm256_slli_epi32(even, 16));
+    out[1] = number(_mm256_slli_epi32(odd, 16));
+    out[2] = number(even);
+    out[3] = number(odd);
+  }
   static Avx2Word load_e4m3(const void* p) {
     // As a half the byte is worth 2^-8 of its value, subnormals included; 480 does not exist in E4M3FN, that code is
     // NaN.
@@ -73,6 +94,12 @@ struct Avx2Word {
     const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c.v, d.v), _mm256_unpackhi_ps(c.v, d.v));
     const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+  }
+
+  friend void split(Avx2Word a, Avx2Word b, Avx2Word* even, Avx2Word* odd) {
+    const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xD8)); };
+    *even = {in_order(_mm256_shuffle_ps(a.v, b.v, 0x88))};
+    *odd = {in_order(_mm256_shuffle_ps(a.v, b.v, 0xDD))};
   }
 
   friend Avx2Word operator+(Avx2Word a, Avx2Word b) { return {_mm256_add_ps(a.v, b.v)}; }

@@ -26,6 +26,26 @@ struct Avx512Word {
     const __m256i h = _mm256_loadu_si256(static_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
   }
+  static Avx512Word load_bf16_even(const void* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+  }
+  static Avx512Word load_bf16_odd(const void* p) {
+    return {_mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xFFFF'0000U))))};
+  }
+  static void load_e4m3_parts(const void* p, Avx512Word factor, Avx512Word* out) {
+    const __m512i u = _mm512_loadu_si512(p);
+    const __m512i keep = _mm512_set1_epi32(static_cast<int>(0x87F0'0000U));
+    const __m512i odd = _mm512_srai_epi16(u, 4);
+    const __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(u, 8), 4);
+    const auto number = [&](__m512i bits) {
+      return Avx512Word{_mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(bits, keep)), factor.v)};
+    };
+    out[0] = number(_mm512_slli_epi32(even, 16));
+    out[1] = number(_mm512_slli_epi32(odd, 16));
+    out[2] = number(even);
+    out[3] = number(odd);
+  }
   static Avx512Word load_e4m3(const void* p) {
     // As a half the byte is worth 2^-8 of its value, subnormals included; 480 does not exist in E4M3FN, that code is
     // NaN.
@@ -80,6 +100,12 @@ struct Avx512Word {
     const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+
+  friend void split(Avx512Word a, Avx512Word b, Avx512Word* even, Avx512Word* odd) {
+    const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *even = {_mm512_permutex2var_ps(a.v, first, b.v)};
+    *odd = {_mm512_permutex2var_ps(a.v, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b.v)};
   }
 
   friend Avx512Word operator+(Avx512Word a, Avx512Word b) { return {_mm512_add_ps(a.v, b.v)}; }

@@ -3,13 +3,14 @@
 // SIMD word of any machine: 4 floats in the compiler's vector extension (SSE2, NEON or plain registers, whatever the
 // base target has). The three words (simd_generic.h, simd_avx2.h, simd_avx512.h) have one interface, so that a kernel
 // is one text templated over the word:
-//   kLanes; zero, all, load, load_first, load_bf16, load_e4m3, load_e2m1; store, store_first, store_bf16; + - * /; sum,
-//   largest; and the free functions fma, min, max, unless_below, pow2_of_biased. simd_math.h adds exp. All pointers may
-//   be unaligned.
+//   kLanes; zero, all, load, load_first, load_bf16, load_bf16_even, load_bf16_odd, load_e4m3, load_e4m3_parts,
+//   load_e2m1; store, store_first, store_bf16; + - * /; sum, largest; and the free functions fma, min, max, split,
+//   sum4, unless_below, pow2_of_biased. simd_math.h adds exp. All pointers may be unaligned.
 // NOTE: everything here has internal linkage on purpose. A weak symbol emitted by a file built with -mavx512f could
 // replace the portable copy at link time and crash an older CPU. Include one word per .cpp, and no code of your own
 // from inline functions with linkage beside it.
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -42,6 +43,28 @@ struct GenericWord {
     std::memcpy(h, p, sizeof h);
     const Ints bits = {h[0], h[1], h[2], h[3]};
     return {reinterpret_cast<Floats>(bits << 16)};
+  }
+  /// Of 2 kLanes bfloat16 numbers, exact: 0, 2, 4, ... and 1, 3, 5, ...
+  static GenericWord load_bf16_even(const void* p) {
+    static_assert(std::endian::native == std::endian::little);
+    Bits u;
+    std::memcpy(&u, p, sizeof u);
+    return {reinterpret_cast<Floats>(u << 16)};
+  }
+  static GenericWord load_bf16_odd(const void* p) {
+    Bits u;
+    std::memcpy(&u, p, sizeof u);
+    return {reinterpret_cast<Floats>(u & 0xFFFF'0000U)};
+  }
+  /// 4 kLanes E4M3FN numbers times `factor` times 2^-120, one rounding: out[p] has p, p + 4, ... As the upper bits of a
+  /// float a code is worth 2^-120 of its number, subnormals included. The codes of NaN give +-480.
+  static void load_e4m3_parts(const void* p, GenericWord factor, GenericWord* out) {
+    Bits u;
+    std::memcpy(&u, p, sizeof u);
+    for (int i = 0; i < 4; ++i) {
+      const Ints bits = reinterpret_cast<Ints>(u << (24 - 8 * i)) >> 4;  // the sign comes down with it
+      out[i] = {reinterpret_cast<Floats>(bits & static_cast<std::int32_t>(0x87F0'0000U)) * factor.v};
+    }
   }
   /// kLanes E4M3FN numbers, exact; 0x7F and 0xFF give NaN.
   static GenericWord load_e4m3(const void* p) {
@@ -94,6 +117,12 @@ struct GenericWord {
     const Floats ab = __builtin_shufflevector(a.v, b.v, 0, 4, 1, 5) + __builtin_shufflevector(a.v, b.v, 2, 6, 3, 7);
     const Floats cd = __builtin_shufflevector(c.v, d.v, 0, 4, 1, 5) + __builtin_shufflevector(c.v, d.v, 2, 6, 3, 7);
     GenericWord{__builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7)}.store(out);
+  }
+
+  /// The lanes of a, then b: 0, 2, 4, ... and 1, 3, 5, ...
+  friend void split(GenericWord a, GenericWord b, GenericWord* even, GenericWord* odd) {
+    *even = {__builtin_shufflevector(a.v, b.v, 0, 2, 4, 6)};
+    *odd = {__builtin_shufflevector(a.v, b.v, 1, 3, 5, 7)};
   }
 
   friend GenericWord operator+(GenericWord a, GenericWord b) { return {a.v + b.v}; }

@@ -318,7 +318,7 @@ inline std::vector<ProjectionCase> fp8_weight_cases() {
     }
   }
   for (const DType x : {DType::kBF16, DType::kF32}) {
-    for (const std::int64_t m : {1, 5, 33}) {
+    for (const std::int64_t m : {1, 2, 3, 5, 8, 33, 200}) {
       for (const auto& [n, k, groups] :
            {std::array<std::int64_t, 3>{129, 1, 2}, {257, 130, 1}, {64, 1040, 2}, {32, 1024, 1}}) {
         add(m, n, k, groups, x, m == 5 ? DType::kF32 : DType::kBF16);

@@ -52,7 +52,8 @@ ProjectionCase arbitrary_case() {
     p.x_scale = *rc::gen::element(OutputScale::kF32, OutputScale::kUe8m0x4);
     c.scale_gap = *inRange<std::int64_t>(0, 4);
   }
-  p.w = *rc::gen::element(DType::kBF16, DType::kF32);
+  p.w = *rc::gen::element(DType::kBF16, DType::kF32, DType::kE4M3);
+  if (p.w == DType::kE4M3) c.w_scale_gap = *inRange<std::int64_t>(0, 3);
   p.y = *rc::gen::element(DType::kBF16, DType::kF32);
   c.x_gap = *inRange<std::int64_t>(0, 9);
   c.y_gap = *inRange<std::int64_t>(0, 9);
@@ -130,7 +131,9 @@ TEST(ProjectionProperty, GroupsAndOutputsStandAlone) {
     RC_LOG() << describe(c) << "\n";
     const ProjectionTensors t(c);
     const auto group = *rc::gen::inRange<std::int64_t>(0, c.problem.groups);
-    const auto first = *rc::gen::inRange<std::int64_t>(0, c.problem.n);
+    constexpr std::int64_t kBlock = Projection::kWeightBlock;
+    auto first = *rc::gen::inRange<std::int64_t>(0, c.problem.n);
+    if (c.problem.w == DType::kE4M3) first = first / kBlock * kBlock;
     const auto last = *rc::gen::inRange<std::int64_t>(first + 1, c.problem.n + 1);
     Projection::Problem part = c.problem;
     part.groups = 1;
@@ -145,6 +148,8 @@ TEST(ProjectionProperty, GroupsAndOutputsStandAlone) {
       a.y = a.y.slice(1, group, group + 1).slice(2, first, last);
       a.w = a.w.slice(0, group, group + 1).slice(1, first, last);
       a.w.stride = ConstTensorView(a.w.data, a.w.dtype, {1, part.n, part.k}).stride;
+      if (part.w == DType::kE4M3)
+        a.w_scale = a.w_scale.slice(0, group, group + 1).slice(1, first / kBlock, (last + kBlock - 1) / kBlock);
       run(part, a, name, 1);
       expect_equal(whole, before,
                    name + ", group " + std::to_string(group) + ", outputs " + std::to_string(first) + " to " +

@@ -201,17 +201,88 @@ TEST(ProjectionFp8, WeightsAreCodesTimesTheScaleOfTheirBlock) {
   }
 }
 
-TEST(ProjectionFp8, CpuKernelsSayWhatToDoWithFp8Weights) {
-  const Projection::Problem problem{.m = 4, .n = 128, .k = 128, .w = DType::kE4M3};
-  int accepted = 0;
+/// Names of the implementations that take a problem here.
+std::vector<std::string> takers(const Projection::Problem& problem) {
+  std::vector<std::string> names;
   for (const Candidate& candidate : explain<Projection>(problem)) {
-    if (candidate.refusal.empty()) ++accepted;
-    if (candidate.name == "cpu") {
-      EXPECT_EQ(candidate.refusal, "it has no kernel for F8_E4M3 weights: dequantise them at load");
+    if (candidate.refusal.empty()) names.push_back(candidate.name);
+  }
+  return names;
+}
+
+/// Every code, of every inputs' place in a register, on the paths of one row, of few rows and of many.
+TEST(ProjectionFp8, EveryCodeIsItsNumber) {
+  constexpr std::int64_t kInputs = 300;
+  for (const std::int64_t m : {1, 3, 40}) {
+    test::ProjectionCase c;
+    c.problem = {.m = m, .n = 256, .k = kInputs, .groups = 1, .x = DType::kF32, .w = DType::kE4M3, .y = DType::kF32};
+    test::ProjectionTensors t(c);
+    auto* codes = static_cast<E4M3*>(t.w.data());
+    for (std::int64_t j = 0; j < 256; ++j) {
+      for (std::int64_t l = 0; l < kInputs; ++l)
+        codes[j * kInputs + l] = E4M3{static_cast<std::uint8_t>((j + l) % 128 == 127 ? 0 : j + l)};
+    }
+    for (std::int64_t i = 0; i < m; ++i) {  // row i sees one input
+      for (std::int64_t l = 0; l < kInputs; ++l) t.x.set(i * t.x_row + l, l == (7 * i + 13) % kInputs ? 1.0F : 0.0F);
+    }
+    for (std::int64_t s = 0; s < t.w_scales.elements(); ++s) t.w_scales.set(s, 0.375F);
+    const std::vector<std::string> names = takers(c.problem);
+    EXPECT_GE(names.size(), 2U);
+    for (const std::string& name : names) {
+      test::ProjectionBuffer y = t.poisoned_y();
+      run(c.problem, t.args(y), name);
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t j = 0; j < 256; ++j)
+          ASSERT_EQ(y.get(t.y_at(i, 0, j)), to_float(codes[j * kInputs + (7 * i + 13) % kInputs]) * 0.375F)
+              << name << " row " << i << " output " << j;
+      }
     }
   }
-  EXPECT_EQ(accepted, 1);
-  EXPECT_EQ(Plan<Projection>(problem).implementation(), "ref");
+}
+
+TEST(ProjectionFp8, ACodeThatIsNoNumberSpoilsItsOutputAlone) {
+  for (const std::int64_t m : {1, 5, 40}) {
+    for (const std::int64_t at : {0, 70, 1023, 1024, 1099}) {
+      test::ProjectionCase c;
+      c.problem = {.m = m, .n = 9, .k = 1100, .groups = 1, .x = DType::kBF16, .w = DType::kE4M3, .y = DType::kF32};
+      test::ProjectionTensors t(c);
+      for (std::int64_t i = 0; i < m; ++i) t.x.set(i * t.x_row + at, 0.0F);
+      static_cast<E4M3*>(t.w.data())[5 * 1100 + at] = E4M3{static_cast<std::uint8_t>(at % 2 == 0 ? 0x7F : 0xFF)};
+      for (const std::string& name : takers(c.problem)) {
+        test::ProjectionBuffer y = t.poisoned_y();
+        run(c.problem, t.args(y), name);
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < 9; ++j)
+            ASSERT_EQ(std::isnan(y.get(t.y_at(i, 0, j))), j == 5) << name << " row " << i << " output " << j;
+        }
+      }
+    }
+  }
+}
+
+TEST(ProjectionFp8, ScalesOfAnySize) {
+  for (const float scale : {0x1p-120F, 0x1.8p-20F, 0x1.fffffep6F, 0x1p7F, 0x1.4p8F, 0x1p100F}) {
+    for (const std::int64_t m : {1, 4, 30}) {
+      test::ProjectionCase c;
+      c.problem = {.m = m, .n = 140, .k = 260, .groups = 2, .x = DType::kF32, .w = DType::kE4M3, .y = DType::kF32};
+      test::ProjectionTensors t(c);
+      t.w_scales.set(3, scale);  // of the second block of outputs
+      test::ProjectionBuffer truth = t.poisoned_y();
+      run(c.problem, t.args(truth), "ref");
+      for (const std::string& name : takers(c.problem)) {
+        SCOPED_TRACE(name + ", scale " + std::to_string(scale));
+        test::ProjectionBuffer y = t.poisoned_y();
+        run(c.problem, t.args(y), name);
+        test::check_close(t, y, truth, name);
+        for (std::int64_t i = 0; i < m; ++i) {  // the small ones beside it
+          for (std::int64_t j = 0; j < 128; ++j) {
+            const float want = truth.get(t.y_at(i, 0, j));
+            ASSERT_NEAR(y.get(t.y_at(i, 0, j)), want, 1e-5F) << i << ", " << j;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(ProjectionFp8, WrongWeightScalesAreNamed) {
@@ -270,9 +341,7 @@ TEST(ProjectionFp8, HasACaseForm) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const CaseFile file = read_case(entry.path().string());
     if (file.op != Projection::kName) continue;
-    const bool fp8_weights = file.tensors.contains("in.w_scale");
-    for (const std::string& implementation :
-         fp8_weights ? std::vector<std::string>{"ref"} : std::vector<std::string>{"ref", "cpu"}) {
+    for (const std::string implementation : {"ref", "cpu"}) {
       for (const Verdict& verdict : judge(file, replay(file, {.plan = {.implementation = implementation}}))) {
         EXPECT_TRUE(verdict.comparison.pass) << entry.path();
       }

@@ -47,14 +47,23 @@ inline constexpr std::int64_t kProjectionKBlock =
     1024;  ///< 4 KiB of a float row: six rows of x stay in the first-level cache
 inline constexpr std::int64_t kProjectionPanel =
     64;  ///< weight rows of a tile: as floats 256 KiB, the second-level cache
-inline constexpr std::int64_t kProjectionTileRows = 192;   ///< x rows that share one conversion of the panel
-inline constexpr std::int64_t kProjectionMaxFewRows = 24;  ///< most x rows that any word converts whole, see few_rows()
+inline constexpr std::int64_t kProjectionTileRows = 192;    ///< x rows that share one conversion of the panel
 inline constexpr std::int64_t kProjectionMaxBlockRows = 6;  ///< x rows of the widest register block
+inline constexpr std::int64_t kProjectionRegister = 64;     ///< most inputs of a register of weights
+/// Of few rows, whose weights are read as one stream: x rows at most, weight rows and bytes of a tile.
+inline constexpr std::int64_t kProjectionMaxFewRows = 24;
+inline constexpr std::int64_t kProjectionFewPanel = 512;
+inline constexpr std::int64_t kProjectionFewBytes = std::int64_t{512} << 10;
+static_assert(kProjectionMaxFewRows * kProjectionFewPanel <= kProjectionTileRows * kProjectionPanel);
 
-/// y[i, j] = sum_k x[i, k] * w[j, k] for i < m <= kProjectionTileRows, j < n <= kProjectionPanel: one group's piece.
+/// y[i, j] = sum_k x[i, k] * w[j, k] for i < m <= kProjectionTileRows, j < n <= kProjectionPanel (kProjectionFewPanel
+/// where m is few): one group's piece.
 struct ProjectionTile {
   const void* x = nullptr;
-  const void* w = nullptr;  ///< row stride k
+  const void* w = nullptr;          ///< row stride k
+  const float* w_scale = nullptr;   ///< E4M3 weights: of the whole group's blocks
+  std::int64_t w_scale_stride = 0;  ///< from a block of outputs to the next
+  std::int64_t w_row = 0;           ///< the tile's first output, a multiple of 4
   void* y = nullptr;
   std::int64_t x_stride = 0;  ///< elements from row to row
   std::int64_t y_stride = 0;
@@ -62,14 +71,21 @@ struct ProjectionTile {
   std::int64_t n = 0;
   std::int64_t k = 0;
   bool x_bf16 = false;
-  bool w_bf16 = false;
+  DType w_dtype = DType::kBF16;
   bool y_bf16 = false;
+  bool few = false;          ///< whether the weights go once from memory to all x rows
   float* scratch = nullptr;  ///< projection_scratch_floats() of them
 };
-using ProjectionTileFunction = void (*)(const ProjectionTile& tile);
 
-void projection_tile_cpu(const ProjectionTile& tile);
-void projection_tile_avx2(const ProjectionTile& tile);
-void projection_tile_avx512(const ProjectionTile& tile);
+/// One word's tile function, and up to how many x rows it takes for few.
+struct ProjectionTiles {
+  void (*run)(const ProjectionTile& tile) = nullptr;
+  std::int64_t few_rows = 0;
+  std::int64_t few_rows_e4m3 = 0;
+};
+
+ProjectionTiles projection_tiles_cpu();
+ProjectionTiles projection_tiles_avx2();
+ProjectionTiles projection_tiles_avx512();
 
 }  // namespace smla

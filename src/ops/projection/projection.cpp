@@ -5,15 +5,9 @@ namespace smla {
 
 namespace {
 
-/// The library's own CPU kernels multiply floats.
-std::string float_weights(const ProjectionProblem& problem) {
-  return problem.w == DType::kE4M3 ? "it has no kernel for F8_E4M3 weights: dequantise them at load" : "";
-}
 template <Need kNeed>
 Decision decide_cpu(const ProjectionProblem& problem, const PlanOptions& /*options*/, const Machine& machine) {
-  std::string reason = kNeed(machine);
-  if (reason.empty()) reason = float_weights(problem);
-  Decision decision = refused(std::move(reason));
+  Decision decision = refused(kNeed(machine));
   if (decision.refusal.empty()) decision.workspace_bytes = projection_cpu_workspace(problem, machine.threads);
   return decision;
 }

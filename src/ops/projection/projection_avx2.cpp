@@ -8,8 +8,8 @@ namespace smla {
 namespace {
 
 using Word = Avx2Word;
-constexpr int kBlockRows = 3;  // 12 sums + 3 x words + 1 weight word of 16 registers
-constexpr std::int64_t kFewRows = 12;
+constexpr int kBlockRows = 3;      // 12 sums + 2 words of weights and their mask of 16 registers
+constexpr int kE4m3BlockRows = 1;  // 4 sums + 4 words of x + what widens weights
 constexpr bool kWidenPanel = true;
 
 }  // namespace
@@ -19,7 +19,7 @@ constexpr bool kWidenPanel = true;
 
 namespace smla {
 
-void projection_tile_avx2(const ProjectionTile& tile) { run_tile(tile); }
+ProjectionTiles projection_tiles_avx2() { return {.run = run_tile, .few_rows = 12, .few_rows_e4m3 = 4}; }
 
 }  // namespace smla
 
@@ -27,7 +27,7 @@ void projection_tile_avx2(const ProjectionTile& tile) { run_tile(tile); }
 
 namespace smla {
 
-void projection_tile_avx2(const ProjectionTile&) {}  // never called: needs_avx2() refuses
+ProjectionTiles projection_tiles_avx2() { return {}; }  // never run: needs_avx2() refuses
 
 }  // namespace smla
 

@@ -8,8 +8,8 @@ namespace smla {
 namespace {
 
 using Word = Avx512Word;
-constexpr int kBlockRows = 6;  // 24 sums + 4 weight words + 1 x word of 32 registers
-constexpr std::int64_t kFewRows = 24;
+constexpr int kBlockRows = 6;      // 24 sums + 2 words of weights and their mask of 32 registers
+constexpr int kE4m3BlockRows = 3;  // 12 sums + 12 words of x + what widens weights
 constexpr bool kWidenPanel = false;
 
 }  // namespace
@@ -19,7 +19,7 @@ constexpr bool kWidenPanel = false;
 
 namespace smla {
 
-void projection_tile_avx512(const ProjectionTile& tile) { run_tile(tile); }
+ProjectionTiles projection_tiles_avx512() { return {.run = run_tile, .few_rows = 24, .few_rows_e4m3 = 8}; }
 
 }  // namespace smla
 
@@ -27,7 +27,7 @@ void projection_tile_avx512(const ProjectionTile& tile) { run_tile(tile); }
 
 namespace smla {
 
-void projection_tile_avx512(const ProjectionTile&) {}  // never called: needs_avx512() refuses
+ProjectionTiles projection_tiles_avx512() { return {}; }  // never run: needs_avx512() refuses
 
 }  // namespace smla
 

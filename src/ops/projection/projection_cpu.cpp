@@ -18,17 +18,21 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 /// and the widened panel.
 std::int64_t scratch_floats(const ProjectionProblem& p) {
   constexpr std::int64_t kSums = kProjectionTileRows * kProjectionPanel;
-  constexpr std::int64_t kWidestWord = 16;
   constexpr std::int64_t kMany = (kProjectionMaxBlockRows + kProjectionPanel) * kProjectionKBlock;
-  const std::int64_t few = p.m <= kProjectionMaxFewRows ? p.m * ceil_div(p.k, kWidestWord) * kWidestWord : 0;
+  const std::int64_t few =
+      p.m <= kProjectionMaxFewRows ? p.m * ceil_div(p.k, kProjectionRegister) * kProjectionRegister : 0;
   return kSums + std::max(few, kMany);
 }
 
-/// Weight rows of a tile: the panel, less where that would leave threads without work.
-std::int64_t tile_columns(const ProjectionProblem& p, std::int64_t row_tiles, int threads) {
+/// Weight rows of a tile: the panel, or of few rows what a thread reads for a while; less where that would leave
+/// threads without work.
+std::int64_t tile_columns(const ProjectionProblem& p, std::int64_t row_tiles, int threads, bool few) {
   const std::int64_t wanted = ceil_div(4 * static_cast<std::int64_t>(threads), row_tiles * p.groups);  // pieces of n
   const std::int64_t columns = ceil_div(ceil_div(p.n, wanted), 4) * 4;
-  return std::clamp<std::int64_t>(columns, 16, kProjectionPanel);
+  const std::int64_t stream = kProjectionFewBytes / (p.k * size_of(p.w)) / 4 * 4;
+  const std::int64_t most =
+      few ? std::clamp<std::int64_t>(stream, kProjectionPanel, kProjectionFewPanel) : kProjectionPanel;
+  return std::clamp<std::int64_t>(columns, 16, most);
 }
 
 void set_to_zero(const ProjectionProblem& p, const TensorView& y) {
@@ -39,7 +43,7 @@ void set_to_zero(const ProjectionProblem& p, const TensorView& y) {
   }
 }
 
-void run_tiles(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a,
+void run_tiles(const ProjectionTiles& kernel, const ProjectionProblem& p, const Projection::Args& a,
                const RunContext& context) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) return set_to_zero(p, a.y);
@@ -49,7 +53,8 @@ void run_tiles(ProjectionTileFunction tile_function, const ProjectionProblem& p,
   const int threads = static_cast<int>(std::min<double>(context.threads, work / 65536.0 + 1.0));
   const std::int64_t row_tiles = ceil_div(p.m, kProjectionTileRows);
   const std::int64_t rows = ceil_div(ceil_div(p.m, row_tiles), kProjectionMaxBlockRows) * kProjectionMaxBlockRows;
-  const std::int64_t columns = tile_columns(p, row_tiles, threads);
+  const bool few = p.m <= (p.w == DType::kE4M3 ? kernel.few_rows_e4m3 : kernel.few_rows);
+  const std::int64_t columns = tile_columns(p, row_tiles, threads, few);
   const std::int64_t column_tiles = ceil_div(p.n, columns);
   const std::int64_t tiles = p.groups * column_tiles * row_tiles;
   const std::int64_t scratch = scratch_floats(p);
@@ -71,10 +76,16 @@ void run_tiles(ProjectionTileFunction tile_function, const ProjectionProblem& p,
     tile.n = std::min(columns, p.n - j);
     tile.k = p.k;
     tile.x_bf16 = p.x == DType::kBF16;
-    tile.w_bf16 = p.w == DType::kBF16;
+    tile.w_dtype = p.w;
+    if (p.w == DType::kE4M3) {
+      tile.w_scale = static_cast<const float*>(a.w_scale.data) + group * a.w_scale.stride[0];
+      tile.w_scale_stride = a.w_scale.stride[1];
+      tile.w_row = j;
+    }
     tile.y_bf16 = p.y == DType::kBF16;
+    tile.few = few;
     tile.scratch = scratch_base + omp_get_thread_num() * scratch;
-    tile_function(tile);
+    kernel.run(tile);
   }
 }
 
@@ -90,7 +101,7 @@ std::size_t scratch_bytes(const ProjectionProblem& p, int threads) {
   return static_cast<std::size_t>(scratch_floats(p)) * sizeof(float) * static_cast<std::size_t>(threads);
 }
 
-void run_decoded(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a,
+void run_decoded(const ProjectionTiles& kernel, const ProjectionProblem& p, const Projection::Args& a,
                  const RunContext& context) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) return set_to_zero(p, a.y);
@@ -99,15 +110,17 @@ void run_decoded(ProjectionTileFunction tile_function, const ProjectionProblem& 
   for (std::int64_t i = 0; i < p.m; i += kProjectionTileRows) {
     part.m = std::min(kProjectionTileRows, p.m - i);
     decode_x(p, a, i, part.m, x, context.threads);
-    const Projection::Args args{
-        .x = view_of<const float>(x, {part.m, p.groups, p.k}), .w = a.w, .y = a.y.slice(0, i, i + part.m)};
-    run_tiles(tile_function, part, args, context);
+    const Projection::Args args{.x = view_of<const float>(x, {part.m, p.groups, p.k}),
+                                .w = a.w,
+                                .y = a.y.slice(0, i, i + part.m),
+                                .w_scale = a.w_scale};
+    run_tiles(kernel, part, args, context);
   }
 }
 
-void run(ProjectionTileFunction tile_function, const ProjectionProblem& p, const Projection::Args& a,
+void run(const ProjectionTiles& kernel, const ProjectionProblem& p, const Projection::Args& a,
          const RunContext& context) {
-  p.x == DType::kE4M3 ? run_decoded(tile_function, p, a, context) : run_tiles(tile_function, p, a, context);
+  p.x == DType::kE4M3 ? run_decoded(kernel, p, a, context) : run_tiles(kernel, p, a, context);
 }
 
 }  // namespace
@@ -120,15 +133,15 @@ std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threa
 }
 
 void projection_cpu(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
-  run(projection_tile_cpu, problem, args, context);
+  run(projection_tiles_cpu(), problem, args, context);
 }
 
 void projection_avx2(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
-  run(projection_tile_avx2, problem, args, context);
+  run(projection_tiles_avx2(), problem, args, context);
 }
 
 void projection_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
-  run(projection_tile_avx512, problem, args, context);
+  run(projection_tiles_avx512(), problem, args, context);
 }
 
 }  // namespace smla

@@ -6,7 +6,7 @@ namespace {
 
 using Word = GenericWord;
 constexpr int kBlockRows = 2;  // 8 sums of 16 registers: multiply and add need two more than FMA does
-constexpr std::int64_t kFewRows = 4;
+constexpr int kE4m3BlockRows = 2;
 constexpr bool kWidenPanel = true;
 
 }  // namespace
@@ -16,6 +16,6 @@ constexpr bool kWidenPanel = true;
 
 namespace smla {
 
-void projection_tile_cpu(const ProjectionTile& tile) { run_tile(tile); }
+ProjectionTiles projection_tiles_cpu() { return {.run = run_tile, .few_rows = 4, .few_rows_e4m3 = 2}; }
 
 }  // namespace smla

@@ -3,16 +3,19 @@
 // The projection kernel, a template over the SIMD word (simd_generic.h). Included by projection_{cpu,avx2,avx512}.cpp
 // only, after the word and after
 //   constexpr int kBlockRows              x rows of a register block
-//   constexpr std::int64_t kFewRows       up to so many x rows the weights are read in memory order, see few_rows()
-//   constexpr bool kWidenPanel            whether a panel of weights is made floats first, see many_rows()
+//   constexpr int kE4m3BlockRows          the same with E4M3 weights, whose widening needs registers too
+//   constexpr bool kWidenPanel            whether a panel of bf16 weights is made floats first, see many_rows()
 // Internal linkage throughout: see simd_generic.h.
 //
-// A result is built the same way on every path: lane l of an accumulator takes k = l, l + lanes, ... of a block of
-// kProjectionKBlock inputs, sum4 adds the lanes in its one order, the blocks' sums are added in order. Short last words
-// are filled with zeros.
+// A register of weights is kParts words of numbers: part p holds inputs p, p + kParts, ... of the register's. x is laid
+// out alike. A result is built the same way on every path: of each register in a block of kProjectionKBlock inputs a
+// lane of an accumulator takes part 0, 1, ...; sum4 adds the lanes in its one order, the blocks' sums are added in
+// order. Short last registers are filled with zeros.
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "ops/projection/implementations.h"
@@ -21,78 +24,196 @@ namespace smla {
 namespace {
 
 constexpr int kWRows = 4;  // weight rows of a register block
+constexpr int kLineBytes = 64;
+constexpr float kE4m3Factor = 0x1p120F;  // see load_e4m3_parts
 
 inline std::int64_t round_up_to(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
-inline Word load_weights(const float* p) { return Word::load(p); }
-inline Word load_weights(const BF16* p) { return Word::load_bf16(p); }
+/// Weights of one dtype: kParts words in a register.
+template <class W>
+struct Weights;
+template <>
+struct Weights<float> {
+  static constexpr int kParts = 1;
+  static constexpr int kMaxRows = kBlockRows;
+  static Word part(const float* p, int /*part*/) { return Word::load(p); }
+};
+template <>
+struct Weights<BF16> {
+  static constexpr int kParts = 2;
+  static constexpr int kMaxRows = kBlockRows;
+  static Word part(const BF16* p, int part) { return part == 0 ? Word::load_bf16_even(p) : Word::load_bf16_odd(p); }
+};
+template <>
+struct Weights<E4M3> {
+  static constexpr int kParts = 4;
+  static constexpr int kMaxRows = kE4m3BlockRows;
+};
 
-/// The first n < kLanes numbers, zeros behind them.
-inline Word load_weights_first(const float* p, int n) { return Word::load_first(p, n); }
-inline Word load_weights_first(const BF16* p, int n) {
-  BF16 padded[Word::kLanes] = {};
-  std::memcpy(padded, p, static_cast<std::size_t>(n) * sizeof(BF16));
-  return Word::load_bf16(padded);
+/// Inputs of a register of weights.
+template <class W>
+constexpr int kRegister = Weights<W>::kParts* Word::kLanes;
+
+/// What E4M3 codes of a block with this scale are multiplied by. Larger scales than this allows go through
+/// widen_codes().
+inline bool is_moderate(float scale) { return std::fabs(scale) < 0x1p7F; }
+
+inline Word load_word(const float* p) { return Word::load(p); }
+inline Word load_word(const BF16* p) { return Word::load_bf16(p); }
+
+/// kParts words of x in order to the parts of a register.
+template <int kParts>
+inline void split_parts(Word* words) {
+  if constexpr (kParts > 1) {
+    Word even[kParts / 2];
+    Word odd[kParts / 2];
+#pragma GCC unroll 2
+    for (int i = 0; i < kParts / 2; ++i) split(words[2 * i], words[2 * i + 1], &even[i], &odd[i]);
+    split_parts<kParts / 2>(even);
+    split_parts<kParts / 2>(odd);
+#pragma GCC unroll 2
+    for (int i = 0; i < kParts / 2; ++i) words[2 * i] = even[i], words[2 * i + 1] = odd[i];
+  }
 }
 
-/// Row of k numbers to floats, zeros up to a whole word.
-template <class T>
+/// Row of k numbers to floats in the order of weights of type W, zeros up to a whole register.
+template <class W, class T>
 inline void widen_row(const T* from, std::int64_t k, float* to) {
+  constexpr int kParts = Weights<W>::kParts;
+  const auto one = [](const T* p, float* out) {
+    Word words[kParts];
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; ++i) words[i] = load_word(p + i * Word::kLanes);
+    split_parts<kParts>(words);
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; ++i) words[i].store(out + i * Word::kLanes);
+  };
   std::int64_t i = 0;
-  for (; i + Word::kLanes <= k; i += Word::kLanes) load_weights(from + i).store(to + i);
-  if (i < k) load_weights_first(from + i, static_cast<int>(k - i)).store(to + i);
+  for (; i + kRegister<W> <= k; i += kRegister<W>) one(from + i, to + i);
+  if (i < k) {
+    T last[kRegister<W>] = {};
+    std::memcpy(last, from + i, static_cast<std::size_t>(k - i) * sizeof(T));
+    one(last, to + i);
+  }
+}
+
+/// Whether a NaN is among n codes: load_e4m3_parts takes them for numbers.
+inline bool has_nan(const E4M3* codes, std::int64_t n) {
+  std::uint8_t most = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto code = static_cast<std::uint8_t>(codes[i].bits | 0x80U);
+    most = code > most ? code : most;
+  }
+  return most == 0xFFU;
+}
+
+/// Weights of a panel row to floats in the order of widen_row: inputs [at, at + k), `at` a multiple of the scales'
+/// blocks.
+template <class W>
+inline void widen_weights(const W* from, const float* /*scale*/, std::int64_t k, float* to) {
+  widen_row<W>(from, k, to);
+}
+template <>
+inline void widen_weights(const E4M3* from, const float* scale, std::int64_t k, float* to) {
+  constexpr std::int64_t kBlock = Projection::kWeightBlock;
+  const auto one = [](const E4M3* p, float s, float* out) {
+    Word parts[4];
+    Word::load_e4m3_parts(p, Word::all(is_moderate(s) ? s * kE4m3Factor : kE4m3Factor), parts);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) (is_moderate(s) ? parts[i] : parts[i] * Word::all(s)).store(out + i * Word::kLanes);
+  };
+  std::int64_t i = 0;
+  for (; i + kRegister<E4M3> <= k; i += kRegister<E4M3>) one(from + i, scale[i / kBlock], to + i);
+  if (i < k) {
+    E4M3 last[kRegister<E4M3>] = {};
+    std::memcpy(last, from + i, static_cast<std::size_t>(k - i) * sizeof(E4M3));
+    one(last, scale[i / kBlock], to + i);
+  }
+  if (has_nan(from, k)) to[0] = std::numeric_limits<float>::quiet_NaN();
+}
+
+/// sums += a register of each weight row times the x rows. The order in which words are named is that of their use, so
+/// that few of them are alive at a time: no sum may leave its register.
+template <int kRows, class W>
+inline void add_register(const float* x, std::int64_t x_stride, const W* const* w, std::int64_t at, Word factor,
+                         Word (&sums)[kRows][kWRows]) {
+  constexpr int kParts = Weights<W>::kParts;
+  const auto x_word = [&](int i, int p) { return Word::load(x + i * x_stride + at + p * Word::kLanes); };
+  if constexpr (std::is_same_v<W, E4M3>) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kWRows; ++j) {
+      Word parts[kParts];
+      Word::load_e4m3_parts(w[j] + at, factor, parts);
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) sums[i][j] = fma(parts[p], x_word(i, p), sums[i][j]);
+      }
+    }
+  } else {
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) {
+      if constexpr (kRows < kWRows) {
+        Word xs[kRows];
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows; ++i) xs[i] = x_word(i, p);
+#pragma GCC unroll 4
+        for (int j = 0; j < kWRows; ++j) {
+          const Word v = Weights<W>::part(w[j] + at, p);
+#pragma GCC unroll 8
+          for (int i = 0; i < kRows; ++i) sums[i][j] = fma(v, xs[i], sums[i][j]);
+        }
+      } else {
+        Word v[kWRows];
+#pragma GCC unroll 4
+        for (int j = 0; j < kWRows; ++j) v[j] = Weights<W>::part(w[j] + at, p);
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows; ++i) {
+          const Word xi = x_word(i, p);
+#pragma GCC unroll 4
+          for (int j = 0; j < kWRows; ++j) sums[i][j] = fma(v[j], xi, sums[i][j]);
+        }
+      }
+    }
+  }
 }
 
 /// out[i * out_stride + j] (= or +=) sum over one block of x[i][.] * w[j][.], for kRows x rows and kWRows weight rows.
-/// kPrefetch: the weights `ahead` elements further on are wanted next.
+/// kPrefetch: the weights `ahead` elements further on are wanted next. `scale`: of E4M3 weights, one a block of inputs.
 template <int kRows, bool kPrefetch, class W>
-inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w, std::int64_t k, std::int64_t ahead,
-                       bool first, float* out, std::int64_t out_stride) {
+inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w, const float* scale, std::int64_t k,
+                       std::int64_t ahead, bool first, float* out, std::int64_t out_stride) {
+  constexpr int kLine = kLineBytes / static_cast<int>(sizeof(W));
+  constexpr int kStep = kRegister < W >> kLine ? kRegister<W> : kLine;
   Word sums[kRows][kWRows];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int j = 0; j < kWRows; ++j) sums[i][j] = Word::zero();
   }
-  const W* w0 = w[0];
-  const W* w1 = w[1];
-  const W* w2 = w[2];
-  const W* w3 = w[3];
+  const auto factor_at = [&](std::int64_t at) {
+    if constexpr (std::is_same_v<W, E4M3>) {
+      return Word::all(scale[at / Projection::kWeightBlock] * kE4m3Factor);
+    } else {
+      return Word::zero();
+    }
+  };
   std::int64_t at = 0;
-  for (; at + Word::kLanes <= k; at += Word::kLanes) {
+  for (; at + kRegister<W> <= k; at += kRegister<W>) {
     if constexpr (kPrefetch) {
-      __builtin_prefetch(w0 + at + ahead);
-      __builtin_prefetch(w1 + at + ahead);
-      __builtin_prefetch(w2 + at + ahead);
-      __builtin_prefetch(w3 + at + ahead);
+#pragma GCC unroll 4
+      for (int j = 0; j < kWRows; ++j) __builtin_prefetch(w[j] + at + ahead, 0, 2);
     }
-    const Word a = load_weights(w0 + at);
-    const Word b = load_weights(w1 + at);
-    const Word c = load_weights(w2 + at);
-    const Word d = load_weights(w3 + at);
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
-      const Word v = Word::load(x + i * x_stride + at);
-      sums[i][0] = fma(a, v, sums[i][0]);
-      sums[i][1] = fma(b, v, sums[i][1]);
-      sums[i][2] = fma(c, v, sums[i][2]);
-      sums[i][3] = fma(d, v, sums[i][3]);
-    }
+    add_register<kRows, W>(x, x_stride, w, at, factor_at(at), sums);
   }
   if (at < k) {
-    const int n = static_cast<int>(k - at);
-    const Word a = load_weights_first(w0 + at, n);
-    const Word b = load_weights_first(w1 + at, n);
-    const Word c = load_weights_first(w2 + at, n);
-    const Word d = load_weights_first(w3 + at, n);
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
-      const Word v = Word::load(x + i * x_stride + at);
-      sums[i][0] = fma(a, v, sums[i][0]);
-      sums[i][1] = fma(b, v, sums[i][1]);
-      sums[i][2] = fma(c, v, sums[i][2]);
-      sums[i][3] = fma(d, v, sums[i][3]);
+    W last[kWRows][kRegister<W>] = {};
+    const W* rows[kWRows];
+    for (int j = 0; j < kWRows; ++j) {
+      std::memcpy(last[j], w[j] + at, static_cast<std::size_t>(k - at) * sizeof(W));
+      rows[j] = last[j];
     }
+    add_register<kRows, W>(x + at, x_stride, rows, 0, factor_at(at), sums);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
@@ -104,22 +225,19 @@ inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w,
 }
 
 template <bool kPrefetch, class W>
-inline void block_sums(int rows, const float* x, std::int64_t x_stride, const W* const* w, std::int64_t k,
-                       std::int64_t ahead, bool first, float* out, std::int64_t out_stride) {
+inline void block_sums(int rows, const float* x, std::int64_t x_stride, const W* const* w, const float* scale,
+                       std::int64_t k, std::int64_t ahead, bool first, float* out, std::int64_t out_stride) {
+  const auto run = [&]<int kRows>() {
+    if constexpr (kRows <= Weights<W>::kMaxRows)
+      block_sums<kRows, kPrefetch>(x, x_stride, w, scale, k, ahead, first, out, out_stride);
+  };
   switch (rows) {
-    case 1: block_sums<1, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride); break;
-    case 2: block_sums<2, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride); break;
-    case 3:
-      if constexpr (kBlockRows >= 3) block_sums<3, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride);
-      break;
-    case 4:
-      if constexpr (kBlockRows >= 4) block_sums<4, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride);
-      break;
-    case 5:
-      if constexpr (kBlockRows >= 5) block_sums<5, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride);
-      break;
-    default:
-      if constexpr (kBlockRows >= 6) block_sums<6, kPrefetch>(x, x_stride, w, k, ahead, first, out, out_stride);
+    case 1: run.template operator()<1>(); break;
+    case 2: run.template operator()<2>(); break;
+    case 3: run.template operator()<3>(); break;
+    case 4: run.template operator()<4>(); break;
+    case 5: run.template operator()<5>(); break;
+    default: run.template operator()<6>();
   }
 }
 
@@ -130,65 +248,96 @@ inline void weight_rows(const W* w, std::int64_t row_stride, std::int64_t j, std
   for (int r = 0; r < kWRows; ++r) rows[r] = w + (j + r < n ? j + r : n - 1) * row_stride + at;
 }
 
+/// x rows of a register block, m rows cut evenly.
+template <class W>
 inline int block_rows(std::int64_t m) {
-  const std::int64_t blocks = (m + kBlockRows - 1) / kBlockRows;
+  const std::int64_t blocks = (m + Weights<W>::kMaxRows - 1) / Weights<W>::kMaxRows;
   return static_cast<int>((m + blocks - 1) / blocks);
 }
 
+template <class W>
 inline void widen_x(const ProjectionTile& t, std::int64_t row, std::int64_t at, std::int64_t k, float* to) {
   if (t.x_bf16) {
-    widen_row(static_cast<const BF16*>(t.x) + row * t.x_stride + at, k, to);
+    widen_row<W>(static_cast<const BF16*>(t.x) + row * t.x_stride + at, k, to);
   } else {
-    widen_row(static_cast<const float*>(t.x) + row * t.x_stride + at, k, to);
+    widen_row<W>(static_cast<const float*>(t.x) + row * t.x_stride + at, k, to);
   }
 }
 
-/// Few rows: weights are read once, in order, straight from memory.
+/// The scales of weight row j from input `at` on; null for other weights than E4M3.
+template <class W>
+inline const float* scales_of(const ProjectionTile& t, std::int64_t j, std::int64_t at) {
+  if constexpr (!std::is_same_v<W, E4M3>) return nullptr;
+  constexpr std::int64_t kBlock = Projection::kWeightBlock;
+  return t.w_scale + (t.w_row + j) / kBlock * t.w_scale_stride + at / kBlock;
+}
+
+/// Few rows: weights are read once, in order, straight from memory. While a block is multiplied, the next one of the
+/// same rows comes into the second-level cache: a prefetch into the first would hold one of its few miss buffers for
+/// the whole way from memory.
 template <class W>
 void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, float* x) {
-  const std::int64_t x_stride = round_up_to(t.k, Word::kLanes);
-  for (std::int64_t i = 0; i < t.m; ++i) widen_x(t, i, 0, t.k, x + i * x_stride);
-  const int step = block_rows(t.m);
+  const std::int64_t x_stride = round_up_to(t.k, kRegister<W>);
+  const int step = block_rows<W>(t.m);
   const W* w = static_cast<const W*>(t.w);
   const W* rows[kWRows];
+  weight_rows(w, t.k, 0, t.n, 0, rows);
+  const std::int64_t ready = t.k < kProjectionKBlock ? t.k : kProjectionKBlock;
+  for (std::int64_t i = 0; i < ready; i += kLineBytes / static_cast<std::int64_t>(sizeof(W))) {
+    for (const W* row : rows) __builtin_prefetch(row + i, 0, 2);
+  }
+  for (std::int64_t i = 0; i < t.m; ++i) widen_x<W>(t, i, 0, t.k, x + i * x_stride);
   for (std::int64_t j = 0; j < t.n; j += kWRows) {
     for (std::int64_t at = 0; at < t.k; at += kProjectionKBlock) {
       const std::int64_t k = t.k - at < kProjectionKBlock ? t.k - at : kProjectionKBlock;
       weight_rows(w, t.k, j, t.n, at, rows);
+      const float* scale = scales_of<W>(t, j, at);
       const bool more = at + kProjectionKBlock < t.k;
       const std::int64_t ahead = more ? kProjectionKBlock : j + 2 * kWRows <= t.n ? kWRows * t.k - at : 0;
-      for (std::int64_t i = 0; i < t.m; i += step) {
+      float* out = sums + j;
+      block_sums<true>(step, x + at, x_stride, rows, scale, k, ahead, at == 0, out, sums_stride);
+      for (std::int64_t i = step; i < t.m; i += step) {
         const int count = static_cast<int>(t.m - i < step ? t.m - i : step);
-        block_sums<true>(count, x + i * x_stride + at, x_stride, rows, k, ahead, at == 0, sums + i * sums_stride + j,
-                         sums_stride);
+        block_sums<false>(count, x + i * x_stride + at, x_stride, rows, scale, k, 0, at == 0, out + i * sums_stride,
+                          sums_stride);
+      }
+      if constexpr (std::is_same_v<W, E4M3>) {
+        for (int r = 0; r < kWRows; ++r) {
+          if (!has_nan(rows[r], k)) continue;
+          for (std::int64_t i = 0; i < t.m; ++i) out[i * sums_stride + r] = std::numeric_limits<float>::quiet_NaN();
+        }
       }
     }
   }
 }
 
-/// Many rows: a block of the panel's weights serves all of them, as floats where kWidenPanel, else from the
-/// second-level cache as it is.
+/// Many rows: a block of the panel's weights serves all of them, as floats where kWidenPanel or where they are E4M3,
+/// else from the second-level cache as it is.
 template <class W>
 void many_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, float* x, float* panel) {
-  using Operand = std::conditional_t<kWidenPanel, float, W>;
-  const int step = block_rows(t.m);
+  constexpr bool kWiden = kWidenPanel || std::is_same_v<W, E4M3>;
+  using Operand = std::conditional_t<kWiden, float, W>;
+  const int step = block_rows<Operand>(t.m);
   const W* w = static_cast<const W*>(t.w);
   const Operand* rows[kWRows];
   for (std::int64_t at = 0; at < t.k; at += kProjectionKBlock) {
     const std::int64_t k = t.k - at < kProjectionKBlock ? t.k - at : kProjectionKBlock;
-    if constexpr (kWidenPanel) {
-      for (std::int64_t j = 0; j < t.n; ++j) widen_row(w + j * t.k + at, k, panel + j * kProjectionKBlock);
+    if constexpr (kWiden) {
+      for (std::int64_t j = 0; j < t.n; ++j)
+        widen_weights(w + j * t.k + at, scales_of<W>(t, j, at), k, panel + j * kProjectionKBlock);
     }
+    const std::int64_t inputs = kWiden ? round_up_to(k, kRegister<W>) : k;  // of a widened row: with its zeros
     for (std::int64_t i = 0; i < t.m; i += step) {
       const int count = static_cast<int>(t.m - i < step ? t.m - i : step);
-      for (int r = 0; r < count; ++r) widen_x(t, i + r, at, k, x + r * kProjectionKBlock);
+      for (int r = 0; r < count; ++r) widen_x<W>(t, i + r, at, k, x + r * kProjectionKBlock);
       for (std::int64_t j = 0; j < t.n; j += kWRows) {
-        if constexpr (kWidenPanel) {
+        if constexpr (kWiden) {
           weight_rows<float>(panel, kProjectionKBlock, j, t.n, 0, rows);
         } else {
           weight_rows(w, t.k, j, t.n, at, rows);
         }
-        block_sums<false>(count, x, kProjectionKBlock, rows, k, 0, at == 0, sums + i * sums_stride + j, sums_stride);
+        block_sums<false>(count, x, kProjectionKBlock, rows, nullptr, inputs, 0, at == 0, sums + i * sums_stride + j,
+                          sums_stride);
       }
     }
   }
@@ -209,18 +358,50 @@ void write_row(const float* sums, std::int64_t n, bool bf16, void* y, std::int64
   }
 }
 
+/// Whether few_rows() can multiply by all scales of a tile of E4M3 weights.
+bool has_moderate_scales(const ProjectionTile& t) {
+  constexpr std::int64_t kBlock = Projection::kWeightBlock;
+  for (std::int64_t block = t.w_row / kBlock; block <= (t.w_row + t.n - 1) / kBlock; ++block) {
+    for (std::int64_t i = 0; i < (t.k + kBlock - 1) / kBlock; ++i) {
+      if (!is_moderate(t.w_scale[block * t.w_scale_stride + i])) return false;
+    }
+  }
+  return true;
+}
+
+void write_rows(const ProjectionTile& t, const float* sums, std::int64_t sums_stride) {
+  for (std::int64_t i = 0; i < t.m; ++i) write_row(sums + i * sums_stride, t.n, t.y_bf16, t.y, i * t.y_stride);
+}
+
+template <class W>
 void run_tile(const ProjectionTile& t) {
-  const std::int64_t sums_stride = kProjectionPanel;
   float* sums = t.scratch;
   float* x = sums + kProjectionTileRows * kProjectionPanel;
-  static_assert(kFewRows <= kProjectionMaxFewRows && kBlockRows <= kProjectionMaxBlockRows);
-  if (t.m <= kFewRows) {
-    t.w_bf16 ? few_rows<BF16>(t, sums, sums_stride, x) : few_rows<float>(t, sums, sums_stride, x);
-  } else {
-    float* panel = x + kProjectionMaxBlockRows * kProjectionKBlock;
-    t.w_bf16 ? many_rows<BF16>(t, sums, sums_stride, x, panel) : many_rows<float>(t, sums, sums_stride, x, panel);
+  if (t.few && (!std::is_same_v<W, E4M3> || has_moderate_scales(t))) {
+    const std::int64_t sums_stride = round_up_to(t.n, kWRows);
+    few_rows<W>(t, sums, sums_stride, x);
+    write_rows(t, sums, sums_stride);
+    return;
   }
-  for (std::int64_t i = 0; i < t.m; ++i) write_row(sums + i * sums_stride, t.n, t.y_bf16, t.y, i * t.y_stride);
+  float* panel = x + kProjectionMaxBlockRows * kProjectionKBlock;
+  for (std::int64_t j = 0; j < t.n; j += kProjectionPanel) {
+    ProjectionTile part = t;
+    part.n = t.n - j < kProjectionPanel ? t.n - j : kProjectionPanel;
+    part.w = static_cast<const W*>(t.w) + j * t.k;
+    part.w_row = t.w_row + j;
+    part.y = static_cast<char*>(t.y) + j * (t.y_bf16 ? sizeof(BF16) : sizeof(float));
+    many_rows<W>(part, sums, kProjectionPanel, x, panel);
+    write_rows(part, sums, kProjectionPanel);
+  }
+}
+
+void run_tile(const ProjectionTile& t) {
+  static_assert(kBlockRows <= kProjectionMaxBlockRows && kE4m3BlockRows <= kBlockRows);
+  switch (t.w_dtype) {
+    case DType::kBF16: return run_tile<BF16>(t);
+    case DType::kE4M3: return run_tile<E4M3>(t);
+    default: return run_tile<float>(t);
+  }
 }
 
 }  // namespace

@@ -332,6 +332,9 @@ def check_run_checks(folder):
         FAILURES.append("dump size")
         print("FAIL: the dump of one layer's step has", sum(path.stat().st_size for path in cases), "bytes")
     run(*small, "--dump-step", 1, code=2, err=["--dump", "recorded calls"])
+    reused = ["run", "-q", "--max-requests", 2, "--scale-lengths", 0.1, "--check", 4]
+    run(*reused, "--index-topk-pattern", "FS", code=0, out=["PASS", "C4A"])
+    run(*reused, "--index-topk-pattern", "FSS", code=2, err=["index_topk_pattern: got FSS", "2 in all"])
 
 
 def check_info_and_why():
@@ -517,6 +520,7 @@ def check_combinations(folder):
         ("--prefix-compare", None, (), "without --prefix-cache"),
         ("--dump", folder, ("--prefix-cache", "--prefix-compare"), "--prefix-compare"),
         ("--kv-bytes", "2G", ("--kv-blocks", 100), "--kv-blocks"),
+        ("--index-topk-freq", 2, ("--index-topk-pattern", "FS"), "beside --index-topk-pattern"),
     ):
         run("run", *others, option, *([] if value is None else [value]), code=2, err=[f"smla: {option}: got it ", text])
     for option, value in (("--grid", "decode"), ("--layer", "swa"), ("--pool", "8"), ("--next-n", "2")):

@@ -230,6 +230,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
   c->add_option("--index-topk-freq", a->index_topk_freq,
                 "Of N C4A layers in a row the first chooses entries, the others reuse them (default: the model's)")
       ->check(whole(1, 1 << 20));
+  c->add_option("--index-topk-pattern", a->index_topk_pattern,
+                "Or layer by layer: a letter for each C4A layer that runs, F chooses entries, S takes the last choice");
   c->add_option("--output-projection", a->output_projection,
                 "bf16; fp8: E4M3 outputs with fp32 scales; fp8-ue8m0: with packed UE8M0 scales")
       ->check(one_of({"bf16", "fp8", "fp8-ue8m0"}))

@@ -56,9 +56,7 @@ std::vector<std::int64_t> parse_layers(const std::string& text, const ModelConfi
 /// Enough blocks for the longest `max_seqs` requests at once, within the byte limit; with a prefix cache all of it.
 std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, const std::vector<RequestSpec>& specs) {
   if (a.kv_blocks > 0) return a.kv_blocks;
-  std::vector<LayerConfig> configs;
-  for (const std::int64_t layer : options.layers) configs.push_back(options.model.layer(layer));
-  const KvLayout layout = make_kv_layout(configs, options.layer.caches);
+  const KvLayout layout = make_kv_layout(layer_configs(options), options.layer.caches);
   std::vector<std::int64_t> needs;
   for (const RequestSpec& s : specs) {
     // A longer one is refused; it must not size the pool.
@@ -137,6 +135,7 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.model.hadamard = o.model.hadamard || a.hadamard;
   if (a.index_topk_freq > 0) o.model.index_topk_freq = a.index_topk_freq;
   o.layers = parse_layers(a.layers, o.model);
+  o.index_topk_pattern = a.index_topk_pattern;
   o.layer.device = device_from_name(a.device);
   if (std::string reason; o.layer.device == DeviceKind::kCuda && gpus(&reason).empty())
     throw Unsupported("--device: got cuda, but there is no GPU: " + reason);

@@ -32,6 +32,7 @@ struct RunArguments {
   std::string output_projection = "bf16";
   bool hadamard = false;
   std::int64_t index_topk_freq = 0;  ///< 0: the model's
+  std::string index_topk_pattern;    ///< empty: by frequency
   std::string precision = "bf16";
   double kv_scale = 1.0;
   double q_scale = 1.0;

@@ -44,6 +44,8 @@ void check_combinations(const CLI::App& command, const RunArguments& a) {
     refuse_useless(command, option, a.device != "cuda", "beside --device " + a.device, "--device cuda");
   refuse_useless(command, "--no-graphs", a.stage_times, "beside --stage-times, which runs no graphs", "one of the two");
   refuse_useless(command, "--plant-error", a.check == 0, "beside --check 0", "--check of 1 or more, to see it fail");
+  refuse_useless(command, "--index-topk-freq", !a.index_topk_pattern.empty(), "beside --index-topk-pattern",
+                 "one of the two");
   refuse_useless(command, "--dump-step", a.dump.empty(), "without --dump", "--dump DIR");
 }
 

@@ -56,6 +56,9 @@ struct EngineOptions {
   std::int64_t max_model_len = 0;         ///< longest request in positions; rope tables are this long
   /// Begins requests with prefixes that earlier ones computed (docs/prefix-caching.md); none: computes every token.
   std::optional<PrefixCacheOptions> prefix_cache{};
+  /// IndexCache layer by layer: a letter for each C4A layer of `layers`, in order. F: it chooses entries itself; S: it
+  /// takes those of the last one before it that does. Empty: as the model's index_topk_freq says.
+  std::string index_topk_pattern{};
   int speculative = 0;  ///< draft tokens a decode step verifies
   /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always
   /// `speculative` (spec 6.10).
@@ -68,6 +71,11 @@ struct EngineOptions {
   std::shared_ptr<const Checkpoint> weights{};
   bool fp8_weights = false;  ///< keep FP8 weights of `weights` (LoadOptions::keep_fp8); off: dequantised at load
 };
+
+/// The numbers of the layers of a run: those of the model, with index_topk_pattern.
+/// @throws InvalidArgument for a layer that the model does not have, and for a pattern of other letters, of another
+/// length than there are C4A layers, or that begins with S.
+std::vector<LayerConfig> layer_configs(const EngineOptions& options);
 
 /// One row of a step's batch.
 struct StepRow {

@@ -78,6 +78,9 @@ class PrefixCache {
   /// @throws InvalidArgument for a request that holds blocks.
   std::int64_t adopt(const PrefixKeys& keys, std::int64_t max_tokens, RequestBlocks& blocks,
                      std::vector<std::uint64_t>* marks = nullptr);
+  /// Takes the last adopt out of the counts: for a host that gave the blocks back at once, because the request lacked
+  /// others, and will look it up again. The tail stays the last used.
+  void forget_lookup();
   /// Keeps what the rule wants of positions [begin, end), whose rows are queued or written, before the request slides
   /// past them (RequestBlocks::slide).
   /// @param keys  of the request; with the blocks up to the last multiple of the unit
@@ -140,6 +143,7 @@ class PrefixCache {
   std::int32_t oldest_ = -1;
   std::int32_t newest_ = -1;
   PrefixCacheStats stats_;
+  PrefixCacheStats before_lookup_;
 };
 
 }  // namespace smla

@@ -80,6 +80,7 @@ std::int64_t PrefixCache::find(const PrefixKeys& keys, std::int64_t max_tokens) 
 std::int64_t PrefixCache::adopt(const PrefixKeys& keys, std::int64_t max_tokens, RequestBlocks& blocks,
                                 std::vector<std::uint64_t>* marks) {
   if (!blocks.empty()) throw InvalidArgument("prefix cache: blocks: got a request that holds some, expected none");
+  before_lookup_ = stats_;
   ++stats_.lookups;
   if (marks != nullptr) marks->clear();
   const std::int32_t last = deepest(keys, max_tokens);
@@ -123,6 +124,13 @@ std::int64_t PrefixCache::adopt(const PrefixKeys& keys, std::int64_t max_tokens,
   ++stats_.hits;
   stats_.hit_tokens += tokens;
   return tokens;
+}
+
+void PrefixCache::forget_lookup() {
+  stats_.lookups = before_lookup_.lookups;
+  stats_.hits = before_lookup_.hits;
+  stats_.hit_tokens = before_lookup_.hit_tokens;
+  stats_.collisions = before_lookup_.collisions;
 }
 
 void PrefixCache::keep(PrefixKeys& keys, const RequestBlocks& blocks, std::int64_t begin, std::int64_t end,

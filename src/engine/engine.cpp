@@ -64,6 +64,22 @@ void Engine::State::set_cache_scales() {
   }
 }
 
+std::vector<LayerConfig> layer_configs(const EngineOptions& options) {
+  std::vector<LayerConfig> configs;
+  for (const std::int64_t index : options.layers) configs.push_back(options.model.layer(index));
+  const std::string& pattern = options.index_topk_pattern;
+  if (pattern.empty()) return configs;
+  const auto choosers = std::ranges::count_if(configs, &LayerConfig::has_indexer);
+  const bool letters = pattern.find_first_not_of("FS") == std::string::npos && pattern.front() == 'F';
+  check_that(letters && std::ssize(pattern) == choosers, kWhat, "index_topk_pattern", pattern,
+             "F and then F or S, " + std::to_string(choosers) + " in all, one for each C4A layer");
+  std::size_t next = 0;
+  for (LayerConfig& config : configs) {
+    if (config.has_indexer()) config.reuses_topk = pattern[next++] == 'S';
+  }
+  return configs;
+}
+
 Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(std::make_unique<State>()) {
   const auto positive = [](std::int64_t value, std::string_view name) {
     check_that(value >= 1, kWhat, name, value, "1 or more");
@@ -85,11 +101,11 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.observer = observer;
   s.options.layer = effective_options(options.layer);
   bool chosen = false;
-  for (const std::int64_t index : options.layers) {
-    s.configs.push_back(options.model.layer(index));
-    chosen = chosen || s.configs.back().runs_indexer();
-    check_that(chosen || !s.configs.back().reuses_topk, kWhat, "layers",
-               "layer " + std::to_string(index) + ", which reuses an earlier layer's top-k",
+  s.configs = layer_configs(options);
+  for (std::size_t i = 0; i < s.configs.size(); ++i) {
+    chosen = chosen || s.configs[i].runs_indexer();
+    check_that(chosen || !s.configs[i].reuses_topk, kWhat, "layers",
+               "layer " + std::to_string(options.layers[i]) + ", which reuses an earlier layer's top-k",
                "a C4A layer that chooses before it");
   }
   s.ordinal = current_device(s.device());

@@ -231,9 +231,11 @@ namespace {
 
 /// What the reference of one layer is made of: nothing of it is the engine's.
 struct LayerTruth {
-  LayerTruth(const EngineOptions& options, std::int64_t model_layer, std::int64_t positions)
-      : config(options.model.layer(model_layer)), cos_sin(DType::kF32, {positions, config.rope.dim}) {
+  /// `index`: place in the list of layers.
+  LayerTruth(const EngineOptions& options, std::size_t index, std::int64_t positions)
+      : config(layer_configs(options)[index]), cos_sin(DType::kF32, {positions, config.rope.dim}) {
     std::ranges::copy(rope_table(config.rope, positions), cos_sin.as<float>());
+    const std::int64_t model_layer = options.layers[index];
     LayerOptions layer = effective_options(options.layer);
     float window_scale = layer.caches.kv_scale;
     float compressed_scale = window_scale;
@@ -288,7 +290,7 @@ CheckReport RunCheck::finish(const std::function<void(int)>& progress) {
       if (sample.layer != layer) continue;
       if (sample.computed) {
         const HostTensor& inputs = s.inputs.at({sample.request, layer});
-        if (!truth) truth.emplace(s.options, sample.model_layer, s.longest);
+        if (!truth) truth.emplace(s.options, index, s.longest);
         ReferenceLayer& reference =
             references
                 .try_emplace(sample.request, truth->config, truth->weights, std::as_const(truth->cos_sin).view(),

@@ -42,6 +42,7 @@ bool Scheduler::admit(Request* r, std::int64_t budget, std::int64_t& chunk) {
   if (!reserve(r, chunk)) {
     r->blocks.clear(pool_);
     r->computed = 0;
+    if (prefixes_ != nullptr) prefixes_->forget_lookup();  // it is looked up again in the next step
     return false;
   }
   if (r->admitted) {

@@ -51,6 +51,8 @@ struct Surroundings {
   std::int64_t padding_tokens = 0;
   std::int64_t padding_requests = 0;
   std::int64_t decode_threshold = 1;
+  /// The host only knows that no request of the step has more tokens than this; 0: it knows how many each has.
+  std::int64_t host_bound = 0;
   std::int64_t dspark_tokens = 0;  ///< the last step's decodes are draft blocks that see themselves whole; 0: causal
 };
 
@@ -198,7 +200,20 @@ inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundi
     loc.push_back(loc.back());
     seq.push_back(0);
   }
-  positions.resize(real + static_cast<std::size_t>(around.padding_tokens), 0);
+  std::vector<std::int32_t> host_loc;
+  std::vector<std::int32_t> host_seq;
+  std::size_t expected = real;
+  if (around.host_bound > 0) {
+    host_loc.push_back(0);
+    for (std::size_t i = 0; i < seq.size(); ++i) {
+      const bool padding = i >= pieces.size();
+      host_loc.push_back(host_loc.back() + static_cast<std::int32_t>(padding ? 0 : around.host_bound));
+      host_seq.push_back(static_cast<std::int32_t>(padding ? 0 : pieces[i].begin + around.host_bound));
+      longest = std::max<std::int64_t>(longest, std::min<std::int64_t>(host_seq.back(), cos_sin_.size(0)));
+    }
+    expected = static_cast<std::size_t>(host_loc.back());
+  }
+  positions.resize(expected + static_cast<std::size_t>(around.padding_tokens), 0);
   const auto tokens = static_cast<std::int64_t>(positions.size());
 
   const DType act = layer.options().precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
@@ -218,7 +233,9 @@ inline void LayerHarness::step(const std::vector<Piece>& pieces, const Surroundi
                   .max_seq_len = longest,
                   .decode_threshold = around.decode_threshold,
                   .causal = causal,
-                  .dspark_tokens = around.dspark_tokens};
+                  .dspark_tokens = around.dspark_tokens,
+                  .host_query_start_loc = host_loc,
+                  .host_seq_lens = host_seq};
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     std::size_t columns = 1;
     for (const Piece& p : pieces)

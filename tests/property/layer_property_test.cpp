@@ -131,6 +131,20 @@ TEST_P(LayerProperty, SurroundingsChangeNothing) {
   });
 }
 
+TEST_P(LayerProperty, LengthsThatOnlyTheDeviceKnowsAreThoseThatCount) {
+  check_few("the host's bound of a request's tokens = their number", 2, [] {
+    const auto seed = *rc::gen::arbitrary<unsigned>();
+    const std::vector<std::int64_t> short_ones{40 + seed % 30, 9, 133 + seed % 5};
+    const LayerHarness layer(GetParam().ratio, options_of(GetParam()), short_ones);
+    const Steps steps = random_steps(short_ones, seed, 4, true);
+    constexpr std::int64_t kBound = 7;  // 4 and 3 rejected drafts
+    const Surroundings known{.decode_threshold = kBound};
+    const Surroundings bound{
+        .padding_requests = static_cast<std::int64_t>(seed % 2), .decode_threshold = kBound, .host_bound = kBound};
+    expect_equal(layer.run(steps, known), layer.run(steps, bound));
+  });
+}
+
 TEST_P(LayerProperty, RejectedDraftsLeaveNoTrace) {
   check_few("speculative verification = plain decode", 2, [] {
     const auto seed = *rc::gen::arbitrary<unsigned>();

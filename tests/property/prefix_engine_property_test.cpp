@@ -170,6 +170,19 @@ TEST(PrefixEngineProperty, PreemptedRequestsFindTheirOwnPrefix) {
 }
 
 /// No block more than the longest request needs: what is kept must never stand in its way.
+/// A request that waits for blocks is looked up once an admission, however many steps it waits.
+TEST(PrefixEngineProperty, WaitingRequestsAreCountedOnce) {
+  std::vector<RequestSpec> specs = some_requests(7, 5);
+  for (RequestSpec& s : specs) s.output_tokens = 40;
+  EngineOptions options = small_options(0);
+  options.num_blocks = least_blocks(options, specs);
+  const Outcome out = run(options, specs);
+  const auto admissions = static_cast<std::int64_t>(specs.size()) + out.totals.preemptions;
+  EXPECT_GT(out.totals.steps, 2 * admissions);
+  EXPECT_EQ(out.prefixes.lookups, admissions);
+  EXPECT_EQ(out.prefixes.hit_tokens, out.totals.cached_tokens + out.totals.recovered_tokens);
+}
+
 TEST(PrefixEngineProperty, APoolOfOneRequestsSizeIsEnough) {
   const auto specs = some_requests(11, 4);
   EngineOptions options = small_options(20000);

@@ -123,6 +123,48 @@ TEST(Engine, IndexCacheReusesTheChoosersTopk) {
   EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("got layer 3, which reuses an earlier layer's top-k"));
 }
 
+TEST(Engine, APatternSaysWhichLayersReuseTheTopk) {
+  EngineOptions options = tiny_options();
+  options.model.num_layers = 5;
+  options.model.compress_ratios = {4, 4, 128, 4, 4};
+  options.layers = {0, 1, 2, 3, 4};
+  options.index_topk_pattern = "FSFS";
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 300, .output_tokens = 3}};
+  TopkRows rows;
+  Engine engine(options, &rows);
+  engine.submit(specs[0]);
+  while (engine.step([] { return 0.0; })) {
+  }
+  EXPECT_EQ(engine.results()[0].state, RequestResult::State::kFinished);
+  bool apart = false;
+  for (const auto& [key, chosen] : rows.by_row) {
+    const auto& [layer, request, position] = key;
+    if (layer == 0) EXPECT_EQ(rows.by_row.at({1, request, position}), chosen);
+    if (layer == 3) EXPECT_EQ(rows.by_row.at({4, request, position}), chosen);
+    if (layer == 0) apart = apart || rows.by_row.at({3, request, position}) != chosen;
+  }
+  EXPECT_TRUE(apart);
+  for (const std::int64_t layer : {0, 1, 3, 4})
+    EXPECT_EQ(engine.pool().layout().find(layer, CacheRole::kIndex) == nullptr, layer == 1 || layer == 4) << layer;
+
+  RunCheck check(specs, options, 6);
+  Engine checked(options, &check);
+  checked.submit(specs[0]);
+  while (checked.step([] { return 0.0; })) {
+  }
+  EXPECT_TRUE(check.finish().passed);
+
+  // F alone is a model without a frequency, whatever the model says.
+  options.index_topk_pattern = "FFFF";
+  options.model.index_topk_freq = 3;
+  for (const LayerConfig& config : layer_configs(options)) EXPECT_FALSE(config.reuses_topk);
+  for (const char* pattern : {"SFFF", "FSF", "FSFSF", "FxFS", "fsfs"}) {
+    options.index_topk_pattern = pattern;
+    EXPECT_THAT(error_of([&] { Engine e(options); }), HasSubstr("index_topk_pattern: got " + std::string(pattern) +
+                                                                ", expected F and then F or S, 4 in all"));
+  }
+}
+
 TEST(Engine, ASavedRequestGoesOnElsewhereBitForBit) {
   EngineOptions options = tiny_options();
   options.layers = {0, 1, 2, 3};

@@ -64,6 +64,27 @@ TEST(PrefixCache, FirstRead) {
   EXPECT_EQ(first_read(3, 300), 256);
 }
 
+TEST(PrefixCache, AForgottenLookupDoesNotCount) {
+  KvPool pool(windows_alone(), 40);
+  PrefixCache cache(pool.layout(), pool.blocks(), {.retention_interval = 64});
+  run_through(pool, cache, std::array<std::uint64_t, 3>{1, 2, 3});
+  PrefixKeys keys;
+  for (const std::uint64_t word : {1, 2}) keys.append(std::array{word});
+  const PrefixCacheStats before = cache.stats();
+  RequestBlocks blocks(pool.layout());
+  EXPECT_EQ(cache.adopt(keys, 128, blocks), 128);
+  EXPECT_EQ(cache.stats().lookups, before.lookups + 1);
+  EXPECT_EQ(cache.stats().hit_tokens, before.hit_tokens + 128);
+  blocks.clear(pool);
+  for (int i = 0; i < 2; ++i) {  // twice is once
+    cache.forget_lookup();
+    EXPECT_EQ(cache.stats().lookups, before.lookups);
+    EXPECT_EQ(cache.stats().hits, before.hits);
+    EXPECT_EQ(cache.stats().hit_tokens, before.hit_tokens);
+    EXPECT_EQ(cache.stats().blocks, before.blocks);
+  }
+}
+
 TEST(PrefixCache, TheUnitHoldsWholeBlocksOfAllGroups) {
   EXPECT_EQ(PrefixCache::unit_of(test::groups_alone()), 256);
   EXPECT_EQ(PrefixCache::unit_of(windows_alone()), 64);

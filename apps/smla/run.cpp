@@ -28,7 +28,7 @@ constexpr double kToldWait = 2;  // seconds without work that are worth a line
 volatile std::sig_atomic_t g_interrupted = 0;
 
 /// Feeds requests as they arrive and steps until all are done or Ctrl-C.
-void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, const RunArguments& a, RunReport& report) {
+void replay_requests(ParallelEngine& engine, const std::vector<RequestSpec>& specs, const RunArguments& a, RunReport& report) {
   const bench::Clock clock = a.clock == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
   const int threads = a.threads > 0 ? a.threads : omp_get_max_threads();
   const double start = bench::seconds_now(clock, threads);
@@ -53,15 +53,15 @@ void replay_requests(Engine& engine, const std::vector<RequestSpec>& specs, cons
       std::this_thread::sleep_for(std::chrono::duration<double>(std::clamp(wait, 0.0, 0.05)));
       continue;
     }
-    const bool dumped = !a.dump.empty() && engine.totals().steps + 1 == a.dump_step;
+    const bool dumped = !a.dump.empty() && engine.engine().totals().steps + 1 == a.dump_step;
     if (dumped) record_calls(a.dump);
     engine.step(now);
     if (dumped) record_calls("");
-    if (std::string now_running = engine.implementations(); now_running != last) {
+    if (std::string now_running = engine.engine().implementations(); now_running != last) {
       merge_implementations(report.implementations, now_running);
       last = std::move(now_running);
     }
-    const RunTotals& t = engine.totals();
+    const RunTotals& t = engine.engine().totals();
     progress.update(t.prefill_tokens + t.decode_tokens - t.recomputed_tokens + t.cached_tokens,
                     fmt::format("step {}", t.steps));
   }
@@ -107,10 +107,10 @@ void replay_without(const std::vector<RequestSpec>& specs, const RunArguments& a
   RunReport plain;
   plain.options = report.options;
   plain.options.prefix_cache.reset();
-  Engine engine(plain.options);
+  ParallelEngine engine(plain.options, parallel_options(a));
   replay_requests(engine, specs, a, plain);
   report.compared = true;
-  report.without = engine.results();
+  report.without = engine.engine().results();
   report.without_seconds = plain.wall_seconds;
 }
 
@@ -132,14 +132,16 @@ int run(const RunArguments& a) {
   std::ranges::copy_if(specs, std::back_inserter(checkable),
                        [&](const RequestSpec& s) { return s.positions() <= report.options.max_model_len; });
   RunCheck check(checkable, report.options, a.check);
-  Engine engine(report.options, a.check > 0 ? &check : nullptr);
+  report.parallel = parallel_options(a);
+  ParallelEngine ranks(report.options, report.parallel, a.check > 0 ? &check : nullptr);
   report.setup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   const auto previous = std::signal(SIGINT, [](int) { g_interrupted = 1; });
   if (a.prefix_compare) replay_without(specs, a, report);
-  replay_requests(engine, specs, a, report);
+  replay_requests(ranks, specs, a, report);
   std::signal(SIGINT, previous);
 
+  const Engine& engine = ranks.engine();
   report.results = engine.results();
   report.totals = engine.totals();
   report.layout = engine.pool().layout();
@@ -263,6 +265,12 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->check(one_of({"position", "block", "rope"}));
   c->add_option("--device", a->device, "Where layers and caches are: cpu or cuda")
       ->check(one_of({"cpu", "cuda"}))
+      ->capture_default_str();
+  c->add_option("--tp", a->tensor_parallel, "Ranks that share out heads, a thread each; cuda: on GPUs 0, 1, 2, ...")
+      ->check(whole(1, 1024))
+      ->capture_default_str();
+  c->add_option("--cp", a->context_parallel, "Ranks that share out compressed and index rows; with --tp N * M ranks")
+      ->check(whole(1, 1024))
       ->capture_default_str();
   c->add_flag("--no-graphs", a->no_graphs,
               "cuda: queue every decode step anew instead of launching recorded CUDA graphs");

@@ -174,8 +174,13 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   if (a.plant_error == "position") o.planted_error = PlantedError::kPosition;
   if (a.plant_error == "block") o.planted_error = PlantedError::kBlock;
   if (a.plant_error == "rope") o.planted_error = PlantedError::kRope;
+  o.layer.caches.context_ranks = a.context_parallel;
   o.num_blocks = choose_blocks(a, o, specs);
   return o;
+}
+
+ParallelOptions parallel_options(const RunArguments& a) {
+  return {.tensor = a.tensor_parallel, .context = a.context_parallel};
 }
 
 }  // namespace smla

@@ -48,6 +48,8 @@ struct RunArguments {
   std::string json;
   std::vector<std::string> implementations;
   std::string device = "cpu";
+  int tensor_parallel = 1;
+  int context_parallel = 1;
   bool no_graphs = false;
   std::int64_t max_graphs = EngineOptions{}.max_graphs;
   std::int64_t graph_memory = EngineOptions{}.max_graph_bytes >> 20;  ///< MiB
@@ -65,6 +67,9 @@ std::vector<RequestSpec> read_requests(const RunArguments& a, RunReport& report)
 
 /// What the engine is to do. @throws InvalidArgument naming the option, what was got and what was expected.
 EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpec>& specs);
+
+/// The ranks that --tp and --cp ask for.
+ParallelOptions parallel_options(const RunArguments& a);
 
 /// The model's name, or the path of its config.json with the name that stands in it.
 std::string model_label(const RunArguments& a, const EngineOptions& o);

@@ -35,6 +35,9 @@ void check_combinations(const CLI::App& command, const RunArguments& a) {
   refuse_useless(command, "--clock", a.clock == "cpu" && a.arrival_speed > 0, "beside --arrival-speed",
                  "all requests at once, for that clock stands still while nothing comes");
   refuse_useless(command, "--dump", a.prefix_compare, "beside --prefix-compare, which runs twice", "one of the two");
+  refuse_useless(command, "--dump", a.tensor_parallel * a.context_parallel > 1,
+                 "beside --tp or --cp, whose ranks run at the same time", "one rank");
+  refuse_useless(command, "--prefix-cache", a.context_parallel > 1, "beside --cp", "one of the two");
   refuse_useless(command, "--kv-bytes", a.kv_blocks > 0, "beside --kv-blocks", "one of the two");
   refuse_useless(command, "--fp8-weights", a.weights.empty(), "without --weights",
                  "a checkpoint, whose weights it is about");

@@ -55,8 +55,10 @@ std::vector<GroupUse> group_use(const RunReport& r) {
 /// Stage names and seconds, the engine's own parts last.
 std::vector<std::pair<std::string, double>> stages(const RunReport& r) {
   std::vector<std::pair<std::string, double>> out;
-  for (int i = 0; i < kNumStages; ++i)
+  for (int i = 0; i < kNumStages; ++i) {
+    if (static_cast<Stage>(i) == Stage::kRanks && r.parallel.tensor == 1) continue;
     out.emplace_back(name_of(static_cast<Stage>(i)), r.totals.stage_seconds[static_cast<std::size_t>(i)]);
+  }
   out.emplace_back("metadata", r.totals.metadata_seconds);
   out.emplace_back("inputs and residual", r.totals.residual_seconds);
   return out;
@@ -165,6 +167,10 @@ std::string report_text(const RunReport& r) {
           : "weights from " + r.options.weights->path() + (r.options.fp8_weights ? " (FP8 as stored)" : ""),
       r.options.seed);
   out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
+  if (r.parallel.ranks() > 1) {
+    out += fmt::format("ranks: {}, {} that share out heads x {} that share out compressed and index rows\n",
+                       r.parallel.ranks(), r.parallel.tensor, r.parallel.context);
+  }
   if (r.interrupted) out += "INTERRUPTED: the report covers what was done so far\n";
   out +=
       fmt::format("\nrequests    {} finished, {} refused, {} unfinished of {}\n", count(r, State::kFinished),
@@ -255,6 +261,8 @@ std::string report_json(const RunReport& r) {
            "hidden states are f(seed, request or prompt block, position); rejected drafts come from another stream"},
       {"front_end", name_of(r.options.layer.front_end)},
       {"device", name_of(r.options.layer.device)},
+      {"tensor_parallel", r.parallel.tensor},
+      {"context_parallel", r.parallel.context},
       {"graph_steps", t.graph_steps},
       {"graphs",
        {{"recorded", t.graphs_recorded},

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "sparsemla/engine.h"
+#include "sparsemla/parallel_engine.h"
 #include "sparsemla/prefix_cache.h"
 #include "sparsemla/run_check.h"
 
@@ -12,6 +13,7 @@ namespace smla {
 /// Everything that a run ends with.
 struct RunReport {
   EngineOptions options;
+  ParallelOptions parallel;
   std::string model;  ///< its name, or the path of its config.json
   std::string trace;  ///< where the requests came from
   double scale_lengths = 1;

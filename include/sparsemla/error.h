@@ -32,6 +32,12 @@ class CudaError : public Error {
   using Error::Error;
 };
 
+/// A rank of a group has gone, stands still or does something else than the others; the text says which and what.
+class CommunicatorError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A file could not be read or written, or its contents are damaged.
 class IoError : public Error {
  public:

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "sparsemla/entry_share.h"
 #include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/model_config.h"
@@ -27,7 +28,12 @@ struct CacheOptions {
   const RowFormat* rows = &fp8_ds_mla_rows();  ///< window and compressed rows
   const RowFormat* index = &index_fp8_rows();  ///< index rows
   float kv_scale = 1.0F;                       ///< kPerTensor rows: number = e4m3 * kv_scale
+  int context_rank = 0;   ///< of context_ranks
+  int context_ranks = 1;  ///< ranks to which blocks of compressed and index rows are dealt out in turn
 };
+
+/// The entries of `ratio` tokens that caches with these options hold: runs of one block of 256 tokens.
+EntryShare entry_share(const CacheOptions& options, int ratio);
 
 /// One cache of one layer inside its group's blocks.
 struct LayerCache {
@@ -67,7 +73,8 @@ struct CacheGroup {
 
 /// How the caches of a list of layers share one slab of blocks (spec 5.4).
 ///
-/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block. Sliding caches
+/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block; a block of one of
+/// N context-parallel ranks stands for 256 * N tokens, of whose entries it has the rank's. Sliding caches
 /// are grouped by (block tokens, window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full
 /// group's is split over its layers into sub-groups of about that size. A block belongs to one group at a time;
 /// block_stride is the largest group's page sum.
@@ -76,7 +83,11 @@ struct KvLayout {
   std::int64_t block_stride_bytes = 0;  ///< from one block to the next
   std::int64_t num_layers = 0;          ///< how many layers share it
   float kv_scale = 1.0F;                ///< kPerTensor rows: number = e4m3 * kv_scale
+  int context_rank = 0;                 ///< CacheOptions::context_rank
+  int context_ranks = 1;                ///< CacheOptions::context_ranks
 
+  /// The entries of `ratio` tokens that the caches hold.
+  EntryShare share(int ratio) const;
   /// Group and cache of a layer's role; nullptr / -1 when the layer has none.
   const LayerCache* find(std::int64_t layer, CacheRole role) const;
   int group_of(std::int64_t layer, CacheRole role) const;  ///< -1: none

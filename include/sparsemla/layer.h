@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "sparsemla/communicator.h"
 #include "sparsemla/export.h"
 #include "sparsemla/front_end.h"
 #include "sparsemla/kv_pool.h"
@@ -36,9 +37,10 @@ enum class Stage : std::uint8_t {
   kTopk,
   kAttention,
   kInverseRope,
-  kOutputProjection
+  kOutputProjection,
+  kRanks  ///< sum over tensor-parallel ranks; what context-parallel ranks gather counts to top-k and attention
 };
-inline constexpr int kNumStages = 10;
+inline constexpr int kNumStages = 11;
 /// The name of a stage, "attention" for example.
 std::string_view name_of(Stage stage);
 
@@ -77,6 +79,12 @@ struct LayerOptions {
   /// stream of the layer that both meet again before attention (spec 2). Each stream that the layer is called on has a
   /// side stream of its own, so that one thread may record a forward in a graph while another runs one.
   bool side_streams = true;
+  /// The ranks that have the other slices of this layer's heads (tensor_parallel_slice): outputs are summed over them
+  /// behind wo_b. Null: none. Every rank must run the same steps (docs/parallel.md).
+  std::shared_ptr<Communicator> tensor_parallel{};
+  /// The ranks that have the other shares of the compressed and index rows, as `caches` says, and the same weights.
+  /// Null: none. For the flashmla front-end without gather_prefill, padded heads and strict; no side stream runs.
+  std::shared_ptr<Communicator> context_parallel{};
   /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts.
   std::map<std::string, std::string, std::less<>> implementations;
 };
@@ -172,6 +180,7 @@ class AttentionLayer {
   std::shared_ptr<const LayerPlan::Ops> make_ops(const StepShape& shape, const LayerCaches& caches,
                                                  const LayerOptions& options, std::size_t least_score_bytes) const;
   void check_options();
+  void check_parallel() const;
   void check_step(const LayerStep& step) const;
 
   LayerConfig config_;

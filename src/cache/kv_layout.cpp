@@ -70,12 +70,21 @@ int KvLayout::group_of(std::int64_t layer, CacheRole role) const {
   return -1;
 }
 
+EntryShare entry_share(const CacheOptions& options, int ratio) {
+  return {.rank = options.context_rank, .ranks = options.context_ranks, .interleave = kFullBlockTokens / ratio};
+}
+
+EntryShare KvLayout::share(int ratio) const {
+  return entry_share({.context_rank = context_rank, .context_ranks = context_ranks}, ratio);
+}
+
 KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions& options) {
+  check_entry_share(entry_share(options, 1));
   if (layers.empty()) throw InvalidArgument("kv layout: layers: got none, expected at least 1");
   const std::int64_t alignment = options.rows->page_alignment;
   const std::int64_t window = layers.front().window;
 
-  Set full{"full", kFullBlockTokens, 0, 1, {}};
+  Set full{"full", kFullBlockTokens * options.context_ranks, 0, 1, {}};
   Set rows{"window", kWindowBlockTokens, window, 1, {}};
   Set state_c4{"state_c4", kStateC4BlockTokens, 8, 4, {}};
   Set state_c128{"state_c128", kStateC128BlockTokens, 128, 128, {}};
@@ -112,7 +121,9 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
   KvLayout layout{.groups = {},
                   .block_stride_bytes = 0,
                   .num_layers = static_cast<std::int64_t>(layers.size()),
-                  .kv_scale = options.kv_scale};
+                  .kv_scale = options.kv_scale,
+                  .context_rank = options.context_rank,
+                  .context_ranks = options.context_ranks};
   if (!full.caches.empty()) layout.groups.push_back(make_group(full.name, full, full.caches));
   const std::int64_t target = pages(full.caches);
   for (const Set* set : {&rows, &state_c4, &state_c128}) {

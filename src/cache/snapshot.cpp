@@ -136,8 +136,20 @@ void each_page(const SnapshotInfo& info, const KvPool& pool, snapshot_records::R
 
 }  // namespace
 
+namespace {
+
+/// A snapshot has all rows of a request.
+void check_whole(const KvLayout& layout) {
+  if (layout.context_ranks > 1)
+    refuse("caches", "those of one of " + std::to_string(layout.context_ranks) + " context-parallel ranks",
+           "whole ones");
+}
+
+}  // namespace
+
 std::vector<std::uint8_t> save_snapshot(const KvPool& pool, const RequestBlocks& blocks, std::int64_t tokens,
                                         std::span<const std::uint8_t> note) {
+  check_whole(pool.layout());
   if (tokens < 0 || tokens > snapshot_records::kMaxTokens)
     refuse("tokens", std::to_string(tokens), "0 to " + std::to_string(snapshot_records::kMaxTokens));
   const KvLayout& layout = pool.layout();
@@ -182,6 +194,7 @@ SnapshotInfo load_snapshot(std::span<const std::uint8_t> bytes, KvPool& pool, Re
   SnapshotInfo info = snapshot_records::take_info(bytes, r);
   check_layout(info, pool);
   const KvLayout& layout = pool.layout();
+  check_whole(layout);
   if (blocks.num_groups() != static_cast<int>(layout.groups.size()) || !blocks.empty()) {
     refuse("blocks", blocks.empty() ? std::to_string(blocks.num_groups()) + " groups" : "a request that holds some",
            "an empty table for each of the pool's " + std::to_string(layout.groups.size()) + " groups");

@@ -53,6 +53,8 @@ void check_current_device(std::string_view what, DeviceKind device, int expected
              std::to_string(expected) + ", the one it was made on");
 }
 
+void make_current(int ordinal) { cuda_set_device(ordinal); }
+
 CurrentDevice::CurrentDevice(DeviceKind device, int ordinal) {
   if (device == DeviceKind::kCpu) return;
   const int current = current_device(device);

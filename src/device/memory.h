@@ -44,6 +44,9 @@ int current_device(DeviceKind device);
 /// For what belongs to one GPU. @throws InvalidArgument when the calling thread's current one is not `expected`.
 void check_current_device(std::string_view what, DeviceKind device, int expected);
 
+/// Makes GPU `ordinal` the calling thread's current one. @throws CudaError; Unsupported where there is none.
+void make_current(int ordinal);
+
 /// While it lives, GPU `ordinal` is the calling thread's current one; nothing to do on the CPU. @throws CudaError.
 class CurrentDevice {
  public:

@@ -41,12 +41,15 @@ std::shared_ptr<const RopeTable> Engine::State::rope_of(const RopeConfig& config
 }
 
 void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& config) {
-  LayerSource source{.config = config, .weights = {}};
+  const int rank = options.layer.tensor_parallel == nullptr ? 0 : options.layer.tensor_parallel->rank();
+  const int ranks = options.layer.tensor_parallel == nullptr ? 1 : options.layer.tensor_parallel->ranks();
+  LayerSource source{.config = tensor_parallel_slice(config, rank, ranks), .weights = {}};
   if (options.weights == nullptr) {
-    weights.push_back(random_weights(config, layer_seed(options.seed, model_layer)));
+    OwnedLayerWeights whole = random_weights(config, layer_seed(options.seed, model_layer));
+    weights.push_back(ranks == 1 ? std::move(whole) : sliced_weights(config, whole, rank, ranks));
     source.weights = weights.back().views;
   } else {
-    loaded.push_back(options.weights->load_layer(model_layer, config, 0, 1, {.keep_fp8 = options.fp8_weights}));
+    loaded.push_back(options.weights->load_layer(model_layer, config, rank, ranks, {.keep_fp8 = options.fp8_weights}));
     source = LayerSource::of(loaded.back());
     weights.push_back({.storage = {}, .views = source.weights});
   }
@@ -100,6 +103,11 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.options = options;
   s.observer = observer;
   s.options.layer = effective_options(options.layer);
+  if (const Communicator* context = s.options.layer.context_parallel.get(); context != nullptr) {
+    check_that(!options.prefix_cache, kWhat, "prefix_cache", std::string("given with context_parallel"), "none");
+    s.options.layer.caches.context_rank = context->rank();
+    s.options.layer.caches.context_ranks = context->ranks();
+  }
   bool chosen = false;
   s.configs = layer_configs(options);
   for (std::size_t i = 0; i < s.configs.size(); ++i) {
@@ -123,7 +131,7 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.tables = std::make_unique<BlockTables>(s.pool->layout(), s.device(), padded_count(options.max_seqs),
                                            options.max_model_len);
   s.graphs = std::make_unique<DecodeGraphs>(options.max_graphs, options.max_graph_bytes);
-  s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, options.layer.front_end, s.device());
+  s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, s.options.layer.front_end, s.device());
   if (!options.layer.strict) return;
   std::vector<std::string> names;
   for (const std::int64_t index : options.layers) names.push_back("layers." + std::to_string(index) + ".attn");
@@ -182,7 +190,46 @@ void Engine::State::complete(const StepTensors& batch, const HostTensor& x, doub
 }
 
 bool Engine::step(const std::function<double()>& now) {
-  State& s = *state_;
+  try {
+    return state_->step(now);
+  } catch (const std::exception& e) {
+    for (Communicator* ranks : state_->ranks()) ranks->abort(e.what());
+    throw;
+  }
+}
+
+std::vector<Communicator*> Engine::State::ranks() const {
+  std::vector<Communicator*> all;
+  for (const auto& group : {options.layer.tensor_parallel, options.layer.context_parallel}) {
+    if (group != nullptr) all.push_back(group.get());
+  }
+  return all;
+}
+
+/// Before a step's first sum: every rank has scheduled the same tokens of the same requests.
+void Engine::State::agree(const std::vector<Scheduled>& parts) const {
+  const std::vector<Communicator*> groups = ranks();
+  if (groups.empty()) return;
+  std::uint64_t batch = 0;
+  std::int64_t tokens = 0;
+  for (const Scheduled& part : parts) {
+    const Request& r = *part.request;
+    for (const std::int64_t number : {r.result.spec.id, r.computed, part.tokens, part.drafts})
+      batch = mix(batch, static_cast<std::uint64_t>(number));
+    tokens += part.tokens;
+  }
+  const std::string text = "step " + std::to_string(totals.steps + 1) + ": " + std::to_string(tokens) + " tokens of " +
+                           std::to_string(parts.size()) + " requests, batch " + std::to_string(batch);
+  for (Communicator* group : groups) group->agree(text);
+}
+
+/// What the step computed is whole once every rank's part of it has come.
+void Engine::State::wait_for_ranks() const {
+  for (Communicator* group : ranks()) group->wait(stream.get());
+}
+
+bool Engine::State::step(const std::function<double()>& now) {
+  State& s = *this;
   s.check_device();
   std::vector<Scheduled> parts = s.scheduler->schedule();
   const auto decoding = [](const Scheduled& part) { return part.request->decoding(); };
@@ -191,6 +238,7 @@ bool Engine::step(const std::function<double()>& now) {
   s.totals.cached_requests = s.scheduler->cached_requests();
   s.totals.cached_tokens = s.scheduler->cached_tokens();
   s.totals.recovered_tokens = s.scheduler->recovered_tokens();
+  s.agree(parts);
   if (parts.empty()) return !s.scheduler->idle();
   const auto start = std::chrono::steady_clock::now();
   const StepTensors batch = make_step(std::move(parts), s.options);

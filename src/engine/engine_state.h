@@ -44,6 +44,10 @@ struct Engine::State {
   RunTotals totals;
   std::string implementations;
 
+  std::vector<Communicator*> ranks() const;
+  void agree(const std::vector<Scheduled>& parts) const;
+  void wait_for_ranks() const;
+  bool step(const std::function<double()>& now);
   void add_layer(std::int64_t model_layer, const LayerConfig& config);
   void set_cache_scales();
   std::string refusal(const RequestSpec& spec) const;

@@ -95,6 +95,7 @@ void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
     add_residual(i, eager.x(), eager.y());
     totals.residual_seconds += seconds_since(start);
   }
+  wait_for_ranks();
   copy_bytes(device(), x.data(), eager.x().data, x.bytes(), stream.get());
 }
 
@@ -180,6 +181,7 @@ void Engine::State::run_graph(const StepTensors& batch, HostTensor& x) {
       bytes += static_cast<std::int64_t>(seen.input.bytes() + seen.output.bytes() + seen.topk.bytes());
     graphs->recorded.charge(bytes);
   }
+  wait_for_ranks();
   copy_bytes(device(), x.data(), graphs->step.x().data, x.bytes(), stream.get());
   for (std::size_t i = 0; i < g->seen.size(); ++i) {
     const SeenLayer& seen = g->seen[i];

@@ -1,6 +1,7 @@
 #include "engine/synthetic.h"
 
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "model/weight_table.h"
@@ -63,6 +64,31 @@ OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed) 
     out.storage.emplace_back(spread.dtype, spec.shape);
     fill(out.storage.back().view(), mix(seed, next++), spread.mean, spread.deviation);
     spec.view(out.views) = std::as_const(out.storage.back()).view();
+  }
+  return out;
+}
+
+OwnedLayerWeights sliced_weights(const LayerConfig& whole, const OwnedLayerWeights& weights, int rank, int ranks) {
+  OwnedLayerWeights out;
+  LayerWeights all = weights.views;
+  for (const WeightSpec& spec : weight_table(whole)) {
+    const ConstTensorView& from = spec.view(all);
+    ConstTensorView part = from;
+    if (spec.cut != WeightCut::kNone) {
+      const int dim = spec.cut == WeightCut::kRows ? 0 : 1;
+      const std::int64_t each = from.size(dim) / ranks;
+      part = from.slice(dim, each * rank, each * (rank + 1));
+    }
+    HostTensor& own = out.storage.emplace_back(
+        from.dtype, std::vector<std::int64_t>(part.shape.begin(), part.shape.begin() + part.rank));
+    const std::int64_t rows = part.rank == 1 ? 1 : part.size(0);
+    const std::int64_t bytes = part.size(part.rank - 1) * size_of(part.dtype);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(static_cast<std::uint8_t*>(own.data()) + r * bytes,
+                  static_cast<const std::uint8_t*>(part.data) + r * part.stride[0] * size_of(part.dtype),
+                  static_cast<std::size_t>(bytes));
+    }
+    spec.view(out.views) = std::as_const(own).view();
   }
   return out;
 }

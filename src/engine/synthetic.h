@@ -35,6 +35,9 @@ constexpr std::uint64_t layer_seed(std::uint64_t seed, std::int64_t model_layer)
 /// [-2, 2].
 OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed);
 
+/// What rank `rank` of `ranks` has of a whole layer's weights (tensor_parallel_slice), as copies.
+OwnedLayerWeights sliced_weights(const LayerConfig& whole, const OwnedLayerWeights& weights, int rank, int ranks);
+
 /// Shapes and dtypes of those weights, without memory.
 LayerWeights weight_shapes(const LayerConfig& config);
 

@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "layer/front_end_row.h"
+#include "layer/step_state.h"
 
 namespace smla {
 
 std::int64_t AttentionPlanning::entry_width() const {
   if (config.has_indexer()) return config.index_topk;
   if (!config.has_compressor()) return 0;
-  return std::max<std::int64_t>(shape.max_seq_len / config.compress_ratio, 1);
+  return entry_columns(shape.max_seq_len, config.compress_ratio, entry_share(options().caches, config.compress_ratio));
 }
 
 std::int64_t AttentionPlanning::prefill_begin(std::int64_t r) const {

@@ -48,6 +48,8 @@ struct AttentionRun {
   void* buffers = nullptr;  ///< AttentionCalls::buffer_bytes()
   Workspace scratch;
   Stream stream;
+  TensorView own_topk{};             ///< [T, K] I32 local entries, C4A layers of context-parallel ranks
+  Communicator* context = nullptr;  ///< of context-parallel ranks
 
   /// The arguments of the op over tokens [begin, end), its scopes still to be filled in.
   SparseAttention::Args args(std::int64_t begin, std::int64_t end) const;
@@ -66,6 +68,9 @@ class AttentionCalls {
   virtual bool follows_split() const { return true; }
   virtual void run(const AttentionRun& run) const = 0;
 };
+
+/// One call for all tokens: each context-parallel rank's rows, then the ranks' results together.
+std::unique_ptr<const AttentionCalls> plan_context_calls(const AttentionPlanning& planning);
 
 /// Calls that read the caches where they lie: one scope of window rows, one of compressed entries by their slots.
 class TwoScopeCalls {

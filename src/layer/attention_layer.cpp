@@ -58,7 +58,8 @@ void check_weights(const LayerConfig& config, LayerWeights& weights) {
 std::string_view name_of(Stage stage) {
   constexpr std::array<std::string_view, kNumStages> kNames{
       "input projections", "norms", "q projection", "insert",       "compressor",
-      "indexer",           "top-k", "attention",    "inverse rope", "output projection"};
+      "indexer",           "top-k", "attention",    "inverse rope", "output projection",
+      "sum over ranks"};
   return kNames[static_cast<std::size_t>(stage)];
 }
 
@@ -91,11 +92,39 @@ void AttentionLayer::check_options() {
   if (options_.padded_heads == 0) options_.padded_heads = upstream;
   check_that(options_.padded_heads >= config_.num_heads && options_.padded_heads <= 128, kWhat, "padded_heads",
              options_.padded_heads, std::to_string(config_.num_heads) + ", the layer's heads, to 128");
+  check_parallel();
   check_that(options_.score_bytes >= 0, kWhat, "score_bytes", options_.score_bytes, "0 or more");
   check_that(
       !options_.fp8_output || config_.num_heads / config_.o_groups * config_.head_dim % InverseRopeQuant::kGroup == 0,
       kWhat, "dims of an output group", config_.num_heads / config_.o_groups * config_.head_dim,
       "a multiple of " + std::to_string(InverseRopeQuant::kGroup) + " for the FP8 output projection");
+}
+
+/// What ranks of a group must have in common, and what the context-parallel path does not do.
+void AttentionLayer::check_parallel() const {
+  const auto same_device = [&](const std::shared_ptr<Communicator>& ranks, std::string_view name) {
+    if (ranks != nullptr)
+      check_that(ranks->device() == options_.device, kWhat, name, "a communicator of " + name_of(ranks->device()),
+                 "one of " + name_of(options_.device) + ", the layer's device");
+  };
+  same_device(options_.tensor_parallel, "tensor_parallel");
+  same_device(options_.context_parallel, "context_parallel");
+  const int ranks = options_.context_parallel == nullptr ? 1 : options_.context_parallel->ranks();
+  const int rank = options_.context_parallel == nullptr ? 0 : options_.context_parallel->rank();
+  check_that(options_.caches.context_ranks == ranks && options_.caches.context_rank == rank, kWhat,
+             "context rank of the caches", words(options_.caches.context_rank, " of ", options_.caches.context_ranks),
+             words(rank, " of ", ranks, " as context_parallel"));
+  if (options_.context_parallel == nullptr) return;
+  constexpr std::string_view kWith = " with context_parallel";
+  const auto refuse = [&](bool wrong, std::string_view name, std::string_view got, std::string_view expected) {
+    check_that(!wrong, kWhat, name, std::string(got) + std::string(kWith), expected);
+  };
+  refuse(options_.front_end != FrontEnd::kFlashMla, "front_end", name_of(options_.front_end), "flashmla");
+  refuse(options_.gather_prefill, "gather_prefill", "true", "false");
+  refuse(options_.strict, "strict", "true", "false");
+  refuse(options_.padded_heads != config_.num_heads, "padded_heads", std::to_string(options_.padded_heads),
+         std::to_string(config_.num_heads) + ", the layer's heads");
+  refuse(config_.has_indexer() && config_.reuses_topk, "reuses_topk", "true", "false");
 }
 
 /// Upstream's texts for metadata that a step lacks (spec 8.7, 15) come first where they apply.
@@ -161,7 +190,9 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
       .index_lane = {.stream = side == nullptr ? stream : side->stream.get(), .scratch = buffers.scratch[1]},
       .side = side,
       .observer = observer,
-      .watch = watch};
+      .watch = watch,
+      .tensor = options_.tensor_parallel.get(),
+      .context = options_.context_parallel.get()};
   std::unique_lock<std::mutex> lock;
   if (side != nullptr) lock = std::unique_lock(side->lock);
   forward.run(hidden, output);
@@ -197,7 +228,9 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
                         .index_lane = lane,
                         .side = nullptr,
                         .observer = nullptr,
-                        .watch = watch};
+                        .watch = watch,
+                        .tensor = options_.tensor_parallel.get(),
+                        .context = options_.context_parallel.get()};
   const auto zero = [&](const TensorView& v) {
     fill_bytes(options_.device, v.data, 0, static_cast<std::size_t>(v.numel() * size_of(v.dtype)), stream);
   };

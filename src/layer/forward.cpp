@@ -180,6 +180,17 @@ void Forward::score() const {
               index_lane.scratch, index_lane.stream);
     watch.lap(Stage::kIndexer);
     if (observer != nullptr) observer->on_tensor("index_scores", scores, begin);
+    if (ops.context_topk) {
+      (whole ? ops.context_topk : ops.context_topk_tail)
+          ->run(*context,
+                {.logits = scores,
+                 .lens = step.entry_lens.slice(0, begin, end),
+                 .chosen = step.topk.slice(0, begin, end),
+                 .own = b.own_topk.slice(0, begin, end)},
+                index_lane.scratch, index_lane.stream);
+      watch.lap(Stage::kTopk);
+      continue;
+    }
     TopK::Args chosen{
         .logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)};
     if (ops.slot_block > 0) {
@@ -221,7 +232,9 @@ void Forward::attend() const {
              .slot_lens = b.slot_lens,
              .buffers = b.attention_buffers,
              .scratch = main.scratch,
-             .stream = main.stream});
+             .stream = main.stream,
+             .own_topk = b.own_topk,
+             .context = context});
   watch.lap(Stage::kAttention);
   if (observer != nullptr) observer->on_tensor("attention", b.o, 0);
 }
@@ -260,6 +273,9 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, weights.wo_b, out,
           weights.wo_b_scale);
   watch.lap(Stage::kOutputProjection);
+  if (tensor == nullptr) return;
+  tensor->sum(out.data, out.numel(), out.dtype, main.stream);
+  watch.lap(Stage::kRanks);
 }
 
 /// Compressors and indexer have the hidden states to begin with; the indexer needs the normed latent queries too, and

@@ -48,6 +48,8 @@ struct Forward {
   SideStream* side;  ///< null: one part after the other
   LayerObserver* observer;
   Stopwatch& watch;
+  Communicator* tensor;   ///< sums outputs; null: one rank
+  Communicator* context;  ///< of the ranks that share the entries; null: one rank
 
   /// Whether the attention kernel norms and rotates the projected queries itself, and whether it rotates its output
   /// back. It does neither in an observed forward: the observer is shown queries and output as they are in between.

@@ -57,6 +57,7 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
       if (packed) b.index_q_scale = arena.take(DType::kU8, {tokens, hi, format.groups()});
       b.index_w = arena.take(DType::kF32, {tokens, hi});
       const std::size_t before = arena.used();
+      if (context_topk) b.own_topk = arena.take(DType::kI32, {tokens, c.index_topk});
       b.scores = arena.take(DType::kF32, {score_rows, score_width});
       if (const std::size_t taken = arena.used() - before; taken < least_score_bytes)
         arena.raw(least_score_bytes - taken);
@@ -110,8 +111,12 @@ void plan_compressors(const OpPlanner& planner, const LayerConfig& c, const Laye
 /// of the compressed cache.
 void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options, std::int64_t slot_block,
                   Ops* ops) {
-  const std::int64_t width = visible_entries(ops->max_seq_len - 1, c.compress_ratio);
-  ops->short_context = options.short_context && width <= c.index_topk;
+  const bool ranks = options.context_parallel != nullptr;
+  const EntryShare share = entry_share(options.caches, c.compress_ratio);
+  // As many columns, and so rows at once, on every rank: all gather at the same time.
+  const EntryShare first{.rank = 0, .ranks = share.ranks, .interleave = share.interleave};
+  const std::int64_t width = first.count(visible_entries(ops->max_seq_len - 1, c.compress_ratio));
+  ops->short_context = options.short_context && width <= c.index_topk && !ranks;
   ops->score_width = width;
   ops->score_rows = std::min(score_rows(width, score_budget(options)), std::max<std::int64_t>(ops->tokens, 1));
   if (ops->short_context) {
@@ -136,6 +141,15 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   const std::int64_t tail = ops->tokens % ops->score_rows;
   ops->logits = score(ops->score_rows);
   ops->logits_tail = score(tail);
+  if (ranks) {
+    const auto select = [&](std::int64_t rows) {
+      return planner.make_piece<ContextTopK, TopK>(
+          ContextTopK::Problem{.rows = rows, .width = width, .k = c.index_topk, .share = share});
+    };
+    ops->context_topk = select(ops->score_rows);
+    ops->context_topk_tail = select(tail);
+    return;
+  }
   if (row_of(options.front_end).reads_slots) ops->slot_block = slot_block;
   const auto select = [&](std::int64_t rows) {
     TopK::Problem p{.rows = rows, .width = width, .k = c.index_topk};
@@ -211,7 +225,8 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->max_seq_len = shape.max_seq_len;
   ops->padded_heads = options.padded_heads;
   ops->least_score_bytes = least_score_bytes;
-  if (options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads) {
+  const bool over_ranks = options.context_parallel != nullptr && c.has_compressor();
+  if (options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads && !over_ranks) {
     if (!options.fp8_output) ops->output_epilogue = {.rope_dim = c.rope_head_dim};
     if (options.q != DType::kE4M3) ops->query_prologue = {.rope_dim = c.rope_head_dim, .eps = c.rms_norm_eps};
   }
@@ -270,7 +285,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   AttentionPlanning planning{
       .planner = planner, .config = c, .shape = shape, .caches = caches, .topk_writes_slots = ops->slot_block > 0};
   const FrontEndRow& front_end = row_of(options.front_end);
-  ops->attention = front_end.plan(planning);
+  ops->attention = over_ranks ? plan_context_calls(planning) : front_end.plan(planning);
   if (ops->query_prologue || ops->output_epilogue) {
     planning.query_prologue = ops->query_prologue, planning.output_epilogue = ops->output_epilogue;
     ops->fused_attention = front_end.plan(planning);

@@ -7,6 +7,7 @@
 #include "core/arena.h"
 #include "layer/attention_calls.h"
 #include "layer/front_end_row.h"
+#include "sparsemla/context_parallel.h"
 #include "sparsemla/layer.h"
 #include "sparsemla/ops/attention.h"
 #include "sparsemla/ops/compressor.h"
@@ -39,6 +40,7 @@ struct LayerBuffers {
   TensorView index_q_scale;           ///< [T, Hi, 4] U8, mxfp4 only
   TensorView index_w;                 ///< [T, Hi] F32
   TensorView scores;                  ///< [rows of a chunk, width] F32
+  TensorView own_topk;                ///< [T, K] I32 this context-parallel rank's among the chosen, local numbers
   TensorView slots;                   ///< [T, K] I32, C4A layers of front-ends that read slots
   TensorView slot_lens;               ///< [T] I32, likewise
   void* attention_buffers = nullptr;  ///< AttentionCalls::buffer_bytes()
@@ -81,6 +83,7 @@ struct LayerPlan::Ops {
   std::optional<Plan<IndexerQ>> index_q;
   std::optional<Plan<IndexerLogits>> logits, logits_tail;
   std::optional<Plan<TopK>> topk, topk_tail;
+  std::optional<ContextTopK> context_topk, context_topk_tail;  ///< in place of the two above, with ranks
   std::optional<Plan<ShortContextTopk>> short_topk;
   std::unique_ptr<const AttentionCalls> attention;
   std::optional<SparseAttention::QueryPrologue> query_prologue;
@@ -94,7 +97,9 @@ struct LayerPlan::Ops {
 
 /// Whether compressors and indexer run on a stream of their own.
 inline bool has_side_stream(const LayerConfig& config, const LayerOptions& options) {
-  return options.device == DeviceKind::kCuda && options.side_streams && config.has_compressor();
+  // Ranks that gather on two streams at once would have to agree on an order of the two.
+  return options.device == DeviceKind::kCuda && options.side_streams && config.has_compressor() &&
+         options.context_parallel == nullptr;
 }
 
 /// The dtype of activations.

@@ -18,10 +18,7 @@ class OpPlanner {
 
   template <class Op>
   std::optional<Plan<Op>> make(const typename Op::Problem& problem) const {
-    PlanOptions plan{.device = options_.device,
-                     .implementation = "",
-                     .deterministic = options_.deterministic,
-                     .threads = options_.threads};
+    PlanOptions plan = plan_options();
     if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
       plan.implementation = named->second;
     } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {
@@ -30,14 +27,45 @@ class OpPlanner {
       }
     }
     std::optional<Plan<Op>> made(std::in_place, problem, plan);
-    *scratch_ = std::max(*scratch_, made->workspace_bytes());
-    const std::string entry = std::string(Op::kName) + " " + std::string(made->implementation());
-    if ((", " + *text_ + ",").find(", " + entry + ",") == std::string::npos)
-      *text_ += (text_->empty() ? "" : ", ") + entry;
+    keep(Op::kName, *made);
+    return made;
+  }
+
+  /// A piece that computes `Op` on each of several ranks and puts the results together; implementations are named for
+  /// that op.
+  template <class Piece, class Op>
+  std::optional<Piece> make_piece(const auto&... arguments) const {
+    PlanOptions plan = plan_options();
+    std::optional<Piece> made;
+    if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
+      plan.implementation = named->second;
+    } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {
+      try {
+        PlanOptions wanted = plan;
+        wanted.implementation = all->second;
+        made.emplace(arguments..., wanted);
+      } catch (const Error&) {  // no implementation of that name, or it does not accept
+      }
+    }
+    if (!made) made.emplace(arguments..., plan);
+    keep(Op::kName, *made);
     return made;
   }
 
  private:
+  PlanOptions plan_options() const {
+    return {.device = options_.device,
+            .implementation = "",
+            .deterministic = options_.deterministic,
+            .threads = options_.threads};
+  }
+  void keep(std::string_view op, const auto& made) const {
+    *scratch_ = std::max(*scratch_, made.workspace_bytes());
+    const std::string entry = std::string(op) + " " + std::string(made.implementation());
+    if ((", " + *text_ + ",").find(", " + entry + ",") == std::string::npos)
+      *text_ += (text_->empty() ? "" : ", ") + entry;
+  }
+
   const LayerOptions& options_;
   std::size_t* scratch_;
   std::string* text_;

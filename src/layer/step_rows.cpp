@@ -59,13 +59,18 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
   const auto layer =
       std::ranges::find_if(layers, [&](const LayerConfig& c) { return c.compress_ratio == ratio; }) - layers.begin();
   const LayerCache& entries = *layout.find(layer, CacheRole::kCompressed);
+  const EntryShare share = layout.share(ratio);
   const ConstTensorView& table =
       groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kCompressed))].block_table;
   const TensorView slots = groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kWindow))].slots.view();
 
   shape_as(out.entry_slots, DType::kI64, {shape.tokens});
   run<CompressedSlotMapping>(
-      {.requests = shape.requests, .tokens = shape.tokens, .ratio = ratio, .storage_block = entries.block_size},
+      {.requests = shape.requests,
+       .tokens = shape.tokens,
+       .ratio = ratio,
+       .storage_block = entries.block_size,
+       .share = share},
       {.query_start_loc = query_start_loc.view(),
        .seq_lens = seq_lens.view(),
        .block_table = table,
@@ -78,8 +83,11 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
     shape_as(out.topk_lens, DType::kI32, {shape.tokens});
     seen.topk_lens = out.topk_lens.view();
   }
-  run<VisibleEntries>(
-      {.tokens = shape.tokens, .ratio = ratio, .top_k = layers[static_cast<std::size_t>(layer)].index_topk}, seen);
+  run<VisibleEntries>({.tokens = shape.tokens,
+                       .ratio = ratio,
+                       .top_k = layers[static_cast<std::size_t>(layer)].index_topk,
+                       .share = share},
+                      seen);
 
   shape_as(out.entry_counts, DType::kI32, {shape.split.prefills});
   run<PrefillLens>(
@@ -89,7 +97,7 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
        .entry_counts = out.entry_counts.view()});
   if (chooses) return;
 
-  const std::int64_t width = std::max<std::int64_t>(shape.max_seq_len / ratio, 1);
+  const std::int64_t width = entry_columns(shape.max_seq_len, ratio, share);
   const auto dense = [&](std::int64_t begin, bool global, DeviceTensor& indices, DeviceTensor& row_lens) {
     const std::int64_t rows = shape.tokens - begin;
     shape_as(indices, DType::kI32, {rows, width});
@@ -99,7 +107,8 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
                                  .ratio = ratio,
                                  .storage_block = entries.block_size,
                                  .width = width,
-                                 .global = global},
+                                 .global = global,
+                                 .share = share},
                                 {.positions = positions.view().slice(0, begin, shape.tokens),
                                  .token_to_req = token_to_req.view().slice(0, begin, shape.tokens),
                                  .slot_mapping = slots.slice(0, begin, shape.tokens),

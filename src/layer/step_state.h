@@ -10,6 +10,13 @@
 
 namespace smla {
 
+/// Columns for the entries of C128A layers in sequences of `max_seq_len` tokens: as many on every rank, for what ranks
+/// gather must fit.
+inline std::int64_t entry_columns(std::int64_t max_seq_len, std::int64_t ratio, EntryShare share) {
+  share.rank = 0;
+  return std::max<std::int64_t>(share.count(max_seq_len / ratio), 1);
+}
+
 /// What a cache group needs each step.
 struct GroupStep {
   ConstTensorView block_table;

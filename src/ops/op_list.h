@@ -24,7 +24,7 @@ struct TypeList {
 /// name.
 using AllOps =
     TypeList<Projection, RmsNorm, LatentNorms, AddRows, QuantizeRows, QNormRopeInsert, InsertRows, SaveState,
-             CompressStore, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, TokenToReq,
+             CompressStore, IndexerQ, IndexerLogits, GatherIndexRows, RaggedIndexerLogits, TopK, MergeTopK, TokenToReq,
              SlotMapping, CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk,
              VisibleEntries, PrefillLens, DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows,
              SparseAttention, MergePartials, InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "sparsemla/entry_share.h"
 #include "sparsemla/export.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
@@ -43,7 +44,7 @@ struct SlotMapping {
 /// Slots of compressed entries (spec 5.5): the whole output is set to -1; a request token with (pos+1) % ratio == 0
 /// gets c = pos / ratio, block_table[req, c / storage_block] * storage_block + c % storage_block. pos = seq_len -
 /// query_len + offset. Negative table entries are read as block 0 (upstream's clamp); a column outside the table gives
-/// -1.
+/// -1. A rank that has a share of the entries looks up its own c by their local numbers; those of others give -1.
 struct CompressedSlotMapping {
   static constexpr std::string_view kName = "compressed_slot_mapping";
   struct Problem {
@@ -51,6 +52,7 @@ struct CompressedSlotMapping {
     std::int64_t tokens = 0;          ///< tokens of the step, padding included
     std::int64_t ratio = 4;           ///< r: tokens of an entry
     std::int64_t storage_block = 64;  ///< entries in a block
+    EntryShare share{};               ///< the entries that this rank has
   };
   struct Args {
     ConstTensorView query_start_loc;  ///< [requests+1] I32
@@ -90,7 +92,8 @@ struct WindowIndices {
 
 /// C128A rows (spec 6.5): n = min((pos+1)/ratio, width) entries; column j < n is the global slot of entry j through the
 /// block table (`global`), or j itself (local); the rest -1; lens = n. Invalid tokens (slot < 0): length 0 and a row of
-/// -1. An entry that the table does not hold is -1 in its column. Local rows need no block table.
+/// -1. An entry that the table does not hold is -1 in its column. Local rows need no block table. A rank that has a
+/// share of the entries lists its own among them, by their local numbers: n = min(share.count((pos+1)/ratio), width).
 struct DenseCompressedIndices {
   static constexpr std::string_view kName = "dense_compressed_indices";
   struct Problem {
@@ -100,6 +103,7 @@ struct DenseCompressedIndices {
     std::int64_t storage_block = 2;  ///< entries in a block
     std::int64_t width = 0;          ///< columns
     bool global = true;              ///< slots through the block table; false: entry numbers
+    EntryShare share{};              ///< the entries that this rank has
   };
   struct Args {
     ConstTensorView positions;     ///< [tokens] I64
@@ -150,12 +154,14 @@ struct ShortContextTopk {
 
 /// Which tokens are real, and how many compressed entries each sees (spec 2, 6.2):
 ///   valid = slot >= 0;  lens = (pos+1)/ratio where valid and pos >= 0, else 0;  topk_lens = min(lens, top_k).
+/// A rank that has a share of the entries counts its own: lens = share.count((pos+1)/ratio).
 struct VisibleEntries {
   static constexpr std::string_view kName = "visible_entries";
   struct Problem {
     std::int64_t tokens = 0;
     std::int64_t ratio = 4;  ///< r: tokens of an entry
     std::int64_t top_k = 0;  ///< the most of topk_lens
+    EntryShare share{};      ///< the entries that this rank has
   };
   struct Args {
     ConstTensorView positions;     ///< [tokens] I64

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 
+#include "sparsemla/entry_share.h"
 #include "sparsemla/export.h"
 #include "sparsemla/op.h"
 #include "sparsemla/tensor_view.h"
@@ -42,6 +43,28 @@ struct TopK {
     ConstTensorView lens;    ///< [rows] I32
     TensorView indices;      ///< [rows, k] I32, rows may be strided
     Slots::Args slots{};     ///< with slots
+    TensorView scores{};     ///< [rows, k] F32, logits of the chosen columns, -inf behind them; absent: not wanted
+  };
+};
+
+/// The k best entries of every row over all ranks of a context-parallel group, exactly (spec 9): from each rank's own k
+/// best, what TopK chooses among all entries together. Of equal scores at the boundary the lowest global numbers; NaN is
+/// never chosen before a number; -0 equals +0. Candidate c of rank r is local entry indices[r, row, c] of score
+/// scores[r, row, c]; negative ones are none.
+///
+/// The result is the same on every rank but for `own`, which is of share.rank, and on every machine.
+struct MergeTopK {
+  static constexpr std::string_view kName = "merge_topk";
+  struct Problem {
+    std::int64_t rows = 0;
+    std::int64_t k = 0;
+    EntryShare share{};  ///< of the rank that asks; all ranks' candidates come in
+  };
+  struct Args {
+    ConstTensorView scores;   ///< [ranks, rows, k] F32
+    ConstTensorView indices;  ///< [ranks, rows, k] I32, each rank's local entries in any order, each once
+    TensorView chosen{};      ///< [rows, k] I32: global numbers, ascending, then -1; absent: not wanted
+    TensorView own;           ///< [rows, k] I32: those of share.rank by their local numbers, ascending, then -1
   };
 };
 

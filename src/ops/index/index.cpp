@@ -70,6 +70,7 @@ void OpTable<CompressedSlotMapping>::check_problem(const CompressedSlotMapping::
   check_sizes(CompressedSlotMapping::kName, problem.requests, problem.tokens);
   check_positive(CompressedSlotMapping::kName, "problem.ratio", problem.ratio);
   check_positive(CompressedSlotMapping::kName, "problem.storage_block", problem.storage_block);
+  check_entry_share(problem.share);
 }
 template <>
 void OpTable<CompressedSlotMapping>::check_args(const CompressedSlotMapping::Problem& problem,
@@ -122,6 +123,7 @@ void OpTable<DenseCompressedIndices>::check_problem(const DenseCompressedIndices
   check_positive(DenseCompressedIndices::kName, "problem.storage_block", problem.storage_block);
   check_that(problem.width >= 0 && problem.width <= INT32_MAX, DenseCompressedIndices::kName, "problem.width",
              problem.width, "0 to 2^31-1");
+  check_entry_share(problem.share);
 }
 template <>
 void OpTable<DenseCompressedIndices>::check_args(const DenseCompressedIndices::Problem& problem,
@@ -190,6 +192,7 @@ void OpTable<VisibleEntries>::check_problem(const VisibleEntries::Problem& probl
   check_positive(VisibleEntries::kName, "problem.ratio", problem.ratio);
   check_that(problem.top_k >= 0 && problem.top_k <= INT32_MAX, VisibleEntries::kName, "problem.top_k", problem.top_k,
              "0 to 2^31-1");
+  check_entry_share(problem.share);
 }
 template <>
 void OpTable<VisibleEntries>::check_args(const VisibleEntries::Problem& problem, const VisibleEntries::Args& args) {

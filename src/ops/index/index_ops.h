@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/entry_share_fields.h"
 #include "ops/op_description.h"
 #include "sparsemla/ops/index.h"
 
@@ -48,6 +49,7 @@ struct OpDescription<CompressedSlotMapping> {
                                                               {"slots", "I64", "tokens"}});
   static void fields(CompressedSlotMapping::Problem& p, auto&& f) {
     f("requests", p.requests), f("tokens", p.tokens), f("ratio", p.ratio), f("storage_block", p.storage_block);
+    entry_share_fields(p.share, f);
   }
   static void tensors(CompressedSlotMapping::Args& a, auto&& t) {
     t.in("query_start_loc", a.query_start_loc), t.in("seq_lens", a.seq_lens), t.in("block_table", a.block_table),
@@ -92,6 +94,7 @@ struct OpDescription<DenseCompressedIndices> {
   static void fields(DenseCompressedIndices::Problem& p, auto&& f) {
     f("requests", p.requests), f("tokens", p.tokens), f("ratio", p.ratio), f("storage_block", p.storage_block),
         f("width", p.width), f("global", p.global);
+    entry_share_fields(p.share, f);
   }
   static void tensors(DenseCompressedIndices::Args& a, auto&& t) {
     t.in("positions", a.positions), t.in("token_to_req", a.token_to_req), t.in("slot_mapping", a.slot_mapping),
@@ -147,6 +150,7 @@ struct OpDescription<VisibleEntries> {
                                                               {"topk_lens", "I32", "tokens"}});
   static void fields(VisibleEntries::Problem& p, auto&& f) {
     f("tokens", p.tokens), f("ratio", p.ratio), f("top_k", p.top_k);
+    entry_share_fields(p.share, f);
   }
   static void tensors(VisibleEntries::Args& a, auto&& t) {
     t.in("positions", a.positions), t.in("slot_mapping", a.slot_mapping), t.out("valid", a.valid),

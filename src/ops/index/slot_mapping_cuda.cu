@@ -19,7 +19,7 @@ __global__ void slot_mapping(Table table, std::int64_t requests, std::int64_t to
 
 /// Without `owner`, blocks search the owners of their tokens.
 __global__ void __launch_bounds__(kThreads)
-    compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio,
+    compressed_slots(Table table, std::int64_t requests, std::int64_t tokens, std::int64_t ratio, EntryShare share,
                      const std::int32_t* owner, const std::int32_t* start, const std::int32_t* seq_lens,
                      std::int64_t* slots) {
   device::pdl_wait_and_trigger();
@@ -32,7 +32,14 @@ __global__ void __launch_bounds__(kThreads)
   std::int64_t slot = -1;
   if (r >= 0) {
     const std::int64_t pos = static_cast<std::int64_t>(seq_lens[r]) - start[r + 1] + t;
-    if (pos >= 0 && (pos + 1) % ratio == 0) slot = table.slot(r, pos / ratio, true);
+    if (pos >= 0 && (pos + 1) % ratio == 0) {
+      const std::int64_t entry = pos / ratio;
+      if (share.whole()) {
+        slot = table.slot(r, entry, true);
+      } else if (share.owns(entry)) {
+        slot = table.slot(r, share.local(entry), true);
+      }
+    }
   }
   slots[t] = slot;
 }
@@ -62,7 +69,7 @@ void run(const CompressedSlotMapping::Problem& p, const CompressedSlotMapping::A
     list_owners(a.query_start_loc, false, p.requests, p.tokens, owner, -1, stream_of(context.stream));
   device::launch_pdl<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0,
                                        stream_of(context.stream), table_of(a.block_table, p.storage_block), p.requests,
-                                       p.tokens, p.ratio, owner, data_of<const std::int32_t>(a.query_start_loc),
+                                       p.tokens, p.ratio, p.share, owner, data_of<const std::int32_t>(a.query_start_loc),
                                        data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
 }
 

@@ -52,7 +52,9 @@ void compressed_slot_mapping_ref(const CompressedSlotMapping::Problem& problem, 
     for (std::int64_t t = range.begin; t < range.end; ++t) {
       const std::int64_t pos =
           static_cast<std::int64_t>(seq_lens[r]) - start[r + 1] + t;  // seq_len - query_len + (t - start)
-      if (pos >= 0 && (pos + 1) % problem.ratio == 0) slots[t] = blocks.slot_clamped(r, pos / problem.ratio);
+      if (pos < 0 || (pos + 1) % problem.ratio != 0) continue;
+      const std::int64_t entry = pos / problem.ratio;
+      if (problem.share.owns(entry)) slots[t] = blocks.slot_clamped(r, problem.share.local(entry));
     }
   }
 }

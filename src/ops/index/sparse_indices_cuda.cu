@@ -36,7 +36,8 @@ __global__ void dense_rows(Table table, DenseCompressedIndices::Problem p, const
                            std::int32_t* lens) {
   device::pdl_wait_and_trigger();
   const std::int64_t t = blockIdx.x;
-  const std::int64_t n = slots[t] < 0 ? 0 : entries_seen(positions[t], p.ratio, p.width);
+  const std::int64_t seen = slots[t] < 0 ? 0 : entries_seen(positions[t], p.ratio, INT64_MAX);
+  const std::int64_t n = min(p.share.whole() ? seen : p.share.count(seen), p.width);
   for (std::int64_t j = threadIdx.x; j < p.width; j += blockDim.x) {
     out.row(t)[j] = j >= n ? -1 : (p.global ? as_index(table.slot(request[t], j)) : static_cast<std::int32_t>(j));
   }

@@ -50,7 +50,8 @@ void dense_compressed_indices_ref(const DenseCompressedIndices::Problem& problem
   std::int32_t* lens = args.lens.as<std::int32_t>();
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     std::int32_t* row = row_of(args.indices, t);
-    const std::int64_t n = slots[t] < 0 ? 0 : visible_entries(positions[t], problem.ratio, problem.width);
+    const std::int64_t seen = slots[t] < 0 ? 0 : visible_entries(positions[t], problem.ratio, INT64_MAX);
+    const std::int64_t n = std::min(problem.share.count(seen), problem.width);
     for (std::int64_t j = 0; j < n; ++j)
       row[j] = problem.global ? blocks.index(request[t], j) : static_cast<std::int32_t>(j);
     std::fill(row + n, row + problem.width, -1);

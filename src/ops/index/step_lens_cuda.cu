@@ -18,7 +18,7 @@ __global__ void entries(VisibleEntries::Problem p, const std::int64_t* positions
   const std::int64_t t = thread_index();
   if (t >= p.tokens) return;
   const bool real = slots[t] >= 0;
-  const std::int64_t seen = real ? entries_seen(positions[t], p.ratio, kMax) : 0;
+  const std::int64_t seen = real ? p.share.count(entries_seen(positions[t], p.ratio, kMax)) : 0;
   if (valid != nullptr) valid[t] = real;
   if (lens != nullptr) lens[t] = static_cast<std::int32_t>(seen);
   if (topk_lens != nullptr) topk_lens[t] = static_cast<std::int32_t>(min(seen, p.top_k));

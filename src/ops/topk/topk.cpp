@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "core/check.h"
 #include "ops/index/implementations.h"
 #include "ops/topk/implementations.h"
@@ -30,6 +32,8 @@ void OpTable<TopK>::check_args(const TopK::Problem& problem, const TopK::Args& a
   check_tensor(TopK::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
   check_tensor(TopK::kName, "lens", args.lens, {problem.rows}, {DType::kI32});
   check_tensor(TopK::kName, "indices", args.indices, {problem.rows, problem.k}, {DType::kI32});
+  if (!args.scores.absent())
+    check_tensor(TopK::kName, "scores", args.scores, {problem.rows, problem.k}, {DType::kF32});
   if (!problem.slots) return;
   const TopK::Slots::Args& s = args.slots;
   check_tensor(TopK::kName, "slots.token_to_req", s.token_to_req, {problem.rows}, {DType::kI32});
@@ -56,6 +60,42 @@ void topk_slots(const TopK::Problem& problem, const TopK::Args& args, const RunC
                   context);
 }
 
+void topk_scores(const TopK::Problem& problem, const TopK::Args& args) {
+  if (args.scores.absent()) return;
+  for (std::int64_t row = 0; row < problem.rows; ++row) {
+    const float* logits = args.logits.as<float>() + row * args.logits.stride[0];
+    const std::int32_t* chosen = args.indices.as<std::int32_t>() + row * args.indices.stride[0];
+    float* out = args.scores.as<float>() + row * args.scores.stride[0];
+    for (std::int64_t j = 0; j < problem.k; ++j)
+      out[j] = chosen[j] < 0 ? -std::numeric_limits<float>::infinity() : logits[chosen[j]];
+  }
+}
+
 SMLA_DEFINE_OP(TopK);
+
+template <>
+std::span<const Implementation<MergeTopK>> OpTable<MergeTopK>::implementations() {
+  static const Implementation<MergeTopK> kTable[] = {cuda_row<MergeTopK>(),
+                                                     {.name = "ref", .machine = "any CPU", .run = merge_topk_ref}};
+  return kTable;
+}
+
+template <>
+void OpTable<MergeTopK>::check_problem(const MergeTopK::Problem& problem) {
+  check_that(problem.rows >= 0, MergeTopK::kName, "problem.rows", problem.rows, "0 or more");
+  check_that(problem.k >= 0 && problem.k <= INT32_MAX, MergeTopK::kName, "problem.k", problem.k, "0 to 2^31-1");
+  check_entry_share(problem.share);
+}
+
+template <>
+void OpTable<MergeTopK>::check_args(const MergeTopK::Problem& problem, const MergeTopK::Args& args) {
+  constexpr std::string_view op = MergeTopK::kName;
+  check_tensor(op, "scores", args.scores, {problem.share.ranks, problem.rows, problem.k}, {DType::kF32});
+  check_tensor(op, "indices", args.indices, {problem.share.ranks, problem.rows, problem.k}, {DType::kI32});
+  if (!args.chosen.absent()) check_tensor(op, "chosen", args.chosen, {problem.rows, problem.k}, {DType::kI32});
+  check_tensor(op, "own", args.own, {problem.rows, problem.k}, {DType::kI32});
+}
+
+SMLA_DEFINE_OP(MergeTopK);
 
 }  // namespace smla

@@ -106,6 +106,7 @@ void topk_cpu(const TopK::Problem& problem, const TopK::Args& args, const RunCon
     }
   }
   topk_slots(problem, args, context);
+  topk_scores(problem, args);
 }
 
 }  // namespace smla

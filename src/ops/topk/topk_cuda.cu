@@ -10,6 +10,8 @@ namespace {
 
 using namespace topk;
 
+constexpr int kScoreThreads = 256;
+
 template <int kThreads, int kItems, bool kShort>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ TopkCall c) {
   __shared__ SelectionShared<kThreads> shared;
@@ -58,6 +60,17 @@ void launch_parts(const TopK::Problem& p, const TopkSplit& split, const TopkCall
   device::launch_pdl<select_parts>("topk select_parts", grid, kPartThreads, 0, stream_of(context.stream), parts);
 }
 
+/// Scores of what the selection before it chose, a block for each row.
+__global__ void chosen_scores(const float* logits, std::int64_t logit_stride, const std::int32_t* indices,
+                              std::int64_t index_stride, std::int64_t k, float* out, std::int64_t out_stride) {
+  device::pdl_wait_and_trigger();
+  const std::int64_t row = blockIdx.x;
+  for (std::int64_t j = threadIdx.x; j < k; j += blockDim.x) {
+    const std::int32_t column = indices[row * index_stride + j];
+    out[row * out_stride + j] = column < 0 ? -INFINITY : logits[row * logit_stride + column];
+  }
+}
+
 Decision decide(const TopK::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
   const TopkSplit split = split_topk(p, machine.gpu);
@@ -87,8 +100,16 @@ void run(const TopK::Problem& p, const TopK::Args& a, const RunContext& context)
                .lens = static_cast<std::int32_t*>(s.lens.data)};
   }
   const auto& split = context.choice<TopkSplit>();
-  if (split.parts > 1) return launch_parts(p, split, c, context);
-  launch_rows(p, split.few_rows, c, context);
+  if (split.parts > 1) {
+    launch_parts(p, split, c, context);
+  } else {
+    launch_rows(p, split.few_rows, c, context);
+  }
+  if (a.scores.absent() || p.k == 0) return;
+  device::launch_pdl<chosen_scores>("topk chosen_scores", blocks_for(p.rows, 1), kScoreThreads, 0,
+                                    stream_of(context.stream), c.logits, c.logit_stride,
+                                    static_cast<const std::int32_t*>(c.indices), c.index_stride, p.k,
+                                    static_cast<float*>(a.scores.data), a.scores.stride[0]);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/entry_share_fields.h"
 #include "ops/op_description.h"
 #include "sparsemla/ops/topk.h"
 
@@ -17,7 +18,8 @@ struct OpDescription<TopK> {
                                                               {"slots.block_table", "I32", "requests, columns"},
                                                               {"slots.valid", "BOOL", "rows"},
                                                               {"slots.slots", "I32", "rows, k"},
-                                                              {"slots.lens", "I32", "rows"}});
+                                                              {"slots.lens", "I32", "rows"},
+                                                              {"scores", "F32", "rows, k"}});
   static void fields(TopK::Problem& p, auto&& f) {
     f("rows", p.rows), f("width", p.width), f("k", p.k);
     TopK::Slots slots = p.slots.value_or(TopK::Slots{.storage_block = 0});  // 0: none are wanted
@@ -29,6 +31,25 @@ struct OpDescription<TopK> {
     TopK::Slots::Args& slots = a.slots;
     t.in("slots.token_to_req", slots.token_to_req), t.in("slots.block_table", slots.block_table);
     t.in("slots.valid", slots.valid), t.out("slots.slots", slots.slots), t.out("slots.lens", slots.lens);
+    t.out("scores", a.scores);
+  }
+};
+
+template <>
+struct OpDescription<MergeTopK> {
+  static constexpr std::string_view kFamily = "topk";
+  static constexpr std::string_view kTypical = "64 rows, 512 of 4 ranks' 512";
+  static MergeTopK::Problem typical() { return {.rows = 64, .k = 512, .share = {.ranks = 4, .interleave = 64}}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>({{"scores", "F32", "share.ranks, rows, k"},
+                                                              {"indices", "I32", "share.ranks, rows, k"},
+                                                              {"chosen", "I32", "rows, k"},
+                                                              {"own", "I32", "rows, k"}});
+  static void fields(MergeTopK::Problem& p, auto&& f) {
+    f("rows", p.rows), f("k", p.k);
+    entry_share_fields(p.share, f);
+  }
+  static void tensors(MergeTopK::Args& a, auto&& t) {
+    t.in("scores", a.scores), t.in("indices", a.indices), t.out("chosen", a.chosen), t.out("own", a.own);
   }
 };
 

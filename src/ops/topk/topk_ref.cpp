@@ -25,6 +25,7 @@ void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunCon
     std::fill(std::copy(columns.begin(), columns.end(), out), out + problem.k, -1);
   }
   topk_slots(problem, args, context);
+  topk_scores(problem, args);
 }
 
 }  // namespace smla

@@ -197,6 +197,14 @@ void run_the_rest() {
             .gather_lens = view_of(a.data(), {1}),
             .entry_counts = view_of(b.data(), {1})});
   Plan<DraftPositions>({.requests = 2}).run({.seq_lens = seq, .positions = view_of(next.data(), {2})});
+  const std::vector<float> scores{3, 1, 0, 2, 2, 5, 1, 0};
+  const std::vector<std::int32_t> entries{0, 2, 1, 0, 1, 0, 3, -1};
+  std::vector<std::int32_t> chosen(4), own(4);
+  Plan<MergeTopK>({.rows = 2, .k = 2, .share = {.rank = 1, .ranks = 2, .interleave = 1}})
+      .run({.scores = view_of(scores.data(), {2, 2, 2}),
+            .indices = view_of(entries.data(), {2, 2, 2}),
+            .chosen = view_of(chosen.data(), {2, 2}),
+            .own = view_of(own.data(), {2, 2})});
   HostTensor packed(DType::kF32, {2, 2, 256});
   const PackSequences::Problem pack{.requests = 2, .tokens = 3, .max_len = 2, .row = 256, .dtype = DType::kF32};
   Plan<PackSequences>(pack).run({.rows = std::as_const(x).view(), .query_start_loc = loc, .packed = packed.view()});

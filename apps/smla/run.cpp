@@ -28,7 +28,8 @@ constexpr double kToldWait = 2;  // seconds without work that are worth a line
 volatile std::sig_atomic_t g_interrupted = 0;
 
 /// Feeds requests as they arrive and steps until all are done or Ctrl-C.
-void replay_requests(ParallelEngine& engine, const std::vector<RequestSpec>& specs, const RunArguments& a, RunReport& report) {
+void replay_requests(ParallelEngine& engine, const std::vector<RequestSpec>& specs, const RunArguments& a,
+                     RunReport& report) {
   const bench::Clock clock = a.clock == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
   const int threads = a.threads > 0 ? a.threads : omp_get_max_threads();
   const double start = bench::seconds_now(clock, threads);

@@ -41,7 +41,7 @@ class SMLA_API ContextTopK {
 
   const Problem& problem() const { return problem_; }
   std::string_view implementation() const { return local_.implementation(); }  ///< of TopK
-  std::size_t workspace_bytes() const;  ///< that a run needs
+  std::size_t workspace_bytes() const;                                         ///< that a run needs
   /// @throws InvalidArgument for a communicator of another size or rank; CommunicatorError.
   void run(Communicator& ranks, const Args& args, Workspace workspace, Stream stream = {}) const;
 
@@ -51,9 +51,9 @@ class SMLA_API ContextTopK {
   Plan<MergeTopK> merge_;
 };
 
-/// Sparse attention over all ranks: partial results of each rank's rows without the sink, one gather, MergePartials with
-/// the sink. Scope 0 are rows that every rank has and only the last one counts (the window, EntryShare::counts_window);
-/// scope 1 are the rank's own.
+/// Sparse attention over all ranks: partial results of each rank's rows without the sink, one gather, MergePartials
+/// with the sink. Scope 0 are rows that every rank has and only the last one counts (the window,
+/// EntryShare::counts_window); scope 1 are the rank's own.
 class SMLA_API ContextAttention {
  public:
   /// @param problem  of the whole: two scopes, not partial, without padded heads and without an epilogue

@@ -19,9 +19,7 @@ struct EntryShare {
   /// Whether entry `j` of the sequence is the rank's.
   constexpr bool owns(std::int64_t j) const { return j / interleave % ranks == rank; }
   /// The local number of entry `j`, which the rank owns.
-  constexpr std::int64_t local(std::int64_t j) const {
-    return j / (interleave * ranks) * interleave + j % interleave;
-  }
+  constexpr std::int64_t local(std::int64_t j) const { return j / (interleave * ranks) * interleave + j % interleave; }
   /// The global number of the rank's entry `i`.
   constexpr std::int64_t global(std::int64_t i) const {
     return (i / interleave * ranks + rank) * interleave + i % interleave;

@@ -28,7 +28,7 @@ struct CacheOptions {
   const RowFormat* rows = &fp8_ds_mla_rows();  ///< window and compressed rows
   const RowFormat* index = &index_fp8_rows();  ///< index rows
   float kv_scale = 1.0F;                       ///< kPerTensor rows: number = e4m3 * kv_scale
-  int context_rank = 0;   ///< of context_ranks
+  int context_rank = 0;                        ///< of context_ranks
   int context_ranks = 1;  ///< ranks to which blocks of compressed and index rows are dealt out in turn
 };
 
@@ -73,9 +73,9 @@ struct CacheGroup {
 
 /// How the caches of a list of layers share one slab of blocks (spec 5.4).
 ///
-/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block; a block of one of
-/// N context-parallel ranks stands for 256 * N tokens, of whose entries it has the rank's. Sliding caches
-/// are grouped by (block tokens, window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full
+/// Group "full" (first, when there is one) holds every compressed and index cache, 256 tokens a block; a block of one
+/// of N context-parallel ranks stands for 256 * N tokens, of whose entries it has the rank's. Sliding caches are
+/// grouped by (block tokens, window): (64, 128), (4, 8), (8, 128); a set whose pages add up to more than the full
 /// group's is split over its layers into sub-groups of about that size. A block belongs to one group at a time;
 /// block_stride is the largest group's page sum.
 struct KvLayout {

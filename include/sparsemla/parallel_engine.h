@@ -12,10 +12,10 @@ namespace SMLA_API smla {
 
 /// The ranks of a parallel engine: tensor * context of them, a thread each.
 struct ParallelOptions {
-  int tensor = 1;                  ///< ranks that share out heads; must divide the model's heads and o_groups
-  int context = 1;                 ///< ranks that share out compressed and index rows
-  std::vector<int> gpus{};         ///< of a layer device of kCuda: the GPU of each rank; empty: 0, 1, 2, ...
-  double timeout_seconds = 8;      ///< CommunicatorOptions::timeout_seconds
+  int tensor = 1;              ///< ranks that share out heads; must divide the model's heads and o_groups
+  int context = 1;             ///< ranks that share out compressed and index rows
+  std::vector<int> gpus{};     ///< of a layer device of kCuda: the GPU of each rank; empty: 0, 1, 2, ...
+  double timeout_seconds = 8;  ///< CommunicatorOptions::timeout_seconds
   int ranks() const { return tensor * context; }
 };
 

@@ -155,8 +155,8 @@ void device::agree(HostLink& link, std::string_view text) {
     for (std::size_t r = 1; r < all.size(); ++r) {
       const auto said = [&](std::size_t rank) { return std::string(all[rank].begin(), all[rank].end()); };
       if (std::ranges::equal(all[0], all[r])) continue;
-      throw CommunicatorError("ranks disagree: rank 0 is at \"" + said(0) + "\", rank " + std::to_string(r) +
-                              " at \"" + said(r) + "\"");
+      throw CommunicatorError("ranks disagree: rank 0 is at \"" + said(0) + "\", rank " + std::to_string(r) + " at \"" +
+                              said(r) + "\"");
     }
   });
 }
@@ -173,7 +173,8 @@ std::unique_ptr<Communicator> single_communicator(DeviceKind device) {
 std::vector<std::unique_ptr<Communicator>> thread_communicators(int ranks, const CommunicatorOptions& options) {
   check_options(ranks, options);
   std::vector<std::unique_ptr<Communicator>> group;
-  for (auto& link : device::thread_links(ranks, options.timeout_seconds)) group.push_back(over(std::move(link), options));
+  for (auto& link : device::thread_links(ranks, options.timeout_seconds))
+    group.push_back(over(std::move(link), options));
   return group;
 }
 
@@ -221,9 +222,9 @@ Id parse_id(const std::string& id) {
   out.port = cut();
   out.host = rest;
   const auto [end, error] = std::from_chars(ranks.data(), ranks.data() + ranks.size(), out.ranks);
-  check_that(error == std::errc() && end == ranks.data() + ranks.size() && out.ranks >= 1 &&
-                 out.secret.size() == kSecretBytes,
-             kWhat, "id", id, "<address>:<port>:<ranks>:<secret>");
+  check_that(
+      error == std::errc() && end == ranks.data() + ranks.size() && out.ranks >= 1 && out.secret.size() == kSecretBytes,
+      kWhat, "id", id, "<address>:<port>:<ranks>:<secret>");
   return out;
 }
 
@@ -329,8 +330,7 @@ std::unique_ptr<Communicator> ProcessGroup::join(const CommunicatorOptions& opti
     Hello hello;
     const Hello want;
     const bool known = read_hello(fd, hello) && hello.mark == want.mark && hello.ranks == s.ranks && hello.rank >= 1 &&
-                       hello.rank < s.ranks &&
-                       std::string_view(hello.secret.data(), hello.secret.size()) == s.secret &&
+                       hello.rank < s.ranks && std::string_view(hello.secret.data(), hello.secret.size()) == s.secret &&
                        sockets[static_cast<std::size_t>(hello.rank)] < 0;
     if (!known) {  // a stranger, or a rank that is here already
       close(fd);

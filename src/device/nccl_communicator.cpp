@@ -202,8 +202,9 @@ class NcclCommunicator : public Communicator {
     if (rank() == 0) status = nccl().get_unique_id(&id);
     if (status != kSuccess) fail(std::string("ncclGetUniqueId: ") + nccl().error_string(status));
     try {
-      link_->exchange({reinterpret_cast<const std::uint8_t*>(id.bytes.data()), id.bytes.size()},
-                      [&](std::span<const Bytes> all) { std::memcpy(id.bytes.data(), all[0].data(), id.bytes.size()); });
+      link_->exchange(
+          {reinterpret_cast<const std::uint8_t*>(id.bytes.data()), id.bytes.size()},
+          [&](std::span<const Bytes> all) { std::memcpy(id.bytes.data(), all[0].data(), id.bytes.size()); });
     } catch (const CommunicatorError& e) {
       fail(e.what());
     }

@@ -42,8 +42,8 @@ constexpr double kGrace = 1;  ///< seconds that other ranks give rank 0 to tell 
 class Deadline {
  public:
   explicit Deadline(double seconds)
-      : end_(std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                     std::chrono::duration<double>(seconds))) {}
+      : end_(std::chrono::steady_clock::now() +
+             std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds))) {}
   int milliseconds() const {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now());
     return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
@@ -150,7 +150,8 @@ class SocketLink : public HostLink {
     do {
       ready = poll(&one, 1, deadline.milliseconds());
     } while (ready < 0 && errno == EINTR);
-    if (ready == 0) throw CommunicatorError(peer(i) + " stands still: rank " + std::to_string(rank_) + " waited for it");
+    if (ready == 0)
+      throw CommunicatorError(peer(i) + " stands still: rank " + std::to_string(rank_) + " waited for it");
     if (ready < 0) throw CommunicatorError(peer(i) + ": poll: " + std::strerror(errno));
   }
 

@@ -12,8 +12,7 @@ namespace {
 /// What the links of a group share.
 class Meeting {
  public:
-  Meeting(int ranks, double timeout_seconds)
-      : timeout_(timeout_seconds), posted_(static_cast<std::size_t>(ranks)) {}
+  Meeting(int ranks, double timeout_seconds) : timeout_(timeout_seconds), posted_(static_cast<std::size_t>(ranks)) {}
 
   int ranks() const { return static_cast<int>(posted_.size()); }
   std::span<const Bytes> posted() const { return posted_; }

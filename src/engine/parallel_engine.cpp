@@ -153,7 +153,8 @@ ParallelEngine::ParallelEngine(const EngineOptions& options, const ParallelOptio
     own.layer.tensor_parallel = tensor[c][t];
     own.layer.context_parallel = context[t][c];
     // Current for as long as the thread lives: an engine belongs to it.
-    if (device == DeviceKind::kCuda) make_current(parallel.gpus.empty() ? rank : parallel.gpus[static_cast<std::size_t>(rank)]);
+    if (device == DeviceKind::kCuda)
+      make_current(parallel.gpus.empty() ? rank : parallel.gpus[static_cast<std::size_t>(rank)]);
     s.engines[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(own, rank == 0 ? observer : nullptr);
   });
 }

@@ -48,7 +48,7 @@ struct AttentionRun {
   void* buffers = nullptr;  ///< AttentionCalls::buffer_bytes()
   Workspace scratch;
   Stream stream;
-  TensorView own_topk{};             ///< [T, K] I32 local entries, C4A layers of context-parallel ranks
+  TensorView own_topk{};            ///< [T, K] I32 local entries, C4A layers of context-parallel ranks
   Communicator* context = nullptr;  ///< of context-parallel ranks
 
   /// The arguments of the op over tokens [begin, end), its scopes still to be filled in.

@@ -57,9 +57,8 @@ void check_weights(const LayerConfig& config, LayerWeights& weights) {
 
 std::string_view name_of(Stage stage) {
   constexpr std::array<std::string_view, kNumStages> kNames{
-      "input projections", "norms", "q projection", "insert",       "compressor",
-      "indexer",           "top-k", "attention",    "inverse rope", "output projection",
-      "sum over ranks"};
+      "input projections", "norms",        "q projection",      "insert",        "compressor", "indexer", "top-k",
+      "attention",         "inverse rope", "output projection", "sum over ranks"};
   return kNames[static_cast<std::size_t>(stage)];
 }
 

@@ -108,7 +108,8 @@ SparseAttention::Problem partial_problem(const SparseAttention::Problem& whole, 
   check_that(!whole.partial, kWhat, "partial", std::string("set"), "a whole problem");
   check_that(whole.padded_heads() == whole.heads, kWhat, "out_heads", whole.padded_heads(),
              words(whole.heads, ", the heads"));
-  check_that(!whole.output_epilogue, kWhat, "output_epilogue", std::string("given"), "none: it needs the merged output");
+  check_that(!whole.output_epilogue, kWhat, "output_epilogue", std::string("given"),
+             "none: it needs the merged output");
   SparseAttention::Problem p = whole;
   p.partial = true;
   p.o = DType::kF32;
@@ -183,7 +184,8 @@ void ContextAttention::run(Communicator& ranks, const SparseAttention::Args& arg
   }
   partial_.run(own, scratch, stream);
   ranks.gather(p.base, p.bytes_per_rank, stream);
-  merge_.run({.partial_o = p.o, .partial_lse = p.lse, .sink = args.sink, .o = args.o, .lse = args.lse}, scratch, stream);
+  merge_.run({.partial_o = p.o, .partial_lse = p.lse, .sink = args.sink, .o = args.o, .lse = args.lse}, scratch,
+             stream);
 }
 
 std::vector<RowPiece> balanced_pieces(std::span<const std::int64_t> entries, int ranks) {
@@ -232,9 +234,7 @@ RowGather::RowGather(std::vector<RowPiece> pieces, std::size_t row_bytes)
   for (const RowPiece& piece : pieces_) most_ = std::max(most_, piece.rows());
 }
 
-std::size_t RowGather::workspace_bytes() const {
-  return pieces_.size() * static_cast<std::size_t>(most_) * row_bytes_;
-}
+std::size_t RowGather::workspace_bytes() const { return pieces_.size() * static_cast<std::size_t>(most_) * row_bytes_; }
 
 void RowGather::run(Communicator& ranks, void* rows, Workspace workspace, Stream stream) const {
   check_that(ranks.ranks() == static_cast<int>(pieces_.size()), kWhat, "ranks", ranks.ranks(),

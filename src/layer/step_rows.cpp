@@ -65,16 +65,15 @@ void StepMetadata::State::build_ratio(int ratio, RatioStep& out) {
   const TensorView slots = groups[static_cast<std::size_t>(layout.group_of(layer, CacheRole::kWindow))].slots.view();
 
   shape_as(out.entry_slots, DType::kI64, {shape.tokens});
-  run<CompressedSlotMapping>(
-      {.requests = shape.requests,
-       .tokens = shape.tokens,
-       .ratio = ratio,
-       .storage_block = entries.block_size,
-       .share = share},
-      {.query_start_loc = query_start_loc.view(),
-       .seq_lens = seq_lens.view(),
-       .block_table = table,
-       .slots = out.entry_slots.view()});
+  run<CompressedSlotMapping>({.requests = shape.requests,
+                              .tokens = shape.tokens,
+                              .ratio = ratio,
+                              .storage_block = entries.block_size,
+                              .share = share},
+                             {.query_start_loc = query_start_loc.view(),
+                              .seq_lens = seq_lens.view(),
+                              .block_table = table,
+                              .slots = out.entry_slots.view()});
 
   shape_as(out.entry_lens, DType::kI32, {shape.tokens});
   VisibleEntries::Args seen{.positions = positions.view(), .slot_mapping = slots, .lens = out.entry_lens.view()};

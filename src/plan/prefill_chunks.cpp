@@ -7,10 +7,6 @@
 
 namespace smla {
 
-namespace {
-constexpr std::int64_t kMaxRanks = 1 << 16;  // keeps products of ranks and interleave far inside 64 bits
-}  // namespace
-
 std::int64_t gather_length(std::int64_t seq_len, std::int64_t query_len, std::int64_t window) {
   return query_len + std::min(seq_len - query_len, window - 1);
 }
@@ -64,16 +60,6 @@ std::int64_t local_length(std::int64_t length, std::int64_t rank, std::int64_t r
                           ", expected length >= 0, 0 <= rank < ranks and interleave >= 1");
   }
   return EntryShare{.rank = rank, .ranks = ranks, .interleave = interleave}.count(length);
-}
-
-void check_entry_share(const EntryShare& share) {
-  if (share.ranks >= 1 && share.ranks <= kMaxRanks && share.rank >= 0 && share.rank < share.ranks &&
-      share.interleave >= 1 && share.interleave <= INT32_MAX)
-    return;
-  throw InvalidArgument("entry share: got rank " + std::to_string(share.rank) + " of " + std::to_string(share.ranks) +
-                        ", interleave " + std::to_string(share.interleave) +
-                        ", expected 0 <= rank < ranks <= " + std::to_string(kMaxRanks) +
-                        " and interleave 1 to 2^31-1");
 }
 
 std::int64_t draft_window_width(std::int64_t window, std::int64_t draft_tokens) {

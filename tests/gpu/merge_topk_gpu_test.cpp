@@ -13,11 +13,10 @@ TEST_F(MergeTopkGpu, ChoosesWhatTopkChoosesOfTheWhole) {
     SCOPED_TRACE(testing::Message() << c);
     const cases::MergeInputs inputs(c);
     std::vector<std::int32_t> chosen(inputs.chosen.size(), 0x5A5A), own(inputs.own.size(), 0x5A5A);
-    test::run_on_gpu<MergeTopK>(c.problem(),
-                                {.scores = view_of(inputs.scores.data(), {c.share.ranks, c.rows, c.k}),
-                                 .indices = view_of(inputs.indices.data(), {c.share.ranks, c.rows, c.k}),
-                                 .chosen = view_of(chosen.data(), {c.rows, c.k}),
-                                 .own = view_of(own.data(), {c.rows, c.k})});
+    test::run_on_gpu<MergeTopK>(c.problem(), {.scores = view_of(inputs.scores.data(), {c.share.ranks, c.rows, c.k}),
+                                              .indices = view_of(inputs.indices.data(), {c.share.ranks, c.rows, c.k}),
+                                              .chosen = view_of(chosen.data(), {c.rows, c.k}),
+                                              .own = view_of(own.data(), {c.rows, c.k})});
     ASSERT_EQ(chosen, inputs.chosen);
     ASSERT_EQ(own, inputs.own);
   }
@@ -58,7 +57,8 @@ TEST_F(MergeTopkGpu, IndexOpsOfAShareAreRef) {
     window_slots.push_back(t < start.back() ? t : -1);
   }
   std::vector<std::int32_t> table;
-  for (std::int64_t i = 0; i < requests * columns; ++i) table.push_back(i % 11 == 3 ? -1 : static_cast<std::int32_t>(i));
+  for (std::int64_t i = 0; i < requests * columns; ++i)
+    table.push_back(i % 11 == 3 ? -1 : static_cast<std::int32_t>(i));
   for (const std::int64_t ranks : {1, 2, 5}) {
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
       const EntryShare share{.rank = rank, .ranks = ranks, .interleave = 2};
@@ -88,19 +88,15 @@ TEST_F(MergeTopkGpu, IndexOpsOfAShareAreRef) {
                                                  .lens = view_of(lens[gpu].data(), {tokens}),
                                                  .topk_lens = view_of(topk_lens[gpu].data(), {tokens})},
                                                 gpu);
-        run.template operator()<DenseCompressedIndices>({.requests = requests,
-                                                         .tokens = tokens,
-                                                         .ratio = 4,
-                                                         .storage_block = 8,
-                                                         .width = 60,
-                                                         .share = share},
-                                                        {.positions = view_of(positions.data(), {tokens}),
-                                                         .token_to_req = view_of(request.data(), {tokens}),
-                                                         .slot_mapping = view_of(window_slots.data(), {tokens}),
-                                                         .block_table = view_of(table.data(), {requests, columns}),
-                                                         .indices = view_of(dense[gpu].data(), {tokens, 60}),
-                                                         .lens = view_of(dense_lens[gpu].data(), {tokens})},
-                                                        gpu);
+        run.template operator()<DenseCompressedIndices>(
+            {.requests = requests, .tokens = tokens, .ratio = 4, .storage_block = 8, .width = 60, .share = share},
+            {.positions = view_of(positions.data(), {tokens}),
+             .token_to_req = view_of(request.data(), {tokens}),
+             .slot_mapping = view_of(window_slots.data(), {tokens}),
+             .block_table = view_of(table.data(), {requests, columns}),
+             .indices = view_of(dense[gpu].data(), {tokens, 60}),
+             .lens = view_of(dense_lens[gpu].data(), {tokens})},
+            gpu);
       }
       ASSERT_EQ(slots[0], slots[1]) << "rank " << rank << " of " << ranks;
       ASSERT_EQ(lens[0], lens[1]) << "rank " << rank << " of " << ranks;

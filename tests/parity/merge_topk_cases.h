@@ -87,13 +87,14 @@ inline std::vector<MergeCase> merge_cases() {
     for (std::int64_t ranks = 1; ranks <= 8; ++ranks) {
       for (const std::int64_t k : {1, 7, 64}) {
         const std::int64_t interleave = std::int64_t{1} << (seed % 7);
-        out.push_back({.rows = 6,
-                       .k = k,
-                       .share = {.rank = static_cast<std::int64_t>(seed) % ranks, .ranks = ranks, .interleave = interleave},
-                       .entries = seed % 3 == 0 ? k : 150,
-                       .scores = scores,
-                       .shuffled = seed % 2 == 0,
-                       .seed = ++seed});
+        out.push_back(
+            {.rows = 6,
+             .k = k,
+             .share = {.rank = static_cast<std::int64_t>(seed) % ranks, .ranks = ranks, .interleave = interleave},
+             .entries = seed % 3 == 0 ? k : 150,
+             .scores = scores,
+             .shuffled = seed % 2 == 0,
+             .seed = ++seed});
       }
     }
     out.push_back({.rows = 2,

@@ -1,7 +1,6 @@
-#include "parity/merge_topk_cases.h"
-
 #include <gtest/gtest.h>
 
+#include "parity/merge_topk_cases.h"
 #include "sparsemla/op.h"
 
 namespace smla {

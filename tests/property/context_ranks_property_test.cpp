@@ -117,8 +117,8 @@ struct Cache {
 /// What one rank has: its entries in blocks of its own, and what the index ops make of the step for it.
 struct Rank {
   EntryShare share;
-  std::int64_t width = 0;    ///< columns for the entries of a row
-  std::int64_t held = 0;     ///< entries
+  std::int64_t width = 0;  ///< columns for the entries of a row
+  std::int64_t held = 0;   ///< entries
   HostTensor table, lens, valid, slots, dense, dense_lens;
   Cache rows, keys;
   Cache window;
@@ -126,9 +126,9 @@ struct Rank {
 
   Rank(const Batch& b, const EntryShare& of, const RowFormat& format, const RowFormat& index_format)
       : share(of),
-        width(std::max<std::int64_t>(EntryShare{.rank = 0, .ranks = of.ranks, .interleave = of.interleave}.count(
-                                         b.seq.longest() / b.seq.ratio),
-                                     1)),
+        width(std::max<std::int64_t>(
+            EntryShare{.rank = 0, .ranks = of.ranks, .interleave = of.interleave}.count(b.seq.longest() / b.seq.ratio),
+            1)),
         table(DType::kI32, {b.seq.requests(), width / kBlock + 1}),
         lens(DType::kI32, {b.seq.tokens()}),
         valid(DType::kBool, {b.seq.tokens()}),
@@ -145,16 +145,14 @@ struct Rank {
     const std::int64_t blocks = b.seq.requests() * columns;
     for (std::int64_t i = 0; i < blocks; ++i)
       table.as<std::int32_t>()[i] = static_cast<std::int32_t>((i * 7 + share.rank) % blocks);
-    if (blocks % 7 == 0)
-      std::iota(table.as<std::int32_t>(), table.as<std::int32_t>() + blocks, 0);
+    if (blocks % 7 == 0) std::iota(table.as<std::int32_t>(), table.as<std::int32_t>() + blocks, 0);
     for (std::int64_t r = 0; r < b.seq.requests(); ++r) {
       const auto at = static_cast<std::size_t>(r);
       for (std::int64_t j = 0; j < b.seq.lengths[at] / b.seq.ratio; ++j) {
         if (!share.owns(j)) continue;
         ++held;
         const std::int64_t i = share.local(j);
-        const std::int64_t slot =
-            table.as<std::int32_t>()[r * columns + i / kBlock] * kBlock + i % kBlock;
+        const std::int64_t slot = table.as<std::int32_t>()[r * columns + i / kBlock] * kBlock + i % kBlock;
         encode_row(rows.cache, slot, b.rows[at].data() + j * kDim);
         encode_row(keys.cache, slot, b.keys[at].data() + j * kIndexDim);
       }
@@ -199,11 +197,8 @@ struct Rank {
 
   HostTensor scores(const Batch& b) const {
     HostTensor logits(DType::kF32, {b.seq.tokens(), width});
-    const Plan<IndexerLogits> plan({.rows = b.seq.tokens(),
-                                    .heads = kIndexHeads,
-                                    .dim = kIndexDim,
-                                    .width = width,
-                                    .format = keys.cache.format});
+    const Plan<IndexerLogits> plan(
+        {.rows = b.seq.tokens(), .heads = kIndexHeads, .dim = kIndexDim, .width = width, .format = keys.cache.format});
     Memory memory(plan.workspace_bytes());
     plan.run({.q = b.index_q.view(),
               .q_scale = {},
@@ -218,7 +213,8 @@ struct Rank {
   }
 
   SparseAttention::Problem problem(const Batch& b, std::int64_t columns) const {
-    SparseAttention::Problem p{.tokens = b.seq.tokens(), .heads = kHeads, .q = DType::kF32, .o = DType::kF32, .scopes = 2};
+    SparseAttention::Problem p{
+        .tokens = b.seq.tokens(), .heads = kHeads, .q = DType::kF32, .o = DType::kF32, .scopes = 2};
     p.scope[0] = {.format = window.cache.format, .block_size = kWindow, .width = kWindow};
     p.scope[1] = {.format = rows.cache.format, .block_size = kBlock, .width = columns};
     return p;
@@ -243,11 +239,8 @@ struct Output {
 
 HostTensor slots_of(const Batch& b, const Rank& rank, const HostTensor& topk, HostTensor& counts) {
   HostTensor slots(DType::kI32, {b.seq.tokens(), b.k});
-  Plan<GlobalTopk>({.requests = b.seq.requests(),
-                    .tokens = b.seq.tokens(),
-                    .k = b.k,
-                    .storage_block = kBlock,
-                    .compact = true})
+  Plan<GlobalTopk>(
+      {.requests = b.seq.requests(), .tokens = b.seq.tokens(), .k = b.k, .storage_block = kBlock, .compact = true})
       .run({.topk = topk.view(),
             .token_to_req = b.request.view(),
             .block_table = rank.table.view(),
@@ -352,7 +345,8 @@ void check_ranks(const Batch& b, int ranks, std::int64_t interleave, const RowFo
 
 TEST(ContextRanks, DecodeOfC4aIsThatOfOneRank) {
   // No entry, fewer entries than ranks, one more than a run or a block, more than k and fewer.
-  const Sequences decodes{.ratio = 4, .lengths = {1, 3, 4, 7, 15, 29, 257, 259, 600}, .queries = {1, 1, 1, 1, 1, 1, 1, 1, 1}};
+  const Sequences decodes{
+      .ratio = 4, .lengths = {1, 3, 4, 7, 15, 29, 257, 259, 600}, .queries = {1, 1, 1, 1, 1, 1, 1, 1, 1}};
   unsigned seed = 1;
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (const std::int64_t interleave : {1, 2, 64}) {
@@ -378,7 +372,8 @@ TEST(ContextRanks, RowsOfAPrefillSeeWhatCameBefore) {
 }
 
 TEST(ContextRanks, DecodeOfC128aIsThatOfOneRank) {
-  const Sequences decodes{.ratio = 128, .lengths = {1, 127, 128, 129, 700, 1500, 4000}, .queries = {1, 1, 1, 1, 1, 2, 9}};
+  const Sequences decodes{
+      .ratio = 128, .lengths = {1, 127, 128, 129, 700, 1500, 4000}, .queries = {1, 1, 1, 1, 1, 2, 9}};
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (const std::int64_t interleave : {1, 2}) {
       SCOPED_TRACE(testing::Message() << "ranks " << ranks << " interleave " << interleave);
@@ -465,7 +460,8 @@ TEST(ContextRanks, SharedPrefillRowsHaveTheSameBits) {
       const RowGather gather(pieces, static_cast<std::size_t>(4 * b.k));
       Memory memory(gather.workspace_bytes());
       gather.run(c, topk.data(), memory.get());
-      EXPECT_EQ(std::memcmp(topk.data(), want.chosen.data(), topk.bytes()), 0) << "rank " << c.rank() << " of " << ranks;
+      EXPECT_EQ(std::memcmp(topk.data(), want.chosen.data(), topk.bytes()), 0)
+          << "rank " << c.rank() << " of " << ranks;
     });
   }
 }

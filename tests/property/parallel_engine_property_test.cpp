@@ -1,7 +1,5 @@
 // Engines on several ranks of this process against one rank: tensor parallel within the rounding of the sum, context
 // parallel with the same choice of entries.
-#include "sparsemla/parallel_engine.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +12,7 @@
 
 #include "core/host_tensor.h"
 #include "property/small_model.h"
+#include "sparsemla/parallel_engine.h"
 #include "sparsemla/run_check.h"
 
 namespace smla {
@@ -229,7 +228,8 @@ TEST(ParallelEngine, RanksThatScheduleOtherwiseAreToldAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 5);
-  EXPECT_THAT(thrown, testing::Each(testing::HasSubstr("ranks disagree: rank 0 is at \"step 4: 21 tokens of 2 requests")));
+  EXPECT_THAT(thrown,
+              testing::Each(testing::HasSubstr("ranks disagree: rank 0 is at \"step 4: 21 tokens of 2 requests")));
 }
 
 /// A rank whose step fails takes the others along, with its reason.

@@ -150,8 +150,8 @@ TEST(Communicator, EveryRankIsToldWhenOneDisagrees) {
     c.agree(c.rank() == 2 ? "step 2: 8 tokens" : "step 2: 9 tokens");
   });
   EXPECT_LT(seconds_since(start), 2);
-  EXPECT_THAT(thrown, testing::Each(testing::HasSubstr(
-                          "rank 0 is at \"step 2: 9 tokens\", rank 2 at \"step 2: 8 tokens\"")));
+  EXPECT_THAT(thrown,
+              testing::Each(testing::HasSubstr("rank 0 is at \"step 2: 9 tokens\", rank 2 at \"step 2: 8 tokens\"")));
 }
 
 TEST(Communicator, EveryRankIsToldWhenSizesDiffer) {
@@ -258,8 +258,8 @@ TEST(Communicator, AStoppedProcessIsAnErrorInTime) {
 }
 
 TEST(Communicator, DisagreeingProcessesAreToldWhatEachSays) {
-  const ProcessResult result = on_processes(
-      3, {}, [](Communicator& c) { c.agree(c.rank() == 1 ? "5 tokens" : "6 tokens"); });
+  const ProcessResult result =
+      on_processes(3, {}, [](Communicator& c) { c.agree(c.rank() == 1 ? "5 tokens" : "6 tokens"); });
   EXPECT_THAT(result.thrown, testing::HasSubstr("rank 0 is at \"6 tokens\", rank 1 at \"5 tokens\""));
   EXPECT_THAT(result.statuses, testing::Each(testing::ResultOf(exit_of, 3)));
 }

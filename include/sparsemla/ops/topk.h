@@ -48,8 +48,8 @@ struct TopK {
 };
 
 /// The k best entries of every row over all ranks of a context-parallel group, exactly (spec 9): from each rank's own k
-/// best, what TopK chooses among all entries together. Of equal scores at the boundary the lowest global numbers; NaN is
-/// never chosen before a number; -0 equals +0. Candidate c of rank r is local entry indices[r, row, c] of score
+/// best, what TopK chooses among all entries together. Of equal scores at the boundary the lowest global numbers; NaN
+/// is never chosen before a number; -0 equals +0. Candidate c of rank r is local entry indices[r, row, c] of score
 /// scores[r, row, c]; negative ones are none.
 ///
 /// The result is the same on every rank but for `own`, which is of share.rank, and on every machine.

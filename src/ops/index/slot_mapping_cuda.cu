@@ -69,7 +69,8 @@ void run(const CompressedSlotMapping::Problem& p, const CompressedSlotMapping::A
     list_owners(a.query_start_loc, false, p.requests, p.tokens, owner, -1, stream_of(context.stream));
   device::launch_pdl<compressed_slots>("compressed_slots", blocks_for(p.tokens, kThreads), kThreads, 0,
                                        stream_of(context.stream), table_of(a.block_table, p.storage_block), p.requests,
-                                       p.tokens, p.ratio, p.share, owner, data_of<const std::int32_t>(a.query_start_loc),
+                                       p.tokens, p.ratio, p.share, owner,
+                                       data_of<const std::int32_t>(a.query_start_loc),
                                        data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.slots));
 }
 

@@ -11,8 +11,7 @@ void visible_entries_ref(const VisibleEntries::Problem& problem, const VisibleEn
   const auto* slots = args.slot_mapping.as<std::int64_t>();
   for (std::int64_t t = 0; t < problem.tokens; ++t) {
     const bool valid = slots[t] >= 0;
-    const std::int64_t seen =
-        valid ? problem.share.count(visible_entries(positions[t], problem.ratio, INT32_MAX)) : 0;
+    const std::int64_t seen = valid ? problem.share.count(visible_entries(positions[t], problem.ratio, INT32_MAX)) : 0;
     if (!args.valid.absent()) args.valid.as<bool>()[t] = valid;
     if (!args.lens.absent()) args.lens.as<std::int32_t>()[t] = static_cast<std::int32_t>(seen);
     if (!args.topk_lens.absent())

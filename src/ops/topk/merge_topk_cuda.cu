@@ -128,7 +128,9 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeC
   for (std::int64_t i = n + static_cast<std::int64_t>(threadIdx.x); i < c.k; i += kThreads) chosen[i] = -1;
 }
 
-std::size_t list_bytes(const MergeTopK::Problem& p, int /*threads*/) { return static_cast<std::size_t>(4 * p.rows * p.k); }
+std::size_t list_bytes(const MergeTopK::Problem& p, int /*threads*/) {
+  return static_cast<std::size_t>(4 * p.rows * p.k);
+}
 
 void run(const MergeTopK::Problem& p, const MergeTopK::Args& a, const RunContext& context) {
   if (p.rows == 0 || p.k == 0) return;

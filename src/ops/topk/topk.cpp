@@ -32,8 +32,7 @@ void OpTable<TopK>::check_args(const TopK::Problem& problem, const TopK::Args& a
   check_tensor(TopK::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
   check_tensor(TopK::kName, "lens", args.lens, {problem.rows}, {DType::kI32});
   check_tensor(TopK::kName, "indices", args.indices, {problem.rows, problem.k}, {DType::kI32});
-  if (!args.scores.absent())
-    check_tensor(TopK::kName, "scores", args.scores, {problem.rows, problem.k}, {DType::kF32});
+  if (!args.scores.absent()) check_tensor(TopK::kName, "scores", args.scores, {problem.rows, problem.k}, {DType::kF32});
   if (!problem.slots) return;
   const TopK::Slots::Args& s = args.slots;
   check_tensor(TopK::kName, "slots.token_to_req", s.token_to_req, {problem.rows}, {DType::kI32});

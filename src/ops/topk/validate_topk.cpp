@@ -33,12 +33,13 @@ void validate<MergeTopK>(const MergeTopK::Problem& problem, const MergeTopK::Arg
   for (std::int64_t rank = 0; rank < problem.share.ranks; ++rank) {
     const EntryShare share{.rank = rank, .ranks = problem.share.ranks, .interleave = problem.share.interleave};
     for (std::int64_t row = 0; row < problem.rows; ++row) {
-      const auto* entries = args.indices.as<std::int32_t>() + rank * args.indices.stride[0] + row * args.indices.stride[1];
+      const auto* entries =
+          args.indices.as<std::int32_t>() + rank * args.indices.stride[0] + row * args.indices.stride[1];
       std::set<std::int32_t> seen;
       for (std::int64_t c = 0; c < problem.k; ++c) {
         if (entries[c] < 0) continue;
-        const std::string where = "candidate " + std::to_string(c) + " of row " + std::to_string(row) + " of rank " +
-                                  std::to_string(rank);
+        const std::string where =
+            "candidate " + std::to_string(c) + " of row " + std::to_string(row) + " of rank " + std::to_string(rank);
         check_that(share.global(entries[c]) <= INT32_MAX, MergeTopK::kName, where, entries[c],
                    "an entry whose global number is at most 2^31-1");
         check_that(seen.insert(entries[c]).second, MergeTopK::kName, where, entries[c],

@@ -90,7 +90,9 @@ class HostCommunicator : public Communicator {
   int ranks() const override { return link_->ranks(); }
   DeviceKind device() const override { return DeviceKind::kCpu; }
 
-  void agree(std::string_view text) override { device::agree(*link_, text); }
+  void agree(std::string_view text) override {
+    kept([&] { device::agree(*link_, text); });
+  }
 
   void sum(void* data, std::int64_t count, DType dtype, Stream) override {
     device::check_sum(count, dtype);
@@ -112,24 +114,44 @@ class HostCommunicator : public Communicator {
     });
   }
 
-  void wait(Stream) override { link_->check(); }
-  void abort(std::string_view reason) noexcept override { link_->leave(reason); }
+  void wait(Stream) override { failure_.check(); }  // what was called is done
+  void abort(std::string_view reason) noexcept override {
+    try {
+      failure_.set("rank " + std::to_string(rank()) + ": " + std::string(reason));
+    } catch (...) {  // no memory for the reason
+    }
+    link_->leave(reason);
+  }
 
  private:
   /// Of as many bytes from each rank.
   void exchange(Bytes own, std::string_view what, const std::function<void(std::span<const Bytes>)>& use) {
-    link_->exchange(own, [&](std::span<const Bytes> all) {
-      for (std::size_t r = 0; r < all.size(); ++r) {
-        if (all[r].size() == own.size()) continue;
-        throw CommunicatorError(std::string(what) + ": rank " + std::to_string(r) + " gives " +
-                                std::to_string(all[r].size()) + " bytes, rank " + std::to_string(link_->rank()) + " " +
-                                std::to_string(own.size()));
-      }
-      use(all);
+    kept([&] {
+      link_->exchange(own, [&](std::span<const Bytes> all) {
+        for (std::size_t r = 0; r < all.size(); ++r) {
+          if (all[r].size() == own.size()) continue;
+          throw CommunicatorError(std::string(what) + ": rank " + std::to_string(r) + " gives " +
+                                  std::to_string(all[r].size()) + " bytes, rank " + std::to_string(link_->rank()) +
+                                  " " + std::to_string(own.size()));
+        }
+        use(all);
+      });
     });
   }
 
+  /// Runs f and keeps its failure for later calls.
+  void kept(auto&& f) {
+    failure_.check();
+    try {
+      f();
+    } catch (const CommunicatorError& e) {
+      failure_.set(e.what());
+      throw;
+    }
+  }
+
   std::unique_ptr<HostLink> link_;
+  device::Failure failure_;
   std::vector<std::uint8_t> summed_;
 };
 

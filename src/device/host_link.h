@@ -16,26 +16,27 @@ namespace smla::device {
 using Bytes = std::span<const std::uint8_t>;
 
 /// The ranks of a group as they see one another on the host: the one thing that communicators of all kinds are made of.
-/// exchange() is for one thread at a time, check() and leave() for any.
+/// exchange() is for one thread at a time, check() and leave() for any. Its destructor leaves in good order: ranks that
+/// wait for this one, or will, get an error; check() of those that are done with it says nothing.
 class HostLink {
  public:
   HostLink() = default;
   HostLink(const HostLink&) = delete;
   HostLink& operator=(const HostLink&) = delete;
-  virtual ~HostLink() = default;  ///< leaves
+  virtual ~HostLink() = default;
 
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
   /// Gives `own` to all and calls `use` with everybody's, in the order of ranks; they are there until it returns. Waits
   /// for the slowest rank. @throws CommunicatorError when one has gone or stands still; then the link is broken.
   virtual void exchange(Bytes own, const std::function<void(std::span<const Bytes>)>& use) = 0;
-  /// @throws CommunicatorError when a rank has gone or the link is broken. Does not wait.
+  /// @throws CommunicatorError when the link is broken or a rank has gone without a word. Does not wait.
   virtual void check() = 0;
   /// Breaks the link for all.
   virtual void leave(std::string_view reason) noexcept = 0;
 };
 
-/// The links of `ranks` threads of this process. One that is destroyed leaves.
+/// The links of `ranks` threads of this process.
 std::vector<std::unique_ptr<HostLink>> thread_links(int ranks, double timeout_seconds);
 
 /// Sockets of one process, by rank; -1: none.

@@ -99,6 +99,7 @@ class NcclCommunicator : public Communicator {
   /// Collectives that were queued must be done by then, or the group be broken: the last wait() saw to it.
   ~NcclCommunicator() override {
     stop_watch();
+    if (busy_since_.load() != kIdle) link_->leave("ended in the middle of a step");
     const std::lock_guard lock(comm_mutex_);
     if (comm_ == nullptr) return;
     // Destroying waits for the other ranks; after a failure, or with work in flight, only abort ends.
@@ -251,7 +252,11 @@ class NcclCommunicator : public Communicator {
   /// The first failure stays, is told to all ranks, and ends what NCCL has in flight.
   void fail(const std::string& text) {
     if (!failure_.set(text)) return;
-    link_->leave(text);
+    // The link says by itself whose reason it is.
+    std::string_view reason = text;
+    const std::string own = "rank " + std::to_string(rank()) + ": ";
+    if (reason.starts_with(own)) reason.remove_prefix(own.size());
+    link_->leave(reason);
     end_work();
   }
 

@@ -25,7 +25,7 @@ void Sockets::close_all() noexcept {
 
 namespace {
 
-enum class FrameKind : std::uint32_t { kBytes = 0x534D4C41, kFailure = 0x4C414D53 };
+enum class FrameKind : std::uint32_t { kBytes = 0x534D4C41, kFailure = 0x4C414D53, kGoodbye = 0x534D4259 };
 
 struct FramePrefix {
   FrameKind kind;
@@ -56,8 +56,8 @@ class Deadline {
 class SocketLink : public HostLink {
  public:
   SocketLink(int rank, int ranks, Sockets sockets, double timeout_seconds)
-      : rank_(rank), ranks_(ranks), sockets_(std::move(sockets)), timeout_(timeout_seconds) {}
-  ~SocketLink() override { leave("left the group"); }
+      : rank_(rank), ranks_(ranks), sockets_(std::move(sockets)), timeout_(timeout_seconds), parted_(sockets_.size()) {}
+  ~SocketLink() override { tell(FrameKind::kGoodbye, "rank " + std::to_string(rank_) + ": left the group"); }
 
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
@@ -82,15 +82,16 @@ class SocketLink : public HostLink {
     if (!lock.owns_lock()) return;  // an exchange is under way and has deadlines of its own
     throw_if_broken();
     for (std::size_t i = 0; i < sockets_.size(); ++i) {
-      if (sockets_[i] < 0) continue;
+      if (sockets_[i] < 0 || !parted_[i].empty()) continue;
       FramePrefix prefix{};
       const ssize_t n = recv(sockets_[i], &prefix, sizeof(prefix), MSG_PEEK | MSG_DONTWAIT);
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) continue;
       try {
         if (n <= 0) throw CommunicatorError(peer(i) + " has gone");
-        if (n == static_cast<ssize_t>(sizeof(prefix)) && prefix.kind == FrameKind::kFailure)
-          (void)receive(i, Deadline(timeout_));
+        if (n < static_cast<ssize_t>(sizeof(prefix)) || prefix.kind == FrameKind::kBytes) continue;
+        (void)receive(i, Deadline(timeout_));
       } catch (const std::exception& e) {
+        if (!parted_[i].empty()) continue;
         break_with(e.what());
         throw;
       }
@@ -105,7 +106,7 @@ class SocketLink : public HostLink {
         if (failure_) return;
         failure_ = text;
       }
-      tell(text);
+      tell(FrameKind::kFailure, text);
       // Wakes whoever of this process waits on them.
       for (std::size_t i = 0; i < sockets_.size(); ++i) {
         if (sockets_[i] >= 0) shutdown(sockets_[i], SHUT_RDWR);
@@ -129,12 +130,12 @@ class SocketLink : public HostLink {
       if (failure_) return;
       failure_ = text;
     }
-    tell(text);
+    tell(FrameKind::kFailure, text);
   }
 
   /// Best effort: a socket that takes nothing is left alone.
-  void tell(const std::string& text) noexcept {
-    const FramePrefix prefix{.kind = FrameKind::kFailure, .reserved = 0, .bytes = std::min(text.size(), kMostText)};
+  void tell(FrameKind kind, const std::string& text) noexcept {
+    const FramePrefix prefix{.kind = kind, .reserved = 0, .bytes = std::min(text.size(), kMostText)};
     for (std::size_t i = 0; i < sockets_.size(); ++i) {
       if (sockets_[i] < 0) continue;
       std::string frame(sizeof(prefix), '\0');
@@ -197,13 +198,15 @@ class SocketLink : public HostLink {
 
   /// The next frame of socket i. @throws CommunicatorError with its text when it tells of a failure.
   std::vector<std::uint8_t> receive(std::size_t i, const Deadline& deadline) {
+    if (!parted_[i].empty()) throw CommunicatorError(parted_[i]);
     FramePrefix prefix{};
     read_all(i, &prefix, sizeof(prefix), deadline);
-    const bool failure = prefix.kind == FrameKind::kFailure;
+    const bool failure = prefix.kind == FrameKind::kFailure || prefix.kind == FrameKind::kGoodbye;
     if ((!failure && prefix.kind != FrameKind::kBytes) || prefix.bytes > (failure ? kMostText : kMostBytes))
       throw CommunicatorError(peer(i) + " sent something else than a message");
     std::vector<std::uint8_t> bytes(prefix.bytes);
     read_all(i, bytes.data(), bytes.size(), deadline);
+    if (prefix.kind == FrameKind::kGoodbye) parted_[i].assign(bytes.begin(), bytes.end());
     if (failure) throw CommunicatorError(std::string(bytes.begin(), bytes.end()));
     return bytes;
   }
@@ -235,6 +238,7 @@ class SocketLink : public HostLink {
   int ranks_;
   Sockets sockets_;
   double timeout_;
+  std::vector<std::string> parted_;  ///< what the peer of each socket said when it left in good order
   std::mutex at_work_;
   std::mutex text_mutex_;
   std::optional<std::string> failure_;

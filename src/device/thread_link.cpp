@@ -47,7 +47,13 @@ class Meeting {
   }
   void check() {
     const std::unique_lock lock(mutex_);
-    throw_if_broken();
+    if (!failure_.empty()) throw CommunicatorError(failure_);
+  }
+  /// In good order.
+  void part(int rank) noexcept {
+    const std::unique_lock lock(mutex_);
+    if (parted_.empty()) parted_ = "rank " + std::to_string(rank) + ": left the group";
+    changed_.notify_all();
   }
   void leave(int rank, std::string_view reason) noexcept {
     const std::unique_lock lock(mutex_);
@@ -58,6 +64,7 @@ class Meeting {
  private:
   void throw_if_broken() const {
     if (!failure_.empty()) throw CommunicatorError(failure_);
+    if (!parted_.empty()) throw CommunicatorError(parted_);
   }
 
   void pass(std::unique_lock<std::mutex>& lock, int rank) {
@@ -69,7 +76,7 @@ class Meeting {
       return;
     }
     const bool in_time = changed_.wait_for(lock, std::chrono::duration<double>(timeout_),
-                                           [&] { return turn_ != turn || !failure_.empty(); });
+                                           [&] { return turn_ != turn || !failure_.empty() || !parted_.empty(); });
     // Whoever saw the turn pass goes on: what it reads was posted.
     if (turn_ != turn) return;
     if (!in_time)
@@ -87,12 +94,13 @@ class Meeting {
   int reading_ = 0;
   std::uint64_t turn_ = 0;
   std::string failure_;
+  std::string parted_;  ///< who left in good order
 };
 
 class ThreadLink : public HostLink {
  public:
   ThreadLink(std::shared_ptr<Meeting> meeting, int rank) : meeting_(std::move(meeting)), rank_(rank) {}
-  ~ThreadLink() override { meeting_->leave(rank_, "left the group"); }
+  ~ThreadLink() override { meeting_->part(rank_); }
 
   int rank() const override { return rank_; }
   int ranks() const override { return meeting_->ranks(); }

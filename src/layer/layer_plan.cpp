@@ -115,7 +115,8 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   const EntryShare share = entry_share(options.caches, c.compress_ratio);
   // As many columns, and so rows at once, on every rank: all gather at the same time.
   const EntryShare first{.rank = 0, .ranks = share.ranks, .interleave = share.interleave};
-  const std::int64_t width = first.count(visible_entries(ops->max_seq_len - 1, c.compress_ratio));
+  const std::int64_t most = first.count(visible_entries(ops->max_seq_len - 1, c.compress_ratio));
+  const std::int64_t width = ranks ? std::max<std::int64_t>(most, 1) : most;  // ranks score without entries, too
   ops->short_context = options.short_context && width <= c.index_topk && !ranks;
   ops->score_width = width;
   ops->score_rows = std::min(score_rows(width, score_budget(options)), std::max<std::int64_t>(ops->tokens, 1));

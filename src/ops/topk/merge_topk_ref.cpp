@@ -9,17 +9,17 @@ namespace smla {
 // All candidates sorted by (numbers before NaN, score descending, global number ascending); the first k of them, by
 // their numbers.
 void merge_topk_ref(const MergeTopK::Problem& problem, const MergeTopK::Args& args, const RunContext& /*context*/) {
-  struct Candidate {
+  struct Scored {
     float score;
     std::int64_t entry;
   };
-  const auto better = [](const Candidate& a, const Candidate& b) {
+  const auto better = [](const Scored& a, const Scored& b) {
     if (std::isnan(a.score) != std::isnan(b.score)) return std::isnan(b.score);
     if (!std::isnan(a.score) && a.score != b.score) return a.score > b.score;
     return a.entry < b.entry;
   };
   const auto k = static_cast<std::size_t>(problem.k);
-  std::vector<Candidate> all;
+  std::vector<Scored> all;
   std::vector<std::int64_t> best;
   for (std::int64_t row = 0; row < problem.rows; ++row) {
     all.clear();
@@ -35,7 +35,7 @@ void merge_topk_ref(const MergeTopK::Problem& problem, const MergeTopK::Args& ar
     std::sort(all.begin(), all.end(), better);
     if (all.size() > k) all.resize(k);
     best.clear();
-    for (const Candidate& c : all) best.push_back(c.entry);
+    for (const Scored& c : all) best.push_back(c.entry);
     std::sort(best.begin(), best.end());
 
     auto* own = args.own.as<std::int32_t>() + row * args.own.stride[0];

@@ -9,6 +9,7 @@
 #include <memory>
 #include <sstream>
 
+#include "accuracy.h"
 #include "arguments.h"
 #include "bench/device_machine.h"
 #include "bench_compare.h"
@@ -340,6 +341,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                   "Exit status: 0 measured, 1 a result is not right, 2 wrong usage.");
   add_compare_command(command, exit_code);
   add_serve_command(command, exit_code);
+  add_accuracy_command(command, exit_code);
   command->callback([a, command, &exit_code] {
     if (!command->get_subcommands().empty()) return;
     check_bench_combinations(*command, *a);

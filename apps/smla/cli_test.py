@@ -903,6 +903,25 @@ def check_gpu_bench(folder):
     return problems
 
 
+def check_accuracy(folder):
+    """bench accuracy: the table and the JSON tell the same, and formats err in the order of their bits."""
+    out = run("bench", "accuracy", "cache", "--small", "--context", 300, "--measured", 8, "--json", folder / "a.json",
+              code=0, out=["| fp8_ds_mla |", "300 tokens, cache"], err="tokens, cache: bf16")  # fmt: skip
+    report = json.loads((folder / "a.json").read_text())
+    rows = {row["name"]: row for row in report["rows"]}
+    problems = [] if report["format"] == "smla-accuracy/1" and report["measured"] == 8 else ["bench accuracy: head"]
+    if not rows["f32 throughout"]["stack"] < rows["bf16"]["stack"] < rows["fp8_ds_mla"]["stack"] < 0.1:
+        problems.append(f"bench accuracy: {rows}")
+    for name, row in rows.items():
+        if f"| {name} | {row['swa']:.2e} | {row['c4a']:.2e} |" not in out:
+            problems.append(f"bench accuracy: {name} is not in the table")
+    run("bench", "accuracy", "weather", code=2, err="weather")
+    run("bench", "accuracy", "--context", 10, "--small", "-q", code=2, err=["context: got 10", "32, the measured"])
+    run("bench", "accuracy", "--json", folder, "-q", code=2, err="could not be written")
+    run("bench", "accuracy", "--help", code=0, out=["--measured", "docs/accuracy.md"])
+    return problems
+
+
 def check_bench(folder):
     """Tiny shapes through every group; the three formats tell the same."""
     steps = ["--model", "tiny", "--batch", "1,2"]
@@ -980,6 +999,7 @@ def check_bench(folder):
     run("bench", "machine", "--format", "xml", code=2, err="--format")
     run("bench", "machine", *quick, "--output", folder / "nowhere" / "x", code=2, err="--output")
     problems += check_gpu_bench(folder)
+    problems += check_accuracy(folder)
     run("bench", "attention", *attention, *quick, "--heads", "7,8", code=2, err="--heads")
     if json.loads(run("bench", "machine", *quick, "--json", "-", code=0))["format"] != "smla-bench/1" or not run(
         "bench", "machine", *quick, "--csv", "-", code=0

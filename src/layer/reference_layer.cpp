@@ -14,23 +14,38 @@ namespace smla {
 namespace {
 
 double value_at(const ConstTensorView& v, std::int64_t flat) {
+  if (v.dtype == DType::kF64) return static_cast<const double*>(v.data)[flat];
   return v.dtype == DType::kBF16 ? static_cast<double>(to_float(static_cast<const BF16*>(v.data)[flat]))
                                  : static_cast<double>(static_cast<const float*>(v.data)[flat]);
 }
 
+/// sum_i at(i) * x[i] over n values, in double; eight sums, so that additions need not wait for each other.
+template <class At>
+double sum_of_products(const At& at, const double* x, std::int64_t n) {
+  constexpr std::int64_t kSums = 8;
+  double sums[kSums] = {};
+  std::int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (std::int64_t j = 0; j < kSums; ++j) sums[j] += at(i + j) * x[i + j];
+  }
+  for (; i < n; ++i) sums[i % kSums] += at(i) * x[i];
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+double dot(const double* a, const double* b, std::int64_t n) {
+  return sum_of_products([a](std::int64_t i) { return a[i]; }, b, n);
+}
+
 /// sum_i w[i] * x[i] over n values, in double.
 double dot_row(const ConstTensorView& w, std::int64_t offset, const double* x, std::int64_t n) {
-  double sum = 0;
   if (w.dtype == DType::kBF16) {
     const BF16* row = static_cast<const BF16*>(w.data) + offset;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(to_float(row[i])) * x[i];
-  } else {
-    const float* row = static_cast<const float*>(w.data) + offset;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(row[i]) * x[i];
+    return sum_of_products([row](std::int64_t i) { return static_cast<double>(to_float(row[i])); }, x, n);
   }
-  return sum;
+  const float* row = static_cast<const float*>(w.data) + offset;
+  return sum_of_products([row](std::int64_t i) { return static_cast<double>(row[i]); }, x, n);
 }
 
 /// The same with an E4M3 row, a block of 128 inputs at a time; `scales` are the row's.
@@ -143,6 +158,22 @@ const ReferenceLayer::Row& ReferenceLayer::window_row(std::int64_t position) {
   return *row;
 }
 
+/// kv and score + ape of a token.
+const ReferenceLayer::Row& ReferenceLayer::scored_token(std::int64_t position, const CompressorWeights& w,
+                                                        Rows& kv_score) {
+  auto& row = kv_score[static_cast<std::size_t>(position)];
+  if (!row) {
+    const std::int64_t width = w.wkv.size(0);
+    const Row x = hidden_row(position);
+    row = linear(w.wkv, x, 0, width);
+    Row score = linear(w.wgate, x, 0, width);
+    for (std::int64_t c = 0; c < width; ++c)
+      score[static_cast<std::size_t>(c)] += value_at(w.ape, position % config_.compress_ratio * width + c);
+    row->insert(row->end(), score.begin(), score.end());
+  }
+  return *row;
+}
+
 // e[c] = sum_s softmax_s(score[s,c]) kv[s,c] over the group's tokens; ratio 4 also over the previous group, whose
 // tokens give channels [0, dim).
 const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const CompressorWeights& w, int dim, Rows& entries,
@@ -152,18 +183,6 @@ const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const Compress
   const int r = config_.compress_ratio;
   const std::int64_t width = w.wkv.size(0);
   const bool overlap = r == 4;
-  const auto token = [&](std::int64_t position) -> const Row& {
-    auto& row = kv_score[static_cast<std::size_t>(position)];
-    if (!row) {
-      const Row x = hidden_row(position);
-      row = linear(w.wkv, x, 0, width);
-      Row score = linear(w.wgate, x, 0, width);
-      for (std::int64_t c = 0; c < width; ++c)
-        score[static_cast<std::size_t>(c)] += value_at(w.ape, position % r * width + c);
-      row->insert(row->end(), score.begin(), score.end());
-    }
-    return *row;
-  };
   Row e(static_cast<std::size_t>(dim));
   for (int c = 0; c < dim; ++c) {
     double best = -std::numeric_limits<double>::infinity();
@@ -172,7 +191,7 @@ const ReferenceLayer::Row& ReferenceLayer::pooled(std::int64_t g, const Compress
     for (int pass = 0; pass < 2; ++pass) {
       for (std::int64_t p = (overlap && g > 0 ? g - 1 : g) * r; p < (g + 1) * r; ++p) {
         const auto channel = static_cast<std::size_t>(overlap && p >= g * r ? dim + c : c);
-        const Row& row = token(p);
+        const Row& row = scored_token(p, w, kv_score);
         const double score = row[static_cast<std::size_t>(width) + channel];
         if (pass == 0) {
           best = std::max(best, score);
@@ -230,6 +249,41 @@ void ReferenceLayer::round_index_row(std::span<double> x, ClampRule clamp) const
   round_row(*rounding_.index, 1.0, clamp, x);
 }
 
+// Rows that many positions share are made by one loop each, and projections that entries are pooled from are given up
+// when the entries are there: all of a long context would fill the memory.
+void ReferenceLayer::prepare(std::int64_t first, std::int64_t last) {
+  if (first < 0 || last < first || last >= hidden_.size(0)) {
+    throw InvalidArgument("reference layer: positions: got " + std::to_string(first) + " to " + std::to_string(last) +
+                          ", expected some of 0 to " + std::to_string(hidden_.size(0) - 1));
+  }
+#pragma omp parallel for schedule(dynamic, 4)
+  for (std::int64_t p = std::max<std::int64_t>(first - config_.window + 1, 0); p <= last; ++p) {
+    window_row(p);
+    if (p >= first) lora(p);
+  }
+  if (!config_.has_compressor()) return;
+  const std::int64_t r = config_.compress_ratio;
+  const std::int64_t count = visible_entries(last, config_.compress_ratio);
+  const std::int64_t piece = std::max<std::int64_t>(4096 / r, 1);
+  for (std::int64_t g = 0; g < count; g += piece) {
+    const std::int64_t end = std::min(g + piece, count);
+#pragma omp parallel for schedule(dynamic, 16)
+    for (std::int64_t p = g * r; p < end * r; ++p) {
+      scored_token(p, weights_.compressor, kv_score_);
+      if (config_.has_indexer()) scored_token(p, weights_.index_compressor, index_kv_score_);
+    }
+#pragma omp parallel for schedule(dynamic, 4)
+    for (std::int64_t e = g; e < end; ++e) {
+      entry(e);
+      if (config_.has_indexer()) index_entry(e);
+    }
+    for (std::int64_t p = std::max<std::int64_t>(g - 1, 0) * r; p < (end - 1) * r; ++p) {
+      kv_score_[static_cast<std::size_t>(p)].reset();
+      index_kv_score_[static_cast<std::size_t>(p)].reset();
+    }
+  }
+}
+
 // score[j] = sum_h relu(<q_h, k_j>) * w_h * dim^-0.5 * heads^-0.5
 std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   const std::int64_t heads = config_.index_n_heads;
@@ -246,9 +300,7 @@ std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   for (std::size_t j = 0; j < scores.size(); ++j) {
     const Row& k = index_entry(static_cast<std::int64_t>(j));
     for (std::int64_t h = 0; h < heads; ++h) {
-      double s = 0;
-      for (std::int64_t i = 0; i < dim; ++i)
-        s += q[static_cast<std::size_t>(h * dim + i)] * k[static_cast<std::size_t>(i)];
+      const double s = dot(q.data() + h * dim, k.data(), dim);
       scores[j] += std::max(s, 0.0) * w[static_cast<std::size_t>(h)] * factor;
     }
   }
@@ -294,9 +346,7 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
   for (std::int64_t h = 0; h < heads; ++h) {
     const double* head = q.data() + h * dim;
     Row s(keys.size());
-    for (std::size_t j = 0; j < keys.size(); ++j) {
-      for (std::int64_t i = 0; i < dim; ++i) s[j] += scale * head[i] * (*keys[j])[static_cast<std::size_t>(i)];
-    }
+    for (std::size_t j = 0; j < keys.size(); ++j) s[j] = scale * dot(head, keys[j]->data(), dim);
     const double best = *std::ranges::max_element(s);
     const double sink = value_at(weights_.attn_sink, h);
     double sum = std::exp(sink - best);

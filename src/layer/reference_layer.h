@@ -18,11 +18,14 @@ namespace smla {
 /// Projections of a token are made when first needed and kept, so that several tokens of one request share them.
 class ReferenceLayer {
  public:
-  /// @param hidden [tokens, hidden] F32 or BF16: the layer's inputs from position 0 on; memory stays with the caller,
-  /// as do weights and cos_sin.
+  /// @param hidden [tokens, hidden] F64, F32 or BF16: the layer's inputs from position 0 on; memory stays with the
+  /// caller, as do weights and cos_sin.
   ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin,
                  const ConstTensorView& hidden, const ReferenceRounding& rounding = {});
 
+  /// Makes, with all threads, every row that positions [first, last] read. From then on index_scores and output of
+  /// distinct positions among them may be called by several threads at once.
+  void prepare(std::int64_t first, std::int64_t last);
   /// Index scores of every entry that `position` sees (C4A layers).
   std::vector<double> index_scores(std::int64_t position);
   /// The layer's output at `position`, attending over the window and over `entries`: for a C4A layer the chosen
@@ -54,6 +57,7 @@ class ReferenceLayer {
   void rotate(double* last_dims, std::int64_t position, bool inverse) const;
   const Row& lora(std::int64_t position);
   const Row& window_row(std::int64_t position);
+  const Row& scored_token(std::int64_t position, const CompressorWeights& w, Rows& kv_score);
   const Row& pooled(std::int64_t g, const CompressorWeights& w, int dim, Rows& entries, Rows& kv_score);
   Row queries(std::int64_t position);
 

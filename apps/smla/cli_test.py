@@ -337,6 +337,15 @@ def check_run_checks(folder):
     run(*reused, "--index-topk-pattern", "FSS", code=2, err=["index_topk_pattern: got FSS", "2 in all"])
 
 
+def check_ranks():
+    small = ["run", "-q", "--max-requests", 2, "--scale-lengths", 0.1, "--check", 6]
+    run(*small, "--tp", 2, code=0, out=["PASS", "ranks: 2, 2 that share out heads", "sum over ranks"])
+    run(*small, "--cp", 3, code=0, out=["PASS", "ranks: 3, 1 that share out heads x 3"])
+    run(*small, "--tp", 2, "--cp", 2, "--speculative", 2, code=0, out=["PASS", "ranks: 4,"])
+    run(*small, "--tp", 3, code=2, err="num_heads: got 8, expected a multiple of tp_size 3")
+    run(*small, "--cp", 2, "--front-end", "flashinfer", code=2, err=["flashinfer with context_parallel", "flashmla"])
+
+
 def check_info_and_why():
     run("--version", code=0, out="smla ")
     run("--help", code=0, out=["run", "verify", "info", "why", "Exit status"])
@@ -519,6 +528,8 @@ def check_combinations(folder):
         ("--prefix-retention", "256", (), "without --prefix-cache"),
         ("--prefix-compare", None, (), "without --prefix-cache"),
         ("--dump", folder, ("--prefix-cache", "--prefix-compare"), "--prefix-compare"),
+        ("--dump", folder, ("--tp", 2), "beside --tp or --cp"),
+        ("--prefix-cache", None, ("--cp", 2), "beside --cp"),
         ("--kv-bytes", "2G", ("--kv-blocks", 100), "--kv-blocks"),
         ("--index-topk-freq", 2, ("--index-topk-pattern", "FS"), "beside --index-topk-pattern"),
     ):
@@ -1016,6 +1027,7 @@ with tempfile.TemporaryDirectory() as temporary:
     check_verify(Path(temporary))
     check_verify_bounds(Path(temporary))
     check_run_checks(Path(temporary))
+    check_ranks()
     check_info_and_why()
     (Path(temporary) / "one.jsonl").write_text(
         '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'

@@ -2,6 +2,7 @@
 // row for each op that refuses every problem, so that it is never run.
 #include <array>
 
+#include "ops/attention/implementations.h"
 #include "ops/cuda_row.h"
 #include "ops/op_list.h"
 
@@ -26,6 +27,12 @@ void run_nothing(const typename Op::Problem& /*problem*/, const typename Op::Arg
 template <class Op>
 Implementation<Op> sm90_row() {
   return hopper_row<Op>(run_nothing<Op>, refuse<Op>);
+}
+
+Implementation<SparseAttention> sparse_attention_widened_row() {
+  Implementation<SparseAttention> row = sm90_row<SparseAttention>();
+  row.name = "sm90_widened";
+  return row;
 }
 
 // sm90_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a

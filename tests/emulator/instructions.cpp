@@ -1182,6 +1182,7 @@ bool decode_lanes(Instruction& i, const Name& name) {
     } else {
       if (type_of(name.back()) != Type::kF16 && type_of(name.back()) != Type::kBF16) unknown();
       i.from = type_of(name.back());
+      i.keeps = true;
       i.run = run_wgmma;
     }
   } else {

@@ -74,6 +74,7 @@ struct Instruction {
   Flow flow = Flow::kPlain;
   bool converges = false;  ///< needs all lanes of the warp, or those of `members`
   bool has_members = false;
+  bool keeps = false;  ///< a part of what it writes: a product adds to it, or some lanes are left out
   bool guarded = false;
   Operand guard;
   Operand members;
@@ -126,6 +127,9 @@ struct Module {
 
 /// @throws Error for text or an instruction that it does not know, with the line.
 Module parse(std::string_view text);
+
+/// Gives registers of a kernel whose lives do not meet the same place.
+void share_registers(Kernel& kernel);
 
 /// Finishes an instruction out of its name, in pieces, and its operands. @throws Error for one that it does not know.
 void decode(Instruction& i, const std::vector<std::string>& name);

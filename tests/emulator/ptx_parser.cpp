@@ -274,6 +274,7 @@ class Parser {
     ++at_;
     body();
     for (const auto& [at, name, scope] : pending_) k->code[at].target = label(name, scope);
+    share_registers(*k);
     module_.kernels[k->name] = std::move(k);
   }
 

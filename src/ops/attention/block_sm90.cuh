@@ -19,7 +19,9 @@ constexpr int kKeyWarps = 4;
 constexpr int kQueryWarps = 3;
 constexpr int kBlockThreads = kComputeThreads + 32 * (kKeyWarps + 1 + kQueryWarps);
 constexpr int kComputeRegisters = 192;
-/// Of a thread that widens keys with so many groups of codes, and of one of the fourth warpgroup; 128 together.
+/// What a row of a listed tile is: so many groups of codes as the cache stores them, or fp16 already (named_rows.h).
+constexpr int kWidened = -1;
+/// Of a thread that brings such keys, and of one of the fourth warpgroup; 128 together.
 constexpr int key_registers(int code_groups) { return code_groups == 7 ? 96 : 88; }
 constexpr int list_registers(int code_groups) { return 128 - key_registers(code_groups); }
 constexpr int kListed = 4;               ///< tiles whose rows are known before they are asked for
@@ -96,10 +98,11 @@ struct Shared {
   __device__ std::uint32_t what(std::uint32_t number) const { return named(number) + 8; }
   __device__ std::uint32_t info(std::uint32_t turn) const { return at + Place::kItems + turn % kInfos * kInfoBytes; }
 
-  __device__ void init() const {
+  /// `by_copies`: keys arrive by cp.async of each thread that brings them, and by one arrival for the rest.
+  __device__ void init(bool by_copies) const {
     for (int stage = 0; stage < 2; ++stage) {
       for (int half = 0; half < 2; ++half) {
-        device::mbarrier_init(full(stage, half), kKeyWarps);
+        device::mbarrier_init(full(stage, half), by_copies ? kGroupThreads + (half == 0 ? 1 : 0) : kKeyWarps);
         device::mbarrier_init(free(stage, half), kGroupWarps);
       }
       device::mbarrier_init(weighed(stage), kGroupWarps);

@@ -173,4 +173,62 @@ struct KeyLoader {
   }
 };
 
+/// The third warpgroup where rows were widened before: copies them to the stages, 16 bytes at a time. A warp has 16
+/// rows of a tile, of which it copies 128 bytes of four at once.
+struct KeyCopier {
+  static constexpr int kRows = 4;  ///< of a thread, 4 apart
+
+  Shared shared;
+
+  /// Copies half of a tile: four groups of 64 dims.
+  template <int kHalf>
+  __device__ void copy(const std::uint8_t* const (&row)[kRows], std::uint32_t to) const {
+#pragma unroll
+    for (int g = 0; g < 4; ++g) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        // Rows 4 apart differ in the upper bit of the swizzle.
+        const std::uint32_t at = (to ^ (r % 2 * 64)) + r * 4 * 128 + (4 * kHalf + g) * Place::kGroupBytes;
+        device::cp_async<16>(at, row[r] + (4 * kHalf + g) * 128, true);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void all_tiles() const {
+    std::uint32_t parities = 0;
+#pragma unroll 1
+    for (std::uint32_t taken = 0;; ++taken) {
+      const std::uint32_t slot = taken % kListed;
+      device::mbarrier_wait(shared.listed(slot), taken / kListed & 1);
+      const std::uint32_t what = device::ld_shared_u32(shared.what(taken));
+      if ((what & kNoMoreTiles) != 0) return;
+      const auto stage = static_cast<int>(what & kTileStage);
+      const std::uint32_t parity = parities >> stage & 1;
+      parities ^= 1 << stage;
+      const int thread = fresh_thread() - kComputeThreads;
+      const int first = thread / 32 * 4 * kRows + thread % 32 / 8;
+      const int piece = thread % 8;
+      const std::uint8_t* row[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const uint2 v = device::ld_shared_v2(shared.at + Place::kRows + (slot * 64 + first + 4 * r) * 16);
+        row[r] = reinterpret_cast<const std::uint8_t*>(std::uint64_t{v.y} << 32 | v.x) + 16 * piece;
+      }
+      const uint2 valid = device::ld_shared_v2(shared.named(taken));
+      arrive(shared.taken(slot));
+      const std::uint32_t to = shared.keys(stage) + first * 128 + ((piece ^ (first & 7)) << 4);
+      device::mbarrier_wait(shared.free(stage, 0), parity ^ 1);
+      if (thread == 0) {
+        device::st_shared_v2(shared.at + Place::kValid + 8 * stage, valid);
+        device::mbarrier_arrive(shared.full(stage, 0));
+      }
+      copy<0>(row, to);
+      device::cp_async_arrive(shared.full(stage, 0));
+      device::mbarrier_wait(shared.free(stage, 1), parity ^ 1);
+      copy<1>(row, to);
+      device::cp_async_arrive(shared.full(stage, 1));
+    }
+  }
+};
+
 }  // namespace smla::attention::sm90

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/attention/named_rows.h"
 #include "ops/attention/queries_sm90.cuh"
 
 namespace smla::attention::sm90 {
@@ -9,9 +10,11 @@ __device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
 
 /// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp
 /// does it, with few registers: what it remembers from tile to tile is in shared memory. A lane has rows lane and lane
-/// + 32 of a tile.
+/// + 32 of a tile. kCodeGroups: of the rows that it finds.
+template <int kCodeGroups>
 struct ListWalker {
   const TileCall& c;
+  const NamedRows& widened;  ///< where they are, if they were widened
   Shared shared;
   std::uint32_t items;
 
@@ -137,6 +140,12 @@ struct ListWalker {
     for (int row = lane; row < kTileKeys; row += 32) {
       const std::uint32_t listed = device::ld_shared_u32(shared.at + Place::kEntries + (w.told % 2 * 64 + row) * 4);
       const bool is = base + row < end && listed < layout.num_slots;
+      if constexpr (kCodeGroups == kWidened) {
+        name_widened(w, slot, row, is, is ? widened.first_word[scope] * 32 + listed : 0);
+        const std::uint32_t named = __ballot_sync(kAll, is);
+        if (lane == 0) device::st_shared_u32(tile_at + row / 32 * 4, named);
+        continue;
+      }
       const std::uint32_t block = listed >> layout.block_bits;
       const std::uint32_t in_block = listed - (block << layout.block_bits);
       const std::uint8_t* from = layout.base + static_cast<std::int64_t>(block) * layout.block_stride;
@@ -154,7 +163,22 @@ struct ListWalker {
     }
     if (lane == 0) device::st_shared_u32(tile_at + 8, (w.tile & 1) | w.turn % kInfos << kTileItemShift);
     device::mbarrier_arrive(shared.listed(slot));
-    device::cp_async_arrive(shared.scaled(slot));
+    if constexpr (kCodeGroups != kWidened) device::cp_async_arrive(shared.scaled(slot));
+  }
+
+  /// Writes the place of a row that was widened, `bit` among those of all scopes' slots.
+  __device__ void name_widened(const Walk& w, std::uint32_t slot, int row, bool is, std::uint32_t bit) const {
+    const std::uint32_t below = (1U << bit % 32) - 1;
+    std::uint32_t bits = 0;
+    std::uint32_t rank = 0;
+    std::uint32_t unfit = 0;
+    if (is) bits = widened.bits[bit / 32], rank = widened.rank[bit / 32], unfit = widened.unfit[bit / 32];
+    rank += static_cast<std::uint32_t>(__popc(bits & below));
+    const void* const data = is ? static_cast<const void*>(widened.rows + std::size_t{rank} * kDim) : kNoRow;
+    const auto at = reinterpret_cast<std::uint64_t>(data);
+    device::st_shared_v2(row_place(slot, row),
+                         make_uint2(static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32)));
+    if ((unfit & ~below & (below + 1)) != 0) device::st_shared_u32(shared.info(w.turn) + 8, 1);
   }
 
   __device__ std::uint32_t row_place(std::uint32_t slot, int row) const {

@@ -13,6 +13,7 @@
 #include "ops/attention/lists_sm90.cuh"
 #include "ops/attention/merge_parts.cuh"
 #include "ops/attention/tile_call.cuh"
+#include "ops/attention/widen_rows.cuh"
 #include "ops/cuda_row.h"
 
 namespace smla {
@@ -22,43 +23,77 @@ namespace {
 using namespace attention;
 using namespace attention::sm90;
 
-template <int kCodeGroups>
+constexpr std::string_view kWidenedName = "sm90_widened";
+
+/// kCodeGroups: of the rows as their caches store them, or kWidened for rows that `named` has; kUnitWeights: see
+/// Compute. Where `named` has the rows of a call that was to be computed from them, the kernel for rows as they are
+/// stored returns, and where they did not fit, the other.
+template <int kCodeGroups, bool kUnitWeights>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    attend_hopper(const __grid_constant__ TileCall c, std::uint32_t items) {
+    attend_hopper(const __grid_constant__ TileCall c, std::uint32_t items, const __grid_constant__ NamedRows named) {
+  constexpr bool kByCopies = kCodeGroups == kWidened;
   extern __shared__ __align__(Place::kAlign) std::uint8_t dynamic[];
   const Shared shared{device::shared_address(dynamic)};
   if (threadIdx.x == 0) {
-    shared.init();
+    shared.init(kByCopies);
     device::fence_proxy_async();
   }
   __syncthreads();
   device::pdl_wait();
+  if (named.total != nullptr && (*named.total <= named.capacity) != kByCopies) return;
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {
     device::fewer_registers<list_registers(kCodeGroups)>();
     const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
     if (warp == 0) {
-      ListWalker{c, shared, items}.all_tiles();
+      ListWalker<kCodeGroups>{c, named, shared, items}.all_tiles();
     } else {
       bring_queries(c, shared, items, warp - 1);
     }
   } else if (group == 2) {
     device::fewer_registers<key_registers(kCodeGroups)>();
-    KeyLoader<kCodeGroups>(shared).all_tiles();
+    if constexpr (kByCopies) {
+      KeyCopier{shared}.all_tiles();
+    } else {
+      KeyLoader<kCodeGroups>(shared).all_tiles();
+    }
   } else {
     device::more_registers<kComputeRegisters>();
-    Compute<kCodeGroups == 7> compute(c, shared);
+    Compute<kUnitWeights> compute(c, shared);
     compute.scratch = dynamic + Place::kScratch;
     compute.all_items(items);
   }
   device::pdl_trigger();
 }
 
-template <int kCodeGroups>
-void launch(const TileCall& c, std::uint32_t items, unsigned blocks, cudaStream_t stream) {
-  device::launch_pdl<attend_hopper<kCodeGroups>>("sparse_attention attend", blocks, kBlockThreads, Place::kBytes,
-                                                 stream, c, items);
-}
+struct Attend {
+  const TileCall& c;
+  std::uint32_t items;
+  unsigned blocks;
+  NamedRows named;
+  cudaStream_t stream;
+
+  template <int kCodeGroups, bool kUnitWeights>
+  void launch() const {
+    device::launch_pdl<attend_hopper<kCodeGroups, kUnitWeights>>("sparse_attention attend", blocks, kBlockThreads,
+                                                                 Place::kBytes, stream, c, items, named);
+  }
+  /// Of rows as their caches store them.
+  void launch_stored() const {
+    if (c.layout[0].key.code_groups == 7) {
+      launch<7, true>();
+    } else {
+      launch<8, false>();
+    }
+  }
+  void launch_widened() const {
+    if (c.weight_scale[0] == 1 && (c.a.scopes == 1 || c.weight_scale[1] == 1)) {
+      launch<kWidened, true>();
+    } else {
+      launch<kWidened, false>();
+    }
+  }
+};
 
 /// What a plan decides: also how the kernel for any GPU computes the call, for tensors that lie in memory as this one
 /// cannot read them.
@@ -66,28 +101,36 @@ struct Choice {
   HopperSplit split;
   AttentionSplit portable;
   std::int64_t multiprocessors = 1;
+  std::size_t named_bytes = 0;  ///< of the workspace, behind the split's, for rows that are widened first; 0: none are
 };
+
+/// Groups of codes of a scope's rows.
+int code_groups(const SparseAttention::Problem& p, int scope) {
+  return key_layout(*p.scope[static_cast<std::size_t>(scope)].format).code_groups;
+}
+/// Whether the kernel reads all rows as their caches store them.
+bool reads_stored(const SparseAttention::Problem& p) {
+  const int groups = code_groups(p, 0);
+  return (groups == 7 || groups == 8) && (p.scopes == 1 || code_groups(p, 1) == groups);
+}
 
 std::string refusal(const SparseAttention::Problem& p) {
   if (std::string reason = tensor_core_refusal(p); !reason.empty()) return reason;
-  const auto groups = [&](int s) { return key_layout(*p.scope[static_cast<std::size_t>(s)].format).code_groups; };
-  if (p.scopes > 1 && groups(0) != groups(1)) {
+  if (reads_stored(p)) return "";
+  if (p.scopes > 1 && code_groups(p, 0) != code_groups(p, 1)) {
     return std::string(p.scope[0].format->name) + " and " + std::string(p.scope[1].format->name) +
            " rows; it takes one kind of rows";
   }
-  const int all = groups(0);
-  if (all != 7 && all != 8) {
-    return std::string(p.scope[0].format->name) + " rows, " + std::to_string(64 * all) +
-           " numbers of which are e4m3; it takes 448 and 512";
-  }
-  return "";
+  return std::string(p.scope[0].format->name) + " rows, " + std::to_string(64 * code_groups(p, 0)) +
+         " numbers of which are e4m3; it takes 448 and 512";
 }
 
-Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
-  if (std::string reason = refusal(p); !reason.empty()) return refused(std::move(reason));
+/// `name`: of the implementation, which has to be asked for by it.
+Decision decide_as(std::string_view name, bool widens, const SparseAttention::Problem& p, const PlanOptions& options,
+                   const Machine& machine) {
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
-  // Its first complete version; the kernel for any GPU keeps the choice until this one has passed every test on a card.
-  if (options.implementation != "sm90") return refused("not chosen by itself yet; it runs where it is named");
+  // The kernel for any GPU keeps the choice until these have passed every test on a card.
+  if (options.implementation != name) return refused("not chosen by itself yet; it runs where it is named");
   if (machine.gpu.shared_bytes < Place::kBytes) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
@@ -95,12 +138,29 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
   Choice choice{.split = split_for_hopper(p, machine.gpu, options.deterministic),
                 .portable = split_attention(p, machine.gpu, options.deterministic),
                 .multiprocessors = machine.gpu.multiprocessors};
+  std::size_t bytes = static_cast<std::size_t>(choice.split.workspace_bytes(p.heads));
   Decision decision;
-  decision.workspace_bytes = static_cast<std::size_t>(
-      std::max(choice.split.workspace_bytes(p.heads), choice.portable.workspace_bytes(p.heads)));
   decision.words = describe(choice.split, p);
+  if (widens) {
+    // Together at most NamedRows::kBytes, unless the parts' sums take most of that.
+    bytes = (bytes + 1023) / 1024 * 1024;
+    choice.named_bytes = std::max(NamedRows::kBytes / 4, NamedRows::kBytes - std::min(bytes, NamedRows::kBytes));
+    bytes += choice.named_bytes;
+    decision.words += ", rows that the lists name widened first, up to " +
+                      std::to_string(choice.named_bytes / (NamedRows::kRowBytes + 4)) + " of them";
+  }
+  decision.workspace_bytes = std::max(bytes, static_cast<std::size_t>(choice.portable.workspace_bytes(p.heads)));
   decision.choice = choice;
   return decision;
+}
+
+Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
+  if (std::string reason = refusal(p); !reason.empty()) return refused(std::move(reason));
+  return decide_as("sm90", false, p, options, machine);
+}
+Decision decide_widened(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
+  if (std::string reason = tensor_core_refusal(p); !reason.empty()) return refused(std::move(reason));
+  return decide_as(kWidenedName, true, p, options, machine);
 }
 
 /// Whether all tensors lie as this kernel reads them, and larger products are larger scores.
@@ -115,11 +175,28 @@ bool readable(const SparseAttention::Problem& p, const TileCall& c) {
   return all;
 }
 
+/// Where the rows of a call are to be widened, and whether they fit for certain.
+struct Widening {
+  NamedRows rows;
+  bool certain = false;
+};
+Widening widening(const SparseAttention::Problem& p, const TileCall& c, const Choice& choice, std::uint8_t* workspace) {
+  if (choice.named_bytes == 0) return {};
+  const auto sums = static_cast<std::size_t>(choice.split.workspace_bytes(p.heads) + 1023) / 1024 * 1024;
+  const std::int64_t slots[] = {c.layout[0].num_slots, c.layout[1].num_slots};
+  Widening w{.rows = NamedRows::in(workspace + sums, choice.named_bytes, slots, p.scopes)};
+  const std::int64_t most = std::min(p.tokens * listed_entries(p), slots[0] + (p.scopes > 1 ? slots[1] : 0));
+  w.certain = most <= std::int64_t{w.rows.capacity};
+  return w;
+}
+
 void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   const auto& choice = context.choice<Choice>();
   TileCall c = tile_call(p, a);
-  if (!readable(p, c)) {
+  const Widening wide = widening(p, c, choice, static_cast<std::uint8_t*>(context.workspace.data));
+  const bool widens = wide.rows.capacity > 0 && wide.rows.words > 0 && (wide.certain || reads_stored(p));
+  if (!readable(p, c) || (!widens && !reads_stored(p))) {
     attend_with_tiles(p, a, choice.portable, context.workspace, context.stream);
     return;
   }
@@ -129,13 +206,20 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   place_sums(c, context.workspace.data, split.launch_tokens);
   const std::int64_t head_tiles = (p.heads + kTileHeads - 1) / kTileHeads;
   c.head_tiles = static_cast<std::uint32_t>(head_tiles);
-  const int groups = c.layout[0].key.code_groups;
   const cudaStream_t stream = stream_of(context.stream);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
     const unsigned items = blocks_for(tokens * head_tiles * split.parts, 1);
-    const unsigned blocks = static_cast<unsigned>(std::min<std::int64_t>(items, choice.multiprocessors));
-    (groups == 7 ? launch<7> : launch<8>)(c, items, blocks, stream);
+    const Attend attend{.c = c,
+                        .items = items,
+                        .blocks = static_cast<unsigned>(std::min<std::int64_t>(items, choice.multiprocessors)),
+                        .named = widens ? wide.rows : NamedRows{},
+                        .stream = stream};
+    if (widens) {
+      widen_named_rows(c, wide.rows, tokens, choice.multiprocessors, stream);
+      attend.launch_widened();
+    }
+    if (!widens || !wide.certain) attend.launch_stored();
     if (split.parts > 1) launch_merge(c, tokens, stream);
   }
 }
@@ -145,6 +229,12 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
 template <>
 Implementation<SparseAttention> sm90_row() {
   return hopper_row<SparseAttention>(run, decide);
+}
+
+Implementation<SparseAttention> sparse_attention_widened_row() {
+  Implementation<SparseAttention> row = hopper_row<SparseAttention>(run, decide_widened);
+  row.name = kWidenedName;
+  return row;
 }
 
 }  // namespace smla

@@ -179,6 +179,10 @@ class Turn {
       }
       case Flow::kWarpBarrier:
         if (lanes == 0) return ++g.pc, true;
+        each_lane(g.lanes, [&](int l) {
+          if ((number(w_, i.members, l) >> l & 1) == 0)
+            throw Error("lane " + std::to_string(l) + " waits at a barrier that it does not belong to");
+        });
         g.state = Group::kAtWarpBarrier;
         g.needed = static_cast<std::uint32_t>(number(w_, i.members, std::countr_zero(g.lanes)));
         return false;

@@ -1,5 +1,7 @@
 # shellcheck shell=bash disable=SC2154
-# Of `dev`: the CUDA build and its tests, and the checks that need a GPU.
+# Of `dev`: the CUDA build and its tests, the same without a GPU, and the checks that need one.
+
+emulated_seconds=${SMLA_EMULATED_SECONDS:-420}
 
 find_nvcc() { command -v nvcc 2>/dev/null || { [[ -x /usr/local/cuda/bin/nvcc ]] && echo /usr/local/cuda/bin/nvcc; }; }
 
@@ -13,6 +15,21 @@ part_cuda() {
   else
     pass "cuda: built with $nvcc"
     run_ctest "cuda" build/cuda -R '^(unit\.(Device|Cuda)|gpu\.|abi\.|package\.)' --no-tests=error
+  fi
+}
+
+# The kernels' own code without a GPU: what the time does not reach is counted as skipped.
+part_emulated() {
+  say "emulated (build/emulated)"
+  local nvcc
+  if ! nvcc=$(find_nvcc); then
+    skip "emulated: no nvcc on PATH nor in /usr/local/cuda/bin"
+  elif ! need "${run_packages[@]}" "${test_packages[@]}" || ! CUDACXX=$nvcc quietly cmake --preset emulated ||
+    ! quietly cmake --build build/emulated --parallel "$jobs" --target test_gpu test_emulator planted_fault; then
+    fail "emulated: build with $nvcc"
+  else
+    stop_at=$((SECONDS + emulated_seconds)) run_ctest "emulated" build/emulated -R '^(gpu|emulator)\.' --no-tests=error \
+      --stop-time "$(date -d "+$emulated_seconds seconds" +%T)"
   fi
 }
 

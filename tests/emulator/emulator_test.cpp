@@ -1,0 +1,145 @@
+// The emulator on small kernels: what it computes where lanes part, and that it finds what a kernel does wrong.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "emulator/machine.h"
+
+namespace emulator {
+namespace {
+
+/// Runs the only kernel of a text with one block over the numbers. Returns what it says that the kernel did wrong.
+std::string run_text(const std::string& body, std::vector<std::uint32_t>& numbers, std::uint32_t threads = 32,
+                     std::size_t shared = 0) {
+  const std::string text = R"(
+.version 9.0
+.target sm_90a
+.address_size 64
+.extern .shared .align 16 .b8 dynamic[];
+.visible .entry k(.param .u64 k_param_0)
+{
+  .reg .pred %p<8>;
+  .reg .b32 %r<16>;
+  .reg .b64 %rd<8>;
+  ld.param.u64 %rd1, [k_param_0];
+  mov.u32 %r1, %tid.x;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.s64 %rd3, %rd1, %rd2;
+)" + body + "\n}\n";
+  try {
+    const Module module = parse(text);
+    Launch launch;
+    launch.kernel = module.kernels.at("k").get();
+    launch.block[0] = threads;
+    launch.dynamic_shared = shared;
+    const auto begin = reinterpret_cast<std::uintptr_t>(numbers.data());
+    launch.memory = {{begin, begin + 4 * numbers.size()}};
+    launch.parameters.resize(launch.kernel->parameter_bytes + 16);
+    std::memcpy(launch.parameters.data(), &begin, sizeof begin);
+    run(launch);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+std::vector<std::uint32_t> counted(std::size_t n) {
+  std::vector<std::uint32_t> v(n);
+  std::iota(v.begin(), v.end(), 0U);
+  return v;
+}
+
+TEST(Emulator, LanesPartAndMeetAgain) {
+  std::vector<std::uint32_t> v = counted(32);
+  // Odd lanes go round a loop as often as their number says; then the sum over all lanes.
+  ASSERT_EQ(run_text(R"(
+  mov.u32 %r2, 0;
+  and.b32 %r3, %r1, 1;
+  setp.eq.s32 %p1, %r3, 0;
+  @%p1 bra $after;
+$loop:
+  add.s32 %r2, %r2, 1;
+  setp.lt.u32 %p2, %r2, %r1;
+  @%p2 bra $loop;
+$after:
+  mov.b32 %r4, 0xFFFFFFFF;
+  redux.sync.add.u32 %r5, %r2, %r4;
+  shfl.sync.idx.b32 %r6|%p3, %r2, 31, 31, -1;
+  add.s32 %r5, %r5, %r6;
+  st.global.u32 [%rd3], %r5;
+  ret;)",
+                     v),
+            "");
+  for (const std::uint32_t x : v) EXPECT_EQ(x, 256U + 31U);
+}
+
+TEST(Emulator, BarriersOrderSharedMemory) {
+  std::vector<std::uint32_t> v = counted(128);
+  ASSERT_EQ(run_text(R"(
+  mov.u32 %r2, dynamic;
+  shl.b32 %r3, %r1, 2;
+  add.s32 %r4, %r2, %r3;
+  st.shared.u32 [%r4], %r1;
+  bar.sync 0;
+  sub.s32 %r5, 127, %r1;
+  shl.b32 %r5, %r5, 2;
+  add.s32 %r5, %r5, %r2;
+  ld.shared.u32 %r6, [%r5];
+  st.global.u32 [%rd3], %r6;
+  ret;)",
+                     v, 128, 512),
+            "");
+  for (std::size_t i = 0; i < v.size(); ++i) EXPECT_EQ(v[i], 127 - i);
+}
+
+TEST(Emulator, AnMbarrierLetsWarpsThroughPhaseByPhase) {
+  std::vector<std::uint32_t> v = counted(64);
+  // Warp 1 waits for 32 arrivals of warp 0, whose number was written before.
+  ASSERT_EQ(run_text(R"(
+  mov.u32 %r2, dynamic;
+  setp.ne.s32 %p1, %r1, 0;
+  @%p1 bra $made;
+  mbarrier.init.shared.b64 [%r2], 32;
+$made:
+  bar.sync 0;
+  setp.lt.u32 %p2, %r1, 32;
+  @%p2 bra $writes;
+  { .reg .pred done;
+  again: mbarrier.try_wait.parity.shared.b64 done, [%r2], 0;
+  @!done bra again; }
+  ld.shared.u32 %r3, [%r2+8];
+  st.global.u32 [%rd3], %r3;
+  ret;
+$writes:
+  nanosleep.u32 100;
+  st.shared.u32 [%r2+8], 77;
+  mbarrier.arrive.shared.b64 _, [%r2];
+  ret;)",
+                     v, 64, 64),
+            "");
+  for (std::size_t i = 32; i < v.size(); ++i) EXPECT_EQ(v[i], 77U);
+}
+
+TEST(Emulator, SaysWhereAKernelIsWrong) {
+  std::vector<std::uint32_t> v = counted(32);
+  const auto found = [&](const std::string& body, const std::string& words) {
+    const std::string said = run_text(body, v, 64, 64);
+    EXPECT_NE(said.find(words), std::string::npos) << body << "\n" << said;
+  };
+  found("st.global.u32 [%rd3+128], %r1; ret;", "which is no memory of the GPU");
+  found("st.global.u32 [%rd1+2], %r1; ret;", "is not aligned to 4");
+  found("mov.u32 %r2, dynamic; st.shared.u32 [%r2+65536], %r1; ret;", "past its");
+  found(
+      "mov.u32 %r2, dynamic; mbarrier.init.shared.b64 [%r2], 65; bar.sync 0;\n"
+      "mbarrier.arrive.shared.b64 _, [%r2];\n"
+      "{ .reg .pred done;\n again: mbarrier.try_wait.parity.shared.b64 done, [%r2], 0;\n @!done bra again; }\n ret;",
+      "all warps wait");
+  found("setp.lt.u32 %p1, %r1, 32; @%p1 bra $away; bar.sync 1, 64; $away: ret;", "all warps wait");
+  found("setp.lt.u32 %p1, %r1, 16; @%p1 bra $away; shfl.sync.idx.b32 %r2|%p2, %r1, 3, 31, -1; $away: ret;",
+        "shfl from a lane that does not take part");
+  found("bar.warp.sync 1; ret;", "does not belong to");
+  found("frobnicate.b32 %r1, %r2; ret;", "does not know");
+  found("mov.b32 %r1, nobody; ret;", "unknown name nobody");
+}
+
+}  // namespace
+}  // namespace emulator

@@ -389,11 +389,12 @@ void Warp::copy_now(std::uint32_t lanes, std::uint32_t up_to) {
   });
 }
 void Warp::arrive_now() {
-  for (const CopyArrival& a : arrivals) {
+  std::erase_if(arrivals, [&](const CopyArrival& a) {
+    if ((block->cluster->random() >> 8 & 1) != 0) return false;
     copy_now(1U << a.lane, ~0U);
     arrive(*this, shared_address(*this, a.at, 8));
-  }
-  arrivals.clear();
+    return true;
+  });
 }
 
 std::byte* shared_address(Warp& w, std::uint64_t at, int size) {

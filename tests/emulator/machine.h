@@ -90,7 +90,7 @@ struct Warp {
   Range known{0, 0};  ///< memory in which the last address was
 
   void copy_now(std::uint32_t lanes, std::uint32_t up_to);  ///< copies of groups before `up_to`
-  void arrive_now();
+  void arrive_now();  ///< of the arrivals some, as chance will have it: a lane's copies do not wait for its neighbours'
 };
 
 struct Barrier {

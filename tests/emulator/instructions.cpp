@@ -79,7 +79,6 @@ void map3(Warp& w, const Instruction& i, std::uint32_t lanes, const F& f) {
 }
 
 // 16-bit floating point.
-float from_half(std::uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
 std::uint16_t to_half(float x) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(x)); }
 float from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 std::uint16_t to_bf16(float x) {
@@ -482,6 +481,11 @@ Run bitwise(const std::string& base) {
 void run_mov(Warp& w, const Instruction& i, std::uint32_t lanes) {
   if (i.d.size() == 1 && i.s.size() == 1) {
     const Operand& a = i.s[0];
+    if (lanes == kAll && a.wide == i.d[0].wide && a.offset == 0) {
+      const auto* from = place<std::uint32_t>(w, a);
+      std::memmove(place<std::uint32_t>(w, i.d[0]), from, a.wide ? 8 * kLanes : 4 * kLanes);
+      return;
+    }
     each_lane(lanes, [&](int l) { set_number(w, i.d[0], l, number(w, a, l) + static_cast<std::uint64_t>(a.offset)); });
     return;
   }
@@ -1193,6 +1197,16 @@ bool decode_lanes(Instruction& i, const Name& name) {
 }
 
 }  // namespace
+
+float from_half(std::uint16_t bits) {
+  static const std::vector<float> all = [] {
+    std::vector<float> v(1 << 16);
+    for (std::uint32_t n = 0; n < v.size(); ++n)
+      v[n] = static_cast<float>(std::bit_cast<_Float16>(static_cast<std::uint16_t>(n)));
+    return v;
+  }();
+  return all[bits];
+}
 
 void arrive(Warp& w, std::byte* barrier) {
   std::uint64_t state = 0;

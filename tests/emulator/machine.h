@@ -183,6 +183,9 @@ std::byte* host_address(Warp& w, const Instruction& i, const Operand& o, int lan
 /// The same for shared memory, of the block or, by the bits that mapa sets, of another in the cluster.
 std::byte* shared_address(Warp& w, std::uint64_t at, int size);
 
+/// An fp16 number, out of a table: compilers call a function for each where the processor is not known to convert.
+float from_half(std::uint16_t bits);
+
 // Tensor cores (tensor_cores.cpp).
 void run_mma(Warp& w, const Instruction& i, std::uint32_t lanes);
 void run_ldmatrix(Warp& w, const Instruction& i, std::uint32_t lanes);

@@ -9,8 +9,7 @@ namespace emulator {
 namespace {
 
 float widened(std::uint16_t bits, bool bf16) {
-  return bf16 ? std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16)
-              : static_cast<float>(std::bit_cast<_Float16>(bits));
+  return bf16 ? std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16) : from_half(bits);
 }
 float at32(Warp& w, const Operand& o, int lane) { return std::bit_cast<float>(place<std::uint32_t>(w, o)[lane]); }
 void set32(Warp& w, const Operand& o, int lane, float x) {

@@ -8,7 +8,10 @@
 #include <utility>
 
 #include "bench/inputs.h"
+#include "checkpoint/linear.h"
+#include "device/large_pages.h"
 #include "engine/synthetic.h"
+#include "model/weight_table.h"
 #include "sparsemla/plan.h"
 #include "sparsemla/step_metadata.h"
 
@@ -71,9 +74,28 @@ LayerOptions layer_options(const Options& options) {
   return out;
 }
 
+/// The weights that an FP8 checkpoint has in FP8, as it has them.
+void quantise(const LayerConfig& config, OwnedLayerWeights& weights) {
+  const std::vector<WeightSpec> table = weight_table(config);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const WeightSpec& spec = table[i];
+    if (spec.fp8_groups == 0) continue;
+    EncodedLinear encoded = encode_linear(spec.view(weights.views), LinearEncoding::kFp8);
+    HostTensor scale(DType::kF32, encoded.scale.shape());
+    for (std::int64_t b = 0; b < scale.numel(); ++b)
+      scale.as<float>()[b] = from_ue8m0(encoded.scale.as<std::uint8_t>()[b]);
+    prefer_large_pages(encoded.weight.data(), encoded.weight.bytes());
+    weights.storage[i] = std::move(encoded.weight);
+    spec.view(weights.views) = std::as_const(weights.storage[i]).view();
+    weights.storage.push_back(std::move(scale));
+    spec.scale(weights.views) = std::as_const(weights.storage.back()).view();
+  }
+}
+
 LayerFixture::LayerFixture(const Options& options, int ratio, std::int64_t requests, std::int64_t length)
     : config(layer_of_ratio(options, ratio)) {
   weights = random_weights(config, 1);
+  if (options.fp8_weights) quantise(config, weights);
   rope = rope_table(config.rope, length);
   const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
   std::int64_t wanted = 0;
@@ -136,9 +158,12 @@ HostTensor hidden_states(const LayerConfig& config, std::int64_t tokens, std::ui
   return x;
 }
 
-/// Multiply-adds of a token's linear maps = numbers in the weights; with the indexer's own only where it scores.
-double linear_weights(const LayerWeights& w, bool scores) {
-  const auto numbers = [](const ConstTensorView& t) { return t.absent() ? 0.0 : static_cast<double>(t.numel()); };
+/// Multiply-adds of a token's linear maps = numbers in the weights, or their bytes; with the indexer's own only where
+/// it scores.
+double linear_weights(const LayerWeights& w, bool scores, bool bytes = false) {
+  const auto numbers = [&](const ConstTensorView& t) {
+    return t.absent() ? 0.0 : static_cast<double>(t.numel() * (bytes ? size_of(t.dtype) : 1));
+  };
   double n = numbers(w.wq_a) + numbers(w.wq_b) + numbers(w.wkv) + numbers(w.wo_a) + numbers(w.wo_b);
   n += numbers(w.compressor.wkv) + numbers(w.compressor.wgate) + numbers(w.index_compressor.wkv) +
        numbers(w.index_compressor.wgate);
@@ -151,7 +176,7 @@ void add_layer_floor(const LayerConfig& c, const Options& options, const LayerWe
                      std::int64_t before, std::int64_t tokens, Row& row) {
   const bool scores = c.has_indexer() && visible_entries(before + tokens - 1, c.compress_ratio) > c.index_topk;
   const double linear = linear_weights(weights, scores);
-  row.bytes += 2 * linear;
+  row.bytes += linear_weights(weights, scores, true);
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t position = before + t;
     const std::int64_t entries = c.has_compressor() ? visible_entries(position, c.compress_ratio) : 0;
@@ -221,8 +246,8 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
   const LayerFixture fixture(options, ratio, requests, context + kPositions);
   Row row{.group = "layer",
           .name = fmt::format("{} decode", kind_name(ratio)),
-          .shape = fmt::format("requests {}, context {}, heads {}, {}", requests, context, fixture.config.num_heads,
-                               options.rows->name),
+          .shape = fmt::format("requests {}, context {}, heads {}, {}{}", requests, context, fixture.config.num_heads,
+                               options.rows->name, options.fp8_weights ? ", fp8 weights" : ""),
           .implementation = "",
           .time = {},
           .flops = 0,
@@ -243,16 +268,17 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
 
 Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
   const LayerFixture fixture(options, ratio, 1, length);
-  Row row{.group = "layer",
-          .name = fmt::format("{} prefill", kind_name(ratio)),
-          .shape = fmt::format("tokens {} in steps of {}, heads {}, {}", length, std::min(length, options.chunk),
-                               fixture.config.num_heads, options.rows->name),
-          .implementation = "",
-          .time = {},
-          .flops = 0,
-          .bytes = 0,
-          .bf16 = true,
-          .stages = {}};
+  Row row{
+      .group = "layer",
+      .name = fmt::format("{} prefill", kind_name(ratio)),
+      .shape = fmt::format("tokens {} in steps of {}, heads {}, {}{}", length, std::min(length, options.chunk),
+                           fixture.config.num_heads, options.rows->name, options.fp8_weights ? ", fp8 weights" : ""),
+      .implementation = "",
+      .time = {},
+      .flops = 0,
+      .bytes = 0,
+      .bf16 = true,
+      .stages = {}};
   std::vector<PlannedStep> steps;
   for (std::int64_t before = 0; before < length; before += options.chunk) {
     const std::int64_t tokens = std::min(options.chunk, length - before);

@@ -15,6 +15,7 @@ struct Linear {
   std::int64_t k = 0;
   std::int64_t groups = 1;
   DType y = DType::kBF16;
+  bool fp8 = true;  ///< whether FP8 checkpoints have it in FP8
 };
 
 /// The linear maps of all layer kinds in Options::ratios.

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "bench/peak.h"
+#include "device/large_pages.h"
 #include "ops/registry.h"
 #include "sparsemla/device.h"
 
@@ -105,6 +106,7 @@ Machine measure_machine(int threads, double seconds, Clock clock) {
   const std::unique_ptr<float[]> memory(new float[static_cast<std::size_t>(kFloats)]);
 #pragma omp parallel for num_threads(out.threads) schedule(static)
   for (std::int64_t i = 0; i < kFloats; ++i) memory[static_cast<std::size_t>(i)] = 0;
+  prefer_large_pages(memory.get(), static_cast<std::size_t>(kReadBytes));  // as weights have them
   const double each = seconds / kTurns / static_cast<double>(kernels.size() + 1);
   for (int turn = 0; turn < kTurns; ++turn) {
     for (std::size_t i = 0; i < kernels.size(); ++i) {

@@ -145,8 +145,9 @@ void check_shapes(const CLI::App& command, const std::vector<bench::Group>& grou
   const auto reads = [](const bench::Group& group, std::string_view option) {
     return (std::string(group.options) + " ").find(std::string(option) + " ") != std::string::npos;
   };
-  for (const char* option : {"--kind", "--batch", "--tokens", "--context", "--keys", "--prefill", "--chunk", "--heads",
-                             "--pool", "--next-n", "--grid", "--layer", "--cache-dtype", "--index-dtype", "--only"}) {
+  for (const char* option :
+       {"--kind", "--batch", "--tokens", "--context", "--keys", "--prefill", "--chunk", "--heads", "--pool", "--next-n",
+        "--grid", "--layer", "--cache-dtype", "--index-dtype", "--fp8-weights", "--only"}) {
     const auto reads_it = [&](const bench::Group& group) { return reads(group, option); };
     std::string chosen;
     std::string readers;
@@ -316,6 +317,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->add_option("--index-dtype", a->index_dtype,
                    "Index rows: fp8, mxfp4, or the end of another index_ format's name")
       ->capture_default_str();
+  command->add_flag("--fp8-weights", a->options.fp8_weights,
+                    "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them");
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
   add_impl_option(command, a->implementations);
   command->add_option("--only", a->only, "Measure decode or prefill alone")->check(one_of({"decode", "prefill"}));

@@ -179,9 +179,10 @@ void add_run_command(CLI::App& app, int& exit_code) {
                 "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
   c->add_option("--weights", a->weights,
                 "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
-  c->add_option("--fp8-weights", a->fp8_weights,
-                "The checkpoint's FP8 weights: on keeps them (FP8 inputs, too), off dequantises them, auto keeps them "
-                "where cuBLASLt multiplies them")
+  c->add_option(
+       "--fp8-weights", a->fp8_weights,
+       "The checkpoint's FP8 weights: on keeps them (on a GPU with FP8 inputs), off dequantises them, auto keeps "
+       "them on a CPU and where cuBLASLt multiplies them")
       ->check(one_of({"auto", "on", "off"}))
       ->capture_default_str();
   c->add_option("--layers", a->layers,

@@ -72,11 +72,13 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   return std::max<std::int64_t>(1, a.kv_bytes.empty() && !a.prefix_cache ? std::min(wanted, limit) : limit);
 }
 
-/// auto: where FP8 x FP8 runs on tensor cores and nothing else was asked for.
+/// auto: on a CPU, which reads them faster than bf16 and rounds no input for them; on a GPU where FP8 x FP8 runs on
+/// tensor cores and nothing else was asked for.
 bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
-  if (o.weights == nullptr || o.layer.device != DeviceKind::kCuda || o.layer.deterministic ||
-      o.layer.implementations.contains(Projection::kName)) {
+  if (o.weights == nullptr) return false;
+  if (o.layer.device == DeviceKind::kCpu) return true;
+  if (o.layer.deterministic || o.layer.implementations.contains(Projection::kName)) {
     return false;
   }
   const Projection::Problem typical{

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "device/large_pages.h"
 #include "sparsemla/error.h"
 
 namespace smla {
@@ -167,6 +168,7 @@ HostTensor read_linear(const LinearSource& s, Range rows, Range columns) {
     }
     begin = end;
   }
+  prefer_large_pages(out.data(), out.bytes());
   return out;
 }
 
@@ -208,6 +210,7 @@ KeptLinear read_fp8(const LinearSource& s, Range rows, Range columns) {
     }
     begin = end;
   }
+  prefer_large_pages(out.codes.data(), out.codes.bytes());
   return out;
 }
 

@@ -11,6 +11,7 @@
 #include "core/host_tensor.h"
 #include "engine/prompt.h"
 #include "engine/synthetic.h"
+#include "layer/layer_plan.h"
 #include "layer/reference_layer.h"
 #include "sparsemla/weights.h"
 
@@ -21,7 +22,8 @@ namespace {
 bool is_fp8(const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; }
 
 /// Whether some projection's input is rounded to FP8 because its weights are.
-bool has_fp8_inputs(const LayerWeights& w) {
+bool has_fp8_inputs(const LayerOptions& options, const LayerWeights& w) {
+  if (!rounds_fp8_inputs(options)) return false;
   return is_fp8(w.wq_a) || is_fp8(w.wkv) || is_fp8(w.wq_b) || is_fp8(w.index_wq_b) || is_fp8(w.wo_b);
 }
 
@@ -31,8 +33,8 @@ struct TopkBound {
   double margin = 0.10;  ///< standard deviations around the k-th best score
 };
 
-TopkBound topk_bound(const LayerWeights& weights) {
-  return has_fp8_inputs(weights) ? TopkBound{.share = 0.10, .margin = 0.25} : TopkBound{};
+TopkBound topk_bound(const LayerOptions& options, const LayerWeights& weights) {
+  return has_fp8_inputs(options, weights) ? TopkBound{.share = 0.10, .margin = 0.25} : TopkBound{};
 }
 
 double value_at(const ConstTensorView& v, std::int64_t i) {
@@ -116,13 +118,13 @@ void judge(CheckReport& report) {
 // small; one of FP8 is 1/16 to 1/8 of the number, and the product that comes next spreads it over all its results. So
 // each place that rounds results of an earlier sum to FP8 doubles the bound.
 double check_bound(const LayerOptions& options, const LayerWeights& weights) {
-  const bool inputs = has_fp8_inputs(weights);
-  const bool output = options.fp8_output || is_fp8(weights.wo_a);
+  const bool inputs = has_fp8_inputs(options, weights);
+  const bool output = options.fp8_output || (rounds_fp8_inputs(options) && is_fp8(weights.wo_a));
   if (options.precision == Precision::kF32 && !inputs && !output) return 1e-4;
   double bound = 0.01;
   if (options.q == DType::kE4M3) bound *= 2;
   if (output) bound *= 2;
-  if (inputs) bound *= options.device == DeviceKind::kCuda ? 4 : 2;  // tensor cores keep 13 bits of FP8 sums
+  if (inputs) bound *= 4;  // tensor cores keep 13 bits of FP8 sums
   return bound;
 }
 
@@ -298,7 +300,7 @@ CheckReport RunCheck::finish(const std::function<void(int)>& progress) {
                 .first->second;
         if (truth->config.runs_indexer())
           judge_topk(s.topk[i], reference.index_scores(sample.position), truth->config.index_topk,
-                     topk_bound(truth->weights), sample);
+                     topk_bound(s.options.layer, truth->weights), sample);
         const std::vector<double> want = reference.output(
             sample.position,
             truth->config.has_indexer() ? std::optional<std::span<const std::int32_t>>(s.topk[i]) : std::nullopt);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "device/large_pages.h"
 #include "model/weight_table.h"
 
 namespace smla {
@@ -63,6 +64,7 @@ OwnedLayerWeights random_weights(const LayerConfig& config, std::uint64_t seed) 
     const Spread spread = spread_of(spec);
     out.storage.emplace_back(spread.dtype, spec.shape);
     fill(out.storage.back().view(), mix(seed, next++), spread.mean, spread.deviation);
+    prefer_large_pages(out.storage.back().data(), out.storage.back().bytes());
     spec.view(out.views) = std::as_const(out.storage.back()).view();
   }
   return out;

@@ -84,7 +84,8 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
 /// limits. Strict: what upstream refuses at construction.
 void AttentionLayer::check_options() {
   check_named_implementations("attention layer: implementations", options_.implementations, options_.device);
-  if (weights_.wo_a.dtype == DType::kE4M3 && !options_.fp8_output) options_.fp8_output = OutputScale::kF32;
+  if (rounds_fp8_inputs(options_) && weights_.wo_a.dtype == DType::kE4M3 && !options_.fp8_output)
+    options_.fp8_output = OutputScale::kF32;
   if (options_.chunks.max_model_len == 0) options_.chunks.max_model_len = cos_sin_.size(0);
   const std::int64_t upstream =
       options_.strict ? upstream_padded_heads(options_.front_end, config_.num_heads) : config_.num_heads;

@@ -266,7 +266,7 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
     o_rows.rank = 2;
     o_rows.shape = {positions.size(0), width, 0, 0};
     o_rows.stride = {width, 1, 0, 0};
-    project(main, *ops.wo_a, {.x = o_rows}, weights.wo_a, b.z);
+    project(main, *ops.wo_a, {.x = o_rows}, weights.wo_a, b.z, weights.wo_a_scale);
   }
   if (ops.quantize_z)
     ops.quantize_z->run({.x = b.z, .values = b.z_values, .scales = b.z_scales}, main.scratch, main.stream);

@@ -193,7 +193,7 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
   }
   ops->wo_a = planner.make<Projection>(wo_a);
   const std::int64_t latent = c.o_groups * c.o_lora_rank;
-  const bool fp8 = weights.wo_b.dtype == DType::kE4M3;
+  const bool fp8 = rounds_fp8_inputs(options) && weights.wo_b.dtype == DType::kE4M3;
   if (fp8) ops->quantize_z = planner.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
   ops->wo_b = planner.make<Projection>({.m = ops->tokens,
                                         .n = c.hidden_size,
@@ -232,7 +232,9 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     if (options.q != DType::kE4M3) ops->query_prologue = {.rope_dim = c.rope_head_dim, .eps = c.rms_norm_eps};
   }
   const OpPlanner planner(options, &ops->scratch_bytes, &ops->text);
-  const auto fp8 = [](const ConstTensorView& w) { return !w.absent() && w.dtype == DType::kE4M3; };
+  const auto fp8 = [&](const ConstTensorView& w) {
+    return rounds_fp8_inputs(options) && !w.absent() && w.dtype == DType::kE4M3;
+  };
   const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y) {
     return planner.make<Projection>(
         {.m = tokens, .n = n, .k = k, .groups = 1, .x = fp8(w) ? DType::kE4M3 : act, .w = w.dtype, .y = y});

@@ -72,7 +72,7 @@ ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, std::span<c
                                            std::int64_t rows, const ConstTensorView& scale) const {
   const auto inputs = static_cast<std::int64_t>(x.size());
   Row quantised;
-  if (w.dtype == DType::kE4M3) {
+  if (rounding_.fp8_inputs && w.dtype == DType::kE4M3) {
     quantised.assign(x.begin(), x.end());
     round_projection_input(quantised);
     x = quantised;
@@ -359,7 +359,7 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
     round_activation({out, static_cast<std::size_t>(dim)});
     rotate(out + dim - config_.rope_head_dim, position, true);
   }
-  if (rounding_.fp8_output || weights_.wo_a.dtype == DType::kE4M3) {
+  if (rounding_.fp8_output || (rounding_.fp8_inputs && weights_.wo_a.dtype == DType::kE4M3)) {
     round_projection_input(o);
   } else {
     round_activation(o);

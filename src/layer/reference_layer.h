@@ -41,8 +41,8 @@ class ReferenceLayer {
   using Row = std::vector<double>;
   using Rows = std::vector<std::optional<Row>>;
 
-  /// Rows [first_row, first_row + rows) of w times x. `scale`: of the blocks of an E4M3 w, whose input is rounded to
-  /// FP8 first.
+  /// Rows [first_row, first_row + rows) of w times x. `scale`: of the blocks of an E4M3 w, whose input may have to be
+  /// rounded to FP8 first.
   Row linear(const ConstTensorView& w, std::span<const double> x, std::int64_t first_row, std::int64_t rows,
              const ConstTensorView& scale = {}) const;
   /// The same with the product rounded as an activation.

@@ -17,9 +17,10 @@ struct ReferenceRounding {
   bool fp8_queries = false;          ///< E4M3 queries with q_scale
   float q_scale = 1.0F;              ///< number = e4m3 * q_scale
   ClampRule clamp = ClampRule::kAmax;
+  bool fp8_inputs = false;  ///< inputs of E4M3 weights are quantised
   bool fp8_output = false;  ///< the rotated attention output is quantised before wo_a
 
-  /// Rounding of a layer with these options; its E4M3 weights quantise their inputs in addition.
+  /// Rounding of a layer with these options.
   /// @param window_scale, compressed_scale: of per-tensor rows.
   static ReferenceRounding of(const LayerOptions& options, float window_scale, float compressed_scale);
 };

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -123,11 +124,11 @@ TEST(ProjectionFp8, OneDnnRefuses) {
   };
   const std::string fp8 = refusal(Quantised(OutputScale::kF32).problem(DType::kBF16));
   if (fp8.starts_with("this build has no oneDNN")) GTEST_SKIP() << fp8;
-  EXPECT_THAT(fp8, HasSubstr("only BF16 x BF16"));
+  EXPECT_THAT(fp8, HasSubstr("only BF16 x BF16 or F8_E4M3"));
   // The dtype is what it refuses: as many numbers in bf16 are refused for no such reason.
   Projection::Problem bf16 = Quantised(OutputScale::kF32).problem(DType::kBF16);
   bf16.x = DType::kBF16;
-  EXPECT_THAT(refusal(bf16), Not(HasSubstr("only BF16 x BF16")));
+  EXPECT_THAT(refusal(bf16), Not(HasSubstr("only BF16 x BF16 or F8_E4M3")));
 }
 
 TEST(ProjectionFp8, WrongScalesAreNamed) {
@@ -235,6 +236,32 @@ TEST(ProjectionFp8, EveryCodeIsItsNumber) {
         for (std::int64_t j = 0; j < 256; ++j)
           ASSERT_EQ(y.get(t.y_at(i, 0, j)), to_float(codes[j * kInputs + (7 * i + 13) % kInputs]) * 0.375F)
               << name << " row " << i << " output " << j;
+      }
+    }
+  }
+}
+
+/// Powers of two as scales: what oneDNN takes. Others, and those at the ends of the range, go another way.
+TEST(ProjectionFp8, PowersOfTwoAndOtherScales) {
+  for (const float scale : {0x1p-9F, 0x1p-115F, 0x1.8p-9F, -0x1p-9F}) {
+    for (const auto& [m, n, k, groups] :
+         {std::array<std::int64_t, 4>{40, 300, 200, 2}, {33, 1100, 5000, 1}, {600, 40, 100, 1}}) {
+      for (const DType out : {DType::kBF16, DType::kF32}) {
+        test::ProjectionCase c;
+        c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = DType::kBF16, .w = DType::kE4M3, .y = out};
+        c.x_gap = m % 3;
+        c.y_gap = m % 5;
+        test::ProjectionTensors t(c);
+        for (std::int64_t s = 0; s < t.w_scales.elements(); ++s) t.w_scales.set(s, s % 2 == 0 ? scale : 0x1p-9F);
+        test::ProjectionBuffer truth = t.poisoned_y();
+        run(c.problem, t.args(truth), "ref");
+        for (const std::string& name : takers(c.problem)) {
+          SCOPED_TRACE(name + ", scale " + std::to_string(scale) + ", m " + std::to_string(m));
+          test::ProjectionBuffer y = t.poisoned_y();
+          run(c.problem, t.args(y), name);
+          test::check_written(t, y);
+          test::check_close(t, y, truth, name);
+        }
       }
     }
   }

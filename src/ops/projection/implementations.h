@@ -84,6 +84,9 @@ struct ProjectionTiles {
   std::int64_t few_rows_e4m3 = 0;
 };
 
+/// Codes times a scale, n of them, rounded to bf16. Only with AVX-512.
+void projection_widen_avx512(const E4M3* codes, float scale, std::int64_t n, BF16* out);
+
 ProjectionTiles projection_tiles_cpu();
 ProjectionTiles projection_tiles_avx2();
 ProjectionTiles projection_tiles_avx512();

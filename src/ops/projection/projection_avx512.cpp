@@ -19,6 +19,17 @@ constexpr bool kWidenPanel = false;
 
 namespace smla {
 
+void projection_widen_avx512(const E4M3* codes, float scale, std::int64_t n, BF16* out) {
+  std::int64_t i = 0;
+  for (; i + Word::kLanes <= n; i += Word::kLanes) (Word::load_e4m3(codes + i) * Word::all(scale)).store_bf16(out + i);
+  if (i == n) return;
+  E4M3 last[Word::kLanes] = {};
+  BF16 numbers[Word::kLanes];
+  std::memcpy(last, codes + i, static_cast<std::size_t>(n - i) * sizeof(E4M3));
+  (Word::load_e4m3(last) * Word::all(scale)).store_bf16(numbers);
+  std::memcpy(out + i, numbers, static_cast<std::size_t>(n - i) * sizeof(BF16));
+}
+
 ProjectionTiles projection_tiles_avx512() { return {.run = run_tile, .few_rows = 24, .few_rows_e4m3 = 8}; }
 
 }  // namespace smla
@@ -26,6 +37,8 @@ ProjectionTiles projection_tiles_avx512() { return {.run = run_tile, .few_rows =
 #else
 
 namespace smla {
+
+void projection_widen_avx512(const E4M3*, float, std::int64_t, BF16*) {}
 
 ProjectionTiles projection_tiles_avx512() { return {}; }  // never run: needs_avx512() refuses
 

@@ -56,6 +56,7 @@ std::vector<AccuracyCase> cases_of(DeviceKind device) {
   AccuracyCase& stored = add("weights", "fp8 as stored", {});
   stored.weights = LinearEncoding::kFp8;
   stored.keep_fp8 = true;
+  stored.options.fp8_output = OutputScale::kF32;  // with FP8 inputs, as on a GPU
   LayerOptions output;
   output.fp8_output = OutputScale::kF32;
   add("weights", "bf16, fp8 output projection", output);

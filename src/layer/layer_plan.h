@@ -102,9 +102,11 @@ inline bool has_side_stream(const LayerConfig& config, const LayerOptions& optio
          options.context_parallel == nullptr;
 }
 
-/// Whether inputs of E4M3 weights are rounded to E4M3, which tensor cores multiply. A CPU multiplies them as they are:
-/// that is nearer to the model and no slower.
-inline bool rounds_fp8_inputs(const LayerOptions& options) { return options.device != DeviceKind::kCpu; }
+/// Whether inputs of E4M3 weights are rounded to E4M3, which tensor cores multiply. A CPU multiplies them as they are,
+/// which is nearer to the model, unless an FP8 output projection is asked for.
+inline bool rounds_fp8_inputs(const LayerOptions& options) {
+  return options.device != DeviceKind::kCpu || options.fp8_output.has_value();
+}
 
 /// The dtype of activations.
 inline DType activation_dtype(const LayerOptions& options) {

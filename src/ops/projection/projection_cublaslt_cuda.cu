@@ -300,6 +300,11 @@ std::string refusal(const ProjectionProblem& p, const PlanOptions& options, cons
     if (const std::string refusal = refuse_scaled(p, machine.gpu); !refusal.empty()) return refusal;
   }
   if (const std::string& missing = cublaslt().missing; !missing.empty()) return missing;
+  try {
+    (void)cublaslt_handle();
+  } catch (const CudaError& e) {  // a library that does not fit the driver
+    return std::string("cuBLASLt does not work here: ") + e.what();
+  }
   return product_of(scaled ? scaled_shape_of(p) : shape_of(p))->found ? "" : "it has no kernel for this shape";
 }
 

@@ -182,7 +182,7 @@ def check_foreign_headers(root):
             if (
                 re.match(r"cu(da|blas|b/|rand)", name)
                 and path.suffix not in (".cu", ".cuh")
-                and not (stem.endswith("_cuda_oracle_test") or relative.startswith("tests/gpu/"))
+                and not (stem.endswith("_cuda_oracle_test") or relative.startswith(("tests/gpu/", "tests/emulator/")))
             ):
                 yield f"{where}; CUDA headers belong in .cu and .cuh files"
             if re.search(r"(^|/)(\w*intrin\.h|arm_neon\.h)$", name) and not (

@@ -38,7 +38,7 @@ LayerOptions f32() {
 /// and the fastest kernels.
 std::vector<AccuracyCase> cases_of(DeviceKind device) {
   std::vector<AccuracyCase> out;
-  const auto add = [&](std::string_view group, std::string name, LayerOptions options) -> AccuracyCase& {
+  const auto add = [&](std::string_view group, std::string name, const LayerOptions& options) -> AccuracyCase& {
     return out.emplace_back(AccuracyCase{.group = std::string(group), .name = std::move(name), .options = options});
   };
   add("cache", "f32 throughout", f32());

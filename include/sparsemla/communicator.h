@@ -68,7 +68,7 @@ std::vector<std::unique_ptr<Communicator>> thread_communicators(int ranks, const
 /// the others by whatever way it has; they join by it.
 class SMLA_API ProcessGroup {
  public:
-  /// In the process of rank 0. @param host the address of this machine that the others can reach.
+  /// In the process of rank 0. `host` is the address of this machine that the others can reach.
   /// @throws InvalidArgument for less than 1 rank; IoError when no port can be opened there.
   explicit ProcessGroup(int ranks, const std::string& host = "127.0.0.1");
   ~ProcessGroup();

@@ -56,7 +56,7 @@ class SMLA_API ContextTopK {
 /// EntryShare::counts_window); scope 1 are the rank's own.
 class SMLA_API ContextAttention {
  public:
-  /// @param problem  of the whole: two scopes, not partial, without padded heads and without an epilogue
+  /// `problem` is of the whole: two scopes, not partial, without padded heads and without an epilogue.
   /// @throws InvalidArgument for another one; as Plan's constructor.
   ContextAttention(const SparseAttention::Problem& problem, const EntryShare& share, const PlanOptions& options = {});
 
@@ -82,7 +82,7 @@ struct RowPiece {
 };
 
 /// Cuts rows into contiguous pieces of about equal work, one for each rank, in order: the work of a row is the entries
-/// that it sees, and one for the row itself. @param entries entries that each row sees. @throws InvalidArgument for
+/// that it sees, and one for the row itself. `entries`: that each row sees. @throws InvalidArgument for
 /// ranks below 1 or negative entries.
 std::vector<RowPiece> balanced_pieces(std::span<const std::int64_t> entries, int ranks);
 /// The same of prefills: token i of a request of `query_len` tokens and `seq_len` positions sees
@@ -94,10 +94,10 @@ std::vector<RowPiece> balanced_pieces(std::span<const std::int32_t> seq_lens, st
 /// Fills in the rows of all ranks' pieces, of which each has written its own: the bits that one rank with all rows has.
 class SMLA_API RowGather {
  public:
-  /// @param row_bytes bytes of a row, without padding between rows
+  /// `row_bytes`: of a row, without padding between rows.
   RowGather(std::vector<RowPiece> pieces, std::size_t row_bytes);
   std::size_t workspace_bytes() const;  ///< that a run needs
-  /// @param rows the first piece's first row; memory of the communicator's device.
+  /// `rows` is the first piece's first row, in memory of the communicator's device.
   /// @throws InvalidArgument for a communicator of another size; CommunicatorError.
   void run(Communicator& ranks, void* rows, Workspace workspace, Stream stream = {}) const;
 

@@ -26,8 +26,8 @@ struct ParallelOptions {
 /// After an exception from step the group has ended: every later step throws.
 class SMLA_API ParallelEngine {
  public:
-  /// @param options  of the whole; its communicators are made here; CPU threads are shared out to the ranks
-  /// @param observer is shown what rank 0 computes, on rank 0's thread
+  /// `options` are of the whole: communicators are made here, and CPU threads are shared out to the ranks. `observer`
+  /// is shown what rank 0 computes, on rank 0's thread.
   /// @throws InvalidArgument for ranks below 1, heads that do not divide, or gpus of another count; what Engine throws.
   ParallelEngine(const EngineOptions& options, const ParallelOptions& parallel, EngineObserver* observer = nullptr);
   ~ParallelEngine();

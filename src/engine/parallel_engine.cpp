@@ -21,7 +21,8 @@ constexpr std::string_view kWhat = "parallel engine";
 /// Threads that run one function at a time, each with its number.
 class Team {
  public:
-  explicit Team(int size) : failures_(static_cast<std::size_t>(size)) {
+  explicit Team(int size) {
+    failures_.resize(static_cast<std::size_t>(size));
     for (int rank = 0; rank < size; ++rank) threads_.emplace_back([this, rank] { work(rank); });
   }
   ~Team() {

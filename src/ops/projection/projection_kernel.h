@@ -79,8 +79,8 @@ inline void split_parts(Word* words) {
 /// Row of k numbers to floats in the order of weights of type W, zeros up to a whole register.
 template <class W, class T>
 inline void widen_row(const T* from, std::int64_t k, float* to) {
-  constexpr int kParts = Weights<W>::kParts;
   const auto one = [](const T* p, float* out) {
+    constexpr int kParts = Weights<W>::kParts;
     Word words[kParts];
 #pragma GCC unroll 4
     for (int i = 0; i < kParts; ++i) words[i] = load_word(p + i * Word::kLanes);
@@ -183,8 +183,6 @@ inline void add_register(const float* x, std::int64_t x_stride, const W* const* 
 template <int kRows, bool kPrefetch, class W>
 inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w, const float* scale, std::int64_t k,
                        std::int64_t ahead, bool first, float* out, std::int64_t out_stride) {
-  constexpr int kLine = kLineBytes / static_cast<int>(sizeof(W));
-  constexpr int kStep = kRegister < W >> kLine ? kRegister<W> : kLine;
   Word sums[kRows][kWRows];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {

@@ -15,7 +15,7 @@ constexpr int kThreads = 256;
 constexpr int kBits = 8;  ///< of a digit
 constexpr int kBins = 1 << kBits;
 constexpr int kDigits = 64 / kBits;
-constexpr std::uint32_t kOwn = 0x8000'0000U;
+constexpr std::uint32_t kMine = 0x8000'0000U;
 
 struct MergeCall {
   std::int64_t k = 0;
@@ -28,7 +28,7 @@ struct MergeCall {
   std::int64_t chosen_stride = 0;
   std::int32_t* own = nullptr;
   std::int64_t own_stride = 0;
-  std::uint32_t* listed = nullptr;  ///< [rows, k] workspace: entries, those of this rank with kOwn
+  std::uint32_t* listed = nullptr;  ///< [rows, k] workspace: entries, those of this rank with kMine
 
   /// The key of candidate c of rank r: smaller is better, no two are equal. ~0: no candidate.
   __device__ std::uint64_t key(std::int64_t row, std::int64_t r, std::int64_t c) const {
@@ -105,23 +105,23 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeC
     const auto entry = static_cast<std::uint32_t>(key);
     const bool mine = c.share.owns(entry);
     if (mine) atomicAdd(&owned, 1U);
-    listed[atomicAdd(&count, 1U)] = mine ? entry | kOwn : entry;
+    listed[atomicAdd(&count, 1U)] = mine ? entry | kMine : entry;
   });
   __syncthreads();
   const auto n = static_cast<int>(count);
   std::int32_t* own = c.own + row * c.own_stride;
   std::int32_t* chosen = c.chosen == nullptr ? nullptr : c.chosen + row * c.chosen_stride;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
-    const std::uint32_t entry = listed[i] & ~kOwn;
+    const std::uint32_t entry = listed[i] & ~kMine;
     int place = 0;
     int place_among_own = 0;
     for (int j = 0; j < n; ++j) {
-      const bool smaller = (listed[j] & ~kOwn) < entry;
+      const bool smaller = (listed[j] & ~kMine) < entry;
       place += smaller ? 1 : 0;
-      place_among_own += smaller && (listed[j] & kOwn) != 0 ? 1 : 0;
+      place_among_own += smaller && (listed[j] & kMine) != 0 ? 1 : 0;
     }
     if (chosen != nullptr) chosen[place] = static_cast<std::int32_t>(entry);
-    if ((listed[i] & kOwn) != 0) own[place_among_own] = static_cast<std::int32_t>(c.share.local(entry));
+    if ((listed[i] & kMine) != 0) own[place_among_own] = static_cast<std::int32_t>(c.share.local(entry));
   }
   for (std::int64_t i = std::int64_t{owned} + threadIdx.x; i < c.k; i += kThreads) own[i] = -1;
   if (chosen == nullptr) return;

@@ -88,7 +88,7 @@ __device__ std::uint64_t last_key(const MergeCall& c, std::int64_t row, unsigned
   return *shared_prefix;
 }
 
-__global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeCall c) {
+__global__ void __launch_bounds__(kThreads, 4) merge(const __grid_constant__ MergeCall c) {
   device::pdl_wait_and_trigger();
   __shared__ unsigned bins[kBins];
   __shared__ std::uint64_t prefix;

@@ -33,6 +33,8 @@ _ZERO_IS = {
 }
 # Ops that leave the ends of rows as they were: what they leave of a new tensor is 0.
 _LEAVE_ENDS = {"indexer_logits", "ragged_indexer_logits", "gather_rows"}
+# Optional outputs that the form which returns new tensors leaves out.
+_ON_DEMAND = {("topk", "scores")}
 _GROUP = 128  # dims of a scale of FP8 activations
 
 Values = dict[str, Any]
@@ -70,7 +72,9 @@ def returned(members: OpMembers) -> tuple[Tensor, ...]:
 
     Outputs of nested parts are wanted by their part alone and are not among them.
     """
-    outputs = tuple(tensor for tensor in members.outputs if "." not in tensor.name)
+    outputs = tuple(
+        tensor for tensor in members.outputs if "." not in tensor.name and (members.op, tensor.name) not in _ON_DEMAND
+    )
     inputs_too = {tensor.name for tensor in members.inputs}
     if members.writes_cache or members.op == "add_rows" or any(t.name in inputs_too for t in outputs):
         return ()

@@ -138,7 +138,7 @@ BAD = {
         {"indices": np.broadcast_to(np.empty((4, 8), np.int32), (4, 8))},
         "topk: indices: got a read-only",
     ),
-    "unknown member": ({"scores": np.zeros(3)}, "topk: scores: got a member of that name, expected one of rows"),
+    "unknown member": ({"weights": np.zeros(3)}, "topk: weights: got a member of that name, expected one of rows"),
     "unknown part": ({"slots": {"places": np.zeros(3)}}, "topk: slots.places: got a member of that name"),
     "number as a key": ({"slots": {3: np.zeros(3)}}, "topk: slots: got a key 3"),
     "contradiction": ({"rows": 5}, r"topk: logits: got \[4, 100\] F32, expected \[5, 100\]"),

@@ -16,6 +16,7 @@ OTHERS = {
     "add_rows",
     "draft_positions",
     "merge_partials",
+    "merge_topk",
     "pack_sequences",
     "quantize_rows",
     "rms_norm",
@@ -121,6 +122,26 @@ def test_merge_partials_is_one_softmax() -> None:
     weights = np.exp(lse - np.log(np.exp(lse).sum(0)))
     np.testing.assert_allclose(out, (weights[..., None] * o).sum(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(total, np.log(np.exp(lse).sum(0)), rtol=1e-6)
+
+
+def test_merge_topk_is_one_choice() -> None:
+    # Entry e is local entry e // 2 of rank e % 2; of equal scores the lower entry is better.
+    scores = np.random.default_rng(4).integers(0, 5, size=(3, 16)).astype(np.float32)
+    of_rank = [scores[:, rank::2] for rank in range(2)]
+    best = [np.argsort(-s, axis=1, kind="stable")[:, :4].astype(np.int32) for s in of_rank]
+    chosen, own = np.empty((3, 4), np.int32), np.empty((3, 4), np.int32)
+    sm.ops.merge_topk(
+        scores=np.stack([np.take_along_axis(s, b, 1) for s, b in zip(of_rank, best, strict=True)]),
+        indices=np.stack(best),
+        chosen=chosen,
+        own=own,
+        share={"rank": 1, "ranks": 2, "interleave": 1},
+    )
+    want = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :4], axis=1)
+    np.testing.assert_array_equal(chosen, want)
+    for row, entries in zip(own, want, strict=True):
+        mine = entries[entries % 2 == 1] // 2
+        np.testing.assert_array_equal(row, [*mine, *[-1] * (4 - len(mine))])
 
 
 def test_sequences_there_and_back() -> None:

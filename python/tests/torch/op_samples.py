@@ -257,6 +257,16 @@ def _attention_samples() -> dict[str, Sample]:
             },
             {"o": _zeros(5, 4, 512, dtype=BF16), "lse": torch.zeros(5, 4)},
         ),
+        "merge_topk": Sample(
+            {
+                "scores": _normal(2, 5, 8, dtype=F32),
+                "indices": torch.arange(8, dtype=I32).expand(2, 5, 8).contiguous(),
+                "share_rank": 1,
+                "share_ranks": 2,
+                "share_interleave": 4,
+            },
+            {"chosen": _zeros(5, 8), "own": _zeros(5, 8)},
+        ),
         "merge_partials": Sample(
             {
                 "partial_o": _normal(3, 5, 4, 512, dtype=F32),

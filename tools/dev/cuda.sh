@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154
 # Of `dev`: the CUDA build and its tests, the same without a GPU, and the checks that need one.
 
-emulated_seconds=${SMLA_EMULATED_SECONDS:-420}
+emulated_seconds=${SMLA_EMULATED_SECONDS:-240}
 
 find_nvcc() { command -v nvcc 2>/dev/null || { [[ -x /usr/local/cuda/bin/nvcc ]] && echo /usr/local/cuda/bin/nvcc; }; }
 

@@ -1,7 +1,5 @@
 // Ranks on GPUs: NCCL moves the numbers, the host link says who lives and what is computed. NCCL is opened at run time
 // and needs none of its headers; a thread of each communicator watches the link and ends NCCL's work when a rank goes.
-#include <dlfcn.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -13,8 +11,8 @@
 
 #include "core/check.h"
 #include "device/communicators.h"
-#include "device/library_folders.h"
 #include "device/memory.h"
+#include "device/toolkit_library.h"
 
 namespace smla::device {
 
@@ -47,38 +45,19 @@ struct Nccl {
   std::string missing;  ///< why it cannot be used; empty when it can
 };
 
-template <class Function>
-void bind(void* library, const char* name, Function& to, std::string& missing) {
-  to = reinterpret_cast<Function>(dlsym(library, name));
-  if (to == nullptr && missing.empty()) missing = std::string("NCCL has no ") + name;
-}
-
 Nccl open() {
   Nccl nccl;
-  const std::string name = "libnccl.so.2";
-  std::vector<std::string> folders = library_folders();
-  folders.insert(folders.begin(), "");  // where the loader looks
-  folders.emplace_back("/usr/local/cuda/lib64");
-  void* library = nullptr;
-  std::string looked = "LD_LIBRARY_PATH";
-  for (const std::string& folder : folders) {
-    library = dlopen((folder.empty() ? name : folder + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) break;
-    if (!folder.empty()) looked += ", " + folder;
-  }
-  if (library == nullptr) {
-    nccl.missing = name + " was not found (" + looked + ")";
-    return nccl;
-  }
-  bind(library, "ncclGetVersion", nccl.get_version, nccl.missing);
-  bind(library, "ncclGetUniqueId", nccl.get_unique_id, nccl.missing);
-  bind(library, "ncclCommInitRank", nccl.init_rank, nccl.missing);
-  bind(library, "ncclAllReduce", nccl.all_reduce, nccl.missing);
-  bind(library, "ncclAllGather", nccl.all_gather, nccl.missing);
-  bind(library, "ncclCommGetAsyncError", nccl.get_async_error, nccl.missing);
-  bind(library, "ncclCommAbort", nccl.comm_abort, nccl.missing);
-  bind(library, "ncclCommDestroy", nccl.comm_destroy, nccl.missing);
-  bind(library, "ncclGetErrorString", nccl.error_string, nccl.missing);
+  ToolkitLibrary library("libnccl.so.2", "NCCL");
+  library.bind("ncclGetVersion", nccl.get_version);
+  library.bind("ncclGetUniqueId", nccl.get_unique_id);
+  library.bind("ncclCommInitRank", nccl.init_rank);
+  library.bind("ncclAllReduce", nccl.all_reduce);
+  library.bind("ncclAllGather", nccl.all_gather);
+  library.bind("ncclCommGetAsyncError", nccl.get_async_error);
+  library.bind("ncclCommAbort", nccl.comm_abort);
+  library.bind("ncclCommDestroy", nccl.comm_destroy);
+  library.bind("ncclGetErrorString", nccl.error_string);
+  nccl.missing = library.missing();
   if (!nccl.missing.empty()) return nccl;
   int version = 0;
   if (nccl.get_version(&version) != kSuccess || version < kLeastVersion)

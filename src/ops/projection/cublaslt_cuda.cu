@@ -1,51 +1,30 @@
-#include <dlfcn.h>
-
 #include <map>
 #include <mutex>
-#include <vector>
+#include <string>
 
 #include "device/launch.cuh"
-#include "device/library_folders.h"
+#include "device/toolkit_library.h"
 #include "ops/projection/cublaslt.cuh"
 
 namespace smla {
 
 namespace {
 
-template <class Function>
-void bind(void* library, const char* name, Function& to, std::string& missing) {
-  to = reinterpret_cast<Function>(dlsym(library, name));
-  if (to == nullptr && missing.empty()) missing = std::string("cuBLASLt has no ") + name;
-}
-
 CublasLt open() {
   CublasLt lt;
-  const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
-  std::vector<std::string> folders = device::library_folders();
-  folders.insert(folders.begin(), "");  // where the loader looks
-  folders.emplace_back("/usr/local/cuda/lib64");
-  void* library = nullptr;
-  std::string looked = "LD_LIBRARY_PATH";
-  for (const std::string& folder : folders) {
-    library = dlopen((folder.empty() ? name : folder + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) break;
-    if (!folder.empty()) looked += ", " + folder;
-  }
-  if (library == nullptr) {
-    lt.missing = name + " was not found (" + looked + ")";
-    return lt;
-  }
-  bind(library, "cublasLtCreate", lt.create, lt.missing);
-  bind(library, "cublasLtMatmul", lt.matmul, lt.missing);
-  bind(library, "cublasLtMatmulAlgoGetHeuristic", lt.heuristic, lt.missing);
-  bind(library, "cublasLtMatmulDescInit_internal", lt.init_desc, lt.missing);
-  bind(library, "cublasLtMatmulDescSetAttribute", lt.set_desc, lt.missing);
-  bind(library, "cublasLtMatrixLayoutCreate", lt.make_layout, lt.missing);
-  bind(library, "cublasLtMatrixLayoutDestroy", lt.free_layout, lt.missing);
-  bind(library, "cublasLtMatrixLayoutSetAttribute", lt.set_layout, lt.missing);
-  bind(library, "cublasLtMatmulPreferenceCreate", lt.make_preference, lt.missing);
-  bind(library, "cublasLtMatmulPreferenceDestroy", lt.free_preference, lt.missing);
-  bind(library, "cublasLtMatmulPreferenceSetAttribute", lt.set_preference, lt.missing);
+  device::ToolkitLibrary library("libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), "cuBLASLt");
+  library.bind("cublasLtCreate", lt.create);
+  library.bind("cublasLtMatmul", lt.matmul);
+  library.bind("cublasLtMatmulAlgoGetHeuristic", lt.heuristic);
+  library.bind("cublasLtMatmulDescInit_internal", lt.init_desc);
+  library.bind("cublasLtMatmulDescSetAttribute", lt.set_desc);
+  library.bind("cublasLtMatrixLayoutCreate", lt.make_layout);
+  library.bind("cublasLtMatrixLayoutDestroy", lt.free_layout);
+  library.bind("cublasLtMatrixLayoutSetAttribute", lt.set_layout);
+  library.bind("cublasLtMatmulPreferenceCreate", lt.make_preference);
+  library.bind("cublasLtMatmulPreferenceDestroy", lt.free_preference);
+  library.bind("cublasLtMatmulPreferenceSetAttribute", lt.set_preference);
+  lt.missing = library.missing();
   return lt;
 }
 

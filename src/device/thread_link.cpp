@@ -39,11 +39,12 @@ class Meeting {
       throw;
     }
   }
-  /// In place of finish(), by one that failed.
+  /// In place of finish(), by one that failed. It waits for those who read, as finish() does.
   void stop_reading() {
-    const std::unique_lock lock(mutex_);
+    std::unique_lock lock(mutex_);
     --reading_;
     changed_.notify_all();
+    changed_.wait(lock, [&] { return reading_ == 0; });
   }
   void check() {
     const std::unique_lock lock(mutex_);

@@ -5,12 +5,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstring>
 #include <functional>
 #include <thread>
 
+#include "device/host_link.h"
 #include "sparsemla/error.h"
 
 namespace smla {
@@ -154,6 +156,28 @@ TEST(Communicator, EveryRankIsToldWhenOneDisagrees) {
               testing::Each(testing::HasSubstr("rank 0 is at \"step 2: 9 tokens\", rank 2 at \"step 2: 8 tokens\"")));
 }
 
+/// A rank that fails on what it read comes back only when the others have read its own bytes: its caller frees them.
+TEST(Communicator, AThreadThatFailsWaitsForThoseWhoRead) {
+  auto links = device::thread_links(3, 10);
+  std::array<std::uint8_t, 3> bytes{10, 11, 12};
+  std::array<int, 3> read{};
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      EXPECT_THROW(links[r]->exchange({&bytes[r], 1},
+                                      [&](std::span<const device::Bytes> all) {
+                                        if (r == 0) throw CommunicatorError("this one fails at once");
+                                        std::this_thread::sleep_for(std::chrono::milliseconds(50 * r));
+                                        for (const device::Bytes& one : all) read[r] += one[0];
+                                      }),
+                   CommunicatorError);
+      bytes[r] = 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(read, testing::ElementsAre(0, 33, 33));
+}
+
 TEST(Communicator, EveryRankIsToldWhenSizesDiffer) {
   const auto sums = on_threads(3, {}, [](Communicator& c) {
     std::vector<float> numbers(c.rank() == 1 ? 8 : 9);
@@ -211,7 +235,7 @@ TEST(Communicator, ARankThatStandsStillIsAnErrorInTime) {
     }
   });
   EXPECT_THAT(thrown, testing::Each(testing::HasSubstr("waited")));
-  for (const double seconds : waited) EXPECT_LT(seconds, 0.8);
+  for (const double seconds : waited) EXPECT_LT(seconds, 3);
 }
 
 TEST(Communicator, AfterAFailureEveryCallFails) {

@@ -85,7 +85,9 @@ struct LayerOptions {
   /// The ranks that have the other shares of the compressed and index rows, as `caches` says, and the same weights.
   /// Null: none. For the flashmla front-end without gather_prefill, padded heads and strict; no side stream runs.
   std::shared_ptr<Communicator> context_parallel{};
-  /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts.
+  /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts. A layer
+  /// that has one for "joint_projection" computes the weights of one input at once in steps of up to 64 tokens
+  /// (`deterministic`: in all), and rounds no inputs of FP8 weights unless `fp8_output` is given; others never do so.
   std::map<std::string, std::string, std::less<>> implementations;
 };
 

@@ -29,6 +29,20 @@ def projection(
     deterministic: bool = ...,
     threads: int = ...,
 ) -> None: ...
+def joint_projection(
+    *,
+    x: Tensor | None | Dtype = ...,
+    parts: Sequence[Mapping[str, Any]] | int = ...,
+    m: int = ...,
+    k: int = ...,
+    groups: int = ...,
+    stream: Any = ...,
+    workspace: Tensor | None = ...,
+    device: Any = ...,
+    implementation: str | None = ...,
+    deterministic: bool = ...,
+    threads: int = ...,
+) -> None: ...
 def rms_norm(
     *,
     x: Tensor | None = ...,

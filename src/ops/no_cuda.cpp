@@ -36,6 +36,20 @@ Implementation<Projection> projection_cublaslt_row() {
   return row;
 }
 
+namespace {
+
+template <class Op>
+Implementation<Op> stream_row() {
+  Implementation<Op> row = cuda_row<Op>();
+  row.name = kStreamName;
+  return row;
+}
+
+}  // namespace
+
+Implementation<Projection> projection_stream_row() { return stream_row<Projection>(); }
+Implementation<JointProjection> joint_projection_stream_row() { return stream_row<JointProjection>(); }
+
 // cuda_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a
 // call alone is inlined and leaves nothing.
 template <class... Ops>

@@ -18,17 +18,17 @@ std::map<std::string, int> compare_all(const std::vector<ProjectionCase>& cases)
     ProjectionBuffer truth = tensors.poisoned_y();
     Plan<Projection>(tensors.problem, {.implementation = "ref"}).run(tensors.args(truth));
     for (const Candidate& candidate : explain<Projection>(tensors.problem, {.device = DeviceKind::kCuda})) {
-      if (!candidate.refusal.empty()) {
-        if (!candidate.refusal.starts_with("runs on")) refusals.insert(candidate.name + ": " + candidate.refusal);
-        continue;
-      }
-      SCOPED_TRACE(candidate.name + ": " + describe(c));
+      if (!candidate.refusal.empty() && !candidate.refusal.starts_with("runs on"))
+        refusals.insert(candidate.name + ": " + candidate.refusal);
+    }
+    for (const std::string& name : gpu_implementations<Projection>(tensors.problem)) {
+      SCOPED_TRACE(name + ": " + describe(c));
       ProjectionBuffer y = tensors.poisoned_y();
-      run_on_gpu<Projection>(tensors.problem, tensors.args(y), candidate.name);
+      run_on_gpu<Projection>(tensors.problem, tensors.args(y), name);
       check_written(tensors, y);
-      check_close(tensors, y, truth, candidate.name, candidate.name == "cublaslt" && tensors.problem.w == DType::kE4M3);
+      check_close(tensors, y, truth, name, name == "cublaslt" && tensors.problem.w == DType::kE4M3);
       if (testing::Test::HasFatalFailure()) return compared;
-      ++compared[candidate.name];
+      ++compared[name];
     }
   }
   for (const auto& [name, count] : compared) std::cout << "[ compared ] " << name << ": " << count << " cases\n";
@@ -36,7 +36,12 @@ std::map<std::string, int> compare_all(const std::vector<ProjectionCase>& cases)
   return compared;
 }
 
-TEST_F(ProjectionGpu, EveryImplementationAgreesWithRef) { EXPECT_GT(compare_all(projection_cases())["cuda"], 0); }
+TEST_F(ProjectionGpu, EveryImplementationAgreesWithRef) {
+  const std::map<std::string, int> compared = compare_all(projection_cases());
+  if (HasFatalFailure()) return;
+  EXPECT_TRUE(compared.contains("cuda") || std::getenv("SMLA_TEST_IMPLEMENTATION") != nullptr);
+  EXPECT_TRUE(compared.contains("cuda_stream") || std::getenv("SMLA_TEST_IMPLEMENTATION") != nullptr);
+}
 
 TEST_F(ProjectionGpu, Fp8WeightsAgreeWithRef) {
   std::vector<ProjectionCase> cases = fp8_weight_cases();
@@ -55,7 +60,10 @@ TEST_F(ProjectionGpu, Fp8WeightsAgreeWithRef) {
       cases.push_back(c);
     }
   }
-  EXPECT_GT(compare_all(cases)["cuda"], 0);
+  const std::map<std::string, int> compared = compare_all(cases);
+  if (HasFatalFailure()) return;
+  EXPECT_TRUE(compared.contains("cuda") || std::getenv("SMLA_TEST_IMPLEMENTATION") != nullptr);
+  EXPECT_TRUE(compared.contains("cuda_stream") || std::getenv("SMLA_TEST_IMPLEMENTATION") != nullptr);
 }
 
 /// All codes, NaN among them, and an output for each pair of a code and a power of two.
@@ -69,12 +77,14 @@ TEST_F(ProjectionGpu, EveryCodeOfAnFp8WeightIsRead) {
     w[i] = i % 128 % 8 == 0 ? static_cast<std::uint8_t>(i / 128 + 17 * (i % 128 / 8)) : std::uint8_t{0x38};
   ProjectionBuffer truth = tensors.poisoned_y();
   Plan<Projection>(tensors.problem, {.implementation = "ref"}).run(tensors.args(truth));
-  ProjectionBuffer y = tensors.poisoned_y();
-  run_on_gpu<Projection>(tensors.problem, tensors.args(y), "cuda");
-  for (std::int64_t i = 0; i < 16 * 256; ++i) {
-    const bool both_nan = std::isnan(y.get(i)) && std::isnan(truth.get(i));
-    ASSERT_TRUE(both_nan || y.get(i) == truth.get(i))
-        << "row " << i / 256 << " code " << (i % 256 + 17 * (i / 256)) % 256;
+  for (const std::string& name : gpu_implementations<Projection>(tensors.problem)) {
+    ProjectionBuffer y = tensors.poisoned_y();
+    run_on_gpu<Projection>(tensors.problem, tensors.args(y), name);
+    for (std::int64_t i = 0; i < 16 * 256; ++i) {
+      const bool both_nan = std::isnan(y.get(i)) && std::isnan(truth.get(i));
+      ASSERT_TRUE(both_nan || y.get(i) == truth.get(i))
+          << name << ", row " << i / 256 << " code " << (i % 256 + 17 * (i / 256)) % 256;
+    }
   }
 }
 
@@ -85,19 +95,21 @@ TEST_F(ProjectionGpu, ARowsBitsDoNotDependOnTheOthersWhenDeterministic) {
     c.problem.w = w;
     if (w == DType::kE4M3) c.problem.k = 1040;
     const ProjectionTensors tensors(c);
-    ProjectionBuffer whole = tensors.poisoned_y();
-    run_on_gpu<Projection>(tensors.problem, tensors.args(whole), "", true);
-    for (const std::int64_t row : {0, 7, 69}) {
-      Projection::Problem one = tensors.problem;
-      one.m = 1;
-      ProjectionBuffer alone = tensors.poisoned_y();
-      Projection::Args args = tensors.args(alone);
-      args.x = args.x.slice(0, row, row + 1);
-      args.y = args.y.slice(0, row, row + 1);
-      run_on_gpu<Projection>(one, args, "", true);
-      for (std::int64_t g = 0; g < 2; ++g) {
-        for (std::int64_t j = 0; j < one.n; ++j)
-          ASSERT_TRUE(alone.same_bits(whole, tensors.y_at(row, g, j))) << "row " << row << " output " << j;
+    for (const std::string& name : gpu_implementations<Projection>(tensors.problem, true)) {
+      ProjectionBuffer whole = tensors.poisoned_y();
+      run_on_gpu<Projection>(tensors.problem, tensors.args(whole), name, true);
+      for (const std::int64_t row : {0, 7, 69}) {
+        Projection::Problem one = tensors.problem;
+        one.m = 1;
+        ProjectionBuffer alone = tensors.poisoned_y();
+        Projection::Args args = tensors.args(alone);
+        args.x = args.x.slice(0, row, row + 1);
+        args.y = args.y.slice(0, row, row + 1);
+        run_on_gpu<Projection>(one, args, name, true);
+        for (std::int64_t g = 0; g < 2; ++g) {
+          for (std::int64_t j = 0; j < one.n; ++j)
+            ASSERT_TRUE(alone.same_bits(whole, tensors.y_at(row, g, j))) << name << ", row " << row << " output " << j;
+        }
       }
     }
   }

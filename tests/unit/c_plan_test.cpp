@@ -161,6 +161,21 @@ void run_the_rest() {
   Plan<QuantizeRows>({.rows = 3, .dim = 256, .in = DType::kF32})
       .run({.x = std::as_const(x).view(), .values = values.view(), .scales = scales.view()});
 
+  HostTensor first(DType::kF32, {3, 1, 2});
+  HostTensor second(DType::kBF16, {3, 1, 1});
+  JointProjection::Args joint{.x = view_of(std::as_const(x).as<float>(), {3, 1, 256})};
+  joint.parts[0] = {.w = view_of(std::as_const(y).as<float>(), {1, 2, 256}), .y = first.view()};
+  joint.parts[1] = {.w = view_of(std::as_const(y).as<float>() + 512, {1, 1, 256}), .y = second.view()};
+  const JointProjection::Problem weights{
+      .m = 3,
+      .k = 256,
+      .x = DType::kF32,
+      .parts = 2,
+      .part = {{{.n = 2, .w = DType::kF32, .y = DType::kF32}, {.n = 1, .w = DType::kF32, .y = DType::kBF16}}}};
+  const Plan<JointProjection> at_once(weights);
+  HostTensor scratch(DType::kU8, {static_cast<std::int64_t>(at_once.workspace_bytes())});
+  at_once.run(joint, {.data = scratch.data(), .bytes = at_once.workspace_bytes()});
+
   HostTensor latent(DType::kF32, {3, 256});
   Plan<LatentNorms>({.rows = 3,
                      .qr_dim = 256,

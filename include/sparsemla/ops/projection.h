@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -44,6 +45,40 @@ struct Projection {
     ConstTensorView x_scale{};
     /// With E4M3 w only: [groups, cdiv(n, 128), cdiv(k, 128)] F32. The first two strides are free, the last is 1.
     ConstTensorView w_scale{};
+  };
+};
+
+/// Linear layers of one input (spec 2): for each of several weights what Projection computes of it, with the same
+/// meaning of x, w, y, w_scale and groups. What a weight gives does not depend on the others.
+///
+/// `cuda_stream` computes all of them in one launch. It reads w and w_scale while earlier work of the stream may still
+/// run: they must have been written before the call is queued.
+struct JointProjection {
+  static constexpr std::string_view kName = "joint_projection";
+  static constexpr int kMaxParts = 8;
+  /// The shape of one weight.
+  struct Part {
+    std::int64_t n = 0;      ///< outputs of a group
+    DType w = DType::kBF16;  ///< BF16, F32 or E4M3
+    DType y = DType::kBF16;  ///< BF16 or F32
+  };
+  struct Problem {
+    std::int64_t m = 0;                  ///< rows of x and of each y
+    std::int64_t k = 0;                  ///< inputs of a group
+    std::int64_t groups = 1;             ///< G
+    DType x = DType::kBF16;              ///< BF16 or F32
+    int parts = 1;                       ///< weights, 1 to 8
+    std::array<Part, kMaxParts> part{};  ///< shape of each weight
+  };
+  /// The tensors of one weight.
+  struct PartArgs {
+    ConstTensorView w;          ///< [groups, n, k] contiguous
+    TensorView y;               ///< [m, groups, n]; the first two strides are free, the last is 1
+    ConstTensorView w_scale{};  ///< with E4M3 w only, as Projection takes it
+  };
+  struct Args {
+    ConstTensorView x;                        ///< [m, groups, k]; the first two strides are free, the last is 1
+    std::array<PartArgs, kMaxParts> parts{};  ///< as many as the problem says; no two outputs overlap
   };
 };
 

@@ -73,6 +73,10 @@ def _layer_samples() -> dict[str, Sample]:
     insert = {"slot_mapping": _ints([3, 4, -1, 70, 6], I64), "cache": blocks(2, 64, 584), "cache_format": "fp8_ds_mla"}
     return {
         "projection": Sample({"x": _normal(5, 2, 64), "w": _normal(2, 16, 64)}, {"y": _zeros(5, 2, 16, dtype=BF16)}),
+        "joint_projection": Sample(
+            {"x": _normal(5, 1, 64), "parts_0_w": _normal(1, 16, 64), "parts_1_w": _normal(1, 7, 64)},
+            {"parts_0_y": _zeros(5, 1, 16, dtype=BF16), "parts_1_y": _zeros(5, 1, 7, dtype=F32)},
+        ),
         "rms_norm": Sample({"x": _normal(5, 64), "weight": _normal(64)}, {"y": _zeros(5, 64, dtype=BF16)}),
         "latent_norms": Sample(
             {"qr": _normal(5, 64), "qr_weight": _normal(64), "kv": _normal(5, 512), "kv_weight": _normal(512)},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "ops/registry.h"
 #include "sparsemla/ops/projection.h"
@@ -40,6 +41,15 @@ Implementation<Projection> projection_cublaslt_row();
 
 /// The library's own GPU kernels (projection_cuda.cu).
 void projection_cuda(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+
+/// The rows of the kernel that streams weights (projection_stream_cuda.cu), which runs where it is named.
+inline constexpr std::string_view kStreamName = "cuda_stream";
+Implementation<Projection> projection_stream_row();
+Implementation<JointProjection> joint_projection_stream_row();
+
+/// A joint call's weight `i` as a call of its own.
+ProjectionProblem part_problem(const JointProjection::Problem& problem, int i);
+Projection::Args part_args(const JointProjection::Problem& problem, const JointProjection::Args& args, int i);
 
 /// Shape of the work of one call of a tile function. The inputs are summed in blocks of kProjectionKBlock, whatever the
 /// rest of the shape is: a result's order of additions depends on k alone. All other numbers only cut the work.

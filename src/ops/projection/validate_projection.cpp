@@ -10,4 +10,9 @@ void validate<Projection>(const Projection::Problem& problem, const Projection::
   check_shapes<Projection>(problem, args);
 }
 
+template <>
+void validate<JointProjection>(const JointProjection::Problem& problem, const JointProjection::Args& args) {
+  check_shapes<JointProjection>(problem, args);
+}
+
 }  // namespace smla

@@ -1,0 +1,132 @@
+// Projections whose weights are streamed past few rows of x, one or several weights in one launch (stream_rows.cuh).
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "device/launch_pdl.cuh"
+#include "ops/projection/implementations.h"
+#include "ops/projection/stream_rows.cuh"
+
+namespace smla {
+
+namespace {
+
+using namespace projection;
+using JointProblem = JointProjection::Problem;
+
+constexpr int kMostShared = std::max(StreamShape<1, 1>::kShared, StreamShape<2, 8>::kShared);
+static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
+
+JointProblem joint_problem(const ProjectionProblem& p) {
+  JointProblem out{.m = p.m, .k = p.k, .groups = p.groups, .x = p.x};
+  out.part[0] = {.n = p.n, .w = p.w, .y = p.y};
+  return out;
+}
+
+Decision decide_stream(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
+  if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
+  // Other kernels keep the choice until this one has been measured on a card.
+  if (options.implementation != kStreamName) return refused("not chosen by itself yet; it runs where it is named");
+  if (p.x != DType::kBF16) return refused("it takes bf16 x");
+  std::int64_t multiple = 8;
+  for (int i = 0; i < p.parts; ++i) {
+    const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
+    if (part.w == DType::kF32) return refused("it takes w in bf16 and E4M3");
+    if (part.w == DType::kE4M3) multiple = 16;
+    if (part.n > INT32_MAX) return refused("it takes sizes to 2^31-1");
+  }
+  if (p.k % multiple != 0) return refused("it takes k in multiples of 8, with E4M3 w of 16");
+  if (p.m > INT32_MAX || p.k > INT32_MAX - 8 * kStreamWarps * kChunk) return refused("it takes sizes to 2^31-1");
+  if (machine.gpu.shared_bytes < kMostShared) {
+    return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
+                   std::to_string(kMostShared));
+  }
+  return {};
+}
+Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
+  return decide_stream(joint_problem(p), options, machine);
+}
+
+bool multiple_of_16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+/// Whether all operands can be read 16 bytes at a time. Of one row the stride counts, too: its bits are those that it
+/// has among others.
+bool readable(const JointProblem& p, const JointProjection::Args& a) {
+  bool all = multiple_of_16(a.x.data) && a.x.stride[0] % 8 == 0 && (p.groups == 1 || a.x.stride[1] % 8 == 0);
+  for (int i = 0; i < p.parts; ++i) all = all && multiple_of_16(a.parts[static_cast<std::size_t>(i)].w.data);
+  return all;
+}
+
+template <int kTall, int kWide>
+void launch(StreamCall call, std::int64_t groups, cudaStream_t stream) {
+  using Shape = StreamShape<kTall, kWide>;
+  std::int64_t tiles = 0;
+  for (int i = 0; i < call.parts; ++i) {
+    StreamPart& part = call.part[i];
+    const std::int64_t of_group = (part.n + Shape::kOutputs - 1) / Shape::kOutputs;
+    part.first = static_cast<std::uint32_t>(tiles);
+    part.tiles_of_group = static_cast<std::uint32_t>(of_group);
+    tiles += groups * of_group;
+  }
+  const std::int64_t row_blocks = (call.m + Shape::kRows - 1) / Shape::kRows;
+  call.row_blocks = static_cast<std::uint32_t>(row_blocks);
+  device::launch_pdl<stream_rows<kTall, kWide>>("projection", blocks_for(tiles * row_blocks, 1), dim3(kStreamThreads),
+                                                Shape::kShared, stream, call);
+}
+
+void run_stream(const JointProblem& p, const JointProjection::Args& a, const RunContext& context) {
+  if (!readable(p, a)) {
+    for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, a, i), context);
+    return;
+  }
+  StreamCall call{
+      .x = static_cast<const BF16*>(a.x.data), .x_row = a.x.stride[0], .x_group = a.x.stride[1], .m = p.m, .k = p.k};
+  for (int i = 0; i < p.parts; ++i) {
+    const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
+    const JointProjection::PartArgs& t = a.parts[static_cast<std::size_t>(i)];
+    if (shape.n == 0) continue;
+    call.part[call.parts++] = {.w = t.w.data,
+                               .w_scale = static_cast<const float*>(t.w_scale.data),
+                               .y = t.y.data,
+                               .y_row = t.y.stride[0],
+                               .y_group = t.y.stride[1],
+                               .w_scale_group = t.w_scale.stride[0],
+                               .w_scale_row = t.w_scale.stride[1],
+                               .n = shape.n,
+                               .e4m3 = shape.w == DType::kE4M3,
+                               .y_bf16 = shape.y == DType::kBF16};
+  }
+  if (p.m == 0 || call.parts == 0) return;
+  const cudaStream_t stream = stream_of(context.stream);
+  if (p.m <= StreamShape<1, 1>::kRows) {
+    launch<1, 1>(call, p.groups, stream);
+  } else if (p.m <= StreamShape<1, 2>::kRows) {
+    launch<1, 2>(call, p.groups, stream);
+  } else if (p.m <= StreamShape<2, 4>::kRows) {
+    launch<2, 4>(call, p.groups, stream);
+  } else {
+    launch<2, 8>(call, p.groups, stream);
+  }
+}
+
+void run_one(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  JointProjection::Args args{.x = a.x};
+  args.parts[0] = {.w = a.w, .y = a.y, .w_scale = a.w_scale};
+  run_stream(joint_problem(p), args, context);
+}
+
+}  // namespace
+
+Implementation<Projection> projection_stream_row() {
+  Implementation<Projection> row = any_gpu_row<Projection>(run_one, decide_one);
+  row.name = kStreamName;
+  return row;
+}
+
+Implementation<JointProjection> joint_projection_stream_row() {
+  Implementation<JointProjection> row = any_gpu_row<JointProjection>(run_stream, decide_stream);
+  row.name = kStreamName;
+  return row;
+}
+
+}  // namespace smla

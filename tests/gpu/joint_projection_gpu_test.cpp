@@ -1,0 +1,99 @@
+// Several weights of one input in one call on the GPU, and the kernel that streams weights.
+#include <atomic>
+#include <iostream>
+#include <map>
+#include <span>
+
+#include "device/launch_hook.h"
+#include "gpu/gpu_run.h"
+#include "parity/joint_projection_cases.h"
+
+namespace smla::test {
+namespace {
+
+class JointProjectionGpu : public GpuTest {};
+
+void run_joint(const JointTensors& t, std::vector<ProjectionBuffer>& y, const std::string& name) {
+  run_on_gpu<JointProjection>(t.problem, t.args(y), name);
+}
+
+TEST_F(JointProjectionGpu, EveryWeightHasTheBitsOfACallOfItsOwn) {
+  std::map<std::string, int> compared;
+  for (const std::vector<ProjectionCase>& cases : joint_projection_cases(DType::kBF16)) {
+    const JointTensors t(cases);
+    for (const std::string& name : gpu_implementations<JointProjection>(t.problem)) {
+      SCOPED_TRACE(name + ": " + describe(cases));
+      std::vector<ProjectionBuffer> joint = t.poisoned_y();
+      run_joint(t, joint, name);
+      for (std::size_t i = 0; i < t.parts.size(); ++i) {
+        SCOPED_TRACE("weight " + std::to_string(i));
+        ProjectionBuffer alone = t.parts[i].poisoned_y();
+        run_on_gpu<Projection>(t.parts[i].problem, t.part_args(i, alone), name == "cuda" ? "" : name);
+        ProjectionBuffer truth = t.parts[i].poisoned_y();
+        Plan<Projection>(t.parts[i].problem, {.implementation = "ref"}).run(t.part_args(i, truth));
+        check_written(t.parts[i], joint[i]);
+        check_close(t.parts[i], joint[i], truth, name);
+        if (HasFatalFailure()) return;
+        ASSERT_TRUE(joint[i].same_bits(alone));
+      }
+      ++compared[name];
+    }
+  }
+  for (const auto& [name, count] : compared) std::cout << "[ compared ] " << name << ": " << count << " cases\n";
+  EXPECT_GT(compared["cuda_stream"], 50);
+}
+
+/// Tiles of 8, 16, 32 and 64 rows, and of 16 and 32 outputs, give a row the same bits.
+TEST_F(JointProjectionGpu, ARowsBitsDoNotDependOnHowManyThereAre) {
+  for (const DType w : {DType::kBF16, DType::kE4M3}) {
+    ProjectionCase c;
+    c.problem = {.m = 70, .n = 50, .k = 2320, .groups = 2, .w = w, .y = DType::kF32};
+    c.x_gap = 8;
+    const JointTensors t({c, c});
+    std::vector<ProjectionBuffer> whole = t.poisoned_y();
+    run_joint(t, whole, "cuda_stream");
+    for (const std::int64_t rows : {1, 8, 9, 17, 40}) {
+      JointProjection::Problem p = t.problem;
+      p.m = rows;
+      std::vector<ProjectionBuffer> few = t.poisoned_y();
+      JointProjection::Args a = t.args(few);
+      const std::int64_t begin = 70 - rows;
+      a.x = a.x.slice(0, begin, 70);
+      for (JointProjection::PartArgs& part : std::span(a.parts).first(2)) part.y = part.y.slice(0, begin, 70);
+      run_on_gpu<JointProjection>(p, a, "cuda_stream");
+      for (std::size_t i = 0; i < 2; ++i) {
+        for (std::int64_t row = begin; row < 70; ++row) {
+          for (std::int64_t j = 0; j < 50; ++j)
+            ASSERT_TRUE(few[i].same_bits(whole[i], t.parts[i].y_at(row, row % 2, j))) << row << " of " << rows;
+        }
+      }
+    }
+  }
+}
+
+std::atomic<int> launches{0};
+
+TEST_F(JointProjectionGpu, IsOneLaunch) {
+  for (const std::vector<ProjectionCase>& cases : joint_projection_cases(DType::kBF16)) {
+    const JointTensors t(cases);
+    if (t.problem.m == 0 || t.problem.k % 16 != 0) continue;
+    std::vector<ProjectionBuffer> y = t.poisoned_y();
+    launches = 0;
+    device::launch_hook = +[](const char*) { ++launches; };
+    run_joint(t, y, "cuda_stream");
+    device::launch_hook = nullptr;
+    EXPECT_EQ(launches, 1) << describe(cases);
+  }
+}
+
+TEST_F(JointProjectionGpu, ItRunsWhereItIsNamed) {
+  const JointProjection::Problem p{.m = 4, .k = 256, .part = {{{.n = 16}}}};
+  EXPECT_EQ(Plan<JointProjection>(p, {.device = DeviceKind::kCuda}).implementation(), "cuda");
+  EXPECT_NE(Plan<Projection>({.m = 4, .n = 16, .k = 256}, {.device = DeviceKind::kCuda}).implementation(),
+            "cuda_stream");
+  EXPECT_EQ(Plan<JointProjection>(p, {.device = DeviceKind::kCuda, .implementation = "cuda_stream"}).implementation(),
+            "cuda_stream");
+}
+
+}  // namespace
+}  // namespace smla::test

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parity/projection_cases.h"
+
+namespace smla::test {
+
+/// Several weights of one input, each with the tensors of a case of its own; x is that of the first.
+struct JointTensors {
+  explicit JointTensors(const std::vector<ProjectionCase>& cases) {
+    const Projection::Problem& first = cases.front().problem;
+    problem = {
+        .m = first.m, .k = first.k, .groups = first.groups, .x = first.x, .parts = static_cast<int>(cases.size())};
+    for (const ProjectionCase& c : cases) {
+      problem.part[parts.size()] = {.n = c.problem.n, .w = c.problem.w, .y = c.problem.y};
+      parts.emplace_back(c);
+    }
+  }
+
+  std::vector<ProjectionBuffer> poisoned_y() const {
+    std::vector<ProjectionBuffer> out;
+    for (const ProjectionTensors& part : parts) out.push_back(part.poisoned_y());
+    return out;
+  }
+  /// A weight as a call of its own.
+  Projection::Args part_args(std::size_t i, ProjectionBuffer& y) const {
+    Projection::Args a = parts[i].args(y);
+    ProjectionBuffer unused = parts[0].poisoned_y();
+    a.x = parts[0].args(unused).x;
+    return a;
+  }
+  JointProjection::Args args(std::vector<ProjectionBuffer>& y) const {
+    JointProjection::Args a;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const Projection::Args part = part_args(i, y[i]);
+      a.x = part.x;
+      a.parts[i] = {.w = part.w, .y = part.y, .w_scale = part.w_scale};
+    }
+    return a;
+  }
+
+  JointProjection::Problem problem;
+  std::vector<ProjectionTensors> parts;
+};
+
+inline std::string describe(const std::vector<ProjectionCase>& cases) {
+  std::string text;
+  for (const ProjectionCase& c : cases) text += (text.empty() ? "" : "; ") + describe(c);
+  return text;
+}
+
+/// One to eight weights, odd numbers of outputs, weights of both dtypes in one call, groups, gaps between rows.
+inline std::vector<std::vector<ProjectionCase>> joint_projection_cases(DType x) {
+  struct Weight {
+    std::int64_t n;
+    DType w, y;
+  };
+  constexpr DType kBF16 = DType::kBF16;
+  constexpr DType kF32 = DType::kF32;
+  constexpr DType kFp8 = DType::kE4M3;
+  const std::vector<std::vector<Weight>> lists = {
+      {{48, kBF16, kBF16}},
+      {{37, kFp8, kBF16}},
+      {{96, kFp8, kBF16},
+       {40, kFp8, kBF16},
+       {64, kBF16, kF32},
+       {64, kBF16, kF32},
+       {16, kBF16, kF32},
+       {16, kBF16, kF32},
+       {8, kBF16, kBF16}},
+      {{1, kBF16, kBF16},
+       {0, kBF16, kF32},
+       {33, kBF16, kBF16},
+       {129, kFp8, kF32},
+       {15, kBF16, kBF16},
+       {16, kBF16, kF32},
+       {17, kFp8, kBF16},
+       {31, kBF16, kBF16}},
+  };
+  std::vector<std::vector<ProjectionCase>> out;
+  std::uint64_t seed = 1;
+  const auto add = [&](std::int64_t m, std::int64_t k, std::int64_t groups, const std::vector<Weight>& list) {
+    std::vector<ProjectionCase>& cases = out.emplace_back();
+    for (const Weight& weight : list) {
+      ProjectionCase c;
+      c.problem = {.m = m, .n = weight.n, .k = k, .groups = groups, .x = x, .w = weight.w, .y = weight.y};
+      c.seed = ++seed;
+      c.x_gap = seed % 3 == 0 ? 0 : static_cast<std::int64_t>(8 * (seed % 5));
+      c.y_gap = static_cast<std::int64_t>(seed % 4);
+      c.y_group_major = seed % 5 == 0;
+      c.w_scale_gap = static_cast<std::int64_t>(seed % 2);
+      cases.push_back(c);
+    }
+  };
+  for (const std::int64_t m : {0, 1, 2, 7, 8, 9, 16, 17, 33, 64, 70}) {
+    for (const std::vector<Weight>& list : lists) {
+      add(m, 272, 1, list);
+      if (m <= 17) add(m, 1296, 1, list);
+      if (m == 1 || m == 9 || m == 33) add(m, 144, 3, list);
+    }
+  }
+  for (const std::vector<Weight>& list : lists) add(5, 0, 1, list);
+  add(3, 1032, 2, {{20, kBF16, kBF16}, {50, kBF16, kF32}});  // k of eights alone
+  add(3, 77, 1, {{20, kBF16, kBF16}, {50, kFp8, kF32}});     // of neither
+  return out;
+}
+
+}  // namespace smla::test

@@ -78,9 +78,8 @@ bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
   if (o.weights == nullptr) return false;
   if (o.layer.device == DeviceKind::kCpu) return true;
-  if (o.layer.deterministic || o.layer.implementations.contains(Projection::kName)) {
-    return false;
-  }
+  const auto named = [&](std::string_view op) { return o.layer.implementations.contains(op); };
+  if (o.layer.deterministic || named(Projection::kName) || named(JointProjection::kName)) return false;
   const Projection::Problem typical{
       .m = 64, .n = o.model.q_lora_rank, .k = o.model.hidden_size, .x = DType::kE4M3, .w = DType::kE4M3};
   if (typical.k % Projection::kScaleGroup != 0) return false;

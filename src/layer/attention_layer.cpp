@@ -180,6 +180,7 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
   Stopwatch watch(observer, options_.device, stream);
   const Forward forward{
       .config = config_,
+      .options = options_,
       .weights = weights_,
       .ops = ops,
       .step = step,
@@ -218,6 +219,7 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
   const Lane lane{.stream = stream, .scratch = buffers.scratch[0]};
   Stopwatch watch(nullptr, options_.device, stream);
   const Forward forward{.config = config_,
+                        .options = options_,
                         .weights = weights_,
                         .ops = ops,
                         .step = step,
@@ -237,7 +239,8 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
   zero(buffers.zero_positions);
   forward.latent_projections(hidden);
   forward.latent_norms();
-  forward.queries_and_window();
+  forward.queries();
+  forward.window();
   zero(buffers.o);
   forward.output(positions, output);
 }

@@ -1,57 +1,28 @@
 // The parts of a forward in their order.
 #include "layer/forward.h"
 
+#include "layer/grouped_views.h"
 #include "layer/joined_weights.h"
 
 namespace smla {
-
-namespace {
-
-/// [rows, n] as the [rows, 1, n] that a projection takes.
-template <class View>
-View as_groups(const View& v, std::int64_t groups) {
-  View out = v;
-  out.rank = 3;
-  out.shape = {v.size(0), groups, v.size(1) / groups, 0};
-  out.stride = {v.stride[0], v.size(1) / groups, 1, 0};
-  return out;
-}
-
-/// A weight [groups*n, k] as [groups, n, k].
-ConstTensorView grouped(const ConstTensorView& w, const Projection::Problem& p) {
-  ConstTensorView weight = w;
-  weight.rank = 3;
-  weight.shape = {p.groups, p.n, p.k, 0};
-  weight.stride = {p.n * p.k, p.k, 1, 0};
-  return weight;
-}
-
-/// The scales of an E4M3 weight [groups*n, k] by its groups.
-ConstTensorView grouped_scales(const ConstTensorView& scale, const Projection::Problem& p) {
-  if (p.w != DType::kE4M3) return {};
-  ConstTensorView scales = scale;
-  const std::int64_t rows = scale.size(0) / p.groups;
-  scales.rank = 3;
-  scales.shape = {p.groups, rows, scale.size(1), 0};
-  scales.stride = {rows * scale.size(1), scale.size(1), 1, 0};
-  return scales;
-}
-
-}  // namespace
 
 void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w,
                       const TensorView& y, const ConstTensorView& w_scale) const {
   const Projection::Problem& p = plan.problem();
   const bool fp8 = p.x == DType::kE4M3;
   plan.run({.x = as_groups(fp8 ? x.values : x.x, p.groups),
-            .w = grouped(w, p),
+            .w = grouped(w, p.groups),
             .y = as_groups(y, p.groups),
             .x_scale = fp8 ? x.scales : ConstTensorView(),
-            .w_scale = grouped_scales(w_scale, p)},
+            .w_scale = grouped_scales(w, w_scale, p.groups)},
            lane.scratch, lane.stream);
 }
 
 void Forward::latent_projections(const ConstTensorView& hidden) const {
+  if (ops.joint_inputs) {
+    run_joint(*ops.joint_inputs, joint_inputs(config, options, weights, ops, b, hidden));
+    return;
+  }
   const Input input{.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales};
   if (ops.quantize_hidden)
     ops.quantize_hidden->run({.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales}, main.scratch,
@@ -66,6 +37,7 @@ void Forward::latent_projections(const ConstTensorView& hidden) const {
 
 /// What compressors and indexer make of the hidden states; their weights are never FP8.
 void Forward::compressor_projections(const ConstTensorView& hidden) const {
+  if (ops.joint_inputs) return;
   const auto kv_score = [&](const Plan<Projection>& plan, const CompressorWeights& w, const TensorView& out) {
     const std::int64_t half = out.size(1) / 2;
     project(index_lane, plan, {.x = hidden}, w.wkv, out.slice(1, 0, half));
@@ -99,14 +71,17 @@ void Forward::latent_norms() const {
   watch.lap(Stage::kNorms);
 }
 
-void Forward::queries_and_window() const {
-  TensorView q_rows = b.q;
-  q_rows.rank = 2;
-  q_rows.shape = {ops.tokens, config.num_heads * config.head_dim, 0, 0};
-  q_rows.stride = {config.num_heads * config.head_dim, 1, 0, 0};
-  project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, q_rows,
-          weights.wq_b_scale);
+void Forward::queries() const {
+  if (ops.joint_queries) {
+    run_joint(*ops.joint_queries, joint_queries(config, options, weights, ops, b));
+  } else {
+    project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, as_rows(b.q),
+            weights.wq_b_scale);
+  }
   watch.lap(Stage::kQProjection);
+}
+
+void Forward::window() const {
   if (has_query_prologue()) return;
   ops.insert->run({.q = b.q,
                    .kv = b.kv,
@@ -148,12 +123,10 @@ void Forward::compress() const {
 }
 
 void Forward::score() const {
-  TensorView rows = b.index_q;
-  rows.rank = 2;
-  rows.shape = {step.tokens, config.index_n_heads * config.index_head_dim, 0, 0};
-  rows.stride = {config.index_n_heads * config.index_head_dim, 1, 0, 0};
-  project(index_lane, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b,
-          rows, weights.index_wq_b_scale);
+  if (!ops.joint_queries) {
+    project(index_lane, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b,
+            as_rows(b.index_q), weights.index_wq_b_scale);
+  }
   ops.index_q->run({.q = b.index_q,
                     .weights = b.index_weights,
                     .positions = step.positions,
@@ -250,57 +223,67 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
     x.shape = {p.m, p.groups, p.k, 0};
     x.stride = {p.k, p.m * p.k, 1, 0};
     ops.wo_a->run({.x = x,
-                   .w = grouped(weights.wo_a, p),
+                   .w = grouped(weights.wo_a, p.groups),
                    .y = as_groups(b.z, p.groups),
                    .x_scale = b.o_scales,
-                   .w_scale = grouped_scales(weights.wo_a_scale, p)},
+                   .w_scale = grouped_scales(weights.wo_a, weights.wo_a_scale, p.groups)},
                   main.scratch, main.stream);
   } else {
-    const std::int64_t width = config.num_heads * config.head_dim;
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
     if (!has_output_epilogue())
       ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch,
                             main.stream);
     watch.lap(Stage::kInverseRope);
-    TensorView o_rows = b.o_heads;
-    o_rows.rank = 2;
-    o_rows.shape = {positions.size(0), width, 0, 0};
-    o_rows.stride = {width, 1, 0, 0};
-    project(main, *ops.wo_a, {.x = o_rows}, weights.wo_a, b.z, weights.wo_a_scale);
+    if (ops.joint_wo_a) {
+      run_joint(*ops.joint_wo_a, joint_wo_a(config, options, weights, ops, b));
+    } else {
+      project(main, *ops.wo_a, {.x = as_rows(b.o_heads)}, weights.wo_a, b.z, weights.wo_a_scale);
+    }
   }
   if (ops.quantize_z)
     ops.quantize_z->run({.x = b.z, .values = b.z_values, .scales = b.z_scales}, main.scratch, main.stream);
-  project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, weights.wo_b, out,
-          weights.wo_b_scale);
+  if (ops.joint_wo_b) {
+    run_joint(*ops.joint_wo_b, joint_wo_b(config, options, weights, ops, b, out));
+  } else {
+    project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, weights.wo_b, out,
+            weights.wo_b_scale);
+  }
   watch.lap(Stage::kOutputProjection);
   if (tensor == nullptr) return;
   tensor->sum(out.data, out.numel(), out.dtype, main.stream);
   watch.lap(Stage::kRanks);
 }
 
-/// Compressors and indexer have the hidden states to begin with; the indexer needs the normed latent queries too, and
-/// attention all of it (spec 2).
+/// Compressors and indexer have the hidden states to begin with, or what joint products make of them; the indexer needs
+/// the normed latent queries too, and attention all of it (spec 2).
 void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
   if (side == nullptr) {
     latent_projections(hidden);
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
     latent_norms();
-    queries_and_window();
+    queries();
+    window();
     compress();
     index();
   } else {
+    const bool joint = ops.joint_inputs.has_value();
+    if (joint) latent_projections(hidden);
     side->begun.record(main.stream);
     side->begun.make_wait(index_lane.stream);
-    latent_projections(hidden);
-    compressor_projections(hidden);
+    if (!joint) {
+      latent_projections(hidden);
+      compressor_projections(hidden);
+    }
     compress();
     latent_norms();
+    if (joint) queries();
     side->queries_ready.record(main.stream);
     if (config.has_indexer()) side->queries_ready.make_wait(index_lane.stream);
     index();
     side->done.record(index_lane.stream);
-    queries_and_window();
+    if (!joint) queries();
+    window();
     side->done.make_wait(main.stream);
   }
   attend();

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "device/memory.h"
+#include "layer/joint_products.h"
 #include "layer/layer_plan.h"
 #include "layer/side_streams.h"
 
@@ -37,6 +38,7 @@ class Stopwatch {
 /// What the parts of one forward share.
 struct Forward {
   const LayerConfig& config;
+  const LayerOptions& options;
   const LayerWeights& weights;
   const LayerPlan::Ops& ops;
   const LayerStep& step;
@@ -57,10 +59,13 @@ struct Forward {
   bool has_output_epilogue() const { return ops.output_epilogue && observer == nullptr; }
   /// Everything, with a batch's metadata.
   void run(const ConstTensorView& hidden, const TensorView& out) const;
+  /// Joint products make what compressors and indexer read, too.
   void latent_projections(const ConstTensorView& hidden) const;
   void compressor_projections(const ConstTensorView& hidden) const;
   void latent_norms() const;
-  void queries_and_window() const;
+  /// Joint products make the indexer's queries, too.
+  void queries() const;
+  void window() const;
   void compress() const;
   void index() const;
   void attend() const;
@@ -75,6 +80,9 @@ struct Forward {
   };
   void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w,
                const TensorView& y, const ConstTensorView& w_scale = {}) const;
+  void run_joint(const Plan<JointProjection>& plan, const JointProduct& product) const {
+    plan.run(product.args, main.scratch, main.stream);
+  }
   void score() const;
 };
 

@@ -1,5 +1,6 @@
 #include "layer/layer_plan.h"
 
+#include "layer/joint_products.h"
 #include "sparsemla/plan.h"
 
 namespace smla {
@@ -191,7 +192,16 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
                                                    .in = act,
                                                    .out = act});
   }
-  ops->wo_a = planner.make<Projection>(wo_a);
+  const bool joint = has_joint_products(c, options, weights, ops->tokens);
+  if (joint && !options.fp8_output) {
+    ops->joint_wo_a = planner.make<JointProjection>(joint_wo_a(c, options, weights, *ops, {}).problem);
+  } else {
+    ops->wo_a = planner.make<Projection>(wo_a);
+  }
+  if (joint) {
+    ops->joint_wo_b = planner.make<JointProjection>(joint_wo_b(c, options, weights, *ops, {}, {}).problem);
+    return;
+  }
   const std::int64_t latent = c.o_groups * c.o_lora_rank;
   const bool fp8 = rounds_fp8_inputs(options) && weights.wo_b.dtype == DType::kE4M3;
   if (fp8) ops->quantize_z = planner.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
@@ -246,18 +256,24 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     check_upstream_blocks(caches[CacheRole::kWindow].block_size, caches[CacheRole::kCompressed].block_size,
                           c.compress_ratio);
 
-  if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
-  ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
-  ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
-  if (weights_.wq_a.dtype == weights_.wkv.dtype)
-    ops->latents = project(weights_.wkv, c.q_lora_rank + c.head_dim, c.hidden_size, act);
+  const bool joint = has_joint_products(c, options, weights_, tokens);
+  if (!joint) {
+    if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
+    ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
+    ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
+    if (weights_.wq_a.dtype == weights_.wkv.dtype)
+      ops->latents = project(weights_.wkv, c.q_lora_rank + c.head_dim, c.hidden_size, act);
+  }
   LatentNorms::Problem norms{
       .rows = tokens, .qr_dim = c.q_lora_rank, .kv_dim = c.head_dim, .in = act, .out = act, .eps = c.rms_norm_eps};
   ops->latent_norms = planner.make<LatentNorms>(norms);
   norms.insert = {.format = options.caches.rows, .rope_dim = c.rope_head_dim, .clamp = options.clamp};
   if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<LatentNorms>(norms);
-  if (fp8(weights_.wq_b) || (c.runs_indexer() && fp8(weights_.index_wq_b))) ops->quantize_qr = quantize(c.q_lora_rank);
-  ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
+  if (!joint) {
+    if (fp8(weights_.wq_b) || (c.runs_indexer() && fp8(weights_.index_wq_b)))
+      ops->quantize_qr = quantize(c.q_lora_rank);
+    ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
+  }
   ops->insert = planner.make<QNormRopeInsert>({.tokens = tokens,
                                                .heads = c.num_heads,
                                                .out_heads = options.padded_heads,
@@ -270,20 +286,28 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
                                                .q_scale_inv = 1.0F / options.q_scale,
                                                .clamp = options.clamp});
   if (c.has_compressor()) {
-    ops->compressor_gemm =
-        project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
-    std::int64_t outputs = 2 * weights_.compressor.wkv.size(0);
-    if (c.runs_indexer()) outputs += 2 * weights_.index_compressor.wkv.size(0);
-    if (!c.runs_indexer() || weights_.compressor.wkv.dtype == weights_.index_compressor.wkv.dtype)
-      ops->compressors = project(weights_.compressor.wkv, outputs, c.hidden_size, DType::kF32);
+    if (!joint) {
+      ops->compressor_gemm =
+          project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
+      std::int64_t outputs = 2 * weights_.compressor.wkv.size(0);
+      if (c.runs_indexer()) outputs += 2 * weights_.index_compressor.wkv.size(0);
+      if (!c.runs_indexer() || weights_.compressor.wkv.dtype == weights_.index_compressor.wkv.dtype)
+        ops->compressors = project(weights_.compressor.wkv, outputs, c.hidden_size, DType::kF32);
+    }
     plan_compressors(planner, c, options, ops.get());
   }
   if (c.runs_indexer()) {
-    ops->index_compressor_gemm =
-        project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
-    ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);
-    ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
+    if (!joint) {
+      ops->index_compressor_gemm =
+          project(weights_.index_compressor.wkv, weights_.index_compressor.wkv.size(0), c.hidden_size, DType::kF32);
+      ops->index_weights_proj = project(weights_.index_weights_proj, c.index_n_heads, c.hidden_size, act);
+      ops->index_wq_b = project(weights_.index_wq_b, c.index_n_heads * c.index_head_dim, c.q_lora_rank, act);
+    }
     plan_indexer(planner, c, options, caches[CacheRole::kCompressed].block_size, ops.get());
+  }
+  if (joint) {  // after the indexer's plan, which says whether it scores
+    ops->joint_inputs = planner.make<JointProjection>(joint_inputs(c, options, weights_, *ops, {}, {}).problem);
+    ops->joint_queries = planner.make<JointProjection>(joint_queries(c, options, weights_, *ops, {}).problem);
   }
   AttentionPlanning planning{
       .planner = planner, .config = c, .shape = shape, .caches = caches, .topk_writes_slots = ops->slot_block > 0};

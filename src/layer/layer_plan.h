@@ -75,6 +75,8 @@ struct LayerPlan::Ops {
       index_weights_proj, index_wq_b;
   std::optional<Plan<Projection>> latents;      ///< wq_a and wkv at once; absent where their dtypes differ
   std::optional<Plan<Projection>> compressors;  ///< the weights of both compressors at once, likewise
+  /// In place of all projections above, one for each input (joint_products.h); wo_a stays where its input is FP8.
+  std::optional<Plan<JointProjection>> joint_inputs, joint_queries, joint_wo_a, joint_wo_b;
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_qr, quantize_z;  ///< inputs of FP8 weights
   std::optional<Plan<LatentNorms>> latent_norms;
   std::optional<Plan<LatentNorms>> latent_norms_and_insert;  ///< with a query prologue: no op of its own makes q
@@ -102,10 +104,15 @@ inline bool has_side_stream(const LayerConfig& config, const LayerOptions& optio
          options.context_parallel == nullptr;
 }
 
+/// Whether steps of few rows compute the weights of one input at once.
+inline bool names_joint_products(const LayerOptions& options) {
+  return options.implementations.contains(JointProjection::kName);
+}
+
 /// Whether inputs of E4M3 weights are rounded to E4M3, which tensor cores multiply. A CPU multiplies them as they are,
-/// which is nearer to the model, unless an FP8 output projection is asked for.
+/// which is nearer to the model, unless an FP8 output projection is asked for; so does a layer with joint products.
 inline bool rounds_fp8_inputs(const LayerOptions& options) {
-  return options.device != DeviceKind::kCpu || options.fp8_output.has_value();
+  return (options.device != DeviceKind::kCpu && !names_joint_products(options)) || options.fp8_output.has_value();
 }
 
 /// The dtype of activations.

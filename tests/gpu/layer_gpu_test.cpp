@@ -1,5 +1,6 @@
 // A step's metadata on the GPU is the host's bit for bit; profile runs; a layer through the C interface.
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <latch>
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "device/device_tensor.h"
+#include "device/launch_hook.h"
 #include "device/streams.h"
 #include "engine/synthetic.h"
 #include "gpu/gpu_run.h"
@@ -276,6 +278,43 @@ struct OwnStep {
   LayerPlan plan;
   DeviceMemory workspace;
 };
+
+std::atomic<int> products{0};
+void count_products(const char* kernel) {
+  if (std::string_view(kernel) == "projection") ++products;
+}
+
+/// A decode step whose weights of one input are computed at once: the same kernel's bits, in four products.
+TEST_F(LayerGpu, JointProductsAreTheSameLayerInFourLaunches) {
+  for (const LayerConfig& config : small_layers()) {
+    const Weights weights(config);
+    const std::vector<float> table = rope_table(config.rope, 300);
+    const DeviceTensor rope =
+        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    for (const bool scores : {false, true}) {
+      for (const bool side_streams : {false, true}) {
+        SCOPED_TRACE(testing::Message() << config.compress_ratio << " scores " << scores << " side " << side_streams);
+        LayerOptions options{
+            .device = DeviceKind::kCuda, .short_context = !scores, .side_streams = side_streams, .implementations = {}};
+        options.implementations["projection"] = "cuda_stream";
+        const AttentionLayer apart(config, weights.placed, options, rope.view());
+        options.implementations = {{"joint_projection", "cuda_stream"}};
+        const AttentionLayer joint(config, weights.placed, options, rope.view());
+        OwnStep separate(apart, config);
+        separate.queue();
+        const std::vector<std::uint16_t> want = separate.result();
+        OwnStep together(joint, config);
+        products = 0;
+        device::launch_hook = count_products;
+        together.queue();
+        device::launch_hook = nullptr;
+        EXPECT_EQ(products, 4);
+        EXPECT_EQ(together.result(), want);
+        EXPECT_EQ(together.plan.describe().find(", projection"), std::string::npos) << together.plan.describe();
+      }
+    }
+  }
+}
 
 /// One layer, two threads: while the capture of one is open, its forward already queued, the other runs a whole
 /// forward. The side stream that joined the capture must not be the other's.

@@ -84,6 +84,23 @@ TEST_P(LayerProperty, WeightsOneAfterAnotherGiveTheSameBits) {
   EXPECT_EQ(got.caches, want.caches);
 }
 
+TEST_P(LayerProperty, JointProductsGiveTheSameBits) {
+  const std::vector<std::int64_t> long_and_short{261, 37};
+  const Steps steps = random_steps(long_and_short, 5, 90, false);  // of few rows and of more
+  LayerOptions options = options_of(GetParam());
+  const Trace want = LayerHarness(GetParam().ratio, options, long_and_short).run(steps, {});
+  options.implementations["joint_projection"] = "ref";
+  for (const bool deterministic : {true, false}) {
+    options.deterministic = deterministic;
+    const Trace got = LayerHarness(GetParam().ratio, options, long_and_short).run(steps, {});
+    EXPECT_EQ(got.output, want.output);
+    EXPECT_EQ(got.topk, want.topk);
+    EXPECT_EQ(got.caches, want.caches);
+    EXPECT_NE(got.implementations.find("joint_projection ref"), std::string::npos) << got.implementations;
+    EXPECT_EQ(got.implementations.find(" projection"), std::string::npos) << got.implementations;
+  }
+}
+
 TEST_P(LayerProperty, AnyChunkingIsTheWholePrefill) {
   check_few("prefill = any chunking", 2, [] {
     const auto seed = *rc::gen::arbitrary<unsigned>();

@@ -1,0 +1,95 @@
+#include "layer/joint_products.h"
+
+#include "layer/grouped_views.h"
+
+namespace smla {
+
+namespace {
+
+/// Puts a joint product together, weight by weight.
+class Joint {
+ public:
+  Joint(std::int64_t rows, std::int64_t inputs, std::int64_t groups, DType x) {
+    made_.problem = {.m = rows, .k = inputs / groups, .groups = groups, .x = x, .parts = 0};
+  }
+  void add(const ConstTensorView& w, const ConstTensorView& scale, const TensorView& y, DType dtype) {
+    const std::int64_t groups = made_.problem.groups;
+    const auto i = static_cast<std::size_t>(made_.problem.parts++);
+    made_.problem.part[i] = {.n = w.size(0) / groups, .w = w.dtype, .y = dtype};
+    if (y.absent()) return;  // a plan is made
+    made_.args.parts[i] = {
+        .w = grouped(w, groups), .y = as_groups(y, groups), .w_scale = grouped_scales(w, scale, groups)};
+  }
+  JointProduct of(const ConstTensorView& x) {
+    if (!x.absent()) made_.args.x = as_groups(x, made_.problem.groups);
+    return made_;
+  }
+
+ private:
+  JointProduct made_;
+};
+
+ConstTensorView rows_or_none(const TensorView& v) { return v.absent() ? ConstTensorView() : as_rows(v); }
+TensorView rows_to_write(const TensorView& v) { return v.absent() ? TensorView() : as_rows(v); }
+
+}  // namespace
+
+bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        std::int64_t tokens) {
+  if (!names_joint_products(options) || (tokens > kJointRows && !options.deterministic)) return false;
+  if (!rounds_fp8_inputs(options)) return true;
+  const auto fp8 = [](const ConstTensorView& w) { return w.dtype == DType::kE4M3; };
+  return !(fp8(weights.wq_a) || fp8(weights.wkv) || fp8(weights.wq_b) || fp8(weights.wo_a) || fp8(weights.wo_b) ||
+           (config.runs_indexer() && fp8(weights.index_wq_b)));
+}
+
+JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                          const LayerPlan::Ops& ops, const LayerBuffers& b, const ConstTensorView& hidden) {
+  static const ConstTensorView kNoScale;  // compressors and the indexer's weights_proj are never FP8
+  const DType act = activation_dtype(options);
+  Joint joint(ops.tokens, config.hidden_size, 1, act);
+  joint.add(weights.wq_a, weights.wq_a_scale, b.qr, act);
+  joint.add(weights.wkv, weights.wkv_scale, b.kv, act);
+  const auto add_compressor = [&](const CompressorWeights& w, const TensorView& kv_score) {
+    const std::int64_t half = w.wkv.size(0);
+    const bool there = !kv_score.absent();
+    joint.add(w.wkv, kNoScale, there ? kv_score.slice(1, 0, half) : TensorView(), DType::kF32);
+    joint.add(w.wgate, kNoScale, there ? kv_score.slice(1, half, 2 * half) : TensorView(), DType::kF32);
+  };
+  if (config.has_compressor()) add_compressor(weights.compressor, b.kv_score);
+  if (config.runs_indexer()) {
+    add_compressor(weights.index_compressor, b.index_kv_score);
+    if (!ops.short_context) joint.add(weights.index_weights_proj, kNoScale, b.index_weights, act);
+  }
+  return joint.of(hidden);
+}
+
+JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                           const LayerPlan::Ops& ops, const LayerBuffers& b) {
+  const DType act = activation_dtype(options);
+  Joint joint(ops.tokens, config.q_lora_rank, 1, act);
+  joint.add(weights.wq_b, weights.wq_b_scale, rows_to_write(b.q), act);
+  if (config.runs_indexer() && !ops.short_context)
+    joint.add(weights.index_wq_b, weights.index_wq_b_scale, rows_to_write(b.index_q), act);
+  return joint.of(b.qr);
+}
+
+JointProduct joint_wo_a(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        const LayerPlan::Ops& ops, const LayerBuffers& b) {
+  const DType act = activation_dtype(options);
+  Joint joint(ops.tokens, config.num_heads * config.head_dim, config.o_groups, act);
+  joint.add(weights.wo_a, weights.wo_a_scale, b.z, act);
+  TensorView heads = b.o_heads;
+  if (!heads.absent()) heads = heads.slice(1, 0, config.num_heads);
+  return joint.of(rows_or_none(heads));
+}
+
+JointProduct joint_wo_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        const LayerPlan::Ops& ops, const LayerBuffers& b, const TensorView& out) {
+  const DType act = activation_dtype(options);
+  Joint joint(ops.tokens, config.o_groups * config.o_lora_rank, 1, act);
+  joint.add(weights.wo_b, weights.wo_b_scale, out, act);
+  return joint.of(b.z);
+}
+
+}  // namespace smla

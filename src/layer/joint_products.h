@@ -1,0 +1,39 @@
+#pragma once
+
+#include "layer/layer_plan.h"
+
+namespace smla {
+
+// The products of a layer as joint ones, one for each input: hidden states, latent queries, attention output, and what
+// wo_a makes of it. Each function gives the problem, and the tensors where the buffers have them (a plan is made before
+// there are any).
+
+/// A joint product of a layer.
+struct JointProduct {
+  JointProjection::Problem problem;
+  JointProjection::Args args;
+};
+
+/// Rows up to which a layer that names JointProjection uses it; with `deterministic` it always does.
+inline constexpr std::int64_t kJointRows = 64;
+
+/// Whether the products of a step of `tokens` rows are joint ones. Not where inputs of FP8 weights are rounded: weights
+/// of one input then have different inputs.
+bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        std::int64_t tokens);
+
+/// What is made of the hidden states: wq_a, wkv; wkv and wgate of the compressors; the indexer's weights where it
+/// scores.
+JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                          const LayerPlan::Ops& ops, const LayerBuffers& b, const ConstTensorView& hidden);
+/// What is made of the latent queries: wq_b, and the indexer's where it scores.
+JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                           const LayerPlan::Ops& ops, const LayerBuffers& b);
+/// wo_a of the attention output's heads, rotated back.
+JointProduct joint_wo_a(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        const LayerPlan::Ops& ops, const LayerBuffers& b);
+/// wo_b.
+JointProduct joint_wo_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        const LayerPlan::Ops& ops, const LayerBuffers& b, const TensorView& out);
+
+}  // namespace smla

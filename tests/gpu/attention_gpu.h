@@ -93,6 +93,33 @@ inline std::vector<Way> ways_of(const SparseAttention::Problem& p) {
   return ways;
 }
 
+/// Multiplies every row that a list names by 2^shift.
+inline void shift_rows(ScopeInputs& s, int shift) {
+  const RowFormat& f = *s.cache.format;
+  std::set<std::int32_t> named(s.indices.begin(), s.indices.end());
+  for (const std::int32_t slot : named) {
+    if (!s.valid(slot)) continue;
+    const std::int64_t row = slot % s.cache.block_size;
+    std::uint8_t* block = s.memory.data() + slot / s.cache.block_size * s.cache.block_stride_bytes;
+    const auto shift_bf16 = [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t d = first; d < last; ++d) {
+        BF16 v;
+        std::uint8_t* at = block + row * f.data_bytes + 2 * d;
+        std::memcpy(&v, at, sizeof v);
+        v = to_bf16(std::ldexp(to_float(v), shift));
+        std::memcpy(at, &v, sizeof v);
+      }
+    };
+    if (f.nope == Element::kBF16) {
+      shift_bf16(0, f.dim);
+    } else {
+      std::uint8_t* scales = block + s.cache.block_size * f.data_bytes + row * f.scale_bytes;
+      for (int g = 0; g < f.nope_dim / f.group; ++g) scales[g] = static_cast<std::uint8_t>(scales[g] + shift);
+      shift_bf16(f.nope_dim / 2, f.nope_dim / 2 + f.rope_dim());
+    }
+  }
+}
+
 /// Of fp32 outputs: tensor cores have weights in half precision.
 inline double bound_of(const Way& way) { return way.implementation == "cuda_simt" ? 1e-5 : 5e-4; }
 

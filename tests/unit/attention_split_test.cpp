@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/attention/cluster_split.h"
 #include "ops/attention/hopper_split.h"
 
 namespace smla {
@@ -122,6 +123,37 @@ TEST(AttentionSplit, FixedPartsDependOnNothingElse) {
 }
 
 /// Parts cover each list, are whole tiles, and fit the workspace.
+/// A cluster holds the whole list, in a workspace as large as a merge of its own would need.
+TEST(ClusterSplit, CoversEveryListOrIsNone) {
+  int clusters = 0;
+  for (const std::int64_t tokens : {1, 3, 16, 128, 1024}) {
+    for (const std::int64_t heads : {1, 8, 17, 64, 128}) {
+      for (const std::int64_t second : {0, 64, 512, 1024, 8192}) {
+        const SparseAttention::Problem p = problem(tokens, heads, 128, second);
+        const AttentionSplit portable = split_attention(p, kH200, false);
+        const AttentionSplit split = split_into_clusters(p, kH200, portable);
+        ASSERT_LE(split.cost, portable.cost);
+        if (split.parts == 1) continue;
+        ++clusters;
+        const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
+        EXPECT_LE(split.parts, ClusterSplit::kMostParts);
+        EXPECT_EQ(tile.keys, ClusterSplit::kKeys);
+        EXPECT_EQ(split.part_keys % tile.keys, 0);
+        EXPECT_GE(split.parts * split.part_keys, tiles_of_list(p, tile) * tile.keys);
+        EXPECT_LT((split.parts - 1) * split.part_keys, tiles_of_list(p, tile) * tile.keys);
+        EXPECT_EQ(split.workspace_bytes(heads), split.launch_tokens * AttentionSplit::token_bytes(split.parts, heads));
+        EXPECT_GE(split.launch_tokens, 1);
+      }
+    }
+  }
+  EXPECT_GT(clusters, 20);
+  // One request of 640 keys: ten tiles, ten blocks for each 16 heads.
+  const SparseAttention::Problem one = problem(1, 64, 128, 512);
+  EXPECT_EQ(split_into_clusters(one, kH200, split_attention(one, kH200, false)).parts, 10);
+  const SparseAttention::Problem many = problem(1024, 64, 128, 512);
+  EXPECT_EQ(split_into_clusters(many, kH200, split_attention(many, kH200, false)).parts, 1);
+}
+
 TEST(HopperSplit, CoversEveryList) {
   constexpr std::int64_t kKeys = HopperSplit::kTileKeys;
   for (const std::int64_t tokens : {1, 3, 64, 133, 5000}) {

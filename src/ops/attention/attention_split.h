@@ -132,6 +132,7 @@ struct AttentionSplit {
   std::int64_t parts = 1;
   std::int64_t launch_tokens = 0;  ///< tokens of a launch; the next launch uses the same workspace
   std::int64_t wave_tokens = 0;    ///< tokens whose blocks, without parts, occupy each multiprocessor once
+  std::int64_t cost = 0;           ///< estimated time, in the unit of AttentionTile::Cost; of a fixed split 0
 
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
@@ -211,6 +212,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
         if (parts > 1) cost += kMergeCost + p.tokens * p.heads * parts * kSumsCost / 10;
         if (best >= 0 && cost >= best) continue;
         best = cost;
+        split.cost = cost;
         split.tile = index;
         split.part_keys = part;
         split.parts = std::max<std::int64_t>((steps * tile.keys + part - 1) / part, 1);

@@ -110,6 +110,26 @@ TEST_F(EngineGpu, TheBatchAroundARequestChangesNoBitWhenDeterministic) {
   EXPECT_EQ(run(options, reversed).digests, base.digests);
 }
 
+/// Steps of up to 64 tokens and of more, few enough for an emulated GPU.
+const std::vector<RequestSpec> kFewRequests{{.id = 0, .prompt_tokens = 70, .output_tokens = 4},
+                                            {.id = 1, .prompt_tokens = 129, .output_tokens = 3},
+                                            {.id = 2, .prompt_tokens = 2, .output_tokens = 6}};
+
+/// The products of a layer at once: in every step where `deterministic`, else in steps of up to 64 tokens.
+TEST_F(EngineGpu, JointProductsGiveTheSameBits) {
+  EngineOptions options = gpu_options();
+  options.max_batched_tokens = 100;
+  options.layer.implementations["projection"] = "cuda_stream";
+  const Outcome apart = run(options, kFewRequests);
+  options.layer.implementations = {{"joint_projection", "cuda_stream"}};
+  const Outcome joint = run(options, kFewRequests);
+  EXPECT_GT(joint.totals.graph_steps, 0);
+  EXPECT_EQ(joint.digests, apart.digests);
+  options.graphs = false;
+  options.layer.side_streams = false;
+  EXPECT_EQ(run(options, kFewRequests).digests, apart.digests);
+}
+
 TEST_F(EngineGpu, TwoEnginesOnTwoThreadsDoNotMeet) {
   const EngineOptions options = gpu_options();
   const Outcome alone = run(options);
@@ -149,6 +169,21 @@ TEST_F(EngineGpu, Fp8WeightsPassTheCheck) {
                 << report.bound << "\n";
     }
   }
+}
+
+/// Inputs of FP8 weights are not rounded then.
+TEST_F(EngineGpu, JointProductsOfFp8WeightsPassTheCheck) {
+  const test::Fp8Checkpoint folder("smla_gpu_fp8_joint", test::fp8_model());
+  EngineOptions options = fp8_options(folder);
+  options.layer.implementations["joint_projection"] = "cuda_stream";
+  RunCheck check(kFewRequests, options, 12);
+  Engine engine(options, &check);
+  for (const RequestSpec& s : kFewRequests) engine.submit(s);
+  finish(engine);
+  const CheckReport report = check.finish();
+  EXPECT_TRUE(report.passed) << report.samples[static_cast<std::size_t>(report.worst)].relative_l2;
+  EXPECT_EQ(report.bound, 0.01);
+  EXPECT_EQ(engine.implementations().find("quantize_rows"), std::string::npos) << engine.implementations();
 }
 
 /// The quantised queries are read on the indexer's stream; scales are copied together inside recorded graphs.
@@ -239,6 +274,13 @@ TEST_F(EngineGpu, EveryFrontEndAndFormatIsTheFloat64Layer) {
        [](EngineOptions& o) {
          o.layer.front_end = FrontEnd::kSm120;
          o.speculative = 2;
+       }},
+      {"joint products", [](EngineOptions& o) { o.layer.implementations["joint_projection"] = "cuda_stream"; }},
+      {"joint products in small steps, fp8 output projection",
+       [](EngineOptions& o) {
+         o.layer.implementations["joint_projection"] = "cuda_stream";
+         o.layer.deterministic = false;
+         o.layer.fp8_output = OutputScale::kF32;
        }},
       {"fp8 output projection", [](EngineOptions& o) { o.layer.fp8_output = OutputScale::kF32; }},
       {"bf16 rows, ue8m0 output projection",

@@ -15,6 +15,7 @@ import cases
 OTHERS = {
     "add_rows",
     "draft_positions",
+    "joint_projection",
     "merge_partials",
     "merge_topk",
     "pack_sequences",
@@ -103,6 +104,19 @@ def test_bfloat16_as_its_bits() -> None:
     y, z = bits(x), bits(2 * x)
     sm.ops.add_rows(y=y, x=z)
     np.testing.assert_allclose(numbers(z), numbers(y) + numbers(bits(2 * x)), rtol=2**-8)
+
+
+def test_joint_projection_is_a_projection_of_each_weight() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(3, 1, 40)).astype(np.float32)
+    weights = [rng.normal(size=(1, n, 40)).astype(np.float32) for n in (5, 1, 16)]
+    parts = [{"w": w, "y": np.empty((3, 1, w.shape[1]), np.float32)} for w in weights]
+    sm.ops.joint_projection(x=x, parts=parts)
+    for w, part in zip(weights, parts, strict=True):
+        alone = np.empty_like(part["y"])
+        sm.ops.projection(x=x, w=w, y=alone)
+        np.testing.assert_array_equal(part["y"], alone)
+        np.testing.assert_allclose(alone[:, 0], x[:, 0] @ w[0].T, rtol=1e-4, atol=1e-5)
 
 
 def test_quantize_rows_gives_e4m3_as_bytes() -> None:

@@ -6,10 +6,6 @@
 
 namespace emulator {
 
-namespace {
-
-__extension__ typedef __int128 Wide;
-
 float from_e4m3(std::uint8_t bits) {
   const int exponent = bits >> 3 & 15;
   const int mantissa = bits & 7;
@@ -23,6 +19,11 @@ float from_e4m3(std::uint8_t bits) {
   }
   return (bits & 0x80) != 0 ? -x : x;
 }
+
+namespace {
+
+__extension__ typedef __int128 Wide;
+
 /// To nearest, ties to even; what is too large becomes 448.
 std::uint8_t to_e4m3(float x) {
   if (std::isnan(x)) return 0x7F;

@@ -27,7 +27,8 @@ inline Type type_of(std::string_view s) {
       {"b64", Type::kB64},   {"u8", Type::kU8},   {"u16", Type::kU16},       {"u32", Type::kU32},
       {"u64", Type::kU64},   {"s8", Type::kS8},   {"s16", Type::kS16},       {"s32", Type::kS32},
       {"s64", Type::kS64},   {"f16", Type::kF16}, {"bf16", Type::kBF16},     {"f16x2", Type::kF16x2},
-      {"f32", Type::kF32},   {"f64", Type::kF64}, {"bf16x2", Type::kBF16x2}, {"e4m3x2", Type::kE4M3x2}};
+      {"f32", Type::kF32},   {"f64", Type::kF64}, {"bf16x2", Type::kBF16x2}, {"e4m3x2", Type::kE4M3x2},
+      {"e4m3", Type::kE4M3}};
   for (const auto& [text, type] : kTypes)
     if (text == s) return type;
   return Type::kNone;

@@ -149,7 +149,10 @@ bool decode_lanes(Instruction& i, const Name& name) {
     } else if (what == "wait_group") {
       i.run = run_wgmma_wait;
     } else {
-      if (type_of(name.back()) != Type::kF16 && type_of(name.back()) != Type::kBF16) unknown();
+      if (type_of(name.back()) != Type::kF16 && type_of(name.back()) != Type::kBF16 &&
+          type_of(name.back()) != Type::kE4M3) {
+        unknown();
+      }
       i.from = type_of(name.back());
       i.keeps = true;
       i.run = run_wgmma;

@@ -69,6 +69,7 @@ struct Product {
   std::uint64_t b;
   bool add;
   std::uint32_t group;
+  std::array<std::uint32_t, 4 * kLanes> left = {};  ///< the words of a where it lies in registers
 };
 
 struct Warp {
@@ -185,6 +186,7 @@ std::byte* shared_address(Warp& w, std::uint64_t at, int size);
 
 /// An fp16 number, out of a table: compilers call a function for each where the processor is not known to convert.
 float from_half(std::uint16_t bits);
+float from_e4m3(std::uint8_t bits);
 
 // Tensor cores (tensor_cores.cpp).
 void run_mma(Warp& w, const Instruction& i, std::uint32_t lanes);

@@ -36,7 +36,7 @@ enum class Type : std::uint8_t {
   kS16,
   kS32,
   kS64,  // clang-format off
-  kF16, kBF16, kF16x2, kBF16x2, kF32, kF64, kE4M3x2,  // clang-format on
+  kF16, kBF16, kF16x2, kBF16x2, kF32, kF64, kE4M3, kE4M3x2,  // clang-format on
 };
 /// Bytes of a type.
 int size_of(Type type);

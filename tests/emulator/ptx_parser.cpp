@@ -14,7 +14,8 @@ int size_of(Type type) {
   switch (type) {
     case Type::kB8:
     case Type::kU8:
-    case Type::kS8: return 1;
+    case Type::kS8:
+    case Type::kE4M3: return 1;
     case Type::kB16:
     case Type::kU16:
     case Type::kS16:

@@ -42,20 +42,22 @@ struct Matrix {
     if (word >> 62 != 1) throw Error("wgmma: a matrix that is not swizzled by 128 bytes");
     if ((word >> 49 & 7) != 0) throw Error("wgmma: a base offset");
   }
-  std::uint16_t read(std::uint32_t linear) const {
+  template <class Bits>
+  Bits read(std::uint32_t linear) const {
     const std::uint32_t at = linear ^ ((linear >> 7 & 7) << 4);
-    if (at + 2 > shared_bytes) throw Error("wgmma: a matrix past the end of shared memory");
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, shared + at, 2);
+    if (at + sizeof(Bits) > shared_bytes) throw Error("wgmma: a matrix past the end of shared memory");
+    Bits bits = 0;
+    std::memcpy(&bits, shared + at, sizeof bits);
     return bits;
   }
   /// Rows run along k.
-  std::uint16_t along_k(std::uint32_t row, std::uint32_t k) const {
-    return read(start + row / 8 * stride + row % 8 * 128 + 2 * k);
+  template <class Bits = std::uint16_t>
+  Bits along_k(std::uint32_t row, std::uint32_t k) const {
+    return read<Bits>(start + row / 8 * stride + row % 8 * 128 + static_cast<std::uint32_t>(sizeof(Bits)) * k);
   }
   /// Rows run along the other dimension.
   std::uint16_t across_k(std::uint32_t column, std::uint32_t k) const {
-    return read(start + column / 64 * leading + k / 8 * stride + k % 8 * 128 + 2 * (column % 64));
+    return read<std::uint16_t>(start + column / 64 * leading + k / 8 * stride + k % 8 * 128 + 2 * (column % 64));
   }
 };
 
@@ -102,9 +104,70 @@ void multiply(Warp& w, const Product& p) {
   }
 }
 
+constexpr int kCodeDepth = 32;     ///< k of one product of e4m3 numbers
+constexpr int kCodeFraction = 13;  ///< bits behind the leading one that such a product keeps of a number
+
+/// before + the products, as narrow as Hopper is known to add them: all are cut off below 2^-13 of the power of two of
+/// the largest, and so is the sum.
+float narrow_sum(const float (&products)[kCodeDepth], float before) {
+  const auto exponent = [](float x) { return static_cast<int>(std::bit_cast<std::uint32_t>(x) >> 23 & 0xFF); };
+  int largest = exponent(before);
+  for (const float x : products) largest = std::max(largest, exponent(x));
+  if (largest == 0xFF) {
+    float sum = before;
+    for (const float x : products) sum += x;
+    return sum;
+  }
+  const int unit = largest - 127 - kCodeFraction;
+  const double in_units = std::ldexp(1.0, -unit);
+  auto sum = static_cast<std::int64_t>(before * in_units);
+  for (const float x : products) sum += static_cast<std::int64_t>(x * in_units);
+  const auto whole = static_cast<float>(std::ldexp(static_cast<double>(sum), unit));
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(whole) & ~((1U << (23 - kCodeFraction)) - 1));
+}
+
+float of_code(std::uint32_t code) {
+  static const auto all = [] {
+    std::array<float, 256> numbers{};
+    for (std::size_t n = 0; n < numbers.size(); ++n) numbers[n] = from_e4m3(static_cast<std::uint8_t>(n));
+    return numbers;
+  }();
+  return all[code & 0xFF];
+}
+
+/// A warp's 16 rows of a product of 64 with e4m3 numbers, a in registers.
+void multiply_codes(Warp& w, const Product& p) {
+  const Instruction& i = *p.instruction;
+  const int columns = static_cast<int>(i.d.size()) * 2;
+  const Matrix b(w, p.b);
+  for (const Operand& sign : {i.s[6], i.s[7]})
+    if (number(w, sign, 0) != 1) throw Error("wgmma: a sign that the emulator does not know");
+  float left[16][kCodeDepth];
+  for (int l = 0; l < kLanes; ++l) {
+    for (int n = 0; n < 4; ++n) {
+      const std::uint32_t word = p.left[static_cast<std::size_t>(n * kLanes + l)];
+      for (int byte = 0; byte < 4; ++byte)
+        left[l / 4 + n % 2 * 8][n / 2 * 16 + l % 4 * 4 + byte] = of_code(word >> 8 * byte);
+    }
+  }
+  for (int n = 0; n < columns; ++n) {
+    float right[kCodeDepth];
+    for (int k = 0; k < kCodeDepth; ++k)
+      right[k] = of_code(b.along_k<std::uint8_t>(static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(k)));
+    for (int r = 0; r < 16; ++r) {
+      const std::size_t register_of = static_cast<std::size_t>(n / 8 * 4 + n % 2 + (r >= 8 ? 2 : 0));
+      const int lane = r % 8 * 4 + n % 8 / 2;
+      float products[kCodeDepth];
+      for (int k = 0; k < kCodeDepth; ++k) products[k] = left[r][k] * right[k];
+      set32(w, i.d[register_of], lane, narrow_sum(products, p.add ? at32(w, i.d[register_of], lane) : 0.0F));
+    }
+  }
+}
+
 void finish(Warp& w, std::uint32_t up_to) {
   while (!w.products.empty() && w.products.front().group < up_to) {
-    multiply(w, w.products.front());
+    const Product& p = w.products.front();
+    p.instruction->from == Type::kE4M3 ? multiply_codes(w, p) : multiply(w, p);
     w.products.pop_front();
   }
 }
@@ -172,10 +235,17 @@ void run_stmatrix(Warp& w, const Instruction& i, std::uint32_t) {
 
 // A product begins when it is asked for and is made when it is waited for, or at once: both are what hardware may do.
 void run_wgmma(Warp& w, const Instruction& i, std::uint32_t) {
-  const std::size_t flags = i.s.size() - 4;
-  if (flags != 3) throw Error("wgmma: operands that the emulator does not know");
-  const Product p{&i, number(w, i.s[0], 0), number(w, i.s[1], 0), (predicate(w, i.s[2]) & 1) != 0,
-                  w.committed_products};
+  const bool codes = i.from == Type::kE4M3;
+  // a, b, whether to add, two signs, and of 16-bit numbers two orders. Of codes a is four registers.
+  if (i.s.size() != (codes ? 8 : 7)) throw Error("wgmma: operands that the emulator does not know");
+  const std::size_t b = codes ? 4 : 1;
+  Product p{.instruction = &i,
+            .a = codes ? 0 : number(w, i.s[0], 0),
+            .b = number(w, i.s[b], 0),
+            .add = (predicate(w, i.s[b + 1]) & 1) != 0,
+            .group = w.committed_products};
+  for (std::size_t n = 0; codes && n < 4; ++n)
+    for (std::size_t l = 0; l < kLanes; ++l) p.left[n * kLanes + l] = place<std::uint32_t>(w, i.s[n])[l];
   w.products.push_back(p);
   if ((w.block->cluster->random() >> 8 & 1) != 0) finish(w, w.committed_products + 1);
 }

@@ -1,10 +1,10 @@
 // Index scores on the GPU against `_ref`, which sums in double: over the family's own cases, every number of heads, NaN
 // codes, hostile lists, odd strides.
+#include "gpu/indexer_gpu.h"
+
 #include <bit>
-#include <cstdio>
 #include <random>
 
-#include "gpu/gpu_run.h"
 #include "parity/gathered_cases.h"
 #include "parity/indexer_cases.h"
 
@@ -15,76 +15,22 @@ using cases::IndexerLogitsCase;
 using cases::IndexerLogitsInputs;
 using gathered_cases::RaggedCase;
 using gathered_cases::RaggedInputs;
-using Bits = std::vector<std::uint32_t>;
-
-constexpr std::uint32_t kPoison = 0x7FA5'5A5A;  // a NaN nobody computes
-constexpr std::int64_t kPadding = 5;            // floats between two rows of logits
-constexpr double kL2 = 5e-6;                    // products are exact, sums fp32
+using test::Bits;
+using test::check;
+using test::compare;
+using test::kPadding;
+using test::kPoison;
+using test::score;
 
 const RowFormat* const kFormats[] = {&index_fp8_rows(), &index_mxfp4_rows(), &index_f32_rows()};
 
-std::int64_t width_of(const IndexerLogits::Problem& p) { return p.width; }
-std::int64_t width_of(const RaggedIndexerLogits::Problem& p) { return p.keys; }
-
-template <class Op>
-Bits score(const typename Op::Problem& problem, typename Op::Args args, const char* implementation) {
-  const std::int64_t width = width_of(problem);
-  Bits out(static_cast<std::size_t>(problem.rows * (width + kPadding)), kPoison);
-  args.logits = TensorView(out.data(), DType::kF32, {problem.rows, width});
-  args.logits.stride[0] = width + kPadding;
-  if (std::string_view(implementation) == "ref") {
-    Plan<Op>(problem, {.implementation = implementation}).run(args);
-  } else {
-    test::run_on_gpu<Op>(problem, args, implementation);
-  }
-  return out;
-}
-
-/// Written are exactly the columns that ref wrote; infinities and NaNs stand where ref has them; the rest within l2.
-/// Returns the relative error.
-double compare(const Bits& want, const Bits& got, std::int64_t width, double bound = kL2) {
-  double error = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const double w = std::bit_cast<float>(want[i]);
-    const double g = std::bit_cast<float>(got[i]);
-    const bool untouched = want[i] == kPoison || got[i] == kPoison;
-    const bool same = untouched ? want[i] == got[i]
-                                : (std::isfinite(w) ? std::isfinite(g) : (std::isnan(w) ? std::isnan(g) : w == g));
-    if (!same) {
-      const auto at = static_cast<std::int64_t>(i);
-      ADD_FAILURE() << "row " << at / (width + kPadding) << " column " << at % (width + kPadding) << " of " << width
-                    << ": want " << w << " (bits " << std::hex << want[i] << ") got " << g << " (bits " << got[i]
-                    << ")";
-      return INFINITY;
-    }
-    if (untouched || !std::isfinite(w)) continue;
-    error += (g - w) * (g - w);
-    norm += w * w;
-  }
-  const double relative = norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
-  EXPECT_LE(relative, bound);
-  return relative;
-}
-
-template <class Op>
-double check(const typename Op::Problem& problem, const typename Op::Args& args, double bound = kL2) {
-  return compare(score<Op>(problem, args, "ref"), score<Op>(problem, args, "cuda"), width_of(problem), bound);
-}
-
-class IndexerLogitsGpu : public test::GpuTest {
- protected:
-  void TearDown() override {
-    if (worst > 0) std::printf("[ worst l2 ] %.2e\n", worst);
-  }
-  double worst = 0;
-};
+class IndexerLogitsGpu : public test::IndexerGpuTest {};
 
 TEST_F(IndexerLogitsGpu, PagedCasesAreRef) {
   for (const IndexerLogitsCase& c : cases::indexer_logits_cases()) {
     SCOPED_TRACE(testing::Message() << c);
     const IndexerLogitsInputs inputs(c);
-    worst = std::max(worst, check<IndexerLogits>(c.problem(), inputs.args(c)));
+    check<IndexerLogits>(c.problem(), inputs.args(c));
     if (HasFailure()) return;
   }
 }
@@ -93,7 +39,7 @@ TEST_F(IndexerLogitsGpu, RaggedCasesAreRef) {
   for (const RaggedCase& c : gathered_cases::ragged_cases()) {
     SCOPED_TRACE(testing::Message() << c);
     const RaggedInputs inputs(c);
-    worst = std::max(worst, check<RaggedIndexerLogits>(c.problem(), inputs.args(c)));
+    check<RaggedIndexerLogits>(c.problem(), inputs.args(c));
     if (HasFailure()) return;
   }
 }
@@ -111,7 +57,7 @@ TEST_F(IndexerLogitsGpu, EveryNumberOfHeads) {
                                 .seed = static_cast<std::uint32_t>(heads)};
       SCOPED_TRACE(testing::Message() << c);
       const IndexerLogitsInputs inputs(c);
-      worst = std::max(worst, check<IndexerLogits>(c.problem(), inputs.args(c)));
+      check<IndexerLogits>(c.problem(), inputs.args(c));
       if (HasFailure()) return;
     }
   }
@@ -132,7 +78,7 @@ TEST_F(IndexerLogitsGpu, RowsOfOneRequestInEveryNumber) {
                                   .seed = static_cast<std::uint32_t>(rows)};
         SCOPED_TRACE(testing::Message() << c);
         const IndexerLogitsInputs inputs(c);
-        worst = std::max(worst, check<IndexerLogits>(c.problem(), inputs.args(c)));
+        check<IndexerLogits>(c.problem(), inputs.args(c));
         if (HasFailure()) return;
       }
     }
@@ -145,13 +91,13 @@ TEST_F(IndexerLogitsGpu, LongContexts) {
         .rows = 3, .requests = 2, .heads = 3, .width = 70'001, .format = format, .lens = {70'001, 40'000, 65'537}};
     SCOPED_TRACE(testing::Message() << c);
     const IndexerLogitsInputs inputs(c);
-    worst = std::max(worst, check<IndexerLogits>(c.problem(), inputs.args(c)));
+    check<IndexerLogits>(c.problem(), inputs.args(c));
   }
   // A context of 1,048,576 tokens.
   const IndexerLogitsCase million{
       .rows = 1, .requests = 1, .heads = 2, .width = 262'144, .format = kFormats[0], .lens = {262'144}};
   const IndexerLogitsInputs inputs(million);
-  worst = std::max(worst, check<IndexerLogits>(million.problem(), inputs.args(million)));
+  check<IndexerLogits>(million.problem(), inputs.args(million));
 }
 
 TEST_F(IndexerLogitsGpu, HostileLists) {
@@ -234,7 +180,7 @@ TEST_F(IndexerLogitsGpu, AnyCodes) {
           }
         }
       }
-      worst = std::max(worst, check<IndexerLogits>(c.problem(), inputs.args(c)));
+      check<IndexerLogits>(c.problem(), inputs.args(c));
       if (HasFailure()) return;
     }
   }
@@ -262,13 +208,16 @@ TEST_F(IndexerLogitsGpu, EveryE4M3CodeIsExact) {
   const RaggedIndexerLogits::Problem problem{
       .rows = 256, .keys = 256, .heads = 1, .dim = 128, .format = &index_fp8_rows()};
   const Bits want = score<RaggedIndexerLogits>(problem, args, "ref");
-  const Bits got = score<RaggedIndexerLogits>(problem, args, "cuda");
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    ASSERT_EQ(std::bit_cast<float>(want[i]) == std::bit_cast<float>(got[i]), want[i] != kPoison)
-        << "q code " << i / 261 << " key code " << i % 261 << ": want " << std::bit_cast<float>(want[i]) << " got "
-        << std::bit_cast<float>(got[i]);
-    if (want[i] == kPoison) {
-      ASSERT_EQ(got[i], kPoison);
+  for (const std::string& name : test::gpu_implementations<RaggedIndexerLogits>(problem)) {
+    SCOPED_TRACE(name);
+    const Bits got = score<RaggedIndexerLogits>(problem, args, name);
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      ASSERT_EQ(std::bit_cast<float>(want[i]) == std::bit_cast<float>(got[i]), want[i] != kPoison)
+          << "q code " << i / 261 << " key code " << i % 261 << ": want " << std::bit_cast<float>(want[i]) << " got "
+          << std::bit_cast<float>(got[i]);
+      if (want[i] == kPoison) {
+        ASSERT_EQ(got[i], kPoison);
+      }
     }
   }
 }
@@ -304,13 +253,16 @@ TEST_F(IndexerLogitsGpu, EveryE2M1CodeIsExact) {
   const RaggedIndexerLogits::Problem problem{
       .rows = kRows, .keys = 16, .heads = 1, .dim = 128, .format = &index_mxfp4_rows()};
   const Bits want = score<RaggedIndexerLogits>(problem, args, "ref");
-  const Bits got = score<RaggedIndexerLogits>(problem, args, "cuda");
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (want[i] == kPoison || got[i] == kPoison) {
-      ASSERT_EQ(got[i], want[i]) << "row " << i / 21 << " column " << i % 21;
-    } else {
-      ASSERT_EQ(std::bit_cast<float>(got[i]), std::bit_cast<float>(want[i]))
-          << "row " << i / 21 << " column " << i % 21;
+  for (const std::string& name : test::gpu_implementations<RaggedIndexerLogits>(problem)) {
+    SCOPED_TRACE(name);
+    const Bits got = score<RaggedIndexerLogits>(problem, args, name);
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      if (want[i] == kPoison || got[i] == kPoison) {
+        ASSERT_EQ(got[i], want[i]) << "row " << i / 21 << " column " << i % 21;
+      } else {
+        ASSERT_EQ(std::bit_cast<float>(got[i]), std::bit_cast<float>(want[i]))
+            << "row " << i / 21 << " column " << i % 21;
+      }
     }
   }
 }
@@ -384,19 +336,21 @@ TEST_F(IndexerLogitsGpu, ARowDoesNotDependOnItsNeighbours) {
                               .lens = {150, 3, 149, 64}};
     const IndexerLogitsInputs inputs(c);
     const IndexerLogits::Args args = inputs.args(c);
-    const Bits all = score<IndexerLogits>(c.problem(), args, "cuda");
-    IndexerLogitsCase one = c;
-    one.rows = 1;
-    for (std::int64_t row = 0; row < c.rows; ++row) {
-      IndexerLogits::Args alone = args;
-      alone.q = args.q.slice(0, row, row + 1);
-      if (!args.q_scale.absent()) alone.q_scale = args.q_scale.slice(0, row, row + 1);
-      alone.weights = args.weights.slice(0, row, row + 1);
-      alone.row_to_req = args.row_to_req.slice(0, row, row + 1);
-      alone.lens = args.lens.slice(0, row, row + 1);
-      const auto begin = all.begin() + row * (c.width + kPadding);
-      ASSERT_EQ(score<IndexerLogits>(one.problem(), alone, "cuda"), Bits(begin, begin + c.width + kPadding))
-          << format->name << " row " << row;
+    for (const std::string& name : test::gpu_implementations<IndexerLogits>(c.problem())) {
+      const Bits all = score<IndexerLogits>(c.problem(), args, name);
+      IndexerLogitsCase one = c;
+      one.rows = 1;
+      for (std::int64_t row = 0; row < c.rows; ++row) {
+        IndexerLogits::Args alone = args;
+        alone.q = args.q.slice(0, row, row + 1);
+        if (!args.q_scale.absent()) alone.q_scale = args.q_scale.slice(0, row, row + 1);
+        alone.weights = args.weights.slice(0, row, row + 1);
+        alone.row_to_req = args.row_to_req.slice(0, row, row + 1);
+        alone.lens = args.lens.slice(0, row, row + 1);
+        const auto begin = all.begin() + row * (c.width + kPadding);
+        ASSERT_EQ(score<IndexerLogits>(one.problem(), alone, name), Bits(begin, begin + c.width + kPadding))
+            << name << " " << format->name << " row " << row;
+      }
     }
   }
 }
@@ -430,13 +384,15 @@ TEST_F(IndexerLogitsGpu, GatheredKeysScoreLikeTheirPages) {
     paged.lens = view_of(lens.data(), {4});
     paged.block_table = pages.table_view();
     paged.cache = pages.cache;
-    const Bits from_pages =
-        score<IndexerLogits>({.rows = 4, .heads = 12, .dim = 128, .width = 290, .format = format}, paged, "cuda");
-    const Bits from_rows = score<RaggedIndexerLogits>(c.problem(), ragged, "cuda");
-    for (std::size_t row = 0; row < 4; ++row) {
-      for (auto j = static_cast<std::size_t>(c.starts[row]); j < static_cast<std::size_t>(c.ends[row]); ++j) {
-        ASSERT_EQ(from_rows[row * 295 + j], from_pages[row * 295 + j])
-            << format->name << " row " << row << " column " << j;
+    const IndexerLogits::Problem in_pages{.rows = 4, .heads = 12, .dim = 128, .width = 290, .format = format};
+    for (const std::string& name : test::gpu_implementations<IndexerLogits>(in_pages)) {
+      const Bits from_pages = score<IndexerLogits>(in_pages, paged, name);
+      const Bits from_rows = score<RaggedIndexerLogits>(c.problem(), ragged, name);
+      for (std::size_t row = 0; row < 4; ++row) {
+        for (auto j = static_cast<std::size_t>(c.starts[row]); j < static_cast<std::size_t>(c.ends[row]); ++j) {
+          ASSERT_EQ(from_rows[row * 295 + j], from_pages[row * 295 + j])
+              << name << " " << format->name << " row " << row << " column " << j;
+        }
       }
     }
   }
@@ -457,9 +413,12 @@ TEST_F(IndexerLogitsGpu, TwentyRepeatsAreTheSameBits) {
     const IndexerLogitsCase c{
         .rows = 9, .requests = 3, .heads = 64, .width = 700, .format = format, .lens = {700, 512, 33}};
     const IndexerLogitsInputs inputs(c);
-    const Bits first = score<IndexerLogits>(c.problem(), inputs.args(c), "cuda");
-    for (int i = 0; i < 20; ++i)
-      ASSERT_EQ(first, score<IndexerLogits>(c.problem(), inputs.args(c), "cuda")) << format->name << " repeat " << i;
+    for (const std::string& name : test::gpu_implementations<IndexerLogits>(c.problem())) {
+      const Bits first = score<IndexerLogits>(c.problem(), inputs.args(c), name);
+      for (int i = 0; i < 20; ++i)
+        ASSERT_EQ(first, score<IndexerLogits>(c.problem(), inputs.args(c), name))
+            << name << " " << format->name << " repeat " << i;
+    }
   }
 }
 

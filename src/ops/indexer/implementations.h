@@ -16,6 +16,12 @@ void indexer_logits_avx2(const IndexerLogits::Problem& problem, const IndexerLog
                          const RunContext& context);
 void indexer_logits_avx512(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args,
                            const RunContext& context);
+/// The CUDA kernels for any GPU (indexer_logits_cuda.cu), also for tensors that the Hopper kernel cannot read. The
+/// decision's choice is the GPU.
+void indexer_logits_cuda(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args,
+                         const RunContext& context);
+void ragged_indexer_logits_cuda(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args,
+                                const RunContext& context);
 std::size_t indexer_logits_workspace(const IndexerLogits::Problem& problem, int threads);
 
 void ragged_indexer_logits_ref(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args,

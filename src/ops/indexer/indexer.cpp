@@ -77,6 +77,7 @@ void OpTable<IndexerQ>::check_args(const IndexerQ::Problem& problem, const Index
 template <>
 std::span<const Implementation<IndexerLogits>> OpTable<IndexerLogits>::implementations() {
   static const Implementation<IndexerLogits> kTable[] = {
+      sm90_row<IndexerLogits>(),
       cuda_row<IndexerLogits>(),
       {.name = "avx512",
        .machine = "AVX-512 F/BW/DQ/VL",
@@ -119,6 +120,7 @@ void OpTable<IndexerLogits>::check_args(const IndexerLogits::Problem& problem, c
 template <>
 std::span<const Implementation<RaggedIndexerLogits>> OpTable<RaggedIndexerLogits>::implementations() {
   static const Implementation<RaggedIndexerLogits> kTable[] = {
+      sm90_row<RaggedIndexerLogits>(),
       cuda_row<RaggedIndexerLogits>(),
       {.name = "avx512",
        .machine = "AVX-512 F/BW/DQ/VL",

@@ -1,0 +1,283 @@
+#pragma once
+
+#include "device/launch_pdl.cuh"
+#include "device/ptx/cp_async.cuh"
+#include "device/ptx/ldmatrix.cuh"
+#include "device/ptx/mbarrier_sm90.cuh"
+#include "device/ptx/shared.cuh"
+#include "device/ptx/wgmma_sm90.cuh"
+#include "ops/indexer/indexer_call.cuh"
+
+namespace smla::indexer::sm90 {
+
+// Index scores of e4m3 rows by Hopper's FP8 products. A warpgroup multiplies 64 keys, 16 of each warp in its registers,
+// with kN heads of a row in shared memory.
+
+constexpr int kGroupThreads = 128;  ///< of a warpgroup
+constexpr int kGroups = 2;          ///< warpgroups of a block, each with tiles of its own
+constexpr int kThreads = kGroups * kGroupThreads;
+constexpr int kWarps = kThreads / 32;
+constexpr int kResident = 2;  ///< blocks that fit on a multiprocessor
+constexpr int kDim = 128;     ///< numbers of a key, which are its bytes
+constexpr int kWarpKeys = 16;
+constexpr int kTile = 64;              ///< keys of a warpgroup at a time
+constexpr int kRun = kGroups * kTile;  ///< and of a block
+constexpr int kMaxRows = 8;            ///< rows of a block
+constexpr int kMaxColumns = 512;       ///< their heads, padded
+constexpr int kStages = 2;             ///< tiles of a warp on their way, besides the one in its registers
+constexpr unsigned kAllLanes = 0xFFFF'FFFFU;
+
+/// A row of a block.
+struct RowInfo {
+  float* logits;
+  std::int32_t begin;   ///< its first column
+  std::uint32_t count;  ///< of columns
+};
+
+/// Shared memory of a block, in bytes from its 1,024-byte aligned beginning. Heads come in blocks of kN, the last one
+/// padded with zeros.
+template <int kN>
+struct Place {
+  static constexpr int kQueryBytes = kN * kDim;         ///< of a block of heads: a head is a row of 128 bytes, swizzled
+  static constexpr int kStageBytes = kWarpKeys * kDim;  ///< of a warp's keys, swizzled alike
+  static constexpr int kScaleBytes = kWarpKeys * 4;
+  /// A lane's weights of a block of heads lie together; four more numbers keep the four lanes off each other's banks.
+  static constexpr int kLaneWeightBytes = (kN / 4 + 4) * 4;
+  static constexpr int kWeightBytes = 4 * kLaneWeightBytes;
+  static constexpr int kKeyBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kKeyScaleBytes = kWarps * kStages * kScaleBytes;
+  static constexpr int kRowBytes = kMaxRows * 20;  ///< what rows are, and their requests
+
+  /// `units`: rows times blocks of heads.
+  __host__ __device__ static constexpr int keys(int units) { return units * kQueryBytes; }
+  __host__ __device__ static constexpr int scales(int units) { return keys(units) + kKeyBytes; }
+  __host__ __device__ static constexpr int weights(int units) { return scales(units) + kKeyScaleBytes; }
+  __host__ __device__ static constexpr int rows(int units) { return weights(units) + units * kWeightBytes; }
+  __host__ __device__ static constexpr int bytes(int units) { return rows(units) + kRowBytes; }
+};
+
+/// Brings a warp's share of tiles: 16 keys of each 64, by copies that run while earlier tiles are multiplied. Lanes l
+/// and l + 16 look up key l.
+struct KeyStream {
+  const LogitsCall& c;
+  std::uint32_t keys;    ///< its stages in shared memory
+  std::uint32_t scales;  ///< and of the keys' scales
+  std::int64_t request;
+  std::int32_t last;   ///< entries from here on are not wanted
+  std::int64_t entry;  ///< that of this lane in the tile that is asked for next
+  std::int64_t hop;
+  int lane;
+  EntryPlace next = {};             ///< where that is, looked up a tile before it is used
+  std::uint32_t exists[kStages]{};  ///< which keys do, of the tiles on their way
+
+  __device__ EntryPlace find() const { return entry < last ? c.keys.find(request, entry) : EntryPlace{}; }
+
+  /// Asks for the next tile. Keys that do not exist become zeros.
+  __device__ void ask(int stage) {
+    const bool there = c.keys.holds(next);
+    const std::uint32_t found = __ballot_sync(kAllLanes, there);
+    const auto address = reinterpret_cast<std::uint64_t>(there ? c.keys.data_at(next) : c.q);
+    const std::uint32_t to = keys + stage * kWarpKeys * kDim;
+#pragma unroll
+    for (int i = 0; i < kWarpKeys / 4; ++i) {
+      const int key = 4 * i + lane / 8;
+      const auto from = __shfl_sync(kAllLanes, address, key);
+      device::cp_async<16>(to + key * kDim + ((lane ^ key) % 8) * 16,
+                           reinterpret_cast<const std::uint8_t*>(from) + lane % 8 * 16, (found >> key & 1U) != 0);
+    }
+    if (lane < kWarpKeys) {
+      device::cp_async<4>(scales + (stage * kWarpKeys + lane) * 4, there ? c.keys.scales_at(next) : c.q, there);
+    }
+    device::cp_async_commit();
+#pragma unroll
+    for (int s = 0; s + 1 < kStages; ++s) exists[s] = exists[s + 1];
+    exists[kStages - 1] = found;
+    entry += hop;
+    next = find();
+  }
+
+  __device__ void begin() {
+    next = find();
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) ask(s);
+  }
+
+  /// Waits for the oldest tile and takes it to registers: a[s] is what product s needs.
+  __device__ void take(int stage, std::uint32_t (&a)[kDim / 32][4]) const {
+    device::cp_async_wait<kStages - 1>();
+    __syncwarp();
+    const int key = lane % 16;
+#pragma unroll
+    for (int s = 0; s < kDim / 32; ++s)
+      device::ldmatrix_x4(a[s], keys + (stage * kWarpKeys + key) * kDim + ((2 * s + lane / 16) ^ key % 8) * 16);
+  }
+  __device__ float scale(int stage, int key) const {
+    return device::ld_shared_f32(scales + (stage * kWarpKeys + key) * 4);
+  }
+};
+
+/// Copies the queries of `rows` rows to shared memory, those of padded heads and of rows without entries as zeros, and
+/// their weights.
+template <int kN, int kBlocks>
+__device__ inline void bring_queries(const LogitsCall& c, std::int64_t first, int rows, const RowInfo* infos,
+                                     std::uint32_t queries, std::uint32_t weights) {
+  constexpr int kColumns = kBlocks * kN;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < rows * kColumns * (kDim / 16); i += kThreads) {
+    const int line = i / 8;
+    const int row = line / kColumns;
+    const int head = line % kColumns;
+    const bool there = head < c.heads && infos[row].count > 0;
+    const std::uint8_t* from = c.q + (there ? (first + row) * c.q_stride[0] + head * c.q_stride[1] + i % 8 * 16 : 0);
+    device::cp_async<16>(queries + line * kDim + ((i ^ line) % 8) * 16, from, there);
+  }
+  device::cp_async_commit();
+  for (int i = thread; i < rows * kColumns; i += kThreads) {
+    const int row = i / kColumns;
+    const int head = i % kColumns;
+    const int column = i % kN;
+    const float weight = head < c.heads ? c.weights[(first + row) * c.weight_stride + head] : 0.0F;
+    device::st_shared_f32(weights + i / kN * Place<kN>::kWeightBytes + column % 8 / 2 * Place<kN>::kLaneWeightBytes +
+                              (column / 8 * 2 + column % 2) * 4,
+                          weight);
+  }
+}
+
+/// What a lane adds up of the keys lane / 4 and lane / 4 + 8 of its warp: two chains each.
+struct Sums {
+  float low[2] = {};
+  float high[2] = {};
+
+  /// Adds a tile's products with a block of heads.
+  template <int kN>
+  __device__ void add(const float (&dots)[kN / 2], const float (&weights)[kN / 4]) {
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        low[i] = fmaf(fmaxf(dots[4 * j + i], 0.0F), weights[2 * j + i], low[i]);
+        high[i] = fmaf(fmaxf(dots[4 * j + 2 + i], 0.0F), weights[2 * j + i], high[i]);
+      }
+    }
+  }
+  /// The sum over the four lanes that share keys, in one order for every key: of key lane / 4 in even lanes, of key
+  /// lane / 4 + 8 in odd ones.
+  __device__ float all(int lane) const {
+    const float a = low[0] + low[1];
+    const float b = high[0] + high[1];
+    const bool odd = lane % 2 != 0;
+    const float pair = (odd ? b : a) + __shfl_xor_sync(kAllLanes, odd ? a : b, 1);
+    return pair + __shfl_xor_sync(kAllLanes, pair, 2);
+  }
+};
+
+/// A block has up to kMaxRows rows and every parts-th run of their entries. Rows of one request share the keys. Blocks
+/// of later rows, which are the longer ones in a prefill, come first. A row's heads are kBlocks times kN.
+template <int kN, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __grid_constant__ LogitsCall c) {
+  using P = Place<kN>;
+  extern __shared__ __align__(1024) std::uint8_t dynamic[];
+  const int units = c.group_rows * kBlocks;
+  auto* infos = reinterpret_cast<RowInfo*>(dynamic + P::rows(units));
+  auto* requests = reinterpret_cast<std::int32_t*>(infos + kMaxRows);
+  const std::uint32_t queries = device::shared_address(dynamic);
+  const std::uint32_t weights = queries + P::weights(units);
+
+  device::pdl_wait();
+  const std::int64_t first = (c.groups - 1 - blockIdx.x / c.parts) * c.group_rows;
+  const std::int64_t part = blockIdx.x % c.parts;
+  const int rows = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first));
+  if (static_cast<int>(threadIdx.x) < rows) {
+    const std::int64_t row = first + threadIdx.x;
+    const Span span = c.span(row);
+    infos[threadIdx.x] = {c.logits + row * c.logit_stride, span.begin,
+                          static_cast<std::uint32_t>(span.end - span.begin)};
+    requests[threadIdx.x] = c.row_to_req == nullptr ? 0 : c.row_to_req[row];
+  }
+  __syncthreads();
+  const auto end_of = [&](int row) { return static_cast<std::int32_t>(infos[row].begin + infos[row].count); };
+  std::int32_t begin = c.width;
+  std::int32_t end = 0;
+  for (int r = 0; r < rows; ++r) {
+    if (infos[r].count > 0) begin = min(begin, infos[r].begin);
+    end = max(end, end_of(r));
+  }
+  const std::int64_t block_tile = begin / kTile + part * kGroups;
+  if (block_tile * kTile >= end) return;
+  bring_queries<kN, kBlocks>(c, first, rows, infos, queries, weights);
+
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t first_entry = (block_tile + warp / 4) * kTile;  // of the warpgroup
+  const std::int64_t hop = static_cast<std::int64_t>(c.parts) * kRun;
+  const std::uint64_t heads = device::wgmma_matrix(queries, 16, 1024);
+  const std::uint32_t lane_weights = weights + lane % 4 * P::kLaneWeightBytes;
+  for (int r = 0, next_request = 0; r < rows; r = next_request) {
+    std::int32_t last = end_of(r);
+    for (next_request = r + 1; next_request < rows && requests[next_request] == requests[r]; ++next_request)
+      last = max(last, end_of(next_request));
+    KeyStream stream{.c = c,
+                     .keys = queries + P::keys(units) + warp * kStages * P::kStageBytes,
+                     .scales = queries + P::scales(units) + warp * kStages * P::kScaleBytes,
+                     .request = requests[r],
+                     .last = last,
+                     .entry = first_entry + warp % 4 * kWarpKeys + lane % kWarpKeys,
+                     .hop = hop,
+                     .lane = lane};
+    stream.begin();
+    if (r == 0) {
+      device::cp_async_wait<kStages>();
+      device::fence_proxy_async();
+      __syncthreads();
+      device::pdl_trigger();
+    }
+    const bool has_row = lane >= r && lane < next_request && infos[lane].count > 0;
+    const std::int32_t row_begin = has_row ? infos[lane].begin : INT32_MAX;
+    const std::int32_t row_end = has_row ? end_of(lane) : 0;
+    int stage = 0;
+#pragma unroll 1
+    for (std::int64_t base = first_entry; base < last; base += hop) {
+      std::uint32_t keys[kDim / 32][4];
+      stream.take(stage, keys);
+      const int key = lane / 4 + lane % 2 * 8;  // whose score this lane has in the end
+      const float scale = stream.scale(stage, key);
+      const bool found = (stream.exists[0] >> key & 1U) != 0;
+      __syncwarp();
+      stream.ask(stage);
+      stage = (stage + 1) % kStages;
+      const std::uint32_t entry = static_cast<std::uint32_t>(base) + warp % 4 * kWarpKeys + key;
+      std::uint32_t wanted = __ballot_sync(kAllLanes, row_begin < base + kTile && row_end > base);
+#pragma unroll 1
+      for (; wanted != 0; wanted &= wanted - 1) {
+        const unsigned row = __ffs(static_cast<int>(wanted)) - 1;
+        const RowInfo info = infos[row];
+        Sums sums;
+#pragma unroll
+        for (unsigned block = 0; block < kBlocks; ++block) {
+          const unsigned unit = row * kBlocks + block;
+          const std::uint64_t unit_heads = heads + unit * (P::kQueryBytes / 16);
+          float dots[kN / 2];
+          device::wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < kDim / 32; ++s) device::wgmma_rs_e4m3(dots, keys[s], unit_heads + 2 * s, s > 0);
+          device::wgmma_commit();
+          float lane_weight[kN / 4];
+#pragma unroll
+          for (int j = 0; j < kN / 16; ++j) {
+            const uint4 four = device::ld_shared_v4(lane_weights + unit * P::kWeightBytes + 16 * j);
+            lane_weight[4 * j] = __uint_as_float(four.x), lane_weight[4 * j + 1] = __uint_as_float(four.y);
+            lane_weight[4 * j + 2] = __uint_as_float(four.z), lane_weight[4 * j + 3] = __uint_as_float(four.w);
+          }
+          device::wgmma_wait<0>();
+          sums.add<kN>(dots, lane_weight);
+        }
+        const float score = sums.all(lane) * scale;
+        if (lane % 4 < 2 && entry - info.begin < info.count) __stcg(info.logits + entry, found ? score : -INFINITY);
+      }
+    }
+    device::cp_async_wait<0>();
+    __syncwarp();
+  }
+}
+
+}  // namespace smla::indexer::sm90

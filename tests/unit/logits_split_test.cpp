@@ -30,6 +30,18 @@ TEST(LogitsSplit, ABatchOfDecodesFillsItsWaves) {
   EXPECT_EQ(1, logits_parts({.groups = 396, .rows = 1, .runs = 64, .resident = kPlaces}));
 }
 
+TEST(LogitsSplit, HoppersBlocksFillTheirPlaces) {
+  constexpr std::int64_t kHopperPlaces = 264;  // two blocks on each of 132 multiprocessors
+  const auto parts = [](std::int64_t groups, std::int64_t rows, std::int64_t runs) {
+    return logits_parts(
+        {.groups = groups, .rows = rows, .runs = runs, .resident = kHopperPlaces, .costs = kHopperLogitsCosts});
+  };
+  EXPECT_EQ(16, parts(1, 1, 16)) << "one run a block where there are places";
+  EXPECT_EQ(2, parts(128, 1, 64)) << "one wave";
+  EXPECT_EQ(8, parts(32, 1, 256));
+  EXPECT_EQ(2, parts(128, 8, 64));
+}
+
 TEST(LogitsSplit, UnevenRowsHaveMoreBlocksThanPlaces) {
   EXPECT_EQ(2, logits_parts({.groups = 512, .rows = 4, .runs = 64, .resident = kPlaces, .uneven = true}));
 }

@@ -43,7 +43,7 @@ run() {
 # All kernels, without the tests that take long even without a sanitizer.
 small_grid='*-*Twenty*:*MoreThan65535*:CallsGpu.Slots*:TopkGpu.Wide*:TopkGpu.WidthsAndChoices:TopkGpu.LargeChoices:TopkGpu.CasesAreRef'
 small_grid="$small_grid:IndexerLogitsGpu.LongContexts:IndexerLogitsGpu.RowsOfOne*:IndexerLogitsGpu.EveryNumber*:IndexerLogitsGpu.Paged*"
-small_grid="$small_grid:ProjectionGpu.Every*:AttentionGpu.Grid*:AttentionGpu.HeadsBy*:AttentionGpu.Several*:AttentionGpu.Many*:AttentionGpu.Every*:AttentionGpu.OneLong*:AttentionGpu.Lse*:NormRopeGpu.QNormRopeInsertIsRef:NormRopeGpu.InsertRows*"
+small_grid="$small_grid:ProjectionGpu.Every*:JointProjectionGpu.Every*:AttentionGpu.Grid*:AttentionGpu.HeadsBy*:AttentionGpu.Several*:AttentionGpu.Many*:AttentionGpu.Every*:AttentionGpu.OneLong*:AttentionGpu.Lse*:NormRopeGpu.QNormRopeInsertIsRef:NormRopeGpu.InsertRows*"
 small_grid="$small_grid:EngineGpu.Every*:EngineGpu.TheBatch*:EngineGpu.Two*:EngineGpu.APlanted*:EngineGpu.Side*:CompressorGpu.CompressStoreIsRef"
 small_grid="$small_grid:BenchGpu.*Cells*:BenchGpu.Ceilings*:BenchGpu.Layers*:BenchGpu.OpsAreRight:BenchGpu.Projections*:BenchGpu.TheTimer*"
 

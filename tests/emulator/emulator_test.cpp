@@ -1,6 +1,7 @@
 // The emulator on small kernels: what it computes where lanes part, and that it finds what a kernel does wrong.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <numeric>
 
 #include "emulator/machine.h"
@@ -117,6 +118,48 @@ $writes:
                      v, 64, 64),
             "");
   for (std::size_t i = 32; i < v.size(); ++i) EXPECT_EQ(v[i], 77U);
+}
+
+TEST(Emulator, Fp8ProductsCutOffWhatIsSmallBesideTheLargest) {
+  // Rows of 448 and 31 times 2^-9 (e4m3), swizzled, times rows of 1: 448.06. The second product adds the first.
+  std::vector<std::uint32_t> v = counted(128);
+  ASSERT_EQ(run_text(R"(
+  .reg .f32 %f<5>;
+  mov.u32 %r2, dynamic;
+  shl.b32 %r3, %r1, 3;
+  add.s32 %r3, %r2, %r3;
+  mov.b32 %r4, 0x01010101;
+  st.shared.u32 [%r3], %r4;
+  st.shared.u32 [%r3+4], %r4;
+  bar.sync 0;
+  setp.gt.u32 %p1, %r1, 7;
+  @%p1 bra $filled;
+  mul.lo.s32 %r3, %r1, 144;
+  add.s32 %r3, %r2, %r3;
+  mov.b32 %r5, 0x0101017E;
+  st.shared.u32 [%r3], %r5;
+$filled:
+  fence.proxy.async.shared::cta;
+  bar.sync 0;
+  mov.b32 %r6, 0x38383838;
+  shr.u32 %r7, %r2, 4;
+  cvt.u64.u32 %rd4, %r7;
+  or.b64 %rd4, %rd4, 0x4000004000010000;
+  setp.ne.b32 %p2, %r2, %r2;
+  setp.eq.b32 %p3, %r2, %r2;
+  wgmma.fence.sync.aligned;
+  wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%f1, %f2, %f3, %f4}, {%r6, %r6, %r6, %r6}, %rd4, %p2, 1, 1;
+  wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%f1, %f2, %f3, %f4}, {%r6, %r6, %r6, %r6}, %rd4, %p3, 1, 1;
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 0;
+  add.f32 %f1, %f1, %f2;
+  add.f32 %f3, %f3, %f4;
+  add.f32 %f1, %f1, %f3;
+  st.global.f32 [%rd3], %f1;
+  ret;)",
+                     v, 128, 1024),
+            "");
+  for (const std::uint32_t x : v) EXPECT_EQ(std::bit_cast<float>(x), 4 * 896.0F);
 }
 
 TEST(Emulator, SaysWhereAKernelIsWrong) {

@@ -133,9 +133,9 @@ TEST(ClusterSplit, CoversEveryListOrIsNone) {
         const AttentionSplit portable = split_attention(p, kH200, false);
         const AttentionSplit split = split_into_clusters(p, kH200, portable);
         ASSERT_LE(split.cost, portable.cost);
-        if (split.parts == 1) continue;
-        ++clusters;
-        const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
+        if (split.tile < 0) continue;
+        clusters += split.parts > 1 ? 1 : 0;
+        const AttentionTile& tile = kClusterTiles[static_cast<std::size_t>(split.tile)];
         EXPECT_LE(split.parts, ClusterSplit::kMostParts);
         EXPECT_EQ(tile.keys, ClusterSplit::kKeys);
         EXPECT_EQ(split.part_keys % tile.keys, 0);
@@ -152,6 +152,12 @@ TEST(ClusterSplit, CoversEveryListOrIsNone) {
   EXPECT_EQ(split_into_clusters(one, kH200, split_attention(one, kH200, false)).parts, 10);
   const SparseAttention::Problem many = problem(1024, 64, 128, 512);
   EXPECT_EQ(split_into_clusters(many, kH200, split_attention(many, kH200, false)).parts, 1);
+  // Few heads of many requests: a block has a multiprocessor, so it has more buffers.
+  const SparseAttention::Problem few = problem(128, 8, 128, 512);
+  const AttentionSplit deep = split_into_clusters(few, kH200, split_attention(few, kH200, false));
+  ASSERT_GE(deep.tile, 0);
+  EXPECT_EQ(deep.parts, 1);
+  EXPECT_EQ(kClusterTiles[static_cast<std::size_t>(deep.tile)].buffers, 4);
 }
 
 TEST(HopperSplit, CoversEveryList) {

@@ -34,6 +34,7 @@ constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< that warp
 /// them up itself.
 template <AttentionTile kTile, bool kCluster>
 __device__ __forceinline__ void attend_tile(const TileCall& c, int key_bytes) {
+  constexpr int kAhead = kTile.buffers - 1;                  // tiles of keys on their way
   constexpr int kHeadThreads = kThreads / kTile.head_warps;  // threads that share heads in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ int unrepresentable;  // fp16 cannot represent a number that was read
@@ -53,30 +54,39 @@ __device__ __forceinline__ void attend_tile(const TileCall& c, int key_bytes) {
 
   RowCopy<kTile> copy;
   const auto buffer_of = [&](int base) {
-    const int which = (base - run.begin) / kTile.keys % AttentionTile::kBuffers;
+    const int which = (base - run.begin) / kTile.keys % kTile.buffers;
     return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes),
                             .layout = c.layout[run.scope(base)].key};
   };
   const auto start = [&](int base, std::int32_t listed) {
     const int scope = run.scope(base);
-    copy.start(buffer_of(base), c.layout[scope], run.slot(c, base, RowCopy<kTile>::row(), listed));
+    if (kTile.buffers == 2 || base < run.end) {
+      copy.start(buffer_of(base), c.layout[scope], run.slot(c, base, RowCopy<kTile>::row(), listed));
+    } else {
+      copy.skip();
+    }
     device::cp_async_commit();
   };
   const auto listed_at = [&](int base) { return run.listed(c, base, RowCopy<kTile>::row()); };
   const Queries<kTile> queries(c, shared_at, run.token, place.first_head, place.heads<kTile>(c));
   std::int32_t listed = -1;
   if (run.begin < run.end) {
-    start(run.begin, listed_at(run.begin));
-    listed = listed_at(run.begin + kTile.keys);
+    std::int32_t early[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) early[i] = listed_at(run.begin + i * kTile.keys);
+    start(run.begin, early[0]);
+    listed = listed_at(run.begin + kAhead * kTile.keys);
     queries.start();
     device::cp_async_commit();
+#pragma unroll
+    for (int i = 1; i < kAhead; ++i) start(run.begin + i * kTile.keys, early[i]);
     if (run.token + c.tokens_ahead < c.tokens) {
       queries.fetch_later(c.tokens_ahead);
       c.fetch_lists(run.token + c.tokens_ahead, thread);
     }
     c.fetch_back_row(run.token, thread);
     const float* const q_row = c.a.q_row(run.token);
-    device::cp_async_wait<0>();
+    device::cp_async_wait<kAhead - 1>();
     __syncthreads();
     if (q_row != nullptr) {
       queries.norm_and_rotate(q_row);
@@ -90,11 +100,11 @@ __device__ __forceinline__ void attend_tile(const TileCall& c, int key_bytes) {
 #pragma unroll 1
   for (int base = run.begin; base < run.end; base += kTile.keys) {
     const KeyBuffer<kTile> keys = buffer_of(base);
-    device::cp_async_wait<0>();
+    device::cp_async_wait<kAhead - 1>();
     if (copy.finish(keys, c.layout[run.scope(base)].scaled)) unrepresentable = 1;
     __syncthreads();
-    const int next = base + kTile.keys;
-    if (next < run.end) start(next, listed);
+    const int next = base + kAhead * kTile.keys;
+    if (kTile.buffers > 2 || next < run.end) start(next, listed);
     listed = listed_at(next + kTile.keys);
     if (score_tile<kTile>(shared_at, scores, keys)) unrepresentable = 1;
     device::bar_sync(1 + thread / kHeadThreads, kHeadThreads);
@@ -117,17 +127,19 @@ __device__ __forceinline__ void attend_tile(const TileCall& c, int key_bytes) {
     }
   };
   if constexpr (kCluster) {
-    ClusterMerge<kTile> merge(shared);
-    if (unrepresentable != 0) {
-      compute_exactly();
-      __syncthreads();
-      merge.take(c, at.state(c), heads);
-    } else {
-      const float sum = softmax.whole_sum();
-      if (softmax.first()) merge.put_state(softmax.row(), softmax.reference, sum);
-      output.each([&](int h, int column, const float4& v) { merge.put(h, column, v); });
+    if (unrepresentable != 0) compute_exactly();
+    if (unrepresentable == 0 || c.parts > 1) {  // a whole list is finished by compute_exactly()
+      ClusterMerge<kTile> merge(shared);
+      if (unrepresentable != 0) {
+        __syncthreads();
+        merge.take(c, at.state(c), heads);
+      } else {
+        const float sum = softmax.whole_sum();
+        if (softmax.first()) merge.put_state(softmax.row(), softmax.reference, sum);
+        output.each([&](int h, int column, const float4& v) { merge.put(h, column, v); });
+      }
+      merge.finish(c, token, at);
     }
-    merge.finish(c, token, at);
     if (at.part > 0) return;
   } else if (unrepresentable != 0) {
     compute_exactly();

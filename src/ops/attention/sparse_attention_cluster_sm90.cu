@@ -2,6 +2,7 @@
 // a token's list are the blocks of a cluster, which adds them up in shared memory (merge_cluster.cuh) where the
 // portable kernel writes them to the workspace for a second one.
 #include <array>
+#include <utility>
 
 #include "device/launch.cuh"
 #include "device/launch_pdl.cuh"
@@ -20,9 +21,9 @@ using namespace attention;
 constexpr std::string_view kName = "sm90_cluster";
 
 template <int kIndex>
-__global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
+__global__ void __launch_bounds__(kThreads, kClusterTiles[kIndex].resident)
     attend_in_cluster(const __grid_constant__ TileCall c, int key_bytes) {
-  constexpr AttentionTile kTile = kAttentionTiles[kIndex];
+  constexpr AttentionTile kTile = kClusterTiles[kIndex];
   static_assert(ClusterMerge<kTile>::kBytes <= kTile.buffers_at() + 2 * kTile.keys * AttentionTile::kDim,
                 "what a cluster adds up fits what rows of codes take");
   attend_tile<kTile, true>(c, key_bytes);
@@ -30,22 +31,20 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
 
 template <int kIndex>
 void launch(const TileCall& c, int key_bytes, unsigned clusters, cudaStream_t stream) {
-  const int shared = kAttentionTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
+  const int shared = kClusterTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
   device::launch_clusters<attend_in_cluster<kIndex>>("sparse_attention attend, cluster", clusters, c.parts, kThreads,
                                                      shared, stream, c, key_bytes);
 }
 
-/// Indices of the tiles of 64 keys.
-constexpr int tile_of(int heads) {
-  for (int i = 0; i < static_cast<int>(kAttentionTiles.size()); ++i) {
-    const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(i)];
-    if (tile.heads == heads && tile.keys == ClusterSplit::kKeys) return i;
-  }
-  return -1;
+using Launch = void (*)(const TileCall&, int, unsigned, cudaStream_t);
+template <int... kIndex>
+constexpr std::array<Launch, sizeof...(kIndex)> launches(std::integer_sequence<int, kIndex...>) {
+  return {launch<kIndex>...};
 }
+constexpr auto kLaunch = launches(std::make_integer_sequence<int, static_cast<int>(kClusterTiles.size())>());
 
 struct Choice {
-  AttentionSplit clusters;
+  AttentionSplit clusters{.tile = -1};
   AttentionSplit portable;
 };
 
@@ -58,9 +57,9 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
   if (choice.portable.tile < 0)
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block");
   // A token's bits are the same in any batch where a call is cut in one way only.
-  choice.clusters = options.deterministic ? AttentionSplit{} : split_into_clusters(p, machine.gpu, choice.portable);
+  if (!options.deterministic) choice.clusters = split_into_clusters(p, machine.gpu, choice.portable);
   Decision decision;
-  decision.words = choice.clusters.parts > 1 ? describe_clusters(choice.clusters) : describe(choice.portable, p);
+  decision.words = choice.clusters.tile >= 0 ? describe_clusters(choice.clusters) : describe(choice.portable, p);
   decision.workspace_bytes = static_cast<std::size_t>(
       std::max(choice.portable.workspace_bytes(p.heads), choice.clusters.workspace_bytes(p.heads)));
   decision.choice = choice;
@@ -71,7 +70,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   const auto& choice = context.choice<Choice>();
   const AttentionSplit& split = choice.clusters;
   if (p.tokens == 0) return;
-  if (split.parts == 1) {
+  if (split.tile < 0) {
     attend_with_tiles(p, a, choice.portable, context.workspace, context.stream);
     return;
   }
@@ -79,16 +78,14 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
   place_sums(c, context.workspace.data, split.launch_tokens);  // of heads that are computed in fp32
-  const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
+  const int tile_heads = kClusterTiles[static_cast<std::size_t>(split.tile)].heads;
   const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;
   c.head_tiles = static_cast<std::uint32_t>(tiles);
   c.tokens_ahead = c.tokens;
   const cudaStream_t stream = stream_of(context.stream);
-  const auto start =
-      tile_heads == 16 ? launch<tile_of(16)> : (tile_heads == 32 ? launch<tile_of(32)> : launch<tile_of(64)>);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
-    start(c, key_bytes(p), blocks_for(tokens * tiles, 1), stream);
+    kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles, 1), stream);
   }
 }
 

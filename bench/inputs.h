@@ -33,7 +33,10 @@ PlanOptions plan_options(const Options& options, const typename Op::Problem& pro
   if (const auto named = options.implementations.find(Op::kName); named != options.implementations.end()) {
     plan.implementation = named->second;
   } else if (const auto all = options.implementations.find("*"); all != options.implementations.end()) {
-    for (const Candidate& c : explain<Op>(problem, plan)) {
+    // Some run only where they are asked for by name.
+    PlanOptions wanted = plan;
+    wanted.implementation = all->second;
+    for (const Candidate& c : explain<Op>(problem, wanted)) {
       if (c.name == all->second && c.refusal.empty()) plan.implementation = c.name;
     }
   }

@@ -22,7 +22,10 @@ class OpPlanner {
     if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
       plan.implementation = named->second;
     } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {
-      for (const Candidate& c : explain<Op>(problem, plan)) {
+      // Some run only where they are asked for by name.
+      PlanOptions wanted = plan;
+      wanted.implementation = all->second;
+      for (const Candidate& c : explain<Op>(problem, wanted)) {
         if (c.name == all->second && c.refusal.empty()) plan.implementation = c.name;
       }
     }

@@ -167,7 +167,8 @@ CLI::Option* add_impl_option(CLI::App* command, std::vector<std::string>& choice
 
 void refuse_useless(const CLI::App& command, const char* option, bool useless, const std::string& beside,
                     const std::string& expected) {
-  if (useless && command.count(option) > 0)
+  const CLI::Option* known = command.get_option_no_throw(option);  // commands share rules, not all options
+  if (useless && known != nullptr && known->count() > 0)
     throw InvalidArgument(fmt::format("{}: got it {}, expected {}", option, beside, expected));
 }
 

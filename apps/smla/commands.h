@@ -16,6 +16,7 @@ inline constexpr int kExitBad = 2;       ///< wrong usage, a bad file, nothing t
 /// Each adds one subcommand whose callback sets `exit_code`; errors leave the callback as exceptions and end as
 /// status 2.
 void add_run_command(CLI::App& app, int& exit_code);
+void add_soak_command(CLI::App& app, int& exit_code);
 void add_make_checkpoint_command(CLI::App& app, int& exit_code);
 void add_verify_command(CLI::App& app, int& exit_code);
 void add_bench_command(CLI::App& app, int& exit_code);

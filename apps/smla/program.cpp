@@ -40,6 +40,7 @@ int run_program(int argc, char** argv) {
       "it.\n`smla COMMAND --help` tells more.");
   int exit_code = kExitPass;
   add_run_command(app, exit_code);
+  add_soak_command(app, exit_code);
   add_make_checkpoint_command(app, exit_code);
   add_verify_command(app, exit_code);
   add_bench_command(app, exit_code);

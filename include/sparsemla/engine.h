@@ -168,12 +168,15 @@ class Engine {
   std::int64_t restore_request(std::span<const std::uint8_t> snapshot);
   /// Gives up a request that is waiting or running; its blocks are free. @throws InvalidArgument for another id.
   void cancel(std::int64_t id);
+  /// Results of the requests that have ended (finished, refused, cancelled), in order of submission. Forgets them: an
+  /// engine that runs for long keeps nothing of them, and their ids are free again.
+  std::vector<RequestResult> take_ended();
 
   bool idle() const;                                      ///< whether nothing is left to do
   const KvPool& pool() const;                             ///< the blocks
   const PrefixCache* prefix_cache() const;                ///< null without one
   const RunTotals& totals() const;                        ///< so far
-  std::vector<RequestResult> results() const;             ///< in order of submission
+  std::vector<RequestResult> results() const;             ///< in order of submission, those that were taken left out
   const AttentionLayer& layer(std::int64_t index) const;  ///< by position in the list of layers
   ConstTensorView rope(std::int64_t index) const;         ///< a layer's rope table
   const LayerWeights& weights(std::int64_t index) const;  ///< a layer's

@@ -40,6 +40,8 @@ class SMLA_API ParallelEngine {
   bool step(const std::function<double()>& now);
   /// Engine::cancel, on every rank.
   void cancel(std::int64_t id);
+  /// Engine::take_ended, on every rank. @return rank 0's.
+  std::vector<RequestResult> take_ended();
   bool idle() const;  ///< whether nothing is left to do
 
   int ranks() const;                         ///< how many

@@ -33,7 +33,7 @@ void BlockTables::keep_rows(std::span<Scheduled> decodes) const {
   std::vector<Scheduled> placed(decodes.size());
   std::vector<Scheduled> others;
   for (const Scheduled& part : decodes) {
-    const auto found = row_of_.find(part.request->result.spec.id);
+    const auto found = row_of_.find(part.request->serial);
     const auto row = static_cast<std::size_t>(found == row_of_.end() ? -1 : found->second);
     if (row < placed.size() && placed[row].request == nullptr) {
       placed[row] = part;
@@ -55,8 +55,12 @@ bool BlockTables::update(std::span<const Scheduled> batch, Stream stream, int lo
   std::vector<std::int32_t> nulls;
   for (std::size_t r = 0; r < batch.size(); ++r) {
     const Request& request = *batch[r].request;
-    const std::int64_t id = request.result.spec.id;
+    const std::uint64_t id = request.serial;
     Row& row = rows_[r];
+    if (row.request != id) {
+      const auto before = row_of_.find(row.request);
+      if (before != row_of_.end() && before->second == static_cast<std::int64_t>(r)) row_of_.erase(before);
+    }
     if (row.request != id || row.changes != request.blocks.changes()) {
       row = {.request = id, .changes = request.blocks.changes(), .end = std::vector<std::int64_t>(width_.size(), 0)};
     }

@@ -40,7 +40,7 @@ class BlockTables {
  private:
   /// What a row of the tables holds: columns before `end` of a request that has not changed since.
   struct Row {
-    std::int64_t request = -1;
+    std::uint64_t request = 0;  ///< Request::serial; 0: none
     std::uint64_t changes = 0;
     std::vector<std::int64_t> end;
   };
@@ -57,7 +57,7 @@ class BlockTables {
   std::vector<std::int64_t> first_;  ///< of each group's table in memory_, in words
   std::vector<std::int64_t> width_;  ///< columns of each
   std::vector<Row> rows_;
-  std::unordered_map<std::int64_t, std::int64_t> row_of_;  ///< where a request was last
+  std::unordered_map<std::uint64_t, std::int64_t> row_of_;  ///< where a request was last, unless others came there
   WordRuns runs_;
   std::int64_t moved_ = 0;
 };

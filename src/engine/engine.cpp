@@ -185,6 +185,7 @@ void Engine::State::complete(const StepTensors& batch, const HostTensor& x, doub
       r.result.finish_seconds = now;
       for (const std::uint64_t d : r.digests) r.result.digest = mix(r.result.digest, d);
       scheduler->finish(&r);
+      r.retire();
     }
   }
 }

@@ -42,9 +42,9 @@ void Engine::submit(const RequestSpec& spec) {
   check_that(spec.prompt_ids.empty() || spec.prompt_id_tokens >= 1, who, "prompt_id_tokens", spec.prompt_id_tokens,
              "1 or more beside prompt_ids");
   check_that(!s.by_id.contains(spec.id), who, "id", spec.id, "one that was not submitted before");
-  s.by_id[spec.id] = s.requests.size();
   s.requests.push_back(std::make_unique<Request>(spec, s.pool->layout()));
   Request& r = *s.requests.back();
+  s.by_id[spec.id] = &r;
   r.result.refusal = s.refusal(spec);
   if (!r.result.refusal.empty()) {
     r.result.state = RequestResult::State::kRefused;
@@ -57,7 +57,7 @@ void Engine::submit(const RequestSpec& spec) {
 /// The request of that id, waiting or running (or running alone).
 Request& Engine::State::alive(std::int64_t id, bool running) const {
   const auto found = by_id.find(id);
-  Request* r = found == by_id.end() ? nullptr : requests[found->second].get();
+  Request* r = found == by_id.end() ? nullptr : found->second;
   using enum RequestResult::State;
   const bool fits = r != nullptr && (r->result.state == kRunning || (!running && r->result.state == kWaiting));
   check_that(fits, kWhat, "id", id, running ? "a running request's" : "a waiting or running request's");
@@ -83,7 +83,7 @@ std::int64_t Engine::restore_request(std::span<const std::uint8_t> snapshot) {
   r->accept();
   load_snapshot(snapshot, *s.pool, r->blocks);
   s.scheduler->adopt(r.get());
-  s.by_id[id] = s.requests.size();
+  s.by_id[id] = r.get();
   s.requests.push_back(std::move(r));
   return id;
 }
@@ -92,6 +92,20 @@ void Engine::cancel(std::int64_t id) {
   Request& r = state_->alive(id, false);
   state_->scheduler->drop(&r);
   r.result.state = RequestResult::State::kCancelled;
+  r.retire();
+}
+
+std::vector<RequestResult> Engine::take_ended() {
+  State& s = *state_;
+  std::vector<RequestResult> out;
+  for (std::unique_ptr<Request>& r : s.requests) {
+    if (!r->ended()) continue;
+    s.by_id.erase(r->result.spec.id);
+    out.push_back(std::move(r->result));
+    r.reset();
+  }
+  std::erase(s.requests, nullptr);
+  return out;
 }
 
 }  // namespace smla

@@ -36,7 +36,7 @@ struct Engine::State {
   std::unique_ptr<Scheduler> scheduler;
   std::unique_ptr<StepMetadata> metadata;
   std::vector<std::unique_ptr<Request>> requests;
-  std::unordered_map<std::int64_t, std::size_t> by_id;
+  std::unordered_map<std::int64_t, Request*> by_id;
   DeviceTensor workspace;
   DeviceStep eager;
   std::unique_ptr<BlockTables> tables;

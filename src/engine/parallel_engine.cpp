@@ -183,6 +183,15 @@ void ParallelEngine::cancel(std::int64_t id) {
   state_->run([&](int rank) { state_->engines[static_cast<std::size_t>(rank)]->cancel(id); });
 }
 
+std::vector<RequestResult> ParallelEngine::take_ended() {
+  std::vector<RequestResult> out;
+  state_->run([&](int rank) {
+    std::vector<RequestResult> own = state_->engines[static_cast<std::size_t>(rank)]->take_ended();
+    if (rank == 0) out = std::move(own);
+  });
+  return out;
+}
+
 bool ParallelEngine::idle() const { return state_->engines[0]->idle(); }
 int ParallelEngine::ranks() const { return static_cast<int>(state_->engines.size()); }
 const Engine& ParallelEngine::engine(int rank) const { return *state_->engines.at(static_cast<std::size_t>(rank)); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -14,6 +15,7 @@ namespace smla {
 
 /// A request as the engine sees it.
 struct Request {
+  const std::uint64_t serial = next_serial();  ///< no other request ever has it; ids come again
   RequestResult result;
   RequestBlocks blocks;
   std::int64_t computed = 0;           ///< positions whose rows stand in the caches
@@ -26,6 +28,12 @@ struct Request {
   Request(const RequestSpec& spec, const KvLayout& layout) : blocks(layout) { result.spec = spec; }
   /// Memory for the whole request: only for one whose length was checked.
   void accept() { digests.resize(static_cast<std::size_t>(result.spec.positions()), 0); }
+  /// It has ended: gives back the memory of all but its result.
+  void retire() {
+    digests = {};
+    keys = {};
+    blocks = RequestBlocks(KvLayout{});
+  }
   /// Tokens that exist: the prompt and what was generated.
   std::int64_t known() const { return result.spec.prompt_tokens + result.generated; }
   /// One more draft after a step whose drafts were all accepted, otherwise as many as were.
@@ -33,6 +41,16 @@ struct Request {
     if (drafts > 0) next_drafts = accepted == drafts ? drafts + 1 : std::max<std::int64_t>(accepted, 1);
   }
   bool decoding() const { return result.generated > 0 && known() - computed == 1; }
+  /// Finished, refused or cancelled.
+  bool ended() const {
+    return result.state != RequestResult::State::kWaiting && result.state != RequestResult::State::kRunning;
+  }
+
+ private:
+  static std::uint64_t next_serial() {
+    static std::atomic<std::uint64_t> last{0};
+    return ++last;
+  }
 };
 
 /// One request's part of a step: positions [computed, computed + tokens), the last `drafts` of them speculative.

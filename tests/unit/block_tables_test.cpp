@@ -96,6 +96,18 @@ TEST(BlockTables, RowsOfOtherRequestsAreWrittenAnew) {
   f.step({{&a, 800}, {&b, 1}, {&c, 1}});
 }
 
+TEST(BlockTables, AnIdThatComesAgainIsAnotherRequest) {
+  Followed f(4);
+  Request& first = f.add(1);
+  Request& second = f.add(1);
+  f.step({{&first, 700}});
+  f.step({{&second, 700}});  // in other blocks
+  ASSERT_EQ(second.blocks.changes(), first.blocks.changes());
+  std::vector<Scheduled> decodes{{.request = &f.add(1), .tokens = 1}, {.request = &second, .tokens = 1}};
+  f.tables.keep_rows(decodes);
+  EXPECT_EQ(decodes[0].request, &second);
+}
+
 TEST(BlockTables, DecodesStayInTheirRows) {
   Followed f(8);
   std::vector<std::pair<Request*, std::int64_t>> parts;

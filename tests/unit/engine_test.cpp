@@ -42,6 +42,43 @@ std::string error_of(const F& f) {
   return "no error";
 }
 
+TEST(Engine, EndedRequestsAreTakenAndTheirIdsComeAgain) {
+  const RequestSpec one{.id = 1, .prompt_tokens = 300, .output_tokens = 4};
+  const RequestSpec other{.id = 1, .prompt_tokens = 290, .output_tokens = 7};
+  EngineOptions options = tiny_options();
+  options.layer.deterministic = true;
+  const auto alone = [&](const RequestSpec& spec) {
+    Engine engine(options);
+    engine.submit(spec);
+    while (engine.step([] { return 0.0; })) {
+    }
+    return engine.results()[0].digest;
+  };
+  const std::uint64_t want_one = alone(one), want_other = alone(other);
+  Engine engine(options);
+  EXPECT_TRUE(engine.take_ended().empty());
+  for (int round = 0; round < 3; ++round) {
+    for (const RequestSpec& spec : {one, other}) {
+      engine.submit(spec);
+      engine.submit({.id = 2, .prompt_tokens = 1000, .output_tokens = 1});
+      engine.submit({.id = 3, .prompt_tokens = 10, .output_tokens = 1});
+      engine.submit({.id = 4, .prompt_tokens = 10, .output_tokens = 90});
+      engine.cancel(3);
+      while (engine.results()[0].state != RequestResult::State::kFinished) engine.step([] { return 0.0; });
+      const std::vector<RequestResult> taken = engine.take_ended();
+      ASSERT_EQ(taken.size(), 3U) << "request 4 still runs";
+      EXPECT_EQ(taken[0].digest, spec.output_tokens == one.output_tokens ? want_one : want_other);
+      EXPECT_EQ(taken[1].state, RequestResult::State::kRefused);
+      EXPECT_EQ(taken[2].state, RequestResult::State::kCancelled);
+      EXPECT_EQ(engine.results().size(), 1U);
+      EXPECT_ANY_THROW(engine.submit({.id = 4, .prompt_tokens = 1, .output_tokens = 1})) << "it is there";
+      engine.cancel(4);
+      EXPECT_EQ(engine.take_ended().size(), 1U);
+    }
+  }
+  EXPECT_EQ(engine.pool().free_blocks(), engine.pool().num_blocks());
+}
+
 TEST(Engine, RefusesByNameWhatCanNeverFitAndRunsTheRest) {
   EngineOptions options = tiny_options();
   options.num_blocks = 50;

@@ -26,7 +26,7 @@ struct SoakOptions {
   double warm_up_share = 0.25;
   std::int64_t warm_up_steps = 1000;
   double memory_growth = 0.01;                                ///< from the end of the warm-up to the end, at most
-  double stall_seconds = 120;                                 ///< the longest that a request may be there
+  double stall_seconds = 300;                                 ///< the longest that a request may be there
   std::uint64_t seed = 0;                                     ///< of cancellations and repetitions
   std::function<std::int64_t()> host_bytes = resident_bytes;  ///< memory in use
   std::function<std::int64_t()> device_bytes{};               ///< memory of the GPU in use; none: not watched

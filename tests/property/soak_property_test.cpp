@@ -14,13 +14,12 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Prompts that begin alike, four at once.
+/// Prompts that begin alike. All come at once, so that steps alone decide what happens.
 std::vector<RequestSpec> some_requests() {
   std::mt19937 random(3);
   std::vector<RequestSpec> specs;
   for (std::int64_t i = 0; i < 12; ++i) {
     specs.push_back({.id = 10 + i,
-                     .arrival_seconds = 0.02 * static_cast<double>(i / 4),
                      .prompt_tokens = 20 + static_cast<std::int64_t>(random() % 500),
                      .output_tokens = 1 + static_cast<std::int64_t>(random() % 30),
                      .prompt_ids = {1, 2, 3 + i % 2},
@@ -150,6 +149,17 @@ TEST(SoakProperty, ARequestThatStaysTooLongIsSeen) {
   EXPECT_FALSE(out.passed("progress"));
   EXPECT_FALSE(out.passed("blocks"));
   EXPECT_THAT(out.find("progress").text, HasSubstr("has been there for"));
+}
+
+TEST(SoakProperty, LaterRoundsComeAsInTheTrace) {
+  const EngineOptions options = loaded_options();
+  std::vector<RequestSpec> specs = some_requests();
+  specs.resize(2);
+  specs[1].arrival_seconds = 0.2;  // so that the next round begins after 0.4
+  ParallelEngine engine(options, {});
+  const SoakReport report = soak(engine, options, specs, alone({}), short_soak(6));
+  EXPECT_EQ(report.submitted, 6);
+  EXPECT_GE(report.wall_seconds, 0.6);
 }
 
 TEST(SoakProperty, AnInterruptedSoakGivesEverythingBack) {

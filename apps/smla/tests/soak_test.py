@@ -15,8 +15,8 @@ def check_soak(folder):
     run(*short, "--arrivals", 100, *judged, "--json", report, code=0, out=texts)
     j = json.loads(report.read_text())
     problems = [] if j["schema"] == "smla-soak/1" and j["passed"] else ["schema or outcome"]
-    problems += [f"no {key}" for key in ("finished", "cancelled", "rejected_drafts", "cached_tokens") if not j[key] > 0]
-    problems += [f"no {key}" for key in ("preemptions", "evicted_tails") if not j[key] > 0]
+    counts = ("finished", "cancelled", "rejected_drafts", "preemptions", "evicted_tails")
+    problems += [f"no {key}" for key in counts if not j[key] > 0]
     if j["finished"] + j["cancelled"] != j["submitted"] or j["submitted"] != 100 or j["lost_blocks"] != 0:
         problems.append("requests or blocks were lost")
     if not 0 < j["memory"]["first_bytes"] <= j["memory"]["most_bytes"]:

@@ -3,6 +3,8 @@
 // A block of the tensor-core kernel: a token, a tile of its heads and a part of its key list. Keys go tile by tile
 // through shared memory, as their cache stores them, and are widened to fp16 in registers.
 
+#include <type_traits>
+
 #include "device/copy.cuh"
 #include "device/launch_pdl.cuh"
 #include "device/numbers.cuh"
@@ -10,7 +12,6 @@
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/shared.cuh"
 #include "ops/attention/exact_head.cuh"
-#include "ops/attention/merge_cluster.cuh"
 #include "ops/attention/query_tile.cuh"
 #include "ops/attention/softmax_tile.cuh"
 #include "ops/attention/tile_math.cuh"
@@ -30,10 +31,11 @@ constexpr int resident() {
 constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns of o, which one warp holds
 constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< that warp
 
-/// The kernel of a block. `c` is the kernel's own parameter. kCluster: the parts of a list are a cluster, which adds
-/// them up itself.
-template <AttentionTile kTile, bool kCluster>
+/// The kernel of a block. `c` is the kernel's own parameter. `Merge`: how the blocks that compute the parts of a list
+/// add them up themselves (ClusterMerge); void: they leave their sums to another kernel.
+template <AttentionTile kTile, class Merge>
 __device__ __forceinline__ void attend_tile(const TileCall& c, int key_bytes) {
+  constexpr bool kCluster = !std::is_void_v<Merge>;
   constexpr int kAhead = kTile.buffers - 1;                  // tiles of keys on their way
   constexpr int kHeadThreads = kThreads / kTile.head_warps;  // threads that share heads in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -129,7 +131,7 @@ __device__ __forceinline__ void attend_tile(const TileCall& c, int key_bytes) {
   if constexpr (kCluster) {
     if (unrepresentable != 0) compute_exactly();
     if (unrepresentable == 0 || c.parts > 1) {  // a whole list is finished by compute_exactly()
-      ClusterMerge<kTile> merge(shared);
+      Merge merge(shared);
       if (unrepresentable != 0) {
         __syncthreads();
         merge.take(c, at.state(c), heads);

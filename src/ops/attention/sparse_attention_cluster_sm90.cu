@@ -1,5 +1,5 @@
 // Sparse attention for calls of few tokens on Hopper: the blocks of sparse_attention_cuda.cu, in clusters. The parts of
-// a token's list are the blocks of a cluster, which adds them up in shared memory (merge_cluster.cuh) where the
+// a token's list are the blocks of a cluster, which adds them up in shared memory (merge_cluster_sm90.cuh) where the
 // portable kernel writes them to the workspace for a second one.
 #include <array>
 #include <utility>
@@ -9,6 +9,7 @@
 #include "ops/attention/attend_tile.cuh"
 #include "ops/attention/cluster_split.h"
 #include "ops/attention/implementations.h"
+#include "ops/attention/merge_cluster_sm90.cuh"
 #include "ops/attention/tile_call.cuh"
 #include "ops/cuda_row.h"
 
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, kClusterTiles[kIndex].resident)
   constexpr AttentionTile kTile = kClusterTiles[kIndex];
   static_assert(ClusterMerge<kTile>::kBytes <= kTile.buffers_at() + 2 * kTile.keys * AttentionTile::kDim,
                 "what a cluster adds up fits what rows of codes take");
-  attend_tile<kTile, true>(c, key_bytes);
+  attend_tile<kTile, ClusterMerge<kTile>>(c, key_bytes);
 }
 
 template <int kIndex>

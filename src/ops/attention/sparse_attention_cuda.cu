@@ -20,7 +20,7 @@ using namespace attention;
 template <int kIndex>
 __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     attend(const __grid_constant__ TileCall c, int key_bytes) {
-  attend_tile<kAttentionTiles[kIndex], false>(c, key_bytes);
+  attend_tile<kAttentionTiles[kIndex], void>(c, key_bytes);
 }
 
 template <int kIndex>

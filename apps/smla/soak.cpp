@@ -133,7 +133,7 @@ int run_soak(const SoakArguments& a) {
   OutputFile json("--json", a.json);
   RunReport report;
   std::vector<RequestSpec> specs = read_requests(a, report);
-  RunArguments plain = a;
+  RunArguments plain = static_cast<const RunArguments&>(a);
   plain.prefix_cache = false;  // which would take all memory there is
   report.options = engine_options(plain, specs);
   report.model = model_label(a, report.options);

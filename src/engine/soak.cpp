@@ -97,7 +97,8 @@ class Soak {
   void submit_due() {
     const std::size_t n = specs_.size();
     while (!ends_ && share_done() < 1) {
-      const double round = static_cast<double>(next_ / n) - 1;
+      const std::size_t rounds = next_ / n;
+      const double round = static_cast<double>(rounds) - 1;
       const RequestSpec* spec = &specs_[next_ % n];
       if (next_ >= n && round * round_seconds_ + spec->arrival_seconds > now()) return;
       const std::uint64_t bits = mix(mix(options_.seed, kComes), next_);

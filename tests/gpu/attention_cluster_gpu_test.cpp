@@ -66,8 +66,9 @@ TEST_F(AttentionClusters, HeadsByWidthsAreRef) {
     }
   }
   EXPECT_GT(calls_[2], 0);
-  if (device::current_gpu().multiprocessors >= 16)
+  if (device::current_gpu().multiprocessors >= 16) {
     EXPECT_GT(calls_.rbegin()->first, 8) << "a cluster of more than eight blocks";
+  }
 }
 
 /// Rows that half precision cannot hold lie in some parts of the list, and in whole lists.

@@ -41,7 +41,9 @@ TEST_F(SoakGpu, UnderLoadGraphsAreBoundedAndOutputsAreThoseAlone) {
   EXPECT_GT(report.cancelled, 0);
   EXPECT_EQ(report.finished + report.cancelled, report.submitted);
   for (const SoakCheck& check : soak_checks(report, options, how)) {
-    if (check.name == "graphs") EXPECT_EQ(check.outcome, SoakCheck::Outcome::kPass) << check.text;
+    if (check.name == "graphs") {
+      EXPECT_EQ(check.outcome, SoakCheck::Outcome::kPass) << check.text;
+    }
   }
   EngineOptions tighter = options;  // the same soak against a bound that it did not keep
   tighter.max_graphs = 1;

@@ -11,6 +11,8 @@
   says it.)
 - Every relative link of a page leads to a file, and to a heading of it where it names one.
 - No line of a page is longer than 120 columns, except in tables, code and links.
+- No page has a Python value as `print` writes it (`{'name': 1}`, `<x object at 0x7f>`) outside of code: that is what is
+  left where text with a percent sign was formatted by accident.
 """
 
 import re
@@ -205,12 +207,28 @@ def column_faults(root):
     return faults
 
 
+PRINTED = re.compile(r"""\{['"]\w+['"]: |<[\w. ]+ at 0x[0-9a-f]+>""")
+CODE = re.compile(r"^```.*?^```[ \t]*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+
+
+def printed_faults(root):
+    found = []
+    for path in pages(root):
+        text = CODE.sub(lambda code: "\n" * code.group().count("\n"), path.read_text())
+        for number, line in enumerate(text.split("\n"), 1):
+            printed = PRINTED.search(line)
+            if printed and not line.startswith("    "):
+                name = path.relative_to(root).as_posix()
+                found.append(f"{name}:{number}: a printed Python value: {line[printed.start() :][:40]}")
+    return found
+
+
 def faults(root):
     root = Path(root)
     found, count = citation_faults(root)
-    return found + header_faults(root) + test_faults(root) + path_faults(root) + link_faults(root) + column_faults(
-        root
-    ), count
+    for check in (header_faults, test_faults, path_faults, link_faults, column_faults, printed_faults):
+        found += check(root)
+    return found, count
 
 
 def main():

@@ -102,6 +102,18 @@ class CheckDocs(unittest.TestCase):
         )
         self.assertEqual([], found)
 
+    def test_a_value_that_was_printed_into_a_table(self):
+        self.expect(
+            "b.md", "| memory | at most 1 {'schema': 'a/1', 'seconds': 780.0}rger |\n", "b.md:1: a printed Python value"
+        )
+
+    def test_an_object_that_was_printed(self):
+        self.expect("b.md", "ok\n<Report object at 0x7f01>\n", "b.md:2: a printed Python value: <Report object")
+
+    def test_a_value_in_code_is_none(self):
+        found, _ = self.faults("b.md", "`{'a': 1}`\n\n```python\nx = {'a': 1}\n```\n\n    y = {'a': 1}\n")
+        self.assertEqual([], found)
+
 
 if __name__ == "__main__":
     unittest.main()

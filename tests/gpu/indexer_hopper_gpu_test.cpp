@@ -18,6 +18,7 @@ using cases::IndexerLogitsCase;
 using cases::IndexerLogitsInputs;
 using gathered_cases::RaggedCase;
 using gathered_cases::RaggedInputs;
+using test::Bits;
 using test::check;
 using test::compare;
 using test::score;
@@ -31,7 +32,7 @@ std::string refusal(const IndexerLogits::Problem& problem, const std::string& na
   return "no such implementation";
 }
 
-/// Tests that need a Hopper GPU and code for it.
+/// Tests that need a Hopper GPU, code for it, and as much shared memory as Hopper has.
 class IndexerHopperGpu : public test::IndexerGpuTest {
  protected:
   void SetUp() override {
@@ -39,7 +40,8 @@ class IndexerHopperGpu : public test::IndexerGpuTest {
     if (IsSkipped()) return;
     const std::string missing =
         refusal({.rows = 1, .heads = 1, .dim = 128, .width = 1, .format = &index_fp8_rows()}, "sm90");
-    if (missing.starts_with("it runs on sm_90") || missing.starts_with("this build has no code"))
+    if (missing.starts_with("it runs on sm_90") || missing.starts_with("this build has no code") ||
+        missing.starts_with("shared memory of"))
       GTEST_SKIP() << missing;
   }
 };
@@ -55,14 +57,90 @@ std::set<std::string> kernels_of(const F& f) {
   return names;
 }
 
-TEST_F(IndexerHopperGpu, RunsWhereItIsNamedAndTakesE4M3RowsOf128) {
+/// Who runs a problem where nobody is named.
+template <class Op>
+std::string chosen(const typename Op::Problem& problem, bool deterministic) {
+  return std::string(Plan<Op>(problem, {.device = DeviceKind::kCuda, .deterministic = deterministic}).implementation());
+}
+
+TEST_F(IndexerHopperGpu, IsChosenForE4M3RowsOf128) {
   IndexerLogits::Problem problem{.rows = 1, .heads = 64, .dim = 128, .width = 9, .format = &index_fp8_rows()};
-  EXPECT_EQ(refusal(problem, "sm90"), "");
-  EXPECT_EQ(refusal(problem, ""), "not chosen by itself yet; it runs where it is named");
-  problem.format = &index_mxfp4_rows();
+  RaggedIndexerLogits::Problem ragged{.rows = 1, .keys = 9, .heads = 64, .dim = 128, .format = &index_fp8_rows()};
+  for (const bool deterministic : {false, true}) {
+    problem.format = ragged.format = &index_fp8_rows();
+    EXPECT_EQ(chosen<IndexerLogits>(problem, deterministic), "sm90");
+    EXPECT_EQ(chosen<RaggedIndexerLogits>(ragged, deterministic), "sm90");
+    problem.format = ragged.format = &index_mxfp4_rows();
+    EXPECT_EQ(chosen<IndexerLogits>(problem, deterministic), "cuda");
+    EXPECT_EQ(chosen<RaggedIndexerLogits>(ragged, deterministic), "cuda");
+  }
+  EXPECT_EQ(refusal(problem, ""), "index_mxfp4 rows of 128 numbers; it takes e4m3 rows of 128");
   EXPECT_EQ(refusal(problem, "sm90"), "index_mxfp4 rows of 128 numbers; it takes e4m3 rows of 128");
   problem.format = &index_f32_rows();
   EXPECT_EQ(refusal(problem, "sm90"), "index_f32 rows of 128 numbers; it takes e4m3 rows of 128");
+}
+
+/// Row `row` of a call alone.
+IndexerLogits::Args alone(const IndexerLogits::Args& args, std::int64_t row) {
+  IndexerLogits::Args one = args;
+  one.q = args.q.slice(0, row, row + 1);
+  one.weights = args.weights.slice(0, row, row + 1);
+  one.row_to_req = args.row_to_req.slice(0, row, row + 1);
+  one.lens = args.lens.slice(0, row, row + 1);
+  return one;
+}
+
+/// Every row of a call has the bits that it has alone, and the Hopper kernel runs both ways or neither.
+void expect_rows_as_alone(const IndexerLogitsCase& c, const IndexerLogits::Args& args, bool hopper) {
+  Bits all;
+  EXPECT_EQ(kernels_of([&] { all = score<IndexerLogits>(c.problem(), args, "sm90"); }).count(std::string(kKernel)),
+            hopper ? 1U : 0U);
+  IndexerLogits::Problem one = c.problem();
+  one.rows = 1;
+  for (std::int64_t row = 0; row < c.rows; ++row) {
+    Bits got;
+    const auto kernels = kernels_of([&] { got = score<IndexerLogits>(one, alone(args, row), "sm90"); });
+    EXPECT_EQ(kernels.count(std::string(kKernel)), hopper ? 1U : 0U) << "row " << row;
+    const auto begin = all.begin() + row * (c.width + test::kPadding);
+    ASSERT_EQ(got, Bits(begin, begin + c.width + test::kPadding)) << "row " << row;
+  }
+}
+
+TEST_F(IndexerHopperGpu, ARowsBitsDoNotDependOnTheBatchOrOnTheQueriesOfItsRequest) {
+  const std::int64_t heads[] = {16, 17, 64, 100};
+  for (std::uint32_t queries = 1; queries <= 9; ++queries) {
+    const IndexerLogitsCase c{.rows = 3 * queries,
+                              .requests = 3,
+                              .heads = heads[queries % 4],
+                              .width = 200,
+                              .block_size = 64,
+                              .format = &index_fp8_rows(),
+                              .lens = {200, 199, 64, 5, 130},
+                              .seed = queries};
+    SCOPED_TRACE(testing::Message() << c);
+    const IndexerLogitsInputs inputs(c);
+    expect_rows_as_alone(c, inputs.args(c), true);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(IndexerHopperGpu, ARowOfQueriesAtOddStridesGoesWhereAllOfThemGo) {
+  const IndexerLogitsCase c{.rows = 4, .requests = 2, .heads = 6, .width = 70, .format = &index_fp8_rows()};
+  const IndexerLogitsInputs inputs(c);
+  IndexerLogits::Args args = inputs.args(c);
+  const std::int64_t row_bytes = c.heads * 128;
+  const std::int64_t stride = row_bytes + 4;  // row 0 at a multiple of 16, the others not
+  std::vector<std::uint8_t> q(static_cast<std::size_t>(c.rows * stride));
+  for (std::int64_t row = 0; row < c.rows; ++row)
+    std::memcpy(q.data() + row * stride, inputs.q.data() + row * row_bytes, static_cast<std::size_t>(row_bytes));
+  args.q.data = q.data();
+  args.q.stride[0] = stride;
+  expect_rows_as_alone(c, args, false);
+  // A row that is all of its tensor may have any stride.
+  IndexerLogits::Problem one = c.problem();
+  one.rows = 1;
+  args.q.stride[0] = 1;
+  EXPECT_EQ(kernels_of([&] { score<IndexerLogits>(one, alone(args, 0), "sm90"); }).count(std::string(kKernel)), 1U);
 }
 
 TEST_F(IndexerHopperGpu, LengthsAroundTilesOfOneToEightQueries) {
@@ -114,7 +192,7 @@ TEST_F(IndexerHopperGpu, TensorsAtOddAddressesGoToTheKernelForAnyGpu) {
     std::memcpy(memory.data() + block * stride, inputs.cache.block(block), static_cast<std::size_t>(stride));
   args.cache.base = memory.data();
   args.cache.block_stride_bytes = stride;
-  test::Bits got;
+  Bits got;
   const auto kernels = kernels_of([&] { got = score<IndexerLogits>(c.problem(), args, "sm90"); });
   EXPECT_EQ(kernels.count(std::string(kKernel)), 0U);
   EXPECT_EQ(got, score<IndexerLogits>(c.problem(), args, "cuda"));
@@ -137,8 +215,8 @@ double bound_of_dot(const std::uint8_t* q, const std::uint8_t* key) {
 /// Checks every score of gathered rows against the bound of its own products. Returns the largest part of a bound that
 /// was used.
 double check_bounds(const RaggedIndexerLogits::Problem& problem, const RaggedIndexerLogits::Args& args) {
-  const test::Bits want = score<RaggedIndexerLogits>(problem, args, "ref");
-  const test::Bits got = score<RaggedIndexerLogits>(problem, args, "sm90");
+  const Bits want = score<RaggedIndexerLogits>(problem, args, "ref");
+  const Bits got = score<RaggedIndexerLogits>(problem, args, "sm90");
   double used = 0;
   for (std::int64_t row = 0; row < problem.rows; ++row) {
     for (std::int64_t j = 0; j < problem.keys; ++j) {

@@ -157,6 +157,7 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.graphs = !a.no_graphs && a.dump.empty();  // a recorded graph's calls cannot be written to files
   o.max_graphs = a.max_graphs;
   o.max_graph_bytes = a.graph_memory << 20;
+  o.graph_after = a.graph_after;
   o.layer.deterministic = a.deterministic;
   o.layer.threads = a.threads;
   o.layer.implementations = implementations_of(a.implementations, o.layer.device);

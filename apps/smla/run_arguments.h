@@ -53,6 +53,7 @@ struct RunArguments {
   bool no_graphs = false;
   std::int64_t max_graphs = EngineOptions{}.max_graphs;
   std::int64_t graph_memory = EngineOptions{}.max_graph_bytes >> 20;  ///< MiB
+  std::int64_t graph_after = EngineOptions{}.graph_after;
   bool stage_times = false;
   bool deterministic = false;
   bool quiet = false;

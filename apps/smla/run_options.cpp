@@ -98,6 +98,10 @@ void add_engine_options(CLI::App* c, RunArguments& arguments) {
   c->add_option("--graph-memory", a->graph_memory, "cuda: MiB of the GPU's memory that recorded graphs may keep")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
       ->capture_default_str();
+  c->add_option("--graph-after", a->graph_after,
+                "cuda: decode steps of a size that run without a graph before the next one is recorded")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->capture_default_str();
   c->add_option("--threads", a->threads, "CPU threads; 0: all")->check(whole(0, 4096))->capture_default_str();
   c->add_option("--seed", a->seed, "Seed of weights, inputs, drafts and samples")
       ->check(seed_number())

@@ -46,9 +46,12 @@ struct EngineOptions {
   LayerOptions layer;                ///< how and where every layer computes; its device holds the pool, too
   bool graphs = true;                ///< on a GPU: decode steps are recorded as CUDA graphs, one for each padded size
   /// Recorded graphs that are kept, in number and in bytes of the GPU's memory, at least 1 of each: the one that was
-  /// launched longest ago goes first, and is recorded again when its size comes back.
+  /// launched longest ago goes first.
   std::int64_t max_graphs = 64;
   std::int64_t max_graph_bytes = std::int64_t{1} << 30;  ///< of a recording's own; all share activations and metadata
+  /// Decode steps of a size that run as they are queued, before the next one of it is recorded; at least 1. A size
+  /// whose recording was given up begins anew.
+  std::int64_t graph_after = 1;
   bool time_stages = true;  ///< sum up the layers' stages; on a GPU each part is waited for then, and no graphs run
   std::int64_t max_batched_tokens = 512;  ///< most tokens of a step
   std::int64_t max_seqs = 16;             ///< most requests that run at once
@@ -88,7 +91,11 @@ struct StepRow {
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
-  /// A layer's input and output [T, hidden] before norm and residual; `topk` [T, K] I32 for C4A layers, else absent.
+  /// Whether on_layer is to be called with this row. What nobody wants is not copied from a GPU.
+  virtual bool wants(std::int64_t /*layer*/, const StepRow& /*row*/) const { return true; }
+  /// Neighbouring rows of a step that are wanted; those of a step come in as many calls as there are gaps between them,
+  /// and one. A layer's input and output [T, hidden] before norm and residual; `topk` [T, K] I32 for C4A layers, else
+  /// absent.
   virtual void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
                         const ConstTensorView& output, const ConstTensorView& topk) = 0;
 };

@@ -49,6 +49,8 @@ class RunCheck : public EngineObserver {
   RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples);
   ~RunCheck() override;
 
+  /// Inputs of the sampled requests up to their last samples, on the samples' layers.
+  bool wants(std::int64_t layer, const StepRow& row) const override;
   void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
                 const ConstTensorView& output, const ConstTensorView& topk) override;
 

@@ -6,6 +6,7 @@
 #include "device/device_tensor.h"
 #include "device/streams.h"
 #include "engine/lru_cache.h"
+#include "engine/sight_counts.h"
 #include "engine/step_tensors.h"
 #include "sparsemla/layer.h"
 
@@ -66,11 +67,15 @@ struct DecodeGraph {
 /// The recorded decode steps of an engine and the memory that they share: each step of them has its batch, activations
 /// and metadata at the same addresses, made for the largest step once, so that a recording has no memory but its own.
 struct DecodeGraphs {
-  DecodeGraphs(std::int64_t max_graphs, std::int64_t max_bytes) : recorded(max_graphs, max_bytes) {}
+  /// More than an engine of 256 seats and 1,048,576 tokens has sizes.
+  static constexpr std::int64_t kMaxSizes = 1024;
+  DecodeGraphs(std::int64_t max_graphs, std::int64_t max_bytes, std::int64_t steps_before)
+      : recorded(max_graphs, max_bytes), sights(kMaxSizes, steps_before) {}
   DeviceStep step;
   std::unique_ptr<StepMetadata> metadata;  ///< null until the first decode step
   DeviceTensor workspace;                  ///< as large as any decode step needs
   LruCache<StepSizes, DecodeGraph> recorded;
+  SightCounts<StepSizes> sights;  ///< of steps whose size has no recording
 };
 
 }  // namespace smla

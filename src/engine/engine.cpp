@@ -94,6 +94,7 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   positive(options.max_model_len, "max_model_len");
   positive(options.max_graphs, "max_graphs");
   positive(options.max_graph_bytes, "max_graph_bytes");
+  positive(options.graph_after, "graph_after");
   check_that(options.max_model_len <= options.model.max_position, kWhat, "max_model_len", options.max_model_len,
              "at most " + std::to_string(options.model.max_position) + ", the model's max_position");
   check_that(options.speculative >= 0, kWhat, "speculative", options.speculative, "0 or more");
@@ -130,7 +131,7 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
                                             options.adaptive_speculation, s.prefixes.get());
   s.tables = std::make_unique<BlockTables>(s.pool->layout(), s.device(), padded_count(options.max_seqs),
                                            options.max_model_len);
-  s.graphs = std::make_unique<DecodeGraphs>(options.max_graphs, options.max_graph_bytes);
+  s.graphs = std::make_unique<DecodeGraphs>(options.max_graphs, options.max_graph_bytes, options.graph_after);
   s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, s.options.layer.front_end, s.device());
   if (!options.layer.strict) return;
   std::vector<std::string> names;

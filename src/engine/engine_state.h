@@ -62,6 +62,7 @@ struct Engine::State {
   void run_eager(const StepTensors& batch, HostTensor& x);
   void run_graph(const StepTensors& batch, HostTensor& x);
   void reserve_graphs();
+  void record(DecodeGraph& g, const StepBatch& step);
   void queue_decode(DecodeGraph& g, const StepBatch& step);
   void add_residual(std::size_t layer, const TensorView& x, const TensorView& y);
   void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y,

@@ -191,6 +191,16 @@ void RunCheck::State::find_sharers(std::span<const RequestSpec> requests) {
 
 RunCheck::~RunCheck() = default;
 
+bool RunCheck::wants(std::int64_t layer, const StepRow& row) const {
+  const State& s = *state_;
+  const auto sharing = s.sharers.find(row.request);
+  if (row.rejected || sharing == s.sharers.end()) return false;
+  return std::ranges::any_of(sharing->second, [&](const auto& sharer) {
+    const auto found = s.inputs.find({sharer.first, layer});
+    return found != s.inputs.end() && row.position < std::min(sharer.second, found->second.size(0));
+  });
+}
+
 void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
                         const ConstTensorView& output, const ConstTensorView& topk) {
   State& s = *state_;

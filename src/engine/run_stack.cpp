@@ -1,4 +1,5 @@
 // A step through the stack: at once, or as a recorded graph.
+#include <algorithm>
 #include <chrono>
 
 #include "engine/engine_state.h"
@@ -39,14 +40,27 @@ class HostView {
   HostTensor copy_;
 };
 
+/// Memory of `like`'s type and shape, where it is there.
+void reserve_like(DeviceKind device, const ConstTensorView& like, DeviceTensor& to) {
+  if (!like.absent()) to.reshape(device, like.dtype, {like.size(0), like.size(1)});
+}
+
 }  // namespace
 
 void Engine::State::show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x,
                          const ConstTensorView& y, const ConstTensorView& topk) const {
-  const HostView input(device(), x, stream.get());
-  const HostView output(device(), y, stream.get());
-  const HostView chosen(device(), topk, stream.get());
-  observer->on_layer(layer, batch.rows, input.get(), output.get(), chosen.get());
+  const std::span<const StepRow> rows = batch.rows;
+  const auto wanted = [&](const StepRow& row) { return observer->wants(layer, row); };
+  for (auto begin = std::ranges::find_if(rows, wanted); begin != rows.end();) {
+    const auto end = std::find_if_not(begin, rows.end(), wanted);
+    const std::int64_t first = begin - rows.begin();
+    const std::int64_t last = end - rows.begin();
+    const HostView input(device(), x.slice(0, first, last), stream.get());
+    const HostView output(device(), y.slice(0, first, last), stream.get());
+    const HostView chosen(device(), topk.absent() ? topk : topk.slice(0, first, last), stream.get());
+    observer->on_layer(layer, {begin, end}, input.get(), output.get(), chosen.get());
+    begin = std::find_if(end, rows.end(), wanted);
+  }
 }
 
 /// x <- x + RMSNorm(y).
@@ -121,9 +135,8 @@ void Engine::State::queue_decode(DecodeGraph& g, const StepBatch& step) {
                               {.data = graphs->workspace.data(), .bytes = graphs->workspace.bytes()}, stream.get());
     if (observer != nullptr) {
       const auto keep = [&](const ConstTensorView& from, DeviceTensor& to) {
-        if (from.absent()) return;
-        to.reshape(device(), from.dtype, {from.size(0), from.size(1)});
-        copy_bytes(device(), to.data(), from.data, to.bytes(), stream.get());
+        reserve_like(device(), from, to);
+        if (!from.absent()) copy_bytes(device(), to.data(), from.data, to.bytes(), stream.get());
       };
       keep(at.x(), g.seen[i].input);
       keep(at.y(), g.seen[i].output);
@@ -157,8 +170,31 @@ void Engine::State::reserve_graphs() {
   graphs->metadata->build(step, stream.get());
 }
 
-/// The first step of a size runs as it is queued, so that all memory is there, and is recorded for those that come
-/// after it.
+/// Records what a step of `step`'s size queues. Plans and the memory of what an observer is shown are made before, for
+/// none can be made in a recording.
+void Engine::State::record(DecodeGraph& g, const StepBatch& step) {
+  StepMetadata& shared = *graphs->metadata;
+  shared.build(step, stream.get());
+  g.plans.clear();
+  g.seen.resize(observer == nullptr ? 0 : layers.size());
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto index = static_cast<std::int64_t>(i);
+    g.plans.push_back(layers[i].layer().plan(shared.shape(), caches_of(*pool, index)));
+    if (observer == nullptr) continue;
+    reserve_like(device(), graphs->step.x(), g.seen[i].input);
+    reserve_like(device(), graphs->step.y(), g.seen[i].output);
+    reserve_like(device(), shared.layer(index).topk, g.seen[i].topk);
+  }
+  g.graph = Graph(stream.get(), [&] { queue_decode(g, step); });
+  implementations = g.plans.back().describe();
+  std::int64_t bytes = g.graph.bytes();
+  for (const SeenLayer& seen : g.seen)
+    bytes += static_cast<std::int64_t>(seen.input.bytes() + seen.output.bytes() + seen.topk.bytes());
+  graphs->recorded.charge(bytes);
+}
+
+/// The first steps of a size run as they are queued: one that never comes again is not worth a recording, and all
+/// memory is there when the next one is recorded.
 void Engine::State::run_graph(const StepTensors& batch, HostTensor& x) {
   const auto start = std::chrono::steady_clock::now();
   reserve_graphs();
@@ -167,19 +203,17 @@ void Engine::State::run_graph(const StepTensors& batch, HostTensor& x) {
       graphs->step.upload(device(), batch, x, sizes, tables->views(sizes.requests, sizes.max_seq_len), stream.get());
   step.decode_threshold = 1 + options.speculative;
   totals.metadata_seconds += seconds_since(start);
+  DecodeGraph once;
   DecodeGraph* g = graphs->recorded.find(sizes);
-  if (g != nullptr && g->graph) {
+  if (g == nullptr && graphs->sights.due(sizes)) g = &graphs->recorded.insert(sizes, {});
+  if (g != nullptr) {
+    if (!g->graph) record(*g, step);
     g->graph.launch(stream.get());
     ++totals.graph_steps;
   } else {
-    if (g == nullptr) g = &graphs->recorded.insert(sizes, {});
-    queue_decode(*g, step);
-    g->graph = Graph(stream.get(), [&] { queue_decode(*g, step); });
-    implementations = g->plans.back().describe();
-    std::int64_t bytes = g->graph.bytes();
-    for (const SeenLayer& seen : g->seen)
-      bytes += static_cast<std::int64_t>(seen.input.bytes() + seen.output.bytes() + seen.topk.bytes());
-    graphs->recorded.charge(bytes);
+    g = &once;
+    queue_decode(once, step);
+    implementations = once.plans.back().describe();
   }
   wait_for_ranks();
   copy_bytes(device(), x.data(), graphs->step.x().data, x.bytes(), stream.get());

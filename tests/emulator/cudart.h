@@ -74,6 +74,8 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise);
 /// What a call returns: its status, or that of the kernel that went wrong before it.
 cudaError_t answer(cudaError_t status);
 Stream& stream_of(cudaStream_t stream);
+/// Whether this thread has a capture open in which memory may not be made or freed; the capture is broken then.
+bool breaks_a_capture();
 /// Runs a piece of work, or notes it where the stream is being captured.
 cudaError_t enqueue(cudaStream_t stream, cudaGraphNodeType type, const void* function, std::function<void()> work);
 

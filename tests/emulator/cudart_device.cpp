@@ -135,6 +135,7 @@ cudaError_t cudaMalloc(void** at, std::size_t size) {
   Runtime& m = runtime();
   const std::scoped_lock hold(m.lock);
   *at = nullptr;
+  if (breaks_a_capture()) return answer(cudaErrorStreamCaptureUnsupported);
   if (size == 0) return answer(cudaSuccess);
   if (size > kMemory - m.used) return answer(cudaErrorMemoryAllocation);
   constexpr std::size_t kPage = 4096;
@@ -150,6 +151,7 @@ cudaError_t cudaFree(void* at) {
   Runtime& m = runtime();
   const std::scoped_lock hold(m.lock);
   if (at == nullptr) return answer(cudaSuccess);
+  if (breaks_a_capture()) return answer(cudaErrorStreamCaptureUnsupported);
   const auto it = m.memory.find(reinterpret_cast<std::uintptr_t>(at));
   if (it == m.memory.end()) return answer(cudaErrorInvalidValue);
   constexpr std::size_t kPage = 4096;

@@ -9,7 +9,17 @@ namespace {
 
 Stream default_stream;
 
+/// Of this thread: the stream whose capture it began, null while none is open, and what it may do meanwhile.
+thread_local Stream* capturing = nullptr;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
 }  // namespace
+
+bool breaks_a_capture() {
+  if (capturing == nullptr || capture_mode == cudaStreamCaptureModeRelaxed) return false;
+  capturing->broken = true;
+  return true;
+}
 
 Stream& stream_of(cudaStream_t s) { return s == nullptr ? default_stream : *reinterpret_cast<Stream*>(s); }
 
@@ -91,16 +101,18 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 // --- graphs
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   Stream& s = stream_of(stream);
   if (stream == nullptr || s.capture != nullptr) return answer(cudaErrorStreamCaptureUnsupported);
   s = {new Graph, true, false};
+  if (mode != cudaStreamCaptureModeRelaxed) capturing = &s;
   return answer(cudaSuccess);
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   Stream& s = stream_of(stream);
   *graph = nullptr;
   if (!s.origin) return answer(cudaErrorInvalidValue);
+  if (capturing == &s) capturing = nullptr;
   Graph* const g = s.capture;
   bool broken = false;
   {
@@ -119,8 +131,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return answer(cudaSuccess);
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  static thread_local cudaStreamCaptureMode now = cudaStreamCaptureModeGlobal;
-  std::swap(now, *mode);
+  std::swap(capture_mode, *mode);
   return answer(cudaSuccess);
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {

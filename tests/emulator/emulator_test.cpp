@@ -4,7 +4,7 @@
 #include <bit>
 #include <numeric>
 
-#include "emulator/machine.h"
+#include "emulator/cudart.h"
 
 namespace emulator {
 namespace {
@@ -160,6 +160,26 @@ $filled:
                      v, 128, 1024),
             "");
   for (const std::uint32_t x : v) EXPECT_EQ(std::bit_cast<float>(x), 4 * 896.0F);
+}
+
+TEST(Emulator, MemoryMadeInACaptureBreaksIt) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  void* memory = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, 0), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(cudaMalloc(&memory, 64), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(memory, nullptr);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  ASSERT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+  EXPECT_EQ(cudaMalloc(&memory, 64), cudaSuccess);  // what the thread says that it knows of
+  ASSERT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaFree(memory), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 TEST(Emulator, SaysWhereAKernelIsWrong) {

@@ -4,6 +4,7 @@
 
 #include "gpu/gpu_run.h"
 #include "property/fp8_checkpoint.h"
+#include "property/rows_seen.h"
 #include "property/small_model.h"
 #include "sparsemla/engine.h"
 #include "sparsemla/run_check.h"
@@ -33,6 +34,11 @@ const std::vector<RequestSpec> kRequests{
     {.id = 2, .prompt_tokens = 1, .output_tokens = 1},     {.id = 3, .prompt_tokens = 64, .output_tokens = 70},
     {.id = 4, .prompt_tokens = 300, .output_tokens = 12},  {.id = 5, .prompt_tokens = 17, .output_tokens = 150},
     {.id = 6, .prompt_tokens = 1020, .output_tokens = 10}, {.id = 7, .prompt_tokens = 5, .output_tokens = 5}};
+
+/// Steps of up to 64 tokens and of more, few enough for an emulated GPU.
+const std::vector<RequestSpec> kFewRequests{{.id = 0, .prompt_tokens = 70, .output_tokens = 4},
+                                            {.id = 1, .prompt_tokens = 129, .output_tokens = 3},
+                                            {.id = 2, .prompt_tokens = 2, .output_tokens = 6}};
 
 struct Outcome {
   std::map<std::int64_t, std::uint64_t> digests;
@@ -76,6 +82,56 @@ TEST_F(EngineGpu, RecordingsThatAreEvictedAndMadeAgainGiveTheSameBits) {
   EXPECT_EQ(one_kept.digests, all_kept.digests);
 }
 
+/// One decode step of a size and several of it, few enough for an emulated GPU.
+TEST_F(EngineGpu, ASizeIsRecordedWhenItComesAgain) {
+  const auto decode = [](std::int64_t graph_after, std::int64_t steps) {
+    EngineOptions options = gpu_options();
+    options.graph_after = graph_after;
+    options.graphs = graph_after > 0;
+    if (graph_after == 0) options.graph_after = 1;
+    return run(options, {{.id = 0, .prompt_tokens = 5, .output_tokens = steps + 1}});
+  };
+  const Outcome once = decode(1, 1);
+  EXPECT_EQ(once.totals.graphs_recorded, 0);
+  EXPECT_EQ(once.totals.graph_steps, 0);
+  EXPECT_EQ(once.digests, decode(0, 1).digests);
+  const Outcome queued = decode(0, 5);
+  for (const std::int64_t after : {1, 3, 5}) {
+    const Outcome recorded = decode(after, 5);
+    EXPECT_EQ(recorded.totals.graphs_recorded, after < 5 ? 1 : 0);
+    EXPECT_EQ(recorded.totals.graph_steps, 5 - after);
+    EXPECT_EQ(recorded.digests, queued.digests);
+  }
+  EngineOptions options = gpu_options();
+  options.graph_after = 0;
+  try {
+    const Engine engine(options);
+    FAIL() << "expected an error";
+  } catch (const InvalidArgument& e) {
+    EXPECT_STREQ(e.what(), "engine: graph_after: got 0, expected 1 or more");
+  }
+}
+
+TEST_F(EngineGpu, AnObserverOfRecordedStepsSeesTheRowsThatItWants) {
+  const auto watch = [](bool graphs, test::RowsSeen& seen) {
+    EngineOptions options = gpu_options();
+    options.graphs = graphs;
+    Engine engine(options, &seen);
+    for (const RequestSpec& s : kFewRequests) engine.submit(s);
+    return finish(engine).totals.graph_steps;
+  };
+  const auto everything = [](std::int64_t, const StepRow&) { return true; };
+  test::RowsSeen all(everything);
+  EXPECT_EQ(watch(false, all), 0);
+  test::RowsSeen recorded(everything);
+  EXPECT_GT(watch(true, recorded), 0);
+  EXPECT_EQ(recorded.rows, all.rows);
+  const auto some = [](std::int64_t layer, const StepRow& row) { return layer > 0 && row.request != 1; };
+  test::RowsSeen picky(some);
+  EXPECT_GT(watch(true, picky), 0);
+  test::expect_the_wanted_of(all, picky, some);
+}
+
 TEST_F(EngineGpu, SideStreamsGiveTheSameBits) {
   EngineOptions options = gpu_options();
   const Outcome beside = run(options);
@@ -109,11 +165,6 @@ TEST_F(EngineGpu, TheBatchAroundARequestChangesNoBitWhenDeterministic) {
   options.speculative = 3;
   EXPECT_EQ(run(options, reversed).digests, base.digests);
 }
-
-/// Steps of up to 64 tokens and of more, few enough for an emulated GPU.
-const std::vector<RequestSpec> kFewRequests{{.id = 0, .prompt_tokens = 70, .output_tokens = 4},
-                                            {.id = 1, .prompt_tokens = 129, .output_tokens = 3},
-                                            {.id = 2, .prompt_tokens = 2, .output_tokens = 6}};
 
 /// The products of a layer at once: in every step where `deterministic`, else in steps of up to 64 tokens.
 TEST_F(EngineGpu, JointProductsGiveTheSameBits) {

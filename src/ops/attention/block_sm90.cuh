@@ -10,7 +10,7 @@ namespace smla::attention::sm90 {
 
 // What the warpgroups of a block of the Hopper kernel share: its shared memory, its barriers, and its items of work.
 // Two warpgroups compute (left and right half of the output's columns), one widens keys. Of the fourth one warp walks
-// the lists and the others bring queries.
+// the lists and the others bring queries and make fp16 numbers of them.
 
 constexpr int kGroupThreads = 128;  ///< threads of a warpgroup
 constexpr int kGroupWarps = kGroupThreads / 32;
@@ -54,7 +54,8 @@ struct Place {
   static constexpr std::uint32_t kWalk = kItems + 16 * kInfos;  ///< Walk
   static constexpr std::uint32_t kEntries = kWalk + 64;         ///< i32 [2][64]: entries of lists
   static constexpr std::uint32_t kBarriers = kEntries + 512;
-  static constexpr std::uint32_t kBytes = kBarriers + 256 + 8 * kInfos;
+  static constexpr std::uint32_t kBadQueries = kBarriers + 256 + 8 * kInfos;  ///< u32 [kInfos][4], see bad_queries()
+  static constexpr std::uint32_t kBytes = kBadQueries + 16 * kInfos;
   static constexpr std::uint32_t kAlign = 1024;
 };
 constexpr int kScratchWarps = (Place::kRows - Place::kScratch) / (3 * kDim * 4);
@@ -64,7 +65,7 @@ struct ItemInfo {
   int tiles;                    ///< of keys
   int first_tiles;              ///< of them in the first scope
   int unrepresentable_keys;     ///< fp16 cannot represent a number of a key, or the call is to be computed in fp32
-  int unrepresentable_queries;  ///< or one of a query
+  int unrepresentable_queries;  ///< or one of a query, where the warps that compute make fp16 numbers of them
 };
 constexpr std::uint32_t kInfoBytes = sizeof(ItemInfo);
 
@@ -96,6 +97,10 @@ struct Shared {
   __device__ std::uint32_t taken(std::uint32_t slot) const { return listed(slot) + 16 * kListed; }
   __device__ std::uint32_t named(std::uint32_t number) const { return at + Place::kTiles + number % kToldTiles * 16; }
   __device__ std::uint32_t what(std::uint32_t number) const { return named(number) + 8; }
+  /// Of each warp that converts an item's queries: whether fp16 cannot represent one of them.
+  __device__ std::uint32_t bad_queries(std::uint32_t turn) const {
+    return at + Place::kBadQueries + turn % kInfos * 16;
+  }
   __device__ std::uint32_t info(std::uint32_t turn) const { return at + Place::kItems + turn % kInfos * kInfoBytes; }
 
   /// `by_copies`: keys arrive by cp.async of each thread that brings them, and by one arrival for the rest.

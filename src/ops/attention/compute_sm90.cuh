@@ -281,9 +281,11 @@ struct Compute {
     float factor[2] = {1, 1};
     bool rotated = false;
     if (split) {
-      const std::int64_t state = item.state(c) + me.row();
-      if (me.side == 0 && part < 2 && 8 * part < left)
-        c.states[state + 8 * part] = part == 0 ? make_float2(reference[0], sum[0]) : make_float2(reference[1], sum[1]);
+      const std::int64_t state = item.state(c);
+      if (me.side == 0 && part < 2 && 8 * part < left) {
+        c.states[state + me.row() + 8 * part] =
+            part == 0 ? make_float2(reference[0], sum[0]) : make_float2(reference[1], sum[1]);
+      }
       to = c.sums + state * kDim;
     } else {
       // Lanes 0 and 1 of the four that share the rows finish one each.
@@ -303,20 +305,28 @@ struct Compute {
       const float done = finished(out(i), factor[i / 2 % 2]);
       return i >= kFirstRotated && rotated ? out(i) : done;
     };
-    const std::int64_t first =
-        item.token * c.a.o_stride[0] + (item.first_head + me.row()) * c.a.o_stride[1] + 256 * me.side;
     const bool bf16 = c.a.o_dtype == DType::kBF16;
-    if (!split && c.word < (bf16 ? 16 : 8)) {
+    const int warp_row = me.warp * 16;
+    if (!split && c.word < 16) {
+      const std::int64_t first =
+          item.token * c.a.o_stride[0] + (item.first_head + me.row()) * c.a.o_stride[1] + 256 * me.side;
       if (bf16) {
         store_singly(static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], left, part, number,
                      [](float x) { return device::to_bf16_bits(x); });
       } else {
         store_singly(to + first, c.a.o_stride[1], left, part, number, [](float x) { return x; });
       }
-    } else if (!split && bf16) {
-      store_bf16(static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], left, part, number);
+      return;
+    }
+    // Both warpgroups have read all weights (add_sums()); the rows that a warp has there are its own.
+    const RowStage stage{shared.weights(me.side) + warp_row * 128, heads - warp_row};
+    const std::int64_t first =
+        split ? warp_row * kDim + 256 * me.side
+              : item.token * c.a.o_stride[0] + (item.first_head + warp_row) * c.a.o_stride[1] + 256 * me.side;
+    if (!split && bf16) {
+      store_bf16(stage, static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], number);
     } else {
-      store_f32(to + (split ? 256 * me.side : first), stride, left, part, number);
+      store_f32(stage, to + first, stride, number);
     }
   }
 
@@ -336,13 +346,22 @@ struct Compute {
 
   __device__ ItemQueries queries_of(const Item& item) const { return {c, shared.at + Place::kQueries, item}; }
 
-  /// Waits for an item's queries and makes fp16 numbers of them.
+  /// Waits for an item's queries. Those that are normed and rotated become fp16 numbers here.
   __device__ void prepare(const Item& item) {
     device::mbarrier_wait(shared.item_ready(parities >> 4), Shared::item_parity(parities >> 4));
+    if (!queries_of(item).rotated()) return;
     const bool bad = queries_of(item).finish(fresh_thread() / 32, 2 * kGroupWarps);
     device::fence_proxy_async();
     if (bad) device::st_shared_u32(shared.info(parities >> 4) + 12, 1);
     device::bar_sync(kComputeBarrier, kComputeThreads);
+  }
+
+  /// Whether the present item has to be computed in fp32.
+  __device__ bool unrepresentable() const {
+    const uint4 flags = device::ld_shared_v4(shared.info(parities >> 4));
+    const uint4 bad = device::ld_shared_v4(shared.bad_queries(parities >> 4));
+    const std::uint32_t any = flags.z | flags.w | bad.x | bad.y | bad.z;
+    return __any_sync(kAll, any != 0);
   }
 
   __device__ __forceinline__ void all_items(std::uint32_t items) {
@@ -362,8 +381,7 @@ struct Compute {
         pairs<1>(info);
       }
       add_sums();
-      const uint4 flags = device::ld_shared_v4(shared.info(parities >> 4));
-      const bool bad = __any_sync(kAll, (flags.z | flags.w) != 0);
+      const bool bad = unrepresentable();
       std::uint32_t again = number;
       asm volatile("" : "+r"(again));  // computed anew: kept, it would take registers from the loop over tiles
       const Item item(c, again);

@@ -1,58 +1,83 @@
 #pragma once
 
-#include "ops/attention/attention_block.cuh"
+#include "ops/attention/block_sm90.cuh"
 
 namespace smla::attention::sm90 {
 
-// How a computing warpgroup writes its 64 rows of 256 columns. A thread has two rows, 8 apart, of which `left` says how
-// many heads there are from the first on, and of every 8 columns the two from 2 `part` on. number(i): its i-th of 128
-// numbers, four for each 8 columns: two of the first row, two of the second. `o`: the first row at the warpgroup's
-// first column; `stride`: numbers from a row to the next.
+// How a computing warp writes its 16 rows of 256 columns. A thread has two rows, 8 apart, and of every 8 columns the
+// two from 2 (lane % 4) on. number(i): its i-th of 128 numbers, four for each 8 columns: two of the first row, two of
+// the second.
 
-/// Writes bf16 rows, 16 bytes at a time: the four lanes that share a row exchange their columns.
+/// A warp's rows on their way to memory, through 2 KiB of shared memory that are its own: 16 rows of 128 bytes,
+/// swizzled. There is no room for more columns at once.
+struct RowStage {
+  static constexpr int kRows = 16;
+
+  std::uint32_t at;
+  int heads;  ///< rows to write
+
+  __device__ std::uint32_t place(int row, int piece) const { return at + row * 128 + ((piece ^ (row & 7)) << 4); }
+
+  /// Writes what is staged, 16 bytes a lane, and makes room for what follows. `o`: where the first row's 128 bytes go;
+  /// `stride`: bytes from a row to the next.
+  __device__ void flush(std::uint8_t* o, std::int64_t stride) const {
+    const int lane = fresh_thread() % 32;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kRows / 4; i += 2) {
+      const int row = 4 * i + lane / 8;
+      const uint4 a = device::ld_shared_v4(place(row, lane % 8));
+      const uint4 b = device::ld_shared_v4(place(row + 4, lane % 8));
+      if (row < heads) *reinterpret_cast<uint4*>(o + row * stride + lane % 8 * 16) = a;
+      if (row + 4 < heads) *reinterpret_cast<uint4*>(o + (row + 4) * stride + lane % 8 * 16) = b;
+    }
+    __syncwarp();
+    asm volatile("" ::: "memory");  // one after the other: there are no registers for more
+  }
+};
+
+/// Writes bf16 rows. `o`: the warp's first row at its first column; `stride`: numbers from a row to the next.
 template <class Number>
-__device__ void store_bf16(std::uint16_t* o, std::int64_t stride, int left, int part, const Number& number) {
-  o += 8 * part;
+__device__ void store_bf16(const RowStage& stage, std::uint16_t* o, std::int64_t stride, const Number& number) {
+  const int lane = fresh_thread() % 32;
+  const int row = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int block = 0; block < 4; ++block) {
 #pragma unroll
-    for (int block = 0; block < 8; ++block) {
+    for (int j = 0; j < 4; ++j) {
       std::uint32_t v[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int i = 4 * (4 * block + j) + 2 * r;
-        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[j]) : "f"(number(i + 1)), "f"(number(i)));
+      for (int w = 0; w < 4; ++w) {
+        const int i = 32 * block + 8 * j + 2 * w;
+        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[w]) : "f"(number(i + 1)), "f"(number(i)));
       }
-      const auto exchange = [&](std::uint32_t& a, std::uint32_t& b, int with) {
-        const bool upper = (part & with) != 0;
-        const std::uint32_t got = __shfl_xor_sync(kAll, upper ? a : b, with);
-        (upper ? a : b) = got;
-      };
-      exchange(v[0], v[1], 1), exchange(v[2], v[3], 1);
-      exchange(v[0], v[2], 2), exchange(v[1], v[3], 2);
-      if (8 * r < left) *reinterpret_cast<uint4*>(o + 8 * r * stride + 32 * block) = make_uint4(v[0], v[1], v[2], v[3]);
-      asm volatile("" ::: "memory");  // one after the other: there are no registers for more
+      device::stmatrix_x4(stage.place(row, 2 * j + lane / 16), v[0], v[1], v[2], v[3]);
     }
+    stage.flush(reinterpret_cast<std::uint8_t*>(o + 64 * block), 2 * stride);
   }
 }
 
-/// Writes fp32 rows.
+/// Writes fp32 rows; as store_bf16().
 template <class Number>
-__device__ void store_f32(float* o, std::int64_t stride, int left, int part, const Number& number) {
-  o += 2 * part;
+__device__ void store_f32(const RowStage& stage, float* o, std::int64_t stride, const Number& number) {
+  const int lane = fresh_thread() % 32;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (8 * r >= left) continue;
+  for (int block = 0; block < 8; ++block) {
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      *reinterpret_cast<float2*>(o + 8 * r * stride + 8 * j) =
-          make_float2(number(4 * j + 2 * r), number(4 * j + 2 * r + 1));
-      asm volatile("" ::: "memory");
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 16 * block + 4 * j + 2 * r;
+        const uint2 v{__float_as_uint(number(i)), __float_as_uint(number(i + 1))};
+        device::st_shared_v2(stage.place(lane / 4 + 8 * r, 2 * j + lane % 4 / 2) + lane % 2 * 8, v);
+      }
     }
+    stage.flush(reinterpret_cast<std::uint8_t*>(o + 32 * block), 4 * stride);
   }
 }
 
-/// Writes rows number by number, because they are not aligned to more.
+/// Writes rows number by number, because they are not aligned to more. `o`: the thread's first row at the warp's first
+/// column; `left`: heads from that row on; `part`: lane % 4.
 template <class T, class Number, class Round>
 __device__ void store_singly(T* o, std::int64_t stride, int left, int part, const Number& number, const Round& round) {
   o += 2 * part;

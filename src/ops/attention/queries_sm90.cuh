@@ -30,7 +30,6 @@ struct ItemQueries {
     const int heads = item.heads(c);
     const int lane = fresh_thread() % 32;
 #pragma unroll 1
-#pragma unroll 1
     for (int head = warp; head < kTileHeads; head += warps) {
       const bool there = head < heads;
       const std::int64_t from = index(there ? head : 0);
@@ -50,8 +49,43 @@ struct ItemQueries {
     }
   }
 
-  /// Converts them where they are, normed and rotated before that where the call says so. Returns whether fp16 cannot
-  /// represent a number.
+  /// Whether the call norms and rotates queries, for which a warp needs whole heads and more registers than those that
+  /// bring queries have.
+  __device__ bool rotated() const { return c.a.q_row(item.token) != nullptr; }
+
+  /// Converts what this thread has started to copy, once that has arrived. Returns whether fp16 cannot represent a
+  /// number.
+  __device__ bool convert_own(int warp, int warps) const {
+    const int heads = item.heads(c);
+    const int lane = fresh_thread() % 32;
+    std::uint32_t overflow = 0;
+#pragma unroll 1
+    for (int head = warp; head < heads; head += warps) {
+      if (codes()) {
+#pragma unroll
+        for (int k = 0; k < kVec4s; ++k) {
+          const std::uint32_t place = at(head, 128 * k + 4 * lane);
+          const float4 x = device::widened_codes(device::ld_shared_u32(place));
+          device::st_shared_v2(place, {halves_of(x.x, x.y), halves_of(x.z, x.w)});
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < kVec4s; ++k) {
+          const std::uint32_t place = at(head, 256 * (k / 2) + 8 * lane) + k % 2 * 8;
+          const auto pair = [&](std::uint32_t bits) {
+            const std::uint32_t halves = halves_of(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF'0000U));
+            overflow |= fp16_overflow(halves);
+            return halves;
+          };
+          const uint2 bits = device::ld_shared_v2(place);
+          device::st_shared_v2(place, {pair(bits.x), pair(bits.y)});
+        }
+      }
+    }
+    return (overflow & 0x8000'8000U) != 0U;
+  }
+
+  /// Converts queries that are normed and rotated before that. Returns whether fp16 cannot represent a number.
   __device__ bool finish(int warp, int warps) const {
     const float* const rotation = c.a.q_row(item.token);
     const int lane = fresh_thread() % 32;
@@ -67,12 +101,12 @@ struct ItemQueries {
           v[h][k] = codes() ? device::widened_codes(bits.x) : device::widened(bits);
         }
       }
-      if (rotation != nullptr) smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rotation);
+      smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rotation);
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
 #pragma unroll
         for (int k = 0; k < kVec4s; ++k) {
-          const float4 x = rotation != nullptr ? device::rounded_to_bf16(v[h][k]) : v[h][k];
+          const float4 x = device::rounded_to_bf16(v[h][k]);
           const uint2 halves{halves_of(x.x, x.y), halves_of(x.z, x.w)};
           overflow |= fp16_overflow(halves.x) | fp16_overflow(halves.y);
           device::st_shared_v2(at(first + h, 128 * k + 4 * lane), halves);
@@ -95,15 +129,28 @@ __device__ inline void fetch_queries(const TileCall& c, const Item& item, int th
     device::prefetch(first + size * (i / lines) * c.a.q_stride[1] + kLine * (i % lines));
 }
 
-/// Brings the queries of all of a block's items, each once those before it are read.
+/// Brings the queries of all of a block's items, each once those before it are read, and makes fp16 numbers of them
+/// while the item before is finished.
 __device__ inline void bring_queries(const TileCall& c, const Shared& shared, std::uint32_t items, int warp) {
-  std::uint32_t turn = 0;
+  // An item's number is computed anew at each use: kept, it would take a register more than there are.
+  const auto number_of = [](std::uint32_t turn) {
+    asm volatile("" : "+r"(turn));
+    return blockIdx.x + turn * gridDim.x;
+  };
 #pragma unroll 1
-  for (std::uint32_t number = blockIdx.x; number < items; number += gridDim.x, ++turn) {
+  for (std::uint32_t turn = 0; number_of(turn) < items; ++turn) {
     device::mbarrier_wait_long(shared.queries_read(), (turn & 1) ^ 1);
-    ItemQueries{c, shared.at + Place::kQueries, Item(c, number)}.start(warp, kQueryWarps);
-    device::cp_async_arrive(shared.item_ready(turn));
-    if (number + gridDim.x < items) fetch_queries(c, Item(c, number + gridDim.x), 32 * warp + fresh_thread() % 32);
+    const ItemQueries queries{c, shared.at + Place::kQueries, Item(c, number_of(turn))};
+    queries.start(warp, kQueryWarps);
+    device::cp_async_commit();
+    if (number_of(turn + 1) < items)
+      fetch_queries(c, Item(c, number_of(turn + 1)), 32 * warp + fresh_thread() % 32);
+    device::cp_async_wait<0>();
+    const bool bad = !queries.rotated() && queries.convert_own(warp, kQueryWarps);
+    const bool any = __any_sync(kAll, bad);
+    if (fresh_thread() % 32 == 0) device::st_shared_u32(shared.bad_queries(turn) + 4 * warp, any ? 1 : 0);
+    device::fence_proxy_async();
+    device::mbarrier_arrive(shared.item_ready(turn));
   }
 }
 

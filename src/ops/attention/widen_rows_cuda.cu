@@ -8,12 +8,15 @@ namespace smla::attention {
 namespace {
 
 constexpr int kMarkThreads = 256;
+constexpr int kMarksAtOnce = 4;  ///< entries of a thread
 constexpr int kScanThreads = 256;
 constexpr int kWordsAThread = static_cast<int>(NamedRows::kScanWords) / kScanThreads;
 constexpr int kWidenThreads = 256;
 constexpr int kWidenBlocks = 8;  ///< for each multiprocessor
 
-/// A block sets the bits of the slots that one token names. A bit that is set already costs a load and no atomic.
+/// A block sets the bits of the slots that one token names. Most are set already. That costs a look into L1: a pool's
+/// words lie in few lines, at which all multiprocessors would queue in L2. What L1 has may be old, so a bit that is not
+/// set there is looked for in L2 before it is set.
 __global__ void __launch_bounds__(kMarkThreads)
     mark_rows(const __grid_constant__ TileCall c, const __grid_constant__ NamedRows n) {
   device::pdl_wait();
@@ -22,12 +25,25 @@ __global__ void __launch_bounds__(kMarkThreads)
     const KeyList& list = c.a.keys[s];
     const std::int32_t* const entry = list.indices + token * list.index_stride;
     const auto entries = static_cast<int>(list.entries(token));
-    for (int i = static_cast<int>(threadIdx.x); i < entries; i += kMarkThreads) {
-      const auto slot = static_cast<std::uint32_t>(__ldg(entry + i));
-      if (slot >= c.layout[s].num_slots) continue;
-      std::uint32_t* const word = n.bits + n.first_word[s] + slot / 32;
-      const std::uint32_t bit = 1U << slot % 32;
-      if ((*const_cast<const volatile std::uint32_t*>(word) & bit) == 0) atomicOr(word, bit);
+    const std::uint32_t num_slots = c.layout[s].num_slots;
+    std::uint32_t* const words = n.bits + n.first_word[s];
+    for (int first = static_cast<int>(threadIdx.x); first < entries; first += kMarkThreads * kMarksAtOnce) {
+      std::uint32_t slot[kMarksAtOnce];
+#pragma unroll
+      for (int i = 0; i < kMarksAtOnce; ++i) {
+        const int at = first + i * kMarkThreads;
+        slot[i] = at < entries ? static_cast<std::uint32_t>(__ldg(entry + at)) : ~0U;
+      }
+      std::uint32_t word[kMarksAtOnce];
+#pragma unroll
+      for (int i = 0; i < kMarksAtOnce; ++i) word[i] = slot[i] < num_slots ? words[slot[i] / 32] : ~0U;
+#pragma unroll
+      for (int i = 0; i < kMarksAtOnce; ++i) {
+        const std::uint32_t bit = 1U << slot[i] % 32;
+        if ((word[i] & bit) != 0) continue;
+        std::uint32_t* const at = words + slot[i] / 32;
+        if ((*const_cast<const volatile std::uint32_t*>(at) & bit) == 0) atomicOr(at, bit);
+      }
     }
   }
   device::pdl_trigger();

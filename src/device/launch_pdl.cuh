@@ -75,46 +75,28 @@ void allow_shared() {
   });
 }
 
-/// Allows a kernel clusters of up to 16 blocks, where the current GPU has them, once for each GPU. Without it a cluster
-/// has up to 8.
-template <auto kKernel>
-void allow_large_clusters() {
-  (void)once_per_gpu([] {
-    check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               "cudaFuncSetAttribute");
-    return 0;
-  });
-}
-
-/// Launches a kernel that begins with pdl_wait(), in clusters of `together` blocks, which are 1 where there is no
-/// sm_90. `shared`: bytes of dynamic shared memory.
+/// Launches a kernel that begins with pdl_wait(), in clusters of kTogether blocks. `shared`: bytes of dynamic shared
+/// memory.
 /// @throws CudaError with `name`.
-template <auto kKernel, class... Args>
-void launch_clusters(const char* name, unsigned clusters, unsigned together, dim3 threads, int shared,
-                     cudaStream_t stream, const Args&... args) {
+template <auto kKernel, unsigned kTogether, class... Args>
+void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,
+                    const Args&... args) {
   constexpr int kWithoutAsking = 48 << 10;
-  constexpr unsigned kPortable = 8;
   if (shared > kWithoutAsking) allow_shared<kKernel>();
-  if (together > kPortable) allow_large_clusters<kKernel>();
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {.x = together, .y = 1, .z = 1};
+  attributes[1].val.clusterDim = {.x = kTogether, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks_for(std::int64_t{clusters} * together, 1));
+  config.gridDim = dim3(blocks_for(std::int64_t{clusters} * kTogether, 1));
   config.blockDim = threads;
   config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream;
   config.attrs = attributes.data();
-  config.numAttrs = has_sm90_code<kKernel>() ? (together > 1 ? 2 : 1) : 0;
+  config.numAttrs = has_sm90_code<kKernel>() ? (kTogether > 1 ? 2 : 1) : 0;
   check_cuda(cudaLaunchKernelEx(&config, kKernel, args...), name);
   tell_launch(name);
-}
-template <auto kKernel, unsigned kTogether, class... Args>
-void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,
-                    const Args&... args) {
-  launch_clusters<kKernel>(name, clusters, kTogether, threads, shared, stream, args...);
 }
 
 /// The same without clusters, on any GPU.

@@ -34,11 +34,6 @@ Implementation<SparseAttention> sparse_attention_widened_row() {
   row.name = "sm90_widened";
   return row;
 }
-Implementation<SparseAttention> sparse_attention_cluster_row() {
-  Implementation<SparseAttention> row = sm90_row<SparseAttention>();
-  row.name = "sm90_cluster";
-  return row;
-}
 
 // sm90_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a
 // call alone is inlined and leaves nothing.

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/attention/cluster_split.h"
+#include <algorithm>
+#include <string>
+
 #include "ops/attention/hopper_split.h"
 
 namespace smla {
@@ -123,43 +125,6 @@ TEST(AttentionSplit, FixedPartsDependOnNothingElse) {
 }
 
 /// Parts cover each list, are whole tiles, and fit the workspace.
-/// A cluster holds the whole list, in a workspace as large as a merge of its own would need.
-TEST(ClusterSplit, CoversEveryListOrIsNone) {
-  int clusters = 0;
-  for (const std::int64_t tokens : {1, 3, 16, 128, 1024}) {
-    for (const std::int64_t heads : {1, 8, 17, 64, 128}) {
-      for (const std::int64_t second : {0, 64, 512, 1024, 8192}) {
-        const SparseAttention::Problem p = problem(tokens, heads, 128, second);
-        const AttentionSplit portable = split_attention(p, kH200, false);
-        const AttentionSplit split = split_into_clusters(p, kH200, portable);
-        ASSERT_LE(split.cost, portable.cost);
-        if (split.tile < 0) continue;
-        clusters += split.parts > 1 ? 1 : 0;
-        const AttentionTile& tile = kClusterTiles[static_cast<std::size_t>(split.tile)];
-        EXPECT_LE(split.parts, ClusterSplit::kMostParts);
-        EXPECT_EQ(tile.keys, ClusterSplit::kKeys);
-        EXPECT_EQ(split.part_keys % tile.keys, 0);
-        EXPECT_GE(split.parts * split.part_keys, tiles_of_list(p, tile) * tile.keys);
-        EXPECT_LT((split.parts - 1) * split.part_keys, tiles_of_list(p, tile) * tile.keys);
-        EXPECT_EQ(split.workspace_bytes(heads), split.launch_tokens * AttentionSplit::token_bytes(split.parts, heads));
-        EXPECT_GE(split.launch_tokens, 1);
-      }
-    }
-  }
-  EXPECT_GT(clusters, 20);
-  // One request of 640 keys: ten tiles, ten blocks for each 16 heads.
-  const SparseAttention::Problem one = problem(1, 64, 128, 512);
-  EXPECT_EQ(split_into_clusters(one, kH200, split_attention(one, kH200, false)).parts, 10);
-  const SparseAttention::Problem many = problem(1024, 64, 128, 512);
-  EXPECT_EQ(split_into_clusters(many, kH200, split_attention(many, kH200, false)).parts, 1);
-  // Few heads of many requests: a block has a multiprocessor, so it has more buffers.
-  const SparseAttention::Problem few = problem(128, 8, 128, 512);
-  const AttentionSplit deep = split_into_clusters(few, kH200, split_attention(few, kH200, false));
-  ASSERT_GE(deep.tile, 0);
-  EXPECT_EQ(deep.parts, 1);
-  EXPECT_EQ(kClusterTiles[static_cast<std::size_t>(deep.tile)].buffers, 4);
-}
-
 TEST(HopperSplit, CoversEveryList) {
   constexpr std::int64_t kKeys = HopperSplit::kTileKeys;
   for (const std::int64_t tokens : {1, 3, 64, 133, 5000}) {
@@ -191,6 +156,44 @@ TEST(HopperSplit, FillsTheMultiprocessors) {
   EXPECT_EQ(2, split_for_hopper(problem(64, 64, 128, 512), kH200, false).parts);
   EXPECT_EQ(1, split_for_hopper(problem(4096, 128, 128, 512), kH200, false).parts);
   EXPECT_LT(8, split_for_hopper(problem(1, 64, 128, 8192), kH200, false).parts);
+}
+
+/// The estimates agree with what an H200 took (docs/kernels/sparse_attention_sm90.md) on which kernel is the shortest
+/// way, also near the borders.
+TEST(HopperCost, ChoosesWhatWasFaster) {
+  const auto fastest = [](const SparseAttention::Problem& p) -> std::string {
+    const std::int64_t cuda = split_attention(p, kH200, false).cost;
+    const std::int64_t stored = split_for_hopper(p, kH200, false).cost;
+    const std::int64_t widened = split_for_hopper(p, kH200, false, true).cost;
+    EXPECT_GT(std::min({cuda, stored, widened}), 0);
+    const bool may_widen = p.tokens >= HopperCost::kWidenedTokens;
+    if (may_widen && widened < std::min(cuda, stored)) return "widened";
+    return stored < cuda ? "sm90" : "cuda";
+  };
+  EXPECT_EQ("cuda", fastest(problem(1, 64, 128, 512)));
+  EXPECT_EQ("cuda", fastest(problem(16, 64, 128, 512)));
+  EXPECT_EQ("cuda", fastest(problem(64, 64, 128)));
+  EXPECT_EQ("cuda", fastest(problem(256, 8, 128, 8192)));
+  EXPECT_EQ("cuda", fastest(problem(256, 16, 128, 512)));
+  EXPECT_EQ("sm90", fastest(problem(128, 64, 128, 512)));
+  EXPECT_EQ("sm90", fastest(problem(64, 64, 128, 1024)));
+  EXPECT_EQ("sm90", fastest(problem(16, 128, 128, 1024)));
+  EXPECT_EQ("sm90", fastest(problem(256, 128, 128, 8192)));
+  EXPECT_EQ("sm90", fastest(problem(128, 64, 128, 512)));
+  EXPECT_EQ("sm90", fastest(problem(512, 64, 128, 512)));
+  EXPECT_EQ("widened", fastest(problem(2048, 64, 128, 512)));
+  EXPECT_EQ("widened", fastest(problem(4096, 128, 128, 1920)));
+  EXPECT_EQ("cuda", fastest(problem(2048, 8, 128, 512)));
+  // Queries that are normed and rotated in the call cost an item more.
+  SparseAttention::Problem prologue = problem(64, 64, 128, 512);
+  EXPECT_EQ("sm90", fastest(prologue));
+  prologue.query_prologue = SparseAttention::QueryPrologue{.rope_dim = 64};
+  EXPECT_EQ("cuda", fastest(prologue));
+  EXPECT_EQ(0, split_for_hopper(problem(64, 64, 128), kH200, true).cost);
+}
+
+TEST(HopperCost, IsToldInMicroseconds) {
+  EXPECT_EQ("9.9 us, 2.3 us with cuda", compare_costs(10'000, 0, "cuda"));
 }
 
 }  // namespace

@@ -31,34 +31,4 @@ __device__ inline void st_shared_cluster(float* shared, unsigned block, float v)
 #endif
 }
 
-/// Reads numbers of another block of the cluster, from the place of a variable in shared memory here.
-__device__ inline float4 ld_shared_cluster(const float4* shared, unsigned block) {
-  float4 v{};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto own = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile(
-      "{ .reg .b32 place;\n"
-      "mapa.shared::cluster.u32 place, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [place]; }"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(own), "r"(block)
-      : "memory");
-#endif
-  return v;
-}
-__device__ inline float2 ld_shared_cluster(const float2* shared, unsigned block) {
-  float2 v{};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto own = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile(
-      "{ .reg .b32 place;\n"
-      "mapa.shared::cluster.u32 place, %2, %3;\n"
-      "ld.shared::cluster.v2.f32 {%0, %1}, [place]; }"
-      : "=f"(v.x), "=f"(v.y)
-      : "r"(own), "r"(block)
-      : "memory");
-#endif
-  return v;
-}
-
 }  // namespace smla::device

@@ -92,7 +92,6 @@ template <>
 std::span<const Implementation<SparseAttention>> OpTable<SparseAttention>::implementations() {
   static const Implementation<SparseAttention> kTable[] = {
       sparse_attention_widened_row(),
-      sparse_attention_cluster_row(),
       sm90_row<SparseAttention>(),
       cuda_row<SparseAttention>(),
       sparse_attention_simt_row(),

@@ -12,13 +12,14 @@
 namespace smla {
 
 /// The tile of a block of the tensor-core kernel: how many heads of q it holds in shared memory, and how many keys, in
-/// each of its buffers, as their cache stores them. The block's eight warps divide the scores of a tile of keys by
+/// each of two buffers, as their cache stores them. The block's eight warps divide the scores of a tile of keys by
 /// heads x keys x dims, and the output by columns.
 struct AttentionTile {
   static constexpr int kWarps = 8;
   static constexpr int kDim = 512;
   static constexpr int kGroup = 64;  ///< dims that share a scale; columns of the output that a warp has
   static constexpr int kGroups = kDim / kGroup;
+  static constexpr int kBuffers = 2;
 
   int heads = 0;
   int keys = 0;
@@ -26,7 +27,6 @@ struct AttentionTile {
   int key_warps = 1;
   int dim_warps = 1;
   int resident = 1;  ///< most blocks on a multiprocessor, by registers
-  int buffers = 2;   ///< for tiles of keys: one is computed, the others are on their way
   /// Measured time of a block, in hundredths of the time that a block of 64 heads takes for one key: `key` for each of
   /// its keys, and `block` once, for everything else.
   struct Cost {
@@ -46,7 +46,7 @@ struct AttentionTile {
   constexpr int buffer_bytes(int key_bytes) const { return (keys * key_bytes + 127) / 128 * 128; }
   /// Shared memory of a block for keys of at most `key_bytes` bytes.
   constexpr int shared_bytes(int key_bytes) const {
-    return buffers_at() + buffers * buffer_bytes(key_bytes) + kOwnBytes;
+    return buffers_at() + kBuffers * buffer_bytes(key_bytes) + kOwnBytes;
   }
   static constexpr int kOwnBytes = 128;
 };

@@ -12,6 +12,7 @@ struct HopperSplit {
   std::int64_t part_keys = 0;
   std::int64_t parts = 1;
   std::int64_t launch_tokens = 0;  ///< tokens of a launch; the next launch uses the same workspace
+  std::int64_t cost = 0;           ///< estimated time, comparable with that of AttentionSplit
 
   std::int64_t workspace_bytes(std::int64_t heads) const {
     return launch_tokens * AttentionSplit::token_bytes(parts, heads);
@@ -25,22 +26,45 @@ inline std::string describe(const HopperSplit& split, const SparseAttention::Pro
          " keys and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
 }
 
+/// Times of the Hopper kernel, in the unit of AttentionTile::Cost, 0.76 ns. Fitted to 167 cells of an H200
+/// (docs/kernels/sparse_attention_sm90.md has them and how well they fit).
+struct HopperCost {
+  static constexpr std::int64_t kTile = 3'360;  ///< of a tile of 64 heads x 64 keys
+  static constexpr std::int64_t kItem = 5'460;  ///< of an item, for everything but its tiles
+  static constexpr std::int64_t kMerge = 3'730;
+  static constexpr std::int64_t kSums = 145;     ///< of writing and reading a hundred rows of sums
+  static constexpr std::int64_t kCall = 11'740;  ///< of a call, beyond what one of the kernel for any GPU takes
+  /// Norming and rotating an item's queries. Not fitted: what a C4A layer of 64 requests took longer than its attention
+  /// alone let expect.
+  static constexpr std::int64_t kPrologue = 12'000;
+  // Where rows are widened first, fitted to 92 cells of prefills.
+  static constexpr std::int64_t kWidenedTile = 2'545;
+  static constexpr std::int64_t kWidenedItem = 8'150;
+  static constexpr std::int64_t kWidenedCall = 35'800;
+  static constexpr std::int64_t kEntries = 19;  ///< of marking a thousand entries of lists
+  /// Calls of fewer tokens may be decode steps, whose requests share no rows.
+  static constexpr std::int64_t kWidenedTokens = 1024;
+};
+
 /// Chooses the number of parts. `fixed`: parts of AttentionSplit::kFixedPart entries, so that a token's bits depend on
 /// its own lists alone. Otherwise the choice with the shortest estimated time, of the multiprocessor with the most
-/// items and of a merge.
-inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
-  // In hundredths of the time of a tile of keys. Estimates from before it was measured (docs/kernels/
-  // sparse_attention_sm90.md has 2.5 us a tile and 9 us an item), which is too few for an item.
-  constexpr std::int64_t kTile = 100;
-  constexpr std::int64_t kItem = 120;
-  constexpr std::int64_t kMerge = 200;
-  constexpr std::int64_t kSums = 1;  // of writing and reading 64 rows of sums
+/// items and of a merge. `widened`: rows are widened first.
+inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed,
+                                    bool widened = false) {
+  using Cost = HopperCost;
   std::int64_t tiles = 0;
-  for (int s = 0; s < p.scopes; ++s)
-    tiles += (p.scope[static_cast<std::size_t>(s)].width + HopperSplit::kTileKeys - 1) / HopperSplit::kTileKeys;
+  std::int64_t entries = 0;
+  for (int s = 0; s < p.scopes; ++s) {
+    const std::int64_t width = p.scope[static_cast<std::size_t>(s)].width;
+    tiles += (width + HopperSplit::kTileKeys - 1) / HopperSplit::kTileKeys;
+    entries += p.tokens * width;
+  }
   tiles = std::max<std::int64_t>(tiles, 1);
   const std::int64_t rows = p.tokens * ((p.heads + HopperSplit::kTileHeads - 1) / HopperSplit::kTileHeads);
   const std::int64_t multiprocessors = std::max<std::int64_t>(gpu.multiprocessors, 1);
+  const std::int64_t of_tile = widened ? Cost::kWidenedTile : Cost::kTile;
+  const std::int64_t of_item =
+      (widened ? Cost::kWidenedItem : Cost::kItem) + (p.query_prologue ? Cost::kPrologue : 0);
   HopperSplit split;
   std::int64_t part_tiles = AttentionSplit::kFixedPart / HopperSplit::kTileKeys;
   if (!fixed) {
@@ -48,17 +72,30 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
     for (std::int64_t parts = 1; parts <= std::min(tiles, AttentionSplit::kMaxParts); ++parts) {
       if (parts > 1 && rows >= 8 * multiprocessors) break;
       const std::int64_t of_part = (tiles + parts - 1) / parts;
-      std::int64_t cost = (rows * parts + multiprocessors - 1) / multiprocessors * (of_part * kTile + kItem);
-      if (parts > 1) cost += kMerge + rows * parts * kSums;
+      std::int64_t cost = (rows * parts + multiprocessors - 1) / multiprocessors * (of_part * of_tile + of_item);
+      if (parts > 1) cost += Cost::kMerge + p.tokens * p.heads * parts * Cost::kSums / 100;
       if (best >= 0 && cost >= best) continue;
       best = cost;
       part_tiles = of_part;
     }
+    split.cost = best + (widened ? Cost::kWidenedCall + entries * Cost::kEntries / 1000 : Cost::kCall);
   }
   split.parts = (tiles + part_tiles - 1) / part_tiles;
   split.part_keys = part_tiles * HopperSplit::kTileKeys;
   split.launch_tokens = AttentionSplit::tokens_of_launch(p.tokens, split.parts, p.heads);
   return split;
+}
+
+/// Estimated times of a call as text: "31.4 us, 27.0 us with cuda".
+inline std::string compare_costs(std::int64_t cost, std::int64_t other, const char* name) {
+  // A call of the kernel for any GPU takes so much beyond its estimate.
+  constexpr double kUnit = 0.758e-3;
+  constexpr double kCall = 2.3;
+  const auto words = [](std::int64_t units) {
+    const auto tenths = static_cast<std::int64_t>((kCall + kUnit * static_cast<double>(units)) * 10 + 0.5);
+    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " us";
+  };
+  return words(cost) + ", " + words(other) + " with " + name;
 }
 
 }  // namespace smla

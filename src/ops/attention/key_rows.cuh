@@ -94,19 +94,17 @@ struct RowCopy {
   static constexpr int kScales = 2;                     ///< scales that a thread converts together
   static constexpr int kUnit = 16;                      ///< bf16 numbers that a thread converts together
 
-  /// Whether the list names a row, of the tiles on their way; the last that was started is bit 0.
-  std::uint32_t named = 0;
+  int there = 0;  ///< whether the list names a row
 
   __device__ static int row() { return static_cast<int>(threadIdx.x) / kParts; }
   __device__ static int part() { return static_cast<int>(threadIdx.x) % kParts; }
 
   /// Starts copying the row of a slot; zeros for slot -1.
   __device__ void start(const KeyBuffer<kTile>& buffer, const RowLayout& layout, std::int32_t slot) {
-    const bool there = slot >= 0;
-    named = (kTile.buffers > 2 ? named << 1 : 0U) | (there ? 1U : 0U);
-    const auto row_at = static_cast<std::uint32_t>(max(slot, 0));
-    const std::uint32_t block = layout.block_bits >= 0 ? row_at >> layout.block_bits : row_at / layout.block_size;
-    const std::uint32_t in_block = row_at - block * layout.block_size;
+    there = slot >= 0 ? 1 : 0;
+    const auto named = static_cast<std::uint32_t>(max(slot, 0));
+    const std::uint32_t block = layout.block_bits >= 0 ? named >> layout.block_bits : named / layout.block_size;
+    const std::uint32_t in_block = named - block * layout.block_size;
     const std::uint8_t* base = layout.base + static_cast<std::int64_t>(block) * layout.block_stride;
     const std::uint8_t* data = base + static_cast<std::uint64_t>(in_block) * layout.row_bytes;
     const std::uint8_t* scales =
@@ -121,39 +119,36 @@ struct RowCopy {
     if (layout.aligned) {
 #pragma unroll
       for (int i = 0; i < AttentionTile::kDim / 16 / kParts; ++i) {
-        if (i * kParts < pieces) device::cp_async<16>(place(i), from + 16 * kParts * i, there);
+        if (i * kParts < pieces) device::cp_async<16>(place(i), from + 16 * kParts * i, there != 0);
       }
       for_units(buffer, [&](int i, std::uint32_t even, std::uint32_t odd) {
-        device::cp_async<16>(even, rest + 32 * kParts * i, there);
-        device::cp_async<16>(odd, rest + 32 * kParts * i + 16, there);
+        device::cp_async<16>(even, rest + 32 * kParts * i, there != 0);
+        device::cp_async<16>(odd, rest + 32 * kParts * i + 16, there != 0);
       });
       if (layout.scaled && first_scale() < AttentionTile::kGroups)
-        device::cp_async<4>(scale_place(buffer), scales, there);
+        device::cp_async<4>(scale_place(buffer), scales, there != 0);
     } else {
 #pragma unroll 1
-      for (int i = 0; i * kParts < pieces; ++i) copy_piece(place(i), from + 16 * kParts * i, there);
+      for (int i = 0; i * kParts < pieces; ++i) copy_piece(place(i), from + 16 * kParts * i, there != 0);
       for_units(buffer, [&](int i, std::uint32_t even, std::uint32_t odd) {
 #pragma unroll 1
         for (int half = 0; half < 2; ++half)
-          copy_piece(half == 0 ? even : odd, rest + 32 * kParts * i + 16 * half, there);
+          copy_piece(half == 0 ? even : odd, rest + 32 * kParts * i + 16 * half, there != 0);
       });
       if (layout.scaled && first_scale() < AttentionTile::kGroups) {
 #pragma unroll 1
         for (int i = 0; i < 4; ++i) {
-          const bool inside = there && first_scale() / 4 * 4 + i < static_cast<int>(layout.scale_bytes);
+          const bool inside = there != 0 && first_scale() / 4 * 4 + i < static_cast<int>(layout.scale_bytes);
           const std::uint32_t byte = inside ? __ldg(scales + i) : 0U;
           asm volatile("st.shared.u8 [%0], %1;" ::"r"(scale_place(buffer) + i), "r"(byte) : "memory");
         }
       }
     }
   }
-  /// In place of start(), behind the end of a list.
-  __device__ void skip() { named <<= 1; }
 
-  /// Converts the copied part of the oldest row on its way, in place, to what the products take: call it after
-  /// cp_async_wait(), and a barrier after it. Returns whether fp16 cannot represent a number.
+  /// Converts the copied part of the row, in place, to what the products take: call it after cp_async_wait(), and a
+  /// barrier after it. Returns whether fp16 cannot represent a number.
   __device__ bool finish(const KeyBuffer<kTile>& buffer, bool scaled) const {
-    const std::uint32_t there = named >> (kTile.buffers - 2) & 1U;
     std::uint32_t overflow = 0;
     for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
       const uint4 a = device::ld_shared_v4(even);

@@ -1,15 +1,26 @@
-// Sparse attention on the tensor cores of any GPU from sm_80 on: a launch of blocks (attend_tile.cuh), and one that
-// merges the parts of lists where they are cut. See docs/kernels/sparse_attention.md.
+// Sparse attention on the tensor cores of any GPU from sm_80 on. A block computes a token, a tile of its heads and
+// a part of its key list. Keys go tile by tile through shared memory, as their cache stores them, and are widened to
+// fp16 in registers. See docs/kernels/sparse_attention.md.
 #include <array>
 #include <utility>
 
+#include "device/copy.cuh"
 #include "device/launch.cuh"
 #include "device/launch_pdl.cuh"
-#include "ops/attention/attend_tile.cuh"
+#include "device/numbers.cuh"
+#include "device/ptx/barrier.cuh"
+#include "device/ptx/cp_async.cuh"
+#include "device/ptx/shared.cuh"
+#include "device/row_views.cuh"
+#include "ops/attention/exact_head.cuh"
 #include "ops/attention/implementations.h"
 #include "ops/attention/merge_parts.cuh"
+#include "ops/attention/query_tile.cuh"
+#include "ops/attention/softmax_tile.cuh"
 #include "ops/attention/tile_call.cuh"
+#include "ops/attention/tile_math.cuh"
 #include "ops/cuda_row.h"
+#include "ops/head_rows.cuh"
 
 namespace smla {
 
@@ -17,10 +28,159 @@ namespace {
 
 using namespace attention;
 
+/// Two blocks of 32 heads fit only the shared memory of sm_90 and sm_100; elsewhere one block may use more registers.
+template <AttentionTile kTile>
+constexpr int resident() {
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1100)
+  return kTile.heads == 32 ? 1 : kTile.resident;
+#else
+  return kTile.resident;
+#endif
+}
+
+constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns of o, which one warp holds
+constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< that warp
+
 template <int kIndex>
 __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     attend(const __grid_constant__ TileCall c, int key_bytes) {
-  attend_tile<kAttentionTiles[kIndex], void>(c, key_bytes);
+  constexpr AttentionTile kTile = kAttentionTiles[kIndex];
+  constexpr int kHeadThreads = kThreads / kTile.head_warps;  // threads that share heads in scores and softmax
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  __shared__ int unrepresentable;  // fp16 cannot represent a number that was read
+  std::uint8_t* const scores = shared + kTile.scores_at();
+  auto* const factors = reinterpret_cast<float*>(shared + kTile.factors_at());
+  const std::uint32_t shared_at = device::shared_address(shared);
+  const int thread = static_cast<int>(threadIdx.x);
+
+  device::pdl_wait();
+  const BlockWork place = BlockWork::of<kTile>(c);
+  const Run<kTile> run(c, c.first_token + place.token, place.part);
+  if (c.parts > 1 && run.begin >= run.end) {
+    if (thread < place.heads<kTile>(c)) c.states[place.state(c) + thread] = make_float2(-INFINITY, 0);
+    return;
+  }
+  if (thread == 0) unrepresentable = c.exact ? 1 : 0;
+
+  RowCopy<kTile> copy;
+  const auto buffer_of = [&](int base) {
+    const int which = (base - run.begin) / kTile.keys % AttentionTile::kBuffers;
+    return KeyBuffer<kTile>{.at = shared_at + kTile.buffers_at() + which * kTile.buffer_bytes(key_bytes),
+                            .layout = c.layout[run.scope(base)].key};
+  };
+  const auto start = [&](int base, std::int32_t listed) {
+    const int scope = run.scope(base);
+    copy.start(buffer_of(base), c.layout[scope], run.slot(c, base, RowCopy<kTile>::row(), listed));
+    device::cp_async_commit();
+  };
+  const auto listed_at = [&](int base) { return run.listed(c, base, RowCopy<kTile>::row()); };
+  const Queries<kTile> queries(c, shared_at, run.token, place.first_head, place.heads<kTile>(c));
+  std::int32_t listed = -1;
+  if (run.begin < run.end) {
+    start(run.begin, listed_at(run.begin));
+    listed = listed_at(run.begin + kTile.keys);
+    queries.start();
+    device::cp_async_commit();
+    if (run.token + c.tokens_ahead < c.tokens) {
+      queries.fetch_later(c.tokens_ahead);
+      c.fetch_lists(run.token + c.tokens_ahead, thread);
+    }
+    c.fetch_back_row(run.token, thread);
+    const float* const q_row = c.a.q_row(run.token);
+    device::cp_async_wait<0>();
+    __syncthreads();
+    if (q_row != nullptr) {
+      queries.norm_and_rotate(q_row);
+      __syncthreads();
+    }
+    if (queries.finish()) unrepresentable = 1;
+  }
+
+  Softmax<kTile> softmax;
+  OutputTile<kTile> output;
+#pragma unroll 1
+  for (int base = run.begin; base < run.end; base += kTile.keys) {
+    const KeyBuffer<kTile> keys = buffer_of(base);
+    device::cp_async_wait<0>();
+    if (copy.finish(keys, c.layout[run.scope(base)].scaled)) unrepresentable = 1;
+    __syncthreads();
+    const int next = base + kTile.keys;
+    if (next < run.end) start(next, listed);
+    listed = listed_at(next + kTile.keys);
+    if (score_tile<kTile>(shared_at, scores, keys)) unrepresentable = 1;
+    device::bar_sync(1 + thread / kHeadThreads, kHeadThreads);
+    const float rescale = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base));
+    if (softmax.first()) factors[softmax.row()] = rescale;
+    if (__syncthreads_or(rescale != 1.0F) != 0) output.rescale(factors);
+    output.add(shared_at + kTile.scores_at(), keys);
+  }
+
+  device::pdl_trigger();
+  __syncthreads();
+  const BlockWork at = BlockWork::of<kTile>(c);
+  const std::int64_t token = c.first_token + at.token;
+  const int heads = at.heads<kTile>(c);
+  const int warp = thread / 32;
+  if (unrepresentable != 0) {
+    const Run<kTile> again(c, token, at.part);
+    for (int h = warp; h < heads; h += AttentionTile::kWarps) {
+      attend_exactly<kTile>(c, again, at.first_head + h, at.state(c) + h, reinterpret_cast<float*>(shared));
+    }
+  } else {
+    const float sum = softmax.whole_sum();
+    const int row = softmax.row();
+    if (c.parts > 1) {
+      const std::int64_t state = at.state(c);
+      if (softmax.first() && row < heads) c.states[state + row] = make_float2(softmax.reference, sum);
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads) *reinterpret_cast<float4*>(c.sums + (state + h) * kDim + column) = v;
+      });
+      return;
+    }
+    if (softmax.first() && row < heads) {
+      const std::int64_t head = at.first_head + row;
+      const Finish f = finish(c.a, head, softmax.reference, sum);
+      factors[row] = f.factor * c.unit;
+      if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+    }
+    const float* const back = c.back_row(token);
+    __syncthreads();
+    const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
+    // Numbers to rotate go through shared memory, so that the code for it exists once, not once for every vec4 of a
+    // thread.
+    auto* const rope_columns = reinterpret_cast<float*>(shared);
+    if (back != nullptr && warp == kRopeWarp) {
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads)
+          *reinterpret_cast<float4*>(rope_columns + h * kRopeColumns + column - (kDim - kRopeColumns)) =
+              finished(v, factors[h]);
+      });
+    } else if (c.a.o_dtype == DType::kBF16 && c.word >= 8) {
+      auto* o = static_cast<std::uint16_t*>(c.a.o) + out;
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads)
+          *reinterpret_cast<uint2*>(o + h * c.a.o_stride[1] + column) = device::computed<BF16>(finished(v, factors[h]));
+      });
+    } else {
+      output.each([&](int h, int column, const float4& v) {
+        if (h < heads) store(c, out + h * c.a.o_stride[1] + column, finished(v, factors[h]));
+      });
+    }
+    if (back != nullptr) {
+      __syncthreads();
+#pragma unroll 1
+      for (int i = 4 * thread; i < heads * kRopeColumns; i += 4 * kThreads) {
+        const int column = kDim - kRopeColumns + i % kRopeColumns;
+        store(c, out + i / kRopeColumns * c.a.o_stride[1] + column,
+              c.rotated_back(back, column, *reinterpret_cast<const float4*>(rope_columns + i)));
+      }
+    }
+  }
+  if (c.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
+  for (std::int64_t h = c.a.heads + warp; h < c.a.out_heads; h += AttentionTile::kWarps) {
+    for (int d = 4 * (thread % 32); d < kDim; d += 128)
+      store(c, token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
+  }
 }
 
 template <int kIndex>

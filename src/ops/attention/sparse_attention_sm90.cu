@@ -125,19 +125,41 @@ std::string refusal(const SparseAttention::Problem& p) {
          " numbers of which are e4m3; it takes 448 and 512";
 }
 
-/// `name`: of the implementation, which has to be asked for by it.
+/// Why a call that names no implementation is not computed here; empty where this is estimated to be the shortest way.
+std::string shorter_way(bool widens, const SparseAttention::Problem& p, const Choice& choice, const Machine& machine) {
+  if (!reads_stored(p)) return "not measured with these rows; it runs where it is named";
+  const std::int64_t portable = choice.portable.cost;
+  if (!widens) {
+    if (choice.split.cost < portable) return "";
+    return "estimated at " + compare_costs(choice.split.cost, portable, "cuda");
+  }
+  if (p.tokens < HopperCost::kWidenedTokens) {
+    return std::to_string(p.tokens) + " tokens, whose lists may share no rows; from " +
+           std::to_string(HopperCost::kWidenedTokens) + " on it is chosen by estimates";
+  }
+  const std::int64_t stored = split_for_hopper(p, machine.gpu, false).cost;
+  // How many rows are named, the device finds out. Where they do not fit, widening them was in vain.
+  const std::int64_t cost = choice.split.cost + choice.split.cost / 32;
+  if (cost < std::min(stored, portable)) return "";
+  return "estimated at " + (stored < portable ? compare_costs(cost, stored, "sm90")
+                                              : compare_costs(cost, portable, "cuda"));
+}
+
 Decision decide_as(std::string_view name, bool widens, const SparseAttention::Problem& p, const PlanOptions& options,
                    const Machine& machine) {
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
-  // The kernel for any GPU keeps the choice until these have passed every test on a card.
-  if (options.implementation != name) return refused("not chosen by itself yet; it runs where it is named");
   if (machine.gpu.shared_bytes < Place::kBytes) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
   }
-  Choice choice{.split = split_for_hopper(p, machine.gpu, options.deterministic),
+  Choice choice{.split = split_for_hopper(p, machine.gpu, options.deterministic, widens),
                 .portable = split_attention(p, machine.gpu, options.deterministic),
                 .multiprocessors = machine.gpu.multiprocessors};
+  if (options.implementation != name) {
+    // The choice depends on the number of tokens, and a token's bits on the choice.
+    if (options.deterministic) return refused("deterministic results; it gives them where it is named");
+    if (std::string way = shorter_way(widens, p, choice, machine); !way.empty()) return refused(std::move(way));
+  }
   std::size_t bytes = static_cast<std::size_t>(choice.split.workspace_bytes(p.heads));
   Decision decision;
   decision.words = describe(choice.split, p);

@@ -192,9 +192,7 @@ TEST(HopperCost, ChoosesWhatWasFaster) {
   EXPECT_EQ(0, split_for_hopper(problem(64, 64, 128), kH200, true).cost);
 }
 
-TEST(HopperCost, IsToldInMicroseconds) {
-  EXPECT_EQ("9.9 us, 2.3 us with cuda", compare_costs(10'000, 0, "cuda"));
-}
+TEST(HopperCost, IsToldInMicroseconds) { EXPECT_EQ("9.9 us, 2.3 us with cuda", compare_costs(10'000, 0, "cuda")); }
 
 }  // namespace
 }  // namespace smla

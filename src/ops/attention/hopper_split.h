@@ -63,8 +63,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   const std::int64_t rows = p.tokens * ((p.heads + HopperSplit::kTileHeads - 1) / HopperSplit::kTileHeads);
   const std::int64_t multiprocessors = std::max<std::int64_t>(gpu.multiprocessors, 1);
   const std::int64_t of_tile = widened ? Cost::kWidenedTile : Cost::kTile;
-  const std::int64_t of_item =
-      (widened ? Cost::kWidenedItem : Cost::kItem) + (p.query_prologue ? Cost::kPrologue : 0);
+  const std::int64_t of_item = (widened ? Cost::kWidenedItem : Cost::kItem) + (p.query_prologue ? Cost::kPrologue : 0);
   HopperSplit split;
   std::int64_t part_tiles = AttentionSplit::kFixedPart / HopperSplit::kTileKeys;
   if (!fixed) {

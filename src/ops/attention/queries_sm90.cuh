@@ -143,8 +143,7 @@ __device__ inline void bring_queries(const TileCall& c, const Shared& shared, st
     const ItemQueries queries{c, shared.at + Place::kQueries, Item(c, number_of(turn))};
     queries.start(warp, kQueryWarps);
     device::cp_async_commit();
-    if (number_of(turn + 1) < items)
-      fetch_queries(c, Item(c, number_of(turn + 1)), 32 * warp + fresh_thread() % 32);
+    if (number_of(turn + 1) < items) fetch_queries(c, Item(c, number_of(turn + 1)), 32 * warp + fresh_thread() % 32);
     device::cp_async_wait<0>();
     const bool bad = !queries.rotated() && queries.convert_own(warp, kQueryWarps);
     const bool any = __any_sync(kAll, bad);

@@ -141,8 +141,8 @@ std::string shorter_way(bool widens, const SparseAttention::Problem& p, const Ch
   // How many rows are named, the device finds out. Where they do not fit, widening them was in vain.
   const std::int64_t cost = choice.split.cost + choice.split.cost / 32;
   if (cost < std::min(stored, portable)) return "";
-  return "estimated at " + (stored < portable ? compare_costs(cost, stored, "sm90")
-                                              : compare_costs(cost, portable, "cuda"));
+  return "estimated at " +
+         (stored < portable ? compare_costs(cost, stored, "sm90") : compare_costs(cost, portable, "cuda"));
 }
 
 Decision decide_as(std::string_view name, bool widens, const SparseAttention::Problem& p, const PlanOptions& options,

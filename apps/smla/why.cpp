@@ -95,8 +95,8 @@ bool print_candidates(const std::vector<Candidate>& candidates, const std::strin
                                 : !candidate.refusal.empty() ? "refuses: " + candidate.refusal
                                 : wanted                     ? "accepts"
                                                              : "accepts, not asked for";
-    fmt::print("{} {:<9} {:<28} {}\n", chosen ? '*' : ' ', candidate.name, candidate.machine, verdict);
-    if (!candidate.choice.empty()) fmt::print("  {:<9} {}\n", "", candidate.choice);
+    fmt::print("{} {:<12} {:<28} {}\n", chosen ? '*' : ' ', candidate.name, candidate.machine, verdict);
+    if (!candidate.choice.empty()) fmt::print("  {:<12} {}\n", "", candidate.choice);
   }
   if (!known) throw InvalidArgument("--impl: got \"" + forced + "\", expected one of " + names);
   return taken;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 
+#include "bench/fp8_weights.h"
 #include "bench/inputs.h"
 #include "model/weight_table.h"
 
@@ -66,6 +67,7 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions)
     : config(config_in) {
   host_weights_ = random_weights(config, 1);
+  if (options.fp8_weights) quantise(config, host_weights_);
   rope_ = std::make_shared<const RopeTable>(config.rope, positions, DeviceKind::kCuda, true);
   placed_.emplace(LayerSource{.config = config, .weights = host_weights_.views}, layer_options(options), rope_);
   views = placed_->weights();
@@ -73,10 +75,25 @@ LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std
   LayerOptions host = layer_options(options);
   host.device = DeviceKind::kCpu;
   host.implementations.clear();
+  host.fp8_output = layer->options().fp8_output;
   host.front_end = FrontEnd::kFlashInfer;  // slots are made of the chosen entries by an op of its own, after an
                                            // observer has seen them
   on_host.emplace(config, host_weights_.views, host, rope_->host());
 }
+
+namespace {
+
+/// Operations of a token's products with FP8 weights.
+double fp8_flops(const LayerConfig& config, LayerWeights weights) {
+  double numbers = 0;
+  for (const WeightSpec& spec : weight_table(config)) {
+    const ConstTensorView& w = spec.view(weights);
+    if (!w.absent() && w.dtype == DType::kE4M3) numbers += static_cast<double>(w.numel());
+  }
+  return 2 * numbers;
+}
+
+}  // namespace
 
 double LayerRun::bytes_of(const Options& options, const LayerConfig& config, const LayerShape& shape) {
   const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
@@ -176,6 +193,8 @@ void LayerRun::make_step(std::int64_t index) {
 
 std::string LayerRun::implementation() const { return steps_[0]->plan->describe(); }
 
+bool LayerRun::rounds_inputs() const { return layer_.layer->options().fp8_output.has_value(); }
+
 std::vector<std::function<void()>> LayerRun::calls() {
   std::vector<std::function<void()>> out;
   for (const std::unique_ptr<Step>& made : steps_) {
@@ -196,10 +215,14 @@ Row measure_layer(const Options& options, const LayerOnGpu& layer, const LayerSh
   row.shape = shape.prefill ? fmt::format("tokens {}, ", shape.tokens)
                             : fmt::format("requests {}, context {}, ", shape.requests, shape.length);
   if (!shape.prefill && shape.tokens > 1) row.shape += fmt::format("next_n {}, ", shape.tokens);
-  row.shape += fmt::format("{} heads {} groups {}, {}, {}", options.model.name, layer.config.num_heads,
-                           layer.config.o_groups, options.rows->name, options.index_rows->name);
+  row.shape +=
+      fmt::format("{} heads {} groups {}, {}, {}{}", options.model.name, layer.config.num_heads, layer.config.o_groups,
+                  options.rows->name, options.index_rows->name, options.fp8_weights ? ", fp8 weights" : "");
   row.bf16 = true;
   add_layer_floor(layer.config, options, layer.views, shape.requests, shape.length - shape.tokens, shape.tokens, row);
+  // Products with FP8 weights have twice the rate of bf16 ones.
+  const double fp8 = static_cast<double>(shape.requests * shape.tokens) * fp8_flops(layer.config, layer.views);
+  row.product_rate = row.flops / (row.flops - fp8 / 2);
   if (fitting_sets(
           1, [&](std::int64_t) { return LayerRun::bytes_of(options, layer.config, shape); }, row) == 0)
     return row;

@@ -25,7 +25,8 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 /// Cache formats, device and implementations of a layer on a GPU.
 LayerOptions layer_options(const Options& options);
 
-/// A layer with random weights in a GPU's memory, and the same layer on the host, with which its results are compared.
+/// A layer with random weights in a GPU's memory, in FP8 where Options say so, and the same layer on the host, with
+/// which its results are compared. Where the GPU's layer rounds the inputs of FP8 weights, the host's does too.
 class LayerOnGpu {
  public:
   /// @param positions rows of its rope table
@@ -58,6 +59,7 @@ class LayerRun {
 
   std::vector<std::function<void()>> calls();
   std::string implementation() const;
+  bool rounds_inputs() const;  ///< whether inputs of FP8 weights are rounded to FP8
   /// Poisons the outputs, replays the last call and checks them. All must equal, bit for bit, those of the same step
   /// computed as ops one after the other on one stream. Those of the last request (of a prompt its last token) are
   /// compared with the layer on the host over copies of that request's blocks; the host first checks the entries that

@@ -318,7 +318,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                    "Index rows: fp8, mxfp4, or the end of another index_ format's name")
       ->capture_default_str();
   command->add_flag("--fp8-weights", a->options.fp8_weights,
-                    "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them");
+                    "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them; layer, projection");
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
   add_impl_option(command, a->implementations);
   command->add_option("--only", a->only, "Measure decode or prefill alone")->check(one_of({"decode", "prefill"}));

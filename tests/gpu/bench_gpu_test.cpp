@@ -10,6 +10,7 @@
 #include "bench/device_machine.h"
 #include "bench/inputs.h"
 #include "gpu/gpu_run.h"
+#include "property/fp8_checkpoint.h"
 
 namespace smla::bench {
 namespace {
@@ -191,6 +192,43 @@ TEST_F(BenchGpu, ProjectionsAreRight) {
   EXPECT_EQ(rows, 8 * 3);
 }
 
+TEST_F(BenchGpu, ProjectionsOfFp8WeightsAreRightAndCountTheirBytes) {
+  Options options;
+  options.model = test::fp8_model();
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.fp8_weights = true;
+  options.batches = {1, 3};
+  options.tokens = {30};
+  const std::int64_t k = options.model.hidden_size;
+  const std::int64_t n = options.model.q_lora_rank;
+  const std::int64_t weights = n * k + 4 * ((n + 127) / 128) * (k / 128);
+  for (const char* implementation : {"", "cuda_stream"}) {
+    SCOPED_TRACE(implementation);
+    const bool rounds = *implementation == 0;
+    options.implementations.clear();
+    if (!rounds) options.implementations["projection"] = implementation;
+    int fp8 = 0;
+    int rows = 0;
+    bench_device_projection(options, [&](const Row& row) {
+      expect_right(row, true);
+      ++rows;
+      const bool kept = row.shape.ends_with(rounds ? "fp8 weights, fp8 inputs" : "fp8 weights, bf16 inputs");
+      fp8 += kept ? 1 : 0;
+      EXPECT_TRUE(kept || row.shape.ends_with(", bf16 weights")) << row.shape;
+      EXPECT_EQ(row.product_rate, kept && rounds ? 2 : 1) << row.name;
+      EXPECT_TRUE(rounds || row.implementation == implementation) << row.implementation;
+      if (row.name == "wq_a x 3") {
+        // Scales of inputs come in multiples of four rows.
+        EXPECT_EQ(row.bytes,
+                  static_cast<double>(weights + (rounds ? 3 * k + 4 * 4 * (k / 128) : 3 * 2 * k) + 3 * 2 * n));
+      }
+    });
+    EXPECT_EQ(rows, 8 * 3);
+    EXPECT_EQ(fp8, 6 * 3);
+  }
+}
+
 TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
   Options options;
   options.model = load_model_config("tiny");
@@ -218,6 +256,40 @@ TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
   }
 }
 
+TEST_F(BenchGpu, LayersOfFp8WeightsAreRightAndTheirFloorIsLower) {
+  Options options;
+  options.model = test::fp8_model();
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {2};
+  options.contexts = {700};
+  options.prefills = {130};
+  for (const char* joint : {"", "cuda_stream"}) {
+    SCOPED_TRACE(joint);
+    options.implementations.clear();
+    if (*joint != 0) options.implementations["joint_projection"] = joint;
+    std::vector<Row> rows[2];
+    for (const bool fp8 : {false, true}) {
+      options.fp8_weights = fp8;
+      bench_device_layer(options, [&](const Row& row) {
+        expect_right(row, true);
+        EXPECT_EQ(row.shape.ends_with("fp8 weights"), fp8);
+        EXPECT_EQ(row.product_rate > 1, fp8);
+        std::printf("[ measured ] %s %s: l2 %.1e\n", row.name.c_str(), row.shape.c_str(), row.check.l2);
+        rows[fp8 ? 1 : 0].push_back(row);
+      });
+    }
+    ASSERT_EQ(rows[0].size(), 3 * 2U);
+    ASSERT_EQ(rows[1].size(), rows[0].size());
+    for (std::size_t i = 0; i < rows[0].size(); ++i) {
+      EXPECT_LT(rows[1][i].bytes, rows[0][i].bytes);
+      EXPECT_EQ(rows[1][i].flops, rows[0][i].flops);
+      const bool rounds = rows[1][i].implementation.find("quantize_rows") != std::string::npos;
+      EXPECT_EQ(rounds, *joint == 0) << rows[1][i].implementation;
+    }
+  }
+}
+
 TEST_F(BenchGpu, ALayersWrongOutputsAreSeen) {
   Options options;
   options.model = load_model_config("tiny");
@@ -240,6 +312,34 @@ TEST_F(BenchGpu, ALayersWrongOutputsAreSeen) {
       // Both ways of running it agree on a wrong weight; the host does not.
       auto* sinks = static_cast<float*>(const_cast<void*>(layer.views.attn_sink.data));
       fill_bytes(DeviceKind::kCuda, sinks, 0x41, layer.views.attn_sink.size(0) * sizeof(float));  // 12.1
+      EXPECT_THAT(run.check(last).failure, testing::HasSubstr("l2 is over"));
+    }
+  }
+}
+
+TEST_F(BenchGpu, AWrongScaleOfALayersFp8WeightsIsSeen) {
+  Options options;
+  options.model = test::fp8_model();
+  options.device = DeviceKind::kCuda;
+  options.fp8_weights = true;
+  const DeviceTimer timer;
+  for (const char* joint : {"", "cuda_stream"}) {
+    options.implementations.clear();
+    if (*joint != 0) options.implementations["joint_projection"] = joint;
+    for (const int ratio : {1, 4, 128}) {
+      SCOPED_TRACE(testing::Message() << "ratio " << ratio << ", joint products by " << joint);
+      const LayerOnGpu layer(options, slice_of_layer(options, ratio, 0), 700);
+      LayerRun run(options, layer, {.requests = 2, .tokens = 1, .length = 700}, timer);
+      EXPECT_EQ(run.rounds_inputs(), *joint == 0);
+      const std::function<void()> last = run.calls().back();
+      const Check right = run.check(last);
+      EXPECT_TRUE(right.done);
+      EXPECT_EQ(right.failure, "");
+      std::printf("[ measured ] ratio %d %s: l2 %.1e\n", ratio, joint, right.l2);
+      auto* scale = static_cast<float*>(const_cast<void*>(layer.views.wo_b_scale.data));
+      const HostTensor before = to_host(layer.views.wo_b_scale, timer.stream());
+      const float doubled = 2 * before.as<float>()[0];
+      copy_bytes(DeviceKind::kCuda, scale, &doubled, sizeof doubled, timer.stream());
       EXPECT_THAT(run.check(last).failure, testing::HasSubstr("l2 is over"));
     }
   }

@@ -84,6 +84,8 @@ def check_gpu_bench(folder):
         run("bench", "compare", a, folder / "odd.json", code=2, err=["odd.json: ", expected])
     run("bench", "compare", "--help", code=0, out=["--peers", "VOID"])
     run("bench", "serve", "--help", code=0, out=["--requests", "TTFT"])
+    fp8 = ("--device", "cuda", "--fp8-weights")
+    run("bench", "ops", *fp8, code=2, err=["--fp8-weights: got it on ops", "expected projection or layer"])
     plot = subprocess.run(
         [sys.executable, SOURCE / "tools/plot.py", a, "--text"], capture_output=True, text=True, check=False
     )

@@ -25,7 +25,7 @@ JointProblem joint_problem(const ProjectionProblem& p) {
 
 Decision decide_stream(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
-  // Other kernels keep the choice until this one has been measured on a card.
+  // Others keep the choice: cuBLASLt is as fast with few rows and faster with more (docs/kernels/projection.md).
   if (options.implementation != kStreamName) return refused("not chosen by itself yet; it runs where it is named");
   if (p.x != DType::kBF16) return refused("it takes bf16 x");
   std::int64_t multiple = 8;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/host_tensor.h"
+#include "ops/attention/hopper_split.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -395,6 +396,44 @@ TEST_F(AttentionGpu, ManyTokensAreRef) {
   AttentionInputs in = make_inputs({.tokens = 66000, .heads = 1, .scopes = {{.width = 1}}});
   std::map<std::string, int> ran;
   check(in, ran);
+}
+
+/// On Hopper a plan that names nothing takes the kernel with the shortest estimate, `sm90_widened` only with many
+/// tokens; deterministic results and rows that were not measured stay with `cuda`.
+TEST_F(AttentionGpu, PlansTakeTheShortestEstimate) {
+  const device::Gpu gpu = device::current_gpu();
+  if (gpu.capability != 90 || gpu.shared_bytes < (227U << 10)) GTEST_SKIP() << "not Hopper with all its shared memory";
+  const auto chosen = [](const SparseAttention::Problem& p, bool deterministic) {
+    const Plan<SparseAttention> plan(p, {.device = DeviceKind::kCuda, .deterministic = deterministic});
+    return std::string(plan.implementation());
+  };
+  std::map<std::string, int> seen;
+  for (const std::int64_t tokens : {1, 16, 1023, 1024, 8192}) {
+    for (const std::int64_t heads : {8, 64, 128}) {
+      for (const std::int64_t width : {64, 640, 8192}) {
+        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << heads << " heads, width " << width);
+        const SparseAttention::Problem p = problem_of({.tokens = tokens, .heads = heads, .scopes = {{.width = width}}});
+        std::string shortest = "cuda";
+        std::int64_t cost = split_attention(p, gpu, false).cost;
+        const std::int64_t stored = split_for_hopper(p, gpu, false).cost;
+        if (stored < cost) shortest = "sm90", cost = stored;
+        const std::int64_t widened = split_for_hopper(p, gpu, false, true).cost;
+        if (tokens >= 1024 && widened + widened / 32 < cost) shortest = "sm90_widened";
+        EXPECT_EQ(shortest, chosen(p, false));
+        EXPECT_EQ("cuda", chosen(p, true));
+        ++seen[shortest];
+      }
+    }
+  }
+  EXPECT_EQ(3U, seen.size());
+  int said = 0;
+  for (const Candidate& c : explain<SparseAttention>(problem_of({.scopes = {{.width = 640}}}),
+                                                     {.device = DeviceKind::kCuda, .deterministic = true}))
+    if (c.name.starts_with("sm90"))
+      said += c.refusal == "deterministic results; it gives them where it is named" ? 1 : 0;
+  EXPECT_EQ(2, said);
+  EXPECT_EQ("cuda",
+            chosen(problem_of({.tokens = 8192, .heads = 128, .scopes = {{.format = "bf16", .width = 640}}}), false));
 }
 
 TEST_F(AttentionGpu, RefusalsSayWhatIsTaken) {

@@ -109,6 +109,49 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
   }
 }
 
+/// Where the device may cut lists by their lengths, it can do at least what lists that are alike get, within the
+/// workspace; calls of one token, of many and of fixed parts are left as they are.
+TEST(AttentionSplit, ListsMayBeCutByLength) {
+  int cut = 0;
+  int alike = 0;
+  for (const std::int64_t tokens : {1, 2, 3, 64, 150, 512, 513, 4096}) {
+    for (const std::int64_t heads : {1, 16, 64, 128}) {
+      for (const std::int64_t width : {0, 1, 64, 640, 1152, 8320, 262'144, 1'000'000'000}) {
+        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << heads << " heads, width " << width);
+        const SparseAttention::Problem p = problem(tokens, heads, 128, width);
+        EXPECT_EQ(0U, split_attention(p, kH200, true).cut.extra);
+        EXPECT_EQ(0U, split_for_hopper(p, kH200, true).cut.extra);
+        const auto check = [&](const LengthCut& c, std::int64_t parts, std::int64_t launch, std::int64_t bytes) {
+          ++(c.extra > 0 ? cut : alike);
+          if (c.extra == 0) return;
+          EXPECT_TRUE(tokens >= 2 && tokens <= LengthCut::kMostTokens);
+          EXPECT_EQ(launch, tokens);
+          EXPECT_GE(std::int64_t{c.extra}, tokens * (parts - 1));
+          EXPECT_LE(bytes, AttentionSplit::kScratchBytes);
+          EXPECT_GE(bytes, c.rows(tokens) * heads * 2056 + 8 * tokens);
+          EXPECT_LT(tokens + c.extra, 1 << 16) << "parts are counted in 16 bits";
+        };
+        const AttentionSplit any = split_attention(p, kH200, false);
+        check(any.cut, any.parts, any.launch_tokens, any.workspace_bytes(heads));
+        const HopperSplit hopper = split_for_hopper(p, kH200, false);
+        check(hopper.cut, hopper.parts, hopper.launch_tokens, hopper.workspace_bytes(heads));
+        EXPECT_LE((tokens + hopper.cut.extra) * ((heads + 63) / 64),
+                  hopper.cut.extra == 0 ? INT64_MAX : HopperSplit::kCutItems * kH200.multiprocessors);
+      }
+    }
+  }
+  EXPECT_GT(cut, 20);
+  EXPECT_GT(alike, 20);
+  // One request of 1M tokens among 63, 64 heads, C128A: as many parts more as multiprocessors.
+  EXPECT_EQ(132U, split_for_hopper(problem(64, 64, 128, 8192), kH200, false).cut.extra);
+  EXPECT_EQ(0U, split_attention(problem(64, 64, 128, 512), kH200, false).cut.extra) << "whole, and short";
+  const SparseAttention::Problem some = problem(16, 64, 128, 8192);
+  EXPECT_EQ(
+      "tiles of 64 heads x 64 keys, lists in parts by their lengths, up to 132 more than tokens, and a merge, "
+      "19474560 bytes of workspace",
+      describe(split_for_hopper(some, kH200, false), some));
+}
+
 TEST(AttentionSplit, FewTokensAreSplitAndManyAreNot) {
   EXPECT_EQ(10, split_attention(problem(1, 64, 128, 512), kH200, false).parts);
   EXPECT_EQ(2, split_attention(problem(64, 32, 128, 512), kH200, false).parts);

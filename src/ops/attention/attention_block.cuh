@@ -8,6 +8,7 @@
 #include "ops/attention/attention_call.cuh"
 #include "ops/attention/attention_split.h"
 #include "ops/attention/key_rows.cuh"
+#include "ops/attention/length_cut.h"
 #include "ops/head_rows.cuh"
 
 namespace smla::attention {
@@ -27,19 +28,21 @@ struct TileCall {
   float score_scale[SparseAttention::kMaxScopes] = {0,
                                                     0};  ///< factor of a scope's scores, which are exponents of 2 then
   float weight_scale[SparseAttention::kMaxScopes] = {
-      1, 1};               ///< factor of a scope's weights: its cache's scale over `unit`
-  float unit = 1;          ///< largest scale of the scopes' caches
-  bool exact = false;      ///< the scales differ too much for fp16: every head is computed in fp32
-  int word = 2;            ///< bytes to which any four neighbours of o are aligned
-  bool q_aligned = false;  ///< whether heads of q are aligned to 16 bytes
-  std::int64_t part_keys = 0;
+      1, 1};                   ///< factor of a scope's weights: its cache's scale over `unit`
+  float unit = 1;              ///< largest scale of the scopes' caches
+  bool exact = false;          ///< the scales differ too much for fp16: every head is computed in fp32
+  int word = 2;                ///< bytes to which any four neighbours of o are aligned
+  bool q_aligned = false;      ///< whether heads of q are aligned to 16 bytes
+  std::int64_t part_keys = 0;  ///< of lists that are cut alike, as the next
   std::uint32_t parts = 1;
+  LengthCut cut;  ///< where it has room, lists are cut by their lengths
   std::uint32_t head_tiles = 1;
   std::int64_t tokens = 0;
   std::int64_t first_token = 0;
   std::int64_t tokens_ahead = 0;  ///< from a block's token to that of the block that follows on its multiprocessor
-  float* sums = nullptr;          ///< [tokens of a launch, parts, H, 512]
-  float2* states = nullptr;       ///< [tokens of a launch, parts, H]
+  float* sums = nullptr;          ///< [rows, H, 512]; a row is a token's part
+  float2* states = nullptr;       ///< [rows, H]
+  uint2* cuts = nullptr;          ///< [tokens] first row and number of parts, of lists that are cut by length
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
   Rope rope;                                ///< its pairs are rotated two at a time
 
@@ -109,6 +112,28 @@ __device__ inline float4 finished(const float4& v, float f) {
   return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f));
 }
 
+/// What a block computes of a token: one part of its list.
+struct ListPart {
+  std::uint32_t token = 0;      ///< of the launch
+  std::uint32_t part = 0;       ///< of the token's list
+  std::uint32_t parts = 0;      ///< of that list; 0: there is nothing to compute
+  std::uint32_t row = 0;        ///< of TileCall::sums, where the list has several parts
+  std::uint32_t part_keys = 0;  ///< entries of a part
+
+  /// Of lists that are cut alike.
+  __device__ static ListPart alike(const TileCall& c, std::uint32_t token, std::uint32_t part) {
+    return {.token = token,
+            .part = part,
+            .parts = c.parts,
+            .row = token * c.parts + part,
+            .part_keys = static_cast<std::uint32_t>(c.part_keys)};
+  }
+  /// Index of a head's state in TileCall::states.
+  __device__ std::int64_t state(const TileCall& c, std::uint32_t head) const {
+    return std::int64_t{row} * c.a.heads + head;
+  }
+};
+
 /// The entries [begin, end) of a token's key list that a block computes. The list holds the entries of the first scope,
 /// filled up to whole tiles, and behind them those of the second.
 template <AttentionTile kTile>
@@ -119,12 +144,13 @@ struct Run {
   int begin;
   int end;
 
-  __device__ Run(const TileCall& c, std::int64_t token_in, std::int64_t part)
-      : token(token_in), first(static_cast<int>(c.a.keys[0].entries(token_in))) {
+  __device__ Run(const TileCall& c, const ListPart& of)
+      : token(c.first_token + of.token), first(static_cast<int>(c.a.keys[0].entries(token))) {
     second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
     const int all = c.a.scopes > 1 ? second + static_cast<int>(c.a.keys[1].entries(token)) : first;
-    begin = static_cast<int>(min(part * c.part_keys, static_cast<std::int64_t>(all)));
-    end = static_cast<int>(min(begin + c.part_keys, static_cast<std::int64_t>(all)));
+    const std::int64_t part_keys = of.part_keys;
+    begin = static_cast<int>(min(of.part * part_keys, static_cast<std::int64_t>(all)));
+    end = static_cast<int>(min(begin + part_keys, static_cast<std::int64_t>(all)));
   }
   /// The scope of the tile that begins at entry `base`.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
@@ -141,30 +167,6 @@ struct Run {
   }
   __device__ std::int32_t slot(const TileCall& c, int base, int row, std::int32_t listed) const {
     return has(base, base + row) && static_cast<std::uint32_t>(listed) < c.layout[scope(base)].num_slots ? listed : -1;
-  }
-};
-
-/// Which token of a launch, which heads and which part of the key list a block computes.
-struct BlockWork {
-  std::uint32_t token;
-  std::uint32_t part;
-  std::uint32_t first_head;
-
-  /// Computed anew at each use rather than kept: the loop over keys needs every register.
-  template <AttentionTile kTile>
-  __device__ static BlockWork of(const TileCall& c) {
-    std::uint32_t block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    const std::uint32_t tile = block / c.parts;
-    return {.token = tile / c.head_tiles, .part = block % c.parts, .first_head = tile % c.head_tiles * kTile.heads};
-  }
-  template <AttentionTile kTile>
-  __device__ int heads(const TileCall& c) const {
-    return static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTile.heads}));
-  }
-  /// Index of the first head's state in TileCall::states.
-  __device__ std::int64_t state(const TileCall& c) const {
-    return (std::int64_t{token} * c.parts + part) * c.a.heads + first_head;
   }
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "device/gpu.h"
+#include "ops/attention/length_cut.h"
 #include "sparsemla/ops/attention.h"
 
 namespace smla {
@@ -133,6 +134,7 @@ struct AttentionSplit {
   std::int64_t launch_tokens = 0;  ///< tokens of a launch; the next launch uses the same workspace
   std::int64_t wave_tokens = 0;    ///< tokens whose blocks, without parts, occupy each multiprocessor once
   std::int64_t cost = 0;           ///< estimated time, in the unit of AttentionTile::Cost; of a fixed split 0
+  LengthCut cut;                   ///< for lists that the device finds to be of unlike lengths
 
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
@@ -150,7 +152,13 @@ struct AttentionSplit {
     return bytes == 0 ? tokens : std::min(tokens, std::max<std::int64_t>(kScratchBytes / bytes, 1));
   }
 
-  std::int64_t workspace_bytes(std::int64_t heads) const { return launch_tokens * token_bytes(parts, heads); }
+  std::int64_t workspace_bytes(std::int64_t heads) const {
+    return std::max(launch_tokens * token_bytes(parts, heads), cut_bytes(cut, launch_tokens, heads));
+  }
+  /// Workspace of `tokens` tokens whose lists are cut by length; 0 where they are not.
+  static constexpr std::int64_t cut_bytes(const LengthCut& cut, std::int64_t tokens, std::int64_t heads) {
+    return cut.extra == 0 ? 0 : cut.rows(tokens) * heads * (kSumBytes + kStateBytes) + LengthCut::cut_bytes(tokens);
+  }
 };
 
 /// The split in words.
@@ -158,6 +166,10 @@ inline std::string describe(const AttentionSplit& split, const SparseAttention::
   if (split.tile < 0) return "";
   const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
   std::string text = "tiles of " + std::to_string(tile.heads) + " heads x " + std::to_string(tile.keys) + " keys, ";
+  if (split.cut.extra > 0) {
+    return text + "lists in parts by their lengths, up to " + std::to_string(split.cut.extra) +
+           " more than tokens, and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
+  }
   if (split.parts == 1) return text + "each list by one block for each tile of heads";
   text += "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) +
           " keys and a merge, ";
@@ -171,6 +183,15 @@ inline std::int64_t tiles_of_list(const SparseAttention::Problem& p, const Atten
   return tiles;
 }
 
+/// Blocks of a tile that a multiprocessor holds at once. It has 1 KiB more shared memory than a block may use, and
+/// reserves that much for each block.
+inline std::int64_t resident_blocks(const AttentionTile& tile, int key_bytes, std::size_t shared_bytes) {
+  constexpr std::size_t kReserved = 1024;
+  const std::size_t fit =
+      (shared_bytes + kReserved) / (static_cast<std::size_t>(tile.shared_bytes(key_bytes)) + kReserved);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(fit), 1, tile.resident);
+}
+
 /// Chooses tile and number of parts. `fixed`: always the tile that holds all heads, and parts of kFixedPart entries, so
 /// that a token's bits depend on its own lists alone. Otherwise the choice with the shortest estimated time: the time
 /// of all waves of blocks (keys and fixed cost of a block, AttentionTile::Cost) and of a merge (a launch, and sums
@@ -181,8 +202,6 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   const std::size_t shared_bytes = gpu.shared_bytes;
   constexpr std::int64_t kMergeCost = 4880;  // of a launch, in the unit of AttentionTile::Cost
   constexpr std::int64_t kSumsCost = 13;     // of writing and reading ten rows of sums
-  constexpr std::size_t kReserved =
-      1024;  // a multiprocessor has 1 KiB more shared memory than a block may use, and reserves it for each block
   const int bytes = key_bytes(p);
   AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes)};
   const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
@@ -198,9 +217,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
       if (best >= 0 && tile.heads >= whole.heads) continue;  // tried already
       const std::int64_t steps = tiles_of_list(p, tile);
       const std::int64_t blocks = p.tokens * ((p.heads + tile.heads - 1) / tile.heads);
-      const auto fit = static_cast<std::int64_t>((shared_bytes + kReserved) /
-                                                 (static_cast<std::size_t>(tile.shared_bytes(bytes)) + kReserved));
-      const std::int64_t resident = std::clamp<std::int64_t>(fit, 1, tile.resident);
+      const std::int64_t resident = resident_blocks(tile, bytes, shared_bytes);
       const std::int64_t slots = multiprocessors * resident;
       for (std::int64_t parts = 1;
            parts == 1 || (parts <= std::min(steps, AttentionSplit::kMaxParts) && blocks < 4 * slots); ++parts) {
@@ -222,6 +239,25 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   const AttentionTile& chosen = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   split.wave_tokens = multiprocessors / ((p.heads + chosen.heads - 1) / chosen.heads);
   split.launch_tokens = AttentionSplit::tokens_of_launch(p.tokens, split.parts, p.heads);
+  if (!fixed && split.tile >= 0) {
+    const auto blocks = [&](const AttentionTile::Cost& of, std::int64_t at_once) {
+      return LengthCut::Blocks{.at_once = static_cast<std::uint32_t>(at_once),
+                               .tile = static_cast<float>(of.key * chosen.keys),
+                               .block = static_cast<float>(of.block)};
+    };
+    const std::int64_t resident = resident_blocks(chosen, bytes, shared_bytes);
+    split.cut = {.alone = blocks(chosen.alone, multiprocessors),
+                 .crowded = blocks(resident > 1 ? chosen.co_resident : chosen.alone, multiprocessors * resident),
+                 .merge = static_cast<float>(kMergeCost),
+                 .sums = static_cast<float>(p.heads * kSumsCost) / 10};
+    split.cut.extra = room_by_length(p,
+                                     {.tiles = tiles_of_list(p, chosen),
+                                      .parts = split.parts,
+                                      .head_tiles = (p.heads + chosen.heads - 1) / chosen.heads,
+                                      .head_bytes = AttentionSplit::kSumBytes + AttentionSplit::kStateBytes,
+                                      .most_bytes = AttentionSplit::kScratchBytes},
+                                     split.cut);
+  }
   return split;
 }
 

@@ -5,6 +5,7 @@
 #include "device/ptx/shared.cuh"
 #include "ops/attention/attention_block.cuh"
 #include "ops/attention/hopper_split.h"
+#include "ops/attention/length_cut.cuh"
 
 namespace smla::attention::sm90 {
 
@@ -27,6 +28,7 @@ constexpr int list_registers(int code_groups) { return 128 - key_registers(code_
 constexpr int kListed = 4;               ///< tiles whose rows are known before they are asked for
 constexpr int kToldTiles = 2 * kListed;  ///< tiles of which it is known what they are, until they are widened
 constexpr unsigned kInfos = 16;          ///< items that are told of; more than can be between the lists and the output
+static_assert(HopperSplit::kCutItems == kBlockThreads / 32);
 constexpr int kTileHeads = HopperSplit::kTileHeads;
 constexpr int kTileKeys = HopperSplit::kTileKeys;
 /// For Run, which cuts lists into tiles.
@@ -55,7 +57,10 @@ struct Place {
   static constexpr std::uint32_t kEntries = kWalk + 64;         ///< i32 [2][64]: entries of lists
   static constexpr std::uint32_t kBarriers = kEntries + 512;
   static constexpr std::uint32_t kBadQueries = kBarriers + 256 + 8 * kInfos;  ///< u32 [kInfos][4], see bad_queries()
-  static constexpr std::uint32_t kBytes = kBadQueries + 16 * kInfos;
+  static constexpr std::uint32_t kWork = kBadQueries + 16 * kInfos;           ///< u32 [kCutItems][4], see CutItem
+  static constexpr std::uint32_t kCut =
+      kWork + 16 * HopperSplit::kCutItems;  ///< u32 [2]: items of the block, entries of a part
+  static constexpr std::uint32_t kBytes = kCut + 16;
   static constexpr std::uint32_t kAlign = 1024;
 };
 constexpr int kScratchWarps = (Place::kRows - Place::kScratch) / (3 * kDim * 4);
@@ -101,6 +106,8 @@ struct Shared {
   __device__ std::uint32_t bad_queries(std::uint32_t turn) const {
     return at + Place::kBadQueries + turn % kInfos * 16;
   }
+  __device__ std::uint32_t item(std::uint32_t turn) const { return at + Place::kWork + 16 * turn; }
+  __device__ std::uint32_t cut() const { return at + Place::kCut; }
   __device__ std::uint32_t info(std::uint32_t turn) const { return at + Place::kItems + turn % kInfos * kInfoBytes; }
 
   /// `by_copies`: keys arrive by cp.async of each thread that brings them, and by one arrival for the rest.
@@ -153,26 +160,94 @@ __device__ inline void arrive(std::uint32_t barrier) {
   if (fresh_thread() % 32 == 0) device::mbarrier_arrive(barrier);
 }
 
-/// An item of work: a token, 64 of its heads, a part of its key list. A block takes every gridDim.x-th.
-struct Item {
-  std::int64_t token;   ///< of the call
-  std::uint32_t local;  ///< of the launch
-  std::uint32_t part;
-  std::uint32_t first_head;
+// Items of work: a token, 64 of its heads, a part of its key list. A block takes every gridDim.x-th; an item's turn is
+// how many the block took before. is(): whether there is such an item; `items`: of the call.
 
-  __device__ Item(const TileCall& c, std::uint32_t number) {
+/// Of lists that are cut alike: an item follows from its number.
+struct AlikeItem {
+  const TileCall& c;
+  ListPart part;
+  std::uint32_t first;
+
+  __device__ AlikeItem(const TileCall& call, const Shared&, std::uint32_t number, std::uint32_t) : c(call) {
     const std::uint32_t tile = number / c.parts;
-    part = number - tile * c.parts;
-    local = tile / c.head_tiles;
-    first_head = (tile - local * c.head_tiles) * kTileHeads;
-    token = c.first_token + local;
+    const std::uint32_t token = tile / c.head_tiles;
+    part = ListPart::alike(c, token, number - tile * c.parts);
+    first = (tile - token * c.head_tiles) * kTileHeads;
   }
-  __device__ int heads(const TileCall& c) const {
-    return static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTileHeads}));
+  __device__ static bool is(const Shared&, std::uint32_t items, std::uint32_t number, std::uint32_t) {
+    return number < items;
   }
-  /// Index of the first head's state in TileCall::states.
-  __device__ std::int64_t state(const TileCall& c) const {
-    return (std::int64_t{local} * c.parts + part) * c.a.heads + first_head;
+  __device__ std::int64_t token() const { return c.first_token + part.token; }
+  __device__ std::uint32_t first_head() const { return first; }
+  __device__ int heads() const { return static_cast<int>(min(c.a.heads - first, std::int64_t{kTileHeads})); }
+  __device__ bool split() const { return c.parts > 1; }
+  __device__ std::int64_t state() const { return part.state(c, first); }
+  __device__ ListPart list() const { return part; }
+};
+
+/// Of lists that are cut by their lengths: a block's items are found when it begins, and read from shared memory a word
+/// at a time, because there are no registers for more.
+struct CutItem {
+  const TileCall& c;
+  Shared shared;
+  std::uint32_t turn;
+
+  __device__ CutItem(const TileCall& call, const Shared& of, std::uint32_t, std::uint32_t after)
+      : c(call), shared(of), turn(after) {}
+  __device__ static bool is(const Shared& shared, std::uint32_t, std::uint32_t, std::uint32_t turn) {
+    return turn < word(shared.cut());
+  }
+  __device__ std::int64_t token() const { return word(shared.item(turn)); }
+  __device__ std::uint32_t first_head() const { return word(shared.item(turn) + 12) >> kPartBits << kTileHeadBits; }
+  __device__ int heads() const { return static_cast<int>(min(c.a.heads - first_head(), std::int64_t{kTileHeads})); }
+  __device__ bool split() const { return word(shared.item(turn) + 4) > 1; }
+  __device__ std::int64_t state() const { return std::int64_t{word(shared.item(turn) + 8)} * c.a.heads + first_head(); }
+  __device__ ListPart list() const {
+    const std::uint32_t place = shared.item(turn);
+    return {.token = word(place),
+            .part = word(place + 12) & ((1U << kPartBits) - 1),
+            .parts = word(place + 4),
+            .row = word(place + 8),
+            .part_keys = word(shared.cut() + 4)};
+  }
+
+  /// Finds the items of a block, a warp each, and how many it has. Returns whether there are any. All that
+  /// the kernel needs later is computed anew there: kept from here on, it would take registers.
+  __device__ static bool find(const TileCall& c, Shared shared) {
+    std::uint32_t block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    asm volatile("" : "+r"(shared.at));
+    const std::uint32_t thread = fresh_thread();
+    const std::uint32_t warp = thread / 32;
+    const std::uint32_t number = block + warp * gridDim.x;
+    std::uint32_t all = 0;
+    const ListPart list = LengthCutter<kTileKeys>{c}.find(number / c.head_tiles, all);
+    const std::uint32_t head_tile = number % c.head_tiles;
+    if (thread % 32 == 0) {
+      device::st_shared_v4(shared.item(warp),
+                           make_uint4(list.token, list.parts, list.row, list.part | head_tile << kPartBits));
+      if (warp == 0) {
+        const std::uint32_t items = all * c.head_tiles;
+        const std::uint32_t own = block < items ? (items - block + gridDim.x - 1) / gridDim.x : 0;
+        device::st_shared_v2(shared.cut(), make_uint2(own, list.part_keys));
+      }
+      if (list.parts > 0 && list.part == 0 && head_tile == 0) c.cuts[list.token] = make_uint2(list.row, list.parts);
+    }
+    __syncthreads();
+    return word(shared.cut()) > 0;
+  }
+
+ private:
+  static constexpr int kPartBits = 16;
+  static constexpr int kTileHeadBits = 6;
+  static_assert(kTileHeads == 1 << kTileHeadBits);
+
+  /// A word that find() wrote; loaded anew at each use.
+  __device__ static std::uint32_t word(std::uint32_t place) {
+    std::uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(place));
+    return v;
   }
 };
 

@@ -16,7 +16,7 @@ __device__ inline float exp2_approx(float x) {
 /// A warpgroup that computes: side 0 the left 256 columns of the output and the softmax of even tiles, 1 the right
 /// columns and odd tiles. A thread has, of two heads r = lane / 4 and r + 8 of its warp's 16, the columns 2 (lane % 4)
 /// and the next of every 8. kUnitWeights: the scopes' weight_scale is 1.
-template <bool kUnitWeights>
+template <bool kUnitWeights, class Item>
 struct Compute {
   static constexpr float kRoom = 10;  ///< see Softmax (softmax_tile.cuh)
   static constexpr float kSlack = 4;
@@ -271,17 +271,17 @@ struct Compute {
 
   /// Finishes an item: its output, or its sums for the merge.
   __device__ void finish_item(const Item& item) {
-    const int heads = item.heads(c);
+    const int heads = item.heads();
     const Lane me = Lane::fresh();
     const int part = me.part();
     const int left = heads - me.row();  // heads from the thread's first row on
-    const bool split = c.parts > 1;
+    const bool split = item.split();
     float* to = nullptr;
     std::int64_t stride = kDim;
     float factor[2] = {1, 1};
     bool rotated = false;
     if (split) {
-      const std::int64_t state = item.state(c);
+      const std::int64_t state = item.state();
       if (me.side == 0 && part < 2 && 8 * part < left) {
         c.states[state + me.row() + 8 * part] =
             part == 0 ? make_float2(reference[0], sum[0]) : make_float2(reference[1], sum[1]);
@@ -290,14 +290,14 @@ struct Compute {
     } else {
       // Lanes 0 and 1 of the four that share the rows finish one each.
       const int r = part & 1;
-      const std::int64_t head = item.first_head + min(me.row() + 8 * r, heads - 1);
+      const std::int64_t head = item.first_head() + min(me.row() + 8 * r, heads - 1);
       const Finish f = finish(c.a, head, r == 0 ? reference[0] : reference[1], r == 0 ? sum[0] : sum[1]);
       if (me.side == 0 && part < 2 && 8 * r < left && c.a.lse != nullptr)
-        c.a.lse[item.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+        c.a.lse[item.token() * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
       const float mine = f.factor * c.unit;
       factor[0] = __shfl_sync(kAll, mine, me.lane & ~3);
       factor[1] = __shfl_sync(kAll, mine, (me.lane & ~3) + 1);
-      rotated = rotate_back(c.back_row(item.token), factor, me);
+      rotated = rotate_back(c.back_row(item.token()), factor, me);
       to = static_cast<float*>(c.a.o);
       stride = c.a.o_stride[1];
     }
@@ -309,7 +309,7 @@ struct Compute {
     const int warp_row = me.warp * 16;
     if (!split && c.word < 16) {
       const std::int64_t first =
-          item.token * c.a.o_stride[0] + (item.first_head + me.row()) * c.a.o_stride[1] + 256 * me.side;
+          item.token() * c.a.o_stride[0] + (item.first_head() + me.row()) * c.a.o_stride[1] + 256 * me.side;
       if (bf16) {
         store_singly(static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], left, part, number,
                      [](float x) { return device::to_bf16_bits(x); });
@@ -322,7 +322,7 @@ struct Compute {
     const RowStage stage{shared.weights(me.side) + warp_row * 128, heads - warp_row};
     const std::int64_t first =
         split ? warp_row * kDim + 256 * me.side
-              : item.token * c.a.o_stride[0] + (item.first_head + warp_row) * c.a.o_stride[1] + 256 * me.side;
+              : item.token() * c.a.o_stride[0] + (item.first_head() + warp_row) * c.a.o_stride[1] + 256 * me.side;
     if (!split && bf16) {
       store_bf16(stage, static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], number);
     } else {
@@ -334,17 +334,16 @@ struct Compute {
   __device__ void repeat(const Item& item) {
     const int warp = fresh_thread() / 32;
     if (warp < kScratchWarps) {
-      const ListRun again(c, item.token, item.part);
-      const int heads = item.heads(c);
+      const int heads = item.heads();
       for (int h = warp; h < heads; h += kScratchWarps)
-        attend_exactly<kListTile>(c, again, item.first_head + h, item.state(c) + h, reinterpret_cast<float*>(scratch));
+        attend_exactly<kListTile>(c, item.list(), item.first_head() + h, reinterpret_cast<float*>(scratch));
     }
     device::bar_sync(kComputeBarrier, kComputeThreads);
   }
 
   std::uint8_t* scratch = nullptr;  ///< Place::kScratch
 
-  __device__ ItemQueries queries_of(const Item& item) const { return {c, shared.at + Place::kQueries, item}; }
+  __device__ ItemQueries<Item> queries_of(const Item& item) const { return {c, shared.at + Place::kQueries, item}; }
 
   /// Waits for an item's queries. Those that are normed and rotated become fp16 numbers here.
   __device__ void prepare(const Item& item) {
@@ -366,8 +365,9 @@ struct Compute {
 
   __device__ __forceinline__ void all_items(std::uint32_t items) {
 #pragma unroll 1
-    for (std::uint32_t number = blockIdx.x; number < items; number += gridDim.x, parities += 16) {
-      prepare(Item(c, number));
+    for (std::uint32_t number = blockIdx.x; Item::is(shared, items, number, parities >> 4);
+         number += gridDim.x, parities += 16) {
+      prepare(Item(c, shared, number, parities >> 4));
       const uint2 known = device::ld_shared_v2(shared.info(parities >> 4));
       const ItemInfo info{.tiles = __shfl_sync(kAll, static_cast<int>(known.x), 0),
                           .first_tiles = __shfl_sync(kAll, static_cast<int>(known.y), 0)};
@@ -384,17 +384,17 @@ struct Compute {
       const bool bad = unrepresentable();
       std::uint32_t again = number;
       asm volatile("" : "+r"(again));  // computed anew: kept, it would take registers from the loop over tiles
-      const Item item(c, again);
+      const Item item(c, shared, again, parities >> 4);
       if (bad) {
         repeat(item);
       } else {
         finish_item(item);
       }
-      if (c.parts > 1 || item.first_head + kTileHeads < c.a.heads) continue;
+      if (item.split() || item.first_head() + kTileHeads < c.a.heads) continue;
       const int lane = fresh_thread() % 32;
       for (std::int64_t h = c.a.heads + fresh_thread() / 32; h < c.a.out_heads; h += 2 * kGroupWarps) {
         for (int d = 4 * lane; d < kDim; d += 128)
-          store(c, item.token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
+          store(c, item.token() * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
       }
     }
   }

@@ -23,8 +23,8 @@ __device__ inline void norm_and_rotate(const TileCall& c, float* q, const float*
 /// Computes one head in fp32, number by number, when fp16 cannot represent its numbers; slow and rare. One warp does it
 /// and writes what the block would have written. `scratch`: 3 x 512 numbers of shared memory for each warp.
 template <AttentionTile kTile>
-__device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::int64_t head, std::int64_t state,
-                               float* scratch) {
+__device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint32_t head, float* scratch) {
+  const Run<kTile> run(c, of);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float* const q = scratch + static_cast<int>(threadIdx.x) / 32 * 3 * kDim;
   float* const row = q + kDim;
@@ -60,7 +60,8 @@ __device__ void attend_exactly(const TileCall& c, const Run<kTile>& run, std::in
     largest = next;
     each([&](int d) { sums[d] = sums[d] * rescale + weight * row[d]; });
   }
-  if (c.parts > 1) {
+  if (of.parts > 1) {
+    const std::int64_t state = of.state(c, head);
     if (lane == 0) c.states[state] = make_float2(largest, sum);
     each([&](int d) { c.sums[state * kDim + d] = sums[d] / c.unit; });
     return;

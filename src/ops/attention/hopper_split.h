@@ -13,14 +13,23 @@ struct HopperSplit {
   std::int64_t parts = 1;
   std::int64_t launch_tokens = 0;  ///< tokens of a launch; the next launch uses the same workspace
   std::int64_t cost = 0;           ///< estimated time, comparable with that of AttentionSplit
+  LengthCut cut;                   ///< for lists that the device finds to be of unlike lengths
+
+  /// Most items of a block where lists are cut by length: it has a warp for each.
+  static constexpr std::uint32_t kCutItems = 16;
 
   std::int64_t workspace_bytes(std::int64_t heads) const {
-    return launch_tokens * AttentionSplit::token_bytes(parts, heads);
+    return std::max(launch_tokens * AttentionSplit::token_bytes(parts, heads),
+                    AttentionSplit::cut_bytes(cut, launch_tokens, heads));
   }
 };
 
 inline std::string describe(const HopperSplit& split, const SparseAttention::Problem& p) {
   const std::string tile = "tiles of 64 heads x 64 keys, ";
+  if (split.cut.extra > 0) {
+    return tile + "lists in parts by their lengths, up to " + std::to_string(split.cut.extra) +
+           " more than tokens, and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
+  }
   if (split.parts == 1) return tile + "each list by one block for each tile of heads";
   return tile + "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) +
          " keys and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
@@ -82,6 +91,24 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   split.parts = (tiles + part_tiles - 1) / part_tiles;
   split.part_keys = part_tiles * HopperSplit::kTileKeys;
   split.launch_tokens = AttentionSplit::tokens_of_launch(p.tokens, split.parts, p.heads);
+  if (!fixed && !widened) {
+    split.cut.alone = {.at_once = static_cast<std::uint32_t>(multiprocessors),
+                       .tile = static_cast<float>(of_tile),
+                       .block = static_cast<float>(of_item)};
+    split.cut.crowded = split.cut.alone;
+    split.cut.merge = static_cast<float>(Cost::kMerge);
+    split.cut.sums = static_cast<float>(p.heads * Cost::kSums) / 100;
+    const std::int64_t head_tiles = (p.heads + HopperSplit::kTileHeads - 1) / HopperSplit::kTileHeads;
+    split.cut.extra = room_by_length(p,
+                                     {.tiles = tiles,
+                                      .parts = split.parts,
+                                      .head_tiles = head_tiles,
+                                      .head_bytes = AttentionSplit::kSumBytes + AttentionSplit::kStateBytes,
+                                      .most_bytes = AttentionSplit::kScratchBytes},
+                                     split.cut);
+    const std::int64_t items = (p.tokens + split.cut.extra) * head_tiles;
+    if (items > HopperSplit::kCutItems * multiprocessors) split.cut.extra = 0;
+  }
   return split;
 }
 

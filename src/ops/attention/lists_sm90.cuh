@@ -10,8 +10,8 @@ __device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
 
 /// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp
 /// does it, with few registers: what it remembers from tile to tile is in shared memory. A lane has rows lane and lane
-/// + 32 of a tile. kCodeGroups: of the rows that it finds.
-template <int kCodeGroups>
+/// + 32 of a tile. kCodeGroups: of the rows that it finds; Item: AlikeItem or CutItem.
+template <int kCodeGroups, class Item>
 struct ListWalker {
   const TileCall& c;
   const NamedRows& widened;  ///< where they are, if they were widened
@@ -48,6 +48,7 @@ struct ListWalker {
     }
     __syncwarp();
   }
+  __device__ Item item(const Walk& w) const { return {c, shared, w.number, w.turn}; }
   __device__ int scope_of(const Walk& w, int base) const { return base < w.second || c.a.scopes == 1 ? 0 : 1; }
   /// An item without keys is a tile that names none.
   __device__ static int tiles(const Walk& w) { return max((w.end - w.begin + kTileKeys - 1) / kTileKeys, 1); }
@@ -61,7 +62,7 @@ struct ListWalker {
       const int end = scope == 0 ? min(w.first, w.end) : w.end;
       const KeyList& list = c.a.keys[scope];
       const std::int32_t* from =
-          list.indices + Item(c, w.number).token * list.index_stride + (scope == 0 ? base : base - w.second);
+          list.indices + item(w).token() * list.index_stride + (scope == 0 ? base : base - w.second);
 #pragma unroll 1
       for (int row = lane; row < kTileKeys; row += 32) {
         const bool there = base + row < end;
@@ -73,8 +74,7 @@ struct ListWalker {
 
   /// Begins an item: tells of its size and asks for its first entries.
   __device__ void enter(Walk& w, bool asked = false) const {
-    const Item item(c, w.number);
-    const ListRun run(c, item.token, item.part);
+    const ListRun run(c, item(w).list());
     w.tile = 0, w.first = run.first, w.second = run.second, w.begin = run.begin, w.end = run.end;
     if (fresh_thread() % 32 == 0) {
       const int all = tiles(w);
@@ -90,7 +90,7 @@ struct ListWalker {
     Walk w{.number = blockIdx.x, .turn = 0, .tile = 0, .told = 0};
     w.first = w.second = w.end = static_cast<std::int32_t>(min(c.a.keys[0].width, std::int64_t{kTileKeys}));
     w.begin = 0;
-    const bool ask = Item(c, w.number).part == 0 && w.end > 0;
+    const bool ask = item(w).list().part == 0 && w.end > 0;
     if (ask) look(w);
     enter(w, ask);
     keep(w);
@@ -100,7 +100,7 @@ struct ListWalker {
   __device__ bool tell() const {
     Walk w = load();
     const std::uint32_t slot = w.told % kListed;
-    if (w.number >= items) {
+    if (!Item::is(shared, items, w.number, w.turn)) {
       device::mbarrier_wait_long(shared.taken(slot), (w.told / kListed & 1) ^ 1);
       end(slot, w.told);
       return false;
@@ -115,7 +115,7 @@ struct ListWalker {
     } else {
       w.number += gridDim.x;
       ++w.turn;
-      if (w.number < items) enter(w);
+      if (Item::is(shared, items, w.number, w.turn)) enter(w);
     }
     keep(w);
     return true;

@@ -10,74 +10,141 @@ namespace smla::attention {
 constexpr int kMergeGroups = 4;
 constexpr int kMergeShared = 8;  ///< from this many parts on the thread groups of a block share the parts of one head
 
-/// Merges the parts of a head. A thread has four columns of all parts, with kShare of every fourth part. When only one
-/// part has keys, the result has the bits that its block would have written without the others.
+/// The state of a head over all its parts, found by a warp: the largest reference, and the sums that belong to it.
+__device__ inline float2 merged_state(const float2* states, std::int64_t stride, int parts) {
+  constexpr int kLanes = 32;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const float2 first = lane < parts ? states[lane * stride] : make_float2(-INFINITY, 0);
+  float reference = first.x;
+#pragma unroll 1
+  for (int i = lane + kLanes; i < parts; i += kLanes) reference = fmaxf(reference, states[i * stride].x);
+#pragma unroll
+  for (int i = kLanes / 2; i > 0; i /= 2) reference = fmaxf(reference, __shfl_xor_sync(kAll, reference, i));
+  const float shift = reference == -INFINITY ? 0 : reference;
+  float sum = first.y * exp2f(first.x - shift);
+#pragma unroll 1
+  for (int i = lane + kLanes; i < parts; i += kLanes) {
+    const float2 part = states[i * stride];
+    sum = fmaf(part.y, exp2f(part.x - shift), sum);
+  }
+#pragma unroll
+  for (int i = kLanes / 2; i > 0; i /= 2) sum += __shfl_xor_sync(kAll, sum, i);
+  return {reference, sum};
+}
+
+/// What of a merge a thread does: four columns of a head, of all its parts or, with kShare, of every fourth.
+struct MergeThread {
+  int group = static_cast<int>(threadIdx.x) / (kDim / 4);
+  int vec4 = static_cast<int>(threadIdx.x) % (kDim / 4);
+};
+using SharedSums = float4 (*)[kDim / 4];
+
+/// Merges the parts of a head, whose sums begin in row `begin`. The bits are the same with and without kShare, and do
+/// not depend on parts without keys; when only one has any, they are those that its block would have written without
+/// the others. Warps come here whole, and with kShare whole blocks.
+template <bool kShare>
+__device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t head, std::int64_t begin, int parts,
+                           const MergeThread& me, SharedSums others) {
+  const int vec4 = me.vec4;
+  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * vec4;
+  if (head >= c.a.heads) {
+    if (!kShare || me.group == 0) store(c, out, make_float4(0, 0, 0, 0));
+    return;
+  }
+  const float2* states = c.states + begin * c.a.heads + head;
+  const float2 whole = merged_state(states, c.a.heads, parts);
+  const float shift = whole.x == -INFINITY ? 0 : whole.x;
+  const float* sums = c.sums + (begin * c.a.heads + head) * kDim + 4 * vec4;
+  float4 total[kMergeGroups] = {};
+  const auto add = [&](float4& to, int i) {
+    const float2 part = states[i * c.a.heads];
+    if (part.y == 0) return;  // no key: the sums were not written
+    const float weight = exp2f(part.x - shift);
+    const float4 v = *reinterpret_cast<const float4*>(sums + i * c.a.heads * kDim);
+    to.x = fmaf(v.x, weight, to.x), to.y = fmaf(v.y, weight, to.y);
+    to.z = fmaf(v.z, weight, to.z), to.w = fmaf(v.w, weight, to.w);
+  };
+  if constexpr (kShare) {
+#pragma unroll 4
+    for (int i = me.group; i < parts; i += kMergeGroups) add(total[0], i);
+    if (me.group > 0) others[me.group - 1][vec4] = total[0];
+    __syncthreads();
+    if (me.group > 0) return;
+#pragma unroll
+    for (int g = 1; g < kMergeGroups; ++g) total[g] = others[g - 1][vec4];
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < parts; i += kMergeGroups) {
+#pragma unroll
+      for (int g = 0; g < kMergeGroups; ++g)
+        if (i + g < parts) add(total[g], i + g);
+    }
+  }
+#pragma unroll
+  for (int g = 1; g < kMergeGroups; ++g) {
+    total[0].x += total[g].x, total[0].y += total[g].y;
+    total[0].z += total[g].z, total[0].w += total[g].w;
+  }
+  const Finish f = finish(c.a, head, whole.x, whole.y);
+  if (f.factor == 0) total[0] = make_float4(0, 0, 0, 0);  // infinite sums times 0 would be NaN
+  store(c, out, c.rotated_back(c.back_row(token), 4 * vec4, finished(total[0], f.factor * c.unit)));
+  if (vec4 == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+}
+
+/// Of lists that are cut alike: a head of a token for each block, or with !kShare for each group of threads.
 template <bool kShare>
 static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
     merge(const __grid_constant__ TileCall c, std::int64_t rows) {
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
   device::pdl_wait();
-  const int group = static_cast<int>(threadIdx.x) / (kDim / 4);
-  const int vec4 = static_cast<int>(threadIdx.x) % (kDim / 4);
-  const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + group;
-  const int first = kShare ? group : 0;
-  constexpr int kStep = kShare ? kMergeGroups : 1;
+  const MergeThread me;
+  const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + me.group;
   if (row >= rows) return;
-  const std::int64_t head = row % c.a.out_heads;
   const std::int64_t local = row / c.a.out_heads;
-  const std::int64_t token = c.first_token + local;
-  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * vec4;
-  if (head >= c.a.heads) {
-    if (first == 0) store(c, out, make_float4(0, 0, 0, 0));
-    return;
-  }
-  const int parts = static_cast<int>(c.parts);
-  const float2* states = c.states + local * c.parts * c.a.heads + head;
-  float reference = -INFINITY;
-#pragma unroll 4
-  for (int i = 0; i < parts; ++i) reference = fmaxf(reference, states[i * c.a.heads].x);
-  const float shift = reference == -INFINITY ? 0 : reference;
-  float sum = 0;
-#pragma unroll 4
-  for (int i = 0; i < parts; ++i) {
-    const float2 part = states[i * c.a.heads];
-    sum = fmaf(part.y, exp2f(part.x - shift), sum);
-  }
-  const float* sums = c.sums + (local * c.parts * c.a.heads + head) * kDim + 4 * vec4;
-  float4 total{0, 0, 0, 0};
-#pragma unroll 4
-  for (int i = first; i < parts; i += kStep) {
-    const float2 part = states[i * c.a.heads];
-    if (part.y == 0) continue;  // no key: the sums were not written
-    const float weight = exp2f(part.x - shift);
-    const float4 v = *reinterpret_cast<const float4*>(sums + i * c.a.heads * kDim);
-    total.x = fmaf(v.x, weight, total.x), total.y = fmaf(v.y, weight, total.y);
-    total.z = fmaf(v.z, weight, total.z), total.w = fmaf(v.w, weight, total.w);
-  }
-  if constexpr (kShare) {
-    if (group > 0) others[group - 1][vec4] = total;
-    __syncthreads();
-    if (group > 0) return;
-#pragma unroll
-    for (int g = 0; g < kMergeGroups - 1; ++g) {
-      const float4 v = others[g][vec4];
-      total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
-    }
-  }
-  const Finish f = finish(c.a, head, reference, sum);
-  if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // infinite sums times 0 would be NaN
-  store(c, out, c.rotated_back(c.back_row(token), 4 * vec4, finished(total, f.factor * c.unit)));
-  if (vec4 == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
+  merge_head<kShare>(c, c.first_token + local, row % c.a.out_heads, local * c.parts, static_cast<int>(c.parts), me,
+                     others);
 }
 
-/// Merges the parts of `tokens` tokens from c.first_token on.
+/// Of lists that are cut by their lengths. Lists of one part are finished already; those of few are merged by groups of
+/// threads, then those of many by whole blocks.
+static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
+    merge_by_length(const __grid_constant__ TileCall c, std::uint32_t rows) {
+  __shared__ float4 others[kMergeGroups - 1][kDim / 4];
+  device::pdl_wait();
+  const MergeThread me;
+  const auto heads = static_cast<std::uint32_t>(c.a.out_heads);
+#pragma unroll 1
+  for (std::uint32_t row = blockIdx.x * kMergeGroups + me.group; row < rows; row += gridDim.x * kMergeGroups) {
+    const uint2 cut = c.cuts[row / heads];
+    if (cut.y > 1 && cut.y < kMergeShared)
+      merge_head<false>(c, row / heads, row % heads, cut.x, static_cast<int>(cut.y), me, others);
+  }
+#pragma unroll 1
+  for (std::uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const uint2 cut = c.cuts[row / heads];
+    if (cut.y < kMergeShared) continue;
+    merge_head<true>(c, row / heads, row % heads, cut.x, static_cast<int>(cut.y), me, others);
+    __syncthreads();  // the next head's sums take the place of this one's
+  }
+}
+
+/// Merges the parts of `tokens` tokens from c.first_token on, where lists have several.
 inline void launch_merge(const TileCall& c, std::int64_t tokens, cudaStream_t stream) {
   const std::int64_t rows = tokens * c.a.out_heads;
+  constexpr int kMergeThreads = kMergeGroups * kDim / 4;
+  if (c.cut.extra > 0) {
+    // As many blocks as run at once on the multiprocessors of the attention kernel, twice.
+    const std::int64_t most = 2 * std::int64_t{c.cut.alone.at_once};
+    device::launch_pdl<merge_by_length, TileCall, std::uint32_t>("sparse_attention merge",
+                                                                 blocks_for(std::min(rows, most), 1), kMergeThreads, 0,
+                                                                 stream, c, static_cast<std::uint32_t>(rows));
+    return;
+  }
+  if (c.parts == 1) return;
   const bool share = c.parts >= kMergeShared;
   const auto start = share ? device::launch_pdl<merge<true>, TileCall, std::int64_t>
                            : device::launch_pdl<merge<false>, TileCall, std::int64_t>;
-  start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeGroups * kDim / 4, 0, stream, c,
-        rows);
+  start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeThreads, 0, stream, c, rows);
 }
 
 }  // namespace smla::attention

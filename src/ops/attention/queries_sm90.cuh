@@ -7,6 +7,7 @@ namespace smla::attention::sm90 {
 
 /// An item's queries on their way to shared memory. Rows past the last head are zeros. `warps` warps share the work,
 /// `warp` is the caller's number among them. A lane has numbers 128 k + 4 lane and the next three of a head.
+template <class Item>
 struct ItemQueries {
   static constexpr int kAtOnce = 2;  ///< heads
   static constexpr int kVec4s = kDim / 128;
@@ -22,12 +23,12 @@ struct ItemQueries {
            number % 8 * 2;
   }
   __device__ std::int64_t index(int head) const {
-    return item.token * c.a.q_stride[0] + (item.first_head + head) * c.a.q_stride[1];
+    return item.token() * c.a.q_stride[0] + (item.first_head() + head) * c.a.q_stride[1];
   }
 
   /// Starts copying every warps-th head as it is; four codes of e4m3 go to the place of the first two numbers.
   __device__ void start(int warp, int warps) const {
-    const int heads = item.heads(c);
+    const int heads = item.heads();
     const int lane = fresh_thread() % 32;
 #pragma unroll 1
     for (int head = warp; head < kTileHeads; head += warps) {
@@ -51,12 +52,12 @@ struct ItemQueries {
 
   /// Whether the call norms and rotates queries, for which a warp needs whole heads and more registers than those that
   /// bring queries have.
-  __device__ bool rotated() const { return c.a.q_row(item.token) != nullptr; }
+  __device__ bool rotated() const { return c.a.q_row(item.token()) != nullptr; }
 
   /// Converts what this thread has started to copy, once that has arrived. Returns whether fp16 cannot represent a
   /// number.
   __device__ bool convert_own(int warp, int warps) const {
-    const int heads = item.heads(c);
+    const int heads = item.heads();
     const int lane = fresh_thread() % 32;
     std::uint32_t overflow = 0;
 #pragma unroll 1
@@ -87,7 +88,7 @@ struct ItemQueries {
 
   /// Converts queries that are normed and rotated before that. Returns whether fp16 cannot represent a number.
   __device__ bool finish(int warp, int warps) const {
-    const float* const rotation = c.a.q_row(item.token);
+    const float* const rotation = c.a.q_row(item.token());
     const int lane = fresh_thread() % 32;
     std::uint32_t overflow = 0;
 #pragma unroll 1
@@ -118,32 +119,35 @@ struct ItemQueries {
 };
 
 /// Asks for the queries of a later item, so that they come from L2. `thread`: of those of kQueryWarps.
-__device__ inline void fetch_queries(const TileCall& c, const Item& item, int thread) {
+template <class Item>
+__device__ void fetch_queries(const TileCall& c, const Item& item, int thread) {
   constexpr int kLine = 128;
   const int size = c.a.q_dtype == DType::kE4M3 ? 1 : 2;
   const int lines = size * kDim / kLine;
   const auto* first = static_cast<const std::uint8_t*>(c.a.q) +
-                      size * (item.token * c.a.q_stride[0] + item.first_head * c.a.q_stride[1]);
+                      size * (item.token() * c.a.q_stride[0] + item.first_head() * c.a.q_stride[1]);
 #pragma unroll 1
-  for (int i = thread; i < item.heads(c) * lines; i += 32 * kQueryWarps)
+  for (int i = thread; i < item.heads() * lines; i += 32 * kQueryWarps)
     device::prefetch(first + size * (i / lines) * c.a.q_stride[1] + kLine * (i % lines));
 }
 
 /// Brings the queries of all of a block's items, each once those before it are read, and makes fp16 numbers of them
 /// while the item before is finished.
-__device__ inline void bring_queries(const TileCall& c, const Shared& shared, std::uint32_t items, int warp) {
+template <class Item>
+__device__ void bring_queries(const TileCall& c, const Shared& shared, std::uint32_t items, int warp) {
   // An item's number is computed anew at each use: kept, it would take a register more than there are.
   const auto number_of = [](std::uint32_t turn) {
     asm volatile("" : "+r"(turn));
     return blockIdx.x + turn * gridDim.x;
   };
 #pragma unroll 1
-  for (std::uint32_t turn = 0; number_of(turn) < items; ++turn) {
+  for (std::uint32_t turn = 0; Item::is(shared, items, number_of(turn), turn); ++turn) {
     device::mbarrier_wait_long(shared.queries_read(), (turn & 1) ^ 1);
-    const ItemQueries queries{c, shared.at + Place::kQueries, Item(c, number_of(turn))};
+    const ItemQueries<Item> queries{c, shared.at + Place::kQueries, Item(c, shared, number_of(turn), turn)};
     queries.start(warp, kQueryWarps);
     device::cp_async_commit();
-    if (number_of(turn + 1) < items) fetch_queries(c, Item(c, number_of(turn + 1)), 32 * warp + fresh_thread() % 32);
+    if (Item::is(shared, items, number_of(turn + 1), turn + 1))
+      fetch_queries(c, Item(c, shared, number_of(turn + 1), turn + 1), 32 * warp + fresh_thread() % 32);
     device::cp_async_wait<0>();
     const bool bad = !queries.rotated() && queries.convert_own(warp, kQueryWarps);
     const bool any = __any_sync(kAll, bad);

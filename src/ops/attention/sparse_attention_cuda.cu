@@ -14,6 +14,7 @@
 #include "device/row_views.cuh"
 #include "ops/attention/exact_head.cuh"
 #include "ops/attention/implementations.h"
+#include "ops/attention/length_cut.cuh"
 #include "ops/attention/merge_parts.cuh"
 #include "ops/attention/query_tile.cuh"
 #include "ops/attention/softmax_tile.cuh"
@@ -41,6 +42,40 @@ constexpr int resident() {
 constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns of o, which one warp holds
 constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< that warp
 
+/// What a block computes: a part of a token's list, and which heads.
+struct BlockWork {
+  ListPart list;
+  std::uint32_t first_head = 0;
+
+  /// Of lists that are cut alike. Computed anew at each use rather than kept: the loop over keys needs every register.
+  template <AttentionTile kTile>
+  __device__ static BlockWork of(const TileCall& c) {
+    const std::uint32_t block = fresh_block();
+    const std::uint32_t tile = block / c.parts;
+    return {.list = ListPart::alike(c, tile / c.head_tiles, block % c.parts),
+            .first_head = tile % c.head_tiles * kTile.heads};
+  }
+  /// Of lists that are cut by their lengths.
+  template <AttentionTile kTile>
+  __device__ static BlockWork by_length(const TileCall& c) {
+    const std::uint32_t block = fresh_block();
+    std::uint32_t all = 0;
+    return {.list = LengthCutter<kTile.keys>{c}.find(block / c.head_tiles, all),
+            .first_head = block % c.head_tiles * kTile.heads};
+  }
+  template <AttentionTile kTile>
+  __device__ int heads(const TileCall& c) const {
+    return static_cast<int>(min(c.a.heads - first_head, std::int64_t{kTile.heads}));
+  }
+
+ private:
+  __device__ static std::uint32_t fresh_block() {
+    std::uint32_t block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+  }
+};
+
 template <int kIndex>
 __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     attend(const __grid_constant__ TileCall c, int key_bytes) {
@@ -48,19 +83,30 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   constexpr int kHeadThreads = kThreads / kTile.head_warps;  // threads that share heads in scores and softmax
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ int unrepresentable;  // fp16 cannot represent a number that was read
+  __shared__ BlockWork kept;       // of lists that are cut by their lengths
   std::uint8_t* const scores = shared + kTile.scores_at();
   auto* const factors = reinterpret_cast<float*>(shared + kTile.factors_at());
   const std::uint32_t shared_at = device::shared_address(shared);
   const int thread = static_cast<int>(threadIdx.x);
 
   device::pdl_wait();
-  const BlockWork place = BlockWork::of<kTile>(c);
-  const Run<kTile> run(c, c.first_token + place.token, place.part);
-  if (c.parts > 1 && run.begin >= run.end) {
-    if (thread < place.heads<kTile>(c)) c.states[place.state(c) + thread] = make_float2(-INFINITY, 0);
+  const bool by_length = c.cut.extra > 0;
+  const BlockWork place = by_length ? BlockWork::by_length<kTile>(c) : BlockWork::of<kTile>(c);
+  if (place.list.parts == 0) return;
+  const Run<kTile> run(c, place.list);
+  if (place.list.parts > 1 && run.begin >= run.end) {
+    if (thread < place.heads<kTile>(c))
+      c.states[place.list.state(c, place.first_head) + thread] = make_float2(-INFINITY, 0);
     return;
   }
-  if (thread == 0) unrepresentable = c.exact ? 1 : 0;
+  if (thread == 0) {
+    unrepresentable = c.exact ? 1 : 0;
+    if (by_length) {
+      kept = place;
+      if (place.first_head == 0 && place.list.part == 0)
+        c.cuts[place.list.token] = make_uint2(place.list.row, place.list.parts);
+    }
+  }
 
   RowCopy<kTile> copy;
   const auto buffer_of = [&](int base) {
@@ -117,20 +163,18 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
 
   device::pdl_trigger();
   __syncthreads();
-  const BlockWork at = BlockWork::of<kTile>(c);
-  const std::int64_t token = c.first_token + at.token;
+  const BlockWork at = by_length ? kept : BlockWork::of<kTile>(c);
+  const std::int64_t token = c.first_token + at.list.token;
   const int heads = at.heads<kTile>(c);
   const int warp = thread / 32;
   if (unrepresentable != 0) {
-    const Run<kTile> again(c, token, at.part);
-    for (int h = warp; h < heads; h += AttentionTile::kWarps) {
-      attend_exactly<kTile>(c, again, at.first_head + h, at.state(c) + h, reinterpret_cast<float*>(shared));
-    }
+    for (int h = warp; h < heads; h += AttentionTile::kWarps)
+      attend_exactly<kTile>(c, at.list, at.first_head + h, reinterpret_cast<float*>(shared));
   } else {
     const float sum = softmax.whole_sum();
     const int row = softmax.row();
-    if (c.parts > 1) {
-      const std::int64_t state = at.state(c);
+    if (at.list.parts > 1) {
+      const std::int64_t state = at.list.state(c, at.first_head);
       if (softmax.first() && row < heads) c.states[state + row] = make_float2(softmax.reference, sum);
       output.each([&](int h, int column, const float4& v) {
         if (h < heads) *reinterpret_cast<float4*>(c.sums + (state + h) * kDim + column) = v;
@@ -176,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
       }
     }
   }
-  if (c.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
+  if (at.list.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
   for (std::int64_t h = c.a.heads + warp; h < c.a.out_heads; h += AttentionTile::kWarps) {
     for (int d = 4 * (thread % 32); d < kDim; d += 128)
       store(c, token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
@@ -223,6 +267,7 @@ void attend_with_tiles(const SparseAttention::Problem& p, const SparseAttention:
   TileCall c = tile_call(p, a);
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
+  c.cut = cut_of(c, split.cut);
   place_sums(c, workspace.data, split.launch_tokens);
   const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
   const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;
@@ -232,8 +277,8 @@ void attend_with_tiles(const SparseAttention::Problem& p, const SparseAttention:
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
     // The block that follows on a multiprocessor is as many blocks further on as run at once.
     c.tokens_ahead = split.parts == 1 && tokens > split.wave_tokens ? split.wave_tokens : c.tokens;
-    kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tokens * tiles * split.parts, 1), stream);
-    if (split.parts == 1) continue;
+    const std::int64_t parts = c.cut.extra > 0 ? tokens + c.cut.extra : tokens * split.parts;
+    kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tiles * parts, 1), stream);
     launch_merge(c, tokens, stream);
   }
 }

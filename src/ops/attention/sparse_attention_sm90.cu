@@ -3,6 +3,7 @@
 // compute. See docs/kernels/sparse_attention_sm90.md.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "device/copy.cuh"
 #include "device/launch_pdl.cuh"
@@ -26,9 +27,10 @@ using namespace attention::sm90;
 constexpr std::string_view kWidenedName = "sm90_widened";
 
 /// kCodeGroups: of the rows as their caches store them, or kWidened for rows that `named` has; kUnitWeights: see
-/// Compute. Where `named` has the rows of a call that was to be computed from them, the kernel for rows as they are
-/// stored returns, and where they did not fit, the other.
-template <int kCodeGroups, bool kUnitWeights>
+/// Compute; Item: AlikeItem, or CutItem for lists that are cut by their lengths. Where `named` has the rows of a call
+/// that was to be computed from them, the kernel for rows as they are stored returns, and where they did not fit, the
+/// other.
+template <int kCodeGroups, bool kUnitWeights, class Item>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     attend_hopper(const __grid_constant__ TileCall c, std::uint32_t items, const __grid_constant__ NamedRows named) {
   constexpr bool kByCopies = kCodeGroups == kWidened;
@@ -41,14 +43,17 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __syncthreads();
   device::pdl_wait();
   if (named.total != nullptr && (*named.total <= named.capacity) != kByCopies) return;
+  if constexpr (std::is_same_v<Item, CutItem>) {
+    if (!Item::find(c, shared)) return;
+  }
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {
     device::fewer_registers<list_registers(kCodeGroups)>();
     const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
     if (warp == 0) {
-      ListWalker<kCodeGroups>{c, named, shared, items}.all_tiles();
+      ListWalker<kCodeGroups, Item>{c, named, shared, items}.all_tiles();
     } else {
-      bring_queries(c, shared, items, warp - 1);
+      bring_queries<Item>(c, shared, items, warp - 1);
     }
   } else if (group == 2) {
     device::fewer_registers<key_registers(kCodeGroups)>();
@@ -59,7 +64,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     }
   } else {
     device::more_registers<kComputeRegisters>();
-    Compute<kUnitWeights> compute(c, shared);
+    Compute<kUnitWeights, Item> compute(c, shared);
     compute.scratch = dynamic + Place::kScratch;
     compute.all_items(items);
   }
@@ -73,17 +78,18 @@ struct Attend {
   NamedRows named;
   cudaStream_t stream;
 
-  template <int kCodeGroups, bool kUnitWeights>
+  template <int kCodeGroups, bool kUnitWeights, class Item = AlikeItem>
   void launch() const {
-    device::launch_pdl<attend_hopper<kCodeGroups, kUnitWeights>>("sparse_attention attend", blocks, kBlockThreads,
-                                                                 Place::kBytes, stream, c, items, named);
+    device::launch_pdl<attend_hopper<kCodeGroups, kUnitWeights, Item>>("sparse_attention attend", blocks, kBlockThreads,
+                                                                       Place::kBytes, stream, c, items, named);
   }
   /// Of rows as their caches store them.
   void launch_stored() const {
+    const bool by_length = c.cut.extra > 0;
     if (c.layout[0].key.code_groups == 7) {
-      launch<7, true>();
+      by_length ? launch<7, true, CutItem>() : launch<7, true>();
     } else {
-      launch<8, false>();
+      by_length ? launch<8, false, CutItem>() : launch<8, false>();
     }
   }
   void launch_widened() const {
@@ -225,13 +231,15 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   const HopperSplit& split = choice.split;
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
+  c.cut = cut_of(c, split.cut);
   place_sums(c, context.workspace.data, split.launch_tokens);
   const std::int64_t head_tiles = (p.heads + kTileHeads - 1) / kTileHeads;
   c.head_tiles = static_cast<std::uint32_t>(head_tiles);
   const cudaStream_t stream = stream_of(context.stream);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
-    const unsigned items = blocks_for(tokens * head_tiles * split.parts, 1);
+    const std::int64_t parts = c.cut.extra > 0 ? tokens + c.cut.extra : tokens * split.parts;
+    const unsigned items = blocks_for(head_tiles * parts, 1);
     const Attend attend{.c = c,
                         .items = items,
                         .blocks = static_cast<unsigned>(std::min<std::int64_t>(items, choice.multiprocessors)),
@@ -242,7 +250,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
       attend.launch_widened();
     }
     if (!widens || !wide.certain) attend.launch_stored();
-    if (split.parts > 1) launch_merge(c, tokens, stream);
+    launch_merge(c, tokens, stream);
   }
 }
 

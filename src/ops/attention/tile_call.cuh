@@ -89,10 +89,20 @@ inline TileCall tile_call(const SparseAttention::Problem& p, const SparseAttenti
   return c;
 }
 
-/// Sets where a call of `parts` parts keeps its sums.
+/// The cut of a call whose lists may be cut by their lengths; without lengths they are alike.
+inline LengthCut cut_of(const TileCall& c, LengthCut cut) {
+  bool lengths = false;
+  for (int s = 0; s < c.a.scopes; ++s) lengths = lengths || c.a.keys[s].lens != nullptr;
+  if (!lengths) cut.extra = 0;
+  return cut;
+}
+
+/// Sets where a call keeps its parts' sums.
 inline void place_sums(TileCall& c, void* workspace, std::int64_t launch_tokens) {
+  const std::int64_t rows = c.cut.extra > 0 ? c.cut.rows(c.tokens) : (c.parts == 1 ? 0 : launch_tokens * c.parts);
   c.sums = static_cast<float*>(workspace);
-  c.states = reinterpret_cast<float2*>(c.sums + (c.parts == 1 ? 0 : launch_tokens * c.parts * c.a.heads * kDim));
+  c.states = reinterpret_cast<float2*>(c.sums + rows * c.a.heads * kDim);
+  c.cuts = reinterpret_cast<uint2*>(c.states + rows * c.a.heads);
 }
 
 }  // namespace smla::attention

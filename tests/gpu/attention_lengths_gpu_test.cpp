@@ -88,7 +88,8 @@ void check_lengths(AttentionInputs& in, std::map<std::string, int>& cut) {
 TEST_F(AttentionGpu, ListsCutByLengthAreRef) {
   std::map<std::string, int> cut;
   for (const Lengths lengths : {Lengths::kOneLong, Lengths::kAlike, Lengths::kAny, Lengths::kNone}) {
-    for (const auto& [tokens, heads, width] : {std::tuple{2, 100, 700}, std::tuple{33, 3, 300}}) {
+    for (const auto& [tokens, heads, width] :
+         {std::tuple{1, 5, 2700}, std::tuple{2, 100, 700}, std::tuple{33, 3, 300}}) {
       SCOPED_TRACE(testing::Message() << name_of(lengths) << ", " << tokens << " tokens, " << heads << " heads");
       AttentionInputs in = inputs_of({.tokens = tokens,
                                       .heads = heads,

@@ -124,7 +124,7 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
         const auto check = [&](const LengthCut& c, std::int64_t parts, std::int64_t launch, std::int64_t bytes) {
           ++(c.extra > 0 ? cut : alike);
           if (c.extra == 0) return;
-          EXPECT_TRUE(tokens >= 2 && tokens <= LengthCut::kMostTokens);
+          EXPECT_TRUE(tokens >= 1 && tokens <= LengthCut::kMostTokens);
           EXPECT_EQ(launch, tokens);
           EXPECT_GE(std::int64_t{c.extra}, tokens * (parts - 1));
           EXPECT_LE(bytes, AttentionSplit::kScratchBytes);
@@ -145,6 +145,8 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
   // One request of 1M tokens among 63, 64 heads, C128A: as many parts more as multiprocessors.
   EXPECT_EQ(132U, split_for_hopper(problem(64, 64, 128, 8192), kH200, false).cut.extra);
   EXPECT_EQ(0U, split_attention(problem(64, 64, 128, 512), kH200, false).cut.extra) << "whole, and short";
+  EXPECT_EQ(0U, split_attention(problem(1, 64, 128, 512), kH200, false).cut.extra) << "one, and short";
+  EXPECT_LT(0U, split_attention(problem(1, 64, 128, 8192), kH200, false).cut.extra) << "one that may be long";
   const SparseAttention::Problem some = problem(16, 64, 128, 8192);
   EXPECT_EQ(
       "tiles of 64 heads x 64 keys, lists in parts by their lengths, up to 132 more than tokens, and a merge, "

@@ -20,8 +20,8 @@ struct LengthCut {
 
   static constexpr std::int64_t kMostTokens = 512;
   static constexpr std::int64_t kMostTiles = std::int64_t{1} << 22;  ///< of a list; fp32 divides them exactly
-  /// A call whose lists are not cut when all are as long as they may be is cut by length if a whole list takes at least
-  /// as long as so many merges: that much may be lost where the merge finds nothing to do.
+  /// A call of one token, or whose lists are not cut when all are as long as they may be, is cut by length if a whole
+  /// list takes at least as long as so many merges: up to one may be lost where the merge finds nothing to do.
   static constexpr std::int64_t kMergesOfAList = 32;
 
   std::uint32_t extra = 0;  ///< parts that there is room for besides one for each token; 0: lists are cut alike
@@ -50,11 +50,11 @@ struct AlikeSplit {
 constexpr std::uint32_t room_by_length(const SparseAttention::Problem& p, const AlikeSplit& alike,
                                        const LengthCut& cut) {
   const std::int64_t tokens = p.tokens;
-  if (tokens < 2 || tokens > LengthCut::kMostTokens || alike.tiles < 2 || alike.tiles >= LengthCut::kMostTiles)
+  if (tokens < 1 || tokens > LengthCut::kMostTokens || alike.tiles < 2 || alike.tiles >= LengthCut::kMostTiles)
     return 0;
   const bool long_lists =
       cut.alone.tile * static_cast<float>(alike.tiles) >= cut.merge * static_cast<float>(LengthCut::kMergesOfAList);
-  if (alike.parts == 1 && !long_lists) return 0;
+  if ((alike.parts == 1 || tokens == 1) && !long_lists) return 0;
   const std::int64_t one_wave = (cut.crowded.at_once + alike.head_tiles - 1) / alike.head_tiles;
   std::int64_t extra = std::max(tokens * (alike.parts - 1), one_wave);
   const std::int64_t fits = (alike.most_bytes - LengthCut::cut_bytes(tokens)) / (p.heads * alike.head_bytes);

@@ -69,6 +69,12 @@ __device__ inline std::uint32_t halves_of(float low, float high) {
   memcpy(&bits, &h, 4);
   return bits;
 }
+/// The largest size of a number in each half of words, as bits without the sign; `top`: of those so far. For bf16 as
+/// for fp16, as numbers are in the order of these bits. Bits past 0x7C00, NaN in fp16, may become other such bits.
+__device__ inline std::uint32_t largest_sizes(std::uint32_t top, std::uint32_t word) {
+  asm("{.reg .b32 size;\n abs.f16x2 size, %1;\n max.NaN.f16x2 %0, %0, size;}" : "+r"(top) : "r"(word));
+  return top;
+}
 /// Sets the upper bit of each half that is infinite or NaN.
 __device__ inline std::uint32_t fp16_overflow(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }
 

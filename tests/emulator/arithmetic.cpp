@@ -119,7 +119,7 @@ void run_wide(Warp& w, const Instruction& i, std::uint32_t lanes) {
   });
 }
 
-/// add, sub, mul, max, min of two halves; fma with three operands. mode: see decode_halves().
+/// Of halves: add, sub, mul, max, min of two, by mode; fma (5); max where NaN stays NaN (6); abs (7).
 void run_halves(Warp& w, const Instruction& i, std::uint32_t lanes) {
   const bool bf16 = i.type == Type::kBF16x2 || i.type == Type::kBF16;
   const int count = i.type == Type::kF16x2 || i.type == Type::kBF16x2 ? 2 : 1;
@@ -137,6 +137,8 @@ void run_halves(Warp& w, const Instruction& i, std::uint32_t lanes) {
         case 2: x = half(0) * half(1); break;
         case 3: x = greater_of(half(0), half(1)); break;
         case 4: x = less_of(half(0), half(1)); break;
+        case 6: x = std::isnan(half(0)) || std::isnan(half(1)) ? NAN : greater_of(half(0), half(1)); break;
+        case 7: x = std::fabs(half(0)); break;
         default: x = half(0) * half(1) + half(2);
       }
       const std::uint16_t bits =
@@ -201,7 +203,8 @@ bool decode_arithmetic(Instruction& i, const Name& name) {
       constexpr std::string_view kNames[] = {"add", "sub", "mul", "max", "min"};
       const auto* found = std::find(std::begin(kNames), std::end(kNames), base);
       if (found == std::end(kNames)) unknown();
-      i.mode = static_cast<std::uint8_t>(found - std::begin(kNames));
+      i.mode = has(name, "NaN") ? 6 : static_cast<std::uint8_t>(found - std::begin(kNames));
+      if (has(name, "NaN") && base != "max") unknown();
       i.run = run_halves;
     } else {
       i.run = binary(base, name, i.type);
@@ -228,6 +231,11 @@ bool decode_arithmetic(Instruction& i, const Name& name) {
   }
   if (base == "neg" || base == "abs") {
     i.mode = base == "abs" ? 1 : 0;
+    if (halves && base == "abs") {
+      i.mode = 7;
+      i.run = run_halves;
+      return true;
+    }
     i.run = by_type(i.type, [](auto zero) -> Run { return run_sign<decltype(zero)>; });
     return true;
   }

@@ -120,6 +120,27 @@ $writes:
   for (std::size_t i = 32; i < v.size(); ++i) EXPECT_EQ(v[i], 77U);
 }
 
+TEST(Emulator, TheLargerHalfMayBeNan) {
+  std::vector<std::uint32_t> v{0xC0003C00,   // 1 and -2
+                               0x7E00FC00,   // -inf and NaN
+                               0x03FF8001,   // numbers without a leading one
+                               0x00003E00};  // 1.5 and 0
+  ASSERT_EQ(run_text(R"(
+  ld.global.u32 %r2, [%rd3];
+  mov.b32 %r3, 0x3C003C00;
+  abs.f16x2 %r2, %r2;
+  max.NaN.f16x2 %r4, %r3, %r2;
+  st.global.u32 [%rd3], %r4;
+  ret;)",
+                     v, 4, 0),
+            "");
+  EXPECT_EQ(v[0], 0x40003C00U);
+  EXPECT_GT(v[1] >> 16 & 0x7FFFU, 0x7C00U);
+  EXPECT_EQ(v[1] & 0xFFFFU, 0x7C00U);
+  EXPECT_EQ(v[2], 0x3C003C00U);
+  EXPECT_EQ(v[3], 0x3C003E00U);
+}
+
 TEST(Emulator, Fp8ProductsCutOffWhatIsSmallBesideTheLargest) {
   // Rows of 448 and 31 times 2^-9 (e4m3), swizzled, times rows of 1: 448.06. The second product adds the first.
   std::vector<std::uint32_t> v = counted(128);

@@ -166,24 +166,27 @@ __device__ inline void arrive(std::uint32_t barrier) {
 /// Of lists that are cut alike: an item follows from its number.
 struct AlikeItem {
   const TileCall& c;
-  ListPart part;
+  std::uint32_t local;  ///< the token, of the launch
+  std::uint32_t part;
   std::uint32_t first;
+  std::int64_t of_call;  ///< the token, of the call
 
   __device__ AlikeItem(const TileCall& call, const Shared&, std::uint32_t number, std::uint32_t) : c(call) {
     const std::uint32_t tile = number / c.parts;
-    const std::uint32_t token = tile / c.head_tiles;
-    part = ListPart::alike(c, token, number - tile * c.parts);
-    first = (tile - token * c.head_tiles) * kTileHeads;
+    part = number - tile * c.parts;
+    local = tile / c.head_tiles;
+    first = (tile - local * c.head_tiles) * kTileHeads;
+    of_call = c.first_token + local;
   }
   __device__ static bool is(const Shared&, std::uint32_t items, std::uint32_t number, std::uint32_t) {
     return number < items;
   }
-  __device__ std::int64_t token() const { return c.first_token + part.token; }
+  __device__ std::int64_t token() const { return of_call; }
   __device__ std::uint32_t first_head() const { return first; }
   __device__ int heads() const { return static_cast<int>(min(c.a.heads - first, std::int64_t{kTileHeads})); }
   __device__ bool split() const { return c.parts > 1; }
-  __device__ std::int64_t state() const { return part.state(c, first); }
-  __device__ ListPart list() const { return part; }
+  __device__ std::int64_t state() const { return (std::int64_t{local} * c.parts + part) * c.a.heads + first; }
+  __device__ ListPart list() const { return ListPart::alike(c, local, part); }
 };
 
 /// Of lists that are cut by their lengths: a block's items are found when it begins, and read from shared memory a word

@@ -134,7 +134,10 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
     o.model = load_model_config(a.model.empty() ? "tiny" : a.model);
   }
   o.model.hadamard = o.model.hadamard || a.hadamard;
-  if (a.index_topk_freq > 0) o.model.index_topk_freq = a.index_topk_freq;
+  if (a.index_topk_freq > 0) {
+    o.model.index_topk_freq = a.index_topk_freq;
+    o.model.index_topk_pattern.clear();
+  }
   o.layers = parse_layers(a.layers, o.model);
   o.index_topk_pattern = a.index_topk_pattern;
   o.layer.device = device_from_name(a.device);

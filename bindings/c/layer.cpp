@@ -31,6 +31,7 @@ void check_names(const LayerTensors& given) {
     if (found != given.tensors.end()) view = found->second;
     if (found == given.tensors.end()) wrong += "\n  " + std::string(name) + ": got no such tensor, expected it";
   });
+  for (std::string& name : idle_weight_names(given.config)) known.insert(std::move(name));
   for (const auto& [name, tensor] : given.tensors) {
     if (!known.contains(name))
       wrong += "\n  " + name + ": got a tensor, expected none of that name in a layer of this kind";

@@ -211,6 +211,7 @@ void Layer::read_weights(const nb::dict& weights) {
     view = view_tensor("AttentionLayer: " + found->first, keep(found->first, found->second));
     given.erase(found);
   });
+  for (const std::string& name : idle_weight_names(config_)) given.erase(name);
   for (const auto& [name, tensor] : given)
     wrong += "\n  " + name + ": got a tensor, expected none of that name in a layer of this kind";
   if (!wrong.empty()) throw InvalidArgument("AttentionLayer: weights:" + wrong);

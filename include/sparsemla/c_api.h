@@ -328,7 +328,8 @@ typedef struct smla_layer smla_layer;
 /// "wkv.weight", "kv_norm.weight",
 ///                 "wo_a.weight", "wo_b.weight", "attn_sink"; with a compressor
 ///                 "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers also "indexer.compressor.*",
-///                 "indexer.wq_b.weight", "indexer.weights_proj.weight". A missing or unknown name is an error. The
+///                 "indexer.wq_b.weight", "indexer.weights_proj.weight", which layers that reuse a choice (reuses_topk)
+///                 need not have and do not read. A missing or unknown name is an error. The
 ///                 scales of an E4M3 weight stand beside it: "wq_a.scale" for "wq_a.weight".
 /// @param count    how many names and tensors
 /// @param tensors  as many descriptors; linear weights BF16 or F32 [outputs, inputs], attn_sink F32. wq_a, wq_b, wkv,

@@ -94,6 +94,9 @@ struct ModelConfig {
   bool hadamard = false;                  ///< Walsh-Hadamard transform on both sides of the indexer (spec 4.1)
   std::int64_t index_topk_freq =
       1;  ///< of this many C4A layers in a row the first chooses entries, the others reuse them (IndexCache, spec 9)
+  /// The same layer by layer, in place of index_topk_freq: a letter for each C4A layer, F: it chooses entries itself;
+  /// S: it takes those of the last one before it that does. Empty: by index_topk_freq.
+  std::string index_topk_pattern{};
   std::vector<int>
       compress_ratios;  ///< one for each decoder layer, then for MTP layers: 0, 1, 4 or 128, as in the file
 

@@ -25,6 +25,7 @@ class Inventory {
  public:
   explicit Inventory(const StoredLayer& stored) : stored_(stored) {}
 
+  bool has(const std::string& name) const { return stored_.contains(name); }
   LinearSource linear(const WeightSpec& wanted);
   StoredTensor plain(const WeightSpec& wanted);
   /// Null when there is none of that name.
@@ -240,6 +241,10 @@ LayerTensors read_layer(const std::string& where, const StoredLayer& stored, con
     } else {
       plains.emplace(w.name, inventory.plain(w));
     }
+  }
+  for (const WeightSpec& w : idle_weights(layer)) {
+    if (!inventory.has(w.name)) continue;
+    is_linear(w) ? void(inventory.linear(w)) : void(inventory.plain(w));
   }
   const CacheScales scales = find_scales(inventory, layer.has_compressor());
   inventory.finish(where);

@@ -158,6 +158,8 @@ std::string model_config_json(const ModelConfig& m) {
   put("index_n_heads", std::to_string(m.index_n_heads));
   put("index_head_dim", std::to_string(m.index_head_dim));
   put("index_topk", std::to_string(m.index_topk));
+  if (m.index_topk_freq > 1) put("index_topk_freq", std::to_string(m.index_topk_freq));
+  if (!m.index_topk_pattern.empty()) put("index_topk_pattern", json_string(m.index_topk_pattern));
   put("rms_norm_eps", number(m.rms_norm_eps));
   put("rope_theta", number(m.rope_theta));
   put("compress_rope_theta", number(m.compress_rope_theta));

@@ -270,12 +270,12 @@ void ReferenceLayer::prepare(std::int64_t first, std::int64_t last) {
 #pragma omp parallel for schedule(dynamic, 16)
     for (std::int64_t p = g * r; p < end * r; ++p) {
       scored_token(p, weights_.compressor, kv_score_);
-      if (config_.has_indexer()) scored_token(p, weights_.index_compressor, index_kv_score_);
+      if (config_.runs_indexer()) scored_token(p, weights_.index_compressor, index_kv_score_);
     }
 #pragma omp parallel for schedule(dynamic, 4)
     for (std::int64_t e = g; e < end; ++e) {
       entry(e);
-      if (config_.has_indexer()) index_entry(e);
+      if (config_.runs_indexer()) index_entry(e);
     }
     for (std::int64_t p = std::max<std::int64_t>(g - 1, 0) * r; p < (end - 1) * r; ++p) {
       kv_score_[static_cast<std::size_t>(p)].reset();

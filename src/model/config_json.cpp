@@ -97,6 +97,30 @@ void read_layers(const JsonReader& json, ModelConfig& config) {
   config.num_mtp_layers = std::max(mtp, extra);
 }
 
+/// IndexCache layer by layer: a letter for each C4A layer, or for each layer, of which those of C4A layers count.
+std::string read_topk_pattern(const JsonReader& json, const ModelConfig& config) {
+  constexpr const char* kKey = "index_topk_pattern";
+  const std::string given = json.text(kKey, "");
+  if (given.empty()) return given;
+  const auto decoders = config.compress_ratios.begin() + static_cast<std::ptrdiff_t>(config.num_layers);
+  const auto choosers = std::count(config.compress_ratios.begin(), decoders, 4);
+  std::string pattern = given;
+  if (std::ssize(given) == config.num_layers) {
+    pattern.clear();
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (config.compress_ratios[i] == 4) pattern += given[i];
+    }
+  }
+  const bool sound = given.find_first_not_of("FS") == std::string::npos && std::ssize(pattern) == choosers &&
+                     (pattern.empty() || pattern.front() == 'F');
+  if (!sound) {
+    json.fail(kKey, given,
+              "F and then F or S, a letter for each of the " + std::to_string(choosers) + " C4A layers or of the " +
+                  std::to_string(config.num_layers) + " layers");
+  }
+  return pattern;
+}
+
 /// DeepSeek-V4 rotates with YaRN's frequencies and leaves attention unscaled (spec 1), so a factor must say so.
 void check_unscaled(const JsonReader& json) {
   if (const double factor = json.number("attention_factor", -1e6, 1e6, 1.0); factor != 1.0)
@@ -197,6 +221,7 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
   for (const int ratio : config.compress_ratios) any_indexer = any_indexer || ratio == 4;
   // The two public models differ here, so a missing key is no default.
   config.index_topk_freq = json.integer("index_topk_freq", 1, kMaxWidth, 1);
+  config.index_topk_pattern = read_topk_pattern(json, config);
   config.index_topk = any_indexer ? json.integer("index_topk", 1, kMaxWidth)
                                   : json.integer("index_topk", 1, kMaxWidth, config.index_topk);
   read_rope(json, config);

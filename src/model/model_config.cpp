@@ -153,10 +153,17 @@ LayerConfig ModelConfig::layer(std::int64_t index) const {
                     .rms_norm_eps = rms_norm_eps,
                     .rope = {.theta = compress ? compress_rope_theta : rope_theta, .dim = rope_head_dim},
                     .hadamard = hadamard};
-  if (layer.has_indexer() && index_topk_freq > 1) {
+  if (layer.has_indexer()) {
     const auto before =
         std::count(compress_ratios.begin(), compress_ratios.begin() + static_cast<std::ptrdiff_t>(index), 4);
-    layer.reuses_topk = before % index_topk_freq != 0;
+    if (index_topk_pattern.empty()) {
+      layer.reuses_topk = before % index_topk_freq != 0;
+    } else if (before < std::ssize(index_topk_pattern)) {
+      layer.reuses_topk = index_topk_pattern[static_cast<std::size_t>(before)] == 'S';
+    } else {
+      throw InvalidArgument("model " + name + ": index_topk_pattern: got " + index_topk_pattern +
+                            ", expected a letter for each C4A layer");
+    }
   }
   if (compress) layer.rope.yarn = yarn;
   return layer;

@@ -35,7 +35,7 @@ class Table {
       compressor("compressor.", c_.head_dim, SMLA_MEMBER(compressor.wkv), SMLA_MEMBER(compressor.wgate),
                  SMLA_MEMBER(compressor.ape), SMLA_MEMBER(compressor.norm));
     }
-    if (c_.has_indexer()) {
+    if (c_.runs_indexer()) {
       compressor("indexer.compressor.", c_.index_head_dim, SMLA_MEMBER(index_compressor.wkv),
                  SMLA_MEMBER(index_compressor.wgate), SMLA_MEMBER(index_compressor.ape),
                  SMLA_MEMBER(index_compressor.norm));
@@ -89,6 +89,24 @@ class Table {
 }  // namespace
 
 std::vector<WeightSpec> weight_table(const LayerConfig& config) { return Table(config).make(); }
+
+std::vector<WeightSpec> idle_weights(const LayerConfig& config) {
+  if (!config.has_indexer() || config.runs_indexer()) return {};
+  LayerConfig choosing = config;
+  choosing.reuses_topk = false;
+  std::vector<WeightSpec> all = weight_table(choosing);
+  std::erase_if(all, [](const WeightSpec& spec) { return !spec.stem.starts_with("indexer."); });
+  return all;
+}
+
+std::vector<std::string> idle_weight_names(const LayerConfig& config) {
+  std::vector<std::string> names;
+  for (const WeightSpec& spec : idle_weights(config)) {
+    names.push_back(spec.name);
+    if (spec.scale != nullptr) names.push_back(spec.stem + ".scale");
+  }
+  return names;
+}
 
 void visit_weights(const LayerConfig& config, LayerWeights& weights,
                    const std::function<void(std::string_view, ConstTensorView&)>& visit) {

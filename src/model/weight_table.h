@@ -35,8 +35,12 @@ struct WeightSpec {
   ConstTensorView& (*scale)(LayerWeights& weights) = nullptr;  ///< of its E4M3 blocks; null where fp8_groups is 0
 };
 
-/// The weights of a layer, in the order of a checkpoint's documentation.
+/// The weights that a layer reads, in the order of a checkpoint's documentation.
 std::vector<WeightSpec> weight_table(const LayerConfig& config);
+/// The indexer's weights of a layer that runs none (reuses_topk): they may be given, and are not read.
+std::vector<WeightSpec> idle_weights(const LayerConfig& config);
+/// The names that such weights may have, those of their scales included.
+std::vector<std::string> idle_weight_names(const LayerConfig& config);
 
 /// Calls `visit` for every weight of the table, with its checkpoint name; after one that is E4M3 (once `visit` has set
 /// it) for its scales, "wq_a.scale".

@@ -90,6 +90,29 @@ TEST_F(CheckpointFiles, OtherPartsOfTheModelAreIgnored) {
   expect_meaning(Checkpoint(folder_).load_layer(0, odd_layer(1)), layer, "");
 }
 
+/// The indexer of a layer that reuses a choice may be there, and is not read.
+TEST_F(CheckpointFiles, ALayerThatReusesAChoiceNeedsNoIndexer) {
+  RandomLayer layer(odd_layer(4), Encoding::kFp8F32, 11);
+  LayerConfig reusing = odd_layer(4);
+  reusing.reuses_topk = true;
+  write("model.safetensors", layer.items);
+  EXPECT_TRUE(Checkpoint(folder_).load_layer(0, odd_layer(4)).tensors.contains("indexer.wq_b.weight"));
+  const LayerTensors beside = Checkpoint(folder_).load_layer(0, reusing);
+  const auto of_indexer = [](const auto& item) { return item.first.find("indexer.") != std::string::npos; };
+  EXPECT_TRUE(std::ranges::none_of(beside.tensors, of_indexer));
+  EXPECT_TRUE(layer_weights(beside).index_wq_b.absent());
+  std::erase_if(layer.items, of_indexer);
+  write("model.safetensors", layer.items);
+  const LayerTensors without = Checkpoint(folder_).load_layer(0, reusing);
+  EXPECT_EQ(without.tensors.size(), beside.tensors.size());
+  EXPECT_THAT(error_of<InvalidArgument>([&] { Checkpoint(folder_).load_layer(0, odd_layer(4)); }),
+              HasSubstr("missing: indexer.wq_b.weight"));
+  layer.items["layers.0.attn.indexer.weights_proj.weight"] = {HostTensor(DType::kBF16, {3, 5}), ""};
+  write("model.safetensors", layer.items);
+  EXPECT_THAT(error_of<InvalidArgument>([&] { Checkpoint(folder_).load_layer(0, reusing); }),
+              HasSubstr("misshaped: indexer.weights_proj.weight: got [3, 5] BF16"));
+}
+
 TEST_F(CheckpointFiles, CacheScales) {
   RandomLayer layer(odd_layer(4), Encoding::kBF16, 9);
   const auto set = [&](const std::string& name, float value) {

@@ -34,6 +34,14 @@ TEST(CheckpointWriter, ConfigJsonReadsBack) {
   }
 }
 
+TEST(CheckpointWriter, ConfigJsonSaysWhichLayersReuseTheTopk) {
+  ModelConfig model = model_preset("tiny");
+  model.index_topk_freq = 2;
+  EXPECT_EQ(parse_model_config(model_config_json(model)).index_topk_freq, 2);
+  model.index_topk_pattern = "FS";
+  EXPECT_EQ(parse_model_config(model_config_json(model)).index_topk_pattern, "FS");
+}
+
 TEST(CheckpointWriter, RefusesShardsWithoutTensors) {
   CheckpointWriter writer;
   writer.plan("a", DType::kF32, {2});

@@ -153,6 +153,7 @@ TEST(Engine, IndexCacheReusesTheChoosersTopk) {
     }
     EXPECT_EQ(engine.pool().layout().find(2, CacheRole::kIndex) == nullptr, freq == 2)
         << "a layer that reuses keeps no index rows";
+    EXPECT_EQ(engine.weights(2).index_wq_b.absent(), freq == 2) << "and has no weights of an indexer";
   }
   EXPECT_FALSE(same[1]);
   EXPECT_TRUE(same[2]);

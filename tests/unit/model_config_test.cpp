@@ -238,6 +238,38 @@ TEST(ModelConfig, ErrorsNameTheFile) {
   EXPECT_THAT(error(::testing::TempDir()), HasSubstr("no regular file"));
 }
 
+/// IndexCache: which C4A layers choose, by frequency or by pattern.
+TEST(ModelConfig, WhichLayersReuseTheTopk) {
+  Text text;
+  text.layers = "\"num_hidden_layers\": 6, \"compress_ratios\": [0, 4, 4, 128, 4, 4]";
+  const auto choosers = [&](const std::string& more) {
+    text.more = more;
+    const ModelConfig model = parse_model_config(text.str());
+    std::string letters;
+    for (std::int64_t i = 0; i < model.num_layers; ++i) {
+      const LayerConfig layer = model.layer(i);
+      if (layer.has_indexer()) letters += layer.runs_indexer() ? 'F' : 'S';
+    }
+    return letters;
+  };
+  EXPECT_EQ(choosers(""), "FFFF");
+  EXPECT_EQ(choosers("\"index_topk_freq\": 3"), "FSSF");
+  EXPECT_EQ(choosers("\"index_topk_pattern\": \"FFSS\""), "FFSS");
+  EXPECT_EQ(choosers("\"index_topk_pattern\": \"SFSSFS\""), "FSFS") << "a letter for every layer";
+  EXPECT_EQ(choosers("\"index_topk_freq\": 2, \"index_topk_pattern\": \"FFFS\""), "FFFS") << "before the frequency";
+  EXPECT_EQ(choosers("\"index_topk_freq\": 2, \"index_topk_pattern\": null"), "FSFS");
+  for (const char* bad : {"SFFF", "FSF", "FSFSF", "FfSS", "SSFFFF"}) {
+    text.more = std::string("\"index_topk_pattern\": \"") + bad + "\"";
+    EXPECT_THAT(error_of(text.str()),
+                HasSubstr(std::string("index_topk_pattern: got ") + bad +
+                          ", expected F and then F or S, a letter for each of the 4 C4A layers or of the 6 layers"));
+  }
+  ModelConfig model = model_preset("tiny");
+  model.index_topk_pattern = "F";
+  EXPECT_TRUE(model.layer(1).runs_indexer());
+  EXPECT_THROW(model.layer(3), InvalidArgument) << "it says nothing about the second C4A layer";
+}
+
 TEST(ModelConfig, NoListMeansNoGuess) {
   Text text;
   text.layers = "\"num_hidden_layers\": 3";

@@ -128,7 +128,7 @@ smla_status smla_layer_cache_need(const smla_layer* layer, int32_t role, smla_ca
       out.format = cache->format->name.data();  // a literal, so it ends in 0
       out.block_size = cache->block_size;
       out.block_tokens = shared.block_tokens;
-      out.window = shared.window;
+      out.window = shared.kept();
       out.page_bytes = cache->page_bytes;
       out.kv_scale = layer->placed->scale_of(cache_role);
     }

@@ -103,13 +103,15 @@ Options read_options(const smla_layer_options* options, int (*major_of)(DeviceKi
     throw InvalidArgument("smla_layer_options: max_position: got " + std::to_string(given.max_position) +
                           ", expected 1 to 2^30");
   }
+  check_reserved("smla_layer_options", given.reserved);
   Options out{.layer = {}, .max_position = given.max_position};
   out.layer.device = read_device(given.device);
   const DType precision = read_option_dtype("precision", given.precision, DType::kF32);
   out.layer.precision = precision == DType::kF32 ? Precision::kF32 : Precision::kBF16;
   out.layer.caches = {.rows = &rows_of_dim("cache_rows", given.cache_rows, fp8_ds_mla_rows()),
                       .index = &rows_of_dim("index_rows", given.index_rows, index_fp8_rows()),
-                      .kv_scale = given.kv_scale == 0.0F ? 1.0F : given.kv_scale};
+                      .kv_scale = given.kv_scale == 0.0F ? 1.0F : given.kv_scale,
+                      .draft_blocks = read_flag("draft_blocks", given.draft_blocks)};
   out.layer.q = read_option_dtype("q_dtype", given.q_dtype, DType::kE4M3);
   out.layer.q_scale = given.q_scale == 0.0F ? 1.0F : given.q_scale;
   out.layer.deterministic = read_flag("deterministic", given.deterministic);

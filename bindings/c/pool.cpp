@@ -63,7 +63,10 @@ std::shared_ptr<KvPool> make_pool(const smla_layer* const* layers, std::int64_t 
     configs.push_back(layers[i]->layer().config());
   }
   const LayerOptions& options = layers[0]->layer().options();
-  auto pool = std::make_shared<KvPool>(make_kv_layout(configs, options.caches), num_blocks, options.device, stream);
+  CacheOptions caches = options.caches;
+  caches.draft_blocks = std::any_of(
+      layers, layers + count, [](const smla_layer* layer) { return layer->layer().options().caches.draft_blocks; });
+  auto pool = std::make_shared<KvPool>(make_kv_layout(configs, caches), num_blocks, options.device, stream);
   for (std::int64_t i = 0; i < count; ++i) {
     for (const CacheRole role : {CacheRole::kWindow, CacheRole::kCompressed}) {
       if (pool->layout().find(i, role) != nullptr) pool->set_scale(i, role, layers[i]->placed->scale_of(role));

@@ -112,6 +112,18 @@ LayerCaches shapes_of(const smla_layer& layer) {
 constexpr std::array<std::string_view, kNumCacheRoles> kCacheNames{"window cache", "compressed cache", "index cache",
                                                                    "state cache", "index_state cache"};
 
+PagedCache read_one(const smla_layer& layer, CacheRole role, const smla_cache* given) {
+  const std::string_view name = kCacheNames[static_cast<std::size_t>(role)];
+  const LayerCache* need = layer.layout().find(0, role);
+  const PagedCache cache = read_cache(name, given, layer.placed->scale_of(role));
+  if (*cache.format != *need->format || cache.block_size != need->block_size) {
+    throw InvalidArgument(std::string(name) + ": got blocks of " + std::to_string(cache.block_size) + " " +
+                          std::string(cache.format->name) + " rows, expected " + std::to_string(need->block_size) +
+                          " " + std::string(need->format->name) + " rows");
+  }
+  return cache;
+}
+
 LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches) {
   const smla_layer_caches given = read_struct("smla_layer_caches", caches);
   LayerCaches out;
@@ -124,14 +136,7 @@ LayerCaches read_caches(const smla_layer& layer, const smla_layer_caches* caches
                                                      ? ": got one, expected NULL: a layer of this kind has none"
                                                      : ": got NULL, expected one"));
     }
-    if (need == nullptr) continue;
-    const PagedCache cache = read_cache(name, given.cache[i], layer.placed->scale_of(role));
-    if (*cache.format != *need->format || cache.block_size != need->block_size) {
-      throw InvalidArgument(std::string(name) + ": got blocks of " + std::to_string(cache.block_size) + " " +
-                            std::string(cache.format->name) + " rows, expected " + std::to_string(need->block_size) +
-                            " " + std::string(need->format->name) + " rows");
-    }
-    out[role] = cache;
+    if (need != nullptr) out[role] = read_one(layer, role, given.cache[i]);
   }
   return out;
 }
@@ -212,6 +217,23 @@ smla_status smla_step_build(smla_step* step, const smla_step_batch* batch) {
   });
 }
 
+smla_status smla_step_advance(smla_step* step, const smla_tensor* seq_lens, int64_t max_seq_len, void* stream) {
+  return guarded([&] {
+    constexpr const char* kName = "smla_step_advance";
+    const StepMetadata& metadata = built(step, kName);
+    if (max_seq_len < 0)
+      throw InvalidArgument("max_seq_len: got " + std::to_string(max_seq_len) + ", expected 0 or more");
+    if (seq_lens == nullptr) return step->metadata.advance({.handle = stream});
+    const ConstTensorView lengths = read_tensor("seq_lens", seq_lens);
+    const std::int64_t bound = max_seq_len == 0 ? metadata.shape().max_seq_len : max_seq_len;
+    if (const std::int64_t longest = step->device == DeviceKind::kCpu ? largest(lengths) : 0; longest > bound) {
+      throw InvalidArgument("max_seq_len: got " + std::to_string(bound) + ", expected at least " +
+                            std::to_string(longest) + ", the largest of seq_lens");
+    }
+    step->metadata.advance(lengths, bound, {.handle = stream});
+  });
+}
+
 smla_status smla_step_get_tensor(const smla_step* step, const char* name, smla_tensor* tensor) {
   return guarded([&] {
     need_pointer(name, "smla_step_get_tensor", "name");
@@ -258,6 +280,29 @@ smla_status smla_layer_plan_workspace(const smla_layer_plan* plan, size_t* works
     need_pointer(plan, "smla_layer_plan_workspace", "plan");
     need_pointer(workspace_bytes, "smla_layer_plan_workspace", "workspace_bytes");
     *workspace_bytes = plan->plan.workspace_bytes();
+  });
+}
+
+smla_status smla_layer_context_workspace(const smla_layer* layer, int64_t tokens, size_t* workspace_bytes) {
+  return guarded([&] {
+    constexpr const char* kName = "smla_layer_context_workspace";
+    need_pointer(layer, kName, "layer");
+    need_pointer(workspace_bytes, kName, "workspace_bytes");
+    *workspace_bytes = layer->layer().context_bytes(tokens);
+  });
+}
+
+smla_status smla_layer_insert_context(const smla_layer* layer, const smla_tensor* hidden, const smla_tensor* positions,
+                                      const smla_tensor* slots, const smla_cache* window, void* workspace,
+                                      size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    constexpr const char* kName = "smla_layer_insert_context";
+    need_pointer(layer, kName, "layer");
+    need_pointer(window, kName, "window");
+    check_workspace("workspace", workspace, workspace_bytes);
+    layer->layer().insert_context(read_tensor("hidden", hidden), read_tensor("positions", positions),
+                                  read_tensor("slots", slots), read_one(*layer, CacheRole::kWindow, window),
+                                  {.data = workspace, .bytes = workspace_bytes}, {.handle = stream});
   });
 }
 

@@ -316,6 +316,9 @@ typedef struct smla_layer_options {
       device;  ///< where the layer runs; SMLA_CUDA: weights given by pointer, caches and activations are device memory
   int32_t
       fp8_weights;  ///< 1: smla_layer_create_from_checkpoint keeps the checkpoint's FP8 weights; 0: it dequantises them
+  int32_t draft_blocks;  ///< 1: a layer of DSpark drafts: what it asks of its window cache (smla_cache_need.window),
+                         ///< and a pool with it, is one token more, for a block sees `window` tokens before its first
+  int32_t reserved;      ///< 0
 } smla_layer_options;
 
 /// An attention layer: hidden states in, hidden states out. It holds a rope table and views of its weights.
@@ -421,6 +424,16 @@ SMLA_API void smla_step_destroy(smla_step* step);
 /// is done). On failure the step is empty. With SMLA_CUDA device memory is allocated when a batch is larger than any
 /// before; a build that was made once can be recorded in a CUDA graph.
 SMLA_API smla_status smla_step_build(smla_step* step, const smla_step_batch* batch);
+/// A further draft step over the requests of a built step of window-only layers with one token a request, at seq_len -
+/// 1: positions, slots and window rows are made anew in place, and plans stay good. Nothing is allocated, so that with
+/// SMLA_CUDA a whole loop of draft steps can be recorded as one CUDA graph. On failure the step is as before.
+/// @param step        a built step
+/// @param seq_lens    [R] I32 where the step's tensors are, 0 for a request that sits out; NULL: each request that does
+/// not sit out is one token longer than before, which the device alone needs to know
+/// @param max_seq_len upper bound of seq_lens; 0: that of the step before, which always bounds them when seq_lens is
+/// NULL
+/// @param stream      SMLA_CUDA layers: where to queue
+SMLA_API smla_status smla_step_advance(smla_step* step, const smla_tensor* seq_lens, int64_t max_seq_len, void* stream);
 /// A look at what was built, e.g. for the caller's own cache writes: "window_slots" [T] I64 (where each token's row
 /// goes, -1 for padding), "window_indices" [T, window] I32, "window_lens" [T] I32, and where the kind of layer has them
 /// "entry_slots" [T] I64 (-1: the token closes no group), "entry_lens" [T] I32, "state_slots" and "index_state_slots"
@@ -463,6 +476,23 @@ SMLA_API void smla_layer_plan_destroy(smla_layer_plan* plan);
 /// @param plan            the plan
 /// @param workspace_bytes written
 SMLA_API smla_status smla_layer_plan_workspace(const smla_layer_plan* plan, size_t* workspace_bytes);
+
+/// Writes rows of tokens into a window-only layer's cache and computes nothing else: the context of a layer of DSpark
+/// drafts, which sees what another stack made of these tokens and asks nothing about them.
+/// @param layer           the layer
+/// @param hidden          [T, hidden_size] in the layer's precision
+/// @param positions       [T] I64
+/// @param slots           [T] I64 of the window cache, -1 where nothing is written
+/// @param window          the layer's window cache
+/// @param workspace       64-byte aligned
+/// @param workspace_bytes at least what smla_layer_context_workspace says
+/// @param stream          SMLA_CUDA layers: where to queue
+SMLA_API smla_status smla_layer_insert_context(const smla_layer* layer, const smla_tensor* hidden,
+                                               const smla_tensor* positions, const smla_tensor* slots,
+                                               const smla_cache* window, void* workspace, size_t workspace_bytes,
+                                               void* stream);
+/// Workspace that smla_layer_insert_context needs for `tokens` tokens.
+SMLA_API smla_status smla_layer_context_workspace(const smla_layer* layer, int64_t tokens, size_t* workspace_bytes);
 
 /// output = attention(hidden) for the tokens of a built step. Writes the step's rows into the caches. Padding tokens
 /// give 0.

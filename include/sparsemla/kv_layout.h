@@ -28,7 +28,10 @@ struct CacheOptions {
   const RowFormat* rows = &fp8_ds_mla_rows();  ///< window and compressed rows
   const RowFormat* index = &index_fp8_rows();  ///< index rows
   float kv_scale = 1.0F;                       ///< kPerTensor rows: number = e4m3 * kv_scale
-  int context_rank = 0;                        ///< of context_ranks
+  /// DSpark draft blocks read windows (spec 6.3): they see `window` tokens before their first, one more than a token
+  /// sees before itself, and windows keep it.
+  bool draft_blocks = false;
+  int context_rank = 0;   ///< of context_ranks
   int context_ranks = 1;  ///< ranks to which blocks of compressed and index rows are dealt out in turn
 };
 
@@ -49,16 +52,19 @@ struct LayerCache {
 struct CacheGroup {
   std::string name;               ///< "full", "window", "state_c4", "state_c128", with "/i" where a set is split
   std::int64_t block_tokens = 0;  ///< source tokens a block covers
-  std::int64_t window = 0;        ///< tokens that must be kept; 0: all of them
+  std::int64_t window = 0;        ///< tokens that a query sees, itself included; 0: all of them
   /// Positions p with (p + 1) % read_every == 0 read the rows of the last `window` tokens, others read none: 1 for
   /// windows, the compression ratio for states.
   std::int64_t read_every = 1;
+  bool draft_blocks = false;                   ///< windows: DSpark's draft blocks read them, too
   std::vector<LayerCache> caches;              ///< in order of their offsets
   std::int64_t page_bytes = 0;                 ///< sum over the group's caches
   bool sliding() const { return window > 0; }  ///< whether old blocks are given back
+  /// Tokens that must be kept, that of the next query included; 0: all of them.
+  std::int64_t kept() const { return sliding() && draft_blocks ? window + 1 : window; }
   /// The first position whose rows a query at `next_position` or later can still need.
   std::int64_t first_kept(std::int64_t next_position) const {
-    return sliding() && next_position >= window ? next_position - window + 1 : 0;
+    return sliding() && next_position >= kept() ? next_position - kept() + 1 : 0;
   }
   /// The first position whose rows a query at `next_position` or later does read: first_kept of the first one that
   /// reads. From a multiple of 128 on, a C128A state needs nothing that was before.

@@ -173,6 +173,21 @@ class AttentionLayer {
                const TensorView& output, Workspace workspace, Stream stream = {},
                LayerObserver* observer = nullptr) const;
 
+  /// Writes rows of tokens into the window cache and computes nothing else: the context of a draft layer, which sees
+  /// what another stack made of these tokens and asks nothing about them (DSpark, spec 10). A row is what a forward
+  /// writes for the same hidden state. On a GPU queued on `stream`, as forward is.
+  /// @param hidden    [T, hidden] BF16 (F32 at precision kF32)
+  /// @param positions [T] I64
+  /// @param slots     [T] I64 of the window cache, -1 where nothing is written
+  /// @param window    the layer's window cache
+  /// @param workspace context_bytes(T) bytes
+  /// @throws InvalidArgument when a tensor does not fit, or for a layer with a compressor, whose entries need every
+  /// token's forward.
+  void insert_context(const ConstTensorView& hidden, const ConstTensorView& positions, const ConstTensorView& slots,
+                      const PagedCache& window, Workspace workspace, Stream stream = {}) const;
+  /// Workspace that insert_context needs for so many tokens.
+  std::size_t context_bytes(std::int64_t tokens) const;
+
   /// A profile run without metadata (spec 2, 8.5): all projections and norms run, no cache is read or written,
   /// attention gives zeros.
   void dummy_run(const LayerPlan& plan, const ConstTensorView& hidden, const TensorView& output, Workspace workspace,

@@ -20,6 +20,7 @@ struct Set {
   std::int64_t block_tokens;
   std::int64_t window;
   std::int64_t read_every;
+  bool draft_blocks;
   std::vector<LayerCache> caches;
 };
 
@@ -36,6 +37,7 @@ CacheGroup make_group(const std::string& name, const Set& set, std::span<const L
                    .block_tokens = set.block_tokens,
                    .window = set.window,
                    .read_every = set.read_every,
+                   .draft_blocks = set.draft_blocks,
                    .caches = {caches.begin(), caches.end()},
                    .page_bytes = 0};
   for (LayerCache& c : group.caches) {
@@ -84,10 +86,10 @@ KvLayout make_kv_layout(std::span<const LayerConfig> layers, const CacheOptions&
   const std::int64_t alignment = options.rows->page_alignment;
   const std::int64_t window = layers.front().window;
 
-  Set full{"full", kFullBlockTokens * options.context_ranks, 0, 1, {}};
-  Set rows{"window", kWindowBlockTokens, window, 1, {}};
-  Set state_c4{"state_c4", kStateC4BlockTokens, 8, 4, {}};
-  Set state_c128{"state_c128", kStateC128BlockTokens, 128, 128, {}};
+  Set full{"full", kFullBlockTokens * options.context_ranks, 0, 1, false, {}};
+  Set rows{"window", kWindowBlockTokens, window, 1, options.draft_blocks, {}};
+  Set state_c4{"state_c4", kStateC4BlockTokens, 8, 4, false, {}};
+  Set state_c128{"state_c128", kStateC128BlockTokens, 128, 128, false, {}};
   const auto add = [&](Set& set, std::int64_t layer, CacheRole role, const RowFormat& format, std::int64_t block_size) {
     set.caches.push_back({.layer = layer,
                           .role = role,
@@ -148,7 +150,8 @@ std::int64_t max_blocks(const CacheGroup& group, std::int64_t tokens, std::int64
   const auto blocks = [&](std::int64_t n) { return (n + group.block_tokens - 1) / group.block_tokens; };
   if (!group.sliding()) return blocks(tokens);
   // The window before the chunk and the chunk, whatever their offset in a block.
-  return std::min(blocks(tokens), blocks(std::min(group.window - 1 + chunk, tokens)) + 1);
+  const std::int64_t held = std::min(group.kept() - 1 + chunk, tokens);
+  return std::min(blocks(tokens), blocks(held) + 1);
 }
 
 }  // namespace smla

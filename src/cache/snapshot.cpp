@@ -48,7 +48,7 @@ std::vector<SnapshotCache> live_caches(const KvPool& pool, std::int64_t tokens) 
                      .scale = pool.cache(c.layer, c.role).scale,
                      .block_size = c.block_size,
                      .block_tokens = group.block_tokens,
-                     .window = group.window,
+                     .window = group.kept(),
                      .first_block = first,
                      .blocks = end - first});
     }

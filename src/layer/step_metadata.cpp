@@ -132,26 +132,51 @@ void StepMetadata::build(const StepBatch& batch, Stream stream) {
   }
 }
 
+void StepMetadata::State::check_draft_step() const {
+  check_that(shape.split.prefills == 0 && shape.tokens == shape.requests && causal, kWhat, "draft step",
+             std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.requests) + " requests",
+             "one token for each request, causal");
+  check_that(!has_ratio(4) && !has_ratio(128), kWhat, "draft step", std::string("compress layers"),
+             "window-only layers");
+}
+
+/// The rows of the next draft step; its lengths are `longer` more than those that are there.
+void StepMetadata::State::build_draft_step(std::int64_t longer) {
+  run<DraftPositions>({.requests = shape.requests, .longer = longer},
+                      {.seq_lens = seq_lens.view(),
+                       .positions = positions.view(),
+                       .next_lens = longer > 0 ? seq_lens.view() : TensorView()});
+  build_slots();
+  build_windows();
+  build_valid();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (row_of(front_end).reads_mixed_rows && group_serves(g, 1)) build_mixed(g, 1, groups[g].mixed_swa);
+  }
+}
+
 void StepMetadata::advance(const ConstTensorView& seq_lens, std::int64_t max_seq_len, Stream stream) {
   State& s = *state_;
   s.stream = stream;
-  const StepShape& shape = s.shape;
-  check_that(shape.split.prefills == 0 && shape.tokens == shape.requests && s.causal, kWhat, "draft step",
-             std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.requests) + " requests",
-             "one token for each request, causal");
-  check_that(!s.has_ratio(4) && !s.has_ratio(128), kWhat, "draft step", std::string("compress layers"),
-             "window-only layers");
-  check_tensor(kWhat, "seq_lens", seq_lens, {shape.requests}, {DType::kI32});
+  s.check_draft_step();
+  check_tensor(kWhat, "seq_lens", seq_lens, {s.shape.requests}, {DType::kI32});
   check_that(max_seq_len >= 0, kWhat, "max_seq_len", max_seq_len, "an upper bound of seq_lens");
   s.shape.max_seq_len = std::max(s.shape.max_seq_len, max_seq_len);
   copy_bytes(s.device, s.seq_lens.data(), seq_lens.data, s.seq_lens.bytes(), stream);
-  s.run<DraftPositions>({.requests = shape.requests}, {.seq_lens = s.seq_lens.view(), .positions = s.positions.view()});
-  s.build_slots();
-  s.build_windows();
-  s.build_valid();
-  for (std::size_t g = 0; g < s.groups.size(); ++g) {
-    if (row_of(s.front_end).reads_mixed_rows && s.group_serves(g, 1)) s.build_mixed(g, 1, s.groups[g].mixed_swa);
+  s.build_draft_step(0);
+}
+
+void StepMetadata::advance(Stream stream) {
+  State& s = *state_;
+  s.stream = stream;
+  s.check_draft_step();
+  if (s.device == DeviceKind::kCpu) {
+    const ConstTensorView lens = s.seq_lens.view();
+    const std::span<const std::int32_t> known(lens.as<std::int32_t>(), static_cast<std::size_t>(s.shape.requests));
+    const std::int64_t longest = known.empty() ? 0 : std::ranges::max(known);
+    check_that(longest < s.shape.max_seq_len || longest <= 0, kWhat, "max_seq_len of the loop", s.shape.max_seq_len,
+               "at least " + std::to_string(longest + 1) + ", the longest request of this step");
   }
+  s.build_draft_step(1);
 }
 
 const StepShape& StepMetadata::shape() const { return state_->shape; }

@@ -85,6 +85,8 @@ struct StepMetadata::State {
   }
   void check(const StepBatch& batch) const;
   void read_shape(const StepBatch& batch);
+  void check_draft_step() const;
+  void build_draft_step(std::int64_t longer);
   void build_slots();
   void build_windows();
   void build_valid();

@@ -25,6 +25,10 @@ struct Needed {
   std::int64_t end = 0;
 };
 
+bool has_windows(const CacheGroup& group) {
+  return std::ranges::any_of(group.caches, [](const LayerCache& c) { return c.role == CacheRole::kWindow; });
+}
+
 void check_tables(const StepBatch& batch, const KvLayout& layout, std::int64_t num_blocks,
                   const std::vector<Needed>& requests) {
   std::unordered_map<std::int64_t, Owner> writers;
@@ -35,9 +39,11 @@ void check_tables(const StepBatch& batch, const KvLayout& layout, std::int64_t n
     const TableNumbers blocks(kWhat, name, batch.block_tables[g], group.block_tokens, num_blocks);
     for (const Needed& r : requests) {
       if (r.write == r.end) continue;
-      // A window-only reader looks back `window` tokens from the first that is computed; a full group is read from its
-      // beginning.
-      const std::int64_t begin = group.sliding() ? std::max<std::int64_t>(r.write - group.window + 1, 0) : r.begin;
+      // The first token that is computed looks back `window` tokens, itself included; a draft block of DSpark as many
+      // before its first. A full group is read from its beginning.
+      const bool block = !batch.causal && r.end - r.write <= batch.decode_threshold && has_windows(group);
+      const std::int64_t sees = group.window - (block ? 0 : 1);
+      const std::int64_t begin = group.sliding() ? std::max<std::int64_t>(r.write - sees, 0) : r.begin;
       blocks.check(r.request, begin, r.end, "positions " + range_of(begin, r.end - 1));
       for (std::int64_t column = r.write / group.block_tokens; column <= (r.end - 1) / group.block_tokens; ++column) {
         const auto [other, fresh] = writers.emplace(table(r.request, column), Owner{r.request, g});

@@ -144,6 +144,12 @@ void check_all(unsigned seed, bool hostile) {
   expect_equal<DraftPositions>({.requests = b.requests}, 0, b.requests, [&](auto&, auto& l) {
     return DraftPositions::Args{.seq_lens = Batch::list(b.seq), .positions = view_of(l.data(), {b.requests})};
   });
+  expect_equal<DraftPositions>({.requests = b.requests, .longer = b.pick(0, 3)}, b.requests, b.requests,
+                               [&](auto& i, auto& l) {
+                                 return DraftPositions::Args{.seq_lens = Batch::list(b.seq),
+                                                             .positions = view_of(l.data(), {b.requests}),
+                                                             .next_lens = view_of(i.data(), {b.requests})};
+                               });
   for (const std::int64_t blocks : {std::int64_t{0}, n / 2}) {
     const std::int64_t width = 192;
     expect_equal<WindowIndices>(

@@ -92,6 +92,18 @@ TEST(DraftPositions, LastTokenOfEachRequest) {
   EXPECT_EQ(positions, (std::vector<std::int64_t>{4, -1, std::int64_t{INT32_MIN} - 1}));
 }
 
+TEST(DraftPositions, RequestsThatTakePartGrow) {
+  std::vector<std::int32_t> seq{5, 0, -3, INT32_MAX - 1};
+  std::vector<std::int64_t> positions(4);
+  Plan<DraftPositions>({.requests = 4, .longer = 2})
+      .run({.seq_lens = view_of(std::as_const(seq).data(), {4}),
+            .positions = view_of(positions.data(), {4}),
+            .next_lens = view_of(seq.data(), {4})});
+  EXPECT_EQ(seq, (std::vector<std::int32_t>{7, 0, -3, INT32_MAX})) << "in place; a request that sits out stays so";
+  EXPECT_EQ(positions, (std::vector<std::int64_t>{6, -1, -4, INT32_MAX - 1}));
+  EXPECT_THROW(Plan<DraftPositions>({.requests = 4, .longer = -1}), InvalidArgument);
+}
+
 TEST(AddRows, RoundsOnceAndLeavesGapsAlone) {
   const BF16 one = to_bf16(1.0F);
   const BF16 small = to_bf16(0x1p-8F);  // half of 1's last place

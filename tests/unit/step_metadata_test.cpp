@@ -1,5 +1,6 @@
 #include "sparsemla/step_metadata.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -118,6 +119,44 @@ TEST(StepMetadata, AdvanceIsAFreshBuildInPlace) {
     EXPECT_EQ(after.window_lens.as<std::int32_t>()[1], 128);
     EXPECT_EQ(after.window_lens.as<std::int32_t>()[2], 0) << "a request that sits out";
   }
+}
+
+TEST(StepMetadata, AdvanceWithoutLengthsIsOneTokenMore) {
+  Draft d;
+  const std::vector<std::int32_t> first{64, 128, 0}, last{66, 130, 0};
+  StepMetadata stepped(d.layout, d.layers);
+  StepBatch batch = d.batch({0, 1, 2, 3}, first, {63, 127, 0});
+  batch.max_seq_len = 129;
+  stepped.build(batch);
+  const void* before = stepped.layer(0).window_indices.data;
+  stepped.advance();
+  EXPECT_THAT(
+      [&] {
+        try {
+          stepped.advance();
+        } catch (const InvalidArgument& e) {
+          return std::string(e.what());
+        }
+        return std::string("no error");
+      }(),
+      testing::HasSubstr("max_seq_len of the loop: got 129, expected at least 130"));
+  stepped.advance(view_of(last.data(), {3}), 130);
+  StepMetadata again(d.layout, d.layers);
+  batch.max_seq_len = 131;
+  again.build(batch);
+  again.advance();
+  again.advance();
+  StepMetadata fresh(d.layout, d.layers);
+  fresh.build(d.batch({0, 1, 2, 3}, last, {65, 129, -1}));
+  for (const StepMetadata* m : {&stepped, &again}) {
+    for (std::int64_t t = 0; t < 3; ++t) {
+      EXPECT_EQ(row(m->layer(0).window_indices, t), row(fresh.layer(0).window_indices, t)) << t;
+      EXPECT_EQ(m->layer(0).positions.as<std::int64_t>()[t], fresh.layer(0).positions.as<std::int64_t>()[t]) << t;
+      EXPECT_EQ(m->layer(0).window_slots.as<std::int64_t>()[t], fresh.layer(0).window_slots.as<std::int64_t>()[t]) << t;
+      EXPECT_EQ(m->layer(0).seq_lens.as<std::int32_t>()[t], last[static_cast<std::size_t>(t)]) << t;
+    }
+  }
+  EXPECT_EQ(stepped.layer(0).window_indices.data, before);
 }
 
 TEST(StepMetadata, AdvanceNeedsOneTokenARequest) {

@@ -191,15 +191,19 @@ struct PrefillLens {
   };
 };
 
-/// The one token of every request of a draft step stands last: positions = seq_len - 1 (spec 6.10).
+/// The one token of every request of a draft step stands last: positions = seq_len - 1 (spec 6.10). The step before
+/// may have been `longer` tokens shorter: next_lens = seq_len > 0 ? seq_len + longer : seq_len, positions = next_lens
+/// - 1.
 struct DraftPositions {
   static constexpr std::string_view kName = "draft_positions";
   struct Problem {
     std::int64_t requests = 0;
+    std::int64_t longer = 0;  ///< tokens by which each request has grown; 0: seq_lens are this step's
   };
   struct Args {
     ConstTensorView seq_lens;  ///< [requests] I32
     TensorView positions;      ///< [requests] I64
+    TensorView next_lens;      ///< [requests] I32, may be seq_lens itself; absent: not wanted
   };
 };
 

@@ -198,7 +198,9 @@ def _index_samples() -> dict[str, Sample]:
             _batch("query_start_loc", "seq_lens") | {"decodes": 1},
             {"gather_lens": _zeros(2), "entry_counts": _zeros(2)},
         ),
-        "draft_positions": Sample(_batch("seq_lens"), {"positions": _zeros(3, dtype=I64)}),
+        "draft_positions": Sample(
+            _batch("seq_lens") | {"longer": 1}, {"positions": _zeros(3, dtype=I64), "next_lens": _zeros(3)}
+        ),
         "combine_topk_window": Sample(
             {"topk": topk, "gather_lens": _ints([9, 4, 132]), "top_k": 16, "m": 300, "n": 75}
             | _batch("query_start_loc", "seq_lens"),

@@ -238,11 +238,15 @@ std::span<const Implementation<DraftPositions>> OpTable<DraftPositions>::impleme
 template <>
 void OpTable<DraftPositions>::check_problem(const DraftPositions::Problem& problem) {
   check_sizes(DraftPositions::kName, problem.requests, 0);
+  check_that(problem.longer >= 0 && problem.longer <= INT32_MAX, DraftPositions::kName, "longer", problem.longer,
+             "0 to 2^31 - 1");
 }
 template <>
 void OpTable<DraftPositions>::check_args(const DraftPositions::Problem& problem, const DraftPositions::Args& args) {
   check_tensor(DraftPositions::kName, "seq_lens", args.seq_lens, {problem.requests}, {DType::kI32});
   check_tensor(DraftPositions::kName, "positions", args.positions, {problem.requests}, {DType::kI64});
+  if (!args.next_lens.absent())
+    check_tensor(DraftPositions::kName, "next_lens", args.next_lens, {problem.requests}, {DType::kI32});
 }
 
 template <>

@@ -181,11 +181,11 @@ struct OpDescription<DraftPositions> {
   static constexpr std::string_view kFamily = "index";
   static constexpr std::string_view kTypical = "8 requests";
   static DraftPositions::Problem typical() { return {.requests = 8}; }
-  static constexpr auto kShapes =
-      std::to_array<TensorShape>({{"seq_lens", "I32", "requests"}, {"positions", "I64", "requests"}});
-  static void fields(DraftPositions::Problem& p, auto&& f) { f("requests", p.requests); }
+  static constexpr auto kShapes = std::to_array<TensorShape>(
+      {{"seq_lens", "I32", "requests"}, {"positions", "I64", "requests"}, {"next_lens", "I32", "requests"}});
+  static void fields(DraftPositions::Problem& p, auto&& f) { f("requests", p.requests), f("longer", p.longer); }
   static void tensors(DraftPositions::Args& a, auto&& t) {
-    t.in("seq_lens", a.seq_lens), t.out("positions", a.positions);
+    t.in("seq_lens", a.seq_lens), t.out("positions", a.positions), t.out("next_lens", a.next_lens);
   }
 };
 

@@ -36,9 +36,14 @@ __global__ void prefills(PrefillLens::Problem p, const std::int32_t* start, cons
   if (entry_counts != nullptr) entry_counts[i] = static_cast<std::int32_t>(max(seq, std::int64_t{0}) / p.ratio);
 }
 
-__global__ void last_positions(std::int64_t requests, const std::int32_t* seq_lens, std::int64_t* positions) {
+__global__ void last_positions(DraftPositions::Problem p, const std::int32_t* seq_lens, std::int64_t* positions,
+                               std::int32_t* next_lens) {
   const std::int64_t r = thread_index();
-  if (r < requests) positions[r] = static_cast<std::int64_t>(seq_lens[r]) - 1;
+  if (r >= p.requests) return;
+  const std::int64_t length = seq_lens[r];
+  const std::int64_t next = length > 0 ? min(length + p.longer, kMax) : length;
+  positions[r] = next - 1;
+  if (next_lens != nullptr) next_lens[r] = static_cast<std::int32_t>(next);
 }
 
 void run(const VisibleEntries::Problem& p, const VisibleEntries::Args& a, const RunContext& context) {
@@ -60,7 +65,8 @@ void run(const PrefillLens::Problem& p, const PrefillLens::Args& a, const RunCon
 void run(const DraftPositions::Problem& p, const DraftPositions::Args& a, const RunContext& context) {
   if (p.requests == 0) return;
   last_positions<<<blocks_for(p.requests, kThreads), kThreads, 0, stream_of(context.stream)>>>(
-      p.requests, data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.positions));
+      p, data_of<const std::int32_t>(a.seq_lens), data_of<std::int64_t>(a.positions),
+      data_of<std::int32_t>(a.next_lens));
   check_launch("draft_positions");
 }
 

@@ -40,7 +40,10 @@ void prefill_lens_ref(const PrefillLens::Problem& problem, const PrefillLens::Ar
 void draft_positions_ref(const DraftPositions::Problem& problem, const DraftPositions::Args& args,
                          const RunContext& /*context*/) {
   for (std::int64_t r = 0; r < problem.requests; ++r) {
-    args.positions.as<std::int64_t>()[r] = static_cast<std::int64_t>(args.seq_lens.as<std::int32_t>()[r]) - 1;
+    const std::int64_t length = args.seq_lens.as<std::int32_t>()[r];
+    const std::int64_t next = length > 0 ? std::min<std::int64_t>(length + problem.longer, INT32_MAX) : length;
+    args.positions.as<std::int64_t>()[r] = next - 1;
+    if (!args.next_lens.absent()) args.next_lens.as<std::int32_t>()[r] = static_cast<std::int32_t>(next);
   }
 }
 

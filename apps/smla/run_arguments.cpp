@@ -53,10 +53,21 @@ std::vector<std::int64_t> parse_layers(const std::string& text, const ModelConfi
   return layers;
 }
 
+/// The layers that draft: all of the model's MTP layers.
+std::vector<std::int64_t> mtp_layers(const ModelConfig& model) {
+  if (model.num_mtp_layers == 0) {
+    throw InvalidArgument("--dspark: got " + model.name +
+                          " without MTP layers, expected a model that has some (num_nextn_predict_layers)");
+  }
+  std::vector<std::int64_t> layers(static_cast<std::size_t>(model.num_mtp_layers));
+  std::iota(layers.begin(), layers.end(), model.num_layers);
+  return layers;
+}
+
 /// Enough blocks for the longest `max_seqs` requests at once, within the byte limit; with a prefix cache all of it.
 std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, const std::vector<RequestSpec>& specs) {
   if (a.kv_blocks > 0) return a.kv_blocks;
-  const KvLayout layout = make_kv_layout(layer_configs(options), options.layer.caches);
+  const KvLayout layout = engine_layout(options);
   std::vector<std::int64_t> needs;
   for (const RequestSpec& s : specs) {
     // A longer one is refused; it must not size the pool.
@@ -175,6 +186,7 @@ EngineOptions engine_options(const RunArguments& a, const std::vector<RequestSpe
   o.speculative = a.speculative;
   o.adaptive_speculation = a.adaptive_speculation;
   o.draft_acceptance = a.acceptance;
+  if (a.dspark) o.dspark_layers = mtp_layers(o.model);
   o.seed = a.seed;
   if (a.plant_error == "position") o.planted_error = PlantedError::kPosition;
   if (a.plant_error == "block") o.planted_error = PlantedError::kBlock;

@@ -39,6 +39,7 @@ struct RunArguments {
   int speculative = 0;
   double acceptance = 0.7;
   bool adaptive_speculation = false;
+  bool dspark = false;
   bool prefix_cache = false;
   std::int64_t prefix_retention = PrefixCacheOptions{}.retention_interval;
   bool prefix_compare = false;

@@ -41,7 +41,7 @@ void check_combinations(const CLI::App& command, const RunArguments& a) {
   refuse_useless(command, "--kv-bytes", a.kv_blocks > 0, "beside --kv-blocks", "one of the two");
   refuse_useless(command, "--fp8-weights", a.weights.empty(), "without --weights",
                  "a checkpoint, whose weights it is about");
-  for (const char* option : {"--adaptive-speculation", "--draft-acceptance"})
+  for (const char* option : {"--adaptive-speculation", "--draft-acceptance", "--dspark"})
     refuse_useless(command, option, a.speculative == 0, "without --speculative", "--speculative of 1 or more");
   for (const char* option : {"--no-graphs", "--stage-times"})
     refuse_useless(command, option, a.device != "cuda", "beside --device " + a.device, "--device cuda");

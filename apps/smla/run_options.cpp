@@ -78,6 +78,9 @@ void add_engine_options(CLI::App* c, RunArguments& arguments) {
       ->capture_default_str();
   c->add_flag("--adaptive-speculation", a->adaptive_speculation,
               "Draft as many tokens as a request's last step suggests, at most --speculative");
+  c->add_flag("--dspark", a->dspark,
+              "The model's MTP layers compute the drafts as DSpark blocks of --speculative tokens that see each other, "
+              "over context rows of the stack's output");
   c->add_option("--plant-error", a->plant_error, "Plant a fault (position, block or rope) to see the check fail")
       ->check(one_of({"position", "block", "rope"}));
   c->add_option("--device", a->device, "Where layers and caches are: cpu or cuda")

@@ -1,6 +1,7 @@
 #include "run_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -77,7 +78,8 @@ std::string check_text(const RunReport& r) {
   out += "  request    token  layer  kind     relative l2  top-k\n";
   for (const CheckedSample& s : r.check.samples) {
     const std::string where =
-        fmt::format("  {:>7}  {:>7}  {:>5}  {:<7}", s.request, s.position, s.model_layer, kind_name(s.compress_ratio));
+        fmt::format("  {:>7}  {:>7}  {:>5}  {:<7}", s.request, s.position, s.model_layer,
+                    s.layer < std::ssize(r.options.layers) ? kind_name(s.compress_ratio) : "DSpark");
     if (!s.computed) {
       out += where + "  not computed in this run\n";
       continue;
@@ -97,6 +99,15 @@ std::string check_text(const RunReport& r) {
   return out + fmt::format("  worst {} at request {} token {} layer {}, {} of {} samples computed: {}\n",
                            error_text(w.relative_l2), w.request, w.position, w.model_layer, r.check.computed,
                            r.check.samples.size(), verdict(r.check));
+}
+
+/// Which C4A layers choose entries (F) and which take the last choice (S).
+std::string topk_pattern(const EngineOptions& o) {
+  std::string letters;
+  for (const LayerConfig& config : layer_configs(o)) {
+    if (config.has_indexer()) letters += config.runs_indexer() ? 'F' : 'S';
+  }
+  return letters;
 }
 
 Json spread_json(const Spread& s) { return {{"count", s.count}, {"mean", s.mean}, {"p50", s.p50}, {"p99", s.p99}}; }
@@ -139,7 +150,16 @@ std::string layers_text(const EngineOptions& o) {
         o.layers, [&](std::int64_t layer) { return o.model.layer(layer).compress_ratio == ratio; });
     if (n > 0) kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", n, kind_name(ratio));
   }
-  return fmt::format("{} layer{} {} ({})", o.layers.size(), o.layers.size() == 1 ? "" : "s", numbers, kinds);
+  std::string drafting;
+  if (!o.dspark_layers.empty()) drafting = fmt::format(" and DSpark drafts by {}", fmt::join(o.dspark_layers, ", "));
+  return fmt::format("{} layer{} {} ({}){}", o.layers.size(), o.layers.size() == 1 ? "" : "s", numbers, kinds,
+                     drafting);
+}
+
+std::string drafts_text(const EngineOptions& o, const RunTotals& t) {
+  std::string out = fmt::format("drafts      {} verified, {} rejected", t.draft_tokens, t.rejected_drafts);
+  if (!o.dspark_layers.empty()) out += fmt::format(", computed in {} DSpark blocks", t.draft_blocks);
+  return out + "\n";
 }
 
 void merge_implementations(std::string& all, const std::string& more) {
@@ -189,8 +209,7 @@ std::string report_text(const RunReport& r) {
                      rate(t.prefill_tokens, t.prefill_seconds));
   out +=
       fmt::format("decode      {} tokens, {:.1f} tokens/s\n", t.decode_tokens, rate(t.decode_tokens, t.decode_seconds));
-  if (r.options.speculative > 0)
-    out += fmt::format("drafts      {} verified, {} rejected\n", t.draft_tokens, t.rejected_drafts);
+  if (r.options.speculative > 0) out += drafts_text(r.options, t);
   out += fmt::format("preemptions {} ({} tokens recomputed)\n", t.preemptions, t.recomputed_tokens);
   out += prefix_text(r);
   for (const auto& [name, s] :
@@ -275,7 +294,9 @@ std::string report_json(const RunReport& r) {
       {"table_bytes_moved", t.table_bytes},
       {"cache_dtype", r.options.layer.caches.rows->name},
       {"index_dtype", r.options.layer.caches.index->name},
+      {"index_topk_pattern", topk_pattern(r.options)},
       {"speculative", r.options.speculative},
+      {"dspark_layers", r.options.dspark_layers},
       {"interrupted", r.interrupted},
       {"wall_seconds", r.wall_seconds},
       {"setup_seconds", r.setup_seconds},
@@ -288,6 +309,7 @@ std::string report_json(const RunReport& r) {
       {"decode_tokens_per_second", rate(t.decode_tokens, t.decode_seconds)},
       {"draft_tokens", t.draft_tokens},
       {"rejected_drafts", t.rejected_drafts},
+      {"draft_blocks", t.draft_blocks},
       {"preemptions", t.preemptions},
       {"recomputed_tokens", t.recomputed_tokens},
       {"prefix_cache", Json::parse(prefix_json(r))},

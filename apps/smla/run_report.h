@@ -35,8 +35,10 @@ struct RunReport {
   CheckReport check;
 };
 
-/// "4 layers 0-3 (1 window, 2 C4A, 1 C128A)".
+/// "4 layers 0-3 (1 window, 2 C4A, 1 C128A)", and which layers draft.
 std::string layers_text(const EngineOptions& options);
+/// A line: how many drafts were verified and rejected, and what computed them.
+std::string drafts_text(const EngineOptions& options, const RunTotals& totals);
 /// Adds to `all` ("attention avx512, topk cpu") what of `more` is not in it yet.
 void merge_implementations(std::string& all, const std::string& more);
 /// The report for people.

@@ -109,7 +109,7 @@ class Watchdog {
 
 /// One and a half times what the longest request needs, so that requests are preempted and prefixes evicted.
 std::int64_t scarce_blocks(const EngineOptions& o, const std::vector<RequestSpec>& specs) {
-  const KvLayout layout = make_kv_layout(layer_configs(o), o.layer.caches);
+  const KvLayout layout = engine_layout(o);
   std::int64_t longest = 1;
   for (const RequestSpec& s : specs) longest = std::max(longest, blocks_needed(layout, s, o.max_batched_tokens));
   return longest + longest / 2;

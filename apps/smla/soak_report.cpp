@@ -43,7 +43,7 @@ std::string soak_text(const RunReport& run, const SoakOptions& options, const So
     out += fmt::format("graphs      {} steps as graphs, {} recorded, {} evicted\n", t.graph_steps, t.graphs_recorded,
                        t.graphs_evicted);
   out += fmt::format("tokens      {} of prompts, {} of outputs\n", t.prefill_tokens, t.decode_tokens);
-  out += fmt::format("drafts      {} verified, {} rejected\n", t.draft_tokens, t.rejected_drafts);
+  out += drafts_text(o, t);
   out += fmt::format("preemptions {} ({} tokens recomputed)\n", t.preemptions, t.recomputed_tokens);
   out += fmt::format(
       "prefixes    {} requests began in the cache with {} tokens, {} tokens after preemptions; {} tails kept, {} "
@@ -73,6 +73,7 @@ std::string soak_json(const RunReport& run, const SoakOptions& options, const So
             {"tensor_parallel", run.parallel.tensor},
             {"context_parallel", run.parallel.context},
             {"speculative", o.speculative},
+            {"dspark_layers", o.dspark_layers},
             {"blocks", o.num_blocks},
             {"seconds", options.seconds},
             {"wall_seconds", r.wall_seconds},
@@ -91,6 +92,7 @@ std::string soak_json(const RunReport& run, const SoakOptions& options, const So
             {"decode_tokens", t.decode_tokens},
             {"draft_tokens", t.draft_tokens},
             {"rejected_drafts", t.rejected_drafts},
+            {"draft_blocks", t.draft_blocks},
             {"preemptions", t.preemptions},
             {"recomputed_tokens", t.recomputed_tokens},
             {"cached_requests", t.cached_requests},

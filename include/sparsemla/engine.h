@@ -60,9 +60,12 @@ struct EngineOptions {
   /// Begins requests with prefixes that earlier ones computed (docs/prefix-caching.md); none: computes every token.
   std::optional<PrefixCacheOptions> prefix_cache{};
   /// IndexCache layer by layer: a letter for each C4A layer of `layers`, in order. F: it chooses entries itself; S: it
-  /// takes those of the last one before it that does. Empty: as the model's index_topk_freq says.
+  /// takes those of the last one before it that does. Empty: as the model says.
   std::string index_topk_pattern{};
   int speculative = 0;  ///< draft tokens a decode step verifies
+  /// Layers that draft in DSpark blocks, window-only ones of the model, which come behind `layers` wherever layers are
+  /// counted (docs/engine.md). Empty: drafts cost nothing but their verification.
+  std::vector<std::int64_t> dspark_layers{};
   /// Each request drafts as many tokens as its last verification suggests, 1 to `speculative`, instead of always
   /// `speculative` (spec 6.10).
   bool adaptive_speculation = false;
@@ -75,10 +78,12 @@ struct EngineOptions {
   bool fp8_weights = false;  ///< keep FP8 weights of `weights` (LoadOptions::keep_fp8); off: dequantised at load
 };
 
-/// The numbers of the layers of a run: those of the model, with index_topk_pattern.
+/// The numbers of the layers of a run: those of the model, with index_topk_pattern, and behind them dspark_layers.
 /// @throws InvalidArgument for a layer that the model does not have, and for a pattern of other letters, of another
 /// length than there are C4A layers, or that begins with S.
 std::vector<LayerConfig> layer_configs(const EngineOptions& options);
+/// The caches of those layers as an engine lays them out. @throws what layer_configs throws.
+KvLayout engine_layout(const EngineOptions& options);
 
 /// One row of a step's batch.
 struct StepRow {
@@ -98,6 +103,13 @@ class EngineObserver {
   /// absent.
   virtual void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
                         const ConstTensorView& output, const ConstTensorView& topk) = 0;
+  /// Rows of the stack's end [T, hidden] that the layers of DSpark drafts have as context from now on, those that are
+  /// wanted of layer number `layers.size()`.
+  virtual void on_context(std::span<const StepRow> /*rows*/, const ConstTensorView& /*hidden*/) {}
+  /// The draft block of one request in one of the draft layers: tokens in order, the first known, the others noise.
+  /// Only blocks whose first token is wanted.
+  virtual void on_draft_block(std::int64_t /*layer*/, std::span<const StepRow> /*rows*/,
+                              const ConstTensorView& /*input*/, const ConstTensorView& /*output*/) {}
 };
 
 /// The outcome of a request so far.
@@ -122,6 +134,7 @@ struct RunTotals {
   std::int64_t decode_tokens = 0;    ///< accepted output positions
   std::int64_t draft_tokens = 0;     ///< proposed
   std::int64_t rejected_drafts = 0;  ///< thrown away by verification
+  std::int64_t draft_blocks = 0;     ///< that DSpark's layers computed, one a request and step
   std::int64_t preemptions = 0;
   std::int64_t recomputed_tokens = 0;   ///< prompt tokens computed again after a preemption
   std::int64_t cached_requests = 0;     ///< that began with a prefix from the cache

@@ -15,14 +15,14 @@ namespace SMLA_API smla {
 struct CheckedSample {
   std::int64_t request = 0;
   std::int64_t position = 0;     ///< position of the token
-  std::int64_t layer = 0;        ///< index into the run's layers
+  std::int64_t layer = 0;        ///< index into the run's layers, those that draft last
   std::int64_t model_layer = 0;  ///< index into the model
   int compress_ratio = 1;        ///< of the layer: 1, 4 or 128
   bool computed = false;         ///< false: the run ended before it, or its request was refused
   double bound = 0;              ///< on relative_l2, by how the layer computes
   double relative_l2 = 0;        ///< |got - want| / |want| over the layer's output; infinite where only `want` is zero
   double topk_difference = 0;    ///< share of the chosen entries that are not float64's own choice
-  bool topk_ok = true;           ///< the choice lies close to the k-th best score (TopkBound in run_check.cpp)
+  bool topk_ok = true;           ///< the choice lies close to the k-th best score (TopkBound in topk_judge.cpp)
   std::string topk_text{};       ///< what is wrong with the choice; empty when nothing is
 };
 
@@ -53,6 +53,11 @@ class RunCheck : public EngineObserver {
   bool wants(std::int64_t layer, const StepRow& row) const override;
   void on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
                 const ConstTensorView& output, const ConstTensorView& topk) override;
+
+  /// What the blocks of the layers that draft see.
+  void on_context(std::span<const StepRow> rows, const ConstTensorView& hidden) override;
+  void on_draft_block(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
+                      const ConstTensorView& output) override;
 
   /// Recomputes what was kept. @param progress called after each sample with the number done.
   CheckReport finish(const std::function<void(int)>& progress = {});

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "device/device_tensor.h"
@@ -17,6 +18,7 @@ struct StepSizes {
   std::int64_t tokens = 0;
   std::int64_t requests = 0;
   std::int64_t max_seq_len = 0;
+  std::int64_t draft_tokens = 0;  ///< of DSpark blocks
   friend bool operator==(const StepSizes&, const StepSizes&) = default;
 };
 
@@ -59,8 +61,8 @@ struct SeenLayer {
 
 /// A decode step of one size, recorded once.
 struct DecodeGraph {
-  std::vector<LayerPlan> plans;
-  std::vector<SeenLayer> seen;  ///< one a layer when the engine is observed
+  std::vector<std::optional<LayerPlan>> plans;  ///< one a layer; without blocks none of those that draft
+  std::vector<SeenLayer> seen;                  ///< likewise, when the engine is observed
   Graph graph;
 };
 

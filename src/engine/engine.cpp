@@ -70,17 +70,29 @@ void Engine::State::set_cache_scales() {
 std::vector<LayerConfig> layer_configs(const EngineOptions& options) {
   std::vector<LayerConfig> configs;
   for (const std::int64_t index : options.layers) configs.push_back(options.model.layer(index));
-  const std::string& pattern = options.index_topk_pattern;
-  if (pattern.empty()) return configs;
-  const auto choosers = std::ranges::count_if(configs, &LayerConfig::has_indexer);
-  const bool letters = pattern.find_first_not_of("FS") == std::string::npos && pattern.front() == 'F';
-  check_that(letters && std::ssize(pattern) == choosers, kWhat, "index_topk_pattern", pattern,
-             "F and then F or S, " + std::to_string(choosers) + " in all, one for each C4A layer");
-  std::size_t next = 0;
-  for (LayerConfig& config : configs) {
-    if (config.has_indexer()) config.reuses_topk = pattern[next++] == 'S';
+  if (const std::string& pattern = options.index_topk_pattern; !pattern.empty()) {
+    const auto choosers = std::ranges::count_if(configs, &LayerConfig::has_indexer);
+    const bool letters = pattern.find_first_not_of("FS") == std::string::npos && pattern.front() == 'F';
+    check_that(letters && std::ssize(pattern) == choosers, kWhat, "index_topk_pattern", pattern,
+               "F and then F or S, " + std::to_string(choosers) + " in all, one for each C4A layer");
+    std::size_t next = 0;
+    for (LayerConfig& config : configs) {
+      if (config.has_indexer()) config.reuses_topk = pattern[next++] == 'S';
+    }
+  }
+  for (const std::int64_t index : options.dspark_layers) {
+    configs.push_back(options.model.layer(index));
+    check_that(!configs.back().has_compressor(), kWhat, "dspark_layers",
+               "layer " + std::to_string(index) + " of compress_ratio " + std::to_string(configs.back().compress_ratio),
+               "window-only layers");
   }
   return configs;
+}
+
+KvLayout engine_layout(const EngineOptions& options) {
+  CacheOptions caches = effective_options(options.layer).caches;
+  caches.draft_blocks = !options.dspark_layers.empty();
+  return make_kv_layout(layer_configs(options), caches);
 }
 
 Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(std::make_unique<State>()) {
@@ -98,6 +110,8 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   check_that(options.max_model_len <= options.model.max_position, kWhat, "max_model_len", options.max_model_len,
              "at most " + std::to_string(options.model.max_position) + ", the model's max_position");
   check_that(options.speculative >= 0, kWhat, "speculative", options.speculative, "0 or more");
+  check_that(options.speculative >= 1 || options.dspark_layers.empty(), kWhat, "speculative", options.speculative,
+             "1 or more draft tokens with dspark_layers");
   check_that(options.draft_acceptance >= 0 && options.draft_acceptance <= 1, kWhat, "draft_acceptance",
              std::to_string(options.draft_acceptance), "0 to 1");
   State& s = *state_;
@@ -111,7 +125,7 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   }
   bool chosen = false;
   s.configs = layer_configs(options);
-  for (std::size_t i = 0; i < s.configs.size(); ++i) {
+  for (std::size_t i = 0; i < s.stack(); ++i) {
     chosen = chosen || s.configs[i].runs_indexer();
     check_that(chosen || !s.configs[i].reuses_topk, kWhat, "layers",
                "layer " + std::to_string(options.layers[i]) + ", which reuses an earlier layer's top-k",
@@ -120,9 +134,10 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
   s.ordinal = current_device(s.device());
   s.stream = OwnedStream(s.device());
   s.ropes.reserve(s.configs.size());
-  for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(options.layers[i], s.configs[i]);
-  s.pool = std::make_unique<KvPool>(make_kv_layout(s.configs, s.options.layer.caches), options.num_blocks, s.device(),
-                                    s.stream.get());
+  std::vector<std::int64_t> model_layers = options.layers;
+  model_layers.insert(model_layers.end(), options.dspark_layers.begin(), options.dspark_layers.end());
+  for (std::size_t i = 0; i < s.configs.size(); ++i) s.add_layer(model_layers[i], s.configs[i]);
+  s.pool = std::make_unique<KvPool>(engine_layout(s.options), options.num_blocks, s.device(), s.stream.get());
   s.set_cache_scales();
   if (options.prefix_cache) {
     s.prefixes = std::make_unique<PrefixCache>(s.pool->layout(), s.pool->blocks(), *options.prefix_cache);
@@ -133,9 +148,12 @@ Engine::Engine(const EngineOptions& options, EngineObserver* observer) : state_(
                                            options.max_model_len);
   s.graphs = std::make_unique<DecodeGraphs>(options.max_graphs, options.max_graph_bytes, options.graph_after);
   s.metadata = std::make_unique<StepMetadata>(s.pool->layout(), s.configs, s.options.layer.front_end, s.device());
+  if (!options.dspark_layers.empty())
+    s.drafts =
+        std::make_unique<DraftStep>(s.pool->layout(), s.configs, s.stack(), s.options.layer.front_end, s.device());
   if (!options.layer.strict) return;
   std::vector<std::string> names;
-  for (const std::int64_t index : options.layers) names.push_back("layers." + std::to_string(index) + ".attn");
+  for (const std::int64_t index : model_layers) names.push_back("layers." + std::to_string(index) + ".attn");
   check_upstream_layout(s.pool->layout(), names);
 }
 

@@ -10,6 +10,7 @@
 #include "device/streams.h"
 #include "engine/block_tables.h"
 #include "engine/device_step.h"
+#include "engine/draft_blocks.h"
 #include "engine/scheduler.h"
 #include "engine/step_tensors.h"
 #include "engine/synthetic.h"
@@ -26,7 +27,7 @@ struct Engine::State {
   int ordinal = 0;     ///< of the GPU that it runs on
   OwnedStream stream;  ///< goes last
   EngineObserver* observer = nullptr;
-  std::vector<LayerConfig> configs;
+  std::vector<LayerConfig> configs;  ///< of all layers: the stack's, then those that draft
   std::vector<OwnedLayerWeights> weights;
   std::vector<LayerTensors> loaded;  ///< one a layer when there is a checkpoint
   std::vector<std::shared_ptr<const RopeTable>> ropes;
@@ -35,6 +36,7 @@ struct Engine::State {
   std::unique_ptr<PrefixCache> prefixes;  ///< null without one; goes before the pool
   std::unique_ptr<Scheduler> scheduler;
   std::unique_ptr<StepMetadata> metadata;
+  std::unique_ptr<DraftStep> drafts;  ///< null without layers that draft; serves recorded steps, too
   std::vector<std::unique_ptr<Request>> requests;
   std::unordered_map<std::int64_t, Request*> by_id;
   DeviceTensor workspace;
@@ -44,6 +46,8 @@ struct Engine::State {
   RunTotals totals;
   std::string implementations;
 
+  /// Layers that do not draft.
+  std::size_t stack() const { return options.layers.size(); }
   std::vector<Communicator*> ranks() const;
   void agree(const std::vector<Scheduled>& parts) const;
   void wait_for_ranks() const;
@@ -60,11 +64,26 @@ struct Engine::State {
   void run_layers(const StepTensors& batch, HostTensor& x);
   void update_tables(const StepTensors& batch);
   void run_eager(const StepTensors& batch, HostTensor& x);
+  Workspace workspace_of(std::size_t bytes);
+  void forward_eager(std::size_t layer, StepMetadata& step_metadata, std::int64_t row, const TensorView& x,
+                     const TensorView& y);
+  StepBatch upload_blocks(const StepTensors& blocks, const StepTensors& batch, const StepSizes& sizes,
+                          std::span<const ConstTensorView> views);
+  void draft_eager(const StepTensors& batch);
+  void insert_contexts(const StepMetadata& step_metadata, const ConstTensorView& x, Workspace lent);
+  std::size_t context_bytes(std::int64_t tokens) const;
+  void show_blocks(std::size_t layer, const StepTensors& blocks, const ConstTensorView& x,
+                   const ConstTensorView& y) const;
+  void show_context(const StepTensors& batch, const ConstTensorView& x) const;
   void run_graph(const StepTensors& batch, HostTensor& x);
   void reserve_graphs();
-  void record(DecodeGraph& g, const StepBatch& step);
-  void queue_decode(DecodeGraph& g, const StepBatch& step);
+  void record(DecodeGraph& g, const StepBatch& step, const StepBatch* blocks);
+  void queue_decode(DecodeGraph& g, const StepBatch& step, const StepBatch* blocks);
+  void queue_layer(DecodeGraph& g, std::size_t layer, StepMetadata& step_metadata, std::int64_t row,
+                   const TensorView& x, const TensorView& y);
   void add_residual(std::size_t layer, const TensorView& x, const TensorView& y);
+  void each_wanted(std::int64_t layer, const StepTensors& batch,
+                   const std::function<void(std::int64_t, std::int64_t)>& show_run) const;
   void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y,
             const ConstTensorView& topk) const;
   void keep_prefix(Request& request, std::int64_t before);

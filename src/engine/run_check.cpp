@@ -11,6 +11,7 @@
 #include "core/host_tensor.h"
 #include "engine/prompt.h"
 #include "engine/synthetic.h"
+#include "engine/topk_judge.h"
 #include "layer/layer_plan.h"
 #include "layer/reference_layer.h"
 #include "sparsemla/weights.h"
@@ -27,71 +28,9 @@ bool has_fp8_inputs(const LayerOptions& options, const LayerWeights& w) {
   return is_fp8(w.wq_a) || is_fp8(w.wkv) || is_fp8(w.wq_b) || is_fp8(w.index_wq_b) || is_fp8(w.wo_b);
 }
 
-/// How far a choice may be from float64's.
-struct TopkBound {
-  double share = 0.10;   ///< of the chosen set that may differ
-  double margin = 0.10;  ///< standard deviations around the k-th best score
-};
-
-TopkBound topk_bound(const LayerOptions& options, const LayerWeights& weights) {
-  return has_fp8_inputs(options, weights) ? TopkBound{.share = 0.10, .margin = 0.25} : TopkBound{};
-}
-
 double value_at(const ConstTensorView& v, std::int64_t i) {
   return v.dtype == DType::kBF16 ? static_cast<double>(to_float(v.as<BF16>()[i]))
                                  : static_cast<double>(v.as<float>()[i]);
-}
-
-/// Judges the run's choice among the visible scores.
-void judge_topk(std::span<const std::int32_t> chosen, const std::vector<double>& scores, std::int64_t k,
-                const TopkBound& bound, CheckedSample& sample) {
-  const std::size_t n = scores.size();
-  const std::size_t wanted = std::min(n, static_cast<std::size_t>(k));
-  std::vector<bool> in(n, false);
-  std::size_t count = 0;
-  for (const std::int32_t j : chosen) {
-    if (j < 0) continue;
-    if (static_cast<std::size_t>(j) >= n || in[static_cast<std::size_t>(j)]) {
-      sample.topk_ok = false;
-      sample.topk_text =
-          "entry " + std::to_string(j) + (static_cast<std::size_t>(j) >= n ? " is not visible" : " was chosen twice");
-      return;
-    }
-    in[static_cast<std::size_t>(j)] = true;
-    ++count;
-  }
-  if (count != wanted) {
-    sample.topk_ok = false;
-    sample.topk_text = "got " + std::to_string(count) + " entries, expected " + std::to_string(wanted);
-    return;
-  }
-  if (n <= wanted) return;
-
-  std::vector<std::size_t> order(n);
-  std::iota(order.begin(), order.end(), 0U);
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
-  std::size_t different = 0;
-  for (std::size_t i = 0; i < wanted; ++i) different += in[order[i]] ? 0 : 1;
-  sample.topk_difference = static_cast<double>(different) / static_cast<double>(wanted);
-
-  const double mean = std::accumulate(scores.begin(), scores.end(), 0.0) / static_cast<double>(n);
-  double variance = 0;
-  for (const double s : scores) variance += (s - mean) * (s - mean);
-  const double margin = bound.margin * std::sqrt(variance / static_cast<double>(n));
-  const double boundary = scores[order[wanted - 1]];
-  for (std::size_t j = 0; j < n; ++j) {
-    if (in[j] ? scores[j] >= boundary - margin : scores[j] <= boundary + margin) continue;
-    sample.topk_ok = false;
-    sample.topk_text = "entry " + std::to_string(j) +
-                       (in[j] ? " was chosen with score " : " was left out with score ") + std::to_string(scores[j]) +
-                       ", k-th best " + std::to_string(boundary) + ", margin " + std::to_string(margin);
-    return;
-  }
-  if (sample.topk_difference > bound.share) {
-    sample.topk_ok = false;
-    sample.topk_text =
-        std::to_string(different) + " of " + std::to_string(wanted) + " entries differ from float64's choice";
-  }
 }
 
 /// Sums up the samples.
@@ -139,39 +78,84 @@ struct RunCheck::State {
   std::map<std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>> sharers;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<char>> seen;  ///< the rows of `inputs` that are there
   std::vector<HostTensor> outputs;                                          ///< a row a sample
-  std::vector<std::vector<std::int32_t>> topk;                              ///< a row a sample
+  std::vector<HostTensor> blocks;          ///< for samples of layers that draft: the block's inputs, absent for others
+  std::vector<std::int64_t> block_begins;  ///< likewise: the block's first position
+  std::vector<std::vector<std::int32_t>> topk;  ///< a row a sample
 
+  /// Layers that do not draft.
+  std::int64_t stack() const { return std::ssize(options.layers); }
+  /// Where a layer's inputs are kept: layers that draft have one context.
+  std::int64_t kept_as(std::int64_t layer) const { return std::min(layer, stack()); }
+  void add_sample(std::uint64_t bits, std::int64_t layer, std::span<const RequestSpec> requests);
   void find_sharers(std::span<const RequestSpec> requests);
+  void keep_inputs(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input);
 };
+
+namespace {
+
+/// Copies rows of a matrix to rows of another of the same width and type.
+void copy_rows(const ConstTensorView& from, std::int64_t first, std::int64_t rows, HostTensor& to,
+               std::int64_t to_first) {
+  const std::int64_t bytes = from.size(1) * size_of(from.dtype);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const auto* source =
+        static_cast<const std::uint8_t*>(from.data) + (first + r) * from.stride[0] * size_of(from.dtype);
+    std::copy_n(source, bytes, static_cast<std::uint8_t*>(to.data()) + (to_first + r) * bytes);
+  }
+}
+
+/// The model's number of a run's layer.
+std::int64_t model_layer_of(const EngineOptions& options, std::int64_t layer) {
+  const std::int64_t stack = std::ssize(options.layers);
+  return layer < stack ? options.layers[static_cast<std::size_t>(layer)]
+                       : options.dspark_layers[static_cast<std::size_t>(layer - stack)];
+}
+
+/// Whether a request ever has a draft token: its last output token is not fed back, and one token is its own.
+bool drafts(const RequestSpec& request) { return request.output_tokens >= 3; }
+
+}  // namespace
 
 RunCheck::RunCheck(std::span<const RequestSpec> requests, const EngineOptions& options, int samples)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.options = options;
   if (requests.empty()) return;
-  const DType act = options.layer.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
+  const bool any_drafts = std::ranges::any_of(requests, drafts);
+  const std::int64_t layers = s.stack() + (any_drafts ? std::ssize(options.dspark_layers) : 0);
   for (int i = 0; i < samples; ++i) {
     const std::uint64_t bits = mix(mix(options.seed, 0xC4ECU), static_cast<std::uint64_t>(i));
-    const RequestSpec& request = requests[bits % requests.size()];
-    const std::int64_t layer = i % static_cast<std::int64_t>(options.layers.size());
-    // Every other sample among the output positions, where a request has some.
-    const std::int64_t positions = request.positions();
-    const std::int64_t first = i % 2 == 1 ? std::min(request.prompt_tokens, positions - 1) : 0;
-    const std::int64_t position =
-        first + static_cast<std::int64_t>(mix(bits) % static_cast<std::uint64_t>(positions - first));
-    const std::int64_t model_layer = options.layers[static_cast<std::size_t>(layer)];
-    s.samples.push_back({.request = request.id,
-                         .position = position,
-                         .layer = layer,
-                         .model_layer = model_layer,
-                         .compress_ratio = options.model.layer(model_layer).compress_ratio});
-    s.outputs.emplace_back(act, std::vector<std::int64_t>{1, options.model.hidden_size});
-    s.topk.emplace_back();
-    s.longest = std::max(s.longest, position + 1);
-    HostTensor& kept = s.inputs[{request.id, layer}];
-    if (kept.absent() || kept.size(0) <= position) kept = HostTensor(act, {position + 1, options.model.hidden_size});
+    s.add_sample(bits, i % layers, requests);
   }
   s.find_sharers(requests);
+}
+
+/// A place drawn by `bits`. In a layer that drafts: the position, or the next one that is a token of a block.
+void RunCheck::State::add_sample(std::uint64_t bits, std::int64_t layer, std::span<const RequestSpec> requests) {
+  const DType act = options.layer.precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
+  const bool of_block = layer >= stack();
+  std::size_t chosen = bits % requests.size();
+  while (of_block && !drafts(requests[chosen])) chosen = (chosen + 1) % requests.size();
+  const RequestSpec& request = requests[chosen];
+  // Every other sample among the output positions, where a request has some; a block is nowhere else.
+  std::int64_t end = request.positions();
+  if (of_block) end = std::max(request.prompt_tokens + 1, end - 1 - options.speculative);
+  const std::int64_t first = of_block || samples.size() % 2 == 1 ? std::min(request.prompt_tokens, end - 1) : 0;
+  const std::int64_t position = first + static_cast<std::int64_t>(mix(bits) % static_cast<std::uint64_t>(end - first));
+  const std::int64_t model_layer = model_layer_of(options, layer);
+  samples.push_back({.request = request.id,
+                     .position = position,
+                     .layer = layer,
+                     .model_layer = model_layer,
+                     .compress_ratio = options.model.layer(model_layer).compress_ratio});
+  outputs.emplace_back(act, std::vector<std::int64_t>{1, options.model.hidden_size});
+  topk.emplace_back();
+  blocks.emplace_back();
+  block_begins.push_back(0);
+  const std::int64_t needed = position + (of_block ? 2 : 1);
+  longest = std::max(longest, needed + (of_block ? options.speculative : 0));
+  HostTensor& kept = inputs[{request.id, kept_as(layer)}];
+  if (kept.absent() || kept.size(0) < needed) kept = HostTensor(act, {needed, options.model.hidden_size});
 }
 
 void RunCheck::State::find_sharers(std::span<const RequestSpec> requests) {
@@ -196,46 +180,69 @@ bool RunCheck::wants(std::int64_t layer, const StepRow& row) const {
   const auto sharing = s.sharers.find(row.request);
   if (row.rejected || sharing == s.sharers.end()) return false;
   return std::ranges::any_of(sharing->second, [&](const auto& sharer) {
-    const auto found = s.inputs.find({sharer.first, layer});
+    const auto found = s.inputs.find({sharer.first, s.kept_as(layer)});
     return found != s.inputs.end() && row.position < std::min(sharer.second, found->second.size(0));
   });
+}
+
+/// Keeps the inputs that samples need.
+void RunCheck::State::keep_inputs(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input) {
+  for (std::size_t t = 0; t < rows.size(); ++t) {
+    const StepRow& row = rows[t];
+    const auto sharing = sharers.find(row.request);
+    if (row.rejected || sharing == sharers.end()) continue;
+    for (const auto& [id, common] : sharing->second) {
+      const auto found = inputs.find({id, layer});
+      if (found == inputs.end() || row.position >= std::min(common, found->second.size(0))) continue;
+      std::vector<char>& there = seen[{id, layer}];
+      there.resize(static_cast<std::size_t>(found->second.size(0)), 0);
+      char& one = there[static_cast<std::size_t>(row.position)];
+      if (one != 0 && id != row.request) continue;
+      one = 1;
+      copy_rows(input, static_cast<std::int64_t>(t), 1, found->second, row.position);
+    }
+  }
 }
 
 void RunCheck::on_layer(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
                         const ConstTensorView& output, const ConstTensorView& topk) {
   State& s = *state_;
-  const std::int64_t hidden = input.size(1);
-  const std::int64_t bytes = hidden * size_of(input.dtype);
+  s.keep_inputs(layer, rows, input);
   for (std::size_t t = 0; t < rows.size(); ++t) {
     const StepRow& row = rows[t];
     if (row.rejected) continue;
-    const auto copy = [&](const ConstTensorView& from, HostTensor& to, std::int64_t to_row) {
-      const auto* source = static_cast<const std::uint8_t*>(from.data) +
-                           static_cast<std::int64_t>(t) * from.stride[0] * size_of(from.dtype);
-      std::copy_n(source, bytes, static_cast<std::uint8_t*>(to.data()) + to_row * bytes);
-    };
-    const auto sharing = s.sharers.find(row.request);
-    if (sharing == s.sharers.end()) continue;
-    for (const auto& [id, common] : sharing->second) {
-      const auto found = s.inputs.find({id, layer});
-      if (found == s.inputs.end() || row.position >= std::min(common, found->second.size(0))) continue;
-      std::vector<char>& seen = s.seen[{id, layer}];
-      seen.resize(static_cast<std::size_t>(found->second.size(0)), 0);
-      char& there = seen[static_cast<std::size_t>(row.position)];
-      if (there != 0 && id != row.request) continue;
-      there = 1;
-      copy(input, found->second, row.position);
-    }
     for (std::size_t i = 0; i < s.samples.size(); ++i) {
       CheckedSample& sample = s.samples[i];
       if (sample.request != row.request || sample.layer != layer || sample.position != row.position) continue;
-      copy(output, s.outputs[i], 0);
+      copy_rows(output, static_cast<std::int64_t>(t), 1, s.outputs[i], 0);
       if (!topk.absent()) {
         const auto* chosen = topk.as<std::int32_t>() + static_cast<std::int64_t>(t) * topk.stride[0];
         s.topk[i].assign(chosen, chosen + topk.size(1));
       }
       sample.computed = true;
     }
+  }
+}
+
+void RunCheck::on_context(std::span<const StepRow> rows, const ConstTensorView& hidden) {
+  state_->keep_inputs(state_->stack(), rows, hidden);
+}
+
+/// The first block that reaches a sample's position; the next one may begin behind it.
+void RunCheck::on_draft_block(std::int64_t layer, std::span<const StepRow> rows, const ConstTensorView& input,
+                              const ConstTensorView& output) {
+  State& s = *state_;
+  const StepRow& first = rows.front();
+  for (std::size_t i = 0; i < s.samples.size(); ++i) {
+    CheckedSample& sample = s.samples[i];
+    if (sample.computed || sample.request != first.request || sample.layer != layer) continue;
+    if (rows.back().position < sample.position) continue;
+    sample.position = std::max(sample.position, first.position);
+    s.block_begins[i] = first.position;
+    s.blocks[i] = HostTensor(input.dtype, {input.size(0), input.size(1)});
+    copy_rows(input, 0, input.size(0), s.blocks[i], 0);
+    copy_rows(output, sample.position - first.position, 1, s.outputs[i], 0);
+    sample.computed = true;
   }
 }
 
@@ -247,7 +254,7 @@ struct LayerTruth {
   LayerTruth(const EngineOptions& options, std::size_t index, std::int64_t positions)
       : config(layer_configs(options)[index]), cos_sin(DType::kF32, {positions, config.rope.dim}) {
     std::ranges::copy(rope_table(config.rope, positions), cos_sin.as<float>());
-    const std::int64_t model_layer = options.layers[index];
+    const std::int64_t model_layer = model_layer_of(options, static_cast<std::int64_t>(index));
     LayerOptions layer = effective_options(options.layer);
     float window_scale = layer.caches.kv_scale;
     float compressed_scale = window_scale;
@@ -287,13 +294,25 @@ double relative_l2(const ConstTensorView& got, const std::vector<double>& want) 
   return std::sqrt(error / norm);
 }
 
+/// A token of a draft block: its reference sees `window` rows of context and the whole block.
+std::vector<double> block_output(const LayerTruth& truth, const HostTensor& context, const HostTensor& block,
+                                 std::int64_t begin, std::int64_t position) {
+  const std::int64_t first = std::max<std::int64_t>(begin - truth.config.window, 0);
+  HostTensor hidden(block.dtype(), {begin + block.size(0), block.size(1)});
+  copy_rows(std::as_const(context).view(), first, begin - first, hidden, first);
+  copy_rows(std::as_const(block).view(), 0, block.size(0), hidden, begin);
+  ReferenceLayer reference(truth.config, truth.weights, truth.cos_sin.view(), std::as_const(hidden).view(),
+                           truth.rounding);
+  return reference.output(position, std::nullopt, std::pair{first, begin + block.size(0) - 1});
+}
+
 }  // namespace
 
 CheckReport RunCheck::finish(const std::function<void(int)>& progress) {
   State& s = *state_;
   CheckReport report{.samples = s.samples};
   int done = 0;
-  for (std::size_t index = 0; index < s.options.layers.size(); ++index) {
+  for (std::size_t index = 0; index < s.options.layers.size() + s.options.dspark_layers.size(); ++index) {
     const auto layer = static_cast<std::int64_t>(index);
     std::optional<LayerTruth> truth;  // of one layer at a time
     std::map<std::int64_t, ReferenceLayer> references;
@@ -301,19 +320,24 @@ CheckReport RunCheck::finish(const std::function<void(int)>& progress) {
       CheckedSample& sample = report.samples[i];
       if (sample.layer != layer) continue;
       if (sample.computed) {
-        const HostTensor& inputs = s.inputs.at({sample.request, layer});
+        const HostTensor& inputs = s.inputs.at({sample.request, s.kept_as(layer)});
         if (!truth) truth.emplace(s.options, index, s.longest);
-        ReferenceLayer& reference =
-            references
-                .try_emplace(sample.request, truth->config, truth->weights, std::as_const(truth->cos_sin).view(),
-                             inputs.view(), truth->rounding)
-                .first->second;
-        if (truth->config.runs_indexer())
-          judge_topk(s.topk[i], reference.index_scores(sample.position), truth->config.index_topk,
-                     topk_bound(s.options.layer, truth->weights), sample);
-        const std::vector<double> want = reference.output(
-            sample.position,
-            truth->config.has_indexer() ? std::optional<std::span<const std::int32_t>>(s.topk[i]) : std::nullopt);
+        std::vector<double> want;
+        if (layer >= s.stack()) {
+          want = block_output(*truth, inputs, s.blocks[i], s.block_begins[i], sample.position);
+        } else {
+          ReferenceLayer& reference =
+              references
+                  .try_emplace(sample.request, truth->config, truth->weights, std::as_const(truth->cos_sin).view(),
+                               inputs.view(), truth->rounding)
+                  .first->second;
+          if (truth->config.runs_indexer())
+            judge_topk(s.topk[i], reference.index_scores(sample.position), truth->config.index_topk,
+                       has_fp8_inputs(s.options.layer, truth->weights), sample);
+          want = reference.output(sample.position, truth->config.has_indexer()
+                                                       ? std::optional<std::span<const std::int32_t>>(s.topk[i])
+                                                       : std::nullopt);
+        }
         sample.bound = truth->bound;
         sample.relative_l2 = relative_l2(std::as_const(s.outputs[i]).view(), want);
       }

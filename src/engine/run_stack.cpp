@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "engine/engine_state.h"
+#include "engine/host_view.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -24,43 +25,30 @@ class StageSums : public LayerObserver {
   std::array<double, kNumStages>& sums_;
 };
 
-/// What lies on a device, on the host; what lies there already, itself.
-class HostView {
- public:
-  HostView(DeviceKind device, const ConstTensorView& v, Stream stream) : view_(v) {
-    if (device == DeviceKind::kCpu || v.absent()) return;
-    copy_ = HostTensor(v.dtype, std::vector<std::int64_t>(v.shape.begin(), v.shape.begin() + v.rank));
-    copy_bytes(device, copy_.data(), v.data, copy_.bytes(), stream);
-    view_ = std::as_const(copy_).view();
-  }
-  const ConstTensorView& get() const { return view_; }
-
- private:
-  ConstTensorView view_;
-  HostTensor copy_;
-};
-
-/// Memory of `like`'s type and shape, where it is there.
-void reserve_like(DeviceKind device, const ConstTensorView& like, DeviceTensor& to) {
-  if (!like.absent()) to.reshape(device, like.dtype, {like.size(0), like.size(1)});
-}
-
 }  // namespace
 
-void Engine::State::show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x,
-                         const ConstTensorView& y, const ConstTensorView& topk) const {
+/// Calls `show_run` with the first and the last row (and one) of each run of rows that the observer wants.
+void Engine::State::each_wanted(std::int64_t layer, const StepTensors& batch,
+                                const std::function<void(std::int64_t, std::int64_t)>& show_run) const {
   const std::span<const StepRow> rows = batch.rows;
   const auto wanted = [&](const StepRow& row) { return observer->wants(layer, row); };
   for (auto begin = std::ranges::find_if(rows, wanted); begin != rows.end();) {
     const auto end = std::find_if_not(begin, rows.end(), wanted);
-    const std::int64_t first = begin - rows.begin();
-    const std::int64_t last = end - rows.begin();
+    show_run(begin - rows.begin(), end - rows.begin());
+    begin = std::find_if(end, rows.end(), wanted);
+  }
+}
+
+void Engine::State::show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x,
+                         const ConstTensorView& y, const ConstTensorView& topk) const {
+  each_wanted(layer, batch, [&](std::int64_t first, std::int64_t last) {
     const HostView input(device(), x.slice(0, first, last), stream.get());
     const HostView output(device(), y.slice(0, first, last), stream.get());
     const HostView chosen(device(), topk.absent() ? topk : topk.slice(0, first, last), stream.get());
-    observer->on_layer(layer, {begin, end}, input.get(), output.get(), chosen.get());
-    begin = std::find_if(end, rows.end(), wanted);
-  }
+    observer->on_layer(
+        layer, std::span(batch.rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)),
+        input.get(), output.get(), chosen.get());
+  });
 }
 
 /// x <- x + RMSNorm(y).
@@ -78,7 +66,28 @@ void Engine::State::add_residual(std::size_t layer, const TensorView& x, const T
   Plan<AddRows>({.rows = x.size(0), .dim = x.size(1), .dtype = x.dtype}, plan).run({.y = y, .x = x}, {}, stream.get());
 }
 
+/// At least `bytes` of workspace for steps that are not recorded.
+Workspace Engine::State::workspace_of(std::size_t bytes) {
+  if (workspace.bytes() < bytes) {
+    synchronize(device(), stream.get());  // the old one may still be read
+    workspace.reshape(device(), DType::kU8, {static_cast<std::int64_t>(bytes + bytes / 4)});
+  }
+  return {.data = workspace.data(), .bytes = workspace.bytes()};
+}
+
+/// A layer and the residual behind it; `row`: the layer's place in the metadata.
+void Engine::State::forward_eager(std::size_t layer, StepMetadata& step_metadata, std::int64_t row, const TensorView& x,
+                                  const TensorView& y) {
+  StageSums sums(totals.stage_seconds);
+  const LayerCaches caches = caches_of(*pool, static_cast<std::int64_t>(layer));
+  const LayerPlan plan = layers[layer].layer().plan(step_metadata.shape(), caches);
+  layers[layer].layer().forward(plan, step_metadata.layer(row), caches, x, y, workspace_of(plan.workspace_bytes()),
+                                stream.get(), options.time_stages ? &sums : nullptr);
+  implementations = plan.describe();
+}
+
 void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
+  draft_eager(batch);
   auto start = std::chrono::steady_clock::now();
   const StepSizes sizes = exact_sizes(batch);
   StepBatch step =
@@ -87,27 +96,20 @@ void Engine::State::run_eager(const StepTensors& batch, HostTensor& x) {
   metadata->build(step, stream.get());
   totals.metadata_seconds += seconds_since(start);
 
-  implementations.clear();
-  StageSums sums(totals.stage_seconds);
-  for (std::size_t i = 0; i < layers.size(); ++i) {
+  for (std::size_t i = 0; i < stack(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
-    const LayerCaches caches = caches_of(*pool, index);
-    const LayerPlan plan = layers[i].layer().plan(metadata->shape(), caches);
-    if (workspace.bytes() < plan.workspace_bytes()) {
-      synchronize(device(), stream.get());  // the old one may still be read
-      workspace.reshape(device(), DType::kU8,
-                        {static_cast<std::int64_t>(plan.workspace_bytes() + plan.workspace_bytes() / 4)});
-    }
-    const LayerStep layer_step = metadata->layer(index);
-    layers[i].layer().forward(plan, layer_step, caches, eager.x(), eager.y(),
-                              {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get(),
-                              options.time_stages ? &sums : nullptr);
-    if (observer != nullptr) show(index, batch, eager.x(), eager.y(), layer_step.topk);
-    implementations = plan.describe();
-
+    forward_eager(i, *metadata, index, eager.x(), eager.y());
+    if (observer != nullptr) show(index, batch, eager.x(), eager.y(), metadata->layer(index).topk);
     start = std::chrono::steady_clock::now();
     add_residual(i, eager.x(), eager.y());
     totals.residual_seconds += seconds_since(start);
+  }
+  if (drafts != nullptr) {
+    start = std::chrono::steady_clock::now();
+    insert_contexts(*metadata, eager.x(), workspace_of(context_bytes(sizes.tokens)));
+    if (options.time_stages) synchronize(device(), stream.get());
+    totals.stage_seconds[static_cast<std::size_t>(Stage::kInsert)] += seconds_since(start);
+    show_context(batch, eager.x());
   }
   wait_for_ranks();
   copy_bytes(device(), x.data(), eager.x().data, x.bytes(), stream.get());
@@ -120,30 +122,41 @@ bool Engine::State::recordable(const StepTensors& batch) const {
                              [&](const Scheduled& part) { return part.tokens <= 1 + options.speculative; });
 }
 
-/// Everything between the uploaded batch and the residual stream's end.
-void Engine::State::queue_decode(DecodeGraph& g, const StepBatch& step) {
-  StepMetadata& shared = *graphs->metadata;
-  DeviceStep& at = graphs->step;
-  shared.build(step, stream.get());
-  g.seen.resize(observer == nullptr ? 0 : layers.size());
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const auto index = static_cast<std::int64_t>(i);
-    const LayerCaches caches = caches_of(*pool, index);
-    if (g.plans.size() == i) g.plans.push_back(layers[i].layer().plan(shared.shape(), caches));
-    const LayerStep layer_step = shared.layer(index);
-    layers[i].layer().forward(g.plans[i], layer_step, caches, at.x(), at.y(),
-                              {.data = graphs->workspace.data(), .bytes = graphs->workspace.bytes()}, stream.get());
-    if (observer != nullptr) {
-      const auto keep = [&](const ConstTensorView& from, DeviceTensor& to) {
-        reserve_like(device(), from, to);
-        if (!from.absent()) copy_bytes(device(), to.data(), from.data, to.bytes(), stream.get());
-      };
-      keep(at.x(), g.seen[i].input);
-      keep(at.y(), g.seen[i].output);
-      keep(layer_step.topk, g.seen[i].topk);
-    }
-    add_residual(i, at.x(), at.y());
+/// One layer of a recorded step, the residual behind it, and what an observer is shown.
+void Engine::State::queue_layer(DecodeGraph& g, std::size_t layer, StepMetadata& step_metadata, std::int64_t row,
+                                const TensorView& x, const TensorView& y) {
+  const LayerCaches caches = caches_of(*pool, static_cast<std::int64_t>(layer));
+  if (!g.plans[layer]) g.plans[layer] = layers[layer].layer().plan(step_metadata.shape(), caches);
+  const LayerStep layer_step = step_metadata.layer(row);
+  layers[layer].layer().forward(*g.plans[layer], layer_step, caches, x, y,
+                                {.data = graphs->workspace.data(), .bytes = graphs->workspace.bytes()}, stream.get());
+  if (observer != nullptr) {
+    const auto keep = [&](const ConstTensorView& from, DeviceTensor& to) {
+      reserve_like(device(), from, to);
+      if (!from.absent()) copy_bytes(device(), to.data(), from.data, to.bytes(), stream.get());
+    };
+    keep(x, g.seen[layer].input);
+    keep(y, g.seen[layer].output);
+    keep(layer_step.topk, g.seen[layer].topk);
   }
+  add_residual(layer, x, y);
+}
+
+/// Everything between the uploaded batches and the residual stream's end: draft blocks, the stack, the context of later
+/// blocks. `blocks`: null without drafts.
+void Engine::State::queue_decode(DecodeGraph& g, const StepBatch& step, const StepBatch* blocks) {
+  StepMetadata& shared = *graphs->metadata;
+  g.plans.resize(layers.size());
+  g.seen.resize(observer == nullptr ? 0 : layers.size());
+  if (blocks != nullptr) {
+    drafts->metadata().build(*blocks, stream.get());
+    for (std::size_t i = stack(); i < layers.size(); ++i)
+      queue_layer(g, i, drafts->metadata(), static_cast<std::int64_t>(i - stack()), drafts->x(), drafts->y());
+  }
+  shared.build(step, stream.get());
+  for (std::size_t i = 0; i < stack(); ++i)
+    queue_layer(g, i, shared, static_cast<std::int64_t>(i), graphs->step.x(), graphs->step.y());
+  insert_contexts(shared, graphs->step.x(), {.data = graphs->workspace.data(), .bytes = graphs->workspace.bytes()});
 }
 
 /// Makes the memory that all recorded steps share, by a step of the largest size whose tokens are all padding.
@@ -151,42 +164,49 @@ void Engine::State::reserve_graphs() {
   if (graphs->metadata != nullptr) return;
   const StepSizes largest{.tokens = padded_count(options.max_seqs * (1 + options.speculative)),
                           .requests = padded_count(options.max_seqs),
-                          .max_seq_len = options.max_model_len};
+                          .max_seq_len = options.max_model_len,
+                          .draft_tokens = padded_count(options.max_seqs * options.speculative)};
   std::size_t most = 0;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const LayerCaches caches = caches_of(*pool, static_cast<std::int64_t>(i));
     most = std::max(most, layers[i].layer().reserve_bytes(largest.tokens, largest.tokens, largest.max_seq_len, caches));
   }
+  most = std::max(most, context_bytes(largest.tokens));
   graphs->workspace.reshape(device(), DType::kU8, {static_cast<std::int64_t>(most)});
   graphs->metadata = std::make_unique<StepMetadata>(pool->layout(), configs, options.layer.front_end, device());
   StepTensors nothing;
   nothing.query_start_loc = HostTensor(DType::kI32, {1});
   nothing.seq_lens = HostTensor(DType::kI32, {0});
   nothing.positions = HostTensor(DType::kI64, {0});
-  StepBatch step =
-      graphs->step.upload(device(), nothing, HostTensor(activations_of(options), {0, options.model.hidden_size}),
-                          largest, tables->views(largest.requests, largest.max_seq_len), stream.get());
+  const HostTensor no_rows(activations_of(options), {0, options.model.hidden_size});
+  const std::vector<ConstTensorView> views = tables->views(largest.requests, largest.max_seq_len);
+  StepBatch step = graphs->step.upload(device(), nothing, no_rows, largest, views, stream.get());
   step.decode_threshold = 1 + options.speculative;
   graphs->metadata->build(step, stream.get());
+  if (drafts == nullptr) return;
+  drafts->metadata().build(
+      drafts->upload(device(), nothing, no_rows, block_sizes(largest), views, options.speculative, stream.get()),
+      stream.get());
 }
 
 /// Records what a step of `step`'s size queues. Plans and the memory of what an observer is shown are made before, for
 /// none can be made in a recording.
-void Engine::State::record(DecodeGraph& g, const StepBatch& step) {
-  StepMetadata& shared = *graphs->metadata;
-  shared.build(step, stream.get());
-  g.plans.clear();
+void Engine::State::record(DecodeGraph& g, const StepBatch& step, const StepBatch* blocks) {
+  graphs->metadata->build(step, stream.get());
+  if (blocks != nullptr) drafts->metadata().build(*blocks, stream.get());
+  g.plans.assign(layers.size(), std::nullopt);
   g.seen.resize(observer == nullptr ? 0 : layers.size());
-  for (std::size_t i = 0; i < layers.size(); ++i) {
+  for (std::size_t i = 0; i < (blocks == nullptr ? stack() : layers.size()); ++i) {
+    const bool in_stack = i < stack();
+    StepMetadata& of_layer = in_stack ? *graphs->metadata : drafts->metadata();
     const auto index = static_cast<std::int64_t>(i);
-    g.plans.push_back(layers[i].layer().plan(shared.shape(), caches_of(*pool, index)));
+    g.plans[i] = layers[i].layer().plan(of_layer.shape(), caches_of(*pool, index));
     if (observer == nullptr) continue;
-    reserve_like(device(), graphs->step.x(), g.seen[i].input);
-    reserve_like(device(), graphs->step.y(), g.seen[i].output);
-    reserve_like(device(), shared.layer(index).topk, g.seen[i].topk);
+    reserve_like(device(), in_stack ? graphs->step.x() : drafts->x(), g.seen[i].input);
+    reserve_like(device(), in_stack ? graphs->step.y() : drafts->y(), g.seen[i].output);
+    if (in_stack) reserve_like(device(), of_layer.layer(index).topk, g.seen[i].topk);
   }
-  g.graph = Graph(stream.get(), [&] { queue_decode(g, step); });
-  implementations = g.plans.back().describe();
+  g.graph = Graph(stream.get(), [&] { queue_decode(g, step, blocks); });
   std::int64_t bytes = g.graph.bytes();
   for (const SeenLayer& seen : g.seen)
     bytes += static_cast<std::int64_t>(seen.input.bytes() + seen.output.bytes() + seen.topk.bytes());
@@ -198,29 +218,39 @@ void Engine::State::record(DecodeGraph& g, const StepBatch& step) {
 void Engine::State::run_graph(const StepTensors& batch, HostTensor& x) {
   const auto start = std::chrono::steady_clock::now();
   reserve_graphs();
-  const StepSizes sizes = padded_sizes(batch, options.max_model_len);
-  StepBatch step =
-      graphs->step.upload(device(), batch, x, sizes, tables->views(sizes.requests, sizes.max_seq_len), stream.get());
+  StepSizes sizes = padded_sizes(batch, options.max_model_len);
+  const StepTensors blocks = drafts == nullptr ? StepTensors() : make_draft_blocks(batch);
+  if (!blocks.rows.empty()) sizes.draft_tokens = padded_count(std::ssize(blocks.rows));
+  const std::vector<ConstTensorView> views = tables->views(sizes.requests, sizes.max_seq_len);
+  StepBatch step = graphs->step.upload(device(), batch, x, sizes, views, stream.get());
   step.decode_threshold = 1 + options.speculative;
+  std::optional<StepBatch> block_step;
+  if (!blocks.rows.empty()) block_step = upload_blocks(blocks, batch, block_sizes(sizes), views);
+  const StepBatch* const drafted = block_step ? &*block_step : nullptr;
   totals.metadata_seconds += seconds_since(start);
   DecodeGraph once;
   DecodeGraph* g = graphs->recorded.find(sizes);
   if (g == nullptr && graphs->sights.due(sizes)) g = &graphs->recorded.insert(sizes, {});
   if (g != nullptr) {
-    if (!g->graph) record(*g, step);
+    if (!g->graph) record(*g, step, drafted);
     g->graph.launch(stream.get());
     ++totals.graph_steps;
   } else {
     g = &once;
-    queue_decode(once, step);
-    implementations = once.plans.back().describe();
+    queue_decode(once, step, drafted);
   }
+  implementations = g->plans[stack() - 1]->describe();
   wait_for_ranks();
   copy_bytes(device(), x.data(), graphs->step.x().data, x.bytes(), stream.get());
   for (std::size_t i = 0; i < g->seen.size(); ++i) {
     const SeenLayer& seen = g->seen[i];
-    show(static_cast<std::int64_t>(i), batch, seen.input.view(), seen.output.view(), seen.topk.view());
+    if (i < stack()) {
+      show(static_cast<std::int64_t>(i), batch, seen.input.view(), seen.output.view(), seen.topk.view());
+    } else if (drafted != nullptr) {
+      show_blocks(i, blocks, seen.input.view(), seen.output.view());
+    }
   }
+  show_context(batch, graphs->step.x());
   totals.graphs = graphs->recorded.size();
   totals.graph_bytes = graphs->recorded.bytes();
   totals.graphs_recorded = graphs->recorded.inserted();

@@ -299,6 +299,7 @@ std::map<std::int64_t, std::uint64_t> digests_alone(EngineOptions engine, const 
                                                     const std::function<void(std::int64_t)>& on_finish) {
   engine.max_seqs = 1;
   engine.speculative = 0;
+  engine.dspark_layers.clear();
   engine.adaptive_speculation = false;
   engine.prefix_cache.reset();
   engine.planted_error = PlantedError::kNone;

@@ -53,6 +53,7 @@ ModelConfig tiny() {
   return {.name = "tiny",
           .hidden_size = 256,
           .num_layers = 4,
+          .num_mtp_layers = 1,
           .num_heads = 8,
           .q_lora_rank = 128,
           .o_lora_rank = 64,

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "gpu/gpu_run.h"
+#include "property/block_rows.h"
 #include "property/fp8_checkpoint.h"
 #include "property/rows_seen.h"
 #include "property/small_model.h"
@@ -130,6 +131,41 @@ TEST_F(EngineGpu, AnObserverOfRecordedStepsSeesTheRowsThatItWants) {
   test::RowsSeen picky(some);
   EXPECT_GT(watch(true, picky), 0);
   test::expect_the_wanted_of(all, picky, some);
+}
+
+/// Draft blocks, stack and context in one recording: the blocks that are queued, and those of the float64 layer.
+TEST_F(EngineGpu, DSparkBlocksOfRecordedStepsAreTheSameBits) {
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 60, .output_tokens = 12},
+                                       {.id = 1, .prompt_tokens = 125, .output_tokens = 12}};
+  EngineOptions options = gpu_options();
+  options.model.num_mtp_layers = 1;
+  options.dspark_layers = {3};
+  options.speculative = 3;
+  options.draft_acceptance = 0.2;
+  const auto drafts = [&](bool graphs, test::BlockRows& blocks) {
+    options.graphs = graphs;
+    Engine engine(options, &blocks);
+    for (const RequestSpec& s : specs) engine.submit(s);
+    return finish(engine);
+  };
+  test::BlockRows queued;
+  const Outcome eager = drafts(false, queued);
+  test::BlockRows recorded;
+  const Outcome graphs = drafts(true, recorded);
+  EXPECT_EQ(eager.totals.graph_steps, 0);
+  EXPECT_GT(graphs.totals.graph_steps, 3);
+  EXPECT_GT(graphs.totals.draft_blocks, 10);
+  EXPECT_EQ(graphs.digests, eager.digests);
+  EXPECT_EQ(recorded.by_block.size(), queued.by_block.size());
+  EXPECT_EQ(test::expect_same_blocks(recorded, queued), queued.by_block.size());
+  RunCheck check(specs, options, 12);
+  Engine engine(options, &check);
+  for (const RequestSpec& s : specs) engine.submit(s);
+  EXPECT_GT(finish(engine).totals.graph_steps, 3);
+  EXPECT_TRUE(check.finish().passed);
+  options.dspark_layers.clear();
+  options.speculative = 0;
+  EXPECT_EQ(run(options, specs).digests, eager.digests);
 }
 
 TEST_F(EngineGpu, SideStreamsGiveTheSameBits) {

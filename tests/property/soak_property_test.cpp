@@ -99,6 +99,20 @@ TEST(SoakProperty, UnderLoadEveryRequestIsWhatItIsAlone) {
   EXPECT_GT(out.report.prefixes.evicted_tails, 0);
 }
 
+TEST(SoakProperty, LayersThatDraftUnderLoad) {
+  EngineOptions options = loaded_options();
+  options.model.num_mtp_layers = 2;
+  options.dspark_layers = {3, 4};
+  const KvLayout layout = engine_layout(options);
+  options.num_blocks = 0;
+  for (const RequestSpec& s : some_requests())
+    options.num_blocks = std::max(options.num_blocks, blocks_needed(layout, s, options.max_batched_tokens) + 20);
+  const Outcome out = run(options, short_soak(30));
+  expect_all_is_right(out);
+  EXPECT_GT(out.report.totals.draft_blocks, 100);
+  EXPECT_GT(out.report.totals.cached_tokens, 0);
+}
+
 TEST(SoakProperty, RanksUnderLoad) {
   expect_all_is_right(run(loaded_options(), short_soak(30), {.tensor = 2}));
   EngineOptions options = loaded_options();

@@ -97,7 +97,51 @@ def check_run_checks(folder):
     run(*small, "--dump-step", 1, code=2, err=["--dump", "recorded calls"])
     reused = ["run", "-q", "--max-requests", 2, "--scale-lengths", 0.1, "--check", 4]
     run(*reused, "--index-topk-pattern", "FS", code=0, out=["PASS", "C4A"])
+    # A config.json says it, too; its reusing layers need no weights of an indexer.
+    patterned = folder / "patterned"
+    run("make-checkpoint", patterned, "-q", code=0)
+    config = json.loads((patterned / "config.json").read_text())
+    (patterned / "config.json").write_text(json.dumps(config | {"index_topk_pattern": "FSSFS"}))
+    run(*reused, "--weights", patterned, code=2, err=["index_topk_pattern: got FSSFS", "the 2 C4A layers"])
+    (patterned / "config.json").write_text(json.dumps(config | {"index_topk_pattern": "FS"}))
+    for option, pattern in (([], "FS"), (["--index-topk-freq", 1], "FF"), (["--index-topk-pattern", "FF"], "FF")):
+        run(*reused, "--weights", patterned, *option, "--json", report, code=0, out="PASS")
+        if json.loads(report.read_text())["index_topk_pattern"] != pattern:
+            FAILURES.append(("pattern", option))
+            print("FAIL: pattern of", option, json.loads(report.read_text())["index_topk_pattern"])
     run(*reused, "--index-topk-pattern", "FSS", code=2, err=["index_topk_pattern: got FSS", "2 in all"])
+
+
+def check_dspark(folder):
+    """Drafts that the MTP layer computes: the same outputs as without, blocks that pass the check, clear refusals."""
+    small = ["run", "-q", "--max-requests", 3, "--scale-lengths", 0.05, "--deterministic"]
+
+    def digests(*args):
+        run(*small, "--check", 0, *args, "--json", folder / "dspark.json", code=0)
+        report = json.loads((folder / "dspark.json").read_text())
+        return [r["digest"] for r in report["requests"]], report
+
+    plain, _ = digests()
+    drafted, report = digests("--speculative", 3, "--dspark")
+    if drafted != plain or report["dspark_layers"] != [4] or not 0 < report["draft_blocks"] <= report["draft_tokens"]:
+        FAILURES.append("dspark")
+        print("FAIL dspark:", plain, drafted, report["dspark_layers"], report["draft_blocks"])
+    text = ["PASS", "and DSpark drafts by 4 on cpu", " DSpark blocks", "      4  DSpark "]
+    run(*small, "--speculative", 3, "--dspark", "--check", 10, code=0, out=text)
+    run(*small, "--speculative", 2, "--dspark", "--check", 10, "--tp", 2, code=0, out=text)
+    run(*small, "--speculative", 2, "--dspark", "--check", 10, "--cp", 2, code=0, out=text)
+    run(*small, "--dspark", code=2, err="--dspark: got it without --speculative, expected --speculative of 1 or more")
+    run("make-checkpoint", folder / "decoder_layers", "-q", code=0)
+    run(
+        *small,
+        "--weights",
+        folder / "decoder_layers",
+        "--speculative",
+        2,
+        "--dspark",
+        code=2,
+        err=["--dspark: got tiny without MTP layers", "num_nextn_predict_layers"],
+    )
 
 
 def check_ranks(_folder):
@@ -206,4 +250,4 @@ def check_prefix_cache(folder):
     )
 
 
-main(check_run_checks, check_ranks, check_run, check_run_report, check_prefix_cache)
+main(check_run_checks, check_ranks, check_dspark, check_run, check_run_report, check_prefix_cache)

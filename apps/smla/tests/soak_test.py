@@ -24,6 +24,8 @@ def check_soak(folder):
     few = [*short, "--max-requests", 3, "--scale-lengths", 0.02, "--arrivals", 9]
     run(*few, "--tp", 2, code=0, out=["ranks: 2 that share out heads", "outputs     PASS", "memory      SKIP"])
     run(*few, "--cp", 2, code=0, out=["x 2 that share out compressed", "outputs     PASS"])
+    run(*few, "--dspark", code=0, out=["and DSpark drafts by 4", "DSpark blocks", "outputs     PASS", "blocks      PASS"])
+    run(*few, "--dspark", "--speculative", 0, code=2, err="--dspark: got it without --speculative")
     run(*few, "--plant-error", "block", code=1, out=["outputs     FAIL", "not so:", "soak: FAIL"])
     run(*few, "--stall-seconds", "1e-6", code=1, err="a step has not ended for 1e-06 s")
     run(*few, "--kv-blocks", 1, code=2, err="--kv-blocks: got 1 blocks, expected enough for one request")

@@ -102,7 +102,9 @@ TEST_F(AttentionGpu, ListsCutByLengthAreRef) {
     }
   }
   EXPECT_GT(cut["cuda"], 0);
-  if (device::current_gpu().capability == 90) EXPECT_GT(cut["sm90"], 0);
+  if (device::current_gpu().capability == 90) {
+    EXPECT_GT(cut["sm90"], 0);
+  }
 }
 
 /// More tokens than a warp looks at at once, one of the lists long: also where lists that are alike would not be cut.

@@ -29,6 +29,11 @@ constexpr int kListed = 4;               ///< tiles whose rows are known before 
 constexpr int kToldTiles = 2 * kListed;  ///< tiles of which it is known what they are, until they are widened
 constexpr unsigned kInfos = 16;          ///< items that are told of; more than can be between the lists and the output
 static_assert(HopperSplit::kCutItems == kBlockThreads / 32);
+/// Pieces of a tile of keys that are freed and filled apart: 2, what each side adds to its columns, or 4, half of that.
+constexpr int kKeyPieces = 2;
+static_assert(kKeyPieces == 2 || kKeyPieces == 4);
+constexpr int kSidePieces = kKeyPieces / 2;
+constexpr int kPieceGroups = AttentionTile::kGroups / kKeyPieces;  ///< of 64 dims
 constexpr int kTileHeads = HopperSplit::kTileHeads;
 constexpr int kTileKeys = HopperSplit::kTileKeys;
 /// For Run, which cuts lists into tiles.
@@ -55,11 +60,13 @@ struct Place {
   static constexpr std::uint32_t kItems = kValid + 16;          ///< ItemInfo [kInfos]
   static constexpr std::uint32_t kWalk = kItems + 16 * kInfos;  ///< Walk
   static constexpr std::uint32_t kEntries = kWalk + 64;         ///< i32 [2][64]: entries of lists
-  static constexpr std::uint32_t kBarriers = kEntries + 512;
-  static constexpr std::uint32_t kBadQueries = kBarriers + 256 + 8 * kInfos;  ///< u32 [kInfos][4], see bad_queries()
-  static constexpr std::uint32_t kWork = kBadQueries + 16 * kInfos;           ///< u32 [kCutItems][4], see CutItem
-  static constexpr std::uint32_t kCut =
-      kWork + 16 * HopperSplit::kCutItems;  ///< u32 [2]: items of the block, entries of a part
+  static constexpr std::uint32_t kBarriers = kEntries + 512;    ///< of the pieces of both stages
+  static constexpr std::uint32_t kOtherBarriers = kBarriers + 32 * kKeyPieces;
+  static constexpr std::uint32_t kItemBarriers = kOtherBarriers + 192;
+  static constexpr std::uint32_t kBadQueries = kItemBarriers + 8 * kInfos;  ///< u32 [kInfos][4], see bad_queries()
+  static constexpr std::uint32_t kWork = kBadQueries + 16 * kInfos;         ///< u32 [kCutItems][4], see CutItem
+  /// u32 [2]: items of the block, entries of a part
+  static constexpr std::uint32_t kCut = kWork + 16 * HopperSplit::kCutItems;
   static constexpr std::uint32_t kBytes = kCut + 16;
   static constexpr std::uint32_t kAlign = 1024;
 };
@@ -85,19 +92,21 @@ struct Shared {
 
   __device__ std::uint32_t keys(int stage) const { return at + Place::kKeys + stage * Place::kMatrixBytes; }
   __device__ std::uint32_t weights(int stage) const { return at + Place::kWeights + stage * Place::kGroupBytes; }
-  // Barriers. A stage's halves are the groups 0..3 and 4..7 of its tile, which become columns of the left and the right
-  // warpgroup.
-  __device__ std::uint32_t full(int stage, int half) const { return at + Place::kBarriers + 8 * (2 * stage + half); }
-  __device__ std::uint32_t free(int stage, int half) const { return full(stage, half) + 32; }
-  __device__ std::uint32_t weighed(int stage) const { return at + Place::kBarriers + 64 + 8 * stage; }
+  // Barriers. A stage's pieces are kPieceGroups groups of its tile each. The first half of them become columns of the
+  // left warpgroup, the others of the right one.
+  __device__ std::uint32_t full(int stage, int piece) const {
+    return at + Place::kBarriers + 8 * (kKeyPieces * stage + piece);
+  }
+  __device__ std::uint32_t free(int stage, int piece) const { return full(stage, piece) + 16 * kKeyPieces; }
+  __device__ std::uint32_t weighed(int stage) const { return at + Place::kOtherBarriers + 8 * stage; }
   /// An item's info and queries are there. A barrier for each: the lists are walked several items ahead of the queries.
   __device__ std::uint32_t item_ready(std::uint32_t turn) const {
-    return at + Place::kBarriers + 256 + turn % kInfos * 8;
+    return at + Place::kItemBarriers + turn % kInfos * 8;
   }
   /// The parity of that barrier's phase.
   __device__ static std::uint32_t item_parity(std::uint32_t turn) { return turn / kInfos & 1; }
-  __device__ std::uint32_t queries_read() const { return at + Place::kBarriers + 88; }
-  __device__ std::uint32_t listed(std::uint32_t slot) const { return at + Place::kBarriers + 104 + 8 * slot; }
+  __device__ std::uint32_t queries_read() const { return at + Place::kOtherBarriers + 24; }
+  __device__ std::uint32_t listed(std::uint32_t slot) const { return at + Place::kOtherBarriers + 40 + 8 * slot; }
   __device__ std::uint32_t scaled(std::uint32_t slot) const { return listed(slot) + 8 * kListed; }
   __device__ std::uint32_t taken(std::uint32_t slot) const { return listed(slot) + 16 * kListed; }
   __device__ std::uint32_t named(std::uint32_t number) const { return at + Place::kTiles + number % kToldTiles * 16; }
@@ -113,9 +122,9 @@ struct Shared {
   /// `by_copies`: keys arrive by cp.async of each thread that brings them, and by one arrival for the rest.
   __device__ void init(bool by_copies) const {
     for (int stage = 0; stage < 2; ++stage) {
-      for (int half = 0; half < 2; ++half) {
-        device::mbarrier_init(full(stage, half), by_copies ? kGroupThreads + (half == 0 ? 1 : 0) : kKeyWarps);
-        device::mbarrier_init(free(stage, half), kGroupWarps);
+      for (int piece = 0; piece < kKeyPieces; ++piece) {
+        device::mbarrier_init(full(stage, piece), by_copies ? kGroupThreads + (piece == 0 ? 1 : 0) : kKeyWarps);
+        device::mbarrier_init(free(stage, piece), kGroupWarps);
       }
       device::mbarrier_init(weighed(stage), kGroupWarps);
     }

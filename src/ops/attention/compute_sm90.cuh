@@ -42,14 +42,14 @@ struct Compute {
     const std::uint64_t q = device::wgmma_matrix(shared.at + Place::kQueries, 16, 1024);
     const std::uint64_t k = device::wgmma_matrix(shared.keys(kSide), 16, 1024);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      device::mbarrier_wait(shared.full(kSide, half), parity(kSide));
+    for (int piece = 0; piece < kKeyPieces; ++piece) {
+      device::mbarrier_wait(shared.full(kSide, piece), parity(kSide));
       device::fence_proxy_async();
       device::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const std::uint64_t step = ((4 * half + i / 4) * Place::kGroupBytes + i % 4 * 32) >> 4;
-        device::wgmma_ss_n64(scores, q + step, k + step, half + i > 0);
+      for (int i = 0; i < 4 * kPieceGroups; ++i) {
+        const std::uint64_t step = ((kPieceGroups * piece + i / 4) * Place::kGroupBytes + i % 4 * 32) >> 4;
+        device::wgmma_ss_n64(scores, q + step, k + step, piece + i > 0);
       }
     }
     device::wgmma_commit();
@@ -61,14 +61,33 @@ struct Compute {
     const std::uint64_t v =
         device::wgmma_matrix(shared.keys(kStage) + kSide * 4 * Place::kGroupBytes, Place::kGroupBytes, 1024);
     const std::uint64_t p = device::wgmma_matrix(shared.weights(kStage), 16, 1024);
+    const auto add = [&](int i, int h) {
+      device::wgmma_ss_n128(output[h], p + (i * 32 >> 4), v + ((i * 2048 + h * 2 * Place::kGroupBytes) >> 4));
+    };
     device::wgmma_fence();
+    if constexpr (kSidePieces == 1) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 4; ++i) add(i, 0), add(i, 1);
+      device::wgmma_commit();
+    } else {
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        device::wgmma_ss_n128(output[h], p + (i * 32 >> 4), v + ((i * 2048 + h * 2 * Place::kGroupBytes) >> 4));
+      for (int h = 0; h < kSidePieces; ++h) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) add(i, h);
+        device::wgmma_commit();
+      }
     }
-    device::wgmma_commit();
+  }
+
+  /// Waits until they are added, and frees each piece of the tile as soon as its columns are.
+  template <int kSide, int kStage>
+  __device__ void finish_values() {
+    if constexpr (kSidePieces == 2) {
+      device::wgmma_wait<1>();
+      arrive(shared.free(kStage, 2 * kSide));
+    }
+    device::wgmma_wait<0>();
+    arrive(shared.free(kStage, kSidePieces * (kSide + 1) - 1));
   }
 
   /// A number that warpgroup `side` keeps for row r of this thread's two.
@@ -189,14 +208,12 @@ struct Compute {
         if (changed) fade(0);
         device::mbarrier_wait(shared.weighed(0), parity(0));  // the weights of the other warps
         start_values<kSide, 0>();
-        device::wgmma_wait<0>();
-        arrive(shared.free(0, 0));
+        finish_values<kSide, 0>();
         parities ^= 1;
         if (tile + 1 >= info.tiles) break;
         follow<kSide>();
         start_values<kSide, 1>();
-        device::wgmma_wait<0>();
-        arrive(shared.free(1, 0));
+        finish_values<kSide, 1>();
         parities ^= 2;
       }
     } else {
@@ -212,21 +229,18 @@ struct Compute {
         follow<kSide>();
         start_values<kSide, 0>();
         if (!both) {
-          device::wgmma_wait<0>();
-          arrive(shared.free(0, 1));
+          finish_values<kSide, 0>();
           parities ^= 1;
           break;
         }
         const bool changed = weigh<kSide>(scope(tile + 1));
         arrive(shared.weighed(1));
-        device::wgmma_wait<0>();
-        arrive(shared.free(0, 1));
+        finish_values<kSide, 0>();
         parities ^= 1;
         if (changed) fade(1);
         device::mbarrier_wait(shared.weighed(1), parity(1));  // the weights of the other warps
         start_values<kSide, 1>();
-        device::wgmma_wait<0>();
-        arrive(shared.free(1, 1));
+        finish_values<kSide, 1>();
         parities ^= 2;
       }
     }

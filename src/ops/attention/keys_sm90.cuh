@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include "ops/attention/block_sm90.cuh"
 
 namespace smla::attention::sm90 {
@@ -19,6 +21,15 @@ __device__ inline std::uint32_t unrepresentable_scales(std::uint32_t bytes) {
   const std::uint32_t not_zero = low + kLow;                        // of the lower seven bits
   const std::uint32_t in_range = low + (128 - 101) * 0x0101'0101U;  // 101 and more
   return not_zero & (bytes | ~in_range) & ~kLow;
+}
+
+/// Calls f<i>() for each piece of a tile.
+template <class F>
+__device__ __forceinline__ void each_piece(const F& f) {
+  const auto all = [&]<int... kPiece>(std::integer_sequence<int, kPiece...>) {
+    (f.template operator()<kPiece>(), ...);
+  };
+  all(std::make_integer_sequence<int, kKeyPieces>{});
 }
 
 /// The third warpgroup: widens the numbers of listed rows to fp16 and writes them to the stages. A thread has two rows
@@ -47,7 +58,11 @@ struct KeyLoader {
 
   __device__ explicit KeyLoader(const Shared& s) : shared(s) {}
 
-  __device__ static int row_of(int thread) { return (thread - kComputeThreads) / 32 * 8 * kRows + thread % 32 / 4; }
+  __device__ static int row_of(int thread) {
+    // The same in fewer registers, which four pieces need; two keep the code that a card has run.
+    if constexpr (kKeyPieces == 4) return (thread >> 1 & 0x30) | (thread >> 2 & 7);
+    return (thread - kComputeThreads) / 32 * 8 * kRows + thread % 32 / 4;
+  }
 
   /// Waits for the next listed tile and takes the places of this thread's rows. Returns what tile it is.
   __device__ std::uint32_t take() {
@@ -151,24 +166,26 @@ struct KeyLoader {
                                    ((2 * (thread % 4) ^ (row_of(thread) & 7)) << 4);
       std::uint32_t overflow = 0;
       take_scales();
-      device::mbarrier_wait(shared.free(static_cast<int>(stage), 0), parity ^ 1);
-      if (thread == kComputeThreads)
-        device::st_shared_v2(shared.at + Place::kValid + 8 * stage, device::ld_shared_v2(shared.named(taken - 1)));
-      step<0>(row_at, next, overflow), step<1>(row_at, next, overflow), step<2>(row_at, next, overflow);
-      step<3>(row_at, next, overflow);
-      arrive(shared.full(static_cast<int>(stage), 0));
-      device::mbarrier_wait(shared.free(static_cast<int>(stage), 1), parity ^ 1);
-      if constexpr (kScaled) {
+      each_piece([&]<int kPiece>() {
+        device::mbarrier_wait(shared.free(static_cast<int>(stage), kPiece), parity ^ 1);
+        if constexpr (kPiece == 0) {
+          if (thread == kComputeThreads)
+            device::st_shared_v2(shared.at + Place::kValid + 8 * stage, device::ld_shared_v2(shared.named(taken - 1)));
+        }
+        if constexpr (kScaled && kPiece == kKeyPieces - 1) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r)
-          overflow |= unrepresentable_scales(scales[r].x) | unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
-      }
-      step<4>(row_at, next, overflow), step<5>(row_at, next, overflow), step<6>(row_at, next, overflow);
-      step<7>(row_at, next, overflow);
-      // Overflow of fp16 is the upper bit of a half, a bad scale that of a byte.
-      if ((overflow & (kScaled ? 0x8080'8080U : 0x8000'8000U)) != 0U)
-        device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
-      arrive(shared.full(static_cast<int>(stage), 1));
+          for (int r = 0; r < kRows; ++r)
+            overflow |= unrepresentable_scales(scales[r].x) | unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
+        }
+        const auto steps = [&]<int... kGroup>(std::integer_sequence<int, kGroup...>) {
+          (step<kPiece * kPieceGroups + kGroup>(row_at, next, overflow), ...);
+        };
+        steps(std::make_integer_sequence<int, kPieceGroups>{});
+        // Overflow of fp16 is the upper bit of a half, a bad scale that of a byte.
+        if (kPiece == kKeyPieces - 1 && (overflow & (kScaled ? 0x8080'8080U : 0x8000'8000U)) != 0U)
+          device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
+        arrive(shared.full(static_cast<int>(stage), kPiece));
+      });
     }
   }
 };
@@ -180,16 +197,16 @@ struct KeyCopier {
 
   Shared shared;
 
-  /// Copies half of a tile: four groups of 64 dims.
-  template <int kHalf>
+  /// Copies a piece of a tile.
+  template <int kPiece>
   __device__ void copy(const std::uint8_t* const (&row)[kRows], std::uint32_t to) const {
 #pragma unroll
-    for (int g = 0; g < 4; ++g) {
+    for (int g = kPiece * kPieceGroups; g < (kPiece + 1) * kPieceGroups; ++g) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         // Rows 4 apart differ in the upper bit of the swizzle.
-        const std::uint32_t at = (to ^ (r % 2 * 64)) + r * 4 * 128 + (4 * kHalf + g) * Place::kGroupBytes;
-        device::cp_async<16>(at, row[r] + (4 * kHalf + g) * 128, true);
+        const std::uint32_t at = (to ^ (r % 2 * 64)) + r * 4 * 128 + g * Place::kGroupBytes;
+        device::cp_async<16>(at, row[r] + g * 128, true);
       }
     }
   }
@@ -217,16 +234,15 @@ struct KeyCopier {
       const uint2 valid = device::ld_shared_v2(shared.named(taken));
       arrive(shared.taken(slot));
       const std::uint32_t to = shared.keys(stage) + first * 128 + ((piece ^ (first & 7)) << 4);
-      device::mbarrier_wait(shared.free(stage, 0), parity ^ 1);
-      if (thread == 0) {
-        device::st_shared_v2(shared.at + Place::kValid + 8 * stage, valid);
-        device::mbarrier_arrive(shared.full(stage, 0));
-      }
-      copy<0>(row, to);
-      device::cp_async_arrive(shared.full(stage, 0));
-      device::mbarrier_wait(shared.free(stage, 1), parity ^ 1);
-      copy<1>(row, to);
-      device::cp_async_arrive(shared.full(stage, 1));
+      each_piece([&]<int kPiece>() {
+        device::mbarrier_wait(shared.free(stage, kPiece), parity ^ 1);
+        if (kPiece == 0 && thread == 0) {
+          device::st_shared_v2(shared.at + Place::kValid + 8 * stage, valid);
+          device::mbarrier_arrive(shared.full(stage, 0));
+        }
+        copy<kPiece>(row, to);
+        device::cp_async_arrive(shared.full(stage, kPiece));
+      });
     }
   }
 };

@@ -41,19 +41,24 @@ void bind_caches(nb::module_& module) {
   nb::class_<Pool>(module, "KvPool",
                    "The memory of the caches of a list of layers, in equal blocks, and who holds which.\n\n"
                    "layers: the numbers of each layer, as AttentionLayer takes them.\n"
-                   "num_blocks: how many can be held; one more, block 0, nobody ever holds.\n\n"
+                   "num_blocks: how many can be held; one more, block 0, nobody ever holds.\n"
+                   "draft_blocks: windows are kept one token longer, for a block of DSpark sees that much more.\n\n"
                    "Raises InvalidArgument, Unsupported, MemoryError.")
       .def(
           "__init__",
           [](Pool* to, const nb::list& layers, std::int64_t num_blocks, nb::handle device,
-             const std::string& cache_rows, const std::string& index_rows, float kv_scale, nb::handle stream) {
-            const CacheOptions options{
-                .rows = &row_format(cache_rows), .index = &row_format(index_rows), .kv_scale = kv_scale};
+             const std::string& cache_rows, const std::string& index_rows, float kv_scale, bool draft_blocks,
+             nb::handle stream) {
+            const CacheOptions options{.rows = &row_format(cache_rows),
+                                       .index = &row_format(index_rows),
+                                       .kv_scale = kv_scale,
+                                       .draft_blocks = draft_blocks};
             new (to) Pool(layers, num_blocks, read_place(device).value_or(Place{}), options,
                           stream.is_none() ? nullptr : read_stream(stream));
           },
           arg("layers"), arg("num_blocks"), arg("device") = "cpu", arg("cache_rows") = "fp8_ds_mla",
-          arg("index_rows") = "index_fp8", arg("kv_scale") = 1.0F, arg("stream") = nb::none())
+          arg("index_rows") = "index_fp8", arg("kv_scale") = 1.0F, arg("draft_blocks") = false,
+          arg("stream") = nb::none())
       .def_prop_ro("num_blocks", [](const Pool& p) { return p.pool().num_blocks(); })
       .def_prop_ro("free_blocks", [](const Pool& p) { return p.pool().free_blocks(); })
       .def_prop_ro("block_bytes", [](const Pool& p) { return p.pool().layout().block_stride_bytes; })
@@ -64,7 +69,7 @@ void bind_caches(nb::module_& module) {
             nb::list all;
             for (const CacheGroup& group : p.pool().layout().groups) {
               nb::dict d;
-              d["name"] = group.name, d["block_tokens"] = group.block_tokens, d["window"] = group.window;
+              d["name"] = group.name, d["block_tokens"] = group.block_tokens, d["window"] = group.kept();
               all.append(d);
             }
             return all;

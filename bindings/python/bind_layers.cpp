@@ -48,12 +48,15 @@ void bind_layers(nb::module_& module) {
       "weights: by checkpoint name, bf16 or float32: \"wq_a.weight\" [q_lora_rank, hidden], \"q_norm.weight\",\n"
       "         \"wq_b.weight\", \"wkv.weight\", \"kv_norm.weight\", \"wo_a.weight\", \"wo_b.weight\", \"attn_sink\"\n"
       "         (float32); with entries \"compressor.{wkv.weight,wgate.weight,ape,norm.weight}\"; C4A layers also\n"
-      "         \"indexer.compressor.*\", \"indexer.{wq_b,weights_proj}.weight\". E4M3 with \"wq_a.scale\" beside it.\n"
+      "         \"indexer.compressor.*\", \"indexer.{wq_b,weights_proj}.weight\", but for those with reuses_topk.\n"
+      "         E4M3 with \"wq_a.scale\" beside it.\n"
       "cos_sin: the rope table [positions, 64] float32, cosines first; its device is the layer's.\n\n"
       "Options: precision (\"bf16\"; \"f32\": activations and caches in float32), cache_rows (\"fp8_ds_mla\"), "
       "index_rows\n"
       "(\"index_fp8\"), kv_scale, q_scale, front_end (\"flashmla\"), implementation, gather_prefill, strict,\n"
-      "padded_heads, score_bytes, deterministic, threads, side_streams.\n\n"
+      "padded_heads, score_bytes, deterministic, threads, side_streams, draft_blocks (of DSpark: its window is kept "
+      "one\n"
+      "token longer).\n\n"
       "Raises InvalidArgument naming a number, weight or option that does not fit.")
       .def(
           "__init__",
@@ -91,7 +94,14 @@ void bind_layers(nb::module_& module) {
            "into the caches.\n\n"
            "step: a built Step of a layer of this kind. caches: a Cache by role. workspace: a tensor of bytes, or "
            "None.\n"
-           "stream: a cudaStream_t, or None: the current one.");
+           "stream: a cudaStream_t, or None: the current one.")
+      .def(
+          "insert_context", &Layer::insert_context, arg("hidden"), arg("positions"), arg("slots"), arg("window"),
+          arg("workspace") = nb::none(), arg("stream") = nb::none(),
+          "Writes rows of tokens into a window-only layer's cache and computes nothing else: the context of a layer\n"
+          "of DSpark drafts, which sees what another stack made of these tokens.\n\n"
+          "hidden: [tokens, hidden] in the layer's precision. positions: [tokens] int64. slots: [tokens] int64 of the\n"
+          "cache, -1 where nothing is written. window: the layer's window Cache.");
   nb::class_<Step>(
       module, "Step",
       "Slots and index rows of one step, for all layers of the kind (compress_ratio, cache formats, device) "
@@ -100,14 +110,22 @@ void bind_layers(nb::module_& module) {
       .def(
           "build", &Step::build, arg("query_start_loc"), arg("seq_lens"), arg("positions"), arg("block_tables"),
           arg("max_seq_len") = nb::none(), arg("host_query_start_loc") = nb::none(), arg("host_seq_lens") = nb::none(),
-          arg("decode_threshold") = 1, arg("stream") = nb::none(),
+          arg("decode_threshold") = 1, arg("dspark_tokens") = 0, arg("stream") = nb::none(),
           "For a batch of R requests and T tokens, decodes first.\n\n"
           "query_start_loc: [R+1] int32. seq_lens: [R] int32, this step's tokens included. positions: [T] int64.\n"
           "block_tables: for each group [R, columns] int32, kept until the next build.\n"
           "max_seq_len: an upper bound of seq_lens; None: their largest. host_query_start_loc, host_seq_lens: the "
           "same\n"
           "as lists, which must be given on a GPU. decode_threshold: requests at the head with at most so many tokens\n"
-          "are decodes. Nothing waits on a GPU.");
+          "are decodes. dspark_tokens: above 0 the decodes are DSpark blocks of at most so many draft tokens, which\n"
+          "see the whole block, the later ones too. Nothing waits on a GPU.")
+      .def(
+          "advance", &Step::advance, arg("seq_lens") = nb::none(), arg("max_seq_len") = nb::none(),
+          arg("stream") = nb::none(),
+          "The next draft step of window-only layers with one token a request, at seq_len - 1, in place: every tensor\n"
+          "keeps its address, so that a loop of draft steps can be recorded as one CUDA graph.\n\n"
+          "seq_lens: [R] int32, 0 for a request that sits out; None: each other request is one token longer.\n"
+          "max_seq_len: their upper bound; None: that of the step before.");
 }
 
 }  // namespace smla::python

@@ -100,7 +100,7 @@ LayerOptions read_options(const nb::dict& given, const Place& place) {
   reader.take("gather_prefill", o.gather_prefill), reader.take("strict", o.strict);
   reader.take("padded_heads", o.padded_heads), reader.take("score_bytes", o.score_bytes);
   reader.take("deterministic", o.deterministic), reader.take("threads", o.threads);
-  reader.take("side_streams", o.side_streams);
+  reader.take("side_streams", o.side_streams), reader.take("draft_blocks", o.caches.draft_blocks);
   reader.finish();
   if (precision != "bf16" && precision != "f32") fail("precision", "\"" + precision + "\"", "\"bf16\" or \"f32\"");
   o.precision = precision == "f32" ? Precision::kF32 : Precision::kBF16;
@@ -238,10 +238,29 @@ nb::list Layer::groups() const {
     nb::dict d;
     d["name"] = group.name;
     d["block_tokens"] = group.block_tokens;
-    d["window"] = group.window;
+    d["window"] = group.kept();
     all.append(d);
   }
   return all;
+}
+
+PagedCache Layer::read_cache(CacheRole role, const std::string& name, nb::handle given, void* stream) const {
+  const LayerCache& need = *layout_.find(0, role);
+  if (!nb::isinstance<Cache>(given)) throw InvalidArgument(name + ": got " + repr_of(given) + ", expected a Cache");
+  const CacheView view = python::read_cache(name, *nb::inst_ptr<Cache>(given), stream);
+  check_place(name, view.tensor, place_);
+  if (view.tensor.read_only) throw InvalidArgument(name + ": got read-only memory, expected blocks to write");
+  const RowFormat& format = row_format(view.cache.format);
+  if (format != *need.format || view.cache.block_size != need.block_size)
+    throw InvalidArgument(name + ": got blocks of " + std::to_string(view.cache.block_size) + " " +
+                          std::string(format.name) + " rows, expected " + std::to_string(need.block_size) + " " +
+                          std::string(need.format->name) + " rows");
+  return {.format = need.format,
+          .base = static_cast<std::uint8_t*>(view.cache.base),
+          .num_blocks = view.cache.num_blocks,
+          .block_size = view.cache.block_size,
+          .block_stride_bytes = view.cache.block_stride_bytes,
+          .scale = need.format->scale == ScaleKind::kPerTensor ? view.cache.kv_scale : 1.0F};
 }
 
 LayerCaches Layer::read_caches(const nb::dict& caches, void* stream) const {
@@ -256,22 +275,7 @@ LayerCaches Layer::read_caches(const nb::dict& caches, void* stream) const {
     if ((need == nullptr) != given.is_none())
       throw InvalidArgument(name + (need == nullptr ? ": got one, expected none: a layer of this kind has no such cache"
                                                     : ": got none, expected a Cache"));
-    if (need == nullptr) continue;
-    if (!nb::isinstance<Cache>(given)) throw InvalidArgument(name + ": got " + repr_of(given) + ", expected a Cache");
-    const CacheView view = python::read_cache(name, *nb::inst_ptr<Cache>(given), stream);
-    check_place(name, view.tensor, place_);
-    if (view.tensor.read_only) throw InvalidArgument(name + ": got read-only memory, expected blocks to write");
-    const RowFormat& format = row_format(view.cache.format);
-    if (format != *need->format || view.cache.block_size != need->block_size)
-      throw InvalidArgument(name + ": got blocks of " + std::to_string(view.cache.block_size) + " " +
-                            std::string(format.name) + " rows, expected " + std::to_string(need->block_size) + " " +
-                            std::string(need->format->name) + " rows");
-    out[role] = {.format = need->format,
-                 .base = static_cast<std::uint8_t*>(view.cache.base),
-                 .num_blocks = view.cache.num_blocks,
-                 .block_size = view.cache.block_size,
-                 .block_stride_bytes = view.cache.block_stride_bytes,
-                 .scale = need->format->scale == ScaleKind::kPerTensor ? view.cache.kv_scale : 1.0F};
+    if (need != nullptr) out[role] = read_cache(role, name, given, stream);
   }
   if (taken != caches.size())
     throw InvalidArgument("AttentionLayer: caches: got " + repr_of(caches.keys()) +
@@ -327,6 +331,29 @@ void Layer::forward(const Step& step, const nb::dict& caches, nb::handle hidden,
                   {.handle = queue});
 }
 
+void Layer::insert_context(nb::handle hidden, nb::handle positions, nb::handle slots, nb::handle window,
+                           nb::handle workspace, nb::handle stream) {
+  void* own = stream.is_none() ? nullptr : read_stream(stream);
+  const auto read = [&](const std::string& name, nb::handle object) {
+    Tensor t = read_tensor("AttentionLayer: " + name, object, own);
+    check_place("AttentionLayer: " + name, t, place_);
+    return t;
+  };
+  const Tensor x = read("hidden", hidden), at = read("positions", positions), to = read("slots", slots);
+  void* queue = stream_of(stream, x);
+  const TensorView x_view = view_tensor("AttentionLayer: hidden", x);
+  const TensorView at_view = view_tensor("AttentionLayer: positions", at);
+  const TensorView to_view = view_tensor("AttentionLayer: slots", to);
+  const PagedCache cache = read_cache(CacheRole::kWindow, "AttentionLayer: window", window, queue);
+  const std::int64_t tokens = x_view.rank == 2 ? x_view.size(0) : 0;
+  const LentWorkspace lent("AttentionLayer", workspace, layer_->context_bytes(tokens), place_, &x, queue,
+                           !stream.is_none());
+  const nb::gil_scoped_release released;
+  const CurrentDevice current(place_.kind, place_.ordinal);
+  layer_->insert_context(x_view, at_view, to_view, cache, {.data = lent.data(), .bytes = lent.bytes()},
+                         {.handle = queue});
+}
+
 Step::Step(const Layer& layer)
     : config_(layer.layer().config()),
       layout_(layer.layout()),
@@ -345,7 +372,9 @@ void Step::check_layer(const Layer& layer) const {
   for (const CacheRole role : kCacheRoles) {
     const LayerCache* a = layer.layout().find(0, role);
     const LayerCache* b = layout_.find(0, role);
-    same = same && (a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size);
+    // A layer that reuses a choice runs with the step of the one that chooses, which has caches more.
+    const bool extra = config.reuses_topk && a == nullptr;
+    same = same && (extra || ((a == nullptr) == (b == nullptr) && (a == nullptr || a->block_size == b->block_size)));
   }
   if (same) return;
   throw InvalidArgument("Step: got one for compress_ratio " + std::to_string(config_.compress_ratio) + " on " +
@@ -356,7 +385,7 @@ void Step::check_layer(const Layer& layer) const {
 
 void Step::build(nb::handle query_start_loc, nb::handle seq_lens, nb::handle positions, const nb::list& block_tables,
                  std::optional<std::int64_t> max_seq_len, nb::handle host_query_start_loc, nb::handle host_seq_lens,
-                 std::int64_t decode_threshold, nb::handle stream) {
+                 std::int64_t decode_threshold, std::int64_t dspark_tokens, nb::handle stream) {
   built_ = false;
   void* own = stream.is_none() ? nullptr : read_stream(stream);
   const auto read = [&](const std::string& name, nb::handle object) {
@@ -374,6 +403,8 @@ void Step::build(nb::handle query_start_loc, nb::handle seq_lens, nb::handle pos
                   .block_tables = {},
                   .max_seq_len = 0,
                   .decode_threshold = decode_threshold,
+                  .causal = dspark_tokens == 0,
+                  .dspark_tokens = dspark_tokens,
                   .host_query_start_loc = host_loc,
                   .host_seq_lens = host_lens};
   tables_.clear();
@@ -398,6 +429,25 @@ void Step::build(nb::handle query_start_loc, nb::handle seq_lens, nb::handle pos
   const CurrentDevice current(place_.kind, place_.ordinal);
   metadata_.build(batch, {.handle = queue});
   built_ = true;
+}
+
+void Step::advance(nb::handle seq_lens, std::optional<std::int64_t> max_seq_len, nb::handle stream) {
+  built();
+  void* queue = stream.is_none() ? nullptr : read_stream(stream);
+  if (seq_lens.is_none()) {
+    if (max_seq_len) throw InvalidArgument("Step: max_seq_len: got it without seq_lens, expected both or neither");
+    if (stream.is_none() && !tables_.empty()) queue = stream_of(stream, tables_.front());
+    const nb::gil_scoped_release released;
+    const CurrentDevice current(place_.kind, place_.ordinal);
+    return metadata_.advance({.handle = queue});
+  }
+  const Tensor lens = read_tensor("Step: seq_lens", seq_lens, queue);
+  check_place("Step: seq_lens", lens, place_);
+  const TensorView view = view_tensor("Step: seq_lens", lens);
+  queue = stream_of(stream, lens);
+  const nb::gil_scoped_release released;
+  const CurrentDevice current(place_.kind, place_.ordinal);
+  metadata_.advance(view, max_seq_len.value_or(metadata_.shape().max_seq_len), {.handle = queue});
 }
 
 }  // namespace smla::python

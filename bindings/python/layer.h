@@ -46,6 +46,9 @@ class Layer {
   std::size_t workspace_bytes(const Step& step);
   void forward(const Step& step, const nb::dict& caches, nb::handle hidden, nb::handle output, nb::handle workspace,
                nb::handle stream);
+  /// Rows of a draft layer's context, into its window cache.
+  void insert_context(nb::handle hidden, nb::handle positions, nb::handle slots, nb::handle window,
+                      nb::handle workspace, nb::handle stream);
   /// The implementations of a step's ops, in words.
   std::string describe(const Step& step);
 
@@ -56,6 +59,7 @@ class Layer {
   };
   const Tensor& keep(const std::string& name, nb::handle object);
   void read_weights(const nb::dict& weights);
+  PagedCache read_cache(CacheRole role, const std::string& name, nb::handle given, void* stream) const;
   LayerCaches read_caches(const nb::dict& caches, void* stream) const;
   const LayerPlan& plan(const Step& step);
 
@@ -74,7 +78,9 @@ class Step {
   explicit Step(const Layer& layer);
   void build(nb::handle query_start_loc, nb::handle seq_lens, nb::handle positions, const nb::list& block_tables,
              std::optional<std::int64_t> max_seq_len, nb::handle host_query_start_loc, nb::handle host_seq_lens,
-             std::int64_t decode_threshold, nb::handle stream);
+             std::int64_t decode_threshold, std::int64_t dspark_tokens, nb::handle stream);
+  /// The next draft step in place; seq_lens None: each request is one token longer.
+  void advance(nb::handle seq_lens, std::optional<std::int64_t> max_seq_len, nb::handle stream);
   /// @throws InvalidArgument before the first build.
   const StepMetadata& built() const;
   /// Whether its slots mean the same in the caches of a layer. @throws InvalidArgument when they do not.

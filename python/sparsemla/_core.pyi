@@ -119,12 +119,14 @@ class AttentionLayer:
     weights: by checkpoint name, bf16 or float32: "wq_a.weight" [q_lora_rank, hidden], "q_norm.weight",
              "wq_b.weight", "wkv.weight", "kv_norm.weight", "wo_a.weight", "wo_b.weight", "attn_sink"
              (float32); with entries "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers also
-             "indexer.compressor.*", "indexer.{wq_b,weights_proj}.weight". E4M3 with "wq_a.scale" beside it.
+             "indexer.compressor.*", "indexer.{wq_b,weights_proj}.weight", but for those with reuses_topk.
+             E4M3 with "wq_a.scale" beside it.
     cos_sin: the rope table [positions, 64] float32, cosines first; its device is the layer's.
 
     Options: precision ("bf16"; "f32": activations and caches in float32), cache_rows ("fp8_ds_mla"), index_rows
     ("index_fp8"), kv_scale, q_scale, front_end ("flashmla"), implementation, gather_prefill, strict,
-    padded_heads, score_bytes, deterministic, threads, side_streams.
+    padded_heads, score_bytes, deterministic, threads, side_streams, draft_blocks (of DSpark: its window is kept one
+    token longer).
 
     Raises InvalidArgument naming a number, weight or option that does not fit.
     """
@@ -192,6 +194,23 @@ class AttentionLayer:
         stream: a cudaStream_t, or None: the current one.
         """
 
+    def insert_context(
+        self,
+        hidden: object,
+        positions: object,
+        slots: object,
+        window: object,
+        workspace: object | None = None,
+        stream: object | None = None,
+    ) -> None:
+        """
+        Writes rows of tokens into a window-only layer's cache and computes nothing else: the context of a layer
+        of DSpark drafts, which sees what another stack made of these tokens.
+
+        hidden: [tokens, hidden] in the layer's precision. positions: [tokens] int64. slots: [tokens] int64 of the
+        cache, -1 where nothing is written. window: the layer's window Cache.
+        """
+
 class Step:
     """
     Slots and index rows of one step, for all layers of the kind (compress_ratio, cache formats, device) of `layer`.
@@ -208,6 +227,7 @@ class Step:
         host_query_start_loc: object | None = None,
         host_seq_lens: object | None = None,
         decode_threshold: int = 1,
+        dspark_tokens: int = 0,
         stream: object | None = None,
     ) -> None:
         """
@@ -217,7 +237,19 @@ class Step:
         block_tables: for each group [R, columns] int32, kept until the next build.
         max_seq_len: an upper bound of seq_lens; None: their largest. host_query_start_loc, host_seq_lens: the same
         as lists, which must be given on a GPU. decode_threshold: requests at the head with at most so many tokens
-        are decodes. Nothing waits on a GPU.
+        are decodes. dspark_tokens: above 0 the decodes are DSpark blocks of at most so many draft tokens, which
+        see the whole block, the later ones too. Nothing waits on a GPU.
+        """
+
+    def advance(
+        self, seq_lens: object | None = None, max_seq_len: int | None = None, stream: object | None = None
+    ) -> None:
+        """
+        The next draft step of window-only layers with one token a request, at seq_len - 1, in place: every tensor
+        keeps its address, so that a loop of draft steps can be recorded as one CUDA graph.
+
+        seq_lens: [R] int32, 0 for a request that sits out; None: each other request is one token longer.
+        max_seq_len: their upper bound; None: that of the step before.
         """
 
 class ModelConfig:
@@ -284,6 +316,7 @@ class KvPool:
 
     layers: the numbers of each layer, as AttentionLayer takes them.
     num_blocks: how many can be held; one more, block 0, nobody ever holds.
+    draft_blocks: windows are kept one token longer, for a block of DSpark sees that much more.
 
     Raises InvalidArgument, Unsupported, MemoryError.
     """
@@ -296,6 +329,7 @@ class KvPool:
         cache_rows: str = "fp8_ds_mla",
         index_rows: str = "index_fp8",
         kv_scale: float = 1.0,
+        draft_blocks: bool = False,
         stream: object | None = None,
     ) -> None: ...
     @property

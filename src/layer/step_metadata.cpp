@@ -21,6 +21,13 @@ std::vector<std::int32_t> host_copy(std::span<const std::int32_t> given, const C
   return {given.begin(), given.end()};
 }
 
+std::int64_t longest_of(const ConstTensorView& seq_lens) {
+  std::int64_t longest = 0;
+  for (std::int64_t r = 0; r < seq_lens.size(0); ++r)
+    longest = std::max<std::int64_t>(longest, seq_lens.as<std::int32_t>()[r * seq_lens.stride[0]]);
+  return longest;
+}
+
 }  // namespace
 
 StepMetadata::StepMetadata(const KvLayout& layout, std::span<const LayerConfig> layers, FrontEnd front_end,
@@ -160,7 +167,13 @@ void StepMetadata::advance(const ConstTensorView& seq_lens, std::int64_t max_seq
   s.check_draft_step();
   check_tensor(kWhat, "seq_lens", seq_lens, {s.shape.requests}, {DType::kI32});
   check_that(max_seq_len >= 0, kWhat, "max_seq_len", max_seq_len, "an upper bound of seq_lens");
-  s.shape.max_seq_len = std::max(s.shape.max_seq_len, max_seq_len);
+  const std::int64_t bound = std::max(s.shape.max_seq_len, max_seq_len);
+  if (s.device == DeviceKind::kCpu) {
+    const std::int64_t longest = longest_of(seq_lens);
+    check_that(longest <= bound, kWhat, "max_seq_len", bound,
+               "at least " + std::to_string(longest) + ", the largest of seq_lens");
+  }
+  s.shape.max_seq_len = bound;
   copy_bytes(s.device, s.seq_lens.data(), seq_lens.data, s.seq_lens.bytes(), stream);
   s.build_draft_step(0);
 }
@@ -170,9 +183,7 @@ void StepMetadata::advance(Stream stream) {
   s.stream = stream;
   s.check_draft_step();
   if (s.device == DeviceKind::kCpu) {
-    const ConstTensorView lens = s.seq_lens.view();
-    const std::span<const std::int32_t> known(lens.as<std::int32_t>(), static_cast<std::size_t>(s.shape.requests));
-    const std::int64_t longest = known.empty() ? 0 : std::ranges::max(known);
+    const std::int64_t longest = longest_of(s.seq_lens.view());
     check_that(longest < s.shape.max_seq_len || longest <= 0, kWhat, "max_seq_len of the loop", s.shape.max_seq_len,
                "at least " + std::to_string(longest + 1) + ", the longest request of this step");
   }

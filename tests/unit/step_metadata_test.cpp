@@ -140,6 +140,7 @@ TEST(StepMetadata, AdvanceWithoutLengthsIsOneTokenMore) {
         return std::string("no error");
       }(),
       testing::HasSubstr("max_seq_len of the loop: got 129, expected at least 130"));
+  EXPECT_THROW(stepped.advance(view_of(last.data(), {3}), 129), InvalidArgument) << "130 is longer";
   stepped.advance(view_of(last.data(), {3}), 130);
   StepMetadata again(d.layout, d.layers);
   batch.max_seq_len = 131;

@@ -160,6 +160,110 @@ def inputs(tokens: int, hidden: int, seed: int = 7) -> np.ndarray:
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
+class Drafts:
+    """The window-only layer of a checkpoint, over blocks that a pool keeps for draft blocks."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        opened = sm.Checkpoint(str(checkpoint))
+        loaded = opened.load_layer(0)
+        cos_sin = opened.model.rope_table(0, 512)
+        self.layer = sm.AttentionLayer(loaded["config"], loaded["tensors"], cos_sin, threads=1, deterministic=True)
+        self.pool = sm.KvPool([loaded["config"]], 20, draft_blocks=True)
+        self.hidden = opened.model.hidden_size
+        self.cache = self.pool.cache(0, "window")
+        self.blocks = sm.RequestBlocks(self.pool)
+        assert self.blocks.reserve(0, 200)
+        self.step = sm.Step(self.layer)
+
+    def build(self, begin: int, end: int, **more: Any) -> None:
+        table = np.array([self.blocks.table(0)], np.int32)
+        self.step.build(
+            np.array([0, end - begin], np.int32), np.array([end], np.int32), np.arange(begin, end), [table], **more
+        )
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        output = np.empty(x.shape, np.uint16)
+        self.layer.forward(self.step, {"window": self.cache}, x, output)
+        return output
+
+
+def test_a_draft_block_sees_itself_whole_and_context_that_was_inserted(checkpoint: Path) -> None:
+    computed, inserted = Drafts(checkpoint), Drafts(checkpoint)
+    x = inputs(195, computed.hidden)
+    computed.build(0, 191)
+    causal = computed.forward(x[:191])
+    table = np.array(inserted.blocks.table(0), np.int64)
+    slots = table[np.arange(191) // 64] * 64 + np.arange(191) % 64
+    inserted.layer.insert_context(x[:191], np.arange(191), slots, inserted.cache)
+    blocks = []
+    for one in (computed, inserted):
+        assert one.pool.groups[0]["window"] == 129
+        one.blocks.slide(191)
+        assert one.blocks.table(0)[0] > 0, "the block sees position 63, which no later token does"
+        one.build(191, 195, decode_threshold=4, dspark_tokens=4)
+        blocks.append(one.forward(x[191:]))
+    np.testing.assert_array_equal(blocks[0], blocks[1])
+    computed.build(191, 195)
+    ahead = computed.forward(x[191:])
+    assert (ahead[0] != blocks[0][0]).any(), "a causal token does not see those behind it"
+    assert causal.any()
+    with pytest.raises(sm.InvalidArgument, match="slots"):
+        inserted.layer.insert_context(x[:191], np.arange(191), slots[:5], inserted.cache)
+    with pytest.raises(sm.InvalidArgument, match="window"):
+        inserted.layer.insert_context(x[:191], np.arange(191), slots, np.zeros(3))
+
+
+def test_a_draft_loop_advances_in_place(checkpoint: Path) -> None:
+    one = Drafts(checkpoint)
+    x = inputs(46, one.hidden)
+    one.build(0, 46)
+    whole = one.forward(x)
+    one.build(0, 41)
+    one.forward(x[:41])
+    with pytest.raises(sm.InvalidArgument, match="one token for each request"):
+        one.step.advance()
+    one.build(40, 41)
+    np.testing.assert_array_equal(one.forward(x[40:41])[0], whole[40])
+    with pytest.raises(sm.InvalidArgument, match="max_seq_len"):
+        one.step.advance()
+    with pytest.raises(sm.InvalidArgument, match="expected both or neither"):
+        one.step.advance(max_seq_len=50)
+    with pytest.raises(sm.InvalidArgument, match="max_seq_len: got 41, expected at least 42"):
+        one.step.advance(np.array([42], np.int32))
+    one.step.advance(np.array([42], np.int32), 46)
+    np.testing.assert_array_equal(one.forward(x[41:42])[0], whole[41])
+    for position in range(42, 46):
+        one.step.advance()
+        np.testing.assert_array_equal(one.forward(x[position : position + 1])[0], whole[position])
+
+
+def test_a_layer_that_reuses_a_choice_runs_with_the_choosers_step(checkpoint: Path) -> None:
+    opened = sm.Checkpoint(str(checkpoint))
+    index = next(i for i in range(opened.model.num_layers) if opened.model.layer(i)["compress_ratio"] == 4)
+    loaded = opened.load_layer(index)
+    cos_sin = opened.model.rope_table(index, 1024)
+    chooser = sm.AttentionLayer(loaded["config"], loaded["tensors"], cos_sin, threads=1)
+    config = loaded["config"] | {"reuses_topk": True}
+    fewer = {name: t for name, t in loaded["tensors"].items() if not name.startswith("indexer.")}
+    x = inputs(300, opened.model.hidden_size)
+    outputs = []
+    for weights in (loaded["tensors"], fewer):
+        follower = sm.AttentionLayer(config, weights, cos_sin, threads=1)
+        assert "index" not in follower.caches
+        pool = sm.KvPool([loaded["config"], config], 400)
+        blocks = sm.RequestBlocks(pool)
+        assert blocks.reserve(0, 300)
+        step = sm.Step(chooser)
+        columns = {need["group"]: pool.group_of(0, role) for role, need in chooser.caches.items()}
+        tables = [np.array([blocks.table(columns[g])], np.int32) for g in range(len(chooser.groups))]
+        step.build(np.array([0, 300], np.int32), np.array([300], np.int32), np.arange(300), tables)
+        for i, layer in enumerate((chooser, follower)):
+            outputs.append(np.empty(x.shape, np.uint16))
+            layer.forward(step, {role: pool.cache(i, role) for role in layer.caches}, x, outputs[-1])
+    for other in outputs[1:]:
+        np.testing.assert_array_equal(outputs[0], other)
+
+
 def test_a_request_moves_to_another_pool_by_a_snapshot(checkpoint: Path, tmp_path: Path) -> None:
     here, there = Model(checkpoint), Model(checkpoint, blocks=900, extra=300)
     x = inputs(330, here.hidden)

@@ -101,7 +101,7 @@ void read_layers(const JsonReader& json, ModelConfig& config) {
 std::string read_topk_pattern(const JsonReader& json, const ModelConfig& config) {
   constexpr const char* kKey = "index_topk_pattern";
   const std::string given = json.text(kKey, "");
-  if (given.empty()) return given;
+  if (given.empty()) return {};
   const auto decoders = config.compress_ratios.begin() + static_cast<std::ptrdiff_t>(config.num_layers);
   const auto choosers = std::count(config.compress_ratios.begin(), decoders, 4);
   std::string pattern = given;

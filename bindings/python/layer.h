@@ -20,6 +20,12 @@ namespace smla::python {
 /// A view of a tensor of Python. @throws InvalidArgument for more than four dimensions and for strides of 0.
 TensorView view_tensor(const std::string& name, const Tensor& tensor);
 
+/// @throws InvalidArgument for a tensor in another place.
+void check_place(const std::string& name, const Tensor& tensor, const Place& place);
+
+/// The stream that a caller names, or where its first tensor's framework queues work.
+void* stream_of(nb::handle given, const Tensor& leader);
+
 /// A layer's numbers by the names of LayerConfig. @throws InvalidArgument for an unknown name and another kind of
 /// value.
 LayerConfig read_layer_config(const nb::dict& given);

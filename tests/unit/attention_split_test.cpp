@@ -150,7 +150,7 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
   const SparseAttention::Problem some = problem(16, 64, 128, 8192);
   EXPECT_EQ(
       "tiles of 64 heads x 64 keys, lists in parts by their lengths, up to 132 more than tokens, and a merge, "
-      "19474560 bytes of workspace",
+      "19474568 bytes of workspace",
       describe(split_for_hopper(some, kH200, false), some));
 }
 

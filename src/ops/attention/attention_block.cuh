@@ -42,7 +42,8 @@ struct TileCall {
   std::int64_t tokens_ahead = 0;  ///< from a block's token to that of the block that follows on its multiprocessor
   float* sums = nullptr;          ///< [rows, H, 512]; a row is a token's part
   float2* states = nullptr;       ///< [rows, H]
-  uint2* cuts = nullptr;          ///< [tokens] first row and number of parts, of lists that are cut by length
+  uint2* cuts = nullptr;          ///< of lists that are cut by length: [tokens] first row and number of parts; behind
+                                  ///< them the parts of each list where all have as many, or 0, and the most of a list
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
   Rope rope;                                ///< its pairs are rotated two at a time
 

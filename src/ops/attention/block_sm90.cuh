@@ -233,18 +233,19 @@ struct CutItem {
     const std::uint32_t thread = fresh_thread();
     const std::uint32_t warp = thread / 32;
     const std::uint32_t number = block + warp * gridDim.x;
-    std::uint32_t all = 0;
-    const ListPart list = LengthCutter<kTileKeys>{c}.find(number / c.head_tiles, all);
+    const LengthCutter<kTileKeys> cutter{c};
+    CutParts parts{};
+    const ListPart list = cutter.find(number / c.head_tiles, parts);
     const std::uint32_t head_tile = number % c.head_tiles;
     if (thread % 32 == 0) {
       device::st_shared_v4(shared.item(warp),
                            make_uint4(list.token, list.parts, list.row, list.part | head_tile << kPartBits));
       if (warp == 0) {
-        const std::uint32_t items = all * c.head_tiles;
+        const std::uint32_t items = parts.all * c.head_tiles;
         const std::uint32_t own = block < items ? (items - block + gridDim.x - 1) / gridDim.x : 0;
         device::st_shared_v2(shared.cut(), make_uint2(own, list.part_keys));
       }
-      if (list.parts > 0 && list.part == 0 && head_tile == 0) c.cuts[list.token] = make_uint2(list.row, list.parts);
+      if (head_tile == 0) cutter.tell(list, parts);
     }
     __syncthreads();
     return word(shared.cut()) > 0;

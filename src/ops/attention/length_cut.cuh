@@ -14,6 +14,13 @@ __device__ inline std::uint32_t parts_of(std::uint32_t tiles, float of_one) {
   return static_cast<std::uint32_t>(max(whole, 0)) + 1;
 }
 
+/// The parts of a call.
+struct CutParts {
+  std::uint32_t all;    ///< how many there are
+  std::uint32_t alike;  ///< of each list, where all lists are of one length; otherwise 0
+  std::uint32_t most;   ///< of a list
+};
+
 template <int kKeys>
 struct LengthCutter {
   const TileCall& c;
@@ -60,8 +67,8 @@ struct LengthCutter {
     return rows > 0 ? time + cut.merge + static_cast<float>(rows) * cut.sums : time;
   }
 
-  /// The tiles of a part that promise the shortest time.
-  __device__ std::uint32_t part_tiles() const {
+  /// The tiles of a part that promise the shortest time. `of_call`: what parts of that size the call has, but how many.
+  __device__ std::uint32_t part_tiles(CutParts& of_call) const {
     const std::uint32_t room = tokens() + c.cut.extra;
     std::uint32_t total = 0;
     std::uint32_t most = 0;
@@ -74,7 +81,8 @@ struct LengthCutter {
     most = max(__reduce_max_sync(kAll, most), 1U);
     float best = INFINITY;
     std::uint32_t best_tiles = most;
-    if (total == most * tokens()) {
+    const bool alike = total == most * tokens();
+    if (alike) {
       // A lane weighs lists in lane + 1 parts.
 #pragma unroll 1
       for (std::uint32_t parts = lane() + 1; parts <= min(most, 32U * kRounds) && parts * tokens() <= room;
@@ -107,12 +115,15 @@ struct LengthCutter {
     const std::uint32_t time = __float_as_uint(best);  // times are positive: their bits are in the same order
     const std::uint32_t least = __reduce_min_sync(kAll, time);
     const int winner = __ffs(static_cast<int>(__ballot_sync(kAll, time == least))) - 1;
-    return __shfl_sync(kAll, best_tiles, winner);
+    const std::uint32_t chosen = __shfl_sync(kAll, best_tiles, winner);
+    of_call.most = (most + chosen - 1) / chosen;
+    of_call.alike = alike ? of_call.most : 0;
+    return chosen;
   }
 
-  /// Part number `number` of the call. `all`: how many there are.
-  __device__ ListPart find(std::uint32_t number, std::uint32_t& all) const {
-    const std::uint32_t of_part = part_tiles();
+  /// Part number `number` of the call, and what `parts` it has.
+  __device__ ListPart find(std::uint32_t number, CutParts& parts) const {
+    const std::uint32_t of_part = part_tiles(parts);
     const float of_one = 1.0F / static_cast<float>(of_part);
     ListPart found{.part_keys = of_part * kKeys};
     std::uint32_t before = 0;  // parts of the tokens before, and in the upper half those of lists of several
@@ -138,8 +149,15 @@ struct LengthCutter {
       }
       before = __shfl_sync(kAll, end, 31);
     }
-    all = before & 0xFFFFU;
+    parts.all = before & 0xFFFFU;
     return found;
+  }
+
+  /// Tells the merge of a part that find() found, once for each list.
+  __device__ void tell(const ListPart& list, const CutParts& parts) const {
+    if (list.part > 0 || list.parts == 0) return;
+    c.cuts[list.token] = make_uint2(list.row, list.parts);
+    if (list.token == 0) c.cuts[tokens()] = make_uint2(parts.alike, parts.most);
   }
 };
 

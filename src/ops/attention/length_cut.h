@@ -32,8 +32,8 @@ struct LengthCut {
 
   /// Parts whose sums the workspace holds, of `tokens` tokens. A list of one part has none there.
   constexpr std::int64_t rows(std::int64_t tokens) const { return std::min<std::int64_t>(tokens + extra, 2 * extra); }
-  /// Bytes of what the merge is told of each token (TileCall::cuts).
-  static constexpr std::int64_t cut_bytes(std::int64_t tokens) { return 8 * tokens; }
+  /// Bytes of what the merge is told (TileCall::cuts).
+  static constexpr std::int64_t cut_bytes(std::int64_t tokens) { return 8 * (tokens + 1); }
 };
 
 /// What a split gives to room_by_length().

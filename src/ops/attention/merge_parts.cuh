@@ -113,15 +113,23 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
   device::pdl_wait();
   const MergeThread me;
   const auto heads = static_cast<std::uint32_t>(c.a.out_heads);
+  const uint2 call = c.cuts[c.tokens];  // parts of each list, or 0 where they differ; of the longest
+  const auto cut_of = [&](std::uint32_t row) {
+    const std::uint32_t token = row / heads;
+    return call.x > 0 ? make_uint2(token * call.x, call.x) : c.cuts[token];
+  };
+  if (call.y > 1 && call.x < kMergeShared) {
 #pragma unroll 1
-  for (std::uint32_t row = blockIdx.x * kMergeGroups + me.group; row < rows; row += gridDim.x * kMergeGroups) {
-    const uint2 cut = c.cuts[row / heads];
-    if (cut.y > 1 && cut.y < kMergeShared)
-      merge_head<false>(c, row / heads, row % heads, cut.x, static_cast<int>(cut.y), me, others);
+    for (std::uint32_t row = blockIdx.x * kMergeGroups + me.group; row < rows; row += gridDim.x * kMergeGroups) {
+      const uint2 cut = cut_of(row);
+      if (cut.y > 1 && cut.y < kMergeShared)
+        merge_head<false>(c, row / heads, row % heads, cut.x, static_cast<int>(cut.y), me, others);
+    }
   }
+  if (call.y < kMergeShared) return;
 #pragma unroll 1
   for (std::uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const uint2 cut = c.cuts[row / heads];
+    const uint2 cut = cut_of(row);
     if (cut.y < kMergeShared) continue;
     merge_head<true>(c, row / heads, row % heads, cut.x, static_cast<int>(cut.y), me, others);
     __syncthreads();  // the next head's sums take the place of this one's

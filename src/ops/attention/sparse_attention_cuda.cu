@@ -55,13 +55,16 @@ struct BlockWork {
     return {.list = ListPart::alike(c, tile / c.head_tiles, block % c.parts),
             .first_head = tile % c.head_tiles * kTile.heads};
   }
-  /// Of lists that are cut by their lengths.
+  /// Of lists that are cut by their lengths; tells the merge of them.
   template <AttentionTile kTile>
   __device__ static BlockWork by_length(const TileCall& c) {
     const std::uint32_t block = fresh_block();
-    std::uint32_t all = 0;
-    return {.list = LengthCutter<kTile.keys>{c}.find(block / c.head_tiles, all),
-            .first_head = block % c.head_tiles * kTile.heads};
+    const LengthCutter<kTile.keys> cutter{c};
+    CutParts parts{};
+    const BlockWork work{.list = cutter.find(block / c.head_tiles, parts),
+                         .first_head = block % c.head_tiles * kTile.heads};
+    if (threadIdx.x == 0 && work.first_head == 0) cutter.tell(work.list, parts);
+    return work;
   }
   template <AttentionTile kTile>
   __device__ int heads(const TileCall& c) const {
@@ -101,11 +104,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   }
   if (thread == 0) {
     unrepresentable = c.exact ? 1 : 0;
-    if (by_length) {
-      kept = place;
-      if (place.first_head == 0 && place.list.part == 0)
-        c.cuts[place.list.token] = make_uint2(place.list.row, place.list.parts);
-    }
+    if (by_length) kept = place;
   }
 
   RowCopy<kTile> copy;

@@ -175,12 +175,13 @@ class AttentionLayer {
 
   /// Writes rows of tokens into the window cache and computes nothing else: the context of a draft layer, which sees
   /// what another stack made of these tokens and asks nothing about them (DSpark, spec 10). A row is what a forward
-  /// writes for the same hidden state. On a GPU queued on `stream`, as forward is.
+  /// writes for the same hidden state.
   /// @param hidden    [T, hidden] BF16 (F32 at precision kF32)
   /// @param positions [T] I64
   /// @param slots     [T] I64 of the window cache, -1 where nothing is written
   /// @param window    the layer's window cache
   /// @param workspace context_bytes(T) bytes
+  /// @param stream    on a GPU where to queue, as forward does
   /// @throws InvalidArgument when a tensor does not fit, or for a layer with a compressor, whose entries need every
   /// token's forward.
   void insert_context(const ConstTensorView& hidden, const ConstTensorView& positions, const ConstTensorView& slots,

@@ -117,7 +117,9 @@ class SMLA_API StepMetadata {
   void advance(const ConstTensorView& seq_lens, std::int64_t max_seq_len, Stream stream = {});
   /// The same with lengths that only the device knows: each request that does not sit out is one token longer than
   /// before. Nothing comes from the host, so that a whole loop of draft steps can be recorded as one CUDA graph.
-  /// max_seq_len of the last build or advance bounds these lengths, too. @throws InvalidArgument as above.
+  /// max_seq_len of the last build or advance bounds these lengths, too.
+  /// @param stream where to queue on a GPU
+  /// @throws InvalidArgument as above.
   void advance(Stream stream = {});
 
   const StepShape& shape() const;             ///< what plans need

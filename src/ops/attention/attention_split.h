@@ -166,10 +166,7 @@ inline std::string describe(const AttentionSplit& split, const SparseAttention::
   if (split.tile < 0) return "";
   const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
   std::string text = "tiles of " + std::to_string(tile.heads) + " heads x " + std::to_string(tile.keys) + " keys, ";
-  if (split.cut.extra > 0) {
-    return text + "lists in parts by their lengths, up to " + std::to_string(split.cut.extra) +
-           " more than tokens, and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
-  }
+  if (split.cut.extra > 0) return text + describe(split.cut, split.workspace_bytes(p.heads));
   if (split.parts == 1) return text + "each list by one block for each tile of heads";
   text += "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) +
           " keys and a merge, ";

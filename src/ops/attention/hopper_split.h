@@ -26,10 +26,7 @@ struct HopperSplit {
 
 inline std::string describe(const HopperSplit& split, const SparseAttention::Problem& p) {
   const std::string tile = "tiles of 64 heads x 64 keys, ";
-  if (split.cut.extra > 0) {
-    return tile + "lists in parts by their lengths, up to " + std::to_string(split.cut.extra) +
-           " more than tokens, and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
-  }
+  if (split.cut.extra > 0) return tile + describe(split.cut, split.workspace_bytes(p.heads));
   if (split.parts == 1) return tile + "each list by one block for each tile of heads";
   return tile + "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) +
          " keys and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";

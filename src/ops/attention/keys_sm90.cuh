@@ -58,10 +58,11 @@ struct KeyLoader {
 
   __device__ explicit KeyLoader(const Shared& s) : shared(s) {}
 
+  /// The first of a thread's rows: sixteen for each warp, eight for each of its two rows, by bits because registers are
+  /// short.
   __device__ static int row_of(int thread) {
-    // The same in fewer registers, which four pieces need; two keep the code that a card has run.
-    if constexpr (kKeyPieces == 4) return (thread >> 1 & 0x30) | (thread >> 2 & 7);
-    return (thread - kComputeThreads) / 32 * 8 * kRows + thread % 32 / 4;
+    static_assert(kComputeThreads % kGroupThreads == 0 && kRows == 2);
+    return (thread >> 1 & 0x30) | (thread >> 2 & 7);
   }
 
   /// Waits for the next listed tile and takes the places of this thread's rows. Returns what tile it is.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "sparsemla/ops/attention.h"
 
@@ -35,6 +36,12 @@ struct LengthCut {
   /// Bytes of what the merge is told (TileCall::cuts).
   static constexpr std::int64_t cut_bytes(std::int64_t tokens) { return 8 * (tokens + 1); }
 };
+
+/// The cut in words; `bytes`: of workspace.
+inline std::string describe(const LengthCut& cut, std::int64_t bytes) {
+  return "lists in parts by their lengths, up to " + std::to_string(cut.extra) + " more than tokens, and a merge, " +
+         std::to_string(bytes) + " bytes of workspace";
+}
 
 /// What a split gives to room_by_length().
 struct AlikeSplit {

@@ -138,6 +138,9 @@ struct Shared {
   }
 };
 
+/// What a row that the list does not name is read from: zeros.
+__device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
+
 /// Named barriers; 0 is that of __syncthreads().
 constexpr int kComputeBarrier = 1;
 

@@ -23,8 +23,11 @@ struct Compute {
 
   const TileCall& c;
   Shared shared;
-  /// Bits 0 and 1: parities of the stages' barriers. From bit 4 on: items so far. In one register.
+  /// Bits 0 and 1: parities of the stages' barriers. Bit 2: the end of an item was rehearsed. From bit 4 on: items so
+  /// far. In one register.
   std::uint32_t parities = 0;
+  static constexpr std::uint32_t kRehearsed = 4;
+  static constexpr std::uint32_t kRotated = 8;
 
   float output[2][64];  ///< of 128 columns each
   float scores[32];
@@ -35,6 +38,7 @@ struct Compute {
 
   __device__ float& out(int i) { return output[i / 64][i % 64]; }
   __device__ std::uint32_t parity(int bit) const { return parities >> bit & 1; }
+  __device__ bool rehearsed() const { return (parities & kRehearsed) != 0; }
 
   /// Starts the products of the queries with the own tile.
   template <int kSide>
@@ -192,39 +196,43 @@ struct Compute {
   // Products run asynchronously only within straight code: where branches met with some running and some not, the
   // compiler would make each wait for the one before.
 
-  /// All tiles of an item, two at a time.
+  /// All `tiles` of an item, two at a time.
   template <int kSide>
-  __device__ void pairs(const ItemInfo& info) {
-    const auto scope = [&](int tile) { return tile < info.first_tiles ? 0 : 1; };
+  __device__ void pairs(const int tiles) {
+    // Read at each use: kept, it would take a register.
+    const auto scope = [&](int tile) {
+      return tile < static_cast<int>(device::ld_shared_u32(shared.info(parities >> 4) + 4)) ? 0 : 1;
+    };
     int tile = 0;
     if constexpr (kSide == 0) {
 #pragma unroll 1
-      for (; tile < info.tiles; tile += 2) {
+      for (; tile < tiles; tile += 2) {
         start_scores<kSide>();
+        const int of = scope(tile);
         device::wgmma_wait<0>();
-        if (tile + 2 >= info.tiles) arrive(shared.queries_read());
-        const bool changed = weigh<kSide>(scope(tile));
+        if (tile + 2 >= tiles) arrive(shared.queries_read());
+        const bool changed = weigh<kSide>(of);
         arrive(shared.weighed(0));
         if (changed) fade(0);
         device::mbarrier_wait(shared.weighed(0), parity(0));  // the weights of the other warps
         start_values<kSide, 0>();
         finish_values<kSide, 0>();
         parities ^= 1;
-        if (tile + 1 >= info.tiles) break;
+        if (tile + 1 >= tiles) break;
         follow<kSide>();
         start_values<kSide, 1>();
         finish_values<kSide, 1>();
         parities ^= 2;
       }
     } else {
-      if (info.tiles < 2) arrive(shared.queries_read());
+      if (tiles == 1) arrive(shared.queries_read());
 #pragma unroll 1
-      for (; tile < info.tiles; tile += 2) {
-        const bool both = tile + 1 < info.tiles;
+      for (; tile < tiles; tile += 2) {
+        const bool both = tile + 1 < tiles;
         if (both) {
           start_scores<kSide>();
           device::wgmma_wait<0>();
-          if (tile + 3 >= info.tiles) arrive(shared.queries_read());
+          if (tile + 3 >= tiles) arrive(shared.queries_read());
         }
         follow<kSide>();
         start_values<kSide, 0>();
@@ -263,9 +271,10 @@ struct Compute {
 
   static constexpr int kFirstRotated = 96;  ///< of `output`: the last 64 columns, of side 1
 
-  /// Finishes the last 64 columns and rotates those that the epilogue names. Returns whether it did.
-  __device__ bool rotate_back(const float* back, const float (&factor)[2], const Lane& me) {
-    if (me.side == 0 || back == nullptr) return false;
+  /// Finishes the last 64 columns and rotates those that the epilogue names; remembers whether it did.
+  __device__ void rotate_back(const float* back, const float (&factor)[2], const Lane& me) {
+    if (me.side == 0 || back == nullptr) return;
+    parities |= kRotated;
 #pragma unroll
     for (int i = kFirstRotated; i < 128; i += 2) {
       out(i) = finished(out(i), factor[i / 2 % 2]);
@@ -280,12 +289,11 @@ struct Compute {
       Rope::rotate(out(i), out(i + 1), back[p], -back[c.rope.pairs + p]);
       asm volatile("" ::: "memory");  // not all of the table's numbers at once: there are no registers for them
     }
-    return true;
   }
 
-  /// Finishes an item: its output, or its sums for the merge.
+  /// Finishes an item: its output, or its sums for the merge. In a rehearsal there are no heads to write.
   __device__ void finish_item(const Item& item) {
-    const int heads = item.heads();
+    const int heads = rehearsed() ? item.heads() : 0;
     const Lane me = Lane::fresh();
     const int part = me.part();
     const int left = heads - me.row();  // heads from the thread's first row on
@@ -293,7 +301,6 @@ struct Compute {
     float* to = nullptr;
     std::int64_t stride = kDim;
     float factor[2] = {1, 1};
-    bool rotated = false;
     if (split) {
       const std::int64_t state = item.state();
       if (me.side == 0 && part < 2 && 8 * part < left) {
@@ -311,13 +318,13 @@ struct Compute {
       const float mine = f.factor * c.unit;
       factor[0] = __shfl_sync(kAll, mine, me.lane & ~3);
       factor[1] = __shfl_sync(kAll, mine, (me.lane & ~3) + 1);
-      rotated = rotate_back(c.back_row(item.token()), factor, me);
+      rotate_back(c.back_row(item.token()), factor, me);
       to = static_cast<float*>(c.a.o);
       stride = c.a.o_stride[1];
     }
     const auto number = [&](int i) {
       const float done = finished(out(i), factor[i / 2 % 2]);
-      return i >= kFirstRotated && rotated ? out(i) : done;
+      return i >= kFirstRotated && (parities & kRotated) != 0 ? out(i) : done;
     };
     const bool bf16 = c.a.o_dtype == DType::kBF16;
     const int warp_row = me.warp * 16;
@@ -377,34 +384,42 @@ struct Compute {
     return __any_sync(kAll, any != 0);
   }
 
+  /// Begins with a rehearsal of the end of the first item, which writes nothing: while the first keys are on their way,
+  /// the code of the end comes from memory.
   __device__ __forceinline__ void all_items(std::uint32_t items) {
+    // Computed anew at each use: kept, it would take a register from the loop over tiles.
+    const auto number = [&] {
+      std::uint32_t turn = parities >> 4;
+      asm volatile("" : "+r"(turn));
+      return blockIdx.x + turn * gridDim.x;
+    };
+    asm volatile("" : "+r"(parities));  // or else the rehearsal would be a copy of the code
 #pragma unroll 1
-    for (std::uint32_t number = blockIdx.x; Item::is(shared, items, number, parities >> 4);
-         number += gridDim.x, parities += 16) {
-      prepare(Item(c, shared, number, parities >> 4));
-      const uint2 known = device::ld_shared_v2(shared.info(parities >> 4));
-      const ItemInfo info{.tiles = __shfl_sync(kAll, static_cast<int>(known.x), 0),
-                          .first_tiles = __shfl_sync(kAll, static_cast<int>(known.y), 0)};
+    for (; Item::is(shared, items, number(), parities >> 4);
+         parities = (parities & ~kRotated) + (rehearsed() ? 16 : kRehearsed)) {
+      int tiles = 0;
+      if (rehearsed()) {
+        prepare(Item(c, shared, number(), parities >> 4));
+        tiles = __shfl_sync(kAll, static_cast<int>(device::ld_shared_u32(shared.info(parities >> 4))), 0);
+      }
 #pragma unroll
       for (int i = 0; i < 128; ++i) out(i) = 0;
       sum[0] = sum[1] = 0;
       reference[0] = reference[1] = -INFINITY;
       if (Lane::fresh().side == 0) {
-        pairs<0>(info);
+        pairs<0>(tiles);
       } else {
-        pairs<1>(info);
+        pairs<1>(tiles);
       }
       add_sums();
-      const bool bad = unrepresentable();
-      std::uint32_t again = number;
-      asm volatile("" : "+r"(again));  // computed anew: kept, it would take registers from the loop over tiles
-      const Item item(c, shared, again, parities >> 4);
+      const bool bad = rehearsed() && unrepresentable();
+      const Item item(c, shared, number(), parities >> 4);
       if (bad) {
         repeat(item);
       } else {
         finish_item(item);
       }
-      if (item.split() || item.first_head() + kTileHeads < c.a.heads) continue;
+      if (!rehearsed() || item.split() || item.first_head() + kTileHeads < c.a.heads) continue;
       const int lane = fresh_thread() % 32;
       for (std::int64_t h = c.a.heads + fresh_thread() / 32; h < c.a.out_heads; h += 2 * kGroupWarps) {
         for (int d = 4 * lane; d < kDim; d += 128)

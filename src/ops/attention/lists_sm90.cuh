@@ -5,9 +5,6 @@
 
 namespace smla::attention::sm90 {
 
-/// What a row that the list does not name is read from: zeros.
-__device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
-
 /// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp
 /// does it, with few registers: what it remembers from tile to tile is in shared memory. A lane has rows lane and lane
 /// + 32 of a tile. kCodeGroups: of the rows that it finds; Item: AlikeItem or CutItem.
@@ -151,6 +148,7 @@ struct ListWalker {
       const std::uint8_t* from = layout.base + static_cast<std::int64_t>(block) * layout.block_stride;
       const std::uint8_t* data = is ? from + static_cast<std::uint64_t>(in_block) * layout.row_bytes
                                     : reinterpret_cast<const std::uint8_t*>(kNoRow);
+      if (is) fetch_row(data);
       const auto bits = reinterpret_cast<std::uint64_t>(data);
       device::st_shared_v2(row_place(slot, row),
                            make_uint2(static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32)));
@@ -164,6 +162,14 @@ struct ListWalker {
     if (lane == 0) device::st_shared_u32(tile_at + 8, (w.tile & 1) | w.turn % kInfos << kTileItemShift);
     device::mbarrier_arrive(shared.listed(slot));
     if constexpr (kCodeGroups != kWidened) device::cp_async_arrive(shared.scaled(slot));
+  }
+
+  /// Asks for a row, so that it comes from L2 when the key warps need it: they ask for half of it at a time.
+  __device__ static void fetch_row(const std::uint8_t* data) {
+    constexpr int kBytes = 64 * kCodeGroups + (kCodeGroups < AttentionTile::kGroups ? 128 : 0);
+    constexpr int kLine = 128;  // rows begin at multiples of 64 bytes
+#pragma unroll
+    for (int i = 0; i < kBytes; i += kLine) device::prefetch(data + i);
   }
 
   /// Writes the place of a row that was widened, `bit` among those of all scopes' slots.

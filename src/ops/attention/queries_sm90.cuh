@@ -195,7 +195,9 @@ __device__ void bring_queries(const TileCall& c, const Shared& shared, std::uint
     device::cp_async_wait<0>();
     const bool bad = !queries.rotated() && queries.template convert_own<kQueryWarps>(warp);
     const bool any = __any_sync(kAll, bad);
-    if (fresh_thread() % 32 == 0) device::st_shared_u32(shared.bad_queries(turn) + 4 * warp, any ? 1 : 0);
+    // So is the warp's number here.
+    if (const Lane me = Lane::fresh(); me.lane == 0)
+      device::st_shared_u32(shared.bad_queries(turn) + 4 * (me.warp + kQueryWarps - kGroupWarps), any ? 1 : 0);
     device::fence_proxy_async();
     device::mbarrier_arrive(shared.item_ready(turn));
   }

@@ -157,8 +157,9 @@ struct Lane {
   int warp;  ///< of the warpgroup
   int side;  ///< number of the warpgroup
   __device__ static Lane fresh() {
-    const int thread = fresh_thread();
-    return {thread % 32, thread / 32 % kGroupWarps, thread / kGroupThreads};
+    const auto thread = static_cast<std::uint32_t>(fresh_thread());  // signed division takes more instructions
+    return {static_cast<int>(thread % 32), static_cast<int>(thread / 32 % kGroupWarps),
+            static_cast<int>(thread / kGroupThreads)};
   }
   /// The first of its two rows of 64, as wgmma deals them out.
   __device__ int row() const { return warp * 16 + lane / 4; }

@@ -123,32 +123,40 @@ struct Compute {
     fade(kOther);
   }
 
-  /// Makes weights of the own tile's scores, and of its references. Returns whether those have changed; then
-  /// fade(kSide) is due before the tile's values are added.
+  /// Whether the list names all keys of the own tile, once that is there.
   template <int kSide>
-  __device__ bool weigh(int scope) {
+  __device__ bool all_named() const {
+    const uint2 named = device::ld_shared_v2(shared.at + Place::kValid + 8 * kSide);
+    return (named.x & named.y) == ~0U;
+  }
+
+  /// Makes weights of the own tile's scores, and of its references; `all`: all_named(). The scores become the weights,
+  /// before they are rounded and multiplied by the scope's; count_weights() is due. Returns whether references have
+  /// changed; then fade(kSide) is due before the tile's values are added.
+  template <int kSide>
+  __device__ bool weigh(int scope, bool all) {
     const float scale = c.score_scale[scope];
-    uint2 valid = device::ld_shared_v2(shared.at + Place::kValid + 8 * kSide);
-    if ((valid.x & valid.y) != ~0U) {
+    if (!all) {
+      uint2 named = device::ld_shared_v2(shared.at + Place::kValid + 8 * kSide);
       const int first = 2 * Lane::fresh().part();
-      valid.x >>= first, valid.y >>= first;
-      asm volatile("" : "+r"(valid.x), "+r"(valid.y));  // or else 16 masks would be kept
+      named.x >>= first, named.y >>= first;
+      asm volatile("" : "+r"(named.x), "+r"(named.y));  // or else 16 masks would be kept
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int key = i / 4 * 8 + i % 2;
-        if (((key < 32 ? valid.x : valid.y) >> (key % 32) & 1U) == 0) scores[i] = -INFINITY;
+        if (((key < 32 ? named.x : named.y) >> (key % 32) & 1U) == 0) scores[i] = -INFINITY;
       }
     }
+    // Of the thread's own keys. Those of the row's other threads are asked for only where a reference changes.
     float top[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      top[r] = scores[2 * r];
+      float of[4];
 #pragma unroll
-      for (int i = 0; i < 32; ++i)
-        if (i / 2 % 2 == r) top[r] = fmaxf(top[r], scores[i]);
-      top[r] *= scale;
-      top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 1));
-      top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 2));
+      for (int k = 0; k < 4; ++k) of[k] = fmaxf(scores[8 * k + 2 * r], scores[8 * k + 2 * r + 1]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) of[k] = fmaxf(of[k], fmaxf(scores[8 * k + 4 + 2 * r], scores[8 * k + 5 + 2 * r]));
+      top[r] = fmaxf(fmaxf(of[0], of[1]), fmaxf(of[2], of[3])) * scale;
     }
     const auto grown = [&](int r) { return top[r] > reference[r] + (kRoom + kSlack); };
     const bool changed = __any_sync(kAll, grown(0) || grown(1));
@@ -156,6 +164,8 @@ struct Compute {
     if (changed) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 1));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 2));
         float factor = 1;
         if (grown(r)) {
           const float next = top[r] - kRoom;
@@ -173,24 +183,36 @@ struct Compute {
     }
     if (at.lane == 0) device::st_shared_u32(shared.at + Place::kChanged + 4 * (4 * kSide + at.warp), changed ? 1 : 0);
     const float shift[2] = {reference[0] == -INFINITY ? 0 : reference[0], reference[1] == -INFINITY ? 0 : reference[1]};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) scores[i] = exp2_approx(fmaf(scores[i], scale, -shift[i / 2 % 2]));
     const float weight = c.weight_scale[scope];
-    const std::uint32_t line = shared.weights(kSide) + (at.warp * 16 + at.lane % 8 + at.lane / 8 % 2 * 8) * 128;
+    const std::uint32_t place = shared.weights(kSide) + (at.warp * 16 + at.lane % 16) * 128 +
+                                (((at.lane / 16) ^ (at.lane % 8)) << 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       std::uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const int r = w % 2;
-        const float a = exp2_approx(fmaf(scores[8 * i + 2 * w], scale, -shift[r]));
-        const float b = exp2_approx(fmaf(scores[8 * i + 2 * w + 1], scale, -shift[r]));
-        sum[r] += a + b;
-        words[w] = kUnitWeights ? halves_of(a, b) : halves_of(a * weight, b * weight);
+        const float x = scores[8 * i + 2 * w];
+        const float y = scores[8 * i + 2 * w + 1];
+        words[w] = kUnitWeights ? halves_of(x, y) : halves_of(x * weight, y * weight);
       }
-      const std::uint32_t piece = static_cast<std::uint32_t>(2 * i + at.lane / 16) ^ (at.lane % 8);
-      device::stmatrix_x4(line + (piece << 4), words[0], words[1], words[2], words[3]);
+      device::stmatrix_x4(place ^ (i << 5), words[0], words[1], words[2], words[3]);
     }
     device::fence_proxy_async();
     return changed;
+  }
+  /// Adds the own tile's weights to the sums.
+  __device__ void count_weights() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float of[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) of[k] = scores[8 * k + 2 * r] + scores[8 * k + 2 * r + 1];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) of[k] += scores[8 * k + 4 + 2 * r] + scores[8 * k + 5 + 2 * r];
+      sum[r] += (of[0] + of[1]) + (of[2] + of[3]);
+    }
   }
 
   // Products run asynchronously only within straight code: where branches met with some running and some not, the
@@ -209,13 +231,15 @@ struct Compute {
       for (; tile < tiles; tile += 2) {
         start_scores<kSide>();
         const int of = scope(tile);
+        const bool all = all_named<kSide>();
         device::wgmma_wait<0>();
         if (tile + 2 >= tiles) arrive(shared.queries_read());
-        const bool changed = weigh<kSide>(of);
+        const bool changed = weigh<kSide>(of, all);
         arrive(shared.weighed(0));
         if (changed) fade(0);
         device::mbarrier_wait(shared.weighed(0), parity(0));  // the weights of the other warps
         start_values<kSide, 0>();
+        count_weights();
         finish_values<kSide, 0>();
         parities ^= 1;
         if (tile + 1 >= tiles) break;
@@ -241,13 +265,14 @@ struct Compute {
           parities ^= 1;
           break;
         }
-        const bool changed = weigh<kSide>(scope(tile + 1));
+        const bool changed = weigh<kSide>(scope(tile + 1), all_named<kSide>());
         arrive(shared.weighed(1));
         finish_values<kSide, 0>();
         parities ^= 1;
         if (changed) fade(1);
         device::mbarrier_wait(shared.weighed(1), parity(1));  // the weights of the other warps
         start_values<kSide, 1>();
+        count_weights();
         finish_values<kSide, 1>();
         parities ^= 2;
       }
@@ -275,18 +300,18 @@ struct Compute {
   __device__ void rotate_back(const float* back, const float (&factor)[2], const Lane& me) {
     if (me.side == 0 || back == nullptr) return;
     parities |= kRotated;
+    const int first = (256 + 2 * me.part() - c.rope.nope) / 2;  // pair, of the thread's first two columns
+    const float* const cosines = back + first;
 #pragma unroll
     for (int i = kFirstRotated; i < 128; i += 2) {
       out(i) = finished(out(i), factor[i / 2 % 2]);
       out(i + 1) = finished(out(i + 1), factor[i / 2 % 2]);
-      const int column = 256 + i / 4 * 8 + 2 * me.part();
-      const int p = (column - c.rope.nope) / 2;
-      if (column < c.rope.nope || p >= c.rope.pairs) continue;
+      if (static_cast<std::uint32_t>(first + i / 4 * 4) >= static_cast<std::uint32_t>(c.rope.pairs)) continue;
       if (c.a.o_dtype == DType::kBF16) {
         out(i) = device::from_bf16(device::to_bf16_bits(out(i)));
         out(i + 1) = device::from_bf16(device::to_bf16_bits(out(i + 1)));
       }
-      Rope::rotate(out(i), out(i + 1), back[p], -back[c.rope.pairs + p]);
+      Rope::rotate(out(i), out(i + 1), cosines[i / 4 * 4], -cosines[i / 4 * 4 + c.rope.pairs]);
       asm volatile("" ::: "memory");  // not all of the table's numbers at once: there are no registers for them
     }
   }

@@ -21,15 +21,19 @@ struct RowStage {
   /// Writes what is staged, 16 bytes a lane, and makes room for what follows. `o`: where the first row's 128 bytes go;
   /// `stride`: bytes from a row to the next.
   __device__ void flush(std::uint8_t* o, std::int64_t stride) const {
-    const int lane = fresh_thread() % 32;
+    const int lane = Lane::fresh().lane;
+    const int row = lane / 8;
+    const std::uint32_t from = place(row, lane % 8);
+    std::uint8_t* to = o + row * stride + lane % 8 * 16;
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kRows / 4; i += 2) {
-      const int row = 4 * i + lane / 8;
-      const uint4 a = device::ld_shared_v4(place(row, lane % 8));
-      const uint4 b = device::ld_shared_v4(place(row + 4, lane % 8));
-      if (row < heads) *reinterpret_cast<uint4*>(o + row * stride + lane % 8 * 16) = a;
-      if (row + 4 < heads) *reinterpret_cast<uint4*>(o + (row + 4) * stride + lane % 8 * 16) = b;
+    for (int i = 0; i < kRows; i += 8) {
+      const uint4 a = device::ld_shared_v4(from + i * 128);
+      const uint4 b = device::ld_shared_v4((from ^ 64) + (i + 4) * 128);  // rows 4 apart differ in the swizzle's last bit
+      if (row + i < heads) *reinterpret_cast<uint4*>(to) = a;
+      to += 4 * stride;
+      if (row + i + 4 < heads) *reinterpret_cast<uint4*>(to) = b;
+      to += 4 * stride;
     }
     __syncwarp();
     asm volatile("" ::: "memory");  // one after the other: there are no registers for more

@@ -38,6 +38,11 @@ void run_vote(Warp& w, const Instruction& i, std::uint32_t lanes) {
   const bool out = i.mode == 1 ? votes != 0 : i.mode == 2 ? votes == lanes : votes == lanes || votes == 0;
   set_predicate(w, i.d[0], lanes, out ? kAll : 0);
 }
+void run_elect(Warp& w, const Instruction& i, std::uint32_t lanes) {
+  const std::uint32_t first = lanes & (0 - lanes);
+  if (!i.d[0].absent) each_lane(lanes, [&](int l) { set_number(w, i.d[0], l, std::countr_zero(lanes)); });
+  set_predicate(w, i.d.at(1), lanes, first);
+}
 template <class T>
 void run_redux(Warp& w, const Instruction& i, std::uint32_t lanes) {
   const auto* a = place<T>(w, i.s[0]);
@@ -109,7 +114,7 @@ void decode_barrier(Instruction& i, const Name& name) {
 bool decode_lanes(Instruction& i, const Name& name) {
   const std::string& base = name.front();
   i.converges = true;
-  if (base == "shfl" || base == "vote" || base == "redux" || base == "match") {
+  if (base == "shfl" || base == "vote" || base == "redux" || base == "match" || base == "elect") {
     i.has_members = true;
     i.members = i.s.back();
     if (base == "shfl") {
@@ -121,6 +126,8 @@ bool decode_lanes(Instruction& i, const Name& name) {
     } else if (base == "redux") {
       i.mode = atomic_of(name);
       i.run = i.type == Type::kS32 ? run_redux<std::int32_t> : run_redux<std::uint32_t>;
+    } else if (base == "elect") {
+      i.run = run_elect;
     } else {
       if (!has(name, "any")) unknown();
       i.run = run_match;

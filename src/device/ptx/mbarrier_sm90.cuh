@@ -13,6 +13,13 @@ __device__ inline void mbarrier_init(std::uint32_t at, int arrivals) {
 __device__ inline void mbarrier_arrive(std::uint32_t at) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
 }
+/// One arrival for a warp, all of whose lanes come here. Electing a lane takes less time than asking for its number.
+__device__ inline void mbarrier_arrive_warp(std::uint32_t barrier) {
+  __syncwarp();
+  asm volatile(
+      "{\n .reg .pred elected;\n elect.sync _|elected, -1;\n @elected mbarrier.arrive.shared.b64 _, [%0];\n}" ::"r"(barrier)
+      : "memory");
+}
 __device__ inline void mbarrier_wait(std::uint32_t at, std::uint32_t parity) {
   asm volatile(
       "{ .reg .pred done;\n"

@@ -167,12 +167,6 @@ struct Lane {
   __device__ int part() const { return lane % 4; }
 };
 
-/// One arrival for a warp, once all of its lanes are here.
-__device__ inline void arrive(std::uint32_t barrier) {
-  __syncwarp();
-  if (fresh_thread() % 32 == 0) device::mbarrier_arrive(barrier);
-}
-
 // Items of work: a token, 64 of its heads, a part of its key list. A block takes every gridDim.x-th; an item's turn is
 // how many the block took before. is(): whether there is such an item; `items`: of the call.
 

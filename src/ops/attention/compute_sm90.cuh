@@ -88,10 +88,10 @@ struct Compute {
   __device__ void finish_values() {
     if constexpr (kSidePieces == 2) {
       device::wgmma_wait<1>();
-      arrive(shared.free(kStage, 2 * kSide));
+      device::mbarrier_arrive_warp(shared.free(kStage, 2 * kSide));
     }
     device::wgmma_wait<0>();
-    arrive(shared.free(kStage, kSidePieces * (kSide + 1) - 1));
+    device::mbarrier_arrive_warp(shared.free(kStage, kSidePieces * (kSide + 1) - 1));
   }
 
   /// A number that warpgroup `side` keeps for row r of this thread's two.
@@ -233,9 +233,9 @@ struct Compute {
         const int of = scope(tile);
         const bool all = all_named<kSide>();
         device::wgmma_wait<0>();
-        if (tile + 2 >= tiles) arrive(shared.queries_read());
+        if (tile + 2 >= tiles) device::mbarrier_arrive_warp(shared.queries_read());
         const bool changed = weigh<kSide>(of, all);
-        arrive(shared.weighed(0));
+        device::mbarrier_arrive_warp(shared.weighed(0));
         if (changed) fade(0);
         device::mbarrier_wait(shared.weighed(0), parity(0));  // the weights of the other warps
         start_values<kSide, 0>();
@@ -249,14 +249,14 @@ struct Compute {
         parities ^= 2;
       }
     } else {
-      if (tiles == 1) arrive(shared.queries_read());
+      if (tiles == 1) device::mbarrier_arrive_warp(shared.queries_read());
 #pragma unroll 1
       for (; tile < tiles; tile += 2) {
         const bool both = tile + 1 < tiles;
         if (both) {
           start_scores<kSide>();
           device::wgmma_wait<0>();
-          if (tile + 3 >= tiles) arrive(shared.queries_read());
+          if (tile + 3 >= tiles) device::mbarrier_arrive_warp(shared.queries_read());
         }
         follow<kSide>();
         start_values<kSide, 0>();
@@ -266,7 +266,7 @@ struct Compute {
           break;
         }
         const bool changed = weigh<kSide>(scope(tile + 1), all_named<kSide>());
-        arrive(shared.weighed(1));
+        device::mbarrier_arrive_warp(shared.weighed(1));
         finish_values<kSide, 0>();
         parities ^= 1;
         if (changed) fade(1);

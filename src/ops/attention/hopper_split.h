@@ -32,20 +32,20 @@ inline std::string describe(const HopperSplit& split, const SparseAttention::Pro
          " keys and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
 }
 
-/// Times of the Hopper kernel, in the unit of AttentionTile::Cost, 0.76 ns. Fitted to 167 cells of an H200
+/// Times of the Hopper kernel, in the unit of AttentionTile::Cost, 0.76 ns. Fitted to 60 decode cells of an H200
 /// (docs/kernels/sparse_attention_sm90.md has them and how well they fit).
 struct HopperCost {
-  static constexpr std::int64_t kTile = 3'360;  ///< of a tile of 64 heads x 64 keys
-  static constexpr std::int64_t kItem = 5'460;  ///< of an item, for everything but its tiles
+  static constexpr std::int64_t kTile = 3'225;  ///< of a tile of 64 heads x 64 keys
+  static constexpr std::int64_t kItem = 8'575;  ///< of an item, for everything but its tiles
   static constexpr std::int64_t kMerge = 3'730;
-  static constexpr std::int64_t kSums = 145;     ///< of writing and reading a hundred rows of sums
-  static constexpr std::int64_t kCall = 11'740;  ///< of a call, beyond what one of the kernel for any GPU takes
+  static constexpr std::int64_t kSums = 151;     ///< of writing and reading a hundred rows of sums
+  static constexpr std::int64_t kCall = 3'850;  ///< of a call, beyond what one of the kernel for any GPU takes
   /// Norming and rotating an item's queries. Not fitted: what a C4A layer of 64 requests took longer than its attention
   /// alone let expect.
   static constexpr std::int64_t kPrologue = 12'000;
-  // Where rows are widened first, fitted to 92 cells of prefills.
-  static constexpr std::int64_t kWidenedTile = 2'545;
-  static constexpr std::int64_t kWidenedItem = 8'150;
+  // Where rows are widened first, fitted to 4 cells of prefills; kWidenedCall and kEntries to 92 of an earlier version.
+  static constexpr std::int64_t kWidenedTile = 2'203;
+  static constexpr std::int64_t kWidenedItem = 8'707;
   static constexpr std::int64_t kWidenedCall = 35'800;
   static constexpr std::int64_t kEntries = 19;  ///< of marking a thousand entries of lists
   /// Calls of fewer tokens may be decode steps, whose requests share no rows.

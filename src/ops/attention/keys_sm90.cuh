@@ -23,6 +23,12 @@ __device__ inline std::uint32_t unrepresentable_scales(std::uint32_t bytes) {
   return not_zero & (bytes | ~in_range) & ~kLow;
 }
 
+/// One arrival for a warp. mbarrier_arrive_warp() takes less time and a register that key warps do not have.
+__device__ inline void arrive(std::uint32_t barrier) {
+  __syncwarp();
+  if ((fresh_thread() & 31) == 0) device::mbarrier_arrive(barrier);
+}
+
 /// Calls f<i>() for each piece of a tile.
 template <class F>
 __device__ __forceinline__ void each_piece(const F& f) {
@@ -73,7 +79,7 @@ struct KeyLoader {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint2 v = device::ld_shared_v2(place_of_row(slot) + r * 8 * 16);
-      row[r] = reinterpret_cast<const std::uint8_t*>(std::uint64_t{v.y} << 32 | v.x) + thread % 4 * 16;
+      row[r] = reinterpret_cast<const std::uint8_t*>(std::uint64_t{v.y} << 32 | v.x) + (thread & 3) * 16;
     }
     return device::ld_shared_u32(shared.what(taken++));
   }
@@ -99,7 +105,7 @@ struct KeyLoader {
         codes[kGroup % kWaiting][r] = load16(row[r] + 64 * kGroup);
       } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * (fresh_thread() % 4) + 16 * i);
+        for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * ((fresh_thread() & 3)) + 16 * i);
       }
     }
   }
@@ -162,7 +168,7 @@ struct KeyLoader {
     if constexpr (kRehearses) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        row[r] = reinterpret_cast<const std::uint8_t*>(kNoRow) + fresh_thread() % 4 * 16;
+        row[r] = reinterpret_cast<const std::uint8_t*>(kNoRow) + (fresh_thread() & 3) * 16;
         scales[r] = {};
       }
     } else {
@@ -177,7 +183,7 @@ struct KeyLoader {
       const std::uint32_t parity = parities >> stage & 1;
       const int thread = fresh_thread();
       const std::uint32_t row_at = shared.keys(static_cast<int>(stage)) + row_of(thread) * 128 +
-                                   ((2 * (thread % 4) ^ (row_of(thread) & 7)) << 4);
+                                   ((2 * ((thread & 3)) ^ (row_of(thread) & 7)) << 4);
       std::uint32_t overflow = 0;
       if (told) {
         parities ^= 1 << stage;

@@ -78,7 +78,7 @@ struct ListWalker {
       const int first = c.a.scopes == 1 ? all : min(max((w.second - w.begin) / kTileKeys, 0), all);
       device::st_shared_v4(shared.info(w.turn), make_uint4(all, first, c.exact ? 1 : 0, 0));
     }
-    arrive(shared.item_ready(w.turn));
+    device::mbarrier_arrive_warp(shared.item_ready(w.turn));
     if (!asked || w.begin != 0 || w.first == 0) look(w);
   }
 

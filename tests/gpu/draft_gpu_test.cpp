@@ -119,6 +119,7 @@ struct Numbers {
     copy_bytes(kGpu, start.data(), starts.data(), start.bytes());
     copy_bytes(kGpu, seq.data(), lengths.data(), seq.bytes());
     copy_bytes(kGpu, positions.data(), places.data(), positions.bytes());
+    synchronize(kGpu);  // the layer runs on a stream that waits for no other
     host_start = starts, host_seq = lengths;
   }
   /// Planned for what the host says: the numbers themselves, or a bound.
@@ -179,6 +180,7 @@ TEST_F(DraftGpu, ADraftLoopIsOneRecording) {
     for (const std::vector<std::int32_t>& seq :
          {std::vector<std::int32_t>{6, 127, 132, 63}, {7, 0, 134, 66}, {8, 128, 192, kLongest - kSteps + 1}}) {
       copy_bytes(kGpu, lengths.data(), seq.data(), lengths.bytes());
+      synchronize(kGpu);
       loop.launch(looped.stream.get());
       DeviceTensor in = stepped.hidden(kRequests, 7);
       for (std::int32_t j = 0; j < kSteps; ++j) {

@@ -29,10 +29,8 @@ constexpr int kListed = 4;               ///< tiles whose rows are known before 
 constexpr int kToldTiles = 2 * kListed;  ///< tiles of which it is known what they are, until they are widened
 constexpr unsigned kInfos = 16;          ///< items that are told of; more than can be between the lists and the output
 static_assert(HopperSplit::kCutItems == kBlockThreads / 32);
-/// Pieces of a tile of keys that are freed and filled apart: 2, what each side adds to its columns, or 4, half of that.
+/// Pieces of a tile of keys that are freed and filled apart: what each side adds to its columns.
 constexpr int kKeyPieces = 2;
-static_assert(kKeyPieces == 2 || kKeyPieces == 4);
-constexpr int kSidePieces = kKeyPieces / 2;
 constexpr int kPieceGroups = AttentionTile::kGroups / kKeyPieces;  ///< of 64 dims
 constexpr int kTileHeads = HopperSplit::kTileHeads;
 constexpr int kTileKeys = HopperSplit::kTileKeys;

@@ -69,29 +69,16 @@ struct Compute {
       device::wgmma_ss_n128(output[h], p + (i * 32 >> 4), v + ((i * 2048 + h * 2 * Place::kGroupBytes) >> 4));
     };
     device::wgmma_fence();
-    if constexpr (kSidePieces == 1) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) add(i, 0), add(i, 1);
-      device::wgmma_commit();
-    } else {
-#pragma unroll
-      for (int h = 0; h < kSidePieces; ++h) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) add(i, h);
-        device::wgmma_commit();
-      }
-    }
+    for (int i = 0; i < 4; ++i) add(i, 0), add(i, 1);
+    device::wgmma_commit();
   }
 
-  /// Waits until they are added, and frees each piece of the tile as soon as its columns are.
+  /// Waits until they are added, and frees the side's piece of the tile.
   template <int kSide, int kStage>
   __device__ void finish_values() {
-    if constexpr (kSidePieces == 2) {
-      device::wgmma_wait<1>();
-      device::mbarrier_arrive_warp(shared.free(kStage, 2 * kSide));
-    }
     device::wgmma_wait<0>();
-    device::mbarrier_arrive_warp(shared.free(kStage, kSidePieces * (kSide + 1) - 1));
+    device::mbarrier_arrive_warp(shared.free(kStage, kSide));
   }
 
   /// A number that warpgroup `side` keeps for row r of this thread's two.

@@ -40,9 +40,10 @@ struct HopperCost {
   static constexpr std::int64_t kMerge = 3'730;
   static constexpr std::int64_t kSums = 151;     ///< of writing and reading a hundred rows of sums
   static constexpr std::int64_t kCall = 3'850;  ///< of a call, beyond what one of the kernel for any GPU takes
-  /// Norming and rotating an item's queries. Not fitted: what a C4A layer of 64 requests took longer than its attention
-  /// alone let expect.
-  static constexpr std::int64_t kPrologue = 12'000;
+  /// Norming and rotating an item's queries, beyond what the other kernel takes for it: of whole lists, and more where
+  /// lists are cut. Out of nine layers of 16 to 128 requests.
+  static constexpr std::int64_t kPrologue = 4'600;
+  static constexpr std::int64_t kCutPrologue = 7'300;
   // Where rows are widened first, fitted to 4 cells of prefills; kWidenedCall and kEntries to 92 of an earlier version.
   static constexpr std::int64_t kWidenedTile = 2'203;
   static constexpr std::int64_t kWidenedItem = 8'707;
@@ -70,6 +71,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   const std::int64_t multiprocessors = std::max<std::int64_t>(gpu.multiprocessors, 1);
   const std::int64_t of_tile = widened ? Cost::kWidenedTile : Cost::kTile;
   const std::int64_t of_item = (widened ? Cost::kWidenedItem : Cost::kItem) + (p.query_prologue ? Cost::kPrologue : 0);
+  const std::int64_t cut_prologue = p.query_prologue ? Cost::kCutPrologue : 0;
   HopperSplit split;
   std::int64_t part_tiles = AttentionSplit::kFixedPart / HopperSplit::kTileKeys;
   if (!fixed) {
@@ -78,7 +80,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
       if (parts > 1 && rows >= 8 * multiprocessors) break;
       const std::int64_t of_part = (tiles + parts - 1) / parts;
       std::int64_t cost = (rows * parts + multiprocessors - 1) / multiprocessors * (of_part * of_tile + of_item);
-      if (parts > 1) cost += Cost::kMerge + p.tokens * p.heads * parts * Cost::kSums / 100;
+      if (parts > 1) cost += Cost::kMerge + p.tokens * p.heads * parts * Cost::kSums / 100 + cut_prologue;
       if (best >= 0 && cost >= best) continue;
       best = cost;
       part_tiles = of_part;

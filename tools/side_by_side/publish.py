@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pages
@@ -247,7 +248,7 @@ def csv_of(kept: Kept, results: dict[str, Any], rows: Sequence[Row]) -> str:
     implementations = sorted({r["sides"]["ours"].get("implementation", "") for r in rows})
     said = [
         kept.title,
-        f"peer: {peer['name']}, {peer['file']}; not in its time: {peer['uncounted'] or 'nothing'}",
+        f"peer: {peer['name']}, {Path(peer['file']).name}; not in its time: {peer['uncounted'] or 'nothing'}",
         f"ours: {ours}, by {', '.join(implementations)}, fp8_ds_mla rows",
         f"card: {machine['card']}, CUDA {machine['cuda']}, "
         f"bf16 product {rates_.get('product_tflops', math.nan):.0f} TFLOP/s in the same run; date: {results['date']}",

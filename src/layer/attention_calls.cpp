@@ -63,6 +63,14 @@ SparseAttention::Problem AttentionPlanning::paged_problem(std::int64_t begin, st
   return p;
 }
 
+std::optional<Plan<SparseAttention>> AttentionPlanning::attention(const SparseAttention::Problem& problem) const {
+  if (!others_prologue && !others_epilogue) return planner.make<SparseAttention>(problem);
+  SparseAttention::Problem others = problem;
+  others.query_prologue = others_prologue;
+  others.output_epilogue = others_epilogue;
+  return planner.make<SparseAttention>(problem, others);
+}
+
 SparseAttention::Args AttentionRun::args(std::int64_t begin, std::int64_t end) const {
   const auto rows = [&](const auto& v) { return v.slice(0, begin, end); };
   return {.q = rows(q),
@@ -85,7 +93,7 @@ TwoScopeCalls::TwoScopeCalls(const AttentionPlanning& planning) {
 
 void TwoScopeCalls::add(const AttentionPlanning& planning, std::int64_t begin, std::int64_t end) {
   const SparseAttention::Problem p = planning.paged_problem(begin, end, planning.entry_width());
-  calls_.push_back({.begin = begin, .end = end, .attention = planning.planner.make<SparseAttention>(p)});
+  calls_.push_back({.begin = begin, .end = end, .attention = planning.attention(p)});
 }
 
 void TwoScopeCalls::run(const AttentionRun& run) const {

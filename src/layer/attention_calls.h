@@ -22,6 +22,9 @@ struct AttentionPlanning {
   bool topk_writes_slots;     ///< C4A: the step's top-k writes slots too, so that nothing is left to look up
   std::optional<SparseAttention::QueryPrologue> query_prologue{};    ///< fused with the calls
   std::optional<SparseAttention::OutputEpilogue> output_epilogue{};  ///< fused with the calls
+  /// Of calls that are planned without the two for a forward that is observed: those of the others.
+  std::optional<SparseAttention::QueryPrologue> others_prologue{};
+  std::optional<SparseAttention::OutputEpilogue> others_epilogue{};
 
   const LayerOptions& options() const { return planner.options(); }
   /// Columns of the compressed part of an index row; 0 for window-only layers.
@@ -32,6 +35,9 @@ struct AttentionPlanning {
   SparseAttention::Problem problem(std::int64_t begin, std::int64_t end) const;
   /// The same with the layer's caches as scopes, and `entry_columns` columns for the compressed one.
   SparseAttention::Problem paged_problem(std::int64_t begin, std::int64_t end, std::int64_t entry_columns) const;
+  /// The plan of a call. With and without prologue and epilogue the same implementation takes it where it can, so that
+  /// an observed forward shows the numbers of the others.
+  std::optional<Plan<SparseAttention>> attention(const SparseAttention::Problem& problem) const;
 };
 
 /// What the attention of one step reads and writes. T tokens, Hp padded heads, d head_dim, K index_topk.

@@ -20,7 +20,7 @@ class FlashInferCalls : public AttentionCalls {
     const std::int64_t columns = (planning.entry_width() + kRowStep - 1) / kRowStep * kRowStep;
     if (planning.config.has_indexer()) plan_rows(planning, columns);
     const auto call = [&](std::int64_t begin, std::int64_t end) {
-      return planning.planner.make<SparseAttention>(planning.paged_problem(begin, end, columns));
+      return planning.attention(planning.paged_problem(begin, end, columns));
     };
     if (decode_tokens_ > 0) decodes_ = call(0, decode_tokens_);
     if (decode_tokens_ < tokens_) prefills_ = call(decode_tokens_, tokens_);

@@ -83,7 +83,7 @@ class FlashMlaCalls : public AttentionCalls {
           .begin = planning.prefill_begin(chunk.begin), .end = planning.prefill_begin(chunk.end), .chunk = chunk};
       SparseAttention::Problem p = planning.problem(call.begin, call.end);
       p.scope[0] = {.format = &bf16_rows(), .block_size = chunk.m, .width = width_};
-      call.attention = planning.planner.make<SparseAttention>(p);
+      call.attention = planning.attention(p);
       if (chunk.n > 0) {
         call.gather_entries =
             planning.planner.make<GatherRows>({.requests = requests,

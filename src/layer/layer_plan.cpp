@@ -309,12 +309,18 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     ops->joint_inputs = planner.make<JointProjection>(joint_inputs(c, options, weights_, *ops, {}, {}).problem);
     ops->joint_queries = planner.make<JointProjection>(joint_queries(c, options, weights_, *ops, {}).problem);
   }
-  AttentionPlanning planning{
-      .planner = planner, .config = c, .shape = shape, .caches = caches, .topk_writes_slots = ops->slot_block > 0};
+  AttentionPlanning planning{.planner = planner,
+                             .config = c,
+                             .shape = shape,
+                             .caches = caches,
+                             .topk_writes_slots = ops->slot_block > 0,
+                             .others_prologue = ops->query_prologue,
+                             .others_epilogue = ops->output_epilogue};
   const FrontEndRow& front_end = row_of(options.front_end);
   ops->attention = over_ranks ? plan_context_calls(planning) : front_end.plan(planning);
   if (ops->query_prologue || ops->output_epilogue) {
-    planning.query_prologue = ops->query_prologue, planning.output_epilogue = ops->output_epilogue;
+    std::swap(planning.query_prologue, planning.others_prologue);
+    std::swap(planning.output_epilogue, planning.others_epilogue);
     ops->fused_attention = front_end.plan(planning);
   }
   plan_output(planner, c, options, weights_, ops.get());

@@ -16,9 +16,12 @@ class OpPlanner {
 
   const LayerOptions& options() const { return options_; }
 
+  /// @param like: a problem whose implementation computes this one too, if it accepts it and none is named
   template <class Op>
-  std::optional<Plan<Op>> make(const typename Op::Problem& problem) const {
+  std::optional<Plan<Op>> make(const typename Op::Problem& problem,
+                               const std::optional<typename Op::Problem>& like = {}) const {
     PlanOptions plan = plan_options();
+    if (like) plan.implementation = choice_of_both<Op>(problem, *like);
     if (const auto named = options_.implementations.find(Op::kName); named != options_.implementations.end()) {
       plan.implementation = named->second;
     } else if (const auto all = options_.implementations.find("*"); all != options_.implementations.end()) {
@@ -61,6 +64,20 @@ class OpPlanner {
             .implementation = "",
             .deterministic = options_.deterministic,
             .threads = options_.threads};
+  }
+  /// What is chosen for `like`, where it accepts `problem` by name; empty otherwise.
+  template <class Op>
+  std::string choice_of_both(const typename Op::Problem& problem, const typename Op::Problem& like) const {
+    for (const Candidate& chosen : explain<Op>(like, plan_options())) {
+      if (!chosen.refusal.empty()) continue;
+      PlanOptions named = plan_options();
+      named.implementation = chosen.name;
+      for (const Candidate& c : explain<Op>(problem, named)) {
+        if (c.name == chosen.name && c.refusal.empty()) return named.implementation;
+      }
+      return "";
+    }
+    return "";
   }
   void keep(std::string_view op, const auto& made) const {
     *scratch_ = std::max(*scratch_, made.workspace_bytes());

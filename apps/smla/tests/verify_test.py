@@ -165,7 +165,8 @@ def check_verify_bounds(folder):
     ):  # the reference's own case with a negative scale; wild indices mask columns
         negative = altered("negative.safetensors", {"scale": -0.06})
         run("verify", "--impl", "ref", "--dump", folder / "negative_want.safetensors", negative, code=1)
-        if impl in run("info", code=0):
+        # A line of an implementation says why it does not run here, if it does not.
+        if any(line.split()[:1] == [impl] and "; no:" not in line for line in run("info", code=0).splitlines()):
             run("verify", "--impl", impl, folder / "negative_want.safetensors", code=0, out="PASS")
 
     # Nothing that is verified is written over, and no dump takes the place of another.

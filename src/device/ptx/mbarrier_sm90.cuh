@@ -17,7 +17,8 @@ __device__ inline void mbarrier_arrive(std::uint32_t at) {
 __device__ inline void mbarrier_arrive_warp(std::uint32_t barrier) {
   __syncwarp();
   asm volatile(
-      "{\n .reg .pred elected;\n elect.sync _|elected, -1;\n @elected mbarrier.arrive.shared.b64 _, [%0];\n}" ::"r"(barrier)
+      "{\n .reg .pred elected;\n elect.sync _|elected, -1;\n @elected mbarrier.arrive.shared.b64 _, [%0];\n}" ::"r"(
+          barrier)
       : "memory");
 }
 __device__ inline void mbarrier_wait(std::uint32_t at, std::uint32_t parity) {

@@ -173,8 +173,8 @@ struct Compute {
 #pragma unroll
     for (int i = 0; i < 32; ++i) scores[i] = exp2_approx(fmaf(scores[i], scale, -shift[i / 2 % 2]));
     const float weight = c.weight_scale[scope];
-    const std::uint32_t place = shared.weights(kSide) + (at.warp * 16 + at.lane % 16) * 128 +
-                                (((at.lane / 16) ^ (at.lane % 8)) << 4);
+    const std::uint32_t place =
+        shared.weights(kSide) + (at.warp * 16 + at.lane % 16) * 128 + (((at.lane / 16) ^ (at.lane % 8)) << 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       std::uint32_t words[4];

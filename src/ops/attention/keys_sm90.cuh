@@ -105,7 +105,8 @@ struct KeyLoader {
         codes[kGroup % kWaiting][r] = load16(row[r] + 64 * kGroup);
       } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * ((fresh_thread() & 3)) + 16 * i);
+        for (int i = 0; i < 2; ++i)
+          rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * ((fresh_thread() & 3)) + 16 * i);
       }
     }
   }

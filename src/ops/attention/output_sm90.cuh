@@ -29,7 +29,8 @@ struct RowStage {
 #pragma unroll
     for (int i = 0; i < kRows; i += 8) {
       const uint4 a = device::ld_shared_v4(from + i * 128);
-      const uint4 b = device::ld_shared_v4((from ^ 64) + (i + 4) * 128);  // rows 4 apart differ in the swizzle's last bit
+      const uint4 b =
+          device::ld_shared_v4((from ^ 64) + (i + 4) * 128);  // rows 4 apart differ in the swizzle's last bit
       if (row + i < heads) *reinterpret_cast<uint4*>(to) = a;
       to += 4 * stride;
       if (row + i + 4 < heads) *reinterpret_cast<uint4*>(to) = b;

@@ -1,5 +1,7 @@
 #include "layer/layer_plan.h"
 
+#include <utility>
+
 #include "layer/joint_products.h"
 #include "sparsemla/plan.h"
 

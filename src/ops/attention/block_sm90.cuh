@@ -52,10 +52,11 @@ struct Place {
       kRows + kListed * 64 * 16;  ///< of tile number i: u64 which keys the list names, u32 what it is
   static constexpr std::uint32_t kFades = kTiles + kToldTiles * 16;  ///< float [2][64]: factor of older sums
   static constexpr std::uint32_t kReferences = kFades + 512;         ///< float [2][64]
-  static constexpr std::uint32_t kSums = kReferences + 512;          ///< float [2][64]: of each side's tiles
-  static constexpr std::uint32_t kChanged = kSums + 512;        ///< int [2][4]: whether a warp's references changed
-  static constexpr std::uint32_t kValid = kChanged + 32;        ///< u64 [2]: which keys of a stage the list names
-  static constexpr std::uint32_t kItems = kValid + 16;          ///< ItemInfo [kInfos]
+  static constexpr std::uint32_t kSums =
+      kReferences + 512;                                   ///< float [2][2][64]: of each side's tiles; items take turns
+  static constexpr std::uint32_t kChanged = kSums + 1024;  ///< int [2][4]: whether a warp's references changed
+  static constexpr std::uint32_t kValid = kChanged + 32;   ///< u64 [2]: which keys of a stage the list names
+  static constexpr std::uint32_t kItems = kValid + 16;     ///< ItemInfo [kInfos]
   static constexpr std::uint32_t kWalk = kItems + 16 * kInfos;  ///< Walk
   static constexpr std::uint32_t kEntries = kWalk + 64;         ///< i32 [2][64]: entries of lists
   static constexpr std::uint32_t kBarriers = kEntries + 512;    ///< of the pieces of both stages

@@ -269,7 +269,9 @@ struct Compute {
   /// The sums of a row's weights, of both warpgroups.
   __device__ void add_sums() {
     const Lane me = Lane::fresh();
-    const std::uint32_t at = shared.at + Place::kSums + 4 * me.row();
+    // One item's are read while a faster warp may write the next one's; the rehearsal counts as an item.
+    const std::uint32_t turn = (parities >> 4 ^ parities / kRehearsed) & 1;
+    const std::uint32_t at = shared.at + Place::kSums + 512 * turn + 4 * me.row();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(kAll, sum[r], 1);

@@ -8,7 +8,6 @@
 #include "arguments.h"
 #include "bundled_trace.h"
 #include "device/capability.h"
-#include "sparsemla/ops/projection.h"
 #include "sparsemla/trace.h"
 
 namespace smla {
@@ -83,19 +82,11 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   return std::max<std::int64_t>(1, a.kv_bytes.empty() && !a.prefix_cache ? std::min(wanted, limit) : limit);
 }
 
-/// auto: on a CPU, which reads them faster than bf16 and rounds no input for them; on a GPU where FP8 x FP8 runs on
-/// tensor cores and nothing else was asked for.
+/// auto: on a CPU, which reads them faster than bf16 and rounds no input for them. Not on a GPU, where a decode step
+/// takes longer with them (docs/checkpoints.md).
 bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
-  if (o.weights == nullptr) return false;
-  if (o.layer.device == DeviceKind::kCpu) return true;
-  const auto named = [&](std::string_view op) { return o.layer.implementations.contains(op); };
-  if (o.layer.deterministic || named(Projection::kName) || named(JointProjection::kName)) return false;
-  const Projection::Problem typical{
-      .m = 64, .n = o.model.q_lora_rank, .k = o.model.hidden_size, .x = DType::kE4M3, .w = DType::kE4M3};
-  if (typical.k % Projection::kScaleGroup != 0) return false;
-  const std::vector<Candidate> candidates = explain<Projection>(typical, {.device = o.layer.device});
-  return std::ranges::any_of(candidates, [](const Candidate& c) { return c.name == "cublaslt" && c.refusal.empty(); });
+  return o.weights != nullptr && o.layer.device == DeviceKind::kCpu;
 }
 
 }  // namespace

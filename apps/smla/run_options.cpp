@@ -15,7 +15,7 @@ void add_engine_options(CLI::App* c, RunArguments& arguments) {
   c->add_option(
        "--fp8-weights", a->fp8_weights,
        "The checkpoint's FP8 weights: on keeps them (on a GPU with FP8 inputs), off dequantises them, auto keeps "
-       "them on a CPU and where cuBLASLt multiplies them")
+       "them on a CPU")
       ->check(one_of({"auto", "on", "off"}))
       ->capture_default_str();
   c->add_option("--layers", a->layers,

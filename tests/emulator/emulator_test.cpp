@@ -73,6 +73,21 @@ $after:
   for (const std::uint32_t x : v) EXPECT_EQ(x, 256U + 31U);
 }
 
+TEST(Emulator, TheFirstLaneIsElected) {
+  std::vector<std::uint32_t> v = counted(64);
+  ASSERT_EQ(run_text(R"(
+  elect.sync %r2|%p1, -1;
+  selp.b32 %r3, 100, 200, %p1;
+  add.s32 %r3, %r3, %r2;
+  elect.sync _|%p2, -1;
+  @%p2 add.s32 %r3, %r3, 1;
+  st.global.u32 [%rd3], %r3;
+  ret;)",
+                     v, 64),
+            "");
+  for (std::size_t i = 0; i < v.size(); ++i) EXPECT_EQ(v[i], i % 32 == 0 ? 101U : 200U);
+}
+
 TEST(Emulator, BarriersOrderSharedMemory) {
   std::vector<std::uint32_t> v = counted(128);
   ASSERT_EQ(run_text(R"(

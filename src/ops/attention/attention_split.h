@@ -37,6 +37,8 @@ struct AttentionTile {
   Cost alone;        ///< while the block has a multiprocessor to itself
   Cost co_resident;  ///< while a second block runs on the same multiprocessor
 
+  /// Whether registers suffice for lists that are cut by length: on sm_120 not with 16 heads x 32 keys.
+  constexpr bool cuts_by_length(int capability) const { return capability < 120 || heads != 16 || keys != 32; }
   constexpr int row_bytes() const { return 2 * kDim; }  ///< bytes of a head of q
   /// Bytes of a row of scores (fp32, later weights in fp16), padded so that eight rows begin in different banks.
   constexpr int score_row_bytes() const { return 4 * keys + 16; }
@@ -236,7 +238,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   const AttentionTile& chosen = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   split.wave_tokens = multiprocessors / ((p.heads + chosen.heads - 1) / chosen.heads);
   split.launch_tokens = AttentionSplit::tokens_of_launch(p.tokens, split.parts, p.heads);
-  if (!fixed && split.tile >= 0) {
+  if (!fixed && split.tile >= 0 && chosen.cuts_by_length(gpu.capability)) {
     const auto blocks = [&](const AttentionTile::Cost& of, std::int64_t at_once) {
       return LengthCut::Blocks{.at_once = static_cast<std::uint32_t>(at_once),
                                .tile = static_cast<float>(of.key * chosen.keys),

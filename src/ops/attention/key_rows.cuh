@@ -168,8 +168,7 @@ struct RowCopy {
     if (first_scale() < buffer.layout.code_groups) {
       std::uint32_t bytes = 0;
       if (scaled) bytes = device::ld_shared_u32(scale_place(buffer));
-      static_assert(kScales == 2);
-      if (first_scale() % 4 != 0) bytes >>= 16;  // a number of bits would be kept in a register that sm_120 lacks
+      bytes >>= 8 * (first_scale() % 4);
       const int low = static_cast<int>(bytes & 0xFFU);
       const int high = first_scale() + 1 < buffer.layout.code_groups ? static_cast<int>(bytes >> 8 & 0xFFU) : 0;
       unrepresentable = unrepresentable || unrepresentable_scale(low) || unrepresentable_scale(high);

@@ -39,6 +39,15 @@ constexpr int resident() {
 #endif
 }
 
+template <AttentionTile kTile>
+constexpr bool cuts_by_length() {
+#if defined(__CUDA_ARCH__)
+  return kTile.cuts_by_length(__CUDA_ARCH__ / 10);
+#else
+  return true;
+#endif
+}
+
 constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns of o, which one warp holds
 constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< that warp
 
@@ -93,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
   const int thread = static_cast<int>(threadIdx.x);
 
   device::pdl_wait();
-  const bool by_length = c.cut.extra > 0;
+  const bool by_length = cuts_by_length<kTile>() && c.cut.extra > 0;
   const BlockWork place = by_length ? BlockWork::by_length<kTile>(c) : BlockWork::of<kTile>(c);
   if (place.list.parts == 0) return;
   const Run<kTile> run(c, place.list);

@@ -58,12 +58,12 @@ def test_no_further_from_float32_than_eager_over_the_same_rows(eager: Eager, row
 def test_tokens_are_eagers_until_the_best_two_are_closer_than_the_error(eager: Eager, rows: str) -> None:
     room.enable(eager.model, cache_rows=rows)
     logits, _ = decode(eager.model, eager.ids, NEW, forced=eager.tokens)
-    # Twice the root mean square of the error of a difference of two logits.
-    error = 2 * 2**0.5 * float((logits - eager.logits).square().mean().sqrt())
+    # Three times the root mean square of the error of a difference of two logits: hundreds of tokens are compared.
+    error = 3 * 2**0.5 * float((logits - eager.logits).square().mean().sqrt())
     _, tokens = decode(eager.model, eager.ids, NEW)
     differ = (tokens != eager.tokens)[0].nonzero()
     until = int(differ[0]) if len(differ) else NEW
     if until < NEW:
         best = eager.logits[0, PROMPT - 1 + until].topk(2).values
         assert float(best[0] - best[1]) < error
-    assert error < 0.3 * float(eager.logits.std())
+    assert error < 0.45 * float(eager.logits.std())

@@ -58,7 +58,7 @@ def test_bfloat16(seed: int, rows: str) -> None:
     until = int(differ[0]) if len(differ) else NEW
     print(f"bfloat16 {rows} seed {seed}: to float32 {ours:.2e}, eager {theirs:.2e}, equal tokens {until} of {NEW}")
     assert ours <= 1.3 * theirs
-    error = 2 * 2**0.5 * float((logits - eager).square().mean().sqrt())
+    error = 3 * 2**0.5 * float((logits - eager).square().mean().sqrt())
     if until < NEW:
         best = eager[0, PROMPT - 1 + until].topk(2).values
         assert float(best[0] - best[1]) < error

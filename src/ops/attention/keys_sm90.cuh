@@ -105,8 +105,7 @@ struct KeyLoader {
         codes[kGroup % kWaiting][r] = load16(row[r] + 64 * kGroup);
       } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * ((fresh_thread() & 3)) + 16 * i);
+        for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * (fresh_thread() & 3) + 16 * i);
       }
     }
   }
@@ -184,7 +183,7 @@ struct KeyLoader {
       const std::uint32_t parity = parities >> stage & 1;
       const int thread = fresh_thread();
       const std::uint32_t row_at = shared.keys(static_cast<int>(stage)) + row_of(thread) * 128 +
-                                   ((2 * ((thread & 3)) ^ (row_of(thread) & 7)) << 4);
+                                   ((2 * (thread & 3) ^ (row_of(thread) & 7)) << 4);
       std::uint32_t overflow = 0;
       if (told) {
         parities ^= 1 << stage;

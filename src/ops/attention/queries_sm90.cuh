@@ -195,7 +195,7 @@ __device__ void bring_queries(const TileCall& c, const Shared& shared, std::uint
     device::cp_async_wait<0>();
     const bool bad = !queries.rotated() && queries.template convert_own<kQueryWarps>(warp);
     const bool any = __any_sync(kAll, bad);
-    // So is the warp's number here.
+    // The warp's number is computed anew, too: kept, it would take another register.
     if (const Lane me = Lane::fresh(); me.lane == 0)
       device::st_shared_u32(shared.bad_queries(turn) + 4 * (me.warp + kQueryWarps - kGroupWarps), any ? 1 : 0);
     device::fence_proxy_async();

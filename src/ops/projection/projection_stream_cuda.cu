@@ -14,7 +14,15 @@ namespace {
 using namespace projection;
 using JointProblem = JointProjection::Problem;
 
-constexpr int kMostShared = std::max(StreamShape<1, 1>::kShared, StreamShape<2, 8>::kShared);
+using Few = StreamShape<1, 1, 4>;      ///< up to 8 rows
+using FewTall = StreamShape<2, 1, 3>;  ///< the same of more outputs, where a block may have 105 KiB
+using Some = StreamShape<1, 2, 4>;     ///< up to 16
+using SomeTall = StreamShape<2, 2, 3>;
+using Many = StreamShape<2, 4, 2>;  ///< up to 32
+using Most = StreamShape<2, 8, 2>;  ///< up to 64, and blocks of so many
+constexpr int kMostShared = std::max({Few::kShared, Some::kShared, Many::kShared, Most::kShared});
+constexpr std::int64_t kMostInputs =
+    (std::int64_t{1} << 30) - 2 * kStreamWarps * kStreamPiece;  // a row's bytes in 31 bits
 static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
 
 JointProblem joint_problem(const ProjectionProblem& p) {
@@ -33,10 +41,11 @@ Decision decide_stream(const JointProblem& p, const PlanOptions& options, const 
     const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
     if (part.w == DType::kF32) return refused("it takes w in bf16 and E4M3");
     if (part.w == DType::kE4M3) multiple = 16;
-    if (part.n > INT32_MAX) return refused("it takes sizes to 2^31-1");
+    if (part.n > INT32_MAX) return refused("it takes m and n to 2^31-1");
   }
   if (p.k % multiple != 0) return refused("it takes k in multiples of 8, with E4M3 w of 16");
-  if (p.m > INT32_MAX || p.k > INT32_MAX - 8 * kStreamWarps * kChunk) return refused("it takes sizes to 2^31-1");
+  if (p.m > INT32_MAX) return refused("it takes m and n to 2^31-1");
+  if (p.k > kMostInputs) return refused("it takes k to " + std::to_string(kMostInputs));
   if (machine.gpu.shared_bytes < kMostShared) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(kMostShared));
@@ -57,21 +66,42 @@ bool readable(const JointProblem& p, const JointProjection::Args& a) {
   return all;
 }
 
-template <int kTall, int kWide>
-void launch(StreamCall call, std::int64_t groups, cudaStream_t stream) {
-  using Shape = StreamShape<kTall, kWide>;
+template <class Shape>
+std::int64_t tiles_of(const StreamCall& call, const StreamPart& part) {
+  const std::int64_t rows = (call.m + Shape::kRows - 1) / Shape::kRows;
+  return rows * call.groups * ((part.n + Shape::kOutputs - 1) / Shape::kOutputs);
+}
+template <class Shape>
+std::int64_t tiles_of(const StreamCall& call) {
   std::int64_t tiles = 0;
-  for (int i = 0; i < call.parts; ++i) {
-    StreamPart& part = call.part[i];
-    const std::int64_t of_group = (part.n + Shape::kOutputs - 1) / Shape::kOutputs;
-    part.first = static_cast<std::uint32_t>(tiles);
-    part.tiles_of_group = static_cast<std::uint32_t>(of_group);
-    tiles += groups * of_group;
+  for (int i = 0; i < call.parts; ++i) tiles += tiles_of<Shape>(call, call.part[i]);
+  return tiles;
+}
+
+template <int kTall, int kWide, int kDeep>
+void launch(StreamCall call, StreamShape<kTall, kWide, kDeep> /*shape*/, cudaStream_t stream) {
+  using Shape = StreamShape<kTall, kWide, kDeep>;
+  call.row_blocks = static_cast<std::uint32_t>((call.m + Shape::kRows - 1) / Shape::kRows);
+  for (int i = 0; i < call.parts; ++i)
+    call.part[i].tiles = static_cast<std::uint32_t>(tiles_of<Shape>(call, call.part[i]));
+  call.tiles = blocks_for(tiles_of<Shape>(call), 1);
+  const std::int64_t at_once = std::int64_t{device::current_gpu().multiprocessors} * Shape::kBlocks;
+  device::launch_pdl<stream_rows<kTall, kWide, kDeep>>(
+      "projection", static_cast<unsigned>(std::min<std::int64_t>(call.tiles, at_once)), dim3(kStreamThreads),
+      Shape::kShared, stream, call);
+}
+
+/// The tall shape where it has a tile for nearly every block that runs at once, and room for its rings.
+template <class Low, class Tall>
+void launch_either(const StreamCall& call, cudaStream_t stream) {
+  const device::Gpu gpu = device::current_gpu();
+  const bool tall = gpu.shared_bytes >= static_cast<std::size_t>(Tall::kShared) &&
+                    8 * tiles_of<Tall>(call) >= 7 * std::int64_t{gpu.multiprocessors} * Tall::kBlocks;
+  if (tall) {
+    launch(call, Tall{}, stream);
+  } else {
+    launch(call, Low{}, stream);
   }
-  const std::int64_t row_blocks = (call.m + Shape::kRows - 1) / Shape::kRows;
-  call.row_blocks = static_cast<std::uint32_t>(row_blocks);
-  device::launch_pdl<stream_rows<kTall, kWide>>("projection", blocks_for(tiles * row_blocks, 1), dim3(kStreamThreads),
-                                                Shape::kShared, stream, call);
 }
 
 void run_stream(const JointProblem& p, const JointProjection::Args& a, const RunContext& context) {
@@ -79,8 +109,12 @@ void run_stream(const JointProblem& p, const JointProjection::Args& a, const Run
     for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, a, i), context);
     return;
   }
-  StreamCall call{
-      .x = static_cast<const BF16*>(a.x.data), .x_row = a.x.stride[0], .x_group = a.x.stride[1], .m = p.m, .k = p.k};
+  StreamCall call{.x = static_cast<const BF16*>(a.x.data),
+                  .x_row = a.x.stride[0],
+                  .x_group = a.x.stride[1],
+                  .m = static_cast<int>(p.m),
+                  .k = static_cast<int>(p.k),
+                  .groups = static_cast<std::uint32_t>(p.groups)};
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
     const JointProjection::PartArgs& t = a.parts[static_cast<std::size_t>(i)];
@@ -92,20 +126,20 @@ void run_stream(const JointProblem& p, const JointProjection::Args& a, const Run
                                .y_group = t.y.stride[1],
                                .w_scale_group = t.w_scale.stride[0],
                                .w_scale_row = t.w_scale.stride[1],
-                               .n = shape.n,
+                               .n = static_cast<int>(shape.n),
                                .e4m3 = shape.w == DType::kE4M3,
                                .y_bf16 = shape.y == DType::kBF16};
   }
   if (p.m == 0 || call.parts == 0) return;
   const cudaStream_t stream = stream_of(context.stream);
-  if (p.m <= StreamShape<1, 1>::kRows) {
-    launch<1, 1>(call, p.groups, stream);
-  } else if (p.m <= StreamShape<1, 2>::kRows) {
-    launch<1, 2>(call, p.groups, stream);
-  } else if (p.m <= StreamShape<2, 4>::kRows) {
-    launch<2, 4>(call, p.groups, stream);
+  if (p.m <= Few::kRows) {
+    launch_either<Few, FewTall>(call, stream);
+  } else if (p.m <= Some::kRows) {
+    launch_either<Some, SomeTall>(call, stream);
+  } else if (p.m <= Many::kRows) {
+    launch(call, Many{}, stream);
   } else {
-    launch<2, 8>(call, p.groups, stream);
+    launch(call, Most{}, stream);
   }
 }
 

@@ -11,15 +11,17 @@ namespace smla::projection {
 
 // Few rows of bf16 x by weights that are read once, of one or several weights in one launch. Weights are the matrix A
 // of mma.sync, 16 outputs a tile, and rows of x its matrix B, 8 a tile. The eight warps of a block divide k: warp w has
-// the inputs of chunks w, w + 8, ... of 128. Each warp copies its weights through a ring of its own in shared memory;
-// a lane reads back only what it has copied itself, so no warp waits for another before the sums are added. Weights do
-// not depend on the kernel before, so the ring is filled before pdl_wait().
+// the bytes of pieces w, w + 8, ... of 128 of a weight row. Each warp copies its weights through a ring of its own in
+// shared memory; a lane reads back only what it has copied itself, so no warp waits for another before the sums are
+// added. Blocks stay: each computes one tile after the other, and its rings are filled across their ends. Weights do
+// not depend on the kernel before, so the rings are filled before pdl_wait().
 //
 // The order of additions depends on k and the weights' dtype alone: not on the rows, the tiles or the other weights.
 
 constexpr int kStreamWarps = 8;
 constexpr int kStreamThreads = 32 * kStreamWarps;
-constexpr int kStreamUnit = 64;  ///< inputs of x that a warp holds at once
+constexpr int kStreamPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
+constexpr int kStreamUnit = 64;    ///< inputs of x that a warp holds at once
 
 /// One of the weights of a call, and what is made with it.
 struct StreamPart {
@@ -28,9 +30,8 @@ struct StreamPart {
   void* y = nullptr;
   std::int64_t y_row = 0, y_group = 0;  ///< strides in elements
   std::int64_t w_scale_group = 0, w_scale_row = 0;
-  std::int64_t n = 0;
-  std::uint32_t first = 0;            ///< the number of its first tile among all tiles of the call
-  std::uint32_t tiles_of_group = 0;   ///< its tiles in a group
+  int n = 0;
+  std::uint32_t tiles = 0;            ///< in all groups, of all rows
   bool e4m3 = false, y_bf16 = false;  ///< dtypes; otherwise w is bf16 and y float32
 
   __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {
@@ -43,28 +44,32 @@ struct StreamPart {
   }
 };
 
+/// What is read in place of inputs that are not there.
+__device__ const uint4 kStreamZeros = {0, 0, 0, 0};
+
 /// The weights of one input.
 struct StreamCall {
   static constexpr int kMaxParts = 8;
   const BF16* x = nullptr;
   std::int64_t x_row = 0, x_group = 0;  ///< strides in elements
-  std::int64_t m = 0, k = 0;
+  int m = 0, k = 0;
+  std::uint32_t groups = 1;
   std::uint32_t row_blocks = 1;
+  std::uint32_t tiles = 0;  ///< of all parts
   int parts = 0;
   StreamPart part[kMaxParts];
 };
 
-/// kTall: tiles of 16 outputs of a block; kWide: tiles of 8 rows of x.
-template <int kTall, int kWide>
+/// kTall: tiles of 16 outputs of a block; kWide: tiles of 8 rows of x; kDeep: stages of a ring.
+template <int kTall, int kWide, int kDeep>
 struct StreamShape {
   static constexpr int kOutputs = 16 * kTall;
   static constexpr int kRows = 8 * kWide;
-  static constexpr int kStages = kTall == 1 ? 4 : 3;
-  static constexpr int kStageBytes = 2048 * kTall;  ///< of a warp: 64 inputs of bf16, 128 of E4M3
-  static constexpr int kShared = kStreamWarps * kStages * kStageBytes;
+  static constexpr int kStageBytes = kOutputs * kStreamPiece;  ///< of a warp
+  static constexpr int kRings = kStreamWarps * kDeep * kStageBytes;
   static constexpr int kSumStride = kOutputs + 4;  ///< floats from row to row: no two lanes of a store in one bank
-  static constexpr int kBlocks = kTall > 1 ? 1 : kWide == 1 ? 3 : 2;  ///< of a multiprocessor at once, by registers
-  static_assert(kStreamWarps * kRows * kSumStride * 4 <= kShared);    // the sums take the place of the ring
+  static constexpr int kShared = kRings + kStreamWarps * 8 * kSumStride * 4;  ///< sums are added 8 rows at a time
+  static constexpr int kBlocks = kWide > 2 ? 1 : 2;  ///< of a multiprocessor at once, by registers
 };
 
 /// The sixteen weights of a lane's rows r and r + 8 that meet a Sixteen of x.
@@ -78,167 +83,336 @@ __device__ inline void multiply(float (&d)[4], const TwoRows& w, const Sixteen& 
   device::mma_m16n8k16_bf16(d, w.top.high.z, w.bottom.high.z, w.top.high.w, w.bottom.high.w, x.high.z, x.high.w);
 }
 
-/// A warp's part of a tile: the products of its chunks, in `acc`.
-template <bool kE4M3, int kTall, int kWide>
-__device__ inline void stream_tile(const StreamCall& call, const StreamPart& part, std::int64_t row, std::int64_t group,
-                                   std::int64_t column, std::uint32_t ring, float (&acc)[kTall][kWide][4]) {
-  using Shape = StreamShape<kTall, kWide>;
-  constexpr int kBytes = kE4M3 ? 1 : 2;
-  constexpr int kInputs = kE4M3 ? kChunk : kStreamUnit;  // of a stage
-  constexpr int kUnits = kInputs / kStreamUnit;
-  constexpr int kTogether = kWide < 4 ? kWide : 4;  // tiles of x with sums of their own before a scale
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int quarter = lane % 4;
-  const int inputs = static_cast<int>(call.k);
-  const int chunks = (inputs + kChunk - 1) / kChunk;
-  const int stages = (chunks + kStreamWarps - 1 - warp) / kStreamWarps * (kChunk / kInputs);
-  const auto input_of = [&](int stage) {
-    return kE4M3 ? (warp + kStreamWarps * stage) * kChunk
-                 : (warp + kStreamWarps * (stage / 2)) * kChunk + stage % 2 * kStreamUnit;
+/// Widens four E4M3 codes to bf16, exactly but for NaN, which become 480: codes 0 and 2 in x, 1 and 3 in y, which takes
+/// fewer instructions than neighbours. `nans` gets the high bit of a NaN's byte.
+__device__ inline uint2 widen_e4m3(std::uint32_t codes, std::uint32_t& nans) {
+  nans |= (codes & 0x7F7F'7F7FU) + 0x0101'0101U;
+  // Shifted to the bits of bf16, a code is 2^-120 of its value, subnormals included.
+  const auto pair = [](std::uint32_t magnitudes, std::uint32_t signs) {
+    const std::uint32_t bits = (magnitudes & 0x07F0'07F0U) | (signs & 0x8000'8000U);
+    std::uint32_t out;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+        : "=r"(out)
+        : "r"(bits), "r"(0x7B80'7B80U), "r"(0x8000'8000U));  // times 2^120, plus -0
+    return out;
   };
-
-  const std::uint32_t own = ring + warp * Shape::kStages * Shape::kStageBytes + 16 * lane;
-  const std::int64_t first = column + lane / 4;
-  const int outputs = static_cast<int>(min(part.n - first, std::int64_t{Shape::kOutputs}));  // from the lane's first on
-  const auto* weights = static_cast<const std::uint8_t*>(part.w) + (group * part.n + first) * call.k * kBytes;
-  const auto fetch = [&](int stage) {
-    if (stage < stages) {
-      const int input = input_of(stage) + 16 / kBytes * quarter;
-      const std::uint32_t to = own + stage % Shape::kStages * Shape::kStageBytes;
-#pragma unroll
-      for (int i = 0; i < 2 * kTall; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int k = input + 64 / kBytes * j;
-          const bool there = 8 * i < outputs && k < inputs;
-          const std::uint8_t* from = weights + (8 * i * call.k + k) * kBytes;
-          device::cp_async<16>(to + 512 * (2 * i + j), there ? from : part.w, there);
-        }
-      }
-    }
-    device::cp_async_commit();
-  };
-  // A lane's sixteen inputs of a unit: bf16 weights come eight at a time, E4M3 sixteen.
-  const BF16* xs = call.x + (row + lane / 4) * call.x_row + group * call.x_group;
-  const int rows = static_cast<int>(min(call.m - row - lane / 4, std::int64_t{Shape::kRows}));
-  const auto load = [&](int tile, int input) {
-    constexpr int kApart = kE4M3 ? 8 : 32;
-    const int k = input + (kE4M3 ? 16 : 8) * quarter;
-    const BF16* at = xs + 8 * tile * call.x_row + k;
-    Sixteen x;
-    if (8 * tile < rows && k < inputs) x.low = *reinterpret_cast<const uint4*>(at);
-    if (8 * tile < rows && k + kApart < inputs) x.high = *reinterpret_cast<const uint4*>(at + kApart);
-    return x;
-  };
-  const auto weights_of = [&](std::uint32_t stage_at, int tile, int unit) {
-    const auto piece = [&](int half, int j) {
-      return device::ld_shared_v4(stage_at + 512 * (4 * tile + 2 * half + j));
-    };
-    if constexpr (kE4M3) {
-      return TwoRows{sixteen_of_e4m3(piece(0, unit)), sixteen_of_e4m3(piece(1, unit))};
-    } else {
-      return TwoRows{{piece(0, 0), piece(0, 1)}, {piece(1, 0), piece(1, 1)}};
-    }
-  };
-
-#pragma unroll
-  for (int stage = 0; stage < Shape::kStages; ++stage) fetch(stage);
-  device::pdl_wait_and_trigger();
-  Sixteen next;
-  if constexpr (kWide == 1) next = load(0, input_of(0));
-  for (int stage = 0; stage < stages; ++stage) {
-    const int input = input_of(stage);
-    float scale = 1;
-    if constexpr (kE4M3)
-      scale = part.w_scale[group * part.w_scale_group + column / Projection::kWeightBlock * part.w_scale_row +
-                           input / Projection::kWeightBlock];
-    device::cp_async_wait<Shape::kStages - 1>();
-#pragma unroll
-    for (int begin = 0; begin < kWide; begin += kTogether) {
-      float sums[kTall][kTogether][4] = {};
-#pragma unroll
-      for (int unit = 0; unit < kUnits; ++unit) {
-        TwoRows w[kTall];
-#pragma unroll
-        for (int t = 0; t < kTall; ++t) w[t] = weights_of(own + stage % Shape::kStages * Shape::kStageBytes, t, unit);
-#pragma unroll
-        for (int n = 0; n < kTogether; ++n) {
-          Sixteen x;
-          if constexpr (kWide == 1) {  // there is room for the next one
-            x = next;
-            next = load(0, unit + 1 < kUnits ? input + kStreamUnit * (unit + 1) : input_of(stage + 1));
-          } else {
-            x = load(begin + n, input + kStreamUnit * unit);
-          }
-#pragma unroll
-          for (int t = 0; t < kTall; ++t) multiply(kE4M3 ? sums[t][n] : acc[t][begin + n], w[t], x);
-        }
-      }
-      if constexpr (kE4M3) {
-#pragma unroll
-        for (int t = 0; t < kTall; ++t) {
-#pragma unroll
-          for (int n = 0; n < kTogether; ++n) {
-#pragma unroll
-            for (int v = 0; v < 4; ++v) acc[t][begin + n][v] += scale * sums[t][n][v];
-          }
-        }
-      }
-    }
-    fetch(stage + Shape::kStages);
-  }
+  return make_uint2(pair(codes << 4, codes << 8), pair(codes >> 4, codes));
+}
+__device__ inline Sixteen widen_sixteen(const uint4& codes, std::uint32_t& nans) {
+  const uint2 a = widen_e4m3(codes.x, nans);
+  const uint2 b = widen_e4m3(codes.y, nans);
+  const uint2 c = widen_e4m3(codes.z, nans);
+  const uint2 d = widen_e4m3(codes.w, nans);
+  return {make_uint4(a.x, a.y, b.x, b.y), make_uint4(c.x, c.y, d.x, d.y)};
+}
+/// Inputs of x in the order of widen_sixteen().
+__device__ inline uint4 as_widened(const uint4& x) {
+  return make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x5410),
+                    __byte_perm(x.z, x.w, 0x7632));
 }
 
-template <int kTall, int kWide>
-__global__ void __launch_bounds__(kStreamThreads, StreamShape<kTall, kWide>::kBlocks)
-    stream_rows(const __grid_constant__ StreamCall call) {
-  using Shape = StreamShape<kTall, kWide>;
-  extern __shared__ __align__(128) std::uint8_t stream_shared[];
-  const std::uint32_t ring = device::shared_address(stream_shared);
-  // Blocks of rows are innermost, so that those that run together share their weights in L2.
-  const std::uint32_t tile = blockIdx.x / call.row_blocks;
-  const std::int64_t row = std::int64_t{blockIdx.x % call.row_blocks} * Shape::kRows;
-  int number = 0;
-  while (number + 1 < call.parts && tile >= call.part[number + 1].first) ++number;
-  const StreamPart& part = call.part[number];
-  const std::int64_t group = (tile - part.first) / part.tiles_of_group;
-  const std::int64_t column = std::int64_t{(tile - part.first) % part.tiles_of_group} * Shape::kOutputs;
+/// A tile of a block, and how to get to the next one: rows are innermost, so that blocks that run together share their
+/// weights in L2, then outputs, groups, weights.
+template <class Shape>
+struct StreamTile {
+  std::uint32_t left;  ///< tiles of the block from this one on; with none the others mean nothing
+  int number;          ///< of the weight
+  std::uint32_t group, row_block;
+  int column;
 
-  float acc[kTall][kWide][4] = {};
-  if (part.e4m3) {
-    stream_tile<true, kTall, kWide>(call, part, row, group, column, ring, acc);
-  } else {
-    stream_tile<false, kTall, kWide>(call, part, row, group, column, ring, acc);
+  __device__ StreamTile(const StreamCall& call, std::uint32_t tile, std::uint32_t count) : left(count), number(0) {
+    while (number + 1 < call.parts && tile >= call.part[number].tiles) tile -= call.part[number++].tiles;
+    const auto columns = static_cast<std::uint32_t>((call.part[number].n + Shape::kOutputs - 1) / Shape::kOutputs);
+    row_block = tile % call.row_blocks;
+    column = static_cast<int>(tile / call.row_blocks % columns) * Shape::kOutputs;
+    group = tile / call.row_blocks / columns;
+  }
+  __device__ void step(const StreamCall& call) {
+    --left;
+    if (++row_block < call.row_blocks) return;
+    row_block = 0;
+    column += Shape::kOutputs;
+    if (column < call.part[number].n) return;
+    column = 0;
+    if (++group < call.groups) return;
+    group = 0;
+    ++number;
+  }
+  __device__ bool e4m3(const StreamCall& call) const { return call.part[number].e4m3; }
+};
+
+/// What a warp does of a block's tiles.
+template <int kTall, int kWide, int kDeep>
+class StreamWarp {
+ public:
+  using Shape = StreamShape<kTall, kWide, kDeep>;
+  using Tile = StreamTile<Shape>;
+
+  __device__ StreamWarp(const StreamCall& call, std::uint32_t ring, const Tile& first)
+      : call_(call),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        ring_(ring + warp_ * kDeep * Shape::kStageBytes + 16 * lane_),
+        fetched_(first) {
+    aim_at_weights();
+#pragma unroll 1
+    for (int stage = 0; stage < kDeep; ++stage) fetch(stage);
   }
 
-  // The sums of the warps, [warp][row][output], are added in the warps' order.
-  auto* sums = reinterpret_cast<float*>(stream_shared);
+  /// Asks for the first inputs that a tile's weights are multiplied by, after pdl_wait().
+  __device__ void aim_at_inputs(const Tile& tile) {
+    const bool any = tile.left > 0;
+    const StreamPart& part = call_.part[any ? tile.number : 0];
+    e4m3_ = part.e4m3;
+    units_ = any ? stages_of(e4m3_) * (e4m3_ ? 2 : 1) : 0;
+    const int k = warp_ * (e4m3_ ? kStreamPiece : kStreamPiece / 2);
+    const int row = static_cast<int>(tile.row_block) * Shape::kRows + lane_ / 4;
+    inputs_ = call_.k - k;
+    rows_ = max(call_.m - 1 - row, 0);
+    x_ = call_.x + min(row, call_.m - 1) * call_.x_row + tile.group * call_.x_group + k + own_inputs();
+    const float* scales = part.w_scale + tile.group * part.w_scale_group +
+                          tile.column / Projection::kWeightBlock * part.w_scale_row + warp_;
+    scales_ = e4m3_ && units_ > 0 ? scales : reinterpret_cast<const float*>(&kStreamZeros);
+    scale_ = *scales_;
+    if constexpr (kAsks) ask();
+  }
+
+  /// The products of the warp's pieces of the tile whose inputs were asked for, in `acc`.
+  template <bool kE4M3>
+  __device__ void multiply_tile(float (&acc)[kTall][kWide][4]) {
+    constexpr int kUnits = kE4M3 ? 2 : 1;
+    const int stages = stages_of(kE4M3);
+    std::uint32_t nans[kTall][2] = {};  // of the lane's upper and lower row of a tile
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+      device::cp_async_wait<kDeep - 1>();
+      const std::uint32_t at = ring_ + slot_ * Shape::kStageBytes;
+      const float scale = scale_;
+      if constexpr (kE4M3) {
+        scales_ += stage + 1 < stages ? kStreamWarps : 0;
+        scale_ = *scales_;
+      }
+#pragma unroll
+      for (int from = 0; from < kWide; from += kTogether) {
+        float sums[kTall][kTogether][4] = {};
+#pragma unroll(kWide == 8 ? 1 : kUnits)
+        for (int unit = 0; unit < kUnits; ++unit) {
+          Sixteen x[kTogether];
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            x[i] = kAsks ? next_[i] : inputs(kStreamUnit * unit, from + i);
+            if constexpr (kE4M3) x[i] = {as_widened(x[i].low), as_widened(x[i].high)};
+          }
+          if constexpr (kAsks) ask();
+#pragma unroll
+          for (int t = 0; t < kTall; ++t) {
+            const TwoRows w = weights<kE4M3>(at, t, unit, nans[t]);
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) multiply(kE4M3 ? sums[t][i] : acc[t][from + i], w, x[i]);
+          }
+        }
+        if constexpr (kE4M3) {
+#pragma unroll
+          for (int t = 0; t < kTall; ++t) {
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+              for (int v = 0; v < 4; ++v) acc[t][from + i][v] += scale * sums[t][i][v];
+            }
+          }
+        }
+      }
+      if constexpr (!kAsks) {
+#pragma unroll
+        for (int unit = 0; unit < kUnits; ++unit) leave_unit();
+      }
+      fetch(slot_);
+      slot_ = slot_ + 1 == kDeep ? 0 : slot_ + 1;
+    }
+    if constexpr (kE4M3) {
+#pragma unroll
+      for (int t = 0; t < kTall; ++t) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          // The four lanes of a row have all of its inputs.
+          std::uint32_t found = nans[t][half] & 0x8080'8080U;
+          found |= __shfl_xor_sync(0xFFFF'FFFFU, found, 1);
+          found |= __shfl_xor_sync(0xFFFF'FFFFU, found, 2);
+          if (found == 0) continue;
+#pragma unroll
+          for (int i = 0; i < kWide; ++i) acc[t][i][2 * half] = acc[t][i][2 * half + 1] = __int_as_float(0x7FC0'0000);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kTogether = kWide < 4 ? kWide : 4;  ///< tiles of x with sums of their own before a scale
+  static constexpr bool kAsks = kTall * kWide <= 2;  ///< whether there are registers for the inputs that come next
+
+  __device__ int row_bytes(bool e4m3) const { return call_.k * (e4m3 ? 1 : 2); }
+  /// Pieces of a weight row that are the warp's.
+  __device__ int stages_of(bool e4m3) const {
+    const int pieces = (row_bytes(e4m3) + kStreamPiece - 1) / kStreamPiece;
+    return (pieces + kStreamWarps - 1 - warp_) / kStreamWarps;
+  }
+
+  __device__ void aim_at_weights() {
+    if (fetched_.left == 0) return;
+    const StreamPart& part = call_.part[fetched_.number];
+    const int first = fetched_.column + lane_ / 4;
+    const int at = warp_ * kStreamPiece + 16 * (lane_ % 4);
+    const int row = row_bytes(part.e4m3);
+    outputs_ = part.n - first;
+    behind_ = row - at;
+    eight_rows_ = std::int64_t{8} * row;
+    weights_ = static_cast<const std::uint8_t*>(part.w) +
+               (static_cast<std::int64_t>(fetched_.group) * part.n + first) * row + at;
+    stages_ = stages_of(part.e4m3);
+  }
+  /// Asks for the next stage of weights, where there is one.
+  __device__ void fetch(int slot) {
+    while (fetched_.left > 0 && stages_ == 0) {
+      fetched_.step(call_);
+      aim_at_weights();
+    }
+    if (fetched_.left > 0) {
+      const std::uint32_t to = ring_ + slot * Shape::kStageBytes;
+      constexpr int kEights = 2 * kTall;
+      if (behind_ > kStreamPiece / 2 && outputs_ > 8 * (kEights - 1)) {
+        const std::uint8_t* row = weights_;
+#pragma unroll
+        for (int i = 0; i < kEights; ++i) {
+          device::cp_async<16>(to + 1024 * i, row, true);
+          device::cp_async<16>(to + 1024 * i + 512, row + kStreamPiece / 2, true);
+          row += eight_rows_;
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < 2 * kEights; ++i) {
+          const int along = i % 2 * (kStreamPiece / 2);
+          const bool there = i / 2 * 8 < outputs_ && along < behind_;
+          device::cp_async<16>(to + 512 * i, there ? weights_ + i / 2 * eight_rows_ + along : call_.part[0].w, there);
+        }
+      }
+      weights_ += kStreamWarps * kStreamPiece;
+      behind_ -= kStreamWarps * kStreamPiece;
+      --stages_;
+    }
+    device::cp_async_commit();
+  }
+
+  template <bool kE4M3>
+  __device__ TwoRows weights(std::uint32_t at, int tile, int unit, std::uint32_t (&nans)[2]) const {
+    const auto piece = [&](int half, int j) { return device::ld_shared_v4(at + 512 * (4 * tile + 2 * half + j)); };
+    if constexpr (kE4M3) {
+      return {widen_sixteen(piece(0, unit), nans[0]), widen_sixteen(piece(1, unit), nans[1])};
+    } else {
+      return {{piece(0, 0), piece(0, 1)}, {piece(1, 0), piece(1, 1)}};
+    }
+  }
+
+  /// Where a lane's inputs of a unit begin: bf16 weights come eight at a time, E4M3 sixteen.
+  __device__ int own_inputs() const { return (e4m3_ ? 16 : 8) * (lane_ % 4); }
+  __device__ int apart() const { return e4m3_ ? 8 : 32; }
+  /// A lane's sixteen inputs of the i-th 8 rows, `ahead` inputs from the next unit's on, zeros behind the end of x. Of
+  /// rows that are not there it has those of the last one, which make outputs that nobody stores. No branch here: the
+  /// moves that join its ways would wait for what is loaded.
+  __device__ Sixteen inputs(int ahead, int i) const {
+    const BF16* at = x_ + (i == 0 ? 0 : min(8 * i, rows_) * call_.x_row) + ahead;
+    const int left = units_ > 0 ? inputs_ - ahead - own_inputs() : 0;
+    return {*(left > 0 ? reinterpret_cast<const uint4*>(at) : &kStreamZeros),
+            *(left > apart() ? reinterpret_cast<const uint4*>(at + apart()) : &kStreamZeros)};
+  }
+  /// Asks for the inputs of the tile's next unit.
+  __device__ void ask() {
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) next_[i] = inputs(0, i);
+    leave_unit();
+  }
+  __device__ void leave_unit() {
+    --units_;
+    const bool stays = e4m3_ && units_ % 2 != 0;  // in its piece
+    const int step = stays ? kStreamUnit : (e4m3_ ? 2 * kStreamWarps - 1 : kStreamWarps) * kStreamUnit;
+    x_ += step;
+    inputs_ -= step;
+  }
+
+  const StreamCall& call_;
+  int warp_, lane_;
+  std::uint32_t ring_;
+  int slot_ = 0;
+  // The weights that are fetched next.
+  Tile fetched_;
+  const std::uint8_t* weights_ = nullptr;  ///< the lane's of its first row
+  std::int64_t eight_rows_ = 0;            ///< bytes
+  int behind_ = 0, outputs_ = 0;           ///< bytes and outputs from there on
+  int stages_ = 0;                         ///< of the tile
+  // The inputs that are asked for next, or multiplied next where none are asked for ahead.
+  const BF16* x_ = nullptr;  ///< the lane's of its first row
+  const float* scales_ = nullptr;
+  int inputs_ = 0, rows_ = 0;  ///< from the unit's first on, rows behind the lane's first
+  int units_ = 0;              ///< of the tile
+  bool e4m3_ = false;
+  Sixteen next_[kAsks ? kWide : 1];
+  float scale_ = 1;
+};
+
+template <int kTall, int kWide, int kDeep>
+__global__ void __launch_bounds__(kStreamThreads, StreamShape<kTall, kWide, kDeep>::kBlocks)
+    stream_rows(const __grid_constant__ StreamCall call) {
+  using Warp = StreamWarp<kTall, kWide, kDeep>;
+  using Shape = typename Warp::Shape;
+  extern __shared__ __align__(128) std::uint8_t stream_shared[];
+  // Blocks have tiles that follow one another, the first ones one more where they do not come out even.
+  const std::uint32_t each = call.tiles / gridDim.x;
+  const std::uint32_t more = call.tiles % gridDim.x;
+  const std::uint32_t first = blockIdx.x * each + min(blockIdx.x, more);
+  typename Warp::Tile tile(call, first, each + (blockIdx.x < more ? 1 : 0));
+  Warp own(call, device::shared_address(stream_shared), tile);
+  device::pdl_wait_and_trigger();
+  own.aim_at_inputs(tile);
+
+  auto* sums = reinterpret_cast<float*>(stream_shared + Shape::kRings);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int output = static_cast<int>(threadIdx.x) % 32 / 4;
   const int pair = static_cast<int>(threadIdx.x) % 4 * 2;
-  device::cp_async_wait<0>();
-  __syncthreads();
-#pragma unroll
-  for (int t = 0; t < kTall; ++t) {
+#pragma unroll 1
+  while (tile.left > 0) {
+    float acc[kTall][kWide][4] = {};
+    if (tile.e4m3(call)) {
+      own.template multiply_tile<true>(acc);
+    } else {
+      own.template multiply_tile<false>(acc);
+    }
+    typename Warp::Tile ahead = tile;
+    ahead.step(call);
+    own.aim_at_inputs(ahead);
+    // The sums of the warps, [warp][row][output], are added in the warps' order.
+    const StreamPart& part = call.part[tile.number];
 #pragma unroll
     for (int n = 0; n < kWide; ++n) {
-      float* at = sums + (warp * Shape::kRows + 8 * n + pair) * Shape::kSumStride + 16 * t + output;
-      at[0] = acc[t][n][0];
-      at[Shape::kSumStride] = acc[t][n][1];
-      at[8] = acc[t][n][2];
-      at[Shape::kSumStride + 8] = acc[t][n][3];
-    }
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < Shape::kRows * Shape::kOutputs; i += kStreamThreads) {
-    const int r = i / Shape::kOutputs;
-    const int j = i % Shape::kOutputs;
-    if (row + r >= call.m || column + j >= part.n) continue;
-    float sum = 0;
+      __syncthreads();  // the sums before are read
 #pragma unroll
-    for (int w = 0; w < kStreamWarps; ++w) sum += sums[(w * Shape::kRows + r) * Shape::kSumStride + j];
-    part.store(row + r, group, column + j, sum);
+      for (int t = 0; t < kTall; ++t) {
+        float* at = sums + (warp * 8 + pair) * Shape::kSumStride + 16 * t + output;
+        at[0] = acc[t][n][0];
+        at[Shape::kSumStride] = acc[t][n][1];
+        at[8] = acc[t][n][2];
+        at[Shape::kSumStride + 8] = acc[t][n][3];
+      }
+      __syncthreads();
+      const int r = static_cast<int>(threadIdx.x) / Shape::kOutputs;
+      const int j = static_cast<int>(threadIdx.x) % Shape::kOutputs;
+      const std::int64_t row = static_cast<std::int64_t>(tile.row_block) * Shape::kRows + 8 * n + r;
+      if (r < 8 && row < call.m && tile.column + j < part.n) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < kStreamWarps; ++w) sum += sums[(w * 8 + r) * Shape::kSumStride + j];
+        part.store(row, tile.group, tile.column + j, sum);
+      }
+    }
+    tile = ahead;
   }
 }
 

@@ -90,6 +90,7 @@ struct StepRow {
   std::int64_t request = 0;
   std::int64_t position = 0;  ///< position in its request
   bool rejected = false;      ///< a draft that verification throws away; the position comes again later
+  bool fp8_inputs = false;    ///< shown to an observer: the step rounds the inputs of FP8 weights of this layer
 };
 
 /// Watches a run; every call comes on the calling thread.

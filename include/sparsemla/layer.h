@@ -186,6 +186,9 @@ class AttentionLayer {
   /// token's forward.
   void insert_context(const ConstTensorView& hidden, const ConstTensorView& positions, const ConstTensorView& slots,
                       const PagedCache& window, Workspace workspace, Stream stream = {}) const;
+  /// Whether a forward of so many tokens rounds the inputs of E4M3 weights to FP8. On a GPU few rows are multiplied as
+  /// they are, as a CPU multiplies all.
+  bool rounds_fp8_inputs(std::int64_t tokens) const;
   /// Workspace that insert_context needs for so many tokens.
   std::size_t context_bytes(std::int64_t tokens) const;
 

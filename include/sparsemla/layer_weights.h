@@ -14,8 +14,9 @@ struct CompressorWeights {
 };
 
 /// Weights of one layer by their checkpoint names (spec 1); memory belongs to the caller and must outlive the layer.
-/// Linear weights are BF16 or F32. Those with a scale below may be E4M3: on a GPU their inputs are then quantised to
-/// FP8, too (QuantizeRows; of wo_a by LayerOptions::fp8_output).
+/// Linear weights are BF16 or F32. Those with a scale below may be E4M3: on a GPU, but for few tokens
+/// (AttentionLayer::rounds_fp8_inputs), their inputs are then quantised to FP8, too (QuantizeRows; of wo_a
+/// InverseRopeQuant).
 /// Weights of the same input that follow one another in memory are one product: wq_a and wkv; wkv and wgate of the
 /// compressor, with those of the indexer's compressor behind them where there is one.
 struct LayerWeights {

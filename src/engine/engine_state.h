@@ -84,6 +84,7 @@ struct Engine::State {
   void add_residual(std::size_t layer, const TensorView& x, const TensorView& y);
   void each_wanted(std::int64_t layer, const StepTensors& batch,
                    const std::function<void(std::int64_t, std::int64_t)>& show_run) const;
+  std::vector<StepRow> shown_rows(std::int64_t layer, std::span<const StepRow> rows, std::int64_t tokens) const;
   void show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x, const ConstTensorView& y,
             const ConstTensorView& topk) const;
   void keep_prefix(Request& request, std::int64_t before);

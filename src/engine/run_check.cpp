@@ -24,7 +24,7 @@ bool is_fp8(const ConstTensorView& w) { return !w.absent() && w.dtype == DType::
 
 /// Whether some projection's input is rounded to FP8 because its weights are.
 bool has_fp8_inputs(const LayerOptions& options, const LayerWeights& w) {
-  if (!rounds_fp8_inputs(options)) return false;
+  if (!may_round_fp8_inputs(options)) return false;
   return is_fp8(w.wq_a) || is_fp8(w.wkv) || is_fp8(w.wq_b) || is_fp8(w.index_wq_b) || is_fp8(w.wo_b);
 }
 
@@ -58,7 +58,7 @@ void judge(CheckReport& report) {
 // each place that rounds results of an earlier sum to FP8 doubles the bound.
 double check_bound(const LayerOptions& options, const LayerWeights& weights) {
   const bool inputs = has_fp8_inputs(options, weights);
-  const bool output = options.fp8_output || (rounds_fp8_inputs(options) && is_fp8(weights.wo_a));
+  const bool output = options.fp8_output || (may_round_fp8_inputs(options) && is_fp8(weights.wo_a));
   if (options.precision == Precision::kF32 && !inputs && !output) return 1e-4;
   double bound = 0.01;
   if (options.q == DType::kE4M3) bound *= 2;
@@ -77,9 +77,11 @@ struct RunCheck::State {
   /// rows, only their first owner's inputs are ever seen.
   std::map<std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>> sharers;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<char>> seen;  ///< the rows of `inputs` that are there
-  std::vector<HostTensor> outputs;                                          ///< a row a sample
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<char>> fp8_inputs;  ///< by row, StepRow::fp8_inputs
+  std::vector<HostTensor> outputs;                                                ///< a row a sample
   std::vector<HostTensor> blocks;          ///< for samples of layers that draft: the block's inputs, absent for others
   std::vector<std::int64_t> block_begins;  ///< likewise: the block's first position
+  std::vector<char> block_fp8_inputs;      ///< likewise: StepRow::fp8_inputs of its rows
   std::vector<std::vector<std::int32_t>> topk;  ///< a row a sample
 
   /// Layers that do not draft.
@@ -152,6 +154,7 @@ void RunCheck::State::add_sample(std::uint64_t bits, std::int64_t layer, std::sp
   topk.emplace_back();
   blocks.emplace_back();
   block_begins.push_back(0);
+  block_fp8_inputs.push_back(0);
   const std::int64_t needed = position + (of_block ? 2 : 1);
   longest = std::max(longest, needed + (of_block ? options.speculative : 0));
   HostTensor& kept = inputs[{request.id, kept_as(layer)}];
@@ -199,6 +202,9 @@ void RunCheck::State::keep_inputs(std::int64_t layer, std::span<const StepRow> r
       char& one = there[static_cast<std::size_t>(row.position)];
       if (one != 0 && id != row.request) continue;
       one = 1;
+      std::vector<char>& fp8 = fp8_inputs[{id, layer}];
+      fp8.resize(there.size(), 0);
+      fp8[static_cast<std::size_t>(row.position)] = row.fp8_inputs ? 1 : 0;
       copy_rows(input, static_cast<std::int64_t>(t), 1, found->second, row.position);
     }
   }
@@ -239,6 +245,7 @@ void RunCheck::on_draft_block(std::int64_t layer, std::span<const StepRow> rows,
     if (rows.back().position < sample.position) continue;
     sample.position = std::max(sample.position, first.position);
     s.block_begins[i] = first.position;
+    s.block_fp8_inputs[i] = first.fp8_inputs ? 1 : 0;
     s.blocks[i] = HostTensor(input.dtype, {input.size(0), input.size(1)});
     copy_rows(input, 0, input.size(0), s.blocks[i], 0);
     copy_rows(output, sample.position - first.position, 1, s.outputs[i], 0);
@@ -294,15 +301,20 @@ double relative_l2(const ConstTensorView& got, const std::vector<double>& want) 
   return std::sqrt(error / norm);
 }
 
-/// A token of a draft block: its reference sees `window` rows of context and the whole block.
-std::vector<double> block_output(const LayerTruth& truth, const HostTensor& context, const HostTensor& block,
-                                 std::int64_t begin, std::int64_t position) {
+/// A token of a draft block: its reference sees `window` rows of context and the whole block. `fp8_inputs`: of the
+/// context's positions, and `block_fp8_inputs` of the block's.
+std::vector<double> block_output(const LayerTruth& truth, const HostTensor& context, std::vector<char> fp8_inputs,
+                                 const HostTensor& block, char block_fp8_inputs, std::int64_t begin,
+                                 std::int64_t position) {
   const std::int64_t first = std::max<std::int64_t>(begin - truth.config.window, 0);
   HostTensor hidden(block.dtype(), {begin + block.size(0), block.size(1)});
   copy_rows(std::as_const(context).view(), first, begin - first, hidden, first);
   copy_rows(std::as_const(block).view(), 0, block.size(0), hidden, begin);
-  ReferenceLayer reference(truth.config, truth.weights, truth.cos_sin.view(), std::as_const(hidden).view(),
-                           truth.rounding);
+  fp8_inputs.resize(static_cast<std::size_t>(begin), 0);
+  fp8_inputs.resize(static_cast<std::size_t>(begin + block.size(0)), block_fp8_inputs);
+  ReferenceRounding rounding = truth.rounding;
+  rounding.fp8_positions = &fp8_inputs;
+  ReferenceLayer reference(truth.config, truth.weights, truth.cos_sin.view(), std::as_const(hidden).view(), rounding);
   return reference.output(position, std::nullopt, std::pair{first, begin + block.size(0) - 1});
 }
 
@@ -320,17 +332,22 @@ CheckReport RunCheck::finish(const std::function<void(int)>& progress) {
       CheckedSample& sample = report.samples[i];
       if (sample.layer != layer) continue;
       if (sample.computed) {
-        const HostTensor& inputs = s.inputs.at({sample.request, s.kept_as(layer)});
+        const std::pair kept{sample.request, s.kept_as(layer)};
+        const HostTensor& inputs = s.inputs.at(kept);
+        std::vector<char>& fp8_inputs = s.fp8_inputs[kept];
+        fp8_inputs.resize(static_cast<std::size_t>(inputs.size(0)), 0);
         if (!truth) truth.emplace(s.options, index, s.longest);
         std::vector<double> want;
         if (layer >= s.stack()) {
-          want = block_output(*truth, inputs, s.blocks[i], s.block_begins[i], sample.position);
+          want = block_output(*truth, inputs, fp8_inputs, s.blocks[i], s.block_fp8_inputs[i], s.block_begins[i],
+                              sample.position);
         } else {
-          ReferenceLayer& reference =
-              references
-                  .try_emplace(sample.request, truth->config, truth->weights, std::as_const(truth->cos_sin).view(),
-                               inputs.view(), truth->rounding)
-                  .first->second;
+          ReferenceRounding rounding = truth->rounding;
+          rounding.fp8_positions = &fp8_inputs;
+          ReferenceLayer& reference = references
+                                          .try_emplace(sample.request, truth->config, truth->weights,
+                                                       std::as_const(truth->cos_sin).view(), inputs.view(), rounding)
+                                          .first->second;
           if (truth->config.runs_indexer())
             judge_topk(s.topk[i], reference.index_scores(sample.position), truth->config.index_topk,
                        has_fp8_inputs(s.options.layer, truth->weights), sample);

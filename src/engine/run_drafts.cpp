@@ -65,8 +65,9 @@ void Engine::State::show_blocks(std::size_t layer, const StepTensors& blocks, co
   const auto* start = blocks.query_start_loc.as<std::int32_t>();
   for (std::int64_t r = 0; r < blocks.seq_lens.size(0); ++r) {
     if (start[r] == start[r + 1]) continue;
-    const std::span<const StepRow> rows(blocks.rows.data() + start[r], blocks.rows.data() + start[r + 1]);
     const auto index = static_cast<std::int64_t>(layer);
+    const std::vector<StepRow> rows =
+        shown_rows(index, {blocks.rows.data() + start[r], blocks.rows.data() + start[r + 1]}, x.size(0));
     if (!observer->wants(index, rows.front())) continue;
     const HostView input(device(), x.slice(0, start[r], start[r + 1]), stream.get());
     const HostView output(device(), y.slice(0, start[r], start[r + 1]), stream.get());
@@ -76,11 +77,12 @@ void Engine::State::show_blocks(std::size_t layer, const StepTensors& blocks, co
 
 void Engine::State::show_context(const StepTensors& batch, const ConstTensorView& x) const {
   if (observer == nullptr || drafts == nullptr) return;
-  each_wanted(static_cast<std::int64_t>(stack()), batch, [&](std::int64_t first, std::int64_t last) {
+  const auto first_draft = static_cast<std::int64_t>(stack());
+  const std::vector<StepRow> rows = shown_rows(first_draft, batch.rows, x.size(0));
+  each_wanted(first_draft, batch, [&](std::int64_t first, std::int64_t last) {
     const HostView hidden(device(), x.slice(0, first, last), stream.get());
     observer->on_context(
-        std::span(batch.rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)),
-        hidden.get());
+        std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)), hidden.get());
   });
 }
 

@@ -39,15 +39,25 @@ void Engine::State::each_wanted(std::int64_t layer, const StepTensors& batch,
   }
 }
 
+/// Rows as an observer of a layer is shown them; `tokens`: of the step, with padding.
+std::vector<StepRow> Engine::State::shown_rows(std::int64_t layer, std::span<const StepRow> rows,
+                                               std::int64_t tokens) const {
+  std::vector<StepRow> shown(rows.begin(), rows.end());
+  const bool rounds = layers[static_cast<std::size_t>(layer)].layer().rounds_fp8_inputs(tokens);
+  for (StepRow& row : shown) row.fp8_inputs = rounds;
+  return shown;
+}
+
 void Engine::State::show(std::int64_t layer, const StepTensors& batch, const ConstTensorView& x,
                          const ConstTensorView& y, const ConstTensorView& topk) const {
+  const std::vector<StepRow> rows = shown_rows(layer, batch.rows, x.size(0));
   each_wanted(layer, batch, [&](std::int64_t first, std::int64_t last) {
     const HostView input(device(), x.slice(0, first, last), stream.get());
     const HostView output(device(), y.slice(0, first, last), stream.get());
     const HostView chosen(device(), topk.absent() ? topk : topk.slice(0, first, last), stream.get());
-    observer->on_layer(
-        layer, std::span(batch.rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)),
-        input.get(), output.get(), chosen.get());
+    observer->on_layer(layer,
+                       std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)),
+                       input.get(), output.get(), chosen.get());
   });
 }
 

@@ -79,12 +79,10 @@ AttentionLayer::AttentionLayer(const LayerConfig& config, const LayerWeights& we
   if (has_side_stream(config_, options_)) side_ = std::make_shared<SideStreams>(options_.device);
 }
 
-/// Completes the options by what the weights and the rope table say: FP8 outputs for an FP8 wo_a, head padding, chunk
-/// limits. Strict: what upstream refuses at construction.
+/// Completes the options by what the rope table says: head padding, chunk limits. Strict: what upstream refuses at
+/// construction.
 void AttentionLayer::check_options() {
   check_named_implementations("attention layer: implementations", options_.implementations, options_.device);
-  if (rounds_fp8_inputs(options_) && weights_.wo_a.dtype == DType::kE4M3 && !options_.fp8_output)
-    options_.fp8_output = OutputScale::kF32;
   if (options_.chunks.max_model_len == 0) options_.chunks.max_model_len = cos_sin_.size(0);
   const std::int64_t upstream =
       options_.strict ? upstream_padded_heads(options_.front_end, config_.num_heads) : config_.num_heads;
@@ -97,6 +95,10 @@ void AttentionLayer::check_options() {
       !options_.fp8_output || config_.num_heads / config_.o_groups * config_.head_dim % InverseRopeQuant::kGroup == 0,
       kWhat, "dims of an output group", config_.num_heads / config_.o_groups * config_.head_dim,
       "a multiple of " + std::to_string(InverseRopeQuant::kGroup) + " for the FP8 output projection");
+}
+
+bool AttentionLayer::rounds_fp8_inputs(std::int64_t tokens) const {
+  return smla::rounds_fp8_inputs(config_, options_, weights_, tokens);
 }
 
 /// What ranks of a group must have in common, and what the context-parallel path does not do.
@@ -175,7 +177,9 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
-  SideStream* side = observer == nullptr && side_ != nullptr ? &side_->of(stream) : nullptr;
+  // Joint products follow one another so closely (programmatic dependent launch) that a second stream costs more.
+  const bool parallel = observer == nullptr && side_ != nullptr && !ops.joint_inputs;
+  SideStream* side = parallel ? &side_->of(stream) : nullptr;
   Stopwatch watch(observer, options_.device, stream);
   const Forward forward{
       .config = config_,

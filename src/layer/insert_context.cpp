@@ -2,6 +2,7 @@
 #include "core/arena.h"
 #include "core/check.h"
 #include "layer/grouped_views.h"
+#include "layer/joint_products.h"
 #include "layer/layer_plan.h"
 #include "layer/op_planner.h"
 
@@ -16,7 +17,7 @@ struct ContextOps {
   ContextOps(const LayerConfig& c, const LayerWeights& weights, const LayerOptions& options, std::int64_t tokens_in)
       : tokens(tokens_in), hidden(c.hidden_size), dim(c.head_dim), act(activation_dtype(options)) {
     const OpPlanner planner(options, &scratch_bytes, &text);
-    const bool fp8 = rounds_fp8_inputs(options) && weights.wkv.dtype == DType::kE4M3;
+    const bool fp8 = rounds_fp8_inputs(c, options, weights, tokens_in) && weights.wkv.dtype == DType::kE4M3;
     if (fp8) quantize = planner.make<QuantizeRows>({.rows = tokens, .dim = hidden, .in = act});
     wkv = planner.make<Projection>({.m = tokens,
                                     .n = dim,

@@ -1,6 +1,7 @@
 #include "layer/joint_products.h"
 
 #include "layer/grouped_views.h"
+#include "sparsemla/plan.h"
 
 namespace smla {
 
@@ -36,11 +37,26 @@ TensorView rows_to_write(const TensorView& v) { return v.absent() ? TensorView()
 
 bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                         std::int64_t tokens) {
-  if (!names_joint_products(options) || (tokens > kJointRows && !options.deterministic)) return false;
-  if (!rounds_fp8_inputs(options)) return true;
   const auto fp8 = [](const ConstTensorView& w) { return w.dtype == DType::kE4M3; };
-  return !(fp8(weights.wq_a) || fp8(weights.wkv) || fp8(weights.wq_b) || fp8(weights.wo_a) || fp8(weights.wo_b) ||
-           (config.runs_indexer() && fp8(weights.index_wq_b)));
+  const bool any_fp8 = fp8(weights.wq_a) || fp8(weights.wkv) || fp8(weights.wq_b) || fp8(weights.wo_a) ||
+                       fp8(weights.wo_b) || (config.runs_indexer() && fp8(weights.index_wq_b));
+  if (options.fp8_output && any_fp8) return false;
+  if (names_joint_products(options)) return tokens <= kJointRows || options.deterministic;
+  const bool others_named =
+      options.implementations.contains(Projection::kName) || options.implementations.contains("*");
+  if (options.device != DeviceKind::kCuda || options.deterministic || others_named) return false;
+  // The three large weights of every kind of layer decide.
+  JointProjection::Problem p{.m = tokens, .k = config.hidden_size, .x = activation_dtype(options), .parts = 3};
+  const ConstTensorView* const large[] = {&weights.wq_b, &weights.wo_a, &weights.wo_b};
+  for (std::size_t i = 0; i < 3; ++i) p.part[i] = {.n = config.hidden_size, .w = large[i]->dtype};
+  for (const Candidate& c : explain<JointProjection>(p, {.device = DeviceKind::kCuda}))
+    if (c.refusal.empty()) return c.name == JointProjection::kOneLaunch;
+  return false;
+}
+
+bool rounds_fp8_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                       std::int64_t tokens) {
+  return may_round_fp8_inputs(options) && !has_joint_products(config, options, weights, tokens);
 }
 
 JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

@@ -17,10 +17,16 @@ struct JointProduct {
 /// Rows up to which a layer that names JointProjection uses it; with `deterministic` it always does.
 inline constexpr std::int64_t kJointRows = 64;
 
-/// Whether the products of a step of `tokens` rows are joint ones. Not where inputs of FP8 weights are rounded: weights
-/// of one input then have different inputs.
+/// Whether the products of a step of `tokens` rows are joint ones: where JointProjection is named, and on a GPU where
+/// the kernel that streams weights is chosen for them. Not by itself with `deterministic`, for which the number of rows
+/// must not matter. Not where an FP8 output projection is asked for beside FP8 weights: weights of one input then have
+/// different inputs.
 bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                         std::int64_t tokens);
+
+/// Whether a step of `tokens` rows rounds the inputs of E4M3 weights to E4M3.
+bool rounds_fp8_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                       std::int64_t tokens);
 
 /// What is made of the hidden states: wq_a, wkv; wkv and wgate of the compressors; the indexer's weights where it
 /// scores.

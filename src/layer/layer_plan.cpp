@@ -68,14 +68,13 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   }
   b.o = arena.take(act, {tokens, padded_heads, c.head_dim});
   b.o_heads = padded ? b.q : b.o;  // the queries are no longer needed then
-  if (options.fp8_output) {
+  if (fp8_output) {
     const std::int64_t width = c.num_heads / c.o_groups * c.head_dim;
     const std::int64_t groups = width / InverseRopeQuant::kGroup;
     const std::int64_t rows = (tokens + 3) / 4 * 4;
     b.o_values = arena.take(DType::kE4M3, {c.o_groups, tokens, width});
-    b.o_scales = *options.fp8_output == OutputScale::kF32
-                     ? arena.take(DType::kF32, {c.o_groups, groups, rows})
-                     : arena.take(DType::kI32, {c.o_groups, (groups + 3) / 4, rows});
+    b.o_scales = *fp8_output == OutputScale::kF32 ? arena.take(DType::kF32, {c.o_groups, groups, rows})
+                                                  : arena.take(DType::kI32, {c.o_groups, (groups + 3) / 4, rows});
   }
   if (c.has_indexer() && row_of(options.front_end).reads_slots) {
     b.slots = arena.take(DType::kI32, {tokens, c.index_topk});
@@ -176,16 +175,16 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
                            .x = act,
                            .w = weights.wo_a.dtype,
                            .y = act};
-  if (options.fp8_output) {
+  if (ops->fp8_output) {
     ops->inverse_rope_quant = planner.make<InverseRopeQuant>({.tokens = ops->tokens,
                                                               .heads = c.num_heads,
                                                               .groups = c.o_groups,
                                                               .dim = c.head_dim,
                                                               .rope_dim = c.rope_head_dim,
                                                               .in = act,
-                                                              .scale = *options.fp8_output});
+                                                              .scale = *ops->fp8_output});
     wo_a.x = DType::kE4M3;
-    wo_a.x_scale = *options.fp8_output;
+    wo_a.x_scale = *ops->fp8_output;
   } else {
     ops->inverse_rope = planner.make<InverseRope>({.tokens = ops->tokens,
                                                    .heads = c.num_heads,
@@ -195,7 +194,7 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
                                                    .out = act});
   }
   const bool joint = has_joint_products(c, options, weights, ops->tokens);
-  if (joint && !options.fp8_output) {
+  if (joint && !ops->fp8_output) {
     ops->joint_wo_a = planner.make<JointProjection>(joint_wo_a(c, options, weights, *ops, {}).problem);
   } else {
     ops->wo_a = planner.make<Projection>(wo_a);
@@ -205,7 +204,7 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
     return;
   }
   const std::int64_t latent = c.o_groups * c.o_lora_rank;
-  const bool fp8 = rounds_fp8_inputs(options) && weights.wo_b.dtype == DType::kE4M3;
+  const bool fp8 = ops->rounds_fp8_inputs && weights.wo_b.dtype == DType::kE4M3;
   if (fp8) ops->quantize_z = planner.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
   ops->wo_b = planner.make<Projection>({.m = ops->tokens,
                                         .n = c.hidden_size,
@@ -238,14 +237,18 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->max_seq_len = shape.max_seq_len;
   ops->padded_heads = options.padded_heads;
   ops->least_score_bytes = least_score_bytes;
+  ops->rounds_fp8_inputs = smla::rounds_fp8_inputs(c, options, weights_, tokens);
+  ops->fp8_output = options.fp8_output;
+  if (ops->rounds_fp8_inputs && weights_.wo_a.dtype == DType::kE4M3 && !ops->fp8_output)
+    ops->fp8_output = OutputScale::kF32;
   const bool over_ranks = options.context_parallel != nullptr && c.has_compressor();
   if (options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads && !over_ranks) {
-    if (!options.fp8_output) ops->output_epilogue = {.rope_dim = c.rope_head_dim};
+    if (!ops->fp8_output) ops->output_epilogue = {.rope_dim = c.rope_head_dim};
     if (options.q != DType::kE4M3) ops->query_prologue = {.rope_dim = c.rope_head_dim, .eps = c.rms_norm_eps};
   }
   const OpPlanner planner(options, &ops->scratch_bytes, &ops->text);
   const auto fp8 = [&](const ConstTensorView& w) {
-    return rounds_fp8_inputs(options) && !w.absent() && w.dtype == DType::kE4M3;
+    return ops->rounds_fp8_inputs && !w.absent() && w.dtype == DType::kE4M3;
   };
   const auto project = [&](const ConstTensorView& w, std::int64_t n, std::int64_t k, DType y) {
     return planner.make<Projection>(

@@ -62,11 +62,13 @@ struct LayerPlan::Ops {
   std::int64_t max_seq_len = 0;
   StepShape shape;
   std::int64_t padded_heads = 0;
-  std::size_t least_score_bytes = 0;  ///< reserve more for the score matrix than this shape needs
-  bool short_context = false;         ///< C4A: every visible entry fits the top-k
-  std::int64_t score_width = 0;       ///< columns of the score matrix
-  std::int64_t slot_block = 0;        ///< entries in a block where the top-k writes slots too
-  std::int64_t score_rows = 0;        ///< rows scored at once, so that the matrix stays within its budget
+  std::size_t least_score_bytes = 0;      ///< reserve more for the score matrix than this shape needs
+  bool rounds_fp8_inputs = false;         ///< inputs of E4M3 weights are rounded to E4M3
+  std::optional<OutputScale> fp8_output;  ///< of wo_a's input: asked for, or because wo_a is E4M3
+  bool short_context = false;             ///< C4A: every visible entry fits the top-k
+  std::int64_t score_width = 0;           ///< columns of the score matrix
+  std::int64_t slot_block = 0;            ///< entries in a block where the top-k writes slots too
+  std::int64_t score_rows = 0;            ///< rows scored at once, so that the matrix stays within its budget
   std::size_t scratch_bytes = 0;
   std::size_t workspace_bytes = 0;
   std::string text;
@@ -109,9 +111,10 @@ inline bool names_joint_products(const LayerOptions& options) {
   return options.implementations.contains(JointProjection::kName);
 }
 
-/// Whether inputs of E4M3 weights are rounded to E4M3, which tensor cores multiply. A CPU multiplies them as they are,
-/// which is nearer to the model, unless an FP8 output projection is asked for; so does a layer with joint products.
-inline bool rounds_fp8_inputs(const LayerOptions& options) {
+/// Whether inputs of E4M3 weights may be rounded to E4M3, which tensor cores multiply. A CPU multiplies them as they
+/// are, which is nearer to the model, unless an FP8 output projection is asked for; so do joint products
+/// (joint_products.h), which are for few rows unless they are named.
+inline bool may_round_fp8_inputs(const LayerOptions& options) {
   return (options.device != DeviceKind::kCpu && !names_joint_products(options)) || options.fp8_output.has_value();
 }
 

@@ -68,11 +68,18 @@ ReferenceLayer::ReferenceLayer(const LayerConfig& config, const LayerWeights& we
   for (Rows* rows : {&lora_, &window_, &entries_, &kv_score_, &index_entries_, &index_kv_score_}) rows->resize(tokens);
 }
 
-ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, std::span<const double> x, std::int64_t first_row,
-                                           std::int64_t rows, const ConstTensorView& scale) const {
+bool ReferenceLayer::rounds_fp8_inputs(std::int64_t position) const {
+  if (!rounding_.fp8_inputs || rounding_.fp8_positions == nullptr) return rounding_.fp8_inputs;
+  const std::vector<char>& positions = *rounding_.fp8_positions;
+  return positions[static_cast<std::size_t>(position)] != 0;
+}
+
+ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, std::span<const double> x, std::int64_t position,
+                                           std::int64_t first_row, std::int64_t rows,
+                                           const ConstTensorView& scale) const {
   const auto inputs = static_cast<std::int64_t>(x.size());
   Row quantised;
-  if (rounding_.fp8_inputs && w.dtype == DType::kE4M3) {
+  if (w.dtype == DType::kE4M3 && rounds_fp8_inputs(position)) {
     quantised.assign(x.begin(), x.end());
     round_projection_input(quantised);
     x = quantised;
@@ -94,9 +101,10 @@ void ReferenceLayer::round_activation(std::span<double> x) const {
   if (rounding_.activations) round_to_bf16(x);
 }
 
-ReferenceLayer::Row ReferenceLayer::activation(const ConstTensorView& w, std::span<const double> x, std::int64_t rows,
+ReferenceLayer::Row ReferenceLayer::activation(const ConstTensorView& w, std::span<const double> x,
+                                               std::int64_t position, std::int64_t rows,
                                                const ConstTensorView& scale) const {
-  Row y = linear(w, x, 0, rows, scale);
+  Row y = linear(w, x, position, 0, rows, scale);
   round_activation(y);
   return y;
 }
@@ -138,7 +146,7 @@ void ReferenceLayer::rotate(double* last_dims, std::int64_t position, bool inver
 const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
   auto& row = lora_[static_cast<std::size_t>(position)];
   if (!row) {
-    row = activation(weights_.wq_a, hidden_row(position), config_.q_lora_rank, weights_.wq_a_scale);
+    row = activation(weights_.wq_a, hidden_row(position), position, config_.q_lora_rank, weights_.wq_a_scale);
     rms_norm(*row, &weights_.q_norm);
     round_activation(*row);
   }
@@ -148,7 +156,7 @@ const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
 const ReferenceLayer::Row& ReferenceLayer::window_row(std::int64_t position) {
   auto& row = window_[static_cast<std::size_t>(position)];
   if (!row) {
-    row = activation(weights_.wkv, hidden_row(position), config_.head_dim, weights_.wkv_scale);
+    row = activation(weights_.wkv, hidden_row(position), position, config_.head_dim, weights_.wkv_scale);
     rms_norm(*row, &weights_.kv_norm);
     round_activation(*row);
     rotate(row->data() + config_.head_dim - config_.rope_head_dim, position, false);
@@ -165,8 +173,8 @@ const ReferenceLayer::Row& ReferenceLayer::scored_token(std::int64_t position, c
   if (!row) {
     const std::int64_t width = w.wkv.size(0);
     const Row x = hidden_row(position);
-    row = linear(w.wkv, x, 0, width);
-    Row score = linear(w.wgate, x, 0, width);
+    row = linear(w.wkv, x, position, 0, width);
+    Row score = linear(w.wgate, x, position, 0, width);
     for (std::int64_t c = 0; c < width; ++c)
       score[static_cast<std::size_t>(c)] += value_at(w.ape, position % config_.compress_ratio * width + c);
     row->insert(row->end(), score.begin(), score.end());
@@ -288,8 +296,8 @@ void ReferenceLayer::prepare(std::int64_t first, std::int64_t last) {
 std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   const std::int64_t heads = config_.index_n_heads;
   const std::int64_t dim = config_.index_head_dim;
-  Row q = activation(weights_.index_wq_b, lora(position), heads * dim, weights_.index_wq_b_scale);
-  const Row w = activation(weights_.index_weights_proj, hidden_row(position), heads);
+  Row q = activation(weights_.index_wq_b, lora(position), position, heads * dim, weights_.index_wq_b_scale);
+  const Row w = activation(weights_.index_weights_proj, hidden_row(position), position, heads);
   for (std::int64_t h = 0; h < heads; ++h) {
     rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
     round_index_row(std::span(q).subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim)),
@@ -310,7 +318,7 @@ std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
 // Each head divided by its root mean square, rotated at its position, and as attention is given it.
 ReferenceLayer::Row ReferenceLayer::queries(std::int64_t position) {
   const std::int64_t dim = config_.head_dim;
-  Row q = activation(weights_.wq_b, lora(position), config_.num_heads * dim, weights_.wq_b_scale);
+  Row q = activation(weights_.wq_b, lora(position), position, config_.num_heads * dim, weights_.wq_b_scale);
   for (std::int64_t h = 0; h < config_.num_heads; ++h) {
     rms_norm(std::span(q).subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim)), nullptr);
     rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
@@ -359,7 +367,7 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
     round_activation({out, static_cast<std::size_t>(dim)});
     rotate(out + dim - config_.rope_head_dim, position, true);
   }
-  if (rounding_.fp8_output || (rounding_.fp8_inputs && weights_.wo_a.dtype == DType::kE4M3)) {
+  if (rounding_.fp8_output || (weights_.wo_a.dtype == DType::kE4M3 && rounds_fp8_inputs(position))) {
     round_projection_input(o);
   } else {
     round_activation(o);
@@ -369,11 +377,11 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
   Row z;
   for (std::int64_t g = 0; g < config_.o_groups; ++g) {
     const Row part = linear(weights_.wo_a, std::span(o).subspan(static_cast<std::size_t>(g) * group_in, group_in),
-                            g * config_.o_lora_rank, config_.o_lora_rank, weights_.wo_a_scale);
+                            position, g * config_.o_lora_rank, config_.o_lora_rank, weights_.wo_a_scale);
     z.insert(z.end(), part.begin(), part.end());
   }
   round_activation(z);
-  return activation(weights_.wo_b, z, config_.hidden_size, weights_.wo_b_scale);
+  return activation(weights_.wo_b, z, position, config_.hidden_size, weights_.wo_b_scale);
 }
 
 }  // namespace smla

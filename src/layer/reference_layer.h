@@ -41,12 +41,14 @@ class ReferenceLayer {
   using Row = std::vector<double>;
   using Rows = std::vector<std::optional<Row>>;
 
-  /// Rows [first_row, first_row + rows) of w times x. `scale`: of the blocks of an E4M3 w, whose input may have to be
-  /// rounded to FP8 first.
-  Row linear(const ConstTensorView& w, std::span<const double> x, std::int64_t first_row, std::int64_t rows,
-             const ConstTensorView& scale = {}) const;
-  /// The same with the product rounded as an activation.
-  Row activation(const ConstTensorView& w, std::span<const double> x, std::int64_t rows,
+  /// Whether the inputs of E4M3 weights are rounded to FP8 at `position`.
+  bool rounds_fp8_inputs(std::int64_t position) const;
+  /// Rows [first_row, first_row + rows) of w times x at `position`. `scale`: of the blocks of an E4M3 w, whose input
+  /// may have to be rounded to FP8 first.
+  Row linear(const ConstTensorView& w, std::span<const double> x, std::int64_t position, std::int64_t first_row,
+             std::int64_t rows, const ConstTensorView& scale = {}) const;
+  /// The same from row 0 on with the product rounded as an activation.
+  Row activation(const ConstTensorView& w, std::span<const double> x, std::int64_t position, std::int64_t rows,
                  const ConstTensorView& scale = {}) const;
   void round_activation(std::span<double> x) const;
   Row hidden_row(std::int64_t position) const;

@@ -58,7 +58,7 @@ double group_scale(Element stored, ClampRule clamp, double amax) {
 
 ReferenceRounding ReferenceRounding::of(const LayerOptions& options, float window_scale, float compressed_scale) {
   ReferenceRounding r;
-  r.fp8_inputs = rounds_fp8_inputs(options);
+  r.fp8_inputs = may_round_fp8_inputs(options);
   r.fp8_output = options.fp8_output.has_value();
   if (options.precision == Precision::kF32) return r;
   r.activations = true;

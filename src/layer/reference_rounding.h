@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "sparsemla/layer.h"
 
@@ -17,7 +18,10 @@ struct ReferenceRounding {
   bool fp8_queries = false;          ///< E4M3 queries with q_scale
   float q_scale = 1.0F;              ///< number = e4m3 * q_scale
   ClampRule clamp = ClampRule::kAmax;
-  bool fp8_inputs = false;  ///< inputs of E4M3 weights are quantised
+  bool fp8_inputs = false;  ///< inputs of E4M3 weights are quantised, at least of the positions below
+  /// By position, whether the step that computed it quantised the inputs of E4M3 weights; null: every one did. Memory
+  /// is the caller's.
+  const std::vector<char>* fp8_positions = nullptr;
   bool fp8_output = false;  ///< the rotated attention output is quantised before wo_a
 
   /// Rounding of a layer with these options.

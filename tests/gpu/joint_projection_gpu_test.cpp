@@ -4,6 +4,7 @@
 #include <map>
 #include <span>
 
+#include "device/gpu.h"
 #include "device/launch_hook.h"
 #include "gpu/gpu_run.h"
 #include "parity/joint_projection_cases.h"
@@ -86,13 +87,25 @@ TEST_F(JointProjectionGpu, IsOneLaunch) {
   }
 }
 
-TEST_F(JointProjectionGpu, ItRunsWhereItIsNamed) {
-  const JointProjection::Problem p{.m = 4, .k = 256, .part = {{{.n = 16}}}};
-  EXPECT_EQ(Plan<JointProjection>(p, {.device = DeviceKind::kCuda}).implementation(), "cuda");
-  EXPECT_NE(Plan<Projection>({.m = 4, .n = 16, .k = 256}, {.device = DeviceKind::kCuda}).implementation(),
-            "cuda_stream");
-  EXPECT_EQ(Plan<JointProjection>(p, {.device = DeviceKind::kCuda, .implementation = "cuda_stream"}).implementation(),
-            "cuda_stream");
+TEST_F(JointProjectionGpu, ItIsChosenForFewRows) {
+  const auto chosen = [](std::int64_t rows, DType w, bool deterministic = false) {
+    const JointProjection::Problem p{.m = rows, .k = 256, .parts = 2, .part = {{{.n = 16}, {.n = 16, .w = w}}}};
+    return std::string(
+        Plan<JointProjection>(p, {.device = DeviceKind::kCuda, .deterministic = deterministic}).implementation());
+  };
+  EXPECT_EQ(chosen(64, DType::kE4M3), "cuda_stream");
+  EXPECT_EQ(chosen(65, DType::kE4M3), "cuda");
+  EXPECT_EQ(chosen(4, DType::kE4M3, true), "cuda");
+  const bool hopper = device::current_gpu().capability == 90;
+  EXPECT_EQ(chosen(8, DType::kBF16), hopper ? "cuda_stream" : "cuda");
+  EXPECT_EQ(chosen(9, DType::kBF16), "cuda");
+  const auto one = [](std::int64_t rows, DType w) {
+    return std::string(
+        Plan<Projection>({.m = rows, .n = 16, .k = 256, .w = w}, {.device = DeviceKind::kCuda}).implementation());
+  };
+  EXPECT_NE(one(1, DType::kBF16), "cuda_stream");
+  EXPECT_EQ(one(64, DType::kE4M3), "cuda_stream");
+  EXPECT_EQ(one(65, DType::kE4M3), "cuda");
 }
 
 }  // namespace

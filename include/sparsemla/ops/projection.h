@@ -55,6 +55,7 @@ struct Projection {
 /// `cuda_stream` computes all of them in one launch, and reads weights early as it does in a Projection.
 struct JointProjection {
   static constexpr std::string_view kName = "joint_projection";
+  static constexpr std::string_view kOneLaunch = "cuda_stream";  ///< the implementation that is one launch for all
   static constexpr int kMaxParts = 8;
   /// The shape of one weight.
   struct Part {

@@ -43,7 +43,7 @@ Implementation<Projection> projection_cublaslt_row();
 void projection_cuda(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 
 /// The rows of the kernel that streams weights (projection_stream_cuda.cu), which runs where it is named.
-inline constexpr std::string_view kStreamName = "cuda_stream";
+inline constexpr std::string_view kStreamName = JointProjection::kOneLaunch;
 Implementation<Projection> projection_stream_row();
 Implementation<JointProjection> joint_projection_stream_row();
 

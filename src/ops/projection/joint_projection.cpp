@@ -75,8 +75,8 @@ Projection::Args part_args(const Problem& /*problem*/, const Args& args, int i) 
 template <>
 std::span<const Implementation<JointProjection>> OpTable<JointProjection>::implementations() {
   static const Implementation<JointProjection> kTable[] = {
-      any_gpu_row<JointProjection>(run_each, decide_each<needs_gpu>),
       joint_projection_stream_row(),
+      any_gpu_row<JointProjection>(run_each, decide_each<needs_gpu>),
       {.name = "cpu", .machine = "any CPU", .decide = decide_each<needs_nothing>, .run = run_each},
       {.name = "ref", .machine = "any CPU", .run = run_ref},
   };

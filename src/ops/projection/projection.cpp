@@ -97,8 +97,8 @@ template <>
 std::span<const Implementation<Projection>> OpTable<Projection>::implementations() {
   static const Implementation<Projection> kTable[] = {
       projection_cublaslt_row(),
-      cuda_row<Projection>(),
       projection_stream_row(),
+      cuda_row<Projection>(),
       {.name = "onednn", .machine = "oneDNN", .decide = projection_onednn_decide, .run = projection_onednn},
       {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .decide = decide_cpu<needs_avx512>, .run = projection_avx512},
       {.name = "avx2", .machine = "AVX2 + FMA", .decide = decide_cpu<needs_avx2>, .run = projection_avx2},

@@ -31,10 +31,24 @@ JointProblem joint_problem(const ProjectionProblem& p) {
   return out;
 }
 
+/// Why others keep the choice, unless the kernel is named (docs/kernels/projection.md has the measurements).
+std::string loses(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
+  if (options.implementation == kStreamName) return "";
+  const std::string named = "; it runs where it is named";
+  const auto end = p.part.begin() + p.parts;
+  const bool e4m3 =
+      std::any_of(p.part.begin(), end, [](const JointProjection::Part& part) { return part.w == DType::kE4M3; });
+  if (options.deterministic) return "not chosen by itself where bits must not depend on m" + named;
+  const bool one_of_many = p.parts > 1 && machine.gpu.capability == 90;
+  const std::int64_t most = e4m3 ? Most::kRows : (one_of_many ? Few::kRows : 0);
+  if (p.m <= most) return "";
+  return "not chosen by itself with more than " + std::to_string(most) + " rows" + (e4m3 ? "" : " of bf16 weights") +
+         named;
+}
+
 Decision decide_stream(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
-  // Others keep the choice: cuBLASLt is as fast with few rows and faster with more (docs/kernels/projection.md).
-  if (options.implementation != kStreamName) return refused("not chosen by itself yet; it runs where it is named");
+  if (std::string lost = loses(p, options, machine); !lost.empty()) return refused(std::move(lost));
   if (p.x != DType::kBF16) return refused("it takes bf16 x");
   std::int64_t multiple = 8;
   for (int i = 0; i < p.parts; ++i) {

@@ -18,9 +18,9 @@ using Few = StreamShape<1, 1, 4>;      ///< up to 8 rows
 using FewTall = StreamShape<2, 1, 3>;  ///< the same of more outputs, where a block may have 105 KiB
 using Some = StreamShape<1, 2, 4>;     ///< up to 16
 using SomeTall = StreamShape<2, 2, 3>;
-using Many = StreamShape<2, 4, 2>;  ///< up to 32
-using Most = StreamShape<2, 8, 2>;  ///< up to 64, and blocks of so many
-constexpr int kMostShared = std::max({Few::kShared, Some::kShared, Many::kShared, Most::kShared});
+using Many = StreamShape<2, 4, 2>;  ///< more, 32 at a time
+constexpr int kMostShared = std::max({Few::kShared, Some::kShared, Many::kShared});
+constexpr std::int64_t kMostRows = 64;  ///< of E4M3 weights, by itself
 constexpr std::int64_t kMostInputs =
     (std::int64_t{1} << 30) - 2 * kStreamWarps * kStreamPiece;  // a row's bytes in 31 bits
 static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
@@ -32,23 +32,22 @@ JointProblem joint_problem(const ProjectionProblem& p) {
 }
 
 /// Why others keep the choice, unless the kernel is named (docs/kernels/projection.md has the measurements).
-std::string loses(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
+std::string loses(const JointProblem& p, bool joint, const PlanOptions& options, const Machine& machine) {
   if (options.implementation == kStreamName) return "";
   const std::string named = "; it runs where it is named";
   const auto end = p.part.begin() + p.parts;
   const bool e4m3 =
       std::any_of(p.part.begin(), end, [](const JointProjection::Part& part) { return part.w == DType::kE4M3; });
   if (options.deterministic) return "not chosen by itself where bits must not depend on m" + named;
-  const bool one_of_many = p.parts > 1 && machine.gpu.capability == 90;
-  const std::int64_t most = e4m3 ? Most::kRows : (one_of_many ? Few::kRows : 0);
+  const std::int64_t most = e4m3 ? kMostRows : (joint && machine.gpu.capability == 90 ? Few::kRows : 0);
   if (p.m <= most) return "";
   return "not chosen by itself with more than " + std::to_string(most) + " rows" + (e4m3 ? "" : " of bf16 weights") +
          named;
 }
 
-Decision decide_stream(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
+Decision decide_stream(const JointProblem& p, bool joint, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
-  if (std::string lost = loses(p, options, machine); !lost.empty()) return refused(std::move(lost));
+  if (std::string lost = loses(p, joint, options, machine); !lost.empty()) return refused(std::move(lost));
   if (p.x != DType::kBF16) return refused("it takes bf16 x");
   std::int64_t multiple = 8;
   for (int i = 0; i < p.parts; ++i) {
@@ -67,7 +66,10 @@ Decision decide_stream(const JointProblem& p, const PlanOptions& options, const 
   return {};
 }
 Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
-  return decide_stream(joint_problem(p), options, machine);
+  return decide_stream(joint_problem(p), false, options, machine);
+}
+Decision decide_joint(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
+  return decide_stream(p, true, options, machine);
 }
 
 bool multiple_of_16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
@@ -83,7 +85,8 @@ bool readable(const JointProblem& p, const JointProjection::Args& a) {
 template <class Shape>
 std::int64_t tiles_of(const StreamCall& call, const StreamPart& part) {
   const std::int64_t rows = (call.m + Shape::kRows - 1) / Shape::kRows;
-  return rows * call.groups * ((part.n + Shape::kOutputs - 1) / Shape::kOutputs);
+  const int outputs = Shape::kOutputs * kStreamWarps / call.split;
+  return rows * call.groups * ((part.n + outputs - 1) / outputs);
 }
 template <class Shape>
 std::int64_t tiles_of(const StreamCall& call) {
@@ -95,6 +98,7 @@ std::int64_t tiles_of(const StreamCall& call) {
 template <int kTall, int kWide, int kDeep>
 void launch(StreamCall call, StreamShape<kTall, kWide, kDeep> /*shape*/, cudaStream_t stream) {
   using Shape = StreamShape<kTall, kWide, kDeep>;
+  call.outputs = Shape::kOutputs * kStreamWarps / call.split;
   call.row_blocks = static_cast<std::uint32_t>((call.m + Shape::kRows - 1) / Shape::kRows);
   for (int i = 0; i < call.parts; ++i)
     call.part[i].tiles = static_cast<std::uint32_t>(tiles_of<Shape>(call, call.part[i]));
@@ -128,6 +132,7 @@ void run_stream(const JointProblem& p, const JointProjection::Args& a, const Run
                   .x_group = a.x.stride[1],
                   .m = static_cast<int>(p.m),
                   .k = static_cast<int>(p.k),
+                  .split = stream_split(p.k),
                   .groups = static_cast<std::uint32_t>(p.groups)};
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
@@ -150,10 +155,8 @@ void run_stream(const JointProblem& p, const JointProjection::Args& a, const Run
     launch_either<Few, FewTall>(call, stream);
   } else if (p.m <= Some::kRows) {
     launch_either<Some, SomeTall>(call, stream);
-  } else if (p.m <= Many::kRows) {
-    launch(call, Many{}, stream);
   } else {
-    launch(call, Most{}, stream);
+    launch(call, Many{}, stream);
   }
 }
 
@@ -172,7 +175,7 @@ Implementation<Projection> projection_stream_row() {
 }
 
 Implementation<JointProjection> joint_projection_stream_row() {
-  Implementation<JointProjection> row = any_gpu_row<JointProjection>(run_stream, decide_stream);
+  Implementation<JointProjection> row = any_gpu_row<JointProjection>(run_stream, decide_joint);
   row.name = kStreamName;
   return row;
 }

@@ -82,11 +82,13 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   return std::max<std::int64_t>(1, a.kv_bytes.empty() && !a.prefix_cache ? std::min(wanted, limit) : limit);
 }
 
-/// auto: on a CPU, which reads them faster than bf16 and rounds no input for them. Not on a GPU, where a decode step
-/// takes longer with them (docs/checkpoints.md).
+/// auto: on CPUs and on GPUs of compute capability 9.0, where steps take less time with them (docs/checkpoints.md). Not
+/// on other GPUs: their kernel for many rows reads the weights again for every 16.
 bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
-  return o.weights != nullptr && o.layer.device == DeviceKind::kCpu;
+  if (o.weights == nullptr || o.layer.device == DeviceKind::kCpu) return o.weights != nullptr;
+  const std::vector<GpuInfo> cards = gpus();
+  return std::ranges::all_of(cards, [](const GpuInfo& card) { return card.major == 9 && card.minor == 0; });
 }
 
 }  // namespace

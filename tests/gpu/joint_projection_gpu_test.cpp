@@ -97,8 +97,8 @@ TEST_F(JointProjectionGpu, ItIsChosenForFewRows) {
   EXPECT_EQ(chosen(65, DType::kE4M3), "cuda");
   EXPECT_EQ(chosen(4, DType::kE4M3, true), "cuda");
   const bool hopper = device::current_gpu().capability == 90;
-  EXPECT_EQ(chosen(8, DType::kBF16), hopper ? "cuda_stream" : "cuda");
-  EXPECT_EQ(chosen(9, DType::kBF16), "cuda");
+  EXPECT_EQ(chosen(4, DType::kBF16), hopper ? "cuda_stream" : "cuda");
+  EXPECT_EQ(chosen(5, DType::kBF16), "cuda");
   const auto one = [](std::int64_t rows, DType w) {
     return std::string(
         Plan<Projection>({.m = rows, .n = 16, .k = 256, .w = w}, {.device = DeviceKind::kCuda}).implementation());

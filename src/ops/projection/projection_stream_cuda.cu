@@ -20,7 +20,8 @@ using Some = StreamShape<1, 2, 4>;     ///< up to 16
 using SomeTall = StreamShape<2, 2, 3>;
 using Many = StreamShape<2, 4, 2>;  ///< more, 32 at a time
 constexpr int kMostShared = std::max({Few::kShared, Some::kShared, Many::kShared});
-constexpr std::int64_t kMostRows = 64;  ///< of E4M3 weights, by itself
+constexpr std::int64_t kMostRows = 64;       ///< of E4M3 weights, by itself
+constexpr std::int64_t kMostRowsOfBf16 = 4;  ///< of joint ones on Hopper
 constexpr std::int64_t kMostInputs =
     (std::int64_t{1} << 30) - 2 * kStreamWarps * kStreamPiece;  // a row's bytes in 31 bits
 static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
@@ -39,7 +40,7 @@ std::string loses(const JointProblem& p, bool joint, const PlanOptions& options,
   const bool e4m3 =
       std::any_of(p.part.begin(), end, [](const JointProjection::Part& part) { return part.w == DType::kE4M3; });
   if (options.deterministic) return "not chosen by itself where bits must not depend on m" + named;
-  const std::int64_t most = e4m3 ? kMostRows : (joint && machine.gpu.capability == 90 ? Few::kRows : 0);
+  const std::int64_t most = e4m3 ? kMostRows : (joint && machine.gpu.capability == 90 ? kMostRowsOfBf16 : 0);
   if (p.m <= most) return "";
   return "not chosen by itself with more than " + std::to_string(most) + " rows" + (e4m3 ? "" : " of bf16 weights") +
          named;
@@ -85,8 +86,7 @@ bool readable(const JointProblem& p, const JointProjection::Args& a) {
 template <class Shape>
 std::int64_t tiles_of(const StreamCall& call, const StreamPart& part) {
   const std::int64_t rows = (call.m + Shape::kRows - 1) / Shape::kRows;
-  const int outputs = Shape::kOutputs * kStreamWarps / call.split;
-  return rows * call.groups * ((part.n + outputs - 1) / outputs);
+  return rows * call.groups * ((part.n + Shape::kOutputs - 1) / Shape::kOutputs);
 }
 template <class Shape>
 std::int64_t tiles_of(const StreamCall& call) {
@@ -98,7 +98,6 @@ std::int64_t tiles_of(const StreamCall& call) {
 template <int kTall, int kWide, int kDeep>
 void launch(StreamCall call, StreamShape<kTall, kWide, kDeep> /*shape*/, cudaStream_t stream) {
   using Shape = StreamShape<kTall, kWide, kDeep>;
-  call.outputs = Shape::kOutputs * kStreamWarps / call.split;
   call.row_blocks = static_cast<std::uint32_t>((call.m + Shape::kRows - 1) / Shape::kRows);
   for (int i = 0; i < call.parts; ++i)
     call.part[i].tiles = static_cast<std::uint32_t>(tiles_of<Shape>(call, call.part[i]));
@@ -132,7 +131,6 @@ void run_stream(const JointProblem& p, const JointProjection::Args& a, const Run
                   .x_group = a.x.stride[1],
                   .m = static_cast<int>(p.m),
                   .k = static_cast<int>(p.k),
-                  .split = stream_split(p.k),
                   .groups = static_cast<std::uint32_t>(p.groups)};
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];

@@ -10,11 +10,11 @@
 namespace smla::projection {
 
 // Few rows of bf16 x by weights that are read once, of one or several weights in one launch. Weights are the matrix A
-// of mma.sync, 16 outputs a tile, and rows of x its matrix B, 8 a tile. Four or eight warps of a block divide k
-// (stream_split): the w-th of them has the bytes of pieces w, w + 4 or 8, ... of 128 of a weight row. Each warp copies
-// its weights through a ring of its own in shared memory; a lane reads back only what it has copied itself, so no warp
-// waits for another before the sums are added. Blocks stay: each computes one tile after the other, and its rings are
-// filled across their ends. Weights do not depend on the kernel before, so the rings are filled before pdl_wait().
+// of mma.sync, 16 outputs a tile, and rows of x its matrix B, 8 a tile. The eight warps of a block divide k: warp w has
+// the bytes of pieces w, w + 8, ... of 128 of a weight row. Each warp copies its weights through a ring of its own in
+// shared memory; a lane reads back only what it has copied itself, so no warp waits for another before the sums are
+// added. Blocks stay: each computes one tile after the other, and its rings are filled across their ends. Weights do
+// not depend on the kernel before, so the rings are filled before pdl_wait().
 //
 // The order of additions depends on k and the weights' dtype alone: not on the rows, the tiles or the other weights.
 
@@ -22,9 +22,6 @@ constexpr int kStreamWarps = 8;
 constexpr int kStreamThreads = 32 * kStreamWarps;
 constexpr int kStreamPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
 constexpr int kStreamUnit = 64;    ///< inputs of x that a warp holds at once
-
-/// Warps that divide k. More of them make more blocks of few outputs busy, fewer of them end less often.
-inline int stream_split(std::int64_t k) { return k <= 1024 ? 4 : kStreamWarps; }
 
 /// One of the weights of a call, and what is made with it.
 struct StreamPart {
@@ -56,8 +53,6 @@ struct StreamCall {
   const BF16* x = nullptr;
   std::int64_t x_row = 0, x_group = 0;  ///< strides in elements
   int m = 0, k = 0;
-  int split = kStreamWarps;  ///< stream_split(k)
-  int outputs = 0;           ///< of a tile: those of a warp for each `split` warps
   std::uint32_t groups = 1;
   std::uint32_t row_blocks = 1;
   std::uint32_t tiles = 0;  ///< of all parts
@@ -133,16 +128,16 @@ struct StreamTile {
 
   __device__ StreamTile(const StreamCall& call, std::uint32_t tile, std::uint32_t count) : left(count), number(0) {
     while (number + 1 < call.parts && tile >= call.part[number].tiles) tile -= call.part[number++].tiles;
-    const auto columns = static_cast<std::uint32_t>((call.part[number].n + call.outputs - 1) / call.outputs);
+    const auto columns = static_cast<std::uint32_t>((call.part[number].n + Shape::kOutputs - 1) / Shape::kOutputs);
     row_block = tile % call.row_blocks;
-    column = static_cast<int>(tile / call.row_blocks % columns) * call.outputs;
+    column = static_cast<int>(tile / call.row_blocks % columns) * Shape::kOutputs;
     group = tile / call.row_blocks / columns;
   }
   __device__ void step(const StreamCall& call) {
     --left;
     if (++row_block < call.row_blocks) return;
     row_block = 0;
-    column += call.outputs;
+    column += Shape::kOutputs;
     if (column < call.part[number].n) return;
     column = 0;
     if (++group < call.groups) return;
@@ -161,8 +156,9 @@ class StreamWarp {
 
   __device__ StreamWarp(const StreamCall& call, std::uint32_t ring, const Tile& first)
       : call_(call),
+        warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        ring_(ring + static_cast<int>(threadIdx.x) / 32 * kDeep * Shape::kStageBytes + 16 * lane_),
+        ring_(ring + warp_ * kDeep * Shape::kStageBytes + 16 * lane_),
         fetched_(first) {
     aim_at_weights();
 #pragma unroll 1
@@ -175,14 +171,13 @@ class StreamWarp {
     const StreamPart& part = call_.part[any ? tile.number : 0];
     e4m3_ = part.e4m3;
     units_ = any ? stages_of(e4m3_) * (e4m3_ ? 2 : 1) : 0;
-    const int k = share() * (e4m3_ ? kStreamPiece : kStreamPiece / 2);
+    const int k = warp_ * (e4m3_ ? kStreamPiece : kStreamPiece / 2);
     const int row = static_cast<int>(tile.row_block) * Shape::kRows + lane_ / 4;
     inputs_ = call_.k - k;
     rows_ = max(call_.m - 1 - row, 0);
     x_ = call_.x + min(row, call_.m - 1) * call_.x_row + tile.group * call_.x_group + k + own_inputs();
     const float* scales = part.w_scale + tile.group * part.w_scale_group +
-                          min(tile.column + column(), part.n - 1) / Projection::kWeightBlock * part.w_scale_row +
-                          share();
+                          tile.column / Projection::kWeightBlock * part.w_scale_row + warp_;
     scales_ = e4m3_ && units_ > 0 ? scales : reinterpret_cast<const float*>(&kStreamZeros);
     scale_ = *scales_;
     if constexpr (kAsks) ask();
@@ -200,7 +195,7 @@ class StreamWarp {
       const std::uint32_t at = ring_ + slot_ * Shape::kStageBytes;
       const float scale = scale_;
       if constexpr (kE4M3) {
-        scales_ += stage + 1 < stages ? call_.split : 0;
+        scales_ += stage + 1 < stages ? kStreamWarps : 0;
         scale_ = *scales_;
       }
 #pragma unroll
@@ -262,24 +257,18 @@ class StreamWarp {
   static constexpr int kTogether = kWide < 4 ? kWide : (kStreamNeedsRegisters ? 2 : 4);
   static constexpr bool kAsks = kTall * kWide <= 2;  ///< whether there are registers for the inputs that come next
 
-  /// Of k: the warp is one of `split`. Made anew where it is needed, for want of registers.
-  __device__ int share() const { return static_cast<int>(threadIdx.x) / 32 & (call_.split - 1); }
-  /// Of a tile, the warp's first.
-  __device__ int column() const {
-    return (call_.split == kStreamWarps ? 0 : static_cast<int>(threadIdx.x) / 32 / 4) * Shape::kOutputs;
-  }
   __device__ int row_bytes(bool e4m3) const { return call_.k * (e4m3 ? 1 : 2); }
   /// Pieces of a weight row that are the warp's.
   __device__ int stages_of(bool e4m3) const {
     const int pieces = (row_bytes(e4m3) + kStreamPiece - 1) / kStreamPiece;
-    return max(pieces + call_.split - 1 - share(), 0) / call_.split;
+    return (pieces + kStreamWarps - 1 - warp_) / kStreamWarps;
   }
 
   __device__ void aim_at_weights() {
     if (fetched_.left == 0) return;
     const StreamPart& part = call_.part[fetched_.number];
-    const int first = fetched_.column + column() + lane_ / 4;
-    const int at = share() * kStreamPiece + 16 * (lane_ % 4);
+    const int first = fetched_.column + lane_ / 4;
+    const int at = warp_ * kStreamPiece + 16 * (lane_ % 4);
     const int row = row_bytes(part.e4m3);
     outputs_ = part.n - first;
     behind_ = row - at;
@@ -313,8 +302,8 @@ class StreamWarp {
           device::cp_async<16>(to + 512 * i, there ? weights_ + i / 2 * eight_rows_ + along : call_.part[0].w, there);
         }
       }
-      weights_ += call_.split * kStreamPiece;
-      behind_ -= call_.split * kStreamPiece;
+      weights_ += kStreamWarps * kStreamPiece;
+      behind_ -= kStreamWarps * kStreamPiece;
       --stages_;
     }
     device::cp_async_commit();
@@ -351,13 +340,13 @@ class StreamWarp {
   __device__ void leave_unit() {
     --units_;
     const bool stays = e4m3_ && units_ % 2 != 0;  // in its piece
-    const int step = stays ? kStreamUnit : (e4m3_ ? 2 * call_.split - 1 : call_.split) * kStreamUnit;
+    const int step = stays ? kStreamUnit : (e4m3_ ? 2 * kStreamWarps - 1 : kStreamWarps) * kStreamUnit;
     x_ += step;
     inputs_ -= step;
   }
 
   const StreamCall& call_;
-  int lane_;
+  int warp_, lane_;
   std::uint32_t ring_;
   int slot_ = 0;
   // The weights that are fetched next.
@@ -422,16 +411,13 @@ __global__ void __launch_bounds__(kStreamThreads,
       }
       __syncthreads();
       const int r = static_cast<int>(threadIdx.x) / Shape::kOutputs;
+      const int j = static_cast<int>(threadIdx.x) % Shape::kOutputs;
       const std::int64_t row = static_cast<std::int64_t>(tile.row_block) * Shape::kRows + 8 * n + r;
-      if (r < 8 && row < call.m) {
-        int j = static_cast<int>(threadIdx.x) % Shape::kOutputs;
-        const float* at = sums + r * Shape::kSumStride + j;
-        for (j += tile.column; j < min(tile.column + call.outputs, part.n); j += Shape::kOutputs) {
-          float sum = 0;
-#pragma unroll 4
-          for (int w = 0; w < call.split; ++w, at += 8 * Shape::kSumStride) sum += *at;
-          part.store(row, tile.group, j, sum);
-        }
+      if (r < 8 && row < call.m && tile.column + j < part.n) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < kStreamWarps; ++w) sum += sums[(w * 8 + r) * Shape::kSumStride + j];
+        part.store(row, tile.group, tile.column + j, sum);
       }
     }
     tile = ahead;

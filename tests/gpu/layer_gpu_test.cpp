@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <iostream>
 #include <latch>
+#include <map>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -196,6 +198,16 @@ struct Weights {
   std::vector<std::string> names;
 };
 
+LayerCaches formats_of_small_caches(const LayerConfig& config) {
+  LayerCaches caches;
+  caches[CacheRole::kWindow] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
+  caches[CacheRole::kCompressed] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
+  caches[CacheRole::kIndex] = {.format = &index_fp8_rows(), .block_size = 64};
+  caches[CacheRole::kState] = {.format = &state_rows(512, config.has_indexer() ? 2 : 1), .block_size = 4};
+  caches[CacheRole::kIndexState] = {.format = &state_rows(128, 2), .block_size = 4};
+  return caches;
+}
+
 TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
   for (const LayerConfig& config : small_layers()) {
     const Weights weights(config);
@@ -203,13 +215,7 @@ TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
     const DeviceTensor rope =
         DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
     const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
-    LayerCaches caches;
-    caches[CacheRole::kWindow] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
-    caches[CacheRole::kCompressed] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
-    caches[CacheRole::kIndex] = {.format = &index_fp8_rows(), .block_size = 64};
-    caches[CacheRole::kState] = {.format = &state_rows(512, config.has_indexer() ? 2 : 1), .block_size = 4};
-    caches[CacheRole::kIndexState] = {.format = &state_rows(128, 2), .block_size = 4};
-    const LayerPlan plan = layer.plan(7, 2, 300, caches);
+    const LayerPlan plan = layer.plan(7, 2, 300, formats_of_small_caches(config));
     HostTensor hidden(DType::kBF16, {7, config.hidden_size});
     for (std::int64_t t = 0; t < 7; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
     const DeviceTensor in = DeviceTensor::copy_of(DeviceKind::kCuda, hidden.view());
@@ -314,6 +320,67 @@ TEST_F(LayerGpu, JointProductsAreTheSameLayerInFourLaunches) {
       }
     }
   }
+}
+
+/// A forward that is observed attends by the kernel of one that is not, whichever that is.
+TEST_F(LayerGpu, AnObservedForwardHasTheOthersAttentionKernel) {
+  std::map<std::string, int> kernels;
+  for (LayerConfig config : small_layers()) {
+    config.num_heads = 64;
+    const Weights weights(config);
+    const std::vector<float> table = rope_table(config.rope, 300);
+    const DeviceTensor rope =
+        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
+    for (const std::int64_t tokens : {1, 2, 4, 8, 16, 33, 64, 100, 128, 192, 256}) {
+      const std::string made = layer.plan(tokens, tokens, 300, formats_of_small_caches(config)).describe();
+      const std::string op = "sparse_attention ";
+      const std::size_t at = made.find(op);
+      ASSERT_NE(at, std::string::npos) << made;
+      EXPECT_EQ(made.find(op, at + 1), std::string::npos) << tokens << " tokens: " << made;
+      ++kernels[made.substr(at, made.find(',', at) - at)];
+    }
+  }
+  for (const auto& [name, count] : kernels) std::cout << "[ planned ] " << name << ": " << count << "\n";
+}
+
+TEST_F(LayerGpu, FewTokensAreMultipliedByFp8WeightsAsTheyAre) {
+  LayerConfig config = small_layers()[0];
+  config.hidden_size = 256;
+  config.q_lora_rank = config.o_lora_rank = 128;
+  const Weights weights(config);
+  LayerWeights views = weights.placed;
+  std::vector<DeviceTensor> memory;
+  const auto fp8 = [&](ConstTensorView& w, ConstTensorView& scale) {
+    memory.emplace_back(DeviceKind::kCuda, DType::kE4M3, std::vector<std::int64_t>{w.size(0), w.size(1)});
+    w = std::as_const(memory.back()).view();
+    memory.emplace_back(DeviceKind::kCuda, DType::kF32, std::vector<std::int64_t>{w.size(0) / 128, w.size(1) / 128});
+    scale = std::as_const(memory.back()).view();
+  };
+  fp8(views.wq_a, views.wq_a_scale), fp8(views.wkv, views.wkv_scale), fp8(views.wq_b, views.wq_b_scale);
+  fp8(views.wo_a, views.wo_a_scale), fp8(views.wo_b, views.wo_b_scale);
+  const std::vector<float> table = rope_table(config.rope, 300);
+  const DeviceTensor rope =
+      DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+  const auto rounds = [&](const LayerOptions& options, std::int64_t tokens) {
+    const AttentionLayer layer(config, views, options, rope.view());
+    const std::string made = layer.plan(tokens, 1, 300, formats_of_small_caches(config)).describe();
+    EXPECT_EQ(made.find("quantize_rows") != std::string::npos, layer.rounds_fp8_inputs(tokens)) << made;
+    EXPECT_EQ(made.find("inverse_rope_quant") != std::string::npos, layer.rounds_fp8_inputs(tokens)) << made;
+    return layer.rounds_fp8_inputs(tokens);
+  };
+  LayerOptions options{.device = DeviceKind::kCuda, .implementations = {}};
+  EXPECT_FALSE(rounds(options, 1));
+  EXPECT_FALSE(rounds(options, 64));
+  EXPECT_TRUE(rounds(options, 65));
+  options.deterministic = true;
+  EXPECT_TRUE(rounds(options, 1));
+  options.deterministic = false;
+  options.fp8_output = OutputScale::kF32;
+  EXPECT_TRUE(rounds(options, 1));
+  options.fp8_output.reset();
+  options.implementations["joint_projection"] = "cuda_stream";
+  EXPECT_FALSE(rounds(options, 65));
 }
 
 /// One layer, two threads: while the capture of one is open, its forward already queued, the other runs a whole

@@ -82,13 +82,15 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
   return std::max<std::int64_t>(1, a.kv_bytes.empty() && !a.prefix_cache ? std::min(wanted, limit) : limit);
 }
 
-/// auto: on CPUs and on GPUs of compute capability 9.0, where steps take less time with them (docs/checkpoints.md). Not
-/// on other GPUs: their kernel for many rows reads the weights again for every 16.
+/// auto: where steps take less time with them (docs/checkpoints.md), that is on CPUs, and on GPUs of compute capability
+/// 9.0 for decode batches of up to 16 requests. Other GPUs read them again for every 16 rows of a prompt.
 bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
   if (o.weights == nullptr || o.layer.device == DeviceKind::kCpu) return o.weights != nullptr;
+  constexpr std::int64_t kFewRequests = 16;
   const std::vector<GpuInfo> cards = gpus();
-  return std::ranges::all_of(cards, [](const GpuInfo& card) { return card.major == 9 && card.minor == 0; });
+  return a.max_seqs <= kFewRequests &&
+         std::ranges::all_of(cards, [](const GpuInfo& card) { return card.major == 9 && card.minor == 0; });
 }
 
 }  // namespace

@@ -75,10 +75,11 @@ LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std
   LayerOptions host = layer_options(options);
   host.device = DeviceKind::kCpu;
   host.implementations.clear();
-  host.fp8_output = layer->options().fp8_output;
   host.front_end = FrontEnd::kFlashInfer;  // slots are made of the chosen entries by an op of its own, after an
                                            // observer has seen them
   on_host.emplace(config, host_weights_.views, host, rope_->host());
+  host.fp8_output = OutputScale::kF32;
+  if (options.fp8_weights) on_host_rounding.emplace(config, host_weights_.views, host, rope_->host());
 }
 
 namespace {
@@ -193,7 +194,9 @@ void LayerRun::make_step(std::int64_t index) {
 
 std::string LayerRun::implementation() const { return steps_[0]->plan->describe(); }
 
-bool LayerRun::rounds_inputs() const { return layer_.layer->options().fp8_output.has_value(); }
+bool LayerRun::rounds_inputs() const {
+  return layer_.on_host_rounding && layer_.layer->rounds_fp8_inputs(shape_.requests * shape_.tokens);
+}
 
 std::vector<std::function<void()>> LayerRun::calls() {
   std::vector<std::function<void()>> out;

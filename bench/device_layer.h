@@ -26,7 +26,7 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 LayerOptions layer_options(const Options& options);
 
 /// A layer with random weights in a GPU's memory, in FP8 where Options say so, and the same layer on the host, with
-/// which its results are compared. Where the GPU's layer rounds the inputs of FP8 weights, the host's does too.
+/// which its results are compared.
 class LayerOnGpu {
  public:
   /// @param positions rows of its rope table
@@ -35,6 +35,7 @@ class LayerOnGpu {
   LayerWeights views;  ///< views of the weights on the GPU
   std::optional<AttentionLayer> layer;
   std::optional<AttentionLayer> on_host;
+  std::optional<AttentionLayer> on_host_rounding;  ///< the inputs of FP8 weights, as the GPU does in long steps
 
  private:
   OwnedLayerWeights host_weights_;

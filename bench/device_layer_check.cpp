@@ -153,7 +153,7 @@ Check LayerRun::check_on_host(const Step& step, const HostTensor& got, const Hos
                   .max_seq_len = length,
                   .decode_threshold = tokens};
   for (const HostTensor& table : tables) batch.block_tables.push_back(table.view());
-  const AttentionLayer& layer = *layer_.on_host;
+  const AttentionLayer& layer = rounds_inputs() ? *layer_.on_host_rounding : *layer_.on_host;
   StepMetadata metadata(layout_, std::span(&config, 1), layer.options().front_end);
   metadata.build(batch);
   const LayerPlan plan = layer.plan(metadata.shape(), caches);

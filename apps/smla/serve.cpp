@@ -31,6 +31,7 @@ struct ServeArguments {
   std::int64_t heads = 0;
   std::vector<std::string> implementations;
   double min_seconds = 0.1;
+  bool fp8_weights = false;
   std::string json;
   bool quiet = false;
 };
@@ -57,8 +58,8 @@ std::string table_of(const ServeArguments& a, const bench::Options& options, con
     all += layers;
   }
   std::string out = fmt::format("GPU {}, driver {}, CUDA {}\n", machine.gpu, machine.driver, machine.cuda);
-  out += fmt::format("attention of {}: {} layers ({}), {} cache rows, index_{}\n", a.model, all, stack, a.cache_dtype,
-                     a.index_dtype);
+  out += fmt::format("attention of {}: {} layers ({}), {} cache rows, index_{}, {} weights\n", a.model, all, stack,
+                     a.cache_dtype, a.index_dtype, a.fp8_weights ? "FP8" : "bf16");
   out += fmt::format(
       "{} prompt and {} output tokens; all requests come at once, then another whenever one is done, {} times as many "
       "in all. One layer of each kind "
@@ -86,7 +87,7 @@ std::string json_of(const ServeArguments& a, const bench::Machine& machine, cons
   };
   nlohmann::ordered_json out{{"format", "smla-serve/1"}, {"command", command_line()}, {"model", a.model},
                              {"device", machine.gpu},    {"driver", machine.driver},  {"cuda", machine.cuda},
-                             {"prompt", a.prompt},       {"output", a.output}};
+                             {"prompt", a.prompt},       {"output", a.output},        {"fp8_weights", a.fp8_weights}};
   out["loads"] = nlohmann::ordered_json::array();
   for (const Line& l : lines)
     out["loads"].push_back(
@@ -106,6 +107,7 @@ int run_serve(const ServeArguments& a) {
   options.index_rows = &row_format("index_" + a.index_dtype);
   options.device = DeviceKind::kCuda;
   options.heads = a.heads;
+  options.fp8_weights = a.fp8_weights;
   options.measure.min_seconds = a.min_seconds;
   options.measure.min_runs = 40;
   options.implementations = implementations_of(a.implementations, options.device);
@@ -157,6 +159,8 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
       ->add_option("--cache-dtype", a->cache_dtype, "Cache rows: fp8_ds_mla, bf16 or fp8_per_tensor (queries e4m3 too)")
       ->capture_default_str();
   command->add_option("--index-dtype", a->index_dtype, "Index rows")->capture_default_str();
+  command->add_flag("--fp8-weights", a->fp8_weights,
+                    "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them");
   add_impl_option(command, a->implementations);
   command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")
       ->check(real(0.0, 3600.0))

@@ -16,6 +16,17 @@ timed() { # PART [ARGS]: runs a part and notes its time
   times+=("$(printf 'TIME %-8s %3d:%02d' "$part" $(((SECONDS - begin) / 60)) $(((SECONDS - begin) % 60)))")
 }
 
+slow_seconds=${SMLA_SLOW_SECONDS:-1100}
+
+shorten_budgets() { # seconds of part tests: what is cut off by time gets a third of it, for builds take long here too
+  local budget
+  for budget in tidy_seconds asan_seconds fuzz_seconds emulated_seconds; do
+    printf -v "$budget" %d $((${!budget} / 3))
+  done
+  notes+=("NOTE slow machine: part tests took $1 s (SMLA_SLOW_SECONDS=$slow_seconds); clang-tidy has $tidy_seconds s, \
+asan $asan_seconds, fuzz $fuzz_seconds, emulated $emulated_seconds")
+}
+
 summary() {
   say summary
   ((${#times[@]} == 0)) || printf '%s\n' "${times[@]}"

@@ -2,7 +2,7 @@
 # Of `dev`: unit, property and parity tests, sanitizers, fuzz targets.
 
 asan_seconds=${SMLA_ASAN_SECONDS:-300}
-tsan_seconds=${SMLA_TSAN_SECONDS:-180}
+tsan_seconds=${SMLA_TSAN_SECONDS:-300}
 fuzz_seconds=${SMLA_FUZZ_SECONDS:-60}
 
 # Arguments: label, build folder, further arguments of ctest. Counts the tests and keeps the reasons of failures and

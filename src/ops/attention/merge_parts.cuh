@@ -105,34 +105,92 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
                      others);
 }
 
+/// Tokens whose lists have several parts, found by all threads of a block at once: read one after the other, their
+/// numbers of parts would take longer than the merge. Every block finds the same tokens in the same order.
+class CutTokens {
+ public:
+  /// Some of the tokens [begin, begin + kThreads): with few parts, or with many. Whole blocks come here.
+  __device__ void find(const TileCall& c, std::int64_t begin) {
+    const auto token = static_cast<std::uint32_t>(begin) + threadIdx.x;
+    const uint2 cut = token < c.tokens ? c.cuts[token] : make_uint2(0, 1);
+    const unsigned few = __ballot_sync(kAll, cut.y > 1 && cut.y < kMergeShared);
+    const unsigned many = __ballot_sync(kAll, cut.y >= kMergeShared);
+    const auto warp = static_cast<int>(threadIdx.x / 32);
+    __syncthreads();  // the tokens before are merged
+    if (threadIdx.x % 32 == 0) of_warp_[warp] = make_uint2(__popc(few), __popc(many));
+    __syncthreads();
+    uint2 before = {0, 0};
+    uint2 all = {0, 0};
+    for (int w = 0; w < kWarps; ++w) {
+      if (w == warp) before = all;
+      all.x += of_warp_[w].x, all.y += of_warp_[w].y;
+    }
+    const unsigned below = (1U << (threadIdx.x % 32)) - 1;
+    if (cut.y >= kMergeShared) {
+      token_[all.x + before.y + __popc(many & below)] = make_uint3(token, cut.x, cut.y);
+    } else if (cut.y > 1) {
+      token_[before.x + __popc(few & below)] = make_uint3(token, cut.x, cut.y);
+    }
+    if (threadIdx.x == 0) few_and_many_ = all;
+    __syncthreads();
+  }
+  __device__ std::uint32_t few() const { return few_and_many_.x; }
+  __device__ std::uint32_t many() const { return few_and_many_.y; }
+  /// {token, its first part, its parts}: first those with few parts, then those with many.
+  __device__ uint3 operator[](std::uint32_t i) const { return token_[i]; }
+
+  static constexpr int kThreads = kMergeGroups * kDim / 4;
+
+ private:
+  static constexpr int kWarps = kThreads / 32;
+  uint2 of_warp_[kWarps];
+  uint2 few_and_many_;
+  uint3 token_[kThreads];
+};
+
 /// Of lists that are cut by their lengths. Lists of one part are finished already; those of few are merged by groups of
 /// threads, then those of many by whole blocks.
-static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
+static __global__ void __launch_bounds__(CutTokens::kThreads, 2)
     merge_by_length(const __grid_constant__ TileCall c, std::uint32_t rows) {
   __shared__ float4 others[kMergeGroups - 1][kDim / 4];
+  __shared__ CutTokens cut;
   device::pdl_wait();
   const MergeThread me;
   const auto heads = static_cast<std::uint32_t>(c.a.out_heads);
+  const std::uint32_t group = blockIdx.x * kMergeGroups + me.group;
+  const std::uint32_t groups = gridDim.x * kMergeGroups;
   const uint2 call = c.cuts[c.tokens];  // parts of each list, or 0 where they differ; of the longest
-  const auto cut_of = [&](std::uint32_t row) {
-    const std::uint32_t token = row / heads;
-    return call.x > 0 ? make_uint2(token * call.x, call.x) : c.cuts[token];
-  };
-  if (call.y > 1 && call.x < kMergeShared) {
+  if (call.y == 1) return;
+  if (call.x > 0) {  // all have as many
+    const auto parts = static_cast<int>(call.x);
+    if (call.x < kMergeShared) {
 #pragma unroll 1
-    for (std::uint32_t row = blockIdx.x * kMergeGroups + me.group; row < rows; row += gridDim.x * kMergeGroups) {
-      const uint2 cut = cut_of(row);
-      if (cut.y > 1 && cut.y < kMergeShared)
-        merge_head<false>(c, row / heads, row % heads, cut.x, static_cast<int>(cut.y), me, others);
+      for (std::uint32_t row = group; row < rows; row += groups)
+        merge_head<false>(c, row / heads, row % heads, row / heads * call.x, parts, me, others);
+      return;
     }
-  }
-  if (call.y < kMergeShared) return;
 #pragma unroll 1
-  for (std::uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const uint2 cut = cut_of(row);
-    if (cut.y < kMergeShared) continue;
-    merge_head<true>(c, row / heads, row % heads, cut.x, static_cast<int>(cut.y), me, others);
-    __syncthreads();  // the next head's sums take the place of this one's
+    for (std::uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
+      merge_head<true>(c, row / heads, row % heads, row / heads * call.x, parts, me, others);
+      __syncthreads();  // the next head's sums take the place of this one's
+    }
+    return;
+  }
+#pragma unroll 1
+  for (std::int64_t begin = 0; begin < c.tokens; begin += CutTokens::kThreads) {
+    cut.find(c, begin);
+    const std::uint32_t few = cut.few() * heads;
+#pragma unroll 1
+    for (std::uint32_t i = group; i < few; i += groups) {
+      const uint3 t = cut[i / heads];
+      merge_head<false>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
+    }
+#pragma unroll 1
+    for (std::uint32_t i = blockIdx.x; i < cut.many() * heads; i += gridDim.x) {
+      const uint3 t = cut[cut.few() + i / heads];
+      merge_head<true>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
+      __syncthreads();
+    }
   }
 }
 

@@ -109,14 +109,13 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
 /// numbers of parts would take longer than the merge. Every block finds the same tokens in the same order.
 class CutTokens {
  public:
-  /// Some of the tokens [begin, begin + kThreads): with few parts, or with many. Whole blocks come here.
-  __device__ void find(const TileCall& c, std::int64_t begin) {
-    const auto token = static_cast<std::uint32_t>(begin) + threadIdx.x;
+  /// Whole blocks come here, once.
+  __device__ void find(const TileCall& c) {
+    const std::uint32_t token = threadIdx.x;
     const uint2 cut = token < c.tokens ? c.cuts[token] : make_uint2(0, 1);
     const unsigned few = __ballot_sync(kAll, cut.y > 1 && cut.y < kMergeShared);
     const unsigned many = __ballot_sync(kAll, cut.y >= kMergeShared);
     const auto warp = static_cast<int>(threadIdx.x / 32);
-    __syncthreads();  // the tokens before are merged
     if (threadIdx.x % 32 == 0) of_warp_[warp] = make_uint2(__popc(few), __popc(many));
     __syncthreads();
     uint2 before = {0, 0};
@@ -140,6 +139,7 @@ class CutTokens {
   __device__ uint3 operator[](std::uint32_t i) const { return token_[i]; }
 
   static constexpr int kThreads = kMergeGroups * kDim / 4;
+  static_assert(LengthCut::kMostTokens <= kThreads);
 
  private:
   static constexpr int kWarps = kThreads / 32;
@@ -176,21 +176,18 @@ static __global__ void __launch_bounds__(CutTokens::kThreads, 2)
     }
     return;
   }
+  cut.find(c);
+  const std::uint32_t few = cut.few() * heads;
 #pragma unroll 1
-  for (std::int64_t begin = 0; begin < c.tokens; begin += CutTokens::kThreads) {
-    cut.find(c, begin);
-    const std::uint32_t few = cut.few() * heads;
+  for (std::uint32_t i = group; i < few; i += groups) {
+    const uint3 t = cut[i / heads];
+    merge_head<false>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
+  }
 #pragma unroll 1
-    for (std::uint32_t i = group; i < few; i += groups) {
-      const uint3 t = cut[i / heads];
-      merge_head<false>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
-    }
-#pragma unroll 1
-    for (std::uint32_t i = blockIdx.x; i < cut.many() * heads; i += gridDim.x) {
-      const uint3 t = cut[cut.few() + i / heads];
-      merge_head<true>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
-      __syncthreads();
-    }
+  for (std::uint32_t i = blockIdx.x; i < cut.many() * heads; i += gridDim.x) {
+    const uint3 t = cut[cut.few() + i / heads];
+    merge_head<true>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
+    __syncthreads();
   }
 }
 

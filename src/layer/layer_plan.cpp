@@ -193,7 +193,7 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
                                                    .in = act,
                                                    .out = act});
   }
-  const bool joint = has_joint_products(c, options, weights, ops->tokens);
+  const bool joint = ops->joint_inputs.has_value();
   if (joint && !ops->fp8_output) {
     ops->joint_wo_a = planner.make<JointProjection>(joint_wo_a(c, options, weights, *ops, {}).problem);
   } else {
@@ -237,7 +237,8 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   ops->max_seq_len = shape.max_seq_len;
   ops->padded_heads = options.padded_heads;
   ops->least_score_bytes = least_score_bytes;
-  ops->rounds_fp8_inputs = smla::rounds_fp8_inputs(c, options, weights_, tokens);
+  const bool joint = has_joint_products(c, options, weights_, tokens);
+  ops->rounds_fp8_inputs = may_round_fp8_inputs(options) && !joint;
   ops->fp8_output = options.fp8_output;
   if (ops->rounds_fp8_inputs && weights_.wo_a.dtype == DType::kE4M3 && !ops->fp8_output)
     ops->fp8_output = OutputScale::kF32;
@@ -261,7 +262,6 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     check_upstream_blocks(caches[CacheRole::kWindow].block_size, caches[CacheRole::kCompressed].block_size,
                           c.compress_ratio);
 
-  const bool joint = has_joint_products(c, options, weights_, tokens);
   if (!joint) {
     if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
     ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);

@@ -367,7 +367,7 @@ class StreamWarp {
 
 template <int kTall, int kWide, int kDeep>
 __global__ void __launch_bounds__(kStreamThreads,
-                                  kStreamNeedsRegisters&& kWide > 1 ? 1 : StreamShape<kTall, kWide, kDeep>::kBlocks)
+                                  (kStreamNeedsRegisters && kWide > 1) ? 1 : StreamShape<kTall, kWide, kDeep>::kBlocks)
     stream_rows(const __grid_constant__ StreamCall call) {
   using Warp = StreamWarp<kTall, kWide, kDeep>;
   using Shape = typename Warp::Shape;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,14 +20,30 @@ class Kernel(NamedTuple):
 Profile = Mapping[str, Kernel]
 """Kernel's name -> what it took."""
 
-ATTENTION = (
-    *("flash_fwd", "sparse_attn_fwd", "get_mla_metadata", "_combine_topk", "dequant", "_compute_global_topk"),
-    *("::attend", "merge_parts", "global_topk"),
-)
-"""Parts of names: attention, its planner, the gather of rows and the translation of the choice."""
+
+class Launch(NamedTuple):
+    """One launch of a kernel: its stream's number, and when it began and ended in microseconds."""
+
+    name: str
+    stream: int
+    begin: float
+    end: float
+
+
+ATTENTION = ("flash_fwd", "sparse_attn_fwd", "get_mla_metadata", "_combine_topk", "dequant", "_compute_global_topk")
+"""Parts of vLLM's names: attention, its planner, the gather of rows and the translation of the choice."""
+
+OWN_ATTENTION = {
+    *("attend", "attend_hopper", "merge", "merge_by_length"),
+    *("mark_rows", "count_rows", "rank_blocks", "list_rows", "widen_rows", "global_rows"),
+}
+"""The same among this library's kernels, by the functions' names."""
+
+OWN_KERNEL = re.compile(r"(?:void )?smla::(?:\w+::|\(anonymous namespace\)::)*(\w+)")
 
 PATH = (
-    *("flash_fwd", "sparse_attn_fwd", "get_mla_metadata", "_combine_topk", "dequant", "_compute_global_topk", "smla::"),
+    *ATTENTION,
+    "smla::",
     *("QNormRopeKVRope", "CompressNormRope", "SparseAttnCompress", "SparseAttnNormRope"),
     *("_save_partial_states", "_fused_kv_compress", "IndexerQ", "mqa_logits", "gather_indexer"),
     *("topk_cs", "persistent_topk", "cooperative_topk", "top_k_per_row"),
@@ -50,8 +66,26 @@ class StepTime:
     launches: float
 
 
+def profile_of(launches: Iterable[Launch], steps: int = 1) -> Profile:
+    """What each kernel took, for each of `steps` steps.
+
+    A kernel that is launched before the one ahead of it in its stream has ended (PDL) waits for that one: its time
+    begins where that one ended.
+    """
+    taken: dict[str, list[float]] = {}
+    ended: dict[int, float] = {}
+    for launch in sorted(launches, key=lambda launch: (launch.begin, launch.end)):
+        begin = max(launch.begin, ended.get(launch.stream, launch.begin))
+        ended[launch.stream] = max(launch.end, begin)
+        sums = taken.setdefault(launch.name, [0, 0.0])
+        sums[0] += 1
+        sums[1] += max(launch.end - begin, 0.0)
+    return {name: Kernel(count / steps, us / steps) for name, (count, us) in taken.items()}
+
+
 def is_attention(name: str) -> bool:
-    return any(part in name for part in ATTENTION)
+    own = OWN_KERNEL.match(name)
+    return own[1] in OWN_ATTENTION if own else any(part in name for part in ATTENTION)
 
 
 def is_path(name: str) -> bool:

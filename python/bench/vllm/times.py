@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_times import Kernel, Profile, append_csv, csv_rows, step_times, table
+from kernel_times import Launch, Profile, append_csv, csv_rows, profile_of, step_times, table
 from mode_switch import ModeGraphs, ModeSwitch
 from options import PROFILED_STEPS, WARM_STEPS
 from workload import greedy, random_prompts
@@ -25,13 +25,16 @@ def profiled(run: Callable[[], Any], steps: int = 1) -> Profile:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
-    taken: dict[str, list[float]] = {}
-    for event in profiler.events():
-        if str(event.device_type).endswith("CUDA"):
-            sums = taken.setdefault(event.name, [0, 0.0])
-            sums[0] += 1
-            sums[1] += event.time_range.elapsed_us()
-    return {name: Kernel(launches / steps, us / steps) for name, (launches, us) in taken.items()}
+    return profile_of(launches_of(profiler), steps)
+
+
+def launches_of(profiler: Any) -> list[Launch]:
+    """The kernels and copies of a torch.profiler.profile."""
+    return [
+        Launch(event.name, event.device_resource_id, event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if str(event.device_type).endswith("CUDA")
+    ]
 
 
 def run_steps(engine: Any, count: int) -> None:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from kernel_times import COLUMNS, Kernel, StepTime, append_csv, csv_rows, is_attention, is_path, step_times, table
+from kernel_times import (
+    COLUMNS,
+    OWN_ATTENTION,
+    Kernel,
+    Launch,
+    StepTime,
+    append_csv,
+    csv_rows,
+    is_attention,
+    is_path,
+    profile_of,
+    step_times,
+    table,
+)
 from options import arguments, longest_decode, settings_of
 from serve import command_line, faults_of
 from small_model import small_config
@@ -35,7 +50,7 @@ PROFILES = {
     "attention": {
         **SHARED_KERNELS,
         "smla::attend<512>": Kernel(5, 40.0),
-        "smla::merge_parts": Kernel(5, 4.0),
+        "void smla::attention::merge<true>(smla::attention::TileCall)": Kernel(5, 4.0),
         "fusedQNormRopeKVRopeQuantInsert": Kernel(5, 12.0),
         "_fused_inv_rope_fp8_quant": Kernel(5, 9.0),
         "quantize": Kernel(10, 50.0),
@@ -73,10 +88,52 @@ def test_the_grouped_product_is_of_the_path(groups: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["void smla::attention::attend<8, 64>(smla::Call)", "smla::(anonymous namespace)::attend_hopper<7>"]
+    "name",
+    [
+        "void smla::attention::attend<8, 64>(smla::Call)",
+        "smla::(anonymous namespace)::attend_hopper<7>",
+        "void smla::attention::merge<true>(smla::attention::TileCall, long)",
+        "smla::(anonymous namespace)::global_rows(smla::index_rows::Table, long)",
+    ],
 )
 def test_attention_has_several_kernels(name: str) -> None:
     assert is_attention(name) and is_path(name)
+
+
+def test_a_kernel_of_the_path_is_none_of_attention() -> None:
+    assert not is_attention("void smla::(anonymous namespace)::quantise_back<true>(smla::QuantCall)")
+    assert not is_attention("void smla::(anonymous namespace)::select<1024>(smla::attention::merge)")
+
+
+def kernels_of(sources: Iterable[Path]) -> set[str]:
+    """Names of the CUDA kernels that files define."""
+    kernel = re.compile(r"__global__ void(?:\s+__launch_bounds__\((?:[^()]|\([^()]*\))*\))?\s+(\w+)\(")
+    return {name for source in sources for name in kernel.findall(source.read_text())}
+
+
+def test_every_kernel_of_attention_is_known() -> None:
+    sources = [file for end in ("*.cu", "*.cuh") for file in (ROOT / "src/ops/attention").glob(end)]
+    # gather is an op of its own, which no mode calls; of the index family one op is attention's.
+    assert kernels_of(sources) - {"gather"} | {"global_rows"} == OWN_ATTENTION
+    assert "global_rows" in kernels_of([ROOT / "src/ops/index/sparse_indices_cuda.cu"])
+
+
+def test_a_kernel_does_not_count_while_it_waits_for_the_one_ahead() -> None:
+    launches = [
+        Launch("late", 7, 14.0, 20.0),
+        Launch("early", 7, 4.0, 12.0),  # began at once and waited 6 us
+        Launch("first", 7, 0.0, 10.0),
+        Launch("beside", 8, 1.0, 9.0),
+        Launch("within", 7, 15.0, 19.0),
+    ]
+    assert profile_of(launches) == {
+        "first": Kernel(1, 10.0),
+        "beside": Kernel(1, 8.0),
+        "early": Kernel(1, 2.0),
+        "late": Kernel(1, 6.0),
+        "within": Kernel(1, 0.0),
+    }
+    assert profile_of([launches[0], Launch("late", 7, 30.0, 40.0)], 2) == {"late": Kernel(1, 8.0)}
 
 
 def test_a_table_says_how_much_less() -> None:

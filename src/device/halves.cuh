@@ -69,6 +69,12 @@ __device__ inline std::uint32_t halves_of(float low, float high) {
   memcpy(&bits, &h, 4);
   return bits;
 }
+/// The numbers of two halves, the lower one first.
+__device__ inline float2 numbers_of(std::uint32_t halves) {
+  __half2 h;
+  memcpy(&h, &halves, 4);
+  return __half22float2(h);
+}
 /// The largest size of a number in each half of words, as bits without the sign; `top`: of those so far. For bf16 as
 /// for fp16, as numbers are in the order of these bits. Bits past 0x7C00, NaN in fp16, may become other such bits.
 __device__ inline std::uint32_t largest_sizes(std::uint32_t top, std::uint32_t word) {

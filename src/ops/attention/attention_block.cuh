@@ -41,7 +41,8 @@ struct TileCall {
   std::int64_t first_token = 0;
   std::int64_t tokens_ahead = 0;  ///< from a block's token to that of the block that follows on its multiprocessor
   float* sums = nullptr;          ///< [rows, H, 512]; a row is a token's part
-  float2* states = nullptr;       ///< [rows, H]
+  float2* states = nullptr;       ///< [rows, H]; a sum below 0: its size, of a head whose sums are fp32 in any case
+  bool half_sums = false;         ///< sums are fp16 numbers at the beginning of their rows, times sum_unit()
   uint2* cuts = nullptr;          ///< of lists that are cut by length: [tokens] first row and number of parts; behind
                                   ///< them the parts of each list where all have as many, or 0, and the most of a list
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
@@ -52,6 +53,10 @@ struct TileCall {
     if (positions == nullptr) return nullptr;
     const std::int64_t position = positions[token];
     return rope.has(position) ? rope.row(position) : nullptr;
+  }
+  /// The fp16 sums of a head's state.
+  __device__ std::uint16_t* halves(std::int64_t state) const {
+    return reinterpret_cast<std::uint16_t*>(sums + state * kDim);
   }
   /// Prefetches back_row() for the end of the block.
   __device__ void fetch_back_row(std::int64_t token, int thread) const {
@@ -86,6 +91,12 @@ __device__ inline Finish finish(const AttentionCall& c, std::int64_t head, float
   // The sink's term may overflow to infinity; the factor is 0 then, which is right.
   return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -reference))), fmaf(reference, kLn2, logf(sum))};
 }
+/// The power of two in (sum, 2 sum] by which a part's sums of weighted values are divided before they become fp16
+/// numbers: what is left is no larger than the largest value.
+__device__ inline float sum_unit(float sum) { return __uint_as_float((__float_as_uint(sum) >> 23) + 1 << 23); }
+/// 1 / sum_unit(sum), exactly, of sums up to 2^125.
+__device__ inline float per_sum_unit(float sum) { return __uint_as_float(253 - (__float_as_uint(sum) >> 23) << 23); }
+
 /// Adding 0 turns -0 into +0, because sums that went through the workspace have lost the sign of zero.
 __device__ inline float finished(float sum, float factor) { return fmaf(sum, factor, 0.0F); }
 

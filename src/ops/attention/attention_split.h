@@ -137,6 +137,11 @@ struct AttentionSplit {
   std::int64_t wave_tokens = 0;    ///< tokens whose blocks, without parts, occupy each multiprocessor once
   std::int64_t cost = 0;           ///< estimated time, in the unit of AttentionTile::Cost; of a fixed split 0
   LengthCut cut;                   ///< for lists that the device finds to be of unlike lengths
+  bool half_sums = false;          ///< parts' sums are fp16 numbers
+
+  /// Whether they are: outputs of 8 bits of precision lose nothing by it. Without it a list of one part with keys has
+  /// the bits of a whole one, as fixed splits promise.
+  static bool takes_half_sums(const SparseAttention::Problem& p, bool fixed) { return !fixed && p.o == DType::kBF16; }
 
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
@@ -200,9 +205,10 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   const std::int64_t multiprocessors = gpu.multiprocessors;
   const std::size_t shared_bytes = gpu.shared_bytes;
   constexpr std::int64_t kMergeCost = 4880;  // of a launch, in the unit of AttentionTile::Cost
-  constexpr std::int64_t kSumsCost = 13;     // of writing and reading ten rows of sums
   const int bytes = key_bytes(p);
-  AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes)};
+  AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes),
+                       .half_sums = AttentionSplit::takes_half_sums(p, fixed)};
+  const std::int64_t sums_cost = split.half_sums ? 8 : 13;  // of writing and reading ten rows of sums
   const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   if (fixed || split.tile < 0) {
     split.part_keys = AttentionSplit::kFixedPart;
@@ -225,7 +231,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
         const AttentionTile::Cost& of = alone ? tile.alone : tile.co_resident;
         const std::int64_t at_once = alone ? multiprocessors : slots;
         std::int64_t cost = (blocks * parts + at_once - 1) / at_once * (part * of.key + of.block);
-        if (parts > 1) cost += kMergeCost + p.tokens * p.heads * parts * kSumsCost / 10;
+        if (parts > 1) cost += kMergeCost + p.tokens * p.heads * parts * sums_cost / 10;
         if (best >= 0 && cost >= best) continue;
         best = cost;
         split.cost = cost;
@@ -248,7 +254,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
     split.cut = {.alone = blocks(chosen.alone, multiprocessors),
                  .crowded = blocks(resident > 1 ? chosen.co_resident : chosen.alone, multiprocessors * resident),
                  .merge = static_cast<float>(kMergeCost),
-                 .sums = static_cast<float>(p.heads * kSumsCost) / 10};
+                 .sums = static_cast<float>(p.heads * sums_cost) / 10};
     split.cut.extra = room_by_length(p,
                                      {.tiles = tiles_of_list(p, chosen),
                                       .parts = split.parts,

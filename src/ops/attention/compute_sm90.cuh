@@ -322,6 +322,7 @@ struct Compute {
             part == 0 ? make_float2(reference[0], sum[0]) : make_float2(reference[1], sum[1]);
       }
       to = c.sums + state * kDim;
+      if (c.half_sums) factor[0] = per_sum_unit(sum[0]), factor[1] = per_sum_unit(sum[1]);
     } else {
       // Lanes 0 and 1 of the four that share the rows finish one each.
       const int r = part & 1;
@@ -359,7 +360,10 @@ struct Compute {
         split ? warp_row * kDim + 256 * me.side
               : item.token() * c.a.o_stride[0] + (item.first_head() + warp_row) * c.a.o_stride[1] + 256 * me.side;
     if (!split && bf16) {
-      store_bf16(stage, static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], number);
+      store_pairs(stage, static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], number, Bf16Pair{});
+    } else if (split && c.half_sums) {
+      auto* const halves = reinterpret_cast<std::uint16_t*>(to) + 2 * warp_row * kDim + 256 * me.side;
+      store_pairs(stage, halves, 2 * kDim, number, HalfPair{});
     } else {
       store_f32(stage, to + first, stride, number);
     }

@@ -62,7 +62,7 @@ __device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint3
   }
   if (of.parts > 1) {
     const std::int64_t state = of.state(c, head);
-    if (lane == 0) c.states[state] = make_float2(largest, sum);
+    if (lane == 0) c.states[state] = make_float2(largest, c.half_sums ? -sum : sum);
     each([&](int d) { c.sums[state * kDim + d] = sums[d] / c.unit; });
     return;
   }

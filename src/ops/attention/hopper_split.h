@@ -14,6 +14,7 @@ struct HopperSplit {
   std::int64_t launch_tokens = 0;  ///< tokens of a launch; the next launch uses the same workspace
   std::int64_t cost = 0;           ///< estimated time, comparable with that of AttentionSplit
   LengthCut cut;                   ///< for lists that the device finds to be of unlike lengths
+  bool half_sums = false;          ///< parts' sums are fp16 numbers
 
   /// Most items of a block where lists are cut by length: it has a warp for each.
   static constexpr std::uint32_t kCutItems = 16;
@@ -38,7 +39,8 @@ struct HopperCost {
   static constexpr std::int64_t kTile = 3'225;   ///< of a tile of 64 heads x 64 keys
   static constexpr std::int64_t kItem = 8'575;   ///< of an item, for everything but its tiles
   static constexpr std::int64_t kMerge = 4'000;  ///< a little more than fitted: of equal estimates, whole lists
-  static constexpr std::int64_t kSums = 151;     ///< of writing and reading a hundred rows of sums
+  static constexpr std::int64_t kSums = 151;     ///< of writing and reading a hundred rows of fp32 sums
+  static constexpr std::int64_t kHalfSums = 85;  ///< the same of fp16 sums
   static constexpr std::int64_t kCall = 3'850;   ///< of a call, beyond what one of the kernel for any GPU takes
   /// Norming and rotating an item's queries, beyond what the other kernel takes for it: of whole lists, and more where
   /// lists are cut. Out of nine layers of 16 to 128 requests.
@@ -73,6 +75,8 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   const std::int64_t of_item = (widened ? Cost::kWidenedItem : Cost::kItem) + (p.query_prologue ? Cost::kPrologue : 0);
   const std::int64_t cut_prologue = p.query_prologue ? Cost::kCutPrologue : 0;
   HopperSplit split;
+  split.half_sums = AttentionSplit::takes_half_sums(p, fixed);
+  const std::int64_t sums_cost = split.half_sums ? Cost::kHalfSums : Cost::kSums;
   std::int64_t part_tiles = AttentionSplit::kFixedPart / HopperSplit::kTileKeys;
   if (!fixed) {
     std::int64_t best = -1;
@@ -80,7 +84,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
       if (parts > 1 && rows >= 8 * multiprocessors) break;
       const std::int64_t of_part = (tiles + parts - 1) / parts;
       std::int64_t cost = (rows * parts + multiprocessors - 1) / multiprocessors * (of_part * of_tile + of_item);
-      if (parts > 1) cost += Cost::kMerge + p.tokens * p.heads * parts * Cost::kSums / 100 + cut_prologue;
+      if (parts > 1) cost += Cost::kMerge + p.tokens * p.heads * parts * sums_cost / 100 + cut_prologue;
       if (best >= 0 && cost >= best) continue;
       best = cost;
       part_tiles = of_part;
@@ -96,7 +100,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
                        .block = static_cast<float>(of_item)};
     split.cut.crowded = split.cut.alone;
     split.cut.merge = static_cast<float>(Cost::kMerge);
-    split.cut.sums = static_cast<float>(p.heads * Cost::kSums) / 100;
+    split.cut.sums = static_cast<float>(p.heads * sums_cost) / 100;
     const std::int64_t head_tiles = (p.heads + HopperSplit::kTileHeads - 1) / HopperSplit::kTileHeads;
     split.cut.extra = room_by_length(p,
                                      {.tiles = tiles,

@@ -2,6 +2,8 @@
 
 // The merge: the second kernel of a call whose key lists are cut into parts. It adds the parts' sums up to the output.
 
+#include <type_traits>
+
 #include "device/launch_pdl.cuh"
 #include "ops/attention/attention_block.cuh"
 
@@ -21,11 +23,11 @@ __device__ inline float2 merged_state(const float2* states, std::int64_t stride,
 #pragma unroll
   for (int i = kLanes / 2; i > 0; i /= 2) reference = fmaxf(reference, __shfl_xor_sync(kAll, reference, i));
   const float shift = reference == -INFINITY ? 0 : reference;
-  float sum = first.y * exp2f(first.x - shift);
+  float sum = fabsf(first.y) * exp2f(first.x - shift);
 #pragma unroll 1
   for (int i = lane + kLanes; i < parts; i += kLanes) {
     const float2 part = states[i * stride];
-    sum = fmaf(part.y, exp2f(part.x - shift), sum);
+    sum = fmaf(fabsf(part.y), exp2f(part.x - shift), sum);
   }
 #pragma unroll
   for (int i = kLanes / 2; i > 0; i /= 2) sum += __shfl_xor_sync(kAll, sum, i);
@@ -39,10 +41,49 @@ struct MergeThread {
 };
 using SharedSums = float4 (*)[kDim / 4];
 
+/// Four columns of the sums of one part on their way from memory.
+/// @tparam kHalves TileCall::half_sums
+template <bool kHalves>
+struct PartSums {
+  using Bits = std::conditional_t<kHalves, uint2, float4>;
+  Bits bits;
+
+  /// The columns of row `row` behind `sums`, which takes 32 bits: a launch's workspace has few more than 64 MiB.
+  template <class T>
+  __device__ static T columns(const float* sums, std::uint32_t row, int vec4) {
+    constexpr std::uint32_t kRow = kDim * sizeof(float) / sizeof(T);
+    return reinterpret_cast<const T*>(sums)[row * kRow + static_cast<std::uint32_t>(vec4)];
+  }
+  /// A part without keys has no sums: its state's is 0.
+  __device__ void load(const float2& state, const float* sums, std::uint32_t row, int vec4) {
+    if (state.y != 0) bits = columns<Bits>(sums, row, vec4);
+  }
+  __device__ void add_to(float4& to, const float2& state, float shift, const float* sums, std::uint32_t row,
+                         int vec4) const {
+    if (state.y == 0) return;
+    float weight = exp2f(state.x - shift);
+    float4 v;
+    if constexpr (kHalves) {
+      if (state.y < 0) {
+        v = columns<float4>(sums, row, vec4);
+      } else {
+        const float2 low = device::numbers_of(bits.x);
+        const float2 high = device::numbers_of(bits.y);
+        v = {low.x, low.y, high.x, high.y};
+        weight *= sum_unit(state.y);
+      }
+    } else {
+      v = bits;
+    }
+    to.x = fmaf(v.x, weight, to.x), to.y = fmaf(v.y, weight, to.y);
+    to.z = fmaf(v.z, weight, to.z), to.w = fmaf(v.w, weight, to.w);
+  }
+};
+
 /// Merges the parts of a head, whose sums begin in row `begin`. The bits are the same with and without kShare, and do
-/// not depend on parts without keys; when only one has any, they are those that its block would have written without
-/// the others. Warps come here whole, and with kShare whole blocks.
-template <bool kShare>
+/// not depend on parts without keys; when only one has any, they are, with fp32 sums, those that its block would have
+/// written without the others. Warps come here whole, and with kShare whole blocks.
+template <bool kShare, bool kHalves>
 __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t head, std::int64_t begin, int parts,
                            const MergeThread& me, SharedSums others) {
   const int vec4 = me.vec4;
@@ -54,31 +95,32 @@ __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t h
   const float2* states = c.states + begin * c.a.heads + head;
   const float2 whole = merged_state(states, c.a.heads, parts);
   const float shift = whole.x == -INFINITY ? 0 : whole.x;
-  const float* sums = c.sums + (begin * c.a.heads + head) * kDim + 4 * vec4;
+  const float* sums = c.sums + (begin * c.a.heads + head) * kDim;
+  const auto heads = static_cast<std::uint32_t>(c.a.heads);
   float4 total[kMergeGroups] = {};
-  const auto add = [&](float4& to, int i) {
-    const float2 part = states[i * c.a.heads];
-    if (part.y == 0) return;  // no key: the sums were not written
-    const float weight = exp2f(part.x - shift);
-    const float4 v = *reinterpret_cast<const float4*>(sums + i * c.a.heads * kDim);
-    to.x = fmaf(v.x, weight, to.x), to.y = fmaf(v.y, weight, to.y);
-    to.z = fmaf(v.z, weight, to.z), to.w = fmaf(v.w, weight, to.w);
-  };
+  // Of four parts at a time, `step` apart, so that their loads are on their way together.
+  constexpr int kStep = kShare ? kMergeGroups : 1;
+#pragma unroll 1
+  for (int first = kShare ? me.group : 0; first < parts; first += kMergeGroups * kStep) {
+    const auto row = [&](int g) { return static_cast<std::uint32_t>(first + g * kStep) * heads; };
+    float2 state[kMergeGroups];
+    PartSums<kHalves> part[kMergeGroups];
+#pragma unroll
+    for (int g = 0; g < kMergeGroups; ++g) {
+      const int i = first + g * kStep;
+      state[g] = i < parts ? states[row(g)] : make_float2(0, 0);
+    }
+#pragma unroll
+    for (int g = 0; g < kMergeGroups; ++g) part[g].load(state[g], sums, row(g), vec4);
+#pragma unroll
+    for (int g = 0; g < kMergeGroups; ++g) part[g].add_to(total[kShare ? 0 : g], state[g], shift, sums, row(g), vec4);
+  }
   if constexpr (kShare) {
-#pragma unroll 4
-    for (int i = me.group; i < parts; i += kMergeGroups) add(total[0], i);
     if (me.group > 0) others[me.group - 1][vec4] = total[0];
     __syncthreads();
     if (me.group > 0) return;
 #pragma unroll
     for (int g = 1; g < kMergeGroups; ++g) total[g] = others[g - 1][vec4];
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < parts; i += kMergeGroups) {
-#pragma unroll
-      for (int g = 0; g < kMergeGroups; ++g)
-        if (i + g < parts) add(total[g], i + g);
-    }
   }
 #pragma unroll
   for (int g = 1; g < kMergeGroups; ++g) {
@@ -92,7 +134,7 @@ __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t h
 }
 
 /// Of lists that are cut alike: a head of a token for each block, or with !kShare for each group of threads.
-template <bool kShare>
+template <bool kShare, bool kHalves>
 static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
     merge(const __grid_constant__ TileCall c, std::int64_t rows) {
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
@@ -101,8 +143,8 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
   const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + me.group;
   if (row >= rows) return;
   const std::int64_t local = row / c.a.out_heads;
-  merge_head<kShare>(c, c.first_token + local, row % c.a.out_heads, local * c.parts, static_cast<int>(c.parts), me,
-                     others);
+  merge_head<kShare, kHalves>(c, c.first_token + local, row % c.a.out_heads, local * c.parts, static_cast<int>(c.parts),
+                              me, others);
 }
 
 /// Tokens whose lists have several parts, found by all threads of a block at once: read one after the other, their
@@ -150,64 +192,56 @@ class CutTokens {
 
 /// Of lists that are cut by their lengths. Lists of one part are finished already; those of few are merged by groups of
 /// threads, then those of many by whole blocks.
+template <bool kHalves>
 static __global__ void __launch_bounds__(CutTokens::kThreads, 2)
     merge_by_length(const __grid_constant__ TileCall c, std::uint32_t rows) {
   __shared__ float4 others[kMergeGroups - 1][kDim / 4];
   __shared__ CutTokens cut;
   device::pdl_wait();
-  const MergeThread me;
   const auto heads = static_cast<std::uint32_t>(c.a.out_heads);
-  const std::uint32_t group = blockIdx.x * kMergeGroups + me.group;
-  const std::uint32_t groups = gridDim.x * kMergeGroups;
   const uint2 call = c.cuts[c.tokens];  // parts of each list, or 0 where they differ; of the longest
   if (call.y == 1) return;
-  if (call.x > 0) {  // all have as many
-    const auto parts = static_cast<int>(call.x);
-    if (call.x < kMergeShared) {
+  if (call.x == 0) cut.find(c);
+  const std::uint32_t few = call.x == 0 ? cut.few() * heads : (call.x < kMergeShared ? rows : 0);
+  const std::uint32_t many = call.x == 0 ? cut.many() * heads : rows - few;
+  // Of a list: its token, its first row of sums and its parts.
+  const auto list = [&](std::uint32_t i) { return call.x == 0 ? cut[i] : make_uint3(i, i * call.x, call.x); };
 #pragma unroll 1
-      for (std::uint32_t row = group; row < rows; row += groups)
-        merge_head<false>(c, row / heads, row % heads, row / heads * call.x, parts, me, others);
-      return;
-    }
-#pragma unroll 1
-    for (std::uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
-      merge_head<true>(c, row / heads, row % heads, row / heads * call.x, parts, me, others);
-      __syncthreads();  // the next head's sums take the place of this one's
-    }
-    return;
-  }
-  cut.find(c);
-  const std::uint32_t few = cut.few() * heads;
-#pragma unroll 1
-  for (std::uint32_t i = group; i < few; i += groups) {
-    const uint3 t = cut[i / heads];
-    merge_head<false>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
+  for (std::uint32_t i = blockIdx.x * kMergeGroups + MergeThread().group; i < few; i += gridDim.x * kMergeGroups) {
+    const uint3 t = list(i / heads);
+    merge_head<false, kHalves>(c, t.x, i % heads, t.y, static_cast<int>(t.z), MergeThread(), others);
   }
 #pragma unroll 1
-  for (std::uint32_t i = blockIdx.x; i < cut.many() * heads; i += gridDim.x) {
-    const uint3 t = cut[cut.few() + i / heads];
-    merge_head<true>(c, t.x, i % heads, t.y, static_cast<int>(t.z), me, others);
-    __syncthreads();
+  for (std::uint32_t i = blockIdx.x; i < many; i += gridDim.x) {
+    const uint3 t = list((few + i) / heads);
+    merge_head<true, kHalves>(c, t.x, i % heads, t.y, static_cast<int>(t.z), MergeThread(), others);
+    __syncthreads();  // the next head's sums take the place of this one's
   }
 }
 
-/// Merges the parts of `tokens` tokens from c.first_token on, where lists have several.
-inline void launch_merge(const TileCall& c, std::int64_t tokens, cudaStream_t stream) {
+/// As launch_merge().
+template <bool kHalves>
+void launch_merge_of(const TileCall& c, std::int64_t tokens, cudaStream_t stream) {
   const std::int64_t rows = tokens * c.a.out_heads;
   constexpr int kMergeThreads = kMergeGroups * kDim / 4;
+  constexpr const char* kName = "sparse_attention merge";
   if (c.cut.extra > 0) {
     // As many blocks as run at once on the multiprocessors of the attention kernel, twice.
     const std::int64_t most = 2 * std::int64_t{c.cut.alone.at_once};
-    device::launch_pdl<merge_by_length, TileCall, std::uint32_t>("sparse_attention merge",
-                                                                 blocks_for(std::min(rows, most), 1), kMergeThreads, 0,
-                                                                 stream, c, static_cast<std::uint32_t>(rows));
+    device::launch_pdl<merge_by_length<kHalves>, TileCall, std::uint32_t>(
+        kName, blocks_for(std::min(rows, most), 1), kMergeThreads, 0, stream, c, static_cast<std::uint32_t>(rows));
     return;
   }
   if (c.parts == 1) return;
   const bool share = c.parts >= kMergeShared;
-  const auto start = share ? device::launch_pdl<merge<true>, TileCall, std::int64_t>
-                           : device::launch_pdl<merge<false>, TileCall, std::int64_t>;
-  start("sparse_attention merge", blocks_for(rows, share ? 1 : kMergeGroups), kMergeThreads, 0, stream, c, rows);
+  const auto start = share ? device::launch_pdl<merge<true, kHalves>, TileCall, std::int64_t>
+                           : device::launch_pdl<merge<false, kHalves>, TileCall, std::int64_t>;
+  start(kName, blocks_for(rows, share ? 1 : kMergeGroups), kMergeThreads, 0, stream, c, rows);
+}
+
+/// Merges the parts of `tokens` tokens from c.first_token on, where lists have several.
+inline void launch_merge(const TileCall& c, std::int64_t tokens, cudaStream_t stream) {
+  (c.half_sums ? launch_merge_of<true> : launch_merge_of<false>)(c, tokens, stream);
 }
 
 }  // namespace smla::attention

@@ -41,9 +41,27 @@ struct RowStage {
   }
 };
 
-/// Writes bf16 rows. `o`: the warp's first row at its first column; `stride`: numbers from a row to the next.
-template <class Number>
-__device__ void store_bf16(const RowStage& stage, std::uint16_t* o, std::int64_t stride, const Number& number) {
+/// Two numbers rounded to bf16 or fp16, the first in the lower half.
+struct Bf16Pair {
+  __device__ std::uint32_t operator()(float low, float high) const {
+    std::uint32_t bits;
+    asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+  }
+};
+struct HalfPair {
+  __device__ std::uint32_t operator()(float low, float high) const {
+    std::uint32_t bits;
+    asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+  }
+};
+
+/// Writes rows of 16-bit numbers, bf16 or fp16 as `pair` rounds them. `o`: the warp's first row at its first column;
+/// `stride`: numbers from a row to the next.
+template <class Number, class Pair>
+__device__ void store_pairs(const RowStage& stage, std::uint16_t* o, std::int64_t stride, const Number& number,
+                            const Pair& pair) {
   const int lane = fresh_thread() % 32;
   const int row = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
@@ -54,7 +72,7 @@ __device__ void store_bf16(const RowStage& stage, std::uint16_t* o, std::int64_t
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const int i = 32 * block + 8 * j + 2 * w;
-        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[w]) : "f"(number(i + 1)), "f"(number(i)));
+        v[w] = pair(number(i), number(i + 1));
       }
       device::stmatrix_x4(stage.place(row, 2 * j + lane / 16), v[0], v[1], v[2], v[3]);
     }
@@ -62,7 +80,7 @@ __device__ void store_bf16(const RowStage& stage, std::uint16_t* o, std::int64_t
   }
 }
 
-/// Writes fp32 rows; as store_bf16().
+/// Writes fp32 rows; as store_pairs().
 template <class Number>
 __device__ void store_f32(const RowStage& stage, float* o, std::int64_t stride, const Number& number) {
   const int lane = fresh_thread() % 32;

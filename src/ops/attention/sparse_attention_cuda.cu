@@ -183,9 +183,22 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     const int row = softmax.row();
     if (at.list.parts > 1) {
       const std::int64_t state = at.list.state(c, at.first_head);
-      if (softmax.first() && row < heads) c.states[state + row] = make_float2(softmax.reference, sum);
+      if (softmax.first() && row < heads) {
+        c.states[state + row] = make_float2(softmax.reference, sum);
+        factors[row] = per_sum_unit(sum);
+      }
+      if (!c.half_sums) {
+        output.each([&](int h, int column, const float4& v) {
+          if (h < heads) *reinterpret_cast<float4*>(c.sums + (state + h) * kDim + column) = v;
+        });
+        return;
+      }
+      __syncthreads();
       output.each([&](int h, int column, const float4& v) {
-        if (h < heads) *reinterpret_cast<float4*>(c.sums + (state + h) * kDim + column) = v;
+        if (h >= heads) return;
+        const float f = factors[h];
+        *reinterpret_cast<uint2*>(c.halves(state + h) + column) =
+            make_uint2(device::halves_of(v.x * f, v.y * f), device::halves_of(v.z * f, v.w * f));
       });
       return;
     }
@@ -276,6 +289,7 @@ void attend_with_tiles(const SparseAttention::Problem& p, const SparseAttention:
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
   c.cut = cut_of(c, split.cut);
+  c.half_sums = split.half_sums;
   place_sums(c, workspace.data, split.launch_tokens);
   const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
   const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;

@@ -232,6 +232,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
   c.cut = cut_of(c, split.cut);
+  c.half_sums = split.half_sums;
   place_sums(c, context.workspace.data, split.launch_tokens);
   const std::int64_t head_tiles = (p.heads + kTileHeads - 1) / kTileHeads;
   c.head_tiles = static_cast<std::uint32_t>(head_tiles);

@@ -208,7 +208,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   const int bytes = key_bytes(p);
   AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes),
                        .half_sums = AttentionSplit::takes_half_sums(p, fixed)};
-  const std::int64_t sums_cost = split.half_sums ? 8 : 13;  // of writing and reading ten rows of sums
+  const std::int64_t sums_cost = split.half_sums ? 11 : 13;  // of writing and reading ten rows of sums
   const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   if (fixed || split.tile < 0) {
     split.part_keys = AttentionSplit::kFixedPart;

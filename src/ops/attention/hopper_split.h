@@ -36,12 +36,12 @@ inline std::string describe(const HopperSplit& split, const SparseAttention::Pro
 /// Times of the Hopper kernel, in the unit of AttentionTile::Cost, 0.76 ns. Fitted to 60 decode cells of an H200
 /// (docs/kernels/sparse_attention_sm90.md has them and how well they fit).
 struct HopperCost {
-  static constexpr std::int64_t kTile = 3'225;   ///< of a tile of 64 heads x 64 keys
-  static constexpr std::int64_t kItem = 8'575;   ///< of an item, for everything but its tiles
-  static constexpr std::int64_t kMerge = 4'000;  ///< a little more than fitted: of equal estimates, whole lists
-  static constexpr std::int64_t kSums = 151;     ///< of writing and reading a hundred rows of fp32 sums
-  static constexpr std::int64_t kHalfSums = 85;  ///< the same of fp16 sums
-  static constexpr std::int64_t kCall = 3'850;   ///< of a call, beyond what one of the kernel for any GPU takes
+  static constexpr std::int64_t kTile = 3'225;    ///< of a tile of 64 heads x 64 keys
+  static constexpr std::int64_t kItem = 8'575;    ///< of an item, for everything but its tiles
+  static constexpr std::int64_t kMerge = 3'300;   ///< a little more than fitted: of equal estimates, whole lists
+  static constexpr std::int64_t kSums = 151;      ///< of writing and reading a hundred rows of fp32 sums
+  static constexpr std::int64_t kHalfSums = 121;  ///< the same of fp16 sums
+  static constexpr std::int64_t kCall = 3'000;    ///< of a call, beyond what one of the kernel for any GPU takes
   /// Norming and rotating an item's queries, beyond what the other kernel takes for it: of whole lists, and more where
   /// lists are cut. Out of nine layers of 16 to 128 requests.
   static constexpr std::int64_t kPrologue = 4'600;

@@ -10,6 +10,18 @@
 namespace smla::attention {
 
 constexpr int kMergeGroups = 4;
+// What fits into the registers that nvcc 13.0 finds: parts whose loads are on their way together, and blocks of a
+// multiprocessor at once.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int kMergeLoads = kMergeGroups;
+#else
+constexpr int kMergeLoads = kMergeGroups / 2;
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kMergeBlocks = 1;
+#else
+constexpr int kMergeBlocks = 2;
+#endif
 constexpr int kMergeShared = 8;  ///< from this many parts on the thread groups of a block share the parts of one head
 
 /// The state of a head over all its parts, found by a warp: the largest reference, and the sums that belong to it.
@@ -98,22 +110,24 @@ __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t h
   const float* sums = c.sums + (begin * c.a.heads + head) * kDim;
   const auto heads = static_cast<std::uint32_t>(c.a.heads);
   float4 total[kMergeGroups] = {};
-  // Of four parts at a time, `step` apart, so that their loads are on their way together.
+  // The loads of kMergeLoads parts, kStep apart, are on their way together.
   constexpr int kStep = kShare ? kMergeGroups : 1;
 #pragma unroll 1
   for (int first = kShare ? me.group : 0; first < parts; first += kMergeGroups * kStep) {
     const auto row = [&](int g) { return static_cast<std::uint32_t>(first + g * kStep) * heads; };
-    float2 state[kMergeGroups];
-    PartSums<kHalves> part[kMergeGroups];
 #pragma unroll
-    for (int g = 0; g < kMergeGroups; ++g) {
-      const int i = first + g * kStep;
-      state[g] = i < parts ? states[row(g)] : make_float2(0, 0);
+    for (int from = 0; from < kMergeGroups; from += kMergeLoads) {
+      float2 state[kMergeLoads];
+      PartSums<kHalves> part[kMergeLoads];
+#pragma unroll
+      for (int i = 0; i < kMergeLoads; ++i)
+        state[i] = first + (from + i) * kStep < parts ? states[row(from + i)] : make_float2(0, 0);
+#pragma unroll
+      for (int i = 0; i < kMergeLoads; ++i) part[i].load(state[i], sums, row(from + i), vec4);
+#pragma unroll
+      for (int i = 0; i < kMergeLoads; ++i)
+        part[i].add_to(total[kShare ? 0 : from + i], state[i], shift, sums, row(from + i), vec4);
     }
-#pragma unroll
-    for (int g = 0; g < kMergeGroups; ++g) part[g].load(state[g], sums, row(g), vec4);
-#pragma unroll
-    for (int g = 0; g < kMergeGroups; ++g) part[g].add_to(total[kShare ? 0 : g], state[g], shift, sums, row(g), vec4);
   }
   if constexpr (kShare) {
     if (me.group > 0) others[me.group - 1][vec4] = total[0];
@@ -135,16 +149,17 @@ __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t h
 
 /// Of lists that are cut alike: a head of a token for each block, or with !kShare for each group of threads.
 template <bool kShare, bool kHalves>
-static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, 2)
-    merge(const __grid_constant__ TileCall c, std::int64_t rows) {
+static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, kMergeBlocks)
+    merge(const __grid_constant__ TileCall c, std::uint32_t rows) {
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
   device::pdl_wait();
   const MergeThread me;
-  const std::int64_t row = kShare ? blockIdx.x : static_cast<std::int64_t>(blockIdx.x) * kMergeGroups + me.group;
+  const auto heads = static_cast<std::uint32_t>(c.a.out_heads);
+  const std::uint32_t row = kShare ? blockIdx.x : blockIdx.x * kMergeGroups + me.group;
   if (row >= rows) return;
-  const std::int64_t local = row / c.a.out_heads;
-  merge_head<kShare, kHalves>(c, c.first_token + local, row % c.a.out_heads, local * c.parts, static_cast<int>(c.parts),
-                              me, others);
+  const std::uint32_t local = row / heads;
+  merge_head<kShare, kHalves>(c, c.first_token + local, row % heads, std::int64_t{local} * c.parts,
+                              static_cast<int>(c.parts), me, others);
 }
 
 /// Tokens whose lists have several parts, found by all threads of a block at once: read one after the other, their
@@ -193,7 +208,7 @@ class CutTokens {
 /// Of lists that are cut by their lengths. Lists of one part are finished already; those of few are merged by groups of
 /// threads, then those of many by whole blocks.
 template <bool kHalves>
-static __global__ void __launch_bounds__(CutTokens::kThreads, 2)
+static __global__ void __launch_bounds__(CutTokens::kThreads, kMergeBlocks)
     merge_by_length(const __grid_constant__ TileCall c, std::uint32_t rows) {
   __shared__ float4 others[kMergeGroups - 1][kDim / 4];
   __shared__ CutTokens cut;
@@ -234,9 +249,10 @@ void launch_merge_of(const TileCall& c, std::int64_t tokens, cudaStream_t stream
   }
   if (c.parts == 1) return;
   const bool share = c.parts >= kMergeShared;
-  const auto start = share ? device::launch_pdl<merge<true, kHalves>, TileCall, std::int64_t>
-                           : device::launch_pdl<merge<false, kHalves>, TileCall, std::int64_t>;
-  start(kName, blocks_for(rows, share ? 1 : kMergeGroups), kMergeThreads, 0, stream, c, rows);
+  const auto start = share ? device::launch_pdl<merge<true, kHalves>, TileCall, std::uint32_t>
+                           : device::launch_pdl<merge<false, kHalves>, TileCall, std::uint32_t>;
+  start(kName, blocks_for(rows, share ? 1 : kMergeGroups), kMergeThreads, 0, stream, c,
+        static_cast<std::uint32_t>(rows));
 }
 
 /// Merges the parts of `tokens` tokens from c.first_token on, where lists have several.

@@ -291,6 +291,18 @@ def test_the_last_step_of_a_prefill_is_timed(vllm_stand_in: Vllm, monkeypatch: p
     assert not left
 
 
+def test_launches_are_those_of_the_gpu(vllm_stand_in: Vllm) -> None:
+    times = importlib.import_module("times")
+
+    def event(name: str, device: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name, device_type=device, device_resource_id=7, time_range=SimpleNamespace(start=1.0, end=4.0)
+        )
+
+    profiler = SimpleNamespace(events=lambda: [event("kernel", "DeviceType.CUDA"), event("call", "DeviceType.CPU")])
+    assert times.launches_of(profiler) == [("kernel", 7, 1.0, 4.0)]
+
+
 def test_an_entry_point_is_made_where_none_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def targets() -> list[str]:
         return [entry.value for entry in importlib.metadata.entry_points(group=engine.PLUGINS)]

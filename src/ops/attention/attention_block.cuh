@@ -42,7 +42,7 @@ struct TileCall {
   std::int64_t tokens_ahead = 0;  ///< from a block's token to that of the block that follows on its multiprocessor
   float* sums = nullptr;          ///< [rows, H, 512]; a row is a token's part
   float2* states = nullptr;       ///< [rows, H]; a sum below 0: its size, of a head whose sums are fp32 in any case
-  bool half_sums = false;         ///< sums are fp16 numbers at the beginning of their rows, times sum_unit()
+  bool half_sums = false;         ///< sums are fp16 numbers at the beginning of their rows, divided by sum_unit()
   uint2* cuts = nullptr;          ///< of lists that are cut by length: [tokens] first row and number of parts; behind
                                   ///< them the parts of each list where all have as many, or 0, and the most of a list
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back

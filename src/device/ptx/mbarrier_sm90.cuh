@@ -70,4 +70,16 @@ __device__ inline void stmatrix_x4(std::uint32_t at, std::uint32_t a, std::uint3
                : "memory");
 }
 
+/// The same of transposed tiles: lane l has numbers l/4 of rows 2(l%4) and 2(l%4)+1 of every tile. Of two tiles lanes 0
+/// to 15 hold the addresses.
+__device__ inline void stmatrix_x4_trans(std::uint32_t at, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                         std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+__device__ inline void stmatrix_x2_trans(std::uint32_t at, std::uint32_t a, std::uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
+
 }  // namespace smla::device

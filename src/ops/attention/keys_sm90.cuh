@@ -29,28 +29,33 @@ __device__ inline void arrive(std::uint32_t barrier) {
   if ((fresh_thread() & 31) == 0) device::mbarrier_arrive(barrier);
 }
 
-/// Calls f<i>() for each piece of a tile.
-template <class F>
+/// Calls f<i>() for kPieces pieces of a tile from kFirst on.
+template <int kFirst, int kPieces, class F>
 __device__ __forceinline__ void each_piece(const F& f) {
   const auto all = [&]<int... kPiece>(std::integer_sequence<int, kPiece...>) {
-    (f.template operator()<kPiece>(), ...);
+    (f.template operator()<kFirst + kPiece>(), ...);
   };
-  all(std::make_integer_sequence<int, kKeyPieces>{});
+  all(std::make_integer_sequence<int, kPieces>{});
 }
 
-/// The third warpgroup: widens the numbers of listed rows to fp16 and writes them to the stages. A thread has two rows
-/// of a tile, of each group of 64 dims the same 16. Rows are asked for kAhead groups before they are widened, across
-/// tiles and items. What it writes is made visible to wgmma by those who wait for it: a fence here would wait for all
-/// rows that were asked for.
-template <int kCodeGroups>
+/// A warpgroup that widens the numbers of listed rows to fp16 and writes them to the stages: kPieces pieces of each
+/// tile from kFirstPiece on. A thread has two rows of a tile, of each group of 64 dims the same 16. Rows are asked for
+/// kAhead groups before they are widened, across tiles and items. What it writes is made visible to wgmma by those who
+/// wait for it: a fence here would wait for all rows that were asked for.
+template <int kCodeGroups, int kFirstPiece = 0, int kPieces = kKeyPieces>
 struct KeyLoader {
   static_assert(kCodeGroups == 7 || kCodeGroups == 8);
   static constexpr int kGroups = AttentionTile::kGroups;
-  static constexpr int kRows = 64 / (8 * kKeyWarps);  ///< of a thread, 8 apart
+  static constexpr int kFirst = kFirstPiece * kPieceGroups;  ///< group of those that it widens
+  static constexpr int kOwn = kPieces * kPieceGroups;        ///< groups that it widens
+  static constexpr int kLastPiece = kFirstPiece + kPieces - 1;
+  static constexpr int kRows = 64 / (8 * kGroupWarps);  ///< of a thread, 8 apart
   static constexpr int kAhead = 4;
-  static constexpr int kWaiting = kAhead;               ///< groups that `codes` holds; divides kGroups
-  static constexpr bool kRest = kCodeGroups < kGroups;  ///< the groups behind the codes are one, of bf16 numbers
-  static constexpr bool kScaled = kCodeGroups == 7;     ///< else the scale is the cache's
+  static constexpr int kWaiting = kAhead;  ///< groups that `codes` holds; divides kOwn
+  static_assert(kOwn % kWaiting == 0);
+  /// The group behind the codes, of bf16 numbers, is there and widened here.
+  static constexpr bool kRest = kCodeGroups < kFirst + kOwn;
+  static constexpr bool kScaled = kCodeGroups == 7;  ///< else the scale is the cache's
 
   Shared shared;
   std::uint32_t taken = 0;     ///< tiles so far
@@ -67,7 +72,7 @@ struct KeyLoader {
   /// The first of a thread's rows: sixteen for each warp, eight for each of its two rows, by bits because registers are
   /// short.
   __device__ static int row_of(int thread) {
-    static_assert(kComputeThreads % kGroupThreads == 0 && kRows == 2);
+    static_assert(kRows == 2);
     return (thread >> 1 & 0x30) | (thread >> 2 & 7);
   }
 
@@ -155,8 +160,9 @@ struct KeyLoader {
   template <int kGroup>
   __device__ void step(std::uint32_t row_at, std::uint32_t& next, std::uint32_t& overflow) {
     widen<kGroup>(row_at, overflow);
-    if constexpr (kGroup + kAhead == kGroups) next = take();
-    ask<(kGroup + kAhead) % kGroups>();
+    constexpr int kAsked = kGroup - kFirst + kAhead;
+    if constexpr (kAsked == kOwn) next = take();
+    ask<kFirst + kAsked % kOwn>();
   }
 
   /// Begins with a rehearsal: a tile of zeros that nobody is told of, so that the code comes from memory while the
@@ -174,7 +180,8 @@ struct KeyLoader {
     } else {
       next = take();
     }
-    ask<0>(), ask<1>(), ask<2>(), ask<3>();
+    static_assert(kAhead == 4);
+    ask<kFirst>(), ask<kFirst + 1>(), ask<kFirst + 2>(), ask<kFirst + 3>();
 #pragma unroll 1
     while ((next & kNoMoreTiles) == 0) {
       const std::uint32_t tile = next;
@@ -189,23 +196,25 @@ struct KeyLoader {
         parities ^= 1 << stage;
         take_scales();
       }
-      each_piece([&]<int kPiece>() {
+      each_piece<kFirstPiece, kPieces>([&]<int kPiece>() {
         if (told) device::mbarrier_wait(shared.free(static_cast<int>(stage), kPiece), parity ^ 1);
         if constexpr (kPiece == 0) {
-          if (told && thread == kComputeThreads)
+          if (told && thread % kGroupThreads == 0)
             device::st_shared_v2(shared.at + Place::kValid + 8 * stage, device::ld_shared_v2(shared.named(taken - 1)));
         }
-        if constexpr (kScaled && kPiece == kKeyPieces - 1) {
+        if constexpr (kScaled && kPiece == kLastPiece) {
 #pragma unroll
-          for (int r = 0; r < kRows; ++r)
-            overflow |= unrepresentable_scales(scales[r].x) | unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
+          for (int r = 0; r < kRows; ++r) {
+            if constexpr (kFirst < 4) overflow |= unrepresentable_scales(scales[r].x);
+            if constexpr (kFirst + kOwn > 4) overflow |= unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
+          }
         }
         const auto steps = [&]<int... kGroup>(std::integer_sequence<int, kGroup...>) {
           (step<kPiece * kPieceGroups + kGroup>(row_at, next, overflow), ...);
         };
         steps(std::make_integer_sequence<int, kPieceGroups>{});
         // Overflow of fp16 is the upper bit of a half, a bad scale that of a byte.
-        if (kPiece == kKeyPieces - 1 && (overflow & (kScaled ? 0x8080'8080U : 0x8000'8000U)) != 0U)
+        if (kPiece == kLastPiece && (overflow & (kScaled ? 0x8080'8080U : 0x8000'8000U)) != 0U)
           device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
         if (told) arrive(shared.full(static_cast<int>(stage), kPiece));
       });
@@ -213,8 +222,8 @@ struct KeyLoader {
   }
 };
 
-/// The third warpgroup where rows were widened before: copies them to the stages, 16 bytes at a time. A warp has 16
-/// rows of a tile, of which it copies 128 bytes of four at once.
+/// The warpgroup that takes the place of KeyLoader where rows were widened before: copies them to the stages, 16 bytes
+/// at a time. A warp has 16 rows of a tile, of which it copies 128 bytes of four at once.
 struct KeyCopier {
   static constexpr int kRows = 4;  ///< of a thread, 4 apart
 
@@ -257,7 +266,7 @@ struct KeyCopier {
       const uint2 valid = device::ld_shared_v2(shared.named(taken));
       arrive(shared.taken(slot));
       const std::uint32_t to = shared.keys(stage) + first * 128 + ((piece ^ (first & 7)) << 4);
-      each_piece([&]<int kPiece>() {
+      each_piece<0, kKeyPieces>([&]<int kPiece>() {
         device::mbarrier_wait(shared.free(stage, kPiece), parity ^ 1);
         if (kPiece == 0 && thread == 0) {
           device::st_shared_v2(shared.at + Place::kValid + 8 * stage, valid);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "device/copy.cuh"
 #include "ops/attention/attention_block.cuh"
 
 namespace smla::attention {

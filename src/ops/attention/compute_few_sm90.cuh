@@ -358,19 +358,26 @@ struct ComputeFew {
     sync();
   }
 
+  /// The item of a turn, computed anew at each use: kept across a list it would take registers.
+  __device__ Item item(std::uint32_t turn) const {
+    asm volatile("" : "+r"(turn));
+    return Item(c, shared, blockIdx.x + turn * gridDim.x, turn);
+  }
+
+  /// Waits for an item's queries. Those that are normed and rotated become fp16 numbers here.
+  __device__ void prepare(std::uint32_t turn) {
+    device::mbarrier_wait(shared.item_ready(turn), Shared::item_parity(turn));
+    const ItemQueries<Item> queries{c, shared.at + Place::kQueries, item(turn)};
+    if (!queries.rotated()) return;
+    if (queries.finish(fresh_thread() / 32, kGroupWarps)) device::st_shared_u32(shared.info(turn) + 12, 1);
+    device::fence_proxy_async();
+    sync();
+  }
+
   __device__ void all_items(std::uint32_t items) {
 #pragma unroll 1
-    for (std::uint32_t turn = 0;; ++turn) {
-      const std::uint32_t number = blockIdx.x + turn * gridDim.x;
-      if (!Item::is(shared, items, number, turn)) return;
-      const Item item(c, shared, number, turn);
-      device::mbarrier_wait(shared.item_ready(turn), Shared::item_parity(turn));
-      const ItemQueries<Item> queries{c, shared.at + Place::kQueries, item};
-      if (queries.rotated()) {
-        if (queries.finish(fresh_thread() / 32, kGroupWarps)) device::st_shared_u32(shared.info(turn) + 12, 1);
-        device::fence_proxy_async();
-        sync();
-      }
+    for (std::uint32_t turn = 0; Item::is(shared, items, blockIdx.x + turn * gridDim.x, turn); ++turn) {
+      prepare(turn);
       const uint2 tiles = device::ld_shared_v2(shared.info(turn));
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
@@ -380,12 +387,13 @@ struct ComputeFew {
 #pragma unroll
       for (int h = 0; h < kOwnHeads; ++h) sum[h] = 0, reference[h] = -INFINITY;
       all_tiles(__shfl_sync(kAll, static_cast<int>(tiles.x), 0), __shfl_sync(kAll, static_cast<int>(tiles.y), 0));
+      const Item of = item(turn);
       if (unrepresentable(shared, turn)) {
-        repeat(item);
+        repeat(of);
       } else {
-        finish_item(item);
+        finish_item(of);
       }
-      if (!item.split() && item.first_head() + kHeads >= c.a.heads) clear_padding(c, item.token(), kGroupWarps);
+      if (!of.split() && of.first_head() + kHeads >= c.a.heads) clear_padding(c, of.token(), kGroupWarps);
     }
   }
 };

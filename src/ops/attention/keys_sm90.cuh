@@ -180,8 +180,8 @@ struct KeyLoader {
     } else {
       next = take();
     }
-    static_assert(kAhead == 4);
-    ask<kFirst>(), ask<kFirst + 1>(), ask<kFirst + 2>(), ask<kFirst + 3>();
+    const auto asks = [&]<int... kGroup>(std::integer_sequence<int, kGroup...>) { (ask<kFirst + kGroup>(), ...); };
+    asks(std::make_integer_sequence<int, kAhead>{});
 #pragma unroll 1
     while ((next & kNoMoreTiles) == 0) {
       const std::uint32_t tile = next;

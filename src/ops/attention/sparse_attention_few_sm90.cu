@@ -22,9 +22,9 @@ using namespace attention::sm90;
 constexpr std::string_view kName = "sm90_few";
 
 // Registers of a thread, by what its warpgroup does; 512 together at most.
-constexpr int kFewRegisters = 240;
-constexpr int kWideningRegisters = 112;
-constexpr int kListingRegisters = 40;
+constexpr int few_registers(int heads) { return heads == 32 ? 224 : 152; }
+constexpr int widening_registers(int heads) { return heads == 32 ? 128 : 152; }
+constexpr int listing_registers(int heads) { return heads == 32 ? 32 : 40; }
 
 /// kCodeGroups: of the rows as their caches store them; kUnitWeights: see ComputeFew; Item: AlikeItem, or CutItem for
 /// lists that are cut by their lengths.
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {
-    device::fewer_registers<kListingRegisters>();
+    device::fewer_registers<listing_registers(Item::kHeads)>();
     const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
     if (warp == 0) {
       ListWalker<kCodeGroups, Item, true>{c, NamedRows{}, shared, items}.all_tiles();
@@ -52,14 +52,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       bring_queries<Item>(c, shared, items, warp - 1);
     }
   } else if (group > 0) {
-    device::fewer_registers<kWideningRegisters>();
+    device::fewer_registers<widening_registers(Item::kHeads)>();
     if (group == 1) {
       KeyLoader<kCodeGroups, 0, 1>(shared).all_tiles();
     } else {
       KeyLoader<kCodeGroups, 1, 1>(shared).all_tiles();
     }
   } else {
-    device::more_registers<kFewRegisters>();
+    device::more_registers<few_registers(Item::kHeads)>();
     ComputeFew<kUnitWeights, Item>(c, shared, dynamic).all_items(items);
   }
   device::pdl_trigger();

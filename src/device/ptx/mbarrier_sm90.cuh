@@ -60,6 +60,12 @@ template <int kRegisters>
 __device__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
+/// The same of a kernel whose threads begin with kBegin registers.
+template <int kRegisters, int kBegin>
+__device__ void set_registers() {
+  if constexpr (kRegisters > kBegin) more_registers<kRegisters>();
+  if constexpr (kRegisters < kBegin) fewer_registers<kRegisters>();
+}
 
 /// Stores four 8x8 tiles of 16-bit numbers: lanes 8i..8i+7 hold the addresses of tile i's rows, 16 bytes each. Lane l
 /// has numbers 2(l%4) and 2(l%4)+1 of row l/4 of every tile.

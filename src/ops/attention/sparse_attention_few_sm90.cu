@@ -21,8 +21,9 @@ using namespace attention::sm90;
 
 constexpr std::string_view kName = "sm90_few";
 
-// Registers of a thread, by what its warpgroup does; 512 together at most.
-constexpr int few_registers(int heads) { return heads == 32 ? 224 : 152; }
+// Registers of a thread, at the beginning and by what its warpgroup does: computes, widens (two do), or lists.
+constexpr int kBeginRegisters = 128;
+constexpr int computing_registers(int heads) { return heads == 32 ? 224 : 152; }
 constexpr int widening_registers(int heads) { return heads == 32 ? 128 : 152; }
 constexpr int listing_registers(int heads) { return heads == 32 ? 32 : 40; }
 
@@ -31,6 +32,9 @@ constexpr int listing_registers(int heads) { return heads == 32 ? 32 : 40; }
 template <int kCodeGroups, bool kUnitWeights, class Item>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     attend_few(const __grid_constant__ TileCall c, std::uint32_t items) {
+  static_assert(computing_registers(Item::kHeads) + 2 * widening_registers(Item::kHeads) +
+                    listing_registers(Item::kHeads) <=
+                4 * kBeginRegisters);
   extern __shared__ __align__(Place::kAlign) std::uint8_t dynamic[];
   const Shared shared{device::shared_address(dynamic)};
   if (threadIdx.x == 0) {
@@ -44,7 +48,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {
-    device::fewer_registers<listing_registers(Item::kHeads)>();
+    device::set_registers<listing_registers(Item::kHeads), kBeginRegisters>();
     const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
     if (warp == 0) {
       ListWalker<kCodeGroups, Item, true>{c, NamedRows{}, shared, items}.all_tiles();
@@ -52,14 +56,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       bring_queries<Item>(c, shared, items, warp - 1);
     }
   } else if (group > 0) {
-    device::fewer_registers<widening_registers(Item::kHeads)>();
+    device::set_registers<widening_registers(Item::kHeads), kBeginRegisters>();
     if (group == 1) {
       KeyLoader<kCodeGroups, 0, 1>(shared).all_tiles();
     } else {
       KeyLoader<kCodeGroups, 1, 1>(shared).all_tiles();
     }
   } else {
-    device::more_registers<few_registers(Item::kHeads)>();
+    device::set_registers<computing_registers(Item::kHeads), kBeginRegisters>();
     ComputeFew<kUnitWeights, Item>(c, shared, dynamic).all_items(items);
   }
   device::pdl_trigger();

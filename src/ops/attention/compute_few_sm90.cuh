@@ -49,15 +49,14 @@ struct ComputeFew {
   __device__ std::uint32_t stage() const { return tiles_so_far & 1; }
   __device__ static void sync() { device::bar_sync(kComputeBarrier, kGroupThreads); }
 
-  /// Starts the products of the tile `ahead` tiles from the present one with the queries, once its keys are there.
-  __device__ void start_scores(std::uint32_t ahead) {
-    const std::uint32_t tile = tiles_so_far + ahead;
-    const auto at = static_cast<int>(tile & 1);
+  /// Starts the products of the present tile with the queries, once its keys are there.
+  __device__ void start_scores() {
+    const auto at = static_cast<int>(stage());
     const std::uint64_t k = device::wgmma_matrix(shared.keys(at), 16, 1024);
     const std::uint64_t q = device::wgmma_matrix(shared.at + Place::kQueries, 16, 1024);
 #pragma unroll
     for (int piece = 0; piece < kKeyPieces; ++piece) {
-      device::mbarrier_wait(shared.full(at, piece), tile >> 1 & 1);
+      device::mbarrier_wait(shared.full(at, piece), tiles_so_far >> 1 & 1);
       device::fence_proxy_async();
       device::wgmma_fence();
 #pragma unroll
@@ -114,20 +113,20 @@ struct ComputeFew {
     device::fence_proxy_async();
   }
 
-  /// Weights of scores, by the present references.
-  __device__ void exponentiate(const float (&exponents)[kNumbers], float (&weights)[kNumbers]) const {
+  /// Weights of scaled scores, by the present references.
+  __device__ void exponentiate(float (&weights)[kNumbers]) const {
 #pragma unroll
     for (int k = 0; k < kNumbers; ++k) {
       const float at = reference[head_of(k)];
-      weights[k] = exp2_approx(exponents[k] - (at == -INFINITY ? 0 : at));
+      weights[k] = exp2_approx(scores[k] - (at == -INFINITY ? 0 : at));
     }
   }
 
   /// Moves the references up to the largest scores so far, and rescales what older ones have summed up.
-  __device__ void move_references(const float (&exponents)[kNumbers], const Lane& me) {
+  __device__ void move_references(const Lane& me) {
     float top[kOwnHeads];
 #pragma unroll
-    for (int h = 0; h < kOwnHeads; ++h) top[h] = fmaxf(exponents[h / 2 * 4 + h % 2], exponents[h / 2 * 4 + 2 + h % 2]);
+    for (int h = 0; h < kOwnHeads; ++h) top[h] = fmaxf(scores[h / 2 * 4 + h % 2], scores[h / 2 * 4 + 2 + h % 2]);
 #pragma unroll
     for (int h = 0; h < kOwnHeads; ++h) {
 #pragma unroll
@@ -156,26 +155,25 @@ struct ComputeFew {
     }
   }
 
-  /// Makes weights of the present tile's scores. No product may be running.
+  /// Makes weights of the present tile's scores, which are scaled in place. No product may be running.
   __device__ void weigh(int scope) {
     const Lane me = Lane::fresh();
     const float scale = c.score_scale[scope];
     const uint2 named = device::ld_shared_v2(shared.at + Place::kValid + 8 * stage());
     const std::uint32_t keys = (me.warp < 2 ? named.x : named.y) >> (me.warp % 2 * 16 + me.lane / 4);
-    float exponents[kNumbers];
     bool grown = false;
 #pragma unroll
     for (int k = 0; k < kNumbers; ++k) {
-      exponents[k] = (keys >> 8 * row_of(k) & 1) != 0 ? scores[k] * scale : -INFINITY;
-      grown = grown || exponents[k] > reference[head_of(k)] + (kRoom + kSlack);
+      scores[k] = (keys >> 8 * row_of(k) & 1) != 0 ? scores[k] * scale : -INFINITY;
+      grown = grown || scores[k] > reference[head_of(k)] + (kRoom + kSlack);
     }
     float weights[kNumbers];
-    exponentiate(exponents, weights);
+    exponentiate(weights);
     store_weights(weights, scope, me);
     // References seldom move, so weights are made before it is known whether they have to.
     if (device::bar_any(kComputeBarrier, kGroupThreads, grown)) {
-      move_references(exponents, me);
-      exponentiate(exponents, weights);
+      move_references(me);
+      exponentiate(weights);
       store_weights(weights, scope, me);
       sync();
     }
@@ -186,19 +184,20 @@ struct ComputeFew {
   /// Computes a list of `tiles` tiles, at least one, of which the first `first` are of the first scope.
   __device__ void all_tiles(int tiles, int first) {
     const auto scope = [&](int tile) { return tile < first ? 0 : 1; };
-    start_scores(0);
+    start_scores();
     device::wgmma_wait<0>();
 #pragma unroll 1
     for (int tile = 0; tile + 1 < tiles; ++tile) {
       weigh(scope(tile));
       start_values();
-      start_scores(1);
-      device::wgmma_wait<2>();
-      free_piece(0);
+      // Freed before the next tile is waited for: its stage is what the tile after that is waiting for.
       device::wgmma_wait<1>();
-      free_piece(1);
+      free_piece(0);
       device::wgmma_wait<0>();
+      free_piece(1);
       ++tiles_so_far;
+      start_scores();
+      device::wgmma_wait<0>();
     }
     device::mbarrier_arrive_warp(shared.queries_read());
     weigh(scope(tiles - 1));

@@ -41,13 +41,16 @@ __device__ __forceinline__ void each_piece(const F& f) {
 /// A warpgroup that widens the numbers of listed rows to fp16 and writes them to the stages: kPieces pieces of each
 /// tile from kFirstPiece on. A thread has two rows of a tile, of each group of 64 dims the same 16. Rows are asked for
 /// kAhead groups before they are widened, across tiles and items. What it writes is made visible to wgmma by those who
-/// wait for it: a fence here would wait for all rows that were asked for.
-template <int kCodeGroups, int kFirstPiece = 0, int kPieces = kKeyPieces>
+/// wait for it: a fence here would wait for all rows that were asked for. kRoomy: there are registers to find bad
+/// scales before rows are asked for, and for four lanes to ask for whole sectors of the numbers behind the codes.
+template <int kCodeGroups, int kFirstPiece = 0, int kPieces = kKeyPieces, bool kRoomy = false>
 struct KeyLoader {
   static_assert(kCodeGroups == 7 || kCodeGroups == 8);
   static constexpr int kGroups = AttentionTile::kGroups;
   static constexpr int kFirst = kFirstPiece * kPieceGroups;  ///< group of those that it widens
-  static constexpr int kOwn = kPieces * kPieceGroups;        ///< groups that it widens
+  /// Bytes between a thread's two pieces of 16 bytes in the group behind the codes.
+  static constexpr int kApart = kRoomy ? 64 : 16;
+  static constexpr int kOwn = kPieces * kPieceGroups;  ///< groups that it widens
   static constexpr int kLastPiece = kFirstPiece + kPieces - 1;
   static constexpr int kRows = 64 / (8 * kGroupWarps);  ///< of a thread, 8 apart
   static constexpr int kAhead = 4;
@@ -101,6 +104,21 @@ struct KeyLoader {
     arrive(shared.taken(slot));
   }
 
+  /// Has a tile's item computed in fp32.
+  __device__ void refuse(std::uint32_t tile) const {
+    device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
+  }
+  /// Refuses a tile with scales that fp16 cannot represent. Behind loads of rows they would be waited for with those.
+  __device__ void check_scales(std::uint32_t tile) const {
+    std::uint32_t bad = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (kFirst < 4) bad |= unrepresentable_scales(scales[r].x);
+      if constexpr (kFirst + kOwn > 4) bad |= unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
+    }
+    if ((bad & 0x8080'8080U) != 0U) refuse(tile);
+  }
+
   /// Asks for group kGroup of the rows.
   template <int kGroup>
   __device__ void ask() {
@@ -110,7 +128,8 @@ struct KeyLoader {
         codes[kGroup % kWaiting][r] = load16(row[r] + 64 * kGroup);
       } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * (fresh_thread() & 3) + 16 * i);
+        for (int i = 0; i < 2; ++i)
+          rest[i][r] = load16(row[r] + 64 * kCodeGroups + (kRoomy ? 0 : 16 * (fresh_thread() & 3)) + kApart * i);
       }
     }
   }
@@ -152,8 +171,11 @@ struct KeyLoader {
         high.x = half_pair(b.x, overflow), high.y = half_pair(b.y, overflow);
         high.z = half_pair(b.z, overflow), high.w = half_pair(b.w, overflow);
       }
-      device::st_shared_v4(first + r * 1024, low);
-      device::st_shared_v4((first ^ 16) + r * 1024, high);
+      // Of codes a thread has two pieces of 16 bytes beside each other, of the rest two that are kApart.
+      const std::uint32_t to =
+          kGroup < kCodeGroups || !kRoomy ? first : first ^ (fresh_thread() & 3) * 16 ^ (fresh_thread() & 3) * 32;
+      device::st_shared_v4(to + r * 1024, low);
+      device::st_shared_v4((to ^ (kGroup < kCodeGroups ? 16 : kApart)) + r * 1024, high);
     }
   }
 
@@ -195,6 +217,7 @@ struct KeyLoader {
       if (told) {
         parities ^= 1 << stage;
         take_scales();
+        if constexpr (kScaled && kRoomy) check_scales(tile);
       }
       each_piece<kFirstPiece, kPieces>([&]<int kPiece>() {
         if (told) device::mbarrier_wait(shared.free(static_cast<int>(stage), kPiece), parity ^ 1);
@@ -202,20 +225,12 @@ struct KeyLoader {
           if (told && thread % kGroupThreads == 0)
             device::st_shared_v2(shared.at + Place::kValid + 8 * stage, device::ld_shared_v2(shared.named(taken - 1)));
         }
-        if constexpr (kScaled && kPiece == kLastPiece) {
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            if constexpr (kFirst < 4) overflow |= unrepresentable_scales(scales[r].x);
-            if constexpr (kFirst + kOwn > 4) overflow |= unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
-          }
-        }
         const auto steps = [&]<int... kGroup>(std::integer_sequence<int, kGroup...>) {
           (step<kPiece * kPieceGroups + kGroup>(row_at, next, overflow), ...);
         };
         steps(std::make_integer_sequence<int, kPieceGroups>{});
-        // Overflow of fp16 is the upper bit of a half, a bad scale that of a byte.
-        if (kPiece == kLastPiece && (overflow & (kScaled ? 0x8080'8080U : 0x8000'8000U)) != 0U)
-          device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
+        if constexpr (kScaled && !kRoomy && kPiece == kLastPiece) check_scales(tile);
+        if (kPiece == kLastPiece && (overflow & 0x8000'8000U) != 0U) refuse(tile);
         if (told) arrive(shared.full(static_cast<int>(stage), kPiece));
       });
     }

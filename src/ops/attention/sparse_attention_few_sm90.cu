@@ -58,9 +58,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   } else if (group > 0) {
     device::set_registers<widening_registers(Item::kHeads), kBeginRegisters>();
     if (group == 1) {
-      KeyLoader<kCodeGroups, 0, 1>(shared).all_tiles();
+      KeyLoader < kCodeGroups, 0, 1, Item::kHeads<32>(shared).all_tiles();
     } else {
-      KeyLoader<kCodeGroups, 1, 1>(shared).all_tiles();
+      KeyLoader < kCodeGroups, 1, 1, Item::kHeads<32>(shared).all_tiles();
     }
   } else {
     device::set_registers<computing_registers(Item::kHeads), kBeginRegisters>();

@@ -34,6 +34,7 @@ struct ComputeFew {
   std::uint32_t tiles_so_far = 0;  ///< their stages and buffers for weights take turns
   float output[kGroups][kNumbers];
   float scores[kNumbers];
+  uint2 named;  ///< which of the present tile's keys the list names
   float reference[kOwnHeads];
   float sum[kOwnHeads];
 
@@ -54,16 +55,17 @@ struct ComputeFew {
     const auto at = static_cast<int>(stage());
     const std::uint64_t k = device::wgmma_matrix(shared.keys(at), 16, 1024);
     const std::uint64_t q = device::wgmma_matrix(shared.at + Place::kQueries, 16, 1024);
+    // The pieces arrive together, and a fence costs more than the second one would be waited for.
 #pragma unroll
-    for (int piece = 0; piece < kKeyPieces; ++piece) {
+    for (int piece = 0; piece < kKeyPieces; ++piece)
       device::mbarrier_wait(shared.full(at, piece), tiles_so_far >> 1 & 1);
-      device::fence_proxy_async();
-      device::wgmma_fence();
+    named = device::ld_shared_v2(shared.at + Place::kValid + 8 * stage());
+    device::fence_proxy_async();
+    device::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 4 * kPieceGroups; ++i) {
-        const std::uint64_t step = ((kPieceGroups * piece + i / 4) * Place::kGroupBytes + i % 4 * 32) >> 4;
-        device::wgmma_ss<false>(scores, k + step, q + step, piece + i > 0);
-      }
+    for (int i = 0; i < 4 * kGroups; ++i) {
+      const std::uint64_t step = (i / 4 * Place::kGroupBytes + i % 4 * 32) >> 4;
+      device::wgmma_ss<false>(scores, k + step, q + step, i > 0);
     }
     device::wgmma_commit();
   }
@@ -159,7 +161,6 @@ struct ComputeFew {
   __device__ void weigh(int scope) {
     const Lane me = Lane::fresh();
     const float scale = c.score_scale[scope];
-    const uint2 named = device::ld_shared_v2(shared.at + Place::kValid + 8 * stage());
     const std::uint32_t keys = (me.warp < 2 ? named.x : named.y) >> (me.warp % 2 * 16 + me.lane / 4);
     bool grown = false;
 #pragma unroll

@@ -35,12 +35,6 @@ Implementation<SparseAttention> sparse_attention_widened_row() {
   return row;
 }
 
-Implementation<SparseAttention> sparse_attention_few_row() {
-  Implementation<SparseAttention> row = sm90_row<SparseAttention>();
-  row.name = "sm90_few";
-  return row;
-}
-
 // sm90_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a
 // call alone is inlined and leaves nothing.
 template <class... Ops>

@@ -205,12 +205,12 @@ class Turn {
   bool enter_barrier(Group& g, const Instruction& i) {
     Block& block = *w_.block;
     const int lane = std::countr_zero(g.lanes);
-    // bar.red has its predicate last.
+    // bar.red has its predicate last, and then no number of threads.
     const bool reduces = i.mode2 != 0;
     const std::uint64_t id = i.s.empty() ? 0 : number(w_, i.s[0], lane);
     if (id > 15) throw Error("barrier " + std::to_string(id));
     std::uint32_t expected = block.live_threads;
-    if (i.s.size() > (reduces ? 2 : 1)) expected = static_cast<std::uint32_t>(number(w_, i.s[1], lane));
+    if (!reduces && i.s.size() > 1) expected = static_cast<std::uint32_t>(number(w_, i.s[1], lane));
     Barrier& b = block.barriers[id];
     b.arrived += static_cast<std::uint32_t>(std::popcount(g.lanes));
     if (reduces) {

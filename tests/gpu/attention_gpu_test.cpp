@@ -415,11 +415,9 @@ TEST_F(AttentionGpu, PlansTakeTheShortestEstimate) {
         const SparseAttention::Problem p = problem_of({.tokens = tokens, .heads = heads, .scopes = {{.width = width}}});
         std::string shortest = "cuda";
         std::int64_t cost = split_attention(p, gpu, false).cost;
-        const std::int64_t stored = split_for_hopper(p, gpu, false, HopperKind::kStored).cost;
+        const std::int64_t stored = split_for_hopper(p, gpu, false).cost;
         if (stored < cost) shortest = "sm90", cost = stored;
-        const std::int64_t few = split_for_hopper(p, gpu, false, HopperKind::kFew).cost;
-        if (few < cost) shortest = "sm90_few", cost = few;
-        const std::int64_t widened = split_for_hopper(p, gpu, false, HopperKind::kWidened).cost;
+        const std::int64_t widened = split_for_hopper(p, gpu, false, true).cost;
         if (tokens >= 1024 && widened + widened / 32 < cost) shortest = "sm90_widened";
         EXPECT_EQ(shortest, chosen(p, false));
         EXPECT_EQ("cuda", chosen(p, true));
@@ -427,13 +425,13 @@ TEST_F(AttentionGpu, PlansTakeTheShortestEstimate) {
       }
     }
   }
-  EXPECT_EQ(4U, seen.size());
+  EXPECT_EQ(3U, seen.size());
   int said = 0;
   for (const Candidate& c : explain<SparseAttention>(problem_of({.scopes = {{.width = 640}}}),
                                                      {.device = DeviceKind::kCuda, .deterministic = true}))
     if (c.name.starts_with("sm90"))
       said += c.refusal == "deterministic results; it gives them where it is named" ? 1 : 0;
-  EXPECT_EQ(3, said);
+  EXPECT_EQ(2, said);
   EXPECT_EQ("cuda",
             chosen(problem_of({.tokens = 8192, .heads = 128, .scopes = {{.format = "bf16", .width = 640}}}), false));
 }

@@ -57,8 +57,7 @@ LengthCut cut_of(const SparseAttention::Problem& p, const Way& way) {
   const device::Gpu gpu = device::current_gpu();
   if (way.deterministic) return {};
   if (way.implementation == "cuda") return split_attention(p, gpu, false).cut;
-  if (way.implementation == "sm90") return split_for_hopper(p, gpu, false, HopperKind::kStored).cut;
-  if (way.implementation == "sm90_few") return split_for_hopper(p, gpu, false, HopperKind::kFew).cut;
+  if (way.implementation == "sm90") return split_for_hopper(p, gpu, false).cut;
   return {};
 }
 
@@ -85,11 +84,10 @@ void check_lengths(AttentionInputs& in) {
     expect_parity(want, run_device(in, way), bound_of(way));
     if (cut_of(in.problem, way).extra > 0) ++cut[way.implementation];
   }
-  // The emulated GPU's few multiprocessors have no room for so many items of the Hopper kernels.
+  // The emulated GPU's few multiprocessors have no room for so many items of sm90.
   constexpr int kReal = 32;
   for (const std::string& name : test::gpu_implementations<SparseAttention>(in.problem)) {
-    const bool cuts =
-        name == "cuda" || ((name == "sm90" || name == "sm90_few") && device::current_gpu().multiprocessors >= kReal);
+    const bool cuts = name == "cuda" || (name == "sm90" && device::current_gpu().multiprocessors >= kReal);
     EXPECT_TRUE(!cuts || cut[name] > 0) << name;
   }
 }
@@ -143,7 +141,7 @@ TEST_F(AttentionGpu, ListsCutByLengthGiveTheSameBitsTwice) {
 TEST_F(AttentionGpu, ALongListIsSharedOut) {
   AttentionInputs in =
       inputs_of({.tokens = 12, .heads = 64, .scopes = {{.width = 64}, {.width = 2048}}}, Lengths::kOneLong);
-  for (const std::string& implementation : {std::string("cuda"), std::string("sm90"), std::string("sm90_few")}) {
+  for (const std::string& implementation : {std::string("cuda"), std::string("sm90")}) {
     const Way way{.implementation = implementation};
     const std::vector<std::string> names = test::gpu_implementations<SparseAttention>(in.problem);
     if (std::ranges::find(names, implementation) == names.end()) continue;

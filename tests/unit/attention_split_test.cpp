@@ -120,7 +120,7 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
         SCOPED_TRACE(testing::Message() << tokens << " tokens, " << heads << " heads, width " << width);
         const SparseAttention::Problem p = problem(tokens, heads, 128, width);
         EXPECT_EQ(0U, split_attention(p, kH200, true).cut.extra);
-        EXPECT_EQ(0U, split_for_hopper(p, kH200, true, HopperKind::kStored).cut.extra);
+        EXPECT_EQ(0U, split_for_hopper(p, kH200, true).cut.extra);
         const auto check = [&](const LengthCut& c, std::int64_t parts, std::int64_t launch, std::int64_t bytes) {
           ++(c.extra > 0 ? cut : alike);
           if (c.extra == 0) return;
@@ -133,7 +133,7 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
         };
         const AttentionSplit any = split_attention(p, kH200, false);
         check(any.cut, any.parts, any.launch_tokens, any.workspace_bytes(heads));
-        const HopperSplit hopper = split_for_hopper(p, kH200, false, HopperKind::kStored);
+        const HopperSplit hopper = split_for_hopper(p, kH200, false);
         check(hopper.cut, hopper.parts, hopper.launch_tokens, hopper.workspace_bytes(heads));
         EXPECT_LE((tokens + hopper.cut.extra) * ((heads + 63) / 64),
                   hopper.cut.extra == 0 ? INT64_MAX : HopperSplit::kCutItems * kH200.multiprocessors);
@@ -143,7 +143,7 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
   EXPECT_GT(cut, 20);
   EXPECT_GT(alike, 20);
   // One request of 1M tokens among 63, 64 heads, C128A: as many parts more as multiprocessors.
-  EXPECT_EQ(132U, split_for_hopper(problem(64, 64, 128, 8192), kH200, false, HopperKind::kStored).cut.extra);
+  EXPECT_EQ(132U, split_for_hopper(problem(64, 64, 128, 8192), kH200, false).cut.extra);
   EXPECT_EQ(0U, split_attention(problem(64, 64, 128, 512), kH200, false).cut.extra) << "whole, and short";
   EXPECT_EQ(0U, split_attention(problem(1, 64, 128, 512), kH200, false).cut.extra) << "one, and short";
   EXPECT_LT(0U, split_attention(problem(1, 64, 128, 8192), kH200, false).cut.extra) << "one that may be long";
@@ -151,7 +151,7 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
   EXPECT_EQ(
       "tiles of 64 heads x 64 keys, lists in parts by their lengths, up to 132 more than tokens, and a merge, "
       "19474568 bytes of workspace",
-      describe(split_for_hopper(some, kH200, false, HopperKind::kStored), some));
+      describe(split_for_hopper(some, kH200, false), some));
 }
 
 TEST(AttentionSplit, FewTokensAreSplitAndManyAreNot) {
@@ -178,7 +178,7 @@ TEST(HopperSplit, CoversEveryList) {
         for (const bool fixed : {false, true}) {
           const SparseAttention::Problem p =
               problem(tokens, heads, std::min<std::int64_t>(width, 128), std::max<std::int64_t>(width - 128, 0));
-          const HopperSplit split = split_for_hopper(p, kH200, fixed, HopperKind::kStored);
+          const HopperSplit split = split_for_hopper(p, kH200, fixed);
           SCOPED_TRACE(testing::Message()
                        << tokens << " tokens, " << heads << " heads, width " << width << ", fixed " << fixed);
           const std::int64_t whole =
@@ -197,12 +197,12 @@ TEST(HopperSplit, CoversEveryList) {
 }
 
 TEST(HopperSplit, FillsTheMultiprocessors) {
-  EXPECT_EQ(1, split_for_hopper(problem(128, 64, 128, 512), kH200, false, HopperKind::kStored).parts);
+  EXPECT_EQ(1, split_for_hopper(problem(128, 64, 128, 512), kH200, false).parts);
   // Either way takes about 40 us: 64 blocks of ten tiles, or 128 of five and a merge.
-  EXPECT_EQ(2, split_for_hopper(problem(64, 64, 128, 512), kH200, false, HopperKind::kStored).parts);
-  EXPECT_LT(1, split_for_hopper(problem(32, 64, 128, 512), kH200, false, HopperKind::kStored).parts);
-  EXPECT_EQ(1, split_for_hopper(problem(4096, 128, 128, 512), kH200, false, HopperKind::kStored).parts);
-  EXPECT_LT(8, split_for_hopper(problem(1, 64, 128, 8192), kH200, false, HopperKind::kStored).parts);
+  EXPECT_EQ(2, split_for_hopper(problem(64, 64, 128, 512), kH200, false).parts);
+  EXPECT_LT(1, split_for_hopper(problem(32, 64, 128, 512), kH200, false).parts);
+  EXPECT_EQ(1, split_for_hopper(problem(4096, 128, 128, 512), kH200, false).parts);
+  EXPECT_LT(8, split_for_hopper(problem(1, 64, 128, 8192), kH200, false).parts);
 }
 
 TEST(HopperSplit, HalvesSumsWhereOutputsLoseNothingByIt) {
@@ -211,7 +211,7 @@ TEST(HopperSplit, HalvesSumsWhereOutputsLoseNothingByIt) {
     p.o = o;
     for (const bool fixed : {false, true}) {
       const bool half = o == DType::kBF16 && !fixed;
-      EXPECT_EQ(half, split_for_hopper(p, kH200, fixed, HopperKind::kStored).half_sums);
+      EXPECT_EQ(half, split_for_hopper(p, kH200, fixed).half_sums);
       EXPECT_EQ(half, split_attention(p, kH200, fixed).half_sums);
     }
   }
@@ -222,8 +222,8 @@ TEST(HopperSplit, HalvesSumsWhereOutputsLoseNothingByIt) {
 TEST(HopperCost, ChoosesWhatWasFaster) {
   const auto fastest = [](const SparseAttention::Problem& p) -> std::string {
     const std::int64_t cuda = split_attention(p, kH200, false).cost;
-    const std::int64_t stored = split_for_hopper(p, kH200, false, HopperKind::kStored).cost;
-    const std::int64_t widened = split_for_hopper(p, kH200, false, HopperKind::kWidened).cost;
+    const std::int64_t stored = split_for_hopper(p, kH200, false).cost;
+    const std::int64_t widened = split_for_hopper(p, kH200, false, true).cost;
     EXPECT_GT(std::min({cuda, stored, widened}), 0);
     const bool may_widen = p.tokens >= HopperCost::kWidenedTokens;
     if (may_widen && widened < std::min(cuda, stored)) return "widened";
@@ -248,7 +248,7 @@ TEST(HopperCost, ChoosesWhatWasFaster) {
   EXPECT_EQ("sm90", fastest(prologue));
   prologue.query_prologue = SparseAttention::QueryPrologue{.rope_dim = 64};
   EXPECT_EQ("cuda", fastest(prologue));
-  EXPECT_EQ(0, split_for_hopper(problem(64, 64, 128), kH200, true, HopperKind::kStored).cost);
+  EXPECT_EQ(0, split_for_hopper(problem(64, 64, 128), kH200, true).cost);
 }
 
 TEST(HopperCost, IsToldInMicroseconds) { EXPECT_EQ("9.9 us, 2.3 us with cuda", compare_costs(10'000, 0, "cuda")); }

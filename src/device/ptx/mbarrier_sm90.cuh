@@ -60,12 +60,6 @@ template <int kRegisters>
 __device__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
-/// The same of a kernel whose threads begin with kBegin registers.
-template <int kRegisters, int kBegin>
-__device__ void set_registers() {
-  if constexpr (kRegisters > kBegin) more_registers<kRegisters>();
-  if constexpr (kRegisters < kBegin) fewer_registers<kRegisters>();
-}
 
 /// Stores four 8x8 tiles of 16-bit numbers: lanes 8i..8i+7 hold the addresses of tile i's rows, 16 bytes each. Lane l
 /// has numbers 2(l%4) and 2(l%4)+1 of row l/4 of every tile.
@@ -74,18 +68,6 @@ __device__ inline void stmatrix_x4(std::uint32_t at, std::uint32_t a, std::uint3
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c),
                "r"(d)
                : "memory");
-}
-
-/// The same of transposed tiles: lane l has numbers l/4 of rows 2(l%4) and 2(l%4)+1 of every tile. Of two tiles lanes 0
-/// to 15 hold the addresses.
-__device__ inline void stmatrix_x4_trans(std::uint32_t at, std::uint32_t a, std::uint32_t b, std::uint32_t c,
-                                         std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-__device__ inline void stmatrix_x2_trans(std::uint32_t at, std::uint32_t a, std::uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
 }
 
 }  // namespace smla::device

@@ -62,42 +62,6 @@ __device__ inline void wgmma_ss_n128(float (&d)[64], std::uint64_t a, std::uint6
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "l"(a), "l"(b));
 }
-/// d (64 x N) = a (64 x 16) b^T, plus d where `add`. N is twice the length of d; rows of b run along k, those of a do,
-/// too, or, kTransposed, along its 64 rows.
-template <bool kTransposed>
-__device__ inline void wgmma_ss(float (&d)[4], std::uint64_t a, std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
-      "%0, %1, %2, %3"
-      "}, %4, %5, p, 1, 1, %7, 0; }"
-      :
-        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kTransposed ? 1 : 0));
-}
-template <bool kTransposed>
-__device__ inline void wgmma_ss(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, p, 1, 1, %11, 0; }"
-      :
-        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kTransposed ? 1 : 0));
-}
-template <bool kTransposed>
-__device__ inline void wgmma_ss(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, p, 1, 1, %19, 0; }"
-      :
-        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kTransposed ? 1 : 0));
-}
 /// d (64 x N) = a (64 x 32) b^T, plus d where `add`, for e4m3 numbers; rows of b run along k. N is twice the length of
 /// d. Of a, a lane has numbers 4(l%4)..4(l%4)+3 of the rows l/4 (a[0]) and l/4+8 (a[1]) of its warp's sixteen, and the
 /// same 16 numbers further on (a[2], a[3]): four 8x8 tiles of ldmatrix. A NaN makes a NaN. Sums are narrower than

@@ -91,7 +91,6 @@ std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width,
 template <>
 std::span<const Implementation<SparseAttention>> OpTable<SparseAttention>::implementations() {
   static const Implementation<SparseAttention> kTable[] = {
-      sparse_attention_few_row(),
       sparse_attention_widened_row(),
       sm90_row<SparseAttention>(),
       cuda_row<SparseAttention>(),

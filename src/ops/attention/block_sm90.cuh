@@ -9,16 +9,16 @@
 
 namespace smla::attention::sm90 {
 
-// What the warpgroups of a block of the Hopper kernels share: its shared memory, its barriers, and its items of work.
-// Of 64 heads two warpgroups compute (left and right half of the output's columns) and one widens keys; of fewer heads
-// one computes and two widen. Of the fourth one warp walks the lists and the others bring queries and make fp16 numbers
-// of them.
+// What the warpgroups of a block of the Hopper kernel share: its shared memory, its barriers, and its items of work.
+// Two warpgroups compute (left and right half of the output's columns), one widens keys. Of the fourth one warp walks
+// the lists and the others bring queries and make fp16 numbers of them.
 
 constexpr int kGroupThreads = 128;  ///< threads of a warpgroup
 constexpr int kGroupWarps = kGroupThreads / 32;
-constexpr int kComputeThreads = 2 * kGroupThreads;  ///< of 64 heads
+constexpr int kComputeThreads = 2 * kGroupThreads;
+constexpr int kKeyWarps = 4;
 constexpr int kQueryWarps = 3;
-constexpr int kBlockThreads = 4 * kGroupThreads;
+constexpr int kBlockThreads = kComputeThreads + 32 * (kKeyWarps + 1 + kQueryWarps);
 constexpr int kComputeRegisters = 192;
 /// What a row of a listed tile is: so many groups of codes as the cache stores them, or fp16 already (named_rows.h).
 constexpr int kWidened = -1;
@@ -118,22 +118,21 @@ struct Shared {
   __device__ std::uint32_t cut() const { return at + Place::kCut; }
   __device__ std::uint32_t info(std::uint32_t turn) const { return at + Place::kItems + turn % kInfos * kInfoBytes; }
 
-  /// `computing`, `widening`: warpgroups that do. `by_copies`: keys arrive by cp.async of each thread that brings them,
-  /// and by one arrival for the rest.
-  __device__ void init(int computing, int widening, bool by_copies) const {
+  /// `by_copies`: keys arrive by cp.async of each thread that brings them, and by one arrival for the rest.
+  __device__ void init(bool by_copies) const {
     for (int stage = 0; stage < 2; ++stage) {
       for (int piece = 0; piece < kKeyPieces; ++piece) {
-        device::mbarrier_init(full(stage, piece), by_copies ? kGroupThreads + (piece == 0 ? 1 : 0) : kGroupWarps);
+        device::mbarrier_init(full(stage, piece), by_copies ? kGroupThreads + (piece == 0 ? 1 : 0) : kKeyWarps);
         device::mbarrier_init(free(stage, piece), kGroupWarps);
       }
       device::mbarrier_init(weighed(stage), kGroupWarps);
     }
     for (unsigned turn = 0; turn < kInfos; ++turn) device::mbarrier_init(item_ready(turn), 1 + 32 * kQueryWarps);
-    device::mbarrier_init(queries_read(), computing * kGroupWarps);
+    device::mbarrier_init(queries_read(), 2 * kGroupWarps);
     for (int slot = 0; slot < kListed; ++slot) {
       device::mbarrier_init(listed(slot), 32);
       device::mbarrier_init(scaled(slot), 32);
-      device::mbarrier_init(taken(slot), widening * kGroupWarps);
+      device::mbarrier_init(taken(slot), kKeyWarps);
     }
   }
 };
@@ -167,15 +166,11 @@ struct Lane {
   __device__ int part() const { return lane % 4; }
 };
 
-// Items of work: a token, kHeads of its heads, a part of its key list. A block takes every gridDim.x-th; an item's turn
-// is how many the block took before. is(): whether there is such an item; `items`: of the call.
+// Items of work: a token, 64 of its heads, a part of its key list. A block takes every gridDim.x-th; an item's turn is
+// how many the block took before. is(): whether there is such an item; `items`: of the call.
 
 /// Of lists that are cut alike: an item follows from its number.
-template <int kItemHeads>
 struct AlikeItem {
-  static constexpr int kHeads = kItemHeads;
-  static constexpr bool kByLength = false;
-
   const TileCall& c;
   std::uint32_t local;  ///< the token, of the launch
   std::uint32_t part;
@@ -186,7 +181,7 @@ struct AlikeItem {
     const std::uint32_t tile = number / c.parts;
     part = number - tile * c.parts;
     local = tile / c.head_tiles;
-    first = (tile - local * c.head_tiles) * kHeads;
+    first = (tile - local * c.head_tiles) * kTileHeads;
     of_call = c.first_token + local;
   }
   __device__ static bool is(const Shared&, std::uint32_t items, std::uint32_t number, std::uint32_t) {
@@ -194,7 +189,7 @@ struct AlikeItem {
   }
   __device__ std::int64_t token() const { return of_call; }
   __device__ std::uint32_t first_head() const { return first; }
-  __device__ int heads() const { return static_cast<int>(min(c.a.heads - first, std::int64_t{kHeads})); }
+  __device__ int heads() const { return static_cast<int>(min(c.a.heads - first, std::int64_t{kTileHeads})); }
   __device__ bool split() const { return c.parts > 1; }
   __device__ std::int64_t state() const { return (std::int64_t{local} * c.parts + part) * c.a.heads + first; }
   __device__ ListPart list() const { return ListPart::alike(c, local, part); }
@@ -202,11 +197,7 @@ struct AlikeItem {
 
 /// Of lists that are cut by their lengths: a block's items are found when it begins, and read from shared memory a word
 /// at a time, because there are no registers for more.
-template <int kItemHeads>
 struct CutItem {
-  static constexpr int kHeads = kItemHeads;
-  static constexpr bool kByLength = true;
-
   const TileCall& c;
   Shared shared;
   std::uint32_t turn;
@@ -217,8 +208,8 @@ struct CutItem {
     return turn < word(shared.cut());
   }
   __device__ std::int64_t token() const { return word(shared.item(turn)); }
-  __device__ std::uint32_t first_head() const { return (word(shared.item(turn) + 12) >> kPartBits) * kHeads; }
-  __device__ int heads() const { return static_cast<int>(min(c.a.heads - first_head(), std::int64_t{kHeads})); }
+  __device__ std::uint32_t first_head() const { return word(shared.item(turn) + 12) >> kPartBits << kTileHeadBits; }
+  __device__ int heads() const { return static_cast<int>(min(c.a.heads - first_head(), std::int64_t{kTileHeads})); }
   __device__ bool split() const { return word(shared.item(turn) + 4) > 1; }
   __device__ std::int64_t state() const { return std::int64_t{word(shared.item(turn) + 8)} * c.a.heads + first_head(); }
   __device__ ListPart list() const {
@@ -259,6 +250,8 @@ struct CutItem {
 
  private:
   static constexpr int kPartBits = 16;
+  static constexpr int kTileHeadBits = 6;
+  static_assert(kTileHeads == 1 << kTileHeadBits);
 
   /// A word that find() wrote; loaded anew at each use.
   __device__ static std::uint32_t word(std::uint32_t place) {
@@ -269,27 +262,5 @@ struct CutItem {
 };
 
 using ListRun = Run<kListTile>;
-
-__device__ inline float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-/// Whether an item whose keys were all widened has to be computed in fp32.
-__device__ inline bool unrepresentable(const Shared& shared, std::uint32_t turn) {
-  const uint4 flags = device::ld_shared_v4(shared.info(turn));
-  const uint4 bad = device::ld_shared_v4(shared.bad_queries(turn));
-  const std::uint32_t any = flags.z | flags.w | bad.x | bad.y | bad.z;
-  return __any_sync(kAll, any != 0);
-}
-
-/// Writes zeros to the heads that o has beyond those of q, by the first `warps` warps of the block.
-__device__ inline void clear_padding(const TileCall& c, std::int64_t token, int warps) {
-  for (std::int64_t h = c.a.heads + fresh_thread() / 32; h < c.a.out_heads; h += warps) {
-    for (int d = 4 * (fresh_thread() % 32); d < kDim; d += 128)
-      store(c, token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
-  }
-}
 
 }  // namespace smla::attention::sm90

@@ -7,6 +7,12 @@
 
 namespace smla::attention::sm90 {
 
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// A warpgroup that computes: side 0 the left 256 columns of the output and the softmax of even tiles, 1 the right
 /// columns and odd tiles. A thread has, of two heads r = lane / 4 and r + 8 of its warp's 16, the columns 2 (lane % 4)
 /// and the next of every 8. kUnitWeights: the scopes' weight_scale is 1.
@@ -388,6 +394,14 @@ struct Compute {
     device::bar_sync(kComputeBarrier, kComputeThreads);
   }
 
+  /// Whether the present item has to be computed in fp32.
+  __device__ bool unrepresentable() const {
+    const uint4 flags = device::ld_shared_v4(shared.info(parities >> 4));
+    const uint4 bad = device::ld_shared_v4(shared.bad_queries(parities >> 4));
+    const std::uint32_t any = flags.z | flags.w | bad.x | bad.y | bad.z;
+    return __any_sync(kAll, any != 0);
+  }
+
   /// Begins with a rehearsal of the end of the first item, which writes nothing: while the first keys are on their way,
   /// the code of the end comes from memory.
   __device__ __forceinline__ void all_items(std::uint32_t items) {
@@ -416,15 +430,19 @@ struct Compute {
         pairs<1>(tiles);
       }
       add_sums();
-      const bool bad = rehearsed() && unrepresentable(shared, parities >> 4);
+      const bool bad = rehearsed() && unrepresentable();
       const Item item(c, shared, number(), parities >> 4);
       if (bad) {
         repeat(item);
       } else {
         finish_item(item);
       }
-      if (!rehearsed() || item.split() || item.first_head() + Item::kHeads < c.a.heads) continue;
-      clear_padding(c, item.token(), 2 * kGroupWarps);
+      if (!rehearsed() || item.split() || item.first_head() + kTileHeads < c.a.heads) continue;
+      const int lane = fresh_thread() % 32;
+      for (std::int64_t h = c.a.heads + fresh_thread() / 32; h < c.a.out_heads; h += 2 * kGroupWarps) {
+        for (int d = 4 * lane; d < kDim; d += 128)
+          store(c, item.token() * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
+      }
     }
   }
 };

@@ -16,9 +16,6 @@ Implementation<SparseAttention> sparse_attention_simt_row();
 /// The row of the Hopper kernel over rows that are widened first, "sm90_widened" (sparse_attention_sm90.cu).
 Implementation<SparseAttention> sparse_attention_widened_row();
 
-/// The row of the Hopper kernel for tiles of 8, 16 or 32 heads, "sm90_few" (sparse_attention_few_sm90.cu).
-Implementation<SparseAttention> sparse_attention_few_row();
-
 /// The output epilogue of a call as an op of its own: InverseRope in place.
 InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
 InverseRope::Args rope_args(const SparseAttention::Problem& problem, const SparseAttention::Args& args);

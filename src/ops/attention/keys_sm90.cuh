@@ -29,36 +29,28 @@ __device__ inline void arrive(std::uint32_t barrier) {
   if ((fresh_thread() & 31) == 0) device::mbarrier_arrive(barrier);
 }
 
-/// Calls f<i>() for kPieces pieces of a tile from kFirst on.
-template <int kFirst, int kPieces, class F>
+/// Calls f<i>() for each piece of a tile.
+template <class F>
 __device__ __forceinline__ void each_piece(const F& f) {
   const auto all = [&]<int... kPiece>(std::integer_sequence<int, kPiece...>) {
-    (f.template operator()<kFirst + kPiece>(), ...);
+    (f.template operator()<kPiece>(), ...);
   };
-  all(std::make_integer_sequence<int, kPieces>{});
+  all(std::make_integer_sequence<int, kKeyPieces>{});
 }
 
-/// A warpgroup that widens the numbers of listed rows to fp16 and writes them to the stages: kPieces pieces of each
-/// tile from kFirstPiece on. A thread has two rows of a tile, of each group of 64 dims the same 16. Rows are asked for
-/// kAhead groups before they are widened, across tiles and items. What it writes is made visible to wgmma by those who
-/// wait for it: a fence here would wait for all rows that were asked for. kRoomy: there are registers to find bad
-/// scales before rows are asked for, and for four lanes to ask for whole sectors of the numbers behind the codes.
-template <int kCodeGroups, int kFirstPiece = 0, int kPieces = kKeyPieces, bool kRoomy = false>
+/// The third warpgroup: widens the numbers of listed rows to fp16 and writes them to the stages. A thread has two rows
+/// of a tile, of each group of 64 dims the same 16. Rows are asked for kAhead groups before they are widened, across
+/// tiles and items. What it writes is made visible to wgmma by those who wait for it: a fence here would wait for all
+/// rows that were asked for.
+template <int kCodeGroups>
 struct KeyLoader {
   static_assert(kCodeGroups == 7 || kCodeGroups == 8);
   static constexpr int kGroups = AttentionTile::kGroups;
-  static constexpr int kFirst = kFirstPiece * kPieceGroups;  ///< group of those that it widens
-  /// Bytes between a thread's two pieces of 16 bytes in the group behind the codes.
-  static constexpr int kApart = kRoomy ? 64 : 16;
-  static constexpr int kOwn = kPieces * kPieceGroups;  ///< groups that it widens
-  static constexpr int kLastPiece = kFirstPiece + kPieces - 1;
-  static constexpr int kRows = 64 / (8 * kGroupWarps);  ///< of a thread, 8 apart
+  static constexpr int kRows = 64 / (8 * kKeyWarps);  ///< of a thread, 8 apart
   static constexpr int kAhead = 4;
-  static constexpr int kWaiting = kAhead;  ///< groups that `codes` holds; divides kOwn
-  static_assert(kOwn % kWaiting == 0);
-  /// The group behind the codes, of bf16 numbers, is there and widened here.
-  static constexpr bool kRest = kCodeGroups < kFirst + kOwn;
-  static constexpr bool kScaled = kCodeGroups == 7;  ///< else the scale is the cache's
+  static constexpr int kWaiting = kAhead;               ///< groups that `codes` holds; divides kGroups
+  static constexpr bool kRest = kCodeGroups < kGroups;  ///< the groups behind the codes are one, of bf16 numbers
+  static constexpr bool kScaled = kCodeGroups == 7;     ///< else the scale is the cache's
 
   Shared shared;
   std::uint32_t taken = 0;     ///< tiles so far
@@ -75,7 +67,7 @@ struct KeyLoader {
   /// The first of a thread's rows: sixteen for each warp, eight for each of its two rows, by bits because registers are
   /// short.
   __device__ static int row_of(int thread) {
-    static_assert(kRows == 2);
+    static_assert(kComputeThreads % kGroupThreads == 0 && kRows == 2);
     return (thread >> 1 & 0x30) | (thread >> 2 & 7);
   }
 
@@ -104,21 +96,6 @@ struct KeyLoader {
     arrive(shared.taken(slot));
   }
 
-  /// Has a tile's item computed in fp32.
-  __device__ void refuse(std::uint32_t tile) const {
-    device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
-  }
-  /// Refuses a tile with scales that fp16 cannot represent. Behind loads of rows they would be waited for with those.
-  __device__ void check_scales(std::uint32_t tile) const {
-    std::uint32_t bad = 0;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if constexpr (kFirst < 4) bad |= unrepresentable_scales(scales[r].x);
-      if constexpr (kFirst + kOwn > 4) bad |= unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
-    }
-    if ((bad & 0x8080'8080U) != 0U) refuse(tile);
-  }
-
   /// Asks for group kGroup of the rows.
   template <int kGroup>
   __device__ void ask() {
@@ -128,8 +105,7 @@ struct KeyLoader {
         codes[kGroup % kWaiting][r] = load16(row[r] + 64 * kGroup);
       } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          rest[i][r] = load16(row[r] + 64 * kCodeGroups + (kRoomy ? 0 : 16 * (fresh_thread() & 3)) + kApart * i);
+        for (int i = 0; i < 2; ++i) rest[i][r] = load16(row[r] + 64 * kCodeGroups + 16 * (fresh_thread() & 3) + 16 * i);
       }
     }
   }
@@ -171,20 +147,16 @@ struct KeyLoader {
         high.x = half_pair(b.x, overflow), high.y = half_pair(b.y, overflow);
         high.z = half_pair(b.z, overflow), high.w = half_pair(b.w, overflow);
       }
-      // Of codes a thread has two pieces of 16 bytes beside each other, of the rest two that are kApart.
-      const std::uint32_t to =
-          kGroup < kCodeGroups || !kRoomy ? first : first ^ (fresh_thread() & 3) * 16 ^ (fresh_thread() & 3) * 32;
-      device::st_shared_v4(to + r * 1024, low);
-      device::st_shared_v4((to ^ (kGroup < kCodeGroups ? 16 : kApart)) + r * 1024, high);
+      device::st_shared_v4(first + r * 1024, low);
+      device::st_shared_v4((first ^ 16) + r * 1024, high);
     }
   }
 
   template <int kGroup>
   __device__ void step(std::uint32_t row_at, std::uint32_t& next, std::uint32_t& overflow) {
     widen<kGroup>(row_at, overflow);
-    constexpr int kAsked = kGroup - kFirst + kAhead;
-    if constexpr (kAsked == kOwn) next = take();
-    ask<kFirst + kAsked % kOwn>();
+    if constexpr (kGroup + kAhead == kGroups) next = take();
+    ask<(kGroup + kAhead) % kGroups>();
   }
 
   /// Begins with a rehearsal: a tile of zeros that nobody is told of, so that the code comes from memory while the
@@ -202,8 +174,7 @@ struct KeyLoader {
     } else {
       next = take();
     }
-    const auto asks = [&]<int... kGroup>(std::integer_sequence<int, kGroup...>) { (ask<kFirst + kGroup>(), ...); };
-    asks(std::make_integer_sequence<int, kAhead>{});
+    ask<0>(), ask<1>(), ask<2>(), ask<3>();
 #pragma unroll 1
     while ((next & kNoMoreTiles) == 0) {
       const std::uint32_t tile = next;
@@ -217,28 +188,33 @@ struct KeyLoader {
       if (told) {
         parities ^= 1 << stage;
         take_scales();
-        if constexpr (kScaled && kRoomy) check_scales(tile);
       }
-      each_piece<kFirstPiece, kPieces>([&]<int kPiece>() {
+      each_piece([&]<int kPiece>() {
         if (told) device::mbarrier_wait(shared.free(static_cast<int>(stage), kPiece), parity ^ 1);
         if constexpr (kPiece == 0) {
-          if (told && thread % kGroupThreads == 0)
+          if (told && thread == kComputeThreads)
             device::st_shared_v2(shared.at + Place::kValid + 8 * stage, device::ld_shared_v2(shared.named(taken - 1)));
+        }
+        if constexpr (kScaled && kPiece == kKeyPieces - 1) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r)
+            overflow |= unrepresentable_scales(scales[r].x) | unrepresentable_scales(scales[r].y & 0x00FF'FFFFU);
         }
         const auto steps = [&]<int... kGroup>(std::integer_sequence<int, kGroup...>) {
           (step<kPiece * kPieceGroups + kGroup>(row_at, next, overflow), ...);
         };
         steps(std::make_integer_sequence<int, kPieceGroups>{});
-        if constexpr (kScaled && !kRoomy && kPiece == kLastPiece) check_scales(tile);
-        if (kPiece == kLastPiece && (overflow & 0x8000'8000U) != 0U) refuse(tile);
+        // Overflow of fp16 is the upper bit of a half, a bad scale that of a byte.
+        if (kPiece == kKeyPieces - 1 && (overflow & (kScaled ? 0x8080'8080U : 0x8000'8000U)) != 0U)
+          device::st_shared_u32(shared.info(tile >> kTileItemShift) + 8, 1);
         if (told) arrive(shared.full(static_cast<int>(stage), kPiece));
       });
     }
   }
 };
 
-/// The warpgroup that takes the place of KeyLoader where rows were widened before: copies them to the stages, 16 bytes
-/// at a time. A warp has 16 rows of a tile, of which it copies 128 bytes of four at once.
+/// The third warpgroup where rows were widened before: copies them to the stages, 16 bytes at a time. A warp has 16
+/// rows of a tile, of which it copies 128 bytes of four at once.
 struct KeyCopier {
   static constexpr int kRows = 4;  ///< of a thread, 4 apart
 
@@ -281,7 +257,7 @@ struct KeyCopier {
       const uint2 valid = device::ld_shared_v2(shared.named(taken));
       arrive(shared.taken(slot));
       const std::uint32_t to = shared.keys(stage) + first * 128 + ((piece ^ (first & 7)) << 4);
-      each_piece<0, kKeyPieces>([&]<int kPiece>() {
+      each_piece([&]<int kPiece>() {
         device::mbarrier_wait(shared.free(stage, kPiece), parity ^ 1);
         if (kPiece == 0 && thread == 0) {
           device::st_shared_v2(shared.at + Place::kValid + 8 * stage, valid);

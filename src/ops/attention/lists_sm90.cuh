@@ -7,9 +7,8 @@ namespace smla::attention::sm90 {
 
 /// Walks the items' lists and finds the rows that they name, a few tiles ahead of the warps that read them. One warp
 /// does it, with few registers: what it remembers from tile to tile is in shared memory. A lane has rows lane and lane
-/// + 32 of a tile. kCodeGroups: of the rows that it finds; Item: AlikeItem or CutItem; kTurns: stages take turns across
-/// items, instead of the first one having each item's even tiles.
-template <int kCodeGroups, class Item, bool kTurns>
+/// + 32 of a tile. kCodeGroups: of the rows that it finds; Item: AlikeItem or CutItem.
+template <int kCodeGroups, class Item>
 struct ListWalker {
   const TileCall& c;
   const NamedRows& widened;  ///< where they are, if they were widened
@@ -160,8 +159,7 @@ struct ListWalker {
       const std::uint32_t named = __ballot_sync(kAll, is);
       if (lane == 0) device::st_shared_u32(tile_at + row / 32 * 4, named);
     }
-    const std::uint32_t stage = (kTurns ? w.told : static_cast<std::uint32_t>(w.tile)) & kTileStage;
-    if (lane == 0) device::st_shared_u32(tile_at + 8, stage | w.turn % kInfos << kTileItemShift);
+    if (lane == 0) device::st_shared_u32(tile_at + 8, (w.tile & 1) | w.turn % kInfos << kTileItemShift);
     device::mbarrier_arrive(shared.listed(slot));
     if constexpr (kCodeGroups != kWidened) device::cp_async_arrive(shared.scaled(slot));
   }

@@ -117,7 +117,7 @@ struct ItemQueries {
     const int lane = fresh_thread() % 32;
     std::uint32_t overflow = 0;
 #pragma unroll 1
-    for (int first = warp * kAtOnce; first < Item::kHeads; first += warps * kAtOnce) {
+    for (int first = warp * kAtOnce; first < kTileHeads; first += warps * kAtOnce) {
       float4 v[kAtOnce][kVec4s];
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
@@ -147,7 +147,7 @@ struct ItemQueries {
     int left = item.heads() - static_cast<int>(part.head);  // heads from this lane's on
     std::uint32_t to = place(part);
 #pragma unroll 1
-    for (int head = kRows * warp; head < Item::kHeads; head += kRows * kWarps) {
+    for (int head = kRows * warp; head < kTileHeads; head += kRows * kWarps) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         device::cp_async<kBytes * kPieceNumbers>(to + g * Place::kGroupBytes, from + g * kBytes * AttentionTile::kGroup,

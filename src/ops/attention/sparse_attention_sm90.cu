@@ -3,15 +3,16 @@
 // compute. See docs/kernels/sparse_attention_sm90.md.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
-#include "device/copy.cuh"
 #include "device/launch_pdl.cuh"
 #include "ops/attention/compute_sm90.cuh"
-#include "ops/attention/hopper_call.h"
+#include "ops/attention/hopper_split.h"
 #include "ops/attention/implementations.h"
 #include "ops/attention/keys_sm90.cuh"
 #include "ops/attention/lists_sm90.cuh"
 #include "ops/attention/merge_parts.cuh"
+#include "ops/attention/tile_call.cuh"
 #include "ops/attention/widen_rows.cuh"
 #include "ops/cuda_row.h"
 
@@ -35,13 +36,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   extern __shared__ __align__(Place::kAlign) std::uint8_t dynamic[];
   const Shared shared{device::shared_address(dynamic)};
   if (threadIdx.x == 0) {
-    shared.init(2, 1, kByCopies);
+    shared.init(kByCopies);
     device::fence_proxy_async();
   }
   __syncthreads();
   device::pdl_wait();
   if (named.total != nullptr && (*named.total <= named.capacity) != kByCopies) return;
-  if constexpr (Item::kByLength) {
+  if constexpr (std::is_same_v<Item, CutItem>) {
     if (!Item::find(c, shared)) return;
   }
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     device::fewer_registers<list_registers(kCodeGroups)>();
     const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
     if (warp == 0) {
-      ListWalker<kCodeGroups, Item, false>{c, named, shared, items}.all_tiles();
+      ListWalker<kCodeGroups, Item>{c, named, shared, items}.all_tiles();
     } else {
       bring_queries<Item>(c, shared, items, warp - 1);
     }
@@ -76,7 +77,7 @@ struct Attend {
   NamedRows named;
   cudaStream_t stream;
 
-  template <int kCodeGroups, bool kUnitWeights, class Item = AlikeItem<kTileHeads>>
+  template <int kCodeGroups, bool kUnitWeights, class Item = AlikeItem>
   void launch() const {
     device::launch_pdl<attend_hopper<kCodeGroups, kUnitWeights, Item>>("sparse_attention attend", blocks, kBlockThreads,
                                                                        Place::kBytes, stream, c, items, named);
@@ -85,19 +86,49 @@ struct Attend {
   void launch_stored() const {
     const bool by_length = c.cut.extra > 0;
     if (c.layout[0].key.code_groups == 7) {
-      by_length ? launch<7, true, CutItem<kTileHeads>>() : launch<7, true>();
+      by_length ? launch<7, true, CutItem>() : launch<7, true>();
     } else {
-      by_length ? launch<8, false, CutItem<kTileHeads>>() : launch<8, false>();
+      by_length ? launch<8, false, CutItem>() : launch<8, false>();
     }
   }
   void launch_widened() const {
-    if (unit_weights(c)) {
+    if (c.weight_scale[0] == 1 && (c.a.scopes == 1 || c.weight_scale[1] == 1)) {
       launch<kWidened, true>();
     } else {
       launch<kWidened, false>();
     }
   }
 };
+
+/// What a plan decides: also how the kernel for any GPU computes the call, for tensors that lie in memory as this one
+/// cannot read them.
+struct Choice {
+  HopperSplit split;
+  AttentionSplit portable;
+  std::int64_t multiprocessors = 1;
+  std::size_t named_bytes = 0;  ///< of the workspace, behind the split's, for rows that are widened first; 0: none are
+};
+
+/// Groups of codes of a scope's rows.
+int code_groups(const SparseAttention::Problem& p, int scope) {
+  return key_layout(*p.scope[static_cast<std::size_t>(scope)].format).code_groups;
+}
+/// Whether the kernel reads all rows as their caches store them.
+bool reads_stored(const SparseAttention::Problem& p) {
+  const int groups = code_groups(p, 0);
+  return (groups == 7 || groups == 8) && (p.scopes == 1 || code_groups(p, 1) == groups);
+}
+
+std::string refusal(const SparseAttention::Problem& p) {
+  if (std::string reason = tensor_core_refusal(p); !reason.empty()) return reason;
+  if (reads_stored(p)) return "";
+  if (p.scopes > 1 && code_groups(p, 0) != code_groups(p, 1)) {
+    return std::string(p.scope[0].format->name) + " and " + std::string(p.scope[1].format->name) +
+           " rows; it takes one kind of rows";
+  }
+  return std::string(p.scope[0].format->name) + " rows, " + std::to_string(64 * code_groups(p, 0)) +
+         " numbers of which are e4m3; it takes 448 and 512";
+}
 
 /// Why a call that names no implementation is not computed here; empty where this is estimated to be the shortest way.
 std::string shorter_way(bool widens, const SparseAttention::Problem& p, const Choice& choice, const Machine& machine) {
@@ -111,7 +142,7 @@ std::string shorter_way(bool widens, const SparseAttention::Problem& p, const Ch
     return std::to_string(p.tokens) + " tokens, whose lists may share no rows; from " +
            std::to_string(HopperCost::kWidenedTokens) + " on it is chosen by estimates";
   }
-  const std::int64_t stored = split_for_hopper(p, machine.gpu, false, HopperKind::kStored).cost;
+  const std::int64_t stored = split_for_hopper(p, machine.gpu, false).cost;
   // How many rows are named, the device finds out. Where they do not fit, widening them was in vain.
   const std::int64_t cost = choice.split.cost + choice.split.cost / 32;
   if (cost < std::min(stored, portable)) return "";
@@ -126,8 +157,7 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
   }
-  Choice choice{.split = split_for_hopper(p, machine.gpu, options.deterministic,
-                                          widens ? HopperKind::kWidened : HopperKind::kStored),
+  Choice choice{.split = split_for_hopper(p, machine.gpu, options.deterministic, widens),
                 .portable = split_attention(p, machine.gpu, options.deterministic),
                 .multiprocessors = machine.gpu.multiprocessors};
   if (options.implementation != name) {
@@ -160,6 +190,18 @@ Decision decide_widened(const SparseAttention::Problem& p, const PlanOptions& op
   return decide_as(kWidenedName, true, p, options, machine);
 }
 
+/// Whether all tensors lie as this kernel reads them, and larger products are larger scores.
+bool readable(const SparseAttention::Problem& p, const TileCall& c) {
+  const auto q = reinterpret_cast<std::uintptr_t>(c.a.q);
+  bool all = c.q_aligned && q % 16 == 0;
+  for (int s = 0; s < p.scopes; ++s) {
+    const RowLayout& l = c.layout[s];
+    all = all && c.score_scale[s] > 0 && l.block_bits >= 0 && l.aligned &&
+          (!l.scaled || (l.scales % 8 == 0 && l.scale_bytes % 8 == 0));
+  }
+  return all;
+}
+
 /// Where the rows of a call are to be widened, and whether they fit for certain.
 struct Widening {
   NamedRows rows;
@@ -186,11 +228,18 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
     return;
   }
   const HopperSplit& split = choice.split;
-  cut_call(c, split, context.workspace.data);
+  c.part_keys = split.part_keys;
+  c.parts = static_cast<std::uint32_t>(split.parts);
+  c.cut = cut_of(c, split.cut);
+  c.half_sums = split.half_sums;
+  place_sums(c, context.workspace.data, split.launch_tokens);
+  const std::int64_t head_tiles = (p.heads + kTileHeads - 1) / kTileHeads;
+  c.head_tiles = static_cast<std::uint32_t>(head_tiles);
   const cudaStream_t stream = stream_of(context.stream);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);
-    const unsigned items = blocks_for(items_of(c, tokens), 1);
+    const std::int64_t parts = c.cut.extra > 0 ? tokens + c.cut.extra : tokens * split.parts;
+    const unsigned items = blocks_for(head_tiles * parts, 1);
     const Attend attend{.c = c,
                         .items = items,
                         .blocks = static_cast<unsigned>(std::min<std::int64_t>(items, choice.multiprocessors)),

@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests of layers on a GPU share: small layers, their weights, batches, and a step with all that it needs.
+// What tests of layers on a GPU share: small layers, their weights, and batches.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "device/device_tensor.h"
-#include "device/streams.h"
 #include "engine/synthetic.h"
 #include "gpu/gpu_run.h"
 #include "model/weight_table.h"
@@ -89,71 +88,6 @@ struct Weights {
   LayerWeights placed;
   std::vector<DeviceTensor> storage;
   std::vector<std::string> names;
-};
-
-inline LayerCaches formats_of_small_caches(const LayerConfig& config) {
-  LayerCaches caches;
-  caches[CacheRole::kWindow] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
-  caches[CacheRole::kCompressed] = {.format = &fp8_ds_mla_rows(), .block_size = 64};
-  caches[CacheRole::kIndex] = {.format = &index_fp8_rows(), .block_size = 64};
-  caches[CacheRole::kState] = {.format = &state_rows(512, config.has_indexer() ? 2 : 1), .block_size = 4};
-  caches[CacheRole::kIndexState] = {.format = &state_rows(128, 2), .block_size = 4};
-  return caches;
-}
-
-/// One step of a layer over caches of its own: everything that a thread needs to run it.
-struct OwnStep {
-  static constexpr std::int64_t kTokens = 5;
-  OwnStep(const AttentionLayer& layer_in, const LayerConfig& config)
-      : layer(layer_in),
-        layout(make_kv_layout({&config, 1}, {})),
-        stream(DeviceKind::kCuda),
-        pool(layout, 1024, DeviceKind::kCuda),
-        metadata(layout, {&config, 1}, FrontEnd::kFlashMla, DeviceKind::kCuda),
-        out(DeviceKind::kCuda, DType::kBF16, {kTokens, config.hidden_size}) {
-    for (const std::int32_t before : {3, 64, 127, 254, 7}) batch.add(1, before);
-    batch.close(layout, 0, 1, 5);
-    std::int32_t block = 1;  // each block is one request's, in one group
-    std::vector<GroupBlock> blocks;
-    for (std::size_t group = 0; group < batch.tables.size(); ++group) {
-      HostTensor& table = batch.tables[group];
-      for (std::int64_t i = 0; i < table.numel(); ++i) {
-        blocks.push_back({.block = block, .group = static_cast<int>(group)});
-        table.as<std::int32_t>()[i] = block++;
-      }
-    }
-    EXPECT_LE(block, 1024);
-    pool.zero(blocks);  // the requests have a past, which is read
-    metadata.build(batch.on(DeviceKind::kCuda));
-    caches = caches_of(pool, 0);
-    plan = layer.plan(metadata.shape(), caches);
-    workspace = DeviceMemory(DeviceKind::kCuda, plan.workspace_bytes());
-    HostTensor hidden(DType::kBF16, {kTokens, config.hidden_size});
-    for (std::int64_t t = 0; t < kTokens; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
-    in = DeviceTensor::copy_of(DeviceKind::kCuda, hidden.view());
-    synchronize(DeviceKind::kCuda);
-  }
-  void queue() {
-    layer.forward(plan, metadata.layer(0), caches, std::as_const(in).view(), out.view(),
-                  {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get());
-  }
-  std::vector<std::uint16_t> result() {
-    synchronize(DeviceKind::kCuda, stream.get());
-    std::vector<std::uint16_t> bits(static_cast<std::size_t>(out.bytes() / 2));
-    copy_bytes(DeviceKind::kCuda, bits.data(), out.data(), out.bytes());
-    return bits;
-  }
-
-  const AttentionLayer& layer;
-  KvLayout layout;
-  OwnedStream stream;
-  KvPool pool;
-  StepMetadata metadata;
-  DeviceTensor in, out;
-  Batch batch;
-  LayerCaches caches;
-  LayerPlan plan;
-  DeviceMemory workspace;
 };
 
 }  // namespace layer_gpu

@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "device/copy.cuh"
 #include "device/launch.cuh"
 #include "device/launch_pdl.cuh"
 #include "device/numbers.cuh"

@@ -38,26 +38,10 @@ bool has_sm90_code() {
          }) != 0;
 }
 
-/// How many clusters of such blocks, without dynamic shared memory, the current GPU runs at once.
-template <auto kKernel, unsigned kTogether>
-std::int64_t clusters_at_once(dim3 threads) {
-  return once_per_gpu([&] {
-    cudaLaunchAttribute together{};
-    together.id = cudaLaunchAttributeClusterDimension;
-    together.val.clusterDim = {.x = kTogether, .y = 1, .z = 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(kTogether);
-    config.blockDim = threads;
-    config.attrs = &together;
-    config.numAttrs = 1;
-    int clusters = 0;
-    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config), "cudaOccupancyMaxActiveClusters");
-    return std::max<std::int64_t>(clusters, 1);
-  });
-}
+constexpr int kWithoutAsking = 48 << 10;  ///< dynamic shared memory of any launch
 
 /// Allows a kernel all dynamic shared memory that the current GPU grants a block, once for each GPU. Without it a
-/// launch may use 48 KiB.
+/// launch may use kWithoutAsking bytes.
 template <auto kKernel>
 void allow_shared() {
   (void)once_per_gpu([] {
@@ -75,13 +59,32 @@ void allow_shared() {
   });
 }
 
+/// How many clusters of such blocks, with kShared bytes of dynamic shared memory, the current GPU runs at once.
+template <auto kKernel, unsigned kTogether, int kShared = 0>
+std::int64_t clusters_at_once(dim3 threads) {
+  return once_per_gpu([&] {
+    if (kShared > kWithoutAsking) allow_shared<kKernel>();
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeClusterDimension;
+    together.val.clusterDim = {.x = kTogether, .y = 1, .z = 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(kTogether);
+    config.blockDim = threads;
+    config.dynamicSmemBytes = kShared;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    int clusters = 0;
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config), "cudaOccupancyMaxActiveClusters");
+    return std::max<std::int64_t>(clusters, 1);
+  });
+}
+
 /// Launches a kernel that begins with pdl_wait(), in clusters of kTogether blocks. `shared`: bytes of dynamic shared
 /// memory.
 /// @throws CudaError with `name`.
 template <auto kKernel, unsigned kTogether, class... Args>
 void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,
                     const Args&... args) {
-  constexpr int kWithoutAsking = 48 << 10;
   if (shared > kWithoutAsking) allow_shared<kKernel>();
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -198,6 +198,65 @@ $filled:
   for (const std::uint32_t x : v) EXPECT_EQ(std::bit_cast<float>(x), 4 * 896.0F);
 }
 
+TEST(Emulator, ProductsOfBf16InRegistersFindTheirNumbers) {
+  // a (64 x 16) in registers; row n of b has 1 for input n and 256 for input n + 8.
+  const auto number = [](std::size_t row, std::size_t k) { return static_cast<float>((row * 5 + k * 3) % 127); };
+  std::vector<std::uint32_t> v(4 * 128);
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const std::size_t lane = i % 32;
+    const std::size_t row = i % 128 / 32 * 16 + i / 128 % 2 * 8 + lane / 4;
+    const std::size_t k = i / 256 * 8 + lane % 4 * 2;
+    v[i] = std::bit_cast<std::uint32_t>(number(row, k)) >> 16 |
+           (std::bit_cast<std::uint32_t>(number(row, k + 1)) & 0xFFFF0000U);
+  }
+  ASSERT_EQ(run_text(R"(
+  .reg .f32 %f<5>;
+  mov.u32 %r2, dynamic;
+  shl.b32 %r3, %r1, 3;
+  add.s32 %r3, %r2, %r3;
+  mov.b32 %r4, 0;
+  st.shared.u32 [%r3], %r4;
+  st.shared.u32 [%r3+4], %r4;
+  bar.sync 0;
+  setp.gt.u32 %p1, %r1, 7;
+  @%p1 bra $filled;
+  mul.lo.s32 %r3, %r1, 146;
+  add.s32 %r3, %r2, %r3;
+  mov.b32 %r4, 0x3F80;
+  st.shared.u16 [%r3], %r4;
+  xor.b32 %r3, %r3, 16;
+  mov.b32 %r4, 0x4380;
+  st.shared.u16 [%r3], %r4;
+$filled:
+  fence.proxy.async.shared::cta;
+  bar.sync 0;
+  ld.global.u32 %r4, [%rd3];
+  ld.global.u32 %r5, [%rd3+512];
+  ld.global.u32 %r6, [%rd3+1024];
+  ld.global.u32 %r7, [%rd3+1536];
+  shr.u32 %r8, %r2, 4;
+  cvt.u64.u32 %rd4, %r8;
+  or.b64 %rd4, %rd4, 0x4000004000010000;
+  setp.ne.b32 %p2, %r2, %r2;
+  wgmma.fence.sync.aligned;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, {%r4, %r5, %r6, %r7}, %rd4, %p2, 1, 1, 0;
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 0;
+  st.global.f32 [%rd3], %f1;
+  st.global.f32 [%rd3+512], %f2;
+  st.global.f32 [%rd3+1024], %f3;
+  st.global.f32 [%rd3+1536], %f4;
+  ret;)",
+                     v, 128, 1024),
+            "");
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const std::size_t lane = i % 32;
+    const std::size_t row = i % 128 / 32 * 16 + i / 256 * 8 + lane / 4;
+    const std::size_t n = lane % 4 * 2 + i / 128 % 2;
+    EXPECT_EQ(std::bit_cast<float>(v[i]), number(row, n) + 256 * number(row, n + 8)) << row << ", " << n;
+  }
+}
+
 TEST(Emulator, MemoryMadeInACaptureBreaksIt) {
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;

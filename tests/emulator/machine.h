@@ -68,6 +68,7 @@ struct Product {
   std::uint64_t a;
   std::uint64_t b;
   bool add;
+  bool registers;  ///< whether a lies in registers
   std::uint32_t group;
   std::array<std::uint32_t, 4 * kLanes> left = {};  ///< the words of a where it lies in registers
 };

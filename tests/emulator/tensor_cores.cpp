@@ -64,19 +64,28 @@ struct Matrix {
 constexpr int kDepth = 16;  ///< k of one product of 16-bit numbers
 constexpr int kMostColumns = 256;
 
+/// Where a lies in registers: the word of four that has number k of a row of sixteen, and the lane and half of it.
+float in_registers(const Product& p, std::uint32_t row, std::uint32_t k, bool bf16) {
+  const std::uint32_t word = row / 8 + k / 8 * 2;
+  const std::uint32_t lane = row % 8 * 4 + k % 8 / 2;
+  return widened(half_of(p.left[word * kLanes + lane], static_cast<int>(k % 2)), bf16);
+}
+
 /// A warp's 16 rows of a product of 64.
 void multiply(Warp& w, const Product& p) {
   const Instruction& i = *p.instruction;
   const bool bf16 = i.from == Type::kBF16;
   const int columns = static_cast<int>(i.d.size()) * 2;
-  const Matrix a(w, p.a);
   const Matrix b(w, p.b);
-  const std::size_t flags = i.s.size() - 4;  // scale-a, scale-b, trans-a, trans-b
+  const std::size_t flags = p.registers ? 6 : 3;  // scale-a, scale-b, trans-a of a matrix in memory, trans-b
   const bool negative_a = static_cast<std::int32_t>(number(w, i.s[flags], 0)) < 0;
   const bool negative_b = static_cast<std::int32_t>(number(w, i.s[flags + 1], 0)) < 0;
-  const bool a_across = number(w, i.s[flags + 2], 0) != 0;
-  const bool b_across = number(w, i.s[flags + 3], 0) != 0;
+  const bool a_across = !p.registers && number(w, i.s[flags + 2], 0) != 0;
+  const bool b_across = number(w, i.s.back(), 0) != 0;
   const float sign = negative_a != negative_b ? -1.0F : 1.0F;
+  const auto in_memory = [&](const Matrix& a, std::uint32_t row, std::uint32_t k) {
+    return widened(a_across ? a.across_k(row, k) : a.along_k(row, k), bf16);
+  };
   static thread_local float right[kDepth][kMostColumns];
   for (int n = 0; n < columns; ++n) {
     for (int k = 0; k < kDepth; ++k) {
@@ -94,7 +103,8 @@ void multiply(Warp& w, const Product& p) {
     }
     for (int k = 0; k < kDepth; ++k) {
       const auto depth = static_cast<std::uint32_t>(k);
-      const float left = sign * widened(a_across ? a.across_k(row, depth) : a.along_k(row, depth), bf16);
+      const float left = sign * (p.registers ? in_registers(p, static_cast<std::uint32_t>(r), depth, bf16)
+                                             : in_memory(Matrix(w, p.a), row, depth));
       for (int n = 0; n < columns; ++n) sums[n] += left * right[k][n];
     }
     for (int n = 0; n < columns; ++n) {
@@ -236,15 +246,18 @@ void run_stmatrix(Warp& w, const Instruction& i, std::uint32_t) {
 // A product begins when it is asked for and is made when it is waited for, or at once: both are what hardware may do.
 void run_wgmma(Warp& w, const Instruction& i, std::uint32_t) {
   const bool codes = i.from == Type::kE4M3;
-  // a, b, whether to add, two signs, and of 16-bit numbers two orders. Of codes a is four registers.
-  if (i.s.size() != (codes ? 8 : 7)) throw Error("wgmma: operands that the emulator does not know");
-  const std::size_t b = codes ? 4 : 1;
+  // a, b, whether to add, two signs, and of 16-bit numbers an order of each matrix in memory. Codes of a are in four
+  // registers, 16-bit numbers where b is followed by one order.
+  const bool registers = codes || i.s.size() == 9;
+  if (i.s.size() != (codes ? 8 : registers ? 9 : 7)) throw Error("wgmma: operands that the emulator does not know");
+  const std::size_t b = registers ? 4 : 1;
   Product p{.instruction = &i,
-            .a = codes ? 0 : number(w, i.s[0], 0),
+            .a = registers ? 0 : number(w, i.s[0], 0),
             .b = number(w, i.s[b], 0),
             .add = (predicate(w, i.s[b + 1]) & 1) != 0,
+            .registers = registers,
             .group = w.committed_products};
-  for (std::size_t n = 0; codes && n < 4; ++n)
+  for (std::size_t n = 0; registers && n < 4; ++n)
     for (std::size_t l = 0; l < kLanes; ++l) p.left[n * kLanes + l] = place<std::uint32_t>(w, i.s[n])[l];
   w.products.push_back(p);
   if ((w.block->cluster->random() >> 8 & 1) != 0) finish(w, w.committed_products + 1);

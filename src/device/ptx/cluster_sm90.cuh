@@ -31,4 +31,27 @@ __device__ inline void st_shared_cluster(float* shared, unsigned block, float v)
 #endif
 }
 
+/// The number of the calling block in its cluster.
+__device__ inline int cluster_rank() {
+  std::uint32_t rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return static_cast<int>(rank);
+}
+/// Loads four numbers of another block of the cluster, from the place of the calling block's shared address there.
+__device__ inline float4 ld_shared_cluster(std::uint32_t at, int block) {
+  float4 v = {};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 place;\n"
+      "mapa.shared::cluster.u32 place, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [place]; }"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(at), "r"(block)
+      : "memory");
+#endif
+  return v;
+}
+
 }  // namespace smla::device

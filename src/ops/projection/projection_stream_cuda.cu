@@ -24,13 +24,6 @@ constexpr std::int64_t kMostRows = 64;       ///< of E4M3 weights, by itself
 constexpr std::int64_t kMostRowsOfBf16 = 4;  ///< of joint ones on Hopper
 constexpr std::int64_t kMostInputs =
     (std::int64_t{1} << 30) - 2 * kStreamWarps * kStreamPiece;  // a row's bytes in 31 bits
-static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
-
-JointProblem joint_problem(const ProjectionProblem& p) {
-  JointProblem out{.m = p.m, .k = p.k, .groups = p.groups, .x = p.x};
-  out.part[0] = {.n = p.n, .w = p.w, .y = p.y};
-  return out;
-}
 
 /// Why others keep the choice, unless the kernel is named (docs/kernels/projection.md has the measurements).
 std::string loses(const JointProblem& p, bool joint, const PlanOptions& options, const Machine& machine) {
@@ -49,16 +42,7 @@ std::string loses(const JointProblem& p, bool joint, const PlanOptions& options,
 Decision decide_stream(const JointProblem& p, bool joint, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
   if (std::string lost = loses(p, joint, options, machine); !lost.empty()) return refused(std::move(lost));
-  if (p.x != DType::kBF16) return refused("it takes bf16 x");
-  std::int64_t multiple = 8;
-  for (int i = 0; i < p.parts; ++i) {
-    const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
-    if (part.w == DType::kF32) return refused("it takes w in bf16 and E4M3");
-    if (part.w == DType::kE4M3) multiple = 16;
-    if (part.n > INT32_MAX) return refused("it takes m and n to 2^31-1");
-  }
-  if (p.k % multiple != 0) return refused("it takes k in multiples of 8, with E4M3 w of 16");
-  if (p.m > INT32_MAX) return refused("it takes m and n to 2^31-1");
+  if (std::string wrong = not_streamed(p); !wrong.empty()) return refused(std::move(wrong));
   if (p.k > kMostInputs) return refused("it takes k to " + std::to_string(kMostInputs));
   if (machine.gpu.shared_bytes < kMostShared) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
@@ -71,16 +55,6 @@ Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, cons
 }
 Decision decide_joint(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
   return decide_stream(p, true, options, machine);
-}
-
-bool multiple_of_16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
-
-/// Whether all operands can be read 16 bytes at a time. Of one row the stride counts, too: its bits are those that it
-/// has among others.
-bool readable(const JointProblem& p, const JointProjection::Args& a) {
-  bool all = multiple_of_16(a.x.data) && a.x.stride[0] % 8 == 0 && (p.groups == 1 || a.x.stride[1] % 8 == 0);
-  for (int i = 0; i < p.parts; ++i) all = all && multiple_of_16(a.parts[static_cast<std::size_t>(i)].w.data);
-  return all;
 }
 
 template <class Shape>
@@ -122,31 +96,11 @@ void launch_either(const StreamCall& call, cudaStream_t stream) {
 }
 
 void run_stream(const JointProblem& p, const JointProjection::Args& a, const RunContext& context) {
-  if (!readable(p, a)) {
+  if (!streamable(p, a)) {
     for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, a, i), context);
     return;
   }
-  StreamCall call{.x = static_cast<const BF16*>(a.x.data),
-                  .x_row = a.x.stride[0],
-                  .x_group = a.x.stride[1],
-                  .m = static_cast<int>(p.m),
-                  .k = static_cast<int>(p.k),
-                  .groups = static_cast<std::uint32_t>(p.groups)};
-  for (int i = 0; i < p.parts; ++i) {
-    const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
-    const JointProjection::PartArgs& t = a.parts[static_cast<std::size_t>(i)];
-    if (shape.n == 0) continue;
-    call.part[call.parts++] = {.w = t.w.data,
-                               .w_scale = static_cast<const float*>(t.w_scale.data),
-                               .y = t.y.data,
-                               .y_row = t.y.stride[0],
-                               .y_group = t.y.stride[1],
-                               .w_scale_group = t.w_scale.stride[0],
-                               .w_scale_row = t.w_scale.stride[1],
-                               .n = static_cast<int>(shape.n),
-                               .e4m3 = shape.w == DType::kE4M3,
-                               .y_bf16 = shape.y == DType::kBF16};
-  }
+  const StreamCall call = stream_call(p, a);
   if (p.m == 0 || call.parts == 0) return;
   const cudaStream_t stream = stream_of(context.stream);
   if (p.m <= Few::kRows) {
@@ -159,9 +113,7 @@ void run_stream(const JointProblem& p, const JointProjection::Args& a, const Run
 }
 
 void run_one(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
-  JointProjection::Args args{.x = a.x};
-  args.parts[0] = {.w = a.w, .y = a.y, .w_scale = a.w_scale};
-  run_stream(joint_problem(p), args, context);
+  run_stream(joint_problem(p), joint_args(a), context);
 }
 
 }  // namespace

@@ -5,7 +5,8 @@
 #include "device/ptx/pdl.cuh"
 #include "device/ptx/shared.cuh"
 #include "ops/projection/few_rows.cuh"
-#include "ops/projection/operands.cuh"
+#include "ops/projection/stream_call.cuh"
+#include "ops/projection/widen_codes.cuh"
 
 namespace smla::projection {
 
@@ -23,42 +24,8 @@ constexpr int kStreamThreads = 32 * kStreamWarps;
 constexpr int kStreamPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
 constexpr int kStreamUnit = 64;    ///< inputs of x that a warp holds at once
 
-/// One of the weights of a call, and what is made with it.
-struct StreamPart {
-  const void* w = nullptr;
-  const float* w_scale = nullptr;  ///< of E4M3 w
-  void* y = nullptr;
-  std::int64_t y_row = 0, y_group = 0;  ///< strides in elements
-  std::int64_t w_scale_group = 0, w_scale_row = 0;
-  int n = 0;
-  std::uint32_t tiles = 0;            ///< in all groups, of all rows
-  bool e4m3 = false, y_bf16 = false;  ///< dtypes; otherwise w is bf16 and y float32
-
-  __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {
-    const std::int64_t at = row * y_row + group * y_group + column;
-    if (y_bf16) {
-      static_cast<BF16*>(y)[at] = to_bf16(v);
-    } else {
-      static_cast<float*>(y)[at] = v;
-    }
-  }
-};
-
 /// What is read in place of inputs that are not there.
 __device__ const uint4 kStreamZeros = {0, 0, 0, 0};
-
-/// The weights of one input.
-struct StreamCall {
-  static constexpr int kMaxParts = 8;
-  const BF16* x = nullptr;
-  std::int64_t x_row = 0, x_group = 0;  ///< strides in elements
-  int m = 0, k = 0;
-  std::uint32_t groups = 1;
-  std::uint32_t row_blocks = 1;
-  std::uint32_t tiles = 0;  ///< of all parts
-  int parts = 0;
-  StreamPart part[kMaxParts];
-};
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool kStreamNeedsRegisters = true;  // as nvcc 13.0 compiles for sm_100 and sm_120, which would spill
@@ -89,21 +56,6 @@ __device__ inline void multiply(float (&d)[4], const TwoRows& w, const Sixteen& 
   device::mma_m16n8k16_bf16(d, w.top.high.z, w.bottom.high.z, w.top.high.w, w.bottom.high.w, x.high.z, x.high.w);
 }
 
-/// Widens four E4M3 codes to bf16, exactly but for NaN, which become 480: codes 0 and 2 in x, 1 and 3 in y, which takes
-/// fewer instructions than neighbours. `nans` gets the high bit of a NaN's byte.
-__device__ inline uint2 widen_e4m3(std::uint32_t codes, std::uint32_t& nans) {
-  nans |= (codes & 0x7F7F'7F7FU) + 0x0101'0101U;
-  // Shifted to the bits of bf16, a code is 2^-120 of its value, subnormals included.
-  const auto pair = [](std::uint32_t magnitudes, std::uint32_t signs) {
-    const std::uint32_t bits = (magnitudes & 0x07F0'07F0U) | (signs & 0x8000'8000U);
-    std::uint32_t out;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-        : "=r"(out)
-        : "r"(bits), "r"(0x7B80'7B80U), "r"(0x8000'8000U));  // times 2^120, plus -0
-    return out;
-  };
-  return make_uint2(pair(codes << 4, codes << 8), pair(codes >> 4, codes));
-}
 __device__ inline Sixteen widen_sixteen(const uint4& codes, std::uint32_t& nans) {
   const uint2 a = widen_e4m3(codes.x, nans);
   const uint2 b = widen_e4m3(codes.y, nans);

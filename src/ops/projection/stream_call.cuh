@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device/numbers.cuh"
+#include "ops/projection/implementations.h"
+
+namespace smla::projection {
+
+// The arguments of the kernels that stream weights past rows of x, for one or several weights in one launch.
+
+/// One of the weights of a call, and what is made with it.
+struct StreamPart {
+  const void* w = nullptr;
+  const float* w_scale = nullptr;  ///< of E4M3 w
+  void* y = nullptr;
+  std::int64_t y_row = 0, y_group = 0;  ///< strides in elements
+  std::int64_t w_scale_group = 0, w_scale_row = 0;
+  int n = 0;
+  std::uint32_t tiles = 0;            ///< in all groups, of all rows
+  std::uint32_t columns = 1;          ///< `sm90_stream`: items along the outputs
+  int split = 0;                      ///< 2^split blocks share a tile's inputs
+  bool e4m3 = false, y_bf16 = false;  ///< dtypes; otherwise w is bf16 and y float32
+
+  __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {
+    const std::int64_t at = row * y_row + group * y_group + column;
+    if (y_bf16) {
+      static_cast<BF16*>(y)[at] = to_bf16(v);
+    } else {
+      static_cast<float*>(y)[at] = v;
+    }
+  }
+};
+
+/// The weights of one input.
+struct StreamCall {
+  static constexpr int kMaxParts = 8;
+  const BF16* x = nullptr;
+  std::int64_t x_row = 0, x_group = 0;  ///< strides in elements
+  int m = 0, k = 0;
+  std::uint32_t groups = 1;
+  std::uint32_t row_blocks = 1;
+  std::uint32_t tiles = 0;  ///< of all parts
+  int together = 0;         ///< `sm90_stream`: 2^together blocks are a cluster
+  int parts = 0;
+  StreamPart part[kMaxParts];
+};
+static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
+
+/// One weight as a call of several.
+inline JointProjection::Problem joint_problem(const ProjectionProblem& p) {
+  JointProjection::Problem out{.m = p.m, .k = p.k, .groups = p.groups, .x = p.x};
+  out.part[0] = {.n = p.n, .w = p.w, .y = p.y};
+  return out;
+}
+inline JointProjection::Args joint_args(const Projection::Args& a) {
+  JointProjection::Args out{.x = a.x};
+  out.parts[0] = {.w = a.w, .y = a.y, .w_scale = a.w_scale};
+  return out;
+}
+
+/// What of a problem these kernels do not take; empty if they take all.
+inline std::string not_streamed(const JointProjection::Problem& p) {
+  if (p.x != DType::kBF16) return "it takes bf16 x";
+  std::int64_t multiple = 8;
+  for (int i = 0; i < p.parts; ++i) {
+    const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
+    if (part.w == DType::kF32) return "it takes w in bf16 and E4M3";
+    if (part.w == DType::kE4M3) multiple = 16;
+    if (part.n > INT32_MAX) return "it takes m and n to 2^31-1";
+  }
+  if (p.k % multiple != 0) return "it takes k in multiples of 8, with E4M3 w of 16";
+  if (p.m > INT32_MAX) return "it takes m and n to 2^31-1";
+  return "";
+}
+
+/// Whether all operands can be read 16 bytes at a time. Of one row the stride counts, too: its bits are those that it
+/// has among others.
+inline bool streamable(const JointProjection::Problem& p, const JointProjection::Args& a) {
+  const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
+  bool all = whole(a.x.data) && a.x.stride[0] % 8 == 0 && (p.groups == 1 || a.x.stride[1] % 8 == 0);
+  for (int i = 0; i < p.parts; ++i) all = all && whole(a.parts[static_cast<std::size_t>(i)].w.data);
+  return all;
+}
+
+/// The weights of a call that have outputs.
+inline StreamCall stream_call(const JointProjection::Problem& p, const JointProjection::Args& a) {
+  StreamCall call{.x = static_cast<const BF16*>(a.x.data),
+                  .x_row = a.x.stride[0],
+                  .x_group = a.x.stride[1],
+                  .m = static_cast<int>(p.m),
+                  .k = static_cast<int>(p.k),
+                  .groups = static_cast<std::uint32_t>(p.groups)};
+  for (int i = 0; i < p.parts; ++i) {
+    const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
+    const JointProjection::PartArgs& t = a.parts[static_cast<std::size_t>(i)];
+    if (shape.n == 0) continue;
+    call.part[call.parts++] = {.w = t.w.data,
+                               .w_scale = static_cast<const float*>(t.w_scale.data),
+                               .y = t.y.data,
+                               .y_row = t.y.stride[0],
+                               .y_group = t.y.stride[1],
+                               .w_scale_group = t.w_scale.stride[0],
+                               .w_scale_row = t.w_scale.stride[1],
+                               .n = static_cast<int>(shape.n),
+                               .e4m3 = shape.w == DType::kE4M3,
+                               .y_bf16 = shape.y == DType::kBF16};
+  }
+  return call;
+}
+
+}  // namespace smla::projection

@@ -33,6 +33,11 @@ class Joint {
 ConstTensorView rows_or_none(const TensorView& v) { return v.absent() ? ConstTensorView() : as_rows(v); }
 TensorView rows_to_write(const TensorView& v) { return v.absent() ? TensorView() : as_rows(v); }
 
+std::int64_t named_joint_rows(const LayerOptions& options) {
+  const auto named = options.implementations.find(JointProjection::kName);
+  return named->second == JointProjection::kOneLaunchOnHopper ? kJointRowsOnHopper : kJointRows;
+}
+
 }  // namespace
 
 bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
@@ -41,7 +46,7 @@ bool has_joint_products(const LayerConfig& config, const LayerOptions& options, 
   const bool any_fp8 = fp8(weights.wq_a) || fp8(weights.wkv) || fp8(weights.wq_b) || fp8(weights.wo_a) ||
                        fp8(weights.wo_b) || (config.runs_indexer() && fp8(weights.index_wq_b));
   if (options.fp8_output && any_fp8) return false;
-  if (names_joint_products(options)) return tokens <= kJointRows || options.deterministic;
+  if (names_joint_products(options)) return tokens <= named_joint_rows(options) || options.deterministic;
   const bool others_named =
       options.implementations.contains(Projection::kName) || options.implementations.contains("*");
   if (options.device != DeviceKind::kCuda || options.deterministic || others_named) return false;
@@ -50,7 +55,8 @@ bool has_joint_products(const LayerConfig& config, const LayerOptions& options, 
   const ConstTensorView* const large[] = {&weights.wq_b, &weights.wo_a, &weights.wo_b};
   for (std::size_t i = 0; i < 3; ++i) p.part[i] = {.n = config.hidden_size, .w = large[i]->dtype};
   for (const Candidate& c : explain<JointProjection>(p, {.device = DeviceKind::kCuda}))
-    if (c.refusal.empty()) return c.name == JointProjection::kOneLaunch;
+    if (c.refusal.empty())
+      return c.name == JointProjection::kOneLaunch || c.name == JointProjection::kOneLaunchOnHopper;
   return false;
 }
 

@@ -16,9 +16,10 @@ struct JointProduct {
 
 /// Rows up to which a layer that names JointProjection uses it; with `deterministic` it always does.
 inline constexpr std::int64_t kJointRows = 64;
+inline constexpr std::int64_t kJointRowsOnHopper = 256;  ///< where it names JointProjection::kOneLaunchOnHopper
 
 /// Whether the products of a step of `tokens` rows are joint ones: where JointProjection is named, and on a GPU where
-/// the kernel that streams weights is chosen for them. Not by itself with `deterministic`, for which the number of rows
+/// a kernel that streams weights is chosen for them. Not by itself with `deterministic`, for which the number of rows
 /// must not matter. Not where an FP8 output projection is asked for beside FP8 weights: weights of one input then have
 /// different inputs.
 bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

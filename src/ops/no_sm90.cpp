@@ -5,6 +5,7 @@
 #include "ops/attention/implementations.h"
 #include "ops/cuda_row.h"
 #include "ops/op_list.h"
+#include "ops/projection/implementations.h"
 
 namespace smla {
 
@@ -34,6 +35,20 @@ Implementation<SparseAttention> sparse_attention_widened_row() {
   row.name = "sm90_widened";
   return row;
 }
+
+namespace {
+
+template <class Op>
+Implementation<Op> stream_row() {
+  Implementation<Op> row = sm90_row<Op>();
+  row.name = kStreamSm90Name;
+  return row;
+}
+
+}  // namespace
+
+Implementation<Projection> projection_stream_sm90_row() { return stream_row<Projection>(); }
+Implementation<JointProjection> joint_projection_stream_sm90_row() { return stream_row<JointProjection>(); }
 
 // sm90_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a
 // call alone is inlined and leaves nothing.

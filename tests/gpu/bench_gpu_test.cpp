@@ -263,7 +263,7 @@ TEST_F(BenchGpu, LayersOfFp8WeightsAreRightAndTheirFloorIsLower) {
   options.measure = kQuick;
   options.batches = {2};
   options.contexts = {700};
-  options.prefills = {130};
+  options.prefills = {300};
   for (const char* joint : {"", "cuda_stream"}) {
     SCOPED_TRACE(joint);
     options.implementations.clear();

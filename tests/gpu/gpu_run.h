@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -37,6 +38,15 @@ std::vector<std::string> gpu_implementations(const typename Op::Problem& problem
     }
   }
   return names;
+}
+
+/// Whether this GPU has the kernel for Hopper that streams weights past many rows, and room for it.
+inline bool has_sm90_stream() {
+  const PlanOptions named{.device = DeviceKind::kCuda,
+                          .implementation = std::string(JointProjection::kOneLaunchOnHopper)};
+  const auto all = explain<JointProjection>({.m = 1, .k = 16, .part = {{{.n = 1}}}}, named);
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Candidate& c) { return c.name == named.implementation && c.refusal.empty(); });
 }
 
 /// Tests that need a GPU say why they did not run.

@@ -1,4 +1,4 @@
-// Several weights of one input in one call on the GPU, and the kernel that streams weights.
+// Several weights of one input in one call on the GPU, and the kernels that stream weights.
 #include <atomic>
 #include <iostream>
 #include <map>
@@ -42,30 +42,41 @@ TEST_F(JointProjectionGpu, EveryWeightHasTheBitsOfACallOfItsOwn) {
   }
   for (const auto& [name, count] : compared) std::cout << "[ compared ] " << name << ": " << count << " cases\n";
   EXPECT_GT(compared["cuda_stream"], 50);
+  if (has_sm90_stream()) EXPECT_GT(compared["sm90_stream"], 50);
 }
 
-/// Tiles of 8, 16, 32 and 64 rows, and of 16 and 32 outputs, give a row the same bits.
+/// The kernels that are one launch for all weights on this GPU.
+std::vector<std::string> one_launch() {
+  if (has_sm90_stream()) return {"cuda_stream", "sm90_stream"};
+  return {"cuda_stream"};
+}
+
+/// Tiles of 8, 16, 32, 64 and 128 rows, and of 16, 32 and 256 outputs, give a row the same bits.
 TEST_F(JointProjectionGpu, ARowsBitsDoNotDependOnHowManyThereAre) {
+  constexpr std::int64_t kRows = 140;
   for (const DType w : {DType::kBF16, DType::kE4M3}) {
     ProjectionCase c;
-    c.problem = {.m = 70, .n = 50, .k = 2320, .groups = 2, .w = w, .y = DType::kF32};
+    c.problem = {.m = kRows, .n = 50, .k = 2320, .groups = 2, .w = w, .y = DType::kF32};
     c.x_gap = 8;
     const JointTensors t({c, c});
-    std::vector<ProjectionBuffer> whole = t.poisoned_y();
-    run_joint(t, whole, "cuda_stream");
-    for (const std::int64_t rows : {1, 8, 9, 17, 40}) {
-      JointProjection::Problem p = t.problem;
-      p.m = rows;
-      std::vector<ProjectionBuffer> few = t.poisoned_y();
-      JointProjection::Args a = t.args(few);
-      const std::int64_t begin = 70 - rows;
-      a.x = a.x.slice(0, begin, 70);
-      for (JointProjection::PartArgs& part : std::span(a.parts).first(2)) part.y = part.y.slice(0, begin, 70);
-      run_on_gpu<JointProjection>(p, a, "cuda_stream");
-      for (std::size_t i = 0; i < 2; ++i) {
-        for (std::int64_t row = begin; row < 70; ++row) {
-          for (std::int64_t j = 0; j < 50; ++j)
-            ASSERT_TRUE(few[i].same_bits(whole[i], t.parts[i].y_at(row, row % 2, j))) << row << " of " << rows;
+    for (const std::string& name : one_launch()) {
+      std::vector<ProjectionBuffer> whole = t.poisoned_y();
+      run_joint(t, whole, name);
+      for (const std::int64_t rows : {1, 8, 9, 17, 40, 100}) {
+        JointProjection::Problem p = t.problem;
+        p.m = rows;
+        std::vector<ProjectionBuffer> few = t.poisoned_y();
+        JointProjection::Args a = t.args(few);
+        const std::int64_t begin = kRows - rows;
+        a.x = a.x.slice(0, begin, kRows);
+        for (JointProjection::PartArgs& part : std::span(a.parts).first(2)) part.y = part.y.slice(0, begin, kRows);
+        run_on_gpu<JointProjection>(p, a, name);
+        for (std::size_t i = 0; i < 2; ++i) {
+          for (std::int64_t row = begin; row < kRows; ++row) {
+            for (std::int64_t j = 0; j < 50; ++j)
+              ASSERT_TRUE(few[i].same_bits(whole[i], t.parts[i].y_at(row, row % 2, j)))
+                  << name << ": " << row << " of " << rows;
+          }
         }
       }
     }
@@ -78,12 +89,14 @@ TEST_F(JointProjectionGpu, IsOneLaunch) {
   for (const std::vector<ProjectionCase>& cases : joint_projection_cases(DType::kBF16)) {
     const JointTensors t(cases);
     if (t.problem.m == 0 || t.problem.k % 16 != 0) continue;
-    std::vector<ProjectionBuffer> y = t.poisoned_y();
-    launches = 0;
-    device::launch_hook = +[](const char*) { ++launches; };
-    run_joint(t, y, "cuda_stream");
-    device::launch_hook = nullptr;
-    EXPECT_EQ(launches, 1) << describe(cases);
+    for (const std::string& name : one_launch()) {
+      std::vector<ProjectionBuffer> y = t.poisoned_y();
+      launches = 0;
+      device::launch_hook = +[](const char*) { ++launches; };
+      run_joint(t, y, name);
+      device::launch_hook = nullptr;
+      EXPECT_EQ(launches, 1) << name << ": " << describe(cases);
+    }
   }
 }
 
@@ -93,10 +106,14 @@ TEST_F(JointProjectionGpu, ItIsChosenForFewRows) {
     return std::string(
         Plan<JointProjection>(p, {.device = DeviceKind::kCuda, .deterministic = deterministic}).implementation());
   };
-  EXPECT_EQ(chosen(64, DType::kE4M3), "cuda_stream");
-  EXPECT_EQ(chosen(65, DType::kE4M3), "cuda");
-  EXPECT_EQ(chosen(4, DType::kE4M3, true), "cuda");
   const bool hopper = device::current_gpu().capability == 90;
+  EXPECT_EQ(chosen(16, DType::kE4M3), "cuda_stream");
+  const bool wide = has_sm90_stream();
+  EXPECT_EQ(chosen(64, DType::kE4M3), wide ? "sm90_stream" : "cuda_stream");
+  EXPECT_EQ(chosen(65, DType::kE4M3), wide ? "sm90_stream" : "cuda");
+  EXPECT_EQ(chosen(257, DType::kE4M3), "cuda");
+  EXPECT_EQ(chosen(4, DType::kE4M3, true), "cuda");
+  EXPECT_EQ(chosen(40, DType::kE4M3, true), "cuda");
   EXPECT_EQ(chosen(4, DType::kBF16), hopper ? "cuda_stream" : "cuda");
   EXPECT_EQ(chosen(5, DType::kBF16), "cuda");
   const auto one = [](std::int64_t rows, DType w) {
@@ -104,8 +121,9 @@ TEST_F(JointProjectionGpu, ItIsChosenForFewRows) {
         Plan<Projection>({.m = rows, .n = 16, .k = 256, .w = w}, {.device = DeviceKind::kCuda}).implementation());
   };
   EXPECT_NE(one(1, DType::kBF16), "cuda_stream");
-  EXPECT_EQ(one(64, DType::kE4M3), "cuda_stream");
-  EXPECT_EQ(one(65, DType::kE4M3), "cuda");
+  EXPECT_EQ(one(16, DType::kE4M3), "cuda_stream");
+  EXPECT_EQ(one(256, DType::kE4M3), wide ? "sm90_stream" : "cuda");
+  EXPECT_EQ(one(257, DType::kE4M3), "cuda");
 }
 
 }  // namespace

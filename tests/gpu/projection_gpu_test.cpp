@@ -88,6 +88,57 @@ TEST_F(ProjectionGpu, EveryCodeOfAnFp8WeightIsRead) {
   }
 }
 
+/// Rows at the edges of the blocks of 16, 32, 64 and 128, outputs at those of 64, 128 and 256, stages that are not
+/// whole, inputs that 1 to 8 blocks share, more tiles than run at once; scales of every size, and a NaN.
+TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
+  if (!has_sm90_stream()) GTEST_SKIP() << "no GPU of compute capability 9.0, or too little shared memory";
+  const std::string name = "sm90_stream";
+  std::vector<ProjectionCase> cases;
+  const auto add = [&](std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t groups) {
+    for (const DType w : {DType::kE4M3, DType::kBF16}) {
+      ProjectionCase c;
+      const bool odd = cases.size() % 4 > 1;
+      c.problem = {.m = m, .n = n, .k = k, .groups = groups, .w = w, .y = odd ? DType::kF32 : DType::kBF16};
+      c.seed = cases.size() + 1;
+      c.x_gap = odd ? 24 : 0;
+      c.y_gap = odd ? 5 : 0;
+      c.y_group_major = cases.size() % 8 > 3;
+      c.w_scale_gap = odd ? 1 : 0;
+      cases.push_back(c);
+    }
+  };
+  for (const std::int64_t m : {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256, 300}) add(m, 200, 400, 1);
+  for (const std::int64_t n : {1, 8, 63, 64, 65, 127, 128, 129, 255, 256, 257, 520}) add(20, n, 272, 2);
+  for (const std::int64_t k : {0, 16, 64, 112, 128, 144, 256, 1024, 2320, 4096}) add(37, 130, k, 3);
+  add(70, 2000, 64, 40);
+  add(17, 64, 8192, 1);
+  for (const ProjectionCase& c : cases) {
+    ProjectionTensors t(c);
+    SCOPED_TRACE(describe(c));
+    if (c.seed % 3 == 0 && t.w_scales.elements() > 0) {
+      for (std::int64_t i = 0; i < t.w_scales.elements(); ++i)
+        t.w_scales.set(i, std::ldexp(1.0F + 0.37F * static_cast<float>(i % 3), static_cast<int>(i * 17 % 90) - 30));
+    }
+    ProjectionBuffer truth = t.poisoned_y();
+    Plan<Projection>(t.problem, {.implementation = "ref"}).run(t.args(truth));
+    ProjectionBuffer y = t.poisoned_y();
+    run_on_gpu<Projection>(t.problem, t.args(y), name);
+    check_written(t, y);
+    check_close(t, y, truth, name);
+    if (HasFatalFailure()) return;
+    if (c.problem.w != DType::kE4M3 || c.seed % 5 != 1 || c.problem.k == 0) continue;
+    const std::int64_t output = c.problem.n / 2;
+    static_cast<std::uint8_t*>(t.w.data())[output * c.problem.k + c.problem.k - 1] = 0xFF;
+    run_on_gpu<Projection>(t.problem, t.args(y), name);
+    for (std::int64_t i = 0; i < c.problem.m; ++i) {
+      for (std::int64_t g = 0; g < c.problem.groups; ++g) {
+        for (std::int64_t j = 0; j < c.problem.n; ++j)
+          ASSERT_EQ(std::isnan(y.get(t.y_at(i, g, j))), g == 0 && j == output) << i << ", " << g << ", " << j;
+      }
+    }
+  }
+}
+
 TEST_F(ProjectionGpu, ARowsBitsDoNotDependOnTheOthersWhenDeterministic) {
   ProjectionCase c;
   c.problem = {.m = 70, .n = 200, .k = 1032, .groups = 2};

@@ -20,8 +20,8 @@ namespace SMLA_API smla {
 /// a float32 number. w may be E4M3 with one scale for each block of 128 outputs x 128 inputs, as FP8 checkpoints have
 /// them: w[g, n, k] above is then w[g, n, k] * w_scale[g, n / 128, k / 128], which must be a float32 number too. x may
 /// be of any dtype then; E4M3 is what tensor cores multiply. Implementations differ in summation order; one that
-/// accepts `deterministic` gives a row the same bits whatever the other rows are. `cuda_stream` reads w while earlier
-/// work of the stream may still run: it must have been written before the call is queued.
+/// accepts `deterministic` gives a row the same bits whatever the other rows are. `cuda_stream` and `sm90_stream` read
+/// w while earlier work of the stream may still run: it must have been written before the call is queued.
 struct Projection {
   static constexpr std::string_view kName = "projection";
   struct Problem {
@@ -52,10 +52,11 @@ struct Projection {
 /// Linear layers of one input (spec 2): for each of several weights what Projection computes of it, with the same
 /// meaning of x, w, y, w_scale and groups. What a weight gives does not depend on the others.
 ///
-/// `cuda_stream` computes all of them in one launch, and reads weights early as it does in a Projection.
+/// `cuda_stream` and `sm90_stream` compute all of them in one launch, and read weights early as in a Projection.
 struct JointProjection {
   static constexpr std::string_view kName = "joint_projection";
-  static constexpr std::string_view kOneLaunch = "cuda_stream";  ///< the implementation that is one launch for all
+  static constexpr std::string_view kOneLaunch = "cuda_stream";          ///< an implementation of one launch for all
+  static constexpr std::string_view kOneLaunchOnHopper = "sm90_stream";  ///< the same for more rows
   static constexpr int kMaxParts = 8;
   /// The shape of one weight.
   struct Part {

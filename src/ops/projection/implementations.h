@@ -47,6 +47,11 @@ inline constexpr std::string_view kStreamName = JointProjection::kOneLaunch;
 Implementation<Projection> projection_stream_row();
 Implementation<JointProjection> joint_projection_stream_row();
 
+/// The same for more rows on Hopper (projection_stream_sm90.cu, no_sm90.cpp).
+inline constexpr std::string_view kStreamSm90Name = JointProjection::kOneLaunchOnHopper;
+Implementation<Projection> projection_stream_sm90_row();
+Implementation<JointProjection> joint_projection_stream_sm90_row();
+
 /// A joint call's weight `i` as a call of its own.
 ProjectionProblem part_problem(const JointProjection::Problem& problem, int i);
 Projection::Args part_args(const JointProjection::Problem& problem, const JointProjection::Args& args, int i);

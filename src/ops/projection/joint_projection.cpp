@@ -1,4 +1,4 @@
-// Several weights of one input. Everywhere but in the kernel that streams weights, each is a Projection.
+// Several weights of one input. Everywhere but in the kernels that stream weights, each is a Projection.
 #include <vector>
 
 #include "core/check.h"
@@ -75,6 +75,7 @@ Projection::Args part_args(const Problem& /*problem*/, const Args& args, int i) 
 template <>
 std::span<const Implementation<JointProjection>> OpTable<JointProjection>::implementations() {
   static const Implementation<JointProjection> kTable[] = {
+      joint_projection_stream_sm90_row(),
       joint_projection_stream_row(),
       any_gpu_row<JointProjection>(run_each, decide_each<needs_gpu>),
       {.name = "cpu", .machine = "any CPU", .decide = decide_each<needs_nothing>, .run = run_each},

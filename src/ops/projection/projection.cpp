@@ -97,6 +97,7 @@ template <>
 std::span<const Implementation<Projection>> OpTable<Projection>::implementations() {
   static const Implementation<Projection> kTable[] = {
       projection_cublaslt_row(),
+      projection_stream_sm90_row(),
       projection_stream_row(),
       cuda_row<Projection>(),
       {.name = "onednn", .machine = "oneDNN", .decide = projection_onednn_decide, .run = projection_onednn},

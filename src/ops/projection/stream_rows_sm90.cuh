@@ -1,0 +1,37 @@
+#pragma once
+
+#include "ops/projection/stream_bring_sm90.cuh"
+#include "ops/projection/stream_products_sm90.cuh"
+
+namespace smla::projection::sm90 {
+
+// Weights that are streamed past up to some hundred rows of bf16 x by wgmma: docs/kernels/projection.md.
+
+constexpr int kRegisters = 168;  ///< a thread's at the launch: what warpgroups give up is all that others can get
+constexpr int kMultiplierRegisters = 224;
+constexpr int kBringerRegisters = 56;
+static_assert(kThreads * kRegisters <= 65536);
+static_assert(kMultipliers * kMultiplierRegisters + kBringerRegisters <= (kMultipliers + 1) * kRegisters);
+
+template <int kWidth, int kParts, int kDeep>
+__global__ void __launch_bounds__(kThreads, 1) stream_rows(const __grid_constant__ StreamCall call) {
+  using Shape = StreamShape<kWidth, kParts, kDeep>;
+  extern __shared__ __align__(1024) std::uint8_t stream_shared[];
+  const std::uint32_t shared = device::shared_address(stream_shared);
+  const int group = __shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+  if (threadIdx.x < kDeep) {
+    const std::uint32_t barrier = shared + Shape::kBarriers + 8 * threadIdx.x;
+    device::mbarrier_init(barrier, kBringers);
+    device::mbarrier_init(barrier + 8 * kDeep, kMultipliers * kGroupThreads / 32);
+  }
+  __syncthreads();
+  if (group == kMultipliers) {
+    device::fewer_registers<kBringerRegisters>();
+    Bringer<Shape>(call, shared).run();
+  } else {
+    device::more_registers<kMultiplierRegisters>();
+    Multiplier<Shape>(call, shared).run();
+  }
+}
+
+}  // namespace smla::projection::sm90

@@ -214,7 +214,7 @@ cudaError_t cudaFuncGetName(const char** name, const void* host) {
   return answer(cudaSuccess);
 }
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t* c) {
-  *clusters = 132 / static_cast<int>(std::max(1U, c->gridDim.x));
+  *clusters = static_cast<int>(setting("SMLA_EMULATOR_MULTIPROCESSORS", 132) / std::max(1U, c->gridDim.x));
   return answer(cudaSuccess);
 }
 

@@ -42,7 +42,7 @@ TEST_F(JointProjectionGpu, EveryWeightHasTheBitsOfACallOfItsOwn) {
   }
   for (const auto& [name, count] : compared) std::cout << "[ compared ] " << name << ": " << count << " cases\n";
   EXPECT_GT(compared["cuda_stream"], 50);
-  if (has_sm90_stream()) EXPECT_GT(compared["sm90_stream"], 50);
+  EXPECT_TRUE(compared["sm90_stream"] > 50 || !has_sm90_stream());
 }
 
 /// The kernels that are one launch for all weights on this GPU.

@@ -54,6 +54,12 @@ class Plan {
   std::size_t workspace_bytes() const;      ///< bytes of workspace that a run needs
   std::string_view choice() const;          ///< how it cuts the problem, where it has a choice: tiles, parts
 
+  /// This plan for a problem that differs only in what is done to single numbers on their way in or out (a prologue, an
+  /// epilogue): by the same implementation and cut alike, so that sums are the same bit for bit. The implementation
+  /// must accept `problem`.
+  /// @throws InvalidArgument for an impossible problem.
+  Plan alike(const typename Op::Problem& problem) const;
+
  private:
   std::shared_ptr<const Planned<Op>> planned_;
 };

@@ -16,7 +16,8 @@ class OpPlanner {
 
   const LayerOptions& options() const { return options_; }
 
-  /// @param like: a problem whose implementation computes this one too, if it accepts it and none is named
+  /// @param like: a problem whose implementation computes this one too, if it accepts it and none is named; and cut
+  /// alike, or else the sums of both would differ
   template <class Op>
   std::optional<Plan<Op>> make(const typename Op::Problem& problem,
                                const std::optional<typename Op::Problem>& like = {}) const {
@@ -33,6 +34,12 @@ class OpPlanner {
       }
     }
     std::optional<Plan<Op>> made(std::in_place, problem, plan);
+    if (like) {
+      plan.implementation = made->implementation();
+      for (const Candidate& c : explain<Op>(*like, plan)) {
+        if (c.name == plan.implementation && c.refusal.empty()) made = Plan<Op>(*like, plan).alike(problem);
+      }
+    }
     keep(Op::kName, *made);
     return made;
   }

@@ -113,6 +113,16 @@ Plan<Op>::Plan(const typename Op::Problem& problem, const PlanOptions& options) 
 }
 
 template <class Op>
+Plan<Op> Plan<Op>::alike(const typename Op::Problem& problem) const {
+  OpTable<Op>::check_problem(problem);
+  Planned<Op> planned = *planned_;
+  planned.problem = problem;
+  Plan out = *this;
+  out.planned_ = std::make_shared<const Planned<Op>>(std::move(planned));
+  return out;
+}
+
+template <class Op>
 void Plan<Op>::run(const typename Op::Args& args, Workspace workspace, Stream stream) const {
   const Planned<Op>& planned = *planned_;
   OpTable<Op>::check_args(planned.problem, args);

@@ -251,6 +251,64 @@ TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {
   }
 }
 
+/// A call that makes its queries may be cut otherwise than one whose queries are made before; a plan made alike has the
+/// cut of the other, and so its bits.
+TEST_F(AttentionGpu, APlanMadeAlikeHasTheOthersBits) {
+  constexpr std::int64_t kPositions = 50;
+  constexpr int kRope = 64;
+  const SparseAttention::QueryPrologue prologue{.rope_dim = kRope, .eps = 1e-4F};
+  HostTensor table(DType::kF32, {kPositions, kRope});
+  for (std::int64_t i = 0; i < table.numel(); ++i) table.as<float>()[i] = std::cos(0.37F * static_cast<float>(i));
+  for (const std::string name : {"cuda", "sm90"}) {
+    const PlanOptions options{.device = DeviceKind::kCuda, .implementation = name};
+    for (const std::int64_t tokens : {2, 4, 8, 16, 32, 48, 64, 96, 128}) {
+      AttentionInputs in =
+          make_inputs({.tokens = tokens,
+                       .heads = 64,
+                       .scopes = {{.format = "fp8_ds_mla", .width = 128}, {.format = "fp8_ds_mla", .width = 512}}});
+      const SparseAttention::Problem problem = in.problem;
+      SparseAttention::Problem fused = problem;
+      fused.query_prologue = prologue;
+      const std::vector<std::string> taken = test::gpu_implementations<SparseAttention>(fused);
+      if (std::find(taken.begin(), taken.end(), name) == taken.end()) break;
+      const Plan<SparseAttention> whole(fused, options);
+      const Plan<SparseAttention> alike = whole.alike(problem);
+      EXPECT_EQ(alike.implementation(), name);
+      EXPECT_EQ(alike.choice(), whole.choice());
+      if (Plan<SparseAttention>(problem, options).choice() == whole.choice()) continue;
+      std::cout << "[ cut     ] " << name << ", " << tokens << " tokens: " << whole.choice() << "\n";
+      std::vector<std::int64_t> positions;
+      for (std::int64_t t = 0; t < tokens; ++t) positions.push_back(t % kPositions);
+      HostTensor queries(problem.q, {tokens, 64, problem.dim});
+      copy_heads(in.args().q, queries);
+      const QNormRopeInsert::Problem before{.tokens = tokens,
+                                            .heads = 64,
+                                            .out_heads = 64,
+                                            .dim = problem.dim,
+                                            .rope_dim = kRope,
+                                            .in = problem.q,
+                                            .q_out = problem.q,
+                                            .eps = prologue.eps};
+      test::run_on_gpu<QNormRopeInsert>(before, {.q = std::as_const(queries).view(),
+                                                 .positions = view_of(positions.data(), {tokens}),
+                                                 .cos_sin = std::as_const(table).view(),
+                                                 .q_out = queries.view()});
+      AttentionOutputs want(problem);
+      SparseAttention::Args args = in.args();
+      args.q = std::as_const(queries).view();
+      want.attach(args);
+      run_staged(alike, args, DeviceKind::kCuda);
+      AttentionOutputs got(fused);
+      args = in.args();
+      got.attach(args);
+      args.query_prologue = {.positions = view_of(positions.data(), {tokens}), .cos_sin = std::as_const(table).view()};
+      run_staged(whole, args, DeviceKind::kCuda);
+      expect_same_bits(want, got);
+      break;
+    }
+  }
+}
+
 /// With an output epilogue the bits are those of InverseRope afterwards, however a call is cut; positions without a row
 /// are left as they are.
 TEST_F(AttentionGpu, RotatingBackIsInverseRope) {

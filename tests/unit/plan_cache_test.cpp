@@ -132,6 +132,21 @@ TEST(PlanCache, AKnownShapeAndACopyAreTheSamePlan) {
   EXPECT_EQ(&first.problem(), &again.problem());
 }
 
+TEST(PlanCache, APlanMadeAlikeIsOfTheOtherProblemAndLeavesTheFirst) {
+  SparseAttention::Problem fused = attention_of(3);
+  fused.query_prologue = SparseAttention::QueryPrologue{.rope_dim = 64};
+  const Plan<SparseAttention> first(fused, {.implementation = "ref"});
+  SparseAttention::Problem apart = fused;
+  apart.query_prologue.reset();
+  const Plan<SparseAttention> alike = first.alike(apart);
+  EXPECT_EQ("ref", alike.implementation());
+  EXPECT_FALSE(alike.problem().query_prologue.has_value());
+  EXPECT_TRUE(first.problem().query_prologue.has_value());
+  EXPECT_EQ(first.workspace_bytes(), alike.workspace_bytes());
+  apart.heads = -1;
+  EXPECT_THROW((void)first.alike(apart), InvalidArgument);
+}
+
 TEST(PlanCache, OtherOptionsAreDecidedAnew) {
   const SparseAttention::Problem p = attention_of(3);
   const Plan<SparseAttention> cpu(p, {.implementation = "cpu"});

@@ -87,7 +87,7 @@ struct LayerOptions {
   std::shared_ptr<Communicator> context_parallel{};
   /// Implementation by op name ("projection" -> "ref"); "*" names one for every op that has it and accepts. A layer
   /// that has one for "joint_projection" computes the weights of one input at once in steps of up to 64 tokens
-  /// ("sm90_stream": 256; `deterministic`: in all), and rounds no inputs of FP8 weights unless `fp8_output` is given;
+  /// ("sm90_stream": 128; `deterministic`: in all), and rounds no inputs of FP8 weights unless `fp8_output` is given;
   /// others never do so.
   std::map<std::string, std::string, std::less<>> implementations;
 };

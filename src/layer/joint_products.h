@@ -16,7 +16,7 @@ struct JointProduct {
 
 /// Rows up to which a layer that names JointProjection uses it; with `deterministic` it always does.
 inline constexpr std::int64_t kJointRows = 64;
-inline constexpr std::int64_t kJointRowsOnHopper = 256;  ///< where it names JointProjection::kOneLaunchOnHopper
+inline constexpr std::int64_t kJointRowsOnHopper = 128;  ///< where it names JointProjection::kOneLaunchOnHopper
 
 /// Whether the products of a step of `tokens` rows are joint ones: where JointProjection is named, and on a GPU where
 /// a kernel that streams weights is chosen for them. Not by itself with `deterministic`, for which the number of rows

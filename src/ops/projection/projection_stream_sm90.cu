@@ -24,9 +24,11 @@ using Most = sm90::StreamShape<64, 2, 3>;  ///< more, 128 at a time
 constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared, Most::kShared});
 static_assert(kMostShared <= 227 << 10);
 
-/// Rows of E4M3 weights for which the kernel is chosen by itself.
+/// Rows for which the kernel is chosen by itself: of E4M3 weights alone, and where bf16 ones are among them, which have
+/// twice the bytes.
 constexpr std::int64_t kFewestRows = 17;
-constexpr std::int64_t kMostRows = 256;
+constexpr std::int64_t kFewestRowsWithBf16 = 33;
+constexpr std::int64_t kMostRows = 128;
 constexpr std::int64_t kMostInputs = (std::int64_t{1} << 30) - sm90::kPiece;  // a row's bytes in 31 bits
 
 /// Why others keep the choice, unless the kernel is named.
@@ -37,8 +39,9 @@ std::string loses(const JointProblem& p, const PlanOptions& options) {
   const auto end = p.part.begin() + p.parts;
   const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3; };
   if (!std::any_of(p.part.begin(), end, e4m3)) return "not chosen by itself for bf16 weights" + named;
-  if (p.m >= kFewestRows && p.m <= kMostRows) return "";
-  return "not chosen by itself but for " + std::to_string(kFewestRows) + " to " + std::to_string(kMostRows) + " rows" +
+  const std::int64_t fewest = std::all_of(p.part.begin(), end, e4m3) ? kFewestRows : kFewestRowsWithBf16;
+  if (p.m >= fewest && p.m <= kMostRows) return "";
+  return "not chosen by itself but for " + std::to_string(fewest) + " to " + std::to_string(kMostRows) + " rows" +
          named;
 }
 
@@ -62,7 +65,7 @@ constexpr auto kKernel = sm90::stream_rows<Shape::kWidth, Shape::kParts, Shape::
 
 template <class Shape, unsigned kTogether>
 std::int64_t at_once() {
-  return device::clusters_at_once<kKernel<Shape>, kTogether, Shape::kShared>(dim3(sm90::kThreads));
+  return device::clusters_at_once<kKernel<Shape>, kTogether, Shape::kShared>(dim3(Shape::kThreads));
 }
 
 std::int64_t tile_bytes(const StreamCall& call, const StreamPart& part) {
@@ -72,21 +75,22 @@ std::int64_t tile_bytes(const StreamCall& call, const StreamPart& part) {
 /// Deals the call out to clusters: how many blocks share a tile of each weight, large items first.
 void cut(StreamCall& call, std::int64_t rows) {
   // Of one shape for all: a row's bits must not depend on how many there are.
-  const ClustersAtOnce clusters = {at_once<Most, 1>(), at_once<Most, 2>(), at_once<Most, 4>(), at_once<Most, 8>()};
+  const ClustersAtOnce clusters = {at_once<Most, 1>(), at_once<Most, 2>(), at_once<Most, 3>(), at_once<Most, 4>(),
+                                   at_once<Most, 5>(), at_once<Most, 6>(), at_once<Most, 7>(), at_once<Most, 8>()};
   call.row_blocks = static_cast<std::uint32_t>((call.m + rows - 1) / rows);
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];
-    part.split = stream_split({.tiles = call.groups * sm90::tiles_along(part.n), .tile_bytes = tile_bytes(call, part)},
-                              clusters);
-    call.together = std::max(call.together, part.split);
+    part.sharing = blocks_of_tile(
+        {.tiles = call.groups * sm90::tiles_along(part.n), .tile_bytes = tile_bytes(call, part)}, clusters);
+    call.together = std::max(call.together, part.sharing);
   }
   std::sort(call.part, call.part + call.parts, [&](const StreamPart& a, const StreamPart& b) {
-    return tile_bytes(call, a) >> a.split > tile_bytes(call, b) >> b.split;
+    return tile_bytes(call, a) / a.sharing > tile_bytes(call, b) / b.sharing;
   });
   std::int64_t items = 0;
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];
-    const std::int64_t at_a_time = std::int64_t{1} << (call.together - part.split);
+    const std::int64_t at_a_time = call.together / part.sharing;
     const std::int64_t columns = (sm90::tiles_along(part.n) + at_a_time - 1) / at_a_time;
     part.columns = static_cast<std::uint32_t>(columns);
     part.tiles = blocks_for(columns * call.groups * call.row_blocks, 1);
@@ -98,17 +102,21 @@ void cut(StreamCall& call, std::int64_t rows) {
 template <class Shape, unsigned kTogether>
 void launch(const StreamCall& call, cudaStream_t stream) {
   const std::int64_t clusters = std::min<std::int64_t>(call.tiles, at_once<Shape, kTogether>());
-  device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
-                                                    Shape::kShared, stream, call);
+  device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters),
+                                                    dim3(Shape::kThreads), Shape::kShared, stream, call);
 }
 
 template <class Shape>
 void launch(StreamCall call, cudaStream_t stream) {
   cut(call, Shape::kRows);
   switch (call.together) {
-    case 0: return launch<Shape, 1>(call, stream);
-    case 1: return launch<Shape, 2>(call, stream);
-    case 2: return launch<Shape, 4>(call, stream);
+    case 1: return launch<Shape, 1>(call, stream);
+    case 2: return launch<Shape, 2>(call, stream);
+    case 3: return launch<Shape, 3>(call, stream);
+    case 4: return launch<Shape, 4>(call, stream);
+    case 5: return launch<Shape, 5>(call, stream);
+    case 6: return launch<Shape, 6>(call, stream);
+    case 7: return launch<Shape, 7>(call, stream);
     default: return launch<Shape, 8>(call, stream);
   }
 }

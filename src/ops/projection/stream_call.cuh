@@ -20,7 +20,7 @@ struct StreamPart {
   int n = 0;
   std::uint32_t tiles = 0;            ///< in all groups, of all rows
   std::uint32_t columns = 1;          ///< `sm90_stream`: items along the outputs
-  int split = 0;                      ///< 2^split blocks share a tile's inputs
+  int sharing = 1;                    ///< blocks that share a tile's inputs
   bool e4m3 = false, y_bf16 = false;  ///< dtypes; otherwise w is bf16 and y float32
 
   __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {
@@ -42,7 +42,7 @@ struct StreamCall {
   std::uint32_t groups = 1;
   std::uint32_t row_blocks = 1;
   std::uint32_t tiles = 0;  ///< of all parts
-  int together = 0;         ///< `sm90_stream`: 2^together blocks are a cluster
+  int together = 1;         ///< `sm90_stream`: blocks of a cluster
   int parts = 0;
   StreamPart part[kMaxParts];
 };

@@ -22,7 +22,7 @@ class Multiplier {
         group_(__shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32) {
     const int warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
-    output_ = group_ * kGroupOutputs + warp * 16;
+    output_ = group_ * Shape::kGroupOutputs + warp * 16;
     weights_ = (output_ + lane_ % 16) * kPiece + ((lane_ / 16) ^ lane_ % 8) * 16;
   }
 
@@ -46,23 +46,27 @@ class Multiplier {
 
  private:
   static constexpr int kDeep = Shape::kDeep;
+  static constexpr int kMultipliers = Shape::kMultipliers;
+  static constexpr int kTall = Shape::kTall;
+  static constexpr int kGroupOutputs = Shape::kGroupOutputs;
   static constexpr int kNumbers = Shape::kWidth / 2;  ///< of a product that a lane has
-  static constexpr int kMostSteps = 8;                ///< products of a stage
+  static constexpr int kPieces = 4;                   ///< of 32 bytes of a weight row in a stage
   using Sums = float[kNumbers];
 
   /// Waits until the stage is there.
   __device__ void wait() const { device::mbarrier_wait(shared_ + Shape::kBarriers + 8 * slot_, parity_); }
 
-  /// The weights of the lane's rows in a stage, for each step in the order of wgmma. Of E4M3 `nans` gets the high bits
-  /// of bytes that were NaN, of the upper eight rows and of the lower.
-  template <bool kE4M3>
-  __device__ void take(std::uint32_t (&a)[kMostSteps][4], int tall, std::uint32_t (&nans)[2]) const {
+  /// The weights of the lane's rows in the pieces [kBegin, kBegin + kCount) of 32 bytes of a stage, for each product in
+  /// the order of wgmma. Of E4M3 `nans` gets the high bits of bytes that were NaN, of the upper eight rows and of the
+  /// lower.
+  template <bool kE4M3, int kBegin, int kCount>
+  __device__ void take(std::uint32_t (&a)[2 * kCount][4], int tall, std::uint32_t (&nans)[2]) const {
     const std::uint32_t at = shared_ + slot_ * Shape::kStage + weights_ + tall * 64 * kPiece;
 #pragma unroll
-    for (int j = 0; j < kMostSteps / 2; ++j) {
+    for (int j = 0; j < kCount; ++j) {
       if constexpr (kE4M3) {
         std::uint32_t codes[4];
-        device::ldmatrix_x4(codes, at ^ (32 * j));
+        device::ldmatrix_x4(codes, at ^ (32 * (kBegin + j)));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint2 numbers = widen_e4m3(codes[i], nans[i % 2]);
@@ -70,20 +74,23 @@ class Multiplier {
           a[2 * j + i / 2][i % 2 + 2] = numbers.y;
         }
       } else {
-        device::ldmatrix_x4(a[j], at ^ (32 * j));
+        device::ldmatrix_x4(a[j], at ^ (32 * (kBegin + j)));
       }
     }
   }
 
-  /// Asks for the products of a stage's weights with kWidth rows of x.
-  template <bool kE4M3>
-  __device__ void ask(Sums& sums, const std::uint32_t (&a)[kMostSteps][4], int part) const {
+  /// Asks for the products of the weights of such pieces with kWidth rows of x.
+  template <bool kE4M3, int kBegin, int kCount>
+  __device__ void ask(Sums& sums, const std::uint32_t (&a)[2 * kCount][4], int part) const {
     const std::uint64_t x =
         device::wgmma_matrix(shared_ + slot_ * Shape::kStage + kWeightBytes + part * Shape::kWidth * 128, 16, 1024);
+    constexpr int kOfPiece = kE4M3 ? 2 : 1;
     device::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < (kE4M3 ? kMostSteps : kMostSteps / 2); ++s)
-      device::wgmma_rs_bf16(sums, a[s], x + s / 4 * (Shape::kColumnBytes / 16) + s % 4 * 2, s > 0);
+    for (int i = 0; i < kCount * kOfPiece; ++i) {
+      const int s = kBegin * kOfPiece + i;
+      device::wgmma_rs_bf16(sums, a[i], x + s / 4 * (Shape::kColumnBytes / 16) + s % 4 * 2, s > 0);
+    }
     device::wgmma_commit();
   }
   __device__ static void promote(Sums& acc, const Sums& sums, float scale) {
@@ -98,7 +105,16 @@ class Multiplier {
     device::mbarrier_arrive_warp(shared_ + Shape::kBarriers + 8 * (kDeep + slot));
   }
 
-  /// Where all outputs are those of the other warpgroup.
+  /// The products of half a stage, whole ones.
+  template <bool kE4M3, int kBegin>
+  __device__ void multiply(Sums& sums, std::uint32_t (&nans)[2]) const {
+    std::uint32_t a[kPieces][4];
+    take<kE4M3, kBegin, kPieces / 2>(a, 0, nans);
+    ask<kE4M3, kBegin, kPieces / 2>(sums, a, 0);
+    device::wgmma_wait<0>();
+  }
+
+  /// Where all outputs are those of other warpgroups.
   __device__ void leave_out(const Tile& tile) {
 #pragma unroll 1
     for (int stage = tile.begin; stage < tile.end; ++stage) {
@@ -132,32 +148,17 @@ class Multiplier {
       }
       return scale;
     };
-    if constexpr (Shape::kParts == 1) {
-      // The upper outputs' weights of the next stage are widened while the lower outputs' products run.
-      std::uint32_t upper[kMostSteps][4];
-      if (stages > 0) {
-        wait();
-        take<kE4M3>(upper, 0, nans[0]);
-      }
+    if constexpr (kTall == 1) {
 #pragma unroll 1
       for (; stages > 0; --stages) {
         const float scale = begin_stage();
-        Sums sums[kTall];
-        ask<kE4M3>(sums[0], upper, 0);
-        std::uint32_t lower[kMostSteps][4];
-        take<kE4M3>(lower, 1, nans[1]);
-        ask<kE4M3>(sums[1], lower, 0);
-        device::wgmma_wait<1>();
-        promote(acc[0][0], sums[0], scale);
-        const int slot = slot_;
+        wait();
+        Sums sums;
+        multiply<kE4M3, 0>(sums, nans[0]);
+        multiply<kE4M3, kPieces / 2>(sums, nans[0]);
+        promote(acc[0][0], sums, scale);
+        release(slot_);
         step();
-        if (stages > 1) {
-          wait();
-          take<kE4M3>(upper, 0, nans[0]);
-        }
-        device::wgmma_wait<0>();
-        promote(acc[1][0], sums[1], scale);
-        release(slot);
       }
     } else {
 #pragma unroll 1
@@ -166,12 +167,12 @@ class Multiplier {
         wait();
 #pragma unroll
         for (int tall = 0; tall < kTall; ++tall) {
-          std::uint32_t a[kMostSteps][4];
-          take<kE4M3>(a, tall, nans[tall]);
+          std::uint32_t a[2 * kPieces][4];
+          take<kE4M3, 0, kPieces>(a, tall, nans[tall]);
 #pragma unroll
           for (int i = 0; i < Shape::kParts; ++i) {
             Sums sums;
-            ask<kE4M3>(sums, a, i);
+            ask<kE4M3, 0, kPieces>(sums, a, i);
             device::wgmma_wait<0>();
             promote(acc[tall][i], sums, scale);
           }
@@ -209,8 +210,9 @@ class Multiplier {
     constexpr int kFours = kOutputs / 4;
     const StreamPart& part = call_.part[tile.number];
     const std::uint32_t sums = shared_ + Shape::kSums;
-    const int rows = kSumRows / tile.sharing;  // of a block
-    const int first = (device::cluster_rank() - tile.first) * rows;
+    const int share = device::cluster_rank() - tile.first;
+    const int first = kSumRows * share / tile.sharing;  // of the block's rows
+    const int rows = kSumRows * (share + 1) / tile.sharing - first;
 #pragma unroll
     for (int round = 0; round < Shape::kRows / kSumRows; ++round) {
       const std::uint32_t to = sums + (2 * (lane_ % 4) * Shape::kSumStride + output_ + lane_ / 4) * 4;

@@ -7,14 +7,20 @@ namespace smla::projection::sm90 {
 
 // Weights that are streamed past up to some hundred rows of bf16 x by wgmma: docs/kernels/projection.md.
 
-constexpr int kRegisters = 168;  ///< a thread's at the launch: what warpgroups give up is all that others can get
-constexpr int kMultiplierRegisters = 224;
-constexpr int kBringerRegisters = 56;
-static_assert(kThreads * kRegisters <= 65536);
-static_assert(kMultipliers * kMultiplierRegisters + kBringerRegisters <= (kMultipliers + 1) * kRegisters);
+/// Registers of a thread at the launch, of one that multiplies and of one that brings: what warpgroups give up is all
+/// that others can get.
+template <class Shape>
+struct Registers {
+  static constexpr int kLaunch = Shape::kMultipliers == 4 ? 96 : 168;
+  static constexpr int kMultiplier = Shape::kMultipliers == 4 ? 104 : 224;
+  static constexpr int kBringer = Shape::kMultipliers == 4 ? 64 : 56;
+  static_assert(Shape::kThreads * kLaunch <= 65536);
+  static_assert(Shape::kMultipliers * kMultiplier + kBringer <= (Shape::kMultipliers + 1) * kLaunch);
+};
 
 template <int kWidth, int kParts, int kDeep>
-__global__ void __launch_bounds__(kThreads, 1) stream_rows(const __grid_constant__ StreamCall call) {
+__global__ void __launch_bounds__((StreamShape<kWidth, kParts, kDeep>::kThreads), 1)
+    stream_rows(const __grid_constant__ StreamCall call) {
   using Shape = StreamShape<kWidth, kParts, kDeep>;
   extern __shared__ __align__(1024) std::uint8_t stream_shared[];
   const std::uint32_t shared = device::shared_address(stream_shared);
@@ -22,14 +28,14 @@ __global__ void __launch_bounds__(kThreads, 1) stream_rows(const __grid_constant
   if (threadIdx.x < kDeep) {
     const std::uint32_t barrier = shared + Shape::kBarriers + 8 * threadIdx.x;
     device::mbarrier_init(barrier, kBringers);
-    device::mbarrier_init(barrier + 8 * kDeep, kMultipliers * kGroupThreads / 32);
+    device::mbarrier_init(barrier + 8 * kDeep, Shape::kMultipliers * kGroupThreads / 32);
   }
   __syncthreads();
-  if (group == kMultipliers) {
-    device::fewer_registers<kBringerRegisters>();
+  if (group == Shape::kMultipliers) {
+    device::fewer_registers<Registers<Shape>::kBringer>();
     Bringer<Shape>(call, shared).run();
   } else {
-    device::more_registers<kMultiplierRegisters>();
+    device::more_registers<Registers<Shape>::kMultiplier>();
     Multiplier<Shape>(call, shared).run();
   }
 }

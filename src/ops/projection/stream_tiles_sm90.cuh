@@ -7,17 +7,13 @@ namespace smla::projection::sm90 {
 
 // How the products of a call are dealt out to clusters of blocks, and where things lie in a block's shared memory.
 
-constexpr int kGroupThreads = 128;  ///< of a warpgroup
-constexpr int kMultipliers = 2;     ///< warpgroups that multiply; one more brings what they multiply
-constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
-constexpr int kBringers = kGroupThreads / 32;           ///< warps
-constexpr int kTall = 2;                                ///< tiles of 64 outputs of a warpgroup
-constexpr int kGroupOutputs = kTall * 64;               ///< of a warpgroup: one block of scales
-constexpr int kOutputs = kMultipliers * kGroupOutputs;  ///< of a block
+constexpr int kGroupThreads = 128;               ///< of a warpgroup
+constexpr int kBringers = kGroupThreads / 32;    ///< warps
+constexpr int kOutputs = 256;                    ///< of a block
 constexpr int kPiece = 128;                      ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
 constexpr int kWeightBytes = kOutputs * kPiece;  ///< of a stage
 
-static_assert(kGroupOutputs == Projection::kWeightBlock && kPiece == Projection::kWeightBlock);
+static_assert(kPiece == Projection::kWeightBlock);
 
 /// kWidth: rows of x of a product; kParts: products beside one another; kDeep: stages of the ring.
 template <int kWidth_, int kParts_, int kDeep_>
@@ -26,6 +22,13 @@ struct StreamShape {
   static constexpr int kParts = kParts_;
   static constexpr int kDeep = kDeep_;
   static constexpr int kRows = kWidth * kParts;
+  /// Warpgroups that multiply; one more brings what they multiply. Four wait less than two, but have registers for one
+  /// product each.
+  static constexpr int kMultipliers = kParts == 1 ? 4 : 2;
+  static constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
+  static constexpr int kGroupOutputs = kOutputs / kMultipliers;  ///< of a warpgroup, in one block of scales
+  static constexpr int kTall = kGroupOutputs / 64;               ///< its tiles of 64 outputs
+  static_assert(Projection::kWeightBlock % kGroupOutputs == 0);
   static constexpr int kColumnBytes = kRows * 128;  ///< 64 inputs of all rows, swizzled
   static constexpr int kStage = kWeightBytes + 2 * kColumnBytes;
   static constexpr int kSumRows = kRows < 32 ? kRows : 32;  ///< rows whose sums the blocks of a cluster add at a time
@@ -52,7 +55,9 @@ template <int kRows>
 class Tiles {
  public:
   __device__ explicit Tiles(const StreamCall& call)
-      : call_(&call), clusters_(gridDim.x >> call.together), cluster_(blockIdx.x >> call.together) {}
+      : call_(&call),
+        clusters_(gridDim.x / static_cast<unsigned>(call.together)),
+        cluster_(blockIdx.x / static_cast<unsigned>(call.together)) {}
 
   /// False behind the last one.
   __device__ bool next(Tile& tile) {
@@ -63,20 +68,24 @@ class Tiles {
     int number = 0;
     while (number + 1 < call_->parts && item >= call_->part[number].tiles) item -= call_->part[number++].tiles;
     const StreamPart& part = call_->part[number];
-    const unsigned rank = device::cluster_rank();
-    const unsigned share = rank & ((1U << part.split) - 1);
+    // Blocks of the cluster that are left over have no outputs.
+    const auto sharing = static_cast<unsigned>(part.sharing);
+    const unsigned at_a_time = static_cast<unsigned>(call_->together) / sharing;
+    const auto rank = static_cast<unsigned>(device::cluster_rank());
+    const unsigned place = rank / sharing;
+    const bool busy = place < at_a_time;
+    const unsigned share = busy ? rank - place * sharing : 0;
     const std::uint32_t upper = item / call_->row_blocks;
-    const std::uint32_t column = ((upper % part.columns) << (call_->together - part.split)) + (rank >> part.split);
     tile.number = number;
     tile.group = upper / part.columns;
     tile.row = static_cast<std::int64_t>(item % call_->row_blocks) * kRows;
-    tile.column = static_cast<std::int64_t>(column) * kOutputs;
-    tile.sharing = 1 << part.split;
+    tile.column = busy ? (static_cast<std::int64_t>(upper % part.columns) * at_a_time + place) * kOutputs : part.n;
+    tile.sharing = busy ? part.sharing : 1;
     tile.first = static_cast<int>(rank - share);
     const unsigned row_bytes = static_cast<unsigned>(call_->k) * (part.e4m3 ? 1 : 2);
     const unsigned stages = tile.column < part.n ? (row_bytes + kPiece - 1) / kPiece : 0;
-    tile.begin = static_cast<int>(stages * share >> part.split);
-    tile.end = static_cast<int>(stages * (share + 1) >> part.split);
+    tile.begin = static_cast<int>(stages * share / sharing);
+    tile.end = static_cast<int>(stages * (share + 1) / sharing);
     return true;
   }
 

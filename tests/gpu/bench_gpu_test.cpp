@@ -328,7 +328,7 @@ TEST_F(BenchGpu, AWrongScaleOfALayersFp8WeightsIsSeen) {
     for (const int ratio : {1, 4, 128}) {
       SCOPED_TRACE(testing::Message() << "ratio " << ratio << ", rounds " << rounds);
       const LayerOnGpu layer(options, slice_of_layer(options, ratio, 0), 700);
-      LayerRun run(options, layer, {.requests = rounds ? 66 : 2, .tokens = 1, .length = 700}, timer);
+      LayerRun run(options, layer, {.requests = rounds ? 130 : 2, .tokens = 1, .length = 700}, timer);
       EXPECT_EQ(run.rounds_inputs(), rounds);
       const std::function<void()> last = run.calls().back();
       const Check right = run.check(last);

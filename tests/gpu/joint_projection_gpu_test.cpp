@@ -109,9 +109,10 @@ TEST_F(JointProjectionGpu, ItIsChosenForFewRows) {
   const bool hopper = device::current_gpu().capability == 90;
   EXPECT_EQ(chosen(16, DType::kE4M3), "cuda_stream");
   const bool wide = has_sm90_stream();
+  EXPECT_EQ(chosen(32, DType::kE4M3), "cuda_stream");  // there is a bf16 weight, too
   EXPECT_EQ(chosen(64, DType::kE4M3), wide ? "sm90_stream" : "cuda_stream");
   EXPECT_EQ(chosen(65, DType::kE4M3), wide ? "sm90_stream" : "cuda");
-  EXPECT_EQ(chosen(257, DType::kE4M3), "cuda");
+  EXPECT_EQ(chosen(129, DType::kE4M3), "cuda");
   EXPECT_EQ(chosen(4, DType::kE4M3, true), "cuda");
   EXPECT_EQ(chosen(40, DType::kE4M3, true), "cuda");
   EXPECT_EQ(chosen(4, DType::kBF16), hopper ? "cuda_stream" : "cuda");
@@ -122,8 +123,9 @@ TEST_F(JointProjectionGpu, ItIsChosenForFewRows) {
   };
   EXPECT_NE(one(1, DType::kBF16), "cuda_stream");
   EXPECT_EQ(one(16, DType::kE4M3), "cuda_stream");
-  EXPECT_EQ(one(256, DType::kE4M3), wide ? "sm90_stream" : "cuda");
-  EXPECT_EQ(one(257, DType::kE4M3), "cuda");
+  EXPECT_EQ(one(17, DType::kE4M3), wide ? "sm90_stream" : "cuda_stream");
+  EXPECT_EQ(one(128, DType::kE4M3), wide ? "sm90_stream" : "cuda");
+  EXPECT_EQ(one(129, DType::kE4M3), "cuda");
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 
 namespace smla::projection::sm90 {
 
-/// What a warpgroup does that multiplies: 128 outputs, of which a warp has sixteen of the upper and sixteen of the
-/// lower 64, by the rows of the tile.
+/// What a warpgroup does that multiplies: its outputs, kTall tiles of 64 of which a warp has sixteen each, by the rows
+/// of the tile.
 template <class Shape>
 class Multiplier {
  public:

@@ -83,13 +83,13 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
 }
 
 /// auto: where steps take less time with them (docs/checkpoints.md), that is on CPUs, and on GPUs of compute capability
-/// 9.0 for decode batches of up to 16 requests. Other GPUs read them again for every 16 rows of a prompt.
+/// 9.0 for decode steps of up to 16 tokens, drafts counted. Other GPUs read them again for every 16 rows of a prompt.
 bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
   if (o.weights == nullptr || o.layer.device == DeviceKind::kCpu) return o.weights != nullptr;
-  constexpr std::int64_t kFewRequests = 16;
+  constexpr std::int64_t kFewTokens = 16;
   const std::vector<GpuInfo> cards = gpus();
-  return a.max_seqs <= kFewRequests &&
+  return a.max_seqs * (1 + a.speculative) <= kFewTokens &&
          std::ranges::all_of(cards, [](const GpuInfo& card) { return card.major == 9 && card.minor == 0; });
 }
 

@@ -14,7 +14,7 @@ void add_engine_options(CLI::App* c, RunArguments& arguments) {
                 "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
   c->add_option("--fp8-weights", a->fp8_weights,
                 "The checkpoint's FP8 weights: on keeps them, off dequantises them, auto keeps them on CPUs and, "
-                "with --max-seqs up to 16, on GPUs of compute capability 9.0")
+                "where --max-seqs and their drafts are up to 16 tokens, on GPUs of compute capability 9.0")
       ->check(one_of({"auto", "on", "off"}))
       ->capture_default_str();
   c->add_option("--layers", a->layers,

@@ -230,6 +230,7 @@ class Multiplier {
           device::st_shared_f32(at + Shape::kSumStride * 4 + 32, four[3]);
         }
       }
+      __syncwarp();  // lanes part where a row has a NaN
       device::cluster_arrive();
       device::cluster_wait();
 #pragma unroll 1

@@ -1,21 +1,21 @@
 #pragma once
 
-#include "ops/projection/stream_bring_sm90.cuh"
-#include "ops/projection/stream_products_sm90.cuh"
+#include "ops/projection/stream_consumer_sm90.cuh"
+#include "ops/projection/stream_producer_sm90.cuh"
 
 namespace smla::projection::sm90 {
 
 // Weights that are streamed past up to some hundred rows of bf16 x by wgmma: docs/kernels/projection.md.
 
-/// Registers of a thread at the launch, of one that multiplies and of one that brings: what warpgroups give up is all
+/// Registers of a thread at the launch, of a consumer and of the producer: what warpgroups give up is all
 /// that others can get.
 template <class Shape>
 struct Registers {
-  static constexpr int kLaunch = Shape::kMultipliers == 4 ? 96 : 168;
-  static constexpr int kMultiplier = Shape::kMultipliers == 4 ? 104 : 224;
-  static constexpr int kBringer = Shape::kMultipliers == 4 ? 64 : 56;
+  static constexpr int kLaunch = Shape::kConsumers == 4 ? 96 : 168;
+  static constexpr int kConsumer = Shape::kConsumers == 4 ? 104 : 224;
+  static constexpr int kProducer = Shape::kConsumers == 4 ? 64 : 56;
   static_assert(Shape::kThreads * kLaunch <= 65536);
-  static_assert(Shape::kMultipliers * kMultiplier + kBringer <= (Shape::kMultipliers + 1) * kLaunch);
+  static_assert(Shape::kConsumers * kConsumer + kProducer <= (Shape::kConsumers + 1) * kLaunch);
 };
 
 template <int kWidth, int kParts, int kDeep>
@@ -27,16 +27,16 @@ __global__ void __launch_bounds__((StreamShape<kWidth, kParts, kDeep>::kThreads)
   const int group = __shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (threadIdx.x < kDeep) {
     const std::uint32_t barrier = shared + Shape::kBarriers + 8 * threadIdx.x;
-    device::mbarrier_init(barrier, kBringers);
-    device::mbarrier_init(barrier + 8 * kDeep, Shape::kMultipliers * kGroupThreads / 32);
+    device::mbarrier_init(barrier, kProducerWarps);
+    device::mbarrier_init(barrier + 8 * kDeep, Shape::kConsumers * kGroupThreads / 32);
   }
   __syncthreads();
-  if (group == Shape::kMultipliers) {
-    device::fewer_registers<Registers<Shape>::kBringer>();
-    Bringer<Shape>(call, shared).run();
+  if (group == Shape::kConsumers) {
+    device::fewer_registers<Registers<Shape>::kProducer>();
+    Producer<Shape>(call, shared).run();
   } else {
-    device::more_registers<Registers<Shape>::kMultiplier>();
-    Multiplier<Shape>(call, shared).run();
+    device::more_registers<Registers<Shape>::kConsumer>();
+    Consumer<Shape>(call, shared).run();
   }
 }
 

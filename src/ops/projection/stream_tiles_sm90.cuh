@@ -7,9 +7,9 @@ namespace smla::projection::sm90 {
 
 // How the products of a call are dealt out to clusters of blocks, and where things lie in a block's shared memory.
 
-constexpr int kGroupThreads = 128;               ///< of a warpgroup
-constexpr int kBringers = kGroupThreads / 32;    ///< warps
-constexpr int kOutputs = 256;                    ///< of a block
+constexpr int kGroupThreads = 128;                  ///< of a warpgroup
+constexpr int kProducerWarps = kGroupThreads / 32;  ///< warps
+constexpr int kOutputs = 256;                       ///< of a block
 constexpr int kPiece = 128;                      ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
 constexpr int kWeightBytes = kOutputs * kPiece;  ///< of a stage
 
@@ -24,10 +24,10 @@ struct StreamShape {
   static constexpr int kRows = kWidth * kParts;
   /// Warpgroups that multiply; one more brings what they multiply. Four wait less than two, but have registers for one
   /// product each.
-  static constexpr int kMultipliers = kParts == 1 ? 4 : 2;
-  static constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
-  static constexpr int kGroupOutputs = kOutputs / kMultipliers;  ///< of a warpgroup, in one block of scales
-  static constexpr int kTall = kGroupOutputs / 64;               ///< its tiles of 64 outputs
+  static constexpr int kConsumers = kParts == 1 ? 4 : 2;
+  static constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
+  static constexpr int kGroupOutputs = kOutputs / kConsumers;  ///< of a warpgroup, in one block of scales
+  static constexpr int kTall = kGroupOutputs / 64;             ///< its tiles of 64 outputs
   static_assert(Projection::kWeightBlock % kGroupOutputs == 0);
   static constexpr int kColumnBytes = kRows * 128;  ///< 64 inputs of all rows, swizzled
   static constexpr int kStage = kWeightBytes + 2 * kColumnBytes;

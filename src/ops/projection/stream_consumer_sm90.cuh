@@ -11,12 +11,12 @@
 
 namespace smla::projection::sm90 {
 
-/// What a warpgroup does that multiplies: its outputs, kTall tiles of 64 of which a warp has sixteen each, by the rows
+/// A consumer warpgroup, which multiplies: its outputs, kTall tiles of 64 of which a warp has sixteen each, by the rows
 /// of the tile.
 template <class Shape>
-class Multiplier {
+class Consumer {
  public:
-  __device__ Multiplier(const StreamCall& call, std::uint32_t shared)
+  __device__ Consumer(const StreamCall& call, std::uint32_t shared)
       : call_(call),
         shared_(shared),
         group_(__shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0)),
@@ -46,7 +46,7 @@ class Multiplier {
 
  private:
   static constexpr int kDeep = Shape::kDeep;
-  static constexpr int kMultipliers = Shape::kMultipliers;
+  static constexpr int kConsumers = Shape::kConsumers;
   static constexpr int kTall = Shape::kTall;
   static constexpr int kGroupOutputs = Shape::kGroupOutputs;
   static constexpr int kNumbers = Shape::kWidth / 2;  ///< of a product that a lane has
@@ -234,7 +234,7 @@ class Multiplier {
       device::cluster_arrive();
       device::cluster_wait();
 #pragma unroll 1
-      for (int i = static_cast<int>(threadIdx.x); i < rows * kFours; i += kMultipliers * kGroupThreads) {
+      for (int i = static_cast<int>(threadIdx.x); i < rows * kFours; i += kConsumers * kGroupThreads) {
         const int row = first + i / kFours;
         const std::uint32_t at = sums + (row * Shape::kSumStride + i % kFours * 4) * 4;
         float4 sum = device::ld_shared_cluster(at, tile.first);

@@ -8,13 +8,13 @@
 
 namespace smla::projection::sm90 {
 
-/// What the warpgroup does that brings weights and x: a stage is 128 bytes of each of the tile's weight rows, swizzled,
-/// and the same inputs of the rows of x, as wgmma reads them. Weights depend on no kernel, so the ring is filled with
-/// them before pdl_wait().
+/// The producer warpgroup, which brings weights and x: a stage is 128 bytes of each of the tile's weight rows,
+/// swizzled, and the same inputs of the rows of x, as wgmma reads them. Weights depend on no kernel, so the ring is
+/// filled with them before pdl_wait().
 template <class Shape>
-class Bringer {
+class Producer {
  public:
-  __device__ Bringer(const StreamCall& call, std::uint32_t shared)
+  __device__ Producer(const StreamCall& call, std::uint32_t shared)
       : call_(call),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) % kGroupThreads / 32),
@@ -81,7 +81,7 @@ class Bringer {
 
  private:
   static constexpr int kDeep = Shape::kDeep;
-  static constexpr int kWarpRows = Shape::kRows / kBringers;
+  static constexpr int kWarpRows = Shape::kRows / kProducerWarps;
 
   /// The stages of the block's tiles, one after the other.
   struct Cursor {
@@ -118,7 +118,7 @@ class Bringer {
                                (static_cast<std::int64_t>(at.tile.group) * part.n + at.tile.column + row) * row_bytes +
                                along;
     const std::uint32_t to = shared_ + slot * Shape::kStage + row * kPiece + ((lane_ ^ row) % 8) * 16;
-    constexpr int kRowsAtOnce = 4 * kBringers;
+    constexpr int kRowsAtOnce = 4 * kProducerWarps;
 #pragma unroll 4
     for (int i = 0; i < kOutputs / kRowsAtOnce; ++i) {
       const bool there = along < row_bytes && kRowsAtOnce * i < left;

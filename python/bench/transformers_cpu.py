@@ -15,6 +15,7 @@ attention that a decode starts from hold random rows.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import platform
@@ -32,6 +33,8 @@ import torch
 import transformers
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DynamicCache
 
+# transformers before 5.24 calls a cache past_key_values.
+CACHE = "cache" if "cache" in inspect.signature(DeepseekV4ForCausalLM.forward).parameters else "past_key_values"
 KINDS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TARGET = 3.0
@@ -132,21 +135,21 @@ class Subject:
         if task == "decode" and ours:
             self.cache = DynamicCache(config=self.model.config)
             for part in self.ids[:, : args.context].split(512, dim=1):
-                self.model(part, past_key_values=self.cache, logits_to_keep=1)
+                self.model(part, logits_to_keep=1, **{CACHE: self.cache})
         elif task == "decode":
             self.cache = random_cache(self.model.config, args.context, dtype)
         self.one = self.ids[:, :1]
 
     def decode(self) -> list[dict[str, float]]:
         """Times of single tokens, after one that is not counted."""
-        step = lambda: self.model(self.one, past_key_values=self.cache)  # noqa: E731
+        step = lambda: self.model(self.one, **{CACHE: self.cache})  # noqa: E731
         return [self.clock.time(step) for _ in range(self.args.decodes + 1)][1:]
 
     def prefill(self) -> list[dict[str, float]]:
         """The time of a prompt from an empty cache."""
         cache = DynamicCache(config=self.model.config)
         ids = self.ids[:, : self.args.prefill]
-        return [self.clock.time(lambda: self.model(ids, past_key_values=cache, logits_to_keep=1))]
+        return [self.clock.time(lambda: self.model(ids, logits_to_keep=1, **{CACHE: cache}))]
 
 
 def compare(task: str, args: argparse.Namespace) -> list[dict[str, Any]]:

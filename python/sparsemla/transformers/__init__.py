@@ -21,6 +21,7 @@ from sparsemla import InvalidArgument, Unsupported
 
 from . import _hyper
 from ._forward import Runner, Settings, attention_forward
+from ._signature import check_signature
 
 __all__ = ["disable", "enable", "enabled"]
 
@@ -65,9 +66,12 @@ def enable(
 
     Raises:
         InvalidArgument: a model without such a layer, or an impossible option
-        Unsupported: dtypes, numbers or modules that the library does not compute. No layer is changed then.
+        Unsupported: dtypes, numbers, modules or a release of transformers that the library does not compute. No layer
+            is changed then.
     """
     found = _attentions(model)
+    check_signature(DeepseekV4Attention, attention_forward)
+    _hyper.check_signatures()
     first = next(iter(found.values()))
     on_gpu = first.q_a_proj.weight.device.type == "cuda"
     if chunk is None:

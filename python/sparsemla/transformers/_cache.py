@@ -91,13 +91,13 @@ class PagedLayer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: rows are written by the layer itself."""
         raise InvalidArgument(
-            "past_key_values: got a cache that sparsemla.transformers filled in a forward of transformers' own "
+            "cache: got a cache that sparsemla.transformers filled in a forward of transformers' own "
             "attention: start with a new cache after disable(model)"
         )
 
     def offload(self) -> NoReturn:
         """Refused."""
-        raise Unsupported("past_key_values: offloading a cache of sparsemla.transformers is not supported")
+        raise Unsupported("cache: offloading a cache of sparsemla.transformers is not supported")
 
     prefetch = offload
 
@@ -113,12 +113,11 @@ def paged_layer(cache: Cache, index: int, batch: int, chunk: int, window: int, d
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         offloading = " with offloading" if getattr(cache, "offloading", False) else ""
         raise Unsupported(
-            f"past_key_values: got {type(cache).__name__}{offloading}, expected a DynamicCache without offloading, or "
-            "none"
+            f"cache: got {type(cache).__name__}{offloading}, expected a DynamicCache without offloading, or none"
         )
     if any(layer.get_seq_length() for layer in layers):
         raise Unsupported(
-            f"past_key_values: got a cache with {layers[0].get_seq_length()} tokens of transformers' own attention, "
+            f"cache: got a cache with {layers[0].get_seq_length()} tokens of transformers' own attention, "
             "expected a new one, or one that was filled after enable(model)"
         )
     pages = Pages(batch, chunk, device)
@@ -126,8 +125,7 @@ def paged_layer(cache: Cache, index: int, batch: int, chunk: int, window: int, d
         layers[i] = PagedLayer(pages, window)
     if index >= len(layers):
         raise InvalidArgument(
-            f"past_key_values: got a cache of {len(layers)} layers, expected one made with "
-            "DynamicCache(config=model.config)"
+            f"cache: got a cache of {len(layers)} layers, expected one made with DynamicCache(config=model.config)"
         )
     layer: PagedLayer = layers[index]
     return layer
@@ -140,5 +138,5 @@ def _checked(layer: PagedLayer, batch: int) -> PagedLayer:
         layer._batch = batch
         layer.pages.resize(batch)
     if batch != layer.batch_size:
-        raise InvalidArgument(f"batch: got {batch} sequences, expected {layer.batch_size} as in past_key_values")
+        raise InvalidArgument(f"batch: got {batch} sequences, expected {layer.batch_size} as in the cache")
     return layer

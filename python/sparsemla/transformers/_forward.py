@@ -141,10 +141,18 @@ def attention_forward(
     position_embeddings: Any = None,
     position_ids: torch.Tensor | None = None,
     attention_mask: Any = None,
+    cache: Any = None,
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Signature and results of DeepseekV4Attention.forward; there are no attention weights."""
+    """Signature and results of DeepseekV4Attention.forward; there are no attention weights.
+
+    transformers before 5.24 calls the cache `past_key_values`.
+    """
     runner: Runner = self._sparsemla
     runner.check_call(hidden_states, kwargs)
-    return runner.run(hidden_states, position_ids, attention_mask, past_key_values), None
+    if cache is None:
+        cache = past_key_values
+    elif past_key_values is not None and past_key_values is not cache:
+        raise InvalidArgument("past_key_values: got another cache than in cache, expected one of the two")
+    return runner.run(hidden_states, position_ids, attention_mask, cache), None

@@ -17,6 +17,8 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4HyperHead,
 )
 
+from ._signature import check_signature
+
 TOKENS = 32
 """Tokens at a time: their streams in float32 are 2 MB in V4-Flash."""
 
@@ -125,6 +127,12 @@ def head_forward(self: DeepseekV4HyperHead, x: torch.Tensor) -> torch.Tensor:
 
 
 FORWARDS: dict[type[torch.nn.Module], Any] = {DeepseekV4DecoderLayer: layer_forward, DeepseekV4HyperHead: head_forward}
+
+
+def check_signatures() -> None:
+    """Raises Unsupported for a release of transformers whose layers or heads are called otherwise."""
+    for module, forward in FORWARDS.items():
+        check_signature(module, forward)
 
 
 def take(model: torch.nn.Module) -> None:

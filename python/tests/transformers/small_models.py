@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DynamicCache
+
+CACHE = "cache" if "cache" in inspect.signature(DeepseekV4ForCausalLM.forward).parameters else "past_key_values"
+"""What transformers calls a cache: `past_key_values` before 5.24."""
 
 VOCABULARY = 256
 LAYERS = [
@@ -118,12 +122,12 @@ def decode(
     """Logits [batch, tokens + new_tokens, vocabulary] in float32 and the greedy tokens [batch, new_tokens], the prompt
     fed in chunks; with `forced` those tokens are fed in place of the greedy ones."""
     cache = DynamicCache(config=model.config)
-    logits = [model(part, past_key_values=cache).logits for part in ids.split(chunk or ids.shape[1], dim=1)]
+    logits = [model(part, **{CACHE: cache}).logits for part in ids.split(chunk or ids.shape[1], dim=1)]
     chosen = []
     for i in range(new_tokens):
         chosen.append(logits[-1][:, -1:].argmax(-1))
         fed = chosen[-1] if forced is None else forced[:, i : i + 1]
-        logits.append(model(fed, past_key_values=cache).logits)
+        logits.append(model(fed, **{CACHE: cache}).logits)
     return torch.cat(logits, dim=1).float(), torch.cat(chosen, dim=1)
 
 
@@ -132,6 +136,5 @@ def at_once(
     model: DeepseekV4ForCausalLM, ids: torch.Tensor, tokens: torch.Tensor, cache: DynamicCache | None = None
 ) -> torch.Tensor:
     """The logits of `decode` with `tokens` for greedy ones, from one forward over prompt and tokens."""
-    return model(
-        torch.cat([ids, tokens], dim=1), past_key_values=cache or DynamicCache(config=model.config)
-    ).logits.float()
+    cache = cache or DynamicCache(config=model.config)
+    return model(torch.cat([ids, tokens], dim=1), **{CACHE: cache}).logits.float()

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 
 import sparsemla.transformers as room  # noqa: E402
+import transformers  # noqa: E402
 from small_models import FP8RowsCache, at_once, decode, prompt, relative_l2, small_model  # noqa: E402
 
 PROMPT, NEW = 300, 64
@@ -67,3 +68,16 @@ def test_tokens_are_eagers_until_the_best_two_are_closer_than_the_error(eager: E
         best = eager.logits[0, PROMPT - 1 + until].topk(2).values
         assert float(best[0] - best[1]) < error
     assert error < 0.45 * float(eager.logits.std())
+
+
+def test_a_saved_model_that_is_loaded_in_bfloat16(eager: Eager, tmp_path: Any) -> None:
+    """transformers loads some weights in float32 (from 5.24 on norms, sinks and position biases too)."""
+    eager.model.save_pretrained(tmp_path)
+    model = type(eager.model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    try:
+        own = at_once(model, eager.ids, eager.tokens)
+    except RuntimeError as error:
+        pytest.skip(f"transformers {transformers.__version__}: its own attention cannot run the model: {error}")
+    room.enable(model, cache_rows="bf16")
+    ours = at_once(model, eager.ids, eager.tokens)
+    assert relative_l2(ours, eager.exact) <= 1.3 * relative_l2(own, eager.exact)

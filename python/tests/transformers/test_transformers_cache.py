@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 
 import sparsemla.transformers as room  # noqa: E402
-from small_models import decode, prompt, relative_l2, small_model  # noqa: E402
+from small_models import CACHE, decode, prompt, relative_l2, small_model  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
 BOUND = 1e-4
@@ -27,7 +27,7 @@ def fed(model: Any, *parts: Any, cache: Any = None) -> tuple[Any, Any]:
     """Logits after the last part, and the cache."""
     cache = cache or DynamicCache(config=model.config)
     for part in parts:
-        logits = model(part, past_key_values=cache).logits
+        logits = model(part, **{CACHE: cache}).logits
     return logits, cache
 
 

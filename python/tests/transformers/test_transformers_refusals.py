@@ -13,7 +13,7 @@ pytest.importorskip("transformers", minversion="5.17")
 
 import sparsemla  # noqa: E402
 import sparsemla.transformers as room  # noqa: E402
-from small_models import prompt, small_config, small_model  # noqa: E402
+from small_models import CACHE, prompt, small_config, small_model  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
 
@@ -69,41 +69,62 @@ def test_caches_of_others(model: Any, ids: Any) -> None:
     cache = DynamicCache(config=model.config)
     room.disable(model)
     try:
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE: cache})
     finally:
         room.enable(model)
     with pytest.raises(sparsemla.Unsupported, match="12 tokens of transformers' own attention"):
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE: cache})
+    static = StaticCache(config=small_config(layer_types=["sliding_attention"] * 4), max_cache_len=64)
     with pytest.raises(sparsemla.Unsupported, match="got StaticCache, expected a DynamicCache"):
-        model(
-            ids,
-            past_key_values=StaticCache(config=small_config(layer_types=["sliding_attention"] * 4), max_cache_len=64),
-        )
+        model(ids, **{CACHE: static})
     with pytest.raises(sparsemla.InvalidArgument, match=r"DynamicCache\(config=model.config\)"):
-        model(ids, past_key_values=DynamicCache())
+        model(ids, **{CACHE: DynamicCache()})
 
 
 @torch.inference_mode()
 def test_our_cache_in_eager_attention(model: Any, ids: Any) -> None:
-    cache = model(ids, use_cache=True).past_key_values
+    cache = getattr(model(ids, use_cache=True), CACHE)
     room.disable(model)
     try:
         with pytest.raises(sparsemla.InvalidArgument, match=r"a cache that sparsemla\.transformers filled"):
-            model(ids[:, :1], past_key_values=cache)
+            model(ids[:, :1], **{CACHE: cache})
     finally:
         room.enable(model)
 
 
 @torch.inference_mode()
+def test_two_caches(model: Any, ids: Any) -> None:
+    attention, hidden = model.model.layers[0].self_attn, torch.zeros(2, 12, 128)
+    cache = DynamicCache(config=model.config)
+    for name in ("cache", "past_key_values"):
+        attention(hidden, **{name: cache})
+        assert cache.get_seq_length() == (12 if name == "cache" else 24)
+    attention(hidden, cache=cache, past_key_values=cache)
+    with pytest.raises(sparsemla.InvalidArgument, match="past_key_values: got another cache"):
+        attention(hidden, cache=cache, past_key_values=DynamicCache(config=model.config))
+
+
+def test_a_release_of_transformers_with_another_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(25)
+    layer = type(model.model.layers[0])
+    for module in (type(model.model.layers[0].self_attn), layer):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "forward", lambda self, hidden_states, memory=None, **kwargs: None)
+            with pytest.raises(sparsemla.Unsupported, match=rf"{module.__name__}\.forward: got an argument 'memory'"):
+                room.enable(model)
+        assert not room.enabled(model)
+
+
+@torch.inference_mode()
 def test_another_batch(model: Any, ids: Any) -> None:
-    cache = model(ids, use_cache=True).past_key_values
+    cache = getattr(model(ids, use_cache=True), CACHE)
     with pytest.raises(sparsemla.InvalidArgument, match="batch: got 1 sequences, expected 2"):
-        model(ids[:1], past_key_values=cache)
+        model(ids[:1], **{CACHE: cache})
 
 
 @torch.inference_mode()
 def test_crop_of_more_than_is_kept(ids: Any) -> None:
-    cache = room.enable(small_model(21), chunk=4)(ids, use_cache=True).past_key_values
+    cache = getattr(room.enable(small_model(21), chunk=4)(ids, use_cache=True), CACHE)
     with pytest.raises(sparsemla.Unsupported, match="crop: got 5 tokens of 12, expected at most 4"):
         cache.crop(-5)
     with pytest.raises(sparsemla.InvalidArgument, match="crop: got 3"):

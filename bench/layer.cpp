@@ -192,9 +192,10 @@ PlannedStep planned_step(const LayerFixture& fixture, std::int64_t before, std::
   return {.metadata = std::move(metadata), .plan = std::move(plan), .tokens = rows};
 }
 
-/// Runs `steps` one after the other as one measured call; `together` false: one of them a call, in turn.
+/// Runs `steps` one after the other as one measured call. With `beside`, one of them a call, in turn, and memory is
+/// read between them.
 Timing measure_steps(const Options& options, const LayerFixture& fixture, const std::vector<PlannedStep>& steps,
-                     bool together, StageTimes& stages) {
+                     MemoryReader* beside, StageTimes& stages) {
   std::int64_t most = 0;
   std::size_t scratch_bytes = 0;
   for (const PlannedStep& s : steps) {
@@ -213,14 +214,16 @@ Timing measure_steps(const Options& options, const LayerFixture& fixture, const 
   };
   const auto count = static_cast<std::int64_t>(steps.size());
   bool first = true;
-  return measure(options.measure, [&](std::int64_t call) {
+  const auto call_of = [&](std::int64_t call) {
     if (!std::exchange(first, false) && call == 1) stages.clear();  // the first call touches pages and makes primitives
-    if (!together) return run(steps[static_cast<std::size_t>(call % count)], call);
+    if (beside != nullptr) return run(steps[static_cast<std::size_t>(call % count)], call);
     for (std::int64_t i = 0; i < count; ++i) run(steps[static_cast<std::size_t>(i)], call + i);
-  });
+  };
+  return measure(options.measure, call_of, beside);
 }
 
-Row measure_decode(const Options& options, int ratio, std::int64_t requests, std::int64_t context) {
+Row measure_decode(const Options& options, int ratio, std::int64_t requests, std::int64_t context,
+                   MemoryReader& reader) {
   // Four positions in turn: a C4A layer closes a group every fourth token.
   constexpr std::int64_t kPositions = 4;
   const LayerFixture fixture(options, ratio, requests, context + kPositions);
@@ -240,7 +243,7 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
   }
   add_layer_floor(fixture.config, options, fixture.weights.views, requests, context, 1, row);
   StageTimes stages;
-  row.time = measure_steps(options, fixture, steps, false, stages);
+  row.time = measure_steps(options, fixture, steps, &reader, stages);
   row.stages = stages.shares();
   row.implementation = steps[0].plan.describe();
   return row;
@@ -266,7 +269,7 @@ Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
     add_layer_floor(fixture.config, options, fixture.weights.views, 1, before, tokens, row);
   }
   StageTimes stages;
-  row.time = measure_steps(options, fixture, steps, true, stages);
+  row.time = measure_steps(options, fixture, steps, nullptr, stages);
   row.stages = stages.shares();
   row.implementation = steps[0].plan.describe();
   return row;
@@ -275,9 +278,11 @@ Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
 }  // namespace
 
 void bench_layer(const Options& options, const Emit& emit) {
+  MemoryReader reader(options.threads);
   for (const int ratio : options.ratios) {
     for (const std::int64_t context : options.decode ? options.contexts : std::vector<std::int64_t>{}) {
-      for (const std::int64_t requests : options.batches) emit(measure_decode(options, ratio, requests, context));
+      for (const std::int64_t requests : options.batches)
+        emit(measure_decode(options, ratio, requests, context, reader));
     }
     for (const std::int64_t length : options.prefill ? options.prefills : std::vector<std::int64_t>{})
       emit(measure_prefill(options, ratio, length));

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <memory>
 
 #include "bench/peak.h"
 #include "device/large_pages.h"
@@ -18,6 +17,7 @@ namespace {
 constexpr int kTurns = 5;                                     // short runs of each ceiling, all ceilings in turn
 constexpr std::int64_t kReadBytes = std::int64_t{256} << 20;  // past every cache
 constexpr std::int64_t kFloats = kReadBytes / static_cast<std::int64_t>(sizeof(float));
+constexpr std::int64_t kTurnFloats = kFloats / 8;
 
 }  // namespace
 
@@ -56,19 +56,6 @@ double run_arithmetic(const PeakKernels& kernels, int threads, double seconds, C
   return flops / (now(threads) - start);
 }
 
-/// Bytes a second of all threads.
-double run_read(const PeakKernels& kernels, int threads, const float* memory, Clock clock) {
-  float sum = 0;
-  const double start = seconds_now(clock, threads);
-#pragma omp parallel num_threads(threads) reduction(+ : sum)
-  {
-    const std::int64_t part = kFloats / threads / 64 * 64;
-    sum += kernels.read(memory + part * omp_get_thread_num(), part);
-  }
-  const double bandwidth = static_cast<double>(kReadBytes) / (seconds_now(clock, threads) - start);
-  return sum == 0 ? bandwidth : -1;  // the memory is zeros: the comparison keeps the reads
-}
-
 std::vector<PeakKernels> kernels_of_this_cpu() {
   const CpuFeatures& cpu = cpu_features();
   std::vector<PeakKernels> out{peak_generic()};
@@ -95,6 +82,42 @@ double Machine::gather() const { return std::max(bandwidth("gather_2"), bandwidt
 double Machine::fp32_peak() const { return std::max({peak("generic"), peak("avx2"), peak("avx512")}); }
 double Machine::bf16_peak() const { return std::max(fp32_peak(), peak("avx512_bf16")); }
 
+namespace {
+
+ReadKernel widest_read() {
+  ReadKernel out = nullptr;
+  for (const PeakKernels& k : kernels_of_this_cpu()) out = k.read != nullptr ? k.read : out;
+  return out;
+}
+
+}  // namespace
+
+MemoryReader::MemoryReader(int threads)
+    : threads_(resolve_threads(threads)), read_(widest_read()), memory_(new float[static_cast<std::size_t>(kFloats)]) {
+  // Every thread touches the part that it will read.
+#pragma omp parallel for num_threads(threads_) schedule(static)
+  for (std::int64_t i = 0; i < kFloats; ++i) memory_[static_cast<std::size_t>(i)] = 0;
+  prefer_large_pages(memory_.get(), static_cast<std::size_t>(kReadBytes));
+}
+
+double MemoryReader::read_part(std::int64_t begin, std::int64_t floats, Clock clock) const {
+  float sum = 0;
+  const std::int64_t part = floats / threads_ / 64 * 64;
+  const double start = seconds_now(clock, threads_);
+#pragma omp parallel num_threads(threads_) reduction(+ : sum)
+  sum += read_(memory_.get() + begin + part * omp_get_thread_num(), part);
+  const double seconds = seconds_now(clock, threads_) - start;
+  const auto bytes = static_cast<double>(part * threads_) * sizeof(float);
+  return sum == 0 ? bytes / seconds : -1;  // the memory is zeros: the comparison keeps the reads
+}
+
+double MemoryReader::read(Clock clock) {
+  at_ = (at_ + kTurnFloats) % kFloats;
+  return read_part(at_, kTurnFloats, clock);
+}
+
+double MemoryReader::read_all(Clock clock) { return read_part(0, kFloats, clock); }
+
 Machine measure_machine(int threads, double seconds, Clock clock) {
   Machine out;
   out.cpu = cpu_name();
@@ -102,20 +125,13 @@ Machine measure_machine(int threads, double seconds, Clock clock) {
   out.threads = resolve_threads(threads);
   const std::vector<PeakKernels> kernels = kernels_of_this_cpu();
   for (const PeakKernels& k : kernels) out.peaks.push_back({.name = k.name, .flops = 0});
-  // Every thread touches the part that it will read.
-  const std::unique_ptr<float[]> memory(new float[static_cast<std::size_t>(kFloats)]);
-#pragma omp parallel for num_threads(out.threads) schedule(static)
-  for (std::int64_t i = 0; i < kFloats; ++i) memory[static_cast<std::size_t>(i)] = 0;
-  prefer_large_pages(memory.get(), static_cast<std::size_t>(kReadBytes));  // as weights have them
+  MemoryReader reader(out.threads);
   const double each = seconds / kTurns / static_cast<double>(kernels.size() + 1);
   for (int turn = 0; turn < kTurns; ++turn) {
     for (std::size_t i = 0; i < kernels.size(); ++i) {
       out.peaks[i].flops = std::max(out.peaks[i].flops, run_arithmetic(kernels[i], out.threads, each, clock));
     }
-    for (const PeakKernels& k : kernels) {
-      if (k.read != nullptr)
-        out.read_bandwidth = std::max(out.read_bandwidth, run_read(k, out.threads, memory.get(), clock));
-    }
+    out.read_bandwidth = std::max(out.read_bandwidth, reader.read_all(clock));
   }
   return out;
 }

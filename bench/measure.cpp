@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ctime>
 
+#include "bench/machine.h"
 #include "sparsemla/error.h"
 
 namespace smla::bench {
@@ -35,7 +36,7 @@ Timing summarize(std::vector<double> seconds) {
           .best = seconds[0]};
 }
 
-Timing measure(const MeasureOptions& options, const std::function<void(std::int64_t call)>& run) {
+Timing measure(const MeasureOptions& options, const std::function<void(std::int64_t call)>& run, MemoryReader* beside) {
   const auto now = [&] { return seconds_now(options.clock, options.threads); };
   std::int64_t call = 0;
   const double start = now();
@@ -43,15 +44,24 @@ Timing measure(const MeasureOptions& options, const std::function<void(std::int6
     run(call++);
   } while (now() - start < kWarmUpShare * options.min_seconds);
   std::vector<double> seconds;
+  std::vector<double> reading;  // bytes a second
   double spent = 0;
+  double read = 0;
   while (seconds.empty() || spent < options.min_seconds ||
          static_cast<std::int64_t>(seconds.size()) < options.min_runs) {
     const double before = now();
     run(call++);
     seconds.push_back(now() - before);
     spent += seconds.back();
+    while (beside != nullptr && read < spent) {
+      const double begin = now();
+      reading.push_back(beside->read(options.clock));
+      read += now() - begin;
+    }
   }
-  return summarize(std::move(seconds));
+  Timing out = summarize(std::move(seconds));
+  if (!reading.empty()) out.reading = summarize(std::move(reading)).median;
+  return out;
 }
 
 }  // namespace smla::bench

@@ -7,14 +7,16 @@
 
 namespace smla::bench {
 
+/// Reads n floats in order and returns their sum.
+using ReadKernel = float (*)(const float* p, std::int64_t n);
+
 /// One instruction set's loops; null where it has none.
 struct PeakKernels {
   const char* name = "";
   /// Arithmetic without memory: `rounds` rounds; returns the floating-point operations done, 2 for a multiply-add. `x`
   /// keeps the compiler honest.
   double (*arithmetic)(std::int64_t rounds, float* x) = nullptr;
-  /// Reads n floats in order and returns their sum.
-  float (*read)(const float* p, std::int64_t n) = nullptr;
+  ReadKernel read = nullptr;
 };
 
 PeakKernels peak_generic();

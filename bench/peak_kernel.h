@@ -29,11 +29,11 @@ double multiply_adds(std::int64_t rounds, float* x) {
 
 float read_all(const float* p, std::int64_t n) {
   constexpr int kWords = 64 / Word::kLanes;  // 256 bytes a turn
-  constexpr std::int64_t kAhead = 4096;      // floats: beyond what the hardware's own prefetch crosses
+  constexpr std::int64_t kAhead = 1024;      // floats
   Word sums[4] = {Word::zero(), Word::zero(), Word::zero(), Word::zero()};
   std::int64_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(p + i + kAhead + std::int64_t{16} * line);
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(p + i + kAhead + std::int64_t{16} * line, 0, 2);
 #pragma GCC unroll 16
     for (int w = 0; w < kWords; ++w) sums[w % 4] = sums[w % 4] + Word::load(p + i + std::int64_t{w} * Word::kLanes);
   }

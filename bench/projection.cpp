@@ -43,7 +43,7 @@ constexpr std::int64_t kFewRows = 64;
 constexpr std::int64_t kRotatedBytes = std::int64_t{192} << 20;
 constexpr std::int64_t kMaxSets = 64;
 
-Row measure_linear(const Options& options, const Linear& linear, std::int64_t m) {
+Row measure_linear(const Options& options, const Linear& linear, std::int64_t m, MemoryReader& reader) {
   const Projection::Problem problem{.m = m,
                                     .n = linear.n,
                                     .k = linear.k,
@@ -63,13 +63,14 @@ Row measure_linear(const Options& options, const Linear& linear, std::int64_t m)
   std::ranges::fill(std::span(scales.as<float>(), static_cast<std::size_t>(scales.numel())), 0x1p-9F);
   const HostTensor x = random_numbers(DType::kBF16, {m, linear.groups, linear.k}, 12, 1.0F);
   HostTensor y(linear.y, {m, linear.groups, linear.n});
-  const Timing time = measure(options.measure, [&](std::int64_t call) {
+  const auto run = [&](std::int64_t call) {
     const ConstTensorView set(static_cast<const char*>(w.data()) + call % sets * weights * size_of(problem.w),
                               problem.w, {linear.groups, linear.n, linear.k});
     Projection::Args args{.x = x.view(), .w = set, .y = y.view()};
     if (problem.w == DType::kE4M3) args.w_scale = scales.view();
     plan.run(args, scratch.get());
-  });
+  };
+  const Timing time = measure(options.measure, run, m > kFewRows ? nullptr : &reader);
   return {.group = "projection",
           .name = fmt::format("{} x {}", linear.name, m),
           .shape = fmt::format("rows {}, {} -> {}{}, {} weights", m, linear.k, linear.n,
@@ -89,8 +90,9 @@ void bench_projection(const Options& options, const Emit& emit) {
   std::vector<std::int64_t> rows = decode_rows(options);
   const std::vector<std::int64_t> prefill = prefill_rows(options);
   rows.insert(rows.end(), prefill.begin(), prefill.end());
+  MemoryReader reader(options.threads);
   for (const std::int64_t m : rows) {
-    for (const Linear& linear : linears(options)) emit(measure_linear(options, linear, m));
+    for (const Linear& linear : linears(options)) emit(measure_linear(options, linear, m, reader));
   }
 }
 

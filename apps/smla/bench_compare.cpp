@@ -84,6 +84,7 @@ bench::Row row_of(const Json& json) {
   row.time.p10 = value<double>(json, "p10_ms") * 1e-3;
   row.time.p90 = value<double>(json, "p90_ms") * 1e-3;
   row.time.best = value<double>(json, "best_ms") * 1e-3;
+  if (json.value("reading_in_turn", false)) row.time.reading = value<double>(json, "reading_gbs") * 1e9;
   row.flops = value<double>(json, "gflop") * 1e9;
   row.bytes = value<double>(json, "megabytes") * 1e6;
   row.bf16 = json.value("bf16", false);
@@ -179,7 +180,10 @@ BenchComparison compare_reports(const BenchReport& a, const BenchReport& b) {
     const std::vector<bench::Bound> theirs = bench::bounds_of(machine_b);
     const auto same = std::ranges::find(theirs, bound.name, &bench::Bound::name);
     const double rate = bound.rate / (bound.name == "product" ? row.product_rate : 1);
-    const double scale = same != theirs.end() && same->rate > 0 && rate > 0 ? rate / same->rate : 1;
+    const double their_rate = same == theirs.end()   ? 0
+                              : bound.name == "read" ? other->read_bandwidth(machine_b)
+                                                     : same->rate;
+    const double scale = their_rate > 0 && rate > 0 ? rate / their_rate : 1;
     out.rows.push_back({.name = name,
                         .a = row.time.median,
                         .b = other->time.median,

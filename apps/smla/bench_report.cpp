@@ -28,7 +28,7 @@ Derived derive(const bench::Row& row, const bench::Machine& machine) {
   return {.gflops = ratio(row.flops, t) * 1e-9,
           .gbs = ratio(row.bytes, t) * 1e-9,
           .peak_share = ratio(ratio(row.flops, t), machine.fp32_peak()),
-          .bandwidth_share = ratio(ratio(row.bytes, t), machine.read_bandwidth),
+          .bandwidth_share = ratio(ratio(row.bytes, t), row.read_bandwidth(machine)),
           .floor = bench::floor_seconds(row, machine)};
 }
 
@@ -138,8 +138,8 @@ std::string bench_table(const BenchReport& report) {
   out += fmt::format("  the same before and after within {:.1f} %{}\n\n", 100 * report.drift(),
                      report.drift() > kVoidDrift ? ": the machine was not quiet, do not trust this run" : "");
   out += fmt::format(
-      "model {}; times in ms; peak: share of the fp32 peak; read: share of the memory bandwidth; floor: what the "
-      "ceilings allow\n\n",
+      "model {}; times in ms; peak: share of the fp32 peak; read: share of the memory bandwidth, of decode steps and "
+      "their projections that of reading in turn with them; floor: what the ceilings allow\n\n",
       report.model);
   std::size_t shape = 5;
   std::size_t name = 4;
@@ -169,10 +169,10 @@ std::string bench_csv(const BenchReport& report) {
   std::string out =
       "group,name,shape,implementation,threads,runs,median_ms,p10_ms,p90_ms,best_ms,gflop,megabytes,gflops,gbs,fp32_"
       "peak_share,"
-      "bandwidth_share,floor_ms,stages\n";
+      "reading_gbs,bandwidth_share,floor_ms,stages\n";
   const auto ceiling = [&](const std::string& name, const std::string& gflops, const std::string& gbs) {
-    out +=
-        fmt::format("machine,{},{},,{},,,,,,,,{},{},,,,\n", name, csv_field(machine.cpu), machine.threads, gflops, gbs);
+    out += fmt::format("machine,{},{},,{},,,,,,,,{},{},,,,,\n", name, csv_field(machine.cpu), machine.threads, gflops,
+                       gbs);
   };
   for (const bench::Peak& peak : machine.peaks) ceiling(peak.name, fmt::format("{:.6g}", peak.flops * 1e-9), "");
   ceiling("memory", "", fmt::format("{:.6g}", machine.read_bandwidth * 1e-9));
@@ -182,11 +182,11 @@ std::string bench_csv(const BenchReport& report) {
     for (const auto& [stage, share] : row.stages)
       stages += fmt::format("{}{}={:.4f}", stages.empty() ? "" : ";", stage, share);
     out += fmt::format(
-        "{},{},{},{},{},{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{}\n",
+        "{},{},{},{},{},{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{}\n",
         row.group, csv_field(row.name), csv_field(row.shape), csv_field(row.implementation), machine.threads,
         row.time.runs, row.time.median * 1e3, row.time.p10 * 1e3, row.time.p90 * 1e3, row.time.best * 1e3,
-        row.flops * 1e-9, row.bytes * 1e-6, d.gflops, d.gbs, d.peak_share, d.bandwidth_share, d.floor * 1e3,
-        csv_field(stages));
+        row.flops * 1e-9, row.bytes * 1e-6, d.gflops, d.gbs, d.peak_share, row.read_bandwidth(machine) * 1e-9,
+        d.bandwidth_share, d.floor * 1e3, csv_field(stages));
   }
   return out;
 }
@@ -235,6 +235,8 @@ std::string bench_json(const BenchReport& report) {
                  {"gflops", d.gflops},
                  {"gbs", d.gbs},
                  {"fp32_peak_share", d.peak_share},
+                 {"reading_gbs", row.read_bandwidth(machine) * 1e-9},
+                 {"reading_in_turn", row.time.reading > 0},
                  {"bandwidth_share", d.bandwidth_share},
                  {"floor_ms", d.floor * 1e3},
                  {"stages", stages}});

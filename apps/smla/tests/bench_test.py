@@ -145,6 +145,9 @@ def check_bench(folder):
             and row["megabytes"] > 0
         )
         good = good and abs(row["gflops"] - row["gflop"] / row["median_ms"] * 1e3) <= 1e-6 * row["gflops"]
+        in_turn = row["group"] == "projection" or row["group"] == "layer" and "decode" in row["name"]
+        good = good and row["reading_in_turn"] == in_turn and (in_turn or row["reading_gbs"] == machine["read_gbs"])
+        good = good and abs(row["bandwidth_share"] - row["gbs"] / row["reading_gbs"]) <= 1e-6 * row["bandwidth_share"]
         good = good and (row["group"] != "layer" or abs(sum(row["stages"].values()) - 1) < 1e-6)
         problems += [] if good else [f"row {row}"]
     flop = {(r["name"], r["shape"]): r["gflop"] for r in rows if r["group"] == "attention"}

@@ -61,8 +61,9 @@ void print_text() {
   fmt::print("smla {}\n\n", SMLA_VERSION);
   fmt::print("CPU      {}\n", cpu.model);
   fmt::print("         {} processors, {} threads by default\n", cpu.cores, resolve_threads(0));
-  fmt::print("         AVX2+FMA+F16C {}, AVX-512 F/BW/DQ/VL {}, AVX-512 BF16 {}, AMX BF16 {}\n", yes_no(cpu.avx2),
-             yes_no(cpu.avx512), yes_no(cpu.avx512_bf16), yes_no(cpu.amx_bf16));
+  fmt::print("         AVX2+FMA+F16C {}, AVX-512 F/BW/DQ/VL {}, AVX-512 BF16 {}, VBMI {}, AMX BF16 {}\n",
+             yes_no(cpu.avx2), yes_no(cpu.avx512), yes_no(cpu.avx512_bf16), yes_no(cpu.avx512_vbmi),
+             yes_no(cpu.amx_bf16));
   std::string reason;
   const std::vector<GpuInfo> devices = gpus(&reason);
   if (devices.empty()) fmt::print("GPU      none: {}\n", reason);
@@ -94,8 +95,13 @@ std::string info_json() {
   const CpuFeatures& cpu = cpu_features();
   nlohmann::ordered_json out;
   out["version"] = SMLA_VERSION;
-  out["cpu"] = {{"model", cpu.model},      {"cores", cpu.cores},   {"threads", resolve_threads(0)},
-                {"avx2", cpu.avx2},        {"avx512", cpu.avx512}, {"avx512_bf16", cpu.avx512_bf16},
+  out["cpu"] = {{"model", cpu.model},
+                {"cores", cpu.cores},
+                {"threads", resolve_threads(0)},
+                {"avx2", cpu.avx2},
+                {"avx512", cpu.avx512},
+                {"avx512_bf16", cpu.avx512_bf16},
+                {"avx512_vbmi", cpu.avx512_vbmi},
                 {"amx_bf16", cpu.amx_bf16}};
   std::string reason;
   out["gpus"] = nlohmann::ordered_json::array();

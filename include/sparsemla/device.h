@@ -35,6 +35,7 @@ struct CpuFeatures {
   bool avx2 = false;         ///< AVX2, FMA and F16C
   bool avx512 = false;       ///< AVX-512 F, BW, DQ and VL
   bool avx512_bf16 = false;  ///< AVX-512 BF16
+  bool avx512_vbmi = false;  ///< AVX-512 VBMI
   bool amx_bf16 = false;     ///< AMX with BF16 tiles
 };
 

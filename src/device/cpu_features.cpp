@@ -25,6 +25,7 @@ CpuFeatures read_features() {
   f.avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
              __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
   f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16") != 0;
+  f.avx512_vbmi = f.avx512 && __builtin_cpu_supports("avx512vbmi") != 0;
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
@@ -42,7 +43,7 @@ CpuFeatures read_features() {
   if (const char* limit = std::getenv("SMLA_CPU"); limit != nullptr) {
     const std::string_view level(limit);
     if (level == "generic") f.avx2 = false;
-    if (level == "generic" || level == "avx2") f.avx512 = f.avx512_bf16 = f.amx_bf16 = false;
+    if (level == "generic" || level == "avx2") f.avx512 = f.avx512_bf16 = f.avx512_vbmi = f.amx_bf16 = false;
     if (level != "generic" && level != "avx2" && level != "avx512") {
       throw InvalidArgument("SMLA_CPU: got \"" + std::string(level) + "\", expected generic, avx2 or avx512");
     }

@@ -72,6 +72,7 @@ using Need = std::string (*)(const Machine&);
 inline std::string needs_nothing(const Machine& /*machine*/) { return {}; }
 std::string needs_avx2(const Machine& machine);
 std::string needs_avx512(const Machine& machine);
+std::string needs_avx512_bf16(const Machine& machine);
 inline std::string needs_gpu(const Machine& machine) { return device::needs_gpu(machine.gpu); }
 std::string needs_sm90(const Machine& machine);
 

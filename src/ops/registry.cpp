@@ -21,6 +21,10 @@ std::string needs_avx512(const Machine& machine) {
   return machine.cpu->avx512 ? "" : "this CPU has no AVX-512 F/BW/DQ/VL";
 }
 
+std::string needs_avx512_bf16(const Machine& machine) {
+  return machine.cpu->avx512_bf16 && machine.cpu->avx512_vbmi ? "" : "this CPU has no AVX-512 BF16 and VBMI";
+}
+
 std::string needs_sm90(const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return missing;
   return machine.gpu.capability == 90 ? "" : "it runs on sm_90, this is sm_" + std::to_string(machine.gpu.capability);

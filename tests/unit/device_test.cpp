@@ -19,11 +19,12 @@ TEST(Device, FeaturesAreConsistent) {
   EXPECT_GE(f.cores, 1);
   EXPECT_FALSE(f.model.empty());
   EXPECT_TRUE(f.avx2 || !f.avx512) << "no processor has AVX-512 without AVX2";
-  EXPECT_TRUE(f.avx512 || !f.avx512_bf16);
+  EXPECT_TRUE(f.avx512 || (!f.avx512_bf16 && !f.avx512_vbmi));
   EXPECT_EQ(&f, &cpu_features()) << "read once";
   const Machine machine;
   EXPECT_EQ(needs_avx2(machine).empty(), f.avx2);
   EXPECT_EQ(needs_avx512(machine).empty(), f.avx512);
+  EXPECT_EQ(needs_avx512_bf16(machine).empty(), f.avx512_bf16 && f.avx512_vbmi);
 }
 
 TEST(Device, NoGpuHasAReason) {

@@ -211,41 +211,55 @@ std::vector<std::string> takers(const Projection::Problem& problem) {
   return names;
 }
 
-/// Every code, of every inputs' place in a register, on the paths of one row, of few rows and of many.
+/// Every code, of every inputs' place in a register, on the paths of one row, of few rows and of many; times scales
+/// that have a table of bf16 numbers in avx512_bf16, the ends of their range, and others.
 TEST(ProjectionFp8, EveryCodeIsItsNumber) {
   constexpr std::int64_t kInputs = 300;
-  for (const std::int64_t m : {1, 3, 40}) {
-    test::ProjectionCase c;
-    c.problem = {.m = m, .n = 256, .k = kInputs, .groups = 1, .x = DType::kF32, .w = DType::kE4M3, .y = DType::kF32};
-    test::ProjectionTensors t(c);
-    auto* codes = static_cast<E4M3*>(t.w.data());
-    for (std::int64_t j = 0; j < 256; ++j) {
-      for (std::int64_t l = 0; l < kInputs; ++l)
-        codes[j * kInputs + l] = E4M3{static_cast<std::uint8_t>((j + l) % 128 == 127 ? 0 : j + l)};
-    }
-    for (std::int64_t i = 0; i < m; ++i) {  // row i sees one input
-      for (std::int64_t l = 0; l < kInputs; ++l) t.x.set(i * t.x_row + l, l == (7 * i + 13) % kInputs ? 1.0F : 0.0F);
-    }
-    for (std::int64_t s = 0; s < t.w_scales.elements(); ++s) t.w_scales.set(s, 0.375F);
-    const std::vector<std::string> names = takers(c.problem);
-    EXPECT_GE(names.size(), 2U);
-    for (const std::string& name : names) {
-      test::ProjectionBuffer y = t.poisoned_y();
-      run(c.problem, t.args(y), name);
-      for (std::int64_t i = 0; i < m; ++i) {
-        for (std::int64_t j = 0; j < 256; ++j)
-          ASSERT_EQ(y.get(t.y_at(i, 0, j)), to_float(codes[j * kInputs + (7 * i + 13) % kInputs]) * 0.375F)
-              << name << " row " << i << " output " << j;
+  for (const auto& [x, scale] : {std::pair{DType::kF32, 0.375F},
+                                 {DType::kBF16, 0.375F},
+                                 {DType::kBF16, 0.25F},
+                                 {DType::kBF16, 0x1p-117F},
+                                 {DType::kBF16, 0x1p118F},
+                                 {DType::kBF16, -0.5F}}) {
+    for (const std::int64_t m : {1, 3, 6, 23, 40}) {
+      test::ProjectionCase c;
+      c.problem = {.m = m, .n = 256, .k = kInputs, .groups = 1, .x = x, .w = DType::kE4M3, .y = DType::kF32};
+      test::ProjectionTensors t(c);
+      auto* codes = static_cast<E4M3*>(t.w.data());
+      for (std::int64_t j = 0; j < 256; ++j) {
+        for (std::int64_t l = 0; l < kInputs; ++l)
+          codes[j * kInputs + l] = E4M3{static_cast<std::uint8_t>((j + l) % 128 == 127 ? 0 : j + l)};
+      }
+      for (std::int64_t i = 0; i < m; ++i) {  // row i sees one input
+        for (std::int64_t l = 0; l < kInputs; ++l) t.x.set(i * t.x_row + l, l == (7 * i + 13) % kInputs ? 1.0F : 0.0F);
+      }
+      for (std::int64_t s = 0; s < t.w_scales.elements(); ++s) t.w_scales.set(s, scale);
+      const std::vector<std::string> names = takers(c.problem);
+      EXPECT_GE(names.size(), 2U);
+      for (const std::string& name : names) {
+        test::ProjectionBuffer y = t.poisoned_y();
+        run(c.problem, t.args(y), name);
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < 256; ++j)
+            ASSERT_EQ(y.get(t.y_at(i, 0, j)), to_float(codes[j * kInputs + (7 * i + 13) % kInputs]) * scale)
+                << name << " row " << i << " of " << m << " output " << j << " scale " << scale;
+        }
       }
     }
   }
 }
 
-/// Powers of two as scales: what oneDNN takes. Others, and those at the ends of the range, go another way.
+/// Powers of two as scales: what oneDNN and avx512_bf16 take. Others, and those at the ends of the range, go another
+/// way.
 TEST(ProjectionFp8, PowersOfTwoAndOtherScales) {
-  for (const float scale : {0x1p-9F, 0x1p-115F, 0x1.8p-9F, -0x1p-9F}) {
-    for (const auto& [m, n, k, groups] :
-         {std::array<std::int64_t, 4>{40, 300, 200, 2}, {33, 1100, 5000, 1}, {600, 40, 100, 1}}) {
+  for (const float scale : {0x1p-9F, 0x1p-115F, 0x1p-118F, 0x1.8p-9F, -0x1p-9F}) {
+    for (const auto& [m, n, k, groups] : {std::array<std::int64_t, 4>{1, 5, 64, 1},
+                                          {2, 1023, 1025, 1},
+                                          {7, 131, 333, 2},
+                                          {24, 600, 1500, 1},
+                                          {40, 300, 200, 2},
+                                          {33, 1100, 5000, 1},
+                                          {600, 40, 100, 1}}) {
       for (const DType out : {DType::kBF16, DType::kF32}) {
         test::ProjectionCase c;
         c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = DType::kBF16, .w = DType::kE4M3, .y = out};

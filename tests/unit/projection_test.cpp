@@ -216,6 +216,27 @@ TEST(Projection, OneDnnStandsBackWhereItMust) {
   EXPECT_THROW(Plan<Projection>(large, steady), Unsupported);
 }
 
+/// What adds in another order than the implementation of more rows does not run where bits count.
+TEST(Projection, DotProductsOfPairsStandBackWhereTheyMust) {
+  const auto refusal = [](const Projection::Problem& problem, bool deterministic = false) {
+    for (const Candidate& c : explain<Projection>(problem, {.deterministic = deterministic})) {
+      if (c.name == "avx512_bf16") return c.refusal;
+    }
+    return std::string("no such implementation");
+  };
+  const Projection::Problem few{.m = 24, .n = 64, .k = 256};
+  EXPECT_THAT(refusal({.m = 24, .n = 64, .k = 256}, true), HasSubstr("a row's bits could depend on its neighbours"));
+  EXPECT_EQ(refusal({.m = 25, .n = 64, .k = 256}), "got m = 25, expected at most 24");
+  EXPECT_EQ(refusal({.m = 1, .n = 64, .k = 256, .x = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
+  EXPECT_EQ(refusal({.m = 1, .n = 64, .k = 256, .w = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
+  const CpuFeatures& cpu = cpu_features();
+  const bool has = cpu.avx512_bf16 && cpu.avx512_vbmi;
+  EXPECT_EQ(refusal(few), has ? "" : "this CPU has no AVX-512 BF16 and VBMI");
+  if (has) {
+    EXPECT_EQ(Plan<Projection>(few).implementation(), "avx512_bf16");
+  }
+}
+
 TEST(Projection, SizesThatOneDnnCannotCountArePlannedWithoutIt) {
   const Plan<Projection> plan({.m = 200, .n = 512, .k = std::int64_t{1} << 32});
   EXPECT_NE(plan.implementation(), "onednn");

@@ -12,10 +12,12 @@ using ProjectionProblem = Projection::Problem;
 
 void projection_ref(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 
-/// The library's own kernels: one text (projection_kernel.h), three words.
+/// The library's own kernels: of one text (projection_kernel.h), three words.
 void projection_cpu(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 void projection_avx2(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 void projection_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
+/// Few rows of bf16 x by dot products of bf16 pairs (projection_bf16_avx512.cpp).
+void projection_bf16_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context);
 std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threads);
 
 /// The scale of E4M3 x: of row `row`, group `group`, inputs [chunk * kScaleGroup, (chunk + 1) * kScaleGroup).
@@ -68,7 +70,7 @@ inline constexpr std::int64_t kProjectionRegister = 64;     ///< most inputs of 
 /// Of few rows, whose weights are read as one stream: x rows at most, weight rows and bytes of a tile.
 inline constexpr std::int64_t kProjectionMaxFewRows = 24;
 inline constexpr std::int64_t kProjectionFewPanel = 512;
-inline constexpr std::int64_t kProjectionFewBytes = std::int64_t{512} << 10;
+inline constexpr std::int64_t kProjectionFewBytes = std::int64_t{1024} << 10;
 static_assert(kProjectionMaxFewRows * kProjectionFewPanel <= kProjectionTileRows * kProjectionPanel);
 
 /// y[i, j] = sum_k x[i, k] * w[j, k] for i < m <= kProjectionTileRows, j < n <= kProjectionPanel (kProjectionFewPanel
@@ -105,5 +107,6 @@ void projection_widen_avx512(const E4M3* codes, float scale, std::int64_t n, BF1
 ProjectionTiles projection_tiles_cpu();
 ProjectionTiles projection_tiles_avx2();
 ProjectionTiles projection_tiles_avx512();
+ProjectionTiles projection_tiles_bf16_avx512();
 
 }  // namespace smla

@@ -12,6 +12,17 @@ Decision decide_cpu(const ProjectionProblem& problem, const PlanOptions& /*optio
   return decision;
 }
 
+Decision decide_bf16(const ProjectionProblem& problem, const PlanOptions& options, const Machine& machine) {
+  if (options.deterministic)
+    return refused(
+        "it adds in another order than what multiplies more rows: a row's bits could depend on its neighbours");
+  if (problem.x != DType::kBF16 || problem.w == DType::kF32) return refused("only BF16 x, BF16 or F8_E4M3 w");
+  if (problem.m > kProjectionMaxFewRows)
+    return refused("got m = " + std::to_string(problem.m) + ", expected at most " +
+                   std::to_string(kProjectionMaxFewRows));
+  return decide_cpu<needs_avx512_bf16>(problem, options, machine);
+}
+
 void check_size(std::string_view what, std::int64_t got, std::int64_t least) {
   check_that(got >= least, Projection::kName, what, got, "at least " + std::to_string(least));
 }
@@ -100,6 +111,10 @@ std::span<const Implementation<Projection>> OpTable<Projection>::implementations
       projection_stream_sm90_row(),
       projection_stream_row(),
       cuda_row<Projection>(),
+      {.name = "avx512_bf16",
+       .machine = "AVX-512 BF16 + VBMI, up to 24 rows",
+       .decide = decide_bf16,
+       .run = projection_bf16_avx512},
       {.name = "onednn", .machine = "oneDNN", .decide = projection_onednn_decide, .run = projection_onednn},
       {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .decide = decide_cpu<needs_avx512>, .run = projection_avx512},
       {.name = "avx2", .machine = "AVX2 + FMA", .decide = decide_cpu<needs_avx2>, .run = projection_avx2},

@@ -144,4 +144,8 @@ void projection_avx512(const ProjectionProblem& problem, const Projection::Args&
   run(projection_tiles_avx512(), problem, args, context);
 }
 
+void projection_bf16_avx512(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
+  run_tiles(projection_tiles_bf16_avx512(), problem, args, context);
+}
+
 }  // namespace smla

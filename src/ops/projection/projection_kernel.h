@@ -19,13 +19,16 @@
 #include <type_traits>
 
 #include "ops/projection/implementations.h"
+#include "ops/projection/tile_results.h"
 
 namespace smla {
 namespace {
 
-constexpr int kWRows = 4;  // weight rows of a register block
-constexpr int kLineBytes = 64;
-constexpr float kE4m3Factor = 0x1p120F;  // see load_e4m3_parts
+constexpr int kWRows = 4;                   // weight rows of a register block
+constexpr int kMostDirectRows = 4;          // of bf16 x beside bf16 weights, see few_rows()
+constexpr int kMostDirectRowsE4m3 = 2;      // beside E4M3 weights
+constexpr std::int64_t kAheadBytes = 1024;  // of a stream of weights
+constexpr float kE4m3Factor = 0x1p120F;     // see load_e4m3_parts
 
 inline std::int64_t round_up_to(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
@@ -132,18 +135,44 @@ inline void widen_weights(const E4M3* from, const float* scale, std::int64_t k, 
   if (has_nan(from, k)) to[0] = std::numeric_limits<float>::quiet_NaN();
 }
 
-/// sums += a register of each weight row times the x rows. The order in which words are named is that of their use, so
-/// that few of them are alive at a time: no sum may leave its register.
-template <int kRows, class W>
-inline void add_register(const float* x, std::int64_t x_stride, const W* const* w, std::int64_t at, Word factor,
+/// sums += a register of each weight row times the x rows, which are floats as widen_row() lays them out, or bf16: as
+/// they lie in memory beside bf16 weights, as pair_row() lays them out beside E4M3 weights. `factors`: of the rows of
+/// E4M3 weights. The order in which words are named is that of their use, so that few of them are alive at a time: no
+/// sum may leave its register.
+template <int kRows, class W, class X>
+inline void add_register(const X* x, std::int64_t x_stride, const W* const* w, std::int64_t at, const Word* factors,
                          Word (&sums)[kRows][kWRows]) {
   constexpr int kParts = Weights<W>::kParts;
-  const auto x_word = [&](int i, int p) { return Word::load(x + i * x_stride + at + p * Word::kLanes); };
-  if constexpr (std::is_same_v<W, E4M3>) {
+  const auto x_word = [&](int i, int p) {
+    const X* const from = x + i * x_stride + at;
+    if constexpr (std::is_same_v<X, float>) {
+      return Word::load(from + p * Word::kLanes);
+    } else {
+      return Weights<X>::part(from + p / 2 * kRegister<X>, p % 2);
+    }
+  };
+  if constexpr (std::is_same_v<W, E4M3> && !std::is_same_v<X, float>) {
+    Word xs[kRows][kParts];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) xs[i][p] = x_word(i, p);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < kWRows; ++j) {
       Word parts[kParts];
-      Word::load_e4m3_parts(w[j] + at, factor, parts);
+      Word::load_e4m3_parts(w[j] + at, factors[j], parts);
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) sums[i][j] = fma(parts[p], xs[i][p], sums[i][j]);
+      }
+    }
+  } else if constexpr (std::is_same_v<W, E4M3>) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kWRows; ++j) {
+      Word parts[kParts];
+      Word::load_e4m3_parts(w[j] + at, factors[j], parts);
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
@@ -178,22 +207,23 @@ inline void add_register(const float* x, std::int64_t x_stride, const W* const* 
   }
 }
 
-/// out[i * out_stride + j] (= or +=) sum over one block of x[i][.] * w[j][.], for kRows x rows and kWRows weight rows.
-/// kPrefetch: the weights `ahead` elements further on are wanted next. `scale`: of E4M3 weights, one a block of inputs.
-template <int kRows, bool kPrefetch, class W>
-inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w, const float* scale, std::int64_t k,
-                       std::int64_t ahead, bool first, float* out, std::int64_t out_stride) {
+/// out[i * out_stride + j * w_step] (= or +=) sum over one block of x[i][.] * w[j][.], for kRows x rows and kWRows
+/// weight rows. `ahead`: the weights so many elements further on are wanted soon; 0: none are. `scale`: of E4M3
+/// weights, one a block of inputs.
+template <int kRows, bool kPrefetch, class W, class X>
+inline void block_sums(const X* x, std::int64_t x_stride, const W* const* w, const float* const* scales, std::int64_t k,
+                       std::int64_t ahead, bool first, float* out, std::int64_t out_stride, std::int64_t w_step) {
   Word sums[kRows][kWRows];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < kWRows; ++j) sums[i][j] = Word::zero();
   }
-  const auto factor_at = [&](std::int64_t at) {
+  Word factors[kWRows];
+  const auto set_factors = [&](std::int64_t at) {
     if constexpr (std::is_same_v<W, E4M3>) {
-      return Word::all(scale[at / Projection::kWeightBlock] * kE4m3Factor);
-    } else {
-      return Word::zero();
+#pragma GCC unroll 4
+      for (int j = 0; j < kWRows; ++j) factors[j] = Word::all(scales[j][at / Projection::kWeightBlock] * kE4m3Factor);
     }
   };
   std::int64_t at = 0;
@@ -202,32 +232,42 @@ inline void block_sums(const float* x, std::int64_t x_stride, const W* const* w,
 #pragma GCC unroll 4
       for (int j = 0; j < kWRows; ++j) __builtin_prefetch(w[j] + at + ahead, 0, 2);
     }
-    add_register<kRows, W>(x, x_stride, w, at, factor_at(at), sums);
+    set_factors(at);
+    add_register<kRows>(x, x_stride, w, at, factors, sums);
   }
   if (at < k) {
+    set_factors(at);
     W last[kWRows][kRegister<W>] = {};
     const W* rows[kWRows];
+    const auto bytes = static_cast<std::size_t>(k - at) * sizeof(W);
     for (int j = 0; j < kWRows; ++j) {
-      std::memcpy(last[j], w[j] + at, static_cast<std::size_t>(k - at) * sizeof(W));
+      std::memcpy(last[j], w[j] + at, bytes);
       rows[j] = last[j];
     }
-    add_register<kRows, W>(x + at, x_stride, rows, 0, factor_at(at), sums);
+    if constexpr (std::is_same_v<X, W>) {  // x as it lies in memory: without zeros behind its end
+      X last_x[kRows][kRegister<W>] = {};
+      for (int i = 0; i < kRows; ++i) std::memcpy(last_x[i], x + i * x_stride + at, bytes);
+      add_register<kRows>(&last_x[0][0], kRegister<W>, rows, 0, factors, sums);
+    } else {
+      add_register<kRows>(x + at, x_stride, rows, 0, factors, sums);
+    }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     float four[kWRows];
     sum4(sums[i][0], sums[i][1], sums[i][2], sums[i][3], four);
     float* row = out + i * out_stride;
-    for (int j = 0; j < kWRows; ++j) row[j] = first ? four[j] : row[j] + four[j];
+    for (int j = 0; j < kWRows; ++j) row[j * w_step] = first ? four[j] : row[j * w_step] + four[j];
   }
 }
 
-template <bool kPrefetch, class W>
-inline void block_sums(int rows, const float* x, std::int64_t x_stride, const W* const* w, const float* scale,
-                       std::int64_t k, std::int64_t ahead, bool first, float* out, std::int64_t out_stride) {
+template <bool kPrefetch, class W, class X>
+inline void block_sums(int rows, const X* x, std::int64_t x_stride, const W* const* w, const float* const* scales,
+                       std::int64_t k, std::int64_t ahead, bool first, float* out, std::int64_t out_stride,
+                       std::int64_t w_step) {
   const auto run = [&]<int kRows>() {
     if constexpr (kRows <= Weights<W>::kMaxRows)
-      block_sums<kRows, kPrefetch>(x, x_stride, w, scale, k, ahead, first, out, out_stride);
+      block_sums<kRows, kPrefetch>(x, x_stride, w, scales, k, ahead, first, out, out_stride, w_step);
   };
   switch (rows) {
     case 1: run.template operator()<1>(); break;
@@ -239,11 +279,11 @@ inline void block_sums(int rows, const float* x, std::int64_t x_stride, const W*
   }
 }
 
-/// Four weight rows from `j` on; past the last row the last one again (its sums are dropped).
+/// Four weight rows, every w_step-th from `j` on; past the last row the last one again (its sums are dropped).
 template <class W>
-inline void weight_rows(const W* w, std::int64_t row_stride, std::int64_t j, std::int64_t n, std::int64_t at,
-                        const W** rows) {
-  for (int r = 0; r < kWRows; ++r) rows[r] = w + (j + r < n ? j + r : n - 1) * row_stride + at;
+inline void weight_rows(const W* w, std::int64_t row_stride, std::int64_t j, std::int64_t w_step, std::int64_t n,
+                        std::int64_t at, const W** rows) {
+  for (int r = 0; r < kWRows; ++r) rows[r] = w + (j + r * w_step < n ? j + r * w_step : n - 1) * row_stride + at;
 }
 
 /// x rows of a register block, m rows cut evenly.
@@ -262,51 +302,112 @@ inline void widen_x(const ProjectionTile& t, std::int64_t row, std::int64_t at, 
   }
 }
 
-/// The scales of weight row j from input `at` on; null for other weights than E4M3.
-template <class W>
+/// The scales of row j of a tile of E4M3 weights from input `at` on; past the last row those of the last one.
 inline const float* scales_of(const ProjectionTile& t, std::int64_t j, std::int64_t at) {
-  if constexpr (!std::is_same_v<W, E4M3>) return nullptr;
   constexpr std::int64_t kBlock = Projection::kWeightBlock;
-  return t.w_scale + (t.w_row + j) / kBlock * t.w_scale_stride + at / kBlock;
+  return t.w_scale + (t.w_row + (j < t.n ? j : t.n - 1)) / kBlock * t.w_scale_stride + at / kBlock;
 }
 
-/// Few rows: weights are read once, in order, straight from memory. While a block is multiplied, the next one of the
-/// same rows comes into the second-level cache: a prefetch into the first would hold one of its few miss buffers for
-/// the whole way from memory.
-template <class W>
-void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, float* x) {
-  const std::int64_t x_stride = round_up_to(t.k, kRegister<W>);
+/// Row of k bf16 numbers in the order of E4M3 weights: of each register first its parts 0 and 1 in pairs, then 2 and 3;
+/// zeros up to a whole register.
+inline void pair_row(const BF16* from, std::int64_t k, BF16* to) {
+  const auto one = [](const void* p, BF16* out) {
+    Word even;
+    Word odd;
+    split(Word::load(static_cast<const float*>(p)), Word::load(static_cast<const float*>(p) + Word::kLanes), &even,
+          &odd);
+    even.store(reinterpret_cast<float*>(out));
+    odd.store(reinterpret_cast<float*>(out) + Word::kLanes);
+  };
+  std::int64_t i = 0;
+  for (; i + kRegister<E4M3> <= k; i += kRegister<E4M3>) one(from + i, to + i);
+  if (i < k) {
+    BF16 last[kRegister<E4M3>] = {};
+    std::memcpy(last, from + i, static_cast<std::size_t>(k - i) * sizeof(BF16));
+    one(last, to + i);
+  }
+}
+
+/// Few rows: weights are read once, straight from memory.
+///
+/// bf16 x of up to kMostDirectRows rows stays bf16, beside four streams of weights: each quarter of the tile's
+/// rows is one, in order, and the weights kAheadBytes further on in it come into the second-level cache. As floats,
+/// long rows of x would leave the first-level cache between their uses.
+///
+/// Else x is floats, and four neighbouring rows are multiplied together. While a block of them is, the next one comes
+/// into the second-level cache: a prefetch into the first would hold one of its few miss buffers for the whole way from
+/// memory.
+template <class W, class X>
+void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, const X* x, std::int64_t x_stride) {
+  constexpr bool kStreams = !std::is_same_v<X, float>;
   const int step = block_rows<W>(t.m);
+  const std::int64_t groups = (t.n + kWRows - 1) / kWRows;
+  const std::int64_t w_step = kStreams ? groups : 1;
   const W* w = static_cast<const W*>(t.w);
   const W* rows[kWRows];
-  weight_rows(w, t.k, 0, t.n, 0, rows);
-  const std::int64_t ready = t.k < kProjectionKBlock ? t.k : kProjectionKBlock;
-  for (std::int64_t i = 0; i < ready; i += kLineBytes / static_cast<std::int64_t>(sizeof(W))) {
-    for (const W* row : rows) __builtin_prefetch(row + i, 0, 2);
-  }
-  for (std::int64_t i = 0; i < t.m; ++i) widen_x<W>(t, i, 0, t.k, x + i * x_stride);
-  for (std::int64_t j = 0; j < t.n; j += kWRows) {
+  const float* scales[kWRows] = {};
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const std::int64_t j = kStreams ? g : g * kWRows;
     for (std::int64_t at = 0; at < t.k; at += kProjectionKBlock) {
       const std::int64_t k = t.k - at < kProjectionKBlock ? t.k - at : kProjectionKBlock;
-      weight_rows(w, t.k, j, t.n, at, rows);
-      const float* scale = scales_of<W>(t, j, at);
+      weight_rows(w, t.k, j, w_step, t.n, at, rows);
+      if constexpr (std::is_same_v<W, E4M3>) {
+        for (int r = 0; r < kWRows; ++r) scales[r] = scales_of(t, j + r * w_step, at);
+      }
       const bool more = at + kProjectionKBlock < t.k;
-      const std::int64_t ahead = more ? kProjectionKBlock : j + 2 * kWRows <= t.n ? kWRows * t.k - at : 0;
+      const std::int64_t ahead = kStreams                ? kAheadBytes / static_cast<std::int64_t>(sizeof(W))
+                                 : more                  ? kProjectionKBlock
+                                 : j + 2 * kWRows <= t.n ? kWRows * t.k - at
+                                                         : 0;
       float* out = sums + j;
-      block_sums<true>(step, x + at, x_stride, rows, scale, k, ahead, at == 0, out, sums_stride);
+      block_sums<true>(step, x + at, x_stride, rows, scales, k, ahead, at == 0, out, sums_stride, w_step);
       for (std::int64_t i = step; i < t.m; i += step) {
         const int count = static_cast<int>(t.m - i < step ? t.m - i : step);
-        block_sums<false>(count, x + i * x_stride + at, x_stride, rows, scale, k, 0, at == 0, out + i * sums_stride,
-                          sums_stride);
+        block_sums<false>(count, x + i * x_stride + at, x_stride, rows, scales, k, 0, at == 0, out + i * sums_stride,
+                          sums_stride, w_step);
       }
       if constexpr (std::is_same_v<W, E4M3>) {
         for (int r = 0; r < kWRows; ++r) {
           if (!has_nan(rows[r], k)) continue;
-          for (std::int64_t i = 0; i < t.m; ++i) out[i * sums_stride + r] = std::numeric_limits<float>::quiet_NaN();
+          for (std::int64_t i = 0; i < t.m; ++i)
+            out[i * sums_stride + r * w_step] = std::numeric_limits<float>::quiet_NaN();
         }
       }
     }
   }
+}
+
+/// The beginning of four neighbouring rows comes into the second-level cache while x is made floats.
+template <class W>
+void prefetch_first_block(const ProjectionTile& t) {
+  constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(W));
+  const W* rows[kWRows];
+  weight_rows(static_cast<const W*>(t.w), t.k, 0, 1, t.n, 0, rows);
+  const std::int64_t k = t.k < kProjectionKBlock ? t.k : kProjectionKBlock;
+  for (std::int64_t i = 0; i < k; i += kLine) {
+    for (const W* row : rows) __builtin_prefetch(row + i, 0, 2);
+  }
+}
+
+/// Few rows, x as few_rows() wants it.
+template <class W>
+void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, float* x) {
+  const std::int64_t x_stride = round_up_to(t.k, kRegister<W>);
+  if constexpr (std::is_same_v<W, BF16>) {
+    if (t.x_bf16 && t.m <= kMostDirectRows)
+      return few_rows<W>(t, sums, sums_stride, static_cast<const BF16*>(t.x), t.x_stride);
+  }
+  if constexpr (std::is_same_v<W, E4M3>) {
+    if (t.x_bf16 && t.m <= kMostDirectRowsE4m3) {
+      BF16* pairs = reinterpret_cast<BF16*>(x);
+      for (std::int64_t i = 0; i < t.m; ++i)
+        pair_row(static_cast<const BF16*>(t.x) + i * t.x_stride, t.k, pairs + i * x_stride);
+      return few_rows<W, BF16>(t, sums, sums_stride, pairs, x_stride);
+    }
+  }
+  prefetch_first_block<W>(t);
+  for (std::int64_t i = 0; i < t.m; ++i) widen_x<W>(t, i, 0, t.k, x + i * x_stride);
+  few_rows<W, float>(t, sums, sums_stride, x, x_stride);
 }
 
 /// Many rows: a block of the panel's weights serves all of them, as floats where kWidenPanel or where they are E4M3,
@@ -322,7 +423,8 @@ void many_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, f
     const std::int64_t k = t.k - at < kProjectionKBlock ? t.k - at : kProjectionKBlock;
     if constexpr (kWiden) {
       for (std::int64_t j = 0; j < t.n; ++j)
-        widen_weights(w + j * t.k + at, scales_of<W>(t, j, at), k, panel + j * kProjectionKBlock);
+        widen_weights(w + j * t.k + at, std::is_same_v<W, E4M3> ? scales_of(t, j, at) : nullptr, k,
+                      panel + j * kProjectionKBlock);
     }
     const std::int64_t inputs = kWiden ? round_up_to(k, kRegister<W>) : k;  // of a widened row: with its zeros
     for (std::int64_t i = 0; i < t.m; i += step) {
@@ -330,29 +432,14 @@ void many_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, f
       for (int r = 0; r < count; ++r) widen_x<W>(t, i + r, at, k, x + r * kProjectionKBlock);
       for (std::int64_t j = 0; j < t.n; j += kWRows) {
         if constexpr (kWiden) {
-          weight_rows<float>(panel, kProjectionKBlock, j, t.n, 0, rows);
+          weight_rows<float>(panel, kProjectionKBlock, j, 1, t.n, 0, rows);
         } else {
-          weight_rows(w, t.k, j, t.n, at, rows);
+          weight_rows(w, t.k, j, 1, t.n, at, rows);
         }
         block_sums<false>(count, x, kProjectionKBlock, rows, nullptr, inputs, 0, at == 0, sums + i * sums_stride + j,
-                          sums_stride);
+                          sums_stride, 1);
       }
     }
-  }
-}
-
-void write_row(const float* sums, std::int64_t n, bool bf16, void* y, std::int64_t offset) {
-  std::int64_t j = 0;
-  if (bf16) {
-    BF16* to = static_cast<BF16*>(y) + offset;
-    for (; j + Word::kLanes <= n; j += Word::kLanes) Word::load(sums + j).store_bf16(to + j);
-    if (j < n) {
-      BF16 last[Word::kLanes];
-      Word::load_first(sums + j, static_cast<int>(n - j)).store_bf16(last);
-      std::memcpy(to + j, last, static_cast<std::size_t>(n - j) * sizeof(BF16));
-    }
-  } else {
-    std::memcpy(static_cast<float*>(y) + offset, sums, static_cast<std::size_t>(n) * sizeof(float));
   }
 }
 
@@ -365,10 +452,6 @@ bool has_moderate_scales(const ProjectionTile& t) {
     }
   }
   return true;
-}
-
-void write_rows(const ProjectionTile& t, const float* sums, std::int64_t sums_stride) {
-  for (std::int64_t i = 0; i < t.m; ++i) write_row(sums + i * sums_stride, t.n, t.y_bf16, t.y, i * t.y_stride);
 }
 
 template <class W>

@@ -208,6 +208,7 @@ TEST(Engine, ASavedRequestGoesOnElsewhereBitForBit) {
   EngineOptions options = tiny_options();
   options.layers = {0, 1, 2, 3};
   options.speculative = 2;
+  options.layer.deterministic = true;  // it has other neighbours on its ways
   const auto now = [] { return 0.0; };
   const RequestSpec moved{.id = 5, .prompt_tokens = 150, .output_tokens = 40};
   Engine alone(options);

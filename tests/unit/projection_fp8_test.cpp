@@ -220,6 +220,8 @@ TEST(ProjectionFp8, EveryCodeIsItsNumber) {
                                  {DType::kBF16, 0.25F},
                                  {DType::kBF16, 0x1p-117F},
                                  {DType::kBF16, 0x1p118F},
+                                 {DType::kBF16, 0x1p119F},
+                                 {DType::kBF16, 0x1p-118F},
                                  {DType::kBF16, -0.5F}}) {
     for (const std::int64_t m : {1, 3, 6, 23, 40}) {
       test::ProjectionCase c;

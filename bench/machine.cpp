@@ -23,11 +23,19 @@ constexpr std::int64_t kTurnFloats = kFloats / 8;
 
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
+  std::string name;
+  std::string family;
+  std::string model;
+  for (std::string line; std::getline(file, line) && !line.empty();) {  // up to the end of the first processor
     const std::size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+    if (colon == std::string::npos) continue;
+    const std::string value = line.substr(colon + 2);
+    if (line.starts_with("model name")) name = value;
+    if (line.starts_with("cpu family")) family = value;
+    if (line.starts_with("model\t")) model = value;
   }
-  return cpu_features().model;
+  if (name.empty()) name = cpu_features().model;
+  return family.empty() || model.empty() ? name : name + " (family " + family + ", model " + model + ")";
 }
 
 namespace {

@@ -48,7 +48,8 @@ struct Machine {
   double gather() const;
 };
 
-/// /proc/cpuinfo's "model name", which a virtual machine may set; else the processor's own text.
+/// /proc/cpuinfo's "model name", which a virtual machine may set, else the processor's own text; behind it its family
+/// and model where /proc/cpuinfo has them: they tell the generation.
 std::string cpu_name();
 
 /// Reads memory in order on all threads, with the widest registers of this CPU; past every cache, from large pages as

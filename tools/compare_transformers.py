@@ -33,12 +33,7 @@ KINDS = {"SWA": "sliding_attention", "C4A": "compressed_sparse_attention", "C128
 RATIO = {"C4A": 4, "C128A": 128}
 # Least ratio to the faster of float32 and bfloat16.
 TARGETS = {
-    ("C4A", "decode"): 2.0,
-    ("C128A", "decode"): 1.4,
-    ("SWA", "decode"): 1.4,
-    ("C4A", "prefill"): 1.5,
-    ("C128A", "prefill"): 1.5,
-    ("SWA", "prefill"): 1.5,
+    (kind, task): bound for kind in ("C4A", "C128A", "SWA") for task, bound in (("decode", 2.5), ("prefill", 4.0))
 }
 TARGET_BF16 = {("C4A", "decode"): 10.0}
 

@@ -85,7 +85,7 @@ void print_text() {
     const std::string best_gpu = name_of_chosen(op.candidates({.device = DeviceKind::kCuda}));
     fmt::print("\n{}  ({})\n", op.name, op.problem);
     for (const Candidate& candidate : candidates) {
-      fmt::print("  {} {:<8} {}{}\n", candidate.name == best || candidate.name == best_gpu ? '*' : ' ', candidate.name,
+      fmt::print("  {} {:<11} {}{}\n", candidate.name == best || candidate.name == best_gpu ? '*' : ' ', candidate.name,
                  candidate.machine, candidate.refusal.empty() ? "" : "; no: " + briefly(candidate.refusal));
     }
   }

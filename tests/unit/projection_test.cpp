@@ -226,14 +226,17 @@ TEST(Projection, DotProductsOfPairsStandBackWhereTheyMust) {
   };
   const Projection::Problem few{.m = 24, .n = 64, .k = 256};
   EXPECT_THAT(refusal({.m = 24, .n = 64, .k = 256}, true), HasSubstr("a row's bits could depend on its neighbours"));
-  EXPECT_EQ(refusal({.m = 25, .n = 64, .k = 256}), "got m = 25, expected at most 24");
-  EXPECT_EQ(refusal({.m = 1, .n = 64, .k = 256, .x = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
-  EXPECT_EQ(refusal({.m = 1, .n = 64, .k = 256, .w = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
+  EXPECT_EQ(refusal({.m = 25, .n = 64, .k = 256}), "got m = 25, expected 5 to 24");
+  EXPECT_EQ(refusal({.m = 4, .n = 64, .k = 256}), "got m = 4, expected 5 to 24");
+  EXPECT_EQ(refusal({.m = 25, .n = 64, .k = 256, .w = DType::kE4M3}), "got m = 25, expected 0 to 24");
+  EXPECT_EQ(refusal({.m = 9, .n = 64, .k = 256, .x = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
+  EXPECT_EQ(refusal({.m = 9, .n = 64, .k = 256, .w = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
   const CpuFeatures& cpu = cpu_features();
   const bool has = cpu.avx512_bf16 && cpu.avx512_vbmi;
   EXPECT_EQ(refusal(few), has ? "" : "this CPU has no AVX-512 BF16 and VBMI");
   if (has) {
     EXPECT_EQ(Plan<Projection>(few).implementation(), "avx512_bf16");
+    EXPECT_EQ(Plan<Projection>({.m = 1, .n = 64, .k = 256, .w = DType::kE4M3}).implementation(), "avx512_bf16");
   }
 }
 

@@ -12,14 +12,19 @@ Decision decide_cpu(const ProjectionProblem& problem, const PlanOptions& /*optio
   return decision;
 }
 
+/// Up to so many rows the words of bf16 weights are widened while the next ones come from memory.
+constexpr std::int64_t kMostWidenedRows = 4;
+
 Decision decide_bf16(const ProjectionProblem& problem, const PlanOptions& options, const Machine& machine) {
   if (options.deterministic)
     return refused(
         "it adds in another order than what multiplies more rows: a row's bits could depend on its neighbours");
   if (problem.x != DType::kBF16 || problem.w == DType::kF32) return refused("only BF16 x, BF16 or F8_E4M3 w");
-  if (problem.m > kProjectionMaxFewRows)
-    return refused("got m = " + std::to_string(problem.m) + ", expected at most " +
+  const std::int64_t least = problem.w == DType::kBF16 ? kMostWidenedRows + 1 : 0;
+  if (problem.m < least || problem.m > kProjectionMaxFewRows) {
+    return refused("got m = " + std::to_string(problem.m) + ", expected " + std::to_string(least) + " to " +
                    std::to_string(kProjectionMaxFewRows));
+  }
   return decide_cpu<needs_avx512_bf16>(problem, options, machine);
 }
 
@@ -112,7 +117,7 @@ std::span<const Implementation<Projection>> OpTable<Projection>::implementations
       projection_stream_row(),
       cuda_row<Projection>(),
       {.name = "avx512_bf16",
-       .machine = "AVX-512 BF16 + VBMI, up to 24 rows",
+       .machine = "AVX-512 BF16 + VBMI, few rows",
        .decide = decide_bf16,
        .run = projection_bf16_avx512},
       {.name = "onednn", .machine = "oneDNN", .decide = projection_onednn_decide, .run = projection_onednn},

@@ -39,8 +39,8 @@ Timing summarize(std::vector<double> seconds);
 
 /// Calls `run(0)`, `run(1)`, ... and times each. The first calls are warm-up (at least one, and a fifth of
 /// min_seconds); measured calls follow until both limits are reached. `run` takes other inputs for each number, so that
-/// a CPU's caches hold no more of them than they would for a user. With `beside`, memory is read between the calls for as
-/// long as they take: on a machine that is not quiet a call's share of the bandwidth is that of its own minute.
+/// a CPU's caches hold no more of them than they would for a user. With `beside`, memory is read between the calls for
+/// as long as they take: on a machine that is not quiet a call's share of the bandwidth is that of its own minute.
 Timing measure(const MeasureOptions& options, const std::function<void(std::int64_t call)>& run,
                MemoryReader* beside = nullptr);
 

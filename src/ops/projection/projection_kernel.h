@@ -208,7 +208,7 @@ inline void add_register(const X* x, std::int64_t x_stride, const W* const* w, s
 }
 
 /// out[i * out_stride + j * w_step] (= or +=) sum over one block of x[i][.] * w[j][.], for kRows x rows and kWRows
-/// weight rows. `ahead`: the weights so many elements further on are wanted soon; 0: none are. `scale`: of E4M3
+/// weight rows. `ahead`: the weights so many elements further on are wanted soon. `scales`: of each row of E4M3
 /// weights, one a block of inputs.
 template <int kRows, bool kPrefetch, class W, class X>
 inline void block_sums(const X* x, std::int64_t x_stride, const W* const* w, const float* const* scales, std::int64_t k,

@@ -62,6 +62,24 @@ struct IndexerFixture {
         {.logits = std::as_const(logits).view(), .lens = std::as_const(lens).view(), .indices = chosen.view()}, lent(),
         stream);
   }
+  /// Scores and selection: in one launch where that is what a layer would do.
+  void chain(std::int64_t set) {
+    if (!joint_plan) return score(set), choose();
+    const IndexerLogits::Args a = logits_args(set);
+    joint_plan->run({.q = a.q,
+                     .q_scale = a.q_scale,
+                     .weights = a.weights,
+                     .row_to_req = a.row_to_req,
+                     .lens = a.lens,
+                     .block_table = a.block_table,
+                     .cache = a.cache,
+                     .indices = chosen.view()},
+                    lent(), stream);
+  }
+  std::string implementation() const {
+    if (joint_plan) return fmt::format("indexer_topk {}", joint_plan->implementation());
+    return fmt::format("indexer_logits {}, topk {}", logits_plan->implementation(), topk_plan->implementation());
+  }
   Workspace lent() const { return {.data = workspace.data(), .bytes = workspace.bytes()}; }
   std::vector<float> reference(std::int64_t set, std::int64_t row) const;
   Check check(std::int64_t set, std::int64_t row) const;
@@ -74,6 +92,7 @@ struct IndexerFixture {
   IndexerLogits::Problem problem;
   std::optional<Plan<IndexerLogits>> logits_plan;
   std::optional<Plan<TopK>> topk_plan;
+  std::optional<Plan<IndexerTopK>> joint_plan;  ///< absent where two launches are chosen, or one of the two is named
   std::int64_t columns = 0;
   DeviceCache cache;
   DeviceTensor tables;  ///< [sets * requests, columns]
@@ -113,6 +132,12 @@ IndexerFixture::IndexerFixture(const Options& options, const Cell& cell_in, std:
   logits_plan.emplace(problem, plan_options<IndexerLogits>(options, problem));
   const TopK::Problem selection{.rows = cell.rows(), .width = cell.entries, .k = k};
   topk_plan.emplace(selection, plan_options<TopK>(options, selection));
+  const IndexerTopK::Problem joint{
+      .rows = cell.rows(), .heads = heads, .dim = rows.dim, .width = cell.entries, .k = k, .format = &rows};
+  if (!options.implementations.contains(IndexerLogits::kName) && !options.implementations.contains(TopK::kName)) {
+    joint_plan.emplace(joint, plan_options<IndexerTopK>(options, joint));
+    if (joint_plan->implementation() != IndexerTopK::kOneLaunch) joint_plan.reset();
+  }
   columns = (cell.entries + kPage - 1) / kPage;
   const std::int64_t blocks = sets * cell.requests * columns;
   cache = DeviceCache(rows, blocks, kPage, 3, stream);
@@ -144,8 +169,10 @@ IndexerFixture::IndexerFixture(const Options& options, const Cell& cell_in, std:
   }
   logits = DeviceTensor(DeviceKind::kCuda, DType::kF32, {cell.rows(), cell.entries});
   chosen = DeviceTensor(DeviceKind::kCuda, DType::kI32, {cell.rows(), k});
-  workspace =
-      DeviceMemory(DeviceKind::kCuda, std::max(logits_plan->workspace_bytes(), topk_plan->workspace_bytes()), false);
+  workspace = DeviceMemory(DeviceKind::kCuda,
+                           std::max({logits_plan->workspace_bytes(), topk_plan->workspace_bytes(),
+                                     joint_plan ? joint_plan->workspace_bytes() : 0}),
+                           false);
   synchronize(DeviceKind::kCuda, stream);
 }
 
@@ -246,16 +273,12 @@ Row measure_cell(const Options& options, const Cell& cell, const DeviceTimer& ti
     return row;
   }
   IndexerFixture& fixture = *made;
-  row.implementation = fmt::format("indexer_logits {}, topk {}", fixture.logits_plan->implementation(),
-                                   fixture.topk_plan->implementation());
+  row.implementation = fixture.implementation();
   std::vector<std::function<void()>> chain;
   std::vector<std::function<void()>> alone;
   for (std::int64_t s = 0; s < sets; ++s) {
     alone.emplace_back([&, s] { fixture.score(s); });
-    chain.emplace_back([&, s] {
-      fixture.score(s);
-      fixture.choose();
-    });
+    chain.emplace_back([&, s] { fixture.chain(s); });
   }
   const std::vector<GpuRecording> recordings = timer.record(chain);
   row.time = timer.time(options.measure, recordings);

@@ -125,6 +125,11 @@ std::vector<BlockUse> block_uses<IndexerLogits>(const IndexerLogits::Problem&, c
 }
 
 template <>
+std::vector<BlockUse> block_uses<IndexerTopK>(const IndexerTopK::Problem&, const IndexerTopK::Args& a) {
+  return {{.caches = {{"cache", &a.cache}}, .slots = {}, .tables = {{"block_table", a.block_table}}}};
+}
+
+template <>
 std::vector<BlockUse> block_uses<GatherIndexRows>(const GatherIndexRows::Problem&, const GatherIndexRows::Args& a) {
   return {{.caches = {{"cache", &a.cache}}, .slots = {}, .tables = {{"block_table", a.block_table}}}};
 }

@@ -67,6 +67,8 @@ std::vector<BlockUse> block_uses<CompressStore>(const CompressStore::Problem&, c
 template <>
 std::vector<BlockUse> block_uses<IndexerLogits>(const IndexerLogits::Problem&, const IndexerLogits::Args&);
 template <>
+std::vector<BlockUse> block_uses<IndexerTopK>(const IndexerTopK::Problem&, const IndexerTopK::Args&);
+template <>
 std::vector<BlockUse> block_uses<GatherIndexRows>(const GatherIndexRows::Problem&, const GatherIndexRows::Args&);
 template <>
 std::vector<BlockUse> block_uses<GatherRows>(const GatherRows::Problem&, const GatherRows::Args&);

@@ -59,11 +59,24 @@ void allow_shared() {
   });
 }
 
+constexpr unsigned kPortableCluster = 8;  ///< blocks of a cluster of any launch
+
+/// Allows a kernel clusters of more blocks than kPortableCluster, once for each GPU.
+template <auto kKernel>
+void allow_large_clusters() {
+  (void)once_per_gpu([] {
+    check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "cudaFuncSetAttribute");
+    return 0;
+  });
+}
+
 /// How many clusters of such blocks, with kShared bytes of dynamic shared memory, the current GPU runs at once.
 template <auto kKernel, unsigned kTogether, int kShared = 0>
 std::int64_t clusters_at_once(dim3 threads) {
   return once_per_gpu([&] {
     if (kShared > kWithoutAsking) allow_shared<kKernel>();
+    if (kTogether > kPortableCluster) allow_large_clusters<kKernel>();
     cudaLaunchAttribute together{};
     together.id = cudaLaunchAttributeClusterDimension;
     together.val.clusterDim = {.x = kTogether, .y = 1, .z = 1};
@@ -86,6 +99,7 @@ template <auto kKernel, unsigned kTogether, class... Args>
 void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,
                     const Args&... args) {
   if (shared > kWithoutAsking) allow_shared<kKernel>();
+  if constexpr (kTogether > kPortableCluster) allow_large_clusters<kKernel>();
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;

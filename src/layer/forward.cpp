@@ -136,6 +136,28 @@ void Forward::score() const {
                     .weights_out = b.index_w},
                    index_lane.scratch, index_lane.stream);
   watch.lap(Stage::kIndexer);
+  const auto slots = [&](std::int64_t begin, std::int64_t end) {
+    if (ops.slot_block == 0) return TopK::Slots::Args{};
+    return TopK::Slots::Args{.token_to_req = step.token_to_req.slice(0, begin, end),
+                             .block_table = step.entry_block_table,
+                             .valid = step.valid.slice(0, begin, end),
+                             .slots = b.slots.slice(0, begin, end),
+                             .lens = b.slot_lens.slice(0, begin, end)};
+  };
+  if (ops.indexer_topk && observer == nullptr) {
+    ops.indexer_topk->run({.q = b.index_q_stored,
+                           .q_scale = b.index_q_scale,
+                           .weights = b.index_w,
+                           .row_to_req = step.token_to_req,
+                           .lens = step.entry_lens,
+                           .block_table = step.entry_block_table,
+                           .cache = caches[CacheRole::kIndex],
+                           .indices = step.topk,
+                           .slots = slots(0, step.tokens)},
+                          index_lane.scratch, index_lane.stream);
+    watch.lap(Stage::kTopk);
+    return;
+  }
   for (std::int64_t begin = 0; begin < step.tokens; begin += ops.score_rows) {
     const std::int64_t end = std::min(begin + ops.score_rows, step.tokens);
     const bool whole = end - begin == ops.score_rows;
@@ -164,16 +186,12 @@ void Forward::score() const {
       watch.lap(Stage::kTopk);
       continue;
     }
-    TopK::Args chosen{
-        .logits = scores, .lens = step.entry_lens.slice(0, begin, end), .indices = step.topk.slice(0, begin, end)};
-    if (ops.slot_block > 0) {
-      chosen.slots = {.token_to_req = step.token_to_req.slice(0, begin, end),
-                      .block_table = step.entry_block_table,
-                      .valid = step.valid.slice(0, begin, end),
-                      .slots = b.slots.slice(0, begin, end),
-                      .lens = b.slot_lens.slice(0, begin, end)};
-    }
-    (whole ? ops.topk : ops.topk_tail)->run(chosen, index_lane.scratch, index_lane.stream);
+    (whole ? ops.topk : ops.topk_tail)
+        ->run({.logits = scores,
+               .lens = step.entry_lens.slice(0, begin, end),
+               .indices = step.topk.slice(0, begin, end),
+               .slots = slots(begin, end)},
+              index_lane.scratch, index_lane.stream);
     watch.lap(Stage::kTopk);
   }
 }

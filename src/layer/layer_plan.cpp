@@ -161,6 +161,17 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   };
   ops->topk = select(ops->score_rows);
   ops->topk_tail = select(tail);
+  if (options.device != DeviceKind::kCuda || options.implementations.contains(IndexerLogits::kName) ||
+      options.implementations.contains(TopK::kName))
+    return;
+  IndexerTopK::Problem p{.rows = ops->tokens,
+                         .heads = c.index_n_heads,
+                         .dim = c.index_head_dim,
+                         .width = width,
+                         .k = c.index_topk,
+                         .format = options.caches.index};
+  if (ops->slot_block > 0) p.slots = {.storage_block = ops->slot_block};
+  ops->indexer_topk = planner.make_one_launch<IndexerTopK>(p);
 }
 
 /// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).

@@ -87,7 +87,9 @@ struct LayerPlan::Ops {
   std::optional<Plan<IndexerQ>> index_q;
   std::optional<Plan<IndexerLogits>> logits, logits_tail;
   std::optional<Plan<TopK>> topk, topk_tail;
-  std::optional<ContextTopK> context_topk, context_topk_tail;  ///< in place of the two above, with ranks
+  /// In place of the two above, scores and selection of all tokens in one launch, for a forward that nobody observes.
+  std::optional<Plan<IndexerTopK>> indexer_topk;
+  std::optional<ContextTopK> context_topk, context_topk_tail;  ///< in place of the three above, with ranks
   std::optional<Plan<ShortContextTopk>> short_topk;
   std::unique_ptr<const AttentionCalls> attention;
   std::optional<SparseAttention::QueryPrologue> query_prologue;

@@ -44,6 +44,17 @@ class OpPlanner {
     return made;
   }
 
+  /// A plan where the choice is Op::kOneLaunch. Its workspace counts wherever the options allow it, so that a layer
+  /// that reserves for its largest step has it for smaller ones, which may choose otherwise.
+  template <class Op>
+  std::optional<Plan<Op>> make_one_launch(const typename Op::Problem& problem) const {
+    std::string of_others;  // a layer does not say that it has what it will not run
+    std::optional<Plan<Op>> made = OpPlanner(options_, scratch_, &of_others).make<Op>(problem);
+    if (made->implementation() != Op::kOneLaunch) return {};
+    keep(Op::kName, *made);
+    return made;
+  }
+
   /// A piece that computes `Op` on each of several ranks and puts the results together; implementations are named for
   /// that op.
   template <class Piece, class Op>

@@ -166,7 +166,7 @@ TEST_F(TopkGpu, SlotsAreRef) {
       TopK::Args args{.logits = inputs.view(c),
                       .lens = view_of(inputs.lens.data(), {c.rows}),
                       .indices = view_of(chosen[gpu].data(), {c.rows, c.k})};
-      table.add_to(args, c, slots[gpu], lens[gpu]);
+      table.add_to(args.slots, c, slots[gpu], lens[gpu]);
       if (gpu == 1) {
         test::run_on_gpu<TopK>(problem, args, "cuda");
       } else {

@@ -144,16 +144,16 @@ struct SlotInputs {
       valid[static_cast<std::size_t>(row)] = random() % 4 != 0;
     }
   }
-  /// Completes a call; the three last are outputs.
-  void add_to(TopK::Args& args, const TopkCase& c, std::vector<std::int32_t>& slots,
+  /// Completes a call; the two last are outputs.
+  void add_to(TopK::Slots::Args& args, const TopkCase& c, std::vector<std::int32_t>& slots,
               std::vector<std::int32_t>& lens) const {
-    args.slots.token_to_req = view_of(request.data(), {c.rows});
-    args.slots.block_table = view_of(table.data(), {kRequests, columns});
-    args.slots.valid = ConstTensorView(valid.get(), DType::kBool, {c.rows});
+    args.token_to_req = view_of(request.data(), {c.rows});
+    args.block_table = view_of(table.data(), {kRequests, columns});
+    args.valid = ConstTensorView(valid.get(), DType::kBool, {c.rows});
     slots.assign(static_cast<std::size_t>(c.rows * c.k), 0x5A5A'5A5A);
     lens.assign(static_cast<std::size_t>(c.rows), 0x5A5A'5A5A);
-    args.slots.slots = view_of(slots.data(), {c.rows, c.k});
-    args.slots.lens = view_of(lens.data(), {c.rows});
+    args.slots = view_of(slots.data(), {c.rows, c.k});
+    args.lens = view_of(lens.data(), {c.rows});
   }
 };
 

@@ -62,7 +62,7 @@ TEST(TopkParity, SlotsAreThoseOfGlobalTopk) {
       TopK::Args args{.logits = inputs.view(c),
                       .lens = view_of(inputs.lens.data(), {c.rows}),
                       .indices = view_of(chosen.data(), {c.rows, c.k})};
-      table.add_to(args, c, slots, lens);
+      table.add_to(args.slots, c, slots, lens);
       Plan<TopK>(problem, {.implementation = candidate.name}).run(args);
       std::vector<std::int32_t> want_slots(slots.size());
       std::vector<std::int32_t> want_lens(lens.size());

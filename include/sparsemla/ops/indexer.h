@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/op.h"
+#include "sparsemla/ops/topk.h"
 #include "sparsemla/tensor_view.h"
 
 namespace SMLA_API smla {
@@ -68,6 +70,36 @@ struct IndexerLogits {
     ConstTensorView block_table;  ///< [requests, columns] I32 of the index cache
     PagedCache cache;
     TensorView logits;  ///< [rows, width] F32, rows may be strided
+  };
+};
+
+/// Scores and selection in one op (spec 4.5, 4.6): what TopK chooses of the scores that IndexerLogits gives the rows,
+/// and with `slots` the slots of what was chosen. Who calls it has no use for the scores.
+///
+/// `sm90` is one launch that never writes a score to memory. It gives the scores, and so the set, of IndexerLogits'
+/// `sm90`; indices are in ascending order. Elsewhere the two ops run one after the other, some rows at a time.
+struct IndexerTopK {
+  static constexpr std::string_view kName = "indexer_topk";
+  static constexpr std::string_view kOneLaunch = "sm90";  ///< the implementation of one launch
+  struct Problem {
+    std::int64_t rows = 0;
+    std::int64_t heads = 64;
+    int dim = 128;                       ///< numbers of a head
+    std::int64_t width = 0;              ///< entries of the longest row
+    std::int64_t k = 0;                  ///< entries to choose
+    const RowFormat* format = nullptr;   ///< format of the index cache; the dtype of q is as in IndexerQ
+    std::optional<TopK::Slots> slots{};  ///< present: their slots are written too
+  };
+  struct Args {
+    ConstTensorView q;            ///< as IndexerQ::Args::q_out
+    ConstTensorView q_scale;      ///< as IndexerQ::Args::q_scale
+    ConstTensorView weights;      ///< [rows, heads] F32
+    ConstTensorView row_to_req;   ///< [rows] I32
+    ConstTensorView lens;         ///< [rows] I32, visible entries of the row
+    ConstTensorView block_table;  ///< [requests, columns] I32 of the index cache
+    PagedCache cache;
+    TensorView indices;         ///< [rows, k] I32, rows may be strided
+    TopK::Slots::Args slots{};  ///< with slots
   };
 };
 

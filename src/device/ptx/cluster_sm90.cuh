@@ -39,6 +39,33 @@ __device__ inline int cluster_rank() {
 #endif
   return static_cast<int>(rank);
 }
+/// The place of the calling block's shared address `at` in another block of the cluster, for the accesses below.
+__device__ inline std::uint32_t place_in_block(std::uint32_t at, unsigned block) {
+  std::uint32_t place = at;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(at), "r"(block));
+#endif
+  return place;
+}
+__device__ inline std::uint32_t ld_shared_cluster_u32(std::uint32_t place) {
+  std::uint32_t v = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(place) : "memory");
+#endif
+  return v;
+}
+__device__ inline uint2 ld_shared_cluster_v2(std::uint32_t place) {
+  uint2 v = {};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(place) : "memory");
+#endif
+  return v;
+}
+__device__ inline void st_shared_cluster_u32(std::uint32_t place, std::uint32_t v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(place), "r"(v) : "memory");
+#endif
+}
 /// Loads four numbers of another block of the cluster, from the place of the calling block's shared address there.
 __device__ inline float4 ld_shared_cluster(std::uint32_t at, int block) {
   float4 v = {};

@@ -34,6 +34,17 @@ void ragged_indexer_logits_avx512(const RaggedIndexerLogits::Problem& problem, c
                                   const RunContext& context);
 std::size_t ragged_indexer_logits_workspace(const RaggedIndexerLogits::Problem& problem, int threads);
 
+/// Checks of `op`'s problem, and of its tensors but for what it writes.
+void check_index_scores(std::string_view op, const IndexerLogits::Problem& problem);
+void check_index_scores(std::string_view op, const IndexerLogits::Problem& problem, const IndexerLogits::Args& args);
+
+/// IndexerTopK as the two ops, some rows at a time (indexer_topk.cpp): the decision of any machine, which holds their
+/// decisions, and the run by such a decision. The workspace grows with the problem.
+Decision decide_indexer_topk_pieces(const IndexerTopK::Problem& problem, const PlanOptions& options,
+                                    const Machine& machine);
+void run_indexer_topk_pieces(const IndexerTopK::Problem& problem, const IndexerTopK::Args& args,
+                             const RunContext& context);
+
 void gather_index_rows_ref(const GatherIndexRows::Problem& problem, const GatherIndexRows::Args& args,
                            const RunContext& context);
 

@@ -96,25 +96,31 @@ std::span<const Implementation<IndexerLogits>> OpTable<IndexerLogits>::implement
   return kTable;
 }
 
+void check_index_scores(std::string_view op, const IndexerLogits::Problem& problem) {
+  check_format(op, problem.format, problem.dim, problem.heads);
+  check_that(problem.rows >= 0, op, "problem.rows", problem.rows, "0 or more");
+  check_that(problem.width >= 0 && problem.width <= INT32_MAX, op, "problem.width", problem.width, "0 to 2^31-1");
+}
+
+void check_index_scores(std::string_view op, const IndexerLogits::Problem& problem, const IndexerLogits::Args& args) {
+  check_q(op, "q", args.q, args.q_scale, *problem.format, problem.rows, problem.heads);
+  check_tensor(op, "weights", args.weights, {problem.rows, problem.heads}, {DType::kF32});
+  check_tensor(op, "row_to_req", args.row_to_req, {problem.rows}, {DType::kI32});
+  check_tensor(op, "lens", args.lens, {problem.rows}, {DType::kI32});
+  check_tensor(op, "block_table", args.block_table, {kAny, kAny}, {DType::kI32});
+  check_cache(op, "cache", args.cache);
+  check_that(*args.cache.format == *problem.format, op, "cache.format", args.cache.format->name, problem.format->name);
+}
+
 template <>
 void OpTable<IndexerLogits>::check_problem(const IndexerLogits::Problem& problem) {
-  check_format(IndexerLogits::kName, problem.format, problem.dim, problem.heads);
-  check_that(problem.rows >= 0, IndexerLogits::kName, "problem.rows", problem.rows, "0 or more");
-  check_that(problem.width >= 0 && problem.width <= INT32_MAX, IndexerLogits::kName, "problem.width", problem.width,
-             "0 to 2^31-1");
+  check_index_scores(IndexerLogits::kName, problem);
 }
 
 template <>
 void OpTable<IndexerLogits>::check_args(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args) {
-  check_q(IndexerLogits::kName, "q", args.q, args.q_scale, *problem.format, problem.rows, problem.heads);
-  check_tensor(IndexerLogits::kName, "weights", args.weights, {problem.rows, problem.heads}, {DType::kF32});
-  check_tensor(IndexerLogits::kName, "row_to_req", args.row_to_req, {problem.rows}, {DType::kI32});
-  check_tensor(IndexerLogits::kName, "lens", args.lens, {problem.rows}, {DType::kI32});
-  check_tensor(IndexerLogits::kName, "block_table", args.block_table, {kAny, kAny}, {DType::kI32});
+  check_index_scores(IndexerLogits::kName, problem, args);
   check_tensor(IndexerLogits::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
-  check_cache(IndexerLogits::kName, "cache", args.cache);
-  check_that(*args.cache.format == *problem.format, IndexerLogits::kName, "cache.format", args.cache.format->name,
-             problem.format->name);
 }
 
 template <>

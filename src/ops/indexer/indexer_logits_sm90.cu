@@ -34,13 +34,6 @@ void launch(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
       Place<kN>::bytes(c.group_rows * kBlocks), stream_of(context.stream), c);
 }
 
-/// Whether the kernel can read the tensors: it copies 16 bytes of queries and keys at a time. One row of a tensor goes
-/// where several would go, so that its bits are theirs; a stride shorter than a row is of a tensor that has no other.
-bool readable(const LogitsCall& c) {
-  const bool strided = c.q_stride[0] >= std::int64_t{c.heads} * kDim;
-  return c.q_align >= 16 && !(strided && c.q_stride[0] % 16 != 0) && c.keys.data_align >= 16 && c.keys.scale_align >= 4;
-}
-
 void score(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
   if (c.heads <= 16) {
     launch<16, 1>(c, sharing, context);
@@ -71,10 +64,7 @@ void run(const RaggedIndexerLogits::Problem& p, const RaggedIndexerLogits::Args&
 template <class Op>
 Decision decide(const typename Op::Problem& p, const PlanOptions& /*options*/, const Machine& machine) {
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
-  if (p.format->nope != Element::kE4M3 || p.dim != kDim) {
-    return refused(std::string(p.format->name) + " rows of " + std::to_string(p.dim) +
-                   " numbers; it takes e4m3 rows of " + std::to_string(kDim));
-  }
+  if (std::string reason = score_refusal(*p.format, p.dim); !reason.empty()) return refused(std::move(reason));
   constexpr std::size_t kBytes = Place<64>::bytes(kMaxColumns / 64);
   static_assert(kBytes >= Place<32>::bytes(kMaxRows) && kBytes >= Place<16>::bytes(kMaxRows));
   if (machine.gpu.shared_bytes < kBytes) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/op_description.h"
+#include "ops/topk/slots_fields.h"
 #include "sparsemla/ops/indexer.h"
 
 namespace smla {
@@ -49,6 +50,37 @@ struct OpDescription<IndexerLogits> {
     t.in("q", a.q), t.in("q_scale", a.q_scale), t.in("weights", a.weights), t.in("row_to_req", a.row_to_req),
         t.in("lens", a.lens), t.in("block_table", a.block_table), t.cache("cache", a.cache, CacheAccess::kRead),
         t.out("logits", a.logits);
+  }
+};
+
+template <>
+struct OpDescription<IndexerTopK> {
+  static constexpr std::string_view kFamily = "indexer";
+  static constexpr std::string_view kTypical = "64 rows, 64 heads, 512 of 4096 entries, index_fp8";
+  static IndexerTopK::Problem typical() { return {.rows = 64, .width = 4096, .k = 512, .format = &index_fp8_rows()}; }
+  static constexpr auto kShapes =
+      std::to_array<TensorShape>({{"q", "E4M3@index_fp8 | U8@index_mxfp4 | F32@index_f32", "rows, heads, dim or dim/2"},
+                                  {"q_scale", "U8@index_mxfp4", "rows, heads, dim/32"},
+                                  {"weights", "F32", "rows, heads"},
+                                  {"row_to_req", "I32", "rows"},
+                                  {"lens", "I32", "rows"},
+                                  {"block_table", "I32", "requests, columns"},
+                                  {"cache", "cache", "format, -"},
+                                  {"indices", "I32", "rows, k"},
+                                  {"slots.token_to_req", "I32", "rows"},
+                                  {"slots.block_table", "I32", "requests, columns"},
+                                  {"slots.valid", "BOOL", "rows"},
+                                  {"slots.slots", "I32", "rows, k"},
+                                  {"slots.lens", "I32", "rows"}});
+  static void fields(IndexerTopK::Problem& p, auto&& f) {
+    f("rows", p.rows), f("heads", p.heads), f("dim", p.dim), f("width", p.width), f("k", p.k), f("format", p.format);
+    topk_slots_fields(p.slots, f);
+  }
+  static void tensors(IndexerTopK::Args& a, auto&& t) {
+    t.in("q", a.q), t.in("q_scale", a.q_scale), t.in("weights", a.weights), t.in("row_to_req", a.row_to_req),
+        t.in("lens", a.lens), t.in("block_table", a.block_table), t.cache("cache", a.cache, CacheAccess::kRead),
+        t.out("indices", a.indices);
+    topk_slots_tensors(a.slots, t);
   }
 };
 

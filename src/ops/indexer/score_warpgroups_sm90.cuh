@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "device/launch_pdl.cuh"
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/ldmatrix.cuh"
@@ -16,7 +18,6 @@ namespace smla::indexer::sm90 {
 constexpr int kGroupThreads = 128;  ///< of a warpgroup
 constexpr int kGroups = 2;          ///< warpgroups of a block, each with tiles of its own
 constexpr int kThreads = kGroups * kGroupThreads;
-constexpr int kWarps = kThreads / 32;
 constexpr int kResident = 2;  ///< blocks that fit on a multiprocessor
 constexpr int kDim = 128;     ///< numbers of a key, which are its bytes
 constexpr int kWarpKeys = 16;
@@ -24,8 +25,25 @@ constexpr int kTile = 64;              ///< keys of a warpgroup at a time
 constexpr int kRun = kGroups * kTile;  ///< and of a block
 constexpr int kMaxRows = 8;            ///< rows of a block
 constexpr int kMaxColumns = 512;       ///< their heads, padded
-constexpr int kStages = 2;             ///< tiles of a warp on their way, besides the one in its registers
 constexpr unsigned kAllLanes = 0xFFFF'FFFFU;
+constexpr int kStages = 2;  ///< tiles of a warp on their way, besides the one in its registers
+
+/// Why the kernels do not take rows; empty where they do.
+inline std::string score_refusal(const RowFormat& format, int dim) {
+  if (format.nope == Element::kE4M3 && dim == kDim) return "";
+  return std::string(format.name) + " rows of " + std::to_string(dim) + " numbers; it takes e4m3 rows of " +
+         std::to_string(kDim);
+}
+
+/// Whether the kernels can read the tensors: they copy 16 bytes of queries and keys at a time. One row of a tensor goes
+/// where several would go, so that its bits are theirs; a stride shorter than a row is of a tensor that has no other.
+inline bool readable(const LogitsCall& c) {
+  const bool strided = c.q_stride[0] >= std::int64_t{c.heads} * kDim;
+  return c.q_align >= 16 && !(strided && c.q_stride[0] % 16 != 0) && c.keys.data_align >= 16 && c.keys.scale_align >= 4;
+}
+
+/// The number of the calling thread's warpgroup in its block.
+__device__ inline int warpgroup() { return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kGroupThreads, 0); }
 
 /// A row of a block.
 struct RowInfo {
@@ -34,10 +52,11 @@ struct RowInfo {
   std::uint32_t count;  ///< of columns
 };
 
-/// Shared memory of a block, in bytes from its 1,024-byte aligned beginning. Heads come in blocks of kN, the last one
-/// padded with zeros.
-template <int kN>
+/// Shared memory of a block of `kBlockThreads`, in bytes from its 1,024-byte aligned beginning. Heads come in blocks of
+/// kN, the last one padded with zeros.
+template <int kN, int kBlockThreads = kThreads>
 struct Place {
+  static constexpr int kWarps = kBlockThreads / 32;
   static constexpr int kQueryBytes = kN * kDim;         ///< of a block of heads: a head is a row of 128 bytes, swizzled
   static constexpr int kStageBytes = kWarpKeys * kDim;  ///< of a warp's keys, swizzled alike
   static constexpr int kScaleBytes = kWarpKeys * 4;
@@ -118,12 +137,12 @@ struct KeyStream {
 
 /// Copies the queries of `rows` rows to shared memory, those of padded heads and of rows without entries as zeros, and
 /// their weights.
-template <int kN, int kBlocks>
+template <int kN, int kBlocks, int kBlockThreads>
 __device__ inline void bring_queries(const LogitsCall& c, std::int64_t first, int rows, const RowInfo* infos,
                                      std::uint32_t queries, std::uint32_t weights) {
   constexpr int kColumns = kBlocks * kN;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < rows * kColumns * (kDim / 16); i += kThreads) {
+  for (int i = thread; i < rows * kColumns * (kDim / 16); i += kBlockThreads) {
     const int line = i / 8;
     const int row = line / kColumns;
     const int head = line % kColumns;
@@ -132,7 +151,7 @@ __device__ inline void bring_queries(const LogitsCall& c, std::int64_t first, in
     device::cp_async<16>(queries + line * kDim + ((i ^ line) % 8) * 16, from, there);
   }
   device::cp_async_commit();
-  for (int i = thread; i < rows * kColumns; i += kThreads) {
+  for (int i = thread; i < rows * kColumns; i += kBlockThreads) {
     const int row = i / kColumns;
     const int head = i % kColumns;
     const int column = i % kN;
@@ -171,58 +190,52 @@ struct Sums {
   }
 };
 
-/// A block has up to kMaxRows rows and every parts-th run of their entries. Rows of one request share the keys. Blocks
-/// of later rows, which are the longer ones in a prefill, come first. A row's heads are kBlocks times kN.
-template <int kN, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __grid_constant__ LogitsCall c) {
-  using P = Place<kN>;
-  extern __shared__ __align__(1024) std::uint8_t dynamic[];
-  const int units = c.group_rows * kBlocks;
-  auto* infos = reinterpret_cast<RowInfo*>(dynamic + P::rows(units));
-  auto* requests = reinterpret_cast<std::int32_t*>(infos + kMaxRows);
-  const std::uint32_t queries = device::shared_address(dynamic);
-  const std::uint32_t weights = queries + P::weights(units);
+/// The rows of a block and where it has their queries.
+struct BlockRows {
+  std::int64_t first;  ///< of the call's rows
+  int count;
+  int units;  ///< rows times blocks of heads that its shared memory is laid out for
+  const RowInfo* infos;
+  const std::int32_t* requests;
+  std::uint32_t shared;  ///< the beginning of its shared memory
 
-  device::pdl_wait();
-  const std::int64_t first = (c.groups - 1 - blockIdx.x / c.parts) * c.group_rows;
-  const std::int64_t part = blockIdx.x % c.parts;
-  const int rows = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first));
-  if (static_cast<int>(threadIdx.x) < rows) {
-    const std::int64_t row = first + threadIdx.x;
-    const Span span = c.span(row);
-    infos[threadIdx.x] = {c.logits + row * c.logit_stride, span.begin,
-                          static_cast<std::uint32_t>(span.end - span.begin)};
-    requests[threadIdx.x] = c.row_to_req == nullptr ? 0 : c.row_to_req[row];
+  __device__ std::int32_t end_of(int row) const {
+    return static_cast<std::int32_t>(infos[row].begin + infos[row].count);
   }
-  __syncthreads();
-  const auto end_of = [&](int row) { return static_cast<std::int32_t>(infos[row].begin + infos[row].count); };
-  std::int32_t begin = c.width;
-  std::int32_t end = 0;
-  for (int r = 0; r < rows; ++r) {
-    if (infos[r].count > 0) begin = min(begin, infos[r].begin);
-    end = max(end, end_of(r));
-  }
-  const std::int64_t block_tile = begin / kTile + part * kGroups;
-  if (block_tile * kTile >= end) return;
-  bring_queries<kN, kBlocks>(c, first, rows, infos, queries, weights);
+};
+
+/// The tiles of a warpgroup: every hop-th entry from `first` on, below `limit`.
+struct EntryTiles {
+  std::int64_t first;
+  std::int64_t hop;
+  std::int32_t limit;
+};
+
+/// Copies the queries of a block's rows to shared memory and scores the entries that this thread's warpgroup has.
+/// put(row, info, entry, score): a score of one of the row's own columns; two lanes of four call it. Contains a barrier
+/// of the block, before which nothing is scored. A row's heads are kBlocks times kN.
+template <int kN, int kBlocks, int kBlockThreads, class Put>
+__device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryTiles& tiles, const Put& put) {
+  using P = Place<kN, kBlockThreads>;
+  const std::uint32_t weights = b.shared + P::weights(b.units);
+  bring_queries<kN, kBlocks, kBlockThreads>(c, b.first, b.count, b.infos, b.shared, weights);
 
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t first_entry = (block_tile + warp / 4) * kTile;  // of the warpgroup
-  const std::int64_t hop = static_cast<std::int64_t>(c.parts) * kRun;
-  const std::uint64_t heads = device::wgmma_matrix(queries, 16, 1024);
+  const std::uint64_t heads = device::wgmma_matrix(b.shared, 16, 1024);
   const std::uint32_t lane_weights = weights + lane % 4 * P::kLaneWeightBytes;
-  for (int r = 0, next_request = 0; r < rows; r = next_request) {
-    std::int32_t last = end_of(r);
-    for (next_request = r + 1; next_request < rows && requests[next_request] == requests[r]; ++next_request)
-      last = max(last, end_of(next_request));
+  for (int r = 0, next_request = 0; r < b.count; r = next_request) {
+    std::int32_t last = b.end_of(r);
+    for (next_request = r + 1; next_request < b.count && b.requests[next_request] == b.requests[r]; ++next_request)
+      last = max(last, b.end_of(next_request));
+    last = min(last, tiles.limit);
     KeyStream stream{.c = c,
-                     .keys = queries + P::keys(units) + warp * kStages * P::kStageBytes,
-                     .scales = queries + P::scales(units) + warp * kStages * P::kScaleBytes,
-                     .request = requests[r],
+                     .keys = b.shared + P::keys(b.units) + warp * kStages * P::kStageBytes,
+                     .scales = b.shared + P::scales(b.units) + warp * kStages * P::kScaleBytes,
+                     .request = b.requests[r],
                      .last = last,
-                     .entry = first_entry + warp % 4 * kWarpKeys + lane % kWarpKeys,
-                     .hop = hop,
+                     .entry = tiles.first + warp % 4 * kWarpKeys + lane % kWarpKeys,
+                     .hop = tiles.hop,
                      .lane = lane};
     stream.begin();
     if (r == 0) {
@@ -231,12 +244,12 @@ __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __
       __syncthreads();
       device::pdl_trigger();
     }
-    const bool has_row = lane >= r && lane < next_request && infos[lane].count > 0;
-    const std::int32_t row_begin = has_row ? infos[lane].begin : INT32_MAX;
-    const std::int32_t row_end = has_row ? end_of(lane) : 0;
+    const bool has_row = lane >= r && lane < next_request && b.infos[lane].count > 0;
+    const std::int32_t row_begin = has_row ? b.infos[lane].begin : INT32_MAX;
+    const std::int32_t row_end = has_row ? b.end_of(lane) : 0;
     int stage = 0;
 #pragma unroll 1
-    for (std::int64_t base = first_entry; base < last; base += hop) {
+    for (std::int64_t base = tiles.first; base < last; base += tiles.hop) {
       std::uint32_t keys[kDim / 32][4];
       stream.take(stage, keys);
       const int key = lane / 4 + lane % 2 * 8;  // whose score this lane has in the end
@@ -250,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __
 #pragma unroll 1
       for (; wanted != 0; wanted &= wanted - 1) {
         const unsigned row = __ffs(static_cast<int>(wanted)) - 1;
-        const RowInfo info = infos[row];
+        const RowInfo info = b.infos[row];
         Sums sums;
 #pragma unroll
         for (unsigned block = 0; block < kBlocks; ++block) {
@@ -272,12 +285,56 @@ __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __
           sums.add<kN>(dots, lane_weight);
         }
         const float score = sums.all(lane) * scale;
-        if (lane % 4 < 2 && entry - info.begin < info.count) __stcg(info.logits + entry, found ? score : -INFINITY);
+        if (lane % 4 < 2 && entry - info.begin < info.count) put(row, info, entry, found ? score : -INFINITY);
       }
     }
     device::cp_async_wait<0>();
     __syncwarp();
   }
+}
+
+/// A block has up to kMaxRows rows and every parts-th run of their entries. Rows of one request share the keys. Blocks
+/// of later rows, which are the longer ones in a prefill, come first. A row's heads are kBlocks times kN.
+template <int kN, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __grid_constant__ LogitsCall c) {
+  using P = Place<kN>;
+  extern __shared__ __align__(1024) std::uint8_t dynamic[];
+  const int units = c.group_rows * kBlocks;
+  auto* infos = reinterpret_cast<RowInfo*>(dynamic + P::rows(units));
+  auto* requests = reinterpret_cast<std::int32_t*>(infos + kMaxRows);
+
+  device::pdl_wait();
+  const std::int64_t first = (c.groups - 1 - blockIdx.x / c.parts) * c.group_rows;
+  const std::int64_t part = blockIdx.x % c.parts;
+  const BlockRows block{.first = first,
+                        .count = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first)),
+                        .units = units,
+                        .infos = infos,
+                        .requests = requests,
+                        .shared = device::shared_address(dynamic)};
+  if (static_cast<int>(threadIdx.x) < block.count) {
+    const std::int64_t row = first + threadIdx.x;
+    const Span span = c.span(row);
+    infos[threadIdx.x] = {c.logits + row * c.logit_stride, span.begin,
+                          static_cast<std::uint32_t>(span.end - span.begin)};
+    requests[threadIdx.x] = c.row_to_req == nullptr ? 0 : c.row_to_req[row];
+  }
+  __syncthreads();
+  std::int32_t begin = c.width;
+  std::int32_t end = 0;
+  for (int r = 0; r < block.count; ++r) {
+    if (infos[r].count > 0) begin = min(begin, infos[r].begin);
+    end = max(end, block.end_of(r));
+  }
+  const std::int64_t block_tile = begin / kTile + part * kGroups;
+  if (block_tile * kTile >= end) return;
+  const EntryTiles tiles{.first = (block_tile + warpgroup()) * kTile,
+                         .hop = static_cast<std::int64_t>(c.parts) * kRun,
+                         .limit = INT32_MAX};
+  score_rows<kN, kBlocks, kThreads>(c, block, tiles,
+                                    [](unsigned /*row*/, const RowInfo& info, std::uint32_t entry, float score) {
+                                      __stcg(info.logits + entry, score);
+                                    });
 }
 
 }  // namespace smla::indexer::sm90

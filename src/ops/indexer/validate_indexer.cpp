@@ -1,8 +1,26 @@
 // The numbers inside tensors that validate reads, op by op.
+#include "ops/topk/implementations.h"
 #include "ops/validate_op.h"
 #include "sparsemla/ops/indexer.h"
 
 namespace smla {
+
+namespace {
+
+template <class Op>
+void check_scored_rows(const typename Op::Problem& problem, const typename Op::Args& args) {
+  const Numbers lens(Op::kName, "lens", args.lens);
+  const Numbers requests(Op::kName, "row_to_req", args.row_to_req);
+  const TableNumbers table(Op::kName, "block_table", args.block_table, args.cache.block_size, args.cache.num_blocks);
+  for (std::int64_t row = 0; row < problem.rows; ++row) {
+    const std::int64_t n = lens.in(0, problem.width, row);
+    if (n > 0)
+      table.check(requests.in(0, table.requests() - 1, row), 0, n,
+                  "the " + std::to_string(n) + " entries of row " + std::to_string(row));
+  }
+}
+
+}  // namespace
 
 // Positions.
 template <>
@@ -14,17 +32,17 @@ void validate<IndexerQ>(const IndexerQ::Problem& problem, const IndexerQ::Args& 
 // Lengths, and for rows with entries their request and its blocks.
 template <>
 void validate<IndexerLogits>(const IndexerLogits::Problem& problem, const IndexerLogits::Args& args) {
-  constexpr std::string_view op = IndexerLogits::kName;
   check_shapes<IndexerLogits>(problem, args);
-  const Numbers lens(op, "lens", args.lens);
-  const Numbers requests(op, "row_to_req", args.row_to_req);
-  const TableNumbers table(op, "block_table", args.block_table, args.cache.block_size, args.cache.num_blocks);
-  for (std::int64_t row = 0; row < problem.rows; ++row) {
-    const std::int64_t n = lens.in(0, problem.width, row);
-    if (n > 0)
-      table.check(requests.in(0, table.requests() - 1, row), 0, n,
-                  "the " + std::to_string(n) + " entries of row " + std::to_string(row));
-  }
+  check_scored_rows<IndexerLogits>(problem, args);
+}
+
+// The same, and where slots are wanted what TopK reads for them.
+template <>
+void validate<IndexerTopK>(const IndexerTopK::Problem& problem, const IndexerTopK::Args& args) {
+  check_shapes<IndexerTopK>(problem, args);
+  check_scored_rows<IndexerTopK>(problem, args);
+  if (problem.slots)
+    check_slot_rows(IndexerTopK::kName, problem.rows, problem.width, *problem.slots, args.slots, args.lens);
 }
 
 // Starts and the blocks of every row.

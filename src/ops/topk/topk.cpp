@@ -16,30 +16,37 @@ std::span<const Implementation<TopK>> OpTable<TopK>::implementations() {
   return kTable;
 }
 
+void check_choice(std::string_view op, const TopK::Problem& problem) {
+  check_that(problem.rows >= 0, op, "problem.rows", problem.rows, "0 or more");
+  check_that(problem.width >= 0 && problem.width <= INT32_MAX, op, "problem.width", problem.width, "0 to 2^31-1");
+  check_that(problem.k >= 0 && problem.k <= INT32_MAX, op, "problem.k", problem.k, "0 to 2^31-1");
+  if (!problem.slots) return;
+  check_that(problem.slots->storage_block >= 1 && problem.slots->storage_block <= INT32_MAX, op,
+             "problem.slots.storage_block", problem.slots->storage_block, "1 to 2^31-1");
+}
+
+void check_choice(std::string_view op, const TopK::Problem& problem, const TensorView& indices,
+                  const TopK::Slots::Args& slots) {
+  check_tensor(op, "indices", indices, {problem.rows, problem.k}, {DType::kI32});
+  if (!problem.slots) return;
+  check_tensor(op, "slots.token_to_req", slots.token_to_req, {problem.rows}, {DType::kI32});
+  check_tensor(op, "slots.block_table", slots.block_table, {kAny, kAny}, {DType::kI32});
+  check_tensor(op, "slots.valid", slots.valid, {problem.rows}, {DType::kBool});
+  check_tensor(op, "slots.slots", slots.slots, {problem.rows, problem.k}, {DType::kI32});
+  check_tensor(op, "slots.lens", slots.lens, {problem.rows}, {DType::kI32});
+}
+
 template <>
 void OpTable<TopK>::check_problem(const TopK::Problem& problem) {
-  check_that(problem.rows >= 0, TopK::kName, "problem.rows", problem.rows, "0 or more");
-  check_that(problem.width >= 0 && problem.width <= INT32_MAX, TopK::kName, "problem.width", problem.width,
-             "0 to 2^31-1");
-  check_that(problem.k >= 0 && problem.k <= INT32_MAX, TopK::kName, "problem.k", problem.k, "0 to 2^31-1");
-  if (!problem.slots) return;
-  check_that(problem.slots->storage_block >= 1 && problem.slots->storage_block <= INT32_MAX, TopK::kName,
-             "problem.slots.storage_block", problem.slots->storage_block, "1 to 2^31-1");
+  check_choice(TopK::kName, problem);
 }
 
 template <>
 void OpTable<TopK>::check_args(const TopK::Problem& problem, const TopK::Args& args) {
   check_tensor(TopK::kName, "logits", args.logits, {problem.rows, problem.width}, {DType::kF32});
   check_tensor(TopK::kName, "lens", args.lens, {problem.rows}, {DType::kI32});
-  check_tensor(TopK::kName, "indices", args.indices, {problem.rows, problem.k}, {DType::kI32});
   if (!args.scores.absent()) check_tensor(TopK::kName, "scores", args.scores, {problem.rows, problem.k}, {DType::kF32});
-  if (!problem.slots) return;
-  const TopK::Slots::Args& s = args.slots;
-  check_tensor(TopK::kName, "slots.token_to_req", s.token_to_req, {problem.rows}, {DType::kI32});
-  check_tensor(TopK::kName, "slots.block_table", s.block_table, {kAny, kAny}, {DType::kI32});
-  check_tensor(TopK::kName, "slots.valid", s.valid, {problem.rows}, {DType::kBool});
-  check_tensor(TopK::kName, "slots.slots", s.slots, {problem.rows, problem.k}, {DType::kI32});
-  check_tensor(TopK::kName, "slots.lens", s.lens, {problem.rows}, {DType::kI32});
+  check_choice(TopK::kName, problem, args.indices, args.slots);
 }
 
 void topk_slots(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/index/global_row.cuh"
+#include "sparsemla/ops/topk.h"
 
 namespace smla::topk {
 
@@ -39,6 +40,19 @@ struct TopkCall {
                  slots.lens + row);
   }
 };
+
+/// The arguments but for the scores and for slots.
+inline TopkCall topk_call(std::int64_t k, const TensorView& indices) {
+  return {.k = k, .indices = static_cast<std::int32_t*>(indices.data), .index_stride = indices.stride[0]};
+}
+inline Slots slots_of(const TopK::Slots& slots, const TopK::Slots::Args& a) {
+  return {.table = index_rows::table_of(a.block_table, slots.storage_block),
+          .request = static_cast<const std::int32_t*>(a.token_to_req.data),
+          .valid = static_cast<const bool*>(a.valid.data),
+          .slots = static_cast<std::int32_t*>(a.slots.data),
+          .stride = a.slots.stride[0],
+          .lens = static_cast<std::int32_t*>(a.lens.data)};
+}
 
 /// Writes a row of n <= k columns: all of them are chosen.
 __device__ inline void write_all(std::int64_t n, std::int64_t k, std::int32_t* out) {

@@ -83,22 +83,12 @@ Decision decide(const TopK::Problem& p, const PlanOptions& /*options*/, const Ma
 
 void run(const TopK::Problem& p, const TopK::Args& a, const RunContext& context) {
   if (p.rows == 0 || (p.k == 0 && !p.slots)) return;
-  TopkCall c{.logits = static_cast<const float*>(a.logits.data),
-             .logit_stride = a.logits.stride[0],
-             .lens = static_cast<const std::int32_t*>(a.lens.data),
-             .width = p.width,
-             .k = p.k,
-             .indices = static_cast<std::int32_t*>(a.indices.data),
-             .index_stride = a.indices.stride[0]};
-  if (p.slots) {
-    const TopK::Slots::Args& s = a.slots;
-    c.slots = {.table = index_rows::table_of(s.block_table, p.slots->storage_block),
-               .request = static_cast<const std::int32_t*>(s.token_to_req.data),
-               .valid = static_cast<const bool*>(s.valid.data),
-               .slots = static_cast<std::int32_t*>(s.slots.data),
-               .stride = s.slots.stride[0],
-               .lens = static_cast<std::int32_t*>(s.lens.data)};
-  }
+  TopkCall c = topk_call(p.k, a.indices);
+  c.logits = static_cast<const float*>(a.logits.data);
+  c.logit_stride = a.logits.stride[0];
+  c.lens = static_cast<const std::int32_t*>(a.lens.data);
+  c.width = p.width;
+  if (p.slots) c.slots = slots_of(*p.slots, a.slots);
   const auto& split = context.choice<TopkSplit>();
   if (split.parts > 1) {
     launch_parts(p, split, c, context);

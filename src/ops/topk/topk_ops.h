@@ -2,6 +2,7 @@
 
 #include "ops/entry_share_fields.h"
 #include "ops/op_description.h"
+#include "ops/topk/slots_fields.h"
 #include "sparsemla/ops/topk.h"
 
 namespace smla {
@@ -22,15 +23,11 @@ struct OpDescription<TopK> {
                                                               {"scores", "F32", "rows, k"}});
   static void fields(TopK::Problem& p, auto&& f) {
     f("rows", p.rows), f("width", p.width), f("k", p.k);
-    TopK::Slots slots = p.slots.value_or(TopK::Slots{.storage_block = 0});  // 0: none are wanted
-    f("slots.storage_block", slots.storage_block);
-    if (slots.storage_block != 0) p.slots = slots;
+    topk_slots_fields(p.slots, f);
   }
   static void tensors(TopK::Args& a, auto&& t) {
     t.in("logits", a.logits), t.in("lens", a.lens), t.out("indices", a.indices);
-    TopK::Slots::Args& slots = a.slots;
-    t.in("slots.token_to_req", slots.token_to_req), t.in("slots.block_table", slots.block_table);
-    t.in("slots.valid", slots.valid), t.out("slots.slots", slots.slots), t.out("slots.lens", slots.lens);
+    topk_slots_tensors(a.slots, t);
     t.out("scores", a.scores);
   }
 };

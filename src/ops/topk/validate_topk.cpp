@@ -3,10 +3,24 @@
 #include <string>
 
 #include "core/check.h"
+#include "ops/topk/implementations.h"
 #include "ops/validate_op.h"
 #include "sparsemla/ops/topk.h"
 
 namespace smla {
+
+void check_slot_rows(std::string_view op, std::int64_t rows, std::int64_t width, const TopK::Slots& slots,
+                     const TopK::Slots::Args& args, const ConstTensorView& row_lens) {
+  const Numbers lens(op, "lens", row_lens);
+  const Numbers requests(op, "slots.token_to_req", args.token_to_req);
+  const TableNumbers table(op, "slots.block_table", args.block_table, slots.storage_block);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (!args.valid.as<bool>()[row]) continue;
+    const std::int64_t n = lens.in(0, width, row);
+    table.check(requests.in(0, args.block_table.size(0) - 1, row), 0, n,
+                "the " + std::to_string(n) + " entries of row " + std::to_string(row));
+  }
+}
 
 // Lengths; where slots are wanted also each valid row's request and the blocks of its entries.
 template <>
@@ -14,16 +28,7 @@ void validate<TopK>(const TopK::Problem& problem, const TopK::Args& args) {
   check_shapes<TopK>(problem, args);
   const Numbers lens(TopK::kName, "lens", args.lens);
   for (std::int64_t row = 0; row < problem.rows; ++row) lens.in(0, problem.width, row);
-  if (!problem.slots) return;
-  const TopK::Slots::Args& slots = args.slots;
-  const Numbers requests(TopK::kName, "slots.token_to_req", slots.token_to_req);
-  const TableNumbers table(TopK::kName, "slots.block_table", slots.block_table, problem.slots->storage_block);
-  for (std::int64_t row = 0; row < problem.rows; ++row) {
-    if (!slots.valid.as<bool>()[row]) continue;
-    const std::int64_t n = lens(row);
-    table.check(requests.in(0, slots.block_table.size(0) - 1, row), 0, n,
-                "the " + std::to_string(n) + " entries of row " + std::to_string(row));
-  }
+  if (problem.slots) check_slot_rows(TopK::kName, problem.rows, problem.width, *problem.slots, args.slots, args.lens);
 }
 
 // Local entries whose global numbers fit 32 bits, each once.

@@ -1,0 +1,318 @@
+#pragma once
+
+#include <cstdint>
+
+#include "device/ptx/cluster_sm90.cuh"
+#include "device/ptx/shared.cuh"
+#include "ops/topk/topk_call.cuh"
+
+namespace smla::indexer::sm90 {
+
+// Exact top-k of a few rows by a cluster of blocks: a block has consecutive columns of all of them, as keys (topk's
+// key_of()) in its shared memory. The k-th largest key is found digit by digit. For each digit a block counts its own
+// keys; then, in all blocks alike, a warp adds up what every block counted, first of groups of bins, then of the bins
+// of one group. So a digit takes one barrier of the cluster, and all rows share it.
+
+constexpr unsigned kLanes = 0xFFFF'FFFFU;
+constexpr int kMostTogether = 16;  ///< blocks of a cluster
+constexpr int kSelectRows = 4;     ///< rows of a cluster
+constexpr int kBinBits = 11;       ///< bits of a digit; the third has ten
+constexpr int kBins = 1 << kBinBits;
+constexpr int kBinGroup = 32;  ///< bins of a group
+constexpr int kBinGroups = kBins / kBinGroup;
+constexpr int kMostChosen = kBins;  ///< columns that a block can choose of a row: what fits where its counters were
+constexpr int kDigits = 3;
+
+/// A row on the way to its k-th largest key.
+struct RowSearch {
+  std::uint32_t length;  ///< columns
+  std::uint32_t prefix;  ///< digits found so far
+  std::uint32_t left;    ///< how many of the keys that begin with it are chosen
+  std::uint32_t key;     ///< when it is done: keys above it are chosen,
+  std::uint32_t ties;    ///< and so many of those that equal it, lower columns first
+  std::uint32_t before;  ///< keys that equal it in the blocks before this one
+  bool all;              ///< every column is chosen
+  bool done;
+};
+
+/// What blocks tell each other, and warps of a block.
+struct SelectShared {
+  RowSearch row[kSelectRows];
+  std::int32_t slot_request[kSelectRows];            ///< by whose table a row's slots are found
+  std::uint32_t groups[2][kSelectRows][kBinGroups];  ///< counts of bins' groups, of two digits; read by other blocks
+  std::uint32_t chosen[kMostTogether][kSelectRows];  ///< by block: columns chosen, and in the upper half their slots
+  std::uint32_t over[32], same[32], slots[32];       ///< by warp
+};
+
+/// Chooses from the rows of a cluster with a block of kThreads in each of its blocks.
+template <int kThreads>
+struct ClusterSelect {
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kMine = kBins / kThreads;  ///< bins of a thread
+  static_assert(kMine == 4, "a thread reads its bins at once, and eight have a group");
+
+  SelectShared& s;
+  std::uint32_t* counts;  ///< [2][rows][kBins] of two digits; then a row's chosen columns in one of the two
+  std::uint32_t* keys;    ///< [rows][capacity]; then the slots of the chosen columns
+  std::uint32_t capacity;
+  std::uint32_t begin;  ///< the block's first column
+  std::uint32_t span;   ///< its columns, less where a row ends
+  int rows;
+  int rank;
+  int together;
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ static unsigned lane() { return threadIdx.x % 32; }
+  /// Columns of a row that the block has.
+  __device__ std::uint32_t mine(int row) const {
+    const std::uint32_t length = s.row[row].length;
+    return length > begin ? min(length - begin, span) : 0U;
+  }
+  __device__ std::uint32_t* row_counts(int digit, int row) const { return counts + (digit % 2 * rows + row) * kBins; }
+
+  /// Sets counters to zero; a barrier must follow.
+  __device__ void clear(int digit) const {
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < rows * kBins; i += kThreads * 4)
+      *reinterpret_cast<uint4*>(row_counts(digit, 0) + i) = uint4{};
+  }
+
+  /// Finds every row's k-th largest key. Returns the number of the last digit that was counted.
+  __device__ int search() const {
+    for (int digit = 0;; ++digit) {
+      bool more = false;
+      for (int r = 0; r < rows; ++r) {
+        if (s.row[r].done) continue;
+        more = true;
+        tally(digit, r);
+      }
+      if (!more) return max(digit - 1, 0);
+      __syncthreads();
+      for (int r = 0; r < rows; ++r) {
+        if (!s.row[r].done) add_groups(digit, r);
+      }
+      device::cluster_arrive();
+      device::cluster_wait();
+      if (warp() < rows && !s.row[warp()].done) find(digit, warp());
+      // The other blocks have read these counters: they have arrived at a barrier since.
+      if (digit == 1) clear(0);
+      __syncthreads();
+      if (digit == kDigits - 1) return digit;
+    }
+  }
+
+  __device__ static int bits_of(int digit) { return digit == kDigits - 1 ? 32 - 2 * kBinBits : kBinBits; }
+
+  /// Counts the next digit of the block's keys that begin with the digits found so far.
+  __device__ void tally(int digit, int row) const {
+    const int known = digit * kBinBits;
+    const int shift = 32 - known - bits_of(digit);
+    const std::uint32_t mask = (1U << bits_of(digit)) - 1;
+    const std::uint32_t prefix = s.row[row].prefix;
+    const std::uint32_t* from = keys + row * capacity;
+    std::uint32_t* to = row_counts(digit, row);
+    const std::uint32_t n = mine(row);
+    for (std::uint32_t i = threadIdx.x; i < n; i += kThreads) {
+      const std::uint32_t key = from[i];
+      if (digit == 0 || key >> (32 - known) == prefix) atomicAdd(to + (key >> shift & mask), 1U);
+    }
+  }
+
+  __device__ void add_groups(int digit, int row) const {
+    const uint4 four = *reinterpret_cast<const uint4*>(row_counts(digit, row) + 4 * threadIdx.x);
+    std::uint32_t sum = four.x + four.y + four.z + four.w;
+#pragma unroll
+    for (int i = 1; i < kBinGroup / kMine; i *= 2) sum += __shfl_xor_sync(kLanes, sum, i);
+    if (lane() % (kBinGroup / kMine) == 0) s.groups[digit % 2][row][threadIdx.x / (kBinGroup / kMine)] = sum;
+  }
+
+  /// The sum over the lanes above this one.
+  __device__ static std::uint32_t above(std::uint32_t mine) {
+    std::uint32_t sum = mine;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const std::uint32_t right = __shfl_down_sync(kLanes, sum, i);
+      if (lane() + i < 32) sum += right;
+    }
+    return sum - mine;
+  }
+
+  /// Takes a row's next digit from what all blocks have counted, with one warp.
+  __device__ void find(int digit, int row) const {
+    RowSearch& search = s.row[row];
+    const std::uint32_t left = search.left;
+    uint2 pair{};  // groups 2 lane and 2 lane + 1
+    const std::uint32_t groups = device::shared_address(&s.groups[digit % 2][row][2 * lane()]);
+#pragma unroll 4
+    for (int b = 0; b < together; ++b) {
+      const uint2 more = device::ld_shared_cluster_v2(device::place_in_block(groups, b));
+      pair.x += more.x, pair.y += more.y;
+    }
+    const std::uint32_t over_pair = above(pair.x + pair.y);
+    const bool upper = over_pair < left && left <= over_pair + pair.y;
+    const bool lower = over_pair + pair.y < left && left <= over_pair + pair.y + pair.x;
+    const int found = __ffs(static_cast<int>(__ballot_sync(kLanes, upper || lower))) - 1;
+    const std::uint32_t group = __shfl_sync(kLanes, 2 * lane() + (upper ? 1 : 0), found);
+    const std::uint32_t over_group = __shfl_sync(kLanes, over_pair + (lower ? pair.y : 0), found);
+
+    const std::uint32_t bins = device::shared_address(row_counts(digit, row) + group * kBinGroup + lane());
+    std::uint32_t count = 0;
+    std::uint32_t before = 0;
+#pragma unroll 4
+    for (int b = 0; b < together; ++b) {
+      if (b == rank) before = count;
+      count += device::ld_shared_cluster_u32(device::place_in_block(bins, b));
+    }
+    const std::uint32_t over = over_group + above(count);
+    if (over < left && left <= over + count) {  // one lane
+      const std::uint32_t prefix = search.prefix << bits_of(digit) | (group * kBinGroup + lane());
+      const int known = digit * kBinBits + bits_of(digit);
+      search.prefix = prefix;
+      search.left = left - over;
+      if (count == left - over) {
+        // All keys that begin like this are chosen, but not all columns: there is a smaller key.
+        search.key = (prefix << (32 - known)) - 1;
+        search.ties = 0;
+        search.done = true;
+      } else if (known == 32) {
+        search.key = prefix;
+        search.ties = left - over;
+        search.before = before;
+        search.done = true;
+      }
+    }
+  }
+
+  /// A row's warps: how many there are, and the number of the calling one.
+  struct Team {
+    int row;
+    int warps;
+    int warp;
+    __device__ int first() const { return row * warps; }
+    /// The items of the calling warp, of n that lie in one order.
+    __device__ uint2 share(std::uint32_t n) const {
+      const std::uint32_t each = (n + 32 * warps - 1) / (32 * warps) * 32;
+      const std::uint32_t begin = min(each * warp, n);
+      return {begin, min(begin + each, n)};
+    }
+  };
+  __device__ Team team() const {
+    const int warps = rows == 1 ? kWarps : rows == 2 ? kWarps / 2 : kWarps / kSelectRows;
+    return {warp() / warps, warps, warp() % warps};
+  }
+  /// Whether a key is chosen for certain, or only while there are ties left.
+  __device__ static bool is_over(const RowSearch& r, std::uint32_t key) { return r.all || key > r.key; }
+  __device__ static bool is_same(const RowSearch& r, std::uint32_t key) { return r.ties != 0 && key == r.key; }
+
+  /// Writes the chosen columns of all rows, and their slots: `first`: its first row in the call. `digit`: what
+  /// search() returned.
+  __device__ void write(const topk::TopkCall& c, std::int64_t first, int digit) const {
+    const Team t = team();
+    const bool works = t.row < rows;
+    const RowSearch row = s.row[works ? t.row : 0];
+    const std::uint32_t* row_keys = keys + (works ? t.row : 0) * capacity;
+    const uint2 mine_of = t.share(works ? mine(t.row) : 0U);
+    std::uint32_t over = 0;
+    std::uint32_t same = 0;
+    for (std::uint32_t i = mine_of.x + lane(); i < mine_of.y; i += 32) {
+      const std::uint32_t key = row.all ? 0U : row_keys[i];
+      over += is_over(row, key) ? 1 : 0;
+      same += !row.all && is_same(row, key) ? 1 : 0;
+    }
+    over = __reduce_add_sync(kLanes, over);
+    same = __reduce_add_sync(kLanes, same);
+    if (lane() == 0) s.over[warp()] = over, s.same[warp()] = same;
+    __syncthreads();
+
+    // The block's list of chosen columns, in the counters that no other block reads any more.
+    std::uint32_t* list = row_counts(digit + 1, works ? t.row : 0);
+    const std::uint32_t ties = row.ties > row.before ? row.ties - row.before : 0U;
+    std::uint32_t over_at = 0;
+    std::uint32_t same_at = 0;
+    std::uint32_t chosen = 0;
+    if (works) {
+      std::uint32_t all_over = 0;
+      std::uint32_t all_same = 0;
+      for (int w = 0; w < t.warps; ++w) {
+        if (w == t.warp) over_at = all_over, same_at = all_same;
+        all_over += s.over[t.first() + w];
+        all_same += s.same[t.first() + w];
+      }
+      chosen = all_over + min(all_same, ties);
+    }
+    const unsigned lower = (1U << lane()) - 1;
+    for (std::uint32_t base = mine_of.x; base < mine_of.y; base += 32) {
+      const std::uint32_t i = base + lane();
+      const std::uint32_t key = i < mine_of.y && !row.all ? row_keys[i] : 0U;
+      const bool one_over = i < mine_of.y && is_over(row, key);
+      const bool one_same = i < mine_of.y && !row.all && is_same(row, key);
+      const unsigned overs = __ballot_sync(kLanes, one_over);
+      const unsigned sames = __ballot_sync(kLanes, one_same);
+      const std::uint32_t same_here = same_at + __popc(sames & lower);
+      if (one_over || (one_same && same_here < ties))
+        list[over_at + __popc(overs & lower) + min(same_here, ties)] = begin + i;
+      over_at += __popc(overs);
+      same_at += __popc(sames);
+    }
+    __syncthreads();
+
+    // Slots of the list's columns, where the keys were.
+    const bool slots = c.slots.lens != nullptr;
+    std::uint32_t* slot_of = keys + (works ? t.row : 0) * capacity;
+    const uint2 list_of = t.share(chosen);
+    std::uint32_t alive = 0;
+    if (slots && works) {
+      const std::int32_t* blocks = c.slots.table.row(s.slot_request[t.row]);
+      for (std::uint32_t i = list_of.x + lane(); i < list_of.y; i += 32) {
+        const auto column = static_cast<std::int32_t>(list[i]);
+        const std::int32_t slot = c.slots.table.index_in(c.slots.table.block_of(blocks, column), column);
+        slot_of[i] = static_cast<std::uint32_t>(slot);
+        alive += slot >= 0 ? 1 : 0;
+      }
+    }
+    alive = __reduce_add_sync(kLanes, alive);
+    if (lane() == 0) s.slots[warp()] = alive;
+    __syncthreads();
+    std::uint32_t slot_at = 0;
+    std::uint32_t all_alive = 0;
+    for (int w = 0; works && w < t.warps; ++w) {
+      if (w == t.warp) slot_at = all_alive;
+      all_alive += s.slots[t.first() + w];
+    }
+    if (works && t.warp == 0 && lane() < static_cast<unsigned>(together)) {
+      const std::uint32_t at = device::shared_address(&s.chosen[rank][t.row]);
+      device::st_shared_cluster_u32(device::place_in_block(at, lane()), chosen | all_alive << 16);
+    }
+    device::cluster_arrive();
+    device::cluster_wait();
+    if (!works) return;
+    std::uint32_t chosen_at = 0;
+    std::uint32_t chosen_all = 0;
+    std::uint32_t alive_all = 0;
+    for (int b = 0; b < together; ++b) {
+      if (b == rank) chosen_at = chosen_all, slot_at += alive_all;
+      chosen_all += s.chosen[b][t.row] & 0xFFFF;
+      alive_all += s.chosen[b][t.row] >> 16;
+    }
+    const std::int64_t out_row = first + t.row;
+    std::int32_t* out = c.out(out_row);
+    const auto thread = static_cast<std::uint32_t>(t.warp * 32) + lane();
+    const auto threads = static_cast<std::uint32_t>(t.warps * 32);
+    const auto k = static_cast<std::uint32_t>(c.k);
+    for (std::uint32_t i = thread; i < chosen; i += threads) out[chosen_at + i] = static_cast<std::int32_t>(list[i]);
+    for (std::uint32_t i = chosen_all + rank * threads + thread; i < k; i += together * threads) out[i] = -1;
+    if (!slots) return;
+    std::int32_t* to = c.slots.slots + out_row * c.slots.stride;
+    for (std::uint32_t base = list_of.x; base < list_of.y; base += 32) {
+      const std::uint32_t i = base + lane();
+      const std::int32_t slot = i < list_of.y ? static_cast<std::int32_t>(slot_of[i]) : -1;
+      const unsigned there = __ballot_sync(kLanes, slot >= 0);
+      if (slot >= 0) to[slot_at + __popc(there & lower)] = slot;
+      slot_at += __popc(there);
+    }
+    for (std::uint32_t i = alive_all + rank * threads + thread; i < k; i += together * threads) to[i] = -1;
+    if (rank == 0 && thread == 0)
+      c.slots.lens[out_row] = c.slots.valid[out_row] ? static_cast<std::int32_t>(alive_all) : 0;
+  }
+};
+
+}  // namespace smla::indexer::sm90

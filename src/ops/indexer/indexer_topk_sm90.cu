@@ -15,6 +15,8 @@ namespace {
 
 using namespace indexer;
 using namespace indexer::sm90;
+using topk::sm90::kMostChosen;
+using topk::sm90::kMostTogether;
 
 /// What a plan decides: also how the two ops compute the call, for tensors that the kernel cannot read.
 struct Choice {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/topk/topk_cluster_split.h"
+
 namespace smla {
 
 // How IndexerTopK's kernel of one launch (`sm90`) cuts a call: how many rows a cluster of blocks has, and how many
@@ -29,11 +31,6 @@ struct SelectSplit {
   std::int64_t columns = 0;   ///< that a block has room for in each row
   double us = 0;              ///< estimated time
 };
-
-/// Clusters of so many blocks that run at once, a block a multiprocessor: measured 66, 30, 15 on 132 multiprocessors.
-constexpr std::int64_t clusters_at_once(std::int64_t multiprocessors, std::int64_t together) {
-  return together <= 2 ? multiprocessors / together : multiprocessors * 10 / (11 * together);
-}
 
 /// Microseconds of a call (docs/kernels/indexer_logits.md): a block takes 64 columns of its rows in as many cycles as
 /// memory or products need, and then the selection.

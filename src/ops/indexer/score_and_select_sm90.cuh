@@ -1,13 +1,15 @@
 #pragma once
 
-#include "ops/indexer/cluster_select_sm90.cuh"
 #include "ops/indexer/score_warpgroups_sm90.cuh"
-#include "ops/topk/topk_selection.cuh"
+#include "ops/topk/cluster_select_sm90.cuh"
 
 namespace smla::indexer::sm90 {
 
 // Index scores and their exact top-k in one launch: a cluster of blocks has up to kSelectRows rows, each block a run of
 // their columns. A block scores it into its shared memory; then the cluster selects (cluster_select_sm90.cuh).
+
+using topk::sm90::kSelectRows;
+using topk::sm90::SelectShared;
 
 constexpr int kSelectThreads = 512;
 
@@ -30,7 +32,7 @@ struct SelectPlace : Place<kN, kSelectThreads> {
     return columns(units) + rows * static_cast<int>(capacity) * 4;
   }
   // A digit's counters lie where the keys of tiles were.
-  static_assert(Scores::kKeyBytes >= 2 * kSelectRows * kBins * 4);
+  static_assert(Scores::kKeyBytes >= 2 * kSelectRows * topk::kBins * 4);
 };
 
 template <int kN, int kBlocks>
@@ -89,15 +91,16 @@ __global__ void __launch_bounds__(kSelectThreads, 1) score_and_select(const __gr
   } else {
     device::pdl_trigger();
   }
-  const ClusterSelect<kSelectThreads> selection{.s = select,
-                                                .counts = reinterpret_cast<std::uint32_t*>(dynamic + P::keys(units)),
-                                                .keys = keys,
-                                                .capacity = call.capacity,
-                                                .begin = begin,
-                                                .span = span,
-                                                .rows = rows,
-                                                .rank = rank,
-                                                .together = c.parts};
+  const topk::sm90::ClusterSelect<kSelectThreads> selection{
+      .s = select,
+      .counts = reinterpret_cast<std::uint32_t*>(dynamic + P::keys(units)),
+      .keys = keys,
+      .capacity = call.capacity,
+      .begin = begin,
+      .span = span,
+      .rows = rows,
+      .rank = rank,
+      .together = c.parts};
   selection.clear(0);
   selection.clear(1);
   __syncthreads();

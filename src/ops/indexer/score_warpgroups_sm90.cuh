@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 #include "device/launch_pdl.cuh"
 #include "device/ptx/cp_async.cuh"
@@ -224,6 +225,50 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::uint64_t heads = device::wgmma_matrix(b.shared, 16, 1024);
   const std::uint32_t lane_weights = weights + lane % 4 * P::kLaneWeightBytes;
+  constexpr int kSub = kN == 64 ? 32 : 16;  // heads of a product
+  constexpr int kBlockSubs = kN / kSub;
+  constexpr int kSubs = kBlocks * kBlockSubs;
+  const auto multiply = [&](float(&dots)[kSub / 2], const std::uint32_t(&keys)[kDim / 32][4], unsigned row, int sub) {
+    const std::uint64_t of = heads + (row * kBlocks * P::kQueryBytes + sub * kSub * kDim) / 16;
+    device::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < kDim / 32; ++s) device::wgmma_rs_e4m3(dots, keys[s], of + 2 * s, s > 0);
+    device::wgmma_commit();
+  };
+  // A tile's scores of one or two rows. While a product's numbers are added up, the next one runs: of the same row's
+  // other heads, or of the other row.
+  const auto score_tile = [&](auto count, const std::uint32_t(&keys)[kDim / 32][4], unsigned first, unsigned second,
+                              std::uint32_t entry, float scale, bool found) {
+    constexpr int kProducts = decltype(count)::value * kSubs;
+    float dots[2][kSub / 2];
+    multiply(dots[0], keys, first, 0);
+    Sums sums;
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) {
+      const unsigned row = i < kSubs ? first : second;
+      const int sub = i % kSubs;
+      if (i + 1 < kProducts) multiply(dots[(i + 1) % 2], keys, i + 1 < kSubs ? first : second, (i + 1) % kSubs);
+      float lane_weight[kSub / 4];
+#pragma unroll
+      for (int j = 0; j < kSub / 16; ++j) {
+        const uint4 four = device::ld_shared_v4(lane_weights + (row * kBlocks + sub / kBlockSubs) * P::kWeightBytes +
+                                                sub % kBlockSubs * kSub + 16 * j);
+        lane_weight[4 * j] = __uint_as_float(four.x), lane_weight[4 * j + 1] = __uint_as_float(four.y);
+        lane_weight[4 * j + 2] = __uint_as_float(four.z), lane_weight[4 * j + 3] = __uint_as_float(four.w);
+      }
+      if (i + 1 < kProducts) {
+        device::wgmma_wait<1>();
+      } else {
+        device::wgmma_wait<0>();
+      }
+      sums.add<kSub>(dots[i % 2], lane_weight);
+      if (sub + 1 < kSubs) continue;
+      const float score = sums.all(lane) * scale;
+      const RowInfo info = b.infos[row];
+      if (lane % 4 < 2 && entry - info.begin < info.count) put(row, info, entry, found ? score : -INFINITY);
+      sums = {};
+    }
+  };
   for (int r = 0, next_request = 0; r < b.count; r = next_request) {
     std::int32_t last = b.end_of(r);
     for (next_request = r + 1; next_request < b.count && b.requests[next_request] == b.requests[r]; ++next_request)
@@ -260,32 +305,20 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
       stage = (stage + 1) % kStages;
       const std::uint32_t entry = static_cast<std::uint32_t>(base) + warp % 4 * kWarpKeys + key;
       std::uint32_t wanted = __ballot_sync(kAllLanes, row_begin < base + kTile && row_end > base);
-#pragma unroll 1
-      for (; wanted != 0; wanted &= wanted - 1) {
+      const auto one = [&] {
         const unsigned row = __ffs(static_cast<int>(wanted)) - 1;
-        const RowInfo info = b.infos[row];
-        Sums sums;
-#pragma unroll
-        for (unsigned block = 0; block < kBlocks; ++block) {
-          const unsigned unit = row * kBlocks + block;
-          const std::uint64_t unit_heads = heads + unit * (P::kQueryBytes / 16);
-          float dots[kN / 2];
-          device::wgmma_fence();
-#pragma unroll
-          for (int s = 0; s < kDim / 32; ++s) device::wgmma_rs_e4m3(dots, keys[s], unit_heads + 2 * s, s > 0);
-          device::wgmma_commit();
-          float lane_weight[kN / 4];
-#pragma unroll
-          for (int j = 0; j < kN / 16; ++j) {
-            const uint4 four = device::ld_shared_v4(lane_weights + unit * P::kWeightBytes + 16 * j);
-            lane_weight[4 * j] = __uint_as_float(four.x), lane_weight[4 * j + 1] = __uint_as_float(four.y);
-            lane_weight[4 * j + 2] = __uint_as_float(four.z), lane_weight[4 * j + 3] = __uint_as_float(four.w);
-          }
-          device::wgmma_wait<0>();
-          sums.add<kN>(dots, lane_weight);
-        }
-        const float score = sums.all(lane) * scale;
-        if (lane % 4 < 2 && entry - info.begin < info.count) put(row, info, entry, found ? score : -INFINITY);
+        wanted &= wanted - 1;
+        return row;
+      };
+#pragma unroll 1
+      while ((wanted & (wanted - 1)) != 0) {
+        const unsigned first = one();
+        const unsigned second = one();
+        score_tile(std::integral_constant<int, 2>{}, keys, first, second, entry, scale, found);
+      }
+      if (wanted != 0) {
+        const unsigned row = one();
+        score_tile(std::integral_constant<int, 1>{}, keys, row, row, entry, scale, found);
       }
     }
     device::cp_async_wait<0>();

@@ -20,6 +20,8 @@ void topk_slots(const TopK::Problem& problem, const TopK::Args& args, const RunC
 void topk_ref(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
 /// Scores of the chosen columns where they are wanted.
 void topk_scores(const TopK::Problem& problem, const TopK::Args& args);
+/// The same on a GPU, behind the kernel that chose.
+void topk_chosen_scores_cuda(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
 void topk_cpu(const TopK::Problem& problem, const TopK::Args& args, const RunContext& context);
 void merge_topk_ref(const MergeTopK::Problem& problem, const MergeTopK::Args& args, const RunContext& context);
 

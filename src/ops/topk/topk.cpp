@@ -9,6 +9,7 @@ namespace smla {
 template <>
 std::span<const Implementation<TopK>> OpTable<TopK>::implementations() {
   static const Implementation<TopK> kTable[] = {
+      sm90_row<TopK>(),
       cuda_row<TopK>(),
       {.name = "cpu", .machine = "any CPU", .run = topk_cpu},
       {.name = "ref", .machine = "any CPU", .run = topk_ref},

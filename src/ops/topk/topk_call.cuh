@@ -54,6 +54,16 @@ inline Slots slots_of(const TopK::Slots& slots, const TopK::Slots::Args& a) {
           .lens = static_cast<std::int32_t*>(a.lens.data)};
 }
 
+inline TopkCall topk_call(const TopK::Problem& p, const TopK::Args& a) {
+  TopkCall c = topk_call(p.k, a.indices);
+  c.logits = static_cast<const float*>(a.logits.data);
+  c.logit_stride = a.logits.stride[0];
+  c.lens = static_cast<const std::int32_t*>(a.lens.data);
+  c.width = p.width;
+  if (p.slots) c.slots = slots_of(*p.slots, a.slots);
+  return c;
+}
+
 /// Writes a row of n <= k columns: all of them are chosen.
 __device__ inline void write_all(std::int64_t n, std::int64_t k, std::int32_t* out) {
   for (std::int64_t i = threadIdx.x; i < k; i += blockDim.x) out[i] = i < n ? static_cast<std::int32_t>(i) : -1;

@@ -83,26 +83,26 @@ Decision decide(const TopK::Problem& p, const PlanOptions& /*options*/, const Ma
 
 void run(const TopK::Problem& p, const TopK::Args& a, const RunContext& context) {
   if (p.rows == 0 || (p.k == 0 && !p.slots)) return;
-  TopkCall c = topk_call(p.k, a.indices);
-  c.logits = static_cast<const float*>(a.logits.data);
-  c.logit_stride = a.logits.stride[0];
-  c.lens = static_cast<const std::int32_t*>(a.lens.data);
-  c.width = p.width;
-  if (p.slots) c.slots = slots_of(*p.slots, a.slots);
+  const TopkCall c = topk_call(p, a);
   const auto& split = context.choice<TopkSplit>();
   if (split.parts > 1) {
     launch_parts(p, split, c, context);
   } else {
     launch_rows(p, split.few_rows, c, context);
   }
+  topk_chosen_scores_cuda(p, a, context);
+}
+
+}  // namespace
+
+void topk_chosen_scores_cuda(const TopK::Problem& p, const TopK::Args& a, const RunContext& context) {
   if (a.scores.absent() || p.k == 0) return;
+  const TopkCall c = topk_call(p, a);
   device::launch_pdl<chosen_scores>("topk chosen_scores", blocks_for(p.rows, 1), kScoreThreads, 0,
                                     stream_of(context.stream), c.logits, c.logit_stride,
                                     static_cast<const std::int32_t*>(c.indices), c.index_stride, p.k,
                                     static_cast<float*>(a.scores.data), a.scores.stride[0]);
 }
-
-}  // namespace
 
 template <>
 Implementation<TopK> cuda_row() {

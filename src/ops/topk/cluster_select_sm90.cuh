@@ -5,20 +5,18 @@
 #include "device/ptx/cluster_sm90.cuh"
 #include "device/ptx/shared.cuh"
 #include "ops/topk/topk_call.cuh"
+#include "ops/topk/topk_selection.cuh"
 
-namespace smla::indexer::sm90 {
+namespace smla::topk::sm90 {
 
 // Exact top-k of a few rows by a cluster of blocks: a block has consecutive columns of all of them, as keys (topk's
 // key_of()) in its shared memory. The k-th largest key is found digit by digit. For each digit a block counts its own
 // keys; then, in all blocks alike, a warp adds up what every block counted, first of groups of bins, then of the bins
 // of one group. So a digit takes one barrier of the cluster, and all rows share it.
 
-constexpr unsigned kLanes = 0xFFFF'FFFFU;
 constexpr int kMostTogether = 16;  ///< blocks of a cluster
 constexpr int kSelectRows = 4;     ///< rows of a cluster
-constexpr int kBinBits = 11;       ///< bits of a digit; the third has ten
-constexpr int kBins = 1 << kBinBits;
-constexpr int kBinGroup = 32;  ///< bins of a group
+constexpr int kBinGroup = 32;      ///< bins of a group
 constexpr int kBinGroups = kBins / kBinGroup;
 constexpr int kMostChosen = kBins;  ///< columns that a block can choose of a row: what fits where its counters were
 constexpr int kDigits = 3;
@@ -100,11 +98,11 @@ struct ClusterSelect {
     }
   }
 
-  __device__ static int bits_of(int digit) { return digit == kDigits - 1 ? 32 - 2 * kBinBits : kBinBits; }
+  __device__ static int bits_of(int digit) { return digit == kDigits - 1 ? 32 - 2 * kBits : kBits; }
 
   /// Counts the next digit of the block's keys that begin with the digits found so far.
   __device__ void tally(int digit, int row) const {
-    const int known = digit * kBinBits;
+    const int known = digit * kBits;
     const int shift = 32 - known - bits_of(digit);
     const std::uint32_t mask = (1U << bits_of(digit)) - 1;
     const std::uint32_t prefix = s.row[row].prefix;
@@ -121,7 +119,7 @@ struct ClusterSelect {
     const uint4 four = *reinterpret_cast<const uint4*>(row_counts(digit, row) + 4 * threadIdx.x);
     std::uint32_t sum = four.x + four.y + four.z + four.w;
 #pragma unroll
-    for (int i = 1; i < kBinGroup / kMine; i *= 2) sum += __shfl_xor_sync(kLanes, sum, i);
+    for (int i = 1; i < kBinGroup / kMine; i *= 2) sum += __shfl_xor_sync(kAll, sum, i);
     if (lane() % (kBinGroup / kMine) == 0) s.groups[digit % 2][row][threadIdx.x / (kBinGroup / kMine)] = sum;
   }
 
@@ -130,7 +128,7 @@ struct ClusterSelect {
     std::uint32_t sum = mine;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
-      const std::uint32_t right = __shfl_down_sync(kLanes, sum, i);
+      const std::uint32_t right = __shfl_down_sync(kAll, sum, i);
       if (lane() + i < 32) sum += right;
     }
     return sum - mine;
@@ -140,32 +138,38 @@ struct ClusterSelect {
   __device__ void find(int digit, int row) const {
     RowSearch& search = s.row[row];
     const std::uint32_t left = search.left;
-    uint2 pair{};  // groups 2 lane and 2 lane + 1
+    // All loads before the first sum: each takes a way to another multiprocessor and back.
     const std::uint32_t groups = device::shared_address(&s.groups[digit % 2][row][2 * lane()]);
-#pragma unroll 4
-    for (int b = 0; b < together; ++b) {
-      const uint2 more = device::ld_shared_cluster_v2(device::place_in_block(groups, b));
-      pair.x += more.x, pair.y += more.y;
-    }
+    uint2 pairs[kMostTogether];  // groups 2 lane and 2 lane + 1
+#pragma unroll
+    for (int b = 0; b < kMostTogether; ++b)
+      pairs[b] = b < together ? device::ld_shared_cluster_v2(device::place_in_block(groups, b)) : uint2{};
+    uint2 pair{};
+#pragma unroll
+    for (const uint2& more : pairs) pair.x += more.x, pair.y += more.y;
     const std::uint32_t over_pair = above(pair.x + pair.y);
     const bool upper = over_pair < left && left <= over_pair + pair.y;
     const bool lower = over_pair + pair.y < left && left <= over_pair + pair.y + pair.x;
-    const int found = __ffs(static_cast<int>(__ballot_sync(kLanes, upper || lower))) - 1;
-    const std::uint32_t group = __shfl_sync(kLanes, 2 * lane() + (upper ? 1 : 0), found);
-    const std::uint32_t over_group = __shfl_sync(kLanes, over_pair + (lower ? pair.y : 0), found);
+    const int found = __ffs(static_cast<int>(__ballot_sync(kAll, upper || lower))) - 1;
+    const std::uint32_t group = __shfl_sync(kAll, 2 * lane() + (upper ? 1 : 0), found);
+    const std::uint32_t over_group = __shfl_sync(kAll, over_pair + (lower ? pair.y : 0), found);
 
     const std::uint32_t bins = device::shared_address(row_counts(digit, row) + group * kBinGroup + lane());
+    std::uint32_t counted[kMostTogether];
+#pragma unroll
+    for (int b = 0; b < kMostTogether; ++b)
+      counted[b] = b < together ? device::ld_shared_cluster_u32(device::place_in_block(bins, b)) : 0U;
     std::uint32_t count = 0;
     std::uint32_t before = 0;
-#pragma unroll 4
-    for (int b = 0; b < together; ++b) {
-      if (b == rank) before = count;
-      count += device::ld_shared_cluster_u32(device::place_in_block(bins, b));
+#pragma unroll
+    for (int b = 0; b < kMostTogether; ++b) {
+      before += b < rank ? counted[b] : 0U;
+      count += counted[b];
     }
     const std::uint32_t over = over_group + above(count);
     if (over < left && left <= over + count) {  // one lane
       const std::uint32_t prefix = search.prefix << bits_of(digit) | (group * kBinGroup + lane());
-      const int known = digit * kBinBits + bits_of(digit);
+      const int known = digit * kBits + bits_of(digit);
       search.prefix = prefix;
       search.left = left - over;
       if (count == left - over) {
@@ -199,13 +203,31 @@ struct ClusterSelect {
     const int warps = rows == 1 ? kWarps : rows == 2 ? kWarps / 2 : kWarps / kSelectRows;
     return {warp() / warps, warps, warp() % warps};
   }
-  /// Whether a key is chosen for certain, or only while there are ties left.
-  __device__ static bool is_over(const RowSearch& r, std::uint32_t key) { return r.all || key > r.key; }
-  __device__ static bool is_same(const RowSearch& r, std::uint32_t key) { return r.ties != 0 && key == r.key; }
+  static constexpr int kBatch = 8;  ///< keys that a lane loads at once
+  /// Which of a lane's keys are chosen for certain, and which while there are ties left: a bit for each of a batch.
+  struct KeyBits {
+    std::uint32_t over = 0;
+    std::uint32_t same = 0;
+  };
+  /// Of the keys `first`, first + 32, ... below `end`.
+  __device__ static KeyBits key_bits(const RowSearch& row, const std::uint32_t* row_keys, std::uint32_t first,
+                                     std::uint32_t end) {
+    KeyBits bits;
+    std::uint32_t key[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) key[i] = !row.all && first + 32 * i < end ? row_keys[first + 32 * i] : 0U;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const bool there = first + 32 * i < end;
+      bits.over |= there && (row.all || key[i] > row.key) ? 1U << i : 0U;
+      bits.same |= there && !row.all && row.ties != 0 && key[i] == row.key ? 1U << i : 0U;
+    }
+    return bits;
+  }
 
   /// Writes the chosen columns of all rows, and their slots: `first`: its first row in the call. `digit`: what
   /// search() returned.
-  __device__ void write(const topk::TopkCall& c, std::int64_t first, int digit) const {
+  __device__ void write(const TopkCall& c, std::int64_t first, int digit) const {
     const Team t = team();
     const bool works = t.row < rows;
     const RowSearch row = s.row[works ? t.row : 0];
@@ -213,13 +235,13 @@ struct ClusterSelect {
     const uint2 mine_of = t.share(works ? mine(t.row) : 0U);
     std::uint32_t over = 0;
     std::uint32_t same = 0;
-    for (std::uint32_t i = mine_of.x + lane(); i < mine_of.y; i += 32) {
-      const std::uint32_t key = row.all ? 0U : row_keys[i];
-      over += is_over(row, key) ? 1 : 0;
-      same += !row.all && is_same(row, key) ? 1 : 0;
+    for (std::uint32_t base = mine_of.x; base < mine_of.y; base += 32 * kBatch) {
+      const KeyBits bits = key_bits(row, row_keys, base + lane(), mine_of.y);
+      over += __popc(bits.over);
+      same += __popc(bits.same);
     }
-    over = __reduce_add_sync(kLanes, over);
-    same = __reduce_add_sync(kLanes, same);
+    over = __reduce_add_sync(kAll, over);
+    same = __reduce_add_sync(kAll, same);
     if (lane() == 0) s.over[warp()] = over, s.same[warp()] = same;
     __syncthreads();
 
@@ -240,18 +262,21 @@ struct ClusterSelect {
       chosen = all_over + min(all_same, ties);
     }
     const unsigned lower = (1U << lane()) - 1;
-    for (std::uint32_t base = mine_of.x; base < mine_of.y; base += 32) {
-      const std::uint32_t i = base + lane();
-      const std::uint32_t key = i < mine_of.y && !row.all ? row_keys[i] : 0U;
-      const bool one_over = i < mine_of.y && is_over(row, key);
-      const bool one_same = i < mine_of.y && !row.all && is_same(row, key);
-      const unsigned overs = __ballot_sync(kLanes, one_over);
-      const unsigned sames = __ballot_sync(kLanes, one_same);
-      const std::uint32_t same_here = same_at + __popc(sames & lower);
-      if (one_over || (one_same && same_here < ties))
-        list[over_at + __popc(overs & lower) + min(same_here, ties)] = begin + i;
-      over_at += __popc(overs);
-      same_at += __popc(sames);
+    for (std::uint32_t base = mine_of.x; base < mine_of.y; base += 32 * kBatch) {
+      const KeyBits bits = key_bits(row, row_keys, base + lane(), mine_of.y);
+      // Few columns are chosen, so most lanes have nothing to write.
+      for (std::uint32_t some = __reduce_or_sync(kAll, bits.over | bits.same); some != 0; some &= some - 1) {
+        const int i = __ffs(static_cast<int>(some)) - 1;
+        const bool one_over = (bits.over >> i & 1) != 0;
+        const bool one_same = (bits.same >> i & 1) != 0;
+        const unsigned overs = __ballot_sync(kAll, one_over);
+        const unsigned sames = __ballot_sync(kAll, one_same);
+        const std::uint32_t same_here = same_at + __popc(sames & lower);
+        if (one_over || (one_same && same_here < ties))
+          list[over_at + __popc(overs & lower) + min(same_here, ties)] = begin + base + 32 * i + lane();
+        over_at += __popc(overs);
+        same_at += __popc(sames);
+      }
     }
     __syncthreads();
 
@@ -269,7 +294,7 @@ struct ClusterSelect {
         alive += slot >= 0 ? 1 : 0;
       }
     }
-    alive = __reduce_add_sync(kLanes, alive);
+    alive = __reduce_add_sync(kAll, alive);
     if (lane() == 0) s.slots[warp()] = alive;
     __syncthreads();
     std::uint32_t slot_at = 0;
@@ -305,7 +330,7 @@ struct ClusterSelect {
     for (std::uint32_t base = list_of.x; base < list_of.y; base += 32) {
       const std::uint32_t i = base + lane();
       const std::int32_t slot = i < list_of.y ? static_cast<std::int32_t>(slot_of[i]) : -1;
-      const unsigned there = __ballot_sync(kLanes, slot >= 0);
+      const unsigned there = __ballot_sync(kAll, slot >= 0);
       if (slot >= 0) to[slot_at + __popc(there & lower)] = slot;
       slot_at += __popc(there);
     }
@@ -315,4 +340,4 @@ struct ClusterSelect {
   }
 };
 
-}  // namespace smla::indexer::sm90
+}  // namespace smla::topk::sm90

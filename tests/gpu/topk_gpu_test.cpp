@@ -17,13 +17,14 @@ constexpr std::int64_t kOutPadding = 3;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-std::vector<std::int32_t> select(const TopkCase& c, const TopkInputs& inputs, bool gpu) {
+/// With `implementation` of the GPU, or the reference where there is no name.
+std::vector<std::int32_t> select(const TopkCase& c, const TopkInputs& inputs, const std::string& implementation) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(c.rows * (c.k + kOutPadding)), kPoison);
   TensorView view(out.data(), DType::kI32, {c.rows, c.k});
   view.stride[0] = c.k + kOutPadding;
   const TopK::Args args{.logits = inputs.view(c), .lens = view_of(inputs.lens.data(), {c.rows}), .indices = view};
-  if (gpu) {
-    test::run_on_gpu<TopK>(c.problem(), args, "cuda");
+  if (!implementation.empty()) {
+    test::run_on_gpu<TopK>(c.problem(), args, implementation);
   } else {
     Plan<TopK>(c.problem(), {.implementation = "ref"}).run(args);
   }
@@ -32,12 +33,15 @@ std::vector<std::int32_t> select(const TopkCase& c, const TopkInputs& inputs, bo
 
 void check(const TopkCase& c, const TopkInputs& inputs) {
   SCOPED_TRACE(testing::Message() << c);
-  const std::vector<std::int32_t> want = select(c, inputs, false);
-  const std::vector<std::int32_t> got = select(c, inputs, true);
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const std::int64_t row = static_cast<std::int64_t>(i) / (c.k + kOutPadding);
-    ASSERT_EQ(want[i], got[i]) << "row " << row << " (length " << inputs.lens[static_cast<std::size_t>(row)]
-                               << ") place " << static_cast<std::int64_t>(i) % (c.k + kOutPadding);
+  const std::vector<std::int32_t> want = select(c, inputs, "");
+  for (const std::string& name : test::gpu_implementations<TopK>(c.problem())) {
+    SCOPED_TRACE(name);
+    const std::vector<std::int32_t> got = select(c, inputs, name);
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const std::int64_t row = static_cast<std::int64_t>(i) / (c.k + kOutPadding);
+      ASSERT_EQ(want[i], got[i]) << "row " << row << " (length " << inputs.lens[static_cast<std::size_t>(row)]
+                                 << ") place " << static_cast<std::int64_t>(i) % (c.k + kOutPadding);
+    }
   }
 }
 
@@ -158,24 +162,27 @@ TEST_F(TopkGpu, SlotsAreRef) {
     const cases::SlotInputs table(c);
     TopK::Problem problem = c.problem();
     problem.slots = {.storage_block = cases::SlotInputs::kBlock};
-    std::vector<std::int32_t> chosen[2];
-    std::vector<std::int32_t> slots[2];
-    std::vector<std::int32_t> lens[2];
-    for (const int gpu : {0, 1}) {
-      chosen[gpu].resize(static_cast<std::size_t>(c.rows * c.k));
+    struct Written {
+      std::vector<std::int32_t> chosen, slots, lens;
+    };
+    const auto run = [&](const PlanOptions& options) {
+      Written out;
+      out.chosen.resize(static_cast<std::size_t>(c.rows * c.k));
       TopK::Args args{.logits = inputs.view(c),
                       .lens = view_of(inputs.lens.data(), {c.rows}),
-                      .indices = view_of(chosen[gpu].data(), {c.rows, c.k})};
-      table.add_to(args.slots, c, slots[gpu], lens[gpu]);
-      if (gpu == 1) {
-        test::run_on_gpu<TopK>(problem, args, "cuda");
-      } else {
-        Plan<TopK>(problem, {.implementation = "ref"}).run(args);
-      }
+                      .indices = view_of(out.chosen.data(), {c.rows, c.k})};
+      table.add_to(args.slots, c, out.slots, out.lens);
+      run_staged(Plan<TopK>(problem, options), args, options.device);
+      return out;
+    };
+    const Written want = run({.implementation = "ref"});
+    for (const std::string& name : test::gpu_implementations<TopK>(problem)) {
+      SCOPED_TRACE(name);
+      const Written got = run({.device = DeviceKind::kCuda, .implementation = name});
+      ASSERT_EQ(want.chosen, got.chosen);
+      ASSERT_EQ(want.slots, got.slots);
+      ASSERT_EQ(want.lens, got.lens);
     }
-    ASSERT_EQ(chosen[0], chosen[1]);
-    ASSERT_EQ(slots[0], slots[1]);
-    ASSERT_EQ(lens[0], lens[1]);
   }
 }
 
@@ -211,8 +218,11 @@ TEST_F(TopkGpu, TwentyRepeatsAreTheSame) {
   for (const std::int64_t width : {3000, 30'000}) {
     const TopkCase c{.rows = 5, .width = width, .k = 512, .scores = Scores::kPlateau, .seed = 10};
     const TopkInputs inputs(c);
-    const std::vector<std::int32_t> first = select(c, inputs, true);
-    for (int i = 0; i < 20; ++i) ASSERT_EQ(first, select(c, inputs, true)) << "width " << width << " repeat " << i;
+    for (const std::string& name : test::gpu_implementations<TopK>(c.problem())) {
+      const std::vector<std::int32_t> first = select(c, inputs, name);
+      for (int i = 0; i < 20; ++i)
+        ASSERT_EQ(first, select(c, inputs, name)) << name << " width " << width << " repeat " << i;
+    }
   }
 }
 

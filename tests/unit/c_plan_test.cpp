@@ -149,8 +149,34 @@ struct CallsTwice {
   }
 };
 
+/// Scores of two entries of a cache that is all zeros, and one of them chosen.
+void run_indexer_topk() {
+  const std::vector<float> weights{1, 2};
+  const std::vector<std::int32_t> zero{0};
+  const std::vector<std::int32_t> lens{2};
+  HostTensor q(DType::kF32, {1, 2, 128});
+  HostTensor memory(DType::kU8, {page_bytes(index_f32_rows(), 2)});
+  HostTensor chosen(DType::kI32, {1, 1});
+  const IndexerTopK::Problem problem{.rows = 1, .heads = 2, .width = 2, .k = 1, .format = &index_f32_rows()};
+  const Plan<IndexerTopK> plan(problem);
+  HostTensor scratch(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  plan.run({.q = std::as_const(q).view(),
+            .weights = view_of(weights.data(), {1, 2}),
+            .row_to_req = view_of(zero.data(), {1}),
+            .lens = view_of(lens.data(), {1}),
+            .block_table = view_of(zero.data(), {1, 1}),
+            .cache = {.format = &index_f32_rows(),
+                      .base = static_cast<std::uint8_t*>(memory.data()),
+                      .num_blocks = 1,
+                      .block_size = 2,
+                      .block_stride_bytes = memory.numel()},
+            .indices = chosen.view()},
+           {.data = scratch.data(), .bytes = plan.workspace_bytes()});
+}
+
 /// Those that no recorded case calls.
 void run_the_rest() {
+  run_indexer_topk();
   HostTensor x(DType::kF32, {3, 256});
   HostTensor y(DType::kF32, {3, 256});
   std::iota(x.as<float>(), x.as<float>() + x.numel(), -300.0F);

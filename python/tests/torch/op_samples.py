@@ -145,6 +145,10 @@ def _indexer_samples() -> dict[str, Sample]:
             query | {"row_to_req": _ints([0, 0, 1]), "lens": _ints([70, 10, 64]), "width": 128} | keys,
             {"logits": torch.zeros(3, 128)},
         ),
+        "indexer_topk": Sample(
+            query | {"row_to_req": _ints([0, 0, 1]), "lens": _ints([70, 10, 64]), "width": 128, "k": 8} | keys,
+            {"indices": _zeros(3, 8)},
+        ),
         "gather_index_rows": Sample(
             keys | {"cu_seq_lens": _ints([0, 70, 75])},
             {"values": _zeros(75, 128, dtype=torch.uint8), "scales": _zeros(75, 4, dtype=torch.uint8)},

@@ -35,7 +35,7 @@ __device__ inline void st_shared_cluster(float* shared, unsigned block, float v)
 __device__ inline int cluster_rank() {
   std::uint32_t rank = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
   return static_cast<int>(rank);
 }

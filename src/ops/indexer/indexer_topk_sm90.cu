@@ -107,6 +107,11 @@ Decision decide(const IndexerTopK::Problem& p, const PlanOptions& options, const
     return refused(std::to_string(p.width) + " entries, which do not fit the shared memory of a cluster of " +
                    std::to_string(kMostTogether) + " blocks");
   }
+  if (options.implementation != IndexerTopK::kOneLaunch) {
+    return refused(
+        "not faster than the two ops in any call that was measured (docs/kernels/indexer_logits.md); it runs "
+        "where it is named");
+  }
   Choice choice{.gpu = machine.gpu, .pieces = decide_indexer_topk_pieces(p, options, machine)};
   Decision decision;
   decision.workspace_bytes = choice.pieces.workspace_bytes;

@@ -32,8 +32,9 @@ struct SelectSplit {
   double us = 0;              ///< estimated time
 };
 
-/// Microseconds of a call (docs/kernels/indexer_logits.md): a block takes 64 columns of its rows in as many cycles as
-/// memory or products need, and then the selection.
+/// Microseconds of a call, by what was measured (docs/kernels/indexer_logits.md): a block takes 64 columns of its rows
+/// in as many cycles as memory or products need; its beginning and the selection take 9 us and something for each
+/// column.
 constexpr double select_us(const SelectShape& s, std::int64_t rows, std::int64_t together) {
   constexpr double kCyclesPerUs = 1750;
   const std::int64_t groups = (s.rows + rows - 1) / rows;
@@ -41,9 +42,8 @@ constexpr double select_us(const SelectShape& s, std::int64_t rows, std::int64_t
   const std::int64_t tiles = ((s.width + together - 1) / together + 63) / 64;
   const auto busy = static_cast<double>(std::min(groups, at_once) * together);
   const auto r = static_cast<double>(rows);
-  const double tile = std::max(603 * busy / static_cast<double>(s.multiprocessors) + 241 * (r - 1), 299 * r);
-  const double block = 3 + static_cast<double>(tiles) * tile / kCyclesPerUs + (together > 1 ? 4 : 3) +
-                       r * static_cast<double>(tiles) * 0.016;
+  const double tile = std::max(603 * busy / static_cast<double>(s.multiprocessors) + 241 * (r - 1), 100 + 370 * r);
+  const double block = 9 + static_cast<double>(tiles) * (tile / kCyclesPerUs + 0.03 * r);
   const auto waves = static_cast<double>((groups + at_once - 1) / at_once);
   return s.uneven() ? block * std::max(1.0, static_cast<double>(groups) / static_cast<double>(at_once) * 0.6)
                     : block * waves;

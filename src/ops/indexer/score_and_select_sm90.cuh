@@ -35,10 +35,29 @@ struct SelectPlace : Place<kN, kSelectThreads> {
   static_assert(Scores::kKeyBytes >= 2 * kSelectRows * topk::kBins * 4);
 };
 
+/// What a block has: rows of the call from `first` on, and of each the columns [begin, begin + span).
+struct SelectShare {
+  std::int64_t first = 0;
+  int rows = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t span = 0;
+
+  __device__ explicit SelectShare(const LogitsCall& c)
+      : first((c.groups - 1 - blockIdx.x / c.parts) * c.group_rows),
+        rows(static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first))) {}
+  /// Deals the columns out, once the rows' lengths are known.
+  __device__ SelectShare(const LogitsCall& c, const SelectShared& select) : SelectShare(c) {
+    std::uint32_t longest = 0;
+    for (int r = 0; r < rows; ++r) longest = max(longest, select.row[r].length);
+    const auto parts = static_cast<std::uint32_t>(c.parts);
+    span = ((longest + parts - 1) / parts + kTile - 1) / kTile * kTile;
+    begin = static_cast<std::uint32_t>(device::cluster_rank()) * span;
+  }
+};
+
 template <int kN, int kBlocks>
 __global__ void __launch_bounds__(kSelectThreads, 1) score_and_select(const __grid_constant__ SelectCall call) {
   using P = SelectPlace<kN>;
-  constexpr int kWarpgroups = kSelectThreads / kGroupThreads;
   extern __shared__ __align__(1024) std::uint8_t dynamic[];
   const LogitsCall& c = call.scores;
   const int units = c.group_rows * kBlocks;
@@ -48,63 +67,59 @@ __global__ void __launch_bounds__(kSelectThreads, 1) score_and_select(const __gr
   auto* keys = reinterpret_cast<std::uint32_t*>(dynamic + P::columns(units));
 
   device::pdl_wait();
-  const std::int64_t first = (c.groups - 1 - blockIdx.x / c.parts) * c.group_rows;
-  const int rows = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first));
-  const auto k = static_cast<std::uint32_t>(call.chosen.k);
-  if (static_cast<int>(threadIdx.x) < rows) {
-    const std::int64_t row = first + threadIdx.x;
-    const auto length = static_cast<std::uint32_t>(c.span(row).end);
-    const bool all = length <= k;
-    select.row[threadIdx.x] = {.length = length, .left = k, .all = all, .done = all};
-    infos[threadIdx.x] = {nullptr, 0, all ? 0U : length};  // where all are chosen, no score is needed
-    requests[threadIdx.x] = c.row_to_req[row];
-    select.slot_request[threadIdx.x] = call.chosen.slots.lens == nullptr ? 0 : call.chosen.slots.request[row];
+  {
+    const SelectShare share(c);
+    const auto k = static_cast<std::uint32_t>(call.chosen.k);
+    if (static_cast<int>(threadIdx.x) < share.rows) {
+      const std::int64_t row = share.first + threadIdx.x;
+      const auto length = static_cast<std::uint32_t>(c.span(row).end);
+      const bool all = length <= k;
+      select.row[threadIdx.x] = {.length = length, .left = k, .all = all, .done = all};
+      infos[threadIdx.x] = {nullptr, 0, all ? 0U : length};  // where all are chosen, no score is needed
+      requests[threadIdx.x] = c.row_to_req[row];
+      select.slot_request[threadIdx.x] = call.chosen.slots.lens == nullptr ? 0 : call.chosen.slots.request[row];
+    }
   }
   __syncthreads();
-  std::uint32_t longest = 0;
-  std::uint32_t scored = 0;
-  for (int r = 0; r < rows; ++r) {
-    longest = max(longest, select.row[r].length);
-    scored = max(scored, infos[r].count);
+  {
+    const SelectShare share(c, select);
+    std::uint32_t scored = 0;
+    for (int r = 0; r < share.rows; ++r) scored = max(scored, infos[r].count);
+    if (share.begin < scored) {
+      const BlockRows block{.first = share.first,
+                            .count = share.rows,
+                            .units = units,
+                            .infos = infos,
+                            .requests = requests,
+                            .shared = device::shared_address(dynamic)};
+      const EntryTiles tiles{.first = share.begin + warpgroup() * kTile,
+                             .hop = kSelectThreads / kGroupThreads * kTile,
+                             .limit = min(share.begin + share.span, scored)};
+      const std::uint32_t columns = device::shared_address(keys) - 4 * share.begin;
+      score_rows<kN, kBlocks, kSelectThreads>(
+          c, block, tiles, [&](unsigned row, const RowInfo& /*info*/, std::uint32_t entry, float score) {
+            device::st_shared_u32(columns + (row * call.capacity + entry) * 4, topk::key_of(__float_as_uint(score)));
+          });
+    } else {
+      device::pdl_trigger();
+    }
   }
-  const auto parts = static_cast<std::uint32_t>(c.parts);
-  const std::uint32_t span = ((longest + parts - 1) / parts + kTile - 1) / kTile * kTile;
-  const int rank = device::cluster_rank();
-  const std::uint32_t begin = rank * span;
-  if (begin < scored) {
-    const BlockRows block{.first = first,
-                          .count = rows,
-                          .units = units,
-                          .infos = infos,
-                          .requests = requests,
-                          .shared = device::shared_address(dynamic)};
-    const EntryTiles tiles{.first = std::int64_t{begin} + warpgroup() * kTile,
-                           .hop = kWarpgroups * kTile,
-                           .limit = static_cast<std::int32_t>(min(begin + span, scored))};
-    const std::uint32_t columns = device::shared_address(keys);
-    score_rows<kN, kBlocks, kSelectThreads>(
-        c, block, tiles, [&](unsigned row, const RowInfo& /*info*/, std::uint32_t entry, float score) {
-          device::st_shared_u32(columns + (row * call.capacity + entry - begin) * 4,
-                                topk::key_of(__float_as_uint(score)));
-        });
-    __syncthreads();
-  } else {
-    device::pdl_trigger();
-  }
+  __syncthreads();
+  const SelectShare share(c, select);  // again, so that it takes no registers meanwhile
   const topk::sm90::ClusterSelect<kSelectThreads> selection{
       .s = select,
       .counts = reinterpret_cast<std::uint32_t*>(dynamic + P::keys(units)),
       .keys = keys,
       .capacity = call.capacity,
-      .begin = begin,
-      .span = span,
-      .rows = rows,
-      .rank = rank,
+      .begin = share.begin,
+      .span = share.span,
+      .rows = share.rows,
+      .rank = device::cluster_rank(),
       .together = c.parts};
   selection.clear(0);
   selection.clear(1);
   __syncthreads();
-  selection.write(call.chosen, first, selection.search());
+  selection.write(call.chosen, share.first, selection.search());
 }
 
 }  // namespace smla::indexer::sm90

@@ -51,6 +51,12 @@ struct RowInfo {
   float* logits;
   std::int32_t begin;   ///< its first column
   std::uint32_t count;  ///< of columns
+
+  /// Whether it has columns in the tile from `base` on.
+  __device__ bool meets(std::uint32_t base) const {
+    const auto first = static_cast<std::uint32_t>(begin);
+    return count > 0 && first < base + kTile && first + count > base;
+  }
 };
 
 /// Shared memory of a block of `kBlockThreads`, in bytes from its 1,024-byte aligned beginning. Heads come in blocks of
@@ -82,10 +88,10 @@ struct KeyStream {
   const LogitsCall& c;
   std::uint32_t keys;    ///< its stages in shared memory
   std::uint32_t scales;  ///< and of the keys' scales
-  std::int64_t request;
-  std::int32_t last;   ///< entries from here on are not wanted
-  std::int64_t entry;  ///< that of this lane in the tile that is asked for next
-  std::int64_t hop;
+  std::int32_t request;
+  std::uint32_t last;   ///< entries from here on are not wanted
+  std::uint32_t entry;  ///< that of this lane in the tile that is asked for next
+  std::uint32_t hop;
   int lane;
   EntryPlace next = {};             ///< where that is, looked up a tile before it is used
   std::uint32_t exists[kStages]{};  ///< which keys do, of the tiles on their way
@@ -168,17 +174,23 @@ struct Sums {
   float low[2] = {};
   float high[2] = {};
 
-  /// Adds a tile's products with a block of heads.
+  /// Adds a tile's products with a block of heads. `weights`: where the lane's of these are.
   template <int kN>
-  __device__ void add(const float (&dots)[kN / 2], const float (&weights)[kN / 4]) {
+  __device__ void add(const float (&dots)[kN / 2], std::uint32_t weights) {
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        low[i] = fmaf(fmaxf(dots[4 * j + i], 0.0F), weights[2 * j + i], low[i]);
-        high[i] = fmaf(fmaxf(dots[4 * j + 2 + i], 0.0F), weights[2 * j + i], high[i]);
-      }
+    for (int j = 0; j < kN / 8; j += 2) {
+      const uint4 four = device::ld_shared_v4(weights + 8 * j);
+      add<kN>(dots, j, __uint_as_float(four.x), __uint_as_float(four.y));
+      add<kN>(dots, j + 1, __uint_as_float(four.z), __uint_as_float(four.w));
     }
+  }
+  /// The same of two heads.
+  template <int kN>
+  __device__ void add(const float (&dots)[kN / 2], int j, float first, float second) {
+    low[0] = fmaf(fmaxf(dots[4 * j], 0.0F), first, low[0]);
+    high[0] = fmaf(fmaxf(dots[4 * j + 2], 0.0F), first, high[0]);
+    low[1] = fmaf(fmaxf(dots[4 * j + 1], 0.0F), second, low[1]);
+    high[1] = fmaf(fmaxf(dots[4 * j + 3], 0.0F), second, high[1]);
   }
   /// The sum over the four lanes that share keys, in one order for every key: of key lane / 4 in even lanes, of key
   /// lane / 4 + 8 in odd ones.
@@ -207,9 +219,9 @@ struct BlockRows {
 
 /// The tiles of a warpgroup: every hop-th entry from `first` on, below `limit`.
 struct EntryTiles {
-  std::int64_t first;
-  std::int64_t hop;
-  std::int32_t limit;
+  std::uint32_t first;
+  std::uint32_t hop;
+  std::uint32_t limit;
 };
 
 /// Copies the queries of a block's rows to shared memory and scores the entries that this thread's warpgroup has.
@@ -225,44 +237,33 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::uint64_t heads = device::wgmma_matrix(b.shared, 16, 1024);
   const std::uint32_t lane_weights = weights + lane % 4 * P::kLaneWeightBytes;
-  constexpr int kSub = kN == 64 ? 32 : 16;  // heads of a product
-  constexpr int kBlockSubs = kN / kSub;
-  constexpr int kSubs = kBlocks * kBlockSubs;
-  const auto multiply = [&](float(&dots)[kSub / 2], const std::uint32_t(&keys)[kDim / 32][4], unsigned row, int sub) {
-    const std::uint64_t of = heads + (row * kBlocks * P::kQueryBytes + sub * kSub * kDim) / 16;
+  const auto multiply = [&](float(&dots)[kN / 2], const std::uint32_t(&keys)[kDim / 32][4], unsigned row, int sub) {
+    const std::uint64_t of = heads + (row * kBlocks * P::kQueryBytes + sub * P::kQueryBytes) / 16;
     device::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < kDim / 32; ++s) device::wgmma_rs_e4m3(dots, keys[s], of + 2 * s, s > 0);
     device::wgmma_commit();
   };
-  // A tile's scores of one or two rows. While a product's numbers are added up, the next one runs: of the same row's
-  // other heads, or of the other row.
+  // A tile's scores of one or two rows. While a product's numbers are added up, the next one runs: of the other row, or
+  // of the same row's other heads.
   const auto score_tile = [&](auto count, const std::uint32_t(&keys)[kDim / 32][4], unsigned first, unsigned second,
                               std::uint32_t entry, float scale, bool found) {
-    constexpr int kProducts = decltype(count)::value * kSubs;
-    float dots[2][kSub / 2];
+    constexpr int kProducts = decltype(count)::value * kBlocks;
+    float dots[2][kN / 2];
     multiply(dots[0], keys, first, 0);
     Sums sums;
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) {
-      const unsigned row = i < kSubs ? first : second;
-      const int sub = i % kSubs;
-      if (i + 1 < kProducts) multiply(dots[(i + 1) % 2], keys, i + 1 < kSubs ? first : second, (i + 1) % kSubs);
-      float lane_weight[kSub / 4];
-#pragma unroll
-      for (int j = 0; j < kSub / 16; ++j) {
-        const uint4 four = device::ld_shared_v4(lane_weights + (row * kBlocks + sub / kBlockSubs) * P::kWeightBytes +
-                                                sub % kBlockSubs * kSub + 16 * j);
-        lane_weight[4 * j] = __uint_as_float(four.x), lane_weight[4 * j + 1] = __uint_as_float(four.y);
-        lane_weight[4 * j + 2] = __uint_as_float(four.z), lane_weight[4 * j + 3] = __uint_as_float(four.w);
-      }
+      const unsigned row = i < kBlocks ? first : second;
+      const int sub = i % kBlocks;
+      if (i + 1 < kProducts) multiply(dots[(i + 1) % 2], keys, i + 1 < kBlocks ? first : second, (i + 1) % kBlocks);
       if (i + 1 < kProducts) {
         device::wgmma_wait<1>();
       } else {
         device::wgmma_wait<0>();
       }
-      sums.add<kSub>(dots[i % 2], lane_weight);
-      if (sub + 1 < kSubs) continue;
+      sums.add<kN>(dots[i % 2], lane_weights + (row * kBlocks + sub) * P::kWeightBytes);
+      if (sub + 1 < kBlocks) continue;
       const float score = sums.all(lane) * scale;
       const RowInfo info = b.infos[row];
       if (lane % 4 < 2 && entry - info.begin < info.count) put(row, info, entry, found ? score : -INFINITY);
@@ -270,9 +271,9 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
     }
   };
   for (int r = 0, next_request = 0; r < b.count; r = next_request) {
-    std::int32_t last = b.end_of(r);
+    auto last = static_cast<std::uint32_t>(b.end_of(r));
     for (next_request = r + 1; next_request < b.count && b.requests[next_request] == b.requests[r]; ++next_request)
-      last = max(last, b.end_of(next_request));
+      last = max(last, static_cast<std::uint32_t>(b.end_of(next_request)));
     last = min(last, tiles.limit);
     KeyStream stream{.c = c,
                      .keys = b.shared + P::keys(b.units) + warp * kStages * P::kStageBytes,
@@ -289,12 +290,9 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
       __syncthreads();
       device::pdl_trigger();
     }
-    const bool has_row = lane >= r && lane < next_request && b.infos[lane].count > 0;
-    const std::int32_t row_begin = has_row ? b.infos[lane].begin : INT32_MAX;
-    const std::int32_t row_end = has_row ? b.end_of(lane) : 0;
     int stage = 0;
 #pragma unroll 1
-    for (std::int64_t base = tiles.first; base < last; base += tiles.hop) {
+    for (std::uint32_t base = tiles.first; base < last; base += tiles.hop) {
       std::uint32_t keys[kDim / 32][4];
       stream.take(stage, keys);
       const int key = lane / 4 + lane % 2 * 8;  // whose score this lane has in the end
@@ -303,20 +301,23 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
       __syncwarp();
       stream.ask(stage);
       stage = (stage + 1) % kStages;
-      const std::uint32_t entry = static_cast<std::uint32_t>(base) + warp % 4 * kWarpKeys + key;
-      std::uint32_t wanted = __ballot_sync(kAllLanes, row_begin < base + kTile && row_end > base);
+      const std::uint32_t entry = base + warp % 4 * kWarpKeys + key;
+      std::uint32_t wanted = __ballot_sync(kAllLanes, lane >= r && lane < next_request && b.infos[lane].meets(base));
       const auto one = [&] {
         const unsigned row = __ffs(static_cast<int>(wanted)) - 1;
         wanted &= wanted - 1;
         return row;
       };
+      if constexpr (kBlocks == 1) {
 #pragma unroll 1
-      while ((wanted & (wanted - 1)) != 0) {
-        const unsigned first = one();
-        const unsigned second = one();
-        score_tile(std::integral_constant<int, 2>{}, keys, first, second, entry, scale, found);
+        while ((wanted & (wanted - 1)) != 0) {
+          const unsigned first = one();
+          const unsigned second = one();
+          score_tile(std::integral_constant<int, 2>{}, keys, first, second, entry, scale, found);
+        }
       }
-      if (wanted != 0) {
+#pragma unroll 1
+      while (wanted != 0) {
         const unsigned row = one();
         score_tile(std::integral_constant<int, 1>{}, keys, row, row, entry, scale, found);
       }
@@ -338,7 +339,7 @@ __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __
 
   device::pdl_wait();
   const std::int64_t first = (c.groups - 1 - blockIdx.x / c.parts) * c.group_rows;
-  const std::int64_t part = blockIdx.x % c.parts;
+  const std::uint32_t part = blockIdx.x % static_cast<std::uint32_t>(c.parts);
   const BlockRows block{.first = first,
                         .count = static_cast<int>(min(static_cast<std::int64_t>(c.group_rows), c.rows - first)),
                         .units = units,
@@ -359,10 +360,10 @@ __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __
     if (infos[r].count > 0) begin = min(begin, infos[r].begin);
     end = max(end, block.end_of(r));
   }
-  const std::int64_t block_tile = begin / kTile + part * kGroups;
-  if (block_tile * kTile >= end) return;
-  const EntryTiles tiles{.first = (block_tile + warpgroup()) * kTile,
-                         .hop = static_cast<std::int64_t>(c.parts) * kRun,
+  const std::uint32_t block_first = (begin / kTile + part * kGroups) * kTile;
+  if (block_first >= static_cast<std::uint32_t>(end)) return;
+  const EntryTiles tiles{.first = block_first + warpgroup() * kTile,
+                         .hop = static_cast<std::uint32_t>(c.parts) * kRun,
                          .limit = INT32_MAX};
   score_rows<kN, kBlocks, kThreads>(c, block, tiles,
                                     [](unsigned /*row*/, const RowInfo& info, std::uint32_t entry, float score) {

@@ -19,13 +19,37 @@ constexpr int kSelectRows = 4;     ///< rows of a cluster
 constexpr int kBinGroup = 32;      ///< bins of a group
 constexpr int kBinGroups = kBins / kBinGroup;
 constexpr int kMostChosen = kBins;  ///< columns that a block can choose of a row: what fits where its counters were
-constexpr int kDigits = 3;
+constexpr int kDigits = 4;          ///< at most
+
+/// The first digit of a key: of magnitudes from 2^-16 to 2^16 the exponent and five bits of the fraction; smaller ones
+/// share a bin of each sign, larger ones likewise. Scores are seldom outside, and eight times as many bins as the
+/// leading bits would give keep atomics off each other.
+struct FirstDigit {
+  static constexpr int kShift = 18;  ///< bits of a magnitude that are left out
+  static constexpr std::uint32_t kLowest = (127 - 16) << (23 - kShift);
+  static constexpr std::uint32_t kHalf = kBins / 2;
+  static constexpr std::uint32_t kZero = 0x8000'0000U;  ///< the key of 0; those above are of positive scores
+
+  __device__ static std::uint32_t bin(std::uint32_t key) {
+    const bool positive = key >= kZero;
+    const std::uint32_t magnitude = (positive ? key - kZero : kZero - key) >> kShift;
+    const std::uint32_t at = min(magnitude - min(magnitude, kLowest), kHalf - 1);
+    return positive ? kHalf + at : kHalf - 1 - at;
+  }
+  /// The smallest key of a bin.
+  __device__ static std::uint32_t first_key(std::uint32_t bin) {
+    if (bin == kHalf) return kZero;
+    if (bin > kHalf) return kZero + ((bin - kHalf + kLowest) << kShift);
+    return bin == 0 ? 0U : kZero - ((kHalf - bin + kLowest) << kShift) + 1;
+  }
+};
 
 /// A row on the way to its k-th largest key.
 struct RowSearch {
   std::uint32_t length;  ///< columns
-  std::uint32_t prefix;  ///< digits found so far
-  std::uint32_t left;    ///< how many of the keys that begin with it are chosen
+  std::uint32_t low;     ///< the k-th key is one of those from `low` to low + more
+  std::uint32_t more;
+  std::uint32_t left;    ///< how many of these are chosen
   std::uint32_t key;     ///< when it is done: keys above it are chosen,
   std::uint32_t ties;    ///< and so many of those that equal it, lower columns first
   std::uint32_t before;  ///< keys that equal it in the blocks before this one
@@ -91,27 +115,31 @@ struct ClusterSelect {
       device::cluster_arrive();
       device::cluster_wait();
       if (warp() < rows && !s.row[warp()].done) find(digit, warp());
-      // The other blocks have read these counters: they have arrived at a barrier since.
-      if (digit == 1) clear(0);
+      // The other blocks have read the counters of the digit before: they have arrived at a barrier since.
+      if (digit > 0) clear(digit - 1);
       __syncthreads();
       if (digit == kDigits - 1) return digit;
     }
   }
 
-  __device__ static int bits_of(int digit) { return digit == kDigits - 1 ? 32 - 2 * kBits : kBits; }
+  /// How far keys are shifted to tell the bins of a digit that splits `more` + 1 keys.
+  __device__ static int shift_of(std::uint32_t more) { return max(32 - kBits - __clz(static_cast<int>(more)), 0); }
 
-  /// Counts the next digit of the block's keys that begin with the digits found so far.
+  /// Counts the next digit of those of the block's keys that may be the k-th.
   __device__ void tally(int digit, int row) const {
-    const int known = digit * kBits;
-    const int shift = 32 - known - bits_of(digit);
-    const std::uint32_t mask = (1U << bits_of(digit)) - 1;
-    const std::uint32_t prefix = s.row[row].prefix;
+    const std::uint32_t low = s.row[row].low;
+    const std::uint32_t more = s.row[row].more;
+    const int shift = shift_of(more);
     const std::uint32_t* from = keys + row * capacity;
     std::uint32_t* to = row_counts(digit, row);
     const std::uint32_t n = mine(row);
     for (std::uint32_t i = threadIdx.x; i < n; i += kThreads) {
       const std::uint32_t key = from[i];
-      if (digit == 0 || key >> (32 - known) == prefix) atomicAdd(to + (key >> shift & mask), 1U);
+      if (digit == 0) {
+        atomicAdd(to + FirstDigit::bin(key), 1U);
+      } else if (key - low <= more) {
+        atomicAdd(to + (key - low >> shift), 1U);
+      }
     }
   }
 
@@ -168,17 +196,23 @@ struct ClusterSelect {
     }
     const std::uint32_t over = over_group + above(count);
     if (over < left && left <= over + count) {  // one lane
-      const std::uint32_t prefix = search.prefix << bits_of(digit) | (group * kBinGroup + lane());
-      const int known = digit * kBits + bits_of(digit);
-      search.prefix = prefix;
+      const std::uint32_t bin = group * kBinGroup + lane();
+      const int shift = shift_of(search.more);
+      std::uint32_t low = search.low + (bin << shift);
+      std::uint32_t more = min((1U << shift) - 1, search.more - (bin << shift));
+      if (digit == 0) {
+        low = FirstDigit::first_key(bin);
+        more = bin == kBins - 1 ? 0xFFFF'FFFFU - low : FirstDigit::first_key(bin + 1) - 1 - low;
+      }
+      search.low = low;
+      search.more = more;
       search.left = left - over;
       if (count == left - over) {
-        // All keys that begin like this are chosen, but not all columns: there is a smaller key.
-        search.key = (prefix << (32 - known)) - 1;
+        search.key = low - 1;  // all of these are chosen, but not all columns: there is a smaller key
         search.ties = 0;
         search.done = true;
-      } else if (known == 32) {
-        search.key = prefix;
+      } else if (more == 0) {
+        search.key = low;
         search.ties = left - over;
         search.before = before;
         search.done = true;
@@ -252,13 +286,14 @@ struct ClusterSelect {
     std::uint32_t same_at = 0;
     std::uint32_t chosen = 0;
     if (works) {
-      std::uint32_t all_over = 0;
-      std::uint32_t all_same = 0;
-      for (int w = 0; w < t.warps; ++w) {
-        if (w == t.warp) over_at = all_over, same_at = all_same;
-        all_over += s.over[t.first() + w];
-        all_same += s.same[t.first() + w];
-      }
+      const bool there = lane() < static_cast<unsigned>(t.warps);
+      const bool before = lane() < static_cast<unsigned>(t.warp);
+      const std::uint32_t warp_over = there ? s.over[t.first() + lane()] : 0U;
+      const std::uint32_t warp_same = there ? s.same[t.first() + lane()] : 0U;
+      over_at = __reduce_add_sync(kAll, before ? warp_over : 0U);
+      same_at = __reduce_add_sync(kAll, before ? warp_same : 0U);
+      const std::uint32_t all_over = __reduce_add_sync(kAll, warp_over);
+      const std::uint32_t all_same = __reduce_add_sync(kAll, warp_same);
       chosen = all_over + min(all_same, ties);
     }
     const unsigned lower = (1U << lane()) - 1;
@@ -297,12 +332,10 @@ struct ClusterSelect {
     alive = __reduce_add_sync(kAll, alive);
     if (lane() == 0) s.slots[warp()] = alive;
     __syncthreads();
-    std::uint32_t slot_at = 0;
-    std::uint32_t all_alive = 0;
-    for (int w = 0; works && w < t.warps; ++w) {
-      if (w == t.warp) slot_at = all_alive;
-      all_alive += s.slots[t.first() + w];
-    }
+    const bool there = works && lane() < static_cast<unsigned>(t.warps);
+    const std::uint32_t warp_slots = there ? s.slots[t.first() + lane()] : 0U;
+    std::uint32_t slot_at = __reduce_add_sync(kAll, lane() < static_cast<unsigned>(t.warp) ? warp_slots : 0U);
+    const std::uint32_t all_alive = __reduce_add_sync(kAll, warp_slots);
     if (works && t.warp == 0 && lane() < static_cast<unsigned>(together)) {
       const std::uint32_t at = device::shared_address(&s.chosen[rank][t.row]);
       device::st_shared_cluster_u32(device::place_in_block(at, lane()), chosen | all_alive << 16);
@@ -310,14 +343,12 @@ struct ClusterSelect {
     device::cluster_arrive();
     device::cluster_wait();
     if (!works) return;
-    std::uint32_t chosen_at = 0;
-    std::uint32_t chosen_all = 0;
-    std::uint32_t alive_all = 0;
-    for (int b = 0; b < together; ++b) {
-      if (b == rank) chosen_at = chosen_all, slot_at += alive_all;
-      chosen_all += s.chosen[b][t.row] & 0xFFFF;
-      alive_all += s.chosen[b][t.row] >> 16;
-    }
+    const std::uint32_t told = lane() < static_cast<unsigned>(together) ? s.chosen[lane()][t.row] : 0U;
+    const std::uint32_t told_before = lane() < static_cast<unsigned>(rank) ? told : 0U;
+    const std::uint32_t chosen_at = __reduce_add_sync(kAll, told_before & 0xFFFF);
+    const std::uint32_t chosen_all = __reduce_add_sync(kAll, told & 0xFFFF);
+    slot_at += __reduce_add_sync(kAll, told_before >> 16);
+    const std::uint32_t alive_all = __reduce_add_sync(kAll, told >> 16);
     const std::int64_t out_row = first + t.row;
     std::int32_t* out = c.out(out_row);
     const auto thread = static_cast<std::uint32_t>(t.warp * 32) + lane();

@@ -15,7 +15,11 @@ struct TopkClusters {
   std::int64_t columns = 0;   ///< that a block has room for
 
   static constexpr std::int64_t kMost = 16;
-  static constexpr std::int64_t kEnough = 2048;  ///< columns of a block, below which more blocks do not help
+  static constexpr std::int64_t kEnough = 4096;  ///< columns of a block, below which more blocks do not help
+  // Where clusters are faster than one block or several without a cluster (docs/kernels/topk.md).
+  static constexpr std::int64_t kShortest = 16'385;
+  static constexpr std::int64_t kLongest = 65'536;
+  static constexpr std::int64_t kMostRows = 16;
 };
 
 /// Clusters of so many blocks that run at once where each block takes a multiprocessor: measured 66, 30, 15 and 7 on
@@ -41,14 +45,14 @@ constexpr TopkClusters topk_clusters(const TopK::Problem& p, const device::Gpu& 
 }
 
 /// Why another implementation is faster; empty where none is.
-inline std::string shorter_way(const TopK::Problem& p, const TopkClusters& /*clusters*/, const device::Gpu& gpu) {
-  constexpr std::int64_t kLong = 16'384;
-  const std::int64_t most = clusters_at_once(gpu.multiprocessors, 4);
-  if (p.width <= kLong) {
-    return "rows of up to " + std::to_string(p.width) + " columns; it is chosen for longer ones than " +
-           std::to_string(kLong);
+inline std::string shorter_way(const TopK::Problem& p) {
+  if (p.width < TopkClusters::kShortest || p.width > TopkClusters::kLongest) {
+    return std::to_string(p.width) + " columns; it is chosen for " + std::to_string(TopkClusters::kShortest) + " to " +
+           std::to_string(TopkClusters::kLongest);
   }
-  if (p.rows > most) return std::to_string(p.rows) + " rows; it is chosen for up to " + std::to_string(most);
+  if (p.rows > TopkClusters::kMostRows) {
+    return std::to_string(p.rows) + " rows; it is chosen for up to " + std::to_string(TopkClusters::kMostRows);
+  }
   return "";
 }
 

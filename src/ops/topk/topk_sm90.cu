@@ -80,7 +80,7 @@ Decision decide(const TopK::Problem& p, const PlanOptions& options, const Machin
                    std::to_string(kMostTogether) + " blocks");
   }
   if (options.implementation != "sm90") {
-    if (std::string way = shorter_way(p, clusters, machine.gpu); !way.empty()) return refused(std::move(way));
+    if (std::string way = shorter_way(p); !way.empty()) return refused(std::move(way));
   }
   Decision decision;
   decision.words = "a row by " + std::to_string(clusters.together) + " blocks of a cluster";

@@ -8,6 +8,7 @@
 #include "sparsemla/export.h"
 #include "sparsemla/kv_format.h"
 #include "sparsemla/op.h"
+#include "sparsemla/ops/norm_rope.h"
 #include "sparsemla/tensor_view.h"
 
 namespace SMLA_API smla {
@@ -44,11 +45,19 @@ struct SparseAttention {
   };
   /// Inverse RoPE of the output before it is stored (spec 2 step 7): o is what InverseRope would make of it in place,
   /// bit for bit. Not for partial results.
+  ///
+  /// With E4M3 o also the quantisation for an FP8 output projection: o and `scales` are what InverseRopeQuant would
+  /// make of BF16 o, bit for bit, group after group. What becomes of a position without a row in cos_sin is not said then.
   struct OutputEpilogue {
-    int rope_dim = 64;  ///< numbers of a head of o that are rotated back, its last
+    int rope_dim = 64;                      ///< numbers of a head of o that are rotated back, its last
+    std::int64_t groups = 0;                ///< G, divides H: E4M3 o; 0: o in BF16 or F32
+    OutputScale scale = OutputScale::kF32;  ///< how scales are stored
     struct Args {
       ConstTensorView positions;  ///< [T] I64; of a position without a row in cos_sin o is stored as it is
       ConstTensorView cos_sin;    ///< [L, rope_dim] F32
+      /// With groups. kF32: [G, D/128, >= T] F32; kUe8m0x4: [G, cdiv(D/128, 4), >= T] I32; D = H/G * out_dim(). The
+      /// first two strides are free, the last is 1. What is behind column T becomes 0.
+      TensorView scales{};
     };
   };
   struct Problem {
@@ -58,7 +67,7 @@ struct SparseAttention {
     int dim = 512;                               ///< numbers of a row, which is a key
     int value_dim = 0;                           ///< numbers of a row that are its value, its first ones; 0 means dim
     DType q = DType::kBF16;                      ///< BF16, E4M3 or F32
-    DType o = DType::kBF16;                      ///< BF16 or F32; F32 when partial
+    DType o = DType::kBF16;                      ///< BF16 or F32, F32 when partial; E4M3 with output_epilogue.groups
     int scopes = 1;                              ///< 1 or 2
     std::array<ScopeShape, kMaxScopes> scope{};  ///< shape of each scope
     float scale = 0.0F;                          ///< softmax scale; 0 means dim^-0.5
@@ -81,7 +90,7 @@ struct SparseAttention {
     ConstTensorView q{};                     ///< [T, >= H, dim]; heads past H are not read
     std::array<Scope, kMaxScopes> scopes{};  ///< as many as the problem says
     ConstTensorView sink{};                  ///< [H] F32; absent: none
-    TensorView o{};                          ///< [T, Hp, out_dim()]
+    TensorView o{};                          ///< [T, Hp, out_dim()]; E4M3: [G, T, H/G * out_dim()]
     TensorView lse{};                        ///< [T, H] F32; absent: not wanted
     QueryPrologue::Args query_prologue{};    ///< with query_prologue
     OutputEpilogue::Args output_epilogue{};  ///< with output_epilogue

@@ -18,6 +18,14 @@ __device__ inline std::uint32_t ld_shared_u32(std::uint32_t at) {
 __device__ inline void st_shared_u32(std::uint32_t at, std::uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
+__device__ inline std::uint64_t ld_shared_u64(std::uint32_t at) {
+  std::uint64_t v;
+  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ inline void st_shared_u64(std::uint32_t at, std::uint64_t v) {
+  asm volatile("st.shared.u64 [%0], %1;" ::"r"(at), "l"(v) : "memory");
+}
 __device__ inline float ld_shared_f32(std::uint32_t at) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");

@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "cache/check_cache.h"
 #include "core/check.h"
@@ -21,7 +22,25 @@ void check_rotation(const std::string& part, int rope_dim, int dim) {
   check_that(dim <= kMaxRopeRow, kOp, "dim", dim, "up to " + std::to_string(kMaxRopeRow) + " with " + part);
 }
 
+/// E4M3 o and its scales.
+void check_quantised(const SparseAttention::Problem& p, const SparseAttention::Args& args) {
+  constexpr std::string_view kOp = SparseAttention::kName;
+  const std::int64_t groups = p.output_epilogue->groups;
+  const std::int64_t width = p.heads / groups * p.out_dim();
+  const std::int64_t chunks = width / InverseRopeQuant::kGroup;
+  const bool packed = p.output_epilogue->scale == OutputScale::kUe8m0x4;
+  check_tensor(kOp, "o", args.o, {groups, p.tokens, width}, {DType::kE4M3});
+  const TensorView& scales = args.output_epilogue.scales;
+  check_tensor(kOp, "output_epilogue.scales", scales, {groups, packed ? (chunks + 3) / 4 : chunks, kAny},
+               {packed ? DType::kI32 : DType::kF32});
+  check_that(scales.size(2) >= p.tokens, kOp, "columns of output_epilogue.scales", scales.size(2),
+             words("at least ", p.tokens));
+  check_distinct(kOp, "output_epilogue.scales", scales);
+}
+
 }  // namespace
+
+bool is_quantised(const SparseAttention::Problem& p) { return p.output_epilogue && p.output_epilogue->groups > 0; }
 
 InverseRope::Problem rope_problem(const SparseAttention::Problem& p) {
   return {.tokens = p.tokens,
@@ -88,8 +107,9 @@ std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width,
   return std::clamp<std::int64_t>(length, 0, width);
 }
 
-template <>
-std::span<const Implementation<SparseAttention>> OpTable<SparseAttention>::implementations() {
+namespace {
+
+std::span<const Implementation<SparseAttention>> rows() {
   static const Implementation<SparseAttention> kTable[] = {
       sparse_attention_widened_row(),
       sm90_row<SparseAttention>(),
@@ -107,8 +127,42 @@ std::span<const Implementation<SparseAttention>> OpTable<SparseAttention>::imple
        .machine = "any CPU",
        .decide = take_all<SparseAttention, needs_nothing, sparse_attention_workspace>,
        .run = sparse_attention_cpu},
-      {.name = "ref", .machine = "any CPU", .run = sparse_attention_ref},
+      {.name = "ref",
+       .machine = "any CPU",
+       .decide = take_all<SparseAttention, needs_nothing>,
+       .run = sparse_attention_ref},
   };
+  return kTable;
+}
+constexpr std::size_t kRows = 8;
+constexpr std::size_t kWritesE4M3 = 2;  ///< the first rows, whose kernels write E4M3 o themselves
+
+/// Of a row whose kernels do not.
+template <std::size_t kRow>
+Decision decide_row(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
+  if (!is_quantised(p)) return rows()[kRow].decide(p, options, machine);
+  return decide_quantised_pieces(rows()[kRow], p, options, machine);
+}
+template <std::size_t kRow>
+void run_row(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
+  if (!is_quantised(p)) return rows()[kRow].run(p, a, context);
+  run_quantised_pieces(p, a, context);
+}
+template <std::size_t kRow>
+Implementation<SparseAttention> whole_row() {
+  Implementation<SparseAttention> row = rows()[kRow];
+  if constexpr (kRow >= kWritesE4M3) row.decide = decide_row<kRow>, row.run = run_row<kRow>;
+  return row;
+}
+
+}  // namespace
+
+template <>
+std::span<const Implementation<SparseAttention>> OpTable<SparseAttention>::implementations() {
+  static const auto kTable = []<std::size_t... kRow>(std::index_sequence<kRow...>) {
+    return std::array{whole_row<kRow>()...};
+  }
+  (std::make_index_sequence<kRows>());
   return kTable;
 }
 
@@ -124,8 +178,10 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
              "0 to dim " + std::to_string(p.dim));
   check_that(p.q == DType::kBF16 || p.q == DType::kE4M3 || p.q == DType::kF32, kOp, "q dtype",
              std::string(name_of(p.q)), "BF16, F8_E4M3 or F32");
-  check_that(p.o == DType::kF32 || (p.o == DType::kBF16 && !p.partial), kOp, "o dtype", std::string(name_of(p.o)),
-             p.partial ? "F32 (partial results)" : "BF16 or F32");
+  const bool quantised = p.output_epilogue && p.output_epilogue->groups > 0;
+  check_that(quantised ? p.o == DType::kE4M3 : p.o == DType::kF32 || (p.o == DType::kBF16 && !p.partial), kOp,
+             "o dtype", std::string(name_of(p.o)),
+             quantised ? "F8_E4M3 with output_epilogue.groups" : (p.partial ? "F32 (partial results)" : "BF16 or F32"));
   check_that(p.scopes >= 1 && p.scopes <= SparseAttention::kMaxScopes, kOp, "scopes", p.scopes, "1 or 2");
   check_that(std::isfinite(p.scale), kOp, "scale", std::to_string(p.scale), "a finite number");
   check_that(std::isfinite(p.q_scale), kOp, "q_scale", std::to_string(p.q_scale), "a finite number");
@@ -136,6 +192,15 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
   if (p.output_epilogue) {
     check_that(!p.partial, kOp, "output_epilogue", std::string("one"), "none (partial results)");
     check_rotation("output_epilogue", p.output_epilogue->rope_dim, p.out_dim());
+    check_that(p.output_epilogue->groups >= 0 && (!quantised || p.heads % p.output_epilogue->groups == 0), kOp,
+               "output_epilogue.groups", p.output_epilogue->groups, "0 or a divisor of " + std::to_string(p.heads));
+  }
+  if (quantised) {
+    constexpr int kGroup = InverseRopeQuant::kGroup;
+    check_that(p.padded_heads() == p.heads, kOp, "out_heads", p.out_heads,
+               words(p.heads, " with output_epilogue.groups"));
+    check_that(p.out_dim() % kGroup == 0, kOp, "value_dim", p.out_dim(),
+               words("a multiple of ", kGroup, " with output_epilogue.groups"));
   }
   for (int i = 0; i < p.scopes; ++i) {
     const SparseAttention::ScopeShape& s = p.scope[static_cast<std::size_t>(i)];
@@ -153,7 +218,13 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   constexpr std::string_view kOp = SparseAttention::kName;
   check_tensor(kOp, "q", args.q, {p.tokens, kAny, p.dim}, {p.q});
   check_that(args.q.size(1) >= p.heads, kOp, "q heads", args.q.size(1), words("at least ", p.heads));
-  check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.out_dim()}, {p.o});
+  if (is_quantised(p)) {
+    check_quantised(p, args);
+  } else {
+    check_tensor(kOp, "o", args.o, {p.tokens, p.padded_heads(), p.out_dim()}, {p.o});
+    check_that(args.output_epilogue.scales.absent(), kOp, "output_epilogue.scales", args.output_epilogue.scales,
+               "none without output_epilogue.groups");
+  }
   check_distinct(kOp, "o", args.o);
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
   check_distinct(kOp, "lse", args.lse);

@@ -10,6 +10,7 @@
 #include "ops/attention/key_rows.cuh"
 #include "ops/attention/length_cut.h"
 #include "ops/head_rows.cuh"
+#include "ops/norm_rope/quantise.cuh"
 
 namespace smla::attention {
 
@@ -75,7 +76,7 @@ struct TileCall {
   /// Four neighbours of o, rounded and then rotated back by `row`, as InverseRope does it; null: not rotated.
   __device__ float4 rotated_back(const float* row, int column, float4 v) const {
     if (row == nullptr || column < rope.nope) return v;
-    if (a.o_dtype == DType::kBF16) v = device::rounded_to_bf16(v);
+    if (a.o_dtype != DType::kF32) v = device::rounded_to_bf16(v);
     return rope.rotated(v, column, row, -1.0F);
   }
 };
@@ -122,6 +123,58 @@ __device__ inline void store(const TileCall& c, std::int64_t at, const float4& v
 }
 __device__ inline float4 finished(const float4& v, float f) {
   return make_float4(finished(v.x, f), finished(v.y, f), finished(v.z, f), finished(v.w, f));
+}
+
+/// Where the numbers of a head go in E4M3 o.
+__device__ inline std::uint8_t* quantised_head(const AttentionCall& a, std::int64_t token, std::uint32_t head) {
+  const std::uint32_t group = head / a.quantised.group_heads;
+  return static_cast<std::uint8_t*>(a.o) + group * a.o_stride[0] + token * a.o_stride[1] +
+         (head - group * a.quantised.group_heads) * kDim;
+}
+/// Where the scale of 128 numbers of a head goes: a word, or its `chunk`-th byte where words have four scales.
+__device__ inline std::uint8_t* scale_place(const AttentionCall& a, std::int64_t token, std::uint32_t head,
+                                            std::uint32_t chunk) {
+  constexpr std::uint32_t kChunks = kDim / InverseRopeQuant::kGroup;
+  const QuantisedOutput& q = a.quantised;
+  const std::uint32_t group = head / q.group_heads;
+  const std::uint32_t of_group = head - group * q.group_heads;
+  const std::uint32_t row = q.packed ? of_group : of_group * kChunks + chunk;
+  return reinterpret_cast<std::uint8_t*>(q.scales + group * q.stride[0] + row * q.stride[1] + token) +
+         (q.packed ? chunk : 0);
+}
+/// Columns of scales to write for a token: its own, and zeros behind the last one.
+__device__ inline std::int64_t scale_columns(const AttentionCall& a, std::int64_t token) {
+  return token + 1 == a.quantised.tokens ? a.quantised.columns - token : 1;
+}
+/// Writes the scale 2^exponent to a place and zeros behind it.
+__device__ inline void store_scale(bool packed, std::uint8_t* place, std::int64_t columns, int exponent) {
+  for (std::int64_t t = 0; t < columns; ++t) {
+    if (packed) {
+      place[4 * t] = t == 0 ? static_cast<std::uint8_t>(exponent + 127) : std::uint8_t{0};
+    } else {
+      reinterpret_cast<float*>(place)[t] = t == 0 ? exp2_int(exponent) : 0.0F;
+    }
+  }
+}
+
+/// Stores four neighbours of a head of o, of which a warp has 128. `rotated`: they have been rotated back, where they
+/// are among the columns for that. kQuantised: o is E4M3.
+template <bool kQuantised>
+__device__ void store_columns(const TileCall& c, std::int64_t token, std::int64_t head, int column, bool rotated,
+                              float4 v) {
+  if constexpr (!kQuantised) {
+    store(c, token * c.a.o_stride[0] + head * c.a.o_stride[1] + column, v);
+    return;
+  }
+  if (!rotated || column < c.rope.nope) v = device::rounded_to_bf16(v);
+  std::uint32_t codes = 0;
+  const int exponent = device::quantised(v, codes);
+  const auto h = static_cast<std::uint32_t>(head);
+  *reinterpret_cast<std::uint32_t*>(quantised_head(c.a, token, h) + column) = codes;
+  if (threadIdx.x % 32 == 0) {
+    store_scale(c.a.quantised.packed, scale_place(c.a, token, h, column / InverseRopeQuant::kGroup),
+                scale_columns(c.a, token), exponent);
+  }
 }
 
 /// What a block computes of a token: one part of its list.

@@ -28,6 +28,16 @@ struct KeyList {
   }
 };
 
+/// Where E4M3 o and its scales go: InverseRopeQuant's layout.
+struct QuantisedOutput {
+  std::uint32_t* scales = nullptr;  ///< words: one fp32 or four UE8M0 scales; null: o is not quantised
+  std::int64_t stride[2] = {0, 0};  ///< of a group, and from words of 128 (or 512) numbers to the next
+  std::int64_t tokens = 0;
+  std::int64_t columns = 0;  ///< tokens, and what behind them becomes 0
+  std::uint32_t group_heads = 1;
+  bool packed = false;
+};
+
 /// The arguments of a SparseAttention kernel.
 struct AttentionCall {
   std::int64_t heads = 0;
@@ -43,7 +53,8 @@ struct AttentionCall {
   const void* q = nullptr;
   std::int64_t q_stride[2] = {0, 0};
   void* o = nullptr;
-  std::int64_t o_stride[2] = {0, 0};
+  std::int64_t o_stride[2] = {0, 0};  ///< of a token and a head; of a group and a token where o is quantised
+  QuantisedOutput quantised;
   float* lse = nullptr;
   std::int64_t lse_stride[2] = {0, 0};
   const float* sink = nullptr;
@@ -113,6 +124,14 @@ inline AttentionCall attention_call(const SparseAttention::Problem& p, const Spa
                   .lse_stride = {a.lse.stride[0], a.lse.stride[1]},
                   .sink = static_cast<const float*>(a.sink.data),
                   .sink_stride = a.sink.stride[0]};
+  if (const TensorView& scales = a.output_epilogue.scales; !scales.absent()) {
+    c.quantised = {.scales = static_cast<std::uint32_t*>(scales.data),
+                   .stride = {scales.stride[0], scales.stride[1]},
+                   .tokens = p.tokens,
+                   .columns = scales.size(2),
+                   .group_heads = static_cast<std::uint32_t>(p.heads / p.output_epilogue->groups),
+                   .packed = p.output_epilogue->scale == OutputScale::kUe8m0x4};
+  }
   if (p.query_prologue) {
     c.q_positions = static_cast<const std::int64_t*>(a.query_prologue.positions.data);
     c.q_rope = rope_of(a.query_prologue.cos_sin, p.dim, p.query_prologue->rope_dim);

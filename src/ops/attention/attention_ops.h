@@ -37,12 +37,13 @@ struct OpDescription<SparseAttention> {
   static constexpr auto kShapes =
       std::to_array<TensorShape>({{"q", "q: BF16 | E4M3 | F32", "tokens, >= heads, dim"},
                                   {"sink", "F32", "heads"},
-                                  {"o", "o: BF16 | F32", "tokens, out_heads, value_dim"},
+                                  {"o", "o: BF16 | F32 | E4M3", "tokens, out_heads, value_dim"},
                                   {"lse", "F32", "tokens, heads"},
                                   {"query_prologue.positions", "I64", "tokens"},
                                   {"query_prologue.cos_sin", "F32", "positions, query_prologue.rope_dim"},
                                   {"output_epilogue.positions", "I64", "tokens"},
                                   {"output_epilogue.cos_sin", "F32", "positions, output_epilogue.rope_dim"},
+                                  {"output_epilogue.scales", "F32 | I32", "output_epilogue.groups, scales, tokens"},
                                   {"scopes[0].cache", "cache", "scopes[0].format, scopes[0].block_size"},
                                   {"scopes[0].indices", "I32", "tokens, scopes[0].width"},
                                   {"scopes[0].lens", "I32", "tokens"},
@@ -60,7 +61,8 @@ struct OpDescription<SparseAttention> {
     if (prologue.rope_dim != 0) p.query_prologue = prologue;
     SparseAttention::OutputEpilogue epilogue =
         p.output_epilogue.value_or(SparseAttention::OutputEpilogue{.rope_dim = 0});
-    f("output_epilogue.rope_dim", epilogue.rope_dim);
+    f("output_epilogue.rope_dim", epilogue.rope_dim), f("output_epilogue.groups", epilogue.groups);
+    f("output_epilogue.scale", epilogue.scale);
     if (epilogue.rope_dim != 0) p.output_epilogue = epilogue;
     SparseAttention::ScopeShape& first = p.scope[0];
     SparseAttention::ScopeShape& second = p.scope[1];
@@ -74,6 +76,7 @@ struct OpDescription<SparseAttention> {
     t.in("query_prologue.cos_sin", a.query_prologue.cos_sin);
     t.in("output_epilogue.positions", a.output_epilogue.positions);
     t.in("output_epilogue.cos_sin", a.output_epilogue.cos_sin);
+    t.out("output_epilogue.scales", a.output_epilogue.scales);
     SparseAttention::Scope& first = a.scopes[0];
     SparseAttention::Scope& second = a.scopes[1];
     t.cache("scopes[0].cache", first.cache, CacheAccess::kRead), t.in("scopes[0].indices", first.indices);

@@ -141,7 +141,7 @@ struct AttentionSplit {
 
   /// Whether they are: outputs of 8 bits of precision lose nothing by it. Without it a list of one part with keys has
   /// the bits of a whole one, as fixed splits promise.
-  static bool takes_half_sums(const SparseAttention::Problem& p, bool fixed) { return !fixed && p.o == DType::kBF16; }
+  static bool takes_half_sums(const SparseAttention::Problem& p, bool fixed) { return !fixed && p.o != DType::kF32; }
 
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum

@@ -46,6 +46,7 @@ struct Place {
   static constexpr std::uint32_t kKeys = kMatrixBytes;         ///< two tiles; the even ones of a list in the first
   static constexpr std::uint32_t kWeights = 3 * kMatrixBytes;  ///< of the even and the odd tile, 64 heads x 64 keys
   static constexpr std::uint32_t kScratch = kWeights;  ///< of items that are computed in fp32: 3 x 512 numbers a warp
+  static constexpr std::uint32_t kQuantised = kWeights + 2 * kGroupBytes;  ///< where rows of E4M3 outputs go, by warp
   static constexpr std::uint32_t kRows =
       kWeights + 3 * kGroupBytes;  ///< [kListed][64]: u64 address of a row, u64 its scales as stored
   static constexpr std::uint32_t kTiles =

@@ -16,7 +16,7 @@ __device__ inline float exp2_approx(float x) {
 /// A warpgroup that computes: side 0 the left 256 columns of the output and the softmax of even tiles, 1 the right
 /// columns and odd tiles. A thread has, of two heads r = lane / 4 and r + 8 of its warp's 16, the columns 2 (lane % 4)
 /// and the next of every 8. kUnitWeights: the scopes' weight_scale is 1.
-template <bool kUnitWeights, class Item>
+template <bool kUnitWeights, class Item, bool kQuantised>
 struct Compute {
   static constexpr float kRoom = 10;  ///< see Softmax (softmax_tile.cuh)
   static constexpr float kSlack = 4;
@@ -296,7 +296,7 @@ struct Compute {
       out(i) = finished(out(i), factor[i / 2 % 2]);
       out(i + 1) = finished(out(i + 1), factor[i / 2 % 2]);
       if (static_cast<std::uint32_t>(first + i / 4 * 4) >= static_cast<std::uint32_t>(c.rope.pairs)) continue;
-      if (c.a.o_dtype == DType::kBF16) {
+      if (kQuantised || c.a.o_dtype == DType::kBF16) {
         out(i) = device::from_bf16(device::to_bf16_bits(out(i)));
         out(i + 1) = device::from_bf16(device::to_bf16_bits(out(i + 1)));
       }
@@ -334,6 +334,10 @@ struct Compute {
       factor[0] = __shfl_sync(kAll, mine, me.lane & ~3);
       factor[1] = __shfl_sync(kAll, mine, (me.lane & ~3) + 1);
       rotate_back(c.back_row(item.token()), factor, me);
+      if constexpr (kQuantised) {
+        store_quantised(factor);
+        return;
+      }
       to = static_cast<float*>(c.a.o);
       stride = c.a.o_stride[1];
     }
@@ -343,7 +347,7 @@ struct Compute {
     };
     const bool bf16 = c.a.o_dtype == DType::kBF16;
     const int warp_row = me.warp * 16;
-    if (!split && c.word < 16) {
+    if (!kQuantised && !split && c.word < 16) {
       const std::int64_t first =
           item.token() * c.a.o_stride[0] + (item.first_head() + me.row()) * c.a.o_stride[1] + 256 * me.side;
       if (bf16) {
@@ -359,7 +363,7 @@ struct Compute {
     const std::int64_t first =
         split ? warp_row * kDim + 256 * me.side
               : item.token() * c.a.o_stride[0] + (item.first_head() + warp_row) * c.a.o_stride[1] + 256 * me.side;
-    if (!split && bf16) {
+    if (!kQuantised && !split && bf16) {
       store_pairs(stage, static_cast<std::uint16_t*>(c.a.o) + first, c.a.o_stride[1], number, Bf16Pair{});
     } else if (split && c.half_sums) {
       auto* const halves = reinterpret_cast<std::uint16_t*>(to) + 2 * warp_row * kDim + 256 * me.side;
@@ -369,18 +373,78 @@ struct Compute {
     }
   }
 
+  __device__ QuantisedRows quantised_rows() const {
+    return {shared.at + Place::kQuantised + fresh_thread() / 32 * 16 * QuantisedRows::kBytes};
+  }
+  /// Finds out where the warp's rows go, before the output takes the registers. A rehearsal's go nowhere.
+  __device__ void place_rows(const Item& item) const {
+    const Lane me = Lane::fresh();
+    const int heads = rehearsed() ? item.heads() - 16 * me.warp : 0;
+    quantised_rows().put(c.a, item.token(), item.first_head() + 16 * me.warp, heads, me.side);
+  }
+
+  /// Stores a warp's rows as E4M3 with their scales: numbers rounded to bf16, but for the last 64 columns, which have
+  /// been rotated in fp32 (kRotatedE4M3) unless the token's position has no row for it.
+  __device__ void store_quantised(const float (&factor)[2]) {
+    // Computed anew at each use: there are no registers to keep it.
+    const auto stage = [&] {
+      const Lane me = Lane::fresh();
+      return RowStage{shared.weights(me.side) + me.warp * 16 * 128, 0};
+    };
+    const auto rotated = [&] { return (parities & kRotated) != 0; };
+    // Rounded to bf16 the output takes half of the registers; the last 64 columns may be fp32.
+    constexpr int kPairs = kFirstRotated / 2;
+    std::uint32_t pair[kPairs];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      pair[i] = Bf16Pair{}(finished(out(2 * i), factor[i % 2]), finished(out(2 * i + 1), factor[i % 2]));
+    const auto rounded = [&](int i) {
+      if (i >= kFirstRotated) {
+        const float done = device::from_bf16(device::to_bf16_bits(finished(out(i), factor[i / 2 % 2])));
+        return rotated() ? out(i) : done;
+      }
+      return i % 2 == 0 ? __uint_as_float(pair[i / 2] << 16) : __uint_as_float(pair[i / 2] & 0xFFFF'0000U);
+    };
+#pragma unroll
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      int exponent[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float most = 0;
+#pragma unroll
+        for (int i = 64 * chunk + 2 * r; i < 64 * chunk + 64; i += 4) {
+          most = fmaxf(most, fabsf(rounded(i)));
+          most = fmaxf(most, fabsf(rounded(i + 1)));
+        }
+        exponent[r] = scale_exponent(most);
+      }
+      const auto number = [&](int i) { return rounded(i) * exp2_int(-exponent[i / 2 % 2]); };
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        stage_f32(stage(), fresh_thread() % 32, 4 * chunk + part, number);
+        flush_codes(stage(), quantised_rows(), 128 * chunk + 32 * part);
+      }
+      // Of four lanes that share two rows, two write their scales.
+      const Lane me = Lane::fresh();
+      if (me.part() < 2) {
+        quantised_rows().store_scale(c.a.quantised, me.lane / 4 + 8 * me.part(), chunk,
+                                     me.part() == 0 ? exponent[0] : exponent[1]);
+      }
+    }
+  }
+
   /// Computes the item once more, in fp32, because fp16 could not represent a number.
   __device__ void repeat(const Item& item) {
+    extern __shared__ __align__(Place::kAlign) std::uint8_t dynamic[];
     const int warp = fresh_thread() / 32;
     if (warp < kScratchWarps) {
       const int heads = item.heads();
       for (int h = warp; h < heads; h += kScratchWarps)
-        attend_exactly<kListTile>(c, item.list(), item.first_head() + h, reinterpret_cast<float*>(scratch));
+        attend_exactly<kListTile, kQuantised>(c, item.list(), item.first_head() + h,
+                                              reinterpret_cast<float*>(dynamic + Place::kScratch));
     }
     device::bar_sync(kComputeBarrier, kComputeThreads);
   }
-
-  std::uint8_t* scratch = nullptr;  ///< Place::kScratch
 
   __device__ ItemQueries<Item> queries_of(const Item& item) const { return {c, shared.at + Place::kQueries, item}; }
 
@@ -419,6 +483,10 @@ struct Compute {
       if (rehearsed()) {
         prepare(Item(c, shared, number(), parities >> 4));
         tiles = __shfl_sync(kAll, static_cast<int>(device::ld_shared_u32(shared.info(parities >> 4))), 0);
+      }
+      if constexpr (kQuantised) {
+        place_rows(Item(c, shared, number(), parities >> 4));
+        asm volatile("" ::: "memory");
       }
 #pragma unroll
       for (int i = 0; i < 128; ++i) out(i) = 0;

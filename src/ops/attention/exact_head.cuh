@@ -22,7 +22,7 @@ __device__ inline void norm_and_rotate(const TileCall& c, float* q, const float*
 
 /// Computes one head in fp32, number by number, when fp16 cannot represent its numbers; slow and rare. One warp does it
 /// and writes what the block would have written. `scratch`: 3 x 512 numbers of shared memory for each warp.
-template <AttentionTile kTile>
+template <AttentionTile kTile, bool kQuantised = false>
 __device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint32_t head, float* scratch) {
   const Run<kTile> run(c, of);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -74,7 +74,7 @@ __device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint3
   for (int d = 4 * lane; d < kDim; d += 128) {
     float4 v = f.factor == 0 ? make_float4(0, 0, 0, 0) : finished(*reinterpret_cast<const float4*>(sums + d), f.factor);
     v = c.rotated_back(back, d, v);
-    store(c, run.token * c.a.o_stride[0] + head * c.a.o_stride[1] + d, v);
+    store_columns<kQuantised>(c, run.token, head, d, back != nullptr, v);
   }
 }
 

@@ -16,6 +16,16 @@ Implementation<SparseAttention> sparse_attention_simt_row();
 /// The row of the Hopper kernel over rows that are widened first, "sm90_widened" (sparse_attention_sm90.cu).
 Implementation<SparseAttention> sparse_attention_widened_row();
 
+/// Whether o is E4M3, group after group, with scales.
+bool is_quantised(const SparseAttention::Problem& problem);
+
+/// E4M3 o by an implementation that does not write it (quantised_output.cpp): attention in BF16, some tokens at a time,
+/// then InverseRopeQuant. Its decision, and the run by such a decision.
+Decision decide_quantised_pieces(const Implementation<SparseAttention>& inner, const SparseAttention::Problem& problem,
+                                 const PlanOptions& options, const Machine& machine);
+void run_quantised_pieces(const SparseAttention::Problem& problem, const SparseAttention::Args& args,
+                          const RunContext& context);
+
 /// The output epilogue of a call as an op of its own: InverseRope in place.
 InverseRope::Problem rope_problem(const SparseAttention::Problem& problem);
 InverseRope::Args rope_args(const SparseAttention::Problem& problem, const SparseAttention::Args& args);

@@ -95,13 +95,13 @@ struct PartSums {
 /// Merges the parts of a head, whose sums begin in row `begin`. The bits are the same with and without kShare, and do
 /// not depend on parts without keys; when only one has any, they are, with fp32 sums, those that its block would have
 /// written without the others. Warps come here whole, and with kShare whole blocks.
-template <bool kShare, bool kHalves>
+template <bool kShare, bool kHalves, bool kQuantised = false>
 __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t head, std::int64_t begin, int parts,
                            const MergeThread& me, SharedSums others) {
   const int vec4 = me.vec4;
-  const std::int64_t out = token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * vec4;
   if (head >= c.a.heads) {
-    if (!kShare || me.group == 0) store(c, out, make_float4(0, 0, 0, 0));
+    if (!kShare || me.group == 0)
+      store(c, token * c.a.o_stride[0] + head * c.a.o_stride[1] + 4 * vec4, make_float4(0, 0, 0, 0));
     return;
   }
   const float2* states = c.states + begin * c.a.heads + head;
@@ -143,12 +143,14 @@ __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t h
   }
   const Finish f = finish(c.a, head, whole.x, whole.y);
   if (f.factor == 0) total[0] = make_float4(0, 0, 0, 0);  // infinite sums times 0 would be NaN
-  store(c, out, c.rotated_back(c.back_row(token), 4 * vec4, finished(total[0], f.factor * c.unit)));
+  const float* const back = c.back_row(token);
+  store_columns<kQuantised>(c, token, head, 4 * vec4, back != nullptr,
+                            c.rotated_back(back, 4 * vec4, finished(total[0], f.factor * c.unit)));
   if (vec4 == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
 }
 
 /// Of lists that are cut alike: a head of a token for each block, or with !kShare for each group of threads.
-template <bool kShare, bool kHalves>
+template <bool kShare, bool kHalves, bool kQuantised>
 static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, kMergeBlocks)
     merge(const __grid_constant__ TileCall c, std::uint32_t rows) {
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
@@ -158,8 +160,8 @@ static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, kMergeBlocks)
   const std::uint32_t row = kShare ? blockIdx.x : blockIdx.x * kMergeGroups + me.group;
   if (row >= rows) return;
   const std::uint32_t local = row / heads;
-  merge_head<kShare, kHalves>(c, c.first_token + local, row % heads, std::int64_t{local} * c.parts,
-                              static_cast<int>(c.parts), me, others);
+  merge_head<kShare, kHalves, kQuantised>(c, c.first_token + local, row % heads, std::int64_t{local} * c.parts,
+                                          static_cast<int>(c.parts), me, others);
 }
 
 /// Tokens whose lists have several parts, found by all threads of a block at once: read one after the other, their
@@ -249,10 +251,16 @@ void launch_merge_of(const TileCall& c, std::int64_t tokens, cudaStream_t stream
   }
   if (c.parts == 1) return;
   const bool share = c.parts >= kMergeShared;
-  const auto start = share ? device::launch_pdl<merge<true, kHalves>, TileCall, std::uint32_t>
-                           : device::launch_pdl<merge<false, kHalves>, TileCall, std::uint32_t>;
-  start(kName, blocks_for(rows, share ? 1 : kMergeGroups), kMergeThreads, 0, stream, c,
+  const auto start = [&]<bool kShare, bool kQuantised>() {
+    device::launch_pdl<merge<kShare, kHalves, kQuantised>, TileCall, std::uint32_t>(
+        kName, blocks_for(rows, kShare ? 1 : kMergeGroups), kMergeThreads, 0, stream, c,
         static_cast<std::uint32_t>(rows));
+  };
+  if (c.a.o_dtype == DType::kE4M3) {
+    share ? start.template operator()<true, true>() : start.template operator()<false, true>();
+  } else {
+    share ? start.template operator()<true, false>() : start.template operator()<false, false>();
+  }
 }
 
 /// Merges the parts of `tokens` tokens from c.first_token on, where lists have several.

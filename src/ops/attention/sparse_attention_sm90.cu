@@ -3,6 +3,7 @@
 // compute. See docs/kernels/sparse_attention_sm90.md.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <type_traits>
 
 #include "device/launch_pdl.cuh"
@@ -15,6 +16,7 @@
 #include "ops/attention/tile_call.cuh"
 #include "ops/attention/widen_rows.cuh"
 #include "ops/cuda_row.h"
+#include "sparsemla/error.h"
 
 namespace smla {
 
@@ -24,12 +26,13 @@ using namespace attention;
 using namespace attention::sm90;
 
 constexpr std::string_view kWidenedName = "sm90_widened";
+constexpr int kRotatedE4M3 = 64;  ///< numbers of a head that are rotated back where o is E4M3
 
 /// kCodeGroups: of the rows as their caches store them, or kWidened for rows that `named` has; kUnitWeights: see
-/// Compute; Item: AlikeItem, or CutItem for lists that are cut by their lengths. Where `named` has the rows of a call
-/// that was to be computed from them, the kernel for rows as they are stored returns, and where they did not fit, the
-/// other.
-template <int kCodeGroups, bool kUnitWeights, class Item>
+/// Compute; Item: AlikeItem, or CutItem for lists that are cut by their lengths; kQuantised: o is E4M3. Where `named`
+/// has the rows of a call that was to be computed from them, the kernel for rows as they are stored returns, and where
+/// they did not fit, the other.
+template <int kCodeGroups, bool kUnitWeights, class Item, bool kQuantised>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     attend_hopper(const __grid_constant__ TileCall c, std::uint32_t items, const __grid_constant__ NamedRows named) {
   constexpr bool kByCopies = kCodeGroups == kWidened;
@@ -63,8 +66,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     }
   } else {
     device::more_registers<kComputeRegisters>();
-    Compute<kUnitWeights, Item> compute(c, shared);
-    compute.scratch = dynamic + Place::kScratch;
+    Compute<kUnitWeights, Item, kQuantised> compute(c, shared);
     compute.all_items(items);
   }
   device::pdl_trigger();
@@ -77,18 +79,26 @@ struct Attend {
   NamedRows named;
   cudaStream_t stream;
 
-  template <int kCodeGroups, bool kUnitWeights, class Item = AlikeItem>
+  template <int kCodeGroups, bool kUnitWeights, class Item, bool kQuantised>
   void launch() const {
-    device::launch_pdl<attend_hopper<kCodeGroups, kUnitWeights, Item>>("sparse_attention attend", blocks, kBlockThreads,
-                                                                       Place::kBytes, stream, c, items, named);
+    device::launch_pdl<attend_hopper<kCodeGroups, kUnitWeights, Item, kQuantised>>(
+        "sparse_attention attend", blocks, kBlockThreads, Place::kBytes, stream, c, items, named);
+  }
+  template <int kCodeGroups, bool kUnitWeights>
+  void launch() const {
+    if (c.a.o_dtype == DType::kE4M3) {
+      launch<kCodeGroups, kUnitWeights, AlikeItem, true>();
+    } else {
+      launch<kCodeGroups, kUnitWeights, AlikeItem, false>();
+    }
   }
   /// Of rows as their caches store them.
   void launch_stored() const {
     const bool by_length = c.cut.extra > 0;
     if (c.layout[0].key.code_groups == 7) {
-      by_length ? launch<7, true, CutItem>() : launch<7, true>();
+      by_length ? launch<7, true, CutItem, false>() : launch<7, true>();
     } else {
-      by_length ? launch<8, false, CutItem>() : launch<8, false>();
+      by_length ? launch<8, false, CutItem, false>() : launch<8, false>();
     }
   }
   void launch_widened() const {
@@ -106,6 +116,7 @@ struct Choice {
   HopperSplit split;
   AttentionSplit portable;
   std::int64_t multiprocessors = 1;
+  std::shared_ptr<const Decision> quantised;  ///< where o is E4M3: how the call is computed in BF16 and then quantised
   std::size_t named_bytes = 0;  ///< of the workspace, behind the split's, for rows that are widened first; 0: none are
 };
 
@@ -160,6 +171,13 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
   Choice choice{.split = split_for_hopper(p, machine.gpu, options.deterministic, widens),
                 .portable = split_attention(p, machine.gpu, options.deterministic),
                 .multiprocessors = machine.gpu.multiprocessors};
+  if (is_quantised(p)) {
+    if (p.output_epilogue->rope_dim != kRotatedE4M3) {
+      return refused("F8_E4M3 o with " + std::to_string(p.output_epilogue->rope_dim) +
+                     " numbers of a head to rotate back; it writes those with " + std::to_string(kRotatedE4M3));
+    }
+    choice.split.cut.extra = 0;  // its kernels know only lists that are cut alike
+  }
   if (options.implementation != name) {
     // The choice depends on the number of tokens, and a token's bits on the choice.
     if (options.deterministic) return refused("deterministic results; it gives them where it is named");
@@ -177,6 +195,14 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
                       std::to_string(choice.named_bytes / (NamedRows::kRowBytes + 4)) + " of them";
   }
   decision.workspace_bytes = std::max(bytes, static_cast<std::size_t>(choice.portable.workspace_bytes(p.heads)));
+  if (is_quantised(p)) {
+    PlanOptions portable = options;
+    portable.implementation = "cuda";
+    static const Implementation<SparseAttention> kPortable = cuda_row<SparseAttention>();
+    choice.quantised = std::make_shared<const Decision>(decide_quantised_pieces(kPortable, p, portable, machine));
+    if (!choice.quantised->refusal.empty()) return refused(choice.quantised->refusal);
+    decision.workspace_bytes = std::max(decision.workspace_bytes, choice.quantised->workspace_bytes);
+  }
   decision.choice = choice;
   return decision;
 }
@@ -193,7 +219,7 @@ Decision decide_widened(const SparseAttention::Problem& p, const PlanOptions& op
 /// Whether all tensors lie as this kernel reads them, and larger products are larger scores.
 bool readable(const SparseAttention::Problem& p, const TileCall& c) {
   const auto q = reinterpret_cast<std::uintptr_t>(c.a.q);
-  bool all = c.q_aligned && q % 16 == 0;
+  bool all = c.q_aligned && q % 16 == 0 && (p.o != DType::kE4M3 || c.word == 16);
   for (int s = 0; s < p.scopes; ++s) {
     const RowLayout& l = c.layout[s];
     all = all && c.score_scale[s] > 0 && l.block_bits >= 0 && l.aligned &&
@@ -217,6 +243,21 @@ Widening widening(const SparseAttention::Problem& p, const TileCall& c, const Ch
   return w;
 }
 
+/// The call by the kernel for any GPU.
+void attend_elsewhere(const SparseAttention::Problem& p, const SparseAttention::Args& a, const Choice& choice,
+                      const RunContext& context) {
+  if (!is_quantised(p)) return attend_with_tiles(p, a, choice.portable, context.workspace, context.stream);
+  const std::size_t bytes = choice.quantised->workspace_bytes;
+  if (context.workspace.bytes < bytes) {
+    throw InvalidArgument("sparse_attention: workspace: got " + std::to_string(context.workspace.bytes) +
+                          " bytes, expected " + std::to_string(bytes) +
+                          " for F8_E4M3 o and tensors that sm90 cannot read");
+  }
+  RunContext of_pieces = context;
+  of_pieces.decision = choice.quantised.get();
+  run_quantised_pieces(p, a, of_pieces);
+}
+
 void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
   if (p.tokens == 0) return;
   const auto& choice = context.choice<Choice>();
@@ -224,7 +265,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   const Widening wide = widening(p, c, choice, static_cast<std::uint8_t*>(context.workspace.data));
   const bool widens = wide.rows.capacity > 0 && wide.rows.words > 0 && (wide.certain || reads_stored(p));
   if (!readable(p, c) || (!widens && !reads_stored(p))) {
-    attend_with_tiles(p, a, choice.portable, context.workspace, context.stream);
+    attend_elsewhere(p, a, choice, context);
     return;
   }
   const HopperSplit& split = choice.split;

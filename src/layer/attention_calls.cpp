@@ -39,7 +39,7 @@ SparseAttention::Problem AttentionPlanning::problem(std::int64_t begin, std::int
           .out_heads = o.padded_heads,
           .dim = config.head_dim,
           .q = o.q == DType::kE4M3 ? DType::kE4M3 : act,
-          .o = act,
+          .o = output_epilogue && output_epilogue->groups > 0 ? DType::kE4M3 : act,
           .scopes = 1,
           .scope = {},
           .scale = 0.0F,
@@ -64,22 +64,39 @@ SparseAttention::Problem AttentionPlanning::paged_problem(std::int64_t begin, st
 }
 
 std::optional<Plan<SparseAttention>> AttentionPlanning::attention(const SparseAttention::Problem& problem) const {
-  if (!others_prologue && !others_epilogue) return planner.make<SparseAttention>(problem);
+  if (quantises == nullptr && !others_prologue && !others_epilogue) return planner.make<SparseAttention>(problem);
   SparseAttention::Problem others = problem;
   others.query_prologue = others_prologue;
   others.output_epilogue = others_epilogue;
-  return planner.make<SparseAttention>(problem, others);
+  if (quantises == nullptr) return planner.make<SparseAttention>(problem, others);
+  // Quantised is what the others write in BF16, so the same implementation has to do it.
+  others.o = DType::kBF16;
+  std::optional<Plan<SparseAttention>> plain = planner.make<SparseAttention>(others);
+  const auto& writes = SparseAttention::kWritesE4M3;
+  if (std::ranges::find(writes, plain->implementation()) != writes.end()) {
+    if (auto made = planner.make_named<SparseAttention>(problem, plain->implementation())) return made;
+  }
+  *quantises = false;
+  return plain;
 }
 
 SparseAttention::Args AttentionRun::args(std::int64_t begin, std::int64_t end) const {
   const auto rows = [&](const auto& v) { return v.slice(0, begin, end); };
-  return {.q = rows(q),
-          .scopes = {},
-          .sink = sink,
-          .o = rows(o),
-          .lse = {},
-          .query_prologue = {.positions = rows(step.positions), .cos_sin = cos_sin},
-          .output_epilogue = {.positions = rows(step.positions), .cos_sin = cos_sin}};
+  SparseAttention::Args args{.q = rows(q),
+                             .scopes = {},
+                             .sink = sink,
+                             .o = {},
+                             .lse = {},
+                             .query_prologue = {.positions = rows(step.positions), .cos_sin = cos_sin},
+                             .output_epilogue = {.positions = rows(step.positions), .cos_sin = cos_sin}};
+  if (o_scales.absent()) {
+    args.o = rows(o);
+  } else {
+    args.o = o_values.slice(1, begin, end);
+    // The last call clears what is behind the tokens.
+    args.output_epilogue.scales = o_scales.slice(2, begin, end == step.tokens ? o_scales.size(2) : end);
+  }
+  return args;
 }
 
 TwoScopeCalls::TwoScopeCalls(const AttentionPlanning& planning) {

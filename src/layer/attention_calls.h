@@ -26,6 +26,9 @@ struct AttentionPlanning {
   std::optional<SparseAttention::QueryPrologue> others_prologue{};
   std::optional<SparseAttention::OutputEpilogue> others_epilogue{};
 
+  /// With an epilogue that quantises: cleared where a call's kernels do not write E4M3 o. The calls are of no use then.
+  bool* quantises = nullptr;
+
   const LayerOptions& options() const { return planner.options(); }
   /// Columns of the compressed part of an index row; 0 for window-only layers.
   std::int64_t entry_width() const;
@@ -49,6 +52,8 @@ struct AttentionRun {
   ConstTensorView cos_sin;  ///< [L, rope_dim] F32
   ConstTensorView q;        ///< [T, Hp, d]
   TensorView o;             ///< [T, Hp, d]
+  TensorView o_values;      ///< [G, T, D] E4M3 in place of it, where the calls quantise
+  TensorView o_scales;      ///< of these, columns behind T included; absent: they do not
   TensorView slots;         ///< [T, K] I32, C4A layers of front-ends that read slots
   TensorView slot_lens;     ///< [T] I32, likewise
   void* buffers = nullptr;  ///< AttentionCalls::buffer_bytes()

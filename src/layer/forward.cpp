@@ -219,6 +219,8 @@ void Forward::attend() const {
              .cos_sin = cos_sin,
              .q = b.q_attn,
              .o = b.o,
+             .o_values = quantises() ? b.o_values : TensorView(),
+             .o_scales = quantises() ? b.o_scales : TensorView(),
              .slots = b.slots,
              .slot_lens = b.slot_lens,
              .buffers = b.attention_buffers,
@@ -232,9 +234,11 @@ void Forward::attend() const {
 
 void Forward::output(const ConstTensorView& positions, const TensorView& out) const {
   if (ops.inverse_rope_quant) {
-    ops.inverse_rope_quant->run(
-        {.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales},
-        main.scratch, main.stream);
+    if (!quantises()) {
+      ops.inverse_rope_quant->run(
+          {.x = b.o, .positions = positions, .cos_sin = cos_sin, .values = b.o_values, .scales = b.o_scales},
+          main.scratch, main.stream);
+    }
     watch.lap(Stage::kInverseRope);
     const Projection::Problem& p = ops.wo_a->problem();
     ConstTensorView x = b.o_values;  // [G, T, D] seen as [T, G, D]

@@ -56,6 +56,8 @@ struct Forward {
   /// Whether the attention kernel norms and rotates the projected queries itself, and whether it rotates its output
   /// back. It does neither in an observed forward: the observer is shown queries and output as they are in between.
   bool has_query_prologue() const { return ops.query_prologue && observer == nullptr; }
+  /// Whether attention quantises its output.
+  bool quantises() const { return ops.fused_attention_quantises && observer == nullptr; }
   bool has_output_epilogue() const { return ops.output_epilogue && observer == nullptr; }
   /// Everything, with a batch's metadata.
   void run(const ConstTensorView& hidden, const TensorView& out) const;

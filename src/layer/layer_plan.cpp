@@ -234,6 +234,10 @@ LayerPlan AttentionLayer::plan(const StepShape& shape, const LayerCaches& caches
   return plan;
 }
 
+/// From so many tokens on attention quantises its output for an FP8 projection itself. Lists of fewer may be cut by
+/// their lengths, which the kernels that quantise do not know: a forward that is observed would differ in bits.
+constexpr std::int64_t kFewestQuantisedTokens = 513;
+
 /// The ops of a step shape. `least_score_bytes`: see LayerPlan::Ops.
 std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& shape, const LayerCaches& caches,
                                                                const LayerOptions& options,
@@ -338,6 +342,18 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     std::swap(planning.query_prologue, planning.others_prologue);
     std::swap(planning.output_epilogue, planning.others_epilogue);
     ops->fused_attention = front_end.plan(planning);
+  }
+  if (ops->fp8_output && options.device == DeviceKind::kCuda && options.padded_heads == c.num_heads && !over_ranks &&
+      act == DType::kBF16 && tokens >= kFewestQuantisedTokens) {
+    bool quantises = true;
+    AttentionPlanning quantised = planning;
+    quantised.query_prologue = ops->query_prologue;
+    quantised.output_epilogue = {.rope_dim = c.rope_head_dim, .groups = c.o_groups, .scale = *ops->fp8_output};
+    quantised.others_prologue.reset();
+    quantised.others_epilogue.reset();
+    quantised.quantises = &quantises;
+    std::unique_ptr<const AttentionCalls> calls = front_end.plan(quantised);
+    if (quantises) ops->fused_attention = std::move(calls), ops->fused_attention_quantises = true;
   }
   plan_output(planner, c, options, weights_, ops.get());
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);

@@ -95,6 +95,7 @@ struct LayerPlan::Ops {
   std::optional<SparseAttention::QueryPrologue> query_prologue;
   std::optional<SparseAttention::OutputEpilogue> output_epilogue;
   std::unique_ptr<const AttentionCalls> fused_attention;  ///< with the two above, for a forward that nobody observes
+  bool fused_attention_quantises = false;                 ///< it writes E4M3, in place of inverse_rope_quant
   std::optional<Plan<InverseRope>> inverse_rope;
   std::optional<Plan<InverseRopeQuant>> inverse_rope_quant;
 

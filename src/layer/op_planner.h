@@ -44,6 +44,20 @@ class OpPlanner {
     return made;
   }
 
+  /// A plan of the named implementation, where it accepts the problem.
+  template <class Op>
+  std::optional<Plan<Op>> make_named(const typename Op::Problem& problem, std::string_view name) const {
+    PlanOptions plan = plan_options();
+    plan.implementation = name;
+    for (const Candidate& c : explain<Op>(problem, plan)) {
+      if (c.name != name || !c.refusal.empty()) continue;
+      std::optional<Plan<Op>> made(std::in_place, problem, plan);
+      keep(Op::kName, *made);
+      return made;
+    }
+    return {};
+  }
+
   /// A plan where the choice is Op::kOneLaunch. Its workspace counts wherever the options allow it, so that a layer
   /// that reserves for its largest step has it for smaller ones, which may choose otherwise.
   template <class Op>

@@ -26,6 +26,8 @@ namespace SMLA_API smla {
 struct SparseAttention {
   static constexpr std::string_view kName = "sparse_attention";
   static constexpr int kMaxScopes = 2;
+  /// Implementations whose kernels write E4M3 o. The others compute BF16 o, some tokens at a time, and quantise it.
+  static constexpr std::array<std::string_view, 2> kWritesE4M3 = {"sm90_widened", "sm90"};
 
   /// The shape of a scope.
   struct ScopeShape {
@@ -47,7 +49,8 @@ struct SparseAttention {
   /// bit for bit. Not for partial results.
   ///
   /// With E4M3 o also the quantisation for an FP8 output projection: o and `scales` are what InverseRopeQuant would
-  /// make of BF16 o, bit for bit, group after group. What becomes of a position without a row in cos_sin is not said then.
+  /// make of BF16 o, bit for bit, group after group. What becomes of a position without a row in cos_sin is not said
+  /// then.
   struct OutputEpilogue {
     int rope_dim = 64;                      ///< numbers of a head of o that are rotated back, its last
     std::int64_t groups = 0;                ///< G, divides H: E4M3 o; 0: o in BF16 or F32

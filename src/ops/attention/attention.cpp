@@ -135,7 +135,7 @@ std::span<const Implementation<SparseAttention>> rows() {
   return kTable;
 }
 constexpr std::size_t kRows = 8;
-constexpr std::size_t kWritesE4M3 = 2;  ///< the first rows, whose kernels write E4M3 o themselves
+constexpr std::size_t kWritesE4M3 = SparseAttention::kWritesE4M3.size();  ///< the first rows
 
 /// Of a row whose kernels do not.
 template <std::size_t kRow>

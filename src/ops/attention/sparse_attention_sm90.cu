@@ -168,8 +168,15 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
   }
-  Choice choice{.split = split_for_hopper(p, machine.gpu, options.deterministic, widens),
-                .portable = split_attention(p, machine.gpu, options.deterministic),
+  // What E4M3 o is made of has the bits of BF16 o, so it is cut like it.
+  SparseAttention::Problem cut_as = p;
+  if (is_quantised(p)) {
+    cut_as.o = DType::kBF16;
+    cut_as.query_prologue.reset();
+    cut_as.output_epilogue.reset();
+  }
+  Choice choice{.split = split_for_hopper(cut_as, machine.gpu, options.deterministic, widens),
+                .portable = split_attention(cut_as, machine.gpu, options.deterministic),
                 .multiprocessors = machine.gpu.multiprocessors};
   if (is_quantised(p)) {
     if (p.output_epilogue->rope_dim != kRotatedE4M3) {

@@ -51,15 +51,20 @@ TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
 
 /// One step of a layer over caches of its own: everything that a thread needs to run it.
 struct OwnStep {
-  static constexpr std::int64_t kTokens = 5;
-  OwnStep(const AttentionLayer& layer_in, const LayerConfig& config)
+  /// Of a request: tokens of the step, and tokens before them.
+  struct Request {
+    std::int32_t query, before;
+  };
+  OwnStep(const AttentionLayer& layer_in, const LayerConfig& config,
+          const std::vector<Request>& requests = {{1, 3}, {1, 64}, {1, 127}, {1, 254}, {1, 7}})
       : layer(layer_in),
         layout(make_kv_layout({&config, 1}, {})),
         stream(DeviceKind::kCuda),
         pool(layout, 1024, DeviceKind::kCuda),
-        metadata(layout, {&config, 1}, FrontEnd::kFlashMla, DeviceKind::kCuda),
-        out(DeviceKind::kCuda, DType::kBF16, {kTokens, config.hidden_size}) {
-    for (const std::int32_t before : {3, 64, 127, 254, 7}) batch.add(1, before);
+        metadata(layout, {&config, 1}, FrontEnd::kFlashMla, DeviceKind::kCuda) {
+    for (const Request& r : requests) batch.add(r.query, r.before);
+    const std::int64_t tokens = batch.start.back();
+    out = DeviceTensor(DeviceKind::kCuda, DType::kBF16, {tokens, config.hidden_size});
     batch.close(layout, 0, 1, 5);
     std::int32_t block = 1;  // each block is one request's, in one group
     std::vector<GroupBlock> blocks;
@@ -76,14 +81,14 @@ struct OwnStep {
     caches = caches_of(pool, 0);
     plan = layer.plan(metadata.shape(), caches);
     workspace = DeviceMemory(DeviceKind::kCuda, plan.workspace_bytes());
-    HostTensor hidden(DType::kBF16, {kTokens, config.hidden_size});
-    for (std::int64_t t = 0; t < kTokens; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
+    HostTensor hidden(DType::kBF16, {tokens, config.hidden_size});
+    for (std::int64_t t = 0; t < tokens; ++t) synthetic_hidden(1, 0, 0, t, hidden.view().slice(0, t, t + 1));
     in = DeviceTensor::copy_of(DeviceKind::kCuda, hidden.view());
     synchronize(DeviceKind::kCuda);
   }
-  void queue() {
+  void queue(LayerObserver* observer = nullptr) {
     layer.forward(plan, metadata.layer(0), caches, std::as_const(in).view(), out.view(),
-                  {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get());
+                  {.data = workspace.data(), .bytes = workspace.bytes()}, stream.get(), observer);
   }
   std::vector<std::uint16_t> result() {
     synchronize(DeviceKind::kCuda, stream.get());
@@ -229,6 +234,48 @@ TEST_F(LayerGpu, FewTokensAreMultipliedByFp8WeightsAsTheyAre) {
   options.fp8_output.reset();
   options.implementations["joint_projection"] = "cuda_stream";
   EXPECT_FALSE(rounds(options, most + 1));
+}
+
+std::atomic<int> quantisers{0};
+void count_quantisers(const char* kernel) {
+  if (std::string_view(kernel) == "quantise_back") ++quantisers;
+}
+
+/// A long step of a layer with an FP8 output projection: attention quantises its output, and the layer's is the same in
+/// every bit when it is observed, which it is with a kernel of its own for that.
+TEST_F(LayerGpu, AttentionQuantisesTheOutputOfLongSteps) {
+  struct Silent : LayerObserver {
+    void on_stage(Stage /*stage*/, double /*seconds*/) override {}
+    void on_tensor(std::string_view /*name*/, const ConstTensorView& /*value*/, std::int64_t /*row*/) override {}
+  } observer;
+  const std::string kernel = "sm90";
+  const LayerConfig config = small_layers()[0];
+  const PlanOptions named{.device = DeviceKind::kCuda, .implementation = kernel};
+  for (const Candidate& c : explain<SparseAttention>(OpDescription<SparseAttention>::typical(), named))
+    if (c.name == kernel && !c.refusal.empty()) GTEST_SKIP() << c.refusal;
+  const Weights weights(config);
+  const std::vector<float> table = rope_table(config.rope, 1000);
+  const DeviceTensor rope =
+      DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {1000, config.rope_head_dim}));
+  for (const OutputScale scale : {OutputScale::kF32, OutputScale::kUe8m0x4}) {
+    LayerOptions options{.device = DeviceKind::kCuda, .fp8_output = scale, .implementations = {}};
+    options.implementations["sparse_attention"] = kernel;
+    const AttentionLayer layer(config, weights.placed, options, rope.view());
+    // Tokens are no multiple of four, so scales are padded; the second is too short to be quantised by attention.
+    for (const auto& requests : {std::vector<OwnStep::Request>{{300, 0}, {229, 5}}, {{301, 0}}}) {
+      OwnStep step(layer, config, requests);
+      const bool fused = step.batch.start.back() > 512;
+      quantisers = 0;
+      device::launch_hook = count_quantisers;
+      step.queue();
+      EXPECT_EQ(quantisers, fused ? 0 : 1);
+      const std::vector<std::uint16_t> want = step.result();
+      step.queue(&observer);
+      device::launch_hook = nullptr;
+      EXPECT_EQ(quantisers, fused ? 1 : 2);
+      EXPECT_EQ(step.result(), want);
+    }
+  }
 }
 
 /// One layer, two threads: while the capture of one is open, its forward already queued, the other runs a whole

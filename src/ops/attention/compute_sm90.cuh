@@ -431,6 +431,7 @@ struct Compute {
                                      me.part() == 0 ? exponent[0] : exponent[1]);
       }
     }
+    __syncwarp();  // the next item's rows are placed where these were
   }
 
   /// Computes the item once more, in fp32, because fp16 could not represent a number.

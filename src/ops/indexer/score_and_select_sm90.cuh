@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) score_and_select(const __gr
   auto& select = *reinterpret_cast<SelectShared*>(dynamic + P::shared(units));
   auto* keys = reinterpret_cast<std::uint32_t*>(dynamic + P::columns(units));
 
+  device::cluster_arrive();  // waited for before another block's shared memory is written: it must have started
   device::pdl_wait();
   {
     const SelectShare share(c);
@@ -119,6 +120,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) score_and_select(const __gr
   selection.clear(0);
   selection.clear(1);
   __syncthreads();
+  device::cluster_wait();
   selection.write(call.chosen, share.first, selection.search());
 }
 

@@ -66,7 +66,7 @@ struct SelectShared {
   std::uint32_t over[32], same[32], slots[32];       ///< by warp
 };
 
-/// Chooses from the rows of a cluster with a block of kThreads in each of its blocks.
+/// Chooses from the rows of a cluster with a block of kThreads in each of its blocks. All of them must have started.
 template <int kThreads>
 struct ClusterSelect {
   static constexpr int kWarps = kThreads / 32;

@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   auto* keys = reinterpret_cast<std::uint32_t*>(dynamic + Place::kKeys);
   const int rank = device::cluster_rank();
   const std::int64_t row = blockIdx.x / together;
+  device::cluster_arrive();  // waited for before another block's shared memory is written: it must have started
   device::pdl_wait();
   device::pdl_trigger();
   const auto length = static_cast<std::uint32_t>(c.length(row));
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
   __syncthreads();
+  device::cluster_wait();
   selection.write(c, row, selection.search());
 }
 

@@ -57,11 +57,18 @@ def _group_dim(values: Values) -> Any:
     return values["heads"] // values["groups"] * values["dim"]
 
 
-# Shapes that the words of the op table leave to people.
+def _quantised_heads(values: Values) -> tuple[Any, ...]:
+    """E4M3 output of attention, group after group; nothing where it is not quantised."""
+    groups = values["output_epilogue.groups"]
+    return (groups, values["tokens"], values["heads"] // groups * values["value_dim"]) if groups else ()
+
+
+# Shapes that the words of the op table leave to people; () where they do not.
 _SHAPES: dict[tuple[str, str], Shape] = {
     ("quantize_rows", "scales"): _packed_scales("ue8m0x4", None, lambda v: v["dim"], "rows"),
     ("inverse_rope_quant", "values"): lambda v: (v["groups"], v["tokens"], _group_dim(v)),
     ("inverse_rope_quant", "scales"): _packed_scales("ue8m0x4", "groups", _group_dim, "tokens"),
+    ("sparse_attention", "o"): _quantised_heads,
     ("gather_rows", "out"): lambda v: (v["requests"], v["rows"], 512),
 }
 _SCALE_DTYPES = {"f32": torch.float32, "ue8m0x4": torch.int32}
@@ -178,7 +185,7 @@ def new_outputs(
     made = {}
     for tensor in returned(members):
         rule = _SHAPES.get((members.op, tensor.name))
-        shape = rule(values) if rule else tuple(_size(members, dim, values) for dim in tensor.dims)
+        shape = (rule(values) if rule else ()) or tuple(_size(members, dim, values) for dim in tensor.dims)
         new = torch.zeros if members.op in _LEAVE_ENDS else torch.empty
         made[tensor.name] = new(shape, dtype=_dtype(tensor, values), device=device)
     del values["given"]

@@ -15,6 +15,7 @@ import cases
 OTHERS = {
     "add_rows",
     "draft_positions",
+    "indexer_topk",
     "joint_projection",
     "merge_partials",
     "merge_topk",
@@ -117,6 +118,26 @@ def test_joint_projection_is_a_projection_of_each_weight() -> None:
         sm.ops.projection(x=x, w=w, y=alone)
         np.testing.assert_array_equal(part["y"], alone)
         np.testing.assert_allclose(alone[:, 0], x[:, 0] @ w[0].T, rtol=1e-4, atol=1e-5)
+
+
+def test_indexer_topk_is_scores_and_their_choice() -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(2, 64, 128)).astype(np.float32)
+    cache = sm.Cache(rows.view(np.uint8).reshape(2, -1), format="index_f32", block_size=64)
+    inputs = {
+        "q": rng.normal(size=(3, 2, 128)).astype(np.float32),
+        "weights": rng.normal(size=(3, 2)).astype(np.float32),
+        "row_to_req": np.zeros(3, np.int32),
+        "lens": np.array([100, 3, 64], np.int32),
+        "block_table": np.array([[1, 0]], np.int32),
+        "cache": cache,
+    }
+    scores, want, chosen = np.zeros((3, 100), np.float32), np.empty((3, 8), np.int32), np.empty((3, 8), np.int32)
+    sm.ops.indexer_logits(**inputs, logits=scores)
+    sm.ops.topk(logits=scores, lens=inputs["lens"], indices=want)
+    sm.ops.indexer_topk(**inputs, indices=chosen, width=100)
+    np.testing.assert_array_equal(chosen, want)
+    assert (chosen[1] == [0, 1, 2, -1, -1, -1, -1, -1]).all()
 
 
 def test_quantize_rows_gives_e4m3_as_bytes() -> None:

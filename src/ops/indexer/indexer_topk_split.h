@@ -44,9 +44,9 @@ constexpr double select_us(const SelectShape& s, std::int64_t rows, std::int64_t
   const auto r = static_cast<double>(rows);
   const double tile = std::max(603 * busy / static_cast<double>(s.multiprocessors) + 241 * (r - 1), 100 + 370 * r);
   const double block = 9 + static_cast<double>(tiles) * (tile / kCyclesPerUs + 0.03 * r);
-  const auto waves = static_cast<double>((groups + at_once - 1) / at_once);
+  const std::int64_t waves = (groups + at_once - 1) / at_once;
   return s.uneven() ? block * std::max(1.0, static_cast<double>(groups) / static_cast<double>(at_once) * 0.6)
-                    : block * waves;
+                    : block * static_cast<double>(waves);
 }
 
 /// The cut with the shortest estimated time.

@@ -132,9 +132,9 @@ IndexerFixture::IndexerFixture(const Options& options, const Cell& cell_in, std:
   logits_plan.emplace(problem, plan_options<IndexerLogits>(options, problem));
   const TopK::Problem selection{.rows = cell.rows(), .width = cell.entries, .k = k};
   topk_plan.emplace(selection, plan_options<TopK>(options, selection));
-  const IndexerTopK::Problem joint{
-      .rows = cell.rows(), .heads = heads, .dim = rows.dim, .width = cell.entries, .k = k, .format = &rows};
   if (!options.implementations.contains(IndexerLogits::kName) && !options.implementations.contains(TopK::kName)) {
+    const IndexerTopK::Problem joint{
+        .rows = cell.rows(), .heads = heads, .dim = rows.dim, .width = cell.entries, .k = k, .format = &rows};
     joint_plan.emplace(joint, plan_options<IndexerTopK>(options, joint));
     if (joint_plan->implementation() != IndexerTopK::kOneLaunch) joint_plan.reset();
   }

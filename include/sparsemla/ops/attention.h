@@ -49,8 +49,8 @@ struct SparseAttention {
   /// bit for bit. Not for partial results.
   ///
   /// With E4M3 o also the quantisation for an FP8 output projection: o and `scales` are what InverseRopeQuant would
-  /// make of BF16 o, bit for bit, group after group. What becomes of a position without a row in cos_sin is not said
-  /// then.
+  /// make of BF16 o, bit for bit, group after group. What is written for a token whose position has no row in cos_sin
+  /// is unspecified then.
   struct OutputEpilogue {
     int rope_dim = 64;                      ///< numbers of a head of o that are rotated back, its last
     std::int64_t groups = 0;                ///< G, divides H: E4M3 o; 0: o in BF16 or F32

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <type_traits>
-
 #include "ops/attention/block_sm90.cuh"
 
 namespace smla::attention::sm90 {
@@ -59,30 +57,25 @@ struct HalfPair {
   }
 };
 
-/// Stages 64 columns of rows of 16-bit numbers, bf16 or fp16 as `pair` rounds them.
-template <class Number, class Pair>
-__device__ void stage_pairs(const RowStage& stage, int lane, int block, const Number& number, const Pair& pair) {
-  const int row = lane % 8 + lane / 8 % 2 * 8;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    std::uint32_t v[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const int i = 32 * block + 8 * j + 2 * w;
-      v[w] = pair(number(i), number(i + 1));
-    }
-    device::stmatrix_x4(stage.place(row, 2 * j + lane / 16), v[0], v[1], v[2], v[3]);
-  }
-}
-
-/// Writes such rows. `o`: the warp's first row at its first column; `stride`: numbers from a row to the next.
+/// Writes rows of 16-bit numbers, bf16 or fp16 as `pair` rounds them. `o`: the warp's first row at its first column;
+/// `stride`: numbers from a row to the next.
 template <class Number, class Pair>
 __device__ void store_pairs(const RowStage& stage, std::uint16_t* o, std::int64_t stride, const Number& number,
                             const Pair& pair) {
   const int lane = fresh_thread() % 32;
+  const int row = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
-    stage_pairs(stage, lane, block, number, pair);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      std::uint32_t v[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int i = 32 * block + 8 * j + 2 * w;
+        v[w] = pair(number(i), number(i + 1));
+      }
+      device::stmatrix_x4(stage.place(row, 2 * j + lane / 16), v[0], v[1], v[2], v[3]);
+    }
     stage.flush(reinterpret_cast<std::uint8_t*>(o + 64 * block), 2 * stride);
   }
 }

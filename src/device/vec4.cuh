@@ -82,23 +82,25 @@ __device__ inline float4 widened(uint2 raw) {
           __uint_as_float(raw.y & 0xFFFF'0000U)};
 }
 
-/// Four numbers as E4M3, rounded as in core/codecs.h, with the signs of four others: arithmetic on the GPU loses the
-/// sign of a NaN.
-__device__ inline std::uint32_t e4m3_codes(float4 v, float4 signs) {
+/// Four numbers as E4M3, the first in the lowest bits, rounded as in core/codecs.h, but a NaN loses its sign.
+__device__ inline std::uint32_t e4m3_codes(float4 v) {
 #if __CUDA_ARCH__ >= 890
   std::uint16_t low;
   std::uint16_t high;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v.y), "f"(v.x));
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v.w), "f"(v.z));
-  const std::uint32_t codes = low | static_cast<std::uint32_t>(high) << 16;
+  return low | static_cast<std::uint32_t>(high) << 16;
 #else
   const auto byte = [](float a) { return static_cast<std::uint32_t>(to_e4m3(a).bits); };
-  const std::uint32_t codes = byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
+  return byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
 #endif
+}
+/// The same with the signs of four others: arithmetic on the GPU loses the sign of a NaN.
+__device__ inline std::uint32_t e4m3_codes(float4 v, float4 signs) {
   const std::uint32_t top =
       __byte_perm(__byte_perm(__float_as_uint(signs.x), __float_as_uint(signs.y), 0x0073),
                   __byte_perm(__float_as_uint(signs.z), __float_as_uint(signs.w), 0x0073), 0x5410);
-  return codes | (top & 0x8080'8080U);
+  return e4m3_codes(v) | (top & 0x8080'8080U);
 }
 
 /// Four numbers rounded once to T, with the bits of core/codecs.h, NaN included.

@@ -145,19 +145,29 @@ float of_code(std::uint32_t code) {
   return all[code & 0xFF];
 }
 
-/// A warp's 16 rows of a product of 64 with e4m3 numbers, a in registers.
+/// A warp's 16 rows of a product of 64 with e4m3 numbers.
 void multiply_codes(Warp& w, const Product& p) {
   const Instruction& i = *p.instruction;
   const int columns = static_cast<int>(i.d.size()) * 2;
   const Matrix b(w, p.b);
-  for (const Operand& sign : {i.s[6], i.s[7]})
+  const std::size_t signs = p.registers ? 6 : 3;
+  for (const Operand& sign : {i.s[signs], i.s[signs + 1]})
     if (number(w, sign, 0) != 1) throw Error("wgmma: a sign that the emulator does not know");
   float left[16][kCodeDepth];
-  for (int l = 0; l < kLanes; ++l) {
-    for (int n = 0; n < 4; ++n) {
-      const std::uint32_t word = p.left[static_cast<std::size_t>(n * kLanes + l)];
-      for (int byte = 0; byte < 4; ++byte)
-        left[l / 4 + n % 2 * 8][n / 2 * 16 + l % 4 * 4 + byte] = of_code(word >> 8 * byte);
+  if (p.registers) {
+    for (int l = 0; l < kLanes; ++l) {
+      for (int n = 0; n < 4; ++n) {
+        const std::uint32_t word = p.left[static_cast<std::size_t>(n * kLanes + l)];
+        for (int byte = 0; byte < 4; ++byte)
+          left[l / 4 + n % 2 * 8][n / 2 * 16 + l % 4 * 4 + byte] = of_code(word >> 8 * byte);
+      }
+    }
+  } else {
+    const Matrix a(w, p.a);
+    for (int r = 0; r < 16; ++r) {
+      for (int k = 0; k < kCodeDepth; ++k)
+        left[r][k] = of_code(
+            a.along_k<std::uint8_t>(static_cast<std::uint32_t>(w.number % 4 * 16 + r), static_cast<std::uint32_t>(k)));
     }
   }
   for (int n = 0; n < columns; ++n) {
@@ -246,10 +256,10 @@ void run_stmatrix(Warp& w, const Instruction& i, std::uint32_t) {
 // A product begins when it is asked for and is made when it is waited for, or at once: both are what hardware may do.
 void run_wgmma(Warp& w, const Instruction& i, std::uint32_t) {
   const bool codes = i.from == Type::kE4M3;
-  // a, b, whether to add, two signs, and of 16-bit numbers an order of each matrix in memory. Codes of a are in four
-  // registers, 16-bit numbers where b is followed by one order.
-  const bool registers = codes || i.s.size() == 9;
-  if (i.s.size() != (codes ? 8 : registers ? 9 : 7)) throw Error("wgmma: operands that the emulator does not know");
+  // a, b, whether to add, two signs, and of 16-bit numbers an order of each matrix in memory. In registers a takes
+  // four.
+  const bool registers = i.s.size() == (codes ? 8 : 9);
+  if (!registers && i.s.size() != (codes ? 5 : 7)) throw Error("wgmma: operands that the emulator does not know");
   const std::size_t b = registers ? 4 : 1;
   Product p{.instruction = &i,
             .a = registers ? 0 : number(w, i.s[0], 0),

@@ -6,20 +6,39 @@
 namespace smla::projection {
 namespace {
 
-/// Clusters of 1 to 8 blocks on an H200: those of eight fit 15 times, not 16, and those of four 30 times. The others
-/// are not measured.
-constexpr ClustersAtOnce kHopper = {132, 66, 40, 30, 23, 20, 15, 15};
+/// Clusters of 1 to 8 blocks on an H200, one block a multiprocessor: those of eight fit 15 times, not 16, and those of
+/// four 30 times. The others are not measured.
+constexpr ClustersAtOnce kSingle = {132, 66, 40, 30, 23, 20, 15, 15};
+constexpr ClustersAtOnce kDouble = {264, 132, 80, 62, 48, 40, 34, 31};
 
-/// Blocks that share a tile.
-int sharing(std::int64_t n, std::int64_t row_bytes, std::int64_t groups = 1, ClustersAtOnce at_once = kHopper) {
-  return blocks_of_tile({.tiles = groups * ((n + 255) / 256), .tile_bytes = std::min<std::int64_t>(n, 256) * row_bytes},
-                        at_once);
+/// Blocks of 256 outputs that share a tile of up to 64 rows.
+int sharing(std::int64_t n, std::int64_t row_bytes, std::int64_t groups = 1, ClustersAtOnce at_once = kSingle,
+            std::int64_t row_blocks = 1) {
+  return blocks_of_tile({.tiles = groups * ((n + 255) / 256) * row_blocks,
+                         .tile_bytes = std::min<std::int64_t>(n, 256) * row_bytes,
+                         .bytes = groups * n * row_bytes},
+                        {.clusters = at_once, .single = at_once, .rate = 21});
+}
+/// Blocks of 128 outputs, two a multiprocessor.
+int sharing_of_few(std::int64_t n, std::int64_t row_bytes, std::int64_t groups = 1) {
+  return blocks_of_tile({.tiles = groups * ((n + 127) / 128),
+                         .tile_bytes = std::min<std::int64_t>(n, 128) * row_bytes,
+                         .bytes = groups * n * row_bytes},
+                        {.clusters = kDouble, .single = kSingle, .rate = 30});
 }
 
 TEST(StreamSplit, LargeWeightsTakeAsManyBlocksAsRunInOneRound) {
   EXPECT_EQ(sharing(32768, 1024), 1);    // wq_b
   EXPECT_EQ(sharing(1024, 4096, 8), 3);  // wo_a: 32 tiles, of which four blocks each would take two rounds
   EXPECT_EQ(sharing(4096, 8192), 6);     // wo_b: 16 tiles
+  EXPECT_EQ(sharing(1024, 4096, 8, kSingle, 2), 2);
+  EXPECT_EQ(sharing(4096, 8192, 1, kSingle, 2), 3);
+}
+
+TEST(StreamSplit, TwoBlocksOfAMultiprocessorShareItsRate) {
+  EXPECT_EQ(sharing_of_few(32768, 1024), 1);
+  EXPECT_EQ(sharing_of_few(1024, 4096, 8), 2);  // 64 clusters of two are one block a multiprocessor
+  EXPECT_EQ(sharing_of_few(4096, 8192), 7);     // 32 clusters of eight do not fit
 }
 
 TEST(StreamSplit, SmallWeightsTakeMostBlocksOfACluster) {

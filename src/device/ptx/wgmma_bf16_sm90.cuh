@@ -6,47 +6,44 @@
 
 namespace smla::device {
 
-// wgmma of bf16 numbers in registers with a matrix from shared memory; wgmma_sm90.cuh says what matrices and groups of
-// products are.
+// wgmma of bf16 matrices in shared memory; wgmma_sm90.cuh says what matrices and groups of products are.
 
 // clang-format off
-/// d (64 x N) = a (64 x 16) b^T, plus d where `add`; rows of b run along k. N is twice the length of d. Of a, a lane has
-/// numbers 2(l%4) and 2(l%4)+1 of the rows l/4 (a[0]) and l/4+8 (a[1]) of its warp's sixteen, and the same 8 numbers
-/// further on (a[2], a[3]).
-__device__ inline void wgmma_rs_bf16(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+/// d (64 x N) = a (64 x 16) b^T, plus d where `add`; rows of both run along k. N is twice the length of d.
+__device__ inline void wgmma_ss_bf16(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
+      "{ .reg .pred p; setp.ne.b32 p, %10, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, {%8, %9, %10, %11}, %12, p, 1, 1, 0; }"
+      "}, %8, %9, p, 1, 1, 0, 0; }"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
-__device__ inline void wgmma_rs_bf16(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+__device__ inline void wgmma_ss_bf16(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+      "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
+      "}, %16, %17, p, 1, 1, 0, 0; }"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
-__device__ inline void wgmma_rs_bf16(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+__device__ inline void wgmma_ss_bf16(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+      "}, %32, %33, p, 1, 1, 0, 0; }"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 // clang-format on
 

@@ -17,17 +17,20 @@ namespace {
 using namespace projection;
 using JointProblem = JointProjection::Problem;
 
-using Sixteen = sm90::StreamShape<16, 1, 5>;  ///< up to 16 rows
-using ThirtyTwo = sm90::StreamShape<32, 1, 4>;
-using SixtyFour = sm90::StreamShape<64, 1, 4>;
-using Most = sm90::StreamShape<64, 2, 3>;  ///< more, 128 at a time
-constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared, Most::kShared});
-static_assert(kMostShared <= 227 << 10);
+// Outputs of a block, rows of a tile, stages: two blocks a multiprocessor where rows are few.
+using Sixteen = sm90::StreamShape<128, 16, 5>;
+using ThirtyTwo = sm90::StreamShape<128, 32, 4>;
+using SixtyFour = sm90::StreamShape<256, 64, 4>;  ///< at a time, if there are more
+constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared});
+static_assert(kMostShared <= 227 << 10 && std::max(Sixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
 
-/// Rows for which the kernel is chosen by itself: of E4M3 weights alone, and where bf16 ones are among them, which have
-/// twice the bytes.
-constexpr std::int64_t kFewestRows = 17;
+/// Rows for which the kernel is chosen by itself: of E4M3 weights alone, from bytes on that are worth its clusters
+/// (from kFewestRows on half of them are); where bf16 ones are among them, from kFewestRowsWithBf16 on. Above
+/// kStreamedElsewhere rows nothing else takes bf16 x beside E4M3 weights.
+constexpr std::int64_t kFewestBytes = std::int64_t{16} << 20;
+constexpr std::int64_t kFewestRows = 9;
 constexpr std::int64_t kFewestRowsWithBf16 = 33;
+constexpr std::int64_t kStreamedElsewhere = 64;
 constexpr std::int64_t kMostRows = 128;
 constexpr std::int64_t kMostInputs = (std::int64_t{1} << 30) - sm90::kPiece;  // a row's bytes in 31 bits
 
@@ -39,59 +42,115 @@ std::string loses(const JointProblem& p, const PlanOptions& options) {
   const auto end = p.part.begin() + p.parts;
   const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3; };
   if (!std::any_of(p.part.begin(), end, e4m3)) return "not chosen by itself for bf16 weights" + named;
-  const std::int64_t fewest = std::all_of(p.part.begin(), end, e4m3) ? kFewestRows : kFewestRowsWithBf16;
-  if (p.m >= fewest && p.m <= kMostRows) return "";
-  return "not chosen by itself but for " + std::to_string(fewest) + " to " + std::to_string(kMostRows) + " rows" +
-         named;
+  if (p.m > kMostRows) return "not chosen by itself for more than " + std::to_string(kMostRows) + " rows" + named;
+  if (p.m > kStreamedElsewhere) return "";
+  if (!std::all_of(p.part.begin(), end, e4m3)) {
+    if (p.m >= kFewestRowsWithBf16) return "";
+    return "not chosen by itself for fewer than " + std::to_string(kFewestRowsWithBf16) +
+           " rows where bf16 weights are among them" + named;
+  }
+  std::int64_t bytes = 0;
+  for (auto part = p.part.begin(); part != end; ++part) bytes += p.groups * part->n * p.k;
+  const std::int64_t fewest = p.m < kFewestRows ? kFewestBytes : kFewestBytes / 2;
+  if (bytes >= fewest) return "";
+  return "not chosen by itself for less than " + std::to_string(fewest) + " bytes of weights" + named;
+}
+
+/// Where x lies in the workspace after it has been split.
+SplitX split_x(const JointProblem& p, void* workspace) {
+  const std::int64_t rows = (p.m + 3) / 4 * 4;
+  const std::int64_t bytes = p.groups * rows * p.k;
+  auto* at = static_cast<std::uint8_t*>(workspace);
+  return {.upper = at,
+          .lower = at + bytes,
+          .scales = reinterpret_cast<float*>(at + 2 * bytes),
+          .rows = rows,
+          .chunks = static_cast<std::uint32_t>((p.k + sm90::kPiece - 1) / sm90::kPiece)};
+}
+bool splits_before(const JointProblem& p) {
+  const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3 && part.n > 0; };
+  return p.m > Sixteen::kRows && p.k > 0 && std::any_of(p.part.begin(), p.part.begin() + p.parts, e4m3);
+}
+std::size_t split_bytes(const JointProblem& p) {
+  if (!splits_before(p)) return 0;
+  const SplitX x = split_x(p, nullptr);
+  return static_cast<std::size_t>(p.groups * x.rows * (2 * p.k + 4 * std::int64_t{x.chunks}));
 }
 
 Decision decide_joint(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
   if (std::string lost = loses(p, options); !lost.empty()) return refused(std::move(lost));
   if (std::string wrong = not_streamed(p); !wrong.empty()) return refused(std::move(wrong));
+  for (int i = 0; i < p.parts; ++i) {
+    const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
+    if (part.w == DType::kE4M3 && part.y != DType::kBF16)
+      return refused("it gives bf16 y of E4M3 weights, whose sums are narrower than fp32");
+  }
   if (p.k > kMostInputs) return refused("it takes k to " + std::to_string(kMostInputs));
   if (machine.gpu.shared_bytes < kMostShared) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(kMostShared));
   }
-  return {};
+  Decision decision;
+  decision.workspace_bytes = split_bytes(p);
+  return decision;
 }
 Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
   return decide_joint(joint_problem(p), options, machine);
 }
 
 template <class Shape>
-constexpr auto kKernel = sm90::stream_rows<Shape::kWidth, Shape::kParts, Shape::kDeep>;
+constexpr auto kKernel = sm90::stream_rows<Shape::kOutputs, Shape::kRows, Shape::kDeep>;
 
 template <class Shape, unsigned kTogether>
 std::int64_t at_once() {
-  return device::clusters_at_once<kKernel<Shape>, kTogether, Shape::kShared>(dim3(Shape::kThreads));
+  return device::clusters_at_once<kKernel<Shape>, kTogether, Shape::kShared>(dim3(sm90::kThreads));
 }
 
-std::int64_t tile_bytes(const StreamCall& call, const StreamPart& part) {
-  return std::min<std::int64_t>(part.n, sm90::kOutputs) * call.k * (part.e4m3 ? 1 : 2);
+template <class Shape>
+ClustersAtOnce clusters() {
+  return {at_once<Shape, 1>(), at_once<Shape, 2>(), at_once<Shape, 3>(), at_once<Shape, 4>(),
+          at_once<Shape, 5>(), at_once<Shape, 6>(), at_once<Shape, 7>(), at_once<Shape, 8>()};
+}
+template <class Shape>
+StreamRoom room() {
+  return {.clusters = clusters<Shape>(), .single = clusters<SixtyFour>(), .rate = Shape::kRows > 32 ? 21 : 30};
+}
+
+template <class Shape>
+std::int64_t tiles_along(const StreamPart& part) {
+  return (part.n + Shape::kOutputs - 1) / Shape::kOutputs;
+}
+template <class Shape>
+StreamedWeight streamed(const StreamCall& call, const StreamPart& part, std::int64_t row_blocks) {
+  const std::int64_t row_bytes = std::int64_t{call.k} * (part.e4m3 ? 1 : 2);
+  return {.tiles = call.groups * tiles_along<Shape>(part) * row_blocks,
+          .tile_bytes = std::min<std::int64_t>(part.n, Shape::kOutputs) * row_bytes,
+          .bytes = call.groups * part.n * row_bytes};
 }
 
 /// Deals the call out to clusters: how many blocks share a tile of each weight, large items first.
-void cut(StreamCall& call, std::int64_t rows) {
-  // Of one shape for all: a row's bits must not depend on how many there are.
-  const ClustersAtOnce clusters = {at_once<Most, 1>(), at_once<Most, 2>(), at_once<Most, 3>(), at_once<Most, 4>(),
-                                   at_once<Most, 5>(), at_once<Most, 6>(), at_once<Most, 7>(), at_once<Most, 8>()};
-  call.row_blocks = static_cast<std::uint32_t>((call.m + rows - 1) / rows);
+template <class Shape>
+void cut(StreamCall& call, bool deterministic) {
+  const StreamRoom there = deterministic ? room<SixtyFour>() : room<Shape>();
+  call.row_blocks = static_cast<std::uint32_t>((call.m + Shape::kRows - 1) / Shape::kRows);
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];
+    // Where a row's bits must not depend on how many there are, inputs are cut as those of one shape for all.
     part.sharing = blocks_of_tile(
-        {.tiles = call.groups * sm90::tiles_along(part.n), .tile_bytes = tile_bytes(call, part)}, clusters);
+        deterministic ? streamed<SixtyFour>(call, part, 1) : streamed<Shape>(call, part, call.row_blocks), there);
     call.together = std::max(call.together, part.sharing);
   }
-  std::sort(call.part, call.part + call.parts, [&](const StreamPart& a, const StreamPart& b) {
-    return tile_bytes(call, a) / a.sharing > tile_bytes(call, b) / b.sharing;
-  });
+  const auto block_bytes = [&](const StreamPart& part) {
+    return streamed<Shape>(call, part, 1).tile_bytes / part.sharing;
+  };
+  std::sort(call.part, call.part + call.parts,
+            [&](const StreamPart& a, const StreamPart& b) { return block_bytes(a) > block_bytes(b); });
   std::int64_t items = 0;
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];
     const std::int64_t at_a_time = call.together / part.sharing;
-    const std::int64_t columns = (sm90::tiles_along(part.n) + at_a_time - 1) / at_a_time;
+    const std::int64_t columns = (tiles_along<Shape>(part) + at_a_time - 1) / at_a_time;
     part.columns = static_cast<std::uint32_t>(columns);
     part.tiles = blocks_for(columns * call.groups * call.row_blocks, 1);
     items += part.tiles;
@@ -102,13 +161,13 @@ void cut(StreamCall& call, std::int64_t rows) {
 template <class Shape, unsigned kTogether>
 void launch(const StreamCall& call, cudaStream_t stream) {
   const std::int64_t clusters = std::min<std::int64_t>(call.tiles, at_once<Shape, kTogether>());
-  device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters),
-                                                    dim3(Shape::kThreads), Shape::kShared, stream, call);
+  device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
+                                                    Shape::kShared, stream, call);
 }
 
 template <class Shape>
-void launch(StreamCall call, cudaStream_t stream) {
-  cut(call, Shape::kRows);
+void launch(StreamCall call, bool deterministic, cudaStream_t stream) {
+  cut<Shape>(call, deterministic);
   switch (call.together) {
     case 1: return launch<Shape, 1>(call, stream);
     case 2: return launch<Shape, 2>(call, stream);
@@ -126,17 +185,21 @@ void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunC
     for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, a, i), context);
     return;
   }
-  const StreamCall call = stream_call(p, a);
+  StreamCall call = stream_call(p, a);
   if (p.m == 0 || call.parts == 0) return;
   const cudaStream_t stream = stream_of(context.stream);
+  if (splits_before(p)) {
+    call.split = split_x(p, context.workspace.data);
+    const std::int64_t units = p.groups * call.split.rows / sm90::kSplitRows * call.split.chunks;
+    device::launch_pdl<sm90::split_rows>("projection", blocks_for(units, sm90::kGroupWarps), dim3(sm90::kGroupThreads),
+                                         0, stream, call);
+  }
   if (p.m <= Sixteen::kRows) {
-    launch<Sixteen>(call, stream);
+    launch<Sixteen>(call, context.deterministic, stream);
   } else if (p.m <= ThirtyTwo::kRows) {
-    launch<ThirtyTwo>(call, stream);
-  } else if (p.m <= SixtyFour::kRows) {
-    launch<SixtyFour>(call, stream);
+    launch<ThirtyTwo>(call, context.deterministic, stream);
   } else {
-    launch<Most>(call, stream);
+    launch<SixtyFour>(call, context.deterministic, stream);
   }
 }
 

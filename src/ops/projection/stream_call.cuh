@@ -33,6 +33,15 @@ struct StreamPart {
   }
 };
 
+/// x as E4M3 numbers, where `sm90_stream` has it split before (split_inputs_sm90.cuh).
+struct SplitX {
+  std::uint8_t* upper = nullptr;  ///< [groups, rows, k]
+  std::uint8_t* lower = nullptr;  ///< [groups, rows, k]
+  float* scales = nullptr;        ///< [groups, chunks, rows]
+  std::int64_t rows = 0;          ///< m, rounded up to a multiple of four
+  std::uint32_t chunks = 0;       ///< of 128 inputs
+};
+
 /// The weights of one input.
 struct StreamCall {
   static constexpr int kMaxParts = 8;
@@ -43,6 +52,7 @@ struct StreamCall {
   std::uint32_t row_blocks = 1;
   std::uint32_t tiles = 0;  ///< of all parts
   int together = 1;         ///< `sm90_stream`: blocks of a cluster
+  SplitX split;
   int parts = 0;
   StreamPart part[kMaxParts];
 };

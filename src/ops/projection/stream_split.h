@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace smla::projection {
 
 // How many blocks of a cluster share the inputs of a tile in `sm90_stream`: a pure function of a weight's shape and of
-// what runs at once, so that a weight's results depend neither on the rows nor on the other weights of a call.
+// what runs at once, so that a weight's results do not depend on the other weights of a call.
 
 /// Most blocks of a cluster.
 constexpr int kMostSharing = 8;
@@ -15,27 +16,36 @@ constexpr int kMostSharing = 8;
 /// Clusters of 1, 2, ... 8 blocks that run at once. 0: none does.
 using ClustersAtOnce = std::array<std::int64_t, kMostSharing>;
 
-/// A weight of a call.
-struct StreamedWeight {
-  std::int64_t tiles = 0;       ///< of all groups, for one block of rows
-  std::int64_t tile_bytes = 0;  ///< of a whole tile
+/// What runs at once.
+struct StreamRoom {
+  ClustersAtOnce clusters{};
+  ClustersAtOnce single{};  ///< with one block a multiprocessor
+  std::int64_t rate = 1;    ///< GB/s that a multiprocessor streams, measured
 };
 
-/// What a launch would take, in ns, were the weight alone and `sharing` blocks to share each tile. A block streams up
-/// to 18 GB/s (measured with 64 rows), all of them 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums
-/// of several blocks 1,200.
-constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, std::int64_t clusters) {
-  const std::int64_t rounds = (w.tiles + clusters - 1) / clusters;
-  const std::int64_t of_block = (w.tile_bytes + sharing - 1) / sharing;
-  return std::max(w.tiles * w.tile_bytes / 4000, rounds * of_block / 18) + rounds * (sharing > 1 ? 1500 : 300);
+/// A weight of a call.
+struct StreamedWeight {
+  std::int64_t tiles = 0;       ///< of all groups and blocks of rows
+  std::int64_t tile_bytes = 0;  ///< of a whole tile
+  std::int64_t bytes = 0;       ///< of the weight
+};
+
+/// What a launch would take, in ns, were the weight alone and `sharing` blocks to share each tile. All multiprocessors
+/// stream 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several blocks 1,200.
+constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, const StreamRoom& room) {
+  const auto of = static_cast<std::size_t>(sharing - 1);
+  const std::int64_t at_once = std::min(w.tiles, room.clusters[of]);
+  const std::int64_t rounds = (w.tiles + at_once - 1) / at_once;
+  const std::int64_t of_multiprocessor = (at_once > room.single[of] ? 2 : 1) * ((w.tile_bytes + sharing - 1) / sharing);
+  return std::max(w.bytes / 4000, rounds * of_multiprocessor / room.rate) + rounds * (sharing > 1 ? 1500 : 300);
 }
 
 /// How many blocks share a tile of the weight.
-constexpr int blocks_of_tile(const StreamedWeight& w, const ClustersAtOnce& at_once) {
+constexpr int blocks_of_tile(const StreamedWeight& w, const StreamRoom& room) {
   int best = 1;
-  const auto clusters = [&](int sharing) { return at_once[static_cast<std::size_t>(sharing - 1)]; };
   for (int sharing = 2; sharing <= kMostSharing; ++sharing) {
-    if (clusters(sharing) > 0 && stream_time(w, sharing, clusters(sharing)) < stream_time(w, best, clusters(best)))
+    if (room.clusters[static_cast<std::size_t>(sharing - 1)] > 0 &&
+        stream_time(w, sharing, room) < stream_time(w, best, room))
       best = sharing;
   }
   return best;

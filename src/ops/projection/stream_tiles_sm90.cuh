@@ -7,35 +7,45 @@ namespace smla::projection::sm90 {
 
 // How the products of a call are dealt out to clusters of blocks, and where things lie in a block's shared memory.
 
-constexpr int kGroupThreads = 128;                  ///< of a warpgroup
-constexpr int kProducerWarps = kGroupThreads / 32;  ///< warps
-constexpr int kOutputs = 256;                       ///< of a block
-constexpr int kPiece = 128;                      ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
-constexpr int kWeightBytes = kOutputs * kPiece;  ///< of a stage
+constexpr int kGroupThreads = 128;               ///< of a warpgroup
+constexpr int kGroupWarps = kGroupThreads / 32;  ///< of a warpgroup
+constexpr int kConsumers = 2;                    ///< warpgroups that multiply; one brings x, and one the weights
+constexpr int kThreads = (kConsumers + 2) * kGroupThreads;
+constexpr int kPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
 
 static_assert(kPiece == Projection::kWeightBlock);
 
-/// kWidth: rows of x of a product; kParts: products beside one another; kDeep: stages of the ring.
-template <int kWidth_, int kParts_, int kDeep_>
+/// kOutputs: of a block; kRows: rows of x of a tile; kDeep: stages of the ring.
+template <int kOutputs_, int kRows_, int kDeep_>
 struct StreamShape {
-  static constexpr int kWidth = kWidth_;
-  static constexpr int kParts = kParts_;
+  static constexpr int kOutputs = kOutputs_;
+  static constexpr int kRows = kRows_;
   static constexpr int kDeep = kDeep_;
-  static constexpr int kRows = kWidth * kParts;
-  /// Warpgroups that multiply; one more brings what they multiply. Four wait less than two, but have registers for one
-  /// product each.
-  static constexpr int kConsumers = kParts == 1 ? 4 : 2;
-  static constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
+  /// With many rows the blocks have no time to split x, so a kernel ahead does.
+  static constexpr bool kSplitBefore = kRows > 16;
   static constexpr int kGroupOutputs = kOutputs / kConsumers;  ///< of a warpgroup, in one block of scales
   static constexpr int kTall = kGroupOutputs / 64;             ///< its tiles of 64 outputs
   static_assert(Projection::kWeightBlock % kGroupOutputs == 0);
-  static constexpr int kColumnBytes = kRows * 128;  ///< 64 inputs of all rows, swizzled
-  static constexpr int kStage = kWeightBytes + 2 * kColumnBytes;
-  static constexpr int kSumRows = kRows < 32 ? kRows : 32;  ///< rows whose sums the blocks of a cluster add at a time
+  static constexpr int kWeightBytes = kOutputs * kPiece;  ///< of a stage
+  static constexpr int kHalfBytes = kRows * 128;          ///< 128 bytes of each row of x, swizzled
+  static constexpr int kStage = kWeightBytes + 2 * kHalfBytes;
+  static constexpr int kSumRows = kOutputs == 128 ? 16 : 32;  ///< rows whose sums a cluster adds at a time
   static constexpr int kSumStride = kOutputs + 4;  ///< floats from row to row: no two lanes of a store in one bank
   static constexpr int kSums = kDeep * kStage;     ///< where things begin, in bytes
-  static constexpr int kBarriers = kSums + kSumRows * kSumStride * 4;
-  static constexpr int kShared = kBarriers + 2 * kDeep * 8;
+  static constexpr int kRowScales = kSums + kSumRows * kSumStride * 4;  ///< of a stage's x
+  static constexpr int kWeightScales = kRowScales + kDeep * kRows * 4;  ///< of a stage's weights, a consumer each
+  static constexpr int kBarriers = kWeightScales + kDeep * kConsumers * 4;
+  static constexpr int kShared = kBarriers + 3 * kDeep * 8;
+
+  /// Barriers of a stage: its weights are there, its x is, and all of it has been multiplied.
+  __device__ static constexpr std::uint32_t weights_there(int slot) { return kBarriers + 8 * slot; }
+  __device__ static constexpr std::uint32_t inputs_there(int slot) { return kBarriers + 8 * (kDeep + slot); }
+  __device__ static constexpr std::uint32_t free(int slot) { return kBarriers + 8 * (2 * kDeep + slot); }
+  /// Where a row's half of a stage's x lies: of bf16 x the first or the last 64 inputs, of split x 128 upper or 128
+  /// lower parts.
+  __device__ static constexpr std::uint32_t half_row(int slot, int half, int row) {
+    return slot * kStage + kWeightBytes + half * kHalfBytes + row * 128;
+  }
 };
 
 /// What a block computes at a time.
@@ -51,7 +61,7 @@ struct Tile {
 /// The tiles of a block. The clusters take the call's items in turn, there and back, so that one that had a large item
 /// has a small one next (the host sorts them). An item is as many tiles as a cluster computes at once. Rows are
 /// innermost: clusters that run at the same time share their weights in L2.
-template <int kRows>
+template <class Shape>
 class Tiles {
  public:
   __device__ explicit Tiles(const StreamCall& call)
@@ -78,8 +88,9 @@ class Tiles {
     const std::uint32_t upper = item / call_->row_blocks;
     tile.number = number;
     tile.group = upper / part.columns;
-    tile.row = static_cast<std::int64_t>(item % call_->row_blocks) * kRows;
-    tile.column = busy ? (static_cast<std::int64_t>(upper % part.columns) * at_a_time + place) * kOutputs : part.n;
+    tile.row = static_cast<std::int64_t>(item % call_->row_blocks) * Shape::kRows;
+    tile.column =
+        busy ? (static_cast<std::int64_t>(upper % part.columns) * at_a_time + place) * Shape::kOutputs : part.n;
     tile.sharing = busy ? part.sharing : 1;
     tile.first = static_cast<int>(rank - share);
     const unsigned row_bytes = static_cast<unsigned>(call_->k) * (part.e4m3 ? 1 : 2);
@@ -95,7 +106,38 @@ class Tiles {
   std::uint32_t round_ = 0;
 };
 
-/// Tiles along the outputs of a weight.
-inline std::int64_t tiles_along(std::int64_t n) { return (n + kOutputs - 1) / kOutputs; }
+/// The stages of the block's tiles, one after the other.
+template <class Shape>
+struct Cursor {
+  Tiles<Shape> tiles;
+  Tile tile;
+  int stage = 0;
+  bool there = true;
+
+  __device__ explicit Cursor(const StreamCall& call) : tiles(call) { settle(); }
+  __device__ void step() {
+    ++stage;
+    settle();
+  }
+  __device__ void settle() {
+#pragma unroll 1
+    while (there && stage >= tile.end) {
+      there = tiles.next(tile);
+      stage = tile.begin;
+    }
+  }
+};
+
+/// Every thread of a cluster takes part in its barriers: two for each time that sums are added.
+template <class Shape>
+__device__ void attend_sums(const StreamCall& call) {
+  if (call.together == 1) return;
+  __syncwarp();
+#pragma unroll 1
+  for (int i = 0; i < 2 * Shape::kRows / Shape::kSumRows; ++i) {
+    device::cluster_arrive();
+    device::cluster_wait();
+  }
+}
 
 }  // namespace smla::projection::sm90

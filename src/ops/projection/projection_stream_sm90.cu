@@ -24,15 +24,25 @@ using SixtyFour = sm90::StreamShape<256, 64, 4>;  ///< at a time, if there are m
 constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared});
 static_assert(kMostShared <= 227 << 10 && std::max(Sixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
 
-/// Rows for which the kernel is chosen by itself: of E4M3 weights alone, from bytes on that are worth its clusters
-/// (from kFewestRows on half of them are); where bf16 ones are among them, from kFewestRowsWithBf16 on. Above
-/// kStreamedElsewhere rows nothing else takes bf16 x beside E4M3 weights.
-constexpr std::int64_t kFewestBytes = std::int64_t{16} << 20;
-constexpr std::int64_t kFewestRows = 9;
+/// Rows for which the kernel is chosen by itself: of E4M3 weights alone, from bytes on that are worth its clusters;
+/// where bf16 ones are among them, from kFewestRowsWithBf16 on. Above kStreamedElsewhere rows nothing else takes bf16 x
+/// beside E4M3 weights.
+constexpr std::int64_t kFewestBytes = std::int64_t{8} << 20;
+constexpr std::int64_t kFewestBytesOfSixteen = std::int64_t{32} << 20;  ///< of up to sixteen rows
 constexpr std::int64_t kFewestRowsWithBf16 = 33;
 constexpr std::int64_t kStreamedElsewhere = 64;
 constexpr std::int64_t kMostRows = 128;
 constexpr std::int64_t kMostInputs = (std::int64_t{1} << 30) - sm90::kPiece;  // a row's bytes in 31 bits
+
+/// Up to as many bytes of weights 32 rows are a tile of their own; with more, tiles of 64 rows are faster.
+constexpr std::int64_t kMostBytesOfFew = std::int64_t{48} << 20;
+
+std::int64_t weight_bytes(const JointProblem& p) {
+  std::int64_t bytes = 0;
+  for (auto part = p.part.begin(); part != p.part.begin() + p.parts; ++part)
+    bytes += p.groups * part->n * p.k * (part->w == DType::kE4M3 ? 1 : 2);
+  return bytes;
+}
 
 /// Why others keep the choice, unless the kernel is named.
 std::string loses(const JointProblem& p, const PlanOptions& options) {
@@ -49,10 +59,8 @@ std::string loses(const JointProblem& p, const PlanOptions& options) {
     return "not chosen by itself for fewer than " + std::to_string(kFewestRowsWithBf16) +
            " rows where bf16 weights are among them" + named;
   }
-  std::int64_t bytes = 0;
-  for (auto part = p.part.begin(); part != end; ++part) bytes += p.groups * part->n * p.k;
-  const std::int64_t fewest = p.m < kFewestRows ? kFewestBytes : kFewestBytes / 2;
-  if (bytes >= fewest) return "";
+  const std::int64_t fewest = p.m <= Sixteen::kRows ? kFewestBytesOfSixteen : kFewestBytes;
+  if (weight_bytes(p) >= fewest) return "";
   return "not chosen by itself for less than " + std::to_string(fewest) + " bytes of weights" + named;
 }
 
@@ -114,7 +122,7 @@ ClustersAtOnce clusters() {
 }
 template <class Shape>
 StreamRoom room() {
-  return {.clusters = clusters<Shape>(), .single = clusters<SixtyFour>(), .rate = Shape::kRows > 32 ? 21 : 30};
+  return {.clusters = clusters<Shape>(), .single = clusters<SixtyFour>(), .rate = Shape::kRows > 16 ? 20 : 30};
 }
 
 template <class Shape>
@@ -161,6 +169,9 @@ void cut(StreamCall& call, bool deterministic) {
 template <class Shape, unsigned kTogether>
 void launch(const StreamCall& call, cudaStream_t stream) {
   const std::int64_t clusters = std::min<std::int64_t>(call.tiles, at_once<Shape, kTogether>());
+  // Where one block a multiprocessor is enough, a second one on some of them would take twice as long.
+  constexpr int kSingle = 120 << 10;  // bytes of shared memory of which no two fit a multiprocessor
+  const bool single = clusters <= at_once<SixtyFour, kTogether>();
   device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
                                                     Shape::kShared, stream, call);
 }
@@ -196,7 +207,7 @@ void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunC
   }
   if (p.m <= Sixteen::kRows) {
     launch<Sixteen>(call, context.deterministic, stream);
-  } else if (p.m <= ThirtyTwo::kRows) {
+  } else if (p.m <= ThirtyTwo::kRows && weight_bytes(p) <= kMostBytesOfFew) {
     launch<ThirtyTwo>(call, context.deterministic, stream);
   } else {
     launch<SixtyFour>(call, context.deterministic, stream);

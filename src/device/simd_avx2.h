@@ -63,6 +63,21 @@ struct Avx2Word {
         _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(static_cast<int>(0x8000'0000U)));
     return {_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))};
   }
+  static void look_up_e2m1(const void* p, const void* table, void* out) {
+    const __m128i nibble = _mm_set1_epi8(15);
+    const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+    const __m128i codes =
+        _mm_unpacklo_epi8(_mm_and_si128(bytes, nibble), _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble));
+    const __m128i first = _mm_loadu_si128(static_cast<const __m128i*>(table));
+    const __m128i second = _mm_loadu_si128(static_cast<const __m128i*>(table) + 1);
+    const __m128i byte = _mm_set1_epi16(0xFF);
+    const __m128i low = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte));
+    const __m128i high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
+    const __m128i lows = _mm_shuffle_epi8(low, codes);
+    const __m128i highs = _mm_shuffle_epi8(high, codes);
+    _mm_storeu_si128(static_cast<__m128i*>(out), _mm_unpacklo_epi8(lows, highs));
+    _mm_storeu_si128(static_cast<__m128i*>(out) + 1, _mm_unpackhi_epi8(lows, highs));
+  }
 
   void store(float* p) const { _mm256_storeu_ps(p, v); }
   void store_first(float* p, int n) const { _mm256_maskstore_ps(p, first(n), v); }

@@ -68,6 +68,12 @@ struct Avx512Word {
                                          -2.0F, -3.0F, -4.0F, -6.0F);
     return {_mm512_permutexvar_ps(codes, values)};  // takes the low four bits
   }
+  static void look_up_e2m1(const void* p, const void* table, void* out) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    const __m256i codes = _mm256_or_si256(bytes, _mm256_slli_epi32(bytes, 12));  // the low four bits of each word
+    _mm256_storeu_si256(static_cast<__m256i*>(out),
+                        _mm256_permutexvar_epi16(codes, _mm256_loadu_si256(static_cast<const __m256i*>(table))));
+  }
 
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store_first(float* p, int n) const { _mm512_mask_storeu_ps(p, first(n), v); }

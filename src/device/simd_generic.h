@@ -4,8 +4,8 @@
 // base target has). The three words (simd_generic.h, simd_avx2.h, simd_avx512.h) have one interface, so that a kernel
 // is one text templated over the word:
 //   kLanes; zero, all, load, load_first, load_bf16, load_bf16_even, load_bf16_odd, load_e4m3, load_e4m3_parts,
-//   load_e2m1; store, store_first, store_bf16; + - * /; sum, largest; and the free functions fma, min, max, split,
-//   sum4, unless_below, pow2_of_biased. simd_math.h adds exp. All pointers may be unaligned.
+//   load_e2m1, look_up_e2m1; store, store_first, store_bf16; + - * /; sum, largest; and the free functions fma, min,
+//   max, split, sum4, unless_below, pow2_of_biased. simd_math.h adds exp. All pointers may be unaligned.
 // NOTE: everything here has internal linkage on purpose. A weak symbol emitted by a file built with -mavx512f could
 // replace the portable copy at link time and crash an older CPU. Include one word per .cpp, and no code of your own
 // from inline functions with linkage beside it.
@@ -86,6 +86,19 @@ struct GenericWord {
     std::uint8_t b[2];
     std::memcpy(b, p, sizeof b);
     return {Floats{kValues[b[0] & 15], kValues[b[0] >> 4], kValues[b[1] & 15], kValues[b[1] >> 4]}};
+  }
+  /// Of 16 E2M1 codes, low nibble first, the 16-bit numbers that `table` has for them.
+  static void look_up_e2m1(const void* p, const void* table, void* out) {
+    std::uint8_t bytes[8];
+    std::uint16_t numbers[16];
+    std::uint16_t found[16];
+    std::memcpy(bytes, p, sizeof bytes);
+    std::memcpy(numbers, table, sizeof numbers);
+    for (int i = 0; i < 8; ++i) {
+      found[2 * i] = numbers[bytes[i] & 15];
+      found[2 * i + 1] = numbers[bytes[i] >> 4];
+    }
+    std::memcpy(out, found, sizeof found);
   }
 
   void store(float* p) const { std::memcpy(p, &v, sizeof v); }

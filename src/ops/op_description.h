@@ -21,6 +21,7 @@ enum class CacheAccess : std::uint8_t { kRead, kWrite };
 ///   "F32"            that type
 ///   "in: BF16 | F32" one of these, and the scalar `in` says which
 ///   "U8@index_mxfp4" that type with rows of that format
+///   "U8 beside s"    that type where the tensor `s` is given too
 ///   "cache"          a cache; `dims` are the scalars of its row format and block size, "-" for none
 ///   "state cache"    a cache of state rows; `dims` are the scalars of their dim and ratio
 /// Words of `dims`, a dimension each:

@@ -103,10 +103,11 @@ std::optional<std::int64_t> integer(std::string_view text) {
   return value;
 }
 
-/// One way a tensor's elements may be: a dtype, and with which row format.
+/// One way a tensor's elements may be: a dtype, with which row format, and beside which other tensor.
 struct Alternative {
   DType dtype;
   std::string_view format;
+  std::string_view beside;
 };
 
 /// The dtype words of a tensor.
@@ -119,13 +120,20 @@ struct DTypeWords {
       scalar = trim(text.substr(0, colon));
       text.remove_prefix(colon + 1);
     }
-    for (const std::string_view word : split(text, '|')) {
+    constexpr std::string_view kBeside = " beside ";
+    for (std::string_view word : split(text, '|')) {
+      std::string_view beside;
+      if (const std::size_t found = word.find(kBeside); found != std::string_view::npos) {
+        beside = trim(word.substr(found + kBeside.size()));
+        word = word.substr(0, found);
+      }
       const std::size_t at = std::min(word.find('@'), word.size());
       const std::string_view dtype = word.substr(0, at);
       for (const DType known :
            {DType::kF32, DType::kF64, DType::kBF16, DType::kE4M3, DType::kU8, DType::kI32, DType::kI64, DType::kBool}) {
         const std::string_view name = known == DType::kE4M3 ? std::string_view("E4M3") : name_of(known);
-        if (name == dtype) alternatives.push_back({known, at < word.size() ? word.substr(at + 1) : std::string_view()});
+        if (name != dtype) continue;
+        alternatives.push_back({known, at < word.size() ? word.substr(at + 1) : std::string_view(), beside});
       }
       if (alternatives.empty() && scalar.empty()) scalar = word;  // a scalar alone: any dtype
     }
@@ -229,11 +237,17 @@ class Solver {
     }
   }
 
-  /// Bytes are bytes where the op takes them with this row format; otherwise they stand for E4M3 or for flags.
+  bool is_given(std::string_view name) const {
+    return std::any_of(tensors_.begin(), tensors_.end(), [&](const NamedTensor& t) { return t.name == name; });
+  }
+
+  /// Bytes are bytes where the op takes them with this row format or beside a tensor that is given; otherwise they
+  /// stand for E4M3 or for flags.
   void read_bytes(NamedTensor& t, const DTypeWords& words) {
     const NamedScalar* format = known("format");
     for (const Alternative& a : words.alternatives) {
-      const bool fits = a.format.empty() || (format != nullptr && has_word(*format, a.format));
+      const bool fits = (a.format.empty() || (format != nullptr && has_word(*format, a.format))) &&
+                        (a.beside.empty() || is_given(a.beside));
       if (a.dtype == DType::kU8 && fits) return;
     }
     for (const Alternative& a : words.alternatives) {
@@ -247,9 +261,7 @@ class Solver {
   void look_at_flags() {
     for (const OpMember& member : op_.members) {
       if (member.shape == nullptr || member.shape->flag.empty()) continue;
-      const bool is_given =
-          std::any_of(tensors_.begin(), tensors_.end(), [&](const NamedTensor& t) { return t.name == member.name; });
-      set(member.shape->flag, std::int64_t{is_given});
+      set(member.shape->flag, std::int64_t{is_given(member.name)});
     }
   }
 

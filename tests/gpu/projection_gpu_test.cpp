@@ -93,6 +93,42 @@ TEST_F(ProjectionGpu, EveryCodeOfAnFp8WeightIsRead) {
   }
 }
 
+TEST_F(ProjectionGpu, Nvfp4WeightsAgreeWithRef) {
+  const std::map<std::string, int> compared = compare_all(nvfp4_weight_cases());
+  if (HasFatalFailure()) return;
+  EXPECT_TRUE(compared.contains("cuda") || std::getenv("SMLA_TEST_IMPLEMENTATION") != nullptr);
+  EXPECT_TRUE(compared.contains("cuda_stream") || std::getenv("SMLA_TEST_IMPLEMENTATION") != nullptr);
+  EXPECT_FALSE(compared.contains("cublaslt") || compared.contains("sm90_stream"));
+}
+
+/// Row i chooses one input: output s of it is code i % 16 times scale s, at every place of a group.
+TEST_F(ProjectionGpu, EveryCodeOfAnNvfp4WeightBesideEveryScale) {
+  for (const std::int64_t m : {16, 32, 96}) {
+    for (const DType x : {DType::kBF16, DType::kF32}) {
+      ProjectionCase c;
+      c.problem = {.m = m, .n = 256, .k = 64, .x = x, .w = Projection::kNvfp4, .y = DType::kF32};
+      ProjectionTensors tensors(c);
+      const auto input_of = [](std::int64_t row) { return row * 7 % 64; };
+      for (std::int64_t i = 0; i < m * 64; ++i) tensors.x.set(i, input_of(i / 64) == i % 64 ? 1.0F : 0.0F);
+      auto* w = static_cast<std::uint8_t*>(tensors.w.data());
+      for (std::int64_t i = 0; i < 256 * 32; ++i) w[i] = static_cast<std::uint8_t>(i % 8 * 0x22 + 0x10);
+      auto* scales = static_cast<std::uint8_t*>(tensors.w_scales.data());
+      for (std::int64_t i = 0; i < 256 * 4; ++i) scales[i] = static_cast<std::uint8_t>(i / 4 ^ i % 4);
+      ProjectionBuffer truth = tensors.poisoned_y();
+      Plan<Projection>(tensors.problem, {.implementation = "ref"}).run(tensors.args(truth));
+      for (const std::string& name : gpu_implementations<Projection>(tensors.problem)) {
+        ProjectionBuffer y = tensors.poisoned_y();
+        run_on_gpu<Projection>(tensors.problem, tensors.args(y), name);
+        for (std::int64_t i = 0; i < m * 256; ++i) {
+          const bool both_nan = std::isnan(y.get(i)) && std::isnan(truth.get(i));
+          ASSERT_TRUE(both_nan || y.get(i) == truth.get(i))
+              << name << ", row " << i / 256 << " output " << i % 256 << ": " << y.get(i) << " for " << truth.get(i);
+        }
+      }
+    }
+  }
+}
+
 /// Rows at the edges of the blocks of 16, 32, 64 and 128, outputs at those of 64, 128 and 256, stages that are not
 /// whole, inputs that 1 to 8 blocks share, more tiles than run at once; scales of every size, and a NaN.
 TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
@@ -148,9 +184,9 @@ TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
 TEST_F(ProjectionGpu, ARowsBitsDoNotDependOnTheOthersWhenDeterministic) {
   ProjectionCase c;
   c.problem = {.m = 70, .n = 200, .k = 1032, .groups = 2};
-  for (const DType w : {DType::kBF16, DType::kE4M3}) {
+  for (const DType w : {DType::kBF16, DType::kE4M3, Projection::kNvfp4}) {
     c.problem.w = w;
-    if (w == DType::kE4M3) c.problem.k = 1040;
+    if (w != DType::kBF16) c.problem.k = w == DType::kE4M3 ? 1040 : 1088;
     const ProjectionTensors tensors(c);
     for (const std::string& name : gpu_implementations<Projection>(tensors.problem, true)) {
       ProjectionBuffer whole = tensors.poisoned_y();

@@ -36,7 +36,7 @@ struct JointTensors {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const Projection::Args part = part_args(i, y[i]);
       a.x = part.x;
-      a.parts[i] = {.w = part.w, .y = part.y, .w_scale = part.w_scale};
+      a.parts[i] = {.w = part.w, .y = part.y, .w_scale = part.w_scale, .w_global_scale = part.w_global_scale};
     }
     return a;
   }
@@ -60,6 +60,7 @@ inline std::vector<std::vector<ProjectionCase>> joint_projection_cases(DType x) 
   constexpr DType kBF16 = DType::kBF16;
   constexpr DType kF32 = DType::kF32;
   constexpr DType kFp8 = DType::kE4M3;
+  constexpr DType kFp4 = Projection::kNvfp4;
   const std::vector<std::vector<Weight>> lists = {
       {{48, kBF16, kBF16}},
       {{37, kFp8, kBF16}},
@@ -103,7 +104,13 @@ inline std::vector<std::vector<ProjectionCase>> joint_projection_cases(DType x) 
   }
   for (const std::vector<Weight>& list : lists) add(5, 0, 1, list);
   add(3, 1032, 2, {{20, kBF16, kBF16}, {50, kBF16, kF32}});  // k of eights alone
-  add(3, 77, 1, {{20, kBF16, kBF16}, {50, kFp8, kF32}});     // of neither
+  for (const std::int64_t m : {1, 8, 12, 17, 40, 70}) {
+    for (const std::int64_t k : {64, 192, 1088})  // of one format, and of all
+      add(m, k, m == 12 ? 2 : 1, {{96, kFp4, kBF16}, {33, kFp4, kF32}, {1, kFp4, kBF16}}),
+          add(m, k, 1, {{40, kFp4, kBF16}, {17, kFp8, kF32}, {31, kBF16, kBF16}, {50, kFp4, kF32}});
+  }
+  add(5, 80, 2, {{20, kFp4, kBF16}, {50, kFp4, kF32}});   // k of sixteens alone
+  add(3, 77, 1, {{20, kBF16, kBF16}, {50, kFp8, kF32}});  // of neither
   return out;
 }
 

@@ -66,6 +66,8 @@ class ProjectionBuffer {
       put(at, to_bf16(value));
     } else if (dtype_ == DType::kE4M3) {
       put(at, to_e4m3(value * 448.0F));
+    } else if (dtype_ == DType::kU8) {
+      put(at, static_cast<std::uint8_t>((value + 1.0F) * 128.0F));
     } else {
       put(at, value);
     }
@@ -111,14 +113,16 @@ struct ProjectionTensors {
         y_stride_m(c.y_group_major ? c.problem.n + c.y_gap : c.problem.groups * c.problem.n + c.y_gap),
         y_stride_g(c.y_group_major ? c.problem.m * y_stride_m : c.problem.n),
         x(problem.x, problem.m == 0 ? 0 : (problem.m - 1) * x_row + problem.groups * problem.k),
-        w(problem.w, problem.groups * problem.n * problem.k),
+        w(problem.w, problem.groups * problem.n * problem.k / (nvfp4() ? 2 : 1)),
         scale_rows(problem.x_scale == OutputScale::kF32 ? chunks() : (chunks() + 3) / 4),
         scale_columns(problem.m + c.scale_gap),
         scales(DType::kF32, problem.x == DType::kE4M3 ? problem.groups * scale_rows * scale_columns : 0),
-        w_scale_rows((problem.n + 127) / 128),
-        w_scale_columns((problem.k + 127) / 128),
-        w_scale_stride(w_scale_columns + c.w_scale_gap),
-        w_scales(DType::kF32, problem.w == DType::kE4M3 ? problem.groups * w_scale_rows * w_scale_stride : 0),
+        w_scale_rows(nvfp4() ? problem.n : (problem.n + 127) / 128),
+        w_scale_columns(nvfp4() ? problem.k / Projection::kNvfp4Group : (problem.k + 127) / 128),
+        w_scale_stride(w_scale_columns + (nvfp4() ? 0 : c.w_scale_gap)),
+        w_scales(nvfp4() ? DType::kE4M3 : DType::kF32,
+                 problem.w == DType::kE4M3 || nvfp4() ? problem.groups * w_scale_rows * w_scale_stride : 0),
+        w_global(0x1.8p-9F),
         y(poisoned_y()) {
     ProjectionRandom random(c.seed);
     for (std::int64_t i = 0; i < problem.m; ++i) {
@@ -126,11 +130,15 @@ struct ProjectionTensors {
     }
     for (std::int64_t i = 0; i < w.elements(); ++i) w.set(i, random.next());
     for (std::int64_t i = 0; i < scales.elements(); ++i) set_scale(i, random);
-    for (std::int64_t i = 0; i < w_scales.elements(); ++i) {  // any numbers about 2^-9; NaN where no block is
+    for (std::int64_t i = 0; nvfp4() && i < w_scales.elements(); ++i)  // 2 to 448
+      w_scales.set(i, std::exp2(-4.0F + 4.0F * random.next()));
+    for (std::int64_t i = 0; !nvfp4() && i < w_scales.elements();
+         ++i) {  // any numbers about 2^-9; NaN where no block is
       if (i % w_scale_stride < w_scale_columns) w_scales.set(i, (1.5F + random.next()) * 0x1p-9F);
     }
   }
 
+  bool nvfp4() const { return problem.w == Projection::kNvfp4; }
   ProjectionBuffer poisoned_y() const {
     const bool empty = problem.m == 0 || problem.n == 0;
     return {problem.y, empty ? 0 : (problem.m - 1) * y_stride_m + (problem.groups - 1) * y_stride_g + problem.n};
@@ -156,6 +164,11 @@ struct ProjectionTensors {
                        ConstTensorView(w.data(), problem.w, {problem.groups, problem.n, problem.k}),
                        TensorView(out.data(), problem.y, {problem.m, problem.groups, problem.n})};
     a.x.stride[0] = x_row;
+    if (nvfp4()) {
+      a.w = ConstTensorView(w.data(), problem.w, {problem.groups, problem.n, problem.k / 2});
+      a.w_scale = ConstTensorView(w_scales.data(), DType::kE4M3, {problem.groups, w_scale_rows, w_scale_columns});
+      a.w_global_scale = ConstTensorView(&w_global, DType::kF32, {1});
+    }
     if (problem.x == DType::kE4M3) {
       a.x_scale = ConstTensorView(scales.data(), problem.x_scale == OutputScale::kF32 ? DType::kF32 : DType::kI32,
                                   {problem.groups, scale_rows, scale_columns});
@@ -176,7 +189,9 @@ struct ProjectionTensors {
   std::int64_t scale_rows, scale_columns;
   ProjectionBuffer scales;
   std::int64_t w_scale_rows, w_scale_columns, w_scale_stride;
-  ProjectionBuffer w_scales, y;
+  ProjectionBuffer w_scales;
+  float w_global;
+  ProjectionBuffer y;
 };
 
 /// Everything of y written and nothing else.
@@ -325,6 +340,41 @@ inline std::vector<ProjectionCase> fp8_weight_cases() {
         out.back().x_gap = m % 3;
         out.back().w_scale_gap = m / 5;
       }
+    }
+  }
+  return out;
+}
+
+/// NVFP4 weights: the layers' shapes, odd ones, every dtype of x, inputs that are not whole registers or pieces.
+inline std::vector<ProjectionCase> nvfp4_weight_cases() {
+  std::vector<ProjectionCase> out;
+  for (const std::int64_t m : {0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 25, 33, 64, 67, 200}) {
+    for (const auto& [n, k, groups] : {std::array<std::int64_t, 3>{1, 16, 1},
+                                       {5, 16, 3},
+                                       {3, 48, 2},
+                                       {129, 64, 1},
+                                       {17, 80, 2},
+                                       {33, 320, 2},
+                                       {130, 192, 3},
+                                       {70, 1040, 1},
+                                       {64, 1024, 2},
+                                       {40, 2112, 1},
+                                       {256, 4096, 1},
+                                       {0, 128, 1},
+                                       {3, 0, 2}}) {
+      if (m * n * k * groups > 20'000'000) continue;
+      ProjectionCase c;
+      const std::uint64_t turn = out.size();
+      const DType x = turn % 5 == 3 ? DType::kF32 : turn % 5 == 4 && k % 128 == 0 ? DType::kE4M3 : DType::kBF16;
+      c.problem = {.m = m, .n = n, .k = k, .groups = groups, .x = x, .w = Projection::kNvfp4};
+      c.problem.y = turn % 2 == 0 ? DType::kBF16 : DType::kF32;
+      c.problem.x_scale = turn % 3 == 0 ? OutputScale::kUe8m0x4 : OutputScale::kF32;
+      c.x_gap = std::array<std::int64_t, 3>{0, 16, 3}[turn % 3];
+      c.y_gap = static_cast<std::int64_t>(turn % 4);
+      c.y_group_major = turn % 4 == 1;
+      c.scale_gap = static_cast<std::int64_t>(turn % 5);
+      c.seed = 2000 + turn;
+      out.push_back(c);
     }
   }
   return out;

@@ -70,5 +70,7 @@ TEST(ProjectionParity, EveryImplementationAgreesWithRef) { expect_agreement(proj
 
 TEST(ProjectionParity, EveryImplementationAgreesWithRefOnFp8Weights) { expect_agreement(fp8_weight_cases()); }
 
+TEST(ProjectionParity, EveryImplementationAgreesWithRefOnNvfp4Weights) { expect_agreement(nvfp4_weight_cases()); }
+
 }  // namespace
 }  // namespace smla::test

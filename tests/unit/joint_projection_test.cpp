@@ -67,8 +67,8 @@ TEST(JointProjection, ErrorsNameTheWeight) {
             "joint_projection: x: got dtype F8_E4M3, expected BF16 or F32");
   EXPECT_EQ(planned([](auto& p) { p.m = -1; }), "joint_projection: m: got -1, expected at least 0");
   EXPECT_EQ(planned([](auto& p) { p.part[1].n = -4; }), "joint_projection: parts[1].n: got -4, expected at least 0");
-  EXPECT_EQ(planned([](auto& p) { p.part[1].w = DType::kU8; }),
-            "joint_projection: parts[1].w: got dtype U8, expected BF16, F32 or F8_E4M3");
+  EXPECT_EQ(planned([](auto& p) { p.part[1].w = DType::kI32; }),
+            "joint_projection: parts[1].w: got dtype I32, expected BF16, F32, F8_E4M3 or U8, which is NVFP4");
 
   const auto run = [](const auto& change) {
     ByHand h;

@@ -360,8 +360,8 @@ TEST(ProjectionFp8, WrongWeightScalesAreNamed) {
   const HostTensor w(DType::kBF16, {2, 200, 384});
   bad.w = w.view();
   EXPECT_EQ(text(plain, bad), "projection: w_scale: got [2, 2, 3] F32, expected none: w is BF16");
-  plain.w = DType::kU8;
-  EXPECT_EQ(text(plain, bad), "projection: w: got dtype U8, expected BF16, F32 or F8_E4M3");
+  plain.w = DType::kI32;
+  EXPECT_EQ(text(plain, bad), "projection: w: got dtype I32, expected BF16, F32, F8_E4M3 or U8, which is NVFP4");
 }
 
 TEST(ProjectionFp8, HasACaseForm) {

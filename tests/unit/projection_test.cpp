@@ -147,8 +147,8 @@ TEST(Projection, ImpossibleProblemsAreNamed) {
   };
   EXPECT_EQ(text({.m = -1, .n = 1, .k = 1}), "projection: m: got -1, expected at least 0");
   EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .groups = 0}), "projection: groups: got 0, expected at least 1");
-  EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .w = DType::kU8}),
-            "projection: w: got dtype U8, expected BF16, F32 or F8_E4M3");
+  EXPECT_EQ(text({.m = 1, .n = 1, .k = 1, .w = DType::kI32}),
+            "projection: w: got dtype I32, expected BF16, F32, F8_E4M3 or U8, which is NVFP4");
   EXPECT_THAT(text({.m = 1, .n = std::int64_t{1} << 40, .k = std::int64_t{1} << 40}),
               HasSubstr("projection: w: got 1 x 1099511627776 x 1099511627776"));
 }
@@ -229,8 +229,8 @@ TEST(Projection, DotProductsOfPairsStandBackWhereTheyMust) {
   EXPECT_EQ(refusal({.m = 25, .n = 64, .k = 256}), "got m = 25, expected 5 to 24");
   EXPECT_EQ(refusal({.m = 4, .n = 64, .k = 256}), "got m = 4, expected 5 to 24");
   EXPECT_EQ(refusal({.m = 25, .n = 64, .k = 256, .w = DType::kE4M3}), "got m = 25, expected 0 to 24");
-  EXPECT_EQ(refusal({.m = 9, .n = 64, .k = 256, .x = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
-  EXPECT_EQ(refusal({.m = 9, .n = 64, .k = 256, .w = DType::kF32}), "only BF16 x, BF16 or F8_E4M3 w");
+  EXPECT_EQ(refusal({.m = 9, .n = 64, .k = 256, .x = DType::kF32}), "only BF16 x; BF16, F8_E4M3 or NVFP4 w");
+  EXPECT_EQ(refusal({.m = 9, .n = 64, .k = 256, .w = DType::kF32}), "only BF16 x; BF16, F8_E4M3 or NVFP4 w");
   const CpuFeatures& cpu = cpu_features();
   const bool has = cpu.avx512_bf16 && cpu.avx512_vbmi;
   EXPECT_EQ(refusal(few), has ? "" : "this CPU has no AVX-512 BF16 and VBMI");

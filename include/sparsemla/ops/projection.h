@@ -30,27 +30,31 @@ struct Projection {
     std::int64_t k = 0;                       ///< inputs of a group
     std::int64_t groups = 1;                  ///< G
     DType x = DType::kBF16;                   ///< BF16, F32 or E4M3
-    DType w = DType::kBF16;                   ///< BF16, F32 or E4M3
+    DType w = DType::kBF16;                   ///< BF16, F32, E4M3 or kNvfp4
     DType y = DType::kBF16;                   ///< BF16 or F32
     OutputScale x_scale = OutputScale::kF32;  ///< how the scales of E4M3 x are stored
   };
   static constexpr std::int64_t kScaleGroup = InverseRopeQuant::kGroup;  ///< inputs of a scale of E4M3 x; divides k
   static constexpr std::int64_t kWeightBlock =
       128;  ///< outputs and inputs of a scale of E4M3 w; the last blocks may be smaller
+  static constexpr DType kNvfp4 = DType::kU8;      ///< w in NVFP4: bytes of two e2m1 codes
+  static constexpr std::int64_t kNvfp4Group = 16;  ///< inputs of a scale of NVFP4 w; divides k
   struct Args {
     ConstTensorView x;  ///< [m, groups, k]; the first two strides are free, the last is 1
-    ConstTensorView w;  ///< [groups, n, k] contiguous
+    ConstTensorView w;  ///< [groups, n, k] contiguous; NVFP4: [groups, n, k/2] U8
     TensorView y;       ///< [m, groups, n]; the first two strides are free, the last is 1
     /// With E4M3 x only. kF32: [groups, k/128, >= m] F32; kUe8m0x4: [groups, cdiv(k/128, 4), >= m] I32. The first two
     /// strides are free, the last is 1.
     ConstTensorView x_scale{};
-    /// With E4M3 w only: [groups, cdiv(n, 128), cdiv(k, 128)] F32. The first two strides are free, the last is 1.
+    /// With E4M3 w: [groups, cdiv(n, 128), cdiv(k, 128)] F32. The first two strides are free, the last is 1. With NVFP4
+    /// w: [groups, n, k/16] E4M3 contiguous. With others none.
     ConstTensorView w_scale{};
+    ConstTensorView w_global_scale{};  ///< with NVFP4 w only: [1] F32
   };
 };
 
 /// Linear layers of one input (spec 2): for each of several weights what Projection computes of it, with the same
-/// meaning of x, w, y, w_scale and groups. What a weight gives does not depend on the others.
+/// meaning of x, w, y, their scales and groups. What a weight gives does not depend on the others.
 ///
 /// `cuda_stream` and `sm90_stream` compute all of them in one launch, and read weights early as in a Projection.
 struct JointProjection {
@@ -61,7 +65,7 @@ struct JointProjection {
   /// The shape of one weight.
   struct Part {
     std::int64_t n = 0;      ///< outputs of a group
-    DType w = DType::kBF16;  ///< BF16, F32 or E4M3
+    DType w = DType::kBF16;  ///< BF16, F32, E4M3 or Projection::kNvfp4
     DType y = DType::kBF16;  ///< BF16 or F32
   };
   struct Problem {
@@ -74,9 +78,10 @@ struct JointProjection {
   };
   /// The tensors of one weight.
   struct PartArgs {
-    ConstTensorView w;          ///< [groups, n, k] contiguous
-    TensorView y;               ///< [m, groups, n]; the first two strides are free, the last is 1
-    ConstTensorView w_scale{};  ///< with E4M3 w only, as Projection takes it
+    ConstTensorView w;                 ///< [groups, n, k] contiguous; NVFP4: [groups, n, k/2] U8
+    TensorView y;                      ///< [m, groups, n]; the first two strides are free, the last is 1
+    ConstTensorView w_scale{};         ///< with E4M3 and NVFP4 w only, as Projection takes it
+    ConstTensorView w_global_scale{};  ///< with NVFP4 w only: [1] F32
   };
   struct Args {
     ConstTensorView x;                        ///< [m, groups, k]; the first two strides are free, the last is 1

@@ -57,7 +57,7 @@ __device__ inline void add_warps(const Operands& o, const float (&acc)[kFewTiles
     float sum = 0;
 #pragma unroll
     for (int s = 0; s < kFewWarps; ++s) sum += sums[s][r][j];
-    o.store(row + r, group, column + j, sum);
+    o.store(row + r, group, column + j, o.of_sum(sum, kNvfp4Unit));
   }
 }
 
@@ -154,10 +154,39 @@ __device__ Sixteen load_sixteen(const Operands& o, std::int64_t row, std::int64_
 static_assert(Projection::kWeightBlock == kChunk &&
               Projection::kWeightBlock % kFewColumns == 0);  // one scale of w for each step of a warp
 
-/// few_rows for E4M3 weights: the 16 bytes of a lane are sixteen inputs, for four steps of mma.sync.
-template <bool kE4M3>
+/// A lane's sixteen E4M3 or NVFP4 weights from input k of output j on, zeros where there are none; NVFP4 ones are what
+/// widen_nvfp4() makes of them.
+template <bool kNvfp4>
+struct LoadedCodes;
+template <>
+struct LoadedCodes<false> {
+  uint4 codes = {0, 0, 0, 0};
+  __device__ LoadedCodes(const Operands& o, std::int64_t group, std::int64_t j, std::int64_t k) {
+    const auto* const w = static_cast<const std::uint8_t*>(o.w) + (group * o.n + j) * o.k + k;
+    if (j < o.n && k < o.k) codes = __ldg(reinterpret_cast<const uint4*>(w));
+  }
+  __device__ Sixteen widened() const { return sixteen_of_e4m3(codes); }
+};
+template <>
+struct LoadedCodes<true> {
+  uint2 codes = {0, 0};
+  std::uint32_t scale = 0;
+  __device__ LoadedCodes(const Operands& o, std::int64_t group, std::int64_t j, std::int64_t k) {
+    if (j >= o.n || k >= o.k) return;
+    const std::int64_t at = (group * o.n + j) * o.k + k;
+    codes = __ldg(reinterpret_cast<const uint2*>(static_cast<const std::uint8_t*>(o.w) + at / 2));
+    scale = __ldg(o.group_scale + at / Projection::kNvfp4Group);
+  }
+  __device__ Sixteen widened() const {
+    const std::uint32_t factor = widen_nvfp4_scale(scale, 0);
+    return {in_code_order(widen_nvfp4(codes.x, factor)), in_code_order(widen_nvfp4(codes.y, factor))};
+  }
+};
+
+/// few_rows for E4M3 or NVFP4 weights: a lane has sixteen inputs, for four steps of mma.sync. kE4M3: x is E4M3, too.
+template <bool kE4M3, bool kNvfp4>
 __global__ void __launch_bounds__(32 * kFewWarps)
-    few_rows_of_e4m3(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
+    few_rows_of_codes(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   __shared__ float sums[kFewWarps][kFewRows][kFewColumns];
   // Rows are innermost, so that blocks that run together share their weights in L2.
   const std::int64_t row = blockIdx.x % row_blocks * kFewRows;
@@ -166,7 +195,6 @@ __global__ void __launch_bounds__(32 * kFewWarps)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int mma_row = static_cast<int>(threadIdx.x) % 32 / 4;
   const int lane = static_cast<int>(threadIdx.x) % 4;
-  const std::uint8_t* w = static_cast<const std::uint8_t*>(o.w) + group * o.n * o.k;
 
   float acc[kFewTiles][4] = {};
   for (std::int64_t chunk = warp; chunk * kChunk < o.k; chunk += kFewWarps) {
@@ -174,25 +202,21 @@ __global__ void __launch_bounds__(32 * kFewWarps)
 #pragma unroll
     for (int step = 0; step < kChunk / 64; ++step) {
       const std::int64_t k = chunk * kChunk + 64 * step + 16 * lane;
-      uint4 codes[kFewTiles];
-#pragma unroll
-      for (int tile = 0; tile < kFewTiles; ++tile) {
-        const std::int64_t j = column + 8 * tile + mma_row;
-        codes[tile] =
-            j < o.n && k < o.k ? __ldg(reinterpret_cast<const uint4*>(w + j * o.k + k)) : make_uint4(0, 0, 0, 0);
-      }
+      const auto load = [&](int tile) { return LoadedCodes<kNvfp4>(o, group, column + 8 * tile + mma_row, k); };
+      const LoadedCodes<kNvfp4> codes[kFewTiles] = {load(0), load(1), load(2), load(3)};
+      static_assert(kFewTiles == 4);
       const Sixteen a = load_sixteen<kE4M3>(o, row + mma_row, group, k);
       const Sixteen c = load_sixteen<kE4M3>(o, row + mma_row + 8, group, k);
 #pragma unroll
       for (int tile = 0; tile < kFewTiles; ++tile) {
-        const Sixteen b = sixteen_of_e4m3(codes[tile]);
+        const Sixteen b = codes[tile].widened();
         device::mma_m16n8k16_bf16(part[tile], a.low.x, c.low.x, a.low.y, c.low.y, b.low.x, b.low.y);
         device::mma_m16n8k16_bf16(part[tile], a.low.z, c.low.z, a.low.w, c.low.w, b.low.z, b.low.w);
         device::mma_m16n8k16_bf16(part[tile], a.high.x, c.high.x, a.high.y, c.high.y, b.high.x, b.high.y);
         device::mma_m16n8k16_bf16(part[tile], a.high.z, c.high.z, a.high.w, c.high.w, b.high.z, b.high.w);
       }
     }
-    const float weights = o.weight_scale(group, column, chunk);
+    const float weights = kNvfp4 ? 1 : o.weight_scale(group, column, chunk);
     float top = weights;
     float bottom = weights;
     if constexpr (kE4M3) {

@@ -30,6 +30,14 @@ inline float w_scale_of(const ConstTensorView& scales, std::int64_t group, std::
   return static_cast<const float*>(scales.data)[group * scales.stride[0] + n / kBlock * scales.stride[1] + k / kBlock];
 }
 
+/// Bytes of `rows` rows of w.
+inline std::int64_t weight_bytes(const ProjectionProblem& problem, std::int64_t rows) {
+  return problem.w == Projection::kNvfp4 ? rows * problem.k / 2 : rows * problem.k * size_of(problem.w);
+}
+
+/// What the codes of NVFP4 w mean beside a scale, exactly: the 16 numbers of scale s from nvfp4_tables() + 16 * s.bits.
+const BF16* nvfp4_tables();
+
 /// Rows [begin, begin + rows) of E4M3 x times their scales, as floats [rows, groups, k].
 void decode_x(const ProjectionProblem& problem, const Projection::Args& args, std::int64_t begin, std::int64_t rows,
               float* out, int threads);
@@ -77,10 +85,12 @@ static_assert(kProjectionMaxFewRows * kProjectionFewPanel <= kProjectionTileRows
 /// where m is few): one group's piece.
 struct ProjectionTile {
   const void* x = nullptr;
-  const void* w = nullptr;          ///< row stride k
-  const float* w_scale = nullptr;   ///< E4M3 weights: of the whole group's blocks
-  std::int64_t w_scale_stride = 0;  ///< from a block of outputs to the next
-  std::int64_t w_row = 0;           ///< the tile's first output, a multiple of 4
+  const void* w = nullptr;              ///< dense rows
+  const float* w_scale = nullptr;       ///< E4M3 weights: of the whole group's blocks
+  std::int64_t w_scale_stride = 0;      ///< from a block of outputs to the next
+  const E4M3* nvfp4_scale = nullptr;    ///< NVFP4 weights: k / 16 for each of the tile's rows
+  const float* global_scale = nullptr;  ///< NVFP4 weights: what the sums are multiplied by
+  std::int64_t w_row = 0;               ///< the tile's first output, a multiple of 4
   void* y = nullptr;
   std::int64_t x_stride = 0;  ///< elements from row to row
   std::int64_t y_stride = 0;

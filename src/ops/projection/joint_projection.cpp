@@ -53,7 +53,8 @@ void check_part(int i, const auto& check) {
     std::string text = e.what();
     if (text.starts_with(kOp)) text = text.substr(kOp.size());
     const std::string_view member = std::string_view(text).substr(0, text.find(':'));
-    const bool of_part = member == "n" || member == "w" || member == "y" || member == "w_scale";
+    const bool of_part =
+        member == "n" || member == "w" || member == "y" || member == "w_scale" || member == "w_global_scale";
     throw InvalidArgument(std::string(JointProjection::kName) + ": " +
                           (of_part ? "parts[" + std::to_string(i) + "]." : "") + text);
   }
@@ -69,7 +70,7 @@ ProjectionProblem part_problem(const Problem& problem, int i) {
 
 Projection::Args part_args(const Problem& /*problem*/, const Args& args, int i) {
   const JointProjection::PartArgs& part = args.parts[static_cast<std::size_t>(i)];
-  return {.x = args.x, .w = part.w, .y = part.y, .w_scale = part.w_scale};
+  return {.x = args.x, .w = part.w, .y = part.y, .w_scale = part.w_scale, .w_global_scale = part.w_global_scale};
 }
 
 template <>
@@ -107,6 +108,7 @@ void OpTable<JointProjection>::check_args(const Problem& problem, const Args& ar
                  words("none: there are ", problem.parts, " parts"));
     };
     none("w", part.w), none("y", part.y), none("w_scale", part.w_scale);
+    none("w_global_scale", part.w_global_scale);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <cuda_pipeline_primitives.h>
 
 #include "device/ptx/mma_sm80.cuh"
-#include "ops/projection/operands.cuh"
+#include "ops/projection/few_rows.cuh"
 
 namespace smla::projection {
 
@@ -39,6 +39,41 @@ __device__ inline void fetch(std::uint8_t* to, const BF16* from, std::int64_t st
   }
 }
 
+/// Groups of sixteen NVFP4 weights that a thread brings into a stage: loaded while the stages before are multiplied,
+/// then widened. Weights that do not exist are zeros.
+class WidenedWeights {
+ public:
+  __device__ void load(const Operands& o, std::int64_t group, std::int64_t column, std::int64_t k) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const LoadedCodes<true> loaded(o, group, column + row_of(i), k + 16 * place_of(i));
+      codes_[i] = loaded.codes;
+      scales_[i] = loaded.scale;
+    }
+  }
+  __device__ void store(std::uint8_t* to) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const std::uint32_t factor = widen_nvfp4_scale(scales_[i], 0);
+      *reinterpret_cast<uint4*>(to + swizzled(row_of(i), 2 * place_of(i))) =
+          in_code_order(widen_nvfp4(codes_[i].x, factor));
+      *reinterpret_cast<uint4*>(to + swizzled(row_of(i), 2 * place_of(i) + 1)) =
+          in_code_order(widen_nvfp4(codes_[i].y, factor));
+    }
+  }
+
+ private:
+  static constexpr int kOfRow = kTileK / 16;
+  static constexpr int kEach = kTileN * kOfRow / (32 * kTileWarps);
+  __device__ static int row_of(int i) { return (static_cast<int>(threadIdx.x) + 32 * kTileWarps * i) / kOfRow; }
+  __device__ static int place_of(int i) { return static_cast<int>(threadIdx.x) % kOfRow; }
+
+  uint2 codes_[kEach];
+  std::uint32_t scales_[kEach];
+};
+
+/// kNvfp4: w is NVFP4, and becomes bf16 on its way to shared memory.
+template <bool kNvfp4>
 __global__ void __launch_bounds__(32 * kTileWarps)
     many_rows(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -57,17 +92,29 @@ __global__ void __launch_bounds__(32 * kTileWarps)
   const auto start = [&](std::int64_t step) {
     if (step < steps) {
       fetch(stage(step), x, o.x_row, kTileM, o.m - row, step * kTileK, o.k);
-      fetch(stage(step) + kTileM * kTileK * 2, w, o.k, kTileN, o.n - column, step * kTileK, o.k);
+      if constexpr (!kNvfp4) fetch(stage(step) + kTileM * kTileK * 2, w, o.k, kTileN, o.n - column, step * kTileK, o.k);
     }
     __pipeline_commit();
   };
+  const auto start_weights = [&](std::int64_t step, WidenedWeights& weights) {
+    if (kNvfp4 && step < steps) weights.load(o, group, column, step * kTileK);
+  };
+  const auto finish_weights = [&](std::int64_t step, const WidenedWeights& weights) {
+    if (kNvfp4 && step < steps) weights.store(stage(step) + kTileM * kTileK * 2);
+  };
 
   float acc[2][4][4] = {};
-  for (int s = 0; s < kStages - 1; ++s) start(s);
+  WidenedWeights weights;
+  for (int s = 0; s < kStages - 1; ++s) {
+    start(s);
+    start_weights(s, weights);
+    finish_weights(s, weights);
+  }
   for (std::int64_t step = 0; step < steps; ++step) {
     __pipeline_wait_prior(kStages - 2);
     __syncthreads();
     start(step + kStages - 1);
+    start_weights(step + kStages - 1, weights);
     const std::uint8_t* xs = stage(step);
     const std::uint8_t* ws = xs + kTileM * kTileK * 2;
 #pragma unroll
@@ -87,6 +134,7 @@ __global__ void __launch_bounds__(32 * kTileWarps)
                                     b[j / 2][j % 2 * 2 + 1]);
       }
     }
+    finish_weights(step + kStages - 1, weights);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -96,7 +144,7 @@ __global__ void __launch_bounds__(32 * kTileWarps)
       for (int v = 0; v < 4; ++v) {
         const std::int64_t r = row + warp_m + 16 * i + lane / 4 + v / 2 * 8;
         const std::int64_t c = column + warp_n + 8 * j + lane % 4 * 2 + v % 2;
-        if (r < o.m && c < o.n) o.store(r, group, c, acc[i][j][v]);
+        if (r < o.m && c < o.n) o.store(r, group, c, o.of_sum(acc[i][j][v], kNvfp4Unit));
       }
     }
   }

@@ -19,7 +19,7 @@ Decision decide_bf16(const ProjectionProblem& problem, const PlanOptions& option
   if (options.deterministic)
     return refused(
         "it adds in another order than what multiplies more rows: a row's bits could depend on its neighbours");
-  if (problem.x != DType::kBF16 || problem.w == DType::kF32) return refused("only BF16 x, BF16 or F8_E4M3 w");
+  if (problem.x != DType::kBF16 || problem.w == DType::kF32) return refused("only BF16 x; BF16, F8_E4M3 or NVFP4 w");
   const std::int64_t least = problem.w == DType::kBF16 ? kMostWidenedRows + 1 : 0;
   if (problem.m < least || problem.m > kProjectionMaxFewRows) {
     return refused("got m = " + std::to_string(problem.m) + ", expected " + std::to_string(least) + " to " +
@@ -37,9 +37,16 @@ void check_float(std::string_view what, DType dtype) {
              "dtype " + std::string(name_of(dtype)), "BF16 or F32");
 }
 
-void check_operand(std::string_view what, DType dtype) {
-  check_that(dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kE4M3, Projection::kName, what,
-             "dtype " + std::string(name_of(dtype)), "BF16, F32 or F8_E4M3");
+bool is_operand(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kE4M3; }
+
+void check_w(const ProjectionProblem& problem) {
+  if (problem.w != Projection::kNvfp4) {
+    check_that(is_operand(problem.w), Projection::kName, "w", "dtype " + std::string(name_of(problem.w)),
+               "BF16, F32, F8_E4M3 or U8, which is NVFP4");
+    return;
+  }
+  check_that(problem.k % Projection::kNvfp4Group == 0, Projection::kName, "k", problem.k,
+             "a multiple of " + std::to_string(Projection::kNvfp4Group) + ", the inputs of a scale of NVFP4 w");
 }
 
 auto strides_text(const ConstTensorView& view) {
@@ -47,7 +54,8 @@ auto strides_text(const ConstTensorView& view) {
 }
 
 void check_x(const ProjectionProblem& problem) {
-  check_operand("x", problem.x);
+  check_that(is_operand(problem.x), Projection::kName, "x", "dtype " + std::string(name_of(problem.x)),
+             "BF16, F32 or F8_E4M3");
   if (problem.x != DType::kE4M3) return;
   check_that(problem.k % Projection::kScaleGroup == 0, Projection::kName, "k", problem.k,
              "a multiple of " + std::to_string(Projection::kScaleGroup) + ", the inputs of a scale of F8_E4M3 x");
@@ -69,8 +77,24 @@ void check_x_scale(const ProjectionProblem& problem, const ConstTensorView& scal
              "x_scale", strides_text(scale), "no negative stride");
 }
 
+/// The scales of NVFP4 w: of groups of inputs, and of all.
+void check_nvfp4_scales(const ProjectionProblem& problem, const Projection::Args& args) {
+  constexpr std::string_view op = Projection::kName;
+  if (problem.w != Projection::kNvfp4) {
+    check_that(args.w_global_scale.absent(), op, "w_global_scale", args.w_global_scale,
+               words("none: w is ", problem.w));
+    return;
+  }
+  check_tensor(op, "w_scale", args.w_scale, {problem.groups, problem.n, problem.k / Projection::kNvfp4Group},
+               {DType::kE4M3});
+  check_that(args.w_scale.numel() == 0 || args.w_scale.contiguous(), op, "w_scale", strides_text(args.w_scale),
+             "contiguous");
+  check_tensor(op, "w_global_scale", args.w_global_scale, {1}, {DType::kF32});
+}
+
 void check_w_scale(const ProjectionProblem& problem, const ConstTensorView& scale) {
   constexpr std::string_view op = Projection::kName;
+  if (problem.w == Projection::kNvfp4) return;
   if (problem.w != DType::kE4M3) {
     check_that(scale.absent(), op, "w_scale", scale, words("none: w is ", problem.w));
     return;
@@ -136,7 +160,7 @@ void OpTable<Projection>::check_problem(const ProjectionProblem& problem) {
   check_size("k", problem.k, 0);
   check_size("groups", problem.groups, 1);
   check_x(problem);
-  check_operand("w", problem.w);
+  check_w(problem);
   check_float("y", problem.y);
   check_product("x", problem.m, problem.groups, problem.k);
   check_product("w", problem.groups, problem.n, problem.k);
@@ -147,10 +171,12 @@ template <>
 void OpTable<Projection>::check_args(const ProjectionProblem& problem, const Projection::Args& args) {
   constexpr std::string_view op = Projection::kName;
   check_tensor(op, "x", args.x, {problem.m, problem.groups, problem.k}, {problem.x});
-  check_tensor(op, "w", args.w, {problem.groups, problem.n, problem.k}, {problem.w});
+  const std::int64_t numbers = problem.w == Projection::kNvfp4 ? 2 : 1;  // of an element of w
+  check_tensor(op, "w", args.w, {problem.groups, problem.n, problem.k / numbers}, {problem.w});
   check_tensor(op, "y", args.y, {problem.m, problem.groups, problem.n}, {problem.y});
   check_x_scale(problem, args.x_scale);
   check_w_scale(problem, args.w_scale);
+  check_nvfp4_scales(problem, args);
   check_that(args.w.numel() == 0 || args.w.contiguous(), op, "w", strides_text(args.w), "contiguous");
   if (args.x.numel() != 0) {
     check_that((args.x.size(0) <= 1 || args.x.stride[0] >= 0) && (args.x.size(1) <= 1 || args.x.stride[1] >= 0), op,

@@ -87,28 +87,91 @@ bool has_table(float scale) {
   return (bits_of(scale) & 0x7F'FFFFU) == 0 && exponent >= kLeastExponent && exponent <= kMostExponent;
 }
 
-/// Four rows of weights from input `at` of a block on, and what multiplies them by kRows rows of x.
+/// Stands for NVFP4 weights.
+struct Nvfp4;
+
+/// Four rows of weights from a block's first input on, and what multiplies them by kRows rows of x.
 template <class W>
 struct Streams;
+
+/// x as it lies in memory, beside four registers of bf16 weights.
+template <int kRows>
+void add_pairs(const __m512i (&ws)[kStreams], __mmask32 take, const BF16* x, std::int64_t x_stride,
+               __m512 (&sums)[kRows][kStreams]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+    const __m512i xi = _mm512_maskz_loadu_epi16(take, x + i * x_stride);
+#pragma GCC unroll 4
+    for (int j = 0; j < kStreams; ++j) sums[i][j] = dot(sums[i][j], ws[j], xi);
+  }
+}
+
+inline __mmask32 first_of(std::int64_t inputs) {
+  return static_cast<__mmask32>(inputs >= 32 ? ~0U : (1U << inputs) - 1U);
+}
 
 template <>
 struct Streams<BF16> {
   static constexpr int kRegister = 32;
   static constexpr int kMaxRows = 6;
+  const BF16* w[kStreams];
+
+  Streams(const ProjectionTile& t, const std::int64_t (&rows)[kStreams], std::int64_t at) {
+    for (int j = 0; j < kStreams; ++j) w[j] = static_cast<const BF16*>(t.w) + rows[j] * t.k + at;
+  }
+  const void* address(int j, std::int64_t at) const { return w[j] + at; }
 
   template <int kRows>
-  static void add(const BF16* const* w, const CodeTable* /*table*/, const BF16* x, std::int64_t x_stride,
-                  std::int64_t at, std::int64_t inputs, __m512 (&sums)[kRows][kStreams]) {
-    const auto take = static_cast<__mmask32>(inputs >= kRegister ? ~0U : (1U << inputs) - 1U);
+  void add(const BF16* x, std::int64_t x_stride, std::int64_t at, std::int64_t inputs,
+           __m512 (&sums)[kRows][kStreams]) const {
+    const __mmask32 take = first_of(inputs);
     __m512i ws[kStreams];
 #pragma GCC unroll 4
     for (int j = 0; j < kStreams; ++j) ws[j] = _mm512_maskz_loadu_epi16(take, w[j] + at);
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
-      const __m512i xi = _mm512_maskz_loadu_epi16(take, x + i * x_stride + at);
-#pragma GCC unroll 4
-      for (int j = 0; j < kStreams; ++j) sums[i][j] = dot(sums[i][j], ws[j], xi);
+    add_pairs(ws, take, x + at, x_stride, sums);
+  }
+};
+
+/// Each code's bf16 number comes from the table of its group's scale: a dword of a code pair and the same shifted by 12
+/// has the two codes at the bottom of its words.
+template <>
+struct Streams<Nvfp4> {
+  static constexpr int kRegister = 32;
+  static constexpr int kMaxRows = 6;
+  const std::uint8_t* w[kStreams];
+  const E4M3* scales[kStreams];
+  const BF16* tables = nvfp4_tables();
+
+  Streams(const ProjectionTile& t, const std::int64_t (&rows)[kStreams], std::int64_t at) {
+    for (int j = 0; j < kStreams; ++j) {
+      w[j] = static_cast<const std::uint8_t*>(t.w) + (rows[j] * t.k + at) / 2;
+      scales[j] = t.nvfp4_scale + (rows[j] * t.k + at) / Projection::kNvfp4Group;
     }
+  }
+  const void* address(int j, std::int64_t at) const { return w[j] + at / 2; }
+
+  template <int kRows>
+  void add(const BF16* x, std::int64_t x_stride, std::int64_t at, std::int64_t inputs,
+           __m512 (&sums)[kRows][kStreams]) const {
+    constexpr std::int64_t kGroup = Projection::kNvfp4Group;
+    const bool whole = inputs >= kRegister;
+    const auto there = static_cast<__mmask16>(whole ? 0xFFFFU : 0xFFU);
+    const __m512i nibbles = _mm512_set1_epi32(0x000F'000F);
+    const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);  // half of the table
+    const auto table = [&](E4M3 scale) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tables + 16 * scale.bits));
+    };
+    __m512i ws[kStreams];
+#pragma GCC unroll 4
+    for (int j = 0; j < kStreams; ++j) {
+      const __m512i bytes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, w[j] + at / 2));
+      const __m512i codes = _mm512_or_si512(
+          _mm512_ternarylogic_epi32(bytes, _mm512_slli_epi32(bytes, 12), nibbles, 0xA8), second);  // (a | b) & c
+      const E4M3* const of = scales[j] + at / kGroup;
+      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(table(of[0])), table(of[whole ? 1 : 0]), 1);
+      ws[j] = _mm512_permutexvar_epi16(codes, both);
+    }
+    add_pairs(ws, first_of(inputs), x + at, x_stride, sums);
   }
 };
 
@@ -116,11 +179,22 @@ template <>
 struct Streams<E4M3> {
   static constexpr int kRegister = 64;
   static constexpr int kMaxRows = 4;
+  const E4M3* w[kStreams];
+  const float* scale;  ///< the rows have their scales in common
+  const CodeTable* tables = code_tables();
+
+  Streams(const ProjectionTile& t, const std::int64_t (&rows)[kStreams], std::int64_t at) {
+    constexpr std::int64_t kBlock = Projection::kWeightBlock;
+    for (int j = 0; j < kStreams; ++j) w[j] = static_cast<const E4M3*>(t.w) + rows[j] * t.k + at;
+    scale = t.w_scale + (t.w_row + rows[0]) / kBlock * t.w_scale_stride + at / kBlock;
+  }
+  const void* address(int j, std::int64_t at) const { return w[j] + at; }
 
   /// x as interleave_row() lays it out, zeros up to a whole register.
   template <int kRows>
-  static void add(const E4M3* const* w, const CodeTable* table, const BF16* x, std::int64_t x_stride, std::int64_t at,
-                  std::int64_t inputs, __m512 (&sums)[kRows][kStreams]) {
+  void add(const BF16* x, std::int64_t x_stride, std::int64_t at, std::int64_t inputs,
+           __m512 (&sums)[kRows][kStreams]) const {
+    const CodeTable* const table = tables + exponent_of(scale[at / Projection::kWeightBlock]);
     const auto take = inputs >= kRegister ? ~std::uint64_t{0} : (std::uint64_t{1} << inputs) - 1U;
     const __m512i low[2] = {_mm512_load_si512(table->low), _mm512_load_si512(table->low + 64)};
     const __m512i high[2] = {_mm512_load_si512(table->high), _mm512_load_si512(table->high + 64)};
@@ -161,30 +235,25 @@ void interleave_row(const BF16* from, std::int64_t k, BF16* to) {
 }
 
 /// out[i * out_stride + j * w_step] (= or +=) the sums over one block of k inputs.
-template <int kRows, class W>
-void block_sums(const BF16* x, std::int64_t x_stride, const W* const* w, const float* scale, std::int64_t k,
-                bool prefetch, bool first, float* out, std::int64_t out_stride, std::int64_t w_step) {
-  using S = Streams<W>;
-  constexpr std::int64_t kAhead = kAheadBytes / static_cast<std::int64_t>(sizeof(W));
+template <int kRows, class S>
+void block_sums(const BF16* x, std::int64_t x_stride, const S& streams, std::int64_t k, bool prefetch, bool first,
+                float* out, std::int64_t out_stride, std::int64_t w_step) {
   __m512 sums[kRows][kStreams];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < kStreams; ++j) sums[i][j] = _mm512_setzero_ps();
   }
-  const CodeTable* const tables = std::is_same_v<W, E4M3> ? code_tables() : nullptr;
-  const auto table_at = [&](std::int64_t at) {
-    return std::is_same_v<W, E4M3> ? tables + exponent_of(scale[at / Projection::kWeightBlock]) : nullptr;
-  };
   std::int64_t at = 0;
   for (; at + S::kRegister <= k; at += S::kRegister) {
     if (prefetch) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kStreams; ++j) __builtin_prefetch(w[j] + at + kAhead, 0, 2);
+      for (int j = 0; j < kStreams; ++j)
+        __builtin_prefetch(static_cast<const char*>(streams.address(j, at)) + kAheadBytes, 0, 2);
     }
-    S::template add<kRows>(w, table_at(at), x, x_stride, at, S::kRegister, sums);
+    streams.template add<kRows>(x, x_stride, at, S::kRegister, sums);
   }
-  if (at < k) S::template add<kRows>(w, table_at(at), x, x_stride, at, k - at, sums);
+  if (at < k) streams.template add<kRows>(x, x_stride, at, k - at, sums);
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     float four[kStreams];
@@ -194,12 +263,12 @@ void block_sums(const BF16* x, std::int64_t x_stride, const W* const* w, const f
   }
 }
 
-template <class W>
-void block_sums(int rows, const BF16* x, std::int64_t x_stride, const W* const* w, const float* scale, std::int64_t k,
-                bool prefetch, bool first, float* out, std::int64_t out_stride, std::int64_t w_step) {
+template <class S>
+void block_sums(int rows, const BF16* x, std::int64_t x_stride, const S& streams, std::int64_t k, bool prefetch,
+                bool first, float* out, std::int64_t out_stride, std::int64_t w_step) {
   const auto run = [&]<int kRows>() {
-    if constexpr (kRows <= Streams<W>::kMaxRows)
-      block_sums<kRows>(x, x_stride, w, scale, k, prefetch, first, out, out_stride, w_step);
+    if constexpr (kRows <= S::kMaxRows)
+      block_sums<kRows>(x, x_stride, streams, k, prefetch, first, out, out_stride, w_step);
   };
   switch (rows) {
     case 1: run.template operator()<1>(); break;
@@ -218,23 +287,18 @@ void multiply_rows(const ProjectionTile& t, std::int64_t begin, std::int64_t cou
   const std::int64_t passes = (t.m + Streams<W>::kMaxRows - 1) / Streams<W>::kMaxRows;
   const std::int64_t step = (t.m + passes - 1) / passes;
   const std::int64_t quarter = (count + kStreams - 1) / kStreams;
-  const W* const weights = static_cast<const W*>(t.w) + begin * t.k;
   for (std::int64_t j = 0; j < quarter; ++j) {
     for (std::int64_t at = 0; at < t.k; at += kProjectionKBlock) {
       const std::int64_t k = t.k - at < kProjectionKBlock ? t.k - at : kProjectionKBlock;
-      const W* rows[kStreams];
+      std::int64_t rows[kStreams];
       for (int r = 0; r < kStreams; ++r) {  // past the last row the last one again: its sums are dropped
         const std::int64_t row = j + r * quarter;
-        rows[r] = weights + (row < count ? row : count - 1) * t.k + at;
+        rows[r] = begin + (row < count ? row : count - 1);
       }
-      const float* scale = nullptr;
-      if constexpr (std::is_same_v<W, E4M3>) {
-        constexpr std::int64_t kBlock = Projection::kWeightBlock;
-        scale = t.w_scale + (t.w_row + begin) / kBlock * t.w_scale_stride + at / kBlock;
-      }
+      const Streams<W> streams(t, rows, at);
       for (std::int64_t i = 0; i < t.m; i += step) {
         const auto now = static_cast<int>(t.m - i < step ? t.m - i : step);
-        block_sums(now, x + i * x_stride + at, x_stride, rows, scale, k, i == 0, at == 0,
+        block_sums(now, x + i * x_stride + at, x_stride, streams, k, i == 0, at == 0,
                    sums + i * sums_stride + begin + j, sums_stride, quarter);
       }
     }
@@ -257,6 +321,8 @@ void run_tile(const ProjectionTile& t) {
   const BF16* x = static_cast<const BF16*>(t.x);
   if (t.w_dtype == DType::kBF16) {
     multiply_rows<BF16>(t, 0, t.n, x, t.x_stride, sums, sums_stride);
+  } else if (t.w_dtype == Projection::kNvfp4) {
+    multiply_rows<Nvfp4>(t, 0, t.n, x, t.x_stride, sums, sums_stride);
   } else if (has_tables(t)) {
     constexpr std::int64_t kRegister = Streams<E4M3>::kRegister;
     const std::int64_t stride = (t.k + kRegister - 1) / kRegister * kRegister;

@@ -1,8 +1,10 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
+#include "core/codecs.h"
 #include "ops/projection/implementations.h"
 
 // Drives the tile functions: cuts m, n and groups into tiles, one thread for each tile. The results do not depend on
@@ -29,7 +31,7 @@ std::int64_t scratch_floats(const ProjectionProblem& p) {
 std::int64_t tile_columns(const ProjectionProblem& p, std::int64_t row_tiles, int threads, bool few) {
   const std::int64_t wanted = ceil_div(4 * static_cast<std::int64_t>(threads), row_tiles * p.groups);  // pieces of n
   const std::int64_t columns = ceil_div(ceil_div(p.n, wanted), 4) * 4;
-  const std::int64_t stream = kProjectionFewBytes / (p.k * size_of(p.w)) / 4 * 4;
+  const std::int64_t stream = kProjectionFewBytes / weight_bytes(p, 1) / 4 * 4;
   const std::int64_t most =
       few ? std::clamp<std::int64_t>(stream, kProjectionPanel, kProjectionFewPanel) : kProjectionPanel;
   return std::clamp<std::int64_t>(columns, 16, most);
@@ -68,7 +70,7 @@ void run_tiles(const ProjectionTiles& kernel, const ProjectionProblem& p, const 
     if (i >= p.m) continue;
     ProjectionTile tile;
     tile.x = static_cast<const char*>(a.x.data) + (i * a.x.stride[0] + group * a.x.stride[1]) * size_of(p.x);
-    tile.w = static_cast<const char*>(a.w.data) + (group * p.n + j) * p.k * size_of(p.w);
+    tile.w = static_cast<const char*>(a.w.data) + weight_bytes(p, group * p.n + j);
     tile.y = static_cast<char*>(a.y.data) + (i * a.y.stride[0] + group * a.y.stride[1] + j) * size_of(p.y);
     tile.x_stride = a.x.stride[0];
     tile.y_stride = a.y.stride[0];
@@ -81,6 +83,10 @@ void run_tiles(const ProjectionTiles& kernel, const ProjectionProblem& p, const 
       tile.w_scale = static_cast<const float*>(a.w_scale.data) + group * a.w_scale.stride[0];
       tile.w_scale_stride = a.w_scale.stride[1];
       tile.w_row = j;
+    }
+    if (p.w == Projection::kNvfp4) {
+      tile.nvfp4_scale = static_cast<const E4M3*>(a.w_scale.data) + (group * p.n + j) * (p.k / Projection::kNvfp4Group);
+      tile.global_scale = static_cast<const float*>(a.w_global_scale.data);
     }
     tile.y_bf16 = p.y == DType::kBF16;
     tile.few = few;
@@ -113,7 +119,8 @@ void run_decoded(const ProjectionTiles& kernel, const ProjectionProblem& p, cons
     const Projection::Args args{.x = view_of<const float>(x, {part.m, p.groups, p.k}),
                                 .w = a.w,
                                 .y = a.y.slice(0, i, i + part.m),
-                                .w_scale = a.w_scale};
+                                .w_scale = a.w_scale,
+                                .w_global_scale = a.w_global_scale};
     run_tiles(kernel, part, args, context);
   }
 }
@@ -124,6 +131,20 @@ void run(const ProjectionTiles& kernel, const ProjectionProblem& p, const Projec
 }
 
 }  // namespace
+
+const BF16* nvfp4_tables() {
+  static constexpr auto kTables = [] {
+    std::array<BF16, std::size_t{256} * 16> out{};
+    for (unsigned scale = 0; scale < 256; ++scale) {
+      for (unsigned code = 0; code < 16; ++code) {
+        out[16 * scale + code] =
+            to_bf16(from_e2m1(static_cast<std::uint8_t>(code)) * to_float(E4M3{static_cast<std::uint8_t>(scale)}));
+      }
+    }
+    return out;
+  }();
+  return kTables.data();
+}
 
 std::size_t projection_cpu_workspace(const ProjectionProblem& problem, int threads) {
   if (problem.m == 0 || problem.n == 0 || problem.k == 0) return 0;

@@ -290,6 +290,7 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
 
 std::string refusal(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return missing;
+  if (p.w == Projection::kNvfp4) return "it takes no w in NVFP4";
   if (p.x != p.w) return "it takes x and w of one dtype";
   if (p.x == DType::kF32 && p.y == DType::kBF16) return "it takes no bf16 y of float32 operands";
   if (options.deterministic) return "its choice of kernel depends on the number of rows (deterministic)";

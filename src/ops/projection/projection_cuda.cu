@@ -2,8 +2,9 @@
 //  - few_rows.cuh: memory bandwidth is the limit, so weights go straight into registers, and eight warps of a block
 //  divide
 //    k. Also for E4M3 x, with a scale for each 128 inputs.
-//  - few_rows.cuh for E4M3 weights, which are converted to bf16 for the tensor cores.
-//  - many_rows.cuh: tiles in shared memory behind a three-stage cp.async pipeline.
+//  - few_rows.cuh for E4M3 and NVFP4 weights, which are converted to bf16 for the tensor cores.
+//  - many_rows.cuh: tiles in shared memory behind a three-stage cp.async pipeline; NVFP4 weights become bf16 on their
+//  way.
 //  - here, fp32 FMA for float32 operands and for tensors without 16-byte alignment.
 // The order of additions depends on k alone in each; with `deterministic` the choice of kernel does not depend on m
 // either.
@@ -30,6 +31,15 @@ __device__ float load_any(const void* data, DType dtype, std::int64_t at) {
   return static_cast<const float*>(data)[at];
 }
 
+/// NVFP4 weight `at` of all, but for the scale of all.
+__device__ float nvfp4_weight(const Operands& o, std::int64_t at) {
+  const unsigned codes = static_cast<const std::uint8_t*>(o.w)[at / 2];
+  const unsigned code = at % 2 == 0 ? codes : codes >> 4;
+  // At the bottom of the exponent a code is 2^-126 of its value, subnormals included.
+  const float value = __uint_as_float((code & 7U) << 22 | (code & 8U) << 28) * 0x1p126F;
+  return value * device::from_e4m3(o.group_scale[at / Projection::kNvfp4Group]);
+}
+
 __global__ void __launch_bounds__(256, 3)
     plain(const __grid_constant__ Operands o, std::int64_t column_blocks, std::int64_t row_blocks) {
   __shared__ float xs[kPlainTile][kPlainK + 1];
@@ -53,7 +63,8 @@ __global__ void __launch_bounds__(256, 3)
       xs[r][tx] = xv;
       float wv = 0;
       if (in && column + r < o.n) {
-        wv = load_any(o.w, o.w_dtype, (group * o.n + column + r) * o.k + k + tx);
+        const std::int64_t at = (group * o.n + column + r) * o.k + k + tx;
+        wv = o.w_dtype == Projection::kNvfp4 ? nvfp4_weight(o, at) : load_any(o.w, o.w_dtype, at);
         if (o.w_dtype == DType::kE4M3) wv *= o.weight_scale(group, column + r, (k + tx) / Projection::kWeightBlock);
       }
       ws[r][tx] = wv;
@@ -70,16 +81,16 @@ __global__ void __launch_bounds__(256, 3)
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const std::int64_t r = row + ty + 8 * j;
-    if (r < o.m && column + tx < o.n) o.store(r, group, column + tx, acc[j]);
+    if (r < o.m && column + tx < o.n) o.store(r, group, column + tx, o.of_sum(acc[j], 1));
   }
 }
 
 bool multiple_of(std::int64_t v, std::int64_t of) { return v % of == 0; }
 
-/// Whether both operands can be read 16 bytes at a time (E4M3 x: 8 bytes, unless w is E4M3 too).
+/// Whether both operands can be read 16 bytes at a time (E4M3 x: 8 bytes, unless w has codes too; NVFP4 w: 8 bytes).
 bool aligned(const Operands& o, std::int64_t groups) {
   const auto address = [](const void* p) { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)); };
-  const std::int64_t inputs = o.w_dtype == DType::kE4M3 ? 16 : 8;
+  const std::int64_t inputs = o.w_dtype == DType::kBF16 ? 8 : 16;
   const std::int64_t x_inputs = o.x_dtype == DType::kE4M3 ? inputs : 8;
   return multiple_of(address(o.x), o.x_dtype == DType::kE4M3 ? inputs : 16) && multiple_of(address(o.w), 16) &&
          multiple_of(o.k, inputs) && (o.m <= 1 || multiple_of(o.x_row, x_inputs)) &&
@@ -90,11 +101,14 @@ bool aligned(const Operands& o, std::int64_t groups) {
 
 void projection_cuda(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
   if (p.m == 0 || p.n == 0) return;
+  const bool nvfp4 = p.w == Projection::kNvfp4;
   Operands o{.x = a.x.data,
              .w = a.w.data,
              .y = a.y.data,
              .x_scale = a.x_scale.data,
-             .w_scale = static_cast<const float*>(a.w_scale.data),
+             .w_scale = nvfp4 ? nullptr : static_cast<const float*>(a.w_scale.data),
+             .group_scale = nvfp4 ? static_cast<const std::uint8_t*>(a.w_scale.data) : nullptr,
+             .global_scale = static_cast<const float*>(a.w_global_scale.data),
              .x_row = a.x.stride[0],
              .x_group = a.x.stride[1],
              .y_row = a.y.stride[0],
@@ -121,15 +135,20 @@ void projection_cuda(const ProjectionProblem& p, const Projection::Args& a, cons
   if (!tensor_cores) {
     launch(plain, 256, 0, kPlainTile, kPlainTile);
   } else if (p.w == DType::kE4M3) {
-    launch(p.x == DType::kE4M3 ? few_rows_of_e4m3<true> : few_rows_of_e4m3<false>, 32 * kFewWarps, 0, kFewRows,
-           kFewColumns);
+    launch(p.x == DType::kE4M3 ? few_rows_of_codes<true, false> : few_rows_of_codes<false, false>, 32 * kFewWarps, 0,
+           kFewRows, kFewColumns);
+  } else if (nvfp4 && p.x == DType::kE4M3) {
+    launch(few_rows_of_codes<true, true>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
   } else if (p.x == DType::kE4M3) {
     launch(few_rows<true>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
   } else if (p.m <= kFewRows && !context.deterministic) {
-    launch(few_rows<false>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
+    launch(nvfp4 ? few_rows_of_codes<false, true> : few_rows<false>, 32 * kFewWarps, 0, kFewRows, kFewColumns);
+  } else if (nvfp4) {
+    device::allow_shared<many_rows<true>>();
+    launch(many_rows<true>, 32 * kTileWarps, kTileShared, kTileM, kTileN);
   } else {
-    device::allow_shared<many_rows>();
-    launch(many_rows, 32 * kTileWarps, kTileShared, kTileM, kTileN);
+    device::allow_shared<many_rows<false>>();
+    launch(many_rows<false>, 32 * kTileWarps, kTileShared, kTileM, kTileN);
   }
 }
 

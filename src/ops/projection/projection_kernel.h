@@ -30,6 +30,21 @@ constexpr int kMostDirectRowsE4m3 = 2;      // beside E4M3 weights
 constexpr std::int64_t kAheadBytes = 1024;  // of a stream of weights
 constexpr float kE4m3Factor = 0x1p120F;     // see load_e4m3_parts
 
+/// Stands for NVFP4 weights, which become bf16 a block of inputs at a time.
+struct Nvfp4;
+
+/// What is multiplied in place of stored weights.
+template <class W>
+struct MultipliedAs {
+  using Type = W;
+};
+template <>
+struct MultipliedAs<Nvfp4> {
+  using Type = BF16;
+};
+template <class W>
+using Multiplied = typename MultipliedAs<W>::Type;
+
 inline std::int64_t round_up_to(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 /// Weights of one dtype: kParts words in a register.
@@ -133,6 +148,16 @@ inline void widen_weights(const E4M3* from, const float* scale, std::int64_t k, 
     one(last, scale[i / kBlock], to + i);
   }
   if (has_nan(from, k)) to[0] = std::numeric_limits<float>::quiet_NaN();
+}
+
+/// Row j of a tile of NVFP4 weights as bf16: inputs [at, at + k), `at` a multiple of kProjectionKBlock.
+inline void widen_nvfp4(const ProjectionTile& t, std::int64_t j, std::int64_t at, std::int64_t k, BF16* to) {
+  constexpr std::int64_t kGroup = Projection::kNvfp4Group;
+  const BF16* const tables = nvfp4_tables();
+  const std::uint8_t* const codes = static_cast<const std::uint8_t*>(t.w) + (j * t.k + at) / 2;
+  const E4M3* const scales = t.nvfp4_scale + (j * t.k + at) / kGroup;
+  for (std::int64_t i = 0; i < k; i += kGroup)
+    Word::look_up_e2m1(codes + i / 2, tables + 16 * scales[i / kGroup].bits, to + i);
 }
 
 /// sums += a register of each weight row times the x rows, which are floats as widen_row() lays them out, or bf16: as
@@ -286,6 +311,20 @@ inline void weight_rows(const W* w, std::int64_t row_stride, std::int64_t j, std
   for (int r = 0; r < kWRows; ++r) rows[r] = w + (j + r * w_step < n ? j + r * w_step : n - 1) * row_stride + at;
 }
 
+/// The same of NVFP4 weights: blocks of the rows as bf16 in `widened`, kProjectionKBlock apart; the codes `ahead` bytes
+/// further on are wanted soon.
+inline void nvfp4_rows(const ProjectionTile& t, std::int64_t j, std::int64_t w_step, std::int64_t at, std::int64_t k,
+                       std::int64_t ahead, BF16* widened, const BF16** rows) {
+  for (int r = 0; r < kWRows; ++r) {
+    const std::int64_t row = j + r * w_step < t.n ? j + r * w_step : t.n - 1;
+    BF16* const to = widened + r * kProjectionKBlock;
+    const std::uint8_t* const codes = static_cast<const std::uint8_t*>(t.w) + (row * t.k + at) / 2;
+    for (std::int64_t i = 0; i < k / 2; i += 64) __builtin_prefetch(codes + i + ahead, 0, 2);
+    widen_nvfp4(t, row, at, k, to);
+    rows[r] = to;
+  }
+}
+
 /// x rows of a register block, m rows cut evenly.
 template <class W>
 inline int block_rows(std::int64_t m) {
@@ -334,33 +373,40 @@ inline void pair_row(const BF16* from, std::int64_t k, BF16* to) {
 /// rows is one, in order, and the weights kAheadBytes further on in it come into the second-level cache. As floats,
 /// long rows of x would leave the first-level cache between their uses.
 ///
+/// NVFP4 weights are read in the same order, and four blocks of them are bf16 numbers in the first-level cache.
+///
 /// Else x is floats, and four neighbouring rows are multiplied together. While a block of them is, the next one comes
 /// into the second-level cache: a prefetch into the first would hold one of its few miss buffers for the whole way from
 /// memory.
 template <class W, class X>
 void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, const X* x, std::int64_t x_stride) {
   constexpr bool kStreams = !std::is_same_v<X, float>;
-  const int step = block_rows<W>(t.m);
+  const int step = block_rows<Multiplied<W>>(t.m);
   const std::int64_t groups = (t.n + kWRows - 1) / kWRows;
   const std::int64_t w_step = kStreams ? groups : 1;
-  const W* w = static_cast<const W*>(t.w);
-  const W* rows[kWRows];
+  constexpr bool kNvfp4 = std::is_same_v<W, Nvfp4>;
+  const Multiplied<W>* rows[kWRows];
+  alignas(64) BF16 widened[kNvfp4 ? kWRows * kProjectionKBlock : 1];
   const float* scales[kWRows] = {};
   for (std::int64_t g = 0; g < groups; ++g) {
     const std::int64_t j = kStreams ? g : g * kWRows;
     for (std::int64_t at = 0; at < t.k; at += kProjectionKBlock) {
       const std::int64_t k = t.k - at < kProjectionKBlock ? t.k - at : kProjectionKBlock;
-      weight_rows(w, t.k, j, w_step, t.n, at, rows);
+      if constexpr (kNvfp4) {
+        nvfp4_rows(t, j, w_step, at, k, kAheadBytes, widened, rows);
+      } else {
+        weight_rows(static_cast<const W*>(t.w), t.k, j, w_step, t.n, at, rows);
+      }
       if constexpr (std::is_same_v<W, E4M3>) {
         for (int r = 0; r < kWRows; ++r) scales[r] = scales_of(t, j + r * w_step, at);
       }
       const bool more = at + kProjectionKBlock < t.k;
-      const std::int64_t ahead = kStreams                ? kAheadBytes / static_cast<std::int64_t>(sizeof(W))
-                                 : more                  ? kProjectionKBlock
+      const std::int64_t ahead = kStreams ? kAheadBytes / static_cast<std::int64_t>(sizeof(Multiplied<W>))
+                                 : more   ? kProjectionKBlock
                                  : j + 2 * kWRows <= t.n ? kWRows * t.k - at
                                                          : 0;
       float* out = sums + j;
-      block_sums<true>(step, x + at, x_stride, rows, scales, k, ahead, at == 0, out, sums_stride, w_step);
+      block_sums<!kNvfp4>(step, x + at, x_stride, rows, scales, k, ahead, at == 0, out, sums_stride, w_step);
       for (std::int64_t i = step; i < t.m; i += step) {
         const int count = static_cast<int>(t.m - i < step ? t.m - i : step);
         block_sums<false>(count, x + i * x_stride + at, x_stride, rows, scales, k, 0, at == 0, out + i * sums_stride,
@@ -392,8 +438,8 @@ void prefetch_first_block(const ProjectionTile& t) {
 /// Few rows, x as few_rows() wants it.
 template <class W>
 void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, float* x) {
-  const std::int64_t x_stride = round_up_to(t.k, kRegister<W>);
-  if constexpr (std::is_same_v<W, BF16>) {
+  const std::int64_t x_stride = round_up_to(t.k, kRegister<Multiplied<W>>);
+  if constexpr (std::is_same_v<Multiplied<W>, BF16>) {
     if (t.x_bf16 && t.m <= kMostDirectRows)
       return few_rows<W>(t, sums, sums_stride, static_cast<const BF16*>(t.x), t.x_stride);
   }
@@ -405,34 +451,52 @@ void few_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, fl
       return few_rows<W, BF16>(t, sums, sums_stride, pairs, x_stride);
     }
   }
-  prefetch_first_block<W>(t);
-  for (std::int64_t i = 0; i < t.m; ++i) widen_x<W>(t, i, 0, t.k, x + i * x_stride);
+  if constexpr (std::is_same_v<Multiplied<W>, W>) prefetch_first_block<W>(t);
+  for (std::int64_t i = 0; i < t.m; ++i) widen_x<Multiplied<W>>(t, i, 0, t.k, x + i * x_stride);
   few_rows<W, float>(t, sums, sums_stride, x, x_stride);
 }
 
+/// A block of a panel of NVFP4 weights, in `panel` kProjectionKBlock apart: as bf16, or as widen_row<BF16>() lays it
+/// out.
+inline void widen_nvfp4_panel(const ProjectionTile& t, std::int64_t at, std::int64_t k, BF16* panel) {
+  for (std::int64_t j = 0; j < t.n; ++j) widen_nvfp4(t, j, at, k, panel + j * kProjectionKBlock);
+}
+inline void widen_nvfp4_panel(const ProjectionTile& t, std::int64_t at, std::int64_t k, float* panel) {
+  BF16 row[kProjectionKBlock];
+  for (std::int64_t j = 0; j < t.n; ++j) {
+    widen_nvfp4(t, j, at, k, row);
+    widen_row<BF16>(row, k, panel + j * kProjectionKBlock);
+  }
+}
+
 /// Many rows: a block of the panel's weights serves all of them, as floats where kWidenPanel or where they are E4M3,
-/// else from the second-level cache as it is.
+/// NVFP4 ones else as bf16, others from the second-level cache as they are.
 template <class W>
 void many_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride, float* x, float* panel) {
+  constexpr bool kNvfp4 = std::is_same_v<W, Nvfp4>;
   constexpr bool kWiden = kWidenPanel || std::is_same_v<W, E4M3>;
-  using Operand = std::conditional_t<kWiden, float, W>;
+  using Stored = Multiplied<W>;
+  using Operand = std::conditional_t<kWiden, float, Stored>;
   const int step = block_rows<Operand>(t.m);
-  const W* w = static_cast<const W*>(t.w);
+  const Stored* w = static_cast<const Stored*>(t.w);
+  Operand* const widened = reinterpret_cast<Operand*>(panel);
   const Operand* rows[kWRows];
   for (std::int64_t at = 0; at < t.k; at += kProjectionKBlock) {
     const std::int64_t k = t.k - at < kProjectionKBlock ? t.k - at : kProjectionKBlock;
-    if constexpr (kWiden) {
+    if constexpr (kNvfp4) {
+      widen_nvfp4_panel(t, at, k, widened);
+    } else if constexpr (kWiden) {
       for (std::int64_t j = 0; j < t.n; ++j)
         widen_weights(w + j * t.k + at, std::is_same_v<W, E4M3> ? scales_of(t, j, at) : nullptr, k,
                       panel + j * kProjectionKBlock);
     }
-    const std::int64_t inputs = kWiden ? round_up_to(k, kRegister<W>) : k;  // of a widened row: with its zeros
+    const std::int64_t inputs = kWiden ? round_up_to(k, kRegister<Stored>) : k;  // of a row of floats: with its zeros
     for (std::int64_t i = 0; i < t.m; i += step) {
       const int count = static_cast<int>(t.m - i < step ? t.m - i : step);
-      for (int r = 0; r < count; ++r) widen_x<W>(t, i + r, at, k, x + r * kProjectionKBlock);
+      for (int r = 0; r < count; ++r) widen_x<Stored>(t, i + r, at, k, x + r * kProjectionKBlock);
       for (std::int64_t j = 0; j < t.n; j += kWRows) {
-        if constexpr (kWiden) {
-          weight_rows<float>(panel, kProjectionKBlock, j, 1, t.n, 0, rows);
+        if constexpr (kWiden || kNvfp4) {
+          weight_rows<Operand>(widened, kProjectionKBlock, j, 1, t.n, 0, rows);
         } else {
           weight_rows(w, t.k, j, 1, t.n, at, rows);
         }
@@ -454,6 +518,21 @@ bool has_moderate_scales(const ProjectionTile& t) {
   return true;
 }
 
+/// A tile from its row j on.
+template <class W>
+inline ProjectionTile from_row(const ProjectionTile& t, std::int64_t j) {
+  ProjectionTile part = t;
+  if constexpr (std::is_same_v<W, Nvfp4>) {
+    part.w = static_cast<const std::uint8_t*>(t.w) + j * t.k / 2;
+    part.nvfp4_scale = t.nvfp4_scale + j * t.k / Projection::kNvfp4Group;
+  } else {
+    part.w = static_cast<const W*>(t.w) + j * t.k;
+  }
+  part.w_row = t.w_row + j;
+  part.y = static_cast<char*>(t.y) + j * (t.y_bf16 ? sizeof(BF16) : sizeof(float));
+  return part;
+}
+
 template <class W>
 void run_tile(const ProjectionTile& t) {
   float* sums = t.scratch;
@@ -466,11 +545,8 @@ void run_tile(const ProjectionTile& t) {
   }
   float* panel = x + kProjectionMaxBlockRows * kProjectionKBlock;
   for (std::int64_t j = 0; j < t.n; j += kProjectionPanel) {
-    ProjectionTile part = t;
+    ProjectionTile part = from_row<W>(t, j);
     part.n = t.n - j < kProjectionPanel ? t.n - j : kProjectionPanel;
-    part.w = static_cast<const W*>(t.w) + j * t.k;
-    part.w_row = t.w_row + j;
-    part.y = static_cast<char*>(t.y) + j * (t.y_bf16 ? sizeof(BF16) : sizeof(float));
     many_rows<W>(part, sums, kProjectionPanel, x, panel);
     write_rows(part, sums, kProjectionPanel);
   }
@@ -481,6 +557,7 @@ void run_tile(const ProjectionTile& t) {
   switch (t.w_dtype) {
     case DType::kBF16: return run_tile<BF16>(t);
     case DType::kE4M3: return run_tile<E4M3>(t);
+    case Projection::kNvfp4: return run_tile<Nvfp4>(t);
     default: return run_tile<float>(t);
   }
 }

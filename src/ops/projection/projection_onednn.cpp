@@ -223,6 +223,7 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
 std::string refusal(const ProjectionProblem& problem, const PlanOptions& options, const Machine& machine) {
   if (options.deterministic)
     return "oneDNN picks its blocking by the number of rows: a row's bits could depend on its neighbours";
+  if (problem.w == Projection::kNvfp4) return "it takes no w in NVFP4";
   if (problem.x != DType::kBF16 || problem.w == DType::kF32)
     return "only BF16 x BF16 or F8_E4M3: float32 products stay with the own kernels";
   if (!machine.cpu->avx512_bf16 && !machine.cpu->amx_bf16)

@@ -12,16 +12,18 @@ struct OpDescription<Projection> {
   static Projection::Problem typical() { return {.m = 64, .n = 1024, .k = 4096}; }
   static constexpr auto kShapes =
       std::to_array<TensorShape>({{"x", "x: BF16 | F32 | E4M3", "m, groups, k"},
-                                  {"w", "w: BF16 | F32 | E4M3", "groups, n, k"},
+                                  {"w", "w: BF16 | F32 | E4M3 | U8 beside w_global_scale", "groups, n, k or k/2"},
                                   {"y", "y: BF16 | F32", "m, groups, n"},
                                   {"x_scale", "x_scale: F32 | I32", "groups, scales, m or more"},
-                                  {"w_scale", "F32", "groups, output blocks, input blocks"}});
+                                  {"w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"w_global_scale", "F32", "1"}});
   static void fields(Projection::Problem& p, auto&& f) {
     f("m", p.m), f("n", p.n), f("k", p.k), f("groups", p.groups), f("x", p.x), f("w", p.w), f("y", p.y),
         f("x_scale", p.x_scale);
   }
   static void tensors(Projection::Args& a, auto&& t) {
-    t.in("x", a.x), t.in("w", a.w), t.out("y", a.y), t.in("x_scale", a.x_scale), t.in("w_scale", a.w_scale);
+    t.in("x", a.x), t.in("w", a.w), t.out("y", a.y), t.in("x_scale", a.x_scale), t.in("w_scale", a.w_scale),
+        t.in("w_global_scale", a.w_global_scale);
   }
 };
 
@@ -34,30 +36,46 @@ struct OpDescription<JointProjection> {
   }
   static constexpr auto kShapes =
       std::to_array<TensorShape>({{"x", "x: BF16 | F32", "m, groups, k"},
-                                  {"parts[0].w", "parts[0].w: BF16 | F32 | E4M3", "groups, parts[0].n, k"},
+                                  {"parts[0].w", "parts[0].w: BF16 | F32 | E4M3 | U8 beside parts[0].w_global_scale",
+                                   "groups, parts[0].n, k or k/2"},
                                   {"parts[0].y", "parts[0].y: BF16 | F32", "m, groups, parts[0].n"},
-                                  {"parts[0].w_scale", "F32", "groups, output blocks, input blocks"},
-                                  {"parts[1].w", "parts[1].w: BF16 | F32 | E4M3", "groups, parts[1].n, k"},
+                                  {"parts[0].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[0].w_global_scale", "F32", "1"},
+                                  {"parts[1].w", "parts[1].w: BF16 | F32 | E4M3 | U8 beside parts[1].w_global_scale",
+                                   "groups, parts[1].n, k or k/2"},
                                   {"parts[1].y", "parts[1].y: BF16 | F32", "m, groups, parts[1].n"},
-                                  {"parts[1].w_scale", "F32", "groups, output blocks, input blocks"},
-                                  {"parts[2].w", "parts[2].w: BF16 | F32 | E4M3", "groups, parts[2].n, k"},
+                                  {"parts[1].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[1].w_global_scale", "F32", "1"},
+                                  {"parts[2].w", "parts[2].w: BF16 | F32 | E4M3 | U8 beside parts[2].w_global_scale",
+                                   "groups, parts[2].n, k or k/2"},
                                   {"parts[2].y", "parts[2].y: BF16 | F32", "m, groups, parts[2].n"},
-                                  {"parts[2].w_scale", "F32", "groups, output blocks, input blocks"},
-                                  {"parts[3].w", "parts[3].w: BF16 | F32 | E4M3", "groups, parts[3].n, k"},
+                                  {"parts[2].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[2].w_global_scale", "F32", "1"},
+                                  {"parts[3].w", "parts[3].w: BF16 | F32 | E4M3 | U8 beside parts[3].w_global_scale",
+                                   "groups, parts[3].n, k or k/2"},
                                   {"parts[3].y", "parts[3].y: BF16 | F32", "m, groups, parts[3].n"},
-                                  {"parts[3].w_scale", "F32", "groups, output blocks, input blocks"},
-                                  {"parts[4].w", "parts[4].w: BF16 | F32 | E4M3", "groups, parts[4].n, k"},
+                                  {"parts[3].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[3].w_global_scale", "F32", "1"},
+                                  {"parts[4].w", "parts[4].w: BF16 | F32 | E4M3 | U8 beside parts[4].w_global_scale",
+                                   "groups, parts[4].n, k or k/2"},
                                   {"parts[4].y", "parts[4].y: BF16 | F32", "m, groups, parts[4].n"},
-                                  {"parts[4].w_scale", "F32", "groups, output blocks, input blocks"},
-                                  {"parts[5].w", "parts[5].w: BF16 | F32 | E4M3", "groups, parts[5].n, k"},
+                                  {"parts[4].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[4].w_global_scale", "F32", "1"},
+                                  {"parts[5].w", "parts[5].w: BF16 | F32 | E4M3 | U8 beside parts[5].w_global_scale",
+                                   "groups, parts[5].n, k or k/2"},
                                   {"parts[5].y", "parts[5].y: BF16 | F32", "m, groups, parts[5].n"},
-                                  {"parts[5].w_scale", "F32", "groups, output blocks, input blocks"},
-                                  {"parts[6].w", "parts[6].w: BF16 | F32 | E4M3", "groups, parts[6].n, k"},
+                                  {"parts[5].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[5].w_global_scale", "F32", "1"},
+                                  {"parts[6].w", "parts[6].w: BF16 | F32 | E4M3 | U8 beside parts[6].w_global_scale",
+                                   "groups, parts[6].n, k or k/2"},
                                   {"parts[6].y", "parts[6].y: BF16 | F32", "m, groups, parts[6].n"},
-                                  {"parts[6].w_scale", "F32", "groups, output blocks, input blocks"},
-                                  {"parts[7].w", "parts[7].w: BF16 | F32 | E4M3", "groups, parts[7].n, k"},
+                                  {"parts[6].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[6].w_global_scale", "F32", "1"},
+                                  {"parts[7].w", "parts[7].w: BF16 | F32 | E4M3 | U8 beside parts[7].w_global_scale",
+                                   "groups, parts[7].n, k or k/2"},
                                   {"parts[7].y", "parts[7].y: BF16 | F32", "m, groups, parts[7].n"},
-                                  {"parts[7].w_scale", "F32", "groups, output blocks, input blocks"}});
+                                  {"parts[7].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+                                  {"parts[7].w_global_scale", "F32", "1"}});
   static void fields(JointProjection::Problem& p, auto&& f) {
     f("m", p.m), f("k", p.k), f("groups", p.groups), f("x", p.x), f("parts", p.parts);
     f("parts[0].n", p.part[0].n), f("parts[0].w", p.part[0].w), f("parts[0].y", p.part[0].y);
@@ -73,20 +91,28 @@ struct OpDescription<JointProjection> {
     t.in("x", a.x);
     t.in("parts[0].w", a.parts[0].w), t.out("parts[0].y", a.parts[0].y);
     t.in("parts[0].w_scale", a.parts[0].w_scale);
+    t.in("parts[0].w_global_scale", a.parts[0].w_global_scale);
     t.in("parts[1].w", a.parts[1].w), t.out("parts[1].y", a.parts[1].y);
     t.in("parts[1].w_scale", a.parts[1].w_scale);
+    t.in("parts[1].w_global_scale", a.parts[1].w_global_scale);
     t.in("parts[2].w", a.parts[2].w), t.out("parts[2].y", a.parts[2].y);
     t.in("parts[2].w_scale", a.parts[2].w_scale);
+    t.in("parts[2].w_global_scale", a.parts[2].w_global_scale);
     t.in("parts[3].w", a.parts[3].w), t.out("parts[3].y", a.parts[3].y);
     t.in("parts[3].w_scale", a.parts[3].w_scale);
+    t.in("parts[3].w_global_scale", a.parts[3].w_global_scale);
     t.in("parts[4].w", a.parts[4].w), t.out("parts[4].y", a.parts[4].y);
     t.in("parts[4].w_scale", a.parts[4].w_scale);
+    t.in("parts[4].w_global_scale", a.parts[4].w_global_scale);
     t.in("parts[5].w", a.parts[5].w), t.out("parts[5].y", a.parts[5].y);
     t.in("parts[5].w_scale", a.parts[5].w_scale);
+    t.in("parts[5].w_global_scale", a.parts[5].w_global_scale);
     t.in("parts[6].w", a.parts[6].w), t.out("parts[6].y", a.parts[6].y);
     t.in("parts[6].w_scale", a.parts[6].w_scale);
+    t.in("parts[6].w_global_scale", a.parts[6].w_global_scale);
     t.in("parts[7].w", a.parts[7].w), t.out("parts[7].y", a.parts[7].y);
     t.in("parts[7].w_scale", a.parts[7].w_scale);
+    t.in("parts[7].w_global_scale", a.parts[7].w_global_scale);
   }
 };
 

@@ -5,7 +5,7 @@
 #include "ops/projection/implementations.h"
 
 // y[m, g, n] = sum over k of x[m, g, k] * w[g, n, k], in double, k ascending; rounded once to the dtype of y. E4M3 x
-// and w are multiplied by their scales first.
+// and w are multiplied by their scales first; of NVFP4 w the sum is multiplied by the scale of all.
 
 namespace smla {
 
@@ -30,10 +30,19 @@ BF16 bf16_of_double(double value) {
   return to_bf16(std::bit_cast<float>(bits));
 }
 
+/// Element `at` of NVFP4 w, e2m1 times its group's scale: exact.
+double nvfp4_element(const Projection::Args& args, std::int64_t at) {
+  const unsigned codes = static_cast<const std::uint8_t*>(args.w.data)[at / 2];
+  const E4M3 scale = static_cast<const E4M3*>(args.w_scale.data)[at / Projection::kNvfp4Group];
+  return static_cast<double>(from_e2m1(static_cast<std::uint8_t>(at % 2 == 0 ? codes & 15U : codes >> 4))) *
+         static_cast<double>(to_float(scale));
+}
+
 }  // namespace
 
 void projection_ref(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
   const std::int64_t rows = problem.m * problem.groups;
+  const bool nvfp4 = problem.w == Projection::kNvfp4;
 #pragma omp parallel for num_threads(context.threads)
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t i = row / problem.groups;
@@ -51,10 +60,11 @@ void projection_ref(const ProjectionProblem& problem, const Projection::Args& ar
       const std::int64_t w_at = (g * problem.n + j) * problem.k;
       double sum = 0.0;
       for (std::int64_t k = 0; k < problem.k; ++k) {
-        double w = element(args.w.data, problem.w, w_at + k);
+        double w = nvfp4 ? nvfp4_element(args, w_at + k) : element(args.w.data, problem.w, w_at + k);
         if (problem.w == DType::kE4M3) w *= static_cast<double>(w_scale_of(args.w_scale, g, j, k));
         sum += x[static_cast<std::size_t>(k)] * w;
       }
+      if (nvfp4) sum *= static_cast<double>(*static_cast<const float*>(args.w_global_scale.data));
       if (problem.y == DType::kBF16) {
         static_cast<BF16*>(args.y.data)[y_at + j] = bf16_of_double(sum);
       } else {

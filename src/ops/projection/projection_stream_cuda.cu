@@ -20,7 +20,7 @@ using Some = StreamShape<1, 2, 4>;     ///< up to 16
 using SomeTall = StreamShape<2, 2, 3>;
 using Many = StreamShape<2, 4, 2>;  ///< more, 32 at a time
 constexpr int kMostShared = std::max({Few::kShared, Some::kShared, Many::kShared});
-constexpr std::int64_t kMostRows = 64;       ///< of E4M3 weights, by itself
+constexpr std::int64_t kMostRows = 64;       ///< of E4M3 and NVFP4 weights, by itself
 constexpr std::int64_t kMostRowsOfBf16 = 4;  ///< of joint ones on Hopper
 constexpr std::int64_t kMostInputs =
     (std::int64_t{1} << 30) - 2 * kStreamWarps * kStreamPiece;  // a row's bytes in 31 bits
@@ -30,19 +30,20 @@ std::string loses(const JointProblem& p, bool joint, const PlanOptions& options,
   if (options.implementation == kStreamName) return "";
   const std::string named = "; it runs where it is named";
   const auto end = p.part.begin() + p.parts;
-  const bool e4m3 =
-      std::any_of(p.part.begin(), end, [](const JointProjection::Part& part) { return part.w == DType::kE4M3; });
+  const bool codes = std::any_of(p.part.begin(), end, [](const JointProjection::Part& part) {
+    return part.w == DType::kE4M3 || part.w == Projection::kNvfp4;
+  });
   if (options.deterministic) return "not chosen by itself where bits must not depend on m" + named;
-  const std::int64_t most = e4m3 ? kMostRows : (joint && machine.gpu.capability == 90 ? kMostRowsOfBf16 : 0);
+  const std::int64_t most = codes ? kMostRows : (joint && machine.gpu.capability == 90 ? kMostRowsOfBf16 : 0);
   if (p.m <= most) return "";
-  return "not chosen by itself with more than " + std::to_string(most) + " rows" + (e4m3 ? "" : " of bf16 weights") +
+  return "not chosen by itself with more than " + std::to_string(most) + " rows" + (codes ? "" : " of bf16 weights") +
          named;
 }
 
 Decision decide_stream(const JointProblem& p, bool joint, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
   if (std::string lost = loses(p, joint, options, machine); !lost.empty()) return refused(std::move(lost));
-  if (std::string wrong = not_streamed(p); !wrong.empty()) return refused(std::move(wrong));
+  if (std::string wrong = not_streamed(p, true); !wrong.empty()) return refused(std::move(wrong));
   if (p.k > kMostInputs) return refused("it takes k to " + std::to_string(kMostInputs));
   if (machine.gpu.shared_bytes < kMostShared) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +

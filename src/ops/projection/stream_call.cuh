@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -13,15 +14,16 @@ namespace smla::projection {
 /// One of the weights of a call, and what is made with it.
 struct StreamPart {
   const void* w = nullptr;
-  const float* w_scale = nullptr;  ///< of E4M3 w
+  const float* w_scale = nullptr;             ///< of E4M3 w; of NVFP4 w the scale of all
+  const std::uint8_t* group_scale = nullptr;  ///< of NVFP4 w
   void* y = nullptr;
   std::int64_t y_row = 0, y_group = 0;  ///< strides in elements
   std::int64_t w_scale_group = 0, w_scale_row = 0;
   int n = 0;
-  std::uint32_t tiles = 0;            ///< in all groups, of all rows
-  std::uint32_t columns = 1;          ///< `sm90_stream`: items along the outputs
-  int sharing = 1;                    ///< blocks that share a tile's inputs
-  bool e4m3 = false, y_bf16 = false;  ///< dtypes; otherwise w is bf16 and y float32
+  std::uint32_t tiles = 0;                           ///< in all groups, of all rows
+  std::uint32_t columns = 1;                         ///< `sm90_stream`: items along the outputs
+  int sharing = 1;                                   ///< blocks that share a tile's inputs
+  bool e4m3 = false, nvfp4 = false, y_bf16 = false;  ///< dtypes; otherwise w is bf16 and y float32
 
   __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {
     const std::int64_t at = row * y_row + group * y_group + column;
@@ -66,31 +68,40 @@ inline JointProjection::Problem joint_problem(const ProjectionProblem& p) {
 }
 inline JointProjection::Args joint_args(const Projection::Args& a) {
   JointProjection::Args out{.x = a.x};
-  out.parts[0] = {.w = a.w, .y = a.y, .w_scale = a.w_scale};
+  out.parts[0] = {.w = a.w, .y = a.y, .w_scale = a.w_scale, .w_global_scale = a.w_global_scale};
   return out;
 }
 
-/// What of a problem these kernels do not take; empty if they take all.
-inline std::string not_streamed(const JointProjection::Problem& p) {
+/// What of a problem these kernels do not take; empty if they take all. `takes_nvfp4`: whether they take w in NVFP4.
+inline std::string not_streamed(const JointProjection::Problem& p, bool takes_nvfp4 = false) {
   if (p.x != DType::kBF16) return "it takes bf16 x";
   std::int64_t multiple = 8;
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
-    if (part.w == DType::kF32) return "it takes w in bf16 and E4M3";
-    if (part.w == DType::kE4M3) multiple = 16;
+    const bool nvfp4 = part.w == Projection::kNvfp4;
+    if (part.w == DType::kF32 || (nvfp4 && !takes_nvfp4))
+      return std::string("it takes w in bf16") + (takes_nvfp4 ? ", E4M3 and NVFP4" : " and E4M3");
+    if (part.w == DType::kE4M3) multiple = std::max<std::int64_t>(multiple, 16);
+    if (nvfp4) multiple = 64;
     if (part.n > INT32_MAX) return "it takes m and n to 2^31-1";
   }
-  if (p.k % multiple != 0) return "it takes k in multiples of 8, with E4M3 w of 16";
+  if (p.k % multiple != 0)
+    return std::string("it takes k in multiples of 8, with E4M3 w of 16") + (takes_nvfp4 ? ", with NVFP4 w of 64" : "");
   if (p.m > INT32_MAX) return "it takes m and n to 2^31-1";
   return "";
 }
 
-/// Whether all operands can be read 16 bytes at a time. Of one row the stride counts, too: its bits are those that it
-/// has among others.
+/// Whether all operands can be read 16 bytes at a time, scales of NVFP4 w four. Of one row the stride counts, too: its
+/// bits are those that it has among others.
 inline bool streamable(const JointProjection::Problem& p, const JointProjection::Args& a) {
   const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
   bool all = whole(a.x.data) && a.x.stride[0] % 8 == 0 && (p.groups == 1 || a.x.stride[1] % 8 == 0);
-  for (int i = 0; i < p.parts; ++i) all = all && whole(a.parts[static_cast<std::size_t>(i)].w.data);
+  for (int i = 0; i < p.parts; ++i) {
+    const JointProjection::PartArgs& part = a.parts[static_cast<std::size_t>(i)];
+    all = all && whole(part.w.data);
+    if (p.part[static_cast<std::size_t>(i)].w == Projection::kNvfp4)
+      all = all && reinterpret_cast<std::uintptr_t>(part.w_scale.data) % 4 == 0;
+  }
   return all;
 }
 
@@ -106,15 +117,18 @@ inline StreamCall stream_call(const JointProjection::Problem& p, const JointProj
     const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
     const JointProjection::PartArgs& t = a.parts[static_cast<std::size_t>(i)];
     if (shape.n == 0) continue;
+    const bool nvfp4 = shape.w == Projection::kNvfp4;
     call.part[call.parts++] = {.w = t.w.data,
-                               .w_scale = static_cast<const float*>(t.w_scale.data),
+                               .w_scale = static_cast<const float*>((nvfp4 ? t.w_global_scale : t.w_scale).data),
+                               .group_scale = nvfp4 ? static_cast<const std::uint8_t*>(t.w_scale.data) : nullptr,
                                .y = t.y.data,
                                .y_row = t.y.stride[0],
                                .y_group = t.y.stride[1],
-                               .w_scale_group = t.w_scale.stride[0],
-                               .w_scale_row = t.w_scale.stride[1],
+                               .w_scale_group = nvfp4 ? 0 : t.w_scale.stride[0],
+                               .w_scale_row = nvfp4 ? 0 : t.w_scale.stride[1],
                                .n = static_cast<int>(shape.n),
                                .e4m3 = shape.w == DType::kE4M3,
+                               .nvfp4 = nvfp4,
                                .y_bf16 = shape.y == DType::kBF16};
   }
   return call;

@@ -12,17 +12,23 @@ namespace smla::projection {
 
 // Few rows of bf16 x by weights that are read once, of one or several weights in one launch. Weights are the matrix A
 // of mma.sync, 16 outputs a tile, and rows of x its matrix B, 8 a tile. The eight warps of a block divide k: warp w has
-// the bytes of pieces w, w + 8, ... of 128 of a weight row. Each warp copies its weights through a ring of its own in
-// shared memory; a lane reads back only what it has copied itself, so no warp waits for another before the sums are
-// added. Blocks stay: each computes one tile after the other, and its rings are filled across their ends. Weights do
-// not depend on the kernel before, so the rings are filled before pdl_wait().
+// pieces w, w + 8, ... of a weight row, each 64 inputs of bf16 or 128 of others. Each warp copies its weights through a
+// ring of its own in shared memory; a lane reads back only what it has copied itself, so no warp waits for another
+// before the sums are added. Blocks stay: each computes one tile after the other, and its rings are filled across their
+// ends. Weights do not depend on the kernel before, so the rings are filled before pdl_wait().
 //
 // The order of additions depends on k and the weights' dtype alone: not on the rows, the tiles or the other weights.
 
 constexpr int kStreamWarps = 8;
 constexpr int kStreamThreads = 32 * kStreamWarps;
-constexpr int kStreamPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of bf16, 128 of E4M3
+constexpr int kStreamPiece = 128;  ///< bytes of a weight row in a stage; NVFP4 weights fill half of them
 constexpr int kStreamUnit = 64;    ///< inputs of x that a warp holds at once
+
+/// What weights are.
+enum class StreamFormat : std::uint8_t { kBF16, kE4M3, kNvfp4 };
+__device__ inline StreamFormat format_of(const StreamPart& part) {
+  return part.nvfp4 ? StreamFormat::kNvfp4 : part.e4m3 ? StreamFormat::kE4M3 : StreamFormat::kBF16;
+}
 
 /// What is read in place of inputs that are not there.
 __device__ const uint4 kStreamZeros = {0, 0, 0, 0};
@@ -69,6 +75,18 @@ __device__ inline uint4 as_widened(const uint4& x) {
                     __byte_perm(x.z, x.w, 0x7632));
 }
 
+/// A lane's sixteen NVFP4 weights whose scale is byte `i` of `scales`.
+__device__ inline Sixteen widen_sixteen(const uint2& codes, std::uint32_t scales, unsigned i) {
+  const std::uint32_t scale = widen_nvfp4_scale(scales, i);
+  return {widen_nvfp4(codes.x, scale), widen_nvfp4(codes.y, scale)};
+}
+/// Inputs of x in the order of weights of a format.
+template <StreamFormat kFormat>
+__device__ inline uint4 in_order_of(const uint4& x) {
+  if constexpr (kFormat == StreamFormat::kNvfp4) return in_nvfp4_order(x);
+  return kFormat == StreamFormat::kE4M3 ? as_widened(x) : x;
+}
+
 /// A tile of a block, and how to get to the next one: rows are innermost, so that blocks that run together share their
 /// weights in L2, then outputs, groups, weights.
 template <class Shape>
@@ -96,7 +114,7 @@ struct StreamTile {
     group = 0;
     ++number;
   }
-  __device__ bool e4m3(const StreamCall& call) const { return call.part[number].e4m3; }
+  __device__ StreamFormat format(const StreamCall& call) const { return format_of(call.part[number]); }
 };
 
 /// What a warp does of a block's tiles.
@@ -121,25 +139,28 @@ class StreamWarp {
   __device__ void aim_at_inputs(const Tile& tile) {
     const bool any = tile.left > 0;
     const StreamPart& part = call_.part[any ? tile.number : 0];
-    e4m3_ = part.e4m3;
-    units_ = any ? stages_of(e4m3_) * (e4m3_ ? 2 : 1) : 0;
-    const int k = warp_ * (e4m3_ ? kStreamPiece : kStreamPiece / 2);
+    format_ = format_of(part);
+    const bool bf16 = format_ == StreamFormat::kBF16;
+    units_ = any ? stages_of(format_) * (bf16 ? 1 : 2) : 0;
+    const int k = warp_ * piece_inputs(format_);
     const int row = static_cast<int>(tile.row_block) * Shape::kRows + lane_ / 4;
     inputs_ = call_.k - k;
     rows_ = max(call_.m - 1 - row, 0);
     x_ = call_.x + min(row, call_.m - 1) * call_.x_row + tile.group * call_.x_group + k + own_inputs();
     const float* scales = part.w_scale + tile.group * part.w_scale_group +
-                          tile.column / Projection::kWeightBlock * part.w_scale_row + warp_;
-    scales_ = e4m3_ && units_ > 0 ? scales : reinterpret_cast<const float*>(&kStreamZeros);
+                          tile.column / Projection::kWeightBlock * part.w_scale_row +
+                          (format_ == StreamFormat::kE4M3 ? warp_ : 0);
+    scales_ = !bf16 && units_ > 0 ? scales : reinterpret_cast<const float*>(&kStreamZeros);
     scale_ = *scales_;
     if constexpr (kAsks) ask();
   }
 
   /// The products of the warp's pieces of the tile whose inputs were asked for, in `acc`.
-  template <bool kE4M3>
+  template <StreamFormat kFormat>
   __device__ void multiply_tile(float (&acc)[kTall][kWide][4]) {
-    constexpr int kUnits = kE4M3 ? 2 : 1;
-    const int stages = stages_of(kE4M3);
+    constexpr bool kE4M3 = kFormat == StreamFormat::kE4M3;
+    constexpr int kUnits = kFormat == StreamFormat::kBF16 ? 1 : 2;
+    const int stages = stages_of(kFormat);
     std::uint32_t nans[kTall][2] = {};  // of the lane's upper and lower row of a tile
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
@@ -158,13 +179,13 @@ class StreamWarp {
           Sixteen x[kTogether];
 #pragma unroll
           for (int i = 0; i < kTogether; ++i) {
-            x[i] = kAsks ? next_[i] : inputs(kStreamUnit * unit, from + i);
-            if constexpr (kE4M3) x[i] = {as_widened(x[i].low), as_widened(x[i].high)};
+            x[i] = kAsks ? next_[i] : inputs(unit_step(kFormat) * unit, from + i);
+            x[i] = {in_order_of<kFormat>(x[i].low), in_order_of<kFormat>(x[i].high)};
           }
           if constexpr (kAsks) ask();
 #pragma unroll
           for (int t = 0; t < kTall; ++t) {
-            const TwoRows w = weights<kE4M3>(at, t, unit, nans[t]);
+            const TwoRows w = weights<kFormat>(at, t, unit, nans[t]);
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) multiply(kE4M3 ? sums[t][i] : acc[t][from + i], w, x[i]);
           }
@@ -202,6 +223,16 @@ class StreamWarp {
         }
       }
     }
+    if constexpr (kFormat == StreamFormat::kNvfp4) {
+#pragma unroll
+      for (int t = 0; t < kTall; ++t) {
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) {
+#pragma unroll
+          for (int v = 0; v < 4; ++v) acc[t][i][v] = acc[t][i][v] * kNvfp4Unit * scale_;
+        }
+      }
+    }
   }
 
  private:
@@ -209,25 +240,56 @@ class StreamWarp {
   static constexpr int kTogether = kWide < 4 ? kWide : (kStreamNeedsRegisters ? 2 : 4);
   static constexpr bool kAsks = kTall * kWide <= 2;  ///< whether there are registers for the inputs that come next
 
-  __device__ int row_bytes(bool e4m3) const { return call_.k * (e4m3 ? 1 : 2); }
+  __device__ int row_bytes(StreamFormat format) const {
+    return format == StreamFormat::kBF16 ? 2 * call_.k : format == StreamFormat::kE4M3 ? call_.k : call_.k / 2;
+  }
+  __device__ std::int64_t eight_rows(StreamFormat format) const { return std::int64_t{8} * row_bytes(format); }
+  __device__ static int piece_bytes(StreamFormat format) {
+    return format == StreamFormat::kNvfp4 ? kStreamPiece / 2 : kStreamPiece;
+  }
+  __device__ static int piece_inputs(StreamFormat format) {
+    return format == StreamFormat::kBF16 ? kStreamUnit : 2 * kStreamUnit;
+  }
+  /// Inputs from a piece's first unit to its second: of NVFP4 a lane has its 32 codes of both together.
+  __device__ static constexpr int unit_step(StreamFormat format) {
+    return format == StreamFormat::kNvfp4 ? 16 : kStreamUnit;
+  }
   /// Pieces of a weight row that are the warp's.
-  __device__ int stages_of(bool e4m3) const {
-    const int pieces = (row_bytes(e4m3) + kStreamPiece - 1) / kStreamPiece;
-    return (pieces + kStreamWarps - 1 - warp_) / kStreamWarps;
+  __device__ int stages_of(StreamFormat format) const {
+    const int inputs = piece_inputs(format);
+    return ((call_.k + inputs - 1) / inputs + kStreamWarps - 1 - warp_) / kStreamWarps;
   }
 
   __device__ void aim_at_weights() {
     if (fetched_.left == 0) return;
     const StreamPart& part = call_.part[fetched_.number];
     const int first = fetched_.column + lane_ / 4;
-    const int at = warp_ * kStreamPiece + 16 * (lane_ % 4);
-    const int row = row_bytes(part.e4m3);
+    const StreamFormat format = format_of(part);
+    const int at = warp_ * piece_bytes(format) + 16 * (lane_ % 4);
+    const int row = row_bytes(format);
     outputs_ = part.n - first;
     behind_ = row - at;
-    eight_rows_ = std::int64_t{8} * row;
     weights_ = static_cast<const std::uint8_t*>(part.w) +
                (static_cast<std::int64_t>(fetched_.group) * part.n + first) * row + at;
-    stages_ = stages_of(part.e4m3);
+    stages_ = stages_of(format);
+  }
+  /// Asks for a stage of NVFP4 weights: 16 bytes of a row in its first half, four of the row's scales in the second. A
+  /// lane needs two of those, and has a place of its own for them.
+  __device__ void fetch_nvfp4(std::uint32_t to) {
+    const StreamPart& part = call_.part[fetched_.number];
+    const std::int64_t at = weights_ - static_cast<const std::uint8_t*>(part.w) - 16 * (lane_ % 4);
+    const std::uint8_t* scales = part.group_scale + at / 8 + lane_ % 4 / 2 * 4;
+    const std::uint8_t* row = weights_;
+#pragma unroll
+    for (int i = 0; i < 2 * kTall; ++i) {
+      const bool there = behind_ > 0 && 8 * i < outputs_;
+      device::cp_async<16>(to + 1024 * i, there ? row : part.w, there);
+      device::cp_async<4>(to + 1024 * i + 512, there ? scales : part.group_scale, there);
+      row += eight_rows(StreamFormat::kNvfp4);
+      scales += call_.k / 2;
+    }
+    weights_ += kStreamWarps * kStreamPiece / 2;
+    behind_ -= kStreamWarps * kStreamPiece / 2;
   }
   /// Asks for the next stage of weights, where there is one.
   __device__ void fetch(int slot) {
@@ -235,23 +297,27 @@ class StreamWarp {
       fetched_.step(call_);
       aim_at_weights();
     }
-    if (fetched_.left > 0) {
+    if (fetched_.left > 0 && call_.part[fetched_.number].nvfp4) {
+      fetch_nvfp4(ring_ + slot * Shape::kStageBytes);
+      --stages_;
+    } else if (fetched_.left > 0) {
       const std::uint32_t to = ring_ + slot * Shape::kStageBytes;
       constexpr int kEights = 2 * kTall;
+      const std::int64_t eight = eight_rows(format_of(call_.part[fetched_.number]));
       if (behind_ > kStreamPiece / 2 && outputs_ > 8 * (kEights - 1)) {
         const std::uint8_t* row = weights_;
 #pragma unroll
         for (int i = 0; i < kEights; ++i) {
           device::cp_async<16>(to + 1024 * i, row, true);
           device::cp_async<16>(to + 1024 * i + 512, row + kStreamPiece / 2, true);
-          row += eight_rows_;
+          row += eight;
         }
       } else {
 #pragma unroll 1
         for (int i = 0; i < 2 * kEights; ++i) {
           const int along = i % 2 * (kStreamPiece / 2);
           const bool there = i / 2 * 8 < outputs_ && along < behind_;
-          device::cp_async<16>(to + 512 * i, there ? weights_ + i / 2 * eight_rows_ + along : call_.part[0].w, there);
+          device::cp_async<16>(to + 512 * i, there ? weights_ + i / 2 * eight + along : call_.part[0].w, there);
         }
       }
       weights_ += kStreamWarps * kStreamPiece;
@@ -261,19 +327,28 @@ class StreamWarp {
     device::cp_async_commit();
   }
 
-  template <bool kE4M3>
+  template <StreamFormat kFormat>
   __device__ TwoRows weights(std::uint32_t at, int tile, int unit, std::uint32_t (&nans)[2]) const {
     const auto piece = [&](int half, int j) { return device::ld_shared_v4(at + 512 * (4 * tile + 2 * half + j)); };
-    if constexpr (kE4M3) {
+    if constexpr (kFormat == StreamFormat::kNvfp4) {
+      const auto row = [&](int half) {
+        const std::uint32_t of = at + 1024 * (2 * tile + half);
+        return widen_sixteen(device::ld_shared_v2(of + 8 * unit), device::ld_shared_u32(of + 512),
+                             static_cast<unsigned>(2 * (lane_ % 2) + unit));
+      };
+      return {row(0), row(1)};
+    } else if constexpr (kFormat == StreamFormat::kE4M3) {
       return {widen_sixteen(piece(0, unit), nans[0]), widen_sixteen(piece(1, unit), nans[1])};
     } else {
       return {{piece(0, 0), piece(0, 1)}, {piece(1, 0), piece(1, 1)}};
     }
   }
 
-  /// Where a lane's inputs of a unit begin: bf16 weights come eight at a time, E4M3 sixteen.
-  __device__ int own_inputs() const { return (e4m3_ ? 16 : 8) * (lane_ % 4); }
-  __device__ int apart() const { return e4m3_ ? 8 : 32; }
+  /// Where a lane's inputs of a unit begin: bf16 weights come eight at a time, E4M3 sixteen, NVFP4 two times sixteen.
+  __device__ int own_inputs() const {
+    return (format_ == StreamFormat::kBF16 ? 8 : format_ == StreamFormat::kE4M3 ? 16 : 32) * (lane_ % 4);
+  }
+  __device__ int apart() const { return format_ == StreamFormat::kBF16 ? 32 : 8; }
   /// A lane's sixteen inputs of the i-th 8 rows, `ahead` inputs from the next unit's on, zeros behind the end of x. Of
   /// rows that are not there it has those of the last one, which make outputs that nobody stores. No branch here: the
   /// moves that join its ways would wait for what is loaded.
@@ -291,8 +366,10 @@ class StreamWarp {
   }
   __device__ void leave_unit() {
     --units_;
-    const bool stays = e4m3_ && units_ % 2 != 0;  // in its piece
-    const int step = stays ? kStreamUnit : (e4m3_ ? 2 * kStreamWarps - 1 : kStreamWarps) * kStreamUnit;
+    const bool bf16 = format_ == StreamFormat::kBF16;
+    const int within = unit_step(format_);
+    const bool stays = !bf16 && units_ % 2 != 0;  // in its piece
+    const int step = stays ? within : kStreamWarps * piece_inputs(format_) - (bf16 ? 0 : within);
     x_ += step;
     inputs_ -= step;
   }
@@ -304,7 +381,6 @@ class StreamWarp {
   // The weights that are fetched next.
   Tile fetched_;
   const std::uint8_t* weights_ = nullptr;  ///< the lane's of its first row
-  std::int64_t eight_rows_ = 0;            ///< bytes
   int behind_ = 0, outputs_ = 0;           ///< bytes and outputs from there on
   int stages_ = 0;                         ///< of the tile
   // The inputs that are asked for next, or multiplied next where none are asked for ahead.
@@ -312,7 +388,7 @@ class StreamWarp {
   const float* scales_ = nullptr;
   int inputs_ = 0, rows_ = 0;  ///< from the unit's first on, rows behind the lane's first
   int units_ = 0;              ///< of the tile
-  bool e4m3_ = false;
+  StreamFormat format_ = StreamFormat::kBF16;
   Sixteen next_[kAsks ? kWide : 1];
   float scale_ = 1;
 };
@@ -340,10 +416,10 @@ __global__ void __launch_bounds__(kStreamThreads,
 #pragma unroll 1
   while (tile.left > 0) {
     float acc[kTall][kWide][4] = {};
-    if (tile.e4m3(call)) {
-      own.template multiply_tile<true>(acc);
-    } else {
-      own.template multiply_tile<false>(acc);
+    switch (tile.format(call)) {
+      case StreamFormat::kBF16: own.template multiply_tile<StreamFormat::kBF16>(acc); break;
+      case StreamFormat::kE4M3: own.template multiply_tile<StreamFormat::kE4M3>(acc); break;
+      case StreamFormat::kNvfp4: own.template multiply_tile<StreamFormat::kNvfp4>(acc); break;
     }
     typename Warp::Tile ahead = tile;
     ahead.step(call);

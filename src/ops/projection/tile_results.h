@@ -26,8 +26,14 @@ inline void write_row(const float* sums, std::int64_t n, bool bf16, void* y, std
   }
 }
 
-inline void write_rows(const ProjectionTile& t, const float* sums, std::int64_t sums_stride) {
-  for (std::int64_t i = 0; i < t.m; ++i) write_row(sums + i * sums_stride, t.n, t.y_bf16, t.y, i * t.y_stride);
+inline void write_rows(const ProjectionTile& t, float* sums, std::int64_t sums_stride) {
+  for (std::int64_t i = 0; i < t.m; ++i) {
+    float* row = sums + i * sums_stride;
+    if (t.global_scale != nullptr) {
+      for (std::int64_t j = 0; j < t.n; ++j) row[j] *= *t.global_scale;
+    }
+    write_row(row, t.n, t.y_bf16, t.y, i * t.y_stride);
+  }
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ def projection(
     y: Tensor | None | Dtype = ...,
     x_scale: Tensor | None | str = ...,
     w_scale: Tensor | None = ...,
+    w_global_scale: Tensor | None = ...,
     m: int = ...,
     n: int = ...,
     k: int = ...,

@@ -140,13 +140,16 @@ StreamedWeight streamed(const StreamCall& call, const StreamPart& part, std::int
 /// Deals the call out to clusters: how many blocks share a tile of each weight, large items first.
 template <class Shape>
 void cut(StreamCall& call, bool deterministic) {
-  const StreamRoom there = deterministic ? room<SixtyFour>() : room<Shape>();
+  // What a weight gives must not depend on the others of the call, by which the shape for 17 to 32 rows is chosen.
+  const bool as_many = deterministic || Shape::kRows > Sixteen::kRows;
+  const StreamRoom there = as_many ? room<SixtyFour>() : room<Shape>();
   call.row_blocks = static_cast<std::uint32_t>((call.m + Shape::kRows - 1) / Shape::kRows);
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];
-    // Where a row's bits must not depend on how many there are, inputs are cut as those of one shape for all.
+    // Where a row's bits must not depend on how many there are, inputs are cut as those of up to 64.
+    const std::int64_t row_blocks = deterministic ? 1 : call.row_blocks;
     part.sharing = blocks_of_tile(
-        deterministic ? streamed<SixtyFour>(call, part, 1) : streamed<Shape>(call, part, call.row_blocks), there);
+        as_many ? streamed<SixtyFour>(call, part, row_blocks) : streamed<Shape>(call, part, row_blocks), there);
     call.together = std::max(call.together, part.sharing);
   }
   const auto block_bytes = [&](const StreamPart& part) {

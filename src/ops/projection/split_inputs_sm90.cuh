@@ -15,7 +15,7 @@ namespace smla::projection::sm90 {
 constexpr float kLower = 16;
 constexpr int kSplitLanes = 8;                ///< lanes that share 128 inputs, sixteen each
 constexpr int kSplitRows = 32 / kSplitLanes;  ///< rows that a warp splits together
-using SixteenInputs = uint4[2];                     ///< bf16 inputs of a lane
+using SixteenInputs = uint4[2];               ///< bf16 inputs of a lane
 
 /// What becomes of a lane's sixteen inputs.
 struct SplitInputs {

@@ -133,7 +133,7 @@ void run(const ProjectionTiles& kernel, const ProjectionProblem& p, const Projec
 }  // namespace
 
 const BF16* nvfp4_tables() {
-  static constexpr auto kTables = [] {
+  static const auto kTables = [] {
     std::array<BF16, std::size_t{256} * 16> out{};
     for (unsigned scale = 0; scale < 256; ++scale) {
       for (unsigned code = 0; code < 16; ++code) {

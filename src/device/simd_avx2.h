@@ -112,7 +112,7 @@ struct Avx2Word {
   }
 
   friend void split(Avx2Word a, Avx2Word b, Avx2Word* even, Avx2Word* odd) {
-    const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xD8)); };
+    const auto in_order = [](__m256 x) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xD8)); };
     *even = {in_order(_mm256_shuffle_ps(a.v, b.v, 0x88))};
     *odd = {in_order(_mm256_shuffle_ps(a.v, b.v, 0xDD))};
   }

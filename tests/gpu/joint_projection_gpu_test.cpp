@@ -34,7 +34,9 @@ TEST_F(JointProjectionGpu, EveryWeightHasTheBitsOfACallOfItsOwn) {
         ProjectionBuffer truth = t.parts[i].poisoned_y();
         Plan<Projection>(t.parts[i].problem, {.implementation = "ref"}).run(t.part_args(i, truth));
         check_written(t.parts[i], joint[i]);
-        check_close(t.parts[i], joint[i], truth, name, name != "cuda_stream" && t.parts[i].problem.w == DType::kE4M3);
+        check_close(
+            t.parts[i], joint[i], truth, name,
+            name != "cuda_stream" && t.parts[i].problem.w == DType::kE4M3 && t.parts[i].problem.y == DType::kBF16);
         if (HasFatalFailure()) return;
         ASSERT_TRUE(joint[i].same_bits(alone));
       }
@@ -52,7 +54,7 @@ std::vector<std::string> one_launch() {
   return {"cuda_stream"};
 }
 
-/// Tiles of 8, 16, 32, 64 and 128 rows, and of 16, 32 and 256 outputs, give a row the same bits.
+/// Tiles of 8, 16, 32 and 64 rows, and of 16, 32, 128 and 256 outputs, give a row the same bits.
 TEST_F(JointProjectionGpu, ARowsBitsDoNotDependOnHowManyThereAre) {
   constexpr std::int64_t kRows = 140;
   for (const DType w : {DType::kBF16, DType::kE4M3, Projection::kNvfp4}) {

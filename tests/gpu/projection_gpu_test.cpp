@@ -73,23 +73,55 @@ TEST_F(ProjectionGpu, Fp8WeightsAgreeWithRef) {
 
 /// All codes, NaN among them, and an output for each pair of a code and a power of two.
 TEST_F(ProjectionGpu, EveryCodeOfAnFp8WeightIsRead) {
-  ProjectionCase c;
-  c.problem = {.m = 16, .n = 256, .k = 128, .x = DType::kBF16, .w = DType::kE4M3, .y = DType::kF32};
-  ProjectionTensors tensors(c);
-  for (std::int64_t i = 0; i < 16 * 128; ++i) tensors.x.set(i, i % 128 == 8 * (i / 128) ? 1.0F : 0.0F);
-  auto* w = static_cast<std::uint8_t*>(tensors.w.data());
-  for (std::int64_t i = 0; i < 256 * 128; ++i)
-    w[i] = i % 128 % 8 == 0 ? static_cast<std::uint8_t>(i / 128 + 17 * (i % 128 / 8)) : std::uint8_t{0x38};
-  ProjectionBuffer truth = tensors.poisoned_y();
-  Plan<Projection>(tensors.problem, {.implementation = "ref"}).run(tensors.args(truth));
-  for (const std::string& name : gpu_implementations<Projection>(tensors.problem)) {
-    ProjectionBuffer y = tensors.poisoned_y();
-    run_on_gpu<Projection>(tensors.problem, tensors.args(y), name);
-    for (std::int64_t i = 0; i < 16 * 256; ++i) {
-      const bool both_nan = std::isnan(y.get(i)) && std::isnan(truth.get(i));
-      ASSERT_TRUE(both_nan || y.get(i) == truth.get(i))
-          << name << ", row " << i / 256 << " code " << (i % 256 + 17 * (i / 256)) % 256;
+  for (const DType y_dtype : {DType::kF32, DType::kBF16}) {  // sm90_stream gives bf16 alone; codes are exact in both
+    ProjectionCase c;
+    c.problem = {.m = 16, .n = 256, .k = 128, .x = DType::kBF16, .w = DType::kE4M3, .y = y_dtype};
+    ProjectionTensors tensors(c);
+    for (std::int64_t i = 0; i < 16 * 128; ++i) tensors.x.set(i, i % 128 == 8 * (i / 128) ? 1.0F : 0.0F);
+    auto* w = static_cast<std::uint8_t*>(tensors.w.data());
+    for (std::int64_t i = 0; i < 256 * 128; ++i)
+      w[i] = i % 128 % 8 == 0 ? static_cast<std::uint8_t>(i / 128 + 17 * (i % 128 / 8)) : std::uint8_t{0x38};
+    ProjectionBuffer truth = tensors.poisoned_y();
+    Plan<Projection>(tensors.problem, {.implementation = "ref"}).run(tensors.args(truth));
+    for (const std::string& name : gpu_implementations<Projection>(tensors.problem)) {
+      ProjectionBuffer y = tensors.poisoned_y();
+      run_on_gpu<Projection>(tensors.problem, tensors.args(y), name);
+      for (std::int64_t i = 0; i < 16 * 256; ++i) {
+        const bool both_nan = std::isnan(y.get(i)) && std::isnan(truth.get(i));
+        ASSERT_TRUE(both_nan || y.get(i) == truth.get(i))
+            << name << ", row " << i / 256 << " code " << (i % 256 + 17 * (i / 256)) % 256;
+      }
     }
+  }
+}
+
+/// Each output is one input: bf16 numbers of all sizes beside larger ones of their row, which FP8 products have as
+/// sums.
+TEST_F(ProjectionGpu, Fp8ProductsDoNotRoundInputs) {
+  if (!has_sm90_stream()) GTEST_SKIP() << "no GPU of compute capability 9.0, or too little shared memory";
+  for (const std::int64_t m : {16, 32, 40}) {  // split by the blocks themselves, and by a kernel ahead
+    ProjectionCase c;
+    c.problem = {.m = m, .n = 128, .k = 256, .x = DType::kBF16, .w = DType::kE4M3, .y = DType::kBF16};
+    ProjectionTensors t(c);
+    for (std::int64_t i = 0; i < t.w_scales.elements(); ++i) t.w_scales.set(i, 1.0F);
+    auto* w = static_cast<std::uint8_t*>(t.w.data());
+    for (std::int64_t i = 0; i < 128 * 256; ++i) w[i] = i % 256 == 128 + i / 256 ? 0x38 : 0;
+    const auto number = [](std::int64_t row, std::int64_t i) {
+      const auto significant = static_cast<float>(128 + (row * 37 + i * 11) % 128);
+      const int size = static_cast<int>(row * 13 % 200) - 100 - static_cast<int>(i % 13);
+      return std::ldexp(i % 3 == 0 ? -significant : significant, size - 7);
+    };
+    for (std::int64_t i = 0; i < m * 256; ++i) t.x.set(i, number(i / 256, i % 256));
+    ProjectionBuffer y = t.poisoned_y();
+    run_on_gpu<Projection>(t.problem, t.args(y), "sm90_stream");
+    for (std::int64_t i = 0; i < m * 128; ++i) ASSERT_EQ(y.get(i), number(i / 128, 128 + i % 128)) << m << ": " << i;
+    // An infinity is one, and a NaN makes a NaN of the row.
+    t.x.set(128 + 5, -INFINITY);
+    t.x.set(256 + 128 + 7, NAN);
+    run_on_gpu<Projection>(t.problem, t.args(y), "sm90_stream");
+    EXPECT_EQ(y.get(5), -INFINITY);
+    for (std::int64_t j = 0; j < 128; ++j) EXPECT_TRUE(std::isnan(y.get(128 + j)));
+    EXPECT_EQ(y.get(256), number(2, 128));
   }
 }
 

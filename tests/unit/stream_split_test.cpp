@@ -9,6 +9,7 @@ namespace {
 /// Clusters of 1 to 8 blocks on an H200, one block a multiprocessor: those of eight fit 15 times, not 16, and those of
 /// four 30 times. The others are not measured.
 constexpr ClustersAtOnce kSingle = {132, 66, 40, 30, 23, 20, 15, 15};
+/// With two blocks a multiprocessor; not measured either.
 constexpr ClustersAtOnce kDouble = {264, 132, 80, 62, 48, 40, 34, 31};
 
 /// Blocks of 256 outputs that share a tile of up to 64 rows.

@@ -56,7 +56,8 @@ struct Projection {
 /// Linear layers of one input (spec 2): for each of several weights what Projection computes of it, with the same
 /// meaning of x, w, y, their scales and groups. What a weight gives does not depend on the others.
 ///
-/// `cuda_stream` and `sm90_stream` compute all of them in one launch, and read weights early as in a Projection.
+/// `cuda_stream` and `sm90_stream` compute all of them in one launch (`sm90_stream` splits more than 16 rows of x
+/// beside E4M3 weights in a launch before), and read weights early as in a Projection.
 struct JointProjection {
   static constexpr std::string_view kName = "joint_projection";
   static constexpr std::string_view kOneLaunch = "cuda_stream";          ///< an implementation of one launch for all

@@ -172,8 +172,6 @@ void cut(StreamCall& call, bool deterministic) {
 template <class Shape, unsigned kTogether>
 void launch(const StreamCall& call, cudaStream_t stream) {
   const std::int64_t clusters = std::min<std::int64_t>(call.tiles, at_once<Shape, kTogether>());
-  // Where one block a multiprocessor is enough, a second one on some of them would take twice as long.
-  const bool single = clusters <= at_once<SixtyFour, kTogether>();
   device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
                                                     Shape::kShared, stream, call);
 }

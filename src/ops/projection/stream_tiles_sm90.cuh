@@ -36,7 +36,6 @@ struct StreamShape {
   static constexpr int kWeightScales = kRowScales + kDeep * kRows * 4;  ///< of a stage's weights, a consumer each
   static constexpr int kBarriers = kWeightScales + kDeep * kConsumers * 4;
   static constexpr int kShared = kBarriers + 3 * kDeep * 8;
-  static constexpr int kAlone = kShared > 120 << 10 ? kShared : 120 << 10;  ///< no two of these fit a multiprocessor
 
   /// Barriers of a stage: its weights are there, its x is, and all of it has been multiplied.
   __device__ static constexpr std::uint32_t weights_there(int slot) { return kBarriers + 8 * slot; }

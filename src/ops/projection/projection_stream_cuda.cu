@@ -78,9 +78,15 @@ void launch(StreamCall call, StreamShape<kTall, kWide, kDeep> /*shape*/, cudaStr
     call.part[i].tiles = static_cast<std::uint32_t>(tiles_of<Shape>(call, call.part[i]));
   call.tiles = blocks_for(tiles_of<Shape>(call), 1);
   const std::int64_t at_once = std::int64_t{device::current_gpu().multiprocessors} * Shape::kBlocks;
-  device::launch_pdl<stream_rows<kTall, kWide, kDeep>>(
-      "projection", static_cast<unsigned>(std::min<std::int64_t>(call.tiles, at_once)), dim3(kStreamThreads),
-      Shape::kShared, stream, call);
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(call.tiles, at_once));
+  const dim3 threads(kStreamThreads);
+  if (std::any_of(call.part, call.part + call.parts, [](const StreamPart& part) { return part.nvfp4; })) {
+    device::launch_pdl<stream_rows<kTall, kWide, kDeep, true>>("projection", blocks, threads, Shape::kShared, stream,
+                                                               call);
+  } else {
+    device::launch_pdl<stream_rows<kTall, kWide, kDeep, false>>("projection", blocks, threads, Shape::kShared, stream,
+                                                                call);
+  }
 }
 
 /// The tall shape where it has a tile for nearly every block that runs at once, and room for its rings.

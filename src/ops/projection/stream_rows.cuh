@@ -26,9 +26,6 @@ constexpr int kStreamUnit = 64;    ///< inputs of x that a warp holds at once
 
 /// What weights are.
 enum class StreamFormat : std::uint8_t { kBF16, kE4M3, kNvfp4 };
-__device__ inline StreamFormat format_of(const StreamPart& part) {
-  return part.nvfp4 ? StreamFormat::kNvfp4 : part.e4m3 ? StreamFormat::kE4M3 : StreamFormat::kBF16;
-}
 
 /// What is read in place of inputs that are not there.
 __device__ const uint4 kStreamZeros = {0, 0, 0, 0};
@@ -114,15 +111,19 @@ struct StreamTile {
     group = 0;
     ++number;
   }
-  __device__ StreamFormat format(const StreamCall& call) const { return format_of(call.part[number]); }
 };
 
-/// What a warp does of a block's tiles.
-template <int kTall, int kWide, int kDeep>
+/// What a warp does of a block's tiles. kNvfp4: whether there may be NVFP4 weights, for which others would wait.
+template <int kTall, int kWide, int kDeep, bool kNvfp4>
 class StreamWarp {
  public:
   using Shape = StreamShape<kTall, kWide, kDeep>;
   using Tile = StreamTile<Shape>;
+
+  __device__ static StreamFormat format_of(const StreamPart& part) {
+    if (kNvfp4 && part.nvfp4) return StreamFormat::kNvfp4;
+    return part.e4m3 ? StreamFormat::kE4M3 : StreamFormat::kBF16;
+  }
 
   __device__ StreamWarp(const StreamCall& call, std::uint32_t ring, const Tile& first)
       : call_(call),
@@ -148,8 +149,7 @@ class StreamWarp {
     rows_ = max(call_.m - 1 - row, 0);
     x_ = call_.x + min(row, call_.m - 1) * call_.x_row + tile.group * call_.x_group + k + own_inputs();
     const float* scales = part.w_scale + tile.group * part.w_scale_group +
-                          tile.column / Projection::kWeightBlock * part.w_scale_row +
-                          (format_ == StreamFormat::kE4M3 ? warp_ : 0);
+                          tile.column / Projection::kWeightBlock * part.w_scale_row + (is_nvfp4(format_) ? 0 : warp_);
     scales_ = !bf16 && units_ > 0 ? scales : reinterpret_cast<const float*>(&kStreamZeros);
     scale_ = *scales_;
     if constexpr (kAsks) ask();
@@ -240,20 +240,16 @@ class StreamWarp {
   static constexpr int kTogether = kWide < 4 ? kWide : (kStreamNeedsRegisters ? 2 : 4);
   static constexpr bool kAsks = kTall * kWide <= 2;  ///< whether there are registers for the inputs that come next
 
+  __device__ static constexpr bool is_nvfp4(StreamFormat format) { return kNvfp4 && format == StreamFormat::kNvfp4; }
   __device__ int row_bytes(StreamFormat format) const {
-    return format == StreamFormat::kBF16 ? 2 * call_.k : format == StreamFormat::kE4M3 ? call_.k : call_.k / 2;
+    return is_nvfp4(format) ? call_.k / 2 : call_.k * (format == StreamFormat::kBF16 ? 2 : 1);
   }
-  __device__ std::int64_t eight_rows(StreamFormat format) const { return std::int64_t{8} * row_bytes(format); }
-  __device__ static int piece_bytes(StreamFormat format) {
-    return format == StreamFormat::kNvfp4 ? kStreamPiece / 2 : kStreamPiece;
-  }
+  __device__ static int piece_bytes(StreamFormat format) { return is_nvfp4(format) ? kStreamPiece / 2 : kStreamPiece; }
   __device__ static int piece_inputs(StreamFormat format) {
     return format == StreamFormat::kBF16 ? kStreamUnit : 2 * kStreamUnit;
   }
   /// Inputs from a piece's first unit to its second: of NVFP4 a lane has its 32 codes of both together.
-  __device__ static constexpr int unit_step(StreamFormat format) {
-    return format == StreamFormat::kNvfp4 ? 16 : kStreamUnit;
-  }
+  __device__ static constexpr int unit_step(StreamFormat format) { return is_nvfp4(format) ? 16 : kStreamUnit; }
   /// Pieces of a weight row that are the warp's.
   __device__ int stages_of(StreamFormat format) const {
     const int inputs = piece_inputs(format);
@@ -269,6 +265,7 @@ class StreamWarp {
     const int row = row_bytes(format);
     outputs_ = part.n - first;
     behind_ = row - at;
+    eight_rows_ = std::int64_t{8} * row;
     weights_ = static_cast<const std::uint8_t*>(part.w) +
                (static_cast<std::int64_t>(fetched_.group) * part.n + first) * row + at;
     stages_ = stages_of(format);
@@ -285,7 +282,7 @@ class StreamWarp {
       const bool there = behind_ > 0 && 8 * i < outputs_;
       device::cp_async<16>(to + 1024 * i, there ? row : part.w, there);
       device::cp_async<4>(to + 1024 * i + 512, there ? scales : part.group_scale, there);
-      row += eight_rows(StreamFormat::kNvfp4);
+      row += eight_rows_;
       scales += call_.k / 2;
     }
     weights_ += kStreamWarps * kStreamPiece / 2;
@@ -297,27 +294,26 @@ class StreamWarp {
       fetched_.step(call_);
       aim_at_weights();
     }
-    if (fetched_.left > 0 && call_.part[fetched_.number].nvfp4) {
+    if (kNvfp4 && fetched_.left > 0 && call_.part[fetched_.number].nvfp4) {
       fetch_nvfp4(ring_ + slot * Shape::kStageBytes);
       --stages_;
     } else if (fetched_.left > 0) {
       const std::uint32_t to = ring_ + slot * Shape::kStageBytes;
       constexpr int kEights = 2 * kTall;
-      const std::int64_t eight = eight_rows(format_of(call_.part[fetched_.number]));
       if (behind_ > kStreamPiece / 2 && outputs_ > 8 * (kEights - 1)) {
         const std::uint8_t* row = weights_;
 #pragma unroll
         for (int i = 0; i < kEights; ++i) {
           device::cp_async<16>(to + 1024 * i, row, true);
           device::cp_async<16>(to + 1024 * i + 512, row + kStreamPiece / 2, true);
-          row += eight;
+          row += eight_rows_;
         }
       } else {
 #pragma unroll 1
         for (int i = 0; i < 2 * kEights; ++i) {
           const int along = i % 2 * (kStreamPiece / 2);
           const bool there = i / 2 * 8 < outputs_ && along < behind_;
-          device::cp_async<16>(to + 512 * i, there ? weights_ + i / 2 * eight + along : call_.part[0].w, there);
+          device::cp_async<16>(to + 512 * i, there ? weights_ + i / 2 * eight_rows_ + along : call_.part[0].w, there);
         }
       }
       weights_ += kStreamWarps * kStreamPiece;
@@ -346,7 +342,7 @@ class StreamWarp {
 
   /// Where a lane's inputs of a unit begin: bf16 weights come eight at a time, E4M3 sixteen, NVFP4 two times sixteen.
   __device__ int own_inputs() const {
-    return (format_ == StreamFormat::kBF16 ? 8 : format_ == StreamFormat::kE4M3 ? 16 : 32) * (lane_ % 4);
+    return (is_nvfp4(format_) ? 32 : format_ == StreamFormat::kBF16 ? 8 : 16) * (lane_ % 4);
   }
   __device__ int apart() const { return format_ == StreamFormat::kBF16 ? 32 : 8; }
   /// A lane's sixteen inputs of the i-th 8 rows, `ahead` inputs from the next unit's on, zeros behind the end of x. Of
@@ -381,6 +377,7 @@ class StreamWarp {
   // The weights that are fetched next.
   Tile fetched_;
   const std::uint8_t* weights_ = nullptr;  ///< the lane's of its first row
+  std::int64_t eight_rows_ = 0;            ///< bytes
   int behind_ = 0, outputs_ = 0;           ///< bytes and outputs from there on
   int stages_ = 0;                         ///< of the tile
   // The inputs that are asked for next, or multiplied next where none are asked for ahead.
@@ -393,11 +390,12 @@ class StreamWarp {
   float scale_ = 1;
 };
 
-template <int kTall, int kWide, int kDeep>
-__global__ void __launch_bounds__(kStreamThreads,
-                                  (kStreamNeedsRegisters && kWide > 1) ? 1 : StreamShape<kTall, kWide, kDeep>::kBlocks)
+template <int kTall, int kWide, int kDeep, bool kNvfp4>
+__global__ void __launch_bounds__(kStreamThreads, ((kStreamNeedsRegisters || kNvfp4) && kWide > 1)
+                                                      ? 1
+                                                      : StreamShape<kTall, kWide, kDeep>::kBlocks)
     stream_rows(const __grid_constant__ StreamCall call) {
-  using Warp = StreamWarp<kTall, kWide, kDeep>;
+  using Warp = StreamWarp<kTall, kWide, kDeep, kNvfp4>;
   using Shape = typename Warp::Shape;
   extern __shared__ __align__(128) std::uint8_t stream_shared[];
   // Blocks have tiles that follow one another, the first ones one more where they do not come out even.
@@ -416,10 +414,13 @@ __global__ void __launch_bounds__(kStreamThreads,
 #pragma unroll 1
   while (tile.left > 0) {
     float acc[kTall][kWide][4] = {};
-    switch (tile.format(call)) {
-      case StreamFormat::kBF16: own.template multiply_tile<StreamFormat::kBF16>(acc); break;
-      case StreamFormat::kE4M3: own.template multiply_tile<StreamFormat::kE4M3>(acc); break;
-      case StreamFormat::kNvfp4: own.template multiply_tile<StreamFormat::kNvfp4>(acc); break;
+    const StreamFormat format = Warp::format_of(call.part[tile.number]);
+    if (format == StreamFormat::kNvfp4) {
+      if constexpr (kNvfp4) own.template multiply_tile<StreamFormat::kNvfp4>(acc);
+    } else if (format == StreamFormat::kE4M3) {
+      own.template multiply_tile<StreamFormat::kE4M3>(acc);
+    } else {
+      own.template multiply_tile<StreamFormat::kBF16>(acc);
     }
     typename Warp::Tile ahead = tile;
     ahead.step(call);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/ptx/cp_async.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "ops/attention/named_rows.h"
 #include "ops/attention/roles_sm90.cuh"
 
@@ -38,6 +39,7 @@ struct ListWalk {
     if (!Item::is(block, items, blockIdx.x + turn * gridDim.x, turn)) return;
     const ListRun run(c, item().list());
     first = run.first, base = run.begin, end = run.end;
+    fetch_queries();
     const Lane me = Lane::fresh();
     if (me.lane != 0) return;
     device::st_shared_u32(block.bad_keys(turn) + 4 * me.warp, c.exact ? 1 : 0);
@@ -48,6 +50,20 @@ struct ListWalk {
     device::st_shared_v2(block.info(turn),
                          make_uint2(static_cast<std::uint32_t>(tiles), static_cast<std::uint32_t>(of_first)));
     device::mbarrier_arrive(block.item_ready(turn));
+  }
+
+  /// Asks for the item's queries, so that they come from L2 when the score warps need them. A warp asks for sixteen
+  /// heads, two lanes for half of one each.
+  __device__ void fetch_queries() const {
+    const Item of = item();
+    const Lane me = Lane::fresh();
+    const int head = 16 * me.warp + me.lane / 2;
+    if (head >= of.heads()) return;
+    const int size = c.a.q_dtype == DType::kE4M3 ? 1 : 2;
+    const auto* from = static_cast<const std::uint8_t*>(c.a.q) +
+                       size * (of.token() * c.a.q_stride[0] + (of.first_head() + head) * c.a.q_stride[1]) +
+                       me.lane % 2 * (size * kDim / 2);
+    for (int i = 0; i < size * kDim / 2; i += 128) device::prefetch(from + i);
   }
 
   /// Asks for the next tile's entries.
@@ -153,6 +169,9 @@ struct KeyCopies {
         for (int g = 0; g < Place::kPieceGroups; ++g) {
 #pragma unroll
           for (int r = 0; r < 16 / kAtOnce; ++r) {
+#ifdef X_NOCOPY
+            continue;
+#endif
             // Rows 4 apart differ in the upper bit of the swizzle.
             device::cp_async<16>((begin ^ (r % 2 * 64)) + r * kAtOnce * 128 + g * Place::kGroupBytes,
                                  from[r] + (half * Place::kPieceGroups + g) * 128, (there >> r & 1) != 0);

@@ -62,9 +62,10 @@ struct Layout {
   static constexpr std::uint32_t kWeights = kForm.stages * kTileBytes;  ///< 64 heads x 64 keys
   static constexpr std::uint32_t kQueries = kWeights + kWeightStages * kGroupBytes;
   static constexpr std::uint32_t kRaw = kQueries + (AttentionTile::kGroups - kForm.held) * kGroupBytes;
-  static constexpr std::uint32_t kFades = kRaw + kGroupWarps * kForm.raw_bytes;  ///< float [2][64]: of older sums
-  static constexpr std::uint32_t kFactors = kFades + 512;    ///< float [2][64]: of an item's outputs; items take turns
-  static constexpr std::uint32_t kChanged = kFactors + 512;  ///< u32 [2][4]: whether a warp's fades are not all 1
+  /// float [2][2][64]: factors of older sums, before the first and the second half of a tile's keys
+  static constexpr std::uint32_t kFades = kRaw + kGroupWarps * kForm.raw_bytes;
+  static constexpr std::uint32_t kFactors = kFades + 1024;   ///< float [2][64]: of an item's outputs; items take turns
+  static constexpr std::uint32_t kChanged = kFactors + 512;  ///< u32 [2][4]: bit h: whether a warp's fades of half h are not all 1
   static constexpr std::uint32_t kSkipped = kChanged + 32;   ///< u32 [2]: whether an item's outputs are not to be stored
   static constexpr std::uint32_t kNames = kSkipped + 16;     ///< u16 [kNamed][4]: which keys of a warp the list names
   static constexpr std::uint32_t kItems = kNames + 8 * kNamed;          ///< ItemInfo [kInfos]
@@ -99,7 +100,9 @@ struct Block {
   __device__ std::uint32_t queries(int group) const {
     return at + Place::kQueries + (group - kForm.held) * Place::kGroupBytes;
   }
-  __device__ std::uint32_t fades(std::uint32_t stage) const { return at + Place::kFades + 256 * stage; }
+  __device__ std::uint32_t fades(std::uint32_t stage, int half) const {
+    return at + Place::kFades + 512 * stage + 256 * half;
+  }
   __device__ std::uint32_t changed(std::uint32_t stage) const { return at + Place::kChanged + 16 * stage; }
   __device__ std::uint32_t factors(std::uint32_t turn) const { return at + Place::kFactors + turn % 2 * 256; }
   __device__ std::uint32_t skipped(std::uint32_t turn) const { return at + Place::kSkipped + turn % 2 * 4; }

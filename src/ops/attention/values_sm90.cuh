@@ -50,27 +50,50 @@ struct Values {
     return output[group / 2][group % 2 * 32 + i / 2 * 4 + 2 * r + i % 2];
   }
 
-  /// Adds the present tile, and frees the side's piece of it.
-  __device__ void add() {
-    device::mbarrier_wait(block.weighed(at.weights()), at.weights_parity());
-    if (const Lane me = Lane::fresh();
-        __any_sync(kAll, device::ld_shared_u32(block.changed(at.weights()) + 4 * me.warp) != 0)) {
-      const std::uint32_t fades = block.fades(at.weights()) + 4 * me.row();
-      const float f[2] = {device::ld_shared_f32(fades), device::ld_shared_f32(fades + 32)};
+  __device__ void fade(int half) {
+    const std::uint32_t fades = block.fades(at.weights(), half) + 4 * Lane::fresh().row();
+    const float f[2] = {device::ld_shared_f32(fades), device::ld_shared_f32(fades + 32)};
 #pragma unroll
-      for (int i = 0; i < 128; ++i) output[i / 64][i % 64] *= f[i / 2 % 2];
-    }
+    for (int i = 0; i < 128; ++i) output[i / 64][i % 64] *= f[i / 2 % 2];
+  }
+  /// Multiplies a run of 16 keys each of the present tile.
+  template <int kBegin, int kEnd>
+  __device__ void multiply() {
     const std::uint64_t v = device::wgmma_matrix(block.keys(at.stage, side), Place::kGroupBytes, 1024);
     const std::uint64_t p = device::wgmma_matrix(block.weights(at.weights()), 16, 1024);
     device::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kTileKeys / 16; ++i) {
+    for (int i = kBegin; i < kEnd; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
+#ifdef X_NOPV
+        if (i + h == 0)
+#endif
         device::wgmma_ss_n128(output[h], p + (i * 32 >> 4), v + ((i * 2048 + h * 2 * Place::kGroupBytes) >> 4));
     }
     device::wgmma_commit();
     device::wgmma_wait<0>();
+  }
+
+  /// Adds the present tile, and frees the side's piece of it.
+  __device__ void add() {
+    constexpr int kSteps = kTileKeys / 16;
+    device::mbarrier_wait(block.weighed(at.weights()), at.weights_parity());
+    const uint4 of = device::ld_shared_v4(block.changed(at.weights()));
+    const std::uint32_t all = __shfl_sync(kAll, of.x | of.y | of.z | of.w, 0);
+    // Fades are each warp's own, but all warps of the group have to run the same products.
+    const auto fades = [&](int half) {
+      const std::uint32_t own = device::ld_shared_u32(block.changed(at.weights()) + 4 * Lane::fresh().warp);
+      if (__any_sync(kAll, (own >> half & 1) != 0)) fade(half);
+    };
+    if ((all & 1) != 0) fades(0);
+    if ((all & 2) != 0) {
+      multiply<0, kSteps / 2>();
+      fades(1);
+      multiply<kSteps / 2, kSteps>();
+    } else {
+      multiply<0, kSteps>();
+    }
     device::mbarrier_arrive_warp(block.free(at.stage, side));
     device::mbarrier_arrive_warp(block.added(at.weights()));
     at.next();
@@ -82,6 +105,25 @@ struct Values {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(to),
                  "r"(a), "r"(b), "r"(d), "r"(e), "r"(there ? 1 : 0)
                  : "memory");
+  }
+
+  /// Stores 32 bytes of each lane, kLaneBytes from a lane to the next. Two lanes exchange halves first, so that each
+  /// store fills sectors of 32 bytes.
+  template <int kLaneBytes>
+  __device__ static void store32(bool there, std::uint8_t* to, const std::uint32_t (&low)[4],
+                                 const std::uint32_t (&high)[4]) {
+    const bool odd = (threadIdx.x & 1) != 0;
+    std::uint32_t first[4];
+    std::uint32_t second[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t other = __shfl_xor_sync(kAll, odd ? low[i] : high[i], 1);
+      first[i] = odd ? other : low[i];
+      second[i] = odd ? high[i] : other;
+    }
+    to -= odd ? kLaneBytes - 16 : 0;
+    store16(there, to, first[0], first[1], first[2], first[3]);
+    store16(there, to + kLaneBytes, second[0], second[1], second[2], second[3]);
   }
 
   static constexpr int kRotatedGroup = kGroups - 1;  ///< of side 1, whose columns are rotated back
@@ -134,20 +176,21 @@ struct Values {
                               const Pair& pair) {
     each_group(factor, rotated, left, [&](bool there, int r, int g, auto number) {
       std::uint8_t* const at_group = to + 8 * r * stride + 128 * g;
+      std::uint32_t words[2][4];
 #pragma unroll
-      for (int i = 0; i < kNumbers; i += 8) {
-        store16(there, at_group + 2 * i, pair(number(i), number(i + 1)), pair(number(i + 2), number(i + 3)),
-                pair(number(i + 4), number(i + 5)), pair(number(i + 6), number(i + 7)));
-      }
+      for (int i = 0; i < kNumbers; i += 2) words[i / 8][i / 2 % 4] = pair(number(i), number(i + 1));
+      store32<32>(there, at_group, words[0], words[1]);
     });
   }
   __device__ void store_f32(std::uint8_t* to, std::int64_t stride, const float (&factor)[2], bool rotated, int left) {
     each_group(factor, rotated, left, [&](bool there, int r, int g, auto number) {
       std::uint8_t* const at_group = to + 8 * r * stride + 256 * g;
 #pragma unroll
-      for (int i = 0; i < kNumbers; i += 4) {
-        store16(there, at_group + 4 * i, __float_as_uint(number(i)), __float_as_uint(number(i + 1)),
-                __float_as_uint(number(i + 2)), __float_as_uint(number(i + 3)));
+      for (int i = 0; i < kNumbers; i += 8) {
+        std::uint32_t words[2][4];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) words[j / 4][j % 4] = __float_as_uint(number(i + j));
+        store32<64>(there, at_group + 4 * i, words[0], words[1]);
       }
     });
   }
@@ -282,6 +325,9 @@ struct Values {
         const Lane me = Lane::fresh();
         factor[0] = device::ld_shared_f32(block.factors(turn) + 4 * me.row());
         factor[1] = device::ld_shared_f32(block.factors(turn) + 4 * me.row() + 32);
+#ifdef X_NOSTORE
+        heads = 0 ;if (turn > 1u << 30)
+#endif
         heads = device::ld_shared_u32(block.skipped(turn)) != 0 ? 0 : Item(c, block, number_of(turn), turn).heads();
         device::mbarrier_arrive_warp(block.taken(turn));
       }

@@ -193,7 +193,6 @@ struct Scores {
 
   /// Computes the item once more, in fp32, where the weights are, once nobody reads them.
   __device__ void repeat() {
-    const Item of = item(turn);
     extern __shared__ __align__(Place::kAlign) std::uint8_t dynamic[];
     StageTurn<kForm.stages> last = at;  // behind the last tile
     device::mbarrier_wait(block.added(last.weights()), last.weights_parity() ^ 1);
@@ -201,8 +200,10 @@ struct Scores {
     device::mbarrier_wait(block.added(last.weights()), last.weights_parity());
     const int warp = fresh_thread() / 32;
     if (warp < kScratchWarps) {
-      const int heads = of.heads();
+      const int heads = item(turn).heads();
+#pragma unroll 1
       for (int h = warp; h < heads; h += kScratchWarps) {
+        const Item of = item(turn);  // anew for each: kept, it would take too many registers
         attend_exactly<kListTile, kQuantised>(c, of.list(), of.first_head() + h,
                                               reinterpret_cast<float*>(dynamic + Place::kWeights));
       }

@@ -12,4 +12,7 @@ namespace smla::attention {
 void attend_widened(const TileCall& c, std::uint32_t items, unsigned blocks, const NamedRows& named,
                     cudaStream_t stream);
 
+void attend_stored(const TileCall& c, std::uint32_t items, unsigned blocks, const NamedRows& named,
+                   cudaStream_t stream);
+
 }  // namespace smla::attention

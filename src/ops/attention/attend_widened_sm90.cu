@@ -11,13 +11,14 @@ namespace {
 
 using namespace sm90;
 
-constexpr Form kCopied{.stages = 3,
-                       .held = 6,
+constexpr Form kCopied{.stages = 2,
+                       .held = 2,
                        .score_registers = 160,
                        .value_registers = 160,
                        .key_registers = 32,
+                       .weight_stages = 2,
                        .raw_bytes = 0};
-static_assert(64 * (AttentionTile::kGroups - kCopied.held) == HopperSplit::kRotatedQuery);
+static_assert(64 * (AttentionTile::kGroups - kCopied.held) >= HopperSplit::kRotatedQuery);
 static_assert(Layout<kCopied>::kBytes <= 227 * 1024);
 
 template <bool kUnitWeights, class Item, bool kQuantised>

@@ -39,6 +39,7 @@ struct Form {
   int score_registers;  ///< of a thread of each role
   int value_registers;
   int key_registers;
+  int weight_stages;
   int raw_bytes;  ///< of rows on their way to a key warp, as their caches store them
 
   constexpr bool fits() const { return score_registers + 2 * value_registers + key_registers <= 512; }
@@ -54,7 +55,10 @@ struct Layout {
   static constexpr int kPieceGroups = AttentionTile::kGroups / kPieces;
   static constexpr std::uint32_t kPieceBytes = kPieceGroups * kGroupBytes;
   static constexpr std::uint32_t kTileBytes = kPieces * kPieceBytes;
-  static constexpr int kWeightStages = 2;
+  static constexpr int kWeightStages = kForm.weight_stages;
+  static_assert(kWeightStages == 1 || kWeightStages == 2);
+  __device__ static std::uint32_t weight_stage(std::uint32_t tile) { return kWeightStages == 1 ? 0 : tile & 1; }
+  __device__ static std::uint32_t weight_parity(std::uint32_t tile) { return tile / kWeightStages & 1; }
   static constexpr int kNamed = 4;  ///< tiles of which it is known which keys their lists name
   static_assert(kNamed > kForm.stages);
 
@@ -62,10 +66,9 @@ struct Layout {
   static constexpr std::uint32_t kWeights = kForm.stages * kTileBytes;  ///< 64 heads x 64 keys
   static constexpr std::uint32_t kQueries = kWeights + kWeightStages * kGroupBytes;
   static constexpr std::uint32_t kRaw = kQueries + (AttentionTile::kGroups - kForm.held) * kGroupBytes;
-  /// float [2][2][64]: factors of older sums, before the first and the second half of a tile's keys
-  static constexpr std::uint32_t kFades = kRaw + kGroupWarps * kForm.raw_bytes;
-  static constexpr std::uint32_t kFactors = kFades + 1024;   ///< float [2][64]: of an item's outputs; items take turns
-  static constexpr std::uint32_t kChanged = kFactors + 512;  ///< u32 [2][4]: bit h: whether a warp's fades of half h are not all 1
+  static constexpr std::uint32_t kFades = kRaw + kGroupWarps * kForm.raw_bytes;  ///< float [2][64]: factors of older sums
+  static constexpr std::uint32_t kFactors = kFades + 512;    ///< float [2][64]: of an item's outputs; items take turns
+  static constexpr std::uint32_t kChanged = kFactors + 512;  ///< u32 [2][4]: whether a warp's fades are not all 1
   static constexpr std::uint32_t kSkipped = kChanged + 32;   ///< u32 [2]: whether an item's outputs are not to be stored
   static constexpr std::uint32_t kNames = kSkipped + 16;     ///< u16 [kNamed][4]: which keys of a warp the list names
   static constexpr std::uint32_t kItems = kNames + 8 * kNamed;          ///< ItemInfo [kInfos]
@@ -100,9 +103,8 @@ struct Block {
   __device__ std::uint32_t queries(int group) const {
     return at + Place::kQueries + (group - kForm.held) * Place::kGroupBytes;
   }
-  __device__ std::uint32_t fades(std::uint32_t stage, int half) const {
-    return at + Place::kFades + 512 * stage + 256 * half;
-  }
+  __device__ std::uint32_t raw(int warp) const { return at + Place::kRaw + warp * kForm.raw_bytes; }
+  __device__ std::uint32_t fades(std::uint32_t stage) const { return at + Place::kFades + 256 * stage; }
   __device__ std::uint32_t changed(std::uint32_t stage) const { return at + Place::kChanged + 16 * stage; }
   __device__ std::uint32_t factors(std::uint32_t turn) const { return at + Place::kFactors + turn % 2 * 256; }
   __device__ std::uint32_t skipped(std::uint32_t turn) const { return at + Place::kSkipped + turn % 2 * 4; }
@@ -153,23 +155,12 @@ struct Block {
 /// A tile's place in the stages: its number, the stage, and the parity of that stage's barriers.
 template <int kStages>
 struct StageTurn {
+  static_assert(kStages == 2);
   std::uint32_t tile = 0;
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
 
-  __device__ void next() {
-    ++tile;
-    if constexpr (kStages == 2) {
-      stage ^= 1;
-      parity = tile >> 1 & 1;
-    } else {
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      parity ^= stage == 0 ? 1 : 0;
-    }
-  }
-  // Of the weights, which have two.
-  __device__ std::uint32_t weights() const { return tile & 1; }
-  __device__ std::uint32_t weights_parity() const { return tile >> 1 & 1; }
+  __device__ void next() { ++tile; }
+  __device__ std::uint32_t stage() const { return tile & 1; }
+  __device__ std::uint32_t parity() const { return tile >> 1 & 1; }
 };
 
 /// Named barriers; 0 is that of __syncthreads().

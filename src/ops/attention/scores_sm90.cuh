@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "device/ptx/wgmma_sm90.cuh"
 #include "ops/attention/exact_head.cuh"
 #include "ops/attention/query_fragments_sm90.cuh"
@@ -27,7 +29,6 @@ struct Scores {
   std::uint32_t turn = 0;
 
   QueryFragments<kForm> queries;
-  float scores[2][16];  ///< of both halves of a tile's keys
   float reference[2];
   float sum[2];
 
@@ -40,14 +41,14 @@ struct Scores {
   }
   __device__ Item item(std::uint32_t of) const { return Item(c, block, number_of(of), of); }
 
-  /// Starts multiplying the queries with half of the keys of a tile that is there.
-  __device__ void multiply(float (&of)[16], const StageTurn<kForm.stages>& tile, int half) const {
+  /// Starts multiplying the queries with the keys of a tile that is there: first the part that is in registers, whose
+  /// products keep the warp until they have read it.
+  __device__ void multiply(float (&of)[32], const StageTurn<kForm.stages>& tile) const {
     device::wgmma_fence();
 #pragma unroll
     for (int group = 0; group < AttentionTile::kGroups; ++group) {
-      const int piece = group / Place::kPieceGroups;
       const std::uint64_t k =
-          device::wgmma_matrix(block.keys(tile.stage, piece) + half * (Place::kGroupBytes / 2), 16, 1024);
+          device::wgmma_matrix(block.keys(tile.stage(), group / Place::kPieceGroups), 16, 1024);
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
         const std::uint64_t step = (group % Place::kPieceGroups * Place::kGroupBytes + s * 32) >> 4;
@@ -57,10 +58,10 @@ struct Scores {
         if (group < kForm.held) {
           const auto& w = queries.words[group < kForm.held ? group : 0];
           const std::uint32_t a[4] = {w[4 * s], w[4 * s + 1], w[4 * s + 2], w[4 * s + 3]};
-          device::wgmma_rs_n32(of, a, k + step, group + s > 0);
+          device::wgmma_rs_n64(of, a, k + step, group + s > 0);
         } else {
           const std::uint64_t q = device::wgmma_matrix(block.queries(group), 16, 1024);
-          device::wgmma_ss_n32(of, q + (s * 32 >> 4), k + step, true);
+          device::wgmma_ss_n64(of, q + (s * 32 >> 4), k + step, group + s > 0);
         }
       }
     }
@@ -70,21 +71,39 @@ struct Scores {
   __device__ void await(const StageTurn<kForm.stages>& tile) const {
 #pragma unroll
     for (int piece = 0; piece < Place::kPieces; ++piece)
-      device::mbarrier_wait(block.full(tile.stage, piece), tile.parity);
+      device::mbarrier_wait(block.full(tile.stage(), piece), tile.parity());
     device::fence_proxy_async();
   }
-
-  /// Makes weights of the scores of half of the present tile's keys.
-  template <int kHalf>
-  __device__ void weigh(float (&s)[16], int scope) {
-    const float scale = c.score_scale[scope];
-    const std::uint32_t named = device::ld_shared_u32(block.names(at.tile) + 4 * kHalf);
-    if (named != ~0U) {
-      std::uint32_t own = named >> 2 * Lane::fresh().part();
-      asm volatile("" : "+r"(own));  // or else masks would be kept
+  __device__ bool there(const StageTurn<kForm.stages>& tile) const {
+    bool all = true;
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        if ((own >> (i / 4 * 8 + i % 2) & 1U) == 0) s[i] = -INFINITY;
+    for (int piece = 0; piece < Place::kPieces; ++piece)
+      all = all && device::mbarrier_try(block.full(tile.stage(), piece), tile.parity());
+    std::uint32_t everybody;
+    asm volatile(
+        "{ .reg .pred p, q; setp.ne.u32 p, %1, 0;\n"
+        "barrier.cta.red.and.pred.aligned q, 2, 128, p;\n"
+        "selp.b32 %0, 1, 0, q; }"
+        : "=r"(everybody)
+        : "r"(all ? 1 : 0)
+        : "memory");
+    return everybody != 0;
+  }
+
+  /// Makes weights of the present tile's scores and tells the value warpgroups of them.
+  __device__ void weigh(float (&scores)[32], int scope) {
+    const float scale = c.score_scale[scope];
+    const uint2 named = device::ld_shared_v2(block.names(at.tile));
+    if ((named.x & named.y) != ~0U) {
+      uint2 own = named;
+      const int first = 2 * Lane::fresh().part();
+      own.x >>= first, own.y >>= first;
+      asm volatile("" : "+r"(own.x), "+r"(own.y));  // or else 16 masks would be kept
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int key = i / 4 * 8 + i % 2;
+        if (((key < 32 ? own.x : own.y) >> (key % 32) & 1U) == 0) scores[i] = -INFINITY;
+      }
     }
     // Of the thread's own keys. Those of the row's other threads are asked for only where a reference changes.
     float top[2];
@@ -92,61 +111,61 @@ struct Scores {
     for (int r = 0; r < 2; ++r) {
       float of[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) of[k] = fmaxf(s[4 * k + 2 * r], s[4 * k + 2 * r + 1]);
+      for (int k = 0; k < 4; ++k) of[k] = fmaxf(scores[8 * k + 2 * r], scores[8 * k + 2 * r + 1]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) of[k] = fmaxf(of[k], fmaxf(scores[8 * k + 4 + 2 * r], scores[8 * k + 5 + 2 * r]));
       top[r] = fmaxf(fmaxf(of[0], of[1]), fmaxf(of[2], of[3])) * scale;
     }
     const auto grown = [&](int r) { return top[r] > reference[r] + (kRoom + kSlack); };
     const bool changed = __any_sync(kAll, grown(0) || grown(1));
-    if (kHalf == 0) device::mbarrier_wait(block.added(at.weights()), at.weights_parity() ^ 1);
+    float factor[2] = {1, 1};
     if (changed) {
-      const Lane me = Lane::fresh();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 1));
         top[r] = fmaxf(top[r], __shfl_xor_sync(kAll, top[r], 2));
-        float factor = 1;
         if (grown(r)) {
           const float next = top[r] - kRoom;
-          factor = exp2_approx(reference[r] - next);
+          factor[r] = exp2_approx(reference[r] - next);
           reference[r] = next;
         }
-        sum[r] *= factor;
-        if (me.part() == 0)
-          device::st_shared_f32(block.fades(at.weights(), kHalf) + 4 * (me.row() + 8 * r), factor);
+        sum[r] *= factor[r];
       }
     }
     const float shift[2] = {reference[0] == -INFINITY ? 0 : reference[0], reference[1] == -INFINITY ? 0 : reference[1]};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) s[i] = exp2_approx(fmaf(s[i], scale, -shift[i / 2 % 2]));
+    for (int i = 0; i < 32; ++i) scores[i] = exp2_approx(fmaf(scores[i], scale, -shift[i / 2 % 2]));
+    const std::uint32_t stage = Place::weight_stage(at.tile);
+    device::mbarrier_wait(block.added(stage), Place::weight_parity(at.tile) ^ 1);
     const Lane me = Lane::fresh();
-    const std::uint32_t place =
-        block.weights(at.weights()) + (me.warp * 16 + me.lane % 16) * 128 + (((me.lane / 16) ^ (me.lane % 8)) << 4);
+    if (changed && me.part() < 2) {
+      device::st_shared_f32(block.fades(stage) + 4 * (me.row() + 8 * me.part()),
+                            me.part() == 0 ? factor[0] : factor[1]);
+    }
+    if (me.lane == 0) device::st_shared_u32(block.changed(stage) + 4 * me.warp, changed ? 1 : 0);
     const float weight = c.weight_scale[scope];
+    const std::uint32_t place =
+        block.weights(stage) + (me.warp * 16 + me.lane % 16) * 128 + (((me.lane / 16) ^ (me.lane % 8)) << 4);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 4; ++i) {
       std::uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const float x = s[8 * i + 2 * w];
-        const float y = s[8 * i + 2 * w + 1];
+        const float x = scores[8 * i + 2 * w];
+        const float y = scores[8 * i + 2 * w + 1];
         words[w] = kUnitWeights ? halves_of(x, y) : halves_of(x * weight, y * weight);
       }
-      device::stmatrix_x4(place ^ ((2 * kHalf + i) << 5), words[0], words[1], words[2], words[3]);
+      device::stmatrix_x4(place ^ (i << 5), words[0], words[1], words[2], words[3]);
     }
-    if (me.lane == 0) {
-      const std::uint32_t place_of_flags = block.changed(at.weights()) + 4 * me.warp;
-      const std::uint32_t before = kHalf == 0 ? 0 : device::ld_shared_u32(place_of_flags);
-      if (kHalf == 0 || changed) device::st_shared_u32(place_of_flags, before | (changed ? 1U << kHalf : 0));
-    }
-    if (kHalf == 1) {
-      device::fence_proxy_async();
-      device::mbarrier_arrive_warp(block.weighed(at.weights()));
-    }
+    device::fence_proxy_async();
+    device::mbarrier_arrive_warp(block.weighed(stage));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float of[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) of[k] = s[4 * k + 2 * r] + s[4 * k + 2 * r + 1];
+      for (int k = 0; k < 4; ++k) of[k] = scores[8 * k + 2 * r] + scores[8 * k + 2 * r + 1];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) of[k] += scores[8 * k + 4 + 2 * r] + scores[8 * k + 5 + 2 * r];
       sum[r] += (of[0] + of[1]) + (of[2] + of[3]);
     }
   }
@@ -189,15 +208,14 @@ struct Scores {
     device::mbarrier_arrive_warp(block.finished(turn));
   }
 
-  static constexpr int kScratchWarps = Place::kWeightStages * Place::kGroupBytes / (3 * kDim * 4);
+  static constexpr int kScratchWarps = std::min<int>(
+      kGroupWarps, (AttentionTile::kGroups - kForm.held) * Place::kGroupBytes / (3 * kDim * 4));
+  static_assert(kScratchWarps > 0);
 
-  /// Computes the item once more, in fp32, where the weights are, once nobody reads them.
+  /// Computes the item once more, in fp32, where the queries are, once nobody reads them.
   __device__ void repeat() {
     extern __shared__ __align__(Place::kAlign) std::uint8_t dynamic[];
-    StageTurn<kForm.stages> last = at;  // behind the last tile
-    device::mbarrier_wait(block.added(last.weights()), last.weights_parity() ^ 1);
-    --last.tile;
-    device::mbarrier_wait(block.added(last.weights()), last.weights_parity());
+    device::bar_sync(kScoreBarrier, kGroupThreads);
     const int warp = fresh_thread() / 32;
     if (warp < kScratchWarps) {
       const int heads = item(turn).heads();
@@ -205,7 +223,7 @@ struct Scores {
       for (int h = warp; h < heads; h += kScratchWarps) {
         const Item of = item(turn);  // anew for each: kept, it would take too many registers
         attend_exactly<kListTile, kQuantised>(c, of.list(), of.first_head() + h,
-                                              reinterpret_cast<float*>(dynamic + Place::kWeights));
+                                              reinterpret_cast<float*>(dynamic + Place::kQueries));
       }
     }
     device::bar_sync(kScoreBarrier, kGroupThreads);
@@ -216,41 +234,46 @@ struct Scores {
     queries.ask(c, block, item(0));
 #pragma unroll 1
     for (;; ++turn) {
-      bool bad = __any_sync(kAll, queries.convert(c, block, item(turn)));
+      const bool unfit = __any_sync(kAll, queries.convert(c, block, item(turn)));
       if (const Lane me = Lane::fresh(); me.lane == 0)
-        device::st_shared_u32(block.bad_queries(turn) + 4 * me.warp, bad ? 1 : 0);
+        device::st_shared_u32(block.bad_queries(turn) + 4 * me.warp, unfit ? 1 : 0);
       device::bar_sync(kScoreBarrier, kGroupThreads);
       device::mbarrier_wait(block.item_ready(turn), turn / kInfos & 1);
       uint2 left = device::ld_shared_v2(block.info(turn));  // tiles, and those of the first scope
       sum[0] = sum[1] = 0;
       reference[0] = reference[1] = -INFINITY;
-      const bool more = Item::is(block, items, number_of(turn + 1), turn + 1);
+      float scores[32];
       await(at);
-      multiply(scores[0], at, 0);
+      multiply(scores, at);
       device::wgmma_wait<0>();
-      // One half of the keys is multiplied while the other's scores become weights.
 #pragma unroll 1
-      while (true) {
+      while (--left.x > 0) {
         const int scope = left.y > 0 ? 0 : 1;
-        multiply(scores[1], at, 1);
-        weigh<0>(scores[0], scope);
-        device::wgmma_wait<0>();
-        if (--left.x == 0) {
-          bad = unrepresentable();  // all keys are there
-          if (more && !bad) queries.ask(c, block, item(turn + 1));
-          weigh<1>(scores[1], scope);
-          at.next();
-          break;
-        }
+        left.y -= left.y > 0 ? 1 : 0;
         StageTurn<kForm.stages> next = at;
         next.next();
-        await(next);
-        multiply(scores[0], next, 0);
-        weigh<1>(scores[1], scope);
-        device::wgmma_wait<0>();
-        left.y -= left.y > 0 ? 1 : 0;
+        if (there(next)) {
+          // The next tile is multiplied while this one's scores become weights.
+          float ahead[32];
+          device::fence_proxy_async();
+          multiply(ahead, next);
+          weigh(scores, scope);
+          device::wgmma_wait<0>();
+#pragma unroll
+          for (int i = 0; i < 32; ++i) scores[i] = ahead[i];
+        } else {
+          weigh(scores, scope);
+          await(next);
+          multiply(scores, next);
+          device::wgmma_wait<0>();
+        }
         at = next;
       }
+      const bool bad = unrepresentable();  // all keys are there
+      const bool more = Item::is(block, items, number_of(turn + 1), turn + 1);
+      if (more && !bad) queries.ask(c, block, item(turn + 1));
+      weigh(scores, left.y > 0 ? 0 : 1);
+      at.next();
       finish(bad);
       // Queries are asked for behind the repetition: there are no registers for both.
       if (bad) repeat();

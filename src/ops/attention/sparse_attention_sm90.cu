@@ -93,15 +93,7 @@ struct Attend {
       launch<kCodeGroups, kUnitWeights, AlikeItem, false>();
     }
   }
-  /// Of rows as their caches store them.
-  void launch_stored() const {
-    const bool by_length = c.cut.extra > 0;
-    if (c.layout[0].key.code_groups == 7) {
-      by_length ? launch<7, true, CutItem, false>() : launch<7, true>();
-    } else {
-      by_length ? launch<8, false, CutItem, false>() : launch<8, false>();
-    }
-  }
+  void launch_stored() const { attend_stored(c, items, blocks, named, stream); }
   void launch_widened() const { attend_widened(c, items, blocks, named, stream); }
 };
 
@@ -163,7 +155,7 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
   }
-  if (widens && p.query_prologue && p.query_prologue->rope_dim > HopperSplit::kRotatedQuery) {
+  if (p.query_prologue && p.query_prologue->rope_dim > HopperSplit::kRotatedQuery) {
     return refused("queries with " + std::to_string(p.query_prologue->rope_dim) +
                    " numbers of a head to rotate; it takes up to " + std::to_string(HopperSplit::kRotatedQuery));
   }

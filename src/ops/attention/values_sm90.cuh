@@ -50,20 +50,21 @@ struct Values {
     return output[group / 2][group % 2 * 32 + i / 2 * 4 + 2 * r + i % 2];
   }
 
-  __device__ void fade(int half) {
-    const std::uint32_t fades = block.fades(at.weights(), half) + 4 * Lane::fresh().row();
-    const float f[2] = {device::ld_shared_f32(fades), device::ld_shared_f32(fades + 32)};
+  /// Adds the present tile, and frees the side's piece of it.
+  __device__ void add() {
+    const std::uint32_t stage = Place::weight_stage(at.tile);
+    device::mbarrier_wait(block.weighed(stage), Place::weight_parity(at.tile));
+    if (const Lane me = Lane::fresh(); __any_sync(kAll, device::ld_shared_u32(block.changed(stage) + 4 * me.warp) != 0)) {
+      const std::uint32_t fades = block.fades(stage) + 4 * me.row();
+      const float f[2] = {device::ld_shared_f32(fades), device::ld_shared_f32(fades + 32)};
 #pragma unroll
-    for (int i = 0; i < 128; ++i) output[i / 64][i % 64] *= f[i / 2 % 2];
-  }
-  /// Multiplies a run of 16 keys each of the present tile.
-  template <int kBegin, int kEnd>
-  __device__ void multiply() {
-    const std::uint64_t v = device::wgmma_matrix(block.keys(at.stage, side), Place::kGroupBytes, 1024);
-    const std::uint64_t p = device::wgmma_matrix(block.weights(at.weights()), 16, 1024);
+      for (int i = 0; i < 128; ++i) output[i / 64][i % 64] *= f[i / 2 % 2];
+    }
+    const std::uint64_t v = device::wgmma_matrix(block.keys(at.stage(), side), Place::kGroupBytes, 1024);
+    const std::uint64_t p = device::wgmma_matrix(block.weights(stage), 16, 1024);
     device::wgmma_fence();
 #pragma unroll
-    for (int i = kBegin; i < kEnd; ++i) {
+    for (int i = 0; i < kTileKeys / 16; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #ifdef X_NOPV
@@ -73,29 +74,8 @@ struct Values {
     }
     device::wgmma_commit();
     device::wgmma_wait<0>();
-  }
-
-  /// Adds the present tile, and frees the side's piece of it.
-  __device__ void add() {
-    constexpr int kSteps = kTileKeys / 16;
-    device::mbarrier_wait(block.weighed(at.weights()), at.weights_parity());
-    const uint4 of = device::ld_shared_v4(block.changed(at.weights()));
-    const std::uint32_t all = __shfl_sync(kAll, of.x | of.y | of.z | of.w, 0);
-    // Fades are each warp's own, but all warps of the group have to run the same products.
-    const auto fades = [&](int half) {
-      const std::uint32_t own = device::ld_shared_u32(block.changed(at.weights()) + 4 * Lane::fresh().warp);
-      if (__any_sync(kAll, (own >> half & 1) != 0)) fade(half);
-    };
-    if ((all & 1) != 0) fades(0);
-    if ((all & 2) != 0) {
-      multiply<0, kSteps / 2>();
-      fades(1);
-      multiply<kSteps / 2, kSteps>();
-    } else {
-      multiply<0, kSteps>();
-    }
-    device::mbarrier_arrive_warp(block.free(at.stage, side));
-    device::mbarrier_arrive_warp(block.added(at.weights()));
+    device::mbarrier_arrive_warp(block.free(at.stage(), side));
+    device::mbarrier_arrive_warp(block.added(stage));
     at.next();
   }
 

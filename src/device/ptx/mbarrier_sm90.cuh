@@ -30,20 +30,7 @@ __device__ inline void mbarrier_wait(std::uint32_t at, std::uint32_t parity) {
       : "memory");
 }
 
-/// Whether that phase has ended.
-__device__ inline bool mbarrier_try(std::uint32_t at, std::uint32_t parity) {
-  std::uint32_t done;
-  asm volatile(
-      "{ .reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(at), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
-/// mbarrier_wait() for a warp that is far ahead of others: it leaves them the multiprocessor while it waits.
+/// The same for a warp that is far ahead of others: it leaves them the multiprocessor while it waits.
 __device__ inline void mbarrier_wait_long(std::uint32_t at, std::uint32_t parity) {
   asm volatile(
       "{ .reg .pred done;\n"

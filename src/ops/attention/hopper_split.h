@@ -16,9 +16,6 @@ struct HopperSplit {
   LengthCut cut;                   ///< for lists that the device finds to be of unlike lengths
   bool half_sums = false;          ///< parts' sums are fp16 numbers
 
-  /// Numbers of a query that the kernel over widened rows can rotate: those that are not in registers.
-  static constexpr int kRotatedQuery = 128;
-
   /// Most items of a block where lists are cut by length: it has a warp for each.
   static constexpr std::uint32_t kCutItems = 16;
 

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "device/launch_pdl.cuh"
-#include "ops/attention/attend_widened.cuh"
 #include "ops/attention/compute_sm90.cuh"
 #include "ops/attention/hopper_split.h"
 #include "ops/attention/implementations.h"
@@ -93,8 +92,22 @@ struct Attend {
       launch<kCodeGroups, kUnitWeights, AlikeItem, false>();
     }
   }
-  void launch_stored() const { attend_stored(c, items, blocks, named, stream); }
-  void launch_widened() const { attend_widened(c, items, blocks, named, stream); }
+  /// Of rows as their caches store them.
+  void launch_stored() const {
+    const bool by_length = c.cut.extra > 0;
+    if (c.layout[0].key.code_groups == 7) {
+      by_length ? launch<7, true, CutItem, false>() : launch<7, true>();
+    } else {
+      by_length ? launch<8, false, CutItem, false>() : launch<8, false>();
+    }
+  }
+  void launch_widened() const {
+    if (c.weight_scale[0] == 1 && (c.a.scopes == 1 || c.weight_scale[1] == 1)) {
+      launch<kWidened, true>();
+    } else {
+      launch<kWidened, false>();
+    }
+  }
 };
 
 /// What a plan decides: also how the kernel for any GPU computes the call, for tensors that lie in memory as this one
@@ -154,10 +167,6 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
   if (machine.gpu.shared_bytes < Place::kBytes) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
-  }
-  if (p.query_prologue && p.query_prologue->rope_dim > HopperSplit::kRotatedQuery) {
-    return refused("queries with " + std::to_string(p.query_prologue->rope_dim) +
-                   " numbers of a head to rotate; it takes up to " + std::to_string(HopperSplit::kRotatedQuery));
   }
   // What E4M3 o is made of has the bits of BF16 o, so it is cut like it.
   SparseAttention::Problem cut_as = p;

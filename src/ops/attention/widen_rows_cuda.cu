@@ -139,17 +139,6 @@ __device__ void halves_of_bf16(const uint4 (&from)[2], uint4 (&to)[2], std::uint
   for (int i = 0; i < 2; ++i) to[i] = make_uint4(pair(from[i].x), pair(from[i].y), pair(from[i].z), pair(from[i].w));
 }
 
-/// Transposes four words of each four neighbouring lanes: word w of lane t becomes word t of lane w.
-__device__ void transpose(uint4& v) {
-  const auto swap = [](std::uint32_t& low, std::uint32_t& high, int step) {
-    const bool upper = (threadIdx.x & step) != 0;
-    const std::uint32_t other = __shfl_xor_sync(kAll, upper ? low : high, step);
-    (upper ? low : high) = other;
-  };
-  swap(v.x, v.y, 1), swap(v.z, v.w, 1);
-  swap(v.x, v.z, 2), swap(v.y, v.w, 2);
-}
-
 /// A warp widens a row at a time, a lane 16 numbers of it.
 __global__ void __launch_bounds__(kWidenThreads)
     widen_rows(const __grid_constant__ TileCall c, const __grid_constant__ NamedRows n) {
@@ -192,11 +181,8 @@ __global__ void __launch_bounds__(kWidenThreads)
       const uint4 v[2] = {__ldg(rest), __ldg(rest + 1)};
       halves_of_bf16(v, halves, overflow);
     }
-    // Of a group of 64, word w of lane t of four becomes word t of piece w of 16 bytes: the columns of the products.
-    transpose(halves[0]), transpose(halves[1]);
-    auto* const to = reinterpret_cast<uint4*>(n.rows + std::size_t{i} * AttentionTile::kDim +
-                                              AttentionTile::kGroup * (lane / 4) + 8 * (lane % 4));
-    to[0] = halves[0], to[4] = halves[1];
+    auto* const to = reinterpret_cast<uint4*>(n.rows + std::size_t{i} * AttentionTile::kDim + 16 * lane);
+    to[0] = halves[0], to[1] = halves[1];
     if (__any_sync(kAll, unfit || (overflow & 0x8000'8000U) != 0U) && lane == 0)
       atomicOr(n.unfit + bit / 32, 1U << bit % 32);
   }

@@ -35,7 +35,7 @@ ATTENTION = ("flash_fwd", "sparse_attn_fwd", "get_mla_metadata", "_combine_topk"
 
 OWN_ATTENTION = {
     *("attend", "attend_hopper", "merge", "merge_by_length"),
-    *("mark_rows", "count_rows", "rank_blocks", "list_rows", "widen_rows", "global_rows"),
+    *("widen_rows", "global_rows"),
 }
 """The same among this library's kernels, by the functions' names."""
 
@@ -145,8 +145,8 @@ def csv_rows(step: str, heads: int, size: int, times: Mapping[str, StepTime]) ->
     ]
 
 
-def append_csv(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Adds rows; a new file begins with COLUMNS."""
-    begin = [] if path.exists() else [COLUMNS]
+def append_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Adds rows; a new file begins with the columns' names."""
+    begin = [] if path.exists() else [columns]
     with path.open("a", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([*begin, *rows])

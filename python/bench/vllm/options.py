@@ -174,6 +174,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     _number(times, "--steps", 16, "steps whose waiting time is taken")
     times.add_argument("--csv", metavar="FILE", help="add rows to this file; a new one begins with the columns' names")
+    times.add_argument(
+        "--layers-csv",
+        metavar="FILE",
+        help="add rows of whole attention layers of the decode steps to this file, hyper-connections left out",
+    )
     _add_engine(times, budget=2048)
 
     args = parser.parse_args(words)

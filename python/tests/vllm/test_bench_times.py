@@ -149,7 +149,7 @@ def test_rows_are_those_of_the_kept_file(tmp_path: Path) -> None:
     assert kept[0] == ",".join(COLUMNS)
     file = tmp_path / "times.csv"
     for batch in (1, 16):
-        append_csv(file, csv_rows("decode", 64, batch, TIMES))
+        append_csv(file, COLUMNS, csv_rows("decode", 64, batch, TIMES))
     assert file.read_text().splitlines() == [
         kept[0],
         *(

@@ -35,7 +35,7 @@ ATTENTION = ("flash_fwd", "sparse_attn_fwd", "get_mla_metadata", "_combine_topk"
 
 OWN_ATTENTION = {
     *("attend", "attend_hopper", "merge", "merge_by_length"),
-    *("widen_rows", "global_rows"),
+    *("mark_rows", "count_rows", "rank_blocks", "list_rows", "widen_rows", "global_rows"),
 }
 """The same among this library's kernels, by the functions' names."""
 

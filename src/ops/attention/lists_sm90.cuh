@@ -138,7 +138,7 @@ struct ListWalker {
       const std::uint32_t listed = device::ld_shared_u32(shared.at + Place::kEntries + (w.told % 2 * 64 + row) * 4);
       const bool is = base + row < end && listed < layout.num_slots;
       if constexpr (kCodeGroups == kWidened) {
-        name_widened(w, slot, row, is, widened.first_slot[scope] + listed + 1);
+        name_widened(w, slot, row, is, is ? widened.first_word[scope] * 32 + listed : 0);
         const std::uint32_t named = __ballot_sync(kAll, is);
         if (lane == 0) device::st_shared_u32(tile_at + row / 32 * 4, named);
         continue;
@@ -172,23 +172,19 @@ struct ListWalker {
     for (int i = 0; i < kBytes; i += kLine) device::prefetch(data + i);
   }
 
-  /// Writes the place of a row that was widened. `key`: of its slot, which is in the table if the list names it.
-  __device__ void name_widened(const Walk& w, std::uint32_t slot, int row, bool is, std::uint32_t key) const {
-    std::uint32_t look = NamedRows::first_look(key) & widened.table_mask;
-    std::uint32_t found = 0;
-#pragma unroll 1
-    for (std::uint32_t looks = 0; is && looks < NamedRows::kLooks; ++looks) {
-      const uint2 place = *reinterpret_cast<const uint2*>(widened.table + look);
-      found = place.y;
-      if (place.x == key) break;
-      look = (look + NamedRows::kStep) & widened.table_mask;
-    }
-    const std::uint32_t rank = found & ~NamedRows::kUnfit;
+  /// Writes the place of a row that was widened, `bit` among those of all scopes' slots.
+  __device__ void name_widened(const Walk& w, std::uint32_t slot, int row, bool is, std::uint32_t bit) const {
+    const std::uint32_t below = (1U << bit % 32) - 1;
+    std::uint32_t bits = 0;
+    std::uint32_t rank = 0;
+    std::uint32_t unfit = 0;
+    if (is) bits = widened.bits[bit / 32], rank = widened.rank[bit / 32], unfit = widened.unfit[bit / 32];
+    rank += static_cast<std::uint32_t>(__popc(bits & below));
     const void* const data = is ? static_cast<const void*>(widened.rows + std::size_t{rank} * kDim) : kNoRow;
     const auto at = reinterpret_cast<std::uint64_t>(data);
     device::st_shared_v2(row_place(slot, row),
                          make_uint2(static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32)));
-    if ((found & NamedRows::kUnfit) != 0) device::st_shared_u32(shared.info(w.turn) + 8, 1);
+    if ((unfit & ~below & (below + 1)) != 0) device::st_shared_u32(shared.info(w.turn) + 8, 1);
   }
 
   __device__ std::uint32_t row_place(std::uint32_t slot, int row) const {

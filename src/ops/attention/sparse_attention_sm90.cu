@@ -199,7 +199,7 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
     choice.named_bytes = std::max(NamedRows::kBytes / 4, NamedRows::kBytes - std::min(bytes, NamedRows::kBytes));
     bytes += choice.named_bytes;
     decision.words += ", rows that the lists name widened first, up to " +
-                      std::to_string(choice.named_bytes / (NamedRows::kRowBytes + 16)) + " of them";
+                      std::to_string(choice.named_bytes / (NamedRows::kRowBytes + 4)) + " of them";
   }
   decision.workspace_bytes = std::max(bytes, static_cast<std::size_t>(choice.portable.workspace_bytes(p.heads)));
   if (is_quantised(p)) {
@@ -270,7 +270,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   const auto& choice = context.choice<Choice>();
   TileCall c = tile_call(p, a);
   const Widening wide = widening(p, c, choice, static_cast<std::uint8_t*>(context.workspace.data));
-  const bool widens = wide.rows.capacity > 0 && (wide.certain || reads_stored(p));
+  const bool widens = wide.rows.capacity > 0 && wide.rows.words > 0 && (wide.certain || reads_stored(p));
   if (!readable(p, c) || (!widens && !reads_stored(p))) {
     attend_elsewhere(p, a, choice, context);
     return;
@@ -294,7 +294,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
                         .named = widens ? wide.rows : NamedRows{},
                         .stream = stream};
     if (widens) {
-      widen_named_rows(c, wide.rows, tokens, stream);
+      widen_named_rows(c, wide.rows, tokens, choice.multiprocessors, stream);
       attend.launch_widened();
     }
     if (!widens || !wide.certain) attend.launch_stored();

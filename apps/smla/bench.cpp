@@ -147,7 +147,7 @@ void check_shapes(const CLI::App& command, const std::vector<bench::Group>& grou
   };
   for (const char* option :
        {"--kind", "--batch", "--tokens", "--context", "--keys", "--prefill", "--chunk", "--heads", "--pool", "--next-n",
-        "--grid", "--layer", "--cache-dtype", "--index-dtype", "--fp8-weights", "--only"}) {
+        "--grid", "--layer", "--cache-dtype", "--index-dtype", "--fp8-weights", "--nvfp4-weights", "--only"}) {
     const auto reads_it = [&](const bench::Group& group) { return reads(group, option); };
     std::string chosen;
     std::string readers;
@@ -319,6 +319,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--fp8-weights", a->options.fp8_weights,
                     "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them; layer, projection");
+  command
+      ->add_flag("--nvfp4-weights", a->options.nvfp4_weights,
+                 "NVFP4 weights where FP8 checkpoints have FP8 ones; layer, projection")
+      ->excludes("--fp8-weights");
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
   add_impl_option(command, a->implementations);
   command->add_option("--only", a->only, "Measure decode or prefill alone")->check(one_of({"decode", "prefill"}));

@@ -170,8 +170,7 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
   command->add_option("--index-dtype", a->index_dtype, "Index rows")->capture_default_str();
   command->add_flag("--fp8-weights", a->fp8_weights,
                     "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them");
-  command->add_flag("--nvfp4-weights", a->nvfp4_weights, "NVFP4 weights, where FP8 checkpoints have FP8 ones")
-      ->excludes("--fp8-weights");
+  command->add_flag("--nvfp4-weights", a->nvfp4_weights, "NVFP4 weights, where FP8 checkpoints have FP8 ones");
   add_impl_option(command, a->implementations);
   command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")
       ->check(real(0.0, 3600.0))
@@ -183,7 +182,10 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
       "prompts before decodes is then "
       "played\n"
       "through. Window-only layers are measured once a batch size. Exit status: 0 measured, 2 wrong usage or no GPU.");
-  command->callback([a, &exit_code] { exit_code = run_serve(*a); });
+  command->callback([command, a, &exit_code] {
+    refuse_useless(*command, "--nvfp4-weights", a->fp8_weights, "beside --fp8-weights", "one of the two");
+    exit_code = run_serve(*a);
+  });
 }
 
 }  // namespace smla

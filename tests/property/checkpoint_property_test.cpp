@@ -52,13 +52,15 @@ class CheckpointFolder {
   std::string path_;
 };
 
-/// One request of `tokens` tokens through one layer in one step, float32 throughout. `projections`: what computes them;
-/// empty: what is chosen.
-HostTensor prefill(const LayerTensors& tensors, std::int64_t tokens, const std::string& projections = "") {
+/// One request of `tokens` tokens through one layer in one step, float32 throughout. `implementations`: of projections,
+/// named ones.
+HostTensor prefill(const LayerTensors& tensors, std::int64_t tokens,
+                   const decltype(LayerOptions::implementations)& implementations = {}) {
   const LayerConfig& c = tensors.config;
   LayerOptions options;
   options.precision = Precision::kF32;
-  if (!projections.empty()) options.implementations["projection"] = projections;
+  options.implementations = implementations;
+  options.deterministic = implementations.contains("joint_projection");  // joint whatever the number of tokens
   HostTensor cos_sin(DType::kF32, {tokens, c.rope_head_dim});
   std::ranges::copy(rope_table(c.rope, tokens), cos_sin.as<float>());
   const AttentionLayer layer(c, layer_weights(tensors), options, std::as_const(cos_sin).view());
@@ -178,11 +180,14 @@ TEST(CheckpointProperty, KeptNvfp4WeightsComputeWhatTheirNumbersDo) {
   constexpr std::int64_t kTokens = 140;
   for (std::int64_t index = 0; index < 3; ++index) {
     const KeptAndWide layer(checkpoint.load_layer(index, 0, 1, {.keep_nvfp4 = true}));
-    const HostTensor want = prefill(layer.wide, kTokens, "ref");
-    const HostTensor ref = prefill(layer.kept, kTokens, "ref");
-    EXPECT_EQ(std::memcmp(ref.data(), want.data(), want.bytes()), 0) << "layer " << index;
-    for (const char* projections : {"", "cpu"})
-      EXPECT_LE(relative_l2(prefill(layer.kept, kTokens, projections), want), 1e-6) << "layer " << index;
+    const HostTensor want = prefill(layer.wide, kTokens, {{"projection", "ref"}});
+    for (const char* op : {"projection", "joint_projection"}) {
+      SCOPED_TRACE(testing::Message() << "layer " << index << ", " << op);
+      const HostTensor ref = prefill(layer.kept, kTokens, {{op, "ref"}});
+      EXPECT_EQ(std::memcmp(ref.data(), want.data(), want.bytes()), 0);
+      EXPECT_LE(relative_l2(prefill(layer.kept, kTokens, {{op, "cpu"}}), want), 1e-6);
+    }
+    EXPECT_LE(relative_l2(prefill(layer.kept, kTokens), want), 1e-6) << "layer " << index;
   }
 }
 

@@ -302,12 +302,15 @@ class Checkpoint:
     def names(self) -> list[str]:
         """Names of all tensors."""
 
-    def load_layer(self, index: int, tp_rank: int = 0, tp_size: int = 1, keep_fp8: bool = False) -> dict:
+    def load_layer(
+        self, index: int, tp_rank: int = 0, tp_size: int = 1, keep_fp8: bool = False, keep_nvfp4: bool = False
+    ) -> dict:
         """
         Reads a layer, or what a tensor-parallel rank computes of it: a dict of config (as AttentionLayer takes it),
         tensors (by name, on the host, with __dlpack__), q_scale, kv_scale and compressed_kv_scale (or None).
 
         keep_fp8: E4M3 weights stay as they are where a layer can take them; else they become bfloat16.
+        keep_nvfp4: the same of NVFP4 weights, which are uint8 with two codes a byte.
 
         Raises InvalidArgument that lists missing, unknown and misshaped tensors; IoError for damaged contents.
         """

@@ -143,7 +143,7 @@ def test_nvfp4_weights_as_they_are_stored(tmp_path: Path) -> None:
     difference = np.linalg.norm(got - want) / np.linalg.norm(want)
     assert 0 < difference < 0.02  # dequantised weights are rounded to bfloat16
     del kept["wq_a.weight_scale_2"]
-    with pytest.raises(sm.InvalidArgument, match="wq_a.weight_scale_2: got no such tensor"):
+    with pytest.raises(sm.InvalidArgument, match=r"wq_a\.weight_scale_2: got no such tensor"):
         sm.AttentionLayer(opened.load_layer(1)["config"], kept, opened.model.rope_table(1, 512))
 
 

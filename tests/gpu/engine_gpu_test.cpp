@@ -327,18 +327,20 @@ TEST_F(EngineGpu, Nvfp4WeightsPassTheCheck) {
 
 TEST_F(EngineGpu, Nvfp4WeightsGiveTheSameBitsWithGraphsAndSideStreams) {
   const test::Nvfp4Checkpoint folder("smla_gpu_nvfp4_bits", test::fp8_model());
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 3, .output_tokens = 36},
+                                       {.id = 1, .prompt_tokens = 130, .output_tokens = 9}};
   EngineOptions options = nvfp4_options(folder);
-  const Outcome recorded = run(options);
+  const Outcome recorded = run(options, specs);
   EXPECT_GT(recorded.totals.graph_steps, 20);
-  ASSERT_EQ(recorded.digests, run(options).digests);
+  ASSERT_EQ(recorded.digests, run(options, specs).digests);
   options.layer.side_streams = false;
-  EXPECT_EQ(recorded.digests, run(options).digests);
+  EXPECT_EQ(recorded.digests, run(options, specs).digests);
   options.layer.deterministic = true;
   options.graphs = false;
-  const Outcome queued = run(options);
+  const Outcome queued = run(options, specs);
   options.graphs = true;
   options.layer.side_streams = true;
-  EXPECT_EQ(queued.digests, run(options).digests);
+  EXPECT_EQ(queued.digests, run(options, specs).digests);
 }
 
 TEST_F(EngineGpu, FiveHundredAndTwelveRequestsAtOnce) {

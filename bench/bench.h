@@ -35,6 +35,7 @@ struct Options {
   const RowFormat* rows = &fp8_ds_mla_rows();       ///< format of rows in the attention caches
   const RowFormat* index_rows = &index_fp8_rows();  ///< format of rows in the index cache
   bool fp8_weights = false;                         ///< E4M3 weights with scales of 128 x 128 blocks
+  bool nvfp4_weights = false;                       ///< NVFP4 weights, in place of those
   DeviceKind device = DeviceKind::kCpu;
   std::map<std::string, std::string, std::less<>>
       implementations;  ///< forced one by op name; "*": for every op that has it

@@ -8,8 +8,8 @@
 #include <memory>
 #include <numeric>
 
-#include "bench/fp8_weights.h"
 #include "bench/inputs.h"
+#include "bench/quantised_weights.h"
 #include "model/weight_table.h"
 
 // One attention layer with random weights on a GPU, hidden states in, hidden states out. Plans and step metadata are
@@ -67,7 +67,7 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions)
     : config(config_in) {
   host_weights_ = random_weights(config, 1);
-  if (options.fp8_weights) quantise(config, host_weights_);
+  quantise(options, config, host_weights_);
   rope_ = std::make_shared<const RopeTable>(config.rope, positions, DeviceKind::kCuda, true);
   placed_.emplace(LayerSource{.config = config, .weights = host_weights_.views}, layer_options(options), rope_);
   views = placed_->weights();
@@ -218,9 +218,8 @@ Row measure_layer(const Options& options, const LayerOnGpu& layer, const LayerSh
   row.shape = shape.prefill ? fmt::format("tokens {}, ", shape.tokens)
                             : fmt::format("requests {}, context {}, ", shape.requests, shape.length);
   if (!shape.prefill && shape.tokens > 1) row.shape += fmt::format("next_n {}, ", shape.tokens);
-  row.shape +=
-      fmt::format("{} heads {} groups {}, {}, {}{}", options.model.name, layer.config.num_heads, layer.config.o_groups,
-                  options.rows->name, options.index_rows->name, options.fp8_weights ? ", fp8 weights" : "");
+  row.shape += fmt::format("{} heads {} groups {}, {}, {}{}", options.model.name, layer.config.num_heads,
+                           layer.config.o_groups, options.rows->name, options.index_rows->name, weights_text(options));
   row.bf16 = true;
   add_layer_floor(layer.config, options, layer.views, shape.requests, shape.length - shape.tokens, shape.tokens, row);
   // Products with FP8 weights have twice the rate of bf16 ones.

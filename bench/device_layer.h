@@ -25,8 +25,8 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 /// Cache formats, device and implementations of a layer on a GPU.
 LayerOptions layer_options(const Options& options);
 
-/// A layer with random weights in a GPU's memory, in FP8 where Options say so, and the same layer on the host, with
-/// which its results are compared.
+/// A layer with random weights in a GPU's memory, in FP8 or NVFP4 where Options say so, and the same layer on the host,
+/// with which its results are compared.
 class LayerOnGpu {
  public:
   /// @param positions rows of its rope table

@@ -14,8 +14,8 @@
 #include "bench/linears.h"
 #include "sparsemla/ops/projection.h"
 
-// The layer's linear maps on a GPU: bf16 weights and activations, or FP8 weights and activations as layers of FP8
-// checkpoints have them there.
+// The layer's linear maps on a GPU: bf16 weights and activations, FP8 weights and activations as layers of FP8
+// checkpoints have them there, or NVFP4 weights and bf16 activations.
 
 namespace smla::bench {
 
@@ -34,10 +34,9 @@ Projection::Problem problem_of(const Options& options, const Linear& linear, std
                         .k = linear.k,
                         .groups = linear.groups,
                         .x = DType::kBF16,
-                        .w = DType::kBF16,
+                        .w = weight_dtype(options, linear),
                         .y = linear.y};
-  if (!options.fp8_weights || !linear.fp8) return p;
-  p.w = DType::kE4M3;
+  if (p.w != DType::kE4M3) return p;
   if (linear.k % Projection::kScaleGroup != 0) return p;
   const PlanOptions plan = plan_options<Projection>(options, p);
   Projection::Problem rounded = p;
@@ -59,12 +58,28 @@ DeviceTensor scales(std::vector<std::int64_t> shape, float largest) {
 /// Weights [groups, n, k] of a map.
 struct Weights {
   DeviceTensor w;
-  DeviceTensor scale;  ///< of E4M3 weights
+  DeviceTensor scale;         ///< of E4M3 and NVFP4 weights
+  DeviceTensor global_scale;  ///< of NVFP4 weights
 };
 
+/// A scale of all of NVFP4 weights.
+HostTensor global_scale() {
+  HostTensor one(DType::kF32, {1});
+  one.as<float>()[0] = 0.75F;
+  return one;
+}
+
 Weights make_weights(const Projection::Problem& p, std::uint64_t seed, Stream stream) {
+  const auto placed = [](const HostTensor& host) { return DeviceTensor::copy_of(DeviceKind::kCuda, host.view()); };
+  if (p.w == Projection::kNvfp4) {
+    return {.w = placed(random_numbers(p.w, {p.groups, p.n, p.k / 2}, seed, 1.0F)),
+            .scale = placed(nvfp4_scales(p.groups, p.n, p.k)),
+            .global_scale = placed(global_scale())};
+  }
   const bool fp8 = p.w == DType::kE4M3;
-  Weights out{.w = device_numbers(p.w, {p.groups, p.n, p.k}, seed, fp8 ? 256.0F : 0.5F, stream), .scale = {}};
+  Weights out{.w = device_numbers(p.w, {p.groups, p.n, p.k}, seed, fp8 ? 256.0F : 0.5F, stream),
+              .scale = {},
+              .global_scale = {}};
   const auto blocks = [](std::int64_t n) { return (n + Projection::kWeightBlock - 1) / Projection::kWeightBlock; };
   if (fp8) out.scale = scales({p.groups, blocks(p.n), blocks(p.k)}, 0x1p-9F);
   return out;
@@ -103,6 +118,7 @@ Check check_rows(const Projection::Problem& p, const Inputs& x, const DeviceTens
                  Stream stream) {
   Check out;
   HostTensor x_scales;
+  const HostTensor global = global_scale();
   if (p.x == DType::kE4M3) x_scales = to_host(x.scale.view(), stream);
   for (const std::int64_t row : {std::int64_t{0}, p.m - 1}) {
     HostTensor one(p.x, {1, p.groups, p.k});
@@ -125,17 +141,19 @@ Check check_rows(const Projection::Problem& p, const Inputs& x, const DeviceTens
         Projection::Problem problem = p;
         problem.m = problem.groups = 1;
         problem.n = end - begin;
-        const std::int64_t first = (g * p.n + begin) * p.k * size_of(p.w);
-        Projection::Args args{
-            .x = std::as_const(one).view().slice(1, g, g + 1),
-            .w = ConstTensorView(static_cast<const std::uint8_t*>(w.w.data()) + first, p.w, {1, end - begin, p.k}),
-            .y = want.view().slice(1, g, g + 1).slice(2, begin, end)};
+        Projection::Args args{.x = std::as_const(one).view().slice(1, g, g + 1),
+                              .w = w.w.view().slice(0, g, g + 1).slice(1, begin, end),
+                              .y = want.view().slice(1, g, g + 1).slice(2, begin, end)};
         if (p.x == DType::kE4M3)
           args.x_scale = std::as_const(x_scales).view().slice(0, g, g + 1).slice(2, row, row + 1);
         if (p.w == DType::kE4M3) {
           constexpr std::int64_t kBlock = Projection::kWeightBlock;
           args.w_scale =
               std::as_const(w.scale).view().slice(0, g, g + 1).slice(1, begin / kBlock, (end + kBlock - 1) / kBlock);
+        }
+        if (p.w == Projection::kNvfp4) {
+          args.w_scale = w.scale.view().slice(0, g, g + 1).slice(1, begin, end);
+          args.w_global_scale = std::as_const(global).view();
         }
         Plan<Projection>(problem, {.implementation = "ref"}).run(args);
       } catch (...) {
@@ -152,6 +170,7 @@ Check check_rows(const Projection::Problem& p, const Inputs& x, const DeviceTens
 }
 
 std::string_view inputs_and_weights(const Projection::Problem& p) {
+  if (p.w == Projection::kNvfp4) return "nvfp4 weights";
   if (p.w != DType::kE4M3) return "bf16 weights";
   return p.x == DType::kE4M3 ? "fp8 weights, fp8 inputs" : "fp8 weights, bf16 inputs";
 }
@@ -163,7 +182,7 @@ void measure_linear(const Options& options, const Linear& linear, const std::vec
   for (std::uint64_t s = 0; s < kSets; ++s)
     w.push_back(make_weights(problem_of(options, linear, 1), 11 + s, timer.stream()));
   HostWeights first{.w = to_host(std::as_const(w[0].w).view(), timer.stream()), .scale = {}};
-  if (first.w.dtype() == DType::kE4M3) first.scale = to_host(std::as_const(w[0].scale).view(), timer.stream());
+  if (!w[0].scale.absent()) first.scale = to_host(std::as_const(w[0].scale).view(), timer.stream());
   for (const std::int64_t m : rows) {
     const Projection::Problem problem = problem_of(options, linear, m);
     const Plan<Projection> plan(problem, plan_options<Projection>(options, problem));
@@ -176,7 +195,8 @@ void measure_linear(const Options& options, const Linear& linear, const std::vec
       calls.emplace_back([&, s] {
         Projection::Args args{.x = x[s].view, .w = std::as_const(w[s].w).view(), .y = y.view()};
         if (problem.x == DType::kE4M3) args.x_scale = std::as_const(x[s].scale).view();
-        if (problem.w == DType::kE4M3) args.w_scale = std::as_const(w[s].scale).view();
+        if (!w[s].scale.absent()) args.w_scale = std::as_const(w[s].scale).view();
+        if (!w[s].global_scale.absent()) args.w_global_scale = std::as_const(w[s].global_scale).view();
         plan.run(args, {.data = workspace.data(), .bytes = workspace.bytes()}, timer.stream());
       });
     }
@@ -191,7 +211,7 @@ void measure_linear(const Options& options, const Linear& linear, const std::vec
     row.time = timer.time(options.measure, recordings);
     row.flops = 2.0 * static_cast<double>(linear.groups * linear.n * linear.k) * static_cast<double>(m);
     row.bytes = static_cast<double>(w[0].w.bytes() + x[0].values.bytes() + y.bytes());
-    if (problem.w == DType::kE4M3) row.bytes += static_cast<double>(w[0].scale.bytes());
+    if (!w[0].scale.absent()) row.bytes += static_cast<double>(w[0].scale.bytes());
     if (problem.x == DType::kE4M3) row.bytes += static_cast<double>(x[0].scale.bytes());
     row.bf16 = true;
     row.product_rate = problem.x == DType::kE4M3 ? 2 : 1;

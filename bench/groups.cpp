@@ -23,11 +23,12 @@ constexpr std::array<Group, 7> kGroups{{
      .run = bench_topk},
     {.name = "projection",
      .help = "the layer's linear maps with --batch and --tokens rows",
-     .options = "--batch --tokens --kind --heads --fp8-weights --only",
+     .options = "--batch --tokens --kind --heads --fp8-weights --nvfp4-weights --only",
      .run = bench_projection},
     {.name = "layer",
      .help = "one attention layer of each --kind: decode at --context, prompts of --prefill tokens in steps of --chunk",
-     .options = "--kind --batch --context --prefill --chunk --heads --fp8-weights --cache-dtype --index-dtype --only",
+     .options = "--kind --batch --context --prefill --chunk --heads --fp8-weights --nvfp4-weights --cache-dtype "
+                "--index-dtype --only",
      .run = bench_layer},
     {.name = "engine",
      .help = "a decode step of 256 requests without its layers: the host's time, and the bytes that it moves",
@@ -57,13 +58,13 @@ constexpr std::array<Group, 6> kDeviceGroups{{
     {.name = "projection",
      .help = "the layer's linear maps with --batch and --tokens rows; inputs of --fp8-weights are E4M3 too, as layers "
              "on a GPU round them, unless the --impl takes bf16 alone",
-     .options = "--batch --tokens --fp8-weights --only",
+     .options = "--batch --tokens --fp8-weights --nvfp4-weights --only",
      .run = bench_device_projection},
     {.name = "layer",
      .help = "one attention layer of each --kind as a graph: decode at --context with --batch requests, prompts of "
              "--prefill tokens in one step",
-     .options =
-         "--kind --batch --context --prefill --heads --next-n --grid --fp8-weights --cache-dtype --index-dtype --only",
+     .options = "--kind --batch --context --prefill --heads --next-n --grid --fp8-weights --nvfp4-weights "
+                "--cache-dtype --index-dtype --only",
      .run = bench_device_layer},
     {.name = "engine",
      .help = "a decode step of 256 requests without its layers: the host's time, and the bytes that it moves",

@@ -20,8 +20,11 @@ HostTensor random_numbers(DType dtype, std::vector<std::int64_t> shape, std::uin
   const std::int64_t n = out.numel();
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < n; ++i) {
-    const float value = width * symmetric(mix(seed, static_cast<std::uint64_t>(i)));
-    if (dtype == DType::kBF16) {
+    const std::uint64_t bits = mix(seed, static_cast<std::uint64_t>(i));
+    const float value = width * symmetric(bits);
+    if (dtype == DType::kU8) {
+      static_cast<std::uint8_t*>(out.data())[i] = static_cast<std::uint8_t>(bits >> 56U);
+    } else if (dtype == DType::kBF16) {
       static_cast<BF16*>(out.data())[i] = to_bf16(value);
     } else if (dtype == DType::kE4M3) {
       static_cast<E4M3*>(out.data())[i] = to_e4m3(value);

@@ -10,7 +10,8 @@
 
 namespace smla::bench {
 
-/// A BF16, F32 or E4M3 tensor of uniform numbers in [-width, width); each depends on the seed and its index alone.
+/// A BF16, F32 or E4M3 tensor of uniform numbers in [-width, width), or a U8 one of any bytes; each depends on the seed
+/// and its index alone.
 HostTensor random_numbers(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float width);
 
 /// [rows, columns] I32: in each row distinct numbers below `limit`, in random order; columns <= limit.

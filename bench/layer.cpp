@@ -7,9 +7,10 @@
 #include <memory>
 #include <utility>
 
-#include "bench/fp8_weights.h"
 #include "bench/inputs.h"
+#include "bench/quantised_weights.h"
 #include "engine/synthetic.h"
+#include "layer/grouped_views.h"
 #include "sparsemla/plan.h"
 #include "sparsemla/step_metadata.h"
 
@@ -75,7 +76,7 @@ LayerOptions layer_options(const Options& options) {
 LayerFixture::LayerFixture(const Options& options, int ratio, std::int64_t requests, std::int64_t length)
     : config(layer_of_ratio(options, ratio)) {
   weights = random_weights(config, 1);
-  if (options.fp8_weights) quantise(config, weights);
+  quantise(options, config, weights);
   rope = rope_table(config.rope, length);
   const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
   std::int64_t wanted = 0;
@@ -138,16 +139,23 @@ HostTensor hidden_states(const LayerConfig& config, std::int64_t tokens, std::ui
   return x;
 }
 
-/// Multiply-adds of a token's linear maps = numbers in the weights, or their bytes; with the indexer's own only where
-/// it scores.
+/// Multiply-adds of a token's linear maps = numbers in the weights, or their bytes, scales included; with the indexer's
+/// own only where it scores.
 double linear_weights(const LayerWeights& w, bool scores, bool bytes = false) {
-  const auto numbers = [&](const ConstTensorView& t) {
-    return t.absent() ? 0.0 : static_cast<double>(t.numel() * (bytes ? size_of(t.dtype) : 1));
+  double n = 0;
+  const auto bytes_of = [](const ConstTensorView& t) {
+    return t.absent() ? 0.0 : static_cast<double>(t.numel() * size_of(t.dtype));
   };
-  double n = numbers(w.wq_a) + numbers(w.wq_b) + numbers(w.wkv) + numbers(w.wo_a) + numbers(w.wo_b);
-  n += numbers(w.compressor.wkv) + numbers(w.compressor.wgate) + numbers(w.index_compressor.wkv) +
-       numbers(w.index_compressor.wgate);
-  return scores ? n + numbers(w.index_wq_b) + numbers(w.index_weights_proj) : n;
+  const auto add = [&](const LinearWeight& weight) {
+    if (weight.w.absent()) return;
+    const std::int64_t numbers = weight.w.numel() * (weight.w.dtype == Projection::kNvfp4 ? 2 : 1);
+    n += bytes ? bytes_of(weight.w) + bytes_of(weight.scale) : static_cast<double>(numbers);
+  };
+  add(linear_wq_a(w)), add(linear_wq_b(w)), add(linear_wkv(w)), add(linear_wo_a(w)), add(linear_wo_b(w));
+  for (const CompressorWeights* compressor : {&w.compressor, &w.index_compressor})
+    add(linear_wkv(*compressor)), add(linear_wgate(*compressor));
+  if (scores) add(linear_index_wq_b(w)), add(linear_index_weights_proj(w));
+  return n;
 }
 
 }  // namespace
@@ -230,7 +238,7 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
   Row row{.group = "layer",
           .name = fmt::format("{} decode", kind_name(ratio)),
           .shape = fmt::format("requests {}, context {}, heads {}, {}{}", requests, context, fixture.config.num_heads,
-                               options.rows->name, options.fp8_weights ? ", fp8 weights" : ""),
+                               options.rows->name, weights_text(options)),
           .implementation = "",
           .time = {},
           .flops = 0,
@@ -251,17 +259,16 @@ Row measure_decode(const Options& options, int ratio, std::int64_t requests, std
 
 Row measure_prefill(const Options& options, int ratio, std::int64_t length) {
   const LayerFixture fixture(options, ratio, 1, length);
-  Row row{
-      .group = "layer",
-      .name = fmt::format("{} prefill", kind_name(ratio)),
-      .shape = fmt::format("tokens {} in steps of {}, heads {}, {}{}", length, std::min(length, options.chunk),
-                           fixture.config.num_heads, options.rows->name, options.fp8_weights ? ", fp8 weights" : ""),
-      .implementation = "",
-      .time = {},
-      .flops = 0,
-      .bytes = 0,
-      .bf16 = true,
-      .stages = {}};
+  Row row{.group = "layer",
+          .name = fmt::format("{} prefill", kind_name(ratio)),
+          .shape = fmt::format("tokens {} in steps of {}, heads {}, {}{}", length, std::min(length, options.chunk),
+                               fixture.config.num_heads, options.rows->name, weights_text(options)),
+          .implementation = "",
+          .time = {},
+          .flops = 0,
+          .bytes = 0,
+          .bf16 = true,
+          .stages = {}};
   std::vector<PlannedStep> steps;
   for (std::int64_t before = 0; before < length; before += options.chunk) {
     const std::int64_t tokens = std::min(options.chunk, length - before);

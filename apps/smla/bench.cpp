@@ -147,7 +147,7 @@ void check_shapes(const CLI::App& command, const std::vector<bench::Group>& grou
   };
   for (const char* option :
        {"--kind", "--batch", "--tokens", "--context", "--keys", "--prefill", "--chunk", "--heads", "--pool", "--next-n",
-        "--grid", "--layer", "--cache-dtype", "--index-dtype", "--fp8-weights", "--only"}) {
+        "--grid", "--layer", "--cache-dtype", "--index-dtype", "--fp8-weights", "--nvfp4-weights", "--only"}) {
     const auto reads_it = [&](const bench::Group& group) { return reads(group, option); };
     std::string chosen;
     std::string readers;
@@ -165,6 +165,7 @@ int run_bench(const CLI::App& command, const BenchArguments& a) {
   const std::span<const bench::Group> known = gpu ? bench::device_groups() : bench::groups();
   const std::vector<bench::Group> groups = chosen_groups(a.what, known);
   check_shapes(command, groups, known);
+  refuse_useless(command, "--nvfp4-weights", a.options.fp8_weights, "beside --fp8-weights", "one of the two");
   check_no_group("--json", a.json, known);
   check_no_group("--csv", a.csv, known);
   const bench::Options options = bench_options(a);
@@ -319,6 +320,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--fp8-weights", a->options.fp8_weights,
                     "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them; layer, projection");
+  command->add_flag("--nvfp4-weights", a->options.nvfp4_weights,
+                    "NVFP4 weights where FP8 checkpoints have FP8 ones; layer, projection");
   command->add_option("--device", a->device, "Where to run")->capture_default_str();
   add_impl_option(command, a->implementations);
   command->add_option("--only", a->only, "Measure decode or prefill alone")->check(one_of({"decode", "prefill"}));

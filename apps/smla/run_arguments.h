@@ -14,6 +14,7 @@ struct RunArguments {
   std::string model;
   std::string weights;
   std::string fp8_weights = "auto";
+  std::string nvfp4_weights = "auto";
   std::string layers;
   std::string trace;
   std::int64_t max_requests = 0;

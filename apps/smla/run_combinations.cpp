@@ -39,8 +39,8 @@ void check_combinations(const CLI::App& command, const RunArguments& a) {
                  "beside --tp or --cp, whose ranks run at the same time", "one rank");
   refuse_useless(command, "--prefix-cache", a.context_parallel > 1, "beside --cp", "one of the two");
   refuse_useless(command, "--kv-bytes", a.kv_blocks > 0, "beside --kv-blocks", "one of the two");
-  refuse_useless(command, "--fp8-weights", a.weights.empty(), "without --weights",
-                 "a checkpoint, whose weights it is about");
+  for (const char* option : {"--fp8-weights", "--nvfp4-weights"})
+    refuse_useless(command, option, a.weights.empty(), "without --weights", "a checkpoint, whose weights it is about");
   for (const char* option : {"--adaptive-speculation", "--draft-acceptance", "--dspark"})
     refuse_useless(command, option, a.speculative == 0, "without --speculative", "--speculative of 1 or more");
   for (const char* option : {"--no-graphs", "--stage-times"})

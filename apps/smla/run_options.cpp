@@ -17,6 +17,10 @@ void add_engine_options(CLI::App* c, RunArguments& arguments) {
                 "where --max-seqs and their drafts are up to 16 tokens, on GPUs of compute capability 9.0")
       ->check(one_of({"auto", "on", "off"}))
       ->capture_default_str();
+  c->add_option("--nvfp4-weights", a->nvfp4_weights,
+                "The checkpoint's NVFP4 weights: on keeps them, off dequantises them, auto keeps them on CPUs")
+      ->check(one_of({"auto", "on", "off"}))
+      ->capture_default_str();
   c->add_option("--layers", a->layers,
                 "N: the first N layers; a list has a comma: 0,2,3 or 3, (default: all decoder layers)");
   c->add_option("--trace", a->trace,

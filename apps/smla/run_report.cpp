@@ -156,6 +156,13 @@ std::string layers_text(const EngineOptions& o) {
                      drafting);
 }
 
+/// The quantised weights that a run keeps as they are stored.
+std::string_view kept_words(const EngineOptions& o) {
+  if (o.fp8_weights && o.nvfp4_weights) return " (FP8 as stored, NVFP4 as stored)";
+  if (o.nvfp4_weights) return " (NVFP4 as stored)";
+  return o.fp8_weights ? " (FP8 as stored)" : "";
+}
+
 std::string drafts_text(const EngineOptions& o, const RunTotals& t) {
   std::string out = fmt::format("drafts      {} verified, {} rejected", t.draft_tokens, t.rejected_drafts);
   if (!o.dspark_layers.empty()) out += fmt::format(", computed in {} DSpark blocks", t.draft_blocks);
@@ -182,9 +189,8 @@ std::string report_text(const RunReport& r) {
   out += fmt::format(
       "requests from {}, lengths x {}; {} and a token's hidden state is f(seed {}, request or prompt block, position)",
       r.trace, r.scale_lengths,
-      r.options.weights == nullptr
-          ? "weights are seeded random"
-          : "weights from " + r.options.weights->path() + (r.options.fp8_weights ? " (FP8 as stored)" : ""),
+      r.options.weights == nullptr ? "weights are seeded random"
+                                   : "weights from " + r.options.weights->path() + std::string(kept_words(r.options)),
       r.options.seed);
   out += r.options.speculative > 0 ? "; rejected drafts come from another stream\n" : "\n";
   if (r.parallel.ranks() > 1) {
@@ -275,6 +281,7 @@ std::string report_json(const RunReport& r) {
       {"seed", r.options.seed},
       {"weights", r.options.weights == nullptr ? Json(nullptr) : Json(r.options.weights->path())},
       {"fp8_weights", r.options.fp8_weights},
+      {"nvfp4_weights", r.options.nvfp4_weights},
       {"synthetic",
        std::string(r.options.weights == nullptr ? "weights are seeded random; " : "") +
            "hidden states are f(seed, request or prompt block, position); rejected drafts come from another stream"},

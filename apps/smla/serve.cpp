@@ -32,6 +32,7 @@ struct ServeArguments {
   std::vector<std::string> implementations;
   double min_seconds = 0.1;
   bool fp8_weights = false;
+  bool nvfp4_weights = false;
   std::string json;
   bool quiet = false;
 };
@@ -59,7 +60,7 @@ std::string table_of(const ServeArguments& a, const bench::Options& options, con
   }
   std::string out = fmt::format("GPU {}, driver {}, CUDA {}\n", machine.gpu, machine.driver, machine.cuda);
   out += fmt::format("attention of {}: {} layers ({}), {} cache rows, index_{}, {} weights\n", a.model, all, stack,
-                     a.cache_dtype, a.index_dtype, a.fp8_weights ? "FP8" : "bf16");
+                     a.cache_dtype, a.index_dtype, a.nvfp4_weights ? "NVFP4" : (a.fp8_weights ? "FP8" : "bf16"));
   out += fmt::format(
       "{} prompt and {} output tokens; all requests come at once, then another whenever one is done, {} times as many "
       "in all. One layer of each kind "
@@ -85,9 +86,16 @@ std::string json_of(const ServeArguments& a, const bench::Machine& machine, cons
   const auto spread = [](const bench::Spread& s) {
     return nlohmann::ordered_json{{"mean_ms", s.mean * 1e3}, {"median_ms", s.median * 1e3}, {"p99_ms", s.p99 * 1e3}};
   };
-  nlohmann::ordered_json out{{"format", "smla-serve/1"}, {"command", command_line()}, {"model", a.model},
-                             {"device", machine.gpu},    {"driver", machine.driver},  {"cuda", machine.cuda},
-                             {"prompt", a.prompt},       {"output", a.output},        {"fp8_weights", a.fp8_weights}};
+  nlohmann::ordered_json out{{"format", "smla-serve/1"},
+                             {"command", command_line()},
+                             {"model", a.model},
+                             {"device", machine.gpu},
+                             {"driver", machine.driver},
+                             {"cuda", machine.cuda},
+                             {"prompt", a.prompt},
+                             {"output", a.output},
+                             {"fp8_weights", a.fp8_weights},
+                             {"nvfp4_weights", a.nvfp4_weights}};
   out["loads"] = nlohmann::ordered_json::array();
   for (const Line& l : lines)
     out["loads"].push_back(
@@ -108,6 +116,7 @@ int run_serve(const ServeArguments& a) {
   options.device = DeviceKind::kCuda;
   options.heads = a.heads;
   options.fp8_weights = a.fp8_weights;
+  options.nvfp4_weights = a.nvfp4_weights;
   options.measure.min_seconds = a.min_seconds;
   options.measure.min_runs = 40;
   options.implementations = implementations_of(a.implementations, options.device);
@@ -161,6 +170,7 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
   command->add_option("--index-dtype", a->index_dtype, "Index rows")->capture_default_str();
   command->add_flag("--fp8-weights", a->fp8_weights,
                     "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them");
+  command->add_flag("--nvfp4-weights", a->nvfp4_weights, "NVFP4 weights, where FP8 checkpoints have FP8 ones");
   add_impl_option(command, a->implementations);
   command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")
       ->check(real(0.0, 3600.0))
@@ -172,7 +182,10 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
       "prompts before decodes is then "
       "played\n"
       "through. Window-only layers are measured once a batch size. Exit status: 0 measured, 2 wrong usage or no GPU.");
-  command->callback([a, &exit_code] { exit_code = run_serve(*a); });
+  command->callback([command, a, &exit_code] {
+    refuse_useless(*command, "--nvfp4-weights", a->fp8_weights, "beside --fp8-weights", "one of the two");
+    exit_code = run_serve(*a);
+  });
 }
 
 }  // namespace smla

@@ -91,8 +91,8 @@ smla_status smla_layer_create_from_checkpoint(const char* folder, int64_t index,
     *layer = nullptr;
     need_pointer(folder, "smla_layer_create_from_checkpoint", "folder");
     const Options read = read_options(options);
-    LayerTensors weights =
-        Checkpoint(folder).load_layer(index, tp_rank, tp_size == 0 ? 1 : tp_size, {.keep_fp8 = read.fp8_weights});
+    LayerTensors weights = Checkpoint(folder).load_layer(
+        index, tp_rank, tp_size == 0 ? 1 : tp_size, {.keep_fp8 = read.fp8_weights, .keep_nvfp4 = read.nvfp4_weights});
     write_config(weights.config);  // refuses a layer that this interface cannot describe
     *layer = make_layer(LayerSource::of(std::move(weights)), read).release();
   });

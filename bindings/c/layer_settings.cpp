@@ -103,7 +103,6 @@ Options read_options(const smla_layer_options* options, int (*major_of)(DeviceKi
     throw InvalidArgument("smla_layer_options: max_position: got " + std::to_string(given.max_position) +
                           ", expected 1 to 2^30");
   }
-  check_reserved("smla_layer_options", given.reserved);
   Options out{.layer = {}, .max_position = given.max_position};
   out.layer.device = read_device(given.device);
   const DType precision = read_option_dtype("precision", given.precision, DType::kF32);
@@ -124,6 +123,7 @@ Options read_options(const smla_layer_options* options, int (*major_of)(DeviceKi
   out.layer.strict = read_flag("strict", given.strict);
   out.layer.gather_prefill = read_flag("gather_prefill", given.gather_prefill);
   out.fp8_weights = read_flag("fp8_weights", given.fp8_weights);
+  out.nvfp4_weights = read_flag("nvfp4_weights", given.nvfp4_weights);
   return out;
 }
 

@@ -15,7 +15,8 @@ smla_layer_config write_config(const LayerConfig& config);
 struct Options {
   LayerOptions layer;
   std::int64_t max_position = 0;
-  bool fp8_weights = false;  ///< of a checkpoint, kept
+  bool fp8_weights = false;    ///< of a checkpoint, kept
+  bool nvfp4_weights = false;  ///< likewise
 };
 
 /// @param major_of compute capability (major) of a kind of device: what "auto" and FlashInfer's name depend on

@@ -14,7 +14,7 @@ namespace {
 /// @param move       called with each tensor, or None: they stay on the host
 /// @throws InvalidArgument for a checkpoint without config.json, and what Checkpoint and AttentionLayer throw.
 nb::object layer_of_checkpoint(nb::handle checkpoint, std::int64_t layer, std::int64_t positions, nb::handle move,
-                               int tp_rank, int tp_size, bool keep_fp8, const nb::kwargs& options) {
+                               int tp_rank, int tp_size, bool keep_fp8, bool keep_nvfp4, const nb::kwargs& options) {
   nb::object opened = nb::borrow(checkpoint);
   if (!nb::isinstance<Checkpoint>(opened)) opened = nb::type<Checkpoint>()(nb::str(checkpoint));
   const nb::object model = opened.attr("model");
@@ -22,7 +22,7 @@ nb::object layer_of_checkpoint(nb::handle checkpoint, std::int64_t layer, std::i
     throw InvalidArgument("AttentionLayer: checkpoint: got " + nb::cast<std::string>(opened.attr("path")) +
                           " without a config.json, expected one with the model's numbers");
   }
-  const nb::dict loaded = nb::cast<nb::dict>(opened.attr("load_layer")(layer, tp_rank, tp_size, keep_fp8));
+  const nb::dict loaded = nb::cast<nb::dict>(opened.attr("load_layer")(layer, tp_rank, tp_size, keep_fp8, keep_nvfp4));
   const auto placed = [&](nb::handle tensor) { return move.is_none() ? nb::borrow(tensor) : move(tensor); };
   nb::dict weights;
   for (const auto& [name, tensor] : nb::cast<nb::dict>(loaded["tensors"])) weights[name] = placed(tensor);
@@ -49,7 +49,8 @@ void bind_layers(nb::module_& module) {
       "         \"wq_b.weight\", \"wkv.weight\", \"kv_norm.weight\", \"wo_a.weight\", \"wo_b.weight\", \"attn_sink\"\n"
       "         (float32); with entries \"compressor.{wkv.weight,wgate.weight,ape,norm.weight}\"; C4A layers also\n"
       "         \"indexer.compressor.*\", \"indexer.{wq_b,weights_proj}.weight\", but for those with reuses_topk.\n"
-      "         E4M3 with \"wq_a.scale\" beside it.\n"
+      "         E4M3 with \"wq_a.scale\" beside it; NVFP4 (uint8, two codes a byte) with \"wq_a.weight_scale\" and\n"
+      "         \"wq_a.weight_scale_2\".\n"
       "cos_sin: the rope table [positions, 64] float32, cosines first; its device is the layer's.\n\n"
       "Options: precision (\"bf16\"; \"f32\": activations and caches in float32), cache_rows (\"fp8_ds_mla\"), "
       "index_rows\n"
@@ -65,17 +66,19 @@ void bind_layers(nb::module_& module) {
           arg("config"), arg("weights"), arg("cos_sin"), arg("options"))
       .def_static(
           "from_checkpoint", &layer_of_checkpoint, arg("checkpoint"), arg("layer"), arg("positions"),
-          arg("move") = nb::none(), arg("tp_rank") = 0, arg("tp_size") = 1, arg("keep_fp8") = false, arg("options"),
+          arg("move") = nb::none(), arg("tp_rank") = 0, arg("tp_size") = 1, arg("keep_fp8") = false,
+          arg("keep_nvfp4") = false, arg("options"),
           nb::sig("def from_checkpoint(checkpoint: Checkpoint | str, layer: int, positions: int, "
                   "move: collections.abc.Callable[[object], object] | None = None, tp_rank: int = 0, tp_size: int = 1, "
-                  "keep_fp8: bool = False, **options) -> AttentionLayer"),
+                  "keep_fp8: bool = False, keep_nvfp4: bool = False, **options) -> AttentionLayer"),
           "A layer of a checkpoint, with a rope table of its own.\n\n"
           "checkpoint: a Checkpoint, or the path of a folder with config.json. layer: its index; layers of "
           "multi-token\n"
           "prediction come last. positions: tokens of the longest sequence. move: called with each tensor, which lies\n"
           "on the host and has __dlpack__, to place it on a GPU: lambda t: torch.from_dlpack(t).cuda(); None leaves\n"
-          "it. tp_rank, tp_size, keep_fp8: as Checkpoint.load_layer takes them. options: as AttentionLayer takes\n"
-          "them; q_scale and kv_scale are the checkpoint's where it has some and none are given.\n\n"
+          "it. tp_rank, tp_size, keep_fp8, keep_nvfp4: as Checkpoint.load_layer takes them. options: as "
+          "AttentionLayer\n"
+          "takes them; q_scale and kv_scale are the checkpoint's where it has some and none are given.\n\n"
           "Raises InvalidArgument, IoError, Unsupported, as Checkpoint and AttentionLayer do.")
       .def_prop_ro(
           "caches", &Layer::caches,

@@ -71,11 +71,12 @@ nb::object make_rope_table(const RopeConfig& config, std::int64_t positions) {
   return array_of(ConstTensorView(data, DType::kF32, {positions, config.dim}), owner);
 }
 
-nb::dict load_layer(const Checkpoint& checkpoint, std::int64_t index, int tp_rank, int tp_size, bool keep_fp8) {
+nb::dict load_layer(const Checkpoint& checkpoint, std::int64_t index, int tp_rank, int tp_size, bool keep_fp8,
+                    bool keep_nvfp4) {
   LayerTensors loaded;
   {
     const nb::gil_scoped_release released;
-    loaded = checkpoint.load_layer(index, tp_rank, tp_size, {.keep_fp8 = keep_fp8});
+    loaded = checkpoint.load_layer(index, tp_rank, tp_size, {.keep_fp8 = keep_fp8, .keep_nvfp4 = keep_nvfp4});
   }
   const nb::capsule owner(new std::shared_ptr<const void>(loaded.memory),
                           [](void* p) noexcept { delete static_cast<std::shared_ptr<const void>*>(p); });
@@ -129,10 +130,12 @@ void bind_models(nb::module_& module) {
       .def_prop_ro("model", [](const Checkpoint& c) { return c.model(); })
       .def("names", &Checkpoint::names, "Names of all tensors.")
       .def("load_layer", &load_layer, arg("index"), arg("tp_rank") = 0, arg("tp_size") = 1, arg("keep_fp8") = false,
+           arg("keep_nvfp4") = false,
            "Reads a layer, or what a tensor-parallel rank computes of it: a dict of config (as AttentionLayer takes "
            "it),\n"
            "tensors (by name, on the host, with __dlpack__), q_scale, kv_scale and compressed_kv_scale (or None).\n\n"
-           "keep_fp8: E4M3 weights stay as they are where a layer can take them; else they become bfloat16.\n\n"
+           "keep_fp8: E4M3 weights stay as they are where a layer can take them; else they become bfloat16.\n"
+           "keep_nvfp4: the same of NVFP4 weights, which are uint8 with two codes a byte.\n\n"
            "Raises InvalidArgument that lists missing, unknown and misshaped tensors; IoError for damaged contents.");
 }
 

@@ -316,9 +316,9 @@ typedef struct smla_layer_options {
       device;  ///< where the layer runs; SMLA_CUDA: weights given by pointer, caches and activations are device memory
   int32_t
       fp8_weights;  ///< 1: smla_layer_create_from_checkpoint keeps the checkpoint's FP8 weights; 0: it dequantises them
-  int32_t draft_blocks;  ///< 1: a layer of DSpark drafts: what it asks of its window cache (smla_cache_need.window),
-                         ///< and a pool with it, is one token more, for a block sees `window` tokens before its first
-  int32_t reserved;      ///< 0
+  int32_t draft_blocks;   ///< 1: a layer of DSpark drafts: what it asks of its window cache (smla_cache_need.window),
+                          ///< and a pool with it, is one token more, for a block sees `window` tokens before its first
+  int32_t nvfp4_weights;  ///< as fp8_weights, of the checkpoint's NVFP4 weights
 } smla_layer_options;
 
 /// An attention layer: hidden states in, hidden states out. It holds a rope table and views of its weights.
@@ -333,12 +333,14 @@ typedef struct smla_layer smla_layer;
 ///                 "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers also "indexer.compressor.*",
 ///                 "indexer.wq_b.weight", "indexer.weights_proj.weight", which layers that reuse a choice (reuses_topk)
 ///                 need not have and do not read. A missing or unknown name is an error. The
-///                 scales of an E4M3 weight stand beside it: "wq_a.scale" for "wq_a.weight".
+///                 scales of an E4M3 weight stand beside it: "wq_a.scale" for "wq_a.weight"; those of an NVFP4 weight
+///                 too: "wq_a.weight_scale" and "wq_a.weight_scale_2".
 /// @param count    how many names and tensors
 /// @param tensors  as many descriptors; linear weights BF16 or F32 [outputs, inputs], attn_sink F32. wq_a, wq_b, wkv,
 /// wo_a, wo_b and indexer.wq_b may be
 ///                 E4M3 with scales [ceil(outputs/128), ceil(inputs/128)] F32: then their inputs are quantised to FP8,
-///                 too
+///                 too. All linear weights may be NVFP4: SMLA_U8 [outputs, inputs/2], weight_scale E4M3
+///                 [outputs, inputs/16], weight_scale_2 F32 [1]
 /// @param layer    written; smla_layer_destroy frees it
 SMLA_API smla_status smla_layer_create(const smla_layer_config* config, const smla_layer_options* options,
                                        const char* const* names, const smla_tensor* const* tensors, int64_t count,

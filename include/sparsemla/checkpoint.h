@@ -18,8 +18,8 @@ namespace SMLA_API smla {
 struct LayerTensors {
   LayerConfig config;  ///< numbers of the layer; heads and o_groups are those of the slice
   /// By checkpoint name without "layers.<i>.attn.": "wq_a.weight", "attn_sink", "indexer.compressor.ape", ... Linear
-  /// weights are BF16 (F32 where the file has F32; E4M3 where LoadOptions kept them, with "wq_a.scale", ... F32
-  /// beside), norms as stored, attn_sink and ape F32.
+  /// weights are BF16 (F32 where the file has F32; where LoadOptions kept them, E4M3 with "wq_a.scale", ... F32 beside,
+  /// or NVFP4 with "wq_a.weight_scale" E4M3 and "wq_a.weight_scale_2" [1] F32), norms as stored, attn_sink and ape F32.
   std::map<std::string, ConstTensorView, std::less<>> tensors;
   std::optional<float> q_scale;  ///< scale of e4m3 queries; none: the checkpoint has none
   std::optional<float>
@@ -34,6 +34,10 @@ struct LoadOptions {
   /// them so: the slice is whole blocks of 128 x 128, its inputs are a multiple of 128, and so are the outputs of each
   /// group of wo_a. All others are dequantised.
   bool keep_fp8 = false;
+  /// Keep NVFP4 weights as U8 codes with E4M3 scales of 16 inputs and an F32 scale of all, where a layer can take them
+  /// so: the slice's inputs are whole groups of 16, and wkv and wgate of a compressor are both NVFP4. All others are
+  /// dequantised.
+  bool keep_nvfp4 = false;
 };
 
 /// What rank `rank` of `size` computes of a layer: heads and o_groups divided, everything else whole.

@@ -75,7 +75,8 @@ struct EngineOptions {
   /// Weights of the layers; random ones of `seed` when null. A layer's q_scale and KV scales in it come before those of
   /// `layer`.
   std::shared_ptr<const Checkpoint> weights{};
-  bool fp8_weights = false;  ///< keep FP8 weights of `weights` (LoadOptions::keep_fp8); off: dequantised at load
+  bool fp8_weights = false;    ///< keep FP8 weights of `weights` (LoadOptions::keep_fp8); off: dequantised at load
+  bool nvfp4_weights = false;  ///< keep NVFP4 weights of `weights` (LoadOptions::keep_nvfp4); off: dequantised at load
 };
 
 /// The numbers of the layers of a run: those of the model, with index_topk_pattern, and behind them dspark_layers.

@@ -120,7 +120,8 @@ class AttentionLayer:
              "wq_b.weight", "wkv.weight", "kv_norm.weight", "wo_a.weight", "wo_b.weight", "attn_sink"
              (float32); with entries "compressor.{wkv.weight,wgate.weight,ape,norm.weight}"; C4A layers also
              "indexer.compressor.*", "indexer.{wq_b,weights_proj}.weight", but for those with reuses_topk.
-             E4M3 with "wq_a.scale" beside it.
+             E4M3 with "wq_a.scale" beside it; NVFP4 (uint8, two codes a byte) with "wq_a.weight_scale" and
+             "wq_a.weight_scale_2".
     cos_sin: the rope table [positions, 64] float32, cosines first; its device is the layer's.
 
     Options: precision ("bf16"; "f32": activations and caches in float32), cache_rows ("fp8_ds_mla"), index_rows
@@ -141,6 +142,7 @@ class AttentionLayer:
         tp_rank: int = 0,
         tp_size: int = 1,
         keep_fp8: bool = False,
+        keep_nvfp4: bool = False,
         **options,
     ) -> AttentionLayer:
         """
@@ -149,8 +151,8 @@ class AttentionLayer:
         checkpoint: a Checkpoint, or the path of a folder with config.json. layer: its index; layers of multi-token
         prediction come last. positions: tokens of the longest sequence. move: called with each tensor, which lies
         on the host and has __dlpack__, to place it on a GPU: lambda t: torch.from_dlpack(t).cuda(); None leaves
-        it. tp_rank, tp_size, keep_fp8: as Checkpoint.load_layer takes them. options: as AttentionLayer takes
-        them; q_scale and kv_scale are the checkpoint's where it has some and none are given.
+        it. tp_rank, tp_size, keep_fp8, keep_nvfp4: as Checkpoint.load_layer takes them. options: as AttentionLayer
+        takes them; q_scale and kv_scale are the checkpoint's where it has some and none are given.
 
         Raises InvalidArgument, IoError, Unsupported, as Checkpoint and AttentionLayer do.
         """
@@ -300,12 +302,15 @@ class Checkpoint:
     def names(self) -> list[str]:
         """Names of all tensors."""
 
-    def load_layer(self, index: int, tp_rank: int = 0, tp_size: int = 1, keep_fp8: bool = False) -> dict:
+    def load_layer(
+        self, index: int, tp_rank: int = 0, tp_size: int = 1, keep_fp8: bool = False, keep_nvfp4: bool = False
+    ) -> dict:
         """
         Reads a layer, or what a tensor-parallel rank computes of it: a dict of config (as AttentionLayer takes it),
         tensors (by name, on the host, with __dlpack__), q_scale, kv_scale and compressed_kv_scale (or None).
 
         keep_fp8: E4M3 weights stay as they are where a layer can take them; else they become bfloat16.
+        keep_nvfp4: the same of NVFP4 weights, which are uint8 with two codes a byte.
 
         Raises InvalidArgument that lists missing, unknown and misshaped tensors; IoError for damaged contents.
         """

@@ -198,12 +198,25 @@ Range part(std::int64_t size, bool cut, int rank, int ranks) {
   return cut ? Range{size / ranks * rank, size / ranks * (rank + 1)} : Range{0, size};
 }
 
-/// Whether a layer can take rows x columns of this weight as they are stored: its inputs and each group's outputs must
-/// be whole blocks.
-bool can_keep(const WeightSpec& w, const LinearSource& source, Range rows, Range columns) {
+/// Whether a layer can take rows x columns of this weight as they are stored in FP8: its inputs and each group's
+/// outputs must be whole blocks.
+bool can_keep_fp8(const WeightSpec& w, const LinearSource& source, Range rows, Range columns) {
   if (w.fp8_groups == 0 || source.encoding != LinearEncoding::kFp8 || !is_whole_blocks(source, rows, columns))
     return false;
   return columns.size() % kFp8Block == 0 && (w.fp8_groups == 1 || w.shape[0] / w.fp8_groups % kFp8Block == 0);
+}
+
+/// The same in NVFP4: columns must be whole groups, and a layer takes wkv and wgate of a compressor in one dtype.
+bool can_keep_nvfp4(const WeightSpec& w, const std::map<std::string, LinearSource>& linears, Range columns) {
+  const auto nvfp4 = [&](const std::string& name) { return linears.at(name).encoding == LinearEncoding::kNvfp4; };
+  if (!nvfp4(w.name) || columns.begin % kNvfp4Group != 0 || columns.end % kNvfp4Group != 0) return false;
+  constexpr std::string_view kWkv = "compressor.wkv";
+  constexpr std::string_view kWgate = "compressor.wgate";
+  const auto beside = [&](std::string_view own, std::string_view other) {
+    return !w.stem.ends_with(own) ||
+           nvfp4(w.stem.substr(0, w.stem.size() - own.size()) + std::string(other) + ".weight");
+  };
+  return beside(kWkv, kWgate) && beside(kWgate, kWkv);
 }
 
 }  // namespace
@@ -250,7 +263,7 @@ LayerTensors read_layer(const std::string& where, const StoredLayer& stored, con
   inventory.finish(where);
 
   const auto memory = std::make_shared<std::vector<HostTensor>>();
-  memory->reserve(2 * wanted.size());
+  memory->reserve(3 * wanted.size());
   for (const WeightSpec& w : wanted) {
     const Range rows = part(w.shape[0], w.cut == WeightCut::kRows, tp_rank, tp_size);
     const auto keep = [&](const std::string& name, HostTensor tensor) {
@@ -258,7 +271,12 @@ LayerTensors read_layer(const std::string& where, const StoredLayer& stored, con
       out.tensors.emplace(name, std::as_const(memory->back()).view());
     };
     const Range columns = is_linear(w) ? part(w.shape[1], w.cut == WeightCut::kColumns, tp_rank, tp_size) : Range{};
-    if (is_linear(w) && options.keep_fp8 && can_keep(w, linears.at(w.name), rows, columns)) {
+    if (is_linear(w) && options.keep_nvfp4 && can_keep_nvfp4(w, linears, columns)) {
+      KeptLinear kept = read_nvfp4(linears.at(w.name), rows, columns);
+      keep(w.name, std::move(kept.codes));
+      keep(w.stem + ".weight_scale", std::move(kept.scales));
+      keep(w.stem + ".weight_scale_2", std::move(kept.global_scale));
+    } else if (is_linear(w) && options.keep_fp8 && can_keep_fp8(w, linears.at(w.name), rows, columns)) {
       KeptLinear kept = read_fp8(linears.at(w.name), rows, columns);
       keep(w.name, std::move(kept.codes));
       keep(w.stem + ".scale", std::move(kept.scales));

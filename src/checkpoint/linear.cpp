@@ -185,7 +185,8 @@ KeptLinear read_fp8(const LinearSource& s, Range rows, Range columns) {
   const Range block_columns = blocks(columns);
   const std::int64_t stride = (s.inputs + kFp8Block - 1) / kFp8Block;
   KeptLinear out{.codes = HostTensor(DType::kE4M3, {rows.size(), columns.size()}),
-                 .scales = HostTensor(DType::kF32, {block_rows.size(), block_columns.size()})};
+                 .scales = HostTensor(DType::kF32, {block_rows.size(), block_columns.size()}),
+                 .global_scale = {}};
   const std::vector<double> scales = read_scales(s.scale, s.scale.file->read(s.scale.name), 0);
   for (std::int64_t r = 0; r < block_rows.size(); ++r) {
     for (std::int64_t c = 0; c < block_columns.size(); ++c) {
@@ -208,6 +209,41 @@ KeptLinear read_fp8(const LinearSource& s, Range rows, Range columns) {
       std::memcpy(out.codes.as<E4M3>() + (r - rows.begin) * columns.size(),
                   piece.as<E4M3>() + (r - begin) * s.inputs + columns.begin, static_cast<std::size_t>(columns.size()));
     }
+    begin = end;
+  }
+  prefer_large_pages(out.codes.data(), out.codes.bytes());
+  return out;
+}
+
+KeptLinear read_nvfp4(const LinearSource& s, Range rows, Range columns) {
+  const Range groups{columns.begin / kNvfp4Group, columns.end / kNvfp4Group};
+  KeptLinear out{.codes = HostTensor(DType::kU8, {rows.size(), columns.size() / 2}),
+                 .scales = HostTensor(DType::kE4M3, {rows.size(), groups.size()}),
+                 .global_scale = HostTensor(DType::kF32, {1})};
+  const float global = out.global_scale.as<float>()[0] = read_scalar(s.global_scale);
+  const auto copy_columns = [](const HostTensor& from, std::int64_t first, HostTensor& to, std::int64_t to_row) {
+    for (std::int64_t r = 0; r < from.size(0); ++r) {  // elements are bytes
+      std::memcpy(static_cast<std::uint8_t*>(to.data()) + (to_row + r) * to.size(1),
+                  static_cast<const std::uint8_t*>(from.data()) + r * from.size(1) + first,
+                  static_cast<std::size_t>(to.size(1)));
+    }
+  };
+  // Decoded once and thrown away, as FP8 weights are.
+  const std::int64_t piece_rows = std::max<std::int64_t>(1, kPieceElements / std::max<std::int64_t>(1, s.inputs));
+  for (std::int64_t begin = rows.begin; begin < rows.end;) {
+    const std::int64_t end = std::min(rows.end, begin + piece_rows);
+    const HostTensor codes = s.weight.file->read_rows(s.weight.name, begin, end);
+    const HostTensor stored_scales = s.scale.file->read_rows(s.scale.name, begin, end);
+    const std::vector<double> scales = read_scales(s.scale, stored_scales, begin);
+    std::vector<BF16> decoded(static_cast<std::size_t>((end - begin) * columns.size()));
+    const std::int64_t bad = decode_nvfp4(codes, scales.data(), static_cast<double>(global), columns, decoded.data());
+    if (bad != kNone) {
+      bad_value(s.weight, to_float(decoded[static_cast<std::size_t>(bad)]),
+                place(begin + bad / columns.size(), columns.begin + bad % columns.size()),
+                "a weight that is finite as bf16");
+    }
+    copy_columns(codes, columns.begin / 2, out.codes, begin - rows.begin);
+    copy_columns(stored_scales, groups.begin, out.scales, begin - rows.begin);
     begin = end;
   }
   prefer_large_pages(out.codes.data(), out.codes.bytes());

@@ -51,15 +51,18 @@ struct Range {
 /// @throws IoError naming tensor, row and column of a number or scale that is not finite.
 HostTensor read_linear(const LinearSource& source, Range rows, Range columns);
 
-/// An FP8 weight as it is stored: codes [rows, columns] E4M3 and the scales of its blocks, F32.
+/// A quantised weight as it is stored.
 struct KeptLinear {
-  HostTensor codes;
-  HostTensor scales;
+  HostTensor codes;         ///< kFp8: [rows, columns] E4M3; kNvfp4: [rows, columns/2] U8
+  HostTensor scales;        ///< kFp8: of its blocks, F32; kNvfp4: [rows, columns/16] E4M3
+  HostTensor global_scale;  ///< kNvfp4: [1] F32
 };
 /// Whether rows x columns of a weight are whole blocks of it.
 bool is_whole_blocks(const LinearSource& source, Range rows, Range columns);
 /// Rows x columns, whole blocks, of a kFp8 weight. @throws IoError as read_linear, for the same numbers.
 KeptLinear read_fp8(const LinearSource& source, Range rows, Range columns);
+/// Rows x columns, whole groups of columns, of a kNvfp4 weight. @throws IoError as read_linear, for the same numbers.
+KeptLinear read_nvfp4(const LinearSource& source, Range rows, Range columns);
 
 /// A tensor of any rank as it is, or widened to F32. `infinity`: whether it may hold infinities. @throws IoError as
 /// above.

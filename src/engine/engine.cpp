@@ -49,7 +49,8 @@ void Engine::State::add_layer(std::int64_t model_layer, const LayerConfig& confi
     weights.push_back(ranks == 1 ? std::move(whole) : sliced_weights(config, whole, rank, ranks));
     source.weights = weights.back().views;
   } else {
-    loaded.push_back(options.weights->load_layer(model_layer, config, rank, ranks, {.keep_fp8 = options.fp8_weights}));
+    loaded.push_back(options.weights->load_layer(
+        model_layer, config, rank, ranks, {.keep_fp8 = options.fp8_weights, .keep_nvfp4 = options.nvfp4_weights}));
     source = LayerSource::of(loaded.back());
     weights.push_back({.storage = {}, .views = source.weights});
   }

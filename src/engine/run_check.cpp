@@ -269,7 +269,8 @@ struct LayerTruth {
       random = random_weights(config, layer_seed(options.seed, model_layer));
       weights = random.views;
     } else {
-      loaded = options.weights->load_layer(model_layer, config, 0, 1, {.keep_fp8 = options.fp8_weights});
+      loaded = options.weights->load_layer(model_layer, config, 0, 1,
+                                           {.keep_fp8 = options.fp8_weights, .keep_nvfp4 = options.nvfp4_weights});
       weights = layer_weights(loaded);
       layer.q_scale = loaded.q_scale.value_or(layer.q_scale);
       window_scale = loaded.kv_scale.value_or(window_scale);

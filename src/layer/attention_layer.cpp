@@ -13,23 +13,60 @@ namespace {
 
 constexpr std::string_view kWhat = "attention layer";
 
-/// [n, k] of `groups` linear maps side by side; E4M3 with the scales of its blocks, and then with inputs and groups
-/// that are whole blocks.
-void check_linear(const std::string& name, const ConstTensorView& w, const ConstTensorView& scale, std::int64_t n,
-                  std::int64_t k, std::int64_t groups = 1) {
+void check_dense(const std::string& name, const ConstTensorView& view) {
+  check_that(view.numel() == 0 || view.contiguous(), kWhat, name, std::string("strided rows"), "contiguous ones");
+}
+
+/// NVFP4: codes, the scales of their groups and the scale of all.
+void check_nvfp4(const WeightSpec& spec, const LinearWeight& weight) {
+  constexpr std::int64_t kGroup = Projection::kNvfp4Group;
+  const std::int64_t n = spec.shape[0];
+  const std::int64_t k = spec.shape[1];
+  check_that(k % kGroup == 0, kWhat, "inputs of " + spec.stem, k,
+             "a multiple of " + std::to_string(kGroup) + " for NVFP4 weights");
+  check_tensor(kWhat, spec.stem, weight.w, {n, k / 2}, {Projection::kNvfp4});
+  check_tensor(kWhat, spec.stem + ".weight_scale", weight.scale, {n, k / kGroup}, {DType::kE4M3});
+  check_dense(spec.stem + ".weight_scale", weight.scale);
+  check_tensor(kWhat, spec.stem + ".weight_scale_2", weight.global_scale, {1}, {DType::kF32});
+}
+
+/// E4M3 with the scales of its blocks, and then with inputs and groups that are whole blocks.
+void check_fp8(const WeightSpec& spec, const LinearWeight& weight) {
   constexpr std::int64_t kBlock = Projection::kWeightBlock;
-  check_tensor(kWhat, name, w, {groups * n, k}, {DType::kBF16, DType::kF32, DType::kE4M3});
-  if (w.dtype != DType::kE4M3) {
-    check_that(scale.absent(), kWhat, name + ".scale", describe(scale),
-               "none: the weight is " + std::string(name_of(w.dtype)));
-    return;
-  }
+  const std::string& name = spec.stem;
+  const std::int64_t groups = spec.fp8_groups;
+  const std::int64_t n = spec.shape[0] / groups;
+  const std::int64_t k = spec.shape[1];
+  const ConstTensorView& scale = weight.scale;
+  check_tensor(kWhat, name, weight.w, {groups * n, k}, {DType::kE4M3});
   check_that(k % kBlock == 0, kWhat, "inputs of " + name, k,
              "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
   check_that(groups == 1 || n % kBlock == 0, kWhat, "outputs of a group of " + name, n,
              "a multiple of " + std::to_string(kBlock) + " for F8_E4M3 weights");
   check_tensor(kWhat, name + ".scale", scale, {(groups * n + kBlock - 1) / kBlock, k / kBlock}, {DType::kF32});
-  check_that(scale.contiguous(), kWhat, name + ".scale", std::string("strided rows"), "contiguous ones");
+  check_dense(name + ".scale", scale);
+}
+
+/// [outputs, inputs] in a dtype that the layer takes, with the scales that go with it and no others.
+void check_linear(const WeightSpec& spec, const LinearWeight& weight) {
+  const std::string& name = spec.stem;
+  const auto none = [&](std::string_view suffix, const ConstTensorView& scale) {
+    check_that(scale.absent(), kWhat, words(name, suffix), scale, words("none: the weight is ", weight.w.dtype));
+  };
+  if (weight.w.dtype == Projection::kNvfp4) {
+    check_nvfp4(spec, weight);
+  } else if (weight.w.dtype == DType::kE4M3 && spec.fp8_groups > 0) {
+    check_fp8(spec, weight);
+  } else {
+    if (spec.fp8_groups > 0) {
+      check_tensor(kWhat, name, weight.w, {spec.shape[0], spec.shape[1]}, {DType::kBF16, DType::kF32, DType::kE4M3});
+    } else {
+      check_tensor(kWhat, name, weight.w, {spec.shape[0], spec.shape[1]}, {DType::kBF16, DType::kF32});
+    }
+    none(".scale", weight.scale);
+  }
+  if (weight.w.dtype != Projection::kNvfp4) none(".weight_scale_2", weight.global_scale);
+  check_dense(name, weight.w);
 }
 
 /// Every weight that the layer will read against the table.
@@ -37,15 +74,15 @@ void check_weights(const LayerConfig& config, LayerWeights& weights) {
   for (const WeightSpec& spec : weight_table(config)) {
     const bool of_indexer = spec.stem.starts_with("indexer.");
     const ConstTensorView& w = spec.view(weights);
-    if (spec.fp8_groups > 0) {
-      check_linear(spec.stem, w, spec.scale(weights), spec.shape[0] / spec.fp8_groups, spec.shape[1], spec.fp8_groups);
+    if (spec.kind == WeightKind::kLinear) {
+      check_linear(spec, {w, spec.scale(weights), spec.global_scale(weights)});
+      if (!spec.stem.ends_with("wgate")) continue;
+      const DType wkv = (of_indexer ? weights.index_compressor : weights.compressor).wkv.dtype;
+      check_that(w.dtype == wkv, kWhat, spec.stem, w, words(wkv, ", the dtype of the compressor's wkv"));
     } else if (spec.kind == WeightKind::kSink) {
       check_tensor(kWhat, spec.stem, w, {spec.shape[0]}, {DType::kF32});
     } else if (spec.shape.size() == 1) {
       check_tensor(kWhat, spec.stem, w, {spec.shape[0]}, {DType::kBF16, DType::kF32});
-    } else if (spec.stem.ends_with("wgate")) {
-      const CompressorWeights& compressor = of_indexer ? weights.index_compressor : weights.compressor;
-      check_tensor(kWhat, spec.stem, w, {spec.shape[0], spec.shape[1]}, {compressor.wkv.dtype});
     } else {
       check_tensor(kWhat, spec.stem, w, {spec.shape[0], spec.shape[1]}, {DType::kBF16, DType::kF32});
     }

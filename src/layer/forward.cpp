@@ -6,15 +6,16 @@
 
 namespace smla {
 
-void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w,
-                      const TensorView& y, const ConstTensorView& w_scale) const {
+void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const LinearWeight& weight,
+                      const TensorView& y) const {
   const Projection::Problem& p = plan.problem();
   const bool fp8 = p.x == DType::kE4M3;
   plan.run({.x = as_groups(fp8 ? x.values : x.x, p.groups),
-            .w = grouped(w, p.groups),
+            .w = grouped(weight.w, p.groups),
             .y = as_groups(y, p.groups),
             .x_scale = fp8 ? x.scales : ConstTensorView(),
-            .w_scale = grouped_scales(w, w_scale, p.groups)},
+            .w_scale = grouped_scales(weight.w, weight.scale, p.groups),
+            .w_global_scale = weight.global_scale},
            lane.scratch, lane.stream);
 }
 
@@ -28,11 +29,11 @@ void Forward::latent_projections(const ConstTensorView& hidden) const {
     ops.quantize_hidden->run({.x = hidden, .values = b.hidden_values, .scales = b.hidden_scales}, main.scratch,
                              main.stream);
   if (const JoinedWeight both = joined_latents(weights); ops.latents && !both.w.absent()) {
-    project(main, *ops.latents, input, both.w, b.latents, both.scale);
+    project(main, *ops.latents, input, {both.w, both.scale}, b.latents);
     return;
   }
-  project(main, *ops.wq_a, input, weights.wq_a, b.qr, weights.wq_a_scale);
-  project(main, *ops.wkv, input, weights.wkv, b.kv, weights.wkv_scale);
+  project(main, *ops.wq_a, input, linear_wq_a(weights), b.qr);
+  project(main, *ops.wkv, input, linear_wkv(weights), b.kv);
 }
 
 /// What compressors and indexer make of the hidden states; their weights are never FP8.
@@ -40,17 +41,17 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
   if (ops.joint_inputs) return;
   const auto kv_score = [&](const Plan<Projection>& plan, const CompressorWeights& w, const TensorView& out) {
     const std::int64_t half = out.size(1) / 2;
-    project(index_lane, plan, {.x = hidden}, w.wkv, out.slice(1, 0, half));
-    project(index_lane, plan, {.x = hidden}, w.wgate, out.slice(1, half, 2 * half));
+    project(index_lane, plan, {.x = hidden}, linear_wkv(w), out.slice(1, 0, half));
+    project(index_lane, plan, {.x = hidden}, linear_wgate(w), out.slice(1, half, 2 * half));
   };
   if (const JoinedWeight all = joined_compressors(config, weights); ops.compressors && !all.w.absent()) {
-    project(index_lane, *ops.compressors, {.x = hidden}, all.w, b.kv_scores);
+    project(index_lane, *ops.compressors, {.x = hidden}, {all.w}, b.kv_scores);
   } else {
     if (config.has_compressor()) kv_score(*ops.compressor_gemm, weights.compressor, b.kv_score);
     if (config.runs_indexer()) kv_score(*ops.index_compressor_gemm, weights.index_compressor, b.index_kv_score);
   }
   if (config.runs_indexer() && !ops.short_context)
-    project(index_lane, *ops.index_weights_proj, {.x = hidden}, weights.index_weights_proj, b.index_weights);
+    project(index_lane, *ops.index_weights_proj, {.x = hidden}, linear_index_weights_proj(weights), b.index_weights);
 }
 
 void Forward::latent_norms() const {
@@ -75,8 +76,8 @@ void Forward::queries() const {
   if (ops.joint_queries) {
     run_joint(*ops.joint_queries, joint_queries(config, options, weights, ops, b));
   } else {
-    project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.wq_b, as_rows(b.q),
-            weights.wq_b_scale);
+    project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, linear_wq_b(weights),
+            as_rows(b.q));
   }
   watch.lap(Stage::kQProjection);
 }
@@ -124,8 +125,8 @@ void Forward::compress() const {
 
 void Forward::score() const {
   if (!ops.joint_queries) {
-    project(index_lane, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, weights.index_wq_b,
-            as_rows(b.index_q), weights.index_wq_b_scale);
+    project(index_lane, *ops.index_wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales},
+            linear_index_wq_b(weights), as_rows(b.index_q));
   }
   ops.index_q->run({.q = b.index_q,
                     .weights = b.index_weights,
@@ -248,7 +249,8 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
                    .w = grouped(weights.wo_a, p.groups),
                    .y = as_groups(b.z, p.groups),
                    .x_scale = b.o_scales,
-                   .w_scale = grouped_scales(weights.wo_a, weights.wo_a_scale, p.groups)},
+                   .w_scale = grouped_scales(weights.wo_a, weights.wo_a_scale, p.groups),
+                   .w_global_scale = weights.wo_a_global_scale},
                   main.scratch, main.stream);
   } else {
     const TensorView heads = b.o.slice(1, 0, config.num_heads);
@@ -259,7 +261,7 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
     if (ops.joint_wo_a) {
       run_joint(*ops.joint_wo_a, joint_wo_a(config, options, weights, ops, b));
     } else {
-      project(main, *ops.wo_a, {.x = as_rows(b.o_heads)}, weights.wo_a, b.z, weights.wo_a_scale);
+      project(main, *ops.wo_a, {.x = as_rows(b.o_heads)}, linear_wo_a(weights), b.z);
     }
   }
   if (ops.quantize_z)
@@ -267,8 +269,7 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   if (ops.joint_wo_b) {
     run_joint(*ops.joint_wo_b, joint_wo_b(config, options, weights, ops, b, out));
   } else {
-    project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, weights.wo_b, out,
-            weights.wo_b_scale);
+    project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, linear_wo_b(weights), out);
   }
   watch.lap(Stage::kOutputProjection);
   if (tensor == nullptr) return;

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "device/memory.h"
+#include "layer/grouped_views.h"
 #include "layer/joint_products.h"
 #include "layer/layer_plan.h"
 #include "layer/side_streams.h"
@@ -80,8 +81,8 @@ struct Forward {
     ConstTensorView values{};
     ConstTensorView scales{};
   };
-  void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const ConstTensorView& w,
-               const TensorView& y, const ConstTensorView& w_scale = {}) const;
+  void project(const Lane& lane, const Plan<Projection>& plan, const Input& x, const LinearWeight& weight,
+               const TensorView& y) const;
   void run_joint(const Plan<JointProjection>& plan, const JointProduct& product) const {
     plan.run(product.args, main.scratch, main.stream);
   }

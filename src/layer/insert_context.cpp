@@ -87,7 +87,8 @@ void AttentionLayer::insert_context(const ConstTensorView& hidden, const ConstTe
                 .w = grouped(weights_.wkv, 1),
                 .y = as_groups(ops.kv, 1),
                 .x_scale = ops.scales,
-                .w_scale = grouped_scales(weights_.wkv, weights_.wkv_scale, 1)},
+                .w_scale = grouped_scales(weights_.wkv, weights_.wkv_scale, 1),
+                .w_global_scale = weights_.wkv_global_scale},
                ops.scratch, stream);
   ops.norm->run({.x = ops.kv, .weight = weights_.kv_norm, .y = ops.kv}, ops.scratch, stream);
   ops.insert->run({.kv = ops.kv, .positions = positions, .cos_sin = cos_sin_, .slot_mapping = slots, .cache = window},

@@ -24,6 +24,7 @@ JoinedWeight joined(std::initializer_list<Part> parts) {
   JoinedWeight all;
   for (const Part& part : parts) {
     if (part.w.absent() || !part.w.contiguous()) return {};
+    if (part.w.dtype == Projection::kNvfp4) return {};  // each has a scale of all
     const bool fp8 = part.w.dtype == DType::kE4M3;
     if (all.w.absent()) {
       all = {.w = part.w, .scale = fp8 ? part.scale : ConstTensorView()};
@@ -44,7 +45,7 @@ JoinedWeight joined_latents(const LayerWeights& weights) {
 
 JoinedWeight joined_compressors(const LayerConfig& config, const LayerWeights& weights) {
   if (!config.has_compressor()) return {};
-  static const ConstTensorView kNoScale;  // their weights are never FP8
+  static const ConstTensorView kNoScale;  // their weights are never FP8, and not joined in NVFP4
   const CompressorWeights& rows = weights.compressor;
   if (!config.runs_indexer()) return joined({{rows.wkv, kNoScale}, {rows.wgate, kNoScale}});
   const CompressorWeights& index = weights.index_compressor;

@@ -9,7 +9,8 @@
 namespace smla {
 
 /// Linear layers of one input whose weights follow one another in memory, as one: a single product instead of two to
-/// four. PlacedLayer lays weights so; a host that has fused weights (wq_a with wkv, wkv with wgate) gets it, too.
+/// four. PlacedLayer lays weights so; a host that has fused weights (wq_a with wkv, wkv with wgate) gets it, too. NVFP4
+/// weights stay apart, for each has a scale of all of it.
 struct JoinedWeight {
   ConstTensorView w;        ///< [outputs of all, inputs]; absent when the weights lie apart
   ConstTensorView scale{};  ///< of E4M3 weights

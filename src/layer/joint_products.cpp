@@ -13,13 +13,16 @@ class Joint {
   Joint(std::int64_t rows, std::int64_t inputs, std::int64_t groups, DType x) {
     made_.problem = {.m = rows, .k = inputs / groups, .groups = groups, .x = x, .parts = 0};
   }
-  void add(const ConstTensorView& w, const ConstTensorView& scale, const TensorView& y, DType dtype) {
+  void add(const LinearWeight& weight, const TensorView& y, DType dtype) {
+    const ConstTensorView& w = weight.w;
     const std::int64_t groups = made_.problem.groups;
     const auto i = static_cast<std::size_t>(made_.problem.parts++);
     made_.problem.part[i] = {.n = w.size(0) / groups, .w = w.dtype, .y = dtype};
     if (y.absent()) return;  // a plan is made
-    made_.args.parts[i] = {
-        .w = grouped(w, groups), .y = as_groups(y, groups), .w_scale = grouped_scales(w, scale, groups)};
+    made_.args.parts[i] = {.w = grouped(w, groups),
+                           .y = as_groups(y, groups),
+                           .w_scale = grouped_scales(w, weight.scale, groups),
+                           .w_global_scale = weight.global_scale};
   }
   JointProduct of(const ConstTensorView& x) {
     if (!x.absent()) made_.args.x = as_groups(x, made_.problem.groups);
@@ -67,21 +70,20 @@ bool rounds_fp8_inputs(const LayerConfig& config, const LayerOptions& options, c
 
 JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                           const LayerPlan::Ops& ops, const LayerBuffers& b, const ConstTensorView& hidden) {
-  static const ConstTensorView kNoScale;  // compressors and the indexer's weights_proj are never FP8
   const DType act = activation_dtype(options);
   Joint joint(ops.tokens, config.hidden_size, 1, act);
-  joint.add(weights.wq_a, weights.wq_a_scale, b.qr, act);
-  joint.add(weights.wkv, weights.wkv_scale, b.kv, act);
+  joint.add(linear_wq_a(weights), b.qr, act);
+  joint.add(linear_wkv(weights), b.kv, act);
   const auto add_compressor = [&](const CompressorWeights& w, const TensorView& kv_score) {
     const std::int64_t half = w.wkv.size(0);
     const bool there = !kv_score.absent();
-    joint.add(w.wkv, kNoScale, there ? kv_score.slice(1, 0, half) : TensorView(), DType::kF32);
-    joint.add(w.wgate, kNoScale, there ? kv_score.slice(1, half, 2 * half) : TensorView(), DType::kF32);
+    joint.add(linear_wkv(w), there ? kv_score.slice(1, 0, half) : TensorView(), DType::kF32);
+    joint.add(linear_wgate(w), there ? kv_score.slice(1, half, 2 * half) : TensorView(), DType::kF32);
   };
   if (config.has_compressor()) add_compressor(weights.compressor, b.kv_score);
   if (config.runs_indexer()) {
     add_compressor(weights.index_compressor, b.index_kv_score);
-    if (!ops.short_context) joint.add(weights.index_weights_proj, kNoScale, b.index_weights, act);
+    if (!ops.short_context) joint.add(linear_index_weights_proj(weights), b.index_weights, act);
   }
   return joint.of(hidden);
 }
@@ -90,9 +92,8 @@ JointProduct joint_queries(const LayerConfig& config, const LayerOptions& option
                            const LayerPlan::Ops& ops, const LayerBuffers& b) {
   const DType act = activation_dtype(options);
   Joint joint(ops.tokens, config.q_lora_rank, 1, act);
-  joint.add(weights.wq_b, weights.wq_b_scale, rows_to_write(b.q), act);
-  if (config.runs_indexer() && !ops.short_context)
-    joint.add(weights.index_wq_b, weights.index_wq_b_scale, rows_to_write(b.index_q), act);
+  joint.add(linear_wq_b(weights), rows_to_write(b.q), act);
+  if (config.runs_indexer() && !ops.short_context) joint.add(linear_index_wq_b(weights), rows_to_write(b.index_q), act);
   return joint.of(b.qr);
 }
 
@@ -100,7 +101,7 @@ JointProduct joint_wo_a(const LayerConfig& config, const LayerOptions& options, 
                         const LayerPlan::Ops& ops, const LayerBuffers& b) {
   const DType act = activation_dtype(options);
   Joint joint(ops.tokens, config.num_heads * config.head_dim, config.o_groups, act);
-  joint.add(weights.wo_a, weights.wo_a_scale, b.z, act);
+  joint.add(linear_wo_a(weights), b.z, act);
   TensorView heads = b.o_heads;
   if (!heads.absent()) heads = heads.slice(1, 0, config.num_heads);
   return joint.of(rows_or_none(heads));
@@ -110,7 +111,7 @@ JointProduct joint_wo_b(const LayerConfig& config, const LayerOptions& options, 
                         const LayerPlan::Ops& ops, const LayerBuffers& b, const TensorView& out) {
   const DType act = activation_dtype(options);
   Joint joint(ops.tokens, config.o_groups * config.o_lora_rank, 1, act);
-  joint.add(weights.wo_b, weights.wo_b_scale, out, act);
+  joint.add(linear_wo_b(weights), out, act);
   return joint.of(b.z);
 }
 

@@ -281,7 +281,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     if (fp8(weights_.wq_a) || fp8(weights_.wkv)) ops->quantize_hidden = quantize(c.hidden_size);
     ops->wq_a = project(weights_.wq_a, c.q_lora_rank, c.hidden_size, act);
     ops->wkv = project(weights_.wkv, c.head_dim, c.hidden_size, act);
-    if (weights_.wq_a.dtype == weights_.wkv.dtype)
+    if (weights_.wq_a.dtype == weights_.wkv.dtype && weights_.wq_a.dtype != Projection::kNvfp4)
       ops->latents = project(weights_.wkv, c.q_lora_rank + c.head_dim, c.hidden_size, act);
   }
   LatentNorms::Problem norms{
@@ -311,7 +311,8 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
           project(weights_.compressor.wkv, weights_.compressor.wkv.size(0), c.hidden_size, DType::kF32);
       std::int64_t outputs = 2 * weights_.compressor.wkv.size(0);
       if (c.runs_indexer()) outputs += 2 * weights_.index_compressor.wkv.size(0);
-      if (!c.runs_indexer() || weights_.compressor.wkv.dtype == weights_.index_compressor.wkv.dtype)
+      const DType dtype = weights_.compressor.wkv.dtype;
+      if (dtype != Projection::kNvfp4 && (!c.runs_indexer() || dtype == weights_.index_compressor.wkv.dtype))
         ops->compressors = project(weights_.compressor.wkv, outputs, c.hidden_size, DType::kF32);
     }
     plan_compressors(planner, c, options, ops.get());

@@ -75,7 +75,7 @@ struct LayerPlan::Ops {
 
   std::optional<Plan<Projection>> wq_a, wkv, wq_b, wo_a, wo_b, compressor_gemm, index_compressor_gemm,
       index_weights_proj, index_wq_b;
-  std::optional<Plan<Projection>> latents;      ///< wq_a and wkv at once; absent where their dtypes differ
+  std::optional<Plan<Projection>> latents;      ///< wq_a and wkv at once; absent where their dtypes differ or are NVFP4
   std::optional<Plan<Projection>> compressors;  ///< the weights of both compressors at once, likewise
   /// In place of all projections above, one for each input (joint_products.h); wo_a stays where its input is FP8.
   std::optional<Plan<JointProjection>> joint_inputs, joint_queries, joint_wo_a, joint_wo_b;

@@ -25,6 +25,8 @@ class Placement {
         views.push_back(&view);
         if (view.dtype == DType::kE4M3) scales.push_back(&spec.scale(weights));
       }
+      // NVFP4 weights are never one product.
+      if (!views.empty() && views[0]->dtype == kNvfp4Weight) continue;
       if (!one_after_another(views)) continue;
       one_after_another(scales);
     }

@@ -59,6 +59,19 @@ double dot_fp8_row(const ConstTensorView& w, std::int64_t offset, const double* 
   return sum;
 }
 
+/// The same with NVFP4 weights from number `offset` on, which the scale of all multiplies at the end.
+double dot_nvfp4_row(const LinearWeight& weight, std::int64_t offset, const double* x, std::int64_t n) {
+  const auto* codes = static_cast<const std::uint8_t*>(weight.w.data) + offset / 2;
+  const E4M3* scales = static_cast<const E4M3*>(weight.scale.data) + offset / Projection::kNvfp4Group;
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const unsigned code = i % 2 == 0 ? codes[i / 2] & 15U : codes[i / 2] >> 4U;
+    sum += static_cast<double>(from_e2m1(static_cast<std::uint8_t>(code))) *
+           static_cast<double>(to_float(scales[i / Projection::kNvfp4Group])) * x[i];
+  }
+  return sum * static_cast<double>(*static_cast<const float*>(weight.global_scale.data));
+}
+
 }  // namespace
 
 ReferenceLayer::ReferenceLayer(const LayerConfig& config, const LayerWeights& weights, const ConstTensorView& cos_sin,
@@ -74,9 +87,9 @@ bool ReferenceLayer::rounds_fp8_inputs(std::int64_t position) const {
   return positions[static_cast<std::size_t>(position)] != 0;
 }
 
-ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, std::span<const double> x, std::int64_t position,
-                                           std::int64_t first_row, std::int64_t rows,
-                                           const ConstTensorView& scale) const {
+ReferenceLayer::Row ReferenceLayer::linear(const LinearWeight& weight, std::span<const double> x, std::int64_t position,
+                                           std::int64_t first_row, std::int64_t rows) const {
+  const ConstTensorView& w = weight.w;
   const auto inputs = static_cast<std::int64_t>(x.size());
   Row quantised;
   if (w.dtype == DType::kE4M3 && rounds_fp8_inputs(position)) {
@@ -88,11 +101,16 @@ ReferenceLayer::Row ReferenceLayer::linear(const ConstTensorView& w, std::span<c
 #pragma omp parallel for schedule(static)
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t row = first_row + r;
-    y[static_cast<std::size_t>(r)] =
-        w.dtype == DType::kE4M3
-            ? dot_fp8_row(w, row * inputs, x.data(), inputs,
-                          static_cast<const float*>(scale.data) + row / Projection::kWeightBlock * scale.stride[0])
-            : dot_row(w, row * inputs, x.data(), inputs);
+    double& sum = y[static_cast<std::size_t>(r)];
+    if (w.dtype == DType::kE4M3) {
+      const float* scales =
+          static_cast<const float*>(weight.scale.data) + row / Projection::kWeightBlock * weight.scale.stride[0];
+      sum = dot_fp8_row(w, row * inputs, x.data(), inputs, scales);
+    } else if (w.dtype == Projection::kNvfp4) {
+      sum = dot_nvfp4_row(weight, row * inputs, x.data(), inputs);
+    } else {
+      sum = dot_row(w, row * inputs, x.data(), inputs);
+    }
   }
   return y;
 }
@@ -101,10 +119,9 @@ void ReferenceLayer::round_activation(std::span<double> x) const {
   if (rounding_.activations) round_to_bf16(x);
 }
 
-ReferenceLayer::Row ReferenceLayer::activation(const ConstTensorView& w, std::span<const double> x,
-                                               std::int64_t position, std::int64_t rows,
-                                               const ConstTensorView& scale) const {
-  Row y = linear(w, x, position, 0, rows, scale);
+ReferenceLayer::Row ReferenceLayer::activation(const LinearWeight& weight, std::span<const double> x,
+                                               std::int64_t position, std::int64_t rows) const {
+  Row y = linear(weight, x, position, 0, rows);
   round_activation(y);
   return y;
 }
@@ -146,7 +163,7 @@ void ReferenceLayer::rotate(double* last_dims, std::int64_t position, bool inver
 const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
   auto& row = lora_[static_cast<std::size_t>(position)];
   if (!row) {
-    row = activation(weights_.wq_a, hidden_row(position), position, config_.q_lora_rank, weights_.wq_a_scale);
+    row = activation(linear_wq_a(weights_), hidden_row(position), position, config_.q_lora_rank);
     rms_norm(*row, &weights_.q_norm);
     round_activation(*row);
   }
@@ -156,7 +173,7 @@ const ReferenceLayer::Row& ReferenceLayer::lora(std::int64_t position) {
 const ReferenceLayer::Row& ReferenceLayer::window_row(std::int64_t position) {
   auto& row = window_[static_cast<std::size_t>(position)];
   if (!row) {
-    row = activation(weights_.wkv, hidden_row(position), position, config_.head_dim, weights_.wkv_scale);
+    row = activation(linear_wkv(weights_), hidden_row(position), position, config_.head_dim);
     rms_norm(*row, &weights_.kv_norm);
     round_activation(*row);
     rotate(row->data() + config_.head_dim - config_.rope_head_dim, position, false);
@@ -173,8 +190,8 @@ const ReferenceLayer::Row& ReferenceLayer::scored_token(std::int64_t position, c
   if (!row) {
     const std::int64_t width = w.wkv.size(0);
     const Row x = hidden_row(position);
-    row = linear(w.wkv, x, position, 0, width);
-    Row score = linear(w.wgate, x, position, 0, width);
+    row = linear(linear_wkv(w), x, position, 0, width);
+    Row score = linear(linear_wgate(w), x, position, 0, width);
     for (std::int64_t c = 0; c < width; ++c)
       score[static_cast<std::size_t>(c)] += value_at(w.ape, position % config_.compress_ratio * width + c);
     row->insert(row->end(), score.begin(), score.end());
@@ -296,8 +313,8 @@ void ReferenceLayer::prepare(std::int64_t first, std::int64_t last) {
 std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
   const std::int64_t heads = config_.index_n_heads;
   const std::int64_t dim = config_.index_head_dim;
-  Row q = activation(weights_.index_wq_b, lora(position), position, heads * dim, weights_.index_wq_b_scale);
-  const Row w = activation(weights_.index_weights_proj, hidden_row(position), position, heads);
+  Row q = activation(linear_index_wq_b(weights_), lora(position), position, heads * dim);
+  const Row w = activation(linear_index_weights_proj(weights_), hidden_row(position), position, heads);
   for (std::int64_t h = 0; h < heads; ++h) {
     rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
     round_index_row(std::span(q).subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim)),
@@ -318,7 +335,7 @@ std::vector<double> ReferenceLayer::index_scores(std::int64_t position) {
 // Each head divided by its root mean square, rotated at its position, and as attention is given it.
 ReferenceLayer::Row ReferenceLayer::queries(std::int64_t position) {
   const std::int64_t dim = config_.head_dim;
-  Row q = activation(weights_.wq_b, lora(position), position, config_.num_heads * dim, weights_.wq_b_scale);
+  Row q = activation(linear_wq_b(weights_), lora(position), position, config_.num_heads * dim);
   for (std::int64_t h = 0; h < config_.num_heads; ++h) {
     rms_norm(std::span(q).subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim)), nullptr);
     rotate(q.data() + (h + 1) * dim - config_.rope_head_dim, position, false);
@@ -376,12 +393,13 @@ std::vector<double> ReferenceLayer::output(std::int64_t position, std::optional<
   const auto group_in = static_cast<std::size_t>(heads / config_.o_groups * dim);
   Row z;
   for (std::int64_t g = 0; g < config_.o_groups; ++g) {
-    const Row part = linear(weights_.wo_a, std::span(o).subspan(static_cast<std::size_t>(g) * group_in, group_in),
-                            position, g * config_.o_lora_rank, config_.o_lora_rank, weights_.wo_a_scale);
+    const Row part =
+        linear(linear_wo_a(weights_), std::span(o).subspan(static_cast<std::size_t>(g) * group_in, group_in), position,
+               g * config_.o_lora_rank, config_.o_lora_rank);
     z.insert(z.end(), part.begin(), part.end());
   }
   round_activation(z);
-  return activation(weights_.wo_b, z, position, config_.hidden_size, weights_.wo_b_scale);
+  return activation(linear_wo_b(weights_), z, position, config_.hidden_size);
 }
 
 }  // namespace smla

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "layer/grouped_views.h"
 #include "layer/reference_rounding.h"
 #include "sparsemla/layer.h"
 
@@ -43,13 +44,12 @@ class ReferenceLayer {
 
   /// Whether the inputs of E4M3 weights are rounded to FP8 at `position`.
   bool rounds_fp8_inputs(std::int64_t position) const;
-  /// Rows [first_row, first_row + rows) of w times x at `position`. `scale`: of the blocks of an E4M3 w, whose input
-  /// may have to be rounded to FP8 first.
-  Row linear(const ConstTensorView& w, std::span<const double> x, std::int64_t position, std::int64_t first_row,
-             std::int64_t rows, const ConstTensorView& scale = {}) const;
+  /// Rows [first_row, first_row + rows) of a weight times x at `position`; the input of an E4M3 weight may have to be
+  /// rounded to FP8 first.
+  Row linear(const LinearWeight& weight, std::span<const double> x, std::int64_t position, std::int64_t first_row,
+             std::int64_t rows) const;
   /// The same from row 0 on with the product rounded as an activation.
-  Row activation(const ConstTensorView& w, std::span<const double> x, std::int64_t position, std::int64_t rows,
-                 const ConstTensorView& scale = {}) const;
+  Row activation(const LinearWeight& weight, std::span<const double> x, std::int64_t position, std::int64_t rows) const;
   void round_activation(std::span<double> x) const;
   Row hidden_row(std::int64_t position) const;
   /// One query of the indexer, or one of its entries: bf16, transformed where the model does so, and as `index` stores

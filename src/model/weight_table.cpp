@@ -8,6 +8,13 @@ using View = ConstTensorView& (*)(LayerWeights&);
 
 /// A pointer to the function that names a member, such as SMLA_MEMBER(compressor.ape).
 #define SMLA_MEMBER(path) ([](LayerWeights& w) -> ConstTensorView& { return w.path; })
+/// Those of a linear weight and its scales.
+#define SMLA_LINEAR(path) \
+  Members { SMLA_MEMBER(path), SMLA_MEMBER(path##_scale), SMLA_MEMBER(path##_global_scale) }
+
+struct Members {
+  View weight, scale, global_scale;
+};
 
 class Table {
  public:
@@ -15,16 +22,13 @@ class Table {
 
   std::vector<WeightSpec> make() {
     const std::int64_t group_inputs = c_.num_heads / c_.o_groups * c_.head_dim;
-    fp8_linear("wq_a", {c_.q_lora_rank, c_.hidden_size}, SMLA_MEMBER(wq_a), SMLA_MEMBER(wq_a_scale));
+    fp8_linear("wq_a", {c_.q_lora_rank, c_.hidden_size}, SMLA_LINEAR(wq_a));
     norm("q_norm", c_.q_lora_rank, SMLA_MEMBER(q_norm));
-    fp8_linear("wq_b", {c_.num_heads * c_.head_dim, c_.q_lora_rank}, SMLA_MEMBER(wq_b), SMLA_MEMBER(wq_b_scale),
-               WeightCut::kRows);
-    fp8_linear("wkv", {c_.head_dim, c_.hidden_size}, SMLA_MEMBER(wkv), SMLA_MEMBER(wkv_scale));
+    fp8_linear("wq_b", {c_.num_heads * c_.head_dim, c_.q_lora_rank}, SMLA_LINEAR(wq_b), WeightCut::kRows);
+    fp8_linear("wkv", {c_.head_dim, c_.hidden_size}, SMLA_LINEAR(wkv));
     norm("kv_norm", c_.head_dim, SMLA_MEMBER(kv_norm));
-    fp8_linear("wo_a", {c_.o_groups * c_.o_lora_rank, group_inputs}, SMLA_MEMBER(wo_a), SMLA_MEMBER(wo_a_scale),
-               WeightCut::kRows, c_.o_groups);
-    fp8_linear("wo_b", {c_.hidden_size, c_.o_groups * c_.o_lora_rank}, SMLA_MEMBER(wo_b), SMLA_MEMBER(wo_b_scale),
-               WeightCut::kColumns);
+    fp8_linear("wo_a", {c_.o_groups * c_.o_lora_rank, group_inputs}, SMLA_LINEAR(wo_a), WeightCut::kRows, c_.o_groups);
+    fp8_linear("wo_b", {c_.hidden_size, c_.o_groups * c_.o_lora_rank}, SMLA_LINEAR(wo_b), WeightCut::kColumns);
     add({.stem = "attn_sink",
          .name = "attn_sink",
          .shape = {c_.num_heads},
@@ -32,16 +36,15 @@ class Table {
          .cut = WeightCut::kRows,
          .view = SMLA_MEMBER(attn_sink)});
     if (c_.has_compressor()) {
-      compressor("compressor.", c_.head_dim, SMLA_MEMBER(compressor.wkv), SMLA_MEMBER(compressor.wgate),
+      compressor("compressor.", c_.head_dim, SMLA_LINEAR(compressor.wkv), SMLA_LINEAR(compressor.wgate),
                  SMLA_MEMBER(compressor.ape), SMLA_MEMBER(compressor.norm));
     }
     if (c_.runs_indexer()) {
-      compressor("indexer.compressor.", c_.index_head_dim, SMLA_MEMBER(index_compressor.wkv),
-                 SMLA_MEMBER(index_compressor.wgate), SMLA_MEMBER(index_compressor.ape),
+      compressor("indexer.compressor.", c_.index_head_dim, SMLA_LINEAR(index_compressor.wkv),
+                 SMLA_LINEAR(index_compressor.wgate), SMLA_MEMBER(index_compressor.ape),
                  SMLA_MEMBER(index_compressor.norm));
-      fp8_linear("indexer.wq_b", {c_.index_n_heads * c_.index_head_dim, c_.q_lora_rank}, SMLA_MEMBER(index_wq_b),
-                 SMLA_MEMBER(index_wq_b_scale));
-      linear("indexer.weights_proj", {c_.index_n_heads, c_.hidden_size}, SMLA_MEMBER(index_weights_proj));
+      fp8_linear("indexer.wq_b", {c_.index_n_heads * c_.index_head_dim, c_.q_lora_rank}, SMLA_LINEAR(index_wq_b));
+      linear("indexer.weights_proj", {c_.index_n_heads, c_.hidden_size}, SMLA_LINEAR(index_weights_proj));
     }
     for (WeightSpec& spec : rows_) {
       if (spec.stem == "wq_a" || spec.stem == "wkv") spec.joined = 1;
@@ -52,23 +55,26 @@ class Table {
 
  private:
   void add(WeightSpec spec) { rows_.push_back(std::move(spec)); }
-  void linear(const std::string& stem, std::vector<std::int64_t> shape, View view) {
-    add({.stem = stem, .name = stem + ".weight", .shape = std::move(shape), .view = view});
-  }
-  void fp8_linear(const std::string& stem, std::vector<std::int64_t> shape, View view, View scale,
-                  WeightCut cut = WeightCut::kNone, std::int64_t groups = 1) {
+  void linear(const std::string& stem, std::vector<std::int64_t> shape, const Members& members,
+              WeightCut cut = WeightCut::kNone, std::int64_t fp8_groups = 0) {
     add({.stem = stem,
          .name = stem + ".weight",
          .shape = std::move(shape),
          .cut = cut,
-         .fp8_groups = groups,
-         .view = view,
-         .scale = scale});
+         .fp8_groups = fp8_groups,
+         .view = members.weight,
+         .scale = members.scale,
+         .global_scale = members.global_scale});
+  }
+  void fp8_linear(const std::string& stem, std::vector<std::int64_t> shape, const Members& members,
+                  WeightCut cut = WeightCut::kNone, std::int64_t groups = 1) {
+    linear(stem, std::move(shape), members, cut, groups);
   }
   void norm(const std::string& stem, std::int64_t dim, View view) {
     add({.stem = stem, .name = stem + ".weight", .shape = {dim}, .kind = WeightKind::kNorm, .view = view});
   }
-  void compressor(const std::string& prefix, std::int64_t dim, View wkv, View wgate, View ape, View norm_weight) {
+  void compressor(const std::string& prefix, std::int64_t dim, const Members& wkv, const Members& wgate, View ape,
+                  View norm_weight) {
     const std::int64_t width = (c_.has_indexer() ? 2 : 1) * dim;
     linear(prefix + "wkv", {width, c_.hidden_size}, wkv);
     linear(prefix + "wgate", {width, c_.hidden_size}, wgate);
@@ -84,6 +90,7 @@ class Table {
   std::vector<WeightSpec> rows_;
 };
 
+#undef SMLA_LINEAR
 #undef SMLA_MEMBER
 
 }  // namespace
@@ -103,7 +110,9 @@ std::vector<std::string> idle_weight_names(const LayerConfig& config) {
   std::vector<std::string> names;
   for (const WeightSpec& spec : idle_weights(config)) {
     names.push_back(spec.name);
-    if (spec.scale != nullptr) names.push_back(spec.stem + ".scale");
+    if (spec.fp8_groups > 0) names.push_back(spec.stem + ".scale");
+    if (spec.kind != WeightKind::kLinear) continue;
+    for (const char* suffix : {".weight_scale", ".weight_scale_2"}) names.push_back(spec.stem + suffix);
   }
   return names;
 }
@@ -113,8 +122,11 @@ void visit_weights(const LayerConfig& config, LayerWeights& weights,
   for (const WeightSpec& spec : weight_table(config)) {
     ConstTensorView& view = spec.view(weights);
     visit(spec.name, view);
-    if (spec.scale != nullptr && !view.absent() && view.dtype == DType::kE4M3)
-      visit(spec.stem + ".scale", spec.scale(weights));
+    if (view.absent() || spec.kind != WeightKind::kLinear) continue;
+    if (view.dtype == DType::kE4M3 && spec.fp8_groups > 0) visit(spec.stem + ".scale", spec.scale(weights));
+    if (view.dtype != kNvfp4Weight) continue;
+    visit(spec.stem + ".weight_scale", spec.scale(weights));
+    visit(spec.stem + ".weight_scale_2", spec.global_scale(weights));
   }
 }
 

@@ -229,6 +229,33 @@ TEST_F(BenchGpu, ProjectionsOfFp8WeightsAreRightAndCountTheirBytes) {
   }
 }
 
+TEST_F(BenchGpu, ProjectionsOfNvfp4WeightsAreRightAndCountTheirBytes) {
+  Options options;
+  options.model = test::fp8_model();
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.nvfp4_weights = true;
+  options.batches = {1, 3};
+  options.tokens = {70};
+  const std::int64_t k = options.model.hidden_size;
+  const std::int64_t n = options.model.q_lora_rank;
+  int nvfp4 = 0;
+  int rows = 0;
+  bench_device_projection(options, [&](const Row& row) {
+    expect_right(row, true);
+    ++rows;
+    const bool kept = row.shape.ends_with(", nvfp4 weights");
+    nvfp4 += kept ? 1 : 0;
+    EXPECT_TRUE(kept || row.shape.ends_with(", bf16 weights")) << row.shape;
+    EXPECT_EQ(row.product_rate, 1) << row.name;
+    if (row.name == "wq_a x 3") {
+      EXPECT_EQ(row.bytes, static_cast<double>(n * k / 2 + n * k / 16 + 3 * 2 * k + 3 * 2 * n));
+    }
+  });
+  EXPECT_EQ(rows, 8 * 3);
+  EXPECT_EQ(nvfp4, 6 * 3);
+}
+
 TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
   Options options;
   options.model = load_model_config("tiny");
@@ -291,6 +318,33 @@ TEST_F(BenchGpu, LayersOfFp8WeightsAreRightAndTheirFloorIsLower) {
   }
 }
 
+TEST_F(BenchGpu, LayersOfNvfp4WeightsAreRightAndTheirFloorIsLower) {
+  Options options;
+  options.model = test::fp8_model();
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  options.batches = {2};
+  options.contexts = {700};
+  options.prefills = {300};
+  std::vector<Row> rows[2];
+  for (const bool nvfp4 : {false, true}) {
+    options.nvfp4_weights = nvfp4;
+    bench_device_layer(options, [&](const Row& row) {
+      expect_right(row, true);
+      EXPECT_EQ(row.shape.ends_with(", nvfp4 weights"), nvfp4);
+      EXPECT_EQ(row.product_rate, 1);
+      std::printf("[ measured ] %s %s: l2 %.1e\n", row.name.c_str(), row.shape.c_str(), row.check.l2);
+      rows[nvfp4 ? 1 : 0].push_back(row);
+    });
+  }
+  ASSERT_EQ(rows[0].size(), 3 * 2U);
+  ASSERT_EQ(rows[1].size(), rows[0].size());
+  for (std::size_t i = 0; i < rows[0].size(); ++i) {
+    EXPECT_LT(rows[1][i].bytes, rows[0][i].bytes);
+    EXPECT_EQ(rows[1][i].flops, rows[0][i].flops);
+  }
+}
+
 TEST_F(BenchGpu, ALayersWrongOutputsAreSeen) {
   Options options;
   options.model = load_model_config("tiny");
@@ -339,6 +393,29 @@ TEST_F(BenchGpu, AWrongScaleOfALayersFp8WeightsIsSeen) {
       const HostTensor before = to_host(layer.views.wo_b_scale, timer.stream());
       const float doubled = 2 * before.as<float>()[0];
       copy_bytes(DeviceKind::kCuda, scale, &doubled, sizeof doubled, timer.stream());
+      EXPECT_THAT(run.check(last).failure, testing::HasSubstr("l2 is over"));
+    }
+  }
+}
+
+TEST_F(BenchGpu, AWrongScaleOfALayersNvfp4WeightsIsSeen) {
+  Options options;
+  options.model = test::fp8_model();
+  options.device = DeviceKind::kCuda;
+  options.nvfp4_weights = true;
+  const DeviceTimer timer;
+  for (const std::int64_t requests : {2, 130}) {
+    for (const int ratio : {1, 4, 128}) {
+      SCOPED_TRACE(testing::Message() << "ratio " << ratio << ", requests " << requests);
+      const LayerOnGpu layer(options, slice_of_layer(options, ratio, 0), 700);
+      LayerRun run(options, layer, {.requests = requests, .tokens = 1, .length = 700}, timer);
+      EXPECT_FALSE(run.rounds_inputs());
+      const std::function<void()> last = run.calls().back();
+      EXPECT_EQ(run.check(last).failure, "");
+      auto* scale = static_cast<float*>(const_cast<void*>(layer.views.wo_b_global_scale.data));
+      const HostTensor before = to_host(layer.views.wo_b_global_scale, timer.stream());
+      const float more = 1.1F * before.as<float>()[0];
+      copy_bytes(DeviceKind::kCuda, scale, &more, sizeof more, timer.stream());
       EXPECT_THAT(run.check(last).failure, testing::HasSubstr("l2 is over"));
     }
   }

@@ -291,6 +291,58 @@ TEST_F(EngineGpu, Fp8WeightsGiveTheSameBitsWithGraphsAndSideStreams) {
   EXPECT_EQ(queued.digests, run(options).digests);
 }
 
+EngineOptions nvfp4_options(const test::Nvfp4Checkpoint& folder) {
+  EngineOptions options = gpu_options();
+  options.model = test::fp8_model();
+  options.weights = folder.open();
+  options.nvfp4_weights = true;
+  options.layer.deterministic = false;
+  options.max_batched_tokens = 96;  // joint products up to 64, one for each weight beyond
+  return options;
+}
+
+TEST_F(EngineGpu, Nvfp4WeightsPassTheCheck) {
+  const test::Nvfp4Checkpoint folder("smla_gpu_nvfp4_check", test::fp8_model());
+  for (const bool deterministic : {false, true}) {
+    for (const char* projections : {"", "cuda"}) {
+      EngineOptions options = nvfp4_options(folder);
+      options.layer.deterministic = deterministic;
+      if (*projections != 0) options.layer.implementations["projection"] = projections;
+      RunCheck check(kFewRequests, options, 12);
+      Engine engine(options, &check);
+      for (const RequestSpec& s : kFewRequests) engine.submit(s);
+      finish(engine);
+      const CheckReport report = check.finish();
+      const double worst = report.samples[static_cast<std::size_t>(report.worst)].relative_l2;
+      EXPECT_TRUE(report.passed) << worst << " of " << report.bound;
+      EXPECT_EQ(report.bound, 0.01);  // no input is rounded
+      EXPECT_EQ(engine.implementations().find("quantize_rows"), std::string::npos) << engine.implementations();
+      const bool joint = engine.implementations().find("joint_projection cuda_stream") != std::string::npos;
+      EXPECT_EQ(joint, !deterministic && *projections == 0) << engine.implementations();
+      std::cout << "[ measured ] NVFP4 weights, " << (deterministic ? "deterministic: " : "")
+                << engine.implementations() << ": relative l2 " << worst << " of " << report.bound << "\n";
+    }
+  }
+}
+
+TEST_F(EngineGpu, Nvfp4WeightsGiveTheSameBitsWithGraphsAndSideStreams) {
+  const test::Nvfp4Checkpoint folder("smla_gpu_nvfp4_bits", test::fp8_model());
+  const std::vector<RequestSpec> specs{{.id = 0, .prompt_tokens = 3, .output_tokens = 36},
+                                       {.id = 1, .prompt_tokens = 130, .output_tokens = 9}};
+  EngineOptions options = nvfp4_options(folder);
+  const Outcome recorded = run(options, specs);
+  EXPECT_GT(recorded.totals.graph_steps, 20);
+  ASSERT_EQ(recorded.digests, run(options, specs).digests);
+  options.layer.side_streams = false;
+  EXPECT_EQ(recorded.digests, run(options, specs).digests);
+  options.layer.deterministic = true;
+  options.graphs = false;
+  const Outcome queued = run(options, specs);
+  options.graphs = true;
+  options.layer.side_streams = true;
+  EXPECT_EQ(queued.digests, run(options, specs).digests);
+}
+
 TEST_F(EngineGpu, FiveHundredAndTwelveRequestsAtOnce) {
   EngineOptions options = gpu_options();
   options.max_seqs = 512;

@@ -236,6 +236,41 @@ TEST_F(LayerGpu, FewTokensAreMultipliedByFp8WeightsAsTheyAre) {
   EXPECT_FALSE(rounds(options, most + 1));
 }
 
+/// Inputs of NVFP4 weights are never rounded, and steps of few tokens make one product of each input.
+TEST_F(LayerGpu, Nvfp4WeightsAreMultipliedByInputsAsTheyAre) {
+  for (LayerConfig config : small_layers()) {
+    config.hidden_size = 256;
+    config.q_lora_rank = config.o_lora_rank = 128;
+    const Weights weights(config);
+    LayerWeights views = weights.placed;
+    std::vector<DeviceTensor> memory;
+    const auto blank = [&](DType dtype, std::vector<std::int64_t> shape) {
+      return std::as_const(memory.emplace_back(DeviceKind::kCuda, dtype, std::move(shape))).view();
+    };
+    for (const WeightSpec& spec : weight_table(config)) {
+      if (spec.kind != WeightKind::kLinear) continue;
+      spec.view(views) = blank(Projection::kNvfp4, {spec.shape[0], spec.shape[1] / 2});
+      spec.scale(views) = blank(DType::kE4M3, {spec.shape[0], spec.shape[1] / Projection::kNvfp4Group});
+      spec.global_scale(views) = blank(DType::kF32, {1});
+    }
+    const std::vector<float> table = rope_table(config.rope, 300);
+    const DeviceTensor rope =
+        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    LayerOptions options{.device = DeviceKind::kCuda, .implementations = {}};
+    for (const bool deterministic : {false, true}) {
+      options.deterministic = deterministic;
+      const AttentionLayer layer(config, views, options, rope.view());
+      for (const std::int64_t tokens : {1, 16, 64, 65, 200}) {
+        const std::string made = layer.plan(tokens, 1, 300, formats_of_small_caches(config)).describe();
+        EXPECT_EQ(made.find("quantize_rows"), std::string::npos) << made;
+        EXPECT_EQ(made.find("inverse_rope_quant"), std::string::npos) << made;
+        EXPECT_EQ(made.find("joint_projection cuda_stream") != std::string::npos, tokens <= 64 && !deterministic)
+            << tokens << " tokens: " << made;
+      }
+    }
+  }
+}
+
 std::atomic<int> quantisers{0};
 void count_quantisers(const char* kernel) {
   if (std::string_view(kernel) == "quantise_back") ++quantisers;

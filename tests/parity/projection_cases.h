@@ -377,6 +377,11 @@ inline std::vector<ProjectionCase> nvfp4_weight_cases() {
       out.push_back(c);
     }
   }
+  ProjectionCase panels;  // more outputs than oneDNN's panel of widened weights, whose last is a part
+  panels.problem = {.m = 33, .n = 1060, .k = 4096, .groups = 2, .w = Projection::kNvfp4};
+  panels.y_gap = 3;
+  panels.seed = 3000;
+  out.push_back(panels);
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -51,11 +52,15 @@ class CheckpointFolder {
   std::string path_;
 };
 
-/// One request of `tokens` tokens through one layer in one step, float32 throughout.
-HostTensor prefill(const LayerTensors& tensors, std::int64_t tokens) {
+/// One request of `tokens` tokens through one layer in one step, float32 throughout. `implementations`: of projections,
+/// named ones.
+HostTensor prefill(const LayerTensors& tensors, std::int64_t tokens,
+                   const decltype(LayerOptions::implementations)& implementations = {}) {
   const LayerConfig& c = tensors.config;
   LayerOptions options;
   options.precision = Precision::kF32;
+  options.implementations = implementations;
+  options.deterministic = implementations.contains("joint_projection");  // joint whatever the number of tokens
   HostTensor cos_sin(DType::kF32, {tokens, c.rope_head_dim});
   std::ranges::copy(rope_table(c.rope, tokens), cos_sin.as<float>());
   const AttentionLayer layer(c, layer_weights(tensors), options, std::as_const(cos_sin).view());
@@ -95,15 +100,21 @@ HostTensor prefill(const LayerTensors& tensors, std::int64_t tokens) {
 TEST(CheckpointProperty, TheSumOfTensorParallelSlicesIsTheWhole) {
   const CheckpointFolder folder("slices");
   constexpr std::int64_t kTokens = 270;  // two C128A entries and some more than index_topk C4A entries
-  for (const LinearEncoding encoding : {LinearEncoding::kPlain, LinearEncoding::kFp8, LinearEncoding::kNvfp4}) {
+  const std::pair<LinearEncoding, LoadOptions> cases[] = {{LinearEncoding::kPlain, {}},
+                                                          {LinearEncoding::kFp8, {}},
+                                                          {LinearEncoding::kNvfp4, {}},
+                                                          {LinearEncoding::kNvfp4, {.keep_nvfp4 = true}}};
+  for (const auto& [encoding, options] : cases) {
     folder.write(model_of_eight(), encoding, 1);
     const Checkpoint checkpoint(folder.path());
     for (std::int64_t index = 0; index < 3; ++index) {
-      const HostTensor whole = prefill(checkpoint.load_layer(index), kTokens);
+      const HostTensor whole = prefill(checkpoint.load_layer(index, 0, 1, options), kTokens);
       for (const int size : {2, 4, 8}) {
         std::vector<double> sum(static_cast<std::size_t>(whole.numel()));
         for (int rank = 0; rank < size; ++rank) {
-          const HostTensor slice = prefill(checkpoint.load_layer(index, rank, size), kTokens);
+          const LayerTensors part = checkpoint.load_layer(index, rank, size, options);
+          EXPECT_EQ(part.tensors.at("wo_b.weight").dtype == DType::kU8, options.keep_nvfp4);
+          const HostTensor slice = prefill(part, kTokens);
           for (std::int64_t i = 0; i < whole.numel(); ++i)
             sum[static_cast<std::size_t>(i)] += static_cast<double>(slice.as<float>()[i]);
         }
@@ -118,6 +129,65 @@ TEST(CheckpointProperty, TheSumOfTensorParallelSlicesIsTheWhole) {
         EXPECT_LE(std::sqrt(difference / length), 1e-6) << "layer " << index << ", " << size << " ranks";
       }
     }
+  }
+}
+
+/// A layer whose NVFP4 weights are all kept, each with another power of two as its scale of all, and the same numbers
+/// in float32, which holds them exactly.
+struct KeptAndWide {
+  explicit KeptAndWide(LayerTensors loaded) : kept(std::move(loaded)), wide(kept) {
+    int exponent = -7;
+    for (const auto& [name, view] : kept.tensors) {
+      if (view.dtype != DType::kU8) continue;
+      const std::string stem = name.substr(0, name.rfind('.'));
+      const ConstTensorView& scale = kept.tensors.at(stem + ".weight_scale");
+      HostTensor& global = memory.emplace_back(DType::kF32, std::vector<std::int64_t>{1});
+      global.as<float>()[0] = std::ldexp(1.0F, exponent--);
+      HostTensor numbers(DType::kF32, {view.size(0), 2 * view.size(1)});
+      for (std::int64_t i = 0; i < numbers.numel(); ++i) {
+        const unsigned byte = view.as<std::uint8_t>()[i / 2];
+        numbers.as<float>()[i] = from_e2m1(static_cast<std::uint8_t>(i % 2 == 0 ? byte & 15U : byte >> 4U)) *
+                                 to_float(scale.as<E4M3>()[i / 16]) * global.as<float>()[0];
+      }
+      kept.tensors.at(stem + ".weight_scale_2") = std::as_const(global).view();
+      wide.tensors.erase(stem + ".weight_scale");
+      wide.tensors.erase(stem + ".weight_scale_2");
+      wide.tensors.at(name) = std::as_const(memory.emplace_back(std::move(numbers))).view();
+    }
+  }
+  LayerTensors kept, wide;
+  std::deque<HostTensor> memory;
+};
+
+double relative_l2(const HostTensor& got, const HostTensor& want) {
+  double difference = 0;
+  double length = 0;
+  for (std::int64_t i = 0; i < want.numel(); ++i) {
+    const double w = static_cast<double>(want.as<float>()[i]);
+    const double d = static_cast<double>(got.as<float>()[i]) - w;
+    difference += d * d;
+    length += w * w;
+  }
+  return std::sqrt(difference / length);
+}
+
+/// `ref` sums in double and rounds once: the same bits whichever way the numbers are stored. No other implementation is
+/// far from it.
+TEST(CheckpointProperty, KeptNvfp4WeightsComputeWhatTheirNumbersDo) {
+  const CheckpointFolder folder("kept_nvfp4");
+  folder.write(model_of_eight(), LinearEncoding::kNvfp4, 1);
+  const Checkpoint checkpoint(folder.path());
+  constexpr std::int64_t kTokens = 140;
+  for (std::int64_t index = 0; index < 3; ++index) {
+    const KeptAndWide layer(checkpoint.load_layer(index, 0, 1, {.keep_nvfp4 = true}));
+    const HostTensor want = prefill(layer.wide, kTokens, {{"projection", "ref"}});
+    for (const char* op : {"projection", "joint_projection"}) {
+      SCOPED_TRACE(testing::Message() << "layer " << index << ", " << op);
+      const HostTensor ref = prefill(layer.kept, kTokens, {{op, "ref"}});
+      EXPECT_EQ(std::memcmp(ref.data(), want.data(), want.bytes()), 0);
+      EXPECT_LE(relative_l2(prefill(layer.kept, kTokens, {{op, "cpu"}}), want), 1e-6);
+    }
+    EXPECT_LE(relative_l2(prefill(layer.kept, kTokens), want), 1e-6) << "layer " << index;
   }
 }
 
@@ -185,9 +255,10 @@ TEST(CheckpointProperty, DamageIsAnErrorOrHarmless) {
       if (bytes.size() < head) bytes.resize(head, ' ');
     }
     std::ofstream(bad.path() + "/" + victim, std::ios::binary) << bytes;
+    const bool keep = *rc::gen::arbitrary<bool>();
     try {
       const Checkpoint checkpoint(bad.path());
-      checkpoint.load_layer(0, model.layer(0), 1, 2);
+      checkpoint.load_layer(0, model.layer(0), 1, 2, {.keep_nvfp4 = keep});
     } catch (const Error&) {
     }
   });

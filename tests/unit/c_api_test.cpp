@@ -251,6 +251,52 @@ TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
   EXPECT_NE(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &named), SMLA_OK);
 }
 
+TEST(CApiLayer, OfAnNvfp4CheckpointKeepsItsWeightsWhenAsked) {
+  const ModelConfig model = test::fp8_model();
+  const test::Nvfp4Checkpoint folder("smla_c_api_nvfp4", model);
+  const LayerTensors kept = Checkpoint(folder.path()).load_layer(1, 0, 1, {.keep_nvfp4 = true});
+  const HostTensor rope = rope_of(kept.config);
+  const AttentionLayer ours(kept.config, layer_weights(kept), {}, rope.view());
+
+  smla_layer_options options = options_for_c();
+  options.nvfp4_weights = 1;
+  smla_layer* loaded = nullptr;
+  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.path().c_str(), 1, &options, 0, 1, &loaded), SMLA_OK)
+      << smla_last_error();
+  expect_same(ours, loaded);
+  smla_layer_config c_config{};
+  c_config.struct_size = sizeof c_config;
+  ASSERT_EQ(smla_layer_get_config(loaded, &c_config), SMLA_OK) << smla_last_error();
+  smla_layer_destroy(loaded);
+
+  // The same by names. Each scale of each weight is wanted.
+  smla_layer* named = nullptr;
+  const auto create = [&](std::string_view without) {
+    std::vector<const char*> names;
+    std::vector<smla_tensor> tensors;
+    for (const auto& [name, view] : kept.tensors) {
+      if (name == without) continue;
+      names.push_back(name.c_str());
+      tensors.push_back(describe_for_c(view));
+    }
+    std::vector<const smla_tensor*> pointers;
+    for (const smla_tensor& tensor : tensors) pointers.push_back(&tensor);
+    return smla_layer_create(&c_config, &options, names.data(), pointers.data(),
+                             static_cast<std::int64_t>(names.size()), &named);
+  };
+  ASSERT_EQ(create(""), SMLA_OK) << smla_last_error();
+  expect_same(ours, named);
+  smla_layer_destroy(named);
+  for (const std::string name : {"wkv.weight_scale", "indexer.compressor.wgate.weight_scale_2"}) {
+    EXPECT_NE(create(name), SMLA_OK) << name;
+    EXPECT_NE(std::string(smla_last_error()).find(name + ": got no such tensor"), std::string::npos)
+        << smla_last_error();
+  }
+  options.nvfp4_weights = 2;
+  EXPECT_NE(smla_layer_create_from_checkpoint(folder.path().c_str(), 1, &options, 0, 1, &named), SMLA_OK);
+  EXPECT_NE(std::string(smla_last_error()).find("nvfp4_weights"), std::string::npos) << smla_last_error();
+}
+
 /// A built step of one request: `n` tokens behind `before`.
 smla_step* step_of(const smla_layer* layer, std::int64_t before, std::int64_t n, std::int64_t max_seq_len) {
   const std::vector<std::int32_t> table{0, 1, 2, 3, 4};

@@ -77,5 +77,16 @@ TEST(JoinedWeights, DtypesMustBeEqual) {
   EXPECT_TRUE(joined_latents(weights.views).w.absent());
 }
 
+/// Neighbours in NVFP4 are two matrices: each has a scale of all.
+TEST(JoinedWeights, Nvfp4WeightsStayApart) {
+  const HostTensor codes(DType::kU8, {256 + 64, 64});
+  LayerWeights weights;
+  weights.wq_a = codes.view().slice(0, 0, 256), weights.wkv = codes.view().slice(0, 256, 320);
+  EXPECT_TRUE(joined_latents(weights).w.absent());
+  const LayerConfig config = config_of(128);
+  weights.compressor.wkv = weights.wq_a, weights.compressor.wgate = weights.wkv;
+  EXPECT_TRUE(joined_compressors(config, weights).w.absent());
+}
+
 }  // namespace
 }  // namespace smla

@@ -95,9 +95,12 @@ TEST(WeightTable, NamesMembersAndCutsOfEveryLayerKind) {
     for (const WeightSpec& spec : weight_table(config)) {
       EXPECT_TRUE(names.insert(spec.name).second) << spec.name;
       EXPECT_TRUE(members.insert(&spec.view(weights)).second) << spec.name;
-      EXPECT_EQ(spec.scale != nullptr, spec.fp8_groups > 0) << spec.name;
+      EXPECT_EQ(spec.scale != nullptr, spec.kind == WeightKind::kLinear) << spec.name;
+      EXPECT_EQ(spec.global_scale != nullptr, spec.kind == WeightKind::kLinear) << spec.name;
+      EXPECT_TRUE(spec.fp8_groups == 0 || spec.kind == WeightKind::kLinear) << spec.name;
       if (spec.scale != nullptr) {
         EXPECT_TRUE(members.insert(&spec.scale(weights)).second) << spec.name;
+        EXPECT_TRUE(members.insert(&spec.global_scale(weights)).second) << spec.name;
       }
       if (spec.cut == WeightCut::kRows) {
         EXPECT_EQ(spec.shape[0] % config.o_groups, 0) << spec.name;

@@ -124,11 +124,11 @@ TEST(ProjectionFp8, OneDnnRefuses) {
   };
   const std::string fp8 = refusal(Quantised(OutputScale::kF32).problem(DType::kBF16));
   if (fp8.starts_with("this build has no oneDNN")) GTEST_SKIP() << fp8;
-  EXPECT_THAT(fp8, HasSubstr("only BF16 x BF16 or F8_E4M3"));
+  EXPECT_THAT(fp8, HasSubstr("only BF16 x BF16, F8_E4M3 or NVFP4"));
   // The dtype is what it refuses: as many numbers in bf16 are refused for no such reason.
   Projection::Problem bf16 = Quantised(OutputScale::kF32).problem(DType::kBF16);
   bf16.x = DType::kBF16;
-  EXPECT_THAT(refusal(bf16), Not(HasSubstr("only BF16 x BF16 or F8_E4M3")));
+  EXPECT_THAT(refusal(bf16), Not(HasSubstr("only BF16 x BF16, F8_E4M3 or NVFP4")));
 }
 
 TEST(ProjectionFp8, WrongScalesAreNamed) {

@@ -32,6 +32,7 @@ def check_arguments(folder):
         ("--seed", "99999999999999999999999", "0 or more"),
         ("--threads", "5000", "0 to 4096"),
         ("--fp8-weights", "some", "auto, on or off"),
+        ("--nvfp4-weights", "some", "auto, on or off"),
         ("--precision", "f16", "bf16 or f32"),
     ):
         run(
@@ -109,6 +110,7 @@ def check_combinations(folder):
         ("--gather-prefill", None, f32, "--precision f32"),
         ("--fp8-weights", "on", (), "without --weights"),
         ("--fp8-weights", "auto", (), "without --weights"),
+        ("--nvfp4-weights", "on", (), "without --weights"),
         ("--adaptive-speculation", None, (), "--speculative"),
         ("--draft-acceptance", "0.5", (), "--speculative"),
         ("--no-graphs", None, (), "--device cuda"),

@@ -86,6 +86,10 @@ def check_gpu_bench(folder):
     run("bench", "serve", "--help", code=0, out=["--requests", "TTFT"])
     fp8 = ("--device", "cuda", "--fp8-weights")
     run("bench", "ops", *fp8, code=2, err=["--fp8-weights: got it on ops", "expected projection or layer"])
+    run("bench", "topk", "--nvfp4-weights", code=2, err=["--nvfp4-weights: got it on topk", "projection or layer"])
+    for what in ("layer", "serve"):
+        both = (what, "--fp8-weights", "--nvfp4-weights")
+        run("bench", *both, code=2, err="--nvfp4-weights: got it beside --fp8-weights, expected one of the two")
     plot = subprocess.run(
         [sys.executable, SOURCE / "tools/plot.py", a, "--text"], capture_output=True, text=True, check=False
     )

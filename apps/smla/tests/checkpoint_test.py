@@ -50,6 +50,12 @@ def check_checkpoint(folder):
         print("FAIL: --fp8-weights on changes nothing, or auto keeps no FP8 weights on a CPU")
     run("run", "--weights", fp8, "--fp8-weights", "on", *quick, code=0, out=["FP8 as stored", "PASS"])
     run("run", "--weights", fp8, "--fp8-weights", "some", code=2, err="--fp8-weights")
+    nvfp4 = folder / "made_nvfp4_nvfp4"
+    kept = digest("--weights", nvfp4, "--nvfp4-weights", "on")
+    if kept == digest("--weights", nvfp4, "--nvfp4-weights", "off") or digest("--weights", nvfp4) != kept:
+        FAILURES.append("nvfp4 weights")
+        print("FAIL: --nvfp4-weights on changes nothing, or auto keeps no NVFP4 weights on a CPU")
+    run("run", "--weights", nvfp4, "--nvfp4-weights", "on", *quick, code=0, out=["NVFP4 as stored", "PASS"])
     scaled = folder / "scaled"
     run(
         "make-checkpoint",

@@ -120,6 +120,33 @@ def test_a_layer_out_of_a_checkpoint_in_one_call(checkpoint: Path) -> None:
     np.testing.assert_array_equal(outputs[0], outputs[2])
 
 
+def test_nvfp4_weights_as_they_are_stored(tmp_path: Path) -> None:
+    folder = tmp_path / "nvfp4"
+    command = [sys.executable, "-m", "sparsemla", "make-checkpoint", str(folder)]
+    command += ["--dtype", "nvfp4", "--compressor-dtype", "nvfp4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    opened = sm.Checkpoint(str(folder))
+    kept = opened.load_layer(1, keep_nvfp4=True)["tensors"]
+    codes, scale = np.from_dlpack(kept["wq_a.weight"]), np.from_dlpack(kept["wq_a.weight_scale_2"])
+    assert codes.dtype == np.uint8 and scale.dtype == np.float32 and scale.shape == (1,)
+    assert "wq_a.weight_scale" not in opened.load_layer(1, keep_fp8=True)["tensors"]
+
+    make = sm.AttentionLayer.from_checkpoint
+    x = inputs(40, opened.model.hidden_size)
+    stored = make(opened, 1, 512, keep_nvfp4=True, threads=1)
+    by_hand = sm.AttentionLayer(opened.load_layer(1)["config"], kept, opened.model.rope_table(1, 512), threads=1)
+    dequantised = make(opened, 1, 512, threads=1)
+    outputs = [attend_alone(layer, x) for layer in (stored, by_hand, dequantised)]
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    got, want = ((bits.astype(np.uint32) << 16).view(np.float32) for bits in outputs[1:])
+    difference = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert 0 < difference < 0.02  # dequantised weights are rounded to bfloat16
+    del kept["wq_a.weight_scale_2"]
+    with pytest.raises(sm.InvalidArgument, match=r"wq_a\.weight_scale_2: got no such tensor"):
+        sm.AttentionLayer(opened.load_layer(1)["config"], kept, opened.model.rope_table(1, 512))
+
+
 def test_a_layer_that_a_checkpoint_does_not_have(checkpoint: Path) -> None:
     make = sm.AttentionLayer.from_checkpoint
     with pytest.raises(sm.IoError, match="nowhere"):

@@ -113,6 +113,8 @@ struct ProjectionTiles {
 
 /// Codes times a scale, n of them, rounded to bf16. Only with AVX-512.
 void projection_widen_avx512(const E4M3* codes, float scale, std::int64_t n, BF16* out);
+/// n NVFP4 weights but for the scale of all, n a multiple of 16, as bf16, exactly. Only with AVX-512.
+void projection_widen_nvfp4_avx512(const std::uint8_t* codes, const E4M3* scales, std::int64_t n, BF16* out);
 
 ProjectionTiles projection_tiles_cpu();
 ProjectionTiles projection_tiles_avx2();

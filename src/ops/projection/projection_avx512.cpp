@@ -30,6 +30,13 @@ void projection_widen_avx512(const E4M3* codes, float scale, std::int64_t n, BF1
   std::memcpy(out + i, numbers, static_cast<std::size_t>(n - i) * sizeof(BF16));
 }
 
+void projection_widen_nvfp4_avx512(const std::uint8_t* codes, const E4M3* scales, std::int64_t n, BF16* out) {
+  constexpr std::int64_t kGroup = Projection::kNvfp4Group;
+  const BF16* const tables = nvfp4_tables();
+  for (std::int64_t i = 0; i < n; i += kGroup)
+    Word::look_up_e2m1(codes + i / 2, tables + 16 * scales[i / kGroup].bits, out + i);
+}
+
 ProjectionTiles projection_tiles_avx512() { return {.run = run_tile, .few_rows = 24, .few_rows_e4m3 = 8}; }
 
 }  // namespace smla
@@ -39,6 +46,7 @@ ProjectionTiles projection_tiles_avx512() { return {.run = run_tile, .few_rows =
 namespace smla {
 
 void projection_widen_avx512(const E4M3*, float, std::int64_t, BF16*) {}
+void projection_widen_nvfp4_avx512(const std::uint8_t*, const E4M3*, std::int64_t, BF16*) {}
 
 ProjectionTiles projection_tiles_avx512() { return {}; }  // never run: needs_avx512() refuses
 

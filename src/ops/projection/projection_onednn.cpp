@@ -8,12 +8,14 @@
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <tuple>
+#include <unordered_map>
 
 #include "ops/projection/implementations.h"
 
 // Large bf16 x bf16 projections on CPUs that multiply bf16 natively. float32 stays with the own kernels
 // (docs/kernels/projection.md has the numbers). E4M3 weights become bf16 a panel of outputs at a time, which is exact
-// where their scales are powers of two; where they are not, the own kernel runs.
+// where their scales are powers of two; where they are not, the own kernel runs. NVFP4 weights do so but for their
+// scale of all, which multiplies the sums.
 //
 // oneDNN's blocked GEMM wants dense matrices, so strided rows are copied; rows go in chunks, which bounds the copies
 // and the number of primitives.
@@ -25,7 +27,7 @@ namespace {
 constexpr std::int64_t kChunkRows = 512;
 constexpr std::int64_t kMinRows =
     20;  // below, the weights' way from memory is the limit: the own kernels stream them without packing
-constexpr std::int64_t kMinRowsE4m3 = 32;                    // every call widens the weights
+constexpr std::int64_t kMinRowsOfCodes = 32;                 // every call widens the weights
 constexpr std::int64_t kPanelBytes = std::int64_t{8} << 20;  // of widened weights: they stay in the last cache
 constexpr std::size_t kCacheCapacity = 512;
 constexpr std::int64_t kMostSize = 1 << 24;  // it divides by 0 where a size in bytes overflows
@@ -51,7 +53,10 @@ const dnnl::engine& cpu_engine() {
   return engine;
 }
 
-/// A dense [rows, k] x [n, k]^T product, made once.
+/// Whether weights become bf16 a panel at a time.
+bool has_codes(const ProjectionProblem& p) { return p.w == DType::kE4M3 || p.w == Projection::kNvfp4; }
+
+/// A dense [rows, k] x [n, k]^T product, made once; of NVFP4 weights it takes a factor.
 struct Product {
   dnnl::matmul primitive;
   dnnl::memory::desc x, w, y, scratch;
@@ -68,6 +73,7 @@ Product make_product(std::int64_t rows, const ProjectionProblem& p, int threads)
                        memory::dims{p.n, 1});
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (p.w == Projection::kNvfp4) attributes.set_output_scales(0, {DNNL_RUNTIME_F32_VAL});
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(out.x, out.w, out.y), attributes, cpu_engine());
   out.implementation = description.impl_info_str();
   out.scratch = description.scratchpad_desc();
@@ -78,10 +84,10 @@ Product make_product(std::int64_t rows, const ProjectionProblem& p, int threads)
 /// The product of `rows` rows of this problem; making one takes about half a millisecond, finding one about a
 /// microsecond.
 Product product(std::int64_t rows, const ProjectionProblem& p, int threads) {
-  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, int>;
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, bool, int>;
   static std::mutex mutex;
   static std::map<Key, Product> cache;
-  const Key key{rows, p.n, p.k, p.y, threads};
+  const Key key{rows, p.n, p.k, p.y, p.w == Projection::kNvfp4, threads};
   const std::lock_guard lock(mutex);
   const auto found = cache.find(key);
   if (found != cache.end()) return found->second;
@@ -103,7 +109,7 @@ ProjectionProblem panel_of(const ProjectionProblem& p, std::int64_t outputs) {
 
 std::int64_t panel_outputs(const ProjectionProblem& p) {
   constexpr std::int64_t kBlock = Projection::kWeightBlock;
-  if (p.w != DType::kE4M3) return p.n;
+  if (!has_codes(p)) return p.n;
   return std::min(p.n, std::max(kPanelBytes / (p.k * size_of(DType::kBF16)) / kBlock, std::int64_t{1}) * kBlock);
 }
 
@@ -124,7 +130,7 @@ Layout layout(const ProjectionProblem& p, int threads) {
   l.y = aligned(rows * static_cast<std::size_t>(p.k * size_of(p.x)));
   l.w = l.y + aligned(rows * outputs * static_cast<std::size_t>(size_of(p.y)));
   l.scratch = l.w;
-  if (p.w == DType::kE4M3) l.scratch += aligned(outputs * static_cast<std::size_t>(p.k * size_of(DType::kBF16)));
+  if (has_codes(p)) l.scratch += aligned(outputs * static_cast<std::size_t>(p.k * size_of(DType::kBF16)));
   std::size_t scratch = 0;
   for (const std::int64_t m : {chunk_rows(p), last_rows(p)}) {
     for (const std::int64_t n : {panel_outputs(p), last_outputs(p)})
@@ -151,11 +157,21 @@ bool has_exact_scales(const ProjectionProblem& p, const ConstTensorView& scales)
   return true;
 }
 
-/// Outputs [first, first + outputs) of a group's E4M3 weights as bf16.
+/// Outputs [first, first + outputs) of a group's E4M3 weights, or of its NVFP4 ones but for the scale of all, as bf16.
 void widen(const ProjectionProblem& p, const Projection::Args& a, std::int64_t group, std::int64_t first,
            std::int64_t outputs, BF16* to, int threads) {
   constexpr std::int64_t kBlock = Projection::kWeightBlock;
-  const E4M3* codes = static_cast<const E4M3*>(a.w.data) + (group * p.n + first) * p.k;
+  const std::int64_t begin = (group * p.n + first) * p.k;
+  if (p.w == Projection::kNvfp4) {
+    const std::uint8_t* bytes = static_cast<const std::uint8_t*>(a.w.data) + begin / 2;
+    const E4M3* scales = static_cast<const E4M3*>(a.w_scale.data) + begin / Projection::kNvfp4Group;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (std::int64_t j = 0; j < outputs; ++j) {
+      projection_widen_nvfp4_avx512(bytes + j * p.k / 2, scales + j * p.k / Projection::kNvfp4Group, p.k, to + j * p.k);
+    }
+    return;
+  }
+  const E4M3* codes = static_cast<const E4M3*>(a.w.data) + begin;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t j = 0; j < outputs; ++j) {
     for (std::int64_t k = 0; k < p.k; k += kBlock) {
@@ -173,8 +189,8 @@ void copy_rows(const char* from, std::int64_t from_bytes, char* to, std::int64_t
 }
 
 void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
-  const bool e4m3 = p.w == DType::kE4M3;
-  if (e4m3 && !has_exact_scales(p, a.w_scale)) return projection_avx512(p, a, context);
+  const bool nvfp4 = p.w == Projection::kNvfp4;
+  if (p.w == DType::kE4M3 && !has_exact_scales(p, a.w_scale)) return projection_avx512(p, a, context);
   const Layout l = layout(p, context.threads);
   char* const base = static_cast<char*>(context.workspace.data);
   const ThreadsGuard guard(context.threads);
@@ -188,7 +204,7 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
       const ProjectionProblem part = panel_of(p, std::min(panel, p.n - j));
       const std::int64_t y_row = part.n * size_of(p.y);
       const char* w = static_cast<const char*>(a.w.data) + (g * p.n + j) * p.k * size_of(p.w);
-      if (e4m3) {
+      if (has_codes(p)) {
         auto* widened = reinterpret_cast<BF16*>(base + l.w);
         widen(p, a, g, j, part.n, widened, context.threads);
         w = base + l.w;
@@ -207,10 +223,16 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
         const dnnl::memory w_memory(made.w, cpu_engine(), const_cast<char*>(w));
         const dnnl::memory y_memory(made.y, cpu_engine(), y_dense ? y : base + l.y);
         const dnnl::memory scratch(made.scratch, cpu_engine(), base + l.scratch);
-        made.primitive.execute(stream, {{DNNL_ARG_SRC, x_memory},
-                                        {DNNL_ARG_WEIGHTS, w_memory},
-                                        {DNNL_ARG_DST, y_memory},
-                                        {DNNL_ARG_SCRATCHPAD, scratch}});
+        std::unordered_map<int, dnnl::memory> arguments{{DNNL_ARG_SRC, x_memory},
+                                                        {DNNL_ARG_WEIGHTS, w_memory},
+                                                        {DNNL_ARG_DST, y_memory},
+                                                        {DNNL_ARG_SCRATCHPAD, scratch}};
+        if (nvfp4) {
+          const dnnl::memory::desc one({1}, dnnl::memory::data_type::f32, dnnl::memory::dims{1});
+          arguments.emplace(DNNL_ARG_ATTR_OUTPUT_SCALES,
+                            dnnl::memory(one, cpu_engine(), const_cast<void*>(a.w_global_scale.data)));
+        }
+        made.primitive.execute(stream, arguments);
         stream.wait();
 
         if (!y_dense) copy_rows(base + l.y, y_row, y, y_stride, rows, y_row, context.threads);
@@ -223,12 +245,11 @@ void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext
 std::string refusal(const ProjectionProblem& problem, const PlanOptions& options, const Machine& machine) {
   if (options.deterministic)
     return "oneDNN picks its blocking by the number of rows: a row's bits could depend on its neighbours";
-  if (problem.w == Projection::kNvfp4) return "it takes no w in NVFP4";
   if (problem.x != DType::kBF16 || problem.w == DType::kF32)
-    return "only BF16 x BF16 or F8_E4M3: float32 products stay with the own kernels";
+    return "only BF16 x BF16, F8_E4M3 or NVFP4: float32 products stay with the own kernels";
   if (!machine.cpu->avx512_bf16 && !machine.cpu->amx_bf16)
     return "this CPU has no native bf16 products (AVX512_BF16 or AMX)";
-  if (std::string reason = problem.w == DType::kE4M3 ? needs_avx512(machine) : ""; !reason.empty()) return reason;
+  if (std::string reason = has_codes(problem) ? needs_avx512(machine) : ""; !reason.empty()) return reason;
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto bf16_isa = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   if ((isa & bf16_isa) != bf16_isa) return "oneDNN is kept from using native bf16 products (ONEDNN_MAX_CPU_ISA)";
@@ -236,7 +257,7 @@ std::string refusal(const ProjectionProblem& problem, const PlanOptions& options
   if (problem.n > kMostSize || problem.k > kMostSize)
     return "got n = " + std::to_string(problem.n) + ", k = " + std::to_string(problem.k) +
            ": oneDNN counts in 32 bits, n and k go up to " + std::to_string(kMostSize);
-  const std::int64_t least = problem.w == DType::kE4M3 ? kMinRowsE4m3 : kMinRows;
+  const std::int64_t least = has_codes(problem) ? kMinRowsOfCodes : kMinRows;
   if (problem.m < least) {
     return "got m = " + std::to_string(problem.m) + ": below " + std::to_string(least) +
            " rows the own kernels are faster";

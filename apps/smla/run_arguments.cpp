@@ -93,7 +93,8 @@ bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
          std::ranges::all_of(cards, [](const GpuInfo& card) { return card.major == 9 && card.minor == 0; });
 }
 
-/// auto: on CPUs, where steps of few tokens take less time with them. What they take on GPUs has not been measured.
+/// auto: on CPUs, where steps of few tokens take less time with them. On GPUs prompts take three to four times as long
+/// (docs/checkpoints.md).
 bool keeps_nvfp4_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.nvfp4_weights != "auto") return a.nvfp4_weights == "on";
   return o.weights != nullptr && o.layer.device == DeviceKind::kCpu;

@@ -8,7 +8,8 @@
 `check`: 32 requests of 1 to 10,100 tokens run twice; each attention call is computed here, by FlashMLA and, for sampled
 rows, in float32, and each other step that the mode takes over beside vLLM's own kernel. `times`: GPU time of decode
 steps, of their attention layers and of a prefill with FLASHMLA and with the plugin's modes in one engine, by torch's
-profiler. `serve`: requests over HTTP. The last line is PASS or FAIL with what failed, which the exit status 0 or 1 says as well.
+profiler. `serve`: requests over HTTP. The last line is PASS or FAIL with what failed, which the exit status 0 or 1
+says as well.
 """
 
 from __future__ import annotations

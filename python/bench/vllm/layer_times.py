@@ -1,4 +1,4 @@
-"""What a profile says of whole attention layers: the time from the hyper-connections ahead of one to those behind it."""
+"""What a profile says of whole attention layers: the time between the hyper-connections ahead of one and behind it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ HYPER_CONNECTIONS = ("mhc_", "hc_head", "hc_prenorm")
 KINDS = {0: "swa", 4: "c4a", 128: "c128a"}
 """Compress ratio -> the layer's kind."""
 
-COLUMNS = ("layer", "heads", "requests", "context", "mode", "span_us", "busy_us", "launches")
+PLANNER = "get_mla_metadata"
+"""Part of the name of FlashMLA's planner, which runs in the first layer of each cache group and kind alone."""
+
+COLUMNS = ("layer", "heads", "requests", "context", "mode", "span_us", "busy_us", "planner_us", "launches")
 
 
 class LayerTime(NamedTuple):
     """An attention layer in a decode step: microseconds, and kernels.
 
     `span` is from the end of the hyper-connections ahead to the beginning of those behind, `busy` what of it any kernel
-    ran.
+    ran, `planner` what of it FlashMLA's planner ran.
     """
 
     span: float
     busy: float
+    planner: float
     launches: float
 
 
@@ -57,7 +61,9 @@ def attention_layers(launches: Sequence[Launch]) -> list[LayerTime]:
             continue
         if begin is not None and any(is_attention(each.name) for each in inside):
             end = max(launch.begin, begin)
-            found.append(LayerTime(end - begin, busy_time(inside, begin, end), len(inside)))
+            planner = [each for each in inside if PLANNER in each.name]
+            busy, planned = busy_time(inside, begin, end), busy_time(planner, begin, end)
+            found.append(LayerTime(end - begin, busy, planned, len(inside)))
         begin = launch.end if begin is None or inside else max(begin, launch.end)
         inside = []
     return found
@@ -74,14 +80,7 @@ def times_by_kind(layers: Sequence[LayerTime], ratios: Sequence[int]) -> dict[st
     kinds: dict[str, list[LayerTime]] = {}
     for index, layer in enumerate(layers):
         kinds.setdefault(KINDS[ratios[index % len(ratios)]], []).append(layer)
-    return {
-        kind: LayerTime(
-            statistics.median(layer.span for layer in found),
-            statistics.median(layer.busy for layer in found),
-            statistics.median(layer.launches for layer in found),
-        )
-        for kind, found in kinds.items()
-    }
+    return {kind: LayerTime(*(statistics.median(numbers) for numbers in zip(*found))) for kind, found in kinds.items()}
 
 
 def layer_rows(
@@ -89,8 +88,11 @@ def layer_rows(
 ) -> list[tuple[str, ...]]:
     """Rows of COLUMNS."""
     return [
-        (kind, str(heads), str(requests), str(context), mode)
-        + (f"{time.span:.1f}", f"{time.busy:.1f}", f"{time.launches:.0f}")
+        (
+            *(kind, str(heads), str(requests), str(context), mode),
+            *(f"{us:.1f}" for us in (time.span, time.busy, time.planner)),
+            f"{time.launches:.0f}",
+        )
         for kind, time in kinds.items()
     ]
 
@@ -99,6 +101,6 @@ def layer_table(mode: str, requests: int, context: int, kinds: dict[str, LayerTi
     """A line for each kind."""
     return "\n".join(
         f"decode {requests} x {context} {mode:9s} {kind:6s} layer {time.span:7.1f} us, kernels run in "
-        f"{time.busy:7.1f} of them, {time.launches:.0f} launches"
+        f"{time.busy:7.1f} of them, FlashMLA's planner in {time.planner:.1f}, {time.launches:.0f} launches"
         for kind, time in kinds.items()
     )

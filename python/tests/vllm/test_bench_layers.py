@@ -25,6 +25,7 @@ def step(begin: float, layer_us: tuple[float, ...]) -> list[Launch]:
             [
                 Launch("sm90_fp8_gemm", 7, at + 1, at + 4),
                 Launch("compressor", 8, at + 2, at + 6),
+                *([Launch("get_mla_metadata_kernel", 7, at + 6, at + 8)] if us > 40 else []),
                 Launch(ATTENTION, 7, at + us - 4, at + us),
             ]
         )
@@ -40,19 +41,19 @@ def step(begin: float, layer_us: tuple[float, ...]) -> list[Launch]:
 def test_a_layer_is_what_lies_between_hyper_connections() -> None:
     launches = step(0, (20, 50)) + step(1000, (24, 54))
     layers = attention_layers(launches[::-1])
-    assert layers == [LayerTime(us, 5 + 4, 3) for us in (20, 50, 24, 54)]
-    assert times_by_kind(layers, (0, 4)) == {"swa": LayerTime(22, 9, 3), "c4a": LayerTime(52, 9, 3)}
+    assert layers == [LayerTime(us, 9, 0, 3) if us < 40 else LayerTime(us, 11, 2, 4) for us in (20, 50, 24, 54)]
+    assert times_by_kind(layers, (0, 4)) == {"swa": LayerTime(22, 9, 0, 3), "c4a": LayerTime(52, 11, 2, 4)}
 
 
 def test_layers_of_a_kind_share_a_median() -> None:
-    layers = [LayerTime(us, us - 2, 7) for us in (90, 30, 31, 29)]
-    assert times_by_kind(layers, (128, 128, 128, 128)) == {"c128a": LayerTime(30.5, 28.5, 7)}
+    layers = [LayerTime(us, us - 2, 0, 7) for us in (90, 30, 31, 29)]
+    assert times_by_kind(layers, (128, 128, 128, 128)) == {"c128a": LayerTime(30.5, 28.5, 0, 7)}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_parts_of_a_step_are_refused(count: int) -> None:
     with pytest.raises(ValueError, match=f"got {count} attention layers, expected a multiple of 2"):
-        times_by_kind([LayerTime(9, 9, 1)] * count, (0, 4))
+        times_by_kind([LayerTime(9, 9, 0, 1)] * count, (0, 4))
 
 
 def test_streams_that_overlap_count_once() -> None:
@@ -61,7 +62,8 @@ def test_streams_that_overlap_count_once() -> None:
 
 
 def test_rows_and_table() -> None:
-    kinds = {"swa": LayerTime(22.04, 9.0, 11.0)}
-    assert layer_rows(64, 16, 8000, "flashmla", kinds) == [("swa", "64", "16", "8000", "flashmla", "22.0", "9.0", "11")]
-    assert len(COLUMNS) == len(layer_rows(64, 16, 8000, "flashmla", kinds)[0])
+    kinds = {"swa": LayerTime(22.04, 9.0, 0.0, 11.0)}
+    rows = layer_rows(64, 16, 8000, "flashmla", kinds)
+    assert rows == [("swa", "64", "16", "8000", "flashmla", "22.0", "9.0", "0.0", "11")]
+    assert len(COLUMNS) == len(rows[0])
     assert "decode 16 x 8000 flashmla  swa    layer    22.0 us" in layer_table("flashmla", 16, 8000, kinds)

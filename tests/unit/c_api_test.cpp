@@ -109,7 +109,7 @@ std::string through_c(const smla_layer* layer, const LayerConfig& config, Sequen
   const smla_tensor out = describe_for_c(output.view());
   EXPECT_EQ(smla_layer_forward(layer, nullptr, step, &caches, &in, &out, workspace.data(), bytes, nullptr), SMLA_OK)
       << smla_last_error();
-  const std::string planned_inside(static_cast<const char*>(output.data()), output.bytes());
+  std::string planned_inside(static_cast<const char*>(output.data()), output.bytes());
 
   smla_layer_plan* plan = nullptr;
   EXPECT_EQ(smla_layer_plan_create(layer, step, &plan), SMLA_OK) << smla_last_error();

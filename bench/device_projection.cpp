@@ -26,8 +26,8 @@ constexpr double kBound = 4e-3;
 constexpr std::array<std::int64_t, 12> kRows{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192};
 constexpr std::int64_t kPiece = 512;
 
-/// What a map's product takes, as a layer on a GPU makes it: inputs of FP8 weights are E4M3 too, unless the
-/// implementation that is asked for takes other ones alone.
+/// What a map's product takes, as a layer on a GPU makes it in steps of many tokens: inputs of FP8 weights are E4M3
+/// too, unless the implementation that is asked for takes other ones alone, as that of a layer's few tokens does.
 Projection::Problem problem_of(const Options& options, const Linear& linear, std::int64_t m) {
   Projection::Problem p{.m = m,
                         .n = linear.n,

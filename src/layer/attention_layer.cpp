@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::string_view kWhat = "attention layer";
 
+static_assert(kNvfp4Weight == Projection::kNvfp4);
+
 void check_dense(const std::string& name, const ConstTensorView& view) {
   check_that(view.numel() == 0 || view.contiguous(), kWhat, name, std::string("strided rows"), "contiguous ones");
 }

@@ -11,6 +11,7 @@
 #include "sparsemla/engine.h"
 #include "sparsemla/run_check.h"
 #include "sparsemla/weights.h"
+#include "unit/kept_weights.h"
 
 namespace smla {
 namespace {
@@ -21,24 +22,11 @@ using ::testing::UnorderedElementsAre;
 
 const LoadOptions kKeep{.keep_fp8 = true};
 
-std::set<std::string> kept_names(const LayerTensors& tensors) {
-  std::set<std::string> names;
-  for (const auto& [name, view] : tensors.tensors) {
-    if (view.dtype == DType::kE4M3) names.insert(name);
-  }
-  return names;
-}
+std::set<std::string> kept_names(const LayerTensors& tensors) { return test::names_of(tensors, DType::kE4M3); }
 
 /// Kept weights, dequantised, are the weights as they are loaded otherwise; all other tensors are the same.
 void expect_same_numbers(const LayerTensors& kept, const LayerTensors& loaded) {
-  for (const auto& [name, want] : loaded.tensors) {
-    const ConstTensorView& got = kept.tensors.find(name)->second;
-    if (got.dtype != DType::kE4M3) {
-      ASSERT_EQ(got.dtype, want.dtype) << name;
-      ASSERT_EQ(std::memcmp(got.data, want.data, static_cast<std::size_t>(want.numel() * size_of(want.dtype))), 0)
-          << name;
-      continue;
-    }
+  const auto check = [&](const std::string& name, const ConstTensorView& got, const ConstTensorView& want) {
     const ConstTensorView& scale = kept.tensors.find(name.substr(0, name.rfind('.')) + ".scale")->second;
     ASSERT_EQ(scale.dtype, DType::kF32);
     for (std::int64_t r = 0; r < want.size(0); ++r) {
@@ -49,7 +37,8 @@ void expect_same_numbers(const LayerTensors& kept, const LayerTensors& loaded) {
             << name << " [" << r << ", " << c << "]";
       }
     }
-  }
+  };
+  test::expect_others_same(kept, loaded, DType::kE4M3, check);
 }
 
 TEST(Fp8Weights, KeptOnesAreTheNumbersOfTheCheckpoint) {

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <fstream>
 #include <set>
 
@@ -14,6 +13,7 @@
 #include "sparsemla/ops/projection.h"
 #include "sparsemla/run_check.h"
 #include "sparsemla/weights.h"
+#include "unit/kept_weights.h"
 
 namespace smla {
 namespace {
@@ -23,13 +23,7 @@ using ::testing::UnorderedElementsAre;
 
 const LoadOptions kKeep{.keep_nvfp4 = true};
 
-std::set<std::string> kept_names(const LayerTensors& tensors) {
-  std::set<std::string> names;
-  for (const auto& [name, view] : tensors.tensors) {
-    if (view.dtype == Projection::kNvfp4) names.insert(name);
-  }
-  return names;
-}
+std::set<std::string> kept_names(const LayerTensors& tensors) { return test::names_of(tensors, Projection::kNvfp4); }
 
 const std::set<std::string> kOfEveryLayer{"wq_a.weight", "wq_b.weight", "wkv.weight", "wo_a.weight", "wo_b.weight"};
 
@@ -45,14 +39,7 @@ std::set<std::string> linear_names(const LayerConfig& config) {
 
 /// Kept weights, dequantised, are the weights as they are loaded otherwise; all other tensors are the same.
 void expect_same_numbers(const LayerTensors& kept, const LayerTensors& loaded) {
-  for (const auto& [name, want] : loaded.tensors) {
-    const ConstTensorView& got = kept.tensors.find(name)->second;
-    if (got.dtype != Projection::kNvfp4) {
-      ASSERT_EQ(got.dtype, want.dtype) << name;
-      ASSERT_EQ(std::memcmp(got.data, want.data, static_cast<std::size_t>(want.numel() * size_of(want.dtype))), 0)
-          << name;
-      continue;
-    }
+  const auto check = [&](const std::string& name, const ConstTensorView& got, const ConstTensorView& want) {
     const std::string stem = name.substr(0, name.rfind('.'));
     const ConstTensorView& scale = kept.tensors.at(stem + ".weight_scale");
     const ConstTensorView& global = kept.tensors.at(stem + ".weight_scale_2");
@@ -67,7 +54,8 @@ void expect_same_numbers(const LayerTensors& kept, const LayerTensors& loaded) {
       ASSERT_EQ(bf16_of(code * step * static_cast<double>(global.as<float>()[0])).bits, want.as<BF16>()[i].bits)
           << name << " " << i;
     }
-  }
+  };
+  test::expect_others_same(kept, loaded, Projection::kNvfp4, check);
 }
 
 TEST(Nvfp4Weights, KeptOnesAreTheNumbersOfTheCheckpoint) {

@@ -25,9 +25,18 @@ constexpr int kSets = 2;
 constexpr double kBound = 4e-3;
 constexpr std::array<std::int64_t, 12> kRows{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192};
 constexpr std::int64_t kPiece = 512;
+constexpr std::int64_t kUnroundedRows = 16;  ///< up to here a layer on Hopper rounds no inputs
 
-/// What a map's product takes, as a layer on a GPU makes it in steps of many tokens: inputs of FP8 weights are E4M3
-/// too, unless the implementation that is asked for takes other ones alone, as that of a layer's few tokens does.
+/// The implementation that is chosen.
+std::string chosen(const Projection::Problem& p, const PlanOptions& plan) {
+  for (const Candidate& c : explain<Projection>(p, plan))
+    if (c.refusal.empty()) return c.name;
+  return "";
+}
+
+/// What a map's product takes, as a layer on a GPU makes it: inputs of FP8 weights are E4M3 too, except in steps of few
+/// tokens, for which a kernel streams the weights past bf16 inputs. Where an implementation is asked for they are E4M3
+/// unless it takes others alone.
 Projection::Problem problem_of(const Options& options, const Linear& linear, std::int64_t m) {
   Projection::Problem p{.m = m,
                         .n = linear.n,
@@ -41,7 +50,12 @@ Projection::Problem problem_of(const Options& options, const Linear& linear, std
   const PlanOptions plan = plan_options<Projection>(options, p);
   Projection::Problem rounded = p;
   rounded.x = DType::kE4M3;
-  if (plan.implementation.empty()) return rounded;
+  if (plan.implementation.empty()) {
+    const std::string streams(JointProjection::kOneLaunchOnHopper);
+    if (chosen(rounded, plan) == streams) return m <= kUnroundedRows ? p : rounded;
+    const std::string of_bf16 = chosen(p, plan);
+    return of_bf16 == streams || of_bf16 == JointProjection::kOneLaunch ? p : rounded;
+  }
   for (const Candidate& c : explain<Projection>(rounded, plan)) {
     if (c.name == plan.implementation && !c.refusal.empty()) return p;
   }

@@ -36,6 +36,26 @@ class Joint {
 ConstTensorView rows_or_none(const TensorView& v) { return v.absent() ? ConstTensorView() : as_rows(v); }
 TensorView rows_to_write(const TensorView& v) { return v.absent() ? TensorView() : as_rows(v); }
 
+/// Up to so many rows inputs of FP8 weights are never rounded where a joint product is chosen.
+constexpr std::int64_t kUnroundedRows = 16;
+/// Slices of fewer bytes of large weights keep joint products, of layers with a compressor up to so many rows.
+constexpr std::int64_t kFewestBytes = std::int64_t{16} << 20;
+constexpr std::int64_t kJointRowsOfSlice = 32;
+
+constexpr std::string_view kCublasLt = "cublaslt";
+
+/// Whether products of E4M3 inputs are faster than joint ones: where tensor cores multiply them by E4M3 weights, unless
+/// the weights are so small that launches count more.
+bool rounding_pays(const LayerConfig& config, const LayerWeights& weights, std::int64_t tokens) {
+  const std::int64_t bytes = weights.wq_b.numel() + weights.wo_a.numel() + weights.wo_b.numel();
+  if (bytes < kFewestBytes && (!config.has_compressor() || tokens <= kJointRowsOfSlice)) return false;
+  const Projection::Problem p{
+      .m = tokens, .n = Projection::kWeightBlock, .k = Projection::kScaleGroup, .x = DType::kE4M3, .w = DType::kE4M3};
+  for (const Candidate& c : explain<Projection>(p, {.device = DeviceKind::kCuda}))
+    if (c.refusal.empty()) return c.name == JointProjection::kOneLaunchOnHopper || c.name == kCublasLt;
+  return false;
+}
+
 std::int64_t named_joint_rows(const LayerOptions& options) {
   const auto named = options.implementations.find(JointProjection::kName);
   return named->second == JointProjection::kOneLaunchOnHopper ? kJointRowsOnHopper : kJointRows;
@@ -53,6 +73,8 @@ bool has_joint_products(const LayerConfig& config, const LayerOptions& options, 
   const bool others_named =
       options.implementations.contains(Projection::kName) || options.implementations.contains("*");
   if (options.device != DeviceKind::kCuda || options.deterministic || others_named) return false;
+  if (tokens > kUnroundedRows && any_fp8 && may_round_fp8_inputs(options) && rounding_pays(config, weights, tokens))
+    return false;
   // The three large weights of every kind of layer decide.
   JointProjection::Problem p{.m = tokens, .k = config.hidden_size, .x = activation_dtype(options), .parts = 3};
   const ConstTensorView* const large[] = {&weights.wq_b, &weights.wo_a, &weights.wo_b};

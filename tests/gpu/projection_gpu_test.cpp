@@ -161,20 +161,29 @@ TEST_F(ProjectionGpu, EveryCodeOfAnNvfp4WeightBesideEveryScale) {
   }
 }
 
-/// Rows at the edges of the blocks of 16, 32, 64 and 128, outputs at those of 64, 128 and 256, stages that are not
-/// whole, inputs that 1 to 8 blocks share, more tiles than run at once; scales of every size, and a NaN.
+/// x in bf16 and in E4M3. Rows at the edges of the blocks of 16, 32, 64 and 128, outputs at those of 64, 128 and 256,
+/// stages that are not whole, inputs that 1 to 8 blocks share, more tiles than run at once; scales of every size, and a
+/// NaN.
 TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
   if (!has_sm90_stream()) GTEST_SKIP() << "no GPU of compute capability 9.0, or too little shared memory";
   const std::string name = "sm90_stream";
   std::vector<ProjectionCase> cases;
   const auto add = [&](std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t groups) {
-    for (const DType w : {DType::kE4M3, DType::kBF16}) {
+    for (const auto& [x, w] :
+         {std::pair(DType::kBF16, DType::kE4M3), {DType::kBF16, DType::kBF16}, {DType::kE4M3, DType::kE4M3}}) {
+      if (x == DType::kE4M3 && (k == 0 || k % Projection::kScaleGroup != 0)) continue;
       ProjectionCase c;
       const bool odd = cases.size() % 4 > 1;
-      c.problem = {
-          .m = m, .n = n, .k = k, .groups = groups, .w = w, .y = odd && w != DType::kE4M3 ? DType::kF32 : DType::kBF16};
+      c.problem = {.m = m,
+                   .n = n,
+                   .k = k,
+                   .groups = groups,
+                   .x = x,
+                   .w = w,
+                   .y = odd && w != DType::kE4M3 ? DType::kF32 : DType::kBF16};
       c.seed = cases.size() + 1;
-      c.x_gap = odd ? 24 : 0;
+      c.x_gap = odd ? 48 : 0;
+      c.scale_gap = odd && x == DType::kE4M3 ? 3 : 0;
       c.y_gap = odd ? 5 : 0;
       c.y_group_major = cases.size() % 8 > 3;
       c.w_scale_gap = odd ? 1 : 0;
@@ -183,6 +192,8 @@ TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
   };
   for (const std::int64_t m : {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256, 300}) add(m, 200, 400, 1);
   for (const std::int64_t n : {1, 8, 63, 64, 65, 127, 128, 129, 255, 256, 257, 520}) add(20, n, 272, 2);
+  for (const std::int64_t m : {1, 16, 31, 32, 33, 64, 65, 127, 128, 129, 300}) add(m, 200, 384, 2);
+  for (const std::int64_t n : {1, 63, 65, 128, 129, 257, 520}) add(40, n, 256, 2);
   for (const std::int64_t k : {0, 16, 64, 112, 128, 144, 256, 1024, 2320, 4096}) add(37, 130, k, 3);
   add(70, 2000, 64, 40);
   add(17, 64, 8192, 1);
@@ -215,10 +226,14 @@ TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
 
 TEST_F(ProjectionGpu, ARowsBitsDoNotDependOnTheOthersWhenDeterministic) {
   ProjectionCase c;
-  c.problem = {.m = 70, .n = 200, .k = 1032, .groups = 2};
-  for (const DType w : {DType::kBF16, DType::kE4M3, Projection::kNvfp4}) {
+  c.problem = {.m = 70, .n = 200, .groups = 2};
+  for (const auto& [x, w, k] : {std::tuple(DType::kBF16, DType::kBF16, 1032),
+                                {DType::kBF16, DType::kE4M3, 1040},
+                                {DType::kE4M3, DType::kE4M3, 1152},
+                                {DType::kBF16, Projection::kNvfp4, 1088}}) {
+    c.problem.x = x;
     c.problem.w = w;
-    if (w != DType::kBF16) c.problem.k = w == DType::kE4M3 ? 1040 : 1088;
+    c.problem.k = k;
     const ProjectionTensors tensors(c);
     for (const std::string& name : gpu_implementations<Projection>(tensors.problem, true)) {
       ProjectionBuffer whole = tensors.poisoned_y();
@@ -230,6 +245,7 @@ TEST_F(ProjectionGpu, ARowsBitsDoNotDependOnTheOthersWhenDeterministic) {
         Projection::Args args = tensors.args(alone);
         args.x = args.x.slice(0, row, row + 1);
         args.y = args.y.slice(0, row, row + 1);
+        if (x == DType::kE4M3) args.x_scale = args.x_scale.slice(2, row, row + 1);
         run_on_gpu<Projection>(one, args, name, true);
         for (std::int64_t g = 0; g < 2; ++g) {
           for (std::int64_t j = 0; j < one.n; ++j)

@@ -61,24 +61,43 @@ __device__ inline uint2 ld_shared_cluster_v2(std::uint32_t place) {
 #endif
   return v;
 }
+__device__ inline float4 ld_shared_cluster_v4(std::uint32_t place) {
+  float4 v = {};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(place)
+               : "memory");
+#endif
+  return v;
+}
 __device__ inline void st_shared_cluster_u32(std::uint32_t place, std::uint32_t v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(place), "r"(v) : "memory");
 #endif
 }
-/// Loads four numbers of another block of the cluster, from the place of the calling block's shared address there.
-__device__ inline float4 ld_shared_cluster(std::uint32_t at, int block) {
-  float4 v = {};
+/// Arrives at the mbarrier that lies at the calling block's shared address `at` in another block of the cluster. What
+/// was written before can be read after mbarrier_wait_cluster().
+__device__ inline void mbarrier_arrive_cluster(std::uint32_t at, int block) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .b32 place;\n"
-      "mapa.shared::cluster.u32 place, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [place]; }"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(at), "r"(block)
+      "mapa.shared::cluster.u32 place, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [place]; }" ::"r"(at),
+      "r"(block)
       : "memory");
 #endif
-  return v;
+}
+/// Waits for the end of a phase of the block's own mbarrier, at which other blocks of the cluster arrive.
+__device__ inline void mbarrier_wait_cluster(std::uint32_t at, std::uint32_t parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again; }" ::"r"(at),
+      "r"(parity)
+      : "memory");
+#endif
 }
 
 }  // namespace smla::device

@@ -136,8 +136,8 @@ bool rows_apart(const TensorView& y) {
 template <>
 std::span<const Implementation<Projection>> OpTable<Projection>::implementations() {
   static const Implementation<Projection> kTable[] = {
-      projection_cublaslt_row(),
       projection_stream_sm90_row(),
+      projection_cublaslt_row(),
       projection_stream_row(),
       cuda_row<Projection>(),
       {.name = "avx512_bf16",

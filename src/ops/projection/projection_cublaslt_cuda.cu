@@ -234,8 +234,16 @@ const float* scales_at(const float* scales, std::int64_t stride, std::int64_t ro
   return scratch;
 }
 
+/// The rows of an FP8 product beyond a multiple of four, up to three, as a call of its own.
+ProjectionProblem rest_of(const ProjectionProblem& p) {
+  ProjectionProblem rest = p;
+  rest.m = p.m % kScaledRows;
+  return rest;
+}
+using RestPlan = Planned<Projection>;  ///< of them, where there are any
+
 /// FP8 x FP8: the groups one after the other, since a batch of matrices has no block scales. Rows beyond a multiple of
-/// four are the own kernel's.
+/// four are another implementation's.
 void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
   Shape shape = scaled_shape_of(p);
   shape.x_row = a.x.stride[0], shape.y_row = a.y.stride[0];
@@ -277,15 +285,16 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
          "cublasLtMatmul");
   }
   if (shape.m == p.m) return;
-  ProjectionProblem rest = p;
-  rest.m = p.m - shape.m;
-  projection_cuda(rest,
-                  {.x = a.x.slice(0, shape.m, p.m),
-                   .w = a.w,
-                   .y = a.y.slice(0, shape.m, p.m),
-                   .x_scale = a.x_scale.slice(2, shape.m, p.m),
-                   .w_scale = a.w_scale},
-                  context);
+  const auto& rest = context.choice<RestPlan>();
+  RunContext of_rest = context;
+  of_rest.decision = &rest.decision;
+  rest.implementation->run(rest.problem,
+                           {.x = a.x.slice(0, shape.m, p.m),
+                            .w = a.w,
+                            .y = a.y.slice(0, shape.m, p.m),
+                            .x_scale = a.x_scale.slice(2, shape.m, p.m),
+                            .w_scale = a.w_scale},
+                           of_rest);
 }
 
 std::string refusal(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
@@ -314,6 +323,15 @@ Decision decide(const ProjectionProblem& p, const PlanOptions& options, const Ma
   Decision decision;
   decision.workspace_bytes =
       kWorkspace + kWorkspaceAlignment + (p.x == DType::kE4M3 ? input_scale_bytes(p) + weight_scale_bytes(p) : 0);
+  if (p.x == DType::kE4M3 && p.m % kScaledRows != 0) {
+    PlanOptions of_rest = options;
+    of_rest.implementation.clear();
+    RestPlan rest = choose<Projection>(rest_of(p), of_rest, machine);
+    decision.workspace_bytes = std::max(decision.workspace_bytes, rest.decision.workspace_bytes);
+    decision.words =
+        "the last " + std::to_string(rest.problem.m) + " rows by " + std::string(rest.implementation->name);
+    decision.choice = std::move(rest);
+  }
   return decision;
 }
 

@@ -43,7 +43,7 @@ std::string loses(const JointProblem& p, bool joint, const PlanOptions& options,
 Decision decide_stream(const JointProblem& p, bool joint, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return refused(std::move(missing));
   if (std::string lost = loses(p, joint, options, machine); !lost.empty()) return refused(std::move(lost));
-  if (std::string wrong = not_streamed(p, true); !wrong.empty()) return refused(std::move(wrong));
+  if (std::string wrong = not_streamed(p, {.nvfp4 = true}); !wrong.empty()) return refused(std::move(wrong));
   if (p.k > kMostInputs) return refused("it takes k to " + std::to_string(kMostInputs));
   if (machine.gpu.shared_bytes < kMostShared) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +

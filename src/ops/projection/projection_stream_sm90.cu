@@ -1,5 +1,5 @@
-// Projections whose weights are streamed past up to some hundred rows of x, one or several weights in one launch
-// (stream_rows_sm90.cuh).
+// Projections whose weights are streamed past up to some hundred rows of x, one or several weights in one launch, or
+// one E4M3 weight past x in E4M3 (stream_rows_sm90.cuh).
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -20,21 +20,33 @@ using JointProblem = JointProjection::Problem;
 // Outputs of a block, rows of a tile, stages: two blocks a multiprocessor where rows are few.
 using Sixteen = sm90::StreamShape<128, 16, 5>;
 using ThirtyTwo = sm90::StreamShape<128, 32, 4>;
-using SixtyFour = sm90::StreamShape<256, 64, 4>;  ///< at a time, if there are more
-constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared});
+using SixtyFour = sm90::StreamShape<256, 64, 4>;                        ///< at a time, if there are more
+using Codes32 = sm90::StreamShape<128, 32, 4, sm90::StreamedX::kE4M3>;  ///< of E4M3 x
+using Codes64 = sm90::StreamShape<128, 64, 3, sm90::StreamedX::kE4M3>;
+using Codes64Wide = sm90::StreamShape<256, 64, 4, sm90::StreamedX::kE4M3>;
+constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared, Codes32::kShared,
+                                      Codes64::kShared, Codes64Wide::kShared});
+static_assert(std::max(Codes32::kShared, Codes64::kShared) <= 113 << 10);
 static_assert(kMostShared <= 227 << 10 && std::max(Sixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
 
-/// Rows for which the kernel is chosen by itself: of E4M3 weights alone, from bytes on that are worth its clusters;
-/// where bf16 ones are among them, from kFewestRowsWithBf16 on. Above kStreamedElsewhere rows nothing else takes bf16 x
-/// beside E4M3 weights.
+/// Rows for which the kernel is chosen by itself. Of bf16 x and E4M3 weights alone, from bytes on that are worth its
+/// clusters; where bf16 ones are among them, from kFewestRowsWithBf16 on. Above kStreamedElsewhere rows nothing else
+/// takes bf16 x beside E4M3 weights.
 constexpr std::int64_t kFewestBytes = std::int64_t{8} << 20;
 constexpr std::int64_t kFewestBytesOfSixteen = std::int64_t{32} << 20;  ///< of up to sixteen rows
 constexpr std::int64_t kFewestRowsWithBf16 = 33;
 constexpr std::int64_t kStreamedElsewhere = 64;
 constexpr std::int64_t kMostRows = 128;
+/// Of E4M3 x; more of several groups, of which cuBLASLt makes a product each; and where the number of rows is no
+/// multiple of four, which cuBLASLt takes.
+constexpr std::int64_t kMostCodedRows = 64;
+constexpr std::int64_t kMostRowsOfGroups = 512;
+constexpr std::int64_t kMostRowsOfNoFours = 256;
 constexpr std::int64_t kMostInputs = (std::int64_t{1} << 30) - sm90::kPiece;  // a row's bytes in 31 bits
 
-/// Up to as many bytes of weights 32 rows are a tile of their own; with more, tiles of 64 rows are faster.
+/// Beside E4M3 x of 33 to 64 rows, weights from so many bytes to kMostBytesOfFew are read for all of them at once.
+constexpr std::int64_t kFewestBytesOfCodes64 = std::int64_t{16} << 20;
+/// Up to as many bytes of weights 32 rows of bf16 x are a tile of their own; with more, tiles of 64 rows are faster.
 constexpr std::int64_t kMostBytesOfFew = std::int64_t{48} << 20;
 
 std::int64_t weight_bytes(const JointProblem& p) {
@@ -52,6 +64,11 @@ std::string loses(const JointProblem& p, const PlanOptions& options) {
   const auto end = p.part.begin() + p.parts;
   const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3; };
   if (!std::any_of(p.part.begin(), end, e4m3)) return "not chosen by itself for bf16 weights" + named;
+  if (p.x == DType::kE4M3) {
+    const std::int64_t most = p.groups > 1 ? kMostRowsOfGroups : (p.m % 4 != 0 ? kMostRowsOfNoFours : kMostCodedRows);
+    if (p.m <= most) return "";
+    return "not chosen by itself for more than " + std::to_string(most) + " such rows of E4M3 x" + named;
+  }
   if (p.m > kMostRows) return "not chosen by itself for more than " + std::to_string(kMostRows) + " rows" + named;
   if (p.m > kStreamedElsewhere) return "";
   if (!std::all_of(p.part.begin(), end, e4m3)) {
@@ -77,7 +94,8 @@ SplitX split_x(const JointProblem& p, void* workspace) {
 }
 bool splits_before(const JointProblem& p) {
   const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3 && part.n > 0; };
-  return p.m > Sixteen::kRows && p.k > 0 && std::any_of(p.part.begin(), p.part.begin() + p.parts, e4m3);
+  return p.x == DType::kBF16 && p.m > Sixteen::kRows && p.k > 0 &&
+         std::any_of(p.part.begin(), p.part.begin() + p.parts, e4m3);
 }
 std::size_t split_bytes(const JointProblem& p) {
   if (!splits_before(p)) return 0;
@@ -88,7 +106,8 @@ std::size_t split_bytes(const JointProblem& p) {
 Decision decide_joint(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
   if (std::string lost = loses(p, options); !lost.empty()) return refused(std::move(lost));
-  if (std::string wrong = not_streamed(p); !wrong.empty()) return refused(std::move(wrong));
+  if (std::string wrong = not_streamed(p, StreamTakes{.e4m3_x = true}); !wrong.empty())
+    return refused(std::move(wrong));
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
     if (part.w == DType::kE4M3 && part.y != DType::kBF16)
@@ -104,11 +123,12 @@ Decision decide_joint(const JointProblem& p, const PlanOptions& options, const M
   return decision;
 }
 Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
+  if (p.x == DType::kE4M3 && p.x_scale != OutputScale::kF32) return refused("it takes F32 scales of x");
   return decide_joint(joint_problem(p), options, machine);
 }
 
 template <class Shape>
-constexpr auto kKernel = sm90::stream_rows<Shape::kOutputs, Shape::kRows, Shape::kDeep>;
+constexpr auto kKernel = sm90::stream_rows<Shape::kOutputs, Shape::kRows, Shape::kDeep, Shape::kX>;
 
 template <class Shape, unsigned kTogether>
 std::int64_t at_once() {
@@ -122,7 +142,12 @@ ClustersAtOnce clusters() {
 }
 template <class Shape>
 StreamRoom room() {
-  return {.clusters = clusters<Shape>(), .single = clusters<SixtyFour>(), .rate = Shape::kRows > 16 ? 20 : 30};
+  constexpr bool kFew = Shape::kRows <= 16 || (Shape::kX == sm90::StreamedX::kE4M3 && Shape::kRows <= 32);
+  constexpr bool kSlower = Shape::kX == sm90::StreamedX::kE4M3 && !kFew;
+  return {.clusters = clusters<Shape>(),
+          .single = clusters<SixtyFour>(),
+          .rate = kFew ? 30 : 20,
+          .most_rate = kSlower ? 26 : 31};
 }
 
 template <class Shape>
@@ -140,16 +165,18 @@ StreamedWeight streamed(const StreamCall& call, const StreamPart& part, std::int
 /// Deals the call out to clusters: how many blocks share a tile of each weight, large items first.
 template <class Shape>
 void cut(StreamCall& call, bool deterministic) {
+  constexpr bool kCodes = Shape::kX == sm90::StreamedX::kE4M3;
+  using Many = std::conditional_t<kCodes, Codes64Wide, SixtyFour>;
   // What a weight gives must not depend on the others of the call, by which the shape for 17 to 32 rows is chosen.
-  const bool as_many = deterministic || Shape::kRows > Sixteen::kRows;
-  const StreamRoom there = as_many ? room<SixtyFour>() : room<Shape>();
+  const bool as_many = deterministic || (!kCodes && Shape::kRows > Sixteen::kRows);
+  const StreamRoom there = as_many ? room<Many>() : room<Shape>();
   call.row_blocks = static_cast<std::uint32_t>((call.m + Shape::kRows - 1) / Shape::kRows);
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];
     // Where a row's bits must not depend on how many there are, inputs are cut as those of up to 64.
     const std::int64_t row_blocks = deterministic ? 1 : call.row_blocks;
     part.sharing = blocks_of_tile(
-        as_many ? streamed<SixtyFour>(call, part, row_blocks) : streamed<Shape>(call, part, row_blocks), there);
+        as_many ? streamed<Many>(call, part, row_blocks) : streamed<Shape>(call, part, row_blocks), there);
     call.together = std::max(call.together, part.sharing);
   }
   const auto block_bytes = [&](const StreamPart& part) {
@@ -214,7 +241,30 @@ void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunC
   }
 }
 
+/// Whether E4M3 x and w can be read 16 bytes at a time.
+bool codes_streamable(const ProjectionProblem& p, const Projection::Args& a) {
+  const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
+  return whole(a.x.data) && whole(a.w.data) && a.x.stride[0] % 16 == 0 && (p.groups == 1 || a.x.stride[1] % 16 == 0);
+}
+
+void run_codes(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  if (!codes_streamable(p, a)) return projection_cuda(p, a, context);
+  StreamCall call = stream_call(joint_problem(p), joint_args(a));
+  if (p.m == 0 || call.parts == 0) return;
+  call.coded = {.codes = static_cast<const std::uint8_t*>(a.x.data),
+                .scales = static_cast<const float*>(a.x_scale.data),
+                .scale_group = a.x_scale.stride[0],
+                .scale_chunk = a.x_scale.stride[1]};
+  const cudaStream_t stream = stream_of(context.stream);
+  if (p.m > Codes64::kRows) return launch<Codes64Wide>(call, context.deterministic, stream);
+  const std::int64_t bytes = weight_bytes(joint_problem(p));
+  const bool once = p.m > Codes32::kRows && bytes >= kFewestBytesOfCodes64 && bytes <= kMostBytesOfFew;
+  if (once) return launch<Codes64>(call, context.deterministic, stream);
+  launch<Codes32>(call, context.deterministic, stream);
+}
+
 void run_one(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  if (p.x == DType::kE4M3) return run_codes(p, a, context);
   run_joint(joint_problem(p), joint_args(a), context);
 }
 

@@ -44,6 +44,13 @@ struct SplitX {
   std::uint32_t chunks = 0;       ///< of 128 inputs
 };
 
+/// x that the caller has in E4M3.
+struct CodedX {
+  const std::uint8_t* codes = nullptr;
+  const float* scales = nullptr;  ///< one for each 128 inputs of a row
+  std::int64_t scale_group = 0, scale_chunk = 0;
+};
+
 /// The weights of one input.
 struct StreamCall {
   static constexpr int kMaxParts = 8;
@@ -55,6 +62,7 @@ struct StreamCall {
   std::uint32_t tiles = 0;  ///< of all parts
   int together = 1;         ///< `sm90_stream`: blocks of a cluster
   SplitX split;
+  CodedX coded;
   int parts = 0;
   StreamPart part[kMaxParts];
 };
@@ -72,15 +80,24 @@ inline JointProjection::Args joint_args(const Projection::Args& a) {
   return out;
 }
 
-/// What of a problem these kernels do not take; empty if they take all. `takes_nvfp4`: whether they take w in NVFP4.
-inline std::string not_streamed(const JointProjection::Problem& p, bool takes_nvfp4 = false) {
-  if (p.x != DType::kBF16) return "it takes bf16 x";
+/// What a kernel takes beside bf16 x and bf16 and E4M3 w.
+struct StreamTakes {
+  bool nvfp4 = false;   ///< w
+  bool e4m3_x = false;  ///< beside E4M3 w alone
+};
+
+/// What of a problem these kernels do not take; empty if they take all.
+inline std::string not_streamed(const JointProjection::Problem& p, const StreamTakes& takes) {
+  const bool takes_nvfp4 = takes.nvfp4;
+  if (p.x != DType::kBF16 && !(takes.e4m3_x && p.x == DType::kE4M3))
+    return std::string("it takes bf16 x") + (takes.e4m3_x ? ", and E4M3 x beside E4M3 w" : "");
   std::int64_t multiple = 8;
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
     const bool nvfp4 = part.w == Projection::kNvfp4;
     if (part.w == DType::kF32 || (nvfp4 && !takes_nvfp4))
       return std::string("it takes w in bf16") + (takes_nvfp4 ? ", E4M3 and NVFP4" : " and E4M3");
+    if (p.x == DType::kE4M3 && part.w != DType::kE4M3) return "beside E4M3 x it takes E4M3 w";
     if (part.w == DType::kE4M3) multiple = std::max<std::int64_t>(multiple, 16);
     if (nvfp4) multiple = 64;
     if (part.n > INT32_MAX) return "it takes m and n to 2^31-1";

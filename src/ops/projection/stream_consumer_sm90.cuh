@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/ptx/barrier.cuh"
+#include "device/ptx/cluster_sm90.cuh"
 #include "device/ptx/mbarrier_sm90.cuh"
 #include "device/ptx/pdl.cuh"
 #include "device/ptx/shared.cuh"
@@ -8,6 +9,7 @@
 #include "device/ptx/wgmma_e4m3_sm90.cuh"
 #include "device/vec4.cuh"
 #include "ops/projection/split_inputs_sm90.cuh"
+#include "ops/projection/stream_split.h"
 #include "ops/projection/stream_tiles_sm90.cuh"
 
 namespace smla::projection::sm90 {
@@ -28,6 +30,7 @@ class Consumer {
 
   __device__ void run() {
     device::pdl_wait_and_trigger();
+    if (call_.together > 1) device::cluster_wait();  // the others have made their barriers
     Tiles<Shape> tiles(call_);
     Tile tile;
 #pragma unroll 1
@@ -35,10 +38,8 @@ class Consumer {
       float acc[kTall][kNumbers] = {};
       if (tile.column + group_ * kGroupOutputs >= call_.part[tile.number].n) {
         leave_out(tile);
-      } else if (call_.part[tile.number].e4m3) {
-        multiply_codes(tile, acc);
       } else {
-        multiply_bf16(tile, acc);
+        multiply(tile, acc);
       }
       add_up(tile, acc);
     }
@@ -48,10 +49,12 @@ class Consumer {
   static constexpr int kDeep = Shape::kDeep;
   static constexpr int kTall = Shape::kTall;
   static constexpr int kOutputs = Shape::kOutputs;
+  static constexpr int kSumRows = Shape::kSumRows;
   static constexpr int kGroupOutputs = Shape::kGroupOutputs;
   static constexpr int kNumbers = Shape::kRows / 2;  ///< of a product that a lane has
   static constexpr int kPieces = 4;                  ///< of 32 bytes of a weight row in a stage, a product each
   using Numbers = float[kNumbers];
+  using Sums = float[Shape::kHalves * kNumbers];  ///< of a stage
 
   /// Waits until the stage is there.
   __device__ void wait() const {
@@ -82,6 +85,15 @@ class Consumer {
   }
 
   /// The sums of the block's stages of a tile.
+  __device__ void multiply(const Tile& tile, float (&acc)[kTall][kNumbers]) {
+    if constexpr (Shape::kX == StreamedX::kE4M3) {
+      multiply_codes(tile, acc);
+    } else if (call_.part[tile.number].e4m3) {
+      multiply_codes(tile, acc);
+    } else {
+      multiply_bf16(tile, acc);
+    }
+  }
   __device__ void multiply_bf16(const Tile& tile, float (&acc)[kTall][kNumbers]) {
 #pragma unroll 1
     for (int stage = tile.begin; stage < tile.end; ++stage) {
@@ -99,27 +111,47 @@ class Consumer {
     }
   }
 
-  /// The same of E4M3 weights and split x: products of both halves of x side by side.
+  /// Of E4M3 weights. Products of both halves of split x lie side by side.
   __device__ void multiply_codes(const Tile& tile, float (&acc)[kTall][kNumbers]) {
 #pragma unroll 1
     for (int stage = tile.begin; stage < tile.end; ++stage) {
       wait();
+      if constexpr (Shape::kX == StreamedX::kE4M3) {
+        multiply_at_once(acc);
+      } else {
 #pragma unroll
-      for (int tall = 0; tall < kTall; ++tall) {
-        float sums[2 * kNumbers];
-        device::wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) device::wgmma_ss_e4m3(sums, weights(tall) + 2 * i, inputs() + 2 * i, i > 0);
-        device::wgmma_commit();
-        device::wgmma_wait<0>();
-        promote(acc[tall], sums);
+        for (int tall = 0; tall < kTall; ++tall) {
+          Sums sums;
+          multiply_stage(tall, sums);
+          device::wgmma_wait<0>();
+          promote(acc[tall], sums);
+        }
       }
       release();
     }
   }
+  __device__ void multiply_stage(int tall, Sums& sums) const {
+    device::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) device::wgmma_ss_e4m3(sums, weights(tall) + 2 * i, inputs() + 2 * i, i > 0);
+    device::wgmma_commit();
+  }
+  /// All tiles of a stage: sums of one are added while tensor cores make those of the next.
+  __device__ void multiply_at_once(float (&acc)[kTall][kNumbers]) const {
+    static_assert(kTall <= 2);
+    Sums sums[kTall];
+#pragma unroll
+    for (int tall = 0; tall < kTall; ++tall) multiply_stage(tall, sums[tall]);
+    device::wgmma_wait<kTall - 1>();
+    promote(acc[0], sums[0]);
+    if constexpr (kTall == 2) {
+      device::wgmma_wait<0>();
+      promote(acc[1], sums[1]);
+    }
+  }
 
   /// Adds the sums of a stage, times the scales of the rows and of the weights.
-  __device__ void promote(Numbers& acc, const float (&sums)[2 * kNumbers]) const {
+  __device__ void promote(Numbers& acc, const Sums& sums) const {
     const float scale = device::ld_shared_f32(shared_ + Shape::kWeightScales + (slot_ * kConsumers + group_) * 4);
     const std::uint32_t scales = shared_ + Shape::kRowScales + (slot_ * Shape::kRows + 2 * (lane_ % 4)) * 4;
 #pragma unroll
@@ -128,8 +160,12 @@ class Consumer {
       const float left = __uint_as_float(of_rows.x);
       const float right = __uint_as_float(of_rows.y);
       const auto add = [&](int j, float of_row) {
-        const float sum = fmaf(sums[kNumbers + j], 1 / kLower, sums[j]);
-        acc[j] = fmaf(sum * of_row, scale, acc[j]);
+        if constexpr (Shape::kX == StreamedX::kE4M3) {
+          acc[j] = fmaf(sums[j], of_row * scale, acc[j]);
+        } else {
+          const float sum = fmaf(sums[kNumbers + j], 1 / kLower, sums[j]);
+          acc[j] = fmaf(sum * of_row, scale, acc[j]);
+        }
       };
       add(i, left);
       add(i + 1, right);
@@ -139,53 +175,91 @@ class Consumer {
   }
 
   /// Adds the sums of the blocks that share the tile, in their order, and stores them: each block has some of the rows.
-  __device__ void add_up(const Tile& tile, const float (&acc)[kTall][kNumbers]) const {
-    constexpr int kSumRows = Shape::kSumRows;
-    constexpr int kFours = kOutputs / 4;
-    const StreamPart& part = call_.part[tile.number];
-    const std::uint32_t sums = shared_ + Shape::kSums;
-    const int share = device::cluster_rank() - tile.first;
-    const int first = kSumRows * share / tile.sharing;  // of the block's rows
-    const int rows = kSumRows * (share + 1) / tile.sharing - first;
+  __device__ void add_up(const Tile& tile, const float (&acc)[kTall][kNumbers]) {
 #pragma unroll
     for (int round = 0; round < Shape::kRows / kSumRows; ++round) {
-      const std::uint32_t to = sums + (2 * (lane_ % 4) * Shape::kSumStride + output_ + lane_ / 4) * 4;
-#pragma unroll
-      for (int tall = 0; tall < kTall; ++tall) {
-#pragma unroll
-        for (int j = 0; j < kSumRows / 8; ++j) {
-          const float* four = acc[tall] + (round * (kSumRows / 8) + j) * 4;
-          const std::uint32_t at = to + (8 * j * Shape::kSumStride + 64 * tall) * 4;
-          device::st_shared_f32(at, four[0]);
-          device::st_shared_f32(at + Shape::kSumStride * 4, four[1]);
-          device::st_shared_f32(at + 32, four[2]);
-          device::st_shared_f32(at + Shape::kSumStride * 4 + 32, four[3]);
-        }
+      if (call_.together > 1) device::mbarrier_wait_cluster(shared_ + Shape::kSumsRead, sum_parity_ ^ 1);
+      put_sums(round, acc);
+      tell(Shape::kSumsThere);
+      if (call_.together > 1) device::mbarrier_wait_cluster(shared_ + Shape::kSumsThere, sum_parity_);
+      switch (tile.sharing) {
+        case 1: add_rows<1>(tile, round); break;
+        case 2: add_rows<2>(tile, round); break;
+        case 3: add_rows<3>(tile, round); break;
+        case 4: add_rows<4>(tile, round); break;
+        case 5: add_rows<5>(tile, round); break;
+        case 6: add_rows<6>(tile, round); break;
+        case 7: add_rows<7>(tile, round); break;
+        default: add_rows<8>(tile, round);
       }
-      meet();
-#pragma unroll 1
-      for (int i = static_cast<int>(threadIdx.x); i < rows * kFours; i += kConsumers * kGroupThreads) {
-        const int row = first + i / kFours;
-        const std::uint32_t at = sums + (row * Shape::kSumStride + i % kFours * 4) * 4;
-        float4 sum = device::ld_shared_cluster(at, tile.first);
-#pragma unroll 1
-        for (int block = 1; block < tile.sharing; ++block) {
-          const float4 more = device::ld_shared_cluster(at, tile.first + block);
-          sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-        }
-        store(part, tile, tile.row + round * kSumRows + row, tile.column + i % kFours * 4, sum);
-      }
-      meet();
+      tell(Shape::kSumsRead);
+      sum_parity_ ^= 1;
     }
   }
-  /// Waits for the consumers of all blocks of the cluster.
-  __device__ void meet() const {
+  /// The warp's sums of kSumRows rows, for all blocks to read.
+  __device__ void put_sums(int round, const float (&acc)[kTall][kNumbers]) const {
+    const std::uint32_t to = shared_ + Shape::kSums + (2 * (lane_ % 4) * Shape::kSumStride + output_ + lane_ / 4) * 4;
+#pragma unroll
+    for (int tall = 0; tall < kTall; ++tall) {
+#pragma unroll
+      for (int j = 0; j < kSumRows / 8; ++j) {
+        const float* four = acc[tall] + (round * (kSumRows / 8) + j) * 4;
+        const std::uint32_t at = to + (8 * j * Shape::kSumStride + 64 * tall) * 4;
+        device::st_shared_f32(at, four[0]);
+        device::st_shared_f32(at + Shape::kSumStride * 4, four[1]);
+        device::st_shared_f32(at + 32, four[2]);
+        device::st_shared_f32(at + Shape::kSumStride * 4 + 32, four[3]);
+      }
+    }
+  }
+  /// Tells a barrier of all blocks of the cluster that this warp is done. A lone block's consumers wait for each other.
+  __device__ void tell(std::uint32_t barrier) const {
     __syncwarp();
     if (call_.together == 1) {
       device::bar_sync(1, kConsumers * kGroupThreads);
-    } else {
-      device::cluster_arrive();
-      device::cluster_wait();
+    } else if (lane_ < call_.together) {
+      device::mbarrier_arrive_cluster(shared_ + barrier, lane_);
+    }
+  }
+  template <int kSharing>
+  __device__ static float4 sums_at(std::uint32_t at) {
+    if constexpr (kSharing > 1) return device::ld_shared_cluster_v4(at);
+    const uint4 v = device::ld_shared_v4(at);
+    return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+  }
+  /// The block's rows of a tile that kSharing blocks share. Loads from up to four blocks are on their way at a time.
+  template <int kSharing>
+  __device__ void add_rows(const Tile& tile, int round) const {
+    constexpr int kFours = kOutputs / 4;
+    constexpr int kAtOnce = 4;
+    const int share = device::cluster_rank() - tile.first;
+    const int first = kSumRows * share / kSharing;  // of the round's rows
+    const int rows = kSumRows * (share + 1) / kSharing - first;
+    std::uint32_t sums[kSharing];
+#pragma unroll
+    for (int i = 0; i < kSharing; ++i) {
+      sums[i] = shared_ + Shape::kSums;
+      if (kSharing > 1) sums[i] = device::place_in_block(sums[i], tile.first + i);
+    }
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < rows * kFours; i += kConsumers * kGroupThreads) {
+      const int row = first + i / kFours;
+      const std::uint32_t at = (row * Shape::kSumStride + i % kFours * 4) * 4;
+      float4 sum = {};
+#pragma unroll
+      for (int begin = 0; begin < kSharing; begin += kAtOnce) {
+        float4 part[kAtOnce];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j)
+          if (begin + j < kSharing) part[j] = sums_at<kSharing>(sums[begin + j] + at);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          if (begin + j >= kSharing) continue;
+          const float4& p = part[j];
+          sum = begin + j == 0 ? p : float4{sum.x + p.x, sum.y + p.y, sum.z + p.z, sum.w + p.w};
+        }
+      }
+      store(call_.part[tile.number], tile, tile.row + round * kSumRows + row, tile.column + i % kFours * 4, sum);
     }
   }
 
@@ -212,7 +286,8 @@ class Consumer {
   int group_, lane_;
   int output_;  ///< the first of the warp's in a tile
   int slot_ = 0;
-  std::uint32_t parity_ = 0;  ///< of the ring's round
+  std::uint32_t parity_ = 0;      ///< of the ring's round
+  std::uint32_t sum_parity_ = 0;  ///< of the sums' round
 };
 
 }  // namespace smla::projection::sm90

@@ -10,7 +10,7 @@
 namespace smla::projection::sm90 {
 
 /// The warpgroup that brings x: of a stage the inputs of its weights for each row of the tile, swizzled. Beside E4M3
-/// weights they are split, in their own place, or have been before (Shape::kSplitBefore).
+/// weights bf16 inputs are split, in their own place, or have been before (Shape::kSplitBefore).
 template <class Shape>
 class InputProducer {
  public:
@@ -22,6 +22,21 @@ class InputProducer {
 
   __device__ void run() const {
     device::pdl_wait_and_trigger();
+    if constexpr (Shape::kX == StreamedX::kE4M3) {
+      fill_ring<Shape>(call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring_codes(at, slot); });
+    } else {
+      run_bf16();
+    }
+  }
+
+ private:
+  static constexpr int kDeep = Shape::kDeep;
+  static constexpr int kLag = 2;  ///< stages that x may be ahead of the products before a slot is filled again
+  static constexpr int kUnits = Shape::kRows / kSplitRows / kGroupWarps;  ///< of rows, of a warp
+  static_assert(kUnits * kSplitRows * kGroupWarps == Shape::kRows && kLag < kDeep);
+
+  /// A warp waits for its rows of a stage, splits them where nobody has, and tells the stage's barrier.
+  __device__ void run_bf16() const {
     Cursor<Shape> fetched(call_);
 #pragma unroll 1
     for (int slot = 0; slot < kDeep; ++slot) {
@@ -36,12 +51,11 @@ class InputProducer {
     int done = 0;              // stages, up to kLag
 #pragma unroll 1
     while (tiles.next(tile)) {
-      const bool e4m3 = call_.part[tile.number].e4m3;
 #pragma unroll 1
       for (int stage = tile.begin; stage < tile.end; ++stage) {
         device::cp_async_wait<kDeep - 1 - kLag>();
         __syncwarp();
-        if (e4m3 && !Shape::kSplitBefore) split(slot);
+        if (!Shape::kSplitBefore && call_.part[tile.number].e4m3) split(slot);
         device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot));
         // The slot of an earlier stage is filled again when that is multiplied, which needs nothing more from here.
         if (done == kLag) {
@@ -58,16 +72,9 @@ class InputProducer {
         slot = slot + 1 == kDeep ? 0 : slot + 1;
         parity ^= slot == 0 ? 1 : 0;
       }
-      attend_sums<Shape>(call_);
     }
     device::cp_async_wait<0>();
   }
-
- private:
-  static constexpr int kDeep = Shape::kDeep;
-  static constexpr int kLag = 2;  ///< stages that x may be ahead of the products before a slot is filled again
-  static constexpr int kUnits = Shape::kRows / kSplitRows / kGroupWarps;  ///< of rows, of a warp
-  static_assert(kUnits * kSplitRows * kGroupWarps == Shape::kRows && kLag < kDeep);
 
   __device__ int row_of(int unit) const { return (unit * kGroupWarps + warp_) * kSplitRows; }
 
@@ -96,6 +103,27 @@ class InputProducer {
                              there ? x + (at.tile.row + row) * call_.x_row : call_.x, there);
       }
     }
+  }
+  /// E4M3 x as the caller has it.
+  __device__ void bring_codes(const Cursor<Shape>& at, int slot) const {
+    const CodedX& x = call_.coded;
+    const std::uint8_t* codes = x.codes + at.tile.group * call_.x_group + at.stage * kPiece + lane_ % 8 * 16;
+    const int left = static_cast<int>(min(call_.m - at.tile.row, std::int64_t{Shape::kRows}));
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      const int row = row_of(unit) + lane_ / 8;
+      const bool there = row < left;
+      device::cp_async<16>(shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16,
+                           there ? codes + (at.tile.row + row) * call_.x_row : x.codes, there);
+    }
+    const int thread = warp_ * 32 + lane_;
+    if (thread < Shape::kRows) {
+      const bool there = thread < left;
+      const float* scales = x.scales + at.tile.group * x.scale_group + at.stage * x.scale_chunk + at.tile.row + thread;
+      device::cp_async<4>(shared_ + Shape::kRowScales + (slot * Shape::kRows + thread) * 4, there ? scales : x.scales,
+                          there);
+    }
+    device::cp_async_arrive(shared_ + Shape::inputs_there(slot));
   }
   __device__ void bring_split(const Cursor<Shape>& at, int slot) const {
     const SplitX& x = call_.split;

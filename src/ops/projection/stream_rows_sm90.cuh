@@ -6,35 +6,40 @@
 
 namespace smla::projection::sm90 {
 
-// Weights that are streamed past up to some hundred rows of bf16 x by wgmma: docs/kernels/projection.md.
+// Weights that are streamed past up to some hundred rows of x by wgmma: docs/kernels/projection.md.
 
 /// Registers of a thread at the launch and of the roles: what warpgroups give up is all that others can get. Blocks of
 /// 128 outputs leave half of a multiprocessor to the next kernel, or to another block.
 template <class Shape>
 struct Registers {
-  static constexpr int kBlocks = Shape::kOutputs == 128 ? 2 : 1;  ///< of a multiprocessor
+  static constexpr int kBlocks = Shape::kShared <= 113 << 10 ? 2 : 1;  ///< of a multiprocessor
   static constexpr int kLaunch = kBlocks == 2 ? 64 : 128;
-  static constexpr int kConsumer = kBlocks == 2 ? 80 : 192;
-  static constexpr int kInputs = 64;
-  static constexpr int kWeights = kBlocks == 2 ? 32 : 48;
+  static constexpr int kConsumer = kBlocks == 1 ? 192 : (Shape::kX == StreamedX::kE4M3 ? 88 : 80);
+  static constexpr int kInputs = Shape::kX == StreamedX::kE4M3 ? 40 : 64;  ///< more where x is split
+  static constexpr int kWeights = kBlocks == 1 ? 48 : (Shape::kX == StreamedX::kE4M3 ? 40 : 32);
   static_assert(kThreads * kLaunch * kBlocks <= 65536);
   static_assert(kConsumers * kConsumer + kInputs + kWeights <= (kConsumers + 2) * kLaunch);
 };
 
-template <int kOutputs, int kRows, int kDeep>
-__global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRows, kDeep>>::kBlocks))
+template <int kOutputs, int kRows, int kDeep, StreamedX kX>
+__global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRows, kDeep, kX>>::kBlocks))
     stream_rows(const __grid_constant__ StreamCall call) {
-  using Shape = StreamShape<kOutputs, kRows, kDeep>;
+  using Shape = StreamShape<kOutputs, kRows, kDeep, kX>;
   extern __shared__ __align__(1024) std::uint8_t stream_shared[];
   const std::uint32_t shared = device::shared_address(stream_shared);
   const int group = __shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (threadIdx.x < kDeep) {
     const int slot = static_cast<int>(threadIdx.x);
     device::mbarrier_init(shared + Shape::weights_there(slot), kGroupThreads);
-    device::mbarrier_init(shared + Shape::inputs_there(slot), kGroupWarps);
+    device::mbarrier_init(shared + Shape::inputs_there(slot), kX == StreamedX::kE4M3 ? kGroupThreads : kGroupWarps);
     device::mbarrier_init(shared + Shape::free(slot), kConsumers * kGroupWarps);
   }
+  if (threadIdx.x == 0) {
+    device::mbarrier_init(shared + Shape::kSumsThere, call.together * kConsumers * kGroupWarps);
+    device::mbarrier_init(shared + Shape::kSumsRead, call.together * kConsumers * kGroupWarps);
+  }
   __syncthreads();
+  if (call.together > 1) device::cluster_arrive();
   if (group < kConsumers) {
     device::more_registers<Registers<Shape>::kConsumer>();
     Consumer<Shape>(call, shared).run();
@@ -45,6 +50,12 @@ __global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRo
     device::fewer_registers<Registers<Shape>::kWeights>();
     WeightProducer<Shape>(call, shared).run();
   }
+  // A block stays until the others have read its sums.
+  if (call.together == 1) return;
+  __syncwarp();
+  if (group >= kConsumers) device::cluster_wait();  // of the arrival above, as consumers have before
+  device::cluster_arrive();
+  device::cluster_wait();
 }
 
 }  // namespace smla::projection::sm90

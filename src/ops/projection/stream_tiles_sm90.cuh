@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/ptx/cluster_sm90.cuh"
+#include "device/ptx/mbarrier_sm90.cuh"
 #include "ops/projection/stream_call.cuh"
 
 namespace smla::projection::sm90 {
@@ -15,34 +16,43 @@ constexpr int kPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of
 
 static_assert(kPiece == Projection::kWeightBlock);
 
+/// What x is: bf16, which beside E4M3 weights is split into two E4M3 numbers, or E4M3 with scales of its own.
+enum class StreamedX { kBF16, kE4M3 };
+
 /// kOutputs: of a block; kRows: rows of x of a tile; kDeep: stages of the ring.
-template <int kOutputs_, int kRows_, int kDeep_>
+template <int kOutputs_, int kRows_, int kDeep_, StreamedX kX_ = StreamedX::kBF16>
 struct StreamShape {
+  static constexpr StreamedX kX = kX_;
   static constexpr int kOutputs = kOutputs_;
   static constexpr int kRows = kRows_;
   static constexpr int kDeep = kDeep_;
   /// With many rows the blocks have no time to split x, so a kernel ahead does.
   static constexpr bool kSplitBefore = kRows > 16;
-  static constexpr int kGroupOutputs = kOutputs / kConsumers;  ///< of a warpgroup, in one block of scales
-  static constexpr int kTall = kGroupOutputs / 64;             ///< its tiles of 64 outputs
+  static constexpr int kHalves = kX == StreamedX::kE4M3 ? 1 : 2;  ///< of 128 bytes of a row of x in a stage
+  static constexpr int kGroupOutputs = kOutputs / kConsumers;     ///< of a warpgroup, in one block of scales
+  static constexpr int kTall = kGroupOutputs / 64;                ///< its tiles of 64 outputs
   static_assert(Projection::kWeightBlock % kGroupOutputs == 0);
   static constexpr int kWeightBytes = kOutputs * kPiece;  ///< of a stage
   static constexpr int kHalfBytes = kRows * 128;          ///< 128 bytes of each row of x, swizzled
-  static constexpr int kStage = kWeightBytes + 2 * kHalfBytes;
-  static constexpr int kSumRows = kOutputs == 128 ? 16 : 32;  ///< rows whose sums a cluster adds at a time
+  static constexpr int kStage = kWeightBytes + kHalves * kHalfBytes;
+  /// Rows whose sums a cluster adds at a time: all where there is room for them.
+  static constexpr int kSumRows = kX == StreamedX::kE4M3 ? kRows : (kOutputs == 128 ? 16 : 32);
   static constexpr int kSumStride = kOutputs + 4;  ///< floats from row to row: no two lanes of a store in one bank
   static constexpr int kSums = kDeep * kStage;     ///< where things begin, in bytes
   static constexpr int kRowScales = kSums + kSumRows * kSumStride * 4;  ///< of a stage's x
   static constexpr int kWeightScales = kRowScales + kDeep * kRows * 4;  ///< of a stage's weights, a consumer each
   static constexpr int kBarriers = kWeightScales + kDeep * kConsumers * 4;
-  static constexpr int kShared = kBarriers + 3 * kDeep * 8;
+  /// Barriers between the consumers of a cluster: sums can be read, and have been.
+  static constexpr int kSumsThere = kBarriers + 3 * kDeep * 8;
+  static constexpr int kSumsRead = kSumsThere + 8;
+  static constexpr int kShared = kSumsRead + 8;
 
   /// Barriers of a stage: its weights are there, its x is, and all of it has been multiplied.
   __device__ static constexpr std::uint32_t weights_there(int slot) { return kBarriers + 8 * slot; }
   __device__ static constexpr std::uint32_t inputs_there(int slot) { return kBarriers + 8 * (kDeep + slot); }
   __device__ static constexpr std::uint32_t free(int slot) { return kBarriers + 8 * (2 * kDeep + slot); }
   /// Where a row's half of a stage's x lies: of bf16 x the first or the last 64 inputs, of split x 128 upper or 128
-  /// lower parts.
+  /// lower parts. E4M3 x has one.
   __device__ static constexpr std::uint32_t half_row(int slot, int half, int row) {
     return slot * kStage + kWeightBytes + half * kHalfBytes + row * 128;
   }
@@ -128,15 +138,31 @@ struct Cursor {
   }
 };
 
-/// Every thread of a cluster takes part in its barriers: two for each time that sums are added.
+/// Fills the ring, and each slot again when it has been multiplied, by copies that tell their barriers themselves.
 template <class Shape>
-__device__ void attend_sums(const StreamCall& call) {
-  if (call.together == 1) return;
-  __syncwarp();
+__device__ void fill_ring(const StreamCall& call, std::uint32_t shared, const auto& bring) {
+  Cursor<Shape> fetched(call);
 #pragma unroll 1
-  for (int i = 0; i < 2 * Shape::kRows / Shape::kSumRows; ++i) {
-    device::cluster_arrive();
-    device::cluster_wait();
+  for (int slot = 0; slot < Shape::kDeep && fetched.there; ++slot) {
+    bring(fetched, slot);
+    fetched.step();
+  }
+  Tiles<Shape> tiles(call);
+  Tile tile;
+  int slot = 0;
+  std::uint32_t parity = 0;  // of the ring's round
+#pragma unroll 1
+  while (tiles.next(tile)) {
+#pragma unroll 1
+    for (int stage = tile.begin; stage < tile.end; ++stage) {
+      if (fetched.there) {
+        device::mbarrier_wait(shared + Shape::free(slot), parity);
+        bring(fetched, slot);
+        fetched.step();
+      }
+      slot = slot + 1 == Shape::kDeep ? 0 : slot + 1;
+      parity ^= slot == 0 ? 1 : 0;
+    }
   }
 }
 

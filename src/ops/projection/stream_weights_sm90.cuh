@@ -20,36 +20,11 @@ class WeightProducer {
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() const {
-    Cursor<Shape> fetched(call_);
-#pragma unroll 1
-    for (int slot = 0; slot < kDeep && fetched.there; ++slot) {
-      bring(fetched, slot);
-      fetched.step();
-    }
-    Tiles<Shape> tiles(call_);
-    Tile tile;
-    int slot = 0;
-    std::uint32_t parity = 0;  // of the ring's round
-#pragma unroll 1
-    while (tiles.next(tile)) {
-#pragma unroll 1
-      for (int stage = tile.begin; stage < tile.end; ++stage) {
-        if (fetched.there) {
-          device::mbarrier_wait(shared_ + Shape::free(slot), parity);
-          bring(fetched, slot);
-          fetched.step();
-        }
-        slot = slot + 1 == kDeep ? 0 : slot + 1;
-        parity ^= slot == 0 ? 1 : 0;
-      }
-      attend_sums<Shape>(call_);
-    }
+    fill_ring<Shape>(call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); });
     device::pdl_wait();  // every thread of a kernel that was launched early must, at some time
   }
 
  private:
-  static constexpr int kDeep = Shape::kDeep;
-
   __device__ void bring(const Cursor<Shape>& at, int slot) const {
     const StreamPart& part = call_.part[at.tile.number];
     const std::int64_t row_bytes = static_cast<std::int64_t>(call_.k) * (part.e4m3 ? 1 : 2);

@@ -56,8 +56,9 @@ constexpr std::array<Group, 6> kDeviceGroups{{
      .options = "--tokens --layer",
      .run = bench_device_ops},
     {.name = "projection",
-     .help = "the layer's linear maps with --batch and --tokens rows; inputs of --fp8-weights are E4M3 or bf16, as layers "
-             "on a GPU have them; E4M3 unless the --impl takes bf16 alone",
+     .help =
+         "the layer's linear maps with --batch and --tokens rows; inputs of --fp8-weights are E4M3 or bf16, as layers "
+         "on a GPU have them; E4M3 unless the --impl takes bf16 alone",
      .options = "--batch --tokens --fp8-weights --nvfp4-weights --only",
      .run = bench_device_projection},
     {.name = "layer",

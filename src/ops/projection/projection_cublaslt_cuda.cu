@@ -1,15 +1,17 @@
-// Projections by cuBLASLt: bf16 x bf16, fp32 x fp32, and on Hopper FP8 x FP8 with block scales, all with fp32 sums.
-// What its heuristic chose for a shape is kept.
+// Projections by cuBLASLt: bf16 x bf16, fp32 x fp32, bf16 x NVFP4 weights that are widened to bf16 before, and on
+// Hopper FP8 x FP8 with block scales, all with fp32 sums. What its heuristic chose for a shape is kept.
 #include <algorithm>
 #include <bit>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <vector>
 
 #include "device/launch.cuh"
 #include "ops/projection/cublaslt.cuh"
 #include "ops/projection/implementations.h"
+#include "ops/projection/widen_weights.cuh"
 
 namespace smla {
 
@@ -20,6 +22,10 @@ constexpr std::size_t kWorkspaceAlignment = 256;
 constexpr std::int64_t kScaledRows = 4;  ///< with block scales, rows come in multiples of this
 constexpr std::int64_t kFewRows =
     16;  ///< up to here the own kernel reads FP8 weights once, and more rows never need less workspace
+constexpr std::int64_t kFewWidenedRows = 64;  ///< up to here the own kernel streams NVFP4 weights past x
+/// Of NVFP4 weights widened at a time, so that the second-level cache still has them when they are multiplied. One
+/// output at least.
+constexpr std::int64_t kPanelBytes = std::int64_t{16} << 20;
 
 // Block scales came with cuBLAS 12.9.
 #if CUBLAS_VERSION >= 120900
@@ -48,6 +54,7 @@ struct Shape {
   cudaDataType in = CUDA_R_16BF;
   cudaDataType out = CUDA_R_16BF;
   std::uint32_t x_align = 256, w_align = 256, y_align = 256;
+  bool factor_on_device = false;  ///< what sums are multiplied by lies in device memory
   auto operator<=>(const Shape&) const = default;
 };
 
@@ -117,7 +124,7 @@ struct Scales {
   const float* x = nullptr;
 };
 
-Desc make_desc(const Scales& scales) {
+Desc make_desc(const Scales& scales, bool factor_on_device = false) {
   const CublasLt& lt = cublaslt();
   Desc desc{};
   must(lt.init_desc(&desc, sizeof desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
@@ -125,6 +132,7 @@ Desc make_desc(const Scales& scales) {
     must(lt.set_desc(&desc, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  if (factor_on_device) set(CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE);
   if (scales.w == nullptr) return desc;
   set(kWeightScaleMode, kWeightScales);
   set(kInputScaleMode, kInputScales);
@@ -138,7 +146,7 @@ std::shared_ptr<const Product> make_product(const Shape& s) {
   auto p = std::make_shared<Product>();
   alignas(
       16) static constexpr float kNoScales[4] = {};  // the heuristic asks whether there are any and does not read them
-  p->desc = make_desc(s.in == CUDA_R_8F_E4M3 ? Scales{kNoScales, kNoScales} : Scales{});
+  p->desc = make_desc(s.in == CUDA_R_8F_E4M3 ? Scales{kNoScales, kNoScales} : Scales{}, s.factor_on_device);
   p->w = make_layout(s.in, s.k, s.n, s.k, s.groups, s.n * s.k);
   p->x = make_layout(s.in, s.k, s.m, s.x_row, s.groups, s.x_group);
   p->y = make_layout(s.out, s.n, s.m, s.y_row, s.groups, s.y_group);
@@ -297,10 +305,99 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
                            of_rest);
 }
 
+/// NVFP4 weights that are widened at a time: some outputs of a group, or several whole groups.
+struct Panel {
+  std::int64_t outputs = 0, groups = 1;
+};
+Panel panel_of(const ProjectionProblem& p) {
+  const std::int64_t most = std::max<std::int64_t>(kPanelBytes / (2 * p.k), 1);
+  if (p.n > most) return {.outputs = most >= 16 ? most / 16 * 16 : most};
+  return {.outputs = p.n, .groups = std::min(p.groups, std::max<std::int64_t>(most / p.n, 1))};
+}
+Shape panel_shape(const ProjectionProblem& p, std::int64_t outputs, std::int64_t groups) {
+  Shape shape = shape_of(p);
+  shape.n = outputs, shape.groups = groups;
+  shape.factor_on_device = true;
+  return shape;
+}
+/// Behind cuBLASLt's own workspace: the factors of its products, and a panel.
+std::size_t panel_bytes(const ProjectionProblem& p) {
+  const Panel panel = panel_of(p);
+  return kWorkspaceAlignment + static_cast<std::size_t>(2 * panel.outputs * panel.groups * p.k);
+}
+
+/// bf16 x NVFP4 weights, a panel at a time.
+void run_widened(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  const bool words = reinterpret_cast<std::uintptr_t>(a.w.data) % 8 == 0;
+  const std::int64_t x_row = p.m > 1 ? a.x.stride[0] : p.groups * p.k;
+  const std::int64_t y_row = p.m > 1 ? a.y.stride[0] : p.groups * p.n;
+  const std::int64_t x_group = p.groups > 1 ? a.x.stride[1] : p.k;
+  const std::int64_t y_group = p.groups > 1 ? a.y.stride[1] : p.n;
+  const Panel panel = panel_of(p);
+  const std::int64_t y_bytes = size_of(p.y);
+  struct Piece {
+    std::int64_t group, output, groups, outputs;
+    std::shared_ptr<const Product> product;
+  };
+  std::vector<Piece> pieces;
+  bool found = words && x_row >= p.k && y_row >= p.n;
+  for (std::int64_t g = 0; found && g < p.groups; g += panel.groups) {
+    for (std::int64_t n = 0; found && n < p.n; n += panel.outputs) {
+      const std::int64_t groups = std::min(panel.groups, p.groups - g);
+      const std::int64_t outputs = std::min(panel.outputs, p.n - n);
+      Shape shape = panel_shape(p, outputs, groups);
+      shape.x_row = x_row, shape.x_group = x_group, shape.y_row = y_row, shape.y_group = y_group;
+      shape.x_align = alignment_of(a.x.data, 2 * x_group);
+      shape.y_align = alignment_of(a.y.data, (y_group | n) * y_bytes);
+      pieces.push_back({g, n, groups, outputs, product_of(shape)});
+      found = pieces.back().product->found;
+    }
+  }
+  if (!found) return projection_cuda(p, a, context);
+  auto workspace = reinterpret_cast<std::uintptr_t>(context.workspace.data);
+  workspace = (workspace + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  auto* factors = reinterpret_cast<float*>(workspace + kWorkspace);
+  auto* widened = reinterpret_cast<BF16*>(workspace + kWorkspace + kWorkspaceAlignment);
+  const cudaStream_t stream = stream_of(context.stream);
+  for (const Piece& piece : pieces) {
+    const std::int64_t first = (piece.group * p.n + piece.output) * p.k;
+    projection::widen_weights(
+        {.codes = static_cast<const std::uint8_t*>(a.w.data) + first / 2,
+         .scales = static_cast<const std::uint8_t*>(a.w_scale.data) + first / Projection::kNvfp4Group,
+         .global_scale = static_cast<const float*>(a.w_global_scale.data),
+         .numbers = piece.groups * piece.outputs * p.k,
+         .widened = widened,
+         .factors = factors},
+        stream);
+    const Product& product = *piece.product;
+    const auto* x = static_cast<const BF16*>(a.x.data) + piece.group * x_group;
+    auto* y = static_cast<std::uint8_t*>(a.y.data) + (piece.group * y_group + piece.output) * y_bytes;
+    Desc desc = product.desc;
+    must(cublaslt().matmul(cublaslt_handle(), &desc, factors, widened, product.w.get(), x, product.x.get(), factors + 1,
+                           y, product.y.get(), y, product.y.get(), &product.algo, reinterpret_cast<void*>(workspace),
+                           kWorkspace, stream),
+         "cublasLtMatmul");
+  }
+}
+
+/// Why NVFP4 weights are not widened for it.
+std::string refuse_widened(const ProjectionProblem& p) {
+  if (p.x != DType::kBF16) return "beside w in NVFP4 it takes bf16 x";
+  if (p.m <= kFewWidenedRows) {
+    return "got m = " + std::to_string(p.m) + ": up to " + std::to_string(kFewWidenedRows) +
+           " rows other kernels read NVFP4 weights as they are";
+  }
+  return "";
+}
+
 std::string refusal(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_gpu(machine); !missing.empty()) return missing;
-  if (p.w == Projection::kNvfp4) return "it takes no w in NVFP4";
-  if (p.x != p.w) return "it takes x and w of one dtype";
+  const bool widened = p.w == Projection::kNvfp4;
+  if (widened) {
+    if (std::string refusal = refuse_widened(p); !refusal.empty()) return refusal;
+  } else if (p.x != p.w) {
+    return "it takes x and w of one dtype, or bf16 x and w in NVFP4";
+  }
   if (p.x == DType::kF32 && p.y == DType::kBF16) return "it takes no bf16 y of float32 operands";
   if (options.deterministic) return "its choice of kernel depends on the number of rows (deterministic)";
   if (p.m == 0 || p.n == 0 || p.k == 0) return "it takes no empty matrices";
@@ -315,7 +412,9 @@ std::string refusal(const ProjectionProblem& p, const PlanOptions& options, cons
   } catch (const CudaError& e) {  // a library that does not fit the driver
     return std::string("cuBLASLt does not work here: ") + e.what();
   }
-  return product_of(scaled ? scaled_shape_of(p) : shape_of(p))->found ? "" : "it has no kernel for this shape";
+  const Panel panel = panel_of(p);
+  const Shape shape = scaled ? scaled_shape_of(p) : widened ? panel_shape(p, panel.outputs, panel.groups) : shape_of(p);
+  return product_of(shape)->found ? "" : "it has no kernel for this shape";
 }
 
 Decision decide(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
@@ -323,6 +422,7 @@ Decision decide(const ProjectionProblem& p, const PlanOptions& options, const Ma
   Decision decision;
   decision.workspace_bytes =
       kWorkspace + kWorkspaceAlignment + (p.x == DType::kE4M3 ? input_scale_bytes(p) + weight_scale_bytes(p) : 0);
+  if (p.w == Projection::kNvfp4) decision.workspace_bytes += panel_bytes(p);
   if (p.x == DType::kE4M3 && p.m % kScaledRows != 0) {
     PlanOptions of_rest = options;
     of_rest.implementation.clear();
@@ -337,6 +437,7 @@ Decision decide(const ProjectionProblem& p, const PlanOptions& options, const Ma
 
 void run(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
   if (p.x == DType::kE4M3) return run_scaled(p, a, context);
+  if (p.w == Projection::kNvfp4) return run_widened(p, a, context);
   Shape shape = shape_of(p);
   if (p.m > 1) shape.x_row = a.x.stride[0], shape.y_row = a.y.stride[0];
   if (p.groups > 1) shape.x_group = a.x.stride[1], shape.y_group = a.y.stride[1];

@@ -51,10 +51,9 @@ Projection::Problem problem_of(const Options& options, const Linear& linear, std
   Projection::Problem rounded = p;
   rounded.x = DType::kE4M3;
   if (plan.implementation.empty()) {
-    const std::string streams(JointProjection::kOneLaunchOnHopper);
-    if (chosen(rounded, plan) == streams) return m <= kUnroundedRows ? p : rounded;
-    const std::string of_bf16 = chosen(p, plan);
-    return of_bf16 == streams || of_bf16 == JointProjection::kOneLaunch ? p : rounded;
+    const bool tensor_cores = chosen(rounded, plan) != "cuda";
+    const bool streamed = chosen(p, plan) != "cuda";
+    return tensor_cores ? (m <= kUnroundedRows ? p : rounded) : (streamed ? p : rounded);
   }
   for (const Candidate& c : explain<Projection>(rounded, plan)) {
     if (c.name == plan.implementation && !c.refusal.empty()) return p;

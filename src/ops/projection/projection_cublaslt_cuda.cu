@@ -158,6 +158,9 @@ std::shared_ptr<const Product> make_product(const Shape& s) {
     must(lt.set_preference(made, which, &value, sizeof value), "cublasLtMatmulPreferenceSetAttribute");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
+  // Parts of k are added in fp32: other schemes add what has been rounded to y's dtype.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE} | std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.w_align);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.x_align);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s.y_align);

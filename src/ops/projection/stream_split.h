@@ -20,8 +20,7 @@ using ClustersAtOnce = std::array<std::int64_t, kMostSharing>;
 struct StreamRoom {
   ClustersAtOnce clusters{};
   ClustersAtOnce single{};      ///< with one block a multiprocessor
-  std::int64_t rate = 1;        ///< GB/s that a block streams, measured
-  std::int64_t most_rate = 31;  ///< that two blocks of a multiprocessor do
+  std::int64_t rate = 1;    ///< GB/s that a block streams, measured
 };
 
 /// A weight of a call.
@@ -32,7 +31,7 @@ struct StreamedWeight {
 };
 
 /// What a launch would take, in ns, were the weight alone and `sharing` blocks to share each tile. A multiprocessor
-/// streams up to 31 GB/s, all of them 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several
+/// streams 31 GB/s, all of them 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several
 /// blocks 1,200. Clusters that need nearly all room for two blocks a multiprocessor have been seen to take a second
 /// round.
 constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, const StreamRoom& room) {
@@ -43,7 +42,7 @@ constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, const S
   const std::int64_t rounds = (w.tiles + at_once - 1) / at_once;
   const std::int64_t blocks = crowded ? 2 : 1;
   const std::int64_t of_multiprocessor = blocks * ((w.tile_bytes + sharing - 1) / sharing);
-  const std::int64_t rate = std::min(room.most_rate, blocks * room.rate);
+  const std::int64_t rate = std::min<std::int64_t>(31, blocks * room.rate);
   return std::max(w.bytes / 4000, rounds * of_multiprocessor / rate) + rounds * (sharing > 1 ? 1500 : 300);
 }
 

@@ -44,10 +44,11 @@ constexpr std::int64_t kMostRowsOfGroups = 512;
 constexpr std::int64_t kMostRowsOfNoFours = 256;
 constexpr std::int64_t kMostInputs = (std::int64_t{1} << 30) - sm90::kPiece;  // a row's bytes in 31 bits
 
-/// Beside E4M3 x of 33 to 64 rows, weights of so many bytes or inputs are read for all rows at once, up to
-/// kMostBytesOfFew.
+/// Beside E4M3 x of 33 to 64 rows, weights from so many bytes to kMostBytesOfFew are read for all rows at once, and
+/// small ones of many inputs, as those of hidden states are.
 constexpr std::int64_t kFewestBytesOfCodes64 = std::int64_t{16} << 20;
-constexpr std::int64_t kFewestInputsOfCodes64 = 2048;
+constexpr std::int64_t kFewestInputsOfNarrow = 2048;
+constexpr std::int64_t kMostBytesOfNarrow = std::int64_t{8} << 20;
 /// Up to as many bytes of weights 32 rows of bf16 x are a tile of their own; with more, tiles of 64 rows are faster.
 constexpr std::int64_t kMostBytesOfFew = std::int64_t{48} << 20;
 
@@ -256,8 +257,9 @@ void run_codes(const ProjectionProblem& p, const Projection::Args& a, const RunC
   const cudaStream_t stream = stream_of(context.stream);
   if (p.m > Codes64::kRows) return launch<Codes64Wide>(call, context.deterministic, stream);
   const std::int64_t bytes = weight_bytes(joint_problem(p));
-  const bool large = bytes >= kFewestBytesOfCodes64 || p.k >= kFewestInputsOfCodes64;
-  const bool once = p.m > Codes32::kRows && large && bytes <= kMostBytesOfFew;
+  const bool large = bytes >= kFewestBytesOfCodes64 && bytes <= kMostBytesOfFew;
+  const bool narrow = p.k >= kFewestInputsOfNarrow && bytes < kMostBytesOfNarrow;
+  const bool once = p.m > Codes32::kRows && (large || narrow);
   if (once) return launch<Codes64>(call, context.deterministic, stream);
   launch<Codes32>(call, context.deterministic, stream);
 }

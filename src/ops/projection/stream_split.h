@@ -19,7 +19,7 @@ using ClustersAtOnce = std::array<std::int64_t, kMostSharing>;
 /// What runs at once.
 struct StreamRoom {
   ClustersAtOnce clusters{};
-  ClustersAtOnce single{};      ///< with one block a multiprocessor
+  ClustersAtOnce single{};  ///< with one block a multiprocessor
   std::int64_t rate = 1;    ///< GB/s that a block streams, measured
 };
 

@@ -83,18 +83,19 @@ std::int64_t choose_blocks(const RunArguments& a, const EngineOptions& options, 
 }
 
 /// auto: where steps take less time with them (docs/checkpoints.md), that is on CPUs, and on GPUs of compute capability
-/// 9.0 for decode steps of up to 16 tokens, drafts counted. Other GPUs read them again for every 16 rows of a prompt.
+/// 9.0 for decode steps of up to 128 tokens, drafts counted; of slices up to 16. Other GPUs read them again for every
+/// 16 rows of a prompt.
 bool keeps_fp8_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.fp8_weights != "auto") return a.fp8_weights == "on";
   if (o.weights == nullptr || o.layer.device == DeviceKind::kCpu) return o.weights != nullptr;
-  constexpr std::int64_t kFewTokens = 16;
+  const std::int64_t most = a.tensor_parallel > 1 ? 16 : 128;
   const std::vector<GpuInfo> cards = gpus();
-  return a.max_seqs * (1 + a.speculative) <= kFewTokens &&
+  return a.max_seqs * (1 + a.speculative) <= most &&
          std::ranges::all_of(cards, [](const GpuInfo& card) { return card.major == 9 && card.minor == 0; });
 }
 
-/// auto: on CPUs, where steps of few tokens take less time with them. On GPUs prompts take three to four times as long
-/// (docs/checkpoints.md).
+/// auto: on CPUs, where steps of few tokens take less time with them. On GPUs steps of 16 requests and short prompts
+/// take longer (docs/checkpoints.md).
 bool keeps_nvfp4_weights(const RunArguments& a, const EngineOptions& o) {
   if (a.nvfp4_weights != "auto") return a.nvfp4_weights == "on";
   return o.weights != nullptr && o.layer.device == DeviceKind::kCpu;

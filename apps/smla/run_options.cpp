@@ -12,9 +12,10 @@ void add_engine_options(CLI::App* c, RunArguments& arguments) {
                 "Preset (v4-flash, v4-pro, tiny) or a config.json (default: that of --weights, else tiny)");
   c->add_option("--weights", a->weights,
                 "Checkpoint: a folder with safetensors, or one file (default: random weights of --seed)");
-  c->add_option("--fp8-weights", a->fp8_weights,
-                "The checkpoint's FP8 weights: on keeps them, off dequantises them, auto keeps them on CPUs and, "
-                "where --max-seqs and their drafts are up to 16 tokens, on GPUs of compute capability 9.0")
+  c->add_option(
+       "--fp8-weights", a->fp8_weights,
+       "The checkpoint's FP8 weights: on keeps them, off dequantises them, auto keeps them on CPUs and, "
+       "where --max-seqs and their drafts are up to 128 tokens (with --tp 16), on GPUs of compute capability 9.0")
       ->check(one_of({"auto", "on", "off"}))
       ->capture_default_str();
   c->add_option("--nvfp4-weights", a->nvfp4_weights,

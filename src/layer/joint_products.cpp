@@ -73,7 +73,8 @@ bool has_joint_products(const LayerConfig& config, const LayerOptions& options, 
   const bool others_named =
       options.implementations.contains(Projection::kName) || options.implementations.contains("*");
   if (options.device != DeviceKind::kCuda || options.deterministic || others_named) return false;
-  if (tokens > kUnroundedRows && any_fp8 && may_round_fp8_inputs(options) && rounding_pays(config, weights, tokens))
+  const bool large_fp8 = fp8(weights.wq_b) && fp8(weights.wo_a) && fp8(weights.wo_b);
+  if (tokens > kUnroundedRows && large_fp8 && may_round_fp8_inputs(options) && rounding_pays(config, weights, tokens))
     return false;
   // The three large weights of every kind of layer decide.
   JointProjection::Problem p{.m = tokens, .k = config.hidden_size, .x = activation_dtype(options), .parts = 3};

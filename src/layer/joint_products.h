@@ -19,9 +19,9 @@ inline constexpr std::int64_t kJointRows = 64;
 inline constexpr std::int64_t kJointRowsOnHopper = 128;  ///< where it names JointProjection::kOneLaunchOnHopper
 
 /// Whether the products of a step of `tokens` rows are joint ones: where JointProjection is named, and on a GPU where
-/// a kernel that streams weights is chosen for them. Not by itself with `deterministic`, for which the number of rows
-/// must not matter. Not where an FP8 output projection is asked for beside FP8 weights: weights of one input then have
-/// different inputs.
+/// a kernel that streams weights is chosen for them and products of rounded inputs are not faster. Not by itself with
+/// `deterministic`, for which the number of rows must not matter. Not where an FP8 output projection is asked for
+/// beside FP8 weights: weights of one input then have different inputs.
 bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                         std::int64_t tokens);
 

@@ -248,6 +248,23 @@ TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
   }
 }
 
+/// Memory that is reserved for the most rows serves fewer, whichever implementation takes them.
+TEST_F(ProjectionGpu, MoreRowsNeedNoLessWorkspace) {
+  for (const auto& [x, w] :
+       {std::pair(DType::kBF16, DType::kBF16), {DType::kE4M3, DType::kE4M3}, {DType::kBF16, Projection::kNvfp4}}) {
+    for (const std::int64_t groups : {1, 8}) {
+      std::size_t most = 0;
+      for (std::int64_t m = 1; m <= 530; ++m) {
+        const Plan<Projection> plan({.m = m, .n = 1024, .k = 1024, .groups = groups, .x = x, .w = w},
+                                    {.device = DeviceKind::kCuda});
+        ASSERT_GE(plan.workspace_bytes(), most)
+            << name_of(x) << " x " << name_of(w) << ", " << groups << " groups: " << m;
+        most = plan.workspace_bytes();
+      }
+    }
+  }
+}
+
 TEST_F(ProjectionGpu, ARowsBitsDoNotDependOnTheOthersWhenDeterministic) {
   ProjectionCase c;
   c.problem = {.m = 70, .n = 200, .groups = 2};

@@ -127,7 +127,15 @@ Decision decide_joint(const JointProblem& p, const PlanOptions& options, const M
 }
 Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
   if (p.x == DType::kE4M3 && p.x_scale != OutputScale::kF32) return refused("it takes F32 scales of x");
-  return decide_joint(joint_problem(p), options, machine);
+  Decision decision = decide_joint(joint_problem(p), options, machine);
+  // Some rows fewer are a multiple of four and cuBLASLt's: who reserves memory for the most rows has enough for them.
+  if (p.x == DType::kE4M3 && p.groups == 1 && p.m > kMostCodedRows && p.m % 4 != 0 && decision.refusal.empty() &&
+      options.implementation.empty()) {
+    ProjectionProblem fewer = p;
+    fewer.m -= p.m % 4;
+    decision.workspace_bytes = choose<Projection>(fewer, options, machine).decision.workspace_bytes;
+  }
+  return decision;
 }
 
 template <class Shape>

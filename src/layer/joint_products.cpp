@@ -38,9 +38,9 @@ TensorView rows_to_write(const TensorView& v) { return v.absent() ? TensorView()
 
 /// Up to so many rows inputs of FP8 weights are never rounded where a joint product is chosen.
 constexpr std::int64_t kUnroundedRows = 16;
-/// Slices of fewer bytes of large weights keep joint products, of layers with a compressor up to so many rows.
+/// Slices of fewer bytes of large weights keep joint products up to kJointRows, layers with a compressor up to so many.
 constexpr std::int64_t kFewestBytes = std::int64_t{16} << 20;
-constexpr std::int64_t kJointRowsOfSlice = 32;
+constexpr std::int64_t kJointRowsWithCompressor = 32;
 
 constexpr std::string_view kCublasLt = "cublaslt";
 
@@ -48,7 +48,7 @@ constexpr std::string_view kCublasLt = "cublaslt";
 /// the weights are so small that launches count more.
 bool rounding_pays(const LayerConfig& config, const LayerWeights& weights, std::int64_t tokens) {
   const std::int64_t bytes = weights.wq_b.numel() + weights.wo_a.numel() + weights.wo_b.numel();
-  if (bytes < kFewestBytes && (!config.has_compressor() || tokens <= kJointRowsOfSlice)) return false;
+  if (bytes < kFewestBytes && tokens <= (config.has_compressor() ? kJointRowsWithCompressor : kJointRows)) return false;
   const Projection::Problem p{
       .m = tokens, .n = Projection::kWeightBlock, .k = Projection::kScaleGroup, .x = DType::kE4M3, .w = DType::kE4M3};
   for (const Candidate& c : explain<Projection>(p, {.device = DeviceKind::kCuda}))

@@ -36,6 +36,14 @@ class Joint {
 ConstTensorView rows_or_none(const TensorView& v) { return v.absent() ? ConstTensorView() : as_rows(v); }
 TensorView rows_to_write(const TensorView& v) { return v.absent() ? TensorView() : as_rows(v); }
 
+/// The implementation that is chosen on the GPU.
+template <class Op>
+std::string chosen(const typename Op::Problem& problem) {
+  for (const Candidate& c : explain<Op>(problem, {.device = DeviceKind::kCuda}))
+    if (c.refusal.empty()) return c.name;
+  return "";
+}
+
 /// Up to so many rows inputs of FP8 weights are never rounded where a joint product is chosen.
 constexpr std::int64_t kUnroundedRows = 16;
 /// Slices of fewer bytes of large weights keep joint products up to kJointRows, layers with a compressor up to so many.
@@ -51,9 +59,8 @@ bool rounding_pays(const LayerConfig& config, const LayerWeights& weights, std::
   if (bytes < kFewestBytes && tokens <= (config.has_compressor() ? kJointRowsWithCompressor : kJointRows)) return false;
   const Projection::Problem p{
       .m = tokens, .n = Projection::kWeightBlock, .k = Projection::kScaleGroup, .x = DType::kE4M3, .w = DType::kE4M3};
-  for (const Candidate& c : explain<Projection>(p, {.device = DeviceKind::kCuda}))
-    if (c.refusal.empty()) return c.name == JointProjection::kOneLaunchOnHopper || c.name == kCublasLt;
-  return false;
+  const std::string name = chosen<Projection>(p);
+  return name == JointProjection::kOneLaunchOnHopper || name == kCublasLt;
 }
 
 std::int64_t named_joint_rows(const LayerOptions& options) {
@@ -80,10 +87,8 @@ bool has_joint_products(const LayerConfig& config, const LayerOptions& options, 
   JointProjection::Problem p{.m = tokens, .k = config.hidden_size, .x = activation_dtype(options), .parts = 3};
   const ConstTensorView* const large[] = {&weights.wq_b, &weights.wo_a, &weights.wo_b};
   for (std::size_t i = 0; i < 3; ++i) p.part[i] = {.n = config.hidden_size, .w = large[i]->dtype};
-  for (const Candidate& c : explain<JointProjection>(p, {.device = DeviceKind::kCuda}))
-    if (c.refusal.empty())
-      return c.name == JointProjection::kOneLaunch || c.name == JointProjection::kOneLaunchOnHopper;
-  return false;
+  const std::string name = chosen<JointProjection>(p);
+  return name == JointProjection::kOneLaunch || name == JointProjection::kOneLaunchOnHopper;
 }
 
 bool rounds_fp8_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

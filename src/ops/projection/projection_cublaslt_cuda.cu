@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
-#include <vector>
 
 #include "device/launch.cuh"
 #include "ops/projection/cublaslt.cuh"
@@ -331,55 +330,43 @@ std::size_t panel_bytes(const ProjectionProblem& p) {
 
 /// bf16 x NVFP4 weights, a panel at a time.
 void run_widened(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+  Shape shape = panel_shape(p, p.n, p.groups);
+  if (p.m > 1) shape.x_row = a.x.stride[0], shape.y_row = a.y.stride[0];
+  if (p.groups > 1) shape.x_group = a.x.stride[1], shape.y_group = a.y.stride[1];
   const bool words = reinterpret_cast<std::uintptr_t>(a.w.data) % 8 == 0;
-  const std::int64_t x_row = p.m > 1 ? a.x.stride[0] : p.groups * p.k;
-  const std::int64_t y_row = p.m > 1 ? a.y.stride[0] : p.groups * p.n;
-  const std::int64_t x_group = p.groups > 1 ? a.x.stride[1] : p.k;
-  const std::int64_t y_group = p.groups > 1 ? a.y.stride[1] : p.n;
+  if (!words || shape.x_row < p.k || shape.y_row < p.n) return projection_cuda(p, a, context);
   const Panel panel = panel_of(p);
   const std::int64_t y_bytes = size_of(p.y);
-  struct Piece {
-    std::int64_t group, output, groups, outputs;
-    std::shared_ptr<const Product> product;
-  };
-  std::vector<Piece> pieces;
-  bool found = words && x_row >= p.k && y_row >= p.n;
-  for (std::int64_t g = 0; found && g < p.groups; g += panel.groups) {
-    for (std::int64_t n = 0; found && n < p.n; n += panel.outputs) {
-      const std::int64_t groups = std::min(panel.groups, p.groups - g);
-      const std::int64_t outputs = std::min(panel.outputs, p.n - n);
-      Shape shape = panel_shape(p, outputs, groups);
-      shape.x_row = x_row, shape.x_group = x_group, shape.y_row = y_row, shape.y_group = y_group;
-      shape.x_align = alignment_of(a.x.data, 2 * x_group);
-      shape.y_align = alignment_of(a.y.data, (y_group | n) * y_bytes);
-      pieces.push_back({g, n, groups, outputs, product_of(shape)});
-      found = pieces.back().product->found;
-    }
-  }
-  if (!found) return projection_cuda(p, a, context);
   auto workspace = reinterpret_cast<std::uintptr_t>(context.workspace.data);
   workspace = (workspace + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
   auto* factors = reinterpret_cast<float*>(workspace + kWorkspace);
   auto* widened = reinterpret_cast<BF16*>(workspace + kWorkspace + kWorkspaceAlignment);
   const cudaStream_t stream = stream_of(context.stream);
-  for (const Piece& piece : pieces) {
-    const std::int64_t first = (piece.group * p.n + piece.output) * p.k;
-    projection::widen_weights(
-        {.codes = static_cast<const std::uint8_t*>(a.w.data) + first / 2,
-         .scales = static_cast<const std::uint8_t*>(a.w_scale.data) + first / Projection::kNvfp4Group,
-         .global_scale = static_cast<const float*>(a.w_global_scale.data),
-         .numbers = piece.groups * piece.outputs * p.k,
-         .widened = widened,
-         .factors = factors},
-        stream);
-    const Product& product = *piece.product;
-    const auto* x = static_cast<const BF16*>(a.x.data) + piece.group * x_group;
-    auto* y = static_cast<std::uint8_t*>(a.y.data) + (piece.group * y_group + piece.output) * y_bytes;
-    Desc desc = product.desc;
-    must(cublaslt().matmul(cublaslt_handle(), &desc, factors, widened, product.w.get(), x, product.x.get(), factors + 1,
-                           y, product.y.get(), y, product.y.get(), &product.algo, reinterpret_cast<void*>(workspace),
-                           kWorkspace, stream),
-         "cublasLtMatmul");
+  shape.x_align = alignment_of(a.x.data, 2 * shape.x_group);
+  for (std::int64_t group = 0; group < p.groups; group += panel.groups) {
+    for (std::int64_t output = 0; output < p.n; output += panel.outputs) {
+      shape.groups = std::min(panel.groups, p.groups - group);
+      shape.n = std::min(panel.outputs, p.n - output);
+      shape.y_align = alignment_of(a.y.data, (shape.y_group | output) * y_bytes);
+      const std::shared_ptr<const Product> product = product_of(shape);
+      if (!product->found) return projection_cuda(p, a, context);  // which writes all of y again
+      const std::int64_t first = (group * p.n + output) * p.k;
+      projection::widen_weights(
+          {.codes = static_cast<const std::uint8_t*>(a.w.data) + first / 2,
+           .scales = static_cast<const std::uint8_t*>(a.w_scale.data) + first / Projection::kNvfp4Group,
+           .global_scale = static_cast<const float*>(a.w_global_scale.data),
+           .numbers = shape.groups * shape.n * p.k,
+           .widened = widened,
+           .factors = factors},
+          stream);
+      const auto* x = static_cast<const BF16*>(a.x.data) + group * shape.x_group;
+      auto* y = static_cast<std::uint8_t*>(a.y.data) + (group * shape.y_group + output) * y_bytes;
+      Desc desc = product->desc;
+      must(cublaslt().matmul(cublaslt_handle(), &desc, factors, widened, product->w.get(), x, product->x.get(),
+                             factors + 1, y, product->y.get(), y, product->y.get(), &product->algo,
+                             reinterpret_cast<void*>(workspace), kWorkspace, stream),
+           "cublasLtMatmul");
+    }
   }
 }
 

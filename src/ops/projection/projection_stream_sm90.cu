@@ -248,15 +248,11 @@ void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunC
   }
 }
 
-/// Whether E4M3 x and w can be read 16 bytes at a time.
-bool codes_streamable(const ProjectionProblem& p, const Projection::Args& a) {
-  const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
-  return whole(a.x.data) && whole(a.w.data) && a.x.stride[0] % 16 == 0 && (p.groups == 1 || a.x.stride[1] % 16 == 0);
-}
-
 void run_codes(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
-  if (!codes_streamable(p, a)) return projection_cuda(p, a, context);
-  StreamCall call = stream_call(joint_problem(p), joint_args(a));
+  const JointProblem joint = joint_problem(p);
+  const JointProjection::Args args = joint_args(a);
+  if (!streamable(joint, args)) return projection_cuda(p, a, context);
+  StreamCall call = stream_call(joint, args);
   if (p.m == 0 || call.parts == 0) return;
   call.coded = {.codes = static_cast<const std::uint8_t*>(a.x.data),
                 .scales = static_cast<const float*>(a.x_scale.data),
@@ -264,7 +260,7 @@ void run_codes(const ProjectionProblem& p, const Projection::Args& a, const RunC
                 .scale_chunk = a.x_scale.stride[1]};
   const cudaStream_t stream = stream_of(context.stream);
   if (p.m > Codes64::kRows) return launch<Codes64Wide>(call, context.deterministic, stream);
-  const std::int64_t bytes = weight_bytes(joint_problem(p));
+  const std::int64_t bytes = weight_bytes(joint);
   const bool large = bytes >= kFewestBytesOfCodes64 && bytes <= kMostBytesOfFew;
   const bool narrow = p.k >= kFewestInputsOfNarrow && bytes < kMostBytesOfNarrow;
   const bool once = p.m > Codes32::kRows && (large || narrow);

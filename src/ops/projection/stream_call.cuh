@@ -112,7 +112,8 @@ inline std::string not_streamed(const JointProjection::Problem& p, const StreamT
 /// bits are those that it has among others.
 inline bool streamable(const JointProjection::Problem& p, const JointProjection::Args& a) {
   const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
-  bool all = whole(a.x.data) && a.x.stride[0] % 8 == 0 && (p.groups == 1 || a.x.stride[1] % 8 == 0);
+  const std::int64_t inputs = 16 / size_of(p.x);
+  bool all = whole(a.x.data) && a.x.stride[0] % inputs == 0 && (p.groups == 1 || a.x.stride[1] % inputs == 0);
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::PartArgs& part = a.parts[static_cast<std::size_t>(i)];
     all = all && whole(part.w.data);

@@ -31,9 +31,8 @@ struct StreamedWeight {
 };
 
 /// What a launch would take, in ns, were the weight alone and `sharing` blocks to share each tile. A multiprocessor
-/// streams 31 GB/s, all of them 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several
-/// blocks 1,200. Clusters that need nearly all room for two blocks a multiprocessor have been seen to take a second
-/// round.
+/// streams 31 GB/s, all of them 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several blocks
+/// 1,200. Clusters that need nearly all room for two blocks a multiprocessor have been seen to take a second round.
 constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, const StreamRoom& room) {
   const auto of = static_cast<std::size_t>(sharing - 1);
   const std::int64_t most = room.clusters[of];

@@ -333,7 +333,8 @@ struct Compute {
       const float mine = f.factor * c.unit;
       factor[0] = __shfl_sync(kAll, mine, me.lane & ~3);
       factor[1] = __shfl_sync(kAll, mine, (me.lane & ~3) + 1);
-      rotate_back(c.back_row(item.token()), factor, me);
+      const float* const nowhere = c.positions == nullptr ? nullptr : reinterpret_cast<const float*>(kNoRow);
+      rotate_back(rehearsed() ? c.back_row(item.token()) : nowhere, factor, me);
       if constexpr (kQuantised) {
         store_quantised(factor);
         return;

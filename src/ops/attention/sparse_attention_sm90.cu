@@ -43,14 +43,20 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     device::fence_proxy_async();
   }
   __syncthreads();
-  device::pdl_wait();
-  if (named.total != nullptr && (*named.total <= named.capacity) != kByCopies) return;
+  // Where they need nothing of earlier kernels for it, the warps that widen keys and compute rehearse while those still
+  // run. Everything that they read of memory later is told by warps that have waited.
+  if (named.total != nullptr) {
+    device::pdl_wait();
+    if ((*named.total <= named.capacity) != kByCopies) return;
+  }
   if constexpr (std::is_same_v<Item, CutItem>) {
+    device::pdl_wait();
     if (!Item::find(c, shared)) return;
   }
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {
     device::fewer_registers<list_registers(kCodeGroups)>();
+    device::pdl_wait();
     const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
     if (warp == 0) {
       ListWalker<kCodeGroups, Item>{c, named, shared, items}.all_tiles();

@@ -55,8 +55,13 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
 }
 
 void Forward::latent_norms() const {
-  LatentNorms::Args args{
-      .qr = b.qr, .qr_weight = weights.q_norm, .qr_out = b.qr, .kv = b.kv, .kv_weight = weights.kv_norm};
+  LatentNorms::Args args{.qr = b.qr,
+                         .qr_weight = weights.q_norm,
+                         .qr_out = b.qr,
+                         .qr_values = b.qr_values,
+                         .qr_scales = b.qr_scales,
+                         .kv = b.kv,
+                         .kv_weight = weights.kv_norm};
   if (has_query_prologue()) {
     args.insert = {.positions = step.positions,
                    .cos_sin = cos_sin,
@@ -67,8 +72,6 @@ void Forward::latent_norms() const {
     args.kv_out = b.kv;
     ops.latent_norms->run(args, main.scratch, main.stream);
   }
-  if (ops.quantize_qr)
-    ops.quantize_qr->run({.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, main.scratch, main.stream);
   watch.lap(Stage::kNorms);
 }
 

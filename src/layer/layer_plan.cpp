@@ -26,15 +26,15 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   const DType act = activation_dtype(options);
   const std::int64_t hi = c.index_n_heads;
   LayerBuffers b;
-  const auto quantised = [&](const std::optional<Plan<QuantizeRows>>& plan, TensorView& values, TensorView& scales) {
-    if (!plan) return;
-    const std::int64_t dim = plan->problem().dim;
+  const auto quantised = [&](std::int64_t dim, TensorView& values, TensorView& scales) {
+    if (dim == 0) return;
     values = arena.take(DType::kE4M3, {tokens, dim});
     scales = arena.take(DType::kF32, {1, dim / QuantizeRows::kGroup, (tokens + 3) / 4 * 4});
   };
-  quantised(quantize_hidden, b.hidden_values, b.hidden_scales);
-  quantised(quantize_qr, b.qr_values, b.qr_scales);
-  quantised(quantize_z, b.z_values, b.z_scales);
+  const auto dim_of = [](const std::optional<Plan<QuantizeRows>>& plan) { return plan ? plan->problem().dim : 0; };
+  quantised(dim_of(quantize_hidden), b.hidden_values, b.hidden_scales);
+  quantised(latent_norms->problem().quantises_qr ? c.q_lora_rank : 0, b.qr_values, b.qr_scales);
+  quantised(dim_of(quantize_z), b.z_values, b.z_scales);
   b.latents = arena.take(act, {tokens, c.q_lora_rank + c.head_dim});
   b.qr = b.latents.slice(1, 0, c.q_lora_rank);
   b.kv = b.latents.slice(1, c.q_lora_rank, c.q_lora_rank + c.head_dim);
@@ -285,15 +285,17 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
       ops->latents = project(weights_.wkv, c.q_lora_rank + c.head_dim, c.hidden_size, act);
   }
   LatentNorms::Problem norms{
-      .rows = tokens, .qr_dim = c.q_lora_rank, .kv_dim = c.head_dim, .in = act, .out = act, .eps = c.rms_norm_eps};
+      .rows = tokens,
+      .qr_dim = c.q_lora_rank,
+      .kv_dim = c.head_dim,
+      .in = act,
+      .out = act,
+      .eps = c.rms_norm_eps,
+      .quantises_qr = !joint && (fp8(weights_.wq_b) || (c.runs_indexer() && fp8(weights_.index_wq_b)))};
   ops->latent_norms = planner.make<LatentNorms>(norms);
   norms.insert = {.format = options.caches.rows, .rope_dim = c.rope_head_dim, .clamp = options.clamp};
   if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<LatentNorms>(norms);
-  if (!joint) {
-    if (fp8(weights_.wq_b) || (c.runs_indexer() && fp8(weights_.index_wq_b)))
-      ops->quantize_qr = quantize(c.q_lora_rank);
-    ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
-  }
+  if (!joint) ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = planner.make<QNormRopeInsert>({.tokens = tokens,
                                                .heads = c.num_heads,
                                                .out_heads = options.padded_heads,

@@ -73,6 +73,29 @@ TEST_F(NormRopeGpu, LatentNormsAreRef) {
   }
 }
 
+TEST_F(NormRopeGpu, LatentNormsThatQuantiseAreTheTwoOps) {
+  for (const LatentNormsCase& c : quantised_norms_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    LatentNormsCase plain = c;
+    plain.problem.quantises_qr = false;
+    const LatentNormsInputs want = make_inputs(plain);
+    run_on_gpu<LatentNorms>(plain.problem, want.args());
+    QuantisedRowsOf wanted(c.problem);
+    run_ref<QuantizeRows>({.rows = c.problem.rows, .dim = c.problem.qr_dim, .in = c.problem.out},
+                          wanted.args(want.args().qr_out));
+    const LatentNormsInputs got = make_inputs(c);
+    QuantisedRowsOf quantised(c.problem);
+    LatentNorms::Args args = got.args();
+    quantised.put(args);
+    run_on_gpu<LatentNorms>(c.problem, args);
+    expect_equal_bytes(want.qr.y, got.qr.y);
+    expect_equal_bytes(want.kv.y, got.kv.y);
+    expect_equal_bytes(wanted.values, quantised.values);
+    expect_equal_bytes(wanted.scales, quantised.scales);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_F(NormRopeGpu, LatentNormsThatInsertAreTheThreeOps) {
   for (const NormInsertCase& c : norm_insert_cases()) {
     SCOPED_TRACE(testing::Message() << c);

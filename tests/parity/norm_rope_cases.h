@@ -157,6 +157,42 @@ inline LatentNormsInputs make_inputs(const LatentNormsCase& c) {
   return {.qr = make_inputs(c.qr(), 1), .kv = make_inputs(c.kv(), 2)};
 }
 
+inline std::vector<LatentNormsCase> quantised_norms_cases() {
+  std::vector<LatentNormsCase> cases;
+  for (const std::int64_t rows : {1, 4, 19}) {
+    for (const std::int64_t dim : {0, 128, 1024, 1536, 4096, 4224}) {
+      const LatentNorms::Problem p{.rows = rows, .qr_dim = dim, .kv_dim = 512, .quantises_qr = true};
+      cases.push_back({.problem = p, .row_gap = dim % 256 == 0 ? 4 : 3});
+    }
+    LatentNorms::Problem p{.rows = rows, .qr_dim = 1024, .in = DType::kF32, .out = DType::kF32, .quantises_qr = true};
+    cases.push_back({.problem = p, .weight = DType::kF32});
+    p.in = DType::kBF16;
+    cases.push_back({.problem = p});
+  }
+  return cases;
+}
+
+/// E4M3 rows and their scales; rows of values lie further apart than they are long.
+struct QuantisedRowsOf {
+  HostTensor values, scales;
+  std::int64_t dim = 0;
+
+  explicit QuantisedRowsOf(const LatentNorms::Problem& p)
+      : values(DType::kE4M3, {p.rows, p.qr_dim + p.qr_dim / 128 % 8}),
+        scales(DType::kF32, {1, p.qr_dim / 128, (p.rows + 3) / 4 * 4}),
+        dim(p.qr_dim) {
+    poison(values);
+    poison(scales);
+  }
+  void put(LatentNorms::Args& a) {
+    a.qr_values = values.view().slice(1, 0, dim);
+    a.qr_scales = scales.view();
+  }
+  QuantizeRows::Args args(const ConstTensorView& x) {
+    return {.x = x, .values = values.view().slice(1, 0, dim), .scales = scales.view()};
+  }
+};
+
 struct InsertCase {
   std::int64_t tokens = 4;
   std::int64_t inserted = 4;  ///< M

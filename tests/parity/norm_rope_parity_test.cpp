@@ -85,6 +85,33 @@ TEST(NormRopeParity, LatentNormsAreTwoRmsNorms) {
   }
 }
 
+/// Latent norms that quantise are the norms and the quantisation of the latent queries.
+TEST(NormRopeParity, LatentNormsThatQuantiseAreTheTwoOps) {
+  for (const LatentNormsCase& c : quantised_norms_cases()) {
+    for (const std::string& name : accepted<LatentNorms>(c.problem)) {
+      SCOPED_TRACE(testing::Message() << c << " on " << name);
+      LatentNormsCase plain = c;
+      plain.problem.quantises_qr = false;
+      const LatentNormsInputs want = make_inputs(plain);
+      Plan<LatentNorms>(plain.problem, {.implementation = name}).run(want.args());
+      QuantisedRowsOf wanted(c.problem);
+      Plan<QuantizeRows>({.rows = c.problem.rows, .dim = c.problem.qr_dim, .in = c.problem.out},
+                         {.implementation = "ref"})
+          .run(wanted.args(want.args().qr_out));
+      const LatentNormsInputs got = make_inputs(c);
+      QuantisedRowsOf quantised(c.problem);
+      LatentNorms::Args args = got.args();
+      quantised.put(args);
+      Plan<LatentNorms>(c.problem, {.implementation = name, .threads = 3}).run(args);
+      expect_equal_bytes(want.qr.y, got.qr.y);
+      expect_equal_bytes(want.kv.y, got.kv.y);
+      expect_equal_bytes(wanted.values, quantised.values);
+      expect_equal_bytes(wanted.scales, quantised.scales);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 /// Latent norms that insert are the norms and the insert.
 TEST(NormRopeParity, LatentNormsThatInsertAreTheThreeOps) {
   for (const NormInsertCase& c : norm_insert_cases()) {

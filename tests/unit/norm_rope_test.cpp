@@ -416,6 +416,9 @@ TEST(NormRopeErrors, NameTheTensorWhatWasGotAndWhatWasExpected) {
               ThrowsMessage<InvalidArgument>("rms_norm: rows: got -1, expected 0 or more"));
   EXPECT_THAT([] { Plan<LatentNorms>({.kv_dim = -1}); },
               ThrowsMessage<InvalidArgument>("latent_norms: kv_dim: got -1, expected 0 or more"));
+  EXPECT_THAT(
+      [] { Plan<LatentNorms>({.qr_dim = 200, .quantises_qr = true}); },
+      ThrowsMessage<InvalidArgument>("latent_norms: qr_dim: got 200, expected a multiple of 128 with quantises_qr"));
   EXPECT_THAT([] { Plan<LatentNorms>({.insert = LatentNorms::Insert{}}); },
               ThrowsMessage<InvalidArgument>("latent_norms: insert.format: got none, expected a row format"));
   EXPECT_THAT([] { Plan<LatentNorms>({.insert = {{.format = &bf16_rows()}}}); },

@@ -33,9 +33,10 @@ struct RmsNorm {
 /// The norms of a layer's latent queries and keys in one launch (spec 2 step 2): qr_out and kv_out are what RmsNorm
 /// makes of qr and kv. With `insert` the normed keys become rows of the window cache in the same launch (spec 2 step
 /// 4, 5.3): they do not go to kv_out but are rotated and encoded at their slots, as QNormRopeInsert does it with them,
-/// bit for bit.
+/// bit for bit. With `quantises_qr` the launch also writes what QuantizeRows makes of qr_out, the input of FP8 weights.
 struct LatentNorms {
   static constexpr std::string_view kName = "latent_norms";
+  static constexpr int kGroup = 128;  ///< numbers of a scale of qr_values; divides qr_dim with quantises_qr
   /// RoPE of the normed keys and their insertion into a cache.
   struct Insert {
     const RowFormat* format = nullptr;   ///< rows of the cache
@@ -57,12 +58,15 @@ struct LatentNorms {
     DType out = DType::kBF16;        ///< BF16 or F32; with insert as `in`
     bool has_weight = true;          ///< false: no multiplication by weights
     float eps = 1e-6F;               ///< RMSNorm's epsilon
+    bool quantises_qr = false;       ///< also qr_values and qr_scales
     std::optional<Insert> insert{};  ///< absent: the normed keys go to kv_out
   };
   struct Args {
     ConstTensorView qr;         ///< [rows, qr_dim] `in`; rows may be strided
     ConstTensorView qr_weight;  ///< [qr_dim] BF16 or F32; absent without weight
     TensorView qr_out;          ///< [rows, qr_dim] `out`; may be qr itself
+    TensorView qr_values;       ///< [rows, qr_dim] E4M3; rows may be strided. Absent without quantises_qr
+    TensorView qr_scales;       ///< [1, qr_dim/128, rows rounded up to 4] F32. Absent without quantises_qr
     ConstTensorView kv;         ///< [rows, kv_dim] `in`; rows may be strided
     ConstTensorView kv_weight;  ///< [kv_dim] BF16 or F32; absent without weight
     TensorView kv_out;          ///< [rows, kv_dim] `out`; may be kv itself. Absent with insert

@@ -17,6 +17,9 @@ void latent_norms_cpu(const LatentNorms::Problem& problem, const LatentNorms::Ar
 void latent_norms_avx2(const LatentNorms::Problem& problem, const LatentNorms::Args& args, const RunContext& context);
 void latent_norms_avx512(const LatentNorms::Problem& problem, const LatentNorms::Args& args, const RunContext& context);
 
+void quantize_rows_ref(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args, const RunContext& context);
+void quantize_rows_cpu(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args, const RunContext& context);
+
 void qnorm_rope_insert_ref(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
                            const RunContext& context);
 void qnorm_rope_insert_cpu(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,

@@ -24,25 +24,29 @@ struct OpDescription<LatentNorms> {
   static constexpr std::string_view kFamily = "norm_rope";
   static constexpr std::string_view kTypical = "64 rows of 1024 and of 512, bf16";
   static LatentNorms::Problem typical() { return {.rows = 64, .qr_dim = 1024, .kv_dim = 512}; }
-  static constexpr auto kShapes = std::to_array<TensorShape>({{"qr", "in: BF16 | F32", "rows, qr_dim"},
-                                                              {"qr_weight", "BF16 | F32", "qr_dim", "has_weight"},
-                                                              {"qr_out", "out: BF16 | F32", "rows, qr_dim"},
-                                                              {"kv", "in: BF16 | F32", "rows, kv_dim"},
-                                                              {"kv_weight", "BF16 | F32", "kv_dim", "has_weight"},
-                                                              {"kv_out", "out: BF16 | F32", "rows, kv_dim"},
-                                                              {"insert.positions", "I64", "rows"},
-                                                              {"insert.cos_sin", "F32", "positions, insert.rope_dim"},
-                                                              {"insert.slot_mapping", "I64", "<= rows"},
-                                                              {"insert.cache", "cache", "insert.format, -"}});
+  static constexpr auto kShapes =
+      std::to_array<TensorShape>({{"qr", "in: BF16 | F32", "rows, qr_dim"},
+                                  {"qr_weight", "BF16 | F32", "qr_dim", "has_weight"},
+                                  {"qr_out", "out: BF16 | F32", "rows, qr_dim"},
+                                  {"qr_values", "E4M3", "rows, qr_dim", "quantises_qr"},
+                                  {"qr_scales", "F32", "1, groups, padded rows", "quantises_qr"},
+                                  {"kv", "in: BF16 | F32", "rows, kv_dim"},
+                                  {"kv_weight", "BF16 | F32", "kv_dim", "has_weight"},
+                                  {"kv_out", "out: BF16 | F32", "rows, kv_dim"},
+                                  {"insert.positions", "I64", "rows"},
+                                  {"insert.cos_sin", "F32", "positions, insert.rope_dim"},
+                                  {"insert.slot_mapping", "I64", "<= rows"},
+                                  {"insert.cache", "cache", "insert.format, -"}});
   static void fields(LatentNorms::Problem& p, auto&& f) {
     f("rows", p.rows), f("qr_dim", p.qr_dim), f("kv_dim", p.kv_dim), f("in", p.in), f("out", p.out);
-    f("has_weight", p.has_weight), f("eps", p.eps);
+    f("has_weight", p.has_weight), f("eps", p.eps), f("quantises_qr", p.quantises_qr);
     LatentNorms::Insert insert = p.insert.value_or(LatentNorms::Insert{});  // without a format: absent
     f("insert.format", insert.format), f("insert.rope_dim", insert.rope_dim), f("insert.clamp", insert.clamp);
     if (insert.format != nullptr) p.insert = insert;
   }
   static void tensors(LatentNorms::Args& a, auto&& t) {
     t.in("qr", a.qr), t.in("qr_weight", a.qr_weight), t.out("qr_out", a.qr_out);
+    t.out("qr_values", a.qr_values), t.out("qr_scales", a.qr_scales);
     t.in("kv", a.kv), t.in("kv_weight", a.kv_weight), t.out("kv_out", a.kv_out);
     LatentNorms::Insert::Args& insert = a.insert;
     t.in("insert.positions", insert.positions), t.in("insert.cos_sin", insert.cos_sin);

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "device/simd_generic.h"
+#include "ops/norm_rope/implementations.h"
 #include "ops/norm_rope/kernels.h"
 #include "ops/norm_rope/quantise.h"
 #include "ops/norm_rope/scalar.h"
@@ -46,6 +47,8 @@ E4M3* values_of(const QuantizeRows::Args& a, std::int64_t r) {
   return static_cast<E4M3*>(a.values.data) + r * a.values.stride[0];
 }
 
+}  // namespace
+
 void quantize_rows_ref(const QuantizeRows::Problem& p, const QuantizeRows::Args& a, const RunContext&) {
   clear_padding(p, a);
   for (std::int64_t r = 0; r < p.rows; ++r) {
@@ -79,8 +82,6 @@ void quantize_rows_cpu(const QuantizeRows::Problem& p, const QuantizeRows::Args&
     });
   }
 }
-
-}  // namespace
 
 template <>
 std::span<const Implementation<QuantizeRows>> OpTable<QuantizeRows>::implementations() {

@@ -11,6 +11,7 @@
 #include "ops/cuda_row.h"
 #include "ops/head_rows.cuh"
 #include "ops/norm_rope/insert.cuh"
+#include "ops/norm_rope/quantise.cuh"
 #include "ops/norm_rope/scalar.h"
 #include "sparsemla/ops/norm_rope.h"
 
@@ -39,10 +40,37 @@ struct Matrix {
   bool short_rows() const { return dim <= kShort<In>; }
 };
 
+/// What else becomes of the first matrix: E4M3 numbers and their scales. A warp has the 128 numbers of a scale.
+struct Quantised {
+  Rows<E4M3> values;
+  float* scales = nullptr;  ///< null: nothing
+  std::int64_t scale_stride = 0;
+  std::int64_t rows = 0;
+  std::int64_t padded = 0;  ///< rows of scales, zeros behind the last
+
+  /// Quantises numbers i..i+3 of each lane, 4 lane apart, as their row was stored.
+  template <bool kByFours, class Out>
+  __device__ void store(std::int64_t row, int i, int n, Raw<Out> stored) const {
+    if (scales == nullptr) return;
+    std::uint32_t codes = 0;
+    const int exponent = quantised(widened(stored), codes);
+    store_vec4<kByFours>(values.row(row), i, n, codes);
+    const int lane = static_cast<int>(threadIdx.x);
+    float* const first = scales + i / LatentNorms::kGroup * scale_stride + row;
+    if (lane == 0) {
+      *first = exp2_int(exponent);
+    } else if (row + 1 == rows && lane < padded - row) {
+      first[lane] = 0;
+    }
+  }
+};
+static_assert(LatentNorms::kGroup == 4 * 32);
+
 /// One or two matrices with the same number of rows. The blocks of the second follow those of the first.
 template <class In, class Out>
 struct NormCall {
   Matrix<In, Out> matrix[2];
+  Quantised quantised;  ///< of the first
   std::int64_t rows = 0;
   unsigned blocks = 0;  ///< blocks of the first matrix
   float eps = 0;
@@ -126,7 +154,8 @@ __device__ float inverse_root_of_line(const Raw<T>* line, int n, float eps) {
 
 /// Norms kWarps short rows, one for each warp.
 template <bool kByFours, class In, class Out>
-__device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Short<In>& shared) {
+__device__ void norm_short(const Matrix<In, Out>& m, const Quantised& q, std::int64_t rows, float eps, unsigned block,
+                           Short<In>& shared) {
   const std::int64_t row = static_cast<std::int64_t>(block) * kWarps + threadIdx.y;
   Raw<In>* line = shared.rows[threadIdx.y];
   if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32);
@@ -138,13 +167,15 @@ __device__ void norm_short(const Matrix<In, Out>& m, std::int64_t rows, float ep
   const float inverse = inverse_root_of_line<In>(line, m.dim, eps);
   Out* y = m.y.row(row);
   each_vec4_of_lane<In>(line, m.dim, [&](int i, float4 v) {
-    store_vec4<kByFours>(y, i, m.dim, computed<Out>(weights.times(scaled(v, inverse), i)));
+    const auto stored = computed<Out>(weights.times(scaled(v, inverse), i));
+    store_vec4<kByFours>(y, i, m.dim, stored);
+    q.store<kByFours, Out>(row, i, m.dim, stored);
   });
 }
 
 /// Norms a long row.
 template <bool kByFours, class In, class Out>
-__device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row) {
+__device__ void norm_long(const Matrix<In, Out>& m, const Quantised& q, float eps, std::int64_t row) {
   const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
   const RegisterRow<32 * kWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
   // Only the first blocks prefetch the weights; if all did, they would wait for each other.
@@ -160,17 +191,20 @@ __device__ void norm_long(const Matrix<In, Out>& m, float eps, std::int64_t row)
       v = product(v, m.weight_f32 ? widened(load_vec4<kByFours>(static_cast<const float*>(m.weight), i, m.dim))
                                   : widened(load_vec4<kByFours>(static_cast<const BF16*>(m.weight), i, m.dim)));
     }
-    store_vec4<kByFours>(y, i, m.dim, computed<Out>(v));
+    const auto stored = computed<Out>(v);
+    store_vec4<kByFours>(y, i, m.dim, stored);
+    q.store<kByFours, Out>(row, i, m.dim, stored);
   });
 }
 
 /// Norms the rows of a block.
 template <bool kShortRows, bool kByFours, class In, class Out>
-__device__ void norm_block(const Matrix<In, Out>& m, std::int64_t rows, float eps, unsigned block, Short<In>& shared) {
+__device__ void norm_block(const Matrix<In, Out>& m, const Quantised& q, std::int64_t rows, float eps, unsigned block,
+                           Short<In>& shared) {
   if constexpr (kShortRows) {
-    norm_short<kByFours>(m, rows, eps, block, shared);
+    norm_short<kByFours>(m, q, rows, eps, block, shared);
   } else {
-    norm_long<kByFours>(m, eps, block);
+    norm_long<kByFours>(m, q, eps, block);
   }
 }
 
@@ -182,12 +216,12 @@ __global__ void __launch_bounds__(32 * kWarps, sizeof(In) == 4 ? 3 : 4)
   __shared__ Short<In> shared;
   if constexpr (kShortRows == kShortRows2) {
     const bool second = blockIdx.x >= c.blocks;
-    norm_block<kShortRows, kByFours>(c.matrix[second ? 1 : 0], c.rows, c.eps, blockIdx.x - (second ? c.blocks : 0U),
-                                     shared);
+    norm_block<kShortRows, kByFours>(c.matrix[second ? 1 : 0], second ? Quantised{} : c.quantised, c.rows, c.eps,
+                                     blockIdx.x - (second ? c.blocks : 0U), shared);
   } else if (blockIdx.x < c.blocks) {
-    norm_block<kShortRows, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, shared);
+    norm_block<kShortRows, kByFours>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared);
   } else {
-    norm_block<kShortRows2, kByFours>(c.matrix[1], c.rows, c.eps, blockIdx.x - c.blocks, shared);
+    norm_block<kShortRows2, kByFours>(c.matrix[1], Quantised{}, c.rows, c.eps, blockIdx.x - c.blocks, shared);
   }
 }
 
@@ -241,7 +275,7 @@ __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
   pdl_wait_and_trigger();
   __shared__ Short<T> shared;
   if (blockIdx.x < c.blocks) {
-    norm_block<kShortRows, kByFours>(c.matrix[0], c.rows, c.eps, blockIdx.x, shared);
+    norm_block<kShortRows, kByFours>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared);
   } else {
     norm_insert<kByFours>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared);
   }
@@ -313,13 +347,23 @@ void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunCon
   if (p.rows == 0 || (p.qr_dim == 0 && p.kv_dim == 0)) return;
   const ConstTensorView qr_weight = p.has_weight ? a.qr_weight : ConstTensorView();
   const ConstTensorView kv_weight = p.has_weight ? a.kv_weight : ConstTensorView();
-  const bool fours = aligned(a.qr, qr_weight, a.qr_out) && aligned(a.kv, kv_weight, a.kv_out);
+  const bool fours = aligned(a.qr, qr_weight, a.qr_out) && aligned(a.kv, kv_weight, a.kv_out) &&
+                     (!p.quantises_qr || p.qr_dim == 0 || by_fours(a.qr_values));
+  Quantised quantised;
+  if (p.quantises_qr && p.qr_dim > 0) {
+    quantised = {.values = rows_of<E4M3>(a.qr_values),
+                 .scales = static_cast<float*>(a.qr_scales.data),
+                 .scale_stride = a.qr_scales.stride[1],
+                 .rows = p.rows,
+                 .padded = a.qr_scales.size(2)};
+  }
   const cudaStream_t stream = stream_of(context.stream);
   with_float(p.in, [&]<class In>(In) {
     with_bool(fours, [&]<bool kByFours>(std::bool_constant<kByFours>) {
       if (p.insert) {
         const NormCall<In, In> c{
             .matrix = {matrix_of<In, In>(a.qr, qr_weight, a.qr_out), matrix_of<In, In>(a.kv, kv_weight, {})},
+            .quantised = quantised,
             .rows = p.rows,
             .eps = p.eps};
         const Target<In> target{
@@ -330,7 +374,7 @@ void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunCon
         return;
       }
       with_float(p.out, [&]<class Out>(Out) {
-        NormCall<In, Out> c{.rows = p.rows, .eps = p.eps};
+        NormCall<In, Out> c{.quantised = quantised, .rows = p.rows, .eps = p.eps};
         int count = 0;
         if (p.qr_dim > 0) c.matrix[count++] = matrix_of<In, Out>(a.qr, qr_weight, a.qr_out);
         if (p.kv_dim > 0) c.matrix[count++] = matrix_of<In, Out>(a.kv, kv_weight, a.kv_out);

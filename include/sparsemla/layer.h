@@ -200,7 +200,8 @@ class AttentionLayer {
 
  private:
   std::shared_ptr<const LayerPlan::Ops> make_ops(const StepShape& shape, const LayerCaches& caches,
-                                                 const LayerOptions& options, std::size_t least_score_bytes) const;
+                                                 const LayerOptions& options, std::size_t least_score_bytes,
+                                                 std::size_t least_scratch_bytes) const;
   void check_options();
   void check_parallel() const;
   void check_step(const LayerStep& step) const;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "layer/joint_products.h"
+#include "ops/attention/attention_split.h"
 #include "sparsemla/plan.h"
 
 namespace smla {
@@ -230,7 +231,7 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
 
 LayerPlan AttentionLayer::plan(const StepShape& shape, const LayerCaches& caches) const {
   LayerPlan plan;
-  plan.ops_ = make_ops(shape, caches, options_, 0);
+  plan.ops_ = make_ops(shape, caches, options_, 0, 0);
   return plan;
 }
 
@@ -238,10 +239,12 @@ LayerPlan AttentionLayer::plan(const StepShape& shape, const LayerCaches& caches
 /// their lengths, which the kernels that quantise do not know: a forward that is observed would differ in bits.
 constexpr std::int64_t kFewestQuantisedTokens = 513;
 
-/// The ops of a step shape. `least_score_bytes`: see LayerPlan::Ops.
+/// The ops of a step shape. `least_score_bytes`: see LayerPlan::Ops. `least_scratch_bytes`: what attention's calls of
+/// other shapes may need, whose lists are cut into more parts.
 std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& shape, const LayerCaches& caches,
                                                                const LayerOptions& options,
-                                                               std::size_t least_score_bytes) const {
+                                                               std::size_t least_score_bytes,
+                                                               std::size_t least_scratch_bytes) const {
   const LayerConfig& c = config_;
   const DType act = activation_dtype(options);
   const std::int64_t tokens = shape.tokens;
@@ -359,6 +362,9 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     if (quantises) ops->fused_attention = std::move(calls), ops->fused_attention_quantises = true;
   }
   plan_output(planner, c, options, weights_, ops.get());
+  // Pieces of several ranks keep more in it than attention's workspace.
+  ops->scratch_bytes =
+      over_ranks ? ops->scratch_bytes + least_scratch_bytes : std::max(ops->scratch_bytes, least_scratch_bytes);
   ops->lay_out(c, options, nullptr, &ops->workspace_bytes);
   return ops;
 }
@@ -375,7 +381,10 @@ std::size_t AttentionLayer::reserve_bytes(std::int64_t tokens, std::int64_t requ
       std::min(std::max(score_budget(options), 4 * width), 4 * width * std::max<std::int64_t>(tokens, 1));
   StepShape shape = StepShape::decodes(tokens, requests, max_seq_len);
   shape.window_width = std::max<std::int64_t>(shape.window_width, draft_window_width(config_.window, tokens));
-  const std::size_t bytes = make_ops(shape, caches, options, static_cast<std::size_t>(scores))->workspace_bytes;
+  const std::size_t scratch =
+      options.device == DeviceKind::kCuda ? static_cast<std::size_t>(AttentionSplit::kMostBytes) : 0;
+  const std::size_t bytes =
+      make_ops(shape, caches, options, static_cast<std::size_t>(scores), scratch)->workspace_bytes;
   const auto most_buffer_bytes = row_of(options.front_end).most_buffer_bytes;
   return bytes + (most_buffer_bytes == nullptr ? 0 : most_buffer_bytes(c, options, tokens, max_seq_len));
 }

@@ -236,6 +236,27 @@ TEST_F(LayerGpu, FewTokensAreMultipliedByFp8WeightsAsTheyAre) {
   EXPECT_FALSE(rounds(options, most + 1));
 }
 
+/// Who reserves memory for a step has enough for smaller ones: with fewer tokens attention cuts lists into more parts.
+TEST_F(LayerGpu, ReservedMemorySufficesForSmallerSteps) {
+  for (LayerConfig config : small_layers()) {
+    SCOPED_TRACE(config.compress_ratio);
+    config.num_heads = 64;
+    const Weights weights(config);
+    const std::vector<float> table = rope_table(config.rope, 300);
+    const DeviceTensor rope =
+        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
+    const LayerCaches caches = formats_of_small_caches(config);
+    std::size_t most = 0;
+    for (const std::int64_t tokens :
+         {1, 2, 8, 16, 17, 32, 33, 64, 65, 100, 128, 132, 133, 140, 192, 264, 265, 300, 400, 512, 513, 600}) {
+      for (const std::int64_t length : {100, 5000, 8000, 128'000})
+        most = std::max(most, layer.plan(tokens, tokens, length, caches).workspace_bytes());
+      EXPECT_GE(layer.reserve_bytes(tokens, tokens, 128'000, caches), most) << tokens;
+    }
+  }
+}
+
 /// Inputs of NVFP4 weights are never rounded, and steps of few tokens make one product of each input.
 TEST_F(LayerGpu, Nvfp4WeightsAreMultipliedByInputsAsTheyAre) {
   for (LayerConfig config : small_layers()) {

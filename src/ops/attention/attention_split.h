@@ -146,6 +146,9 @@ struct AttentionSplit {
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
   static constexpr std::int64_t kScratchBytes = 64 << 20;  ///< most workspace of a launch, unless one token needs more
+  /// Most workspace of a call on a GPU, unless one token needs more: sums, and rows that are widened first or outputs
+  /// that are quantised behind them.
+  static constexpr std::int64_t kMostBytes = kScratchBytes + kScratchBytes / 4;
   static constexpr std::int64_t kFixedPart = 512;
   static constexpr std::int64_t kMaxParts = 128;
 

@@ -92,7 +92,7 @@ std::int64_t clusters_at_once(dim3 threads) {
   });
 }
 
-/// Launches a kernel that begins with pdl_wait(), in clusters of kTogether blocks. `shared`: bytes of dynamic shared
+/// Launches a kernel that calls pdl_wait() as that asks, in clusters of kTogether blocks. `shared`: bytes of dynamic shared
 /// memory.
 /// @throws CudaError with `name`.
 template <auto kKernel, unsigned kTogether, class... Args>

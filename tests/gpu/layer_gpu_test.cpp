@@ -27,12 +27,15 @@ LayerCaches formats_of_small_caches(const LayerConfig& config) {
   return caches;
 }
 
+DeviceTensor rope_on_gpu(const LayerConfig& config, std::int64_t positions) {
+  const std::vector<float> table = rope_table(config.rope, positions);
+  return DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {positions, config.rope_head_dim}));
+}
+
 TEST_F(LayerGpu, AProfileRunTouchesNoCacheAndGivesZeros) {
   for (const LayerConfig& config : small_layers()) {
     const Weights weights(config);
-    const std::vector<float> table = rope_table(config.rope, 300);
-    const DeviceTensor rope =
-        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const DeviceTensor rope = rope_on_gpu(config, 300);
     const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
     const LayerPlan plan = layer.plan(7, 2, 300, formats_of_small_caches(config));
     HostTensor hidden(DType::kBF16, {7, config.hidden_size});
@@ -118,9 +121,7 @@ void count_products(const char* kernel) {
 TEST_F(LayerGpu, JointProductsAreTheSameLayerInFourLaunches) {
   for (const LayerConfig& config : small_layers()) {
     const Weights weights(config);
-    const std::vector<float> table = rope_table(config.rope, 300);
-    const DeviceTensor rope =
-        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const DeviceTensor rope = rope_on_gpu(config, 300);
     for (const bool scores : {false, true}) {
       for (const bool side_streams : {false, true}) {
         // The kernel for Hopper beside one setting of the streams.
@@ -154,9 +155,7 @@ TEST_F(LayerGpu, AnObservedForwardHasTheOthersAttentionKernel) {
   for (LayerConfig config : small_layers()) {
     config.num_heads = 64;
     const Weights weights(config);
-    const std::vector<float> table = rope_table(config.rope, 300);
-    const DeviceTensor rope =
-        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const DeviceTensor rope = rope_on_gpu(config, 300);
     const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
     for (const std::int64_t tokens : {1, 2, 4, 8, 16, 33, 64, 100, 128, 192, 256}) {
       const std::string made = layer.plan(tokens, tokens, 300, formats_of_small_caches(config)).describe();
@@ -211,9 +210,7 @@ TEST_F(LayerGpu, FewTokensAreMultipliedByFp8WeightsAsTheyAre) {
   };
   fp8(views.wq_a, views.wq_a_scale), fp8(views.wkv, views.wkv_scale), fp8(views.wq_b, views.wq_b_scale);
   fp8(views.wo_a, views.wo_a_scale), fp8(views.wo_b, views.wo_b_scale);
-  const std::vector<float> table = rope_table(config.rope, 300);
-  const DeviceTensor rope =
-      DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+  const DeviceTensor rope = rope_on_gpu(config, 300);
   const auto rounds = [&](const LayerOptions& options, std::int64_t tokens) {
     const AttentionLayer layer(config, views, options, rope.view());
     const std::string made = layer.plan(tokens, 1, 300, formats_of_small_caches(config)).describe();
@@ -242,9 +239,7 @@ TEST_F(LayerGpu, ReservedMemorySufficesForSmallerSteps) {
     SCOPED_TRACE(config.compress_ratio);
     config.num_heads = 64;
     const Weights weights(config);
-    const std::vector<float> table = rope_table(config.rope, 300);
-    const DeviceTensor rope =
-        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const DeviceTensor rope = rope_on_gpu(config, 300);
     const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
     const LayerCaches caches = formats_of_small_caches(config);
     std::size_t most = 0;
@@ -274,9 +269,7 @@ TEST_F(LayerGpu, Nvfp4WeightsAreMultipliedByInputsAsTheyAre) {
       spec.scale(views) = blank(DType::kE4M3, {spec.shape[0], spec.shape[1] / Projection::kNvfp4Group});
       spec.global_scale(views) = blank(DType::kF32, {1});
     }
-    const std::vector<float> table = rope_table(config.rope, 300);
-    const DeviceTensor rope =
-        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const DeviceTensor rope = rope_on_gpu(config, 300);
     LayerOptions options{.device = DeviceKind::kCuda, .implementations = {}};
     for (const bool deterministic : {false, true}) {
       options.deterministic = deterministic;
@@ -310,9 +303,7 @@ TEST_F(LayerGpu, AttentionQuantisesTheOutputOfLongSteps) {
   for (const Candidate& c : explain<SparseAttention>(OpDescription<SparseAttention>::typical(), named))
     if (c.name == kernel && !c.refusal.empty()) GTEST_SKIP() << c.refusal;
   const Weights weights(config);
-  const std::vector<float> table = rope_table(config.rope, 1000);
-  const DeviceTensor rope =
-      DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {1000, config.rope_head_dim}));
+  const DeviceTensor rope = rope_on_gpu(config, 1000);
   for (const OutputScale scale : {OutputScale::kF32, OutputScale::kUe8m0x4}) {
     LayerOptions options{.device = DeviceKind::kCuda, .fp8_output = scale, .implementations = {}};
     options.implementations["sparse_attention"] = kernel;
@@ -341,9 +332,7 @@ TEST_F(LayerGpu, OneThreadRecordsAForwardWhileAnotherRunsOne) {
     if (!config.has_compressor()) continue;  // no side stream
     SCOPED_TRACE(config.compress_ratio);
     const Weights weights(config);
-    const std::vector<float> table = rope_table(config.rope, 300);
-    const DeviceTensor rope =
-        DeviceTensor::copy_of(DeviceKind::kCuda, view_of(table.data(), {300, config.rope_head_dim}));
+    const DeviceTensor rope = rope_on_gpu(config, 300);
     const AttentionLayer layer(config, weights.placed, {.device = DeviceKind::kCuda}, rope.view());
     OwnStep alone(layer, config);
     alone.queue();

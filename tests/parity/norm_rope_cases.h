@@ -172,7 +172,8 @@ inline std::vector<LatentNormsCase> quantised_norms_cases() {
   return cases;
 }
 
-/// E4M3 rows and their scales; rows of values lie further apart than they are long.
+/// E4M3 rows and their scales. Rows of values lie up to 7 numbers further apart than they are long, so that some are
+/// aligned to four numbers and some are not.
 struct QuantisedRowsOf {
   HostTensor values, scales;
   std::int64_t dim = 0;

@@ -36,7 +36,6 @@ struct RmsNorm {
 /// bit for bit. With `quantises_qr` the launch also writes what QuantizeRows makes of qr_out, the input of FP8 weights.
 struct LatentNorms {
   static constexpr std::string_view kName = "latent_norms";
-  static constexpr int kGroup = 128;  ///< numbers of a scale of qr_values; divides qr_dim with quantises_qr
   /// RoPE of the normed keys and their insertion into a cache.
   struct Insert {
     const RowFormat* format = nullptr;   ///< rows of the cache
@@ -58,7 +57,7 @@ struct LatentNorms {
     DType out = DType::kBF16;        ///< BF16 or F32; with insert as `in`
     bool has_weight = true;          ///< false: no multiplication by weights
     float eps = 1e-6F;               ///< RMSNorm's epsilon
-    bool quantises_qr = false;       ///< also qr_values and qr_scales
+    bool quantises_qr = false;       ///< also qr_values and qr_scales; QuantizeRows::kGroup divides qr_dim
     std::optional<Insert> insert{};  ///< absent: the normed keys go to kv_out
   };
   struct Args {

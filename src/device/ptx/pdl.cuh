@@ -9,7 +9,8 @@ namespace smla::device {
 // do nothing and kernels run one after the other.
 
 /// Waits until all earlier work of the stream is done and visible. Every thread of a kernel that launch_pdl() starts
-/// must call it before it returns or touches memory that others write.
+/// must call it before it returns or touches memory that others write, or wait at a barrier of its block for one that
+/// has.
 __device__ inline void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -333,8 +333,9 @@ struct Compute {
       const float mine = f.factor * c.unit;
       factor[0] = __shfl_sync(kAll, mine, me.lane & ~3);
       factor[1] = __shfl_sync(kAll, mine, (me.lane & ~3) + 1);
-      const float* const nowhere = c.positions == nullptr ? nullptr : reinterpret_cast<const float*>(kNoRow);
-      rotate_back(rehearsed() ? c.back_row(item.token()) : nowhere, factor, me);
+      // A rehearsal turns by zeros: positions may not have been written yet.
+      const float* const zeros = c.positions == nullptr ? nullptr : reinterpret_cast<const float*>(kNoRow);
+      rotate_back(rehearsed() ? c.back_row(item.token()) : zeros, factor, me);
       if constexpr (kQuantised) {
         store_quantised(factor);
         return;
@@ -377,7 +378,7 @@ struct Compute {
   __device__ QuantisedRows quantised_rows() const {
     return {shared.at + Place::kQuantised + fresh_thread() / 32 * 16 * QuantisedRows::kBytes};
   }
-  /// Finds out where the warp's rows go, before the output takes the registers. A rehearsal's go nowhere.
+  /// Finds out where the warp's rows go, before the output takes the registers. A rehearsal's go zeros.
   __device__ void place_rows(const Item& item) const {
     const Lane me = Lane::fresh();
     const int heads = rehearsed() ? item.heads() - 16 * me.warp : 0;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "ops/attention/attention_split.h"
 #include "ops/attention/implementations.h"
 
 namespace smla {
@@ -14,6 +15,7 @@ using Args = SparseAttention::Args;
 /// Tokens at a time: their BF16 outputs are 8 MiB with 128 heads.
 constexpr std::int64_t kTokens = 64;
 constexpr std::size_t kAlign = 256;
+static_assert(AttentionSplit::kScratchBytes + kTokens * 128 * AttentionTile::kDim * 2 <= AttentionSplit::kMostBytes);
 
 /// How tokens of a piece are computed.
 struct Piece {

@@ -201,6 +201,7 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
   decision.words = describe(choice.split, p);
   if (widens) {
     // Together at most NamedRows::kBytes, unless the parts' sums take most of that.
+    static_assert(AttentionSplit::kScratchBytes + NamedRows::kBytes / 4 <= AttentionSplit::kMostBytes);
     bytes = (bytes + 1023) / 1024 * 1024;
     choice.named_bytes = std::max(NamedRows::kBytes / 4, NamedRows::kBytes - std::min(bytes, NamedRows::kBytes));
     bytes += choice.named_bytes;

@@ -116,8 +116,8 @@ void OpTable<LatentNorms>::check_problem(const LatentNorms::Problem& p) {
   check_float(op, "in", p.in);
   check_float(op, "out", p.out);
   if (p.quantises_qr) {
-    check_that(p.qr_dim % LatentNorms::kGroup == 0, op, "qr_dim", p.qr_dim,
-               "a multiple of " + std::to_string(LatentNorms::kGroup) + " with quantises_qr");
+    check_that(p.qr_dim % QuantizeRows::kGroup == 0, op, "qr_dim", p.qr_dim,
+               "a multiple of " + std::to_string(QuantizeRows::kGroup) + " with quantises_qr");
   }
   if (!p.insert) return;
   check_that(p.insert->format != nullptr, op, "insert.format", std::string("none"), "a row format");
@@ -140,7 +140,7 @@ void OpTable<LatentNorms>::check_args(const LatentNorms::Problem& p, const Laten
   check_in_place(op, "qr_out", a.qr, a.qr_out);
   if (p.quantises_qr) {
     check_tensor(op, "qr_values", a.qr_values, {p.rows, p.qr_dim}, {DType::kE4M3});
-    check_tensor(op, "qr_scales", a.qr_scales, {1, p.qr_dim / LatentNorms::kGroup, (p.rows + 3) / 4 * 4},
+    check_tensor(op, "qr_scales", a.qr_scales, {1, p.qr_dim / QuantizeRows::kGroup, (p.rows + 3) / 4 * 4},
                  {DType::kF32});
   }
   if (p.insert) {

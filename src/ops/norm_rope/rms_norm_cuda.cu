@@ -56,7 +56,7 @@ struct Quantised {
     const int exponent = quantised(widened(stored), codes);
     store_vec4<kByFours>(values.row(row), i, n, codes);
     const int lane = static_cast<int>(threadIdx.x);
-    float* const first = scales + i / LatentNorms::kGroup * scale_stride + row;
+    float* const first = scales + i / QuantizeRows::kGroup * scale_stride + row;
     if (lane == 0) {
       *first = exp2_int(exponent);
     } else if (row + 1 == rows && lane < padded - row) {
@@ -64,7 +64,7 @@ struct Quantised {
     }
   }
 };
-static_assert(LatentNorms::kGroup == 4 * 32);
+static_assert(QuantizeRows::kGroup == 4 * 32);
 
 /// One or two matrices with the same number of rows. The blocks of the second follow those of the first.
 template <class In, class Out>

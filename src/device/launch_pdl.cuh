@@ -92,8 +92,8 @@ std::int64_t clusters_at_once(dim3 threads) {
   });
 }
 
-/// Launches a kernel that calls pdl_wait() as that asks, in clusters of kTogether blocks. `shared`: bytes of dynamic shared
-/// memory.
+/// Launches a kernel that calls pdl_wait() as that asks, in clusters of kTogether blocks. `shared`: bytes of dynamic
+/// shared memory.
 /// @throws CudaError with `name`.
 template <auto kKernel, unsigned kTogether, class... Args>
 void launch_cluster(const char* name, unsigned clusters, dim3 threads, int shared, cudaStream_t stream,

@@ -15,7 +15,9 @@ void Forward::project(const Lane& lane, const Plan<Projection>& plan, const Inpu
             .y = as_groups(y, p.groups),
             .x_scale = fp8 ? x.scales : ConstTensorView(),
             .w_scale = grouped_scales(weight.w, weight.scale, p.groups),
-            .w_global_scale = weight.global_scale},
+            .w_global_scale = weight.global_scale,
+            .y_values = p.quantises_y ? b.z_values : TensorView(),  // of wo_a alone
+            .y_scales = p.quantises_y ? b.z_scales : TensorView()},
            lane.scratch, lane.stream);
 }
 
@@ -253,7 +255,9 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
                    .y = as_groups(b.z, p.groups),
                    .x_scale = b.o_scales,
                    .w_scale = grouped_scales(weights.wo_a, weights.wo_a_scale, p.groups),
-                   .w_global_scale = weights.wo_a_global_scale},
+                   .w_global_scale = weights.wo_a_global_scale,
+                   .y_values = p.quantises_y ? b.z_values : TensorView(),
+                   .y_scales = p.quantises_y ? b.z_scales : TensorView()},
                   main.scratch, main.stream);
   } else {
     const TensorView heads = b.o.slice(1, 0, config.num_heads);

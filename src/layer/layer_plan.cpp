@@ -35,7 +35,8 @@ LayerBuffers LayerPlan::Ops::lay_out(const LayerConfig& c, const LayerOptions& o
   const auto dim_of = [](const std::optional<Plan<QuantizeRows>>& plan) { return plan ? plan->problem().dim : 0; };
   quantised(dim_of(quantize_hidden), b.hidden_values, b.hidden_scales);
   quantised(latent_norms->problem().quantises_qr ? c.q_lora_rank : 0, b.qr_values, b.qr_scales);
-  quantised(dim_of(quantize_z), b.z_values, b.z_scales);
+  const bool by_wo_a = wo_a && wo_a->problem().quantises_y;
+  quantised(by_wo_a ? c.o_groups * c.o_lora_rank : dim_of(quantize_z), b.z_values, b.z_scales);
   b.latents = arena.take(act, {tokens, c.q_lora_rank + c.head_dim});
   b.qr = b.latents.slice(1, 0, c.q_lora_rank);
   b.kv = b.latents.slice(1, c.q_lora_rank, c.q_lora_rank + c.head_dim);
@@ -206,6 +207,8 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
                                                    .out = act});
   }
   const bool joint = ops->joint_inputs.has_value();
+  const bool fp8 = ops->rounds_fp8_inputs && weights.wo_b.dtype == DType::kE4M3;  // never of joint products
+  wo_a.quantises_y = fp8 && c.o_lora_rank % Projection::kScaleGroup == 0;
   if (joint && !ops->fp8_output) {
     ops->joint_wo_a = planner.make<JointProjection>(joint_wo_a(c, options, weights, *ops, {}).problem);
   } else {
@@ -216,8 +219,8 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
     return;
   }
   const std::int64_t latent = c.o_groups * c.o_lora_rank;
-  const bool fp8 = ops->rounds_fp8_inputs && weights.wo_b.dtype == DType::kE4M3;
-  if (fp8) ops->quantize_z = planner.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
+  if (fp8 && !wo_a.quantises_y)
+    ops->quantize_z = planner.make<QuantizeRows>({.rows = ops->tokens, .dim = latent, .in = act});
   ops->wo_b = planner.make<Projection>({.m = ops->tokens,
                                         .n = c.hidden_size,
                                         .k = latent,

@@ -80,13 +80,14 @@ TEST_F(NormRopeGpu, LatentNormsThatQuantiseAreTheTwoOps) {
     plain.problem.quantises_qr = false;
     const LatentNormsInputs want = make_inputs(plain);
     run_on_gpu<LatentNorms>(plain.problem, want.args());
-    QuantisedRowsOf wanted(c.problem);
+    test::QuantisedRows wanted = quantised_qr(c.problem);
     run_ref<QuantizeRows>({.rows = c.problem.rows, .dim = c.problem.qr_dim, .in = c.problem.out},
                           wanted.args(want.args().qr_out));
     const LatentNormsInputs got = make_inputs(c);
-    QuantisedRowsOf quantised(c.problem);
+    test::QuantisedRows quantised = quantised_qr(c.problem);
     LatentNorms::Args args = got.args();
-    quantised.put(args);
+    args.qr_values = quantised.rows();
+    args.qr_scales = quantised.scales.view();
     run_on_gpu<LatentNorms>(c.problem, args);
     expect_equal_bytes(want.qr.y, got.qr.y);
     expect_equal_bytes(want.kv.y, got.kv.y);

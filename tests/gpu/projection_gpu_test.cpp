@@ -1,7 +1,9 @@
 // Projections on the GPU against `_ref` over the family's own cases.
 #include <algorithm>
+#include <atomic>
 #include <set>
 
+#include "device/launch_hook.h"
 #include "gpu/gpu_run.h"
 #include "parity/projection_cases.h"
 
@@ -249,6 +251,48 @@ TEST_F(ProjectionGpu, WeightsStreamedOnHopperAgreeWithRef) {
           ASSERT_EQ(std::isnan(y.get(t.y_at(i, g, j))), g == 0 && j == output) << i << ", " << g << ", " << j;
       }
     }
+  }
+}
+
+TEST_F(ProjectionGpu, OutputsAreQuantisedAsQuantizeRowsDoes) {
+  std::map<std::string, int> compared;
+  for (const ProjectionCase& c : quantising_cases()) {
+    for (const std::string& name : gpu_implementations<Projection>(c.problem)) {
+      SCOPED_TRACE(name + ": " + describe(c));
+      const auto run = [&](const auto& problem, const auto& args) { run_on_gpu<Projection>(problem, args, name); };
+      check_quantised(c, run, [](const auto& problem, const auto& args) {
+        Plan<QuantizeRows>(problem, {.implementation = "ref"}).run(args);
+      });
+      if (HasFatalFailure()) return;
+      ++compared[name];
+    }
+  }
+  EXPECT_TRUE(compared.contains("cuda") || std::getenv("SMLA_TEST_IMPLEMENTATION") != nullptr);
+  if (has_sm90_stream()) {
+    EXPECT_GE(compared["sm90_stream"], 30);
+  }
+}
+
+std::atomic<int> launches{0};
+
+/// The kernel that streams weights on Hopper quantises what it stores; where rows of values are not aligned to four
+/// numbers, QuantizeRows does.
+TEST_F(ProjectionGpu, OnHopperOutputsAreQuantisedInTheSameLaunch) {
+  if (!has_sm90_stream()) GTEST_SKIP() << "no GPU of compute capability 9.0, or too little shared memory";
+  for (const std::int64_t gap : {0, 2}) {
+    ProjectionCase c;
+    c.problem = {.m = 40, .n = 128, .k = 128, .groups = 2, .x = DType::kE4M3, .w = DType::kE4M3, .quantises_y = true};
+    const ProjectionTensors tensors(c);
+    ProjectionBuffer y = tensors.poisoned_y();
+    QuantisedRows quantised(c.problem.m, 256, gap);
+    Projection::Args args = tensors.args(y);
+    args.y_values = quantised.rows();
+    args.y_scales = quantised.scales.view();
+    launches = 0;
+    device::launch_hook = +[](const char*) { ++launches; };
+    run_on_gpu<Projection>(c.problem, args, "sm90_stream");
+    device::launch_hook = nullptr;
+    EXPECT_EQ(launches, gap == 0 ? 1 : 2);
   }
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/host_tensor.h"
+#include "parity/quantised_rows.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla::norm_rope_cases {
@@ -172,27 +173,11 @@ inline std::vector<LatentNormsCase> quantised_norms_cases() {
   return cases;
 }
 
-/// E4M3 rows and their scales. Rows of values lie up to 7 numbers further apart than they are long, so that some are
+/// The latent queries in E4M3. Rows of values lie up to 7 numbers further apart than they are long, so that some are
 /// aligned to four numbers and some are not.
-struct QuantisedRowsOf {
-  HostTensor values, scales;
-  std::int64_t dim = 0;
-
-  explicit QuantisedRowsOf(const LatentNorms::Problem& p)
-      : values(DType::kE4M3, {p.rows, p.qr_dim + p.qr_dim / 128 % 8}),
-        scales(DType::kF32, {1, p.qr_dim / 128, (p.rows + 3) / 4 * 4}),
-        dim(p.qr_dim) {
-    poison(values);
-    poison(scales);
-  }
-  void put(LatentNorms::Args& a) {
-    a.qr_values = values.view().slice(1, 0, dim);
-    a.qr_scales = scales.view();
-  }
-  QuantizeRows::Args args(const ConstTensorView& x) {
-    return {.x = x, .values = values.view().slice(1, 0, dim), .scales = scales.view()};
-  }
-};
+inline test::QuantisedRows quantised_qr(const LatentNorms::Problem& p) {
+  return {p.rows, p.qr_dim, p.qr_dim / QuantizeRows::kGroup % 8};
+}
 
 struct InsertCase {
   std::int64_t tokens = 4;

@@ -94,14 +94,15 @@ TEST(NormRopeParity, LatentNormsThatQuantiseAreTheTwoOps) {
       plain.problem.quantises_qr = false;
       const LatentNormsInputs want = make_inputs(plain);
       Plan<LatentNorms>(plain.problem, {.implementation = name}).run(want.args());
-      QuantisedRowsOf wanted(c.problem);
+      test::QuantisedRows wanted = quantised_qr(c.problem);
       Plan<QuantizeRows>({.rows = c.problem.rows, .dim = c.problem.qr_dim, .in = c.problem.out},
                          {.implementation = "ref"})
           .run(wanted.args(want.args().qr_out));
       const LatentNormsInputs got = make_inputs(c);
-      QuantisedRowsOf quantised(c.problem);
+      test::QuantisedRows quantised = quantised_qr(c.problem);
       LatentNorms::Args args = got.args();
-      quantised.put(args);
+      args.qr_values = quantised.rows();
+      args.qr_scales = quantised.scales.view();
       Plan<LatentNorms>(c.problem, {.implementation = name, .threads = 3}).run(args);
       expect_equal_bytes(want.qr.y, got.qr.y);
       expect_equal_bytes(want.kv.y, got.kv.y);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/codecs.h"
+#include "parity/quantised_rows.h"
 #include "sparsemla/ops/projection.h"
 
 namespace smla::test {
@@ -383,6 +384,65 @@ inline std::vector<ProjectionCase> nvfp4_weight_cases() {
   panels.seed = 3000;
   out.push_back(panels);
   return out;
+}
+
+/// Projections that quantise y: rows at the edges of tiles and of scales' padding, one and several groups. On a GPU
+/// `sm90_stream` takes all but those of F32 y and E4M3 w.
+inline std::vector<ProjectionCase> quantising_cases() {
+  std::vector<ProjectionCase> out;
+  const auto add = [&](const Projection::Problem& p) {
+    ProjectionCase c;
+    c.problem = p;
+    c.problem.quantises_y = true;
+    c.seed = 7000 + out.size();
+    c.y_gap = static_cast<std::int64_t>(out.size() % 3) * 8;
+    c.x_gap = static_cast<std::int64_t>(out.size() % 2) * 16;
+    out.push_back(c);
+  };
+  for (const auto& [x, w] : {std::pair(DType::kE4M3, DType::kE4M3),
+                             {DType::kBF16, DType::kE4M3},
+                             {DType::kBF16, DType::kBF16},
+                             {DType::kBF16, Projection::kNvfp4}}) {
+    for (const std::int64_t m : {0, 1, 16, 30, 33, 63, 64, 130})
+      add({.m = m, .n = 128, .k = 256, .groups = m % 2 + 1, .x = x, .w = w});
+    add({.m = 19, .n = 384, .k = 1024, .groups = 3, .x = x, .w = w});
+    add({.m = 70, .n = 640, .k = 128, .groups = 2, .x = x, .w = w});
+    add({.m = 5, .n = 128, .k = 2048, .x = x, .w = w, .y = DType::kF32});
+    add({.m = 5, .n = 256, .k = 0, .groups = 2, .x = x, .w = w});
+    add({.m = 5, .n = 0, .k = 128, .x = x, .w = w});
+  }
+  add({.m = 20, .n = 256, .k = 64, .x = DType::kF32, .w = DType::kF32, .y = DType::kF32});
+  return out;
+}
+
+/// Runs a quantising projection by `run(problem, args)`: y has the bits of the same without, and is quantised as
+/// QuantizeRows does it. `quantise(problem, args)` is that op's reference. Some rows of values are not aligned to four
+/// numbers.
+template <class Run, class Quantise>
+void check_quantised(const ProjectionCase& c, const Run& run, const Quantise& quantise) {
+  const ProjectionTensors tensors(c);
+  Projection::Problem plain = c.problem;
+  plain.quantises_y = false;
+  ProjectionBuffer want = tensors.poisoned_y();
+  run(plain, tensors.args(want));
+  const std::int64_t dim = plain.groups * plain.n;
+  const auto gap = static_cast<std::int64_t>(c.seed % 3) * 2;
+  QuantisedRows wanted(plain.m, dim, gap);
+  ConstTensorView rows(want.data(), plain.y, {plain.m, dim});
+  rows.stride[0] = tensors.y_stride_m;
+  quantise(QuantizeRows::Problem{.rows = plain.m, .dim = dim, .in = plain.y}, wanted.args(rows));
+  ProjectionBuffer got = tensors.poisoned_y();
+  QuantisedRows quantised(plain.m, dim, gap);
+  Projection::Args args = tensors.args(got);
+  args.y_values = quantised.rows();
+  args.y_scales = quantised.scales.view();
+  run(c.problem, args);
+  const auto same = [](const HostTensor& a, const HostTensor& b) {
+    return a.bytes() == 0 || std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+  };
+  ASSERT_TRUE(got.same_bits(want));
+  ASSERT_TRUE(same(quantised.values, wanted.values));
+  ASSERT_TRUE(same(quantised.scales, wanted.scales));
 }
 
 }  // namespace smla::test

@@ -72,5 +72,27 @@ TEST(ProjectionParity, EveryImplementationAgreesWithRefOnFp8Weights) { expect_ag
 
 TEST(ProjectionParity, EveryImplementationAgreesWithRefOnNvfp4Weights) { expect_agreement(nvfp4_weight_cases()); }
 
+TEST(ProjectionParity, OutputsAreQuantisedAsQuantizeRowsDoes) {
+  std::map<std::string, int> compared;
+  for (const ProjectionCase& c : quantising_cases()) {
+    for (const Candidate& candidate : explain<Projection>(c.problem, options("", 2))) {
+      if (!candidate.refusal.empty()) continue;
+      SCOPED_TRACE(candidate.name + ": " + describe(c));
+      const auto run = [&](const auto& problem, const auto& args) {
+        const Plan<Projection> plan(problem, options(candidate.name, 2));
+        HostTensor memory(DType::kU8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+        plan.run(args, {.data = memory.data(), .bytes = plan.workspace_bytes()});
+      };
+      check_quantised(c, run, [](const auto& problem, const auto& args) {
+        Plan<QuantizeRows>(problem, {.implementation = "ref"}).run(args);
+      });
+      if (HasFatalFailure()) return;
+      ++compared[candidate.name];
+    }
+  }
+  EXPECT_EQ(compared["ref"], static_cast<int>(quantising_cases().size()));
+  EXPECT_GE(compared.size(), 2U);
+}
+
 }  // namespace
 }  // namespace smla::test

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/host_tensor.h"
+
 namespace smla {
 namespace {
 
@@ -183,6 +185,37 @@ TEST(Projection, WrongTensorsAreNamed) {
   bad = good;
   bad.y.data = nullptr;
   EXPECT_THAT(message_of(problem, bad), HasSubstr("without data"));
+}
+
+TEST(Projection, WrongQuantisedOutputsAreNamed) {
+  Projection::Problem problem{.m = 2, .n = 128, .k = 8, .groups = 2};
+  std::vector<BF16> memory(1024);
+  std::vector<BF16> weights(2048);
+  HostTensor values(DType::kE4M3, {2, 256});
+  HostTensor scales(DType::kF32, {1, 2, 4});
+  Projection::Args good{.x = view_of<const BF16>(memory.data(), {2, 2, 8}),
+                        .w = view_of<const BF16>(weights.data(), {2, 128, 8}),
+                        .y = view_of(memory.data() + 32, {2, 2, 128})};
+  EXPECT_EQ(message_of(problem, good), "no error");
+  Projection::Args bad = good;
+  bad.y_values = values.view();
+  EXPECT_EQ(message_of(problem, bad), "projection: y_values: got [2, 256] F8_E4M3, expected none without quantises_y");
+  problem.quantises_y = true;
+  good.y_values = values.view();
+  good.y_scales = scales.view();
+  EXPECT_EQ(message_of(problem, good), "no error");
+  bad = good;
+  bad.y_scales.shape[2] = 2;
+  EXPECT_EQ(message_of(problem, bad), "projection: y_scales: got [1, 2, 2] F32, expected [1, 2, 4] F32");
+  bad = good;
+  bad.y_values.stride[0] = 128;
+  EXPECT_EQ(message_of(problem, bad), "projection: y_values: got stride 128, expected rows that do not overlap");
+  bad = good;
+  bad.y.stride = {128, 256, 1};  // groups outside
+  EXPECT_EQ(message_of(problem, bad),
+            "projection: y: got strides 128, 256, 1, expected a second stride of 128 with quantises_y");
+  problem.n = 100;
+  EXPECT_EQ(message_of(problem, good), "projection: n: got 100, expected a multiple of 128 with quantises_y");
 }
 
 TEST(Projection, WorkspaceIsChecked) {

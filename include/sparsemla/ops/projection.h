@@ -21,7 +21,9 @@ namespace SMLA_API smla {
 /// them: w[g, n, k] above is then w[g, n, k] * w_scale[g, n / 128, k / 128], which must be a float32 number too. x may
 /// be of any dtype then; E4M3 is what tensor cores multiply. Implementations differ in summation order; one that
 /// accepts `deterministic` gives a row the same bits whatever the other rows are. `cuda_stream` and `sm90_stream` read
-/// w while earlier work of the stream may still run: it must have been written before the call is queued.
+/// w while earlier work of the stream may still run: it must have been written before the call is queued. With
+/// `quantises_y` the call also writes what QuantizeRows makes of y, all groups of a row side by side: the input of FP8
+/// weights. `sm90_stream` does so in the launch that multiplies, others in one more.
 struct Projection {
   static constexpr std::string_view kName = "projection";
   struct Problem {
@@ -33,6 +35,7 @@ struct Projection {
     DType w = DType::kBF16;                   ///< BF16, F32, E4M3 or kNvfp4
     DType y = DType::kBF16;                   ///< BF16 or F32
     OutputScale x_scale = OutputScale::kF32;  ///< how the scales of E4M3 x are stored
+    bool quantises_y = false;                 ///< also y_values and y_scales; kScaleGroup divides n
   };
   static constexpr std::int64_t kScaleGroup = InverseRopeQuant::kGroup;  ///< inputs of a scale of E4M3 x; divides k
   static constexpr std::int64_t kWeightBlock =
@@ -42,7 +45,7 @@ struct Projection {
   struct Args {
     ConstTensorView x;  ///< [m, groups, k]; the first two strides are free, the last is 1
     ConstTensorView w;  ///< [groups, n, k] contiguous; NVFP4: [groups, n, k/2] U8
-    TensorView y;       ///< [m, groups, n]; the first two strides are free, the last is 1
+    TensorView y;  ///< [m, groups, n]; the first two strides are free, with quantises_y the second is n; the last is 1
     /// With E4M3 x only. kF32: [groups, k/128, >= m] F32; kUe8m0x4: [groups, cdiv(k/128, 4), >= m] I32. The first two
     /// strides are free, the last is 1.
     ConstTensorView x_scale{};
@@ -50,6 +53,8 @@ struct Projection {
     /// w: [groups, n, k/16] E4M3 contiguous. With others none.
     ConstTensorView w_scale{};
     ConstTensorView w_global_scale{};  ///< with NVFP4 w only: [1] F32
+    TensorView y_values{};             ///< [m, groups * n] E4M3; rows may be strided. Absent without quantises_y
+    TensorView y_scales{};             ///< [1, groups * n/128, m rounded up to 4] F32. Absent without quantises_y
   };
 };
 

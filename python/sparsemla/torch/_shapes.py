@@ -34,7 +34,7 @@ _ZERO_IS = {
 # Ops that leave the ends of rows as they were: what they leave of a new tensor is 0.
 _LEAVE_ENDS = {"indexer_logits", "ragged_indexer_logits", "gather_rows"}
 # Optional outputs that the form which returns new tensors leaves out.
-_ON_DEMAND = {("topk", "scores")}
+_ON_DEMAND = {("topk", "scores"), ("projection", "y_values"), ("projection", "y_scales")}
 _GROUP = 128  # dims of a scale of FP8 activations
 
 Values = dict[str, Any]

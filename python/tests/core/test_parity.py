@@ -148,6 +148,21 @@ def test_quantize_rows_gives_e4m3_as_bytes() -> None:
     np.testing.assert_array_equal(scales[0, :, :2], 1)
 
 
+def test_projection_quantises_its_outputs_as_quantize_rows_does() -> None:
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(3, 2, 40)).astype(np.float32)
+    w = rng.normal(size=(2, 128, 40)).astype(np.float32)
+    y = np.empty((3, 2, 128), np.float32)
+    got = {"y_values": np.empty((3, 256), np.uint8), "y_scales": np.empty((1, 2, 4), np.float32)}
+    sm.ops.projection(x=x, w=w, y=y, quantises_y=True, **got)
+    values, scales = np.empty((3, 256), np.uint8), np.empty((1, 2, 4), np.float32)
+    sm.ops.quantize_rows(x=y.reshape(3, 256), values=values, scales=scales)
+    np.testing.assert_array_equal(got["y_values"], values)
+    np.testing.assert_array_equal(got["y_scales"], scales)
+    with pytest.raises(sm.InvalidArgument, match="projection: y_values: got .*expected none without quantises_y"):
+        sm.ops.projection(x=x, w=w, y=y, **got)
+
+
 def test_merge_partials_is_one_softmax() -> None:
     rng = np.random.default_rng(3)
     o = rng.normal(size=(3, 2, 4, 64)).astype(np.float32)

@@ -19,6 +19,11 @@ void latent_norms_avx512(const LatentNorms::Problem& problem, const LatentNorms:
 
 void quantize_rows_ref(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args, const RunContext& context);
 void quantize_rows_cpu(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args, const RunContext& context);
+/// On any GPU.
+inline void quantize_rows_on_gpu(const QuantizeRows::Problem& problem, const QuantizeRows::Args& args,
+                                 const RunContext& context) {
+  cuda_row<QuantizeRows>().run(problem, args, context);
+}
 
 void qnorm_rope_insert_ref(const QNormRopeInsert::Problem& problem, const QNormRopeInsert::Args& args,
                            const RunContext& context);

@@ -1,5 +1,7 @@
 #include "core/check.h"
+#include "ops/norm_rope/implementations.h"
 #include "ops/projection/implementations.h"
+#include "ops/projection/quantise_outputs.h"
 
 namespace smla {
 
@@ -26,6 +28,26 @@ Decision decide_bf16(const ProjectionProblem& problem, const PlanOptions& option
                    std::to_string(kProjectionMaxFewRows));
   }
   return decide_cpu<needs_avx512_bf16>(problem, options, machine);
+}
+
+/// The run of an implementation that leaves the quantisation of y to QuantizeRows.
+template <auto kRun, auto kQuantize>
+void run_and_quantise(const ProjectionProblem& problem, const Projection::Args& args, const RunContext& context) {
+  kRun(problem, args, context);
+  quantise_outputs(problem, args, context, kQuantize);
+}
+template <auto kRun>
+constexpr auto kOnCpu = run_and_quantise<kRun, quantize_rows_cpu>;
+
+/// The row of such an implementation on a GPU.
+template <auto kRow>
+Implementation<Projection> quantises_behind() {
+  constexpr auto kRun = [](const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
+    kRow().run(p, a, context);
+  };
+  Implementation<Projection> row = kRow();
+  row.run = run_and_quantise<kRun, quantize_rows_on_gpu>;
+  return row;
 }
 
 void check_size(std::string_view what, std::int64_t got, std::int64_t least) {
@@ -131,24 +153,45 @@ bool rows_apart(const TensorView& y) {
   return extent(outer) >= (y.size(inner) - 1) * extent(inner) + row;
 }
 
+void check_quantised_y(const ProjectionProblem& problem, const Projection::Args& args) {
+  constexpr std::string_view op = Projection::kName;
+  if (!problem.quantises_y) {
+    check_that(args.y_values.absent(), op, "y_values", args.y_values, "none without quantises_y");
+    check_that(args.y_scales.absent(), op, "y_scales", args.y_scales, "none without quantises_y");
+    return;
+  }
+  const std::int64_t outputs = problem.groups * problem.n;
+  check_tensor(op, "y_values", args.y_values, {problem.m, outputs}, {DType::kE4M3});
+  check_tensor(op, "y_scales", args.y_scales, {1, outputs / Projection::kScaleGroup, (problem.m + 3) / 4 * 4},
+               {DType::kF32});
+  const TensorView& values = args.y_values;
+  check_that(values.size(0) <= 1 || values.stride[0] >= outputs, op, "y_values", words("stride ", values.stride[0]),
+             "rows that do not overlap");
+  check_that(problem.groups == 1 || args.y.numel() == 0 || args.y.stride[1] == problem.n, op, "y", strides_text(args.y),
+             words("a second stride of ", problem.n, " with quantises_y"));
+}
+
 }  // namespace
 
 template <>
 std::span<const Implementation<Projection>> OpTable<Projection>::implementations() {
   static const Implementation<Projection> kTable[] = {
       projection_stream_sm90_row(),
-      projection_cublaslt_row(),
-      projection_stream_row(),
-      cuda_row<Projection>(),
+      quantises_behind<projection_cublaslt_row>(),
+      quantises_behind<projection_stream_row>(),
+      quantises_behind<cuda_row<Projection>>(),
       {.name = "avx512_bf16",
        .machine = "AVX-512 BF16 + VBMI, few rows",
        .decide = decide_bf16,
-       .run = projection_bf16_avx512},
-      {.name = "onednn", .machine = "oneDNN", .decide = projection_onednn_decide, .run = projection_onednn},
-      {.name = "avx512", .machine = "AVX-512 F/BW/DQ/VL", .decide = decide_cpu<needs_avx512>, .run = projection_avx512},
-      {.name = "avx2", .machine = "AVX2 + FMA", .decide = decide_cpu<needs_avx2>, .run = projection_avx2},
-      {.name = "cpu", .machine = "any CPU", .decide = decide_cpu<needs_nothing>, .run = projection_cpu},
-      {.name = "ref", .machine = "any CPU", .run = projection_ref},
+       .run = kOnCpu<projection_bf16_avx512>},
+      {.name = "onednn", .machine = "oneDNN", .decide = projection_onednn_decide, .run = kOnCpu<projection_onednn>},
+      {.name = "avx512",
+       .machine = "AVX-512 F/BW/DQ/VL",
+       .decide = decide_cpu<needs_avx512>,
+       .run = kOnCpu<projection_avx512>},
+      {.name = "avx2", .machine = "AVX2 + FMA", .decide = decide_cpu<needs_avx2>, .run = kOnCpu<projection_avx2>},
+      {.name = "cpu", .machine = "any CPU", .decide = decide_cpu<needs_nothing>, .run = kOnCpu<projection_cpu>},
+      {.name = "ref", .machine = "any CPU", .run = run_and_quantise<projection_ref, quantize_rows_ref>},
   };
   return kTable;
 }
@@ -162,6 +205,10 @@ void OpTable<Projection>::check_problem(const ProjectionProblem& problem) {
   check_x(problem);
   check_w(problem);
   check_float("y", problem.y);
+  if (problem.quantises_y) {
+    check_that(problem.n % Projection::kScaleGroup == 0, Projection::kName, "n", problem.n,
+               "a multiple of " + std::to_string(Projection::kScaleGroup) + " with quantises_y");
+  }
   check_product("x", problem.m, problem.groups, problem.k);
   check_product("w", problem.groups, problem.n, problem.k);
   check_product("y", problem.m, problem.groups, problem.n);
@@ -185,6 +232,7 @@ void OpTable<Projection>::check_args(const ProjectionProblem& problem, const Pro
   if (args.y.numel() != 0) {
     check_that(rows_apart(args.y), op, "y", strides_text(args.y), "rows that do not overlap");
   }
+  check_quantised_y(problem, args);
 }
 
 SMLA_DEFINE_OP(Projection);

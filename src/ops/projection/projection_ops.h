@@ -16,14 +16,16 @@ struct OpDescription<Projection> {
                                   {"y", "y: BF16 | F32", "m, groups, n"},
                                   {"x_scale", "x_scale: F32 | I32", "groups, scales, m or more"},
                                   {"w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
-                                  {"w_global_scale", "F32", "1"}});
+                                  {"w_global_scale", "F32", "1"},
+                                  {"y_values", "E4M3", "m, all outputs", "quantises_y"},
+                                  {"y_scales", "F32", "1, output blocks, padded rows", "quantises_y"}});
   static void fields(Projection::Problem& p, auto&& f) {
     f("m", p.m), f("n", p.n), f("k", p.k), f("groups", p.groups), f("x", p.x), f("w", p.w), f("y", p.y),
-        f("x_scale", p.x_scale);
+        f("x_scale", p.x_scale), f("quantises_y", p.quantises_y);
   }
   static void tensors(Projection::Args& a, auto&& t) {
     t.in("x", a.x), t.in("w", a.w), t.out("y", a.y), t.in("x_scale", a.x_scale), t.in("w_scale", a.w_scale),
-        t.in("w_global_scale", a.w_global_scale);
+        t.in("w_global_scale", a.w_global_scale), t.out("y_values", a.y_values), t.out("y_scales", a.y_scales);
   }
 };
 

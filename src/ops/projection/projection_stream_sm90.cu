@@ -5,8 +5,11 @@
 #include <string>
 
 #include "device/launch_pdl.cuh"
+#include "device/row_views.cuh"
 #include "ops/cuda_row.h"
+#include "ops/norm_rope/implementations.h"
 #include "ops/projection/implementations.h"
+#include "ops/projection/quantise_outputs.h"
 #include "ops/projection/stream_rows_sm90.cuh"
 #include "ops/projection/stream_split.h"
 
@@ -225,12 +228,8 @@ void launch(StreamCall call, bool deterministic, cudaStream_t stream) {
   }
 }
 
-void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunContext& context) {
-  if (!streamable(p, a)) {
-    for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, a, i), context);
-    return;
-  }
-  StreamCall call = stream_call(p, a);
+/// bf16 x, split before the launch where the shape asks for it.
+void run_bf16(const JointProblem& p, StreamCall call, const RunContext& context) {
   if (p.m == 0 || call.parts == 0) return;
   const cudaStream_t stream = stream_of(context.stream);
   if (splits_before(p)) {
@@ -248,19 +247,12 @@ void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunC
   }
 }
 
-void run_codes(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
-  const JointProblem joint = joint_problem(p);
-  const JointProjection::Args args = joint_args(a);
-  if (!streamable(joint, args)) return projection_cuda(p, a, context);
-  StreamCall call = stream_call(joint, args);
+/// E4M3 x.
+void run_codes(const JointProblem& p, const StreamCall& call, const RunContext& context) {
   if (p.m == 0 || call.parts == 0) return;
-  call.coded = {.codes = static_cast<const std::uint8_t*>(a.x.data),
-                .scales = static_cast<const float*>(a.x_scale.data),
-                .scale_group = a.x_scale.stride[0],
-                .scale_chunk = a.x_scale.stride[1]};
   const cudaStream_t stream = stream_of(context.stream);
   if (p.m > Codes64::kRows) return launch<Codes64Wide>(call, context.deterministic, stream);
-  const std::int64_t bytes = weight_bytes(joint);
+  const std::int64_t bytes = weight_bytes(p);
   const bool large = bytes >= kFewestBytesOfCodes64 && bytes <= kMostBytesOfFew;
   const bool narrow = p.k >= kFewestInputsOfNarrow && bytes < kMostBytesOfNarrow;
   const bool once = p.m > Codes32::kRows && (large || narrow);
@@ -268,9 +260,37 @@ void run_codes(const ProjectionProblem& p, const Projection::Args& a, const RunC
   launch<Codes32>(call, context.deterministic, stream);
 }
 
+void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunContext& context) {
+  if (streamable(p, a)) return run_bf16(p, stream_call(p, a), context);
+  for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, a, i), context);
+}
+
 void run_one(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {
-  if (p.x == DType::kE4M3) return run_codes(p, a, context);
-  run_joint(joint_problem(p), joint_args(a), context);
+  const JointProblem joint = joint_problem(p);
+  const JointProjection::Args args = joint_args(a);
+  if (!streamable(joint, args)) {
+    projection_cuda(p, a, context);
+    return quantise_outputs(p, a, context, quantize_rows_on_gpu);
+  }
+  StreamCall call = stream_call(joint, args);
+  const bool fused = p.quantises_y && device::by_fours(a.y_values);
+  if (fused) {
+    call.quantised = {.values = static_cast<E4M3*>(a.y_values.data),
+                      .scales = static_cast<float*>(a.y_scales.data),
+                      .values_row = a.y_values.stride[0],
+                      .scale_chunk = a.y_scales.stride[1],
+                      .padding = static_cast<int>(a.y_scales.size(2) - p.m)};
+  }
+  if (p.x == DType::kE4M3) {
+    call.coded = {.codes = static_cast<const std::uint8_t*>(a.x.data),
+                  .scales = static_cast<const float*>(a.x_scale.data),
+                  .scale_group = a.x_scale.stride[0],
+                  .scale_chunk = a.x_scale.stride[1]};
+    run_codes(joint, call, context);
+  } else {
+    run_bf16(joint, call, context);
+  }
+  if (!fused) quantise_outputs(p, a, context, quantize_rows_on_gpu);
 }
 
 }  // namespace

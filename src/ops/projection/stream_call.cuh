@@ -51,6 +51,14 @@ struct CodedX {
   std::int64_t scale_group = 0, scale_chunk = 0;
 };
 
+/// What `sm90_stream` makes of y beside it: E4M3 numbers, a scale for each 128 outputs of a row.
+struct QuantisedY {
+  E4M3* values = nullptr;  ///< null: nothing
+  float* scales = nullptr;
+  std::int64_t values_row = 0, scale_chunk = 0;  ///< strides in elements
+  int padding = 0;                               ///< scales behind the last row, zeros
+};
+
 /// The weights of one input.
 struct StreamCall {
   static constexpr int kMaxParts = 8;
@@ -63,6 +71,7 @@ struct StreamCall {
   int together = 1;         ///< `sm90_stream`: blocks of a cluster
   SplitX split;
   CodedX coded;
+  QuantisedY quantised;  ///< of a call of one weight
   int parts = 0;
   StreamPart part[kMaxParts];
 };

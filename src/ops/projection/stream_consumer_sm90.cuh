@@ -8,6 +8,7 @@
 #include "device/ptx/wgmma_bf16_sm90.cuh"
 #include "device/ptx/wgmma_e4m3_sm90.cuh"
 #include "device/vec4.cuh"
+#include "ops/norm_rope/quantise.cuh"
 #include "ops/projection/split_inputs_sm90.cuh"
 #include "ops/projection/stream_split.h"
 #include "ops/projection/stream_tiles_sm90.cuh"
@@ -259,26 +260,48 @@ class Consumer {
           sum = begin + j == 0 ? p : float4{sum.x + p.x, sum.y + p.y, sum.z + p.z, sum.w + p.w};
         }
       }
-      store(call_.part[tile.number], tile, tile.row + round * kSumRows + row, tile.column + i % kFours * 4, sum);
+      const StreamPart& part = call_.part[tile.number];
+      const std::int64_t of_tensor = tile.row + round * kSumRows + row;
+      const std::int64_t column = tile.column + i % kFours * 4;
+      if (of_tensor >= call_.m || column >= part.n) continue;
+      store(part, tile, of_tensor, column, sum);
+      if (call_.quantised.values != nullptr) quantise(part, tile, of_tensor, column, sum);
     }
   }
 
+  /// Whether y is bf16, not float32; of E4M3 weights always.
+  __device__ static bool gives_bf16(const StreamPart& part) { return Shape::kX == StreamedX::kE4M3 || part.y_bf16; }
+
   __device__ void store(const StreamPart& part, const Tile& tile, std::int64_t row, std::int64_t column,
                         const float4& v) const {
-    if (row >= call_.m || column >= part.n) return;
     const std::int64_t at = row * part.y_row + tile.group * part.y_group + column;
-    const auto address = reinterpret_cast<std::uint64_t>(part.y) + at * (part.y_bf16 ? 2 : 4);
-    const bool whole = column + 3 < part.n && address % (part.y_bf16 ? 8 : 16) == 0;
+    const bool bf16 = gives_bf16(part);
+    const auto address = reinterpret_cast<std::uint64_t>(part.y) + at * (bf16 ? 2 : 4);
+    const bool whole = column + 3 < part.n && address % (bf16 ? 8 : 16) == 0;
     if (!whole) {
       part.store(row, tile.group, column, v.x);
       if (column + 1 < part.n) part.store(row, tile.group, column + 1, v.y);
       if (column + 2 < part.n) part.store(row, tile.group, column + 2, v.z);
       if (column + 3 < part.n) part.store(row, tile.group, column + 3, v.w);
-    } else if (part.y_bf16) {
+    } else if (bf16) {
       *reinterpret_cast<uint2*>(address) = make_uint2(device::bf16_pair(v.x, v.y), device::bf16_pair(v.z, v.w));
     } else {
       *reinterpret_cast<float4*>(address) = v;
     }
+  }
+
+  /// Quantises outputs column..column+3 of each lane as they were stored: a warp has the 128 of a scale.
+  __device__ void quantise(const StreamPart& part, const Tile& tile, std::int64_t row, std::int64_t column,
+                           const float4& v) const {
+    static_assert(kOutputs % Projection::kScaleGroup == 0 && Projection::kScaleGroup == 4 * 32);
+    const QuantisedY& y = call_.quantised;
+    std::uint32_t codes = 0;
+    const int exponent = device::quantised(gives_bf16(part) ? device::widened(device::computed<BF16>(v)) : v, codes);
+    const std::int64_t output = tile.group * static_cast<std::int64_t>(part.n) + column;
+    device::store_vec4<true>(y.values + row * y.values_row + output, 0, 4, codes);
+    float* const scale = y.scales + output / Projection::kScaleGroup * y.scale_chunk + row;
+    if (lane_ == 0) *scale = exp2_int(exponent);
+    if (row + 1 == call_.m && lane_ < y.padding) scale[1 + lane_] = 0;
   }
 
   const StreamCall& call_;

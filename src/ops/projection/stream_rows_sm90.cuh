@@ -14,9 +14,10 @@ template <class Shape>
 struct Registers {
   static constexpr int kBlocks = Shape::kShared <= 113 << 10 ? 2 : 1;  ///< of a multiprocessor
   static constexpr int kLaunch = kBlocks == 2 ? 64 : 128;
-  static constexpr int kConsumer = kBlocks == 1 ? 192 : (Shape::kX == StreamedX::kE4M3 ? 88 : 80);
-  static constexpr int kInputs = Shape::kX == StreamedX::kE4M3 ? 40 : 64;  ///< more where x is split
-  static constexpr int kWeights = kBlocks == 1 ? 48 : (Shape::kX == StreamedX::kE4M3 ? 40 : 32);
+  static constexpr int kConsumer = kBlocks == 1 ? 192 : (Shape::kX == StreamedX::kE4M3 ? 96 : 80);
+  static constexpr int kInputs =
+      Shape::kX != StreamedX::kE4M3 ? 64 : (kBlocks == 1 ? 40 : 32);  ///< more where x is split
+  static constexpr int kWeights = kBlocks == 1 ? 48 : 32;
   static_assert(kThreads * kLaunch * kBlocks <= 65536);
   static_assert(kConsumers * kConsumer + kInputs + kWeights <= (kConsumers + 2) * kLaunch);
 };

@@ -244,10 +244,12 @@ const float* scales_at(const float* scales, std::int64_t stride, std::int64_t ro
   return scratch;
 }
 
-/// The rows of an FP8 product beyond a multiple of four, up to three, as a call of its own.
+/// The rows of an FP8 product beyond a multiple of four, up to three, as a call of its own. All rows are quantised
+/// behind both.
 ProjectionProblem rest_of(const ProjectionProblem& p) {
   ProjectionProblem rest = p;
   rest.m = p.m % kScaledRows;
+  rest.quantises_y = false;
   return rest;
 }
 using RestPlan = Planned<Projection>;  ///< of them, where there are any

@@ -4,7 +4,7 @@
 
 #include "cache/row_codec.h"
 #include "core/codecs.h"
-#include "parity/norm_rope_cases.h"
+#include "parity/insert_cases.h"
 
 namespace smla {
 namespace {

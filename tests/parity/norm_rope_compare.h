@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include "parity/norm_rope_cases.h"
+#include "parity/insert_cases.h"
+#include "parity/inverse_rope_cases.h"
+#include "parity/quantize_rows_cases.h"
 
 namespace smla::norm_rope_cases {
 

@@ -4,7 +4,8 @@
 
 #include "core/codecs.h"
 #include "core/host_tensor.h"
-#include "parity/norm_rope_cases.h"
+#include "parity/inverse_rope_cases.h"
+#include "parity/quantize_rows_cases.h"
 #include "sparsemla/ops/projection.h"
 
 namespace smla {

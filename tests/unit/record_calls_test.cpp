@@ -15,7 +15,7 @@
 #include "ops/catalog.h"
 #include "parity/attention_cases.h"
 #include "parity/compressor_cases.h"
-#include "parity/norm_rope_cases.h"
+#include "parity/insert_cases.h"
 #include "sparsemla/case.h"
 #include "sparsemla/engine.h"
 #include "sparsemla/error.h"

@@ -30,50 +30,19 @@ class InputProducer {
   }
 
  private:
-  static constexpr int kDeep = Shape::kDeep;
-  static constexpr int kLag = 2;  ///< stages that x may be ahead of the products before a slot is filled again
+  static constexpr int kLag = 2;                                          ///< see work_ring()
   static constexpr int kUnits = Shape::kRows / kSplitRows / kGroupWarps;  ///< of rows, of a warp
-  static_assert(kUnits * kSplitRows * kGroupWarps == Shape::kRows && kLag < kDeep);
+  static_assert(kUnits * kSplitRows * kGroupWarps == Shape::kRows);
 
   /// A warp waits for its rows of a stage, splits them where nobody has, and tells the stage's barrier.
   __device__ void run_bf16() const {
-    Cursor<Shape> fetched(call_);
-#pragma unroll 1
-    for (int slot = 0; slot < kDeep; ++slot) {
-      if (fetched.there) bring(fetched, slot);
-      device::cp_async_commit();
-      fetched.step();
-    }
-    Tiles<Shape> tiles(call_);
-    Tile tile;
-    int slot = 0;
-    std::uint32_t parity = 0;  // of the ring's round
-    int done = 0;              // stages, up to kLag
-#pragma unroll 1
-    while (tiles.next(tile)) {
-#pragma unroll 1
-      for (int stage = tile.begin; stage < tile.end; ++stage) {
-        device::cp_async_wait<kDeep - 1 - kLag>();
-        __syncwarp();
-        if (!Shape::kSplitBefore && call_.part[tile.number].e4m3) split(slot);
-        device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot));
-        // The slot of an earlier stage is filled again when that is multiplied, which needs nothing more from here.
-        if (done == kLag) {
-          const int before = slot < kLag ? slot + kDeep - kLag : slot - kLag;
-          if (fetched.there) {
-            device::mbarrier_wait(shared_ + Shape::free(before), slot < kLag ? parity ^ 1 : parity);
-            bring(fetched, before);
-          }
-          device::cp_async_commit();
-          fetched.step();
-        } else {
-          ++done;
-        }
-        slot = slot + 1 == kDeep ? 0 : slot + 1;
-        parity ^= slot == 0 ? 1 : 0;
-      }
-    }
-    device::cp_async_wait<0>();
+    work_ring<Shape, kLag>(
+        call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
+        [&](const Tile& tile, int slot) {
+          __syncwarp();
+          if (!Shape::kSplitBefore && call_.part[tile.number].e4m3) split(slot);
+          device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot));
+        });
   }
 
   __device__ int row_of(int unit) const { return (unit * kGroupWarps + warp_) * kSplitRows; }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/ptx/cluster_sm90.cuh"
+#include "device/ptx/cp_async.cuh"
 #include "device/ptx/mbarrier_sm90.cuh"
 #include "ops/projection/stream_call.cuh"
 
@@ -16,8 +17,9 @@ constexpr int kPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of
 
 static_assert(kPiece == Projection::kWeightBlock);
 
-/// What x is: bf16, which beside E4M3 weights is split into two E4M3 numbers, or E4M3 with scales of its own.
-enum class StreamedX { kBF16, kE4M3 };
+/// What x is: bf16, which beside E4M3 weights is split into two E4M3 numbers; E4M3 with scales of its own; or bf16
+/// beside NVFP4 weights, which become bf16.
+enum class StreamedX { kBF16, kE4M3, kBesideNvfp4 };
 
 /// kOutputs: of a block; kRows: rows of x of a tile; kDeep: stages of the ring.
 template <int kOutputs_, int kRows_, int kDeep_, StreamedX kX_ = StreamedX::kBF16>
@@ -28,7 +30,7 @@ struct StreamShape {
   static constexpr int kDeep = kDeep_;
   /// With many rows the blocks have no time to split x, so a kernel ahead does.
   static constexpr bool kSplitBefore = kRows > 16;
-  static constexpr int kHalves = kX == StreamedX::kE4M3 ? 1 : 2;  ///< of 128 bytes of a row of x in a stage
+  static constexpr int kHalves = kX == StreamedX::kBF16 ? 2 : 1;  ///< of 128 bytes of a row of x in a stage
   static constexpr int kGroupOutputs = kOutputs / kConsumers;     ///< of a warpgroup, in one block of scales
   static constexpr int kTall = kGroupOutputs / 64;                ///< its tiles of 64 outputs
   static_assert(Projection::kWeightBlock % kGroupOutputs == 0);
@@ -164,6 +166,50 @@ __device__ void fill_ring(const StreamCall& call, std::uint32_t shared, const au
       parity ^= slot == 0 ? 1 : 0;
     }
   }
+}
+
+/// The same where what was copied is worked on before others may use it: bring(cursor, slot) copies by cp.async, and
+/// make(tile, slot) does the rest when the thread's copies are there. kLag: stages that this may be ahead of the
+/// products before a slot is filled again.
+template <class Shape, int kLag>
+__device__ void work_ring(const StreamCall& call, std::uint32_t shared, const auto& bring, const auto& make) {
+  constexpr int kDeep = Shape::kDeep;
+  static_assert(kLag < kDeep);
+  Cursor<Shape> fetched(call);
+#pragma unroll 1
+  for (int slot = 0; slot < kDeep; ++slot) {
+    if (fetched.there) bring(fetched, slot);
+    device::cp_async_commit();
+    fetched.step();
+  }
+  Tiles<Shape> tiles(call);
+  Tile tile;
+  int slot = 0;
+  std::uint32_t parity = 0;  // of the ring's round
+  int done = 0;              // stages, up to kLag
+#pragma unroll 1
+  while (tiles.next(tile)) {
+#pragma unroll 1
+    for (int stage = tile.begin; stage < tile.end; ++stage) {
+      device::cp_async_wait<kDeep - 1 - kLag>();
+      make(tile, slot);
+      // The slot of an earlier stage is filled again when that is multiplied, which needs nothing more from here.
+      if (done == kLag) {
+        const int before = slot < kLag ? slot + kDeep - kLag : slot - kLag;
+        if (fetched.there) {
+          device::mbarrier_wait(shared + Shape::free(before), slot < kLag ? parity ^ 1 : parity);
+          bring(fetched, before);
+        }
+        device::cp_async_commit();
+        fetched.step();
+      } else {
+        ++done;
+      }
+      slot = slot + 1 == kDeep ? 0 : slot + 1;
+      parity ^= slot == 0 ? 1 : 0;
+    }
+  }
+  device::cp_async_wait<0>();
 }
 
 }  // namespace smla::projection::sm90

@@ -27,9 +27,13 @@ using SixtyFour = sm90::StreamShape<256, 64, 4>;                        ///< at 
 using Codes32 = sm90::StreamShape<128, 32, 4, sm90::StreamedX::kE4M3>;  ///< of E4M3 x
 using Codes64 = sm90::StreamShape<128, 64, 3, sm90::StreamedX::kE4M3>;
 using Codes64Wide = sm90::StreamShape<256, 64, 4, sm90::StreamedX::kE4M3>;
+using Nvfp4_16 = sm90::StreamShape<128, 16, 5, sm90::StreamedX::kBesideNvfp4>;  ///< of NVFP4 weights
+using Nvfp4_32 = sm90::StreamShape<128, 32, 5, sm90::StreamedX::kBesideNvfp4>;
+using Nvfp4_64 = sm90::StreamShape<128, 64, 4, sm90::StreamedX::kBesideNvfp4>;
 constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared, Codes32::kShared,
                                       Codes64::kShared, Codes64Wide::kShared});
 static_assert(std::max(Codes32::kShared, Codes64::kShared) <= 113 << 10);
+static_assert(std::max({Nvfp4_16::kShared, Nvfp4_32::kShared, Nvfp4_64::kShared}) <= 113 << 10);
 static_assert(kMostShared <= 227 << 10 && std::max(Sixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
 
 /// Rows for which the kernel is chosen by itself. Of bf16 x and E4M3 weights alone, from bytes on that are worth its
@@ -58,8 +62,14 @@ constexpr std::int64_t kMostBytesOfFew = std::int64_t{48} << 20;
 std::int64_t weight_bytes(const JointProblem& p) {
   std::int64_t bytes = 0;
   for (auto part = p.part.begin(); part != p.part.begin() + p.parts; ++part)
-    bytes += p.groups * part->n * p.k * (part->w == DType::kE4M3 ? 1 : 2);
+    bytes += p.groups * part->n * (part->w == Projection::kNvfp4 ? p.k / 2 : p.k * size_of(part->w));
   return bytes;
+}
+
+/// Whether a weight is NVFP4; then all are, or the call is refused.
+bool of_nvfp4(const JointProblem& p) {
+  return std::any_of(p.part.begin(), p.part.begin() + p.parts,
+                     [](const JointProjection::Part& part) { return part.w == Projection::kNvfp4; });
 }
 
 /// Why others keep the choice, unless the kernel is named.
@@ -69,6 +79,7 @@ std::string loses(const JointProblem& p, const PlanOptions& options) {
   if (options.deterministic) return "not chosen by itself where bits must not depend on m" + named;
   const auto end = p.part.begin() + p.parts;
   const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3; };
+  if (of_nvfp4(p)) return "not chosen by itself for NVFP4 weights" + named;
   if (!std::any_of(p.part.begin(), end, e4m3)) return "not chosen by itself for bf16 weights" + named;
   if (p.x == DType::kE4M3) {
     const std::int64_t most = p.groups > 1 ? kMostRowsOfGroups : (p.m % 4 != 0 ? kMostRowsOfNoFours : kMostCodedRows);
@@ -112,12 +123,13 @@ std::size_t split_bytes(const JointProblem& p) {
 Decision decide_joint(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
   if (std::string lost = loses(p, options); !lost.empty()) return refused(std::move(lost));
-  if (std::string wrong = not_streamed(p, StreamTakes{.e4m3_x = true}); !wrong.empty())
+  if (std::string wrong = not_streamed(p, StreamTakes{.nvfp4 = true, .e4m3_x = true}); !wrong.empty())
     return refused(std::move(wrong));
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
     if (part.w == DType::kE4M3 && part.y != DType::kBF16)
       return refused("it gives bf16 y of E4M3 weights, whose sums are narrower than fp32");
+    if (of_nvfp4(p) && part.w != Projection::kNvfp4) return refused("beside NVFP4 w it takes NVFP4 w alone");
   }
   if (p.k > kMostInputs) return refused("it takes k to " + std::to_string(kMostInputs));
   if (machine.gpu.shared_bytes < kMostShared) {
@@ -166,7 +178,8 @@ std::int64_t tiles_along(const StreamPart& part) {
 }
 template <class Shape>
 StreamedWeight streamed(const StreamCall& call, const StreamPart& part, std::int64_t row_blocks) {
-  const std::int64_t row_bytes = std::int64_t{call.k} * (part.e4m3 ? 1 : 2);
+  const std::int64_t row_bytes =
+      part.nvfp4 ? call.k / 2 + call.k / Projection::kNvfp4Group : std::int64_t{call.k} * (part.e4m3 ? 1 : 2);
   return {.tiles = call.groups * tiles_along<Shape>(part) * row_blocks,
           .tile_bytes = std::min<std::int64_t>(part.n, Shape::kOutputs) * row_bytes,
           .bytes = call.groups * part.n * row_bytes};
@@ -176,7 +189,8 @@ StreamedWeight streamed(const StreamCall& call, const StreamPart& part, std::int
 template <class Shape>
 void cut(StreamCall& call, bool deterministic) {
   constexpr bool kCodes = Shape::kX == sm90::StreamedX::kE4M3;
-  using Many = std::conditional_t<kCodes, Codes64Wide, SixtyFour>;
+  constexpr bool kNvfp4 = Shape::kX == sm90::StreamedX::kBesideNvfp4;
+  using Many = std::conditional_t<kCodes, Codes64Wide, std::conditional_t<kNvfp4, Nvfp4_64, SixtyFour>>;
   // What a weight gives must not depend on the others of the call, by which the shape for 17 to 32 rows is chosen.
   const bool as_many = deterministic || (!kCodes && Shape::kRows > Sixteen::kRows);
   const StreamRoom there = as_many ? room<Many>() : room<Shape>();
@@ -237,6 +251,11 @@ void run_bf16(const JointProblem& p, StreamCall call, const RunContext& context)
     const std::int64_t units = p.groups * call.split.rows / sm90::kSplitRows * call.split.chunks;
     device::launch_pdl<sm90::split_rows>("projection", blocks_for(units, sm90::kGroupWarps), dim3(sm90::kGroupThreads),
                                          0, stream, call);
+  }
+  if (of_nvfp4(p)) {
+    if (p.m <= Nvfp4_16::kRows) return launch<Nvfp4_16>(call, context.deterministic, stream);
+    if (p.m <= Nvfp4_32::kRows) return launch<Nvfp4_32>(call, context.deterministic, stream);
+    return launch<Nvfp4_64>(call, context.deterministic, stream);
   }
   if (p.m <= Sixteen::kRows) {
     launch<Sixteen>(call, context.deterministic, stream);

@@ -12,6 +12,7 @@
 #include "ops/projection/split_inputs_sm90.cuh"
 #include "ops/projection/stream_split.h"
 #include "ops/projection/stream_tiles_sm90.cuh"
+#include "ops/projection/widen_codes.cuh"
 
 namespace smla::projection::sm90 {
 
@@ -89,6 +90,8 @@ class Consumer {
   __device__ void multiply(const Tile& tile, float (&acc)[kTall][kNumbers]) {
     if constexpr (Shape::kX == StreamedX::kE4M3) {
       multiply_codes(tile, acc);
+    } else if constexpr (Shape::kX == StreamedX::kBesideNvfp4) {
+      multiply_bf16(tile, acc);
     } else if (call_.part[tile.number].e4m3) {
       multiply_codes(tile, acc);
     } else {
@@ -242,6 +245,8 @@ class Consumer {
       sums[i] = shared_ + Shape::kSums;
       if (kSharing > 1) sums[i] = device::place_in_block(sums[i], tile.first + i);
     }
+    float unit = 1;  // of NVFP4 weights
+    if constexpr (Shape::kX == StreamedX::kBesideNvfp4) unit = *call_.part[tile.number].w_scale;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < rows * kFours; i += kConsumers * kGroupThreads) {
       const int row = first + i / kFours;
@@ -264,6 +269,7 @@ class Consumer {
       const std::int64_t of_tensor = tile.row + round * kSumRows + row;
       const std::int64_t column = tile.column + i % kFours * 4;
       if (of_tensor >= call_.m || column >= part.n) continue;
+      if constexpr (Shape::kX == StreamedX::kBesideNvfp4) sum = device::scaled(device::scaled(sum, kNvfp4Unit), unit);
       store(part, tile, of_tensor, column, sum);
       if (call_.quantised.values != nullptr) quantise(part, tile, of_tensor, column, sum);
     }

@@ -40,7 +40,9 @@ class InputProducer {
         call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
         [&](const Tile& tile, int slot) {
           __syncwarp();
-          if (!Shape::kSplitBefore && call_.part[tile.number].e4m3) split(slot);
+          if constexpr (Shape::kX == StreamedX::kBF16 && !Shape::kSplitBefore) {
+            if (call_.part[tile.number].e4m3) split(slot);
+          }
           device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot));
         });
   }
@@ -48,7 +50,7 @@ class InputProducer {
   __device__ int row_of(int unit) const { return (unit * kGroupWarps + warp_) * kSplitRows; }
 
   __device__ void bring(const Cursor<Shape>& at, int slot) const {
-    if (!call_.part[at.tile.number].e4m3) {
+    if (Shape::kX == StreamedX::kBesideNvfp4 || !call_.part[at.tile.number].e4m3) {
       bring_bf16<8>(at, slot);
     } else if constexpr (Shape::kSplitBefore) {
       bring_split(at, slot);

@@ -3,6 +3,7 @@
 #include "ops/projection/stream_consumer_sm90.cuh"
 #include "ops/projection/stream_inputs_sm90.cuh"
 #include "ops/projection/stream_weights_sm90.cuh"
+#include "ops/projection/stream_widened_sm90.cuh"
 
 namespace smla::projection::sm90 {
 
@@ -14,10 +15,11 @@ template <class Shape>
 struct Registers {
   static constexpr int kBlocks = Shape::kShared <= 113 << 10 ? 2 : 1;  ///< of a multiprocessor
   static constexpr int kLaunch = kBlocks == 2 ? 64 : 128;
-  static constexpr int kConsumer = kBlocks == 1 ? 192 : (Shape::kX == StreamedX::kE4M3 ? 96 : 80);
-  static constexpr int kInputs =
-      Shape::kX != StreamedX::kE4M3 ? 64 : (kBlocks == 1 ? 40 : 32);  ///< more where x is split
-  static constexpr int kWeights = kBlocks == 1 ? 48 : 32;
+  static constexpr bool kBf16 = Shape::kX == StreamedX::kBF16;
+  static constexpr bool kNvfp4 = Shape::kX == StreamedX::kBesideNvfp4;
+  static constexpr int kConsumer = kBlocks == 1 ? 192 : (kBf16 ? 80 : kNvfp4 ? 88 : 96);
+  static constexpr int kInputs = kBf16 ? 64 : (kBlocks == 1 ? 40 : 32);  ///< more where x is split
+  static constexpr int kWeights = kBlocks == 1 || kNvfp4 ? 48 : 32;      ///< more where weights are widened
   static_assert(kThreads * kLaunch * kBlocks <= 65536);
   static_assert(kConsumers * kConsumer + kInputs + kWeights <= (kConsumers + 2) * kLaunch);
 };
@@ -31,7 +33,8 @@ __global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRo
   const int group = __shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (threadIdx.x < kDeep) {
     const int slot = static_cast<int>(threadIdx.x);
-    device::mbarrier_init(shared + Shape::weights_there(slot), kGroupThreads);
+    device::mbarrier_init(shared + Shape::weights_there(slot),
+                          kX == StreamedX::kBesideNvfp4 ? kGroupWarps : kGroupThreads);
     device::mbarrier_init(shared + Shape::inputs_there(slot), kX == StreamedX::kE4M3 ? kGroupThreads : kGroupWarps);
     device::mbarrier_init(shared + Shape::free(slot), kConsumers * kGroupWarps);
   }
@@ -49,7 +52,8 @@ __global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRo
     InputProducer<Shape>(call, shared).run();
   } else {
     device::fewer_registers<Registers<Shape>::kWeights>();
-    WeightProducer<Shape>(call, shared).run();
+    std::conditional_t<kX == StreamedX::kBesideNvfp4, WideningProducer<Shape>, WeightProducer<Shape>>(call, shared)
+        .run();
   }
   // A block stays until the others have read its sums.
   if (call.together == 1) return;

@@ -7,7 +7,7 @@
 
 #include "bench/peak.h"
 #include "device/large_pages.h"
-#include "ops/registry.h"
+#include "ops/decision.h"
 #include "sparsemla/device.h"
 
 namespace smla::bench {

@@ -15,7 +15,7 @@
 #include "bench_compare.h"
 #include "commands.h"
 #include "device/gpu.h"
-#include "ops/registry.h"
+#include "ops/decision.h"
 #include "output_file.h"
 #include "serve.h"
 #include "sparsemla/error.h"

@@ -7,7 +7,7 @@
 
 #include "commands.h"
 #include "ops/catalog.h"
-#include "ops/registry.h"
+#include "ops/decision.h"
 #include "output_file.h"
 #include "sparsemla/device.h"
 #include "sparsemla/model_config.h"

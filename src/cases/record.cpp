@@ -11,7 +11,7 @@
 
 #include "cases/block_use.h"
 #include "cases/op_case.h"
-#include "ops/registry.h"
+#include "ops/call_observer.h"
 #include "ops/staging.h"
 #include "sparsemla/case.h"
 #include "sparsemla/error.h"

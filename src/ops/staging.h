@@ -8,8 +8,8 @@
 #include <map>
 
 #include "device/memory.h"
+#include "ops/call_observer.h"
 #include "ops/op_descriptions.h"
-#include "ops/registry.h"
 
 namespace smla {
 

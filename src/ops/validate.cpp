@@ -1,7 +1,7 @@
 #include "sparsemla/ops/validate.h"
 
+#include "ops/call_observer.h"
 #include "ops/op_list.h"
-#include "ops/registry.h"
 #include "ops/staging.h"
 
 namespace smla {

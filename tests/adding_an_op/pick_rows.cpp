@@ -2,6 +2,7 @@
 // src/ops/<family>/<family>.cpp.
 #include "core/check.h"
 #include "implementations.h"
+#include "ops/define_op.h"
 
 namespace smla {
 

@@ -13,8 +13,8 @@
 #include "cases/replay.h"
 #include "core/host_tensor.h"
 #include "fuzz/described_case.h"
+#include "ops/call_observer.h"
 #include "ops/op_descriptions.h"
-#include "ops/registry.h"
 #include "ops/rule_names.h"
 #include "sparsemla/c_api.h"
 #include "sparsemla/error.h"
@@ -101,6 +101,39 @@ std::set<std::string_view>& seen() {
   return names;
 }
 
+/// Makes a call again through C. `chosen`: the implementation that the C++ interface takes.
+void call_by_name(const std::string& op, const std::vector<smla_scalar>& scalars, const NameArguments& named,
+                  const std::string& chosen) {
+  smla_plan* plan = nullptr;
+  ASSERT_EQ(smla_plan_create(op.c_str(), scalars.data(), static_cast<std::int64_t>(scalars.size()), nullptr, &plan),
+            SMLA_OK)
+      << smla_last_error();
+  std::size_t bytes = 0;
+  const char* name = nullptr;
+  EXPECT_EQ(smla_plan_workspace(plan, &bytes, &name), SMLA_OK) << smla_last_error();
+  EXPECT_EQ(name, chosen);
+  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(bytes)});
+  EXPECT_EQ(smla_plan_run(plan, named.list.data(), static_cast<std::int64_t>(named.list.size()), workspace.data(),
+                          bytes, nullptr),
+            SMLA_OK)
+      << smla_last_error();
+  smla_plan_destroy(plan);
+}
+
+/// Runs a call, then calls it again by name from the same memory: the bytes must be the same.
+void run_twice(NameArguments& named, const std::function<void()>& run, const std::string& op,
+               const std::function<void()>& again) {
+  for (auto& piece : named.written) piece.before.assign(piece.data, piece.data + piece.bytes);
+  run();
+  for (auto& piece : named.written) piece.after.assign(piece.data, piece.data + piece.bytes);
+  for (const auto& piece : named.written) std::memcpy(piece.data, piece.before.data(), piece.bytes);
+  again();
+  for (std::size_t i = 0; i < named.written.size(); ++i) {
+    const auto& piece = named.written[i];
+    EXPECT_EQ(std::memcmp(piece.data, piece.after.data(), piece.bytes), 0) << op << ", written tensor " << i;
+  }
+}
+
 /// Runs the call, then again through C from the same memory.
 template <class Op>
 void twice(const typename Op::Problem& problem, const typename Op::Args& args, const CallPlace& /*place*/,
@@ -112,32 +145,12 @@ void twice(const typename Op::Problem& problem, const typename Op::Args& args, c
   OpDescription<Op>::fields(p, NameScalars{scalars});
   NameArguments named;
   OpDescription<Op>::tensors(a, named);
-  for (auto& piece : named.written) piece.before.assign(piece.data, piece.data + piece.bytes);
-  run();
-  for (auto& piece : named.written) piece.after.assign(piece.data, piece.data + piece.bytes);
-  for (const auto& piece : named.written) std::memcpy(piece.data, piece.before.data(), piece.bytes);
-
-  call_observer<Op>.store(nullptr);
-  smla_plan* plan = nullptr;
-  ASSERT_EQ(smla_plan_create(std::string(Op::kName).c_str(), scalars.data(), static_cast<std::int64_t>(scalars.size()),
-                             nullptr, &plan),
-            SMLA_OK)
-      << smla_last_error();
-  std::size_t bytes = 0;
-  const char* chosen = nullptr;
-  EXPECT_EQ(smla_plan_workspace(plan, &bytes, &chosen), SMLA_OK) << smla_last_error();
-  EXPECT_EQ(chosen, Plan<Op>(problem).implementation());
-  HostTensor workspace(DType::kU8, {static_cast<std::int64_t>(bytes)});
-  EXPECT_EQ(smla_plan_run(plan, named.list.data(), static_cast<std::int64_t>(named.list.size()), workspace.data(),
-                          bytes, nullptr),
-            SMLA_OK)
-      << smla_last_error();
-  smla_plan_destroy(plan);
-  call_observer<Op>.store(twice<Op>);
-  for (std::size_t i = 0; i < named.written.size(); ++i) {
-    const auto& piece = named.written[i];
-    EXPECT_EQ(std::memcmp(piece.data, piece.after.data(), piece.bytes), 0) << Op::kName << ", written tensor " << i;
-  }
+  const std::string op(Op::kName);
+  run_twice(named, run, op, [&] {
+    call_observer<Op>.store(nullptr);
+    call_by_name(op, scalars, named, std::string(Plan<Op>(problem).implementation()));
+    call_observer<Op>.store(twice<Op>);
+  });
 }
 
 struct CallsTwice {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "ops/registry.h"
+#include "ops/decision.h"
 
 namespace smla {
 namespace {

@@ -13,6 +13,7 @@
 
 #include "cases/replay.h"
 #include "fuzz/described_case.h"
+#include "ops/call_observer.h"
 #include "ops/op_descriptions.h"
 #include "ops/registry.h"
 #include "ops/rule_names.h"

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/check_distinct.h"
 #include "ops/attention/implementations.h"
+#include "ops/define_op.h"
 #include "ops/norm_rope/scalar.h"
 
 namespace smla {

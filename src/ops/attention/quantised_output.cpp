@@ -66,15 +66,6 @@ Args args_of(const Problem& p, const Args& a, std::int64_t begin, std::int64_t e
   return piece;
 }
 
-template <class Op>
-void run_planned(const Planned<Op>& plan, const typename Op::Args& args, const RunContext& context, std::size_t from) {
-  RunContext of_op = context;
-  of_op.decision = &plan.decision;
-  of_op.workspace = {.data = static_cast<std::byte*>(context.workspace.data) + from,
-                     .bytes = context.workspace.bytes - from};
-  plan.implementation->run(plan.problem, args, of_op);
-}
-
 }  // namespace
 
 Decision decide_quantised_pieces(const Implementation<SparseAttention>& inner, const Problem& p,

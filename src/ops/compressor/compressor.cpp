@@ -3,6 +3,7 @@
 #include "cache/check_cache.h"
 #include "core/check.h"
 #include "ops/compressor/implementations.h"
+#include "ops/define_op.h"
 
 namespace smla {
 

@@ -1,5 +1,6 @@
 // Tables and argument checks of the index family: small ops that share one shape of file.
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/index/implementations.h"
 
 namespace smla {

@@ -1,5 +1,6 @@
 #include "cache/check_cache.h"
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/indexer/implementations.h"
 
 namespace smla {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/indexer/implementations.h"
 #include "ops/topk/implementations.h"
 
@@ -63,16 +64,6 @@ TopK::Args choice_args(const Problem& p, const Args& a, std::int64_t begin, std:
                  .lens = a.slots.lens.slice(0, begin, end)};
   }
   return out;
-}
-
-template <class Op>
-void run_planned(const Planned<Op>& plan, const typename Op::Args& args, const RunContext& context,
-                 std::size_t workspace_at) {
-  RunContext of_op = context;
-  of_op.decision = &plan.decision;
-  of_op.workspace = {.data = static_cast<std::byte*>(context.workspace.data) + workspace_at,
-                     .bytes = context.workspace.bytes - workspace_at};
-  plan.implementation->run(plan.problem, args, of_op);
 }
 
 template <Need kNeed>

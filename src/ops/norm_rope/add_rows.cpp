@@ -1,6 +1,6 @@
 // The residual: table, checks and the plain loop, which is bound by memory as it stands.
 #include "core/check.h"
-#include "ops/registry.h"
+#include "ops/define_op.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {

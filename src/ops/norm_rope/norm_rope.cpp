@@ -2,6 +2,7 @@
 
 #include "cache/check_cache.h"
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/norm_rope/implementations.h"
 #include "ops/norm_rope/scalar.h"
 

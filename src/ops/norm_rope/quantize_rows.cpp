@@ -4,11 +4,11 @@
 
 #include "core/check.h"
 #include "device/simd_generic.h"
+#include "ops/define_op.h"
 #include "ops/norm_rope/implementations.h"
 #include "ops/norm_rope/kernels.h"
 #include "ops/norm_rope/quantise.h"
 #include "ops/norm_rope/scalar.h"
-#include "ops/registry.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {

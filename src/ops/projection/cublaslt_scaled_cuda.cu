@@ -129,16 +129,13 @@ void run_scaled(const ProjectionProblem& p, const Projection::Args& a, const Run
              memory, stream);
   }
   if (shape.m == p.m) return;
-  const auto& rest = context.choice<RestPlan>();
-  RunContext of_rest = context;
-  of_rest.decision = &rest.decision;
-  rest.implementation->run(rest.problem,
-                           {.x = a.x.slice(0, shape.m, p.m),
-                            .w = a.w,
-                            .y = a.y.slice(0, shape.m, p.m),
-                            .x_scale = a.x_scale.slice(2, shape.m, p.m),
-                            .w_scale = a.w_scale},
-                           of_rest);
+  run_planned(context.choice<RestPlan>(),
+              {.x = a.x.slice(0, shape.m, p.m),
+               .w = a.w,
+               .y = a.y.slice(0, shape.m, p.m),
+               .x_scale = a.x_scale.slice(2, shape.m, p.m),
+               .w_scale = a.w_scale},
+              context);
 }
 
 }  // namespace smla::projection::lt

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/projection/implementations.h"
 
 namespace smla {
@@ -32,10 +33,7 @@ Decision decide_each(const Problem& problem, const PlanOptions& options, const M
 void run_each(const Problem& problem, const Args& args, const RunContext& context) {
   const auto& plans = context.choice<PartPlans>();
   for (int i = 0; i < problem.parts; ++i) {
-    const Planned<Projection>& plan = plans[static_cast<std::size_t>(i)];
-    RunContext of_part = context;
-    of_part.decision = &plan.decision;
-    plan.implementation->run(plan.problem, part_args(problem, args, i), of_part);
+    run_planned(plans[static_cast<std::size_t>(i)], part_args(problem, args, i), context);
   }
 }
 

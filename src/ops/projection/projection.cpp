@@ -1,4 +1,5 @@
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/norm_rope/implementations.h"
 #include "ops/projection/implementations.h"
 #include "ops/projection/quantise_outputs.h"

@@ -1,4 +1,5 @@
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/sequences/implementations.h"
 
 namespace smla {

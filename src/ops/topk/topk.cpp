@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "ops/define_op.h"
 #include "ops/index/implementations.h"
 #include "ops/topk/implementations.h"
 

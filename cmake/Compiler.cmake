@@ -8,7 +8,7 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 find_program(SMLA_CCACHE ccache)
 if(SMLA_CCACHE)
-  # Precompiled headers (tests, the program) are cached only with this leave.
+  # Precompiled headers (tests, builds for a sanitizer) are cached only with this leave.
   set(SMLA_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${SMLA_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${SMLA_LAUNCHER})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SMLA_LAUNCHER})

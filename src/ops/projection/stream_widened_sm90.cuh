@@ -22,6 +22,7 @@ class WideningProducer {
         call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
         [&](const Tile& /*tile*/, int slot) {
           widen(slot);
+          device::fence_proxy_async();
           device::mbarrier_arrive_warp(shared_ + Shape::weights_there(slot));
         });
     device::pdl_wait();  // every thread of a kernel that was launched early must, at some time

@@ -19,6 +19,15 @@ using BenchGpu = test::GpuTest;
 
 const MeasureOptions kQuick{.min_seconds = 0, .min_runs = 24};
 
+/// Short measurements of a model's shapes on the GPU.
+Options quick_options(const ModelConfig& model) {
+  Options options;
+  options.model = model;
+  options.device = DeviceKind::kCuda;
+  options.measure = kQuick;
+  return options;
+}
+
 std::vector<std::int32_t> slots_of(const IndexRule& rule, std::int64_t queries, std::int64_t width,
                                    const HostTensor& tables) {
   DeviceTensor slots(DeviceKind::kCuda, DType::kI32, {queries, width});
@@ -113,10 +122,7 @@ TEST_F(BenchGpu, CeilingsAreInTheirOrder) {
 }
 
 TEST_F(BenchGpu, AttentionCellsAreRightInEveryFormat) {
-  Options options;
-  options.model = load_model_config("v4-flash");
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(load_model_config("v4-flash"));
   options.head_counts = {8, 64};
   options.batches = {1, 3};
   options.tokens = {70};
@@ -149,10 +155,7 @@ void expect_right(const Row& row, bool checked) {
 }
 
 TEST_F(BenchGpu, IndexerCellsAreRightInEveryFormat) {
-  Options options;
-  options.model = load_model_config("v4-flash");
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(load_model_config("v4-flash"));
   options.batches = {1, 3};
   options.tokens = {90};
   options.next_n = {2};
@@ -164,10 +167,7 @@ TEST_F(BenchGpu, IndexerCellsAreRightInEveryFormat) {
 }
 
 TEST_F(BenchGpu, OpsAreRight) {
-  Options options;
-  options.model = load_model_config("v4-flash");
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(load_model_config("v4-flash"));
   options.tokens = {1, 5, 130, 257};
   int rows = 0;
   bench_device_ops(options, [&](const Row& row) {
@@ -178,10 +178,7 @@ TEST_F(BenchGpu, OpsAreRight) {
 }
 
 TEST_F(BenchGpu, ProjectionsAreRight) {
-  Options options;
-  options.model = load_model_config("v4-flash");
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(load_model_config("v4-flash"));
   options.batches = {1, 3};
   options.tokens = {100};
   int rows = 0;
@@ -193,10 +190,7 @@ TEST_F(BenchGpu, ProjectionsAreRight) {
 }
 
 TEST_F(BenchGpu, ProjectionsOfFp8WeightsAreRightAndCountTheirBytes) {
-  Options options;
-  options.model = test::fp8_model();
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(test::fp8_model());
   options.fp8_weights = true;
   options.batches = {1, 3};
   options.tokens = {100};
@@ -233,10 +227,7 @@ TEST_F(BenchGpu, ProjectionsOfFp8WeightsAreRightAndCountTheirBytes) {
 }
 
 TEST_F(BenchGpu, ProjectionsOfNvfp4WeightsAreRightAndCountTheirBytes) {
-  Options options;
-  options.model = test::fp8_model();
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(test::fp8_model());
   options.nvfp4_weights = true;
   options.batches = {1, 3};
   options.tokens = {70};
@@ -260,10 +251,7 @@ TEST_F(BenchGpu, ProjectionsOfNvfp4WeightsAreRightAndCountTheirBytes) {
 }
 
 TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
-  Options options;
-  options.model = load_model_config("tiny");
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(load_model_config("tiny"));
   options.batches = {1, 3};
   options.contexts = {700};
   options.prefills = {130};
@@ -287,10 +275,7 @@ TEST_F(BenchGpu, LayersRunAndTheirNodesAreCounted) {
 }
 
 TEST_F(BenchGpu, LayersOfFp8WeightsAreRightAndTheirFloorIsLower) {
-  Options options;
-  options.model = test::fp8_model();
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(test::fp8_model());
   options.batches = {2};
   options.contexts = {700};
   options.prefills = {300};
@@ -322,10 +307,7 @@ TEST_F(BenchGpu, LayersOfFp8WeightsAreRightAndTheirFloorIsLower) {
 }
 
 TEST_F(BenchGpu, LayersOfNvfp4WeightsAreRightAndTheirFloorIsLower) {
-  Options options;
-  options.model = test::fp8_model();
-  options.device = DeviceKind::kCuda;
-  options.measure = kQuick;
+  Options options = quick_options(test::fp8_model());
   options.batches = {2};
   options.contexts = {700};
   options.prefills = {300};

@@ -202,17 +202,19 @@ TEST_P(CApi, ALayerOfACheckpoint) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
-  const ModelConfig model = test::fp8_model();
-  const test::Fp8Checkpoint folder("smla_c_api_fp8", model);
-  const LayerTensors kept = Checkpoint(folder.path()).load_layer(0, 0, 1, {.keep_fp8 = true});
+/// Layer `index` of a checkpoint whose weights are kept as they are stored, by the option `kept_by` ("fp8_weights"):
+/// loaded through C, and made of its tensors by name. Each tensor of `needed` is named where it is not there.
+void expect_kept(const std::string& folder, std::int64_t index, const LoadOptions& load,
+                 std::int32_t smla_layer_options::*flag, const std::string& kept_by,
+                 const std::vector<std::string>& needed) {
+  const LayerTensors kept = Checkpoint(folder).load_layer(index, 0, 1, load);
   const HostTensor rope = rope_of(kept.config);
   const AttentionLayer ours(kept.config, layer_weights(kept), {}, rope.view());
 
   smla_layer_options options = options_for_c();
-  options.fp8_weights = 1;
+  options.*flag = 1;
   smla_layer* loaded = nullptr;
-  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &loaded), SMLA_OK)
+  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.c_str(), index, &options, 0, 1, &loaded), SMLA_OK)
       << smla_last_error();
   expect_same(ours, loaded);
   smla_layer_config c_config{};
@@ -220,56 +222,6 @@ TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
   ASSERT_EQ(smla_layer_get_config(loaded, &c_config), SMLA_OK) << smla_last_error();
   smla_layer_destroy(loaded);
 
-  // The same by names: scales stand beside their weights, and one that is not there is named.
-  std::vector<const char*> names;
-  std::vector<smla_tensor> tensors;
-  for (const auto& [name, view] : kept.tensors) {
-    names.push_back(name.c_str());
-    tensors.push_back(describe_for_c(view));
-  }
-  std::vector<const smla_tensor*> pointers;
-  for (const smla_tensor& tensor : tensors) pointers.push_back(&tensor);
-  smla_layer* named = nullptr;
-  ASSERT_EQ(smla_layer_create(&c_config, &options, names.data(), pointers.data(),
-                              static_cast<std::int64_t>(names.size()), &named),
-            SMLA_OK)
-      << smla_last_error();
-  expect_same(ours, named);
-  smla_layer_destroy(named);
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (std::string_view(names[i]) != "wkv.scale") continue;
-    names.erase(names.begin() + static_cast<std::ptrdiff_t>(i));
-    pointers.erase(pointers.begin() + static_cast<std::ptrdiff_t>(i));
-    break;
-  }
-  EXPECT_NE(smla_layer_create(&c_config, &options, names.data(), pointers.data(),
-                              static_cast<std::int64_t>(names.size()), &named),
-            SMLA_OK);
-  EXPECT_NE(std::string(smla_last_error()).find("wkv.scale: got no such tensor"), std::string::npos)
-      << smla_last_error();
-  options.fp8_weights = 2;
-  EXPECT_NE(smla_layer_create_from_checkpoint(folder.path().c_str(), 0, &options, 0, 1, &named), SMLA_OK);
-}
-
-TEST(CApiLayer, OfAnNvfp4CheckpointKeepsItsWeightsWhenAsked) {
-  const ModelConfig model = test::fp8_model();
-  const test::Nvfp4Checkpoint folder("smla_c_api_nvfp4", model);
-  const LayerTensors kept = Checkpoint(folder.path()).load_layer(1, 0, 1, {.keep_nvfp4 = true});
-  const HostTensor rope = rope_of(kept.config);
-  const AttentionLayer ours(kept.config, layer_weights(kept), {}, rope.view());
-
-  smla_layer_options options = options_for_c();
-  options.nvfp4_weights = 1;
-  smla_layer* loaded = nullptr;
-  ASSERT_EQ(smla_layer_create_from_checkpoint(folder.path().c_str(), 1, &options, 0, 1, &loaded), SMLA_OK)
-      << smla_last_error();
-  expect_same(ours, loaded);
-  smla_layer_config c_config{};
-  c_config.struct_size = sizeof c_config;
-  ASSERT_EQ(smla_layer_get_config(loaded, &c_config), SMLA_OK) << smla_last_error();
-  smla_layer_destroy(loaded);
-
-  // The same by names. Each scale of each weight is wanted.
   smla_layer* named = nullptr;
   const auto create = [&](std::string_view without) {
     std::vector<const char*> names;
@@ -287,14 +239,25 @@ TEST(CApiLayer, OfAnNvfp4CheckpointKeepsItsWeightsWhenAsked) {
   ASSERT_EQ(create(""), SMLA_OK) << smla_last_error();
   expect_same(ours, named);
   smla_layer_destroy(named);
-  for (const std::string name : {"wkv.weight_scale", "indexer.compressor.wgate.weight_scale_2"}) {
+  for (const std::string& name : needed) {
     EXPECT_NE(create(name), SMLA_OK) << name;
     EXPECT_NE(std::string(smla_last_error()).find(name + ": got no such tensor"), std::string::npos)
         << smla_last_error();
   }
-  options.nvfp4_weights = 2;
-  EXPECT_NE(smla_layer_create_from_checkpoint(folder.path().c_str(), 1, &options, 0, 1, &named), SMLA_OK);
-  EXPECT_NE(std::string(smla_last_error()).find("nvfp4_weights"), std::string::npos) << smla_last_error();
+  options.*flag = 2;
+  EXPECT_NE(smla_layer_create_from_checkpoint(folder.c_str(), index, &options, 0, 1, &named), SMLA_OK);
+  EXPECT_NE(std::string(smla_last_error()).find(kept_by), std::string::npos) << smla_last_error();
+}
+
+TEST(CApiLayer, OfAnFp8CheckpointKeepsItsWeightsWhenAsked) {
+  const test::Fp8Checkpoint folder("smla_c_api_fp8", test::fp8_model());
+  expect_kept(folder.path(), 0, {.keep_fp8 = true}, &smla_layer_options::fp8_weights, "fp8_weights", {"wkv.scale"});
+}
+
+TEST(CApiLayer, OfAnNvfp4CheckpointKeepsItsWeightsWhenAsked) {
+  const test::Nvfp4Checkpoint folder("smla_c_api_nvfp4", test::fp8_model());
+  expect_kept(folder.path(), 1, {.keep_nvfp4 = true}, &smla_layer_options::nvfp4_weights, "nvfp4_weights",
+              {"wkv.weight_scale", "indexer.compressor.wgate.weight_scale_2"});
 }
 
 /// A built step of one request: `n` tokens behind `before`.

@@ -305,7 +305,7 @@ TEST_F(EngineGpu, Nvfp4WeightsPassTheCheck) {
   const test::Nvfp4Checkpoint folder("smla_gpu_nvfp4_check", test::fp8_model());
   for (const bool deterministic : {false, true}) {
     for (const char* projections : {"", "cuda", "sm90_stream"}) {
-      if (std::string_view(projections) == "sm90_stream" && !has_sm90_stream()) continue;
+      if (std::string_view(projections) == "sm90_stream" && !test::has_sm90_stream()) continue;
       EngineOptions options = nvfp4_options(folder);
       options.layer.deterministic = deterministic;
       if (*projections != 0) options.layer.implementations["projection"] = projections;

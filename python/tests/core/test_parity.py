@@ -159,8 +159,8 @@ def test_projection_quantises_its_outputs_as_quantize_rows_does() -> None:
     sm.ops.quantize_rows(x=y.reshape(3, 256), values=values, scales=scales)
     np.testing.assert_array_equal(got["y_values"], values)
     np.testing.assert_array_equal(got["y_scales"], scales)
-    with pytest.raises(sm.InvalidArgument, match="projection: y_values: got .*expected none without quantises_y"):
-        sm.ops.projection(x=x, w=w, y=y, **got)
+    with pytest.raises(sm.InvalidArgument, match=r"y_values: got .* expected none without quantises_y"):
+        sm.ops.projection(x=x, w=w, y=y, quantises_y=False, **got)
 
 
 def test_merge_partials_is_one_softmax() -> None:

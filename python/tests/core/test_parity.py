@@ -159,7 +159,7 @@ def test_projection_quantises_its_outputs_as_quantize_rows_does() -> None:
     sm.ops.quantize_rows(x=y.reshape(3, 256), values=values, scales=scales)
     np.testing.assert_array_equal(got["y_values"], values)
     np.testing.assert_array_equal(got["y_scales"], scales)
-    with pytest.raises(sm.InvalidArgument, match=r"y_values: got .* expected none without quantises_y"):
+    with pytest.raises(sm.InvalidArgument, match=r"projection: y_values: got .* expected none without quantises_y"):
         sm.ops.projection(x=x, w=w, y=y, quantises_y=False, **got)
 
 

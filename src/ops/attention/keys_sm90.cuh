@@ -38,19 +38,22 @@ __device__ __forceinline__ void each_piece(const F& f) {
   all(std::make_integer_sequence<int, kKeyPieces>{});
 }
 
-/// The third warpgroup: widens the numbers of listed rows to fp16 and writes them to the stages. A thread has two rows
-/// of a tile, of each group of 64 dims the same 16. Rows are asked for kAhead groups before they are widened, across
-/// tiles and items. What it writes is made visible to wgmma by those who wait for it: a fence here would wait for all
-/// rows that were asked for.
+/// The third warpgroup: converts the numbers of listed rows to fp16 and writes them to the stages. A thread has two
+/// rows of a tile, of each group of 64 dims the same 16: of codes sixteen that follow one another, of bf16 numbers
+/// eight of each half, so that four threads read whole sectors. Rows are asked for kAhead groups before they are
+/// converted, across tiles and items. What it writes is made visible to wgmma by those who wait for it: a fence here
+/// would wait for all rows that were asked for.
 template <int kCodeGroups>
 struct KeyLoader {
-  static_assert(kCodeGroups == 7 || kCodeGroups == 8);
+  static_assert(kCodeGroups == 0 || kCodeGroups == 7 || kCodeGroups == 8);
   static constexpr int kGroups = AttentionTile::kGroups;
-  static constexpr int kRows = 64 / (8 * kKeyWarps);  ///< of a thread, 8 apart
-  static constexpr int kAhead = 4;
-  static constexpr int kWaiting = kAhead;               ///< groups that `codes` holds; divides kGroups
-  static constexpr bool kRest = kCodeGroups < kGroups;  ///< the groups behind the codes are one, of bf16 numbers
-  static constexpr bool kScaled = kCodeGroups == 7;     ///< else the scale is the cache's
+  static constexpr int kRows = 64 / (8 * kKeyWarps);              ///< of a thread, 8 apart
+  static constexpr bool kWide = kCodeGroups == 0;                 ///< rows are bf16 numbers
+  static constexpr bool kRest = !kWide && kCodeGroups < kGroups;  ///< the group behind the codes is bf16 numbers
+  static constexpr bool kScaled = kCodeGroups == 7;               ///< codes have scales in the rows
+  static constexpr int kWords = kWide ? 2 : 1;                    ///< of 16 bytes, that a thread has of a group
+  static constexpr int kAhead = 4 / kWords;
+  static constexpr int kWaiting = kAhead;  ///< groups that `codes` holds; divides kGroups
 
   Shared shared;
   std::uint32_t taken = 0;     ///< tiles so far
@@ -59,7 +62,7 @@ struct KeyLoader {
   const std::uint8_t*
       row[kRows];  ///< of the tile that is being widened, or, once its last group is asked for, the next one
   uint2 scales[kRows];
-  uint4 codes[kWaiting][kRows];
+  uint4 codes[kWaiting * kWords][kRows];
   uint4 rest[kRest ? 2 : 1][kRows];
 
   __device__ explicit KeyLoader(const Shared& s) : shared(s) {}
@@ -71,6 +74,12 @@ struct KeyLoader {
     return (thread >> 1 & 0x30) | (thread >> 2 & 7);
   }
 
+  /// Where a thread begins in its rows. Of bf16 numbers an odd row's begins with the second half of a group: eight
+  /// threads, of two rows, then write to all banks.
+  __device__ static int first_byte(int thread) { return kWide ? (thread & 7) * 16 : (thread & 3) * 16; }
+  /// How far from there the other half of a group is, in bytes.
+  __device__ static int other_half(int thread) { return 64 - (thread & 4) * 32; }
+
   /// Waits for the next listed tile and takes the places of this thread's rows. Returns what tile it is.
   __device__ std::uint32_t take() {
     const std::uint32_t slot = taken % kListed;
@@ -79,7 +88,7 @@ struct KeyLoader {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint2 v = device::ld_shared_v2(place_of_row(slot) + r * 8 * 16);
-      row[r] = reinterpret_cast<const std::uint8_t*>(std::uint64_t{v.y} << 32 | v.x) + (thread & 3) * 16;
+      row[r] = reinterpret_cast<const std::uint8_t*>(std::uint64_t{v.y} << 32 | v.x) + first_byte(thread);
     }
     return device::ld_shared_u32(shared.what(taken++));
   }
@@ -101,7 +110,10 @@ struct KeyLoader {
   __device__ void ask() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if constexpr (kGroup < kCodeGroups) {
+      if constexpr (kWide) {
+        codes[kGroup % kWaiting * 2][r] = load16(row[r] + 128 * kGroup);
+        codes[kGroup % kWaiting * 2 + 1][r] = load16(row[r] + 128 * kGroup + other_half(fresh_thread()));
+      } else if constexpr (kGroup < kCodeGroups) {
         codes[kGroup % kWaiting][r] = load16(row[r] + 64 * kGroup);
       } else {
 #pragma unroll
@@ -140,15 +152,15 @@ struct KeyLoader {
           high.z = multiply_halves(high.z, pair), high.w = multiply_halves(high.w, pair);
         }
       } else {
-        const uint4& a = rest[0][r];
-        const uint4& b = rest[kRest ? 1 : 0][r];
+        const uint4& a = kWide ? codes[kGroup % kWaiting * kWords][r] : rest[0][r];
+        const uint4& b = kWide ? codes[kGroup % kWaiting * kWords + kWords - 1][r] : rest[kRest ? 1 : 0][r];
         low.x = half_pair(a.x, overflow), low.y = half_pair(a.y, overflow);
         low.z = half_pair(a.z, overflow), low.w = half_pair(a.w, overflow);
         high.x = half_pair(b.x, overflow), high.y = half_pair(b.y, overflow);
         high.z = half_pair(b.z, overflow), high.w = half_pair(b.w, overflow);
       }
       device::st_shared_v4(first + r * 1024, low);
-      device::st_shared_v4((first ^ 16) + r * 1024, high);
+      device::st_shared_v4((first ^ (kWide ? 64 : 16)) + r * 1024, high);
     }
   }
 
@@ -168,13 +180,14 @@ struct KeyLoader {
     if constexpr (kRehearses) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        row[r] = reinterpret_cast<const std::uint8_t*>(kNoRow) + (fresh_thread() & 3) * 16;
+        row[r] = reinterpret_cast<const std::uint8_t*>(kNoRow) + first_byte(fresh_thread());
         scales[r] = {};
       }
     } else {
       next = take();
     }
-    ask<0>(), ask<1>(), ask<2>(), ask<3>();
+    const auto first = [&]<int... kGroup>(std::integer_sequence<int, kGroup...>) { (ask<kGroup>(), ...); };
+    first(std::make_integer_sequence<int, kAhead>{});
 #pragma unroll 1
     while ((next & kNoMoreTiles) == 0) {
       const std::uint32_t tile = next;
@@ -183,7 +196,7 @@ struct KeyLoader {
       const std::uint32_t parity = parities >> stage & 1;
       const int thread = fresh_thread();
       const std::uint32_t row_at = shared.keys(static_cast<int>(stage)) + row_of(thread) * 128 +
-                                   ((2 * (thread & 3) ^ (row_of(thread) & 7)) << 4);
+                                   (((kWide ? thread & 7 : 2 * (thread & 3)) ^ (row_of(thread) & 7)) << 4);
       std::uint32_t overflow = 0;
       if (told) {
         parities ^= 1 << stage;

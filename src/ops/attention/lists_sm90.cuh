@@ -166,7 +166,7 @@ struct ListWalker {
 
   /// Asks for a row, so that it comes from L2 when the key warps need it: they ask for half of it at a time.
   __device__ static void fetch_row(const std::uint8_t* data) {
-    constexpr int kBytes = 64 * kCodeGroups + (kCodeGroups < AttentionTile::kGroups ? 128 : 0);
+    constexpr int kBytes = 64 * kCodeGroups + 128 * (AttentionTile::kGroups - kCodeGroups);
     constexpr int kLine = 128;  // a row that begins at a multiple of 64 bytes lies in no other lines
 #pragma unroll
     for (int i = 0; i < kBytes; i += kLine) device::prefetch(data + i);

@@ -101,10 +101,10 @@ struct Attend {
   /// Of rows as their caches store them.
   void launch_stored() const {
     const bool by_length = c.cut.extra > 0;
-    if (c.layout[0].key.code_groups == 7) {
-      by_length ? launch<7, true, CutItem, false>() : launch<7, true>();
-    } else {
-      by_length ? launch<8, false, CutItem, false>() : launch<8, false>();
+    switch (c.layout[0].key.code_groups) {
+      case 0: return by_length ? launch<0, true, CutItem, false>() : launch<0, true>();
+      case 7: return by_length ? launch<7, true, CutItem, false>() : launch<7, true>();
+      default: return by_length ? launch<8, false, CutItem, false>() : launch<8, false>();
     }
   }
   void launch_widened() const {
@@ -133,7 +133,7 @@ int code_groups(const SparseAttention::Problem& p, int scope) {
 /// Whether the kernel reads all rows as their caches store them.
 bool reads_stored(const SparseAttention::Problem& p) {
   const int groups = code_groups(p, 0);
-  return (groups == 7 || groups == 8) && (p.scopes == 1 || code_groups(p, 1) == groups);
+  return (groups == 0 || groups == 7 || groups == 8) && (p.scopes == 1 || code_groups(p, 1) == groups);
 }
 
 std::string refusal(const SparseAttention::Problem& p) {
@@ -144,7 +144,7 @@ std::string refusal(const SparseAttention::Problem& p) {
            " rows; it takes one kind of rows";
   }
   return std::string(p.scope[0].format->name) + " rows, " + std::to_string(64 * code_groups(p, 0)) +
-         " numbers of which are e4m3; it takes 448 and 512";
+         " numbers of which are e4m3; it takes 0, 448 and 512";
 }
 
 /// Why a call that names no implementation is not computed here; empty where this is estimated to be the shortest way.

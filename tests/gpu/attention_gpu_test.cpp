@@ -490,7 +490,7 @@ TEST_F(AttentionGpu, PlansTakeTheShortestEstimate) {
     if (c.name.starts_with("sm90"))
       said += c.refusal == "deterministic results; it gives them where it is named" ? 1 : 0;
   EXPECT_EQ(2, said);
-  EXPECT_EQ("cuda",
+  EXPECT_EQ("sm90",
             chosen(problem_of({.tokens = 8192, .heads = 128, .scopes = {{.format = "bf16", .width = 640}}}), false));
 }
 

@@ -251,6 +251,28 @@ TEST(HopperCost, ChoosesWhatWasFaster) {
   EXPECT_EQ(0, split_for_hopper(problem(64, 64, 128), kH200, true).cost);
 }
 
+/// The same of bf16 rows.
+TEST(HopperCost, ChoosesWhatWasFasterWithBf16Rows) {
+  const auto fastest = [](std::int64_t tokens, std::int64_t heads, std::int64_t second) -> std::string {
+    SparseAttention::Problem p = problem(tokens, heads, 128, second);
+    for (int s = 0; s < p.scopes; ++s) p.scope[static_cast<std::size_t>(s)].format = &bf16_rows();
+    return split_for_hopper(p, kH200, false).cost < split_attention(p, kH200, false).cost ? "sm90" : "cuda";
+  };
+  for (const std::int64_t heads : {64, 128}) {
+    SCOPED_TRACE(testing::Message() << heads << " heads");
+    EXPECT_EQ("cuda", fastest(1, heads, 64));
+    EXPECT_EQ("cuda", fastest(16, heads, 64));
+    EXPECT_EQ("cuda", fastest(1, heads, 1024));
+    EXPECT_EQ("sm90", fastest(64, heads, 1024));
+    EXPECT_EQ("sm90", fastest(128, heads, 512));
+    EXPECT_EQ("sm90", fastest(128, heads, 1024));
+    EXPECT_EQ("sm90", fastest(16, heads, 8192));
+    EXPECT_EQ("sm90", fastest(64, heads, 8192));
+    EXPECT_EQ("sm90", fastest(128, heads, 8192));
+  }
+  EXPECT_EQ("sm90", fastest(64, 128, 512));
+}
+
 TEST(HopperCost, IsToldInMicroseconds) { EXPECT_EQ("9.9 us, 2.3 us with cuda", compare_costs(10'000, 0, "cuda")); }
 
 }  // namespace

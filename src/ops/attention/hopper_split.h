@@ -42,6 +42,9 @@ struct HopperCost {
   static constexpr std::int64_t kSums = 151;      ///< of writing and reading a hundred rows of fp32 sums
   static constexpr std::int64_t kHalfSums = 121;  ///< the same of fp16 sums
   static constexpr std::int64_t kCall = 3'000;    ///< of a call, beyond what one of the kernel for any GPU takes
+  // Of bf16 rows, out of 40 cells of decode: their tiles are twice the bytes, and their key warps do not rehearse.
+  static constexpr std::int64_t kBf16Tile = 4'400;
+  static constexpr std::int64_t kBf16Call = 9'000;
   /// Norming and rotating an item's queries, beyond what the other kernel takes for it: of whole lists, and more where
   /// lists are cut. Out of nine layers of 16 to 128 requests.
   static constexpr std::int64_t kPrologue = 4'600;
@@ -71,7 +74,9 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   tiles = std::max<std::int64_t>(tiles, 1);
   const std::int64_t rows = p.tokens * ((p.heads + HopperSplit::kTileHeads - 1) / HopperSplit::kTileHeads);
   const std::int64_t multiprocessors = std::max<std::int64_t>(gpu.multiprocessors, 1);
-  const std::int64_t of_tile = widened ? Cost::kWidenedTile : Cost::kTile;
+  const bool bf16 = key_layout(*p.scope[0].format).code_groups == 0;
+  const std::int64_t of_tile = widened ? Cost::kWidenedTile : bf16 ? Cost::kBf16Tile : Cost::kTile;
+  const std::int64_t of_call = bf16 ? Cost::kBf16Call : Cost::kCall;
   const std::int64_t of_item = (widened ? Cost::kWidenedItem : Cost::kItem) + (p.query_prologue ? Cost::kPrologue : 0);
   const std::int64_t cut_prologue = p.query_prologue ? Cost::kCutPrologue : 0;
   HopperSplit split;
@@ -89,7 +94,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
       best = cost;
       part_tiles = of_part;
     }
-    split.cost = best + (widened ? Cost::kWidenedCall + entries * Cost::kEntries / 1000 : Cost::kCall);
+    split.cost = best + (widened ? Cost::kWidenedCall + entries * Cost::kEntries / 1000 : of_call);
   }
   split.parts = (tiles + part_tiles - 1) / part_tiles;
   split.part_keys = part_tiles * HopperSplit::kTileKeys;

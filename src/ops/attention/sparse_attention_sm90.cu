@@ -149,7 +149,8 @@ std::string refusal(const SparseAttention::Problem& p) {
 
 /// Why a call that names no implementation is not computed here; empty where this is estimated to be the shortest way.
 std::string shorter_way(bool widens, const SparseAttention::Problem& p, const Choice& choice, const Machine& machine) {
-  if (!reads_stored(p)) return "not measured with these rows; it runs where it is named";
+  if (!reads_stored(p) || (widens && code_groups(p, 0) == 0))
+    return "not measured with these rows; it runs where it is named";
   const std::int64_t portable = choice.portable.cost;
   if (!widens) {
     if (choice.split.cost < portable) return "";

@@ -59,6 +59,12 @@ constexpr std::int64_t kMostBytesOfNarrow = std::int64_t{8} << 20;
 /// Up to as many bytes of weights 32 rows of bf16 x are a tile of their own; with more, tiles of 64 rows are faster.
 constexpr std::int64_t kMostBytesOfFew = std::int64_t{48} << 20;
 
+// Of NVFP4 weights, whose fewest inputs were measured with the smaller number of rows.
+constexpr std::int64_t kFewestBytesOfNvfp4 = std::int64_t{16} << 20;
+constexpr std::int64_t kFewestRowsOfNvfp4 = 64;
+constexpr std::int64_t kFewInputs = 1024;
+constexpr std::int64_t kFewestRowsOfFewInputs = 16;
+
 std::int64_t weight_bytes(const JointProblem& p) {
   std::int64_t bytes = 0;
   for (auto part = p.part.begin(); part != p.part.begin() + p.parts; ++part)
@@ -79,7 +85,12 @@ std::string loses(const JointProblem& p, const PlanOptions& options) {
   if (options.deterministic) return "not chosen by itself where bits must not depend on m" + named;
   const auto end = p.part.begin() + p.parts;
   const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3; };
-  if (of_nvfp4(p)) return "not chosen by itself for NVFP4 weights" + named;
+  if (of_nvfp4(p)) {
+    const std::int64_t fewest = p.k <= kFewInputs ? kFewestRowsOfFewInputs : kFewestRowsOfNvfp4;
+    if (p.m >= fewest && p.m <= kMostRows && weight_bytes(p) >= kFewestBytesOfNvfp4) return "";
+    return "chosen by itself for " + std::to_string(fewest) + " to " + std::to_string(kMostRows) + " rows and " +
+           std::to_string(kFewestBytesOfNvfp4) + " bytes of NVFP4 weights or more" + named;
+  }
   if (!std::any_of(p.part.begin(), end, e4m3)) return "not chosen by itself for bf16 weights" + named;
   if (p.x == DType::kE4M3) {
     const std::int64_t most = p.groups > 1 ? kMostRowsOfGroups : (p.m % 4 != 0 ? kMostRowsOfNoFours : kMostCodedRows);

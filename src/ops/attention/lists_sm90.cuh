@@ -164,7 +164,8 @@ struct ListWalker {
     if constexpr (kCodeGroups != kWidened) device::cp_async_arrive(shared.scaled(slot));
   }
 
-  /// Asks for a row, so that it comes from L2 when the key warps need it: they ask for half of it at a time.
+  /// Asks for a row, so that it comes from L2 when the key warps need it: they ask for a half or a quarter of it at a
+  /// time.
   __device__ static void fetch_row(const std::uint8_t* data) {
     constexpr int kBytes = 64 * kCodeGroups + 128 * (AttentionTile::kGroups - kCodeGroups);
     constexpr int kLine = 128;  // a row that begins at a multiple of 64 bytes lies in no other lines

@@ -59,7 +59,7 @@ constexpr std::int64_t kMostBytesOfNarrow = std::int64_t{8} << 20;
 /// Up to as many bytes of weights 32 rows of bf16 x are a tile of their own; with more, tiles of 64 rows are faster.
 constexpr std::int64_t kMostBytesOfFew = std::int64_t{48} << 20;
 
-// Of NVFP4 weights, whose fewest inputs were measured with the smaller number of rows.
+// From so many bytes and rows on it is faster with NVFP4 weights; of few inputs, from fewer rows on.
 constexpr std::int64_t kFewestBytesOfNvfp4 = std::int64_t{16} << 20;
 constexpr std::int64_t kFewestRowsOfNvfp4 = 64;
 constexpr std::int64_t kFewInputs = 1024;

@@ -23,10 +23,11 @@ struct Call {
 };
 
 SparseAttention::Scope read_scope(const std::string& name, const smla_attention_scope* scope) {
-  const smla_attention_scope given = read_struct(name, scope);
+  const smla_attention_scope given = read_struct(name, scope, offsetof(smla_attention_scope, starts));
   return {.cache = read_cache(name + ".cache", given.cache),
           .indices = read_tensor(name + ".indices", given.indices),
-          .lens = read_tensor(name + ".lens", given.lens)};
+          .lens = read_tensor(name + ".lens", given.lens),
+          .starts = read_tensor(name + ".starts", given.starts)};
 }
 
 void need_rank(const char* name, const ConstTensorView& view, int rank) {
@@ -59,7 +60,8 @@ Call read_call(const smla_sparse_attention_args* args) {
                   .scope = {},
                   .scale = given.scale,
                   .q_scale = given.q_scale == 0.0F ? 1.0F : given.q_scale,
-                  .partial = read_flag("partial", given.partial)};
+                  .partial = read_flag("partial", given.partial),
+                  .tokens_per_list = given.tokens_per_list == 0 ? 1 : given.tokens_per_list};
   const std::array<const smla_attention_scope*, 2> scopes{given.scope, given.scope2};
   for (std::size_t i = 0; i < static_cast<std::size_t>(call.problem.scopes); ++i) {
     const char* name = i == 0 ? "scope" : "scope2";

@@ -106,8 +106,10 @@ SMLA_API smla_status smla_cache_block_bytes(const char* format, int64_t block_si
 typedef struct smla_attention_scope {
   uint64_t struct_size;        ///< sizeof(smla_attention_scope)
   const smla_cache* cache;     ///< the rows; they are keys and values at once
-  const smla_tensor* indices;  ///< [T, W] I32 slots, rows may be strided; slots outside the cache (-1) are skipped
+  const smla_tensor* indices;  ///< [T / tokens_per_list, W] I32 slots, rows may be strided; slots outside the cache
+                               ///< (-1) are skipped
   const smla_tensor* lens;     ///< [T] I32 columns of each row that count; NULL: all W
+  const smla_tensor* starts;   ///< with tokens_per_list above 1: [T] I32 a query's first column; NULL: 0
 } smla_attention_scope;
 
 /// Attention of T queries with H heads over one or two scopes, one softmax over both:
@@ -135,6 +137,8 @@ typedef struct smla_sparse_attention_args {
   int32_t reserved2;                   ///< 0
   void* stream;                        ///< SMLA_CUDA: where to queue
   int64_t value_dim;                   ///< numbers of a row that are its value, the first; 0: all
+  int64_t tokens_per_list;  ///< queries that share a row of indices, as those of a request do that verify its draft; all
+                            ///< their heads evenly spaced in q, o and lse; 0 means 1
 } smla_sparse_attention_args;
 
 /// The workspace that `smla_sparse_attention` needs for these shapes (the tensors' data is not touched), and the

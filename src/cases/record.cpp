@@ -205,6 +205,7 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
   draft.param("partial", std::string(problem.partial ? "true" : "false"));
   draft.param("out_heads", std::to_string(problem.out_heads));
   draft.param("value_dim", std::to_string(problem.value_dim));
+  if (problem.tokens_per_list > 1) draft.param("tokens_per_list", std::to_string(problem.tokens_per_list));
   const WriteBefore before{draft};
   before.in("q", args.q.slice(1, 0, problem.heads));
   if (problem.output_epilogue) {
@@ -230,9 +231,9 @@ void record_on_host<SparseAttention>(const SparseAttention::Problem& problem, co
     draft.param("kv_scale" + suffix, static_cast<double>(scope.cache.scale));
     draft.tensors.insert_or_assign("in.cache" + suffix, pages(scope.cache, draft.blocks.kept("cache" + suffix)));
     const bool empty = problem.scope[static_cast<std::size_t>(i)].width == 0;
-    if (empty) draft.tensors.insert_or_assign("in.indices" + suffix, HostTensor(DType::kI32, {problem.tokens, 0}));
+    if (empty) draft.tensors.insert_or_assign("in.indices" + suffix, HostTensor(DType::kI32, {problem.lists(), 0}));
     if (!empty) before.in("indices" + suffix, scope.indices);
-    before.in("lens" + suffix, scope.lens);
+    before.in("lens" + suffix, scope.lens), before.in("starts" + suffix, scope.starts);
   }
   run();
   const WriteAfter after{draft, false};

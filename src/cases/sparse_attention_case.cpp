@@ -32,7 +32,7 @@ void read_scope(const CaseFile& file, const CaseParams& params, int i, SparseAtt
   const HostTensor& cache = file.tensor("in.cache" + suffix);
   const HostTensor& indices = file.tensor("in.indices" + suffix);
   check_tensor(file.path, "in.cache" + suffix, cache.view(), {kAny, kAny}, {DType::kU8});
-  check_tensor(file.path, "in.indices" + suffix, indices.view(), {problem.tokens, kAny}, {DType::kI32});
+  check_tensor(file.path, "in.indices" + suffix, indices.view(), {problem.lists(), kAny}, {DType::kI32});
   SparseAttention::ScopeShape& shape = problem.scope[static_cast<std::size_t>(i)];
   shape.format = &attention_format(params, "format" + suffix);
   shape.block_size = params.integer("block_size" + suffix, 1, std::int64_t{1} << 31);
@@ -56,13 +56,17 @@ void read_scope(const CaseFile& file, const CaseParams& params, int i, SparseAtt
     check_tensor(file.path, "in.lens" + suffix, lens->view(), {problem.tokens}, {DType::kI32});
     scope.lens = lens->view();
   }
+  if (const HostTensor* starts = file.find("in.starts" + suffix)) {
+    check_tensor(file.path, "in.starts" + suffix, starts->view(), {problem.tokens}, {DType::kI32});
+    scope.starts = starts->view();
+  }
 }
 
 }  // namespace
 
 ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& options) {
-  file.expect_inputs({"q", "cache0", "indices0", "lens0", "cache1", "indices1", "lens1", "sink", "positions", "cos_sin",
-                      "q_positions", "q_cos_sin"});
+  file.expect_inputs({"q", "cache0", "indices0", "lens0", "starts0", "cache1", "indices1", "lens1", "starts1", "sink",
+                      "positions", "cos_sin", "q_positions", "q_cos_sin"});
   const CaseParams params = file.reader();
   const HostTensor& q = file.tensor("in.q");
   check_tensor(file.path, "in.q", q.view(), {kAny, kAny, kAny}, {DType::kBF16, DType::kE4M3, DType::kF32});
@@ -75,6 +79,9 @@ ReplayResult replay_sparse_attention(const CaseFile& file, const ReplayOptions& 
   problem.value_dim = static_cast<int>(params.integer("value_dim", 0, problem.dim, 0));
   problem.partial = params.flag("partial", false);
   problem.out_heads = params.integer("out_heads", 0, kMaxHeads, 0);
+  problem.tokens_per_list = params.integer("tokens_per_list", 1, std::max<std::int64_t>(problem.tokens, 1), 1);
+  check_that(problem.tokens % problem.tokens_per_list == 0, file.path, "tokens_per_list", problem.tokens_per_list,
+             "a divisor of " + std::to_string(problem.tokens) + " tokens");
   if (const auto rope_dim = static_cast<int>(params.integer("rope_dim", 0, problem.dim, 0)); rope_dim > 0)
     problem.output_epilogue = {.rope_dim = rope_dim};
   const auto q_eps = static_cast<float>(params.number("q_eps", 0, 1, 1e-6));

@@ -42,9 +42,11 @@ struct Rope {
 };
 
 /// Norms, without a weight, and rotates kRows rows of n numbers that a warp holds: v[row][k] has numbers 128 k + 4 lane
-/// and the next three, zeros past n. The result is what QNormRopeInsert computes before it rounds.
+/// and the next three, zeros past n. The result is what QNormRopeInsert computes before it rounds. `cos_sin`: of each
+/// row; one without it stays as it is.
 template <int kRows, int kVec4s>
-__device__ void norm_and_rotate(float4 (&v)[kRows][kVec4s], int n, float eps, const Rope& rope, const float* cos_sin) {
+__device__ void norm_and_rotate(float4 (&v)[kRows][kVec4s], int n, float eps, const Rope& rope,
+                                const float* const (&cos_sin)[kRows]) {
   float sum[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -59,8 +61,18 @@ __device__ void norm_and_rotate(float4 (&v)[kRows][kVec4s], int n, float eps, co
   for (int k = 0; k < kVec4s; ++k) {
     const int i = 128 * k + 4 * static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) v[r][k] = rope.rotated(device::scaled(v[r][k], sum[r]), i, cos_sin);
+    for (int r = 0; r < kRows; ++r) {
+      if (cos_sin[r] != nullptr) v[r][k] = rope.rotated(device::scaled(v[r][k], sum[r]), i, cos_sin[r]);
+    }
   }
+}
+/// The same of rows that one row of cos_sin rotates.
+template <int kRows, int kVec4s>
+__device__ void norm_and_rotate(float4 (&v)[kRows][kVec4s], int n, float eps, const Rope& rope, const float* cos_sin) {
+  const float* rows[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) rows[r] = cos_sin;
+  norm_and_rotate(v, n, eps, rope, rows);
 }
 
 inline Rope rope_of(const ConstTensorView& cos_sin, int dim, int rope_dim) {

@@ -53,6 +53,7 @@ class Scope(Struct):
         ("cache", c.POINTER(Cache)),
         ("indices", c.POINTER(Tensor)),
         ("lens", c.POINTER(Tensor)),
+        ("starts", c.POINTER(Tensor)),
     ]
 
 

@@ -45,6 +45,13 @@ AttentionCase make_case(Input& in) {
     c.scopes.push_back(s);
   }
   c.seed = in.raw<std::uint16_t>();
+  constexpr int kSharing[] = {1, 1, 2, 3};
+  c.tokens_per_list = in.choice(kSharing);
+  if (c.tokens_per_list > 1) {
+    c.tokens *= c.tokens_per_list;
+    c.out_heads = c.q_heads = c.q_gap = 0;
+    for (ScopeCase& s : c.scopes) s.starts = in.flag() ? Lens::kMixed : Lens::kAbsent;
+  }
   return c;
 }
 
@@ -57,10 +64,17 @@ void plant(Input& in, const AttentionCase& c, AttentionInputs& inputs) {
     const RowFormat& format = *s.cache.format;
     s.cache.base = s.memory.data();
     for (std::int32_t& n : s.lens) n = in.hostile32(c.scopes[i].width);
+    for (std::int32_t& n : s.starts) n = in.hostile32(c.scopes[i].width);
     // A few bytes say where a run of slots begins and how it steps; a wild one stands in between.
     std::vector<bool> written(static_cast<std::size_t>(s.cache.num_slots()));
     std::vector<float> row(static_cast<std::size_t>(format.dim));
-    for (std::int64_t t = 0; t < c.tokens; ++t) {
+    for (std::int64_t t = 0; t < c.tokens; t += c.tokens_per_list) {
+      const auto counts = [&](std::int64_t column) {
+        for (std::int64_t k = t; k < t + c.tokens_per_list; ++k) {
+          if (s.counts(k, column, c.scopes[i].width)) return true;
+        }
+        return false;
+      };
       std::int64_t slot = in.hostile32(s.cache.num_slots());
       const std::int64_t step = in.range(0, 5) - 1;
       const std::int64_t every = in.range(1, 9);
@@ -69,8 +83,7 @@ void plant(Input& in, const AttentionCase& c, AttentionInputs& inputs) {
         slot += step;
         if (column % every == 0) slot = in.hostile32(s.cache.num_slots());
         const std::int32_t chosen = s.index(t, column);
-        if (!s.valid(chosen) || column >= s.entries(t, c.scopes[i].width) || written[static_cast<std::size_t>(chosen)])
-          continue;
+        if (!s.valid(chosen) || !counts(column) || written[static_cast<std::size_t>(chosen)]) continue;
         written[static_cast<std::size_t>(chosen)] = true;
         for (float& v : row) v = normal(random);
         encode_row(s.cache, chosen, row.data());
@@ -114,9 +127,10 @@ void run(Input in) {
   for (std::int64_t t = 0; t < c.tokens; ++t) {  // a row without a key is exactly empty
     bool any = false;
     for (std::size_t i = 0; i < c.scopes.size(); ++i) {
-      for (std::int64_t column = 0; column < inputs.scopes[i].entries(t, c.scopes[i].width); ++column) {
-        any = any || inputs.scopes[i].valid(inputs.scopes[i].index(t, column));
-      }
+      const std::int64_t width = c.scopes[i].width;
+      ScopeInputs& s = inputs.scopes[i];
+      for (std::int64_t column = 0; column < width; ++column)
+        any = any || (s.counts(t, column, width) && s.valid(s.index(t, column)));
     }
     for (std::int64_t h = 0; !any && h < c.heads; ++h) {
       require(want.lse_of(t, h) == (c.partial ? -kInf : kInf) && want.value(t, h, 0) == 0,

@@ -78,10 +78,11 @@ inline std::vector<Way> ways_of(const SparseAttention::Problem& p) {
     ways.push_back({.implementation = implementation, .deterministic = true});
     if (implementation != "cuda") continue;
     const std::size_t granted = device::current_gpu().shared_bytes;
-    std::set<int> tiles{attention_tile(p.heads, key_bytes(p), granted)};
+    const std::int64_t heads = p.heads * p.tokens_per_list;  // where they are packed
+    std::set<int> tiles{attention_tile(heads, key_bytes(p), granted)};
     for (const AttentionTile& tile : kAttentionTiles) {
       const auto bytes = static_cast<std::size_t>(tile.shared_bytes(key_bytes(p)));
-      if (bytes <= granted && tiles.insert(attention_tile(p.heads, key_bytes(p), bytes)).second)
+      if (bytes <= granted && tiles.insert(attention_tile(heads, key_bytes(p), bytes)).second)
         ways.push_back({.shared = bytes});
     }
   }

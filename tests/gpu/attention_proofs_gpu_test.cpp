@@ -484,7 +484,7 @@ TEST_F(AttentionGpu, PrologueAndEpilogueRotateApart) {
 
 /// Every problem has somebody who takes it, the first in the table is chosen, and refusals say why.
 TEST_F(AttentionGpu, EveryProblemIsServed) {
-  for (const std::vector<AttentionCase>& cases : {grid_cases(), special_cases()}) {
+  for (const std::vector<AttentionCase>& cases : {grid_cases(), special_cases(), sharing_cases()}) {
     for (const AttentionCase& c : cases) {
       SCOPED_TRACE(testing::PrintToString(c));
       const SparseAttention::Problem p = problem_of(c);

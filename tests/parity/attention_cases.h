@@ -39,6 +39,7 @@ struct ScopeCase {
   Lens lens = Lens::kMixed;
   double invalid = 0.1;  ///< share of entries that point nowhere
   float kv_scale = 1.0F;
+  Lens starts = Lens::kAbsent;  ///< first columns, of tokens that share rows
 };
 
 struct AttentionCase {
@@ -54,6 +55,7 @@ struct AttentionCase {
   float scale = 0.0F;  ///< of the softmax; 0: dim^-0.5
   int value_dim = 0;   ///< numbers of a row that are its value; 0: all
   bool partial = false;
+  std::int64_t tokens_per_list = 1;
   std::optional<float> sink = std::nullopt;  ///< of every second head; the others' are random. Absent: no sink tensor
   std::vector<ScopeCase> scopes{};
   unsigned seed = 1;
@@ -62,12 +64,12 @@ struct AttentionCase {
     out << "T=" << c.tokens << " H=" << c.heads << " Hp=" << c.out_heads << " q heads=" << c.q_heads
         << " q gap=" << c.q_gap << " q " << name_of(c.q) << " x " << c.q_scale << " magnitude " << c.q_magnitude
         << " softmax scale " << c.scale << " o " << name_of(c.o) << (c.partial ? " partial" : "") << " value dim "
-        << c.value_dim << " seed " << c.seed;
+        << c.value_dim << " tokens per list " << c.tokens_per_list << " seed " << c.seed;
     if (c.sink) out << " sink " << *c.sink;
     for (const ScopeCase& s : c.scopes) {
       out << " | " << s.format << " W=" << s.width << " blocks " << s.num_blocks << "x" << s.block_size << " gap "
-          << s.block_gap << " index gap " << s.index_gap << " lens " << static_cast<int>(s.lens) << " invalid "
-          << s.invalid << " scale " << s.kv_scale;
+          << s.block_gap << " index gap " << s.index_gap << " lens " << static_cast<int>(s.lens) << " starts "
+          << static_cast<int>(s.starts) << " invalid " << s.invalid << " scale " << s.kv_scale;
     }
     return out;
   }
@@ -84,7 +86,8 @@ inline SparseAttention::Problem problem_of(const AttentionCase& c) {
                              .scopes = static_cast<int>(c.scopes.size()),
                              .scale = c.scale,
                              .q_scale = c.q_scale,
-                             .partial = c.partial};
+                             .partial = c.partial,
+                             .tokens_per_list = c.tokens_per_list};
   for (std::size_t i = 0; i < c.scopes.size(); ++i) {
     p.scope.at(i) = {
         .format = &row_format(c.scopes[i].format), .block_size = c.scopes[i].block_size, .width = c.scopes[i].width};
@@ -98,12 +101,21 @@ struct ScopeInputs {
   std::int64_t index_stride = 0;
   std::vector<std::int32_t> indices;
   std::vector<std::int32_t> lens;
+  std::vector<std::int32_t> starts;
+  std::int64_t tokens_per_list = 1;
 
+  /// Columns of its row that count for a token which shares it with no other.
   std::int64_t entries(std::int64_t token, std::int64_t width) const {
     return lens.empty() ? width : std::clamp<std::int64_t>(lens[static_cast<std::size_t>(token)], 0, width);
   }
+  /// Whether a column of its row counts for a token.
+  bool counts(std::int64_t token, std::int64_t column, std::int64_t width) const {
+    const auto t = static_cast<std::size_t>(token);
+    const std::int64_t start = starts.empty() ? 0 : starts[t];
+    return column < width && column >= start && column < start + (lens.empty() ? width : lens[t]);
+  }
   std::int32_t& index(std::int64_t token, std::int64_t column) {
-    return indices[static_cast<std::size_t>(token * index_stride + column)];
+    return indices[static_cast<std::size_t>(token / tokens_per_list * index_stride + column)];
   }
   bool valid(std::int32_t slot) const { return slot >= 0 && slot < cache.num_slots(); }
 };
@@ -125,10 +137,11 @@ struct AttentionInputs {
       s.cache.base = s.memory.data();
       a.scopes.at(i).cache = s.cache;
       a.scopes.at(i).indices =
-          ConstTensorView(s.indices.data(), DType::kI32, {problem.tokens, problem.scope.at(i).width});
+          ConstTensorView(s.indices.data(), DType::kI32, {problem.lists(), problem.scope.at(i).width});
       a.scopes.at(i).indices.stride[0] = s.index_stride;
       if (!s.lens.empty() || problem.tokens == 0)
         a.scopes.at(i).lens = ConstTensorView(s.lens.data(), DType::kI32, {problem.tokens});
+      if (!s.starts.empty()) a.scopes.at(i).starts = ConstTensorView(s.starts.data(), DType::kI32, {problem.tokens});
     }
     if (!sink.empty()) a.sink = view_of(static_cast<const float*>(sink.data()), {problem.heads});
     return a;
@@ -148,9 +161,11 @@ inline void put(DType dtype, std::uint8_t* bytes, std::int64_t i, float v) {
 
 /// Cache and index matrix of one scope. Rows that no valid entry within its row's length names stay 0xFF: NaN in every
 /// format.
-inline ScopeInputs make_scope(const ScopeCase& c, std::int64_t tokens, std::mt19937_64& random) {
+inline ScopeInputs make_scope(const ScopeCase& c, std::int64_t tokens, std::int64_t tokens_per_list,
+                              std::mt19937_64& random) {
   const RowFormat& format = row_format(c.format);
   ScopeInputs s;
+  s.tokens_per_list = tokens_per_list;
   s.cache = {.format = &format,
              .num_blocks = c.num_blocks,
              .block_size = c.block_size,
@@ -161,15 +176,16 @@ inline ScopeInputs make_scope(const ScopeCase& c, std::int64_t tokens, std::mt19
   s.index_stride = c.width + c.index_gap;
   const std::int64_t slots = s.cache.num_slots();
 
-  if (c.lens != Lens::kAbsent) {
+  const auto draw = [&](Lens kind, std::int32_t whole, std::vector<std::int32_t>& to) {
     constexpr std::int32_t kHostile[] = {std::numeric_limits<std::int32_t>::max(), -1,
                                          std::numeric_limits<std::int32_t>::min(), 1000000};
     for (std::int64_t t = 0; t < tokens; ++t) {
       const auto some = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(c.width + 1));
-      const bool whole = t % 3 == 0;
-      s.lens.push_back(c.lens == Lens::kHostile ? kHostile[t % 4] : whole ? static_cast<std::int32_t>(c.width) : some);
+      to.push_back(kind == Lens::kHostile ? kHostile[t % 4] : t % 3 == 0 ? whole : some);
     }
-  }
+  };
+  if (c.lens != Lens::kAbsent) draw(c.lens, static_cast<std::int32_t>(c.width), s.lens);
+  if (c.starts != Lens::kAbsent) draw(c.starts, 0, s.starts);
   const std::int32_t hostile[] = {std::numeric_limits<std::int32_t>::min(),
                                   -123456,
                                   -1,
@@ -180,13 +196,19 @@ inline ScopeInputs make_scope(const ScopeCase& c, std::int64_t tokens, std::mt19
   std::vector<float> row(static_cast<std::size_t>(format.dim));
   std::vector<bool> written(static_cast<std::size_t>(slots));
   std::normal_distribution<float> normal;
-  s.indices.assign(static_cast<std::size_t>(tokens * s.index_stride), 0);
-  for (std::int64_t t = 0; t < tokens; ++t) {
+  s.indices.assign(static_cast<std::size_t>(tokens / tokens_per_list * s.index_stride), 0);
+  for (std::int64_t t = 0; t < tokens; t += tokens_per_list) {
+    const auto counts = [&](std::int64_t column) {
+      for (std::int64_t i = t; i < t + tokens_per_list; ++i) {
+        if (s.counts(i, column, c.width)) return true;
+      }
+      return false;
+    };
     for (std::int64_t column = 0; column < s.index_stride; ++column) {
       const bool nowhere = slots == 0 || static_cast<double>(random() % 1000) < 1000 * c.invalid;
       std::int32_t& slot = s.index(t, column);
       slot = nowhere ? hostile[random() % 7] : static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(slots));
-      if (!s.valid(slot) || column >= s.entries(t, c.width) || written[static_cast<std::size_t>(slot)]) continue;
+      if (!s.valid(slot) || !counts(column) || written[static_cast<std::size_t>(slot)]) continue;
       written[static_cast<std::size_t>(slot)] = true;
       const float magnitude = std::ldexp(1.0F, static_cast<int>(random() % 3) - 1);
       for (float& v : row) v = magnitude * normal(random);
@@ -208,12 +230,12 @@ inline AttentionInputs make_inputs(const AttentionCase& c) {
     for (std::int64_t i = 0; i < c.heads * in.problem.dim; ++i)
       put(c.q, in.q.data(), t * in.q_stride + i, c.q_magnitude * normal(random));
   }
-  for (const ScopeCase& s : c.scopes) in.scopes.push_back(make_scope(s, c.tokens, random));
+  for (const ScopeCase& s : c.scopes) in.scopes.push_back(make_scope(s, c.tokens, c.tokens_per_list, random));
   for (std::int64_t h = 0; c.sink && h < c.heads; ++h) in.sink.push_back(h % 2 == 0 ? *c.sink : normal(random));
   return in;
 }
 
-/// Poisoned buffers with gaps between the heads of o and the rows of lse.
+/// Poisoned buffers with gaps between the heads of o and, unless tokens share lists, the rows of lse.
 struct AttentionOutputs {
   SparseAttention::Problem problem;
   std::vector<std::uint8_t> o;
@@ -222,17 +244,16 @@ struct AttentionOutputs {
   explicit AttentionOutputs(const SparseAttention::Problem& p)
       : problem(p),
         o(static_cast<std::size_t>(p.tokens * p.padded_heads() * head_bytes())),
-        lse(static_cast<std::size_t>(p.tokens * (p.heads + kOutputGap))) {
+        lse(static_cast<std::size_t>(p.tokens * lse_row())) {
     std::fill(o.begin(), o.end(), kPoison);
     if (!lse.empty()) std::memset(lse.data(), kPoison, lse.size() * sizeof(float));
   }
+  std::int64_t lse_row() const { return problem.heads + (problem.tokens_per_list == 1 ? kOutputGap : 0); }
   std::int64_t head_bytes() const { return (problem.out_dim() + kOutputGap) * size_of(problem.o); }
   const std::uint8_t* head(std::int64_t t, std::int64_t h) const {
     return o.data() + (t * problem.padded_heads() + h) * head_bytes();
   }
-  float lse_of(std::int64_t t, std::int64_t h) const {
-    return lse[static_cast<std::size_t>(t * (problem.heads + kOutputGap) + h)];
-  }
+  float lse_of(std::int64_t t, std::int64_t h) const { return lse[static_cast<std::size_t>(t * lse_row() + h)]; }
   float value(std::int64_t t, std::int64_t h, std::int64_t d) const {
     if (problem.o == DType::kBF16) {
       BF16 x;
@@ -248,7 +269,7 @@ struct AttentionOutputs {
     args.o.stride[1] = problem.out_dim() + kOutputGap;
     args.o.stride[0] = problem.padded_heads() * args.o.stride[1];
     args.lse = view_of(lse.data(), {problem.tokens, problem.heads});
-    args.lse.stride[0] = problem.heads + kOutputGap;
+    args.lse.stride[0] = lse_row();
   }
   /// Whether the gaps still hold the poison.
   bool gaps_untouched() const {
@@ -260,8 +281,9 @@ struct AttentionOutputs {
       for (std::int64_t h = 0; h < problem.padded_heads(); ++h) {
         ok = ok && poisoned(head(t, h) + problem.out_dim() * size_of(problem.o), kOutputGap * size_of(problem.o));
       }
-      const float* row = lse.data() + t * (problem.heads + kOutputGap) + problem.heads;
-      ok = ok && poisoned(reinterpret_cast<const std::uint8_t*>(row), kOutputGap * 4);
+      const float* row = lse.data() + t * lse_row();
+      const auto* gap = reinterpret_cast<const std::uint8_t*>(row + problem.heads);
+      ok = ok && poisoned(gap, (lse_row() - problem.heads) * 4);
     }
     return ok;
   }
@@ -426,9 +448,50 @@ inline std::vector<AttentionCase> special_cases() {
   return cases;
 }
 
+/// Tokens that share rows of indices, each with columns of its own: as drafts do, of any lengths and starts, of none,
+/// and of hostile ones.
+inline std::vector<AttentionCase> sharing_cases() {
+  std::vector<AttentionCase> cases;
+  const auto add = [&](AttentionCase c) {
+    c.seed = static_cast<unsigned>(9000 + cases.size());
+    cases.push_back(c);
+  };
+  const DType dtypes[] = {DType::kBF16, DType::kE4M3};
+  int i = 0;
+  for (const std::int64_t n : {2, 3, 8}) {
+    for (const std::int64_t heads : {1, 5, 8, 16, 33}) {
+      const char* format = i % 3 == 1 ? "bf16" : i % 3 == 2 ? "fp8_per_tensor" : "fp8_ds_mla";
+      AttentionCase c{.tokens = 2 * n,
+                      .heads = heads,
+                      .q = dtypes[i % 2],
+                      .o = i % 4 == 3 ? DType::kF32 : DType::kBF16,
+                      .tokens_per_list = n,
+                      .sink = i % 5 == 4 ? std::optional<float>() : std::optional<float>(0.3F)};
+      c.scopes.push_back({.format = format, .width = 150, .index_gap = i % 2 == 0 ? 5 : 0, .starts = Lens::kMixed});
+      if (i % 2 == 0) c.scopes.push_back({.format = format, .width = 200, .block_size = 53});
+      add(c);
+      ++i;
+    }
+  }
+  for (const Lens lens : {Lens::kAbsent, Lens::kMixed, Lens::kHostile}) {
+    for (const Lens starts : {Lens::kAbsent, Lens::kMixed, Lens::kHostile})
+      add({.tokens = 8, .heads = 7, .tokens_per_list = 4, .scopes = {{.width = 70, .lens = lens, .starts = starts}}});
+  }
+  add({.tokens = 4, .heads = 3, .tokens_per_list = 4, .scopes = {{.width = 0}}});
+  add({.tokens = 4, .heads = 3, .tokens_per_list = 2, .scopes = {{.width = 40, .invalid = 1.0}, {.width = 0}}});
+  add({.tokens = 0, .heads = 3, .tokens_per_list = 5, .scopes = {{.width = 20}}});
+  add({.tokens = 6, .heads = 2, .o = DType::kF32, .partial = true, .tokens_per_list = 3, .scopes = {{.width = 130}}});
+  add({.tokens = 4, .heads = 5, .q = DType::kF32, .tokens_per_list = 2, .scopes = {{.format = "f32", .width = 66}}});
+  add({.tokens = 2, .heads = 128, .tokens_per_list = 2, .scopes = {{.width = 100, .starts = Lens::kMixed}}});
+  add({.tokens = 70, .heads = 1, .tokens_per_list = 70, .scopes = {{.width = 90, .starts = Lens::kMixed}}});
+  add({.tokens = 4, .heads = 8, .tokens_per_list = 4, .scopes = {{.width = 4096, .num_blocks = 40}}});
+  return cases;
+}
+
 inline std::vector<AttentionCase> attention_cases() {
   std::vector<AttentionCase> cases = grid_cases();
   for (const AttentionCase& c : special_cases()) cases.push_back(c);
+  for (const AttentionCase& c : sharing_cases()) cases.push_back(c);
   return cases;
 }
 

@@ -36,10 +36,33 @@ inline AttentionInputs with_tokens(const AttentionInputs& in, const std::vector<
 inline std::vector<std::int32_t> list_of(AttentionInputs& in, std::size_t scope, std::int64_t token) {
   ScopeInputs& s = in.scopes[scope];
   std::vector<std::int32_t> list;
-  for (std::int64_t c = 0; c < s.entries(token, in.problem.scope.at(scope).width); ++c) {
-    if (s.valid(s.index(token, c))) list.push_back(s.index(token, c));
+  const std::int64_t width = in.problem.scope.at(scope).width;
+  for (std::int64_t c = 0; c < width; ++c) {
+    if (s.counts(token, c, width) && s.valid(s.index(token, c))) list.push_back(s.index(token, c));
   }
   return list;
+}
+
+/// The same tokens with rows of indices of their own.
+inline AttentionInputs with_own_lists(AttentionInputs& in) {
+  AttentionInputs out = in;
+  out.problem.tokens_per_list = 1;
+  for (std::size_t i = 0; i < in.scopes.size(); ++i) {
+    ScopeInputs& from = in.scopes[i];
+    ScopeInputs& to = out.scopes[i];
+    const std::int64_t width = in.problem.scope.at(i).width;
+    to.tokens_per_list = 1;
+    to.lens.clear(), to.starts.clear();
+    to.indices.assign(static_cast<std::size_t>(in.problem.tokens * to.index_stride), -1);
+    for (std::int64_t t = 0; t < in.problem.tokens; ++t) {
+      std::int32_t length = 0;
+      for (std::int64_t column = 0; column < width; ++column) {
+        if (from.counts(t, column, width)) to.index(t, length++) = from.index(t, column);
+      }
+      to.lens.push_back(length);
+    }
+  }
+  return out;
 }
 
 /// The same inputs with every byte of the caches that no list uses set to `fill`; -1: to random bytes.

@@ -2,6 +2,7 @@
 
 #include "aligned_workspace.h"
 #include "parity/accepted.h"
+#include "parity/attention_changes.h"
 #include "parity/attention_compare.h"
 #include "parity/merge_cases.h"
 #include "sparsemla/ops/norm_rope.h"
@@ -25,6 +26,23 @@ TEST(AttentionParity, EveryImplementationAgreesWithTheReference) {
         const AttentionOutputs got = run(in, name, threads);
         expect_parity(want, got);
         if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// On the host tokens that share rows of indices have the bits that they have with rows of their own.
+TEST(AttentionParity, SharedRowsAreRowsOfTheirOwn) {
+  for (const AttentionCase& c : sharing_cases()) {
+    AttentionInputs in = make_inputs(c);
+    AttentionInputs alone = with_own_lists(in);
+    for (const std::string& name : accepted<SparseAttention>(in.problem)) {
+      SCOPED_TRACE(testing::Message() << c << " on " << name);
+      const AttentionOutputs want = run(alone, name, 1);
+      const AttentionOutputs got = run(in, name, 1);
+      ASSERT_EQ(want.o, got.o);
+      for (std::int64_t t = 0; t < c.tokens; ++t) {
+        for (std::int64_t h = 0; h < c.heads; ++h) ASSERT_EQ(want.lse_of(t, h), got.lse_of(t, h));
       }
     }
   }

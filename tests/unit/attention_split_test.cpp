@@ -64,10 +64,10 @@ TEST(AttentionSplit, FewTokensTakeNarrowTiles) {
 TEST(AttentionSplit, IsToldInWords) {
   const SparseAttention::Problem one = problem(1, 64, 128, 512);
   EXPECT_EQ("tiles of 16 heads x 64 keys, lists in 10 parts of up to 64 keys and a merge, 1315840 bytes of workspace",
-            describe(split_attention(one, kH200, false), one));
+            describe(split_attention(one, kH200, false)));
   const SparseAttention::Problem many = problem(4096, 8, 128);
   EXPECT_EQ("tiles of 16 heads x 64 keys, each list by one block for each tile of heads",
-            describe(split_attention(many, kH200, false), many));
+            describe(split_attention(many, kH200, false)));
 }
 
 /// A part of a buffer begins where the one before ends, and each is aligned to what reads it.
@@ -100,7 +100,7 @@ TEST(AttentionSplit, PartsCoverTheListAndFitTheWorkspace) {
             EXPECT_TRUE(split.parts == 1 || (split.parts - 1) * split.part_keys < whole);
             EXPECT_EQ(0, split.part_keys % keys);
             EXPECT_TRUE(split.launch_tokens >= 1 || tokens == 0);
-            EXPECT_TRUE(split.launch_tokens <= 1 || split.workspace_bytes(heads) <= AttentionSplit::kScratchBytes);
+            EXPECT_TRUE(split.launch_tokens <= 1 || split.workspace_bytes() <= AttentionSplit::kScratchBytes);
             EXPECT_TRUE(fixed || split.parts <= AttentionSplit::kMaxParts);
           }
         }
@@ -132,9 +132,9 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
           EXPECT_LT(tokens + c.extra, 1 << 16) << "parts are counted in 16 bits";
         };
         const AttentionSplit any = split_attention(p, kH200, false);
-        check(any.cut, any.parts, any.launch_tokens, any.workspace_bytes(heads));
+        check(any.cut, any.parts, any.launch_tokens, any.workspace_bytes());
         const HopperSplit hopper = split_for_hopper(p, kH200, false);
-        check(hopper.cut, hopper.parts, hopper.launch_tokens, hopper.workspace_bytes(heads));
+        check(hopper.cut, hopper.parts, hopper.launch_tokens, hopper.workspace_bytes());
         EXPECT_LE((tokens + hopper.cut.extra) * ((heads + 63) / 64),
                   hopper.cut.extra == 0 ? INT64_MAX : HopperSplit::kCutItems * kH200.multiprocessors);
       }
@@ -151,7 +151,7 @@ TEST(AttentionSplit, ListsMayBeCutByLength) {
   EXPECT_EQ(
       "tiles of 64 heads x 64 keys, lists in parts by their lengths, up to 132 more than tokens, and a merge, "
       "19474568 bytes of workspace",
-      describe(split_for_hopper(some, kH200, false), some));
+      describe(split_for_hopper(some, kH200, false)));
 }
 
 TEST(AttentionSplit, FewTokensAreSplitAndManyAreNot) {
@@ -188,7 +188,7 @@ TEST(HopperSplit, CoversEveryList) {
           EXPECT_TRUE(split.parts == 1 || (split.parts - 1) * split.part_keys < whole);
           EXPECT_EQ(0, split.part_keys % kKeys);
           EXPECT_GE(split.launch_tokens, 1);
-          EXPECT_TRUE(split.launch_tokens == 1 || split.workspace_bytes(heads) <= AttentionSplit::kScratchBytes);
+          EXPECT_TRUE(split.launch_tokens == 1 || split.workspace_bytes() <= AttentionSplit::kScratchBytes);
           EXPECT_TRUE(fixed ? split.part_keys == AttentionSplit::kFixedPart : split.parts <= AttentionSplit::kMaxParts);
         }
       }

@@ -185,7 +185,8 @@ TEST(OpTable, SizesFollowFromSumsProductsAndBounds) {
                  {{.name = "heads", .value = std::int64_t{8}}}),
       "q=BF16 o=F32 tokens=5 dim=512 out_heads=8 value_dim=512");
   EXPECT_EQ(determined("sparse_attention", {{.name = "scopes[1].indices", .dtype = DType::kI32, .shape = list}}),
-            "scopes=2 tokens=5 scopes[1].width=20");
+            "scopes=2 scopes[1].width=20")
+      << "tokens may share rows";
 }
 
 }  // namespace

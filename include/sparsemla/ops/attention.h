@@ -23,6 +23,11 @@ namespace SMLA_API smla {
 /// +inf. sink -inf: none; +inf: o = 0. `partial`: o is F32, the sink is not applied, an empty row gives o = 0 and lse =
 /// -inf; see MergePartials. The steps before and after attention may be part of the call: QueryPrologue,
 /// OutputEpilogue.
+///
+/// With `tokens_per_list` n > 1 the tokens n i to n i + n - 1 share row i of every scope's indices, as the queries of a
+/// request whose draft tokens are verified do: entry c of that row counts for a token when starts <= c < starts + lens.
+/// Kernels may read a row that several of its tokens name once for all of them, so a token's bits may differ from those
+/// of a call in which it has a row of its own.
 struct SparseAttention {
   static constexpr std::string_view kName = "sparse_attention";
   static constexpr int kMaxScopes = 2;
@@ -78,6 +83,11 @@ struct SparseAttention {
     bool partial = false;                        ///< no sink, o in F32
     std::optional<QueryPrologue> query_prologue{};    ///< absent: q is ready
     std::optional<OutputEpilogue> output_epilogue{};  ///< absent: o is stored as it is
+    /// n, divides T: consecutive tokens that share a row of indices. Above 1 with H == Hp and without
+    /// output_epilogue.groups; in q, o and lse all heads of all tokens are evenly spaced then.
+    std::int64_t tokens_per_list = 1;
+
+    std::int64_t lists() const { return tokens / tokens_per_list; }  ///< rows of indices
 
     std::int64_t padded_heads() const { return out_heads == 0 ? heads : out_heads; }  ///< Hp
     int out_dim() const { return value_dim == 0 ? dim : value_dim; }                  ///< numbers of a head of o
@@ -86,8 +96,9 @@ struct SparseAttention {
   /// A cache and the rows of it that queries attend to.
   struct Scope {
     PagedCache cache{};
-    ConstTensorView indices{};  ///< [T, W] I32 slots, rows may be strided
+    ConstTensorView indices{};  ///< [T / tokens_per_list, W] I32 slots, rows may be strided
     ConstTensorView lens{};     ///< [T] I32; absent: W
+    ConstTensorView starts{};   ///< with tokens_per_list above 1: [T] I32; absent: 0
   };
   struct Args {
     ConstTensorView q{};                     ///< [T, >= H, dim]; heads past H are not read

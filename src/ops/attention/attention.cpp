@@ -23,6 +23,14 @@ void check_rotation(const std::string& part, int rope_dim, int dim) {
   check_that(dim <= kMaxRopeRow, kOp, "dim", dim, "up to " + std::to_string(kMaxRopeRow) + " with " + part);
 }
 
+/// With tokens_per_list all heads of all tokens lie at equal distances: a kernel takes them as heads of a list.
+void check_even(const SparseAttention::Problem& p, std::string_view name, const ConstTensorView& heads) {
+  if (p.tokens_per_list == 1 || heads.absent() || p.heads == 1 || p.tokens <= 1) return;
+  check_that(heads.stride[0] == p.heads * heads.stride[1], SparseAttention::kName, words("strides of ", name),
+             words(heads.stride[0], " from token to token and ", heads.stride[1], " from head to head"),
+             words(p.heads, " heads from token to token, with tokens_per_list"));
+}
+
 /// E4M3 o and its scales.
 void check_quantised(const SparseAttention::Problem& p, const SparseAttention::Args& args) {
   constexpr std::string_view kOp = SparseAttention::kName;
@@ -102,10 +110,13 @@ float SparseAttention::Problem::softmax_scale() const {
   return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(dim));
 }
 
-std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token) {
-  if (scope.lens.absent()) return width;
-  const std::int64_t length = scope.lens.as<std::int32_t>()[token * scope.lens.stride[0]];
-  return std::clamp<std::int64_t>(length, 0, width);
+EntryRange entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token) {
+  const auto number = [&](const ConstTensorView& of, std::int64_t absent) {
+    return of.absent() ? absent : std::int64_t{of.as<std::int32_t>()[token * of.stride[0]]};
+  };
+  const std::int64_t start = number(scope.starts, 0);
+  const std::int64_t begin = std::clamp<std::int64_t>(start, 0, width);
+  return {begin, std::clamp<std::int64_t>(start + number(scope.lens, width), begin, width)};
 }
 
 namespace {
@@ -171,6 +182,8 @@ template <>
 void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) {
   constexpr std::string_view kOp = SparseAttention::kName;
   check_that(p.tokens >= 0, kOp, "tokens", p.tokens, "0 or more");
+  check_that(p.tokens_per_list >= 1 && p.tokens % p.tokens_per_list == 0, kOp, "tokens_per_list", p.tokens_per_list,
+             words("a divisor of ", p.tokens, " tokens"));
   check_that(p.heads >= 1 && p.heads <= 128, kOp, "heads", p.heads, "1 to 128");
   check_that(p.out_heads == 0 || p.out_heads >= p.heads, kOp, "out_heads", p.out_heads,
              "0 or at least heads = " + std::to_string(p.heads));
@@ -195,6 +208,11 @@ void OpTable<SparseAttention>::check_problem(const SparseAttention::Problem& p) 
     check_rotation("output_epilogue", p.output_epilogue->rope_dim, p.out_dim());
     check_that(p.output_epilogue->groups >= 0 && (!quantised || p.heads % p.output_epilogue->groups == 0), kOp,
                "output_epilogue.groups", p.output_epilogue->groups, "0 or a divisor of " + std::to_string(p.heads));
+  }
+  if (p.tokens_per_list > 1) {
+    check_that(p.padded_heads() == p.heads, kOp, "out_heads", p.out_heads, words(p.heads, " with tokens_per_list"));
+    check_that(!quantised, kOp, "output_epilogue.groups", p.output_epilogue ? p.output_epilogue->groups : 0,
+               "0 with tokens_per_list");
   }
   if (quantised) {
     constexpr int kGroup = InverseRopeQuant::kGroup;
@@ -229,6 +247,7 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
   check_distinct(kOp, "o", args.o);
   if (!args.lse.absent()) check_tensor(kOp, "lse", args.lse, {p.tokens, p.heads}, {DType::kF32});
   check_distinct(kOp, "lse", args.lse);
+  check_even(p, "q", args.q), check_even(p, "o", args.o), check_even(p, "lse", args.lse);
   if (!args.sink.absent()) check_tensor(kOp, "sink", args.sink, {p.heads}, {DType::kF32});
   check_that(!p.partial || args.sink.absent(), kOp, "sink", "a tensor",
              "none: partial results leave it to merge_partials");
@@ -251,8 +270,11 @@ void OpTable<SparseAttention>::check_args(const SparseAttention::Problem& p, con
     check_that(s.cache.block_size == shape.block_size, kOp, words("scope ", i, " cache"),
                words("block size ", s.cache.block_size), shape.block_size);
     if (shape.width > 0)
-      check_tensor(kOp, words("scope ", i, " indices"), s.indices, {p.tokens, shape.width}, {DType::kI32});
+      check_tensor(kOp, words("scope ", i, " indices"), s.indices, {p.lists(), shape.width}, {DType::kI32});
     if (!s.lens.absent()) check_tensor(kOp, words("scope ", i, " lens"), s.lens, {p.tokens}, {DType::kI32});
+    check_that(p.tokens_per_list > 1 || s.starts.absent(), kOp, words("scope ", i, " starts"), s.starts,
+               "none without tokens_per_list above 1");
+    if (!s.starts.absent()) check_tensor(kOp, words("scope ", i, " starts"), s.starts, {p.tokens}, {DType::kI32});
   }
 }
 

@@ -49,28 +49,30 @@ struct TileCall {
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
   Rope rope;                                ///< its pairs are rotated two at a time
 
-  /// The row of cos_sin by which a token's o is rotated back; null when it is not.
-  __device__ const float* back_row(std::int64_t token) const {
+  /// The row of cos_sin by which the o of a list's head is rotated back; null when it is not.
+  __device__ const float* back_row(std::int64_t list, std::int64_t head) const {
     if (positions == nullptr) return nullptr;
-    const std::int64_t position = positions[token];
+    const std::int64_t position = positions[a.token_of(list, head)];
     return rope.has(position) ? rope.row(position) : nullptr;
   }
   /// The fp16 sums of a head's state.
   __device__ std::uint16_t* halves(std::int64_t state) const {
     return reinterpret_cast<std::uint16_t*>(sums + state * kDim);
   }
-  /// Prefetches back_row() for the end of the block.
-  __device__ void fetch_back_row(std::int64_t token, int thread) const {
+  /// Prefetches back_row() of a list's first head for the end of the block.
+  __device__ void fetch_back_row(std::int64_t list, int thread) const {
     if (32 * thread >= 2 * rope.pairs) return;
-    if (const float* row = back_row(token); row != nullptr) device::prefetch(row + 32 * thread);
+    if (const float* row = back_row(list, 0); row != nullptr) device::prefetch(row + 32 * thread);
   }
-  /// Prefetches a token's index lists.
+  /// Prefetches a token's index lists, as far as its rows are wide.
   __device__ void fetch_lists(std::int64_t token, int thread) const {
     constexpr int kLine = 32;  // entries
 #pragma unroll 1
     for (int s = 0; s < a.scopes; ++s) {
-      const std::int32_t* list = a.keys[s].indices + token * a.keys[s].index_stride;
-      for (std::int64_t i = kLine * thread; i < a.keys[s].width; i += kLine * kThreads) device::prefetch(list + i);
+      const KeyList& keys = a.keys[s];
+      const std::int64_t row = keys.packed ? token : static_cast<std::uint32_t>(token) / keys.sharing;
+      const std::int32_t* list = keys.indices + row * keys.index_stride;
+      for (std::int64_t i = kLine * thread; i < keys.width; i += kLine * kThreads) device::prefetch(list + i);
     }
   }
   /// Four neighbours of o, rounded and then rotated back by `row`, as InverseRope does it; null: not rotated.
@@ -88,7 +90,7 @@ struct Finish {
 };
 __device__ inline Finish finish(const AttentionCall& c, std::int64_t head, float reference, float sum) {
   if (sum == 0) return {0, c.partial ? -INFINITY : INFINITY};
-  const float sink = c.sink == nullptr ? -INFINITY : c.sink[head * c.sink_stride];
+  const float sink = c.sink_of(head);
   // The sink's term may overflow to infinity; the factor is 0 then, which is right.
   return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -reference))), fmaf(reference, kLn2, logf(sum))};
 }
@@ -199,8 +201,8 @@ struct ListPart {
   }
 };
 
-/// The entries [begin, end) of a token's key list that a block computes. The list holds the entries of the first scope,
-/// filled up to whole tiles, and behind them those of the second.
+/// The entries [begin, end) of a key list that a block computes, of a token or of packed ones. The list holds the
+/// entries of the first scope, filled up to whole tiles, and behind them those of the second.
 template <AttentionTile kTile>
 struct Run {
   std::int64_t token;
@@ -219,6 +221,15 @@ struct Run {
   }
   /// The scope of the tile that begins at entry `base`.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
+  /// The place of an entry of that tile in its scope's list.
+  __device__ int in_scope(int base, int entry) const { return base < second ? entry : entry - second; }
+  /// Of the tile that begins at `base` the keys {first, behind the last} that count for a token, which may lie outside
+  /// of it.
+  __device__ int2 counting(const TileCall& c, int base, std::int64_t of_token) const {
+    const KeyList::Range range = c.a.keys[scope(base)].range(of_token);
+    const int first_key = in_scope(base, base);
+    return {static_cast<int>(range.begin) - first_key, static_cast<int>(range.end) - first_key};
+  }
   /// Whether the tile that begins at `base` contains entry `entry`.
   __device__ bool has(int base, int entry) const { return entry < (base < second ? min(first, end) : end); }
   /// listed() loads what the list holds at an entry, slot() makes a slot of it, -1 for none. They are apart so that a
@@ -228,7 +239,7 @@ struct Run {
     const int tile = there ? base : begin;
     const int entry = there ? base + row : begin;
     const KeyList& list = c.a.keys[scope(tile)];
-    return __ldg(list.indices + token * list.index_stride + (tile < second ? entry : entry - second));
+    return __ldg(list.first(token) + in_scope(tile, entry));
   }
   __device__ std::int32_t slot(const TileCall& c, int base, int row, std::int32_t listed) const {
     return has(base, base + row) && static_cast<std::uint32_t>(listed) < c.layout[scope(base)].num_slots ? listed : -1;

@@ -7,24 +7,56 @@
 
 namespace smla {
 
-/// A cache and its index matrix as a kernel reads them.
+/// A cache and its index matrix as a kernel reads them. A list is what a kernel takes of a row of the matrix: the part
+/// of it that counts for a token, or, of packed tokens, as much of the row as they need together.
 struct KeyList {
   device::CacheView cache;
   const std::int32_t* indices = nullptr;
   std::int64_t index_stride = 0;
   const std::int32_t* lens = nullptr;
   std::int64_t lens_stride = 0;
+  const std::int32_t* starts = nullptr;
+  std::int64_t starts_stride = 0;
   std::int64_t width = 0;
+  std::uint32_t sharing = 1;  ///< tokens that share a row
+  bool packed = false;        ///< a list is that of `sharing` tokens; otherwise that of one
 
-  /// How many entries of a token's row count: its length, clamped to the width.
-  __device__ std::int64_t entries(std::int64_t token) const {
+  struct Range {
+    std::int64_t begin;
+    std::int64_t end;
+    __device__ bool has(std::int64_t entry) const { return entry >= begin && entry < end; }
+  };
+  /// The entries of its row that count for a token.
+  __device__ Range range(std::int64_t token) const {
+    const std::int64_t start = starts == nullptr ? 0 : std::int64_t{starts[token * starts_stride]};
+    const std::int64_t length = lens == nullptr ? width : std::int64_t{lens[token * lens_stride]};
+    const std::int64_t begin = min(max(start, std::int64_t{0}), width);
+    return {begin, min(max(start + length, begin), width)};
+  }
+  /// How many entries a list has.
+  __device__ std::int64_t entries(std::int64_t list) const {
+    if (sharing > 1) return packed ? extent(list) : range(list).end - range(list).begin;
     if (lens == nullptr) return width;
-    return min(max(static_cast<std::int64_t>(lens[token * lens_stride]), std::int64_t{0}), width);
+    return min(max(static_cast<std::int64_t>(lens[list * lens_stride]), std::int64_t{0}), width);
+  }
+  /// A list's first entry. Where it has none there may be none to read.
+  __device__ const std::int32_t* first(std::int64_t list) const {
+    if (sharing == 1 || packed) return indices + list * index_stride;
+    return indices + std::int64_t{static_cast<std::uint32_t>(list) / sharing} * index_stride + range(list).begin;
   }
   /// The slot of an entry, -1 if it lies outside of the cache.
-  __device__ std::int32_t slot(std::int64_t token, std::int64_t entry) const {
-    const std::int32_t slot = indices[token * index_stride + entry];
+  __device__ std::int32_t slot(std::int64_t list, std::int64_t entry) const {
+    const std::int32_t slot = first(list)[entry];
     return slot >= 0 && slot < cache.num_slots ? slot : -1;
+  }
+
+ private:
+  /// Entries of a row up to the last one that counts for one of its tokens.
+  __device__ std::int64_t extent(std::int64_t row) const {
+    std::int64_t end = 0;
+#pragma unroll 1
+    for (std::uint32_t i = 0; i < sharing; ++i) end = max(end, range(row * sharing + i).end);
+    return end;
   }
 };
 
@@ -60,14 +92,33 @@ struct AttentionCall {
   const float* sink = nullptr;
   std::int64_t sink_stride = 0;
   KeyList keys[SparseAttention::kMaxScopes];
+  std::uint32_t packed = 1;     ///< tokens whose heads are those of one here; all lists have as many
+  std::uint32_t own_heads = 1;  ///< heads of a token
+  float per_own_heads = 1;
   const std::int64_t* q_positions = nullptr;  ///< null: q is ready
   Rope q_rope;
   float q_eps = 0;
 
-  /// The row of cos_sin by which a token's queries are rotated after their norm; null: queries are used as they are.
-  __device__ const float* q_row(std::int64_t token) const {
+  /// Which of the packed tokens a head is of, the last one's past the last head. AttentionSplit::kMostPacked says why
+  /// that is exact.
+  __device__ std::uint32_t place_of(std::int64_t head) const {
+    const float place = (static_cast<float>(static_cast<std::uint32_t>(head)) + 0.5F) * per_own_heads;
+    return min(__float2uint_rz(place), packed - 1);
+  }
+  /// The token of a head of a list.
+  __device__ std::int64_t token_of(std::int64_t list, std::int64_t head) const {
+    return packed == 1 ? list : list * packed + place_of(head);
+  }
+  __device__ float sink_of(std::int64_t head) const {
+    if (sink == nullptr) return -INFINITY;
+    if (packed > 1) head -= place_of(head) * own_heads;
+    return sink[head * sink_stride];
+  }
+  /// The row of cos_sin by which the queries of a list's head are rotated after their norm; null: they are used as they
+  /// are.
+  __device__ const float* q_row(std::int64_t list, std::int64_t head) const {
     if (q_positions == nullptr) return nullptr;
-    const std::int64_t position = q_positions[token];
+    const std::int64_t position = q_positions[token_of(list, head)];
     return q_rope.has(position) ? q_rope.row(position) : nullptr;
   }
   /// Loads a head's query into a warp, normed and rotated where q_row() says so: q[k] holds numbers 128 k + 4 lane and
@@ -123,7 +174,9 @@ inline AttentionCall attention_call(const SparseAttention::Problem& p, const Spa
                   .lse = static_cast<float*>(a.lse.data),
                   .lse_stride = {a.lse.stride[0], a.lse.stride[1]},
                   .sink = static_cast<const float*>(a.sink.data),
-                  .sink_stride = a.sink.stride[0]};
+                  .sink_stride = a.sink.stride[0],
+                  .own_heads = static_cast<std::uint32_t>(p.heads),
+                  .per_own_heads = 1.0F / static_cast<float>(p.heads)};
   if (const TensorView& scales = a.output_epilogue.scales; !scales.absent()) {
     c.quantised = {.scales = static_cast<std::uint32_t*>(scales.data),
                    .stride = {scales.stride[0], scales.stride[1]},
@@ -144,9 +197,26 @@ inline AttentionCall attention_call(const SparseAttention::Problem& p, const Spa
                  .index_stride = from.indices.stride[0],
                  .lens = static_cast<const std::int32_t*>(from.lens.data),
                  .lens_stride = from.lens.stride[0],
-                 .width = p.scope[static_cast<std::size_t>(s)].width};
+                 .starts = static_cast<const std::int32_t*>(from.starts.data),
+                 .starts_stride = from.starts.stride[0],
+                 .width = p.scope[static_cast<std::size_t>(s)].width,
+                 .sharing = static_cast<std::uint32_t>(p.tokens_per_list)};
   }
   return c;
+}
+
+/// Packs a call's tokens that share lists: the tokens of a list become one token with all their heads. `p`: not packed.
+inline void pack(AttentionCall& c, const SparseAttention::Problem& p) {
+  const auto n = static_cast<std::uint32_t>(p.tokens_per_list);
+  const auto make_even = [&](std::int64_t& token, std::int64_t& head) {
+    if (p.heads == 1) head = token;
+    token = n * p.heads * head;
+  };
+  make_even(c.q_stride[0], c.q_stride[1]), make_even(c.o_stride[0], c.o_stride[1]);
+  make_even(c.lse_stride[0], c.lse_stride[1]);
+  c.heads *= n, c.out_heads *= n;
+  c.packed = n;
+  for (int s = 0; s < p.scopes; ++s) c.keys[s].packed = true;
 }
 
 }  // namespace smla

@@ -45,16 +45,19 @@ struct OpDescription<SparseAttention> {
                                   {"output_epilogue.cos_sin", "F32", "positions, output_epilogue.rope_dim"},
                                   {"output_epilogue.scales", "F32 | I32", "output_epilogue.groups, scales, tokens"},
                                   {"scopes[0].cache", "cache", "scopes[0].format, scopes[0].block_size"},
-                                  {"scopes[0].indices", "I32", "tokens, scopes[0].width"},
+                                  {"scopes[0].indices", "I32", "tokens / tokens_per_list, scopes[0].width"},
                                   {"scopes[0].lens", "I32", "tokens"},
+                                  {"scopes[0].starts", "I32", "tokens"},
                                   {"scopes[1].cache", "cache", "scopes[1].format, scopes[1].block_size"},
-                                  {"scopes[1].indices", "I32", "tokens, scopes[1].width"},
-                                  {"scopes[1].lens", "I32", "tokens"}});
+                                  {"scopes[1].indices", "I32", "tokens / tokens_per_list, scopes[1].width"},
+                                  {"scopes[1].lens", "I32", "tokens"},
+                                  {"scopes[1].starts", "I32", "tokens"}});
   static void fields(SparseAttention::Problem& p, auto&& f) {
     f("tokens", p.tokens), f("heads", p.heads), f("out_heads", p.out_heads), f("dim", p.dim),
         f("value_dim", p.value_dim);
     f("q", p.q), f("o", p.o);
     f("scopes", p.scopes), f("scale", p.scale), f("q_scale", p.q_scale), f("partial", p.partial);
+    f("tokens_per_list", p.tokens_per_list);
     // A part of no rotated dims is absent.
     SparseAttention::QueryPrologue prologue = p.query_prologue.value_or(SparseAttention::QueryPrologue{.rope_dim = 0});
     f("query_prologue.rope_dim", prologue.rope_dim), f("query_prologue.eps", prologue.eps);
@@ -80,9 +83,9 @@ struct OpDescription<SparseAttention> {
     SparseAttention::Scope& first = a.scopes[0];
     SparseAttention::Scope& second = a.scopes[1];
     t.cache("scopes[0].cache", first.cache, CacheAccess::kRead), t.in("scopes[0].indices", first.indices);
-    t.in("scopes[0].lens", first.lens);
+    t.in("scopes[0].lens", first.lens), t.in("scopes[0].starts", first.starts);
     t.cache("scopes[1].cache", second.cache, CacheAccess::kRead), t.in("scopes[1].indices", second.indices);
-    t.in("scopes[1].lens", second.lens);
+    t.in("scopes[1].lens", second.lens), t.in("scopes[1].starts", second.starts);
   }
 };
 

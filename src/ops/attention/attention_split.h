@@ -37,8 +37,11 @@ struct AttentionTile {
   Cost alone;        ///< while the block has a multiprocessor to itself
   Cost co_resident;  ///< while a second block runs on the same multiprocessor
 
-  /// Whether registers suffice for lists that are cut by length: on sm_120 not with 16 heads x 32 keys.
-  constexpr bool cuts_by_length(int capability) const { return capability < 120 || heads != 16 || keys != 32; }
+  /// Whether registers suffice for lists that are cut by length: on sm_120 not with 16 heads x 32 keys, nor with 64 x
+  /// 64, for which its shared memory does not suffice either.
+  constexpr bool cuts_by_length(int capability) const {
+    return capability < 120 || !((heads == 16 && keys == 32) || (heads == 64 && keys == 64));
+  }
   constexpr int row_bytes() const { return 2 * kDim; }  ///< bytes of a head of q
   /// Bytes of a row of scores (fp32, later weights in fp16), padded so that eight rows begin in different banks.
   constexpr int score_row_bytes() const { return 4 * keys + 16; }
@@ -65,11 +68,10 @@ struct KeyLayout {
   constexpr int bytes() const { return code_bytes() + half_bytes() + scale_bytes() + 1; }
 };
 
-/// Fitted to 540 cells of an H200 (docs/kernels/sparse_attention.md); co-resident blocks of 32 heads are a guess.
+/// Fitted to 540 cells of an H200 (docs/kernels/sparse_attention.md).
 constexpr AttentionTile::Cost kCost16{.key = 63, .block = 5150};
 constexpr AttentionTile::Cost kCoResident16{.key = 87, .block = 6950};
 constexpr AttentionTile::Cost kCost32{.key = 74, .block = 7430};
-constexpr AttentionTile::Cost kCoResident32{.key = 110, .block = 10'000};
 
 /// All tiles, by number of heads; of one number of heads the best first.
 inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
@@ -88,18 +90,21 @@ inline constexpr std::array<AttentionTile, 8> kAttentionTiles{{
      .alone = kCost16,
      .co_resident = kCoResident16},
     {.heads = 32, .keys = 64, .key_warps = 4, .dim_warps = 2, .alone = kCost32},
-    {.heads = 32,
-     .keys = 32,
-     .key_warps = 4,
-     .dim_warps = 2,
-     .resident = 2,
-     .alone = kCost32,
-     .co_resident = kCoResident32},
+    {.heads = 32, .keys = 32, .key_warps = 4, .dim_warps = 2, .alone = kCost32},
     {.heads = 32, .keys = 16, .head_warps = 2, .dim_warps = 4, .alone = kCost32},
     {.heads = 64, .keys = 64, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 32, .head_warps = 2, .key_warps = 2, .dim_warps = 2},
     {.heads = 64, .keys = 16, .head_warps = 4, .dim_warps = 2},
 }};
+
+/// The problem of a call whose tokens that share a list are packed: they are one token with all their heads.
+inline SparseAttention::Problem packed(SparseAttention::Problem p) {
+  p.heads *= p.tokens_per_list;
+  p.out_heads = 0;
+  p.tokens = p.lists();
+  p.tokens_per_list = 1;
+  return p;
+}
 
 /// The layout of a cache's rows: groups of e4m3 codes, then bf16.
 constexpr KeyLayout key_layout(const RowFormat& f) {
@@ -138,6 +143,8 @@ struct AttentionSplit {
   std::int64_t cost = 0;           ///< estimated time, in the unit of AttentionTile::Cost; of a fixed split 0
   LengthCut cut;                   ///< for lists that the device finds to be of unlike lengths
   bool half_sums = false;          ///< parts' sums are fp16 numbers
+  bool packs = false;              ///< tokens that share lists are packed; all numbers here are of the packed call
+  std::int64_t heads = 0;          ///< of a token, or of packed ones
 
   /// Whether they are: outputs of 8 bits of precision lose nothing by it. Without it a list of one part with keys has
   /// the bits of a whole one, as fixed splits promise.
@@ -151,6 +158,9 @@ struct AttentionSplit {
   static constexpr std::int64_t kMostBytes = kScratchBytes + kScratchBytes / 4;
   static constexpr std::int64_t kFixedPart = 512;
   static constexpr std::int64_t kMaxParts = 128;
+  /// The most tokens that are packed: kernels divide heads in fp32, half a head away from where rounding could matter,
+  /// a 256th of the quotient's unit.
+  static constexpr std::int64_t kMostPacked = 64;
 
   /// Workspace of a token whose list is cut into `parts` parts; of both kernels on tensor cores.
   static constexpr std::int64_t token_bytes(std::int64_t parts, std::int64_t heads) {
@@ -162,7 +172,7 @@ struct AttentionSplit {
     return bytes == 0 ? tokens : std::min(tokens, std::max<std::int64_t>(kScratchBytes / bytes, 1));
   }
 
-  std::int64_t workspace_bytes(std::int64_t heads) const {
+  std::int64_t workspace_bytes() const {
     return std::max(launch_tokens * token_bytes(parts, heads), cut_bytes(cut, launch_tokens, heads));
   }
   /// Workspace of `tokens` tokens whose lists are cut by length; 0 where they are not.
@@ -171,16 +181,22 @@ struct AttentionSplit {
   }
 };
 
+/// That tokens are packed, in words.
+inline std::string describe_packed(std::int64_t heads) {
+  return "the " + std::to_string(heads) + " heads of a list's tokens together, ";
+}
+
 /// The split in words.
-inline std::string describe(const AttentionSplit& split, const SparseAttention::Problem& p) {
+inline std::string describe(const AttentionSplit& split) {
   if (split.tile < 0) return "";
   const AttentionTile& tile = kAttentionTiles[static_cast<std::size_t>(split.tile)];
   std::string text = "tiles of " + std::to_string(tile.heads) + " heads x " + std::to_string(tile.keys) + " keys, ";
-  if (split.cut.extra > 0) return text + describe(split.cut, split.workspace_bytes(p.heads));
+  if (split.packs) text += describe_packed(split.heads);
+  if (split.cut.extra > 0) return text + describe(split.cut, split.workspace_bytes());
   if (split.parts == 1) return text + "each list by one block for each tile of heads";
   text += "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) +
           " keys and a merge, ";
-  return text + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
+  return text + std::to_string(split.workspace_bytes()) + " bytes of workspace";
 }
 
 /// The length of a token's key list in tiles, each scope filled up to whole tiles.
@@ -204,13 +220,14 @@ inline std::int64_t resident_blocks(const AttentionTile& tile, int key_bytes, st
 /// of all waves of blocks (keys and fixed cost of a block, AttentionTile::Cost) and of a merge (a launch, and sums
 /// through L2). Tiles of fewer heads read keys several times, but finish sooner when most multiprocessors would be
 /// idle.
-inline AttentionSplit split_attention(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
+inline AttentionSplit split_tokens(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
   const std::int64_t multiprocessors = gpu.multiprocessors;
   const std::size_t shared_bytes = gpu.shared_bytes;
   constexpr std::int64_t kMergeCost = 4880;  // of a launch, in the unit of AttentionTile::Cost
   const int bytes = key_bytes(p);
   AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes),
-                       .half_sums = AttentionSplit::takes_half_sums(p, fixed)};
+                       .half_sums = AttentionSplit::takes_half_sums(p, fixed),
+                       .heads = p.heads};
   const std::int64_t sums_cost = split.half_sums ? 11 : 13;  // of writing and reading ten rows of sums
   const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   if (fixed || split.tile < 0) {
@@ -267,6 +284,17 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
                                      split.cut);
   }
   return split;
+}
+
+/// The split of a call: of its tokens, or, where they share lists and it is estimated to be shorter, of packed ones.
+/// With `fixed` they are always packed, so that a token's bits do not depend on how many lists there are.
+inline AttentionSplit split_attention(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
+  if (p.tokens_per_list == 1 || p.tokens_per_list > AttentionSplit::kMostPacked) return split_tokens(p, gpu, fixed);
+  AttentionSplit shared = split_tokens(packed(p), gpu, fixed);
+  shared.packs = true;
+  if (fixed) return shared;
+  const AttentionSplit alone = split_tokens(p, gpu, fixed);
+  return shared.cost <= alone.cost ? shared : alone;
 }
 
 /// Runs a call as `split` cuts it, on the kernel for any GPU (sparse_attention_cuda.cu).

@@ -67,7 +67,9 @@ struct Place {
   static constexpr std::uint32_t kWork = kBadQueries + 16 * kInfos;         ///< u32 [kCutItems][4], see CutItem
   /// u32 [2]: items of the block, entries of a part
   static constexpr std::uint32_t kCut = kWork + 16 * HopperSplit::kCutItems;
-  static constexpr std::uint32_t kBytes = kCut + 16;
+  static constexpr std::uint32_t kColumns = kCut + 16;             ///< u32 [kInfos], see Shared::column()
+  static constexpr std::uint32_t kRanges = kColumns + 4 * kInfos;  ///< i32 [8 warps][2 scopes][16 rows][2]
+  static constexpr std::uint32_t kBytes = kRanges + 2 * kGroupWarps * 2 * 16 * 8;
   static constexpr std::uint32_t kAlign = 1024;
 };
 constexpr int kScratchWarps = (Place::kRows - Place::kScratch) / (3 * kDim * 4);
@@ -117,6 +119,12 @@ struct Shared {
   }
   __device__ std::uint32_t item(std::uint32_t turn) const { return at + Place::kWork + 16 * turn; }
   __device__ std::uint32_t cut() const { return at + Place::kCut; }
+  /// Of packed tokens: the column of its scope's list at which an item begins.
+  __device__ std::uint32_t column(std::uint32_t turn) const { return at + Place::kColumns + turn % kInfos * 4; }
+  /// Of packed tokens: the columns {first, behind the last} that count for a row of a computing warp, of both.
+  __device__ std::uint32_t range(int warp, int scope, int row) const {
+    return at + Place::kRanges + (warp * 32 + scope * 16 + row) * 8;
+  }
   __device__ std::uint32_t info(std::uint32_t turn) const { return at + Place::kItems + turn % kInfos * kInfoBytes; }
 
   /// `by_copies`: keys arrive by cp.async of each thread that brings them, and by one arrival for the rest.
@@ -172,6 +180,9 @@ struct Lane {
 
 /// Of lists that are cut alike: an item follows from its number.
 struct AlikeItem {
+  static constexpr bool kByLength = false;
+  static constexpr bool kPacked = false;
+
   const TileCall& c;
   std::uint32_t local;  ///< the token, of the launch
   std::uint32_t part;
@@ -199,6 +210,9 @@ struct AlikeItem {
 /// Of lists that are cut by their lengths: a block's items are found when it begins, and read from shared memory a word
 /// at a time, because there are no registers for more.
 struct CutItem {
+  static constexpr bool kByLength = true;
+  static constexpr bool kPacked = false;
+
   const TileCall& c;
   Shared shared;
   std::uint32_t turn;
@@ -260,6 +274,13 @@ struct CutItem {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(place));
     return v;
   }
+};
+
+/// Of lists that several tokens share, whose heads are those of one here: an item's rows are of several tokens.
+template <class Item>
+struct PackedItem : Item {
+  static constexpr bool kPacked = true;
+  using Item::Item;
 };
 
 using ListRun = Run<kListTile>;

@@ -7,8 +7,8 @@ namespace smla::attention::sm90 {
 
 /// A warpgroup that computes, from an item's queries to its output.
 template <bool kUnitWeights, class Item, bool kQuantised>
-struct Compute : TileSums<kUnitWeights> {
-  using Sums = TileSums<kUnitWeights>;
+struct Compute : TileSums<kUnitWeights, Item::kPacked> {
+  using Sums = TileSums<kUnitWeights, Item::kPacked>;
   using Sums::c, Sums::shared, Sums::parities, Sums::sum, Sums::reference, Sums::out;
   using Sums::kRehearsed, Sums::kRotated;
 
@@ -17,6 +17,39 @@ struct Compute : TileSums<kUnitWeights> {
   __device__ bool rehearsed() const { return (parities & kRehearsed) != 0; }
 
   static constexpr int kFirstRotated = 96;  ///< of `output`: the last 64 columns, of side 1
+
+  /// rotate_back() of packed tokens: a thread's rows are turned by rows of cos_sin of their own, or not. Where those
+  /// are goes through shared memory, where the warp's ranges were: there are no registers to find it beside the output.
+  __device__ void rotate_rows_back(const Item& item, const float (&factor)[2], const Lane& me) {
+    if (me.side == 0 || c.positions == nullptr) return;
+    parities |= kRotated;
+    const std::uint32_t place = shared.range(me.side * kGroupWarps + me.warp, 0, 0);
+    if (me.lane < 16) {
+      const float* row = reinterpret_cast<const float*>(kNoRow);  // a rehearsal turns by zeros
+      if (rehearsed()) row = c.back_row(item.token(), item.first_head() + me.warp * 16 + me.lane);
+      device::st_shared_u64(place + 8 * me.lane, reinterpret_cast<std::uint64_t>(row));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = kFirstRotated; i < 128; ++i) out(i) = finished(out(i), factor[i / 2 % 2]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto* cosines = reinterpret_cast<const float*>(device::ld_shared_u64(place + 8 * (me.lane / 4 + 8 * r)));
+      if (cosines == nullptr) continue;
+      const int first = (256 + 2 * me.part() - c.rope.nope) / 2;  // pair, of the thread's first two columns
+      cosines += first;
+#pragma unroll
+      for (int i = kFirstRotated + 2 * r; i < 128; i += 4) {
+        if (static_cast<std::uint32_t>(first + i / 4 * 4) >= static_cast<std::uint32_t>(c.rope.pairs)) continue;
+        if (c.a.o_dtype == DType::kBF16) {
+          out(i) = device::from_bf16(device::to_bf16_bits(out(i)));
+          out(i + 1) = device::from_bf16(device::to_bf16_bits(out(i + 1)));
+        }
+        Rope::rotate(out(i), out(i + 1), cosines[i / 4 * 4], -cosines[i / 4 * 4 + c.rope.pairs]);
+        asm volatile("" ::: "memory");  // as in rotate_back()
+      }
+    }
+  }
 
   /// Finishes the last 64 columns and rotates those that the epilogue names; remembers whether it did.
   __device__ void rotate_back(const float* back, const float (&factor)[2], const Lane& me) {
@@ -68,7 +101,10 @@ struct Compute : TileSums<kUnitWeights> {
       factor[1] = __shfl_sync(kAll, mine, (me.lane & ~3) + 1);
       // A rehearsal turns by zeros: positions may not have been written yet.
       const float* const zeros = c.positions == nullptr ? nullptr : reinterpret_cast<const float*>(kNoRow);
-      rotate_back(rehearsed() ? c.back_row(item.token()) : zeros, factor, me);
+      if constexpr (Item::kPacked)
+        rotate_rows_back(item, factor, me);
+      else
+        rotate_back(rehearsed() ? c.back_row(item.token(), item.first_head()) : zeros, factor, me);
       if constexpr (kQuantised) {
         store_quantised(factor);
         return;
@@ -184,9 +220,32 @@ struct Compute : TileSums<kUnitWeights> {
 
   __device__ ItemQueries<Item> queries_of(const Item& item) const { return {c, shared.at + Place::kQueries, item}; }
 
+  /// Of packed tokens: finds which columns of the lists count for the warp's rows, for its own use.
+  __device__ void place_ranges(const Item& item) const {
+    const Lane me = Lane::fresh();
+    const int scope = me.lane / 16;
+    __syncwarp();  // other lanes may still read those of the item before
+    if (scope < c.a.scopes) {
+      const std::uint32_t head = item.first_head() + me.warp * 16 + me.lane % 16;
+      const KeyList::Range range = c.a.keys[scope].range(c.a.token_of(item.token(), head));
+      device::st_shared_v2(shared.range(me.side * kGroupWarps + me.warp, scope, me.lane % 16),
+                           make_uint2(static_cast<std::uint32_t>(range.begin), static_cast<std::uint32_t>(range.end)));
+    }
+    __syncwarp();
+  }
+  /// Of packed tokens: a key that is not a number makes NaN of all rows, also of those for which it does not count. The
+  /// item is computed in fp32 then, a row's own keys only.
+  __device__ void look_for_nan() const {
+    float zero = 0;  // NaN after one that is, or that is infinite
+#pragma unroll
+    for (int i = 0; i < 64; ++i) zero = fmaf(this->output[1][i], 0.0F, fmaf(this->output[0][i], 0.0F, zero));
+    if (zero != 0.0F) device::st_shared_u32(shared.info(parities >> 4) + 12, 1);
+  }
+
   /// Waits for an item's queries. Those that are normed and rotated become fp16 numbers here.
   __device__ void prepare(const Item& item) {
     device::mbarrier_wait(shared.item_ready(parities >> 4), Shared::item_parity(parities >> 4));
+    if constexpr (Item::kPacked) place_ranges(item);
     if (!queries_of(item).rotated()) return;
     const bool bad = queries_of(item).finish(fresh_thread() / 32, 2 * kGroupWarps);
     device::fence_proxy_async();
@@ -232,6 +291,9 @@ struct Compute : TileSums<kUnitWeights> {
         this->template pairs<0>(tiles);
       } else {
         this->template pairs<1>(tiles);
+      }
+      if constexpr (Item::kPacked) {
+        if (rehearsed()) look_for_nan();
       }
       this->add_sums();
       const bool bad = rehearsed() && unrepresentable();

@@ -36,7 +36,7 @@ __device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint3
   __syncwarp();  // other lanes may still read the head before this one
   each([&](int d) { q[d] = c.a.query(run.token, head, d), sums[d] = 0; });
   __syncwarp();
-  if (const float* cos_sin = c.a.q_row(run.token); cos_sin != nullptr) norm_and_rotate(c, q, cos_sin);
+  if (const float* cos_sin = c.a.q_row(run.token, head); cos_sin != nullptr) norm_and_rotate(c, q, cos_sin);
   each([&](int d) { q[d] *= c.a.scale * kLog2E; });
   float largest = -INFINITY;
   float sum = 0;
@@ -45,7 +45,9 @@ __device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint3
     const int base = run.begin + (entry - run.begin) / kTile.keys * kTile.keys;
     const std::int32_t slot = run.slot(c, base, entry - base, run.listed(c, base, entry - base));
     if (slot < 0) continue;
-    const device::CacheView& cache = c.a.keys[run.scope(base)].cache;
+    const KeyList& keys = c.a.keys[run.scope(base)];
+    if (c.a.packed > 1 && !keys.range(c.a.token_of(run.token, head)).has(run.in_scope(base, entry))) continue;
+    const device::CacheView& cache = keys.cache;
     float score = 0;
     each([&](int d) {
       row[d] = cache.number(slot, d);
@@ -69,7 +71,7 @@ __device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint3
   const Finish f = finish(c.a, head, largest, sum);
   if (lane == 0 && c.a.lse != nullptr) c.a.lse[run.token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
   __syncwarp();
-  const float* const back = c.back_row(run.token);
+  const float* const back = c.back_row(run.token, head);
 #pragma unroll 1
   for (int d = 4 * lane; d < kDim; d += 128) {
     float4 v = f.factor == 0 ? make_float4(0, 0, 0, 0) : finished(*reinterpret_cast<const float4*>(sums + d), f.factor);

@@ -15,22 +15,25 @@ struct HopperSplit {
   std::int64_t cost = 0;           ///< estimated time, comparable with that of AttentionSplit
   LengthCut cut;                   ///< for lists that the device finds to be of unlike lengths
   bool half_sums = false;          ///< parts' sums are fp16 numbers
+  bool packs = false;              ///< as AttentionSplit::packs
+  std::int64_t heads = 0;          ///< of a token, or of packed ones
 
   /// Most items of a block where lists are cut by length: it has a warp for each.
   static constexpr std::uint32_t kCutItems = 16;
 
-  std::int64_t workspace_bytes(std::int64_t heads) const {
+  std::int64_t workspace_bytes() const {
     return std::max(launch_tokens * AttentionSplit::token_bytes(parts, heads),
                     AttentionSplit::cut_bytes(cut, launch_tokens, heads));
   }
 };
 
-inline std::string describe(const HopperSplit& split, const SparseAttention::Problem& p) {
-  const std::string tile = "tiles of 64 heads x 64 keys, ";
-  if (split.cut.extra > 0) return tile + describe(split.cut, split.workspace_bytes(p.heads));
+inline std::string describe(const HopperSplit& split) {
+  std::string tile = "tiles of 64 heads x 64 keys, ";
+  if (split.packs) tile += describe_packed(split.heads);
+  if (split.cut.extra > 0) return tile + describe(split.cut, split.workspace_bytes());
   if (split.parts == 1) return tile + "each list by one block for each tile of heads";
   return tile + "lists in " + std::to_string(split.parts) + " parts of up to " + std::to_string(split.part_keys) +
-         " keys and a merge, " + std::to_string(split.workspace_bytes(p.heads)) + " bytes of workspace";
+         " keys and a merge, " + std::to_string(split.workspace_bytes()) + " bytes of workspace";
 }
 
 /// Times of the Hopper kernel, in the unit of AttentionTile::Cost, 0.76 ns. Fitted to 60 decode cells of an H200
@@ -58,11 +61,11 @@ struct HopperCost {
   static constexpr std::int64_t kWidenedTokens = 1024;
 };
 
-/// Chooses the number of parts. `fixed`: parts of AttentionSplit::kFixedPart entries, so that a token's bits depend on
-/// its own lists alone. Otherwise the choice with the shortest estimated time, of the multiprocessor with the most
-/// items and of a merge. `widened`: rows are widened first.
-inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed,
-                                    bool widened = false) {
+/// split_for_hopper() of tokens that share no lists, or are packed. `fixed`: parts of AttentionSplit::kFixedPart
+/// entries, so that a token's bits depend on its own lists alone. Otherwise the choice with the shortest estimated
+/// time, of the multiprocessor with the most items and of a merge. `widened`: rows are widened first.
+inline HopperSplit split_tokens_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed,
+                                           bool widened) {
   using Cost = HopperCost;
   std::int64_t tiles = 0;
   std::int64_t entries = 0;
@@ -80,6 +83,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   const std::int64_t of_item = (widened ? Cost::kWidenedItem : Cost::kItem) + (p.query_prologue ? Cost::kPrologue : 0);
   const std::int64_t cut_prologue = p.query_prologue ? Cost::kCutPrologue : 0;
   HopperSplit split;
+  split.heads = p.heads;
   split.half_sums = AttentionSplit::takes_half_sums(p, fixed);
   const std::int64_t sums_cost = split.half_sums ? Cost::kHalfSums : Cost::kSums;
   std::int64_t part_tiles = AttentionSplit::kFixedPart / HopperSplit::kTileKeys;
@@ -118,6 +122,18 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
     if (items > HopperSplit::kCutItems * multiprocessors) split.cut.extra = 0;
   }
   return split;
+}
+
+/// Chooses the number of parts, as split_attention() whether tokens that share lists are packed.
+inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed,
+                                    bool widened = false) {
+  const bool may_pack = !widened && p.tokens_per_list > 1 && p.tokens_per_list <= AttentionSplit::kMostPacked;
+  if (!may_pack) return split_tokens_for_hopper(p, gpu, fixed, widened);
+  HopperSplit shared = split_tokens_for_hopper(packed(p), gpu, fixed, false);
+  shared.packs = true;
+  if (fixed) return shared;
+  const HopperSplit alone = split_tokens_for_hopper(p, gpu, fixed, false);
+  return shared.cost <= alone.cost ? shared : alone;
 }
 
 /// Estimated times of a call as text: "31.4 us, 27.0 us with cuda".

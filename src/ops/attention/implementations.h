@@ -6,8 +6,13 @@
 
 namespace smla {
 
-/// What decides whether entry c of a row counts (see SparseAttention): the first min(lens, W) entries, clamped at 0.
-std::int64_t entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token);
+/// The entries [begin, end) of its row of indices that count for a token (see SparseAttention), within the row; of an
+/// empty range begin = end.
+struct EntryRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+EntryRange entries_of(const SparseAttention::Scope& scope, std::int64_t width, std::int64_t token);
 
 /// The row of the fp32 CUDA kernel, "cuda_simt" (sparse_attention_simt_cuda.cu): dtypes, formats and rows that the
 /// tensor-core kernel leaves.

@@ -45,7 +45,7 @@ struct ListWalker {
     }
     __syncwarp();
   }
-  __device__ Item item(const Walk& w) const { return {c, shared, w.number, w.turn}; }
+  __device__ Item item(const Walk& w) const { return Item(c, shared, w.number, w.turn); }
   __device__ int scope_of(const Walk& w, int base) const { return base < w.second || c.a.scopes == 1 ? 0 : 1; }
   /// An item without keys is a tile that names none.
   __device__ static int tiles(const Walk& w) { return max((w.end - w.begin + kTileKeys - 1) / kTileKeys, 1); }
@@ -58,8 +58,7 @@ struct ListWalker {
       const int scope = scope_of(w, base);
       const int end = scope == 0 ? min(w.first, w.end) : w.end;
       const KeyList& list = c.a.keys[scope];
-      const std::int32_t* from =
-          list.indices + item(w).token() * list.index_stride + (scope == 0 ? base : base - w.second);
+      const std::int32_t* from = list.first(item(w).token()) + (scope == 0 ? base : base - w.second);
 #pragma unroll 1
       for (int row = lane; row < kTileKeys; row += 32) {
         const bool there = base + row < end;
@@ -77,15 +76,19 @@ struct ListWalker {
       const int all = tiles(w);
       const int first = c.a.scopes == 1 ? all : min(max((w.second - w.begin) / kTileKeys, 0), all);
       device::st_shared_v4(shared.info(w.turn), make_uint4(all, first, c.exact ? 1 : 0, 0));
+      if constexpr (Item::kPacked) device::st_shared_u32(shared.column(w.turn), run.in_scope(run.begin, run.begin));
     }
     device::mbarrier_arrive_warp(shared.item_ready(w.turn));
     if (!asked || w.begin != 0 || w.first == 0) look(w);
   }
 
-  /// Begins the walk. The first list's first entries are asked for before its length is known.
+  /// Begins the walk. The first list's first entries are asked for before its length is known, where it begins with its
+  /// row.
   __device__ void begin() const {
     Walk w{.number = blockIdx.x, .turn = 0, .tile = 0, .told = 0};
-    w.first = w.second = w.end = static_cast<std::int32_t>(min(c.a.keys[0].width, std::int64_t{kTileKeys}));
+    const KeyList& keys = c.a.keys[0];
+    const std::int64_t there = keys.sharing == 1 || Item::kPacked ? keys.width : keys.entries(item(w).token());
+    w.first = w.second = w.end = static_cast<std::int32_t>(min(there, std::int64_t{kTileKeys}));
     w.begin = 0;
     const bool ask = item(w).list().part == 0 && w.end > 0;
     if (ask) look(w);

@@ -141,9 +141,10 @@ __device__ void merge_head(const TileCall& c, std::int64_t token, std::int64_t h
     total[0].x += total[g].x, total[0].y += total[g].y;
     total[0].z += total[g].z, total[0].w += total[g].w;
   }
+  asm volatile("" : "+l"(head));  // what is made of it from here on is not kept during the loop
   const Finish f = finish(c.a, head, whole.x, whole.y);
   if (f.factor == 0) total[0] = make_float4(0, 0, 0, 0);  // infinite sums times 0 would be NaN
-  const float* const back = c.back_row(token);
+  const float* const back = c.back_row(token, head);
   store_columns<kQuantised>(c, token, head, 4 * vec4, back != nullptr,
                             c.rotated_back(back, 4 * vec4, finished(total[0], f.factor * c.unit)));
   if (vec4 == 0 && c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;

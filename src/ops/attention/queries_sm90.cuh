@@ -68,7 +68,10 @@ struct ItemQueries {
 
   /// Whether the call norms and rotates queries, for which a warp needs whole heads and more registers than those that
   /// bring queries have.
-  __device__ bool rotated() const { return c.a.q_row(item.token()) != nullptr; }
+  __device__ bool rotated() const {
+    if constexpr (Item::kPacked) return c.a.q_positions != nullptr;
+    return c.a.q_row(item.token(), item.first_head()) != nullptr;
+  }
 
   /// Converts what this thread has started to copy, once that has arrived. Returns whether fp16 cannot represent a
   /// number.
@@ -113,7 +116,7 @@ struct ItemQueries {
   /// Converts queries that are normed and rotated before that, bf16 as all such are. A lane has numbers 128 k + 4 lane
   /// and the next three of a head. Returns whether fp16 cannot represent a number.
   __device__ bool finish(int warp, int warps) const {
-    const float* const rotation = c.a.q_row(item.token());
+    const float* const rotation = c.a.q_row(item.token(), item.first_head());
     const int lane = fresh_thread() % 32;
     std::uint32_t overflow = 0;
 #pragma unroll 1
@@ -125,7 +128,14 @@ struct ItemQueries {
         for (int k = 0; k < kVec4s; ++k)
           v[h][k] = device::widened(device::ld_shared_v2(at(first + h, 128 * k + 4 * lane)));
       }
-      smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rotation);
+      if constexpr (Item::kPacked) {
+        const float* rows[kAtOnce];
+#pragma unroll
+        for (int h = 0; h < kAtOnce; ++h) rows[h] = c.a.q_row(item.token(), item.first_head() + first + h);
+        smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rows);
+      } else {
+        smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rotation);
+      }
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
 #pragma unroll

@@ -15,14 +15,18 @@ struct Queries {
   const TileCall& c;
   std::uint32_t shared;
   std::int64_t first;  ///< index of the first head's first number in q
+  std::uint32_t list;
+  std::uint32_t first_head;
   int heads;
   bool codes;
 
-  __device__ Queries(const TileCall& call, std::uint32_t shared_at, std::int64_t token, std::int64_t first_head,
+  __device__ Queries(const TileCall& call, std::uint32_t shared_at, std::int64_t token, std::int64_t first_of_tile,
                      int heads_in)
       : c(call),
         shared(shared_at),
-        first(token * call.a.q_stride[0] + first_head * call.a.q_stride[1]),
+        first(token * call.a.q_stride[0] + first_of_tile * call.a.q_stride[1]),
+        list(static_cast<std::uint32_t>(token)),
+        first_head(static_cast<std::uint32_t>(first_of_tile)),
         heads(heads_in),
         codes(call.a.q_dtype == DType::kE4M3) {}
 
@@ -47,8 +51,8 @@ struct Queries {
       device::prefetch(from + i / bytes * head_bytes + i % bytes);
   }
 
-  /// Norms the queries and rotates them by `row` of cos_sin, in place, in bf16. A warp takes kAtOnce heads at a time.
-  /// Needs a barrier before and after.
+  /// Norms the queries and rotates them by `row` of cos_sin, those of packed tokens by a row each, in place, in bf16. A
+  /// warp takes kAtOnce heads at a time. Needs a barrier before and after.
   __device__ void norm_and_rotate(const float* row) const {
     constexpr int kAtOnce = 2;
     constexpr int kVec4s = kDim / 128;
@@ -63,9 +67,13 @@ struct Queries {
 #pragma unroll
         for (int k = 0; k < kVec4s; ++k) v[h][k] = device::widened(device::ld_shared_v2(place(head + h, k)));
       }
-      smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, row);
+      const float* rows[kAtOnce];
+#pragma unroll
+      for (int h = 0; h < kAtOnce; ++h) rows[h] = c.a.packed > 1 ? c.a.q_row(list, first_head + head + h) : row;
+      smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rows);
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
+        if (rows[h] == nullptr) continue;
 #pragma unroll
         for (int k = 0; k < kVec4s; ++k) device::st_shared_v2(place(head + h, k), device::computed<BF16>(v[h][k]));
       }

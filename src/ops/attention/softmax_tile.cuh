@@ -22,11 +22,23 @@ struct Softmax {
   }
   __device__ static bool first() { return threadIdx.x % 32 < kRows; }
 
-  /// Replaces the scores of a tile by weights and returns the factor that rescales older sums.
-  __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint8_t* valid, int scope) {
+  /// The lowest `n` bits, of n up to 31; none of fewer than none.
+  __device__ static std::uint32_t bits_below(int n) { return (1U << min(max(n, 0), 31)) - 1; }
+
+  /// Replaces the scores of a tile by weights and returns the factor that rescales older sums. `counting()`: of packed
+  /// tokens the keys {first, behind the last} of the tile that count for the row.
+  template <class Counting>
+  __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint8_t* valid, int scope,
+                        const Counting& counting) {
     static_assert(kKeys % 2 == 0 && kKeys <= 16);
     const int key = static_cast<int>(threadIdx.x) % 32 / kRows * kKeys;
     std::uint8_t* line = scores + row() * kTile.score_row_bytes();
+    // Found before the scores take their registers: a bit for each of the thread's keys.
+    std::uint32_t counts = 0;
+    if (c.a.packed > 1) {
+      const int2 keys = counting();
+      counts = bits_below(keys.y - key) & ~bits_below(keys.x - key);
+    }
     float s[kKeys];
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) s[i] = 0;
@@ -49,12 +61,20 @@ struct Softmax {
     }
     const float scale = c.score_scale[scope];
     float top = -INFINITY;
+    if (c.a.packed > 1) {
 #pragma unroll
-    for (int i = 0; i < kKeys; i += 2) {
-      const std::uint16_t pair = *reinterpret_cast<const std::uint16_t*>(valid + key + i);
-      s[i] = (pair & 1U) != 0U ? s[i] * scale : -INFINITY;
-      s[i + 1] = (pair & 0x100U) != 0U ? s[i + 1] * scale : -INFINITY;
-      top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+      for (int i = 0; i < kKeys; ++i) {
+        s[i] = valid[key + i] != 0 && (counts >> i & 1U) != 0U ? s[i] * scale : -INFINITY;
+        top = fmaxf(top, s[i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeys; i += 2) {
+        const std::uint16_t pair = *reinterpret_cast<const std::uint16_t*>(valid + key + i);
+        s[i] = (pair & 1U) != 0U ? s[i] * scale : -INFINITY;
+        s[i + 1] = (pair & 0x100U) != 0U ? s[i + 1] * scale : -INFINITY;
+        top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+      }
     }
 #pragma unroll
     for (int i = kRows; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, i));

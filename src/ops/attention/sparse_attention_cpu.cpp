@@ -56,8 +56,11 @@ struct Scratch {
   }
 };
 
-KeyScope key_scope(const SparseAttention::ScopeShape& shape, const SparseAttention::Scope& scope, std::int64_t token) {
+KeyScope key_scope(const SparseAttention::ScopeShape& shape, const SparseAttention::Scope& scope, std::int64_t token,
+                   std::int64_t tokens_per_list) {
   const RowFormat& f = *shape.format;
+  const EntryRange entries = entries_of(scope, shape.width, token);
+  const std::int64_t list = token / tokens_per_list;
   const bool whole = f.nope_dim % 16 == 0 && f.rope_dim() % 16 == 0 && f.group % 16 == 0 &&
                      (f.group == 0 || f.nope_dim % f.group == 0);
   const bool in_row = f.inline_scale_bytes > 0;
@@ -79,8 +82,10 @@ KeyScope key_scope(const SparseAttention::ScopeShape& shape, const SparseAttenti
           .scale = scope.cache.scale,
           .whole_words = whole,
           .cache = &scope.cache,
-          .indices = shape.width == 0 ? nullptr : scope.indices.as<std::int32_t>() + token * scope.indices.stride[0],
-          .entries = entries_of(scope, shape.width, token)};
+          .indices = shape.width == 0
+                         ? nullptr
+                         : scope.indices.as<std::int32_t>() + list * scope.indices.stride[0] + entries.begin,
+          .entries = entries.end - entries.begin};
 }
 
 AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAttention::Args& args, const Cut& cut,
@@ -90,8 +95,8 @@ AttentionTask make_task(const SparseAttention::Problem& problem, const SparseAtt
   AttentionTask task;
   task.num_scopes = problem.scopes;
   for (int s = 0; s < problem.scopes; ++s) {
-    task.scopes[s] =
-        key_scope(problem.scope[static_cast<std::size_t>(s)], args.scopes[static_cast<std::size_t>(s)], token);
+    task.scopes[s] = key_scope(problem.scope[static_cast<std::size_t>(s)], args.scopes[static_cast<std::size_t>(s)],
+                               token, problem.tokens_per_list);
   }
   task.decode_any = [](const void* cache, std::int64_t slot, float* values) {
     decode_row(*static_cast<const PagedCache*>(cache), slot, values);

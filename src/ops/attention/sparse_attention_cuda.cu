@@ -1,5 +1,6 @@
 // Sparse attention on the tensor cores of any GPU from sm_80 on. A block computes a token, a tile of its heads and
-// a part of its key list. Keys go tile by tile through shared memory, as their cache stores them, and are widened to
+// a part of its key list. Tokens that share a list may be packed: their heads are those of one token then.
+// Keys go tile by tile through shared memory, as their cache stores them, and are widened to
 // fp16 in registers. See docs/kernels/sparse_attention.md.
 #include <array>
 #include <utility>
@@ -27,16 +28,6 @@ namespace smla {
 namespace {
 
 using namespace attention;
-
-/// Two blocks of 32 heads fit only the shared memory of sm_90 and sm_100; elsewhere one block may use more registers.
-template <AttentionTile kTile>
-constexpr int resident() {
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1100)
-  return kTile.heads == 32 ? 1 : kTile.resident;
-#else
-  return kTile.resident;
-#endif
-}
 
 template <AttentionTile kTile>
 constexpr bool cuts_by_length() {
@@ -88,7 +79,7 @@ struct BlockWork {
 };
 
 template <int kIndex>
-__global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
+__global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
     attend(const __grid_constant__ TileCall c, int key_bytes) {
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
   constexpr int kHeadThreads = kThreads / kTile.head_warps;  // threads that share heads in scores and softmax
@@ -139,10 +130,10 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
       c.fetch_lists(run.token + c.tokens_ahead, thread);
     }
     c.fetch_back_row(run.token, thread);
-    const float* const q_row = c.a.q_row(run.token);
+    const float* const q_row = c.a.q_row(run.token, place.first_head);
     device::cp_async_wait<0>();
     __syncthreads();
-    if (q_row != nullptr) {
+    if (q_row != nullptr || (c.a.packed > 1 && c.a.q_positions != nullptr)) {
       queries.norm_and_rotate(q_row);
       __syncthreads();
     }
@@ -162,13 +153,19 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
     listed = listed_at(next + kTile.keys);
     if (score_tile<kTile>(shared_at, scores, keys)) unrepresentable = 1;
     device::bar_sync(1 + thread / kHeadThreads, kHeadThreads);
-    const float rescale = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base));
+    const auto counting = [&] {
+      const BlockWork at = by_length ? kept : BlockWork::of<kTile>(c);
+      return run.counting(c, base, c.a.token_of(run.token, at.first_head + softmax.row()));
+    };
+    const float rescale = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base), counting);
     if (softmax.first()) factors[softmax.row()] = rescale;
     if (__syncthreads_or(rescale != 1.0F) != 0) output.rescale(factors);
     output.add(shared_at + kTile.scores_at(), keys);
   }
 
   device::pdl_trigger();
+  // A key that is no number makes NaN of all packed rows, also of those for which it does not count.
+  if (c.a.packed > 1 && !output.finite()) unrepresentable = 1;
   __syncthreads();
   const BlockWork at = by_length ? kept : BlockWork::of<kTile>(c);
   const std::int64_t token = c.first_token + at.list.token;
@@ -207,13 +204,14 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
       factors[row] = f.factor * c.unit;
       if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
     }
-    const float* const back = c.back_row(token);
+    const float* const back = c.back_row(token, at.first_head);
+    const bool rotates = c.a.packed > 1 ? c.positions != nullptr : back != nullptr;
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
     // Numbers to rotate go through shared memory, so that the code for it exists once, not once for every vec4 of a
     // thread.
     auto* const rope_columns = reinterpret_cast<float*>(shared);
-    if (back != nullptr && warp == kRopeWarp) {
+    if (rotates && warp == kRopeWarp) {
       output.each([&](int h, int column, const float4& v) {
         if (h < heads)
           *reinterpret_cast<float4*>(rope_columns + h * kRopeColumns + column - (kDim - kRopeColumns)) =
@@ -230,13 +228,15 @@ __global__ void __launch_bounds__(kThreads, resident<kAttentionTiles[kIndex]>())
         if (h < heads) store(c, out + h * c.a.o_stride[1] + column, finished(v, factors[h]));
       });
     }
-    if (back != nullptr) {
+    if (rotates) {
       __syncthreads();
 #pragma unroll 1
       for (int i = 4 * thread; i < heads * kRopeColumns; i += 4 * kThreads) {
         const int column = kDim - kRopeColumns + i % kRopeColumns;
-        store(c, out + i / kRopeColumns * c.a.o_stride[1] + column,
-              c.rotated_back(back, column, *reinterpret_cast<const float4*>(rope_columns + i)));
+        const int head = i / kRopeColumns;
+        const float* const row = c.a.packed > 1 ? c.back_row(token, at.first_head + head) : back;
+        store(c, out + head * c.a.o_stride[1] + column,
+              c.rotated_back(row, column, *reinterpret_cast<const float4*>(rope_columns + i)));
       }
     }
   }
@@ -269,8 +269,8 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
                    std::to_string(kAttentionTiles[1].shared_bytes(key_bytes(p))));
   }
   Decision decision;
-  decision.workspace_bytes = static_cast<std::size_t>(split.workspace_bytes(p.heads));
-  decision.words = describe(split, p);
+  decision.workspace_bytes = static_cast<std::size_t>(split.workspace_bytes());
+  decision.words = describe(split);
   decision.choice = split;
   return decision;
 }
@@ -281,10 +281,11 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
 
 }  // namespace
 
-void attend_with_tiles(const SparseAttention::Problem& p, const SparseAttention::Args& a, const AttentionSplit& split,
-                       const Workspace& workspace, const Stream& on) {
-  if (p.tokens == 0) return;
-  TileCall c = tile_call(p, a);
+void attend_with_tiles(const SparseAttention::Problem& of_tokens, const SparseAttention::Args& a,
+                       const AttentionSplit& split, const Workspace& workspace, const Stream& on) {
+  if (of_tokens.tokens == 0) return;
+  const SparseAttention::Problem p = split.packs ? packed(of_tokens) : of_tokens;
+  TileCall c = tile_call(of_tokens, a, split.packs);
   c.part_keys = split.part_keys;
   c.parts = static_cast<std::uint32_t>(split.parts);
   c.cut = cut_of(c, split.cut);

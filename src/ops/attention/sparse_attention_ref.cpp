@@ -39,9 +39,10 @@ std::vector<float> selected_rows(const SparseAttention::Problem& problem, const 
   std::vector<float> rows;
   for (int s = 0; s < problem.scopes; ++s) {
     const SparseAttention::Scope& scope = args.scopes[static_cast<std::size_t>(s)];
-    const std::int64_t entries = entries_of(scope, problem.scope[static_cast<std::size_t>(s)].width, token);
-    for (std::int64_t c = 0; c < entries; ++c) {
-      const std::int32_t slot = scope.indices.as<std::int32_t>()[token * scope.indices.stride[0] + c];
+    const EntryRange entries = entries_of(scope, problem.scope[static_cast<std::size_t>(s)].width, token);
+    const std::int64_t list = token / problem.tokens_per_list;
+    for (std::int64_t c = entries.begin; c < entries.end; ++c) {
+      const std::int32_t slot = scope.indices.as<std::int32_t>()[list * scope.indices.stride[0] + c];
       if (slot < 0 || slot >= scope.cache.num_slots()) continue;
       rows.resize(rows.size() + static_cast<std::size_t>(problem.dim));
       decode_row(scope.cache, slot, rows.data() + rows.size() - problem.dim);

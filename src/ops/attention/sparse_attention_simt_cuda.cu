@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   const bool mine = head < c.heads;
 
   float4 q[kVec4s] = {};
-  if (mine) c.queries(token, head, c.q_row(token), q);
+  if (mine) c.queries(token, head, c.q_row(token, head), q);
 
   Running<kVec4s> run;
   for (int s = 0; s < c.scopes; ++s) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   const float lse = empty ? (c.partial ? -INFINITY : INFINITY) : run.m + logf(run.l);
   float factor = 0;
   if (mine && !empty) {
-    const float sink = c.sink == nullptr || c.partial ? -INFINITY : c.sink[head * c.sink_stride];
+    const float sink = c.partial ? -INFINITY : c.sink_of(head);
     // exp(sink - m) may overflow to infinity; o is 0 then, which is right.
     factor = 1.0F / (run.l + expf(sink - run.m));
   }

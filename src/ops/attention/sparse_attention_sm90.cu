@@ -29,7 +29,8 @@ constexpr std::string_view kWidenedName = "sm90_widened";
 constexpr int kRotatedE4M3 = 64;  ///< numbers of a head that are rotated back where o is E4M3
 
 /// kCodeGroups: of the rows as their caches store them, or kWidened for rows that `named` has; kUnitWeights: see
-/// Compute; Item: AlikeItem, or CutItem for lists that are cut by their lengths; kQuantised: o is E4M3. Where `named`
+/// Compute; Item: AlikeItem, or CutItem for lists that are cut by their lengths, or PackedItem of either; kQuantised: o
+/// is E4M3. Where `named`
 /// has the rows of a call that was to be computed from them, the kernel for rows as they are stored returns, and where
 /// they did not fit, the other.
 template <int kCodeGroups, bool kUnitWeights, class Item, bool kQuantised>
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     device::pdl_wait();
     if ((*named.total <= named.capacity) != kByCopies) return;
   }
-  if constexpr (std::is_same_v<Item, CutItem>) {
+  if constexpr (Item::kByLength) {
     device::pdl_wait();
     if (!Item::find(c, shared)) return;
   }
@@ -98,13 +99,22 @@ struct Attend {
       launch<kCodeGroups, kUnitWeights, AlikeItem, false>();
     }
   }
+  template <int kCodeGroups, bool kUnitWeights>
+  void launch_cut() const {
+    const bool by_length = c.cut.extra > 0;
+    if (c.a.packed > 1) {
+      by_length ? launch<kCodeGroups, kUnitWeights, PackedItem<CutItem>, false>()
+                : launch<kCodeGroups, kUnitWeights, PackedItem<AlikeItem>, false>();
+    } else {
+      by_length ? launch<kCodeGroups, kUnitWeights, CutItem, false>() : launch<kCodeGroups, kUnitWeights>();
+    }
+  }
   /// Of rows as their caches store them.
   void launch_stored() const {
-    const bool by_length = c.cut.extra > 0;
     switch (c.layout[0].key.code_groups) {
-      case 0: return by_length ? launch<0, true, CutItem, false>() : launch<0, true>();
-      case 7: return by_length ? launch<7, true, CutItem, false>() : launch<7, true>();
-      default: return by_length ? launch<8, false, CutItem, false>() : launch<8, false>();
+      case 0: return launch_cut<0, true>();
+      case 7: return launch_cut<7, true>();
+      default: return launch_cut<8, false>();
     }
   }
   void launch_widened() const {
@@ -197,9 +207,9 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
     if (options.deterministic) return refused("deterministic results; it gives them where it is named");
     if (std::string way = shorter_way(widens, p, choice, machine); !way.empty()) return refused(std::move(way));
   }
-  std::size_t bytes = static_cast<std::size_t>(choice.split.workspace_bytes(p.heads));
+  std::size_t bytes = static_cast<std::size_t>(choice.split.workspace_bytes());
   Decision decision;
-  decision.words = describe(choice.split, p);
+  decision.words = describe(choice.split);
   if (widens) {
     // Together at most NamedRows::kBytes, unless the parts' sums take most of that.
     static_assert(AttentionSplit::kScratchBytes + NamedRows::kBytes / 4 <= AttentionSplit::kMostBytes);
@@ -209,7 +219,7 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
     decision.words += ", rows that the lists name widened first, up to " +
                       std::to_string(choice.named_bytes / (NamedRows::kRowBytes + 4)) + " of them";
   }
-  decision.workspace_bytes = std::max(bytes, static_cast<std::size_t>(choice.portable.workspace_bytes(p.heads)));
+  decision.workspace_bytes = std::max(bytes, static_cast<std::size_t>(choice.portable.workspace_bytes()));
   if (is_quantised(p)) {
     PlanOptions portable = options;
     portable.implementation = "cuda";
@@ -250,7 +260,7 @@ struct Widening {
 };
 Widening widening(const SparseAttention::Problem& p, const TileCall& c, const Choice& choice, std::uint8_t* workspace) {
   if (choice.named_bytes == 0) return {};
-  const auto sums = static_cast<std::size_t>(choice.split.workspace_bytes(p.heads) + 1023) / 1024 * 1024;
+  const auto sums = static_cast<std::size_t>(choice.split.workspace_bytes() + 1023) / 1024 * 1024;
   const std::int64_t slots[] = {c.layout[0].num_slots, c.layout[1].num_slots};
   Widening w{.rows = NamedRows::in(workspace + sums, choice.named_bytes, slots, p.scopes)};
   const std::int64_t most = std::min(p.tokens * listed_entries(p), slots[0] + (p.scopes > 1 ? slots[1] : 0));
@@ -273,14 +283,15 @@ void attend_elsewhere(const SparseAttention::Problem& p, const SparseAttention::
   run_quantised_pieces(p, a, of_pieces);
 }
 
-void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, const RunContext& context) {
-  if (p.tokens == 0) return;
+void run(const SparseAttention::Problem& of_tokens, const SparseAttention::Args& a, const RunContext& context) {
+  if (of_tokens.tokens == 0) return;
   const auto& choice = context.choice<Choice>();
-  TileCall c = tile_call(p, a);
+  const SparseAttention::Problem p = choice.split.packs ? packed(of_tokens) : of_tokens;
+  TileCall c = tile_call(of_tokens, a, choice.split.packs);
   const Widening wide = widening(p, c, choice, static_cast<std::uint8_t*>(context.workspace.data));
   const bool widens = wide.rows.capacity > 0 && wide.rows.words > 0 && (wide.certain || reads_stored(p));
   if (!readable(p, c) || (!widens && !reads_stored(p))) {
-    attend_elsewhere(p, a, choice, context);
+    attend_elsewhere(of_tokens, a, choice, context);
     return;
   }
   const HopperSplit& split = choice.split;

@@ -64,11 +64,12 @@ inline std::string tensor_core_refusal(const SparseAttention::Problem& p) {
   return "";
 }
 
-/// The call for both kernels; what the split decides is left to them.
-inline TileCall tile_call(const SparseAttention::Problem& p, const SparseAttention::Args& a) {
+/// The call for both kernels; what the split decides is left to them. `packs`: tokens that share lists are packed.
+inline TileCall tile_call(const SparseAttention::Problem& p, const SparseAttention::Args& a, bool packs = false) {
   const std::int64_t o_size = size_of(p.o);
   const std::int64_t q_size = size_of(p.q);
-  TileCall c{.a = attention_call(p, a), .tokens = p.tokens};
+  TileCall c{.a = attention_call(p, a), .tokens = packs ? p.lists() : p.tokens};
+  if (packs) pack(c.a, p);
   c.q_aligned = device::common_word(c.a.q, q_size * c.a.q_stride[0], q_size * c.a.q_stride[1]) == 16;
   c.word = device::common_word(static_cast<const void*>(c.a.o), o_size * c.a.o_stride[0], o_size * c.a.o_stride[1]);
   float unit[SparseAttention::kMaxScopes] = {0, 0};

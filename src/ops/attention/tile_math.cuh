@@ -142,6 +142,20 @@ struct OutputTile {
     }
   }
 
+  /// Whether all sums are finite numbers.
+  __device__ bool finite() const {
+    float zero = 0;  // NaN after one that is not
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int j = 0; j < 2 * kUnits; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) zero = fmaf(sums[h][j][i], 0.0F, zero);
+      }
+    }
+    return zero == 0;
+  }
+
   /// Adds weights x keys of a tile to the sums.
   __device__ void add(std::uint32_t scores, const KeyBuffer<kTile>& keys) {
     const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -15,8 +15,8 @@ __device__ inline float exp2_approx(float x) {
 /// What a warpgroup that computes keeps of an item, and how it adds the item's tiles: scores, softmax, values. Side 0
 /// has the left 256 columns of the output and the softmax of even tiles, 1 the right columns and odd tiles. A thread
 /// has, of two heads r = lane / 4 and r + 8 of its warp's 16, the columns 2 (lane % 4) and the next of every 8.
-/// kUnitWeights: the scopes' weight_scale is 1.
-template <bool kUnitWeights>
+/// kUnitWeights: the scopes' weight_scale is 1; kPacked: see PackedItem.
+template <bool kUnitWeights, bool kPacked>
 struct TileSums {
   static constexpr float kRoom = 10;  ///< see Softmax (softmax_tile.cuh)
   static constexpr float kSlack = 4;
@@ -112,17 +112,56 @@ struct TileSums {
   /// Whether the list names all keys of the own tile, once that is there.
   template <int kSide>
   __device__ bool all_named() const {
+    if constexpr (kPacked) return false;
     const uint2 named = device::ld_shared_v2(shared.at + Place::kValid + 8 * kSide);
     return (named.x & named.y) == ~0U;
+  }
+
+  /// The lower and the upper word of a number's lowest `n` bits.
+  __device__ static uint2 bits_below(int n) {
+    const auto word = [](int bits) { return bits >= 32 ? ~0U : (1U << max(bits, 0)) - 1; };
+    return {word(n), word(n - 32)};
+  }
+  /// Of packed tokens: makes -inf of the scores of keys that are not named or do not count for a row's token.
+  template <int kSide>
+  __device__ void mask_by_row(int tile, int scope) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Found anew for each row: kept, it would take registers.
+      const auto first_tiles = static_cast<int>(device::ld_shared_u32(shared.info(parities >> 4) + 4));
+      auto column = static_cast<int>(device::ld_shared_u32(shared.column(parities >> 4))) + tile * kTileKeys;
+      if (first_tiles > 0 && tile >= first_tiles) column = (tile - first_tiles) * kTileKeys;
+      const Lane me = Lane::fresh();
+      const uint2 range =
+          device::ld_shared_v2(shared.range(me.side * kGroupWarps + me.warp, scope, me.lane / 4 + 8 * r));
+      uint2 counts = bits_below(static_cast<int>(range.y) - column);
+      const uint2 before = bits_below(static_cast<int>(range.x) - column);
+      counts.x &= ~before.x, counts.y &= ~before.y;
+      const uint2 valid = device::ld_shared_v2(shared.at + Place::kValid + 8 * kSide);
+      counts.x &= valid.x, counts.y &= valid.y;
+      const int first = 2 * me.part();
+      counts.x >>= first, counts.y >>= first;
+      asm volatile("" : "+r"(counts.x), "+r"(counts.y));  // as in weigh()
+#pragma unroll
+      for (int i = 2 * r; i < 32; i += 4) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const int key = i / 4 * 8 + k;
+          if (((key < 32 ? counts.x : counts.y) >> (key % 32) & 1U) == 0) scores[i + k] = -INFINITY;
+        }
+      }
+    }
   }
 
   /// Makes weights of the own tile's scores, and of its references; `all`: all_named(). The scores become the weights,
   /// before they are rounded and multiplied by the scope's; count_weights() is due. Returns whether references have
   /// changed; then fade(kSide) is due before the tile's values are added.
   template <int kSide>
-  __device__ bool weigh(int scope, bool all) {
+  __device__ bool weigh(int tile, int scope, bool all) {
     const float scale = c.score_scale[scope];
-    if (!all) {
+    if constexpr (kPacked) {
+      mask_by_row<kSide>(tile, scope);
+    } else if (!all) {
       uint2 named = device::ld_shared_v2(shared.at + Place::kValid + 8 * kSide);
       const int first = 2 * Lane::fresh().part();
       named.x >>= first, named.y >>= first;
@@ -220,7 +259,7 @@ struct TileSums {
         const bool all = all_named<kSide>();
         device::wgmma_wait<0>();
         if (tile + 2 >= tiles) device::mbarrier_arrive_warp(shared.queries_read());
-        const bool changed = weigh<kSide>(of, all);
+        const bool changed = weigh<kSide>(tile, of, all);
         device::mbarrier_arrive_warp(shared.weighed(0));
         if (changed) fade(0);
         device::mbarrier_wait(shared.weighed(0), parity(0));  // the weights of the other warps
@@ -251,7 +290,7 @@ struct TileSums {
           parities ^= 1;
           break;
         }
-        const bool changed = weigh<kSide>(scope(tile + 1), all_named<kSide>());
+        const bool changed = weigh<kSide>(tile + 1, scope(tile + 1), all_named<kSide>());
         device::mbarrier_arrive_warp(shared.weighed(1));
         finish_values<kSide, 0>();
         parities ^= 1;

@@ -47,12 +47,15 @@ void validate<SparseAttention>(const SparseAttention::Problem& problem, const Sp
     if (width == 0) continue;
     const std::string prefix = "scopes[" + std::to_string(i) + "].";
     const std::string lens_name = prefix + "lens";
+    const std::string starts_name = prefix + "starts";
     const std::string indices_name = prefix + "indices";
     const Numbers lens(op, lens_name, scope.lens);
+    const Numbers starts(op, starts_name, scope.starts);
     const Numbers indices(op, indices_name, scope.indices);
     for (std::int64_t t = 0; t < problem.tokens; ++t) {
-      const std::int64_t n = lens.absent() ? width : lens.in(0, width, t);
-      for (std::int64_t c = 0; c < n; ++c) indices.index(scope.cache.num_slots(), t, c);
+      const std::int64_t start = starts.absent() ? 0 : starts.in(0, width, t);
+      const std::int64_t end = lens.absent() ? width : start + lens.in(0, width - start, t);
+      for (std::int64_t c = start; c < end; ++c) indices.index(scope.cache.num_slots(), t / problem.tokens_per_list, c);
     }
   }
   check_sink(op, args.sink, problem.heads);

@@ -98,6 +98,11 @@ class Cell:
         return self.named
 
     @property
+    def shares_lists(self) -> bool:
+        """Whether a request's queries attend to columns of one list of slots."""
+        return self.shared and self.queries > 1 and not LAYERS.get(self.layer, Layer("")).top_k
+
+    @property
     def lists(self) -> int:
         """How many requests have rows of their own."""
         return self.requests if self.shared else self.tokens

@@ -89,6 +89,19 @@ class Scope:
     indices: torch.Tensor
     lens: torch.Tensor
 
+    def shared(self, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of `queries` consecutive ones as one row [T / queries, W'], and each query's first column in it [T].
+
+        They name the same slots, or each those of the one before but for the first and one more.
+        """
+        rows = self.indices.view(-1, queries, self.indices.shape[1])
+        first = torch.zeros(self.indices.shape[0], dtype=torch.int32, device=self.indices.device)
+        if bool((rows == rows[:, :1]).all()):
+            return rows[:, 0].contiguous(), first
+        assert bool((rows[:, 1:, :-1] == rows[:, :-1, 1:]).all())
+        first += torch.arange(queries, dtype=torch.int32, device=first.device).repeat(rows.shape[0])
+        return torch.cat([rows[:, 0], rows[:, 1:, -1]], 1).contiguous(), first
+
 
 @dataclass
 class Call:

@@ -75,12 +75,17 @@ def prepare_ours(
     o = torch.empty(cell.tokens, cell.heads, DIM, dtype=torch.bfloat16, device=call.q.device)
     lse = torch.empty(cell.tokens, cell.heads, device=call.q.device)
     members: dict[str, Any] = {"q": call.q, "sink": call.sink, "o": o, "lse": lse}
+    if cell.shares_lists:
+        scalars["tokens_per_list"] = cell.queries
     for i, scope in enumerate(call.scopes):
+        indices = scope.indices
+        if cell.shares_lists:
+            indices, members[f"scopes[{i}].starts"] = scope.shared(cell.queries)
         scalars[f"scopes[{i}].format"] = scope.cache.format
         scalars[f"scopes[{i}].block_size"] = scope.cache.page
-        scalars[f"scopes[{i}].width"] = scope.indices.shape[1]
+        scalars[f"scopes[{i}].width"] = indices.shape[1]
         members[f"scopes[{i}].cache"] = scope.cache
-        members[f"scopes[{i}].indices"] = scope.indices
+        members[f"scopes[{i}].indices"] = indices
         members[f"scopes[{i}].lens"] = scope.lens
     plan = library.plan("sparse_attention", scalars, clock.device, implementation, deterministic)
     workspace = torch.empty(plan.workspace_bytes + ALIGNMENT, dtype=torch.uint8, device=call.q.device)

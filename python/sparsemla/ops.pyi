@@ -606,6 +606,7 @@ def sparse_attention(
     scale: float = ...,
     q_scale: float = ...,
     partial: bool = ...,
+    tokens_per_list: int = ...,
     stream: Any = ...,
     workspace: Tensor | None = ...,
     device: Any = ...,

@@ -160,6 +160,51 @@ static void test_values(void) {
   }
 }
 
+/* Three queries that share a row of indices have the numbers that they have with rows of their own. */
+static void test_shared_rows(void) {
+  static float alone[T][H][DIM];
+  static float shared[T][H][DIM];
+  static const int32_t starts[T] = {0, 1, 3};
+  static const int32_t counts[T] = {2, 4, 9};
+  int32_t own[T][W];
+  for (int t = 0; t < T; ++t) {
+    for (int i = 0; i < W; ++i) own[t][i] = i >= starts[t] && i < starts[t] + counts[t] ? indices[0][i] : -1;
+  }
+  struct attention a;
+  make_attention(&a);
+  a.args.scope2 = NULL;
+  a.scope.lens = NULL;
+  a.indices = tensor(own, SMLA_I32, 2, T, W, 0);
+  a.o = tensor(alone, SMLA_F32, 3, T, H, DIM);
+  a.args.implementation = "ref";
+  run_attention(&a.args);
+  smla_tensor first = tensor((void*)starts, SMLA_I32, 1, T, 0, 0);
+  a.scope.starts = &first;
+  CHECK_ERROR(smla_sparse_attention_workspace(&a.args, NULL, NULL), SMLA_OK, "");
+  CHECK_ERROR(smla_sparse_attention(&a.args, NULL, 0), SMLA_INVALID_ARGUMENT, "starts");
+  a.args.tokens_per_list = 2;
+  CHECK_ERROR(smla_sparse_attention_workspace(&a.args, NULL, NULL), SMLA_INVALID_ARGUMENT, "tokens_per_list");
+  a.args.tokens_per_list = T;
+  CHECK_ERROR(smla_sparse_attention(&a.args, NULL, 0), SMLA_INVALID_ARGUMENT, "indices");
+  a.indices = tensor((void*)indices, SMLA_I32, 2, 1, W, 0);
+  a.lens = tensor((void*)counts, SMLA_I32, 1, T, 0, 0);
+  a.scope.lens = &a.lens;
+  a.o = tensor(shared, SMLA_F32, 3, T, H, DIM);
+  run_attention(&a.args);
+  CHECK(memcmp(alone, shared, sizeof alone) == 0);
+  a.o = tensor(o_out, SMLA_F32, 3, T, HP, DIM);
+  CHECK_ERROR(smla_sparse_attention_workspace(&a.args, NULL, NULL), SMLA_INVALID_ARGUMENT, "out_heads");
+  /* A caller compiled before rows were shared. */
+  a.o = tensor(shared, SMLA_F32, 3, T, H, DIM);
+  a.indices = tensor(own, SMLA_I32, 2, T, W, 0);
+  a.scope.lens = NULL;
+  a.scope.struct_size = offsetof(smla_attention_scope, starts);
+  a.args.struct_size = offsetof(smla_sparse_attention_args, tokens_per_list);
+  memset(shared, 0xFF, sizeof shared);
+  run_attention(&a.args);
+  CHECK(memcmp(alone, shared, sizeof alone) == 0);
+}
+
 /* Slices without sink, merged with it, are the whole. */
 static void test_partial(void) {
   static float partial_o[2][T][H][DIM];
@@ -635,6 +680,7 @@ int main(void) {
   test_attention("ref");
   test_attention(NULL);
   test_values();
+  test_shared_rows();
   test_partial();
   test_attention_errors();
   test_newer_caller();

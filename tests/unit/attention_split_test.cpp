@@ -47,6 +47,57 @@ TEST(AttentionSplit, TilesFitTheMachinesTheyAreFor) {
   EXPECT_EQ(-1, attention_tile(1, mla.bytes(), 48 * 1024));
 }
 
+/// Tokens that share lists are packed where that is estimated to be shorter, and in any case with fixed parts. Whether
+/// they are or not, the parts cover lists as long as the rows are wide.
+TEST(AttentionSplit, SharedListsAreCoveredWhole) {
+  const auto shared = [](std::int64_t lists, std::int64_t n, std::int64_t heads, std::int64_t first,
+                         std::int64_t second) {
+    SparseAttention::Problem p = problem(lists * n, heads, first, second);
+    p.tokens_per_list = n;
+    return p;
+  };
+  EXPECT_TRUE(split_attention(shared(64, 8, 8, 135, 1024), kH200, false).packs);
+  EXPECT_TRUE(split_for_hopper(shared(64, 8, 8, 135, 1024), kH200, false).packs);
+  EXPECT_FALSE(split_attention(shared(64, 2, 8, 129, 0), kH200, false).packs) << "two tiles each, not three";
+  EXPECT_TRUE(split_attention(shared(64, 2, 8, 129, 0), kH200, true).packs) << "fixed";
+  EXPECT_FALSE(split_attention(shared(2, 65, 1, 192, 0), kH200, true).packs) << "more than heads are divided for";
+  EXPECT_FALSE(split_for_hopper(shared(2, 65, 1, 192, 0), kH200, false).packs);
+  EXPECT_FALSE(split_for_hopper(shared(64, 8, 8, 135, 1024), kH200, false, true).packs) << "widened";
+  EXPECT_EQ(
+      "tiles of 64 heads x 64 keys, the 64 heads of a list's tokens together, each list by one block for each "
+      "tile of heads",
+      describe(split_for_hopper(shared(200, 8, 8, 135, 1024), kH200, false)));
+  int packed_calls = 0;
+  int whole_alone = 0;
+  const auto check = [&](const SparseAttention::Problem& p, const auto& split, std::int64_t keys) {
+    const std::int64_t heads = split.packs ? p.heads * p.tokens_per_list : p.heads;
+    EXPECT_EQ(heads, split.heads);
+    std::int64_t entries = 0;
+    for (const SparseAttention::ScopeShape& s : p.scope) entries += (s.width + keys - 1) / keys * keys;
+    EXPECT_GE(split.parts * split.part_keys, entries);
+    packed_calls += split.packs ? 1 : 0;
+    whole_alone += !split.packs && split.parts == 1 ? 1 : 0;
+  };
+  for (const std::int64_t n : {2, 3, 8, 64}) {
+    for (const std::int64_t heads : {1, 8, 33, 128}) {
+      for (const std::int64_t lists : {1, 16, 300}) {
+        for (const std::int64_t second : {0, 64, 65, 1024, 8192}) {
+          for (const bool fixed : {false, true}) {
+            SCOPED_TRACE(testing::Message() << n << " x " << heads << " heads, " << lists << " lists, " << second
+                                            << (fixed ? ", fixed" : ""));
+            const SparseAttention::Problem p = shared(lists, n, heads, 128 + n - 1, second);
+            const AttentionSplit any = split_attention(p, kH200, fixed);
+            check(p, any, kAttentionTiles[static_cast<std::size_t>(any.tile)].keys);
+            check(p, split_for_hopper(p, kH200, fixed), HopperSplit::kTileKeys);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(packed_calls, 0);
+  EXPECT_GT(whole_alone, 0);
+}
+
 /// With few tokens narrow tiles share the heads out over multiprocessors that would idle; with many each key is read
 /// once.
 TEST(AttentionSplit, FewTokensTakeNarrowTiles) {

@@ -201,9 +201,9 @@ struct ListPart {
   }
 };
 
-/// The entries [begin, end) of a key list that a block computes, of a token or of packed ones. The list holds the
-/// entries of the first scope, filled up to whole tiles, and behind them those of the second.
-template <AttentionTile kTile>
+/// The entries [begin, end) of a key list that a block computes, of a token or of packed ones. Whole warps find them.
+/// The list holds the entries of the first scope, filled up to whole tiles, and behind them those of the second.
+template <AttentionTile kTile, Lists kLists = Lists::kAny>
 struct Run {
   std::int64_t token;
   int first;   ///< entries of the first scope
@@ -212,12 +212,16 @@ struct Run {
   int end;
 
   __device__ Run(const TileCall& c, const ListPart& of)
-      : token(c.first_token + of.token), first(static_cast<int>(c.a.keys[0].entries(token))) {
+      : token(c.first_token + of.token), first(entries(c.a.keys[0], token)) {
     second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
-    const int all = c.a.scopes > 1 ? second + static_cast<int>(c.a.keys[1].entries(token)) : first;
+    const int all = c.a.scopes > 1 ? second + entries(c.a.keys[1], token) : first;
     const std::int64_t part_keys = of.part_keys;
     begin = static_cast<int>(min(of.part * part_keys, static_cast<std::int64_t>(all)));
     end = static_cast<int>(min(begin + part_keys, static_cast<std::int64_t>(all)));
+  }
+  __device__ static int entries(const KeyList& keys, std::int64_t list) {
+    if (kLists == Lists::kAny && keys.packed) return keys.entries_by_warp(list);
+    return static_cast<int>(keys.template entries_of_token<kLists>(list));
   }
   /// The scope of the tile that begins at entry `base`.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
@@ -239,7 +243,7 @@ struct Run {
     const int tile = there ? base : begin;
     const int entry = there ? base + row : begin;
     const KeyList& list = c.a.keys[scope(tile)];
-    return __ldg(list.first(token) + in_scope(tile, entry));
+    return __ldg(list.template first<kLists>(token) + in_scope(tile, entry));
   }
   __device__ std::int32_t slot(const TileCall& c, int base, int row, std::int32_t listed) const {
     return has(base, base + row) && static_cast<std::uint32_t>(listed) < c.layout[scope(base)].num_slots ? listed : -1;

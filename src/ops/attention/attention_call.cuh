@@ -7,6 +7,14 @@
 
 namespace smla {
 
+/// What a kernel is compiled for. Code that is not executed costs time too where it lies between code that is: in small
+/// calls all of it comes from memory.
+enum class Lists {
+  kOwn,    ///< each token has a row of indices of its own
+  kAlone,  ///< tokens may share rows, but are not packed
+  kAny,
+};
+
 /// A cache and its index matrix as a kernel reads them. A list is what a kernel takes of a row of the matrix: the part
 /// of it that counts for a token, or, of packed tokens, as much of the row as they need together.
 struct KeyList {
@@ -34,14 +42,31 @@ struct KeyList {
     return {begin, min(max(start + length, begin), width)};
   }
   /// How many entries a list has.
+  template <Lists kLists = Lists::kAny>
   __device__ std::int64_t entries(std::int64_t list) const {
-    if (sharing > 1) return packed ? extent(list) : range(list).end - range(list).begin;
+    if (kLists == Lists::kAny && packed) return extent(list);
+    return entries_of_token<kLists>(list);
+  }
+  /// The same of a list that is not packed.
+  template <Lists kLists>
+  __device__ std::int64_t entries_of_token(std::int64_t token) const {
+    if (kLists != Lists::kOwn && sharing > 1) return range(token).end - range(token).begin;
     if (lens == nullptr) return width;
-    return min(max(static_cast<std::int64_t>(lens[list * lens_stride]), std::int64_t{0}), width);
+    return min(max(static_cast<std::int64_t>(lens[token * lens_stride]), std::int64_t{0}), width);
+  }
+  /// The same of a packed list, found by a whole warp: its tokens are looked at together.
+  __device__ int entries_by_warp(std::int64_t list) const {
+    int end = 0;
+#pragma unroll 1
+    for (std::uint32_t i = threadIdx.x % 32; i < sharing; i += 32)
+      end = max(end, static_cast<int>(range(list * sharing + i).end));
+    return __reduce_max_sync(0xFFFF'FFFFU, end);
   }
   /// A list's first entry. Where it has none there may be none to read.
+  template <Lists kLists = Lists::kAny>
   __device__ const std::int32_t* first(std::int64_t list) const {
-    if (sharing == 1 || packed) return indices + list * index_stride;
+    if (kLists == Lists::kOwn || sharing == 1 || (kLists == Lists::kAny && packed))
+      return indices + list * index_stride;
     return indices + std::int64_t{static_cast<std::uint32_t>(list) / sharing} * index_stride + range(list).begin;
   }
   /// The slot of an entry, -1 if it lies outside of the cache.
@@ -54,7 +79,7 @@ struct KeyList {
   /// Entries of a row up to the last one that counts for one of its tokens.
   __device__ std::int64_t extent(std::int64_t row) const {
     std::int64_t end = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (std::uint32_t i = 0; i < sharing; ++i) end = max(end, range(row * sharing + i).end);
     return end;
   }

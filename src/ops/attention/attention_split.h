@@ -21,6 +21,7 @@ struct AttentionTile {
   static constexpr int kGroup = 64;  ///< dims that share a scale; columns of the output that a warp has
   static constexpr int kGroups = kDim / kGroup;
   static constexpr int kBuffers = 2;
+  static constexpr int kMostKeys = 64;  ///< of a tile
 
   int heads = 0;
   int keys = 0;
@@ -104,6 +105,18 @@ inline SparseAttention::Problem packed(SparseAttention::Problem p) {
   p.tokens = p.lists();
   p.tokens_per_list = 1;
   return p;
+}
+
+/// The problem by whose cost a call is weighed whose tokens share lists but are not packed. A token's own columns are
+/// taken to be those of a window that moves by one from token to token; of long lists that is nearly all.
+inline SparseAttention::Problem unpacked(SparseAttention::Problem p) {
+  for (SparseAttention::ScopeShape& s : p.scope) s.width -= std::min(s.width, p.tokens_per_list - 1);
+  return p;
+}
+
+/// How much longer a key list may be than by unpacked(), each scope filled up to whole tiles.
+inline std::int64_t more_entries(const SparseAttention::Problem& p) {
+  return SparseAttention::kMaxScopes * (p.tokens_per_list + AttentionTile::kMostKeys);
 }
 
 /// The layout of a cache's rows: groups of e4m3 codes, then bf16.
@@ -293,7 +306,14 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   AttentionSplit shared = split_tokens(packed(p), gpu, fixed);
   shared.packs = true;
   if (fixed) return shared;
-  const AttentionSplit alone = split_tokens(p, gpu, fixed);
+  AttentionSplit alone = split_tokens(unpacked(p), gpu, fixed);
+  if (alone.parts > 1 || alone.cut.extra > 0 || alone.tile < 0) {
+    const std::int64_t cost = alone.cost;
+    alone = split_tokens(p, gpu, fixed);
+    alone.cost = cost;
+  } else {
+    alone.part_keys += more_entries(p);  // a list is whole, whatever its columns
+  }
   return shared.cost <= alone.cost ? shared : alone;
 }
 

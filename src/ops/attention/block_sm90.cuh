@@ -182,6 +182,7 @@ struct Lane {
 struct AlikeItem {
   static constexpr bool kByLength = false;
   static constexpr bool kPacked = false;
+  static constexpr Lists kLists = Lists::kAlone;
 
   const TileCall& c;
   std::uint32_t local;  ///< the token, of the launch
@@ -212,6 +213,7 @@ struct AlikeItem {
 struct CutItem {
   static constexpr bool kByLength = true;
   static constexpr bool kPacked = false;
+  static constexpr Lists kLists = Lists::kOwn;
 
   const TileCall& c;
   Shared shared;
@@ -238,6 +240,7 @@ struct CutItem {
 
   /// Finds the items of a block, a warp each, and how many it has. Returns whether there are any. All that
   /// the kernel needs later is computed anew there: kept from here on, it would take registers.
+  template <Lists kOf>
   __device__ static bool find(const TileCall& c, Shared shared) {
     std::uint32_t block;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
@@ -245,7 +248,7 @@ struct CutItem {
     const std::uint32_t thread = fresh_thread();
     const std::uint32_t warp = thread / 32;
     const std::uint32_t number = block + warp * gridDim.x;
-    const LengthCutter<kTileKeys> cutter{c};
+    const LengthCutter<kTileKeys, kOf> cutter{c};
     CutParts parts{};
     const ListPart list = cutter.find(number / c.head_tiles, parts);
     const std::uint32_t head_tile = number % c.head_tiles;
@@ -280,9 +283,11 @@ struct CutItem {
 template <class Item>
 struct PackedItem : Item {
   static constexpr bool kPacked = true;
+  static constexpr Lists kLists = Lists::kAny;
   using Item::Item;
 };
 
-using ListRun = Run<kListTile>;
+template <class Item>
+using ListRun = Run<kListTile, Item::kLists>;
 
 }  // namespace smla::attention::sm90

@@ -127,13 +127,25 @@ inline HopperSplit split_tokens_for_hopper(const SparseAttention::Problem& p, co
 /// Chooses the number of parts, as split_attention() whether tokens that share lists are packed.
 inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed,
                                     bool widened = false) {
-  const bool may_pack = !widened && p.tokens_per_list > 1 && p.tokens_per_list <= AttentionSplit::kMostPacked;
-  if (!may_pack) return split_tokens_for_hopper(p, gpu, fixed, widened);
+  if (p.tokens_per_list == 1) return split_tokens_for_hopper(p, gpu, fixed, widened);
+  // Its kernels cut lists by length only where each token has its own, or where they are packed.
+  const auto alone_by = [&](const SparseAttention::Problem& of) {
+    HopperSplit split = split_tokens_for_hopper(of, gpu, fixed, widened);
+    split.cut.extra = 0;
+    return split;
+  };
+  HopperSplit alone = alone_by(unpacked(p));
+  if (fixed || alone.parts > 1) {
+    const std::int64_t cost = alone.cost;
+    alone = alone_by(p);
+    alone.cost = cost;
+  } else {
+    alone.part_keys += more_entries(p);  // a list is whole, whatever its columns
+  }
+  if (widened || p.tokens_per_list > AttentionSplit::kMostPacked) return alone;
   HopperSplit shared = split_tokens_for_hopper(packed(p), gpu, fixed, false);
   shared.packs = true;
-  if (fixed) return shared;
-  const HopperSplit alone = split_tokens_for_hopper(p, gpu, fixed, false);
-  return shared.cost <= alone.cost ? shared : alone;
+  return fixed || shared.cost <= alone.cost ? shared : alone;
 }
 
 /// Estimated times of a call as text: "31.4 us, 27.0 us with cuda".

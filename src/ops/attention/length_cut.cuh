@@ -21,7 +21,7 @@ struct CutParts {
   std::uint32_t most;   ///< of a list
 };
 
-template <int kKeys>
+template <int kKeys, Lists kLists = Lists::kAny>
 struct LengthCutter {
   const TileCall& c;
 
@@ -35,7 +35,8 @@ struct LengthCutter {
     std::uint32_t sum = 0;
 #pragma unroll
     for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
-      if (s < c.a.scopes) sum += (static_cast<std::uint32_t>(c.a.keys[s].entries(token)) + kKeys - 1) / kKeys;
+      if (s < c.a.scopes)
+        sum += (static_cast<std::uint32_t>(c.a.keys[s].template entries<kLists>(token)) + kKeys - 1) / kKeys;
     }
     return sum;
   }

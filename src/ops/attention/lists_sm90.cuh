@@ -70,7 +70,7 @@ struct ListWalker {
 
   /// Begins an item: tells of its size and asks for its first entries.
   __device__ void enter(Walk& w, bool asked = false) const {
-    const ListRun run(c, item(w).list());
+    const ListRun<Item> run(c, item(w).list());
     w.tile = 0, w.first = run.first, w.second = run.second, w.begin = run.begin, w.end = run.end;
     if (fresh_thread() % 32 == 0) {
       const int all = tiles(w);

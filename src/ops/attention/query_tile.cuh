@@ -53,6 +53,7 @@ struct Queries {
 
   /// Norms the queries and rotates them by `row` of cos_sin, those of packed tokens by a row each, in place, in bf16. A
   /// warp takes kAtOnce heads at a time. Needs a barrier before and after.
+  template <Lists kLists>
   __device__ void norm_and_rotate(const float* row) const {
     constexpr int kAtOnce = 2;
     constexpr int kVec4s = kDim / 128;
@@ -69,11 +70,12 @@ struct Queries {
       }
       const float* rows[kAtOnce];
 #pragma unroll
-      for (int h = 0; h < kAtOnce; ++h) rows[h] = c.a.packed > 1 ? c.a.q_row(list, first_head + head + h) : row;
+      for (int h = 0; h < kAtOnce; ++h)
+        rows[h] = kLists == Lists::kAny && c.a.packed > 1 ? c.a.q_row(list, first_head + head + h) : row;
       smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rows);
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
-        if (rows[h] == nullptr) continue;
+        if (kLists == Lists::kAny && rows[h] == nullptr) continue;
 #pragma unroll
         for (int k = 0; k < kVec4s; ++k) device::st_shared_v2(place(head + h, k), device::computed<BF16>(v[h][k]));
       }

@@ -27,7 +27,7 @@ struct Softmax {
 
   /// Replaces the scores of a tile by weights and returns the factor that rescales older sums. `counting()`: of packed
   /// tokens the keys {first, behind the last} of the tile that count for the row.
-  template <class Counting>
+  template <Lists kLists, class Counting>
   __device__ float take(const TileCall& c, std::uint8_t* scores, const std::uint8_t* valid, int scope,
                         const Counting& counting) {
     static_assert(kKeys % 2 == 0 && kKeys <= 16);
@@ -35,7 +35,8 @@ struct Softmax {
     std::uint8_t* line = scores + row() * kTile.score_row_bytes();
     // Found before the scores take their registers: a bit for each of the thread's keys.
     std::uint32_t counts = 0;
-    if (c.a.packed > 1) {
+    const bool packed = kLists == Lists::kAny && c.a.packed > 1;
+    if (packed) {
       const int2 keys = counting();
       counts = bits_below(keys.y - key) & ~bits_below(keys.x - key);
     }
@@ -61,7 +62,7 @@ struct Softmax {
     }
     const float scale = c.score_scale[scope];
     float top = -INFINITY;
-    if (c.a.packed > 1) {
+    if (packed) {
 #pragma unroll
       for (int i = 0; i < kKeys; ++i) {
         s[i] = valid[key + i] != 0 && (counts >> i & 1U) != 0U ? s[i] * scale : -INFINITY;

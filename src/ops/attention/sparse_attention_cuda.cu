@@ -55,10 +55,10 @@ struct BlockWork {
             .first_head = tile % c.head_tiles * kTile.heads};
   }
   /// Of lists that are cut by their lengths; tells the merge of them.
-  template <AttentionTile kTile>
+  template <AttentionTile kTile, Lists kLists>
   __device__ static BlockWork by_length(const TileCall& c) {
     const std::uint32_t block = fresh_block();
-    const LengthCutter<kTile.keys> cutter{c};
+    const LengthCutter<kTile.keys, kLists> cutter{c};
     CutParts parts{};
     const BlockWork work{.list = cutter.find(block / c.head_tiles, parts),
                          .first_head = block % c.head_tiles * kTile.heads};
@@ -78,7 +78,8 @@ struct BlockWork {
   }
 };
 
-template <int kIndex>
+/// kLists: kOwn or kAny.
+template <int kIndex, Lists kLists>
 __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
     attend(const __grid_constant__ TileCall c, int key_bytes) {
   constexpr AttentionTile kTile = kAttentionTiles[kIndex];
@@ -93,9 +94,10 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
 
   device::pdl_wait();
   const bool by_length = cuts_by_length<kTile>() && c.cut.extra > 0;
-  const BlockWork place = by_length ? BlockWork::by_length<kTile>(c) : BlockWork::of<kTile>(c);
+  const BlockWork place = by_length ? BlockWork::by_length<kTile, kLists>(c) : BlockWork::of<kTile>(c);
   if (place.list.parts == 0) return;
-  const Run<kTile> run(c, place.list);
+  const Run<kTile, kLists> run(c, place.list);
+  const bool packed = kLists == Lists::kAny && c.a.packed > 1;
   if (place.list.parts > 1 && run.begin >= run.end) {
     if (thread < place.heads<kTile>(c))
       c.states[place.list.state(c, place.first_head) + thread] = make_float2(-INFINITY, 0);
@@ -133,8 +135,8 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
     const float* const q_row = c.a.q_row(run.token, place.first_head);
     device::cp_async_wait<0>();
     __syncthreads();
-    if (q_row != nullptr || (c.a.packed > 1 && c.a.q_positions != nullptr)) {
-      queries.norm_and_rotate(q_row);
+    if (q_row != nullptr || (packed && c.a.q_positions != nullptr)) {
+      queries.template norm_and_rotate<kLists>(q_row);
       __syncthreads();
     }
     if (queries.finish()) unrepresentable = 1;
@@ -157,7 +159,8 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
       const BlockWork at = by_length ? kept : BlockWork::of<kTile>(c);
       return run.counting(c, base, c.a.token_of(run.token, at.first_head + softmax.row()));
     };
-    const float rescale = softmax.take(c, scores, shared + (keys.valid() - shared_at), run.scope(base), counting);
+    const float rescale =
+        softmax.template take<kLists>(c, scores, shared + (keys.valid() - shared_at), run.scope(base), counting);
     if (softmax.first()) factors[softmax.row()] = rescale;
     if (__syncthreads_or(rescale != 1.0F) != 0) output.rescale(factors);
     output.add(shared_at + kTile.scores_at(), keys);
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
 
   device::pdl_trigger();
   // A key that is no number makes NaN of all packed rows, also of those for which it does not count.
-  if (c.a.packed > 1 && !output.finite()) unrepresentable = 1;
+  if (packed && !output.finite()) unrepresentable = 1;
   __syncthreads();
   const BlockWork at = by_length ? kept : BlockWork::of<kTile>(c);
   const std::int64_t token = c.first_token + at.list.token;
@@ -205,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
       if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
     }
     const float* const back = c.back_row(token, at.first_head);
-    const bool rotates = c.a.packed > 1 ? c.positions != nullptr : back != nullptr;
+    const bool rotates = packed ? c.positions != nullptr : back != nullptr;
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
     // Numbers to rotate go through shared memory, so that the code for it exists once, not once for every vec4 of a
@@ -234,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
       for (int i = 4 * thread; i < heads * kRopeColumns; i += 4 * kThreads) {
         const int column = kDim - kRopeColumns + i % kRopeColumns;
         const int head = i / kRopeColumns;
-        const float* const row = c.a.packed > 1 ? c.back_row(token, at.first_head + head) : back;
+        const float* const row = packed ? c.back_row(token, at.first_head + head) : back;
         store(c, out + head * c.a.o_stride[1] + column,
               c.rotated_back(row, column, *reinterpret_cast<const float4*>(rope_columns + i)));
       }
@@ -250,7 +253,11 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
 template <int kIndex>
 void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stream) {
   const int shared = kAttentionTiles[kIndex].shared_bytes(key_bytes) - AttentionTile::kOwnBytes;
-  device::launch_pdl<attend<kIndex>>("sparse_attention attend", blocks, kThreads, shared, stream, c, key_bytes);
+  const auto start = [&]<Lists kLists>() {
+    device::launch_pdl<attend<kIndex, kLists>>("sparse_attention attend", blocks, kThreads, shared, stream, c,
+                                               key_bytes);
+  };
+  c.a.keys[0].sharing == 1 ? start.template operator()<Lists::kOwn>() : start.template operator()<Lists::kAny>();
 }
 
 using Launch = void (*)(const TileCall&, int, unsigned, cudaStream_t);

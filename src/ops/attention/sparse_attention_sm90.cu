@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   if constexpr (Item::kByLength) {
     device::pdl_wait();
-    if (!Item::find(c, shared)) return;
+    if (!Item::template find<Item::kLists>(c, shared)) return;
   }
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {

@@ -62,7 +62,6 @@ TEST(AttentionSplit, SharedListsAreCoveredWhole) {
   EXPECT_TRUE(split_attention(shared(64, 2, 8, 129, 0), kH200, true).packs) << "fixed";
   EXPECT_FALSE(split_attention(shared(2, 65, 1, 192, 0), kH200, true).packs) << "more than heads are divided for";
   EXPECT_FALSE(split_for_hopper(shared(2, 65, 1, 192, 0), kH200, false).packs);
-  EXPECT_FALSE(split_for_hopper(shared(64, 8, 8, 135, 1024), kH200, false, true).packs) << "widened";
   EXPECT_EQ(
       "tiles of 64 heads x 64 keys, the 64 heads of a list's tokens together, each list by one block for each "
       "tile of heads",

@@ -132,11 +132,14 @@ struct AttentionCall {
   }
   /// The token of a head of a list.
   __device__ std::int64_t token_of(std::int64_t list, std::int64_t head) const {
-    return packed == 1 ? list : list * packed + place_of(head);
+    if (packed > 1) [[unlikely]]
+      return list * packed + place_of(head);
+    return list;
   }
   __device__ float sink_of(std::int64_t head) const {
     if (sink == nullptr) return -INFINITY;
-    if (packed > 1) head -= place_of(head) * own_heads;
+    if (packed > 1) [[unlikely]]
+      head -= place_of(head) * own_heads;
     return sink[head * sink_stride];
   }
   /// The row of cos_sin by which the queries of a list's head are rotated after their norm; null: they are used as they

@@ -182,7 +182,7 @@ struct Lane {
 struct AlikeItem {
   static constexpr bool kByLength = false;
   static constexpr bool kPacked = false;
-  static constexpr Lists kLists = Lists::kAlone;
+  static constexpr Lists kLists = Lists::kOwn;
 
   const TileCall& c;
   std::uint32_t local;  ///< the token, of the launch
@@ -277,6 +277,12 @@ struct CutItem {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(place));
     return v;
   }
+};
+
+/// Of lists that several tokens share, each for itself.
+struct AloneItem : AlikeItem {
+  static constexpr Lists kLists = Lists::kAlone;
+  using AlikeItem::AlikeItem;
 };
 
 /// Of lists that several tokens share, whose heads are those of one here: an item's rows are of several tokens.

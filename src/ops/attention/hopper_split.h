@@ -124,13 +124,14 @@ inline HopperSplit split_tokens_for_hopper(const SparseAttention::Problem& p, co
   return split;
 }
 
-/// Chooses the number of parts, as split_attention() whether tokens that share lists are packed.
+/// Chooses the number of parts, as split_attention() whether tokens that share lists are packed. `widened`: they share
+/// none.
 inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed,
                                     bool widened = false) {
   if (p.tokens_per_list == 1) return split_tokens_for_hopper(p, gpu, fixed, widened);
-  // Its kernels cut lists by length only where each token has its own, or where they are packed.
+  // The kernels cut lists by length only where each token has its own, or where they are packed.
   const auto alone_by = [&](const SparseAttention::Problem& of) {
-    HopperSplit split = split_tokens_for_hopper(of, gpu, fixed, widened);
+    HopperSplit split = split_tokens_for_hopper(of, gpu, fixed, false);
     split.cut.extra = 0;
     return split;
   };
@@ -142,7 +143,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   } else {
     alone.part_keys += more_entries(p);  // a list is whole, whatever its columns
   }
-  if (widened || p.tokens_per_list > AttentionSplit::kMostPacked) return alone;
+  if (p.tokens_per_list > AttentionSplit::kMostPacked) return alone;
   HopperSplit shared = split_tokens_for_hopper(packed(p), gpu, fixed, false);
   shared.packs = true;
   return fixed || shared.cost <= alone.cost ? shared : alone;

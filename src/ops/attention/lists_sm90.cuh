@@ -58,7 +58,8 @@ struct ListWalker {
       const int scope = scope_of(w, base);
       const int end = scope == 0 ? min(w.first, w.end) : w.end;
       const KeyList& list = c.a.keys[scope];
-      const std::int32_t* from = list.first(item(w).token()) + (scope == 0 ? base : base - w.second);
+      const std::int32_t* from =
+          list.template first<Item::kLists>(item(w).token()) + (scope == 0 ? base : base - w.second);
 #pragma unroll 1
       for (int row = lane; row < kTileKeys; row += 32) {
         const bool there = base + row < end;
@@ -87,7 +88,8 @@ struct ListWalker {
   __device__ void begin() const {
     Walk w{.number = blockIdx.x, .turn = 0, .tile = 0, .told = 0};
     const KeyList& keys = c.a.keys[0];
-    const std::int64_t there = keys.sharing == 1 || Item::kPacked ? keys.width : keys.entries(item(w).token());
+    std::int64_t there = keys.width;
+    if (Item::kLists == Lists::kAlone && keys.sharing > 1) there = keys.template entries<Item::kLists>(item(w).token());
     w.first = w.second = w.end = static_cast<std::int32_t>(min(there, std::int64_t{kTileKeys}));
     w.begin = 0;
     const bool ask = item(w).list().part == 0 && w.end > 0;

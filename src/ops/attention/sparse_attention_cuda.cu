@@ -78,7 +78,6 @@ struct BlockWork {
   }
 };
 
-/// kLists: kOwn or kAny.
 template <int kIndex, Lists kLists>
 __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
     attend(const __grid_constant__ TileCall c, int key_bytes) {
@@ -257,7 +256,8 @@ void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stre
     device::launch_pdl<attend<kIndex, kLists>>("sparse_attention attend", blocks, kThreads, shared, stream, c,
                                                key_bytes);
   };
-  c.a.keys[0].sharing == 1 ? start.template operator()<Lists::kOwn>() : start.template operator()<Lists::kAny>();
+  if (c.a.packed > 1) return start.template operator()<Lists::kAny>();
+  c.a.keys[0].sharing > 1 ? start.template operator()<Lists::kAlone>() : start.template operator()<Lists::kOwn>();
 }
 
 using Launch = void (*)(const TileCall&, int, unsigned, cudaStream_t);

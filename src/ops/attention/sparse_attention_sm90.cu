@@ -29,7 +29,8 @@ constexpr std::string_view kWidenedName = "sm90_widened";
 constexpr int kRotatedE4M3 = 64;  ///< numbers of a head that are rotated back where o is E4M3
 
 /// kCodeGroups: of the rows as their caches store them, or kWidened for rows that `named` has; kUnitWeights: see
-/// Compute; Item: AlikeItem, or CutItem for lists that are cut by their lengths, or PackedItem of either; kQuantised: o
+/// Compute; Item: AlikeItem, or CutItem for lists that are cut by their lengths, or PackedItem of either,
+/// or AloneItem; kQuantised: o
 /// is E4M3. Where `named`
 /// has the rows of a call that was to be computed from them, the kernel for rows as they are stored returns, and where
 /// they did not fit, the other.
@@ -105,6 +106,8 @@ struct Attend {
     if (c.a.packed > 1) {
       by_length ? launch<kCodeGroups, kUnitWeights, PackedItem<CutItem>, false>()
                 : launch<kCodeGroups, kUnitWeights, PackedItem<AlikeItem>, false>();
+    } else if (c.a.keys[0].sharing > 1) {
+      launch<kCodeGroups, kUnitWeights, AloneItem, false>();
     } else {
       by_length ? launch<kCodeGroups, kUnitWeights, CutItem, false>() : launch<kCodeGroups, kUnitWeights>();
     }
@@ -238,6 +241,7 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
 }
 Decision decide_widened(const SparseAttention::Problem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string reason = tensor_core_refusal(p); !reason.empty()) return refused(std::move(reason));
+  if (p.tokens_per_list > 1) return refused("tokens that share rows of indices; it takes rows of their own");
   return decide_as(kWidenedName, true, p, options, machine);
 }
 

@@ -73,6 +73,19 @@ def test_inputs_are_what_the_cell_says(cell: Cell) -> None:
         assert not slots[0] & slots[1], "sets share rows"
 
 
+def test_shared_rows_are_those_of_each_query() -> None:
+    for cell in cells("queries", heads=(3,), layers=("swa", "c128_8k"), batches=(2,), queries=(3,)):
+        assert cell.shares_lists == cell.shared
+        if not cell.shared:
+            continue
+        for scope in calls_of(cell)[0].scopes:
+            rows, first = scope.shared(3)
+            assert rows.shape == (2, scope.indices.shape[1] + (2 if scope.indices.shape[1] == 128 else 0))
+            for token in range(6):
+                begin, length = int(first[token]), int(scope.lens[token])
+                assert torch.equal(rows[token // 3, begin : begin + length], scope.indices[token, :length])
+
+
 def test_queries_of_a_request_slide() -> None:
     (cell,) = cells("queries", heads=(3,), layers=("c128_8k",), batches=(2,), queries=(2,))[1:]
     call = calls_of(cell, 1)[0]

@@ -174,6 +174,9 @@ struct AttentionSplit {
   /// The most tokens that are packed: kernels divide heads in fp32, half a head away from where rounding could matter,
   /// a 256th of the quotient's unit.
   static constexpr std::int64_t kMostPacked = 64;
+  /// What a call of packed tokens takes longer than one of as many heads of one token, in the unit of
+  /// AttentionTile::Cost, of both kernels: measured from 5 to 9 us.
+  static constexpr std::int64_t kPackedCall = 9'000;
 
   /// Workspace of a token whose list is cut into `parts` parts; of both kernels on tensor cores.
   static constexpr std::int64_t token_bytes(std::int64_t parts, std::int64_t heads) {
@@ -305,6 +308,7 @@ inline AttentionSplit split_attention(const SparseAttention::Problem& p, const d
   if (p.tokens_per_list == 1 || p.tokens_per_list > AttentionSplit::kMostPacked) return split_tokens(p, gpu, fixed);
   AttentionSplit shared = split_tokens(packed(p), gpu, fixed);
   shared.packs = true;
+  shared.cost += AttentionSplit::kPackedCall;
   if (fixed) return shared;
   AttentionSplit alone = split_tokens(unpacked(p), gpu, fixed);
   if (alone.parts > 1 || alone.cut.extra > 0 || alone.tile < 0) {

@@ -146,6 +146,7 @@ inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const dev
   if (p.tokens_per_list > AttentionSplit::kMostPacked) return alone;
   HopperSplit shared = split_tokens_for_hopper(packed(p), gpu, fixed, false);
   shared.packs = true;
+  shared.cost += AttentionSplit::kPackedCall;
   return fixed || shared.cost <= alone.cost ? shared : alone;
 }
 

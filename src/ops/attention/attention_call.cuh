@@ -10,8 +10,8 @@ namespace smla {
 /// What a kernel is compiled for. Code that is not executed costs time too where it lies between code that is: in small
 /// calls all of it comes from memory.
 enum class Lists {
-  kOwn,    ///< each token has a row of indices of its own
-  kAlone,  ///< tokens may share rows, but are not packed
+  kOwnRows,  ///< each token has a row of indices of its own
+  kAlone,    ///< tokens may share rows, but are not packed
   kAny,
 };
 
@@ -50,7 +50,7 @@ struct KeyList {
   /// The same of a list that is not packed.
   template <Lists kLists>
   __device__ std::int64_t entries_of_token(std::int64_t token) const {
-    if (kLists != Lists::kOwn && sharing > 1) return range(token).end - range(token).begin;
+    if (kLists != Lists::kOwnRows && sharing > 1) return range(token).end - range(token).begin;
     if (lens == nullptr) return width;
     return min(max(static_cast<std::int64_t>(lens[token * lens_stride]), std::int64_t{0}), width);
   }
@@ -65,7 +65,7 @@ struct KeyList {
   /// A list's first entry. Where it has none there may be none to read.
   template <Lists kLists = Lists::kAny>
   __device__ const std::int32_t* first(std::int64_t list) const {
-    if (kLists == Lists::kOwn || sharing == 1 || (kLists == Lists::kAny && packed))
+    if (kLists == Lists::kOwnRows || sharing == 1 || (kLists == Lists::kAny && packed))
       return indices + list * index_stride;
     return indices + std::int64_t{static_cast<std::uint32_t>(list) / sharing} * index_stride + range(list).begin;
   }

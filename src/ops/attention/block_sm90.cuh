@@ -182,7 +182,7 @@ struct Lane {
 struct AlikeItem {
   static constexpr bool kByLength = false;
   static constexpr bool kPacked = false;
-  static constexpr Lists kLists = Lists::kOwn;
+  static constexpr Lists kLists = Lists::kOwnRows;
 
   const TileCall& c;
   std::uint32_t local;  ///< the token, of the launch
@@ -213,7 +213,7 @@ struct AlikeItem {
 struct CutItem {
   static constexpr bool kByLength = true;
   static constexpr bool kPacked = false;
-  static constexpr Lists kLists = Lists::kOwn;
+  static constexpr Lists kLists = Lists::kOwnRows;
 
   const TileCall& c;
   Shared shared;

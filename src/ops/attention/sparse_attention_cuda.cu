@@ -257,7 +257,7 @@ void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stre
                                                key_bytes);
   };
   if (c.a.packed > 1) return start.template operator()<Lists::kAny>();
-  c.a.keys[0].sharing > 1 ? start.template operator()<Lists::kAlone>() : start.template operator()<Lists::kOwn>();
+  c.a.keys[0].sharing > 1 ? start.template operator()<Lists::kAlone>() : start.template operator()<Lists::kOwnRows>();
 }
 
 using Launch = void (*)(const TileCall&, int, unsigned, cudaStream_t);

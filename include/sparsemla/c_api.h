@@ -137,8 +137,8 @@ typedef struct smla_sparse_attention_args {
   int32_t reserved2;                   ///< 0
   void* stream;                        ///< SMLA_CUDA: where to queue
   int64_t value_dim;                   ///< numbers of a row that are its value, the first; 0: all
-  int64_t tokens_per_list;  ///< queries that share a row of indices, as those of a request do that verify its draft; all
-                            ///< their heads evenly spaced in q, o and lse; 0 means 1
+  int64_t tokens_per_list;  ///< queries that share a row of indices, as those of a request do that verify its draft;
+                            ///< all their heads evenly spaced in q, o and lse; 0 means 1
 } smla_sparse_attention_args;
 
 /// The workspace that `smla_sparse_attention` needs for these shapes (the tensors' data is not touched), and the

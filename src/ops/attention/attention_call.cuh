@@ -7,8 +7,8 @@
 
 namespace smla {
 
-/// What a kernel is compiled for. Code that is not executed costs time too where it lies between code that is: in small
-/// calls all of it comes from memory.
+/// What a kernel is compiled for: small calls were measured to be slower with code for the other cases in it, although
+/// they do not execute it (docs/kernels/sparse_attention_sm90.md).
 enum class Lists {
   kOwnRows,  ///< each token has a row of indices of its own
   kAlone,    ///< tokens may share rows, but are not packed

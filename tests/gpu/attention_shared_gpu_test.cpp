@@ -23,14 +23,37 @@ TEST_F(AttentionGpu, SharedListsAreRef) {
   for (const auto& [name, n] : ran) std::cout << name << ": " << n << " runs\n";
 }
 
-/// Whether a way packs a problem's tokens; with fixed parts it always does.
-bool packs(const SparseAttention::Problem& p, const Way& way) {
+/// How a way cuts a problem, in words.
+std::string choice_of(const SparseAttention::Problem& p, const Way& way) {
   const PlanOptions options{
       .device = DeviceKind::kCuda, .implementation = way.implementation, .deterministic = way.deterministic};
   for (const Candidate& x : explain<SparseAttention>(p, options)) {
-    if (x.name == way.implementation) return x.choice.find("heads of a list's tokens together") != std::string::npos;
+    if (x.name == way.implementation) return x.choice;
   }
-  return false;
+  return "";
+}
+/// Whether it packs the tokens; with fixed parts it always does.
+bool packs(const SparseAttention::Problem& p, const Way& way) {
+  return choice_of(p, way).find("heads of a list's tokens together") != std::string::npos;
+}
+
+/// Packed lists whose lengths the device finds to be unlike: enough of them that packing is estimated to be shorter.
+TEST_F(AttentionGpu, SharedListsCutByLengthAreRef) {
+  const std::int64_t lists = std::max(2, device::current_gpu().multiprocessors / 8);
+  AttentionInputs in = make_inputs({.tokens = 8 * lists,
+                                    .heads = 8,
+                                    .tokens_per_list = 8,
+                                    .sink = 0.2F,
+                                    .scopes = {{.width = 135, .starts = Lens::kMixed}, {.width = 1024}}});
+  const AttentionOutputs want = attention_cases::run(in, "ref", 1);
+  int cut = 0;
+  for (const Way& way : ways_of(in.problem)) {
+    SCOPED_TRACE(testing::PrintToString(way));
+    expect_parity(want, run_device(in, way), bound_of(way));
+    const bool by_length = choice_of(in.problem, way).find("by their lengths") != std::string::npos;
+    cut += by_length && packs(in.problem, way) ? 1 : 0;
+  }
+  EXPECT_GT(cut, 0);
 }
 
 /// As expect_parity() of bf16 numbers that were rounded, rotated and rounded again.

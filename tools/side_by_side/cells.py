@@ -100,7 +100,7 @@ class Cell:
     @property
     def shares_lists(self) -> bool:
         """Whether a request's queries attend to columns of one list of slots."""
-        return self.shared and self.queries > 1 and not LAYERS.get(self.layer, Layer("")).top_k
+        return self.shared and self.queries > 1 and self.layer in LAYERS and not LAYERS[self.layer].top_k
 
     @property
     def lists(self) -> int:

@@ -81,6 +81,25 @@ def relative_l2(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
+def equal_until_close(
+    logits: torch.Tensor, tokens: torch.Tensor, expected: torch.Tensor, expected_tokens: torch.Tensor
+) -> int:
+    """How many of the first tokens [1, N] are the expected ones. Where they part, the best two of the expected logits
+    [1, P + N, V] (the first token from row P - 1) have to be closer than four times the error of their difference.
+
+    Logits are those of the expected tokens. Rows differ in how far they are rounded, so the error is that of one row.
+    """
+    differ = (tokens != expected_tokens)[0].nonzero()
+    if not len(differ):
+        return tokens.shape[1]
+    until = int(differ[0])
+    row = expected.shape[1] - tokens.shape[1] - 1 + until
+    error = 2**0.5 * float((logits - expected)[0, row].square().mean().sqrt())
+    best = expected[0, row].topk(2).values
+    assert float(best[0] - best[1]) < 4 * error
+    return until
+
+
 def fp8_rows(rows: torch.Tensor) -> torch.Tensor:
     """Rows [..., 512] as fp8_ds_mla stores them: E4M3 with a power of two for each 64 of the first 448 numbers,
     bfloat16 for the other 64."""

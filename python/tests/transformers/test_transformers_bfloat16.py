@@ -14,7 +14,7 @@ pytest.importorskip("transformers", minversion="5.17")
 
 import sparsemla.transformers as room  # noqa: E402
 import transformers  # noqa: E402
-from small_models import FP8RowsCache, at_once, decode, prompt, relative_l2, small_model  # noqa: E402
+from small_models import FP8RowsCache, at_once, decode, equal_until_close, prompt, relative_l2, small_model  # noqa: E402
 
 PROMPT, NEW = 300, 64
 
@@ -59,15 +59,9 @@ def test_no_further_from_float32_than_eager_over_the_same_rows(eager: Eager, row
 def test_tokens_are_eagers_until_the_best_two_are_closer_than_the_error(eager: Eager, rows: str) -> None:
     room.enable(eager.model, cache_rows=rows)
     logits, _ = decode(eager.model, eager.ids, NEW, forced=eager.tokens)
-    # Three times the root mean square of the error of a difference of two logits: hundreds of tokens are compared.
-    error = 3 * 2**0.5 * float((logits - eager.logits).square().mean().sqrt())
     _, tokens = decode(eager.model, eager.ids, NEW)
-    differ = (tokens != eager.tokens)[0].nonzero()
-    until = int(differ[0]) if len(differ) else NEW
-    if until < NEW:
-        best = eager.logits[0, PROMPT - 1 + until].topk(2).values
-        assert float(best[0] - best[1]) < error
-    assert error < 0.45 * float(eager.logits.std())
+    equal_until_close(logits, tokens, eager.logits, eager.tokens)
+    assert 3 * 2**0.5 * float((logits - eager.logits).square().mean().sqrt()) < 0.45 * float(eager.logits.std())
 
 
 def test_a_saved_model_that_is_loaded_in_bfloat16(eager: Eager, tmp_path: Any) -> None:

@@ -211,17 +211,15 @@ struct Run {
   int begin;
   int end;
 
-  __device__ Run(const TileCall& c, const ListPart& of)
-      : token(c.first_token + of.token), first(entries(c.a.keys[0], token)) {
+  __device__ Run(const TileCall& c, const ListPart& of) : token(c.first_token + of.token) {
+    int entries[SparseAttention::kMaxScopes];
+    c.a.template entries_by_warp<kLists>(token, entries);
+    first = entries[0];
     second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
-    const int all = c.a.scopes > 1 ? second + entries(c.a.keys[1], token) : first;
+    const int all = c.a.scopes > 1 ? second + entries[1] : first;
     const std::int64_t part_keys = of.part_keys;
     begin = static_cast<int>(min(of.part * part_keys, static_cast<std::int64_t>(all)));
     end = static_cast<int>(min(begin + part_keys, static_cast<std::int64_t>(all)));
-  }
-  __device__ static int entries(const KeyList& keys, std::int64_t list) {
-    if (kLists == Lists::kAny && keys.packed) return keys.entries_by_warp(list);
-    return static_cast<int>(keys.template entries_of_token<kLists>(list));
   }
   /// The scope of the tile that begins at entry `base`.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }

@@ -7,11 +7,12 @@
 
 namespace smla {
 
-/// What a kernel is compiled for: small calls were measured to be slower with code for the other cases in it, although
-/// they do not execute it (docs/kernels/sparse_attention_sm90.md).
+/// What a kernel is compiled for. Small calls are slower with code for the other cases in it, although they do not
+/// execute it: a multiprocessor keeps 128 KB of instructions (docs/kernels/sparse_attention_sm90.md).
 enum class Lists {
   kOwnRows,  ///< each token has a row of indices of its own
   kAlone,    ///< tokens may share rows, but are not packed
+  kPacked,   ///< those that share a row are packed
   kAny,
 };
 
@@ -41,31 +42,18 @@ struct KeyList {
     const std::int64_t begin = min(max(start, std::int64_t{0}), width);
     return {begin, min(max(start + length, begin), width)};
   }
-  /// How many entries a list has.
-  template <Lists kLists = Lists::kAny>
-  __device__ std::int64_t entries(std::int64_t list) const {
-    if (kLists == Lists::kAny && packed) return extent(list);
-    return entries_of_token<kLists>(list);
-  }
-  /// The same of a list that is not packed.
-  template <Lists kLists>
-  __device__ std::int64_t entries_of_token(std::int64_t token) const {
-    if (kLists != Lists::kOwnRows && sharing > 1) return range(token).end - range(token).begin;
+  /// How many entries a list has that is not packed.
+  template <Lists kLists = Lists::kAlone>
+  __device__ std::int64_t entries(std::int64_t token) const {
+    static_assert(kLists == Lists::kOwnRows || kLists == Lists::kAlone);
+    if (kLists == Lists::kAlone && sharing > 1) return range(token).end - range(token).begin;
     if (lens == nullptr) return width;
     return min(max(static_cast<std::int64_t>(lens[token * lens_stride]), std::int64_t{0}), width);
-  }
-  /// The same of a packed list, found by a whole warp: its tokens are looked at together.
-  __device__ int entries_by_warp(std::int64_t list) const {
-    int end = 0;
-#pragma unroll 1
-    for (std::uint32_t i = threadIdx.x % 32; i < sharing; i += 32)
-      end = max(end, static_cast<int>(range(list * sharing + i).end));
-    return __reduce_max_sync(0xFFFF'FFFFU, end);
   }
   /// A list's first entry. Where it has none there may be none to read.
   template <Lists kLists = Lists::kAny>
   __device__ const std::int32_t* first(std::int64_t list) const {
-    if (kLists == Lists::kOwnRows || sharing == 1 || (kLists == Lists::kAny && packed))
+    if (kLists == Lists::kOwnRows || kLists == Lists::kPacked || sharing == 1 || (kLists == Lists::kAny && packed))
       return indices + list * index_stride;
     return indices + std::int64_t{static_cast<std::uint32_t>(list) / sharing} * index_stride + range(list).begin;
   }
@@ -73,15 +61,6 @@ struct KeyList {
   __device__ std::int32_t slot(std::int64_t list, std::int64_t entry) const {
     const std::int32_t slot = first(list)[entry];
     return slot >= 0 && slot < cache.num_slots ? slot : -1;
-  }
-
- private:
-  /// Entries of a row up to the last one that counts for one of its tokens.
-  __device__ std::int64_t extent(std::int64_t row) const {
-    std::int64_t end = 0;
-#pragma unroll 4
-    for (std::uint32_t i = 0; i < sharing; ++i) end = max(end, range(row * sharing + i).end);
-    return end;
   }
 };
 
@@ -135,6 +114,32 @@ struct AttentionCall {
     if (packed > 1) [[unlikely]]
       return list * packed + place_of(head);
     return list;
+  }
+  /// How many entries each scope's list has that is packed: those up to the last one that counts for one of its tokens,
+  /// of which every step-th from `first` on is looked at. The lengths of both scopes are waited for together.
+  __device__ void entries_of_packed(std::int64_t list, std::uint32_t first, std::uint32_t step,
+                                    int (&entries)[SparseAttention::kMaxScopes]) const {
+    static_assert(SparseAttention::kMaxScopes == 2);
+    entries[0] = entries[1] = 0;
+#pragma unroll 1
+    for (std::uint32_t i = first; i < packed; i += step) {
+      const std::int64_t token = list * packed + i;
+      const auto end = static_cast<int>(keys[0].range(token).end);
+      const auto end_of_second = scopes > 1 ? static_cast<int>(keys[1].range(token).end) : 0;
+      entries[0] = max(entries[0], end), entries[1] = max(entries[1], end_of_second);
+    }
+  }
+  /// How many entries each scope's list has. By whole warps, which share the tokens of packed lists.
+  template <Lists kLists>
+  __device__ void entries_by_warp(std::int64_t list, int (&entries)[SparseAttention::kMaxScopes]) const {
+    if (kLists == Lists::kPacked || (kLists == Lists::kAny && packed > 1)) {
+      entries_of_packed(list, threadIdx.x % 32, 32, entries);
+      for (int& of : entries) of = __reduce_max_sync(0xFFFF'FFFFU, of);
+      return;
+    }
+    constexpr Lists kNotPacked = kLists == Lists::kOwnRows ? Lists::kOwnRows : Lists::kAlone;
+    entries[0] = static_cast<int>(keys[0].template entries<kNotPacked>(list));
+    entries[1] = scopes > 1 ? static_cast<int>(keys[1].template entries<kNotPacked>(list)) : 0;
   }
   __device__ float sink_of(std::int64_t head) const {
     if (sink == nullptr) return -INFINITY;

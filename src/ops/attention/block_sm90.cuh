@@ -289,7 +289,7 @@ struct AloneItem : AlikeItem {
 template <class Item>
 struct PackedItem : Item {
   static constexpr bool kPacked = true;
-  static constexpr Lists kLists = Lists::kAny;
+  static constexpr Lists kLists = Lists::kPacked;
   using Item::Item;
 };
 

@@ -21,7 +21,7 @@ struct CutParts {
   std::uint32_t most;   ///< of a list
 };
 
-template <int kKeys, Lists kLists = Lists::kAny>
+template <int kKeys, Lists kLists>
 struct LengthCutter {
   const TileCall& c;
 
@@ -31,19 +31,29 @@ struct LengthCutter {
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ std::uint32_t tokens() const { return static_cast<std::uint32_t>(c.tokens); }
 
-  __device__ std::uint32_t tiles(std::uint32_t token) const {
-    std::uint32_t sum = 0;
+  __device__ std::uint32_t tiles(std::uint32_t list) const {
+    if constexpr (kLists == Lists::kPacked) {
+      int entries[SparseAttention::kMaxScopes];
+      c.a.entries_of_packed(list, 0, 1, entries);
+      return (static_cast<std::uint32_t>(entries[0]) + kKeys - 1) / kKeys +
+             (static_cast<std::uint32_t>(entries[1]) + kKeys - 1) / kKeys;
+    } else {
+      std::uint32_t sum = 0;
 #pragma unroll
-    for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
-      if (s < c.a.scopes)
-        sum += (static_cast<std::uint32_t>(c.a.keys[s].template entries<kLists>(token)) + kKeys - 1) / kKeys;
+      for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
+        if (s < c.a.scopes)
+          sum += (static_cast<std::uint32_t>(c.a.keys[s].template entries<kLists>(list)) + kKeys - 1) / kKeys;
+      }
+      return sum;
     }
-    return sum;
   }
-  /// Those of token first + lane; none past the last.
+  /// Those of list first + lane; none past the last. `of_first`: those of the first 32 lists, once they are known.
+  __device__ std::uint32_t own_tiles(std::uint32_t first, std::uint32_t of_first) const {
+    return first == 0 ? of_first : own_tiles(first);
+  }
   __device__ std::uint32_t own_tiles(std::uint32_t first) const {
-    const std::uint32_t token = first + lane();
-    return token < tokens() ? tiles(token) : 0;
+    const std::uint32_t list = first + lane();
+    return list < tokens() ? tiles(list) : 0;
   }
 
   /// The time of `parts` parts of at most `most` tiles, `total` altogether; `rows` of the parts are of lists of
@@ -69,12 +79,12 @@ struct LengthCutter {
   }
 
   /// The tiles of a part that promise the shortest time. `of_call`: what parts of that size the call has, but how many.
-  __device__ std::uint32_t part_tiles(CutParts& of_call) const {
+  __device__ std::uint32_t part_tiles(std::uint32_t of_first, CutParts& of_call) const {
     const std::uint32_t room = tokens() + c.cut.extra;
     std::uint32_t total = 0;
     std::uint32_t most = 0;
     for (std::uint32_t first = 0; first < tokens(); first += 32) {
-      const std::uint32_t mine = own_tiles(first);
+      const std::uint32_t mine = own_tiles(first, of_first);
       total += mine;
       most = max(most, mine);
     }
@@ -102,7 +112,7 @@ struct LengthCutter {
       std::uint32_t rows = 0;
 #pragma unroll 1
       for (std::uint32_t first = 0; first < tokens(); first += 32) {
-        const std::uint32_t mine = own_tiles(first);
+        const std::uint32_t mine = own_tiles(first, of_first);
         const std::uint32_t last = min(tokens() - first, 32U);
 #pragma unroll 4
         for (std::uint32_t i = 0; i < last; ++i) {
@@ -124,13 +134,14 @@ struct LengthCutter {
 
   /// Part number `number` of the call, and what `parts` it has.
   __device__ ListPart find(std::uint32_t number, CutParts& parts) const {
-    const std::uint32_t of_part = part_tiles(parts);
+    const std::uint32_t of_first = own_tiles(0);
+    const std::uint32_t of_part = part_tiles(of_first, parts);
     const float of_one = 1.0F / static_cast<float>(of_part);
     ListPart found{.part_keys = of_part * kKeys};
     std::uint32_t before = 0;  // parts of the tokens before, and in the upper half those of lists of several
 #pragma unroll 1
     for (std::uint32_t first = 0; first < tokens(); first += 32) {
-      const std::uint32_t mine = first + lane() < tokens() ? parts_of(own_tiles(first), of_one) : 0;
+      const std::uint32_t mine = first + lane() < tokens() ? parts_of(own_tiles(first, of_first), of_one) : 0;
       const std::uint32_t both = mine | (mine > 1 ? mine << 16 : 0);
       std::uint32_t to_here = both;
 #pragma unroll

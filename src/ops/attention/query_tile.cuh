@@ -71,11 +71,11 @@ struct Queries {
       const float* rows[kAtOnce];
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h)
-        rows[h] = kLists == Lists::kAny && c.a.packed > 1 ? c.a.q_row(list, first_head + head + h) : row;
+        rows[h] = kLists == Lists::kPacked ? c.a.q_row(list, first_head + head + h) : row;
       smla::norm_and_rotate(v, kDim, c.a.q_eps, c.a.q_rope, rows);
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
-        if (kLists == Lists::kAny && rows[h] == nullptr) continue;
+        if (kLists == Lists::kPacked && rows[h] == nullptr) continue;
 #pragma unroll
         for (int k = 0; k < kVec4s; ++k) device::st_shared_v2(place(head + h, k), device::computed<BF16>(v[h][k]));
       }

@@ -35,7 +35,7 @@ struct Softmax {
     std::uint8_t* line = scores + row() * kTile.score_row_bytes();
     // Found before the scores take their registers: a bit for each of the thread's keys.
     std::uint32_t counts = 0;
-    const bool packed = kLists == Lists::kAny && c.a.packed > 1;
+    constexpr bool packed = kLists == Lists::kPacked;
     if (packed) {
       const int2 keys = counting();
       counts = bits_below(keys.y - key) & ~bits_below(keys.x - key);

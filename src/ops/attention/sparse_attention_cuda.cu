@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
   const BlockWork place = by_length ? BlockWork::by_length<kTile, kLists>(c) : BlockWork::of<kTile>(c);
   if (place.list.parts == 0) return;
   const Run<kTile, kLists> run(c, place.list);
-  const bool packed = kLists == Lists::kAny && c.a.packed > 1;
+  constexpr bool packed = kLists == Lists::kPacked;
   if (place.list.parts > 1 && run.begin >= run.end) {
     if (thread < place.heads<kTile>(c))
       c.states[place.list.state(c, place.first_head) + thread] = make_float2(-INFINITY, 0);
@@ -256,7 +256,7 @@ void launch(const TileCall& c, int key_bytes, unsigned blocks, cudaStream_t stre
     device::launch_pdl<attend<kIndex, kLists>>("sparse_attention attend", blocks, kThreads, shared, stream, c,
                                                key_bytes);
   };
-  if (c.a.packed > 1) return start.template operator()<Lists::kAny>();
+  if (c.a.packed > 1) return start.template operator()<Lists::kPacked>();
   c.a.keys[0].sharing > 1 ? start.template operator()<Lists::kAlone>() : start.template operator()<Lists::kOwnRows>();
 }
 

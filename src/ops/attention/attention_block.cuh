@@ -228,9 +228,9 @@ struct Run {
   /// Of the tile that begins at `base` the keys {first, behind the last} that count for a token, which may lie outside
   /// of it.
   __device__ int2 counting(const TileCall& c, int base, std::int64_t of_token) const {
-    const KeyList::Range range = c.a.keys[scope(base)].range(of_token);
+    const int2 columns = c.a.keys[scope(base)].narrow_range(of_token);
     const int first_key = in_scope(base, base);
-    return {static_cast<int>(range.begin) - first_key, static_cast<int>(range.end) - first_key};
+    return {columns.x - first_key, columns.y - first_key};
   }
   /// Whether the tile that begins at `base` contains entry `entry`.
   __device__ bool has(int base, int entry) const { return entry < (base < second ? min(first, end) : end); }

@@ -176,7 +176,7 @@ struct AttentionSplit {
   static constexpr std::int64_t kMostPacked = 64;
   /// What is added to the estimate of a packed call, in the unit of AttentionTile::Cost, of both kernels: small ones
   /// took up to 9 us longer than separate queries (docs/kernels/sparse_attention_sm90.md).
-  static constexpr std::int64_t kPackedCall = 9'000;
+  static constexpr std::int64_t kPackedCall = 6'000;
 
   /// Workspace of a token whose list is cut into `parts` parts; of both kernels on tensor cores.
   static constexpr std::int64_t token_bytes(std::int64_t parts, std::int64_t heads) {

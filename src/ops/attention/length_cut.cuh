@@ -42,7 +42,7 @@ struct LengthCutter {
 #pragma unroll
       for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
         if (s < c.a.scopes)
-          sum += (static_cast<std::uint32_t>(c.a.keys[s].template entries<kLists>(list)) + kKeys - 1) / kKeys;
+          sum += (static_cast<std::uint32_t>(c.a.keys[s].template narrow_entries<kLists>(list)) + kKeys - 1) / kKeys;
       }
       return sum;
     }

@@ -228,7 +228,7 @@ struct Run {
   /// Of the tile that begins at `base` the keys {first, behind the last} that count for a token, which may lie outside
   /// of it.
   __device__ int2 counting(const TileCall& c, int base, std::int64_t of_token) const {
-    const int2 columns = c.a.keys[scope(base)].narrow_range(of_token);
+    const int2 columns = c.a.keys[scope(base)].range(of_token);
     const int first_key = in_scope(base, base);
     return {columns.x - first_key, columns.y - first_key};
   }

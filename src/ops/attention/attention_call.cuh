@@ -13,7 +13,7 @@ enum class Lists {
   kOwnRows,  ///< each token has a row of indices of its own
   kAlone,    ///< tokens may share rows, but are not packed
   kPacked,   ///< those that share a row are packed
-  kAny,
+  kAny,      ///< any of these, as the call says
 };
 
 /// A cache and its index matrix as a kernel reads them. A list is what a kernel takes of a row of the matrix: the part
@@ -30,20 +30,8 @@ struct KeyList {
   std::uint32_t sharing = 1;  ///< tokens that share a row
   bool packed = false;        ///< a list is that of `sharing` tokens; otherwise that of one
 
-  struct Range {
-    std::int64_t begin;
-    std::int64_t end;
-    __device__ bool has(std::int64_t entry) const { return entry >= begin && entry < end; }
-  };
-  /// The entries of its row that count for a token.
-  __device__ Range range(std::int64_t token) const {
-    const std::int64_t start = starts == nullptr ? 0 : std::int64_t{starts[token * starts_stride]};
-    const std::int64_t length = lens == nullptr ? width : std::int64_t{lens[token * lens_stride]};
-    const std::int64_t begin = min(max(start, std::int64_t{0}), width);
-    return {begin, min(max(start + length, begin), width)};
-  }
-  /// The same {first, behind the last} of rows of up to 2^30 entries, in a third of the instructions.
-  __device__ int2 narrow_range(std::int64_t token) const {
+  /// The columns {first, behind the last} of its row that count for a token, of rows of up to 2^30 columns.
+  __device__ int2 range(std::int64_t token) const {
     const int wide = static_cast<int>(width);
     const int start = starts == nullptr ? 0 : starts[token * starts_stride];
     const int length = lens == nullptr ? wide : lens[token * lens_stride];
@@ -51,24 +39,23 @@ struct KeyList {
     const int rest = max(length, 0) + min(start, 0);  // what a start before the row leaves of it
     return {begin, begin + min(max(rest, 0), wide - begin)};
   }
-  /// How many entries a list has that is not packed, of rows as narrow.
+  /// How many entries a list has that is not packed, of rows as wide.
   template <Lists kLists>
-  __device__ int narrow_entries(std::int64_t token) const {
+  __device__ int entries(std::int64_t token) const {
     static_assert(kLists == Lists::kOwnRows || kLists == Lists::kAlone);
     if (kLists == Lists::kAlone && sharing > 1) {
-      const int2 columns = narrow_range(token);
+      const int2 columns = range(token);
       return columns.y - columns.x;
     }
     const int wide = static_cast<int>(width);
     return lens == nullptr ? wide : min(max(lens[token * lens_stride], 0), wide);
   }
-  /// How many entries a list has that is not packed.
-  template <Lists kLists = Lists::kAlone>
+  /// The same of rows of any width.
   __device__ std::int64_t entries(std::int64_t token) const {
-    static_assert(kLists == Lists::kOwnRows || kLists == Lists::kAlone);
-    if (kLists == Lists::kAlone && sharing > 1) return range(token).end - range(token).begin;
-    if (lens == nullptr) return width;
-    return min(max(static_cast<std::int64_t>(lens[token * lens_stride]), std::int64_t{0}), width);
+    const std::int64_t start = starts == nullptr ? 0 : std::int64_t{starts[token * starts_stride]};
+    const std::int64_t length = lens == nullptr ? width : std::int64_t{lens[token * lens_stride]};
+    const std::int64_t begin = min(max(start, std::int64_t{0}), width);
+    return min(max(start + length, begin), width) - begin;
   }
   /// A list's first entry. Where it has none there may be none to read.
   template <Lists kLists = Lists::kAny>
@@ -137,31 +124,37 @@ struct AttentionCall {
       return list * packed + place_of(head);
     return list;
   }
-  /// How many entries each scope's list has that is packed: those up to the last one that counts for one of its tokens,
-  /// of which every step-th from `first` on is looked at. The lengths of both scopes are waited for together.
-  __device__ void entries_of_packed(std::int64_t list, std::uint32_t first, std::uint32_t step,
-                                    int (&entries)[SparseAttention::kMaxScopes]) const {
-    static_assert(SparseAttention::kMaxScopes == 2);
-    entries[0] = entries[1] = 0;
-#pragma unroll 1
-    for (std::uint32_t i = first; i < packed; i += step) {
-      const std::int64_t token = list * packed + i;
-      const int end = keys[0].narrow_range(token).y;
-      const int end_of_second = scopes > 1 ? keys[1].narrow_range(token).y : 0;
-      entries[0] = max(entries[0], end), entries[1] = max(entries[1], end_of_second);
-    }
-  }
-  /// How many entries each scope's list has. By whole warps, which share the tokens of packed lists.
+  /// How many entries each scope's list has; of a packed one those up to the last that counts for one of its tokens, of
+  /// which every step-th from `first` on is looked at. The lengths of both scopes are waited for together.
   template <Lists kLists>
-  __device__ void entries_by_warp(std::int64_t list, int (&entries)[SparseAttention::kMaxScopes]) const {
-    if (kLists == Lists::kPacked || (kLists == Lists::kAny && packed > 1)) {
-      entries_of_packed(list, threadIdx.x % 32, 32, entries);
-      for (int& of : entries) of = __reduce_max_sync(0xFFFF'FFFFU, of);
+  __device__ void entries(std::int64_t list, std::uint32_t first, std::uint32_t step,
+                          int (&of)[SparseAttention::kMaxScopes]) const {
+    static_assert(SparseAttention::kMaxScopes == 2);
+    if (is_packed<kLists>()) {
+      of[0] = of[1] = 0;
+#pragma unroll 1
+      for (std::uint32_t i = first; i < packed; i += step) {
+        const std::int64_t token = list * packed + i;
+        const int end = keys[0].range(token).y;
+        const int end_of_second = scopes > 1 ? keys[1].range(token).y : 0;
+        of[0] = max(of[0], end), of[1] = max(of[1], end_of_second);
+      }
       return;
     }
     constexpr Lists kNotPacked = kLists == Lists::kOwnRows ? Lists::kOwnRows : Lists::kAlone;
-    entries[0] = keys[0].template narrow_entries<kNotPacked>(list);
-    entries[1] = scopes > 1 ? keys[1].template narrow_entries<kNotPacked>(list) : 0;
+    of[0] = keys[0].template entries<kNotPacked>(list);
+    of[1] = scopes > 1 ? keys[1].template entries<kNotPacked>(list) : 0;
+  }
+  /// The same by whole warps, whose lanes share the tokens of a packed list.
+  template <Lists kLists>
+  __device__ void entries_by_warp(std::int64_t list, int (&of)[SparseAttention::kMaxScopes]) const {
+    entries<kLists>(list, threadIdx.x % 32, 32, of);
+    if (!is_packed<kLists>()) return;
+    for (int& one : of) one = __reduce_max_sync(0xFFFF'FFFFU, one);
+  }
+  template <Lists kLists>
+  __device__ bool is_packed() const {
+    return kLists == Lists::kPacked || (kLists == Lists::kAny && packed > 1);
   }
   __device__ float sink_of(std::int64_t head) const {
     if (sink == nullptr) return -INFINITY;

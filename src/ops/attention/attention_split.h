@@ -174,8 +174,8 @@ struct AttentionSplit {
   /// The most tokens that are packed: kernels divide heads in fp32, half a head away from where rounding could matter,
   /// a 256th of the quotient's unit.
   static constexpr std::int64_t kMostPacked = 64;
-  /// What is added to the estimate of a packed call, in the unit of AttentionTile::Cost, of both kernels: small ones
-  /// took up to 9 us longer than separate queries (docs/kernels/sparse_attention_sm90.md).
+  /// What is added to the estimate of a packed call, in the unit of AttentionTile::Cost, of both kernels. Fitted to 72
+  /// cells of an H200 (docs/kernels/sparse_attention_sm90.md).
   static constexpr std::int64_t kPackedCall = 6'000;
 
   /// Workspace of a token whose list is cut into `parts` parts; of both kernels on tensor cores.

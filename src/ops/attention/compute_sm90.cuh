@@ -227,7 +227,7 @@ struct Compute : TileSums<kUnitWeights, Item::kPacked> {
     __syncwarp();  // other lanes may still read those of the item before
     if (scope < c.a.scopes) {
       const std::uint32_t head = item.first_head() + me.warp * 16 + me.lane % 16;
-      const int2 columns = c.a.keys[scope].narrow_range(c.a.token_of(item.token(), head));
+      const int2 columns = c.a.keys[scope].range(c.a.token_of(item.token(), head));
       device::st_shared_v2(shared.range(me.side * kGroupWarps + me.warp, scope, me.lane % 16),
                            make_uint2(static_cast<std::uint32_t>(columns.x), static_cast<std::uint32_t>(columns.y)));
     }

@@ -46,7 +46,11 @@ __device__ void attend_exactly(const TileCall& c, const ListPart& of, std::uint3
     const std::int32_t slot = run.slot(c, base, entry - base, run.listed(c, base, entry - base));
     if (slot < 0) continue;
     const KeyList& keys = c.a.keys[run.scope(base)];
-    if (c.a.packed > 1 && !keys.range(c.a.token_of(run.token, head)).has(run.in_scope(base, entry))) continue;
+    if (c.a.packed > 1) {
+      const int2 columns = keys.range(c.a.token_of(run.token, head));
+      const int column = run.in_scope(base, entry);
+      if (column < columns.x || column >= columns.y) continue;
+    }
     const device::CacheView& cache = keys.cache;
     float score = 0;
     each([&](int d) {

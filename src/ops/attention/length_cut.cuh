@@ -32,20 +32,11 @@ struct LengthCutter {
   __device__ std::uint32_t tokens() const { return static_cast<std::uint32_t>(c.tokens); }
 
   __device__ std::uint32_t tiles(std::uint32_t list) const {
-    if constexpr (kLists == Lists::kPacked) {
-      int entries[SparseAttention::kMaxScopes];
-      c.a.entries_of_packed(list, 0, 1, entries);
-      return (static_cast<std::uint32_t>(entries[0]) + kKeys - 1) / kKeys +
-             (static_cast<std::uint32_t>(entries[1]) + kKeys - 1) / kKeys;
-    } else {
-      std::uint32_t sum = 0;
-#pragma unroll
-      for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
-        if (s < c.a.scopes)
-          sum += (static_cast<std::uint32_t>(c.a.keys[s].template narrow_entries<kLists>(list)) + kKeys - 1) / kKeys;
-      }
-      return sum;
-    }
+    int entries[SparseAttention::kMaxScopes];
+    c.a.template entries<kLists>(list, 0, 1, entries);
+    std::uint32_t sum = 0;
+    for (const int of : entries) sum += (static_cast<std::uint32_t>(of) + kKeys - 1) / kKeys;
+    return sum;
   }
   /// Those of list first + lane; none past the last. `of_first`: those of the first 32 lists, once they are known.
   __device__ std::uint32_t own_tiles(std::uint32_t first, std::uint32_t of_first) const {

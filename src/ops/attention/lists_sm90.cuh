@@ -90,7 +90,7 @@ struct ListWalker {
     const KeyList& keys = c.a.keys[0];
     std::int64_t there = keys.width;
     if (Item::kLists == Lists::kAlone && keys.sharing > 1)
-      there = keys.template narrow_entries<Lists::kAlone>(item(w).token());
+      there = keys.template entries<Lists::kAlone>(item(w).token());
     w.first = w.second = w.end = static_cast<std::int32_t>(min(there, std::int64_t{kTileKeys}));
     w.begin = 0;
     const bool ask = item(w).list().part == 0 && w.end > 0;

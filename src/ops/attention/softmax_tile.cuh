@@ -35,8 +35,8 @@ struct Softmax {
     std::uint8_t* line = scores + row() * kTile.score_row_bytes();
     // Found before the scores take their registers: a bit for each of the thread's keys.
     std::uint32_t counts = 0;
-    constexpr bool packed = kLists == Lists::kPacked;
-    if (packed) {
+    constexpr bool kPacked = kLists == Lists::kPacked;
+    if (kPacked) {
       const int2 keys = counting();
       counts = bits_below(keys.y - key) & ~bits_below(keys.x - key);
     }
@@ -62,7 +62,7 @@ struct Softmax {
     }
     const float scale = c.score_scale[scope];
     float top = -INFINITY;
-    if (packed) {
+    if (kPacked) {
 #pragma unroll
       for (int i = 0; i < kKeys; ++i) {
         s[i] = valid[key + i] != 0 && (counts >> i & 1U) != 0U ? s[i] * scale : -INFINITY;

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
   const BlockWork place = by_length ? BlockWork::by_length<kTile, kLists>(c) : BlockWork::of<kTile>(c);
   if (place.list.parts == 0) return;
   const Run<kTile, kLists> run(c, place.list);
-  constexpr bool packed = kLists == Lists::kPacked;
+  constexpr bool kPacked = kLists == Lists::kPacked;
   if (place.list.parts > 1 && run.begin >= run.end) {
     if (thread < place.heads<kTile>(c))
       c.states[place.list.state(c, place.first_head) + thread] = make_float2(-INFINITY, 0);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
     const float* const q_row = c.a.q_row(run.token, place.first_head);
     device::cp_async_wait<0>();
     __syncthreads();
-    if (q_row != nullptr || (packed && c.a.q_positions != nullptr)) {
+    if (q_row != nullptr || (kPacked && c.a.q_positions != nullptr)) {
       queries.template norm_and_rotate<kLists>(q_row);
       __syncthreads();
     }
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
 
   device::pdl_trigger();
   // A key that is no number makes NaN of all packed rows, also of those for which it does not count.
-  if (packed && !output.finite()) unrepresentable = 1;
+  if (kPacked && !output.finite()) unrepresentable = 1;
   __syncthreads();
   const BlockWork at = by_length ? kept : BlockWork::of<kTile>(c);
   const std::int64_t token = c.first_token + at.list.token;
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
       if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
     }
     const float* const back = c.back_row(token, at.first_head);
-    const bool rotates = packed ? c.positions != nullptr : back != nullptr;
+    const bool rotates = kPacked ? c.positions != nullptr : back != nullptr;
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
     // Numbers to rotate go through shared memory, so that the code for it exists once, not once for every vec4 of a
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
       for (int i = 4 * thread; i < heads * kRopeColumns; i += 4 * kThreads) {
         const int column = kDim - kRopeColumns + i % kRopeColumns;
         const int head = i / kRopeColumns;
-        const float* const row = packed ? c.back_row(token, at.first_head + head) : back;
+        const float* const row = kPacked ? c.back_row(token, at.first_head + head) : back;
         store(c, out + head * c.a.o_stride[1] + column,
               c.rotated_back(row, column, *reinterpret_cast<const float4*>(rope_columns + i)));
       }

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kMarkThreads)
   for (int s = 0; s < c.a.scopes; ++s) {
     const KeyList& list = c.a.keys[s];
     const std::int32_t* const entry = list.first<Lists::kOwnRows>(token);
-    const auto entries = static_cast<int>(list.entries<Lists::kOwnRows>(token));
+    const int entries = list.entries<Lists::kOwnRows>(token);
     const std::uint32_t num_slots = c.layout[s].num_slots;
     std::uint32_t* const words = n.bits + n.first_word[s];
     for (int first = static_cast<int>(threadIdx.x); first < entries; first += kMarkThreads * kMarksAtOnce) {

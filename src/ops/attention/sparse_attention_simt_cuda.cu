@@ -43,9 +43,10 @@ struct Running {
   }
 };
 
-/// Attention over rows of up to 128 kVec4s numbers.
+/// Attention over rows of up to 128 kVec4s numbers. Bounded to two blocks a multiprocessor, since ptxas saves registers
+/// for three without a bound and spills.
 template <int kVec4s>
-__global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionCall c) {
+__global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__ AttentionCall c) {
   constexpr int kRow = 128 * kVec4s;
   __shared__ alignas(16) float rows[kKeys][kRow];
   __shared__ std::int32_t slots[kKeys];

@@ -323,6 +323,15 @@ TEST(HopperCost, ChoosesWhatWasFasterWithBf16Rows) {
   EXPECT_EQ("sm90", fastest(64, 128, 512));
 }
 
+TEST(AttentionSplit, BlocksThatFetchCodeRunWhereMultiprocessorsAreIdle) {
+  const AttentionSplit split = split_attention(problem(1, 64, 128), kH200, false);
+  EXPECT_EQ(4, split.code_blocks(1));
+  EXPECT_EQ(4, split.code_blocks(128));
+  EXPECT_EQ(0, split.code_blocks(129)) << "three of 132 multiprocessors are idle";
+  EXPECT_EQ(0,
+            split_attention(problem(1, 64, 128), {.multiprocessors = 4, .shared_bytes = 232448}, false).code_blocks(1));
+}
+
 TEST(HopperCost, IsToldInMicroseconds) { EXPECT_EQ("9.9 us, 2.3 us with cuda", compare_costs(10'000, 0, "cuda")); }
 
 }  // namespace

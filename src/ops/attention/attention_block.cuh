@@ -38,6 +38,7 @@ struct TileCall {
   std::uint32_t parts = 1;
   LengthCut cut;  ///< where it has room, lists are cut by their lengths
   std::uint32_t head_tiles = 1;
+  std::uint32_t blocks = 0;  ///< with work, of the kernel for any GPU; those behind them fetch code
   std::int64_t tokens = 0;
   std::int64_t first_token = 0;
   std::int64_t tokens_ahead = 0;  ///< from a block's token to that of the block that follows on its multiprocessor
@@ -221,6 +222,9 @@ struct Run {
     begin = static_cast<int>(min(of.part * part_keys, static_cast<std::int64_t>(all)));
     end = static_cast<int>(min(begin + part_keys, static_cast<std::int64_t>(all)));
   }
+  /// A run without keys, of `tiles` tiles, 0 or 1.
+  __device__ Run(const TileCall& c, int tiles)
+      : token(c.first_token), first(0), second(kTile.keys), begin(0), end(tiles) {}
   /// The scope of the tile that begins at entry `base`.
   __device__ int scope(int base) const { return base < second ? 0 : 1; }
   /// The place of an entry of that tile in its scope's list.
@@ -237,11 +241,8 @@ struct Run {
   /// listed() loads what the list holds at an entry, slot() makes a slot of it, -1 for none. They are apart so that a
   /// thread does not wait for the load before it needs the slot.
   __device__ std::int32_t listed(const TileCall& c, int base, int row) const {
-    const bool there = has(base, base + row);
-    const int tile = there ? base : begin;
-    const int entry = there ? base + row : begin;
-    const KeyList& list = c.a.keys[scope(tile)];
-    return __ldg(list.template first<kLists>(token) + in_scope(tile, entry));
+    if (!has(base, base + row)) return -1;
+    return __ldg(c.a.keys[scope(base)].template first<kLists>(token) + in_scope(base, base + row));
   }
   __device__ std::int32_t slot(const TileCall& c, int base, int row, std::int32_t listed) const {
     return has(base, base + row) && static_cast<std::uint32_t>(listed) < c.layout[scope(base)].num_slots ? listed : -1;

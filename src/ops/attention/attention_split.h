@@ -158,6 +158,7 @@ struct AttentionSplit {
   bool half_sums = false;          ///< parts' sums are fp16 numbers
   bool packs = false;              ///< tokens that share lists are packed; all numbers here are of the packed call
   std::int64_t heads = 0;          ///< of a token, or of packed ones
+  std::int64_t multiprocessors = 0;
 
   /// Whether they are: outputs of 8 bits of precision lose nothing by it. Without it a list of one part with keys has
   /// the bits of a whole one, as fixed splits promise.
@@ -177,6 +178,14 @@ struct AttentionSplit {
   /// What is added to the estimate of a packed call, in the unit of AttentionTile::Cost, of both kernels. Fitted to 72
   /// cells of an H200 (docs/kernels/sparse_attention_sm90.md).
   static constexpr std::int64_t kPackedCall = 6'000;
+
+  /// Blocks without work behind a launch's last, where multiprocessors are idle: they run through the code while the
+  /// others wait for their first keys, so that L2 has it when those need it. Half of them begin with a tile of keys,
+  /// the others behind the last.
+  static constexpr std::int64_t kCodeBlocks = 4;
+  std::int64_t code_blocks(std::int64_t blocks) const {
+    return blocks + kCodeBlocks <= multiprocessors ? kCodeBlocks : 0;
+  }
 
   /// Workspace of a token whose list is cut into `parts` parts; of both kernels on tensor cores.
   static constexpr std::int64_t token_bytes(std::int64_t parts, std::int64_t heads) {
@@ -243,7 +252,8 @@ inline AttentionSplit split_tokens(const SparseAttention::Problem& p, const devi
   const int bytes = key_bytes(p);
   AttentionSplit split{.tile = attention_tile(p.heads, bytes, shared_bytes),
                        .half_sums = AttentionSplit::takes_half_sums(p, fixed),
-                       .heads = p.heads};
+                       .heads = p.heads,
+                       .multiprocessors = multiprocessors};
   const std::int64_t sums_cost = split.half_sums ? 11 : 13;  // of writing and reading ten rows of sums
   const AttentionTile& whole = kAttentionTiles[static_cast<std::size_t>(std::max(split.tile, 0))];
   if (fixed || split.tile < 0) {

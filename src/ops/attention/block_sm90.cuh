@@ -28,7 +28,6 @@ constexpr int list_registers(int code_groups) { return 128 - key_registers(code_
 constexpr int kListed = 4;               ///< tiles whose rows are known before they are asked for
 constexpr int kToldTiles = 2 * kListed;  ///< tiles of which it is known what they are, until they are widened
 constexpr unsigned kInfos = 16;          ///< items that are told of; more than can be between the lists and the output
-static_assert(HopperSplit::kCutItems == kBlockThreads / 32);
 /// Pieces of a tile of keys that are freed and filled apart: what each side adds to its columns.
 constexpr int kKeyPieces = 2;
 constexpr int kPieceGroups = AttentionTile::kGroups / kKeyPieces;  ///< of 64 dims
@@ -111,6 +110,8 @@ struct Shared {
   __device__ std::uint32_t listed(std::uint32_t slot) const { return at + Place::kOtherBarriers + 40 + 8 * slot; }
   __device__ std::uint32_t scaled(std::uint32_t slot) const { return listed(slot) + 8 * kListed; }
   __device__ std::uint32_t taken(std::uint32_t slot) const { return listed(slot) + 16 * kListed; }
+  /// Whose only phase ends when the items of a block are found, of lists that are cut by their lengths.
+  __device__ std::uint32_t cut_known() const { return at + Place::kOtherBarriers + 16; }
   __device__ std::uint32_t named(std::uint32_t number) const { return at + Place::kTiles + number % kToldTiles * 16; }
   __device__ std::uint32_t what(std::uint32_t number) const { return named(number) + 8; }
   /// Of each warp that converts an item's queries: whether fp16 cannot represent one of them.
@@ -138,6 +139,7 @@ struct Shared {
     }
     for (unsigned turn = 0; turn < kInfos; ++turn) device::mbarrier_init(item_ready(turn), 1 + 32 * kQueryWarps);
     device::mbarrier_init(queries_read(), 2 * kGroupWarps);
+    device::mbarrier_init(cut_known(), kGroupWarps);
     for (int slot = 0; slot < kListed; ++slot) {
       device::mbarrier_init(listed(slot), 32);
       device::mbarrier_init(scaled(slot), 32);
@@ -151,6 +153,7 @@ __device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
 
 /// Named barriers; 0 is that of __syncthreads().
 constexpr int kComputeBarrier = 1;
+constexpr int kListBarrier = 2;  ///< of the fourth warpgroup
 
 /// The thread's number, of which the compiler does not know that it is always the same: what is derived from it is
 /// computed anew at each use rather than kept, because the loop over tiles needs every register.
@@ -238,33 +241,38 @@ struct CutItem {
             .part_keys = word(shared.cut() + 4)};
   }
 
-  /// Finds the items of a block, a warp each, and how many it has. Returns whether there are any. All that
-  /// the kernel needs later is computed anew there: kept from here on, it would take registers.
+  /// Finds a block's items and how many it has. The warps of the fourth warpgroup come here, with few registers: each
+  /// finds every fourth item.
   template <Lists kOf>
-  __device__ static bool find(const TileCall& c, Shared shared) {
-    std::uint32_t block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    asm volatile("" : "+r"(shared.at));
-    const std::uint32_t thread = fresh_thread();
-    const std::uint32_t warp = thread / 32;
-    const std::uint32_t number = block + warp * gridDim.x;
-    const LengthCutter<kTileKeys, kOf> cutter{c};
-    CutParts parts{};
-    const ListPart list = cutter.find(number / c.head_tiles, parts);
-    const std::uint32_t head_tile = number % c.head_tiles;
-    if (thread % 32 == 0) {
-      device::st_shared_v4(shared.item(warp),
-                           make_uint4(list.token, list.parts, list.row, list.part | head_tile << kPartBits));
-      if (warp == 0) {
-        const std::uint32_t items = parts.all * c.head_tiles;
-        const std::uint32_t own = block < items ? (items - block + gridDim.x - 1) / gridDim.x : 0;
-        device::st_shared_v2(shared.cut(), make_uint2(own, list.part_keys));
+  __device__ static void find(const TileCall& c, const Shared& shared) {
+    std::uint32_t number = 0;
+    std::uint32_t items = 1;
+#pragma unroll 1
+    for (std::uint32_t turn = Lane::fresh().warp; number < items; turn += kGroupWarps) {
+      number = blockIdx.x + turn * gridDim.x;
+      const LengthCutter<kTileKeys, kOf> cutter{.c = c, .lane = Lane::fresh().lane};
+      CutParts parts{};
+      const ListPart list = cutter.find(number / c.head_tiles, parts);
+      items = parts.all * c.head_tiles;
+      const std::uint32_t head_tile = number % c.head_tiles;
+      if (Lane::fresh().lane == 0) {
+        if (number < items) {
+          device::st_shared_v4(shared.item(turn),
+                               make_uint4(list.token, list.parts, list.row, list.part | head_tile << kPartBits));
+        }
+        if (turn == 0) {
+          const std::uint32_t own = number < items ? (items - number + gridDim.x - 1) / gridDim.x : 0;
+          device::st_shared_v2(shared.cut(), make_uint2(own, list.part_keys));
+        }
+        if (head_tile == 0) cutter.tell(list, parts);
       }
-      if (head_tile == 0) cutter.tell(list, parts);
+      number += kGroupWarps * gridDim.x;
     }
-    __syncthreads();
-    return word(shared.cut()) > 0;
+    device::bar_sync(kListBarrier, kGroupThreads);
+    device::mbarrier_arrive_warp(shared.cut_known());
   }
+  /// For the other warps: waits until they are found.
+  __device__ static void wait(const Shared& shared) { device::mbarrier_wait(shared.cut_known(), 0); }
 
  private:
   static constexpr int kPartBits = 16;

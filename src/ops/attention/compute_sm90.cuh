@@ -77,12 +77,12 @@ struct Compute : TileSums<kUnitWeights, Item::kPacked> {
     const Lane me = Lane::fresh();
     const int part = me.part();
     const int left = heads - me.row();  // heads from the thread's first row on
-    const bool split = item.split();
+    const bool split = rehearsed() ? item.split() : Item::kByLength || item.split();
     float* to = nullptr;
     std::int64_t stride = kDim;
     float factor[2] = {1, 1};
     if (split) {
-      const std::int64_t state = item.state();
+      const std::int64_t state = rehearsed() ? item.state() : 0;
       if (me.side == 0 && part < 2 && 8 * part < left) {
         c.states[state + me.row() + 8 * part] =
             part == 0 ? make_float2(reference[0], sum[0]) : make_float2(reference[1], sum[1]);
@@ -271,9 +271,14 @@ struct Compute : TileSums<kUnitWeights, Item::kPacked> {
       return blockIdx.x + turn * gridDim.x;
     };
     asm volatile("" : "+r"(parities));  // or else the rehearsal would be a copy of the code
+    // Of lists that are cut by their lengths the items become known while the end is rehearsed.
+    const auto is_one = [&] {
+      if (Item::kByLength && !rehearsed()) return true;
+      if constexpr (Item::kByLength) Item::wait(shared);
+      return Item::is(shared, items, number(), parities >> 4);
+    };
 #pragma unroll 1
-    for (; Item::is(shared, items, number(), parities >> 4);
-         parities = (parities & ~kRotated) + (rehearsed() ? 16 : kRehearsed)) {
+    for (; is_one(); parities = (parities & ~kRotated) + (rehearsed() ? 16 : kRehearsed)) {
       int tiles = 0;
       if (rehearsed()) {
         prepare(Item(c, shared, number(), parities >> 4));

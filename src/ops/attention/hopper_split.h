@@ -18,7 +18,7 @@ struct HopperSplit {
   bool packs = false;              ///< as AttentionSplit::packs
   std::int64_t heads = 0;          ///< of a token, or of packed ones
 
-  /// Most items of a block where lists are cut by length: it has a warp for each.
+  /// Most items of a block where lists are cut by length: it has found all of them before it begins with the first.
   static constexpr std::uint32_t kCutItems = 16;
 
   std::int64_t workspace_bytes() const {

@@ -24,11 +24,11 @@ struct CutParts {
 template <int kKeys, Lists kLists>
 struct LengthCutter {
   const TileCall& c;
+  int lane = static_cast<int>(threadIdx.x) % 32;
 
   static constexpr int kRounds = 4;  ///< of 32 numbers of parts that are weighed
   static constexpr float kStep = 0.25F;
 
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ std::uint32_t tokens() const { return static_cast<std::uint32_t>(c.tokens); }
 
   __device__ std::uint32_t tiles(std::uint32_t list) const {
@@ -43,7 +43,7 @@ struct LengthCutter {
     return first == 0 ? of_first : own_tiles(first);
   }
   __device__ std::uint32_t own_tiles(std::uint32_t first) const {
-    const std::uint32_t list = first + lane();
+    const std::uint32_t list = first + lane;
     return list < tokens() ? tiles(list) : 0;
   }
 
@@ -87,8 +87,7 @@ struct LengthCutter {
     if (alike) {
       // A lane weighs lists in lane + 1 parts.
 #pragma unroll 1
-      for (std::uint32_t parts = lane() + 1; parts <= min(most, 32U * kRounds) && parts * tokens() <= room;
-           parts += 32) {
+      for (std::uint32_t parts = lane + 1; parts <= min(most, 32U * kRounds) && parts * tokens() <= room; parts += 32) {
         const std::uint32_t of_part = (most + parts - 1) / parts;
         const std::uint32_t all = (most + of_part - 1) / of_part * tokens();
         const float time = cost(all, of_part < most ? all : 0, of_part, total, true);
@@ -96,7 +95,7 @@ struct LengthCutter {
       }
     } else {
       // A lane weighs parts of the longest list's tiles over 2^(lane / 4).
-      const float scaled = static_cast<float>(most) * exp2f(-kStep * static_cast<float>(lane()));
+      const float scaled = static_cast<float>(most) * exp2f(-kStep * static_cast<float>(lane));
       const std::uint32_t of_part = max(static_cast<std::uint32_t>(ceilf(scaled)), 1U);
       const float of_one = 1.0F / static_cast<float>(of_part);
       std::uint32_t parts = 0;
@@ -132,13 +131,13 @@ struct LengthCutter {
     std::uint32_t before = 0;  // parts of the tokens before, and in the upper half those of lists of several
 #pragma unroll 1
     for (std::uint32_t first = 0; first < tokens(); first += 32) {
-      const std::uint32_t mine = first + lane() < tokens() ? parts_of(own_tiles(first, of_first), of_one) : 0;
+      const std::uint32_t mine = first + lane < tokens() ? parts_of(own_tiles(first, of_first), of_one) : 0;
       const std::uint32_t both = mine | (mine > 1 ? mine << 16 : 0);
       std::uint32_t to_here = both;
 #pragma unroll
       for (int i = 1; i < 32; i *= 2) {
         const std::uint32_t other = __shfl_up_sync(kAll, to_here, i);
-        if (lane() >= i) to_here += other;
+        if (lane >= i) to_here += other;
       }
       const std::uint32_t end = before + to_here;
       const std::uint32_t here = __ballot_sync(kAll, (end & 0xFFFFU) > number);

@@ -69,10 +69,20 @@ struct ListWalker {
     device::cp_async_commit();
   }
 
-  /// Begins an item: tells of its size and asks for its first entries.
-  __device__ void enter(Walk& w, bool asked = false) const {
+  /// What an item's first tile has if it begins with the first scope's row, before the row's length is known.
+  __device__ void guess(Walk& w) const {
+    const KeyList& keys = c.a.keys[0];
+    std::int64_t there = keys.width;
+    if (Item::kLists == Lists::kAlone && keys.sharing > 1)
+      there = keys.template entries<Lists::kAlone>(item(w).token());
+    if (item(w).list().part > 0) there = 0;
+    w.tile = w.begin = 0;
+    w.first = w.second = w.end = static_cast<std::int32_t>(min(there, std::int64_t{kTileKeys}));
+  }
+  /// Begins an item: tells of its size. Returns whether its first tile begins with the first scope's row.
+  __device__ bool enter(Walk& w) const {
     const ListRun<Item> run(c, item(w).list());
-    w.tile = 0, w.first = run.first, w.second = run.second, w.begin = run.begin, w.end = run.end;
+    w.first = run.first, w.second = run.second, w.begin = run.begin, w.end = run.end;
     if (fresh_thread() % 32 == 0) {
       const int all = tiles(w);
       const int first = c.a.scopes == 1 ? all : min(max((w.second - w.begin) / kTileKeys, 0), all);
@@ -80,57 +90,52 @@ struct ListWalker {
       if constexpr (Item::kPacked) device::st_shared_u32(shared.column(w.turn), run.in_scope(run.begin, run.begin));
     }
     device::mbarrier_arrive_warp(shared.item_ready(w.turn));
-    if (!asked || w.begin != 0 || w.first == 0) look(w);
-  }
-
-  /// Begins the walk. The first list's first entries are asked for before its length is known, where it begins with its
-  /// row.
-  __device__ void begin() const {
-    Walk w{.number = blockIdx.x, .turn = 0, .tile = 0, .told = 0};
-    const KeyList& keys = c.a.keys[0];
-    std::int64_t there = keys.width;
-    if (Item::kLists == Lists::kAlone && keys.sharing > 1)
-      there = keys.template entries<Lists::kAlone>(item(w).token());
-    w.first = w.second = w.end = static_cast<std::int32_t>(min(there, std::int64_t{kTileKeys}));
-    w.begin = 0;
-    const bool ask = item(w).list().part == 0 && w.end > 0;
-    if (ask) look(w);
-    enter(w, ask);
-    keep(w);
+    return w.begin == 0 && w.first > 0;
   }
 
   /// Tells of the next tile, or that there are no more. Returns whether there was one.
   __device__ bool tell() const {
     Walk w = load();
-    const std::uint32_t slot = w.told % kListed;
-    if (!Item::is(shared, items, w.number, w.turn)) {
-      device::mbarrier_wait_long(shared.taken(slot), (w.told / kListed & 1) ^ 1);
-      end(slot, w.told);
-      return false;
-    }
-    device::cp_async_wait<0>();
-    __syncwarp();
-    device::mbarrier_wait_long(shared.taken(slot), (w.told / kListed & 1) ^ 1);
-    name_rows(w, slot);
     ++w.told;
-    if (++w.tile < tiles(w)) {
-      look(w);
-    } else {
+    bool begins = ++w.tile >= tiles(w);
+    if (begins) {
       w.number += gridDim.x;
       ++w.turn;
-      if (Item::is(shared, items, w.number, w.turn)) enter(w);
+      if (!Item::is(shared, items, w.number, w.turn)) {
+        wait_for_slot(w);
+        end(w.told % kListed, w.told);
+        return false;
+      }
+      guess(w);
+    }
+#pragma unroll 1
+    for (;;) {  // one copy of the code for all tiles
+      look(w);
+      if (!begins || enter(w)) break;
+      begins = false;
+      device::cp_async_wait<0>();  // entries that were asked for in vain
     }
     keep(w);
+    device::cp_async_wait<0>();
+    __syncwarp();
+    const Walk kept = load();
+    wait_for_slot(kept);
+    name_rows(kept, kept.told % kListed);
     return true;
   }
 
   __device__ void all_tiles() const {
-    begin();
+    // Of the item before the first, all tiles have been told of.
+    keep({.number = blockIdx.x - gridDim.x, .turn = ~0U, .told = ~0U});
     while (tell()) {
     }
   }
 
  private:
+  __device__ void wait_for_slot(const Walk& w) const {
+    device::mbarrier_wait_long(shared.taken(w.told % kListed), (w.told / kListed & 1) ^ 1);
+  }
+
   /// Writes the places of the tile's rows, and its scales as they arrive.
   __device__ void name_rows(const Walk& w, std::uint32_t slot) const {
     const int base = w.begin + w.tile * kTileKeys;

@@ -41,7 +41,7 @@ constexpr bool cuts_by_length() {
 constexpr int kRopeColumns = AttentionTile::kGroup;              ///< the last columns of o, which one warp holds
 constexpr int kRopeWarp = (kDim - kRopeColumns) / kRopeColumns;  ///< that warp
 
-/// What a block computes: a part of a token's list, and which heads.
+/// What a block computes: a part of a token's list, and which heads. Blocks behind TileCall::blocks have no heads.
 struct BlockWork {
   ListPart list;
   std::uint32_t first_head = 0;
@@ -50,6 +50,7 @@ struct BlockWork {
   template <AttentionTile kTile>
   __device__ static BlockWork of(const TileCall& c) {
     const std::uint32_t block = fresh_block();
+    if (block >= c.blocks) return none(c);
     const std::uint32_t tile = block / c.parts;
     return {.list = ListPart::alike(c, tile / c.head_tiles, block % c.parts),
             .first_head = tile % c.head_tiles * kTile.heads};
@@ -58,6 +59,7 @@ struct BlockWork {
   template <AttentionTile kTile, Lists kLists>
   __device__ static BlockWork by_length(const TileCall& c) {
     const std::uint32_t block = fresh_block();
+    if (block >= c.blocks) return none(c);
     const LengthCutter<kTile.keys, kLists> cutter{c};
     CutParts parts{};
     const BlockWork work{.list = cutter.find(block / c.head_tiles, parts),
@@ -71,6 +73,9 @@ struct BlockWork {
   }
 
  private:
+  __device__ static BlockWork none(const TileCall& c) {
+    return {.list = ListPart::alike(c, 0, 0), .first_head = static_cast<std::uint32_t>(c.a.heads)};
+  }
   __device__ static std::uint32_t fresh_block() {
     std::uint32_t block;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
@@ -91,13 +96,17 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
   const std::uint32_t shared_at = device::shared_address(shared);
   const int thread = static_cast<int>(threadIdx.x);
 
-  device::pdl_wait();
+  // A block without work reads nothing that other kernels write, so it does not wait for them.
+  const bool works = blockIdx.x < c.blocks;
+  if (works) device::pdl_wait();
   const bool by_length = cuts_by_length<kTile>() && c.cut.extra > 0;
   const BlockWork place = by_length ? BlockWork::by_length<kTile, kLists>(c) : BlockWork::of<kTile>(c);
   if (place.list.parts == 0) return;
-  const Run<kTile, kLists> run(c, place.list);
   constexpr bool kPacked = kLists == Lists::kPacked;
-  if (place.list.parts > 1 && run.begin >= run.end) {
+  using ListRun = Run<kTile, kLists>;
+  // A tile of packed tokens needs to know which of its keys count.
+  const ListRun run = works ? ListRun(c, place.list) : ListRun(c, kPacked ? 0 : static_cast<int>(blockIdx.x & 1));
+  if (works && place.list.parts > 1 && run.begin >= run.end) {
     if (thread < place.heads<kTile>(c))
       c.states[place.list.state(c, place.first_head) + thread] = make_float2(-INFINITY, 0);
     return;
@@ -126,12 +135,12 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
     listed = listed_at(run.begin + kTile.keys);
     queries.start();
     device::cp_async_commit();
-    if (run.token + c.tokens_ahead < c.tokens) {
+    if (works && run.token + c.tokens_ahead < c.tokens) {
       queries.fetch_later(c.tokens_ahead);
       c.fetch_lists(run.token + c.tokens_ahead, thread);
     }
-    c.fetch_back_row(run.token, thread);
-    const float* const q_row = c.a.q_row(run.token, place.first_head);
+    if (works) c.fetch_back_row(run.token, thread);
+    const float* const q_row = works ? c.a.q_row(run.token, place.first_head) : nullptr;
     device::cp_async_wait<0>();
     __syncthreads();
     if (q_row != nullptr || (kPacked && c.a.q_positions != nullptr)) {
@@ -206,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
       factors[row] = f.factor * c.unit;
       if (c.a.lse != nullptr) c.a.lse[token * c.a.lse_stride[0] + head * c.a.lse_stride[1]] = f.lse;
     }
-    const float* const back = c.back_row(token, at.first_head);
+    const float* const back = heads > 0 ? c.back_row(token, at.first_head) : nullptr;
     const bool rotates = kPacked ? c.positions != nullptr : back != nullptr;
     __syncthreads();
     const std::int64_t out = token * c.a.o_stride[0] + at.first_head * c.a.o_stride[1];
@@ -242,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
       }
     }
   }
-  if (at.list.parts > 1 || at.first_head + kTile.heads < c.a.heads) return;
+  if (at.list.parts > 1 || at.first_head + kTile.heads < c.a.heads || heads == 0) return;
   for (std::int64_t h = c.a.heads + warp; h < c.a.out_heads; h += AttentionTile::kWarps) {
     for (int d = 4 * (thread % 32); d < kDim; d += 128)
       store(c, token * c.a.o_stride[0] + h * c.a.o_stride[1] + d, make_float4(0, 0, 0, 0));
@@ -307,7 +316,9 @@ void attend_with_tiles(const SparseAttention::Problem& of_tokens, const SparseAt
     // The block that follows on a multiprocessor is as many blocks further on as run at once.
     c.tokens_ahead = split.parts == 1 && tokens > split.wave_tokens ? split.wave_tokens : c.tokens;
     const std::int64_t parts = c.cut.extra > 0 ? tokens + c.cut.extra : tokens * split.parts;
-    kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks_for(tiles * parts, 1), stream);
+    c.blocks = blocks_for(tiles * parts, 1);
+    const unsigned blocks = blocks_for(c.blocks + split.code_blocks(c.blocks), 1);
+    kLaunch[static_cast<std::size_t>(split.tile)](c, key_bytes(p), blocks, stream);
     launch_merge(c, tokens, stream);
   }
 }

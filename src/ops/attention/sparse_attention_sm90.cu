@@ -51,14 +51,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     device::pdl_wait();
     if ((*named.total <= named.capacity) != kByCopies) return;
   }
-  if constexpr (Item::kByLength) {
-    device::pdl_wait();
-    if (!Item::template find<Item::kLists>(c, shared)) return;
-  }
   const int group = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == 3) {
     device::fewer_registers<list_registers(kCodeGroups)>();
     device::pdl_wait();
+    if constexpr (Item::kByLength) Item::template find<Item::kLists>(c, shared);
     const int warp = __shfl_sync(kAll, Lane::fresh().warp, 0);
     if (warp == 0) {
       ListWalker<kCodeGroups, Item>{c, named, shared, items}.all_tiles();

@@ -93,9 +93,9 @@ struct TileSums {
   }
 
   /// Waits for the other warpgroup's weights, and follows it where it has changed references. No product may be adding
-  /// to the output.
+  /// to the output. `empty`: nothing has been added to it.
   template <int kSide>
-  __device__ void follow() {
+  __device__ void follow(bool empty) {
     constexpr int kOther = 1 - kSide;
     device::mbarrier_wait(shared.weighed(kOther), parity(kOther));
     const Lane at = Lane::fresh();
@@ -106,7 +106,7 @@ struct TileSums {
       reference[r] = kept(Place::kReferences, kOther, r, at);
       sum[r] *= kept(Place::kFades, kOther, r, at);
     }
-    fade(kOther);
+    if (!empty) fade(kOther);
   }
 
   /// Whether the list names all keys of the own tile, once that is there.
@@ -261,14 +261,14 @@ struct TileSums {
         if (tile + 2 >= tiles) device::mbarrier_arrive_warp(shared.queries_read());
         const bool changed = weigh<kSide>(tile, of, all);
         device::mbarrier_arrive_warp(shared.weighed(0));
-        if (changed) fade(0);
+        if (changed && tile > 0) fade(0);
         device::mbarrier_wait(shared.weighed(0), parity(0));  // the weights of the other warps
         start_values<kSide, 0>();
         count_weights();
         finish_values<kSide, 0>();
         parities ^= 1;
         if (tile + 1 >= tiles) break;
-        follow<kSide>();
+        follow<kSide>(false);
         start_values<kSide, 1>();
         finish_values<kSide, 1>();
         parities ^= 2;
@@ -283,7 +283,7 @@ struct TileSums {
           device::wgmma_wait<0>();
           if (tile + 3 >= tiles) device::mbarrier_arrive_warp(shared.queries_read());
         }
-        follow<kSide>();
+        follow<kSide>(tile == 0);
         start_values<kSide, 0>();
         if (!both) {
           finish_values<kSide, 0>();

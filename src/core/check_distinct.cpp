@@ -11,16 +11,18 @@ namespace smla {
 void check_distinct(std::string_view op, std::string_view tensor, const ConstTensorView& view) {
   // From the smallest stride up, each must pass all that the smaller ones reach.
   std::array<int, ConstTensorView::kMaxRank> order{};
-  int dims = 0;
+  const auto stride = [&](int i) { return view.stride[static_cast<std::size_t>(i)]; };
+  auto end = order.begin();
   for (int i = 0; i < view.rank; ++i) {
     if (view.size(i) == 0) return;
-    if (view.size(i) > 1) order[static_cast<std::size_t>(dims++)] = i;
+    if (view.size(i) == 1) continue;
+    *end = i;
+    std::rotate(std::ranges::upper_bound(order.begin(), end, stride(i), {}, stride), end, end + 1);
+    ++end;
   }
-  const auto stride = [&](int i) { return view.stride[static_cast<std::size_t>(i)]; };
-  std::sort(order.begin(), order.begin() + dims, [&](int a, int b) { return stride(a) < stride(b); });
   std::int64_t reach = 1;
-  for (int k = 0; k < dims; ++k) {
-    const int i = order[static_cast<std::size_t>(k)];
+  for (auto at = order.begin(); at != end; ++at) {
+    const int i = *at;
     if (stride(i) < reach) {
       throw InvalidArgument(std::string(op) + ": " + std::string(tensor) + ": got " + describe(view) + " with stride " +
                             std::to_string(stride(i)) + " of dimension " + std::to_string(i) + ", expected at least " +

@@ -164,6 +164,9 @@ struct AttentionSplit {
   /// the bits of a whole one, as fixed splits promise.
   static bool takes_half_sums(const SparseAttention::Problem& p, bool fixed) { return !fixed && p.o != DType::kF32; }
 
+  /// Whether each list is one part.
+  bool whole() const { return tile >= 0 && parts == 1 && cut.extra == 0; }
+
   static constexpr std::int64_t kSumBytes = 4 * AttentionTile::kDim;  ///< a head's sums
   static constexpr std::int64_t kStateBytes = 8;                      ///< a head's largest score and sum
   static constexpr std::int64_t kScratchBytes = 64 << 20;  ///< most workspace of a launch, unless one token needs more
@@ -312,23 +315,31 @@ inline AttentionSplit split_tokens(const SparseAttention::Problem& p, const devi
   return split;
 }
 
-/// The split of a call: of its tokens, or, where they share lists and it is estimated to be shorter, of packed ones.
-/// With `fixed` they are always packed, so that a token's bits do not depend on how many lists there are.
-inline AttentionSplit split_attention(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
-  if (p.tokens_per_list == 1 || p.tokens_per_list > AttentionSplit::kMostPacked) return split_tokens(p, gpu, fixed);
-  AttentionSplit shared = split_tokens(packed(p), gpu, fixed);
+/// The split of a call whose tokens share lists: of each token alone, or of packed ones where that is estimated to be
+/// no longer. With `fixed` they are packed, up to kMostPacked, so that a token's bits do not depend on how many lists
+/// there are. `alone` and `packs` split a problem whose tokens share none.
+template <class Split, class Alone, class Packs>
+Split split_shared_lists(const SparseAttention::Problem& p, bool fixed, const Alone& alone, const Packs& packs) {
+  Split best = alone(unpacked(p));
+  if (!fixed && best.whole()) {
+    best.part_keys += more_entries(p);  // a list is whole, whatever its columns
+  } else {
+    const std::int64_t cost = best.cost;
+    best = alone(p);
+    best.cost = cost;
+  }
+  if (p.tokens_per_list > AttentionSplit::kMostPacked) return best;
+  Split shared = packs(packed(p));
   shared.packs = true;
   shared.cost += AttentionSplit::kPackedCall;
-  if (fixed) return shared;
-  AttentionSplit alone = split_tokens(unpacked(p), gpu, fixed);
-  if (alone.parts > 1 || alone.cut.extra > 0 || alone.tile < 0) {
-    const std::int64_t cost = alone.cost;
-    alone = split_tokens(p, gpu, fixed);
-    alone.cost = cost;
-  } else {
-    alone.part_keys += more_entries(p);  // a list is whole, whatever its columns
-  }
-  return shared.cost <= alone.cost ? shared : alone;
+  return fixed || shared.cost <= best.cost ? shared : best;
+}
+
+/// The split of a call.
+inline AttentionSplit split_attention(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed) {
+  const auto split = [&](const SparseAttention::Problem& of) { return split_tokens(of, gpu, fixed); };
+  if (p.tokens_per_list == 1) return split(p);
+  return split_shared_lists<AttentionSplit>(p, fixed, split, split);
 }
 
 /// Runs a call as `split` cuts it, on the kernel for any GPU (sparse_attention_cuda.cu).

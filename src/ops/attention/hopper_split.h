@@ -21,6 +21,8 @@ struct HopperSplit {
   /// Most items of a block where lists are cut by length: it has found all of them before it begins with the first.
   static constexpr std::uint32_t kCutItems = 16;
 
+  /// Whether each list is one part.
+  bool whole() const { return parts == 1 && cut.extra == 0; }
   std::int64_t workspace_bytes() const {
     return std::max(launch_tokens * AttentionSplit::token_bytes(parts, heads),
                     AttentionSplit::cut_bytes(cut, launch_tokens, heads));
@@ -124,30 +126,20 @@ inline HopperSplit split_tokens_for_hopper(const SparseAttention::Problem& p, co
   return split;
 }
 
-/// Chooses the number of parts, as split_attention() whether tokens that share lists are packed. `widened`: they share
-/// none.
+/// The split of a call. `widened`: its tokens share no lists.
 inline HopperSplit split_for_hopper(const SparseAttention::Problem& p, const device::Gpu& gpu, bool fixed,
                                     bool widened = false) {
-  if (p.tokens_per_list == 1) return split_tokens_for_hopper(p, gpu, fixed, widened);
-  // The kernels cut lists by length only where each token has its own, or where they are packed.
-  const auto alone_by = [&](const SparseAttention::Problem& of) {
-    HopperSplit split = split_tokens_for_hopper(of, gpu, fixed, false);
-    split.cut.extra = 0;
-    return split;
+  const auto split = [&](const SparseAttention::Problem& of) {
+    return split_tokens_for_hopper(of, gpu, fixed, widened);
   };
-  HopperSplit alone = alone_by(unpacked(p));
-  if (fixed || alone.parts > 1) {
-    const std::int64_t cost = alone.cost;
-    alone = alone_by(p);
-    alone.cost = cost;
-  } else {
-    alone.part_keys += more_entries(p);  // a list is whole, whatever its columns
-  }
-  if (p.tokens_per_list > AttentionSplit::kMostPacked) return alone;
-  HopperSplit shared = split_tokens_for_hopper(packed(p), gpu, fixed, false);
-  shared.packs = true;
-  shared.cost += AttentionSplit::kPackedCall;
-  return fixed || shared.cost <= alone.cost ? shared : alone;
+  if (p.tokens_per_list == 1) return split(p);
+  // The kernels cut lists by length only where each token has its own, or where they are packed.
+  const auto alone = [&](const SparseAttention::Problem& of) {
+    HopperSplit alike = split(of);
+    alike.cut.extra = 0;
+    return alike;
+  };
+  return split_shared_lists<HopperSplit>(p, fixed, alone, split);
 }
 
 /// Estimated times of a call as text: "31.4 us, 27.0 us with cuda".

@@ -15,7 +15,7 @@ void check_distinct(std::string_view op, std::string_view tensor, const ConstTen
   auto end = order.begin();
   for (int i = 0; i < view.rank; ++i) {
     if (view.size(i) == 0) return;
-    if (view.size(i) == 1) continue;
+    if (view.size(i) <= 1) continue;
     *end = i;
     std::rotate(std::ranges::upper_bound(order.begin(), end, stride(i), {}, stride), end, end + 1);
     ++end;

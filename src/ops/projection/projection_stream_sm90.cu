@@ -222,9 +222,14 @@ void cut(StreamCall& call, bool deterministic) {
   std::int64_t items = 0;
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];
+    const std::int64_t row_bytes = std::int64_t{call.k} * (part.e4m3 ? 1 : 2);
     const std::int64_t at_a_time = call.together / part.sharing;
     const std::int64_t columns = (tiles_along<Shape>(part) + at_a_time - 1) / at_a_time;
     part.columns = static_cast<std::uint32_t>(columns);
+    part.at_a_time = static_cast<unsigned>(at_a_time);
+    const std::int64_t stages = (row_bytes + sm90::kPiece - 1) / sm90::kPiece;
+    part.stages = static_cast<unsigned>(stages / part.sharing);
+    part.more_stages = static_cast<unsigned>(stages % part.sharing);
     part.tiles = blocks_for(columns * call.groups * call.row_blocks, 1);
     items += part.tiles;
   }

@@ -22,7 +22,9 @@ struct StreamPart {
   int n = 0;
   std::uint32_t tiles = 0;                           ///< in all groups, of all rows
   std::uint32_t columns = 1;                         ///< `sm90_stream`: items along the outputs
-  int sharing = 1;                                   ///< blocks that share a tile's inputs
+  int sharing = 1;                                   ///< `sm90_stream`: blocks that share a tile's inputs
+  unsigned at_a_time = 1;                            ///< `sm90_stream`: tiles that a cluster computes at once
+  unsigned stages = 0, more_stages = 0;              ///< `sm90_stream`: of each of those; so many have one more
   bool e4m3 = false, nvfp4 = false, y_bf16 = false;  ///< dtypes; otherwise w is bf16 and y float32
 
   __device__ void store(std::int64_t row, std::int64_t group, std::int64_t column, float v) const {

@@ -21,8 +21,9 @@ namespace smla::projection::sm90 {
 template <class Shape>
 class Consumer {
  public:
-  __device__ Consumer(const StreamCall& call, std::uint32_t shared)
+  __device__ Consumer(const StreamCall& call, const Tiles<Shape>& tiles, std::uint32_t shared)
       : call_(call),
+        tiles_(tiles),
         shared_(shared),
         group_(__shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32) {
@@ -33,10 +34,9 @@ class Consumer {
   __device__ void run() {
     device::pdl_wait_and_trigger();
     if (call_.together > 1) device::cluster_wait();  // the others have made their barriers
-    Tiles<Shape> tiles(call_);
-    Tile tile;
-#pragma unroll 1
-    while (tiles.next(tile)) {
+    Tiles<Shape> tiles = tiles_;
+    Tile tile = tiles.first();
+    do {
       float acc[kTall][kNumbers] = {};
       if (tile.column + group_ * kGroupOutputs >= call_.part[tile.number].n) {
         leave_out(tile);
@@ -44,7 +44,7 @@ class Consumer {
         multiply(tile, acc);
       }
       add_up(tile, acc);
-    }
+    } while (tiles.next(tile));
   }
 
  private:
@@ -311,6 +311,7 @@ class Consumer {
   }
 
   const StreamCall& call_;
+  const Tiles<Shape>& tiles_;
   std::uint32_t shared_;
   int group_, lane_;
   int output_;  ///< the first of the warp's in a tile

@@ -10,20 +10,24 @@
 namespace smla::projection::sm90 {
 
 /// The warpgroup that brings x: of a stage the inputs of its weights for each row of the tile, swizzled. Beside E4M3
-/// weights bf16 inputs are split, in their own place, or have been before (Shape::kSplitBefore).
+/// weights bf16 inputs are split, here or before (Shape::kSplitBefore).
 template <class Shape>
 class InputProducer {
  public:
-  __device__ InputProducer(const StreamCall& call, std::uint32_t shared)
+  __device__ InputProducer(const StreamCall& call, const Tiles<Shape>& tiles, std::uint32_t shared)
       : call_(call),
+        tiles_(tiles),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) % kGroupThreads / 32),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  __device__ void run() const {
+  __device__ void run() {
     device::pdl_wait_and_trigger();
     if constexpr (Shape::kX == StreamedX::kE4M3) {
-      fill_ring<Shape>(call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring_codes(at, slot); });
+      fill_ring<Shape>(
+          tiles_, shared_, [&](const Tile& tile) { begin_codes(tile); }, [&](int slot) { bring_codes(slot); });
+    } else if constexpr (Shape::kInTurn) {
+      run_in_turn();
     } else {
       run_bf16();
     }
@@ -34,15 +38,12 @@ class InputProducer {
   static constexpr int kUnits = Shape::kRows / kSplitRows / kGroupWarps;  ///< of rows, of a warp
   static_assert(kUnits * kSplitRows * kGroupWarps == Shape::kRows);
 
-  /// A warp waits for its rows of a stage, splits them where nobody has, and tells the stage's barrier.
+  /// A warp waits for its rows of a stage, and tells the stage's barrier.
   __device__ void run_bf16() const {
     work_ring<Shape, kLag>(
-        call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
-        [&](const Tile& tile, int slot) {
+        tiles_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
+        [&](const Tile& /*tile*/, int slot) {
           __syncwarp();
-          if constexpr (Shape::kX == StreamedX::kBF16 && !Shape::kSplitBefore) {
-            if (call_.part[tile.number].e4m3) split(slot);
-          }
           device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot));
         });
   }
@@ -51,50 +52,49 @@ class InputProducer {
 
   __device__ void bring(const Cursor<Shape>& at, int slot) const {
     if (Shape::kX == StreamedX::kBesideNvfp4 || !call_.part[at.tile.number].e4m3) {
-      bring_bf16<8>(at, slot);
-    } else if constexpr (Shape::kSplitBefore) {
-      bring_split(at, slot);
+      bring_bf16(at, slot);
     } else {
-      bring_bf16<16>(at, slot);
+      bring_split(at, slot);
     }
   }
-  /// A warp copies all inputs of its rows, so that it can split them without the others.
-  template <int kPieces>
   __device__ void bring_bf16(const Cursor<Shape>& at, int slot) const {
-    const int input = at.stage * (8 * kPieces) + lane_ % kPieces * 8;
+    const int input = at.stage * 64 + lane_ % 8 * 8;
     const BF16* x = call_.x + at.tile.group * call_.x_group + input;
-    constexpr int kRowsAtOnce = 32 / kPieces;
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-#pragma unroll
-      for (int i = 0; i < kSplitRows; i += kRowsAtOnce) {
-        const int row = row_of(unit) + i + lane_ / kPieces;
-        const bool there = at.tile.row + row < call_.m && input < call_.k;
-        device::cp_async<16>(shared_ + Shape::half_row(slot, lane_ % kPieces / 8, row) + ((lane_ ^ row) % 8) * 16,
-                             there ? x + (at.tile.row + row) * call_.x_row : call_.x, there);
-      }
-    }
-  }
-  /// E4M3 x as the caller has it.
-  __device__ void bring_codes(const Cursor<Shape>& at, int slot) const {
-    const CodedX& x = call_.coded;
-    const std::uint8_t* codes = x.codes + at.tile.group * call_.x_group + at.stage * kPiece + lane_ % 8 * 16;
-    const int left = static_cast<int>(min(call_.m - at.tile.row, std::int64_t{Shape::kRows}));
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       const int row = row_of(unit) + lane_ / 8;
-      const bool there = row < left;
+      const bool there = at.tile.row + row < call_.m && input < call_.k;
       device::cp_async<16>(shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16,
-                           there ? codes + (at.tile.row + row) * call_.x_row : x.codes, there);
+                           there ? x + (at.tile.row + row) * call_.x_row : call_.x, there);
+    }
+  }
+  /// E4M3 x as the caller has it.
+  __device__ void begin_codes(const Tile& tile) {
+    const CodedX& x = call_.coded;
+    const int row = row_of(0) + lane_ / 8;
+    const int thread = warp_ * 32 + lane_;
+    rows_ = static_cast<int>(min(call_.m - tile.row, std::int64_t{Shape::kRows}));
+    codes_ =
+        x.codes + tile.group * call_.x_group + (tile.row + row) * call_.x_row + tile.begin * kPiece + lane_ % 8 * 16;
+    scales_ = x.scales + tile.group * x.scale_group + tile.begin * x.scale_chunk + tile.row + thread;
+  }
+  __device__ void bring_codes(int slot) {
+    constexpr int kRowsAtOnce = kSplitRows * kGroupWarps;
+    const int row = row_of(0) + lane_ / 8;
+    const std::uint32_t to = shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16;
+    const std::uint8_t* from = codes_;
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      device::cp_async<16>(to + unit * kRowsAtOnce * 128, from, row + unit * kRowsAtOnce < rows_);
+      from += kRowsAtOnce * call_.x_row;
     }
     const int thread = warp_ * 32 + lane_;
     if (thread < Shape::kRows) {
-      const bool there = thread < left;
-      const float* scales = x.scales + at.tile.group * x.scale_group + at.stage * x.scale_chunk + at.tile.row + thread;
-      device::cp_async<4>(shared_ + Shape::kRowScales + (slot * Shape::kRows + thread) * 4, there ? scales : x.scales,
-                          there);
+      device::cp_async<4>(shared_ + Shape::kRowScales + (slot * Shape::kRows + thread) * 4, scales_, thread < rows_);
     }
     device::cp_async_arrive(shared_ + Shape::inputs_there(slot));
+    codes_ += kPiece;
+    scales_ += call_.coded.scale_chunk;
   }
   __device__ void bring_split(const Cursor<Shape>& at, int slot) const {
     const SplitX& x = call_.split;
@@ -119,31 +119,85 @@ class InputProducer {
     }
   }
 
-  __device__ void split(int slot) const {
-    const int e = lane_ % kSplitLanes;  // which sixteen inputs of a row
-    SixteenInputs x[kUnits];
-    SplitInputs out[kUnits];
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int row = row_of(i) + lane_ / kSplitLanes;
-      const std::uint32_t from = shared_ + Shape::half_row(slot, e / 4, row);
-      x[i][0] = device::ld_shared_v4(from + ((2 * e) ^ row) % 8 * 16);
-      x[i][1] = device::ld_shared_v4(from + ((2 * e + 1) ^ row) % 8 * 16);
+  /// Warps take stages in turn: each waits for all rows of its own, and splits them where the weights are E4M3.
+  __device__ void run_in_turn() const {
+    static_assert(Shape::kDeep >= kGroupWarps);
+    Cursor<Shape> at(tiles_, warp_);
+    RingSlot<Shape> slot{.number = warp_};
+#pragma unroll 1
+    while (at.there) {
+      slot.wait_free(shared_);
+      const bool e4m3 = call_.part[at.tile.number].e4m3;
+      const int rows = static_cast<int>(min(call_.m - at.tile.row, std::int64_t{Shape::kRows}));
+      bring_all(at, slot.number, rows, e4m3);
+      device::cp_async_commit();
+      device::cp_async_wait<0>();
+      __syncwarp();
+      if (e4m3) split(slot.number, rows);
+      device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot.number));
+      slot.number += kGroupWarps;
+      if (slot.number >= Shape::kDeep) {
+        slot.number -= Shape::kDeep;
+        slot.parity ^= 1;
+      }
+      at.skip(kGroupWarps);
     }
+  }
+  /// Copies the stage's inputs of all rows, eight lanes a row: beside E4M3 weights two times 64, else 64.
+  __device__ void bring_all(const Cursor<Shape>& at, int slot, int rows, bool e4m3) const {
+    const int input = at.stage * (e4m3 ? 128 : 64) + lane_ % 8 * 8;
+    const int row = lane_ / 8;
+    const BF16* from = call_.x + at.tile.group * call_.x_group + (at.tile.row + row) * call_.x_row + input;
+    const std::uint32_t even = shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16;
+    const std::uint32_t odd = even ^ 64;  // rows 4 further
+#pragma unroll
+    for (int i = 0; i < Shape::kRows; i += kSplitRows) {
+      const std::uint32_t to = (i / kSplitRows % 2 == 0 ? even : odd) + i * 128;
+      const bool there = row + i < rows;
+      device::cp_async<16>(to, from, there && input < call_.k);
+      if (e4m3) device::cp_async<16>(to + Shape::kHalfBytes, from + 64, there && input + 64 < call_.k);
+      from += kSplitRows * call_.x_row;
+      asm volatile("" : "+l"(from));  // as for weights
+    }
+  }
+  /// Splits the rows of a stage in their own place, with their scales: four at a time, or twice four side by side.
+  __device__ void split(int slot, int rows) const {
+    if (rows <= kSplitRows) return split_from<1>(slot, 0);
+    static_assert(Shape::kRows % (2 * kSplitRows) == 0);
+#pragma unroll 1
+    for (int first = 0; first < rows; first += 2 * kSplitRows) split_from<2>(slot, first);
+  }
+  template <int kCount>
+  __device__ void split_from(int slot, int first) const {
+    const int e = lane_ % kSplitLanes;  // which sixteen inputs of a row
+    const auto row = [&](int i) { return first + kSplitRows * i + lane_ / kSplitLanes; };
+    const auto at = [&](int half, int i, int piece) {
+      return shared_ + Shape::half_row(slot, half, row(i)) + (piece ^ row(i)) % 8 * 16;
+    };
+    SixteenInputs x[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      x[i][0] = device::ld_shared_v4(at(e / 4, i, 2 * e));
+      x[i][1] = device::ld_shared_v4(at(e / 4, i, 2 * e + 1));
+    }
+    SplitInputs out[kCount];
     split_inputs(x, out);
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int row = row_of(i) + lane_ / kSplitLanes;
-      const std::uint32_t to = shared_ + Shape::half_row(slot, 0, row) + (e ^ row % 8) * 16;
-      device::st_shared_v4(to, out[i].upper);
-      device::st_shared_v4(to + Shape::kHalfBytes, out[i].lower);
-      if (e == 0) device::st_shared_u32(shared_ + Shape::kRowScales + (slot * Shape::kRows + row) * 4, out[i].scale);
+    for (int i = 0; i < kCount; ++i) {
+      device::st_shared_v4(at(0, i, e), out[i].upper);
+      device::st_shared_v4(at(1, i, e), out[i].lower);
+      if (e == 0) device::st_shared_u32(shared_ + Shape::kRowScales + (slot * Shape::kRows + row(i)) * 4, out[i].scale);
     }
   }
 
   const StreamCall& call_;
+  const Tiles<Shape>& tiles_;
   std::uint32_t shared_;
   int warp_, lane_;
+  // Of E4M3 x: where the lane's part of the stage that is next lies, its scale, and rows of the tile.
+  const std::uint8_t* codes_ = nullptr;
+  const float* scales_ = nullptr;
+  int rows_ = 0;
 };
 
 /// Splits x for blocks that have no time for it: a warp has four rows of 128 inputs of a group.

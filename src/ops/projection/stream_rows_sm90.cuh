@@ -30,29 +30,32 @@ __global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRo
   using Shape = StreamShape<kOutputs, kRows, kDeep, kX>;
   extern __shared__ __align__(1024) std::uint8_t stream_shared[];
   const std::uint32_t shared = device::shared_address(stream_shared);
-  const int group = __shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
-  if (threadIdx.x < kDeep) {
-    const int slot = static_cast<int>(threadIdx.x);
-    device::mbarrier_init(shared + Shape::weights_there(slot),
+  static_assert(kDeep <= kThreads / 32);
+  const int warp = __shfl_sync(0xFFFF'FFFFU, static_cast<int>(threadIdx.x) / 32, 0);
+  const int group = warp / kGroupWarps;
+  if (warp < kDeep && threadIdx.x % 32 == 0) {
+    device::mbarrier_init(shared + Shape::weights_there(warp),
                           kX == StreamedX::kBesideNvfp4 ? kGroupWarps : kGroupThreads);
-    device::mbarrier_init(shared + Shape::inputs_there(slot), kX == StreamedX::kE4M3 ? kGroupThreads : kGroupWarps);
-    device::mbarrier_init(shared + Shape::free(slot), kConsumers * kGroupWarps);
+    device::mbarrier_init(shared + Shape::inputs_there(warp), Shape::kInputArrivals);
+    device::mbarrier_init(shared + Shape::free(warp), kConsumers * kGroupWarps);
   }
   if (threadIdx.x == 0) {
     device::mbarrier_init(shared + Shape::kSumsThere, call.together * kConsumers * kGroupWarps);
     device::mbarrier_init(shared + Shape::kSumsRead, call.together * kConsumers * kGroupWarps);
   }
+  const Tiles<Shape> tiles(call);
   __syncthreads();
   if (call.together > 1) device::cluster_arrive();
   if (group < kConsumers) {
     device::more_registers<Registers<Shape>::kConsumer>();
-    Consumer<Shape>(call, shared).run();
+    Consumer<Shape>(call, tiles, shared).run();
   } else if (group == kConsumers) {
     device::fewer_registers<Registers<Shape>::kInputs>();
-    InputProducer<Shape>(call, shared).run();
+    InputProducer<Shape>(call, tiles, shared).run();
   } else {
     device::fewer_registers<Registers<Shape>::kWeights>();
-    std::conditional_t<kX == StreamedX::kBesideNvfp4, WideningProducer<Shape>, WeightProducer<Shape>>(call, shared)
+    std::conditional_t<kX == StreamedX::kBesideNvfp4, WideningProducer<Shape>, WeightProducer<Shape>>(call, tiles,
+                                                                                                      shared)
         .run();
   }
   // A block stays until the others have read its sums.

@@ -30,6 +30,13 @@ struct StreamShape {
   static constexpr int kDeep = kDeep_;
   /// With many rows the blocks have no time to split x, so a kernel ahead does.
   static constexpr bool kSplitBefore = kRows > 16;
+  /// The warps that bring x take stages in turn, instead of some rows of each: they split what they have loaded, and
+  /// the waits of one stage are the others' work.
+  static constexpr bool kInTurn = kX == StreamedX::kBF16 && !kSplitBefore;
+  /// A block's first tile is found before the warpgroups part, so that they do not load a copy of that code each. Else
+  /// there are no registers for it.
+  static constexpr bool kFoundBefore = kInTurn || kX == StreamedX::kE4M3;
+  static constexpr int kInputArrivals = kX == StreamedX::kE4M3 ? kGroupThreads : (kInTurn ? 1 : kGroupWarps);
   static constexpr int kHalves = kX == StreamedX::kBF16 ? 2 : 1;  ///< of 128 bytes of a row of x in a stage
   static constexpr int kGroupOutputs = kOutputs / kConsumers;     ///< of a warpgroup, in one block of scales
   static constexpr int kTall = kGroupOutputs / 64;                ///< its tiles of 64 outputs
@@ -72,50 +79,62 @@ struct Tile {
 
 /// The tiles of a block. The clusters take the call's items in turn, there and back, so that one that had a large item
 /// has a small one next (the host sorts them). An item is as many tiles as a cluster computes at once. Rows are
-/// innermost: clusters that run at the same time share their weights in L2.
+/// innermost: clusters that run at the same time share their weights in L2. Every block has a first tile.
 template <class Shape>
 class Tiles {
  public:
   __device__ explicit Tiles(const StreamCall& call)
       : call_(&call),
         clusters_(gridDim.x / static_cast<unsigned>(call.together)),
-        cluster_(blockIdx.x / static_cast<unsigned>(call.together)) {}
+        cluster_(blockIdx.x / static_cast<unsigned>(call.together)) {
+    if constexpr (Shape::kFoundBefore) find(cluster_, first_);
+  }
 
-  /// False behind the last one.
+  __device__ Tile first() const {
+    Tile tile = first_;
+    if constexpr (!Shape::kFoundBefore) find(cluster_, tile);
+    return tile;
+  }
+
+  /// The tile behind the last one; false behind all of them.
   __device__ bool next(Tile& tile) {
-    const std::uint32_t before = round_ * clusters_;
-    std::uint32_t item = before + (round_ % 2 != 0 ? clusters_ - 1 - cluster_ : cluster_);
-    if (before >= call_->tiles || item >= call_->tiles) return false;
     ++round_;
+    const std::uint32_t before = round_ * clusters_;
+    const std::uint32_t item = before + (round_ % 2 != 0 ? clusters_ - 1 - cluster_ : cluster_);
+    if (before >= call_->tiles || item >= call_->tiles) return false;
+    find(item, tile);
+    return true;
+  }
+
+ private:
+  __device__ void find(std::uint32_t item, Tile& tile) const {
     int number = 0;
     while (number + 1 < call_->parts && item >= call_->part[number].tiles) item -= call_->part[number++].tiles;
     const StreamPart& part = call_->part[number];
     // Blocks of the cluster that are left over have no outputs.
     const auto sharing = static_cast<unsigned>(part.sharing);
-    const unsigned at_a_time = static_cast<unsigned>(call_->together) / sharing;
     const auto rank = static_cast<unsigned>(device::cluster_rank());
     const unsigned place = rank / sharing;
-    const bool busy = place < at_a_time;
+    const bool busy = place < part.at_a_time;
     const unsigned share = busy ? rank - place * sharing : 0;
     const std::uint32_t upper = item / call_->row_blocks;
     tile.number = number;
     tile.group = upper / part.columns;
-    tile.row = static_cast<std::int64_t>(item % call_->row_blocks) * Shape::kRows;
+    tile.row = static_cast<std::int64_t>(item - upper * call_->row_blocks) * Shape::kRows;
     tile.column =
-        busy ? (static_cast<std::int64_t>(upper % part.columns) * at_a_time + place) * Shape::kOutputs : part.n;
+        busy ? (static_cast<std::int64_t>(upper - tile.group * part.columns) * part.at_a_time + place) * Shape::kOutputs
+             : part.n;
     tile.sharing = busy ? part.sharing : 1;
     tile.first = static_cast<int>(rank - share);
-    const unsigned row_bytes = static_cast<unsigned>(call_->k) * (part.e4m3 ? 1 : 2);
-    const unsigned stages = tile.column < part.n ? (row_bytes + kPiece - 1) / kPiece : 0;
-    tile.begin = static_cast<int>(stages * share / sharing);
-    tile.end = static_cast<int>(stages * (share + 1) / sharing);
-    return true;
+    const bool any = tile.column < part.n;
+    tile.begin = any ? static_cast<int>(part.stages * share + min(share, part.more_stages)) : 0;
+    tile.end = any ? tile.begin + static_cast<int>(part.stages + (share < part.more_stages ? 1 : 0)) : 0;
   }
 
- private:
   const StreamCall* call_;
   std::uint32_t clusters_, cluster_;
   std::uint32_t round_ = 0;
+  Tile first_;
 };
 
 /// The stages of the block's tiles, one after the other.
@@ -126,69 +145,75 @@ struct Cursor {
   int stage = 0;
   bool there = true;
 
-  __device__ explicit Cursor(const StreamCall& call) : tiles(call) { settle(); }
-  __device__ void step() {
-    ++stage;
-    settle();
+  __device__ explicit Cursor(const Tiles<Shape>& all, int stages = 0)
+      : tiles(all), tile(all.first()), stage(tile.begin) {
+    skip(stages);
   }
-  __device__ void settle() {
+  __device__ void step() { skip(1); }
+  __device__ void skip(int stages) {
+    stage += stages;
 #pragma unroll 1
     while (there && stage >= tile.end) {
+      const int over = stage - tile.end;
       there = tiles.next(tile);
-      stage = tile.begin;
+      stage = tile.begin + over;
     }
   }
 };
 
-/// Fills the ring, and each slot again when it has been multiplied, by copies that tell their barriers themselves.
+/// A slot of the ring and the parity of the ring's round.
 template <class Shape>
-__device__ void fill_ring(const StreamCall& call, std::uint32_t shared, const auto& bring) {
-  Cursor<Shape> fetched(call);
-#pragma unroll 1
-  for (int slot = 0; slot < Shape::kDeep && fetched.there; ++slot) {
-    bring(fetched, slot);
-    fetched.step();
+struct RingSlot {
+  int number = 0;
+  std::uint32_t parity = 0;
+
+  __device__ void step() {
+    number = number + 1 == Shape::kDeep ? 0 : number + 1;
+    parity ^= number == 0 ? 1 : 0;
   }
-  Tiles<Shape> tiles(call);
-  Tile tile;
-  int slot = 0;
-  std::uint32_t parity = 0;  // of the ring's round
-#pragma unroll 1
-  while (tiles.next(tile)) {
+  /// Waits until what the slot had has been multiplied; in the ring's first round it had nothing.
+  __device__ void wait_free(std::uint32_t shared) const {
+    device::mbarrier_wait(shared + Shape::free(number), parity ^ 1);
+  }
+};
+
+/// Fills the ring, and each slot again when it has been multiplied: begin(tile) is told of each tile that has stages,
+/// and bring(slot) copies the next stage, by copies that tell their barriers themselves.
+template <class Shape>
+__device__ void fill_ring(Tiles<Shape> tiles, std::uint32_t shared, const auto& begin, const auto& bring) {
+  Tile tile = tiles.first();
+  RingSlot<Shape> slot;
+  do {
+    if (tile.begin == tile.end) continue;
+    begin(tile);
 #pragma unroll 1
     for (int stage = tile.begin; stage < tile.end; ++stage) {
-      if (fetched.there) {
-        device::mbarrier_wait(shared + Shape::free(slot), parity);
-        bring(fetched, slot);
-        fetched.step();
-      }
-      slot = slot + 1 == Shape::kDeep ? 0 : slot + 1;
-      parity ^= slot == 0 ? 1 : 0;
+      slot.wait_free(shared);
+      bring(slot.number);
+      slot.step();
     }
-  }
+  } while (tiles.next(tile));
 }
 
-/// The same where what was copied is worked on before others may use it: bring(cursor, slot) copies by cp.async, and
-/// make(tile, slot) does the rest when the thread's copies are there. kLag: stages that this may be ahead of the
+/// Fills the ring where what was copied is worked on before others may use it: bring(cursor, slot) copies by cp.async,
+/// and make(tile, slot) does the rest when the thread's copies are there. kLag: stages that this may be ahead of the
 /// products before a slot is filled again.
 template <class Shape, int kLag>
-__device__ void work_ring(const StreamCall& call, std::uint32_t shared, const auto& bring, const auto& make) {
+__device__ void work_ring(Tiles<Shape> tiles, std::uint32_t shared, const auto& bring, const auto& make) {
   constexpr int kDeep = Shape::kDeep;
   static_assert(kLag < kDeep);
-  Cursor<Shape> fetched(call);
+  Cursor<Shape> fetched(tiles);
 #pragma unroll 1
   for (int slot = 0; slot < kDeep; ++slot) {
     if (fetched.there) bring(fetched, slot);
     device::cp_async_commit();
     fetched.step();
   }
-  Tiles<Shape> tiles(call);
-  Tile tile;
+  Tile tile = tiles.first();
   int slot = 0;
   std::uint32_t parity = 0;  // of the ring's round
   int done = 0;              // stages, up to kLag
-#pragma unroll 1
-  while (tiles.next(tile)) {
+  do {
 #pragma unroll 1
     for (int stage = tile.begin; stage < tile.end; ++stage) {
       device::cp_async_wait<kDeep - 1 - kLag>();
@@ -208,7 +233,7 @@ __device__ void work_ring(const StreamCall& call, std::uint32_t shared, const au
       slot = slot + 1 == kDeep ? 0 : slot + 1;
       parity ^= slot == 0 ? 1 : 0;
     }
-  }
+  } while (tiles.next(tile));
   device::cp_async_wait<0>();
 }
 

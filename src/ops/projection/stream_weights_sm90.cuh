@@ -13,49 +13,70 @@ namespace smla::projection::sm90 {
 template <class Shape>
 class WeightProducer {
  public:
-  __device__ WeightProducer(const StreamCall& call, std::uint32_t shared)
+  __device__ WeightProducer(const StreamCall& call, const Tiles<Shape>& tiles, std::uint32_t shared)
       : call_(call),
+        tiles_(tiles),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) % kGroupThreads / 32),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  __device__ void run() const {
-    fill_ring<Shape>(call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); });
+  __device__ void run() {
+    fill_ring<Shape>(
+        tiles_, shared_, [&](const Tile& tile) { begin(tile); }, [&](int slot) { bring(slot); });
     device::pdl_wait();  // every thread of a kernel that was launched early must, at some time
   }
 
  private:
-  __device__ void bring(const Cursor<Shape>& at, int slot) const {
-    const StreamPart& part = call_.part[at.tile.number];
+  static constexpr int kRowsAtOnce = 4 * kGroupWarps;
+
+  /// A warp copies four rows of weights at a time, a lane 16 bytes of one.
+  __device__ void begin(const Tile& tile) {
+    const StreamPart& part = call_.part[tile.number];
     const std::int64_t row_bytes = static_cast<std::int64_t>(call_.k) * (part.e4m3 ? 1 : 2);
-    const std::int64_t along = static_cast<std::int64_t>(at.stage) * kPiece + 16 * (lane_ % 8);
-    const int row = 4 * warp_ + lane_ / 8;
-    const std::int64_t left = part.n - at.tile.column - row;
-    const std::uint8_t* from = static_cast<const std::uint8_t*>(part.w) +
-                               (static_cast<std::int64_t>(at.tile.group) * part.n + at.tile.column + row) * row_bytes +
-                               along;
-    const std::uint32_t to = shared_ + slot * Shape::kStage + row * kPiece + ((lane_ ^ row) % 8) * 16;
-    constexpr int kRowsAtOnce = 4 * kGroupWarps;
+    const int along = tile.begin * kPiece + 16 * (lane_ % 8);
+    from_ = static_cast<const std::uint8_t*>(part.w) + along +
+            (static_cast<std::int64_t>(tile.group) * part.n + tile.column + row()) * row_bytes;
+    step_ = kRowsAtOnce * row_bytes;
+    rows_ = static_cast<int>(min(part.n - tile.column, std::int64_t{Shape::kOutputs})) - row();
+    bytes_ = static_cast<int>(row_bytes) - along;
+    scale_ = nullptr;
+    const int consumer = static_cast<int>(threadIdx.x) % kGroupThreads;
+    if (!part.e4m3 || consumer >= kConsumers) return;
+    const std::int64_t output = tile.column + consumer * Shape::kGroupOutputs;
+    const bool there = output < part.n;  // scales of no output are not looked at
+    scale_ = part.w_scale + tile.group * part.w_scale_group +
+             (there ? output / Projection::kWeightBlock : 0) * part.w_scale_row + tile.begin;
+  }
+  __device__ void bring(int slot) {
+    const std::uint32_t to = shared_ + slot * Shape::kStage + row() * kPiece + ((lane_ ^ row()) % 8) * 16;
+    const int rows = bytes_ > 0 ? rows_ : 0;
+    const std::uint8_t* from = from_;
 #pragma unroll
     for (int i = 0; i < Shape::kOutputs / kRowsAtOnce; ++i) {
-      const bool there = along < row_bytes && kRowsAtOnce * i < left;
-      device::cp_async<16>(to + kRowsAtOnce * kPiece * i, there ? from : call_.part[0].w, there);
-      from += kRowsAtOnce * row_bytes;
+      device::cp_async<16>(to + kRowsAtOnce * kPiece * i, from, kRowsAtOnce * i < rows);
+      from += step_;
+      asm volatile("" : "+l"(from));  // or else each row's distance would be kept
     }
-    if (part.e4m3 && static_cast<int>(threadIdx.x) % kGroupThreads < kConsumers) {
+    if (scale_ != nullptr) {
       const int consumer = static_cast<int>(threadIdx.x) % kGroupThreads;
-      const std::int64_t output = at.tile.column + consumer * Shape::kGroupOutputs;
-      const float* scale = part.w_scale + at.tile.group * part.w_scale_group +
-                           output / Projection::kWeightBlock * part.w_scale_row + at.stage;
-      device::cp_async<4>(shared_ + Shape::kWeightScales + (slot * kConsumers + consumer) * 4,
-                          output < part.n ? scale : part.w_scale, output < part.n);
+      device::cp_async<4>(shared_ + Shape::kWeightScales + (slot * kConsumers + consumer) * 4, scale_, true);
+      ++scale_;
     }
     device::cp_async_arrive(shared_ + Shape::weights_there(slot));
+    from_ += kPiece;
+    bytes_ -= kPiece;
   }
+  __device__ int row() const { return 4 * warp_ + lane_ / 8; }
 
   const StreamCall& call_;
+  const Tiles<Shape>& tiles_;
   std::uint32_t shared_;
   int warp_, lane_;
+  const std::uint8_t* from_ = nullptr;  ///< the lane's part of its first row, of the stage that is next
+  std::int64_t step_ = 0;               ///< bytes from a row of the lane to its next
+  int rows_ = 0;                        ///< of the tile, from the lane's first row on
+  int bytes_ = 0;                       ///< of a row, from where the lane's part lies
+  const float* scale_ = nullptr;        ///< of that stage, of E4M3 weights, of a lane that copies scales
 };
 
 }  // namespace smla::projection::sm90

@@ -14,12 +14,12 @@ namespace smla::projection::sm90 {
 template <class Shape>
 class WideningProducer {
  public:
-  __device__ WideningProducer(const StreamCall& call, std::uint32_t shared)
-      : call_(call), shared_(shared), row_(static_cast<int>(threadIdx.x) % kGroupThreads) {}
+  __device__ WideningProducer(const StreamCall& call, const Tiles<Shape>& tiles, std::uint32_t shared)
+      : call_(call), tiles_(tiles), shared_(shared), row_(static_cast<int>(threadIdx.x) % kGroupThreads) {}
 
   __device__ void run() const {
     work_ring<Shape, kLag>(
-        call_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
+        tiles_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
         [&](const Tile& /*tile*/, int slot) {
           widen(slot);
           device::fence_proxy_async();
@@ -66,6 +66,7 @@ class WideningProducer {
   }
 
   const StreamCall& call_;
+  const Tiles<Shape>& tiles_;
   std::uint32_t shared_;
   int row_;  ///< of the tile's outputs
 };

@@ -138,8 +138,8 @@ TEST_F(JointProjectionGpu, ItIsChosenForFewRows) {
   EXPECT_NE(one(1, DType::kBF16), "cuda_stream");
   EXPECT_EQ(one(16, DType::kE4M3), "cuda_stream");
   EXPECT_EQ(one(64, DType::kE4M3), "cuda_stream");
-  EXPECT_EQ(one(1, DType::kE4M3, (1 << 17) - 1), "cuda_stream");
-  EXPECT_EQ(one(1, DType::kE4M3, 1 << 17), wide ? "sm90_stream" : "cuda_stream");  // 32 MiB
+  EXPECT_EQ(one(1, DType::kE4M3, (14 << 12) - 1), "cuda_stream");
+  EXPECT_EQ(one(1, DType::kE4M3, 14 << 12), wide ? "sm90_stream" : "cuda_stream");  // 14 MiB
   EXPECT_EQ(one(16, DType::kE4M3, 1 << 15), "cuda_stream");
   EXPECT_EQ(one(17, DType::kE4M3, 1 << 15), wide ? "sm90_stream" : "cuda_stream");  // 8 MiB
   EXPECT_EQ(one(128, DType::kE4M3), wide ? "sm90_stream" : "cuda");

@@ -40,7 +40,7 @@ static_assert(kMostShared <= 227 << 10 && std::max(Sixteen::kShared, ThirtyTwo::
 /// clusters; where bf16 ones are among them, from kFewestRowsWithBf16 on. Above kStreamedElsewhere rows nothing else
 /// takes bf16 x beside E4M3 weights.
 constexpr std::int64_t kFewestBytes = std::int64_t{8} << 20;
-constexpr std::int64_t kFewestBytesOfSixteen = std::int64_t{32} << 20;  ///< of up to sixteen rows
+constexpr std::int64_t kFewestBytesOfSixteen = std::int64_t{14} << 20;  ///< of up to sixteen rows
 constexpr std::int64_t kFewestRowsWithBf16 = 33;
 constexpr std::int64_t kStreamedElsewhere = 64;
 constexpr std::int64_t kMostRows = 128;

@@ -23,9 +23,9 @@ class InputProducer {
 
   __device__ void run() {
     device::pdl_wait_and_trigger();
-    if constexpr (Shape::kX == StreamedX::kE4M3) {
+    if constexpr (Shape::kCopied) {
       fill_ring<Shape>(
-          tiles_, shared_, [&](const Tile& tile) { begin_codes(tile); }, [&](int slot) { bring_codes(slot); });
+          tiles_, shared_, [&](const Tile& tile) { begin_copies(tile); }, [&](int slot) { copy(slot); });
     } else if constexpr (Shape::kInTurn) {
       run_in_turn();
     } else {
@@ -51,10 +51,10 @@ class InputProducer {
   __device__ int row_of(int unit) const { return (unit * kGroupWarps + warp_) * kSplitRows; }
 
   __device__ void bring(const Cursor<Shape>& at, int slot) const {
-    if (Shape::kX == StreamedX::kBesideNvfp4 || !call_.part[at.tile.number].e4m3) {
-      bring_bf16(at, slot);
-    } else {
+    if (call_.part[at.tile.number].e4m3) {
       bring_split(at, slot);
+    } else {
+      bring_bf16(at, slot);
     }
   }
   __device__ void bring_bf16(const Cursor<Shape>& at, int slot) const {
@@ -68,33 +68,40 @@ class InputProducer {
                            there ? x + (at.tile.row + row) * call_.x_row : call_.x, there);
     }
   }
-  /// E4M3 x as the caller has it.
-  __device__ void begin_codes(const Tile& tile) {
-    const CodedX& x = call_.coded;
+  /// x as the caller has it: E4M3 with scales, or bf16 beside NVFP4 weights, 128 bytes of each row a stage.
+  __device__ void begin_copies(const Tile& tile) {
+    constexpr bool kCodes = Shape::kX == StreamedX::kE4M3;
     const int row = row_of(0) + lane_ / 8;
     const int thread = warp_ * 32 + lane_;
     rows_ = static_cast<int>(min(call_.m - tile.row, std::int64_t{Shape::kRows}));
-    codes_ =
-        x.codes + tile.group * call_.x_group + (tile.row + row) * call_.x_row + tile.begin * kPiece + lane_ % 8 * 16;
-    scales_ = x.scales + tile.group * x.scale_group + tile.begin * x.scale_chunk + tile.row + thread;
+    const std::int64_t first = tile.group * call_.x_group + (tile.row + row) * call_.x_row;
+    from_ = kCodes ? call_.coded.codes + first : reinterpret_cast<const std::uint8_t*>(call_.x + first);
+    from_ += tile.begin * kPiece + lane_ % 8 * 16;
+    if constexpr (kCodes) {
+      const CodedX& x = call_.coded;
+      scales_ = x.scales + tile.group * x.scale_group + tile.begin * x.scale_chunk + tile.row + thread;
+    }
   }
-  __device__ void bring_codes(int slot) {
+  __device__ void copy(int slot) {
     constexpr int kRowsAtOnce = kSplitRows * kGroupWarps;
+    constexpr bool kCodes = Shape::kX == StreamedX::kE4M3;
     const int row = row_of(0) + lane_ / 8;
     const std::uint32_t to = shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16;
-    const std::uint8_t* from = codes_;
+    const std::uint8_t* from = from_;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       device::cp_async<16>(to + unit * kRowsAtOnce * 128, from, row + unit * kRowsAtOnce < rows_);
-      from += kRowsAtOnce * call_.x_row;
+      from += kRowsAtOnce * call_.x_row * (kCodes ? 1 : 2);
     }
-    const int thread = warp_ * 32 + lane_;
-    if (thread < Shape::kRows) {
-      device::cp_async<4>(shared_ + Shape::kRowScales + (slot * Shape::kRows + thread) * 4, scales_, thread < rows_);
+    if constexpr (kCodes) {
+      const int thread = warp_ * 32 + lane_;
+      if (thread < Shape::kRows) {
+        device::cp_async<4>(shared_ + Shape::kRowScales + (slot * Shape::kRows + thread) * 4, scales_, thread < rows_);
+      }
+      scales_ += call_.coded.scale_chunk;
     }
     device::cp_async_arrive(shared_ + Shape::inputs_there(slot));
-    codes_ += kPiece;
-    scales_ += call_.coded.scale_chunk;
+    from_ += kPiece;
   }
   __device__ void bring_split(const Cursor<Shape>& at, int slot) const {
     const SplitX& x = call_.split;
@@ -194,8 +201,8 @@ class InputProducer {
   const Tiles<Shape>& tiles_;
   std::uint32_t shared_;
   int warp_, lane_;
-  // Of E4M3 x: where the lane's part of the stage that is next lies, its scale, and rows of the tile.
-  const std::uint8_t* codes_ = nullptr;
+  // Of x that is copied: where the lane's part of the stage that is next lies, its scale, and rows of the tile.
+  const std::uint8_t* from_ = nullptr;
   const float* scales_ = nullptr;
   int rows_ = 0;
 };

@@ -21,6 +21,7 @@ struct StreamRoom {
   ClustersAtOnce clusters{};
   ClustersAtOnce single{};  ///< with one block a multiprocessor
   std::int64_t rate = 1;    ///< GB/s that a block streams, measured
+  std::int64_t most = 31;   ///< GB/s that a multiprocessor streams, measured
 };
 
 /// A weight of a call.
@@ -30,8 +31,8 @@ struct StreamedWeight {
   std::int64_t bytes = 0;       ///< of the weight
 };
 
-/// What a launch would take, in ns, were the weight alone and `sharing` blocks to share each tile. A multiprocessor
-/// streams 31 GB/s, all of them 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several blocks
+/// What a launch would take, in ns, were the weight alone and `sharing` blocks to share each tile. All multiprocessors
+/// together stream 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several blocks
 /// 1,200. Clusters that need nearly all room for two blocks a multiprocessor have been seen to take a second round.
 constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, const StreamRoom& room) {
   const auto of = static_cast<std::size_t>(sharing - 1);
@@ -41,7 +42,7 @@ constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, const S
   const std::int64_t rounds = (w.tiles + at_once - 1) / at_once;
   const std::int64_t blocks = crowded ? 2 : 1;
   const std::int64_t of_multiprocessor = blocks * ((w.tile_bytes + sharing - 1) / sharing);
-  const std::int64_t rate = std::min<std::int64_t>(31, blocks * room.rate);
+  const std::int64_t rate = std::min(room.most, blocks * room.rate);
   return std::max(w.bytes / 4000, rounds * of_multiprocessor / rate) + rounds * (sharing > 1 ? 1500 : 300);
 }
 

@@ -36,7 +36,9 @@ struct StreamShape {
   /// A block's first tile is found before the warpgroups part, so that they do not load a copy of that code each. Else
   /// there are no registers for it.
   static constexpr bool kFoundBefore = kInTurn || kX == StreamedX::kE4M3;
-  static constexpr int kInputArrivals = kX == StreamedX::kE4M3 ? kGroupThreads : (kInTurn ? 1 : kGroupWarps);
+  /// x is copied as it is; the copies tell their barrier themselves.
+  static constexpr bool kCopied = kX != StreamedX::kBF16;
+  static constexpr int kInputArrivals = kCopied ? kGroupThreads : (kInTurn ? 1 : kGroupWarps);
   static constexpr int kHalves = kX == StreamedX::kBF16 ? 2 : 1;  ///< of 128 bytes of a row of x in a stage
   static constexpr int kGroupOutputs = kOutputs / kConsumers;     ///< of a warpgroup, in one block of scales
   static constexpr int kTall = kGroupOutputs / 64;                ///< its tiles of 64 outputs
@@ -54,7 +56,12 @@ struct StreamShape {
   /// Barriers between the consumers of a cluster: sums can be read, and have been.
   static constexpr int kSumsThere = kBarriers + 3 * kDeep * 8;
   static constexpr int kSumsRead = kSumsThere + 8;
-  static constexpr int kShared = kSumsRead + 8;
+  /// NVFP4 weights as they are stored, a ring of its own: the codes of two stages, 64 bytes an output, and their
+  /// scales.
+  static constexpr int kRawDeep = kX != StreamedX::kBesideNvfp4 ? 0 : (kRows == 64 ? 3 : 4);
+  static constexpr int kRawCodes = (kSumsRead + 8 + 127) / 128 * 128;
+  static constexpr int kRawScales = kRawCodes + kRawDeep * kOutputs * 64;
+  static constexpr int kShared = kRawDeep == 0 ? kSumsRead + 8 : kRawScales + kRawDeep * kOutputs * 8;
 
   /// Barriers of a stage: its weights are there, its x is, and all of it has been multiplied.
   __device__ static constexpr std::uint32_t weights_there(int slot) { return kBarriers + 8 * slot; }

@@ -64,6 +64,10 @@ constexpr std::int64_t kFewestBytesOfNvfp4 = std::int64_t{16} << 20;
 constexpr std::int64_t kFewestRowsOfNvfp4 = 64;
 constexpr std::int64_t kFewInputs = 1024;
 constexpr std::int64_t kFewestRowsOfFewInputs = 16;
+/// GB/s of NVFP4 weights that a block and a multiprocessor widen. Of many inputs, more blocks to a tile than these ask
+/// for are slower alone and faster in a layer, where they begin before the kernel ahead has ended.
+constexpr std::int64_t kNvfp4Rate = 11;
+constexpr std::int64_t kNvfp4Most = 12;
 
 std::int64_t weight_bytes(const JointProblem& p) {
   std::int64_t bytes = 0;
@@ -180,9 +184,7 @@ ClustersAtOnce clusters() {
 template <class Shape>
 StreamRoom room() {
   constexpr bool kFew = Shape::kRows <= 16 || (Shape::kX == sm90::StreamedX::kE4M3 && Shape::kRows <= 32);
-  StreamRoom room{.clusters = clusters<Shape>(), .single = clusters<SixtyFour>(), .rate = kFew ? 30 : 20};
-  if (Shape::kX == sm90::StreamedX::kBesideNvfp4) room.rate = 11, room.most = 12;  // widening binds, not memory
-  return room;
+  return {.clusters = clusters<Shape>(), .single = clusters<SixtyFour>(), .rate = kFew ? 30 : 20};
 }
 
 template <class Shape>
@@ -206,7 +208,8 @@ void cut(StreamCall& call, bool deterministic) {
   using Many = std::conditional_t<kCodes, Codes64Wide, std::conditional_t<kNvfp4, Nvfp4_64, SixtyFour>>;
   // What a weight gives must not depend on the others of the call, by which the shape for 17 to 32 rows is chosen.
   const bool as_many = deterministic || (!kCodes && Shape::kRows > Sixteen::kRows);
-  const StreamRoom there = as_many ? room<Many>() : room<Shape>();
+  StreamRoom there = as_many ? room<Many>() : room<Shape>();
+  if (kNvfp4 && call.k <= kFewInputs) there.rate = kNvfp4Rate, there.most = kNvfp4Most;
   call.row_blocks = static_cast<std::uint32_t>((call.m + Shape::kRows - 1) / Shape::kRows);
   for (int i = 0; i < call.parts; ++i) {
     StreamPart& part = call.part[i];

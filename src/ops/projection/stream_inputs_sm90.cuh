@@ -10,7 +10,7 @@
 namespace smla::projection::sm90 {
 
 /// The warpgroup that brings x: of a stage the inputs of its weights for each row of the tile, swizzled. Beside E4M3
-/// weights bf16 inputs are split, here or before (Shape::kSplitBefore).
+/// weights bf16 inputs are split, here or before (Shape::kSplitBefore); else x is copied as it is.
 template <class Shape>
 class InputProducer {
  public:
@@ -23,107 +23,77 @@ class InputProducer {
 
   __device__ void run() {
     device::pdl_wait_and_trigger();
-    if constexpr (Shape::kCopied) {
-      fill_ring<Shape>(
-          tiles_, shared_, [&](const Tile& tile) { begin_copies(tile); }, [&](int slot) { copy(slot); });
-    } else if constexpr (Shape::kInTurn) {
+    if constexpr (Shape::kInTurn) {
       run_in_turn();
     } else {
-      run_bf16();
+      fill_ring<Shape>(
+          tiles_, shared_, [&](const Tile& tile) { begin(tile); }, [&](int slot) { copy(slot); });
     }
   }
 
  private:
-  static constexpr int kLag = 2;                                          ///< see work_ring()
-  static constexpr int kUnits = Shape::kRows / kSplitRows / kGroupWarps;  ///< of rows, of a warp
-  static_assert(kUnits * kSplitRows * kGroupWarps == Shape::kRows);
+  static constexpr bool kCodes = Shape::kX == StreamedX::kE4M3;
+  static constexpr bool kSplit = Shape::kX == StreamedX::kBF16;  ///< before, where the weights are E4M3
+  static constexpr int kRowsAtOnce = kSplitRows * kGroupWarps;
+  static constexpr int kUnits = Shape::kRows / kRowsAtOnce;
+  static_assert(kUnits * kRowsAtOnce == Shape::kRows);
 
-  /// A warp waits for its rows of a stage, and tells the stage's barrier.
-  __device__ void run_bf16() const {
-    work_ring<Shape, kLag>(
-        tiles_, shared_, [&](const Cursor<Shape>& at, int slot) { bring(at, slot); },
-        [&](const Tile& /*tile*/, int slot) {
-          __syncwarp();
-          device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot));
-        });
-  }
+  __device__ int row() const { return warp_ * kSplitRows + lane_ / 8; }
+  __device__ int thread() const { return warp_ * 32 + lane_; }
 
-  __device__ int row_of(int unit) const { return (unit * kGroupWarps + warp_) * kSplitRows; }
-
-  __device__ void bring(const Cursor<Shape>& at, int slot) const {
-    if (call_.part[at.tile.number].e4m3) {
-      bring_split(at, slot);
-    } else {
-      bring_bf16(at, slot);
-    }
-  }
-  __device__ void bring_bf16(const Cursor<Shape>& at, int slot) const {
-    const int input = at.stage * 64 + lane_ % 8 * 8;
-    const BF16* x = call_.x + at.tile.group * call_.x_group + input;
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      const int row = row_of(unit) + lane_ / 8;
-      const bool there = at.tile.row + row < call_.m && input < call_.k;
-      device::cp_async<16>(shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16,
-                           there ? x + (at.tile.row + row) * call_.x_row : call_.x, there);
-    }
-  }
-  /// x as the caller has it: E4M3 with scales, or bf16 beside NVFP4 weights, 128 bytes of each row a stage.
-  __device__ void begin_copies(const Tile& tile) {
-    constexpr bool kCodes = Shape::kX == StreamedX::kE4M3;
-    const int row = row_of(0) + lane_ / 8;
-    const int thread = warp_ * 32 + lane_;
-    rows_ = static_cast<int>(min(call_.m - tile.row, std::int64_t{Shape::kRows}));
-    const std::int64_t first = tile.group * call_.x_group + (tile.row + row) * call_.x_row;
-    from_ = kCodes ? call_.coded.codes + first : reinterpret_cast<const std::uint8_t*>(call_.x + first);
-    from_ += tile.begin * kPiece + lane_ % 8 * 16;
+  /// Eight lanes copy 128 bytes of a row, sixteen rows at a time.
+  __device__ void begin(const Tile& tile) {
+    const bool split = kSplit && call_.part[tile.number].e4m3;
+    const std::int64_t first = tile.group * call_.x_group + (tile.row + row()) * call_.x_row;
+    std::int64_t row_bytes = call_.k * std::int64_t{kCodes ? 1 : 2};
+    step_ = kRowsAtOnce * call_.x_row * (kCodes ? 1 : 2);
+    lower_ = 0;
     if constexpr (kCodes) {
       const CodedX& x = call_.coded;
-      scales_ = x.scales + tile.group * x.scale_group + tile.begin * x.scale_chunk + tile.row + thread;
+      from_ = x.codes + first;
+      scales_ = x.scales + tile.group * x.scale_group + tile.begin * x.scale_chunk + tile.row + thread();
+      next_scales_ = x.scale_chunk;
+    } else {
+      from_ = reinterpret_cast<const std::uint8_t*>(call_.x + first);
     }
+    if (split) {
+      const SplitX& x = call_.split;
+      row_bytes = call_.k;
+      from_ = x.upper + (tile.group * x.rows + tile.row + row()) * row_bytes;
+      step_ = kRowsAtOnce * row_bytes;
+      lower_ = x.lower - x.upper;
+      scales_ =
+          x.scales + (tile.group * static_cast<std::int64_t>(x.chunks) + tile.begin) * x.rows + tile.row + 4 * thread();
+      next_scales_ = x.rows;
+    }
+    const int along = tile.begin * kPiece + lane_ % 8 * 16;
+    from_ += along;
+    bytes_ = static_cast<int>(row_bytes) - along;
+    rows_ = static_cast<int>(min(call_.m - tile.row, std::int64_t{Shape::kRows}));
   }
   __device__ void copy(int slot) {
-    constexpr int kRowsAtOnce = kSplitRows * kGroupWarps;
-    constexpr bool kCodes = Shape::kX == StreamedX::kE4M3;
-    const int row = row_of(0) + lane_ / 8;
-    const std::uint32_t to = shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16;
+    const std::uint32_t to = shared_ + Shape::half_row(slot, 0, row()) + ((lane_ ^ row()) % 8) * 16;
+    const std::uint32_t scales = shared_ + Shape::kRowScales + slot * Shape::kRows * 4;
+    const int rows = bytes_ > 0 ? rows_ : 0;
     const std::uint8_t* from = from_;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      device::cp_async<16>(to + unit * kRowsAtOnce * 128, from, row + unit * kRowsAtOnce < rows_);
-      from += kRowsAtOnce * call_.x_row * (kCodes ? 1 : 2);
-    }
-    if constexpr (kCodes) {
-      const int thread = warp_ * 32 + lane_;
-      if (thread < Shape::kRows) {
-        device::cp_async<4>(shared_ + Shape::kRowScales + (slot * Shape::kRows + thread) * 4, scales_, thread < rows_);
+      const bool there = row() + unit * kRowsAtOnce < rows;
+      device::cp_async<16>(to + unit * kRowsAtOnce * 128, from, there);
+      if (kSplit && lower_ != 0) {
+        device::cp_async<16>(to + unit * kRowsAtOnce * 128 + Shape::kHalfBytes, from + lower_, there);
       }
-      scales_ += call_.coded.scale_chunk;
+      from += step_;
+    }
+    if (kCodes && thread() < Shape::kRows) {
+      device::cp_async<4>(scales + thread() * 4, scales_, thread() < rows_);
+    } else if (kSplit && lower_ != 0 && thread() < Shape::kRows / 4) {
+      device::cp_async<16>(scales + thread() * 16, scales_, 4 * thread() < rows_);
     }
     device::cp_async_arrive(shared_ + Shape::inputs_there(slot));
     from_ += kPiece;
-  }
-  __device__ void bring_split(const Cursor<Shape>& at, int slot) const {
-    const SplitX& x = call_.split;
-    const int input = at.stage * kPiece + lane_ % 8 * 16;
-    const std::int64_t first = at.tile.group * x.rows + at.tile.row;
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      const int row = row_of(unit) + lane_ / 8;
-      const bool there = at.tile.row + row < call_.m && input < call_.k;
-      const std::int64_t from = there ? (first + row) * call_.k + input : 0;
-      const std::uint32_t to = shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16;
-      device::cp_async<16>(to, x.upper + from, there);
-      device::cp_async<16>(to + Shape::kHalfBytes, x.lower + from, there);
-    }
-    const int thread = warp_ * 32 + lane_;
-    if (thread < Shape::kRows / 4) {
-      const bool there = at.tile.row + 4 * thread < call_.m;
-      const float* scales = x.scales + (at.tile.group * static_cast<std::int64_t>(x.chunks) + at.stage) * x.rows +
-                            at.tile.row + 4 * thread;
-      device::cp_async<16>(shared_ + Shape::kRowScales + (slot * Shape::kRows + 4 * thread) * 4,
-                           there ? scales : x.scales, there);
-    }
+    bytes_ -= kPiece;
+    scales_ += next_scales_;
   }
 
   /// Warps take stages in turn: each waits for all rows of its own, and splits them where the weights are E4M3.
@@ -201,10 +171,14 @@ class InputProducer {
   const Tiles<Shape>& tiles_;
   std::uint32_t shared_;
   int warp_, lane_;
-  // Of x that is copied: where the lane's part of the stage that is next lies, its scale, and rows of the tile.
+  // Of x that is copied: where the lane's part of the stage that is next lies, and the rows of the tile.
   const std::uint8_t* from_ = nullptr;
+  std::int64_t step_ = 0;   ///< bytes from a row of the lane to its next
+  std::int64_t lower_ = 0;  ///< bytes from upper to lower parts of x that has been split; 0: it has not
+  int rows_ = 0;            ///< of the tile
+  int bytes_ = 0;           ///< of a row, from where the lane's part lies
   const float* scales_ = nullptr;
-  int rows_ = 0;
+  std::int64_t next_scales_ = 0;  ///< numbers from a stage's scales to the next one's
 };
 
 /// Splits x for blocks that have no time for it: a warp has four rows of 128 inputs of a group.

@@ -36,12 +36,10 @@ struct StreamShape {
   /// A block's first tile is found before the warpgroups part, so that they do not load a copy of that code each. Else
   /// there are no registers for it.
   static constexpr bool kFoundBefore = kInTurn || kX == StreamedX::kE4M3;
-  /// x is copied as it is; the copies tell their barrier themselves.
-  static constexpr bool kCopied = kX != StreamedX::kBF16;
-  static constexpr int kInputArrivals = kCopied ? kGroupThreads : (kInTurn ? 1 : kGroupWarps);
-  static constexpr int kHalves = kX == StreamedX::kBF16 ? 2 : 1;  ///< of 128 bytes of a row of x in a stage
-  static constexpr int kGroupOutputs = kOutputs / kConsumers;     ///< of a warpgroup, in one block of scales
-  static constexpr int kTall = kGroupOutputs / 64;                ///< its tiles of 64 outputs
+  static constexpr int kInputArrivals = kInTurn ? 1 : kGroupThreads;  ///< copies tell a stage's barrier themselves
+  static constexpr int kHalves = kX == StreamedX::kBF16 ? 2 : 1;      ///< of 128 bytes of a row of x in a stage
+  static constexpr int kGroupOutputs = kOutputs / kConsumers;         ///< of a warpgroup, in one block of scales
+  static constexpr int kTall = kGroupOutputs / 64;                    ///< its tiles of 64 outputs
   static_assert(Projection::kWeightBlock % kGroupOutputs == 0);
   static constexpr int kWeightBytes = kOutputs * kPiece;  ///< of a stage
   static constexpr int kHalfBytes = kRows * 128;          ///< 128 bytes of each row of x, swizzled
@@ -156,7 +154,6 @@ struct Cursor {
       : tiles(all), tile(all.first()), stage(tile.begin) {
     skip(stages);
   }
-  __device__ void step() { skip(1); }
   __device__ void skip(int stages) {
     stage += stages;
 #pragma unroll 1
@@ -200,48 +197,6 @@ __device__ void fill_ring(Tiles<Shape> tiles, std::uint32_t shared, const auto& 
       slot.step();
     }
   } while (tiles.next(tile));
-}
-
-/// Fills the ring where what was copied is worked on before others may use it: bring(cursor, slot) copies by cp.async,
-/// and make(tile, slot) does the rest when the thread's copies are there. kLag: stages that this may be ahead of the
-/// products before a slot is filled again.
-template <class Shape, int kLag>
-__device__ void work_ring(Tiles<Shape> tiles, std::uint32_t shared, const auto& bring, const auto& make) {
-  constexpr int kDeep = Shape::kDeep;
-  static_assert(kLag < kDeep);
-  Cursor<Shape> fetched(tiles);
-#pragma unroll 1
-  for (int slot = 0; slot < kDeep; ++slot) {
-    if (fetched.there) bring(fetched, slot);
-    device::cp_async_commit();
-    fetched.step();
-  }
-  Tile tile = tiles.first();
-  int slot = 0;
-  std::uint32_t parity = 0;  // of the ring's round
-  int done = 0;              // stages, up to kLag
-  do {
-#pragma unroll 1
-    for (int stage = tile.begin; stage < tile.end; ++stage) {
-      device::cp_async_wait<kDeep - 1 - kLag>();
-      make(tile, slot);
-      // The slot of an earlier stage is filled again when that is multiplied, which needs nothing more from here.
-      if (done == kLag) {
-        const int before = slot < kLag ? slot + kDeep - kLag : slot - kLag;
-        if (fetched.there) {
-          device::mbarrier_wait(shared + Shape::free(before), slot < kLag ? parity ^ 1 : parity);
-          bring(fetched, before);
-        }
-        device::cp_async_commit();
-        fetched.step();
-      } else {
-        ++done;
-      }
-      slot = slot + 1 == kDeep ? 0 : slot + 1;
-      parity ^= slot == 0 ? 1 : 0;
-    }
-  } while (tiles.next(tile));
-  device::cp_async_wait<0>();
 }
 
 }  // namespace smla::projection::sm90

@@ -43,6 +43,15 @@ TEST(StreamSplit, TwoBlocksOfAMultiprocessorShareItsRate) {
   EXPECT_EQ(sharing_of_few(1024, 4096, 8, 20), 3);
 }
 
+TEST(StreamSplit, WhereOneBlockNearlyFillsAMultiprocessorTwoAreNotMade) {
+  const auto sharing_of_nvfp4 = [](std::int64_t rate, std::int64_t most) {  // wo_a: 64 tiles of 128 outputs
+    return blocks_of_tile({.tiles = 64, .tile_bytes = 128 * 2304, .bytes = 64 * 128 * 2304},
+                          {.clusters = kDouble, .single = kSingle, .rate = rate, .most = most});
+  };
+  EXPECT_EQ(sharing_of_nvfp4(20, 31), 3);
+  EXPECT_EQ(sharing_of_nvfp4(11, 12), 2);
+}
+
 TEST(StreamSplit, SmallWeightsTakeMostBlocksOfACluster) {
   EXPECT_EQ(sharing(1024, 4096), 8);  // wq_a
   EXPECT_EQ(sharing(512, 4096), 8);   // wkv

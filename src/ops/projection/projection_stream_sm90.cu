@@ -64,8 +64,8 @@ constexpr std::int64_t kFewestBytesOfNvfp4 = std::int64_t{16} << 20;
 constexpr std::int64_t kFewestRowsOfNvfp4 = 64;
 constexpr std::int64_t kFewInputs = 1024;
 constexpr std::int64_t kFewestRowsOfFewInputs = 16;
-/// GB/s of NVFP4 weights that a block and a multiprocessor widen. Of many inputs, more blocks to a tile than these ask
-/// for are slower alone and faster in a layer, where they begin before the kernel ahead has ended.
+/// GB/s of NVFP4 weights that a block and a multiprocessor widen, by which weights of few inputs are shared. Of more
+/// inputs, more blocks to a tile are slower alone and faster in a layer, where they begin before the kernel ahead ends.
 constexpr std::int64_t kNvfp4Rate = 11;
 constexpr std::int64_t kNvfp4Most = 12;
 

@@ -136,6 +136,11 @@ void run_cvta(Warp& w, const Instruction& i, std::uint32_t lanes) {
   });
 }
 
+/// A policy for lines of L2, which there is none of here.
+void run_create_policy(Warp& w, const Instruction& i, std::uint32_t lanes) {
+  each_lane(lanes, [&](int l) { set_number(w, i.d[0], l, 0); });
+}
+
 void decode_cp(Instruction& i, const Name& name) {
   if (name.at(1) != "async" || has(name, "bulk")) unknown();
   if (has(name, "mbarrier")) {
@@ -205,6 +210,8 @@ bool decode_memory(Instruction& i, const Name& name) {
   } else if (base == "prefetch" || base == "prefetchu" || base == "fence" || base == "membar" ||
              base == "griddepcontrol" || base == "setmaxnreg") {
     i.run = nothing;
+  } else if (base == "createpolicy") {
+    i.run = run_create_policy;
   } else if (base == "nanosleep") {
     i.run = nothing;
     i.flow = Flow::kYield;

@@ -19,6 +19,15 @@ __device__ inline void cp_async(std::uint32_t to, const void* from, bool there) 
                  : "memory");
   }
 }
+/// The same of 16 bytes that are read once: L2 gives up their lines before others (evict_first).
+__device__ inline void cp_async_once(std::uint32_t to, const void* from, bool there) {
+  const int bytes = there ? 16 : 0;
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes),
+               "l"(policy)
+               : "memory");
+}
 /// Closes a group: this thread's copies since the last call.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until all but the last kLeft groups of this thread have arrived.

@@ -269,9 +269,32 @@ __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std:
   });
 }
 
+/// Of few rows: prefetches what a block reads besides them, before the kernels ahead have ended. Later the next
+/// kernel's weights come through the same memory. A position may not have been written yet, so it is good for a
+/// prefetch alone.
+template <class T>
+__device__ void fetch_ahead(const NormCall<T, T>& c, const Target<T>& target) {
+  constexpr unsigned kFewBlocks = 128;  // more would wait for each other
+  if (gridDim.x > kFewBlocks) return;
+  const bool inserts = blockIdx.x >= c.blocks;
+  const Matrix<T, T>& m = c.matrix[inserts ? 1 : 0];
+  const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
+  const int bytes = m.weight == nullptr ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
+  for (int i = 128 * thread; i < bytes; i += 128 * 32 * kWarps)
+    prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
+  const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) - c.blocks) * kInserted + thread;
+  if (!inserts || thread >= kInserted || row >= c.rows) return;
+  prefetch(target.insert.slots + row);
+  const std::int64_t position = glance(target.positions + row);
+  if (!target.rope.has(position)) return;
+  const float* const cos_sin = target.rope.row(position);
+  for (int i = 0; i < 2 * target.rope.pairs; i += 32) prefetch(cos_sin + i);
+}
+
 template <bool kShortRows, bool kByFours, class T>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
     norm_insert_rows(const __grid_constant__ NormCall<T, T> c, const __grid_constant__ Target<T> target) {
+  if constexpr (kShortRows) fetch_ahead(c, target);  // for others there is no register
   pdl_wait_and_trigger();
   __shared__ Short<T> shared;
   if (blockIdx.x < c.blocks) {

@@ -71,6 +71,7 @@ struct StreamCall {
   std::uint32_t row_blocks = 1;
   std::uint32_t tiles = 0;  ///< of all parts
   int together = 1;         ///< `sm90_stream`: blocks of a cluster
+  int under_way = 1;        ///< `sm90_stream`: stages of weights that a block has on their way at a time
   SplitX split;
   CodedX coded;
   QuantisedY quantised;  ///< of a call of one weight

@@ -119,6 +119,7 @@ class StreamWarp {
  public:
   using Shape = StreamShape<kTall, kWide, kDeep>;
   using Tile = StreamTile<Shape>;
+  static constexpr int kUnderWay = 2;  ///< stages of a warp that are on their way before x is there
 
   __device__ static StreamFormat format_of(const StreamPart& part) {
     if (kNvfp4 && part.nvfp4) return StreamFormat::kNvfp4;
@@ -133,7 +134,11 @@ class StreamWarp {
         fetched_(first) {
     aim_at_weights();
 #pragma unroll 1
-    for (int stage = 0; stage < kDeep; ++stage) fetch(stage);
+    for (int stage = 0; stage < kDeep; ++stage) {
+      // What the kernel ahead still loads would arrive behind a whole ring.
+      if (stage >= kUnderWay) device::cp_async_wait<kUnderWay - 1>();
+      fetch(stage);
+    }
   }
 
   /// Asks for the first inputs that a tile's weights are multiplied by, after pdl_wait().
@@ -280,7 +285,7 @@ class StreamWarp {
 #pragma unroll
     for (int i = 0; i < 2 * kTall; ++i) {
       const bool there = behind_ > 0 && 8 * i < outputs_;
-      device::cp_async<16>(to + 1024 * i, there ? row : part.w, there);
+      device::cp_async_once(to + 1024 * i, there ? row : part.w, there);
       device::cp_async<4>(to + 1024 * i + 512, there ? scales : part.group_scale, there);
       row += eight_rows_;
       scales += call_.k / 2;
@@ -304,8 +309,8 @@ class StreamWarp {
         const std::uint8_t* row = weights_;
 #pragma unroll
         for (int i = 0; i < kEights; ++i) {
-          device::cp_async<16>(to + 1024 * i, row, true);
-          device::cp_async<16>(to + 1024 * i + 512, row + kStreamPiece / 2, true);
+          device::cp_async_once(to + 1024 * i, row, true);
+          device::cp_async_once(to + 1024 * i + 512, row + kStreamPiece / 2, true);
           row += eight_rows_;
         }
       } else {
@@ -313,7 +318,7 @@ class StreamWarp {
         for (int i = 0; i < 2 * kEights; ++i) {
           const int along = i % 2 * (kStreamPiece / 2);
           const bool there = i / 2 * 8 < outputs_ && along < behind_;
-          device::cp_async<16>(to + 512 * i, there ? weights_ + i / 2 * eight_rows_ + along : call_.part[0].w, there);
+          device::cp_async_once(to + 512 * i, there ? weights_ + i / 2 * eight_rows_ + along : call_.part[0].w, there);
         }
       }
       weights_ += kStreamWarps * kStreamPiece;

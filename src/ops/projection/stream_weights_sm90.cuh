@@ -8,8 +8,9 @@
 namespace smla::projection::sm90 {
 
 /// The warpgroup that brings weights: of a stage 128 bytes of each of the tile's rows, swizzled, and their scales. Each
-/// copy tells the stage's barrier by itself, so nothing here waits for memory. Weights depend on no kernel: the ring is
-/// filled with them while the kernel ahead still runs.
+/// copy tells the stage's barrier by itself. Weights depend on no kernel: the ring is filled with them while the kernel
+/// ahead still runs. No more stages are on their way than memory needs to be busy: whatever else the multiprocessor
+/// loads, for that kernel among others, arrives behind them.
 template <class Shape>
 class WeightProducer {
  public:
@@ -21,13 +22,25 @@ class WeightProducer {
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() {
+    int left = call_.under_way;
+    RingSlot<Shape> oldest;
     fill_ring<Shape>(
-        tiles_, shared_, [&](const Tile& tile) { begin(tile); }, [&](int slot) { bring(slot); });
+        tiles_, shared_, [&](const Tile& tile) { begin(tile); },
+        [&](int slot) {
+          if (left > 0) {
+            --left;
+          } else if (kPaced) {
+            device::mbarrier_wait(shared_ + Shape::weights_there(oldest.number), oldest.parity);
+            oldest.step();
+          }
+          bring(slot);
+        });
     device::pdl_wait();  // every thread of a kernel that was launched early must, at some time
   }
 
  private:
   static constexpr int kRowsAtOnce = 4 * kGroupWarps;
+  static constexpr bool kPaced = Shape::kOutputs == 128;  ///< others have no register for it
 
   /// A warp copies four rows of weights at a time, a lane 16 bytes of one.
   __device__ void begin(const Tile& tile) {
@@ -53,7 +66,7 @@ class WeightProducer {
     const std::uint8_t* from = from_;
 #pragma unroll
     for (int i = 0; i < Shape::kOutputs / kRowsAtOnce; ++i) {
-      device::cp_async<16>(to + kRowsAtOnce * kPiece * i, from, kRowsAtOnce * i < rows);
+      device::cp_async_once(to + kRowsAtOnce * kPiece * i, from, kRowsAtOnce * i < rows);
       from += step_;
       asm volatile("" : "+l"(from));  // or else each row's distance would be kept
     }

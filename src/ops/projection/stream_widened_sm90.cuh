@@ -88,7 +88,7 @@ class WideningProducer {
       const std::uint32_t to = raw_codes(raw, output, piece);
 #pragma unroll
       for (int i = 0; i < kWarpOutputs; i += 8) {
-        device::cp_async<16>(to + i * kPairBytes, codes, output + i < there);
+        device::cp_async_once(to + i * kPairBytes, codes, output + i < there);
         codes += 8 * row_bytes;
       }
       const int own = warp_ * kWarpOutputs + lane_;

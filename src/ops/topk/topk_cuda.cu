@@ -16,7 +16,7 @@ template <int kThreads, int kItems, bool kShort>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ TopkCall c) {
   __shared__ SelectionShared<kThreads> shared;
   __shared__ index_rows::GlobalRow<kThreads> slots;
-  device::pdl_wait();
+  device::pdl_wait_and_trigger();
   const auto n = static_cast<std::uint32_t>(c.length(blockIdx.x));
   if (n <= c.k || c.k == 0) {
     write_all(n, c.k, c.out(blockIdx.x));

@@ -1,4 +1,5 @@
-// How many blocks share the inputs of a tile (sm90_stream), for V4-Flash's weights on a GPU of 132 multiprocessors.
+// How many blocks share the inputs of a tile, and what they have on their way (sm90_stream), for V4-Flash's weights on
+// a GPU of 132 multiprocessors.
 #include "ops/projection/stream_split.h"
 
 #include <gtest/gtest.h>
@@ -63,6 +64,16 @@ TEST(StreamSplit, ClustersThatDoNotFitAreNotMade) {
   EXPECT_EQ(sharing(4096, 8192, 1, {132, 66, 40, 32, 26, 22, 18, 15}), 7);  // a second round costs more
   EXPECT_EQ(sharing(4096, 8192, 1, {132, 66, 40, 30, 0, 0, 0, 0}), 4);
   EXPECT_EQ(sharing(4096, 8192, 1, {132, 0, 0, 0, 0, 0, 0, 0}), 1);
+}
+
+TEST(StreamSplit, FourStagesOfWeightsAreOnTheirWayToAMultiprocessor) {
+  EXPECT_EQ(stages_under_way(264, 132, 5), 2);
+  EXPECT_EQ(stages_under_way(192, 132, 5), 3);  // some multiprocessors have two blocks
+  EXPECT_EQ(stages_under_way(128, 132, 5), 4);
+  EXPECT_EQ(stages_under_way(8, 132, 5), 5);  // never more than the ring has
+  EXPECT_EQ(stages_under_way(0, 132, 4), 4);
+  EXPECT_EQ(stages_under_way(5000, 132, 4), 2);
+  EXPECT_EQ(stages_under_way(5000, 132, 1), 1);
 }
 
 }  // namespace

@@ -241,23 +241,10 @@ void cut(StreamCall& call, bool deterministic) {
   call.tiles = blocks_for(items, 1);
 }
 
-/// Stages of weights that are on their way to a multiprocessor at a time, and at least to a block. Of 16 KiB each these
-/// are 2.4 us of a multiprocessor's share of memory.
-constexpr std::int64_t kUnderWay = 4;
-constexpr std::int64_t kUnderWayOfBlock = 2;
-
-/// Stages that each block has on their way; never more than the ring has.
-template <class Shape>
-int under_way(std::int64_t blocks) {
-  const std::int64_t multiprocessors = at_once<SixtyFour, 1>();
-  const std::int64_t shared = (kUnderWay * multiprocessors + blocks / 2) / std::max<std::int64_t>(blocks, 1);
-  return static_cast<int>(std::clamp<std::int64_t>(shared, kUnderWayOfBlock, Shape::kDeep));
-}
-
 template <class Shape, unsigned kTogether>
 void launch(StreamCall& call, cudaStream_t stream) {
   const std::int64_t clusters = std::min<std::int64_t>(call.tiles, at_once<Shape, kTogether>());
-  call.under_way = under_way<Shape>(clusters * kTogether);
+  call.under_way = stages_under_way(clusters * kTogether, at_once<SixtyFour, 1>(), Shape::kDeep);
   device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
                                                     Shape::kShared, stream, call);
 }

@@ -57,4 +57,14 @@ constexpr int blocks_of_tile(const StreamedWeight& w, const StreamRoom& room) {
   return best;
 }
 
+/// How many stages of 16 KiB of weights a block has on their way at a time, of a ring of `deep`. Four for a
+/// multiprocessor are 2.4 us of its share of memory: with fewer, memory is not always busy, and behind more, whatever
+/// else the multiprocessor loads comes late. `alone`: blocks that run at once with one for each multiprocessor.
+constexpr int stages_under_way(std::int64_t blocks, std::int64_t alone, int deep) {
+  constexpr std::int64_t kOfMultiprocessor = 4;
+  constexpr std::int64_t kLeast = 2;
+  const std::int64_t share = (kOfMultiprocessor * alone + blocks / 2) / std::max<std::int64_t>(blocks, 1);
+  return static_cast<int>(std::clamp<std::int64_t>(share, std::min<std::int64_t>(kLeast, deep), deep));
+}
+
 }  // namespace smla::projection

@@ -44,6 +44,12 @@ TEST(StreamSplit, TwoBlocksOfAMultiprocessorShareItsRate) {
   EXPECT_EQ(sharing_of_few(1024, 4096, 8, 20), 3);
 }
 
+TEST(StreamSplit, LargeWeightsOfV4ProTakeTwoBlocksAMultiprocessorWhereOneDoesNotReadAsFast) {
+  EXPECT_EQ(sharing_of_few(7168, 16384), 4);         // wo_b: 56 clusters of 62
+  EXPECT_EQ(sharing_of_few(1024, 4096, 16), 1);      // wo_a
+  EXPECT_EQ(sharing_of_few(1024, 4096, 16, 20), 2);  // 128 clusters of 132
+}
+
 TEST(StreamSplit, WhereOneBlockNearlyFillsAMultiprocessorTwoAreNotMade) {
   const auto sharing_of_nvfp4 = [](std::int64_t rate, std::int64_t most) {  // wo_a: 64 tiles of 128 outputs
     return blocks_of_tile({.tiles = 64, .tile_bytes = 128 * 2304, .bytes = 64 * 128 * 2304},

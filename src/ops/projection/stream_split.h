@@ -31,14 +31,18 @@ struct StreamedWeight {
   std::int64_t bytes = 0;       ///< of the weight
 };
 
+/// Clusters that room for two blocks a multiprocessor is taken to be short of, at most.
+constexpr std::int64_t kSpare = 3;
+
 /// What a launch would take, in ns, were the weight alone and `sharing` blocks to share each tile. All multiprocessors
 /// together stream 4 TB/s; a tile's beginning and end cost 300 ns, and adding the sums of several blocks
-/// 1,200. Clusters that need nearly all room for two blocks a multiprocessor have been seen to take a second round.
+/// 1,200. Where two blocks a multiprocessor leave room for no more than two clusters, some have been seen to take a
+/// second round.
 constexpr std::int64_t stream_time(const StreamedWeight& w, int sharing, const StreamRoom& room) {
   const auto of = static_cast<std::size_t>(sharing - 1);
   const std::int64_t most = room.clusters[of];
   const bool crowded = std::min(w.tiles, most) > room.single[of];
-  const std::int64_t at_once = std::min(w.tiles, crowded && sharing > 1 ? most - most / 8 : most);
+  const std::int64_t at_once = std::min(w.tiles, crowded && sharing > 1 ? most - std::min(most / 8, kSpare) : most);
   const std::int64_t rounds = (w.tiles + at_once - 1) / at_once;
   const std::int64_t blocks = crowded ? 2 : 1;
   const std::int64_t of_multiprocessor = blocks * ((w.tile_bytes + sharing - 1) / sharing);

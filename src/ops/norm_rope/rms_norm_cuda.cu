@@ -38,6 +38,13 @@ struct Matrix {
   int dim = 0;
 
   bool short_rows() const { return dim <= kShort<In>; }
+  /// Prefetches the weights, by a whole block.
+  __device__ void fetch_weights() const {
+    const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
+    const int bytes = weight == nullptr ? 0 : dim * (weight_f32 ? 4 : 2);
+    for (int i = 128 * thread; i < bytes; i += 128 * 32 * kWarps)
+      prefetch(static_cast<const std::uint8_t*>(weight) + i);
+  }
 };
 
 /// What else becomes of the first matrix: E4M3 numbers and their scales. A warp has the 128 numbers of a scale.
@@ -180,9 +187,7 @@ __device__ void norm_long(const Matrix<In, Out>& m, const Quantised& q, float ep
   const RegisterRow<32 * kWarps, kByFours, In> x(m.x.row(row), m.dim, 0, thread);
   // Only the first blocks prefetch the weights; if all did, they would wait for each other.
   constexpr std::int64_t kFirst = 64;
-  const int weight_bytes = m.weight == nullptr || row >= kFirst ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
-  for (int i = 128 * thread; i < weight_bytes; i += 128 * 32 * kWarps)
-    prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
+  if (row < kFirst) m.fetch_weights();
   const float inverse = inverse_root(sum_of_block(x.squares()), m.dim, eps);
   Out* y = m.y.row(row);
   x.each([&](int i, Raw<In> raw) {
@@ -277,15 +282,12 @@ __device__ void fetch_ahead(const NormCall<T, T>& c, const Target<T>& target) {
   constexpr unsigned kFewBlocks = 128;  // more would wait for each other
   if (gridDim.x > kFewBlocks) return;
   const bool inserts = blockIdx.x >= c.blocks;
-  const Matrix<T, T>& m = c.matrix[inserts ? 1 : 0];
+  c.matrix[inserts ? 1 : 0].fetch_weights();
   const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
-  const int bytes = m.weight == nullptr ? 0 : m.dim * (m.weight_f32 ? 4 : 2);
-  for (int i = 128 * thread; i < bytes; i += 128 * 32 * kWarps)
-    prefetch(static_cast<const std::uint8_t*>(m.weight) + i);
   const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) - c.blocks) * kInserted + thread;
   if (!inserts || thread >= kInserted || row >= c.rows) return;
   prefetch(target.insert.slots + row);
-  const std::int64_t position = glance(target.positions + row);
+  const std::int64_t position = __ldcg(target.positions + row);  // not by L1, where a later load would find it
   if (!target.rope.has(position)) return;
   const float* const cos_sin = target.rope.row(position);
   for (int i = 0; i < 2 * target.rope.pairs; i += 32) prefetch(cos_sin + i);

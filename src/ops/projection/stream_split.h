@@ -8,7 +8,8 @@
 namespace smla::projection {
 
 // How many blocks of a cluster share the inputs of a tile in `sm90_stream`: a pure function of a weight's shape and of
-// what runs at once, so that a weight's results do not depend on the other weights of a call.
+// what runs at once, so that a weight's results do not depend on the other weights of a call. And how many stages of
+// weights a block has on their way, which no result depends on.
 
 /// Most blocks of a cluster.
 constexpr int kMostSharing = 8;

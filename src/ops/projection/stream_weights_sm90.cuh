@@ -27,11 +27,13 @@ class WeightProducer {
     fill_ring<Shape>(
         tiles_, shared_, [&](const Tile& tile) { begin(tile); },
         [&](int slot) {
-          if (left > 0) {
-            --left;
-          } else if (kPaced) {
-            device::mbarrier_wait(shared_ + Shape::weights_there(oldest.number), oldest.parity);
-            oldest.step();
+          if constexpr (kPaced) {
+            if (left > 0) {
+              --left;
+            } else {
+              device::mbarrier_wait(shared_ + Shape::weights_there(oldest.number), oldest.parity);
+              oldest.step();
+            }
           }
           bring(slot);
         });

@@ -41,7 +41,8 @@ bool has_sm90_code() {
 constexpr int kWithoutAsking = 48 << 10;  ///< dynamic shared memory of any launch
 
 /// Allows a kernel all dynamic shared memory that the current GPU grants a block, once for each GPU. Without it a
-/// launch may use kWithoutAsking bytes.
+/// launch may use kWithoutAsking bytes. Its multiprocessors give L1 as little as they can, so that they have room for
+/// blocks of the next kernel, too.
 template <auto kKernel>
 void allow_shared() {
   (void)once_per_gpu([] {
@@ -55,6 +56,9 @@ void allow_shared() {
     const int dynamic = granted - static_cast<int>(code.sharedSizeBytes);
     check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic),
                "cudaFuncSetAttribute");
+    check_cuda(
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
     return 0;
   });
 }

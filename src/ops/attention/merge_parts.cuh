@@ -155,6 +155,7 @@ template <bool kShare, bool kHalves, bool kQuantised>
 static __global__ void __launch_bounds__(kMergeGroups* kDim / 4, kMergeBlocks)
     merge(const __grid_constant__ TileCall c, std::uint32_t rows) {
   __shared__ float4 others[kShare ? kMergeGroups - 1 : 1][kDim / 4];
+  device::pdl_trigger();
   device::pdl_wait();
   const MergeThread me;
   const auto heads = static_cast<std::uint32_t>(c.a.out_heads);
@@ -215,6 +216,7 @@ static __global__ void __launch_bounds__(CutTokens::kThreads, kMergeBlocks)
     merge_by_length(const __grid_constant__ TileCall c, std::uint32_t rows) {
   __shared__ float4 others[kMergeGroups - 1][kDim / 4];
   __shared__ CutTokens cut;
+  device::pdl_trigger();
   device::pdl_wait();
   const auto heads = static_cast<std::uint32_t>(c.a.out_heads);
   const uint2 call = c.cuts[c.tokens];  // parts of each list, or 0 where they differ; of the longest

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kThreads, kAttentionTiles[kIndex].resident)
   // A block without work reads nothing that other kernels write, so it does not wait for them.
   const bool works = blockIdx.x < c.blocks;
   if (works) device::pdl_wait();
+  if (c.merge_follows()) device::pdl_trigger();
   const bool by_length = cuts_by_length<kTile>() && c.cut.extra > 0;
   const BlockWork place = by_length ? BlockWork::by_length<kTile, kLists>(c) : BlockWork::of<kTile>(c);
   if (place.list.parts == 0) return;

@@ -36,6 +36,15 @@ static_assert(std::max(Codes32::kShared, Codes64::kShared) <= 113 << 10);
 static_assert(std::max({Nvfp4_16::kShared, Nvfp4_32::kShared, Nvfp4_64::kShared}) <= 113 << 10);
 static_assert(kMostShared <= 227 << 10 && std::max(Sixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
 
+/// Of clusters that find room with one block a multiprocessor: so much that no two blocks share one. They would where
+/// the kernel ahead still has some multiprocessors, and stay there when it has ended. A block of the next product has
+/// room beside it.
+constexpr int kSharedAlone = 115 << 10;
+constexpr int kSharedOfMultiprocessor = 228 << 10;
+constexpr int kSharedOfSystem = 1 << 10;  ///< of each block
+static_assert(2 * (kSharedAlone + kSharedOfSystem) > kSharedOfMultiprocessor);
+static_assert(kSharedAlone + Sixteen::kShared + 2 * kSharedOfSystem <= kSharedOfMultiprocessor);
+
 /// Rows for which the kernel is chosen by itself. Of bf16 x and E4M3 weights alone, from bytes on that are worth its
 /// clusters; where bf16 ones are among them, from kFewestRowsWithBf16 on. Above kStreamedElsewhere rows nothing else
 /// takes bf16 x beside E4M3 weights.
@@ -244,9 +253,12 @@ void cut(StreamCall& call, bool deterministic) {
 template <class Shape, unsigned kTogether>
 void launch(StreamCall& call, cudaStream_t stream) {
   const std::int64_t clusters = std::min<std::int64_t>(call.tiles, at_once<Shape, kTogether>());
-  call.under_way = stages_under_way(clusters * kTogether, at_once<SixtyFour, 1>(), Shape::kDeep);
+  const std::int64_t blocks = clusters * kTogether;
+  call.under_way = stages_under_way(blocks, at_once<SixtyFour, 1>(), Shape::kDeep);
+  const bool alone = clusters <= at_once<SixtyFour, kTogether>();
+  const int shared = alone ? std::max(Shape::kShared, kSharedAlone) : Shape::kShared;
   device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
-                                                    Shape::kShared, stream, call);
+                                                    shared, stream, call);
 }
 
 template <class Shape>

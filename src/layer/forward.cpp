@@ -56,14 +56,15 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
     project(index_lane, *ops.index_weights_proj, {.x = hidden}, linear_index_weights_proj(weights), b.index_weights);
 }
 
-void Forward::latent_norms() const {
+void Forward::latent_norms(bool beside_compressor) const {
   LatentNorms::Args args{.qr = b.qr,
                          .qr_weight = weights.q_norm,
                          .qr_out = b.qr,
                          .qr_values = b.qr_values,
                          .qr_scales = b.qr_scales,
                          .kv = b.kv,
-                         .kv_weight = weights.kv_norm};
+                         .kv_weight = weights.kv_norm,
+                         .beside_compressor = beside_compressor};
   if (has_query_prologue()) {
     args.insert = {.positions = step.positions,
                    .cos_sin = cos_sin,
@@ -291,10 +292,10 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     latent_projections(hidden);
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
-    latent_norms();
+    compress();
+    latent_norms(config.has_compressor());
     queries();
     window();
-    compress();
     index();
   } else {
     const bool joint = ops.joint_inputs.has_value();

@@ -65,7 +65,7 @@ struct Forward {
   /// Joint products make what compressors and indexer read, too.
   void latent_projections(const ConstTensorView& hidden) const;
   void compressor_projections(const ConstTensorView& hidden) const;
-  void latent_norms() const;
+  void latent_norms(bool beside_compressor = false) const;
   /// Joint products make the indexer's queries, too.
   void queries() const;
   void window() const;

@@ -81,6 +81,7 @@ struct NormCall {
   std::int64_t rows = 0;
   unsigned blocks = 0;  ///< blocks of the first matrix
   float eps = 0;
+  bool beside_ahead = false;  ///< does not wait for the kernel just ahead, LatentNorms::Args::beside_compressor
 };
 
 __device__ float sum_of_block(float v) {
@@ -134,13 +135,14 @@ struct Weights {
   }
 };
 
-/// Starts copying vec4s thread, thread + threads, ... of a row of n numbers to shared memory.
+/// Brings vec4s thread, thread + threads, ... of a row of n numbers to shared memory. Not by L1, which may still have
+/// what the row was before, as long as no wait for other kernels has ended.
 template <bool kByFours, class T>
 __device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int threads) {
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 4 * thread; i < n; i += 4 * threads) {
     if constexpr (kByFours) {
-      cp_async<sizeof(Raw<T>)>(shared_address(line + i / 4), row + i, true);
+      line[i / 4] = __ldcg(reinterpret_cast<const Raw<T>*>(row + i));
     } else {
       line[i / 4] = load_vec4<false>(row, i, n);
     }
@@ -165,9 +167,9 @@ __device__ void norm_short(const Matrix<In, Out>& m, const Quantised& q, std::in
                            Short<In>& shared) {
   const std::int64_t row = static_cast<std::int64_t>(block) * kWarps + threadIdx.y;
   Raw<In>* line = shared.rows[threadIdx.y];
-  if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32);
   const Weights<kByFours> weights(m, shared.weights);
   cp_async_commit();
+  if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32);
   cp_async_wait<0>();
   __syncthreads();
   if (row >= rows) return;
@@ -253,16 +255,18 @@ __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std:
   const int warp = static_cast<int>(threadIdx.y) % kRowWarps;
   const int thread = 32 * warp + static_cast<int>(threadIdx.x);
   const std::int64_t row = static_cast<std::int64_t>(block) * kInserted + which;
+  const Weights<kByFours> weights(m, shared.weights);
+  cp_async_commit();
   const std::int64_t position = row < rows ? target.positions[row] : -1;
   const std::int64_t slot = target.insert.slot(row);
   Raw<T>* line = shared.rows[which * kRowWarps];
-  if (slot >= 0) bring_row<kByFours>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps);
-  const Weights<kByFours> weights(m, shared.weights);
-  cp_async_commit();
   const bool acts = slot >= 0 && target.rope.has(position);
   const float* cos_sin = acts ? target.rope.row(position) : nullptr;
   const bool near = 2 * target.rope.pairs <= kNearRope;
-  if (acts && near && thread < 2 * target.rope.pairs) near_rope[which][thread] = cos_sin[thread];
+  const bool brings_rope = acts && near && thread < 2 * target.rope.pairs;
+  const float of_rope = brings_rope ? cos_sin[thread] : 0;
+  if (acts) bring_row<kByFours>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps);
+  if (brings_rope) near_rope[which][thread] = of_rope;
   cp_async_wait<0>();
   __syncthreads();
   if (!acts) return;
@@ -297,13 +301,16 @@ template <bool kShortRows, bool kByFours, class T>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
     norm_insert_rows(const __grid_constant__ NormCall<T, T> c, const __grid_constant__ Target<T> target) {
   if constexpr (kShortRows) fetch_ahead(c, target);  // for others there is no register
-  pdl_wait_and_trigger();
+  // The kernel just ahead let this one start when its own wait had ended, so all others ahead are done.
+  if (!c.beside_ahead) pdl_wait();
+  pdl_trigger();
   __shared__ Short<T> shared;
   if (blockIdx.x < c.blocks) {
     norm_block<kShortRows, kByFours>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared);
   } else {
     norm_insert<kByFours>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared);
   }
+  if (c.beside_ahead) pdl_wait();
 }
 
 template <bool kByFours, class T>
@@ -390,7 +397,8 @@ void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunCon
             .matrix = {matrix_of<In, In>(a.qr, qr_weight, a.qr_out), matrix_of<In, In>(a.kv, kv_weight, {})},
             .quantised = quantised,
             .rows = p.rows,
-            .eps = p.eps};
+            .eps = p.eps,
+            .beside_ahead = a.beside_compressor};
         const Target<In> target{
             .insert = insertion::insert_of<In>({}, a.insert.slot_mapping, a.insert.cache, p.insert->clamp),
             .positions = static_cast<const std::int64_t*>(a.insert.positions.data),

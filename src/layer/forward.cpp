@@ -285,6 +285,9 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   watch.lap(Stage::kRanks);
 }
 
+/// Tokens of a step whose norms run beside the compressor; of more, either fills the GPU.
+constexpr std::int64_t kFewTokens = 256;
+
 /// Compressors and indexer have the hidden states to begin with, or what joint products make of them; the indexer needs
 /// the normed latent queries too, and attention all of it (spec 2).
 void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
@@ -293,7 +296,7 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
     compress();
-    latent_norms(config.has_compressor());
+    latent_norms(config.has_compressor() && hidden.size(0) <= kFewTokens);
     queries();
     window();
     index();

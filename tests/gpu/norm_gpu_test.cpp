@@ -1,5 +1,6 @@
 // RMSNorm on the GPU against `_ref`, and the bits of its rows.
 #include "gpu/norm_rope_gpu.h"
+#include "parity/compressor_cases.h"
 
 namespace smla {
 namespace {
@@ -105,12 +106,63 @@ TEST_F(NormRopeGpu, LatentNormsThatInsertAreTheThreeOps) {
     QNormRopeInsert::Args insert = want.insert.args;
     insert.kv = std::as_const(want.kv_out).view();
     run_on_gpu<QNormRopeInsert>(c.insert.problem(), insert);
-    NormInsertInputs got(c);
-    run_on_gpu<LatentNorms>(c.problem(true), got.args(c, true));
-    expect_equal_bytes(want.qr_out, got.qr_out);
-    expect_equal_caches(want.insert.cache, got.insert.cache);
-    if (HasFatalFailure()) return;
+    for (const bool beside : {false, true}) {
+      NormInsertInputs got(c);
+      LatentNorms::Args args = got.args(c, true);
+      args.beside_compressor = beside;
+      run_on_gpu<LatentNorms>(c.problem(true), args);
+      expect_equal_bytes(want.qr_out, got.qr_out);
+      expect_equal_caches(want.insert.cache, got.insert.cache);
+      if (HasFatalFailure()) return;
+    }
   }
+}
+
+/// What norms and insertion make of rows that kernels just ahead have written, `times` times, behind a compressor.
+void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, NormInsertInputs& in) {
+  const compressor_cases::CompressorCase pooled = compressor_cases::all_cases().front();
+  const compressor_cases::CompressorInputs pools = make_inputs(pooled);
+  const Plan<CompressStore> compress(pooled.store(), {.device = DeviceKind::kCuda});
+  StagedTensors of_compressor(DeviceKind::kCuda);
+  const CompressStore::Args pool = of_compressor.bring<CompressStore>(pools.saving());
+  StagedTensors of_norms(DeviceKind::kCuda);
+  LatentNorms::Args args = of_norms.bring<LatentNorms>(in.args(c, true));
+  args.beside_compressor = beside;
+  const Plan<LatentNorms> norms(c.problem(true), {.device = DeviceKind::kCuda});
+  const auto doubled = [&](const ConstTensorView& rows) {
+    const AddRows::Problem p{.rows = rows.size(0), .dim = rows.size(1), .dtype = rows.dtype};
+    TensorView x(const_cast<void*>(rows.data), rows.dtype, {rows.size(0), rows.size(1)});
+    x.stride = rows.stride;
+    Plan<AddRows>(p, {.device = DeviceKind::kCuda}).run({.y = rows, .x = x});
+  };
+  for (int i = 0; i < times; ++i) {
+    doubled(args.qr);
+    doubled(args.kv);
+    compress.run(pool);
+    norms.run(args);
+  }
+  synchronize(DeviceKind::kCuda);
+  of_norms.back();
+}
+
+TEST_F(NormRopeGpu, LatentNormsBesideACompressorReadWhatIsAheadOfIt) {
+  int checked = 0;
+  for (const NormInsertCase& c : norm_insert_cases()) {
+    if (c.dim % 4 != 0 || c.dim == 0) continue;
+    for (const int times : {1, 2, 5}) {
+      SCOPED_TRACE(testing::Message() << c << ", " << times << " times");
+      NormInsertInputs want(c);
+      NormInsertInputs got(c);
+      norms_behind_compressor(c, times, false, want);
+      norms_behind_compressor(c, times, true, got);
+      expect_equal_bytes(want.qr, got.qr);
+      expect_equal_bytes(want.qr_out, got.qr_out);
+      expect_equal_caches(want.insert.cache, got.insert.cache);
+      if (HasFatalFailure()) return;
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 10);
 }
 
 TEST_F(NormRopeGpu, ARowsBitsAreItsOwn) {

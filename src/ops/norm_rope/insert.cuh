@@ -52,7 +52,7 @@ struct Insert {
 
   /// The slot of a row, -1 for none.
   __device__ std::int64_t slot(std::int64_t row) const {
-    const std::int64_t slot = row >= 0 && row < rows ? slots[row] : -1;
+    const std::int64_t slot = row >= 0 && row < rows ? __ldcg(slots + row) : -1;
     return slot < cache.num_slots ? slot : -1;
   }
   __device__ float4 vec4(const In* from, int i) const {

@@ -135,14 +135,19 @@ struct Weights {
   }
 };
 
-/// Brings vec4s thread, thread + threads, ... of a row of n numbers to shared memory. Not by L1, which may still have
-/// what the row was before, as long as no wait for other kernels has ended.
+/// Starts copying vec4s thread, thread + threads, ... of a row of n numbers to shared memory. `past_l1`: copies them
+/// past L1, which may have what the row was before as long as no wait for other kernels has ended.
 template <bool kByFours, class T>
-__device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int threads) {
+__device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int threads, bool past_l1) {
+  if (kByFours && past_l1) {
 #pragma unroll 8
+    for (int i = 4 * thread; i < n; i += 4 * threads) line[i / 4] = __ldcg(reinterpret_cast<const Raw<T>*>(row + i));
+    return;
+  }
+#pragma unroll 4
   for (int i = 4 * thread; i < n; i += 4 * threads) {
     if constexpr (kByFours) {
-      line[i / 4] = __ldcg(reinterpret_cast<const Raw<T>*>(row + i));
+      cp_async<sizeof(Raw<T>)>(shared_address(line + i / 4), row + i, true);
     } else {
       line[i / 4] = load_vec4<false>(row, i, n);
     }
@@ -164,12 +169,12 @@ __device__ float inverse_root_of_line(const Raw<T>* line, int n, float eps) {
 /// Norms kWarps short rows, one for each warp.
 template <bool kByFours, class In, class Out>
 __device__ void norm_short(const Matrix<In, Out>& m, const Quantised& q, std::int64_t rows, float eps, unsigned block,
-                           Short<In>& shared) {
+                           Short<In>& shared, bool past_l1) {
   const std::int64_t row = static_cast<std::int64_t>(block) * kWarps + threadIdx.y;
   Raw<In>* line = shared.rows[threadIdx.y];
   const Weights<kByFours> weights(m, shared.weights);
+  if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32, past_l1);
   cp_async_commit();
-  if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32);
   cp_async_wait<0>();
   __syncthreads();
   if (row >= rows) return;
@@ -207,9 +212,9 @@ __device__ void norm_long(const Matrix<In, Out>& m, const Quantised& q, float ep
 /// Norms the rows of a block.
 template <bool kShortRows, bool kByFours, class In, class Out>
 __device__ void norm_block(const Matrix<In, Out>& m, const Quantised& q, std::int64_t rows, float eps, unsigned block,
-                           Short<In>& shared) {
+                           Short<In>& shared, bool past_l1 = false) {
   if constexpr (kShortRows) {
-    norm_short<kByFours>(m, q, rows, eps, block, shared);
+    norm_short<kByFours>(m, q, rows, eps, block, shared, past_l1);
   } else {
     norm_long<kByFours>(m, q, eps, block);
   }
@@ -248,7 +253,7 @@ constexpr int kNearRope = 128;                 ///< longest row of cos_sin that 
 /// does.
 template <bool kByFours, class T>
 __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std::int64_t rows, float eps,
-                            unsigned block, Short<T>& shared) {
+                            unsigned block, Short<T>& shared, bool past_l1) {
   static_assert(kRowWarps * kLineBytes >= 4 * kMaxRopeRow);
   __shared__ float near_rope[kInserted][kNearRope];
   const int which = static_cast<int>(threadIdx.y) / kRowWarps;
@@ -256,8 +261,7 @@ __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std:
   const int thread = 32 * warp + static_cast<int>(threadIdx.x);
   const std::int64_t row = static_cast<std::int64_t>(block) * kInserted + which;
   const Weights<kByFours> weights(m, shared.weights);
-  cp_async_commit();
-  const std::int64_t position = row < rows ? target.positions[row] : -1;
+  const std::int64_t position = row < rows ? __ldcg(target.positions + row) : -1;
   const std::int64_t slot = target.insert.slot(row);
   Raw<T>* line = shared.rows[which * kRowWarps];
   const bool acts = slot >= 0 && target.rope.has(position);
@@ -265,8 +269,9 @@ __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std:
   const bool near = 2 * target.rope.pairs <= kNearRope;
   const bool brings_rope = acts && near && thread < 2 * target.rope.pairs;
   const float of_rope = brings_rope ? cos_sin[thread] : 0;
-  if (acts) bring_row<kByFours>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps);
+  if (acts) bring_row<kByFours>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps, past_l1);
   if (brings_rope) near_rope[which][thread] = of_rope;
+  cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
   if (!acts) return;
@@ -302,15 +307,16 @@ __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
     norm_insert_rows(const __grid_constant__ NormCall<T, T> c, const __grid_constant__ Target<T> target) {
   if constexpr (kShortRows) fetch_ahead(c, target);  // for others there is no register
   // The kernel just ahead let this one start when its own wait had ended, so all others ahead are done.
-  if (!c.beside_ahead) pdl_wait();
+  const bool beside = kShortRows && kByFours && c.beside_ahead;
+  if (!beside) pdl_wait();
   pdl_trigger();
   __shared__ Short<T> shared;
   if (blockIdx.x < c.blocks) {
-    norm_block<kShortRows, kByFours>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared);
+    norm_block<kShortRows, kByFours>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared, beside);
   } else {
-    norm_insert<kByFours>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared);
+    norm_insert<kByFours>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared, beside);
   }
-  if (c.beside_ahead) pdl_wait();
+  if (beside) pdl_wait();
 }
 
 template <bool kByFours, class T>

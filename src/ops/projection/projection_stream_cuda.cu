@@ -25,7 +25,7 @@ constexpr std::int64_t kMostRowsOfBf16 = 4;  ///< of joint ones on Hopper
 constexpr std::int64_t kMostInputs =
     (std::int64_t{1} << 30) - 2 * kStreamWarps * kStreamPiece;  // a row's bytes in 31 bits
 
-/// Why others keep the choice, unless the kernel is named (docs/kernels/projection.md has the measurements).
+/// Why others keep the choice, unless the kernel is named (docs/kernels/projection_stream.md has the measurements).
 std::string loses(const JointProblem& p, bool joint, const PlanOptions& options, const Machine& machine) {
   if (options.implementation == kStreamName) return "";
   const std::string named = "; it runs where it is named";

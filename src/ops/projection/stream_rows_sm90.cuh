@@ -7,7 +7,7 @@
 
 namespace smla::projection::sm90 {
 
-// Weights that are streamed past up to some hundred rows of x by wgmma: docs/kernels/projection.md.
+// Weights that are streamed past up to some hundred rows of x by wgmma: docs/kernels/projection_stream.md.
 
 /// Registers of a thread at the launch and of the roles: what warpgroups give up is all that others can get. Blocks of
 /// 128 outputs leave half of a multiprocessor to the next kernel, or to another block.

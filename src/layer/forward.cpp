@@ -101,6 +101,11 @@ void Forward::window() const {
   watch.lap(Stage::kInsert);
 }
 
+/// Whether compress() launches anything.
+bool Forward::compresses() const {
+  return config.has_compressor() && !step.state_slots.absent() && step.state_slots.size(0) > 0;
+}
+
 /// The layer's compressor and its indexer's.
 void Forward::compress() const {
   if (!config.has_compressor()) return;
@@ -296,7 +301,7 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
     compress();
-    latent_norms(config.has_compressor() && hidden.size(0) <= kFewTokens);
+    latent_norms(/*beside_compressor=*/compresses() && hidden.size(0) <= kFewTokens);
     queries();
     window();
     index();

@@ -70,6 +70,7 @@ struct Forward {
   void queries() const;
   void window() const;
   void compress() const;
+  bool compresses() const;
   void index() const;
   void attend() const;
   void output(const ConstTensorView& positions, const TensorView& out) const;

@@ -56,7 +56,7 @@ static float next_number(void) {
   random_state = random_state * 1664525U + 1013904223U;
   return (float)((int)(random_state >> 25) - 64) / 64.0F;
 }
-static uint16_t to_bf16(float x) {
+static inline uint16_t to_bf16(float x) {
   uint32_t u;
   memcpy(&u, &x, 4);
   return (uint16_t)((u + 0x7FFFU + ((u >> 16) & 1U)) >> 16);

@@ -2,7 +2,7 @@
 # Of `dev`: the CUDA build and its tests, the same without a GPU, and the checks that need one.
 
 # What the build has that others do not; the suites for the CPU are those of build/dev.
-cuda_targets=(smla sparsemla_shared test_gpu planted_fault attention_test layer_test plan_test pool_test)
+cuda_targets=(smla sparsemla_shared test_gpu planted_fault attention_test draft_test layer_test plan_test pool_test)
 
 emulated_seconds=${SMLA_EMULATED_SECONDS:-240}
 

@@ -97,7 +97,7 @@ static void test_attention_by_name(void) {
   cache.base = cache_bytes;
   cache.num_blocks = BLOCKS;
   cache.block_size = BLOCK;
-  smla_attention_scope scope = {sizeof scope, &cache, &t_indices, &t_lens};
+  smla_attention_scope scope = {sizeof scope, &cache, &t_indices, &t_lens, NULL};
   smla_sparse_attention_args args;
   memset(&args, 0, sizeof args);
   args.struct_size = sizeof args;

@@ -1,4 +1,8 @@
 // RMSNorm on the GPU against `_ref`, and the bits of its rows.
+#include <functional>
+#include <memory>
+#include <random>
+
 #include "gpu/norm_rope_gpu.h"
 #include "parity/compressor_cases.h"
 
@@ -118,8 +122,19 @@ TEST_F(NormRopeGpu, LatentNormsThatInsertAreTheThreeOps) {
   }
 }
 
-/// What norms and insertion make of rows that kernels just ahead have written, `times` times, behind a compressor.
-void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, NormInsertInputs& in) {
+/// Writes the rows that norms read, on the GPU.
+using WriteRows = std::function<void(const LatentNorms::Args&)>;
+
+void double_rows(const ConstTensorView& rows) {
+  const AddRows::Problem p{.rows = rows.size(0), .dim = rows.size(1), .dtype = rows.dtype};
+  TensorView x(const_cast<void*>(rows.data), rows.dtype, {rows.size(0), rows.size(1)});
+  x.stride = rows.stride;
+  Plan<AddRows>(p, {.device = DeviceKind::kCuda}).run({.y = rows, .x = x});
+}
+
+/// What norms and insertion make of rows that `write` has written just ahead, `times` times, behind a compressor.
+void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, const WriteRows& write,
+                             NormInsertInputs& in) {
   const compressor_cases::CompressorCase pooled = compressor_cases::all_cases().front();
   const compressor_cases::CompressorInputs pools = make_inputs(pooled);
   const Plan<CompressStore> compress(pooled.store(), {.device = DeviceKind::kCuda});
@@ -129,15 +144,8 @@ void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, No
   LatentNorms::Args args = of_norms.bring<LatentNorms>(in.args(c, true));
   args.beside_compressor = beside;
   const Plan<LatentNorms> norms(c.problem(true), {.device = DeviceKind::kCuda});
-  const auto doubled = [&](const ConstTensorView& rows) {
-    const AddRows::Problem p{.rows = rows.size(0), .dim = rows.size(1), .dtype = rows.dtype};
-    TensorView x(const_cast<void*>(rows.data), rows.dtype, {rows.size(0), rows.size(1)});
-    x.stride = rows.stride;
-    Plan<AddRows>(p, {.device = DeviceKind::kCuda}).run({.y = rows, .x = x});
-  };
   for (int i = 0; i < times; ++i) {
-    doubled(args.qr);
-    doubled(args.kv);
+    write(args);
     compress.run(pool);
     norms.run(args);
   }
@@ -145,24 +153,72 @@ void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, No
   of_norms.back();
 }
 
+/// `writer` makes what writes the rows, anew for each run.
+void expect_same_beside(const NormInsertCase& c, int times, const std::function<WriteRows()>& writer) {
+  SCOPED_TRACE(testing::Message() << c << ", " << times << " times");
+  NormInsertInputs want(c);
+  NormInsertInputs got(c);
+  norms_behind_compressor(c, times, false, writer(), want);
+  norms_behind_compressor(c, times, true, writer(), got);
+  expect_equal_bytes(want.qr, got.qr);
+  expect_equal_bytes(want.qr_out, got.qr_out);
+  expect_equal_caches(want.insert.cache, got.insert.cache);
+}
+
 TEST_F(NormRopeGpu, LatentNormsBesideACompressorReadWhatIsAheadOfIt) {
   int checked = 0;
   for (const NormInsertCase& c : norm_insert_cases()) {
     if (c.dim % 4 != 0 || c.dim == 0) continue;
-    for (const int times : {1, 2, 5}) {
-      SCOPED_TRACE(testing::Message() << c << ", " << times << " times");
-      NormInsertInputs want(c);
-      NormInsertInputs got(c);
-      norms_behind_compressor(c, times, false, want);
-      norms_behind_compressor(c, times, true, got);
-      expect_equal_bytes(want.qr, got.qr);
-      expect_equal_bytes(want.qr_out, got.qr_out);
-      expect_equal_caches(want.insert.cache, got.insert.cache);
-      if (HasFatalFailure()) return;
-      ++checked;
-    }
+    expect_same_beside(c, 2, []() -> WriteRows {
+      return [](const LatentNorms::Args& args) { double_rows(args.qr), double_rows(args.kv); };
+    });
+    if (HasFatalFailure()) return;
+    ++checked;
   }
   EXPECT_GT(checked, 10);
+}
+
+/// As in a layer: a product that lets the compressor start long before it has written its outputs.
+TEST_F(NormRopeGpu, LatentNormsBesideACompressorReadWhatAProductAheadOfItWrites) {
+  constexpr std::int64_t kInputs = 4096;
+  int checked = 0;
+  for (const NormInsertCase& c : norm_insert_cases()) {
+    if (c.insert.in != DType::kBF16 || c.insert.tokens > 8 || c.dim != 1024) continue;
+    const std::int64_t rows = c.insert.tokens;
+    const std::int64_t outputs[] = {c.dim, c.insert.problem().dim};
+    std::mt19937_64 random(9);
+    HostTensor x(DType::kBF16, {rows, 1, kInputs});
+    fill_activations(x, random);
+    JointProjection::Problem p{.m = rows, .k = kInputs, .parts = 2};
+    JointProjection::Args host{.x = std::as_const(x).view()};
+    HostTensor w[2];
+    HostTensor y[2];
+    for (std::size_t i = 0; i < 2; ++i) {
+      w[i] = HostTensor(DType::kBF16, {1, outputs[i], kInputs});
+      y[i] = HostTensor(DType::kBF16, {rows, 1, outputs[i]});
+      fill_activations(w[i], random);
+      p.part[i] = {.n = outputs[i]};
+      host.parts[i] = {.w = std::as_const(w[i]).view(), .y = y[i].view()};
+    }
+    const Plan<JointProjection> product(
+        p, {.device = DeviceKind::kCuda, .implementation = std::string(JointProjection::kOneLaunch)});
+    const auto writer = [&]() -> WriteRows {
+      const auto staged = std::make_shared<StagedTensors>(DeviceKind::kCuda);
+      return [&, staged, args = staged->bring<JointProjection>(host)](const LatentNorms::Args& norms) mutable {
+        const ConstTensorView* const written[] = {&norms.qr, &norms.kv};
+        for (std::size_t i = 0; i < 2; ++i) {
+          args.parts[i].y = TensorView(const_cast<void*>(written[i]->data), DType::kBF16, {rows, 1, outputs[i]});
+          args.parts[i].y.stride[0] = written[i]->stride[0];
+        }
+        double_rows(ConstTensorView(args.x.data, DType::kBF16, {rows, kInputs}));
+        product.run(args);
+      };
+    };
+    expect_same_beside(c, 3, writer);
+    if (HasFatalFailure()) return;
+    ++checked;
+  }
+  EXPECT_GT(checked, 0);
 }
 
 TEST_F(NormRopeGpu, ARowsBitsAreItsOwn) {

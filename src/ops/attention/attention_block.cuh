@@ -50,8 +50,8 @@ struct TileCall {
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
   Rope rope;                                ///< its pairs are rotated two at a time
 
-  /// Whether the kernel that merges parts of lists is launched behind this one. It starts while this one runs, and lets
-  /// the kernel behind it start, which may have weights to bring.
+  /// Whether the kernel that merges parts of lists is launched behind this one. It lets the kernel behind it start,
+  /// which may have weights to bring, before it waits for this one.
   __device__ bool merge_follows() const { return cut.extra > 0 || parts > 1; }
   /// The row of cos_sin by which the o of a list's head is rotated back; null when it is not.
   __device__ const float* back_row(std::int64_t list, std::int64_t head) const {

@@ -98,6 +98,8 @@ def add_rows(
     rows: int = ...,
     dim: int = ...,
     dtype: Dtype = ...,
+    normed: bool = ...,
+    eps: float = ...,
     stream: Any = ...,
     workspace: Tensor | None = ...,
     device: Any = ...,

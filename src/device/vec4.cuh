@@ -208,6 +208,17 @@ struct RegisterRow {
     }
     for (int i = first + 4 * kThreads * kHeld; i < n; i += 4 * kThreads) f(i, load_vec4<kByFours>(row, i, n));
   }
+  /// Calls f(i, raw, other's raw) for the thread's vec4s in order; `other` begins at the same element of a row as long.
+  template <class F>
+  __device__ void each_with(const RegisterRow& other, F&& f) const {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int i = first + 4 * kThreads * k;
+      if (i < n) f(i, held[k], other.held[k]);
+    }
+    for (int i = first + 4 * kThreads * kHeld; i < n; i += 4 * kThreads)
+      f(i, load_vec4<kByFours>(row, i, n), load_vec4<kByFours>(other.row, i, n));
+  }
   /// This thread's part of the sum of squares.
   __device__ float squares() const {
     Squares sum;

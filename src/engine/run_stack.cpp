@@ -65,15 +65,9 @@ void Engine::State::show(std::int64_t layer, const StepTensors& batch, const Con
 void Engine::State::add_residual(std::size_t layer, const TensorView& x, const TensorView& y) {
   const PlanOptions plan{
       .device = device(), .deterministic = options.layer.deterministic, .threads = options.layer.threads};
-  Plan<RmsNorm>({.rows = x.size(0),
-                 .dim = x.size(1),
-                 .in = x.dtype,
-                 .out = x.dtype,
-                 .has_weight = false,
-                 .eps = configs[layer].rms_norm_eps},
-                plan)
-      .run({.x = y, .weight = {}, .y = y}, {}, stream.get());
-  Plan<AddRows>({.rows = x.size(0), .dim = x.size(1), .dtype = x.dtype}, plan).run({.y = y, .x = x}, {}, stream.get());
+  Plan<AddRows>(
+      {.rows = x.size(0), .dim = x.size(1), .dtype = x.dtype, .normed = true, .eps = configs[layer].rms_norm_eps}, plan)
+      .run({.y = y, .x = x}, {}, stream.get());
 }
 
 /// At least `bytes` of workspace for steps that are not recorded.

@@ -106,6 +106,15 @@ bool Forward::compresses() const {
   return config.has_compressor() && !step.state_slots.absent() && step.state_slots.size(0) > 0;
 }
 
+/// Whether a step of one stream runs its norms beside its compressors (docs/kernels/layer-ops.md "Norms beside the
+/// compressor" has the measurements).
+bool Forward::norms_beside_compressor() const {
+  constexpr std::int64_t kMost = 256;  // of more tokens either fills the GPU
+  constexpr std::int64_t kC128a = 8;   // of fewer its compressor is over before the norms could begin
+  const std::int64_t tokens = step.positions.size(0);
+  return compresses() && tokens <= kMost && (config.has_indexer() || tokens >= kC128a);
+}
+
 /// The layer's compressor and its indexer's.
 void Forward::compress() const {
   if (!config.has_compressor()) return;
@@ -290,9 +299,6 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   watch.lap(Stage::kRanks);
 }
 
-/// Tokens of a step whose norms run beside the compressor; of more, either fills the GPU.
-constexpr std::int64_t kFewTokens = 256;
-
 /// Compressors and indexer have the hidden states to begin with, or what joint products make of them; the indexer needs
 /// the normed latent queries too, and attention all of it (spec 2).
 void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
@@ -300,10 +306,17 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     latent_projections(hidden);
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
-    compress();
-    latent_norms(/*beside_compressor=*/compresses() && hidden.size(0) <= kFewTokens);
-    queries();
-    window();
+    if (norms_beside_compressor()) {
+      compress();
+      latent_norms(/*beside_compressor=*/true);
+      queries();
+      window();
+    } else {
+      latent_norms();
+      queries();
+      window();
+      compress();
+    }
     index();
   } else {
     const bool joint = ops.joint_inputs.has_value();

@@ -71,6 +71,7 @@ struct Forward {
   void window() const;
   void compress() const;
   bool compresses() const;
+  bool norms_beside_compressor() const;
   void index() const;
   void attend() const;
   void output(const ConstTensorView& positions, const TensorView& out) const;

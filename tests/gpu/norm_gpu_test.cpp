@@ -1,8 +1,11 @@
 // RMSNorm on the GPU against `_ref`, and the bits of its rows.
+#include <cmath>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
 
+#include "device/streams.h"
 #include "gpu/norm_rope_gpu.h"
 #include "parity/compressor_cases.h"
 
@@ -122,20 +125,25 @@ TEST_F(NormRopeGpu, LatentNormsThatInsertAreTheThreeOps) {
   }
 }
 
-/// Writes the rows that norms read, on the GPU.
-using WriteRows = std::function<void(const LatentNorms::Args&)>;
+/// Queues what writes the rows that norms read.
+using WriteRows = std::function<void(const LatentNorms::Args&, Stream)>;
 
-void double_rows(const ConstTensorView& rows) {
+void double_rows(const ConstTensorView& rows, Stream stream) {
   const AddRows::Problem p{.rows = rows.size(0), .dim = rows.size(1), .dtype = rows.dtype};
   TensorView x(const_cast<void*>(rows.data), rows.dtype, {rows.size(0), rows.size(1)});
   x.stride = rows.stride;
-  Plan<AddRows>(p, {.device = DeviceKind::kCuda}).run({.y = rows, .x = x});
+  Plan<AddRows>(p, {.device = DeviceKind::kCuda}).run({.y = rows, .x = x}, {}, stream);
 }
 
-/// What norms and insertion make of rows that `write` has written just ahead, `times` times, behind a compressor.
+/// What norms and insertion make of rows that `write` has written just ahead, `times` times, behind a compressor. As a
+/// graph: launches one by one come so late that what is ahead of them has ended.
 void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, const WriteRows& write,
                              NormInsertInputs& in) {
-  const compressor_cases::CompressorCase pooled = compressor_cases::all_cases().front();
+  const std::vector<compressor_cases::CompressorCase> cases = compressor_cases::all_cases();
+  const auto has_tokens = [](const compressor_cases::CompressorCase& pool) { return pool.tokens() > 0; };
+  const auto pooled_case = std::ranges::find_if(cases, has_tokens);
+  ASSERT_NE(pooled_case, cases.end());
+  const compressor_cases::CompressorCase& pooled = *pooled_case;
   const compressor_cases::CompressorInputs pools = make_inputs(pooled);
   const Plan<CompressStore> compress(pooled.store(), {.device = DeviceKind::kCuda});
   StagedTensors of_compressor(DeviceKind::kCuda);
@@ -144,12 +152,17 @@ void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, co
   LatentNorms::Args args = of_norms.bring<LatentNorms>(in.args(c, true));
   args.beside_compressor = beside;
   const Plan<LatentNorms> norms(c.problem(true), {.device = DeviceKind::kCuda});
-  for (int i = 0; i < times; ++i) {
-    write(args);
-    compress.run(pool);
-    norms.run(args);
-  }
+  const OwnedStream stream(DeviceKind::kCuda);
+  const Graph graph(stream.get(), [&] {
+    for (int i = 0; i < times; ++i) {
+      write(args, stream.get());
+      compress.run(pool, {}, stream.get());
+      norms.run(args, {}, stream.get());
+    }
+  });
   synchronize(DeviceKind::kCuda);
+  graph.launch(stream.get());
+  synchronize(DeviceKind::kCuda, stream.get());
   of_norms.back();
 }
 
@@ -170,7 +183,9 @@ TEST_F(NormRopeGpu, LatentNormsBesideACompressorReadWhatIsAheadOfIt) {
   for (const NormInsertCase& c : norm_insert_cases()) {
     if (c.dim % 4 != 0 || c.dim == 0) continue;
     expect_same_beside(c, 2, []() -> WriteRows {
-      return [](const LatentNorms::Args& args) { double_rows(args.qr), double_rows(args.kv); };
+      return [](const LatentNorms::Args& args, Stream stream) {
+        double_rows(args.qr, stream), double_rows(args.kv, stream);
+      };
     });
     if (HasFatalFailure()) return;
     ++checked;
@@ -204,21 +219,61 @@ TEST_F(NormRopeGpu, LatentNormsBesideACompressorReadWhatAProductAheadOfItWrites)
         p, {.device = DeviceKind::kCuda, .implementation = std::string(JointProjection::kOneLaunch)});
     const auto writer = [&]() -> WriteRows {
       const auto staged = std::make_shared<StagedTensors>(DeviceKind::kCuda);
-      return [&, staged, args = staged->bring<JointProjection>(host)](const LatentNorms::Args& norms) mutable {
+      return [&, staged, args = staged->bring<JointProjection>(host)](const LatentNorms::Args& norms,
+                                                                      Stream stream) mutable {
         const ConstTensorView* const written[] = {&norms.qr, &norms.kv};
         for (std::size_t i = 0; i < 2; ++i) {
           args.parts[i].y = TensorView(const_cast<void*>(written[i]->data), DType::kBF16, {rows, 1, outputs[i]});
           args.parts[i].y.stride[0] = written[i]->stride[0];
         }
-        double_rows(ConstTensorView(args.x.data, DType::kBF16, {rows, kInputs}));
-        product.run(args);
+        double_rows(ConstTensorView(args.x.data, DType::kBF16, {rows, kInputs}), stream);
+        product.run(args, {}, stream);
       };
     };
-    expect_same_beside(c, 3, writer);
+    expect_same_beside(c, 8, writer);
     if (HasFatalFailure()) return;
     ++checked;
   }
   EXPECT_GT(checked, 0);
+}
+
+TEST_F(NormRopeGpu, AddRowsIsRef) {
+  for (const std::int64_t dim : {0, 1, 3, 4, 128, 1021, 4096, 4098, 7168, 20000}) {
+    for (const std::int64_t rows : {0, 1, 5, 300}) {
+      for (const std::int64_t gap : {0, 1, 4}) {
+        for (const bool f32 : {false, true}) {
+          for (const bool normed : {false, true}) {
+            const AddRows::Problem p{
+                .rows = rows, .dim = dim, .dtype = f32 ? DType::kF32 : DType::kBF16, .normed = normed, .eps = 1e-3F};
+            SCOPED_TRACE(testing::Message() << rows << " rows of " << dim << ", gap " << gap
+                                            << (f32 ? ", f32" : ", bf16") << (normed ? ", normed" : ""));
+            std::mt19937_64 random(11);
+            HostTensor y(p.dtype, {rows, dim + 4 - gap});
+            HostTensor want(p.dtype, {rows, dim + gap});
+            fill_activations(y, random);
+            fill_activations(want, random);
+            HostTensor got(p.dtype, want.shape());
+            std::memcpy(got.data(), want.data(), want.bytes());
+            const AddRows::Args args{.y = std::as_const(y).view().slice(1, 0, dim), .x = want.view().slice(1, 0, dim)};
+            run_ref<AddRows>(p, args);
+            run_on_gpu<AddRows>(p, {.y = args.y, .x = got.view().slice(1, 0, dim)});
+            if (!normed) {
+              expect_equal_bytes(want, got);
+            } else {
+              for (std::int64_t i = 0; i < want.numel(); ++i) {
+                const auto number = [&](const HostTensor& t) {
+                  return f32 ? t.as<float>()[i] : to_float(t.as<BF16>()[i]);
+                };
+                // Two steps of bf16: the normed number's and the sum's.
+                ASSERT_NEAR(number(want), number(got), (f32 ? 1e-5F : 0x1p-6F) * (std::abs(number(want)) + 1)) << i;
+              }
+            }
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_F(NormRopeGpu, ARowsBitsAreItsOwn) {

@@ -104,23 +104,5 @@ TEST(DraftPositions, RequestsThatTakePartGrow) {
   EXPECT_THROW(Plan<DraftPositions>({.requests = 4, .longer = -1}), InvalidArgument);
 }
 
-TEST(AddRows, RoundsOnceAndLeavesGapsAlone) {
-  const BF16 one = to_bf16(1.0F);
-  const BF16 small = to_bf16(0x1p-8F);  // half of 1's last place
-  const BF16 gap = to_bf16(-3.0F);
-  const std::array<BF16, 6> y{small, to_bf16(0x1.8p-8F), gap, small, one, gap};
-  std::array<BF16, 6> x{one, one, gap, to_bf16(-1.0F), one, gap};
-  TensorView x_rows(x.data(), DType::kBF16, {2, 2});
-  ConstTensorView y_rows(y.data(), DType::kBF16, {2, 2});
-  x_rows.stride[0] = y_rows.stride[0] = 3;
-  Plan<AddRows>({.rows = 2, .dim = 2}).run({.y = y_rows, .x = x_rows});
-  EXPECT_EQ(to_float(x[0]), 1.0F);
-  EXPECT_EQ(to_float(x[1]), 1.0078125F);
-  EXPECT_EQ(to_float(x[3]), -0.99609375F);
-  EXPECT_EQ(to_float(x[4]), 2.0F);
-  EXPECT_EQ(x[2].bits, gap.bits);
-  EXPECT_EQ(x[5].bits, gap.bits);
-}
-
 }  // namespace
 }  // namespace smla

@@ -76,13 +76,16 @@ struct LatentNorms {
   };
 };
 
-/// Adds the residual of a layer: x += y in fp32, one rounding.
+/// Adds the residual of a layer: x += y in fp32, one rounding. With `normed` x += what RmsNorm without a weight makes
+/// of y, rounded to `dtype` before it is added.
 struct AddRows {
   static constexpr std::string_view kName = "add_rows";
   struct Problem {
     std::int64_t rows = 0;
     std::int64_t dim = 0;        ///< numbers of a row
     DType dtype = DType::kBF16;  ///< BF16 or F32
+    bool normed = false;         ///< each row of y is divided by its root mean square first
+    float eps = 1e-6F;           ///< RMSNorm's epsilon, with normed
   };
   struct Args {
     ConstTensorView y;  ///< [rows, dim]; rows may be strided

@@ -98,6 +98,9 @@ def test_rms_norm_and_add_rows() -> None:
     total = x.copy()
     sm.ops.add_rows(y=y, x=total)
     np.testing.assert_array_equal(total, x + y)
+    total = x.copy()
+    sm.ops.add_rows(y=x, x=total, normed=True, eps=1e-3)
+    np.testing.assert_allclose(total, x + plain, rtol=1e-6)
 
 
 def test_bfloat16_as_its_bits() -> None:

@@ -1,25 +1,57 @@
 // The residual: table, checks and the plain loop, which is bound by memory as it stands.
+#include <cmath>
+#include <type_traits>
+
 #include "core/check.h"
 #include "ops/define_op.h"
+#include "ops/norm_rope/scalar.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
 
 namespace {
 
+float number(float v) { return v; }
+float number(BF16 v) { return to_float(v); }
+template <class T>
+T rounded(float v) {
+  if constexpr (std::is_same_v<T, BF16>) {
+    return to_bf16(v);
+  } else {
+    return v;
+  }
+}
+
+/// The factor of RMSNorm for a row; the sum in double (spec 2).
+template <class T>
+float inverse_root(const T* y, std::int64_t dim, float eps) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < dim; ++i) {
+    const auto v = static_cast<double>(number(y[i]));
+    sum += v * v;
+  }
+  return static_cast<float>(1.0 / std::sqrt(sum / static_cast<double>(dim) + static_cast<double>(eps)));
+}
+
+template <class T>
+void add_row(const AddRows::Problem& p, const T* y, T* x) {
+  if (p.normed) {
+    const float inverse = inverse_root(y, p.dim, p.eps);
+    for (std::int64_t i = 0; i < p.dim; ++i)
+      x[i] = rounded<T>(number(x[i]) + number(rounded<T>(number(y[i]) * inverse)));
+  } else {
+    for (std::int64_t i = 0; i < p.dim; ++i) x[i] = rounded<T>(number(x[i]) + number(y[i]));
+  }
+}
+
 void add_rows_ref(const AddRows::Problem& p, const AddRows::Args& a, const RunContext& context) {
 #pragma omp parallel for num_threads(context.threads)
   for (std::int64_t r = 0; r < p.rows; ++r) {
-    const std::int64_t x_at = r * a.x.stride[0];
-    const std::int64_t y_at = r * a.y.stride[0];
     if (p.dtype == DType::kBF16) {
-      auto* x = static_cast<BF16*>(a.x.data) + x_at;
-      const auto* y = static_cast<const BF16*>(a.y.data) + y_at;
-      for (std::int64_t i = 0; i < p.dim; ++i) x[i] = to_bf16(to_float(x[i]) + to_float(y[i]));
+      add_row(p, static_cast<const BF16*>(row_of(a.y, r)), static_cast<BF16*>(row_of(a.x, r)));
     } else {
-      auto* x = static_cast<float*>(a.x.data) + x_at;
-      const auto* y = static_cast<const float*>(a.y.data) + y_at;
-      for (std::int64_t i = 0; i < p.dim; ++i) x[i] += y[i];
+      add_row(p, static_cast<const float*>(row_of(a.y, r)), static_cast<float*>(row_of(a.x, r)));
     }
   }
 }

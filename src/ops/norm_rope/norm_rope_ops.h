@@ -61,7 +61,9 @@ struct OpDescription<AddRows> {
   static AddRows::Problem typical() { return {.rows = 64, .dim = 4096}; }
   static constexpr auto kShapes =
       std::to_array<TensorShape>({{"y", "dtype: BF16 | F32", "rows, dim"}, {"x", "dtype: BF16 | F32", "rows, dim"}});
-  static void fields(AddRows::Problem& p, auto&& f) { f("rows", p.rows), f("dim", p.dim), f("dtype", p.dtype); }
+  static void fields(AddRows::Problem& p, auto&& f) {
+    f("rows", p.rows), f("dim", p.dim), f("dtype", p.dtype), f("normed", p.normed), f("eps", p.eps);
+  }
   static void tensors(AddRows::Args& a, auto&& t) { t.in("y", a.y), t.out("x", a.x); }
 };
 

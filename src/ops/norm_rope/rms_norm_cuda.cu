@@ -81,7 +81,6 @@ struct NormCall {
   std::int64_t rows = 0;
   unsigned blocks = 0;  ///< blocks of the first matrix
   float eps = 0;
-  bool beside_ahead = false;  ///< does not wait for the kernel just ahead, LatentNorms::Args::beside_compressor
 };
 
 __device__ float sum_of_block(float v) {
@@ -135,21 +134,21 @@ struct Weights {
   }
 };
 
-/// Starts copying vec4s thread, thread + threads, ... of a row of n numbers to shared memory. `past_l1`: copies them
+/// Starts copying vec4s thread, thread + threads, ... of a row of n numbers to shared memory. kPastL1: copies them
 /// past L1, which may have what the row was before as long as no wait for other kernels has ended.
-template <bool kByFours, class T>
-__device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int threads, bool past_l1) {
-  if (kByFours && past_l1) {
+template <bool kByFours, bool kPastL1, class T>
+__device__ void bring_row(const T* row, int n, Raw<T>* line, int thread, int threads) {
+  if constexpr (kByFours && kPastL1) {
 #pragma unroll 8
     for (int i = 4 * thread; i < n; i += 4 * threads) line[i / 4] = __ldcg(reinterpret_cast<const Raw<T>*>(row + i));
-    return;
-  }
+  } else {
 #pragma unroll 4
-  for (int i = 4 * thread; i < n; i += 4 * threads) {
-    if constexpr (kByFours) {
-      cp_async<sizeof(Raw<T>)>(shared_address(line + i / 4), row + i, true);
-    } else {
-      line[i / 4] = load_vec4<false>(row, i, n);
+    for (int i = 4 * thread; i < n; i += 4 * threads) {
+      if constexpr (kByFours) {
+        cp_async<sizeof(Raw<T>)>(shared_address(line + i / 4), row + i, true);
+      } else {
+        line[i / 4] = load_vec4<false>(row, i, n);
+      }
     }
   }
 }
@@ -167,13 +166,13 @@ __device__ float inverse_root_of_line(const Raw<T>* line, int n, float eps) {
 }
 
 /// Norms kWarps short rows, one for each warp.
-template <bool kByFours, class In, class Out>
+template <bool kByFours, bool kPastL1, class In, class Out>
 __device__ void norm_short(const Matrix<In, Out>& m, const Quantised& q, std::int64_t rows, float eps, unsigned block,
-                           Short<In>& shared, bool past_l1) {
+                           Short<In>& shared) {
   const std::int64_t row = static_cast<std::int64_t>(block) * kWarps + threadIdx.y;
   Raw<In>* line = shared.rows[threadIdx.y];
   const Weights<kByFours> weights(m, shared.weights);
-  if (row < rows) bring_row<kByFours>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32, past_l1);
+  if (row < rows) bring_row<kByFours, kPastL1>(m.x.row(row), m.dim, line, static_cast<int>(threadIdx.x), 32);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
@@ -210,11 +209,11 @@ __device__ void norm_long(const Matrix<In, Out>& m, const Quantised& q, float ep
 }
 
 /// Norms the rows of a block.
-template <bool kShortRows, bool kByFours, class In, class Out>
+template <bool kShortRows, bool kByFours, bool kPastL1 = false, class In, class Out>
 __device__ void norm_block(const Matrix<In, Out>& m, const Quantised& q, std::int64_t rows, float eps, unsigned block,
-                           Short<In>& shared, bool past_l1 = false) {
+                           Short<In>& shared) {
   if constexpr (kShortRows) {
-    norm_short<kByFours>(m, q, rows, eps, block, shared, past_l1);
+    norm_short<kByFours, kPastL1>(m, q, rows, eps, block, shared);
   } else {
     norm_long<kByFours>(m, q, eps, block);
   }
@@ -251,9 +250,9 @@ constexpr int kNearRope = 128;                 ///< longest row of cos_sin that 
 
 /// Norms and inserts kInserted rows. Each warp of a row computes the sum of squares of the whole row, as norm_short
 /// does.
-template <bool kByFours, class T>
+template <bool kByFours, bool kPastL1, class T>
 __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std::int64_t rows, float eps,
-                            unsigned block, Short<T>& shared, bool past_l1) {
+                            unsigned block, Short<T>& shared) {
   static_assert(kRowWarps * kLineBytes >= 4 * kMaxRopeRow);
   __shared__ float near_rope[kInserted][kNearRope];
   const int which = static_cast<int>(threadIdx.y) / kRowWarps;
@@ -269,7 +268,7 @@ __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std:
   const bool near = 2 * target.rope.pairs <= kNearRope;
   const bool brings_rope = acts && near && thread < 2 * target.rope.pairs;
   const float of_rope = brings_rope ? cos_sin[thread] : 0;
-  if (acts) bring_row<kByFours>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps, past_l1);
+  if (acts) bring_row<kByFours, kPastL1>(m.x.row(row), m.dim, line, thread, 32 * kRowWarps);
   if (brings_rope) near_rope[which][thread] = of_rope;
   cp_async_commit();
   cp_async_wait<0>();
@@ -302,31 +301,39 @@ __device__ void fetch_ahead(const NormCall<T, T>& c, const Target<T>& target) {
   for (int i = 0; i < 2 * target.rope.pairs; i += 32) prefetch(cos_sin + i);
 }
 
-template <bool kShortRows, bool kByFours, class T>
+/// kBeside: LatentNorms::Args::beside_compressor. The kernel just ahead let this one start when its own wait had ended,
+/// so all others ahead are done.
+template <bool kShortRows, bool kByFours, bool kBeside, class T>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
     norm_insert_rows(const __grid_constant__ NormCall<T, T> c, const __grid_constant__ Target<T> target) {
   if constexpr (kShortRows) fetch_ahead(c, target);  // for others there is no register
-  // The kernel just ahead let this one start when its own wait had ended, so all others ahead are done.
-  const bool beside = kShortRows && kByFours && c.beside_ahead;
-  if (!beside) pdl_wait();
+  if constexpr (!kBeside) pdl_wait();
   pdl_trigger();
   __shared__ Short<T> shared;
   if (blockIdx.x < c.blocks) {
-    norm_block<kShortRows, kByFours>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared, beside);
+    norm_block<kShortRows, kByFours, kBeside>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared);
   } else {
-    norm_insert<kByFours>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared, beside);
+    norm_insert<kByFours, kBeside>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared);
   }
-  if (beside) pdl_wait();
+  if constexpr (kBeside) pdl_wait();
 }
 
 template <bool kByFours, class T>
-void launch(NormCall<T, T> c, const Target<T>& target, cudaStream_t stream) {
+void launch(NormCall<T, T> c, const Target<T>& target, bool beside, cudaStream_t stream) {
   const bool short_rows = c.matrix[0].short_rows();
   c.blocks = c.matrix[0].dim == 0 ? 0U : blocks_for(c.rows, short_rows ? kWarps : 1);
   const unsigned all = blocks_for(static_cast<std::int64_t>(c.blocks) + blocks_for(c.rows, kInserted), 1);
-  with_bool(short_rows, [&]<bool kShort>(std::bool_constant<kShort>) {
-    launch_pdl<norm_insert_rows<kShort, kByFours, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c, target);
-  });
+  const auto by = [&]<bool kShort, bool kBeside>() {
+    launch_pdl<norm_insert_rows<kShort, kByFours, kBeside, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c,
+                                                               target);
+  };
+  if (!short_rows) {
+    by.template operator()<false, false>();
+  } else if (kByFours && beside) {
+    by.template operator()<true, kByFours>();
+  } else {
+    by.template operator()<true, false>();
+  }
 }
 
 template <bool kByFours, class In, class Out>
@@ -403,13 +410,12 @@ void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunCon
             .matrix = {matrix_of<In, In>(a.qr, qr_weight, a.qr_out), matrix_of<In, In>(a.kv, kv_weight, {})},
             .quantised = quantised,
             .rows = p.rows,
-            .eps = p.eps,
-            .beside_ahead = a.beside_compressor};
+            .eps = p.eps};
         const Target<In> target{
             .insert = insertion::insert_of<In>({}, a.insert.slot_mapping, a.insert.cache, p.insert->clamp),
             .positions = static_cast<const std::int64_t*>(a.insert.positions.data),
             .rope = rope_of(a.insert.cos_sin, static_cast<int>(p.kv_dim), p.insert->rope_dim)};
-        launch<kByFours>(c, target, stream);
+        launch<kByFours>(c, target, a.beside_compressor, stream);
         return;
       }
       with_float(p.out, [&]<class Out>(Out) {

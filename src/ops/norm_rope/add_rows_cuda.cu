@@ -15,6 +15,7 @@ namespace {
 using namespace device;
 
 constexpr int kThreads = 256;
+constexpr int kBlocks = 2;  ///< on a multiprocessor at least; by itself ptxas 13.0 keeps to 64 registers, and spills
 constexpr std::int64_t kMostThreads = std::int64_t{8192} * kThreads;
 
 __device__ float4 sum_of(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) add(const __grid_constant__ Call<T> 
 }
 
 template <bool kByFours, class T>
-__global__ void __launch_bounds__(kThreads) norm_and_add(const __grid_constant__ Call<T> c) {
+__global__ void __launch_bounds__(kThreads, kBlocks) norm_and_add(const __grid_constant__ Call<T> c) {
   // A product behind this kernel brings its weights while this one waits.
   pdl_trigger();
   pdl_wait();

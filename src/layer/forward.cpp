@@ -106,7 +106,7 @@ bool Forward::compresses() const {
   return config.has_compressor() && !step.state_slots.absent() && step.state_slots.size(0) > 0;
 }
 
-/// Whether a step of one stream runs its norms beside its compressors (docs/kernels/layer-ops.md "Norms beside the
+/// Whether a step of one stream runs its norms beside its compressors (docs/kernels/layer-ops.md "Beside the
 /// compressor" has the measurements).
 bool Forward::norms_beside_compressor() const {
   constexpr std::int64_t kMost = 256;  // of more tokens either fills the GPU

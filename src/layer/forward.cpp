@@ -101,18 +101,15 @@ void Forward::window() const {
   watch.lap(Stage::kInsert);
 }
 
-/// Whether compress() launches anything.
-bool Forward::compresses() const {
-  return config.has_compressor() && !step.state_slots.absent() && step.state_slots.size(0) > 0;
-}
-
 /// Whether a step of one stream runs its norms beside its compressors (docs/kernels/layer-ops.md "Beside the
 /// compressor" has the measurements).
 bool Forward::norms_beside_compressor() const {
   constexpr std::int64_t kMost = 256;  // of more tokens either fills the GPU
   constexpr std::int64_t kC128a = 8;   // of fewer its compressor is over before the norms could begin
   const std::int64_t tokens = step.positions.size(0);
-  return compresses() && tokens <= kMost && (config.has_indexer() || tokens >= kC128a);
+  // Without states to write the compressors launch nothing.
+  const bool compresses = config.has_compressor() && !step.state_slots.absent() && step.state_slots.size(0) > 0;
+  return compresses && tokens <= kMost && (config.has_indexer() || tokens >= kC128a);
 }
 
 /// The layer's compressor and its indexer's.

@@ -70,7 +70,6 @@ struct Forward {
   void queries() const;
   void window() const;
   void compress() const;
-  bool compresses() const;
   bool norms_beside_compressor() const;
   void index() const;
   void attend() const;

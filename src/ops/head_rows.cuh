@@ -100,4 +100,16 @@ struct HeadGrid {
   __device__ std::int64_t head() const { return blockIdx.x % chunks * heads + threadIdx.y; }
 };
 
+/// The sum over a block of dim3(32, HeadGrid::kWarps), warp by warp in their order.
+__device__ inline float sum_of_block(float v) {
+  __shared__ float parts[HeadGrid::kWarps];
+  v = device::sum_of_warp(v);
+  if (threadIdx.x == 0) parts[threadIdx.y] = v;
+  __syncthreads();
+  v = 0;
+#pragma unroll
+  for (int w = 0; w < HeadGrid::kWarps; ++w) v += parts[w];
+  return v;
+}
+
 }  // namespace smla

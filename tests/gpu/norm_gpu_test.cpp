@@ -260,13 +260,17 @@ TEST_F(NormRopeGpu, AddRowsIsRef) {
             if (!normed) {
               expect_equal_bytes(want, got);
             } else {
+              std::int64_t different = 0;
               for (std::int64_t i = 0; i < want.numel(); ++i) {
                 const auto number = [&](const HostTensor& t) {
                   return f32 ? t.as<float>()[i] : to_float(t.as<BF16>()[i]);
                 };
                 // Two steps of bf16: the normed number's and the sum's.
                 ASSERT_NEAR(number(want), number(got), (f32 ? 1e-5F : 0x1p-6F) * (std::abs(number(want)) + 1)) << i;
+                different += number(want) != number(got) ? 1 : 0;
               }
+              // Sums of squares are added in another order; numbers rounded once instead of twice would be many more.
+              if (!f32) ASSERT_LE(different, 1 + want.numel() / 100);
             }
             if (HasFatalFailure()) return;
           }

@@ -14,7 +14,7 @@ namespace {
 
 using namespace device;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 32 * HeadGrid::kWarps;
 constexpr int kBlocks = 2;  ///< on a multiprocessor at least; by itself ptxas 13.0 keeps to 64 registers, and spills
 constexpr std::int64_t kMostThreads = std::int64_t{8192} * kThreads;
 
@@ -48,19 +48,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) norm_and_add(const __grid_c
   // A product behind this kernel brings its weights while this one waits.
   pdl_trigger();
   pdl_wait();
-  __shared__ float sums[kThreads / 32];
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x + 32 * threadIdx.y);
   const std::int64_t row = blockIdx.x;
   T* const x = c.x.row(row);
   const RegisterRow<kThreads, kByFours, T> y(c.y.row(row), c.dim, 0, thread);
   const RegisterRow<kThreads, kByFours, T> was(x, c.dim, 0, thread);
-  const float of_warp = sum_of_warp(y.squares());
-  if (thread % 32 == 0) sums[thread / 32] = of_warp;
-  __syncthreads();
-  float squares = 0;
-#pragma unroll
-  for (const float sum : sums) squares += sum;
-  const float inverse = inverse_root(squares, c.dim, c.eps);
+  const float inverse = inverse_root(sum_of_block(y.squares()), c.dim, c.eps);
   y.each_with(was, [&](int i, Raw<T> added, Raw<T> before) {
     const float4 normed = widened(narrowed<T>(scaled(widened(added), inverse)));
     store_vec4<kByFours>(x, i, c.dim, narrowed<T>(sum_of(widened(before), normed)));
@@ -81,7 +74,8 @@ void run(const AddRows::Problem& p, const AddRows::Args& a, const RunContext& co
         .y = rows_of<const T>(a.y), .x = rows_of<T>(a.x), .rows = p.rows, .dim = static_cast<int>(p.dim), .eps = p.eps};
     with_bool(by_fours(a.x) && by_fours(a.y), [&]<bool kByFours>(std::bool_constant<kByFours>) {
       if (p.normed) {
-        launch_pdl<norm_and_add<kByFours, T>>("add_rows, normed", blocks_for(p.rows, 1), kThreads, 0, stream, c);
+        launch_pdl<norm_and_add<kByFours, T>>("add_rows, normed", blocks_for(p.rows, 1), dim3(32, HeadGrid::kWarps), 0,
+                                              stream, c);
       } else {
         const std::int64_t most = std::min(p.rows * ((p.dim + 3) / 4), kMostThreads);
         launch_pdl<add<kByFours, T>>("add_rows", blocks_for(most, kThreads), kThreads, 0, stream, c);

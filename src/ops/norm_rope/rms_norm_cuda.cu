@@ -83,17 +83,6 @@ struct NormCall {
   float eps = 0;
 };
 
-__device__ float sum_of_block(float v) {
-  __shared__ float parts[kWarps];
-  v = sum_of_warp(v);
-  if (threadIdx.x == 0) parts[threadIdx.y] = v;
-  __syncthreads();
-  v = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) v += parts[w];
-  return v;
-}
-
 /// Shared memory of a block: a short row for each warp, and the weights.
 template <class In>
 struct Short {

@@ -40,9 +40,20 @@ bool has_sm90_code() {
 
 constexpr int kWithoutAsking = 48 << 10;  ///< dynamic shared memory of any launch
 
-/// Allows a kernel all dynamic shared memory that the current GPU grants a block, once for each GPU. Without it a
-/// launch may use kWithoutAsking bytes. Its multiprocessors give L1 as little as they can, so that they have room for
+/// Makes multiprocessors that run a kernel give L1 as little as they can, once for each GPU: so they have room for
 /// blocks of the next kernel, too.
+template <auto kKernel>
+void prefer_shared() {
+  (void)once_per_gpu([] {
+    check_cuda(
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
+    return 0;
+  });
+}
+
+/// Allows a kernel all dynamic shared memory that the current GPU grants a block, once for each GPU. Without it a
+/// launch may use kWithoutAsking bytes. It prefers shared memory, too.
 template <auto kKernel>
 void allow_shared() {
   (void)once_per_gpu([] {
@@ -56,11 +67,9 @@ void allow_shared() {
     const int dynamic = granted - static_cast<int>(code.sharedSizeBytes);
     check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic),
                "cudaFuncSetAttribute");
-    check_cuda(
-        cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-        "cudaFuncSetAttribute");
     return 0;
   });
+  prefer_shared<kKernel>();
 }
 
 constexpr unsigned kPortableCluster = 8;  ///< blocks of a cluster of any launch

@@ -277,7 +277,10 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
       ops.inverse_rope->run({.x = heads, .positions = positions, .cos_sin = cos_sin, .y = b.o_heads}, main.scratch,
                             main.stream);
     watch.lap(Stage::kInverseRope);
-    if (ops.joint_wo_a) {
+    if (ops.output_projection) {
+      ops.output_projection->run(output_projection(config, options, weights, ops, b, out).args, main.scratch,
+                                 main.stream);
+    } else if (ops.joint_wo_a) {
       run_joint(*ops.joint_wo_a, joint_wo_a(config, options, weights, ops, b));
     } else {
       project(main, *ops.wo_a, {.x = as_rows(b.o_heads)}, linear_wo_a(weights), b.z);
@@ -285,7 +288,9 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
   }
   if (ops.quantize_z)
     ops.quantize_z->run({.x = b.z, .values = b.z_values, .scales = b.z_scales}, main.scratch, main.stream);
-  if (ops.joint_wo_b) {
+  if (ops.output_projection) {
+    // wo_a's launch has made it.
+  } else if (ops.joint_wo_b) {
     run_joint(*ops.joint_wo_b, joint_wo_b(config, options, weights, ops, b, out));
   } else {
     project(main, *ops.wo_b, {.x = b.z, .values = b.z_values, .scales = b.z_scales}, linear_wo_b(weights), out);

@@ -143,4 +143,30 @@ JointProduct joint_wo_b(const LayerConfig& config, const LayerOptions& options, 
   return joint.of(b.z);
 }
 
+OutputProduct output_projection(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                                const LayerPlan::Ops& ops, const LayerBuffers& b, const TensorView& out) {
+  const JointProduct first = joint_wo_a(config, options, weights, ops, b);
+  const JointProduct second = joint_wo_b(config, options, weights, ops, b, out);
+  const JointProjection::PartArgs& wo_a = first.args.parts[0];
+  const JointProjection::PartArgs& wo_b = second.args.parts[0];
+  return {.problem = {.m = first.problem.m,
+                      .k = first.problem.k,
+                      .groups = first.problem.groups,
+                      .rank = first.problem.part[0].n,
+                      .n = second.problem.part[0].n,
+                      .x = first.problem.x,
+                      .wo_a = first.problem.part[0].w,
+                      .wo_b = second.problem.part[0].w,
+                      .y = second.problem.part[0].y},
+          .args = {.x = first.args.x,
+                   .wo_a = wo_a.w,
+                   .z = wo_a.y,
+                   .wo_b = wo_b.w,
+                   .y = wo_b.y,
+                   .wo_a_scale = wo_a.w_scale,
+                   .wo_a_global_scale = wo_a.w_global_scale,
+                   .wo_b_scale = wo_b.w_scale,
+                   .wo_b_global_scale = wo_b.w_global_scale}};
+}
+
 }  // namespace smla

@@ -43,4 +43,12 @@ JointProduct joint_wo_a(const LayerConfig& config, const LayerOptions& options, 
 JointProduct joint_wo_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                         const LayerPlan::Ops& ops, const LayerBuffers& b, const TensorView& out);
 
+/// Both as one op.
+struct OutputProduct {
+  OutputProjection::Problem problem;
+  OutputProjection::Args args;
+};
+OutputProduct output_projection(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                                const LayerPlan::Ops& ops, const LayerBuffers& b, const TensorView& out);
+
 }  // namespace smla

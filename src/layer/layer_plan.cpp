@@ -210,6 +210,9 @@ void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOpti
   const bool fp8 = ops->rounds_fp8_inputs && weights.wo_b.dtype == DType::kE4M3;  // never of joint products
   wo_a.quantises_y = fp8 && c.o_lora_rank % Projection::kScaleGroup == 0;
   if (joint && !ops->fp8_output) {
+    ops->output_projection =
+        planner.make_one_launch<OutputProjection>(output_projection(c, options, weights, *ops, {}, {}).problem);
+    if (ops->output_projection) return;
     ops->joint_wo_a = planner.make<JointProjection>(joint_wo_a(c, options, weights, *ops, {}).problem);
   } else {
     ops->wo_a = planner.make<Projection>(wo_a);

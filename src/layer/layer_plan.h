@@ -79,6 +79,7 @@ struct LayerPlan::Ops {
   std::optional<Plan<Projection>> compressors;  ///< the weights of both compressors at once, likewise
   /// In place of all projections above, one for each input (joint_products.h); wo_a stays where its input is FP8.
   std::optional<Plan<JointProjection>> joint_inputs, joint_queries, joint_wo_a, joint_wo_b;
+  std::optional<Plan<OutputProjection>> output_projection;  ///< in place of the last two, where one launch makes both
   /// Inputs of FP8 weights. latent_norms has another; wo_a quantises z itself unless groups would share a scale.
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_z;
   std::optional<Plan<LatentNorms>> latent_norms;

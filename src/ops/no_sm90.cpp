@@ -49,6 +49,7 @@ Implementation<Op> stream_row() {
 
 Implementation<Projection> projection_stream_sm90_row() { return stream_row<Projection>(); }
 Implementation<JointProjection> joint_projection_stream_sm90_row() { return stream_row<JointProjection>(); }
+Implementation<OutputProjection> output_projection_stream_sm90_row() { return stream_row<OutputProjection>(); }
 
 // sm90_row() of every op, whose tables in other files call it. Taking its address is what puts it into this object: a
 // call alone is inlined and leaves nothing.

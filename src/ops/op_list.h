@@ -22,12 +22,12 @@ struct TypeList {
 
 /// Every op, in the order of a layer. An op that is not here has no entry in the catalogue, no cases and no call by
 /// name.
-using AllOps = TypeList<Projection, JointProjection, RmsNorm, LatentNorms, AddRows, QuantizeRows, QNormRopeInsert,
-                        InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, IndexerTopK, GatherIndexRows,
-                        RaggedIndexerLogits, TopK, MergeTopK, TokenToReq, SlotMapping, CompressedSlotMapping,
-                        WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk, VisibleEntries,
-                        PrefillLens, DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows, SparseAttention,
-                        MergePartials, InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>;
+using AllOps = TypeList<Projection, JointProjection, OutputProjection, RmsNorm, LatentNorms, AddRows, QuantizeRows,
+                        QNormRopeInsert, InsertRows, SaveState, CompressStore, IndexerQ, IndexerLogits, IndexerTopK,
+                        GatherIndexRows, RaggedIndexerLogits, TopK, MergeTopK, TokenToReq, SlotMapping,
+                        CompressedSlotMapping, WindowIndices, DenseCompressedIndices, GlobalTopk, ShortContextTopk,
+                        VisibleEntries, PrefillLens, DraftPositions, CombineTopkWindow, MixedSparseIndices, GatherRows,
+                        SparseAttention, MergePartials, InverseRope, InverseRopeQuant, PackSequences, UnpackSequences>;
 
 /// Calls `f.template operator()<Type>()` for each type of a list, in its order: for_each_type(list, []<class T>() {}).
 template <class... Types>

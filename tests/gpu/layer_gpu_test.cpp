@@ -233,6 +233,68 @@ TEST_F(LayerGpu, FewTokensAreMultipliedByFp8WeightsAsTheyAre) {
   EXPECT_FALSE(rounds(options, most + 1));
 }
 
+std::atomic<int> output_products{0};
+void count_output_products(const char* kernel) {
+  if (std::string_view(kernel) == "output_projection") ++output_products;
+}
+
+/// wo_a and wo_b in one launch give the layer that they give in two.
+TEST_F(LayerGpu, OneLaunchOfBothOutputWeightsIsTheSameLayer) {
+  const std::string kernel(OutputProjection::kOneLaunch);
+  const PlanOptions named{.device = DeviceKind::kCuda, .implementation = kernel};
+  const OutputProjection::Problem any{.m = 1, .k = 16, .rank = 128, .n = 1, .wo_a = DType::kE4M3, .wo_b = DType::kE4M3};
+  for (const Candidate& c : explain<OutputProjection>(any, named))
+    if (c.name == kernel && !c.refusal.empty()) GTEST_SKIP() << c.refusal;
+  for (LayerConfig config : small_layers()) {
+    config.hidden_size = 256;
+    config.o_lora_rank = 128;
+    const Weights weights(config);
+    LayerWeights views = weights.placed;
+    std::vector<DeviceTensor> memory;
+    const auto fp8 = [&](ConstTensorView& w, ConstTensorView& scale) {
+      const auto rows = w.size(0);
+      const auto columns = w.size(1);
+      std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * columns));
+      for (std::size_t i = 0; i < codes.size(); ++i)  // of both signs, up to 1.75
+        codes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13U & 0xBFU);
+      const std::vector<float> scales(static_cast<std::size_t>((rows + 127) / 128 * ((columns + 127) / 128)), 0.125F);
+      memory.emplace_back(DeviceKind::kCuda, DType::kE4M3, std::vector<std::int64_t>{rows, columns});
+      copy_bytes(DeviceKind::kCuda, memory.back().data(), codes.data(), codes.size());
+      w = std::as_const(memory.back()).view();
+      memory.emplace_back(DeviceKind::kCuda, DType::kF32,
+                          std::vector<std::int64_t>{(rows + 127) / 128, (columns + 127) / 128});
+      copy_bytes(DeviceKind::kCuda, memory.back().data(), scales.data(), 4 * scales.size());
+      scale = std::as_const(memory.back()).view();
+    };
+    fp8(views.wo_a, views.wo_a_scale), fp8(views.wo_b, views.wo_b_scale);
+    const DeviceTensor rope = rope_on_gpu(config, 300);
+    LayerOptions options{.device = DeviceKind::kCuda, .implementations = {}};
+    const AttentionLayer two(config, views, options, rope.view());
+    options.implementations["output_projection"] = kernel;
+    const AttentionLayer one(config, views, options, rope.view());
+    OwnStep apart(two, config);
+    apart.queue();
+    OwnStep together(one, config);
+    output_products = 0;
+    device::launch_hook = count_output_products;
+    together.queue();
+    device::launch_hook = nullptr;
+    EXPECT_EQ(output_products, 1) << together.plan.describe();
+    const std::vector<std::uint16_t> want = apart.result();
+    const std::vector<std::uint16_t> got = together.result();
+    ASSERT_EQ(got.size(), want.size());
+    double largest = 0;
+    double error = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double w = to_float(BF16{want[i]});
+      largest = std::max(largest, std::abs(w));
+      error = std::max(error, std::abs(to_float(BF16{got[i]}) - w));
+    }
+    EXPECT_GT(largest, 0);
+    EXPECT_LE(error, largest / 64) << config.compress_ratio;
+  }
+}
+
 /// Who reserves memory for a step has enough for smaller ones: with fewer tokens attention cuts lists into more parts.
 TEST_F(LayerGpu, ReservedMemorySufficesForSmallerSteps) {
   for (LayerConfig config : small_layers()) {

@@ -215,6 +215,24 @@ void run_the_rest() {
   HostTensor scratch(DType::kU8, {static_cast<std::int64_t>(at_once.workspace_bytes())});
   at_once.run(joint, {.data = scratch.data(), .bytes = at_once.workspace_bytes()});
 
+  HostTensor z(DType::kF32, {3, 1, 2});
+  HostTensor out(DType::kF32, {3, 1, 3});
+  const Plan<OutputProjection> both({.m = 3,
+                                     .k = 256,
+                                     .rank = 2,
+                                     .n = 3,
+                                     .x = DType::kF32,
+                                     .wo_a = DType::kF32,
+                                     .wo_b = DType::kF32,
+                                     .y = DType::kF32});
+  HostTensor room(DType::kU8, {static_cast<std::int64_t>(both.workspace_bytes())});
+  both.run({.x = joint.x,
+            .wo_a = view_of(std::as_const(y).as<float>(), {1, 2, 256}),
+            .z = z.view(),
+            .wo_b = view_of(std::as_const(y).as<float>(), {1, 3, 2}),
+            .y = out.view()},
+           {.data = room.data(), .bytes = both.workspace_bytes()});
+
   HostTensor latent(DType::kF32, {3, 256});
   Plan<LatentNorms>({.rows = 3,
                      .qr_dim = 256,

@@ -95,4 +95,36 @@ struct JointProjection {
   };
 };
 
+/// A layer's output projection (spec 2): two products one behind the other. z is what Projection makes of x and wo_a,
+/// in G groups side by side; y what it makes of z, all groups of a row as one input, and wo_b. z is an output, too.
+///
+/// `sm90_stream` computes both in one launch; it reads both weights early, as in a Projection. Blocks wait for what
+/// others make. Those that run compute, too, what has no room to start beside other work of the GPU.
+struct OutputProjection {
+  static constexpr std::string_view kName = "output_projection";
+  static constexpr std::string_view kOneLaunch = "sm90_stream";  ///< an implementation of one launch for both
+  struct Problem {
+    std::int64_t m = 0;         ///< rows of x, z and y
+    std::int64_t k = 0;         ///< inputs of a group
+    std::int64_t groups = 1;    ///< G
+    std::int64_t rank = 0;      ///< outputs of a group of wo_a
+    std::int64_t n = 0;         ///< outputs of wo_b
+    DType x = DType::kBF16;     ///< BF16 or F32; of z, too
+    DType wo_a = DType::kBF16;  ///< BF16, F32, E4M3 or Projection::kNvfp4
+    DType wo_b = DType::kBF16;  ///< BF16, F32, E4M3 or Projection::kNvfp4
+    DType y = DType::kBF16;     ///< BF16 or F32
+  };
+  struct Args {
+    ConstTensorView x;             ///< [m, groups, k]; the first two strides are free, the last is 1
+    ConstTensorView wo_a;          ///< [groups, rank, k] contiguous; NVFP4: [groups, rank, k/2] U8
+    TensorView z;                  ///< [m, groups, rank]; rows may be strided, the groups of a row lie side by side
+    ConstTensorView wo_b;          ///< [1, n, groups * rank] contiguous; NVFP4: [1, n, groups * rank/2] U8
+    TensorView y;                  ///< [m, 1, n]; rows may be strided
+    ConstTensorView wo_a_scale{};  ///< with E4M3 and NVFP4 wo_a only, as Projection takes it
+    ConstTensorView wo_a_global_scale{};  ///< with NVFP4 wo_a only: [1] F32
+    ConstTensorView wo_b_scale{};         ///< with E4M3 and NVFP4 wo_b only, as Projection takes it
+    ConstTensorView wo_b_global_scale{};  ///< with NVFP4 wo_b only: [1] F32
+  };
+};
+
 }  // namespace smla

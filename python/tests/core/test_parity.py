@@ -17,6 +17,7 @@ OTHERS = {
     "draft_positions",
     "indexer_topk",
     "joint_projection",
+    "output_projection",
     "merge_partials",
     "merge_topk",
     "pack_sequences",

@@ -77,6 +77,10 @@ def _layer_samples() -> dict[str, Sample]:
             {"x": _normal(5, 1, 64), "parts_0_w": _normal(1, 16, 64), "parts_1_w": _normal(1, 7, 64)},
             {"parts_0_y": _zeros(5, 1, 16, dtype=BF16), "parts_1_y": _zeros(5, 1, 7, dtype=F32)},
         ),
+        "output_projection": Sample(
+            {"x": _normal(5, 2, 64), "wo_a": _normal(2, 16, 64), "wo_b": _normal(1, 24, 32)},
+            {"z": _zeros(5, 2, 16, dtype=F32), "y": _zeros(5, 1, 24, dtype=BF16)},
+        ),
         "rms_norm": Sample({"x": _normal(5, 64), "weight": _normal(64)}, {"y": _zeros(5, 64, dtype=BF16)}),
         "latent_norms": Sample(
             {"qr": _normal(5, 64), "qr_weight": _normal(64), "kv": _normal(5, 512), "kv_weight": _normal(512)},

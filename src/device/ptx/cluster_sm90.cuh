@@ -76,6 +76,12 @@ __device__ inline void st_shared_cluster_u32(std::uint32_t place, std::uint32_t 
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(place), "r"(v) : "memory");
 #endif
 }
+/// Orders what this thread has read and written before and after, for other threads of the cluster.
+__device__ inline void cluster_fence() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+#endif
+}
 /// Arrives at the mbarrier that lies at the calling block's shared address `at` in another block of the cluster. What
 /// was written before can be read after mbarrier_wait_cluster().
 __device__ inline void mbarrier_arrive_cluster(std::uint32_t at, int block) {

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(CutTokens::kThreads, kMergeBlocks)
   }
 }
 
-/// As launch_merge().
+/// As launch_merge(). Multiprocessors that run a merge have room for a block of wo_a's weights, too.
 template <bool kHalves>
 void launch_merge_of(const TileCall& c, std::int64_t tokens, cudaStream_t stream) {
   const std::int64_t rows = tokens * c.a.out_heads;
@@ -248,6 +248,7 @@ void launch_merge_of(const TileCall& c, std::int64_t tokens, cudaStream_t stream
   if (c.cut.extra > 0) {
     // As many blocks as run at once on the multiprocessors of the attention kernel, twice.
     const std::int64_t most = 2 * std::int64_t{c.cut.alone.at_once};
+    device::prefer_shared<merge_by_length<kHalves>>();
     device::launch_pdl<merge_by_length<kHalves>, TileCall, std::uint32_t>(
         kName, blocks_for(std::min(rows, most), 1), kMergeThreads, 0, stream, c, static_cast<std::uint32_t>(rows));
     return;
@@ -255,6 +256,7 @@ void launch_merge_of(const TileCall& c, std::int64_t tokens, cudaStream_t stream
   if (c.parts == 1) return;
   const bool share = c.parts >= kMergeShared;
   const auto start = [&]<bool kShare, bool kQuantised>() {
+    device::prefer_shared<merge<kShare, kHalves, kQuantised>>();
     device::launch_pdl<merge<kShare, kHalves, kQuantised>, TileCall, std::uint32_t>(
         kName, blocks_for(rows, kShare ? 1 : kMergeGroups), kMergeThreads, 0, stream, c,
         static_cast<std::uint32_t>(rows));

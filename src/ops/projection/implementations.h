@@ -62,6 +62,14 @@ inline constexpr std::string_view kStreamSm90Name = JointProjection::kOneLaunchO
 Implementation<Projection> projection_stream_sm90_row();
 Implementation<JointProjection> joint_projection_stream_sm90_row();
 
+Implementation<OutputProjection> output_projection_stream_sm90_row();
+
+/// The two products of an output projection.
+ProjectionProblem first_problem(const OutputProjection::Problem& problem);
+ProjectionProblem second_problem(const OutputProjection::Problem& problem);
+Projection::Args first_args(const OutputProjection::Args& args);
+Projection::Args second_args(const OutputProjection::Problem& problem, const OutputProjection::Args& args);
+
 /// A joint call's weight `i` as a call of its own.
 ProjectionProblem part_problem(const JointProjection::Problem& problem, int i);
 Projection::Args part_args(const JointProjection::Problem& problem, const JointProjection::Args& args, int i);

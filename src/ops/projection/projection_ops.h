@@ -118,4 +118,30 @@ struct OpDescription<JointProjection> {
   }
 };
 
+template <>
+struct OpDescription<OutputProjection> {
+  static constexpr std::string_view kFamily = "projection";
+  static constexpr std::string_view kTypical = "64 rows of bf16, 8 groups of 4096 to 1024, to 4096";
+  static OutputProjection::Problem typical() { return {.m = 64, .k = 4096, .groups = 8, .rank = 1024, .n = 4096}; }
+  static constexpr auto kShapes = std::to_array<TensorShape>(
+      {{"x", "x: BF16 | F32", "m, groups, k"},
+       {"wo_a", "wo_a: BF16 | F32 | E4M3 | U8 beside wo_a_global_scale", "groups, rank, k or k/2"},
+       {"z", "x: BF16 | F32", "m, groups, rank"},
+       {"wo_b", "wo_b: BF16 | F32 | E4M3 | U8 beside wo_b_global_scale", "1, n, groups * rank or half"},
+       {"y", "y: BF16 | F32", "m, 1, n"},
+       {"wo_a_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
+       {"wo_a_global_scale", "F32", "1"},
+       {"wo_b_scale", "F32 | E4M3", "1, output blocks, input blocks"},
+       {"wo_b_global_scale", "F32", "1"}});
+  static void fields(OutputProjection::Problem& p, auto&& f) {
+    f("m", p.m), f("k", p.k), f("groups", p.groups), f("rank", p.rank), f("n", p.n), f("x", p.x);
+    f("wo_a", p.wo_a), f("wo_b", p.wo_b), f("y", p.y);
+  }
+  static void tensors(OutputProjection::Args& a, auto&& t) {
+    t.in("x", a.x), t.in("wo_a", a.wo_a), t.out("z", a.z), t.in("wo_b", a.wo_b), t.out("y", a.y);
+    t.in("wo_a_scale", a.wo_a_scale), t.in("wo_a_global_scale", a.wo_a_global_scale);
+    t.in("wo_b_scale", a.wo_b_scale), t.in("wo_b_global_scale", a.wo_b_global_scale);
+  }
+};
+
 }  // namespace smla

@@ -15,6 +15,41 @@
 
 namespace smla {
 
+namespace projection::sm90 {
+
+/// Splits x for blocks that have no time for it: a warp has four rows of 128 inputs of a group.
+__global__ void __launch_bounds__(kGroupThreads) split_rows(const __grid_constant__ StreamCall call) {
+  device::pdl_wait_and_trigger();
+  const SplitX& to = call.split;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int e = lane % kSplitLanes;
+  const std::uint32_t unit = blockIdx.x * kGroupWarps + threadIdx.x / 32;
+  const std::uint32_t chunk = unit % to.chunks;
+  const std::uint32_t of_rows = unit / to.chunks;
+  const std::uint32_t quads = static_cast<std::uint32_t>(to.rows) / kSplitRows;
+  const std::int64_t group = of_rows / quads;
+  if (group >= call.groups) return;
+  const std::int64_t row = of_rows % quads * kSplitRows + lane / kSplitLanes;
+  const int input = static_cast<int>(chunk) * kPiece + e * 16;
+  const bool there = row < call.m && input < call.k;
+  SixteenInputs x[1] = {};
+  if (there) {
+    const auto* from = reinterpret_cast<const uint4*>(call.x + row * call.x_row + group * call.x_group + input);
+    x[0][0] = from[0];
+    x[0][1] = from[1];
+  }
+  SplitInputs out[1];
+  split_inputs(x, out);
+  if (there) {
+    const std::int64_t at = (group * to.rows + row) * call.k + input;
+    *reinterpret_cast<uint4*>(to.upper + at) = out[0].upper;
+    *reinterpret_cast<uint4*>(to.lower + at) = out[0].lower;
+  }
+  if (e == 0) to.scales[(group * to.chunks + chunk) * to.rows + row] = __uint_as_float(out[0].scale);
+}
+
+}  // namespace projection::sm90
+
 namespace {
 
 using namespace projection;

@@ -61,6 +61,24 @@ struct QuantisedY {
   int padding = 0;                               ///< scales behind the last row, zeros
 };
 
+/// Of a chained call (output_projection_sm90.cu): the second product, of what the first one makes. Clusters tell each
+/// other through memory that nobody has cleared: what is not the launch's `nonce`, or up to some hundreds more, is
+/// nothing.
+struct ChainedProduct {
+  const BF16* x = nullptr;  ///< [m, k], the first product's outputs, all groups of a row side by side
+  std::int64_t x_row = 0;   ///< stride in elements
+  int k = 0;
+  std::uint32_t first_tiles = 0;     ///< of the first product
+  bool halved = false;               ///< two clusters share a tile of the second
+  std::int64_t width = 0;            ///< outputs of the second product's tiles
+  float* sums = nullptr;             ///< [2, rows of a tile, width] of those clusters
+  std::uint64_t* made = nullptr;     ///< [k / 128, 2]: the nonce, once a block of the cluster has stored its rows
+  std::uint64_t* met = nullptr;      ///< [tiles of n, rows of a tile]: clusters that have stored their sums
+  std::uint64_t* claimed = nullptr;  ///< [clusters]: the nonce, once a cluster's tiles have been taken on
+  std::uint64_t* done = nullptr;     ///< blocks that read none of these any more
+  std::uint64_t nonce = 0;
+};
+
 /// The weights of one input.
 struct StreamCall {
   static constexpr int kMaxParts = 8;
@@ -74,7 +92,8 @@ struct StreamCall {
   int under_way = 1;        ///< `sm90_stream`: stages of weights that a block has on their way at a time
   SplitX split;
   CodedX coded;
-  QuantisedY quantised;  ///< of a call of one weight
+  QuantisedY quantised;    ///< of a call of one weight
+  ChainedProduct chained;  ///< its weights are part[1]
   int parts = 0;
   StreamPart part[kMaxParts];
 };

@@ -2,6 +2,7 @@
 
 #include "device/ptx/barrier.cuh"
 #include "device/ptx/cluster_sm90.cuh"
+#include "device/ptx/flags.cuh"
 #include "device/ptx/mbarrier_sm90.cuh"
 #include "device/ptx/pdl.cuh"
 #include "device/ptx/shared.cuh"
@@ -9,12 +10,15 @@
 #include "device/ptx/wgmma_e4m3_sm90.cuh"
 #include "device/vec4.cuh"
 #include "ops/norm_rope/quantise.cuh"
+#include "ops/projection/chained_workers_sm90.cuh"
 #include "ops/projection/split_inputs_sm90.cuh"
 #include "ops/projection/stream_split.h"
 #include "ops/projection/stream_tiles_sm90.cuh"
 #include "ops/projection/widen_codes.cuh"
 
 namespace smla::projection::sm90 {
+
+constexpr int kMeet = 1;  ///< barrier of the consumers of a block
 
 /// A consumer warpgroup, which multiplies: its outputs, kTall tiles of 64 of which a warp has sixteen each, by the rows
 /// of the tile.
@@ -34,6 +38,9 @@ class Consumer {
   __device__ void run() {
     device::pdl_wait_and_trigger();
     if (call_.together > 1) device::cluster_wait();  // the others have made their barriers
+    if constexpr (Shape::kChained) {
+      if (group_ == 0 && output_ == 0 && device::cluster_rank() == 0) find_workers<Shape>(call_.chained, shared_);
+    }
     Tiles<Shape> tiles = tiles_;
     Tile tile = tiles.first();
     do {
@@ -44,6 +51,7 @@ class Consumer {
         multiply(tile, acc);
       }
       add_up(tile, acc);
+      if (Shape::kChained && tile.number == 0) tell_made(tiles, tile);
     } while (tiles.next(tile));
   }
 
@@ -220,7 +228,7 @@ class Consumer {
   __device__ void tell(std::uint32_t barrier) const {
     __syncwarp();
     if (call_.together == 1) {
-      device::bar_sync(1, kConsumers * kGroupThreads);
+      device::bar_sync(kMeet, kConsumers * kGroupThreads);
     } else if (lane_ < call_.together) {
       device::mbarrier_arrive_cluster(shared_ + barrier, lane_);
     }
@@ -268,6 +276,10 @@ class Consumer {
       const StreamPart& part = call_.part[tile.number];
       const std::int64_t of_tensor = tile.row + round * kSumRows + row;
       const std::int64_t column = tile.column + i % kFours * 4;
+      if (Shape::kChained && tile.number != 0 && call_.chained.halved) {
+        meet(tile, of_tensor, column, sum);
+        continue;
+      }
       if (of_tensor >= call_.m || column >= part.n) continue;
       if constexpr (Shape::kX == StreamedX::kBesideNvfp4) sum = device::scaled(device::scaled(sum, kNvfp4Unit), unit);
       store(part, tile, of_tensor, column, sum);
@@ -275,6 +287,33 @@ class Consumer {
     }
   }
 
+  /// Tells the blocks that multiply this block's rows of a tile of the first product that they are stored.
+  __device__ void tell_made(const Tiles<Shape>& tiles, const Tile& tile) const {
+    device::bar_sync(kMeet, kConsumers * kGroupThreads);
+    if (threadIdx.x != 0 || tiles.workers() == 0) return;
+    const std::int64_t number = (tile.group * static_cast<std::int64_t>(call_.part[0].n) + tile.column) / kOutputs;
+    device::st_release(call_.chained.made + 2 * number + device::cluster_rank(), call_.chained.nonce);
+  }
+  /// Of a tile of the second product that two clusters share: the later one of a row adds the other's sums. A warp has
+  /// a row.
+  __device__ void meet(const Tile& tile, std::int64_t row, std::int64_t column, const float4& sum) const {
+    if (row >= call_.m) return;
+    const ChainedProduct& chained = call_.chained;
+    const auto sums = [&](int half) {
+      return reinterpret_cast<float4*>(chained.sums + (half * std::int64_t{Shape::kRows} + row) * chained.width +
+                                       column);
+    };
+    __stcg(sums(tile.half), sum);
+    __syncwarp();
+    bool last = false;
+    if (lane_ == 0)
+      last = device::count_up(chained.met + tile.column / kOutputs * Shape::kRows + row, chained.nonce, 2);
+    if (!__any_sync(0xFFFF'FFFFU, last)) return;
+    const float4 other = __ldcg(sums(1 - tile.half));
+    // The same bits whichever is later: a sum of two.
+    const float4 both = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
+    if (column < call_.part[1].n) store(call_.part[1], tile, row, column, both);
+  }
   /// Whether y is bf16, not float32; of E4M3 weights always.
   __device__ static bool gives_bf16(const StreamPart& part) { return Shape::kX == StreamedX::kE4M3 || part.y_bf16; }
 

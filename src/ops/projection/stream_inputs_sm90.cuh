@@ -1,9 +1,11 @@
 #pragma once
 
 #include "device/ptx/cp_async.cuh"
+#include "device/ptx/flags.cuh"
 #include "device/ptx/mbarrier_sm90.cuh"
 #include "device/ptx/pdl.cuh"
 #include "device/ptx/shared.cuh"
+#include "ops/projection/chained_workers_sm90.cuh"
 #include "ops/projection/split_inputs_sm90.cuh"
 #include "ops/projection/stream_tiles_sm90.cuh"
 
@@ -101,9 +103,14 @@ class InputProducer {
     static_assert(Shape::kDeep >= kGroupWarps);
     Cursor<Shape> at(tiles_, warp_);
     RingSlot<Shape> slot{.number = warp_};
+    std::uint32_t parity = 0;  // of tiles of the second product of a chained call
 #pragma unroll 1
     while (at.there) {
       slot.wait_free(shared_);
+      if constexpr (Shape::kChained) {
+        const bool first = at.stage < at.tile.begin + kGroupWarps;  // of the tile's for this warp
+        if (at.tile.number != 0 && first) wait_for_inputs(at, parity);
+      }
       const bool e4m3 = call_.part[at.tile.number].e4m3;
       const int rows = static_cast<int>(min(call_.m - at.tile.row, std::int64_t{Shape::kRows}));
       bring_all(at, slot.number, rows, e4m3);
@@ -119,21 +126,52 @@ class InputProducer {
       }
       at.skip(kGroupWarps);
     }
+    if constexpr (Shape::kChained) clear_flags(call_.chained);
+  }
+  /// Waits until the first product's blocks have stored the inputs of a tile of the second, 128 numbers of each row a
+  /// stage. The warp that has the first stage looks and tells the others.
+  __device__ void wait_for_inputs(const Cursor<Shape>& at, std::uint32_t& parity) const {
+    const bool together = at.tile.end - at.tile.begin >= kGroupWarps;  // or else some warp has no stage of the tile
+    const std::uint32_t there = shared_ + Shape::kInputsMade;
+    if (together && at.stage != at.tile.begin) {
+      device::mbarrier_wait(there, parity);
+    } else {
+      const ChainedProduct& chained = call_.chained;
+      if (chained.halved && lane_ < Shape::kRows) {
+        const std::int64_t number = at.tile.column / Shape::kOutputs;
+        device::begin_count(chained.met + number * Shape::kRows + lane_, chained.nonce, 2);
+      }
+#pragma unroll 1
+      for (int i = 2 * at.tile.begin + lane_; i < 2 * at.tile.end; i += 32) {
+        while (device::ld_acquire(chained.made + i) != chained.nonce) {
+        }
+      }
+      if (together) {
+        device::mbarrier_arrive_warp(there);
+      } else {
+        __syncwarp();
+      }
+    }
+    parity ^= together ? 1 : 0;
   }
   /// Copies the stage's inputs of all rows, eight lanes a row: beside E4M3 weights two times 64, else 64.
   __device__ void bring_all(const Cursor<Shape>& at, int slot, int rows, bool e4m3) const {
     const int input = at.stage * (e4m3 ? 128 : 64) + lane_ % 8 * 8;
     const int row = lane_ / 8;
-    const BF16* from = call_.x + at.tile.group * call_.x_group + (at.tile.row + row) * call_.x_row + input;
+    const bool second = Shape::kChained && at.tile.number != 0;
+    const std::int64_t stride = second ? call_.chained.x_row : call_.x_row;
+    const int inputs = inputs_of<Shape>(call_, at.tile);
+    const BF16* from =
+        (second ? call_.chained.x : call_.x) + at.tile.group * call_.x_group + (at.tile.row + row) * stride + input;
     const std::uint32_t even = shared_ + Shape::half_row(slot, 0, row) + ((lane_ ^ row) % 8) * 16;
     const std::uint32_t odd = even ^ 64;  // rows 4 further
 #pragma unroll
     for (int i = 0; i < Shape::kRows; i += kSplitRows) {
       const std::uint32_t to = (i / kSplitRows % 2 == 0 ? even : odd) + i * 128;
       const bool there = row + i < rows;
-      device::cp_async<16>(to, from, there && input < call_.k);
-      if (e4m3) device::cp_async<16>(to + Shape::kHalfBytes, from + 64, there && input + 64 < call_.k);
-      from += kSplitRows * call_.x_row;
+      device::cp_async<16>(to, from, there && input < inputs);
+      if (e4m3) device::cp_async<16>(to + Shape::kHalfBytes, from + 64, there && input + 64 < inputs);
+      from += kSplitRows * stride;
       asm volatile("" : "+l"(from));  // as for weights
     }
   }
@@ -180,36 +218,5 @@ class InputProducer {
   const float* scales_ = nullptr;
   std::int64_t next_scales_ = 0;  ///< numbers from a stage's scales to the next one's
 };
-
-/// Splits x for blocks that have no time for it: a warp has four rows of 128 inputs of a group.
-__global__ void __launch_bounds__(kGroupThreads) split_rows(const __grid_constant__ StreamCall call) {
-  device::pdl_wait_and_trigger();
-  const SplitX& to = call.split;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int e = lane % kSplitLanes;
-  const std::uint32_t unit = blockIdx.x * kGroupWarps + threadIdx.x / 32;
-  const std::uint32_t chunk = unit % to.chunks;
-  const std::uint32_t of_rows = unit / to.chunks;
-  const std::uint32_t quads = static_cast<std::uint32_t>(to.rows) / kSplitRows;
-  const std::int64_t group = of_rows / quads;
-  if (group >= call.groups) return;
-  const std::int64_t row = of_rows % quads * kSplitRows + lane / kSplitLanes;
-  const int input = static_cast<int>(chunk) * kPiece + e * 16;
-  const bool there = row < call.m && input < call.k;
-  SixteenInputs x[1] = {};
-  if (there) {
-    const auto* from = reinterpret_cast<const uint4*>(call.x + row * call.x_row + group * call.x_group + input);
-    x[0][0] = from[0];
-    x[0][1] = from[1];
-  }
-  SplitInputs out[1];
-  split_inputs(x, out);
-  if (there) {
-    const std::int64_t at = (group * to.rows + row) * call.k + input;
-    *reinterpret_cast<uint4*>(to.upper + at) = out[0].upper;
-    *reinterpret_cast<uint4*>(to.lower + at) = out[0].lower;
-  }
-  if (e == 0) to.scales[(group * to.chunks + chunk) * to.rows + row] = __uint_as_float(out[0].scale);
-}
 
 }  // namespace smla::projection::sm90

@@ -13,7 +13,8 @@ namespace smla::projection::sm90 {
 /// 128 outputs leave half of a multiprocessor to the next kernel, or to another block.
 template <class Shape>
 struct Registers {
-  static constexpr int kBlocks = Shape::kShared <= 113 << 10 ? 2 : 1;  ///< of a multiprocessor
+  /// Of a multiprocessor. A chained call has one, beside blocks of the kernels ahead.
+  static constexpr int kBlocks = Shape::kChained || Shape::kShared <= 113 << 10 ? 2 : 1;
   static constexpr int kLaunch = kBlocks == 2 ? 64 : 128;
   static constexpr bool kBf16 = Shape::kX == StreamedX::kBF16;
   static constexpr bool kNvfp4 = Shape::kX == StreamedX::kBesideNvfp4;
@@ -24,10 +25,10 @@ struct Registers {
   static_assert(kConsumers * kConsumer + kInputs + kWeights <= (kConsumers + 2) * kLaunch);
 };
 
-template <int kOutputs, int kRows, int kDeep, StreamedX kX>
-__global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRows, kDeep, kX>>::kBlocks))
+template <int kOutputs, int kRows, int kDeep, StreamedX kX, bool kChained = false>
+__global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRows, kDeep, kX, kChained>>::kBlocks))
     stream_rows(const __grid_constant__ StreamCall call) {
-  using Shape = StreamShape<kOutputs, kRows, kDeep, kX>;
+  using Shape = StreamShape<kOutputs, kRows, kDeep, kX, kChained>;
   extern __shared__ __align__(1024) std::uint8_t stream_shared[];
   const std::uint32_t shared = device::shared_address(stream_shared);
   static_assert(kDeep <= kThreads / 32);
@@ -42,8 +43,12 @@ __global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRo
   if (threadIdx.x == 0) {
     device::mbarrier_init(shared + Shape::kSumsThere, call.together * kConsumers * kGroupWarps);
     device::mbarrier_init(shared + Shape::kSumsRead, call.together * kConsumers * kGroupWarps);
+    if constexpr (kChained) {
+      device::mbarrier_init(shared + Shape::kWorkersKnown, 1);
+      device::mbarrier_init(shared + Shape::kInputsMade, 1);
+    }
   }
-  const Tiles<Shape> tiles(call);
+  const Tiles<Shape> tiles(call, shared);
   __syncthreads();
   if (call.together > 1) device::cluster_arrive();
   if (group < kConsumers) {

@@ -3,6 +3,7 @@
 #include "device/ptx/cluster_sm90.cuh"
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/mbarrier_sm90.cuh"
+#include "device/ptx/shared.cuh"
 #include "ops/projection/stream_call.cuh"
 
 namespace smla::projection::sm90 {
@@ -17,13 +18,17 @@ constexpr int kPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of
 
 static_assert(kPiece == Projection::kWeightBlock);
 
+constexpr int kChainedBlocks = 2;  ///< of a cluster of a chained call
+
 /// What x is: bf16, which beside E4M3 weights is split into two E4M3 numbers; E4M3 with scales of its own; or bf16
 /// beside NVFP4 weights, which become bf16.
 enum class StreamedX { kBF16, kE4M3, kBesideNvfp4 };
 
-/// kOutputs: of a block; kRows: rows of x of a tile; kDeep: stages of the ring.
-template <int kOutputs_, int kRows_, int kDeep_, StreamedX kX_ = StreamedX::kBF16>
+/// kOutputs: of a block; kRows: rows of x of a tile; kDeep: stages of the ring. kChained: a second product follows in
+/// the same launch (StreamCall::chained).
+template <int kOutputs_, int kRows_, int kDeep_, StreamedX kX_ = StreamedX::kBF16, bool kChained_ = false>
 struct StreamShape {
+  static constexpr bool kChained = kChained_;
   static constexpr StreamedX kX = kX_;
   static constexpr int kOutputs = kOutputs_;
   static constexpr int kRows = kRows_;
@@ -54,12 +59,20 @@ struct StreamShape {
   /// Barriers between the consumers of a cluster: sums can be read, and have been.
   static constexpr int kSumsThere = kBarriers + 3 * kDeep * 8;
   static constexpr int kSumsRead = kSumsThere + 8;
+  /// Of a chained call: the clusters whose tiles the cluster computes, of each its first tile of either product; how
+  /// many they are; and the barrier of that being known.
+  static constexpr int kMostWorkers = 64;
+  static constexpr int kWorkers = kSumsRead + 8;
+  static constexpr int kWorkerCount = kWorkers + 8 * kMostWorkers;
+  static constexpr int kWorkersKnown = kWorkerCount + 8;
+  static constexpr int kInputsMade = kWorkersKnown + 8;  ///< the barrier of a tile's inputs being made
+  static constexpr int kBarriersEnd = kChained ? kInputsMade + 8 : kSumsRead + 8;
   /// NVFP4 weights as they are stored, a ring of its own: the codes of two stages, 64 bytes an output, and their
   /// scales.
   static constexpr int kRawDeep = kX != StreamedX::kBesideNvfp4 ? 0 : (kRows == 64 ? 3 : 4);
-  static constexpr int kRawCodes = (kSumsRead + 8 + 127) / 128 * 128;
+  static constexpr int kRawCodes = (kBarriersEnd + 127) / 128 * 128;
   static constexpr int kRawScales = kRawCodes + kRawDeep * kOutputs * 64;
-  static constexpr int kShared = kRawDeep == 0 ? kSumsRead + 8 : kRawScales + kRawDeep * kOutputs * 8;
+  static constexpr int kShared = kRawDeep == 0 ? kBarriersEnd : kRawScales + kRawDeep * kOutputs * 8;
 
   /// Barriers of a stage: its weights are there, its x is, and all of it has been multiplied.
   __device__ static constexpr std::uint32_t weights_there(int slot) { return kBarriers + 8 * slot; }
@@ -78,6 +91,7 @@ struct Tile {
   std::uint32_t group = 0;
   std::int64_t column = 0;     ///< its first output
   std::int64_t row = 0;        ///< its first row
+  int half = 0;                ///< which one, of a chained product's that two clusters share
   int begin = 0, end = 0;      ///< stages; none where there are no outputs
   int first = 0, sharing = 1;  ///< blocks of the cluster that have the other stages of its outputs, from `first` on
 };
@@ -85,13 +99,18 @@ struct Tile {
 /// The tiles of a block. The clusters take the call's items in turn, there and back, so that one that had a large item
 /// has a small one next (the host sorts them). An item is as many tiles as a cluster computes at once. Rows are
 /// innermost: clusters that run at the same time share their weights in L2. Every block has a first tile.
+///
+/// Of a chained call a cluster computes its own tiles and those of clusters that the GPU had no room to start (Helper),
+/// all of the first product before any of the second: so what the second waits for is always being computed.
 template <class Shape>
 class Tiles {
  public:
-  __device__ explicit Tiles(const StreamCall& call)
+  __device__ Tiles(const StreamCall& call, std::uint32_t shared)
       : call_(&call),
+        shared_(shared),
         clusters_(gridDim.x / static_cast<unsigned>(call.together)),
-        cluster_(blockIdx.x / static_cast<unsigned>(call.together)) {
+        cluster_(blockIdx.x / static_cast<unsigned>(call.together)),
+        item_(cluster_) {
     if constexpr (Shape::kFoundBefore) find(cluster_, first_);
   }
 
@@ -103,6 +122,7 @@ class Tiles {
 
   /// The tile behind the last one; false behind all of them.
   __device__ bool next(Tile& tile) {
+    if constexpr (Shape::kChained) return next_chained(tile);
     ++round_;
     const std::uint32_t before = round_ * clusters_;
     const std::uint32_t item = before + (round_ % 2 != 0 ? clusters_ - 1 - cluster_ : cluster_);
@@ -111,8 +131,50 @@ class Tiles {
     return true;
   }
 
+  /// Of a chained call, how many clusters' tiles this one computes; waits until that is known. None: another computes
+  /// those of this cluster, which may go on with its tiles of the first product, and tells nobody of them.
+  __device__ std::uint32_t workers() const {
+    device::mbarrier_wait_cluster(shared_ + Shape::kWorkersKnown, 0);
+    return device::ld_shared_u32(shared_ + Shape::kWorkerCount);
+  }
+
  private:
+  /// The cluster's own tiles of the first product, then those of its workers, then theirs of the second: where they
+  /// begin stands in shared memory, the two numbers of a worker side by side.
+  __device__ bool next_chained(Tile& tile) {
+    constexpr std::uint32_t kSecond = 4;
+    item_ += gridDim.x / kChainedBlocks;
+#pragma unroll 1
+    while (item_ >= ((place_ & kSecond) != 0 ? call_->tiles : call_->chained.first_tiles)) {
+      const std::uint32_t end = 8 * workers();
+      place_ += 8;
+      if (place_ >= end) {
+        if ((place_ & kSecond) != 0 || end == 0) return false;
+        place_ = kSecond;
+      }
+      item_ = device::ld_shared_u32(shared_ + Shape::kWorkers + place_);
+    }
+    find_chained(item_, tile);
+    return true;
+  }
+  /// Each block of a cluster of two has as many of a tile's stages as of others that share it.
+  __device__ void find_chained(std::uint32_t item, Tile& tile) const {
+    const bool second = item >= call_->chained.first_tiles;
+    if (second) item -= call_->chained.first_tiles;
+    const int bits = second && call_->chained.halved ? 1 : 0;
+    const StreamPart& part = call_->part[second ? 1 : 0];
+    const auto share = 2 * (item & ((1U << bits) - 1)) + static_cast<std::uint32_t>(device::cluster_rank());
+    tile.number = second ? 1 : 0;
+    tile.begin = static_cast<int>(part.stages * share >> (bits + 1));
+    tile.end = static_cast<int>(part.stages * (share + 1) >> (bits + 1));
+    tile.half = static_cast<int>(share / 2);
+    item >>= bits;
+    tile.group = second ? 0 : item / part.columns;
+    tile.column = (item - tile.group * part.columns) * Shape::kOutputs;
+    tile.sharing = 2;
+  }
   __device__ void find(std::uint32_t item, Tile& tile) const {
+    if constexpr (Shape::kChained) return find_chained(item, tile);
     int number = 0;
     while (number + 1 < call_->parts && item >= call_->part[number].tiles) item -= call_->part[number++].tiles;
     const StreamPart& part = call_->part[number];
@@ -137,10 +199,18 @@ class Tiles {
   }
 
   const StreamCall* call_;
+  std::uint32_t shared_;
   std::uint32_t clusters_, cluster_;
   std::uint32_t round_ = 0;
+  std::uint32_t item_, place_ = 0;  ///< of a chained call: the tile, and in which of its lists the worker's first is
   Tile first_;
 };
+
+/// Inputs of a weight row.
+template <class Shape>
+__device__ int inputs_of(const StreamCall& call, const Tile& tile) {
+  return Shape::kChained && tile.number != 0 ? call.chained.k : call.k;
+}
 
 /// The stages of the block's tiles, one after the other.
 template <class Shape>

@@ -47,7 +47,7 @@ class WeightProducer {
   /// A warp copies four rows of weights at a time, a lane 16 bytes of one.
   __device__ void begin(const Tile& tile) {
     const StreamPart& part = call_.part[tile.number];
-    const std::int64_t row_bytes = static_cast<std::int64_t>(call_.k) * (part.e4m3 ? 1 : 2);
+    const std::int64_t row_bytes = static_cast<std::int64_t>(inputs_of<Shape>(call_, tile)) * (part.e4m3 ? 1 : 2);
     const int along = tile.begin * kPiece + 16 * (lane_ % 8);
     from_ = static_cast<const std::uint8_t*>(part.w) + along +
             (static_cast<std::int64_t>(tile.group) * part.n + tile.column + row()) * row_bytes;

@@ -15,4 +15,9 @@ void validate<JointProjection>(const JointProjection::Problem& problem, const Jo
   check_shapes<JointProjection>(problem, args);
 }
 
+template <>
+void validate<OutputProjection>(const OutputProjection::Problem& problem, const OutputProjection::Args& args) {
+  check_shapes<OutputProjection>(problem, args);
+}
+
 }  // namespace smla

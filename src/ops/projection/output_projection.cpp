@@ -98,7 +98,8 @@ template <>
 void OpTable<OutputProjection>::check_args(const Problem& p, const Args& a) {
   check_product("wo_a", "z", "rank", [&] { OpTable<Projection>::check_args(first_problem(p), first_args(a)); });
   if (a.z.numel() > 0 && p.groups > 1) {
-    check_that(a.z.stride[1] == p.rank, OutputProjection::kName, "z", "a second stride of " + std::to_string(a.z.stride[1]),
+    check_that(a.z.stride[1] == p.rank, OutputProjection::kName, "z",
+               "a second stride of " + std::to_string(a.z.stride[1]),
                std::to_string(p.rank) + ": the groups of a row side by side");
   }
   check_product("wo_b", "y", "n", [&] { OpTable<Projection>::check_args(second_problem(p), second_args(p, a)); });

@@ -216,26 +216,27 @@ void AttentionLayer::forward(const LayerPlan& plan, const LayerStep& step, const
 
   std::size_t used = 0;
   const LayerBuffers buffers = ops.lay_out(config_, options_, workspace.data, &used);
-  // Joint products follow one another so closely (programmatic dependent launch) that a second stream costs more.
-  const bool parallel = observer == nullptr && side_ != nullptr && !ops.joint_inputs;
+  // Joint products follow one another so closely (programmatic dependent launch) that a second stream costs more, but
+  // for wq_b, whose weights take as long to read as the indexer to choose.
+  const bool parallel = observer == nullptr && side_ != nullptr && (!ops.joint_inputs || ops.joint_wq_b);
   SideStream* side = parallel ? &side_->of(stream) : nullptr;
   Stopwatch watch(observer, options_.device, stream);
-  const Forward forward{
-      .config = config_,
-      .options = options_,
-      .weights = weights_,
-      .ops = ops,
-      .step = step,
-      .caches = caches,
-      .cos_sin = cos_sin_,
-      .b = buffers,
-      .main = {.stream = stream, .scratch = buffers.scratch[0]},
-      .index_lane = {.stream = side == nullptr ? stream : side->stream.get(), .scratch = buffers.scratch[1]},
-      .side = side,
-      .observer = observer,
-      .watch = watch,
-      .tensor = options_.tensor_parallel.get(),
-      .context = options_.context_parallel.get()};
+  const Forward forward{.config = config_,
+                        .options = options_,
+                        .weights = weights_,
+                        .ops = ops,
+                        .step = step,
+                        .caches = caches,
+                        .cos_sin = cos_sin_,
+                        .b = buffers,
+                        .main = {.stream = stream, .scratch = buffers.scratch[0]},
+                        .index_lane = {.stream = side == nullptr || ops.joint_inputs ? stream : side->stream.get(),
+                                       .scratch = buffers.scratch[1]},
+                        .side = side,
+                        .observer = observer,
+                        .watch = watch,
+                        .tensor = options_.tensor_parallel.get(),
+                        .context = options_.context_parallel.get()};
   std::unique_lock<std::mutex> lock;
   if (side != nullptr) lock = std::unique_lock(side->lock);
   forward.run(hidden, output);

@@ -79,13 +79,24 @@ void Forward::latent_norms(bool beside_compressor) const {
 }
 
 void Forward::queries() const {
-  if (ops.joint_queries) {
+  if (ops.joint_wq_b) {
+    queries_apart();
+  } else if (ops.joint_queries) {
     run_joint(*ops.joint_queries, joint_queries(config, options, weights, ops, b));
   } else {
     project(main, *ops.wq_b, {.x = b.qr, .values = b.qr_values, .scales = b.qr_scales}, linear_wq_b(weights),
             as_rows(b.q));
   }
   watch.lap(Stage::kQProjection);
+}
+
+void Forward::queries_apart() const {
+  const Stream beside = side == nullptr ? main.stream : side->stream.get();
+  if (side != nullptr) side->queries_ready.record(main.stream);
+  ops.joint_index_wq_b->run(joint_index_wq_b(config, options, weights, ops, b).args, index_lane.scratch, main.stream);
+  if (side != nullptr) side->queries_ready.make_wait(beside);
+  ops.joint_wq_b->run(joint_wq_b(config, options, weights, ops, b).args, main.scratch, beside);
+  if (side != nullptr) side->done.record(beside);
 }
 
 void Forward::window() const {
@@ -304,7 +315,7 @@ void Forward::output(const ConstTensorView& positions, const TensorView& out) co
 /// Compressors and indexer have the hidden states to begin with, or what joint products make of them; the indexer needs
 /// the normed latent queries too, and attention all of it (spec 2).
 void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
-  if (side == nullptr) {
+  if (side == nullptr || ops.joint_inputs) {
     latent_projections(hidden);
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
@@ -321,25 +332,20 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     }
     index();
   } else {
-    const bool joint = ops.joint_inputs.has_value();
-    if (joint) latent_projections(hidden);
     side->begun.record(main.stream);
     side->begun.make_wait(index_lane.stream);
-    if (!joint) {
-      latent_projections(hidden);
-      compressor_projections(hidden);
-    }
+    latent_projections(hidden);
+    compressor_projections(hidden);
     compress();
     latent_norms();
-    if (joint) queries();
     side->queries_ready.record(main.stream);
     if (config.has_indexer()) side->queries_ready.make_wait(index_lane.stream);
     index();
     side->done.record(index_lane.stream);
-    if (!joint) queries();
+    queries();
     window();
-    side->done.make_wait(main.stream);
   }
+  if (side != nullptr) side->done.make_wait(main.stream);
   attend();
   output(step.positions, out);
 }

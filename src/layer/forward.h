@@ -47,7 +47,7 @@ struct Forward {
   const ConstTensorView& cos_sin;
   const LayerBuffers& b;
   Lane main;
-  Lane index_lane;   ///< compressors and indexer; the same as `main` without a side stream
+  Lane index_lane;   ///< compressors and indexer; beside joint products and without a side stream `main`'s stream
   SideStream* side;  ///< null: one part after the other
   LayerObserver* observer;
   Stopwatch& watch;
@@ -68,6 +68,8 @@ struct Forward {
   void latent_norms(bool beside_compressor = false) const;
   /// Joint products make the indexer's queries, too.
   void queries() const;
+  /// The indexer's queries, and the others on the side stream if there is one.
+  void queries_apart() const;
   void window() const;
   void compress() const;
   bool norms_beside_compressor() const;

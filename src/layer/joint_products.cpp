@@ -125,6 +125,21 @@ JointProduct joint_queries(const LayerConfig& config, const LayerOptions& option
   return joint.of(b.qr);
 }
 
+JointProduct joint_wq_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        const LayerPlan::Ops& ops, const LayerBuffers& b) {
+  const DType act = activation_dtype(options);
+  Joint joint(ops.tokens, config.q_lora_rank, 1, act);
+  joint.add(linear_wq_b(weights), rows_to_write(b.q), act);
+  return joint.of(b.qr);
+}
+JointProduct joint_index_wq_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                              const LayerPlan::Ops& ops, const LayerBuffers& b) {
+  const DType act = activation_dtype(options);
+  Joint joint(ops.tokens, config.q_lora_rank, 1, act);
+  joint.add(linear_index_wq_b(weights), rows_to_write(b.index_q), act);
+  return joint.of(b.qr);
+}
+
 JointProduct joint_wo_a(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                         const LayerPlan::Ops& ops, const LayerBuffers& b) {
   const DType act = activation_dtype(options);

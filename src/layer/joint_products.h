@@ -16,6 +16,9 @@ struct JointProduct {
 
 /// Rows up to which a layer that names JointProjection uses it; with `deterministic` it always does.
 inline constexpr std::int64_t kJointRows = 64;
+/// Rows up to which the indexer's queries are a product of their own: then wq_b's weights stream on a second stream
+/// while the indexer chooses (docs/kernels/projection_stream.md "wq_b beside the indexer").
+inline constexpr std::int64_t kQueriesApartRows = 16;
 inline constexpr std::int64_t kJointRowsOnHopper = 128;  ///< where it names JointProjection::kOneLaunchOnHopper
 
 /// Whether the products of a step of `tokens` rows are joint ones: where JointProjection is named, and on a GPU where
@@ -36,6 +39,11 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
 /// What is made of the latent queries: wq_b, and the indexer's where it scores.
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                            const LayerPlan::Ops& ops, const LayerBuffers& b);
+/// Each of the two alone.
+JointProduct joint_wq_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        const LayerPlan::Ops& ops, const LayerBuffers& b);
+JointProduct joint_index_wq_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                              const LayerPlan::Ops& ops, const LayerBuffers& b);
 /// wo_a of the attention output's heads, rotated back.
 JointProduct joint_wo_a(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                         const LayerPlan::Ops& ops, const LayerBuffers& b);

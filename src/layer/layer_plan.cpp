@@ -176,6 +176,23 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   ops->indexer_topk = planner.make_one_launch<IndexerTopK>(p);
 }
 
+/// wq_b and the indexer's as products of their own, by the kernel that both have together.
+void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
+                        const LayerWeights& weights, Ops* ops) {
+  const std::string_view kernel = ops->joint_queries->implementation();
+  const bool streams = kernel == JointProjection::kOneLaunch || kernel == JointProjection::kOneLaunchOnHopper;
+  // Without it attention's queries are made of wq_b's product before the indexer runs.
+  const bool late = ops->query_prologue.has_value();
+  if (ops->tokens > kQueriesApartRows || ops->joint_queries->problem().parts < 2 || !streams || !late ||
+      !has_side_stream(c, options))
+    return;
+  auto wq_b = planner.make_named<JointProjection>(joint_wq_b(c, options, weights, *ops, {}).problem, kernel);
+  auto index = planner.make_named<JointProjection>(joint_index_wq_b(c, options, weights, *ops, {}).problem, kernel);
+  if (!wq_b || !index) return;
+  ops->joint_wq_b = std::move(wq_b);
+  ops->joint_index_wq_b = std::move(index);
+}
+
 /// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).
 void plan_output(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
                  const LayerWeights& weights, Ops* ops) {
@@ -340,6 +357,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
   if (joint) {  // after the indexer's plan, which says whether it scores
     ops->joint_inputs = planner.make<JointProjection>(joint_inputs(c, options, weights_, *ops, {}, {}).problem);
     ops->joint_queries = planner.make<JointProjection>(joint_queries(c, options, weights_, *ops, {}).problem);
+    plan_queries_apart(planner, c, options, weights_, ops.get());
   }
   AttentionPlanning planning{.planner = planner,
                              .config = c,

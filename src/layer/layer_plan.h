@@ -79,6 +79,7 @@ struct LayerPlan::Ops {
   std::optional<Plan<Projection>> compressors;  ///< the weights of both compressors at once, likewise
   /// In place of all projections above, one for each input (joint_products.h); wo_a stays where its input is FP8.
   std::optional<Plan<JointProjection>> joint_inputs, joint_queries, joint_wo_a, joint_wo_b;
+  std::optional<Plan<JointProjection>> joint_wq_b, joint_index_wq_b;  ///< in place of joint_queries, for two streams
   std::optional<Plan<OutputProjection>> output_projection;  ///< in place of the last two, where one launch makes both
   /// Inputs of FP8 weights. latent_norms has another; wo_a quantises z itself unless groups would share a scale.
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_z;
@@ -104,7 +105,7 @@ struct LayerPlan::Ops {
   LayerBuffers lay_out(const LayerConfig& config, const LayerOptions& options, void* base, std::size_t* used) const;
 };
 
-/// Whether compressors and indexer run on a stream of their own.
+/// Whether parts of a forward run on a second stream: compressors and indexer, or beside joint products wq_b.
 inline bool has_side_stream(const LayerConfig& config, const LayerOptions& options) {
   // Ranks that gather on two streams at once would have to agree on an order of the two.
   return options.device == DeviceKind::kCuda && options.side_streams && config.has_compressor() &&

@@ -8,15 +8,16 @@
 
 namespace smla {
 
-/// The stream on which a layer's compressors and indexer run while the caller's stream makes latents and queries, and
-/// the events by which the two meet.
+/// The stream on which a layer's compressors and indexer run while the caller's stream makes latents and queries, or,
+/// beside joint products, the queries of attention are made while the caller's stream runs the indexer; and the events
+/// by which the two meet.
 struct SideStream {
   explicit SideStream(DeviceKind device) : stream(device), begun(device), queries_ready(device), done(device) {}
   std::mutex lock;  ///< held while a forward queues its work: what an event means is decided when it is recorded
   OwnedStream stream;
   Event begun;          ///< hidden states are there
   Event queries_ready;  ///< the latent queries are normed
-  Event done;           ///< compressors and indexer have ended
+  Event done;           ///< what runs on the side stream has ended
 };
 
 /// One side stream for each stream that a layer is called on. A side stream joins the capture of the stream that it

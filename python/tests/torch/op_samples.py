@@ -79,7 +79,7 @@ def _layer_samples() -> dict[str, Sample]:
         ),
         "output_projection": Sample(
             {"x": _normal(5, 2, 64), "wo_a": _normal(2, 16, 64), "wo_b": _normal(1, 24, 32)},
-            {"z": _zeros(5, 2, 16, dtype=F32), "y": _zeros(5, 1, 24, dtype=BF16)},
+            {"z": _zeros(5, 2, 16, dtype=BF16), "y": _zeros(5, 1, 24, dtype=BF16)},
         ),
         "rms_norm": Sample({"x": _normal(5, 64), "weight": _normal(64)}, {"y": _zeros(5, 64, dtype=BF16)}),
         "latent_norms": Sample(

@@ -68,6 +68,16 @@ std::int64_t named_joint_rows(const LayerOptions& options) {
   return named->second == JointProjection::kOneLaunchOnHopper ? kJointRowsOnHopper : kJointRows;
 }
 
+/// What is made of the latent queries, attention's, the indexer's or both.
+JointProduct queries_of(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                        const LayerPlan::Ops& ops, const LayerBuffers& b, bool attention, bool indexer) {
+  const DType act = activation_dtype(options);
+  Joint joint(ops.tokens, config.q_lora_rank, 1, act);
+  if (attention) joint.add(linear_wq_b(weights), rows_to_write(b.q), act);
+  if (indexer) joint.add(linear_index_wq_b(weights), rows_to_write(b.index_q), act);
+  return joint.of(b.qr);
+}
+
 }  // namespace
 
 bool has_joint_products(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
@@ -118,26 +128,16 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
 
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                            const LayerPlan::Ops& ops, const LayerBuffers& b) {
-  const DType act = activation_dtype(options);
-  Joint joint(ops.tokens, config.q_lora_rank, 1, act);
-  joint.add(linear_wq_b(weights), rows_to_write(b.q), act);
-  if (config.runs_indexer() && !ops.short_context) joint.add(linear_index_wq_b(weights), rows_to_write(b.index_q), act);
-  return joint.of(b.qr);
+  return queries_of(config, options, weights, ops, b, /*attention=*/true,
+                    /*indexer=*/config.runs_indexer() && !ops.short_context);
 }
-
 JointProduct joint_wq_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                         const LayerPlan::Ops& ops, const LayerBuffers& b) {
-  const DType act = activation_dtype(options);
-  Joint joint(ops.tokens, config.q_lora_rank, 1, act);
-  joint.add(linear_wq_b(weights), rows_to_write(b.q), act);
-  return joint.of(b.qr);
+  return queries_of(config, options, weights, ops, b, /*attention=*/true, /*indexer=*/false);
 }
 JointProduct joint_index_wq_b(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                               const LayerPlan::Ops& ops, const LayerBuffers& b) {
-  const DType act = activation_dtype(options);
-  Joint joint(ops.tokens, config.q_lora_rank, 1, act);
-  joint.add(linear_index_wq_b(weights), rows_to_write(b.index_q), act);
-  return joint.of(b.qr);
+  return queries_of(config, options, weights, ops, b, /*attention=*/false, /*indexer=*/true);
 }
 
 JointProduct joint_wo_a(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

@@ -35,6 +35,11 @@ Implementation<SparseAttention> sparse_attention_widened_row() {
   row.name = "sm90_widened";
   return row;
 }
+Implementation<SparseAttention> sparse_attention_small_row() {
+  Implementation<SparseAttention> row = sm90_row<SparseAttention>();
+  row.name = "sm90_small";
+  return row;
+}
 
 namespace {
 

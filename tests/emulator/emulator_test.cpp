@@ -135,6 +135,74 @@ $writes:
   for (std::size_t i = 32; i < v.size(); ++i) EXPECT_EQ(v[i], 77U);
 }
 
+TEST(Emulator, AnMbarrierCountsTheBytesOfCopies) {
+  std::vector<std::uint32_t> v = counted(64);
+  // A copy before and a store after what is expected, and an arrival: only then does the phase end.
+  ASSERT_EQ(run_text(R"(
+  mov.u32 %r2, dynamic;
+  setp.ne.s32 %p1, %r1, 0;
+  @%p1 bra $made;
+  mbarrier.init.shared.b64 [%r2], 1;
+$made:
+  bar.sync 0;
+  setp.lt.u32 %p2, %r1, 32;
+  @%p2 bra $copies;
+  { .reg .pred done;
+  again: mbarrier.try_wait.parity.shared.b64 done, [%r2], 0;
+  @!done bra again; }
+  ld.shared.u32 %r3, [%r2+20];
+  ld.shared.u32 %r4, [%r2+32];
+  add.s32 %r3, %r3, %r4;
+  st.global.u32 [%rd3], %r3;
+  ret;
+$copies:
+  setp.ne.s32 %p1, %r1, 0;
+  @%p1 ret;
+  add.s32 %r5, %r2, 16;
+  mov.u32 %r6, 16;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%rd1], %r6, [%r2];
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 24;
+  nanosleep.u32 100;
+  mapa.shared::cluster.u32 %r7, %r2, 0;
+  add.s32 %r8, %r7, 32;
+  mov.u32 %r9, 500;
+  st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%r8], {%r9, %r9}, [%r7];
+  ret;)",
+                     v, 64, 64),
+            "");
+  for (std::size_t i = 32; i < v.size(); ++i) EXPECT_EQ(v[i], 501U);
+}
+
+/// d = a b of tf32 numbers: a is 1 in row r, column r of 8, b[k][n] is 8 k + n; 13 bits of each are not read.
+TEST(Emulator, ProductsOfTf32Numbers) {
+  std::vector<std::uint32_t> v = counted(32);
+  ASSERT_EQ(run_text(R"(
+  .reg .f32 %f<8>;
+  and.b32 %r2, %r1, 3;
+  shr.u32 %r3, %r1, 2;
+  setp.eq.u32 %p1, %r2, %r3;
+  selp.b32 %r4, 0x3F801FFF, 0, %p1;
+  add.u32 %r5, %r2, 4;
+  setp.eq.u32 %p2, %r5, %r3;
+  selp.b32 %r6, 0x3F801FFF, 0, %p2;
+  shl.b32 %r7, %r2, 3;
+  add.u32 %r7, %r7, %r3;
+  cvt.rn.f32.u32 %f1, %r7;
+  mov.b32 %r8, %f1;
+  add.u32 %r9, %r7, 32;
+  cvt.rn.f32.u32 %f2, %r9;
+  mov.b32 %r10, %f2;
+  mov.f32 %f3, 0f00000000;
+  mov.u32 %r11, 0;
+  mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f4, %f5, %f6, %f7}, {%r4, %r11, %r6, %r11}, {%r8, %r10}, {%f3, %f3, %f3, %f3};
+  cvt.rzi.u32.f32 %r12, %f5;
+  st.global.u32 [%rd3], %r12;
+  ret;)",
+                     v),
+            "");
+  for (std::size_t l = 0; l < v.size(); ++l) EXPECT_EQ(v[l], 8 * (l / 4) + 2 * (l % 4) + 1);
+}
+
 TEST(Emulator, TheLargerHalfMayBeNan) {
   std::vector<std::uint32_t> v{0xC0003C00,   // 1 and -2
                                0x7E00FC00,   // -inf and NaN

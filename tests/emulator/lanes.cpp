@@ -143,10 +143,12 @@ bool decode_lanes(Instruction& i, const Name& name) {
     i.mode = has(name, "trans") ? 1 : 0;
   } else if (base == "mma") {
     const bool bf16 = has(name, "bf16");
-    if (!has(name, "m16n8k16") || type_of(name[name.size() - 4]) != Type::kF32 || type_of(name.back()) != Type::kF32)
+    const bool tf32 = has(name, "tf32");
+    if (!has(name, tf32 ? "m16n8k8" : "m16n8k16") || type_of(name[name.size() - 4]) != Type::kF32 ||
+        type_of(name.back()) != Type::kF32)
       unknown();
     i.from = bf16 ? Type::kBF16 : Type::kF16;
-    i.run = run_mma;
+    i.run = tf32 ? run_mma_tf32 : run_mma;
   } else if (base == "wgmma") {
     const std::string& what = name.at(1);
     if (what == "fence") {

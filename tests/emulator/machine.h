@@ -191,6 +191,7 @@ float from_e4m3(std::uint8_t bits);
 
 // Tensor cores (tensor_cores.cpp).
 void run_mma(Warp& w, const Instruction& i, std::uint32_t lanes);
+void run_mma_tf32(Warp& w, const Instruction& i, std::uint32_t lanes);
 void run_ldmatrix(Warp& w, const Instruction& i, std::uint32_t lanes);
 void run_stmatrix(Warp& w, const Instruction& i, std::uint32_t lanes);
 void run_wgmma(Warp& w, const Instruction& i, std::uint32_t lanes);

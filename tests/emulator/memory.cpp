@@ -5,6 +5,27 @@ namespace emulator {
 
 namespace {
 
+// --- barriers in shared memory: 20 bits of arrivals to come, 20 of arrivals a phase, 23 of bytes to come (signed, as
+// bytes may arrive before they are expected), the phase in the upper bit
+
+constexpr std::uint64_t kArrivals = (1U << 20) - 1;
+constexpr std::uint64_t kMovedBytes = (1U << 23) - 1;
+
+/// Changes a barrier's arrivals and bytes to come, and ends its phase where none are left.
+void change(Warp& w, std::byte* barrier, std::uint64_t arrivals, std::uint64_t bytes) {
+  std::uint64_t state = 0;
+  std::memcpy(&state, barrier, 8);
+  const std::uint64_t count = state >> 20 & kArrivals;
+  if (count == 0) throw Error("arrival at an mbarrier that was not initialised");
+  std::uint64_t pending = ((state & kArrivals) + arrivals) & kArrivals;
+  const std::uint64_t moved = ((state >> 40 & kMovedBytes) + bytes) & kMovedBytes;
+  std::uint64_t phase = state >> 63;
+  if (pending == 0 && moved == 0) pending = count, phase ^= 1;
+  state = pending | count << 20 | moved << 40 | phase << 63;
+  std::memcpy(barrier, &state, 8);
+  ++w.block->cluster->progress;
+}
+
 template <class T>
 void run_load(Warp& w, const Instruction& i, std::uint32_t lanes) {
   const int all = static_cast<int>(sizeof(T) * i.d.size());
@@ -33,6 +54,17 @@ void run_store(Warp& w, const Instruction& i, std::uint32_t lanes) {
     }
   });
   ++w.block->cluster->progress;
+}
+
+/// A store that an mbarrier of the same block counts; made at once.
+template <class T>
+void run_counted_store(Warp& w, const Instruction& i, std::uint32_t lanes) {
+  Instruction values = i;
+  values.s.pop_back();
+  run_store<T>(w, values, lanes);
+  each_lane(lanes, [&](int l) {
+    change(w, host_address(w, i, i.s.back(), l, 8), 0, ~std::uint64_t{sizeof(T) * (i.s.size() - 2)} + 1);
+  });
 }
 
 template <class T>
@@ -78,6 +110,26 @@ void run_copy(Warp& w, const Instruction& i, std::uint32_t lanes) {
     w.copies.push_back({l, w.committed_copies[l], to, from, size, source});
   });
 }
+constexpr int kBulkUnit = 16;  ///< bytes of which a bulk copy is a multiple, and to which it is aligned
+
+/// A bulk copy: made at once, as hardware may do.
+void run_bulk_copy(Warp& w, const Instruction& i, std::uint32_t lanes) {
+  each_lane(lanes, [&](int l) {
+    const auto size = static_cast<int>(number(w, i.s[2], l));
+    if (size % kBulkUnit != 0) throw Error("a bulk copy of " + std::to_string(size) + " bytes");
+    Instruction part = i;
+    part.space = Space::kGlobal;
+    const auto in_shared = [&](const Operand& o, int past, int bytes) {
+      return shared_address(w, number(w, o, l) + static_cast<std::uint64_t>(o.offset + past), bytes);
+    };
+    for (int past = 0; past < size; past += kBulkUnit) {
+      Operand from = i.s[1];
+      from.offset += past;
+      std::memcpy(in_shared(i.s[0], past, kBulkUnit), host_address(w, part, from, l, kBulkUnit), kBulkUnit);
+    }
+    change(w, in_shared(i.s[3], 0, 8), 0, ~static_cast<std::uint64_t>(size) + 1);
+  });
+}
 void run_copy_commit(Warp& w, const Instruction&, std::uint32_t lanes) {
   each_lane(lanes, [&](int l) { ++w.committed_copies[l]; });
 }
@@ -95,10 +147,6 @@ void run_copy_arrive(Warp& w, const Instruction& i, std::uint32_t lanes) {
   });
 }
 
-// --- barriers in shared memory: 20 bits of arrivals to come, 20 of arrivals a phase, the phase in the upper bit
-
-constexpr std::uint64_t kArrivals = (1U << 20) - 1;
-
 void run_mbarrier_init(Warp& w, const Instruction& i, std::uint32_t lanes) {
   each_lane(lanes, [&](int l) {
     const std::uint64_t count = number(w, i.s[1], l) & kArrivals;
@@ -108,6 +156,10 @@ void run_mbarrier_init(Warp& w, const Instruction& i, std::uint32_t lanes) {
 }
 void run_mbarrier_arrive(Warp& w, const Instruction& i, std::uint32_t lanes) {
   each_lane(lanes, [&](int l) { arrive(w, host_address(w, i, i.s[0], l, 8)); });
+}
+void run_mbarrier_expect(Warp& w, const Instruction& i, std::uint32_t lanes) {
+  each_lane(lanes,
+            [&](int l) { change(w, host_address(w, i, i.s[0], l, 8), ~std::uint64_t{0}, number(w, i.s[1], l)); });
 }
 void run_try_wait(Warp& w, const Instruction& i, std::uint32_t lanes) {
   std::uint32_t out = 0;
@@ -142,7 +194,12 @@ void run_create_policy(Warp& w, const Instruction& i, std::uint32_t lanes) {
 }
 
 void decode_cp(Instruction& i, const Name& name) {
-  if (name.at(1) != "async" || has(name, "bulk")) unknown();
+  if (name.at(1) != "async") unknown();
+  if (has(name, "bulk")) {
+    if (!has(name, "mbarrier::complete_tx::bytes") || !has(name, "global")) unknown();
+    i.run = run_bulk_copy;
+    return;
+  }
   if (has(name, "mbarrier")) {
     if (!has(name, "noinc")) unknown();
     i.run = run_copy_arrive;
@@ -163,6 +220,7 @@ Run memory_run(const std::string& base, Type type) {
     using T = decltype(zero);
     if (base == "ld") return run_load<T>;
     if (base == "st") return run_store<T>;
+    if (base == "st.async") return run_counted_store<T>;
     if constexpr (sizeof(T) >= 4) return run_atomic<T>;
     unknown();
   });
@@ -170,32 +228,21 @@ Run memory_run(const std::string& base, Type type) {
 
 }  // namespace
 
-void arrive(Warp& w, std::byte* barrier) {
-  std::uint64_t state = 0;
-  std::memcpy(&state, barrier, 8);
-  std::uint64_t pending = state & kArrivals;
-  const std::uint64_t count = state >> 20 & kArrivals;
-  if (count == 0) throw Error("arrival at an mbarrier that was not initialised");
-  std::uint64_t phase = state >> 63;
-  if (--pending == 0) pending = count, phase ^= 1;
-  state = pending | count << 20 | phase << 63;
-  std::memcpy(barrier, &state, 8);
-  ++w.block->cluster->progress;
-}
+void arrive(Warp& w, std::byte* barrier) { change(w, barrier, ~std::uint64_t{0}, 0); }
 
 bool decode_memory(Instruction& i, const Name& name) {
   const std::string& base = name.front();
   if (base == "ld" || base == "st" || base == "atom" || base == "red") {
     if (base == "atom" || base == "red") i.mode = atomic_of(name);
-    i.run = memory_run(base, i.type);
+    i.run = memory_run(base == "st" && has(name, "async") ? "st.async" : base, i.type);
   } else if (base == "cp") {
     decode_cp(i, name);
   } else if (base == "mbarrier") {
     const std::string& what = name.at(1);
     if (what == "init") {
       i.run = run_mbarrier_init;
-    } else if (what == "arrive" && !has(name, "expect_tx")) {
-      i.run = run_mbarrier_arrive;
+    } else if (what == "arrive") {
+      i.run = has(name, "expect_tx") ? run_mbarrier_expect : run_mbarrier_arrive;
     } else if ((what == "try_wait" || what == "test_wait") && has(name, "parity")) {
       i.run = run_try_wait;
       i.flow = Flow::kTryWait;

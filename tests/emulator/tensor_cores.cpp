@@ -194,6 +194,27 @@ void finish(Warp& w, std::uint32_t up_to) {
 
 }  // namespace
 
+namespace {
+
+/// d = a b + c of mma.sync: 16 x kDepthOf by kDepthOf x 8.
+template <int kDepthOf>
+void multiply_small(Warp& w, const Instruction& i, const float (&a)[16][kDepthOf], const float (&b)[kDepthOf][8]) {
+  float sums[16][8];
+  for (int l = 0; l < kLanes; ++l)
+    for (int n = 0; n < 4; ++n)
+      sums[l / 4 + n / 2 * 8][l % 4 * 2 + n % 2] = at32(w, i.s[static_cast<std::size_t>(6 + n)], l);
+  for (int r = 0; r < 16; ++r) {
+    for (int k = 0; k < kDepthOf; ++k) {
+      for (int c = 0; c < 8; ++c) sums[r][c] += a[r][k] * b[k][c];
+    }
+  }
+  for (int l = 0; l < kLanes; ++l)
+    for (int n = 0; n < 4; ++n)
+      set32(w, i.d[static_cast<std::size_t>(n)], l, sums[l / 4 + n / 2 * 8][l % 4 * 2 + n % 2]);
+}
+
+}  // namespace
+
 void run_mma(Warp& w, const Instruction& i, std::uint32_t) {
   const bool bf16 = i.from == Type::kBF16;
   float a[16][16];
@@ -210,18 +231,22 @@ void run_mma(Warp& w, const Instruction& i, std::uint32_t) {
       for (int h = 0; h < 2; ++h) b[t + h + n * 8][g] = widened(half_of(word, h), bf16);
     }
   }
-  float sums[16][8];
-  for (int l = 0; l < kLanes; ++l)
-    for (int n = 0; n < 4; ++n)
-      sums[l / 4 + n / 2 * 8][l % 4 * 2 + n % 2] = at32(w, i.s[static_cast<std::size_t>(6 + n)], l);
-  for (int r = 0; r < 16; ++r) {
-    for (int k = 0; k < 16; ++k) {
-      for (int c = 0; c < 8; ++c) sums[r][c] += a[r][k] * b[k][c];
-    }
+  multiply_small(w, i, a, b);
+}
+
+/// Of tf32 numbers, of which only the upper 19 bits are read.
+void run_mma_tf32(Warp& w, const Instruction& i, std::uint32_t) {
+  constexpr std::uint32_t kRead = ~std::uint32_t{0x1FFF};
+  float a[16][8];
+  float b[8][8];
+  for (int l = 0; l < kLanes; ++l) {
+    const auto number_of = [&](int n) {
+      return std::bit_cast<float>(place<std::uint32_t>(w, i.s[static_cast<std::size_t>(n)])[l] & kRead);
+    };
+    for (int n = 0; n < 4; ++n) a[l / 4 + n % 2 * 8][l % 4 + n / 2 * 4] = number_of(n);
+    for (int n = 0; n < 2; ++n) b[l % 4 + n * 4][l / 4] = number_of(4 + n);
   }
-  for (int l = 0; l < kLanes; ++l)
-    for (int n = 0; n < 4; ++n)
-      set32(w, i.d[static_cast<std::size_t>(n)], l, sums[l / 4 + n / 2 * 8][l % 4 * 2 + n % 2]);
+  multiply_small(w, i, a, b);
 }
 
 void run_ldmatrix(Warp& w, const Instruction& i, std::uint32_t) {

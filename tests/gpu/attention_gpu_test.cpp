@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/host_tensor.h"
-#include "ops/attention/hopper_split.h"
+#include "ops/attention/small_split.h"
 #include "sparsemla/ops/norm_rope.h"
 
 namespace smla {
@@ -139,9 +139,11 @@ TEST_F(AttentionGpu, AnyWordsAreRef) {
                                       .heads = heads,
                                       .sink = 0.2F,
                                       .scopes = {{.width = 90, .lens = Lens::kAbsent},
-                                                 {.format = seed % 2 == 0 ? "bf16" : "fp8_per_tensor",
+                                                 {.format = seed % 4 == 1   ? "fp8_ds_mla"
+                                                            : seed % 2 == 0 ? "bf16"
+                                                                            : "fp8_per_tensor",
                                                   .width = 45,
-                                                  .block_size = 53,
+                                                  .block_size = seed % 4 == 1 ? 64 : 53,
                                                   .lens = Lens::kAbsent}},
                                       .seed = seed});
     std::mt19937 random(seed);
@@ -475,6 +477,8 @@ TEST_F(AttentionGpu, PlansTakeTheShortestEstimate) {
         std::int64_t cost = split_attention(p, gpu, false).cost;
         const std::int64_t stored = split_for_hopper(p, gpu, false).cost;
         if (stored < cost) shortest = "sm90", cost = stored;
+        const SmallSplit small = split_small(p, gpu);
+        if (small.fits() && small.cost < cost) shortest = "sm90_small", cost = small.cost;
         const std::int64_t widened = split_for_hopper(p, gpu, false, true).cost;
         if (tokens >= 1024 && widened + widened / 32 < cost) shortest = "sm90_widened";
         EXPECT_EQ(shortest, chosen(p, false));
@@ -483,13 +487,13 @@ TEST_F(AttentionGpu, PlansTakeTheShortestEstimate) {
       }
     }
   }
-  EXPECT_EQ(3U, seen.size());
+  EXPECT_EQ(4U, seen.size());
   int said = 0;
   for (const Candidate& c : explain<SparseAttention>(problem_of({.scopes = {{.width = 640}}}),
                                                      {.device = DeviceKind::kCuda, .deterministic = true}))
     if (c.name.starts_with("sm90"))
       said += c.refusal == "deterministic results; it gives them where it is named" ? 1 : 0;
-  EXPECT_EQ(2, said);
+  EXPECT_EQ(3, said);
   EXPECT_EQ("sm90",
             chosen(problem_of({.tokens = 8192, .heads = 128, .scopes = {{.format = "bf16", .width = 640}}}), false));
 }

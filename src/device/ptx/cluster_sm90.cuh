@@ -76,6 +76,22 @@ __device__ inline void st_shared_cluster_u32(std::uint32_t place, std::uint32_t 
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(place), "r"(v) : "memory");
 #endif
 }
+/// Writes to a block of the cluster without waiting: the mbarrier at `barrier`, in the same block as `place`, counts
+/// the bytes that arrive.
+__device__ inline void st_async(std::uint32_t place, std::uint32_t v, std::uint32_t barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(place), "r"(v),
+               "r"(barrier)
+               : "memory");
+#endif
+}
+__device__ inline void st_async(std::uint32_t place, const uint2& v, std::uint32_t barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(place),
+               "r"(v.x), "r"(v.y), "r"(barrier)
+               : "memory");
+#endif
+}
 /// Orders what this thread has read and written before and after, for other threads of the cluster.
 __device__ inline void cluster_fence() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

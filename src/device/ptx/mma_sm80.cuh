@@ -37,4 +37,17 @@ __device__ inline void mma_m16n8k16_bf16(float (&d)[4], const std::uint32_t (&a)
   mma_m16n8k16_bf16(d, a[0], a[1], a[2], a[3], b0, b1);
 }
 
+/// A finite number as tf32, which has the upper 19 bits of it: rounded to nearest, ties away from zero. NaN may get
+/// lost.
+__device__ inline std::uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000U; }
+/// d += a b, the inner dimension being 8, of tf32 numbers. Lane l holds of a rows l/4 (a[0], a[2]) and l/4+8 (a[1],
+/// a[3]), numbers l%4 (a[0], a[1]) and l%4+4, and of b numbers l%4 (b0) and l%4+4 of column l/4; d as above.
+__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                        std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace smla::device

@@ -125,6 +125,7 @@ std::span<const Implementation<SparseAttention>> rows() {
   static const Implementation<SparseAttention> kTable[] = {
       sparse_attention_widened_row(),
       sm90_row<SparseAttention>(),
+      sparse_attention_small_row(),
       cuda_row<SparseAttention>(),
       sparse_attention_simt_row(),
       {.name = "avx512",
@@ -146,7 +147,7 @@ std::span<const Implementation<SparseAttention>> rows() {
   };
   return kTable;
 }
-constexpr std::size_t kRows = 8;
+constexpr std::size_t kRows = 9;
 constexpr std::size_t kWritesE4M3 = SparseAttention::kWritesE4M3.size();  ///< the first rows
 
 /// Of a row whose kernels do not.

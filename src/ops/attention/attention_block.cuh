@@ -92,11 +92,13 @@ struct Finish {
   float factor;  ///< factor of the weighted sums
   float lse;
 };
-__device__ inline Finish finish(const AttentionCall& c, std::int64_t head, float reference, float sum) {
-  if (sum == 0) return {0, c.partial ? -INFINITY : INFINITY};
-  const float sink = c.sink_of(head);
+__device__ inline Finish finish(bool partial, float sink, float reference, float sum) {
+  if (sum == 0) return {0, partial ? -INFINITY : INFINITY};
   // The sink's term may overflow to infinity; the factor is 0 then, which is right.
   return {1.0F / (sum + exp2f(fmaf(sink, kLog2E, -reference))), fmaf(reference, kLn2, logf(sum))};
+}
+__device__ inline Finish finish(const AttentionCall& c, std::int64_t head, float reference, float sum) {
+  return finish(c.partial, sum == 0 ? 0 : c.sink_of(head), reference, sum);
 }
 /// The power of two in (sum, 2 sum] by which a part's sums of weighted values are divided before they become fp16
 /// numbers: what is left is no larger than the largest value.

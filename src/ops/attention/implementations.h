@@ -21,6 +21,9 @@ Implementation<SparseAttention> sparse_attention_simt_row();
 /// The row of the Hopper kernel over rows that are widened first, "sm90_widened" (sparse_attention_sm90.cu).
 Implementation<SparseAttention> sparse_attention_widened_row();
 
+/// The row of the Hopper kernel for few queries, "sm90_small" (sparse_attention_small_sm90.cu).
+Implementation<SparseAttention> sparse_attention_small_row();
+
 /// Whether o is E4M3, group after group, with scales.
 bool is_quantised(const SparseAttention::Problem& problem);
 

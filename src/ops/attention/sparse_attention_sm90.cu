@@ -13,6 +13,7 @@
 #include "ops/attention/keys_sm90.cuh"
 #include "ops/attention/lists_sm90.cuh"
 #include "ops/attention/merge_parts.cuh"
+#include "ops/attention/small_split.h"
 #include "ops/attention/tile_call.cuh"
 #include "ops/attention/widen_rows.cuh"
 #include "ops/cuda_row.h"
@@ -163,8 +164,10 @@ std::string shorter_way(bool widens, const SparseAttention::Problem& p, const Ch
     return "not measured with these rows; it runs where it is named";
   const std::int64_t portable = choice.portable.cost;
   if (!widens) {
-    if (choice.split.cost < portable) return "";
-    return "estimated at " + compare_costs(choice.split.cost, portable, "cuda");
+    if (choice.split.cost >= portable) return "estimated at " + compare_costs(choice.split.cost, portable, "cuda");
+    const SmallSplit small = split_small(p, machine.gpu);
+    if (!small.fits() || small.cost >= choice.split.cost || !small_refusal(p).empty()) return "";
+    return "estimated at " + compare_costs(choice.split.cost, small.cost, "sm90_small");
   }
   if (p.tokens < HopperCost::kWidenedTokens) {
     return std::to_string(p.tokens) + " tokens, whose lists may share no rows; from " +

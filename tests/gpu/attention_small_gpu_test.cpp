@@ -61,6 +61,28 @@ TEST_F(AttentionGpu, SmallCallsTakeQueriesOfAnySize) {
   }
 }
 
+/// As many tokens as leave clusters of eight, four and two blocks room, and more: every cluster is of the same blocks
+/// then, and a second wave follows the first.
+TEST_F(AttentionGpu, SmallCallsByClustersOfAnySizeAreRef) {
+  std::map<int, int> seen;
+  const device::Gpu gpu = device::current_gpu();
+  for (const std::int64_t tokens : {1, 2, 4, 7, 17}) {
+    AttentionInputs in = make_inputs({.tokens = tokens,
+                                      .heads = 64,
+                                      .sink = 0.1F,
+                                      .scopes = {{.width = 128}, {.width = 500}},
+                                      .seed = static_cast<unsigned>(33'000 + tokens)});
+    if (!has_small(in.problem)) GTEST_SKIP() << "no sm90_small on this GPU";
+    ++seen[split_small(in.problem, gpu).blocks];
+    SCOPED_TRACE(tokens);
+    expect_parity(attention_cases::run(in, "ref", 1), run_device(in, kSmall), bound_of(kSmall));
+    if (HasFailure()) return;
+  }
+  if (gpu.multiprocessors == 132) {
+    EXPECT_EQ(3U, seen.size());
+  }
+}
+
 /// What it does not read is said.
 TEST_F(AttentionGpu, SmallCallsRefuseWhatTheyDoNotTake) {
   const SparseAttention::Problem taken = problem_of({.scopes = {{.width = 128}}});

@@ -19,7 +19,10 @@ __device__ inline float unit_above(float largest) {
 __device__ inline float per_unit(float unit) { return __uint_as_float((254U << 23) - __float_as_uint(unit)); }
 
 /// A warp that computes: 64 numbers of the rows' products with all queries, and as many columns of the output.
+template <int kBlocks>
 struct Compute {
+  using Work = small::Work<kBlocks>;
+  static constexpr int kOwnHeads = Work::kOwnHeads;
   static constexpr float kLift = 0x1p64F;
   const Work& w;
   int warp;  ///< and the group of 64 numbers
@@ -361,9 +364,12 @@ struct Compute {
     }
   }
 
-  /// Adds up what the cluster's blocks have sent of a head, and writes it. `sink`: of that head; `row`: of cos_sin, by
-  /// which it is rotated back, or null.
-  __device__ void finish_head(int own, int head, float sink, const float* row) const {
+  /// Adds up what the cluster's blocks have sent of a head of the block, and writes it. `row`: of cos_sin, by which it
+  /// is rotated back, or null.
+  __device__ void finish_head(int own, const float* row) const {
+    const int of_cluster = kOwnHeads * w.rank + own;
+    const int head = w.first_head + of_cluster;
+    if (head >= w.c.a.out_heads) return;
     const TileCall& c = w.c;
     const int column = (32 * warp + lane) % (kDim / 4) * 4;
     float2 state[kBlocks];
@@ -392,7 +398,7 @@ struct Compute {
       total.x = fmaf(low.x, f, total.x), total.y = fmaf(low.y, f, total.y);
       total.z = fmaf(high.x, f, total.z), total.w = fmaf(high.y, f, total.w);
     }
-    const Finish f = finish(c.a.partial, sink, top, all);
+    const Finish f = finish(c.a.partial, device::ld_shared_f32(w.shared + Place::kSinks + 4 * of_cluster), top, all);
     if (f.factor == 0) total = make_float4(0, 0, 0, 0);  // infinite sums times 0 would be NaN
     total = c.rotated_back(row, column, finished(total, f.factor * c.unit));
     if (head >= c.a.heads) total = make_float4(0, 0, 0, 0);

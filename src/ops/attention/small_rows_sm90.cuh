@@ -14,11 +14,9 @@ namespace smla::attention::small {
 // Such a call is one chain of waits, so what is waited for is asked for as early as registers allow, and code that
 // warps execute once is kept short (docs/kernels/sparse_attention_small.md).
 
-constexpr int kBlocks = SmallSplit::kBlocks;
 constexpr int kHeads = SmallSplit::kHeads;
 constexpr int kRun = SmallSplit::kRun;
-constexpr int kOwnHeads = kHeads / kBlocks;  ///< that a block finishes
-constexpr int kGroups = 8;                   ///< of 64 numbers of a row, and warps that compute
+constexpr int kGroups = 8;  ///< of 64 numbers of a row, and warps that compute
 constexpr int kComputeThreads = 32 * kGroups;
 constexpr int kStep = 16;  ///< keys by which a tile is filled up
 constexpr int kSteps = 5;
@@ -43,18 +41,20 @@ struct Place {
   static constexpr int kMasks =
       kScales + kStages * kGroups * kKeys * 4;                 ///< [stages, keys] {factor of scores, 0 or -inf}
   static constexpr int kWeigh = kMasks + kStages * kKeys * 8;  ///< [stages, keys] factor of weights
-  static constexpr int kSums = kWeigh + kStages * kKeys * 4;   ///< [blocks, own heads, 512] fp16
-  static constexpr int kUnits = kSums + kBlocks * kOwnHeads * kDim * 2;       ///< [blocks, own heads, groups] fp32
-  static constexpr int kStates = kUnits + kBlocks * kOwnHeads * kGroups * 4;  ///< [blocks, own heads] {reference, sum}
-  static constexpr int kFactors = kStates + kBlocks * kOwnHeads * 8;  ///< [heads] what earlier sums are multiplied by
-  static constexpr int kQueryUnits = kFactors + kHeads * 4;           ///< [heads, groups]
-  static constexpr int kBack = kQueryUnits + kHeads * kGroups * 4;    ///< 64 fp32: a row of cos_sin
-  static constexpr int kFull = kBack + 64 * 4;                        ///< [stages] barriers
+  // What the cluster's blocks send of the heads that this one finishes: kHeads rows whatever a cluster is.
+  static constexpr int kSums = kWeigh + kStages * kKeys * 4;           ///< [blocks, own heads, 512] fp16
+  static constexpr int kUnits = kSums + kHeads * kDim * 2;             ///< [blocks, own heads, groups] fp32
+  static constexpr int kStates = kUnits + kHeads * kGroups * 4;        ///< [blocks, own heads] {reference, sum}
+  static constexpr int kSent = kHeads * (2 * kDim + 4 * kGroups + 8);  ///< bytes of them
+  static constexpr int kFactors = kStates + kHeads * 8;                ///< [heads] what earlier sums are multiplied by
+  static constexpr int kSinks = kFactors + kHeads * 4;                 ///< [heads]
+  static constexpr int kQueryUnits = kSinks + kHeads * 4;              ///< [heads, groups]
+  static constexpr int kBack = kQueryUnits + kHeads * kGroups * 4;     ///< 64 fp32: a row of cos_sin
+  static constexpr int kFull = kBack + 64 * 4;                         ///< [stages] barriers
   static constexpr int kFree = kFull + kStages * 8;
   static constexpr int kInbox = kFree + kStages * 8;  ///< barrier
   static constexpr int kEntries = kInbox + 8;         ///< how many the block has
   static constexpr int kBytes = kEntries + 8;
-  static constexpr int kSent = kBlocks * kOwnHeads * (2 * kDim + 4 * kGroups + 8);  ///< bytes to a block
 };
 
 __device__ inline float2 numbers_at(std::uint32_t shared) {
@@ -65,8 +65,11 @@ __device__ inline void put_numbers(std::uint32_t shared, float x, float y) {
   device::st_shared_v2(shared, make_uint2(__float_as_uint(x), __float_as_uint(y)));
 }
 
-/// What a cluster computes.
+/// What a cluster of kBlocks blocks computes.
+template <int kBlocks>
 struct Work {
+  static constexpr int kOwnHeads = kHeads / kBlocks;  ///< that a block finishes
+
   const TileCall& c;
   std::uint32_t shared;
   std::int64_t token;
@@ -86,7 +89,9 @@ struct Work {
 };
 
 /// The warps that walk the list and bring its rows: a thread has a key of each tile.
+template <int kBlocks>
 struct Rows {
+  using Work = small::Work<kBlocks>;
   const Work& w;
   int key = static_cast<int>(threadIdx.x) - kComputeThreads;
   int first_runs = 0;  ///< of the first scope

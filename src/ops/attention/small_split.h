@@ -8,12 +8,13 @@
 namespace smla {
 
 /// How `sm90_small` shares out a call, and how long it takes: a cluster of blocks for each token and 16 of its heads,
-/// whose blocks take every eighth run of eight entries of a list each.
+/// whose blocks take runs of eight entries of a list in turn.
 struct SmallSplit {
-  static constexpr int kBlocks = 8;  ///< of a cluster
-  static constexpr int kHeads = 16;  ///< of a cluster
-  static constexpr int kRun = 8;     ///< neighbouring entries of a list that a block takes
+  static constexpr int kMostBlocks = 8;  ///< of a cluster
+  static constexpr int kHeads = 16;      ///< of a cluster
+  static constexpr int kRun = 8;         ///< neighbouring entries of a list that a block takes
 
+  int blocks = kMostBlocks;  ///< of a cluster: 8, 4 or 2
   std::int64_t clusters = 0;
   std::int64_t keys = 0;  ///< of a block, of lists as long as they may be
   std::int64_t cost = 0;  ///< estimated time, comparable with that of AttentionSplit, if all clusters find room at once
@@ -22,10 +23,13 @@ struct SmallSplit {
   bool fits() const { return clusters <= at_once; }
 };
 
-/// Times of `sm90_small`, in the unit of AttentionTile::Cost (docs/kernels/sparse_attention_small.md has the cells).
+/// Times of `sm90_small`, in the unit of AttentionTile::Cost, fitted to 12 cells
+/// (docs/kernels/sparse_attention_small.md has them).
 struct SmallCost {
-  static constexpr std::int64_t kCall = 6'200;
-  static constexpr std::int64_t kKey = 62;  ///< of a block
+  static constexpr std::int64_t kCallOf8 = 5'800;  ///< by clusters of eight blocks
+  static constexpr std::int64_t kCallOf4 = 6'600;
+  static constexpr std::int64_t kCallOf2 = 8'440;
+  static constexpr std::int64_t kKey = 54;  ///< of a block
 };
 
 /// Why `sm90_small` does not take a problem that the kernels on tensor cores take; empty when it does.
@@ -48,22 +52,38 @@ inline std::string small_refusal(const SparseAttention::Problem& p) {
   return "";
 }
 
-inline SmallSplit split_small(const SparseAttention::Problem& p, const device::Gpu& gpu) {
-  constexpr std::int64_t kOfCluster = SmallSplit::kBlocks * SmallSplit::kRun;
-  SmallSplit split{.clusters = p.tokens * ((p.padded_heads() + SmallSplit::kHeads - 1) / SmallSplit::kHeads)};
+/// A call by clusters of as many blocks.
+inline SmallSplit split_small(const SparseAttention::Problem& p, const device::Gpu& gpu, int blocks) {
+  const std::int64_t of_cluster = std::int64_t{blocks} * SmallSplit::kRun;
+  SmallSplit split{.blocks = blocks,
+                   .clusters = p.tokens * ((p.padded_heads() + SmallSplit::kHeads - 1) / SmallSplit::kHeads)};
   for (int s = 0; s < p.scopes; ++s) {
     const std::int64_t width = p.scope[static_cast<std::size_t>(s)].width;
-    split.keys += (width + kOfCluster - 1) / kOfCluster * SmallSplit::kRun;
+    split.keys += (width + of_cluster - 1) / of_cluster * SmallSplit::kRun;
   }
-  split.cost = SmallCost::kCall + split.keys * SmallCost::kKey;
-  // A block fills a multiprocessor, and a cluster lies in one part of the GPU, not all of which have 16: of an H200's
-  // 132 multiprocessors 12 clusters were seen to run at once, 16 were not.
-  split.at_once = std::max<std::int64_t>(std::int64_t{gpu.multiprocessors} * 7 / (8 * SmallSplit::kBlocks), 1);
+  split.cost = (blocks == 8   ? SmallCost::kCallOf8
+                : blocks == 4 ? SmallCost::kCallOf4
+                              : SmallCost::kCallOf2) +
+               split.keys * SmallCost::kKey;
+  // A block fills a multiprocessor, and a cluster lies in one part of the GPU. Parts have an even number of
+  // multiprocessors, up to 18, so that some are left over: of an H200's 132, 12 clusters of eight were seen to run at
+  // once, 16 were not, and 31 clusters of four find room.
+  const std::int64_t multiprocessors = gpu.multiprocessors;
+  const std::int64_t usable = blocks == 8   ? multiprocessors * 7 / 8
+                              : blocks == 4 ? multiprocessors * 15 / 16
+                                            : multiprocessors;
+  split.at_once = std::max<std::int64_t>(usable / blocks, 1);
   return split;
+}
+/// The same by the largest clusters that all find room, or by the largest.
+inline SmallSplit split_small(const SparseAttention::Problem& p, const device::Gpu& gpu) {
+  for (int blocks = SmallSplit::kMostBlocks; blocks > 1; blocks /= 2)
+    if (const SmallSplit split = split_small(p, gpu, blocks); split.fits()) return split;
+  return split_small(p, gpu, SmallSplit::kMostBlocks);
 }
 
 inline std::string describe(const SmallSplit& split) {
-  return std::to_string(split.clusters) + " clusters of " + std::to_string(SmallSplit::kBlocks) +
+  return std::to_string(split.clusters) + " clusters of " + std::to_string(split.blocks) +
          " blocks, each a token and " + std::to_string(SmallSplit::kHeads) + " of its heads, up to " +
          std::to_string(split.keys) + " keys a block";
 }

@@ -10,24 +10,25 @@ namespace smla {
 namespace {
 
 using namespace attention;
-using attention::small::Compute;
 using attention::small::Place;
 
 constexpr std::string_view kSmallName = "sm90_small";
 
+template <int kBlocks>
 __global__ void __launch_bounds__(small::kThreads, 1) attend_small(const __grid_constant__ TileCall c) {
   extern __shared__ __align__(128) std::uint8_t dynamic[];
   const std::uint32_t shared = device::shared_address(dynamic);
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(kAll, thread / 32, 0);
-  const std::uint32_t cluster = blockIdx.x / small::kBlocks;
+  const std::uint32_t cluster = blockIdx.x / kBlocks;
   const int first_head = static_cast<int>(cluster % c.head_tiles) * small::kHeads;
-  const small::Work w{.c = c,
-                      .shared = shared,
-                      .token = cluster / c.head_tiles,
-                      .first_head = first_head,
-                      .heads = min(max(static_cast<int>(c.a.heads) - first_head, 0), small::kHeads),
-                      .rank = device::cluster_rank()};
+  using Compute = small::Compute<kBlocks>;
+  const small::Work<kBlocks> w{.c = c,
+                               .shared = shared,
+                               .token = cluster / c.head_tiles,
+                               .first_head = first_head,
+                               .heads = min(max(static_cast<int>(c.a.heads) - first_head, 0), small::kHeads),
+                               .rank = device::cluster_rank()};
   if (thread == 0) {
 #pragma unroll
     for (int s = 0; s < small::kStages; ++s) {
@@ -43,17 +44,16 @@ __global__ void __launch_bounds__(small::kThreads, 1) attend_small(const __grid_
   // The kernel behind this one may begin: it has weights to bring, and few multiprocessors are taken here.
   device::pdl_wait_and_trigger();
   if (warp >= small::kGroups) {
-    small::Rows{w}.all_tiles();
+    small::Rows<kBlocks>{w}.all_tiles();
     __syncwarp();
     device::cluster_wait();
     return;
   }
   Compute compute(w, warp);
   compute.copy_queries();
-  const int own = warp / (kDim / 128);
-  const int head = first_head + small::kOwnHeads * w.rank + own;
   const float* const q_row = c.a.q_row(w.token, 0);
-  const float sink = head < c.a.heads ? c.a.sink_of(head) : 0;
+  if (thread < small::kHeads)
+    device::st_shared_f32(shared + Place::kSinks + 4 * thread, thread < w.heads ? c.a.sink_of(first_head + thread) : 0);
   const float* const back = c.back_row(w.token, 0);
   if (back != nullptr && thread < 2 * c.rope.pairs)
     device::st_shared_f32(shared + Place::kBack + 4 * thread, __ldg(back + thread));
@@ -77,12 +77,21 @@ __global__ void __launch_bounds__(small::kThreads, 1) attend_small(const __grid_
   }
   compute.send();
   device::mbarrier_wait_cluster(shared + Place::kInbox, 0);
-  if (head >= c.a.out_heads) return;
-  compute.finish_head(own, head, sink, back == nullptr ? nullptr : reinterpret_cast<float*>(dynamic + Place::kBack));
+  const float* const row = back == nullptr ? nullptr : reinterpret_cast<float*>(dynamic + Place::kBack);
+  constexpr int kWarps = kDim / 128;  // of a head
+#pragma unroll 1
+  for (int own = warp / kWarps; own < compute.kOwnHeads; own += small::kGroups / kWarps) compute.finish_head(own, row);
+}
+
+template <int kBlocks>
+void launch(const TileCall& c, unsigned clusters, cudaStream_t stream) {
+  device::launch_cluster<attend_small<kBlocks>, kBlocks>("sparse_attention attend", clusters, small::kThreads,
+                                                         Place::kBytes, stream, c);
 }
 
 /// How the kernel for any GPU computes the call, for tensors that lie in memory as this one cannot read them.
 struct Choice {
+  int blocks = SmallSplit::kMostBlocks;  ///< of a cluster
   AttentionSplit portable;
 };
 
@@ -95,7 +104,7 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
                    std::to_string(Place::kBytes));
   }
   const SmallSplit split = split_small(p, machine.gpu);
-  const Choice choice{.portable = split_attention(p, machine.gpu, options.deterministic)};
+  const Choice choice{.blocks = split.blocks, .portable = split_attention(p, machine.gpu, options.deterministic)};
   if (options.implementation != kSmallName) {
     // The choice depends on the number of tokens, and a token's bits on the choice.
     if (options.deterministic) return refused("deterministic results; it gives them where it is named");
@@ -151,9 +160,13 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   }
   set_factors(p, c);
   c.head_tiles = static_cast<std::uint32_t>((p.padded_heads() + small::kHeads - 1) / small::kHeads);
-  device::launch_cluster<attend_small, small::kBlocks>("sparse_attention attend",
-                                                       blocks_for(p.tokens * c.head_tiles, 1), small::kThreads,
-                                                       Place::kBytes, stream_of(context.stream), c);
+  const unsigned clusters = blocks_for(p.tokens * c.head_tiles, 1);
+  const cudaStream_t stream = stream_of(context.stream);
+  switch (context.choice<Choice>().blocks) {
+    case 8: return launch<8>(c, clusters, stream);
+    case 4: return launch<4>(c, clusters, stream);
+    default: return launch<2>(c, clusters, stream);
+  }
 }
 
 }  // namespace

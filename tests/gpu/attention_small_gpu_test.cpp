@@ -66,7 +66,7 @@ TEST_F(AttentionGpu, SmallCallsTakeQueriesOfAnySize) {
 TEST_F(AttentionGpu, SmallCallsByClustersOfAnySizeAreRef) {
   std::map<int, int> seen;
   const device::Gpu gpu = device::current_gpu();
-  for (const std::int64_t tokens : {1, 2, 4, 7, 17}) {
+  for (const std::int64_t tokens : {1, 4, 12, 17}) {
     AttentionInputs in = make_inputs({.tokens = tokens,
                                       .heads = 64,
                                       .sink = 0.1F,

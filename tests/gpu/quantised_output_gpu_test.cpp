@@ -37,7 +37,10 @@ TEST_F(AttentionGpu, QuantisedOutputIsInverseRopeQuantOfBf16Output) {
     if (HasFailure()) return;
   }
   const SparseAttention::Problem typical = OpDescription<SparseAttention>::typical();
-  for (const std::string& name : test::gpu_implementations<SparseAttention>(typical)) EXPECT_GT(ran[name], 0) << name;
+  for (const std::string& name : test::gpu_implementations<SparseAttention>(typical)) {
+    const bool refuses = name == "sm90_small";
+    EXPECT_EQ(!refuses, ran[name] > 0) << name;
+  }
 }
 
 /// Keys that half precision cannot represent, so that the kernels compute in fp32, and enough tokens that a block has

@@ -148,7 +148,9 @@ std::span<const Implementation<SparseAttention>> rows() {
   return kTable;
 }
 constexpr std::size_t kRows = 9;
-constexpr std::size_t kWritesE4M3 = SparseAttention::kWritesE4M3.size();  ///< the first rows
+/// The first rows decide about E4M3 o themselves: two write it, sm90_small refuses it, because pieces of a call have
+/// other clusters, and so other bits, than the call.
+constexpr std::size_t kDecidesE4M3 = SparseAttention::kWritesE4M3.size() + 1;
 
 /// Of a row whose kernels do not.
 template <std::size_t kRow>
@@ -164,7 +166,7 @@ void run_row(const SparseAttention::Problem& p, const SparseAttention::Args& a, 
 template <std::size_t kRow>
 Implementation<SparseAttention> whole_row() {
   Implementation<SparseAttention> row = rows()[kRow];
-  if constexpr (kRow >= kWritesE4M3) row.decide = decide_row<kRow>, row.run = run_row<kRow>;
+  if constexpr (kRow >= kDecidesE4M3) row.decide = decide_row<kRow>, row.run = run_row<kRow>;
   return row;
 }
 

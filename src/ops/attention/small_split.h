@@ -40,6 +40,7 @@ inline std::string small_refusal(const SparseAttention::Problem& p) {
   };
   if (p.tokens_per_list > 1) return "tokens that share rows of indices; it takes rows of their own";
   if (p.q != DType::kBF16) return "q in F8_E4M3; it takes BF16";
+  if (p.o == DType::kE4M3) return "o in F8_E4M3; it takes BF16 and F32";
   if (p.scopes > 1 && groups(0) != groups(1)) {
     return std::string(p.scope[0].format->name) + " and " + std::string(p.scope[1].format->name) +
            " rows; it takes one kind of rows";

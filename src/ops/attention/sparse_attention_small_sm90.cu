@@ -103,7 +103,9 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
   }
-  const SmallSplit split = split_small(p, machine.gpu);
+  // Of deterministic calls a token's bits depend on its own list alone.
+  const SmallSplit split =
+      options.deterministic ? split_small(p, machine.gpu, SmallSplit::kMostBlocks) : split_small(p, machine.gpu);
   const Choice choice{.blocks = split.blocks, .portable = split_attention(p, machine.gpu, options.deterministic)};
   if (options.implementation != kSmallName) {
     // The choice depends on the number of tokens, and a token's bits on the choice.

@@ -71,11 +71,11 @@ struct Work {
   static constexpr int kOwnHeads = kHeads / kBlocks;  ///< that a block finishes
 
   const TileCall& c;
-  std::uint32_t shared;
+  std::uint32_t shared;  ///< address of the block's dynamic shared memory
   std::int64_t token;
   int first_head;
-  int heads;
-  int rank;
+  int heads;  ///< of the call among the cluster's, 0 to kHeads
+  int rank;   ///< of the block in its cluster
 
   __device__ static int runs_of(std::int64_t entries) {
     return static_cast<int>((entries + kRun * kBlocks - 1) / (kRun * kBlocks));
@@ -102,6 +102,7 @@ struct Rows {
     const int run = entry / kRun - (of_scope == 0 ? 0 : first_runs);
     return (run * kBlocks + w.rank) * kRun + entry % kRun;
   }
+  /// What the list holds there, -1 behind the width of its row.
   __device__ std::int32_t listed(int entry) const {
     const int s = scope(entry);
     const int at = in_scope(entry, s);
@@ -110,6 +111,7 @@ struct Rows {
     return __ldg(keys.indices + w.token * keys.index_stride + at);
   }
 
+  /// Brings all tiles, each when its buffer is free, and tells how many entries the block has.
   __device__ void all_tiles() {
     const TileCall& c = w.c;
     const bool two = c.a.scopes > 1;

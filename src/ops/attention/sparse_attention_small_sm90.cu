@@ -103,13 +103,12 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(Place::kBytes));
   }
-  // Of deterministic calls a token's bits depend on its own list alone.
-  const SmallSplit split =
-      options.deterministic ? split_small(p, machine.gpu, SmallSplit::kMostBlocks) : split_small(p, machine.gpu);
-  const Choice choice{.blocks = split.blocks, .portable = split_attention(p, machine.gpu, options.deterministic)};
+  // Which entries share a tile, and so a token's bits, depends on how many tokens there are and how wide index
+  // matrices.
+  if (options.deterministic) return refused("deterministic results, which cuda gives");
+  const SmallSplit split = split_small(p, machine.gpu);
+  const Choice choice{.blocks = split.blocks, .portable = split_attention(p, machine.gpu, false)};
   if (options.implementation != kSmallName) {
-    // The choice depends on the number of tokens, and a token's bits on the choice.
-    if (options.deterministic) return refused("deterministic results; it gives them where it is named");
     if (!split.fits()) {
       return refused(std::to_string(split.clusters) + " clusters of blocks, of which " + std::to_string(split.at_once) +
                      " find room at once; it takes more where it is named");

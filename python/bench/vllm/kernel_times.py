@@ -34,7 +34,7 @@ ATTENTION = ("flash_fwd", "sparse_attn_fwd", "get_mla_metadata", "_combine_topk"
 """Parts of vLLM's names: attention, its planner, the gather of rows and the translation of the choice."""
 
 OWN_ATTENTION = {
-    *("attend", "attend_hopper", "merge", "merge_by_length"),
+    *("attend", "attend_hopper", "attend_small", "merge", "merge_by_length"),
     *("mark_rows", "count_rows", "rank_blocks", "list_rows", "widen_rows", "global_rows"),
 }
 """The same among this library's kernels, by the functions' names."""

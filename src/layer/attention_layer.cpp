@@ -281,7 +281,7 @@ void AttentionLayer::dummy_run(const LayerPlan& plan, const ConstTensorView& hid
   };
   zero(buffers.zero_positions);
   forward.latent_projections(hidden);
-  forward.latent_norms();
+  if (!ops.queries_norm) forward.latent_norms(lane);  // nothing reads keys
   forward.queries();
   forward.window();
   zero(buffers.o);

@@ -56,24 +56,25 @@ void Forward::compressor_projections(const ConstTensorView& hidden) const {
     project(index_lane, *ops.index_weights_proj, {.x = hidden}, linear_index_weights_proj(weights), b.index_weights);
 }
 
-void Forward::latent_norms(bool beside_compressor) const {
-  LatentNorms::Args args{.qr = b.qr,
-                         .qr_weight = weights.q_norm,
-                         .qr_out = b.qr,
+void Forward::latent_norms(const Lane& lane, bool beside_previous) const {
+  const TensorView qr = ops.queries_norm ? b.qr.slice(1, 0, 0) : b.qr;
+  LatentNorms::Args args{.qr = qr,
+                         .qr_weight = ops.queries_norm ? weights.q_norm.slice(0, 0, 0) : weights.q_norm,
+                         .qr_out = qr,
                          .qr_values = b.qr_values,
                          .qr_scales = b.qr_scales,
                          .kv = b.kv,
                          .kv_weight = weights.kv_norm,
-                         .beside_compressor = beside_compressor};
+                         .beside_previous = beside_previous};
   if (has_query_prologue()) {
     args.insert = {.positions = step.positions,
                    .cos_sin = cos_sin,
                    .slot_mapping = step.window_slots,
                    .cache = caches[CacheRole::kWindow]};
-    ops.latent_norms_and_insert->run(args, main.scratch, main.stream);
+    ops.latent_norms_and_insert->run(args, lane.scratch, lane.stream);
   } else {
     args.kv_out = b.kv;
-    ops.latent_norms->run(args, main.scratch, main.stream);
+    ops.latent_norms->run(args, lane.scratch, lane.stream);
   }
   watch.lap(Stage::kNorms);
 }
@@ -96,6 +97,7 @@ void Forward::queries_apart() const {
   ops.joint_index_wq_b->run(joint_index_wq_b(config, options, weights, ops, b).args, index_lane.scratch, main.stream);
   if (side != nullptr) side->queries_ready.make_wait(beside);
   ops.joint_wq_b->run(joint_wq_b(config, options, weights, ops, b).args, main.scratch, beside);
+  if (ops.queries_norm) latent_norms({.stream = beside, .scratch = main.scratch}, /*beside_previous=*/true);
   if (side != nullptr) side->done.record(beside);
 }
 
@@ -124,13 +126,14 @@ bool Forward::norms_beside_compressor() const {
 }
 
 /// The layer's compressor and its indexer's.
-void Forward::compress() const {
+void Forward::compress(bool beside_previous) const {
   if (!config.has_compressor()) return;
   CompressStore::Args args{.positions = step.positions,
                            .token_to_req = step.token_to_req,
                            .entry_slots = step.entry_slots,
                            .cos_sin = cos_sin,
-                           .compressors = {}};
+                           .compressors = {},
+                           .beside_previous = beside_previous};
   args.compressors[0] = {.state_slots = step.state_slots,
                          .block_table = step.state_block_table,
                          .norm_weight = weights.compressor.norm,
@@ -319,13 +322,18 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     latent_projections(hidden);
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
-    if (norms_beside_compressor()) {
+    if (ops.queries_norm) {
+      queries();
+      compress(/*beside_previous=*/!ops.joint_wq_b || side != nullptr);
+      if (!ops.joint_wq_b) latent_norms(main, /*beside_previous=*/true);
+      window();
+    } else if (norms_beside_compressor()) {
       compress();
-      latent_norms(/*beside_compressor=*/true);
+      latent_norms(main, /*beside_previous=*/true);
       queries();
       window();
     } else {
-      latent_norms();
+      latent_norms(main);
       queries();
       window();
       compress();
@@ -337,7 +345,7 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     latent_projections(hidden);
     compressor_projections(hidden);
     compress();
-    latent_norms();
+    latent_norms(main);
     side->queries_ready.record(main.stream);
     if (config.has_indexer()) side->queries_ready.make_wait(index_lane.stream);
     index();

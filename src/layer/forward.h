@@ -65,13 +65,14 @@ struct Forward {
   /// Joint products make what compressors and indexer read, too.
   void latent_projections(const ConstTensorView& hidden) const;
   void compressor_projections(const ConstTensorView& hidden) const;
-  void latent_norms(bool beside_compressor = false) const;
+  void latent_norms(const Lane& lane, bool beside_previous = false) const;
   /// Joint products make the indexer's queries, too.
   void queries() const;
-  /// The indexer's queries, and the others on the side stream if there is one.
+  /// The indexer's queries, and the others on the side stream if there is one, there with the keys' norms where
+  /// products norm the queries.
   void queries_apart() const;
   void window() const;
-  void compress() const;
+  void compress(bool beside_previous = false) const;
   bool norms_beside_compressor() const;
   void index() const;
   void attend() const;

@@ -75,7 +75,13 @@ JointProduct queries_of(const LayerConfig& config, const LayerOptions& options, 
   Joint joint(ops.tokens, config.q_lora_rank, 1, act);
   if (attention) joint.add(linear_wq_b(weights), rows_to_write(b.q), act);
   if (indexer) joint.add(linear_index_wq_b(weights), rows_to_write(b.index_q), act);
-  return joint.of(b.qr);
+  JointProduct product = joint.of(b.qr);
+  if (ops.queries_norm) {
+    product.problem.norms_x = true;
+    product.problem.eps = config.rms_norm_eps;
+    product.args.x_weight = weights.q_norm;
+  }
+  return product;
 }
 
 }  // namespace
@@ -124,6 +130,12 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
     if (!ops.short_context) joint.add(linear_index_weights_proj(weights), b.index_weights, act);
   }
   return joint.of(hidden);
+}
+
+bool may_norm_queries(const LayerOptions& options, const LayerWeights& weights) {
+  const auto named = options.implementations.find(JointProjection::kName);
+  return named != options.implementations.end() && named->second == JointProjection::kOneLaunchOnHopper &&
+         weights.q_norm.dtype == DType::kBF16;
 }
 
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

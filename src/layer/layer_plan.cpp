@@ -176,6 +176,29 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   ops->indexer_topk = planner.make_one_launch<IndexerTopK>(p);
 }
 
+/// The products of the latent queries. Where they norm these themselves, in the launch that multiplies, no norm lies
+/// between them and the hidden states' product. A layer that reserves for its largest step has the workspace of such
+/// products for smaller ones.
+void plan_joint_queries(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
+                        const LayerWeights& weights, bool joint, Ops* ops) {
+  if (may_norm_queries(options, weights)) {
+    ops->queries_norm = true;
+    JointProjection::Problem p = joint_queries(c, options, weights, *ops, {}).problem;
+    std::string of_fewer;
+    const OpPlanner reserves(options, &ops->scratch_bytes, &of_fewer);
+    const bool few = p.m <= kNormedQueryRows;
+    p.m = std::min(p.m, kNormedQueryRows);
+    auto normed =
+        (few && joint ? planner : reserves).make_named<JointProjection>(p, JointProjection::kOneLaunchOnHopper);
+    if (few && joint && normed) {
+      ops->joint_queries = std::move(normed);
+      return;
+    }
+    ops->queries_norm = false;
+  }
+  if (joint) ops->joint_queries = planner.make<JointProjection>(joint_queries(c, options, weights, *ops, {}).problem);
+}
+
 /// wq_b and the indexer's as products of their own, by the kernel that both have together.
 void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
                         const LayerWeights& weights, Ops* ops) {
@@ -310,17 +333,6 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     if (weights_.wq_a.dtype == weights_.wkv.dtype && weights_.wq_a.dtype != Projection::kNvfp4)
       ops->latents = project(weights_.wkv, c.q_lora_rank + c.head_dim, c.hidden_size, act);
   }
-  LatentNorms::Problem norms{
-      .rows = tokens,
-      .qr_dim = c.q_lora_rank,
-      .kv_dim = c.head_dim,
-      .in = act,
-      .out = act,
-      .eps = c.rms_norm_eps,
-      .quantises_qr = !joint && (fp8(weights_.wq_b) || (c.runs_indexer() && fp8(weights_.index_wq_b)))};
-  ops->latent_norms = planner.make<LatentNorms>(norms);
-  norms.insert = {.format = options.caches.rows, .rope_dim = c.rope_head_dim, .clamp = options.clamp};
-  if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<LatentNorms>(norms);
   if (!joint) ops->wq_b = project(weights_.wq_b, c.num_heads * c.head_dim, c.q_lora_rank, act);
   ops->insert = planner.make<QNormRopeInsert>({.tokens = tokens,
                                                .heads = c.num_heads,
@@ -354,11 +366,22 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     }
     plan_indexer(planner, c, options, caches[CacheRole::kCompressed].block_size, ops.get());
   }
-  if (joint) {  // after the indexer's plan, which says whether it scores
+  // After the indexer's plan, which says whether it scores.
+  if (joint)
     ops->joint_inputs = planner.make<JointProjection>(joint_inputs(c, options, weights_, *ops, {}, {}).problem);
-    ops->joint_queries = planner.make<JointProjection>(joint_queries(c, options, weights_, *ops, {}).problem);
-    plan_queries_apart(planner, c, options, weights_, ops.get());
-  }
+  plan_joint_queries(planner, c, options, weights_, joint, ops.get());
+  if (joint) plan_queries_apart(planner, c, options, weights_, ops.get());
+  LatentNorms::Problem norms{
+      .rows = tokens,
+      .qr_dim = ops->queries_norm ? 0 : c.q_lora_rank,
+      .kv_dim = c.head_dim,
+      .in = act,
+      .out = act,
+      .eps = c.rms_norm_eps,
+      .quantises_qr = !joint && (fp8(weights_.wq_b) || (c.runs_indexer() && fp8(weights_.index_wq_b)))};
+  ops->latent_norms = planner.make<LatentNorms>(norms);
+  norms.insert = {.format = options.caches.rows, .rope_dim = c.rope_head_dim, .clamp = options.clamp};
+  if (ops->query_prologue) ops->latent_norms_and_insert = planner.make<LatentNorms>(norms);
   AttentionPlanning planning{.planner = planner,
                              .config = c,
                              .shape = shape,

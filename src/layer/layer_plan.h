@@ -80,6 +80,7 @@ struct LayerPlan::Ops {
   /// In place of all projections above, one for each input (joint_products.h); wo_a stays where its input is FP8.
   std::optional<Plan<JointProjection>> joint_inputs, joint_queries, joint_wo_a, joint_wo_b;
   std::optional<Plan<JointProjection>> joint_wq_b, joint_index_wq_b;  ///< in place of joint_queries, for two streams
+  bool queries_norm = false;  ///< those three norm the latent queries themselves, and latent_norms the keys alone
   std::optional<Plan<OutputProjection>> output_projection;  ///< in place of the last two, where one launch makes both
   /// Inputs of FP8 weights. latent_norms has another; wo_a quantises z itself unless groups would share a scale.
   std::optional<Plan<QuantizeRows>> quantize_hidden, quantize_z;

@@ -1,7 +1,10 @@
 // The compressor on the GPU against `_ref` over the family's own cases: state rows byte for byte, entries within the
 // family's bounds.
+#include "device/streams.h"
 #include "gpu/gpu_run.h"
 #include "parity/compressor_compare.h"
+#include "sparsemla/ops/norm_rope.h"
+#include "sparsemla/ops/projection.h"
 
 namespace smla {
 namespace {
@@ -237,6 +240,66 @@ std::vector<CompressorCase> few_cases() {
         {.format = format, .requests = {{3, 21}, {0, 4}}, .state_block = 2, .entry_block = 3, .hadamard = true});
   }
   return cases;
+}
+
+/// `kTimes` times, as a graph: what a compressor reads is written, a product follows that lets the compressor
+/// start when its own wait has ended, and the compressor, beside it or not.
+void compress_behind_product(const CompressorCase& c, const std::string& implementation, bool beside,
+                             CompressorInputs& in) {
+  constexpr int kTimes = 4;
+  constexpr std::int64_t kInputs = 1024;
+  constexpr std::int64_t kOutputs = 256;
+  HostTensor x(DType::kBF16, {1, 1, kInputs});
+  HostTensor w(DType::kE4M3, {1, kOutputs, kInputs});
+  HostTensor scale(DType::kF32, {1, kOutputs / 128, kInputs / 128});
+  HostTensor y(DType::kBF16, {1, 1, kOutputs});
+  JointProjection::Args host{.x = std::as_const(x).view()};
+  host.parts[0] = {.w = std::as_const(w).view(), .y = y.view(), .w_scale = std::as_const(scale).view()};
+  const Plan<JointProjection> product({.m = 1, .k = kInputs, .part = {{{.n = kOutputs, .w = DType::kE4M3}}}},
+                                      {.device = DeviceKind::kCuda, .implementation = "sm90_stream"});
+  const Plan<CompressStore> compress(c.store(), {.device = DeviceKind::kCuda, .implementation = implementation});
+  StagedTensors staged(DeviceKind::kCuda);
+  const auto of_product = staged.bring<JointProjection>(host);
+  StagedTensors of_compressor(DeviceKind::kCuda);
+  auto args = of_compressor.bring<CompressStore>(in.saving());
+  args.beside_previous = beside;
+  const ConstTensorView rows = args.compressors[0].kv_score;
+  TensorView doubled(const_cast<void*>(rows.data), rows.dtype, {rows.size(0), rows.size(1)});
+  doubled.stride = rows.stride;
+  const Plan<AddRows> add({.rows = rows.size(0), .dim = rows.size(1), .dtype = rows.dtype},
+                          {.device = DeviceKind::kCuda});
+  const OwnedStream stream(DeviceKind::kCuda);
+  const Graph graph(stream.get(), [&] {
+    for (int i = 0; i < kTimes; ++i) {
+      add.run({.y = rows, .x = doubled}, {}, stream.get());
+      product.run(of_product, {}, stream.get());
+      compress.run(args, {}, stream.get());
+    }
+  });
+  synchronize(DeviceKind::kCuda);
+  graph.launch(stream.get());
+  synchronize(DeviceKind::kCuda, stream.get());
+  of_compressor.back();
+}
+
+TEST_F(CompressorGpu, BesideAProductItReadsWhatIsAheadOfIt) {
+  if (!test::has_sm90_stream()) GTEST_SKIP() << "no kernel for Hopper";
+  int compared = 0;
+  for (const CompressorCase& c : few_cases()) {
+    for (const std::string& implementation : test::gpu_implementations<CompressStore>(c.store())) {
+      SCOPED_TRACE(testing::Message() << c << ", " << implementation);
+      for (const bool odd : {false, true}) {
+        CompressorInputs want = inputs_of(c, odd);
+        CompressorInputs got = inputs_of(c, odd);
+        compress_behind_product(c, implementation, false, want);
+        compress_behind_product(c, implementation, true, got);
+        ASSERT_TRUE(want.state.bytes == got.state.bytes);
+        ASSERT_TRUE(want.entries.bytes == got.entries.bytes);
+      }
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 10);
 }
 
 TEST_F(CompressorGpu, AnyStrideIsRef) {

@@ -1,6 +1,7 @@
 // Several weights of one input in one call on the GPU, and the kernels that stream weights.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <iostream>
 #include <map>
 #include <span>
@@ -89,6 +90,58 @@ TEST_F(JointProjectionGpu, ARowsBitsDoNotDependOnHowManyThereAre) {
   }
 }
 
+/// As check_close(), of normed inputs, a few of which may be a step of bf16 away: their sums of squares are in fp32
+/// here and in double there.
+void check_close_to_normed(const ProjectionTensors& t, const ProjectionBuffer& y, const ProjectionBuffer& truth) {
+  double difference = 0;
+  double size = 0;
+  for (std::int64_t i = 0; i < t.problem.m; ++i) {
+    float largest = 0;
+    for (std::int64_t j = 0; j < t.problem.n; ++j) largest = std::max(largest, std::fabs(truth.get(t.y_at(i, 0, j))));
+    for (std::int64_t j = 0; j < t.problem.n; ++j) {
+      const float want = truth.get(t.y_at(i, 0, j));
+      const float off = std::fabs(y.get(t.y_at(i, 0, j)) - want);
+      difference += static_cast<double>(off) * static_cast<double>(off);
+      size += static_cast<double>(want) * static_cast<double>(want);
+      const float step = t.problem.y == DType::kBF16 ? 2 * bf16_ulp(want) : 0;
+      ASSERT_LE(off, std::max(step, 2e-3F * largest)) << "row " << i << " output " << j << " for " << want;
+    }
+  }
+  ASSERT_LE(std::sqrt(difference), (t.problem.y == DType::kBF16 ? 4e-3 : 1e-3) * std::sqrt(size));
+}
+
+/// With norms_x: the product of what RmsNorm makes of x.
+TEST_F(JointProjectionGpu, NormedInputsAreThoseOfRmsNorm) {
+  std::map<std::string, int> compared;
+  for (const std::vector<ProjectionCase>& cases : joint_projection_cases(DType::kBF16)) {
+    const Projection::Problem& first = cases.front().problem;
+    if (first.groups != 1) continue;
+    for (const DType of_weight : {DType::kBF16, DType::kF32}) {
+      const NormedTensors t(cases, of_weight);
+      HostTensor normed(DType::kBF16, {first.m, first.k});
+      Plan<RmsNorm>(t.norm(), {.implementation = "ref"}).run(t.norm_args(normed.view()));
+      for (const std::string& name : gpu_implementations<JointProjection>(t.problem)) {
+        SCOPED_TRACE(name + ": " + describe(cases));
+        std::vector<ProjectionBuffer> joint = t.poisoned_y();
+        run_on_gpu<JointProjection>(t.problem, t.args(joint), name);
+        std::vector<ProjectionBuffer> truth = t.poisoned_y();
+        Plan<JointProjection>(t.apart(), {.implementation = "ref"}).run(t.args_apart(truth, normed.data()));
+        for (std::size_t i = 0; i < t.parts.size(); ++i) {
+          SCOPED_TRACE("weight " + std::to_string(i));
+          check_written(t.parts[i], joint[i]);
+          check_close_to_normed(t.parts[i], joint[i], truth[i]);
+          if (HasFatalFailure()) return;
+        }
+        ++compared[name];
+      }
+    }
+  }
+  for (const auto& [name, count] : compared) std::cout << "[ compared ] " << name << ": " << count << " cases\n";
+  EXPECT_GT(compared["cuda"], 100);
+  EXPECT_EQ(compared["cuda_stream"], 0);
+  EXPECT_TRUE(compared["sm90_stream"] > 10 || !has_sm90_stream());
+}
+
 std::atomic<int> launches{0};
 
 TEST_F(JointProjectionGpu, IsOneLaunch) {
@@ -110,6 +163,46 @@ TEST_F(JointProjectionGpu, IsOneLaunch) {
                            return part.w == DType::kE4M3 && part.n > 0;
                          });
       EXPECT_EQ(launches, split ? 2 : 1) << name << ": " << describe(cases);
+    }
+  }
+}
+
+TEST_F(JointProjectionGpu, NormedInputsAreOneLaunchOnHopper) {
+  if (!has_sm90_stream()) GTEST_SKIP() << "no kernel for Hopper";
+  ProjectionCase c;
+  c.problem = {.m = 16, .n = 200, .k = 1296, .w = DType::kE4M3, .y = DType::kBF16};
+  const auto launches_of = [&](DType of_weight) {
+    const NormedTensors t({c, c}, of_weight);
+    std::vector<ProjectionBuffer> y = t.poisoned_y();
+    launches = 0;
+    device::launch_hook = +[](const char*) { ++launches; };
+    run_on_gpu<JointProjection>(t.problem, t.args(y), "sm90_stream");
+    device::launch_hook = nullptr;
+    return launches.load();
+  };
+  EXPECT_EQ(launches_of(DType::kBF16), 1);
+  EXPECT_EQ(launches_of(DType::kF32), 3) << "a norm and two products";
+}
+
+/// The norm of a row reads that row alone, and its bits are those of the row among others.
+TEST_F(JointProjectionGpu, ANormedRowIsTheSameAmongOthers) {
+  if (!has_sm90_stream()) GTEST_SKIP() << "no kernel for Hopper";
+  ProjectionCase c;
+  c.problem = {.m = 16, .n = 70, .k = 1296, .w = DType::kE4M3, .y = DType::kBF16};
+  const NormedTensors t({c});
+  std::vector<ProjectionBuffer> whole = t.poisoned_y();
+  run_on_gpu<JointProjection>(t.problem, t.args(whole), "sm90_stream", true);
+  for (const std::int64_t rows : {1, 2, 5, 11}) {
+    JointProjection::Problem p = t.problem;
+    p.m = rows;
+    std::vector<ProjectionBuffer> few = t.poisoned_y();
+    JointProjection::Args a = t.args(few);
+    a.x = a.x.slice(0, 16 - rows, 16);
+    a.parts[0].y = a.parts[0].y.slice(0, 16 - rows, 16);
+    run_on_gpu<JointProjection>(p, a, "sm90_stream", true);
+    for (std::int64_t row = 16 - rows; row < 16; ++row) {
+      for (std::int64_t j = 0; j < 70; ++j)
+        ASSERT_TRUE(few[0].same_bits(whole[0], t.parts[0].y_at(row, 0, j))) << row << " of " << rows;
     }
   }
 }

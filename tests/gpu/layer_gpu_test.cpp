@@ -11,6 +11,7 @@
 #include "device/launch_hook.h"
 #include "device/streams.h"
 #include "layer/op_planner.h"
+#include "ops/call_observer.h"
 
 namespace smla {
 namespace {
@@ -79,6 +80,7 @@ struct OwnStep {
       }
     }
     EXPECT_LE(block, 1024);
+    fill_bytes(DeviceKind::kCuda, memory().base, 0, memory_bytes());
     pool.zero(blocks);  // the requests have a past, which is read
     metadata.build(batch.on(DeviceKind::kCuda));
     caches = caches_of(pool, 0);
@@ -98,6 +100,17 @@ struct OwnStep {
     std::vector<std::uint16_t> bits(static_cast<std::size_t>(out.bytes() / 2));
     copy_bytes(DeviceKind::kCuda, bits.data(), out.data(), out.bytes());
     return bits;
+  }
+
+  /// What is in the caches, all of them: the blocks of the pool but the last.
+  PagedCache memory() const { return pool.cache(0, CacheRole::kWindow); }
+  std::size_t memory_bytes() const {
+    return static_cast<std::size_t>((memory().num_blocks - 1) * memory().block_stride_bytes);
+  }
+  std::vector<std::uint8_t> contents() const {
+    std::vector<std::uint8_t> bytes(memory_bytes());
+    copy_bytes(DeviceKind::kCuda, bytes.data(), memory().base, bytes.size());
+    return bytes;
   }
 
   const AttentionLayer& layer;
@@ -240,6 +253,98 @@ void count_output_products(const char* kernel) {
   if (std::string_view(kernel) == "output_projection") ++output_products;
 }
 
+/// Weights in E4M3 in place of others, with numbers of both signs up to 1.75 and scales of an eighth.
+struct Fp8Weights {
+  void make(ConstTensorView& w, ConstTensorView& scale) {
+    const auto rows = w.size(0);
+    const auto columns = w.size(1);
+    std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * columns));
+    for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13U & 0xBFU);
+    const std::vector<float> scales(static_cast<std::size_t>((rows + 127) / 128 * ((columns + 127) / 128)), 0.125F);
+    memory.emplace_back(DeviceKind::kCuda, DType::kE4M3, std::vector<std::int64_t>{rows, columns});
+    copy_bytes(DeviceKind::kCuda, memory.back().data(), codes.data(), codes.size());
+    w = std::as_const(memory.back()).view();
+    memory.emplace_back(DeviceKind::kCuda, DType::kF32,
+                        std::vector<std::int64_t>{(rows + 127) / 128, (columns + 127) / 128});
+    copy_bytes(DeviceKind::kCuda, memory.back().data(), scales.data(), 4 * scales.size());
+    scale = std::as_const(memory.back()).view();
+  }
+  std::vector<DeviceTensor> memory;
+};
+
+/// Outputs of layers that differ in roundings.
+void expect_near(const std::vector<std::uint16_t>& got, const std::vector<std::uint16_t>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  double largest = 0;
+  double error = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double w = to_float(BF16{want[i]});
+    largest = std::max(largest, std::abs(w));
+    error = std::max(error, std::abs(to_float(BF16{got[i]}) - w));
+  }
+  EXPECT_GT(largest, 0);
+  EXPECT_LE(error, largest / 64);
+}
+
+std::atomic<int> normed_products{0};
+void count_normed_products(const JointProjection::Problem& problem, const JointProjection::Args& /*args*/,
+                           const CallPlace& /*place*/, const std::function<void()>& run) {
+  normed_products += problem.norms_x ? 1 : 0;
+  run();
+}
+
+/// Products that norm the latent queries themselves, beside the compressor and the norm of the keys, give the layer of
+/// norms ahead of them; a norm's weight in F32 keeps these.
+TEST_F(LayerGpu, ProductsThatNormTheQueriesAreTheSameLayer) {
+  if (!test::has_sm90_stream()) GTEST_SKIP() << "no kernel for Hopper";
+  for (LayerConfig config : small_layers()) {
+    config.hidden_size = config.q_lora_rank = 256;
+    const Weights weights(config);
+    LayerWeights views = weights.placed;
+    Fp8Weights fp8;
+    fp8.make(views.wq_b, views.wq_b_scale);
+    if (config.runs_indexer()) fp8.make(views.index_wq_b, views.index_wq_b_scale);
+    ASSERT_EQ(views.q_norm.dtype, DType::kBF16);
+    std::vector<float> wide;
+    for (std::int64_t i = 0; i < config.q_lora_rank; ++i)
+      wide.push_back(to_float(static_cast<const BF16*>(weights.host.views.q_norm.data)[i]));
+    const DeviceTensor of_f32 = DeviceTensor::copy_of(DeviceKind::kCuda, view_of(wide.data(), {config.q_lora_rank}));
+    LayerWeights apart_views = views;
+    apart_views.q_norm = of_f32.view();
+    const DeviceTensor rope = rope_on_gpu(config, 300);
+    for (const bool scores : {false, true}) {
+      for (const bool side_streams : {false, true}) {
+        SCOPED_TRACE(testing::Message() << config.compress_ratio << " scores " << scores << " streams "
+                                        << side_streams);
+        LayerOptions options{.device = DeviceKind::kCuda,
+                             .short_context = !scores,
+                             .side_streams = side_streams,
+                             .implementations = {{"joint_projection", "sm90_stream"}}};
+        const AttentionLayer apart(config, apart_views, options, rope.view());
+        const AttentionLayer within(config, views, options, rope.view());
+        const auto run = [](OwnStep& step) {
+          normed_products = 0;
+          call_observer<JointProjection>.store(count_normed_products);
+          step.queue();
+          call_observer<JointProjection>.store(nullptr);
+          return step.result();
+        };
+        OwnStep ahead(apart, config);
+        const std::vector<std::uint16_t> want = run(ahead);
+        EXPECT_EQ(normed_products, 0);
+        OwnStep inside(within, config);
+        const std::vector<std::uint16_t> got = run(inside);
+        const bool chooses = inside.plan.describe().find("indexer_q") != std::string::npos;
+        EXPECT_EQ(normed_products, side_streams && chooses ? 2 : 1) << inside.plan.describe();
+        expect_near(got, want);
+        EXPECT_TRUE(ahead.contents() == inside.contents()) << "rows in the caches";
+        // Who reserves memory for more tokens has enough for a step of few.
+        EXPECT_GE(within.reserve_bytes(600, 600, 300, inside.caches), inside.plan.workspace_bytes());
+      }
+    }
+  }
+}
+
 /// wo_a and wo_b in one launch give the layer that they give in two.
 TEST_F(LayerGpu, OneLaunchOfBothOutputWeightsIsTheSameLayer) {
   const std::string kernel(OutputProjection::kOneLaunch);
@@ -252,23 +357,8 @@ TEST_F(LayerGpu, OneLaunchOfBothOutputWeightsIsTheSameLayer) {
     config.o_lora_rank = 128;
     const Weights weights(config);
     LayerWeights views = weights.placed;
-    std::vector<DeviceTensor> memory;
-    const auto fp8 = [&](ConstTensorView& w, ConstTensorView& scale) {
-      const auto rows = w.size(0);
-      const auto columns = w.size(1);
-      std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * columns));
-      for (std::size_t i = 0; i < codes.size(); ++i)  // of both signs, up to 1.75
-        codes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13U & 0xBFU);
-      const std::vector<float> scales(static_cast<std::size_t>((rows + 127) / 128 * ((columns + 127) / 128)), 0.125F);
-      memory.emplace_back(DeviceKind::kCuda, DType::kE4M3, std::vector<std::int64_t>{rows, columns});
-      copy_bytes(DeviceKind::kCuda, memory.back().data(), codes.data(), codes.size());
-      w = std::as_const(memory.back()).view();
-      memory.emplace_back(DeviceKind::kCuda, DType::kF32,
-                          std::vector<std::int64_t>{(rows + 127) / 128, (columns + 127) / 128});
-      copy_bytes(DeviceKind::kCuda, memory.back().data(), scales.data(), 4 * scales.size());
-      scale = std::as_const(memory.back()).view();
-    };
-    fp8(views.wo_a, views.wo_a_scale), fp8(views.wo_b, views.wo_b_scale);
+    Fp8Weights fp8;
+    fp8.make(views.wo_a, views.wo_a_scale), fp8.make(views.wo_b, views.wo_b_scale);
     const DeviceTensor rope = rope_on_gpu(config, 300);
     LayerOptions options{.device = DeviceKind::kCuda, .implementations = {}};
     const AttentionLayer two(config, views, options, rope.view());
@@ -284,16 +374,7 @@ TEST_F(LayerGpu, OneLaunchOfBothOutputWeightsIsTheSameLayer) {
     EXPECT_EQ(output_products, 1) << together.plan.describe();
     const std::vector<std::uint16_t> want = apart.result();
     const std::vector<std::uint16_t> got = together.result();
-    ASSERT_EQ(got.size(), want.size());
-    double largest = 0;
-    double error = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      const double w = to_float(BF16{want[i]});
-      largest = std::max(largest, std::abs(w));
-      error = std::max(error, std::abs(to_float(BF16{got[i]}) - w));
-    }
-    EXPECT_GT(largest, 0);
-    EXPECT_LE(error, largest / 64) << config.compress_ratio;
+    expect_near(got, want);
   }
 }
 

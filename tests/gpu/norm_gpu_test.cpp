@@ -116,7 +116,7 @@ TEST_F(NormRopeGpu, LatentNormsThatInsertAreTheThreeOps) {
     for (const bool beside : {false, true}) {
       NormInsertInputs got(c);
       LatentNorms::Args args = got.args(c, true);
-      args.beside_compressor = beside;
+      args.beside_previous = beside;
       run_on_gpu<LatentNorms>(c.problem(true), args);
       expect_equal_bytes(want.qr_out, got.qr_out);
       expect_equal_caches(want.insert.cache, got.insert.cache);
@@ -150,7 +150,7 @@ void norms_behind_compressor(const NormInsertCase& c, int times, bool beside, co
   const CompressStore::Args pool = of_compressor.bring<CompressStore>(pools.saving());
   StagedTensors of_norms(DeviceKind::kCuda);
   LatentNorms::Args args = of_norms.bring<LatentNorms>(in.args(c, true));
-  args.beside_compressor = beside;
+  args.beside_previous = beside;
   const Plan<LatentNorms> norms(c.problem(true), {.device = DeviceKind::kCuda});
   const OwnedStream stream(DeviceKind::kCuda);
   const Graph graph(stream.get(), [&] {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "parity/projection_cases.h"
+#include "sparsemla/ops/norm_rope.h"
 
 namespace smla::test {
 
@@ -43,6 +44,43 @@ struct JointTensors {
 
   JointProjection::Problem problem;
   std::vector<ProjectionTensors> parts;
+};
+
+/// The same with x that is normed first.
+struct NormedTensors : JointTensors {
+  explicit NormedTensors(const std::vector<ProjectionCase>& cases, DType of_weight = DType::kBF16)
+      : JointTensors(cases), weight(of_weight, problem.k) {
+    problem.norms_x = true;
+    problem.eps = 1e-3F;
+    ProjectionRandom random(cases.front().seed + 77);
+    for (std::int64_t i = 0; i < problem.k; ++i) weight.set(i, 1.5F + random.next());
+  }
+  JointProjection::Problem apart() const {
+    JointProjection::Problem p = problem;
+    p.norms_x = false;
+    return p;
+  }
+  RmsNorm::Problem norm() const {
+    return {.rows = problem.m, .dim = problem.k, .in = problem.x, .out = problem.x, .eps = problem.eps};
+  }
+  ConstTensorView weights() const { return {weight.data(), weight.dtype(), {problem.k}}; }
+  RmsNorm::Args norm_args(const TensorView& y) const {
+    ConstTensorView x(parts[0].x.data(), problem.x, {problem.m, problem.k});
+    x.stride[0] = parts[0].x_row;
+    return {.x = x, .weight = weights(), .y = y};
+  }
+  JointProjection::Args args(std::vector<ProjectionBuffer>& y) const {
+    JointProjection::Args a = JointTensors::args(y);
+    a.x_weight = weights();
+    return a;
+  }
+  JointProjection::Args args_apart(std::vector<ProjectionBuffer>& y, const void* normed) const {
+    JointProjection::Args a = JointTensors::args(y);
+    a.x = ConstTensorView(normed, problem.x, {problem.m, 1, problem.k});
+    return a;
+  }
+
+  ProjectionBuffer weight;
 };
 
 inline std::string describe(const std::vector<ProjectionCase>& cases) {

@@ -42,5 +42,33 @@ TEST(JointProjectionParity, EveryWeightHasTheBitsOfACallOfItsOwn) {
   }
 }
 
+/// With norms_x, of what RmsNorm makes of x.
+TEST(JointProjectionParity, NormedInputsAreThoseOfRmsNorm) {
+  int compared = 0;
+  for (const DType x : {DType::kBF16, DType::kF32}) {
+    for (const std::vector<ProjectionCase>& cases : joint_projection_cases(x)) {
+      if (cases.front().problem.groups != 1) continue;
+      SCOPED_TRACE(describe(cases));
+      const NormedTensors t(cases, compared % 2 == 0 ? DType::kBF16 : DType::kF32);
+      for (const char* name : {"cpu", "ref"}) {
+        SCOPED_TRACE(name);
+        HostTensor normed(x, {t.problem.m, t.problem.k});
+        run<RmsNorm>(t.norm(), t.norm_args(normed.view()),
+                     {.implementation = name == std::string("ref") ? "ref" : "", .threads = 1});
+        std::vector<ProjectionBuffer> apart = t.poisoned_y();
+        run<JointProjection>(t.apart(), t.args_apart(apart, normed.data()), {.implementation = name, .threads = 1});
+        std::vector<ProjectionBuffer> whole = t.poisoned_y();
+        run<JointProjection>(t.problem, t.args(whole), {.implementation = name, .threads = 1});
+        for (std::size_t i = 0; i < t.parts.size(); ++i) {
+          check_written(t.parts[i], whole[i]);
+          ASSERT_TRUE(whole[i].same_bits(apart[i])) << "weight " << i;
+        }
+      }
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 100);
+}
+
 }  // namespace
 }  // namespace smla::test

@@ -81,6 +81,7 @@ class ProjectionBuffer {
     }
     return true;
   }
+  DType dtype() const { return dtype_; }
   void* data() { return bytes_.data(); }
   const void* data() const { return bytes_.data(); }
   bool same_bits(const ProjectionBuffer& other) const { return bytes_ == other.bytes_; }

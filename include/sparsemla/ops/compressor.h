@@ -92,6 +92,9 @@ struct CompressStore {
     ConstTensorView entry_slots;                            ///< [M] I64: slot in every `entries`, -1 none
     ConstTensorView cos_sin;                                ///< [L, rope_dim] F32
     std::array<Compressor, kMaxCompressors> compressors{};  ///< as many as the problem says
+    /// The launch just ahead on the stream is that of a JointProjection by `sm90_stream`. A GPU may then run both at
+    /// once: what is read here must have been written ahead of that launch.
+    bool beside_previous = false;
   };
 };
 

@@ -70,9 +70,9 @@ struct LatentNorms {
     ConstTensorView kv_weight;  ///< [kv_dim] BF16 or F32; absent without weight
     TensorView kv_out;          ///< [rows, kv_dim] `out`; may be kv itself. Absent with insert
     Insert::Args insert{};      ///< with insert
-    /// The launch just ahead on the stream is CompressStore's, of at least one token. A GPU may then run both at once:
-    /// what is read here must have been written ahead of that launch.
-    bool beside_compressor = false;
+    /// The launch just ahead on the stream is CompressStore's, of at least one token, or that of a JointProjection by
+    /// `sm90_stream`. A GPU may then run both at once: what is read here must have been written ahead of that launch.
+    bool beside_previous = false;
   };
 };
 

@@ -59,10 +59,13 @@ struct Projection {
 };
 
 /// Linear layers of one input (spec 2): for each of several weights what Projection computes of it, with the same
-/// meaning of x, w, y, their scales and groups. What a weight gives does not depend on the others.
+/// meaning of x, w, y, their scales and groups. What a weight gives does not depend on the others. With `norms_x` it is
+/// computed of what RmsNorm makes of x, rounded to x's dtype.
 ///
 /// `cuda_stream` and `sm90_stream` compute all of them in one launch (`sm90_stream` splits more than 16 rows of x
-/// beside E4M3 weights in a launch before), and read weights early as in a Projection.
+/// beside E4M3 weights in a launch before), and read weights early as in a Projection. With `norms_x` `sm90_stream`
+/// takes E4M3 weights alone and up to 16 rows, which each block norms by itself in that launch; it runs there where it
+/// is named. Others norm x in a launch before.
 struct JointProjection {
   static constexpr std::string_view kName = "joint_projection";
   static constexpr std::string_view kOneLaunch = "cuda_stream";          ///< an implementation of one launch for all
@@ -81,6 +84,8 @@ struct JointProjection {
     DType x = DType::kBF16;              ///< BF16 or F32
     int parts = 1;                       ///< weights, 1 to 8
     std::array<Part, kMaxParts> part{};  ///< shape of each weight
+    bool norms_x = false;                ///< each row of x is normed first; of one group
+    float eps = 1e-6F;                   ///< RMSNorm's epsilon, with norms_x
   };
   /// The tensors of one weight.
   struct PartArgs {
@@ -92,6 +97,7 @@ struct JointProjection {
   struct Args {
     ConstTensorView x;                        ///< [m, groups, k]; the first two strides are free, the last is 1
     std::array<PartArgs, kMaxParts> parts{};  ///< as many as the problem says; no two outputs overlap
+    ConstTensorView x_weight{};               ///< [k] BF16 or F32, the norm's. Absent without norms_x
   };
 };
 

@@ -27,9 +27,10 @@ template <class S, bool kVector, bool kSave>
 __global__ void __launch_bounds__(S::kThreads, S::kThreads <= 128 ? kC4aBlocks : 1)
     compress(const __grid_constant__ Pool c) {
   __shared__ Shared<S, kSave> shared;
-  device::pdl_wait_and_trigger();
+  c.wait_at_begin();
   compress_tokens<S, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, shared,
                                      static_cast<int>(threadIdx.x));
+  c.wait_at_end();
 }
 
 template <bool kVector, bool kSave>
@@ -43,8 +44,9 @@ __device__ void compress_index_tokens(const Pool& c, std::int64_t block, Shared<
 template <bool kVector, bool kSave>
 __global__ void __launch_bounds__(32 * kIndexWarps) compress_index(const __grid_constant__ Pool c) {
   __shared__ Shared<IndexC4a, kSave> shared[kIndexWarps];
-  device::pdl_wait_and_trigger();
+  c.wait_at_begin();
   compress_index_tokens<kVector, kSave>(c, blockIdx.x, shared);
+  c.wait_at_end();
 }
 
 /// The compressors of a layer and of its indexer; the first `blocks` blocks are the layer's.
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(MainC4a::kThreads, kSave ? 4 : kC4aBlocks)
     Shared<IndexC4a, kSave> index[kIndexWarps];
   };
   __shared__ alignas(16) unsigned char shared[sizeof(Both)];
-  device::pdl_wait_and_trigger();
+  c.wait_at_begin();
   Both& both = *reinterpret_cast<Both*>(shared);
   if (blockIdx.x < blocks) {
     compress_tokens<MainC4a, kVector, kSave>(c, static_cast<std::int64_t>(blockIdx.x) * c.span, both.main,
@@ -65,6 +67,7 @@ __global__ void __launch_bounds__(MainC4a::kThreads, kSave ? 4 : kC4aBlocks)
   } else {
     compress_index_tokens<kVector, kSave>(index, blockIdx.x - blocks, both.index);
   }
+  c.wait_at_end();
 }
 
 unsigned index_blocks(const Pool& c) { return blocks_for(c.tokens, std::int64_t{kIndexWarps} * c.span); }
@@ -77,8 +80,9 @@ Decision decide(const CompressStore::Problem& p, const PlanOptions& /*options*/,
 constexpr const char* kLaunchName = "compress_store";
 
 void launch(const CompressorCall& call, cudaStream_t stream) {
-  const Pool c = pool_of(call);
+  Pool c = pool_of(call);
   if (c.tokens == 0) return;
+  c.beside = c.beside && by_fours(c);
   with_kind(by_fours(c), call.saves(), [&]<bool kVector, bool kSave>() {
     if (call.shape.dim == 128) {
       device::launch_pdl<compress_index<kVector, kSave>>(kLaunchName, index_blocks(c), 32 * kIndexWarps, 0, stream, c);
@@ -94,9 +98,10 @@ void launch(const CompressorCall& call, cudaStream_t stream) {
 
 /// A layer's compressor and its indexer's in one launch.
 void launch_both(const CompressorCall& layer, const CompressorCall& indexer, cudaStream_t stream) {
-  const Pool c = pool_of(layer);
+  Pool c = pool_of(layer);
   const Pool index = pool_of(indexer);
   if (c.tokens == 0) return;
+  c.beside = c.beside && by_fours(c) && by_fours(index);
   with_kind(by_fours(c) && by_fours(index), layer.saves(), [&]<bool kVector, bool kSave>() {
     const unsigned blocks = blocks_for(c.tokens, c.span);
     device::launch_pdl<compress_both<kVector, kSave>>(kLaunchName,

@@ -18,7 +18,7 @@ template <bool kVector, bool kSave>
 __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const __grid_constant__ Pool c) {
   using S = PartC128a;
   __shared__ Shared<S, kSave> shared;
-  device::pdl_wait_and_trigger();
+  c.wait_at_begin();
   const int rank = static_cast<int>(blockIdx.x) % kCluster;
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x / kCluster) * c.span;
   const int thread = static_cast<int>(threadIdx.x);
@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(PartC128a::kThreads) compress_by_cluster(const
     __syncthreads();
   }
   if (!begun) device::cluster_wait();
+  c.wait_at_end();
 }
 
 std::string refusal(const CompressStore::Problem& p, const Machine& machine) {
@@ -97,6 +98,7 @@ void run(const CompressStore::Problem& p, const CompressStore::Args& a, const Ru
   Pool c = pool_of({p, a, 0});
   const std::int64_t tokens = c.tokens;
   if (tokens == 0) return;
+  c.beside = c.beside && by_fours(c);
   with_kind(by_fours(c), c.save.kv_score != nullptr, [&]<bool kVector, bool kSave>() {
     constexpr auto kKernel = compress_by_cluster<kVector, kSave>;
     c.span = span_of(tokens, p.ratio, device::clusters_at_once<kKernel, kCluster>(PartC128a::kThreads));

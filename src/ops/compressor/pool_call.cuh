@@ -50,6 +50,7 @@ inline Pool pool_of(const CompressorCall& call) {
          .state = device::view_of_cache(own.state),
          .state_blocks = own.state.num_blocks,
          .entries = device::view_of_cache(own.entries)};
+  c.beside = a.beside_previous;
   if (call.saves()) c.save = save_of(call.save_problem(), call.save_args());
   return c;
 }

@@ -7,6 +7,7 @@
 
 #include "cache/row_encoder.cuh"
 #include "device/hadamard.cuh"
+#include "device/ptx/pdl.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "ops/compressor/state_row.cuh"
 #include "ops/head_rows.cuh"
@@ -39,7 +40,18 @@ struct Pool {
   device::CacheView state;
   std::int64_t state_blocks = 0;
   device::CacheView entries;
-  Save save;  ///< with kSave: the state rows that this call saves
+  Save save;            ///< with kSave: the state rows that this call saves
+  bool beside = false;  ///< CompressStore::Args::beside_previous
+
+  /// Waits for the kernels ahead, unless the one just ahead let this one start when its own wait had ended. Then all
+  /// others ahead are done, and wait_at_end() waits for that one.
+  __device__ void wait_at_begin() const {
+    if (!beside) device::pdl_wait();
+    device::pdl_trigger();
+  }
+  __device__ void wait_at_end() const {
+    if (beside) device::pdl_wait();
+  }
 };
 
 /// How threads share an entry. kBlocks blocks divide its channels; in each a thread has four channels, and groups of
@@ -243,8 +255,8 @@ __device__ Running pool_rows(const Save& save, const Shared<S, kSave>& shared, i
     for (int i = 0; i < kBatch; ++i) {
       const float* row = shared.rows[turn][base + i];
       logit[i] = row == nullptr ? Vec4{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}}
-                                : load<kVector>(row + S::kCoff * S::kWidth + channel);
-      value[i] = row == nullptr ? Vec4{{0, 0, 0, 0}} : load<kVector>(row + channel);
+                                : load_row<kVector>(row + S::kCoff * S::kWidth + channel);
+      value[i] = row == nullptr ? Vec4{{0, 0, 0, 0}} : load_row<kVector>(row + channel);
       if constexpr (kSave) {
         if (shared.bias[turn][base + i] >= 0) {
           const Vec4 a = save.bias<kVector>(shared.bias[turn][base + i] + channel);

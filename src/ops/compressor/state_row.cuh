@@ -25,6 +25,18 @@ __device__ inline Vec4 load(const float* from) {
   }
 }
 
+/// Of a row that another kernel has just written: past L1, which may have what it was before as long as no wait for
+/// other kernels has ended.
+template <bool kVector>
+__device__ inline Vec4 load_row(const float* from) {
+  if constexpr (kVector) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    return {{v.x, v.y, v.z, v.w}};
+  } else {
+    return load<kVector>(from);
+  }
+}
+
 template <bool kVector>
 __device__ inline Vec4 load(const std::uint16_t* from) {
   if constexpr (kVector) {
@@ -80,7 +92,7 @@ __device__ void save_row(const Save& c, std::int64_t t, int begin, int end, int 
   const std::int64_t ape = pos % c.ratio * c.ape_stride;
 #pragma unroll 4
   for (int i = begin + 4 * thread; i < end; i += 4 * threads) {
-    Vec4 q = load<kVector>(from + i);
+    Vec4 q = load_row<kVector>(from + i);
     if (i >= c.half) {
       const Vec4 a = c.bias<kVector>(ape + i - c.half);
 #pragma unroll

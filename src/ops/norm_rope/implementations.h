@@ -10,6 +10,11 @@ void rms_norm_cpu(const RmsNorm::Problem& problem, const RmsNorm::Args& args, co
 void rms_norm_avx2(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 void rms_norm_avx512(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context);
 
+/// On any GPU.
+inline void rms_norm_on_gpu(const RmsNorm::Problem& problem, const RmsNorm::Args& args, const RunContext& context) {
+  cuda_row<RmsNorm>().run(problem, args, context);
+}
+
 /// Bytes that hold the normed keys until they are inserted.
 std::size_t normed_kv_bytes(const LatentNorms::Problem& problem, int threads);
 void latent_norms_ref(const LatentNorms::Problem& problem, const LatentNorms::Args& args, const RunContext& context);

@@ -290,7 +290,7 @@ __device__ void fetch_ahead(const NormCall<T, T>& c, const Target<T>& target) {
   for (int i = 0; i < 2 * target.rope.pairs; i += 32) prefetch(cos_sin + i);
 }
 
-/// kBeside: LatentNorms::Args::beside_compressor. The kernel just ahead let this one start when its own wait had ended,
+/// kBeside: LatentNorms::Args::beside_previous. The kernel just ahead let this one start when its own wait had ended,
 /// so all others ahead are done.
 template <bool kShortRows, bool kByFours, bool kBeside, class T>
 __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
@@ -404,7 +404,7 @@ void run(const LatentNorms::Problem& p, const LatentNorms::Args& a, const RunCon
             .insert = insertion::insert_of<In>({}, a.insert.slot_mapping, a.insert.cache, p.insert->clamp),
             .positions = static_cast<const std::int64_t*>(a.insert.positions.data),
             .rope = rope_of(a.insert.cos_sin, static_cast<int>(p.kv_dim), p.insert->rope_dim)};
-        launch<kByFours>(c, target, a.beside_compressor, stream);
+        launch<kByFours>(c, target, a.beside_previous, stream);
         return;
       }
       with_float(p.out, [&]<class Out>(Out) {

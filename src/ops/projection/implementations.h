@@ -74,6 +74,12 @@ Projection::Args second_args(const OutputProjection::Problem& problem, const Out
 ProjectionProblem part_problem(const JointProjection::Problem& problem, int i);
 Projection::Args part_args(const JointProjection::Problem& problem, const JointProjection::Args& args, int i);
 
+/// The norm of a joint call's x, a tensor like it at `to`; that tensor, and its bytes: none without norms_x.
+RmsNorm::Problem x_norm_problem(const JointProjection::Problem& problem);
+RmsNorm::Args x_norm_args(const JointProjection::Problem& problem, const JointProjection::Args& args, void* to);
+ConstTensorView normed_x(const JointProjection::Problem& problem, const void* at);
+std::size_t normed_x_bytes(const JointProjection::Problem& problem);
+
 /// Shape of the work of one call of a tile function. The inputs are summed in blocks of kProjectionKBlock, whatever the
 /// rest of the shape is: a result's order of additions depends on k alone. All other numbers only cut the work.
 inline constexpr std::int64_t kProjectionKBlock =

@@ -77,7 +77,8 @@ struct OpDescription<JointProjection> {
                                    "groups, parts[7].n, k or k/2"},
                                   {"parts[7].y", "parts[7].y: BF16 | F32", "m, groups, parts[7].n"},
                                   {"parts[7].w_scale", "F32 | E4M3", "groups, output blocks, input blocks"},
-                                  {"parts[7].w_global_scale", "F32", "1"}});
+                                  {"parts[7].w_global_scale", "F32", "1"},
+                                  {"x_weight", "BF16 | F32", "k", "norms_x"}});
   static void fields(JointProjection::Problem& p, auto&& f) {
     f("m", p.m), f("k", p.k), f("groups", p.groups), f("x", p.x), f("parts", p.parts);
     f("parts[0].n", p.part[0].n), f("parts[0].w", p.part[0].w), f("parts[0].y", p.part[0].y);
@@ -88,6 +89,7 @@ struct OpDescription<JointProjection> {
     f("parts[5].n", p.part[5].n), f("parts[5].w", p.part[5].w), f("parts[5].y", p.part[5].y);
     f("parts[6].n", p.part[6].n), f("parts[6].w", p.part[6].w), f("parts[6].y", p.part[6].y);
     f("parts[7].n", p.part[7].n), f("parts[7].w", p.part[7].w), f("parts[7].y", p.part[7].y);
+    f("norms_x", p.norms_x), f("eps", p.eps);
   }
   static void tensors(JointProjection::Args& a, auto&& t) {
     t.in("x", a.x);
@@ -115,6 +117,7 @@ struct OpDescription<JointProjection> {
     t.in("parts[7].w", a.parts[7].w), t.out("parts[7].y", a.parts[7].y);
     t.in("parts[7].w_scale", a.parts[7].w_scale);
     t.in("parts[7].w_global_scale", a.parts[7].w_global_scale);
+    t.in("x_weight", a.x_weight);
   }
 };
 

@@ -57,6 +57,7 @@ using JointProblem = JointProjection::Problem;
 
 // Outputs of a block, rows of a tile, stages: two blocks a multiprocessor where rows are few.
 using Sixteen = sm90::StreamShape<128, 16, 5>;
+using NormedSixteen = sm90::StreamShape<128, 16, 5, sm90::StreamedX::kBF16, false, true>;
 using ThirtyTwo = sm90::StreamShape<128, 32, 4>;
 using SixtyFour = sm90::StreamShape<256, 64, 4>;                        ///< at a time, if there are more
 using Codes32 = sm90::StreamShape<128, 32, 4, sm90::StreamedX::kE4M3>;  ///< of E4M3 x
@@ -65,11 +66,11 @@ using Codes64Wide = sm90::StreamShape<256, 64, 4, sm90::StreamedX::kE4M3>;
 using Nvfp4_16 = sm90::StreamShape<128, 16, 3, sm90::StreamedX::kBesideNvfp4>;  ///< of NVFP4 weights
 using Nvfp4_32 = sm90::StreamShape<128, 32, 3, sm90::StreamedX::kBesideNvfp4>;
 using Nvfp4_64 = sm90::StreamShape<128, 64, 3, sm90::StreamedX::kBesideNvfp4>;
-constexpr int kMostShared = std::max({Sixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared, Codes32::kShared,
-                                      Codes64::kShared, Codes64Wide::kShared});
+constexpr int kMostShared = std::max({Sixteen::kShared, NormedSixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared,
+                                      Codes32::kShared, Codes64::kShared, Codes64Wide::kShared});
 static_assert(std::max(Codes32::kShared, Codes64::kShared) <= 113 << 10);
 static_assert(std::max({Nvfp4_16::kShared, Nvfp4_32::kShared, Nvfp4_64::kShared}) <= 113 << 10);
-static_assert(kMostShared <= 227 << 10 && std::max(Sixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
+static_assert(kMostShared <= 227 << 10 && std::max(NormedSixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
 
 /// Of clusters that find room with one block a multiprocessor: so much that no two blocks share one. They would where
 /// the kernel ahead still has some multiprocessors, and stay there when it has ended. A block of the next product has
@@ -130,6 +131,7 @@ bool of_nvfp4(const JointProblem& p) {
 std::string loses(const JointProblem& p, const PlanOptions& options) {
   if (options.implementation == kStreamSm90Name) return "";
   const std::string named = "; it runs where it is named";
+  if (p.norms_x) return "not chosen by itself with norms_x" + named;
   if (options.deterministic) return "not chosen by itself where bits must not depend on m" + named;
   const auto end = p.part.begin() + p.parts;
   const auto e4m3 = [](const JointProjection::Part& part) { return part.w == DType::kE4M3; };
@@ -182,7 +184,7 @@ std::size_t split_bytes(const JointProblem& p) {
 Decision decide_joint(const JointProblem& p, const PlanOptions& options, const Machine& machine) {
   if (std::string missing = needs_sm90(machine); !missing.empty()) return refused(std::move(missing));
   if (std::string lost = loses(p, options); !lost.empty()) return refused(std::move(lost));
-  if (std::string wrong = not_streamed(p, StreamTakes{.nvfp4 = true, .e4m3_x = true}); !wrong.empty())
+  if (std::string wrong = not_streamed(p, StreamTakes{.nvfp4 = true, .e4m3_x = true, .norms_x = true}); !wrong.empty())
     return refused(std::move(wrong));
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& part = p.part[static_cast<std::size_t>(i)];
@@ -190,13 +192,15 @@ Decision decide_joint(const JointProblem& p, const PlanOptions& options, const M
       return refused("it gives bf16 y of E4M3 weights, whose sums are narrower than fp32");
     if (of_nvfp4(p) && part.w != Projection::kNvfp4) return refused("beside NVFP4 w it takes NVFP4 w alone");
   }
+  if (p.norms_x && p.m > NormedSixteen::kRows)
+    return refused("with norms_x it takes up to " + std::to_string(NormedSixteen::kRows) + " rows");
   if (p.k > kMostInputs) return refused("it takes k to " + std::to_string(kMostInputs));
   if (machine.gpu.shared_bytes < kMostShared) {
     return refused("shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
                    std::to_string(kMostShared));
   }
   Decision decision;
-  decision.workspace_bytes = split_bytes(p);
+  decision.workspace_bytes = split_bytes(p) + normed_x_bytes(p);
   return decision;
 }
 Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, const Machine& machine) {
@@ -213,7 +217,8 @@ Decision decide_one(const ProjectionProblem& p, const PlanOptions& options, cons
 }
 
 template <class Shape>
-constexpr auto kKernel = sm90::stream_rows<Shape::kOutputs, Shape::kRows, Shape::kDeep, Shape::kX>;
+constexpr auto kKernel =
+    sm90::stream_rows<Shape::kOutputs, Shape::kRows, Shape::kDeep, Shape::kX, false, Shape::kNorms>;
 
 template <class Shape, unsigned kTogether>
 std::int64_t at_once() {
@@ -326,7 +331,9 @@ void run_bf16(const JointProblem& p, StreamCall call, const RunContext& context)
     if (p.m <= Nvfp4_32::kRows) return launch<Nvfp4_32>(call, context.deterministic, stream);
     return launch<Nvfp4_64>(call, context.deterministic, stream);
   }
-  if (p.m <= Sixteen::kRows) {
+  if (p.norms_x) {
+    launch<NormedSixteen>(call, context.deterministic, stream);
+  } else if (p.m <= Sixteen::kRows) {
     launch<Sixteen>(call, context.deterministic, stream);
   } else if (p.m <= ThirtyTwo::kRows && weight_bytes(p) <= kMostBytesOfFew) {
     launch<ThirtyTwo>(call, context.deterministic, stream);
@@ -350,7 +357,12 @@ void run_codes(const JointProblem& p, const StreamCall& call, const RunContext& 
 
 void run_joint(const JointProblem& p, const JointProjection::Args& a, const RunContext& context) {
   if (streamable(p, a)) return run_bf16(p, stream_call(p, a), context);
-  for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, a, i), context);
+  JointProjection::Args normed = a;
+  if (p.norms_x) {
+    rms_norm_on_gpu(x_norm_problem(p), x_norm_args(p, a, context.workspace.data), context);
+    normed.x = normed_x(p, context.workspace.data);
+  }
+  for (int i = 0; i < p.parts; ++i) projection_cuda(part_problem(p, i), part_args(p, normed, i), context);
 }
 
 void run_one(const ProjectionProblem& p, const Projection::Args& a, const RunContext& context) {

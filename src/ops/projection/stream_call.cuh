@@ -96,6 +96,8 @@ struct StreamCall {
   ChainedProduct chained;  ///< its weights are part[1]
   int parts = 0;
   StreamPart part[kMaxParts];
+  const BF16* x_weight = nullptr;  ///< `sm90_stream`: of x that is normed first, and its epsilon
+  float x_eps = 0;
 };
 static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
 
@@ -113,13 +115,15 @@ inline JointProjection::Args joint_args(const Projection::Args& a) {
 
 /// What a kernel takes beside bf16 x and bf16 and E4M3 w.
 struct StreamTakes {
-  bool nvfp4 = false;   ///< w
-  bool e4m3_x = false;  ///< beside E4M3 w alone
+  bool nvfp4 = false;    ///< w
+  bool e4m3_x = false;   ///< beside E4M3 w alone
+  bool norms_x = false;  ///< beside E4M3 w alone
 };
 
 /// What of a problem these kernels do not take; empty if they take all.
 inline std::string not_streamed(const JointProjection::Problem& p, const StreamTakes& takes) {
   const bool takes_nvfp4 = takes.nvfp4;
+  if (p.norms_x && !takes.norms_x) return "it takes x as it is";
   if (p.x != DType::kBF16 && !(takes.e4m3_x && p.x == DType::kE4M3))
     return std::string("it takes bf16 x") + (takes.e4m3_x ? ", and E4M3 x beside E4M3 w" : "");
   std::int64_t multiple = 8;
@@ -129,6 +133,7 @@ inline std::string not_streamed(const JointProjection::Problem& p, const StreamT
     if (part.w == DType::kF32 || (nvfp4 && !takes_nvfp4))
       return std::string("it takes w in bf16") + (takes_nvfp4 ? ", E4M3 and NVFP4" : " and E4M3");
     if (p.x == DType::kE4M3 && part.w != DType::kE4M3) return "beside E4M3 x it takes E4M3 w";
+    if (p.norms_x && part.w != DType::kE4M3) return "with norms_x it takes E4M3 w";
     if (part.w == DType::kE4M3) multiple = std::max<std::int64_t>(multiple, 16);
     if (nvfp4) multiple = 64;
     if (part.n > INT32_MAX) return "it takes m and n to 2^31-1";
@@ -139,12 +144,13 @@ inline std::string not_streamed(const JointProjection::Problem& p, const StreamT
   return "";
 }
 
-/// Whether all operands can be read 16 bytes at a time, scales of NVFP4 w four. Of one row the stride counts, too: its
-/// bits are those that it has among others.
+/// Whether all operands can be read 16 bytes at a time, scales of NVFP4 w four, and a norm's weight is bf16. Of one row
+/// the stride counts, too: its bits are those that it has among others.
 inline bool streamable(const JointProjection::Problem& p, const JointProjection::Args& a) {
   const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
   const std::int64_t inputs = 16 / size_of(p.x);
   bool all = whole(a.x.data) && a.x.stride[0] % inputs == 0 && (p.groups == 1 || a.x.stride[1] % inputs == 0);
+  if (p.norms_x) all = all && whole(a.x_weight.data) && a.x_weight.dtype == DType::kBF16;
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::PartArgs& part = a.parts[static_cast<std::size_t>(i)];
     all = all && whole(part.w.data);
@@ -161,7 +167,9 @@ inline StreamCall stream_call(const JointProjection::Problem& p, const JointProj
                   .x_group = a.x.stride[1],
                   .m = static_cast<int>(p.m),
                   .k = static_cast<int>(p.k),
-                  .groups = static_cast<std::uint32_t>(p.groups)};
+                  .groups = static_cast<std::uint32_t>(p.groups),
+                  .x_weight = p.norms_x ? static_cast<const BF16*>(a.x_weight.data) : nullptr,
+                  .x_eps = p.eps};
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
     const JointProjection::PartArgs& t = a.parts[static_cast<std::size_t>(i)];

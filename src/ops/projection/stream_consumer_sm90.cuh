@@ -11,6 +11,7 @@
 #include "device/vec4.cuh"
 #include "ops/norm_rope/quantise.cuh"
 #include "ops/projection/chained_workers_sm90.cuh"
+#include "ops/projection/normed_inputs_sm90.cuh"
 #include "ops/projection/split_inputs_sm90.cuh"
 #include "ops/projection/stream_split.h"
 #include "ops/projection/stream_tiles_sm90.cuh"
@@ -37,6 +38,7 @@ class Consumer {
 
   __device__ void run() {
     device::pdl_wait_and_trigger();
+    if constexpr (Shape::kNorms) find_inverse_roots<Shape>(call_, shared_);
     if (call_.together > 1) device::cluster_wait();  // the others have made their barriers
     if constexpr (Shape::kChained) {
       if (group_ == 0 && output_ == 0 && device::cluster_rank() == 0) find_workers<Shape>(call_.chained, shared_);

@@ -6,6 +6,7 @@
 #include "device/ptx/pdl.cuh"
 #include "device/ptx/shared.cuh"
 #include "ops/projection/chained_workers_sm90.cuh"
+#include "ops/projection/normed_inputs_sm90.cuh"
 #include "ops/projection/split_inputs_sm90.cuh"
 #include "ops/projection/stream_tiles_sm90.cuh"
 
@@ -104,6 +105,7 @@ class InputProducer {
     Cursor<Shape> at(tiles_, warp_);
     RingSlot<Shape> slot{.number = warp_};
     std::uint32_t parity = 0;  // of tiles of the second product of a chained call
+    [[maybe_unused]] bool roots_there = false;
 #pragma unroll 1
     while (at.there) {
       slot.wait_free(shared_);
@@ -115,8 +117,17 @@ class InputProducer {
       const int rows = static_cast<int>(min(call_.m - at.tile.row, std::int64_t{Shape::kRows}));
       bring_all(at, slot.number, rows, e4m3);
       device::cp_async_commit();
-      device::cp_async_wait<0>();
-      __syncwarp();
+      if constexpr (Shape::kNorms) {
+        const SixteenWeights weights = norm_weights(call_, at.stage);
+        if (!roots_there) wait_for_inverse_roots();
+        roots_there = true;
+        device::cp_async_wait<0>();
+        __syncwarp();
+        norm_stage<Shape>(shared_, slot.number, rows, weights);
+      } else {
+        device::cp_async_wait<0>();
+        __syncwarp();
+      }
       if (e4m3) split(slot.number, rows);
       device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot.number));
       slot.number += kGroupWarps;
@@ -125,6 +136,9 @@ class InputProducer {
         slot.parity ^= 1;
       }
       at.skip(kGroupWarps);
+    }
+    if constexpr (Shape::kNorms) {
+      if (!roots_there) wait_for_inverse_roots();  // a warp without a stage
     }
     if constexpr (Shape::kChained) clear_flags(call_.chained);
   }

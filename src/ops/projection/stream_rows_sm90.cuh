@@ -25,10 +25,11 @@ struct Registers {
   static_assert(kConsumers * kConsumer + kInputs + kWeights <= (kConsumers + 2) * kLaunch);
 };
 
-template <int kOutputs, int kRows, int kDeep, StreamedX kX, bool kChained = false>
-__global__ void __launch_bounds__(kThreads, (Registers<StreamShape<kOutputs, kRows, kDeep, kX, kChained>>::kBlocks))
+template <int kOutputs, int kRows, int kDeep, StreamedX kX, bool kChained = false, bool kNorms = false>
+__global__ void __launch_bounds__(kThreads,
+                                  (Registers<StreamShape<kOutputs, kRows, kDeep, kX, kChained, kNorms>>::kBlocks))
     stream_rows(const __grid_constant__ StreamCall call) {
-  using Shape = StreamShape<kOutputs, kRows, kDeep, kX, kChained>;
+  using Shape = StreamShape<kOutputs, kRows, kDeep, kX, kChained, kNorms>;
   extern __shared__ __align__(1024) std::uint8_t stream_shared[];
   const std::uint32_t shared = device::shared_address(stream_shared);
   static_assert(kDeep <= kThreads / 32);

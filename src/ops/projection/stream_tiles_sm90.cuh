@@ -25,10 +25,12 @@ constexpr int kChainedBlocks = 2;  ///< of a cluster of a chained call
 enum class StreamedX { kBF16, kE4M3, kBesideNvfp4 };
 
 /// kOutputs: of a block; kRows: rows of x of a tile; kDeep: stages of the ring. kChained: a second product follows in
-/// the same launch (StreamCall::chained).
-template <int kOutputs_, int kRows_, int kDeep_, StreamedX kX_ = StreamedX::kBF16, bool kChained_ = false>
+/// the same launch (StreamCall::chained). kNorms: each block norms the rows of x, which are those of one tile.
+template <int kOutputs_, int kRows_, int kDeep_, StreamedX kX_ = StreamedX::kBF16, bool kChained_ = false,
+          bool kNorms_ = false>
 struct StreamShape {
   static constexpr bool kChained = kChained_;
+  static constexpr bool kNorms = kNorms_;
   static constexpr StreamedX kX = kX_;
   static constexpr int kOutputs = kOutputs_;
   static constexpr int kRows = kRows_;
@@ -66,7 +68,9 @@ struct StreamShape {
   static constexpr int kWorkerCount = kWorkers + 8 * kMostWorkers;
   static constexpr int kWorkersKnown = kWorkerCount + 8;
   static constexpr int kInputsMade = kWorkersKnown + 8;  ///< the barrier of a tile's inputs being made
-  static constexpr int kBarriersEnd = kChained ? kInputsMade + 8 : kSumsRead + 8;
+  static constexpr int kInverses = kSumsRead + 8;        ///< of each row of x that is normed, its inverse root
+  static constexpr int kBarriersEnd = kChained ? kInputsMade + 8 : (kNorms ? kInverses + 4 * kRows : kSumsRead + 8);
+  static_assert(!kNorms || (kInTurn && !kChained));
   /// NVFP4 weights as they are stored, a ring of its own: the codes of two stages, 64 bytes an output, and their
   /// scales.
   static constexpr int kRawDeep = kX != StreamedX::kBesideNvfp4 ? 0 : (kRows == 64 ? 3 : 4);

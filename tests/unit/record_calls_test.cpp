@@ -12,6 +12,7 @@
 
 #include "aligned_workspace.h"
 #include "cases/replay.h"
+#include "ops/call_observer.h"
 #include "ops/catalog.h"
 #include "parity/attention_cases.h"
 #include "parity/compressor_cases.h"
@@ -258,6 +259,30 @@ TEST_F(RecordCalls, AFileOfAnEarlierRecordingStays) {
             .run({.seq_lens = view_of(lens.data(), {1}), .positions = view_of(positions.data(), {1})});
       },
       ThrowsMessage<IoError>(HasSubstr("a file of an earlier recording")));
+}
+
+/// A call that began while calls were recorded, and gets its turn when they no longer are.
+TEST_F(RecordCalls, ACallThatBeganBeforeTheEndIsNotWrittenElsewhere) {
+  record_calls(folder_.string());
+  const CallObserver<TokenToReq> seen = call_observer<TokenToReq>.load();
+  ASSERT_NE(seen, nullptr);
+  record_calls("");
+  const auto cases_here = [] {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::current_path()))
+      count += entry.path().string().ends_with(".smla-case.safetensors") ? 1 : 0;
+    return count;
+  };
+  const int before = cases_here();
+  const std::int64_t recorded = recorded_calls();
+  const std::vector<std::int32_t> start{0, 2};
+  std::vector<std::int32_t> out(2);
+  int runs = 0;
+  seen({.requests = 1, .tokens = 2},
+       {.query_start_loc = view_of(start.data(), {2}), .token_to_req = view_of(out.data(), {2})}, {}, [&] { ++runs; });
+  EXPECT_EQ(runs, 1);
+  EXPECT_EQ(recorded_calls(), recorded);
+  EXPECT_EQ(cases_here(), before);
 }
 
 TEST_F(RecordCalls, TheEnvironmentNamesTheFolder) {

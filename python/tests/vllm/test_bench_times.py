@@ -92,7 +92,7 @@ def test_the_grouped_product_is_of_the_path(groups: int) -> None:
     [
         "void smla::attention::attend<8, 64>(smla::Call)",
         "smla::(anonymous namespace)::attend_hopper<7>",
-        "smla::attention::(anonymous namespace)::attend_small<8, 4>(smla::attention::TileCall)",
+        "void smla::(anonymous namespace)::attend_small<8>(smla::attention::TileCall)",
         "void smla::attention::merge<true>(smla::attention::TileCall, long)",
         "smla::(anonymous namespace)::global_rows(smla::index_rows::Table, long)",
     ],

@@ -110,6 +110,18 @@ __device__ inline void mbarrier_arrive_cluster(std::uint32_t at, int block) {
       : "memory");
 #endif
 }
+/// The same where nothing was written that the others read, but they may write to what this thread has read and used.
+/// It does not wait for the thread's stores, as the one above does.
+__device__ inline void mbarrier_arrive_read(std::uint32_t at, int block) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 place;\n"
+      "mapa.shared::cluster.u32 place, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [place]; }" ::"r"(at),
+      "r"(block)
+      : "memory");
+#endif
+}
 /// Waits for the end of a phase of the block's own mbarrier, at which other blocks of the cluster arrive.
 __device__ inline void mbarrier_wait_cluster(std::uint32_t at, std::uint32_t parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

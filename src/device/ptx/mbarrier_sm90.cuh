@@ -30,6 +30,41 @@ __device__ inline void mbarrier_wait(std::uint32_t at, std::uint32_t parity) {
       : "memory");
 }
 
+/// Whether the phase of a parity is over.
+__device__ inline bool mbarrier_over(std::uint32_t at, std::uint32_t parity) {
+  std::uint32_t over = 0;
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done; }"
+      : "=r"(over)
+      : "r"(at), "r"(parity)
+      : "memory");
+  return over != 0;
+}
+
+/// Whether phases of two pairs of barriers are over, the second of a pair kApart bytes behind the first. The looks are
+/// on their way together.
+template <std::uint32_t kApart>
+__device__ bool mbarriers_over(std::uint32_t first, std::uint32_t parity, std::uint32_t second,
+                               std::uint32_t parity_of_second) {
+  std::uint32_t over = 0;
+  asm volatile(
+      "{ .reg .pred a, b, c, d;\n"
+      "mbarrier.test_wait.parity.shared.b64 a, [%1], %2;\n"
+      "mbarrier.test_wait.parity.shared.b64 b, [%1+%5], %2;\n"
+      "mbarrier.test_wait.parity.shared.b64 c, [%3], %4;\n"
+      "mbarrier.test_wait.parity.shared.b64 d, [%3+%5], %4;\n"
+      "and.pred a, a, b;\n"
+      "and.pred c, c, d;\n"
+      "and.pred a, a, c;\n"
+      "selp.u32 %0, 1, 0, a; }"
+      : "=r"(over)
+      : "r"(first), "r"(parity), "r"(second), "r"(parity_of_second), "n"(kApart)
+      : "memory");
+  return over != 0;
+}
+
 /// The same for a warp that is far ahead of others: it leaves them the multiprocessor while it waits.
 __device__ inline void mbarrier_wait_long(std::uint32_t at, std::uint32_t parity) {
   asm volatile(

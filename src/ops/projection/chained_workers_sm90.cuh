@@ -14,10 +14,15 @@ namespace smla::projection::sm90 {
 // too. A cluster that starts after that finds its own claimed, and has nothing to do. So a cluster waits only for tiles
 // that clusters which run have claimed.
 
-/// Claims tiles for the cluster and tells its blocks (Tiles::workers). For one warp of the cluster, after pdl_wait(),
-/// when all blocks have made their barriers.
+/// Claims the cluster's own tiles, by one thread of it after pdl_wait(), and gives what find_workers() is to be told.
+__device__ inline std::uint64_t claim_own(const ChainedProduct& chained) {
+  return device::exchange(chained.claimed + blockIdx.x / kChainedBlocks, chained.nonce);
+}
+
+/// Claims what others have not and tells the cluster's blocks (Tiles::workers). For the warp whose lane 0 has claimed
+/// the cluster's own tiles and found `before` there, when all blocks have made their barriers.
 template <class Shape>
-__device__ void find_workers(const ChainedProduct& chained, std::uint32_t shared) {
+__device__ void find_workers(const ChainedProduct& chained, std::uint32_t shared, std::uint64_t before) {
   constexpr int kPolls = 100;  // some 0.7 us each
   constexpr unsigned kAll = 0xFFFF'FFFFU;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -42,7 +47,7 @@ __device__ void find_workers(const ChainedProduct& chained, std::uint32_t shared
     }
   };
   int count = 0;
-  if (__any_sync(kAll, lane == 0 && claim(own))) {
+  if (__any_sync(kAll, lane == 0 && before != chained.nonce)) {
     if (lane == 0) tell(0, own);
     count = 1;
     bool missing = true;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/ptx/barrier.cuh"
+#include "device/ptx/bulk_copy_sm90.cuh"
 #include "device/ptx/cluster_sm90.cuh"
 #include "device/ptx/flags.cuh"
 #include "device/ptx/mbarrier_sm90.cuh"
@@ -38,11 +39,13 @@ class Consumer {
 
   __device__ void run() {
     device::pdl_wait_and_trigger();
+    if constexpr (Shape::kChained) {
+      // A block that began late has most of its weights to bring, and the others wait for what it makes of them.
+      if (threadIdx.x < kGroupWarps && !device::mbarrier_over(shared_ + Shape::weights_there(kDeep - 1), 0))
+        device::st_shared_u32(shared_ + Shape::kMoreUnderWay + 4 * threadIdx.x, kMoreIfLate);
+    }
     if constexpr (Shape::kNorms) find_inverse_roots<Shape>(call_, shared_);
     if (call_.together > 1) device::cluster_wait();  // the others have made their barriers
-    if constexpr (Shape::kChained) {
-      if (group_ == 0 && output_ == 0 && device::cluster_rank() == 0) find_workers<Shape>(call_.chained, shared_);
-    }
     Tiles<Shape> tiles = tiles_;
     Tile tile = tiles.first();
     do {
@@ -69,9 +72,24 @@ class Consumer {
   using Sums = float[Shape::kHalves * kNumbers];  ///< of a stage
 
   /// Waits until the stage is there.
-  __device__ void wait() const {
-    device::mbarrier_wait(shared_ + Shape::weights_there(slot_), parity_);
-    device::mbarrier_wait(shared_ + Shape::inputs_there(slot_), parity_);
+  __device__ void wait() const { wait(slot_, parity_); }
+  __device__ void wait(int slot, std::uint32_t parity) const {
+    device::mbarrier_wait(shared_ + Shape::weights_there(slot), parity);
+    device::mbarrier_wait(shared_ + Shape::inputs_there(slot), parity);
+    device::fence_proxy_async();
+  }
+  /// Waits until the stage and the one in the slot `next` are there. A look at a barrier takes over a hundred cycles,
+  /// so all four are looked at together first.
+  __device__ void wait_pair(int next, std::uint32_t parity) const {
+    const std::uint32_t at = shared_ + Shape::weights_there(slot_);
+    const std::uint32_t next_at = shared_ + Shape::weights_there(next);
+    constexpr std::uint32_t kInputs = Shape::inputs_there(0) - Shape::weights_there(0);
+    if (!device::mbarriers_over<kInputs>(at, parity_, next_at, parity)) {
+      device::mbarrier_wait(at, parity_);
+      device::mbarrier_wait(at + kInputs, parity_);
+      device::mbarrier_wait(next_at, parity);
+      device::mbarrier_wait(next_at + kInputs, parity);
+    }
     device::fence_proxy_async();
   }
   /// Frees the stage.
@@ -80,11 +98,11 @@ class Consumer {
     slot_ = slot_ + 1 == kDeep ? 0 : slot_ + 1;
     parity_ ^= slot_ == 0 ? 1 : 0;
   }
-  __device__ std::uint64_t weights(int tall) const {
-    return device::wgmma_matrix(shared_ + slot_ * Shape::kStage + (group_ * kTall + tall) * 64 * kPiece, 16, 1024);
+  __device__ std::uint64_t weights(int slot, int tall) const {
+    return device::wgmma_matrix(shared_ + slot * Shape::kStage + (group_ * kTall + tall) * 64 * kPiece, 16, 1024);
   }
-  __device__ std::uint64_t inputs() const {
-    return device::wgmma_matrix(shared_ + Shape::half_row(slot_, 0, 0), 16, 1024);
+  __device__ std::uint64_t inputs(int slot) const {
+    return device::wgmma_matrix(shared_ + Shape::half_row(slot, 0, 0), 16, 1024);
   }
 
   /// Where all outputs are those of other warpgroups.
@@ -117,7 +135,7 @@ class Consumer {
       for (int tall = 0; tall < kTall; ++tall) {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
-          device::wgmma_ss_bf16(acc[tall], weights(tall) + 2 * i, inputs() + 2 * i, true);
+          device::wgmma_ss_bf16(acc[tall], weights(slot_, tall) + 2 * i, inputs(slot_) + 2 * i, true);
       }
       device::wgmma_commit();
       device::wgmma_wait<0>();
@@ -127,35 +145,80 @@ class Consumer {
 
   /// Of E4M3 weights. Products of both halves of split x lie side by side.
   __device__ void multiply_codes(const Tile& tile, float (&acc)[kTall][kNumbers]) {
+    if constexpr (Shape::kInTurn) {
+      multiply_in_pairs(tile, acc[0]);
+    } else {
 #pragma unroll 1
-    for (int stage = tile.begin; stage < tile.end; ++stage) {
-      wait();
-      if constexpr (Shape::kX == StreamedX::kE4M3) {
-        multiply_at_once(acc);
-      } else {
+      for (int stage = tile.begin; stage < tile.end; ++stage) {
+        wait();
+        if constexpr (Shape::kX == StreamedX::kE4M3) {
+          multiply_at_once(acc);
+        } else {
 #pragma unroll
-        for (int tall = 0; tall < kTall; ++tall) {
-          Sums sums;
-          multiply_stage(tall, sums);
-          device::wgmma_wait<0>();
-          promote(acc[tall], sums);
+          for (int tall = 0; tall < kTall; ++tall) {
+            Sums sums;
+            multiply_stage(slot_, tall, sums);
+            device::wgmma_wait<0>();
+            promote(acc[tall], sums);
+          }
         }
+        release();
       }
-      release();
     }
   }
-  __device__ void multiply_stage(int tall, Sums& sums) const {
+  __device__ void multiply_stage(int slot, int tall, Sums& sums) const {
     device::wgmma_fence();
+    multiply_pieces(slot, tall, sums);
+  }
+  __device__ void multiply_pieces(int slot, int tall, Sums& sums) const {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) device::wgmma_ss_e4m3(sums, weights(tall) + 2 * i, inputs() + 2 * i, i > 0);
+    for (int i = 0; i < kPieces; ++i)
+      device::wgmma_ss_e4m3(sums, weights(slot, tall) + 2 * i, inputs(slot) + 2 * i, i > 0);
     device::wgmma_commit();
+  }
+  /// Of few rows, where a stage is a chain of waits: two at a time, so that the second's products are made while the
+  /// first's sums are added.
+  __device__ void multiply_in_pairs(const Tile& tile, float (&acc)[kNumbers]) {
+    static_assert(kTall == 1 || !Shape::kInTurn);
+    int left = tile.end - tile.begin;
+#pragma unroll 1
+    for (; left > 1; left -= 2) {
+      Sums first, second;
+      const bool wraps = slot_ + 1 == kDeep;
+      const int next = wraps ? 0 : slot_ + 1;
+      const std::uint32_t parity = parity_ ^ (wraps ? 1 : 0);
+      if constexpr (Shape::kChained) {
+        wait_pair(next, parity);
+        device::wgmma_fence();
+        multiply_pieces(slot_, 0, first);
+        multiply_pieces(next, 0, second);
+      } else {  // no registers for more
+        wait(slot_, parity_);
+        multiply_stage(slot_, 0, first);
+        wait(next, parity);
+        multiply_stage(next, 0, second);
+      }
+      device::wgmma_wait<1>();
+      promote(acc, first);
+      release();
+      device::wgmma_wait<0>();
+      promote(acc, second);
+      release();
+    }
+    if (left == 0) return;
+    Sums last;
+    wait();
+    multiply_stage(slot_, 0, last);
+    device::wgmma_wait<0>();
+    promote(acc, last);
+    release();
   }
   /// All tiles of a stage: sums of one are added while tensor cores make those of the next.
   __device__ void multiply_at_once(float (&acc)[kTall][kNumbers]) const {
     static_assert(kTall <= 2);
     Sums sums[kTall];
 #pragma unroll
-    for (int tall = 0; tall < kTall; ++tall) multiply_stage(tall, sums[tall]);
+    for (int tall = 0; tall < kTall; ++tall) multiply_stage(slot_, tall, sums[tall]);
     device::wgmma_wait<kTall - 1>();
     promote(acc[0], sums[0]);
     if constexpr (kTall == 2) {
@@ -193,20 +256,28 @@ class Consumer {
 #pragma unroll
     for (int round = 0; round < Shape::kRows / kSumRows; ++round) {
       if (call_.together > 1) device::mbarrier_wait_cluster(shared_ + Shape::kSumsRead, sum_parity_ ^ 1);
-      put_sums(round, acc);
-      tell(Shape::kSumsThere);
-      if (call_.together > 1) device::mbarrier_wait_cluster(shared_ + Shape::kSumsThere, sum_parity_);
-      switch (tile.sharing) {
-        case 1: add_rows<1>(tile, round); break;
-        case 2: add_rows<2>(tile, round); break;
-        case 3: add_rows<3>(tile, round); break;
-        case 4: add_rows<4>(tile, round); break;
-        case 5: add_rows<5>(tile, round); break;
-        case 6: add_rows<6>(tile, round); break;
-        case 7: add_rows<7>(tile, round); break;
-        default: add_rows<8>(tile, round);
+      if constexpr (Shape::kChained) {
+        send_sums(acc[0]);
+      } else {
+        put_sums(round, acc);
+        tell_there();
       }
-      tell(Shape::kSumsRead);
+      if (call_.together > 1) device::mbarrier_wait_cluster(shared_ + Shape::kSumsThere, sum_parity_);
+      if constexpr (Shape::kChained) {
+        add_rows<kChainedBlocks>(tile, round);
+      } else {
+        switch (tile.sharing) {
+          case 1: add_rows<1>(tile, round); break;
+          case 2: add_rows<2>(tile, round); break;
+          case 3: add_rows<3>(tile, round); break;
+          case 4: add_rows<4>(tile, round); break;
+          case 5: add_rows<5>(tile, round); break;
+          case 6: add_rows<6>(tile, round); break;
+          case 7: add_rows<7>(tile, round); break;
+          default: add_rows<8>(tile, round);
+        }
+      }
+      tell_read();
       sum_parity_ ^= 1;
     }
   }
@@ -226,18 +297,70 @@ class Consumer {
       }
     }
   }
-  /// Tells a barrier of all blocks of the cluster that this warp is done. A lone block's consumers wait for each other.
-  __device__ void tell(std::uint32_t barrier) const {
+  /// Of a chained call: sends the warp's sums to the block that adds their rows, the first half of them or the second.
+  /// Stores to another block count their bytes at its barrier by themselves, so that none waits for what this one has
+  /// stored before. Rows that x does not have are not sent.
+  __device__ void send_sums(const Numbers& acc) const {
+    static_assert(!Shape::kChained ||
+                  (kChainedBlocks == 2 && kTall == 1 && kSumRows == 16 && kSumRows == Shape::kRows));
+    const int own = device::cluster_rank();
+    const int row = 2 * (lane_ % 4);
+    const std::uint32_t place =
+        shared_ + Shape::kSums + ((own * kSentRows + row) * Shape::kSumStride + output_ + lane_ / 4) * 4;
+#pragma unroll
+    for (int block = 0; block < kChainedBlocks; ++block) {
+      const float* four = acc + 4 * block;
+      if (block == own) {
+        device::st_shared_f32(place, four[0]);
+        device::st_shared_f32(place + Shape::kSumStride * 4, four[1]);
+        device::st_shared_f32(place + 32, four[2]);
+        device::st_shared_f32(place + Shape::kSumStride * 4 + 32, four[3]);
+      } else {
+        const std::uint32_t to = device::place_in_block(place, block);
+        const std::uint32_t barrier = device::place_in_block(shared_ + Shape::kSumsThere, block);
+        const auto send = [&](std::uint32_t at, float v) { device::st_async(at, __float_as_uint(v), barrier); };
+        if (row < sent_rows(block)) {
+          send(to, four[0]);
+          send(to + 32, four[2]);
+        }
+        if (row + 1 < sent_rows(block)) {
+          send(to + Shape::kSumStride * 4, four[1]);
+          send(to + Shape::kSumStride * 4 + 32, four[3]);
+        }
+      }
+    }
+    __syncwarp();
+    if (lane_ != 0) return;
+    if (threadIdx.x == 0) {
+      device::mbarrier_arrive_expect(shared_ + Shape::kSumsThere, sent_rows(own) * kOutputs * 4);
+    } else {
+      device::mbarrier_arrive(shared_ + Shape::kSumsThere);
+    }
+  }
+  static constexpr int kSentRows = kSumRows / kChainedBlocks;  ///< most, to a block
+  __device__ int sent_rows(int block) const { return max(min(call_.m - block * kSentRows, kSentRows), 0); }
+
+  /// Tells all blocks of the cluster that this warp's sums are there, or that it has read theirs. A lone block's
+  /// consumers wait for each other.
+  __device__ void tell_there() const {
     __syncwarp();
     if (call_.together == 1) {
       device::bar_sync(kMeet, kConsumers * kGroupThreads);
     } else if (lane_ < call_.together) {
-      device::mbarrier_arrive_cluster(shared_ + barrier, lane_);
+      device::mbarrier_arrive_cluster(shared_ + Shape::kSumsThere, lane_);
+    }
+  }
+  __device__ void tell_read() const {
+    __syncwarp();
+    if (call_.together == 1) {
+      device::bar_sync(kMeet, kConsumers * kGroupThreads);
+    } else if (lane_ < call_.together) {
+      device::mbarrier_arrive_read(shared_ + Shape::kSumsRead, lane_);
     }
   }
   template <int kSharing>
   __device__ static float4 sums_at(std::uint32_t at) {
-    if constexpr (kSharing > 1) return device::ld_shared_cluster_v4(at);
+    if constexpr (kSharing > 1 && !Shape::kChained) return device::ld_shared_cluster_v4(at);
     const uint4 v = device::ld_shared_v4(at);
     return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
   }
@@ -253,14 +376,20 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < kSharing; ++i) {
       sums[i] = shared_ + Shape::kSums;
-      if (kSharing > 1) sums[i] = device::place_in_block(sums[i], tile.first + i);
+      if (Shape::kChained) {
+        sums[i] += i * kSentRows * Shape::kSumStride * 4;
+      } else if (kSharing > 1) {
+        sums[i] = device::place_in_block(sums[i], tile.first + i);
+      }
     }
     float unit = 1;  // of NVFP4 weights
     if constexpr (Shape::kX == StreamedX::kBesideNvfp4) unit = *call_.part[tile.number].w_scale;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < rows * kFours; i += kConsumers * kGroupThreads) {
       const int row = first + i / kFours;
-      const std::uint32_t at = (row * Shape::kSumStride + i % kFours * 4) * 4;
+      const std::int64_t of_tensor = tile.row + round * kSumRows + row;
+      if (of_tensor >= call_.m) continue;
+      const std::uint32_t at = ((Shape::kChained ? row - first : row) * Shape::kSumStride + i % kFours * 4) * 4;
       float4 sum = {};
 #pragma unroll
       for (int begin = 0; begin < kSharing; begin += kAtOnce) {
@@ -276,13 +405,12 @@ class Consumer {
         }
       }
       const StreamPart& part = call_.part[tile.number];
-      const std::int64_t of_tensor = tile.row + round * kSumRows + row;
       const std::int64_t column = tile.column + i % kFours * 4;
       if (Shape::kChained && tile.number != 0 && call_.chained.halved) {
         meet(tile, of_tensor, column, sum);
         continue;
       }
-      if (of_tensor >= call_.m || column >= part.n) continue;
+      if (column >= part.n) continue;
       if constexpr (Shape::kX == StreamedX::kBesideNvfp4) sum = device::scaled(device::scaled(sum, kNvfp4Unit), unit);
       store(part, tile, of_tensor, column, sum);
       if (call_.quantised.values != nullptr) quantise(part, tile, of_tensor, column, sum);
@@ -299,7 +427,6 @@ class Consumer {
   /// Of a tile of the second product that two clusters share: the later one of a row adds the other's sums. A warp has
   /// a row.
   __device__ void meet(const Tile& tile, std::int64_t row, std::int64_t column, const float4& sum) const {
-    if (row >= call_.m) return;
     const ChainedProduct& chained = call_.chained;
     const auto sums = [&](int half) {
       return reinterpret_cast<float4*>(chained.sums + (half * std::int64_t{Shape::kRows} + row) * chained.width +

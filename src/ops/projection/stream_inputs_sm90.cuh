@@ -30,7 +30,7 @@ class InputProducer {
       run_in_turn();
     } else {
       fill_ring<Shape>(
-          tiles_, shared_, [&](const Tile& tile) { begin(tile); }, [&](int slot) { copy(slot); });
+          tiles_, shared_, [&](const Tile& tile, const auto&) { begin(tile); }, [&](int slot) { copy(slot); });
     }
   }
 
@@ -99,24 +99,51 @@ class InputProducer {
     scales_ += next_scales_;
   }
 
-  /// Warps take stages in turn: each waits for all rows of its own, and splits them where the weights are E4M3.
+  /// Warps take stages in turn: each waits for all rows of its own, and splits them where the weights are E4M3. Of a
+  /// chained call, whose ring has room for it, the warp's next stage of the tile is on its way meanwhile.
   __device__ void run_in_turn() const {
-    static_assert(Shape::kDeep >= kGroupWarps);
+    static_assert(Shape::kDeep >= kGroupWarps * (Shape::kChained ? 2 : 1));
+    // A warp of the cluster finds its workers, behind its last stage of the first product's own tile: nobody waits for
+    // it then, and its claim has been on its way for long.
+    [[maybe_unused]] bool finds = warp_ == 0 && device::cluster_rank() == 0;
+    [[maybe_unused]] std::uint64_t claimed = 0;
+    [[maybe_unused]] const auto find = [&] {
+      if (finds) find_workers<Shape>(call_.chained, shared_, claimed);
+      finds = false;
+    };
+    if constexpr (Shape::kChained) {
+      device::cluster_wait();  // the other block has made its barriers
+      if (finds && lane_ == 0) claimed = claim_own(call_.chained);
+      if (tiles_.first().begin == tiles_.first().end) find();
+    }
     Cursor<Shape> at(tiles_, warp_);
     RingSlot<Shape> slot{.number = warp_};
+    bool brought = false;      // the stage's copies are on their way
     std::uint32_t parity = 0;  // of tiles of the second product of a chained call
     [[maybe_unused]] bool roots_there = false;
 #pragma unroll 1
     while (at.there) {
-      slot.wait_free(shared_);
-      if constexpr (Shape::kChained) {
-        const bool first = at.stage < at.tile.begin + kGroupWarps;  // of the tile's for this warp
-        if (at.tile.number != 0 && first) wait_for_inputs(at, parity);
-      }
       const bool e4m3 = call_.part[at.tile.number].e4m3;
       const int rows = static_cast<int>(min(call_.m - at.tile.row, std::int64_t{Shape::kRows}));
-      bring_all(at, slot.number, rows, e4m3);
-      device::cp_async_commit();
+      RingSlot<Shape> next = slot;
+      next.step(kGroupWarps);
+      if (!brought) {
+        slot.wait_free(shared_);
+        if constexpr (Shape::kChained) {
+          const bool first = at.stage < at.tile.begin + kGroupWarps;  // of the tile's for this warp
+          if (at.tile.number != 0 && first) wait_for_inputs(at, parity);
+        }
+        bring_all(at, at.stage, slot.number, rows, e4m3);
+        device::cp_async_commit();
+      }
+      if constexpr (Shape::kChained) {
+        brought = at.stage + kGroupWarps < at.tile.end;
+        if (brought) {
+          next.wait_free(shared_);
+          bring_all(at, at.stage + kGroupWarps, next.number, rows, e4m3);
+          device::cp_async_commit();
+        }
+      }
       if constexpr (Shape::kNorms) {
         const SixteenWeights weights = norm_weights(call_, at.stage);
         if (!roots_there) wait_for_inverse_roots();
@@ -125,15 +152,18 @@ class InputProducer {
         __syncwarp();
         norm_stage<Shape>(shared_, slot.number, rows, weights);
       } else {
-        device::cp_async_wait<0>();
+        if (brought) {
+          device::cp_async_wait<1>();
+        } else {
+          device::cp_async_wait<0>();
+        }
         __syncwarp();
       }
       if (e4m3) split(slot.number, rows);
       device::mbarrier_arrive_warp(shared_ + Shape::inputs_there(slot.number));
-      slot.number += kGroupWarps;
-      if (slot.number >= Shape::kDeep) {
-        slot.number -= Shape::kDeep;
-        slot.parity ^= 1;
+      slot = next;
+      if constexpr (Shape::kChained) {
+        if (at.stage + kGroupWarps >= at.tile.end) find();
       }
       at.skip(kGroupWarps);
     }
@@ -169,8 +199,8 @@ class InputProducer {
     parity ^= together ? 1 : 0;
   }
   /// Copies the stage's inputs of all rows, eight lanes a row: beside E4M3 weights two times 64, else 64.
-  __device__ void bring_all(const Cursor<Shape>& at, int slot, int rows, bool e4m3) const {
-    const int input = at.stage * (e4m3 ? 128 : 64) + lane_ % 8 * 8;
+  __device__ void bring_all(const Cursor<Shape>& at, int stage, int slot, int rows, bool e4m3) const {
+    const int input = stage * (e4m3 ? 128 : 64) + lane_ % 8 * 8;
     const int row = lane_ / 8;
     const bool second = Shape::kChained && at.tile.number != 0;
     const std::int64_t stride = second ? call_.chained.x_row : call_.x_row;

@@ -10,11 +10,11 @@ namespace smla::projection::sm90 {
 // Weights that are streamed past up to some hundred rows of x by wgmma: docs/kernels/projection_stream.md.
 
 /// Registers of a thread at the launch and of the roles: what warpgroups give up is all that others can get. Blocks of
-/// 128 outputs leave half of a multiprocessor to the next kernel, or to another block.
+/// 128 outputs leave half of a multiprocessor to the next kernel, or to another block. Those of a chained call leave no
+/// shared memory to any, so that all roles can have what they need.
 template <class Shape>
 struct Registers {
-  /// Of a multiprocessor. A chained call has one, beside blocks of the kernels ahead.
-  static constexpr int kBlocks = Shape::kChained || Shape::kShared <= 113 << 10 ? 2 : 1;
+  static constexpr int kBlocks = Shape::kShared <= 113 << 10 ? 2 : 1;  ///< of a multiprocessor
   static constexpr int kLaunch = kBlocks == 2 ? 64 : 128;
   static constexpr bool kBf16 = Shape::kX == StreamedX::kBF16;
   static constexpr bool kNvfp4 = Shape::kX == StreamedX::kBesideNvfp4;
@@ -42,24 +42,26 @@ __global__ void __launch_bounds__(kThreads,
     device::mbarrier_init(shared + Shape::free(warp), kConsumers * kGroupWarps);
   }
   if (threadIdx.x == 0) {
-    device::mbarrier_init(shared + Shape::kSumsThere, call.together * kConsumers * kGroupWarps);
+    device::mbarrier_init(shared + Shape::kSumsThere, (kChained ? 1 : call.together) * kConsumers * kGroupWarps);
     device::mbarrier_init(shared + Shape::kSumsRead, call.together * kConsumers * kGroupWarps);
     if constexpr (kChained) {
       device::mbarrier_init(shared + Shape::kWorkersKnown, 1);
       device::mbarrier_init(shared + Shape::kInputsMade, 1);
+#pragma unroll
+      for (int i = 0; i < kGroupWarps; ++i) device::st_shared_u32(shared + Shape::kMoreUnderWay + 4 * i, 0);
     }
   }
   const Tiles<Shape> tiles(call, shared);
   __syncthreads();
   if (call.together > 1) device::cluster_arrive();
   if (group < kConsumers) {
-    device::more_registers<Registers<Shape>::kConsumer>();
+    if constexpr (!kChained) device::more_registers<Registers<Shape>::kConsumer>();
     Consumer<Shape>(call, tiles, shared).run();
   } else if (group == kConsumers) {
-    device::fewer_registers<Registers<Shape>::kInputs>();
+    if constexpr (!kChained) device::fewer_registers<Registers<Shape>::kInputs>();
     InputProducer<Shape>(call, tiles, shared).run();
   } else {
-    device::fewer_registers<Registers<Shape>::kWeights>();
+    if constexpr (!kChained) device::fewer_registers<Registers<Shape>::kWeights>();
     std::conditional_t<kX == StreamedX::kBesideNvfp4, WideningProducer<Shape>, WeightProducer<Shape>>(call, tiles,
                                                                                                       shared)
         .run();
@@ -67,7 +69,8 @@ __global__ void __launch_bounds__(kThreads,
   // A block stays until the others have read its sums.
   if (call.together == 1) return;
   __syncwarp();
-  if (group >= kConsumers) device::cluster_wait();  // of the arrival above, as consumers have before
+  // Of the arrival above, as consumers have before, and of a chained call those that bring x.
+  if (group > kConsumers || (group == kConsumers && !kChained)) device::cluster_wait();
   device::cluster_arrive();
   device::cluster_wait();
 }

@@ -19,6 +19,8 @@ constexpr int kPiece = 128;  ///< bytes of a weight row in a stage: 64 inputs of
 static_assert(kPiece == Projection::kWeightBlock);
 
 constexpr int kChainedBlocks = 2;  ///< of a cluster of a chained call
+/// Stages of weights that a block of a chained call has on their way beyond StreamCall::under_way, if it began late.
+constexpr int kMoreIfLate = 4;
 
 /// What x is: bf16, which beside E4M3 weights is split into two E4M3 numbers; E4M3 with scales of its own; or bf16
 /// beside NVFP4 weights, which become bf16.
@@ -69,7 +71,9 @@ struct StreamShape {
   static constexpr int kWorkersKnown = kWorkerCount + 8;
   static constexpr int kInputsMade = kWorkersKnown + 8;  ///< the barrier of a tile's inputs being made
   static constexpr int kInverses = kSumsRead + 8;        ///< of each row of x that is normed, its inverse root
-  static constexpr int kBarriersEnd = kChained ? kInputsMade + 8 : (kNorms ? kInverses + 4 * kRows : kSumsRead + 8);
+  static constexpr int kMoreUnderWay = kInputsMade + 8;  ///< for each warp that brings weights: 0, or kMoreIfLate
+  static constexpr int kBarriersEnd =
+      kChained ? kMoreUnderWay + 4 * kGroupWarps : (kNorms ? kInverses + 4 * kRows : kSumsRead + 8);
   static_assert(!kNorms || (kInTurn && !kChained));
   /// NVFP4 weights as they are stored, a ring of its own: the codes of two stages, 64 bytes an output, and their
   /// scales.
@@ -245,9 +249,16 @@ struct RingSlot {
   int number = 0;
   std::uint32_t parity = 0;
 
-  __device__ void step() {
-    number = number + 1 == Shape::kDeep ? 0 : number + 1;
-    parity ^= number == 0 ? 1 : 0;
+  __device__ void step(int slots = 1) {
+    number += slots;
+    const bool wraps = number >= Shape::kDeep;
+    number -= wraps ? Shape::kDeep : 0;
+    parity ^= wraps ? 1 : 0;
+  }
+  /// Waits until the slot before this one has been multiplied.
+  __device__ void wait_previous(std::uint32_t shared) const {
+    const bool wraps = number == 0;
+    device::mbarrier_wait(shared + Shape::free(wraps ? Shape::kDeep - 1 : number - 1), wraps ? parity ^ 1 : parity);
   }
   /// Waits until what the slot had has been multiplied; in the ring's first round it had nothing.
   __device__ void wait_free(std::uint32_t shared) const {
@@ -263,7 +274,7 @@ __device__ void fill_ring(Tiles<Shape> tiles, std::uint32_t shared, const auto& 
   RingSlot<Shape> slot;
   do {
     if (tile.begin == tile.end) continue;
-    begin(tile);
+    begin(tile, slot);
 #pragma unroll 1
     for (int stage = tile.begin; stage < tile.end; ++stage) {
       slot.wait_free(shared);

@@ -25,9 +25,21 @@ class WeightProducer {
     int left = call_.under_way;
     RingSlot<Shape> oldest;
     fill_ring<Shape>(
-        tiles_, shared_, [&](const Tile& tile) { begin(tile); },
+        tiles_, shared_,
+        [&](const Tile& tile, const RingSlot<Shape>& slot) {
+          begin(tile);
+          if constexpr (Shape::kChained) {
+            // Weights of the second product would come at the cost of the first's, for which all blocks wait.
+            if (tile.number != 0) {
+              slot.wait_previous(shared_);
+              oldest = slot;
+              left = call_.under_way;
+            }
+          }
+        },
         [&](int slot) {
           if constexpr (kPaced) {
+            if constexpr (Shape::kChained) left += take_more_under_way();
             if (left > 0) {
               --left;
             } else {
@@ -43,6 +55,14 @@ class WeightProducer {
  private:
   static constexpr int kRowsAtOnce = 4 * kGroupWarps;
   static constexpr bool kPaced = Shape::kOutputs == 128;  ///< others have no register for it
+
+  /// Once where a block of a chained call began late, stages more that it may have on their way.
+  __device__ int take_more_under_way() const {
+    const std::uint32_t at = shared_ + Shape::kMoreUnderWay + 4 * warp_;
+    const int more = __shfl_sync(0xFFFF'FFFFU, static_cast<int>(device::ld_shared_u32(at)), 0);
+    if (more != 0) device::st_shared_u32(at, 0);
+    return more;
+  }
 
   /// A warp copies four rows of weights at a time, a lane 16 bytes of one.
   __device__ void begin(const Tile& tile) {

@@ -132,12 +132,6 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
   return joint.of(hidden);
 }
 
-bool may_norm_queries(const LayerOptions& options, const LayerWeights& weights) {
-  const auto named = options.implementations.find(JointProjection::kName);
-  return named != options.implementations.end() && named->second == JointProjection::kOneLaunchOnHopper &&
-         weights.q_norm.dtype == DType::kBF16;
-}
-
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                            const LayerPlan::Ops& ops, const LayerBuffers& b) {
   return queries_of(config, options, weights, ops, b, /*attention=*/true,

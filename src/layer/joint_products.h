@@ -36,10 +36,6 @@ bool rounds_fp8_inputs(const LayerConfig& config, const LayerOptions& options, c
 /// scores.
 JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                           const LayerPlan::Ops& ops, const LayerBuffers& b, const ConstTensorView& hidden);
-/// Whether products of up to so many rows of latent queries norm these themselves: where `sm90_stream` is named for
-/// joint products (docs/kernels/projection_stream.md "Norms within").
-constexpr std::int64_t kNormedQueryRows = 16;
-bool may_norm_queries(const LayerOptions& options, const LayerWeights& weights);
 
 /// What is made of the latent queries: wq_b, and the indexer's where it scores.
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

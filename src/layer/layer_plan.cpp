@@ -176,27 +176,32 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   ops->indexer_topk = planner.make_one_launch<IndexerTopK>(p);
 }
 
-/// The products of the latent queries. Where they norm these themselves, in the launch that multiplies, no norm lies
-/// between them and the hidden states' product. A layer that reserves for its largest step has the workspace of such
-/// products for smaller ones.
+/// Up to so many rows of latent queries are normed by the products of them.
+constexpr std::int64_t kNormedQueryRows = 16;
+
+/// The products of the latent queries. Where `sm90_stream` makes them of few rows they norm these themselves, so that
+/// no norm lies between them and the hidden states' product (docs/kernels/projection_stream.md "Norms within"). A layer
+/// that reserves for its largest step has the workspace of such products for smaller ones.
 void plan_joint_queries(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
                         const LayerWeights& weights, bool joint, Ops* ops) {
-  if (may_norm_queries(options, weights)) {
-    ops->queries_norm = true;
-    JointProjection::Problem p = joint_queries(c, options, weights, *ops, {}).problem;
-    std::string of_fewer;
-    const OpPlanner reserves(options, &ops->scratch_bytes, &of_fewer);
-    const bool few = p.m <= kNormedQueryRows;
+  const JointProjection::Problem problem = joint_queries(c, options, weights, *ops, {}).problem;
+  const bool few = problem.m <= kNormedQueryRows;
+  const bool few_joint = few ? joint : has_joint_products(c, options, weights, kNormedQueryRows);
+  if (few_joint && weights.q_norm.dtype == DType::kBF16) {
+    std::string of_others;
+    const OpPlanner aside(options, &ops->scratch_bytes, &of_others);
+    JointProjection::Problem p = problem;
     p.m = std::min(p.m, kNormedQueryRows);
-    auto normed =
-        (few && joint ? planner : reserves).make_named<JointProjection>(p, JointProjection::kOneLaunchOnHopper);
-    if (few && joint && normed) {
-      ops->joint_queries = std::move(normed);
-      return;
+    if (aside.make<JointProjection>(p)->implementation() == JointProjection::kOneLaunchOnHopper) {
+      p.norms_x = true;
+      p.eps = c.rms_norm_eps;
+      ops->joint_queries = (few ? planner : aside).make_named<JointProjection>(p, JointProjection::kOneLaunchOnHopper);
+      ops->queries_norm = few && ops->joint_queries;
+      if (ops->queries_norm) return;
     }
-    ops->queries_norm = false;
   }
-  if (joint) ops->joint_queries = planner.make<JointProjection>(joint_queries(c, options, weights, *ops, {}).problem);
+  ops->joint_queries.reset();
+  if (joint) ops->joint_queries = planner.make<JointProjection>(problem);
 }
 
 /// wq_b and the indexer's as products of their own, by the kernel that both have together.

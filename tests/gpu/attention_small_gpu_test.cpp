@@ -66,7 +66,7 @@ TEST_F(AttentionGpu, SmallCallsTakeQueriesOfAnySize) {
 TEST_F(AttentionGpu, SmallCallsByClustersOfAnySizeAreRef) {
   std::map<int, int> seen;
   const device::Gpu gpu = device::current_gpu();
-  for (const std::int64_t tokens : {1, 4, 12, 17}) {
+  for (const std::int64_t tokens : {1, 4, 6, 8, 12, 17}) {
     AttentionInputs in = make_inputs({.tokens = tokens,
                                       .heads = 64,
                                       .sink = 0.1F,
@@ -79,7 +79,7 @@ TEST_F(AttentionGpu, SmallCallsByClustersOfAnySizeAreRef) {
     if (HasFailure()) return;
   }
   if (gpu.multiprocessors == 132) {
-    EXPECT_EQ(3U, seen.size());
+    EXPECT_EQ(kSmallClusters.size(), seen.size());
   }
 }
 

@@ -15,7 +15,7 @@ SparseAttention::Problem problem(std::int64_t tokens, std::int64_t heads, std::i
   return p;
 }
 
-/// The largest clusters that all find room; where none do, the largest, which do not fit.
+/// Of the clusters that all find room those with the least estimate; where none do, the largest, which do not fit.
 TEST(SmallSplit, ClustersFindRoom) {
   const auto split = [](std::int64_t tokens, std::int64_t heads) {
     return split_small(problem(tokens, heads, 128, 512), kH200);
@@ -23,11 +23,14 @@ TEST(SmallSplit, ClustersFindRoom) {
   EXPECT_EQ(8, split(1, 64).blocks);
   EXPECT_EQ(8, split(3, 64).blocks);
   EXPECT_EQ(8, split(14, 16).blocks);
-  EXPECT_EQ(4, split(4, 64).blocks);
-  EXPECT_EQ(2, split(8, 64).blocks);
+  EXPECT_EQ(6, split(4, 64).blocks);
+  EXPECT_EQ(4, split(6, 64).blocks);
+  EXPECT_EQ(3, split(8, 64).blocks);
+  EXPECT_EQ(3, split(4, 128).blocks);
   EXPECT_EQ(2, split(16, 64).blocks);
   EXPECT_EQ(2, split(66, 1).blocks);
   for (const auto& fits : {split(1, 128), split(16, 64), split(66, 16)}) EXPECT_TRUE(fits.fits());
+  EXPECT_EQ(4, split_small(problem(4, 64, 128, 0), kH200).blocks) << "short lists";
   const SmallSplit many = split(17, 64);
   EXPECT_FALSE(many.fits());
   EXPECT_EQ(8, many.blocks);
@@ -38,15 +41,16 @@ TEST(SmallSplit, ClustersFindRoom) {
 TEST(SmallSplit, BlocksCoverTheList) {
   for (const std::int64_t first : {0, 1, 64, 128, 129}) {
     for (const std::int64_t second : {0, 1, 63, 64, 65, 512, 8192}) {
-      for (const int blocks : {8, 4, 2}) {
-        const SmallSplit split = split_small(problem(1, 64, first, second), kH200, blocks);
+      for (const SmallCluster& cluster : kSmallClusters) {
+        const int blocks = cluster.blocks;
+        const SmallSplit split = split_small(problem(1, 64, first, second), kH200, cluster);
         EXPECT_GE(split.keys * blocks, first + second);
         EXPECT_LT(split.keys * blocks, first + second + 2 * blocks * SmallSplit::kRun);
         EXPECT_EQ(0, split.keys % SmallSplit::kRun);
       }
     }
   }
-  EXPECT_EQ(80, split_small(problem(1, 64, 128, 512), kH200, 8).keys);
+  EXPECT_EQ(80, split_small(problem(1, 64, 128, 512), kH200, kSmallClusters.front()).keys);
 }
 
 TEST(SmallSplit, RefusalsNameWhatIsTaken) {

@@ -369,7 +369,7 @@ struct Compute {
   __device__ void finish_head(int own, const float* row) const {
     const int of_cluster = kOwnHeads * w.rank + own;
     const int head = w.first_head + of_cluster;
-    if (head >= w.c.a.out_heads) return;
+    if (of_cluster >= kHeads || head >= w.c.a.out_heads) return;
     const TileCall& c = w.c;
     const int column = (32 * warp + lane) % (kDim / 4) * 4;
     float2 state[kBlocks];

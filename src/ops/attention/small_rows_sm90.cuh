@@ -41,16 +41,17 @@ struct Place {
   static constexpr int kMasks =
       kScales + kStages * kGroups * kKeys * 4;                 ///< [stages, keys] {factor of scores, 0 or -inf}
   static constexpr int kWeigh = kMasks + kStages * kKeys * 8;  ///< [stages, keys] factor of weights
-  // What the cluster's blocks send of the heads that this one finishes: kHeads rows whatever a cluster is.
-  static constexpr int kSums = kWeigh + kStages * kKeys * 4;           ///< [blocks, own heads, 512] fp16
-  static constexpr int kUnits = kSums + kHeads * kDim * 2;             ///< [blocks, own heads, groups] fp32
-  static constexpr int kStates = kUnits + kHeads * kGroups * 4;        ///< [blocks, own heads] {reference, sum}
-  static constexpr int kSent = kHeads * (2 * kDim + 4 * kGroups + 8);  ///< bytes of them
-  static constexpr int kFactors = kStates + kHeads * 8;                ///< [heads] what earlier sums are multiplied by
-  static constexpr int kSinks = kFactors + kHeads * 4;                 ///< [heads]
-  static constexpr int kQueryUnits = kSinks + kHeads * 4;              ///< [heads, groups]
-  static constexpr int kBack = kQueryUnits + kHeads * kGroups * 4;     ///< 64 fp32: a row of cos_sin
-  static constexpr int kFull = kBack + 64 * 4;                         ///< [stages] barriers
+  // What the cluster's blocks send of the heads that this one finishes: a row of each block and head.
+  static constexpr int kInboxRows = 18;                       ///< most: of six blocks and three heads, or three and six
+  static constexpr int kSums = kWeigh + kStages * kKeys * 4;  ///< [blocks, own heads, 512] fp16
+  static constexpr int kUnits = kSums + kInboxRows * kDim * 2;       ///< [blocks, own heads, groups] fp32
+  static constexpr int kStates = kUnits + kInboxRows * kGroups * 4;  ///< [blocks, own heads] {reference, sum}
+  static constexpr int kSent = 2 * kDim + 4 * kGroups + 8;           ///< bytes of a row
+  static constexpr int kFactors = kStates + kInboxRows * 8;          ///< [heads] what earlier sums are multiplied by
+  static constexpr int kSinks = kFactors + kHeads * 4;               ///< [heads]
+  static constexpr int kQueryUnits = kSinks + kHeads * 4;            ///< [heads, groups]
+  static constexpr int kBack = kQueryUnits + kHeads * kGroups * 4;   ///< 64 fp32: a row of cos_sin
+  static constexpr int kFull = kBack + 64 * 4;                       ///< [stages] barriers
   static constexpr int kFree = kFull + kStages * 8;
   static constexpr int kInbox = kFree + kStages * 8;  ///< barrier
   static constexpr int kEntries = kInbox + 8;         ///< how many the block has
@@ -68,7 +69,9 @@ __device__ inline void put_numbers(std::uint32_t shared, float x, float y) {
 /// What a cluster of kBlocks blocks computes.
 template <int kBlocks>
 struct Work {
-  static constexpr int kOwnHeads = kHeads / kBlocks;  ///< that a block finishes
+  static constexpr int kOwnHeads =
+      (kHeads + kBlocks - 1) / kBlocks;  ///< that a block finishes; the last may have fewer
+  static_assert(kBlocks * kOwnHeads <= Place::kInboxRows);
 
   const TileCall& c;
   std::uint32_t shared;  ///< address of the block's dynamic shared memory
@@ -77,6 +80,8 @@ struct Work {
   int heads;  ///< of the call among the cluster's, 0 to kHeads
   int rank;   ///< of the block in its cluster
 
+  /// Bytes that the cluster's blocks send to this one.
+  __device__ int sent() const { return kBlocks * max(min(kOwnHeads, kHeads - rank * kOwnHeads), 0) * Place::kSent; }
   __device__ static int runs_of(std::int64_t entries) {
     return static_cast<int>((entries + kRun * kBlocks - 1) / (kRun * kBlocks));
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "ops/attention/hopper_split.h"
@@ -14,7 +15,7 @@ struct SmallSplit {
   static constexpr int kHeads = 16;      ///< of a cluster
   static constexpr int kRun = 8;         ///< neighbouring entries of a list that a block takes
 
-  int blocks = kMostBlocks;  ///< of a cluster: 8, 4 or 2
+  int blocks = kMostBlocks;  ///< of a cluster
   std::int64_t clusters = 0;
   std::int64_t keys = 0;  ///< of a block, of lists as long as they may be
   std::int64_t cost = 0;  ///< estimated time, comparable with that of AttentionSplit, if all clusters find room at once
@@ -23,14 +24,19 @@ struct SmallSplit {
   bool fits() const { return clusters <= at_once; }
 };
 
-/// Times of `sm90_small`, in the unit of AttentionTile::Cost, fitted to 12 cells
-/// (docs/kernels/sparse_attention_small.md has them).
-struct SmallCost {
-  static constexpr std::int64_t kCallOf8 = 5'800;  ///< by clusters of eight blocks
-  static constexpr std::int64_t kCallOf4 = 6'600;
-  static constexpr std::int64_t kCallOf2 = 8'440;
-  static constexpr std::int64_t kKey = 54;  ///< of a block
+/// Clusters of `sm90_small`. A block fills a multiprocessor, and a cluster lies in one part of the GPU. Parts have an
+/// even number of multiprocessors, up to 18, so that some are left over: of an H200's 132, 12 clusters of eight were
+/// seen to run at once, 16 were not, and 17 of six, 30 of four and 39 of three find room.
+struct SmallCluster {
+  int blocks = 0;
+  std::int64_t call = 0;            ///< estimated time of a call without keys, in the unit of AttentionTile::Cost
+  std::int64_t usable = 0, of = 0;  ///< so many of so many multiprocessors find a place in a cluster
+
+  static constexpr std::int64_t kKey = 54;  ///< time of a key of a block
 };
+/// Fitted to the cells of docs/kernels/sparse_attention_small.md.
+inline constexpr std::array<SmallCluster, 5> kSmallClusters{
+    {{8, 5'800, 7, 8}, {6, 8'000, 7, 9}, {4, 6'600, 15, 16}, {3, 7'500, 8, 9}, {2, 8'440, 1, 1}}};
 
 /// Why `sm90_small` does not take a problem that the kernels on tensor cores take; empty when it does.
 inline std::string small_refusal(const SparseAttention::Problem& p) {
@@ -53,34 +59,28 @@ inline std::string small_refusal(const SparseAttention::Problem& p) {
   return "";
 }
 
-/// A call by clusters of as many blocks.
-inline SmallSplit split_small(const SparseAttention::Problem& p, const device::Gpu& gpu, int blocks) {
-  const std::int64_t of_cluster = std::int64_t{blocks} * SmallSplit::kRun;
-  SmallSplit split{.blocks = blocks,
+/// A call by one kind of clusters.
+inline SmallSplit split_small(const SparseAttention::Problem& p, const device::Gpu& gpu, const SmallCluster& cluster) {
+  const std::int64_t run = std::int64_t{cluster.blocks} * SmallSplit::kRun;
+  SmallSplit split{.blocks = cluster.blocks,
                    .clusters = p.tokens * ((p.padded_heads() + SmallSplit::kHeads - 1) / SmallSplit::kHeads)};
   for (int s = 0; s < p.scopes; ++s) {
     const std::int64_t width = p.scope[static_cast<std::size_t>(s)].width;
-    split.keys += (width + of_cluster - 1) / of_cluster * SmallSplit::kRun;
+    split.keys += (width + run - 1) / run * SmallSplit::kRun;
   }
-  split.cost = (blocks == 8   ? SmallCost::kCallOf8
-                : blocks == 4 ? SmallCost::kCallOf4
-                              : SmallCost::kCallOf2) +
-               split.keys * SmallCost::kKey;
-  // A block fills a multiprocessor, and a cluster lies in one part of the GPU. Parts have an even number of
-  // multiprocessors, up to 18, so that some are left over: of an H200's 132, 12 clusters of eight were seen to run at
-  // once, 16 were not, and 31 clusters of four find room.
-  const std::int64_t multiprocessors = gpu.multiprocessors;
-  const std::int64_t usable = blocks == 8   ? multiprocessors * 7 / 8
-                              : blocks == 4 ? multiprocessors * 15 / 16
-                                            : multiprocessors;
-  split.at_once = std::max<std::int64_t>(usable / blocks, 1);
+  split.cost = cluster.call + split.keys * SmallCluster::kKey;
+  const std::int64_t usable = gpu.multiprocessors * cluster.usable / cluster.of;
+  split.at_once = std::max<std::int64_t>(usable / cluster.blocks, 1);
   return split;
 }
-/// The same by the largest clusters that all find room, or by the largest.
+/// The same by those of the clusters that all find room whose estimate is the least, or by the largest.
 inline SmallSplit split_small(const SparseAttention::Problem& p, const device::Gpu& gpu) {
-  for (int blocks = SmallSplit::kMostBlocks; blocks > 1; blocks /= 2)
-    if (const SmallSplit split = split_small(p, gpu, blocks); split.fits()) return split;
-  return split_small(p, gpu, SmallSplit::kMostBlocks);
+  SmallSplit best = split_small(p, gpu, kSmallClusters.front());
+  for (const SmallCluster& cluster : kSmallClusters) {
+    const SmallSplit split = split_small(p, gpu, cluster);
+    if (split.fits() && (!best.fits() || split.cost < best.cost)) best = split;
+  }
+  return best;
 }
 
 inline std::string describe(const SmallSplit& split) {

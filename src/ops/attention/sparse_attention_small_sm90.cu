@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(small::kThreads, 1) attend_small(const __grid_
       device::mbarrier_init(shared + Place::kFree + 8 * s, small::kGroups);
     }
     device::mbarrier_init(shared + Place::kInbox, 1);
-    device::mbarrier_arrive_expect(shared + Place::kInbox, Place::kSent);
+    device::mbarrier_arrive_expect(shared + Place::kInbox, w.sent());
     device::fence_proxy_async();
   }
   __syncthreads();
@@ -165,7 +165,9 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
   const cudaStream_t stream = stream_of(context.stream);
   switch (context.choice<Choice>().blocks) {
     case 8: return launch<8>(c, clusters, stream);
+    case 6: return launch<6>(c, clusters, stream);
     case 4: return launch<4>(c, clusters, stream);
+    case 3: return launch<3>(c, clusters, stream);
     default: return launch<2>(c, clusters, stream);
   }
 }

@@ -132,6 +132,17 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
   return joint.of(hidden);
 }
 
+std::int64_t normed_query_rows(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
+                               const JointProjection::Problem& queries) {
+  constexpr std::int64_t kWhereNamed = 16;
+  constexpr std::int64_t kByItself = 8;
+  if (weights.q_norm.dtype != DType::kBF16) return 0;
+  const auto named = options.implementations.find(JointProjection::kName);
+  if (named != options.implementations.end())
+    return named->second == JointProjection::kOneLaunchOnHopper ? kWhereNamed : 0;
+  return queries.parts > 1 && has_side_stream(config, options) ? kByItself : 0;
+}
+
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                            const LayerPlan::Ops& ops, const LayerBuffers& b) {
   return queries_of(config, options, weights, ops, b, /*attention=*/true,

@@ -176,22 +176,19 @@ void plan_indexer(const OpPlanner& planner, const LayerConfig& c, const LayerOpt
   ops->indexer_topk = planner.make_one_launch<IndexerTopK>(p);
 }
 
-/// Up to so many rows of latent queries are normed by the products of them.
-constexpr std::int64_t kNormedQueryRows = 16;
-
-/// The products of the latent queries. Where `sm90_stream` makes them of few rows they norm these themselves, so that
-/// no norm lies between them and the hidden states' product (docs/kernels/projection_stream.md "Norms within"). A layer
-/// that reserves for its largest step has the workspace of such products for smaller ones.
+/// The products of the latent queries. Where `sm90_stream` makes them of few rows they may norm these themselves, so
+/// that no norm lies between them and the hidden states' product. A layer that reserves for its largest step has the
+/// workspace of such products for smaller ones.
 void plan_joint_queries(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
                         const LayerWeights& weights, bool joint, Ops* ops) {
   const JointProjection::Problem problem = joint_queries(c, options, weights, *ops, {}).problem;
-  const bool few = problem.m <= kNormedQueryRows;
-  const bool few_joint = few ? joint : has_joint_products(c, options, weights, kNormedQueryRows);
-  if (few_joint && weights.q_norm.dtype == DType::kBF16) {
+  const std::int64_t most = normed_query_rows(c, options, weights, problem);
+  const bool few = problem.m <= most;
+  if (most > 0 && (few ? joint : has_joint_products(c, options, weights, most))) {
     std::string of_others;
     const OpPlanner aside(options, &ops->scratch_bytes, &of_others);
     JointProjection::Problem p = problem;
-    p.m = std::min(p.m, kNormedQueryRows);
+    p.m = std::min(p.m, most);
     if (aside.make<JointProjection>(p)->implementation() == JointProjection::kOneLaunchOnHopper) {
       p.norms_x = true;
       p.eps = c.rms_norm_eps;

@@ -1,0 +1,36 @@
+// Which layers' products norm the latent queries themselves.
+#include "layer/joint_products.h"
+
+#include <gtest/gtest.h>
+
+namespace smla {
+namespace {
+
+TEST(JointProducts, NormQueriesWhereItPays) {
+  const LayerConfig config{.compress_ratio = 4};
+  ASSERT_TRUE(config.has_compressor());
+  LayerWeights weights;
+  weights.q_norm.dtype = DType::kBF16;
+  const JointProjection::Problem alone{.parts = 1};
+  const JointProjection::Problem with_indexer{.parts = 2};
+  LayerOptions options{.device = DeviceKind::kCuda, .side_streams = true};
+  const auto rows = [&](const JointProjection::Problem& queries) {
+    return normed_query_rows(config, options, weights, queries);
+  };
+  EXPECT_EQ(0, rows(alone));
+  EXPECT_EQ(8, rows(with_indexer));
+  options.side_streams = false;
+  EXPECT_EQ(0, rows(with_indexer)) << "nothing streams beside the indexer";
+  options.implementations = {{"joint_projection", "sm90_stream"}};
+  EXPECT_EQ(16, rows(alone));
+  EXPECT_EQ(16, rows(with_indexer));
+  weights.q_norm.dtype = DType::kF32;
+  EXPECT_EQ(0, rows(alone)) << "a weight that the kernel does not take";
+  weights.q_norm.dtype = DType::kBF16;
+  options = {
+      .device = DeviceKind::kCuda, .side_streams = true, .implementations = {{"joint_projection", "cuda_stream"}}};
+  EXPECT_EQ(0, rows(with_indexer)) << "another implementation is named";
+}
+
+}  // namespace
+}  // namespace smla

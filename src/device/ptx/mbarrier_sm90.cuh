@@ -30,6 +30,19 @@ __device__ inline void mbarrier_wait(std::uint32_t at, std::uint32_t parity) {
       : "memory");
 }
 
+/// The same for a warp that is far ahead of others: it leaves them the multiprocessor while it waits.
+__device__ inline void mbarrier_wait_long(std::uint32_t at, std::uint32_t parity) {
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "nanosleep.u32 100;\n"
+      "bra again;\n"
+      "over: }" ::"r"(at),
+      "r"(parity)
+      : "memory");
+}
+
 /// Whether the phase of a parity is over.
 __device__ inline bool mbarrier_over(std::uint32_t at, std::uint32_t parity) {
   std::uint32_t over = 0;
@@ -63,19 +76,6 @@ __device__ bool mbarriers_over(std::uint32_t first, std::uint32_t parity, std::u
       : "r"(first), "r"(parity), "r"(second), "r"(parity_of_second), "n"(kApart)
       : "memory");
   return over != 0;
-}
-
-/// The same for a warp that is far ahead of others: it leaves them the multiprocessor while it waits.
-__device__ inline void mbarrier_wait_long(std::uint32_t at, std::uint32_t parity) {
-  asm volatile(
-      "{ .reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@done bra over;\n"
-      "nanosleep.u32 100;\n"
-      "bra again;\n"
-      "over: }" ::"r"(at),
-      "r"(parity)
-      : "memory");
 }
 
 /// Arrives once all cp.async of this thread so far have arrived. The barrier must expect this arrival.

@@ -13,9 +13,9 @@ part_cuda() {
   say "cuda (build/cuda)"
   # -U: all architectures, also where an earlier run came late.
   local nvcc architectures=-UCMAKE_CUDA_ARCHITECTURES
-  if ((SECONDS > late_seconds)); then
+  if ((SECONDS > late_seconds)) && find_nvcc >/dev/null; then
     architectures="-DCMAKE_CUDA_ARCHITECTURES=80;90-real"
-    notes+=("NOTE slow machine: cuda began after $SECONDS s (SMLA_LATE_SECONDS=$late_seconds); built for sm_80 and \
+    notes+=("NOTE slow machine: cuda began after $SECONDS s (SMLA_LATE_SECONDS=$late_seconds); it is built for sm_80 and \
 sm_90 alone")
   fi
   if ! nvcc=$(find_nvcc); then

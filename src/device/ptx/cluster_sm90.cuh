@@ -102,24 +102,15 @@ __device__ inline void cluster_fence() {
 /// was written before can be read after mbarrier_wait_cluster().
 __device__ inline void mbarrier_arrive_cluster(std::uint32_t at, int block) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .b32 place;\n"
-      "mapa.shared::cluster.u32 place, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [place]; }" ::"r"(at),
-      "r"(block)
-      : "memory");
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(place_in_block(at, block))
+               : "memory");
 #endif
 }
 /// The same where nothing was written that the others read, but they may write to what this thread has read and used.
 /// It does not wait for the thread's stores, as the one above does.
 __device__ inline void mbarrier_arrive_read(std::uint32_t at, int block) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .b32 place;\n"
-      "mapa.shared::cluster.u32 place, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [place]; }" ::"r"(at),
-      "r"(block)
-      : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(place_in_block(at, block)) : "memory");
 #endif
 }
 /// Waits for the end of a phase of the block's own mbarrier, at which other blocks of the cluster arrive.

@@ -40,7 +40,7 @@ class ClusterSums {
         send_sums(acc[0]);
       } else {
         put_sums(round, acc);
-        tell_there();
+        tell<device::mbarrier_arrive_cluster>(Shape::kSumsThere);
       }
       if (call_.together > 1) device::mbarrier_wait_cluster(shared_ + Shape::kSumsThere, parity_);
       if constexpr (Shape::kChained) {
@@ -57,7 +57,7 @@ class ClusterSums {
           default: add_rows<8>(tile, round);
         }
       }
-      tell_read();
+      tell<device::mbarrier_arrive_read>(Shape::kSumsRead);
       parity_ ^= 1;
     }
   }
@@ -122,22 +122,14 @@ class ClusterSums {
   static constexpr int kSentRows = kSumRows / kChainedBlocks;  ///< most, to a block
   __device__ int sent_rows(int block) const { return max(min(call_.m - block * kSentRows, kSentRows), 0); }
 
-  /// Tells all blocks of the cluster that this warp's sums are there, or that it has read theirs. A lone block's
-  /// consumers wait for each other.
-  __device__ void tell_there() const {
+  /// Tells a barrier of all blocks of the cluster that this warp is done. A lone block's consumers wait for each other.
+  template <auto kArrive>
+  __device__ void tell(std::uint32_t barrier) const {
     __syncwarp();
     if (call_.together == 1) {
       device::bar_sync(kMeet, kConsumers * kGroupThreads);
     } else if (lane_ < call_.together) {
-      device::mbarrier_arrive_cluster(shared_ + Shape::kSumsThere, lane_);
-    }
-  }
-  __device__ void tell_read() const {
-    __syncwarp();
-    if (call_.together == 1) {
-      device::bar_sync(kMeet, kConsumers * kGroupThreads);
-    } else if (lane_ < call_.together) {
-      device::mbarrier_arrive_read(shared_ + Shape::kSumsRead, lane_);
+      kArrive(shared_ + barrier, lane_);
     }
   }
   template <int kSharing>

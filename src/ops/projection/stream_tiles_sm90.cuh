@@ -266,8 +266,9 @@ struct RingSlot {
   }
 };
 
-/// Fills the ring, and each slot again when it has been multiplied: begin(tile) is told of each tile that has stages,
-/// and bring(slot) copies the next stage, by copies that tell their barriers themselves.
+/// Fills the ring, and each slot again when it has been multiplied: begin(tile, slot) is told of each tile that has
+/// stages and of the slot of its first, and bring(slot) copies the next stage, by copies that tell their barriers
+/// themselves.
 template <class Shape>
 __device__ void fill_ring(Tiles<Shape> tiles, std::uint32_t shared, const auto& begin, const auto& bring) {
   Tile tile = tiles.first();

@@ -136,11 +136,13 @@ std::int64_t normed_query_rows(const LayerConfig& config, const LayerOptions& op
                                const JointProjection::Problem& queries) {
   constexpr std::int64_t kWhereNamed = 16;
   constexpr std::int64_t kByItself = 8;
+  constexpr std::int64_t kFewestBytes = std::int64_t{24} << 20;  // of fewer a layer with a compressor takes longer
   if (weights.q_norm.dtype != DType::kBF16) return 0;
   const auto named = options.implementations.find(JointProjection::kName);
   if (named != options.implementations.end())
     return named->second == JointProjection::kOneLaunchOnHopper ? kWhereNamed : 0;
-  return queries.parts > 1 && has_side_stream(config, options) ? kByItself : 0;
+  const bool beside_indexer = queries.parts > 1 && has_side_stream(config, options);
+  return beside_indexer || weights.wq_b.numel() * size_of(weights.wq_b.dtype) >= kFewestBytes ? kByItself : 0;
 }
 
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

@@ -11,6 +11,8 @@ TEST(JointProducts, NormQueriesWhereItPays) {
   ASSERT_TRUE(config.has_compressor());
   LayerWeights weights;
   weights.q_norm.dtype = DType::kBF16;
+  const auto of_heads = [](std::int64_t heads) { return ConstTensorView(nullptr, DType::kE4M3, {heads * 512, 1024}); };
+  weights.wq_b = of_heads(32);
   const JointProjection::Problem alone{.parts = 1};
   const JointProjection::Problem with_indexer{.parts = 2};
   LayerOptions options{.device = DeviceKind::kCuda, .side_streams = true};
@@ -21,6 +23,10 @@ TEST(JointProducts, NormQueriesWhereItPays) {
   EXPECT_EQ(8, rows(with_indexer));
   options.side_streams = false;
   EXPECT_EQ(0, rows(with_indexer)) << "nothing streams beside the indexer";
+  weights.wq_b = of_heads(48);
+  EXPECT_EQ(8, rows(alone));
+  weights.wq_b = of_heads(47);
+  EXPECT_EQ(0, rows(alone));
   options.implementations = {{"joint_projection", "sm90_stream"}};
   EXPECT_EQ(16, rows(alone));
   EXPECT_EQ(16, rows(with_indexer));

@@ -11,6 +11,16 @@ namespace smla::device {
 
 // clang-format off
 /// d (64 x N) = a (64 x 32) b^T, plus d where `add`; rows of both run along k. N is twice the length of d.
+__device__ inline void wgmma_ss_e4m3(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, %8, %9, p, 1, 1; }"
+      :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
 __device__ inline void wgmma_ss_e4m3(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"

@@ -90,6 +90,7 @@ void launch(const CompressorCall& call, cudaStream_t stream) {
       device::launch_pdl<compress<MainC4a, kVector, kSave>>(kLaunchName, blocks_for(c.tokens, c.span),
                                                             MainC4a::kThreads, 0, stream, c);
     } else {
+      if (c.beside) device::prefer_shared<compress<MainC128a, kVector, kSave>>();
       device::launch_pdl<compress<MainC128a, kVector, kSave>>(kLaunchName, blocks_for(c.tokens, c.span),
                                                               MainC128a::kThreads, 0, stream, c);
     }
@@ -104,6 +105,7 @@ void launch_both(const CompressorCall& layer, const CompressorCall& indexer, cud
   c.beside = c.beside && by_fours(c) && by_fours(index);
   with_kind(by_fours(c) && by_fours(index), layer.saves(), [&]<bool kVector, bool kSave>() {
     const unsigned blocks = blocks_for(c.tokens, c.span);
+    if (c.beside) device::prefer_shared<compress_both<kVector, kSave>>();
     device::launch_pdl<compress_both<kVector, kSave>>(kLaunchName,
                                                       blocks_for(std::int64_t{blocks} + index_blocks(index), 1),
                                                       MainC4a::kThreads, 0, stream, c, index, blocks);

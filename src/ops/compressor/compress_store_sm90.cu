@@ -101,6 +101,7 @@ void run(const CompressStore::Problem& p, const CompressStore::Args& a, const Ru
   c.beside = c.beside && by_fours(c);
   with_kind(by_fours(c), c.save.kv_score != nullptr, [&]<bool kVector, bool kSave>() {
     constexpr auto kKernel = compress_by_cluster<kVector, kSave>;
+    if (c.beside) device::prefer_shared<kKernel>();
     c.span = span_of(tokens, p.ratio, device::clusters_at_once<kKernel, kCluster>(PartC128a::kThreads));
     device::launch_cluster<kKernel, kCluster>("compress_store, cluster", blocks_for(tokens, c.span),
                                               PartC128a::kThreads, 0, stream_of(context.stream), c);

@@ -236,22 +236,31 @@ struct Target {
 constexpr int kRowWarps = 4;                   ///< warps of a row that is inserted
 constexpr int kInserted = kWarps / kRowWarps;  ///< rows of a block
 constexpr int kNearRope = 128;                 ///< longest row of cos_sin that fits into shared memory
+constexpr int kNearDim = 512;                  ///< longest row that is inserted with little shared memory
+
+/// Where a block keeps the rows that it inserts, `stride` apart, and their weights.
+template <class T>
+struct Lines {
+  Raw<T>* rows;
+  int stride;
+  uint4* weights;
+};
 
 /// Norms and inserts kInserted rows. Each warp of a row computes the sum of squares of the whole row, as norm_short
 /// does.
 template <bool kByFours, bool kPastL1, class T>
 __device__ void norm_insert(const Matrix<T, T>& m, const Target<T>& target, std::int64_t rows, float eps,
-                            unsigned block, Short<T>& shared) {
+                            unsigned block, const Lines<T>& lines) {
   static_assert(kRowWarps * kLineBytes >= 4 * kMaxRopeRow);
   __shared__ float near_rope[kInserted][kNearRope];
   const int which = static_cast<int>(threadIdx.y) / kRowWarps;
   const int warp = static_cast<int>(threadIdx.y) % kRowWarps;
   const int thread = 32 * warp + static_cast<int>(threadIdx.x);
   const std::int64_t row = static_cast<std::int64_t>(block) * kInserted + which;
-  const Weights<kByFours> weights(m, shared.weights);
+  const Weights<kByFours> weights(m, lines.weights);
   const std::int64_t position = row < rows ? __ldcg(target.positions + row) : -1;
   const std::int64_t slot = target.insert.slot(row);
-  Raw<T>* line = shared.rows[which * kRowWarps];
+  Raw<T>* line = lines.rows + which * lines.stride;
   const bool acts = slot >= 0 && target.rope.has(position);
   const float* cos_sin = acts ? target.rope.row(position) : nullptr;
   const bool near = 2 * target.rope.pairs <= kNearRope;
@@ -302,9 +311,26 @@ __global__ void __launch_bounds__(32 * kWarps, sizeof(T) == 4 ? 3 : 4)
   if (blockIdx.x < c.blocks) {
     norm_block<kShortRows, kByFours, kBeside>(c.matrix[0], c.quantised, c.rows, c.eps, blockIdx.x, shared);
   } else {
-    norm_insert<kByFours, kBeside>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, shared);
+    constexpr int kStride = kRowWarps * (kLineBytes / sizeof(Raw<T>));
+    const Lines<T> lines{.rows = shared.rows[0], .stride = kStride, .weights = shared.weights};
+    norm_insert<kByFours, kBeside>(c.matrix[1], target, c.rows, c.eps, blockIdx.x - c.blocks, lines);
   }
   if constexpr (kBeside) pdl_wait();
+}
+
+/// The second matrix alone, beside the kernel ahead, with so little shared memory that a block has room where two
+/// blocks of a streamed product have theirs.
+template <class T>
+__global__ void __launch_bounds__(32 * kWarps, 4)
+    insert_rows_beside(const __grid_constant__ NormCall<T, T> c, const __grid_constant__ Target<T> target) {
+  static_assert(sizeof(T) * kNearDim * kInserted + 4 * kNearDim + 4 * kNearRope * kInserted <= 7 << 10);
+  fetch_ahead(c, target);
+  pdl_trigger();
+  __shared__ alignas(16) Raw<T> rows[kInserted][kNearDim / 4];
+  __shared__ alignas(16) uint4 weights[kNearDim / 4];
+  norm_insert<true, true>(c.matrix[1], target, c.rows, c.eps, blockIdx.x,
+                          Lines<T>{.rows = rows[0], .stride = kNearDim / 4, .weights = weights});
+  pdl_wait();
 }
 
 template <bool kByFours, class T>
@@ -316,7 +342,10 @@ void launch(NormCall<T, T> c, const Target<T>& target, bool beside, cudaStream_t
     launch_pdl<norm_insert_rows<kShort, kByFours, kBeside, T>>("norm_insert_rows", all, dim3(32, kWarps), 0, stream, c,
                                                                target);
   };
-  if (!short_rows) {
+  if (kByFours && beside && c.blocks == 0 && c.matrix[1].dim <= kNearDim) {
+    device::prefer_shared<insert_rows_beside<T>>();
+    launch_pdl<insert_rows_beside<T>>("insert_rows_beside", all, dim3(32, kWarps), 0, stream, c, target);
+  } else if (!short_rows) {
     by.template operator()<false, false>();
   } else if (kByFours && beside) {
     by.template operator()<true, kByFours>();

@@ -83,15 +83,15 @@ class ClusterSums {
   /// Stores to another block count their bytes at its barrier by themselves, so that none waits for what this one has
   /// stored before. Rows that x does not have are not sent.
   __device__ void send_sums(const Numbers& acc) const {
-    static_assert(!Shape::kChained ||
-                  (kChainedBlocks == 2 && kTall == 1 && kSumRows == 16 && kSumRows == Shape::kRows));
+    static_assert(!Shape::kChained || (kTall == 1 && kSumRows == Shape::kRows));
     const int own = device::cluster_rank();
-    const int row = 2 * (lane_ % 4);
-    const std::uint32_t place =
-        shared_ + Shape::kSums + ((own * kSentRows + row) * Shape::kSumStride + output_ + lane_ / 4) * 4;
 #pragma unroll
-    for (int block = 0; block < kChainedBlocks; ++block) {
-      const float* four = acc + 4 * block;
+    for (int j = 0; j < kSumRows / 8; ++j) {
+      const float* four = acc + 4 * j;
+      const int block = (8 * j + 2 * (lane_ % 4)) / kSentRows;
+      const int row = 8 * j + 2 * (lane_ % 4) - block * kSentRows;
+      const std::uint32_t place =
+          shared_ + Shape::kSums + ((own * kSentRows + row) * Shape::kSumStride + output_ + lane_ / 4) * 4;
       if (block == own) {
         device::st_shared_f32(place, four[0]);
         device::st_shared_f32(place + Shape::kSumStride * 4, four[1]);

@@ -18,19 +18,23 @@ namespace {
 using namespace projection;
 using Problem = OutputProjection::Problem;
 
-constexpr int kDeep = 10;  ///< stages of the ring: what a multiprocessor has room for
-using Shape = sm90::StreamShape<128, 16, kDeep, sm90::StreamedX::kBF16, true>;
-constexpr auto kKernel = sm90::stream_rows<Shape::kOutputs, Shape::kRows, Shape::kDeep, Shape::kX, Shape::kChained>;
+/// Of up to 16 rows and of up to eight: stages of the ring are what a multiprocessor has room for.
+using Shape = sm90::StreamShape<128, 16, 10, sm90::StreamedX::kBF16, true>;
+using Eight = sm90::StreamShape<128, 8, 12, sm90::StreamedX::kBF16, true>;
+template <class S>
+constexpr auto kKernel = sm90::stream_rows<S::kOutputs, S::kRows, S::kDeep, S::kX, S::kChained>;
 constexpr unsigned kTogether = sm90::kChainedBlocks;
 constexpr int kUnderWay = 2;  ///< stages of weights that a block has on their way
 constexpr std::int64_t kMostSize = std::int64_t{1} << 28U;
-static_assert(Shape::kShared <= 227 << 10);
+constexpr int kMostShared = std::max(Shape::kShared, Eight::kShared);
+static_assert(kMostShared <= 227 << 10);
 
 std::int64_t tiles_of(std::int64_t outputs) { return (outputs + Shape::kOutputs - 1) / Shape::kOutputs; }
 
 /// Clusters of a launch: as many as the GPU runs at once. Each has a tile of the first product.
 std::int64_t clusters_of(const Problem& p) {
-  const std::int64_t at_once = device::clusters_at_once<kKernel, kTogether, Shape::kShared>(dim3(sm90::kThreads));
+  const std::int64_t at_once =
+      device::clusters_at_once<kKernel<Shape>, kTogether, Shape::kShared>(dim3(sm90::kThreads));
   return std::min({at_once, std::int64_t{Shape::kMostWorkers}, p.groups * tiles_of(p.rank)});
 }
 
@@ -67,9 +71,9 @@ std::string refusal(const Problem& p, const PlanOptions& options, const Machine&
   if (p.k % 16 != 0) return "it takes k in multiples of 16";
   if (p.rank % Shape::kOutputs != 0) return "it takes rank in multiples of " + std::to_string(Shape::kOutputs);
   if (p.k > kMostSize || p.groups * p.rank > kMostSize || p.n > kMostSize) return "it takes sizes to 2^28";
-  if (machine.gpu.shared_bytes < Shape::kShared) {
+  if (machine.gpu.shared_bytes < kMostShared) {
     return "shared memory of " + std::to_string(machine.gpu.shared_bytes) + " bytes a block; it takes " +
-           std::to_string(Shape::kShared);
+           std::to_string(kMostShared);
   }
   // With fewer tiles some multiprocessors have none, with more some have twice as many as others.
   const std::int64_t tiles = p.groups * tiles_of(p.rank);
@@ -130,8 +134,15 @@ void run(const Problem& p, const OutputProjection::Args& a, const RunContext& co
                   .claimed = at(places.claimed),
                   .done = at(places.done),
                   .nonce = next_nonce()};
-  device::launch_cluster<kKernel, kTogether>("output_projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
-                                             Shape::kShared, stream_of(context.stream), call);
+  const auto launch = [&]<class S>(S /*shape*/) {
+    device::launch_cluster<kKernel<S>, kTogether>("output_projection", static_cast<unsigned>(clusters),
+                                                  dim3(sm90::kThreads), S::kShared, stream_of(context.stream), call);
+  };
+  if (p.m <= Eight::kRows) {
+    launch(Eight());
+  } else {
+    launch(Shape());
+  }
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ class Consumer {
 
   /// The sums of the block's stages of a tile.
   __device__ void multiply(const Tile& tile, float (&acc)[kTall][kNumbers]) {
-    if constexpr (Shape::kX == StreamedX::kE4M3) {
+    if constexpr (Shape::kX == StreamedX::kE4M3 || Shape::kChained) {
       multiply_codes(tile, acc);
     } else if constexpr (Shape::kX == StreamedX::kBesideNvfp4) {
       multiply_bf16(tile, acc);

@@ -38,8 +38,8 @@ class InputProducer {
   static constexpr bool kCodes = Shape::kX == StreamedX::kE4M3;
   static constexpr bool kSplit = Shape::kX == StreamedX::kBF16;  ///< before, where the weights are E4M3
   static constexpr int kRowsAtOnce = kSplitRows * kGroupWarps;
-  static constexpr int kUnits = Shape::kRows / kRowsAtOnce;
-  static_assert(kUnits * kRowsAtOnce == Shape::kRows);
+  static constexpr int kUnits = Shape::kInTurn ? 1 : Shape::kRows / kRowsAtOnce;
+  static_assert(Shape::kInTurn || kUnits * kRowsAtOnce == Shape::kRows);
 
   __device__ int row() const { return warp_ * kSplitRows + lane_ / 8; }
   __device__ int thread() const { return warp_ * 32 + lane_; }

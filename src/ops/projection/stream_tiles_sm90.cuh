@@ -54,7 +54,7 @@ struct StreamShape {
   static constexpr int kHalfBytes = kRows * 128;          ///< 128 bytes of each row of x, swizzled
   static constexpr int kStage = kWeightBytes + kHalves * kHalfBytes;
   /// Rows whose sums a cluster adds at a time: all where there is room for them.
-  static constexpr int kSumRows = kX == StreamedX::kE4M3 ? kRows : (kOutputs == 128 ? 16 : 32);
+  static constexpr int kSumRows = kX == StreamedX::kE4M3 ? kRows : (kOutputs == 128 ? (kRows < 16 ? kRows : 16) : 32);
   static constexpr int kSumStride = kOutputs + 4;  ///< floats from row to row: no two lanes of a store in one bank
   static constexpr int kSums = kDeep * kStage;     ///< where things begin, in bytes
   static constexpr int kRowScales = kSums + kSumRows * kSumStride * 4;  ///< of a stage's x

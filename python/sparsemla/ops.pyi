@@ -43,6 +43,7 @@ def joint_projection(
     groups: int = ...,
     norms_x: bool = ...,
     eps: float = ...,
+    leaves_room: bool = ...,
     stream: Any = ...,
     workspace: Tensor | None = ...,
     device: Any = ...,

@@ -201,6 +201,10 @@ void plan_joint_queries(const OpPlanner& planner, const LayerConfig& c, const La
   if (joint) ops->joint_queries = planner.make<JointProjection>(problem);
 }
 
+/// E4M3 weights of wq_b that stream by half of each multiprocessor while the indexer chooses; of more it is wq_b that
+/// attention waits for.
+constexpr std::int64_t kMostBesideIndexer = std::int64_t{48} << 20;
+
 /// wq_b and the indexer's as products of their own, by the kernel that both have together.
 void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
                         const LayerWeights& weights, Ops* ops) {
@@ -211,7 +215,9 @@ void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const La
   if (ops->tokens > kQueriesApartRows || ops->joint_queries->problem().parts < 2 || !streams || !late ||
       !has_side_stream(c, options))
     return;
-  auto wq_b = planner.make_named<JointProjection>(joint_wq_b(c, options, weights, *ops, {}).problem, kernel);
+  JointProjection::Problem beside = joint_wq_b(c, options, weights, *ops, {}).problem;
+  beside.leaves_room = weights.wq_b.dtype == DType::kE4M3 && weights.wq_b.numel() <= kMostBesideIndexer;
+  auto wq_b = planner.make_named<JointProjection>(beside, kernel);
   auto index = planner.make_named<JointProjection>(joint_index_wq_b(c, options, weights, *ops, {}).problem, kernel);
   if (!wq_b || !index) return;
   ops->joint_wq_b = std::move(wq_b);

@@ -28,8 +28,13 @@ TEST_F(JointProjectionGpu, EveryWeightHasTheBitsOfACallOfItsOwn) {
       SCOPED_TRACE(name + ": " + describe(cases));
       std::vector<ProjectionBuffer> joint = t.poisoned_y();
       run_joint(t, joint, name);
+      JointProjection::Problem beside = t.problem;
+      beside.leaves_room = true;
+      std::vector<ProjectionBuffer> in_half = t.poisoned_y();
+      run_on_gpu<JointProjection>(beside, t.args(in_half), name);
       for (std::size_t i = 0; i < t.parts.size(); ++i) {
         SCOPED_TRACE("weight " + std::to_string(i));
+        ASSERT_TRUE(joint[i].same_bits(in_half[i])) << "with leaves_room";
         ProjectionBuffer alone = t.parts[i].poisoned_y();
         run_on_gpu<Projection>(t.parts[i].problem, t.part_args(i, alone), name == "cuda" ? "" : name);
         ProjectionBuffer truth = t.parts[i].poisoned_y();

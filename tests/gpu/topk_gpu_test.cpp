@@ -1,4 +1,5 @@
 // Exact selection on the GPU against `_ref`: the same columns in the same order, whatever the scores.
+#include <algorithm>
 #include <bit>
 #include <map>
 
@@ -155,33 +156,85 @@ TEST_F(TopkGpu, NeighboursInEveryDigit) {
   }
 }
 
+TEST_F(TopkGpu, CrowdedBins) {
+  // Between scores above and below, as many alike as a bin of equal width may have and one more, some of them equal;
+  // and scores that one outlier crowds into the lowest bin.
+  std::mt19937 random(11);
+  for (const std::int64_t alike : {1, 3, 255, 256, 257, 600}) {
+    for (const std::int64_t rows : {2, 140}) {
+      for (const bool outlier : {false, true}) {
+        TopkCase c{.rows = rows, .width = 1900};
+        TopkInputs inputs(c);
+        for (std::size_t i = 0; i < inputs.logits.size(); ++i) {
+          const auto column = static_cast<std::int64_t>(i % static_cast<std::size_t>(c.width + c.padding));
+          const auto step = static_cast<float>(random() % 200);
+          inputs.logits[i] = column % 3 == 0 && column / 3 < alike ? 1 + step * 0x1p-23F : (step < 100 ? -3.0F : 5.0F);
+          if (outlier && column == 1234) inputs.logits[i] = 1e30F;
+        }
+        const std::int64_t above =
+            std::count_if(inputs.logits.begin(), inputs.logits.begin() + c.width, [](float v) { return v >= 5; });
+        for (const std::int64_t k : {above - 1, above, above + 1, above + alike / 2 + 1, above + alike}) {
+          c.k = k;
+          check(c, inputs);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+void check_slots(const TopkCase& c, const cases::SlotInputs& table, std::int64_t storage_block) {
+  SCOPED_TRACE(testing::Message() << c);
+  const TopkInputs inputs(c);
+  TopK::Problem problem = c.problem();
+  problem.slots = {.storage_block = storage_block};
+  struct Written {
+    std::vector<std::int32_t> chosen, slots, lens;
+  };
+  const auto run = [&](const PlanOptions& options) {
+    Written out;
+    out.chosen.resize(static_cast<std::size_t>(c.rows * c.k));
+    TopK::Args args{.logits = inputs.view(c),
+                    .lens = view_of(inputs.lens.data(), {c.rows}),
+                    .indices = view_of(out.chosen.data(), {c.rows, c.k})};
+    table.add_to(args.slots, c, out.slots, out.lens);
+    run_staged(Plan<TopK>(problem, options), args, options.device);
+    return out;
+  };
+  const Written want = run({.implementation = "ref"});
+  for (const std::string& name : test::gpu_implementations<TopK>(problem)) {
+    SCOPED_TRACE(name);
+    const Written got = run({.device = DeviceKind::kCuda, .implementation = name});
+    ASSERT_EQ(want.chosen, got.chosen);
+    ASSERT_EQ(want.slots, got.slots);
+    ASSERT_EQ(want.lens, got.lens);
+  }
+}
+
 TEST_F(TopkGpu, SlotsAreRef) {
   for (const TopkCase& c : cases::slot_cases()) {
-    SCOPED_TRACE(testing::Message() << c);
-    const TopkInputs inputs(c);
-    const cases::SlotInputs table(c);
-    TopK::Problem problem = c.problem();
-    problem.slots = {.storage_block = cases::SlotInputs::kBlock};
-    struct Written {
-      std::vector<std::int32_t> chosen, slots, lens;
-    };
-    const auto run = [&](const PlanOptions& options) {
-      Written out;
-      out.chosen.resize(static_cast<std::size_t>(c.rows * c.k));
-      TopK::Args args{.logits = inputs.view(c),
-                      .lens = view_of(inputs.lens.data(), {c.rows}),
-                      .indices = view_of(out.chosen.data(), {c.rows, c.k})};
-      table.add_to(args.slots, c, out.slots, out.lens);
-      run_staged(Plan<TopK>(problem, options), args, options.device);
-      return out;
-    };
-    const Written want = run({.implementation = "ref"});
-    for (const std::string& name : test::gpu_implementations<TopK>(problem)) {
-      SCOPED_TRACE(name);
-      const Written got = run({.device = DeviceKind::kCuda, .implementation = name});
-      ASSERT_EQ(want.chosen, got.chosen);
-      ASSERT_EQ(want.slots, got.slots);
-      ASSERT_EQ(want.lens, got.lens);
+    check_slots(c, cases::SlotInputs(c), cases::SlotInputs::kBlock);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(TopkGpu, SlotsOfWholeTables) {
+  // Tables without holes, but for one block in the last of them, of more blocks than a thread block has threads.
+  for (const std::int64_t rows : {7, 140}) {
+    for (const std::int64_t width : {1500, 6000}) {
+      for (const bool hole : {false, true}) {
+        constexpr std::int64_t kBlock = 2;
+        const TopkCase c{.rows = rows, .width = width, .k = 512, .padding = 1, .seed = 41};
+        cases::SlotInputs table(c);
+        table.columns = (width + kBlock - 1) / kBlock;
+        table.table.resize(static_cast<std::size_t>(cases::SlotInputs::kRequests * table.columns));
+        for (std::size_t i = 0; i < table.table.size(); ++i) table.table[i] = static_cast<std::int32_t>(7 * i % 50'000);
+        for (std::size_t i = 0; i < table.request.size(); ++i)
+          table.request[i] = static_cast<std::int32_t>(i % cases::SlotInputs::kRequests);
+        if (hole) table.table[table.table.size() - 20] = -1;
+        check_slots(c, table, kBlock);
+        if (HasFailure()) return;
+      }
     }
   }
 }

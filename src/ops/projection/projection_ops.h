@@ -89,7 +89,7 @@ struct OpDescription<JointProjection> {
     f("parts[5].n", p.part[5].n), f("parts[5].w", p.part[5].w), f("parts[5].y", p.part[5].y);
     f("parts[6].n", p.part[6].n), f("parts[6].w", p.part[6].w), f("parts[6].y", p.part[6].y);
     f("parts[7].n", p.part[7].n), f("parts[7].w", p.part[7].w), f("parts[7].y", p.part[7].y);
-    f("norms_x", p.norms_x), f("eps", p.eps);
+    f("norms_x", p.norms_x), f("eps", p.eps), f("leaves_room", p.leaves_room);
   }
   static void tensors(JointProjection::Args& a, auto&& t) {
     t.in("x", a.x);

@@ -66,11 +66,12 @@ using Codes64Wide = sm90::StreamShape<256, 64, 4, sm90::StreamedX::kE4M3>;
 using Nvfp4_16 = sm90::StreamShape<128, 16, 3, sm90::StreamedX::kBesideNvfp4>;  ///< of NVFP4 weights
 using Nvfp4_32 = sm90::StreamShape<128, 32, 3, sm90::StreamedX::kBesideNvfp4>;
 using Nvfp4_64 = sm90::StreamShape<128, 64, 3, sm90::StreamedX::kBesideNvfp4>;
+constexpr int kSharedOfTwo = 113 << 10;  ///< most of a block of which two share a multiprocessor
 constexpr int kMostShared = std::max({Sixteen::kShared, NormedSixteen::kShared, ThirtyTwo::kShared, SixtyFour::kShared,
                                       Codes32::kShared, Codes64::kShared, Codes64Wide::kShared});
-static_assert(std::max(Codes32::kShared, Codes64::kShared) <= 113 << 10);
-static_assert(std::max({Nvfp4_16::kShared, Nvfp4_32::kShared, Nvfp4_64::kShared}) <= 113 << 10);
-static_assert(kMostShared <= 227 << 10 && std::max(NormedSixteen::kShared, ThirtyTwo::kShared) <= 113 << 10);
+static_assert(std::max(Codes32::kShared, Codes64::kShared) <= kSharedOfTwo);
+static_assert(std::max({Nvfp4_16::kShared, Nvfp4_32::kShared, Nvfp4_64::kShared}) <= kSharedOfTwo);
+static_assert(kMostShared <= 227 << 10 && std::max(NormedSixteen::kShared, ThirtyTwo::kShared) <= kSharedOfTwo);
 
 /// Of clusters that find room with one block a multiprocessor: so much that no two blocks share one. They would where
 /// the kernel ahead still has some multiprocessors, and stay there when it has ended. A block of the next product has
@@ -292,10 +293,13 @@ void cut(StreamCall& call, bool deterministic) {
 
 template <class Shape, unsigned kTogether>
 void launch(StreamCall& call, cudaStream_t stream) {
-  const std::int64_t clusters = std::min<std::int64_t>(call.tiles, at_once<Shape, kTogether>());
+  const std::int64_t one_each = at_once<SixtyFour, kTogether>();  // with one block a multiprocessor
+  const bool leaves_room = Shape::kShared <= kSharedOfTwo && call.leaves_room;
+  const std::int64_t most = leaves_room ? one_each : at_once<Shape, kTogether>();
+  const std::int64_t clusters = std::min<std::int64_t>(call.tiles, most);
   const std::int64_t blocks = clusters * kTogether;
   call.under_way = stages_under_way(blocks, at_once<SixtyFour, 1>(), Shape::kDeep);
-  const bool alone = clusters <= at_once<SixtyFour, kTogether>();
+  const bool alone = !leaves_room && clusters <= one_each;
   const int shared = alone ? std::max(Shape::kShared, kSharedAlone) : Shape::kShared;
   device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),
                                                     shared, stream, call);

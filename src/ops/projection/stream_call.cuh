@@ -98,6 +98,7 @@ struct StreamCall {
   StreamPart part[kMaxParts];
   const BF16* x_weight = nullptr;  ///< `sm90_stream`: of x that is normed first, and its epsilon
   float x_eps = 0;
+  bool leaves_room = false;  ///< `sm90_stream`: JointProjection::Problem::leaves_room
 };
 static_assert(StreamCall::kMaxParts == JointProjection::kMaxParts);
 
@@ -169,7 +170,8 @@ inline StreamCall stream_call(const JointProjection::Problem& p, const JointProj
                   .k = static_cast<int>(p.k),
                   .groups = static_cast<std::uint32_t>(p.groups),
                   .x_weight = p.norms_x ? static_cast<const BF16*>(a.x_weight.data) : nullptr,
-                  .x_eps = p.eps};
+                  .x_eps = p.eps,
+                  .leaves_room = p.leaves_room};
   for (int i = 0; i < p.parts; ++i) {
     const JointProjection::Part& shape = p.part[static_cast<std::size_t>(i)];
     const JointProjection::PartArgs& t = a.parts[static_cast<std::size_t>(i)];

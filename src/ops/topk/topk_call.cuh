@@ -1,5 +1,6 @@
 #pragma once
 
+#include "device/ptx/prefetch.cuh"
 #include "ops/index/global_row.cuh"
 #include "sparsemla/ops/topk.h"
 
@@ -31,6 +32,13 @@ struct TopkCall {
   __device__ std::int32_t* out(std::int64_t row) const { return indices + row * index_stride; }
   __device__ const float* scores(std::int64_t row) const { return logits + row * logit_stride; }
 
+  /// Prefetches what a row is looked up by, by one thread, before the kernels ahead have ended.
+  __device__ void fetch_ahead(std::int64_t row) const {
+    device::prefetch(lens + row);
+    if (slots.lens == nullptr) return;
+    device::prefetch(slots.valid + row);
+    device::prefetch(slots.request + row);
+  }
   /// Translates the row that a block of kThreads has just written.
   template <int kThreads>
   __device__ void write_slots(std::int64_t row, index_rows::GlobalRow<kThreads>& shared) const {
@@ -40,6 +48,47 @@ struct TopkCall {
                  slots.lens + row);
   }
 };
+
+/// The slots of a row's columns, written with the columns. A block of kThreads has the first blocks of the request in
+/// shared memory.
+template <int kThreads>
+struct SlotsBeside {
+  struct Shared {
+    std::uint32_t blocks[kThreads];
+  };
+  const Slots& slots;
+  Shared& shared;
+  std::int32_t request = -1;
+  std::int32_t* out = nullptr;  ///< null: slots are not wanted
+  bool lost = false;            ///< whether this thread had a column without a slot
+
+  __device__ SlotsBeside(const Slots& all, std::int64_t row, Shared& memory) : slots(all), shared(memory) {
+    if (slots.lens == nullptr) return;
+    out = slots.slots + row * slots.stride;
+    request = slots.request[row];
+  }
+  /// This thread's block, loaded early and kept later; a barrier follows before put().
+  __device__ std::uint32_t load() const {
+    const std::int32_t* const blocks = slots.table.row(request);
+    const bool there = out != nullptr && blocks != nullptr && threadIdx.x < slots.table.columns;
+    return there ? static_cast<std::uint32_t>(__ldg(blocks + threadIdx.x)) : 0xFFFF'FFFFU;
+  }
+  __device__ void keep(std::uint32_t loaded) const { shared.blocks[threadIdx.x] = loaded; }
+  __device__ void put(std::uint32_t place, std::int32_t column) {
+    if (out == nullptr) return;
+    const std::uint32_t number = slots.table.column_of(column);
+    const bool near = number < kThreads;
+    const std::uint32_t block = near ? shared.blocks[number] : slots.table.block_of(slots.table.row(request), column);
+    const std::int32_t slot = slots.table.index_in(block, column);
+    lost |= slot < 0;
+    out[place] = slot;
+  }
+};
+
+/// Writes a row's columns alone.
+__device__ inline auto write_to(std::int32_t* out) {
+  return [out](std::uint32_t place, std::int32_t column) { out[place] = column; };
+}
 
 /// The arguments but for the scores and for slots.
 inline TopkCall topk_call(std::int64_t k, const TensorView& indices) {

@@ -16,15 +16,27 @@ template <int kThreads, int kItems, bool kShort>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ TopkCall c) {
   __shared__ SelectionShared<kThreads> shared;
   __shared__ index_rows::GlobalRow<kThreads> slots;
+  __shared__ typename SlotsBeside<kThreads>::Shared blocks;
+  const std::int64_t row = blockIdx.x;
+  if (threadIdx.x == 0) c.fetch_ahead(row);
   device::pdl_wait_and_trigger();
-  const auto n = static_cast<std::uint32_t>(c.length(blockIdx.x));
+  SlotsBeside<kThreads> beside(c.slots, row, blocks);
+  const auto n = static_cast<std::uint32_t>(c.length(row));
   if (n <= c.k || c.k == 0) {
-    write_all(n, c.k, c.out(blockIdx.x));
-  } else {
-    Selection<kThreads, kItems, kShort, Scores>(shared, {c.scores(blockIdx.x)}, n)
-        .run(static_cast<std::uint32_t>(c.k), c.out(blockIdx.x));
+    write_all(n, c.k, c.out(row));
+    return c.write_slots<kThreads>(row, slots);
   }
-  c.write_slots<kThreads>(blockIdx.x, slots);
+  const std::uint32_t own_block = beside.load();
+  Selection<kThreads, kItems, kShort, Scores> selection(shared, {c.scores(row)}, n);
+  beside.keep(own_block);
+  selection.run(static_cast<std::uint32_t>(c.k), [&, out = c.out(row)](std::uint32_t place, std::int32_t column) {
+    out[place] = column;
+    beside.put(place, column);
+  });
+  if (c.slots.lens == nullptr) return;
+  // Where a column has no slot the others move up.
+  if (__syncthreads_or(beside.lost) != 0) return c.write_slots<kThreads>(row, slots);
+  if (threadIdx.x == 0) c.slots.lens[row] = c.slots.valid[row] ? static_cast<std::int32_t>(c.k) : 0;
 }
 
 template <int kThreads, int kItems, bool kShort = true>

@@ -2,10 +2,13 @@
 
 #include <cstdint>
 
+#include "ops/topk/bins_by_width.cuh"
+
 namespace smla::topk {
 
 // The radix select of topk_cpu.cpp by one thread block. A row that fits its registers is read once, a longer one once
-// for each digit (at most three) and once for the output.
+// for each digit (at most three) and once for the output. Of a row in registers scores are counted in bins of equal
+// width first (bins_by_width.cuh); where the bin of the threshold has few of them, no digit is needed.
 
 constexpr int kBits = 11;  ///< bits of a digit, at most
 constexpr int kBins = 1 << kBits;
@@ -49,8 +52,8 @@ struct List {
 
 /// What is chosen: all keys above `key`, and the first `ties` of those that equal it.
 struct Threshold {
-  std::uint32_t key = 0;
-  std::uint32_t ties = 0;
+  std::uint32_t key;
+  std::uint32_t ties;
 };
 
 /// Prefix sums over the warps of a block. Calls alternate between two rows of totals, so that one barrier a call is
@@ -88,6 +91,9 @@ template <int kThreads>
 struct SelectionShared {
   alignas(16) std::uint32_t count[2][kBins];  ///< counts of one digit, and zeros for the next
   WarpSums<kThreads / 32> sums;
+  Extremes<kThreads / 32> extremes;
+  BinList list;
+  Threshold found;
   Digit digit;
   std::uint32_t n;  ///< items
 };
@@ -108,7 +114,10 @@ struct Selection {
       : shared(memory), source(from), count(items) {
     clear(0);
     clear(1);
-    if (kShort && threadIdx.x == 0) shared.n = items;
+    if constexpr (kShort) {
+      if (threadIdx.x < BinList::kRoom) shared.list.keys[threadIdx.x] = 0;
+      if (threadIdx.x == 0) shared.n = items, shared.list.count = 0;
+    }
     __syncthreads();
     if (resident()) load(0);
   }
@@ -160,11 +169,12 @@ struct Selection {
   __device__ void tally(std::uint32_t* count, int known, int bits, std::uint32_t prefix) {
     const int shift = 32 - known - bits;
     const std::uint32_t mask = (1U << bits) - 1U;
-    // Places behind the last item count as the smallest key; no threshold is below it.
-    each_chunk([&](std::uint32_t, int) {
+    each_chunk([&](std::uint32_t base, int) {
+      const std::uint32_t mine = held(first_of(base));
 #pragma unroll
       for (std::uint32_t i = 0; i < kItems; ++i) {
-        if (known == 0 || key[i] >> (32 - known) == prefix) atomicAdd(&count[(key[i] >> shift) & mask], 1U);
+        if (i < mine && (known == 0 || key[i] >> (32 - known) == prefix))
+          atomicAdd(&count[(key[i] >> shift) & mask], 1U);
       }
       return true;
     });
@@ -223,8 +233,60 @@ struct Selection {
     return {prefix, k};
   }
 
-  /// Writes the chosen columns in ascending order: a column's place is the number of chosen ones before it.
-  __device__ void write(const Threshold& t, std::uint32_t k, std::int32_t* out) {
+  /// The k-th largest key of a row in registers, by bins of equal width. False where these do not tell: scores that
+  /// are not finite or all alike, or too many in the threshold's bin. There are at least k > 0 items.
+  __device__ bool find_by_width(std::uint32_t k, Threshold* out) {
+    static_assert(kShort && BinList::kRoom <= kThreads);
+    constexpr int kWarps = kThreads / 32;
+    const std::uint32_t mine = held(first_of(0));
+    std::uint32_t low = kAll;
+    std::uint32_t high = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kItems; ++i) {
+      if (i < mine) low = min(low, key[i]), high = max(high, key[i]);
+    }
+    low = __reduce_min_sync(kAll, low), high = __reduce_max_sync(kAll, high);
+    if (lane() == 0) shared.extremes.low[threadIdx.x / 32] = low, shared.extremes.high[threadIdx.x / 32] = high;
+    __syncthreads();
+    low = __reduce_min_sync(kAll, lane() < kWarps ? shared.extremes.low[lane()] : kAll);
+    high = __reduce_max_sync(kAll, lane() < kWarps ? shared.extremes.high[lane()] : 0U);
+    const BinsByWidth<kBins> bins(low, high);
+    if (!bins.usable()) return false;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kItems; ++i) {
+      if (i < mine) atomicAdd(&shared.count[1][bins.of(key[i])], 1U);
+    }
+    __syncthreads();
+    const Digit digit = find_bin(shared.count[1], k, 0);
+    if (digit.inside > BinList::kRoom) {
+      clear(1);  // for the digits; barriers come before they use it
+      return false;
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kItems; ++i) {
+      if (i < mine && bins.of(key[i]) == digit.bin) shared.list.keys[atomicAdd(&shared.list.count, 1U)] = key[i];
+    }
+    __syncthreads();
+    if (threadIdx.x < digit.inside) {
+      const std::uint32_t own = shared.list.keys[threadIdx.x];
+      std::uint32_t above = digit.above;
+      std::uint32_t equal = 0;
+      for (std::uint32_t i = 0; i < digit.inside; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(shared.list.keys + i);
+        above += (four.x > own) + (four.y > own) + (four.z > own) + (four.w > own);
+        equal += (four.x == own) + (four.y == own) + (four.z == own) + (four.w == own);
+      }
+      // All threads with this key write the same.
+      if (above < k && k <= above + equal) shared.found = {own, k - above};
+    }
+    __syncthreads();
+    *out = shared.found;
+    return true;
+  }
+
+  /// Calls put(place, column) for the chosen columns: a column's place is the number of chosen ones before it.
+  template <class Put>
+  __device__ void write(const Threshold& t, std::uint32_t k, Put&& put) {
     static_assert(kItems <= 32 && kResident < 0x1'0000);  // one bit for an item, 16 bits for the count of a chunk
     std::uint32_t above = 0;  // keys above the threshold and equal to it in the chunks so far
     std::uint32_t equal = 0;
@@ -257,7 +319,7 @@ struct Selection {
         const std::uint32_t over_at = over_before + static_cast<std::uint32_t>(__popc(over_lanes & left));
         const std::uint32_t same_at = same_before + static_cast<std::uint32_t>(__popc(same_lanes & left));
         if (is_over || (is_same && same_at < t.ties))
-          out[over_at + min(same_at, t.ties)] = static_cast<std::int32_t>(source.column(first + 32 * i));
+          put(over_at + min(same_at, t.ties), static_cast<std::int32_t>(source.column(first + 32 * i)));
         over_before += static_cast<std::uint32_t>(__popc(over_lanes));
         same_before += static_cast<std::uint32_t>(__popc(same_lanes));
       }
@@ -267,8 +329,17 @@ struct Selection {
     });
   }
 
-  /// Needs 0 < k < n.
-  __device__ void run(std::uint32_t k, std::int32_t* out) { write(find_threshold(k, 0, 0), k, out); }
+  /// Calls put(place, column) for the k columns of the largest scores, places and columns ascending. Needs 0 < k < n.
+  template <class Put>
+  __device__ void run(std::uint32_t k, Put&& put) {
+    Threshold t{};
+    if constexpr (kShort) {
+      if (!find_by_width(k, &t)) t = find_threshold(k, 0, 0);
+    } else {
+      t = find_threshold(k, 0, 0);
+    }
+    write(t, k, put);
+  }
 };
 
 }  // namespace smla::topk

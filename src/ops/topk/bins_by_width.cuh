@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+namespace smla::topk {
+
+// Bins of equal width between the smallest and the largest score of a row. Scores of one row have few exponents, so
+// that a first digit of their keys counts most of them in a few bins, which atomic operations of a block then wait for
+// one after the other; bins of equal width hold a few scores each.
+
+/// The order's key of the smallest and the largest finite score (key_of in topk_selection.cuh).
+constexpr std::uint32_t kLowestFinite = 0x8000'0000U - 0x7F7F'FFFFU;
+constexpr std::uint32_t kHighestFinite = 0x8000'0000U + 0x7F7F'FFFFU;
+
+/// The score of a finite key.
+__device__ inline float score_of(std::uint32_t key) {
+  return key < 0x8000'0000U ? -__uint_as_float(0x8000'0000U - key) : __uint_as_float(key - 0x8000'0000U);
+}
+
+/// Which of kCount bins has a score: never a lower one for a larger score, because each step rounds monotonically.
+template <int kCount>
+struct BinsByWidth {
+  float first = 0;
+  float scale = 0;
+
+  /// Of keys low to high.
+  __device__ BinsByWidth(std::uint32_t low, std::uint32_t high) {
+    if (low < kLowestFinite || high > kHighestFinite) return;
+    first = score_of(low);
+    scale = static_cast<float>(kCount - 1) / (score_of(high) - first);
+  }
+  /// Whether there are finite scores alone, and they differ by something that has an inverse.
+  __device__ bool usable() const { return scale > 0 && scale < INFINITY; }
+  __device__ std::uint32_t of(std::uint32_t key) const {
+    return min(static_cast<std::uint32_t>((score_of(key) - first) * scale), static_cast<std::uint32_t>(kCount - 1));
+  }
+};
+
+/// The smallest and the largest key of a block, a warp each.
+template <int kWarps>
+struct Extremes {
+  std::uint32_t low[kWarps], high[kWarps];
+};
+
+/// The keys of one bin, zeros behind them.
+struct BinList {
+  static constexpr int kRoom = 256;
+  alignas(16) std::uint32_t keys[kRoom];
+  std::uint32_t count;
+};
+
+}  // namespace smla::topk

@@ -38,8 +38,8 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
                           const LayerPlan::Ops& ops, const LayerBuffers& b, const ConstTensorView& hidden);
 
 /// Up to so many rows latent queries are normed by the products of them, where `sm90_stream` makes these and the norm's
-/// weight is bf16: 16 where it is named for joint products; 8 by itself where wq_b has 24 MiB or more, or streams beside
-/// the indexer (docs/kernels/projection_stream.md "Norms within"). 0: none are.
+/// weight is bf16: 16 where it is named for joint products; 8 by itself where wq_b has 24 MiB or more, or streams
+/// beside the indexer (docs/kernels/projection_stream.md "Norms within"). 0: none are.
 std::int64_t normed_query_rows(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                                const JointProjection::Problem& queries);
 

@@ -7,8 +7,9 @@
 namespace smla::topk {
 
 // The radix select of topk_cpu.cpp by one thread block. A row that fits its registers is read once, a longer one once
-// for each digit (at most three) and once for the output. Of a row in registers scores are counted in bins of equal
-// width first (bins_by_width.cuh); where the bin of the threshold has few of them, no digit is needed.
+// for each digit (at most three) and once for the output. Of a row in registers, up to 16 items a thread, scores are
+// counted in bins of equal width first (bins_by_width.cuh); where the bin of the threshold has few of them, no digit is
+// needed.
 
 constexpr int kBits = 11;  ///< bits of a digit, at most
 constexpr int kBins = 1 << kBits;
@@ -104,6 +105,8 @@ template <int kThreads, int kItems, bool kShort, class Source>
 struct Selection {
   static constexpr std::uint32_t kResident = kThreads * kItems;  ///< items that stay in registers
   static constexpr int kMine = kBins / kThreads;
+  /// Whether scores are counted in bins of equal width first: for more items there are no registers.
+  static constexpr bool kByWidth = kShort && kItems <= 16;
 
   SelectionShared<kThreads>& shared;
   const Source source;
@@ -114,9 +117,10 @@ struct Selection {
       : shared(memory), source(from), count(items) {
     clear(0);
     clear(1);
-    if constexpr (kShort) {
+    if (kShort && threadIdx.x == 0) shared.n = items;
+    if constexpr (kByWidth) {
       if (threadIdx.x < BinList::kRoom) shared.list.keys[threadIdx.x] = 0;
-      if (threadIdx.x == 0) shared.n = items, shared.list.count = 0;
+      if (threadIdx.x == 0) shared.list.count = 0;
     }
     __syncthreads();
     if (resident()) load(0);
@@ -236,7 +240,7 @@ struct Selection {
   /// The k-th largest key of a row in registers, by bins of equal width. False where these do not tell: scores that
   /// are not finite or all alike, or too many in the threshold's bin. There are at least k > 0 items.
   __device__ bool find_by_width(std::uint32_t k, Threshold* out) {
-    static_assert(kShort && BinList::kRoom <= kThreads);
+    static_assert(kByWidth && BinList::kRoom <= kThreads);
     constexpr int kWarps = kThreads / 32;
     const std::uint32_t mine = held(first_of(0));
     std::uint32_t low = kAll;
@@ -333,7 +337,7 @@ struct Selection {
   template <class Put>
   __device__ void run(std::uint32_t k, Put&& put) {
     Threshold t{};
-    if constexpr (kShort) {
+    if constexpr (kByWidth) {
       if (!find_by_width(k, &t)) t = find_threshold(k, 0, 0);
     } else {
       t = find_threshold(k, 0, 0);

@@ -5,8 +5,7 @@
 namespace smla::topk {
 
 // Bins of equal width between the smallest and the largest score of a row. Scores of one row have few exponents, so
-// that a first digit of their keys counts most of them in a few bins, which atomic operations of a block then wait for
-// one after the other; bins of equal width hold a few scores each.
+// that the first digit of their keys puts most of them into a few bins; bins of equal width hold a few scores each.
 
 /// The order's key of the smallest and the largest finite score (key_of in topk_selection.cuh).
 constexpr std::uint32_t kLowestFinite = 0x8000'0000U - 0x7F7F'FFFFU;

@@ -165,7 +165,8 @@ void Forward::score() const {
                     .cos_sin = cos_sin,
                     .q_out = b.index_q_stored,
                     .q_scale = b.index_q_scale,
-                    .weights_out = b.index_w},
+                    .weights_out = b.index_w,
+                    .rehearses = ops.index_q_rehearses},
                    index_lane.scratch, index_lane.stream);
   watch.lap(Stage::kIndexer);
   const auto slots = [&](std::int64_t begin, std::int64_t end) {

@@ -205,6 +205,11 @@ void plan_joint_queries(const OpPlanner& planner, const LayerConfig& c, const La
 /// attention waits for.
 constexpr std::int64_t kMostBesideIndexer = std::int64_t{48} << 20;
 
+/// Index queries wait for the compressors, which are slow beside so many bytes of wq_b. Of more tokens, or beside less,
+/// they do not wait long enough for a rehearsal.
+constexpr std::int64_t kFewestBesideRehearsal = std::int64_t{16} << 20;
+constexpr std::int64_t kMostRehearsedTokens = 4;
+
 /// wq_b and the indexer's as products of their own, by the kernel that both have together.
 void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
                         const LayerWeights& weights, Ops* ops) {
@@ -222,6 +227,8 @@ void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const La
   if (!wq_b || !index) return;
   ops->joint_wq_b = std::move(wq_b);
   ops->joint_index_wq_b = std::move(index);
+  ops->index_q_rehearses =
+      beside.leaves_room && weights.wq_b.numel() >= kFewestBesideRehearsal && ops->tokens <= kMostRehearsedTokens;
 }
 
 /// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).

@@ -1,4 +1,9 @@
 // The indexer's queries on the GPU: every bit of `_ref`.
+#include <utility>
+
+#include "core/host_tensor.h"
+#include "device/memory.h"
+#include "device/streams.h"
 #include "gpu/gpu_run.h"
 #include "gpu/shifted_run.h"
 #include "parity/indexer_cases.h"
@@ -125,6 +130,52 @@ TEST_F(IndexerQGpu, PositionsAnywhere) {
 
 TEST_F(IndexerQGpu, MoreThan65535Tokens) {
   check({.tokens = 66000, .heads = 1, .format = &index_mxfp4_rows(), .hadamard = true});
+}
+
+/// Queries of q that is doubled just ahead, `kTimes` times, as a graph: launches one by one come so late that what is
+/// ahead of them has ended.
+void queries_of_doubled(const IndexerQCase& c, bool rehearses, const IndexerQInputs& inputs, IndexerQOutputs& out) {
+  constexpr int kTimes = 4;
+  StagedTensors staged(DeviceKind::kCuda);
+  IndexerQ::Args args = staged.bring<IndexerQ>(out.attached(c, inputs.args(c)));
+  args.rehearses = rehearses;
+  TensorView rows(const_cast<void*>(args.q.data), args.q.dtype, {c.tokens, c.heads * 128});
+  rows.stride[0] = args.q.stride[0];
+  const Plan<AddRows> add({.rows = c.tokens, .dim = c.heads * 128, .dtype = c.in}, {.device = DeviceKind::kCuda});
+  const Plan<IndexerQ> queries(c.problem(), {.device = DeviceKind::kCuda});
+  const OwnedStream stream(DeviceKind::kCuda);
+  const Graph graph(stream.get(), [&] {
+    for (int i = 0; i < kTimes; ++i) {
+      add.run({.y = rows, .x = rows}, {}, stream.get());
+      queries.run(args, {}, stream.get());
+    }
+  });
+  synchronize(DeviceKind::kCuda);
+  graph.launch(stream.get());
+  synchronize(DeviceKind::kCuda, stream.get());
+  staged.back();
+}
+
+// A rehearsal reads numbers that are not yet there. What is stored is made of those that came after it.
+TEST_F(IndexerQGpu, ARehearsalChangesNoBit) {
+  int compared = 0;
+  for (const RowFormat* format : kFormats) {
+    for (const DType in : {DType::kBF16, DType::kF32}) {
+      for (const std::int64_t tokens : {1, 4, 33}) {
+        const IndexerQCase c{.tokens = tokens, .heads = 64, .format = format, .in = in, .hadamard = true, .seed = 3};
+        SCOPED_TRACE(testing::Message() << c);
+        const IndexerQInputs inputs(c);
+        IndexerQOutputs want(c);
+        IndexerQOutputs got(c);
+        queries_of_doubled(c, false, inputs, want);
+        queries_of_doubled(c, true, inputs, got);
+        expect_same(c, want, got);
+        if (HasFatalFailure()) return;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 18);
 }
 
 TEST_F(IndexerQGpu, TwentyRepeatsAreTheSameBits) {

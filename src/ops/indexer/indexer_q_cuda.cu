@@ -35,6 +35,7 @@ struct QueryCall {
   int group = 0;
   Element element = Element::kF32;
   bool hadamard = false;
+  bool rehearses = false;
   float dim_factor = 0;
   float head_factor = 0;
 };
@@ -125,81 +126,96 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries(const __grid_co
 constexpr int kManyPairs = 4;
 int pairs_of_warp(std::int64_t tokens) { return tokens < 256 ? 1 : kManyPairs; }
 
+/// A number that another kernel may just have written, past L1.
+__device__ inline float load_past_l1(const float* p) { return __ldcg(p); }
+__device__ inline float load_past_l1(const BF16* p) {
+  return device::from_bf16(__ldcg(reinterpret_cast<const std::uint16_t*>(p)));
+}
+
 /// Quantised heads of 128 numbers, loaded 16 bytes at a time. Half a warp has a head, so the Hadamard transform needs
 /// fewer shuffles. Position and rotation of the token are looked up once for all pairs of heads.
+///
+/// Where it rehearses (IndexerQ::Args::rehearses) all lines of L1 are old when the kernels ahead have ended, so that
+/// everything is read past it.
 template <int kPairs, class In>
 __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __grid_constant__ QueryCall c) {
-  device::pdl_wait_and_trigger();
   const std::int64_t token = c.grid.token();
   const int first = 2 * kPairs * static_cast<int>(c.grid.head());
   const int heads = static_cast<int>(c.heads);
-  if (first >= heads) return;
   const int lane = static_cast<int>(threadIdx.x) % 16;
-  const std::int64_t position = min(max(c.positions[token], std::int64_t{0}), c.rope.rows - 1);
   // Past the last head, the last one is computed again and not stored.
   const auto head_of = [&](int pair) { return min(first + 2 * pair + static_cast<int>(threadIdx.x) / 16, heads - 1); };
   const In* q = static_cast<const In*>(c.q) + token * c.q_stride[0] + 8 * lane;
   const In* given = static_cast<const In*>(c.weights) + token * c.weights_stride;
-  float4 x[kPairs][2];
-  float weight[kPairs];
+#pragma unroll 1
+  for (int round = c.rehearses ? 0 : 1; round < 2; ++round) {
+    const bool last = round == 1;
+    if (last) device::pdl_wait_and_trigger();
+    if (first >= heads) continue;
+    const std::int64_t given_position = __ldcg(reinterpret_cast<const long long*>(c.positions) + token);
+    const std::int64_t position = min(max(given_position, std::int64_t{0}), c.rope.rows - 1);
+    float4 x[kPairs][2];
+    float weight[kPairs];
 #pragma unroll
-  for (int p = 0; p < kPairs; ++p) {
-    const In* from = q + head_of(p) * c.q_stride[1];
-    if constexpr (sizeof(In) == 2) {
-      const uint4 raw = *reinterpret_cast<const uint4*>(from);
-      x[p][0] = device::widened(make_uint2(raw.x, raw.y)), x[p][1] = device::widened(make_uint2(raw.z, raw.w));
-    } else {
-      x[p][0] = reinterpret_cast<const float4*>(from)[0], x[p][1] = reinterpret_cast<const float4*>(from)[1];
+    for (int p = 0; p < kPairs; ++p) {
+      const In* from = q + head_of(p) * c.q_stride[1];
+      if constexpr (sizeof(In) == 2) {
+        const uint4 raw = __ldcg(reinterpret_cast<const uint4*>(from));
+        x[p][0] = device::widened(make_uint2(raw.x, raw.y)), x[p][1] = device::widened(make_uint2(raw.z, raw.w));
+      } else {
+        x[p][0] = __ldcg(reinterpret_cast<const float4*>(from)),
+        x[p][1] = __ldcg(reinterpret_cast<const float4*>(from) + 1);
+      }
+      weight[p] = load_past_l1(given + head_of(p));
     }
-    weight[p] = device::widened(given[head_of(p)]);
-  }
-  const float* cos_sin = c.rope.row(position);
-  float cosine[4];
-  float sine[4];
+    const float* cos_sin = c.rope.row(position);
+    float cosine[4];
+    float sine[4];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const int pair = (8 * lane + 2 * k - c.rope.nope) / 2;
-    const bool in_rope = 8 * lane + 2 * k >= c.rope.nope && pair < c.rope.pairs;
-    cosine[k] = in_rope ? cos_sin[pair] : 1.0F;
-    sine[k] = in_rope ? cos_sin[c.rope.pairs + pair] : 0.0F;
-  }
-  const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // first of this lane's pairs that is rotated
-  const auto rotate = [&](float& even, float& odd, int k) {
-    if (k >= first_rope_pair) Rope::rotate(even, odd, cosine[k], sine[k]);
-  };
-  std::uint8_t* const out = c.out + token * c.out_stride[0];
-  float* const weights_out = c.weights_out + token * c.weights_out_stride;
+    for (int k = 0; k < 4; ++k) {
+      const int pair = (8 * lane + 2 * k - c.rope.nope) / 2;
+      const bool in_rope = 8 * lane + 2 * k >= c.rope.nope && pair < c.rope.pairs;
+      cosine[k] = in_rope ? __ldcg(cos_sin + pair) : 1.0F;
+      sine[k] = in_rope ? __ldcg(cos_sin + c.rope.pairs + pair) : 0.0F;
+    }
+    const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // first of this lane's pairs that is rotated
+    const auto rotate = [&](float& even, float& odd, int k) {
+      if (k >= first_rope_pair) Rope::rotate(even, odd, cosine[k], sine[k]);
+    };
+    std::uint8_t* const out = c.out + token * c.out_stride[0];
+    float* const weights_out = c.weights_out + token * c.weights_out_stride;
 #pragma unroll
-  for (int p = 0; p < kPairs; ++p) {
-    float4(&v)[2] = x[p];
-    rotate(v[0].x, v[0].y, 0), rotate(v[0].z, v[0].w, 1), rotate(v[1].x, v[1].y, 2), rotate(v[1].z, v[1].w, 3);
-    round_all(v);
-    if (c.hadamard) {
-      device::hadamard_of_half(v);
+    for (int p = 0; p < kPairs; ++p) {
+      float4(&v)[2] = x[p];
+      rotate(v[0].x, v[0].y, 0), rotate(v[0].z, v[0].w, 1), rotate(v[1].x, v[1].y, 2), rotate(v[1].z, v[1].w, 3);
       round_all(v);
+      if (c.hadamard) {
+        device::hadamard_of_half(v);
+        round_all(v);
+      }
+      const int head = head_of(p);
+      const bool there = last && first + 2 * p + static_cast<int>(threadIdx.x) / 16 < heads;
+      std::uint8_t* const to = out + head * c.out_stride[1];
+      const float amax = fmaxf(device::largest_magnitude(v[0]), device::largest_magnitude(v[1]));
+      if (c.element == Element::kE4M3) {
+        const int e = e4m3_group_exponent(device::max_of_lanes(amax, 16), false);
+        const float factor = exp2_int(-e);
+        const auto codes = [&](float4 a) { return device::narrowed<E4M3>(device::scaled(a, factor)); };
+        if (there) device::put(to + 8 * lane, make_uint2(codes(v[0]), codes(v[1])));
+        weight[p] = __fmul_rn(weight[p], exp2_int(e));
+      } else {
+        constexpr int kLanes = 4;  // lanes of a group of 32
+        const int e = e2m1_group_exponent(device::max_of_lanes(amax, kLanes));
+        const float factor = exp2_int(-e);
+        const auto codes = [&](float4 a) {
+          return static_cast<std::uint32_t>(device::e2m1_codes(device::scaled(a, factor)));
+        };
+        if (there) device::put(to + 4 * lane, codes(v[0]) | codes(v[1]) << 16);
+        std::uint8_t* scales = c.scale + token * c.scale_stride[0] + head * c.scale_stride[1];
+        if (there && lane % kLanes == 0) scales[lane / kLanes] = static_cast<std::uint8_t>(e + 127);
+      }
+      if (there && lane == 0) weights_out[head] = __fmul_rn(__fmul_rn(weight[p], c.dim_factor), c.head_factor);
     }
-    const int head = head_of(p);
-    const bool there = first + 2 * p + static_cast<int>(threadIdx.x) / 16 < heads;
-    std::uint8_t* const to = out + head * c.out_stride[1];
-    const float amax = fmaxf(device::largest_magnitude(v[0]), device::largest_magnitude(v[1]));
-    if (c.element == Element::kE4M3) {
-      const int e = e4m3_group_exponent(device::max_of_lanes(amax, 16), false);
-      const float factor = exp2_int(-e);
-      const auto codes = [&](float4 a) { return device::narrowed<E4M3>(device::scaled(a, factor)); };
-      if (there) device::put(to + 8 * lane, make_uint2(codes(v[0]), codes(v[1])));
-      weight[p] = __fmul_rn(weight[p], exp2_int(e));
-    } else {
-      constexpr int kLanes = 4;  // lanes of a group of 32
-      const int e = e2m1_group_exponent(device::max_of_lanes(amax, kLanes));
-      const float factor = exp2_int(-e);
-      const auto codes = [&](float4 a) {
-        return static_cast<std::uint32_t>(device::e2m1_codes(device::scaled(a, factor)));
-      };
-      if (there) device::put(to + 4 * lane, codes(v[0]) | codes(v[1]) << 16);
-      std::uint8_t* scales = c.scale + token * c.scale_stride[0] + head * c.scale_stride[1];
-      if (there && lane % kLanes == 0) scales[lane / kLanes] = static_cast<std::uint8_t>(e + 127);
-    }
-    if (there && lane == 0) weights_out[head] = __fmul_rn(__fmul_rn(weight[p], c.dim_factor), c.head_factor);
   }
 }
 
@@ -244,6 +260,7 @@ void run(const IndexerQ::Problem& p, const IndexerQ::Args& a, const RunContext& 
                     .group = p.format->group,
                     .element = p.format->nope,
                     .hadamard = p.hadamard,
+                    .rehearses = a.rehearses,
                     .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
                     .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
   device::with_float(p.in, [&]<class In>(In) {

@@ -298,7 +298,8 @@ void launch(StreamCall& call, cudaStream_t stream) {
   const std::int64_t most = leaves_room ? one_each : at_once<Shape, kTogether>();
   const std::int64_t clusters = std::min<std::int64_t>(call.tiles, most);
   const std::int64_t blocks = clusters * kTogether;
-  call.under_way = stages_under_way(blocks, at_once<SixtyFour, 1>(), Shape::kDeep);
+  // With more on its way, whatever runs beside the call waits longer for each of its reads.
+  call.under_way = leaves_room ? 1 : stages_under_way(blocks, at_once<SixtyFour, 1>(), Shape::kDeep);
   const bool alone = !leaves_room && clusters <= one_each;
   const int shared = alone ? std::max(Shape::kShared, kSharedAlone) : Shape::kShared;
   device::launch_cluster<kKernel<Shape>, kTogether>("projection", static_cast<unsigned>(clusters), dim3(sm90::kThreads),

@@ -145,6 +145,17 @@ std::int64_t normed_query_rows(const LayerConfig& config, const LayerOptions& op
   return beside_indexer || weights.wq_b.numel() * size_of(weights.wq_b.dtype) >= kFewestBytes ? kByItself : 0;
 }
 
+bool wq_b_leaves_room(const LayerWeights& weights) {
+  constexpr std::int64_t kMostBytes = std::int64_t{48} << 20;
+  return weights.wq_b.dtype == DType::kE4M3 && weights.wq_b.numel() <= kMostBytes;
+}
+
+bool index_queries_rehearse(const LayerWeights& weights, std::int64_t tokens) {
+  constexpr std::int64_t kFewestBytes = std::int64_t{16} << 20;
+  constexpr std::int64_t kMostTokens = 4;
+  return tokens <= kMostTokens && wq_b_leaves_room(weights) && weights.wq_b.numel() >= kFewestBytes;
+}
+
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                            const LayerPlan::Ops& ops, const LayerBuffers& b) {
   return queries_of(config, options, weights, ops, b, /*attention=*/true,

@@ -201,15 +201,6 @@ void plan_joint_queries(const OpPlanner& planner, const LayerConfig& c, const La
   if (joint) ops->joint_queries = planner.make<JointProjection>(problem);
 }
 
-/// E4M3 weights of wq_b that stream by half of each multiprocessor while the indexer chooses; of more it is wq_b that
-/// attention waits for.
-constexpr std::int64_t kMostBesideIndexer = std::int64_t{48} << 20;
-
-/// Index queries wait for the compressors, which are slow beside so many bytes of wq_b. Of more tokens, or beside less,
-/// they do not wait long enough for a rehearsal.
-constexpr std::int64_t kFewestBesideRehearsal = std::int64_t{16} << 20;
-constexpr std::int64_t kMostRehearsedTokens = 4;
-
 /// wq_b and the indexer's as products of their own, by the kernel that both have together.
 void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const LayerOptions& options,
                         const LayerWeights& weights, Ops* ops) {
@@ -221,14 +212,13 @@ void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const La
       !has_side_stream(c, options))
     return;
   JointProjection::Problem beside = joint_wq_b(c, options, weights, *ops, {}).problem;
-  beside.leaves_room = weights.wq_b.dtype == DType::kE4M3 && weights.wq_b.numel() <= kMostBesideIndexer;
+  beside.leaves_room = wq_b_leaves_room(weights);
   auto wq_b = planner.make_named<JointProjection>(beside, kernel);
   auto index = planner.make_named<JointProjection>(joint_index_wq_b(c, options, weights, *ops, {}).problem, kernel);
   if (!wq_b || !index) return;
   ops->joint_wq_b = std::move(wq_b);
   ops->joint_index_wq_b = std::move(index);
-  ops->index_q_rehearses =
-      beside.leaves_room && weights.wq_b.numel() >= kFewestBesideRehearsal && ops->tokens <= kMostRehearsedTokens;
+  ops->index_q_rehearses = index_queries_rehearse(weights, ops->tokens);
 }
 
 /// The rotation back and the output projection, in the activations' dtype or in FP8 (spec 2).

@@ -1,4 +1,4 @@
-// Which layers' products norm the latent queries themselves.
+// Which layers' products norm the latent queries themselves, and what runs beside wq_b.
 #include "layer/joint_products.h"
 
 #include <gtest/gtest.h>
@@ -36,6 +36,31 @@ TEST(JointProducts, NormQueriesWhereItPays) {
   options = {
       .device = DeviceKind::kCuda, .side_streams = true, .implementations = {{"joint_projection", "cuda_stream"}}};
   EXPECT_EQ(0, rows(with_indexer)) << "another implementation is named";
+}
+
+TEST(JointProducts, IndexQueriesRehearseWhereTheyWait) {
+  LayerWeights weights;
+  const auto of_heads = [](std::int64_t heads, DType dtype) {
+    return ConstTensorView(nullptr, dtype, {heads * 512, 1024});
+  };
+  weights.wq_b = of_heads(64, DType::kE4M3);
+  EXPECT_TRUE(wq_b_leaves_room(weights));
+  EXPECT_TRUE(index_queries_rehearse(weights, 1));
+  EXPECT_TRUE(index_queries_rehearse(weights, 4));
+  EXPECT_FALSE(index_queries_rehearse(weights, 5)) << "the compressors are done before";
+  weights.wq_b = of_heads(32, DType::kE4M3);
+  EXPECT_TRUE(index_queries_rehearse(weights, 4));
+  weights.wq_b = of_heads(31, DType::kE4M3);
+  EXPECT_TRUE(wq_b_leaves_room(weights));
+  EXPECT_FALSE(index_queries_rehearse(weights, 1)) << "little of wq_b beside the compressors";
+  weights.wq_b = of_heads(96, DType::kE4M3);
+  EXPECT_TRUE(index_queries_rehearse(weights, 1));
+  weights.wq_b = of_heads(97, DType::kE4M3);
+  EXPECT_FALSE(wq_b_leaves_room(weights)) << "attention waits for wq_b";
+  EXPECT_FALSE(index_queries_rehearse(weights, 1));
+  weights.wq_b = of_heads(64, DType::kBF16);
+  EXPECT_FALSE(wq_b_leaves_room(weights));
+  EXPECT_FALSE(index_queries_rehearse(weights, 1));
 }
 
 }  // namespace

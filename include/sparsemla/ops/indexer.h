@@ -43,9 +43,9 @@ struct IndexerQ {
         q_out;  ///< index_fp8: [T, heads, dim] E4M3; index_mxfp4: [T, heads, dim/2] U8; index_f32: [T, heads, dim] F32
     TensorView q_scale;      ///< index_mxfp4: [T, heads, dim/32] U8; otherwise absent
     TensorView weights_out;  ///< [T, heads] F32
-    /// What is ahead on the stream ends long after a GPU could start this call. It then computes everything once while
-    /// it waits, of whatever the tensors hold, and stores nothing of that: code and tables have come from memory when q
-    /// is there. Results are the same.
+    /// What is ahead on the stream ends long after a GPU could start this call. From sm_90 on it may then compute
+    /// everything once while it waits, of whatever the tensors hold, and store nothing of that: code and tables have
+    /// come from memory when q is there. Results are the same.
     bool rehearses = false;
   };
 };

@@ -260,7 +260,7 @@ void run(const IndexerQ::Problem& p, const IndexerQ::Args& a, const RunContext& 
                     .group = p.format->group,
                     .element = p.format->nope,
                     .hadamard = p.hadamard,
-                    .rehearses = a.rehearses,
+                    .rehearses = a.rehearses && device::current_gpu().capability >= 90,  // others start no kernel early
                     .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
                     .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
   device::with_float(p.in, [&]<class In>(In) {

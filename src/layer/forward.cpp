@@ -114,7 +114,7 @@ void Forward::window() const {
   watch.lap(Stage::kInsert);
 }
 
-/// Whether a step of one stream runs its norms beside its compressors (docs/kernels/layer-ops.md "Beside the
+/// Whether a step of one stream runs its norms beside its compressors (docs/kernels/decode-layer.md "Beside the
 /// compressor" has the measurements).
 bool Forward::norms_beside_compressor() const {
   constexpr std::int64_t kMost = 256;  // of more tokens either fills the GPU

@@ -17,7 +17,7 @@ struct JointProduct {
 /// Rows up to which a layer that names JointProjection uses it; with `deterministic` it always does.
 inline constexpr std::int64_t kJointRows = 64;
 /// Rows up to which the indexer's queries are a product of their own: then wq_b's weights stream on a second stream
-/// while the indexer chooses (docs/kernels/projection_stream.md "wq_b beside the indexer").
+/// while the indexer chooses (docs/kernels/decode-layer.md "wq_b beside the indexer").
 inline constexpr std::int64_t kQueriesApartRows = 16;
 inline constexpr std::int64_t kJointRowsOnHopper = 128;  ///< where it names JointProjection::kOneLaunchOnHopper
 
@@ -39,16 +39,16 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
 
 /// Up to so many rows latent queries are normed by the products of them, where `sm90_stream` makes these and the norm's
 /// weight is bf16: 16 where it is named for joint products; 8 by itself where wq_b has 24 MiB or more, or streams
-/// beside the indexer (docs/kernels/projection_stream.md "Norms within"). 0: none are.
+/// beside the indexer (docs/kernels/decode-layer.md "Norms within"). 0: none are.
 std::int64_t normed_query_rows(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                                const JointProjection::Problem& queries);
 
 /// Whether wq_b, which streams beside the indexer, does so by half of each multiprocessor and of memory's rate: E4M3
-/// weights of up to 48 MiB. Of more it is wq_b that attention waits for (docs/kernels/projection_stream.md "wq_b beside
+/// weights of up to 48 MiB. Of more it is wq_b that attention waits for (docs/kernels/decode-layer.md "wq_b beside
 /// the indexer").
 bool wq_b_leaves_room(const LayerWeights& weights);
 /// Whether index queries rehearse beside it (IndexerQ::Args::rehearses): up to four tokens, beside 16 MiB or more.
-/// Others do not wait long enough for the compressors (docs/kernels/layer-ops.md "A rehearsal of index queries").
+/// Others do not wait long enough for the compressors (docs/kernels/decode-layer.md "A rehearsal of index queries").
 bool index_queries_rehearse(const LayerWeights& weights, std::int64_t tokens);
 
 /// What is made of the latent queries: wq_b, and the indexer's where it scores.

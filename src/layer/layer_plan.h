@@ -89,7 +89,7 @@ struct LayerPlan::Ops {
   std::optional<Plan<QNormRopeInsert>> insert;
   std::optional<Plan<CompressStore>> compress;
   std::optional<Plan<IndexerQ>> index_q;
-  bool index_q_rehearses = false;
+  bool index_q_rehearses = false;  ///< index_queries_rehearse() (joint_products.h)
   std::optional<Plan<IndexerLogits>> logits, logits_tail;
   std::optional<Plan<TopK>> topk, topk_tail;
   /// In place of the two above, scores and selection of all tokens in one launch, for a forward that nobody observes.

@@ -1,7 +1,4 @@
 // The indexer's queries on the GPU: every bit of `_ref`.
-#include <utility>
-
-#include "core/host_tensor.h"
 #include "device/memory.h"
 #include "device/streams.h"
 #include "gpu/gpu_run.h"

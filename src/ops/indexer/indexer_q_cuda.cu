@@ -1,5 +1,6 @@
 // IndexerQ on any GPU: one warp for a head, which stays in registers from load to store; half a warp for heads of 128.
 #include <cmath>
+#include <type_traits>
 
 #include "cache/row_encoder.cuh"
 #include "device/hadamard.cuh"
@@ -35,7 +36,7 @@ struct QueryCall {
   int group = 0;
   Element element = Element::kF32;
   bool hadamard = false;
-  bool rehearses = false;
+  bool rehearses = false;  ///< a round before the wait, of one pair of heads a warp
   float dim_factor = 0;
   float head_factor = 0;
 };
@@ -126,19 +127,21 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries(const __grid_co
 constexpr int kManyPairs = 4;
 int pairs_of_warp(std::int64_t tokens) { return tokens < 256 ? 1 : kManyPairs; }
 
-/// A number that another kernel may just have written, past L1.
-__device__ inline float load_past_l1(const float* p) { return __ldcg(p); }
-__device__ inline float load_past_l1(const BF16* p) {
-  return device::from_bf16(__ldcg(reinterpret_cast<const std::uint16_t*>(p)));
+/// Loads a word, past L1 where that may have what the word was before.
+template <bool kPastL1, class Word>
+__device__ Word load_word(const Word* from) {
+  if constexpr (kPastL1) return __ldcg(from);
+  return *from;
 }
 
 /// Quantised heads of 128 numbers, loaded 16 bytes at a time. Half a warp has a head, so the Hadamard transform needs
 /// fewer shuffles. Position and rotation of the token are looked up once for all pairs of heads.
 ///
-/// Where it rehearses (IndexerQ::Args::rehearses) all lines of L1 are old when the kernels ahead have ended, so that
-/// everything is read past it.
+/// Of one pair of heads a warp it may rehearse (IndexerQ::Args::rehearses). L1 has what that round has read when the
+/// kernels ahead have ended, so that everything is read past it.
 template <int kPairs, class In>
 __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __grid_constant__ QueryCall c) {
+  constexpr bool kMayRehearse = kPairs == 1;
   const std::int64_t token = c.grid.token();
   const int first = 2 * kPairs * static_cast<int>(c.grid.head());
   const int heads = static_cast<int>(c.heads);
@@ -148,11 +151,12 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
   const In* q = static_cast<const In*>(c.q) + token * c.q_stride[0] + 8 * lane;
   const In* given = static_cast<const In*>(c.weights) + token * c.weights_stride;
 #pragma unroll 1
-  for (int round = c.rehearses ? 0 : 1; round < 2; ++round) {
+  for (int round = kMayRehearse && c.rehearses ? 0 : 1; round < 2; ++round) {
     const bool last = round == 1;
     if (last) device::pdl_wait_and_trigger();
     if (first >= heads) continue;
-    const std::int64_t given_position = __ldcg(reinterpret_cast<const long long*>(c.positions) + token);
+    const auto* const positions = reinterpret_cast<const long long*>(c.positions);
+    const std::int64_t given_position = load_word<kMayRehearse>(positions + token);
     const std::int64_t position = min(max(given_position, std::int64_t{0}), c.rope.rows - 1);
     float4 x[kPairs][2];
     float weight[kPairs];
@@ -160,13 +164,15 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
     for (int p = 0; p < kPairs; ++p) {
       const In* from = q + head_of(p) * c.q_stride[1];
       if constexpr (sizeof(In) == 2) {
-        const uint4 raw = __ldcg(reinterpret_cast<const uint4*>(from));
+        const uint4 raw = load_word<kMayRehearse>(reinterpret_cast<const uint4*>(from));
         x[p][0] = device::widened(make_uint2(raw.x, raw.y)), x[p][1] = device::widened(make_uint2(raw.z, raw.w));
       } else {
-        x[p][0] = __ldcg(reinterpret_cast<const float4*>(from)),
-        x[p][1] = __ldcg(reinterpret_cast<const float4*>(from) + 1);
+        const auto* const fours = reinterpret_cast<const float4*>(from);
+        x[p][0] = load_word<kMayRehearse>(fours), x[p][1] = load_word<kMayRehearse>(fours + 1);
       }
-      weight[p] = load_past_l1(given + head_of(p));
+      using Bits = std::conditional_t<sizeof(In) == 2, std::uint16_t, std::uint32_t>;
+      const Bits bits = load_word<kMayRehearse>(reinterpret_cast<const Bits*>(given) + head_of(p));
+      weight[p] = __uint_as_float(sizeof(In) == 2 ? static_cast<std::uint32_t>(bits) << 16 : bits);
     }
     const float* cos_sin = c.rope.row(position);
     float cosine[4];
@@ -175,8 +181,8 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
     for (int k = 0; k < 4; ++k) {
       const int pair = (8 * lane + 2 * k - c.rope.nope) / 2;
       const bool in_rope = 8 * lane + 2 * k >= c.rope.nope && pair < c.rope.pairs;
-      cosine[k] = in_rope ? __ldcg(cos_sin + pair) : 1.0F;
-      sine[k] = in_rope ? __ldcg(cos_sin + c.rope.pairs + pair) : 0.0F;
+      cosine[k] = in_rope ? load_word<kMayRehearse>(cos_sin + pair) : 1.0F;
+      sine[k] = in_rope ? load_word<kMayRehearse>(cos_sin + c.rope.pairs + pair) : 0.0F;
     }
     const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // first of this lane's pairs that is rotated
     const auto rotate = [&](float& even, float& odd, int k) {

@@ -43,12 +43,12 @@ JointProduct joint_inputs(const LayerConfig& config, const LayerOptions& options
 std::int64_t normed_query_rows(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                                const JointProjection::Problem& queries);
 
-/// Whether wq_b, which streams beside the indexer, does so by half of each multiprocessor and of memory's rate: E4M3
+/// Whether wq_b, which streams beside the indexer, does so by half of each multiprocessor and a stage at a time: E4M3
 /// weights of up to 48 MiB. Of more it is wq_b that attention waits for (docs/kernels/decode-layer.md "wq_b beside
 /// the indexer").
 bool wq_b_leaves_room(const LayerWeights& weights);
-/// Whether index queries rehearse beside it (IndexerQ::Args::rehearses): up to four tokens, beside 16 MiB or more.
-/// Others do not wait long enough for the compressors (docs/kernels/decode-layer.md "A rehearsal of index queries").
+/// Whether index queries rehearse beside it (IndexerQ::Args::rehearses): up to four tokens, beside 16 MiB or more,
+/// where it was measured to pay (docs/kernels/decode-layer.md "A rehearsal of index queries").
 bool index_queries_rehearse(const LayerWeights& weights, std::int64_t tokens);
 
 /// What is made of the latent queries: wq_b, and the indexer's where it scores.

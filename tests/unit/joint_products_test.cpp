@@ -47,12 +47,12 @@ TEST(JointProducts, IndexQueriesRehearseWhereTheyWait) {
   EXPECT_TRUE(wq_b_leaves_room(weights));
   EXPECT_TRUE(index_queries_rehearse(weights, 1));
   EXPECT_TRUE(index_queries_rehearse(weights, 4));
-  EXPECT_FALSE(index_queries_rehearse(weights, 5)) << "the compressors are done before";
+  EXPECT_FALSE(index_queries_rehearse(weights, 5)) << "of eight it costs more than it saves";
   weights.wq_b = of_heads(32, DType::kE4M3);
   EXPECT_TRUE(index_queries_rehearse(weights, 4));
   weights.wq_b = of_heads(31, DType::kE4M3);
   EXPECT_TRUE(wq_b_leaves_room(weights));
-  EXPECT_FALSE(index_queries_rehearse(weights, 1)) << "little of wq_b beside the compressors";
+  EXPECT_FALSE(index_queries_rehearse(weights, 1)) << "a smaller slice";
   weights.wq_b = of_heads(96, DType::kE4M3);
   EXPECT_TRUE(index_queries_rehearse(weights, 1));
   weights.wq_b = of_heads(97, DType::kE4M3);

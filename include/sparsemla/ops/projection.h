@@ -87,7 +87,7 @@ struct JointProjection {
     bool norms_x = false;                ///< each row of x is normed first; of one group
     float eps = 1e-6F;                   ///< RMSNorm's epsilon, with norms_x
     /// Other work runs beside the call: `sm90_stream` has one block a multiprocessor where two would find room, and
-    /// brings weights at half of memory's rate. Results are the same.
+    /// one stage of weights on its way. Results are the same.
     bool leaves_room = false;
   };
   /// The tensors of one weight.

@@ -20,7 +20,6 @@ namespace smla::bench {
 
 namespace {
 
-constexpr std::int64_t kSteps = 4;  // positions in turn: a C4A layer closes a group every fourth token
 constexpr std::array<std::int64_t, 9> kBatches{1, 2, 4, 8, 16, 32, 64, 128, 256};
 constexpr std::array<std::int64_t, 4> kContexts{8192, 32768, 131072, 1048576};
 constexpr std::array<std::int64_t, 5> kPrompts{512, 1024, 2048, 4096, 8192};
@@ -29,6 +28,11 @@ constexpr std::array<std::int64_t, 5> kPrompts{512, 1024, 2048, 4096, 8192};
 std::pair<std::int64_t, std::int64_t> live_columns(const CacheGroup& group, std::int64_t length, std::int64_t tokens) {
   const std::int64_t end = (length + group.block_tokens - 1) / group.block_tokens;
   return {group.first_kept(length - tokens) / group.block_tokens, end};
+}
+
+/// Positions before the end of a request of LayerShape::length from which on something is computed.
+std::int64_t computed_positions(const LayerShape& shape) {
+  return shape.tokens + LayerRun::kSteps + (shape.staggered ? LayerRun::kSteps : 0);
 }
 
 template <class T>
@@ -66,20 +70,30 @@ LayerConfig slice_of_layer(const Options& options, int ratio, std::int64_t heads
 
 LayerOnGpu::LayerOnGpu(const Options& options, const LayerConfig& config_in, std::int64_t positions)
     : config(config_in) {
-  host_weights_ = random_weights(config, 1);
-  quantise(options, config, host_weights_);
+  OwnedLayerWeights numbers = random_weights(config, 1);
+  quantise(options, config, numbers);
+  host_weights_ = std::make_shared<const OwnedLayerWeights>(std::move(numbers));
   rope_ = std::make_shared<const RopeTable>(config.rope, positions, DeviceKind::kCuda, true);
-  placed_.emplace(LayerSource{.config = config, .weights = host_weights_.views}, layer_options(options), rope_);
-  views = placed_->weights();
-  layer = placed_->layer();
+  place(options);
   LayerOptions host = layer_options(options);
   host.device = DeviceKind::kCpu;
   host.implementations.clear();
   host.front_end = FrontEnd::kFlashInfer;  // slots are made of the chosen entries by an op of its own, after an
                                            // observer has seen them
-  on_host.emplace(config, host_weights_.views, host, rope_->host());
+  on_host.emplace(config, host_weights_->views, host, rope_->host());
   host.fp8_output = OutputScale::kF32;
-  if (options.fp8_weights) on_host_rounding.emplace(config, host_weights_.views, host, rope_->host());
+  if (options.fp8_weights) on_host_rounding.emplace(config, host_weights_->views, host, rope_->host());
+}
+
+LayerOnGpu::LayerOnGpu(const Options& options, const LayerOnGpu& like)
+    : config(like.config), host_weights_(like.host_weights_), rope_(like.rope_) {
+  place(options);
+}
+
+void LayerOnGpu::place(const Options& options) {
+  placed_.emplace(LayerSource{.config = config, .weights = host_weights_->views}, layer_options(options), rope_);
+  views = placed_->weights();
+  layer = placed_->layer();
 }
 
 namespace {
@@ -100,7 +114,7 @@ double LayerRun::bytes_of(const Options& options, const LayerConfig& config, con
   const KvLayout layout = make_kv_layout(std::span(&config, 1), layer_options(options).caches);
   double bytes = 0;
   for (const CacheGroup& group : layout.groups) {
-    const auto [begin, end] = live_columns(group, shape.length, shape.tokens + kSteps);
+    const auto [begin, end] = live_columns(group, shape.length, computed_positions(shape));
     for (const LayerCache& cache : group.caches) {
       bytes +=
           static_cast<double>(DeviceCache::bytes_of(*cache.format, shape.requests * (end - begin), cache.block_size));
@@ -124,7 +138,7 @@ LayerRun::LayerRun(const Options& options, const LayerOnGpu& layer, const LayerS
   std::uint64_t seed = 20;
   for (const CacheGroup& group : layout_.groups) {
     GroupCaches& made = groups_.emplace_back();
-    const auto [begin, end] = live_columns(group, shape.length, shape.tokens + kSteps);
+    const auto [begin, end] = live_columns(group, shape.length, computed_positions(shape));
     made.first_column = begin;
     made.columns = end - begin;
     for (const LayerCache& c : group.caches) {
@@ -155,8 +169,9 @@ void LayerRun::make_step(std::int64_t index) {
   std::vector<std::int64_t> positions;
   for (std::int64_t r = 0; r <= requests; ++r) step.host_starts.push_back(static_cast<std::int32_t>(r * tokens));
   for (std::int64_t r = 0; r < requests; ++r) {
-    step.host_lens.push_back(static_cast<std::int32_t>(length));
-    for (std::int64_t t = 0; t < tokens; ++t) positions.push_back(length - tokens + t);
+    const std::int64_t own = shape_.staggered ? length - r % kSteps : length;
+    step.host_lens.push_back(static_cast<std::int32_t>(own));
+    for (std::int64_t t = 0; t < tokens; ++t) positions.push_back(own - tokens + t);
   }
   step.starts = device_copy(step.host_starts);
   step.lens = device_copy(step.host_lens);

@@ -31,6 +31,8 @@ class LayerOnGpu {
  public:
   /// @param positions rows of its rope table
   LayerOnGpu(const Options& options, const LayerConfig& config, std::int64_t positions);
+  /// Another layer of the same numbers, in memory of its own on the GPU; none on the host.
+  LayerOnGpu(const Options& options, const LayerOnGpu& like);
   LayerConfig config;
   LayerWeights views;  ///< views of the weights on the GPU
   std::optional<AttentionLayer> layer;
@@ -38,7 +40,9 @@ class LayerOnGpu {
   std::optional<AttentionLayer> on_host_rounding;  ///< the inputs of FP8 weights, as the GPU does in long steps
 
  private:
-  OwnedLayerWeights host_weights_;
+  void place(const Options& options);
+
+  std::shared_ptr<const OwnedLayerWeights> host_weights_;
   std::shared_ptr<const RopeTable> rope_;
   std::optional<PlacedLayer> placed_;
 };
@@ -49,6 +53,7 @@ struct LayerShape {
   std::int64_t tokens = 1;  ///< tokens of a request in a step
   std::int64_t length = 0;  ///< tokens of a request after the step; of decodes after the last step
   bool prefill = false;
+  bool staggered = false;  ///< the lengths of decodes differ by up to three tokens, as of requests that came in turn
 };
 
 /// A layer's caches and several steps over them, each with block tables, positions and hidden states of its own.
@@ -58,6 +63,8 @@ class LayerRun {
   ~LayerRun();
   static double bytes_of(const Options& options, const LayerConfig& config, const LayerShape& shape);
 
+  /// Decodes are of so many positions in turn: a C4A layer closes a group at one of them.
+  static constexpr std::int64_t kSteps = 4;
   std::vector<std::function<void()>> calls();
   std::string implementation() const;
   bool rounds_inputs() const;  ///< whether inputs of FP8 weights are rounded to FP8

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "bench/device_layer.h"
+#include "bench/device_stack.h"
 #include "sparsemla/error.h"
 
 namespace smla::bench {
@@ -101,31 +102,46 @@ std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model) {
   return out;
 }
 
-StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>& batches, std::int64_t prompt,
-                         std::int64_t output, const Emit& emit) {
+StackTimes measure_stack(const Options& options, StackMeasure how, const std::vector<std::int64_t>& batches,
+                         std::int64_t prompt, std::int64_t output, const Emit& emit) {
   const DeviceTimer timer;
   std::map<std::pair<std::int64_t, std::int64_t>, double> sums;
   StackTimes out;
-  const auto time_of = [&](const LayerOnGpu& layer, const LayerShape& shape, std::int64_t layers) {
-    const Row row = measure_layer(options, layer, shape, timer);
+  const auto time_of = [&](const Row& row) {
     emit(row);
     if (!row.skipped.empty()) throw Unsupported("bench serve: " + row.shape + ": " + row.skipped);
     if (!row.check.failure.empty()) throw Error("bench serve: " + row.shape + ": WRONG: " + row.check.failure);
-    return static_cast<double>(layers) * row.time.median;
+    return row.time.median;
   };
-  for (const auto& [ratio, layers] : layers_by_ratio(options.model)) {
-    const LayerOnGpu layer(options, slice_of_layer(options, ratio, options.heads), prompt + output);
-    out.prefill += time_of(layer, {.requests = 1, .tokens = prompt, .length = prompt, .prefill = true}, layers);
+  const auto context_at = [&](int point) { return prompt + output * point / (kContextPoints - 1); };
+  const auto add_prompt = [&](const LayerOnGpu& layer, std::int64_t layers) {
+    out.prefill += static_cast<double>(layers) *
+                   time_of(measure_layer(options, layer,
+                                         {.requests = 1, .tokens = prompt, .length = prompt, .prefill = true}, timer));
+  };
+  const std::map<int, std::int64_t> kinds = layers_by_ratio(options.model);
+  if (how == StackMeasure::kWhole) {
+    const StackOnGpu stack(options, prompt + output);
+    for (const auto& [ratio, layers] : kinds) add_prompt(stack.first_of(ratio), layers);
     for (const std::int64_t batch : batches) {
-      double window = 0;
-      for (int i = 0; i < kContextPoints; ++i) {
-        const std::int64_t context = prompt + output * i / (kContextPoints - 1);
-        // A window-only layer does the same at every length past its window.
-        const bool again = ratio == 1 && i > 0;
-        const double seconds =
-            again ? window : time_of(layer, {.requests = batch, .tokens = 1, .length = context}, layers);
-        window = seconds;
-        sums[{batch, context}] += seconds;
+      for (int i = 0; i < kContextPoints; ++i)
+        sums[{batch, context_at(i)}] = time_of(stack.measure(batch, context_at(i), timer));
+    }
+  } else {
+    for (const auto& [ratio, layers] : kinds) {
+      const LayerOnGpu layer(options, slice_of_layer(options, ratio, options.heads), prompt + output);
+      add_prompt(layer, layers);
+      for (const std::int64_t batch : batches) {
+        double window = 0;
+        for (int i = 0; i < kContextPoints; ++i) {
+          // A window-only layer does the same at every length past its window.
+          const bool again = ratio == 1 && i > 0;
+          const LayerShape shape{.requests = batch, .tokens = 1, .length = context_at(i)};
+          const double seconds =
+              again ? window : static_cast<double>(layers) * time_of(measure_layer(options, layer, shape, timer));
+          window = seconds;
+          sums[{batch, context_at(i)}] += seconds;
+        }
       }
     }
   }

@@ -53,9 +53,13 @@ ServeResult simulate(const StackTimes& times, const Load& load);
 /// How many layers of each compress ratio a model's decoder stack has.
 std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model);
 
-/// Measures one layer of each kind at `batches` requests and contexts from `prompt` to `prompt` + `output`, and one
-/// prompt; each time is multiplied by the kind's layers in the stack. `emit` sees every row.
-StackTimes measure_stack(const Options& options, const std::vector<std::int64_t>& batches, std::int64_t prompt,
-                         std::int64_t output, const Emit& emit);
+/// Where a step's time comes from: one layer of each kind, times its layers in the stack, or all layers as one graph
+/// (device_stack.h). Prompts are measured by kind in either.
+enum class StackMeasure { kByKind, kWhole };
+
+/// Measures decode steps at `batches` requests and contexts from `prompt` to `prompt` + `output`, and one prompt.
+/// `emit` sees every row.
+StackTimes measure_stack(const Options& options, StackMeasure how, const std::vector<std::int64_t>& batches,
+                         std::int64_t prompt, std::int64_t output, const Emit& emit);
 
 }  // namespace smla::bench

@@ -33,6 +33,7 @@ struct ServeArguments {
   double min_seconds = 0.1;
   bool fp8_weights = false;
   bool nvfp4_weights = false;
+  bool whole_stack = false;
   std::string json;
   bool quiet = false;
 };
@@ -63,11 +64,13 @@ std::string table_of(const ServeArguments& a, const bench::Options& options, con
                      a.cache_dtype, a.index_dtype, a.nvfp4_weights ? "NVFP4" : (a.fp8_weights ? "FP8" : "bf16"));
   out += fmt::format(
       "{} prompt and {} output tokens; all requests come at once, then another whenever one is done, {} times as many "
-      "in all. One layer of each kind "
-      "is\n"
-      "measured from hidden states to hidden states and multiplied by its layers; nothing else of a model is in these "
-      "times.\n\n",
-      a.prompt, a.output, a.rounds);
+      "in all.\n{}; nothing else of a model is in these times.\n\n",
+      a.prompt, a.output, a.rounds,
+      a.whole_stack ? "A decode step of all layers is measured as one graph, each layer with weights and caches of its "
+                      "own, as the mean of four\npositions in turn; a prompt as one layer of each kind, multiplied by "
+                      "its layers"
+                    : "One layer of each kind is measured from hidden states to hidden states and multiplied by its "
+                      "layers");
   out +=
       "| requests | mean TPOT, ms | median | p99 | mean TTFT, ms | median | p99 | output tokens/s "
       "|\n|---|---|---|---|---|---|---|---|\n";
@@ -95,14 +98,18 @@ std::string json_of(const ServeArguments& a, const bench::Machine& machine, cons
                              {"prompt", a.prompt},
                              {"output", a.output},
                              {"fp8_weights", a.fp8_weights},
-                             {"nvfp4_weights", a.nvfp4_weights}};
+                             {"nvfp4_weights", a.nvfp4_weights},
+                             {"whole_stack", a.whole_stack}};
   out["loads"] = nlohmann::ordered_json::array();
   for (const Line& l : lines)
     out["loads"].push_back(
         {{"requests", l.requests}, {"tpot", spread(l.result.tpot)}, {"ttft", spread(l.result.ttft)}});
   out["layers"] = nlohmann::ordered_json::array();
-  for (const bench::Row& row : rows)
-    out["layers"].push_back({{"name", row.name}, {"shape", row.shape}, {"median_ms", row.time.median * 1e3}});
+  for (const bench::Row& row : rows) {
+    nlohmann::ordered_json layer{{"name", row.name}, {"shape", row.shape}, {"median_ms", row.time.median * 1e3}};
+    for (const auto& [name, value] : row.stages) layer["stages"][name] = value;
+    out["layers"].push_back(std::move(layer));
+  }
   return out.dump(2) + "\n";
 }
 
@@ -129,7 +136,8 @@ int run_serve(const ServeArguments& a) {
       fmt::print(stderr, "smla bench serve: {} ({}): {:.4g} us\n", row.name, row.shape, row.time.median * 1e6);
   };
   const bench::StackTimes times =
-      bench::measure_stack(options, batches_to(*std::ranges::max_element(a.requests)), a.prompt, a.output, emit);
+      bench::measure_stack(options, a.whole_stack ? bench::StackMeasure::kWhole : bench::StackMeasure::kByKind,
+                           batches_to(*std::ranges::max_element(a.requests)), a.prompt, a.output, emit);
   std::vector<Line> lines;
   for (const std::int64_t n : a.requests) {
     lines.push_back({.requests = n,
@@ -171,8 +179,11 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
   command->add_flag("--fp8-weights", a->fp8_weights,
                     "E4M3 weights with scales of 128 x 128 blocks, where FP8 checkpoints have them");
   command->add_flag("--nvfp4-weights", a->nvfp4_weights, "NVFP4 weights, where FP8 checkpoints have FP8 ones");
+  command->add_flag("--whole-stack", a->whole_stack,
+                    "Measure a decode step of all layers as one graph, not one layer of each kind");
   add_impl_option(command, a->implementations);
-  command->add_option("--min-time", a->min_seconds, "Seconds to measure each layer at least")
+  command
+      ->add_option("--min-time", a->min_seconds, "Seconds to measure each layer, or each position of a step, at least")
       ->check(real(0.0, 3600.0))
       ->capture_default_str();
   command->add_option("--json", a->json, "Also write JSON to FILE; - writes JSON alone to stdout");
@@ -181,7 +192,9 @@ void add_serve_command(CLI::App* bench, int& exit_code) {
       "Layers are measured by kind at several lengths, in between times are interpolated; a schedule with whole "
       "prompts before decodes is then "
       "played\n"
-      "through. Window-only layers are measured once a batch size. Exit status: 0 measured, 2 wrong usage or no GPU.");
+      "through. Window-only layers are measured once a batch size. A layer alone finds nothing of what it needs in L2; "
+      "with --whole-stack\n"
+      "it finds what the layers ahead of it left there. Exit status: 0 measured, 2 wrong usage or no GPU.");
   command->callback([command, a, &exit_code] {
     refuse_useless(*command, "--nvfp4-weights", a->fp8_weights, "beside --fp8-weights", "one of the two");
     exit_code = run_serve(*a);

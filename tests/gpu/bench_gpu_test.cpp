@@ -8,7 +8,9 @@
 #include "bench/device_inputs.h"
 #include "bench/device_layer.h"
 #include "bench/device_machine.h"
+#include "bench/device_stack.h"
 #include "bench/inputs.h"
+#include "bench/serve.h"
 #include "gpu/gpu_run.h"
 #include "property/fp8_checkpoint.h"
 
@@ -327,6 +329,23 @@ TEST_F(BenchGpu, LayersOfNvfp4WeightsAreRightAndTheirFloorIsLower) {
   for (std::size_t i = 0; i < rows[0].size(); ++i) {
     EXPECT_LT(rows[1][i].bytes, rows[0][i].bytes);
     EXPECT_EQ(rows[1][i].flops, rows[0][i].flops);
+  }
+}
+
+TEST_F(BenchGpu, AWholeStackRunsAndIsChecked) {
+  const Options options = quick_options(test::fp8_model());
+  const DeviceTimer timer;
+  const StackOnGpu stack(options, 700);
+  for (const auto& [ratio, layers] : layers_by_ratio(options.model))
+    EXPECT_EQ(stack.first_of(ratio).config.compress_ratio, ratio);
+  for (const std::int64_t requests : {1, 6}) {
+    const Row row = stack.measure(requests, 700, timer);
+    expect_right(row, true);
+    EXPECT_THAT(row.shape, testing::HasSubstr(std::to_string(options.model.num_layers) + " "));
+    EXPECT_EQ(row.stages.size(), 4U);
+    double sum = 0;
+    for (const auto& [position, us] : row.stages) sum += us;
+    EXPECT_NEAR(row.time.median, sum / 4e6, 1e-12);
   }
 }
 

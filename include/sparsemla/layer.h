@@ -77,8 +77,9 @@ struct LayerOptions {
   int threads = 0;             ///< CPU threads; 0: as many as OpenMP would start
   /// On a GPU: compressors and indexer, with their projections, run at the same time as latents and queries, on a side
   /// stream of the layer that both meet again before attention (spec 2). In decode steps of few rows, whose products
-  /// are joint, it is the queries that are made there, while the indexer chooses. Each stream that the layer is called
-  /// on has a side stream of its own, so that one thread may record a forward in a graph while another runs one.
+  /// are joint, it is the queries that are made there, while the indexer chooses, and compressors may have a third one.
+  /// Each stream that the layer is called on has its own, so that one thread may record a forward in a graph while
+  /// another runs one.
   bool side_streams = true;
   /// The ranks that have the other slices of this layer's heads (tensor_parallel_slice): outputs are summed over them
   /// behind wo_b. Null: none. Every rank must run the same steps (docs/parallel.md).

@@ -126,7 +126,7 @@ bool Forward::norms_beside_compressor() const {
 }
 
 /// The layer's compressor and its indexer's.
-void Forward::compress(bool beside_previous) const {
+void Forward::compress(const Lane& lane, bool beside_previous) const {
   if (!config.has_compressor()) return;
   CompressStore::Args args{.positions = step.positions,
                            .token_to_req = step.token_to_req,
@@ -150,8 +150,16 @@ void Forward::compress(bool beside_previous) const {
                            .state = caches[CacheRole::kIndexState],
                            .entries = caches[CacheRole::kIndex]};
   }
-  ops.compress->run(args, index_lane.scratch, index_lane.stream);
+  ops.compress->run(args, lane.scratch, lane.stream);
   watch.lap(Stage::kCompressor);
+}
+
+void Forward::compress_apart() const {
+  const Stream stream = side->compressors();
+  side->begun.record(main.stream);
+  side->begun.make_wait(stream);
+  compress({.stream = stream, .scratch = {}});
+  side->compressed.record(stream);
 }
 
 void Forward::score() const {
@@ -169,6 +177,7 @@ void Forward::score() const {
                     .rehearses = ops.index_q_rehearses},
                    index_lane.scratch, index_lane.stream);
   watch.lap(Stage::kIndexer);
+  if (compresses_apart()) side->compressed.make_wait(index_lane.stream);
   const auto slots = [&](std::int64_t begin, std::int64_t end) {
     if (ops.slot_block == 0) return TopK::Slots::Args{};
     return TopK::Slots::Args{.token_to_req = step.token_to_req.slice(0, begin, end),
@@ -324,12 +333,13 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     compressor_projections(hidden);
     watch.lap(Stage::kInputProjections);
     if (ops.queries_norm) {
+      if (compresses_apart()) compress_apart();
       queries();
-      compress(/*beside_previous=*/!ops.joint_wq_b || side != nullptr);
+      if (!compresses_apart()) compress(index_lane, /*beside_previous=*/!ops.joint_wq_b || side != nullptr);
       if (!ops.joint_wq_b) latent_norms(main, /*beside_previous=*/true);
       window();
     } else if (norms_beside_compressor()) {
-      compress();
+      compress(index_lane);
       latent_norms(main, /*beside_previous=*/true);
       queries();
       window();
@@ -337,7 +347,7 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
       latent_norms(main);
       queries();
       window();
-      compress();
+      compress(index_lane);
     }
     index();
   } else {
@@ -345,7 +355,7 @@ void Forward::run(const ConstTensorView& hidden, const TensorView& out) const {
     side->begun.make_wait(index_lane.stream);
     latent_projections(hidden);
     compressor_projections(hidden);
-    compress();
+    compress(index_lane);
     latent_norms(main);
     side->queries_ready.record(main.stream);
     if (config.has_indexer()) side->queries_ready.make_wait(index_lane.stream);

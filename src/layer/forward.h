@@ -72,7 +72,10 @@ struct Forward {
   /// products norm the queries.
   void queries_apart() const;
   void window() const;
-  void compress(bool beside_previous = false) const;
+  void compress(const Lane& lane, bool beside_previous = false) const;
+  /// The same on a stream of their own, beside the products of the latent queries; the indexer's scores wait for them.
+  void compress_apart() const;
+  bool compresses_apart() const { return ops.compressors_apart && side != nullptr; }
   bool norms_beside_compressor() const;
   void index() const;
   void attend() const;

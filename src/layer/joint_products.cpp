@@ -156,6 +156,14 @@ bool index_queries_rehearse(const LayerWeights& weights, std::int64_t tokens) {
   return tokens <= kMostTokens && wq_b_leaves_room(weights) && weights.wq_b.numel() >= kFewestBytes;
 }
 
+bool compressors_run_apart(const LayerWeights& weights, std::int64_t tokens) {
+  constexpr std::int64_t kFewestBytes = std::int64_t{32} << 20;
+  constexpr std::int64_t kFewestTokens = 2;
+  constexpr std::int64_t kMostTokens = 8;
+  return tokens >= kFewestTokens && tokens <= kMostTokens && wq_b_leaves_room(weights) &&
+         weights.wq_b.numel() >= kFewestBytes;
+}
+
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,
                            const LayerPlan::Ops& ops, const LayerBuffers& b) {
   return queries_of(config, options, weights, ops, b, /*attention=*/true,

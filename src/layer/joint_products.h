@@ -50,6 +50,9 @@ bool wq_b_leaves_room(const LayerWeights& weights);
 /// Whether index queries rehearse beside it (IndexerQ::Args::rehearses): up to four tokens, beside 16 MiB or more,
 /// where it was measured to pay (docs/kernels/decode-layer.md "A rehearsal of index queries").
 bool index_queries_rehearse(const LayerWeights& weights, std::int64_t tokens);
+/// Whether a C4A layer's compressors have a stream of their own there: two to eight tokens, beside 32 MiB or more,
+/// where it was measured to pay (docs/kernels/decode-layer.md "Compressors on a stream of their own").
+bool compressors_run_apart(const LayerWeights& weights, std::int64_t tokens);
 
 /// What is made of the latent queries: wq_b, and the indexer's where it scores.
 JointProduct joint_queries(const LayerConfig& config, const LayerOptions& options, const LayerWeights& weights,

@@ -218,6 +218,8 @@ void plan_queries_apart(const OpPlanner& planner, const LayerConfig& c, const La
   if (!wq_b || !index) return;
   ops->joint_wq_b = std::move(wq_b);
   ops->joint_index_wq_b = std::move(index);
+  ops->compressors_apart =
+      ops->queries_norm && ops->compress->workspace_bytes() == 0 && compressors_run_apart(weights, ops->tokens);
   ops->index_q_rehearses = index_queries_rehearse(weights, ops->tokens);
 }
 

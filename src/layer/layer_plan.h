@@ -89,6 +89,7 @@ struct LayerPlan::Ops {
   std::optional<Plan<QNormRopeInsert>> insert;
   std::optional<Plan<CompressStore>> compress;
   std::optional<Plan<IndexerQ>> index_q;
+  bool compressors_apart = false;  ///< compressors_run_apart() (joint_products.h)
   bool index_q_rehearses = false;  ///< index_queries_rehearse() (joint_products.h)
   std::optional<Plan<IndexerLogits>> logits, logits_tail;
   std::optional<Plan<TopK>> topk, topk_tail;

@@ -349,6 +349,25 @@ TEST_F(BenchGpu, AWholeStackRunsAndIsChecked) {
   }
 }
 
+// Layers choose a stream of their own for compressors by the size of wq_b, which no tiny model has.
+TEST_F(BenchGpu, CompressorsOnAStreamOfTheirOwnAreChecked) {
+  Options options = quick_options(load_model_config("v4-flash"));
+  options.fp8_weights = true;
+  constexpr std::int64_t kLength = 8192;
+  const DeviceTimer timer;
+  const LayerOnGpu layer(options, slice_of_layer(options, 4, 0), kLength);
+  for (const std::int64_t requests : {1, 2, 5, 8, 9}) {
+    SCOPED_TRACE(testing::Message() << requests << " requests");
+    LayerRun run(options, layer, {.requests = requests, .tokens = 1, .length = kLength, .staggered = true}, timer);
+    const std::vector<GpuRecording> recordings = timer.record(run.calls());
+    for (int i = 0; i < 5; ++i) {
+      const Check check = run.check([&] { timer.replay(recordings.back()); });
+      ASSERT_TRUE(check.done);
+      ASSERT_EQ(check.failure, "");
+    }
+  }
+}
+
 TEST_F(BenchGpu, ALayersWrongOutputsAreSeen) {
   Options options;
   options.model = load_model_config("tiny");

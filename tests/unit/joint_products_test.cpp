@@ -38,6 +38,24 @@ TEST(JointProducts, NormQueriesWhereItPays) {
   EXPECT_EQ(0, rows(with_indexer)) << "another implementation is named";
 }
 
+TEST(JointProducts, CompressorsRunApartBesideALargeWqB) {
+  LayerWeights weights;
+  const auto of_heads = [](std::int64_t heads, DType dtype) {
+    return ConstTensorView(nullptr, dtype, {heads * 512, 1024});
+  };
+  weights.wq_b = of_heads(64, DType::kE4M3);
+  EXPECT_FALSE(compressors_run_apart(weights, 1)) << "three steps of four close no group";
+  EXPECT_TRUE(compressors_run_apart(weights, 2));
+  EXPECT_TRUE(compressors_run_apart(weights, 8));
+  EXPECT_FALSE(compressors_run_apart(weights, 9));
+  weights.wq_b = of_heads(63, DType::kE4M3);
+  EXPECT_FALSE(compressors_run_apart(weights, 4)) << "a smaller slice";
+  weights.wq_b = of_heads(97, DType::kE4M3);
+  EXPECT_FALSE(compressors_run_apart(weights, 4)) << "attention waits for wq_b";
+  weights.wq_b = of_heads(64, DType::kBF16);
+  EXPECT_FALSE(compressors_run_apart(weights, 4));
+}
+
 TEST(JointProducts, IndexQueriesRehearseWhereTheyWait) {
   LayerWeights weights;
   const auto of_heads = [](std::int64_t heads, DType dtype) {

@@ -83,7 +83,7 @@ def check_gpu_bench(folder):
         (folder / "odd.json").write_text(text)
         run("bench", "compare", a, folder / "odd.json", code=2, err=["odd.json: ", expected])
     run("bench", "compare", "--help", code=0, out=["--peers", "VOID"])
-    run("bench", "serve", "--help", code=0, out=["--requests", "TTFT"])
+    run("bench", "serve", "--help", code=0, out=["--requests", "--whole-stack", "TTFT"])
     fp8 = ("--device", "cuda", "--fp8-weights")
     run("bench", "ops", *fp8, code=2, err=["--fp8-weights: got it on ops", "expected projection or layer"])
     run("bench", "topk", "--nvfp4-weights", code=2, err=["--nvfp4-weights: got it on topk", "projection or layer"])
@@ -103,6 +103,7 @@ def check_gpu_bench(folder):
         return problems
     run("bench", "machine", "--device", "cuda", code=2, err="no GPU")
     run("bench", "serve", code=2, err="no GPU")
+    run("bench", "serve", "--whole-stack", code=2, err="no GPU")
     return problems
 
 

@@ -12,9 +12,11 @@ namespace smla::bench {
 StackOnGpu::StackOnGpu(const Options& options, std::int64_t positions) : options_(options) {
   for (std::int64_t i = 0; i < options.model.num_layers; ++i) {
     const int ratio = options.model.layer(i).compress_ratio;
-    const auto [place, is_first] = first_.try_emplace(ratio);
-    place->second = is_first ? &layers_.emplace_back(options, slice_of_layer(options, ratio, options.heads), positions)
-                             : (layers_.emplace_back(options, *place->second), place->second);
+    if (const auto first = first_.find(ratio); first != first_.end()) {
+      layers_.emplace_back(options, *first->second);
+    } else {
+      first_[ratio] = &layers_.emplace_back(options, slice_of_layer(options, ratio, options.heads), positions);
+    }
   }
 }
 

@@ -37,6 +37,13 @@ __device__ inline float from_e2m1(unsigned code) {
 }
 
 /// Float to bf16 by the GPU's conversion instruction: every NaN becomes 0x7FFF.
+/// 2^x to two units in the last place; 0 where that is no normal number.
+__device__ inline float exp2_approx(float x) {
+  float y = 0;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ inline std::uint16_t to_bf16_bits(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 
 }  // namespace smla::device

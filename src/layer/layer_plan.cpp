@@ -409,7 +409,7 @@ std::shared_ptr<const LayerPlan::Ops> AttentionLayer::make_ops(const StepShape& 
     AttentionPlanning quantised = planning;
     quantised.query_prologue = ops->query_prologue;
     quantised.output_epilogue = {.rope_dim = c.rope_head_dim, .groups = c.o_groups, .scale = *ops->fp8_output};
-    quantised.others_prologue.reset();
+    quantised.others_prologue = ops->query_prologue;
     quantised.others_epilogue.reset();
     quantised.quantises = &quantises;
     std::unique_ptr<const AttentionCalls> calls = front_end.plan(quantised);

@@ -83,6 +83,59 @@ TEST_F(AttentionGpu, SmallCallsByClustersOfAnySizeAreRef) {
   }
 }
 
+/// E4M3 queries, whose numbers become fp16 ones as bf16 queries' do.
+TEST_F(AttentionGpu, SmallCallsTakeE4M3Queries) {
+  for (const char* const format : {"fp8_per_tensor", "fp8_ds_mla"}) {
+    for (const std::int64_t heads : {1, 17, 64}) {
+      AttentionInputs in = make_inputs({.tokens = 2,
+                                        .heads = heads,
+                                        .q_gap = 16,
+                                        .q = DType::kE4M3,
+                                        .q_scale = 0.75F,
+                                        .scopes = {{.format = format, .width = 128}, {.format = format, .width = 250}},
+                                        .seed = static_cast<unsigned>(34'000 + heads)});
+      if (!has_small(in.problem)) GTEST_SKIP() << "no sm90_small on this GPU";
+      SCOPED_TRACE(testing::Message() << format << ", " << heads << " heads");
+      expect_parity(attention_cases::run(in, "ref", 1), run_device(in, kSmall), bound_of(kSmall));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// Scales of a tile that lie further apart than weights may as fp16 numbers, and tiles whose scales do. The rows with
+/// the large ones are opposite to all queries, so that outputs are of the others alone.
+TEST_F(AttentionGpu, SmallCallsTakeScalesOfAnySize) {
+  constexpr std::int64_t kWidth = 1'400;  // three tiles of a block
+  for (const int apart : {0, 9, 12, 40, 90}) {
+    for (const bool in_a_tile : {true, false}) {
+      AttentionInputs in = make_inputs({.tokens = 1,
+                                        .heads = 16,
+                                        .o = DType::kF32,
+                                        .scopes = {{.width = kWidth, .num_blocks = 24, .lens = Lens::kAbsent}}});
+      if (!has_small(in.problem)) GTEST_SKIP() << "no sm90_small on this GPU";
+      std::mt19937_64 random(9);
+      std::normal_distribution<float> normal;
+      for (std::int64_t i = 0; i < 16 * 512; ++i) put(DType::kBF16, in.q.data(), i, -std::abs(normal(random)));
+      ScopeInputs& s = in.scopes[0];
+      const RowFormat& f = *s.cache.format;
+      for (std::int64_t i = 0; i < kWidth; ++i) {
+        const std::int64_t slot = s.indices[static_cast<std::size_t>(i)];
+        if (!s.valid(static_cast<std::int32_t>(slot))) continue;
+        const bool large = in_a_tile ? i / 8 % 16 == 3 : i > kWidth / 2;
+        std::uint8_t* const block = s.memory.data() + slot / s.cache.block_size * s.cache.block_stride_bytes;
+        const std::int64_t row = slot % s.cache.block_size;
+        if (large) std::fill_n(block + row * f.data_bytes, 448, std::uint8_t{0x38});  // ones
+        std::fill_n(block + row * f.data_bytes + 448, 128, std::uint8_t{0});          // numbers without a scale
+        std::uint8_t* const scales = block + s.cache.block_size * f.data_bytes + row * f.scale_bytes;
+        for (std::int64_t g = 0; g < 7; ++g) scales[g] = static_cast<std::uint8_t>(large ? 140 : 140 - apart);
+      }
+      SCOPED_TRACE(testing::Message() << apart << " binades apart" << (in_a_tile ? " in a tile" : ""));
+      expect_parity(attention_cases::run(in, "ref", 1), run_device(in, kSmall), bound_of(kSmall));
+      if (HasFailure()) return;
+    }
+  }
+}
+
 /// What it does not read is said.
 TEST_F(AttentionGpu, SmallCallsRefuseWhatTheyDoNotTake) {
   const SparseAttention::Problem taken = problem_of({.scopes = {{.width = 128}}});
@@ -93,7 +146,6 @@ TEST_F(AttentionGpu, SmallCallsRefuseWhatTheyDoNotTake) {
   };
   says({.scopes = {{.format = "bf16", .width = 128}}}, "it takes rows of e4m3 numbers");
   says({.scopes = {{.width = 128}, {.format = "fp8_per_tensor", .width = 128}}}, "it takes one kind of rows");
-  says({.q = DType::kE4M3, .scopes = {{.format = "fp8_per_tensor", .width = 128}}}, "it takes BF16");
 }
 
 }  // namespace

@@ -23,7 +23,10 @@ template <int kBlocks>
 struct Compute {
   using Work = small::Work<kBlocks>;
   static constexpr int kOwnHeads = Work::kOwnHeads;
-  static constexpr float kLift = 0x1p64F;
+  static constexpr float kLeastUnit = 0x1p-126F;
+  static constexpr float kMostUnit = 0x1p126F;
+  static constexpr float kUnits = 0x1p64F;      ///< how far apart units may be, or sums could overflow
+  static constexpr float kHalfRange = 0x1p10F;  ///< how far apart a tile's scales may be where weights are fp16 numbers
   const Work& w;
   int warp;  ///< and the group of 64 numbers
   int lane = static_cast<int>(threadIdx.x) % 32;
@@ -31,10 +34,12 @@ struct Compute {
   int fourth = lane % 4;  ///< its numbers of a row, and its keys
   bool codes;             ///< whether its numbers are codes
   float o[8][4] = {};
-  float reference = -INFINITY;  ///< of softmax_head()
-  float sum = 0;                ///< this thread's
-  float largest_scale = 0;      ///< of the tile
-  float lift = kLift;           ///< what o is multiplied by: weights of small scales would have few bits otherwise
+  float reference = -INFINITY;   ///< of softmax_head()
+  float sum = 0;                 ///< this thread's
+  float largest_scale = 0;       ///< of the tile
+  float smallest_scale = 0;      ///< likewise
+  float unit = kLeastUnit;       ///< a power of two by which o is divided: the largest scale of the last tile
+  float most_unit = kLeastUnit;  ///< so far
 
   __device__ Compute(const Work& work, int warp_in)
       : w(work), warp(warp_in), codes(warp_in < work.c.layout[0].key.code_groups) {}
@@ -44,34 +49,47 @@ struct Compute {
   __device__ static void meet() { device::bar_sync(kBarrier, kComputeThreads); }
 
   __device__ std::uint32_t query(int head) const { return w.shared + Place::kQueries + head * Place::kQueryBytes; }
-  /// Starts copying two queries.
+  /// Starts copying two queries as they are.
   __device__ void copy_queries() const {
+    const bool narrow = w.c.a.q_dtype == DType::kE4M3;
+    const int bytes = narrow ? kDim : 2 * kDim;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int head = 2 * warp + h;
-      const auto* q = static_cast<const std::uint16_t*>(w.c.a.q) + w.token * w.c.a.q_stride[0] +
-                      (w.first_head + head) * w.c.a.q_stride[1] + 8 * lane;
+      const std::int64_t at = w.token * w.c.a.q_stride[0] + (w.first_head + head) * w.c.a.q_stride[1];
+      const auto* q = static_cast<const std::uint8_t*>(w.c.a.q) + (narrow ? at : 2 * at) + 16 * lane;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) device::cp_async<16>(query(head) + 16 * lane + 512 * i, q + 256 * i, head < w.heads);
+      for (int i = 0; i < 2; ++i) {
+        if (512 * i < bytes) device::cp_async<16>(query(head) + 16 * lane + 512 * i, q + 512 * i, head < w.heads);
+      }
     }
     device::cp_async_commit();
   }
   /// Norms and rotates them where the call asks for it, and makes fp16 numbers over a power of two of those that meet
-  /// codes; the others stay bf16.
+  /// codes; the others stay bf16. Of each 64 a lane of score() multiplies 16 in a row, four in each of four products:
+  /// pairs of numbers lie in the order in which ldmatrix hands them out.
   __device__ void make_queries(const float* row_of) const {
     const TileCall& c = w.c;
     device::cp_async_wait<0>();
     __syncwarp();
 #pragma unroll 1
     for (int head = 2 * warp; head < 2 * warp + 2; ++head) {
-      const std::uint32_t at = query(head) + 8 * lane;
       uint2 raw[4];
       float4 v[4];
+      if (w.c.a.q_dtype == DType::kE4M3) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        raw[k] = device::ld_shared_v2(at + 256 * k);
-        v[k] = device::widened(raw[k]);
+        for (int k = 0; k < 4; ++k) {
+          v[k] = device::widened_codes(device::ld_shared_u32(query(head) + 128 * k + 4 * lane));
+          raw[k] = device::computed<BF16>(v[k]);
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          raw[k] = device::ld_shared_v2(query(head) + 256 * k + 8 * lane);
+          v[k] = device::widened(raw[k]);
+        }
       }
+      __syncwarp();  // others' numbers are written over
       if (row_of != nullptr) {
         device::Squares squares;
 #pragma unroll
@@ -93,42 +111,45 @@ struct Compute {
         if (group < c.layout[0].key.code_groups)
           raw[k] =
               make_uint2(device::halves_of(v[k].x * per, v[k].y * per), device::halves_of(v[k].z * per, v[k].w * per));
-        device::st_shared_v2(at + 256 * k, raw[k]);
+        const std::uint32_t to = query(head) + 128 * group + 32 * (lane % 4) + 4 * (lane / 4 % 4);
+        device::st_shared_u32(to, raw[k].x);
+        device::st_shared_u32(to + 16, raw[k].y);
         if (lane % 16 == 0) device::st_shared_f32(w.shared + Place::kQueryUnits + 4 * (head * kGroups + group), unit);
       }
     }
   }
 
+  /// The key of a step that is a product's column, of the first of two products; the second has the next key. Two
+  /// columns next to each other are four or twelve keys apart, whose rows have no bank in common.
+  __device__ static int key_of_column(int column) { return column % 2 == 0 ? column : 8 + (column + 3) % 8; }
   /// The share of the scores that the warp's group has.
   __device__ void score(int stage, int keys) {
     float top = 0;
-    uint4 q[2][2];  // of two heads
-    float unit[2];
+    float bottom = INFINITY;
+    float of_group[2];  // of two heads
+    std::uint32_t a[4][4];
+    const std::uint32_t queries = query(lane % 16) + 128 * warp + 16 * (lane / 16);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) device::ldmatrix_x4(a[k], queries + 32 * k);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int head = row + 8 * r;
-      const std::uint32_t at = query(head) + 128 * warp + 32 * fourth;
-      q[r][0] = device::ld_shared_v4(at), q[r][1] = device::ld_shared_v4(at + 16);
-      unit[r] = codes ? device::ld_shared_f32(w.shared + Place::kQueryUnits + 4 * (head * kGroups + warp)) : 1.0F;
+      const std::uint32_t at = w.shared + Place::kQueryUnits + 4 * ((row + 8 * r) * kGroups + warp);
+      of_group[r] = codes ? device::ld_shared_f32(at) : 1.0F;
     }
-    const std::uint32_t a[4][4] = {{q[0][0].x, q[1][0].x, q[0][0].y, q[1][0].y},
-                                   {q[0][0].z, q[1][0].z, q[0][0].w, q[1][0].w},
-                                   {q[0][1].x, q[1][1].x, q[0][1].y, q[1][1].y},
-                                   {q[0][1].z, q[1][1].z, q[0][1].w, q[1][1].w}};
-    const std::uint32_t rows = w.row(stage, row) + (codes ? 64 * warp + 16 * fourth : row_of_rest() + 32 * fourth);
-    const std::uint32_t scores = w.shared + Place::kScores + (warp * kHeads + row) * Place::kScoreBytes + 8 * fourth;
-    const std::uint32_t scales = w.scale(stage, warp, 2 * fourth);
+    const std::uint32_t rows =
+        w.row(stage, key_of_column(row)) + (codes ? 64 * warp + 16 * fourth : row_of_rest() + 32 * fourth);
+    const std::uint32_t scores = w.shared + Place::kScores + (warp * kHeads + row) * Place::kScoreBytes;
+    const int column[2] = {key_of_column(2 * fourth), key_of_column(2 * fourth + 1)};
     // Two products of eight keys at a time; what the next two read is asked for before these are made.
     const auto each = [&]<int kWords>(auto&& products) {
       uint4 v[2][kWords];
-      float2 scale[2];
+      float2 scale[2];  // of two keys next to each other, in either column
       const auto ask = [&](int key) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          scale[n] = numbers_at(scales + 4 * (key + 8 * n));
+          scale[n] = numbers_at(w.scale(stage, warp, key + column[n]));
 #pragma unroll
-          for (int i = 0; i < kWords; ++i)
-            v[n][i] = device::ld_shared_v4(rows + (key + 8 * n) * Place::kRowBytes + 16 * i);
+          for (int i = 0; i < kWords; ++i) v[n][i] = device::ld_shared_v4(rows + (key + n) * Place::kRowBytes + 16 * i);
         }
       };
       ask(0);
@@ -136,8 +157,7 @@ struct Compute {
       for (int key = 0; key < keys; key += kStep) {
         float d[2][4] = {};
         uint4 now[2][kWords];
-        const float2 x = scale[0];
-        const float2 y = scale[1];
+        const float2 of_columns[2] = {scale[0], scale[1]};
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -145,13 +165,15 @@ struct Compute {
         }
         if (key + kStep < keys) ask(key + kStep);
         products(now, d);
-        top = fmaxf(fmaxf(top, fmaxf(x.x, x.y)), fmaxf(y.x, y.y));
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          const float2 f = n == 0 ? x : y;
-          const std::uint32_t to = scores + 4 * (key + 8 * n);
-          put_numbers(to, d[n][0] * (f.x * unit[0]), d[n][1] * (f.y * unit[0]));
-          put_numbers(to + 8 * Place::kScoreBytes, d[n][2] * (f.x * unit[1]), d[n][3] * (f.y * unit[1]));
+          const float2 f = of_columns[n];
+          top = fmaxf(top, fmaxf(f.x, f.y));
+          bottom = fminf(bottom, fminf(f.x, f.y));
+          const std::uint32_t to = scores + 4 * (key + column[n]);
+          put_numbers(to, d[0][n] * (f.x * of_group[0]), d[1][n] * (f.y * of_group[0]));
+          put_numbers(to + 8 * Place::kScoreBytes, d[0][2 + n] * (f.x * of_group[1]),
+                      d[1][2 + n] * (f.y * of_group[1]));
         }
       }
     };
@@ -189,6 +211,8 @@ struct Compute {
     }
     top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
     largest_scale = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
+    bottom = fminf(bottom, __shfl_xor_sync(kAll, bottom, 1));
+    smallest_scale = fminf(bottom, __shfl_xor_sync(kAll, bottom, 2));
   }
   /// Where the warp's bf16 numbers begin in a row.
   __device__ int row_of_rest() const {
@@ -231,7 +255,7 @@ struct Compute {
     reference = largest;
     if (own == 0) device::st_shared_f32(w.shared + Place::kFactors + 4 * head, rescale);
     const auto weigh_part = [&](int i) {
-      const float weight = i < steps ? exp2f(s[i] - shift) : 0;
+      const float weight = i < steps ? device::exp2_approx(s[i] - shift) : 0;
       sum += weight;
       device::st_shared_f32(weights + 4 * kStep * i, weight * factor[i]);
     };
@@ -242,61 +266,134 @@ struct Compute {
     }
   }
 
-  /// Adds weights times values to the warp's columns. o[2 i + p] has columns 16 i + 4 fourth + p and + 2 of a group of
-  /// codes, o[i] columns 8 i + 2 fourth and the next of a group of bf16 numbers.
+  /// Adds weights times values to the warp's columns, o being divided by `unit` of codes. o[2 i + p] has columns
+  /// 16 i + 4 fourth + p and + 2 of a group of codes, o[i] columns 8 i + 2 fourth and the next of a group of bf16
+  /// numbers.
   __device__ void add_values(int stage, int keys) {
     const std::uint32_t factors = w.shared + Place::kFactors + 4 * row;
-    const bool lowers = lift != 1.0F && largest_scale > 1 / kLift;
-    const float lowered = lowers ? 1 / kLift : 1.0F;
-    if (lowers) lift = 1;
-    const float low = device::ld_shared_f32(factors) * lowered;
-    const float high = device::ld_shared_f32(factors + 32) * lowered;
+    float low = device::ld_shared_f32(factors);
+    float high = device::ld_shared_f32(factors + 32);
+    if (codes) {
+      const float of_tile = fminf(fmaxf(fmaxf(largest_scale, most_unit / kUnits), kLeastUnit), kMostUnit);
+      const float change = unit * per_power(of_tile);
+      unit = of_tile;
+      most_unit = fmaxf(most_unit, unit);
+      low *= change, high *= change;
+    }
 #pragma unroll
     for (int n = 0; n < 8; ++n) o[n][0] *= low, o[n][1] *= low, o[n][2] *= high, o[n][3] *= high;
     const std::uint32_t weights = w.shared + Place::kWeights + row * Place::kScoreBytes + 8 * fourth;
-    const std::uint32_t scales = w.scale(stage, warp, 2 * fourth);
-    const std::uint32_t rows = w.row(stage, lane % 8) + (codes ? 64 * warp : row_of_rest()) + 16 * (lane / 8);
-    const auto each = [&]<int kWords>(auto&& products) {
-      std::uint32_t b[kWords][4];
-      float2 x;
-      float2 y;
-      float2 scale;
-      const auto ask = [&](int key) {
-        x = numbers_at(weights + 4 * key);
-        y = numbers_at(weights + 4 * key + 8 * Place::kScoreBytes);
-        scale = numbers_at(scales + 4 * key);
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) device::ldmatrix_x4_trans(b[i], rows + key * Place::kRowBytes + 64 * i);
-      };
-      ask(0);
-#pragma unroll 1
-      for (int key = 0; key < keys; key += 8) {
-        scale.x *= lift, scale.y *= lift;
-        const std::uint32_t a[4] = {device::to_tf32(x.x * scale.x), device::to_tf32(y.x * scale.x),
-                                    device::to_tf32(x.y * scale.y), device::to_tf32(y.y * scale.y)};
-        std::uint32_t now[kWords][4];
-#pragma unroll
-        for (int i = 0; i < 4 * kWords; ++i) now[i / 4][i % 4] = b[i / 4][i % 4];
-        if (key + 8 < keys) ask(key + 8);
-        products(now, a);
-      }
-    };
-    if (codes) {
-      each.template operator()<1>([&](const std::uint32_t(&b)[1][4], const std::uint32_t(&a)[4]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float4 v = device::widened_codes(b[0][i]);  // of two keys two numbers each
-          device::mma_m16n8k8_tf32(o[2 * i], a, __float_as_uint(v.x), __float_as_uint(v.z));
-          device::mma_m16n8k8_tf32(o[2 * i + 1], a, __float_as_uint(v.y), __float_as_uint(v.w));
-        }
-      });
+    const std::uint32_t rows = w.row(stage, lane % 8) + 16 * (lane / 8);
+    if (!codes) {
+      add_bf16(weights, w.row(stage, lane % 16) + row_of_rest() + 16 * (lane / 16), keys);
+    } else if (smallest_scale * kHalfRange >= unit) {
+      add_codes(weights, w.scale(stage, warp, 2 * fourth), rows + 64 * warp, keys);
     } else {
-      each.template operator()<2>([&](const std::uint32_t(&b)[2][4], const std::uint32_t(&a)[4]) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          device::mma_m16n8k8_tf32(o[i], a, b[i / 4][i % 4] << 16, b[i / 4][i % 4] & 0xFFFF'0000U);
-      });
+      add_codes_of_any_scale(weights, w.scale(stage, warp, 2 * fourth), rows + 64 * warp, keys);
     }
+  }
+  /// One over a power of two.
+  __device__ static float per_power(float power) { return __uint_as_float((254U << 23) - __float_as_uint(power)); }
+
+  /// Weights of a step of 16 keys, of the lane's two heads.
+  struct Weights {
+    float2 x[2], y[2];
+    __device__ void ask(std::uint32_t at) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        x[i] = numbers_at(at + 32 * i), y[i] = numbers_at(at + 32 * i + 8 * Place::kScoreBytes);
+    }
+  };
+  /// Weights times scales as fp16 numbers.
+  __device__ void add_codes(std::uint32_t weights, std::uint32_t scales, std::uint32_t rows, int keys) {
+    const float per = per_power(unit);
+    Weights v;
+    float2 scale[2];
+    std::uint32_t columns[2][4];
+    const auto ask = [&](int key) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        device::ldmatrix_x4_trans(columns[i], rows + (key + 8 * i) * Place::kRowBytes);
+        scale[i] = numbers_at(scales + 4 * (key + 8 * i));
+      }
+      v.ask(weights + 4 * key);
+    };
+    ask(0);
+#pragma unroll 1
+    for (int key = 0; key < keys; key += kStep) {
+      std::uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 f = {scale[i].x * per, scale[i].y * per};
+        a[2 * i] = device::halves_of(v.x[i].x * f.x, v.x[i].y * f.y);
+        a[2 * i + 1] = device::halves_of(v.y[i].x * f.x, v.y[i].y * f.y);
+      }
+      // Two keys' codes of a column next to each other, as products take their numbers.
+      std::uint32_t b[2][4];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) b[i / 4][i % 4] = __byte_perm(columns[i / 4][i % 4], 0, 0x3120);
+      if (key + kStep < keys) ask(key + kStep);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        std::uint32_t even[2];
+        std::uint32_t odd[2];
+        device::widen_codes(b[0][i], even[0], odd[0]);
+        device::widen_codes(b[1][i], even[1], odd[1]);
+        device::mma_m16n8k16_f16(o[2 * i], a, even[0], even[1]);
+        device::mma_m16n8k16_f16(o[2 * i + 1], a, odd[0], odd[1]);
+      }
+    }
+  }
+  /// Weights as sums of two bf16 numbers.
+  __device__ void add_bf16(std::uint32_t weights, std::uint32_t rows, int keys) {
+#pragma unroll 1
+    for (int key = 0; key < keys; key += kStep) {
+      std::uint32_t b[4][4];  // of two times eight columns each: of keys, of the next eight
+#pragma unroll
+      for (int i = 0; i < 4; ++i) device::ldmatrix_x4_trans(b[i], rows + key * Place::kRowBytes + 32 * i);
+      Weights v;
+      v.ask(weights + 4 * key);
+      std::uint32_t a[4];
+      std::uint32_t rest[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 f = i % 2 == 0 ? v.x[i / 2] : v.y[i / 2];
+        a[i] = bf16_pair(f.x, f.y);
+        rest[i] = bf16_pair(f.x - __uint_as_float(a[i] << 16), f.y - __uint_as_float(a[i] & 0xFFFF'0000U));
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        device::mma_m16n8k16_bf16(o[i], a, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+        device::mma_m16n8k16_bf16(o[i], rest, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+      }
+    }
+  }
+  /// The same by products of tf32 numbers, which have the range of fp32.
+  __device__ void add_codes_of_any_scale(std::uint32_t weights, std::uint32_t scales, std::uint32_t rows, int keys) {
+    const float per = per_power(unit);
+#pragma unroll 1
+    for (int key = 0; key < keys; key += 8) {
+      const float2 x = numbers_at(weights + 4 * key);
+      const float2 y = numbers_at(weights + 4 * key + 8 * Place::kScoreBytes);
+      const float2 scale = numbers_at(scales + 4 * key);
+      const float2 f = {scale.x * per, scale.y * per};
+      const std::uint32_t a[4] = {device::to_tf32(x.x * f.x), device::to_tf32(y.x * f.x), device::to_tf32(x.y * f.y),
+                                  device::to_tf32(y.y * f.y)};
+      std::uint32_t b[4];
+      device::ldmatrix_x4_trans(b, rows + key * Place::kRowBytes);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float4 v = device::widened_codes(b[i]);  // of two keys two numbers each
+        device::mma_m16n8k8_tf32(o[2 * i], a, __float_as_uint(v.x), __float_as_uint(v.z));
+        device::mma_m16n8k8_tf32(o[2 * i + 1], a, __float_as_uint(v.y), __float_as_uint(v.w));
+      }
+    }
+  }
+  __device__ static std::uint32_t bf16_pair(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    std::uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
   }
 
   /// Sends each head's sums to the block that finishes it, as fp16 numbers over a power of two.
@@ -322,13 +419,13 @@ struct Compute {
       return device::place_in_block(w.shared + at + (w.rank * kOwnHeads + head % kOwnHeads) * bytes, head / kOwnHeads);
     };
     std::uint32_t to[2];
-    float unit[2];
+    float of_halves[2];
     std::uint32_t halves[2][8];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       to[r] = inbox(Place::kSums, row + 8 * r, 2 * kDim) + 128 * warp + (codes ? 8 : 4) * fourth;
-      unit[r] = unit_above(largest[r]);
-      const float per = per_unit(unit[r]);
+      of_halves[r] = unit_above(largest[r]);
+      const float per = per_unit(of_halves[r]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float(&x)[4] = o[2 * i];
@@ -355,7 +452,7 @@ struct Compute {
       }
       if (fourth == 0)
         device::st_async(inbox(Place::kUnits, row + 8 * r, kGroups * 4) + 4 * warp,
-                         __float_as_uint(unit[r] * (lift == 1 ? 1.0F : 1 / kLift)), barrier);
+                         __float_as_uint(of_halves[r] * (codes ? unit : 1.0F)), barrier);
     }
     if (lane % 16 == 0) {
       const int head = softmax_head();

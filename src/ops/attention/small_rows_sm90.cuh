@@ -97,6 +97,7 @@ struct Work {
 template <int kBlocks>
 struct Rows {
   using Work = small::Work<kBlocks>;
+  static constexpr std::uint32_t kOnes = 0x7F7F'7F7FU;  ///< UE8M0 bytes
   const Work& w;
   int key = static_cast<int>(threadIdx.x) - kComputeThreads;
   int first_runs = 0;  ///< of the first scope
@@ -160,24 +161,25 @@ struct Rows {
       const bool counts = entry < (entries + kStep - 1) / kStep * kStep;
       const bool copies = counts && named != 0;
       if (copies) device::bulk_copy(w.row(stage, key), there ? row : another, l.row_bytes, full);
-      uint2 bytes = {0, 0};
-      if (there)
-        bytes = l.scaled ? __ldg(reinterpret_cast<const uint2*>(scales)) : make_uint2(0x7F7F'7F7FU, 0x7F7F'7F7FU);
+      uint2 bytes = {kOnes, kOnes};
+      if (there && l.scaled) bytes = __ldg(reinterpret_cast<const uint2*>(scales));
+      slot = listed(entry + kKeys);
       if (counts && named == 0) {
 #pragma unroll 4
         for (int i = 0; i < Place::kMostRowBytes; i += 16)
           device::st_shared_v4(w.row(stage, key) + i, make_uint4(0, 0, 0, 0));
       }
-      const int next = entry + kKeys;
-      slot = listed(next);
       const std::uint32_t place = stage * kKeys + key;
       put_numbers(w.shared + Place::kMasks + 8 * place, c.score_scale[s], there ? 0.0F : -INFINITY);
       device::st_shared_f32(w.shared + Place::kWeigh + 4 * place, c.weight_scale[s]);
-#pragma unroll 1
+      // It has the other key's scales, too, so that a tile's are no further apart than those of its keys.
+      const uint2 of_other = {__shfl_sync(lanes, bytes.x, other), __shfl_sync(lanes, bytes.y, other)};
+      if (!there) bytes = of_other;
+      if (l.key.code_groups < kGroups) bytes.y = __byte_perm(bytes.y, kOnes, 0x4210);
+#pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        const auto byte = static_cast<std::uint8_t>(g < l.key.code_groups ? bytes.x & 0xFFU : 127U);
+        const auto byte = static_cast<std::uint8_t>(__byte_perm(bytes.x, bytes.y, g));
         device::st_shared_f32(w.scale(stage, g, key), device::from_ue8m0(byte));
-        bytes.x = __funnelshift_r(bytes.x, bytes.y, 8), bytes.y >>= 8;
       }
       if (copies) {
         device::mbarrier_arrive_expect(full, l.row_bytes);

@@ -192,7 +192,6 @@ Decision decide_as(std::string_view name, bool widens, const SparseAttention::Pr
   SparseAttention::Problem cut_as = p;
   if (is_quantised(p)) {
     cut_as.o = DType::kBF16;
-    cut_as.query_prologue.reset();
     cut_as.output_epilogue.reset();
   }
   Choice choice{.split = split_for_hopper(cut_as, machine.gpu, options.deterministic, widens),

@@ -145,7 +145,7 @@ void set_factors(const SparseAttention::Problem& p, TileCall& c) {
   for (int s = 0; s < p.scopes; ++s) {
     const device::CacheView& cache = c.a.keys[s].cache;
     unit[s] = cache.kind == ScaleKind::kPerTensor ? cache.scale : 1.0F;
-    c.score_scale[s] = c.a.scale * unit[s] * kLog2E;
+    c.score_scale[s] = c.a.scale * (p.q == DType::kE4M3 ? p.q_scale : 1.0F) * unit[s] * kLog2E;
     c.unit = std::max(c.unit, std::abs(unit[s]));
   }
   if (c.unit == 0) c.unit = 1;

@@ -6,12 +6,6 @@
 
 namespace smla::attention::sm90 {
 
-__device__ inline float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// What a warpgroup that computes keeps of an item, and how it adds the item's tiles: scores, softmax, values. Side 0
 /// has the left 256 columns of the output and the softmax of even tiles, 1 the right columns and odd tiles. A thread
 /// has, of two heads r = lane / 4 and r + 8 of its warp's 16, the columns 2 (lane % 4) and the next of every 8.
@@ -194,7 +188,7 @@ struct TileSums {
         float factor = 1;
         if (grown(r)) {
           const float next = top[r] - kRoom;
-          factor = exp2_approx(reference[r] - next);
+          factor = device::exp2_approx(reference[r] - next);
           reference[r] = next;
         }
         if (at.part() == 0) {
@@ -209,7 +203,7 @@ struct TileSums {
     if (at.lane == 0) device::st_shared_u32(shared.at + Place::kChanged + 4 * (4 * kSide + at.warp), changed ? 1 : 0);
     const float shift[2] = {reference[0] == -INFINITY ? 0 : reference[0], reference[1] == -INFINITY ? 0 : reference[1]};
 #pragma unroll
-    for (int i = 0; i < 32; ++i) scores[i] = exp2_approx(fmaf(scores[i], scale, -shift[i / 2 % 2]));
+    for (int i = 0; i < 32; ++i) scores[i] = device::exp2_approx(fmaf(scores[i], scale, -shift[i / 2 % 2]));
     const float weight = c.weight_scale[scope];
     const std::uint32_t place =
         shared.weights(kSide) + (at.warp * 16 + at.lane % 16) * 128 + (((at.lane / 16) ^ (at.lane % 8)) << 4);

@@ -4,11 +4,13 @@ Standard library only.
 
     python3 tools/gpu_tables.py FOLDER
 
-FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--json of the groups of that name) and
-serve.json (--json of `smla bench serve`), attention_bf16.json, attention_per_tensor.json (other rows) and
+FOLDER holds attention.json, indexer.json, ops.json, projection.json, layer.json (--json of the groups of that name),
+serve.json and serve_fp8.json (--json of `smla bench serve`, without and with --fp8-weights), serve_stack.json and
+serve_stack_fp8.json (likewise with --whole-stack), attention_bf16.json, attention_per_tensor.json (other rows) and
 attention_next_n.json (several queries of a request); attention_few.json (other head counts), layer_pro.json,
-layer_tp.json and layer_next_n.json (other models, slices, several queries of a request) if they are there. Sections
-between <!-- gpu_NAME:begin --> and <!-- gpu_NAME:end --> are rewritten.
+layer_tp.json and layer_next_n.json (other models, slices, several queries of a request), layer_fp8.json,
+layer_pro_fp8.json and layer_tp_fp8.json (FP8 weights) if they are there. Sections between <!-- gpu_NAME:begin --> and
+<!-- gpu_NAME:end --> are rewritten.
 """
 
 import json
@@ -29,8 +31,11 @@ SECTIONS = (
     "ops",
     "projection",
     "layer",
+    "layer_fp8",
     "serve",
+    "stack",
 )
+FP8_LAYERS = ("layer_fp8", "layer_pro_fp8", "layer_tp_fp8")
 LAYERS = ["swa", "c4a_32k", "c128_8k", "c128_32k", "c128_128k", "c128_1M"]
 
 
@@ -290,13 +295,35 @@ def layer(report):
     return out
 
 
-def serve(report):
-    head = ["requests", "TPOT mean, ms", "median", "p99", "TTFT mean, ms", "median", "p99"]
+def serve(reports):
+    """`reports`: {weights: report}."""
+    head = ["weights", "requests", "TPOT mean, ms", "median", "p99", "TTFT mean, ms", "median", "p99"]
     rows = []
-    for load_row in report["loads"]:
-        times = [number(load_row[kind][key]) for kind in ("tpot", "ttft") for key in ("mean_ms", "median_ms", "p99_ms")]
-        rows.append([str(load_row["requests"]), *times])
+    for weights, report in reports.items():
+        for load_row in report["loads"]:
+            times = [
+                number(load_row[kind][key]) for kind in ("tpot", "ttft") for key in ("mean_ms", "median_ms", "p99_ms")
+            ]
+            rows.append([weights, str(load_row["requests"]), *times])
     return table(head, rows)
+
+
+def stack(reports):
+    """Steps of a whole stack, in milliseconds: rows are lengths of the requests, columns their number."""
+    rows = []
+    for weights, report in reports.items():
+        steps = {}
+        for row in report["layers"]:
+            if not row["name"].startswith("stack decode"):
+                continue
+            if row.get("check", "ok") != "ok":
+                sys.exit(f"gpu_tables: {row['name']}, {row['shape']}: {row['check']}")
+            numbers = dict(part.split() for part in row["shape"].split(", ")[:2])
+            steps.setdefault(int(numbers["context"]), {})[int(numbers["requests"])] = row["median_ms"]
+        requests = sorted({n for of_length in steps.values() for n in of_length})
+        for length, of_length in steps.items():
+            rows.append([weights, f"{length:,}", *[f"{of_length[n]:.2f}" if n in of_length else "-" for n in requests]])
+    return table(["weights", "tokens", *[str(n) for n in requests]], rows)
 
 
 def peer_ceilings():
@@ -325,7 +352,7 @@ def void(report):
     )
 
 
-def bars(attention, chain, op, layers, voids):
+def bars(attention, chain, op, voids):
     """`voids`: {run: whether its comparisons with peers are void}."""
 
     def met(ok, run=None):
@@ -429,21 +456,6 @@ def bars(attention, chain, op, layers, voids):
             met(len(within) == len(c128), "ops"),
         ]
     )
-    for kind, most in (("C4A", 8), ("C128A", 7), ("SWA", 7)):
-        counts = [
-            int(r["stages"]["kernels"])
-            for r in layers["rows"]
-            if r["name"].startswith(f"{kind} decode") and "skipped" not in r
-        ]
-        if counts:
-            rows.append(
-                [
-                    f"{kind} decode layer",
-                    f"at most {most} launches",
-                    f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0]),
-                    met(max(counts) <= most),
-                ]
-            )
     return table(["what", "bound", "measured", ""], rows)
 
 
@@ -454,7 +466,7 @@ def main():
     reports = {name: load(folder, name) for name in ("attention", "indexer", "ops", "projection", "layer")}
     more = {
         name: load(folder, name)
-        for name in ("attention_few", "layer_pro", "layer_tp", "layer_next_n")
+        for name in ("attention_few", "layer_pro", "layer_tp", "layer_next_n", *FP8_LAYERS)
         if (folder / f"{name}.json").exists()
     }
     others = reports | {
@@ -467,7 +479,7 @@ def main():
         + [row for name in ("layer_pro", "layer_tp", "layer_next_n") if name in more for row in more[name]["rows"]]
     }
     sections = {
-        "bars": bars(attention, chain, op, layers, {name: void(report) for name, report in reports.items()}),
+        "bars": bars(attention, chain, op, {name: void(report) for name, report in reports.items()}),
         "machine": machine(reports | more),
         "decode": decode(attention),
         "prefill": prefill(attention),
@@ -477,7 +489,9 @@ def main():
         "ops": ops(op),
         "projection": projection(reports["projection"]),
         "layer": layer(layers),
-        "serve": serve(load(folder, "serve")),
+        "layer_fp8": layer({"rows": [row for name in FP8_LAYERS if name in more for row in more[name]["rows"]]}),
+        "serve": serve({"bf16": load(folder, "serve"), "FP8": load(folder, "serve_fp8")}),
+        "stack": stack({"bf16": load(folder, "serve_stack"), "FP8": load(folder, "serve_stack_fp8")}),
     }
     assert set(sections) == set(SECTIONS)
     print("\n".join(pages.rewrite(pages.PERFORMANCE, {f"gpu_{name}": content for name, content in sections.items()})))

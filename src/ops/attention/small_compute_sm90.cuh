@@ -304,7 +304,7 @@ struct Compute {
         x[i] = numbers_at(at + 32 * i), y[i] = numbers_at(at + 32 * i + 8 * Place::kScoreBytes);
     }
   };
-  /// Weights times scales as fp16 numbers.
+  /// Codes and weights times scales as fp16 numbers: of a tile whose scales lie no further apart than kHalfRange.
   __device__ void add_codes(std::uint32_t weights, std::uint32_t scales, std::uint32_t rows, int keys) {
     const float per = per_power(unit);
     Weights v;
@@ -344,7 +344,7 @@ struct Compute {
       }
     }
   }
-  /// Weights as sums of two bf16 numbers.
+  /// Numbers stored as bf16, times weights as sums of two bf16 numbers.
   __device__ void add_bf16(std::uint32_t weights, std::uint32_t rows, int keys) {
 #pragma unroll 1
     for (int key = 0; key < keys; key += kStep) {
@@ -368,7 +368,7 @@ struct Compute {
       }
     }
   }
-  /// The same by products of tf32 numbers, which have the range of fp32.
+  /// Codes of any tile, by products of tf32 numbers, which have the range of fp32.
   __device__ void add_codes_of_any_scale(std::uint32_t weights, std::uint32_t scales, std::uint32_t rows, int keys) {
     const float per = per_power(unit);
 #pragma unroll 1

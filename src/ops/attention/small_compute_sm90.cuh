@@ -275,7 +275,7 @@ struct Compute {
     float high = device::ld_shared_f32(factors + 32);
     if (codes) {
       const float of_tile = fminf(fmaxf(fmaxf(largest_scale, most_unit / kUnits), kLeastUnit), kMostUnit);
-      const float change = unit * per_power(of_tile);
+      const float change = unit * per_unit(of_tile);
       unit = of_tile;
       most_unit = fmaxf(most_unit, unit);
       low *= change, high *= change;
@@ -292,9 +292,6 @@ struct Compute {
       add_codes_of_any_scale(weights, w.scale(stage, warp, 2 * fourth), rows + 64 * warp, keys);
     }
   }
-  /// One over a power of two.
-  __device__ static float per_power(float power) { return __uint_as_float((254U << 23) - __float_as_uint(power)); }
-
   /// Weights of a step of 16 keys, of the lane's two heads.
   struct Weights {
     float2 x[2], y[2];
@@ -306,7 +303,7 @@ struct Compute {
   };
   /// Codes and weights times scales as fp16 numbers: of a tile whose scales lie no further apart than kHalfRange.
   __device__ void add_codes(std::uint32_t weights, std::uint32_t scales, std::uint32_t rows, int keys) {
-    const float per = per_power(unit);
+    const float per = per_unit(unit);
     Weights v;
     float2 scale[2];
     std::uint32_t columns[2][4];
@@ -370,7 +367,7 @@ struct Compute {
   }
   /// Codes of any tile, by products of tf32 numbers, which have the range of fp32.
   __device__ void add_codes_of_any_scale(std::uint32_t weights, std::uint32_t scales, std::uint32_t rows, int keys) {
-    const float per = per_power(unit);
+    const float per = per_unit(unit);
 #pragma unroll 1
     for (int key = 0; key < keys; key += 8) {
       const float2 x = numbers_at(weights + 4 * key);

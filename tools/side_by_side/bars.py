@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .cells import FEW_HEADS
+from .index_cells import DECODE_GRID, INDEX_GRIDS, PREFILL_GRID
 
 Row = dict[str, Any]
 
@@ -20,6 +21,14 @@ UP_TO = 16
 MANY = 64
 LONG_LIST = 1152
 SHORT_LIST = 640
+INDEX_UP_TO = (32, 32768)
+"""Requests and entries of the index chain's lesser cells."""
+INDEX_GROUPS = {
+    f"index chain, up to {INDEX_UP_TO[0]} requests and {INDEX_UP_TO[1]:,} entries": 1.5,
+    "index chain, other decode cells": 1.15,
+    "index chain, prefill": 1.3,
+}
+"""What the peer's time over ours is to be in each group of cells."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,33 @@ def error_bars(rows: Sequence[Row]) -> list[Bar]:
     ]
 
 
+def index_group(row: Row) -> str:
+    """The group of a cell; empty where it is none of the index chain."""
+    few, others, prefill = INDEX_GROUPS
+    if row["grid"] == DECODE_GRID:
+        return few if row["requests"] <= INDEX_UP_TO[0] and row["keys"] <= INDEX_UP_TO[1] else others
+    return prefill if row["grid"] == PREFILL_GRID else ""
+
+
+def index_bars(rows: Sequence[Row]) -> list[Bar]:
+    """The index chain beside the peer's, and two queries of a request beside one."""
+    groups = [
+        _at_least(group, [r for r in compared(rows) if index_group(r) == group], bound, _mean_ratio, "geometric mean")
+        for group, bound in INDEX_GROUPS.items()
+    ]
+    ones = {(r["requests"], r["keys"]): us(r) for r in timed(rows, grid=DECODE_GRID, queries=1)}
+    twos = [r for r in timed(rows, grid=DECODE_GRID, queries=2) if (r["requests"], r["keys"]) in ones]
+    share = [us(r) / ones[r["requests"], r["keys"]] for r in twos]
+    what, bound = "index chain, two queries over one", "geometric mean at most 1.2"
+    if not share:
+        return [*groups, Bar(what, bound, "", "not measured")]
+    text = f"{mean(share):.2f} of {len(share)} cells, {min(share):.2f} to {max(share):.2f}"
+    return [*groups, Bar(what, bound, text, _verdict(mean(share) <= 1.2))]
+
+
 def bars(rows: Sequence[Row]) -> list[Bar]:
     """All of them."""
     makers = (decode_bars, prefill_bars, few_bars, rows_bars, queries_bars, error_bars)
-    return [bar for maker in makers for bar in maker(rows)]
+    attention = [row for row in rows if row["grid"] not in INDEX_GRIDS]
+    index = [row for row in rows if row["grid"] in INDEX_GRIDS]
+    return [bar for maker in makers for bar in maker(attention)] + index_bars(index)

@@ -16,6 +16,9 @@ PRODUCT_TFLOPS = 799.0
 GATHER_TBS = 3.55
 """Rates of an H200 that floors are made of: bf16 product, rows gathered from memory."""
 
+PREFILL_SETS, PREFILL_RUNS = 2, 12
+"""Sets of inputs of a prefill, and samples at most: one is long."""
+
 ROW_BYTES = {"fp8_ds_mla": 584, "bf16": 1024, "fp8_per_tensor": 512}
 
 

@@ -3,3 +3,8 @@
 
 class Fault(Exception):
     """What the user is told: what was got and what was expected."""
+
+
+def in_one_line(error: Exception) -> str:
+    """An error as a row of the results has it."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from .cells import FORMATS, GRIDS, LAYERS, Cell, Choice, cells_of, find_fault
+from .index_cells import INDEX_GRIDS, IndexCell, index_cells_of
 
-DESCRIPTION = """Sparse attention of this library beside a peer's kernels, in one process on one GPU, on the same
-caches, queries and lists. docs/performance/side_by_side.md says what is measured and how."""
+DESCRIPTION = """Sparse attention or the index chain of this library beside a peer's kernels, in one process on one GPU,
+on the same caches, queries and lists. docs/performance/side_by_side.md says what is measured and how."""
 
 DEVICES = ("cuda", "cpu")
 
@@ -28,19 +29,21 @@ def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
-def words(known: Sequence[str], every: str = "") -> Callable[[str], tuple[str, ...]]:
-    """A type of options: some of `known`, separated by commas; `every` stands for all of them.
-    @raises argparse.ArgumentTypeError: another word"""
+def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """A type of options: some of `known`, separated by commas. @raises argparse.ArgumentTypeError: another word"""
 
     def read(text: str) -> tuple[str, ...]:
-        if every and text == every:
-            return tuple(known)
         for word in text.split(","):
             if word not in known:
                 raise argparse.ArgumentTypeError(f"got {word!r}, expected some of {', '.join(known)}")
         return tuple(dict.fromkeys(text.split(",")))
 
     return read
+
+
+def grids(text: str) -> tuple[str, ...]:
+    """A type of options: some grids; "all" are those of attention. @raises argparse.ArgumentTypeError: another word"""
+    return tuple(GRIDS) if text == "all" else words((*GRIDS, *INDEX_GRIDS))(text)
 
 
 def _at_least_one(text: str) -> int:
@@ -55,27 +58,39 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         help="libsparsemla.so, or the module of a wheel (default: that of the installed package sparsemla)",
     )
-    run.add_argument("--peer", metavar="FILE", help="the peer's .so; without it only this library is timed")
+    run.add_argument(
+        "--peer",
+        metavar="PATH",
+        help="the peer's .so, for the index grids the folder of the peer's; without it only this library is timed",
+    )
     run.add_argument(
         "--adapter",
         metavar="FILE",
-        help="a Python file whose load(path) returns a Peer (default: FlashMLA's adapter)",
+        help="a Python file whose load(path) returns a Peer or an IndexPeer (default: the adapter of vLLM's kernels)",
     )
     run.add_argument(
         "--grid",
-        type=words(tuple(GRIDS), "all"),
+        type=grids,
         default=("decode",),
         metavar="GRIDS",
-        help=f"some of {','.join(GRIDS)}, or all (default: decode)",
+        help=f"some of {','.join(GRIDS)}, or all of these (default: decode); or some of {','.join(INDEX_GRIDS)}",
     )
     group = run.add_argument_group("cells, instead of a grid's own")
     group.add_argument("--heads", type=numbers(1), default=(), metavar="COUNTS")
     group.add_argument("--layers", type=words(tuple(LAYERS)), default=(), metavar="NAMES", help=",".join(LAYERS))
     group.add_argument("--batches", type=numbers(1), default=(), metavar="COUNTS", help="requests of a decode step")
     group.add_argument("--keys", type=numbers(128), default=(), metavar="COUNTS", help="of a prefill's query")
-    group.add_argument("--pools", type=numbers(1), default=(), metavar="COUNTS", help="entries of a prefill's request")
+    group.add_argument(
+        "--pools",
+        type=numbers(1),
+        default=(),
+        metavar="COUNTS",
+        help="entries of a prefill's or an index grid's request",
+    )
     group.add_argument("--tokens", type=numbers(1), default=(), metavar="COUNTS", help="queries of a prefill")
-    group.add_argument("--queries", type=numbers(2), default=(), metavar="COUNTS", help="of a request, in grid queries")
+    group.add_argument(
+        "--queries", type=numbers(2), default=(), metavar="COUNTS", help="of a request, in grids queries and index"
+    )
     group.add_argument("--rows", type=words(FORMATS), default=(), metavar="NAMES", help="formats of grid rows")
     group = run.add_argument_group("how")
     group.add_argument("--impl", default="", metavar="NAME", help="implementation (default: the library's choice)")
@@ -114,8 +129,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
             parser.error(f"--impl2: got {args.impl2!r} as in --impl, expected another implementation")
         if args.adapter and not args.peer:
             parser.error("--adapter: got one without --peer, expected the peer's .so too")
+        if asks_index(args):
+            if not set(args.grid) <= set(INDEX_GRIDS):
+                parser.error(f"--grid: got {','.join(args.grid)}, expected attention or the index chain, not both")
+            if args.impl2 is not None:
+                parser.error("--impl2: got one with an index grid, which times two ways to run the ops anyway")
         for cell in chosen_cells(args):
-            fault = find_fault(cell)
+            fault = "" if isinstance(cell, IndexCell) else find_fault(cell)
             if fault:
                 parser.error(f"--{fault}")
     return args
@@ -126,6 +146,11 @@ def choice_of(args: argparse.Namespace) -> Choice:
     return Choice(args.heads, args.layers, args.batches, args.keys, args.pools, args.tokens, args.queries, args.rows)
 
 
-def chosen_cells(args: argparse.Namespace) -> list[Cell]:
+def asks_index(args: argparse.Namespace) -> bool:
+    """Whether `run` measures the index chain."""
+    return not set(args.grid).isdisjoint(INDEX_GRIDS)
+
+
+def chosen_cells(args: argparse.Namespace) -> list[Cell] | list[IndexCell]:
     """The cells that `run` measures."""
-    return cells_of(args.grid, choice_of(args))
+    return index_cells_of(args.grid, choice_of(args)) if asks_index(args) else cells_of(args.grid, choice_of(args))

@@ -48,8 +48,13 @@ def load_peer(path: str, adapter: str | None) -> Peer:
     """@raises Fault: a file is missing or cannot be loaded"""
     if not Path(path).is_file():
         raise Fault(f"--peer: {path} is no file")
-    if adapter is None:
-        return FlashMla.load(path)
+    peer = FlashMla.load(path) if adapter is None else load_adapter(adapter).load(path)
+    assert isinstance(peer, Peer)
+    return peer
+
+
+def load_adapter(adapter: str) -> Any:
+    """The module of an adapter file. @raises Fault: it is missing or has no load(path)"""
     if not Path(adapter).is_file():
         raise Fault(f"--adapter: {adapter} is no file")
     spec = importlib.util.spec_from_file_location("side_by_side_adapter", adapter)
@@ -58,9 +63,7 @@ def load_peer(path: str, adapter: str | None) -> Peer:
     spec.loader.exec_module(module)
     if not hasattr(module, "load"):
         raise Fault(f"--adapter: {adapter} has no function load(path)")
-    peer = module.load(path)
-    assert isinstance(peer, Peer)
-    return peer
+    return module
 
 
 def _padded(indices: torch.Tensor, multiple: int) -> torch.Tensor:

@@ -15,17 +15,21 @@ from typing import Any
 import torch
 
 from . import report
-from .cells import DIM, Cell
+from .cells import DIM, PREFILL_RUNS, PREFILL_SETS, Cell
 from .clock import Clock, ceilings, make_clock
-from .fault import Fault
+from .fault import Fault, in_one_line
+from .index_cells import IndexCell
+from .index_inputs import IndexInputs
+from .index_peer import IndexPeer, load_index_peer
+from .index_run import IndexBench
 from .inputs import Call, Inputs
 from .library import ALIGNMENT, Library
-from .options import chosen_cells
+from .options import asks_index, chosen_cells
 from .peer import Peer, Prepared, load_peer
 
-PREFILL_SETS, PREFILL_RUNS = 2, 12
 CHECKED_TOKENS = 3
 CACHE_BYTES = 6 << 30
+INDEX_CACHE_BYTES = 20 << 30
 WRONG = 4e-3
 """Relative l2 error beyond which a result is wrong: bf16 outputs alone make 1.7e-3."""
 
@@ -135,7 +139,7 @@ class Bench:
                 if name != "peer" and (checked["nan"] or not checked["error"] <= WRONG):
                     row["failure"] = f"{name}: {checked['nan']} NaN, error {checked['error']:.2g}"
         except (Fault, RuntimeError) as error:
-            row["failure"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            row["failure"] = in_one_line(error)
         return row
 
 
@@ -152,13 +156,16 @@ def describe_machine(device: str) -> dict[str, Any]:
     }
 
 
+AnyCell = Cell | IndexCell
+
+
 def measure_all(
-    cells: Sequence[Cell],
-    bench: Bench,
-    inputs: Inputs,
+    cells: Sequence[AnyCell],
+    bench: Any,
+    inputs: Any,
     limit: float | None,
     emit: Callable[[dict[str, Any], int], None],
-) -> list[Cell]:
+) -> list[AnyCell]:
     """Measures the cells until the limit, seconds from now; returns those that were not begun."""
     begin = time.monotonic()
     for i, cell in enumerate(cells):
@@ -170,13 +177,25 @@ def measure_all(
     return []
 
 
+def make_bench(
+    args: argparse.Namespace, cells: Sequence[Any], library: Library, peer: Any, clock: Clock
+) -> tuple[Any, Any]:
+    """What measures the cells, and what makes their inputs."""
+    if asks_index(args):
+        made = IndexInputs(cells, args.sets, args.device, args.seed, INDEX_CACHE_BYTES)
+        return IndexBench(args, library, peer, clock), made
+    return Bench(args, library, peer, clock), Inputs(cells, args.sets, args.device, args.seed, CACHE_BYTES)
+
+
 def run(args: argparse.Namespace) -> int:
     """The command. @raises Fault: a file cannot be loaded, or there is no GPU"""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise Fault("torch finds no GPU (--device cpu tries the tool out)")
     begin = time.monotonic()
     library = Library(args.lib)
-    peer = load_peer(args.peer, args.adapter) if args.peer else None
+    peer: Peer | IndexPeer | None = None
+    if args.peer:
+        peer = (load_index_peer if asks_index(args) else load_peer)(args.peer, args.adapter)
     cells = chosen_cells(args)
     torch.manual_seed(args.seed)
     clock = make_clock(args.device)
@@ -199,8 +218,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"[{index + 1}/{len(cells)}, {passed:.0f} s] {report.line(row)}", flush=True)
         save(args.json, results)
 
-    inputs = Inputs(cells, args.sets, args.device, args.seed, CACHE_BYTES)
-    left = measure_all(cells, Bench(args, library, peer, clock), inputs, args.limit, emit)
+    bench, inputs = make_bench(args, cells, library, peer, clock)
+    left = measure_all(cells, bench, inputs, args.limit, emit)
     results["not_run"] = [cell.name for cell in left]
     results["ceilings"]["after"] = ceilings(clock)
     save(args.json, results)
@@ -215,11 +234,11 @@ def save(path: str | None, results: dict[str, Any]) -> None:
         Path(path).write_text(json.dumps(results, indent=1))
 
 
-def verdict(rows: Iterable[dict[str, Any]], left: Sequence[Cell]) -> int:
+def verdict(rows: Iterable[dict[str, Any]], left: Sequence[AnyCell]) -> int:
     """The exit status, and on stderr what it is for."""
-    failed = [row for row in rows if "failure" in row]
-    for row in failed:
-        print(f"side_by_side: {row['name']}: {row['failure']}", file=sys.stderr)
+    failed = [(row["name"], row[key]) for row in rows for key in ("failure", "peer_failure") if key in row]
+    for name, text in failed:
+        print(f"side_by_side: {name}: {text}", file=sys.stderr)
     if left:
         print(f"side_by_side: --limit: {len(left)} cells were not begun, the first {left[0].name}", file=sys.stderr)
     return 1 if failed else 0

@@ -19,11 +19,12 @@ __device__ inline float score_of(std::uint32_t key) {
 /// Which of kCount bins has a score: never a lower one for a larger score, because each step rounds monotonically.
 template <int kCount>
 struct BinsByWidth {
+  std::uint32_t highest = 0;  ///< key of the largest score
   float first = 0;
   float scale = 0;
 
   /// Of keys low to high.
-  __device__ BinsByWidth(std::uint32_t low, std::uint32_t high) {
+  __device__ BinsByWidth(std::uint32_t low, std::uint32_t high) : highest(high) {
     if (low < kLowestFinite || high > kHighestFinite) return;
     first = score_of(low);
     scale = static_cast<float>(kCount - 1) / (score_of(high) - first);
@@ -33,19 +34,18 @@ struct BinsByWidth {
   __device__ std::uint32_t of(std::uint32_t key) const {
     return min(static_cast<std::uint32_t>((score_of(key) - first) * scale), static_cast<std::uint32_t>(kCount - 1));
   }
+  /// A score that those of a bin and all larger ones reach: where the bin before begins. What is rounded here is far
+  /// less than a bin, and rounding keeps the order of numbers.
+  __device__ float reached_by(std::uint32_t bin) const {
+    const float width = (score_of(highest) - first) / static_cast<float>(kCount - 1);
+    return bin == 0 ? first : fmaf(static_cast<float>(bin - 1), width, first);
+  }
 };
 
 /// The smallest and the largest key of a block, a warp each.
 template <int kWarps>
 struct Extremes {
   std::uint32_t low[kWarps], high[kWarps];
-};
-
-/// The keys of one bin, zeros behind them.
-struct BinList {
-  static constexpr int kRoom = 256;
-  alignas(16) std::uint32_t keys[kRoom];
-  std::uint32_t count;
 };
 
 }  // namespace smla::topk

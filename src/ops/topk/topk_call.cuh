@@ -55,30 +55,31 @@ template <int kThreads>
 struct SlotsBeside {
   struct Shared {
     std::uint32_t blocks[kThreads];
+    std::int32_t request;
   };
   const Slots& slots;
   Shared& shared;
-  std::int32_t request = -1;
   std::int32_t* out = nullptr;  ///< null: slots are not wanted
   bool lost = false;            ///< whether this thread had a column without a slot
 
   __device__ SlotsBeside(const Slots& all, std::int64_t row, Shared& memory) : slots(all), shared(memory) {
     if (slots.lens == nullptr) return;
     out = slots.slots + row * slots.stride;
-    request = slots.request[row];
   }
-  /// This thread's block, loaded early and kept later; a barrier follows before put().
-  __device__ std::uint32_t load() const {
+  /// Asks for the blocks of a request; a barrier follows before put().
+  __device__ void load(std::int32_t request) const {
+    if (out == nullptr) return;
     const std::int32_t* const blocks = slots.table.row(request);
-    const bool there = out != nullptr && blocks != nullptr && threadIdx.x < slots.table.columns;
-    return there ? static_cast<std::uint32_t>(__ldg(blocks + threadIdx.x)) : 0xFFFF'FFFFU;
+    const bool there = blocks != nullptr && threadIdx.x < slots.table.columns;
+    shared.blocks[threadIdx.x] = there ? static_cast<std::uint32_t>(__ldg(blocks + threadIdx.x)) : 0xFFFF'FFFFU;
+    if (threadIdx.x == 0) shared.request = request;
   }
-  __device__ void keep(std::uint32_t loaded) const { shared.blocks[threadIdx.x] = loaded; }
   __device__ void put(std::uint32_t place, std::int32_t column) {
     if (out == nullptr) return;
     const std::uint32_t number = slots.table.column_of(column);
     const bool near = number < kThreads;
-    const std::uint32_t block = near ? shared.blocks[number] : slots.table.block_of(slots.table.row(request), column);
+    const std::uint32_t block =
+        near ? shared.blocks[number] : slots.table.block_of(slots.table.row(shared.request), column);
     const std::int32_t slot = slots.table.index_in(block, column);
     lost |= slot < 0;
     out[place] = slot;

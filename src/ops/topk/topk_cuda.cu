@@ -1,7 +1,10 @@
 // Exact top-k on any GPU: one block for a row, or several for each of a few wide rows.
+#include <algorithm>
+
 #include "device/ptx/pdl.cuh"
 #include "ops/cuda_row.h"
 #include "ops/topk/implementations.h"
+#include "ops/topk/row_selection.cuh"
 #include "ops/topk/topk_parts.cuh"
 
 namespace smla {
@@ -12,50 +15,83 @@ using namespace topk;
 
 constexpr int kScoreThreads = 256;
 
-template <int kThreads, int kItems, bool kShort>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) select(const __grid_constant__ TopkCall c) {
-  __shared__ SelectionShared<kThreads> shared;
+/// A block of kThreads selects from a row of up to kItems times as many columns.
+template <int kThreads, int kItems, int kDirect>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) select_row(const __grid_constant__ TopkCall c) {
+  using Bins = RowSelection<kThreads, kItems, kDirect>;
+  __shared__ union {
+    typename Bins::Shared bins;
+    SelectionShared<kThreads> digits;
+  } shared;
   __shared__ index_rows::GlobalRow<kThreads> slots;
   __shared__ typename SlotsBeside<kThreads>::Shared blocks;
   const std::int64_t row = blockIdx.x;
   if (threadIdx.x == 0) c.fetch_ahead(row);
+  Bins selection(shared.bins);
   device::pdl_wait_and_trigger();
   SlotsBeside<kThreads> beside(c.slots, row, blocks);
+  const std::int32_t request = c.slots.lens == nullptr ? -1 : c.slots.request[row];
   const auto n = static_cast<std::uint32_t>(c.length(row));
   if (n <= c.k || c.k == 0) {
     write_all(n, c.k, c.out(row));
     return c.write_slots<kThreads>(row, slots);
   }
-  const std::uint32_t own_block = beside.load();
-  Selection<kThreads, kItems, kShort, Scores> selection(shared, {c.scores(row)}, n);
-  beside.keep(own_block);
-  selection.run(static_cast<std::uint32_t>(c.k), [&, out = c.out(row)](std::uint32_t place, std::int32_t column) {
+  selection.load(c.scores(row), n);
+  beside.load(request);
+  const auto put = [&, out = c.out(row)](std::uint32_t place, std::int32_t column) {
     out[place] = column;
     beside.put(place, column);
-  });
+  };
+  const auto k = static_cast<std::uint32_t>(c.k);
+  if (!selection.run(k, put)) {
+    __syncthreads();
+    Selection<kThreads, std::min(kItems, 8), Scores>(shared.digits, {c.scores(row)}, n).run(k, put);
+  }
   if (c.slots.lens == nullptr) return;
   // Where a column has no slot the others move up.
   if (__syncthreads_or(beside.lost) != 0) return c.write_slots<kThreads>(row, slots);
   if (threadIdx.x == 0) c.slots.lens[row] = c.slots.valid[row] ? static_cast<std::int32_t>(c.k) : 0;
 }
 
-template <int kThreads, int kItems, bool kShort = true>
-void launch(std::int64_t rows, const TopkCall& c, const RunContext& context) {
-  device::launch_pdl<select<kThreads, kItems, kShort>>("topk select", blocks_for(rows, 1), kThreads, 0,
-                                                       stream_of(context.stream), c);
+/// A block selects from a row of any length, which it reads once for each digit.
+template <int kThreads, int kItems>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) select_long_row(const __grid_constant__ TopkCall c) {
+  __shared__ SelectionShared<kThreads> shared;
+  __shared__ index_rows::GlobalRow<kThreads> slots;
+  const std::int64_t row = blockIdx.x;
+  if (threadIdx.x == 0) c.fetch_ahead(row);
+  device::pdl_wait_and_trigger();
+  const auto n = static_cast<std::uint32_t>(c.length(row));
+  if (n <= c.k || c.k == 0) {
+    write_all(n, c.k, c.out(row));
+  } else {
+    Selection<kThreads, kItems, Scores>(shared, {c.scores(row)}, n)
+        .run(static_cast<std::uint32_t>(c.k), write_to(c.out(row)));
+  }
+  c.write_slots<kThreads>(row, slots);
 }
 
-/// Launches one block for each row. With at most one row for each multiprocessor a row has 1,024 threads; else four
-/// narrow rows or two wider ones share a multiprocessor.
+template <auto kKernel>
+void launch(std::int64_t rows, int threads, const TopkCall& c, const RunContext& context) {
+  device::launch_pdl<kKernel>("topk select", blocks_for(rows, 1), threads, 0, stream_of(context.stream), c);
+}
+template <int kThreads, int kItems, int kDirect = 4>
+void launch_row(std::int64_t rows, const TopkCall& c, const RunContext& context) {
+  launch<select_row<kThreads, kItems, kDirect>>(rows, kThreads, c, context);
+}
+
+/// Launches one block for each row. With at most one row for each multiprocessor a row has as many threads as pay; else
+/// four narrow rows or two wider ones share a multiprocessor.
 void launch_rows(const TopK::Problem& p, bool few, const TopkCall& c, const RunContext& context) {
-  if (!few && p.width <= 2048) return launch<256, 8>(p.rows, c, context);
-  if (!few && p.width <= 4096) return launch<256, 16>(p.rows, c, context);
-  if (!few && p.width <= 8192) return launch<512, 16>(p.rows, c, context);
-  if (p.width <= 4096) return launch<1024, 4>(p.rows, c, context);
-  if (p.width <= 8192) return launch<1024, 8>(p.rows, c, context);
-  if (p.width <= 16384) return launch<1024, 16>(p.rows, c, context);
-  if (p.width <= 32768) return launch<1024, 32>(p.rows, c, context);
-  launch<1024, 16, false>(p.rows, c, context);
+  if (!few && p.width <= 2048) return launch_row<256, 8, 8>(p.rows, c, context);
+  if (!few && p.width <= 4096) return launch_row<256, 16>(p.rows, c, context);
+  if (!few && p.width <= 8192) return launch_row<512, 16>(p.rows, c, context);
+  if (p.width <= 2048) return launch_row<512, 4>(p.rows, c, context);
+  if (p.width <= 4096) return launch_row<1024, 4>(p.rows, c, context);
+  if (p.width <= 8192) return launch_row<1024, 8>(p.rows, c, context);
+  if (p.width <= 16384) return launch_row<1024, 16>(p.rows, c, context);
+  if (p.width <= 32768) return launch_row<1024, 32>(p.rows, c, context);
+  launch<select_long_row<1024, 16>>(p.rows, 1024, c, context);
 }
 
 void launch_parts(const TopK::Problem& p, const TopkSplit& split, const TopkCall& c, const RunContext& context) {

@@ -260,9 +260,9 @@ __global__ void __launch_bounds__(kPartThreads, 1) select_parts(const __grid_con
   if (n <= p.call.k) {
     write_all(n, p.call.k, out);
   } else if (alone) {
-    Selection<kPartThreads, kItems, false, Scores>(shared, scores, static_cast<std::uint32_t>(n)).run(k, write_to(out));
+    Selection<kPartThreads, kItems, Scores>(shared, scores, static_cast<std::uint32_t>(n)).run(k, write_to(out));
   } else {
-    Selection<kPartThreads, kItems, false, List> selection(
+    Selection<kPartThreads, kItems, List> selection(
         shared, {p.keys + row * TopkSplit::kListed, p.columns + row * TopkSplit::kListed}, listed);
     selection.write(selection.find_threshold(k - above, TopkSplit::kDigitBits, digit), k, write_to(out));
   }

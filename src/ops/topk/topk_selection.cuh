@@ -2,14 +2,10 @@
 
 #include <cstdint>
 
-#include "ops/topk/bins_by_width.cuh"
-
 namespace smla::topk {
 
-// The radix select of topk_cpu.cpp by one thread block. A row that fits its registers is read once, a longer one once
-// for each digit (at most three) and once for the output. Of a row in registers, up to 16 items a thread, scores are
-// counted in bins of equal width first (bins_by_width.cuh); where the bin of the threshold has few of them, no digit is
-// needed.
+// The radix select of topk_cpu.cpp by one thread block, of any scores. A row that fits its registers is read once, a
+// longer one once for each digit (at most three) and once for the output.
 
 constexpr int kBits = 11;  ///< bits of a digit, at most
 constexpr int kBins = 1 << kBits;
@@ -92,22 +88,15 @@ template <int kThreads>
 struct SelectionShared {
   alignas(16) std::uint32_t count[2][kBins];  ///< counts of one digit, and zeros for the next
   WarpSums<kThreads / 32> sums;
-  Extremes<kThreads / 32> extremes;
-  BinList list;
-  Threshold found;
   Digit digit;
-  std::uint32_t n;  ///< items
 };
 
 /// Selects from one row with one block. An item is a column of a row of scores, or one of a list of columns. A warp
-/// holds consecutive items, a lane every 32nd of them. kShort: all items of a row fit the registers.
-template <int kThreads, int kItems, bool kShort, class Source>
+/// holds consecutive items, a lane every 32nd of them.
+template <int kThreads, int kItems, class Source>
 struct Selection {
   static constexpr std::uint32_t kResident = kThreads * kItems;  ///< items that stay in registers
   static constexpr int kMine = kBins / kThreads;
-  /// Whether scores are counted in bins of equal width first: for more items there are no registers.
-  static constexpr bool kByWidth = kShort && kItems <= 16;
-
   SelectionShared<kThreads>& shared;
   const Source source;
   std::uint32_t count;  ///< number of items; with one more chunk it still fits 32 bits
@@ -117,37 +106,26 @@ struct Selection {
       : shared(memory), source(from), count(items) {
     clear(0);
     clear(1);
-    if (kShort && threadIdx.x == 0) shared.n = items;
-    if constexpr (kByWidth) {
-      if (threadIdx.x < BinList::kRoom) shared.list.keys[threadIdx.x] = 0;
-      if (threadIdx.x == 0) shared.list.count = 0;
-    }
     __syncthreads();
     if (resident()) load(0);
   }
-  /// The number of items. In shared memory where the keys take all registers.
-  __device__ std::uint32_t n() const { return kShort ? shared.n : count; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ bool resident() const { return kShort || n() <= kResident; }
+  __device__ bool resident() const { return count <= kResident; }
   /// Calls f(first item of a chunk, number of the chunk) as long as f returns true.
   template <class F>
   __device__ void each_chunk(F&& f) {
-    if constexpr (kShort) {
-      f(0U, 0);
-    } else {
-      int number = 0;
-      for (std::uint32_t base = 0; base < n(); base += chunk(), ++number) {
-        if (!resident()) load(base);
-        if (!f(base, number)) return;
-      }
+    int number = 0;
+    for (std::uint32_t base = 0; base < count; base += chunk(), ++number) {
+      if (!resident()) load(base);
+      if (!f(base, number)) return;
     }
   }
   /// How many items a thread has in a chunk.
-  __device__ std::uint32_t items() const { return resident() ? (n() + kThreads - 1) / kThreads : kItems; }
+  __device__ std::uint32_t items() const { return resident() ? (count + kThreads - 1) / kThreads : kItems; }
   __device__ std::uint32_t chunk() const { return items() * kThreads; }
   /// How many items this lane has in a chunk.
   __device__ std::uint32_t held(std::uint32_t first) const {
-    return first < n() ? min((n() - first + 31) / 32, items()) : 0U;
+    return first < count ? min((count - first + 31) / 32, items()) : 0U;
   }
   /// This lane's first item of a chunk; its item i is 32 i further on.
   __device__ std::uint32_t first_of(std::uint32_t base) const {
@@ -237,57 +215,6 @@ struct Selection {
     return {prefix, k};
   }
 
-  /// The k-th largest key of a row in registers, by bins of equal width. False where these do not tell: scores that
-  /// are not finite or all alike, or too many in the threshold's bin. There are at least k > 0 items.
-  __device__ bool find_by_width(std::uint32_t k, Threshold* out) {
-    static_assert(kByWidth && BinList::kRoom <= kThreads);
-    constexpr int kWarps = kThreads / 32;
-    const std::uint32_t mine = held(first_of(0));
-    std::uint32_t low = kAll;
-    std::uint32_t high = 0;
-#pragma unroll
-    for (std::uint32_t i = 0; i < kItems; ++i) {
-      if (i < mine) low = min(low, key[i]), high = max(high, key[i]);
-    }
-    low = __reduce_min_sync(kAll, low), high = __reduce_max_sync(kAll, high);
-    if (lane() == 0) shared.extremes.low[threadIdx.x / 32] = low, shared.extremes.high[threadIdx.x / 32] = high;
-    __syncthreads();
-    low = __reduce_min_sync(kAll, lane() < kWarps ? shared.extremes.low[lane()] : kAll);
-    high = __reduce_max_sync(kAll, lane() < kWarps ? shared.extremes.high[lane()] : 0U);
-    const BinsByWidth<kBins> bins(low, high);
-    if (!bins.usable()) return false;
-#pragma unroll
-    for (std::uint32_t i = 0; i < kItems; ++i) {
-      if (i < mine) atomicAdd(&shared.count[1][bins.of(key[i])], 1U);
-    }
-    __syncthreads();
-    const Digit digit = find_bin(shared.count[1], k, 0);
-    if (digit.inside > BinList::kRoom) {
-      clear(1);  // for the digits; barriers come before they use it
-      return false;
-    }
-#pragma unroll
-    for (std::uint32_t i = 0; i < kItems; ++i) {
-      if (i < mine && bins.of(key[i]) == digit.bin) shared.list.keys[atomicAdd(&shared.list.count, 1U)] = key[i];
-    }
-    __syncthreads();
-    if (threadIdx.x < digit.inside) {
-      const std::uint32_t own = shared.list.keys[threadIdx.x];
-      std::uint32_t above = digit.above;
-      std::uint32_t equal = 0;
-      for (std::uint32_t i = 0; i < digit.inside; i += 4) {
-        const uint4 four = *reinterpret_cast<const uint4*>(shared.list.keys + i);
-        above += (four.x > own) + (four.y > own) + (four.z > own) + (four.w > own);
-        equal += (four.x == own) + (four.y == own) + (four.z == own) + (four.w == own);
-      }
-      // All threads with this key write the same.
-      if (above < k && k <= above + equal) shared.found = {own, k - above};
-    }
-    __syncthreads();
-    *out = shared.found;
-    return true;
-  }
-
   /// Calls put(place, column) for the chosen columns: a column's place is the number of chosen ones before it.
   template <class Put>
   __device__ void write(const Threshold& t, std::uint32_t k, Put&& put) {
@@ -336,13 +263,7 @@ struct Selection {
   /// Calls put(place, column) for the k columns of the largest scores, places and columns ascending. Needs 0 < k < n.
   template <class Put>
   __device__ void run(std::uint32_t k, Put&& put) {
-    Threshold t{};
-    if constexpr (kByWidth) {
-      if (!find_by_width(k, &t)) t = find_threshold(k, 0, 0);
-    } else {
-      t = find_threshold(k, 0, 0);
-    }
-    write(t, k, put);
+    write(find_threshold(k, 0, 0), k, put);
   }
 };
 

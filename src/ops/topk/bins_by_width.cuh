@@ -31,8 +31,8 @@ struct BinsByWidth {
   }
   /// Whether there are finite scores alone, and they differ by something that has an inverse.
   __device__ bool usable() const { return scale > 0 && scale < INFINITY; }
-  __device__ std::uint32_t of(std::uint32_t key) const {
-    return min(static_cast<std::uint32_t>((score_of(key) - first) * scale), static_cast<std::uint32_t>(kCount - 1));
+  __device__ std::uint32_t of(float score) const {
+    return min(__float2uint_rz((score - first) * scale), static_cast<std::uint32_t>(kCount - 1));
   }
   /// A score that those of a bin and all larger ones reach: where the bin before begins. What is rounded here is far
   /// less than a bin, and rounding keeps the order of numbers.

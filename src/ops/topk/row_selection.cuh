@@ -7,52 +7,49 @@
 
 namespace smla::topk {
 
-// One block selects from a row of scores that its registers hold. Such a call is a chain of waits, so it has few
-// barriers: what one warp could find for all of them each warp finds for itself.
+// One block selects from a row of scores that its registers hold (docs/kernels/topk.md).
 //
-// Scores are counted in bins of equal width. The bin of the k-th largest has few of them, which are ranked; those of
-// larger bins are chosen. Of a row of more than kDirect scores a thread, the largest scores of groups are counted
-// first: as k groups have one, the k-th largest of these is a bound that at least k scores reach and few others do
-// (docs/kernels/topk.md).
+// Candidates are counted in bins of equal width. The bin of the k-th largest mostly has a few, which are ranked; those
+// of larger bins are chosen. Of a row of up to kDirect scores a thread every score is a candidate. Of a longer one
+// groups of scores are looked at first: where k groups have a score that reaches a bound, so do at least k scores, and
+// few others. Chosen columns become bits of shared memory, by which they are written in ascending order.
 
-constexpr int kCoarse = 64;                ///< runs of bins with a count of their own
-constexpr int kFine = kBins / kCoarse;     ///< bins of a run
+constexpr int kRuns = 64;                  ///< runs of bins, each with a count of its own
+constexpr int kOfRun = kBins / kRuns;      ///< bins of a run
 constexpr int kGroups = 4;                 ///< of a thread's scores
-constexpr std::uint32_t kListed = 64;      ///< most scores in the bin of the k-th
+constexpr std::uint32_t kListed = 64;      ///< most candidates in the bin of the k-th
 constexpr std::uint32_t kReaching = 2048;  ///< most scores that reach the bound
-static_assert(kFine == 32 && kCoarse == 64);
+static_assert(kOfRun == 32 && kRuns == 64);
 
-/// How many scores each bin has.
+/// How many candidates each bin has.
 struct BinCounts {
-  alignas(16) std::uint32_t fine[kBins];
-  alignas(16) std::uint32_t coarse[kCoarse];
+  alignas(16) std::uint32_t bin[kBins];
+  alignas(16) std::uint32_t run[kRuns];
 
-  __device__ void add(std::uint32_t bin) {
-    atomicAdd(&fine[bin], 1U);
-    atomicAdd(&coarse[bin / kFine], 1U);
+  __device__ void add(std::uint32_t number) {
+    atomicAdd(&bin[number], 1U);
+    atomicAdd(&run[number / kOfRun], 1U);
   }
   /// The bin of the k-th largest, by one warp. `inside` is 0 where fewer than k were counted.
   __device__ Digit find(std::uint32_t k) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint2 pair = *reinterpret_cast<const uint2*>(coarse + kCoarse - 2 - 2 * lane);  // lane 0 has the top two
-    const std::uint32_t above_pair = before_lane(pair.x + pair.y);
-    const bool in_upper = k <= above_pair + pair.y;
-    const unsigned holder = __ballot_sync(kAll, above_pair < k && k <= above_pair + pair.x + pair.y);
-    if (holder == 0) return {};
-    const int from = __ffs(static_cast<int>(holder)) - 1;
-    const std::uint32_t above_run = __shfl_sync(kAll, in_upper ? above_pair : above_pair + pair.y, from);
-    const bool upper = __shfl_sync(kAll, static_cast<int>(in_upper), from) != 0;
-    const std::uint32_t run = static_cast<std::uint32_t>(kCoarse - 1 - 2 * from - (upper ? 0 : 1)) * kFine;
-    const std::uint32_t own = fine[run + kFine - 1 - lane];
-    const std::uint32_t above = above_run + before_lane(own);
-    const unsigned in_run = __ballot_sync(kAll, above < k && k <= above + own);
-    if (in_run == 0) return {};
-    const int last = __ffs(static_cast<int>(in_run)) - 1;
-    return {run + kFine - 1 - last, __shfl_sync(kAll, above, last), __shfl_sync(kAll, own, last)};
+    const uint2 pair = *reinterpret_cast<const uint2*>(run + kRuns - 2 - 2 * lane);  // lane 0 has the top two
+    const std::uint32_t above_pair = of_lanes_before(pair.x + pair.y);
+    const std::uint32_t above_low = above_pair + pair.y;
+    const unsigned holders = __ballot_sync(kAll, above_pair < k && k <= above_low + pair.x);
+    if (holders == 0) return {};
+    const int from = __ffs(static_cast<int>(holders)) - 1;
+    const bool low = __shfl_sync(kAll, static_cast<int>(above_low < k), from) != 0;
+    const std::uint32_t above_run = __shfl_sync(kAll, low ? above_low : above_pair, from);
+    const auto first = static_cast<std::uint32_t>(kRuns - 1 - 2 * from - (low ? 1 : 0)) * kOfRun;
+    const std::uint32_t own = bin[first + kOfRun - 1 - lane];
+    const std::uint32_t above = above_run + of_lanes_before(own);
+    const int last = __ffs(static_cast<int>(__ballot_sync(kAll, above < k && k <= above + own))) - 1;
+    return {first + kOfRun - 1 - last, __shfl_sync(kAll, above, last), __shfl_sync(kAll, own, last)};
   }
 
  private:
-  __device__ static std::uint32_t before_lane(std::uint32_t mine) {
+  __device__ static std::uint32_t of_lanes_before(std::uint32_t mine) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     std::uint32_t sum = mine;
 #pragma unroll
@@ -67,15 +64,18 @@ struct BinCounts {
 /// kBounded: rows may be so long that a bound is looked for.
 template <int kThreads, bool kBounded>
 struct RowShared {
-  BinCounts counts[1 + kBounded];  ///< of scores, of groups' largest scores
+  static constexpr std::uint32_t kRoom = kBounded ? kReaching : 1;
+  BinCounts counts[1 + kBounded];              ///< of candidates, of groups' largest scores
+  alignas(16) std::uint32_t chosen[kThreads];  ///< a bit for each column
   Extremes<kThreads / 32> extremes;
-  std::uint32_t of_warp[2][kThreads / 32];  ///< scores of larger bins, scores that reach the bound
+  std::uint32_t of_warp[kThreads / 32];  ///< chosen columns
   std::uint32_t listed;
-  uint2 list[kListed];                           ///< of the k-th score's bin: key, and number of the score
-  std::uint32_t of_list[kListed];                ///< their numbers, kNone for those that are not chosen
-  std::uint32_t reach[kBounded ? kThreads : 1];  ///< a bit for each column: whether its score reaches the bound
-  std::uint32_t keys[kBounded ? kReaching : 1];  ///< of these, columns ascending
-  std::uint32_t columns[kBounded ? kReaching : 1];
+  std::uint32_t reaching;
+  Digit found;
+  float list[kListed];  ///< scores of the k-th one's bin
+  std::uint32_t list_columns[kListed];
+  float scores[kRoom];  ///< that reach the bound, in any order
+  std::uint32_t columns[kRoom];
 };
 
 /// Of a row of up to kDirect scores a thread each thread has consecutive ones, of a longer row four consecutive ones of
@@ -85,89 +85,77 @@ struct RowSelection {
   static constexpr bool kBounded = kItems > kDirect;
   static_assert(kItems % 4 == 0 && kItems <= 32 && kDirect % 4 == 0 && kDirect <= kItems);
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kReach = kReaching / kThreads;  ///< of a thread
-  static constexpr std::uint32_t kNone = 0xFFFF'FFFFU;
-
+  static constexpr std::uint32_t kNothing = 0xFFFF'FFFFU;  ///< as a score's bits NaN
   using Shared = RowShared<kThreads, kBounded>;
+  using Bins = BinsByWidth<kBins>;
 
   Shared& shared;
   const float* row = nullptr;
-  std::uint32_t first = 0;  ///< column of this thread's first score
-  std::uint32_t mine = 0;   ///< how many it has of a row that is not long
-  std::uint32_t of_thread = 0;
   std::uint32_t n = 0;
-  std::uint32_t key[kItems];  ///< scores until run() makes keys of them
+  std::uint32_t first = 0;      ///< column of this thread's first score
+  std::uint32_t of_thread = 0;  ///< columns of a thread, at least
+  float score[kItems];          ///< NaN behind the row
 
   /// Needs no scores yet.
   __device__ explicit RowSelection(Shared& memory) : shared(memory) {
-    auto* words = reinterpret_cast<uint4*>(shared.counts);
-    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(shared.counts) / 16); i += kThreads)
-      words[i] = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x == 0) shared.listed = 0;
-    if constexpr (kBounded) shared.reach[threadIdx.x] = 0;
+    clear(shared.counts);
+    clear(shared.chosen);
+    if (threadIdx.x == 0) shared.listed = 0, shared.reaching = 0;
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  template <class T>
+  __device__ static void clear(T& memory) {
+    static_assert(sizeof(T) % 16 == 0);
+    auto* const words = reinterpret_cast<uint4*>(&memory);
+    for (auto i = threadIdx.x; i < sizeof(T) / 16; i += kThreads) words[i] = make_uint4(0, 0, 0, 0);
+  }
 
-  __device__ bool long_row() const { return kBounded && of_thread > kDirect; }
+  __device__ bool is_long() const { return kBounded && of_thread > kDirect; }
   /// The column of the four scores from item i on.
-  __device__ std::uint32_t column_of(std::uint32_t i) const { return first + (long_row() ? i * kThreads : i); }
+  __device__ std::uint32_t column_of(std::uint32_t i) const { return first + (is_long() ? i * kThreads : i); }
 
-  /// Loads a row of `items` scores, at most kThreads times kItems.
-  __device__ void load(const float* scores, std::uint32_t items) {
-    row = scores, n = items;
+  /// Loads a row of `columns` scores, at most kThreads times kItems.
+  __device__ void load(const float* scores, std::uint32_t columns) {
+    row = scores, n = columns;
     of_thread = ((n + kThreads - 1) / kThreads + 3) / 4 * 4;
-    first = threadIdx.x * (long_row() ? 4 : of_thread);
-    mine = first < n ? min(n - first, of_thread) : 0U;
-    const std::uint32_t end = long_row() ? n : first + mine;
+    first = threadIdx.x * (is_long() ? 4 : of_thread);
+    const std::uint32_t end = is_long() ? n : min(n, first + of_thread);
     const bool aligned = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
 #pragma unroll
     for (std::uint32_t i = 0; i < kItems; i += 4) {
       const std::uint32_t at = column_of(i);
-      uint4 four = make_uint4(kNone, kNone, kNone, kNone);  // NaN
+      float4 four = make_float4(NAN, NAN, NAN, NAN);
       if (aligned && at + 4 <= end) {
-        four = __ldg(reinterpret_cast<const uint4*>(row + at));
+        four = __ldg(reinterpret_cast<const float4*>(row + at));
       } else {
-        if (at < end) four.x = __float_as_uint(__ldg(row + at));
-        if (at + 1 < end) four.y = __float_as_uint(__ldg(row + at + 1));
-        if (at + 2 < end) four.z = __float_as_uint(__ldg(row + at + 2));
-        if (at + 3 < end) four.w = __float_as_uint(__ldg(row + at + 3));
+        if (at < end) four.x = __ldg(row + at);
+        if (at + 1 < end) four.y = __ldg(row + at + 1);
+        if (at + 2 < end) four.z = __ldg(row + at + 2);
+        if (at + 3 < end) four.w = __ldg(row + at + 3);
       }
-      key[i] = four.x, key[i + 1] = four.y, key[i + 2] = four.z, key[i + 3] = four.w;
+      score[i] = four.x, score[i + 1] = four.y, score[i + 2] = four.z, score[i + 3] = four.w;
     }
   }
 
-  /// The bins between the block's smallest and largest of what its threads have. Contains a barrier.
-  __device__ BinsByWidth<kBins> bins_between(std::uint32_t low, std::uint32_t high) {
-    low = __reduce_min_sync(kAll, low), high = __reduce_max_sync(kAll, high);
+  /// The bins between the smallest and the largest of what the block's threads have. Contains a barrier.
+  __device__ Bins bins_between(float smallest, float largest) {
+    const std::uint32_t low = __reduce_min_sync(kAll, key_of(__float_as_uint(smallest)));
+    const std::uint32_t high = __reduce_max_sync(kAll, key_of(__float_as_uint(largest)));
     if (lane() == 0) shared.extremes.low[warp()] = low, shared.extremes.high[warp()] = high;
     __syncthreads();
-    low = __reduce_min_sync(kAll, lane() < kWarps ? shared.extremes.low[lane()] : kNone);
-    high = __reduce_max_sync(kAll, lane() < kWarps ? shared.extremes.high[lane()] : 0U);
-    return {low, high};
+    return {__reduce_min_sync(kAll, lane() < kWarps ? shared.extremes.low[lane()] : kNothing),
+            __reduce_max_sync(kAll, lane() < kWarps ? shared.extremes.high[lane()] : 0U)};
   }
-  /// How many of the warp's marked items come before this thread's, which has up to kMost. After a barrier
-  /// of_warps_before() tells how many warps before this one have marked.
-  template <int kMost>
-  __device__ std::uint32_t before_in_warp(std::uint32_t marks, int use) {
-    const auto count = static_cast<std::uint32_t>(__popc(marks));
-    const unsigned left = (1U << lane()) - 1U;
-    std::uint32_t before = 0;
-    std::uint32_t all = 0;
-#pragma unroll
-    for (int bit = 0; kMost >> bit != 0; ++bit) {
-      const unsigned lanes = __ballot_sync(kAll, (count >> bit & 1U) != 0U);
-      before += static_cast<std::uint32_t>(__popc(lanes & left)) << bit;
-      all += static_cast<std::uint32_t>(__popc(lanes)) << bit;
+  /// The bin of the k-th largest that was counted. Contains two barriers.
+  __device__ Digit find(const BinCounts& counts, std::uint32_t k) {
+    __syncthreads();
+    if (warp() == 0) {
+      const Digit digit = counts.find(k);
+      if (lane() == 0) shared.found = digit;
     }
-    if (lane() == 0) shared.of_warp[use][warp()] = all;
-    return before;
-  }
-  __device__ std::uint32_t of_warps_before(int use) const {
-    return __reduce_add_sync(kAll, lane() < warp() ? shared.of_warp[use][lane()] : 0U);
-  }
-  __device__ std::uint32_t of_all_warps(int use) const {
-    return __reduce_add_sync(kAll, lane() < kWarps ? shared.of_warp[use][lane()] : 0U);
+    __syncthreads();
+    return shared.found;
   }
 
   /// Calls put(place, column) for the k columns of the largest scores, places and columns ascending; 0 < k < n. False,
@@ -175,29 +163,27 @@ struct RowSelection {
   /// barrier comes before shared memory may be used for something else.
   template <class Put>
   __device__ bool run(std::uint32_t k, Put&& put) {
-#pragma unroll
-    for (std::uint32_t i = 0; i < kItems; ++i) key[i] = key_of(key[i]);
     if constexpr (kBounded) {
-      if (of_thread > kDirect) return run_bounded(k, put);
+      if (is_long()) {
+        if (!mark_bounded(k)) return false;
+        write(put);
+        return true;
+      }
     }
-    std::uint32_t low = kNone;
-    std::uint32_t high = 0;
+    float low = INFINITY;
+    float high = -INFINITY;
+    float own[kDirect];
 #pragma unroll
-    for (std::uint32_t i = 0; i < kDirect; ++i) {
-      if (i < mine) low = min(low, key[i]), high = max(high, key[i]);
-    }
-    const BinsByWidth<kBins> bins = bins_between(low, high);
-    if (!bins.usable()) return false;
-    std::uint32_t own[kDirect];
-#pragma unroll
-    for (int i = 0; i < kDirect; ++i) own[i] = key[i];
-    return choose(bins, own, first, mine, k,
-                  [&](std::uint32_t place, std::uint32_t number) { put(place, static_cast<std::int32_t>(number)); });
+    for (int i = 0; i < kDirect; ++i) own[i] = score[i], low = fminf(low, own[i]), high = fmaxf(high, own[i]);
+    if (!mark(
+            bins_between(low, high), own, [&](std::uint32_t i) { return first + i; }, k))
+      return false;
+    write(put);
+    return true;
   }
 
-  /// The same of the scores that reach a bound.
-  template <class Put>
-  __device__ bool run_bounded(std::uint32_t k, Put&& put) {
+  /// Marks the columns of the k largest among the scores that reach a bound.
+  __device__ bool mark_bounded(std::uint32_t k) {
     constexpr int kOf = kItems / kGroups;
     // How many groups and pairs of groups have scores, those of fewer than four not counted.
     const std::uint32_t rounds = n / (4 * kThreads);
@@ -210,109 +196,134 @@ struct RowSelection {
     const std::uint32_t behind = groups_of(rounds + 1);
     const bool pairs = 2 * k <= all_have((before + 1) / 2, (behind + 1) / 2);
     if (!pairs && 2 * k > all_have(before, behind)) return false;
-    std::uint32_t largest[kGroups];
+    float largest[kGroups];  // -inf of a group without finite scores
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      largest[g] = key[g * kOf];
+      largest[g] = -INFINITY;
 #pragma unroll
-      for (int i = 1; i < kOf; ++i) largest[g] = max(largest[g], key[g * kOf + i]);
+      for (int i = 0; i < kOf; ++i) largest[g] = fmaxf(largest[g], score[g * kOf + i]);
     }
-    // What this thread does not have is 0, as NaN is, and so is a group without numbers.
     if (pairs) {
 #pragma unroll
-      for (int g = 0; g < kGroups; g += 2) largest[g] = max(largest[g], largest[g + 1]), largest[g + 1] = 0;
+      for (int g = 0; g < kGroups; g += 2) largest[g] = fmaxf(largest[g], largest[g + 1]), largest[g + 1] = -INFINITY;
     }
-    std::uint32_t low = kNone;
-    std::uint32_t high = 0;
+    float low = INFINITY;
+    float high = -INFINITY;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      if (largest[g] != 0) low = min(low, largest[g]);
-      high = max(high, largest[g]);
+      if (largest[g] > -INFINITY) low = fminf(low, largest[g]);
+      high = fmaxf(high, largest[g]);
     }
-    const BinsByWidth<kBins> bins = bins_between(low, high);
+    const Bins bins = bins_between(low, high);
     if (!bins.usable()) return false;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      if (largest[g] != 0) shared.counts[1].add(bins.of(largest[g]));
+      if (largest[g] > -INFINITY) shared.counts[1].add(bins.of(largest[g]));
     }
-    __syncthreads();
-    const Digit group = shared.counts[1].find(k);
+    const Digit group = find(shared.counts[1], k);
     if (group.inside == 0) return false;
-    const std::uint32_t bound = key_of(__float_as_uint(bins.reached_by(group.bin)));
+    const float bound = bins.reached_by(group.bin);
+    std::uint32_t reach = 0;
 #pragma unroll
-    for (std::uint32_t i = 0; i < kItems; i += 4) {
-      std::uint32_t four = 0;
-#pragma unroll
-      for (std::uint32_t j = 0; j < 4; ++j) four |= key[i + j] >= bound ? 1U << j : 0U;
-      const std::uint32_t at = column_of(i);
-      if (four != 0) atomicOr(&shared.reach[at / 32], four << at % 32);
-    }
-    __syncthreads();
-    std::uint32_t reach = shared.reach[threadIdx.x];
-    std::uint32_t place = before_in_warp<32>(reach, 1);
-    __syncthreads();
-    place += of_warps_before(1);
-    const std::uint32_t all = of_all_warps(1);
-    if (all > kReaching || all < k) return false;
-    for (; reach != 0; reach &= reach - 1, ++place) {
-      const std::uint32_t column = 32 * threadIdx.x + static_cast<std::uint32_t>(__ffs(static_cast<int>(reach)) - 1);
-      shared.keys[place] = key_of(__float_as_uint(__ldg(row + column)));
+    for (int i = 0; i < kItems; ++i) reach |= score[i] >= bound ? 1U << i : 0U;
+    for (std::uint32_t place = place_of(reach); reach != 0 && place < kReaching; reach &= reach - 1, ++place) {
+      const auto i = static_cast<std::uint32_t>(__ffs(static_cast<int>(reach)) - 1);
+      const std::uint32_t column = column_of(i / 4 * 4) + i % 4;
+      shared.scores[place] = __ldg(row + column);
       shared.columns[place] = column;
     }
     __syncthreads();
-    const std::uint32_t begin = threadIdx.x * kReach;
-    std::uint32_t own[kReach];
+    const std::uint32_t all = shared.reaching;
+    if (all > kReaching || all < k) return false;
+    constexpr int kReach = kReaching / kThreads;
+    float own[kReach];
 #pragma unroll
-    for (std::uint32_t i = 0; i < kReach; ++i) own[i] = begin + i < all ? shared.keys[begin + i] : 0U;
-    const BinsByWidth<kBins> of_reaching(bound, bins.highest);
-    if (!of_reaching.usable()) return false;
-    return choose(
-        of_reaching, own, begin, begin < all ? min(all - begin, std::uint32_t{kReach}) : 0U, k,
-        [&](std::uint32_t at, std::uint32_t number) { put(at, static_cast<std::int32_t>(shared.columns[number])); });
+    for (int i = 0; i < kReach; ++i) {
+      const std::uint32_t at = threadIdx.x + i * kThreads;
+      own[i] = at < all ? shared.scores[at] : NAN;
+    }
+    return mark(
+        {key_of(__float_as_uint(bound)), bins.highest}, own,
+        [&](std::uint32_t i) { return shared.columns[threadIdx.x + i * kThreads]; }, k);
+  }
+  /// A place among the scores that reach the bound for the first of those that this thread has marked.
+  __device__ std::uint32_t place_of(std::uint32_t marks) {
+    const auto count = static_cast<std::uint32_t>(__popc(marks));
+    std::uint32_t all = 0;
+    std::uint32_t place = before_in_warp(count, &all);
+    std::uint32_t begin = 0;
+    if (lane() == 0) begin = atomicAdd(&shared.reaching, all);
+    return place + __shfl_sync(kAll, begin, 0);
+  }
+  /// The sum of the counts, up to 32 each, of the lanes before this one, and of all.
+  __device__ static std::uint32_t before_in_warp(std::uint32_t count, std::uint32_t* all) {
+    const unsigned left = (1U << lane()) - 1U;
+    const unsigned bits = __reduce_or_sync(kAll, count);
+    std::uint32_t before = 0;
+    *all = 0;
+    for (int bit = 0; bits >> bit != 0; ++bit) {
+      const unsigned lanes = __ballot_sync(kAll, (count >> bit & 1U) != 0U);
+      before += static_cast<std::uint32_t>(__popc(lanes & left)) << bit;
+      *all += static_cast<std::uint32_t>(__popc(lanes)) << bit;
+    }
+    return before;
   }
 
-  /// Chooses k of the block's scores, of which a thread has `held` from number `begin` on. Contains three barriers.
-  template <int kOwn, class Put>
-  __device__ bool choose(const BinsByWidth<kBins>& bins, const std::uint32_t (&own)[kOwn], std::uint32_t begin,
-                         std::uint32_t held, std::uint32_t k, Put&& put) {
+  /// Marks the columns of the k largest candidates; what is NaN is none. column(i): of this thread's i-th. Of equal
+  /// scores those with the lowest columns. Ends with a barrier.
+  template <int kOwn, class Column>
+  __device__ bool mark(const Bins& bins, const float (&own)[kOwn], Column&& column, std::uint32_t k) {
+    if (!bins.usable()) return false;
     std::uint32_t bin[kOwn];
 #pragma unroll
-    for (std::uint32_t i = 0; i < kOwn; ++i) {
-      bin[i] = i < held ? bins.of(own[i]) : 0U;
-      if (i < held) shared.counts[0].add(bin[i]);
+    for (int i = 0; i < kOwn; ++i) {
+      bin[i] = bins.of(own[i]);
+      if (own[i] == own[i]) shared.counts[0].add(bin[i]);
     }
-    __syncthreads();
-    const Digit digit = shared.counts[0].find(k);
+    const Digit digit = find(shared.counts[0], k);
     if (digit.inside == 0 || digit.inside > kListed) return false;
-    std::uint32_t chosen = 0;
 #pragma unroll
-    for (std::uint32_t i = 0; i < kOwn; ++i) {
-      if (i >= held) continue;
-      chosen |= bin[i] > digit.bin ? 1U << i : 0U;
-      if (bin[i] == digit.bin) shared.list[atomicAdd(&shared.listed, 1U)] = make_uint2(own[i], begin + i);
+    for (int i = 0; i < kOwn; ++i) {
+      if (own[i] != own[i] || bin[i] < digit.bin) continue;
+      const std::uint32_t of = column(i);
+      if (bin[i] > digit.bin) {
+        choose(of);
+      } else {
+        const std::uint32_t at = atomicAdd(&shared.listed, 1U);
+        shared.list[at] = own[i];
+        shared.list_columns[at] = of;
+      }
     }
-    std::uint32_t place = before_in_warp<kOwn>(chosen, 0);
     __syncthreads();
-    // Of equal scores those with the lowest numbers are chosen.
     if (threadIdx.x < digit.inside) {
-      const uint2 self = shared.list[threadIdx.x];
+      const float self = shared.list[threadIdx.x];
+      const std::uint32_t of = shared.list_columns[threadIdx.x];
       std::uint32_t above = digit.above;
       for (std::uint32_t i = 0; i < digit.inside; ++i) {
-        const uint2 other = shared.list[i];
-        above += other.x > self.x || (other.x == self.x && other.y < self.y) ? 1 : 0;
+        const float other = shared.list[i];
+        above += other > self || (other == self && shared.list_columns[i] < of) ? 1 : 0;
       }
-      shared.of_list[threadIdx.x] = above < k ? self.y : kNone;
+      if (above < k) choose(of);
     }
-    place += of_warps_before(0);
     __syncthreads();
-    for (std::uint32_t i = 0; i < digit.inside; ++i) {
-      const std::uint32_t number = shared.of_list[i];
-      place += number < begin ? 1 : 0;
-      chosen |= number - begin < held ? 1U << (number - begin) : 0U;
-    }
-    for (; chosen != 0; chosen &= chosen - 1, ++place)
-      put(place, begin + static_cast<std::uint32_t>(__ffs(static_cast<int>(chosen)) - 1));
     return true;
+  }
+  __device__ void choose(std::uint32_t column) { atomicOr(&shared.chosen[column / 32], 1U << column % 32); }
+
+  /// Puts the marked columns. Contains a barrier.
+  template <class Put>
+  __device__ void write(Put&& put) {
+    const int log = of_thread <= 4 ? 2 : of_thread <= 8 ? 3 : of_thread <= 16 ? 4 : 5;
+    const std::uint32_t begin = threadIdx.x << log;
+    std::uint32_t marks = begin < n ? shared.chosen[begin / 32] >> begin % 32 : 0U;
+    if (log < 5) marks &= (1U << (1 << log)) - 1U;
+    std::uint32_t all = 0;
+    std::uint32_t place = before_in_warp(static_cast<std::uint32_t>(__popc(marks)), &all);
+    if (lane() == 0) shared.of_warp[warp()] = all;
+    __syncthreads();
+    place += __reduce_add_sync(kAll, lane() < warp() ? shared.of_warp[lane()] : 0U);
+    for (; marks != 0; marks &= marks - 1, ++place)
+      put(place, static_cast<std::int32_t>(begin + static_cast<std::uint32_t>(__ffs(static_cast<int>(marks)) - 1)));
   }
 };
 

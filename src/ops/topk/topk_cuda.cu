@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) select_row(const __
   const auto k = static_cast<std::uint32_t>(c.k);
   if (!selection.run(k, put)) {
     __syncthreads();
-    Selection<kThreads, std::min(kItems, 8), Scores>(shared.digits, {c.scores(row)}, n).run(k, put);
+    Selection<kThreads, std::min(kItems, 16), Scores>(shared.digits, {c.scores(row)}, n).run(k, put);
   }
   if (c.slots.lens == nullptr) return;
   // Where a column has no slot the others move up.

@@ -87,8 +87,8 @@ void launch_rows(const TopK::Problem& p, bool few, const TopkCall& c, const RunC
   if (!few && p.width <= 4096) return launch_row<256, 16>(p.rows, c, context);
   if (!few && p.width <= 8192) return launch_row<512, 16>(p.rows, c, context);
   if (p.width <= 2048) return launch_row<512, 4>(p.rows, c, context);
-  if (p.width <= 4096) return launch_row<1024, 4>(p.rows, c, context);
-  if (p.width <= 8192) return launch_row<1024, 8>(p.rows, c, context);
+  if (p.width <= 4096) return launch_row<512, 8, 8>(p.rows, c, context);
+  if (p.width <= 8192) return launch_row<512, 16>(p.rows, c, context);
   if (p.width <= 16384) return launch_row<1024, 16>(p.rows, c, context);
   if (p.width <= 32768) return launch_row<1024, 32>(p.rows, c, context);
   launch<select_long_row<1024, 16>>(p.rows, 1024, c, context);

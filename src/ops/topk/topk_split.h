@@ -17,12 +17,8 @@ struct TopkSplit {
   std::int64_t parts = 1;  ///< blocks of a row; 1: one block does it all
   bool few_rows = false;   ///< with one block a row: no multiprocessor has two rows
 
-  /// Calls with rows of at most this many columns are never split.
-  static constexpr std::int64_t kOneBlock = 16'384;
-  /// A block can keep this many columns in registers; rows of at most as many are split into kWorthwhile parts or more,
-  /// or not at all.
-  static constexpr std::int64_t kHeld = 32'768;
-  static constexpr std::int64_t kWorthwhile = 3;
+  /// Columns that a block can keep in registers. Rows of at most as many are never split.
+  static constexpr std::int64_t kOneBlock = 32'768;
   static constexpr std::int64_t kShortRow =
       8192;                                    ///< in a split call, one block selects from rows of at most this many
   static constexpr std::int64_t kStep = 1024;  ///< columns of a part are a multiple of it
@@ -70,7 +66,6 @@ constexpr TopkSplit split_topk(const TopK::Problem& p, const device::Gpu& gpu) {
       p.k > TopkSplit::kMaxChosen)
     return whole;
   const std::int64_t blocks = std::min<std::int64_t>(gpu.multiprocessors, TopkSplit::kMaxMultiprocessors) / p.rows;
-  if (p.width <= TopkSplit::kHeld && blocks < TopkSplit::kWorthwhile) return whole;
   return {.parts = std::min(std::clamp<std::int64_t>(blocks, 2, TopkSplit::kMaxParts),
                             (p.width + TopkSplit::kMinPart - 1) / TopkSplit::kMinPart)};
 }

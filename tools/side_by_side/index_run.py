@@ -36,6 +36,13 @@ class IndexSide:
     scores: list[list[torch.Tensor]] = field(default_factory=list)
     before: int = UNWRITTEN
     """What a choice holds when a call begins."""
+    kept: list[Any] = field(default_factory=list)
+    """The recorded calls: a recording has only the addresses of what they hold."""
+
+    def record(self, clock: Clock, run: Callable[[], Any]) -> None:
+        """Adds a recording of the call."""
+        self.kept.append(run)
+        self.recordings.append(clock.record(run))
 
 
 def checked_rows(cell: IndexCell) -> list[int]:
@@ -130,7 +137,7 @@ class OwnIndexer:
             choose = self._bind(self._choice, {"logits": self._logits, "lens": call.lens, "indices": self._chosen})
             runs = {"ours": joint_run, "ours_two_ops": _both(score, choose), "ours_scores": score}
             for name, run in runs.items():
-                sides[name].recordings.append(self._clock.record(run))
+                sides[name].record(self._clock, run)
             sides["ours"].indices.append(self._chosen)
             sides["ours_two_ops"].indices.append(self._chosen)
             sides["ours_scores"].scores.append([self._logits])
@@ -175,7 +182,7 @@ class PeerIndexer:
             else:
                 side.indices.append(one.indices)
                 run = one.chain if name == "peer" else one.bare_chain
-            side.recordings.append(self._clock.record(run))
+            side.record(self._clock, run)
         return side
 
 

@@ -23,7 +23,7 @@ struct Pieces {
 };
 
 constexpr std::size_t kAlign = 256;
-constexpr std::int64_t kScoreBytes = std::int64_t{16} << 20;  ///< of the scores of a piece, unless a row has more
+constexpr std::int64_t kScoreBytes = std::int64_t{64} << 20;  ///< of the scores of a piece, unless a row has more
 
 IndexerLogits::Problem scores_of(const Problem& p, std::int64_t rows) {
   return {.rows = rows, .heads = p.heads, .dim = p.dim, .width = p.width, .format = p.format};

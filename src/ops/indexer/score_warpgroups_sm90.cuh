@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "device/launch_pdl.cuh"
-#include "device/ptx/bulk_copy_sm90.cuh"
 #include "device/ptx/cp_async.cuh"
+#include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mbarrier_sm90.cuh"
 #include "device/ptx/shared.cuh"
 #include "device/ptx/wgmma_sm90.cuh"
@@ -65,7 +65,7 @@ template <int kN, int kBlockThreads = kThreads>
 struct Place {
   static constexpr int kWarps = kBlockThreads / 32;
   static constexpr int kQueryBytes = kN * kDim;         ///< of a block of heads: a head is a row of 128 bytes, swizzled
-  static constexpr int kStageBytes = kWarpKeys * kDim;  ///< of a warp's keys, as they are stored
+  static constexpr int kStageBytes = kWarpKeys * kDim;  ///< of a warp's keys, swizzled alike
   static constexpr int kScaleBytes = kWarpKeys * 4;
   /// A lane's weights of a block of heads lie together; four more numbers keep the four lanes off each other's banks.
   static constexpr int kLaneWeightBytes = (kN / 4 + 4) * 4;
@@ -73,35 +73,21 @@ struct Place {
   static constexpr int kKeyBytes = kWarps * kStages * kStageBytes;
   static constexpr int kKeyScaleBytes = kWarps * kStages * kScaleBytes;
   static constexpr int kRowBytes = kMaxRows * 20;  ///< what rows are, and their requests
-  static constexpr int kBarrierBytes = kWarps * kStages * 8;
 
   /// `units`: rows times blocks of heads.
   __host__ __device__ static constexpr int keys(int units) { return units * kQueryBytes; }
   __host__ __device__ static constexpr int scales(int units) { return keys(units) + kKeyBytes; }
   __host__ __device__ static constexpr int weights(int units) { return scales(units) + kKeyScaleBytes; }
   __host__ __device__ static constexpr int rows(int units) { return weights(units) + units * kWeightBytes; }
-  __host__ __device__ static constexpr int barriers(int units) { return rows(units) + kRowBytes; }
-  __host__ __device__ static constexpr int bytes(int units) { return barriers(units) + kBarrierBytes; }
+  __host__ __device__ static constexpr int bytes(int units) { return rows(units) + kRowBytes; }
 };
 
-/// Whether the 16 keys of a warp's share of a tile lie in one block one behind the other, so that two bulk copies bring
-/// them and their scales. Tiles begin at multiples of 64 entries.
-inline bool in_runs(const LogitsCall& c) {
-  const Keys& k = c.keys;
-  const bool scales_aligned =
-      reinterpret_cast<std::uintptr_t>(k.scales) % 16 == 0 && (k.blocks <= 1 || k.scale_stride % 16 == 0);
-  return k.paged && k.block_size % kWarpKeys == 0 && k.data_bytes == kDim && k.scale_bytes == 4 && scales_aligned;
-}
-
-/// Brings a warp's share of tiles: 16 keys of each 64, by copies that run while earlier tiles are multiplied. kRuns:
-/// in_runs(). Else lanes l and l + 16 look up key l.
-template <bool kRuns>
+/// Brings a warp's share of tiles: 16 keys of each 64, by copies that run while earlier tiles are multiplied. Lanes l
+/// and l + 16 look up key l.
 struct KeyStream {
   const LogitsCall& c;
-  std::uint32_t keys;      ///< its stages in shared memory
-  std::uint32_t scales;    ///< and of the keys' scales
-  std::uint32_t barriers;  ///< and barriers of bulk copies
-  std::uint32_t& parity;   ///< a bit for each barrier
+  std::uint32_t keys;    ///< its stages in shared memory
+  std::uint32_t scales;  ///< and of the keys' scales
   std::int32_t request;
   std::uint32_t last;   ///< entries from here on are not wanted
   std::uint32_t entry;  ///< that of this lane in the tile that is asked for next
@@ -112,38 +98,23 @@ struct KeyStream {
 
   __device__ EntryPlace find() const { return entry < last ? c.keys.find(request, entry) : EntryPlace{}; }
 
-  /// Asks for the next tile. Keys that do not exist are anything.
+  /// Asks for the next tile. Keys that do not exist become zeros.
   __device__ void ask(int stage) {
     const bool there = c.keys.holds(next);
+    const std::uint32_t found = __ballot_sync(kAllLanes, there);
+    const auto address = reinterpret_cast<std::uint64_t>(there ? c.keys.data_at(next) : c.q);
     const std::uint32_t to = keys + stage * kWarpKeys * kDim;
-    std::uint32_t found = 0;
-    if constexpr (kRuns) {
-      found = there ? kAllLanes : 0U;
-      if (lane == 0) {
-        const std::uint32_t barrier = barriers + 8 * stage;
-        if (there) {
-          device::mbarrier_arrive_expect(barrier, kWarpKeys * (kDim + 4));
-          device::bulk_copy(to, c.keys.data_at(next), kWarpKeys * kDim, barrier);
-          device::bulk_copy(scales + stage * kWarpKeys * 4, c.keys.scales_at(next), kWarpKeys * 4, barrier);
-        } else {
-          device::mbarrier_arrive(barrier);
-        }
-      }
-    } else {
-      found = __ballot_sync(kAllLanes, there);
-      const auto address = reinterpret_cast<std::uint64_t>(there ? c.keys.data_at(next) : c.q);
 #pragma unroll
-      for (int i = 0; i < kWarpKeys / 4; ++i) {
-        const int key = 4 * i + lane / 8;
-        const auto from = __shfl_sync(kAllLanes, address, key);
-        device::cp_async<16>(to + key * kDim + lane % 8 * 16,
-                             reinterpret_cast<const std::uint8_t*>(from) + lane % 8 * 16, (found >> key & 1U) != 0);
-      }
-      if (lane < kWarpKeys) {
-        device::cp_async<4>(scales + (stage * kWarpKeys + lane) * 4, there ? c.keys.scales_at(next) : c.q, there);
-      }
-      device::cp_async_commit();
+    for (int i = 0; i < kWarpKeys / 4; ++i) {
+      const int key = 4 * i + lane / 8;
+      const auto from = __shfl_sync(kAllLanes, address, key);
+      device::cp_async<16>(to + key * kDim + ((lane ^ key) % 8) * 16,
+                           reinterpret_cast<const std::uint8_t*>(from) + lane % 8 * 16, (found >> key & 1U) != 0);
     }
+    if (lane < kWarpKeys) {
+      device::cp_async<4>(scales + (stage * kWarpKeys + lane) * 4, there ? c.keys.scales_at(next) : c.q, there);
+    }
+    device::cp_async_commit();
 #pragma unroll
     for (int s = 0; s + 1 < kStages; ++s) exists[s] = exists[s + 1];
     exists[kStages - 1] = found;
@@ -156,69 +127,35 @@ struct KeyStream {
 #pragma unroll
     for (int s = 0; s < kStages; ++s) ask(s);
   }
-  __device__ void wait(int stage) {
-    device::mbarrier_wait(barriers + 8 * stage, parity >> stage & 1U);
-    parity ^= 1U << stage;
-  }
 
-  /// Waits for the oldest tile and takes it to registers: a[s] is what product s needs. Lane l has 32 bytes in a row of
-  /// keys l / 4 and l / 4 + 8, eight of them for each product (stored_word()). Even keys' first 16 bytes and odd keys'
-  /// last 16 are read together, which lie in all banks.
-  __device__ void take(int stage, std::uint32_t (&a)[kDim / 32][4]) {
-    if constexpr (kRuns) {
-      wait(stage);
-    } else {
-      device::cp_async_wait<kStages - 1>();
-      __syncwarp();
-    }
-    const bool odd = lane / 4 % 2 != 0;
-    const std::uint32_t at = keys + (stage * kWarpKeys + lane / 4) * kDim + lane % 4 * 32;
+  /// Waits for the oldest tile and takes it to registers: a[s] is what product s needs.
+  __device__ void take(int stage, std::uint32_t (&a)[kDim / 32][4]) const {
+    device::cp_async_wait<kStages - 1>();
+    __syncwarp();
+    const int key = lane % 16;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::uint32_t row = at + half * 8 * kDim;
-      const uint4 x = device::ld_shared_v4(row + (odd ? 16 : 0));
-      const uint4 y = device::ld_shared_v4(row + (odd ? 0 : 16));
-      a[0][half] = odd ? y.x : x.x, a[0][2 + half] = odd ? y.y : x.y;
-      a[1][half] = odd ? y.z : x.z, a[1][2 + half] = odd ? y.w : x.w;
-      a[2][half] = odd ? x.x : y.x, a[2][2 + half] = odd ? x.y : y.y;
-      a[3][half] = odd ? x.z : y.z, a[3][2 + half] = odd ? x.w : y.w;
-    }
+    for (int s = 0; s < kDim / 32; ++s)
+      device::ldmatrix_x4(a[s], keys + (stage * kWarpKeys + key) * kDim + ((2 * s + lane / 16) ^ key % 8) * 16);
   }
   __device__ float scale(int stage, int key) const {
     return device::ld_shared_f32(scales + (stage * kWarpKeys + key) * 4);
   }
-  /// Waits for what was asked for and not taken.
-  __device__ void end() {
-    if constexpr (kRuns) {
-#pragma unroll
-      for (int s = 0; s < kStages; ++s) wait(s);
-    } else {
-      device::cp_async_wait<0>();
-      __syncwarp();
-    }
-  }
 };
 
-/// Which four bytes of a row, of 32, are the given ones of its products' order: four lanes' first four of a product,
-/// then their next four.
-__device__ constexpr int stored_word(int word) { return word % 4 * 8 + word / 8 * 2 + word / 4 % 2; }
-
-/// Copies the queries of `rows` rows to shared memory, in the order in which keys come to products, those of padded
-/// heads and of rows without entries as zeros, and their weights.
+/// Copies the queries of `rows` rows to shared memory, those of padded heads and of rows without entries as zeros, and
+/// their weights.
 template <int kN, int kBlocks, int kBlockThreads>
 __device__ inline void bring_queries(const LogitsCall& c, std::int64_t first, int rows, const RowInfo* infos,
                                      std::uint32_t queries, std::uint32_t weights) {
   constexpr int kColumns = kBlocks * kN;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < rows * kColumns * (kDim / 4); i += kBlockThreads) {
-    const int line = i / 32;
-    const int word = i % 32;
+  for (int i = thread; i < rows * kColumns * (kDim / 16); i += kBlockThreads) {
+    const int line = i / 8;
     const int row = line / kColumns;
     const int head = line % kColumns;
     const bool there = head < c.heads && infos[row].count > 0;
-    const std::uint8_t* from =
-        c.q + (there ? (first + row) * c.q_stride[0] + head * c.q_stride[1] + 4 * stored_word(word) : 0);
-    device::cp_async<4>(queries + line * kDim + ((word / 4 ^ line) % 8) * 16 + word % 4 * 4, from, there);
+    const std::uint8_t* from = c.q + (there ? (first + row) * c.q_stride[0] + head * c.q_stride[1] + i % 8 * 16 : 0);
+    device::cp_async<16>(queries + line * kDim + ((i ^ line) % 8) * 16, from, there);
   }
   device::cp_async_commit();
   for (int i = thread; i < rows * kColumns; i += kBlockThreads) {
@@ -289,8 +226,8 @@ struct EntryTiles {
 
 /// Copies the queries of a block's rows to shared memory and scores the entries that this thread's warpgroup has.
 /// put(row, info, entry, score): a score of one of the row's own columns; two lanes of four call it. Contains a barrier
-/// of the block, before which nothing is scored. A row's heads are kBlocks times kN. kRuns: in_runs().
-template <int kN, int kBlocks, int kBlockThreads, bool kRuns, class Put>
+/// of the block, before which nothing is scored. A row's heads are kBlocks times kN.
+template <int kN, int kBlocks, int kBlockThreads, class Put>
 __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryTiles& tiles, const Put& put) {
   using P = Place<kN, kBlockThreads>;
   const std::uint32_t weights = b.shared + P::weights(b.units);
@@ -299,16 +236,6 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::uint64_t heads = device::wgmma_matrix(b.shared, 16, 1024);
-  const std::uint32_t barriers = b.shared + P::barriers(b.units) + warp * kStages * 8;
-  std::uint32_t parity = 0;
-  if constexpr (kRuns) {
-    if (lane == 0) {
-#pragma unroll
-      for (int s = 0; s < kStages; ++s) device::mbarrier_init(barriers + 8 * s, 1);
-      device::fence_proxy_async();
-    }
-    __syncwarp();
-  }
   const std::uint32_t lane_weights = weights + lane % 4 * P::kLaneWeightBytes;
   const auto multiply = [&](float(&dots)[kN / 2], const std::uint32_t(&keys)[kDim / 32][4], unsigned row, int sub) {
     const std::uint64_t of = heads + (row * kBlocks * P::kQueryBytes + sub * P::kQueryBytes) / 16;
@@ -348,19 +275,17 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
     for (next_request = r + 1; next_request < b.count && b.requests[next_request] == b.requests[r]; ++next_request)
       last = max(last, static_cast<std::uint32_t>(b.end_of(next_request)));
     last = min(last, tiles.limit);
-    KeyStream<kRuns> stream{.c = c,
-                            .keys = b.shared + P::keys(b.units) + warp * kStages * P::kStageBytes,
-                            .scales = b.shared + P::scales(b.units) + warp * kStages * P::kScaleBytes,
-                            .barriers = barriers,
-                            .parity = parity,
-                            .request = b.requests[r],
-                            .last = last,
-                            .entry = tiles.first + warp % 4 * kWarpKeys + (kRuns ? 0 : lane % kWarpKeys),
-                            .hop = tiles.hop,
-                            .lane = lane};
+    KeyStream stream{.c = c,
+                     .keys = b.shared + P::keys(b.units) + warp * kStages * P::kStageBytes,
+                     .scales = b.shared + P::scales(b.units) + warp * kStages * P::kScaleBytes,
+                     .request = b.requests[r],
+                     .last = last,
+                     .entry = tiles.first + warp % 4 * kWarpKeys + lane % kWarpKeys,
+                     .hop = tiles.hop,
+                     .lane = lane};
     stream.begin();
     if (r == 0) {
-      device::cp_async_wait<kRuns ? 0 : kStages>();
+      device::cp_async_wait<kStages>();
       device::fence_proxy_async();
       __syncthreads();
       device::pdl_trigger();
@@ -397,13 +322,14 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
         score_tile(std::integral_constant<int, 1>{}, keys, row, row, entry, scale, found);
       }
     }
-    stream.end();
+    device::cp_async_wait<0>();
+    __syncwarp();
   }
 }
 
 /// A block has up to kMaxRows rows and every parts-th run of their entries. Rows of one request share the keys. Blocks
 /// of later rows, which are the longer ones in a prefill, come first. A row's heads are kBlocks times kN.
-template <int kN, int kBlocks, bool kRuns>
+template <int kN, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __grid_constant__ LogitsCall c) {
   using P = Place<kN>;
   extern __shared__ __align__(1024) std::uint8_t dynamic[];
@@ -439,10 +365,10 @@ __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __
   const EntryTiles tiles{.first = block_first + warpgroup() * kTile,
                          .hop = static_cast<std::uint32_t>(c.parts) * kRun,
                          .limit = INT32_MAX};
-  score_rows<kN, kBlocks, kThreads, kRuns>(c, block, tiles,
-                                           [](unsigned /*row*/, const RowInfo& info, std::uint32_t entry, float score) {
-                                             __stcg(info.logits + entry, score);
-                                           });
+  score_rows<kN, kBlocks, kThreads>(c, block, tiles,
+                                    [](unsigned /*row*/, const RowInfo& info, std::uint32_t entry, float score) {
+                                      __stcg(info.logits + entry, score);
+                                    });
 }
 
 }  // namespace smla::indexer::sm90

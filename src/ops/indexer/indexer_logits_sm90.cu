@@ -16,8 +16,8 @@ namespace {
 using namespace indexer;
 using namespace indexer::sm90;
 
-/// Heads are kBlocks times kN, padded.
-template <int kN, int kBlocks>
+/// Heads are kBlocks times kN, padded. kRuns: in_runs().
+template <int kN, int kBlocks, bool kRuns>
 void launch(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
   constexpr int kFit = std::min(kMaxRows, kMaxColumns / (kBlocks * kN));
   c.group_rows = static_cast<int>(std::clamp<std::int64_t>(sharing, 1, std::min<std::int64_t>(c.rows, kFit)));
@@ -29,21 +29,26 @@ void launch(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
                                            .resident = places,
                                            .uneven = sharing > kMaxRows,
                                            .costs = kHopperLogitsCosts}));
-  device::launch_pdl<score_warpgroups<kN, kBlocks>>(
+  device::launch_pdl<score_warpgroups<kN, kBlocks, kRuns>>(
       "indexer_logits score_warpgroups", blocks_for(c.groups * c.parts, 1), kThreads,
       Place<kN>::bytes(c.group_rows * kBlocks), stream_of(context.stream), c);
 }
 
-void score(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
+template <bool kRuns>
+void score_heads(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
   if (c.heads <= 16) {
-    launch<16, 1>(c, sharing, context);
+    launch<16, 1, kRuns>(c, sharing, context);
   } else if (c.heads <= 32) {
-    launch<32, 1>(c, sharing, context);
+    launch<32, 1, kRuns>(c, sharing, context);
   } else if (c.heads <= 64) {
-    launch<64, 1>(c, sharing, context);
+    launch<64, 1, kRuns>(c, sharing, context);
   } else {
-    launch<64, 2>(c, sharing, context);
+    launch<64, 2, kRuns>(c, sharing, context);
   }
+}
+
+void score(LogitsCall& c, std::int64_t sharing, const RunContext& context) {
+  in_runs(c) ? score_heads<true>(c, sharing, context) : score_heads<false>(c, sharing, context);
 }
 
 void run(const IndexerLogits::Problem& p, const IndexerLogits::Args& a, const RunContext& context) {

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) score_and_select(const __gr
                              .hop = kSelectThreads / kGroupThreads * kTile,
                              .limit = min(share.begin + share.span, scored)};
       const std::uint32_t columns = device::shared_address(keys) - 4 * share.begin;
-      score_rows<kN, kBlocks, kSelectThreads>(
+      score_rows<kN, kBlocks, kSelectThreads, false>(
           c, block, tiles, [&](unsigned row, const RowInfo& /*info*/, std::uint32_t entry, float score) {
             device::st_shared_u32(columns + (row * call.capacity + entry) * 4, topk::key_of(__float_as_uint(score)));
           });

@@ -82,8 +82,15 @@ struct Place {
   __host__ __device__ static constexpr int bytes(int units) { return rows(units) + kRowBytes; }
 };
 
-/// Brings a warp's share of tiles: 16 keys of each 64, by copies that run while earlier tiles are multiplied. Lanes l
-/// and l + 16 look up key l.
+/// Whether the 16 keys of a warp's share of a tile lie in one block one behind the other. Tiles begin at multiples of
+/// 64 entries.
+inline bool in_runs(const LogitsCall& c) {
+  return c.keys.paged && c.keys.block_size % kWarpKeys == 0 && c.keys.data_bytes == kDim;
+}
+
+/// Brings a warp's share of tiles: 16 keys of each 64, by copies that run while earlier tiles are multiplied. kRuns:
+/// in_runs(), so that all lanes look up the first key; else lanes l and l + 16 look up key l.
+template <bool kRuns>
 struct KeyStream {
   const LogitsCall& c;
   std::uint32_t keys;    ///< its stages in shared memory
@@ -101,18 +108,27 @@ struct KeyStream {
   /// Asks for the next tile. Keys that do not exist become zeros.
   __device__ void ask(int stage) {
     const bool there = c.keys.holds(next);
-    const std::uint32_t found = __ballot_sync(kAllLanes, there);
-    const auto address = reinterpret_cast<std::uint64_t>(there ? c.keys.data_at(next) : c.q);
+    const std::uint32_t found = kRuns ? static_cast<std::uint32_t>(there) : __ballot_sync(kAllLanes, there);
+    const std::uint8_t* const address = there ? c.keys.data_at(next) : c.q;  // of no byte where it is not there
     const std::uint32_t to = keys + stage * kWarpKeys * kDim;
+    // Chunk j of a key's eight lies at place j ^ key % 8.
+    const std::uint32_t place = lane / 8 * kDim + (lane ^ lane / 8) % 8 * 16;
 #pragma unroll
     for (int i = 0; i < kWarpKeys / 4; ++i) {
       const int key = 4 * i + lane / 8;
-      const auto from = __shfl_sync(kAllLanes, address, key);
-      device::cp_async<16>(to + key * kDim + ((lane ^ key) % 8) * 16,
-                           reinterpret_cast<const std::uint8_t*>(from) + lane % 8 * 16, (found >> key & 1U) != 0);
+      const std::uint8_t* from = address;
+      if constexpr (kRuns) {
+        from += 4 * kDim * i + 16 * lane;
+      } else {
+        from = reinterpret_cast<const std::uint8_t*>(
+                   __shfl_sync(kAllLanes, reinterpret_cast<std::uint64_t>(address), key)) +
+               lane % 8 * 16;
+      }
+      device::cp_async<16>(to + 4 * kDim * i + (place ^ i % 2 * 64), from, kRuns ? there : (found >> key & 1U) != 0);
     }
     if (lane < kWarpKeys) {
-      device::cp_async<4>(scales + (stage * kWarpKeys + lane) * 4, there ? c.keys.scales_at(next) : c.q, there);
+      const std::uint8_t* const from = c.keys.scales_at(next) + (kRuns ? lane * c.keys.scale_bytes : 0);
+      device::cp_async<4>(scales + (stage * kWarpKeys + lane) * 4, there ? from : c.q, there);
     }
     device::cp_async_commit();
 #pragma unroll
@@ -226,8 +242,8 @@ struct EntryTiles {
 
 /// Copies the queries of a block's rows to shared memory and scores the entries that this thread's warpgroup has.
 /// put(row, info, entry, score): a score of one of the row's own columns; two lanes of four call it. Contains a barrier
-/// of the block, before which nothing is scored. A row's heads are kBlocks times kN.
-template <int kN, int kBlocks, int kBlockThreads, class Put>
+/// of the block, before which nothing is scored. A row's heads are kBlocks times kN. kRuns: in_runs().
+template <int kN, int kBlocks, int kBlockThreads, bool kRuns, class Put>
 __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryTiles& tiles, const Put& put) {
   using P = Place<kN, kBlockThreads>;
   const std::uint32_t weights = b.shared + P::weights(b.units);
@@ -275,14 +291,14 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
     for (next_request = r + 1; next_request < b.count && b.requests[next_request] == b.requests[r]; ++next_request)
       last = max(last, static_cast<std::uint32_t>(b.end_of(next_request)));
     last = min(last, tiles.limit);
-    KeyStream stream{.c = c,
-                     .keys = b.shared + P::keys(b.units) + warp * kStages * P::kStageBytes,
-                     .scales = b.shared + P::scales(b.units) + warp * kStages * P::kScaleBytes,
-                     .request = b.requests[r],
-                     .last = last,
-                     .entry = tiles.first + warp % 4 * kWarpKeys + lane % kWarpKeys,
-                     .hop = tiles.hop,
-                     .lane = lane};
+    KeyStream<kRuns> stream{.c = c,
+                            .keys = b.shared + P::keys(b.units) + warp * kStages * P::kStageBytes,
+                            .scales = b.shared + P::scales(b.units) + warp * kStages * P::kScaleBytes,
+                            .request = b.requests[r],
+                            .last = last,
+                            .entry = tiles.first + warp % 4 * kWarpKeys + (kRuns ? 0 : lane % kWarpKeys),
+                            .hop = tiles.hop,
+                            .lane = lane};
     stream.begin();
     if (r == 0) {
       device::cp_async_wait<kStages>();
@@ -297,7 +313,7 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
       stream.take(stage, keys);
       const int key = lane / 4 + lane % 2 * 8;  // whose score this lane has in the end
       const float scale = stream.scale(stage, key);
-      const bool found = (stream.exists[0] >> key & 1U) != 0;
+      const bool found = (stream.exists[0] >> (kRuns ? 0 : key) & 1U) != 0;
       __syncwarp();
       stream.ask(stage);
       stage = (stage + 1) % kStages;
@@ -329,7 +345,7 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
 
 /// A block has up to kMaxRows rows and every parts-th run of their entries. Rows of one request share the keys. Blocks
 /// of later rows, which are the longer ones in a prefill, come first. A row's heads are kBlocks times kN.
-template <int kN, int kBlocks>
+template <int kN, int kBlocks, bool kRuns>
 __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __grid_constant__ LogitsCall c) {
   using P = Place<kN>;
   extern __shared__ __align__(1024) std::uint8_t dynamic[];
@@ -365,10 +381,10 @@ __global__ void __launch_bounds__(kThreads, kResident) score_warpgroups(const __
   const EntryTiles tiles{.first = block_first + warpgroup() * kTile,
                          .hop = static_cast<std::uint32_t>(c.parts) * kRun,
                          .limit = INT32_MAX};
-  score_rows<kN, kBlocks, kThreads>(c, block, tiles,
-                                    [](unsigned /*row*/, const RowInfo& info, std::uint32_t entry, float score) {
-                                      __stcg(info.logits + entry, score);
-                                    });
+  score_rows<kN, kBlocks, kThreads, kRuns>(c, block, tiles,
+                                           [](unsigned /*row*/, const RowInfo& info, std::uint32_t entry, float score) {
+                                             __stcg(info.logits + entry, score);
+                                           });
 }
 
 }  // namespace smla::indexer::sm90

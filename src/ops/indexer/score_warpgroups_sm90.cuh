@@ -116,15 +116,13 @@ struct KeyStream {
 #pragma unroll
     for (int i = 0; i < kWarpKeys / 4; ++i) {
       const int key = 4 * i + lane / 8;
-      const std::uint8_t* from = address;
       if constexpr (kRuns) {
-        from += 4 * kDim * i + 16 * lane;
+        device::cp_async<16>(to + 4 * kDim * i + (place ^ i % 2 * 64), address + 4 * kDim * i + 16 * lane, there);
       } else {
-        from = reinterpret_cast<const std::uint8_t*>(
-                   __shfl_sync(kAllLanes, reinterpret_cast<std::uint64_t>(address), key)) +
-               lane % 8 * 16;
+        const auto from = __shfl_sync(kAllLanes, reinterpret_cast<std::uint64_t>(address), key);
+        device::cp_async<16>(to + key * kDim + ((lane ^ key) % 8) * 16,
+                             reinterpret_cast<const std::uint8_t*>(from) + lane % 8 * 16, (found >> key & 1U) != 0);
       }
-      device::cp_async<16>(to + 4 * kDim * i + (place ^ i % 2 * 64), from, kRuns ? there : (found >> key & 1U) != 0);
     }
     if (lane < kWarpKeys) {
       const std::uint8_t* const from = c.keys.scales_at(next) + (kRuns ? lane * c.keys.scale_bytes : 0);

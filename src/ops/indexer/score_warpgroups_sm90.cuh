@@ -85,59 +85,96 @@ struct Place {
 /// Whether the 16 keys of a warp's share of a tile lie in one block one behind the other. Tiles begin at multiples of
 /// 64 entries.
 inline bool in_runs(const LogitsCall& c) {
-  return c.keys.paged && c.keys.block_size % kWarpKeys == 0 && c.keys.data_bytes == kDim;
+  const Keys& k = c.keys;
+  return k.paged && k.block_bits >= 4 && k.data_bytes == kDim && k.scale_bytes == 4 && k.scale_stride == k.data_stride;
 }
+
+/// Where the keys of a lane are in the tile that is asked for next, each looked up in the block table by itself.
+struct LaneKeys {
+  const LogitsCall& c;
+  std::int32_t request;
+  EntryPlace next = {};
+
+  __device__ void look_up(std::uint32_t entry, std::uint32_t last) {
+    next = entry < last ? c.keys.find(request, entry) : EntryPlace{};
+  }
+  __device__ bool there() const { return c.keys.holds(next); }
+};
+
+/// Where a warp's 16 keys are, which lie in a run (in_runs()).
+struct KeyRun {
+  const LogitsCall& c;
+  const std::int32_t* blocks;  ///< the request's row of the block table
+  std::uint32_t columns;       ///< of it; 0 of a request that has none
+  std::int32_t block = -1;
+  std::uint32_t offset = 0;
+
+  __device__ KeyRun(const LogitsCall& call, std::int32_t request) : c(call) {
+    const Keys& k = c.keys;
+    const bool known = request >= 0 && request < k.requests;
+    blocks = k.table + (known ? request * k.table_stride : 0);
+    columns = known ? static_cast<std::uint32_t>(min(k.columns, std::int64_t{INT32_MAX})) : 0U;
+  }
+  __device__ void look_up(std::uint32_t entry, std::uint32_t last) {
+    const std::uint32_t column = entry >> c.keys.block_bits;
+    offset = entry & (c.keys.block_size - 1);
+    block = entry < last && column < columns ? __ldg(blocks + column) : -1;
+  }
+  __device__ bool there() const { return static_cast<std::uint32_t>(block) < c.keys.blocks; }
+};
 
 /// Brings a warp's share of tiles: 16 keys of each 64, by copies that run while earlier tiles are multiplied. kRuns:
 /// in_runs(), so that all lanes look up the first key; else lanes l and l + 16 look up key l.
 template <bool kRuns>
 struct KeyStream {
-  const LogitsCall& c;
-  std::uint32_t keys;    ///< its stages in shared memory
-  std::uint32_t scales;  ///< and of the keys' scales
-  std::int32_t request;
-  std::uint32_t last;   ///< entries from here on are not wanted
-  std::uint32_t entry;  ///< that of this lane in the tile that is asked for next
+  std::conditional_t<kRuns, KeyRun, LaneKeys> next;  ///< looked up a tile before it is used
+  std::uint32_t keys;                                ///< its stages in shared memory
+  std::uint32_t scales;                              ///< and of the keys' scales
+  std::uint32_t last;                                ///< entries from here on are not wanted
+  std::uint32_t entry;                               ///< that of this lane in the tile that is asked for next
   std::uint32_t hop;
   int lane;
-  EntryPlace next = {};             ///< where that is, looked up a tile before it is used
   std::uint32_t exists[kStages]{};  ///< which keys do, of the tiles on their way
-
-  __device__ EntryPlace find() const { return entry < last ? c.keys.find(request, entry) : EntryPlace{}; }
 
   /// Asks for the next tile. Keys that do not exist become zeros.
   __device__ void ask(int stage) {
-    const bool there = c.keys.holds(next);
-    const std::uint32_t found = kRuns ? static_cast<std::uint32_t>(there) : __ballot_sync(kAllLanes, there);
-    const std::uint8_t* const address = there ? c.keys.data_at(next) : c.q;  // of no byte where it is not there
+    const LogitsCall& c = next.c;
+    const bool there = next.there();
     const std::uint32_t to = keys + stage * kWarpKeys * kDim;
-    // Chunk j of a key's eight lies at place j ^ key % 8.
-    const std::uint32_t place = lane / 8 * kDim + (lane ^ lane / 8) % 8 * 16;
+    const std::uint32_t scale_to = scales + (stage * kWarpKeys + lane) * 4;
+    std::uint32_t found = 0;
+    // Chunk j of a key's eight goes to place j ^ key % 8.
+    if constexpr (kRuns) {
+      found = there ? 1U : 0U;
+      const std::int64_t block = there ? next.block * c.keys.data_stride : 0;
+      const std::uint8_t* const from = c.keys.data + block + next.offset * kDim + 16 * lane;
+      const std::uint32_t place = lane / 8 * kDim + (lane ^ lane / 8) % 8 * 16;
 #pragma unroll
-    for (int i = 0; i < kWarpKeys / 4; ++i) {
-      const int key = 4 * i + lane / 8;
-      if constexpr (kRuns) {
-        device::cp_async<16>(to + 4 * kDim * i + (place ^ i % 2 * 64), address + 4 * kDim * i + 16 * lane, there);
-      } else {
-        const auto from = __shfl_sync(kAllLanes, reinterpret_cast<std::uint64_t>(address), key);
+      for (int i = 0; i < kWarpKeys / 4; ++i)
+        device::cp_async<16>(to + 4 * kDim * i + (place ^ i % 2 * 64), from + 4 * kDim * i, there);
+      if (lane < kWarpKeys) device::cp_async<4>(scale_to, c.keys.scales + block + 4 * (next.offset + lane), there);
+    } else {
+      found = __ballot_sync(kAllLanes, there);
+      const auto address = reinterpret_cast<std::uint64_t>(there ? c.keys.data_at(next.next) : c.q);
+#pragma unroll
+      for (int i = 0; i < kWarpKeys / 4; ++i) {
+        const int key = 4 * i + lane / 8;
+        const auto from = __shfl_sync(kAllLanes, address, key);
         device::cp_async<16>(to + key * kDim + ((lane ^ key) % 8) * 16,
                              reinterpret_cast<const std::uint8_t*>(from) + lane % 8 * 16, (found >> key & 1U) != 0);
       }
-    }
-    if (lane < kWarpKeys) {
-      const std::uint8_t* const from = c.keys.scales_at(next) + (kRuns ? lane * c.keys.scale_bytes : 0);
-      device::cp_async<4>(scales + (stage * kWarpKeys + lane) * 4, there ? from : c.q, there);
+      if (lane < kWarpKeys) device::cp_async<4>(scale_to, there ? c.keys.scales_at(next.next) : c.q, there);
     }
     device::cp_async_commit();
 #pragma unroll
     for (int s = 0; s + 1 < kStages; ++s) exists[s] = exists[s + 1];
     exists[kStages - 1] = found;
     entry += hop;
-    next = find();
+    next.look_up(entry, last);
   }
 
   __device__ void begin() {
-    next = find();
+    next.look_up(entry, last);
 #pragma unroll
     for (int s = 0; s < kStages; ++s) ask(s);
   }
@@ -289,10 +326,9 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
     for (next_request = r + 1; next_request < b.count && b.requests[next_request] == b.requests[r]; ++next_request)
       last = max(last, static_cast<std::uint32_t>(b.end_of(next_request)));
     last = min(last, tiles.limit);
-    KeyStream<kRuns> stream{.c = c,
+    KeyStream<kRuns> stream{.next = {c, b.requests[r]},
                             .keys = b.shared + P::keys(b.units) + warp * kStages * P::kStageBytes,
                             .scales = b.shared + P::scales(b.units) + warp * kStages * P::kScaleBytes,
-                            .request = b.requests[r],
                             .last = last,
                             .entry = tiles.first + warp % 4 * kWarpKeys + (kRuns ? 0 : lane % kWarpKeys),
                             .hop = tiles.hop,
@@ -304,6 +340,15 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
       __syncthreads();
       device::pdl_trigger();
     }
+    // The columns of the row that this lane stands for, one of r to next_request - 1; in registers where there are
+    // some.
+    const bool has_row = lane >= r && lane < next_request;
+    const auto begin = has_row ? static_cast<std::uint32_t>(b.infos[lane].begin) : 0U;
+    const std::uint32_t end = has_row ? begin + b.infos[lane].count : 0U;
+    const auto meets = [&](std::uint32_t base) {
+      if constexpr (kRuns) return begin < base + kTile && end > base;
+      return has_row && b.infos[lane].meets(base);
+    };
     int stage = 0;
 #pragma unroll 1
     for (std::uint32_t base = tiles.first; base < last; base += tiles.hop) {
@@ -316,7 +361,7 @@ __device__ void score_rows(const LogitsCall& c, const BlockRows& b, const EntryT
       stream.ask(stage);
       stage = (stage + 1) % kStages;
       const std::uint32_t entry = base + warp % 4 * kWarpKeys + key;
-      std::uint32_t wanted = __ballot_sync(kAllLanes, lane >= r && lane < next_request && b.infos[lane].meets(base));
+      std::uint32_t wanted = __ballot_sync(kAllLanes, meets(base));
       const auto one = [&] {
         const unsigned row = __ffs(static_cast<int>(wanted)) - 1;
         wanted &= wanted - 1;

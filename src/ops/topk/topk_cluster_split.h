@@ -17,7 +17,7 @@ struct TopkClusters {
   static constexpr std::int64_t kMost = 16;
   static constexpr std::int64_t kEnough = 4096;  ///< columns of a block, below which more blocks do not help
   // Where clusters are faster than one block or several without a cluster (docs/kernels/topk.md).
-  static constexpr std::int64_t kShortest = 16'385;
+  static constexpr std::int64_t kShortest = 32'769;
   static constexpr std::int64_t kLongest = 65'536;
   static constexpr std::int64_t kMostRows = 16;
 };

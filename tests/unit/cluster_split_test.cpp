@@ -39,10 +39,10 @@ TEST(ClusterSplit, MoreBlocksWhileAllRowsRunAtOnce) {
 }
 
 TEST(ClusterSplit, ChosenForFewLongRows) {
-  EXPECT_EQ("", shorter_way({.rows = 16, .width = 32'768, .k = 512}));
-  EXPECT_EQ("17 rows; it is chosen for up to 16", shorter_way({.rows = 17, .width = 32'768, .k = 512}));
-  EXPECT_EQ("16384 columns; it is chosen for 16385 to 65536", shorter_way({.rows = 1, .width = 16'384, .k = 512}));
-  EXPECT_EQ("65537 columns; it is chosen for 16385 to 65536", shorter_way({.rows = 1, .width = 65'537, .k = 512}));
+  EXPECT_EQ("", shorter_way({.rows = 16, .width = 32'769, .k = 512}));
+  EXPECT_EQ("17 rows; it is chosen for up to 16", shorter_way({.rows = 17, .width = 32'769, .k = 512}));
+  EXPECT_EQ("32768 columns; it is chosen for 32769 to 65536", shorter_way({.rows = 1, .width = 32'768, .k = 512}));
+  EXPECT_EQ("65537 columns; it is chosen for 32769 to 65536", shorter_way({.rows = 1, .width = 65'537, .k = 512}));
 }
 
 constexpr SelectShape shape(std::int64_t rows, std::int64_t sharing, std::int64_t width) {

@@ -13,11 +13,11 @@ constexpr device::Gpu kH200{.ordinal = 0, .capability = 90, .multiprocessors = 1
 constexpr int kMultiprocessors[] = {1, 2, 7, 58, 132, 188, 1000};
 
 TEST(TopkSplit, OnlyFewWideRowsAreCut) {
-  EXPECT_EQ(1, split_topk({.rows = 1, .width = 16'384, .k = 512}, kH200).parts);
+  EXPECT_EQ(1, split_topk({.rows = 1, .width = 32'768, .k = 512}, kH200).parts);
   EXPECT_EQ(1, split_topk({.rows = 2048, .width = 262'144, .k = 512}, kH200).parts);
   EXPECT_EQ(1, split_topk({.rows = 1, .width = 262'144, .k = 5000}, kH200).parts);
   EXPECT_EQ(64, split_topk({.rows = 1, .width = 262'144, .k = 512}, kH200).parts);
-  EXPECT_EQ(8, split_topk({.rows = 8, .width = 32'768, .k = 512}, kH200).parts);
+  EXPECT_EQ(9, split_topk({.rows = 8, .width = 32'769, .k = 512}, kH200).parts);
 }
 
 TEST(TopkSplit, KnowsWhetherAMultiprocessorHasTwoRows) {
@@ -25,18 +25,17 @@ TEST(TopkSplit, KnowsWhetherAMultiprocessorHasTwoRows) {
   EXPECT_FALSE(split_topk({.rows = 133, .width = 4096, .k = 512}, kH200).few_rows);
 }
 
-/// Rows that a block's registers hold are cut only where each gets three blocks; wider ones always, as long as they are
-/// few.
-TEST(TopkSplit, HeldRowsNeedThreeBlocksToBeCut) {
-  EXPECT_EQ(3, split_topk({.rows = 44, .width = 32'768, .k = 512}, kH200).parts);
-  EXPECT_EQ(1, split_topk({.rows = 45, .width = 32'768, .k = 512}, kH200).parts);
+/// Rows that a block's registers hold are never cut; wider ones always, as long as they are few.
+TEST(TopkSplit, HeldRowsAreNotCut) {
+  EXPECT_EQ(1, split_topk({.rows = 44, .width = 32'768, .k = 512}, kH200).parts);
   EXPECT_EQ(1, split_topk({.rows = 256, .width = 32'768, .k = 512}, kH200).parts);
+  EXPECT_EQ(3, split_topk({.rows = 44, .width = 32'769, .k = 512}, kH200).parts);
   EXPECT_EQ(2, split_topk({.rows = 45, .width = 32'769, .k = 512}, kH200).parts);
 }
 
 TEST(TopkSplit, IsToldInWords) {
   EXPECT_EQ("a row by one block", describe(split_topk({.rows = 1, .width = 100, .k = 5}, kH200)));
-  EXPECT_EQ("a row by up to 8 blocks", describe(split_topk({.rows = 8, .width = 32'768, .k = 512}, kH200)));
+  EXPECT_EQ("a row by up to 16 blocks", describe(split_topk({.rows = 8, .width = 65'536, .k = 512}, kH200)));
 }
 
 TEST(TopkSplit, PartsCoverARowAndFitTheWorkspace) {

@@ -73,7 +73,9 @@ struct IndexerLogits {
     ConstTensorView lens;         ///< [rows] I32, visible entries of the row
     ConstTensorView block_table;  ///< [requests, columns] I32 of the index cache
     PagedCache cache;
-    TensorView logits;  ///< [rows, width] F32, rows may be strided
+    TensorView logits;                 ///< [rows, width] F32, rows may be strided
+    std::int64_t rows_of_request = 0;  ///< consecutive rows of one request, by which GPUs cut a call; any number gives
+                                       ///< the same scores. 0: rows over the block table's requests
   };
 };
 

@@ -51,7 +51,8 @@ IndexerLogits::Args score_args(const Args& a, std::int64_t begin, std::int64_t e
           .lens = a.lens.slice(0, begin, end),
           .block_table = a.block_table,
           .cache = a.cache,
-          .logits = scores};
+          .logits = scores,
+          .rows_of_request = std::max<std::int64_t>(a.q.size(0) / std::max<std::int64_t>(a.block_table.size(0), 1), 1)};
 }
 TopK::Args choice_args(const Problem& p, const Args& a, std::int64_t begin, std::int64_t end,
                        const TensorView& scores) {

@@ -96,7 +96,7 @@ inline LogitsCall logits_call(const RaggedIndexerLogits::Problem& p, const Ragge
 
 /// How many consecutive rows may belong to one request.
 inline std::int64_t rows_of_a_request(const IndexerLogits::Problem& p, const IndexerLogits::Args& a) {
-  return p.rows / std::max<std::int64_t>(a.block_table.size(0), 1);
+  return a.rows_of_request > 0 ? a.rows_of_request : p.rows / std::max<std::int64_t>(a.block_table.size(0), 1);
 }
 inline std::int64_t rows_of_a_request(const RaggedIndexerLogits::Problem& p, const RaggedIndexerLogits::Args& /*a*/) {
   return p.rows;

@@ -271,19 +271,19 @@ struct RowSelection {
 
   /// Marks the columns of the k largest candidates; what is NaN is none. column(i): of this thread's i-th. Of equal
   /// scores those with the lowest columns. Ends with a barrier.
-  template <int kOwn, class Column>
-  __device__ bool mark(const Bins& bins, const float (&own)[kOwn], Column&& column, std::uint32_t k) {
+  template <int kCandidates, class Column>
+  __device__ bool mark(const Bins& bins, const float (&own)[kCandidates], Column&& column, std::uint32_t k) {
     if (!bins.usable()) return false;
-    std::uint32_t bin[kOwn];
+    std::uint32_t bin[kCandidates];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kCandidates; ++i) {
       bin[i] = bins.of(own[i]);
       if (own[i] == own[i]) shared.counts[0].add(bin[i]);
     }
     const Digit digit = find(shared.counts[0], k);
     if (digit.inside == 0 || digit.inside > kListed) return false;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kCandidates; ++i) {
       if (own[i] != own[i] || bin[i] < digit.bin) continue;
       const std::uint32_t of = column(i);
       if (bin[i] > digit.bin) {

@@ -44,6 +44,13 @@ TEST(LogitsSplit, HoppersBlocksFillTheirPlaces) {
 
 TEST(LogitsSplit, UnevenRowsHaveMoreBlocksThanPlaces) {
   EXPECT_EQ(2, logits_parts({.groups = 512, .rows = 4, .runs = 64, .resident = kPlaces, .uneven = true}));
+  EXPECT_EQ(3, logits_parts({.groups = 256, .rows = 8, .runs = 64, .resident = 264, .uneven = true}));
+}
+
+TEST(LogitsSplit, UnevenRowsDoNotBeginAWaveForAFewBlocks) {
+  // Nine parts are 576 blocks, eight 512: two waves of 264.
+  EXPECT_EQ(8, logits_parts({.groups = 64, .rows = 8, .runs = 256, .resident = 264, .uneven = true}));
+  EXPECT_EQ(1, logits_parts({.groups = 5000, .rows = 8, .runs = 256, .resident = 264, .uneven = true}));
 }
 
 }  // namespace

@@ -27,13 +27,19 @@ struct LogitsShape {
 };
 
 /// The number of parts with the shortest estimated time. Blocks run in waves. A block lays out its queries and then,
-/// for each run of tiles, widens the keys once and multiplies them with every row. Uneven rows get twice as many blocks
-/// as run at once, so that short rows fill the gaps that long ones leave.
+/// for each run of tiles, widens the keys once and multiplies them with every row. Uneven rows get about twice as many
+/// blocks as run at once, so that short rows fill the gaps that long ones leave: more rather than fewer, unless a wave
+/// more takes longer than a part less.
 constexpr std::int64_t logits_parts(const LogitsShape& s) {
   constexpr std::int64_t kMaxWaves = 4;
   constexpr std::int64_t kUnevenWaves = 2;
   if (s.groups <= 0 || s.runs <= 1) return 1;
-  if (s.uneven) return std::clamp<std::int64_t>((kUnevenWaves * s.resident + s.groups - 1) / s.groups, 1, s.runs);
+  if (s.uneven) {
+    const std::int64_t more = (kUnevenWaves * s.resident + s.groups - 1) / s.groups;
+    const std::int64_t fewer = std::max<std::int64_t>(more - 1, 1);
+    const auto waves = [&s](std::int64_t parts) { return (s.groups * parts + s.resident - 1) / s.resident; };
+    return std::clamp<std::int64_t>(waves(fewer) * more < waves(more) * fewer ? fewer : more, 1, s.runs);
+  }
   std::int64_t best = 1;
   std::int64_t least = INT64_MAX;
   for (std::int64_t parts = 1; parts <= std::min(s.runs, kMaxWaves * s.resident / s.groups + 1); ++parts) {

@@ -9,6 +9,7 @@ from typing import Any
 
 from .cells import FEW_HEADS
 from .index_cells import DECODE_GRID, INDEX_GRIDS, PREFILL_GRID
+from .ops_cells import OPS_GRIDS
 
 Row = dict[str, Any]
 
@@ -277,6 +278,6 @@ def index_bars(rows: Sequence[Row]) -> list[Bar]:
 def bars(rows: Sequence[Row]) -> list[Bar]:
     """All of them."""
     makers = (decode_bars, prefill_bars, few_bars, rows_bars, queries_bars, error_bars)
-    attention = [row for row in rows if row["grid"] not in INDEX_GRIDS]
+    attention = [row for row in rows if row["grid"] not in {*INDEX_GRIDS, *OPS_GRIDS}]
     index = [row for row in rows if row["grid"] in INDEX_GRIDS]
     return [bar for maker in makers for bar in maker(attention)] + index_bars(index)

@@ -6,5 +6,6 @@ class Fault(Exception):
 
 
 def in_one_line(error: Exception) -> str:
-    """An error as a row of the results has it."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    """An error as a row of the results has it: of a long text both ends."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 300 else f'{text[:100]} ... {text[-195:]}'}"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from .cells import FORMATS, GRIDS, LAYERS, Cell, Choice, cells_of, find_fault
 from .index_cells import INDEX_GRIDS, IndexCell, index_cells_of
+from .ops_cells import KINDS, OPS_GRIDS, OpCell, op_cells_of
 
-DESCRIPTION = """Sparse attention or the index chain of this library beside a peer's kernels, in one process on one GPU,
-on the same caches, queries and lists. docs/performance/side_by_side.md says what is measured and how."""
+DESCRIPTION = """Sparse attention, the index chain or the ops around them of this library beside a peer's kernels, in
+one process on one GPU, on the same inputs. docs/performance/side_by_side.md says what is measured and how."""
 
 DEVICES = ("cuda", "cpu")
 
@@ -43,7 +44,7 @@ def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 def grids(text: str) -> tuple[str, ...]:
     """A type of options: some grids; "all" are those of attention. @raises argparse.ArgumentTypeError: another word"""
-    return tuple(GRIDS) if text == "all" else words((*GRIDS, *INDEX_GRIDS))(text)
+    return tuple(GRIDS) if text == "all" else words((*GRIDS, *INDEX_GRIDS, *OPS_GRIDS))(text)
 
 
 def _at_least_one(text: str) -> int:
@@ -61,23 +62,30 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--peer",
         metavar="PATH",
-        help="the peer's .so, for the index grids the folder of the peer's; without it only this library is timed",
+        help="the peer's .so, for index grids and ops the folder of the peer's; without it only this library is timed",
     )
     run.add_argument(
         "--adapter",
         metavar="FILE",
-        help="a Python file whose load(path) returns a Peer or an IndexPeer (default: the adapter of vLLM's kernels)",
+        help="a Python file whose load(path) returns a Peer, IndexPeer or OpPeer (default: vLLM's kernels)",
     )
     run.add_argument(
         "--grid",
         type=grids,
         default=("decode",),
         metavar="GRIDS",
-        help=f"some of {','.join(GRIDS)}, or all of these (default: decode); or some of {','.join(INDEX_GRIDS)}",
+        help=f"some of {','.join(GRIDS)}, or all of these (default: decode); "
+        f"or some of {','.join(INDEX_GRIDS)}; or {','.join(OPS_GRIDS)}",
     )
     group = run.add_argument_group("cells, instead of a grid's own")
     group.add_argument("--heads", type=numbers(1), default=(), metavar="COUNTS")
-    group.add_argument("--layers", type=words(tuple(LAYERS)), default=(), metavar="NAMES", help=",".join(LAYERS))
+    group.add_argument(
+        "--layers",
+        type=words((*LAYERS, *KINDS)),
+        default=(),
+        metavar="NAMES",
+        help=f"{','.join(LAYERS)}; of ops {','.join(KINDS)}",
+    )
     group.add_argument("--batches", type=numbers(1), default=(), metavar="COUNTS", help="requests of a decode step")
     group.add_argument("--keys", type=numbers(128), default=(), metavar="COUNTS", help="of a prefill's query")
     group.add_argument(
@@ -87,7 +95,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="COUNTS",
         help="entries of a prefill's or an index grid's request",
     )
-    group.add_argument("--tokens", type=numbers(1), default=(), metavar="COUNTS", help="queries of a prefill")
+    group.add_argument(
+        "--tokens", type=numbers(1), default=(), metavar="COUNTS", help="queries of a prefill, tokens of an op"
+    )
     group.add_argument(
         "--queries", type=numbers(2), default=(), metavar="COUNTS", help="of a request, in grids queries and index"
     )
@@ -134,8 +144,16 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
                 parser.error(f"--grid: got {','.join(args.grid)}, expected attention or the index chain, not both")
             if args.impl2 is not None:
                 parser.error("--impl2: got one with an index grid, which times two ways to run the ops anyway")
+        elif asks_ops(args):
+            if not set(args.grid) <= set(OPS_GRIDS):
+                parser.error(f"--grid: got {','.join(args.grid)}, expected ops alone or without it")
+            if args.impl2 is not None:
+                parser.error("--impl2: got one with the grid ops, expected --impl alone")
+        known = KINDS if asks_ops(args) else LAYERS
+        if not set(args.layers) <= set(known):
+            parser.error(f"--layers: got {','.join(args.layers)}, expected some of {', '.join(known)}")
         for cell in chosen_cells(args):
-            fault = "" if isinstance(cell, IndexCell) else find_fault(cell)
+            fault = "" if isinstance(cell, (IndexCell, OpCell)) else find_fault(cell)
             if fault:
                 parser.error(f"--{fault}")
     return args
@@ -151,6 +169,13 @@ def asks_index(args: argparse.Namespace) -> bool:
     return not set(args.grid).isdisjoint(INDEX_GRIDS)
 
 
-def chosen_cells(args: argparse.Namespace) -> list[Cell] | list[IndexCell]:
+def asks_ops(args: argparse.Namespace) -> bool:
+    """Whether `run` measures the ops around attention."""
+    return not set(args.grid).isdisjoint(OPS_GRIDS)
+
+
+def chosen_cells(args: argparse.Namespace) -> list[Cell] | list[IndexCell] | list[OpCell]:
     """The cells that `run` measures."""
-    return index_cells_of(args.grid, choice_of(args)) if asks_index(args) else cells_of(args.grid, choice_of(args))
+    if asks_index(args):
+        return index_cells_of(args.grid, choice_of(args))
+    return op_cells_of(args.grid, choice_of(args)) if asks_ops(args) else cells_of(args.grid, choice_of(args))

@@ -12,6 +12,8 @@ from .bars import Bar, Row, bars, compared, mean, ratio, us
 from .fault import Fault
 from .index_cells import INDEX_GRIDS
 from .index_report import index_columns, index_line, index_means
+from .ops_cells import OPS_GRIDS
+from .ops_report import op_columns, op_line, op_means
 
 MEMBERS = ("name", "grid", "heads", "layer", "requests", "queries", "keys", "tokens", "floor_us", "sides")
 
@@ -77,6 +79,8 @@ def line(row: Row) -> str:
     """A cell's result in one line."""
     if row["grid"] in INDEX_GRIDS:
         return index_line(row)
+    if row["grid"] in OPS_GRIDS:
+        return op_line(row)
     if "failure" in row:
         return f"{row['name']}: FAILED {row['failure']}"
     text = f"{row['name']}:"
@@ -89,6 +93,8 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The table of some rows: its head and its lines. A column that says nothing is left out."""
     if rows and rows[0]["grid"] in INDEX_GRIDS:
         return index_columns(rows)
+    if rows and rows[0]["grid"] in OPS_GRIDS:
+        return op_columns(rows)
     names = {side for row in rows for side in row["sides"]}
     second, peer = "ours2" in names, "peer" in names
     top = ["cell", "floor", "ours", "p10", "p90", "x floor", "TFLOP/s"]
@@ -135,7 +141,7 @@ def text_table(top: Sequence[str], lines: Sequence[Sequence[str]], markdown: boo
 def means(rows: Sequence[Row]) -> list[str]:
     """Geometric means of the peer's time over ours, and of the second implementation's."""
     out = []
-    grids = list(dict.fromkeys(row["grid"] for row in rows if row["grid"] not in INDEX_GRIDS))
+    grids = list(dict.fromkeys(row["grid"] for row in rows if row["grid"] not in {*INDEX_GRIDS, *OPS_GRIDS}))
     for grid in grids:
         cells = compared(rows, grid=grid)
         for heads in sorted({r["heads"] for r in cells}):
@@ -151,7 +157,7 @@ def means(rows: Sequence[Row]) -> list[str]:
         if both:
             value = mean(us(r) / us(r, "ours2") for r in both)
             out.append(f"{grid}, ours/ours2: {value:.3f} of {len(both)} cells")
-    return out + index_means(rows)
+    return out + index_means(rows) + op_means(rows)
 
 
 def bars_table(found: Sequence[Bar], markdown: bool) -> str:

@@ -24,7 +24,11 @@ from .index_peer import IndexPeer, load_index_peer
 from .index_run import IndexBench
 from .inputs import Call, Inputs
 from .library import ALIGNMENT, Library
-from .options import asks_index, chosen_cells
+from .ops_cells import OpCell
+from .ops_inputs import OpInputs
+from .ops_peer import OpPeer, load_op_peer
+from .ops_run import OpsBench
+from .options import asks_index, asks_ops, chosen_cells
 from .peer import Peer, Prepared, load_peer
 
 CHECKED_TOKENS = 3
@@ -156,7 +160,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     }
 
 
-AnyCell = Cell | IndexCell
+AnyCell = Cell | IndexCell | OpCell
 
 
 def measure_all(
@@ -184,7 +188,16 @@ def make_bench(
     if asks_index(args):
         made = IndexInputs(cells, args.sets, args.device, args.seed, INDEX_CACHE_BYTES)
         return IndexBench(args, library, peer, clock), made
+    if asks_ops(args):
+        return OpsBench(args, library, peer, clock), OpInputs(args.device, args.seed)
     return Bench(args, library, peer, clock), Inputs(cells, args.sets, args.device, args.seed, CACHE_BYTES)
+
+
+def load_any_peer(args: argparse.Namespace) -> Peer | IndexPeer | OpPeer:
+    """The peer of the grids asked for. @raises Fault: it cannot be loaded"""
+    if asks_index(args):
+        return load_index_peer(args.peer, args.adapter)
+    return load_op_peer(args.peer, args.adapter) if asks_ops(args) else load_peer(args.peer, args.adapter)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -193,9 +206,7 @@ def run(args: argparse.Namespace) -> int:
         raise Fault("torch finds no GPU (--device cpu tries the tool out)")
     begin = time.monotonic()
     library = Library(args.lib)
-    peer: Peer | IndexPeer | None = None
-    if args.peer:
-        peer = (load_index_peer if asks_index(args) else load_peer)(args.peer, args.adapter)
+    peer = load_any_peer(args) if args.peer else None
     cells = chosen_cells(args)
     torch.manual_seed(args.seed)
     clock = make_clock(args.device)

@@ -6,7 +6,7 @@ import csv
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,32 @@ import pages
 from .bars import Row, compared, mean, us
 from .cells import DECODE_LAYERS, FEW_HEADS, LAYERS
 from .fault import Fault
+from .index_cells import DECODE_GRID, INDEX_GRIDS
+from .ops_cells import OPS_GRIDS
 
 FOLDER = "data/side_by_side"
 PICTURE = "docs/pictures/decode_side_by_side.svg"
 COLOURS = dict(zip(DECODE_LAYERS, ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b")))
 FEW = 16
-TIMES = ("peer_us", "ours_us")
+TIMES = {"peer_us": "peer", "ours_us": "ours"}
+"""Columns of times, and the sides whose they are."""
+FP8_ROWS = "fp8_ds_mla rows"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """One file of data/side_by_side: its columns before the two times, and where they are in a run's rows."""
+    """One file of data/side_by_side: its columns before the times, and where they are in a run's rows."""
 
     file: str
     title: str
     columns: dict[str, str]
     grids: tuple[str, ...]
-    heads: tuple[int, ...]
+    heads: tuple[int, ...] = ()
+    """Empty: any."""
+    times: dict[str, str] = field(default_factory=lambda: TIMES)
+    rows: str = FP8_ROWS
+    digits: int = 1
+    """Of a time behind the point."""
 
 
 FILES = {
@@ -50,6 +59,28 @@ FILES = {
         {"heads": "heads", "pool": "entries", "keys": "keys", "queries": "tokens"},
         ("prefill", "prefill_few"),
         (*FEW_HEADS, 64, 128),
+    ),
+    "index": Kept(
+        "index_h200.csv",
+        "Index scores and exact top-k of 512 of a peer and of this library in one process on one card",
+        {"grid": "grid", "requests": "requests", "queries": "queries", "entries": "entries"},
+        tuple(INDEX_GRIDS),
+        times=TIMES
+        | {
+            "peer_uncleared_us": "peer_uncleared",
+            "peer_scores_us": "peer_scores",
+            "ours_two_ops_us": "ours_two_ops",
+            "ours_scores_us": "ours_scores",
+        },
+        rows="index_fp8 rows",
+        digits=2,
+    ),
+    "ops": Kept(
+        "ops_h200.csv",
+        "Ops around attention of a peer and of this library in one process on one card",
+        {"op": "layer", "tokens": "tokens"},
+        tuple(OPS_GRIDS),
+        digits=2,
     ),
 }
 
@@ -70,8 +101,7 @@ def load(kind: str) -> tuple[dict[str, str], list[Cell]]:
                 says[key] = text
     cells: list[Cell] = []
     for record in csv.DictReader(line for line in lines if not line.startswith("#")):
-        cell: Cell = {key: text if key == "layer" else float(text) for key, text in record.items()}
-        cells.append({k: int(v) if k not in (*TIMES, "layer") else v for k, v in cell.items()})
+        cells.append({k: float(v) if k.endswith("_us") else int(v) if v.isdigit() else v for k, v in record.items()})
     return says, cells
 
 
@@ -148,6 +178,47 @@ def rates(cell: Cell) -> str:
     return f"{work / cell['peer_us']:.0f} / {work / cell['ours_us']:.0f} ({ratio(cell):.2f})"
 
 
+def source(says: dict[str, str]) -> str:
+    """Where the cells of a table are from; nothing without cells."""
+    if not says:
+        return ""
+    return f"{says['card']}; {says['date']}; ours: {says['ours']}; peer: {says['peer']}.\n\n"
+
+
+def pair(cell: Cell) -> str:
+    return f"{cell['peer_us']:.1f} / {cell['ours_us']:.1f} ({ratio(cell):.2f})"
+
+
+def grid_table(head: str, rows: dict[str, dict[int, Cell]]) -> str:
+    """A line for each name, a column for each number that any of them has."""
+    counts = sorted({n for cells in rows.values() for n in cells})
+    text = f"| {head} | " + " | ".join(f"{n:,}" for n in counts) + " |\n|---" + "|---" * len(counts) + "|\n"
+    for name, cells in rows.items():
+        text += f"| {name} | " + " | ".join(pair(cells[n]) if n in cells else "-" for n in counts) + " |\n"
+    return text + "\n"
+
+
+def index_table(cells: Sequence[Cell]) -> str:
+    """Times of the chain in microseconds, the peer's first; nothing without cells."""
+    decode: dict[str, dict[int, Cell]] = {}
+    prefill: dict[str, dict[int, Cell]] = {}
+    for cell in cells:
+        if cell["grid"] == DECODE_GRID:
+            decode.setdefault(f"{cell['requests']} x {cell['queries']}", {})[cell["entries"]] = cell
+        else:
+            prefill.setdefault(f"{cell['queries']:,}", {})[cell["entries"]] = cell
+    text = grid_table("requests x queries; by entries", decode) if decode else ""
+    return text + (grid_table("queries of a prefill; by entries", prefill) if prefill else "")
+
+
+def ops_table(cells: Sequence[Cell]) -> str:
+    """The same of the ops around attention."""
+    rows: dict[str, dict[int, Cell]] = {}
+    for cell in cells:
+        rows.setdefault(f"`{cell['op']}`", {})[cell["tokens"]] = cell
+    return grid_table("op; by tokens", rows) if rows else ""
+
+
 def picture(says: dict[str, str], cells: Sequence[Cell]) -> str:
     """Two panels, one for each number of heads: FlashMLA's time over ours by requests."""
     counts = sorted({c["requests"] for c in cells})
@@ -206,6 +277,7 @@ def stale() -> dict[str, str]:
     prefill = load("prefill")[1]
     short = sentences(decode, prefill)
     wanted = {PICTURE: picture(says, decode)}
+    index, ops = load("index"), load("ops")
     for page, sections in (
         ("README.md", {"side_by_side": short}),
         (
@@ -214,6 +286,13 @@ def stale() -> dict[str, str]:
                 "side_by_side": decode_table(decode),
                 "side_by_side_prefill": prefill_table(prefill),
                 "in_short": short,
+            },
+        ),
+        (
+            "docs/performance/side_by_side.md",
+            {
+                "side_by_side_index": source(index[0]) + index_table(index[1]),
+                "side_by_side_ops": source(ops[0]) + ops_table(ops[1]),
             },
         ),
     ):
@@ -249,16 +328,16 @@ def csv_of(kept: Kept, results: dict[str, Any], rows: Sequence[Row]) -> str:
     said = [
         kept.title,
         f"peer: {peer['name']}, {Path(peer['file']).name}; not in its time: {peer['uncounted'] or 'nothing'}",
-        f"ours: {ours}, by {', '.join(implementations)}, fp8_ds_mla rows",
+        f"ours: {ours}, by {', '.join(implementations)}, {kept.rows}",
         f"card: {machine['card']}, CUDA {machine['cuda']}, "
         f"bf16 product {rates_.get('product_tflops', math.nan):.0f} TFLOP/s in the same run; date: {results['date']}",
         "method: what a call adds to a CUDA graph behind a kernel that reads four times L2; medians; outputs of both "
         "checked against float64",
     ]
-    lines = [f"# {text}" for text in said] + [",".join((*kept.columns, *TIMES))]
+    lines = [f"# {text}" for text in said] + [",".join((*kept.columns, *kept.times))]
     for row in rows:
         names = [str(row[member]) for member in kept.columns.values()]
-        lines.append(",".join([*names, f"{us(row, 'peer'):.1f}", f"{us(row):.1f}"]))
+        lines.append(",".join([*names, *(f"{us(row, side):.{kept.digits}f}" for side in kept.times.values())]))
     return "\n".join(lines) + "\n"
 
 
@@ -266,10 +345,11 @@ def keep(results: dict[str, Any]) -> None:
     """Writes data/side_by_side/*.csv of the results' whole grids. @raises Fault: no cell has a peer's time"""
     wrote = False
     for kept in FILES.values():
-        rows = [r for r in compared(results["rows"]) if r["grid"] in kept.grids and r["heads"] in kept.heads]
+        rows = [r for r in compared(results["rows"]) if r["grid"] in kept.grids]
+        rows = [r for r in rows if not kept.heads or r["heads"] in kept.heads]
         if rows:
             (pages.ROOT / FOLDER / kept.file).write_text(csv_of(kept, results, rows))
             print(f"{FOLDER}/{kept.file}")
             wrote = True
     if not wrote:
-        raise Fault("no cell of decode or prefill has a time of ours and of a peer's")
+        raise Fault("no cell of decode, prefill, index or ops has a time of ours and of a peer's")

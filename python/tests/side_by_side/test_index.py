@@ -10,7 +10,6 @@ from results import rows_of as attention_rows
 from results import write
 from side_by_side import bars, index_report, publish, report
 from side_by_side.cells import Choice
-from side_by_side.fault import Fault
 from side_by_side.index_cells import INDEX_GRIDS, IndexCell, index_cells_of
 from side_by_side.options import arguments, chosen_cells
 
@@ -121,7 +120,13 @@ def test_without_a_peer_its_columns_are_absent() -> None:
     assert "peer" not in top and all(len(line) == len(top) for line in lines)
 
 
-def test_the_pages_hold_attention_alone(tmp_path: Path) -> None:
-    results = report.load([write(tmp_path / "a.json", rows_of(lambda c: 10.0, lambda c: 1.5))])
-    with pytest.raises(Fault, match="no cell of decode or prefill"):
-        publish.keep(results)
+def test_results_are_kept_and_become_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / publish.FOLDER).mkdir(parents=True)
+    monkeypatch.setattr(publish.pages, "ROOT", tmp_path)
+    publish.keep(report.load([write(tmp_path / "a.json", rows_of(lambda c: 10.0, lambda c: 1.5))]))
+    says, cells = publish.load("index")
+    assert len(cells) == 38 and "index_fp8 rows" in says["ours"]
+    assert {cell["peer_us"] for cell in cells} == {15.0} and {cell["ours_scores_us"] for cell in cells} == {5.0}
+    text = publish.index_table(cells)
+    assert "| 128 x 2 | 15.0 / 10.0 (1.50) |" in text and "| 4,096 | 15.0 / 10.0 (1.50) |" in text
+    assert publish.index_table([]) == ""

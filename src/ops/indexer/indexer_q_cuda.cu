@@ -36,7 +36,6 @@ struct QueryCall {
   int group = 0;
   Element element = Element::kF32;
   bool hadamard = false;
-  bool rehearses = false;  ///< a round before the wait, of one pair of heads a warp
   float dim_factor = 0;
   float head_factor = 0;
 };
@@ -137,11 +136,10 @@ __device__ Word load_word(const Word* from) {
 /// Quantised heads of 128 numbers, loaded 16 bytes at a time. Half a warp has a head, so the Hadamard transform needs
 /// fewer shuffles. Position and rotation of the token are looked up once for all pairs of heads.
 ///
-/// Of one pair of heads a warp it may rehearse (IndexerQ::Args::rehearses). L1 has what that round has read when the
-/// kernels ahead have ended, so that everything is read past it.
-template <int kPairs, class In>
+/// kRehearses: a round before the wait (IndexerQ::Args::rehearses). L1 has what that round has read when the kernels
+/// ahead have ended, so that everything is read past it.
+template <int kPairs, bool kRehearses, class In>
 __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __grid_constant__ QueryCall c) {
-  constexpr bool kMayRehearse = kPairs == 1;
   const std::int64_t token = c.grid.token();
   const int first = 2 * kPairs * static_cast<int>(c.grid.head());
   const int heads = static_cast<int>(c.heads);
@@ -151,12 +149,12 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
   const In* q = static_cast<const In*>(c.q) + token * c.q_stride[0] + 8 * lane;
   const In* given = static_cast<const In*>(c.weights) + token * c.weights_stride;
 #pragma unroll 1
-  for (int round = kMayRehearse && c.rehearses ? 0 : 1; round < 2; ++round) {
+  for (int round = kRehearses ? 0 : 1; round < 2; ++round) {
     const bool last = round == 1;
     if (last) device::pdl_wait_and_trigger();
     if (first >= heads) continue;
     const auto* const positions = reinterpret_cast<const long long*>(c.positions);
-    const std::int64_t given_position = load_word<kMayRehearse>(positions + token);
+    const std::int64_t given_position = load_word<kRehearses>(positions + token);
     const std::int64_t position = min(max(given_position, std::int64_t{0}), c.rope.rows - 1);
     float4 x[kPairs][2];
     float weight[kPairs];
@@ -164,14 +162,14 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
     for (int p = 0; p < kPairs; ++p) {
       const In* from = q + head_of(p) * c.q_stride[1];
       if constexpr (sizeof(In) == 2) {
-        const uint4 raw = load_word<kMayRehearse>(reinterpret_cast<const uint4*>(from));
+        const uint4 raw = load_word<kRehearses>(reinterpret_cast<const uint4*>(from));
         x[p][0] = device::widened(make_uint2(raw.x, raw.y)), x[p][1] = device::widened(make_uint2(raw.z, raw.w));
       } else {
         const auto* const fours = reinterpret_cast<const float4*>(from);
-        x[p][0] = load_word<kMayRehearse>(fours), x[p][1] = load_word<kMayRehearse>(fours + 1);
+        x[p][0] = load_word<kRehearses>(fours), x[p][1] = load_word<kRehearses>(fours + 1);
       }
       using Bits = std::conditional_t<sizeof(In) == 2, std::uint16_t, std::uint32_t>;
-      const Bits bits = load_word<kMayRehearse>(reinterpret_cast<const Bits*>(given) + head_of(p));
+      const Bits bits = load_word<kRehearses>(reinterpret_cast<const Bits*>(given) + head_of(p));
       weight[p] = __uint_as_float(sizeof(In) == 2 ? static_cast<std::uint32_t>(bits) << 16 : bits);
     }
     const float* cos_sin = c.rope.row(position);
@@ -181,8 +179,8 @@ __global__ void __launch_bounds__(32 * HeadGrid::kWarps) queries_of_128(const __
     for (int k = 0; k < 4; ++k) {
       const int pair = (8 * lane + 2 * k - c.rope.nope) / 2;
       const bool in_rope = 8 * lane + 2 * k >= c.rope.nope && pair < c.rope.pairs;
-      cosine[k] = in_rope ? load_word<kMayRehearse>(cos_sin + pair) : 1.0F;
-      sine[k] = in_rope ? load_word<kMayRehearse>(cos_sin + c.rope.pairs + pair) : 0.0F;
+      cosine[k] = in_rope ? load_word<kRehearses>(cos_sin + pair) : 1.0F;
+      sine[k] = in_rope ? load_word<kRehearses>(cos_sin + c.rope.pairs + pair) : 0.0F;
     }
     const int first_rope_pair = (c.rope.nope - 8 * lane + 1) / 2;  // first of this lane's pairs that is rotated
     const auto rotate = [&](float& even, float& odd, int k) {
@@ -266,17 +264,19 @@ void run(const IndexerQ::Problem& p, const IndexerQ::Args& a, const RunContext& 
                     .group = p.format->group,
                     .element = p.format->nope,
                     .hadamard = p.hadamard,
-                    .rehearses = a.rehearses && device::current_gpu().capability >= 90,  // others start no kernel early
                     .dim_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))),
                     .head_factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.heads)))};
+  const bool rehearses = a.rehearses && device::current_gpu().capability >= 90;  // others start no kernel early
   device::with_float(p.in, [&]<class In>(In) {
     const auto start = [&]<auto kKernel>() {
       device::launch_pdl<kKernel>("queries", c.grid.blocks(p.tokens), c.grid.block(), 0, stream_of(context.stream), c);
     };
-    if (halves && pairs == 1) {
-      start.template operator()<queries_of_128<1, In>>();
+    if (halves && pairs == 1 && rehearses) {
+      start.template operator()<queries_of_128<1, true, In>>();
+    } else if (halves && pairs == 1) {
+      start.template operator()<queries_of_128<1, false, In>>();
     } else if (halves) {
-      start.template operator()<queries_of_128<kManyPairs, In>>();
+      start.template operator()<queries_of_128<kManyPairs, false, In>>();
     } else if (p.dim <= 128) {
       start.template operator()<queries<1, In>>();
     } else {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ FOLDER = "data/side_by_side"
 PICTURE = "docs/pictures/decode_side_by_side.svg"
 COLOURS = dict(zip(DECODE_LAYERS, ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b")))
 FEW = 16
+WIDTH = 120
+"""Columns of a page's lines of text."""
 TIMES = {"peer_us": "peer", "ours_us": "ours"}
 """Columns of times, and the sides whose they are."""
 FP8_ROWS = "fp8_ds_mla rows"
@@ -182,7 +185,8 @@ def source(says: dict[str, str]) -> str:
     """Where the cells of a table are from; nothing without cells."""
     if not says:
         return ""
-    return f"{says['card']}; {says['date']}; ours: {says['ours']}; peer: {says['peer']}.\n\n"
+    text = f"{says['card']}; {says['date']}; ours: {says['ours']}; peer: {says['peer']}."
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n\n"
 
 
 def pair(cell: Cell) -> str:

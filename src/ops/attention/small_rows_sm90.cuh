@@ -101,6 +101,10 @@ struct Rows {
   const Work& w;
   int key = static_cast<int>(threadIdx.x) - kComputeThreads;
   int first_runs = 0;  ///< of the first scope
+  const std::int32_t* first_list = nullptr;
+  const std::int32_t* second_list = nullptr;
+  int first_room = 0;  ///< entries of its row from there on
+  int second_room = 0;
 
   __device__ int scope(int entry) const { return entry / kRun < first_runs ? 0 : 1; }
   /// Where an entry of the block is in its scope's list.
@@ -108,13 +112,12 @@ struct Rows {
     const int run = entry / kRun - (of_scope == 0 ? 0 : first_runs);
     return (run * kBlocks + w.rank) * kRun + entry % kRun;
   }
-  /// What the list holds there, -1 behind the width of its row.
+  /// What the list holds there, -1 behind its row.
   __device__ std::int32_t listed(int entry) const {
     const int s = scope(entry);
     const int at = in_scope(entry, s);
-    const KeyList& keys = w.c.a.keys[s];
-    if (s >= w.c.a.scopes || at >= keys.width) return -1;
-    return __ldg(keys.indices + w.token * keys.index_stride + at);
+    if (s >= w.c.a.scopes || at >= (s == 0 ? first_room : second_room)) return -1;
+    return __ldg((s == 0 ? first_list : second_list) + at);
   }
 
   /// Brings all tiles, each when its buffer is free, and tells how many entries the block has.
@@ -122,9 +125,15 @@ struct Rows {
     const TileCall& c = w.c;
     const bool two = c.a.scopes > 1;
     first_runs = two ? Work::runs_of(c.a.keys[0].width) : 1 << 30;
+    const auto find = [&](const KeyList& keys, const std::int32_t*& list, int& room) {
+      list = keys.first<Lists::kAlone>(w.token);
+      room = static_cast<int>(keys.width) - (keys.sharing > 1 ? keys.range(w.token).x : 0);
+    };
+    find(c.a.keys[0], first_list, first_room);
+    if (two) find(c.a.keys[1], second_list, second_room);
     std::int32_t slot = key < kKeys ? listed(key) : -1;
     int lens[SparseAttention::kMaxScopes];
-    c.a.entries<Lists::kOwnRows>(w.token, 0, 1, lens);
+    c.a.entries<Lists::kAlone>(w.token, 0, 1, lens);
     const int runs = two ? first_runs + Work::runs_of(lens[1]) : Work::runs_of(lens[0]);
     const int entries = w.heads > 0 ? runs * kRun : 0;
     if (key == 0) device::st_shared_u32(w.shared + Place::kEntries, static_cast<std::uint32_t>(entries));

@@ -44,7 +44,6 @@ inline std::string small_refusal(const SparseAttention::Problem& p) {
   const auto groups = [&](int scope) {
     return key_layout(*p.scope[static_cast<std::size_t>(scope)].format).code_groups;
   };
-  if (p.tokens_per_list > 1) return "tokens that share rows of indices; it takes rows of their own";
   if (p.o == DType::kE4M3) return "o in F8_E4M3; it takes BF16 and F32";
   if (p.scopes > 1 && groups(0) != groups(1)) {
     return std::string(p.scope[0].format->name) + " and " + std::string(p.scope[1].format->name) +

@@ -76,7 +76,7 @@ TEST_F(IndexerTopkGpu, ChoosesWhatTopKChoosesOfItsScores) {
   EXPECT_TRUE(ran.contains("cuda"));
 }
 
-/// Rows too long for few blocks, and many rows of a request, as in a prefill.
+/// Rows too long for few blocks, many rows of a request, as in a prefill, and more scores than are kept at once.
 TEST_F(IndexerTopkGpu, LongRowsAndPrefills) {
   const IndexerTopkCase grid[] = {
       {.scores = {.rows = 2, .requests = 2, .heads = 2, .width = 90'000, .block_size = 64, .lens = {90'000, 40'001}},
@@ -84,6 +84,13 @@ TEST_F(IndexerTopkGpu, LongRowsAndPrefills) {
       {.scores = {.rows = 30, .requests = 1, .heads = 4, .width = 3000, .block_size = 64, .lens = {2990, 2995, 3000}},
        .k = 2048},
       {.scores = {.rows = 140, .requests = 140, .heads = 1, .width = 300, .block_size = 2}, .k = 33},
+      {.scores = {.rows = 70,
+                  .requests = 2,
+                  .heads = 1,
+                  .width = 280'000,
+                  .block_size = 64,
+                  .lens = {1500, 513, 512, 100, 2000}},
+       .k = 512},
   };
   std::uint32_t seed = 50;
   for (IndexerTopkCase c : grid) {

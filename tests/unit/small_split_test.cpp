@@ -61,8 +61,13 @@ TEST(SmallSplit, RefusalsNameWhatIsTaken) {
     change(p);
     EXPECT_NE(std::string::npos, small_refusal(p).find(words)) << small_refusal(p);
   };
-  says("it takes rows of their own", [](auto& p) { p.tokens = 2, p.tokens_per_list = 2; });
-  says("", [](auto& p) { p.q = DType::kE4M3; });
+  const auto takes = [&](auto&& change) {
+    SparseAttention::Problem p = taken;
+    change(p);
+    EXPECT_EQ("", small_refusal(p));
+  };
+  takes([](auto& p) { p.tokens = 2, p.tokens_per_list = 2; });
+  takes([](auto& p) { p.q = DType::kE4M3; });
   says("o in F8_E4M3; it takes BF16 and F32", [](auto& p) { p.o = DType::kE4M3; });
   says("it takes one kind of rows", [](auto& p) { p.scope[1].format = &fp8_per_tensor_rows(); });
   says("bf16 rows; it takes rows of e4m3 numbers", [](auto& p) { p.scopes = 1, p.scope[0].format = &bf16_rows(); });

@@ -85,7 +85,7 @@ struct RowSelection {
   static constexpr bool kBounded = kItems > kDirect;
   static_assert(kItems % 4 == 0 && kItems <= 32 && kDirect % 4 == 0 && kDirect <= kItems);
   static constexpr int kWarps = kThreads / 32;
-  static constexpr std::uint32_t kNothing = 0xFFFF'FFFFU;  ///< as a score's bits NaN
+  static constexpr std::uint32_t kNothing = 0xFFFF'FFFFU;  ///< above every key
   using Shared = RowShared<kThreads, kBounded>;
   using Bins = BinsByWidth<kBins>;
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .bars import INDEX_GROUPS, Row, index_group, mean, ratio, us
+from .cell_text import failed, failures, number
 
 SIDES = {
     "ours": "ours",
@@ -18,10 +19,6 @@ SIDES = {
 """What the tables call the sides of a row."""
 
 
-def _number(value: float, digits: int = 1) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
-
-
 def index_line(row: Row) -> str:
     """A cell's result in one line."""
     sides = row["sides"]
@@ -29,9 +26,7 @@ def index_line(row: Row) -> str:
     text = f"{row['name']}: {text}"
     if "peer" in sides:
         text += f"; ratio {ratio(row):.2f}, set_wrong {sides['peer']['set_wrong']}"
-    if "failure" in row:
-        text += f" FAILED {row['failure']}"
-    return text + (f" PEER FAILED {row['peer_failure']}" if "peer_failure" in row else "")
+    return text + failures(row)
 
 
 def index_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -43,17 +38,17 @@ def index_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in rows:
         if "failure" in row:
-            lines.append([row["name"], "FAILED", *[""] * (len(top) - 3), row["failure"]])
+            lines.append(failed(row, len(top)))
             continue
         ours, theirs = row["sides"]["ours"], row["sides"].get("peer", {})
-        times = {name: _number(us(row, name)) for name in SIDES}
-        cells = [row["name"], _number(row["floor_us"]), times["ours"], _number(ours["p10"]), _number(ours["p90"])]
+        times = {name: number(us(row, name)) for name in SIDES}
+        cells = [row["name"], number(row["floor_us"]), times["ours"], number(ours["p10"]), number(ours["p90"])]
         cells += [times["ours_two_ops"]]
         if peer:
-            cells += [times["peer"], _number(ratio(row), 2), times["peer_uncleared"]]
+            cells += [times["peer"], number(ratio(row), 2), times["peer_uncleared"]]
         cells.append(times["ours_scores"])
         if peer:
-            cells += [times["peer_scores"], _number(ratio(row, "ours_scores", "peer_scores"), 2)]
+            cells += [times["peer_scores"], number(ratio(row, "ours_scores", "peer_scores"), 2)]
         cells.append(f"{ours['error']:.0e}")
         if peer:
             cells += [str(theirs.get(name, "-")) for name in ("set_wrong", "set_other")]

@@ -6,11 +6,8 @@ import math
 from collections.abc import Sequence
 
 from .bars import Row, mean, ratio, us
+from .cell_text import failed, failures, number
 from .ops_cells import KINDS, OPS_GRIDS
-
-
-def _number(value: float, digits: int = 1) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def op_line(row: Row) -> str:
@@ -20,9 +17,7 @@ def op_line(row: Row) -> str:
         text += f" {name} {side['us']:.1f} us ({side['p10']:.1f} to {side['p90']:.1f}), error {side['error']:.1e};"
     if "peer" in row["sides"]:
         text += f" ratio {ratio(row):.2f}, peer_error {row['peer_error']:.1e}"
-    if "failure" in row:
-        text += f" FAILED {row['failure']}"
-    return text + (f" PEER FAILED {row['peer_failure']}" if "peer_failure" in row else "")
+    return text + failures(row)
 
 
 def op_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -33,13 +28,13 @@ def op_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in rows:
         if "failure" in row:
-            lines.append([row["name"], "FAILED", *[""] * (len(top) - 3), row["failure"]])
+            lines.append(failed(row, len(top)))
             continue
         ours, theirs = row["sides"]["ours"], row["sides"].get("peer", {})
-        cells = [row["name"], _number(row["floor_us"], 2), *(_number(ours[k]) for k in ("us", "p10", "p90"))]
-        cells.append(_number(ours["us"] / row["floor_us"], 2))
+        cells = [row["name"], number(row["floor_us"], 2), *(number(ours[k]) for k in ("us", "p10", "p90"))]
+        cells.append(number(ours["us"] / row["floor_us"], 2))
         if peer:
-            cells += [_number(us(row, "peer")), _number(ratio(row), 2)]
+            cells += [number(us(row, "peer")), number(ratio(row), 2)]
         cells.append(f"{ours['error']:.1e}")
         if peer:
             cells += [f"{theirs['error']:.1e}" if theirs else "-", f"{row['peer_error']:.1e}" if theirs else "-"]

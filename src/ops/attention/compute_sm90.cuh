@@ -261,8 +261,8 @@ struct Compute : TileSums<kUnitWeights, Item::kPacked> {
     return __any_sync(kAll, any != 0);
   }
 
-  /// Begins with a rehearsal of the end of the first item, which writes nothing: while the first keys are on their way,
-  /// the code of the end comes from memory.
+  /// One warp begins with a rehearsal of the end of the first item, which writes nothing: while the first keys are on
+  /// their way, the code of the end comes from memory.
   __device__ __forceinline__ void all_items(std::uint32_t items) {
     // Computed anew at each use: kept, it would take a register from the loop over tiles.
     const auto number = [&] {
@@ -270,6 +270,7 @@ struct Compute : TileSums<kUnitWeights, Item::kPacked> {
       asm volatile("" : "+r"(turn));
       return blockIdx.x + turn * gridDim.x;
     };
+    if (fresh_thread() / 32 != kOutputRehearser) parities |= kRehearsed;
     asm volatile("" : "+r"(parities));  // or else the rehearsal would be a copy of the code
     // Of lists that are cut by their lengths the items become known while the end is rehearsed.
     const auto is_one = [&] {

@@ -171,13 +171,13 @@ struct KeyLoader {
     ask<(kGroup + kAhead) % kGroups>();
   }
 
-  /// Begins with a rehearsal: a tile of zeros that nobody is told of, so that the code comes from memory while the
-  /// first lists do.
+  /// One warp begins with a rehearsal: a tile of zeros that nobody is told of, so that the code comes from memory while
+  /// the first lists do.
   __device__ __forceinline__ void all_tiles() {
     constexpr bool kRehearses = kScaled;  // for the others there is no register
     constexpr std::uint32_t kRehearsal = 1U << 31;
     std::uint32_t next = kRehearsal;
-    if constexpr (kRehearses) {
+    if (kRehearses && fresh_thread() / 32 == kKeyRehearser) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         row[r] = reinterpret_cast<const std::uint8_t*>(kNoRow) + first_byte(fresh_thread());

@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     device::fence_proxy_async();
   }
   __syncthreads();
-  // Where they need nothing of earlier kernels for it, the warps that widen keys and compute rehearse while those still
-  // run. Everything that they read of memory later is told by warps that have waited.
+  // Where they need nothing of earlier kernels for it, a warp that widens keys and one that computes rehearse while
+  // those still run. Everything that these warps read of memory later is told by warps that have waited.
   if (named.total != nullptr) {
     device::pdl_wait();
     if ((*named.total <= named.capacity) != kByCopies) return;

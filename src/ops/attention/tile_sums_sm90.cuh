@@ -17,8 +17,8 @@ struct TileSums {
 
   const TileCall& c;
   Shared shared;
-  /// Bits 0 and 1: parities of the stages' barriers. Bit 2: the end of an item was rehearsed. Bit 3: its output has
-  /// been rotated. From bit 4 on: items so far. In one register.
+  /// Bits 0 and 1: parities of the stages' barriers. Bit 2: this is no rehearsal of an item's end. Bit 3: its output
+  /// has been rotated. From bit 4 on: items so far. In one register.
   std::uint32_t parities = 0;
   static constexpr std::uint32_t kRehearsed = 4;
   static constexpr std::uint32_t kRotated = 8;
@@ -310,6 +310,7 @@ struct TileSums {
       sum[r] += __shfl_xor_sync(kAll, sum[r], 2);
       if (me.part() == 0) device::st_shared_f32(at + 256 * me.side + 32 * r, sum[r]);
     }
+    if ((parities & kRehearsed) == 0) return;  // one warp rehearses
     device::bar_sync(kComputeBarrier, kComputeThreads);
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = device::ld_shared_f32(at + 32 * r) + device::ld_shared_f32(at + 256 + 32 * r);

@@ -15,7 +15,7 @@ SparseAttention::Problem problem(std::int64_t tokens, std::int64_t heads, std::i
   return p;
 }
 
-/// Of the clusters that all find room those with the least estimate; where none do, the largest, which do not fit.
+/// Of the clusters that all find room those with the least estimate; where none do, those whose waves take the least.
 TEST(SmallSplit, ClustersFindRoom) {
   const auto split = [](std::int64_t tokens, std::int64_t heads) {
     return split_small(problem(tokens, heads, 128, 512), kH200);
@@ -33,8 +33,20 @@ TEST(SmallSplit, ClustersFindRoom) {
   EXPECT_EQ(4, split_small(problem(4, 64, 128, 0), kH200).blocks) << "short lists";
   const SmallSplit many = split(17, 64);
   EXPECT_FALSE(many.fits());
-  EXPECT_EQ(8, many.blocks);
+  EXPECT_EQ(3, many.blocks) << "two waves of 39 clusters";
   EXPECT_EQ(68, many.clusters);
+  EXPECT_EQ(2 * many.cost, many.time());
+}
+
+/// Tokens that share rows of indices are shared out as those with rows of their own, which are as long as theirs.
+TEST(SmallSplit, SharedRowsAreEachTokensOwn) {
+  SparseAttention::Problem shared = problem(32, 8, 129, 65);
+  shared.tokens_per_list = 2;
+  const SmallSplit split = split_small(shared, kH200);
+  const SmallSplit own = split_small(problem(32, 8, 128, 64), kH200);
+  EXPECT_EQ(own.blocks, split.blocks);
+  EXPECT_EQ(own.clusters, split.clusters);
+  EXPECT_EQ(own.cost, split.cost);
 }
 
 /// A block has as many keys as the runs of eight that fall to it, of each scope, and its blocks have all of a list.

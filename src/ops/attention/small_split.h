@@ -22,6 +22,8 @@ struct SmallSplit {
   std::int64_t at_once = 1;  ///< clusters that find room
 
   bool fits() const { return clusters <= at_once; }
+  /// Estimated time of all clusters, one wave after the other.
+  std::int64_t time() const { return (clusters + at_once - 1) / at_once * cost; }
 };
 
 /// Clusters of `sm90_small`. A block fills a multiprocessor, and a cluster lies in one part of the GPU. Parts have an
@@ -71,12 +73,14 @@ inline SmallSplit split_small(const SparseAttention::Problem& p, const device::G
   split.at_once = std::max<std::int64_t>(usable / cluster.blocks, 1);
   return split;
 }
-/// The same by those of the clusters that all find room whose estimate is the least, or by the largest.
+/// The same by those of the clusters that all find room whose estimate is the least; where none do, by those whose
+/// waves take the least. Tokens that share rows of indices are taken as if each had a row of its own.
 inline SmallSplit split_small(const SparseAttention::Problem& p, const device::Gpu& gpu) {
-  SmallSplit best = split_small(p, gpu, kSmallClusters.front());
+  const SparseAttention::Problem of_tokens = unpacked(p);
+  SmallSplit best = split_small(of_tokens, gpu, kSmallClusters.front());
   for (const SmallCluster& cluster : kSmallClusters) {
-    const SmallSplit split = split_small(p, gpu, cluster);
-    if (split.fits() && (!best.fits() || split.cost < best.cost)) best = split;
+    const SmallSplit split = split_small(of_tokens, gpu, cluster);
+    if (split.fits() == best.fits() ? split.time() < best.time() : split.fits()) best = split;
   }
   return best;
 }

@@ -106,10 +106,9 @@ Decision decide(const SparseAttention::Problem& p, const PlanOptions& options, c
   // Which entries share a tile, and so a token's bits, depends on how many tokens there are and how wide index
   // matrices.
   if (options.deterministic) return refused("deterministic results, which cuda gives");
-  const SmallSplit split = split_small(unpacked(p), machine.gpu);
+  const SmallSplit split = split_small(p, machine.gpu);
   const Choice choice{.blocks = split.blocks, .portable = split_attention(p, machine.gpu, false)};
   if (options.implementation != kSmallName) {
-    if (p.tokens_per_list > 1) return refused("tokens that share rows of indices; it takes them where it is named");
     if (!split.fits()) {
       return refused(std::to_string(split.clusters) + " clusters of blocks, of which " + std::to_string(split.at_once) +
                      " find room at once; it takes more where it is named");

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .cells import FEW_HEADS
-from .index_cells import DECODE_GRID, INDEX_GRIDS, PREFILL_GRID
-from .ops_cells import OPS_GRIDS
+from .attention.cells import FEW_HEADS
+from .index.cells import DECODE_GRID, INDEX_GRIDS, PREFILL_GRID
+from .ops.cells import OPS_GRIDS
 
 Row = dict[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from .cells import FORMATS, GRIDS, LAYERS, Cell, Choice, cells_of, find_fault
-from .index_cells import INDEX_GRIDS, IndexCell, index_cells_of
-from .ops_cells import KINDS, OPS_GRIDS, OpCell, op_cells_of
+from .attention.cells import FORMATS, GRIDS, LAYERS, Cell, Choice, cells_of, find_fault
+from .index.cells import INDEX_GRIDS, IndexCell, index_cells_of
+from .ops.cells import KINDS, OPS_GRIDS, OpCell, op_cells_of
 
 DESCRIPTION = """Sparse attention, the index chain or the ops around them of this library beside a peer's kernels, in
 one process on one GPU, on the same inputs. docs/performance/side_by_side.md says what is measured and how."""

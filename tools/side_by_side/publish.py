@@ -13,11 +13,11 @@ from typing import Any
 
 import pages
 
+from .attention.cells import DECODE_LAYERS, FEW_HEADS, LAYERS
 from .bars import Row, compared, mean, us
-from .cells import DECODE_LAYERS, FEW_HEADS, LAYERS
 from .fault import Fault
-from .index_cells import DECODE_GRID, INDEX_GRIDS
-from .ops_cells import OPS_GRIDS
+from .index.cells import DECODE_GRID, INDEX_GRIDS
+from .ops.cells import OPS_GRIDS
 
 FOLDER = "data/side_by_side"
 PICTURE = "docs/pictures/decode_side_by_side.svg"

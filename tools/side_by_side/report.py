@@ -10,10 +10,10 @@ from typing import Any
 
 from .bars import Bar, Row, bars, compared, mean, ratio, us
 from .fault import Fault
-from .index_cells import INDEX_GRIDS
-from .index_report import index_columns, index_line, index_means
-from .ops_cells import OPS_GRIDS
-from .ops_report import op_columns, op_line, op_means
+from .index.cells import INDEX_GRIDS
+from .index.report import index_columns, index_line, index_means
+from .ops.cells import OPS_GRIDS
+from .ops.report import op_columns, op_line, op_means
 
 MEMBERS = ("name", "grid", "heads", "layer", "requests", "queries", "keys", "tokens", "floor_us", "sides")
 

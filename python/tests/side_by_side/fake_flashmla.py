@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from side_by_side.inputs import Call, RowCache
-from side_by_side.peer import FlashMla, Peer, Prepared
+from side_by_side.attention.inputs import Call, RowCache
+from side_by_side.attention.peer import FlashMla, Peer, Prepared
 
 DECODE = ("q", "kv", "indices", "topk_length", "sink", "sched", "splits", "ekv", "eidx", "elen", "dv", "scale", "out")
 

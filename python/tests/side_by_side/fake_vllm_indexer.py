@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from side_by_side.index_cells import INDEX_DIM, PAGE
-from side_by_side.index_inputs import CODE_BYTES, IndexCache
-from side_by_side.index_peer import IndexPeer, VllmIndexer
+from side_by_side.index.cells import INDEX_DIM, PAGE
+from side_by_side.index.inputs import CODE_BYTES, IndexCache
+from side_by_side.index.peer import IndexPeer, VllmIndexer
 
 
 def scores_of(q: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

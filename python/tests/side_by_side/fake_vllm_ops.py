@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from side_by_side.ops_inputs import rotated
-from side_by_side.ops_peer import OpPeer, VllmOps
-from side_by_side.ops_vllm import Kernels
+from side_by_side.ops.inputs import rotated
+from side_by_side.ops.peer import OpPeer, VllmOps
+from side_by_side.ops.vllm import Kernels
 
 
 def narrow(x: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from side_by_side.cells import Cell, Choice, cells_of
+from side_by_side.attention.cells import Cell, Choice, cells_of
 
 Row = dict[str, Any]
 

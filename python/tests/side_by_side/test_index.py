@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from results import rows_of as attention_rows
 from results import write
-from side_by_side import bars, index_report, publish, report
-from side_by_side.cells import Choice
-from side_by_side.index_cells import INDEX_GRIDS, IndexCell, index_cells_of
+from side_by_side import bars, publish, report
+from side_by_side.attention.cells import Choice
+from side_by_side.index.cells import INDEX_GRIDS, IndexCell, index_cells_of
+from side_by_side.index.report import index_line
 from side_by_side.options import arguments, chosen_cells
 
 
@@ -112,7 +113,7 @@ def test_tables(tmp_path: Path) -> None:
     ]
     assert "  index chain, prefill, scores, peer/ours: 0.750 of 6 cells, " in text
     assert "met     index chain, prefill: geometric mean at least 1.3: 1.50 of 6 cells" in text
-    assert "PEER FAILED RuntimeError: no kernel" in index_report.index_line(rows[1])
+    assert "PEER FAILED RuntimeError: no kernel" in index_line(rows[1])
 
 
 def test_without_a_peer_its_columns_are_absent() -> None:

@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sparsemla")
 
 from fake_vllm_indexer import peer as fake_peer  # noqa: E402
-from side_by_side import index_run  # noqa: E402
 from side_by_side import run as runner  # noqa: E402
 from side_by_side.clock import Recording, WallClock  # noqa: E402
 from side_by_side.fault import Fault  # noqa: E402
-from side_by_side.index_cells import IndexCell  # noqa: E402
-from side_by_side.index_inputs import IndexCall, IndexInputs, judge  # noqa: E402
-from side_by_side.index_peer import load_index_peer  # noqa: E402
+from side_by_side.index import run as index_run  # noqa: E402
+from side_by_side.index.cells import IndexCell  # noqa: E402
+from side_by_side.index.inputs import IndexCall, IndexInputs, judge  # noqa: E402
+from side_by_side.index.peer import load_index_peer  # noqa: E402
 from side_by_side.library import Library  # noqa: E402
 from side_by_side.options import arguments  # noqa: E402
 

@@ -13,15 +13,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_vllm_ops import peer as fake_peer  # noqa: E402
-from side_by_side import ops_run  # noqa: E402
 from side_by_side import run as runner  # noqa: E402
-from side_by_side.cells import Choice  # noqa: E402
+from side_by_side.attention.cells import Choice  # noqa: E402
 from side_by_side.clock import WallClock  # noqa: E402
 from side_by_side.fault import Fault, in_one_line  # noqa: E402
 from side_by_side.library import Library  # noqa: E402
-from side_by_side.ops_cells import KINDS, OpCell, op_cells_of  # noqa: E402
-from side_by_side.ops_inputs import OpInputs, Output, rotated  # noqa: E402
-from side_by_side.ops_peer import load_op_peer  # noqa: E402
+from side_by_side.ops import run as ops_run  # noqa: E402
+from side_by_side.ops.cells import KINDS, OpCell, op_cells_of  # noqa: E402
+from side_by_side.ops.inputs import OpInputs, Output, rotated  # noqa: E402
+from side_by_side.ops.peer import load_op_peer  # noqa: E402
 from side_by_side.options import arguments, chosen_cells  # noqa: E402
 
 FAKE = str(Path(__file__).with_name("fake_vllm_ops.py"))
@@ -204,7 +204,7 @@ def test_kernels_are_loaded_without_vllm_and_compiled_once_a_key(tmp_path: Path)
 import sys
 from pathlib import Path
 sys.path.insert(0, {TOOLS!r})
-from side_by_side.ops_vllm import load_kernels
+from side_by_side.ops.vllm import load_kernels
 kernels = load_kernels(Path({str(tmp_path)!r}))
 import cutlass
 assert (kernels.compress, kernels.gather, kernels.compiler) == (1, 2, "9")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from side_by_side.cells import GRIDS, LAYERS, Cell, Choice, cells_of
+from side_by_side.attention.cells import GRIDS, LAYERS, Cell, Choice, cells_of
 from side_by_side.options import arguments, choice_of, chosen_cells
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from results import row, rows_of, write
 from side_by_side import bars, publish, report
-from side_by_side.cells import Cell, Choice, cells_of
+from side_by_side.attention.cells import Cell, Choice, cells_of
 from side_by_side.fault import Fault
 
 ROOT = Path(__file__).parents[3]

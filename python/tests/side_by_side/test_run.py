@@ -15,13 +15,14 @@ pytest.importorskip("sparsemla")
 
 from fake_flashmla import FakeOps  # noqa: E402
 from side_by_side import run as runner  # noqa: E402
-from side_by_side.cells import MIXED, Cell, Choice, cells_of  # noqa: E402
+from side_by_side.attention import run as attention_run  # noqa: E402
+from side_by_side.attention.cells import MIXED, Cell, Choice, cells_of  # noqa: E402
+from side_by_side.attention.inputs import Call, Inputs, RowCache  # noqa: E402
+from side_by_side.attention.peer import FlashMla, load_peer  # noqa: E402
 from side_by_side.clock import Time, WallClock  # noqa: E402
 from side_by_side.fault import Fault  # noqa: E402
-from side_by_side.inputs import Call, Inputs, RowCache  # noqa: E402
 from side_by_side.library import Library  # noqa: E402
 from side_by_side.options import arguments  # noqa: E402
-from side_by_side.peer import FlashMla, load_peer  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 FAKE = str(Path(__file__).with_name("fake_flashmla.py"))
@@ -98,7 +99,7 @@ def test_queries_of_a_request_slide() -> None:
 @pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
 def test_the_library_agrees_with_float64(cell: Cell) -> None:
     call = calls_of(cell, 1)[0]
-    prepared, about = runner.prepare_ours(Library(None), WallClock(), call, "ref", False)
+    prepared, about = attention_run.prepare_ours(Library(None), WallClock(), call, "ref", False)
     prepared.run()
     assert about["implementation"] == "ref"
     assert prepared.lse is not None
@@ -172,16 +173,21 @@ def test_a_wrong_output_fails_its_cell() -> None:
             scalars["scale"] *= 2
             return super().plan(op, scalars, device, implementation, deterministic)
 
-    row = runner.Bench(args, Wrong(None), None, WallClock()).measure(cell, Inputs([cell], 1, "cpu", 1, 1 << 28))
+    inputs = Inputs([cell], 1, "cpu", 1, 1 << 28)
+    row = attention_run.Bench(args, Wrong(None), None, WallClock()).measure(cell, inputs)
     assert row["failure"].startswith("ours: 0 NaN, error ")
-    row = runner.Bench(args, Library(None), None, WallClock()).measure(cell, Inputs([cell], 1, "cpu", 1, 1 << 28))
+    row = attention_run.Bench(args, Library(None), None, WallClock()).measure(
+        cell, Inputs([cell], 1, "cpu", 1, 1 << 28)
+    )
     assert "failure" not in row and row["sides"]["ours"]["nan"] == 0
 
 
 def test_a_refusal_fails_its_cell_alone() -> None:
     args = runner.argparse.Namespace(impl="cuda", impl2=None, deterministic=False, runs=1, sets=1)
     cell = CELLS[0]
-    row = runner.Bench(args, Library(None), None, WallClock()).measure(cell, Inputs([cell], 1, "cpu", 1, 1 << 28))
+    row = attention_run.Bench(args, Library(None), None, WallClock()).measure(
+        cell, Inputs([cell], 1, "cpu", 1, 1 << 28)
+    )
     assert "cuda" in row["failure"] and row["sides"] == {}
 
 
@@ -194,7 +200,7 @@ def test_a_cache_too_small_for_a_request() -> None:
 def test_the_limit_leaves_cells() -> None:
     shown: list[int] = []
     args = runner.argparse.Namespace(impl="cpu", impl2=None, deterministic=False, runs=1, sets=1)
-    bench = runner.Bench(args, Library(None), None, WallClock())
+    bench = attention_run.Bench(args, Library(None), None, WallClock())
     inputs = Inputs(CELLS[:3], 1, "cpu", 1, 1 << 28)
     left = runner.measure_all(CELLS[:3], bench, inputs, 0.0, lambda row, index: shown.append(index))
     assert len(shown) + len(left) == 3 and left

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .fault import Fault
-from .index_cells import HEADS, INDEX_DIM, INDEX_ROW_BYTES, PAGE, IndexCell
-from .inputs import CHUNK_BYTES
+from ..attention.inputs import CHUNK_BYTES
+from ..fault import Fault
+from .cells import HEADS, INDEX_DIM, INDEX_ROW_BYTES, PAGE, IndexCell
 
 CODE_BYTES = PAGE * INDEX_DIM
 BLOCK_BYTES = PAGE * INDEX_ROW_BYTES

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..fault import Fault
 from .cells import DIM, ROW_BYTES, WINDOW, WINDOW_PAGE, Cell
-from .fault import Fault
 
 CODES = 448
 """Numbers of an fp8_ds_mla row that are e4m3, in groups of GROUP with a scale each; the rest is bf16."""

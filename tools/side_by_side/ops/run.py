@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from .cells import PREFILL_RUNS
-from .clock import Clock, Recording
-from .fault import Fault, in_one_line
-from .library import ALIGNMENT, Library
-from .ops_cells import OpCell
-from .ops_inputs import OpCall, OpInputs, Output, checked_rows, relative
-from .ops_peer import OpPeer
+from ..attention.cells import PREFILL_RUNS
+from ..clock import Clock, Recording
+from ..fault import Fault, in_one_line
+from ..library import ALIGNMENT, Library
+from .cells import OpCell
+from .inputs import OpCall, OpInputs, Output, checked_rows, relative
+from .peer import OpPeer
 
 WRONG = {"compress_store": 0.05, "indexer_q": 0.05, "gather_rows": 4e-3}
 """Relative l2 error against float64 beyond which a row is wrong: rounding to e4m3 alone makes up to 0.03."""

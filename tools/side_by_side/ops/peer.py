@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from .cells import DIM
-from .fault import Fault
-from .inputs import RowCache
-from .ops_cells import HEADS, INDEX_DIM, ROPE_DIM
-from .ops_inputs import EPS, GATHER_PAGE, CompressCall, GatherCall, IndexQueryCall, OpCall, Output
-from .ops_vllm import Kernels, load_kernels
-from .peer import load_adapter
+from ..attention.cells import DIM
+from ..attention.inputs import RowCache
+from ..attention.peer import load_adapter
+from ..fault import Fault
+from .cells import HEADS, INDEX_DIM, ROPE_DIM
+from .inputs import EPS, GATHER_PAGE, CompressCall, GatherCall, IndexQueryCall, OpCall, Output
+from .vllm import Kernels, load_kernels
 
 RECORD_BYTES = 584
 """Of an fp8_ds_mla row with its scales."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from .cells import DIM, GATHER_TBS, ROW_BYTES, Choice
+from ..attention.cells import DIM, GATHER_TBS, ROW_BYTES, Choice
 
 ROPE_DIM = 64
 HEADS, INDEX_DIM = 64, 128

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from .cells import GATHER_TBS, PRODUCT_TFLOPS, Choice
+from ..attention.cells import GATHER_TBS, PRODUCT_TFLOPS, Choice
 
 HEADS = 64
 INDEX_DIM = 128

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from .fault import Fault
-from .index_cells import INDEX_ROW_BYTES, TOP_K
-from .index_inputs import IndexCache, IndexCall
-from .peer import load_adapter
+from ..attention.peer import load_adapter
+from ..fault import Fault
+from .cells import INDEX_ROW_BYTES, TOP_K
+from .inputs import IndexCache, IndexCall
 
 
 @dataclass

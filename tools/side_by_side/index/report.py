@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .bars import INDEX_GROUPS, Row, index_group, mean, ratio, us
-from .cell_text import failed, failures, number
+from ..bars import INDEX_GROUPS, Row, index_group, mean, ratio, us
+from ..cell_text import failed, failures, number
 
 SIDES = {
     "ours": "ours",

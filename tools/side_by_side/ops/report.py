@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .bars import Row, mean, ratio, us
-from .cell_text import failed, failures, number
-from .ops_cells import KINDS, OPS_GRIDS
+from ..bars import Row, mean, ratio, us
+from ..cell_text import failed, failures, number
+from .cells import KINDS, OPS_GRIDS
 
 
 def op_line(row: Row) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .fault import Fault
+from ..fault import Fault
 
 OPS = "vllm.models.deepseek_v4.nvidia.ops"
 FILES = ("sparse_attn_compress_cutedsl", "fused_indexer_q_cutedsl", "dequant_gather_k_cutedsl")

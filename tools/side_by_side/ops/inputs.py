@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .cells import DIM
-from .inputs import RowCache
-from .ops_cells import HEADS, INDEX_DIM, POSITIONS, ROPE_DIM, OpCell
+from ..attention.cells import DIM
+from ..attention.inputs import RowCache
+from .cells import HEADS, INDEX_DIM, POSITIONS, ROPE_DIM, OpCell
 
 EPS = 1e-6
 ROPE_BASE = 10000.0

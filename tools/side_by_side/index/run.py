@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from .cells import PREFILL_RUNS, PREFILL_SETS
-from .clock import Clock, Recording
-from .fault import Fault, in_one_line
-from .index_cells import HEADS, INDEX_DIM, TOP_K, IndexCell
-from .index_inputs import IndexCall, IndexInputs, judge
-from .index_peer import IndexPeer
-from .library import ALIGNMENT, Library, Plan
+from ..attention.cells import PREFILL_RUNS, PREFILL_SETS
+from ..clock import Clock, Recording
+from ..fault import Fault, in_one_line
+from ..library import ALIGNMENT, Library, Plan
+from .cells import HEADS, INDEX_DIM, TOP_K, IndexCell
+from .inputs import IndexCall, IndexInputs, judge
+from .peer import IndexPeer
 
 UNWRITTEN = 0x7F7F7F7F
 """Of a choice: no entry, and not the -1 behind them."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ..fault import Fault
 from .cells import DIM
-from .fault import Fault
 from .inputs import Call, RowCache, Scope
 
 

@@ -1,0 +1,1 @@
+"""Attention: its cells, their inputs, the peer and what measures them."""

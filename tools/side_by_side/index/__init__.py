@@ -1,0 +1,1 @@
+"""The index chain, likewise: scores and exact top-k."""

@@ -1,0 +1,1 @@
+"""The ops around attention, likewise."""

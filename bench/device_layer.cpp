@@ -135,6 +135,10 @@ LayerRun::LayerRun(const Options& options, const LayerOnGpu& layer, const LayerS
       shape_(shape),
       stream_(timer.stream()),
       layout_(make_kv_layout(std::span(&layer.config, 1), layer_options(options).caches)) {
+  if (const std::int64_t least = least_length(shape.tokens, shape.staggered); !shape.prefill && shape.length < least) {
+    throw InvalidArgument("bench: context of a decode: got " + std::to_string(shape.length) + " tokens, expected " +
+                          std::to_string(least) + " or more: it is measured at positions one behind the other");
+  }
   std::uint64_t seed = 20;
   for (const CacheGroup& group : layout_.groups) {
     GroupCaches& made = groups_.emplace_back();

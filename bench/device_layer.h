@@ -65,6 +65,11 @@ class LayerRun {
 
   /// Decodes are of so many positions in turn: a C4A layer closes a group at one of them.
   static constexpr std::int64_t kSteps = 4;
+  /// The shortest context of a decode of so many tokens a request: at its first position all of them are there.
+  /// `staggered`: LayerShape's.
+  static constexpr std::int64_t least_length(std::int64_t tokens, bool staggered) {
+    return tokens + (kSteps - 1) * (staggered ? 2 : 1);
+  }
   std::vector<std::function<void()>> calls();
   std::string implementation() const;
   bool rounds_inputs() const;  ///< whether inputs of FP8 weights are rounded to FP8

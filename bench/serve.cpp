@@ -102,6 +102,8 @@ std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model) {
   return out;
 }
 
+std::int64_t least_prompt(StackMeasure how) { return LayerRun::least_length(1, how == StackMeasure::kWhole); }
+
 StackTimes measure_stack(const Options& options, StackMeasure how, const std::vector<std::int64_t>& batches,
                          std::int64_t prompt, std::int64_t output, const Emit& emit) {
   const DeviceTimer timer;

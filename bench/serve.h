@@ -57,6 +57,9 @@ std::map<int, std::int64_t> layers_by_ratio(const ModelConfig& model);
 /// (device_stack.h). Prompts are measured by kind in either.
 enum class StackMeasure { kByKind, kWhole };
 
+/// The shortest prompt behind which steps can be measured so: a decode is the mean of several positions in turn.
+std::int64_t least_prompt(StackMeasure how);
+
 /// Measures decode steps at `batches` requests and contexts from `prompt` to `prompt` + `output`, and one prompt.
 /// `emit` sees every row.
 StackTimes measure_stack(const Options& options, StackMeasure how, const std::vector<std::int64_t>& batches,

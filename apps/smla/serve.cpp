@@ -113,7 +113,16 @@ std::string json_of(const ServeArguments& a, const bench::Machine& machine, cons
   return out.dump(2) + "\n";
 }
 
+bench::StackMeasure measure_of(const ServeArguments& a) {
+  return a.whole_stack ? bench::StackMeasure::kWhole : bench::StackMeasure::kByKind;
+}
+
 int run_serve(const ServeArguments& a) {
+  if (const std::int64_t least = bench::least_prompt(measure_of(a)); a.prompt < least) {
+    throw InvalidArgument("--prompt: got " + std::to_string(a.prompt) + ", expected " + std::to_string(least) +
+                          " or more" + (a.whole_stack ? " with --whole-stack" : "") +
+                          ": a decode is the mean of several positions in turn");
+  }
   if (const std::string refusal = device::needs_gpu(device::current_gpu()); !refusal.empty())
     throw Unsupported("bench serve: " + refusal);
   bench::Options options;
@@ -135,9 +144,8 @@ int run_serve(const ServeArguments& a) {
     if (!a.quiet)
       fmt::print(stderr, "smla bench serve: {} ({}): {:.4g} us\n", row.name, row.shape, row.time.median * 1e6);
   };
-  const bench::StackTimes times =
-      bench::measure_stack(options, a.whole_stack ? bench::StackMeasure::kWhole : bench::StackMeasure::kByKind,
-                           batches_to(*std::ranges::max_element(a.requests)), a.prompt, a.output, emit);
+  const bench::StackTimes times = bench::measure_stack(
+      options, measure_of(a), batches_to(*std::ranges::max_element(a.requests)), a.prompt, a.output, emit);
   std::vector<Line> lines;
   for (const std::int64_t n : a.requests) {
     lines.push_back({.requests = n,

@@ -104,6 +104,9 @@ def check_gpu_bench(folder):
     run("bench", "machine", "--device", "cuda", code=2, err="no GPU")
     run("bench", "serve", code=2, err="no GPU")
     run("bench", "serve", "--whole-stack", code=2, err="no GPU")
+    run("bench", "serve", "--prompt", "3", code=2, err="--prompt: got 3, expected 4 or more: a decode is")
+    run("bench", "serve", "--prompt", "6", "--whole-stack", code=2, err="--prompt: got 6, expected 7 or more with --wh")
+    run("bench", "serve", "--prompt", "4", code=2, err="no GPU")
     return problems
 
 

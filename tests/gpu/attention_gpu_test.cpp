@@ -471,23 +471,29 @@ TEST_F(AttentionGpu, PlansTakeTheShortestEstimate) {
   for (const std::int64_t tokens : {1, 16, 1023, 1024, 8192}) {
     for (const std::int64_t heads : {8, 64, 128}) {
       for (const std::int64_t width : {64, 640, 8192}) {
-        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << heads << " heads, width " << width);
-        const SparseAttention::Problem p = problem_of({.tokens = tokens, .heads = heads, .scopes = {{.width = width}}});
-        std::string shortest = "cuda";
-        std::int64_t cost = split_attention(p, gpu, false).cost;
-        const std::int64_t stored = split_for_hopper(p, gpu, false).cost;
-        if (stored < cost) shortest = "sm90", cost = stored;
-        const SmallSplit small = split_small(p, gpu);
-        if (small.fits() && small.cost < cost) shortest = "sm90_small", cost = small.cost;
-        const std::int64_t widened = split_for_hopper(p, gpu, false, true).cost;
-        if (tokens >= 1024 && widened + widened / 32 < cost) shortest = "sm90_widened";
-        EXPECT_EQ(shortest, chosen(p, false));
-        EXPECT_EQ("cuda", chosen(p, true));
-        ++seen[shortest];
+        for (const std::int64_t sharing : {1, 2}) {
+          if (tokens % sharing != 0) continue;
+          SCOPED_TRACE(testing::Message()
+                       << tokens << " tokens, " << sharing << " to a list, " << heads << " heads, width " << width);
+          const SparseAttention::Problem p =
+              problem_of({.tokens = tokens, .heads = heads, .tokens_per_list = sharing, .scopes = {{.width = width}}});
+          std::string shortest = "cuda";
+          std::int64_t cost = split_attention(p, gpu, false).cost;
+          const std::int64_t stored = split_for_hopper(p, gpu, false).cost;
+          if (stored < cost) shortest = "sm90", cost = stored;
+          const SmallSplit small = split_small(p, gpu);
+          if (small.fits() && small.cost < cost) shortest = "sm90_small", cost = small.cost;
+          const std::int64_t widened = split_for_hopper(p, gpu, false, true).cost;
+          if (sharing == 1 && tokens >= 1024 && widened + widened / 32 < cost) shortest = "sm90_widened";
+          EXPECT_EQ(shortest, chosen(p, false));
+          EXPECT_EQ("cuda", chosen(p, true));
+          ++seen[shortest + (sharing > 1 ? ", shared" : "")];
+        }
       }
     }
   }
-  EXPECT_EQ(4U, seen.size());
+  // Of shared lists all but sm90_widened; the 16 tokens of sm90_small find room from 32 multiprocessors on.
+  EXPECT_EQ(gpu.multiprocessors < 32 ? 6U : 7U, seen.size());
   int said = 0;
   for (const Candidate& c : explain<SparseAttention>(problem_of({.scopes = {{.width = 640}}}),
                                                      {.device = DeviceKind::kCuda, .deterministic = true}))

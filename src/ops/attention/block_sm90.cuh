@@ -151,10 +151,11 @@ struct Shared {
 /// What a row that the list does not name is read from: zeros.
 __device__ __align__(16) const uint4 kNoRow[2 * kDim / 16 + 1] = {};
 
-// Of the warps that rehearse, one of a kind does: what it brings from memory is the multiprocessor's. The list warp,
-// for which all wait, is in another quarter of the multiprocessor (warps 0, 4, 8, 12).
+// One computing warp and one key warp rehearse: the code that one of them fetches is there for all. They are numbers 3
+// and 2 modulo 4, so that they share no scheduler with warp 12, which walks the lists and for which all wait.
 constexpr int kOutputRehearser = 7;  ///< runs through the end of an item
 constexpr int kKeyRehearser = 10;    ///< runs through a tile
+
 /// Named barriers; 0 is that of __syncthreads().
 constexpr int kComputeBarrier = 1;
 constexpr int kListBarrier = 2;  ///< of the fourth warpgroup

@@ -63,6 +63,17 @@ __device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b
   return a;
 }
 
+/// Products of bf16 numbers, two in a word.
+__device__ inline std::uint32_t multiply_bf16(std::uint32_t a, std::uint32_t b) {
+  __nv_bfloat162 x;
+  __nv_bfloat162 y;
+  memcpy(&x, &a, 4);
+  memcpy(&y, &b, 4);
+  x = __hmul2(x, y);
+  memcpy(&a, &x, 4);
+  return a;
+}
+
 __device__ inline std::uint32_t halves_of(float low, float high) {
   const __half2 h = __floats2half2_rn(low, high);
   std::uint32_t bits;
@@ -80,6 +91,10 @@ __device__ inline float2 numbers_of(std::uint32_t halves) {
 __device__ inline std::uint32_t largest_sizes(std::uint32_t top, std::uint32_t word) {
   asm("{.reg .b32 size;\n abs.f16x2 size, %1;\n max.NaN.f16x2 %0, %0, size;}" : "+r"(top) : "r"(word));
   return top;
+}
+/// The upper bit of each half that is at least `limit`, below 2^15, read as a number without its sign.
+__device__ inline std::uint32_t at_least(std::uint32_t halves, std::uint32_t limit) {
+  return ((halves & 0x7FFF'7FFFU) + (0x8000 - limit) * 0x1'0001U) & 0x8000'8000U;
 }
 /// Sets the upper bit of each half that is infinite or NaN.
 __device__ inline std::uint32_t fp16_overflow(std::uint32_t halves) { return (halves & 0x7C00'7C00U) + 0x0400'0400U; }

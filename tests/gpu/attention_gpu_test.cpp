@@ -162,38 +162,6 @@ TEST_F(AttentionGpu, AnyWordsAreRef) {
   }
 }
 
-/// Rows, queries and scales of caches that half precision does not hold.
-TEST_F(AttentionGpu, NumbersPastHalfPrecisionAreRef) {
-  struct Numbers {
-    const char* format;
-    int shift;  ///< of the rows
-    float q;
-  };
-  std::map<std::string, int> ran;
-  for (const Numbers n :
-       {Numbers{"fp8_ds_mla", 12, 0x1p-12F}, Numbers{"fp8_ds_mla", -40, 1.0F}, Numbers{"fp8_ds_mla", -17, 0x1p17F},
-        Numbers{"bf16", 12, 0x1p-12F}, Numbers{"bf16", 100, 0x1p-100F}, Numbers{"bf16", -17, 0x1p17F}}) {
-    for (const std::int64_t heads : {5, 40}) {
-      SCOPED_TRACE(testing::Message() << n.format << " x 2^" << n.shift << ", q " << n.q << ", heads " << heads);
-      AttentionInputs in = make_inputs({.tokens = 3,
-                                        .heads = heads,
-                                        .q_magnitude = n.q,
-                                        .sink = 0.2F,
-                                        .scopes = {{.format = n.format, .width = 150}}});
-      shift_rows(in.scopes[0], n.shift);
-      check(in, ran);
-      if (HasFailure()) return;
-    }
-  }
-  // One cache's numbers are too small in units of the other's.
-  AttentionInputs in = make_inputs({.tokens = 3,
-                                    .heads = 20,
-                                    .sink = 0.2F,
-                                    .scopes = {{.format = "fp8_per_tensor", .width = 90},
-                                               {.format = "fp8_per_tensor", .width = 70, .kv_scale = 0x1p-20F}}});
-  check(in, ran);
-}
-
 /// With a query prologue the bits are those of QNormRopeInsert before, however a call is cut and whatever way a block
 /// takes; of positions without a row q is used as it is.
 TEST_F(AttentionGpu, QueriesMadeInTheCallAreQNormRopeInserts) {

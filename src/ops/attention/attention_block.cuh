@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "device/divisor.cuh"
 #include "device/numbers.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/vec4.cuh"
@@ -38,6 +39,8 @@ struct TileCall {
   std::uint32_t parts = 1;
   LengthCut cut;  ///< where it has room, lists are cut by their lengths
   std::uint32_t head_tiles = 1;
+  device::Divisor by_parts;  ///< divides by `parts`, as the next by `head_tiles`
+  device::Divisor by_head_tiles;
   std::uint32_t blocks = 0;  ///< with work, of the kernel for any GPU; those behind them fetch code
   std::int64_t tokens = 0;
   std::int64_t first_token = 0;
@@ -50,6 +53,11 @@ struct TileCall {
   const std::int64_t* positions = nullptr;  ///< null: o is not rotated back
   Rope rope;                                ///< its pairs are rotated two at a time
 
+  /// Sets into how many parts lists are cut that are cut alike, and how many tiles a token's heads are.
+  void divide(std::int64_t of_list, std::int64_t of_heads) {
+    parts = static_cast<std::uint32_t>(of_list), by_parts = device::Divisor(parts);
+    head_tiles = static_cast<std::uint32_t>(of_heads), by_head_tiles = device::Divisor(head_tiles);
+  }
   /// Whether the kernel that merges parts of lists is launched behind this one. It lets the kernel behind it start,
   /// which may have weights to bring, before it waits for this one.
   __device__ bool merge_follows() const { return cut.extra > 0 || parts > 1; }
@@ -220,12 +228,12 @@ struct Run {
   __device__ Run(const TileCall& c, const ListPart& of) : token(c.first_token + of.token) {
     int entries[SparseAttention::kMaxScopes];
     c.a.template entries_by_warp<kLists>(token, entries);
-    first = entries[0];
-    second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
-    const int all = c.a.scopes > 1 ? second + entries[1] : first;
-    const std::int64_t part_keys = of.part_keys;
-    begin = static_cast<int>(min(of.part * part_keys, static_cast<std::int64_t>(all)));
-    end = static_cast<int>(min(begin + part_keys, static_cast<std::int64_t>(all)));
+    begin_at(c, of, entries);
+  }
+  /// Where it is known how many entries the scopes' lists have.
+  __device__ Run(const TileCall& c, const ListPart& of, const int (&entries)[SparseAttention::kMaxScopes])
+      : token(c.first_token + of.token) {
+    begin_at(c, of, entries);
   }
   /// A run without keys, of `tiles` tiles, 0 or 1.
   __device__ Run(const TileCall& c, int tiles)
@@ -251,6 +259,16 @@ struct Run {
   }
   __device__ std::int32_t slot(const TileCall& c, int base, int row, std::int32_t listed) const {
     return has(base, base + row) && static_cast<std::uint32_t>(listed) < c.layout[scope(base)].num_slots ? listed : -1;
+  }
+
+ private:
+  __device__ void begin_at(const TileCall& c, const ListPart& of, const int (&entries)[SparseAttention::kMaxScopes]) {
+    first = entries[0];
+    second = (first + kTile.keys - 1) / kTile.keys * kTile.keys;
+    const int all = c.a.scopes > 1 ? second + entries[1] : first;
+    const std::int64_t part_keys = of.part_keys;
+    begin = static_cast<int>(min(of.part * part_keys, static_cast<std::int64_t>(all)));
+    end = static_cast<int>(min(begin + part_keys, static_cast<std::int64_t>(all)));
   }
 };
 

@@ -47,9 +47,10 @@ struct KeyList {
       const int2 columns = range(token);
       return columns.y - columns.x;
     }
-    const int wide = static_cast<int>(width);
-    return lens == nullptr ? wide : min(max(lens[token * lens_stride], 0), wide);
+    return lens == nullptr ? static_cast<int>(width) : entries_of(lens[token * lens_stride]);
   }
+  /// The entries of a row that no other token has, by its length as it is given.
+  __device__ int entries_of(int length) const { return min(max(length, 0), static_cast<int>(width)); }
   /// The same of rows of any width.
   __device__ std::int64_t entries(std::int64_t token) const {
     const std::int64_t start = starts == nullptr ? 0 : std::int64_t{starts[token * starts_stride]};

@@ -58,6 +58,7 @@ struct Place {
   static constexpr std::uint32_t kValid = kChanged + 32;   ///< u64 [2]: which keys of a stage the list names
   static constexpr std::uint32_t kItems = kValid + 16;     ///< ItemInfo [kInfos]
   static constexpr std::uint32_t kWalk = kItems + 16 * kInfos;  ///< Walk
+  static constexpr std::uint32_t kLengths = kWalk + 32;         ///< i32 [2]: of an item's lists
   static constexpr std::uint32_t kEntries = kWalk + 64;         ///< i32 [2][64]: entries of lists
   static constexpr std::uint32_t kBarriers = kEntries + 512;    ///< of the pieces of both stages
   static constexpr std::uint32_t kOtherBarriers = kBarriers + 32 * kKeyPieces;
@@ -120,6 +121,7 @@ struct Shared {
   }
   __device__ std::uint32_t item(std::uint32_t turn) const { return at + Place::kWork + 16 * turn; }
   __device__ std::uint32_t cut() const { return at + Place::kCut; }
+  __device__ std::uint32_t length(int scope) const { return at + Place::kLengths + 4 * scope; }
   /// Of packed tokens: the column of its scope's list at which an item begins.
   __device__ std::uint32_t column(std::uint32_t turn) const { return at + Place::kColumns + turn % kInfos * 4; }
   /// Of packed tokens: the columns {first, behind the last} that count for a row of a computing warp, of both.
@@ -199,9 +201,9 @@ struct AlikeItem {
   std::int64_t of_call;  ///< the token, of the call
 
   __device__ AlikeItem(const TileCall& call, const Shared&, std::uint32_t number, std::uint32_t) : c(call) {
-    const std::uint32_t tile = number / c.parts;
+    const std::uint32_t tile = c.by_parts.quotient(number);
     part = number - tile * c.parts;
-    local = tile / c.head_tiles;
+    local = c.by_head_tiles.quotient(tile);
     first = (tile - local * c.head_tiles) * kTileHeads;
     of_call = c.first_token + local;
   }
@@ -257,9 +259,10 @@ struct CutItem {
       number = blockIdx.x + turn * gridDim.x;
       const LengthCutter<kTileKeys, kOf> cutter{.c = c, .lane = Lane::fresh().lane};
       CutParts parts{};
-      const ListPart list = cutter.find(number / c.head_tiles, parts);
+      const std::uint32_t part = c.by_head_tiles.quotient(number);
+      const ListPart list = cutter.find(part, parts);
       items = parts.all * c.head_tiles;
-      const std::uint32_t head_tile = number % c.head_tiles;
+      const std::uint32_t head_tile = number - part * c.head_tiles;
       if (Lane::fresh().lane == 0) {
         if (number < items) {
           device::st_shared_v4(shared.item(turn),

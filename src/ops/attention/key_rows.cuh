@@ -23,6 +23,17 @@ using device::widen_codes;
 /// bf16 numbers are multiplied with this before they become fp16, so that small ones keep their bits; numbers of 1,024
 /// and more overflow.
 constexpr float kHalfUnit = 0x1p6F;
+constexpr std::uint32_t kHalfUnits = 0x4280'4280;  ///< as bf16 numbers
+constexpr std::uint32_t kHalfOverflow = 0x4480;    ///< 1,024 as a bf16 number
+
+/// Two bf16 numbers as fp16, times kHalfUnit. `top`: the largest sizes so far, see half_overflow().
+__device__ inline std::uint32_t half_pair(std::uint32_t pair, std::uint32_t& top) {
+  top = device::largest_sizes(top, pair);
+  const std::uint32_t x = device::multiply_bf16(pair, kHalfUnits);
+  return halves_of(__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF'0000U));
+}
+/// Where fp16 cannot represent a number that half_pair() saw: the upper bit of its half.
+__device__ inline std::uint32_t half_overflow(std::uint32_t top) { return device::at_least(top, kHalfOverflow); }
 
 /// The fp16 factor of codes whose scale is 2^(byte - 127): the scale times kHalfUnit. 0 for byte 0, because such
 /// numbers are below 2^-118.
@@ -149,22 +160,26 @@ struct RowCopy {
   /// Converts the copied part of the row, in place, to what the products take: call it after cp_async_wait(), and a
   /// barrier after it. Returns whether fp16 cannot represent a number.
   __device__ bool finish(const KeyBuffer<kTile>& buffer, bool scaled) const {
-    std::uint32_t overflow = 0;
+    std::uint32_t top = 0;
     for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
       const uint4 a = device::ld_shared_v4(even);
       const uint4 b = device::ld_shared_v4(odd);
-      const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16) * kHalfUnit; };
-      const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit; };
-      const uint4 evens{halves_of(low(a.x), low(a.y)), halves_of(low(a.z), low(a.w)), halves_of(low(b.x), low(b.y)),
-                        halves_of(low(b.z), low(b.w))};
-      const uint4 odds{halves_of(high(a.x), high(a.y)), halves_of(high(a.z), high(a.w)),
-                       halves_of(high(b.x), high(b.y)), halves_of(high(b.z), high(b.w))};
-      overflow |= fp16_overflow(evens.x) | fp16_overflow(evens.y) | fp16_overflow(evens.z) | fp16_overflow(evens.w) |
-                  fp16_overflow(odds.x) | fp16_overflow(odds.y) | fp16_overflow(odds.z) | fp16_overflow(odds.w);
+      const auto times = [&](std::uint32_t pair) {
+        top = device::largest_sizes(top, pair);
+        return device::multiply_bf16(pair, kHalfUnits);
+      };
+      const std::uint32_t x[8] = {times(a.x), times(a.y), times(a.z), times(a.w),
+                                  times(b.x), times(b.y), times(b.z), times(b.w)};
+      const auto low = [&](int i) { return halves_of(__uint_as_float(x[i] << 16), __uint_as_float(x[i + 1] << 16)); };
+      const auto high = [&](int i) {
+        return halves_of(__uint_as_float(x[i] & 0xFFFF'0000U), __uint_as_float(x[i + 1] & 0xFFFF'0000U));
+      };
+      const uint4 evens{low(0), low(2), low(4), low(6)};
+      const uint4 odds{high(0), high(2), high(4), high(6)};
       device::st_shared_v4(even, evens);
       device::st_shared_v4(odd, odds);
     });
-    bool unrepresentable = (overflow & 0x8000'8000U) != 0U;
+    bool unrepresentable = half_overflow(top) != 0U;
     if (first_scale() < buffer.layout.code_groups) {
       std::uint32_t bytes = 0;
       if (scaled) bytes = device::ld_shared_u32(scale_place(buffer));

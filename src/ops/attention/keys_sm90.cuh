@@ -122,8 +122,11 @@ struct KeyLoader {
     }
   }
 
-  /// Two bf16 numbers as fp16, times kHalfUnit.
-  __device__ static std::uint32_t half_pair(std::uint32_t pair, std::uint32_t& overflow) {
+  /// Two bf16 numbers as fp16, times kHalfUnit; what fp16 cannot represent is seen in `top` or in `overflow`. Where all
+  /// rows are bf16 numbers there are no registers for half_pair(): it takes half of the instructions, and ptxas then
+  /// asks for more rows before it.
+  __device__ static std::uint32_t pair_of(std::uint32_t pair, std::uint32_t& top, std::uint32_t& overflow) {
+    if constexpr (!kWide) return half_pair(pair, top);
     const std::uint32_t halves =
         halves_of(__uint_as_float(pair << 16) * kHalfUnit, __uint_as_float(pair & 0xFFFF'0000U) * kHalfUnit);
     overflow |= fp16_overflow(halves);
@@ -134,6 +137,7 @@ struct KeyLoader {
   template <int kGroup>
   __device__ void widen(std::uint32_t row_at, std::uint32_t& overflow) {
     const std::uint32_t first = row_at + kGroup * Place::kGroupBytes;
+    std::uint32_t top = 0;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       uint4 low;
@@ -154,14 +158,15 @@ struct KeyLoader {
       } else {
         const uint4& a = kWide ? codes[kGroup % kWaiting * kWords][r] : rest[0][r];
         const uint4& b = kWide ? codes[kGroup % kWaiting * kWords + kWords - 1][r] : rest[kRest ? 1 : 0][r];
-        low.x = half_pair(a.x, overflow), low.y = half_pair(a.y, overflow);
-        low.z = half_pair(a.z, overflow), low.w = half_pair(a.w, overflow);
-        high.x = half_pair(b.x, overflow), high.y = half_pair(b.y, overflow);
-        high.z = half_pair(b.z, overflow), high.w = half_pair(b.w, overflow);
+        low.x = pair_of(a.x, top, overflow), low.y = pair_of(a.y, top, overflow);
+        low.z = pair_of(a.z, top, overflow), low.w = pair_of(a.w, top, overflow);
+        high.x = pair_of(b.x, top, overflow), high.y = pair_of(b.y, top, overflow);
+        high.z = pair_of(b.z, top, overflow), high.w = pair_of(b.w, top, overflow);
       }
       device::st_shared_v4(first + r * 1024, low);
       device::st_shared_v4((first ^ (kWide ? 64 : 16)) + r * 1024, high);
     }
+    if constexpr (kRest && kGroup >= kCodeGroups) overflow |= half_overflow(top);
   }
 
   template <int kGroup>

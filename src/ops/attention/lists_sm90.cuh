@@ -69,6 +69,34 @@ struct ListWalker {
     device::cp_async_commit();
   }
 
+  /// Asks for the lengths of an item's lists, where they are numbers of its token alone, before its first entries, for
+  /// which they are not waited. All lanes copy the same.
+  __device__ void ask_lengths(const Walk& w) const {
+    if constexpr (Item::kLists != Lists::kOwnRows) return;
+    const std::int64_t token = item(w).token();
+#pragma unroll
+    for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
+      const KeyList& list = c.a.keys[s];
+      if (s < c.a.scopes && list.lens != nullptr)
+        device::cp_async<4>(shared.length(s), list.lens + token * list.lens_stride, true);
+    }
+  }
+  /// How many entries the item's lists have.
+  __device__ void take_entries(const Walk& w, int (&of)[SparseAttention::kMaxScopes]) const {
+    if constexpr (Item::kLists != Lists::kOwnRows) {
+      c.a.template entries_by_warp<Item::kLists>(item(w).token(), of);
+    } else {
+      device::cp_async_wait<0>();
+#pragma unroll
+      for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
+        const KeyList& list = c.a.keys[s];
+        of[s] = static_cast<int>(list.width);
+        if (list.lens != nullptr) of[s] = list.entries_of(static_cast<int>(device::ld_shared_u32(shared.length(s))));
+        if (s >= c.a.scopes) of[s] = 0;
+      }
+    }
+  }
+
   /// What an item's first tile has if it begins with the first scope's row, before the row's length is known.
   __device__ void guess(Walk& w) const {
     const KeyList& keys = c.a.keys[0];
@@ -81,7 +109,9 @@ struct ListWalker {
   }
   /// Begins an item: tells of its size. Returns whether its first tile begins with the first scope's row.
   __device__ bool enter(Walk& w) const {
-    const ListRun<Item> run(c, item(w).list());
+    int entries[SparseAttention::kMaxScopes];
+    take_entries(w, entries);
+    const ListRun<Item> run(c, item(w).list(), entries);
     w.first = run.first, w.second = run.second, w.begin = run.begin, w.end = run.end;
     if (fresh_thread() % 32 == 0) {
       const int all = tiles(w);
@@ -106,6 +136,7 @@ struct ListWalker {
         end(w.told % kListed, w.told);
         return false;
       }
+      ask_lengths(w);
       guess(w);
     }
 #pragma unroll 1

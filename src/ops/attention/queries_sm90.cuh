@@ -110,7 +110,7 @@ struct ItemQueries {
       }
     }
     // 65,536, the least number of bf16 that fp16 makes infinite, has the bits 0x4780. Codes are all below it.
-    return (((top & 0x7FFF'7FFFU) + (0x8000 - 0x4780) * 0x1'0001U) & 0x8000'8000U) != 0;
+    return device::at_least(top, 0x4780) != 0;
   }
 
   /// Converts queries that are normed and rotated before that, bf16 as all such are. A lane has numbers 128 k + 4 lane

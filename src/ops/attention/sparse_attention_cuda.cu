@@ -51,9 +51,10 @@ struct BlockWork {
   __device__ static BlockWork of(const TileCall& c) {
     const std::uint32_t block = fresh_block();
     if (block >= c.blocks) return none(c);
-    const std::uint32_t tile = block / c.parts;
-    return {.list = ListPart::alike(c, tile / c.head_tiles, block % c.parts),
-            .first_head = tile % c.head_tiles * kTile.heads};
+    const std::uint32_t tile = c.by_parts.quotient(block);
+    const std::uint32_t token = c.by_head_tiles.quotient(tile);
+    return {.list = ListPart::alike(c, token, block - tile * c.parts),
+            .first_head = (tile - token * c.head_tiles) * kTile.heads};
   }
   /// Of lists that are cut by their lengths; tells the merge of them.
   template <AttentionTile kTile, Lists kLists>
@@ -62,8 +63,8 @@ struct BlockWork {
     if (block >= c.blocks) return none(c);
     const LengthCutter<kTile.keys, kLists> cutter{c};
     CutParts parts{};
-    const BlockWork work{.list = cutter.find(block / c.head_tiles, parts),
-                         .first_head = block % c.head_tiles * kTile.heads};
+    const std::uint32_t part = c.by_head_tiles.quotient(block);
+    const BlockWork work{.list = cutter.find(part, parts), .first_head = (block - part * c.head_tiles) * kTile.heads};
     if (threadIdx.x == 0 && work.first_head == 0) cutter.tell(work.list, parts);
     return work;
   }
@@ -304,13 +305,12 @@ void attend_with_tiles(const SparseAttention::Problem& of_tokens, const SparseAt
   const SparseAttention::Problem p = split.packs ? packed(of_tokens) : of_tokens;
   TileCall c = tile_call(of_tokens, a, split.packs);
   c.part_keys = split.part_keys;
-  c.parts = static_cast<std::uint32_t>(split.parts);
+  const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
+  const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;
+  c.divide(split.parts, tiles);
   c.cut = cut_of(c, split.cut);
   c.half_sums = split.half_sums;
   place_sums(c, workspace.data, split.launch_tokens);
-  const int tile_heads = kAttentionTiles[static_cast<std::size_t>(split.tile)].heads;
-  const std::int64_t tiles = (p.heads + tile_heads - 1) / tile_heads;
-  c.head_tiles = static_cast<std::uint32_t>(tiles);
   const cudaStream_t stream = stream_of(on);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);

@@ -299,12 +299,11 @@ void run(const SparseAttention::Problem& of_tokens, const SparseAttention::Args&
   }
   const HopperSplit& split = choice.split;
   c.part_keys = split.part_keys;
-  c.parts = static_cast<std::uint32_t>(split.parts);
+  const std::int64_t head_tiles = (p.heads + kTileHeads - 1) / kTileHeads;
+  c.divide(split.parts, head_tiles);
   c.cut = cut_of(c, split.cut);
   c.half_sums = split.half_sums;
   place_sums(c, context.workspace.data, split.launch_tokens);
-  const std::int64_t head_tiles = (p.heads + kTileHeads - 1) / kTileHeads;
-  c.head_tiles = static_cast<std::uint32_t>(head_tiles);
   const cudaStream_t stream = stream_of(context.stream);
   for (c.first_token = 0; c.first_token < p.tokens; c.first_token += split.launch_tokens) {
     const std::int64_t tokens = std::min(split.launch_tokens, p.tokens - c.first_token);

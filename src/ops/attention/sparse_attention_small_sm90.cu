@@ -21,11 +21,12 @@ __global__ void __launch_bounds__(small::kThreads, 1) attend_small(const __grid_
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(kAll, thread / 32, 0);
   const std::uint32_t cluster = blockIdx.x / kBlocks;
-  const int first_head = static_cast<int>(cluster % c.head_tiles) * small::kHeads;
+  const std::uint32_t token = c.by_head_tiles.quotient(cluster);
+  const int first_head = static_cast<int>(cluster - token * c.head_tiles) * small::kHeads;
   using Compute = small::Compute<kBlocks>;
   const small::Work<kBlocks> w{.c = c,
                                .shared = shared,
-                               .token = cluster / c.head_tiles,
+                               .token = token,
                                .first_head = first_head,
                                .heads = min(max(static_cast<int>(c.a.heads) - first_head, 0), small::kHeads),
                                .rank = device::cluster_rank()};
@@ -160,7 +161,7 @@ void run(const SparseAttention::Problem& p, const SparseAttention::Args& a, cons
     return;
   }
   set_factors(p, c);
-  c.head_tiles = static_cast<std::uint32_t>((p.padded_heads() + small::kHeads - 1) / small::kHeads);
+  c.divide(1, (p.padded_heads() + small::kHeads - 1) / small::kHeads);
   const unsigned clusters = blocks_for(p.tokens * c.head_tiles, 1);
   const cudaStream_t stream = stream_of(context.stream);
   switch (context.choice<Choice>().blocks) {

@@ -129,14 +129,13 @@ __global__ void __launch_bounds__(kScanThreads) list_rows(const __grid_constant_
 
 /// 16 bf16 numbers as fp16, times kHalfUnit.
 __device__ void halves_of_bf16(const uint4 (&from)[2], uint4 (&to)[2], std::uint32_t& overflow) {
-  const auto pair = [&](std::uint32_t x) {
-    const std::uint32_t halves =
-        halves_of(__uint_as_float(x << 16) * kHalfUnit, __uint_as_float(x & 0xFFFF'0000U) * kHalfUnit);
-    overflow |= fp16_overflow(halves);
-    return halves;
-  };
+  std::uint32_t top = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) to[i] = make_uint4(pair(from[i].x), pair(from[i].y), pair(from[i].z), pair(from[i].w));
+  for (int i = 0; i < 2; ++i) {
+    const uint4& v = from[i];
+    to[i] = make_uint4(half_pair(v.x, top), half_pair(v.y, top), half_pair(v.z, top), half_pair(v.w, top));
+  }
+  overflow |= half_overflow(top);
 }
 
 /// A warp widens a row at a time, a lane 16 numbers of it.

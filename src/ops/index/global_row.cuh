@@ -1,8 +1,8 @@
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
+#include "device/divisor.cuh"
 #include "device/numbers.cuh"
 #include "sparsemla/tensor_view.h"
 
@@ -15,10 +15,7 @@ struct Table {
   std::int64_t columns = 0;
   std::int64_t stride = 0;
   std::int64_t block_size = 1;
-  std::uint32_t reciprocal =
-      1U
-      << 31;  ///< 2^(31 + shift) / block_size, rounded up: i * reciprocal >> (31 + shift) is i / block_size for 31 bits
-  int shift = 0;  ///< the smallest number with 2^shift >= block_size
+  device::Divisor by_block_size;
 
   /// The slot of row i of a request, -1 for none. `clamp`: negative table entries are read as block 0.
   __device__ std::int64_t slot(std::int64_t request, std::int64_t i, bool clamp = false) const {
@@ -53,20 +50,18 @@ struct Table {
     return slot > 0x7FFF'FFFFU ? -1 : static_cast<std::int32_t>(slot);
   }
   __device__ std::uint32_t column_of(std::int32_t i) const {
-    return __umulhi(2 * static_cast<std::uint32_t>(i), reciprocal) >> shift;
+    return by_block_size.quotient(static_cast<std::uint32_t>(i));
   }
 };
 
 inline Table table_of(const ConstTensorView& v, std::int64_t block_size) {
   Table table{.block_size = block_size};
   if (v.absent()) return table;
-  const auto size = static_cast<std::uint64_t>(block_size);
   table.entries = static_cast<const std::int32_t*>(v.data);
   table.requests = v.size(0);
   table.columns = v.size(1);
   table.stride = v.stride[0];
-  table.shift = std::bit_width(size - 1);
-  table.reciprocal = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + table.shift)) + size - 1) / size);
+  table.by_block_size = device::Divisor(static_cast<std::uint32_t>(block_size));
   return table;
 }
 

@@ -70,9 +70,10 @@ struct ListWalker {
   }
 
   /// Asks for the lengths of an item's lists, where they are numbers of its token alone, before its first entries, for
-  /// which they are not waited. All lanes copy the same.
+  /// which they are not waited. One lane copies them.
   __device__ void ask_lengths(const Walk& w) const {
     if constexpr (Item::kLists != Lists::kOwnRows) return;
+    if (fresh_thread() % 32 != 0) return;
     const std::int64_t token = item(w).token();
 #pragma unroll
     for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
@@ -87,6 +88,7 @@ struct ListWalker {
       c.a.template entries_by_warp<Item::kLists>(item(w).token(), of);
     } else {
       device::cp_async_wait<0>();
+      __syncwarp();
 #pragma unroll
       for (int s = 0; s < SparseAttention::kMaxScopes; ++s) {
         const KeyList& list = c.a.keys[s];

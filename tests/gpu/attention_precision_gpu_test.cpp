@@ -82,7 +82,9 @@ TEST_F(AttentionGpu, NumbersOfHalfPrecisionTakeTensorCores) {
           expect_parity(want, got, bound_of(way));
           if (way.implementation == "cuda_simt") continue;
           const double apart = difference(want, got);
-          if (std::fabs(number) < 1024) EXPECT_GT(apart, 3e-6);
+          if (std::fabs(number) < 1024) {
+            EXPECT_GT(apart, 3e-6);
+          }
         }
       }
     }

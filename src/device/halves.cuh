@@ -53,25 +53,22 @@ __device__ inline float4 widened_codes(std::uint32_t codes) {
   return {kUnit * __low2float(x), kUnit * __high2float(x), kUnit * __low2float(y), kUnit * __high2float(y)};
 }
 
-__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
-  __half2 x;
-  __half2 y;
+/// Products of the two numbers in each word, Pair being what such a word holds.
+template <class Pair>
+__device__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  Pair x;
+  Pair y;
   memcpy(&x, &a, 4);
   memcpy(&y, &b, 4);
   x = __hmul2(x, y);
   memcpy(&a, &x, 4);
   return a;
 }
-
-/// Products of bf16 numbers, two in a word.
+__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
+  return multiply_pairs<__half2>(a, b);
+}
 __device__ inline std::uint32_t multiply_bf16(std::uint32_t a, std::uint32_t b) {
-  __nv_bfloat162 x;
-  __nv_bfloat162 y;
-  memcpy(&x, &a, 4);
-  memcpy(&y, &b, 4);
-  x = __hmul2(x, y);
-  memcpy(&a, &x, 4);
-  return a;
+  return multiply_pairs<__nv_bfloat162>(a, b);
 }
 
 __device__ inline std::uint32_t halves_of(float low, float high) {

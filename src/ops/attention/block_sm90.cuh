@@ -121,6 +121,7 @@ struct Shared {
   }
   __device__ std::uint32_t item(std::uint32_t turn) const { return at + Place::kWork + 16 * turn; }
   __device__ std::uint32_t cut() const { return at + Place::kCut; }
+  /// The length of an item's list of a scope, for the warp that walks the lists.
   __device__ std::uint32_t length(int scope) const { return at + Place::kLengths + 4 * scope; }
   /// Of packed tokens: the column of its scope's list at which an item begins.
   __device__ std::uint32_t column(std::uint32_t turn) const { return at + Place::kColumns + turn % kInfos * 4; }

@@ -26,13 +26,17 @@ constexpr float kHalfUnit = 0x1p6F;
 constexpr std::uint32_t kHalfUnits = 0x4280'4280;  ///< as bf16 numbers
 constexpr std::uint32_t kHalfOverflow = 0x4480;    ///< 1,024 as a bf16 number
 
-/// Two bf16 numbers as fp16, times kHalfUnit. `top`: the largest sizes so far, see half_overflow().
-__device__ inline std::uint32_t half_pair(std::uint32_t pair, std::uint32_t& top) {
+/// Two bf16 numbers times kHalfUnit. `top`: the largest sizes so far, see half_overflow().
+__device__ inline std::uint32_t unit_pair(std::uint32_t pair, std::uint32_t& top) {
   top = device::largest_sizes(top, pair);
-  const std::uint32_t x = device::multiply_bf16(pair, kHalfUnits);
+  return device::multiply_bf16(pair, kHalfUnits);
+}
+/// The same as fp16.
+__device__ inline std::uint32_t half_pair(std::uint32_t pair, std::uint32_t& top) {
+  const std::uint32_t x = unit_pair(pair, top);
   return halves_of(__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF'0000U));
 }
-/// Where fp16 cannot represent a number that half_pair() saw: the upper bit of its half.
+/// Where fp16 cannot represent a number that unit_pair() saw: the upper bit of its half.
 __device__ inline std::uint32_t half_overflow(std::uint32_t top) { return device::at_least(top, kHalfOverflow); }
 
 /// The fp16 factor of codes whose scale is 2^(byte - 127): the scale times kHalfUnit. 0 for byte 0, because such
@@ -164,12 +168,8 @@ struct RowCopy {
     for_units(buffer, [&](int, std::uint32_t even, std::uint32_t odd) {
       const uint4 a = device::ld_shared_v4(even);
       const uint4 b = device::ld_shared_v4(odd);
-      const auto times = [&](std::uint32_t pair) {
-        top = device::largest_sizes(top, pair);
-        return device::multiply_bf16(pair, kHalfUnits);
-      };
-      const std::uint32_t x[8] = {times(a.x), times(a.y), times(a.z), times(a.w),
-                                  times(b.x), times(b.y), times(b.z), times(b.w)};
+      const std::uint32_t x[8] = {unit_pair(a.x, top), unit_pair(a.y, top), unit_pair(a.z, top), unit_pair(a.w, top),
+                                  unit_pair(b.x, top), unit_pair(b.y, top), unit_pair(b.z, top), unit_pair(b.w, top)};
       const auto low = [&](int i) { return halves_of(__uint_as_float(x[i] << 16), __uint_as_float(x[i + 1] << 16)); };
       const auto high = [&](int i) {
         return halves_of(__uint_as_float(x[i] & 0xFFFF'0000U), __uint_as_float(x[i + 1] & 0xFFFF'0000U));

@@ -123,8 +123,7 @@ struct KeyLoader {
   }
 
   /// Two bf16 numbers as fp16, times kHalfUnit; what fp16 cannot represent is seen in `top` or in `overflow`. Where all
-  /// rows are bf16 numbers there are no registers for half_pair(): it takes half of the instructions, and ptxas then
-  /// asks for more rows before it.
+  /// rows are bf16 numbers half_pair() spills: it takes half of the instructions, and ptxas moves more loads before it.
   __device__ static std::uint32_t pair_of(std::uint32_t pair, std::uint32_t& top, std::uint32_t& overflow) {
     if constexpr (!kWide) return half_pair(pair, top);
     const std::uint32_t halves =
